@@ -1,1 +1,2 @@
-
+//! CUDA, declared once.
+pub mod decl;

@@ -1,0 +1,453 @@
+//! The two declaration files, parsed: what every other part of Outboard is derived from.
+
+use std::fmt;
+
+/// What a driver call costs the program that makes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Class {
+    /// Answered by the client, nothing sent.
+    Local,
+    /// Sent, returns at once, never answered.
+    Outstanding,
+    /// Sent, waits for the answer.
+    Synchronous,
+    /// The client mints the result; what is sent is outstanding.
+    Shadowed,
+    /// Answers `CUDA_ERROR_NOT_SUPPORTED` and says its name.
+    Unsupported,
+}
+
+impl Class {
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Local => "local",
+            Class::Outstanding => "outstanding",
+            Class::Synchronous => "synchronous",
+            Class::Shadowed => "shadowed",
+            Class::Unsupported => "unsupported",
+        }
+    }
+}
+
+/// A second export of a call whose null stream is the calling thread's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PerThread {
+    /// `_ptsz`: the call takes a stream.
+    Ptsz,
+    /// `_ptds`: the call uses the default stream.
+    Ptds,
+}
+
+impl PerThread {
+    pub fn suffix(self) -> &'static str {
+        match self {
+            PerThread::Ptsz => "_ptsz",
+            PerThread::Ptds => "_ptds",
+        }
+    }
+}
+
+/// One C parameter of a driver call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Param {
+    /// The C type as the header spells it, without the name: `const CUDA_MEMCPY3D *`.
+    pub ctype: String,
+    pub name: String,
+}
+
+/// One exported driver function.
+#[derive(Debug, Clone)]
+pub struct Call {
+    pub symbol: String,
+    /// CUDA version from which `cuGetProcAddress` answers with this symbol.
+    pub since: Option<u32>,
+    pub params: Vec<Param>,
+    pub per_thread: Option<PerThread>,
+    pub class: Class,
+    /// Client stub, codec and dispatch are generated from this declaration alone.
+    pub derived: bool,
+    /// The symbol of the same ABI that this older name stands for.
+    pub same_as: Option<String>,
+}
+
+impl Call {
+    /// The name without its version suffix, as programs ask `cuGetProcAddress` for it.
+    pub fn unversioned(&self) -> &str {
+        match self.symbol.rsplit_once("_v") {
+            Some((base, digits)) if digits.bytes().all(|b| b.is_ascii_digit()) => base,
+            _ => &self.symbol,
+        }
+    }
+
+    /// Every name under which the call is exported.
+    pub fn exports(&self) -> impl Iterator<Item = String> + '_ {
+        std::iter::once(self.symbol.clone())
+            .chain(self.per_thread.map(|p| format!("{}{}", self.symbol, p.suffix())))
+    }
+}
+
+/// The type of a field of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Type {
+    U8,
+    U16,
+    U32,
+    U64,
+    I32,
+    F32,
+    Bytes,
+    /// A handle minted by the client, travelling as a `u64`.
+    Handle(Handle),
+}
+
+macro_rules! handles {
+    ($($variant:ident $name:literal $ctype:literal),* $(,)?) => {
+        /// The kinds of object that a session names by handles.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Handle { $($variant),* }
+
+        impl Handle {
+            pub const ALL: &'static [Handle] = &[$(Handle::$variant),*];
+            /// The name used in the declarations.
+            pub fn name(self) -> &'static str { match self { $(Handle::$variant => $name),* } }
+            /// CUDA's type.
+            pub fn ctype(self) -> &'static str { match self { $(Handle::$variant => $ctype),* } }
+        }
+    };
+}
+
+handles! {
+    Context "context" "CUcontext", Stream "stream" "CUstream", Event "event" "CUevent", Library "library" "CUlibrary",
+    Kernel "kernel" "CUfunction", Graph "graph" "CUgraph", GraphExec "graphexec" "CUgraphExec", Node "node" "CUgraphNode",
+    Pool "pool" "CUmemoryPool", Array "array" "CUarray", Mipmap "mipmap" "CUmipmappedArray", Texture "texture" "CUtexObject",
+    Surface "surface" "CUsurfObject", Link "link" "CUlinkState", Allocation "allocation" "CUmemGenericAllocationHandle",
+}
+
+/// When a message is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    Never,
+    AtOnce,
+    /// When the GPU is done.
+    Waits,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Field {
+    pub name: String,
+    pub ty: Type,
+}
+
+/// Where a derived call's C parameter goes in its message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    In,
+    /// `T *`: filled from the answer.
+    Out,
+    /// `const T *`: a record of this many bytes, sent.
+    RecordIn(usize),
+    /// `T *`: a record of this many bytes, filled from the answer.
+    RecordOut(usize),
+    /// `CUhandle *`: minted by the client, sent.
+    Mint(Handle),
+}
+
+/// One message from client to server.
+#[derive(Debug, Clone)]
+pub struct Op {
+    /// Snake case for the session's own, the driver's symbol for a derived call.
+    pub name: String,
+    pub fields: Vec<Field>,
+    pub reply: Vec<Field>,
+    pub answer: Answer,
+    /// For a derived call: its parameters with what becomes of them.
+    pub derived_from: Option<(Call, Vec<Direction>)>,
+}
+
+/// One unasked message from server to client.
+#[derive(Debug, Clone)]
+pub struct Note {
+    pub name: String,
+    pub fields: Vec<Field>,
+}
+
+/// A line of a declaration file that cannot be understood.
+#[derive(Debug)]
+pub struct DeclError {
+    pub file: &'static str,
+    pub line: usize,
+    pub what: String,
+}
+
+impl fmt::Display for DeclError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.file, self.line, self.what)
+    }
+}
+
+impl std::error::Error for DeclError {}
+
+const DRIVER: &str = include_str!("driver.calls");
+const SESSION: &str = include_str!("session.ops");
+
+/// Every exported function, in the order of the declaration.
+pub fn driver() -> Result<Vec<Call>, DeclError> {
+    lines(DRIVER)
+        .map(|(line, text)| parse_call(text).map_err(|what| DeclError { file: "driver.calls", line, what }))
+        .collect()
+}
+
+/// Every message from client to server; its index is its number on the wire.
+pub fn ops() -> Result<Vec<Op>, DeclError> {
+    let mut all = Vec::new();
+    for (line, text) in lines(SESSION) {
+        if let Some(rest) = text.strip_prefix("op ") {
+            all.push(parse_op(rest).map_err(|what| DeclError { file: "session.ops", line, what })?);
+        }
+    }
+    for call in driver()?.into_iter().filter(|c| c.derived) {
+        let symbol = call.symbol.clone();
+        all.push(derive_op(call).map_err(|what| DeclError { file: "driver.calls", line: 0, what: format!("{symbol}: {what}") })?);
+    }
+    Ok(all)
+}
+
+/// Every note from server to client; its index is its number on the wire.
+pub fn notes() -> Result<Vec<Note>, DeclError> {
+    lines(SESSION)
+        .filter_map(|(line, text)| text.strip_prefix("note ").map(|rest| (line, rest)))
+        .map(|(line, rest)| {
+            let (name, fields, _) = parse_signature(rest).map_err(|what| DeclError { file: "session.ops", line, what })?;
+            Ok(Note { name, fields })
+        })
+        .collect()
+}
+
+/// A number that changes whenever the messages do: both ends of a connection must have the same.
+pub fn fingerprint() -> u64 {
+    // FNV-1a over the declaration's text: no more is asked of it than to differ between versions.
+    let derived = DRIVER.lines().filter(|l| l.ends_with("derived"));
+    SESSION.lines().filter(|l| !l.starts_with('#')).chain(derived).flat_map(str::bytes).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+fn lines(text: &'static str) -> impl Iterator<Item = (usize, &'static str)> {
+    text.lines()
+        .enumerate()
+        .map(|(i, l)| (i + 1, l.trim()))
+        .filter(|(_, l)| !l.is_empty() && !l.starts_with('#'))
+}
+
+fn parse_call(text: &str) -> Result<Call, String> {
+    let (head, class) = text.rsplit_once(" : ").ok_or("no class")?;
+    let (symbol, rest) = head.split_once(' ').ok_or("no version")?;
+    let (since, rest) = rest.split_once(' ').ok_or("no parameters")?;
+    let since = match since.strip_prefix('@').ok_or("version without @")? {
+        "-" => None,
+        digits => Some(digits.parse().map_err(|_| format!("version {digits}"))?),
+    };
+    let (open, close) = (rest.find('(').ok_or("no ("), rest.rfind(')').ok_or("no )"));
+    let (open, close) = (open?, close?);
+    let per_thread = match rest[close + 1..].trim() {
+        "" => None,
+        "+ptsz" => Some(PerThread::Ptsz),
+        "+ptds" => Some(PerThread::Ptds),
+        other => return Err(format!("{other} after the parameters")),
+    };
+    let (class, derived, same_as) = match class.split(' ').collect::<Vec<_>>()[..] {
+        ["same", "as", other] => (Class::Local, false, Some(other.to_string())),
+        [class] => (parse_class(class)?, false, None),
+        [class, "derived"] => (parse_class(class)?, true, None),
+        _ => return Err(format!("class {class}")),
+    };
+    Ok(Call { symbol: symbol.to_string(), since, params: parse_params(&rest[open + 1..close])?, per_thread, class, derived, same_as })
+}
+
+fn parse_class(text: &str) -> Result<Class, String> {
+    [Class::Local, Class::Outstanding, Class::Synchronous, Class::Shadowed, Class::Unsupported]
+        .into_iter()
+        .find(|c| c.name() == text)
+        .ok_or_else(|| format!("class {text}"))
+}
+
+fn parse_params(text: &str) -> Result<Vec<Param>, String> {
+    if text == "void" {
+        return Ok(Vec::new());
+    }
+    text.split(',')
+        .map(|p| {
+            let p = p.trim();
+            let (p, array) = match p.strip_suffix("[]") {
+                Some(p) => (p, true),
+                None => (p, false),
+            };
+            let at = p.rfind(|c: char| !(c.is_alphanumeric() || c == '_')).ok_or_else(|| format!("parameter {p}"))? + 1;
+            let ctype = if array { format!("{} *", p[..at].trim()) } else { p[..at].trim().to_string() };
+            Ok(Param { ctype, name: p[at..].to_string() })
+        })
+        .collect()
+}
+
+fn parse_op(text: &str) -> Result<Op, String> {
+    let (name, fields, rest) = parse_signature(text)?;
+    let (reply, rest) = match rest.strip_prefix("-> ") {
+        Some(rest) => {
+            let (_, reply, rest) = parse_signature(rest)?;
+            (reply, rest)
+        }
+        None => (Vec::new(), rest),
+    };
+    let answer = match rest.trim().strip_prefix(": ").unwrap_or_default() {
+        "outstanding" => Answer::Never,
+        "synchronous" => Answer::AtOnce,
+        "waits" => Answer::Waits,
+        other => return Err(format!("class '{other}'")),
+    };
+    Ok(Op { name, fields, reply, answer, derived_from: None })
+}
+
+fn parse_signature(text: &str) -> Result<(String, Vec<Field>, &str), String> {
+    let (open, close) = (text.find('(').ok_or("no (")?, text.find(')').ok_or("no )")?);
+    let fields = text[open + 1..close]
+        .split(',')
+        .map(str::trim)
+        .filter(|f| !f.is_empty())
+        .map(|f| {
+            let (name, ty) = f.split_once(' ').ok_or_else(|| format!("field {f}"))?;
+            Ok(Field { name: name.to_string(), ty: parse_type(ty)? })
+        })
+        .collect::<Result<_, String>>()?;
+    Ok((text[..open].trim().to_string(), fields, text[close + 1..].trim()))
+}
+
+fn parse_type(text: &str) -> Result<Type, String> {
+    Ok(match text {
+        "u8" => Type::U8,
+        "u16" => Type::U16,
+        "u32" => Type::U32,
+        "u64" => Type::U64,
+        "i32" => Type::I32,
+        "f32" => Type::F32,
+        "bytes" => Type::Bytes,
+        other => Type::Handle(*Handle::ALL.iter().find(|h| h.name() == other).ok_or_else(|| format!("type {other}"))?),
+    })
+}
+
+/// The message of a derived call, from its C parameters.
+fn derive_op(call: Call) -> Result<Op, String> {
+    let (mut fields, mut reply, mut directions) = (Vec::new(), Vec::new(), Vec::new());
+    for param in &call.params {
+        let name = snake_case(&param.name);
+        let direction = match param.ctype.strip_suffix('*').map(str::trim) {
+            None => {
+                fields.push(Field { name, ty: scalar(&param.ctype).ok_or_else(|| format!("type {}", param.ctype))? });
+                Direction::In
+            }
+            Some(pointee) => {
+                let (constant, pointee) = match pointee.strip_prefix("const ") {
+                    Some(p) => (true, p),
+                    None => (false, pointee),
+                };
+                match (scalar(pointee), record_bytes(pointee)) {
+                    (Some(ty @ Type::Handle(handle)), _) if !constant => {
+                        fields.push(Field { name, ty });
+                        Direction::Mint(handle)
+                    }
+                    (Some(ty), _) if !constant => {
+                        reply.push(Field { name, ty });
+                        Direction::Out
+                    }
+                    (None, Some(bytes)) if constant => {
+                        fields.push(Field { name, ty: Type::Bytes });
+                        Direction::RecordIn(bytes)
+                    }
+                    (None, Some(bytes)) => {
+                        reply.push(Field { name, ty: Type::Bytes });
+                        Direction::RecordOut(bytes)
+                    }
+                    _ => return Err(format!("type {} cannot be derived", param.ctype)),
+                }
+            }
+        };
+        directions.push(direction);
+    }
+    let answer = if call.class == Class::Outstanding { Answer::Never } else { Answer::AtOnce };
+    if answer == Answer::Never && !reply.is_empty() {
+        return Err("an outstanding call has outputs".into());
+    }
+    Ok(Op { name: call.symbol.clone(), fields, reply, answer, derived_from: Some((call, directions)) })
+}
+
+/// The wire type of a C type passed by value.
+pub fn scalar(ctype: &str) -> Option<Type> {
+    if let Some(handle) = Handle::ALL.iter().find(|h| h.ctype() == ctype) {
+        return Some(Type::Handle(*handle));
+    }
+    Some(match ctype {
+        "unsigned char" => Type::U8,
+        "unsigned short" => Type::U16,
+        "unsigned int" | "unsigned" | "cuuint32_t" => Type::U32,
+        "size_t" | "CUdeviceptr" | "unsigned long long" | "cuuint64_t" => Type::U64,
+        "int" | "CUdevice" => Type::I32,
+        "float" => Type::F32,
+        // CUDA's enums, all of them 32 bits wide.
+        "CUlimit" | "CUfunc_cache" | "CUsharedconfig" | "CUgraphNodeType" | "CUgraphMem_attribute" | "CUarray_format" => Type::U32,
+        _ => return None,
+    })
+}
+
+/// The size of the records that derived calls pass through untouched: plain data, no pointers, no handles.
+fn record_bytes(ctype: &str) -> Option<usize> {
+    Some(match ctype {
+        "CUDA_ARRAY_DESCRIPTOR" => 24,
+        "CUDA_ARRAY3D_DESCRIPTOR" => 40,
+        "CUDA_TEXTURE_DESC" => 104,
+        // cuDeviceGetGraphMemAttribute: every attribute is a cuuint64_t.
+        "void" => 8,
+        _ => return None,
+    })
+}
+
+/// `hStream` and `dstDevice` as Rust spells them.
+pub fn snake_case(name: &str) -> String {
+    let mut out = String::new();
+    let mut previous_lower = false;
+    for c in name.chars() {
+        if c.is_uppercase() && previous_lower {
+            out.push('_');
+        }
+        previous_lower = c.is_lowercase() || c.is_ascii_digit();
+        out.extend(c.to_lowercase());
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_parses() {
+        let calls = driver().expect("driver.calls");
+        let exports: std::collections::BTreeSet<String> = calls.iter().flat_map(|c| c.exports().collect::<Vec<_>>()).collect();
+        assert_eq!(exports.len(), 682, "a 580 driver exports 682 functions");
+        ops().expect("session.ops");
+        notes().expect("session.ops");
+    }
+
+    #[test]
+    fn aliases_name_a_declared_call() {
+        let calls = driver().expect("driver.calls");
+        for alias in calls.iter().filter_map(|c| c.same_as.as_ref()) {
+            assert!(calls.iter().any(|c| &c.symbol == alias && c.same_as.is_none()), "{alias}");
+        }
+    }
+
+    #[test]
+    fn names_in_rust() {
+        assert_eq!(snake_case("hStream"), "h_stream");
+        assert_eq!(snake_case("dstDevice"), "dst_device");
+        assert_eq!(snake_case("N"), "n");
+    }
+}
