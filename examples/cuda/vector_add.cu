@@ -1,0 +1,29 @@
+// The first CUDA program: c = a + b.
+#include "check.h"
+
+__global__ void add(const float* a, const float* b, float* c, int count)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) c[i] = a[i] + b[i];
+}
+
+int main()
+{
+    const int count = 100'003;  // no multiple of the block size
+    const unsigned threads = 256;
+    std::printf("vector_add: %d floats\n", count);
+
+    std::vector<float> a = random_floats(count, 1), b = random_floats(count, 2);
+    DeviceBuffer<float> device_a(a), device_b(b), device_c(count);
+    add<<<blocks_for(count, threads), threads>>>(device_a.data(), device_b.data(), device_c.data(), count);
+    CHECK_LAUNCH();
+    CHECK(cudaDeviceSynchronize());
+
+    std::vector<float> want(count);
+    for (int i = 0; i < count; ++i) want[i] = a[i] + b[i];
+    expect_equal(device_c.download(), want, "a + b");  // one IEEE addition: exact
+
+    CHECK(cudaMemset(device_c.data(), 0, device_c.bytes()));
+    expect_equal(device_c.download(), std::vector<float>(count, 0.0f), "memset");
+    return verdict("vector_add");
+}
