@@ -423,6 +423,16 @@ pub fn snake_case(name: &str) -> String {
     out
 }
 
+/// `mem_map` and `cuMemsetD8_v2` as Rust names a type: `MemMap`, `CuMemsetD8V2`.
+pub fn camel_case(name: &str) -> String {
+    name.split('_')
+        .map(|word| {
+            let mut chars = word.chars();
+            chars.next().map(|c| c.to_uppercase().chain(chars).collect::<String>()).unwrap_or_default()
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

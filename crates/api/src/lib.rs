@@ -1,2 +1,20 @@
-//! CUDA, declared once.
+//! CUDA's driver API as Outboard sees it, declared once.
+//!
+//! - `driver.calls`: every function that `libcuda.so.1` exports, with its class.
+//! - `session.ops`: every message of a session that is not a driver call of its own.
+//! - [`decl`]: both files, parsed; client stubs, codecs, dispatch and the coverage table are generated from it.
+//! - [`cuda`], [`enums`], [`CUresult`]: CUDA's own types and numbers.
+//! - [`procaddr`]: which symbol `cuGetProcAddress` answers for a name, a version and flags.
+
+#[allow(non_camel_case_types)]
+pub mod cuda;
 pub mod decl;
+#[allow(non_upper_case_globals)]
+pub mod enums;
+pub mod procaddr;
+mod result;
+
+pub use result::CUresult;
+
+/// The CUDA version whose driver API is served: what `cuDriverGetVersion` answers.
+pub const CUDA_VERSION: u32 = 13000;

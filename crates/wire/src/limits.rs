@@ -8,3 +8,30 @@ pub const CHUNK_BYTES_MAX: usize = 1 << 20;
 pub const RING_BYTES: usize = 8 << 20;
 /// How long either side waits for the other during the handshake.
 pub const HANDSHAKE_MS_MAX: u64 = 5_000;
+
+/// The tcp port of a server whose address names none.
+pub const PORT_DEFAULT: u16 = 4833;
+/// The longest path of a unix socket: `sun_path` of unix(7) less its NUL.
+pub const UNIX_PATH_BYTES_MAX: usize = 107;
+/// Connections that wait for a server to accept them.
+pub const ACCEPT_BACKLOG_MAX: u32 = 128;
+/// How soon the death of a peer process on the same host is noticed by whoever waits for it.
+pub const PEER_DEATH_MS_MAX: u64 = 100;
+/// How soon a peer whose host vanished without a word is given up.
+pub const PEER_VANISHED_MS_MAX: u64 = 15_000;
+/// How long a link that is dropped waits for the peer's host to take what was sent.
+pub const LINGER_MS_MAX: u64 = 250;
+/// The longest busy wait before a thread sleeps, on a machine with cores to spare.
+pub const SPIN_NS_MAX: u64 = 50_000;
+/// The same on a machine of one or two cores, where the peer may need this one.
+pub const SPIN_FEW_CORES_NS_MAX: u64 = 5_000;
+/// Buffered bytes past which a tcp link sends without being asked.
+pub const TCP_SEND_BUFFER_BYTES: usize = 256 << 10;
+/// What a tcp link receives at once, if no longer frame is on its way.
+pub const TCP_RECEIVE_BUFFER_BYTES: usize = 256 << 10;
+/// The largest ring that a client maps for a server.
+pub const RING_BYTES_MAX: usize = 64 << 20;
+/// File descriptors that were received and nobody has asked for yet.
+pub const FDS_PENDING_MAX: usize = 64;
+/// The longest document of a handshake.
+pub const HANDSHAKE_BYTES_MAX: usize = 256 << 10;

@@ -1,0 +1,125 @@
+//! Little-endian fields in declared order; byte fields carry a `u32` length and come last.
+
+use outboard_api::decl::Answer;
+use thiserror::Error;
+
+/// A message that can be laid out and read back.
+pub trait Message<'a>: Sized {
+    /// The name in the declaration.
+    const NAME: &'static str;
+    fn encoded_len(&self) -> usize;
+    fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError>;
+    fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError>;
+}
+
+/// A message from client to server, and what answers it.
+pub trait Op<'a>: Message<'a> {
+    const NUMBER: u16;
+    const ANSWER: Answer;
+    type Reply<'r>: Message<'r>;
+}
+
+/// The peer sent bytes that are no message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum DecodeError {
+    #[error("the message ends inside {message}: {wanted} more bytes wanted, {left} left")]
+    Truncated { message: &'static str, wanted: usize, left: usize },
+    #[error("no message has the number {number}")]
+    UnknownMessage { number: u16 },
+    #[error("{left} bytes follow the end of the message")]
+    TrailingBytes { left: usize },
+}
+
+/// The room given is not what `encoded_len` asked for: a defect of ours, reported rather than hidden.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("{wanted} bytes do not fit into the {left} left of a frame")]
+pub struct EncodeError {
+    pub wanted: usize,
+    pub left: usize,
+}
+
+/// Fills a frame from its start.
+pub struct Writer<'w> {
+    left: &'w mut [u8],
+}
+
+impl<'w> Writer<'w> {
+    pub fn new(room: &'w mut [u8]) -> Writer<'w> {
+        Writer { left: room }
+    }
+
+    #[inline]
+    pub fn put(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
+        let left = std::mem::take(&mut self.left);
+        if bytes.len() > left.len() {
+            let error = EncodeError { wanted: bytes.len(), left: left.len() };
+            self.left = left;
+            return Err(error);
+        }
+        let (room, rest) = left.split_at_mut(bytes.len());
+        room.copy_from_slice(bytes);
+        self.left = rest;
+        Ok(())
+    }
+
+    #[inline]
+    pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
+        let len = u32::try_from(bytes.len()).map_err(|_| EncodeError { wanted: bytes.len(), left: self.left.len() })?;
+        self.put(&len.to_le_bytes())?;
+        self.put(bytes)
+    }
+
+    /// Room not yet written.
+    pub fn left(&self) -> usize {
+        self.left.len()
+    }
+}
+
+/// Reads a frame from its start.
+#[derive(Debug, Clone)]
+pub struct Reader<'a> {
+    left: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(bytes: &'a [u8]) -> Reader<'a> {
+        Reader { left: bytes }
+    }
+
+    #[inline]
+    pub fn take<const N: usize>(&mut self, message: &'static str) -> Result<[u8; N], DecodeError> {
+        let (head, rest) =
+            self.left.split_first_chunk::<N>().ok_or(DecodeError::Truncated { message, wanted: N, left: self.left.len() })?;
+        self.left = rest;
+        Ok(*head)
+    }
+
+    #[inline]
+    pub fn bytes(&mut self, message: &'static str) -> Result<&'a [u8], DecodeError> {
+        let len = u32::from_le_bytes(self.take(message)?) as usize;
+        if len > self.left.len() {
+            return Err(DecodeError::Truncated { message, wanted: len, left: self.left.len() });
+        }
+        let (head, rest) = self.left.split_at(len);
+        self.left = rest;
+        Ok(head)
+    }
+
+    /// Everything must have been read.
+    pub fn end(&self) -> Result<(), DecodeError> {
+        match self.left.len() {
+            0 => Ok(()),
+            left => Err(DecodeError::TrailingBytes { left }),
+        }
+    }
+}
+
+/// A list of handles as a byte field holds it.
+pub fn ids(bytes: &[u8]) -> impl ExactSizeIterator<Item = u64> + '_ {
+    bytes.as_chunks::<8>().0.iter().map(|chunk| u64::from_le_bytes(*chunk))
+}
+
+/// The byte field of a list of handles.
+pub fn id_bytes(ids: &[u64]) -> Vec<u8> {
+    ids.iter().flat_map(|id| id.to_le_bytes()).collect()
+}

@@ -1,0 +1,81 @@
+//! The documents inside messages: whatever is asked rarely and has many fields.
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+/// All that the client answers by itself about one device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct DeviceCard {
+    pub name: String,
+    pub uuid: [u8; 16],
+    pub luid: [u8; 8],
+    pub memory_bytes: u64,
+    /// The device memory leased to this session: what it may allocate in all.
+    pub quota_bytes: u64,
+    /// By `CUdevice_attribute` number; `None` where the driver refuses the question.
+    pub attributes: Vec<Option<i32>>,
+    pub pci_domain: u32,
+    pub pci_bus: u32,
+    pub pci_device: u32,
+    /// `cuCtxGetStreamPriorityRange`: least, greatest.
+    pub stream_priorities: (i32, i32),
+    /// Granularity of `cuMemCreate`: minimum, recommended.
+    pub granularity_bytes: (u64, u64),
+}
+
+/// What a loaded library contains.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct LibraryCard {
+    pub kernels: Vec<KernelCard>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelCard {
+    pub name: String,
+    /// Offset and size of each parameter in the parameter buffer, in order.
+    pub params: Vec<(u32, u32)>,
+}
+
+/// The options of `cuModuleLoadDataEx`, `cuLibraryLoadData` and `cuLinkCreate` that mean something on another machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct JitOptions {
+    /// `CUjit_option` and its value where that is a number.
+    pub numbers: Vec<(u32, u32)>,
+    pub info_log_bytes: u32,
+    pub error_log_bytes: u32,
+}
+
+/// One end of a box copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BoxEnd {
+    /// The rows travel with the message, packed.
+    Packed,
+    /// Memory at an address that means the same on both sides.
+    Pitched { address: u64, pitch_bytes: u64, height: u64 },
+    Array { array: u64 },
+}
+
+/// `CUDA_MEMCPY3D` with handles for pointers; `x` and `width` in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyBox {
+    pub src: BoxEnd,
+    pub src_x: u64,
+    pub src_y: u64,
+    pub src_z: u64,
+    pub dst: BoxEnd,
+    pub dst_x: u64,
+    pub dst_y: u64,
+    pub dst_z: u64,
+    pub width: u64,
+    pub height: u64,
+    pub depth: u64,
+}
+
+/// A document as a byte field.
+pub fn to_bytes<T: Serialize>(document: &T) -> Result<Vec<u8>, postcard::Error> {
+    postcard::to_stdvec(document)
+}
+
+/// A byte field as a document.
+pub fn from_bytes<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, postcard::Error> {
+    postcard::from_bytes(bytes)
+}

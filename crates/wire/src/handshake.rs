@@ -1,0 +1,161 @@
+//! The first bytes of a connection, the same for every version of Outboard ever, so that an old client and a new
+//! server can tell each other what they are.
+//!
+//! ```text
+//!   offset  bytes  client's Hello             server's Welcome
+//!   0       8      "OUTBOARD"                 "OUTBOARD"
+//!   8       2      protocol version           protocol version
+//!   10      2      0                          0 welcome, 1 refused
+//!   12      4      length of the document     length of the document
+//!   16      8      fingerprint                fingerprint
+//!   24      ...    postcard of ClientHello    postcard of ServerWelcome, or UTF-8: why refused
+//! ```
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use thiserror::Error;
+
+use crate::{doc::DeviceCard, limits, messages::FINGERPRINT};
+
+pub const MAGIC: [u8; 8] = *b"OUTBOARD";
+pub const PROTOCOL_VERSION: u16 = 1;
+pub const PREAMBLE_BYTES: usize = 24;
+
+/// What a client wants of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Purpose {
+    /// Run a CUDA program.
+    Session,
+    /// Answer questions about the devices (nvidia-smi, `outboard doctor`): no context, no memory.
+    Query,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientHello {
+    /// The release that the client is part of.
+    pub release: String,
+    pub purpose: Purpose,
+    pub pid: u32,
+    /// The program's name, for the server's log.
+    pub program: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerWelcome {
+    pub release: String,
+    pub session: u64,
+    /// What the server's driver calls itself: 13000 is CUDA 13.0.
+    pub driver_version: u32,
+    /// The address range in which the client may place device memory. Empty for `Purpose::Query`.
+    pub window_base: u64,
+    pub window_bytes: u64,
+    pub devices: Vec<DeviceCard>,
+}
+
+/// Why no session came about.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum HandshakeError {
+    #[error("the peer does not speak Outboard's protocol (its first bytes are {first:02x?})")]
+    NotOutboard { first: [u8; 8] },
+    #[error("protocol versions differ: here {ours}, there {theirs}; use the same release of Outboard on both sides")]
+    Version { ours: u16, theirs: u16 },
+    #[error("the two sides were built from different call declarations (here {ours:016x}, there {theirs:016x}); use the same release of Outboard on both sides")]
+    Fingerprint { ours: u64, theirs: u64 },
+    #[error("the handshake's document is {len} bytes long, at most {max} are accepted")]
+    TooLong { len: usize, max: usize },
+    #[error("the handshake's document cannot be read: {0}")]
+    Document(String),
+    #[error("the server refused the session: {0}")]
+    Refused(String),
+}
+
+/// The fixed part, read before anything else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Preamble {
+    pub version: u16,
+    pub refused: bool,
+    pub document_bytes: usize,
+    pub fingerprint: u64,
+}
+
+impl Preamble {
+    /// Says what is wrong with the peer; a refusal is passed through so that its reason can be read.
+    pub fn decode(bytes: &[u8; PREAMBLE_BYTES]) -> Result<Preamble, HandshakeError> {
+        let [m0, m1, m2, m3, m4, m5, m6, m7, v0, v1, s0, s1, l0, l1, l2, l3, fingerprint @ ..] = *bytes;
+        let magic = [m0, m1, m2, m3, m4, m5, m6, m7];
+        if magic != MAGIC {
+            return Err(HandshakeError::NotOutboard { first: magic });
+        }
+        let preamble = Preamble {
+            version: u16::from_le_bytes([v0, v1]),
+            refused: u16::from_le_bytes([s0, s1]) != 0,
+            document_bytes: u32::from_le_bytes([l0, l1, l2, l3]) as usize,
+            fingerprint: u64::from_le_bytes(fingerprint),
+        };
+        if preamble.document_bytes > limits::HANDSHAKE_BYTES_MAX {
+            return Err(HandshakeError::TooLong { len: preamble.document_bytes, max: limits::HANDSHAKE_BYTES_MAX });
+        }
+        Ok(preamble)
+    }
+
+    /// Version and fingerprint must be ours.
+    pub fn check(&self) -> Result<(), HandshakeError> {
+        if self.version != PROTOCOL_VERSION {
+            return Err(HandshakeError::Version { ours: PROTOCOL_VERSION, theirs: self.version });
+        }
+        if self.fingerprint != FINGERPRINT {
+            return Err(HandshakeError::Fingerprint { ours: FINGERPRINT, theirs: self.fingerprint });
+        }
+        Ok(())
+    }
+
+    fn encode(refused: bool, document: &[u8]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(PREAMBLE_BYTES + document.len());
+        out.extend(MAGIC);
+        out.extend(PROTOCOL_VERSION.to_le_bytes());
+        out.extend(u16::from(refused).to_le_bytes());
+        out.extend((document.len() as u32).to_le_bytes());
+        out.extend(FINGERPRINT.to_le_bytes());
+        out.extend(document);
+        out
+    }
+}
+
+/// The whole of the client's first message.
+pub fn encode_hello(hello: &ClientHello) -> Result<Vec<u8>, HandshakeError> {
+    Ok(Preamble::encode(false, &to_document(hello)?))
+}
+
+/// The server's answer where it takes the client.
+pub fn encode_welcome(welcome: &ServerWelcome) -> Result<Vec<u8>, HandshakeError> {
+    Ok(Preamble::encode(false, &to_document(welcome)?))
+}
+
+/// The server's answer where it does not.
+pub fn encode_refusal(why: &str) -> Vec<u8> {
+    Preamble::encode(true, &why.as_bytes()[..why.len().min(limits::HANDSHAKE_BYTES_MAX)])
+}
+
+pub fn decode_hello(document: &[u8]) -> Result<ClientHello, HandshakeError> {
+    from_document(document)
+}
+
+/// The server's document after its preamble, whichever it is.
+pub fn decode_welcome(preamble: &Preamble, document: &[u8]) -> Result<ServerWelcome, HandshakeError> {
+    if preamble.refused {
+        return Err(HandshakeError::Refused(String::from_utf8_lossy(document).into_owned()));
+    }
+    preamble.check()?;
+    from_document(document)
+}
+
+fn to_document<T: Serialize>(value: &T) -> Result<Vec<u8>, HandshakeError> {
+    let document = postcard::to_stdvec(value).map_err(|e| HandshakeError::Document(e.to_string()))?;
+    if document.len() > limits::HANDSHAKE_BYTES_MAX {
+        return Err(HandshakeError::TooLong { len: document.len(), max: limits::HANDSHAKE_BYTES_MAX });
+    }
+    Ok(document)
+}
+
+fn from_document<T: DeserializeOwned>(document: &[u8]) -> Result<T, HandshakeError> {
+    postcard::from_bytes(document).map_err(|e| HandshakeError::Document(e.to_string()))
+}
