@@ -1,1 +1,56 @@
+//! Links: ordered, reliable pipes of byte frames between a CUDA program and the process that has the GPU.
+//!
+//! What this crate does *not* do: it gives frames no meaning, starts no thread, keeps no session and never
+//! reconnects. A frame is 1 to [`FRAME_BYTES_MAX`](outboard_wire::limits::FRAME_BYTES_MAX) opaque bytes and arrives
+//! whole, once, and in order, or not at all.
+//!
+//! ```text
+//!  connect(&Endpoint)  ──► Stream ──┐                        ┌── Stream ◄── Listener::accept()
+//!                            hello  │  raw bytes, deadlines  │  welcome
+//!      Stream::into_link_client() ──┤                        ├── Stream::into_link_server()
+//!                                   ▼                        ▼
+//!                                 Link ──split──► Sender, Receiver
+//!                                         shm: two rings in one memfd     tcp: length-prefixed frames
+//! ```
+//!
+//! * [`Sender::reserve`] hands out room for one frame where the link wants it (in the ring itself over shm), and
+//!   [`Sender::commit`] publishes it. Over tcp frames leave at [`Sender::flush`].
+//! * [`Receiver::recv`] yields frames in place. Over shm the bytes lie in memory that the peer can still write: a
+//!   decoder copies every scalar out once, and checks the copy.
+//! * A peer that dies is noticed by whoever waits for it, within
+//!   [`PEER_DEATH_MS_MAX`](outboard_wire::limits::PEER_DEATH_MS_MAX) on one host, and within
+//!   [`PEER_VANISHED_MS_MAX`](outboard_wire::limits::PEER_VANISHED_MS_MAX) when a host disappears without a word.
+//! * Everything read from the peer is checked: what breaks a rule is [`Error::PeerMisbehaved`], never a panic.
+//! * File descriptors are close-on-exec. A forked child may drop its copies of a link: only the process that made a
+//!   link can close it.
 
+#[cfg(not(loom))]
+mod endpoint;
+mod error;
+#[cfg(not(loom))]
+mod link;
+#[cfg(not(loom))]
+mod listener;
+pub mod shm;
+#[cfg(not(loom))]
+mod spin;
+#[cfg(not(loom))]
+mod stream;
+mod sync;
+#[cfg(not(loom))]
+mod sys;
+#[cfg(not(loom))]
+pub mod tcp;
+
+#[cfg(not(loom))]
+pub use crate::{
+    endpoint::{Endpoint, EndpointError, Host},
+    link::{Closer, Kind, Link, Receiver, Sender, Wait, Waker},
+    listener::{Listener, connect},
+    stream::{Peer, Stream},
+};
+pub use error::Error;
+
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub use crate::tcp::deframer::fuzz_deframer;

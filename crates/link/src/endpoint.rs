@@ -1,0 +1,250 @@
+//! Where a server listens: `shm:///path` or `tcp://host:port`.
+
+use std::{
+    fmt,
+    net::{Ipv4Addr, Ipv6Addr},
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use outboard_wire::limits::{PORT_DEFAULT, UNIX_PATH_BYTES_MAX};
+
+/// The address of a server. [`Display`](fmt::Display) gives the form that [`FromStr`] reads back as the same value.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Endpoint {
+    /// A unix socket on this host; what follows the handshake travels through shared memory.
+    Shm(PathBuf),
+    Tcp {
+        host: Host,
+        port: u16,
+    },
+}
+
+/// The host of a network endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Host {
+    V4(Ipv4Addr),
+    /// An address and, for link-local ones, the interface: `[fe80::1%eth0]`.
+    V6(Ipv6Addr, Option<String>),
+    Name(String),
+}
+
+/// Why a URL names no server.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "bad server address {url:?}: {reason}; accepted are shm:///absolute/path, shm:relative/path, tcp://host, \
+     tcp://host:port, tcp://1.2.3.4:port and tcp://[ipv6]:port (default port {PORT_DEFAULT})"
+)]
+pub struct EndpointError {
+    pub url: String,
+    pub reason: String,
+}
+
+impl FromStr for Endpoint {
+    type Err = EndpointError;
+
+    fn from_str(url: &str) -> Result<Self, EndpointError> {
+        let parsed = match url.split_once(':') {
+            Some(("shm", rest)) => parse_shm(rest),
+            Some(("tcp", rest)) => match rest.strip_prefix("//") {
+                Some(authority) => parse_tcp(authority),
+                None => Err("tcp: must be followed by //".into()),
+            },
+            Some((scheme, rest)) if rest.starts_with("//") => {
+                Err(format!("there is no link of kind {scheme:?}"))
+            }
+            _ => Err("it does not start with shm: or tcp://".into()),
+        };
+        parsed.map_err(|reason| EndpointError {
+            url: url.into(),
+            reason,
+        })
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shm(path) if path.is_absolute() => write!(f, "shm://{}", path.display()),
+            Self::Shm(path) => write!(f, "shm:{}", path.display()),
+            Self::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
+        }
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::V4(address) => write!(f, "{address}"),
+            Self::V6(address, None) => write!(f, "[{address}]"),
+            Self::V6(address, Some(zone)) => write!(f, "[{address}%{zone}]"),
+            Self::Name(name) => f.write_str(name),
+        }
+    }
+}
+
+fn parse_shm(rest: &str) -> Result<Endpoint, String> {
+    let path = match rest.strip_prefix("//") {
+        Some(path) if path.starts_with('/') => path,
+        Some("") => return Err("the path is missing".into()),
+        Some(host) => {
+            return Err(format!(
+                "shm:// names a host, {host:?}; an absolute path needs three slashes"
+            ));
+        }
+        None if rest.is_empty() => return Err("the path is missing".into()),
+        None => rest,
+    };
+    if path.contains('\0') {
+        return Err("the path contains a NUL byte".into());
+    }
+    if path.ends_with('/') {
+        return Err("the path is that of a folder".into());
+    }
+    // Programs that inherit the URL may run elsewhere.
+    let path = std::path::absolute(Path::new(path)).map_err(|error| error.to_string())?;
+    let len = path.as_os_str().len();
+    if len > UNIX_PATH_BYTES_MAX {
+        return Err(format!(
+            "the path has {len} bytes, a socket's has at most {UNIX_PATH_BYTES_MAX}"
+        ));
+    }
+    Ok(Endpoint::Shm(path))
+}
+
+fn parse_tcp(authority: &str) -> Result<Endpoint, String> {
+    let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
+        let (inside, after) = rest
+            .split_once(']')
+            .ok_or("the closing ] of an IPv6 address is missing")?;
+        let port = match after {
+            "" => None,
+            _ => Some(after.strip_prefix(':').ok_or("only :port may follow ]")?),
+        };
+        (parse_v6(inside)?, port)
+    } else {
+        let (host, port) = match authority.split_once(':') {
+            Some((_, port)) if port.contains(':') => {
+                return Err("an IPv6 address must stand in [ ]".into());
+            }
+            Some((host, port)) => (host, Some(port)),
+            None => (authority, None),
+        };
+        (parse_host(host)?, port)
+    };
+    let port = match port {
+        None => PORT_DEFAULT,
+        Some(digits) if !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()) => digits
+            .parse()
+            .map_err(|_| format!("port {digits} is above 65535"))?,
+        Some(other) => return Err(format!("{other:?} is not a port")),
+    };
+    Ok(Endpoint::Tcp { host, port })
+}
+
+fn parse_v6(text: &str) -> Result<Host, String> {
+    let (address, zone) = match text.split_once('%') {
+        Some((address, zone)) => (address, Some(zone)),
+        None => (text, None),
+    };
+    let zone_is_fine = |zone: &str| {
+        !zone.is_empty()
+            && zone
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+    };
+    if zone.is_some_and(|zone| !zone_is_fine(zone)) {
+        return Err(format!("{text:?} has no proper interface after %"));
+    }
+    let address = address
+        .parse()
+        .map_err(|_| format!("{address:?} is not an IPv6 address"))?;
+    Ok(Host::V6(address, zone.map(Into::into)))
+}
+
+fn parse_host(text: &str) -> Result<Host, String> {
+    if text.is_empty() {
+        return Err("the host is missing".into());
+    }
+    if let Ok(address) = text.parse() {
+        return Ok(Host::V4(address));
+    }
+    if text.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
+        return Err(format!("{text:?} is not an IPv4 address"));
+    }
+    // RFC 1123 names, and the underscore that container names use.
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+    if text.len() > 253 || text.starts_with('-') || !text.bytes().all(allowed) {
+        return Err(format!("{text:?} is not a host name"));
+    }
+    Ok(Host::Name(text.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accepted_forms_round_trip() {
+        for (url, shown) in [
+            ("shm:///run/outboard.sock", "shm:///run/outboard.sock"),
+            ("shm:/run/outboard.sock", "shm:///run/outboard.sock"),
+            ("tcp://gpu-7.example.org", "tcp://gpu-7.example.org:4833"),
+            ("tcp://gpu_7:1", "tcp://gpu_7:1"),
+            ("tcp://10.0.0.7:0", "tcp://10.0.0.7:0"),
+            ("tcp://[::1]", "tcp://[::1]:4833"),
+            ("tcp://[FE80::1%eth0]:65535", "tcp://[fe80::1%eth0]:65535"),
+        ] {
+            let endpoint: Endpoint = url.parse().unwrap();
+            assert_eq!(endpoint.to_string(), shown);
+            assert_eq!(shown.parse::<Endpoint>().unwrap(), endpoint);
+        }
+    }
+
+    #[test]
+    fn relative_paths_are_taken_from_the_current_folder() {
+        let endpoint: Endpoint = "shm:some/socket".parse().unwrap();
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(endpoint, Endpoint::Shm(here.join("some/socket")));
+    }
+
+    #[test]
+    fn refusals_say_why_and_what_is_accepted() {
+        let long = format!("shm:///{}", "x".repeat(200));
+        for (url, reason) in [
+            ("", "does not start with"),
+            ("localhost:4833", "does not start with"),
+            ("http://x", "no link of kind \"http\""),
+            ("rdma://x", "no link of kind \"rdma\""),
+            ("shm:", "path is missing"),
+            ("shm://", "path is missing"),
+            ("shm://run/x", "three slashes"),
+            ("shm:///run/", "folder"),
+            ("shm:///a\0b", "NUL"),
+            (&long, "at most 107"),
+            ("tcp:x", "followed by //"),
+            ("tcp://", "host is missing"),
+            ("tcp://:4833", "host is missing"),
+            ("tcp://host:", "not a port"),
+            ("tcp://host:+1", "not a port"),
+            ("tcp://host:65536", "above 65535"),
+            ("tcp://host:99999999999999999999", "above 65535"),
+            ("tcp://host:4833/", "not a port"),
+            ("tcp://host/", "not a host name"),
+            ("tcp://a b", "not a host name"),
+            ("tcp://-a", "not a host name"),
+            ("tcp://1.2.3", "not an IPv4"),
+            ("tcp://256.1.1.1", "not an IPv4"),
+            ("tcp://::1", "in [ ]"),
+            ("tcp://[::1", "closing ]"),
+            ("tcp://[::1]4833", "only :port"),
+            ("tcp://[::g]", "not an IPv6"),
+            ("tcp://[::1%]", "interface"),
+        ] {
+            let error = url.parse::<Endpoint>().unwrap_err();
+            assert!(error.reason.contains(reason), "{url:?}: {error}");
+            assert!(error.to_string().contains("tcp://host:port"), "{error}");
+        }
+    }
+}

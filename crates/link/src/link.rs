@@ -1,0 +1,265 @@
+//! The interface of every link: a [`Sender`] and a [`Receiver`], each an enum over the kinds.
+
+use std::{
+    fmt,
+    os::fd::{BorrowedFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use outboard_wire::limits::FRAME_BYTES_MAX;
+
+use crate::{Error, shm, tcp};
+
+/// A kind of link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    Shm,
+    Tcp,
+}
+
+impl Kind {
+    /// As in a URL.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// An established link, to be [`split`](Link::split).
+#[non_exhaustive]
+pub enum Link {
+    Shm(shm::Connection),
+    Tcp(tcp::Connection),
+}
+
+impl Link {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Shm(_) => Kind::Shm,
+            Self::Tcp(_) => Kind::Tcp,
+        }
+    }
+
+    /// The two halves, which may live in different threads.
+    pub fn split(self) -> (Sender, Receiver) {
+        match self {
+            Self::Shm(link) => {
+                let (sender, receiver) = link.split();
+                (Sender::Shm(sender), Receiver::Shm(receiver))
+            }
+            Self::Tcp(link) => {
+                let (sender, receiver) = link.split();
+                (Sender::Tcp(sender), Receiver::Tcp(receiver))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Link({})", self.kind())
+    }
+}
+
+/// How long [`Receiver::recv`] waits for a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all.
+    Poll,
+    Until(Instant),
+    Forever,
+}
+
+/// The sending half of a link. Dropping it shuts it down.
+#[non_exhaustive]
+pub enum Sender {
+    Shm(shm::Sender),
+    Tcp(tcp::Sender),
+}
+
+impl Sender {
+    /// Contiguous room for a frame of `len` bytes, 1 to [`FRAME_BYTES_MAX`]; its content is undefined until written.
+    /// Blocks while the peer does not keep up, for as long as the peer lives. A reservation that is not committed is
+    /// forgotten by the next one.
+    #[inline]
+    pub fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
+        if len > FRAME_BYTES_MAX {
+            let max = FRAME_BYTES_MAX;
+            return Err(Error::FrameTooLarge { len, max });
+        }
+        if len == 0 {
+            return Err(Error::Misuse("a frame of no bytes"));
+        }
+        match self {
+            Self::Shm(sender) => sender.reserve(len),
+            Self::Tcp(sender) => sender.reserve(len),
+        }
+    }
+
+    /// Publishes the first `len` bytes of the reservation as a frame. Over shm the peer sees it at once, over tcp it
+    /// leaves with [`flush`](Sender::flush), or earlier if much is buffered.
+    #[inline]
+    pub fn commit(&mut self, len: usize) -> Result<(), Error> {
+        match self {
+            Self::Shm(sender) => sender.commit(len),
+            Self::Tcp(sender) => sender.commit(len),
+        }
+    }
+
+    /// One frame out of `parts`, for data that lies somewhere already: over tcp, long parts go to the kernel from where
+    /// they are.
+    pub fn send(&mut self, parts: &[&[u8]]) -> Result<(), Error> {
+        let len = parts.iter().map(|part| part.len()).sum();
+        if let (Self::Tcp(sender), 1..=FRAME_BYTES_MAX) = (&mut *self, len) {
+            return sender.send(parts, len);
+        }
+        let mut room = self.reserve(len)?;
+        for part in parts {
+            let (start, rest) = room.split_at_mut(part.len());
+            start.copy_from_slice(part);
+            room = rest;
+        }
+        self.commit(len)
+    }
+
+    /// Sends whatever is buffered. Blocks while the peer does not keep up, for as long as the peer lives.
+    #[inline]
+    pub fn flush(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Shm(_) => Ok(()),
+            Self::Tcp(sender) => sender.flush(),
+        }
+    }
+
+    /// Passes a file descriptor, for [`Receiver::recv_fd`] with the same `tag`; possible over shm only. It is not
+    /// ordered with frames.
+    pub fn send_fd(&mut self, tag: u64, fd: BorrowedFd<'_>) -> Result<(), Error> {
+        match self {
+            Self::Shm(sender) => sender.send_fd(tag, fd),
+            Self::Tcp(_) => Err(no_fds(Kind::Tcp)),
+        }
+    }
+
+    /// Tells the peer that no more frames come; those that were sent are delivered first.
+    pub fn shutdown(&mut self) {
+        match self {
+            Self::Shm(sender) => sender.shutdown(),
+            Self::Tcp(sender) => sender.shutdown(),
+        }
+    }
+
+    /// A handle by which any thread ends this side of the link: blocked calls of both halves return
+    /// [`Error::Closed`].
+    pub fn closer(&self) -> Closer {
+        match self {
+            Self::Shm(sender) => Closer(CloserKind::Shm(sender.closer())),
+            Self::Tcp(sender) => Closer(CloserKind::Tcp(sender.closer())),
+        }
+    }
+
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Shm(_) => Kind::Shm,
+            Self::Tcp(_) => Kind::Tcp,
+        }
+    }
+}
+
+/// The receiving half of a link.
+#[non_exhaustive]
+pub enum Receiver {
+    Shm(shm::Receiver),
+    Tcp(tcp::Receiver),
+}
+
+impl Receiver {
+    /// The next frame, valid until the next call; `None` when `wait` ran out or a [`Waker`] woke.
+    /// [`Error::Closed`] once the peer is gone and everything it sent was delivered.
+    ///
+    /// Over shm the peer can still write the bytes: copy a scalar out once, then check the copy.
+    #[inline]
+    pub fn recv(&mut self, wait: Wait) -> Result<Option<&[u8]>, Error> {
+        match self {
+            Self::Shm(receiver) => receiver.recv(wait),
+            Self::Tcp(receiver) => receiver.recv(wait),
+        }
+    }
+
+    /// The file descriptor that the peer sent with `tag`; [`Error::TimedOut`] if it did not come within `wait`.
+    pub fn recv_fd(&mut self, tag: u64, wait: Duration) -> Result<OwnedFd, Error> {
+        match self {
+            Self::Shm(receiver) => receiver.recv_fd(tag, wait),
+            Self::Tcp(_) => Err(no_fds(Kind::Tcp)),
+        }
+    }
+
+    /// A handle by which any thread makes a blocked [`recv`](Receiver::recv), or else the next that would block, return
+    /// `None`.
+    pub fn waker(&self) -> Waker {
+        match self {
+            Self::Shm(receiver) => Waker(WakerKind::Shm(receiver.waker())),
+            Self::Tcp(receiver) => Waker(WakerKind::Tcp(receiver.waker())),
+        }
+    }
+
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Shm(_) => Kind::Shm,
+            Self::Tcp(_) => Kind::Tcp,
+        }
+    }
+}
+
+/// Wakes a blocked [`Receiver`].
+#[derive(Clone)]
+pub struct Waker(WakerKind);
+
+#[derive(Clone)]
+enum WakerKind {
+    Shm(shm::Waker),
+    Tcp(tcp::Waker),
+}
+
+impl Waker {
+    pub fn wake(&self) {
+        match &self.0 {
+            WakerKind::Shm(waker) => waker.wake(),
+            WakerKind::Tcp(waker) => waker.wake(),
+        }
+    }
+}
+
+/// Ends this side of a link.
+#[derive(Clone)]
+pub struct Closer(CloserKind);
+
+#[derive(Clone)]
+enum CloserKind {
+    Shm(shm::Closer),
+    Tcp(tcp::Closer),
+}
+
+impl Closer {
+    pub fn close(&self) {
+        match &self.0 {
+            CloserKind::Shm(closer) => closer.close(),
+            CloserKind::Tcp(closer) => closer.close(),
+        }
+    }
+}
+
+fn no_fds(kind: Kind) -> Error {
+    Error::Unsupported {
+        what: "passing a file descriptor",
+        kind: kind.name(),
+    }
+}

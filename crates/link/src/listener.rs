@@ -1,0 +1,280 @@
+//! Listening at an [`Endpoint`], and connecting to one.
+
+use std::{
+    fs,
+    io::{self, ErrorKind},
+    net::{SocketAddr, SocketAddrV6, TcpListener, TcpStream, ToSocketAddrs},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        linux::fs::MetadataExt,
+        unix::fs::{FileTypeExt, PermissionsExt},
+    },
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use outboard_wire::limits::ACCEPT_BACKLOG_MAX;
+use rustix::{
+    event::PollFlags,
+    io::Errno,
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
+};
+
+use crate::{
+    Endpoint, Error, Host, Peer, Stream,
+    stream::{deadline_after, timed_out},
+    sys,
+};
+
+/// A socket that accepts clients. Dropping it removes the socket file of a shm endpoint.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+    endpoint: Endpoint,
+    /// Held for its drop.
+    _file: Option<SocketFile>,
+}
+
+impl Listener {
+    /// Listens at `endpoint`. A socket file that no server answers at is replaced; one that a server answers at is
+    /// [`Error::AddressInUse`]. Two servers that start at one path in the same instant may both replace it; the later wins.
+    pub fn bind(endpoint: &Endpoint) -> Result<Self, Error> {
+        match endpoint {
+            Endpoint::Shm(path) => Self::bind_shm(endpoint, path),
+            Endpoint::Tcp { host, port } => Self::bind_tcp(endpoint, host, *port),
+        }
+    }
+
+    /// Where it listens; the port of `tcp://host:0` is the one that the kernel chose.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// The next client; waits for one until `deadline`, if there is one. Errors of a client that went away again before
+    /// it was accepted are skipped.
+    pub fn accept(&self, deadline: Option<Instant>) -> Result<(Stream, Peer), Error> {
+        let start = Instant::now();
+        loop {
+            // The listening socket is non-blocking: a client that gave up after poll must not leave us stuck here.
+            match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
+                Ok(socket) => {
+                    let stream = Stream::try_from(socket)?;
+                    match stream.peer() {
+                        Ok(peer) => return Ok((stream, peer)),
+                        Err(error) if error.is_disconnect() => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                Err(Errno::AGAIN) => {
+                    let ready = sys::wait_one(self.socket.as_fd(), PollFlags::IN, deadline)
+                        .map_err(Error::io("waiting for a client"))?;
+                    if !ready {
+                        return Err(timed_out("waiting for a client", start));
+                    }
+                }
+                Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => {}
+                Err(error) => return Err(Error::io("accepting a client")(error)),
+            }
+        }
+    }
+
+    fn bind_shm(endpoint: &Endpoint, path: &Path) -> Result<Self, Error> {
+        const DOING: &str = "listening on a unix socket";
+        let address = SocketAddrUnix::new(path).map_err(Error::io(DOING))?;
+        clear_stale_socket(endpoint, path, &address)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .map_err(Error::io(DOING))?;
+        rustix::net::bind(&socket, &address).map_err(in_use(endpoint, DOING))?;
+        // Between bind and listen nobody can connect, so the file is never open to others.
+        let file = SocketFile::new(path).map_err(Error::io(DOING))?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(Error::io(DOING))?;
+        rustix::net::listen(&socket, ACCEPT_BACKLOG_MAX as i32).map_err(in_use(endpoint, DOING))?;
+        Ok(Self {
+            socket,
+            endpoint: endpoint.clone(),
+            _file: Some(file),
+        })
+    }
+
+    fn bind_tcp(endpoint: &Endpoint, host: &Host, port: u16) -> Result<Self, Error> {
+        const DOING: &str = "listening on a tcp port";
+        let addresses =
+            resolve(host, port).map_err(Error::io("looking up the host to listen on"))?;
+        let listener = TcpListener::bind(addresses.as_slice()).map_err(in_use(endpoint, DOING))?;
+        listener.set_nonblocking(true).map_err(Error::io(DOING))?;
+        let port = listener.local_addr().map_err(Error::io(DOING))?.port();
+        Ok(Self {
+            socket: listener.into(),
+            endpoint: Endpoint::Tcp {
+                host: host.clone(),
+                port,
+            },
+            _file: None,
+        })
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Connects to the server at `endpoint` within `timeout`, to be followed by the handshake. The lookup of a host's name
+/// takes as long as the resolver does, beyond that.
+pub fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Stream, Error> {
+    let socket = match endpoint {
+        Endpoint::Shm(path) => connect_shm(endpoint, path, timeout)?,
+        Endpoint::Tcp { host, port } => connect_tcp(endpoint, host, *port, timeout)?,
+    };
+    Stream::try_from(socket)
+}
+
+fn connect_shm(endpoint: &Endpoint, path: &Path, timeout: Duration) -> Result<OwnedFd, Error> {
+    let start = Instant::now();
+    let deadline = deadline_after(timeout);
+    let address = SocketAddrUnix::new(path).map_err(Error::io("connecting"))?;
+    loop {
+        match connect_unix(&address) {
+            Ok(socket) => return Ok(socket),
+            // The backlog is full, or a signal came; the kernel offers no event for room in it.
+            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(Errno::AGAIN | Errno::INTR) => return Err(timed_out("connecting", start)),
+            Err(error) => return Err(no_server(endpoint, error.into())),
+        }
+    }
+}
+
+fn connect_unix(address: &SocketAddrUnix) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, address)?;
+    Ok(socket)
+}
+
+fn connect_tcp(
+    endpoint: &Endpoint,
+    host: &Host,
+    port: u16,
+    timeout: Duration,
+) -> Result<OwnedFd, Error> {
+    let start = Instant::now();
+    let deadline = deadline_after(timeout);
+    let addresses = resolve(host, port).map_err(|error| no_server(endpoint, error))?;
+    let mut last = None;
+    for address in addresses {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(timed_out("connecting", start));
+        }
+        match TcpStream::connect_timeout(&address, left) {
+            Ok(socket) => return Ok(socket.into()),
+            Err(error) => last = Some(error),
+        }
+    }
+    match last {
+        Some(error) if error.kind() == ErrorKind::TimedOut => Err(timed_out("connecting", start)),
+        Some(error) => Err(no_server(endpoint, error)),
+        None => Err(no_server(
+            endpoint,
+            io::Error::new(ErrorKind::NotFound, "the host has no address"),
+        )),
+    }
+}
+
+fn resolve(host: &Host, port: u16) -> io::Result<Vec<SocketAddr>> {
+    match host {
+        Host::V4(address) => Ok(vec![(*address, port).into()]),
+        Host::V6(address, None) => Ok(vec![SocketAddrV6::new(*address, port, 0, 0).into()]),
+        Host::V6(address, Some(zone)) => Ok((format!("{address}%{zone}").as_str(), port)
+            .to_socket_addrs()?
+            .collect()),
+        Host::Name(name) => Ok((name.as_str(), port).to_socket_addrs()?.collect()),
+    }
+}
+
+/// Removes a socket file that no server answers at.
+fn clear_stale_socket(
+    endpoint: &Endpoint,
+    path: &Path,
+    address: &SocketAddrUnix,
+) -> Result<(), Error> {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.file_type().is_socket() => {}
+        Ok(_) => {
+            return Err(Error::NotASocket {
+                path: path.display().to_string(),
+            });
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(Error::io("looking at the socket's path")(error)),
+    }
+    match connect_unix(address) {
+        Err(Errno::CONNREFUSED) => match fs::remove_file(path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(Error::io("removing a stale socket file")(error))
+            }
+            _ => Ok(()),
+        },
+        Err(Errno::NOENT) => Ok(()),
+        // Answered, or would be if its backlog were not full.
+        Ok(_) | Err(Errno::AGAIN) => Err(Error::AddressInUse {
+            endpoint: endpoint.to_string(),
+        }),
+        Err(error) => Err(Error::io("trying whether a server answers at the socket")(
+            error,
+        )),
+    }
+}
+
+fn in_use<E: Into<io::Error>>(endpoint: &Endpoint, doing: &'static str) -> impl FnOnce(E) -> Error {
+    move |error| {
+        let error = error.into();
+        match error.kind() {
+            ErrorKind::AddrInUse => Error::AddressInUse {
+                endpoint: endpoint.to_string(),
+            },
+            _ => Error::io(doing)(error),
+        }
+    }
+}
+
+fn no_server(endpoint: &Endpoint, source: io::Error) -> Error {
+    Error::NoServer {
+        endpoint: endpoint.to_string(),
+        source,
+    }
+}
+
+/// The file of a unix socket, removed with the listener, by the process that made it, if it is still the same file.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    inode: (u64, u64),
+    owner_pid: u32,
+}
+
+impl SocketFile {
+    fn new(path: &Path) -> io::Result<Self> {
+        let metadata = fs::symlink_metadata(path)?;
+        Ok(Self {
+            path: path.into(),
+            inode: (metadata.st_dev(), metadata.st_ino()),
+            owner_pid: std::process::id(),
+        })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let same_file =
+            fs::symlink_metadata(&self.path).is_ok_and(|m| (m.st_dev(), m.st_ino()) == self.inode);
+        if same_file && self.owner_pid == std::process::id() {
+            // Nobody is left to tell; the next server replaces the file.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! A shm link: frames in rings, and what to do while there is nothing to read or no room to write.
+//!
+//! In the ring a frame is eight bytes, whose lower half is its length and whose upper half is 0, then its bytes, padded to
+//! a multiple of eight. Frames and their first bytes are therefore aligned to eight.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use outboard_wire::limits::{FRAME_BYTES_MAX, RING_BYTES};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::{
+    map::{Direction, Mapping, Reader, Ring, Writer},
+    peer::{Inbox, Peer, TICK, receive_setup, send_setup},
+    ring::{ALIGN, Consumer, Interrupt, Producer},
+};
+use crate::{Error, Wait, spin::Spin, stream::deadline_after, sys};
+
+const HEADER_BYTES: u64 = 8;
+
+/// An established shm link.
+pub struct Connection {
+    sender: Sender,
+    receiver: Receiver,
+}
+
+/// What both halves and their handles share.
+struct Shared {
+    peer: Peer,
+    is_closed: AtomicBool,
+    send_interrupt: Interrupt,
+    receive_interrupt: Interrupt,
+    outgoing: Ring,
+    incoming: Ring,
+}
+
+impl Connection {
+    pub(crate) fn serve(socket: OwnedFd) -> Result<Self, Error> {
+        // Without either of the two calls the socket alone tells of the client's death.
+        let client = sys::peer_pidfd(socket.as_fd()).ok().or_else(|| {
+            let pid = sys::peer_credentials(socket.as_fd()).ok()?.pid;
+            pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
+        });
+        let (mapping, file) = Mapping::create(RING_BYTES)?;
+        let own = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).ok();
+        let own = own.as_ref().map(AsFd::as_fd);
+        send_setup(&socket, RING_BYTES as u64, file.as_fd(), own)?;
+        Ok(Self::new(
+            mapping,
+            Peer::new(socket, client),
+            Direction::ToClient,
+            Direction::ToServer,
+        ))
+    }
+
+    pub(crate) fn join(socket: OwnedFd, deadline: Instant) -> Result<Self, Error> {
+        let setup = receive_setup(&socket, deadline)?;
+        let mapping = Mapping::open(setup.file.as_fd(), setup.ring_bytes)?;
+        Ok(Self::new(
+            mapping,
+            Peer::new(socket, setup.pidfd),
+            Direction::ToServer,
+            Direction::ToClient,
+        ))
+    }
+
+    fn new(mapping: Mapping, peer: Peer, outgoing: Direction, incoming: Direction) -> Self {
+        let mapping = Arc::new(mapping);
+        // SAFETY: the mapping is fresh, and this is its only writer.
+        let writer = unsafe { mapping.writer(outgoing) };
+        let reader = mapping.reader(incoming);
+        let shared = Arc::new(Shared {
+            peer,
+            is_closed: AtomicBool::new(false),
+            send_interrupt: Interrupt::new(),
+            receive_interrupt: Interrupt::new(),
+            outgoing: writer.ring().clone(),
+            incoming: reader.ring().clone(),
+        });
+        let capacity = writer.ring().capacity();
+        let sender = Sender {
+            producer: Producer::new(writer.ring().clone(), capacity),
+            writer,
+            reserved: 0,
+            spin: Spin::new(),
+            shared: Arc::clone(&shared),
+        };
+        let receiver = Receiver {
+            consumer: Consumer::new(reader.ring().clone(), capacity),
+            reader,
+            held: 0,
+            spin: Spin::new(),
+            alive_at: Instant::now(),
+            inbox: Inbox::default(),
+            shared,
+        };
+        Self { sender, receiver }
+    }
+
+    pub(crate) fn split(self) -> (Sender, Receiver) {
+        (self.sender, self.receiver)
+    }
+}
+
+/// The sending half of a shm link.
+pub struct Sender {
+    producer: Producer<Ring>,
+    writer: Writer,
+    reserved: usize,
+    spin: Spin,
+    shared: Arc<Shared>,
+}
+
+impl Sender {
+    #[inline]
+    pub(crate) fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
+        let need = footprint(len);
+        if self.producer.is_refused() {
+            return Err(Error::Closed);
+        }
+        if !self.producer.has_room(need)? {
+            self.wait_for_room(need)?;
+        }
+        self.reserved = len;
+        Ok(self
+            .writer
+            .room(self.producer.position() + HEADER_BYTES, len))
+    }
+
+    #[inline]
+    pub(crate) fn commit(&mut self, len: usize) -> Result<(), Error> {
+        if len == 0 || len > self.reserved {
+            return Err(Error::Misuse("commit of more than was reserved"));
+        }
+        self.reserved = 0;
+        self.writer.put_u64(self.producer.position(), len as u64);
+        self.producer.publish(footprint(len));
+        Ok(())
+    }
+
+    pub(crate) fn send_fd(&mut self, tag: u64, fd: BorrowedFd<'_>) -> Result<(), Error> {
+        let shared = &self.shared;
+        shared.peer.send_fd(tag, fd, || shared.is_closed())
+    }
+
+    pub(crate) fn shutdown(&mut self) {
+        if self.shared.peer.is_ours() {
+            self.producer.close();
+        }
+    }
+
+    pub(crate) fn closer(&self) -> Closer {
+        Closer(Arc::clone(&self.shared))
+    }
+
+    #[cold]
+    fn wait_for_room(&mut self, need: u64) -> Result<(), Error> {
+        let mut alive_at = Instant::now();
+        loop {
+            let producer = &self.producer;
+            self.spin.until(|| producer.has_news());
+            if self.producer.has_room(need)? {
+                return Ok(());
+            }
+            if self.shared.is_closed() || self.producer.is_refused() {
+                return Err(Error::Closed);
+            }
+            if alive_at.elapsed() >= TICK {
+                if self.shared.peer.is_gone() {
+                    return Err(Error::Closed);
+                }
+                alive_at = Instant::now();
+            }
+            self.producer.sleep(&self.shared.send_interrupt, Some(TICK));
+        }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+/// The receiving half of a shm link.
+pub struct Receiver {
+    consumer: Consumer<Ring>,
+    reader: Reader,
+    /// What the frame handed out last occupies.
+    held: u64,
+    spin: Spin,
+    alive_at: Instant,
+    inbox: Inbox,
+    shared: Arc<Shared>,
+}
+
+impl Receiver {
+    #[inline]
+    pub(crate) fn recv(&mut self, wait: Wait) -> Result<Option<&[u8]>, Error> {
+        self.consumer.take(std::mem::take(&mut self.held));
+        let mut available = self.consumer.available()?;
+        if available == 0 {
+            if !self.wait_for_frame(wait)? {
+                return Ok(None);
+            }
+            available = self.consumer.available()?;
+        }
+        let position = self.consumer.position();
+        let len = self.reader.get_u64(position);
+        if len == 0 || len > FRAME_BYTES_MAX as u64 {
+            return Err(Error::PeerMisbehaved {
+                what: "a frame of that length",
+                got: len,
+                allowed: FRAME_BYTES_MAX as u64,
+            });
+        }
+        let len = len as usize;
+        if footprint(len) > available {
+            return Err(Error::PeerMisbehaved {
+                what: "a frame longer than what was sent",
+                got: footprint(len),
+                allowed: available,
+            });
+        }
+        self.held = footprint(len);
+        Ok(Some(self.reader.bytes(position + HEADER_BYTES, len)))
+    }
+
+    pub(crate) fn recv_fd(&mut self, tag: u64, wait: Duration) -> Result<OwnedFd, Error> {
+        let shared = &self.shared;
+        let deadline = deadline_after(wait);
+        self.inbox
+            .receive(&shared.peer, tag, deadline, || shared.is_closed())
+    }
+
+    pub(crate) fn waker(&self) -> Waker {
+        Waker(Arc::clone(&self.shared))
+    }
+
+    /// Whether there is a frame; if not, waits as told.
+    #[cold]
+    fn wait_for_frame(&mut self, wait: Wait) -> Result<bool, Error> {
+        self.consumer.give_back();
+        let deadline = match wait {
+            Wait::Poll => return self.look_again(),
+            Wait::Until(deadline) => Some(deadline),
+            Wait::Forever => None,
+        };
+        loop {
+            let consumer = &self.consumer;
+            if self.spin.until(|| consumer.has_news()) || self.look_again()? {
+                return Ok(true);
+            }
+            if self.shared.receive_interrupt.take() {
+                return if self.shared.is_closed() {
+                    Err(Error::Closed)
+                } else {
+                    Ok(false)
+                };
+            }
+            let left = sys::left(deadline).unwrap_or(TICK);
+            if left.is_zero() {
+                return Ok(false);
+            }
+            let interrupt = &self.shared.receive_interrupt;
+            self.consumer.sleep(interrupt, Some(left.min(TICK)));
+        }
+    }
+
+    /// Whether there is a frame, or never will be, which is an error.
+    fn look_again(&mut self) -> Result<bool, Error> {
+        // The order matters: what was sent before the end must be found after the end was seen.
+        let is_finished = self.consumer.is_finished() || self.is_peer_gone();
+        if self.consumer.available()? > 0 {
+            return Ok(true);
+        }
+        if is_finished {
+            return Err(Error::Closed);
+        }
+        Ok(false)
+    }
+
+    /// Asks the kernel, once a tick.
+    fn is_peer_gone(&mut self) -> bool {
+        if self.alive_at.elapsed() < TICK {
+            return false;
+        }
+        if self.shared.peer.is_gone() {
+            return true;
+        }
+        self.alive_at = Instant::now();
+        false
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        if self.shared.peer.is_ours() {
+            self.consumer.close();
+        }
+    }
+}
+
+/// Wakes a blocked [`Receiver`].
+#[derive(Clone)]
+pub struct Waker(Arc<Shared>);
+
+impl Waker {
+    pub(crate) fn wake(&self) {
+        self.0.receive_interrupt.raise();
+        self.0.incoming.wake_consumer();
+    }
+}
+
+/// Ends both halves.
+#[derive(Clone)]
+pub struct Closer(Arc<Shared>);
+
+impl Closer {
+    pub(crate) fn close(&self) {
+        self.0.is_closed.store(true, Ordering::Release);
+        self.0.send_interrupt.raise();
+        self.0.outgoing.wake_producer();
+        self.0.receive_interrupt.raise();
+        self.0.incoming.wake_consumer();
+    }
+}
+
+impl Shared {
+    fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+}
+
+/// What a frame occupies in the ring.
+fn footprint(len: usize) -> u64 {
+    HEADER_BYTES + (len as u64).next_multiple_of(ALIGN)
+}
+
+const _: () = assert!(RING_BYTES >= 2 * (FRAME_BYTES_MAX + 16));

@@ -1,0 +1,325 @@
+//! The memory that both processes map: its layout, its checks, and the only places where it is touched.
+//!
+//! ```text
+//!  file    0           HEAD_BYTES         + ring_bytes        + ring_bytes
+//!          │ Header, 2 × Control │ ring 0, server→client │ ring 1, client→server │
+//!  mapped  │ head │ ring 0 │ ring 0 again │ ring 1 │ ring 1 again │
+//! ```
+//!
+//! Each ring is mapped twice in a row, so that a frame that wraps is contiguous still. The file is sealed against
+//! shrinking, so that no access can fault.
+
+use std::{
+    ops::Deref,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    ptr::{self, NonNull},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+};
+
+use outboard_wire::limits::{RING_BYTES, RING_BYTES_MAX};
+use rustix::{
+    fs::{MemfdFlags, SealFlags},
+    mm::{MapFlags, ProtFlags},
+};
+
+use super::ring::Control;
+use crate::Error;
+
+/// "outboard" in ASCII, little-endian.
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"outboard");
+/// Changes with the layout of the file or the ring's protocol.
+pub(super) const LAYOUT_VERSION: u32 = 1;
+/// Room for the header and the control words: one page of the largest page size in use.
+const HEAD_BYTES: usize = 64 << 10;
+const CONTROLS_OFFSET: usize = 1024;
+const SEALS: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
+
+/// The first bytes of the file.
+#[repr(C)]
+struct Header {
+    magic: AtomicU64,
+    version: AtomicU32,
+    reserved: AtomicU32,
+    ring_bytes: AtomicU64,
+}
+
+const _: () = {
+    assert!(size_of::<Header>() == 24);
+    assert!(size_of::<Header>() <= CONTROLS_OFFSET);
+    assert!(CONTROLS_OFFSET.is_multiple_of(align_of::<Control>()));
+    assert!(CONTROLS_OFFSET + 2 * size_of::<Control>() <= HEAD_BYTES);
+    assert!(RING_BYTES.is_power_of_two() && RING_BYTES <= RING_BYTES_MAX);
+};
+
+/// Which of the two rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    ToClient = 0,
+    ToServer = 1,
+}
+
+/// The mapped file.
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+    /// A power of two.
+    ring_bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; access is through atomics or through the two halves,
+// which are the only ones of their ring in this process.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// A fresh, sealed file and its mapping.
+    pub(super) fn create(ring_bytes: usize) -> Result<(Self, OwnedFd), Error> {
+        const DOING: &str = "making shared memory";
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("outboard-link", flags).map_err(Error::io(DOING))?;
+        rustix::fs::ftruncate(&file, file_bytes(ring_bytes) as u64).map_err(Error::io(DOING))?;
+        rustix::fs::fcntl_add_seals(&file, SEALS).map_err(Error::io(DOING))?;
+        let mapping = Self::map(file.as_fd(), ring_bytes)?;
+        let header = mapping.header();
+        header
+            .ring_bytes
+            .store(ring_bytes as u64, Ordering::Relaxed);
+        header.version.store(LAYOUT_VERSION, Ordering::Relaxed);
+        header.magic.store(MAGIC, Ordering::Release);
+        Ok((mapping, file))
+    }
+
+    /// Maps a file that the peer made, if it is what it should be.
+    pub(super) fn open(file: BorrowedFd<'_>, ring_bytes: u64) -> Result<Self, Error> {
+        const DOING: &str = "looking at the server's shared memory";
+        let ring_bytes_checked = usize::try_from(ring_bytes)
+            .ok()
+            .filter(|&bytes| {
+                bytes.is_power_of_two() && (HEAD_BYTES..=RING_BYTES_MAX).contains(&bytes)
+            })
+            .ok_or_else(|| misbehaved("a ring of that size", ring_bytes, RING_BYTES_MAX as u64))?;
+        let size = rustix::fs::fstat(file).map_err(Error::io(DOING))?.st_size as u64;
+        let expected = file_bytes(ring_bytes_checked) as u64;
+        if size != expected {
+            return Err(misbehaved(
+                "shared memory of the wrong size",
+                size,
+                expected,
+            ));
+        }
+        // Fails for what is not a memfd, too.
+        let seals = rustix::fs::fcntl_get_seals(file).unwrap_or(SealFlags::empty());
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(misbehaved(
+                "shared memory that can shrink",
+                seals.bits().into(),
+                SEALS.bits().into(),
+            ));
+        }
+        let mapping = Self::map(file, ring_bytes_checked)?;
+        let header = mapping.header();
+        let found = [
+            header.magic.load(Ordering::Acquire),
+            header.version.load(Ordering::Relaxed).into(),
+            header.ring_bytes.load(Ordering::Relaxed),
+        ];
+        let wanted = [MAGIC, LAYOUT_VERSION.into(), ring_bytes];
+        match found
+            .iter()
+            .zip(wanted)
+            .find(|(found, wanted)| **found != *wanted)
+        {
+            None => Ok(mapping),
+            Some((&found, wanted)) => {
+                Err(misbehaved("shared memory of another layout", found, wanted))
+            }
+        }
+    }
+
+    /// The part of `direction` that adds frames.
+    ///
+    /// # Safety
+    ///
+    /// At most one in this process, for one mapping and direction.
+    pub(super) unsafe fn writer(self: &Arc<Self>, direction: Direction) -> Writer {
+        Writer(Ring::new(self, direction))
+    }
+
+    /// The part of `direction` that takes frames.
+    pub(super) fn reader(self: &Arc<Self>, direction: Direction) -> Reader {
+        Reader(Ring::new(self, direction))
+    }
+
+    fn map(file: BorrowedFd<'_>, ring_bytes: usize) -> Result<Self, Error> {
+        const DOING: &str = "mapping shared memory";
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                ptr::null_mut(),
+                mapped_bytes(ring_bytes),
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }
+        .map_err(Error::io(DOING))?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or(Error::Misuse("mapped at address 0"))?;
+        // From here on, dropping unmaps.
+        let mapping = Self { base, ring_bytes };
+        let ring = |index: usize| HEAD_BYTES + index * ring_bytes;
+        for (at, len, from) in [
+            (0, HEAD_BYTES, 0),
+            (ring(0), ring_bytes, ring(0)),
+            (ring(1), ring_bytes, ring(0)),
+            (ring(2), ring_bytes, ring(1)),
+            (ring(3), ring_bytes, ring(1)),
+        ] {
+            // SAFETY: `at + len` lies within the reservation above, which is ours alone, and replacing its pages is
+            // what FIXED is for.
+            unsafe {
+                rustix::mm::mmap(
+                    base.as_ptr().add(at).cast(),
+                    len,
+                    ProtFlags::READ | ProtFlags::WRITE,
+                    MapFlags::SHARED | MapFlags::FIXED,
+                    file,
+                    from as u64,
+                )
+            }
+            .map_err(Error::io(DOING))?;
+        }
+        Ok(mapping)
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: the mapping starts with HEAD_BYTES readable and writable bytes at page alignment, which live as long
+        // as `self`; Header consists of atomics, for which all bytes are values and concurrent writes are fine.
+        unsafe { self.base.cast::<Header>().as_ref() }
+    }
+
+    fn control(&self, direction: Direction) -> &Control {
+        let offset = CONTROLS_OFFSET + direction as usize * size_of::<Control>();
+        // SAFETY: within the head and aligned, by the assertions above; Control consists of atomics.
+        unsafe { self.base.add(offset).cast::<Control>().as_ref() }
+    }
+
+    /// `len` contiguous bytes of a ring from `position`, modulo its size.
+    fn bytes(&self, direction: Direction, position: u64, len: usize) -> NonNull<u8> {
+        assert!(len <= self.ring_bytes, "longer than the ring");
+        let ring = HEAD_BYTES + direction as usize * 2 * self.ring_bytes;
+        let offset = position as usize & (self.ring_bytes - 1);
+        // SAFETY: offset < ring_bytes and len <= ring_bytes, and the ring is mapped twice in a row.
+        unsafe { self.base.add(ring + offset) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the whole of it was reserved by `map`, and every reference into it borrows from `self`. An error would
+        // mean that it is not mapped.
+        let _ =
+            unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), mapped_bytes(self.ring_bytes)) };
+    }
+}
+
+/// One ring of a mapping; derefs to its control words.
+#[derive(Clone)]
+pub(super) struct Ring {
+    mapping: Arc<Mapping>,
+    direction: Direction,
+}
+
+impl Ring {
+    fn new(mapping: &Arc<Mapping>, direction: Direction) -> Self {
+        Self {
+            mapping: Arc::clone(mapping),
+            direction,
+        }
+    }
+
+    pub(super) fn capacity(&self) -> u64 {
+        self.mapping.ring_bytes as u64
+    }
+}
+
+impl Deref for Ring {
+    type Target = Control;
+
+    fn deref(&self) -> &Control {
+        self.mapping.control(self.direction)
+    }
+}
+
+/// Access to the bytes of a ring for its only producer in this process.
+pub(super) struct Writer(Ring);
+
+impl Writer {
+    pub(super) fn ring(&self) -> &Ring {
+        &self.0
+    }
+
+    /// Room for a frame. The peer's process can read and, if it is hostile, write it meanwhile; a caller that only
+    /// writes it cannot be misled.
+    #[inline]
+    pub(super) fn room(&mut self, position: u64, len: usize) -> &mut [u8] {
+        let bytes = self.0.mapping.bytes(self.0.direction, position, len);
+        // SAFETY: mapped and writable for as long as `self`, and nobody else in this process has a slice of this
+        // range: there is one Writer, it is borrowed mutably, and the Reader of the other process has its own mapping.
+        unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr(), len) }
+    }
+
+    /// Writes eight bytes at a multiple of eight.
+    #[inline]
+    pub(super) fn put_u64(&mut self, position: u64, value: u64) {
+        let bytes = self.0.mapping.bytes(self.0.direction, position & !7, 8);
+        // SAFETY: mapped and writable for as long as `self`, and aligned.
+        let word = unsafe { bytes.cast::<AtomicU64>().as_ref() };
+        word.store(value.to_le(), Ordering::Relaxed);
+    }
+}
+
+/// Access to the bytes of a ring for its only consumer.
+pub(super) struct Reader(Ring);
+
+impl Reader {
+    pub(super) fn ring(&self) -> &Ring {
+        &self.0
+    }
+
+    /// Eight bytes at a multiple of eight.
+    #[inline]
+    pub(super) fn get_u64(&self, position: u64) -> u64 {
+        let bytes = self.0.mapping.bytes(self.0.direction, position & !7, 8);
+        // SAFETY: mapped for as long as `self`, and aligned.
+        let word = unsafe { bytes.cast::<AtomicU64>().as_ref() };
+        u64::from_le(word.load(Ordering::Relaxed))
+    }
+
+    /// The bytes of a frame. A hostile peer can change them while they are read: decoders copy a scalar out before they
+    /// check it, so that the worst is a frame that makes no sense.
+    #[inline]
+    pub(super) fn bytes(&self, position: u64, len: usize) -> &[u8] {
+        let bytes = self.0.mapping.bytes(self.0.direction, position, len);
+        // SAFETY: mapped and readable for as long as `self`. That the bytes do not change while borrowed is the
+        // protocol's rule: the producer writes only where the consumer has given room back. Memory shared with a
+        // process that breaks the rule is outside what the language describes; decoders keep to volatile-like single
+        // copies, see above.
+        unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len) }
+    }
+}
+
+fn file_bytes(ring_bytes: usize) -> usize {
+    HEAD_BYTES + 2 * ring_bytes
+}
+
+fn mapped_bytes(ring_bytes: usize) -> usize {
+    HEAD_BYTES + 4 * ring_bytes
+}
+
+fn misbehaved(what: &'static str, got: u64, allowed: u64) -> Error {
+    Error::PeerMisbehaved { what, got, allowed }
+}

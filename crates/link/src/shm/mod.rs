@@ -1,0 +1,15 @@
+//! Shared memory: two rings in one memfd, set up over a unix socket that then tells of the peer's death and carries
+//! file descriptors.
+
+#[cfg(not(loom))]
+mod connection;
+#[cfg(not(loom))]
+mod map;
+#[cfg(not(loom))]
+mod peer;
+/// Public for the loom tests only.
+#[doc(hidden)]
+pub mod ring;
+
+#[cfg(not(loom))]
+pub use connection::{Closer, Connection, Receiver, Sender, Waker};

@@ -1,0 +1,294 @@
+//! A ring between one producer and one consumer: positions, and sleeping until the other side moves.
+//!
+//! This file knows nothing of the bytes, nor where the control words live, so that `tests/loom.rs` runs exactly this
+//! code. Positions count bytes since the start and never wrap in practice (2^64 bytes); they are multiples of
+//! [`ALIGN`]. Each side keeps its own position to itself and only publishes it, so nothing that the peer writes into
+//! shared memory can move it; what it reads of the peer is checked before use.
+//!
+//! No wake-up is lost: the sleeper writes `parked`, then reads the other's position; the other writes its position,
+//! then reads `parked`; a sequentially consistent fence between the two steps on both sides means that at least one of
+//! them sees the other's write.
+
+use std::{ops::Deref, time::Duration};
+
+use crate::{
+    Error,
+    sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Word, fence},
+};
+
+/// Positions are multiples of this, so that every frame starts at a multiple of it.
+pub const ALIGN: u64 = 8;
+
+/// The control words of one ring, in memory that both processes map. What one side writes lies apart from what the
+/// other writes: two cache lines, since processors prefetch them in pairs.
+#[cfg_attr(not(loom), repr(C))]
+pub struct Control {
+    produced: Side,
+    consumed: Side,
+}
+
+/// What one side publishes, and the word that it sleeps on.
+#[cfg_attr(not(loom), repr(C, align(128)))]
+struct Side {
+    /// Bytes produced, or consumed, so far.
+    position: AtomicU64,
+    /// Not 0 once this side is finished: no more frames will come, or be taken.
+    closed: AtomicU32,
+    /// 1 while this side sleeps or is about to.
+    parked: Word,
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<Control>() == 256);
+    assert!(std::mem::offset_of!(Control, consumed) == 128);
+    assert!(std::mem::offset_of!(Side, position) == 0);
+    assert!(std::mem::offset_of!(Side, closed) == 8);
+    assert!(std::mem::offset_of!(Side, parked) == 12);
+};
+
+impl Side {
+    fn wake(&self) {
+        fence(Ordering::SeqCst);
+        // The load keeps the common case free of a write to the sleeper's cache line.
+        if self.parked.0.load(Ordering::Relaxed) != 0
+            && self.parked.0.swap(0, Ordering::Relaxed) != 0
+        {
+            self.parked.wake();
+        }
+    }
+
+    /// Sleeps unless `ready`, until woken or `timeout`.
+    fn park(&self, ready: impl FnOnce() -> bool, timeout: Option<Duration>) {
+        self.parked.0.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if !ready() {
+            self.parked.sleep(1, timeout);
+        }
+        self.parked.0.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Control {
+    /// Wakes a sleeping consumer, to look at its interrupt flag. For any thread of the consumer's process.
+    pub fn wake_consumer(&self) {
+        self.consumed.wake();
+    }
+
+    /// Wakes a sleeping producer, to look at its interrupt flag. For any thread of the producer's process.
+    pub fn wake_producer(&self) {
+        self.produced.wake();
+    }
+}
+
+#[cfg(loom)]
+impl Control {
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        let side = || Side {
+            position: AtomicU64::new(0),
+            closed: AtomicU32::new(0),
+            parked: Word::new(0),
+        };
+        Self {
+            produced: side(),
+            consumed: side(),
+        }
+    }
+}
+
+/// A request, from another thread of this process, that a blocked producer or consumer come back.
+pub struct Interrupt(AtomicBool);
+
+impl Interrupt {
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        Self(AtomicBool::new(false))
+    }
+
+    /// To be followed by the wake-up of the side that sleeps.
+    pub fn raise(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    pub fn is_raised(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    pub fn take(&self) -> bool {
+        // The load keeps the common case cheap.
+        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Acquire)
+    }
+}
+
+/// The only one who adds to a ring.
+pub struct Producer<C> {
+    control: C,
+    capacity: u64,
+    position: u64,
+    consumed_seen: u64,
+}
+
+impl<C: Deref<Target = Control>> Producer<C> {
+    /// `capacity` in bytes, a multiple of [`ALIGN`]. The control words must be fresh.
+    pub fn new(control: C, capacity: u64) -> Self {
+        Self {
+            control,
+            capacity,
+            position: 0,
+            consumed_seen: 0,
+        }
+    }
+
+    /// Where the next bytes go, modulo the capacity.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Whether `bytes` more fit.
+    #[inline]
+    pub fn has_room(&mut self, bytes: u64) -> Result<bool, Error> {
+        if self.capacity - (self.position - self.consumed_seen) >= bytes {
+            return Ok(true);
+        }
+        let consumed = self.control.consumed.position.load(Ordering::Acquire);
+        check_position(consumed, self.consumed_seen, self.position)?;
+        self.consumed_seen = consumed;
+        Ok(self.capacity - (self.position - consumed) >= bytes)
+    }
+
+    /// Makes the next `bytes`, a multiple of [`ALIGN`] for which there is room, visible to the consumer.
+    #[inline]
+    pub fn publish(&mut self, bytes: u64) {
+        self.position += bytes;
+        let produced = &self.control.produced.position;
+        produced.store(self.position, Ordering::Release);
+        self.control.consumed.wake();
+    }
+
+    /// Whether the consumer has given room back since last looked; for busy waiting.
+    pub fn has_news(&self) -> bool {
+        self.control.consumed.position.load(Ordering::Relaxed) != self.consumed_seen
+    }
+
+    /// Whether nobody will take what is added.
+    pub fn is_refused(&self) -> bool {
+        self.control.consumed.closed.load(Ordering::Acquire) != 0
+    }
+
+    /// Sleeps until the consumer makes progress, closes, or `interrupt` is raised; or without reason.
+    pub fn sleep(&self, interrupt: &Interrupt, timeout: Option<Duration>) {
+        let ready = || self.has_news() || self.is_refused() || interrupt.is_raised();
+        self.control.produced.park(ready, timeout);
+    }
+
+    /// No more will come.
+    pub fn close(&self) {
+        self.control.produced.closed.store(1, Ordering::Release);
+        self.control.consumed.wake();
+    }
+}
+
+/// The only one who takes from a ring.
+pub struct Consumer<C> {
+    control: C,
+    capacity: u64,
+    position: u64,
+    position_told: u64,
+    produced_seen: u64,
+}
+
+impl<C: Deref<Target = Control>> Consumer<C> {
+    /// `capacity` in bytes, a multiple of [`ALIGN`]. The control words must be fresh, but for what the producer did.
+    pub fn new(control: C, capacity: u64) -> Self {
+        Self {
+            control,
+            capacity,
+            position: 0,
+            position_told: 0,
+            produced_seen: 0,
+        }
+    }
+
+    /// Where the next bytes lie, modulo the capacity.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// How many bytes can be taken; looks for new ones only when there are none.
+    #[inline]
+    pub fn available(&mut self) -> Result<u64, Error> {
+        if self.produced_seen == self.position {
+            let produced = self.control.produced.position.load(Ordering::Acquire);
+            let newest_possible = self.position_told.wrapping_add(self.capacity);
+            check_position(produced, self.produced_seen, newest_possible)?;
+            self.produced_seen = produced;
+        }
+        Ok(self.produced_seen - self.position)
+    }
+
+    /// Takes `bytes` of those available. The producer gets the room back in steps of an eighth of the ring, or
+    /// when the ring is found empty, so that the two do not fight for a cache line at every frame.
+    #[inline]
+    pub fn take(&mut self, bytes: u64) {
+        debug_assert!(bytes <= self.produced_seen - self.position);
+        self.position += bytes;
+        if self.position - self.position_told >= self.capacity / 8 {
+            self.give_back();
+        }
+    }
+
+    /// Tells the producer of all the room there is. To be called before waiting.
+    pub fn give_back(&mut self) {
+        if self.position_told != self.position {
+            self.position_told = self.position;
+            let consumed = &self.control.consumed.position;
+            consumed.store(self.position, Ordering::Release);
+            self.control.produced.wake();
+        }
+    }
+
+    /// Whether the producer has added something since last looked; for busy waiting.
+    pub fn has_news(&self) -> bool {
+        self.control.produced.position.load(Ordering::Relaxed) != self.produced_seen
+    }
+
+    /// Whether the producer closed the ring. What it produced before can be taken still: look for it after this.
+    pub fn is_finished(&self) -> bool {
+        self.control.produced.closed.load(Ordering::Acquire) != 0
+    }
+
+    /// Sleeps until there is something to take, the producer closes, or `interrupt` is raised; or without reason.
+    pub fn sleep(&self, interrupt: &Interrupt, timeout: Option<Duration>) {
+        let ready = || self.has_news() || self.is_finished() || interrupt.is_raised();
+        self.control.consumed.park(ready, timeout);
+    }
+
+    /// Nothing more will be taken.
+    pub fn close(&self) {
+        self.control.consumed.closed.store(1, Ordering::Release);
+        self.control.produced.wake();
+    }
+}
+
+/// A position read from shared memory lies between the last one seen and the furthest that the rules allow.
+#[inline]
+fn check_position(position: u64, seen: u64, furthest: u64) -> Result<(), Error> {
+    let moved = position.wrapping_sub(seen);
+    let allowed = furthest.wrapping_sub(seen);
+    if moved > allowed {
+        return Err(Error::PeerMisbehaved {
+            what: "a ring position that cannot be",
+            got: position,
+            allowed: furthest,
+        });
+    }
+    if !moved.is_multiple_of(ALIGN) {
+        return Err(Error::PeerMisbehaved {
+            what: "a ring position that is not aligned",
+            got: position,
+            allowed: position & !(ALIGN - 1),
+        });
+    }
+    Ok(())
+}

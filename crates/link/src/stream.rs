@@ -1,0 +1,195 @@
+//! A connected socket before it is a link: the handshake's bytes travel here.
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::PollFlags,
+    io::Errno,
+    net::{AddressFamily, RecvFlags, SendFlags, SocketType, sockopt},
+};
+
+use crate::{Error, Kind, Link, shm, sys, tcp};
+
+/// A connected socket that carries raw bytes, in either role.
+///
+/// A supervisor that accepted it hands it to a worker by inheritance: [`OwnedFd`] `from` it there, and `try_from` the
+/// inherited descriptor in the worker.
+#[derive(Debug)]
+pub struct Stream {
+    socket: OwnedFd,
+    kind: Kind,
+}
+
+/// Who is at the other end of a [`Stream`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Peer {
+    /// The process that connected (or that listens). A process of another pid namespace has the pid 0.
+    Process {
+        pid: u32,
+        uid: u32,
+        gid: u32,
+    },
+    Host(SocketAddr),
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { pid, uid, .. } => write!(f, "process {pid} of user {uid}"),
+            Self::Host(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+impl Stream {
+    /// What [`Stream::into_link_client`] and [`Stream::into_link_server`] will make of it.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Who is at the other end.
+    pub fn peer(&self) -> Result<Peer, Error> {
+        match self.kind {
+            Kind::Shm => {
+                let cred = sys::peer_credentials(self.socket.as_fd())
+                    .map_err(Error::io("asking who connected"))?;
+                Ok(Peer::Process {
+                    pid: u32::try_from(cred.pid).unwrap_or(0),
+                    uid: cred.uid,
+                    gid: cred.gid,
+                })
+            }
+            Kind::Tcp => rustix::net::getpeername(&self.socket)
+                .map_err(Error::io("asking who connected"))?
+                .and_then(|address| SocketAddr::try_from(address).ok())
+                .map(Peer::Host)
+                .ok_or(Error::Closed),
+        }
+    }
+
+    /// Fills `bytes` from the socket, and takes nothing beyond them.
+    pub fn read_exact_deadline(
+        &mut self,
+        bytes: &mut [u8],
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let start = Instant::now();
+        let want = bytes.len();
+        let mut have = 0;
+        while have < want {
+            match rustix::net::recv(&self.socket, &mut bytes[have..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) if have == 0 => return Err(Error::Closed),
+                Ok((0, _)) => return Err(Error::Truncated { have, want }),
+                Ok((count, _)) => have += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    self.wait(PollFlags::IN, "the peer's answer", start, deadline)?
+                }
+                Err(error) => return Err(Error::io("reading from the peer")(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends all of `bytes`.
+    pub fn write_all_deadline(&mut self, bytes: &[u8], deadline: Instant) -> Result<(), Error> {
+        let start = Instant::now();
+        let mut rest = bytes;
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        while !rest.is_empty() {
+            match rustix::net::send(&self.socket, rest, flags) {
+                Ok(count) => rest = &rest[count..],
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    self.wait(PollFlags::OUT, "sending to the peer", start, deadline)?
+                }
+                Err(error) => return Err(Error::io("sending to the peer")(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The server's side of the link; over shm it makes the rings and passes them on. Does not wait for the client.
+    pub fn into_link_server(self) -> Result<Link, Error> {
+        match self.kind {
+            Kind::Shm => shm::Connection::serve(self.socket).map(Link::Shm),
+            Kind::Tcp => tcp::Connection::new(self.socket).map(Link::Tcp),
+        }
+    }
+
+    /// The client's side of the link; over shm it waits for the server's rings until `deadline`.
+    pub fn into_link_client(self, deadline: Instant) -> Result<Link, Error> {
+        match self.kind {
+            Kind::Shm => shm::Connection::join(self.socket, deadline).map(Link::Shm),
+            Kind::Tcp => tcp::Connection::new(self.socket).map(Link::Tcp),
+        }
+    }
+
+    fn wait(
+        &self,
+        events: PollFlags,
+        what: &'static str,
+        start: Instant,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        match sys::wait_one(self.socket.as_fd(), events, Some(deadline)) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(timed_out(what, start)),
+            Err(error) => Err(Error::io("waiting for the peer")(error)),
+        }
+    }
+}
+
+/// An inherited descriptor, which the worker was passed without close-on-exec; it is close-on-exec from here on.
+impl TryFrom<OwnedFd> for Stream {
+    type Error = Error;
+
+    fn try_from(socket: OwnedFd) -> Result<Self, Error> {
+        const DOING: &str = "taking over an inherited socket";
+        let domain = sockopt::socket_domain(&socket).map_err(Error::io(DOING))?;
+        let kind = match domain {
+            AddressFamily::UNIX => Kind::Shm,
+            AddressFamily::INET | AddressFamily::INET6 => Kind::Tcp,
+            _ => {
+                return Err(Error::Misuse(
+                    "the inherited socket is neither unix nor tcp",
+                ));
+            }
+        };
+        if sockopt::socket_type(&socket).map_err(Error::io(DOING))? != SocketType::STREAM {
+            return Err(Error::Misuse("the inherited socket is not a stream"));
+        }
+        rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC).map_err(Error::io(DOING))?;
+        Ok(Self { socket, kind })
+    }
+}
+
+impl From<Stream> for OwnedFd {
+    fn from(stream: Stream) -> Self {
+        stream.socket
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+pub(crate) fn timed_out(what: &'static str, start: Instant) -> Error {
+    let ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Error::TimedOut { what, ms }
+}
+
+/// `timeout` from now; more than the clock can tell is a day.
+pub(crate) fn deadline_after(timeout: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(timeout)
+        .unwrap_or(now + Duration::from_secs(86_400))
+}

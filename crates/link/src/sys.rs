@@ -1,0 +1,165 @@
+//! Thin, safe wrappers of system calls: waiting for sockets, passing descriptors, and the two that rustix lacks.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    mem::{self, MaybeUninit},
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    },
+};
+
+/// `Duration` as the kernel wants it; what does not fit is for ever.
+pub(crate) fn timespec(duration: Duration) -> Option<Timespec> {
+    Timespec::try_from(duration).ok()
+}
+
+/// The time left until `deadline`, or for ever.
+pub(crate) fn left(deadline: Option<Instant>) -> Option<Duration> {
+    deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+}
+
+/// Waits until one of `fds` has news, for `timeout` at most, and tells how many have. A signal counts as "none yet".
+pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<usize> {
+    let timeout = timeout.and_then(timespec);
+    match poll(fds, timeout.as_ref()) {
+        Ok(count) => Ok(count),
+        Err(Errno::INTR) => Ok(0),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Waits until `fd` is ready for `events`, or has failed, or the deadline has passed.
+pub(crate) fn wait_one(
+    fd: BorrowedFd<'_>,
+    events: PollFlags,
+    deadline: Option<Instant>,
+) -> io::Result<bool> {
+    loop {
+        let timeout = left(deadline);
+        if wait(&mut [PollFd::from_borrowed_fd(fd, events)], timeout)? > 0 {
+            return Ok(true);
+        }
+        if timeout.is_some_and(|left| left.is_zero()) {
+            return Ok(false);
+        }
+    }
+}
+
+/// Descriptors that travel with one message at most.
+pub(crate) const FDS_PER_MESSAGE_MAX: usize = 2;
+
+/// Sends `bytes` and, with the first of them, `fds`. Does not block; tells how many bytes went.
+pub(crate) fn send_with_fds(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_MESSAGE_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::INVAL);
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)
+}
+
+/// Receives bytes into `bytes` and appends the descriptors that came with them to `fds`. Does not block. Descriptors
+/// beyond [`FDS_PER_MESSAGE_MAX`] are closed by the kernel and reported as `EMSGSIZE`.
+pub(crate) fn receive_with_fds(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_MESSAGE_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let message = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+    for ancillary in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = ancillary {
+            fds.extend(received);
+        }
+    }
+    if message.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(Errno::MSGSIZE);
+    }
+    Ok(message.bytes)
+}
+
+/// What the kernel knows of a tcp connection: `struct tcp_info` of linux/tcp.h.
+pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
+    // SAFETY: tcp_info consists of integers, for which zero is a value.
+    let mut info: libc::tcp_info = unsafe { mem::zeroed() };
+    // SAFETY: tcp_info is plain integers, so any bytes that the kernel writes are a value of it.
+    unsafe { get_option(socket, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) }?;
+    Ok(info)
+}
+
+/// The credentials of the process that connected, or that listened: `SO_PEERCRED` of unix(7). The pid is 0 when that
+/// process is of a foreign pid namespace (for which rustix's type has no value).
+pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
+    let mut cred = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    // SAFETY: ucred is three integers.
+    unsafe { get_option(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut cred) }?;
+    Ok(cred)
+}
+
+/// A descriptor of the process that connected, or that listened, at the other end of a unix socket; it becomes readable
+/// when that process ends. Linux 6.5.
+pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    /// `SO_PEERPIDFD` of asm-generic/socket.h, the same on x86-64 and arm64.
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut fd: libc::c_int = -1;
+    // SAFETY: a c_int has no invalid bytes.
+    unsafe { get_option(socket, libc::SOL_SOCKET, SO_PEERPIDFD, &mut fd) }?;
+    // SAFETY: the kernel just installed this descriptor for us and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Bytes that were sent and not yet acknowledged by the peer's host: `SIOCOUTQ` of tcp(7).
+pub(crate) fn unacknowledged_bytes(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: SIOCOUTQ writes one int, which `bytes` has room for.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &mut bytes) };
+    match rc {
+        0 => Ok(usize::try_from(bytes).unwrap_or(0)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// # Safety
+///
+/// Every byte pattern must be a value of `T`.
+unsafe fn get_option<T>(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &mut T,
+) -> io::Result<()> {
+    let mut len = mem::size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` has room for `len` bytes, and the kernel writes no more; the caller vouches for the values.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            std::ptr::from_mut(value).cast(),
+            &mut len,
+        )
+    };
+    match rc {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

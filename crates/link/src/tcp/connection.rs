@@ -1,0 +1,356 @@
+//! A tcp link: buffers in front of a socket, and what to do while the socket is full or empty.
+//!
+//! The socket is never put into non-blocking mode, which it shares with whoever else holds it; every call says
+//! DONTWAIT instead.
+
+use std::{
+    io::IoSlice,
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use outboard_wire::limits::{LINGER_MS_MAX, TCP_SEND_BUFFER_BYTES};
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, eventfd},
+    io::Errno,
+    net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sendmsg, shutdown},
+};
+
+use super::{
+    deframer::{Deframer, PREFIX_BYTES},
+    liveness::{self, Watch},
+};
+use crate::{Error, Wait, sys};
+
+/// A part at least this long is not copied into the send buffer first.
+const DIRECT_BYTES_MIN: usize = 16 << 10;
+/// Parts of one frame that go to the kernel in one call, the buffered bytes and the length included.
+const PARTS_MAX: usize = 16;
+
+/// An established tcp link.
+pub struct Connection {
+    sender: Sender,
+    receiver: Receiver,
+}
+
+/// What both halves and their handles share.
+struct Shared {
+    socket: OwnedFd,
+    /// Readable while a wake-up of the receiver is pending.
+    wake: OwnedFd,
+    is_closed: AtomicBool,
+    owner_pid: u32,
+}
+
+impl Connection {
+    pub(crate) fn new(socket: OwnedFd) -> Result<Self, Error> {
+        liveness::configure(&socket)?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let shared = Arc::new(Shared {
+            socket,
+            wake: eventfd(0, flags).map_err(Error::io("making an eventfd"))?,
+            is_closed: AtomicBool::new(false),
+            owner_pid: std::process::id(),
+        });
+        Ok(Self {
+            sender: Sender {
+                buffer: Vec::new(),
+                buffered: 0,
+                reserved: 0,
+                is_shut: false,
+                shared: Arc::clone(&shared),
+            },
+            receiver: Receiver {
+                deframer: Deframer::new(),
+                watch: Watch::default(),
+                shared,
+            },
+        })
+    }
+
+    pub(crate) fn split(self) -> (Sender, Receiver) {
+        (self.sender, self.receiver)
+    }
+}
+
+/// The sending half of a tcp link.
+pub struct Sender {
+    /// Never shrinks, so that a reservation costs no zeroing; `buffered` bytes of it count.
+    buffer: Vec<u8>,
+    buffered: usize,
+    reserved: usize,
+    is_shut: bool,
+    shared: Arc<Shared>,
+}
+
+impl Sender {
+    #[inline]
+    pub(crate) fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
+        if self.is_shut {
+            return Err(Error::Closed);
+        }
+        if self.buffered > 0 && self.buffered + PREFIX_BYTES + len > TCP_SEND_BUFFER_BYTES {
+            self.flush()?;
+        }
+        let start = self.buffered + PREFIX_BYTES;
+        if self.buffer.len() < start + len {
+            self.buffer.resize(start + len, 0);
+        }
+        self.reserved = len;
+        Ok(&mut self.buffer[start..start + len])
+    }
+
+    #[inline]
+    pub(crate) fn commit(&mut self, len: usize) -> Result<(), Error> {
+        if len == 0 || len > self.reserved {
+            return Err(Error::Misuse("commit of more than was reserved"));
+        }
+        self.reserved = 0;
+        let start = self.buffered + PREFIX_BYTES;
+        self.buffer[self.buffered..start].copy_from_slice(&(len as u32).to_le_bytes());
+        self.buffered = start + len;
+        if self.buffered >= TCP_SEND_BUFFER_BYTES {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn send(&mut self, parts: &[&[u8]], len: usize) -> Result<(), Error> {
+        if len < DIRECT_BYTES_MIN || parts.len() + 2 > PARTS_MAX {
+            let mut room = self.reserve(len)?;
+            for part in parts {
+                let (start, rest) = room.split_at_mut(part.len());
+                start.copy_from_slice(part);
+                room = rest;
+            }
+            return self.commit(len);
+        }
+        if self.is_shut {
+            return Err(Error::Closed);
+        }
+        let prefix = (len as u32).to_le_bytes();
+        let mut slices = [IoSlice::new(&[]); PARTS_MAX];
+        slices[0] = IoSlice::new(&self.buffer[..self.buffered]);
+        slices[1] = IoSlice::new(&prefix);
+        for (slice, part) in slices[2..].iter_mut().zip(parts) {
+            *slice = IoSlice::new(part);
+        }
+        self.reserved = 0;
+        self.shared.write_all(&mut slices[..parts.len() + 2])?;
+        self.buffered = 0;
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn flush(&mut self) -> Result<(), Error> {
+        if self.buffered == 0 {
+            return Ok(());
+        }
+        let result = self
+            .shared
+            .write_all(&mut [IoSlice::new(&self.buffer[..self.buffered])]);
+        // After an error part of it may have gone: the link is broken and the rest must not follow later.
+        self.is_shut |= result.is_err();
+        self.buffered = 0;
+        self.reserved = 0;
+        result
+    }
+
+    pub(crate) fn shutdown(&mut self) {
+        if self.is_shut || !self.shared.is_ours() {
+            return;
+        }
+        // A peer that is gone does not miss it.
+        let _ = self.flush();
+        self.is_shut = true;
+        let _ = shutdown(&self.shared.socket, Shutdown::Write);
+    }
+
+    pub(crate) fn closer(&self) -> Closer {
+        Closer(Arc::clone(&self.shared))
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+/// The receiving half of a tcp link.
+pub struct Receiver {
+    deframer: Deframer,
+    watch: Watch,
+    shared: Arc<Shared>,
+}
+
+impl Receiver {
+    #[inline]
+    pub(crate) fn recv(&mut self, wait: Wait) -> Result<Option<&[u8]>, Error> {
+        loop {
+            if let Some(range) = self.deframer.next()? {
+                return Ok(Some(self.deframer.bytes(range)));
+            }
+            if !self.fill(wait)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    pub(crate) fn waker(&self) -> Waker {
+        Waker(Arc::clone(&self.shared))
+    }
+
+    /// Takes in what has arrived; if nothing has, waits as told. False when the waiting ended without bytes.
+    fn fill(&mut self, wait: Wait) -> Result<bool, Error> {
+        let deadline = match wait {
+            Wait::Poll => return self.read(),
+            Wait::Until(deadline) => Some(deadline),
+            Wait::Forever => None,
+        };
+        loop {
+            if self.read()? {
+                return Ok(true);
+            }
+            let left = sys::left(deadline).unwrap_or(liveness::TICK);
+            if left.is_zero() {
+                return Ok(false);
+            }
+            let shared = &self.shared;
+            let mut fds = [
+                PollFd::new(&shared.socket, PollFlags::IN),
+                PollFd::new(&shared.wake, PollFlags::IN),
+            ];
+            let news = sys::wait(&mut fds, Some(left.min(liveness::TICK)))
+                .map_err(Error::io("waiting for the peer"))?;
+            if news == 0 {
+                self.watch.look(&shared.socket)?;
+            } else if fds[0].revents().is_empty() && shared.take_wake() {
+                return if shared.is_closed() {
+                    Err(Error::Closed)
+                } else {
+                    Ok(false)
+                };
+            }
+        }
+    }
+
+    /// Takes in what has arrived, without waiting.
+    fn read(&mut self) -> Result<bool, Error> {
+        loop {
+            let room = self.deframer.room()?;
+            match recv(&self.shared.socket, room, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Err(self.deframer.end()),
+                Ok((count, _)) => {
+                    self.deframer.filled(count);
+                    return Ok(true);
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(error) => return Err(Error::io("receiving")(error)),
+            }
+        }
+    }
+}
+
+/// Wakes a blocked [`Receiver`].
+#[derive(Clone)]
+pub struct Waker(Arc<Shared>);
+
+impl Waker {
+    pub(crate) fn wake(&self) {
+        self.0.wake();
+    }
+}
+
+/// Ends both halves.
+#[derive(Clone)]
+pub struct Closer(Arc<Shared>);
+
+impl Closer {
+    pub(crate) fn close(&self) {
+        self.0.is_closed.store(true, Ordering::Release);
+        if self.0.is_ours() {
+            // Wakes whoever waits for the socket.
+            let _ = shutdown(&self.0.socket, Shutdown::Both);
+        }
+        self.0.wake();
+    }
+}
+
+impl Shared {
+    fn is_ours(&self) -> bool {
+        self.owner_pid == std::process::id()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    fn wake(&self) {
+        // The counter is full after 2^64 - 2 wake-ups, and readable still.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    fn take_wake(&self) -> bool {
+        rustix::io::read(&self.wake, &mut [0; 8]).is_ok()
+    }
+
+    fn write_all(&self, mut slices: &mut [IoSlice<'_>]) -> Result<(), Error> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let mut watch = Watch::default();
+        IoSlice::advance_slices(&mut slices, 0);
+        while !slices.is_empty() {
+            match sendmsg(
+                &self.socket,
+                slices,
+                &mut SendAncillaryBuffer::default(),
+                flags,
+            ) {
+                Ok(count) => IoSlice::advance_slices(&mut slices, count),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    let tick = Some(Instant::now() + liveness::TICK);
+                    let has_room = sys::wait_one(self.socket.as_fd(), PollFlags::OUT, tick)
+                        .map_err(Error::io("waiting for the peer"))?;
+                    if self.is_closed() {
+                        return Err(Error::Closed);
+                    }
+                    if !has_room {
+                        watch.look(&self.socket)?;
+                    }
+                }
+                Err(error) => return Err(Error::io("sending")(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets what was sent arrive. Closing a socket that holds unread bytes resets the connection, and that would throw
+    /// away what is still on its way to the peer.
+    fn linger(&self) {
+        let deadline = Instant::now() + Duration::from_millis(LINGER_MS_MAX);
+        let mut unread = [0; 4096];
+        while sys::unacknowledged_bytes(self.socket.as_fd()).is_ok_and(|bytes| bytes > 0)
+            && Instant::now() < deadline
+        {
+            match recv(&self.socket, &mut unread, RecvFlags::DONTWAIT) {
+                Ok((0, _)) | Err(Errno::AGAIN) => std::thread::sleep(Duration::from_millis(1)),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.is_ours() && !self.is_closed() {
+            self.linger();
+        }
+    }
+}
