@@ -8,7 +8,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut out = String::new();
     let ops = decl::ops()?;
     for (number, op) in ops.iter().enumerate() {
-        message(&mut out, &camel(&op.name), &op.name, &op.fields, Bytes::Borrowed)?;
+        message(
+            &mut out,
+            &camel(&op.name),
+            &op.name,
+            &op.fields,
+            Bytes::Borrowed,
+        )?;
         reply(&mut out, &camel(&op.name), &op.reply)?;
         let name = camel(&op.name);
         let life = if has_bytes(&op.fields) { "<'a>" } else { "" };
@@ -23,16 +29,37 @@ fn main() -> Result<(), Box<dyn Error>> {
             "impl<'a> Op<'a> for {name}{life} {{ const NUMBER: u16 = {number}; const ANSWER: Answer = Answer::{answer}; type Reply<'r> = {name}Reply{reply_life}; }}"
         )?;
     }
-    writeln!(out, "/// Any message from client to server.\n#[derive(Debug, Clone, PartialEq)]\npub enum Request<'a> {{")?;
+    writeln!(
+        out,
+        "/// Any message from client to server.\n#[derive(Debug, Clone, PartialEq)]\npub enum Request<'a> {{"
+    )?;
     for op in &ops {
-        writeln!(out, "    {0}({0}{1}),", camel(&op.name), if has_bytes(&op.fields) { "<'a>" } else { "" })?;
+        writeln!(
+            out,
+            "    {0}({0}{1}),",
+            camel(&op.name),
+            if has_bytes(&op.fields) { "<'a>" } else { "" }
+        )?;
     }
-    writeln!(out, "}}\nimpl<'a> Request<'a> {{\n    /// The message of this number; `UnknownMessage` where there is none.\n    pub fn decode(number: u16, r: &mut Reader<'a>) -> Result<Self, DecodeError> {{ Ok(match number {{")?;
+    writeln!(
+        out,
+        "}}\nimpl<'a> Request<'a> {{\n    /// The message of this number; `UnknownMessage` where there is none.\n    pub fn decode(number: u16, r: &mut Reader<'a>) -> Result<Self, DecodeError> {{ Ok(match number {{"
+    )?;
     for (number, op) in ops.iter().enumerate() {
-        writeln!(out, "        {number} => Request::{0}({0}::decode(r)?),", camel(&op.name))?;
+        writeln!(
+            out,
+            "        {number} => Request::{0}({0}::decode(r)?),",
+            camel(&op.name)
+        )?;
     }
-    writeln!(out, "        _ => return Err(DecodeError::UnknownMessage {{ number }}),\n    }}) }}\n}}")?;
-    writeln!(out, "/// Name and answer of every message, by number.\npub const OPS: &[(&str, Answer)] = &[")?;
+    writeln!(
+        out,
+        "        _ => return Err(DecodeError::UnknownMessage {{ number }}),\n    }}) }}\n}}"
+    )?;
+    writeln!(
+        out,
+        "/// Name and answer of every message, by number.\npub const OPS: &[(&str, Answer)] = &["
+    )?;
     for op in &ops {
         writeln!(out, "    (\"{}\", Answer::{:?}),", op.name, op.answer)?;
     }
@@ -42,18 +69,46 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (number, note) in notes.iter().enumerate() {
         let name = format!("{}Note", camel(&note.name));
         message(&mut out, &name, &note.name, &note.fields, Bytes::Borrowed)?;
-        writeln!(out, "impl {name}{} {{ pub const NUMBER: u16 = {}; }}", if has_bytes(&note.fields) { "<'_>" } else { "" }, number + 1)?;
+        writeln!(
+            out,
+            "impl {name}{} {{ pub const NUMBER: u16 = {}; }}",
+            if has_bytes(&note.fields) { "<'_>" } else { "" },
+            number + 1
+        )?;
     }
-    writeln!(out, "/// Anything that the server says unasked.\n#[derive(Debug, Clone, PartialEq)]\npub enum Note<'a> {{")?;
+    writeln!(
+        out,
+        "/// Anything that the server says unasked.\n#[derive(Debug, Clone, PartialEq)]\npub enum Note<'a> {{"
+    )?;
     for note in &notes {
-        writeln!(out, "    {0}({0}Note{1}),", camel(&note.name), if has_bytes(&note.fields) { "<'a>" } else { "" })?;
+        writeln!(
+            out,
+            "    {0}({0}Note{1}),",
+            camel(&note.name),
+            if has_bytes(&note.fields) { "<'a>" } else { "" }
+        )?;
     }
-    writeln!(out, "}}\nimpl<'a> Note<'a> {{\n    pub fn decode(number: u16, r: &mut Reader<'a>) -> Result<Self, DecodeError> {{ Ok(match number {{")?;
+    writeln!(
+        out,
+        "}}\nimpl<'a> Note<'a> {{\n    pub fn decode(number: u16, r: &mut Reader<'a>) -> Result<Self, DecodeError> {{ Ok(match number {{"
+    )?;
     for (number, note) in notes.iter().enumerate() {
-        writeln!(out, "        {} => Note::{1}({1}Note::decode(r)?),", number + 1, camel(&note.name))?;
+        writeln!(
+            out,
+            "        {} => Note::{1}({1}Note::decode(r)?),",
+            number + 1,
+            camel(&note.name)
+        )?;
     }
-    writeln!(out, "        _ => return Err(DecodeError::UnknownMessage {{ number }}),\n    }}) }}\n}}")?;
-    writeln!(out, "/// Both ends of a connection must have been built from the same declarations.\npub const FINGERPRINT: u64 = {};", decl::fingerprint())?;
+    writeln!(
+        out,
+        "        _ => return Err(DecodeError::UnknownMessage {{ number }}),\n    }}) }}\n}}"
+    )?;
+    writeln!(
+        out,
+        "/// Both ends of a connection must have been built from the same declarations.\npub const FINGERPRINT: u64 = {};",
+        decl::fingerprint()
+    )?;
 
     fs::write(Path::new(&env::var("OUT_DIR")?).join("messages.rs"), out)?;
     Ok(())
@@ -73,9 +128,18 @@ fn reply(out: &mut String, name: &str, fields: &[Field]) -> Result<(), Box<dyn E
 }
 
 /// A struct, its length, its encoder and its decoder. Scalars come first, packed little-endian; byte fields follow with their lengths.
-fn message(out: &mut String, name: &str, declared: &str, fields: &[Field], bytes: Bytes) -> Result<(), Box<dyn Error>> {
+fn message(
+    out: &mut String,
+    name: &str,
+    declared: &str,
+    fields: &[Field],
+    bytes: Bytes,
+) -> Result<(), Box<dyn Error>> {
     let life = if has_bytes(fields) { "<'a>" } else { "" };
-    writeln!(out, "/// `{declared}`, as declared.\n#[allow(non_camel_case_types)]\n#[derive(Debug, Clone, PartialEq)]\npub struct {name}{life} {{")?;
+    writeln!(
+        out,
+        "/// `{declared}`, as declared.\n#[allow(non_camel_case_types)]\n#[derive(Debug, Clone, PartialEq)]\npub struct {name}{life} {{"
+    )?;
     for f in fields {
         let ty = match (f.ty, &bytes) {
             (Type::Bytes, Bytes::Borrowed) => "&'a [u8]",
@@ -85,30 +149,57 @@ fn message(out: &mut String, name: &str, declared: &str, fields: &[Field], bytes
         writeln!(out, "    pub {}: {ty},", f.name)?;
     }
     writeln!(out, "}}")?;
-    let (scalars, variable): (Vec<&Field>, Vec<&Field>) = fields.iter().partition(|f| f.ty != Type::Bytes);
+    let (scalars, variable): (Vec<&Field>, Vec<&Field>) =
+        fields.iter().partition(|f| f.ty != Type::Bytes);
     let fixed: usize = scalars.iter().map(|f| size(f.ty)).sum::<usize>() + 4 * variable.len();
-    writeln!(out, "impl<'a> Message<'a> for {name}{life} {{\n    const NAME: &'static str = \"{declared}\";")?;
+    writeln!(
+        out,
+        "impl<'a> Message<'a> for {name}{life} {{\n    const NAME: &'static str = \"{declared}\";"
+    )?;
     write!(out, "    fn encoded_len(&self) -> usize {{ {fixed}")?;
     for f in &variable {
         write!(out, " + self.{}.len()", f.name)?;
     }
-    writeln!(out, " }}\n    #[allow(unused_variables)]\n    fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {{")?;
+    writeln!(
+        out,
+        " }}\n    #[allow(unused_variables)]\n    fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {{"
+    )?;
     for f in &scalars {
         writeln!(out, "        w.put(&self.{}.to_le_bytes())?;", f.name)?;
     }
     for f in &variable {
         writeln!(out, "        w.bytes(&self.{})?;", f.name)?;
     }
-    writeln!(out, "        Ok(())\n    }}\n    #[allow(unused_variables)]\n    fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError> {{")?;
+    writeln!(
+        out,
+        "        Ok(())\n    }}\n    #[allow(unused_variables)]\n    fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError> {{"
+    )?;
     for f in &scalars {
-        writeln!(out, "        let {} = {}::from_le_bytes(r.take(\"{declared}\")?);", f.name, rust_type(f.ty))?;
+        writeln!(
+            out,
+            "        let {} = {}::from_le_bytes(r.take(\"{declared}\")?);",
+            f.name,
+            rust_type(f.ty)
+        )?;
     }
     for f in &variable {
-        let into = if matches!(bytes, Bytes::Cow) { ".into()" } else { "" };
-        writeln!(out, "        let {} = r.bytes(\"{declared}\")?{into};", f.name)?;
+        let into = if matches!(bytes, Bytes::Cow) {
+            ".into()"
+        } else {
+            ""
+        };
+        writeln!(
+            out,
+            "        let {} = r.bytes(\"{declared}\")?{into};",
+            f.name
+        )?;
     }
     let names: Vec<&str> = fields.iter().map(|f| f.name.as_str()).collect();
-    writeln!(out, "        Ok({name} {{ {} }})\n    }}\n}}", names.join(", "))?;
+    writeln!(
+        out,
+        "        Ok({name} {{ {} }})\n    }}\n}}",
+        names.join(", ")
+    )?;
     Ok(())
 }
 

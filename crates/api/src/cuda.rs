@@ -34,7 +34,8 @@ pub type CUtexObject = u64;
 pub type CUsurfObject = u64;
 pub type CUmemGenericAllocationHandle = u64;
 pub type CUhostFn = Option<unsafe extern "C" fn(user_data: *mut c_void)>;
-pub type CUstreamCallback = Option<unsafe extern "C" fn(stream: CUstream, status: c_uint, user_data: *mut c_void)>;
+pub type CUstreamCallback =
+    Option<unsafe extern "C" fn(stream: CUstream, status: c_uint, user_data: *mut c_void)>;
 pub type CUoccupancyB2DSize = Option<unsafe extern "C" fn(block_size: c_int) -> usize>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -81,8 +81,10 @@ impl Call {
 
     /// Every name under which the call is exported.
     pub fn exports(&self) -> impl Iterator<Item = String> + '_ {
-        std::iter::once(self.symbol.clone())
-            .chain(self.per_thread.map(|p| format!("{}{}", self.symbol, p.suffix())))
+        std::iter::once(self.symbol.clone()).chain(
+            self.per_thread
+                .map(|p| format!("{}{}", self.symbol, p.suffix())),
+        )
     }
 }
 
@@ -193,7 +195,13 @@ const SESSION: &str = include_str!("session.ops");
 /// Every exported function, in the order of the declaration.
 pub fn driver() -> Result<Vec<Call>, DeclError> {
     lines(DRIVER)
-        .map(|(line, text)| parse_call(text).map_err(|what| DeclError { file: "driver.calls", line, what }))
+        .map(|(line, text)| {
+            parse_call(text).map_err(|what| DeclError {
+                file: "driver.calls",
+                line,
+                what,
+            })
+        })
         .collect()
 }
 
@@ -202,12 +210,20 @@ pub fn ops() -> Result<Vec<Op>, DeclError> {
     let mut all = Vec::new();
     for (line, text) in lines(SESSION) {
         if let Some(rest) = text.strip_prefix("op ") {
-            all.push(parse_op(rest).map_err(|what| DeclError { file: "session.ops", line, what })?);
+            all.push(parse_op(rest).map_err(|what| DeclError {
+                file: "session.ops",
+                line,
+                what,
+            })?);
         }
     }
     for call in driver()?.into_iter().filter(|c| c.derived) {
         let symbol = call.symbol.clone();
-        all.push(derive_op(call).map_err(|what| DeclError { file: "driver.calls", line: 0, what: format!("{symbol}: {what}") })?);
+        all.push(derive_op(call).map_err(|what| DeclError {
+            file: "driver.calls",
+            line: 0,
+            what: format!("{symbol}: {what}"),
+        })?);
     }
     Ok(all)
 }
@@ -217,7 +233,11 @@ pub fn notes() -> Result<Vec<Note>, DeclError> {
     lines(SESSION)
         .filter_map(|(line, text)| text.strip_prefix("note ").map(|rest| (line, rest)))
         .map(|(line, rest)| {
-            let (name, fields, _) = parse_signature(rest).map_err(|what| DeclError { file: "session.ops", line, what })?;
+            let (name, fields, _) = parse_signature(rest).map_err(|what| DeclError {
+                file: "session.ops",
+                line,
+                what,
+            })?;
             Ok(Note { name, fields })
         })
         .collect()
@@ -227,9 +247,14 @@ pub fn notes() -> Result<Vec<Note>, DeclError> {
 pub fn fingerprint() -> u64 {
     // FNV-1a over the declaration's text: no more is asked of it than to differ between versions.
     let derived = DRIVER.lines().filter(|l| l.ends_with("derived"));
-    SESSION.lines().filter(|l| !l.starts_with('#')).chain(derived).flat_map(str::bytes).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+    SESSION
+        .lines()
+        .filter(|l| !l.starts_with('#'))
+        .chain(derived)
+        .flat_map(str::bytes)
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        })
 }
 
 fn lines(text: &'static str) -> impl Iterator<Item = (usize, &'static str)> {
@@ -261,14 +286,28 @@ fn parse_call(text: &str) -> Result<Call, String> {
         [class, "derived"] => (parse_class(class)?, true, None),
         _ => return Err(format!("class {class}")),
     };
-    Ok(Call { symbol: symbol.to_string(), since, params: parse_params(&rest[open + 1..close])?, per_thread, class, derived, same_as })
+    Ok(Call {
+        symbol: symbol.to_string(),
+        since,
+        params: parse_params(&rest[open + 1..close])?,
+        per_thread,
+        class,
+        derived,
+        same_as,
+    })
 }
 
 fn parse_class(text: &str) -> Result<Class, String> {
-    [Class::Local, Class::Outstanding, Class::Synchronous, Class::Shadowed, Class::Unsupported]
-        .into_iter()
-        .find(|c| c.name() == text)
-        .ok_or_else(|| format!("class {text}"))
+    [
+        Class::Local,
+        Class::Outstanding,
+        Class::Synchronous,
+        Class::Shadowed,
+        Class::Unsupported,
+    ]
+    .into_iter()
+    .find(|c| c.name() == text)
+    .ok_or_else(|| format!("class {text}"))
 }
 
 fn parse_params(text: &str) -> Result<Vec<Param>, String> {
@@ -282,9 +321,19 @@ fn parse_params(text: &str) -> Result<Vec<Param>, String> {
                 Some(p) => (p, true),
                 None => (p, false),
             };
-            let at = p.rfind(|c: char| !(c.is_alphanumeric() || c == '_')).ok_or_else(|| format!("parameter {p}"))? + 1;
-            let ctype = if array { format!("{} *", p[..at].trim()) } else { p[..at].trim().to_string() };
-            Ok(Param { ctype, name: p[at..].to_string() })
+            let at = p
+                .rfind(|c: char| !(c.is_alphanumeric() || c == '_'))
+                .ok_or_else(|| format!("parameter {p}"))?
+                + 1;
+            let ctype = if array {
+                format!("{} *", p[..at].trim())
+            } else {
+                p[..at].trim().to_string()
+            };
+            Ok(Param {
+                ctype,
+                name: p[at..].to_string(),
+            })
         })
         .collect()
 }
@@ -304,7 +353,13 @@ fn parse_op(text: &str) -> Result<Op, String> {
         "waits" => Answer::Waits,
         other => return Err(format!("class '{other}'")),
     };
-    Ok(Op { name, fields, reply, answer, derived_from: None })
+    Ok(Op {
+        name,
+        fields,
+        reply,
+        answer,
+        derived_from: None,
+    })
 }
 
 fn parse_signature(text: &str) -> Result<(String, Vec<Field>, &str), String> {
@@ -315,10 +370,17 @@ fn parse_signature(text: &str) -> Result<(String, Vec<Field>, &str), String> {
         .filter(|f| !f.is_empty())
         .map(|f| {
             let (name, ty) = f.split_once(' ').ok_or_else(|| format!("field {f}"))?;
-            Ok(Field { name: name.to_string(), ty: parse_type(ty)? })
+            Ok(Field {
+                name: name.to_string(),
+                ty: parse_type(ty)?,
+            })
         })
         .collect::<Result<_, String>>()?;
-    Ok((text[..open].trim().to_string(), fields, text[close + 1..].trim()))
+    Ok((
+        text[..open].trim().to_string(),
+        fields,
+        text[close + 1..].trim(),
+    ))
 }
 
 fn parse_type(text: &str) -> Result<Type, String> {
@@ -330,7 +392,12 @@ fn parse_type(text: &str) -> Result<Type, String> {
         "i32" => Type::I32,
         "f32" => Type::F32,
         "bytes" => Type::Bytes,
-        other => Type::Handle(*Handle::ALL.iter().find(|h| h.name() == other).ok_or_else(|| format!("type {other}"))?),
+        other => Type::Handle(
+            *Handle::ALL
+                .iter()
+                .find(|h| h.name() == other)
+                .ok_or_else(|| format!("type {other}"))?,
+        ),
     })
 }
 
@@ -341,7 +408,10 @@ fn derive_op(call: Call) -> Result<Op, String> {
         let name = snake_case(&param.name);
         let direction = match param.ctype.strip_suffix('*').map(str::trim) {
             None => {
-                fields.push(Field { name, ty: scalar(&param.ctype).ok_or_else(|| format!("type {}", param.ctype))? });
+                fields.push(Field {
+                    name,
+                    ty: scalar(&param.ctype).ok_or_else(|| format!("type {}", param.ctype))?,
+                });
                 Direction::In
             }
             Some(pointee) => {
@@ -359,11 +429,17 @@ fn derive_op(call: Call) -> Result<Op, String> {
                         Direction::Out
                     }
                     (None, Some(bytes)) if constant => {
-                        fields.push(Field { name, ty: Type::Bytes });
+                        fields.push(Field {
+                            name,
+                            ty: Type::Bytes,
+                        });
                         Direction::RecordIn(bytes)
                     }
                     (None, Some(bytes)) => {
-                        reply.push(Field { name, ty: Type::Bytes });
+                        reply.push(Field {
+                            name,
+                            ty: Type::Bytes,
+                        });
                         Direction::RecordOut(bytes)
                     }
                     _ => return Err(format!("type {} cannot be derived", param.ctype)),
@@ -372,11 +448,21 @@ fn derive_op(call: Call) -> Result<Op, String> {
         };
         directions.push(direction);
     }
-    let answer = if call.class == Class::Outstanding { Answer::Never } else { Answer::AtOnce };
+    let answer = if call.class == Class::Outstanding {
+        Answer::Never
+    } else {
+        Answer::AtOnce
+    };
     if answer == Answer::Never && !reply.is_empty() {
         return Err("an outstanding call has outputs".into());
     }
-    Ok(Op { name: call.symbol.clone(), fields, reply, answer, derived_from: Some((call, directions)) })
+    Ok(Op {
+        name: call.symbol.clone(),
+        fields,
+        reply,
+        answer,
+        derived_from: Some((call, directions)),
+    })
 }
 
 /// The wire type of a C type passed by value.
@@ -392,7 +478,12 @@ pub fn scalar(ctype: &str) -> Option<Type> {
         "int" | "CUdevice" => Type::I32,
         "float" => Type::F32,
         // CUDA's enums, all of them 32 bits wide.
-        "CUlimit" | "CUfunc_cache" | "CUsharedconfig" | "CUgraphNodeType" | "CUgraphMem_attribute" | "CUarray_format" => Type::U32,
+        "CUlimit"
+        | "CUfunc_cache"
+        | "CUsharedconfig"
+        | "CUgraphNodeType"
+        | "CUgraphMem_attribute"
+        | "CUarray_format" => Type::U32,
         _ => return None,
     })
 }
@@ -428,7 +519,10 @@ pub fn camel_case(name: &str) -> String {
     name.split('_')
         .map(|word| {
             let mut chars = word.chars();
-            chars.next().map(|c| c.to_uppercase().chain(chars).collect::<String>()).unwrap_or_default()
+            chars
+                .next()
+                .map(|c| c.to_uppercase().chain(chars).collect::<String>())
+                .unwrap_or_default()
         })
         .collect()
 }
@@ -440,7 +534,10 @@ mod tests {
     #[test]
     fn every_line_parses() {
         let calls = driver().expect("driver.calls");
-        let exports: std::collections::BTreeSet<String> = calls.iter().flat_map(|c| c.exports().collect::<Vec<_>>()).collect();
+        let exports: std::collections::BTreeSet<String> = calls
+            .iter()
+            .flat_map(|c| c.exports().collect::<Vec<_>>())
+            .collect();
         assert_eq!(exports.len(), 682, "a 580 driver exports 682 functions");
         ops().expect("session.ops");
         notes().expect("session.ops");
@@ -450,7 +547,12 @@ mod tests {
     fn aliases_name_a_declared_call() {
         let calls = driver().expect("driver.calls");
         for alias in calls.iter().filter_map(|c| c.same_as.as_ref()) {
-            assert!(calls.iter().any(|c| &c.symbol == alias && c.same_as.is_none()), "{alias}");
+            assert!(
+                calls
+                    .iter()
+                    .any(|c| &c.symbol == alias && c.same_as.is_none()),
+                "{alias}"
+            );
         }
     }
 

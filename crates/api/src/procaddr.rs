@@ -35,12 +35,15 @@ impl Table {
     fn from_calls(calls: &[Call]) -> Table {
         let mut by_name: HashMap<String, Vec<Entry>> = HashMap::new();
         for call in calls {
-            by_name.entry(call.unversioned().to_string()).or_default().push(Entry {
-                // Functions without a typedef (debugger entries) were there from the start.
-                since: call.since.unwrap_or(0),
-                symbol: call.symbol.clone(),
-                per_thread: call.per_thread,
-            });
+            by_name
+                .entry(call.unversioned().to_string())
+                .or_default()
+                .push(Entry {
+                    // Functions without a typedef (debugger entries) were there from the start.
+                    since: call.since.unwrap_or(0),
+                    symbol: call.symbol.clone(),
+                    per_thread: call.per_thread,
+                });
         }
         for versions in by_name.values_mut() {
             versions.sort_by_key(|e| e.since);
@@ -51,9 +54,15 @@ impl Table {
     /// The exported symbol that serves `name` for a program built against `cuda_version`.
     pub fn resolve(&self, name: &str, cuda_version: u32, flags: u64) -> Result<String, Missing> {
         let versions = self.by_name.get(name).ok_or(Missing::Symbol)?;
-        let entry = versions.iter().rev().find(|e| e.since <= cuda_version).ok_or(Missing::Version)?;
+        let entry = versions
+            .iter()
+            .rev()
+            .find(|e| e.since <= cuda_version)
+            .ok_or(Missing::Version)?;
         Ok(match entry.per_thread {
-            Some(p) if flags & PER_THREAD_DEFAULT_STREAM != 0 => format!("{}{}", entry.symbol, p.suffix()),
+            Some(p) if flags & PER_THREAD_DEFAULT_STREAM != 0 => {
+                format!("{}{}", entry.symbol, p.suffix())
+            }
             _ => entry.symbol.clone(),
         })
     }

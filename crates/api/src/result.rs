@@ -151,7 +151,11 @@ impl std::error::Error for CUresult {}
 impl CUresult {
     /// `Ok` for `CUDA_SUCCESS`, so that `?` stops at anything else.
     pub fn ok(self) -> Result<(), CUresult> {
-        if self == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(self) }
+        if self == CUresult::CUDA_SUCCESS {
+            Ok(())
+        } else {
+            Err(self)
+        }
     }
 
     /// Errors of the GPU itself: the context is lost, every later call answers the same.

@@ -1,1 +1,14 @@
+//! The side with the GPU.
+//!
+//! - [`device`]: `trait Device`, one method a message, consumed by [`session`].
+//! - [`nvidia`]: the machine's own driver, loaded at run time.
+//! - [`soft`]: PTX on the CPU.
+//! - [`session`]: one client: its messages in order, answers when the device is done, everything given back at the end.
+//! - [`images`]: module images by their hash, kept across sessions.
 
+pub mod device;
+pub mod images;
+pub mod nvidia;
+pub mod session;
+pub mod shadow;
+pub mod soft;

@@ -23,7 +23,11 @@ pub trait Op<'a>: Message<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum DecodeError {
     #[error("the message ends inside {message}: {wanted} more bytes wanted, {left} left")]
-    Truncated { message: &'static str, wanted: usize, left: usize },
+    Truncated {
+        message: &'static str,
+        wanted: usize,
+        left: usize,
+    },
     #[error("no message has the number {number}")]
     UnknownMessage { number: u16 },
     #[error("{left} bytes follow the end of the message")]
@@ -52,7 +56,10 @@ impl<'w> Writer<'w> {
     pub fn put(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
         let left = std::mem::take(&mut self.left);
         if bytes.len() > left.len() {
-            let error = EncodeError { wanted: bytes.len(), left: left.len() };
+            let error = EncodeError {
+                wanted: bytes.len(),
+                left: left.len(),
+            };
             self.left = left;
             return Err(error);
         }
@@ -64,7 +71,10 @@ impl<'w> Writer<'w> {
 
     #[inline]
     pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
-        let len = u32::try_from(bytes.len()).map_err(|_| EncodeError { wanted: bytes.len(), left: self.left.len() })?;
+        let len = u32::try_from(bytes.len()).map_err(|_| EncodeError {
+            wanted: bytes.len(),
+            left: self.left.len(),
+        })?;
         self.put(&len.to_le_bytes())?;
         self.put(bytes)
     }
@@ -88,8 +98,14 @@ impl<'a> Reader<'a> {
 
     #[inline]
     pub fn take<const N: usize>(&mut self, message: &'static str) -> Result<[u8; N], DecodeError> {
-        let (head, rest) =
-            self.left.split_first_chunk::<N>().ok_or(DecodeError::Truncated { message, wanted: N, left: self.left.len() })?;
+        let (head, rest) = self
+            .left
+            .split_first_chunk::<N>()
+            .ok_or(DecodeError::Truncated {
+                message,
+                wanted: N,
+                left: self.left.len(),
+            })?;
         self.left = rest;
         Ok(*head)
     }
@@ -98,7 +114,11 @@ impl<'a> Reader<'a> {
     pub fn bytes(&mut self, message: &'static str) -> Result<&'a [u8], DecodeError> {
         let len = u32::from_le_bytes(self.take(message)?) as usize;
         if len > self.left.len() {
-            return Err(DecodeError::Truncated { message, wanted: len, left: self.left.len() });
+            return Err(DecodeError::Truncated {
+                message,
+                wanted: len,
+                left: self.left.len(),
+            });
         }
         let (head, rest) = self.left.split_at(len);
         self.left = rest;
@@ -116,7 +136,11 @@ impl<'a> Reader<'a> {
 
 /// A list of handles as a byte field holds it.
 pub fn ids(bytes: &[u8]) -> impl ExactSizeIterator<Item = u64> + '_ {
-    bytes.as_chunks::<8>().0.iter().map(|chunk| u64::from_le_bytes(*chunk))
+    bytes
+        .as_chunks::<8>()
+        .0
+        .iter()
+        .map(|chunk| u64::from_le_bytes(*chunk))
 }
 
 /// The byte field of a list of handles.

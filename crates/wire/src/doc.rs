@@ -50,8 +50,14 @@ pub enum BoxEnd {
     /// The rows travel with the message, packed.
     Packed,
     /// Memory at an address that means the same on both sides.
-    Pitched { address: u64, pitch_bytes: u64, height: u64 },
-    Array { array: u64 },
+    Pitched {
+        address: u64,
+        pitch_bytes: u64,
+        height: u64,
+    },
+    Array {
+        array: u64,
+    },
 }
 
 /// `CUDA_MEMCPY3D` with handles for pointers; `x` and `width` in bytes.

@@ -78,9 +78,20 @@ pub fn request_len<'a, M: Op<'a>>(message: &M) -> usize {
 
 /// Lays a whole frame out in `room`, which is `request_len` long.
 #[inline]
-pub fn encode_request<'a, M: Op<'a>>(room: &mut [u8], token: u32, context: u64, message: &M) -> Result<(), EncodeError> {
+pub fn encode_request<'a, M: Op<'a>>(
+    room: &mut [u8],
+    token: u32,
+    context: u64,
+    message: &M,
+) -> Result<(), EncodeError> {
     let mut w = Writer::new(room);
-    RequestHeader { op: M::NUMBER, reserved: 0, token, context }.encode(&mut w)?;
+    RequestHeader {
+        op: M::NUMBER,
+        reserved: 0,
+        token,
+        context,
+    }
+    .encode(&mut w)?;
     message.encode(&mut w)
 }
 

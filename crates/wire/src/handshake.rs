@@ -56,9 +56,13 @@ pub struct ServerWelcome {
 pub enum HandshakeError {
     #[error("the peer does not speak Outboard's protocol (its first bytes are {first:02x?})")]
     NotOutboard { first: [u8; 8] },
-    #[error("protocol versions differ: here {ours}, there {theirs}; use the same release of Outboard on both sides")]
+    #[error(
+        "protocol versions differ: here {ours}, there {theirs}; use the same release of Outboard on both sides"
+    )]
     Version { ours: u16, theirs: u16 },
-    #[error("the two sides were built from different call declarations (here {ours:016x}, there {theirs:016x}); use the same release of Outboard on both sides")]
+    #[error(
+        "the two sides were built from different call declarations (here {ours:016x}, there {theirs:016x}); use the same release of Outboard on both sides"
+    )]
     Fingerprint { ours: u64, theirs: u64 },
     #[error("the handshake's document is {len} bytes long, at most {max} are accepted")]
     TooLong { len: usize, max: usize },
@@ -80,7 +84,25 @@ pub struct Preamble {
 impl Preamble {
     /// Says what is wrong with the peer; a refusal is passed through so that its reason can be read.
     pub fn decode(bytes: &[u8; PREAMBLE_BYTES]) -> Result<Preamble, HandshakeError> {
-        let [m0, m1, m2, m3, m4, m5, m6, m7, v0, v1, s0, s1, l0, l1, l2, l3, fingerprint @ ..] = *bytes;
+        let [
+            m0,
+            m1,
+            m2,
+            m3,
+            m4,
+            m5,
+            m6,
+            m7,
+            v0,
+            v1,
+            s0,
+            s1,
+            l0,
+            l1,
+            l2,
+            l3,
+            fingerprint @ ..,
+        ] = *bytes;
         let magic = [m0, m1, m2, m3, m4, m5, m6, m7];
         if magic != MAGIC {
             return Err(HandshakeError::NotOutboard { first: magic });
@@ -92,7 +114,10 @@ impl Preamble {
             fingerprint: u64::from_le_bytes(fingerprint),
         };
         if preamble.document_bytes > limits::HANDSHAKE_BYTES_MAX {
-            return Err(HandshakeError::TooLong { len: preamble.document_bytes, max: limits::HANDSHAKE_BYTES_MAX });
+            return Err(HandshakeError::TooLong {
+                len: preamble.document_bytes,
+                max: limits::HANDSHAKE_BYTES_MAX,
+            });
         }
         Ok(preamble)
     }
@@ -100,10 +125,16 @@ impl Preamble {
     /// Version and fingerprint must be ours.
     pub fn check(&self) -> Result<(), HandshakeError> {
         if self.version != PROTOCOL_VERSION {
-            return Err(HandshakeError::Version { ours: PROTOCOL_VERSION, theirs: self.version });
+            return Err(HandshakeError::Version {
+                ours: PROTOCOL_VERSION,
+                theirs: self.version,
+            });
         }
         if self.fingerprint != FINGERPRINT {
-            return Err(HandshakeError::Fingerprint { ours: FINGERPRINT, theirs: self.fingerprint });
+            return Err(HandshakeError::Fingerprint {
+                ours: FINGERPRINT,
+                theirs: self.fingerprint,
+            });
         }
         Ok(())
     }
@@ -132,7 +163,10 @@ pub fn encode_welcome(welcome: &ServerWelcome) -> Result<Vec<u8>, HandshakeError
 
 /// The server's answer where it does not.
 pub fn encode_refusal(why: &str) -> Vec<u8> {
-    Preamble::encode(true, &why.as_bytes()[..why.len().min(limits::HANDSHAKE_BYTES_MAX)])
+    Preamble::encode(
+        true,
+        &why.as_bytes()[..why.len().min(limits::HANDSHAKE_BYTES_MAX)],
+    )
 }
 
 pub fn decode_hello(document: &[u8]) -> Result<ClientHello, HandshakeError> {
@@ -140,18 +174,27 @@ pub fn decode_hello(document: &[u8]) -> Result<ClientHello, HandshakeError> {
 }
 
 /// The server's document after its preamble, whichever it is.
-pub fn decode_welcome(preamble: &Preamble, document: &[u8]) -> Result<ServerWelcome, HandshakeError> {
+pub fn decode_welcome(
+    preamble: &Preamble,
+    document: &[u8],
+) -> Result<ServerWelcome, HandshakeError> {
     if preamble.refused {
-        return Err(HandshakeError::Refused(String::from_utf8_lossy(document).into_owned()));
+        return Err(HandshakeError::Refused(
+            String::from_utf8_lossy(document).into_owned(),
+        ));
     }
     preamble.check()?;
     from_document(document)
 }
 
 fn to_document<T: Serialize>(value: &T) -> Result<Vec<u8>, HandshakeError> {
-    let document = postcard::to_stdvec(value).map_err(|e| HandshakeError::Document(e.to_string()))?;
+    let document =
+        postcard::to_stdvec(value).map_err(|e| HandshakeError::Document(e.to_string()))?;
     if document.len() > limits::HANDSHAKE_BYTES_MAX {
-        return Err(HandshakeError::TooLong { len: document.len(), max: limits::HANDSHAKE_BYTES_MAX });
+        return Err(HandshakeError::TooLong {
+            len: document.len(),
+            max: limits::HANDSHAKE_BYTES_MAX,
+        });
     }
     Ok(document)
 }

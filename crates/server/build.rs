@@ -1,0 +1,80 @@
+//! Generates `trait Device`, one method a message, and the dispatch from messages to it.
+
+use std::{env, error::Error, fmt::Write, fs, path::Path};
+
+use outboard_api::decl::{self, Answer, Op, Type};
+
+/// Messages about the session rather than the device: `session/` answers them.
+const SESSION_OPS: &[&str] = &["ping", "image_offer", "image_put", "image_get"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let ops: Vec<Op> = decl::ops()?
+        .into_iter()
+        .filter(|op| !SESSION_OPS.contains(&op.name.as_str()))
+        .collect();
+    let mut out = String::new();
+    writeln!(
+        out,
+        "/// What a device does for a session: a method a message. What it does not override it does not support."
+    )?;
+    writeln!(out, "pub trait Device: Host {{")?;
+    for op in &ops {
+        let result = match op.answer {
+            Answer::Waits => "Pending".to_string(),
+            _ if op.reply.is_empty() => "()".to_string(),
+            _ => format!(
+                "messages::{}Reply{}",
+                decl::camel_case(&op.name),
+                if bytes(&op.reply) { "<'static>" } else { "" }
+            ),
+        };
+        writeln!(
+            out,
+            "    /// `{0}`\n    #[allow(unused_variables)]\n    fn {1}(&mut self, cx: &mut Cx<'_>, m: &messages::{2}{3}) -> Result<{result}, Failure> {{ Err(Failure::unsupported(\"{0}\")) }}",
+            op.name,
+            method(&op.name),
+            decl::camel_case(&op.name),
+            if bytes(&op.fields) { "<'_>" } else { "" },
+        )?;
+    }
+    writeln!(out, "}}")?;
+    writeln!(
+        out,
+        "/// Hands a message to the device. The reply, if there is one at once, is encoded into `reply`."
+    )?;
+    writeln!(
+        out,
+        "pub fn dispatch(device: &mut dyn Device, cx: &mut Cx<'_>, request: &Request<'_>, reply: &mut Vec<u8>) -> Result<Outcome, Failure> {{\n    match request {{"
+    )?;
+    for op in &ops {
+        let (camel, method) = (decl::camel_case(&op.name), method(&op.name));
+        match op.answer {
+            Answer::Waits => writeln!(
+                out,
+                "        Request::{camel}(m) => device.{method}(cx, m).map(Outcome::Wait),"
+            )?,
+            _ if op.reply.is_empty() => writeln!(
+                out,
+                "        Request::{camel}(m) => device.{method}(cx, m).map(|()| Outcome::Done),"
+            )?,
+            _ => writeln!(
+                out,
+                "        Request::{camel}(m) => device.{method}(cx, m).and_then(|r| encode(&r, reply)).map(|()| Outcome::Done),"
+            )?,
+        }
+    }
+    writeln!(
+        out,
+        "        _ => Err(Failure::unsupported(\"a session message\")),\n    }}\n}}"
+    )?;
+    fs::write(Path::new(&env::var("OUT_DIR")?).join("device.rs"), out)?;
+    Ok(())
+}
+
+fn bytes(fields: &[decl::Field]) -> bool {
+    fields.iter().any(|f| f.ty == Type::Bytes)
+}
+
+fn method(name: &str) -> String {
+    decl::snake_case(name)
+}

@@ -1,0 +1,109 @@
+//! What a session asks of a device.
+
+use std::{fmt, os::fd::OwnedFd};
+
+use outboard_api::CUresult;
+use outboard_wire::{
+    Message,
+    codec::Writer,
+    doc::DeviceCard,
+    messages::{self, Request},
+};
+
+use crate::images::ImageStore;
+
+include!(concat!(env!("OUT_DIR"), "/device.rs"));
+
+/// The parts of a device that no message of a client asks for.
+pub trait Host: Send {
+    /// One card for each device, in order; the quota is what this session may allocate there.
+    fn cards(&mut self) -> Result<Vec<DeviceCard>, Failure>;
+    /// CUDA version of the driver: 13000 is 13.0.
+    fn driver_version(&mut self) -> u32;
+    /// Reserves the address window in which the client will place device memory: base and length.
+    fn reserve_window(&mut self) -> Result<(u64, u64), Failure>;
+    /// Appends what kernels have printed since the last call. Asked before a wait is answered.
+    fn take_printed(&mut self, out: &mut Vec<u8>);
+    /// Host functions that the streams have reached since the last call: number and status for the client.
+    fn take_host_calls(&mut self, out: &mut Vec<(u64, CUresult)>);
+    /// Hands over the pages of watched mirrors that kernels have changed. Asked before a wait is answered.
+    fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8]));
+    /// Whether host functions are queued, so that the session must keep looking for them.
+    fn awaits_host_calls(&self) -> bool;
+}
+
+/// What a message comes with beside its fields.
+pub struct Cx<'s> {
+    /// The context current for the calling thread; 0 where none is.
+    pub context: u64,
+    pub images: &'s mut ImageStore,
+    /// Takes a file descriptor that the client sent beside its messages.
+    pub fds: &'s mut dyn FnMut(u64) -> Result<OwnedFd, Failure>,
+}
+
+/// How a message ends.
+pub enum Outcome {
+    Done,
+    /// Answered when the GPU is done.
+    Wait(Pending),
+}
+
+pub type Pending = Box<dyn Wait>;
+
+/// A point in the GPU's work that a client waits for.
+pub trait Wait: Send {
+    /// Whether the point is reached; an error where the GPU failed before it. Never blocks.
+    fn ready(&mut self) -> Result<bool, Failure>;
+    /// Once ready: the reply's `data`, where the message has one.
+    fn data(&self) -> Option<&[u8]> {
+        None
+    }
+}
+
+/// A call that failed, as the client is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    pub status: CUresult,
+    /// For the client's log: what failed, and what can be done.
+    pub message: String,
+}
+
+impl Failure {
+    pub fn new(status: CUresult, message: impl Into<String>) -> Failure {
+        Failure {
+            status,
+            message: message.into(),
+        }
+    }
+
+    pub fn unsupported(what: &str) -> Failure {
+        Failure::new(
+            CUresult::CUDA_ERROR_NOT_SUPPORTED,
+            format!("this device does not support {what}"),
+        )
+    }
+
+    /// A handle that this session never minted, or destroyed.
+    pub fn wild(kind: &'static str, id: u64) -> Failure {
+        Failure::new(
+            CUresult::CUDA_ERROR_INVALID_HANDLE,
+            format!("{id:#x} is no {kind} of this session"),
+        )
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.status, self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+fn encode<'a, M: Message<'a>>(reply: &M, out: &mut Vec<u8>) -> Result<(), Failure> {
+    let start = out.len();
+    out.resize(start + reply.encoded_len(), 0);
+    reply
+        .encode(&mut Writer::new(&mut out[start..]))
+        .map_err(|e| Failure::new(CUresult::CUDA_ERROR_UNKNOWN, format!("{}: {e}", M::NAME)))
+}

@@ -1,0 +1,74 @@
+//! Handles of the client, and what they stand for here.
+
+use rustc_hash::FxHashMap;
+
+use crate::device::Failure;
+
+/// The most objects of one kind in a session.
+pub const OBJECTS_MAX: usize = 1 << 22;
+
+/// One kind of handle: the client's number to the device's own object.
+pub struct Shadow<T> {
+    kind: &'static str,
+    objects: FxHashMap<u64, T>,
+}
+
+impl<T> Shadow<T> {
+    pub fn new(kind: &'static str) -> Shadow<T> {
+        Shadow {
+            kind,
+            objects: FxHashMap::default(),
+        }
+    }
+
+    /// Binds a number that the client minted. A number in use is the client's fault.
+    pub fn insert(&mut self, id: u64, object: T) -> Result<(), Failure> {
+        use outboard_api::CUresult;
+        if self.objects.len() >= OBJECTS_MAX {
+            let message = format!("more than {OBJECTS_MAX} objects of kind {}", self.kind);
+            return Err(Failure::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, message));
+        }
+        if self.objects.contains_key(&id) {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_HANDLE,
+                format!("{} {id:#x} exists already", self.kind),
+            ));
+        }
+        self.objects.insert(id, object);
+        Ok(())
+    }
+
+    pub fn get(&self, id: u64) -> Result<&T, Failure> {
+        self.objects
+            .get(&id)
+            .ok_or_else(|| Failure::wild(self.kind, id))
+    }
+
+    pub fn get_mut(&mut self, id: u64) -> Result<&mut T, Failure> {
+        self.objects
+            .get_mut(&id)
+            .ok_or_else(|| Failure::wild(self.kind, id))
+    }
+
+    pub fn remove(&mut self, id: u64) -> Result<T, Failure> {
+        self.objects
+            .remove(&id)
+            .ok_or_else(|| Failure::wild(self.kind, id))
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
+        self.objects.iter().map(|(id, object)| (*id, object))
+    }
+
+    pub fn drain(&mut self) -> impl Iterator<Item = (u64, T)> + '_ {
+        self.objects.drain()
+    }
+
+    pub fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+}
