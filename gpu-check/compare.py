@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Prints the medians of a results file as a Markdown table, beside those of local execution and of the peer.
+
+python3 gpu-check/compare.py docs/results/h200.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+BASELINE = Path(__file__).resolve().parent / "baseline.json"
+MISSING = "-"
+
+
+def table(results: dict[str, Any], baseline: dict[str, Any]) -> str:
+    """The table: milliseconds, in brackets the time over that of the local GPU in the same run."""
+    modes = results["modes"]
+    head = ["median, ms", "local, reference", "peer (over local)"]
+    head += ["GPU busy", *(f"{mode}, this run" for mode in modes)]
+    lines = [_line(head), _line(["---"] * len(head))]
+    for row in baseline["rows"]:
+        entries = results["workloads"].get(row["workload"], {})
+        local_ms = _time(entries.get("local"), row["timing"])
+        cells = [row["title"], f"{row['local']:g}", f"{row['peer']:g} ({row['peer'] / row['local']:.2f})"]
+        cells.append(f"{row['gpu_busy']:g}" if "gpu_busy" in row else MISSING)
+        for mode in modes:
+            cells.append(_cell(_time(entries.get(mode), row["timing"]), local_ms if mode != "local" else None))
+        lines.append(_line(cells))
+    notes = [
+        "",
+        f"Reference: {baseline['about']} Peer: {baseline['peer']}.",
+        f"This run: {_machine(results['machine'])}.",
+    ]
+    return "\n".join(lines + notes)
+
+
+def _time(entry: dict[str, Any] | None, timing: str) -> float | None:
+    return (entry or {}).get("timings_ms", {}).get(timing)
+
+
+def _cell(ms: float | None, local_ms: float | None) -> str:
+    if ms is None:
+        return MISSING
+    return f"{ms:.4g}" + (f" ({ms / local_ms:.2f})" if local_ms else "")
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    gpus = ", ".join(f"{gpu['name']} (driver {gpu['driver_version']})" for gpu in machine.get("gpus", []))
+    return f"{gpus or 'no GPU'}, {machine['date_utc']}, commit {machine.get('commit', 'unknown')}"
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    options = parser.parse_args()
+    try:
+        results = json.loads(options.results.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        print(f"compare: {options.results}: {error}", file=sys.stderr)
+        return 1
+    print(table(results, json.loads(BASELINE.read_text())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

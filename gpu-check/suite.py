@@ -1,0 +1,170 @@
+"""What the check runs: groups of workloads, one process a group and mode.
+
+Importing PyTorch takes 5 to 10 seconds, so related workloads share a process. Each is still reported by
+itself: the process prints a line when a workload begins and one when it ends, and after a hang or a crash the
+runner starts the group again with the workloads that are left.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+WORKLOADS_DIR = HERE / "workloads"
+EXAMPLES_DIR = ROOT / "build" / "examples"
+
+LOSS_TOLERANCE = 1e-4
+NUMBER_TOLERANCE_RELATIVE = 1e-3
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One workload: `function` of `module`, under `name` in the results."""
+
+    name: str
+    module: str
+    function: str
+    # Whether the full run only has it.
+    slow: bool = False
+    # Why it is expected to fail today; empty where it must pass.
+    known_failure: str = ""
+    # Calls that may wait for the server in one steady-state iteration (see `--counts`); None: not counted.
+    synchronous_max: float | None = None
+    number_tolerance_relative: float = NUMBER_TOLERANCE_RELATIVE
+
+    @property
+    def target(self) -> str:
+        return f"{self.name}={self.module}:{self.function}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Workloads that share one process."""
+
+    name: str
+    workloads: tuple[Workload, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    # The exit status that a right run ends with.
+    exit_code: int = 0
+    # Where the modules are; tests put their own here.
+    directory: Path = WORKLOADS_DIR
+
+
+def _workloads(module: str, *functions: str, slow: bool = False) -> tuple[Workload, ...]:
+    return tuple(Workload(function, module, function, slow=slow) for function in functions)
+
+
+def _counted(module: str, **synchronous_max: float) -> tuple[Workload, ...]:
+    return tuple(Workload(name, module, name, synchronous_max=n) for name, n in synchronous_max.items())
+
+
+def _examples() -> tuple[Workload, ...]:
+    """The project's own CUDA programs, where they have been built."""
+    if not EXAMPLES_DIR.is_dir():
+        return ()
+    programs = sorted(p for p in EXAMPLES_DIR.iterdir() if p.is_file() and os.access(p, os.X_OK) and p.suffix != ".so")
+    return tuple(Workload(f"example_{p.name}", "cuda_programs", p.name) for p in programs)
+
+
+def groups() -> tuple[Group, ...]:
+    """The whole suite, in the order in which it runs.
+
+    The bounds on synchronous calls are what the driver itself was asked by PyTorch 2.11 on an H200: each
+    device-to-host copy and each synchronisation of a stream, and nothing else.
+    """
+    models = _counted(
+        "torch_inference",
+        resnet18_infer_b1=3,
+        resnet18_infer_b64=3,
+        resnet50_infer_b1=3,
+        bert_infer_b1=3,
+        bert_infer_b64=3,
+        # 39 stream synchronisations and 35 copies for 16 tokens, twice that for 32.
+        gpt2_gen32=148,
+    ) + _counted("torch_training", resnet18_train_b64=4, bert_train_b16=4)
+    jax_bits = "--xla_gpu_autotune_level=0 --xla_gpu_deterministic_ops=true"
+    suite = (
+        Group("nvidia_tools", _workloads("nvidia_tools", "nvidia_smi", "nvidia_smi_list", "nvml_queries")),
+        Group("examples", _examples()),
+        Group("models", models),
+        Group(
+            "half_precision",
+            _workloads("torch_half", "autocast_float16", "autocast_bfloat16", "model_float16", "model_bfloat16"),
+        ),
+        Group(
+            "torch_features",
+            _workloads(
+                "torch_streams",
+                "threads",
+                "events",
+                "stream_dependencies",
+                "pinned_async_d2h",
+                "dataloader",
+                "out_of_memory",
+            )
+            + _workloads("torch_graphs", "cuda_graph", "graphed_callables")
+            + _workloads("triton_kernels", "triton_vector_add", "triton_softmax"),
+        ),
+        Group(
+            "compile",
+            _workloads("torch_compiled", "compiled_mlp") + _counted("torch_compiled", compiled_softmax=0),
+        ),
+        Group(
+            "micro",
+            _counted("micro", synchronize=1, launch=0, item=2, graph_replay=0)
+            + _workloads("micro", "copies_pinned", "copies_pageable", "allocations"),
+        ),
+        Group("device_assert", _workloads("faults", "device_assert")),
+        Group("os_exit", _workloads("faults", "os_exit"), exit_code=7),
+        Group(
+            "jax",
+            _workloads("jax_programs", "jax_matmul", "jax_grad"),
+            environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_FLAGS": jax_bits},
+        ),
+        Group(
+            "jax_default",
+            (
+                Workload("jax_default_matmul", "jax_programs", "jax_matmul", slow=True),
+                Workload("jax_default_grad", "jax_programs", "jax_grad", slow=True),
+            ),
+        ),
+        Group(
+            "cupy",
+            _workloads(
+                "cupy_programs", "cupy_elementwise", "cupy_reduction", "cupy_rawkernel", "cupy_matmul", "cupy_sort"
+            ),
+        ),
+        Group("numba", _workloads("numba_programs", "numba_saxpy", "numba_shared_sum")),
+    )
+    return tuple(group for group in suite if group.workloads)
+
+
+def select(suite: tuple[Group, ...], only: list[str], quick: bool) -> tuple[Group, ...]:
+    """The part of the suite asked for; names are those of groups or of workloads.
+
+    Raises ValueError for a name that the suite does not have.
+    """
+    known = {group.name for group in suite} | {w.name for group in suite for w in group.workloads}
+    unknown = sorted(set(only) - known)
+    if unknown:
+        raise ValueError(f"no group or workload is called {', '.join(unknown)} (--dry-run lists them)")
+
+    def wanted(group: Group, workload: Workload) -> bool:
+        if only:
+            return group.name in only or workload.name in only
+        return not (quick and workload.slow)
+
+    chosen = (
+        Group(
+            group.name,
+            tuple(w for w in group.workloads if wanted(group, w)),
+            group.environment,
+            group.exit_code,
+            group.directory,
+        )
+        for group in suite
+    )
+    return tuple(group for group in chosen if group.workloads)

@@ -1,0 +1,78 @@
+"""JAX: a matrix product and the gradient of a small network."""
+
+from __future__ import annotations
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from harness import Result, Settings, SkipWorkload, digest_bytes, median_ms, require
+
+__all__ = ["WORKLOADS", "first_result", "healthy"]
+
+# XLA otherwise picks kernels by timing them, and bits differ from run to run.
+BITS_ARE_FIXED = "xla_gpu_autotune_level=0" in os.environ.get("XLA_FLAGS", "")
+
+
+def first_result() -> None:
+    require(healthy(), "1 + 1 is not 2")
+
+
+def healthy() -> bool:
+    return float(jnp.ones(2).sum()) == 2.0
+
+
+def _require_gpu() -> None:
+    # JAX falls back to the processor without an error.
+    if jax.default_backend() == "cpu" and "cuda" not in os.environ.get("JAX_PLATFORMS", "cuda"):
+        raise SkipWorkload("JAX was asked to run on the processor")
+    require(jax.default_backend() == "gpu", f"JAX runs on {jax.default_backend()}")
+
+
+def _result(arrays: list[jax.Array], timings_ms: dict[str, float]) -> Result:
+    host = [np.ascontiguousarray(array) for array in arrays]
+    require(all(np.isfinite(a).all() for a in host), "the output is not finite")
+    numbers = {f"norm_{i}": float(np.linalg.norm(a.astype(np.float64))) for i, a in enumerate(host)}
+    digest = digest_bytes(*(a.tobytes() for a in host)) if BITS_ARE_FIXED else None
+    return Result(digest=digest, numbers=numbers, timings_ms=timings_ms)
+
+
+def jax_matmul(settings: Settings) -> Result:
+    _require_gpu()
+    generator = np.random.default_rng(0)
+    a, b = (generator.standard_normal((1024, 1024), dtype=np.float32) for _ in range(2))
+    multiply = jax.jit(lambda x, y: jnp.matmul(x, y, precision="highest"))
+    x, y = jnp.asarray(a), jnp.asarray(b)
+    product = multiply(x, y)
+    error = np.abs(np.asarray(product, dtype=np.float64) - a.astype(np.float64) @ b).max()
+    require(error < 1e-2, f"the product is off by {error}")
+    ms = median_ms(lambda: multiply(x, y).block_until_ready(), settings.iterations(full=50, quick=10))
+    return _result([product], {"product": ms})
+
+
+def jax_grad(settings: Settings) -> Result:
+    """Ten steps of gradient descent; the loss must fall."""
+    _require_gpu()
+    keys = jax.random.split(jax.random.key(0), 4)
+    parameters = [jax.random.normal(keys[0], (64, 128)) * 0.1, jax.random.normal(keys[1], (128, 8)) * 0.1]
+    x, target = jax.random.normal(keys[2], (256, 64)), jax.random.normal(keys[3], (256, 8))
+
+    def loss_of(parameters: list[jax.Array]) -> jax.Array:
+        hidden = jnp.tanh(jnp.matmul(x, parameters[0], precision="highest"))
+        return jnp.mean((jnp.matmul(hidden, parameters[1], precision="highest") - target) ** 2)
+
+    step = jax.jit(jax.value_and_grad(loss_of))
+    losses = []
+    for _ in range(10):
+        loss, gradients = step(parameters)
+        parameters = [p - 0.5 * g for p, g in zip(parameters, gradients, strict=True)]
+        losses.append(float(loss))
+    require(losses[-1] < losses[0], f"the loss did not fall: {losses}")
+    result = _result(parameters, {})
+    result.losses = losses
+    return result
+
+
+WORKLOADS = {"jax_matmul": jax_matmul, "jax_grad": jax_grad}
