@@ -1,6 +1,12 @@
 //! The documents inside messages: whatever is asked rarely and has many fields.
 
+mod nvml;
+mod tensor_map;
+
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+pub use nvml::*;
+pub use tensor_map::*;
 
 /// All that the client answers by itself about one device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]

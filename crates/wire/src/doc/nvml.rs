@@ -1,0 +1,131 @@
+//! What NVML says of a server's devices at one moment. `None` where the driver refuses the question.
+
+use serde::{Deserialize, Serialize};
+
+/// The answer to `nvml_snapshot`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct NvmlSnapshot {
+    /// `nvmlSystemGetDriverVersion`: "580.159.04".
+    pub driver_version: String,
+    /// `nvmlSystemGetNVMLVersion`: "13.580.159.04".
+    pub nvml_version: String,
+    /// `nvmlSystemGetCudaDriverVersion`: 13000 is 13.0.
+    pub cuda_version: i32,
+    /// The session's devices, in the order of its `CUdevice` ordinals.
+    pub devices: Vec<NvmlDevice>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct NvmlDevice {
+    pub name: String,
+    /// With its prefix: "GPU-6fb2...".
+    pub uuid: String,
+    pub serial: Option<String>,
+    pub board_part_number: Option<String>,
+    pub vbios_version: Option<String>,
+    /// `nvmlBrandType_t`.
+    pub brand: Option<u32>,
+    /// `nvmlDeviceArchitecture_t`.
+    pub architecture: Option<u32>,
+    pub compute_capability: (i32, i32),
+    pub cores: Option<u32>,
+    /// The number in `/dev/nvidia<minor>`.
+    pub minor_number: Option<u32>,
+    pub board_id: Option<u32>,
+    pub multi_gpu_board: Option<u32>,
+
+    pub pci: NvmlPci,
+    pub memory: NvmlMemory,
+    /// BAR1 window: total, free, used bytes.
+    pub bar1_bytes: Option<(u64, u64, u64)>,
+    pub memory_bus_bits: Option<u32>,
+
+    /// Per cent of the last sample period.
+    pub utilization_gpu: Option<u32>,
+    pub utilization_memory: Option<u32>,
+    /// Per cent, and the sample period in microseconds.
+    pub utilization_encoder: Option<(u32, u32)>,
+    pub utilization_decoder: Option<(u32, u32)>,
+
+    pub temperature_celsius: Option<u32>,
+    /// By `nvmlTemperatureThresholds_t`.
+    pub temperature_thresholds_celsius: Vec<Option<u32>>,
+    pub fan_percent: Option<u32>,
+    pub fans: Option<u32>,
+    pub power_milliwatts: Option<u32>,
+    pub power_limit_milliwatts: Option<u32>,
+    pub power_limit_default_milliwatts: Option<u32>,
+    pub power_limit_enforced_milliwatts: Option<u32>,
+    /// Least, greatest.
+    pub power_limit_range_milliwatts: Option<(u32, u32)>,
+    pub energy_millijoules: Option<u64>,
+    /// `nvmlPstates_t`: 0 to 15.
+    pub performance_state: Option<u32>,
+    /// `nvmlClocksEventReasons` bits.
+    pub clock_event_reasons: Option<u64>,
+    /// By `nvmlClockType_t`: graphics, SM, memory, video; MHz.
+    pub clocks_mhz: [Option<u32>; 4],
+    pub clocks_max_mhz: [Option<u32>; 4],
+    pub clocks_application_mhz: [Option<u32>; 4],
+
+    /// Current, pending; 0 disabled, 1 enabled.
+    pub ecc_mode: Option<(u32, u32)>,
+    /// Uncorrected errors since the last boot, and in all.
+    pub ecc_uncorrected: (Option<u64>, Option<u64>),
+    pub ecc_corrected: (Option<u64>, Option<u64>),
+    /// Current, pending.
+    pub mig_mode: Option<(u32, u32)>,
+    /// `nvmlComputeMode_t`.
+    pub compute_mode: Option<u32>,
+    pub persistence_mode: Option<u32>,
+    pub display_mode: Option<u32>,
+    pub display_active: Option<u32>,
+    pub accounting_mode: Option<u32>,
+    /// `nvmlGpuVirtualizationMode_t`.
+    pub virtualization_mode: Option<u32>,
+    /// GSP firmware; `None` where the GPU runs without.
+    pub gsp_firmware_version: Option<String>,
+    /// Processes with a CUDA context on it.
+    pub processes_compute: Vec<NvmlProcess>,
+    pub processes_graphics: Vec<NvmlProcess>,
+    /// Links that are up.
+    pub nvlinks_active: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct NvmlPci {
+    pub domain: u32,
+    pub bus: u32,
+    pub device: u32,
+    /// As NVML spells it: "00000000:5D:00.0".
+    pub bus_id: String,
+    /// Device id in the upper 16 bits, vendor id in the lower.
+    pub device_id: u32,
+    pub subsystem_id: u32,
+    pub link_generation: Option<u32>,
+    pub link_generation_max: Option<u32>,
+    pub link_width: Option<u32>,
+    pub link_width_max: Option<u32>,
+    /// Kilobytes a second sent and received by the GPU.
+    pub throughput_kilobytes_per_s: Option<(u32, u32)>,
+    pub replays: Option<u32>,
+}
+
+/// `nvmlDeviceGetMemoryInfo` counts reserved memory as used; `_v2` tells it apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct NvmlMemory {
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    /// Without what is reserved.
+    pub used_bytes: u64,
+    /// `None` where the driver has no `_v2`; `used_bytes` then includes it.
+    pub reserved_bytes: Option<u64>,
+}
+
+/// A process of the server's machine; its number means nothing on the client's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct NvmlProcess {
+    pub pid: u32,
+    pub used_bytes: Option<u64>,
+    pub name: Option<String>,
+}
