@@ -1,0 +1,137 @@
+use crate::{
+    Arch, Error, cubin, fatbin, fatbin::Encoding, fatbin::Entry, fatbin::Kind, ptx,
+    raw::WRAPPER_MAGIC,
+};
+
+/// The form an image came in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    Fatbin,
+    Cubin,
+    Ptx,
+}
+
+/// A parsed image. A bare cubin or PTX text is an image with one entry.
+#[derive(Debug, Clone)]
+pub struct Image<'a> {
+    format: Format,
+    entries: Vec<Entry<'a>>,
+}
+
+/// The code a driver would take for a device.
+#[derive(Debug, Clone, Copy)]
+pub enum Choice<'i, 'a> {
+    /// Machine code that runs as it is.
+    Cubin(&'i Entry<'a>),
+    /// To be compiled for the device first.
+    Ptx(&'i Entry<'a>),
+}
+
+impl<'i, 'a> Choice<'i, 'a> {
+    pub fn entry(self) -> &'i Entry<'a> {
+        match self {
+            Self::Cubin(entry) | Self::Ptx(entry) => entry,
+        }
+    }
+}
+
+impl<'a> Image<'a> {
+    /// Tells the form from the first bytes. What follows a container's end is ignored, as the driver does: it never
+    /// learns how long the memory is that it was given.
+    pub fn parse(data: &'a [u8]) -> Result<Self, Error> {
+        let magic = data.first_chunk::<4>().copied().map(u32::from_le_bytes);
+        match magic {
+            Some(fatbin::MAGIC) => Ok(Self {
+                format: Format::Fatbin,
+                entries: fatbin::parse(data)?,
+            }),
+            Some(cubin::MAGIC) => Ok(Self {
+                format: Format::Cubin,
+                entries: vec![bare_cubin(data)?],
+            }),
+            Some(WRAPPER_MAGIC) => Err(Error::WrapperWithoutMemory),
+            _ if ptx::looks_like_text(data) => Ok(Self {
+                format: Format::Ptx,
+                entries: vec![bare_ptx(data)?],
+            }),
+            _ => Err(Error::NotAnImage {
+                found: data.get(..4).unwrap_or(data).to_vec(),
+            }),
+        }
+    }
+
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    pub fn entries(&self) -> &[Entry<'a>] {
+        &self.entries
+    }
+
+    /// The code for a device: the machine code of the closest architecture that runs there, else the highest PTX that
+    /// can be compiled for it. Among equals the more specific target wins, then the first.
+    pub fn select(&self, major: u32, minor: u32) -> Result<Choice<'_, 'a>, Error> {
+        let device = Arch::device(major, minor);
+        let cubin = best(
+            self.entries
+                .iter()
+                .filter(|entry| entry.kind == Kind::Cubin && entry.arch.cubin_runs_on(device)),
+        );
+        match cubin {
+            Some(entry) => Ok(Choice::Cubin(entry)),
+            None => self
+                .best_ptx(device)
+                .map(Choice::Ptx)
+                .ok_or_else(|| self.no_binary(device, false)),
+        }
+    }
+
+    /// The PTX for a device that runs nothing else.
+    pub fn select_ptx(&self, major: u32, minor: u32) -> Result<&Entry<'a>, Error> {
+        let device = Arch::device(major, minor);
+        self.best_ptx(device)
+            .ok_or_else(|| self.no_binary(device, true))
+    }
+
+    fn best_ptx(&self, device: Arch) -> Option<&Entry<'a>> {
+        best(
+            self.entries
+                .iter()
+                .filter(|entry| entry.kind == Kind::Ptx && entry.arch.ptx_runs_on(device)),
+        )
+    }
+
+    fn no_binary(&self, device: Arch, ptx_only: bool) -> Error {
+        Error::NoBinary {
+            device,
+            ptx_only,
+            found: self.entries.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+fn best<'i, 'a: 'i>(entries: impl Iterator<Item = &'i Entry<'a>>) -> Option<&'i Entry<'a>> {
+    entries.reduce(|best, entry| if entry.arch > best.arch { entry } else { best })
+}
+
+fn bare_cubin(data: &[u8]) -> Result<Entry<'_>, Error> {
+    let len = cubin::extent(data)?;
+    let data = crate::read::bytes(data, 0, len, "cubin")?;
+    Ok(Entry::bare(
+        Kind::Cubin,
+        cubin::arch(data)?,
+        data,
+        Encoding::Plain,
+    ))
+}
+
+fn bare_ptx(data: &[u8]) -> Result<Entry<'_>, Error> {
+    let text = ptx::decode(data)?;
+    let arch = ptx::scan_header(text)?.target;
+    Ok(Entry::bare(
+        Kind::Ptx,
+        arch,
+        text.as_bytes(),
+        Encoding::Plain,
+    ))
+}
