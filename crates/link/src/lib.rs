@@ -25,7 +25,10 @@
 //!   link can close it.
 
 #[cfg(not(loom))]
+mod dial;
+#[cfg(not(loom))]
 mod endpoint;
+#[cfg_attr(loom, allow(dead_code))]
 mod error;
 #[cfg(not(loom))]
 mod link;
@@ -44,6 +47,7 @@ pub mod tcp;
 
 #[cfg(not(loom))]
 pub use crate::{
+    dial::{DialError, dial},
     endpoint::{Endpoint, EndpointError, Host},
     link::{Closer, Kind, Link, Receiver, Sender, Wait, Waker},
     listener::{Listener, connect},

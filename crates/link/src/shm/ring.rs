@@ -60,12 +60,13 @@ impl Side {
 
     /// Sleeps unless `ready`, until woken or `timeout`.
     fn park(&self, ready: impl FnOnce() -> bool, timeout: Option<Duration>) {
-        self.parked.0.store(1, Ordering::Relaxed);
+        // Swaps, not stores: a chain of read-modify-writes has one order that all agree on, loom too.
+        self.parked.0.swap(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !ready() {
             self.parked.sleep(1, timeout);
         }
-        self.parked.0.store(0, Ordering::Relaxed);
+        self.parked.0.swap(0, Ordering::Relaxed);
     }
 }
 

@@ -1,0 +1,37 @@
+//! From an address to a session: connect, say hello, read the welcome.
+
+use std::time::{Duration, Instant};
+
+use outboard_wire::{
+    handshake::{self, ClientHello, HandshakeError, PREAMBLE_BYTES, Preamble, ServerWelcome},
+    limits,
+};
+
+use crate::{Endpoint, Error, Link, connect};
+
+/// Why no session came about.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    #[error(transparent)]
+    Link(#[from] Error),
+    #[error(transparent)]
+    Handshake(#[from] HandshakeError),
+}
+
+/// Opens a session. `timeout` bounds the whole of it.
+pub fn dial(endpoint: &Endpoint, hello: &ClientHello, timeout: Duration) -> Result<(Link, ServerWelcome), DialError> {
+    let deadline = Instant::now() + timeout;
+    let mut stream = connect(endpoint, timeout.min(Duration::from_millis(limits::HANDSHAKE_MS_MAX)))?;
+    stream.write_all_deadline(&handshake::encode_hello(hello)?, deadline)?;
+    let mut preamble = [0; PREAMBLE_BYTES];
+    stream.read_exact_deadline(&mut preamble, deadline)?;
+    let preamble = Preamble::decode(&preamble)?;
+    // A refusal says more than a differing version would: read it first.
+    let mut document = vec![0; preamble.document_bytes];
+    if !preamble.refused {
+        preamble.check()?;
+    }
+    stream.read_exact_deadline(&mut document, deadline)?;
+    let welcome = handshake::decode_welcome(&preamble, &document)?;
+    Ok((stream.into_link_client(deadline)?, welcome))
+}

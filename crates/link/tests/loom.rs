@@ -1,0 +1,199 @@
+//! Every interleaving of the ring's two sides, up to a bound of preemptions: no lost wake-up (loom reports a deadlock),
+//! no byte read before it is written or overwritten before it is read (loom reports a race), no frame lost.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p outboard-link --release --test loom`
+#![cfg(loom)]
+
+use loom::{cell::UnsafeCell, sync::Arc, thread};
+use outboard_link::shm::ring::{ALIGN, Consumer, Control, Interrupt, Producer};
+
+/// The bytes of a ring, in units of [`ALIGN`].
+struct Slots(Vec<UnsafeCell<u64>>);
+
+// SAFETY: what the tests check: loom panics when two threads touch a cell at once.
+unsafe impl Sync for Slots {}
+// SAFETY: as above.
+unsafe impl Send for Slots {}
+
+impl Slots {
+    fn new(capacity: u64) -> Arc<Self> {
+        let count = capacity / ALIGN;
+        Arc::new(Self((0..count).map(|_| UnsafeCell::new(0)).collect()))
+    }
+
+    fn at(&self, position: u64) -> &UnsafeCell<u64> {
+        &self.0[(position / ALIGN) as usize % self.0.len()]
+    }
+}
+
+fn explore(test: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(test);
+}
+
+fn push(producer: &mut Producer<Arc<Control>>, slots: &Slots, value: u64) -> bool {
+    let interrupt = Interrupt::new();
+    while !producer.has_room(ALIGN).unwrap() {
+        if producer.is_refused() {
+            return false;
+        }
+        producer.sleep(&interrupt, None);
+    }
+    let slot = slots.at(producer.position());
+    // SAFETY: loom checks it.
+    slot.with_mut(|slot| unsafe { *slot = value });
+    producer.publish(ALIGN);
+    true
+}
+
+fn pop(consumer: &mut Consumer<Arc<Control>>, slots: &Slots) -> Option<u64> {
+    let interrupt = Interrupt::new();
+    while consumer.available().unwrap() == 0 {
+        consumer.give_back();
+        let is_finished = consumer.is_finished();
+        if consumer.available().unwrap() > 0 {
+            break;
+        }
+        if is_finished {
+            return None;
+        }
+        consumer.sleep(&interrupt, None);
+    }
+    let slot = slots.at(consumer.position());
+    // SAFETY: loom checks it.
+    let value = slot.with(|slot| unsafe { *slot });
+    consumer.take(ALIGN);
+    Some(value)
+}
+
+#[test]
+fn frames_arrive_in_order_and_both_sides_sleep_and_wake() {
+    const CAPACITY: u64 = 2 * ALIGN;
+    explore(|| {
+        let control = Arc::new(Control::new());
+        let slots = Slots::new(CAPACITY);
+        let mut consumer = Consumer::new(control.clone(), CAPACITY);
+        let consumer_slots = slots.clone();
+        let taker = thread::spawn(move || {
+            for expected in 1..=3 {
+                assert_eq!(pop(&mut consumer, &consumer_slots), Some(expected));
+            }
+            assert_eq!(pop(&mut consumer, &consumer_slots), None);
+        });
+        let mut producer = Producer::new(control, CAPACITY);
+        for value in 1..=3 {
+            assert!(push(&mut producer, &slots, value));
+        }
+        producer.close();
+        taker.join().unwrap();
+    });
+}
+
+#[test]
+fn room_that_was_kept_back_is_given_before_sleeping() {
+    const CAPACITY: u64 = 16 * ALIGN;
+    explore(|| {
+        let control = Arc::new(Control::new());
+        let mut producer = Producer::new(control.clone(), CAPACITY);
+        let mut consumer = Consumer::new(control, CAPACITY);
+        producer.publish(CAPACITY);
+        assert_eq!(consumer.available().unwrap(), CAPACITY);
+        consumer.take(CAPACITY - ALIGN);
+        let taker = thread::spawn(move || {
+            consumer.take(ALIGN);
+            let interrupt = Interrupt::new();
+            while consumer.available().unwrap() == 0 {
+                consumer.give_back();
+                consumer.sleep(&interrupt, None);
+            }
+        });
+        let interrupt = Interrupt::new();
+        while !producer.has_room(CAPACITY).unwrap() {
+            producer.sleep(&interrupt, None);
+        }
+        producer.publish(ALIGN);
+        taker.join().unwrap();
+    });
+}
+
+#[test]
+fn a_producer_that_waits_learns_that_nobody_takes() {
+    const CAPACITY: u64 = ALIGN;
+    explore(|| {
+        let control = Arc::new(Control::new());
+        let slots = Slots::new(CAPACITY);
+        let mut consumer = Consumer::new(control.clone(), CAPACITY);
+        let consumer_slots = slots.clone();
+        let taker = thread::spawn(move || {
+            assert_eq!(pop(&mut consumer, &consumer_slots), Some(1));
+            consumer.close();
+        });
+        let mut producer = Producer::new(control, CAPACITY);
+        assert!(push(&mut producer, &slots, 1));
+        let mut pushed = 1;
+        while push(&mut producer, &slots, 2) {
+            pushed += 1;
+        }
+        assert!(pushed <= 2);
+        taker.join().unwrap();
+    });
+}
+
+#[test]
+fn an_interrupt_wakes_a_consumer_whatever_the_producer_does() {
+    const CAPACITY: u64 = 2 * ALIGN;
+    explore(|| {
+        let control = Arc::new(Control::new());
+        let slots = Slots::new(CAPACITY);
+        let interrupt = Arc::new(Interrupt::new());
+        let waker = thread::spawn({
+            let (control, interrupt) = (control.clone(), interrupt.clone());
+            move || {
+                interrupt.raise();
+                control.wake_consumer();
+            }
+        });
+        let sender = thread::spawn({
+            let (control, slots) = (control.clone(), slots.clone());
+            move || assert!(push(&mut Producer::new(control, CAPACITY), &slots, 7))
+        });
+        let mut consumer = Consumer::new(control, CAPACITY);
+        let (mut is_woken, mut has_frame) = (false, false);
+        while !(is_woken && has_frame) {
+            is_woken |= interrupt.take();
+            if consumer.available().unwrap() > 0 {
+                consumer.take(ALIGN);
+                has_frame = true;
+            }
+            if !(is_woken && has_frame) {
+                consumer.sleep(&interrupt, None);
+            }
+        }
+        waker.join().unwrap();
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn an_interrupt_wakes_a_producer_that_waits_for_room() {
+    const CAPACITY: u64 = ALIGN;
+    explore(|| {
+        let control = Arc::new(Control::new());
+        let interrupt = Arc::new(Interrupt::new());
+        let closer = thread::spawn({
+            let (control, interrupt) = (control.clone(), interrupt.clone());
+            move || {
+                interrupt.raise();
+                control.wake_producer();
+            }
+        });
+        let mut producer = Producer::new(control, CAPACITY);
+        producer.publish(ALIGN);
+        while !interrupt.is_raised() {
+            assert!(!producer.has_room(ALIGN).unwrap());
+            producer.sleep(&interrupt, None);
+        }
+        closer.join().unwrap();
+    });
+}
