@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use object::{
-    LittleEndian as LE, ReadRef as _,
+    LittleEndian as LE, ReadRef as _, SectionIndex,
     elf::{self, FileHeader64, SectionHeader64, Sym64},
     read::elf::{
         FileHeader as _, ProgramHeader as _, SectionHeader as _, SectionTable, Sym as _,
@@ -48,6 +48,7 @@ mod attribute {
     pub(super) const REQNTID: u8 = 0x10;
     pub(super) const FRAME_SIZE: u8 = 0x11;
     pub(super) const KPARAM_INFO: u8 = 0x17;
+    pub(super) const CBANK_PARAM_SIZE: u8 = 0x19;
     pub(super) const MAXREG_COUNT: u8 = 0x1b;
     pub(super) const REGCOUNT: u8 = 0x2f;
     pub(super) const CTA_PER_CLUSTER: u8 = 0x3d;
@@ -62,7 +63,7 @@ const REGISTERS_UNLIMITED: u32 = 255;
 
 /// Lists what a cubin contains.
 pub(crate) fn parse(data: &[u8]) -> Result<Module, Error> {
-    File::read(data)?.module()
+    File::read(data)?.into_module()
 }
 
 pub(crate) fn arch(data: &[u8]) -> Result<Arch, Error> {
@@ -141,7 +142,8 @@ struct File<'a> {
     sections: SectionTable<'a, FileHeader64<LE>>,
     symbols: SymbolTable<'a, FileHeader64<LE>>,
     /// The first of each name.
-    by_name: HashMap<&'a [u8], &'a SectionHeader64<LE>>,
+    by_name: HashMap<&'a [u8], SectionIndex>,
+    budget: Budget,
 }
 
 impl<'a> File<'a> {
@@ -153,11 +155,12 @@ impl<'a> File<'a> {
         let symbols = sections
             .symbols(LE, data, elf::SHT_SYMTAB)
             .map_err(elf_error)?;
+        let mut budget = Budget::new(data.len());
         let mut by_name = HashMap::new();
-        for section in sections.iter() {
-            by_name
-                .entry(sections.section_name(LE, section).map_err(elf_error)?)
-                .or_insert(section);
+        for (index, section) in sections.enumerate() {
+            let name = sections.section_name(LE, section).map_err(elf_error)?;
+            budget.spend(name.len())?;
+            by_name.entry(name).or_insert(index);
         }
         Ok(Self {
             data,
@@ -165,7 +168,12 @@ impl<'a> File<'a> {
             sections,
             symbols,
             by_name,
+            budget,
         })
+    }
+
+    fn section(&self, name: &[u8]) -> Option<&'a SectionHeader64<LE>> {
+        self.sections.section(*self.by_name.get(name)?).ok()
     }
 
     fn arch(&self) -> Result<Arch, Error> {
@@ -199,33 +207,31 @@ impl<'a> File<'a> {
         ))
     }
 
-    fn module(&self) -> Result<Module, Error> {
+    fn into_module(mut self) -> Result<Module, Error> {
         let arch = self.arch()?;
         let functions = self.function_attributes()?;
         let constant_bytes = self
-            .by_name
-            .get(b".nv.constant3".as_slice())
+            .section(b".nv.constant3")
             .map(|section| section.sh_size.get(LE));
-        let mut budget = Budget::new(self.data.len());
         let mut kernels = Vec::new();
         let mut variables = Vec::new();
         for (index, symbol) in self.symbols.enumerate() {
             if symbol.st_type() == elf::STT_FUNC && symbol.st_other().0 & STO_CUDA_ENTRY != 0 {
-                let name = self.symbol_name(symbol, &mut budget)?;
+                let name = self.symbol_name(symbol)?;
                 let mut attributes = functions.get(&index.0).copied().unwrap_or_default();
                 attributes.constant_bytes =
                     Some(narrow(constant_bytes.unwrap_or(0), "constant bank size")?);
                 self.shared(name, arch, &mut attributes)?;
-                let params = self.kernel_info(name, &mut attributes, &mut budget)?;
+                let params = self.kernel_info(name, &mut attributes)?;
                 kernels.push(Kernel {
                     name: name.to_owned(),
                     params,
                     attributes,
                 });
             } else if symbol.st_type() == elf::STT_OBJECT
-                && let Some(space) = self.space(symbol)?
+                && let Some(space) = self.space(symbol)
             {
-                let name = self.symbol_name(symbol, &mut budget)?.to_owned();
+                let name = self.symbol_name(symbol)?.to_owned();
                 variables.push(Variable {
                     name,
                     space,
@@ -242,7 +248,7 @@ impl<'a> File<'a> {
         })
     }
 
-    fn symbol_name(&self, symbol: &Sym64<LE>, budget: &mut Budget) -> Result<&'a str, Error> {
+    fn symbol_name(&mut self, symbol: &Sym64<LE>) -> Result<&'a str, Error> {
         let name = self.symbols.symbol_name(LE, symbol).map_err(elf_error)?;
         if name.len() > limits::NAME_BYTES_MAX {
             let (found, max) = (name.len() as u64, limits::NAME_BYTES_MAX as u64);
@@ -253,29 +259,25 @@ impl<'a> File<'a> {
                 max,
             });
         }
-        budget.spend(name.len())?;
+        self.budget.spend(name.len())?;
         std::str::from_utf8(name)
             .map_err(|error| Error::Elf(format!("a symbol's name is not UTF-8: {error}")))
     }
 
-    fn space(&self, symbol: &Sym64<LE>) -> Result<Option<Space>, Error> {
+    fn space(&self, symbol: &Sym64<LE>) -> Option<Space> {
         // No module has a variable in the sections that only extended numbering reaches.
-        let index = object::SectionIndex(usize::from(symbol.st_shndx(LE).0));
-        let Ok(section) = self.sections.section(index) else {
-            return Ok(None);
-        };
-        Ok(
-            match self.sections.section_name(LE, section).map_err(elf_error)? {
-                b".nv.global" | b".nv.global.init"
-                    if symbol.st_other().0 & STO_CUDA_MANAGED != 0 =>
-                {
-                    Some(Space::Managed)
-                }
-                b".nv.global" | b".nv.global.init" => Some(Space::Global),
-                b".nv.constant3" => Some(Space::Constant),
-                _ => None,
-            },
-        )
+        let section = SectionIndex(usize::from(symbol.st_shndx(LE).0));
+        let is_in = |name: &[u8]| self.by_name.get(name) == Some(&section);
+        if is_in(b".nv.global") || is_in(b".nv.global.init") {
+            let is_managed = symbol.st_other().0 & STO_CUDA_MANAGED != 0;
+            Some(if is_managed {
+                Space::Managed
+            } else {
+                Space::Global
+            })
+        } else {
+            is_in(b".nv.constant3").then_some(Space::Constant)
+        }
     }
 
     /// Registers and stack frames, which stand in one section for all functions, by symbol index.
@@ -301,8 +303,7 @@ impl<'a> File<'a> {
     fn shared(&self, kernel: &str, arch: Arch, attributes: &mut Attributes) -> Result<(), Error> {
         let name = format!(".nv.shared.{kernel}");
         let bytes = self
-            .by_name
-            .get(name.as_bytes())
+            .section(name.as_bytes())
             .map_or(0, |section| section.sh_size.get(LE));
         let reserves = arch.number >= SHARED_RESERVED_ARCH_MIN && bytes >= SHARED_RESERVED_BYTES;
         let reserved = if reserves { SHARED_RESERVED_BYTES } else { 0 };
@@ -313,18 +314,20 @@ impl<'a> File<'a> {
 
     /// Parameters, and the attributes that stand in the kernel's own section.
     fn kernel_info(
-        &self,
+        &mut self,
         kernel: &str,
         attributes: &mut Attributes,
-        budget: &mut Budget,
     ) -> Result<Vec<Param>, Error> {
         let mut params: Vec<(u16, Param)> = Vec::new();
         let records = self.records(format!(".nv.info.{kernel}").as_bytes())?;
-        budget.spend(records.data.len())?;
+        self.budget.spend(records.data.len())?;
         for record in records {
             let record = record?;
             match record.attribute {
                 attribute::KPARAM_INFO | attribute::KPARAM_INFO_V2 => params.push(record.param()?),
+                attribute::CBANK_PARAM_SIZE => {
+                    attributes.param_bytes = Some(u32::from(record.value));
+                }
                 attribute::PARAM_CBANK => attributes.param_base = Some(record.u32(4)? & 0xffff),
                 attribute::MAX_THREADS => attributes.threads_max = Some(record.triple()?),
                 attribute::REQNTID => attributes.threads_required = Some(record.triple()?),
@@ -345,7 +348,7 @@ impl<'a> File<'a> {
 
     /// The records of a section, none if there is no such section.
     fn records(&self, section: &[u8]) -> Result<Records<'a>, Error> {
-        let Some(section) = self.by_name.get(section) else {
+        let Some(section) = self.section(section) else {
             return Ok(Records {
                 data: &[],
                 at: 0,

@@ -60,6 +60,9 @@ pub struct Attributes {
     pub local_bytes: Option<u32>,
     /// User constants (`__constant__`), which all kernels of a module share.
     pub constant_bytes: Option<u32>,
+    /// Bytes of parameters that the code expects. More than [`Kernel::param_bytes`] where a compiler other than
+    /// NVIDIA's left out the list.
+    pub param_bytes: Option<u32>,
     /// Where the parameters start in constant bank 0.
     pub param_base: Option<u32>,
     /// `__launch_bounds__` or `.maxntid`.

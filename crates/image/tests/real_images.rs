@@ -64,6 +64,12 @@ fn check_kernels(module: &Module, what: &str) {
             .kernel(name)
             .unwrap_or_else(|| panic!("{what}: no {name}"));
         assert_eq!(params(kernel), *expected, "{what}: {name}");
+        let is_code = kernel.attributes.registers.is_some();
+        let param_bytes = kernel.attributes.param_bytes.unwrap_or(0);
+        assert!(
+            !is_code || param_bytes == kernel.param_bytes(),
+            "{what}: {name}"
+        );
         count += 1;
     }
     assert_eq!(module.kernels.len(), count, "{what}");
