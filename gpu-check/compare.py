@@ -39,7 +39,8 @@ def table(results: dict[str, Any], baseline: dict[str, Any]) -> str:
 
 
 def _time(entry: dict[str, Any] | None, timing: str) -> float | None:
-    return (entry or {}).get("timings_ms", {}).get(timing)
+    ms = (entry or {}).get("timings_ms", {}).get(timing)
+    return None if ms is None else float(ms)
 
 
 def _cell(ms: float | None, local_ms: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -46,6 +47,14 @@ def describe(outboard: list[str]) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": _versions(),
     }
+
+
+def has_gpu() -> bool:
+    """Whether the driver can be started here."""
+    try:
+        return int(ctypes.CDLL("libcuda.so.1").cuInit(0)) == 0
+    except OSError:
+        return False
 
 
 def gpus() -> list[dict[str, str]]:

@@ -29,7 +29,6 @@ from server import ServerError
 from suite import WORKLOADS_DIR, Group, Workload
 
 EVENT_PREFIX = "GPU-CHECK "
-EXIT_S_MAX = 30.0
 STDERR_LINES_MAX = 12
 STDERR_LINE_CHARACTERS_MAX = 400
 EVENT_LINE_BYTES_MAX = 1 << 20
@@ -49,7 +48,7 @@ class Limits:
 
     workload_s: float
     start_s: float
-    exit_s: float = EXIT_S_MAX
+    exit_s: float
     # time.monotonic() after which nothing new starts and what runs is ended.
     deadline: float = float("inf")
 

@@ -24,6 +24,8 @@ class Report:
         self.path = path
         self.modes = modes
         self.errors: list[str] = []
+        # Whether the check came to its end.
+        self.complete = False
         # By workload, then by mode.
         self.rows: dict[str, dict[str, dict[str, Any]]] = {}
         self.counts: dict[str, dict[str, Any]] = {}
@@ -32,16 +34,15 @@ class Report:
             "machine": machine,
             "modes": modes,
             "quick": quick,
-            "complete": False,
         }
-        self._processes: dict[str, dict[str, dict[str, Any]]] = {}
+        self.processes: dict[str, dict[str, dict[str, Any]]] = {}
         self._local: dict[str, dict[str, Any]] = {}
 
     @property
     def ok(self) -> bool:
         entries = [entry for row in self.rows.values() for entry in row.values()]
         checks = [entry["ok"] for entry in entries] + [counted["ok"] for counted in self.counts.values()]
-        return bool(checks) and all(checks) and not self.errors
+        return bool(checks) and all(checks) and self.complete and not self.errors
 
     def add(self, group: Group, mode: Mode, run: GroupRun) -> None:
         for workload in group.workloads:
@@ -60,7 +61,7 @@ class Report:
         }
         if run.stats:
             process["stats"] = run.stats
-        self._processes.setdefault(group.name, {})[mode.name] = process
+        self.processes.setdefault(group.name, {})[mode.name] = process
         if run.exit_error:
             self._row(f"{group.name}.exit")[mode.name] = {
                 "status": "fail",
@@ -75,7 +76,6 @@ class Report:
         self.errors.append(error)
 
     def finish(self, server_restarts: int, server_log: list[str]) -> None:
-        self._document["complete"] = True
         self._document["server_restarts"] = server_restarts
         if server_restarts:
             self.errors.append(f"the server died and was started again, {server_restarts} times")
@@ -87,9 +87,10 @@ class Report:
         document = dict(
             self._document,
             ok=self.ok,
+            complete=self.complete,
             errors=self.errors,
             workloads=self.rows,
-            processes=self._processes,
+            processes=self.processes,
             calls_per_iteration=self.counts,
         )
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,9 +137,13 @@ def print_table(report: Report) -> None:
         times = {key for entry in row.values() for key in entry.get("timings_ms", {})}
         for key in sorted(times):
             print(f"  {key}, ms".ljust(width) + "".join(_time(row.get(m), key).rjust(22) for m in report.modes))
+    print("start-up to the first result".ljust(width))
+    for name, process in report.processes.items():
+        times_s = [process.get(mode, {}).get("startup_s") for mode in report.modes]
+        print(f"  {name}, s".ljust(width) + "".join(("-" if s is None else f"{s:.1f}").rjust(22) for s in times_s))
     for name, row in report.rows.items():
         for mode, entry in row.items():
-            if not entry["ok"] or entry["status"] == "skip":
+            if not entry["ok"] or (entry["status"] == "skip" and mode == report.modes[0]):
                 reason = "; ".join(entry.get("differences", [])) or entry.get("error", "")
                 print(f"{name} ({mode}): {entry['status']}: {reason[:TABLE_ERROR_CHARACTERS_MAX]}")
     for name, counted in report.counts.items():

@@ -29,6 +29,7 @@ WORKLOAD_S = 240.0
 WORKLOAD_QUICK_S = 60.0
 START_S = 120.0
 SERVER_START_S = 30.0
+EXIT_S = 30.0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 
@@ -46,8 +47,8 @@ def main(arguments: list[str] | None = None, suite: tuple[Group, ...] | None = N
     if options.outboard is None or options.out is None:
         print("gpu-check: --outboard and --out are needed (or --dry-run)", file=sys.stderr)
         return EXIT_USAGE
-    if options.device == "nvidia" and not machine.gpus():
-        print("gpu-check: nvidia-smi finds no NVIDIA GPU here, and this check needs one", file=sys.stderr)
+    if options.device == "nvidia" and not machine.has_gpu():
+        print("gpu-check: there is no NVIDIA GPU with a driver here, and this check needs one", file=sys.stderr)
         return EXIT_USAGE
     # An end asked for from outside ends the server and the workloads too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_FAILED))
@@ -61,6 +62,7 @@ def _check(options: argparse.Namespace, chosen: tuple[Group, ...], scratch: Path
     limits = Limits(
         workload_s=options.timeout_s or (WORKLOAD_QUICK_S if options.quick else WORKLOAD_S),
         start_s=START_S,
+        exit_s=EXIT_S,
         deadline=time.monotonic() + options.budget_s,
     )
     links = [mode for mode in options.modes if mode != "local"]
@@ -86,6 +88,7 @@ def _check(options: argparse.Namespace, chosen: tuple[Group, ...], scratch: Path
         if options.counts and links:
             counts_mode = next(mode for mode in modes if mode.url is not None)
             steady.count(chosen, counts_mode, runner, limits, report)
+        report.complete = True
     except ServerError as error:
         report.fail(str(error))
         print(f"gpu-check: {error}", file=sys.stderr)

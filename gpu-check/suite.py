@@ -15,6 +15,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 WORKLOADS_DIR = HERE / "workloads"
 EXAMPLES_DIR = ROOT / "build" / "examples"
+EXAMPLE_SCRIPTS_DIR = ROOT / "examples" / "python"
 
 LOSS_TOLERANCE = 1e-4
 NUMBER_TOLERANCE_RELATIVE = 1e-3
@@ -65,8 +66,9 @@ def _examples() -> tuple[Workload, ...]:
     """The project's own CUDA programs, where they have been built."""
     if not EXAMPLES_DIR.is_dir():
         return ()
-    programs = sorted(p for p in EXAMPLES_DIR.iterdir() if p.is_file() and os.access(p, os.X_OK) and p.suffix != ".so")
-    return tuple(Workload(f"example_{p.name}", "cuda_programs", p.name) for p in programs)
+    programs = [p for p in EXAMPLES_DIR.iterdir() if p.is_file() and os.access(p, os.X_OK)]
+    programs += EXAMPLE_SCRIPTS_DIR.glob("*.py")
+    return tuple(Workload(f"example_{p.name}", "cuda_programs", str(p)) for p in sorted(programs))
 
 
 def groups() -> tuple[Group, ...]:
@@ -85,46 +87,37 @@ def groups() -> tuple[Group, ...]:
         # 39 stream synchronisations and 35 copies for 16 tokens, twice that for 32.
         gpt2_gen32=148,
     ) + _counted("torch_training", resnet18_train_b64=4, bert_train_b16=4)
-    jax_bits = "--xla_gpu_autotune_level=0 --xla_gpu_deterministic_ops=true"
     suite = (
         Group("nvidia_tools", _workloads("nvidia_tools", "nvidia_smi", "nvidia_smi_list", "nvml_queries")),
         Group("examples", _examples()),
-        Group("models", models),
         Group(
-            "half_precision",
-            _workloads("torch_half", "autocast_float16", "autocast_bfloat16", "model_float16", "model_bfloat16"),
+            "models",
+            models
+            + _workloads("torch_half", "autocast_float16", "autocast_bfloat16", "model_float16", "model_bfloat16"),
         ),
         Group(
             "torch_features",
-            _workloads(
-                "torch_streams",
-                "threads",
-                "events",
-                "stream_dependencies",
-                "pinned_async_d2h",
-                "dataloader",
-                "out_of_memory",
-            )
+            _counted("micro", synchronize=1, launch=0, item=2, graph_replay=0)
+            + _workloads("micro", "copies_pinned", "copies_pageable", "allocations")
+            + _workloads("torch_streams", "threads", "events", "stream_dependencies", "pinned_async_d2h", "dataloader")
             + _workloads("torch_graphs", "cuda_graph", "graphed_callables")
-            + _workloads("triton_kernels", "triton_vector_add", "triton_softmax"),
+            + _workloads("triton_kernels", "triton_vector_add", "triton_softmax")
+            # Last, since it leaves the allocator in another state than it found.
+            + _workloads("torch_streams", "out_of_memory"),
         ),
         Group(
             "compile",
             _workloads("torch_compiled", "compiled_mlp") + _counted("torch_compiled", compiled_softmax=0),
-        ),
-        Group(
-            "micro",
-            _counted("micro", synchronize=1, launch=0, item=2, graph_replay=0)
-            + _workloads("micro", "copies_pinned", "copies_pageable", "allocations"),
         ),
         Group("device_assert", _workloads("faults", "device_assert")),
         Group("os_exit", _workloads("faults", "os_exit"), exit_code=7),
         Group(
             "jax",
             _workloads("jax_programs", "jax_matmul", "jax_grad"),
-            environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_FLAGS": jax_bits},
+            environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
         ),
         Group(
+            # Takes three quarters of the GPU's memory at once.
             "jax_default",
             (
                 Workload("jax_default_matmul", "jax_programs", "jax_matmul", slow=True),

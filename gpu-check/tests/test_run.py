@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import process
 import run
 from suite import Group, Workload
 
@@ -30,16 +30,15 @@ def check(tmp_path, *groups, modes="local,shm,tcp", extra=()):
     return status, json.loads(out.read_text())
 
 
+def assert_nothing_runs():
+    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(FAKES / "outboard") not in listing
+    assert f"--modules {FAKES}" not in listing
+
+
 @pytest.fixture(autouse=True)
 def short_exit(monkeypatch):
-    monkeypatch.setattr(process.Limits, "__init__", _with_short_exit(process.Limits.__init__))
-
-
-def _with_short_exit(original):
-    def init(self, *args, **kwargs):
-        original(self, *args, **{"exit_s": 3.0, **kwargs})
-
-    return init
+    monkeypatch.setattr(run, "EXIT_S", 3.0)
 
 
 def test_right_workload_passes_in_every_mode(tmp_path):
@@ -178,8 +177,38 @@ def test_counts_are_held_against_their_bound(tmp_path):
 
 def test_nothing_is_left_running(tmp_path):
     check(tmp_path, fake_group("hangs", "right"), modes="local,tcp")
-    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert str(FAKES) not in listing
+    assert_nothing_runs()
+
+
+def test_ended_from_outside_it_leaves_results_and_nothing_running(tmp_path):
+    script = f"""
+import sys
+sys.path[:0] = [{str(FAKES.parents[1])!r}]
+from pathlib import Path
+import run
+from suite import Group, Workload
+names = ("right", "hangs")
+workloads = tuple(Workload(n, "fake_workloads", n) for n in names)
+groups = [Group(g, (w,), directory=Path({str(FAKES)!r})) for g, w in zip(names, workloads)]
+sys.exit(run.main(sys.argv[1:], tuple(groups)))
+"""
+    out = tmp_path / "results.json"
+    arguments = ["--outboard", str(FAKES / "outboard"), "--out", str(out), "--device", "soft", "--modes", "local,tcp"]
+    check_process = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments, "--log-dir", str(tmp_path / "logs")],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    for line in check_process.stdout:
+        if line.startswith("hangs (local)"):
+            break
+    time.sleep(1)
+    check_process.send_signal(signal.SIGTERM)
+    assert check_process.wait(timeout=15) == 1
+    results = json.loads(out.read_text())
+    assert results["workloads"]["right"]["tcp"]["ok"]
+    assert not results["ok"] and not results["complete"]
+    assert_nothing_runs()
 
 
 def test_only_quick_and_unknown_names(tmp_path, capsys):

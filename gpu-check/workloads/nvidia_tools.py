@@ -6,6 +6,7 @@ import importlib
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 from harness import Result, Settings, SkipWorkload, digest_bytes, require
@@ -62,12 +63,12 @@ def nvml_queries(settings: Settings) -> Result:
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     temperature = nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
-    utilization = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
-    power_mw = nvml.nvmlDeviceGetPowerUsage(handle)
+    utilization = _supported(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+    power_mw = _supported(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
     require(0 < memory.free <= memory.total, f"{memory.free} of {memory.total} bytes are free")
     require(0 < temperature < 120, f"the GPU is said to be at {temperature} degrees")
-    require(0 <= utilization <= 100, f"the GPU is said to be busy to {utilization} percent")
-    require(power_mw > 0, f"the GPU is said to take {power_mw} mW")
+    require(utilization is None or 0 <= utilization.gpu <= 100, f"the GPU is said to be busy to {utilization}")
+    require(power_mw is None or power_mw > 0, f"the GPU is said to take {power_mw} mW")
     uuid = nvml.nvmlDeviceGetUUID(handle)
     facts = {
         "count": nvml.nvmlDeviceGetCount(),
@@ -76,10 +77,20 @@ def nvml_queries(settings: Settings) -> Result:
         "cuda": nvml.nvmlSystemGetCudaDriverVersion(),
         "memory_total": memory.total,
         "capability": list(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        "has_power": power_mw is not None,
+        "has_utilization": utilization is not None,
         "same_by_uuid": nvml.nvmlDeviceGetIndex(nvml.nvmlDeviceGetHandleByUUID(uuid)) == 0,
     }
     nvml.nvmlShutdown()
     return Result(digest=digest_bytes(str(uuid).encode()), facts=facts)
+
+
+def _supported(nvml: Any, query: Callable[..., Any], handle: Any) -> Any:
+    """The answer, or None on a GPU that does not know it (partitioned ones, for instance)."""
+    try:
+        return query(handle)
+    except nvml.NVMLError_NotSupported:
+        return None
 
 
 WORKLOADS = {"nvidia_smi": nvidia_smi, "nvidia_smi_list": nvidia_smi_list, "nvml_queries": nvml_queries}

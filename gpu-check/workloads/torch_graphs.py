@@ -48,8 +48,8 @@ def cuda_graph(settings: Settings) -> Result:
             outputs.append(static_total.clone())
             if i % 5 == 0:
                 eager = model(new_input)
-                require_close(static_output.cpu(), eager.cpu(), 1e-5, f"replay {i}")
-                require_close(static_total.cpu(), (eager.sum(dim=1) + new_input.sum(dim=1)).cpu(), 1e-5, f"sums {i}")
+                require_close(static_output.cpu(), eager.cpu(), 1e-4, f"replay {i}")
+                require_close(static_total.cpu(), (eager.sum(dim=1) + new_input.sum(dim=1)).cpu(), 1e-4, f"sums {i}")
         torch.cuda.synchronize()
         all_outputs = torch.stack(outputs)
     require(len({digest(o) for o in outputs}) == REPLAYS, "replays with different inputs gave the same output")

@@ -1,7 +1,5 @@
 """Triton kernels written by hand, against PyTorch."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
