@@ -32,7 +32,7 @@ const FLAG_FAMILY: u64 = 0x20_0000;
 pub enum Kind {
     Ptx,
     Cubin,
-    /// Link-time intermediate code and whatever else a toolkit may add.
+    /// Link-time intermediate code (8), whose bytes are scrambled, and whatever else a toolkit may add.
     Other(u16),
 }
 
@@ -51,8 +51,8 @@ pub enum Encoding {
 pub struct Entry<'a> {
     pub kind: Kind,
     pub arch: Arch,
-    /// PTX ISA version or cubin format version, as major and minor.
-    pub version: (u16, u16),
+    /// PTX ISA version or cubin format version, as major and minor; zeroes for a bare cubin.
+    pub version: (u32, u32),
     /// As stored: see [`Encoding`] and the container's flags.
     pub flags: u64,
     pub encoding: Encoding,
@@ -65,13 +65,14 @@ pub struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    pub(crate) fn bare(kind: Kind, arch: Arch, stored: &'a [u8], encoding: Encoding) -> Self {
+    /// An entry that came without a container.
+    pub(crate) fn bare(kind: Kind, arch: Arch, stored: &'a [u8]) -> Self {
         Self {
             kind,
             arch,
             version: (0, 0),
             flags: 0,
-            encoding,
+            encoding: Encoding::Plain,
             name: None,
             stored,
             plain_bytes: stored.len(),
@@ -321,7 +322,7 @@ fn parse_entry(data: &[u8], offset: usize) -> Result<(Entry<'_>, usize), Error> 
     let entry = Entry {
         kind,
         arch: Arch::new(u32_at(28)?, variant),
-        version: (u16_at(26)?, u16_at(24)?),
+        version: (u16_at(26)?.into(), u16_at(24)?.into()),
         flags,
         encoding,
         name: name(whole_header, u32_at(32)?, u32_at(36)?),

@@ -1,7 +1,4 @@
-use crate::{
-    Arch, Error, cubin, fatbin, fatbin::Encoding, fatbin::Entry, fatbin::Kind, ptx,
-    raw::WRAPPER_MAGIC,
-};
+use crate::{Arch, Error, cubin, fatbin, fatbin::Entry, fatbin::Kind, ptx, raw::WRAPPER_MAGIC};
 
 /// The form an image came in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,21 +114,13 @@ fn best<'i, 'a: 'i>(entries: impl Iterator<Item = &'i Entry<'a>>) -> Option<&'i 
 fn bare_cubin(data: &[u8]) -> Result<Entry<'_>, Error> {
     let len = cubin::extent(data)?;
     let data = crate::read::bytes(data, 0, len, "cubin")?;
-    Ok(Entry::bare(
-        Kind::Cubin,
-        cubin::arch(data)?,
-        data,
-        Encoding::Plain,
-    ))
+    Ok(Entry::bare(Kind::Cubin, cubin::arch(data)?, data))
 }
 
 fn bare_ptx(data: &[u8]) -> Result<Entry<'_>, Error> {
     let text = ptx::decode(data)?;
-    let arch = ptx::scan_header(text)?.target;
-    Ok(Entry::bare(
-        Kind::Ptx,
-        arch,
-        text.as_bytes(),
-        Encoding::Plain,
-    ))
+    let header = ptx::scan_header(text)?;
+    let mut entry = Entry::bare(Kind::Ptx, header.target, text.as_bytes());
+    entry.version = header.version;
+    Ok(entry)
 }

@@ -238,6 +238,147 @@ fn other_bytes_are_not_an_image() {
     }
 }
 
+/// A container with one compressed cubin.
+fn zstd_container(frame: &[u8], plain_bytes: u64) -> Vec<u8> {
+    let mut entry = vec![0u8; 64];
+    entry[0] = 2;
+    entry[4] = 64;
+    entry[8..16].copy_from_slice(&(frame.len() as u64).to_le_bytes());
+    entry[16..20].copy_from_slice(&(frame.len() as u32).to_le_bytes());
+    entry[28] = 80;
+    entry[40..48].copy_from_slice(&0x8011u64.to_le_bytes());
+    entry[56..64].copy_from_slice(&plain_bytes.to_le_bytes());
+    entry.extend(frame);
+    let mut container = 0xBA55_ED50u32.to_le_bytes().to_vec();
+    container.extend([1, 0, 16, 0]);
+    container.extend((entry.len() as u64).to_le_bytes());
+    container.extend(entry);
+    container
+}
+
+/// A few bytes that unpack to gigabytes: `RLE_Block`s of RFC 8878, four bytes for 128 KiB each.
+#[test]
+fn a_decompression_bomb_stops_at_its_own_claim() {
+    const BLOCK_BYTES: u32 = 128 << 10;
+    // No checksum, no content size, a window of 128 KiB.
+    let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0x00, 0x38];
+    for _ in 0..100_000 {
+        frame.extend_from_slice(&(BLOCK_BYTES << 3 | 1 << 1).to_le_bytes()[..3]);
+        frame.push(0);
+    }
+    let claim = u64::from(BLOCK_BYTES) * 3;
+    let container = zstd_container(&frame, claim);
+    let error = Image::parse(&container).unwrap().entries()[0]
+        .bytes()
+        .unwrap_err();
+    let reason = format!(
+        "the header promises {claim} bytes, at least {} came out",
+        claim + 1
+    );
+    assert_eq!(
+        error,
+        Error::Decompress {
+            offset: 80,
+            method: "zstd",
+            reason
+        }
+    );
+
+    // The same blocks, honestly announced and ended, do unpack.
+    let mut honest = frame[..6 + 4 * 3].to_vec();
+    honest[6 + 4 * 2] |= 1;
+    let container = zstd_container(&honest, claim);
+    assert_eq!(
+        Image::parse(&container).unwrap().entries()[0]
+            .bytes()
+            .unwrap()
+            .len() as u64,
+        claim
+    );
+}
+
+/// An ELF file with one section of names and `symbols` kernels that all have the same name of `name_bytes`.
+fn cubin_with_one_name(symbols: usize, name_bytes: usize) -> Vec<u8> {
+    const HEADER: usize = 64;
+    let mut names = b"\0.symtab\0.strtab\0".to_vec();
+    let name_at = names.len() as u32;
+    names.extend(std::iter::repeat_n(b'k', name_bytes));
+    names.push(0);
+    let mut symtab = vec![0u8; 24];
+    for _ in 0..symbols {
+        symtab.extend(name_at.to_le_bytes());
+        // STT_FUNC, global; STO_CUDA_ENTRY.
+        symtab.extend([0x12, 0x10, 0, 0]);
+        symtab.extend([0; 16]);
+    }
+    let section = |name: u32, kind: u32, offset: usize, bytes: usize, link: u32, entry: u64| {
+        let words = [0, 0, offset as u64, bytes as u64];
+        let mut header = [name.to_le_bytes(), kind.to_le_bytes()].concat();
+        header.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+        header.extend([link.to_le_bytes(), 0u32.to_le_bytes()].concat());
+        header.extend([1, entry].iter().flat_map(|word: &u64| word.to_le_bytes()));
+        header
+    };
+    let tables_at = HEADER + names.len() + symtab.len();
+    let mut file = b"\x7fELF\x02\x01\x01\x33\x07".to_vec();
+    file.resize(16, 0);
+    file.extend([2, 0, 190, 0, 1, 0, 0, 0]);
+    file.extend([0; 16]);
+    file.extend((tables_at as u64).to_le_bytes());
+    file.extend(80u32.to_le_bytes());
+    file.extend(
+        [64u16, 0, 0, 64, 3, 2]
+            .iter()
+            .flat_map(|half| half.to_le_bytes()),
+    );
+    file.extend(&names);
+    file.extend(&symtab);
+    file.extend(section(0, 0, 0, 0, 0, 0));
+    file.extend(section(1, 2, HEADER + names.len(), symtab.len(), 2, 24));
+    file.extend(section(9, 3, HEADER, names.len(), 0, 0));
+    file
+}
+
+#[test]
+fn names_shared_by_many_symbols_cannot_multiply() {
+    let modest = cubin_with_one_name(3, 10);
+    let kernels = Image::parse(&modest).unwrap().entries()[0]
+        .kernels()
+        .unwrap();
+    assert_eq!(kernels.len(), 3);
+    assert_eq!(kernels[0].name, "k".repeat(10));
+
+    let hostile = cubin_with_one_name(10_000, 200_000);
+    let error = Image::parse(&hostile).unwrap().entries()[0]
+        .kernels()
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::TooLarge {
+                what: "total size of names and attributes",
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    let error = Image::parse(&cubin_with_one_name(1, 2 << 20))
+        .unwrap()
+        .entries()[0]
+        .kernels()
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::TooLarge {
+                what: "symbol name size",
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+}
+
 /// Xorshift: the same mutations at every run.
 struct Random(u64);
 
