@@ -19,9 +19,16 @@ pub enum DialError {
 }
 
 /// Opens a session. `timeout` bounds the whole of it.
-pub fn dial(endpoint: &Endpoint, hello: &ClientHello, timeout: Duration) -> Result<(Link, ServerWelcome), DialError> {
+pub fn dial(
+    endpoint: &Endpoint,
+    hello: &ClientHello,
+    timeout: Duration,
+) -> Result<(Link, ServerWelcome), DialError> {
     let deadline = Instant::now() + timeout;
-    let mut stream = connect(endpoint, timeout.min(Duration::from_millis(limits::HANDSHAKE_MS_MAX)))?;
+    let mut stream = connect(
+        endpoint,
+        timeout.min(Duration::from_millis(limits::HANDSHAKE_MS_MAX)),
+    )?;
     stream.write_all_deadline(&handshake::encode_hello(hello)?, deadline)?;
     let mut preamble = [0; PREAMBLE_BYTES];
     stream.read_exact_deadline(&mut preamble, deadline)?;

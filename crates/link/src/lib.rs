@@ -24,6 +24,8 @@
 //! * File descriptors are close-on-exec. A forked child may drop its copies of a link: only the process that made a
 //!   link can close it.
 
+#[cfg(all(feature = "conformance", not(loom)))]
+pub mod conformance;
 #[cfg(not(loom))]
 mod dial;
 #[cfg(not(loom))]
@@ -57,4 +59,4 @@ pub use error::Error;
 
 #[cfg(not(loom))]
 #[doc(hidden)]
-pub use crate::tcp::deframer::fuzz_deframer;
+pub use crate::{shm::fuzz_ring, tcp::deframer::fuzz_deframer};

@@ -70,7 +70,12 @@ impl Connection {
         ))
     }
 
-    fn new(mapping: Mapping, peer: Peer, outgoing: Direction, incoming: Direction) -> Self {
+    pub(super) fn new(
+        mapping: Mapping,
+        peer: Peer,
+        outgoing: Direction,
+        incoming: Direction,
+    ) -> Self {
         let mapping = Arc::new(mapping);
         // SAFETY: the mapping is fresh, and this is its only writer.
         let writer = unsafe { mapping.writer(outgoing) };
@@ -88,6 +93,7 @@ impl Connection {
             producer: Producer::new(writer.ring().clone(), capacity),
             writer,
             reserved: 0,
+            is_shut: false,
             spin: Spin::new(),
             shared: Arc::clone(&shared),
         };
@@ -113,6 +119,7 @@ pub struct Sender {
     producer: Producer<Ring>,
     writer: Writer,
     reserved: usize,
+    is_shut: bool,
     spin: Spin,
     shared: Arc<Shared>,
 }
@@ -121,7 +128,7 @@ impl Sender {
     #[inline]
     pub(crate) fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
         let need = footprint(len);
-        if self.producer.is_refused() {
+        if self.is_shut || self.producer.is_refused() || self.shared.is_closed() {
             return Err(Error::Closed);
         }
         if !self.producer.has_room(need)? {
@@ -153,6 +160,7 @@ impl Sender {
         if self.shared.peer.is_ours() {
             self.producer.close();
         }
+        self.is_shut = true;
     }
 
     pub(crate) fn closer(&self) -> Closer {
@@ -161,6 +169,7 @@ impl Sender {
 
     #[cold]
     fn wait_for_room(&mut self, need: u64) -> Result<(), Error> {
+        debug_assert!(need <= self.writer.ring().capacity());
         let mut alive_at = Instant::now();
         loop {
             let producer = &self.producer;
@@ -276,7 +285,8 @@ impl Receiver {
     /// Whether there is a frame, or never will be, which is an error.
     fn look_again(&mut self) -> Result<bool, Error> {
         // The order matters: what was sent before the end must be found after the end was seen.
-        let is_finished = self.consumer.is_finished() || self.is_peer_gone();
+        let is_finished =
+            self.consumer.is_finished() || self.shared.is_closed() || self.is_peer_gone();
         if self.consumer.available()? > 0 {
             return Ok(true);
         }
@@ -325,6 +335,10 @@ pub struct Closer(Arc<Shared>);
 impl Closer {
     pub(crate) fn close(&self) {
         self.0.is_closed.store(true, Ordering::Release);
+        if self.0.peer.is_ours() {
+            self.0.outgoing.close_producer();
+            self.0.incoming.close_consumer();
+        }
         self.0.send_interrupt.raise();
         self.0.outgoing.wake_producer();
         self.0.receive_interrupt.raise();
@@ -342,5 +356,3 @@ impl Shared {
 fn footprint(len: usize) -> u64 {
     HEADER_BYTES + (len as u64).next_multiple_of(ALIGN)
 }
-
-const _: () = assert!(RING_BYTES >= 2 * (FRAME_BYTES_MAX + 16));

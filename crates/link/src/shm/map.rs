@@ -19,7 +19,7 @@ use std::{
     },
 };
 
-use outboard_wire::limits::{RING_BYTES, RING_BYTES_MAX};
+use outboard_wire::limits::{FRAME_BYTES_MAX, RING_BYTES, RING_BYTES_MAX};
 use rustix::{
     fs::{MemfdFlags, SealFlags},
     mm::{MapFlags, ProtFlags},
@@ -33,8 +33,10 @@ pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"outboard");
 /// Changes with the layout of the file or the ring's protocol.
 pub(super) const LAYOUT_VERSION: u32 = 1;
 /// Room for the header and the control words: one page of the largest page size in use.
-const HEAD_BYTES: usize = 64 << 10;
-const CONTROLS_OFFSET: usize = 1024;
+pub(super) const HEAD_BYTES: usize = 64 << 10;
+pub(super) const CONTROLS_OFFSET: usize = 1024;
+/// The smallest ring that does not make a sender of the longest frames wait for each to be read.
+const RING_BYTES_MIN: usize = (2 * FRAME_BYTES_MAX).next_power_of_two();
 const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
@@ -53,7 +55,8 @@ const _: () = {
     assert!(size_of::<Header>() <= CONTROLS_OFFSET);
     assert!(CONTROLS_OFFSET.is_multiple_of(align_of::<Control>()));
     assert!(CONTROLS_OFFSET + 2 * size_of::<Control>() <= HEAD_BYTES);
-    assert!(RING_BYTES.is_power_of_two() && RING_BYTES <= RING_BYTES_MAX);
+    assert!(RING_BYTES.is_power_of_two());
+    assert!(RING_BYTES_MIN <= RING_BYTES && RING_BYTES <= RING_BYTES_MAX);
 };
 
 /// Which of the two rings.
@@ -100,7 +103,7 @@ impl Mapping {
         let ring_bytes_checked = usize::try_from(ring_bytes)
             .ok()
             .filter(|&bytes| {
-                bytes.is_power_of_two() && (HEAD_BYTES..=RING_BYTES_MAX).contains(&bytes)
+                bytes.is_power_of_two() && (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes)
             })
             .ok_or_else(|| misbehaved("a ring of that size", ring_bytes, RING_BYTES_MAX as u64))?;
         let size = rustix::fs::fstat(file).map_err(Error::io(DOING))?.st_size as u64;

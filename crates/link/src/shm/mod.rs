@@ -4,6 +4,8 @@
 #[cfg(not(loom))]
 mod connection;
 #[cfg(not(loom))]
+mod hostile;
+#[cfg(not(loom))]
 mod map;
 #[cfg(not(loom))]
 mod peer;
@@ -13,3 +15,6 @@ pub mod ring;
 
 #[cfg(not(loom))]
 pub use connection::{Closer, Connection, Receiver, Sender, Waker};
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub use hostile::fuzz_ring;

@@ -80,6 +80,18 @@ impl Control {
     pub fn wake_producer(&self) {
         self.produced.wake();
     }
+
+    /// No more will come. For any thread of the producer's process.
+    pub fn close_producer(&self) {
+        self.produced.closed.store(1, Ordering::Release);
+        self.consumed.wake();
+    }
+
+    /// Nothing more will be taken. For any thread of the consumer's process.
+    pub fn close_consumer(&self) {
+        self.consumed.closed.store(1, Ordering::Release);
+        self.produced.wake();
+    }
 }
 
 #[cfg(loom)]
@@ -185,8 +197,7 @@ impl<C: Deref<Target = Control>> Producer<C> {
 
     /// No more will come.
     pub fn close(&self) {
-        self.control.produced.closed.store(1, Ordering::Release);
-        self.control.consumed.wake();
+        self.control.close_producer();
     }
 }
 
@@ -267,8 +278,7 @@ impl<C: Deref<Target = Control>> Consumer<C> {
 
     /// Nothing more will be taken.
     pub fn close(&self) {
-        self.control.consumed.closed.store(1, Ordering::Release);
-        self.control.produced.wake();
+        self.control.close_consumer();
     }
 }
 

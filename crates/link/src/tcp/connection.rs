@@ -90,7 +90,7 @@ pub struct Sender {
 impl Sender {
     #[inline]
     pub(crate) fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
-        if self.is_shut {
+        if self.is_shut || self.shared.is_closed() {
             return Err(Error::Closed);
         }
         if self.buffered > 0 && self.buffered + PREFIX_BYTES + len > TCP_SEND_BUFFER_BYTES {
@@ -129,7 +129,7 @@ impl Sender {
             }
             return self.commit(len);
         }
-        if self.is_shut {
+        if self.is_shut || self.shared.is_closed() {
             return Err(Error::Closed);
         }
         let prefix = (len as u32).to_le_bytes();
@@ -139,10 +139,9 @@ impl Sender {
         for (slice, part) in slices[2..].iter_mut().zip(parts) {
             *slice = IoSlice::new(part);
         }
-        self.reserved = 0;
-        self.shared.write_all(&mut slices[..parts.len() + 2])?;
-        self.buffered = 0;
-        Ok(())
+        let result = self.shared.write_all(&mut slices[..parts.len() + 2]);
+        self.after_write(&result);
+        result
     }
 
     #[inline]
@@ -153,11 +152,15 @@ impl Sender {
         let result = self
             .shared
             .write_all(&mut [IoSlice::new(&self.buffer[..self.buffered])]);
-        // After an error part of it may have gone: the link is broken and the rest must not follow later.
+        self.after_write(&result);
+        result
+    }
+
+    /// After an error part of a frame may have gone: the link is broken and the rest must not follow later.
+    fn after_write(&mut self, result: &Result<(), Error>) {
         self.is_shut |= result.is_err();
         self.buffered = 0;
         self.reserved = 0;
-        result
     }
 
     pub(crate) fn shutdown(&mut self) {
@@ -244,6 +247,7 @@ impl Receiver {
         loop {
             let room = self.deframer.room()?;
             match recv(&self.shared.socket, room, RecvFlags::DONTWAIT) {
+                Ok((0, _)) if self.shared.is_closed() => return Err(Error::Closed),
                 Ok((0, _)) => return Err(self.deframer.end()),
                 Ok((count, _)) => {
                     self.deframer.filled(count);

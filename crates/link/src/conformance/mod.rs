@@ -1,0 +1,215 @@
+//! What every link must do, whatever it is made of. [`conformance_suite!`](crate::conformance_suite) makes a test of each
+//! case for one [`Fixture`].
+
+pub mod frames;
+pub mod liveness;
+pub mod processes;
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use outboard_wire::limits::FRAME_BYTES_MAX;
+
+use crate::{Endpoint, Error, Link, Listener, Receiver, Sender, Wait, connect};
+
+/// Whatever a test waits for comes within this time, or the test fails: long enough for a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Where a kind of link is tested.
+pub trait Fixture: Sync {
+    /// An address that nobody listens at.
+    fn endpoint(&self) -> Endpoint;
+
+    /// Turns an established link into the one under test.
+    fn wrap(&self, link: Link) -> Link {
+        link
+    }
+}
+
+/// Links over tcp on this host.
+pub struct TcpFixture;
+
+impl Fixture for TcpFixture {
+    fn endpoint(&self) -> Endpoint {
+        "tcp://127.0.0.1:0".parse().expect("a valid endpoint")
+    }
+}
+
+/// Links over shared memory; the folder of its sockets goes with it.
+pub struct ShmFixture(PathBuf);
+
+impl Default for ShmFixture {
+    fn default() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = format!("outboard-link-{}-{count}", std::process::id());
+        let folder = std::env::temp_dir().join(folder);
+        fs::create_dir_all(&folder).expect("a folder for sockets");
+        Self(folder)
+    }
+}
+
+impl Fixture for ShmFixture {
+    fn endpoint(&self) -> Endpoint {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        Endpoint::Shm(self.0.join(count.to_string()))
+    }
+}
+
+impl Drop for ShmFixture {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Both ends of a link, in this process: the server's, then the client's.
+pub fn pair(fixture: &impl Fixture) -> ((Sender, Receiver), (Sender, Receiver)) {
+    let listener = Listener::bind(&fixture.endpoint()).expect("to listen");
+    let endpoint = listener.endpoint().clone();
+    let client = thread::spawn(move || {
+        let stream = connect(&endpoint, PATIENCE).expect("to connect");
+        stream.into_link_client(soon()).expect("a client's link")
+    });
+    let (stream, _) = listener.accept(Some(soon())).expect("a client");
+    let server = stream.into_link_server().expect("a server's link");
+    let client = client.join().expect("the client's thread");
+    (fixture.wrap(server).split(), fixture.wrap(client).split())
+}
+
+/// Sends a frame that says by its content which one it is, and flushes.
+pub fn send(sender: &mut Sender, number: u64, len: usize) -> Result<(), Error> {
+    write_frame(sender.reserve(len)?, number);
+    sender.commit(len)?;
+    sender.flush()
+}
+
+/// Receives the frame that [`send`] sent.
+pub fn expect_frame(receiver: &mut Receiver, number: u64, len: usize) {
+    let frame = receiver
+        .recv(Wait::Until(soon()))
+        .expect("a frame")
+        .expect("a frame in time");
+    assert_eq!(frame.len(), len, "length of frame {number}");
+    check_frame(frame, number);
+}
+
+/// The end of the link, after everything that was sent.
+pub fn expect_end(receiver: &mut Receiver) {
+    for _ in 0..2 {
+        match receiver.recv(Wait::Until(soon())) {
+            Err(error) => assert!(error.is_disconnect(), "{error}"),
+            Ok(frame) => unreachable!("not the end: {:?}", frame.map(<[u8]>::len)),
+        }
+    }
+}
+
+/// [`PATIENCE`] from now.
+pub fn soon() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+/// Lengths that have once been a boundary of something.
+pub fn interesting_lens() -> Vec<usize> {
+    let mut lens: Vec<usize> = (1..=130).collect();
+    for power in 8..=20 {
+        let power = 1usize << power;
+        lens.extend([power - 9, power - 8, power - 1, power, power + 1, power + 8]);
+    }
+    lens.extend([FRAME_BYTES_MAX - 1, FRAME_BYTES_MAX]);
+    lens.retain(|&len| len <= FRAME_BYTES_MAX);
+    lens
+}
+
+/// Numbers without a pattern, the same in every run.
+pub fn random_numbers(seed: u64) -> impl FnMut() -> u64 {
+    // splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
+    let mut state = seed;
+    move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+pub(crate) fn write_frame(frame: &mut [u8], number: u64) {
+    for (index, word) in frame.chunks_mut(8).enumerate() {
+        let value = content(number, index);
+        word.copy_from_slice(&value.to_le_bytes()[..word.len()]);
+    }
+}
+
+pub(crate) fn check_frame(frame: &[u8], number: u64) {
+    for (index, word) in frame.chunks(8).enumerate() {
+        let value = content(number, index);
+        assert_eq!(
+            word,
+            &value.to_le_bytes()[..word.len()],
+            "frame {number}, word {index}"
+        );
+    }
+}
+
+fn content(number: u64, index: usize) -> u64 {
+    (number ^ (index as u64) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number
+}
+
+/// A test of each case of the suite, for one [`Fixture`], and the entry point of the processes that some cases start.
+#[macro_export]
+macro_rules! conformance_suite {
+    ($fixture:expr) => {
+        $crate::conformance_suite!(@frames $fixture;
+            every_length_arrives_whole_and_in_order
+            a_frame_may_be_shorter_than_reserved
+            wrong_use_is_an_error_and_harms_nothing
+            a_frame_may_come_in_parts
+            many_small_frames
+            back_pressure_holds_the_sender_back
+            both_directions_at_once
+        );
+        $crate::conformance_suite!(@liveness $fixture;
+            what_was_sent_before_the_end_is_delivered
+            the_end_of_one_direction_leaves_the_other
+            a_closing_side_with_unread_frames_loses_none_of_its_own
+            a_sender_learns_that_nobody_receives
+            waiting_ends_in_time
+            a_waker_ends_waiting_once
+            a_waker_is_heard_among_frames
+            a_closer_ends_a_blocked_receiver_and_a_blocked_sender
+            waiting_costs_no_processor_time
+            file_descriptors_arrive_by_tag_or_not_at_all
+            noise_from_the_peer_is_an_error
+            a_forked_child_does_not_end_the_link
+        );
+        $crate::conformance_suite!(@processes $fixture;
+            a_peer_killed_in_mid_stream
+            a_peer_killed_while_it_is_waited_for
+            a_peer_killed_while_it_keeps_the_sender_waiting
+            a_worker_killed_that_inherited_its_socket
+        );
+
+        /// Not a test: what the processes run that `processes` starts.
+        #[test]
+        fn child() {
+            $crate::conformance::processes::child_main();
+        }
+    };
+    (@processes $fixture:expr; $($case:ident)*) => {$(
+        #[test]
+        fn $case() {
+            $crate::conformance::processes::$case(&$fixture, module_path!());
+        }
+    )*};
+    (@$module:ident $fixture:expr; $($case:ident)*) => {$(
+        #[test]
+        fn $case() {
+            $crate::conformance::$module::$case(&$fixture);
+        }
+    )*};
+}

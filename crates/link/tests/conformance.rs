@@ -1,0 +1,14 @@
+//! The suite, over each kind of link.
+#![cfg(not(loom))]
+
+mod shm {
+    use outboard_link::conformance::ShmFixture;
+
+    outboard_link::conformance_suite!(ShmFixture::default());
+}
+
+mod tcp {
+    use outboard_link::conformance::TcpFixture;
+
+    outboard_link::conformance_suite!(TcpFixture);
+}
