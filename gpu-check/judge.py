@@ -53,7 +53,9 @@ def judge(workload: Workload, local: dict[str, Any] | None, result: dict[str, An
 def differences(workload: Workload, local: dict[str, Any], remote: dict[str, Any]) -> list[str]:
     """What differs, in words; empty where the two agree."""
     found: list[str] = []
-    reproducible = local.get("reproducible", True) and remote.get("reproducible", True)
+    reproducible = local.get("reproducible", True)
+    if reproducible and not remote.get("reproducible", True):
+        found.append("two runs in one process agree locally and differ here")
     if reproducible and local.get("digest") != remote.get("digest"):
         found.append(f"digest {_short(local.get('digest'))} locally, {_short(remote.get('digest'))} here")
     found += _compare_facts(local.get("facts", {}), remote.get("facts", {}))

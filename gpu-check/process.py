@@ -121,6 +121,9 @@ class Runner:
                 _give_up(run, remaining, "not run", str(error))
                 break
             attempt = self._attempt(group, remaining, mode, limits, steady_iterations, run)
+            for result in attempt.results.values():
+                if result["status"] == "fail":
+                    result["stderr"] = attempt.stderr_tail
             run.results.update(attempt.results)
             if run.startup_s is None:
                 run.startup_s = attempt.ready_s
@@ -232,7 +235,8 @@ def _follow(
         try:
             line = lines.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
-            attempt.killed = f"no answer in time while {waiting_for}"
+            what = "the time for the whole check was used up" if until == limits.deadline else "no answer in time"
+            attempt.killed = f"{what} while {waiting_for}"
             return
         if line is None:
             break
@@ -245,7 +249,8 @@ def _follow(
                 attempt.running = str(event["name"])
                 until, waiting_for = limits.until(limits.workload_s), f"running {attempt.running}"
             case "result":
-                attempt.results[str(event["name"])] = {k: v for k, v in event.items() if k not in ("event", "name")}
+                fields = {"status": "fail"} | {k: v for k, v in event.items() if k not in ("event", "name")}
+                attempt.results[str(event["name"])] = fields
                 attempt.running = None
                 until, waiting_for = limits.until(limits.exit_s), "going on after a result"
             case "end":

@@ -6,6 +6,7 @@ one iteration costs, with start-up and warm-up cancelled out.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from process import Limits, Mode, Runner
@@ -29,7 +30,7 @@ def count(chosen: tuple[Group, ...], mode: Mode, runner: Runner, limits: Limits,
 
 
 def _count_one(group: Group, workload: Workload, mode: Mode, runner: Runner, limits: Limits) -> dict[str, Any]:
-    alone = Group(group.name, (workload,), group.environment, group.exit_code, group.directory)
+    alone = replace(group, workloads=(workload,))
     totals = []
     for iterations in (ITERATIONS, 2 * ITERATIONS):
         run = runner.run_group(alone, mode, limits, steady_iterations=iterations)

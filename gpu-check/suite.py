@@ -8,7 +8,7 @@ runner starts the group again with the workloads that are left.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -18,7 +18,7 @@ EXAMPLES_DIR = ROOT / "build" / "examples"
 EXAMPLE_SCRIPTS_DIR = ROOT / "examples" / "python"
 
 LOSS_TOLERANCE = 1e-4
-NUMBER_TOLERANCE_RELATIVE = 1e-3
+NUMBER_TOLERANCE_RELATIVE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -150,14 +150,5 @@ def select(suite: tuple[Group, ...], only: list[str], quick: bool) -> tuple[Grou
             return group.name in only or workload.name in only
         return not (quick and workload.slow)
 
-    chosen = (
-        Group(
-            group.name,
-            tuple(w for w in group.workloads if wanted(group, w)),
-            group.environment,
-            group.exit_code,
-            group.directory,
-        )
-        for group in suite
-    )
+    chosen = (replace(group, workloads=tuple(w for w in group.workloads if wanted(group, w))) for group in suite)
     return tuple(group for group in chosen if group.workloads)

@@ -61,6 +61,13 @@ def test_losses_within_tolerance_are_equal():
     assert differences(WORKLOAD, local, {"status": "pass", "losses": [float("nan"), 0.5]})
 
 
+def test_only_the_local_run_may_excuse_itself_as_not_reproducible():
+    a, b = {"digest": "a"}, {"digest": "b"}
+    assert not differences(WORKLOAD, {**a, "reproducible": False}, b)
+    assert differences(WORKLOAD, {**a, "reproducible": False}, {**b, "numbers": {"mean": 1.0}})
+    assert any("agree locally" in text for text in differences(WORKLOAD, a, {**a, "reproducible": False}))
+
+
 def test_missing_values_are_differences():
     local = {"status": "pass", "digest": "a", "facts": {"n": 1}, "numbers": {"mean": 1.0}}
     found = differences(WORKLOAD, local, {"status": "pass"})
@@ -68,7 +75,7 @@ def test_missing_values_are_differences():
 
 
 def test_numbers_are_compared_relatively():
-    assert not differences(WORKLOAD, {"numbers": {"x": 1e6}}, {"numbers": {"x": 1e6 + 500}})
+    assert not differences(WORKLOAD, {"numbers": {"x": 1e6}}, {"numbers": {"x": 1e6 + 50}})
     assert differences(WORKLOAD, {"numbers": {"x": 1e6}}, {"numbers": {"x": 1e6 + 5000}})
     assert differences(WORKLOAD, {"numbers": {"x": 1.0}}, {"numbers": {"x": float("nan")}})
 
