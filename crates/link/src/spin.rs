@@ -14,7 +14,9 @@ const SPIN_NS_MIN: u64 = 500;
 /// On one or two cores, busy waiting longer than this gives the core away at every look.
 const SPIN_POLITE_NS: u64 = 1_000;
 
-/// A budget of busy waiting for one place that waits: twice as much after each success, half after each failure.
+/// A budget of busy waiting for one place that waits: doubled by each wait that ended, or would have, within the longest
+/// budget, and halved by each that took longer. What counts is how long the wait was, not whether the present budget
+/// covered it: two sides that both sleep are slow only because they do.
 pub(crate) struct Spin {
     budget_ns: u64,
 }
@@ -26,37 +28,46 @@ impl Spin {
         }
     }
 
-    /// Waits until `ready`, for the budget at most.
-    pub(crate) fn until(&mut self, ready: impl Fn() -> bool) -> bool {
-        if ready() {
-            return true;
-        }
+    /// Waits until `ready`, for the budget at most. When that was not enough, whoever waited otherwise since `start` is to
+    /// tell by [`ended`](Self::ended).
+    pub(crate) fn until(&mut self, start: Instant, ready: impl Fn() -> bool) -> bool {
         let machine = machine();
         if machine.cores == 1 {
             // The peer cannot run while we do.
             thread::yield_now();
             return ready();
         }
-        let start = Instant::now();
         let budget = Duration::from_nanos(self.budget_ns);
         let polite = Duration::from_nanos(SPIN_POLITE_NS);
         loop {
             for _ in 0..16 {
-                hint::spin_loop();
                 if ready() {
-                    self.budget_ns = (self.budget_ns * 2).min(machine.max_ns);
+                    self.adapt(true);
                     return true;
                 }
+                hint::spin_loop();
             }
             let spent = start.elapsed();
             if spent >= budget {
-                self.budget_ns = (self.budget_ns / 2).max(SPIN_NS_MIN);
                 return false;
             }
             if machine.cores == 2 && spent >= polite {
                 thread::yield_now();
             }
         }
+    }
+
+    /// The wait that began at `start` and that [`until`](Self::until) was too short for has ended.
+    pub(crate) fn ended(&mut self, start: Instant) {
+        self.adapt(start.elapsed() < Duration::from_nanos(machine().max_ns));
+    }
+
+    fn adapt(&mut self, was_short: bool) {
+        self.budget_ns = if was_short {
+            (self.budget_ns * 2).min(machine().max_ns)
+        } else {
+            (self.budget_ns / 2).max(SPIN_NS_MIN)
+        };
     }
 }
 

@@ -24,7 +24,7 @@ pub const LINGER_MS_MAX: u64 = 250;
 /// The longest busy wait before a thread sleeps, on a machine with cores to spare.
 pub const SPIN_NS_MAX: u64 = 50_000;
 /// The same on a machine of one or two cores, where the peer may need this one.
-pub const SPIN_FEW_CORES_NS_MAX: u64 = 5_000;
+pub const SPIN_FEW_CORES_NS_MAX: u64 = 20_000;
 /// Buffered bytes past which a tcp link sends without being asked.
 pub const TCP_SEND_BUFFER_BYTES: usize = 256 << 10;
 /// What a tcp link receives at once, if no longer frame is on its way.

@@ -170,11 +170,13 @@ impl Sender {
     #[cold]
     fn wait_for_room(&mut self, need: u64) -> Result<(), Error> {
         debug_assert!(need <= self.writer.ring().capacity());
-        let mut alive_at = Instant::now();
+        let start = Instant::now();
+        let mut alive_at = start;
+        let producer = &self.producer;
+        self.spin.until(start, || producer.has_news());
         loop {
-            let producer = &self.producer;
-            self.spin.until(|| producer.has_news());
             if self.producer.has_room(need)? {
+                self.spin.ended(start);
                 return Ok(());
             }
             if self.shared.is_closed() || self.producer.is_refused() {
@@ -261,9 +263,14 @@ impl Receiver {
             Wait::Until(deadline) => Some(deadline),
             Wait::Forever => None,
         };
+        let start = Instant::now();
+        let consumer = &self.consumer;
+        if self.spin.until(start, || consumer.has_news()) {
+            return Ok(true);
+        }
         loop {
-            let consumer = &self.consumer;
-            if self.spin.until(|| consumer.has_news()) || self.look_again()? {
+            if self.look_again()? {
+                self.spin.ended(start);
                 return Ok(true);
             }
             if self.shared.receive_interrupt.take() {
