@@ -33,6 +33,8 @@ pub struct NvmlDevice {
     pub minor_number: Option<u32>,
     pub board_id: Option<u32>,
     pub multi_gpu_board: Option<u32>,
+    /// The number of the GPU's socket on its baseboard.
+    pub module_id: Option<u32>,
 
     pub pci: NvmlPci,
     pub memory: NvmlMemory,
@@ -90,6 +92,33 @@ pub struct NvmlDevice {
     pub processes_graphics: Vec<NvmlProcess>,
     /// Links that are up.
     pub nvlinks_active: u32,
+    /// What `nvmlDeviceGetFieldValues` answers to [`NVML_FIELDS`], less those that the driver refuses.
+    pub fields: Vec<NvmlField>,
+}
+
+/// The fields of a snapshot: `NVML_FI_DEV_*` of nvml.h, all of scope 0.
+pub const NVML_FIELDS: &[u32] = &[
+    // ECC: mode and totals.
+    1, 2, 3, 4, 5, 6, // Memory temperature, energy.
+    82, 83, // NVLink: common speed, links present.
+    90, 91, // PCIe replays and their rollovers.
+    94, 95, // Remapped rows: correctable, uncorrectable, pending, failed.
+    142, 143, 144, 145, // C2C links.
+    170,
+    // Power: average, instant, least, greatest, default and current limit; energy; requested limit.
+    185, 186, 187, 188, 189, 190, 191, 192,
+    // Distance to the temperature limits: shutdown, slowdown, memory, GPU.
+    193, 194, 195, 196,
+];
+
+/// One answer of `nvmlDeviceGetFieldValues`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct NvmlField {
+    pub id: u32,
+    /// `nvmlValueType_t`: says which member of `nvmlValue_t` is meant.
+    pub value_type: u32,
+    /// The eight bytes of `nvmlValue_t`.
+    pub bits: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
@@ -104,6 +133,8 @@ pub struct NvmlPci {
     pub subsystem_id: u32,
     pub link_generation: Option<u32>,
     pub link_generation_max: Option<u32>,
+    /// The greatest that the GPU itself can do, wherever it is plugged in.
+    pub link_generation_device_max: Option<u32>,
     pub link_width: Option<u32>,
     pub link_width_max: Option<u32>,
     /// Kilobytes a second sent and received by the GPU.
