@@ -3,6 +3,7 @@
 A workload process talks on its standard output, a line an event, each with the prefix `GPU-CHECK `:
 
     {"event": "ready"}                             the first result of the GPU is on the host
+    {"event": "unusable", "error": ...}            or there is none, and no workload was tried
     {"event": "begin", "name": ...}                a workload starts
     {"event": "result", "name": ..., "status": ...} and ends: pass, fail or skip, with what it measured
     {"event": "end"}                               all were run; the process must now exit
@@ -30,6 +31,8 @@ from suite import WORKLOADS_DIR, Group, Workload
 
 EVENT_PREFIX = "GPU-CHECK "
 STDERR_LINES_MAX = 12
+# A group that hangs that often in one mode is not worth more of the time.
+TIMEOUTS_MAX = 3
 STDERR_LINE_CHARACTERS_MAX = 400
 EVENT_LINE_BYTES_MAX = 1 << 20
 
@@ -76,6 +79,8 @@ class _Attempt:
 
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     running: str | None = None
+    # Why not even the first result came, empty where it did.
+    unusable: str = ""
     ready_s: float | None = None
     ended: bool = False
     exit_code: int | None = None
@@ -135,6 +140,10 @@ class Runner:
                 break
             run.restarts += 1
             remaining = _blame(run, remaining, attempt)
+            timeouts = sum(result["status"] == "timeout" for result in run.results.values())
+            if remaining and timeouts >= TIMEOUTS_MAX:
+                _give_up(run, remaining, "not run", f"{timeouts} workloads of this group hung before")
+                break
         return run
 
     def command(
@@ -245,6 +254,8 @@ def _follow(
         match event.get("event"):
             case "ready":
                 attempt.ready_s = round(ended_at - started, 3)
+            case "unusable":
+                attempt.unusable = str(event["error"])
             case "begin":
                 attempt.running = str(event["name"])
                 until, waiting_for = limits.until(limits.workload_s), f"running {attempt.running}"
@@ -274,6 +285,8 @@ def _blame(run: GroupRun, remaining: list[Workload], attempt: _Attempt) -> list[
     """Records why the process did not finish; returns the workloads still worth a try."""
     status = "timeout" if attempt.killed else "crash"
     reason = attempt.killed or f"the process ended with {exit_text(attempt.exit_code)}"
+    if attempt.unusable:
+        status, reason = "fail", f"no first result: {attempt.unusable}"
     outcome = {"status": status, "error": reason, "stderr": attempt.stderr_tail}
     if attempt.running is not None:
         run.results[attempt.running] = outcome

@@ -27,7 +27,7 @@ from suite import ROOT, Group, groups, select
 MODES = ("local", "shm", "tcp")
 WORKLOAD_S = 240.0
 WORKLOAD_QUICK_S = 60.0
-START_S = 120.0
+START_S = 90.0
 SERVER_START_S = 30.0
 EXIT_S = 30.0
 EXIT_FAILED = 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import process
 import run
 from suite import Group, Workload
 
@@ -119,6 +120,22 @@ def test_hang_at_start_ends_the_group_only(tmp_path, monkeypatch):
     assert results["workloads"]["right"]["shm"]["status"] == "timeout"
     assert "starting" in results["workloads"]["raises"]["shm"]["error"]
     assert results["workloads"]["wrong_loss"]["shm"]["status"] == "pass"
+
+
+def test_no_first_result_fails_the_group_at_once(tmp_path):
+    group = fake_group("right", "wrong_loss", environment={"FAKE_NO_DEVICE": "1"})
+    status, results = check(tmp_path, group, modes="local,shm")
+    assert status == 1
+    for name in ("right", "wrong_loss"):
+        entry = results["workloads"][name]["shm"]
+        assert entry["status"] == "fail" and "no CUDA-capable device" in entry["error"]
+    assert results["processes"]["fake"]["shm"]["restarts"] == 1
+
+
+def test_group_that_keeps_hanging_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "TIMEOUTS_MAX", 1)
+    _, results = check(tmp_path, fake_group("hangs", "right"), modes="local,tcp")
+    assert results["workloads"]["right"]["tcp"]["status"] == "not run"
 
 
 def test_process_must_exit(tmp_path):

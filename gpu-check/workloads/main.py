@@ -41,7 +41,8 @@ def main() -> int:
         faulthandler.dump_traceback_later(options.watchdog_s, exit=False)
         module = _load(modules, module_name)
         if isinstance(module, ModuleType) and not ready:
-            _first_result(module)
+            if not _first_result(module):
+                return EXIT_CONTEXT_LOST
             ready = True
         emit("begin", name=name)
         if isinstance(module, str):
@@ -76,14 +77,14 @@ def _load(modules: dict[str, ModuleType | str], name: str) -> ModuleType | str:
     return modules[name]
 
 
-def _first_result(module: ModuleType) -> None:
+def _first_result(module: ModuleType) -> bool:
     try:
         module.first_result()
     except Exception as error:
-        # The workloads will say it too, one by one.
-        print(f"gpu-check: no first result: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    else:
-        emit("ready")
+        emit("unusable", error=f"{type(error).__name__}: {error}")
+        return False
+    emit("ready")
+    return True
 
 
 def _healthy(module: ModuleType) -> bool:

@@ -11,6 +11,8 @@ REMOTE = os.environ.get("FAKE_REMOTE")
 
 
 def first_result():
+    if os.environ.get("FAKE_NO_DEVICE") and REMOTE:
+        raise RuntimeError("no CUDA-capable device is detected")
     if os.environ.get("FAKE_HANG_AT_START") and REMOTE:
         time.sleep(600)
 
