@@ -1,0 +1,325 @@
+//! Stream capture: what a stream is given becomes nodes of a graph; events fork and join streams.
+
+use std::collections::BTreeSet;
+
+use super::{
+    error::{CaptureError, Error},
+    event::EventId,
+    graph::{Graph, GraphId, NodeId},
+    schedule::State,
+    stream::StreamId,
+    work::Op,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CaptureId(pub(super) u64);
+
+/// A capture that has begun and not ended.
+pub(super) struct Capture {
+    /// Where it began and has to end.
+    origin: StreamId,
+    pub(super) graph: GraphId,
+    /// The graph was there before: it stays when the capture fails.
+    owns_graph: bool,
+    valid: bool,
+}
+
+/// A stream's part in a capture.
+pub(super) struct Joined {
+    pub(super) capture: CaptureId,
+    /// What the stream's next node depends on.
+    deps: BTreeSet<NodeId>,
+}
+
+/// What `cuStreamGetCaptureInfo` answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CaptureInfo {
+    None,
+    Active {
+        id: u64,
+        graph: GraphId,
+        deps: Vec<NodeId>,
+    },
+    Invalidated,
+}
+
+impl State {
+    /// Begins to capture, into a new graph or behind `deps` of one that exists.
+    pub(super) fn begin_capture(
+        &mut self,
+        id: StreamId,
+        into: Option<(GraphId, &[NodeId])>,
+    ) -> Result<(), Error> {
+        let stream = self.stream(id)?;
+        if stream.is_legacy() {
+            return Err(CaptureError::Unsupported.into());
+        }
+        if stream.joined.is_some() {
+            return Err(Error::IllegalState("the stream is capturing already"));
+        }
+        let mut deps = BTreeSet::new();
+        let (graph, owns_graph) = match into {
+            None => (self.create_graph(Graph::default())?, true),
+            Some((graph, after)) => {
+                for node in after {
+                    self.graph(graph)?.node(*node)?;
+                }
+                self.graph(graph)?;
+                deps.extend(after);
+                (graph, false)
+            }
+        };
+        let capture = CaptureId(self.fresh());
+        self.captures.insert(
+            capture,
+            Capture {
+                origin: id,
+                graph,
+                owns_graph,
+                valid: true,
+            },
+        );
+        self.join(id, capture, deps);
+        Ok(())
+    }
+
+    fn join(&mut self, id: StreamId, capture: CaptureId, deps: BTreeSet<NodeId>) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            match &mut stream.joined {
+                Some(joined) => joined.deps.extend(deps),
+                None => stream.joined = Some(Joined { capture, deps }),
+            }
+        }
+    }
+
+    /// The capture of a stream that captures: its id and graph, unless an error ended it.
+    fn capture_of(&self, id: StreamId) -> Result<(CaptureId, GraphId), Error> {
+        let joined = self.stream(id)?.joined.as_ref();
+        let joined = joined.ok_or(Error::IllegalState("the stream is not capturing"))?;
+        match self.captures.get(&joined.capture) {
+            Some(capture) if capture.valid => Ok((joined.capture, capture.graph)),
+            _ => Err(CaptureError::Invalidated.into()),
+        }
+    }
+
+    /// Captures an operation.
+    pub(super) fn capture(&mut self, id: StreamId, op: Op) -> Result<(), Error> {
+        let (capture, graph) = self.capture_of(id)?;
+        let result = match op {
+            Op::RecordEvent(event) => self.capture_record(id, capture, event),
+            Op::WaitEvent(event) => self.capture_wait(id, capture, event),
+            op => self.capture_node(id, graph, op).map(|_| ()),
+        };
+        if result.is_err() {
+            self.invalidate(capture);
+        }
+        result
+    }
+
+    pub(super) fn capture_node(
+        &mut self,
+        id: StreamId,
+        graph: GraphId,
+        op: Op,
+    ) -> Result<NodeId, Error> {
+        let deps = match &self.stream(id)?.joined {
+            Some(joined) => joined.deps.clone(),
+            None => BTreeSet::new(),
+        };
+        let node = NodeId(self.fresh());
+        self.graph_mut(graph)?.add(node, op, deps)?;
+        self.set_capture_deps(id, BTreeSet::from([node]));
+        Ok(node)
+    }
+
+    fn set_capture_deps(&mut self, id: StreamId, deps: BTreeSet<NodeId>) {
+        if let Some(joined) = self.streams.get_mut(&id).and_then(|s| s.joined.as_mut()) {
+            joined.deps = deps;
+        }
+    }
+
+    /// The event remembers where the stream is in the graph, for other streams to fork from.
+    fn capture_record(
+        &mut self,
+        id: StreamId,
+        capture: CaptureId,
+        event: EventId,
+    ) -> Result<(), Error> {
+        let deps = match &self.stream(id)?.joined {
+            Some(joined) => joined.deps.clone(),
+            None => BTreeSet::new(),
+        };
+        self.event(event)?;
+        if let Some(event) = self.events.get_mut(&event) {
+            event.captured = Some((capture, deps));
+        }
+        Ok(())
+    }
+
+    fn capture_wait(
+        &mut self,
+        id: StreamId,
+        capture: CaptureId,
+        event: EventId,
+    ) -> Result<(), Error> {
+        match &self.event(event)?.captured {
+            Some((other, deps)) if *other == capture => {
+                let deps = deps.clone();
+                self.join(id, capture, deps);
+                Ok(())
+            }
+            Some((other, _)) if self.captures.contains_key(other) => {
+                let other = *other;
+                self.invalidate(other);
+                Err(CaptureError::Merge.into())
+            }
+            _ => Err(CaptureError::Isolation.into()),
+        }
+    }
+
+    /// A wait of a stream that does not capture: on an event of a capture it makes the stream part of it.
+    pub(super) fn fork(&mut self, id: StreamId, event: EventId) -> Result<bool, Error> {
+        let Some((capture, deps)) = self.event(event)?.captured.clone() else {
+            return Ok(false);
+        };
+        match self.captures.get(&capture) {
+            None => return Err(CaptureError::CapturedEvent.into()),
+            Some(c) if !c.valid => return Err(CaptureError::Invalidated.into()),
+            Some(_) => {}
+        }
+        if self.stream(id)?.is_legacy() {
+            self.invalidate(capture);
+            return Err(CaptureError::Implicit.into());
+        }
+        self.join(id, capture, deps);
+        Ok(true)
+    }
+
+    /// Records or waits for the event in every launch of the graph rather than in the capture
+    /// (`CU_EVENT_RECORD_EXTERNAL`, `CU_EVENT_WAIT_EXTERNAL`).
+    pub(super) fn submit_external(&mut self, id: StreamId, op: Op) -> Result<(), Error> {
+        self.check(&op)?;
+        let (capture, graph) = self
+            .capture_of(id)
+            .map_err(|_| Error::IllegalState("external events are for capturing streams"))?;
+        let result = self.capture_node(id, graph, op).map(|_| ());
+        if result.is_err() {
+            self.invalidate(capture);
+        }
+        result
+    }
+
+    /// Ends the capture that began in this stream. None where an error ended it before.
+    pub(super) fn end_capture(&mut self, id: StreamId) -> Result<GraphId, Error> {
+        let joined = self.stream(id)?.joined.as_ref();
+        let joined = joined.ok_or(Error::IllegalState("the stream is not capturing"))?;
+        let (capture_id, deps) = (joined.capture, joined.deps.clone());
+        let capture = self.captures.get(&capture_id);
+        let capture = capture.ok_or(Error::from(CaptureError::Invalidated))?;
+        if capture.origin != id {
+            return Err(CaptureError::Unmatched.into());
+        }
+        let (graph, valid, owns_graph) = (capture.graph, capture.valid, capture.owns_graph);
+        let joined_all = !valid || self.is_joined(capture_id, graph, &deps);
+        self.captures.remove(&capture_id);
+        for stream in self.streams.values_mut() {
+            stream.joined.take_if(|j| j.capture == capture_id);
+        }
+        let error = match (valid, joined_all) {
+            (true, true) => return Ok(graph),
+            (false, _) => CaptureError::Invalidated,
+            (true, false) => CaptureError::Unjoined,
+        };
+        if owns_graph {
+            self.graphs.remove(&graph);
+        }
+        Err(error.into())
+    }
+
+    /// Whether all that other streams captured comes before `deps`.
+    fn is_joined(&self, capture: CaptureId, graph: GraphId, deps: &BTreeSet<NodeId>) -> bool {
+        let Ok(graph) = self.graph(graph) else {
+            return false;
+        };
+        let before = graph.ancestors(deps);
+        let parts = self.streams.values().filter_map(|s| s.joined.as_ref());
+        let mut others = parts.filter(|j| j.capture == capture);
+        others.all(|j| j.deps.is_subset(&before))
+    }
+
+    /// A stream goes away during a capture.
+    pub(super) fn leave_capture(&mut self, id: StreamId, capture_id: CaptureId) {
+        let Some(capture) = self.captures.get(&capture_id) else {
+            return;
+        };
+        if capture.origin != id {
+            self.invalidate(capture_id);
+            return;
+        }
+        if capture.owns_graph {
+            let graph = capture.graph;
+            self.graphs.remove(&graph);
+        }
+        self.captures.remove(&capture_id);
+        for stream in self.streams.values_mut() {
+            stream.joined.take_if(|j| j.capture == capture_id);
+        }
+    }
+
+    pub(super) fn invalidate(&mut self, capture: CaptureId) {
+        if let Some(capture) = self.captures.get_mut(&capture) {
+            capture.valid = false;
+        }
+    }
+
+    pub(super) fn invalidate_capture_of(&mut self, id: StreamId) {
+        let capture = self.streams.get(&id).and_then(|s| s.joined.as_ref());
+        if let Some(capture) = capture.map(|j| j.capture) {
+            self.invalidate(capture);
+        }
+    }
+
+    pub(super) fn capture_info(&self, id: StreamId) -> Result<CaptureInfo, Error> {
+        let stream = self.stream(id)?;
+        if stream.is_legacy() && !self.captures.is_empty() {
+            // The legacy stream cannot capture, and asking it while a blocking stream does is refused by CUDA.
+            let implicit = self
+                .streams
+                .values()
+                .any(|s| s.context == stream.context && s.is_blocking() && s.joined.is_some());
+            if implicit {
+                return Err(CaptureError::Implicit.into());
+            }
+        }
+        let Some(joined) = &stream.joined else {
+            return Ok(CaptureInfo::None);
+        };
+        Ok(match self.captures.get(&joined.capture) {
+            Some(capture) if capture.valid => CaptureInfo::Active {
+                id: joined.capture.0,
+                graph: capture.graph,
+                deps: joined.deps.iter().copied().collect(),
+            },
+            _ => CaptureInfo::Invalidated,
+        })
+    }
+
+    /// `cuStreamUpdateCaptureDependencies`: adds to what the next node depends on, or replaces it.
+    pub(super) fn update_capture(
+        &mut self,
+        id: StreamId,
+        nodes: &[NodeId],
+        replace: bool,
+    ) -> Result<(), Error> {
+        let (_, graph) = self.capture_of(id)?;
+        for node in nodes {
+            self.graph(graph)?.node(*node)?;
+        }
+        let mut deps: BTreeSet<NodeId> = nodes.iter().copied().collect();
+        if let (false, Some(joined)) = (replace, &self.stream(id)?.joined) {
+            deps.extend(&joined.deps);
+        }
+        self.set_capture_deps(id, deps);
+        Ok(())
+    }
+}

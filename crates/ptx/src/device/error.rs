@@ -1,0 +1,94 @@
+//! Why a device refused a call, and what ended a context.
+
+use crate::error::{Fault, FaultKind};
+
+/// A call that was refused. Only [`Error::Stuck`] outlives the call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The context is lost: every later call in it answers the same (CUDA's sticky errors).
+    #[error("{0}")]
+    Stuck(Stuck),
+    #[error("{0}")]
+    InvalidValue(String),
+    #[error("{kind} {id} does not exist")]
+    InvalidHandle { kind: &'static str, id: u64 },
+    /// An event that cannot be asked for a time: without timing, or never recorded.
+    #[error("the event has no time: {0}")]
+    NoTime(&'static str),
+    #[error("not reached yet")]
+    NotReady,
+    #[error("{0}")]
+    IllegalState(&'static str),
+    #[error("{0}")]
+    Capture(#[from] CaptureError),
+    #[error("the device does not do this: {0}")]
+    Unsupported(String),
+}
+
+/// The errors of stream capture, named as `CUDA_ERROR_STREAM_CAPTURE_*` are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CaptureError {
+    #[error("not permitted while the stream is capturing")]
+    Unsupported,
+    #[error("an earlier error ended this capture")]
+    Invalidated,
+    #[error("would merge two captures")]
+    Merge,
+    #[error("the capture did not begin in this stream")]
+    Unmatched,
+    #[error("a forked stream was not joined to the capture's own")]
+    Unjoined,
+    #[error("a captured stream cannot depend on work outside the capture")]
+    Isolation,
+    #[error("the legacy stream would depend on a capturing stream")]
+    Implicit,
+    #[error("the event was last recorded in a capturing stream")]
+    CapturedEvent,
+}
+
+/// What ended a context.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    pub cause: Cause,
+    pub message: String,
+}
+
+/// The causes that CUDA tells apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Cause {
+    IllegalAddress,
+    MisalignedAddress,
+    Assert,
+    HardwareStack,
+    InvalidPc,
+    OutOfResources,
+    LaunchTimeout,
+    LaunchFailed,
+}
+
+impl std::fmt::Display for Stuck {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<&Fault> for Stuck {
+    fn from(fault: &Fault) -> Self {
+        let cause = match &fault.kind {
+            FaultKind::IllegalAddress { .. } => Cause::IllegalAddress,
+            FaultKind::MisalignedAddress { .. } => Cause::MisalignedAddress,
+            FaultKind::Assert { .. } => Cause::Assert,
+            FaultKind::StackOverflow { .. } => Cause::HardwareStack,
+            FaultKind::InvalidTarget { .. } => Cause::InvalidPc,
+            FaultKind::LaunchOutOfResources { .. } => Cause::OutOfResources,
+            FaultKind::LaunchTimeout => Cause::LaunchTimeout,
+            FaultKind::Trap { .. } => Cause::LaunchFailed,
+        };
+        Stuck {
+            cause,
+            message: fault.to_string(),
+        }
+    }
+}

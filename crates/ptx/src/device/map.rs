@@ -1,0 +1,194 @@
+//! The memory map, changed in the order of calls although work that uses it is still running.
+//!
+//! Nothing is unmapped under running work: the range is forgotten at once and its memory goes when everything
+//! submitted before is done. A new range over such a one has to wait as well, and all later work waits for it.
+
+use super::{
+    error::Error,
+    physical::Physical,
+    schedule::{State, TaskId},
+    work::{Extent, Mapping, Op, Rows, Work},
+};
+use crate::memory::{MemoryError, PAGE_BYTES};
+
+/// A range whose memory goes when the task is done.
+pub(super) struct Deferred {
+    start: u64,
+    end: u64,
+    task: TaskId,
+}
+
+impl State {
+    /// Puts memory behind a range of the window.
+    pub(super) fn map(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        backing: Option<(Physical, u64)>,
+    ) -> Result<(), Error> {
+        let (base, _) = self.memory.window();
+        let window_end = base + self.memory.mappable_bytes();
+        let end = address
+            .checked_add(bytes)
+            .and_then(|end| end.checked_next_multiple_of(PAGE_BYTES))
+            .filter(|end| address >= base && *end <= window_end && bytes > 0)
+            .filter(|_| address.is_multiple_of(PAGE_BYTES))
+            .ok_or_else(|| invalid(MemoryError::BadRange { address, bytes }))?;
+        if self.overlaps(address, end) {
+            return Err(invalid(MemoryError::Overlap { address, bytes }));
+        }
+        let mapping = Mapping {
+            address,
+            bytes,
+            backing,
+        };
+        let mut waits: Vec<TaskId> = self.barrier.into_iter().collect();
+        let mut deferred = std::mem::take(&mut self.deferred);
+        deferred.retain(|d| self.is_live(d.task));
+        self.deferred = deferred;
+        let deferred = self
+            .deferred
+            .iter()
+            .filter(|d| d.start < end && d.end > address);
+        waits.extend(deferred.map(|d| d.task));
+        if waits.is_empty() {
+            mapping.apply(&self.memory).map_err(invalid)?;
+        } else {
+            let task = self.add(None, i32::MIN, &waits, Work::Map(mapping));
+            self.barrier = Some(task).filter(|task| self.is_live(*task));
+        }
+        self.mapped.insert(address, address + bytes);
+        Ok(())
+    }
+
+    /// Takes a range that [`State::map`] was given, by its first address; returns its length.
+    pub(super) fn unmap(&mut self, address: u64) -> Result<u64, Error> {
+        let (base, len) = self.memory.window();
+        let end = *self
+            .mapped
+            .get(&address)
+            .filter(|_| address >= base && address < base + len)
+            .ok_or_else(|| invalid(MemoryError::NotMapped { address }))?;
+        self.mapped.remove(&address);
+        let tails = self.all_tails();
+        if tails.is_empty() {
+            self.memory.unmap(address).map_err(invalid)?;
+        } else {
+            let task = self.add(None, i32::MIN, &tails, Work::Unmap(address));
+            let end = end.next_multiple_of(PAGE_BYTES);
+            self.deferred.push(Deferred {
+                start: address,
+                end,
+                task,
+            });
+        }
+        Ok(end - address)
+    }
+
+    /// Takes all ranges inside `[address, address + bytes)`; they must fill it.
+    pub(super) fn unmap_all(&mut self, address: u64, bytes: u64) -> Result<(), Error> {
+        let end = address.saturating_add(bytes);
+        let mut at = address;
+        let mut starts = Vec::new();
+        for (start, range_end) in self.mapped.range(address..end) {
+            if *start != at || *range_end > end {
+                break;
+            }
+            starts.push(*start);
+            at = *range_end;
+        }
+        if at != end || starts.is_empty() {
+            return Err(invalid(MemoryError::NotMapped { address: at }));
+        }
+        for start in starts {
+            self.unmap(start)?;
+        }
+        Ok(())
+    }
+
+    /// Lets device work touch memory of the host.
+    ///
+    /// # Safety
+    /// The memory stays readable and writable until after `unregister_host` and everything submitted before it.
+    pub(super) unsafe fn register_host(&mut self, address: u64, bytes: u64) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.memory.register_host(address, bytes) }.map_err(invalid)?;
+        self.mapped.insert(address, address + bytes);
+        Ok(())
+    }
+
+    pub(super) fn unregister_host(&mut self, address: u64) -> Result<u64, Error> {
+        let end = *self
+            .mapped
+            .get(&address)
+            .ok_or_else(|| invalid(MemoryError::NotMapped { address }))?;
+        self.memory.unregister_host(address).map_err(invalid)?;
+        self.mapped.remove(&address);
+        Ok(end - address)
+    }
+
+    /// Ranges of the window own their last page whole.
+    fn overlaps(&self, start: u64, end: u64) -> bool {
+        let before = self.mapped.range(..end).next_back();
+        before.is_some_and(|(_, range_end)| range_end.next_multiple_of(PAGE_BYTES) > start)
+    }
+
+    /// Refuses an operation on memory that is not there, as the driver does at the call.
+    pub(super) fn check(&self, op: &Op) -> Result<(), Error> {
+        match op {
+            Op::Copy(copy) => {
+                self.check_span(copy.dst, copy.extent)?;
+                self.check_span(copy.src, copy.extent)
+            }
+            Op::Set(set) => {
+                let (rows, extent) = set.rows()?;
+                self.check_span(rows, extent)
+            }
+            Op::Value(op) => {
+                if !op.address.is_multiple_of(op.bytes()) {
+                    return Err(Error::InvalidValue(format!(
+                        "{:#x} is not a multiple of {} bytes",
+                        op.address,
+                        op.bytes()
+                    )));
+                }
+                self.check_span(Rows::line(op.address), Extent::line(op.bytes()))
+            }
+            Op::RecordEvent(event) | Op::WaitEvent(event) => self.event(*event).map(|_| ()),
+            Op::Launch(_) | Op::Host(_) | Op::Empty | Op::Child(_) => Ok(()),
+        }
+    }
+
+    pub(super) fn check_span(&self, rows: Rows, extent: Extent) -> Result<(), Error> {
+        let (start, len) = rows.span(extent)?;
+        if self.covers(start, len) {
+            return Ok(());
+        }
+        Err(Error::InvalidValue(format!(
+            "{len} bytes at {start:#x} are not all device memory or mapped host memory"
+        )))
+    }
+
+    /// Whether `[start, start + len)` is all mapped; ranges may adjoin.
+    fn covers(&self, start: u64, len: u64) -> bool {
+        let end = start.saturating_add(len);
+        let mut at = start;
+        while at < end {
+            match self.mapped.range(..=at).next_back() {
+                Some((_, range_end)) if *range_end > at => at = *range_end,
+                _ => return self.is_module_variable(start, len),
+            }
+        }
+        true
+    }
+
+    /// Variables of modules lie behind the part of the window that calls map, and are the engine's to know.
+    fn is_module_variable(&self, start: u64, len: u64) -> bool {
+        let (base, _) = self.memory.window();
+        start >= base + self.memory.mappable_bytes() && self.memory.is_mapped(start, len)
+    }
+}
+
+fn invalid(error: MemoryError) -> Error {
+    Error::InvalidValue(error.to_string())
+}

@@ -1,0 +1,428 @@
+//! A GPU's outside: contexts, streams, events, copies and graphs over the engine that runs kernels.
+//!
+//! ```text
+//!  calls ──► Gpu ──► State: tasks and what each waits for ──► runners: kernels, long copies
+//!            (never blocks)   streams, events, graphs, capture     short ones run where they become ready
+//!                             are dependencies, nothing more
+//! ```
+//!
+//! Nothing here blocks the caller on device work: what waits is a [`Fence`] to be asked again, host functions are
+//! handed out by [`Gpu::take_host_calls`] and answered by [`Gpu::host_func_done`]. An idle device has no running
+//! thread and no timer.
+//!
+//! A fault ends its context, as on a GPU: what is queued there is dropped, and every later call answers the fault.
+//! Dropping the [`Gpu`] cancels all that runs, endless kernels too.
+//!
+//! Locks, in order: the state of the device, then the engine's lock of the memory map. Runners hold neither while
+//! they wait for work, and only the second while they work.
+
+mod capture;
+mod error;
+mod event;
+mod graph;
+mod map;
+mod physical;
+mod plan;
+mod runner;
+mod schedule;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod work;
+
+use std::sync::Arc;
+
+pub use self::{
+    capture::CaptureInfo,
+    error::{CaptureError, Cause, Error, Stuck},
+    event::EventId,
+    graph::{Graph, GraphId, NodeId},
+    physical::Physical,
+    plan::{ExecId, UpdateError},
+    schedule::HostCall,
+    stream::{ContextId, StreamId, StreamKind},
+    work::{Action, Code, Copy, Extent, Launch, Op, Rows, Set, ValueOp},
+};
+use self::{
+    runner::Shared,
+    schedule::{State, TaskId},
+    work::Downloaded,
+};
+use crate::memory::Memory;
+
+/// A software GPU.
+pub struct Gpu {
+    shared: Arc<Shared>,
+    memory: Memory,
+}
+
+impl Gpu {
+    pub fn new(memory: Memory) -> Gpu {
+        Gpu {
+            shared: Shared::new(State::new(memory.clone())),
+            memory,
+        }
+    }
+
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    // Contexts
+
+    pub fn create_context(&self) -> ContextId {
+        self.shared.with(State::create_context)
+    }
+
+    /// What was submitted still runs.
+    pub fn destroy_context(&self, context: ContextId) -> Result<(), Error> {
+        self.shared.with(|s| s.destroy_context(context))
+    }
+
+    /// Fails where a fault has ended the context.
+    pub fn check_context(&self, context: ContextId) -> Result<(), Error> {
+        self.shared.with(|s| s.context(context).map(|_| ()))
+    }
+
+    /// The null stream of the context.
+    pub fn legacy_stream(&self, context: ContextId) -> Result<StreamId, Error> {
+        self.shared.with(|s| s.context(context).map(|c| c.legacy))
+    }
+
+    // The memory map, in the order of calls
+
+    /// Zeroed memory at an address inside the window.
+    pub fn map(&self, address: u64, bytes: u64) -> Result<(), Error> {
+        self.shared.with(|s| s.map(address, bytes, None))
+    }
+
+    /// A part of a physical allocation at an address inside the window. Offset and length are whole pages.
+    pub fn map_physical(
+        &self,
+        address: u64,
+        bytes: u64,
+        physical: &Physical,
+        offset: u64,
+    ) -> Result<(), Error> {
+        let page = crate::memory::PAGE_BYTES;
+        let fits = offset
+            .checked_add(bytes)
+            .is_some_and(|end| end <= physical.bytes());
+        if !fits || !offset.is_multiple_of(page) || !bytes.is_multiple_of(page) {
+            return Err(Error::InvalidValue(format!(
+                "{bytes} bytes at {offset} of an allocation of {}",
+                physical.bytes()
+            )));
+        }
+        self.shared
+            .with(|s| s.map(address, bytes, Some((physical.clone(), offset))))
+    }
+
+    /// Takes a range by its first address, when all that was submitted is done; its length.
+    pub fn unmap(&self, address: u64) -> Result<u64, Error> {
+        self.shared.with(|s| s.unmap(address))
+    }
+
+    /// Takes all ranges that fill `[address, address + bytes)`.
+    pub fn unmap_all(&self, address: u64, bytes: u64) -> Result<(), Error> {
+        self.shared.with(|s| s.unmap_all(address, bytes))
+    }
+
+    /// Lets device work touch memory of the host at its own address.
+    ///
+    /// # Safety
+    /// The memory stays readable and writable until it is unregistered and everything submitted before that is done.
+    pub unsafe fn register_host(&self, address: u64, bytes: u64) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        self.shared
+            .with(|s| unsafe { s.register_host(address, bytes) })
+    }
+
+    pub fn unregister_host(&self, address: u64) -> Result<u64, Error> {
+        self.shared.with(|s| s.unregister_host(address))
+    }
+
+    /// A fence behind everything submitted so far, in whatever context; faults do not concern it.
+    pub fn fence_all(&self) -> Fence {
+        let tasks = self.shared.with(State::all_tails);
+        self.fence(None, tasks)
+    }
+
+    // Streams
+
+    pub fn create_stream(
+        &self,
+        context: ContextId,
+        kind: StreamKind,
+        priority: i32,
+    ) -> Result<StreamId, Error> {
+        if kind == StreamKind::Legacy {
+            return Err(Error::InvalidValue("a context has one null stream".into()));
+        }
+        self.shared
+            .with(|s| s.create_stream(context, kind, priority))
+    }
+
+    /// Its work still runs.
+    pub fn destroy_stream(&self, stream: StreamId) -> Result<(), Error> {
+        self.shared.with(|s| s.destroy_stream(stream))
+    }
+
+    /// Queues an operation, or captures it.
+    pub fn submit(&self, stream: StreamId, op: Op) -> Result<(), Error> {
+        self.shared.with(|s| s.submit(stream, op))
+    }
+
+    /// Captures an event operation as a node of the graph, to happen in every launch.
+    pub fn submit_external(&self, stream: StreamId, op: Op) -> Result<(), Error> {
+        self.shared.with(|s| s.submit_external(stream, op))
+    }
+
+    /// Queues a copy of `data` into memory.
+    pub fn upload(
+        &self,
+        stream: StreamId,
+        dst: Rows,
+        extent: Extent,
+        data: &[u8],
+    ) -> Result<(), Error> {
+        self.shared.with(|s| s.upload(stream, dst, extent, data))
+    }
+
+    /// Queues a copy out of memory; the fence carries the bytes, rows packed.
+    pub fn download(&self, stream: StreamId, src: Rows, extent: Extent) -> Result<Fence, Error> {
+        let (context, task, cell) = self.shared.with(|s| s.download(stream, src, extent))?;
+        let mut fence = self.fence(Some(context), vec![task]);
+        fence.cell = Some(cell);
+        Ok(fence)
+    }
+
+    pub fn stream_fence(&self, stream: StreamId) -> Result<Fence, Error> {
+        let (context, tasks) = self.shared.with(|s| s.stream_fence(stream))?;
+        Ok(self.fence(Some(context), tasks))
+    }
+
+    pub fn context_fence(&self, context: ContextId) -> Result<Fence, Error> {
+        let tasks = self.shared.with(|s| s.context_fence(context))?;
+        Ok(self.fence(Some(context), tasks))
+    }
+
+    fn fence(&self, context: Option<ContextId>, tasks: Vec<TaskId>) -> Fence {
+        Fence {
+            shared: self.shared.clone(),
+            context,
+            tasks,
+            cell: None,
+            data: None,
+        }
+    }
+
+    // Events
+
+    pub fn create_event(&self, context: ContextId, timing: bool) -> Result<EventId, Error> {
+        self.shared.with(|s| s.create_event(context, timing))
+    }
+
+    pub fn destroy_event(&self, event: EventId) -> Result<(), Error> {
+        let kind = "event";
+        let gone = self.shared.with(|s| s.events.remove(&event));
+        gone.map(|_| ())
+            .ok_or(Error::InvalidHandle { kind, id: event.0 })
+    }
+
+    pub fn event_fence(&self, event: EventId) -> Result<Fence, Error> {
+        let (context, tasks) = self.shared.with(|s| s.event_fence(event))?;
+        Ok(self.fence(Some(context), tasks))
+    }
+
+    /// Milliseconds between two events.
+    pub fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32, Error> {
+        self.shared.with(|s| s.elapsed_ms(start, end))
+    }
+
+    // Host functions
+
+    /// Host functions whose turn has come since the last call.
+    pub fn take_host_calls(&self, out: &mut Vec<HostCall>) {
+        self.shared.with(|s| s.take_host_calls(out));
+    }
+
+    /// The host has run the function: its stream goes on.
+    pub fn host_func_done(&self, call: u64) -> Result<(), Error> {
+        self.shared.with(|s| s.host_done(call))
+    }
+
+    /// Whether host functions are queued or running.
+    pub fn awaits_host_calls(&self) -> bool {
+        self.shared.with(|s| s.has_host_tasks())
+    }
+
+    // Capture
+
+    /// Captures into a new graph, or behind nodes of one that exists.
+    pub fn begin_capture(
+        &self,
+        stream: StreamId,
+        into: Option<(GraphId, &[NodeId])>,
+    ) -> Result<(), Error> {
+        self.shared.with(|s| s.begin_capture(stream, into))
+    }
+
+    pub fn end_capture(&self, stream: StreamId) -> Result<GraphId, Error> {
+        self.shared.with(|s| s.end_capture(stream))
+    }
+
+    pub fn capture_info(&self, stream: StreamId) -> Result<CaptureInfo, Error> {
+        self.shared.with(|s| s.capture_info(stream))
+    }
+
+    pub fn update_capture(
+        &self,
+        stream: StreamId,
+        nodes: &[NodeId],
+        replace: bool,
+    ) -> Result<(), Error> {
+        self.shared
+            .with(|s| s.update_capture(stream, nodes, replace))
+    }
+
+    // Graphs
+
+    pub fn create_graph(&self) -> Result<GraphId, Error> {
+        self.shared.with(|s| s.create_graph(Graph::default()))
+    }
+
+    pub fn clone_graph(&self, graph: GraphId) -> Result<GraphId, Error> {
+        self.shared.with(|s| s.clone_graph(graph))
+    }
+
+    pub fn destroy_graph(&self, graph: GraphId) -> Result<(), Error> {
+        self.shared.with(|s| s.destroy_graph(graph))
+    }
+
+    /// A copy of the graph as it is now, to ask about or to put into another.
+    pub fn graph(&self, graph: GraphId) -> Result<Graph, Error> {
+        self.shared.with(|s| s.graph(graph).cloned())
+    }
+
+    pub fn add_node(&self, graph: GraphId, op: Op, deps: &[NodeId]) -> Result<NodeId, Error> {
+        self.shared.with(|s| s.add_node(graph, op, deps))
+    }
+
+    pub fn set_node(&self, graph: GraphId, node: NodeId, op: Op) -> Result<(), Error> {
+        self.shared.with(|s| s.set_node(graph, node, op))
+    }
+
+    pub fn node_op(&self, graph: GraphId, node: NodeId) -> Result<Op, Error> {
+        self.shared
+            .with(|s| Ok(s.graph(graph)?.node(node)?.op.clone()))
+    }
+
+    pub fn remove_node(&self, graph: GraphId, node: NodeId) -> Result<(), Error> {
+        self.shared.with(|s| s.remove_node(graph, node))
+    }
+
+    pub fn add_edges(&self, graph: GraphId, edges: &[(NodeId, NodeId)]) -> Result<(), Error> {
+        self.shared.with(|s| s.graph_mut(graph)?.add_edges(edges))
+    }
+
+    pub fn neighbours(
+        &self,
+        graph: GraphId,
+        node: NodeId,
+        dependents: bool,
+    ) -> Result<Vec<NodeId>, Error> {
+        self.shared.with(|s| s.neighbours(graph, node, dependents))
+    }
+
+    pub fn instantiate(
+        &self,
+        context: ContextId,
+        graph: GraphId,
+        flags: u64,
+    ) -> Result<ExecId, Error> {
+        self.shared.with(|s| s.instantiate(context, graph, flags))
+    }
+
+    pub fn exec_flags(&self, exec: ExecId) -> Result<u64, Error> {
+        self.shared.with(|s| s.exec(exec).map(|e| e.flags))
+    }
+
+    pub fn destroy_exec(&self, exec: ExecId) -> Result<(), Error> {
+        self.shared.with(|s| s.destroy_exec(exec))
+    }
+
+    pub fn launch_graph(&self, exec: ExecId, stream: StreamId) -> Result<(), Error> {
+        self.shared.with(|s| s.launch_graph(exec, stream))
+    }
+
+    pub fn update_exec(
+        &self,
+        exec: ExecId,
+        graph: GraphId,
+    ) -> Result<Result<(), UpdateError>, Error> {
+        self.shared.with(|s| s.update_exec(exec, graph))
+    }
+
+    pub fn set_exec_node(&self, exec: ExecId, node: NodeId, op: Op) -> Result<(), Error> {
+        self.shared.with(|s| s.set_exec_node(exec, node, op))
+    }
+
+    pub fn enable_exec_node(&self, exec: ExecId, node: NodeId, enabled: bool) -> Result<(), Error> {
+        self.shared
+            .with(|s| s.enable_exec_node(exec, node, enabled))
+    }
+
+    pub fn exec_node_enabled(&self, exec: ExecId, node: NodeId) -> Result<bool, Error> {
+        self.shared.with(|s| s.exec_node_enabled(exec, node))
+    }
+
+    /// Whether nothing is queued or running.
+    pub fn is_idle(&self) -> bool {
+        self.shared.with(|s| !s.has_tasks())
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        self.shared.stop();
+    }
+}
+
+/// A point in the device's work.
+pub struct Fence {
+    shared: Arc<Shared>,
+    context: Option<ContextId>,
+    tasks: Vec<TaskId>,
+    cell: Option<Arc<Downloaded>>,
+    data: Option<Vec<u8>>,
+}
+
+impl Fence {
+    /// Whether the point is reached; an error where a fault ended the context first. Never blocks.
+    pub fn ready(&mut self) -> Result<bool, Error> {
+        if self.data.is_some() {
+            return Ok(true);
+        }
+        if let Some(data) = self.cell.as_ref().and_then(|cell| cell.0.lock().take()) {
+            self.data = Some(data);
+        }
+        let (data, tasks, context) = (&self.data, &mut self.tasks, self.context);
+        self.shared.with(|state| {
+            tasks.retain(|task| state.is_live(*task));
+            let reached = tasks.is_empty();
+            if data.is_some() {
+                return Ok(reached);
+            }
+            match context.and_then(|c| state.contexts.get(&c)?.stuck.clone()) {
+                Some(stuck) => Err(Error::Stuck(stuck)),
+                None => Ok(reached),
+            }
+        })
+    }
+
+    /// Once ready: what a download fetched.
+    pub fn data(&self) -> Option<&[u8]> {
+        self.data.as_deref()
+    }
+}

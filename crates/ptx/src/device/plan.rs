@@ -1,0 +1,322 @@
+//! Instantiated graphs: checked copies, ready to be launched again and again.
+
+use std::collections::BTreeMap;
+
+use super::{
+    error::Error,
+    graph::{Graph, GraphId, NodeId},
+    schedule::{State, TaskId},
+    stream::ContextId,
+    work::{Op, Work},
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExecId(pub(super) u64);
+
+pub(super) struct Exec {
+    pub(super) context: ContextId,
+    /// What was instantiated, for launches into a capture.
+    pub(super) graph: Graph,
+    plan: Plan,
+    pub(super) flags: u64,
+    /// A graph does not run beside itself.
+    last: Option<TaskId>,
+}
+
+/// The nodes in the order of their creation, and an order to start them in.
+#[derive(Debug)]
+struct Plan {
+    steps: Vec<Step>,
+    order: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct Step {
+    node: NodeId,
+    action: Action,
+    deps: Vec<usize>,
+    is_leaf: bool,
+    enabled: bool,
+}
+
+#[derive(Debug)]
+enum Action {
+    Op(Op),
+    Child(Plan),
+}
+
+/// Why an instantiated graph could not take over another graph: `CUgraphExecUpdateResult`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpdateError {
+    TopologyChanged,
+    NodeTypeChanged,
+}
+
+impl Plan {
+    fn new(graph: &Graph) -> Result<Plan, Error> {
+        let index: BTreeMap<NodeId, usize> =
+            graph.nodes().enumerate().map(|(i, id)| (id, i)).collect();
+        let mut steps = Vec::with_capacity(index.len());
+        for (id, node) in &graph.nodes {
+            let action = match &node.op {
+                Op::Child(child) => Action::Child(Plan::new(child)?),
+                op => Action::Op(op.clone()),
+            };
+            steps.push(Step {
+                node: *id,
+                action,
+                deps: node
+                    .deps
+                    .iter()
+                    .filter_map(|dep| index.get(dep).copied())
+                    .collect(),
+                is_leaf: true,
+                enabled: true,
+            });
+        }
+        let order = sort(&mut steps)?;
+        Ok(Plan { steps, order })
+    }
+
+    /// All tasks that a launch makes.
+    fn tasks(&self) -> usize {
+        let tasks = self.steps.iter().map(|step| match &step.action {
+            Action::Op(_) => 1,
+            Action::Child(plan) => plan.tasks(),
+        });
+        tasks.sum::<usize>() + 1
+    }
+
+    /// The same shape with other operations, or why not.
+    fn check_update(&self, new: &Plan) -> Result<(), UpdateError> {
+        if self.steps.len() != new.steps.len() {
+            return Err(UpdateError::TopologyChanged);
+        }
+        for (old, new) in self.steps.iter().zip(&new.steps) {
+            match (&old.action, &new.action) {
+                (Action::Op(a), Action::Op(b)) if a.kind() == b.kind() => {}
+                (Action::Child(a), Action::Child(b)) => a.check_update(b)?,
+                _ => return Err(UpdateError::NodeTypeChanged),
+            }
+            if old.deps != new.deps {
+                return Err(UpdateError::TopologyChanged);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes over operations; nodes keep their names and whether they are enabled.
+    fn update(&mut self, new: Plan) {
+        for (old, new) in self.steps.iter_mut().zip(new.steps) {
+            match (&mut old.action, new.action) {
+                (Action::Child(old), Action::Child(new)) => old.update(new),
+                (old, new) => *old = new,
+            }
+        }
+    }
+
+    fn step(&mut self, node: NodeId) -> Result<&mut Step, Error> {
+        let step = self.steps.iter_mut().find(|step| step.node == node);
+        step.ok_or(Error::InvalidHandle {
+            kind: "node of the instantiated graph",
+            id: node.0,
+        })
+    }
+}
+
+/// An order in which everything comes after what it depends on (Kahn); fails on a cycle.
+fn sort(steps: &mut [Step]) -> Result<Vec<usize>, Error> {
+    let mut dependents = vec![Vec::new(); steps.len()];
+    let mut waits: Vec<usize> = steps.iter().map(|step| step.deps.len()).collect();
+    for (index, step) in steps.iter().enumerate() {
+        for dep in &step.deps {
+            dependents[*dep].push(index);
+        }
+    }
+    let mut order: Vec<usize> = (0..steps.len()).filter(|i| waits[*i] == 0).collect();
+    let mut at = 0;
+    while let Some(index) = order.get(at).copied() {
+        at += 1;
+        steps[index].is_leaf = dependents[index].is_empty();
+        for dependent in &dependents[index] {
+            waits[*dependent] -= 1;
+            if waits[*dependent] == 0 {
+                order.push(*dependent);
+            }
+        }
+    }
+    if order.len() == steps.len() {
+        Ok(order)
+    } else {
+        Err(Error::InvalidValue("the graph has a cycle".into()))
+    }
+}
+
+impl State {
+    pub(super) fn exec(&self, id: ExecId) -> Result<&Exec, Error> {
+        let exec = self.execs.get(&id).ok_or_else(|| no_exec(id))?;
+        self.context(exec.context)?;
+        Ok(exec)
+    }
+
+    fn exec_mut(&mut self, id: ExecId) -> Result<&mut Exec, Error> {
+        self.exec(id)?;
+        self.execs.get_mut(&id).ok_or_else(|| no_exec(id))
+    }
+
+    pub(super) fn instantiate(
+        &mut self,
+        context: ContextId,
+        graph: GraphId,
+        flags: u64,
+    ) -> Result<ExecId, Error> {
+        self.context(context)?;
+        let graph = self.graph(graph)?.clone();
+        let plan = Plan::new(&graph)?;
+        let id = ExecId(self.fresh());
+        let exec = Exec {
+            context,
+            graph,
+            plan,
+            flags,
+            last: None,
+        };
+        self.execs.insert(id, exec);
+        Ok(id)
+    }
+
+    /// A launch that is under way goes on.
+    pub(super) fn destroy_exec(&mut self, id: ExecId) -> Result<(), Error> {
+        self.execs
+            .remove(&id)
+            .map(|_| ())
+            .ok_or_else(|| no_exec(id))
+    }
+
+    pub(super) fn start_exec(
+        &mut self,
+        context: ContextId,
+        priority: i32,
+        mut deps: Vec<TaskId>,
+        id: ExecId,
+    ) -> Result<TaskId, Error> {
+        let exec = self.exec(id)?;
+        self.check_room(exec.plan.tasks())?;
+        deps.extend(exec.last);
+        // Out of the map while its tasks are made: making them needs the rest of the state.
+        let mut exec = self.execs.remove(&id).ok_or_else(|| no_exec(id))?;
+        let task = self.start_plan(context, priority, &deps, &exec.plan);
+        if let Ok(task) = task {
+            exec.last = Some(task);
+        }
+        self.execs.insert(id, exec);
+        task
+    }
+
+    fn start_plan(
+        &mut self,
+        context: ContextId,
+        priority: i32,
+        deps: &[TaskId],
+        plan: &Plan,
+    ) -> Result<TaskId, Error> {
+        let mut tasks: Vec<Option<TaskId>> = vec![None; plan.steps.len()];
+        let mut leaves = deps.to_vec();
+        for index in &plan.order {
+            let step = &plan.steps[*index];
+            let mut deps: Vec<TaskId> = if step.deps.is_empty() {
+                deps.to_vec()
+            } else {
+                step.deps.iter().filter_map(|dep| tasks[*dep]).collect()
+            };
+            // Steps that are done already are no dependencies, and long lists of them cost.
+            deps.retain(|task| self.is_live(*task));
+            let task = match &step.action {
+                _ if !step.enabled => self.start(context, priority, deps, &Op::Empty)?,
+                Action::Op(op) => self.start(context, priority, deps, op)?,
+                Action::Child(plan) => self.start_plan(context, priority, &deps, plan)?,
+            };
+            tasks[*index] = Some(task);
+            if step.is_leaf {
+                leaves.push(task);
+            }
+        }
+        leaves.retain(|task| self.is_live(*task));
+        Ok(self.add(Some(context), priority, &leaves, Work::Nothing))
+    }
+
+    pub(super) fn update_exec(
+        &mut self,
+        id: ExecId,
+        graph: GraphId,
+    ) -> Result<Result<(), UpdateError>, Error> {
+        let graph = self.graph(graph)?.clone();
+        let plan = Plan::new(&graph)?;
+        let exec = self.exec_mut(id)?;
+        if let Err(error) = exec.plan.check_update(&plan) {
+            return Ok(Err(error));
+        }
+        exec.plan.update(plan);
+        let ops = graph.nodes.into_values().map(|node| node.op);
+        for (node, op) in exec.graph.nodes.values_mut().zip(ops) {
+            node.op = op;
+        }
+        Ok(Ok(()))
+    }
+
+    /// Changes what a node of an instantiated graph does; launches that are under way keep the old.
+    pub(super) fn set_exec_node(&mut self, id: ExecId, node: NodeId, op: Op) -> Result<(), Error> {
+        self.check(&op)?;
+        let action = match &op {
+            Op::Child(child) => Action::Child(Plan::new(child)?),
+            op => Action::Op(op.clone()),
+        };
+        let exec = self.exec_mut(id)?;
+        let step = exec.plan.step(node)?;
+        match (&step.action, &action) {
+            (Action::Op(old), Action::Op(new)) if old.kind() == new.kind() => {}
+            (Action::Child(old), Action::Child(new)) if old.check_update(new).is_ok() => {}
+            _ => {
+                return Err(Error::InvalidValue(
+                    "the node is of another kind, or its child graph of another shape".into(),
+                ));
+            }
+        }
+        step.action = action;
+        if let Some(node) = exec.graph.nodes.get_mut(&node) {
+            node.op = op;
+        }
+        Ok(())
+    }
+
+    /// Disabled nodes do nothing but keep the order. Kernels, copies and memsets can be.
+    pub(super) fn enable_exec_node(
+        &mut self,
+        id: ExecId,
+        node: NodeId,
+        enabled: bool,
+    ) -> Result<(), Error> {
+        let step = self.exec_mut(id)?.plan.step(node)?;
+        if !matches!(
+            step.action,
+            Action::Op(Op::Launch(_) | Op::Copy(_) | Op::Set(_))
+        ) {
+            return Err(Error::InvalidValue(
+                "only kernel, copy and memset nodes can be disabled".into(),
+            ));
+        }
+        step.enabled = enabled;
+        Ok(())
+    }
+
+    pub(super) fn exec_node_enabled(&mut self, id: ExecId, node: NodeId) -> Result<bool, Error> {
+        Ok(self.exec_mut(id)?.plan.step(node)?.enabled)
+    }
+}
+
+fn no_exec(id: ExecId) -> Error {
+    Error::InvalidHandle {
+        kind: "instantiated graph",
+        id: id.0,
+    }
+}

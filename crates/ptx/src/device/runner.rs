@@ -1,0 +1,120 @@
+//! Threads that run what takes long. They are made as needed and sleep when there is nothing to do.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::{
+    error::{Cause, Stuck},
+    schedule::State,
+};
+
+/// Operations that run at once. A GPU of compute capability 8.0 runs up to 128 kernels.
+const RUNNERS_MAX: usize = 128;
+/// How often memory is looked at that a stream waits on.
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
+
+pub(super) struct Shared {
+    state: Mutex<State>,
+    /// Something is ready, or the device stops.
+    work: Condvar,
+    /// A runner has ended.
+    ended: Condvar,
+}
+
+impl Shared {
+    pub(super) fn new(state: State) -> Arc<Shared> {
+        Arc::new(Shared {
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            ended: Condvar::new(),
+        })
+    }
+
+    /// Changes the state, then sees to it that somebody runs what is ready.
+    pub(super) fn with<R>(self: &Arc<Shared>, change: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.state.lock();
+        let result = change(&mut state);
+        self.call_runners(&mut state);
+        result
+    }
+
+    fn call_runners(self: &Arc<Shared>, state: &mut State) {
+        if state.stop {
+            return;
+        }
+        let polls = usize::from(state.is_polling() && !state.poller);
+        let wanted = state.ready_tasks() + polls;
+        for _ in 0..wanted.min(state.idle) {
+            self.work.notify_one();
+        }
+        // One more than the tasks that may run at once: somebody has to look at waited-on memory meanwhile.
+        let missing = wanted.saturating_sub(state.idle);
+        for _ in 0..missing.min((RUNNERS_MAX + polls).saturating_sub(state.runners)) {
+            let shared = self.clone();
+            let spawned = thread::Builder::new()
+                .name("gpu".into())
+                .spawn(move || shared.run());
+            match spawned {
+                Ok(_) => state.runners += 1,
+                Err(error) => {
+                    tracing::error!(%error, runners = state.runners, "no thread for the software GPU");
+                    break;
+                }
+            }
+        }
+    }
+
+    fn run(self: Arc<Shared>) {
+        let mut state = self.state.lock();
+        while !state.stop {
+            if let Some(job) = state.take() {
+                self.call_runners(&mut state);
+                let memory = state.memory.clone();
+                let result = MutexGuard::unlocked(&mut state, || {
+                    let run = || job.work.run(&memory, &job.cancel);
+                    // A bug in the interpreter must cost one context, not the whole device.
+                    let result = catch_unwind(AssertUnwindSafe(run));
+                    result.unwrap_or_else(|_| {
+                        Err(Stuck {
+                            cause: Cause::LaunchFailed,
+                            message: format!("internal error while running {:?}", job.work),
+                        })
+                    })
+                });
+                state.complete(job.id, result);
+                self.call_runners(&mut state);
+                continue;
+            }
+            state.idle += 1;
+            if state.is_polling() && !state.poller {
+                state.poller = true;
+                self.work.wait_for(&mut state, POLL_INTERVAL);
+                state.poller = false;
+                state.idle -= 1;
+                state.poll();
+                self.call_runners(&mut state);
+            } else {
+                self.work.wait(&mut state);
+                state.idle -= 1;
+            }
+        }
+        state.runners -= 1;
+        self.ended.notify_all();
+    }
+
+    /// Cancels everything and waits until no thread touches the memory any more.
+    pub(super) fn stop(&self) {
+        let mut state = self.state.lock();
+        state.stop();
+        self.work.notify_all();
+        while state.runners > 0 {
+            self.ended.wait(&mut state);
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Tasks and their order: a task runs when all that it depends on are done.
+//!
+//! Streams, events, graphs and the null stream's rules are nothing but dependencies between tasks. A task whose id is
+//! no longer known is done.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use rustc_hash::FxHashMap;
+
+use super::{
+    capture::{Capture, CaptureId},
+    error::{Error, Stuck},
+    event::{Event, EventId},
+    graph::{Graph, GraphId},
+    map::Deferred,
+    plan::{Exec, ExecId},
+    stream::{Context, ContextId, Stream, StreamId},
+    work::Work,
+};
+use crate::memory::Memory;
+
+/// Work that may wait in a device: launches, copies, records and so on, all together.
+pub const TASKS_MAX: usize = 1 << 22;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct TaskId(u64);
+
+#[derive(Debug)]
+struct Task {
+    /// None for changes of the memory map: no context's fault stops them.
+    context: Option<ContextId>,
+    /// CUDA's order: a lower number goes first.
+    priority: i32,
+    work: Work,
+    /// Unfinished tasks that this one depends on.
+    waits: usize,
+    dependents: Vec<TaskId>,
+}
+
+/// A host function whose turn has come, or that will never run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostCall {
+    pub call: u64,
+    /// What ended the context, in which case the device waits for no answer.
+    pub stuck: Option<Stuck>,
+}
+
+/// All of a device, behind one lock. The lock is held for bookkeeping and for short memory operations only.
+pub(super) struct State {
+    pub(super) memory: Memory,
+    pub(super) stop: bool,
+    last_id: u64,
+    tasks: FxHashMap<TaskId, Task>,
+    /// Tasks for the runners.
+    ready: BTreeSet<(i32, TaskId)>,
+    /// Waits on memory that have begun.
+    polling: Vec<TaskId>,
+    running: FxHashMap<TaskId, (Option<ContextId>, Arc<AtomicBool>)>,
+    host_ready: VecDeque<HostCall>,
+    /// Handed out and not answered yet.
+    host_running: FxHashMap<u64, VecDeque<TaskId>>,
+    /// Host functions in all tasks.
+    host_tasks: usize,
+    /// What every new task depends on: a change of the memory map that its addresses may need.
+    pub(super) barrier: Option<TaskId>,
+    /// Ranges that calls may name, by first address, with their ends: the memory map as of the last call.
+    pub(super) mapped: BTreeMap<u64, u64>,
+    pub(super) deferred: Vec<Deferred>,
+    pub(super) contexts: FxHashMap<ContextId, Context>,
+    pub(super) streams: FxHashMap<StreamId, Stream>,
+    pub(super) events: FxHashMap<EventId, Event>,
+    pub(super) graphs: FxHashMap<GraphId, Graph>,
+    pub(super) execs: FxHashMap<ExecId, Exec>,
+    pub(super) captures: FxHashMap<CaptureId, Capture>,
+    pub(super) runners: usize,
+    pub(super) idle: usize,
+    pub(super) poller: bool,
+}
+
+/// A task for a runner.
+pub(super) struct Job {
+    pub(super) id: TaskId,
+    pub(super) work: Work,
+    pub(super) cancel: Arc<AtomicBool>,
+}
+
+impl State {
+    pub(super) fn new(memory: Memory) -> State {
+        State {
+            memory,
+            stop: false,
+            last_id: 0,
+            tasks: FxHashMap::default(),
+            ready: BTreeSet::new(),
+            polling: Vec::new(),
+            running: FxHashMap::default(),
+            host_ready: VecDeque::new(),
+            host_running: FxHashMap::default(),
+            host_tasks: 0,
+            barrier: None,
+            mapped: BTreeMap::new(),
+            deferred: Vec::new(),
+            contexts: FxHashMap::default(),
+            streams: FxHashMap::default(),
+            events: FxHashMap::default(),
+            graphs: FxHashMap::default(),
+            execs: FxHashMap::default(),
+            captures: FxHashMap::default(),
+            runners: 0,
+            idle: 0,
+            poller: false,
+        }
+    }
+
+    /// A number that nothing else on this device has.
+    pub(super) fn fresh(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    pub(super) fn is_live(&self, task: TaskId) -> bool {
+        self.tasks.contains_key(&task)
+    }
+
+    pub(super) fn has_tasks(&self) -> bool {
+        !self.tasks.is_empty()
+    }
+
+    /// Room for `more` tasks.
+    pub(super) fn check_room(&self, more: usize) -> Result<(), Error> {
+        if self.tasks.len().saturating_add(more) > TASKS_MAX {
+            return Err(Error::Unsupported(format!(
+                "more than {TASKS_MAX} operations waiting"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Adds a task, and runs it if it is ready and short.
+    pub(super) fn add(
+        &mut self,
+        context: Option<ContextId>,
+        priority: i32,
+        deps: &[TaskId],
+        work: Work,
+    ) -> TaskId {
+        let id = TaskId(self.fresh());
+        let mut waits = 0;
+        for dep in deps {
+            // A dependency named twice is counted and released twice.
+            if let Some(task) = self.tasks.get_mut(dep) {
+                task.dependents.push(id);
+                waits += 1;
+            }
+        }
+        self.host_tasks += usize::from(matches!(work, Work::Host(_)));
+        if let Some(context) = context.and_then(|c| self.contexts.get_mut(&c)) {
+            context.tasks += 1;
+        }
+        let task = Task {
+            context,
+            priority,
+            work,
+            waits,
+            dependents: Vec::new(),
+        };
+        self.tasks.insert(id, task);
+        if waits == 0 {
+            self.settle(vec![id]);
+        }
+        id
+    }
+
+    /// Takes tasks that have nothing to wait for any more as far as they go without a runner.
+    fn settle(&mut self, mut ready: Vec<TaskId>) {
+        while let Some(id) = ready.pop() {
+            let Some(task) = self.tasks.get(&id) else {
+                continue;
+            };
+            let (context, priority) = (task.context, task.priority);
+            if let Some(stuck) = self.lost(context) {
+                self.finish(id, Err(stuck), &mut ready);
+                continue;
+            }
+            match &task.work {
+                Work::Host(call) => {
+                    let call = *call;
+                    self.host_running.entry(call).or_default().push_back(id);
+                    self.host_ready.push_back(HostCall { call, stuck: None });
+                }
+                Work::Value(op) => match op.step(&self.memory) {
+                    Ok(false) => self.polling.push(id),
+                    result => self.finish(id, result.map(|_| ()), &mut ready),
+                },
+                work if work.is_short() => {
+                    let result = work.run(&self.memory, &AtomicBool::new(false));
+                    self.finish(id, result, &mut ready);
+                }
+                _ => {
+                    self.ready.insert((priority, id));
+                }
+            }
+        }
+    }
+
+    /// Ends a task. What depends on it and has nothing else to wait for is added to `ready`.
+    fn finish(&mut self, id: TaskId, result: Result<(), Stuck>, ready: &mut Vec<TaskId>) {
+        let Some(task) = self.tasks.remove(&id) else {
+            return;
+        };
+        for dependent in task.dependents {
+            if let Some(task) = self.tasks.get_mut(&dependent) {
+                task.waits -= 1;
+                if task.waits == 0 {
+                    ready.push(dependent);
+                }
+            }
+        }
+        if let Work::Host(call) = task.work {
+            self.host_tasks -= 1;
+            if let Err(stuck) = &result {
+                let stuck = Some(stuck.clone());
+                self.host_ready.push_back(HostCall { call, stuck });
+            }
+        }
+        if self.barrier == Some(id) {
+            self.barrier = None;
+        }
+        let Some(context_id) = task.context else {
+            return;
+        };
+        let Some(context) = self.contexts.get_mut(&context_id) else {
+            return;
+        };
+        context.tasks -= 1;
+        if context.closing && context.tasks == 0 {
+            self.contexts.remove(&context_id);
+        } else if let (Err(stuck), None) = (result, &context.stuck) {
+            context.stuck = Some(stuck);
+            self.abandon(context_id, ready);
+        }
+    }
+
+    /// Stops what runs or polls in a context that is lost.
+    fn abandon(&mut self, context: ContextId, ready: &mut Vec<TaskId>) {
+        for (_, cancel) in self.running.values().filter(|(c, _)| *c == Some(context)) {
+            cancel.store(true, Ordering::Relaxed);
+        }
+        let tasks = &self.tasks;
+        self.polling.retain(|id| {
+            let lost = tasks.get(id).is_some_and(|t| t.context == Some(context));
+            if lost {
+                ready.push(*id);
+            }
+            !lost
+        });
+    }
+
+    /// What ended the context, if anything did.
+    fn lost(&self, context: Option<ContextId>) -> Option<Stuck> {
+        self.contexts.get(&context?)?.stuck.clone()
+    }
+
+    /// The next task for a runner.
+    pub(super) fn take(&mut self) -> Option<Job> {
+        while let Some((_, id)) = self.ready.pop_first() {
+            let Some(task) = self.tasks.get_mut(&id) else {
+                continue;
+            };
+            let context = task.context;
+            let work = std::mem::replace(&mut task.work, Work::Nothing);
+            if let Some(stuck) = self.lost(context) {
+                self.complete(id, Err(stuck));
+                continue;
+            }
+            let cancel = Arc::new(AtomicBool::new(false));
+            self.running.insert(id, (context, cancel.clone()));
+            return Some(Job { id, work, cancel });
+        }
+        None
+    }
+
+    /// A runner is done.
+    pub(super) fn complete(&mut self, id: TaskId, result: Result<(), Stuck>) {
+        self.running.remove(&id);
+        let mut ready = Vec::new();
+        self.finish(id, result, &mut ready);
+        self.settle(ready);
+        self.poll();
+    }
+
+    /// Looks at the memory that streams wait on.
+    pub(super) fn poll(&mut self) {
+        let waiting = std::mem::take(&mut self.polling);
+        if !waiting.is_empty() {
+            self.settle(waiting);
+        }
+    }
+
+    pub(super) fn is_polling(&self) -> bool {
+        !self.polling.is_empty()
+    }
+
+    pub(super) fn ready_tasks(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// Stops everything: the device is going away.
+    pub(super) fn stop(&mut self) {
+        self.stop = true;
+        self.ready.clear();
+        for (_, cancel) in self.running.values() {
+            cancel.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn take_host_calls(&mut self, out: &mut Vec<HostCall>) {
+        out.extend(self.host_ready.drain(..));
+    }
+
+    pub(super) fn has_host_tasks(&self) -> bool {
+        self.host_tasks > 0 || !self.host_ready.is_empty()
+    }
+
+    /// The host program has run the function.
+    pub(super) fn host_done(&mut self, call: u64) -> Result<(), Error> {
+        let wrong = Error::InvalidHandle {
+            kind: "running host function",
+            id: call,
+        };
+        let queue = self.host_running.get_mut(&call).ok_or(wrong)?;
+        let id = queue.pop_front();
+        if queue.is_empty() {
+            self.host_running.remove(&call);
+        }
+        if let Some(id) = id {
+            self.complete(id, Ok(()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,255 @@
+use super::*;
+
+fn failed<T>(result: Result<T, Error>) -> Option<CaptureError> {
+    match result {
+        Err(Error::Capture(error)) => Some(error),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_fork_and_a_join_become_a_diamond() {
+    let b = bench();
+    let (stream, side) = (b.non_blocking(), b.non_blocking());
+    let (fork, join) = (b.event(), b.event());
+    b.gpu.begin_capture(stream, None).unwrap();
+    b.set32(stream, b.base, 1);
+    b.gpu.submit(stream, Op::RecordEvent(fork)).unwrap();
+    b.gpu.submit(side, Op::WaitEvent(fork)).unwrap();
+    b.set32(side, b.base + 4, 2);
+    b.set32(stream, b.base + 8, 3);
+    b.gpu.submit(side, Op::RecordEvent(join)).unwrap();
+    b.gpu.submit(stream, Op::WaitEvent(join)).unwrap();
+    b.gpu
+        .submit(stream, Op::Copy(Copy::line(b.base + 16, b.base, 12)))
+        .unwrap();
+    let CaptureInfo::Active {
+        deps, graph: seen, ..
+    } = b.gpu.capture_info(side).unwrap()
+    else {
+        panic!("the side stream is not part of the capture");
+    };
+    assert_eq!(deps.len(), 1);
+    let graph = b.gpu.end_capture(stream).unwrap();
+    assert_eq!(graph, seen);
+    assert_eq!(b.gpu.capture_info(side).unwrap(), CaptureInfo::None);
+    let shape = b.gpu.graph(graph).unwrap();
+    let nodes: Vec<_> = shape.nodes().collect();
+    let [a, l, r, e] = nodes[..] else {
+        panic!("{nodes:?}");
+    };
+    assert_eq!(
+        shape.edges().collect::<Vec<_>>(),
+        [(a, l), (a, r), (l, e), (r, e)]
+    );
+    // Nothing ran yet.
+    assert_eq!(b.peek32(b.base), 0);
+    let exec = b.gpu.instantiate(b.context, graph, 0).unwrap();
+    b.gpu.launch_graph(exec, stream).unwrap();
+    b.sync(stream).unwrap();
+    assert_eq!([16, 20, 24].map(|at| b.peek32(b.base + at)), [1, 2, 3]);
+    // The event belongs to the capture still.
+    assert_eq!(
+        failed(b.gpu.event_fence(fork)),
+        Some(CaptureError::CapturedEvent)
+    );
+    assert_eq!(
+        failed(b.gpu.submit(side, Op::WaitEvent(fork))),
+        Some(CaptureError::CapturedEvent)
+    );
+    b.gpu.submit(stream, Op::RecordEvent(fork)).unwrap();
+    wait(&mut b.gpu.event_fence(fork).unwrap()).unwrap();
+}
+
+#[test]
+fn a_fork_that_is_not_joined() {
+    let b = bench();
+    let (stream, side, fork) = (b.non_blocking(), b.non_blocking(), b.event());
+    b.gpu.begin_capture(stream, None).unwrap();
+    b.gpu.submit(stream, Op::RecordEvent(fork)).unwrap();
+    b.gpu.submit(side, Op::WaitEvent(fork)).unwrap();
+    b.set32(side, b.base, 2);
+    assert_eq!(
+        failed(b.gpu.end_capture(side)),
+        Some(CaptureError::Unmatched)
+    );
+    assert_eq!(
+        failed(b.gpu.end_capture(stream)),
+        Some(CaptureError::Unjoined)
+    );
+    // Both streams work again.
+    b.set32(side, b.base, 3);
+    b.sync(side).unwrap();
+    b.sync(stream).unwrap();
+    assert_eq!(b.peek32(b.base), 3);
+}
+
+#[test]
+fn waiting_for_a_capturing_stream_ends_the_capture() {
+    let b = bench();
+    for wait in [
+        (|b, s| b.gpu.stream_fence(s).map(|_| ())) as fn(&Bench, StreamId) -> Result<(), Error>,
+        |b, _| b.gpu.context_fence(b.context).map(|_| ()),
+        |b, s| b.gpu.upload(s, Rows::line(b.base), Extent::line(1), &[1]),
+        |b, s| {
+            b.gpu
+                .download(s, Rows::line(b.base), Extent::line(1))
+                .map(|_| ())
+        },
+    ] {
+        let stream = b.non_blocking();
+        b.gpu.begin_capture(stream, None).unwrap();
+        assert_eq!(failed(wait(&b, stream)), Some(CaptureError::Unsupported));
+        assert_eq!(
+            b.gpu.capture_info(stream).unwrap(),
+            CaptureInfo::Invalidated
+        );
+        assert_eq!(
+            failed(b.gpu.submit(stream, Op::Empty)),
+            Some(CaptureError::Invalidated)
+        );
+        assert_eq!(
+            failed(b.gpu.end_capture(stream)),
+            Some(CaptureError::Invalidated)
+        );
+        assert_eq!(b.gpu.capture_info(stream).unwrap(), CaptureInfo::None);
+        b.sync(stream).unwrap();
+    }
+}
+
+#[test]
+fn the_legacy_stream_and_captures() {
+    let b = bench();
+    assert_eq!(
+        failed(b.gpu.begin_capture(b.legacy(), None)),
+        Some(CaptureError::Unsupported)
+    );
+    let blocking = b.blocking();
+    b.gpu.begin_capture(blocking, None).unwrap();
+    assert_eq!(
+        failed(b.gpu.capture_info(b.legacy())),
+        Some(CaptureError::Implicit)
+    );
+    assert_eq!(
+        failed(b.gpu.submit(b.legacy(), Op::Empty)),
+        Some(CaptureError::Implicit)
+    );
+    assert_eq!(
+        failed(b.gpu.end_capture(blocking)),
+        Some(CaptureError::Invalidated)
+    );
+    // A non-blocking stream does not concern it.
+    let free = b.non_blocking();
+    b.gpu.begin_capture(free, None).unwrap();
+    b.set32(b.legacy(), b.base, 1);
+    b.sync(b.legacy()).unwrap();
+    b.gpu.end_capture(free).unwrap();
+}
+
+#[test]
+fn captures_do_not_mix() {
+    let b = bench();
+    let (one, two) = (b.non_blocking(), b.non_blocking());
+    let (inside, outside) = (b.event(), b.event());
+    b.gpu.submit(two, Op::RecordEvent(outside)).unwrap();
+    b.gpu.begin_capture(one, None).unwrap();
+    b.gpu.submit(one, Op::RecordEvent(inside)).unwrap();
+    b.gpu.begin_capture(two, None).unwrap();
+    assert!(matches!(
+        b.gpu.begin_capture(two, None),
+        Err(Error::IllegalState(_))
+    ));
+    assert_eq!(
+        failed(b.gpu.submit(two, Op::WaitEvent(inside))),
+        Some(CaptureError::Merge)
+    );
+    assert_eq!(
+        failed(b.gpu.end_capture(one)),
+        Some(CaptureError::Invalidated)
+    );
+    assert_eq!(
+        failed(b.gpu.end_capture(two)),
+        Some(CaptureError::Invalidated)
+    );
+    assert!(matches!(
+        b.gpu.end_capture(two),
+        Err(Error::IllegalState(_))
+    ));
+    b.gpu.begin_capture(one, None).unwrap();
+    assert_eq!(
+        failed(b.gpu.submit(one, Op::WaitEvent(outside))),
+        Some(CaptureError::Isolation)
+    );
+    assert_eq!(
+        failed(b.gpu.end_capture(one)),
+        Some(CaptureError::Invalidated)
+    );
+}
+
+#[test]
+fn dependencies_can_be_set_and_graphs_continued() {
+    let b = bench();
+    let stream = b.non_blocking();
+    let graph = b.gpu.create_graph().unwrap();
+    let first = b.gpu.add_node(graph, set32(b.base, 1), &[]).unwrap();
+    b.gpu
+        .begin_capture(stream, Some((graph, &[first])))
+        .unwrap();
+    assert!(matches!(
+        b.gpu.destroy_graph(graph),
+        Err(Error::IllegalState(_))
+    ));
+    b.gpu.submit(stream, Op::Host(9)).unwrap();
+    b.gpu.update_capture(stream, &[first], true).unwrap();
+    b.set32(stream, b.base + 4, 2);
+    b.gpu.update_capture(stream, &[first], false).unwrap();
+    b.gpu.submit(stream, Op::Empty).unwrap();
+    assert_eq!(b.gpu.end_capture(stream), Ok(graph));
+    let nodes: Vec<_> = b.gpu.graph(graph).unwrap().nodes().collect();
+    assert_eq!(
+        b.gpu.neighbours(graph, first, true).unwrap(),
+        [nodes[1], nodes[2], nodes[3]]
+    );
+    assert_eq!(
+        b.gpu.neighbours(graph, nodes[3], false).unwrap(),
+        [first, nodes[2]]
+    );
+}
+
+#[test]
+fn external_events_and_launched_graphs_become_nodes() {
+    let b = bench();
+    let (stream, event) = (b.non_blocking(), b.event());
+    let inner = b.gpu.create_graph().unwrap();
+    b.gpu.add_node(inner, set32(b.base, 6), &[]).unwrap();
+    let inner = b.gpu.instantiate(b.context, inner, 0).unwrap();
+    assert!(
+        b.gpu
+            .submit_external(stream, Op::RecordEvent(event))
+            .is_err()
+    );
+    b.gpu.begin_capture(stream, None).unwrap();
+    b.gpu.launch_graph(inner, stream).unwrap();
+    b.gpu
+        .submit_external(stream, Op::RecordEvent(event))
+        .unwrap();
+    let graph = b.gpu.end_capture(stream).unwrap();
+    let exec = b.gpu.instantiate(b.context, graph, 0).unwrap();
+    b.gpu.launch_graph(exec, stream).unwrap();
+    wait(&mut b.gpu.event_fence(event).unwrap()).unwrap();
+    assert_eq!(b.peek32(b.base), 6);
+}
+
+#[test]
+fn a_destroyed_stream_takes_its_capture_along() {
+    let b = bench();
+    let (stream, side, fork) = (b.non_blocking(), b.non_blocking(), b.event());
+    b.gpu.begin_capture(stream, None).unwrap();
+    b.gpu.submit(stream, Op::RecordEvent(fork)).unwrap();
+    b.gpu.submit(side, Op::WaitEvent(fork)).unwrap();
+    b.gpu.destroy_stream(stream).unwrap();
+    assert_eq!(b.gpu.capture_info(side).unwrap(), CaptureInfo::None);
+    b.set32(side, b.base, 4);
+    b.sync(side).unwrap();
+    assert_eq!(b.peek32(b.base), 4);
+}

@@ -1,0 +1,220 @@
+use super::*;
+
+/// Adds one to a word; not atomically, so that runs that overlap would show.
+fn increment(b: &Bench, address: u64) -> Op {
+    let memory = b.gpu.memory().clone();
+    kernel(move |_| {
+        let mut word = [0; 4];
+        memory.read(address, &mut word).unwrap();
+        thread::sleep(Duration::from_millis(1));
+        let next = u32::from_le_bytes(word) + 1;
+        memory.write(address, &next.to_le_bytes()).unwrap();
+        Ok(())
+    })
+}
+
+#[test]
+fn a_diamond_runs_in_order_every_time() {
+    let b = bench();
+    let graph = b.gpu.create_graph().unwrap();
+    let root = b.gpu.add_node(graph, set32(b.base, 1), &[]).unwrap();
+    let left = b
+        .gpu
+        .add_node(graph, Op::Copy(Copy::line(b.base + 4, b.base, 4)), &[root])
+        .unwrap();
+    let right = b
+        .gpu
+        .add_node(graph, increment(&b, b.base + 8), &[root])
+        .unwrap();
+    let end = b
+        .gpu
+        .add_node(
+            graph,
+            Op::Copy(Copy::line(b.base + 16, b.base, 12)),
+            &[left, right],
+        )
+        .unwrap();
+    let shape = b.gpu.graph(graph).unwrap();
+    assert_eq!(shape.roots().collect::<Vec<_>>(), [root]);
+    assert_eq!(shape.nodes().collect::<Vec<_>>(), [root, left, right, end]);
+    assert_eq!(
+        shape.edges().collect::<Vec<_>>(),
+        [(root, left), (root, right), (left, end), (right, end)]
+    );
+    assert_eq!(b.gpu.neighbours(graph, root, true).unwrap(), [left, right]);
+    assert_eq!(b.gpu.neighbours(graph, end, false).unwrap(), [left, right]);
+    let exec = b.gpu.instantiate(b.context, graph, 3).unwrap();
+    assert_eq!(b.gpu.exec_flags(exec), Ok(3));
+    // What was instantiated does not follow the graph.
+    b.gpu.destroy_graph(graph).unwrap();
+    let (one, two) = (b.non_blocking(), b.non_blocking());
+    for _ in 0..5 {
+        b.gpu.launch_graph(exec, one).unwrap();
+        b.gpu.launch_graph(exec, two).unwrap();
+    }
+    b.sync(one).unwrap();
+    b.sync(two).unwrap();
+    assert_eq!(
+        [
+            b.peek32(b.base + 16),
+            b.peek32(b.base + 20),
+            b.peek32(b.base + 24)
+        ],
+        [1, 1, 10]
+    );
+}
+
+#[test]
+fn a_launch_takes_its_place_in_the_stream() {
+    let b = bench();
+    let (stream, gate) = (b.non_blocking(), gate());
+    let graph = b.gpu.create_graph().unwrap();
+    b.gpu
+        .add_node(graph, Op::Copy(Copy::line(b.base + 4, b.base, 4)), &[])
+        .unwrap();
+    let exec = b.gpu.instantiate(b.context, graph, 0).unwrap();
+    b.gpu.submit(stream, gated(&gate)).unwrap();
+    b.set32(stream, b.base, 8);
+    b.gpu.launch_graph(exec, stream).unwrap();
+    b.set32(stream, b.base, 9);
+    assert_eq!(b.peek32(b.base + 4), 0);
+    open(&gate);
+    b.sync(stream).unwrap();
+    assert_eq!(b.peek32(b.base + 4), 8);
+}
+
+#[test]
+fn cycles_and_wrong_edges_are_refused() {
+    let b = bench();
+    let graph = b.gpu.create_graph().unwrap();
+    let one = b.gpu.add_node(graph, Op::Empty, &[]).unwrap();
+    let two = b.gpu.add_node(graph, Op::Empty, &[one]).unwrap();
+    assert!(b.gpu.add_node(graph, Op::Empty, &[one, one]).is_err());
+    assert!(b.gpu.add_edges(graph, &[(one, two)]).is_err());
+    assert!(b.gpu.add_edges(graph, &[(one, one)]).is_err());
+    assert!(b.gpu.add_edges(graph, &[(NodeId(999), one)]).is_err());
+    b.gpu.add_edges(graph, &[(two, one)]).unwrap();
+    assert!(matches!(
+        b.gpu.instantiate(b.context, graph, 0),
+        Err(Error::InvalidValue(_))
+    ));
+    b.gpu.remove_node(graph, two).unwrap();
+    assert!(b.gpu.neighbours(graph, one, true).unwrap().is_empty());
+    b.gpu.instantiate(b.context, graph, 0).unwrap();
+}
+
+#[test]
+fn an_instantiated_graph_can_be_changed() {
+    let b = bench();
+    let stream = b.non_blocking();
+    let graph = b.gpu.create_graph().unwrap();
+    let set = b.gpu.add_node(graph, set32(b.base, 1), &[]).unwrap();
+    let copy = b
+        .gpu
+        .add_node(graph, Op::Copy(Copy::line(b.base + 4, b.base, 4)), &[set])
+        .unwrap();
+    let exec = b.gpu.instantiate(b.context, graph, 0).unwrap();
+    let run = || {
+        b.gpu.launch_graph(exec, stream).unwrap();
+        b.sync(stream).unwrap();
+        b.peek32(b.base + 4)
+    };
+    assert_eq!(run(), 1);
+    b.gpu.set_exec_node(exec, set, set32(b.base, 2)).unwrap();
+    assert_eq!(run(), 2);
+    assert!(b.gpu.set_exec_node(exec, copy, set32(b.base, 2)).is_err());
+    b.gpu.enable_exec_node(exec, set, false).unwrap();
+    assert_eq!(b.gpu.exec_node_enabled(exec, set), Ok(false));
+    b.set32(stream, b.base, 3);
+    assert_eq!(run(), 3);
+    b.gpu.enable_exec_node(exec, set, true).unwrap();
+
+    let other = b.gpu.clone_graph(graph).unwrap();
+    let renamed: Vec<_> = b.gpu.graph(other).unwrap().nodes().collect();
+    b.gpu.set_node(other, renamed[0], set32(b.base, 4)).unwrap();
+    assert_eq!(b.gpu.update_exec(exec, other), Ok(Ok(())));
+    assert_eq!(run(), 4);
+    b.gpu.add_node(other, Op::Empty, &[]).unwrap();
+    assert_eq!(
+        b.gpu.update_exec(exec, other),
+        Ok(Err(UpdateError::TopologyChanged))
+    );
+    let kinds = b.gpu.create_graph().unwrap();
+    let first = b.gpu.add_node(kinds, Op::Empty, &[]).unwrap();
+    b.gpu.add_node(kinds, Op::Empty, &[first]).unwrap();
+    assert_eq!(
+        b.gpu.update_exec(exec, kinds),
+        Ok(Err(UpdateError::NodeTypeChanged))
+    );
+}
+
+#[test]
+fn child_graphs_host_functions_and_events() {
+    let b = bench();
+    let stream = b.non_blocking();
+    let child = b.gpu.create_graph().unwrap();
+    let one = b.gpu.add_node(child, set32(b.base, 5), &[]).unwrap();
+    b.gpu.add_node(child, Op::Host(3), &[one]).unwrap();
+    let child = Box::new(b.gpu.graph(child).unwrap());
+    let event = b.event();
+    let graph = b.gpu.create_graph().unwrap();
+    let nested = b.gpu.add_node(graph, Op::Child(child), &[]).unwrap();
+    let record = b
+        .gpu
+        .add_node(graph, Op::RecordEvent(event), &[nested])
+        .unwrap();
+    b.gpu
+        .add_node(
+            graph,
+            Op::Copy(Copy::line(b.base + 4, b.base, 4)),
+            &[record],
+        )
+        .unwrap();
+    let exec = b.gpu.instantiate(b.context, graph, 0).unwrap();
+    b.gpu.launch_graph(exec, stream).unwrap();
+    let mut reached = b.gpu.event_fence(event).unwrap();
+    assert!(stays_pending(&mut reached));
+    let mut calls = Vec::new();
+    b.gpu.take_host_calls(&mut calls);
+    assert_eq!(
+        calls,
+        [HostCall {
+            call: 3,
+            stuck: None
+        }]
+    );
+    b.gpu.host_func_done(3).unwrap();
+    wait(&mut reached).unwrap();
+    b.sync(stream).unwrap();
+    assert_eq!(b.peek32(b.base + 4), 5);
+    let dot = b.gpu.graph(graph).unwrap().dot(true);
+    for part in [
+        "digraph",
+        "subgraph",
+        "MEMSET",
+        "HOST",
+        "EVENT_RECORD",
+        "->",
+    ] {
+        assert!(dot.contains(part), "{part} is not in {dot}");
+    }
+}
+
+#[test]
+fn a_fault_in_a_graph_ends_the_context() {
+    let b = bench();
+    let graph = b.gpu.create_graph().unwrap();
+    let bad = b.gpu.add_node(graph, faulty(), &[]).unwrap();
+    b.gpu.add_node(graph, set32(b.base, 1), &[bad]).unwrap();
+    let exec = b.gpu.instantiate(b.context, graph, 0).unwrap();
+    let stream = b.legacy();
+    b.gpu.launch_graph(exec, stream).unwrap();
+    let mut end = b.gpu.fence_all();
+    wait(&mut end).unwrap();
+    assert!(matches!(b.sync(stream), Err(Error::Stuck(_))));
+    assert!(matches!(
+        b.gpu.launch_graph(exec, stream),
+        Err(Error::Stuck(_))
+    ));
+    assert_eq!(b.peek32(b.base), 0);
+}

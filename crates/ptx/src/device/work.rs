@@ -1,0 +1,438 @@
+//! What streams are given: launches, copies, memsets, waits on memory.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use parking_lot::Mutex;
+
+use super::{
+    error::{Cause, Error, Stuck},
+    event::EventId,
+    graph::Graph,
+};
+use crate::{error::Fault, memory::Memory};
+
+/// Up to this size a memory operation runs at once in the thread that finds it ready: waking another costs more.
+const INLINE_BYTES_MAX: u64 = 64 << 10;
+/// Long operations give up the memory's lock, and look whether they were cancelled, every so many bytes.
+const CHUNK_BYTES: u64 = 4 << 20;
+/// Rows that a memset repeats its value into before it is written.
+const PATTERN_BYTES_MAX: u64 = 64 << 10;
+
+/// What a launch runs. The engine's kernels are the real thing; tests put closures here.
+pub trait Code: Send + Sync {
+    fn name(&self) -> &str;
+    /// Runs the whole grid and returns when it is done, or soon after `cancel` is set.
+    fn run(&self, launch: &Launch, cancel: &AtomicBool) -> Result<(), Fault>;
+}
+
+/// One launch of a kernel.
+#[derive(Clone)]
+pub struct Launch {
+    pub code: Arc<dyn Code>,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    /// Dynamic shared memory.
+    pub shared_bytes: u32,
+    /// All blocks are resident at once and may wait for each other.
+    pub cooperative: bool,
+    pub params: Arc<[u8]>,
+}
+
+impl fmt::Debug for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}<<<{:?}, {:?}>>>",
+            self.code.name(),
+            self.grid,
+            self.block
+        )
+    }
+}
+
+/// Rows in memory: `address` is the first byte of the first row of a box of rows and slices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    pub address: u64,
+    /// From row to row.
+    pub pitch_bytes: u64,
+    /// From slice to slice, in rows.
+    pub slice_rows: u64,
+}
+
+impl Rows {
+    /// One row.
+    pub fn line(address: u64) -> Rows {
+        Rows {
+            address,
+            pitch_bytes: 0,
+            slice_rows: 1,
+        }
+    }
+
+    /// Rows of `width` bytes without gaps.
+    pub fn packed(address: u64, extent: Extent) -> Rows {
+        Rows {
+            address,
+            pitch_bytes: extent.width,
+            slice_rows: extent.height,
+        }
+    }
+
+    fn row(&self, y: u64, z: u64) -> u64 {
+        self.address + (z * self.slice_rows + y) * self.pitch_bytes
+    }
+
+    /// First byte and length of what the box covers; an error where its rows overlap or leave the address space.
+    pub(super) fn span(&self, extent: Extent) -> Result<(u64, u64), Error> {
+        let wrong = || Error::InvalidValue(format!("a box of {extent} at {self:x?}"));
+        if extent.is_empty() {
+            return Ok((self.address, 0));
+        }
+        let one_row = extent.height == 1 && extent.depth == 1;
+        if !one_row && self.pitch_bytes < extent.width
+            || extent.depth > 1 && self.slice_rows < extent.height
+        {
+            return Err(wrong());
+        }
+        let rows = (extent.depth - 1)
+            .checked_mul(self.slice_rows)
+            .and_then(|r| r.checked_add(extent.height - 1));
+        let len = rows
+            .and_then(|r| r.checked_mul(self.pitch_bytes))
+            .and_then(|l| l.checked_add(extent.width))
+            .ok_or_else(wrong)?;
+        self.address.checked_add(len).ok_or_else(wrong)?;
+        Ok((self.address, len))
+    }
+}
+
+/// The size of a box: bytes, rows, slices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    pub width: u64,
+    pub height: u64,
+    pub depth: u64,
+}
+
+impl Extent {
+    pub fn line(bytes: u64) -> Extent {
+        Extent {
+            width: bytes,
+            height: 1,
+            depth: 1,
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.width == 0 || self.height == 0 || self.depth == 0
+    }
+
+    pub fn bytes(&self) -> Option<u64> {
+        self.width.checked_mul(self.height)?.checked_mul(self.depth)
+    }
+
+    fn rows(self) -> impl Iterator<Item = (u64, u64)> {
+        (0..self.depth).flat_map(move |z| (0..self.height).map(move |y| (y, z)))
+    }
+}
+
+impl fmt::Display for Extent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} bytes by {} by {}",
+            self.width, self.height, self.depth
+        )
+    }
+}
+
+/// A copy within device and registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copy {
+    pub dst: Rows,
+    pub src: Rows,
+    pub extent: Extent,
+}
+
+impl Copy {
+    pub fn line(dst: u64, src: u64, bytes: u64) -> Copy {
+        Copy {
+            dst: Rows::line(dst),
+            src: Rows::line(src),
+            extent: Extent::line(bytes),
+        }
+    }
+}
+
+/// A memset: `height` rows of `width` elements of `element_bytes` each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Set {
+    pub dst: u64,
+    pub pitch_bytes: u64,
+    pub value: u32,
+    pub element_bytes: u32,
+    pub width: u64,
+    pub height: u64,
+}
+
+impl Set {
+    pub(super) fn rows(&self) -> Result<(Rows, Extent), Error> {
+        let wrong = |what: &str| Err(Error::InvalidValue(format!("memset: {what} ({self:x?})")));
+        if !matches!(self.element_bytes, 1 | 2 | 4) {
+            return wrong("elements have 1, 2 or 4 bytes");
+        }
+        let element = u64::from(self.element_bytes);
+        if !self.dst.is_multiple_of(element)
+            || self.height > 1 && !self.pitch_bytes.is_multiple_of(element)
+        {
+            return wrong("the address or the pitch is not a multiple of the element");
+        }
+        let Some(width) = self.width.checked_mul(element) else {
+            return wrong("too wide");
+        };
+        let rows = Rows {
+            address: self.dst,
+            pitch_bytes: self.pitch_bytes,
+            slice_rows: self.height,
+        };
+        let extent = Extent {
+            width,
+            height: self.height,
+            depth: 1,
+        };
+        Ok((rows, extent))
+    }
+}
+
+/// `cuStreamWaitValue` and `cuStreamWriteValue`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ValueOp {
+    pub address: u64,
+    pub value: u64,
+    /// 8 bytes, or 4.
+    pub wide: bool,
+    pub action: Action,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    Write,
+    /// Until `memory - value`, as a signed number, is not negative.
+    WaitGreaterOrEqual,
+    WaitEqual,
+    /// Until a bit of `value` is set in memory.
+    WaitAnd,
+    /// Until `memory | value` has a bit clear.
+    WaitNor,
+}
+
+impl ValueOp {
+    pub(super) fn bytes(&self) -> u64 {
+        if self.wide { 8 } else { 4 }
+    }
+
+    /// Whether the wait is over, or the write done.
+    pub(super) fn step(&self, memory: &Memory) -> Result<bool, Stuck> {
+        let bytes = self.bytes() as usize;
+        if self.action == Action::Write {
+            return touch(memory.write(self.address, &self.value.to_le_bytes()[..bytes]))
+                .map(|()| true);
+        }
+        let mut word = [0; 8];
+        touch(memory.read(self.address, &mut word[..bytes]))?;
+        let found = u64::from_le_bytes(word);
+        let sign = if self.wide { 1 << 63 } else { 1 << 31 };
+        let mask = if self.wide {
+            u64::MAX
+        } else {
+            u64::from(u32::MAX)
+        };
+        Ok(match self.action {
+            Action::WaitGreaterOrEqual => found.wrapping_sub(self.value) & sign == 0,
+            Action::WaitEqual => found == self.value & mask,
+            Action::WaitAnd => found & self.value & mask != 0,
+            Action::WaitNor | Action::Write => !(found | self.value) & mask != 0,
+        })
+    }
+}
+
+/// What a stream is given and a graph's node holds.
+#[derive(Clone, Debug)]
+pub enum Op {
+    Launch(Launch),
+    Copy(Copy),
+    Set(Set),
+    Value(ValueOp),
+    /// A function of the host program, by its number there.
+    Host(u64),
+    Empty,
+    RecordEvent(EventId),
+    WaitEvent(EventId),
+    Child(Box<Graph>),
+}
+
+/// What a task does.
+#[derive(Debug)]
+pub(super) enum Work {
+    Launch(Launch),
+    Copy(Copy),
+    Set(Set),
+    Upload(Rows, Extent, Vec<u8>),
+    Download(Rows, Extent, Arc<Downloaded>),
+    Value(ValueOp),
+    Host(u64),
+    Record(Arc<Record>),
+    Nothing,
+    /// Changes of the memory map that had to wait for running work.
+    Map(Mapping),
+    Unmap(u64),
+}
+
+/// Memory to put into the window, and what is behind it.
+#[derive(Debug, Clone)]
+pub(super) struct Mapping {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) backing: Option<(super::physical::Physical, u64)>,
+}
+
+/// When an event was reached.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    pub(super) at: OnceLock<Instant>,
+}
+
+/// Where a download's bytes arrive.
+#[derive(Debug, Default)]
+pub(super) struct Downloaded(pub(super) Mutex<Option<Vec<u8>>>);
+
+impl Work {
+    /// Whether to run this where it becomes ready rather than in a runner.
+    pub(super) fn is_short(&self) -> bool {
+        let extent = match self {
+            Work::Copy(copy) => copy.extent,
+            Work::Upload(_, extent, _) | Work::Download(_, extent, _) => *extent,
+            Work::Set(set) => match set.rows() {
+                Ok((_, extent)) => extent,
+                Err(_) => return true,
+            },
+            Work::Launch(_) | Work::Map(_) | Work::Unmap(_) => return false,
+            Work::Value(_) | Work::Host(_) | Work::Record(_) | Work::Nothing => return true,
+        };
+        extent
+            .bytes()
+            .is_some_and(|bytes| bytes <= INLINE_BYTES_MAX)
+            && extent.height <= 64
+            && extent.depth <= 64
+    }
+
+    /// Does it. Called without locks for long work, see [`Work::is_short`].
+    pub(super) fn run(&self, memory: &Memory, cancel: &AtomicBool) -> Result<(), Stuck> {
+        match self {
+            Work::Launch(launch) => launch
+                .code
+                .run(launch, cancel)
+                .map_err(|fault| Stuck::from(&fault)),
+            Work::Copy(Copy { dst, src, extent }) => rows(*extent, cancel, |y, z, at, len| {
+                touch(memory.copy(dst.row(y, z) + at, src.row(y, z) + at, len))
+            }),
+            Work::Set(set) => run_set(set, memory, cancel),
+            Work::Upload(dst, extent, data) => {
+                let mut left = &data[..];
+                rows(*extent, cancel, |y, z, at, len| {
+                    let (now, later) = left.split_at(left.len().min(len as usize));
+                    left = later;
+                    touch(memory.write(dst.row(y, z) + at, now))
+                })
+            }
+            Work::Download(src, extent, cell) => {
+                let mut data = vec![0; extent.bytes().unwrap_or(0) as usize];
+                let mut left = &mut data[..];
+                rows(*extent, cancel, |y, z, at, len| {
+                    let (now, later) = std::mem::take(&mut left).split_at_mut(len as usize);
+                    left = later;
+                    touch(memory.read(src.row(y, z) + at, now))
+                })?;
+                *cell.0.lock() = Some(data);
+                Ok(())
+            }
+            Work::Value(op) => op.step(memory).map(|_| ()),
+            Work::Record(record) => {
+                let _ = record.at.set(Instant::now());
+                Ok(())
+            }
+            Work::Map(mapping) => {
+                // Checked when it was asked for; only the host can still run out of memory here.
+                mapping.apply(memory).map_err(|e| Stuck {
+                    cause: Cause::LaunchFailed,
+                    message: format!("mapping device memory: {e}"),
+                })
+            }
+            Work::Unmap(address) => {
+                if let Err(error) = memory.unmap(*address) {
+                    tracing::error!(%error, "unmapping device memory");
+                }
+                Ok(())
+            }
+            Work::Host(_) | Work::Nothing => Ok(()),
+        }
+    }
+}
+
+/// Walks a box row by row, long rows in pieces: `piece(y, z, offset in the row, bytes)`.
+fn rows(
+    extent: Extent,
+    cancel: &AtomicBool,
+    mut piece: impl FnMut(u64, u64, u64, u64) -> Result<(), Stuck>,
+) -> Result<(), Stuck> {
+    if extent.is_empty() {
+        return Ok(());
+    }
+    for (y, z) in extent.rows() {
+        let mut at = 0;
+        while at < extent.width {
+            if cancel.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let len = (extent.width - at).min(CHUNK_BYTES);
+            piece(y, z, at, len)?;
+            at += len;
+        }
+    }
+    Ok(())
+}
+
+fn run_set(set: &Set, memory: &Memory, cancel: &AtomicBool) -> Result<(), Stuck> {
+    let (dst, extent) = set.rows().map_err(|e| Stuck {
+        cause: Cause::LaunchFailed,
+        message: e.to_string(),
+    })?;
+    let element = &set.value.to_le_bytes()[..set.element_bytes as usize];
+    let pattern = element
+        .repeat((extent.width.min(PATTERN_BYTES_MAX) / u64::from(set.element_bytes)) as usize);
+    rows(extent, cancel, |y, z, at, len| {
+        let mut done = 0;
+        while done < len {
+            let now = (len - done).min(pattern.len() as u64);
+            touch(memory.write(dst.row(y, z) + at + done, &pattern[..now as usize]))?;
+            done += now;
+        }
+        Ok(())
+    })
+}
+
+/// The ranges were checked when the work was submitted; memory that is gone since is an illegal access, as on a GPU.
+fn touch<T>(result: Result<T, crate::memory::MemoryError>) -> Result<T, Stuck> {
+    result.map_err(|error| Stuck {
+        cause: Cause::IllegalAddress,
+        message: error.to_string(),
+    })
+}
