@@ -1,1 +1,67 @@
-fn main() {}
+//! The `outboard` command. [`args`] declares it; help, manual page and completions come from that declaration.
+
+mod args;
+mod doctor;
+mod libraries;
+mod probe;
+mod run;
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use tracing_subscriber::EnvFilter;
+
+use args::{Args, Command};
+
+fn main() -> ExitCode {
+    // A wrong command line ends here, with exit code 2.
+    let args = Args::parse();
+    log_to_stderr();
+    let result = match args.command {
+        Command::Serve(args) => serve::serve(args),
+        Command::Run(args) => run::run(args),
+        Command::Doctor(args) => doctor::doctor(args),
+        Command::Completions { shell } => {
+            clap_complete::generate(
+                shell,
+                &mut Args::command(),
+                "outboard",
+                &mut std::io::stdout(),
+            );
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Man => manual(),
+        Command::Worker(args) => serve::worker(args),
+        Command::TryLibrary { path } => libraries::try_library(&path),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("outboard: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+/// `OUTBOARD_LOG` takes the directives of tracing-subscriber's `EnvFilter`: `debug`, `outboard_server::session=trace`.
+fn log_to_stderr() {
+    let filter = EnvFilter::builder()
+        .with_default_directive(tracing_subscriber::filter::LevelFilter::INFO.into())
+        .with_env_var("OUTBOARD_LOG")
+        .from_env_lossy();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .init();
+}
+
+/// One page for the command and all its subcommands.
+fn manual() -> anyhow::Result<ExitCode> {
+    let mut command = Args::command();
+    command.build();
+    let mut out = std::io::stdout();
+    clap_mangen::Man::new(command.clone()).render(&mut out)?;
+    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
+        clap_mangen::Man::new(sub.clone()).render(&mut out)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

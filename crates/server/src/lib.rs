@@ -4,6 +4,7 @@
 //! - [`nvidia`]: the machine's own driver, loaded at run time.
 //! - [`soft`]: PTX on the CPU.
 //! - [`session`]: one client: its messages in order, answers when the device is done, everything given back at the end.
+//! - [`supervisor`]: sockets, and a worker process for each client.
 //! - [`images`]: module images by their hash, kept across sessions.
 
 pub mod device;
@@ -12,3 +13,4 @@ pub mod nvidia;
 pub mod session;
 pub mod shadow;
 pub mod soft;
+pub mod supervisor;

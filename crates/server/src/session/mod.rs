@@ -1,1 +1,378 @@
-//! One client.
+//! One client: its messages executed strictly in order, answers when the device is done, and whatever the device has to
+//! say unasked.
+//!
+//! One thread does it all and never blocks on the GPU: what takes time is a [`Pending`](crate::device::Pending) in the
+//! [`waiting`] list, polled between messages.
+//!
+//! # Order of answers
+//!
+//! When a pending is ready, every earlier one is polled again and answered first, if it is ready too. A client that sees
+//! a fence answered has therefore received the data of all copies in front of it. Faults are sent when they happen, and
+//! what kernels printed or wrote to host memory is sent in front of the answers of a round.
+//!
+//! # Why sending cannot deadlock
+//!
+//! Sending blocks while the client does not read, and this thread does not receive while it sends. Two such sides could
+//! wait for each other for ever, were it not for the client's duty: a thread of its reads whenever an answer or a note
+//! can come, and that thread neither sends nor takes a lock that a sender holds. Our sends then end as soon as that
+//! thread has caught up; after them we receive, and the client's senders go on. A client that breaks the duty blocks
+//! its own worker process and nobody else's; the supervisor ends that one with a signal, as it ends all workers.
+//!
+//! # When too much is waiting
+//!
+//! Past [`WAITING_MAX`](limits::WAITING_MAX) answers or [`WAITING_BYTES_MAX`](limits::WAITING_BYTES_MAX) of their data
+//! no message is received until one is answered, so that a client that copies out faster than the link carries cannot
+//! fill the server's memory. But work may also wait for a message that is still to come (a host function's end, a value
+//! that a stream waits for), so after [`STALL_MS_MAX`](limits::STALL_MS_MAX) without an answer messages are received
+//! again, up to limits at which the message fails.
+
+mod execute;
+pub mod handshake;
+pub mod limits;
+mod outbox;
+mod pace;
+mod tally;
+mod waiting;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use outboard_api::CUresult;
+use outboard_link::{Link, Receiver, Wait};
+use outboard_wire::{
+    DecodeError, Reader,
+    frame::RequestHeader,
+    handshake::Purpose,
+    limits::CHUNK_BYTES_MAX,
+    messages::{HostCallNote, HostPagesNote, PrintNote},
+};
+use thiserror::Error;
+use tracing::{Level, debug, enabled, trace};
+
+use crate::{
+    device::{Cx, Device, Failure, Outcome},
+    images::ImageStore,
+};
+use outbox::Outbox;
+use pace::Pace;
+pub use tally::Tally;
+use waiting::{Admission, Lane, Waiting, WaitingList};
+
+/// Serves one client until it leaves or breaks a rule. The device is the caller's, who drops it afterwards.
+pub fn serve(
+    device: &mut dyn Device,
+    link: Link,
+    purpose: Purpose,
+    images: ImageStore,
+) -> (End, Tally) {
+    let (sender, receiver) = link.split();
+    let mut session = Session {
+        device,
+        purpose,
+        images,
+        receiver,
+        outbox: Outbox::new(sender),
+        waiting: WaitingList::default(),
+        pace: Pace::new(),
+        tally: Tally::default(),
+        frame: Vec::new(),
+        reply: Vec::new(),
+        printed: Vec::new(),
+        host_calls: Vec::new(),
+    };
+    let end = loop {
+        if let Err(end) = session.turn() {
+            break end;
+        }
+    };
+    if let End::Malformed { op, .. } = end {
+        // A client that cannot be told any more has at least been logged.
+        let _ = session.outbox.farewell(op, &end.to_string());
+    }
+    if !session.waiting.is_empty() {
+        let count = session.waiting.len();
+        debug!(count, "answers that nobody waits for any more");
+    }
+    (end, session.tally)
+}
+
+/// Why a session ended.
+#[derive(Debug, Error)]
+pub enum End {
+    #[error("the client left")]
+    ClientLeft,
+    /// The client's fault; it is told.
+    #[error("the client sent a malformed message: {} (number {op}): {why}", tally::name(*op))]
+    Malformed { op: u16, why: DecodeError },
+    #[error(transparent)]
+    Link(outboard_link::Error),
+}
+
+impl From<outboard_link::Error> for End {
+    fn from(error: outboard_link::Error) -> End {
+        if error.is_disconnect() {
+            End::ClientLeft
+        } else {
+            End::Link(error)
+        }
+    }
+}
+
+struct Session<'d> {
+    device: &'d mut dyn Device,
+    purpose: Purpose,
+    images: ImageStore,
+    receiver: Receiver,
+    outbox: Outbox,
+    waiting: WaitingList,
+    pace: Pace,
+    tally: Tally,
+    /// The message in hand, where it is not bulk data.
+    frame: Vec<u8>,
+    reply: Vec<u8>,
+    printed: Vec<u8>,
+    host_calls: Vec<(u64, CUresult)>,
+}
+
+impl Session<'_> {
+    /// Receives what has come, answers what is ready; waits if there was neither.
+    fn turn(&mut self) -> Result<(), End> {
+        let mut is_idle = true;
+        let admission = self.waiting.admission(Instant::now());
+        if admission != Admission::Stalled {
+            for _ in 0..limits::MESSAGES_PER_TURN_MAX {
+                if !self.take_message(Wait::Poll)? {
+                    break;
+                }
+                is_idle = false;
+            }
+        }
+        is_idle &= !self.answer_ready()?;
+        is_idle &= !self.forward_host_calls()?;
+        self.outbox.send_held_faults_if_due()?;
+        if !is_idle {
+            self.pace.worked();
+            return Ok(());
+        }
+        let is_expecting = !self.waiting.is_empty()
+            || self.device.awaits_host_calls()
+            || self.outbox.holds_faults();
+        let wait = if is_expecting {
+            self.pace.next_wait()
+        } else {
+            Wait::Forever
+        };
+        match (admission, wait) {
+            (_, Wait::Poll) => {}
+            (Admission::Open, wait) => {
+                if self.take_message(wait)? {
+                    self.pace.worked();
+                }
+            }
+            (Admission::Stalled, Wait::Until(until)) => {
+                thread::sleep(until.saturating_duration_since(Instant::now()));
+            }
+            // Not reached: what stalls is waited for.
+            (Admission::Stalled, Wait::Forever) => {}
+        }
+        Ok(())
+    }
+
+    /// Executes the next message, if there is one.
+    fn take_message(&mut self, wait: Wait) -> Result<bool, End> {
+        let Some(frame) = self.receiver.recv(wait)? else {
+            return Ok(false);
+        };
+        let start = Instant::now();
+        let mut r = Reader::new(frame);
+        let header = RequestHeader::decode(&mut r).map_err(|why| End::Malformed { op: 0, why })?;
+        let frame_len = frame.len();
+        self.reply.clear();
+        let result = if execute::is_bulk(header.op) {
+            // Used where it lies: data only, which the client may alter meanwhile at its own cost.
+            let mut no_fds = |_| Err(Failure::unsupported("a file descriptor with bulk data"));
+            let mut cx = Cx {
+                context: header.context,
+                images: &mut self.images,
+                fds: &mut no_fds,
+            };
+            execute::execute(
+                &mut *self.device,
+                self.purpose,
+                &mut cx,
+                header.op,
+                r,
+                &mut self.reply,
+            )
+        } else {
+            // Over shm the client could change the message between two looks at it.
+            self.frame.clear();
+            self.frame.extend_from_slice(frame);
+            let body = self.frame.get(outboard_wire::frame::HEADER_BYTES..);
+            let receiver = &mut self.receiver;
+            let mut fds = |tag| {
+                receiver
+                    .recv_fd(tag, Duration::from_millis(limits::FD_MS_MAX))
+                    .map_err(|e| Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, e.to_string()))
+            };
+            let mut cx = Cx {
+                context: header.context,
+                images: &mut self.images,
+                fds: &mut fds,
+            };
+            execute::execute(
+                &mut *self.device,
+                self.purpose,
+                &mut cx,
+                header.op,
+                Reader::new(body.unwrap_or_default()),
+                &mut self.reply,
+            )
+        };
+        let executed = result.map_err(|why| End::Malformed { op: header.op, why })?;
+        let spent = start.elapsed();
+        self.tally.count(header.op, frame_len, spent);
+        if enabled!(Level::TRACE) {
+            let failure = executed.outcome.as_ref().err();
+            trace!(
+                op = tally::name(header.op),
+                token = header.token,
+                context = header.context,
+                bytes = frame_len,
+                ns = spent.as_nanos() as u64,
+                ?failure,
+                "message"
+            );
+        }
+        self.settle(header, executed, start)?;
+        Ok(true)
+    }
+
+    /// Answers a message, or notes down that it will be answered.
+    fn settle(
+        &mut self,
+        header: RequestHeader,
+        executed: execute::Executed,
+        start: Instant,
+    ) -> Result<(), End> {
+        let RequestHeader { op, token, .. } = header;
+        let failure = match executed.outcome {
+            Ok(Outcome::Wait(pending)) => {
+                let lane = match executed.stream {
+                    Some(stream) => Lane::Stream {
+                        context: header.context,
+                        stream,
+                    },
+                    None => Lane::Own,
+                };
+                let has_data = executed.reply_bytes.is_some();
+                let bytes = executed.reply_bytes.unwrap_or(0);
+                match self.waiting.push(Waiting::new(
+                    op, token, lane, has_data, bytes, start, pending,
+                )) {
+                    Ok(()) => return Ok(()),
+                    Err(failure) => failure,
+                }
+            }
+            Ok(Outcome::Done) if token == 0 => return Ok(()),
+            Ok(Outcome::Done) => {
+                self.tally.answered(op, self.reply.len());
+                self.outbox.reply(op, token, &[&self.reply])?;
+                return Ok(self.outbox.flush()?);
+            }
+            Err(failure) => failure,
+        };
+        self.tally.failed(op);
+        debug!(op = tally::name(op), token, %failure, "failed");
+        if token == 0 {
+            self.outbox.fault(op, &failure)?;
+        } else {
+            self.outbox.failure(token, &failure)?;
+        }
+        Ok(self.outbox.flush()?)
+    }
+
+    /// Answers what the device has finished.
+    fn answer_ready(&mut self) -> Result<bool, End> {
+        if !self.waiting.poll() {
+            return Ok(false);
+        }
+        self.outbox.send_held_faults()?;
+        self.send_printed()?;
+        self.send_host_pages()?;
+        let now = Instant::now();
+        for (entry, result) in self.waiting.take_ready(now) {
+            self.tally.waited(entry.op, now - entry.since);
+            let result = result.and_then(|()| entry.reply_data());
+            match (result, entry.token) {
+                (Ok(_), 0) => {}
+                (Ok(None), token) => self.outbox.reply(entry.op, token, &[])?,
+                (Ok(Some(data)), token) => {
+                    self.tally.answered(entry.op, data.len());
+                    let len = (data.len() as u32).to_le_bytes();
+                    self.outbox.reply(entry.op, token, &[&len, data])?;
+                }
+                (Err(failure), 0) => {
+                    self.tally.failed(entry.op);
+                    self.outbox.fault(entry.op, &failure)?;
+                }
+                (Err(failure), token) => {
+                    self.tally.failed(entry.op);
+                    self.outbox.failure(token, &failure)?;
+                }
+            }
+            trace!(op = tally::name(entry.op), token = entry.token, "answered");
+        }
+        self.outbox.flush()?;
+        Ok(true)
+    }
+
+    fn send_printed(&mut self) -> Result<(), End> {
+        self.device.take_printed(&mut self.printed);
+        for text in self.printed.chunks(CHUNK_BYTES_MAX) {
+            self.outbox.note(PrintNote::NUMBER, &PrintNote { text })?;
+        }
+        self.printed.clear();
+        Ok(())
+    }
+
+    fn send_host_pages(&mut self) -> Result<(), End> {
+        let outbox = &mut self.outbox;
+        let mut sent = Ok(());
+        self.device.take_host_pages(&mut |va, pages| {
+            let mut va = va;
+            for data in pages.chunks(CHUNK_BYTES_MAX) {
+                if sent.is_ok() {
+                    sent = outbox.note(HostPagesNote::NUMBER, &HostPagesNote { va, data });
+                }
+                va = va.wrapping_add(data.len() as u64);
+            }
+        });
+        Ok(sent?)
+    }
+
+    fn forward_host_calls(&mut self) -> Result<bool, End> {
+        if !self.device.awaits_host_calls() {
+            return Ok(false);
+        }
+        self.device.take_host_calls(&mut self.host_calls);
+        if self.host_calls.is_empty() {
+            return Ok(false);
+        }
+        // A host function may look at what the kernels in front of it printed or wrote.
+        self.send_printed()?;
+        self.send_host_pages()?;
+        for (call, status) in self.host_calls.drain(..) {
+            let status = status.0;
+            self.outbox
+                .note(HostCallNote::NUMBER, &HostCallNote { call, status })?;
+        }
+        self.outbox.flush()?;
+        Ok(true)
+    }
+}

@@ -1,0 +1,226 @@
+//! The command line, declared once.
+
+use std::{ffi::OsString, os::fd::RawFd, path::PathBuf};
+
+use clap::{Parser, Subcommand, ValueEnum};
+use outboard_link::Endpoint;
+use outboard_server::supervisor::{self, DeviceKind};
+
+/// Use a GPU that is somewhere else as if it were here.
+#[derive(Debug, Parser)]
+#[command(name = "outboard", version, arg_required_else_help = true)]
+#[command(after_help = "\
+Examples:
+  outboard serve                                     offer this machine's GPU to this machine
+  outboard serve --listen tcp://10.0.0.7:4833        offer it to the network 10.0.0.0
+  outboard run --gpu tcp://10.0.0.7 -- python train.py
+  outboard doctor --gpu tcp://10.0.0.7               what works, what does not, what to do
+
+Environment:
+  OUTBOARD_GPU   the address of the server, in place of --gpu
+  OUTBOARD_LOG   what to log to standard error: error, warn, info, debug, trace, or directives as outboard_server=debug")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Offer this machine's GPU, or its CPU in place of one, to other processes and machines
+    Serve(ServeArgs),
+    /// Run a program whose GPU is behind a server
+    Run(RunArgs),
+    /// Say what works here, what does not, and what to do about it
+    Doctor(DoctorArgs),
+    /// Print the completions for a shell
+    Completions { shell: clap_complete::Shell },
+    /// Print the manual page
+    Man,
+    #[command(hide = true)]
+    Worker(WorkerArgs),
+    #[command(hide = true)]
+    TryLibrary { path: PathBuf },
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Whoever can connect can use the GPU and run any code on it: there is no password. A shm address is open to your own
+user only; keep a tcp address to a network that you trust.
+
+Examples:
+  outboard serve                                     shm, at the default address
+  outboard serve --listen tcp://127.0.0.1:0          a port of the system's choice, printed on standard output
+  outboard serve --listen shm:///run/gpu.sock --listen tcp://10.0.0.7 --memory 8GiB --sessions-max 4
+  outboard serve --device soft --threads 8           without a GPU")]
+pub(crate) struct ServeArgs {
+    /// Where to listen, any number of times: shm:///PATH or tcp://HOST[:PORT], port 0 for any
+    /// [default: shm://$XDG_RUNTIME_DIR/outboard.sock, or shm:///tmp/outboard-UID.sock without XDG_RUNTIME_DIR]
+    #[arg(long, value_name = "URL")]
+    pub(crate) listen: Vec<Endpoint>,
+    #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
+    pub(crate) device: DeviceArg,
+    /// Device memory that one program may allocate on each device, as 8GiB or 500MB [default: all]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) memory: Option<u64>,
+    /// Threads of the soft device, for each program [default: one for each core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+    /// Programs served at the same time; further ones are refused
+    #[arg(long, value_name = "N", default_value_t = supervisor::limits::SESSIONS_DEFAULT_MAX as u16,
+          value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) sessions_max: u16,
+    #[command(flatten)]
+    pub(crate) cache: CacheArgs,
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct CacheArgs {
+    /// Where GPU code is kept, so that each client sends it once
+    /// [default: $XDG_CACHE_HOME/outboard/images, or ~/.cache/outboard/images]
+    #[arg(long, value_name = "DIR", conflicts_with = "no_cache")]
+    pub(crate) cache: Option<PathBuf>,
+    /// Keep no GPU code between programs
+    #[arg(long)]
+    pub(crate) no_cache: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceArg {
+    /// The machine's GPUs if there are any, else soft
+    Auto,
+    /// The machine's GPUs, through its driver
+    Nvidia,
+    /// PTX on the CPU: real results, slowly
+    Soft,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The exit code is the program's own; 126 or 127 where it cannot be started, 1 where no server answers.
+
+Examples:
+  outboard run -- ./vectoradd                        the server of this machine, at its default address
+  outboard run --gpu tcp://10.0.0.7 -- python train.py --epochs 3
+  OUTBOARD_GPU=tcp://10.0.0.7 outboard run -- python train.py
+  outboard run --stats -- ./vectoradd                say at the end what its calls were")]
+pub(crate) struct RunArgs {
+    /// The server [default: shm, at its default address]
+    #[arg(long, value_name = "URL", env = "OUTBOARD_GPU")]
+    pub(crate) gpu: Option<Endpoint>,
+    /// Print how many calls were answered locally, sent ahead, and waited for
+    #[arg(long)]
+    pub(crate) stats: bool,
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    pub(crate) program: Vec<OsString>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "The exit code is 0 only where everything is well.")]
+pub(crate) struct DoctorArgs {
+    /// The server [default: shm, at its default address]
+    #[arg(long, value_name = "URL", env = "OUTBOARD_GPU")]
+    pub(crate) gpu: Option<Endpoint>,
+    /// Print the findings as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How the supervisor starts a worker.
+#[derive(Debug, clap::Args)]
+pub(crate) struct WorkerArgs {
+    #[arg(long)]
+    pub(crate) fd: RawFd,
+    #[arg(long)]
+    pub(crate) control: RawFd,
+    #[arg(long)]
+    pub(crate) session: u64,
+    #[arg(long)]
+    pub(crate) device: DeviceKind,
+    #[arg(long)]
+    pub(crate) memory: Option<u64>,
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+    #[arg(long)]
+    pub(crate) cache: Option<PathBuf>,
+}
+
+/// Bytes, with a decimal or binary unit: 1048576, 500MB, 8GiB.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit: u64 = match &text[digits.len()..] {
+        "" | "B" => 1,
+        "kB" | "KB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "KiB" | "K" => 1 << 10,
+        "MiB" | "M" => 1 << 20,
+        "GiB" | "G" => 1 << 30,
+        other => {
+            return Err(format!(
+                "there is no unit {other:?}; use B, kB, MB, GB, KiB, MiB or GiB"
+            ));
+        }
+    };
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| format!("{digits:?} is not a whole number"))?;
+    match number.checked_mul(unit) {
+        Some(0) => Err("no program can work with no memory".into()),
+        Some(bytes) => Ok(bytes),
+        None => Err("more bytes than an address has".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_declaration_is_consistent() {
+        use clap::CommandFactory;
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("1", 1),
+            ("8GiB", 8 << 30),
+            ("500MB", 500_000_000),
+            ("2G", 2 << 30),
+            ("64KiB", 65_536),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in [
+            "",
+            "0",
+            "GiB",
+            "-1",
+            "1.5GiB",
+            "8 GiB",
+            "8gib",
+            "8XB",
+            "99999999999GiB",
+        ] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_follows_the_program_is_the_programs() {
+        let args = Args::parse_from([
+            "outboard", "run", "--stats", "--", "ls", "--gpu", "x", "--", "-l",
+        ]);
+        let Command::Run(run) = args.command else {
+            panic!("not run");
+        };
+        assert_eq!(run.program, ["ls", "--gpu", "x", "--", "-l"]);
+        assert!(run.stats);
+    }
+}

@@ -1,0 +1,256 @@
+//! `outboard doctor`: what works, what does not, what to do about it.
+
+use std::{process::ExitCode, time::Duration};
+
+use outboard_link::Endpoint;
+use outboard_server::supervisor::DeviceKind;
+use outboard_wire::{handshake::PROTOCOL_VERSION, messages::FINGERPRINT};
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+
+use crate::{args::DoctorArgs, libraries, probe::Server, serve::default_endpoint};
+
+/// The address window that a session reserves, and room for the program.
+const ADDRESS_SPACE_BYTES_MIN: u64 = 1 << 42;
+/// What a program with a few links and libraries opens.
+const DESCRIPTORS_MIN: u64 = 256;
+const PINGS: usize = 200;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Ok,
+    /// Nothing is wrong, but something is not available.
+    Note,
+    Fail,
+}
+
+#[derive(Debug, Serialize)]
+struct Finding {
+    what: &'static str,
+    verdict: Verdict,
+    found: String,
+    /// What to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy: Option<String>,
+}
+
+impl Finding {
+    fn ok(what: &'static str, found: impl Into<String>) -> Finding {
+        Finding {
+            what,
+            verdict: Verdict::Ok,
+            found: found.into(),
+            remedy: None,
+        }
+    }
+
+    fn note(what: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        Finding {
+            verdict: Verdict::Note,
+            remedy: Some(remedy.into()),
+            ..Finding::ok(what, found)
+        }
+    }
+
+    fn fail(what: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        Finding {
+            verdict: Verdict::Fail,
+            ..Finding::note(what, found, remedy)
+        }
+    }
+}
+
+pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
+    let endpoint = match args.gpu {
+        Some(endpoint) => endpoint,
+        None => default_endpoint()?,
+    };
+    let mut findings = vec![
+        Finding::ok(
+            "release",
+            format!(
+                "{}, protocol {PROTOCOL_VERSION}, declarations {FINGERPRINT:016x}",
+                env!("CARGO_PKG_VERSION")
+            ),
+        ),
+        library("client library", &libraries::CUDA, Finding::fail),
+        library("management library", &libraries::NVML, Finding::note),
+        shared_memory(),
+        address_space(),
+        descriptors(),
+        local_device(),
+    ];
+    findings.extend(server(&endpoint));
+    let is_well = findings.iter().all(|f| f.verdict != Verdict::Fail);
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&findings)?);
+    } else {
+        print(&findings);
+    }
+    Ok(if is_well {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn print(findings: &[Finding]) {
+    let width = findings.iter().map(|f| f.what.len()).max().unwrap_or(0);
+    for finding in findings {
+        let mark = match finding.verdict {
+            Verdict::Ok => "ok  ",
+            Verdict::Note => "note",
+            Verdict::Fail => "FAIL",
+        };
+        println!("{mark}  {:width$}  {}", finding.what, finding.found);
+        if let Some(remedy) = &finding.remedy {
+            println!("      {:width$}  -> {remedy}", "");
+        }
+    }
+}
+
+fn library(
+    what: &'static str,
+    library: &libraries::Library,
+    missing: fn(&'static str, String, String) -> Finding,
+) -> Finding {
+    let reinstall = || {
+        format!(
+            "install Outboard again, with {} in lib/outboard",
+            library.names[0]
+        )
+    };
+    match library.find() {
+        Err(error) => missing(what, error.to_string(), reinstall()),
+        Ok(path) => match libraries::loads(&path) {
+            Ok(()) => Finding::ok(what, path.display().to_string()),
+            Err(error) => Finding::fail(
+                what,
+                format!("{} cannot be loaded: {error}", path.display()),
+                reinstall(),
+            ),
+        },
+    }
+}
+
+/// What shm links need: an anonymous file. /dev/shm and its size do not matter.
+fn shared_memory() -> Finding {
+    const WHAT: &str = "shared memory";
+    match rustix::fs::memfd_create("outboard-doctor", rustix::fs::MemfdFlags::CLOEXEC) {
+        Ok(_) => Finding::ok(WHAT, "memfd_create works"),
+        Err(error) => Finding::fail(
+            WHAT,
+            format!("memfd_create: {error}"),
+            "use a tcp address, or a kernel or sandbox that has memfd_create",
+        ),
+    }
+}
+
+fn address_space() -> Finding {
+    const WHAT: &str = "address space";
+    match getrlimit(Resource::As).current {
+        Some(bytes) if bytes < ADDRESS_SPACE_BYTES_MIN => Finding::fail(
+            WHAT,
+            format!("limited to {bytes} bytes"),
+            "lift the limit (ulimit -v unlimited): GPU memory is addresses first",
+        ),
+        _ => Finding::ok(WHAT, "not limited"),
+    }
+}
+
+fn descriptors() -> Finding {
+    const WHAT: &str = "open files";
+    match getrlimit(Resource::Nofile).current {
+        Some(count) if count < DESCRIPTORS_MIN => Finding::note(
+            WHAT,
+            format!("{count} at most"),
+            format!(
+                "raise the limit (ulimit -n {DESCRIPTORS_MIN}) if programs run out of descriptors"
+            ),
+        ),
+        count => Finding::ok(
+            WHAT,
+            count.map_or("not limited".into(), |count| format!("{count} at most")),
+        ),
+    }
+}
+
+/// Matters only where this machine is to be the server.
+fn local_device() -> Finding {
+    const WHAT: &str = "this machine's GPU";
+    match DeviceKind::Nvidia.check() {
+        Ok(()) => Finding::ok(WHAT, "its driver works; outboard serve can offer it"),
+        Err(reason) => Finding::note(
+            WHAT,
+            reason,
+            "nothing, unless this machine is to serve its GPU; outboard serve --device soft works without",
+        ),
+    }
+}
+
+fn server(endpoint: &Endpoint) -> Vec<Finding> {
+    const WHAT: &str = "server";
+    let mut server = match Server::query(endpoint) {
+        Ok(server) => server,
+        Err(error) => {
+            let remedy = format!(
+                "start one there with outboard serve --listen {endpoint}, or name another with --gpu URL"
+            );
+            return vec![Finding::fail(WHAT, format!("{error:#}"), remedy)];
+        }
+    };
+    let welcome = &server.welcome;
+    let driver = welcome.driver_version;
+    let mut findings = vec![Finding::ok(
+        WHAT,
+        format!(
+            "{endpoint}: release {}, CUDA {}.{}",
+            welcome.release,
+            driver / 1000,
+            driver % 1000 / 10
+        ),
+    )];
+    for device in &welcome.devices {
+        findings.push(Finding::ok(
+            "device",
+            format!(
+                "{}, {:.1} GiB, of which a program may have {:.1} GiB",
+                device.name,
+                gib(device.memory_bytes),
+                gib(device.quota_bytes)
+            ),
+        ));
+    }
+    if welcome.devices.is_empty() {
+        let remedy = "look at the server's log; outboard serve --device soft works without a GPU";
+        findings.push(Finding::fail("device", "the server has none", remedy));
+    }
+    findings.push(round_trip(&mut server));
+    findings
+}
+
+fn round_trip(server: &mut Server) -> Finding {
+    const WHAT: &str = "round trip";
+    let times: anyhow::Result<Vec<Duration>> = (0..PINGS).map(|_| server.ping()).collect();
+    match times {
+        Ok(mut times) => {
+            times.sort();
+            let us = |at: usize| times[at].as_secs_f64() * 1e6;
+            Finding::ok(
+                WHAT,
+                format!(
+                    "{:.1} us (median of {PINGS}; fastest {:.1}, slowest {:.1})",
+                    us(PINGS / 2),
+                    us(0),
+                    us(PINGS - 1)
+                ),
+            )
+        }
+        Err(error) => Finding::fail(WHAT, format!("{error:#}"), "look at the server's log"),
+    }
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / (1u64 << 30) as f64
+}

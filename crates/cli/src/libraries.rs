@@ -1,0 +1,146 @@
+//! The libraries that a program loads in place of NVIDIA's, and a folder in which it finds them under NVIDIA's names.
+
+use std::{
+    env, fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt, symlink},
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+};
+
+use anyhow::{Context, bail};
+
+/// A library of ours.
+pub(crate) struct Library {
+    /// As programs ask for it: with the version, and as linkers do.
+    pub(crate) names: [&'static str; 2],
+    /// As cargo calls it.
+    built_name: &'static str,
+}
+
+pub(crate) const CUDA: Library = Library {
+    names: ["libcuda.so.1", "libcuda.so"],
+    built_name: "liboutboard_client.so",
+};
+pub(crate) const NVML: Library = Library {
+    names: ["libnvidia-ml.so.1", "libnvidia-ml.so"],
+    built_name: "liboutboard_nvml.so",
+};
+
+impl Library {
+    /// Beside the executable, as installed or as built.
+    pub(crate) fn find(&self) -> anyhow::Result<PathBuf> {
+        let executable = env::current_exe().context("asking where this executable is")?;
+        let folder = executable.parent().unwrap_or(Path::new("/"));
+        let places = [
+            folder.join("lib/outboard").join(self.names[0]),
+            folder.join("../lib/outboard").join(self.names[0]),
+            folder.join(self.built_name),
+            folder.join("deps").join(self.built_name),
+        ];
+        for place in &places {
+            if let Ok(found) = place.canonicalize() {
+                return Ok(found);
+            }
+        }
+        let places: Vec<_> = places.iter().map(|p| p.display().to_string()).collect();
+        bail!(
+            "Outboard's {} was not found; looked for {}",
+            self.names[0],
+            places.join(", ")
+        )
+    }
+}
+
+/// A folder with our libraries under all of NVIDIA's names. It is the same folder for every run of this installation.
+pub(crate) fn folder() -> anyhow::Result<PathBuf> {
+    let cuda = CUDA.find()?;
+    let mut links: Vec<(&str, PathBuf)> = CUDA.names.iter().map(|n| (*n, cuda.clone())).collect();
+    match NVML.find() {
+        Ok(nvml) => links.extend(NVML.names.iter().map(|n| (*n, nvml.clone()))),
+        Err(error) => {
+            eprintln!("outboard: programs will see no NVML (as nvidia-smi needs it): {error}")
+        }
+    }
+    if let Some(installed) = cuda
+        .parent()
+        .filter(|f| links.iter().all(|(n, _)| f.join(n).exists()))
+    {
+        return Ok(installed.into());
+    }
+    let mut hasher = DefaultHasher::new();
+    links.hash(&mut hasher);
+    let folder = private_folder()?.join(format!("libraries-{:016x}", hasher.finish()));
+    make_private(&folder)?;
+    for (name, target) in links {
+        link(&folder.join(name), &target)
+            .with_context(|| format!("linking {} into {}", target.display(), folder.display()))?;
+    }
+    Ok(folder)
+}
+
+/// Whoever can write there can make our programs load anything: nobody else may.
+fn private_folder() -> anyhow::Result<PathBuf> {
+    let folder = match env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
+        Some(runtime) if runtime.is_dir() => runtime.join("outboard"),
+        _ => env::temp_dir().join(format!("outboard-{}", rustix::process::getuid().as_raw())),
+    };
+    make_private(&folder)?;
+    Ok(folder)
+}
+
+fn make_private(folder: &Path) -> anyhow::Result<()> {
+    let made = fs::DirBuilder::new().mode(0o700).create(folder);
+    match made {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(error).with_context(|| format!("making {}", folder.display()));
+        }
+        _ => {}
+    }
+    let metadata = fs::symlink_metadata(folder)?;
+    let is_ours = metadata.is_dir() && metadata.uid() == rustix::process::getuid().as_raw();
+    if !is_ours || metadata.mode() & 0o022 != 0 {
+        bail!(
+            "{} is not a folder that only you can write to; remove it, or set XDG_RUNTIME_DIR",
+            folder.display()
+        );
+    }
+    Ok(())
+}
+
+/// Replaces whatever bears the name, in one step: another `run` may be at the same place.
+fn link(path: &Path, target: &Path) -> io::Result<()> {
+    if fs::read_link(path).is_ok_and(|present| present == target) {
+        return Ok(());
+    }
+    let fresh = path.with_extension(format!("new-{}", std::process::id()));
+    symlink(target, &fresh)?;
+    fs::rename(&fresh, path)
+}
+
+/// Loads a library in a process of its own, which a broken one may take down with it.
+pub(crate) fn loads(path: &Path) -> Result<(), String> {
+    let output = Command::new("/proc/self/exe")
+        .arg("try-library")
+        .arg(path)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| error.to_string())?;
+    match output.status.success() {
+        true => Ok(()),
+        false => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(format!("{} ({})", said.trim(), output.status))
+        }
+    }
+}
+
+pub(crate) fn try_library(path: &Path) -> anyhow::Result<ExitCode> {
+    // SAFETY: running the library's initialisers is what this process was started for.
+    let library = unsafe { libloading::Library::new(path) }
+        .with_context(|| format!("loading {}", path.display()))?;
+    // Its threads and exit handlers must not find it gone.
+    std::mem::forget(library);
+    Ok(ExitCode::SUCCESS)
+}

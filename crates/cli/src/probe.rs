@@ -1,0 +1,77 @@
+//! Asking a server what it is.
+
+use std::time::{Duration, Instant};
+
+use outboard_link::{DialError, Endpoint, Error, Link, Receiver, Sender, Wait, dial};
+use outboard_wire::{
+    frame::{self, decode_reply},
+    handshake::{ClientHello, HandshakeError, Purpose, ServerWelcome},
+    messages::Ping,
+};
+
+/// A server opens its device before it answers, which takes seconds on a machine with several sleeping GPUs.
+const ANSWER_MS_MAX: u64 = 20_000;
+const PING_MS_MAX: u64 = 5_000;
+
+/// A server that answers.
+pub(crate) struct Server {
+    pub(crate) welcome: ServerWelcome,
+    sender: Sender,
+    receiver: Receiver,
+}
+
+impl Server {
+    pub(crate) fn query(endpoint: &Endpoint) -> anyhow::Result<Server> {
+        let hello = ClientHello {
+            release: env!("CARGO_PKG_VERSION").into(),
+            purpose: Purpose::Query,
+            pid: std::process::id(),
+            program: "outboard".into(),
+        };
+        let (link, welcome) = dial(endpoint, &hello, Duration::from_millis(ANSWER_MS_MAX))
+            .map_err(|error| explain(endpoint, error))?;
+        let (sender, receiver) = Link::split(link);
+        Ok(Server {
+            welcome,
+            sender,
+            receiver,
+        })
+    }
+
+    /// One message there and back.
+    pub(crate) fn ping(&mut self) -> anyhow::Result<Duration> {
+        const TOKEN: u32 = 1;
+        let start = Instant::now();
+        let len = frame::request_len(&Ping {});
+        frame::encode_request(self.sender.reserve(len)?, TOKEN, 0, &Ping {})?;
+        self.sender.commit(len)?;
+        self.sender.flush()?;
+        let deadline = Wait::Until(start + Duration::from_millis(PING_MS_MAX));
+        while let Some(answer) = self.receiver.recv(deadline)? {
+            let (header, _) = decode_reply(answer)?;
+            if (header.note, header.token) == (0, TOKEN) {
+                return Ok(start.elapsed());
+            }
+        }
+        anyhow::bail!("the server did not answer a message within {PING_MS_MAX} ms")
+    }
+}
+
+fn explain(endpoint: &Endpoint, error: DialError) -> anyhow::Error {
+    match error {
+        DialError::Link(Error::NoServer { source, .. }) => anyhow::anyhow!(
+            "no server at {endpoint}: {source}; start one with outboard serve --listen {endpoint}"
+        ),
+        DialError::Link(error @ Error::TimedOut { .. }) => anyhow::anyhow!(
+            "no server at {endpoint}: {error}; is it an Outboard server, and does a firewall let you through?"
+        ),
+        DialError::Link(error) if error.is_disconnect() => anyhow::anyhow!(
+            "no server at {endpoint}: whatever listens there hung up; is it an Outboard server? Its log says more"
+        ),
+        DialError::Handshake(HandshakeError::NotOutboard { first }) => anyhow::anyhow!(
+            "no server at {endpoint}: what listens there speaks another protocol (it said {:?})",
+            String::from_utf8_lossy(&first)
+        ),
+        error => anyhow::Error::new(error).context(format!("the server at {endpoint}")),
+    }
+}

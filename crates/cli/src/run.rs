@@ -1,0 +1,72 @@
+//! `outboard run`: becomes the program, with our libraries in front of NVIDIA's.
+
+use std::{
+    env,
+    ffi::OsString,
+    io::ErrorKind,
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Command, ExitCode},
+};
+
+use crate::{args::RunArgs, libraries, probe::Server, serve::default_endpoint};
+
+/// As env(1) and shells have it.
+const EXIT_CANNOT_EXECUTE: u8 = 126;
+const EXIT_NOT_FOUND: u8 = 127;
+
+pub(crate) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
+    let endpoint = match args.gpu {
+        Some(endpoint) => endpoint,
+        None => default_endpoint()?,
+    };
+    let folder = libraries::folder()?;
+    drop(Server::query(&endpoint)?);
+    let [program, arguments @ ..] = args.program.as_slice() else {
+        anyhow::bail!("no program to run");
+    };
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env("OUTBOARD_GPU", endpoint.to_string())
+        .env(
+            "LD_LIBRARY_PATH",
+            prepend(&folder, env::var_os("LD_LIBRARY_PATH")),
+        )
+        // Triton and Numba look for the driver by other ways than the loader's.
+        .env("TRITON_LIBCUDA_PATH", &folder)
+        .env("NUMBA_CUDA_DRIVER", folder.join(libraries::CUDA.names[0]));
+    if args.stats {
+        command.env("OUTBOARD_STATS", "-");
+    }
+    // From here on the process is the program: signals, terminal and exit code are its own.
+    let error = command.exec();
+    eprintln!("outboard: {}: {error}", Path::new(program).display());
+    Ok(ExitCode::from(match error.kind() {
+        ErrorKind::NotFound => EXIT_NOT_FOUND,
+        _ => EXIT_CANNOT_EXECUTE,
+    }))
+}
+
+fn prepend(folder: &Path, rest: Option<OsString>) -> OsString {
+    let mut path = folder.as_os_str().to_owned();
+    // An empty entry would mean the current folder.
+    if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
+        path.push(":");
+        path.push(rest);
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_folder_comes_first_and_no_empty_entry_arises() {
+        let ours = Path::new("/ours");
+        assert_eq!(prepend(ours, None), "/ours");
+        assert_eq!(prepend(ours, Some("".into())), "/ours");
+        assert_eq!(prepend(ours, Some("/a:/b".into())), "/ours:/a:/b");
+    }
+}

@@ -1,0 +1,125 @@
+//! `outboard serve`, and the workers that it starts.
+
+use std::{env, ffi::OsString, io::Write, path::PathBuf, process::ExitCode};
+
+use anyhow::Context;
+use outboard_link::{Endpoint, Host};
+use outboard_server::supervisor::{
+    DeviceKind, DeviceOptions, ServeOptions, Supervisor, WorkerOptions, run_worker,
+};
+
+use crate::args::{CacheArgs, DeviceArg, ServeArgs, WorkerArgs};
+
+pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    let listen = match args.listen.is_empty() {
+        true => vec![default_endpoint()?],
+        false => args.listen,
+    };
+    let kind = choose_device(args.device)?;
+    let mut worker_args: Vec<OsString> =
+        vec!["worker".into(), "--device".into(), kind.name().into()];
+    let mut push = |flag: &str, value: Option<OsString>| {
+        worker_args.extend(value.into_iter().flat_map(|value| [flag.into(), value]));
+    };
+    push(
+        "--memory",
+        args.memory.map(|bytes| bytes.to_string().into()),
+    );
+    push(
+        "--threads",
+        args.threads.map(|count| count.to_string().into()),
+    );
+    push("--cache", cache_folder(args.cache).map(Into::into));
+    let options = ServeOptions {
+        listen,
+        sessions_max: args.sessions_max.into(),
+        worker_args,
+    };
+    let supervisor = Supervisor::bind(options)?;
+    let mut out = std::io::stdout().lock();
+    for endpoint in supervisor.endpoints() {
+        // Standard output may be closed by whoever only wanted to know the port.
+        let _ = writeln!(out, "listening on {endpoint}");
+        if is_open_to_others(endpoint) {
+            tracing::warn!(
+                "{endpoint} has no password: whoever can connect can use the GPU; keep it to a network that you trust"
+            );
+        }
+    }
+    let _ = out.flush();
+    drop(out);
+    supervisor.run()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<ExitCode> {
+    run_worker(WorkerOptions {
+        fd: args.fd,
+        control: args.control,
+        session: args.session,
+        device: DeviceOptions {
+            kind: args.device,
+            memory_bytes: args.memory,
+            threads: args.threads,
+        },
+        cache: args.cache,
+    })
+    .context("worker")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Where `serve` listens and `run` looks, unless told otherwise: this machine, this user.
+pub(crate) fn default_endpoint() -> anyhow::Result<Endpoint> {
+    let path = match env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
+        Some(dir) => PathBuf::from(dir).join("outboard.sock"),
+        None => {
+            let user = rustix::process::getuid();
+            env::temp_dir().join(format!("outboard-{}.sock", user.as_raw()))
+        }
+    };
+    let path = path.to_str().context("XDG_RUNTIME_DIR is not UTF-8")?;
+    Ok(format!("shm:{path}").parse()?)
+}
+
+fn choose_device(device: DeviceArg) -> anyhow::Result<DeviceKind> {
+    match device {
+        DeviceArg::Soft => Ok(DeviceKind::Soft),
+        DeviceArg::Nvidia => {
+            DeviceKind::Nvidia.check().map_err(anyhow::Error::msg)?;
+            Ok(DeviceKind::Nvidia)
+        }
+        DeviceArg::Auto => Ok(match DeviceKind::Nvidia.check() {
+            Ok(()) => DeviceKind::Nvidia,
+            Err(reason) => {
+                tracing::info!(reason, "no GPU can be used; serving the soft device");
+                DeviceKind::Soft
+            }
+        }),
+    }
+}
+
+fn cache_folder(args: CacheArgs) -> Option<PathBuf> {
+    if args.no_cache {
+        return None;
+    }
+    let set = |name| {
+        env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
+    args.cache.or_else(|| {
+        let base = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
+        Some(base.join("outboard").join("images"))
+    })
+}
+
+fn is_open_to_others(endpoint: &Endpoint) -> bool {
+    match endpoint {
+        Endpoint::Tcp { host, .. } => match host {
+            Host::V4(address) => !address.is_loopback(),
+            Host::V6(address, _) => !address.is_loopback(),
+            Host::Name(name) => name != "localhost",
+        },
+        _ => false,
+    }
+}

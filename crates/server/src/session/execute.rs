@@ -1,0 +1,160 @@
+//! One message: decoded, checked against what every session promises, answered here or handed to the device.
+
+use outboard_api::CUresult;
+use outboard_wire::{
+    DecodeError, Message, Op, Reader, Writer, doc,
+    handshake::Purpose,
+    limits::CHUNK_BYTES_MAX,
+    messages::{
+        CopyBoxIn, CopyBoxOut, CopyIn, HostWrite, ImageGet, ImageGetReply, ImageOffer,
+        ImageOfferReply, ImagePut, NvmlSnapshot, Ping, Request,
+    },
+};
+
+use super::limits;
+use crate::{
+    device::{self, Cx, Device, Failure, Outcome},
+    images::ImageStore,
+};
+
+/// What became of a message.
+pub(super) struct Executed {
+    pub(super) outcome: Result<Outcome, Failure>,
+    /// The stream whose order a pending answer follows.
+    pub(super) stream: Option<u64>,
+    /// The length of the data in a pending answer, where it has any.
+    pub(super) reply_bytes: Option<u64>,
+}
+
+/// Whether the message is data with a few numbers in front, to be used where it was received.
+pub(super) fn is_bulk(op: u16) -> bool {
+    matches!(
+        op,
+        CopyIn::NUMBER | CopyBoxIn::NUMBER | HostWrite::NUMBER | ImagePut::NUMBER
+    )
+}
+
+/// An error is the client's breach of the protocol; whatever else goes wrong is in the outcome.
+pub(super) fn execute<'a>(
+    device: &mut dyn Device,
+    purpose: Purpose,
+    cx: &mut Cx<'_>,
+    op: u16,
+    mut body: Reader<'a>,
+    reply: &mut Vec<u8>,
+) -> Result<Executed, DecodeError> {
+    let request = Request::decode(op, &mut body)?;
+    body.end()?;
+    let (stream, reply_bytes) = match &request {
+        Request::CopyOut(m) => (Some(m.stream), Some(m.len)),
+        Request::CopyBoxOut(m) => (Some(m.stream), Some(box_bytes(m))),
+        Request::FenceStream(m) => (Some(m.stream), None),
+        _ => (None, None),
+    };
+    let outcome = check(purpose, op, reply_bytes)
+        .and_then(|()| match &request {
+            Request::Ping(_) => Ok(Outcome::Done),
+            Request::ImageOffer(m) => offer(cx.images, m, reply),
+            Request::ImagePut(m) => put(cx.images, m),
+            Request::ImageGet(m) => get(cx.images, m, reply),
+            _ => device::dispatch(device, cx, &request, reply),
+        })
+        .and_then(|outcome| match reply.len() {
+            // An answer is one frame.
+            len if len > limits::REPLY_BYTES_MAX => Err(Failure::new(
+                CUresult::CUDA_ERROR_NOT_SUPPORTED,
+                format!(
+                    "an answer of {len} bytes; at most {} fit into a frame (REPLY_BYTES_MAX)",
+                    limits::REPLY_BYTES_MAX
+                ),
+            )),
+            _ => Ok(outcome),
+        });
+    Ok(Executed {
+        outcome,
+        stream,
+        reply_bytes,
+    })
+}
+
+fn check(purpose: Purpose, op: u16, reply_bytes: Option<u64>) -> Result<(), Failure> {
+    if purpose == Purpose::Query && !matches!(op, Ping::NUMBER | NvmlSnapshot::NUMBER) {
+        return Err(Failure::new(
+            CUresult::CUDA_ERROR_NOT_PERMITTED,
+            "this connection was opened for questions about the devices only",
+        ));
+    }
+    match reply_bytes {
+        Some(len) if len > CHUNK_BYTES_MAX as u64 => Err(too_long(len)),
+        _ => Ok(()),
+    }
+}
+
+fn too_long(len: u64) -> Failure {
+    Failure::new(
+        CUresult::CUDA_ERROR_INVALID_VALUE,
+        format!(
+            "{len} bytes asked for in one answer; at most {CHUNK_BYTES_MAX} fit (CHUNK_BYTES_MAX)"
+        ),
+    )
+}
+
+/// What the packed rows of the box occupy. A description that cannot be read is the device's to refuse.
+fn box_bytes(m: &CopyBoxOut<'_>) -> u64 {
+    doc::from_bytes::<doc::CopyBox>(m.desc).map_or(0, |desc| {
+        desc.width
+            .saturating_mul(desc.height)
+            .saturating_mul(desc.depth)
+    })
+}
+
+fn offer(
+    images: &mut ImageStore,
+    m: &ImageOffer<'_>,
+    reply: &mut Vec<u8>,
+) -> Result<Outcome, Failure> {
+    let hash = ImageStore::hash(m.hash)?;
+    let present = u8::from(images.offer(&hash, m.len));
+    lay_out(&ImageOfferReply { present }, reply)
+}
+
+fn put(images: &mut ImageStore, m: &ImagePut<'_>) -> Result<Outcome, Failure> {
+    let hash = ImageStore::hash(m.hash)?;
+    images.put(&hash, m.offset, m.len, m.data)?;
+    Ok(Outcome::Done)
+}
+
+fn get(images: &mut ImageStore, m: &ImageGet<'_>, reply: &mut Vec<u8>) -> Result<Outcome, Failure> {
+    if m.len > CHUNK_BYTES_MAX as u64 {
+        return Err(too_long(m.len));
+    }
+    let image = images.get(&ImageStore::hash(m.hash)?)?;
+    let data = usize::try_from(m.offset)
+        .ok()
+        .zip(
+            m.offset
+                .checked_add(m.len)
+                .and_then(|end| usize::try_from(end).ok()),
+        )
+        .and_then(|(start, end)| image.get(start..end))
+        .ok_or_else(|| {
+            Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!(
+                    "{} bytes at {} of an image of {}",
+                    m.len,
+                    m.offset,
+                    image.len()
+                ),
+            )
+        })?;
+    lay_out(&ImageGetReply { data: data.into() }, reply)
+}
+
+fn lay_out<'a, M: Message<'a>>(answer: &M, reply: &mut Vec<u8>) -> Result<Outcome, Failure> {
+    reply.resize(answer.encoded_len(), 0);
+    answer
+        .encode(&mut Writer::new(reply))
+        .map_err(|e| Failure::new(CUresult::CUDA_ERROR_UNKNOWN, e.to_string()))?;
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,120 @@
+//! The server's half of the handshake.
+
+use std::{
+    os::fd::AsFd,
+    time::{Duration, Instant},
+};
+
+use outboard_link::Stream;
+use outboard_wire::handshake::{
+    ClientHello, HandshakeError, PREAMBLE_BYTES, Preamble, Purpose, ServerWelcome, decode_hello,
+    encode_refusal, encode_welcome,
+};
+use thiserror::Error;
+
+use super::limits;
+use crate::device::{Device, Failure};
+
+/// Why a connection became no session.
+#[derive(Debug, Error)]
+pub enum Error {
+    #[error(transparent)]
+    Link(#[from] outboard_link::Error),
+    #[error(transparent)]
+    Handshake(#[from] HandshakeError),
+    #[error("the device cannot be used: {0}")]
+    Device(#[from] Failure),
+    /// The text is what the client is told.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// The client's first message. A client that is not of this release is told so before the error returns.
+pub fn read_hello(stream: &mut Stream, deadline: Instant) -> Result<ClientHello, Error> {
+    let mut bytes = [0; PREAMBLE_BYTES];
+    stream.read_exact_deadline(&mut bytes, deadline)?;
+    let hello = read_document(stream, &bytes, deadline);
+    match &hello {
+        // Whatever it is, it would not understand the answer.
+        Err(Error::Handshake(HandshakeError::NotOutboard { .. }) | Error::Link(_)) => {}
+        Err(error) => refuse(stream, &from_the_client(error)),
+        Ok(_) => {}
+    }
+    hello
+}
+
+fn read_document(
+    stream: &mut Stream,
+    preamble: &[u8; PREAMBLE_BYTES],
+    deadline: Instant,
+) -> Result<ClientHello, Error> {
+    let preamble = Preamble::decode(preamble)?;
+    // Before the document is read: a client of another version may have one of another form.
+    preamble.check()?;
+    let mut document = vec![0; preamble.document_bytes];
+    stream.read_exact_deadline(&mut document, deadline)?;
+    Ok(decode_hello(&document)?)
+}
+
+/// The same error, told to the other side: what is "here" for us is "there" for the client.
+fn from_the_client(error: &Error) -> String {
+    match *error {
+        Error::Handshake(HandshakeError::Version { ours, theirs }) => HandshakeError::Version {
+            ours: theirs,
+            theirs: ours,
+        }
+        .to_string(),
+        Error::Handshake(HandshakeError::Fingerprint { ours, theirs }) => {
+            HandshakeError::Fingerprint {
+                ours: theirs,
+                theirs: ours,
+            }
+            .to_string()
+        }
+        ref other => other.to_string(),
+    }
+}
+
+/// Tells a client why there will be no session, and gives it a moment to read it.
+pub fn refuse(stream: &mut Stream, why: &str) {
+    let deadline = Instant::now() + Duration::from_millis(limits::PARTING_MS_MAX);
+    // A client that is gone need not be told.
+    if stream
+        .write_all_deadline(&encode_refusal(why), deadline)
+        .is_err()
+    {
+        return;
+    }
+    // A socket that is closed with unread bytes in it takes back what was sent last; so the client closes first.
+    if rustix::net::shutdown(stream.as_fd(), rustix::net::Shutdown::Write).is_ok() {
+        while stream.read_exact_deadline(&mut [0; 1], deadline).is_ok() {}
+    }
+}
+
+/// What the client is told of the server and its devices. A session gets an address window, a query does not.
+pub fn welcome(
+    device: &mut dyn Device,
+    session: u64,
+    purpose: Purpose,
+) -> Result<ServerWelcome, Failure> {
+    let (window_base, window_bytes) = match purpose {
+        Purpose::Session => device.reserve_window()?,
+        Purpose::Query => (0, 0),
+    };
+    Ok(ServerWelcome {
+        release: env!("CARGO_PKG_VERSION").into(),
+        session,
+        driver_version: device.driver_version(),
+        window_base,
+        window_bytes,
+        devices: device.cards()?,
+    })
+}
+
+pub fn send_welcome(
+    stream: &mut Stream,
+    welcome: &ServerWelcome,
+    deadline: Instant,
+) -> Result<(), Error> {
+    Ok(stream.write_all_deadline(&encode_welcome(welcome)?, deadline)?)
+}

@@ -1,0 +1,236 @@
+//! Answers and notes on their way to the client.
+
+use std::time::{Duration, Instant};
+
+use outboard_api::CUresult;
+use outboard_link::{Error, Sender};
+use outboard_wire::{
+    EncodeError, Message, Writer,
+    frame::{HEADER_BYTES, ReplyHeader},
+    messages::FaultNote,
+};
+
+use super::{limits, tally};
+use crate::device::Failure;
+
+pub(super) struct Outbox {
+    sender: Sender,
+    faults: FaultBudget,
+}
+
+impl Outbox {
+    pub(super) fn new(sender: Sender) -> Outbox {
+        Outbox {
+            sender,
+            faults: FaultBudget::default(),
+        }
+    }
+
+    /// The answer to a message that succeeded.
+    pub(super) fn reply(&mut self, op: u16, token: u32, parts: &[&[u8]]) -> Result<(), Error> {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        if len > limits::REPLY_BYTES_MAX {
+            let what = format!("{}: an answer of {len} bytes", tally::name(op));
+            return self.failure(token, &Failure::new(CUresult::CUDA_ERROR_UNKNOWN, what));
+        }
+        let header = header(0, token, CUresult::CUDA_SUCCESS)?;
+        match *parts {
+            [] => self.sender.send(&[&header]),
+            [one] => self.sender.send(&[&header, one]),
+            [one, two] => self.sender.send(&[&header, one, two]),
+            _ => Err(Error::Misuse("an answer of more than two parts")),
+        }
+    }
+
+    /// The answer to a message that failed.
+    pub(super) fn failure(&mut self, token: u32, failure: &Failure) -> Result<(), Error> {
+        let reason = cut(&failure.message);
+        let header = header(0, token, failure.status)?;
+        let len = (reason.len() as u32).to_le_bytes();
+        self.sender.send(&[&header, &len, reason])
+    }
+
+    pub(super) fn note<'a, M: Message<'a>>(&mut self, number: u16, note: &M) -> Result<(), Error> {
+        let len = HEADER_BYTES + note.encoded_len();
+        let room = self.sender.reserve(len)?;
+        let mut w = Writer::new(room);
+        note_header(number)
+            .encode(&mut w)
+            .and_then(|()| note.encode(&mut w))
+            .map_err(defect)?;
+        self.sender.commit(len)
+    }
+
+    /// A message that nobody waits for failed.
+    pub(super) fn fault(&mut self, op: u16, failure: &Failure) -> Result<(), Error> {
+        match self.faults.admit(op, failure, Instant::now()) {
+            true => self.send_fault(op, failure, 0),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn holds_faults(&self) -> bool {
+        self.faults.held.is_some()
+    }
+
+    /// Before a wait is answered the client must know of all faults.
+    pub(super) fn send_held_faults(&mut self) -> Result<(), Error> {
+        match self.faults.held.take() {
+            Some(held) => self.send_fault(held.op, &held.failure, held.more),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn send_held_faults_if_due(&mut self) -> Result<(), Error> {
+        if self.holds_faults() && self.faults.is_window_over(Instant::now()) {
+            self.send_held_faults()?;
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// The last word to a client that broke the protocol.
+    pub(super) fn farewell(&mut self, op: u16, why: &str) -> Result<(), Error> {
+        let why = format!("the server ends this session: {why}");
+        let note = FaultNote {
+            op,
+            status: CUresult::CUDA_ERROR_UNKNOWN.0,
+            sticky: 1,
+            message: cut(&why),
+        };
+        self.note(FaultNote::NUMBER, &note)?;
+        self.flush()
+    }
+
+    pub(super) fn flush(&mut self) -> Result<(), Error> {
+        self.sender.flush()
+    }
+
+    fn send_fault(&mut self, op: u16, failure: &Failure, more: u64) -> Result<(), Error> {
+        let mut message = failure.message.clone();
+        if more > 0 {
+            message.push_str(&format!(" (and {more} more failures shortly after)"));
+        }
+        let note = FaultNote {
+            op,
+            status: failure.status.0,
+            sticky: u8::from(failure.status.is_sticky()),
+            message: cut(&message),
+        };
+        self.note(FaultNote::NUMBER, &note)
+    }
+}
+
+/// A client that makes the same mistake in a loop is told so many times a second, and at once.
+#[derive(Default)]
+struct FaultBudget {
+    window_start: Option<Instant>,
+    sent: u32,
+    held: Option<HeldFault>,
+}
+
+/// The first fault beyond the budget.
+struct HeldFault {
+    op: u16,
+    failure: Failure,
+    more: u64,
+}
+
+impl FaultBudget {
+    /// Whether to send it now; otherwise it is held, or counted.
+    fn admit(&mut self, op: u16, failure: &Failure, now: Instant) -> bool {
+        if let Some(held) = &mut self.held {
+            // The loss of the context must not hide behind a lesser error.
+            if failure.status.is_sticky() && !held.failure.status.is_sticky() {
+                held.op = op;
+                held.failure = failure.clone();
+            }
+            held.more += 1;
+            return false;
+        }
+        if self.is_window_over(now) {
+            self.window_start = Some(now);
+            self.sent = 0;
+        }
+        if self.sent < limits::FAULTS_PER_SECOND_MAX {
+            self.sent += 1;
+            return true;
+        }
+        self.held = Some(HeldFault {
+            op,
+            failure: failure.clone(),
+            more: 0,
+        });
+        false
+    }
+
+    fn is_window_over(&self, now: Instant) -> bool {
+        self.window_start
+            .is_none_or(|start| now - start >= Duration::from_secs(1))
+    }
+}
+
+fn note_header(note: u16) -> ReplyHeader {
+    ReplyHeader {
+        note,
+        reserved: 0,
+        token: 0,
+        status: 0,
+        reserved2: 0,
+    }
+}
+
+fn header(note: u16, token: u32, status: CUresult) -> Result<[u8; HEADER_BYTES], Error> {
+    let mut bytes = [0; HEADER_BYTES];
+    ReplyHeader {
+        token,
+        status: status.0,
+        ..note_header(note)
+    }
+    .encode(&mut Writer::new(&mut bytes))
+    .map_err(defect)?;
+    Ok(bytes)
+}
+
+/// Never happens: room is asked for by the length that the message itself gives.
+fn defect(_: EncodeError) -> Error {
+    Error::Misuse("a message that is longer than it says")
+}
+
+fn cut(reason: &str) -> &[u8] {
+    &reason.as_bytes()[..reason.floor_char_boundary(limits::REASON_BYTES_MAX)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_beyond_the_budget_are_held_and_counted() {
+        let wild = Failure::wild("stream", 7);
+        let lost = Failure::new(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, "lost");
+        let now = Instant::now();
+        let mut budget = FaultBudget::default();
+        for _ in 0..limits::FAULTS_PER_SECOND_MAX {
+            assert!(budget.admit(1, &wild, now));
+        }
+        assert!(!budget.admit(1, &wild, now));
+        assert!(!budget.admit(2, &lost, now));
+        assert!(!budget.admit(1, &wild, now));
+        let held = budget.held.take().unwrap();
+        assert_eq!((held.op, held.more), (2, 2));
+        assert_eq!(held.failure, lost);
+        assert!(!budget.admit(1, &wild, now));
+        budget.held = None;
+        assert!(budget.admit(1, &wild, now + Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_between_characters() {
+        let long = "ä".repeat(limits::REASON_BYTES_MAX);
+        assert_eq!(cut(&long).len(), limits::REASON_BYTES_MAX);
+        let odd = format!("x{long}");
+        assert_eq!(cut(&odd).len(), limits::REASON_BYTES_MAX - 1);
+        assert!(std::str::from_utf8(cut(&odd)).is_ok());
+    }
+}

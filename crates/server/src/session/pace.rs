@@ -1,0 +1,84 @@
+//! How to wait for the device: at first busily, then with sleeps in proportion to the time already waited, so that
+//! neither a short wait is late nor a long one costs a core.
+
+use std::{
+    hint, thread,
+    time::{Duration, Instant},
+};
+
+use outboard_link::Wait;
+
+use super::limits;
+
+pub(super) struct Pace {
+    idle_since: Option<Instant>,
+    spin: Duration,
+    is_few_cores: bool,
+}
+
+impl Pace {
+    pub(super) fn new() -> Pace {
+        let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
+        let is_few_cores = cores <= 2;
+        let spin_ns = if is_few_cores {
+            limits::SPIN_FEW_CORES_NS_MAX
+        } else {
+            limits::SPIN_NS_MAX
+        };
+        Pace {
+            idle_since: None,
+            spin: Duration::from_nanos(spin_ns),
+            is_few_cores,
+        }
+    }
+
+    pub(super) fn worked(&mut self) {
+        self.idle_since = None;
+    }
+
+    /// How long to wait for a message before the device is asked again.
+    pub(super) fn next_wait(&mut self) -> Wait {
+        let now = Instant::now();
+        let since = *self.idle_since.get_or_insert(now);
+        let waited = now - since;
+        if waited < self.spin {
+            if self.is_few_cores {
+                thread::yield_now();
+            } else {
+                hint::spin_loop();
+            }
+            return Wait::Poll;
+        }
+        Wait::Until(now + sleep_after(waited))
+    }
+}
+
+fn sleep_after(waited: Duration) -> Duration {
+    (waited / limits::SLEEP_FRACTION).clamp(
+        Duration::from_micros(limits::SLEEP_US_MIN),
+        Duration::from_micros(limits::SLEEP_US_MAX),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleeps_grow_with_the_time_waited_and_stay_in_bounds() {
+        let us = Duration::from_micros;
+        assert_eq!(sleep_after(us(1)), us(20));
+        assert_eq!(sleep_after(us(1_600)), us(100));
+        assert_eq!(sleep_after(us(1_000_000)), us(500));
+    }
+
+    #[test]
+    fn spins_first_and_again_after_work() {
+        let mut pace = Pace::new();
+        assert_eq!(pace.next_wait(), Wait::Poll);
+        thread::sleep(Duration::from_millis(2));
+        assert!(matches!(pace.next_wait(), Wait::Until(_)));
+        pace.worked();
+        assert_eq!(pace.next_wait(), Wait::Poll);
+    }
+}

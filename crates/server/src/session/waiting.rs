@@ -1,0 +1,194 @@
+//! Answers that wait for the device.
+
+use std::time::{Duration, Instant};
+
+use outboard_api::CUresult;
+use outboard_wire::limits::CHUNK_BYTES_MAX;
+use rustc_hash::FxHashSet;
+
+use super::{limits, tally};
+use crate::device::{Failure, Pending};
+
+/// What is known of the order in which pendings become ready: those of one lane do so one after another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Lane {
+    Stream { context: u64, stream: u64 },
+    Own,
+}
+
+/// A message that was executed and is not answered yet.
+pub(super) struct Waiting {
+    pub(super) op: u16,
+    pub(super) token: u32,
+    pub(super) since: Instant,
+    lane: Lane,
+    has_data: bool,
+    /// What its data occupies at most.
+    bytes: u64,
+    pending: Pending,
+    result: Option<Result<(), Failure>>,
+}
+
+/// Whether another message may be received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Admission {
+    Open,
+    /// Too much waits; not before something was answered.
+    Stalled,
+}
+
+#[derive(Default)]
+pub(super) struct WaitingList {
+    entries: Vec<Waiting>,
+    bytes: u64,
+    /// When an answer was last ready, or the list last left its bounds.
+    progress_at: Option<Instant>,
+    /// Lanes found not ready, in one pass.
+    blocked: FxHashSet<Lane>,
+}
+
+impl Waiting {
+    pub(super) fn new(
+        op: u16,
+        token: u32,
+        lane: Lane,
+        has_data: bool,
+        bytes: u64,
+        since: Instant,
+        pending: Pending,
+    ) -> Waiting {
+        Waiting {
+            op,
+            token,
+            since,
+            lane,
+            has_data,
+            bytes,
+            pending,
+            result: None,
+        }
+    }
+
+    /// The data that the declared answer has, once ready.
+    pub(super) fn reply_data(&self) -> Result<Option<&[u8]>, Failure> {
+        if !self.has_data {
+            return Ok(None);
+        }
+        let defect = |what: String| {
+            let what = format!("{}: the device {what}", tally::name(self.op));
+            Failure::new(CUresult::CUDA_ERROR_UNKNOWN, what)
+        };
+        let data = self
+            .pending
+            .data()
+            .ok_or_else(|| defect("gave no data".into()))?;
+        if data.len() > CHUNK_BYTES_MAX {
+            return Err(defect(format!(
+                "gave {} bytes, a frame carries {CHUNK_BYTES_MAX}",
+                data.len()
+            )));
+        }
+        Ok(Some(data))
+    }
+}
+
+impl WaitingList {
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn push(&mut self, entry: Waiting) -> Result<(), Failure> {
+        let full = |what: String| Err(Failure::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, what));
+        if self.entries.len() >= limits::WAITING_HARD_MAX {
+            return full(format!(
+                "{} answers wait for the device, more than that many are not kept (WAITING_HARD_MAX)",
+                limits::WAITING_HARD_MAX
+            ));
+        }
+        if self.bytes + entry.bytes > limits::WAITING_HARD_BYTES_MAX {
+            return full(format!(
+                "copies of {} bytes wait for the device, more than {} are not kept (WAITING_HARD_BYTES_MAX)",
+                self.bytes,
+                limits::WAITING_HARD_BYTES_MAX
+            ));
+        }
+        self.bytes += entry.bytes;
+        self.entries.push(entry);
+        Ok(())
+    }
+
+    pub(super) fn admission(&mut self, now: Instant) -> Admission {
+        let is_full =
+            self.entries.len() >= limits::WAITING_MAX || self.bytes >= limits::WAITING_BYTES_MAX;
+        if !is_full {
+            self.progress_at = None;
+            return Admission::Open;
+        }
+        let since = *self.progress_at.get_or_insert(now);
+        if now - since >= Duration::from_millis(limits::STALL_MS_MAX) {
+            Admission::Open
+        } else {
+            Admission::Stalled
+        }
+    }
+
+    /// Looks which are ready, and tells whether any is. If one is, so is known of every earlier one that was ready
+    /// before it: an earlier one can have become ready after it was looked at and before the later one was.
+    pub(super) fn poll(&mut self) -> bool {
+        let mut end = self.entries.len();
+        while self.poll_first(end) {
+            // Everything in front of the last ready one once more, until nothing new turns up.
+            end = self
+                .entries
+                .iter()
+                .rposition(|e| e.result.is_some())
+                .unwrap_or(0);
+        }
+        self.entries.iter().any(|e| e.result.is_some())
+    }
+
+    /// Looks at the first `end` entries; tells whether one has become ready.
+    fn poll_first(&mut self, end: usize) -> bool {
+        self.blocked.clear();
+        let mut is_new = false;
+        for entry in &mut self.entries[..end] {
+            if entry.result.is_some()
+                || entry.lane != Lane::Own && self.blocked.contains(&entry.lane)
+            {
+                continue;
+            }
+            match entry.pending.ready() {
+                Ok(false) => {
+                    if entry.lane != Lane::Own {
+                        self.blocked.insert(entry.lane);
+                    }
+                }
+                result => {
+                    entry.result = Some(result.map(|_| ()));
+                    is_new = true;
+                }
+            }
+        }
+        is_new
+    }
+
+    /// Removes the ready ones, in order.
+    pub(super) fn take_ready(
+        &mut self,
+        now: Instant,
+    ) -> impl Iterator<Item = (Waiting, Result<(), Failure>)> {
+        self.progress_at = Some(now);
+        let rest = self.entries.iter().filter(|e| e.result.is_none());
+        self.bytes = rest.map(|e| e.bytes).sum();
+        self.entries
+            .extract_if(.., |e| e.result.is_some())
+            .filter_map(|mut entry| {
+                let result = entry.result.take()?;
+                Some((entry, result))
+            })
+    }
+}

@@ -1,0 +1,62 @@
+//! Which device a worker opens.
+
+use std::str::FromStr;
+
+use crate::device::{Device, Failure};
+
+/// The kinds of device that a server can offer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// This machine's GPUs, through its driver.
+    Nvidia,
+    /// PTX on the CPU.
+    Soft,
+}
+
+/// What a session gets.
+#[derive(Debug, Clone)]
+pub struct DeviceOptions {
+    pub kind: DeviceKind,
+    /// Device memory that a session may allocate on each device; all of it by default.
+    pub memory_bytes: Option<u64>,
+    /// Threads of the soft device; one for each core by default.
+    pub threads: Option<usize>,
+}
+
+impl DeviceKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            DeviceKind::Nvidia => "nvidia",
+            DeviceKind::Soft => "soft",
+        }
+    }
+
+    /// Why this machine cannot offer it.
+    pub fn check(self) -> Result<(), String> {
+        match self {
+            DeviceKind::Nvidia => Err("the nvidia device is not part of this build".into()),
+            DeviceKind::Soft => Ok(()),
+        }
+    }
+}
+
+impl FromStr for DeviceKind {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<DeviceKind, String> {
+        match name {
+            "nvidia" => Ok(DeviceKind::Nvidia),
+            "soft" => Ok(DeviceKind::Soft),
+            _ => Err(format!(
+                "there is no device {name:?}; known are nvidia and soft"
+            )),
+        }
+    }
+}
+
+pub(super) fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Failure> {
+    match options.kind {
+        DeviceKind::Nvidia => Err(Failure::unsupported("nvidia")),
+        DeviceKind::Soft => Err(Failure::unsupported("soft")),
+    }
+}

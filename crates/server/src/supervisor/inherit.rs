@@ -1,0 +1,68 @@
+//! Descriptors that a worker inherits.
+
+use std::{
+    io,
+    os::{
+        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+        unix::process::CommandExt,
+    },
+    process::{Child, Command, Stdio},
+};
+
+use rustix::{
+    io::{FdFlags, fcntl_setfd},
+    process::{Signal, getpid, getppid, set_parent_process_death_signal},
+};
+
+/// This very program, even if its file was replaced meanwhile: supervisor and worker are then of one release.
+pub(super) fn this_executable() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("outboard");
+    command
+}
+
+/// Starts `command` with each descriptor's number as the value of its flag. The child gets no input, logs to our standard
+/// error, is out of reach of the terminal's Ctrl-C, and does not survive us.
+pub(super) fn pass(command: &mut Command, fds: &[(&str, OwnedFd)]) -> io::Result<Child> {
+    command
+        .stdin(Stdio::null())
+        .stdout(io::stderr())
+        .process_group(0);
+    let mut numbers = Vec::with_capacity(fds.len());
+    for (flag, fd) in fds {
+        command.arg(flag).arg(fd.as_raw_fd().to_string());
+        numbers.push(fd.as_raw_fd());
+    }
+    let supervisor = getpid();
+    let prepare = move || {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // It may have died before the line above.
+        if getppid() != Some(supervisor) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        for &number in &numbers {
+            // SAFETY: the parent holds the descriptors open until spawn has returned, and we are its copy.
+            let fd = unsafe { BorrowedFd::borrow_raw(number) };
+            fcntl_setfd(fd, FdFlags::empty())?;
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec `prepare` makes system calls only; it allocates nothing and takes no lock.
+    unsafe { command.pre_exec(prepare) };
+    command.spawn()
+}
+
+/// A descriptor whose number came on the command line.
+pub(super) fn take(number: RawFd) -> io::Result<OwnedFd> {
+    if number <= 2 {
+        return Err(io::Error::other("the standard streams are not passed on"));
+    }
+    // SAFETY: fcntl tells whether the number is an open descriptor.
+    if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it is open, and was made for us by the supervisor: nothing else in this process knows of it.
+    let fd = unsafe { OwnedFd::from_raw_fd(number) };
+    fcntl_setfd(&fd, FdFlags::CLOEXEC)?;
+    Ok(fd)
+}

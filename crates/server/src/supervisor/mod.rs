@@ -1,0 +1,413 @@
+//! The process that owns the sockets: accepts clients, and gives each a worker process of its own.
+//!
+//! ```text
+//!  supervisor ── listeners                        worker (one for each client)
+//!      │ accept                                       │
+//!      ├── fork, exec: the socket as a descriptor ───►│ reads the hello, until HANDSHAKE_MS_MAX
+//!      │◄───────────────── control: "S" or "Q" ───────┤
+//!      ├── control: "Y", or "N" and why ─────────────►│ opens the device, welcomes; or refuses
+//!      │                                              │ serves until the client leaves
+//!      │◄──────────────────────────────── SIGCHLD ────┘
+//! ```
+//!
+//! The supervisor reads nothing that a client sent. Bytes of strangers reach a process that has no device yet, and of
+//! these [`limits::HANDSHAKES_MAX`] exist at most; further clients wait in the listener's backlog. A place among the
+//! sessions is taken only by a client that has said a proper hello.
+
+mod devices;
+mod inherit;
+pub mod limits;
+mod signals;
+mod worker;
+
+use std::{
+    ffi::OsString,
+    fmt,
+    io::{self, Read, Write},
+    os::{
+        fd::OwnedFd,
+        unix::{net::UnixStream, process::ExitStatusExt},
+    },
+    process::{Child, ExitStatus},
+    time::{Duration, Instant},
+};
+
+use outboard_link::{Endpoint, Listener, Peer, Stream};
+use outboard_wire::{handshake::Purpose, limits::HANDSHAKE_MS_MAX};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, Signal, kill_process},
+};
+use thiserror::Error;
+use tracing::{debug, error, info, warn};
+
+pub use devices::{DeviceKind, DeviceOptions};
+use signals::Signals;
+pub use worker::{WorkerOptions, run_worker};
+
+/// What a server is to do.
+#[derive(Debug, Clone)]
+pub struct ServeOptions {
+    pub listen: Vec<Endpoint>,
+    /// Programs that run at the same time at most.
+    pub sessions_max: usize,
+    /// Arguments with which this executable becomes a worker; `--fd`, `--control` and `--session` are appended.
+    pub worker_args: Vec<OsString>,
+}
+
+/// Why a server cannot serve.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    #[error("cannot listen at {endpoint}: {source}")]
+    Listen {
+        endpoint: Endpoint,
+        source: outboard_link::Error,
+    },
+    #[error("no address to listen at")]
+    NoEndpoint,
+    #[error("{doing}: {source}")]
+    Io {
+        doing: &'static str,
+        source: io::Error,
+    },
+}
+
+impl ServeError {
+    fn io<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> ServeError {
+        move |error| ServeError::Io {
+            doing,
+            source: error.into(),
+        }
+    }
+}
+
+/// A server that listens.
+pub struct Supervisor {
+    listeners: Vec<Listener>,
+    options: ServeOptions,
+    signals: Signals,
+    workers: Vec<Worker>,
+    session_last: u64,
+    /// After a failure of the system no client is accepted until then.
+    paused_until: Option<Instant>,
+}
+
+struct Worker {
+    child: Child,
+    /// Open until the worker has asked for its place.
+    control: Option<UnixStream>,
+    session: u64,
+    peer: Peer,
+    started: Instant,
+    phase: Phase,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Handshake,
+    Serving(Purpose),
+    /// Refused, or told to end.
+    Leaving,
+}
+
+impl Supervisor {
+    pub fn bind(options: ServeOptions) -> Result<Supervisor, ServeError> {
+        if options.listen.is_empty() {
+            return Err(ServeError::NoEndpoint);
+        }
+        let signals = Signals::register().map_err(ServeError::io("watching for signals"))?;
+        let listeners = options
+            .listen
+            .iter()
+            .map(|endpoint| {
+                Listener::bind(endpoint).map_err(|source| ServeError::Listen {
+                    endpoint: endpoint.clone(),
+                    source,
+                })
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Supervisor {
+            listeners,
+            options,
+            signals,
+            workers: Vec::new(),
+            session_last: 0,
+            paused_until: None,
+        })
+    }
+
+    /// Where it listens, with the ports that the system chose.
+    pub fn endpoints(&self) -> impl Iterator<Item = &Endpoint> {
+        self.listeners.iter().map(Listener::endpoint)
+    }
+
+    /// Serves until SIGINT or SIGTERM, then ends all workers.
+    pub fn run(mut self) -> Result<(), ServeError> {
+        while !self.signals.is_stopping() {
+            let news = self.wait()?;
+            self.signals.drain();
+            self.reap();
+            self.expire();
+            for at in news.controls {
+                self.admit(at);
+            }
+            for at in news.listeners {
+                self.accept(at);
+            }
+        }
+        self.stop();
+        Ok(())
+    }
+
+    /// Sleeps until a signal, a client, or a worker with a question.
+    fn wait(&mut self) -> Result<News, ServeError> {
+        let now = Instant::now();
+        if self.paused_until.is_some_and(|until| until <= now) {
+            self.paused_until = None;
+        }
+        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        let mut sources = vec![Source::Signal];
+        for worker in &self.workers {
+            if let Some(control) = &worker.control {
+                fds.push(PollFd::new(control, PollFlags::IN));
+                sources.push(Source::Control(worker.session));
+            }
+        }
+        if self.paused_until.is_none() && self.handshakes() < limits::HANDSHAKES_MAX {
+            for (at, listener) in self.listeners.iter().enumerate() {
+                fds.push(PollFd::new(listener, PollFlags::IN));
+                sources.push(Source::Listener(at));
+            }
+        }
+        let timeout = self
+            .next_deadline()
+            .map(|at| at.saturating_duration_since(now) + Duration::from_millis(1))
+            .and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(ServeError::io("waiting for clients")(error)),
+        }
+        let mut news = News::default();
+        for (fd, source) in fds.iter().zip(sources) {
+            match source {
+                _ if fd.revents().is_empty() => {}
+                Source::Signal => {}
+                Source::Control(session) => news.controls.push(session),
+                Source::Listener(at) => news.listeners.push(at),
+            }
+        }
+        Ok(news)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let handshakes = self
+            .workers
+            .iter()
+            .filter(|w| w.phase == Phase::Handshake)
+            .map(Worker::deadline);
+        handshakes.chain(self.paused_until).min()
+    }
+
+    fn accept(&mut self, at: usize) {
+        if self.handshakes() >= limits::HANDSHAKES_MAX {
+            return;
+        }
+        let (stream, peer) = match self.listeners[at].accept(Some(Instant::now())) {
+            Ok(accepted) => accepted,
+            // The client was gone again.
+            Err(outboard_link::Error::TimedOut { .. }) => return,
+            Err(error) => return self.pause("accepting a client", &error),
+        };
+        self.session_last += 1;
+        let session = self.session_last;
+        match self.start_worker(stream, session) {
+            Ok((child, control)) => {
+                debug!(session, %peer, pid = child.id(), "connected");
+                self.workers.push(Worker {
+                    child,
+                    control: Some(control),
+                    session,
+                    peer,
+                    started: Instant::now(),
+                    phase: Phase::Handshake,
+                });
+            }
+            Err(error) => self.pause("starting a worker", &error),
+        }
+    }
+
+    /// Out of descriptors or processes: trying again at once would only burn time.
+    fn pause(&mut self, doing: &str, error: &dyn fmt::Display) {
+        error!(%error, "{doing} failed; no client is accepted for a moment");
+        self.paused_until = Some(Instant::now() + Duration::from_millis(limits::PAUSE_MS));
+    }
+
+    fn start_worker(&self, stream: Stream, session: u64) -> io::Result<(Child, UnixStream)> {
+        let (control, theirs) = UnixStream::pair()?;
+        control.set_nonblocking(true)?;
+        let mut command = inherit::this_executable();
+        command
+            .args(&self.options.worker_args)
+            .arg("--session")
+            .arg(session.to_string());
+        inherit::pass(
+            &mut command,
+            &[
+                ("--fd", OwnedFd::from(stream)),
+                ("--control", OwnedFd::from(theirs)),
+            ],
+        )
+        .map(|child| (child, control))
+    }
+
+    /// A worker has read its client's hello and asks for a place.
+    fn admit(&mut self, session: u64) {
+        let serving = |workers: &[Worker], purpose| {
+            let same = |w: &&Worker| w.phase == Phase::Serving(purpose);
+            workers.iter().filter(same).count()
+        };
+        let Some(at) = self.workers.iter().position(|w| w.session == session) else {
+            return;
+        };
+        let Some(mut control) = self.workers[at].control.take() else {
+            return;
+        };
+        let mut question = [0];
+        let purpose = match control.read(&mut question) {
+            Ok(1) if question[0] == limits::ASK_SESSION => Purpose::Session,
+            Ok(1) if question[0] == limits::ASK_QUERY => Purpose::Query,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.workers[at].control = Some(control);
+                return;
+            }
+            // It found no proper hello and is about to end.
+            _ => {
+                self.workers[at].phase = Phase::Leaving;
+                return;
+            }
+        };
+        let (max, what) = match purpose {
+            Purpose::Session => (self.options.sessions_max, "sessions (--sessions-max)"),
+            Purpose::Query => (limits::QUERIES_MAX, "queries"),
+        };
+        let (answer, phase) = if serving(&self.workers, purpose) < max {
+            (vec![limits::ANSWER_YES], Phase::Serving(purpose))
+        } else {
+            let peer = &self.workers[at].peer;
+            warn!(session, %peer, "refused: all of the {max} {what} are in use");
+            let why = format!("all of its {max} {what} are in use; try again later");
+            (
+                [&[limits::ANSWER_NO], why.as_bytes()].concat(),
+                Phase::Leaving,
+            )
+        };
+        self.workers[at].phase = phase;
+        // A few bytes into an empty socket; a worker that died is reaped.
+        let _ = control.write_all(&answer);
+    }
+
+    fn reap(&mut self) {
+        self.workers
+            .retain_mut(|worker| match worker.child.try_wait() {
+                Ok(None) => true,
+                Ok(Some(status)) => {
+                    worker.report(status);
+                    false
+                }
+                Err(error) => {
+                    error!(session = worker.session, %error, "a worker was lost sight of");
+                    false
+                }
+            });
+    }
+
+    /// A worker ends by itself when its client says nothing; one that does not is ended.
+    fn expire(&mut self) {
+        let now = Instant::now();
+        for worker in &mut self.workers {
+            if worker.phase == Phase::Handshake && worker.deadline() <= now {
+                warn!(
+                    session = worker.session,
+                    "a worker is stuck in the handshake"
+                );
+                worker.signal(Signal::KILL);
+                worker.phase = Phase::Leaving;
+            }
+        }
+    }
+
+    fn stop(mut self) {
+        info!(sessions = self.workers.len(), "stopping");
+        self.listeners.clear();
+        for worker in &mut self.workers {
+            worker.phase = Phase::Leaving;
+            worker.signal(Signal::TERM);
+        }
+        let deadline = Instant::now() + Duration::from_millis(limits::STOP_MS_MAX);
+        while !self.workers.is_empty() && Instant::now() < deadline && !self.signals.is_urgent() {
+            let tick = Timespec::try_from(Duration::from_millis(limits::STOP_TICK_MS)).ok();
+            let mut fds = [PollFd::new(&self.signals, PollFlags::IN)];
+            // An interrupted wait is as good as a finished one.
+            let _ = poll(&mut fds, tick.as_ref());
+            self.signals.drain();
+            self.reap();
+        }
+        for mut worker in self.workers.drain(..) {
+            worker.signal(Signal::KILL);
+            // SIGKILL cannot be held off, except by a driver that is stuck in the kernel: do not wait for that.
+            let deadline = Instant::now() + Duration::from_millis(limits::STOP_MS_MAX);
+            while matches!(worker.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    fn handshakes(&self) -> usize {
+        let in_handshake = |w: &&Worker| w.phase == Phase::Handshake;
+        self.workers.iter().filter(in_handshake).count()
+    }
+}
+
+#[derive(Default)]
+struct News {
+    /// By session: positions change when workers are reaped.
+    controls: Vec<u64>,
+    listeners: Vec<usize>,
+}
+
+enum Source {
+    Signal,
+    Control(u64),
+    Listener(usize),
+}
+
+impl Worker {
+    /// When the handshake has taken too long, with room for the worker to find out by itself first.
+    fn deadline(&self) -> Instant {
+        self.started + 2 * Duration::from_millis(HANDSHAKE_MS_MAX)
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        // Not reaped yet, so the pid is still its own; it may have ended, which is what is wanted.
+        let _ = kill_process(pid, signal);
+    }
+
+    fn report(&self, status: ExitStatus) {
+        let (session, peer) = (self.session, &self.peer);
+        match (status.signal(), status.code()) {
+            (Some(_), _) if self.phase == Phase::Leaving => debug!(session, "ended"),
+            (Some(signal), _) => {
+                let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown signal");
+                let core = if status.core_dumped() {
+                    ", core dumped"
+                } else {
+                    ""
+                };
+                error!(session, %peer, "the worker was killed by {name} ({signal}){core}");
+            }
+            (None, Some(0)) => debug!(session, "ended"),
+            (None, code) => error!(session, %peer, ?code, "the worker failed"),
+        }
+    }
+}
