@@ -165,8 +165,10 @@ fn connect_tcp(
     let deadline = deadline_after(timeout);
     let addresses = resolve(host, port).map_err(|error| no_server(endpoint, error))?;
     let mut last = None;
-    for address in addresses {
-        let left = deadline.saturating_duration_since(Instant::now());
+    let count = addresses.len();
+    for (index, address) in addresses.into_iter().enumerate() {
+        // An address that does not answer leaves its share of the time to the others.
+        let left = deadline.saturating_duration_since(Instant::now()) / (count - index) as u32;
         if left.is_zero() {
             return Err(timed_out("connecting", start));
         }

@@ -71,6 +71,12 @@ impl Spin {
     }
 }
 
+/// Whether busy waiting is worth a system call at every look: on one or two cores it made tcp round trips over loopback
+/// half as long again, since the peer and the kernel's own work need the core.
+pub(crate) fn has_cores_to_spare() -> bool {
+    machine().cores > 2
+}
+
 struct Machine {
     cores: usize,
     max_ns: u64,

@@ -260,7 +260,7 @@ fn a_server_that_never_passes_shared_memory_is_given_up() {
     for (answer, what) in [
         (
             &b"outboard\x01\0\0\0\0\0\0\0\0\0\x80\0\0\0\0\0"[..],
-            "file descriptor",
+            "file descriptors (it sent 0",
         ),
         (
             &b"outboard\x02\0\0\0\0\0\0\0\0\0\x80\0\0\0\0\0"[..],

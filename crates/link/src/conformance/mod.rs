@@ -191,6 +191,7 @@ macro_rules! conformance_suite {
             a_peer_killed_in_mid_stream
             a_peer_killed_while_it_is_waited_for
             a_peer_killed_while_it_keeps_the_sender_waiting
+            a_peer_killed_whose_forked_child_lives
             a_worker_killed_that_inherited_its_socket
         );
 

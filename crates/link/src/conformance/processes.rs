@@ -1,8 +1,7 @@
 //! Peers that are killed, as real processes: the test's own executable, started again as [`child_main`].
 
 use std::{
-    env,
-    io::{self},
+    env, io,
     os::fd::{AsFd, OwnedFd},
     process::{Child, Command, Stdio},
     thread,
@@ -18,6 +17,7 @@ const ROLE: &str = "OUTBOARD_CONFORMANCE_ROLE";
 const ENDPOINT: &str = "OUTBOARD_CONFORMANCE_ENDPOINT";
 /// The promise, and what a busy machine may add to it.
 const DEATH_NOTICED: Duration = Duration::from_millis(PEER_DEATH_MS_MAX + 400);
+const FORKED_CHILD_LIVES: Duration = Duration::from_secs(2);
 
 pub fn a_peer_killed_in_mid_stream(fixture: &impl Fixture, module: &str) {
     let (mut child, (_keep, mut from_client)) = client(fixture, module, "flood");
@@ -76,6 +76,26 @@ pub fn a_peer_killed_while_it_keeps_the_sender_waiting(fixture: &impl Fixture, m
     assert!(error.is_disconnect(), "{error}");
     let took = noticed.saturating_duration_since(killed);
     assert!(took <= DEATH_NOTICED, "noticed after {took:?}");
+}
+
+/// As a program does whose data loader runs in forked workers. Over tcp the child keeps the connection open, and nothing
+/// tells the two processes apart: the end comes with the child's.
+pub fn a_peer_killed_whose_forked_child_lives(fixture: &impl Fixture, module: &str) {
+    let (mut child, (_keep, mut from_client)) = client(fixture, module, "parent");
+    expect_frame(&mut from_client, 0, 1);
+    let killed = Instant::now();
+    child.kill();
+    let error = from_client.recv(Wait::Until(soon())).map(|_| ());
+    assert!(error.as_ref().is_err_and(Error::is_disconnect), "{error:?}");
+    let bound = match from_client.kind() {
+        Kind::Tcp => FORKED_CHILD_LIVES + PATIENCE,
+        _ => DEATH_NOTICED,
+    };
+    assert!(
+        killed.elapsed() <= bound,
+        "noticed after {:?}",
+        killed.elapsed()
+    );
 }
 
 /// The supervisor accepts and lets a worker inherit the socket, here as its standard input. Over shm the worker's death
@@ -142,6 +162,16 @@ pub fn child_main() {
             }
         }
         "idle" => {
+            send(&mut sender, 0, 1).expect("to send");
+            thread::sleep(2 * PATIENCE);
+        }
+        "parent" => {
+            // SAFETY: the child only sleeps and leaves.
+            if unsafe { libc::fork() } == 0 {
+                thread::sleep(FORKED_CHILD_LIVES);
+                // SAFETY: always fine; nothing of the test harness runs in the child.
+                unsafe { libc::_exit(0) }
+            }
             send(&mut sender, 0, 1).expect("to send");
             thread::sleep(2 * PATIENCE);
         }

@@ -127,7 +127,7 @@ impl Inbox {
                     sys::wait_one(peer.socket.as_fd(), PollFlags::IN, Some(until))
                         .map_err(Error::io("waiting for a file descriptor"))?;
                 }
-                Err(Errno::MSGSIZE) => return Err(too_many_fds(sys::FDS_PER_MESSAGE_MAX)),
+                Err(Errno::MSGSIZE) => return Err(wrong_fds(sys::FDS_PER_MESSAGE_MAX)),
                 Err(error) => return Err(Error::io("receiving a file descriptor")(error)),
             }
         }
@@ -138,10 +138,10 @@ impl Inbox {
             return Ok(());
         }
         self.tag_len = 0;
-        let (Some(fd), true) = (self.fds.pop(), self.fds.is_empty()) else {
-            let count = self.fds.len();
+        let count = self.fds.len();
+        let (Some(fd), 1) = (self.fds.pop(), count) else {
             self.fds.clear();
-            return Err(too_many_fds(count));
+            return Err(wrong_fds(count));
         };
         if self.pending.len() >= FDS_PENDING_MAX {
             return Err(Error::PeerMisbehaved {
@@ -198,7 +198,7 @@ pub(super) fn receive_setup(socket: &OwnedFd, deadline: Instant) -> Result<Setup
                     return Err(timed_out(WHAT, start));
                 }
             }
-            Err(Errno::MSGSIZE) => return Err(too_many_fds(sys::FDS_PER_MESSAGE_MAX)),
+            Err(Errno::MSGSIZE) => return Err(wrong_fds(sys::FDS_PER_MESSAGE_MAX)),
             Err(error) => return Err(Error::io("receiving the server's shared memory")(error)),
         }
     }
@@ -216,7 +216,7 @@ pub(super) fn receive_setup(socket: &OwnedFd, deadline: Instant) -> Result<Setup
     }
     let mut fds = fds.into_iter();
     let Some(file) = fds.next() else {
-        return Err(too_many_fds(0));
+        return Err(wrong_fds(0));
     };
     Ok(Setup {
         ring_bytes: u64_at(16),
@@ -251,9 +251,9 @@ fn send_all(
     Ok(())
 }
 
-fn too_many_fds(got: usize) -> Error {
+fn wrong_fds(got: usize) -> Error {
     Error::PeerMisbehaved {
-        what: "a message without the one file descriptor it should carry",
+        what: "a message with that many file descriptors",
         got: got as u64,
         allowed: 1,
     }

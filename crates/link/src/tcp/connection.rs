@@ -24,7 +24,11 @@ use super::{
     deframer::{Deframer, PREFIX_BYTES},
     liveness::{self, Watch},
 };
-use crate::{Error, Wait, sys};
+use crate::{
+    Error, Wait,
+    spin::{self, Spin},
+    sys,
+};
 
 /// A part at least this long is not copied into the send buffer first.
 const DIRECT_BYTES_MIN: usize = 16 << 10;
@@ -66,6 +70,7 @@ impl Connection {
             },
             receiver: Receiver {
                 deframer: Deframer::new(),
+                spin: Spin::new(),
                 watch: Watch::default(),
                 shared,
             },
@@ -187,6 +192,7 @@ impl Drop for Sender {
 /// The receiving half of a tcp link.
 pub struct Receiver {
     deframer: Deframer,
+    spin: Spin,
     watch: Watch,
     shared: Arc<Shared>,
 }
@@ -215,8 +221,17 @@ impl Receiver {
             Wait::Until(deadline) => Some(deadline),
             Wait::Forever => None,
         };
+        if self.read()? {
+            return Ok(true);
+        }
+        let start = Instant::now();
+        if spin::has_cores_to_spare() {
+            let shared = &self.shared;
+            self.spin.until(start, || shared.is_readable());
+        }
         loop {
             if self.read()? {
+                self.spin.ended(start);
                 return Ok(true);
             }
             let left = sys::left(deadline).unwrap_or(liveness::TICK);
@@ -293,6 +308,11 @@ impl Shared {
 
     fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
+    }
+
+    fn is_readable(&self) -> bool {
+        let mut socket = [PollFd::new(&self.socket, PollFlags::IN)];
+        sys::wait(&mut socket, Some(Duration::ZERO)).is_ok_and(|news| news > 0)
     }
 
     fn wake(&self) {
