@@ -257,7 +257,7 @@ pub fn fingerprint() -> u64 {
         })
 }
 
-fn lines(text: &'static str) -> impl Iterator<Item = (usize, &'static str)> {
+pub(crate) fn lines(text: &'static str) -> impl Iterator<Item = (usize, &'static str)> {
     text.lines()
         .enumerate()
         .map(|(i, l)| (i + 1, l.trim()))
@@ -284,6 +284,7 @@ fn parse_call(text: &str) -> Result<Call, String> {
         ["same", "as", other] => (Class::Local, false, Some(other.to_string())),
         [class] => (parse_class(class)?, false, None),
         [class, "derived"] => (parse_class(class)?, true, None),
+        [_, "pending"] => (Class::Unsupported, false, None),
         _ => return Err(format!("class {class}")),
     };
     Ok(Call {
@@ -310,7 +311,7 @@ fn parse_class(text: &str) -> Result<Class, String> {
     .ok_or_else(|| format!("class {text}"))
 }
 
-fn parse_params(text: &str) -> Result<Vec<Param>, String> {
+pub(crate) fn parse_params(text: &str) -> Result<Vec<Param>, String> {
     if text == "void" {
         return Ok(Vec::new());
     }

@@ -1,8 +1,9 @@
-//! CUDA's driver API as Outboard sees it, declared once.
+//! CUDA's driver API and NVML as Outboard sees them, declared once.
 //!
 //! - `driver.calls`: every function that `libcuda.so.1` exports, with its class.
 //! - `session.ops`: every message of a session that is not a driver call of its own.
 //! - [`decl`]: both files, parsed; client stubs, codecs, dispatch and the coverage table are generated from it.
+//! - `nvml.calls`, [`nvml`]: every function of `libnvidia-ml.so.1`, and whether it is served.
 //! - [`cuda`], [`enums`], [`CUresult`]: CUDA's own types and numbers.
 //! - [`procaddr`]: which symbol `cuGetProcAddress` answers for a name, a version and flags.
 
@@ -11,6 +12,7 @@ pub mod cuda;
 pub mod decl;
 #[allow(non_upper_case_globals)]
 pub mod enums;
+pub mod nvml;
 pub mod procaddr;
 mod result;
 
