@@ -1,6 +1,9 @@
 //! From an address to a session: connect, say hello, read the welcome.
 
-use std::time::{Duration, Instant};
+use std::{
+    os::fd::{AsFd, AsRawFd, RawFd},
+    time::{Duration, Instant},
+};
 
 use outboard_wire::{
     handshake::{self, ClientHello, HandshakeError, PREAMBLE_BYTES, Preamble, ServerWelcome},
@@ -18,12 +21,13 @@ pub enum DialError {
     Handshake(#[from] HandshakeError),
 }
 
-/// Opens a session. `timeout` bounds the whole of it.
+/// Opens a session. `timeout` bounds the whole of it. The number of the link's socket is for a forked child, which must
+/// close its copy so that the server can notice the parent's end.
 pub fn dial(
     endpoint: &Endpoint,
     hello: &ClientHello,
     timeout: Duration,
-) -> Result<(Link, ServerWelcome), DialError> {
+) -> Result<(Link, RawFd, ServerWelcome), DialError> {
     let deadline = Instant::now() + timeout;
     let mut stream = connect(
         endpoint,
@@ -40,5 +44,6 @@ pub fn dial(
     }
     stream.read_exact_deadline(&mut document, deadline)?;
     let welcome = handshake::decode_welcome(&preamble, &document)?;
-    Ok((stream.into_link_client(deadline)?, welcome))
+    let socket = stream.as_fd().as_raw_fd();
+    Ok((stream.into_link_client(deadline)?, socket, welcome))
 }

@@ -125,6 +125,11 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
+    /// Bytes not yet read.
+    pub fn left(&self) -> usize {
+        self.left.len()
+    }
+
     /// Everything must have been read.
     pub fn end(&self) -> Result<(), DecodeError> {
         match self.left.len() {

@@ -1,0 +1,203 @@
+//! Generates the exported entry points and the stubs of derived calls from the declarations in `outboard-api`.
+
+use std::{env, error::Error, fmt::Write, fs, path::Path};
+
+use outboard_api::decl::{self, Call, Class, Direction, Op, PerThread};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+    let calls = decl::driver()?;
+    let ops = decl::ops()?;
+    let mut out = String::new();
+    for call in &calls {
+        let target = match &call.same_as {
+            Some(other) => calls.iter().find(|c| &c.symbol == other).ok_or("alias of nothing")?,
+            None => call,
+        };
+        entry(&mut out, call, target, None)?;
+        if let Some(per_thread) = call.per_thread {
+            entry(&mut out, call, target, Some(per_thread))?;
+        }
+    }
+    for op in &ops {
+        if let Some((call, directions)) = &op.derived_from {
+            derived(&mut out, op, call, directions)?;
+        }
+    }
+    writeln!(out, "/// Name and declared class of every call, by number.\npub static CALLS: &[(&str, Class)] = &[")?;
+    for call in &calls {
+        writeln!(out, "    (\"{}\", Class::{:?}),", call.symbol, call.class)?;
+    }
+    writeln!(out, "];\n/// Every exported symbol and its address, by name.\npub static EXPORTS: &[(&str, Export)] = &[")?;
+    let mut exports: Vec<String> = calls.iter().flat_map(|c| c.exports().collect::<Vec<_>>()).collect();
+    exports.sort();
+    for export in exports {
+        writeln!(out, "    (\"{export}\", Export({export} as *const c_void)),")?;
+    }
+    writeln!(out, "];")?;
+    fs::write(Path::new(&env::var("OUT_DIR")?).join("entry.rs"), out)?;
+    Ok(())
+}
+
+/// One exported function. `call` is the name it bears, `target` the call that serves it.
+fn entry(out: &mut String, call: &Call, target: &Call, per_thread: Option<PerThread>) -> Result<(), Box<dyn Error>> {
+    let number = decl::driver()?.iter().position(|c| c.symbol == call.symbol).ok_or("undeclared")?;
+    let symbol = format!("{}{}", call.symbol, per_thread.map_or("", PerThread::suffix));
+    if target.class == Class::Unsupported {
+        // The arguments are not looked at, so that they need not be declared.
+        return Ok(writeln!(out, "/// # Safety\n/// None needed: the call is refused.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {symbol}() -> CUresult {{ guard::unsupported({number}) }}")?);
+    }
+    let params: Vec<String> = target.params.iter().map(|p| format!("{}: {}", name(&p.name), rust_type(&p.ctype))).collect();
+    let args: Vec<String> = target
+        .params
+        .iter()
+        .map(|p| match per_thread {
+            Some(PerThread::Ptsz) if p.ctype == "CUstream" => format!("guard::per_thread({})", name(&p.name)),
+            _ => name(&p.name),
+        })
+        .collect();
+    let module = if target.derived { "derived__" } else { "calls::" };
+    let body = format!("{module}{}({})", target.symbol, args.join(", "));
+    let body = match per_thread {
+        Some(PerThread::Ptds) => format!("guard::with_per_thread_default(|| {body})"),
+        _ => body,
+    };
+    writeln!(
+        out,
+        "/// # Safety\n/// Pointers are valid as the driver API's manual asks of a caller.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {symbol}({}) -> CUresult {{\n    // SAFETY: what the caller promised is passed on as it is.\n    guard::enter({number}, || unsafe {{ {body} }})\n}}",
+        params.join(", ")
+    )?;
+    Ok(())
+}
+
+/// The client's side of a call whose declaration says everything.
+fn derived(out: &mut String, op: &Op, call: &Call, directions: &[Direction]) -> Result<(), Box<dyn Error>> {
+    let params: Vec<String> = call.params.iter().map(|p| format!("{}: {}", name(&p.name), rust_type(&p.ctype))).collect();
+    writeln!(out, "pub(crate) mod derived_{} {{ use super::*;\n    pub(crate) unsafe fn {}({}) -> Result<(), CUresult> {{", call.symbol, call.symbol, params.join(", "))?;
+    writeln!(out, "        let driver = driver()?;")?;
+    let mut fields = Vec::new();
+    for (param, direction) in call.params.iter().zip(directions) {
+        let (c, field) = (name(&param.name), decl::snake_case(&param.name));
+        match direction {
+            Direction::In => match decl::scalar(&param.ctype) {
+                Some(decl::Type::Handle(handle)) => {
+                    let verb = if call.symbol.contains("Destroy") { "retire" } else { "wire" };
+                    fields.push(format!("{field}: driver.{verb}_{}({c})?", handle.name()));
+                }
+                Some(decl::Type::U64) if param.ctype == "CUdeviceptr" => fields.push(format!("{field}: driver.device_address({c})?")),
+                Some(ty) => fields.push(format!("{field}: {c} as {}", wire_type(ty))),
+                None => return Err(format!("{}: {}", call.symbol, param.ctype).into()),
+            },
+            Direction::RecordIn(bytes) => {
+                writeln!(out, "        if {c}.is_null() {{ return Err(CUresult::CUDA_ERROR_INVALID_VALUE); }}")?;
+                writeln!(out, "        // SAFETY: the caller passes a record of this type.\n        let record_{field} = unsafe {{ std::slice::from_raw_parts({c}.cast::<u8>(), {bytes}) }};")?;
+                fields.push(format!("{field}: record_{field}"));
+            }
+            Direction::Mint(handle) => {
+                writeln!(out, "        if {c}.is_null() {{ return Err(CUresult::CUDA_ERROR_INVALID_VALUE); }}\n        let minted_{field} = driver.mint_{}();", handle.name())?;
+                fields.push(format!("{field}: minted_{field}"));
+            }
+            Direction::Out | Direction::RecordOut(_) => {
+                writeln!(out, "        if {c}.is_null() {{ return Err(CUresult::CUDA_ERROR_INVALID_VALUE); }}")?;
+            }
+        }
+    }
+    let message = format!("messages::{} {{ {} }}", decl::camel_case(&call.symbol), fields.join(", "));
+    if call.class == Class::Outstanding {
+        writeln!(out, "        driver.submit(&{message})?;")?;
+    } else if op.reply.is_empty() {
+        writeln!(out, "        driver.call(&{message}, |_| ())?;")?;
+    } else {
+        writeln!(out, "        driver.call(&{message}, |reply| {{")?;
+        for (param, direction) in call.params.iter().zip(directions) {
+            let (c, field) = (name(&param.name), decl::snake_case(&param.name));
+            match direction {
+                Direction::Out => writeln!(out, "            // SAFETY: the caller's output, checked above.\n            unsafe {{ {c}.write(reply.{field} as _) }};")?,
+                Direction::RecordOut(bytes) => writeln!(
+                    out,
+                    "            let len = reply.{field}.len().min({bytes});\n            // SAFETY: the caller's record has this many bytes.\n            unsafe {{ std::ptr::copy_nonoverlapping(reply.{field}.as_ptr(), {c}.cast::<u8>(), len) }};"
+                )?,
+                _ => {}
+            }
+        }
+        writeln!(out, "        }})?;")?;
+    }
+    for (param, direction) in call.params.iter().zip(directions) {
+        if let Direction::Mint(handle) = direction {
+            let field = decl::snake_case(&param.name);
+            writeln!(out, "        // SAFETY: the caller's output, checked above.\n        unsafe {{ {}.write(driver.handle_{}(minted_{field})) }};", name(&param.name), handle.name())?;
+        }
+    }
+    writeln!(out, "        Ok(())\n    }}\n}}\npub(crate) use derived_{0}::{0} as derived__{0};", call.symbol)?;
+    Ok(())
+}
+
+fn name(c: &str) -> String {
+    let name = decl::snake_case(c);
+    match name.as_str() {
+        "type" | "mod" | "ref" | "fn" | "in" => format!("{name}_"),
+        _ => name,
+    }
+}
+
+fn wire_type(ty: decl::Type) -> &'static str {
+    match ty {
+        decl::Type::U8 => "u8",
+        decl::Type::U16 => "u16",
+        decl::Type::U32 => "u32",
+        decl::Type::I32 => "i32",
+        decl::Type::F32 => "f32",
+        _ => "u64",
+    }
+}
+
+/// Types that `outboard_api::cuda` knows by their CUDA name.
+const KNOWN: &[&str] = &[
+    "CUcontext", "CUmodule", "CUlibrary", "CUfunction", "CUkernel", "CUstream", "CUevent", "CUgraph", "CUgraphExec", "CUgraphNode",
+    "CUarray", "CUmipmappedArray", "CUlinkState", "CUtexref", "CUsurfref", "CUgreenCtx", "CUuserObject", "CUdevice", "CUdeviceptr",
+    "CUtexObject", "CUsurfObject", "CUmemGenericAllocationHandle", "CUhostFn", "CUstreamCallback", "CUoccupancyB2DSize", "CUuuid",
+    "CUdevprop", "CUDA_MEMCPY2D", "CUDA_MEMCPY3D", "CUDA_ARRAY_DESCRIPTOR", "CUDA_ARRAY3D_DESCRIPTOR", "CUlaunchConfig",
+    "CUmemLocation", "CUmemAllocationProp", "CUmemAccessDesc", "CUmemPoolProps", "CUDA_KERNEL_NODE_PARAMS", "CUDA_MEMSET_NODE_PARAMS",
+    "CUDA_HOST_NODE_PARAMS", "CUDA_GRAPH_INSTANTIATE_PARAMS", "CUgraphExecUpdateResultInfo", "CUgraphEdgeData", "CUctxCreateParams",
+    "CUstreamBatchMemOpParams", "CUtensorMap", "CUmemoryPool", "CUresult",
+];
+
+/// The Rust type of a C parameter. What is not known by name is an enum by value, or opaque behind a pointer.
+fn rust_type(ctype: &str) -> String {
+    let ctype = ctype.trim();
+    if let Some(pointee) = ctype.strip_suffix('*') {
+        let pointee = pointee.trim();
+        let (mutability, pointee) = match pointee.strip_prefix("const ") {
+            // "const T *" may itself be pointed to: "const T **" is a mutable pointer to a constant one.
+            Some(p) if !p.ends_with('*') => ("*const", p),
+            _ => ("*mut", pointee),
+        };
+        let inner = match pointee {
+            "void" => "c_void".to_string(),
+            "char" => "c_char".to_string(),
+            p if p.ends_with('*') => rust_type(p),
+            p if decl::scalar(p).is_some() || KNOWN.contains(&p) || PRIMITIVES.iter().any(|(c, _)| *c == p) || ENUMS.contains(&p) => rust_type(p),
+            _ => "c_void".to_string(),
+        };
+        return format!("{mutability} {inner}");
+    }
+    if let Some((_, rust)) = PRIMITIVES.iter().find(|(c, _)| *c == ctype) {
+        return rust.to_string();
+    }
+    if KNOWN.contains(&ctype) {
+        return ctype.to_string();
+    }
+    "u32".to_string()
+}
+
+const PRIMITIVES: &[(&str, &str)] = &[
+    ("unsigned char", "u8"), ("unsigned short", "u16"), ("unsigned int", "u32"), ("unsigned", "u32"), ("cuuint32_t", "u32"), ("int", "i32"),
+    ("size_t", "usize"), ("unsigned long long", "u64"), ("cuuint64_t", "u64"), ("float", "f32"), ("char", "c_char"),
+];
+
+/// Enums that are passed by pointer.
+const ENUMS: &[&str] = &[
+    "CUstreamCaptureStatus", "CUstreamCaptureMode", "CUfunc_cache", "CUsharedconfig", "CUmoduleLoadingMode", "CUgraphNodeType",
+    "CUdriverProcAddressQueryResult", "CUpointer_attribute", "CUfunctionLoadingState", "CUmemAccess_flags", "CUjit_option",
+    "CUlibraryOption", "CUgraphExecUpdateResult", "CUmem_range_attribute",
+];

@@ -1,0 +1,301 @@
+//! Contexts: primary ones, the program's own, the calling thread's stack.
+
+use std::{ffi::c_void, sync::atomic::Ordering};
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUcontext, CUctxCreateParams, CUdevice},
+};
+use outboard_wire::messages;
+
+use super::{Done, put, put_optional};
+use crate::{
+    session::{Group, Sink},
+    state::{Context, Driver, current_context, driver, pop_context, push_context, set_context},
+    tables,
+};
+
+/// The version that `cuCtxGetApiVersion` answers for contexts of the current API.
+const API_VERSION: u32 = 3020;
+
+impl Driver {
+    /// The server creates a context when it is first used.
+    fn create_on_server(&self, context: &Context) -> Done {
+        if context.created.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let message = messages::ContextCreate {
+            context: context.handle.0 as u64,
+            device: context.device,
+            flags: context.flags.load(Ordering::Relaxed),
+            primary: u8::from(context.primary),
+        };
+        self.submit_in(0, &message)
+    }
+
+    /// Everything that lived in a context goes with it.
+    fn destroy_context(&self, context: &Context) -> Done {
+        tables::destroy_storage(context.handle);
+        self.streams.remove_context(context.handle);
+        for library in self.libraries.of_context(context.handle) {
+            self.libraries.remove(&library);
+        }
+        let chunks = self.memory.lock().free_context(context.handle);
+        if !context.created.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        // A context that a GPU fault has lost is lost on the server too: nothing can be sent to it, and reset clears it.
+        self.session.forget_faults();
+        let wire = context.handle.0 as u64;
+        for chunk in chunks {
+            self.submit_in(wire, &messages::MemUnmap { va: chunk.base, len: chunk.bytes })?;
+        }
+        self.submit_in(wire, &messages::ContextDestroy { context: wire })
+    }
+
+    /// Waits until all work of the current context is done.
+    pub(crate) fn synchronize_context(&self) -> Done {
+        let context = self.contexts.current()?;
+        let mark = self.progress.mark();
+        if !self.progress.is_idle() {
+            let group = Group::new(1);
+            self.session.ask(context.handle.0 as u64, &messages::FenceContext {}, &group, Sink::Group)?;
+            self.session.wait(&group)?;
+            self.progress.complete(mark);
+        }
+        self.session.take_fault()
+    }
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> Done {
+    let driver = driver()?;
+    driver.card(device)?;
+    let primary = driver.contexts.primary(device)?;
+    driver.create_on_server(primary)?;
+    primary.retained.fetch_add(1, Ordering::AcqRel);
+    // SAFETY: see the module's contract.
+    unsafe { put(context, primary.handle) }
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> Done {
+    let driver = driver()?;
+    driver.card(device)?;
+    let primary = driver.contexts.primary(device)?;
+    match primary.retained.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1)) {
+        Ok(1) => driver.destroy_context(primary),
+        Ok(_) => Ok(()),
+        Err(_) => Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
+    }
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(device: CUdevice) -> Done {
+    let driver = driver()?;
+    driver.card(device)?;
+    let primary = driver.contexts.primary(device)?;
+    let existed = primary.created.load(Ordering::Acquire);
+    driver.destroy_context(primary)?;
+    // Holders keep their handle: the context comes back fresh with its next use.
+    if existed && primary.retained.load(Ordering::Acquire) > 0 {
+        driver.create_on_server(primary)?;
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxGetState(device: CUdevice, flags: *mut u32, active: *mut i32) -> Done {
+    let driver = driver()?;
+    driver.card(device)?;
+    let primary = driver.contexts.primary(device)?;
+    // SAFETY: see the module's contract.
+    unsafe {
+        put_optional(flags, primary.flags.load(Ordering::Relaxed));
+        put_optional(active, i32::from(primary.retained.load(Ordering::Acquire) > 0));
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxSetFlags_v2(device: CUdevice, flags: u32) -> Done {
+    let driver = driver()?;
+    driver.card(device)?;
+    check_flags(flags)?;
+    driver.contexts.primary(device)?.flags.store(flags, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Scheduling (3 bits), map host, local memory resize, coredump, user coredump, sync memops.
+const FLAGS_MASK: u32 = 0xff;
+
+fn check_flags(flags: u32) -> Done {
+    let scheduling = flags & 7;
+    let known = flags & !FLAGS_MASK == 0 && matches!(scheduling, 0 | 1 | 2 | 4);
+    if known { Ok(()) } else { Err(CUresult::CUDA_ERROR_INVALID_VALUE) }
+}
+
+pub(crate) unsafe fn cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice) -> Done {
+    let driver = driver()?;
+    driver.card(device)?;
+    check_flags(flags)?;
+    if context.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let created = driver.contexts.create(device, flags, API_VERSION);
+    driver.create_on_server(&created)?;
+    push_context(created.handle);
+    // SAFETY: see the module's contract.
+    unsafe { put(context, created.handle) }
+}
+
+pub(crate) unsafe fn cuCtxCreate_v3(context: *mut CUcontext, _affinity: *mut c_void, affinities: i32, flags: u32, device: CUdevice) -> Done {
+    if affinities != 0 {
+        return Err(CUresult::CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
+    }
+    // SAFETY: see the module's contract.
+    unsafe { cuCtxCreate_v2(context, flags, device) }
+}
+
+pub(crate) unsafe fn cuCtxCreate_v4(context: *mut CUcontext, params: *mut CUctxCreateParams, flags: u32, device: CUdevice) -> Done {
+    // SAFETY: NULL or a record of the caller's.
+    if let Some(params) = unsafe { params.as_ref() } {
+        if params.num_exec_affinity_params != 0 || !params.cig_params.is_null() {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+    }
+    // SAFETY: see the module's contract.
+    unsafe { cuCtxCreate_v2(context, flags, device) }
+}
+
+pub(crate) unsafe fn cuCtxDestroy_v2(context: CUcontext) -> Done {
+    let driver = driver()?;
+    let context = driver.contexts.get(context)?;
+    if context.primary {
+        return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
+    }
+    driver.destroy_context(&context)?;
+    driver.contexts.remove(context.handle);
+    if current_context() == Ok(context.handle) {
+        pop_context()?;
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuCtxAttach(context: *mut CUcontext, flags: u32) -> Done {
+    if flags != 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: see the module's contract.
+    unsafe { put(context, current_context()?) }
+}
+
+pub(crate) unsafe fn cuCtxDetach(context: CUcontext) -> Done {
+    driver()?.contexts.get(context).map(|_| ())
+}
+
+pub(crate) unsafe fn cuCtxPushCurrent_v2(context: CUcontext) -> Done {
+    driver()?.contexts.get(context)?;
+    push_context(context);
+    Ok(())
+}
+
+pub(crate) unsafe fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> Done {
+    driver()?;
+    let popped = pop_context()?;
+    // SAFETY: see the module's contract.
+    unsafe { put_optional(context, popped) };
+    Ok(())
+}
+
+pub(crate) unsafe fn cuCtxSetCurrent(context: CUcontext) -> Done {
+    let driver = driver()?;
+    if !context.is_null() {
+        driver.contexts.get(context)?;
+    }
+    set_context(context);
+    Ok(())
+}
+
+pub(crate) unsafe fn cuCtxGetCurrent(context: *mut CUcontext) -> Done {
+    driver()?;
+    // SAFETY: see the module's contract.
+    unsafe { put(context, current_context().unwrap_or(CUcontext::NULL)) }
+}
+
+pub(crate) unsafe fn cuCtxGetDevice(device: *mut CUdevice) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put(device, driver()?.contexts.current()?.device) }
+}
+
+/// A context argument, NULL being the current one.
+fn given_or_current(driver: &Driver, context: CUcontext) -> Result<std::sync::Arc<Context>, CUresult> {
+    if context.is_null() { driver.contexts.current() } else { driver.contexts.get(context) }
+}
+
+pub(crate) unsafe fn cuCtxGetDevice_v2(device: *mut CUdevice, context: CUcontext) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put(device, given_or_current(driver()?, context)?.device) }
+}
+
+pub(crate) unsafe fn cuCtxGetFlags(flags: *mut u32) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put(flags, driver()?.contexts.current()?.flags.load(Ordering::Relaxed)) }
+}
+
+pub(crate) unsafe fn cuCtxSetFlags(flags: u32) -> Done {
+    check_flags(flags)?;
+    driver()?.contexts.current()?.flags.store(flags, Ordering::Relaxed);
+    Ok(())
+}
+
+pub(crate) unsafe fn cuCtxGetId(context: CUcontext, id: *mut u64) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put(id, given_or_current(driver()?, context)?.number) }
+}
+
+pub(crate) unsafe fn cuCtxGetApiVersion(context: CUcontext, version: *mut u32) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put(version, given_or_current(driver()?, context)?.api_version) }
+}
+
+pub(crate) unsafe fn cuCtxGetStreamPriorityRange(least: *mut i32, greatest: *mut i32) -> Done {
+    let driver = driver()?;
+    let (low, high) = driver.card(driver.contexts.current()?.device)?.stream_priorities;
+    // SAFETY: see the module's contract.
+    unsafe {
+        put_optional(least, low);
+        put_optional(greatest, high);
+    }
+    Ok(())
+}
+
+/// The preference is a hint, and the default is what a fresh context answers.
+pub(crate) unsafe fn cuCtxGetCacheConfig(config: *mut u32) -> Done {
+    driver()?.contexts.current()?;
+    // SAFETY: see the module's contract.
+    unsafe { put(config, 0) }
+}
+
+/// Bank sizes cannot be chosen since compute capability 5: four bytes.
+pub(crate) unsafe fn cuCtxGetSharedMemConfig(config: *mut u32) -> Done {
+    const FOUR_BYTE_BANK_SIZE: u32 = 1;
+    driver()?.contexts.current()?;
+    // SAFETY: see the module's contract.
+    unsafe { put(config, FOUR_BYTE_BANK_SIZE) }
+}
+
+pub(crate) unsafe fn cuCtxSetSharedMemConfig(_config: u32) -> Done {
+    driver()?.contexts.current().map(|_| ())
+}
+
+pub(crate) unsafe fn cuCtxSynchronize() -> Done {
+    driver()?.synchronize_context()
+}
+
+pub(crate) unsafe fn cuCtxSynchronize_v2(context: CUcontext) -> Done {
+    let driver = driver()?;
+    if context.is_null() || Ok(context) == current_context() {
+        return driver.synchronize_context();
+    }
+    driver.contexts.get(context)?;
+    push_context(context);
+    let done = driver.synchronize_context();
+    let _ = pop_context();
+    done
+}

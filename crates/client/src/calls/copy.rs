@@ -1,0 +1,313 @@
+//! Copies of one dimension. Where the bytes go decides what a copy costs:
+//!
+//! - host to device: the bytes travel with the message; nobody waits;
+//! - device to device, and between the device and memory that both sides share: a message of a few words;
+//! - device to host: the answer carries the bytes. Into pinned memory the call does not wait for them; into other
+//!   memory it does, as on a local GPU.
+
+use std::{
+    ffi::c_void,
+    sync::Arc,
+};
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUcontext, CUdeviceptr, CUstream},
+};
+use outboard_wire::{limits::CHUNK_BYTES_MAX, messages};
+
+use super::Done;
+use crate::{
+    guard, notes,
+    session::{Group, Landing, Rows, Sink},
+    state::{Driver, StreamRef, driver, wire_context},
+};
+
+/// Where an address lies, as far as a copy is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    Device,
+    /// Pinned host memory that the server sees at the same address.
+    Shared,
+    /// Pinned host memory that it does not see.
+    Pinned,
+    Pageable,
+}
+
+impl Driver {
+    /// The place of a whole range. Device ranges must lie inside one allocation.
+    pub(crate) fn place_of(&self, address: u64, bytes: u64) -> Result<Place, CUresult> {
+        {
+            let memory = self.memory.lock();
+            if let Some(a) = memory.find(address) {
+                return if bytes <= a.base + a.bytes - address { Ok(Place::Device) } else { self.spans_mappings(&memory, address, bytes) };
+            }
+            if memory.in_window(address) {
+                return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+            }
+        }
+        let host = self.host.read();
+        Ok(match host.find(address) {
+            // A range that runs over the end of pinned memory is as good as pageable.
+            Some(r) if bytes > r.base + r.bytes - address => Place::Pageable,
+            Some(r) if r.shared => Place::Shared,
+            Some(_) => Place::Pinned,
+            None => Place::Pageable,
+        })
+    }
+
+    /// A range over several mappings side by side, as VMM programs make them.
+    fn spans_mappings(&self, memory: &crate::state::DeviceMemory, address: u64, bytes: u64) -> Result<Place, CUresult> {
+        let end = address.checked_add(bytes).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let mut at = address;
+        while at < end {
+            let a = memory.find(at).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+            if !matches!(a.kind, crate::state::AllocationKind::Mapped { .. }) {
+                return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+            }
+            at = a.base + a.bytes;
+        }
+        Ok(Place::Device)
+    }
+
+    fn device_place(&self, address: u64, bytes: u64) -> Done {
+        // Variables of modules and mapped host memory count as device memory too.
+        match self.place_of(address, bytes)? {
+            Place::Device | Place::Shared => Ok(()),
+            Place::Pinned => self.make_visible(address),
+            Place::Pageable => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+
+    /// The bytes travel with the message, in pieces.
+    fn copy_in(&self, dst: u64, src: *const u8, bytes: usize, stream: &StreamRef) -> Done {
+        // SAFETY: the caller's source, as the driver API asks of it.
+        let data = unsafe { std::slice::from_raw_parts(src, bytes) };
+        for (index, piece) in data.chunks(CHUNK_BYTES_MAX).enumerate() {
+            stream.progress().submit();
+            self.submit(&messages::CopyIn { dst: dst + (index * CHUNK_BYTES_MAX) as u64, stream: stream.wire(), data: piece })?;
+        }
+        Ok(())
+    }
+
+    /// The bytes come with the answers, in pieces that overlap each other.
+    fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: &StreamRef, detached: bool) -> Result<Arc<Group>, CUresult> {
+        let pieces = bytes.div_ceil(CHUNK_BYTES_MAX);
+        let group = Group::new(pieces);
+        for index in 0..pieces {
+            let offset = index * CHUNK_BYTES_MAX;
+            let len = CHUNK_BYTES_MAX.min(bytes - offset);
+            // SAFETY: inside the destination of `bytes` bytes.
+            let address = unsafe { dst.add(offset) };
+            let sink = Sink::Memory(Landing { address, rows: Rows::contiguous(len), detached });
+            if detached {
+                self.session.attend();
+            }
+            stream.progress().submit();
+            self.progress.submit();
+            let message = messages::CopyOut { src: src + offset as u64, len: len as u64, stream: stream.wire() };
+            self.session.ask(wire_context(), &message, &group, sink)?;
+        }
+        Ok(group)
+    }
+
+    fn copy_here(&self, dst: u64, src: u64, bytes: u64, stream: &StreamRef) -> Done {
+        stream.progress().submit();
+        self.submit(&messages::Copy { dst, src, len: bytes, stream: stream.wire() })
+    }
+
+    /// Data of pinned memory is taken when the call is made. Where something earlier in the GPU's queues may still
+    /// write that memory, it is waited for: the copy would take what was there before.
+    fn settle_pinned(&self, stream: &StreamRef) -> Done {
+        let hazard = notes::host_functions_pending() || self.session.expects_detached() || self.host.read().has_visible();
+        if hazard && !stream.progress().is_idle() {
+            self.synchronize_stream(stream)?;
+        }
+        Ok(())
+    }
+
+    /// Any copy: directions are found by address.
+    pub(crate) fn copy(&self, dst: u64, src: u64, bytes: usize, stream: &StreamRef, wait: bool) -> Done {
+        if bytes == 0 {
+            return Ok(());
+        }
+        if dst == 0 || src == 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let (to, from) = (self.place_of(dst, bytes as u64)?, self.place_of(src, bytes as u64)?);
+        if stream.is_capturing() {
+            return self.capture_copy(dst, src, bytes, stream, to, from);
+        }
+        match (to, from) {
+            (Place::Device, Place::Device) => self.copy_here(dst, src, bytes as u64, stream),
+            // The source may change as soon as a synchronous copy returns, so its bytes are taken along.
+            (Place::Device, Place::Shared) if !wait => self.copy_here(dst, src, bytes as u64, stream),
+            (Place::Device, Place::Pinned) => {
+                self.settle_pinned(stream)?;
+                self.copy_in(dst, src as *const u8, bytes, stream)
+            }
+            (Place::Device, _) => self.copy_in(dst, src as *const u8, bytes, stream),
+            (Place::Shared, Place::Device) => {
+                self.copy_here(dst, src, bytes as u64, stream)?;
+                if wait { self.synchronize_stream(stream) } else { Ok(()) }
+            }
+            (Place::Pinned, Place::Device) if !wait => self.copy_out(dst as *mut u8, src, bytes, stream, true).map(drop),
+            (_, Place::Device) => {
+                let mark = stream.progress().mark();
+                let group = self.copy_out(dst as *mut u8, src, bytes, stream, false)?;
+                self.session.wait(&group)?;
+                // The copy was the last thing in the stream, and it is done.
+                stream.progress().complete(mark + bytes.div_ceil(CHUNK_BYTES_MAX) as u64);
+                self.session.take_fault()
+            }
+            (_, _) => {
+                // Host to host, in the stream's order.
+                self.synchronize_stream(stream)?;
+                // SAFETY: both ranges are the caller's.
+                unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes) };
+                Ok(())
+            }
+        }
+    }
+
+    /// A copy that a graph will do: it reads and writes memory at launch, not now.
+    fn capture_copy(&self, dst: u64, src: u64, bytes: usize, stream: &StreamRef, to: Place, from: Place) -> Done {
+        for (address, place) in [(dst, to), (src, from)] {
+            match place {
+                Place::Device | Place::Shared => {}
+                Place::Pinned => self.make_visible(address)?,
+                Place::Pageable => return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+            }
+        }
+        self.copy_here(dst, src, bytes as u64, stream)
+    }
+}
+
+/// `cuMemcpy*` without a stream.
+fn copy_now(dst: u64, src: u64, bytes: usize) -> Done {
+    let driver = driver()?;
+    let stream = driver.stream(guard::default_stream())?;
+    driver.copy(dst, src, bytes, &stream, true)
+}
+
+fn copy_on(stream: CUstream, dst: u64, src: u64, bytes: usize) -> Done {
+    let driver = driver()?;
+    let stream = driver.stream(stream)?;
+    driver.copy(dst, src, bytes, &stream, false)
+}
+
+/// The side that a call's name says is device memory must be.
+fn check_device(address: u64, bytes: usize) -> Done {
+    if bytes == 0 {
+        return Ok(());
+    }
+    driver()?.device_place(address, bytes as u64)
+}
+
+pub(crate) unsafe fn cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) -> Done {
+    copy_now(dst, src, bytes)
+}
+
+pub(crate) unsafe fn cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> Done {
+    copy_on(stream, dst, src, bytes)
+}
+
+pub(crate) unsafe fn cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize) -> Done {
+    check_device(dst, bytes)?;
+    copy_now(dst, src as u64, bytes)
+}
+
+pub(crate) unsafe fn cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) -> Done {
+    check_device(dst, bytes)?;
+    copy_on(stream, dst, src as u64, bytes)
+}
+
+pub(crate) unsafe fn cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) -> Done {
+    check_device(src, bytes)?;
+    copy_now(dst as u64, src, bytes)
+}
+
+pub(crate) unsafe fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) -> Done {
+    check_device(src, bytes)?;
+    copy_on(stream, dst as u64, src, bytes)
+}
+
+pub(crate) unsafe fn cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) -> Done {
+    check_device(dst, bytes)?;
+    check_device(src, bytes)?;
+    copy_now(dst, src, bytes)
+}
+
+pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> Done {
+    check_device(dst, bytes)?;
+    check_device(src, bytes)?;
+    copy_on(stream, dst, src, bytes)
+}
+
+/// Addresses are one space for all devices: a copy between them is a copy.
+pub(crate) unsafe fn cuMemcpyPeer(dst: CUdeviceptr, _dst_context: CUcontext, src: CUdeviceptr, _src_context: CUcontext, bytes: usize) -> Done {
+    copy_now(dst, src, bytes)
+}
+
+pub(crate) unsafe fn cuMemcpyPeerAsync(
+    dst: CUdeviceptr,
+    _dst_context: CUcontext,
+    src: CUdeviceptr,
+    _src_context: CUcontext,
+    bytes: usize,
+    stream: CUstream,
+) -> Done {
+    copy_on(stream, dst, src, bytes)
+}
+
+/// A batch is its copies one after the other: attributes only loosen the order that a stream keeps.
+///
+/// # Safety
+/// Arrays of `count` entries.
+unsafe fn batch(dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, failed: *mut usize, stream: CUstream) -> Done {
+    if dsts.is_null() || srcs.is_null() || sizes.is_null() || count == 0 || stream.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    for index in 0..count {
+        // SAFETY: the caller's promise.
+        let (dst, src, bytes) = unsafe { (*dsts.add(index), *srcs.add(index), *sizes.add(index)) };
+        if let Err(error) = copy_on(stream, dst, src, bytes) {
+            if !failed.is_null() {
+                // SAFETY: the caller's output.
+                unsafe { failed.write(index) };
+            }
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuMemcpyBatchAsync(
+    dsts: *mut CUdeviceptr,
+    srcs: *mut CUdeviceptr,
+    sizes: *mut usize,
+    count: usize,
+    _attributes: *mut c_void,
+    _attribute_indices: *mut usize,
+    _attribute_count: usize,
+    failed: *mut usize,
+    stream: CUstream,
+) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { batch(dsts, srcs, sizes, count, failed, stream) }
+}
+
+pub(crate) unsafe fn cuMemcpyBatchAsync_v2(
+    dsts: *mut CUdeviceptr,
+    srcs: *mut CUdeviceptr,
+    sizes: *mut usize,
+    count: usize,
+    _attributes: *mut c_void,
+    _attribute_indices: *mut usize,
+    _attribute_count: usize,
+    stream: CUstream,
+) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { batch(dsts, srcs, sizes, count, std::ptr::null_mut(), stream) }
+}
+

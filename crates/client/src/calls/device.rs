@@ -1,0 +1,192 @@
+//! Devices: all from their cards.
+
+use std::ffi::{CStr, c_char};
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUdevice, CUdevprop, CUuuid},
+    enums::*,
+};
+use outboard_wire::messages;
+
+use super::{Done, put, put_name};
+use crate::state::driver;
+
+pub(crate) unsafe fn cuDeviceGet(device: *mut CUdevice, ordinal: i32) -> Done {
+    driver()?.card(ordinal)?;
+    // SAFETY: see the module's contract.
+    unsafe { put(device, ordinal) }
+}
+
+pub(crate) unsafe fn cuDeviceGetCount(count: *mut i32) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put(count, driver()?.cards().len() as i32) }
+}
+
+pub(crate) unsafe fn cuDeviceGetName(name: *mut c_char, len: i32, device: CUdevice) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put_name(name, len, &driver()?.card(device)?.name) }
+}
+
+pub(crate) unsafe fn cuDeviceGetUuid(uuid: *mut CUuuid, device: CUdevice) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put(uuid, CUuuid { bytes: driver()?.card(device)?.uuid }) }
+}
+
+pub(crate) unsafe fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { cuDeviceGetUuid(uuid, device) }
+}
+
+pub(crate) unsafe fn cuDeviceGetLuid(_luid: *mut c_char, _mask: *mut u32, device: CUdevice) -> Done {
+    driver()?.card(device)?;
+    // LUIDs are a thing of Windows: the driver refuses them here too.
+    Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+}
+
+pub(crate) unsafe fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put(bytes, driver()?.card(device)?.memory_bytes as usize) }
+}
+
+pub(crate) unsafe fn cuDeviceGetAttribute(value: *mut i32, attribute: u32, device: CUdevice) -> Done {
+    let card = driver()?.card(device)?;
+    // What this library does not serve is not there, whatever the device could do.
+    let answer = match attribute {
+        CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY
+        | CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
+        | CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS
+        | CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
+        | CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST
+        | CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK
+        | CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
+        | CU_DEVICE_ATTRIBUTE_SPARSE_CUDA_ARRAY_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED => 0,
+        other => card.attributes.get(other as usize).copied().flatten().ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?,
+    };
+    // SAFETY: see the module's contract.
+    unsafe { put(value, answer) }
+}
+
+pub(crate) unsafe fn cuDeviceGetProperties(properties: *mut CUdevprop, device: CUdevice) -> Done {
+    let driver = driver()?;
+    driver.card(device)?;
+    let a = |attribute| driver.attribute(device, attribute);
+    let answer = CUdevprop {
+        max_threads_per_block: a(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
+        max_threads_dim: [CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z].map(a),
+        max_grid_size: [CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z].map(a),
+        shared_mem_per_block: a(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK),
+        total_constant_memory: a(CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY),
+        simd_width: a(CU_DEVICE_ATTRIBUTE_WARP_SIZE),
+        mem_pitch: a(CU_DEVICE_ATTRIBUTE_MAX_PITCH),
+        regs_per_block: a(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK),
+        clock_rate: a(CU_DEVICE_ATTRIBUTE_CLOCK_RATE),
+        texture_align: a(CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT),
+    };
+    // SAFETY: see the module's contract.
+    unsafe { put(properties, answer) }
+}
+
+pub(crate) unsafe fn cuDeviceComputeCapability(major: *mut i32, minor: *mut i32, device: CUdevice) -> Done {
+    let driver = driver()?;
+    driver.card(device)?;
+    // SAFETY: see the module's contract.
+    unsafe {
+        put(major, driver.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR))?;
+        put(minor, driver.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR))
+    }
+}
+
+pub(crate) unsafe fn cuDeviceGetPCIBusId(id: *mut c_char, len: i32, device: CUdevice) -> Done {
+    let card = driver()?.card(device)?;
+    let text = format!("{:04X}:{:02X}:{:02X}.0", card.pci_domain, card.pci_bus, card.pci_device);
+    if usize::try_from(len).unwrap_or(0) <= text.len() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: see the module's contract.
+    unsafe { put_name(id, len, &text) }
+}
+
+pub(crate) unsafe fn cuDeviceGetByPCIBusId(device: *mut CUdevice, id: *const c_char) -> Done {
+    if id.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: a C string of the caller's, checked above.
+    let text = unsafe { CStr::from_ptr(id) }.to_string_lossy();
+    let wanted = parse_bus_id(&text).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let found = driver()?.cards().iter().position(|c| (c.pci_domain, c.pci_bus, c.pci_device) == wanted);
+    // SAFETY: see the module's contract.
+    unsafe { put(device, found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)? as CUdevice) }
+}
+
+/// `domain:bus:device.function`, the domain and the function being optional.
+fn parse_bus_id(text: &str) -> Option<(u32, u32, u32)> {
+    let hex = |s: &str| u32::from_str_radix(s, 16).ok();
+    let without_function = text.split('.').next()?;
+    match without_function.split(':').collect::<Vec<_>>()[..] {
+        [domain, bus, device] => Some((hex(domain)?, hex(bus)?, hex(device)?)),
+        [bus, device] => Some((0, hex(bus)?, hex(device)?)),
+        _ => None,
+    }
+}
+
+pub(crate) unsafe fn cuDeviceCanAccessPeer(can: *mut i32, device: CUdevice, peer: CUdevice) -> Done {
+    let driver = driver()?;
+    driver.card(device)?;
+    driver.card(peer)?;
+    // Peer access is not served: copies between devices go through cuMemcpyPeer.
+    // SAFETY: see the module's contract.
+    unsafe { put(can, 0) }
+}
+
+pub(crate) unsafe fn cuDeviceGetP2PAttribute(value: *mut i32, _attribute: u32, device: CUdevice, peer: CUdevice) -> Done {
+    let driver = driver()?;
+    driver.card(device)?;
+    driver.card(peer)?;
+    if device == peer {
+        return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
+    }
+    // SAFETY: see the module's contract.
+    unsafe { put(value, 0) }
+}
+
+pub(crate) unsafe fn cuDeviceGetExecAffinitySupport(support: *mut i32, _kind: u32, device: CUdevice) -> Done {
+    driver()?.card(device)?;
+    // SAFETY: see the module's contract.
+    unsafe { put(support, 0) }
+}
+
+pub(crate) unsafe fn cuDeviceGetTexture1DLinearMaxWidth(width: *mut usize, format: u32, channels: u32, device: CUdevice) -> Done {
+    let driver = driver()?;
+    driver.card(device)?;
+    let elements = driver.call(&messages::Texture1dWidthMax { format, channels, device }, |reply| reply.elements)?;
+    // SAFETY: see the module's contract.
+    unsafe { put(width, elements as usize) }
+}
+
+pub(crate) unsafe fn cuFlushGPUDirectRDMAWrites(_target: u32, _scope: u32) -> Done {
+    Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bus_ids() {
+        assert_eq!(parse_bus_id("0000:3B:00.0"), Some((0, 0x3b, 0)));
+        assert_eq!(parse_bus_id("3b:00"), Some((0, 0x3b, 0)));
+        assert_eq!(parse_bus_id("nonsense"), None);
+        assert_eq!(parse_bus_id(""), None);
+    }
+}

@@ -1,0 +1,101 @@
+//! Events.
+
+use std::sync::atomic::Ordering;
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUevent, CUstream},
+    enums::*,
+};
+use outboard_wire::messages;
+
+use super::{Done, put};
+use crate::{
+    session::{Group, Sink},
+    state::{Kind, driver, wire_context},
+};
+
+pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> Done {
+    let known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+    if event.is_null() || flags & !known != 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    if flags & CU_EVENT_INTERPROCESS != 0 {
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    let driver = driver()?;
+    let context = driver.contexts.current()?;
+    let handle = driver.handles.mint(Kind::Event);
+    driver.submit(&messages::EventCreate { event: handle, flags })?;
+    driver.streams.insert_event(handle, context.handle, flags);
+    // SAFETY: see the module's contract.
+    unsafe { put(event, CUevent(handle as usize)) }
+}
+
+pub(crate) unsafe fn cuEventDestroy_v2(event: CUevent) -> Done {
+    let driver = driver()?;
+    let event = driver.streams.event(event)?;
+    driver.streams.remove_event(&event);
+    driver.submit(&messages::EventDestroy { event: event.handle })
+}
+
+pub(crate) unsafe fn cuEventRecord(event: CUevent, stream: CUstream) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { cuEventRecordWithFlags(event, stream, 0) }
+}
+
+pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) -> Done {
+    let driver = driver()?;
+    if flags & !CU_EVENT_RECORD_EXTERNAL != 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let stream = driver.stream(stream)?;
+    let event = driver.streams.event(event)?;
+    let external = flags & CU_EVENT_RECORD_EXTERNAL != 0;
+    event.capture.store(if external { 0 } else { stream.stream().capture.load(Ordering::Acquire) }, Ordering::Release);
+    event.progress.submit();
+    stream.progress().submit();
+    driver.submit(&messages::EventRecord { event: event.handle, stream: stream.wire(), flags })
+}
+
+pub(crate) unsafe fn cuEventQuery(event: CUevent) -> Done {
+    let driver = driver()?;
+    let event = driver.streams.event(event)?;
+    if event.capture.load(Ordering::Acquire) != 0 {
+        return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT);
+    }
+    driver.query(&event.progress, &event.query, &messages::FenceEvent { event: event.handle })
+}
+
+pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> Done {
+    let driver = driver()?;
+    let event = driver.streams.event(event)?;
+    if event.capture.load(Ordering::Acquire) != 0 {
+        return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT);
+    }
+    if !event.progress.is_idle() {
+        let mark = event.progress.mark();
+        let group = Group::new(1);
+        driver.session.ask(wire_context(), &messages::FenceEvent { event: event.handle }, &group, Sink::Group)?;
+        driver.session.wait(&group)?;
+        event.progress.complete(mark);
+    }
+    driver.session.take_fault()
+}
+
+pub(crate) unsafe fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Done {
+    let driver = driver()?;
+    let (start, end) = (driver.streams.event(start)?, driver.streams.event(end)?);
+    let untimed = |flags: u32| flags & CU_EVENT_DISABLE_TIMING != 0;
+    if milliseconds.is_null() || untimed(start.flags) || untimed(end.flags) || start.progress.mark() == 0 || end.progress.mark() == 0 {
+        return Err(if milliseconds.is_null() { CUresult::CUDA_ERROR_INVALID_VALUE } else { CUresult::CUDA_ERROR_INVALID_HANDLE });
+    }
+    let elapsed = driver.call(&messages::EventElapsed { start: start.handle, end: end.handle }, |reply| reply.milliseconds)?;
+    // SAFETY: see the module's contract.
+    unsafe { put(milliseconds, elapsed) }
+}
+
+pub(crate) unsafe fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { cuEventElapsedTime(milliseconds, start, end) }
+}

@@ -1,0 +1,86 @@
+//! Pinned and registered host memory.
+
+use std::ffi::c_void;
+
+use outboard_api::{CUresult, cuda::CUdeviceptr};
+
+use super::{Done, put};
+use crate::state::driver;
+
+const HOSTALLOC_PORTABLE: u32 = 1;
+const HOSTALLOC_DEVICEMAP: u32 = 2;
+const HOSTALLOC_WRITECOMBINED: u32 = 4;
+const HOSTREGISTER_DEVICEMAP: u32 = 2;
+/// Portable, device map, I/O memory, read only: I/O memory cannot be registered over a network.
+const HOSTREGISTER_KNOWN: u32 = 1 | HOSTREGISTER_DEVICEMAP | 8;
+
+pub(crate) unsafe fn cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) -> Done {
+    // Under unified addressing all pinned memory is portable and mapped.
+    // SAFETY: see the module's contract.
+    unsafe { cuMemHostAlloc(address, bytes, 0) }
+}
+
+pub(crate) unsafe fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: u32) -> Done {
+    let known = HOSTALLOC_PORTABLE | HOSTALLOC_DEVICEMAP | HOSTALLOC_WRITECOMBINED;
+    if address.is_null() || bytes == 0 || flags & !known != 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let driver = driver()?;
+    let base = driver.host_allocate(bytes as u64, flags)?;
+    if flags & HOSTALLOC_DEVICEMAP != 0 {
+        driver.make_visible(base)?;
+    }
+    // SAFETY: see the module's contract.
+    unsafe { put(address, base as *mut c_void) }
+}
+
+pub(crate) unsafe fn cuMemFreeHost(address: *mut c_void) -> Done {
+    let driver = driver()?;
+    if address.is_null() {
+        return Ok(());
+    }
+    // As on a local GPU: work that uses the memory is finished first.
+    if driver.contexts.current().is_ok() && !driver.progress.is_idle() {
+        let _ = driver.synchronize_context();
+    }
+    driver.host_free(address as u64)
+}
+
+pub(crate) unsafe fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: u32) -> Done {
+    if flags & !HOSTREGISTER_KNOWN != 0 {
+        return Err(if flags & 4 != 0 { CUresult::CUDA_ERROR_NOT_SUPPORTED } else { CUresult::CUDA_ERROR_INVALID_VALUE });
+    }
+    let driver = driver()?;
+    driver.host_register(address as u64, bytes as u64, flags)?;
+    if flags & HOSTREGISTER_DEVICEMAP != 0 {
+        if let Err(error) = driver.make_visible(address as u64) {
+            let _ = driver.host_unregister(address as u64);
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuMemHostUnregister(address: *mut c_void) -> Done {
+    let driver = driver()?;
+    if driver.contexts.current().is_ok() && !driver.progress.is_idle() {
+        let _ = driver.synchronize_context();
+    }
+    driver.host_unregister(address as u64)
+}
+
+pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(address: *mut CUdeviceptr, host: *mut c_void, flags: u32) -> Done {
+    if flags != 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    driver()?.make_visible(host as u64)?;
+    // The mirror lies at the same address, so the address is the same.
+    // SAFETY: see the module's contract.
+    unsafe { put(address, host as u64) }
+}
+
+pub(crate) unsafe fn cuMemHostGetFlags(flags: *mut u32, host: *mut c_void) -> Done {
+    let found = driver()?.host.read().find(host as u64).map(|r| if r.registered { r.flags } else { r.flags | HOSTALLOC_DEVICEMAP });
+    // SAFETY: see the module's contract.
+    unsafe { put(flags, found.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?) }
+}

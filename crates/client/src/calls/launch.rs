@@ -1,0 +1,267 @@
+//! Launches: arguments gathered by the kernel's own parameter table, checked here as the driver checks them, sent.
+
+use std::ffi::c_void;
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUdevice, CUfunction, CUlaunchAttribute, CUlaunchConfig, CUstream},
+    enums::*,
+};
+use outboard_wire::messages;
+
+use super::Done;
+use crate::state::{Driver, Kernel, StreamRef, driver};
+
+/// The longest parameter buffer of any device.
+const PARAM_BYTES_MAX: usize = 32_764;
+const ATTRIBUTES_MAX: u32 = 64;
+
+/// `CU_LAUNCH_PARAM_*`, the keys of the `extra` array.
+const EXTRA_END: usize = 0;
+const EXTRA_BUFFER_POINTER: usize = 1;
+const EXTRA_BUFFER_SIZE: usize = 2;
+
+pub(crate) struct Shape {
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
+}
+
+/// A launch's arguments, packed. On the stack for all but the largest.
+pub(crate) struct Params {
+    small: [u8; 512],
+    large: Vec<u8>,
+    len: usize,
+}
+
+impl Params {
+    fn with_len(len: usize) -> Params {
+        Params { small: [0; 512], large: if len > 512 { vec![0; len] } else { Vec::new() }, len }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        if self.large.is_empty() { &mut self.small[..self.len] } else { &mut self.large }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        if self.large.is_empty() { &self.small[..self.len] } else { &self.large }
+    }
+
+    /// From `kernelParams` (a pointer to each argument) or `extra` (one packed buffer).
+    ///
+    /// # Safety
+    /// The arrays are what the driver API asks of a caller.
+    pub(crate) unsafe fn gather(kernel: &Kernel, params: *mut *mut c_void, extra: *mut *mut c_void) -> Result<Params, CUresult> {
+        if !params.is_null() && !extra.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        if !extra.is_null() {
+            // SAFETY: the caller's promise.
+            return unsafe { Params::from_extra(kernel, extra) };
+        }
+        if params.is_null() && !kernel.params.is_empty() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let mut gathered = Params::with_len(kernel.param_bytes as usize);
+        let buffer = gathered.bytes_mut();
+        for (index, (offset, size)) in kernel.params.iter().enumerate() {
+            // SAFETY: one pointer for each parameter of the kernel, each to an argument of the parameter's size.
+            unsafe {
+                let argument = *params.add(index);
+                if argument.is_null() {
+                    return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+                }
+                let room = &mut buffer[*offset as usize..(offset + size) as usize];
+                std::ptr::copy_nonoverlapping(argument.cast::<u8>(), room.as_mut_ptr(), room.len());
+            }
+        }
+        Ok(gathered)
+    }
+
+    unsafe fn from_extra(kernel: &Kernel, extra: *mut *mut c_void) -> Result<Params, CUresult> {
+        const KEYS_MAX: usize = 8;
+        let (mut buffer, mut len) = (std::ptr::null::<u8>(), None);
+        let mut ended = false;
+        for pair in 0..KEYS_MAX {
+            // SAFETY: pairs of key and value up to the end key.
+            let key = unsafe { *extra.add(2 * pair) } as usize;
+            if key == EXTRA_END {
+                ended = true;
+                break;
+            }
+            // SAFETY: as above.
+            let value = unsafe { *extra.add(2 * pair + 1) };
+            match key {
+                EXTRA_BUFFER_POINTER => buffer = value.cast(),
+                // SAFETY: a pointer to a size, as this key asks.
+                EXTRA_BUFFER_SIZE if !value.is_null() => len = Some(unsafe { *value.cast::<usize>() }),
+                _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+            }
+        }
+        let (needed, Some(len)) = (kernel.param_bytes as usize, len) else { return Err(CUresult::CUDA_ERROR_INVALID_VALUE) };
+        if !ended || buffer.is_null() && len > 0 || len < needed || len > PARAM_BYTES_MAX {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let mut gathered = Params::with_len(needed);
+        // SAFETY: `len` bytes of the caller's, of which the kernel's own are taken.
+        unsafe { std::ptr::copy_nonoverlapping(buffer, gathered.bytes_mut().as_mut_ptr(), needed) };
+        Ok(gathered)
+    }
+}
+
+/// The attributes of a configuration as bytes.
+///
+/// # Safety
+/// `config.attrs` has `num_attrs` entries.
+pub(crate) unsafe fn attribute_bytes(config: &CUlaunchConfig) -> Result<&[u8], CUresult> {
+    if config.num_attrs == 0 {
+        return Ok(&[]);
+    }
+    if config.attrs.is_null() || config.num_attrs > ATTRIBUTES_MAX {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(config.attrs.cast::<u8>(), config.num_attrs as usize * size_of::<CUlaunchAttribute>()) })
+}
+
+impl Driver {
+    /// What the driver reports at the call, this reports at the call.
+    pub(crate) fn check_launch(&self, kernel: &Kernel, shape: &Shape) -> Done {
+        let device = self.contexts.current()?.device;
+        let a = |attribute| self.attribute(device, attribute) as u32;
+        let grid_max = [CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z].map(a);
+        let block_max = [CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z].map(a);
+        let fits = |dims: &[u32; 3], max: &[u32; 3]| dims.iter().zip(max).all(|(d, m)| (1..=*m).contains(d));
+        let threads = shape.block.iter().map(|d| u64::from(*d)).product::<u64>();
+        if !fits(&shape.grid, &grid_max) || !fits(&shape.block, &block_max) || threads > u64::from(a(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)) {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        if threads > kernel.attribute(self, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)? as u64 {
+            return Err(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+        }
+        if shape.shared_bytes > 0 {
+            let most = kernel.attribute(self, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)?;
+            if i64::from(shape.shared_bytes) > i64::from(most) {
+                return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory that an argument points to and that the server does not see: from now on it does.
+    pub(crate) fn make_arguments_visible(&self, params: &[u8]) -> Done {
+        if !self.host.read().has_private() {
+            return Ok(());
+        }
+        for word in params.as_chunks::<8>().0 {
+            let address = u64::from_le_bytes(*word);
+            let private = self.host.read().find(address).is_some_and(|r| !r.shared);
+            if private {
+                self.make_visible(address)?;
+            }
+        }
+        self.push_visible()
+    }
+
+    fn launch(&self, kernel: &Kernel, shape: &Shape, stream: &StreamRef, attributes: &[u8], params: &[u8]) -> Done {
+        self.check_launch(kernel, shape)?;
+        self.make_arguments_visible(params)?;
+        stream.progress().submit();
+        let [grid_x, grid_y, grid_z] = shape.grid;
+        let [block_x, block_y, block_z] = shape.block;
+        self.submit(&messages::Launch {
+            kernel: kernel.wire,
+            stream: stream.wire(),
+            grid_x,
+            grid_y,
+            grid_z,
+            block_x,
+            block_y,
+            block_z,
+            shared_bytes: shape.shared_bytes,
+            attributes,
+            params,
+        })
+    }
+}
+
+pub(crate) unsafe fn cuLaunchKernel(
+    function: CUfunction,
+    grid_x: u32,
+    grid_y: u32,
+    grid_z: u32,
+    block_x: u32,
+    block_y: u32,
+    block_z: u32,
+    shared_bytes: u32,
+    stream: CUstream,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Done {
+    let driver = driver()?;
+    let stream = driver.stream(stream)?;
+    let kernel = driver.libraries.kernel(function)?;
+    let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared_bytes };
+    // SAFETY: see the module's contract.
+    let params = unsafe { Params::gather(kernel, params, extra)? };
+    driver.launch(kernel, &shape, &stream, &[], params.bytes())
+}
+
+pub(crate) unsafe fn cuLaunchKernelEx(config: *const CUlaunchConfig, function: CUfunction, params: *mut *mut c_void, extra: *mut *mut c_void) -> Done {
+    let driver = driver()?;
+    // SAFETY: NULL or a configuration of the caller's.
+    let config = unsafe { config.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let stream = driver.stream(config.stream)?;
+    let kernel = driver.libraries.kernel(function)?;
+    let shape = Shape {
+        grid: [config.grid_dim_x, config.grid_dim_y, config.grid_dim_z],
+        block: [config.block_dim_x, config.block_dim_y, config.block_dim_z],
+        shared_bytes: config.shared_mem_bytes,
+    };
+    // SAFETY: as above.
+    let attributes = unsafe { attribute_bytes(config)? };
+    // SAFETY: see the module's contract.
+    let params = unsafe { Params::gather(kernel, params, extra)? };
+    driver.launch(kernel, &shape, &stream, attributes, params.bytes())
+}
+
+pub(crate) unsafe fn cuLaunchCooperativeKernel(
+    function: CUfunction,
+    grid_x: u32,
+    grid_y: u32,
+    grid_z: u32,
+    block_x: u32,
+    block_y: u32,
+    block_z: u32,
+    shared_bytes: u32,
+    stream: CUstream,
+    params: *mut *mut c_void,
+) -> Done {
+    let driver = driver()?;
+    let resolved = driver.stream(stream)?;
+    let kernel = driver.libraries.kernel(function)?;
+    let device: CUdevice = driver.contexts.current()?.device;
+    if driver.attribute(device, CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH) == 0 {
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared_bytes };
+    driver.check_launch(kernel, &shape)?;
+    check_cooperative(driver, function, &shape, device)?;
+    let mut attribute = [0u8; size_of::<CUlaunchAttribute>()];
+    attribute[0] = CU_LAUNCH_ATTRIBUTE_COOPERATIVE as u8;
+    attribute[8] = 1;
+    // SAFETY: see the module's contract.
+    let params = unsafe { Params::gather(kernel, params, std::ptr::null_mut())? };
+    driver.launch(kernel, &shape, &resolved, &attribute, params.bytes())
+}
+
+/// All blocks of a cooperative grid must be resident at once.
+fn check_cooperative(driver: &Driver, function: CUfunction, shape: &Shape, device: CUdevice) -> Done {
+    let threads: u32 = shape.block.iter().product();
+    let mut resident = 0;
+    // SAFETY: a local output.
+    unsafe { super::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut resident, function, threads as i32, shape.shared_bytes as usize)? };
+    let room = resident as u64 * driver.attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) as u64;
+    let blocks = shape.grid.iter().map(|d| u64::from(*d)).product::<u64>();
+    if blocks > room { Err(CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE) } else { Ok(()) }
+}

@@ -1,0 +1,248 @@
+//! Device memory: allocated here, mapped there.
+
+use std::ffi::c_void;
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUcontext, CUdeviceptr},
+    enums::*,
+};
+use outboard_wire::messages;
+
+use super::{Done, put, put_optional};
+use crate::state::{AllocationKind, Driver, driver};
+
+impl Driver {
+    pub(crate) fn allocate(&self, bytes: u64, kind: AllocationKind) -> Result<u64, CUresult> {
+        let context = self.contexts.current()?;
+        let (base, chunk) = self.memory.lock().allocate(bytes, context.handle, context.device, kind)?;
+        if let Some(chunk) = chunk {
+            self.submit(&messages::MemMap { va: chunk.base, len: chunk.bytes })?;
+        }
+        Ok(base)
+    }
+
+    pub(crate) fn release(&self, base: u64) -> Done {
+        // Unmapped before anybody else can be given the addresses: the lock is held until the message is sent.
+        let mut memory = self.memory.lock();
+        let (allocation, chunk) = memory.free(base)?;
+        match chunk {
+            Some(chunk) => self.submit_in(allocation.context.0 as u64, &messages::MemUnmap { va: chunk.base, len: chunk.bytes }),
+            None => Ok(()),
+        }
+    }
+}
+
+pub(crate) unsafe fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) -> Done {
+    if address.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let base = driver()?.allocate(bytes as u64, AllocationKind::Plain)?;
+    // SAFETY: see the module's contract.
+    unsafe { put(address, base) }
+}
+
+pub(crate) unsafe fn cuMemAllocPitch_v2(address: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: u32) -> Done {
+    /// What `cuMemAllocPitch` of a real driver aligns rows to.
+    const PITCH_BYTES: usize = 512;
+    if address.is_null() || pitch.is_null() || width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let row = width.checked_next_multiple_of(PITCH_BYTES).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let bytes = row.checked_mul(height).ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+    let base = driver()?.allocate(bytes as u64, AllocationKind::Plain)?;
+    // SAFETY: see the module's contract.
+    unsafe {
+        put(pitch, row)?;
+        put(address, base)
+    }
+}
+
+pub(crate) unsafe fn cuMemFree_v2(address: CUdeviceptr) -> Done {
+    let driver = driver()?;
+    if address == 0 {
+        return Ok(());
+    }
+    driver.release(address)
+}
+
+pub(crate) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Done {
+    let driver = driver()?;
+    let device = driver.contexts.current()?.device;
+    // SAFETY: see the module's contract.
+    unsafe {
+        put_optional(free, driver.memory.lock().free_bytes(device) as usize);
+        put_optional(total, driver.card(device)?.memory_bytes as usize);
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr) -> Done {
+    let driver = driver()?;
+    let found = driver.memory.lock().find(address).map(|a| (a.base, a.bytes));
+    let found = found.or_else(|| driver.host.read().find(address).map(|r| (r.base, r.bytes)));
+    let (start, len) = found.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+    // SAFETY: see the module's contract.
+    unsafe {
+        put_optional(base, start);
+        put_optional(bytes, len as usize);
+    }
+    Ok(())
+}
+
+/// What is known of a pointer.
+struct Pointer {
+    context: CUcontext,
+    device: i32,
+    host: bool,
+    base: u64,
+    bytes: u64,
+    number: u64,
+    mapped: bool,
+    pool: u64,
+}
+
+fn look_up(driver: &Driver, address: u64) -> Option<Pointer> {
+    if let Some(a) = driver.memory.lock().find(address) {
+        let pool = if let AllocationKind::Pool(pool) = a.kind { pool } else { 0 };
+        return Some(Pointer { context: a.context, device: a.device, host: false, base: a.base, bytes: a.bytes, number: a.number, mapped: true, pool });
+    }
+    if let Some(r) = driver.host.read().find(address) {
+        let device = driver.contexts.get(r.context).map_or(0, |c| c.device);
+        return Some(Pointer { context: r.context, device, host: true, base: r.base, bytes: r.bytes, number: r.number | 1 << 40, mapped: true, pool: 0 });
+    }
+    None
+}
+
+/// One pointer attribute, written to `out` with the type that the attribute has.
+///
+/// # Safety
+/// `out` is valid for the attribute's type.
+unsafe fn attribute(driver: &Driver, out: *mut c_void, attribute: u32, address: u64) -> Done {
+    if out.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let pointer = look_up(driver, address).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    // SAFETY: the types are those that the attribute's documentation names.
+    unsafe {
+        match attribute {
+            CU_POINTER_ATTRIBUTE_CONTEXT => out.cast::<CUcontext>().write(pointer.context),
+            CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
+                out.cast::<u32>().write(if pointer.host { CU_MEMORYTYPE_HOST } else { CU_MEMORYTYPE_DEVICE });
+            }
+            CU_POINTER_ATTRIBUTE_DEVICE_POINTER => {
+                if pointer.host {
+                    driver.make_visible(address)?;
+                }
+                out.cast::<u64>().write(address);
+            }
+            CU_POINTER_ATTRIBUTE_HOST_POINTER if pointer.host => out.cast::<u64>().write(address),
+            CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => out.cast::<u32>().write(0),
+            CU_POINTER_ATTRIBUTE_BUFFER_ID => out.cast::<u64>().write(pointer.number),
+            CU_POINTER_ATTRIBUTE_IS_MANAGED | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => {
+                out.cast::<u32>().write(0);
+            }
+            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => out.cast::<i32>().write(pointer.device),
+            CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => out.cast::<u64>().write(pointer.base),
+            CU_POINTER_ATTRIBUTE_RANGE_SIZE => out.cast::<usize>().write(pointer.bytes as usize),
+            CU_POINTER_ATTRIBUTE_MAPPED => out.cast::<u32>().write(u32::from(pointer.mapped)),
+            CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => out.cast::<u64>().write(0),
+            // Read and write.
+            CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => out.cast::<u32>().write(3),
+            CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => out.cast::<u64>().write(pointer.pool),
+            CU_POINTER_ATTRIBUTE_MAPPING_SIZE => out.cast::<usize>().write(pointer.bytes as usize),
+            CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR => out.cast::<u64>().write(pointer.base),
+            CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => out.cast::<u64>().write(pointer.number),
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuPointerGetAttribute(data: *mut c_void, which: u32, address: CUdeviceptr) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { attribute(driver()?, data, which, address) }
+}
+
+pub(crate) unsafe fn cuPointerGetAttributes(count: u32, which: *mut u32, data: *mut *mut c_void, address: CUdeviceptr) -> Done {
+    let driver = driver()?;
+    if which.is_null() || data.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let known = look_up(driver, address).is_some();
+    for index in 0..count as usize {
+        // SAFETY: arrays of `count` entries, as the caller says.
+        let (which, out) = unsafe { (*which.add(index), *data.add(index)) };
+        if out.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        // Unlike the singular call, this one answers zeros for a pointer that CUDA does not know.
+        // SAFETY: the output has the attribute's type.
+        let written = if known { unsafe { attribute(driver, out, which, address) } } else { Err(CUresult::CUDA_ERROR_INVALID_VALUE) };
+        if written.is_err() {
+            // SAFETY: as above.
+            unsafe { zero(out, which) }?;
+        }
+    }
+    Ok(())
+}
+
+/// The answer for an attribute that a pointer does not have.
+///
+/// # Safety
+/// `out` has the attribute's type.
+unsafe fn zero(out: *mut c_void, which: u32) -> Done {
+    const DEVICE_ORDINAL_NONE: i32 = -2;
+    // SAFETY: the caller's promise.
+    unsafe {
+        match which {
+            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => out.cast::<i32>().write(DEVICE_ORDINAL_NONE),
+            CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+            | CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+            | CU_POINTER_ATTRIBUTE_IS_MANAGED
+            | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
+            | CU_POINTER_ATTRIBUTE_MAPPED
+            | CU_POINTER_ATTRIBUTE_ACCESS_FLAGS
+            | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => out.cast::<u32>().write(0),
+            1..=CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => out.cast::<u64>().write(0),
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+    Ok(())
+}
+
+/// `SYNC_MEMOPS` is the one attribute that can be set: copies here are at least as synchronous as it asks.
+pub(crate) unsafe fn cuPointerSetAttribute(value: *const c_void, which: u32, address: CUdeviceptr) -> Done {
+    let driver = driver()?;
+    if value.is_null() || which != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    look_up(driver, address).map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+}
+
+/// Hints about memory that is where it is: there is no managed memory to move.
+pub(crate) unsafe fn cuMemAdvise(address: CUdeviceptr, _bytes: usize, _advice: u32, _device: i32) -> Done {
+    driver()?.device_address(address)?;
+    Err(CUresult::CUDA_ERROR_INVALID_VALUE)
+}
+
+pub(crate) unsafe fn cuMemAdvise_v2(address: CUdeviceptr, _bytes: usize, _advice: u32, _location: outboard_api::cuda::CUmemLocation) -> Done {
+    driver()?.device_address(address)?;
+    Err(CUresult::CUDA_ERROR_INVALID_VALUE)
+}
+
+pub(crate) unsafe fn cuMemPrefetchAsync(address: CUdeviceptr, _bytes: usize, _device: i32, _stream: outboard_api::cuda::CUstream) -> Done {
+    driver()?.device_address(address)?;
+    Err(CUresult::CUDA_ERROR_INVALID_VALUE)
+}
+
+pub(crate) unsafe fn cuMemPrefetchAsync_v2(
+    address: CUdeviceptr,
+    _bytes: usize,
+    _location: outboard_api::cuda::CUmemLocation,
+    _flags: u32,
+    _stream: outboard_api::cuda::CUstream,
+) -> Done {
+    driver()?.device_address(address)?;
+    Err(CUresult::CUDA_ERROR_INVALID_VALUE)
+}

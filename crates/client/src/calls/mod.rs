@@ -1,0 +1,69 @@
+//! The calls, a file a family. Each function has the name and the parameters of the driver's; its class is what it
+//! does: answer from `state`, send, or send and wait.
+//!
+//! All are `unsafe` for one reason, stated here once: pointers from the program are valid as the driver API's manual
+//! asks of a caller. NULL outputs are refused.
+
+#![allow(non_snake_case, clippy::too_many_arguments)]
+
+mod context;
+mod copy;
+mod device;
+mod entry_points;
+mod event;
+mod host;
+mod kernel;
+mod launch;
+mod memory;
+mod module;
+mod stream;
+
+use outboard_api::CUresult;
+
+pub(crate) use self::{
+    context::*, copy::*, device::*, entry_points::*, event::*, host::*, kernel::*, launch::*, memory::*, module::*, stream::*,
+};
+
+type Done = Result<(), CUresult>;
+
+/// Writes an output; a NULL output is the caller's error.
+///
+/// # Safety
+/// `out` is NULL or valid for a write.
+unsafe fn put<T>(out: *mut T, value: T) -> Done {
+    if out.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { out.write(value) };
+    Ok(())
+}
+
+/// Writes an output that the caller may leave out.
+///
+/// # Safety
+/// `out` is NULL or valid for a write.
+unsafe fn put_optional<T>(out: *mut T, value: T) {
+    if !out.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { out.write(value) };
+    }
+}
+
+/// Copies a name into a buffer of `len` bytes, cut where it must be, with its NUL.
+///
+/// # Safety
+/// `out` is NULL or valid for `len` bytes.
+unsafe fn put_name(out: *mut std::ffi::c_char, len: i32, name: &str) -> Done {
+    let room = usize::try_from(len).unwrap_or(0);
+    if out.is_null() || room == 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let kept = name.len().min(room - 1);
+    // SAFETY: `kept + 1 <= len` bytes.
+    unsafe {
+        std::ptr::copy_nonoverlapping(name.as_ptr().cast(), out, kept);
+        out.add(kept).write(0);
+    }
+    Ok(())
+}

@@ -1,0 +1,366 @@
+//! Modules and libraries: sent once, then known.
+
+use std::{
+    ffi::{CStr, OsStr, c_char, c_void},
+    os::unix::ffi::OsStrExt as _,
+};
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUcontext, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule},
+    enums::*,
+};
+use outboard_image::raw;
+use outboard_wire::{
+    doc::{self, JitOptions, LibraryCard},
+    limits::CHUNK_BYTES_MAX,
+    messages,
+};
+
+use super::{Done, put, put_optional};
+use crate::{
+    log,
+    state::{AllocationKind, Driver, Kind, Library, current_context, driver},
+};
+
+/// What a program passes along with an image: options, and where it wants the JIT's words.
+#[derive(Default)]
+pub(crate) struct Jit {
+    pub(crate) options: JitOptions,
+    info: Option<LogBuffer>,
+    error: Option<LogBuffer>,
+}
+
+struct LogBuffer {
+    address: *mut c_char,
+    /// The size option, which the driver overwrites with what it wrote.
+    size: *mut *mut c_void,
+}
+
+impl Jit {
+    /// # Safety
+    /// Arrays of `count` entries, as `cuModuleLoadDataEx` describes them.
+    pub(crate) unsafe fn read(count: u32, options: *mut u32, values: *mut *mut c_void) -> Result<Jit, CUresult> {
+        let mut jit = Jit::default();
+        if count == 0 {
+            return Ok(jit);
+        }
+        if options.is_null() || values.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let (mut info, mut error) = ((std::ptr::null_mut(), std::ptr::null_mut()), (std::ptr::null_mut(), std::ptr::null_mut()));
+        for index in 0..count as usize {
+            // SAFETY: the caller's promise.
+            let (option, slot) = unsafe { (*options.add(index), values.add(index)) };
+            // SAFETY: as above.
+            let value = unsafe { *slot };
+            match option {
+                CU_JIT_INFO_LOG_BUFFER => info.0 = value.cast(),
+                CU_JIT_ERROR_LOG_BUFFER => error.0 = value.cast(),
+                CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES => {
+                    jit.options.info_log_bytes = value as usize as u32;
+                    info.1 = slot;
+                }
+                CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES => {
+                    jit.options.error_log_bytes = value as usize as u32;
+                    error.1 = slot;
+                }
+                // Pointers, which mean nothing elsewhere, or outputs.
+                CU_JIT_WALL_TIME | CU_JIT_GLOBAL_SYMBOL_NAMES | CU_JIT_GLOBAL_SYMBOL_ADDRESSES | CU_JIT_GLOBAL_SYMBOL_COUNT => {}
+                other => jit.options.numbers.push((other, value as usize as u32)),
+            }
+        }
+        let buffer = |(address, size): (*mut c_char, *mut *mut c_void)| (!address.is_null()).then_some(LogBuffer { address, size });
+        jit.info = buffer(info);
+        jit.error = buffer(error);
+        Ok(jit)
+    }
+
+    /// Hands the JIT's words over.
+    pub(crate) fn write_logs(&self, info: &[u8], error: &[u8]) {
+        for (buffer, room, text) in [(&self.info, self.options.info_log_bytes, info), (&self.error, self.options.error_log_bytes, error)] {
+            let Some(buffer) = buffer else { continue };
+            let kept = text.len().min((room as usize).saturating_sub(1));
+            // SAFETY: the caller's buffer of `room` bytes and its size option.
+            unsafe {
+                if room > 0 {
+                    std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer.address, kept);
+                    buffer.address.add(kept).write(0);
+                }
+                if !buffer.size.is_null() {
+                    buffer.size.write((kept + usize::from(kept > 0)) as *mut c_void);
+                }
+            }
+        }
+    }
+}
+
+impl Driver {
+    /// The server has the image after this; its hash names it.
+    pub(crate) fn send_image(&self, image: &[u8]) -> Result<[u8; 32], CUresult> {
+        let hash = *blake3::hash(image).as_bytes();
+        let len = image.len() as u64;
+        if self.call(&messages::ImageOffer { hash: &hash, len }, |reply| reply.present)? == 0 {
+            for (index, data) in image.chunks(CHUNK_BYTES_MAX).enumerate() {
+                self.submit(&messages::ImagePut { hash: &hash, offset: (index * CHUNK_BYTES_MAX) as u64, len, data })?;
+            }
+        }
+        Ok(hash)
+    }
+
+    /// Loads an image, for a module of the current context or for a library.
+    fn load(&self, image: &[u8], jit: &Jit, context: Option<CUcontext>) -> Result<std::sync::Arc<Library>, CUresult> {
+        let hash = self.send_image(image)?;
+        let options = doc::to_bytes(&jit.options).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let number = self.libraries.mint();
+        let (status, card) = self.call(&messages::LibraryLoad { library: number, hash: &hash, options: &options }, |reply| {
+            jit.write_logs(&reply.info_log, &reply.error_log);
+            if reply.status != 0 && !reply.error_log.is_empty() {
+                log::debug(String::from_utf8_lossy(&reply.error_log).trim_end());
+            }
+            (CUresult(reply.status), doc::from_bytes::<LibraryCard>(&reply.card))
+        })?;
+        status.ok()?;
+        let card = card.map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
+        self.libraries.insert(number, card, context)
+    }
+
+    fn unload(&self, library: &Library) -> Done {
+        self.libraries.remove(library);
+        let globals: Vec<u64> = library.globals.lock().values().map(|(va, _)| *va).collect();
+        let mut memory = self.memory.lock();
+        for base in globals {
+            memory.disown(base);
+        }
+        drop(memory);
+        self.submit(&messages::LibraryUnload { library: library.number })
+    }
+
+    /// A variable of a library in the current context: address and size.
+    fn global(&self, library: &Library, name: &[u8]) -> Result<(u64, u64), CUresult> {
+        let context = self.contexts.current()?;
+        let key = (context.handle.0, name.to_vec());
+        if let Some(known) = library.globals.lock().get(&key) {
+            return Ok(*known);
+        }
+        let found = self.call(&messages::LibraryGlobal { library: library.number, name }, |reply| (reply.va, reply.len))?;
+        self.memory.lock().adopt(found.0, found.1, context.handle, context.device, AllocationKind::Global);
+        library.globals.lock().insert(key, found);
+        Ok(found)
+    }
+}
+
+/// The bytes of an image that a program points to.
+///
+/// # Safety
+/// `image` is NULL or an image as the driver API describes it.
+unsafe fn image_bytes<'a>(image: *const c_void) -> Result<&'a [u8], CUresult> {
+    if image.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise.
+    match unsafe { raw::locate(image) } {
+        Ok(found) => Ok(found.bytes),
+        Err(error) => {
+            log::debug(format_args!("module image: {error}"));
+            Err(CUresult::CUDA_ERROR_INVALID_IMAGE)
+        }
+    }
+}
+
+/// A file as the image it holds; PTX gets the NUL that `cuModuleLoadData` would want.
+fn read_file(name: *const c_char) -> Result<Vec<u8>, CUresult> {
+    if name.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: a C string of the caller's.
+    let name = OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes());
+    std::fs::read(name).map_err(|error| {
+        log::debug(format_args!("{}: {error}", name.display()));
+        CUresult::CUDA_ERROR_FILE_NOT_FOUND
+    })
+}
+
+unsafe fn load_module(module: *mut CUmodule, image: &[u8], jit: &Jit) -> Done {
+    if module.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let library = driver()?.load(image, jit, Some(current_context()?))?;
+    // SAFETY: see the module's contract.
+    unsafe { put(module, CUmodule(Kind::Module.tag(library.number) as usize)) }
+}
+
+pub(crate) unsafe fn cuModuleLoad(module: *mut CUmodule, name: *const c_char) -> Done {
+    driver()?;
+    // SAFETY: see the module's contract.
+    unsafe { load_module(module, &read_file(name)?, &Jit::default()) }
+}
+
+pub(crate) unsafe fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> Done {
+    driver()?;
+    // SAFETY: see the module's contract.
+    unsafe { load_module(module, image_bytes(image)?, &Jit::default()) }
+}
+
+pub(crate) unsafe fn cuModuleLoadDataEx(module: *mut CUmodule, image: *const c_void, count: u32, options: *mut u32, values: *mut *mut c_void) -> Done {
+    driver()?;
+    // SAFETY: see the module's contract.
+    unsafe { load_module(module, image_bytes(image)?, &Jit::read(count, options, values)?) }
+}
+
+pub(crate) unsafe fn cuModuleLoadFatBinary(module: *mut CUmodule, image: *const c_void) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { cuModuleLoadData(module, image) }
+}
+
+pub(crate) unsafe fn cuModuleUnload(module: CUmodule) -> Done {
+    let driver = driver()?;
+    let library = driver.libraries.get(module.0)?;
+    driver.unload(&library)
+}
+
+/// Kernels are loaded with their first use, on the server's driver as on any.
+pub(crate) unsafe fn cuModuleGetLoadingMode(mode: *mut u32) -> Done {
+    driver()?;
+    // SAFETY: see the module's contract.
+    unsafe { put(mode, CU_MODULE_LAZY_LOADING) }
+}
+
+/// # Safety
+/// `name` is NULL or a C string.
+unsafe fn kernel_handle(library: usize, name: *const c_char) -> Result<usize, CUresult> {
+    let library = driver()?.libraries.get(library)?;
+    if name.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise.
+    library.kernel(unsafe { CStr::from_ptr(name) }.to_bytes()).map(|k| k.handle())
+}
+
+pub(crate) unsafe fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put(function, CUfunction(kernel_handle(module.0, name)?)) }
+}
+
+pub(crate) unsafe fn cuLibraryGetKernel(kernel: *mut CUkernel, library: CUlibrary, name: *const c_char) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put(kernel, CUkernel(kernel_handle(library.0, name)?)) }
+}
+
+pub(crate) unsafe fn cuModuleGetFunctionCount(count: *mut u32, module: CUmodule) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put(count, driver()?.libraries.get(module.0)?.kernels.len() as u32) }
+}
+
+pub(crate) unsafe fn cuLibraryGetKernelCount(count: *mut u32, library: CUlibrary) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put(count, driver()?.libraries.get(library.0)?.kernels.len() as u32) }
+}
+
+/// # Safety
+/// `out` has room for `room` handles.
+unsafe fn enumerate(out: *mut usize, room: u32, library: usize) -> Done {
+    let library = driver()?.libraries.get(library)?;
+    if out.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    for (index, kernel) in library.kernels.iter().take(room as usize).enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { out.add(index).write(kernel.handle()) };
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuModuleEnumerateFunctions(functions: *mut CUfunction, room: u32, module: CUmodule) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { enumerate(functions.cast(), room, module.0) }
+}
+
+pub(crate) unsafe fn cuLibraryEnumerateKernels(kernels: *mut CUkernel, room: u32, library: CUlibrary) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { enumerate(kernels.cast(), room, library.0) }
+}
+
+/// # Safety
+/// `name` is NULL or a C string; outputs are NULL or valid.
+unsafe fn put_global(address: *mut CUdeviceptr, bytes: *mut usize, library: usize, name: *const c_char) -> Done {
+    let driver = driver()?;
+    let library = driver.libraries.get(library)?;
+    if name.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (va, len) = driver.global(&library, CStr::from_ptr(name).to_bytes())?;
+        put_optional(address, va);
+        put_optional(bytes, len as usize);
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuModuleGetGlobal_v2(address: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put_global(address, bytes, module.0, name) }
+}
+
+pub(crate) unsafe fn cuLibraryGetGlobal(address: *mut CUdeviceptr, bytes: *mut usize, library: CUlibrary, name: *const c_char) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put_global(address, bytes, library.0, name) }
+}
+
+pub(crate) unsafe fn cuLibraryGetManaged(_address: *mut CUdeviceptr, _bytes: *mut usize, library: CUlibrary, _name: *const c_char) -> Done {
+    driver()?.libraries.get(library.0)?;
+    Err(CUresult::CUDA_ERROR_NOT_FOUND)
+}
+
+pub(crate) unsafe fn cuLibraryGetModule(module: *mut CUmodule, library: CUlibrary) -> Done {
+    let library = driver()?.libraries.get(library.0)?;
+    // SAFETY: see the module's contract.
+    unsafe { put(module, CUmodule(Kind::Module.tag(library.number) as usize)) }
+}
+
+unsafe fn load_library(library: *mut CUlibrary, image: &[u8], jit: &Jit) -> Done {
+    if library.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let loaded = driver()?.load(image, jit, None)?;
+    // SAFETY: see the module's contract.
+    unsafe { put(library, CUlibrary(Kind::Library.tag(loaded.number) as usize)) }
+}
+
+pub(crate) unsafe fn cuLibraryLoadData(
+    library: *mut CUlibrary,
+    image: *const c_void,
+    jit_options: *mut u32,
+    jit_values: *mut *mut c_void,
+    jit_count: u32,
+    _library_options: *mut u32,
+    _library_values: *mut *mut c_void,
+    _library_count: u32,
+) -> Done {
+    driver()?;
+    // SAFETY: see the module's contract. The library options say where the image lies and whether it may go away; it is
+    // copied, so neither matters.
+    unsafe { load_library(library, image_bytes(image)?, &Jit::read(jit_count, jit_options, jit_values)?) }
+}
+
+pub(crate) unsafe fn cuLibraryLoadFromFile(
+    library: *mut CUlibrary,
+    name: *const c_char,
+    jit_options: *mut u32,
+    jit_values: *mut *mut c_void,
+    jit_count: u32,
+    _library_options: *mut u32,
+    _library_values: *mut *mut c_void,
+    _library_count: u32,
+) -> Done {
+    driver()?;
+    // SAFETY: see the module's contract.
+    unsafe { load_library(library, &read_file(name)?, &Jit::read(jit_count, jit_options, jit_values)?) }
+}
+
+pub(crate) unsafe fn cuLibraryUnload(library: CUlibrary) -> Done {
+    let driver = driver()?;
+    let library = driver.libraries.get(library.0)?;
+    driver.unload(&library)
+}

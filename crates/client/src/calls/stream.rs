@@ -1,0 +1,288 @@
+//! Streams, and what they wait for.
+
+use std::{
+    ffi::c_void,
+    sync::{Arc, atomic::Ordering},
+};
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUcontext, CUdevice, CUevent, CUgreenCtx, CUhostFn, CUstream, CUstreamBatchMemOpParams, CUstreamCallback},
+    enums::*,
+};
+use outboard_wire::messages;
+
+use super::{Done, put, put_optional};
+use crate::{
+    notes::{self, HostCall},
+    session::{Group, Sink},
+    state::{Driver, Kind, Progress, StreamRef, current_context, driver, wire_context},
+};
+
+impl Driver {
+    fn create_stream(&self, flags: u32, priority: i32) -> Result<CUstream, CUresult> {
+        if flags & !CU_STREAM_NON_BLOCKING != 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let context = self.contexts.current()?;
+        let (least, greatest) = self.card(context.device)?.stream_priorities;
+        let priority = priority.clamp(greatest.min(least), greatest.max(least));
+        let handle = self.handles.mint(Kind::Stream);
+        self.submit(&messages::StreamCreate { stream: handle, flags, priority })?;
+        self.streams.insert(handle, context.handle, flags, priority);
+        Ok(CUstream(handle as usize))
+    }
+
+    /// Waits until a stream's work is done.
+    pub(crate) fn synchronize_stream(&self, stream: &StreamRef) -> Done {
+        if stream.is_capturing() {
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        // The legacy stream waits for all blocking streams: only when nothing at all is pending is it known to be done.
+        let progress = if stream.is_legacy() { &self.progress } else { stream.progress() };
+        if progress.is_idle() {
+            return self.session.take_fault();
+        }
+        let mark = stream.progress().mark();
+        let group = Group::new(1);
+        self.session.ask(wire_context(), &messages::FenceStream { stream: stream.wire() }, &group, Sink::Group)?;
+        self.session.wait(&group)?;
+        stream.progress().complete(mark);
+        self.session.take_fault()
+    }
+
+    /// Whether what was sent up to now is done; asks once, then looks at what has arrived.
+    pub(crate) fn query<'a, M: outboard_wire::Op<'a>>(
+        &self,
+        progress: &Progress,
+        asked: &parking_lot::Mutex<Option<(u64, Arc<Group>)>>,
+        fence: &M,
+    ) -> Done {
+        if progress.is_idle() {
+            return self.session.take_fault();
+        }
+        let mut asked = asked.lock();
+        let mark = progress.mark();
+        if !matches!(&*asked, Some((about, _)) if *about == mark) {
+            let group = Group::new(1);
+            self.session.ask(wire_context(), fence, &group, Sink::Group)?;
+            *asked = Some((mark, group));
+        }
+        self.session.poll();
+        match &*asked {
+            Some((about, group)) if group.is_complete() => {
+                let (about, result) = (*about, group.take());
+                *asked = None;
+                result?;
+                progress.complete(about);
+                self.session.take_fault()
+            }
+            _ => Err(CUresult::CUDA_ERROR_NOT_READY),
+        }
+    }
+}
+
+pub(crate) unsafe fn cuStreamCreate(stream: *mut CUstream, flags: u32) -> Done {
+    if stream.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: see the module's contract.
+    unsafe { put(stream, driver()?.create_stream(flags, 0)?) }
+}
+
+pub(crate) unsafe fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: u32, priority: i32) -> Done {
+    if stream.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: see the module's contract.
+    unsafe { put(stream, driver()?.create_stream(flags, priority)?) }
+}
+
+pub(crate) unsafe fn cuStreamDestroy_v2(stream: CUstream) -> Done {
+    let driver = driver()?;
+    match driver.stream(stream)? {
+        // The default streams cannot be destroyed.
+        StreamRef::Legacy(_) => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
+        StreamRef::Own(own) => {
+            driver.streams.remove(&own);
+            driver.submit(&messages::StreamDestroy { stream: own.handle })
+        }
+    }
+}
+
+pub(crate) unsafe fn cuStreamSynchronize(stream: CUstream) -> Done {
+    let driver = driver()?;
+    driver.synchronize_stream(&driver.stream(stream)?)
+}
+
+pub(crate) unsafe fn cuStreamQuery(stream: CUstream) -> Done {
+    let driver = driver()?;
+    let stream = driver.stream(stream)?;
+    if stream.is_capturing() {
+        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    let progress = if stream.is_legacy() { &driver.progress } else { stream.progress() };
+    driver.query(progress, &stream.stream().query, &messages::FenceStream { stream: stream.wire() })
+}
+
+pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> Done {
+    let driver = driver()?;
+    if flags & !CU_EVENT_WAIT_EXTERNAL != 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let stream = driver.stream(stream)?;
+    let event = driver.streams.event(event)?;
+    let event_capture = event.capture.load(Ordering::Acquire);
+    if event_capture != 0 {
+        if stream.is_legacy() {
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+        }
+        // A stream that waits for a captured event joins its capture; one that is in another cannot.
+        let before = stream.stream().capture.compare_exchange(0, event_capture, Ordering::AcqRel, Ordering::Acquire);
+        if before.is_err_and(|other| other != event_capture) {
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE);
+        }
+    } else if stream.is_capturing() && flags & CU_EVENT_WAIT_EXTERNAL == 0 && event.progress.mark() > 0 {
+        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+    }
+    stream.progress().submit();
+    driver.submit(&messages::StreamWaitEvent { stream: stream.wire(), event: event.handle, flags })
+}
+
+pub(crate) unsafe fn cuStreamGetPriority(stream: CUstream, priority: *mut i32) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put(priority, driver()?.stream(stream)?.stream().priority) }
+}
+
+pub(crate) unsafe fn cuStreamGetFlags(stream: CUstream, flags: *mut u32) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put(flags, driver()?.stream(stream)?.stream().flags) }
+}
+
+pub(crate) unsafe fn cuStreamGetId(stream: CUstream, id: *mut u64) -> Done {
+    let driver = driver()?;
+    let stream = driver.stream(stream)?;
+    // The legacy streams of several contexts are several streams.
+    let number = match &stream {
+        StreamRef::Legacy(legacy) => driver.contexts.get(legacy.context)?.number,
+        StreamRef::Own(own) => own.handle,
+    };
+    // SAFETY: see the module's contract.
+    unsafe { put(id, number) }
+}
+
+pub(crate) unsafe fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { put(context, driver()?.stream(stream)?.stream().context) }
+}
+
+pub(crate) unsafe fn cuStreamGetCtx_v2(stream: CUstream, context: *mut CUcontext, green: *mut CUgreenCtx) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe {
+        put_optional(green, CUgreenCtx::NULL);
+        cuStreamGetCtx(stream, context)
+    }
+}
+
+pub(crate) unsafe fn cuStreamGetDevice(stream: CUstream, device: *mut CUdevice) -> Done {
+    let driver = driver()?;
+    let context = driver.stream(stream)?.stream().context;
+    // SAFETY: see the module's contract.
+    unsafe { put(device, driver.contexts.get(context)?.device) }
+}
+
+const STREAM_ATTRIBUTE_BYTES: usize = 64;
+
+pub(crate) unsafe fn cuStreamGetAttribute(stream: CUstream, attribute: u32, value: *mut c_void) -> Done {
+    let driver = driver()?;
+    let stream = driver.stream(stream)?;
+    if value.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    driver.call(&messages::StreamGetAttribute { stream: stream.wire(), attribute }, |reply| {
+        let len = reply.value.len().min(STREAM_ATTRIBUTE_BYTES);
+        // SAFETY: a CUstreamAttrValue of the caller's, checked above.
+        unsafe { std::ptr::copy_nonoverlapping(reply.value.as_ptr(), value.cast::<u8>(), len) };
+    })
+}
+
+pub(crate) unsafe fn cuStreamSetAttribute(stream: CUstream, attribute: u32, value: *const c_void) -> Done {
+    let driver = driver()?;
+    let stream = driver.stream(stream)?;
+    if value.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: a CUstreamAttrValue of the caller's, checked above.
+    let value = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), STREAM_ATTRIBUTE_BYTES) };
+    driver.submit(&messages::StreamSetAttribute { stream: stream.wire(), attribute, value })
+}
+
+pub(crate) unsafe fn cuStreamCopyAttributes(dst: CUstream, src: CUstream) -> Done {
+    let copied = [CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW, CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY];
+    for attribute in copied {
+        let mut value = [0u64; STREAM_ATTRIBUTE_BYTES / 8];
+        // SAFETY: a record of the right size.
+        unsafe {
+            cuStreamGetAttribute(src, attribute, value.as_mut_ptr().cast())?;
+            cuStreamSetAttribute(dst, attribute, value.as_ptr().cast())?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, ops: *mut CUstreamBatchMemOpParams, flags: u32) -> Done {
+    /// The driver's own limit.
+    const OPS_MAX: u32 = 256;
+    let driver = driver()?;
+    let stream = driver.stream(stream)?;
+    if ops.is_null() || count == 0 || count > OPS_MAX || flags != 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: `count` records of the caller's.
+    let records = unsafe { std::slice::from_raw_parts(ops, count as usize) };
+    for op in records {
+        driver.device_address(op.address)?;
+    }
+    // SAFETY: plain records without padding that matters.
+    let bytes = unsafe { std::slice::from_raw_parts(ops.cast::<u8>(), size_of_val(records)) };
+    stream.progress().submit();
+    driver.submit(&messages::StreamMemOps { stream: stream.wire(), ops: bytes, flags })
+}
+
+pub(crate) unsafe fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, user_data: *mut c_void) -> Done {
+    let driver = driver()?;
+    let stream = driver.stream(stream)?;
+    if function.is_none() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    driver.push_visible()?;
+    // A graph that captures the function runs it as often as it is launched.
+    let call = notes::register(driver.session, HostCall::Function { function, user_data }, stream.is_capturing());
+    stream.progress().submit();
+    driver.submit(&messages::HostFunc { stream: stream.wire(), call })
+}
+
+pub(crate) unsafe fn cuStreamAddCallback(stream: CUstream, function: CUstreamCallback, user_data: *mut c_void, flags: u32) -> Done {
+    let driver = driver()?;
+    let resolved = driver.stream(stream)?;
+    if function.is_none() || flags != 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    if resolved.is_capturing() {
+        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    let call = notes::register(driver.session, HostCall::Callback { function, stream, user_data }, false);
+    resolved.progress().submit();
+    driver.submit(&messages::HostFunc { stream: resolved.wire(), call })
+}
+
+pub(crate) unsafe fn cuStreamIsCapturing(stream: CUstream, status: *mut u32) -> Done {
+    let driver = driver()?;
+    let capturing = match current_context() {
+        Ok(_) => driver.stream(stream)?.is_capturing(),
+        Err(_) if stream.is_null() => false,
+        Err(error) => return Err(error),
+    };
+    // SAFETY: see the module's contract.
+    unsafe { put(status, if capturing { CU_STREAM_CAPTURE_STATUS_ACTIVE } else { CU_STREAM_CAPTURE_STATUS_NONE }) }
+}

@@ -1,0 +1,84 @@
+//! What stands between the program and every call: panics stopped, forks noticed, calls counted.
+
+use std::{
+    cell::Cell,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use outboard_api::{
+    CUresult,
+    cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream},
+};
+
+use crate::{entry::CALLS, log, stats};
+
+/// Set in a child that was forked after CUDA was used: it has no session, as on a local GPU.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn mark_forked() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
+/// Runs one call.
+#[inline]
+pub(crate) fn enter(number: usize, call: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
+    if FORKED.load(Ordering::Relaxed) {
+        return CUresult::CUDA_ERROR_NOT_INITIALIZED;
+    }
+    stats::begin();
+    // A panic must not cross into C. State behind it is guarded by locks that do not poison and is left consistent by
+    // construction: tables are changed in single steps.
+    let result = match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(())) => CUresult::CUDA_SUCCESS,
+        Ok(Err(error)) => error,
+        Err(_) => {
+            log::warn(format_args!("{}: a defect in Outboard stopped this call", CALLS[number].0));
+            CUresult::CUDA_ERROR_UNKNOWN
+        }
+    };
+    if result != CUresult::CUDA_SUCCESS && log::debugging() {
+        log::debug(format_args!("{} -> {result}", CALLS[number].0));
+    }
+    stats::end(number);
+    result
+}
+
+/// A call that Outboard does not serve: says so once a call name.
+pub(crate) fn unsupported(number: usize) -> CUresult {
+    static SAID: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+    let (word, bit) = (number / 64 % SAID.len(), 1u64 << (number % 64));
+    if SAID[word].fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+        log::warn(format_args!("{} is not supported", CALLS[number].0));
+    }
+    stats::begin();
+    stats::end(number);
+    CUresult::CUDA_ERROR_NOT_SUPPORTED
+}
+
+thread_local! {
+    static PER_THREAD_DEFAULT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The stream argument of a `_ptsz` call: its null stream is the thread's own.
+#[inline]
+pub(crate) fn per_thread(stream: CUstream) -> CUstream {
+    if stream.is_null() { CU_STREAM_PER_THREAD } else { stream }
+}
+
+/// Runs a `_ptds` call: its default stream is the thread's own.
+pub(crate) fn with_per_thread_default<R>(call: impl FnOnce() -> R) -> R {
+    struct Reset(bool);
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            PER_THREAD_DEFAULT.set(self.0);
+        }
+    }
+    let _reset = Reset(PER_THREAD_DEFAULT.replace(true));
+    call()
+}
+
+/// The stream of a call that takes none.
+pub(crate) fn default_stream() -> CUstream {
+    if PER_THREAD_DEFAULT.get() { CU_STREAM_PER_THREAD } else { CU_STREAM_LEGACY }
+}

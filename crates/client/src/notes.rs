@@ -1,0 +1,141 @@
+//! What the server says unasked: faults, host functions to run, what kernels printed, pages they wrote.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    ffi::{c_int, c_void},
+    sync::OnceLock,
+};
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUhostFn, CUstream, CUstreamCallback},
+};
+use outboard_wire::messages::{self, Note};
+use parking_lot::{Condvar, Mutex};
+
+use crate::{log, session::Session, state};
+
+/// Acts on a note. Runs on whichever thread reads: it must not wait for the server.
+pub(crate) fn take(session: &Session, note: Note<'_>) {
+    match note {
+        Note::Fault(fault) => {
+            let name = messages::OPS.get(usize::from(fault.op)).map_or("a message", |(name, _)| name);
+            log::warn(format_args!("{name} failed: {}: {}", CUresult(fault.status), String::from_utf8_lossy(fault.message)));
+            session.set_fault(CUresult(fault.status));
+        }
+        Note::HostCall(call) => {
+            let (queue, wake) = queue();
+            queue.lock().ready.push_back((call.call, CUresult(call.status)));
+            wake.notify_one();
+        }
+        Note::Print(print) => print_text(print.text),
+        Note::HostPages(pages) => state::host_pages(pages.va, pages.data),
+    }
+}
+
+/// A function of the program that a stream is to run.
+#[derive(Clone, Copy)]
+pub(crate) enum HostCall {
+    Function { function: CUhostFn, user_data: *mut c_void },
+    Callback { function: CUstreamCallback, stream: CUstream, user_data: *mut c_void },
+}
+
+// SAFETY: the program gave these pointers for a call on another thread.
+unsafe impl Send for HostCall {}
+
+struct Queue {
+    registered: HashMap<u64, (HostCall, bool)>,
+    ready: VecDeque<(u64, CUresult)>,
+    next: u64,
+    running: bool,
+}
+
+fn queue() -> &'static (Mutex<Queue>, Condvar) {
+    static QUEUE: OnceLock<(Mutex<Queue>, Condvar)> = OnceLock::new();
+    QUEUE.get_or_init(|| (Mutex::new(Queue { registered: HashMap::new(), ready: VecDeque::new(), next: 1, running: false }), Condvar::new()))
+}
+
+/// Registers a function and names it. `repeats`: a graph may run it again.
+pub(crate) fn register(session: &'static Session, call: HostCall, repeats: bool) -> u64 {
+    session.attend();
+    let (queue, _) = queue();
+    let mut queue = queue.lock();
+    let number = queue.next;
+    queue.next += 1;
+    queue.registered.insert(number, (call, repeats));
+    if !queue.running {
+        queue.running = spawn("outboard-host-functions", move || run_host_functions(session));
+    }
+    number
+}
+
+/// Whether any host function is waiting to run: it may write any memory of the program.
+pub(crate) fn host_functions_pending() -> bool {
+    !queue().0.lock().registered.is_empty()
+}
+
+fn run_host_functions(session: &'static Session) {
+    loop {
+        let (number, status, call, repeats) = {
+            let (queue, wake) = queue();
+            let mut queue = queue.lock();
+            let (number, status) = loop {
+                match queue.ready.pop_front() {
+                    Some(ready) => break ready,
+                    None => wake.wait(&mut queue),
+                }
+            };
+            match queue.registered.get(&number) {
+                Some((call, repeats)) => (number, status, *call, *repeats),
+                None => continue,
+            }
+        };
+        match call {
+            // A host function is skipped when its stream has failed; a callback is told.
+            HostCall::Function { function: Some(function), user_data } if status == CUresult::CUDA_SUCCESS => {
+                // SAFETY: the program's own function with its own argument.
+                unsafe { function(user_data) };
+            }
+            HostCall::Callback { function: Some(function), stream, user_data } => {
+                // SAFETY: as above.
+                unsafe { function(stream, status.0, user_data) };
+            }
+            _ => {}
+        }
+        if !repeats {
+            queue().0.lock().registered.remove(&number);
+            session.attended();
+        }
+        let _ = session.submit(0, &messages::HostFuncDone { call: number });
+    }
+}
+
+/// A thread of the library: it takes no signals, they are the program's.
+pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
+    // SAFETY: a signal set filled by the calls themselves; the old mask is restored.
+    let spawned = unsafe {
+        let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
+        let spawned = std::thread::Builder::new().name(name.into()).spawn(body);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &old, std::ptr::null_mut());
+        spawned
+    };
+    if let Err(error) = &spawned {
+        log::warn(format_args!("the thread {name} cannot be started: {error}"));
+    }
+    spawned.is_ok()
+}
+
+unsafe extern "C" {
+    /// The C library's stream: kernels print where the program prints, in order with it.
+    static stdout: *mut libc::FILE;
+}
+
+fn print_text(text: &[u8]) {
+    // SAFETY: a whole buffer to an open stream of the C library, which locks it.
+    unsafe {
+        libc::fwrite(text.as_ptr().cast(), 1, text.len(), stdout);
+        let _: c_int = libc::fflush(stdout);
+    }
+}

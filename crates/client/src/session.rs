@@ -1,0 +1,463 @@
+//! The connection of this process to its server: one ordered stream of messages out, answers and notes in.
+//!
+//! Nobody reads for everybody: whichever thread waits for an answer reads for all that wait (it leads), and hands the
+//! lead on when its own answer is there. A thread of the library's own reads only while something can arrive that
+//! nobody waits for: host functions, and copies into pinned memory.
+
+use std::{
+    collections::HashMap,
+    os::fd::{BorrowedFd, RawFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use outboard_api::CUresult;
+use outboard_link::{Kind, Link, Receiver, Sender, Wait, Waker};
+use outboard_wire::{
+    Message, Op, Reader,
+    frame::{decode_reply, encode_request, request_len},
+    messages::Note,
+};
+use parking_lot::{Condvar, Mutex};
+
+use crate::{log, notes, stats};
+
+/// How long a thread that waits behind the leading one sleeps before it looks for itself.
+const FOLLOW_MS_MAX: u64 = 100;
+/// How long the leading thread reads before it looks whether it should go on.
+const LEAD_MS_MAX: u64 = 200;
+
+pub(crate) struct Session {
+    sender: Mutex<Sender>,
+    receiver: Mutex<Receiver>,
+    waker: Waker,
+    kind: Kind,
+    waiters: Mutex<HashMap<u32, Expected>>,
+    next_token: AtomicU32,
+    gone: AtomicBool,
+    fault: Mutex<Option<CUresult>>,
+    faulted: AtomicBool,
+    lost_context: AtomicU32,
+    next_fd_tag: AtomicU32,
+    /// Things that can arrive while no thread waits.
+    unattended: AtomicUsize,
+    attend: (Mutex<bool>, Condvar),
+    /// The link's descriptors, for a forked child to close.
+    fds: Vec<RawFd>,
+}
+
+/// An answer on its way.
+struct Expected {
+    group: Arc<Group>,
+    sink: Sink,
+}
+
+/// Where an answer's bytes go.
+pub(crate) enum Sink {
+    /// To the waiting thread.
+    Group,
+    /// Straight into the program's memory: `width` bytes a row, rows `pitch` apart.
+    Memory(Landing),
+}
+
+/// Memory of the program that an answer is copied into.
+pub(crate) struct Landing {
+    pub(crate) address: *mut u8,
+    pub(crate) rows: Rows,
+    /// Nobody waits: an error becomes a fault of the session.
+    pub(crate) detached: bool,
+}
+
+/// How packed bytes lie in the program's memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rows {
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    pub(crate) depth: usize,
+    pub(crate) pitch: usize,
+    pub(crate) slice_pitch: usize,
+}
+
+// SAFETY: the program keeps the memory of a copy alive until the copy is complete, as the driver API asks of it.
+unsafe impl Send for Landing {}
+
+/// One or several answers that somebody waits for together.
+pub(crate) struct Group {
+    state: Mutex<GroupState>,
+    changed: Condvar,
+    /// Threads inside `wait`: a group can also be looked at now and then (queries).
+    waiting: AtomicUsize,
+}
+
+struct GroupState {
+    left: usize,
+    error: Option<CUresult>,
+    data: Vec<u8>,
+    lead: bool,
+}
+
+impl Group {
+    pub(crate) fn new(answers: usize) -> Arc<Group> {
+        let state = GroupState { left: answers, error: None, data: Vec::new(), lead: false };
+        Arc::new(Group { state: Mutex::new(state), changed: Condvar::new(), waiting: AtomicUsize::new(0) })
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.state.lock().left == 0
+    }
+
+    fn complete(&self, result: Result<Vec<u8>, CUresult>) {
+        let mut state = self.state.lock();
+        state.left = state.left.saturating_sub(1);
+        match result {
+            Ok(data) => state.data = data,
+            Err(error) => state.error = state.error.or(Some(error)),
+        }
+        if state.left == 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    /// What the answers came to; the data is gone from the group then.
+    pub(crate) fn take(&self) -> Result<Vec<u8>, CUresult> {
+        let mut state = self.state.lock();
+        match state.error {
+            Some(error) => Err(error),
+            None => Ok(std::mem::take(&mut state.data)),
+        }
+    }
+}
+
+impl Session {
+    pub(crate) fn new(link: Link, fds: Vec<RawFd>) -> Session {
+        let kind = link.kind();
+        let (sender, receiver) = link.split();
+        Session {
+            waker: receiver.waker(),
+            sender: Mutex::new(sender),
+            receiver: Mutex::new(receiver),
+            kind,
+            waiters: Mutex::default(),
+            next_token: AtomicU32::new(1),
+            gone: AtomicBool::new(false),
+            fault: Mutex::new(None),
+            faulted: AtomicBool::new(false),
+            lost_context: AtomicU32::new(0),
+            next_fd_tag: AtomicU32::new(1),
+            unattended: AtomicUsize::new(0),
+            attend: (Mutex::new(false), Condvar::new()),
+            fds,
+        }
+    }
+
+    /// Whether memory can be shared with the server.
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.kind == Kind::Shm
+    }
+
+    /// Sends a message that nobody answers.
+    #[inline]
+    pub(crate) fn submit<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
+        self.check()?;
+        stats::sent();
+        self.send(0, context, message)
+    }
+
+    /// Sends a message and waits for its answer.
+    pub(crate) fn call<'a, M: Op<'a>, R>(&self, context: u64, message: &M, read: impl FnOnce(M::Reply<'_>) -> R) -> Result<R, CUresult> {
+        let group = Group::new(1);
+        self.ask(context, message, &group, Sink::Group)?;
+        let data = self.wait(&group)?;
+        match <M::Reply<'_> as Message<'_>>::decode(&mut Reader::new(&data)) {
+            Ok(reply) => Ok(read(reply)),
+            Err(error) => Err(self.lost(format_args!("the answer to {}: {error}", M::NAME))),
+        }
+    }
+
+    /// Sends a message whose answer goes to `sink` and counts for `group`.
+    pub(crate) fn ask<'a, M: Op<'a>>(&self, context: u64, message: &M, group: &Arc<Group>, sink: Sink) -> Result<(), CUresult> {
+        self.check()?;
+        stats::sent();
+        let token = self.mint_token();
+        self.waiters.lock().insert(token, Expected { group: group.clone(), sink });
+        self.send(token, context, message).inspect_err(|_| {
+            self.waiters.lock().remove(&token);
+        })
+    }
+
+    /// Waits until a group is complete. Ends with an error when the server is gone.
+    pub(crate) fn wait(&self, group: &Arc<Group>) -> Result<Vec<u8>, CUresult> {
+        stats::waited();
+        group.waiting.fetch_add(1, Ordering::AcqRel);
+        loop {
+            if group.is_complete() {
+                break;
+            }
+            // Counted as waiting before the try: a leader that leaves in between hands over to us.
+            if let Some(mut receiver) = self.receiver.try_lock() {
+                self.lead(&mut receiver, || group.is_complete());
+                drop(receiver);
+                self.hand_over();
+                continue;
+            }
+            let mut state = group.state.lock();
+            if state.left > 0 && !std::mem::take(&mut state.lead) {
+                group.changed.wait_for(&mut state, Duration::from_millis(FOLLOW_MS_MAX));
+                state.lead = false;
+            }
+        }
+        group.waiting.fetch_sub(1, Ordering::AcqRel);
+        group.take()
+    }
+
+    /// Looks whether anything has arrived, without waiting.
+    pub(crate) fn poll(&self) {
+        if let Some(mut receiver) = self.receiver.try_lock() {
+            while let Ok(Some(frame)) = receiver.recv(Wait::Poll) {
+                let delivered = self.deliver(frame);
+                if delivered.is_err() {
+                    break;
+                }
+            }
+            drop(receiver);
+            self.hand_over();
+        }
+    }
+
+    /// A deferred error, reported once; one that lost the context stays.
+    pub(crate) fn take_fault(&self) -> Result<(), CUresult> {
+        match self.lost_context.load(Ordering::Acquire) {
+            0 => {}
+            sticky => return Err(CUresult(sticky)),
+        }
+        if !self.faulted.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.faulted.store(false, Ordering::Release);
+        self.fault.lock().take().map_or(Ok(()), Err)
+    }
+
+    /// Records what a call that nobody waited for came to.
+    pub(crate) fn set_fault(&self, status: CUresult) {
+        if status.is_sticky() {
+            let _ = self.lost_context.compare_exchange(0, status.0, Ordering::AcqRel, Ordering::Relaxed);
+        } else {
+            self.fault.lock().get_or_insert(status);
+            self.faulted.store(true, Ordering::Release);
+        }
+    }
+
+    /// The context was reset: its errors are gone with it.
+    pub(crate) fn forget_faults(&self) {
+        self.lost_context.store(0, Ordering::Release);
+        *self.fault.lock() = None;
+    }
+
+    /// Passes memory to the server; the tag names it in the message that follows.
+    pub(crate) fn send_fd(&self, fd: BorrowedFd<'_>) -> Result<u64, CUresult> {
+        let tag = u64::from(self.next_fd_tag.fetch_add(1, Ordering::Relaxed));
+        let sent = self.sender.lock().send_fd(tag, fd);
+        sent.map_err(|error| self.lost(error))?;
+        Ok(tag)
+    }
+
+    /// From now on something can arrive that no thread waits for.
+    pub(crate) fn attend(self: &'static Session) {
+        if self.unattended.fetch_add(1, Ordering::AcqRel) > 0 {
+            return;
+        }
+        let (started, wake) = &self.attend;
+        let mut started = started.lock();
+        if !*started {
+            *started = notes::spawn("outboard-reader", move || self.read_unattended());
+        }
+        wake.notify_all();
+    }
+
+    /// What `attend` announced has arrived.
+    pub(crate) fn attended(&self) {
+        let _ = self.unattended.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| n.checked_sub(1));
+    }
+
+    fn read_unattended(&self) {
+        loop {
+            {
+                let (started, wake) = &self.attend;
+                let mut guard = started.lock();
+                while self.unattended.load(Ordering::Acquire) == 0 {
+                    wake.wait(&mut guard);
+                }
+            }
+            if self.gone.load(Ordering::Acquire) {
+                return;
+            }
+            let mut receiver = self.receiver.lock();
+            self.lead(&mut receiver, || self.unattended.load(Ordering::Acquire) == 0 || self.someone_waits());
+            drop(receiver);
+            // A thread that waits reads faster than we can wake it.
+            self.hand_over();
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    fn someone_waits(&self) -> bool {
+        self.waiters.lock().values().any(|e| e.group.waiting.load(Ordering::Acquire) > 0)
+    }
+
+    /// Reads for everybody until `enough`.
+    fn lead(&self, receiver: &mut Receiver, enough: impl Fn() -> bool) {
+        while !enough() {
+            let received = receiver.recv(Wait::Until(Instant::now() + Duration::from_millis(LEAD_MS_MAX)));
+            match received {
+                Ok(Some(frame)) => {
+                    let delivered = self.deliver(frame);
+                    if delivered.is_err() {
+                        return;
+                    }
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    self.lost(error);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Whether copies into pinned memory are on their way.
+    pub(crate) fn expects_detached(&self) -> bool {
+        self.waiters.lock().values().any(|e| matches!(&e.sink, Sink::Memory(l) if l.detached))
+    }
+
+    /// Lets one of those who still wait read for the rest.
+    fn hand_over(&self) {
+        let next = self.waiters.lock().values().map(|e| e.group.clone()).find(|g| g.waiting.load(Ordering::Acquire) > 0);
+        if let Some(group) = next {
+            group.state.lock().lead = true;
+            group.changed.notify_all();
+        }
+    }
+
+    fn deliver(&self, frame: &[u8]) -> Result<(), CUresult> {
+        let (header, mut reader) = decode_reply(frame).map_err(|error| self.lost(error))?;
+        if header.note != 0 {
+            let note = Note::decode(header.note, &mut reader).map_err(|error| self.lost(error))?;
+            notes::take(self, note);
+            return Ok(());
+        }
+        let Some(expected) = self.waiters.lock().remove(&header.token) else {
+            return Err(self.lost(format_args!("an answer to call {} that nobody made", header.token)));
+        };
+        if header.status != 0 {
+            let status = CUresult(header.status);
+            let why = reader.bytes("a failure").unwrap_or_default();
+            log::debug(format_args!("{status}: {}", String::from_utf8_lossy(why)));
+            if status.is_sticky() {
+                self.set_fault(status);
+            }
+            if let Sink::Memory(Landing { detached: true, .. }) = expected.sink {
+                self.set_fault(status);
+                self.attended();
+            }
+            expected.group.complete(Err(status));
+            return Ok(());
+        }
+        match expected.sink {
+            Sink::Group => expected.group.complete(Ok(frame[frame.len() - reader.left()..].to_vec())),
+            Sink::Memory(landing) => {
+                let data = reader.bytes("copied data").map_err(|error| self.lost(error))?;
+                let result = landing.land(data);
+                if landing.detached {
+                    self.attended();
+                }
+                expected.group.complete(result.map(|()| Vec::new()));
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn check(&self) -> Result<(), CUresult> {
+        if self.gone.load(Ordering::Relaxed) {
+            return Err(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE);
+        }
+        match self.lost_context.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            sticky => Err(CUresult(sticky)),
+        }
+    }
+
+    #[inline]
+    fn send<'a, M: Op<'a>>(&self, token: u32, context: u64, message: &M) -> Result<(), CUresult> {
+        let len = request_len(message);
+        let mut sender = self.sender.lock();
+        let sent = (|| {
+            let room = sender.reserve(len)?;
+            encode_request(&mut room[..len], token, context, message).map_err(|_| outboard_link::Error::Misuse("a message longer than it said"))?;
+            sender.commit(len)?;
+            sender.flush()
+        })();
+        drop(sender);
+        sent.map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))
+    }
+
+    /// In a forked child: closes the child's copies of the sockets without a word to the server.
+    pub(crate) fn abandon(&self) {
+        self.gone.store(true, Ordering::Release);
+        for fd in &self.fds {
+            // SAFETY: the child never uses this session again; closing its copy leaves the parent's open.
+            unsafe { libc::close(*fd) };
+        }
+    }
+
+    fn mint_token(&self) -> u32 {
+        loop {
+            match self.next_token.fetch_add(1, Ordering::Relaxed) {
+                0 => continue,
+                token => return token,
+            }
+        }
+    }
+
+    /// The session is over. Said once; every call after it fails at once.
+    fn lost(&self, why: impl std::fmt::Display) -> CUresult {
+        if !self.gone.swap(true, Ordering::AcqRel) {
+            log::warn(format_args!("the session with the GPU server is lost: {why}"));
+            let expected: Vec<Expected> = self.waiters.lock().drain().map(|(_, e)| e).collect();
+            for one in expected {
+                one.group.complete(Err(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE));
+            }
+            self.waker.wake();
+        }
+        CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
+    }
+}
+
+impl Landing {
+    /// Lays packed rows out in the program's memory.
+    fn land(&self, data: &[u8]) -> Result<(), CUresult> {
+        let Rows { width, height, depth, pitch, slice_pitch } = self.rows;
+        if data.len() != width * height * depth {
+            return Err(CUresult::CUDA_ERROR_UNKNOWN);
+        }
+        if width == 0 {
+            return Ok(());
+        }
+        for (index, row) in data.chunks_exact(width).enumerate() {
+            let offset = index / height * slice_pitch + index % height * pitch;
+            // SAFETY: the program gave this memory for the copy and keeps it until the copy is complete.
+            unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), self.address.add(offset), width) };
+        }
+        Ok(())
+    }
+}
+
+impl Rows {
+    /// Plain memory.
+    pub(crate) fn contiguous(bytes: usize) -> Rows {
+        Rows { width: bytes, height: 1, depth: 1, pitch: bytes, slice_pitch: bytes }
+    }
+}

@@ -1,0 +1,81 @@
+//! The session: opened by `cuInit`, once a process.
+
+use std::{
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use outboard_api::CUresult;
+use outboard_link::{Endpoint, dial};
+use outboard_wire::handshake::{ClientHello, Purpose};
+use parking_lot::{Mutex, RwLock};
+
+use super::{Contexts, DRIVER, DeviceMemory, Driver, Handles, HostMemory, Libraries, Progress, Streams};
+use crate::{exit, log, session::Session};
+
+/// How long a server may take to set a session up: it loads the driver and creates contexts.
+const CONNECT_S_MAX: u64 = 60;
+
+/// Opens the session, if it is not open. A failure is said once and can be tried again.
+pub(crate) fn connect() -> Result<(), CUresult> {
+    static CONNECTING: Mutex<()> = Mutex::new(());
+    if DRIVER.get().is_some() {
+        return Ok(());
+    }
+    let _one_at_a_time = CONNECTING.lock();
+    if DRIVER.get().is_some() {
+        return Ok(());
+    }
+    let driver = open().inspect_err(|_| ())?;
+    let _ = DRIVER.set(driver);
+    exit::install();
+    Ok(())
+}
+
+fn open() -> Result<Driver, CUresult> {
+    let fail = |why: String| {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        if !SAID.swap(true, Ordering::Relaxed) {
+            log::warn(why);
+        }
+        CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
+    };
+    let url = std::env::var("OUTBOARD_GPU")
+        .map_err(|_| fail("OUTBOARD_GPU names no server; start the program with `outboard run --gpu URL -- PROGRAM`".into()))?;
+    let endpoint: Endpoint = url.parse().map_err(|error| fail(format!("OUTBOARD_GPU={url}: {error}")))?;
+    let hello = ClientHello {
+        release: env!("CARGO_PKG_VERSION").into(),
+        purpose: Purpose::Session,
+        pid: std::process::id(),
+        program: program_name(),
+    };
+    let (link, socket, welcome) = dial(&endpoint, &hello, Duration::from_secs(CONNECT_S_MAX)).map_err(|error| fail(format!("{url}: {error}")))?;
+    let memory = DeviceMemory::reserve(&welcome).map_err(|why| fail(format!("{url}: {why}")))?;
+    // Lives as long as the process: threads of the library use it until the end.
+    let session: &'static Session = Box::leak(Box::new(Session::new(link, vec![socket])));
+    Ok(Driver {
+        session,
+        contexts: Contexts::new(welcome.devices.len()),
+        memory: Mutex::new(memory),
+        host: RwLock::new(HostMemory::default()),
+        streams: Streams::default(),
+        libraries: Libraries::default(),
+        handles: Handles::default(),
+        objects: Mutex::default(),
+        progress: Progress::default(),
+        welcome,
+    })
+}
+
+fn program_name() -> String {
+    let path = std::env::args_os().next().unwrap_or_default();
+    Path::new(&path).file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// In a forked child: lets go of the parent's sockets without a word to the server.
+pub(crate) fn abandon_after_fork() {
+    if let Some(driver) = DRIVER.get() {
+        driver.session.abandon();
+    }
+}

@@ -1,0 +1,420 @@
+//! Device addresses: given out here, inside the window that both sides have reserved, and counted against the quota.
+//!
+//! Large allocations get ranges of their own. Small ones share chunks of 2 MiB, the granularity of physical memory, as
+//! the real driver does it. The server is told of chunks only.
+
+use std::collections::BTreeMap;
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUcontext, CUdevice},
+};
+use outboard_wire::handshake::ServerWelcome;
+
+use super::Kind as HandleKind;
+
+/// Physical memory comes in these.
+pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
+/// Allocations up to this share chunks.
+const SMALL_BYTES_MAX: u64 = 1 << 20;
+/// cudaMalloc promises 256; the driver gives 512.
+const ALIGN_BYTES: u64 = 512;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// `cuMemAlloc`
+    Plain,
+    /// `cuMemAllocAsync`, from this pool
+    Pool(u64),
+    /// An address range of `cuMemAddressReserve`
+    Reserved,
+    /// `cuMemMap` inside one
+    Mapped { allocation: u64, device_may: u32 },
+    /// A variable of a module
+    Global,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Allocation {
+    pub(crate) base: u64,
+    pub(crate) bytes: u64,
+    pub(crate) context: CUcontext,
+    pub(crate) device: CUdevice,
+    pub(crate) kind: Kind,
+    /// What `CU_POINTER_ATTRIBUTE_BUFFER_ID` answers: unique in the process.
+    pub(crate) number: u64,
+}
+
+/// What the server must do for an allocation or a release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    pub(crate) base: u64,
+    pub(crate) bytes: u64,
+}
+
+pub(crate) struct DeviceMemory {
+    window: Ranges,
+    window_base: u64,
+    window_end: u64,
+    allocations: BTreeMap<u64, Allocation>,
+    reserved: BTreeMap<u64, Allocation>,
+    small: BTreeMap<u64, SmallChunk>,
+    devices: Vec<Usage>,
+    next_number: u64,
+}
+
+struct Usage {
+    quota: u64,
+    used: u64,
+}
+
+struct SmallChunk {
+    device: CUdevice,
+    context: CUcontext,
+    free: Ranges,
+    live: usize,
+}
+
+impl DeviceMemory {
+    /// Takes the server's window, and keeps this process from putting anything else there: an address in it is
+    /// device memory, without doubt.
+    pub(crate) fn reserve(welcome: &ServerWelcome) -> Result<DeviceMemory, String> {
+        let (base, bytes) = (welcome.window_base, welcome.window_bytes);
+        if bytes == 0 || base % CHUNK_BYTES != 0 || base.checked_add(bytes).is_none() {
+            return Err(format!("the server offers an unusable address window ({bytes:#x} bytes at {base:#x})"));
+        }
+        // SAFETY: a fresh mapping that replaces nothing and allows no access.
+        let got = unsafe {
+            libc::mmap(
+                base as *mut libc::c_void,
+                bytes as usize,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE,
+                -1,
+                0,
+            )
+        };
+        if got as u64 != base {
+            let error = std::io::Error::last_os_error();
+            return Err(format!("{bytes:#x} bytes of addresses at {base:#x} cannot be reserved in this process: {error} (is `ulimit -v` set?)"));
+        }
+        // SAFETY: the mapping just made. A core dump has no use for a terabyte of nothing.
+        unsafe { libc::madvise(got, bytes as usize, libc::MADV_DONTDUMP) };
+        Ok(DeviceMemory {
+            window: Ranges::new(base, bytes),
+            window_base: base,
+            window_end: base + bytes,
+            allocations: BTreeMap::new(),
+            reserved: BTreeMap::new(),
+            small: BTreeMap::new(),
+            devices: welcome.devices.iter().map(|d| Usage { quota: d.quota_bytes, used: 0 }).collect(),
+            next_number: 1,
+        })
+    }
+
+    /// An address range of at least `bytes`, and the chunk that the server must map for it, if it needs one.
+    pub(crate) fn allocate(&mut self, bytes: u64, context: CUcontext, device: CUdevice, kind: Kind) -> Result<(u64, Option<Chunk>), CUresult> {
+        if bytes == 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        if bytes <= SMALL_BYTES_MAX {
+            return self.allocate_small(bytes, context, device, kind);
+        }
+        let rounded = bytes.checked_next_multiple_of(CHUNK_BYTES).ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        let chunk = self.take_chunk(rounded, device)?;
+        self.insert(chunk.base, bytes, context, device, kind);
+        Ok((chunk.base, Some(chunk)))
+    }
+
+    fn allocate_small(&mut self, bytes: u64, context: CUcontext, device: CUdevice, kind: Kind) -> Result<(u64, Option<Chunk>), CUresult> {
+        let rounded = bytes.next_multiple_of(ALIGN_BYTES);
+        let fitting = self.small.values_mut().filter(|c| c.device == device && c.context == context);
+        for chunk in fitting {
+            if let Some(base) = chunk.free.take(rounded, ALIGN_BYTES) {
+                chunk.live += 1;
+                self.insert(base, bytes, context, device, kind);
+                return Ok((base, None));
+            }
+        }
+        let chunk = self.take_chunk(CHUNK_BYTES, device)?;
+        let mut free = Ranges::new(chunk.base, chunk.bytes);
+        let base = free.take(rounded, ALIGN_BYTES).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
+        self.small.insert(chunk.base, SmallChunk { device, context, free, live: 1 });
+        self.insert(base, bytes, context, device, kind);
+        Ok((base, Some(chunk)))
+    }
+
+    fn take_chunk(&mut self, bytes: u64, device: CUdevice) -> Result<Chunk, CUresult> {
+        self.charge(device, bytes)?;
+        match self.window.take(bytes, CHUNK_BYTES) {
+            Some(base) => Ok(Chunk { base, bytes }),
+            None => {
+                self.refund(device, bytes);
+                Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+            }
+        }
+    }
+
+    fn insert(&mut self, base: u64, bytes: u64, context: CUcontext, device: CUdevice, kind: Kind) {
+        let number = self.next_number;
+        self.next_number += 1;
+        self.allocations.insert(base, Allocation { base, bytes, context, device, kind, number });
+    }
+
+    /// Gives an allocation back; the answer is what the server must unmap, if anything.
+    pub(crate) fn free(&mut self, base: u64) -> Result<(Allocation, Option<Chunk>), CUresult> {
+        let freeable = |a: &&Allocation| matches!(a.kind, Kind::Plain | Kind::Pool(_));
+        let allocation = *self.allocations.get(&base).filter(freeable).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        self.allocations.remove(&base);
+        let chunk = if allocation.bytes <= SMALL_BYTES_MAX {
+            self.free_small(&allocation)
+        } else {
+            Some(Chunk { base, bytes: allocation.bytes.next_multiple_of(CHUNK_BYTES) })
+        };
+        if let Some(chunk) = chunk {
+            self.window.give(chunk.base, chunk.bytes);
+            self.refund(allocation.device, chunk.bytes);
+        }
+        Ok((allocation, chunk))
+    }
+
+    fn free_small(&mut self, allocation: &Allocation) -> Option<Chunk> {
+        let (start, chunk) = self.small.range_mut(..=allocation.base).next_back()?;
+        chunk.free.give(allocation.base, allocation.bytes.next_multiple_of(ALIGN_BYTES));
+        chunk.live -= 1;
+        let start = *start;
+        if chunk.live > 0 {
+            return None;
+        }
+        self.small.remove(&start);
+        Some(Chunk { base: start, bytes: CHUNK_BYTES })
+    }
+
+    /// The allocation that an address lies in.
+    #[inline]
+    pub(crate) fn find(&self, address: u64) -> Option<&Allocation> {
+        let (_, allocation) = self.allocations.range(..=address).next_back()?;
+        (address - allocation.base < allocation.bytes).then_some(allocation)
+    }
+
+    /// The range of `cuMemAddressReserve` that an address lies in.
+    pub(crate) fn find_reserved(&self, address: u64) -> Option<&Allocation> {
+        let (_, range) = self.reserved.range(..=address).next_back()?;
+        (address - range.base < range.bytes).then_some(range)
+    }
+
+    /// Whether an address is device memory by where it lies.
+    pub(crate) fn in_window(&self, address: u64) -> bool {
+        (self.window_base..self.window_end).contains(&address)
+    }
+
+    /// A range of addresses without memory.
+    pub(crate) fn reserve_range(&mut self, bytes: u64, align: u64, wanted: u64) -> Result<u64, CUresult> {
+        let base = (wanted != 0 && wanted % CHUNK_BYTES == 0)
+            .then(|| self.window.take_at(wanted, bytes))
+            .flatten()
+            .or_else(|| self.window.take(bytes, align.max(CHUNK_BYTES)))
+            .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        let number = self.next_number;
+        self.next_number += 1;
+        self.reserved.insert(base, Allocation { base, bytes, context: CUcontext::NULL, device: 0, kind: Kind::Reserved, number });
+        Ok(base)
+    }
+
+    pub(crate) fn free_range(&mut self, base: u64, bytes: u64) -> Result<(), CUresult> {
+        match self.reserved.get(&base) {
+            Some(range) if range.bytes == bytes && self.allocations.range(base..base + bytes).next().is_none() => {
+                self.reserved.remove(&base);
+                self.window.give(base, bytes);
+                Ok(())
+            }
+            _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+
+    /// Memory that is not given out by address: a mapping inside a reserved range, or a variable of a module.
+    pub(crate) fn adopt(&mut self, base: u64, bytes: u64, context: CUcontext, device: CUdevice, kind: Kind) {
+        self.insert(base, bytes, context, device, kind);
+    }
+
+    /// Takes back what `adopt` put there.
+    pub(crate) fn disown(&mut self, base: u64) -> Option<Allocation> {
+        self.allocations.remove(&base)
+    }
+
+    pub(crate) fn find_mut(&mut self, base: u64) -> Option<&mut Allocation> {
+        self.allocations.get_mut(&base)
+    }
+
+    /// Allocations that begin inside a range.
+    pub(crate) fn within(&self, base: u64, bytes: u64) -> Vec<Allocation> {
+        self.allocations.range(base..base.saturating_add(bytes)).map(|(_, a)| *a).collect()
+    }
+
+    /// Counts memory against the quota.
+    pub(crate) fn charge(&mut self, device: CUdevice, bytes: u64) -> Result<(), CUresult> {
+        let usage = self.devices.get_mut(device as usize).ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?;
+        if bytes > usage.quota.saturating_sub(usage.used) {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        usage.used += bytes;
+        Ok(())
+    }
+
+    pub(crate) fn refund(&mut self, device: CUdevice, bytes: u64) {
+        if let Some(usage) = self.devices.get_mut(device as usize) {
+            usage.used = usage.used.saturating_sub(bytes);
+        }
+    }
+
+    /// What is left of the quota.
+    pub(crate) fn free_bytes(&self, device: CUdevice) -> u64 {
+        self.devices.get(device as usize).map_or(0, |u| u.quota.saturating_sub(u.used))
+    }
+
+    /// Everything that was allocated in a context: it goes with it. The answer is what the server must unmap.
+    pub(crate) fn free_context(&mut self, context: CUcontext) -> Vec<Chunk> {
+        let bases: Vec<u64> = self.allocations.values().filter(|a| a.context == context).map(|a| a.base).collect();
+        let mut chunks = Vec::new();
+        for base in bases {
+            match self.free(base) {
+                Ok((_, chunk)) => chunks.extend(chunk),
+                Err(_) => {
+                    self.disown(base);
+                }
+            }
+        }
+        chunks
+    }
+}
+
+/// Free ranges of addresses, coalesced. Addresses given back are used again last, so that a stale pointer stays wild
+/// for as long as there is room.
+struct Ranges {
+    free: BTreeMap<u64, u64>,
+    cursor: u64,
+}
+
+impl Ranges {
+    fn new(base: u64, bytes: u64) -> Ranges {
+        Ranges { free: BTreeMap::from([(base, bytes)]), cursor: base }
+    }
+
+    fn take(&mut self, bytes: u64, align: u64) -> Option<u64> {
+        let fits = |(&start, &len): (&u64, &u64)| {
+            let base = start.checked_next_multiple_of(align)?;
+            (base - start < len && len - (base - start) >= bytes).then_some(base)
+        };
+        let base = self.free.range(self.cursor..).find_map(fits).or_else(|| self.free.iter().find_map(fits))?;
+        let base = self.take_at(base, bytes)?;
+        self.cursor = base + bytes;
+        Some(base)
+    }
+
+    fn take_at(&mut self, base: u64, bytes: u64) -> Option<u64> {
+        let (&start, &len) = self.free.range(..=base).next_back()?;
+        let end = start + len;
+        if base.checked_add(bytes)? > end {
+            return None;
+        }
+        self.free.remove(&start);
+        if base > start {
+            self.free.insert(start, base - start);
+        }
+        if base + bytes < end {
+            self.free.insert(base + bytes, end - base - bytes);
+        }
+        Some(base)
+    }
+
+    fn give(&mut self, mut base: u64, mut bytes: u64) {
+        if let Some((&before, &len)) = self.free.range(..base).next_back() {
+            if before + len == base {
+                self.free.remove(&before);
+                (base, bytes) = (before, len + bytes);
+            }
+        }
+        if let Some(len) = self.free.remove(&(base + bytes)) {
+            bytes += len;
+        }
+        self.free.insert(base, bytes);
+    }
+}
+
+/// `CUmemGenericAllocationHandle` of a number.
+pub(crate) fn allocation_handle(number: u64) -> u64 {
+    HandleKind::Allocation.tag(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use outboard_wire::doc::DeviceCard;
+
+    const CONTEXT: CUcontext = CUcontext(1);
+
+    fn memory(base: u64, quota: u64) -> DeviceMemory {
+        let card = DeviceCard { quota_bytes: quota, ..DeviceCard::default() };
+        let welcome = ServerWelcome {
+            release: String::new(),
+            session: 0,
+            driver_version: 13000,
+            window_base: base,
+            window_bytes: 1 << 30,
+            devices: vec![card],
+        };
+        DeviceMemory::reserve(&welcome).expect("a free window")
+    }
+
+    #[test]
+    fn small_allocations_share_a_chunk_and_give_it_back() {
+        let mut m = memory(0x2100_0000_0000, 1 << 30);
+        let (first, chunk) = m.allocate(100, CONTEXT, 0, Kind::Plain).expect("room");
+        assert_eq!(chunk, Some(Chunk { base: first, bytes: CHUNK_BYTES }));
+        let (second, chunk) = m.allocate(4000, CONTEXT, 0, Kind::Plain).expect("room");
+        assert_eq!(chunk, None);
+        assert_eq!(second - first, 512);
+        assert_eq!(m.free(first).expect("live").1, None);
+        assert_eq!(m.free(second).expect("live").1, Some(Chunk { base: first, bytes: CHUNK_BYTES }));
+        assert_eq!(m.free(second).err(), Some(CUresult::CUDA_ERROR_INVALID_VALUE));
+        assert_eq!(m.free_bytes(0), 1 << 30);
+    }
+
+    #[test]
+    fn the_quota_is_the_limit() {
+        let mut m = memory(0x2110_0000_0000, 8 << 20);
+        let (base, _) = m.allocate(7 << 20, CONTEXT, 0, Kind::Plain).expect("room");
+        assert_eq!(m.allocate(1, CONTEXT, 0, Kind::Plain).err(), Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+        m.free(base).expect("live");
+        assert!(m.allocate(8 << 20, CONTEXT, 0, Kind::Plain).is_ok());
+    }
+
+    #[test]
+    fn addresses_are_found_inside_allocations_only() {
+        let mut m = memory(0x2120_0000_0000, 1 << 30);
+        let (base, _) = m.allocate(3 << 20, CONTEXT, 0, Kind::Plain).expect("room");
+        assert_eq!(m.find(base + 5).map(|a| a.base), Some(base));
+        assert!(m.find(base + (3 << 20)).is_none());
+        assert!(m.in_window(base + (3 << 20)));
+        assert!(m.find(base - 1).is_none());
+    }
+
+    #[test]
+    fn freed_addresses_are_used_again_last() {
+        let mut m = memory(0x2130_0000_0000, 1 << 30);
+        let (first, _) = m.allocate(2 << 20, CONTEXT, 0, Kind::Plain).expect("room");
+        m.free(first).expect("live");
+        let (second, _) = m.allocate(2 << 20, CONTEXT, 0, Kind::Plain).expect("room");
+        assert_ne!(first, second);
+    }
+
+    #[test]
+    fn ranges_coalesce() {
+        let mut r = Ranges::new(0, 100);
+        assert_eq!((r.take(30, 1), r.take(30, 1), r.take(40, 1), r.take(1, 1)), (Some(0), Some(30), Some(60), None));
+        r.give(0, 30);
+        r.give(60, 40);
+        r.give(30, 30);
+        assert_eq!(r.free, BTreeMap::from([(0, 100)]));
+    }
+}

@@ -1,0 +1,169 @@
+//! Numbers that stand for objects: minted here, never an address of anything.
+//!
+//! The top byte says what kind of object a number names, so that one kind is never taken for another; the rest counts
+//! up and is never used again, so that a destroyed object's number stays wild.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use outboard_api::{
+    CUresult,
+    cuda::{
+        CUarray, CUcontext, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUlinkState, CUmemoryPool, CUmipmappedArray, CUstream,
+    },
+};
+use parking_lot::RwLock;
+use rustc_hash::FxHashSet;
+
+use super::Driver;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    Context = b'C',
+    Stream = b'S',
+    Event = b'E',
+    Library = b'L',
+    Module = b'M',
+    Kernel = b'K',
+    Graph = b'G',
+    GraphExec = b'X',
+    Node = b'N',
+    Pool = b'P',
+    Array = b'A',
+    Mipmap = b'I',
+    Texture = b'T',
+    Surface = b'F',
+    Link = b'J',
+    Allocation = b'V',
+}
+
+const KIND_SHIFT: u32 = 56;
+
+/// The top byte of a handle.
+pub(crate) fn kind_of(handle: u64) -> u8 {
+    (handle >> KIND_SHIFT) as u8
+}
+
+impl Kind {
+    pub(crate) fn tag(self, number: u64) -> u64 {
+        u64::from(self as u8) << KIND_SHIFT | number
+    }
+
+    /// The number inside a handle of this kind.
+    pub(crate) fn number(self, handle: u64) -> Option<u64> {
+        (kind_of(handle) == self as u8).then_some(handle & ((1 << KIND_SHIFT) - 1))
+    }
+}
+
+/// Handles of objects that have no state of their own in the client.
+pub(crate) struct Handles {
+    next: AtomicU64,
+    known: RwLock<FxHashSet<u64>>,
+}
+
+impl Default for Handles {
+    fn default() -> Self {
+        Handles { next: AtomicU64::new(1), known: RwLock::default() }
+    }
+}
+
+impl Handles {
+    /// A new number of this kind.
+    pub(crate) fn mint(&self, kind: Kind) -> u64 {
+        self.mint_range(kind, 1)
+    }
+
+    /// The first of `count` consecutive numbers.
+    pub(crate) fn mint_range(&self, kind: Kind, count: u64) -> u64 {
+        kind.tag(self.next.fetch_add(count, Ordering::Relaxed))
+    }
+
+    /// The object exists from now on.
+    pub(crate) fn learn(&self, handle: u64) {
+        self.known.write().insert(handle);
+    }
+
+    pub(crate) fn check(&self, kind: Kind, handle: u64) -> Result<u64, CUresult> {
+        let known = kind_of(handle) == kind as u8 && self.known.read().contains(&handle);
+        if known { Ok(handle) } else { Err(CUresult::CUDA_ERROR_INVALID_HANDLE) }
+    }
+
+    /// The object is destroyed.
+    pub(crate) fn retire(&self, kind: Kind, handle: u64) -> Result<u64, CUresult> {
+        let known = kind_of(handle) == kind as u8 && self.known.write().remove(&handle);
+        if known { Ok(handle) } else { Err(CUresult::CUDA_ERROR_INVALID_HANDLE) }
+    }
+}
+
+/// What generated stubs use: a CUDA handle to its number on the wire, and back.
+macro_rules! stateless {
+    ($($kind:ident $ctype:ident: $wire:ident $retire:ident $mint:ident $handle:ident;)*) => {
+        #[allow(dead_code)]
+        impl Driver {$(
+            pub(crate) fn $wire(&self, handle: $ctype) -> Result<u64, CUresult> {
+                self.handles.check(Kind::$kind, handle.0 as u64)
+            }
+
+            pub(crate) fn $retire(&self, handle: $ctype) -> Result<u64, CUresult> {
+                self.handles.retire(Kind::$kind, handle.0 as u64)
+            }
+
+            pub(crate) fn $mint(&self) -> u64 {
+                self.handles.mint(Kind::$kind)
+            }
+
+            /// The CUDA handle of a number whose object exists now.
+            pub(crate) fn $handle(&self, number: u64) -> $ctype {
+                self.handles.learn(number);
+                $ctype(number as usize)
+            }
+        )*}
+    };
+}
+
+stateless! {
+    Graph CUgraph: wire_graph retire_graph mint_graph handle_graph;
+    GraphExec CUgraphExec: wire_graphexec retire_graphexec mint_graphexec handle_graphexec;
+    Node CUgraphNode: wire_node retire_node mint_node handle_node;
+    Array CUarray: wire_array retire_array mint_array handle_array;
+    Mipmap CUmipmappedArray: wire_mipmap retire_mipmap mint_mipmap handle_mipmap;
+    Link CUlinkState: wire_link retire_link mint_link handle_link;
+    Pool CUmemoryPool: wire_pool retire_pool mint_pool handle_pool;
+}
+
+impl Driver {
+    /// A stream that work is sent to: counts as used from here on.
+    pub(crate) fn wire_stream(&self, stream: CUstream) -> Result<u64, CUresult> {
+        let stream = self.stream(stream)?;
+        stream.progress().submit();
+        Ok(stream.wire())
+    }
+
+    pub(crate) fn wire_event(&self, event: CUevent) -> Result<u64, CUresult> {
+        self.streams.event(event).map(|e| e.handle)
+    }
+
+    pub(crate) fn wire_context(&self, context: CUcontext) -> Result<u64, CUresult> {
+        self.contexts.get(context).map(|c| c.handle.0 as u64)
+    }
+
+    pub(crate) fn wire_kernel(&self, function: CUfunction) -> Result<u64, CUresult> {
+        self.libraries.kernel(function).map(|k| k.wire)
+    }
+
+    pub(crate) fn wire_texture(&self, object: u64) -> Result<u64, CUresult> {
+        self.objects.lock().get(&object).copied().ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+    }
+
+    pub(crate) fn retire_texture(&self, object: u64) -> Result<u64, CUresult> {
+        self.objects.lock().remove(&object).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+    }
+
+    pub(crate) fn wire_surface(&self, object: u64) -> Result<u64, CUresult> {
+        self.wire_texture(object)
+    }
+
+    pub(crate) fn retire_surface(&self, object: u64) -> Result<u64, CUresult> {
+        self.retire_texture(object)
+    }
+}

@@ -1,0 +1,183 @@
+//! Modules and libraries (one thing here), their kernels, and how each kernel's arguments lie in its parameter buffer.
+
+use std::{
+    collections::HashMap,
+    ffi::CString,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUcontext, CUfunction},
+    enums::*,
+};
+use outboard_wire::{doc::LibraryCard, messages};
+use parking_lot::{Mutex, RwLock};
+use rustc_hash::FxHashMap;
+
+use super::{Driver, Kind};
+
+/// Kernels of one library at most; their index shares a word with the library's number.
+const KERNELS_MAX: usize = 1 << 31;
+
+pub(crate) struct Library {
+    /// On the wire.
+    pub(crate) number: u64,
+    pub(crate) kernels: Vec<&'static Kernel>,
+    by_name: HashMap<&'static [u8], usize>,
+    /// Variables asked for so far, by context and name.
+    pub(crate) globals: Mutex<HashMap<(usize, Vec<u8>), (u64, u64)>>,
+    /// Loaded by `cuModuleLoad*`: it belongs to this context.
+    pub(crate) context: Option<CUcontext>,
+}
+
+/// Lives until the process ends: programs keep `CUfunction`s longer than their modules, and must then meet an error.
+pub(crate) struct Kernel {
+    /// On the wire: the library's number and the kernel's index.
+    pub(crate) wire: u64,
+    pub(crate) library: u64,
+    pub(crate) name: CString,
+    /// Offset and size of each parameter.
+    pub(crate) params: Vec<(u32, u32)>,
+    pub(crate) param_bytes: u32,
+    pub(crate) unloaded: AtomicBool,
+    attributes: OnceLock<Vec<i32>>,
+    /// Set by `cuFuncSetAttribute`, over what the image says.
+    overrides: RwLock<FxHashMap<u32, i32>>,
+    /// Answers to occupancy questions: they depend on nothing but the kernel and the question.
+    pub(crate) occupancy: Mutex<HashMap<OccupancyKey, u64>>,
+}
+
+/// An occupancy question: number, block size, shared bytes, flags, configuration.
+pub(crate) type OccupancyKey = (u32, i32, u64, u32, Vec<u8>);
+
+#[derive(Default)]
+pub(crate) struct Libraries {
+    next: AtomicU64,
+    by_number: RwLock<FxHashMap<u64, Arc<Library>>>,
+    kernels: RwLock<FxHashMap<u64, &'static Kernel>>,
+}
+
+impl Libraries {
+    /// The number of the next library.
+    pub(crate) fn mint(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(crate) fn insert(&self, number: u64, card: LibraryCard, context: Option<CUcontext>) -> Result<Arc<Library>, CUresult> {
+        if card.kernels.len() >= KERNELS_MAX {
+            return Err(CUresult::CUDA_ERROR_INVALID_IMAGE);
+        }
+        let mut kernels: Vec<&'static Kernel> = Vec::with_capacity(card.kernels.len());
+        for (index, kernel) in card.kernels.into_iter().enumerate() {
+            let param_bytes = kernel.params.iter().map(|(offset, size)| offset.saturating_add(*size)).max().unwrap_or(0);
+            kernels.push(Box::leak(Box::new(Kernel {
+                wire: number << 32 | index as u64,
+                library: number,
+                name: CString::new(kernel.name).map_err(|_| CUresult::CUDA_ERROR_INVALID_IMAGE)?,
+                params: kernel.params,
+                param_bytes,
+                unloaded: AtomicBool::new(false),
+                attributes: OnceLock::new(),
+                overrides: RwLock::default(),
+                occupancy: Mutex::default(),
+            })));
+        }
+        let by_name = kernels.iter().enumerate().map(|(index, k)| (k.name.to_bytes(), index)).collect();
+        self.kernels.write().extend(kernels.iter().map(|k| (k.wire, *k)));
+        let library = Arc::new(Library { number, kernels, by_name, globals: Mutex::default(), context });
+        self.by_number.write().insert(number, library.clone());
+        Ok(library)
+    }
+
+    /// A library by a handle of kind `Library` or `Module`.
+    pub(crate) fn get(&self, handle: usize) -> Result<Arc<Library>, CUresult> {
+        let number = Kind::Library.number(handle as u64).or_else(|| Kind::Module.number(handle as u64));
+        let library = number.and_then(|n| self.by_number.read().get(&n).cloned());
+        library.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    pub(crate) fn remove(&self, library: &Library) {
+        self.by_number.write().remove(&library.number);
+        for kernel in &library.kernels {
+            kernel.unloaded.store(true, Ordering::Release);
+        }
+    }
+
+    /// The modules of a context that goes.
+    pub(crate) fn of_context(&self, context: CUcontext) -> Vec<Arc<Library>> {
+        self.by_number.read().values().filter(|l| l.context == Some(context)).cloned().collect()
+    }
+
+    /// A kernel by a `CUfunction` or a `CUkernel`: the driver takes one for the other.
+    #[inline]
+    pub(crate) fn kernel(&self, function: CUfunction) -> Result<&'static Kernel, CUresult> {
+        let wire = Kind::Kernel.number(function.0 as u64);
+        let kernel = wire.and_then(|w| self.kernels.read().get(&w).copied());
+        kernel.filter(|k| !k.unloaded.load(Ordering::Acquire)).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    }
+}
+
+impl Library {
+    pub(crate) fn kernel(&self, name: &[u8]) -> Result<&'static Kernel, CUresult> {
+        self.by_name.get(name).map(|i| self.kernels[*i]).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)
+    }
+}
+
+impl Kernel {
+    pub(crate) fn handle(&self) -> usize {
+        Kind::Kernel.tag(self.wire) as usize
+    }
+
+    /// An attribute, asked of the server once for all of the kernel's.
+    pub(crate) fn attribute(&self, driver: &Driver, attribute: u32) -> Result<i32, CUresult> {
+        if let Some(value) = self.overrides.read().get(&attribute) {
+            return Ok(*value);
+        }
+        let values = match self.attributes.get() {
+            Some(values) => values,
+            None => {
+                let values = driver.call(&messages::KernelAttributes { kernel: self.wire }, |reply| {
+                    reply.values.as_chunks::<4>().0.iter().map(|v| i32::from_le_bytes(*v)).collect::<Vec<_>>()
+                })?;
+                self.attributes.get_or_init(|| values)
+            }
+        };
+        values.get(attribute as usize).copied().ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+    }
+
+    /// Sets an attribute here and there. What is refused is refused here.
+    pub(crate) fn set_attribute(&self, driver: &Driver, attribute: u32, value: i32) -> Result<(), CUresult> {
+        let settable = [
+            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+            CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+            CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
+            CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT,
+            CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH,
+            CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+            CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
+        ];
+        if !settable.contains(&attribute) {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        if attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES {
+            let device = driver.contexts.current().map_or(0, |c| c.device);
+            let most = driver.attribute(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+            let used = self.attribute(driver, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
+            if value < 0 || i64::from(value) + i64::from(used) > i64::from(most) {
+                return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+            }
+        }
+        // Set again to what it is: nothing to send.
+        if self.overrides.read().get(&attribute) == Some(&value) {
+            return Ok(());
+        }
+        driver.submit(&messages::KernelSetAttribute { kernel: self.wire, attribute, value })?;
+        self.overrides.write().insert(attribute, value);
+        self.occupancy.lock().clear();
+        Ok(())
+    }
+}

@@ -1,0 +1,111 @@
+//! What the client knows by itself. Everything local is answered from here.
+
+mod connect;
+mod contexts;
+mod device_memory;
+mod handles;
+mod host_memory;
+mod libraries;
+mod streams;
+
+use std::sync::OnceLock;
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUcontext, CUdevice, CUdeviceptr},
+};
+use outboard_wire::{Op, doc::DeviceCard, handshake::ServerWelcome};
+use parking_lot::{Mutex, RwLock};
+use rustc_hash::FxHashMap;
+
+use crate::session::Session;
+
+pub(crate) use self::{
+    connect::{abandon_after_fork, connect},
+    contexts::{Context, Contexts, current_context, pop_context, push_context, set_context},
+    device_memory::{DeviceMemory, Kind as AllocationKind},
+    handles::{Handles, Kind},
+    host_memory::HostMemory,
+    libraries::{Kernel, Libraries, Library},
+    streams::{Progress, StreamRef, Streams},
+};
+
+/// All of it, from `cuInit` to the end of the process.
+pub(crate) struct Driver {
+    pub(crate) session: &'static Session,
+    pub(crate) welcome: ServerWelcome,
+    pub(crate) contexts: Contexts,
+    pub(crate) memory: Mutex<DeviceMemory>,
+    pub(crate) host: RwLock<HostMemory>,
+    pub(crate) streams: Streams,
+    pub(crate) libraries: Libraries,
+    pub(crate) handles: Handles,
+    /// Texture and surface objects are the device's own numbers, since kernels get them: here their names on the wire.
+    pub(crate) objects: Mutex<FxHashMap<u64, u64>>,
+    /// Everything sent, whatever it was for.
+    pub(crate) progress: Progress,
+}
+
+static DRIVER: OnceLock<Driver> = OnceLock::new();
+
+/// The driver, once `cuInit` has succeeded.
+#[inline]
+pub(crate) fn driver() -> Result<&'static Driver, CUresult> {
+    DRIVER.get().ok_or(CUresult::CUDA_ERROR_NOT_INITIALIZED)
+}
+
+impl Driver {
+    pub(crate) fn cards(&self) -> &[DeviceCard] {
+        &self.welcome.devices
+    }
+
+    pub(crate) fn card(&self, device: CUdevice) -> Result<&DeviceCard, CUresult> {
+        let index = usize::try_from(device).map_err(|_| CUresult::CUDA_ERROR_INVALID_DEVICE)?;
+        self.welcome.devices.get(index).ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
+    }
+
+    /// An attribute of a device as the card has it; 0 where the driver refused the question.
+    pub(crate) fn attribute(&self, device: CUdevice, attribute: u32) -> i32 {
+        let value = self.card(device).ok().and_then(|c| c.attributes.get(attribute as usize).copied().flatten());
+        value.unwrap_or(0)
+    }
+
+    pub(crate) fn primary_context(&self, device: CUdevice) -> Result<CUcontext, CUresult> {
+        self.card(device)?;
+        self.contexts.primary(device).map(|c| c.handle)
+    }
+
+    /// Sends a message under the current context, where there is one.
+    pub(crate) fn submit<'a, M: Op<'a>>(&self, message: &M) -> Result<(), CUresult> {
+        self.submit_in(wire_context(), message)
+    }
+
+    pub(crate) fn submit_in<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
+        self.progress.submit();
+        self.session.submit(context, message)
+    }
+
+    /// Sends a message under the current context and waits for its answer. Faults of earlier calls stay for a call
+    /// that waits for the GPU.
+    pub(crate) fn call<'a, M: Op<'a>, R>(&self, message: &M, read: impl FnOnce(M::Reply<'_>) -> R) -> Result<R, CUresult> {
+        self.session.call(wire_context(), message, read)
+    }
+
+    /// An address that a memset or a stream operation may touch: memory that this process allocated.
+    pub(crate) fn device_address(&self, address: CUdeviceptr) -> Result<u64, CUresult> {
+        let known = self.memory.lock().find(address).is_some() || self.host.read().find(address).is_some();
+        if known { Ok(address) } else { Err(CUresult::CUDA_ERROR_INVALID_VALUE) }
+    }
+}
+
+/// The current context as messages name it; 0 where there is none.
+pub(crate) fn wire_context() -> u64 {
+    current_context().map_or(0, |c| c.0 as u64)
+}
+
+/// Pages of pinned memory that kernels wrote, sent before a wait is answered.
+pub(crate) fn host_pages(address: u64, data: &[u8]) {
+    if let Ok(driver) = driver() {
+        driver.host.read().take_pages(address, data);
+    }
+}

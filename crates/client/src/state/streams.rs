@@ -1,0 +1,221 @@
+//! Streams and events, as far as the client knows them: what was sent to them, what is known to be done, what is
+//! being captured.
+
+use std::{
+    cell::RefCell,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use outboard_api::{
+    CUresult,
+    cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUcontext, CUevent, CUstream},
+};
+use outboard_wire::messages;
+use parking_lot::{Mutex, RwLock};
+use rustc_hash::FxHashMap;
+
+use super::{Driver, Kind, current_context};
+use crate::session::Group;
+
+/// What was sent, and how much of it is known to be done. Nothing left over means that a wait need not ask.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    submitted: AtomicU64,
+    completed: AtomicU64,
+}
+
+impl Progress {
+    #[inline]
+    pub(crate) fn submit(&self) {
+        self.submitted.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// A mark to be passed to `complete` once everything before it is done.
+    pub(crate) fn mark(&self) -> u64 {
+        self.submitted.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn complete(&self, mark: u64) {
+        self.completed.fetch_max(mark, Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.completed.load(Ordering::Acquire) >= self.submitted.load(Ordering::Acquire)
+    }
+}
+
+pub(crate) struct Stream {
+    pub(crate) handle: u64,
+    pub(crate) context: CUcontext,
+    pub(crate) flags: u32,
+    pub(crate) priority: i32,
+    pub(crate) progress: Progress,
+    /// The capture that the stream takes part in; 0: none.
+    pub(crate) capture: AtomicU64,
+    /// A query that has been asked and not been answered: the mark it is about.
+    pub(crate) query: Mutex<Option<(u64, Arc<Group>)>>,
+}
+
+pub(crate) struct Event {
+    pub(crate) handle: u64,
+    pub(crate) context: CUcontext,
+    pub(crate) flags: u32,
+    /// Counts recordings.
+    pub(crate) progress: Progress,
+    /// The capture in which it was last recorded; 0: none.
+    pub(crate) capture: AtomicU64,
+    pub(crate) query: Mutex<Option<(u64, Arc<Group>)>>,
+}
+
+/// A stream argument, resolved.
+#[derive(Clone)]
+pub(crate) enum StreamRef {
+    /// The default stream that waits for all blocking streams.
+    Legacy(Arc<Stream>),
+    Own(Arc<Stream>),
+}
+
+impl StreamRef {
+    /// As messages name it.
+    pub(crate) fn wire(&self) -> u64 {
+        match self {
+            StreamRef::Legacy(_) => 0,
+            StreamRef::Own(stream) => stream.handle,
+        }
+    }
+
+    pub(crate) fn progress(&self) -> &Progress {
+        &self.stream().progress
+    }
+
+    pub(crate) fn stream(&self) -> &Arc<Stream> {
+        match self {
+            StreamRef::Legacy(stream) | StreamRef::Own(stream) => stream,
+        }
+    }
+
+    pub(crate) fn is_legacy(&self) -> bool {
+        matches!(self, StreamRef::Legacy(_))
+    }
+
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.stream().capture.load(Ordering::Acquire) != 0
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Streams {
+    streams: RwLock<FxHashMap<u64, Arc<Stream>>>,
+    events: RwLock<FxHashMap<u64, Arc<Event>>>,
+    legacy: RwLock<FxHashMap<usize, Arc<Stream>>>,
+}
+
+thread_local! {
+    /// This thread's own default stream in each context.
+    static PER_THREAD: RefCell<FxHashMap<usize, Arc<Stream>>> = RefCell::default();
+}
+
+impl Streams {
+    pub(crate) fn insert(&self, handle: u64, context: CUcontext, flags: u32, priority: i32) -> Arc<Stream> {
+        let stream = Arc::new(new_stream(handle, context, flags, priority));
+        self.streams.write().insert(handle, stream.clone());
+        stream
+    }
+
+    pub(crate) fn remove(&self, stream: &Stream) {
+        self.streams.write().remove(&stream.handle);
+    }
+
+    pub(crate) fn insert_event(&self, handle: u64, context: CUcontext, flags: u32) {
+        let event = Event {
+            handle,
+            context,
+            flags,
+            progress: Progress::default(),
+            capture: AtomicU64::new(0),
+            query: Mutex::new(None),
+        };
+        self.events.write().insert(handle, Arc::new(event));
+    }
+
+    pub(crate) fn remove_event(&self, event: &Event) {
+        self.events.write().remove(&event.handle);
+    }
+
+    pub(crate) fn event(&self, event: CUevent) -> Result<Arc<Event>, CUresult> {
+        self.events.read().get(&(event.0 as u64)).cloned().ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    /// The end of a capture: no stream and no event takes part in it any more.
+    pub(crate) fn end_capture(&self, capture: u64) {
+        for stream in self.streams.read().values().chain(self.legacy.read().values()) {
+            let _ = stream.capture.compare_exchange(capture, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        for event in self.events.read().values() {
+            let _ = event.capture.compare_exchange(capture, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    /// All streams of a context but the legacy one.
+    pub(crate) fn of_context(&self, context: CUcontext) -> Vec<Arc<Stream>> {
+        self.streams.read().values().filter(|s| s.context == context).cloned().collect()
+    }
+
+    /// A context is gone, and what lived in it.
+    pub(crate) fn remove_context(&self, context: CUcontext) {
+        self.streams.write().retain(|_, s| s.context != context);
+        self.events.write().retain(|_, e| e.context != context);
+        self.legacy.write().remove(&context.0);
+    }
+
+    fn legacy(&self, context: CUcontext) -> Arc<Stream> {
+        if let Some(stream) = self.legacy.read().get(&context.0) {
+            return stream.clone();
+        }
+        let mut legacy = self.legacy.write();
+        legacy.entry(context.0).or_insert_with(|| Arc::new(new_stream(0, context, 0, 0))).clone()
+    }
+}
+
+fn new_stream(handle: u64, context: CUcontext, flags: u32, priority: i32) -> Stream {
+    Stream {
+        handle,
+        context,
+        flags,
+        priority,
+        progress: Progress::default(),
+        capture: AtomicU64::new(0),
+        query: Mutex::new(None),
+    }
+}
+
+impl Driver {
+    /// A stream argument of a call: the program's own, or one of the default ones.
+    #[inline]
+    pub(crate) fn stream(&self, stream: CUstream) -> Result<StreamRef, CUresult> {
+        if stream.is_null() || stream == CU_STREAM_LEGACY {
+            return Ok(StreamRef::Legacy(self.streams.legacy(current_context()?)));
+        }
+        if stream == CU_STREAM_PER_THREAD {
+            return self.per_thread_stream().map(StreamRef::Own);
+        }
+        let known = self.streams.streams.read().get(&(stream.0 as u64)).cloned();
+        known.map(StreamRef::Own).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    fn per_thread_stream(&self) -> Result<Arc<Stream>, CUresult> {
+        let context = current_context()?;
+        let own = PER_THREAD.try_with(|p| p.borrow().get(&context.0).cloned()).ok().flatten();
+        if let Some(stream) = own.filter(|s| self.streams.streams.read().contains_key(&s.handle)) {
+            return Ok(stream);
+        }
+        let handle = self.handles.mint(Kind::Stream);
+        self.submit(&messages::StreamCreate { stream: handle, flags: 0, priority: 0 })?;
+        let stream = self.streams.insert(handle, context, 0, 0);
+        let _ = PER_THREAD.try_with(|p| p.borrow_mut().insert(context.0, stream.clone()));
+        Ok(stream)
+    }
+}

@@ -1,0 +1,92 @@
+//! How many calls were local, outstanding, shadowed, synchronous: counted by what each did, not by what it was
+//! declared to do. With `OUTBOARD_STATS=FILE` (or `-` for stderr) the counts are written when the program exits.
+
+use std::{
+    cell::Cell,
+    fmt::Write as _,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use outboard_api::decl::Class;
+
+use crate::entry::CALLS;
+
+/// No more calls are declared than this.
+const CALLS_MAX: usize = 1024;
+const KINDS: usize = 4;
+
+static COUNTS: [[AtomicU64; KINDS]; CALLS_MAX] = [const { [const { AtomicU64::new(0) }; KINDS] }; CALLS_MAX];
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd)]
+enum Did {
+    Nothing,
+    Sent,
+    Waited,
+}
+
+thread_local! {
+    static DID: Cell<Did> = const { Cell::new(Did::Nothing) };
+}
+
+pub(crate) fn begin() {
+    DID.set(Did::Nothing);
+}
+
+/// The call at hand has sent something.
+pub(crate) fn sent() {
+    if DID.get() == Did::Nothing {
+        DID.set(Did::Sent);
+    }
+}
+
+/// The call at hand has waited for the server.
+pub(crate) fn waited() {
+    DID.set(Did::Waited);
+}
+
+pub(crate) fn end(number: usize) {
+    let kind = match (DID.get(), CALLS[number].1) {
+        (Did::Nothing, _) => 0,
+        (Did::Sent, Class::Shadowed) => 2,
+        (Did::Sent, _) => 1,
+        (Did::Waited, _) => 3,
+    };
+    COUNTS[number][kind].fetch_add(1, Ordering::Relaxed);
+}
+
+/// The counts as JSON.
+pub(crate) fn to_json() -> String {
+    let mut totals = [0u64; KINDS];
+    let mut by_call = String::new();
+    for (number, (name, _)) in CALLS.iter().enumerate() {
+        let counts: [u64; KINDS] = std::array::from_fn(|k| COUNTS[number][k].load(Ordering::Relaxed));
+        if counts.iter().all(|c| *c == 0) {
+            continue;
+        }
+        for (total, count) in totals.iter_mut().zip(counts) {
+            *total += count;
+        }
+        let separator = if by_call.is_empty() { "" } else { "," };
+        let [local, outstanding, shadowed, synchronous] = counts;
+        let _ = write!(
+            by_call,
+            "{separator}\n    \"{name}\": {{\"local\": {local}, \"outstanding\": {outstanding}, \"shadowed\": {shadowed}, \"synchronous\": {synchronous}}}"
+        );
+    }
+    let [local, outstanding, shadowed, synchronous] = totals;
+    format!(
+        "{{\n  \"local\": {local},\n  \"outstanding\": {outstanding},\n  \"shadowed\": {shadowed},\n  \"synchronous\": {synchronous},\n  \"by_call\": {{{by_call}\n  }}\n}}\n"
+    )
+}
+
+/// The totals as a person reads them.
+pub(crate) fn to_line() -> String {
+    let mut totals = [0u64; KINDS];
+    for call in COUNTS.iter() {
+        for (total, count) in totals.iter_mut().zip(call) {
+            *total += count.load(Ordering::Relaxed);
+        }
+    }
+    let [local, outstanding, shadowed, synchronous] = totals;
+    format!("calls: {local} local, {outstanding} outstanding, {shadowed} shadowed, {synchronous} synchronous")
+}

@@ -1,0 +1,298 @@
+//! `cuGetExportTable`: the driver's private tables, as far as CUDA runtimes are known to reach into them.
+//! Slot 0 holds the table's size in bytes, except for CONTEXT_LOCAL_STORAGE, which has none.
+
+use std::{
+    ffi::{c_int, c_void},
+    sync::OnceLock,
+};
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUcontext, CUdevice, CUstream, CUuuid},
+};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use crate::{
+    calls, integrity, log,
+    state::{self, driver},
+};
+
+type Slot = *const c_void;
+
+/// A table of function addresses, never written after it is made.
+struct Table(Vec<Slot>);
+
+// SAFETY: read-only addresses of functions, and one number.
+unsafe impl Sync for Table {}
+// SAFETY: as above.
+unsafe impl Send for Table {}
+
+const SLOTS_MAX: usize = 96;
+
+const CUDART_INTERFACE: u128 = 0x6bd5_fb6c_5bf4_e74a_8987_d939_12fd_9df9;
+const TOOLS_RUNTIME_HOOKS: u128 = 0xa094_798c_2e74_2e74_93f2_0800_200c_0a66;
+const TOOLS_TLS: u128 = 0x42d8_5a81_23f6_cb47_8298_f6e7_8a3a_ecdc;
+const CONTEXT_LOCAL_STORAGE: u128 = 0xc693_336e_1121_df11_a8c3_68f3_55d8_9593;
+const CONTEXT_CHECKS: u128 = 0x263e_8860_7cd2_6143_92f6_bbd5_006d_fa7e;
+const INTEGRITY_CHECK: u128 = 0xd408_2055_bde6_704b_8d34_ba12_3c66_e1f2;
+const CTX_STREAM_ID: u128 = 0x2131_8c60_9714_3248_8ca6_41ff_7324_c8f2;
+
+/// The table of this id; NULL and an error for an id that is not served, so that no caller jumps into nothing.
+pub(crate) fn find(id: &CUuuid) -> Result<*const c_void, CUresult> {
+    static TABLES: OnceLock<Vec<(u128, Table)>> = OnceLock::new();
+    let id = u128::from_be_bytes(id.bytes);
+    let table = TABLES.get_or_init(make).iter().find(|(known, _)| *known == id);
+    match table {
+        Some((_, table)) => Ok(table.0.as_ptr().cast()),
+        None => {
+            log::debug(format_args!("private table {id:032x} is not served"));
+            Err(CUresult::CUDA_ERROR_NOT_FOUND)
+        }
+    }
+}
+
+fn make() -> Vec<(u128, Table)> {
+    let sized = |slots: usize, filled: &[(usize, Slot)]| {
+        let mut table = vec![refuse as Slot; slots.min(SLOTS_MAX)];
+        table[0] = (slots * size_of::<Slot>()) as Slot;
+        for (slot, function) in filled {
+            table[*slot] = *function;
+        }
+        Table(table)
+    };
+    let load = cudart_load_module as Slot;
+    vec![
+        (
+            CUDART_INTERFACE,
+            sized(13, &[(1, load), (2, cudart_primary_context as Slot), (6, load), (7, ignore as Slot), (8, load), (12, succeed as Slot)]),
+        ),
+        (
+            TOOLS_RUNTIME_HOOKS,
+            sized(
+                7,
+                &[(1, ignore as Slot), (2, hooks_buffer_large as Slot), (3, ignore as Slot), (4, ignore as Slot), (5, ignore as Slot), (6, hooks_buffer_small as Slot)],
+            ),
+        ),
+        (TOOLS_TLS, sized(3, &[(2, tls_current_context as Slot)])),
+        (
+            CONTEXT_LOCAL_STORAGE,
+            Table(vec![storage_put as Slot, storage_delete as Slot, storage_get as Slot, refuse as Slot]),
+        ),
+        (CONTEXT_CHECKS, sized(15, &[(2, checks_context as Slot), (3, checks_zero as Slot)])),
+        (INTEGRITY_CHECK, sized(3, &[(1, integrity_value as Slot), (2, succeed as Slot)])),
+        (
+            CTX_STREAM_ID,
+            sized(93, &[(4, stream_id_context as Slot), (39, stream_id_of_private as Slot), (51, stream_id_private as Slot)]),
+        ),
+    ]
+}
+
+/// Stands in every slot that nobody was seen to call.
+unsafe extern "C" fn refuse() -> CUresult {
+    log::warn("a function of a private driver table that is not served was called");
+    CUresult::CUDA_ERROR_NOT_SUPPORTED
+}
+
+unsafe extern "C" fn ignore() {}
+
+unsafe extern "C" fn succeed() -> CUresult {
+    CUresult::CUDA_SUCCESS
+}
+
+/// CUDART_INTERFACE[2]: the device's primary context, without making it active.
+unsafe extern "C" fn cudart_primary_context(out: *mut CUcontext, device: CUdevice) -> CUresult {
+    answer(|| {
+        if out.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let context = driver()?.primary_context(device)?;
+        // SAFETY: the caller's output, checked above.
+        unsafe { out.write(context) };
+        Ok(())
+    })
+}
+
+/// CUDART_INTERFACE[1], [6], [8]: load a module from a fatbin wrapper or header.
+unsafe extern "C" fn cudart_load_module(module: *mut outboard_api::cuda::CUmodule, image: *const c_void) -> CUresult {
+    // SAFETY: as for cuModuleLoadData.
+    answer(|| unsafe { calls::cuModuleLoadData(module, image) })
+}
+
+/// TOOLS_RUNTIME_HOOKS[2]: a zeroed buffer for the runtime's hooks.
+unsafe extern "C" fn hooks_buffer_large(buffer: *mut *mut c_void, bytes: *mut usize) {
+    static mut BUFFER: [u64; 512] = [0; 512];
+    // SAFETY: the caller's outputs; the buffer is the runtime's to write from here on.
+    unsafe { hand_out(buffer, bytes, (&raw mut BUFFER).cast(), 1024) }
+}
+
+/// TOOLS_RUNTIME_HOOKS[6]: a smaller one.
+unsafe extern "C" fn hooks_buffer_small(buffer: *mut *mut c_void, bytes: *mut usize) {
+    static mut BUFFER: [u64; 8] = [0; 8];
+    // SAFETY: as above.
+    unsafe { hand_out(buffer, bytes, (&raw mut BUFFER).cast(), 14) }
+}
+
+/// # Safety
+/// `buffer` and `bytes` are NULL or valid outputs.
+unsafe fn hand_out(buffer: *mut *mut c_void, bytes: *mut usize, address: *mut c_void, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !buffer.is_null() {
+            buffer.write(address);
+        }
+        if !bytes.is_null() {
+            bytes.write(len);
+        }
+    }
+}
+
+/// TOOLS_TLS[2]: the current context.
+unsafe extern "C" fn tls_current_context(out: *mut CUcontext) -> CUresult {
+    // SAFETY: as for cuCtxGetCurrent.
+    answer(|| unsafe { calls::cuCtxGetCurrent(out) })
+}
+
+/// CONTEXT_CHECKS[2]
+unsafe extern "C" fn checks_context(_context: CUcontext, first: *mut u32, second: *mut *mut c_void) -> CUresult {
+    // SAFETY: the caller's outputs, NULL or valid.
+    unsafe {
+        if !first.is_null() {
+            first.write(0);
+        }
+        if !second.is_null() {
+            second.write(std::ptr::null_mut());
+        }
+    }
+    CUresult::CUDA_SUCCESS
+}
+
+/// CONTEXT_CHECKS[3]
+unsafe extern "C" fn checks_zero() -> u32 {
+    0
+}
+
+/// INTEGRITY_CHECK[1]
+unsafe extern "C" fn integrity_value(version: u32, unix_seconds: u64, out: *mut u64) -> CUresult {
+    answer(|| {
+        if out.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let address = |id: u128| find(&CUuuid { bytes: id.to_be_bytes() }).map(|t| t as u64);
+        let addresses = integrity::Addresses {
+            cudart_interface: address(CUDART_INTERFACE)?,
+            integrity_check: address(INTEGRITY_CHECK)?,
+            function: integrity_value as Slot as u64,
+        };
+        // Asked before cuInit too; the public calls then report no device, and so does this.
+        let devices = driver().map(|d| d.cards()).unwrap_or_default();
+        let value = integrity::value(version, unix_seconds, addresses, devices);
+        // SAFETY: two words of the caller's, checked above.
+        unsafe {
+            out.write(value[0]);
+            out.add(1).write(value[1]);
+        }
+        Ok(())
+    })
+}
+
+/// CTX_STREAM_ID[4]: as cuCtxGetId.
+unsafe extern "C" fn stream_id_context(context: CUcontext, out: *mut u64) -> CUresult {
+    // SAFETY: as for cuCtxGetId.
+    answer(|| unsafe { calls::cuCtxGetId(context, out) })
+}
+
+/// CTX_STREAM_ID[51]: a private name for a stream; here the stream itself.
+unsafe extern "C" fn stream_id_private(_context: CUcontext, stream: CUstream, out: *mut *mut c_void, _flags: c_int) -> CUresult {
+    answer(|| {
+        if out.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: the caller's output, checked above.
+        unsafe { out.write(stream.0 as *mut c_void) };
+        Ok(())
+    })
+}
+
+/// CTX_STREAM_ID[39]: the number of a privately named stream.
+unsafe extern "C" fn stream_id_of_private(_context: CUcontext, private: *mut c_void, out: *mut u64) -> CUresult {
+    // SAFETY: as for cuStreamGetId.
+    answer(|| unsafe { calls::cuStreamGetId(CUstream(private as usize), out) })
+}
+
+type Destroy = Option<unsafe extern "C" fn(context: CUcontext, key: *mut c_void, value: *mut c_void)>;
+
+struct Stored {
+    value: *mut c_void,
+    destroy: Destroy,
+}
+
+// SAFETY: the runtime's own pointers, handed back to it.
+unsafe impl Send for Stored {}
+
+fn storage() -> &'static Mutex<FxHashMap<(usize, usize), Stored>> {
+    static STORAGE: OnceLock<Mutex<FxHashMap<(usize, usize), Stored>>> = OnceLock::new();
+    STORAGE.get_or_init(Mutex::default)
+}
+
+/// NULL and -1 mean the current context.
+fn storage_context(context: CUcontext) -> Result<usize, CUresult> {
+    match context.0 {
+        0 | usize::MAX => state::current_context().map(|c| c.0),
+        other => Ok(other),
+    }
+}
+
+/// CONTEXT_LOCAL_STORAGE[0]
+unsafe extern "C" fn storage_put(context: CUcontext, key: *mut c_void, value: *mut c_void, destroy: Destroy) -> CUresult {
+    answer(|| {
+        storage().lock().insert((storage_context(context)?, key as usize), Stored { value, destroy });
+        Ok(())
+    })
+}
+
+/// CONTEXT_LOCAL_STORAGE[1]
+unsafe extern "C" fn storage_delete(context: CUcontext, key: *mut c_void) -> CUresult {
+    answer(|| {
+        let removed = storage().lock().remove(&(storage_context(context)?, key as usize));
+        removed.map(drop).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    })
+}
+
+/// CONTEXT_LOCAL_STORAGE[2]
+unsafe extern "C" fn storage_get(value: *mut *mut c_void, context: CUcontext, key: *mut c_void) -> CUresult {
+    answer(|| {
+        if value.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let storage = storage().lock();
+        let stored = storage.get(&(storage_context(context)?, key as usize)).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        // SAFETY: the caller's output, checked above.
+        unsafe { value.write(stored.value) };
+        Ok(())
+    })
+}
+
+/// A context is gone: what runtimes keep with it goes too.
+pub(crate) fn destroy_storage(context: CUcontext) {
+    let gone: Vec<(usize, Stored)> = {
+        let mut storage = storage().lock();
+        let keys: Vec<_> = storage.keys().filter(|(c, _)| *c == context.0).copied().collect();
+        keys.into_iter().filter_map(|key| storage.remove(&key).map(|s| (key.1, s))).collect()
+    };
+    for (key, stored) in gone {
+        if let Some(destroy) = stored.destroy {
+            // SAFETY: the runtime registered this function for this moment, with these arguments.
+            unsafe { destroy(context, key as *mut c_void, stored.value) };
+        }
+    }
+}
+
+/// As `guard::enter`, for functions that are in no declaration.
+fn answer(call: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)) {
+        Ok(Ok(())) => CUresult::CUDA_SUCCESS,
+        Ok(Err(error)) => error,
+        Err(_) => CUresult::CUDA_ERROR_UNKNOWN,
+    }
+}
