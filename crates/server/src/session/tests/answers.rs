@@ -1,0 +1,262 @@
+//! What is answered, and in which order.
+
+use super::*;
+
+#[test]
+fn data_of_earlier_copies_precedes_a_fence_over_every_link() {
+    for mut client in [Client::shm(), Client::tcp()] {
+        for copy in 1..=20 {
+            client.copy_out(copy, 3, copy as u8, u64::from(copy) * 50_000);
+        }
+        client.fence(100, 3);
+        // Another stream is not held up by this one.
+        client.board.done.store(1, SeqCst);
+        client.fence(101, 0);
+        assert!(client.recv().is_answer_to(101));
+        client.recv_nothing(20);
+        client.board.done.store(4, SeqCst);
+        for copy in 1..=20u32 {
+            let answer = client.recv();
+            assert!(answer.is_answer_to(copy));
+            let data = Reader::new(&answer.body).bytes("data").unwrap();
+            assert_eq!(data.len(), copy as usize * 50_000);
+            assert!(data.iter().all(|b| *b == copy as u8));
+        }
+        assert!(client.recv().is_answer_to(100));
+        let (end, tally, _) = client.leave();
+        assert!(matches!(end, End::ClientLeft), "{end}");
+        let by_name: HashMap<_, _> = tally.by_name().into_iter().collect();
+        assert_eq!(by_name["copy_out"].calls, 20);
+        assert_eq!(by_name["copy_out"].sent_bytes, 210 * 50_000);
+        assert_eq!(by_name["fence_stream"].calls, 2);
+    }
+}
+
+#[test]
+fn a_copy_that_becomes_ready_while_the_list_is_looked_at_is_answered_first() {
+    /// Becomes ready when it is asked for the `after`th time.
+    struct Late(u32);
+    impl DeviceWait for Late {
+        fn ready(&mut self) -> Result<bool, Failure> {
+            self.0 = self.0.saturating_sub(1);
+            Ok(self.0 == 0)
+        }
+    }
+    let mut list = WaitingList::default();
+    let now = Instant::now();
+    for (token, asked, stream) in [(1, 2, 5), (2, 2, 6), (3, 9, 7), (4, 1, 8)] {
+        let lane = Lane::Stream { context: 0, stream };
+        let entry = Waiting::new(0, token, lane, false, 0, now, Box::new(Late(asked)));
+        list.push(entry).unwrap();
+    }
+    assert!(list.poll());
+    let tokens: Vec<_> = list.take_ready(now).map(|(entry, _)| entry.token).collect();
+    assert_eq!(tokens, [1, 2, 4]);
+    assert_eq!(list.len(), 1);
+}
+
+#[test]
+fn contexts_tokens_and_who_wants_no_answer() {
+    let mut client = Client::shm();
+    client.board.done.store(1, SeqCst);
+    client.send(u32::MAX, &messages::FenceContext {});
+    assert!(client.recv().is_answer_to(u32::MAX));
+    assert_eq!(client.contexts.recv_timeout(PATIENCE).unwrap(), 7);
+    // Nobody waits for these.
+    client.send(0, &messages::FenceContext {});
+    client.send(0, &messages::Ping {});
+    // An outstanding message whose sender wants to wait after all.
+    client.send(9, &messages::StreamDestroy { stream: 1 });
+    assert!(client.recv().is_answer_to(9));
+    // The same token twice is the client's affair.
+    client.send(5, &messages::Ping {});
+    client.send(5, &messages::Ping {});
+    assert!(client.recv().is_answer_to(5));
+    assert!(client.recv().is_answer_to(5));
+    client.send(6, &messages::EventDestroy { event: 3 });
+    assert_eq!(
+        client.recv().failure(),
+        (6, CUresult::CUDA_ERROR_INVALID_HANDLE, "xxx".into())
+    );
+    // What the device does not override.
+    client.send(8, &messages::ContextDestroy { context: 1 });
+    let (token, status, reason) = client.recv().failure();
+    assert_eq!((token, status), (8, CUresult::CUDA_ERROR_NOT_SUPPORTED));
+    assert!(reason.contains("context_destroy"), "{reason}");
+}
+
+#[test]
+fn faults_come_at_once_and_before_waits() {
+    let mut client = Client::shm();
+    client.send(0, &messages::EventDestroy { event: 4 });
+    let number = messages::EventDestroy::NUMBER;
+    assert_eq!(
+        client.recv().fault(),
+        (
+            number,
+            CUresult::CUDA_ERROR_INVALID_HANDLE,
+            false,
+            "xxxx".into()
+        )
+    );
+    client.send(0, &messages::EventDestroy { event: 0 });
+    assert_eq!(
+        client.recv().fault(),
+        (
+            number,
+            CUresult::CUDA_ERROR_LAUNCH_FAILED,
+            true,
+            "lost".into()
+        )
+    );
+}
+
+#[test]
+fn a_flood_of_faults_is_summed_up_before_the_next_answer() {
+    let mut client = Client::shm();
+    client.board.done.store(9, SeqCst);
+    for _ in 0..2_000 {
+        client.send(0, &messages::EventDestroy { event: 1 });
+    }
+    client.fence(1, 3);
+    let mut faults = 0;
+    let mut summed = 0;
+    loop {
+        let received = client.recv();
+        if received.is_answer_to(1) {
+            break;
+        }
+        let (.., message) = received.fault();
+        faults += 1;
+        if let Some((_, rest)) = message.split_once("(and ") {
+            summed += rest.split(' ').next().unwrap().parse::<u64>().unwrap();
+        }
+    }
+    assert_eq!(faults + summed, 2_000);
+    // A slow machine may take more than a second for them.
+    assert!(
+        faults <= 8 * u64::from(limits::FAULTS_PER_SECOND_MAX),
+        "{faults}"
+    );
+}
+
+#[test]
+fn a_lost_gpu_fails_every_wait() {
+    let mut client = Client::shm();
+    client.fence(1, 3);
+    client.copy_out(2, 4, 1, 10);
+    client.fence(0, 3);
+    client.board.is_lost.store(true, SeqCst);
+    for token in [1, 2] {
+        let (answered, status, _) = client.recv().failure();
+        assert_eq!(
+            (answered, status),
+            (token, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)
+        );
+    }
+    // Nobody waited for the third.
+    let (op, status, is_sticky, _) = client.recv().fault();
+    assert_eq!(op, messages::FenceStream::NUMBER);
+    assert_eq!(
+        (status, is_sticky),
+        (CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, true)
+    );
+}
+
+#[test]
+fn prints_and_pages_precede_the_answer_to_a_wait() {
+    let mut client = Client::shm();
+    let mut file = File::from(memfd());
+    file.write_all(b"hello from a kernel").unwrap();
+    client.sender.send_fd(77, file.as_fd()).unwrap();
+    let (va, len, flags, fd_tag) = (1 << 30, 4096, 0, 77);
+    client.send(
+        1,
+        &messages::HostMap {
+            va,
+            len,
+            flags,
+            fd_tag,
+        },
+    );
+    assert!(client.recv().is_answer_to(1));
+    let data = &vec![5; CHUNK_BYTES_MAX];
+    client.send(0, &messages::HostWrite { va: 1 << 20, data });
+    client.fence(2, 0);
+    client.recv_nothing(20);
+    client.board.done.store(1, SeqCst);
+    match client.recv().note() {
+        Note::Print(print) => assert_eq!(print.text, b"hello from a kernel"),
+        other => panic!("{other:?}"),
+    }
+    match client.recv().note() {
+        Note::HostPages(pages) => assert_eq!((pages.va, pages.data), (1 << 20, &data[..])),
+        other => panic!("{other:?}"),
+    }
+    assert!(client.recv().is_answer_to(2));
+}
+
+#[test]
+fn a_missing_file_descriptor_is_a_failure() {
+    for mut client in [Client::shm(), Client::tcp()] {
+        let (va, len, flags, fd_tag) = (1 << 30, 4096, 0, 77);
+        client.send(
+            1,
+            &messages::HostMap {
+                va,
+                len,
+                flags,
+                fd_tag,
+            },
+        );
+        let (token, status, reason) = client.recv().failure();
+        assert_eq!((token, status), (1, CUresult::CUDA_ERROR_INVALID_VALUE));
+        assert!(reason.contains("file descriptor"), "{reason}");
+        client.send(2, &messages::Ping {});
+        assert!(client.recv().is_answer_to(2));
+    }
+}
+
+#[test]
+fn host_functions_are_called_and_answered() {
+    let mut client = Client::shm();
+    client.send(
+        0,
+        &messages::HostFunc {
+            stream: 1,
+            call: 42,
+        },
+    );
+    match client.recv().note() {
+        Note::HostCall(call) => assert_eq!((call.call, call.status), (42, 0)),
+        other => panic!("{other:?}"),
+    }
+    client.send(0, &messages::HostFuncDone { call: 42 });
+    client.send(1, &messages::Ping {});
+    assert!(client.recv().is_answer_to(1));
+    assert_eq!(client.board.host_funcs_done.load(SeqCst), 42);
+}
+
+#[test]
+fn more_copies_than_may_wait_do_not_hold_up_what_they_wait_for() {
+    let mut client = Client::shm();
+    let count = limits::WAITING_MAX as u32 + 500;
+    for copy in 1..=count {
+        client.copy_out(copy, 0, 1, 8);
+    }
+    // Behind all of them in the queue, and the reason why they are not done.
+    client.send(0, &messages::HostFuncDone { call: 1 });
+    let start = Instant::now();
+    while client.board.host_funcs_done.load(SeqCst) == 0 {
+        assert!(start.elapsed() < PATIENCE, "deadlock");
+        thread::sleep(Duration::from_millis(1));
+    }
+    client.board.done.store(1, SeqCst);
+    for copy in 1..=count {
+        assert!(client.recv().is_answer_to(copy));
+    }
+}
+
+fn memfd() -> OwnedFd {
+    rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
+}
