@@ -1,0 +1,223 @@
+//! Counting devices and finding them.
+
+use std::ffi::CStr;
+
+use outboard_wire::doc::NvmlPci;
+
+use super::*;
+use crate::types::{nvmlUUID_t, struct_version};
+
+/// `nvmlUUIDType_t`.
+const UUID_ASCII: u32 = 1;
+const UUID_BINARY: u32 = 2;
+
+pub(crate) unsafe fn nvmlDeviceGetCount_v2(count: *mut u32) -> Result {
+    let snapshot = session::snapshot(Age::Any)?;
+    // SAFETY: the caller's pointer.
+    unsafe { put(count, snapshot.content.devices.len() as u32) }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetHandleByIndex_v2(
+    index: u32,
+    device: *mut nvmlDevice_t,
+) -> Result {
+    let snapshot = session::snapshot(Age::Any)?;
+    check(device)?;
+    if index as usize >= snapshot.content.devices.len() {
+        return Err(nvmlReturn_t::INVALID_ARGUMENT);
+    }
+    // SAFETY: the caller's pointer.
+    unsafe { put(device, handle_of(index as usize)) }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetIndex(device: nvmlDevice_t, index: *mut u32) -> Result {
+    let found = Device::find(device, Age::Any)?;
+    // SAFETY: the caller's pointer.
+    unsafe { put(index, found.index as u32) }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetHandleByUUID(
+    uuid: *const c_char,
+    device: *mut nvmlDevice_t,
+) -> Result {
+    // SAFETY: the caller's pointers.
+    unsafe { find_by_text(uuid, device, |d, text| Ok(d.uuid == text)) }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetHandleBySerial(
+    serial: *const c_char,
+    device: *mut nvmlDevice_t,
+) -> Result {
+    // SAFETY: the caller's pointers.
+    unsafe {
+        find_by_text(serial, device, |d, text| {
+            Ok(d.serial.as_deref() == Some(text))
+        })
+    }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetHandleByPciBusId_v2(
+    bus_id: *const c_char,
+    device: *mut nvmlDevice_t,
+) -> Result {
+    // SAFETY: the caller's pointers.
+    unsafe {
+        find_by_text(bus_id, device, |d, text| {
+            let wanted = parse_bus_id(text).ok_or(nvmlReturn_t::INVALID_ARGUMENT)?;
+            Ok(wanted == place_of(&d.pci))
+        })
+    }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetHandleByUUIDV(
+    uuid: *const nvmlUUID_t,
+    device: *mut nvmlDevice_t,
+) -> Result {
+    let snapshot = session::snapshot(Age::Any)?;
+    check(device)?;
+    if uuid.is_null() {
+        return Err(nvmlReturn_t::INVALID_ARGUMENT);
+    }
+    // The version comes first: what follows it is read once the caller is known to have it.
+    // SAFETY: not null; the caller's record.
+    if unsafe { uuid.cast::<u32>().read_unaligned() } != struct_version::<nvmlUUID_t>(1) {
+        return Err(nvmlReturn_t::ARGUMENT_VERSION_MISMATCH);
+    }
+    // SAFETY: not null, and of this version.
+    let uuid = unsafe { uuid.read_unaligned() };
+    let matches = |text: &str| match uuid.type_ {
+        UUID_ASCII => uuid.value.split(|b| *b == 0).next() == Some(text.as_bytes()),
+        _ => parse_uuid(text).is_some_and(|bytes| uuid.value.starts_with(&bytes)),
+    };
+    if !matches!(uuid.type_, UUID_ASCII | UUID_BINARY) {
+        return Err(nvmlReturn_t::INVALID_ARGUMENT);
+    }
+    let index = snapshot
+        .content
+        .devices
+        .iter()
+        .position(|d| matches(&d.uuid));
+    // SAFETY: the caller's pointer.
+    unsafe { put(device, handle_of(index.ok_or(nvmlReturn_t::NOT_FOUND)?)) }
+}
+
+/// # Safety
+/// `text` is null or a C string, `device` null or writable.
+unsafe fn find_by_text(
+    text: *const c_char,
+    device: *mut nvmlDevice_t,
+    is_it: impl Fn(&NvmlDevice, &str) -> Result<bool>,
+) -> Result {
+    let snapshot = session::snapshot(Age::Any)?;
+    check(device)?;
+    if text.is_null() {
+        return Err(nvmlReturn_t::INVALID_ARGUMENT);
+    }
+    // SAFETY: not null; a C string.
+    let text = unsafe { CStr::from_ptr(text) };
+    let text = text.to_str().map_err(|_| nvmlReturn_t::INVALID_ARGUMENT)?;
+    for (index, candidate) in snapshot.content.devices.iter().enumerate() {
+        if is_it(candidate, text)? {
+            // SAFETY: the caller's pointer.
+            return unsafe { put(device, handle_of(index)) };
+        }
+    }
+    Err(nvmlReturn_t::NOT_FOUND)
+}
+
+/// Domain, bus, device, function.
+type Place = [u32; 4];
+
+/// A GPU is function 0 of its device.
+fn place_of(pci: &NvmlPci) -> Place {
+    [pci.domain, pci.bus, pci.device, 0]
+}
+
+/// `domain:bus:device.function`, `domain:bus:device` or `bus:device.function`, in hexadecimal.
+fn parse_bus_id(text: &str) -> Option<Place> {
+    let hex = |digits: &str| {
+        let plain = digits.bytes().all(|b| b.is_ascii_hexdigit());
+        plain
+            .then(|| u32::from_str_radix(digits, 16).ok())
+            .flatten()
+    };
+    let (place, function) = match text.split_once('.') {
+        Some((place, function)) => (place, Some(hex(function)?)),
+        None => (text, None),
+    };
+    match (&place.split(':').collect::<Vec<_>>()[..], function) {
+        ([domain, bus, device], function) => {
+            Some([hex(domain)?, hex(bus)?, hex(device)?, function.unwrap_or(0)])
+        }
+        ([bus, device], Some(function)) => Some([0, hex(bus)?, hex(device)?, function]),
+        _ => None,
+    }
+}
+
+/// The bytes of `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let digits: Vec<u32> = text
+        .strip_prefix("GPU-")?
+        .chars()
+        .filter(|c| *c != '-')
+        .map(|c| c.to_digit(16))
+        .collect::<Option<_>>()?;
+    let bytes: Vec<u8> = digits
+        .chunks_exact(2)
+        .map(|pair| (pair[0] << 4 | pair[1]) as u8)
+        .collect();
+    (digits.len() == 32)
+        .then(|| bytes.try_into().ok())
+        .flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bus_ids() {
+        assert_eq!(parse_bus_id("00000000:5D:00.0"), Some([0, 0x5d, 0, 0]));
+        assert_eq!(parse_bus_id("0001:5d:1f"), Some([1, 0x5d, 0x1f, 0]));
+        assert_eq!(parse_bus_id("5d:00.0"), Some([0, 0x5d, 0, 0]));
+        assert_eq!(parse_bus_id("5d:00.1"), Some([0, 0x5d, 0, 1]));
+        for wrong in [
+            "",
+            "5d",
+            "5d:00",
+            "a:b:c:d.0",
+            "0:+5:0.0",
+            "0:5g:0.0",
+            "0:5:0.",
+            "123456789:0:0.0",
+        ] {
+            assert_eq!(parse_bus_id(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn uuids() {
+        let bytes = parse_uuid("GPU-00112233-4455-6677-8899-aabbccddeeff").unwrap();
+        assert_eq!(bytes[..3], [0x00, 0x11, 0x22]);
+        assert_eq!(bytes[15], 0xff);
+        for wrong in [
+            "",
+            "GPU-",
+            "00112233-4455-6677-8899-aabbccddeeff",
+            "GPU-0011",
+            "GPU-g0112233-4455-6677-8899-aabbccddeeff",
+        ] {
+            assert_eq!(parse_uuid(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn handles() {
+        for index in [0, 1, 7, 100] {
+            assert_eq!(index_of(handle_of(index)), Some(index));
+        }
+        for wrong in [0, 1, HANDLE_FIRST - HANDLE_STRIDE, HANDLE_FIRST + 1] {
+            assert_eq!(index_of(nvmlDevice_t(wrong)), None, "{wrong:x}");
+        }
+    }
+}

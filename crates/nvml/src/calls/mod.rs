@@ -1,0 +1,122 @@
+//! The served calls, each under its C name. What they have in common: a device is looked up in the snapshot, what the
+//! snapshot does not know is `NVML_ERROR_NOT_SUPPORTED`, and a result is written where the caller wants it.
+#![allow(non_snake_case)]
+
+mod answers;
+mod devices;
+mod library;
+mod memory;
+mod pci;
+mod processes;
+mod sensors;
+
+use std::{ffi::c_char, sync::Arc};
+
+use outboard_wire::doc::NvmlDevice;
+
+pub(crate) use self::{
+    answers::*, devices::*, library::*, memory::*, pci::*, processes::*, sensors::*,
+};
+use crate::{
+    session::{self, Age, Snapshot},
+    types::{Result, nvmlDevice_t, nvmlReturn_t},
+};
+
+/// Handles are this, and so many times the stride: recognised when they come back, null never, and no address of ours.
+const HANDLE_FIRST: usize = 0x0b0a_0000;
+const HANDLE_STRIDE: usize = 16;
+
+/// A device of a snapshot.
+pub(crate) struct Device {
+    snapshot: Arc<Snapshot>,
+    index: usize,
+}
+
+impl Device {
+    pub(crate) fn find(handle: nvmlDevice_t, age: Age) -> Result<Device> {
+        let snapshot = session::snapshot(age)?;
+        let index = index_of(handle).ok_or(nvmlReturn_t::INVALID_ARGUMENT)?;
+        match snapshot.content.devices.get(index) {
+            Some(_) => Ok(Device { snapshot, index }),
+            None => Err(nvmlReturn_t::INVALID_ARGUMENT),
+        }
+    }
+
+    pub(crate) fn get(&self) -> Result<&NvmlDevice> {
+        self.snapshot
+            .content
+            .devices
+            .get(self.index)
+            .ok_or(nvmlReturn_t::INVALID_ARGUMENT)
+    }
+}
+
+fn handle_of(index: usize) -> nvmlDevice_t {
+    nvmlDevice_t(HANDLE_FIRST + index * HANDLE_STRIDE)
+}
+
+fn index_of(handle: nvmlDevice_t) -> Option<usize> {
+    let offset = handle.0.checked_sub(HANDLE_FIRST)?;
+    (offset % HANDLE_STRIDE == 0).then_some(offset / HANDLE_STRIDE)
+}
+
+/// What the driver refused to say of a device.
+fn known<T>(value: Option<T>) -> Result<T> {
+    value.ok_or(nvmlReturn_t::NOT_SUPPORTED)
+}
+
+/// A null pointer is refused before the server is asked anything.
+fn check<T>(out: *mut T) -> Result {
+    match out.is_null() {
+        true => Err(nvmlReturn_t::INVALID_ARGUMENT),
+        false => Ok(()),
+    }
+}
+
+/// # Safety
+/// `out` is null or can be written.
+unsafe fn put<T>(out: *mut T, value: T) -> Result {
+    check(out)?;
+    // SAFETY: not null; the caller promised the rest. Programs of C do not always align.
+    unsafe { out.write_unaligned(value) };
+    Ok(())
+}
+
+/// Writes `text` and a NUL.
+///
+/// # Safety
+/// `out` is null or has room for `length` bytes.
+unsafe fn put_text(out: *mut c_char, length: usize, text: &str) -> Result {
+    check(out)?;
+    let bytes = without_nul(text);
+    if bytes.len() >= length {
+        return Err(nvmlReturn_t::INSUFFICIENT_SIZE);
+    }
+    // SAFETY: the text and its NUL are `length` bytes at most, which the caller promised.
+    unsafe {
+        out.copy_from_nonoverlapping(bytes.as_ptr().cast(), bytes.len());
+        out.add(bytes.len()).write(0);
+    }
+    Ok(())
+}
+
+/// `text` with a NUL in an array, cut off where it does not fit.
+fn array<const N: usize>(text: &str) -> [c_char; N] {
+    let mut out = [0; N];
+    for (to, from) in out
+        .iter_mut()
+        .zip(without_nul(text))
+        .take(N.saturating_sub(1))
+    {
+        *to = *from as c_char;
+    }
+    out
+}
+
+/// A text of the server up to its first NUL, where C would see its end.
+pub(crate) fn without_nul(text: &str) -> &[u8] {
+    text.as_bytes()
+        .split(|b| *b == 0)
+        .next()
+        .unwrap_or_default()
+}

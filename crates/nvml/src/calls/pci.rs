@@ -1,0 +1,76 @@
+//! PCI Express.
+
+use outboard_wire::doc::NvmlPci;
+
+use super::*;
+use crate::types::{nvmlPciInfo_t, nvmlPciInfo_v1_t, nvmlPciInfo_v2_t};
+
+/// `nvmlPcieUtilCounter_t`.
+const TRANSMITTED: u32 = 0;
+const RECEIVED: u32 = 1;
+
+/// Programs of NVML 1 call it, with the record as it was then.
+pub(crate) unsafe fn nvmlDeviceGetPciInfo(device: nvmlDevice_t, pci: *mut nvmlPciInfo_t) -> Result {
+    let found = Device::find(device, Age::Any)?;
+    // SAFETY: the caller's record is of the first version.
+    unsafe { put(pci.cast(), first_version(&found.get()?.pci)) }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetPciInfo_v2(
+    device: nvmlDevice_t,
+    pci: *mut nvmlPciInfo_t,
+) -> Result {
+    let found = Device::find(device, Age::Any)?;
+    let of = &found.get()?.pci;
+    let info = nvmlPciInfo_v2_t {
+        v1: first_version(of),
+        pci_sub_system_id: of.subsystem_id,
+        reserved: [0; 4],
+    };
+    // SAFETY: the caller's record is of the second version.
+    unsafe { put(pci.cast(), info) }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetPciInfo_v3(
+    device: nvmlDevice_t,
+    pci: *mut nvmlPciInfo_t,
+) -> Result {
+    let found = Device::find(device, Age::Any)?;
+    let of = &found.get()?.pci;
+    let info = nvmlPciInfo_t {
+        legacy: first_version(of),
+        pci_sub_system_id: of.subsystem_id,
+        bus_id: array(&of.bus_id),
+    };
+    // SAFETY: the caller's record.
+    unsafe { put(pci, info) }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetPcieThroughput(
+    device: nvmlDevice_t,
+    counter: u32,
+    value: *mut u32,
+) -> Result {
+    let found = Device::find(device, Age::Now)?;
+    check(value)?;
+    let answer = found.get()?.pci.throughput_kilobytes_per_s;
+    let answer = match counter {
+        TRANSMITTED => answer.map(|(transmitted, _)| transmitted),
+        RECEIVED => answer.map(|(_, received)| received),
+        _ => return Err(nvmlReturn_t::INVALID_ARGUMENT),
+    };
+    // SAFETY: the caller's pointer.
+    unsafe { put(value, known(answer)?) }
+}
+
+/// Spells the domain with four digits, as NVML did before version 3 of the record.
+fn first_version(pci: &NvmlPci) -> nvmlPciInfo_v1_t {
+    let bus_id = format!("{:04X}:{:02X}:{:02X}.0", pci.domain, pci.bus, pci.device);
+    nvmlPciInfo_v1_t {
+        bus_id: array(&bus_id),
+        domain: pci.domain,
+        bus: pci.bus,
+        device: pci.device,
+        pci_device_id: pci.device_id,
+    }
+}

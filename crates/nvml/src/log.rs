@@ -1,0 +1,37 @@
+//! What the library says on stderr: little, and never in a way that can fail the program.
+
+use std::{fmt::Display, io::Write as _, sync::OnceLock};
+
+/// `OUTBOARD_LOG`: `off`, `warn` (the default), or `debug`, which names every call that fails.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd)]
+enum Level {
+    Off,
+    Warn,
+    Debug,
+}
+
+fn level() -> Level {
+    static LEVEL: OnceLock<Level> = OnceLock::new();
+    *LEVEL.get_or_init(|| match std::env::var("OUTBOARD_LOG").as_deref() {
+        Ok("off") => Level::Off,
+        Ok("debug" | "trace") => Level::Debug,
+        _ => Level::Warn,
+    })
+}
+
+pub(crate) fn warn(message: impl Display) {
+    if level() >= Level::Warn {
+        say(message);
+    }
+}
+
+pub(crate) fn debug(message: impl Display) {
+    if level() >= Level::Debug {
+        say(message);
+    }
+}
+
+fn say(message: impl Display) {
+    // stderr may be closed; eprintln! would panic.
+    let _ = writeln!(std::io::stderr(), "outboard: nvml: {message}");
+}

@@ -1,0 +1,130 @@
+//! The table that nvidia-smi asks `nvmlInternalGetExportTable` for.
+//!
+//! NVIDIA documents none of it. What is used here was published with NVIDIA's own mock of NVML, whose authors watched
+//! nvidia-smi 580 (github.com/NVIDIA/k8s-test-infra, pkg/gpu/mocknvml/bridge/internal.go): the table's id; that its first
+//! word is its size in bytes; entry 81, a device by its index, without which nvidia-smi lists no device; entries 213 to
+//! 215, the lists of processes. Every other entry answers `NVML_ERROR_NOT_SUPPORTED`, and says its number in the log.
+
+use std::{
+    ffi::{c_char, c_void},
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use outboard_wire::doc::NvmlProcess;
+
+use crate::{
+    calls::{self, Device, without_nul},
+    log,
+    session::{self, Age},
+    types::{NO_INSTANCE, Result, VALUE_NOT_AVAILABLE, nvmlDevice_t, nvmlReturn_t, nvmlUuid},
+};
+
+/// 6c3efec4-8fc9-4e6c-a327-ee696e12f7c4 as a GUID lies in memory.
+const NVIDIA_SMI: nvmlUuid = [
+    0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e, 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4,
+];
+/// The entries of compute and of graphics processes; the third list, of clients of MPS, is not served.
+const COMPUTE_PROCESSES: usize = 213;
+
+/// The table of an id.
+pub(crate) fn table(id: &nvmlUuid) -> Result<*const c_void> {
+    if *id == NVIDIA_SMI {
+        return Ok(SLOTS.as_ptr().cast());
+    }
+    log::debug(format_args!("there is no private table {id:02x?}"));
+    Err(nvmlReturn_t::NOT_SUPPORTED)
+}
+
+/// An entry: the size of the table, or a function.
+#[repr(transparent)]
+struct Slot(*const c_void);
+
+// SAFETY: a number or the address of a function.
+unsafe impl Sync for Slot {}
+
+impl Slot {
+    const fn bytes(bytes: usize) -> Slot {
+        Slot(std::ptr::without_provenance(bytes))
+    }
+
+    const fn function(function: *const ()) -> Slot {
+        Slot(function.cast())
+    }
+}
+
+include!(concat!(env!("OUT_DIR"), "/slots.rs"));
+
+const NAME_BYTES_MAX: usize = 4096;
+
+/// One process, as nvidia-smi reads it.
+#[repr(C)]
+struct Process {
+    pid: u32,
+    used_gpu_memory: u64,
+    gpu_instance_id: u32,
+    compute_instance_id: u32,
+    protected_memory: u64,
+    name: [c_char; NAME_BYTES_MAX],
+}
+
+const _: () = {
+    assert!(size_of::<Process>() == 4128);
+    assert!(std::mem::offset_of!(Process, name) == 32);
+};
+
+/// An entry that nothing is known of. Whatever it is called with, it looks at none of it.
+extern "C" fn unknown<const SLOT: usize>() -> nvmlReturn_t {
+    if !session::is_initialised() {
+        return nvmlReturn_t::UNINITIALIZED;
+    }
+    log::debug(format_args!(
+        "entry {SLOT} of nvidia-smi's table is not supported"
+    ));
+    nvmlReturn_t::NOT_SUPPORTED
+}
+
+unsafe extern "C" fn handle_by_index(index: u32, device: *mut nvmlDevice_t) -> nvmlReturn_t {
+    // SAFETY: the caller's pointer.
+    guard(|| unsafe { calls::nvmlDeviceGetHandleByIndex_v2(index, device) })
+}
+
+unsafe extern "C" fn processes<const SLOT: usize>(
+    device: nvmlDevice_t,
+    count: *mut u32,
+    processes: *mut Process,
+) -> nvmlReturn_t {
+    guard(|| {
+        let found = Device::find(device, Age::Now)?;
+        let found = found.get()?;
+        let list = match SLOT {
+            COMPUTE_PROCESSES => &found.processes_compute,
+            _ => &found.processes_graphics,
+        };
+        // SAFETY: the caller's count, and as many records.
+        unsafe { calls::put_list(list, count, processes, process) }
+    })
+}
+
+fn process(of: &NvmlProcess) -> Process {
+    let mut name = [0; NAME_BYTES_MAX];
+    let text = without_nul(of.name.as_deref().unwrap_or_default());
+    for (to, from) in name.iter_mut().zip(text).take(NAME_BYTES_MAX - 1) {
+        *to = *from as c_char;
+    }
+    Process {
+        pid: of.pid,
+        used_gpu_memory: of.used_bytes.unwrap_or(VALUE_NOT_AVAILABLE),
+        gpu_instance_id: NO_INSTANCE,
+        compute_instance_id: NO_INSTANCE,
+        protected_memory: 0,
+        name,
+    }
+}
+
+fn guard(body: impl FnOnce() -> Result) -> nvmlReturn_t {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => nvmlReturn_t::SUCCESS,
+        Ok(Err(error)) => error,
+        Err(_) => nvmlReturn_t::UNKNOWN,
+    }
+}

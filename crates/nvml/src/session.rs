@@ -1,0 +1,288 @@
+//! The connection of this process to its server, from the first `nvmlInit` to the last `nvmlShutdown`, and the snapshot
+//! that calls are answered from.
+
+use std::{
+    path::Path,
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use outboard_link::{
+    DialError, Endpoint, EndpointError, Error as LinkError, Receiver, Sender, Wait, dial,
+};
+use outboard_wire::{
+    DecodeError, EncodeError,
+    doc::{self, NvmlSnapshot},
+    frame::{decode_reply, encode_request, request_len},
+    handshake::{ClientHello, Purpose},
+    messages,
+};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::{
+    log,
+    types::{Result, nvmlReturn_t},
+};
+
+/// How old an answer to a question about now may be. All calls that make up one line of a display share a snapshot.
+const SNAPSHOT_AGE_MS_MAX: u64 = 100;
+/// How long `nvmlInit` looks for the server.
+const DIAL_MS_MAX: u64 = 5_000;
+/// How long a snapshot may take. The first one of a GPU that nobody has used wakes its driver, which takes seconds.
+const ANSWER_MS_MAX: u64 = 10_000;
+/// How long a server that did not answer is left alone.
+const RETRY_MS: u64 = 1_000;
+/// Frames that are not the answer, before a server is taken to be broken.
+const STRAY_FRAMES_MAX: u32 = 1_000;
+
+/// How old an answer may be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Age {
+    /// What changes all the time.
+    Now,
+    /// What stays as long as the connection does.
+    Any,
+}
+
+/// What the server said, and when.
+pub(crate) struct Snapshot {
+    pub(crate) content: NvmlSnapshot,
+    taken: Instant,
+    /// Microseconds since 1970.
+    pub(crate) taken_us: i64,
+}
+
+/// Counts `nvmlInit` less `nvmlShutdown`. Outside of the lock, because a forked child inherits it.
+static REFERENCES: AtomicU32 = AtomicU32::new(0);
+
+pub(crate) fn is_initialised() -> bool {
+    REFERENCES.load(Ordering::Acquire) > 0
+}
+
+pub(crate) fn init() -> Result {
+    let mut state = lock();
+    if !is_initialised() {
+        // A server that answers no snapshot is found out here, where programs expect it.
+        state
+            .refresh()
+            .map_err(|()| nvmlReturn_t::DRIVER_NOT_LOADED)?;
+    }
+    REFERENCES.fetch_add(1, Ordering::AcqRel);
+    Ok(())
+}
+
+pub(crate) fn shutdown() -> Result {
+    let mut state = lock();
+    match REFERENCES.load(Ordering::Acquire) {
+        0 => return Err(nvmlReturn_t::UNINITIALIZED),
+        1 => *state = State::default(),
+        _ => {}
+    }
+    REFERENCES.fetch_sub(1, Ordering::AcqRel);
+    Ok(())
+}
+
+/// What the server says, asked anew if what is known is too old.
+pub(crate) fn snapshot(age: Age) -> Result<Arc<Snapshot>> {
+    if !is_initialised() {
+        return Err(nvmlReturn_t::UNINITIALIZED);
+    }
+    let mut state = lock();
+    let limit = match age {
+        Age::Now => Duration::from_millis(SNAPSHOT_AGE_MS_MAX),
+        Age::Any => Duration::MAX,
+    };
+    match &state.snapshot {
+        Some(known) if known.taken.elapsed() <= limit => Ok(Arc::clone(known)),
+        _ => state.refresh().map_err(|()| nvmlReturn_t::UNKNOWN),
+    }
+}
+
+/// What one process has of its server.
+struct Process {
+    pid: u32,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    connection: Option<Connection>,
+    snapshot: Option<Arc<Snapshot>>,
+    failed: Option<Instant>,
+}
+
+/// This process's state. A forked child gets one of its own: it can use neither the parent's connection nor a lock that
+/// another thread of the parent held.
+fn lock() -> MutexGuard<'static, State> {
+    static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
+    let pid = std::process::id();
+    let mut seen = PROCESS.load(Ordering::Acquire);
+    loop {
+        // SAFETY: null, or a box that was leaked below and is never freed.
+        let known: Option<&'static Process> = unsafe { seen.as_ref() };
+        if let Some(process) = known.filter(|p| p.pid == pid) {
+            return process.state.lock();
+        }
+        let new = Box::into_raw(Box::new(Process {
+            pid,
+            state: Mutex::default(),
+        }));
+        match PROCESS.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                // The child's copies of the parent's descriptors would keep the session alive after the parent's end.
+                if let Some(mut parents) = known.and_then(|p| p.state.try_lock()) {
+                    parents.connection = None;
+                }
+                seen = new;
+            }
+            Err(now) => {
+                // SAFETY: made above, and not published.
+                drop(unsafe { Box::from_raw(new) });
+                seen = now;
+            }
+        }
+    }
+}
+
+impl State {
+    /// A new snapshot. Why there is none has been said on stderr.
+    fn refresh(&mut self) -> std::result::Result<Arc<Snapshot>, ()> {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        let resting = |failed: &Instant| failed.elapsed() < Duration::from_millis(RETRY_MS);
+        if self.failed.as_ref().is_some_and(resting) {
+            return Err(());
+        }
+        match self.ask() {
+            Ok(content) => {
+                SAID.store(false, Ordering::Relaxed);
+                let since_1970 = SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .unwrap_or_default();
+                let snapshot = Arc::new(Snapshot {
+                    content,
+                    taken: Instant::now(),
+                    taken_us: i64::try_from(since_1970.as_micros()).unwrap_or(i64::MAX),
+                });
+                self.failed = None;
+                self.snapshot = Some(Arc::clone(&snapshot));
+                Ok(snapshot)
+            }
+            Err(error) => {
+                self.connection = None;
+                self.failed = Some(Instant::now());
+                if SAID.swap(true, Ordering::Relaxed) {
+                    log::debug(error);
+                } else {
+                    log::warn(error);
+                }
+                Err(())
+            }
+        }
+    }
+
+    fn ask(&mut self) -> std::result::Result<NvmlSnapshot, Failure> {
+        if let Some(connection) = &mut self.connection {
+            match connection.ask() {
+                // The server was started anew, or lost its patience with an idle client.
+                Err(Failure::Link(error)) if error.is_disconnect() => {}
+                outcome => return outcome,
+            }
+        }
+        self.connection = None;
+        self.connection.insert(Connection::open()?).ask()
+    }
+}
+
+/// Why there is no snapshot.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(
+        "OUTBOARD_GPU names no server; start the program with `outboard run --gpu URL -- PROGRAM`"
+    )]
+    NoServer,
+    #[error("OUTBOARD_GPU: {0}")]
+    Endpoint(#[from] EndpointError),
+    #[error("{url}: {error}")]
+    Dial { url: String, error: DialError },
+    #[error("the connection to the server failed: {0}")]
+    Link(#[from] LinkError),
+    #[error("the question does not fit into a frame: {0}")]
+    Encode(#[from] EncodeError),
+    #[error("the server's answer cannot be read: {0}")]
+    Decode(#[from] DecodeError),
+    #[error("the server's answer cannot be read: {0}")]
+    Document(String),
+    #[error("the server cannot say anything of its devices (CUresult {status}): {reason}")]
+    Refused { status: u32, reason: String },
+    #[error("the server did not answer within {ms} ms")]
+    NoAnswer { ms: u64 },
+    #[error("the server sent {STRAY_FRAMES_MAX} frames and none of them was the answer")]
+    Stray,
+}
+
+struct Connection {
+    sender: Sender,
+    receiver: Receiver,
+    token: u32,
+}
+
+impl Connection {
+    fn open() -> std::result::Result<Connection, Failure> {
+        let url = std::env::var("OUTBOARD_GPU").map_err(|_| Failure::NoServer)?;
+        let endpoint: Endpoint = url.parse()?;
+        let hello = ClientHello {
+            release: env!("CARGO_PKG_VERSION").into(),
+            purpose: Purpose::Query,
+            pid: std::process::id(),
+            program: program_name(),
+        };
+        let (link, _, _) = dial(&endpoint, &hello, Duration::from_millis(DIAL_MS_MAX))
+            .map_err(|error| Failure::Dial { url, error })?;
+        let (sender, receiver) = link.split();
+        Ok(Connection {
+            sender,
+            receiver,
+            token: 0,
+        })
+    }
+
+    fn ask(&mut self) -> std::result::Result<NvmlSnapshot, Failure> {
+        self.token = self.token.wrapping_add(1).max(1);
+        let question = messages::NvmlSnapshot {};
+        let len = request_len(&question);
+        encode_request(self.sender.reserve(len)?, self.token, 0, &question)?;
+        self.sender.commit(len)?;
+        self.sender.flush()?;
+        let deadline = Instant::now() + Duration::from_millis(ANSWER_MS_MAX);
+        for _ in 0..STRAY_FRAMES_MAX {
+            let Some(frame) = self.receiver.recv(Wait::Until(deadline))? else {
+                return Err(Failure::NoAnswer { ms: ANSWER_MS_MAX });
+            };
+            let (header, mut rest) = decode_reply(frame)?;
+            // Notes and answers to questions that were given up are nobody's.
+            if header.note != 0 || header.token != self.token {
+                continue;
+            }
+            if header.status != 0 {
+                let reason = rest.bytes("the reason of a refusal").unwrap_or_default();
+                return Err(Failure::Refused {
+                    status: header.status,
+                    reason: String::from_utf8_lossy(reason).into_owned(),
+                });
+            }
+            let reply = <messages::NvmlSnapshotReply as outboard_wire::Message>::decode(&mut rest)?;
+            return doc::from_bytes(&reply.document).map_err(|e| Failure::Document(e.to_string()));
+        }
+        Err(Failure::Stray)
+    }
+}
+
+fn program_name() -> String {
+    let path = std::env::args_os().next().unwrap_or_default();
+    let name = Path::new(&path).file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
