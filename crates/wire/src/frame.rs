@@ -28,7 +28,8 @@ pub struct ReplyHeader {
     pub reserved2: u32,
 }
 
-const _: () = assert!(HEADER_BYTES == 2 + 2 + 4 + 8 && HEADER_BYTES == 2 + 2 + 4 + 4 + 4);
+const _: () = assert!(HEADER_BYTES == 2 + 2 + 4 + 8);
+const _: () = assert!(HEADER_BYTES == 2 + 2 + 4 + 4 + 4);
 
 impl RequestHeader {
     pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {

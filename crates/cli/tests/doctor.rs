@@ -1,0 +1,88 @@
+//! `outboard doctor`: each thing that can be wrong is found, and all well is exit code 0.
+
+mod common;
+
+use std::{fs, process::Command};
+
+use common::*;
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn doctor(command: &mut Command) -> (Option<i32>, Vec<Value>) {
+    let output = output(command.arg("--json"));
+    let findings = serde_json::from_slice(&output.stdout).expect(&text(&output.stderr));
+    (output.status.code(), findings)
+}
+
+fn verdict<'f>(findings: &'f [Value], what: &str) -> (&'f str, String) {
+    let finding = findings.iter().find(|f| f["what"] == what).expect(what);
+    let said = format!("{} {}", finding["found"], finding["remedy"]);
+    (finding["verdict"].as_str().unwrap(), said)
+}
+
+#[test]
+fn all_is_well() {
+    let dir = TempDir::new().unwrap();
+    let library = some_library();
+    let libraries = [
+        ("libcuda.so.1", library.as_path()),
+        ("libnvidia-ml.so.1", &library),
+    ];
+    let executable = install(dir.path(), &libraries);
+    let server = FakeServer::start();
+    let url = server.endpoint.to_string();
+    let (code, findings) = doctor(clean(Command::new(&executable)).args(["doctor", "--gpu", &url]));
+    assert_eq!(code, Some(0), "{findings:#?}");
+    for what in [
+        "release",
+        "client library",
+        "management library",
+        "shared memory",
+        "server",
+        "round trip",
+    ] {
+        assert_eq!(verdict(&findings, what).0, "ok", "{what}");
+    }
+    let (_, device) = verdict(&findings, "device");
+    assert!(
+        device.contains("Test device, 8.0 GiB, of which a program may have 4.0 GiB"),
+        "{device}"
+    );
+    // The same for people.
+    let output = output(clean(Command::new(&executable)).args(["doctor", "--gpu", &url]));
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output.stdout).contains("ok    server"));
+}
+
+#[test]
+fn a_broken_library_and_no_server_are_found() {
+    let dir = TempDir::new().unwrap();
+    let broken = dir.path().join("broken");
+    fs::write(&broken, "not a library").unwrap();
+    let executable = install(dir.path(), &[("libcuda.so.1", &broken)]);
+    let url = format!("shm://{}", dir.path().join("nobody").display());
+    let (code, findings) = doctor(clean(Command::new(&executable)).args(["doctor", "--gpu", &url]));
+    assert_eq!(code, Some(1));
+    let (library, said) = verdict(&findings, "client library");
+    assert_eq!(library, "fail");
+    assert!(said.contains("cannot be loaded"), "{said}");
+    assert_eq!(verdict(&findings, "management library").0, "note");
+    let (server, said) = verdict(&findings, "server");
+    assert_eq!(server, "fail");
+    assert!(
+        said.contains(&format!("outboard serve --listen {url}")),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_limited_address_space_is_found() {
+    let mut shell = clean(Command::new("sh"));
+    let script =
+        format!("ulimit -v 8000000; exec '{OUTBOARD}' doctor --gpu shm:///nobody/there --json");
+    let output = output(shell.args(["-c", &script]));
+    let findings: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let (space, said) = verdict(&findings, "address space");
+    assert_eq!(space, "fail");
+    assert!(said.contains("ulimit -v unlimited"), "{said}");
+}
