@@ -28,7 +28,7 @@ impl Server {
             pid: std::process::id(),
             program: "outboard".into(),
         };
-        let (link, welcome) = dial(endpoint, &hello, Duration::from_millis(ANSWER_MS_MAX))
+        let (link, _, welcome) = dial(endpoint, &hello, Duration::from_millis(ANSWER_MS_MAX))
             .map_err(|error| explain(endpoint, error))?;
         let (sender, receiver) = Link::split(link);
         Ok(Server {

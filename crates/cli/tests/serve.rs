@@ -139,11 +139,11 @@ fn twenty_clients_at_once() {
         })
         .collect();
     let links: Vec<_> = clients.into_iter().map(|c| c.join().unwrap()).collect();
-    let mut sessions: Vec<_> = links.iter().map(|(_, welcome)| welcome.session).collect();
+    let mut sessions: Vec<_> = links.iter().map(|(.., welcome)| welcome.session).collect();
     sessions.sort();
     sessions.dedup();
     assert_eq!(sessions.len(), 20);
-    assert!(links.iter().all(|(_, welcome)| welcome.window_bytes > 0));
+    assert!(links.iter().all(|(.., welcome)| welcome.window_bytes > 0));
     assert_eq!(server.workers().len(), 20);
     drop(links);
     eventually("the end of all workers", || server.workers().is_empty());
@@ -160,7 +160,7 @@ fn one_session_too_many_is_refused_until_a_place_is_free() {
         other => panic!("{:?}", other.map(|_| ())),
     }
     // Questions are not sessions.
-    let (_, welcome) = dial(&server.tcp, &hello(Purpose::Query), PATIENCE).unwrap();
+    let (.., welcome) = dial(&server.tcp, &hello(Purpose::Query), PATIENCE).unwrap();
     assert_eq!(welcome.window_bytes, 0);
     drop(first);
     eventually("a free place", || {
@@ -171,9 +171,9 @@ fn one_session_too_many_is_refused_until_a_place_is_free() {
 #[test]
 fn a_killed_worker_is_logged_and_harms_nobody_else() {
     let mut server = Server::start(&[]);
-    let (link, _) = dial(&server.shm, &hello(Purpose::Session), PATIENCE).unwrap();
-    let (victim, _) = (server.workers()[0], ());
-    let (other, _) = dial(&server.tcp, &hello(Purpose::Session), PATIENCE).unwrap();
+    let (link, ..) = dial(&server.shm, &hello(Purpose::Session), PATIENCE).unwrap();
+    let victim = server.workers()[0];
+    let (other, ..) = dial(&server.tcp, &hello(Purpose::Session), PATIENCE).unwrap();
     kill_process(victim, Signal::KILL).unwrap();
     server.expect_log("the worker was killed by SIGKILL (9)");
     let (_sender, mut receiver) = link.split();
