@@ -1,0 +1,66 @@
+# make demo       sets everything up and runs a stock CUDA program through Outboard, on a GPU if there is one
+# make test       every test, without a GPU
+# make gpu-check  the same programs on this machine's GPU and through Outboard, compared; writes docs/results/
+# make install    the command, the libraries, the manual page and the completions, below PREFIX
+
+CARGO ?= cargo
+PREFIX ?= $(HOME)/.local
+TOOLCHAIN := .toolchain/bin/python
+RELEASE := target/release
+DEBUG := target/debug
+NAME ?= gpu-check
+
+.PHONY: demo test lint unit loom fuzz programs gpu-check build examples install clean
+
+demo: build
+	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
+	@tools/demo.sh $(RELEASE)/outboard build/examples/vector_add
+
+build:
+	@mkdir -p build
+	$(CARGO) build --release --quiet -p outboard-cli -p outboard-client -p outboard-nvml
+
+examples: $(TOOLCHAIN)
+	@$(MAKE) --no-print-directory -C examples
+
+$(TOOLCHAIN): tools/toolchain.py tools/toolchain-requirements.txt
+	python3 tools/toolchain.py --quiet
+	@touch $(TOOLCHAIN)
+
+test: lint unit loom fuzz programs
+	@echo "all tests passed"
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
+
+unit: $(TOOLCHAIN)
+	$(CARGO) test --workspace --quiet
+
+# The ring of the shm link, in every order that two threads can run it.
+loom:
+	RUSTFLAGS="--cfg loom" $(CARGO) test --quiet -p outboard-link --release --target-dir target/loom --test loom
+
+# Every decoder, with seeded random bytes and mutations of real input.
+fuzz:
+	$(CARGO) run --quiet -p outboard-fuzz --release --target-dir target/fuzz -- --seconds 4
+
+# Programs that nobody relinked, over shm and tcp, on the software device; and everything that should fail.
+programs: $(TOOLCHAIN) examples
+	$(CARGO) build --quiet -p outboard-cli -p outboard-client -p outboard-nvml
+	$(TOOLCHAIN) -m pytest -q tests
+	$(TOOLCHAIN) -m pytest -q gpu-check/tests
+
+gpu-check: build
+	python3 gpu-check/run.py --outboard $(RELEASE)/outboard --out docs/results/$(NAME).json
+
+install: build
+	install -D -m 755 $(RELEASE)/outboard $(DESTDIR)$(PREFIX)/bin/outboard
+	install -D -m 755 $(RELEASE)/liboutboard_client.so $(DESTDIR)$(PREFIX)/lib/outboard/libcuda.so.1
+	install -D -m 755 $(RELEASE)/liboutboard_nvml.so $(DESTDIR)$(PREFIX)/lib/outboard/libnvidia-ml.so.1
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+	$(RELEASE)/outboard man > $(DESTDIR)$(PREFIX)/share/man/man1/outboard.1
+	$(RELEASE)/outboard completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/outboard
+
+clean:
+	rm -rf target build

@@ -1,0 +1,99 @@
+//! Hammers every decoder with bytes that mean nothing and with real input gone wrong.
+//!
+//! A run is decided by its seed, and runs on stable Rust: no coverage feedback, many cheap tries. A target fails by
+//! panicking or by being slow. `canary` is a target that must fail, so that a run which finds nothing has been shown to
+//! be able to find something.
+
+mod mutate;
+mod targets;
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use clap::Parser;
+
+use crate::{mutate::Mutator, targets::Target};
+
+/// No input of this size may keep a decoder busy for longer.
+const TRY_MS_MAX: u64 = 2_000;
+
+/// Fuzz every decoder of Outboard for a while.
+#[derive(Parser)]
+struct Args {
+    /// Seconds for each target.
+    #[arg(long, default_value_t = 4)]
+    seconds: u64,
+    /// One target only.
+    #[arg(long)]
+    target: Option<String>,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let targets = targets::all();
+    if let Some(wanted) = &args.target
+        && !targets.iter().any(|t| t.name == wanted)
+    {
+        let names: Vec<_> = targets.iter().map(|t| t.name).collect();
+        eprintln!("no target {wanted}; there are {}", names.join(", "));
+        return ExitCode::from(2);
+    }
+    // Failures are reported below, once.
+    std::panic::set_hook(Box::new(|_| {}));
+    if fuzz(&targets::canary(), Duration::from_secs(args.seconds), args.seed).is_ok() {
+        eprintln!("the canary survived: this fuzzer finds nothing");
+        return ExitCode::FAILURE;
+    }
+    let mut failed = 0;
+    let mut passed = 0;
+    for target in targets.iter().filter(|t| args.target.as_deref().is_none_or(|wanted| wanted == t.name)) {
+        match fuzz(target, Duration::from_secs(args.seconds), args.seed) {
+            Ok(tries) => {
+                passed += 1;
+                println!("{:12} {tries} tries", target.name);
+            }
+            Err(failure) => {
+                failed += 1;
+                println!("{:12} FAILED: {failure}", target.name);
+            }
+        }
+    }
+    println!("{passed} passed, {failed} failed");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Tries until the time is up; the number of tries, or what went wrong with which bytes.
+fn fuzz(target: &Target, time: Duration, seed: u64) -> Result<u64, String> {
+    let mut mutator = Mutator::new(seed, &target.seeds);
+    let end = Instant::now() + time;
+    let mut tries = 0;
+    while Instant::now() < end {
+        let input = mutator.next();
+        let start = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
+        let took = start.elapsed();
+        if let Err(panic) = outcome {
+            let why = panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_string()));
+            return Err(format!("panicked ({}) at {}", why.unwrap_or_default(), saved(target, input)));
+        }
+        if took > Duration::from_millis(TRY_MS_MAX) {
+            return Err(format!("took {} ms at {}", took.as_millis(), saved(target, input)));
+        }
+        tries += 1;
+    }
+    Ok(tries)
+}
+
+/// Keeps the bytes that failed, for a test.
+fn saved(target: &Target, input: &[u8]) -> String {
+    let path = std::env::temp_dir().join(format!("outboard-fuzz-{}.bin", target.name));
+    match std::fs::write(&path, input) {
+        Ok(()) => format!("try {}", path.display()),
+        Err(error) => format!("bytes that could not be saved: {error}"),
+    }
+}

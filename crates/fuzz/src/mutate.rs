@@ -1,0 +1,80 @@
+//! Inputs: random bytes, and seeds with bits flipped, pieces cut, doubled and swapped, numbers made extreme.
+
+/// The longest input made from nothing.
+const RANDOM_BYTES_MAX: usize = 4096;
+const MUTATIONS_MAX: usize = 8;
+
+pub(crate) struct Mutator<'s> {
+    state: u64,
+    seeds: &'s [Vec<u8>],
+    input: Vec<u8>,
+}
+
+impl<'s> Mutator<'s> {
+    pub(crate) fn new(seed: u64, seeds: &'s [Vec<u8>]) -> Mutator<'s> {
+        Mutator { state: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1, seeds, input: Vec::new() }
+    }
+
+    pub(crate) fn next(&mut self) -> &[u8] {
+        self.input.clear();
+        if self.seeds.is_empty() || self.below(4) == 0 {
+            let len = self.below(RANDOM_BYTES_MAX);
+            for _ in 0..len {
+                let byte = self.random() as u8;
+                self.input.push(byte);
+            }
+            return &self.input;
+        }
+        let seed = self.below(self.seeds.len());
+        self.input.extend_from_slice(&self.seeds[seed]);
+        for _ in 0..1 + self.below(MUTATIONS_MAX) {
+            self.mutate();
+        }
+        &self.input
+    }
+
+    fn mutate(&mut self) {
+        if self.input.is_empty() {
+            return;
+        }
+        let at = self.below(self.input.len());
+        match self.below(7) {
+            0 => self.input[at] ^= 1 << self.below(8),
+            1 => self.input[at] = self.random() as u8,
+            2 => self.input.truncate(at),
+            3 => {
+                let end = (at + self.below(64)).min(self.input.len());
+                self.input.drain(at..end);
+            }
+            4 => {
+                let end = (at + self.below(64)).min(self.input.len());
+                let piece = self.input[at..end].to_vec();
+                let to = self.below(self.input.len());
+                self.input.splice(to..to, piece);
+            }
+            5 => {
+                // Lengths and offsets are where decoders go wrong.
+                let extremes = [0u64, 1, 0x7f, 0xff, 0xffff, 0x7fff_ffff, 0xffff_ffff, u64::MAX];
+                let value = extremes[self.below(extremes.len())].to_le_bytes();
+                let width = [1, 2, 4, 8][self.below(4)].min(self.input.len() - at);
+                self.input[at..at + width].copy_from_slice(&value[..width]);
+            }
+            _ => {
+                let other = self.below(self.input.len());
+                self.input.swap(at, other);
+            }
+        }
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.random() % bound.max(1) as u64) as usize
+    }
+
+    /// xorshift64*
+    fn random(&mut self) -> u64 {
+        self.state ^= self.state >> 12;
+        self.state ^= self.state << 25;
+        self.state ^= self.state >> 27;
+        self.state.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+}

@@ -1,0 +1,136 @@
+//! The decoders, one line each, with real input to start from.
+
+use outboard_wire::{
+    Op, Reader, doc,
+    frame::{self, RequestHeader, decode_reply},
+    handshake::{self, ClientHello, PREAMBLE_BYTES, Preamble, Purpose},
+    messages::{self, Note, Request},
+};
+
+pub(crate) struct Target {
+    pub(crate) name: &'static str,
+    pub(crate) run: fn(&[u8]),
+    pub(crate) seeds: Vec<Vec<u8>>,
+}
+
+pub(crate) fn all() -> Vec<Target> {
+    vec![
+        Target { name: "request", run: request, seeds: requests() },
+        Target { name: "reply", run: reply, seeds: Vec::new() },
+        Target { name: "handshake", run: handshake, seeds: hellos() },
+        Target { name: "documents", run: documents, seeds: Vec::new() },
+        Target { name: "url", run: url, seeds: texts(&["shm:///run/a.sock", "tcp://host:4833", "tcp://[::1]:1"]) },
+        Target { name: "deframer", run: outboard_link::fuzz_deframer, seeds: Vec::new() },
+        Target { name: "ring", run: outboard_link::shm::fuzz_ring, seeds: Vec::new() },
+        Target { name: "image", run: outboard_image::fuzz::image, seeds: images() },
+        Target { name: "fatbin", run: outboard_image::fuzz::fatbin, seeds: images() },
+        Target { name: "cubin", run: outboard_image::fuzz::cubin, seeds: images() },
+        Target { name: "ptx-header", run: outboard_image::fuzz::ptx, seeds: ptx() },
+        Target { name: "ptx", run: outboard_ptx::parse::fuzz, seeds: ptx() },
+    ]
+}
+
+/// Fails on input that takes a mutation to find.
+pub(crate) fn canary() -> Target {
+    fn run(data: &[u8]) {
+        let trapped = data.windows(4).any(|w| w == u32::MAX.to_le_bytes());
+        assert!(!trapped, "as it must");
+    }
+    Target { name: "canary", run, seeds: vec![vec![0; 64]] }
+}
+
+fn request(data: &[u8]) {
+    let mut reader = Reader::new(data);
+    if let Ok(header) = RequestHeader::decode(&mut reader) {
+        // Few random numbers are messages: every input is tried as one.
+        let number = header.op % messages::OPS.len() as u16;
+        if Request::decode(number, &mut reader).is_ok() {
+            let _ = reader.end();
+        }
+    }
+}
+
+fn reply(data: &[u8]) {
+    if let Ok((header, mut reader)) = decode_reply(data) {
+        let _ = Note::decode(header.note % 8, &mut reader.clone());
+        let _ = reader.bytes("a reply");
+    }
+}
+
+fn handshake(data: &[u8]) {
+    let Some((preamble, document)) = data.split_first_chunk::<PREAMBLE_BYTES>() else { return };
+    if let Ok(preamble) = Preamble::decode(preamble) {
+        let _ = preamble.check();
+        let _ = handshake::decode_welcome(&preamble, document);
+    }
+    let _ = handshake::decode_hello(document);
+}
+
+fn documents(data: &[u8]) {
+    let _ = doc::from_bytes::<doc::LibraryCard>(data);
+    let _ = doc::from_bytes::<doc::JitOptions>(data);
+    let _ = doc::from_bytes::<doc::CopyBox>(data);
+    let _ = doc::from_bytes::<doc::DeviceCard>(data);
+    let _ = doc::from_bytes::<doc::NvmlSnapshot>(data);
+}
+
+fn url(data: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(data)
+        && let Ok(endpoint) = text.parse::<outboard_link::Endpoint>()
+    {
+        let printed = endpoint.to_string();
+        assert_eq!(printed.parse().as_ref(), Ok(&endpoint), "{printed}");
+    }
+}
+
+fn requests() -> Vec<Vec<u8>> {
+    fn framed<'a, M: Op<'a>>(message: &M) -> Vec<u8> {
+        let mut room = vec![0; frame::request_len(message)];
+        // A frame of the length that the message asked for always fits.
+        let _ = frame::encode_request(&mut room, 7, 1, message);
+        room
+    }
+    vec![
+        framed(&messages::MemMap { va: 1 << 45, len: 2 << 20 }),
+        framed(&messages::CopyIn { dst: 1 << 45, stream: 0, data: b"sixteen bytes..." }),
+        framed(&messages::LibraryLoad { library: 1, hash: &[7; 32], options: &[0; 4] }),
+        framed(&messages::Launch {
+            kernel: 1 << 32,
+            stream: 0,
+            grid_x: 1,
+            grid_y: 1,
+            grid_z: 1,
+            block_x: 32,
+            block_y: 1,
+            block_z: 1,
+            shared_bytes: 0,
+            attributes: &[],
+            params: &[1; 24],
+        }),
+    ]
+}
+
+fn hellos() -> Vec<Vec<u8>> {
+    let hello = ClientHello { release: "0.1.0".into(), purpose: Purpose::Session, pid: 1, program: "python3".into() };
+    handshake::encode_hello(&hello).into_iter().chain([handshake::encode_refusal("full")]).collect()
+}
+
+fn images() -> Vec<Vec<u8>> {
+    [
+        &include_bytes!("../../image/tests/data/none.fatbin")[..],
+        include_bytes!("../../image/tests/data/speed.fatbin"),
+        include_bytes!("../../image/tests/data/size.fatbin"),
+        include_bytes!("../../image/tests/data/sm_90.cubin"),
+        include_bytes!("../../image/tests/data/sm_80.cubin"),
+    ]
+    .map(<[u8]>::to_vec)
+    .into()
+}
+
+fn ptx() -> Vec<Vec<u8>> {
+    texts(&[include_str!("../../ptx/tests/data/basics.ptx"), include_str!("../../image/tests/data/compute_80.ptx")])
+}
+
+fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
+    texts.iter().map(|t| t.as_bytes().to_vec()).collect()
+}

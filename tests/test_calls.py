@@ -1,0 +1,41 @@
+"""What calls cost: no round trip for a launch, an allocation, a local question."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from conftest import Server
+
+PROGRAM = Path(__file__).with_name("steady_state.py")
+
+
+def counts(server: Server, link: str, folder: Path, iterations: int) -> dict[str, dict[str, int]]:
+    stats = folder / f"{link}-{iterations}.json"
+    done = server.run(link, sys.executable, PROGRAM, str(iterations), env={"OUTBOARD_STATS": str(stats)})
+    assert done.returncode == 0, done.stderr
+    by_call: dict[str, dict[str, int]] = json.loads(stats.read_text())["by_call"]
+    return by_call
+
+
+def test_steady_state(server: Server, link: str, tmp_path: Path) -> None:
+    few, many = counts(server, link, tmp_path, 10), counts(server, link, tmp_path, 30)
+
+    def per_iteration(call: str, kind: str) -> float:
+        return (many[call][kind] - few.get(call, {}).get(kind, 0)) / 20
+
+    synchronous = {call: per_iteration(call, "synchronous") for call in many}
+    # The two questions that only the GPU can answer, once an iteration each.
+    assert {c: n for c, n in synchronous.items() if n > 0} == {"cuMemcpyDtoH_v2": 1, "cuCtxSynchronize": 1}
+    # Sent, and not waited for.
+    assert per_iteration("cuLaunchKernel", "outstanding") == 4
+    assert per_iteration("cuMemcpyHtoD_v2", "outstanding") == 1
+    assert per_iteration("cuMemsetD8Async", "outstanding") == 1
+    assert per_iteration("cuEventRecord", "outstanding") == 1
+    assert per_iteration("cuMemAlloc_v2", "shadowed") + per_iteration("cuMemAlloc_v2", "local") == 1
+    assert per_iteration("cuStreamCreate", "shadowed") == 1
+    # Never sent at all.
+    for question in ["cuCtxGetCurrent", "cuCtxGetDevice", "cuFuncGetAttribute", "cuDeviceGetAttribute", "cuStreamIsCapturing",
+                     "cuPointerGetAttribute", "cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuMemGetInfo_v2"]:
+        assert per_iteration(question, "local") == 1, question
