@@ -4,8 +4,10 @@ use std::{
     collections::HashMap,
     fs,
     io::Write as _,
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     sync::Arc,
+    time::SystemTime,
 };
 
 use outboard_api::CUresult;
@@ -16,6 +18,12 @@ use crate::device::Failure;
 pub const IMAGE_BYTES_MAX: u64 = 4 << 30;
 /// Images in the middle of being received, all together.
 pub const IMAGES_RECEIVING_MAX: usize = 16;
+/// Images that one session has in memory, whole and in part.
+pub const IMAGES_BYTES_MAX: u64 = 8 << 30;
+/// Past this, images that the folder has too are dropped from memory, the least recently used first.
+pub const IMAGES_IDLE_BYTES_MAX: u64 = 1 << 30;
+/// What the folder keeps; the images that were not asked for longest are removed first.
+pub const CACHE_BYTES_MAX: u64 = 16 << 30;
 /// Below this an image is cheaper to send again than to keep on disk.
 const KEEP_BYTES_MIN: usize = 64 << 10;
 
@@ -23,9 +31,20 @@ pub type Hash = [u8; 32];
 
 /// This session's images, in front of a folder that all sessions share.
 pub struct ImageStore {
-    held: HashMap<Hash, Arc<[u8]>>,
+    held: HashMap<Hash, Held>,
     receiving: HashMap<Hash, Vec<u8>>,
     folder: Option<PathBuf>,
+    /// Counts uses, to tell the least recent.
+    clock: u64,
+    idle_bytes_max: u64,
+}
+
+/// An image that the session may load.
+struct Held {
+    len: u64,
+    /// `None` where only the folder still has it.
+    image: Option<Arc<[u8]>>,
+    used: u64,
 }
 
 impl ImageStore {
@@ -35,6 +54,8 @@ impl ImageStore {
             held: HashMap::new(),
             receiving: HashMap::new(),
             folder,
+            clock: 0,
+            idle_bytes_max: IMAGES_IDLE_BYTES_MAX,
         }
     }
 
@@ -52,10 +73,13 @@ impl ImageStore {
         if self.held.contains_key(hash) {
             return true;
         }
+        if self.bytes().saturating_add(len) > IMAGES_BYTES_MAX {
+            return false;
+        }
         let Some(image) = self.folder.as_deref().and_then(|f| read_kept(f, hash, len)) else {
             return false;
         };
-        self.held.insert(*hash, image.into());
+        self.insert(*hash, image);
         true
     }
 
@@ -75,6 +99,16 @@ impl ImageStore {
             }
             self.receiving.insert(*hash, Vec::new());
         }
+        let occupied = self.bytes();
+        if occupied + data.len() as u64 > IMAGES_BYTES_MAX {
+            self.receiving.remove(hash);
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                format!(
+                    "images of {occupied} bytes; a session may have {IMAGES_BYTES_MAX} (IMAGES_BYTES_MAX)"
+                ),
+            ));
+        }
         let image = self
             .receiving
             .get_mut(hash)
@@ -91,17 +125,8 @@ impl ImageStore {
             if blake3::hash(&image).as_bytes() != hash {
                 return Err(wrong("an image that is not what its hash says".into()));
             }
-            if let Some(folder) = self
-                .folder
-                .as_deref()
-                .filter(|_| image.len() >= KEEP_BYTES_MIN)
-            {
-                if let Err(error) = keep(folder, hash, &image) {
-                    tracing::warn!(folder = %folder.display(), %error, "the image cache cannot be written; images will be sent again");
-                    self.folder = None;
-                }
-            }
-            self.held.insert(*hash, image.into());
+            self.keep(hash, &image);
+            self.insert(*hash, image);
         }
         Ok(())
     }
@@ -109,22 +134,86 @@ impl ImageStore {
     /// An image made here (a linker's output): the client may ask for it, or load it.
     pub fn hold(&mut self, image: Vec<u8>) -> Hash {
         let hash = *blake3::hash(&image).as_bytes();
-        self.held.insert(hash, image.into());
+        self.insert(hash, image);
         hash
     }
 
     pub fn get(&self, hash: &Hash) -> Result<Arc<[u8]>, Failure> {
-        self.held.get(hash).cloned().ok_or_else(|| {
-            Failure::new(
-                CUresult::CUDA_ERROR_INVALID_IMAGE,
-                "the image was never sent",
-            )
-        })
+        let missing = |what| Failure::new(CUresult::CUDA_ERROR_INVALID_IMAGE, what);
+        let held = self
+            .held
+            .get(hash)
+            .ok_or_else(|| missing("the image was never sent"))?;
+        if let Some(image) = &held.image {
+            return Ok(Arc::clone(image));
+        }
+        let folder = self.folder.as_deref();
+        folder
+            .and_then(|folder| read_kept(folder, hash, held.len))
+            .map(Arc::from)
+            .ok_or_else(|| missing("the image has vanished from the server's cache"))
     }
 
     /// Forgets an image that was loaded: the device keeps what it needs.
     pub fn release(&mut self, hash: &Hash) {
         self.held.remove(hash);
+    }
+
+    fn insert(&mut self, hash: Hash, image: Vec<u8>) {
+        self.clock += 1;
+        let held = Held {
+            len: image.len() as u64,
+            image: Some(image.into()),
+            used: self.clock,
+        };
+        self.held.insert(hash, held);
+        self.drop_idle(&hash);
+    }
+
+    fn drop_idle(&mut self, newest: &Hash) {
+        let Some(folder) = self.folder.clone() else {
+            return;
+        };
+        let mut bytes = self.bytes();
+        if bytes <= self.idle_bytes_max {
+            return;
+        }
+        let mut in_memory: Vec<_> = self
+            .held
+            .iter_mut()
+            .filter(|(hash, held)| held.image.is_some() && *hash != newest)
+            .collect();
+        in_memory.sort_by_key(|(_, held)| held.used);
+        for (hash, held) in in_memory {
+            if bytes <= self.idle_bytes_max {
+                return;
+            }
+            if file_name(&folder, hash).exists() {
+                held.image = None;
+                bytes -= held.len;
+            }
+        }
+    }
+
+    /// Whole images and parts, in memory.
+    fn bytes(&self) -> u64 {
+        let held = self.held.values().filter_map(|held| held.image.as_deref());
+        let held: usize = held.map(<[u8]>::len).sum();
+        let receiving: usize = self.receiving.values().map(Vec::len).sum();
+        (held + receiving) as u64
+    }
+
+    fn keep(&mut self, hash: &Hash, image: &[u8]) {
+        let Some(folder) = self.folder.as_deref() else {
+            return;
+        };
+        if image.len() < KEEP_BYTES_MIN {
+            return;
+        }
+        if let Err(error) = keep(folder, hash, image) {
+            tracing::warn!(folder = %folder.display(), %error, "the image cache cannot be written; images will be sent again");
+            self.folder = None;
+        }
     }
 }
 
@@ -143,11 +232,22 @@ fn read_kept(folder: &Path, hash: &Hash, len: u64) -> Option<Vec<u8>> {
         let _ = fs::remove_file(&path);
         return None;
     }
+    touch(&path);
     Some(image)
 }
 
+/// Its time of change says when it was last of use. A cache that cannot be written to is still good to read from.
+fn touch(path: &Path) {
+    let file = fs::File::options().write(true).open(path);
+    let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
+}
+
 fn keep(folder: &Path, hash: &Hash, image: &[u8]) -> std::io::Result<()> {
-    fs::create_dir_all(folder)?;
+    // What programs run on the GPU is nobody else's business.
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
     let path = file_name(folder, hash);
     if path.exists() {
         return Ok(());
@@ -158,5 +258,106 @@ fn keep(folder: &Path, hash: &Hash, image: &[u8]) -> std::io::Result<()> {
         let _ = fs::remove_file(&partial);
         return Err(error);
     }
+    trim(folder, CACHE_BYTES_MAX)
+}
+
+/// Removes what was not of use for longest, until the rest is within the limit.
+fn trim(folder: &Path, bytes_max: u64) -> std::io::Result<()> {
+    let mut images = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        // Another session may remove images at the same time.
+        let entry = entry?;
+        if let Ok(metadata) = entry.metadata() {
+            let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            images.push((used, metadata.len(), entry.path()));
+        }
+    }
+    images.sort();
+    let mut bytes: u64 = images.iter().map(|(_, len, _)| len).sum();
+    for (_, len, path) in images {
+        if bytes <= bytes_max {
+            break;
+        }
+        if fs::remove_file(path).is_ok() {
+            bytes -= len;
+        }
+    }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(byte: u8) -> (Hash, Vec<u8>) {
+        let image = vec![byte; KEEP_BYTES_MIN];
+        (*blake3::hash(&image).as_bytes(), image)
+    }
+
+    fn put(store: &mut ImageStore, hash: &Hash, image: &[u8]) -> Result<(), Failure> {
+        store.put(hash, 0, image.len() as u64, image)
+    }
+
+    #[test]
+    fn kept_images_need_not_be_sent_again_and_altered_ones_must() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let folder = dir.path().join("images");
+        let ((hash, image), len) = (image(1), KEEP_BYTES_MIN as u64);
+        let mut first = ImageStore::new(Some(folder.clone()));
+        assert!(!first.offer(&hash, len));
+        put(&mut first, &hash, &image).unwrap();
+        let mut second = ImageStore::new(Some(folder.clone()));
+        assert!(!second.offer(&hash, len + 1));
+        assert!(second.offer(&hash, len));
+        assert_eq!(second.get(&hash).unwrap()[..], image);
+        fs::write(file_name(&folder, &hash), vec![2; image.len()]).unwrap();
+        assert!(!ImageStore::new(Some(folder)).offer(&hash, len));
+    }
+
+    #[test]
+    fn idle_images_leave_memory_and_can_still_be_loaded() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let mut store = ImageStore::new(Some(dir.path().into()));
+        store.idle_bytes_max = 2 * KEEP_BYTES_MIN as u64;
+        let images: Vec<_> = (0..5).map(image).collect();
+        for (hash, image) in &images {
+            put(&mut store, hash, image).unwrap();
+        }
+        assert_eq!(store.bytes(), store.idle_bytes_max);
+        for (hash, image) in &images {
+            assert_eq!(store.get(hash).unwrap()[..], image[..]);
+        }
+    }
+
+    #[test]
+    fn pieces_out_of_order_and_wrong_hashes_are_refused() {
+        let mut store = ImageStore::new(None);
+        let (hash, image) = image(1);
+        assert!(store.put(&hash, 1, 10, &[0]).is_err());
+        store.put(&hash, 0, 10, &[0; 4]).unwrap();
+        assert!(store.put(&hash, 5, 10, &[0]).is_err());
+        assert!(put(&mut store, &[7; 32], &image).is_err());
+        assert!(store.get(&hash).is_err());
+        assert!(store.put(&hash, 0, IMAGE_BYTES_MAX + 1, &[0]).is_err());
+    }
+
+    #[test]
+    fn the_folder_is_trimmed_by_last_use() {
+        let dir = tempfile::TempDir::new().unwrap();
+        for (name, age_s) in [("old", 30), ("newer", 20), ("new", 10)] {
+            let path = dir.path().join(name);
+            fs::write(&path, [0; 10]).unwrap();
+            let used = SystemTime::now() - std::time::Duration::from_secs(age_s);
+            fs::File::options()
+                .write(true)
+                .open(&path)
+                .unwrap()
+                .set_modified(used)
+                .unwrap();
+        }
+        touch(&dir.path().join("old"));
+        trim(dir.path(), 20).unwrap();
+        let left = |name| dir.path().join(name).exists();
+        assert!(left("old") && !left("newer") && left("new"));
+    }
 }
