@@ -216,10 +216,20 @@ impl Session {
     /// Looks whether anything has arrived, without waiting.
     pub(crate) fn poll(&self) {
         if let Some(mut receiver) = self.receiver.try_lock() {
-            while let Ok(Some(frame)) = receiver.recv(Wait::Poll) {
-                let delivered = self.deliver(frame);
-                if delivered.is_err() {
-                    break;
+            loop {
+                match receiver.recv(Wait::Poll) {
+                    Ok(Some(frame)) => {
+                        let delivered = self.deliver(frame);
+                        if delivered.is_err() {
+                            break;
+                        }
+                    }
+                    Ok(None) => break,
+                    // A program that only ever asks "are you done" must learn of the server's end too.
+                    Err(error) => {
+                        self.lost(error);
+                        break;
+                    }
                 }
             }
             drop(receiver);

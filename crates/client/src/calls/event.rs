@@ -64,7 +64,7 @@ pub(crate) unsafe fn cuEventQuery(event: CUevent) -> Done {
     if event.capture.load(Ordering::Acquire) != 0 {
         return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT);
     }
-    driver.query(&event.progress, &event.query, &messages::FenceEvent { event: event.handle })
+    driver.query(&event.progress, event.progress.mark(), &event.query, &messages::FenceEvent { event: event.handle })
 }
 
 pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> Done {

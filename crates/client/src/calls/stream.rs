@@ -38,12 +38,10 @@ impl Driver {
         if stream.is_capturing() {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         }
-        // The legacy stream waits for all blocking streams: only when nothing at all is pending is it known to be done.
-        let progress = if stream.is_legacy() { &self.progress } else { stream.progress() };
-        if progress.is_idle() {
+        let mark = self.work_before(stream);
+        if stream.progress().is_complete(mark) {
             return self.session.take_fault();
         }
-        let mark = stream.progress().mark();
         let group = Group::new(1);
         self.session.ask(wire_context(), &messages::FenceStream { stream: stream.wire() }, &group, Sink::Group)?;
         self.session.wait(&group)?;
@@ -51,18 +49,28 @@ impl Driver {
         self.session.take_fault()
     }
 
+    /// How far a stream must be for its work to be done. The legacy stream waits for all blocking streams: it is known to
+    /// be done only when nothing has been sent at all since it was last waited for.
+    fn work_before(&self, stream: &StreamRef) -> u64 {
+        match stream {
+            StreamRef::Legacy(_) if self.progress.is_idle() => 0,
+            StreamRef::Legacy(_) => self.progress.mark(),
+            StreamRef::Own(own) => own.progress.mark(),
+        }
+    }
+
     /// Whether what was sent up to now is done; asks once, then looks at what has arrived.
     pub(crate) fn query<'a, M: outboard_wire::Op<'a>>(
         &self,
         progress: &Progress,
+        mark: u64,
         asked: &parking_lot::Mutex<Option<(u64, Arc<Group>)>>,
         fence: &M,
     ) -> Done {
-        if progress.is_idle() {
+        if progress.is_complete(mark) {
             return self.session.take_fault();
         }
         let mut asked = asked.lock();
-        let mark = progress.mark();
         if !matches!(&*asked, Some((about, _)) if *about == mark) {
             let group = Group::new(1);
             self.session.ask(wire_context(), fence, &group, Sink::Group)?;
@@ -121,8 +129,7 @@ pub(crate) unsafe fn cuStreamQuery(stream: CUstream) -> Done {
     if stream.is_capturing() {
         return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
-    let progress = if stream.is_legacy() { &driver.progress } else { stream.progress() };
-    driver.query(progress, &stream.stream().query, &messages::FenceStream { stream: stream.wire() })
+    driver.query(stream.progress(), driver.work_before(&stream), &stream.stream().query, &messages::FenceStream { stream: stream.wire() })
 }
 
 pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> Done {

@@ -42,6 +42,10 @@ impl Progress {
         self.completed.fetch_max(mark, Ordering::AcqRel);
     }
 
+    pub(crate) fn is_complete(&self, mark: u64) -> bool {
+        self.completed.load(Ordering::Acquire) >= mark
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.completed.load(Ordering::Acquire) >= self.submitted.load(Ordering::Acquire)
     }
