@@ -17,8 +17,9 @@ use crate::{Error, Kind, Link, shm, sys, tcp};
 
 /// A connected socket that carries raw bytes, in either role.
 ///
-/// A supervisor that accepted it hands it to a worker by inheritance: [`OwnedFd`] `from` it there, and `try_from` the
-/// inherited descriptor in the worker.
+/// A supervisor that accepted it hands it to a worker by inheritance: it turns it into an [`OwnedFd`], most simply to be the
+/// worker's standard input, and the worker's [`Stream::try_from`] takes it over. Over tcp the supervisor must then drop its
+/// own copy, or the client does not learn of the worker's end; over shm the client watches the worker process itself.
 #[derive(Debug)]
 pub struct Stream {
     socket: OwnedFd,

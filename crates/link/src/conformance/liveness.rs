@@ -313,8 +313,8 @@ pub fn noise_from_the_peer_is_an_error(fixture: &impl Fixture) {
 }
 
 pub fn a_forked_child_does_not_end_the_link(fixture: &impl Fixture) {
-    let (server, (mut to_server, from_server)) = pair(fixture);
-    let (_to_client, mut from_client) = server;
+    let (server, (mut to_server, mut from_server)) = pair(fixture);
+    let (mut to_client, mut from_client) = server;
     // SAFETY: the child drops the halves, which closes descriptors and unmaps memory, and leaves at once.
     match unsafe { libc::fork() } {
         -1 => unreachable!("fork failed"),
@@ -330,8 +330,22 @@ pub fn a_forked_child_does_not_end_the_link(fixture: &impl Fixture) {
             assert_eq!(status, 0);
         }
     }
-    send(&mut to_server, 1, 100).expect("to send");
-    expect_frame(&mut from_client, 1, 100);
+    for number in 0..2 {
+        send(&mut to_server, number, 100).expect("to send");
+        expect_frame(&mut from_client, number, 100);
+        send(&mut to_client, number, 100).expect("to send");
+        expect_frame(&mut from_server, number, 100);
+        // No end follows.
+        for receiver in [&mut from_client, &mut from_server] {
+            let deadline = Instant::now() + Duration::from_millis(100);
+            assert!(
+                receiver
+                    .recv(Wait::Until(deadline))
+                    .expect("no end")
+                    .is_none()
+            );
+        }
+    }
 }
 
 fn file_of(byte: u8) -> std::fs::File {

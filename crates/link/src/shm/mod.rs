@@ -9,7 +9,7 @@ mod hostile;
 mod map;
 #[cfg(not(loom))]
 mod peer;
-/// Public for the loom tests only.
+// Public for the loom tests only.
 #[doc(hidden)]
 pub mod ring;
 
