@@ -1,1 +1,78 @@
+//! A GPU in software: PTX text in, results out, on CPU threads. It looks like a device of compute capability 8.0.
+//!
+//! What it does not do: compile to machine code, tensor core instructions (`mma`, `wmma`, `ldmatrix`), textures,
+//! clusters, linking of several modules. Whatever is not executed is refused by [`Module::load`], with its line.
+//!
+//! ```text
+//!  PTX text ─ parse ─► syntax tree ─ lower ─► Program (dense instructions) ─ interp ─► results
+//!                                      │                                      │
+//!                        Module: kernels, variables               Launch: blocks on worker threads
+//!                                      └──────────── Memory: one window ──────┘
+//! ```
+//!
+//! # Use
+//!
+//! ```
+//! use std::sync::atomic::AtomicBool;
+//! use outboard_ptx::{launch::{Launch, STACK_BYTES_DEFAULT}, memory::Memory, module::Module, printf::Discard};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let ptx = "
+//!     .version 8.0
+//!     .target sm_80
+//!     .address_size 64
+//!     .visible .entry answer(.param .u64 out) {
+//!         .reg .b64 %rd<2>;
+//!         ld.param.u64 %rd1, [out];
+//!         st.global.u32 [%rd1], 42;
+//!         ret;
+//!     }";
+//! let base = 0x2000_0000_0000;
+//! let memory = Memory::reserve(base, 1 << 30, 1 << 24)?; // the last 16 MiB are for modules' variables
+//! memory.map(base, 4096)?;
+//! let module = Module::load(ptx, &memory)?;
+//! let stats = Launch {
+//!     module: &module, kernel: "answer", grid: [1; 3], block: [1; 3], dynamic_shared_bytes: 0,
+//!     params: &base.to_le_bytes(), workers: 1, stack_bytes: STACK_BYTES_DEFAULT, cooperative: false,
+//!     envregs: [0; 32], output: &Discard, heap: None, cancel: &AtomicBool::new(false),
+//! }
+//! .run()?;
+//! let mut out = [0; 4];
+//! memory.read(base, &mut out)?;
+//! assert_eq!((u32::from_le_bytes(out), stats.blocks), (42, 1));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Contracts
+//!
+//! - A device pointer is a host address. [`memory::Memory::map`] and `unmap` wait for the running time slices of kernels
+//!   (milliseconds), never for kernels to end. Kernels reach mapped ranges to the byte, and registered host ranges.
+//! - [`launch::Launch::run`] blocks its caller until the grid is done, faulted or cancelled. A [`error::Fault`] names
+//!   the kernel, block, thread and PTX line; of several blocks that fault, the lowest is reported.
+//! - Several launches may run at once, on any threads, on one memory.
+//! - Floats: `.rn` and directed roundings are exact. `.approx` functions are the host's, within 1 ulp or so of the true value
+//!   where the ISA allows more; results may differ from a GPU's in the last bits. Single-precision NaNs are 0x7fffffff.
+//! - `%clock64` ticks at 1 GHz, `%smid` is the worker thread.
+//!
+//! Lock order: [`memory::Memory`]'s range lock, then [`heap::Heap`]'s or an output's own; nothing else is held together.
 
+pub mod code;
+pub mod error;
+pub mod heap;
+mod interp;
+pub mod launch;
+pub mod limits;
+pub mod lower;
+pub mod memory;
+pub mod module;
+pub mod parse;
+pub mod printf;
+
+pub use error::{Error, Fault, FaultKind};
+pub use heap::Heap;
+pub use launch::{Launch, LaunchError, Stats};
+pub use lower::{Kernel, KernelParam};
+pub use memory::{Memory, MemoryError};
+pub use module::{Global, Module};
+pub use printf::{Fifo, Output};

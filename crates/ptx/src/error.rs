@@ -1,0 +1,107 @@
+//! What can go wrong: [`Error`] while a module is loaded or a launch is checked, [`Fault`] while a kernel runs.
+
+use std::fmt;
+
+/// Where in the PTX text something stands. Lines and columns count from 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    pub line: u32,
+    pub column: u32,
+    /// Byte offset in the text.
+    pub offset: u32,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}, column {}", self.line, self.column)
+    }
+}
+
+/// Why a module was refused, or a launch before it began.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The text is not PTX. The program's (or its compiler's) fault.
+    #[error("PTX {at}: expected {expected}, found {found}")]
+    Syntax { at: Position, expected: String, found: String },
+    /// Valid or not, this interpreter does not execute it.
+    #[error("PTX {at}: unsupported: {reason} in `{instruction}`")]
+    Unsupported { at: Position, instruction: String, reason: String },
+    /// The text contradicts itself: unknown names, wrong types, double declarations.
+    #[error("PTX {at}: {message}")]
+    Invalid { at: Position, message: String },
+    /// A bound of [`crate::limits`] was passed.
+    #[error("PTX {at}: {what} is {actual}, the limit is {limit}")]
+    Limit { at: Position, what: &'static str, actual: u64, limit: u64 },
+    /// Device memory for the module could not be had.
+    #[error(transparent)]
+    Memory(#[from] crate::memory::MemoryError),
+    #[error("no kernel named `{0}` in this module")]
+    NoSuchKernel(String),
+    /// A launch that sm_80 would refuse.
+    #[error("launch of `{kernel}`: {what} is {actual}, the limit is {limit}")]
+    LaunchLimit { kernel: String, what: &'static str, actual: u64, limit: u64 },
+    /// Parameter bytes that do not fit the kernel's declaration.
+    #[error("launch of `{kernel}`: {actual} bytes of parameters given, the kernel declares {expected}")]
+    LaunchParams { kernel: String, actual: u64, expected: u64 },
+}
+
+/// What stopped a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FaultKind {
+    /// CUDA_ERROR_ILLEGAL_ADDRESS
+    IllegalAddress { address: u64, bytes: u32, write: bool },
+    /// CUDA_ERROR_MISALIGNED_ADDRESS
+    MisalignedAddress { address: u64, bytes: u32, write: bool },
+    /// `trap`: CUDA_ERROR_LAUNCH_FAILED (a GPU reports an illegal instruction or a failed launch).
+    Trap { reason: String },
+    /// CUDA_ERROR_ASSERT
+    Assert { message: String },
+    /// A thread's calls need more stack than the launch grants: CUDA_ERROR_ILLEGAL_ADDRESS or LAUNCH_FAILED on a GPU.
+    StackOverflow { bytes: u64 },
+    /// An indirect call or branch to something that is no function or label: CUDA_ERROR_INVALID_PC
+    InvalidTarget { address: u64 },
+    /// CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+    LaunchOutOfResources { what: String },
+    /// The launch was cancelled through its flag: CUDA_ERROR_LAUNCH_TIMEOUT
+    LaunchTimeout,
+}
+
+/// A kernel that stopped early, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub kind: FaultKind,
+    pub kernel: String,
+    pub block: [u32; 3],
+    pub thread: [u32; 3],
+    /// Line in the PTX text, 0 when no instruction is to blame.
+    pub line: u32,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "kernel `{}`", self.kernel)?;
+        if self.kind != FaultKind::LaunchTimeout {
+            let ([bx, by, bz], [tx, ty, tz]) = (self.block, self.thread);
+            write!(f, ", block ({bx},{by},{bz}), thread ({tx},{ty},{tz}), PTX line {}", self.line)?;
+        }
+        let access = |write: bool| if write { "write" } else { "read" };
+        match &self.kind {
+            FaultKind::IllegalAddress { address, bytes, write } => {
+                write!(f, ": illegal address: {} of {bytes} bytes at {address:#x}", access(*write))
+            }
+            FaultKind::MisalignedAddress { address, bytes, write } => {
+                write!(f, ": misaligned address: {} of {bytes} bytes at {address:#x}", access(*write))
+            }
+            FaultKind::Trap { reason } => write!(f, ": {reason}"),
+            FaultKind::Assert { message } => write!(f, ": {message}"),
+            FaultKind::StackOverflow { bytes } => write!(f, ": stack overflow: {bytes} bytes of stack a thread"),
+            FaultKind::InvalidTarget { address } => write!(f, ": call or branch to {address:#x}, which is no target"),
+            FaultKind::LaunchOutOfResources { what } => write!(f, ": out of resources: {what}"),
+            FaultKind::LaunchTimeout => write!(f, ": cancelled"),
+        }
+    }
+}
+
+impl std::error::Error for Fault {}

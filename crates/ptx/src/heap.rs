@@ -1,0 +1,57 @@
+//! The heap behind device-side `malloc` and `free`: one mapped range, first fit.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+
+use crate::memory::{Memory, MemoryError};
+
+/// Alignment that device `malloc` promises.
+const ALIGN: u64 = 16;
+
+/// The heap of a device. Blocks outlive kernels, as CUDA has it.
+#[derive(Debug)]
+pub struct Heap {
+    memory: Memory,
+    base: u64,
+    bytes: u64,
+    /// Used blocks: offset to size.
+    used: Mutex<BTreeMap<u64, u64>>,
+}
+
+impl Heap {
+    /// Maps `bytes` in the internal area of `memory`.
+    pub fn new(memory: &Memory, bytes: u64) -> Result<Self, MemoryError> {
+        let base = memory.allocate_internal(bytes, ALIGN)?;
+        Ok(Heap { memory: memory.clone(), base, bytes, used: Mutex::default() })
+    }
+
+    /// Address of a new block, 0 if there is no room.
+    pub(crate) fn allocate(&self, bytes: u64) -> u64 {
+        let Some(bytes) = bytes.max(1).checked_next_multiple_of(ALIGN) else { return 0 };
+        let mut used = self.used.lock();
+        let mut start = 0;
+        for (&offset, &len) in used.iter() {
+            if offset - start >= bytes {
+                break;
+            }
+            start = offset + len;
+        }
+        if self.bytes.checked_sub(start).is_none_or(|room| room < bytes) {
+            return 0;
+        }
+        used.insert(start, bytes);
+        self.base + start
+    }
+
+    /// False if the address is no block of this heap.
+    pub(crate) fn free(&self, address: u64) -> bool {
+        address == 0 || address.checked_sub(self.base).is_some_and(|offset| self.used.lock().remove(&offset).is_some())
+    }
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        self.memory.free_internal(self.base);
+    }
+}

@@ -1,0 +1,214 @@
+//! A block: an object that can be run for a while, put aside and run on.
+
+use super::Env;
+use super::core::Arrival;
+use super::lanes::{Lanes32, lanes};
+use super::memory::RangeCache;
+use super::warp::{Group, Progress, State, Stopped, Turn, Warp};
+use crate::code::BarKind;
+use crate::error::{Fault, FaultKind};
+use crate::limits::BARRIERS;
+use crate::memory::Ranges;
+
+/// Instructions of one warp before the next of the block gets its turn.
+const WARP_TURN: u64 = 16_384;
+
+/// State of one of the block's barriers.
+#[derive(Clone, Default)]
+struct Barrier {
+    /// Lanes arrived in this phase, by warp.
+    arrived: Vec<u32>,
+    /// Threads counted so far, and how many are waited for; 0 for all.
+    threads: u32,
+    expected: u32,
+    waiting: bool,
+    votes: u32,
+    all: bool,
+}
+
+#[derive(Default)]
+pub(crate) struct Barriers {
+    barriers: Vec<Barrier>,
+    warps: usize,
+}
+
+pub(crate) struct Block {
+    pub(crate) index: [u32; 3],
+    /// Index by launch order: x fastest.
+    pub(crate) linear: u64,
+    warps: Vec<Warp>,
+    /// Shared memory, in units that keep every alignment.
+    shared: Vec<Lanes32>,
+    barriers: Barriers,
+    next: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BlockProgress {
+    Paused,
+    Finished,
+}
+
+impl Block {
+    pub(crate) fn new() -> Self {
+        Block { index: [0; 3], linear: 0, warps: Vec::new(), shared: Vec::new(), barriers: Barriers::default(), next: 0 }
+    }
+
+    /// Sets up block `linear` of the grid; what an earlier block allocated is used again.
+    pub(crate) fn start(&mut self, env: &Env<'_>, linear: u64) -> Result<(), Box<Fault>> {
+        let [gx, gy, _] = env.grid.map(u64::from);
+        self.linear = linear;
+        self.index = [(linear % gx) as u32, (linear / gx % gy) as u32, (linear / (gx * gy)) as u32];
+        let count = env.block.iter().product::<u32>().div_ceil(32) as usize;
+        while self.warps.len() < count {
+            self.warps.push(Warp::new(self.warps.len() as u32));
+        }
+        self.warps.truncate(count);
+        let lines = (env.shared_bytes as usize).div_ceil(size_of::<Lanes32>());
+        self.shared.clear();
+        self.shared.resize(lines, Lanes32([0; 32]));
+        self.barriers.reset(count);
+        self.next = 0;
+        for warp in &mut self.warps {
+            if let Err(kind) = warp.start(env, env.kernel.function) {
+                return Err(Box::new(Fault { kind, kernel: env.kernel.name.clone(), block: self.index, thread: [0; 3], line: 0 }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the warps in turn until the block is done or `budget` instructions are spent.
+    pub(crate) fn run(&mut self, env: &Env<'_>, ranges: &Ranges, cache: &mut RangeCache, worker: u32, budget: &mut u64) -> Result<BlockProgress, Box<Fault>> {
+        let mut idle = 0;
+        loop {
+            if *budget == 0 {
+                return Ok(BlockProgress::Paused);
+            }
+            let warp = &mut self.warps[self.next];
+            self.next = (self.next + 1) % self.barriers.warps;
+            let granted = WARP_TURN.min(*budget);
+            let mut fuel = granted;
+            let mut turn = Turn {
+                env, ranges, cache, barriers: &mut self.barriers,
+                shared: self.shared.as_mut_ptr().cast(), block: self.index, worker,
+            };
+            let live = warp.live;
+            let progress = warp.run(&mut turn, &mut fuel);
+            let moved = granted != fuel || warp.live != live;
+            // Even a turn without an instruction costs something, so that the loop ends.
+            *budget = budget.saturating_sub((granted - fuel).max(1));
+            let progress = match progress {
+                Ok(progress) => progress,
+                Err(stopped) => return Err(self.fault(env, stopped)),
+            };
+            let released = self.barriers.release(env, &mut self.warps);
+            idle = if moved || released || progress == Progress::Paused { 0 } else { idle + 1 };
+            if progress == Progress::Exited && self.warps.iter().all(|w| w.groups.is_empty()) {
+                return Ok(BlockProgress::Finished);
+            }
+            if idle > self.warps.len() {
+                return Err(self.deadlock(env));
+            }
+        }
+    }
+
+    fn fault(&self, env: &Env<'_>, stopped: Stopped) -> Box<Fault> {
+        let thread = stopped.warp * 32 + stopped.trouble.lane as u32;
+        let [x, y, _] = env.block;
+        Box::new(Fault {
+            kind: stopped.trouble.kind,
+            kernel: env.kernel.name.clone(),
+            block: self.index,
+            thread: [thread % x, thread / x % y, thread / (x * y)],
+            line: env.program.lines.get(stopped.pc as usize).copied().unwrap_or(0),
+        })
+    }
+
+    /// All warps wait for what cannot come. A GPU would hang until its watchdog ends it.
+    fn deadlock(&self, env: &Env<'_>) -> Box<Fault> {
+        let waiting = self.warps.iter().find_map(|w| Some((w.index, w.groups.first()?)));
+        let (warp, pc, lane) = waiting.map_or((0, 0, 0), |(warp, group)| (warp, group.pc, group.mask.trailing_zeros() as usize));
+        let reason = "deadlock: all threads of the block wait at barriers or for lanes of their warp".into();
+        let trouble = super::core::Trouble::at_lane(FaultKind::Trap { reason }, lane);
+        self.fault(env, Stopped { trouble, pc, warp })
+    }
+}
+
+impl Barriers {
+    fn reset(&mut self, warps: usize) {
+        self.barriers.clear();
+        self.barriers.resize(BARRIERS, Barrier::default());
+        self.warps = warps;
+    }
+
+    /// Counts a group in.
+    pub(crate) fn arrive(&mut self, arrival: &Arrival, warp: &Warp, group: &Group) -> Result<(), String> {
+        let warps = self.warps;
+        let Some(barrier) = self.barriers.get_mut(arrival.id as usize) else {
+            return Err(format!("barrier {} does not exist: there are {BARRIERS}", arrival.id));
+        };
+        if barrier.arrived.is_empty() {
+            *barrier = Barrier { arrived: vec![0; warps], all: true, ..Barrier::default() };
+        }
+        if arrival.count % 32 != 0 {
+            return Err(format!("barrier for {} threads: not whole warps", arrival.count));
+        }
+        let arrived = &mut barrier.arrived[warp.index as usize];
+        let before = *arrived;
+        *arrived |= group.mask;
+        barrier.threads += group.mask.count_ones();
+        // Barriers count whole warps: lanes that are gone arrive together with the last one that is there.
+        if warp.live & !before != 0 && warp.live & !*arrived == 0 {
+            barrier.threads += 32 - warp.live.count_ones();
+        }
+        barrier.expected = arrival.count;
+        barrier.waiting |= arrival.kind != BarKind::Arrive;
+        barrier.votes += arrival.votes.count_ones();
+        barrier.all &= arrival.votes == group.mask;
+        Ok(())
+    }
+
+    /// Lets those go whose barrier is complete. Says whether there were any.
+    fn release(&mut self, env: &Env<'_>, warps: &mut [Warp]) -> bool {
+        let mut any = false;
+        for (id, barrier) in self.barriers.iter_mut().enumerate() {
+            if barrier.arrived.is_empty() {
+                continue;
+            }
+            let complete = if barrier.expected == 0 {
+                barrier.arrived.iter().zip(warps.iter()).all(|(&arrived, warp)| warp.live & !arrived == 0)
+            } else {
+                barrier.threads >= barrier.expected
+            };
+            if !complete {
+                continue;
+            }
+            any = true;
+            for warp in warps.iter_mut() {
+                for i in 0..warp.groups.len() {
+                    let group = warp.groups[i];
+                    if let State::Barrier { id: at, kind, dest } = group.state
+                        && at as usize == id
+                    {
+                        warp.groups[i].state = State::Ready;
+                        deliver(env, warp, &group, kind, dest, barrier);
+                    }
+                }
+            }
+            *barrier = Barrier::default();
+        }
+        any
+    }
+}
+
+/// Writes a reduction's result for the lanes of a group.
+fn deliver(env: &Env<'_>, warp: &mut Warp, group: &Group, kind: BarKind, dest: u32, barrier: &Barrier) {
+    let files = warp.storage.files(env, &group.frame);
+    let all_or_none = |value: bool| if value { u32::MAX } else { 0 };
+    match kind {
+        BarKind::Sync | BarKind::Arrive => {}
+        BarKind::RedPopc => lanes(group.mask).for_each(|l| files.set_lane32(dest, l, barrier.votes)),
+        BarKind::RedAnd => files.set_pred(dest as u16, group.mask, all_or_none(barrier.all)),
+        BarKind::RedOr => files.set_pred(dest as u16, group.mask, all_or_none(barrier.votes > 0)),
+    }
+}

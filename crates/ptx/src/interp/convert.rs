@@ -1,0 +1,211 @@
+//! `cvt` between all types. The pairs that kernels are full of have their own loops; the rest goes lane by lane
+//! through the widest type of its kind.
+
+use super::float::flush;
+use super::half::{Bf16, F16, Half, narrow};
+use super::lanes::Files;
+use crate::code::{Cvt, CvtType, Rounding, Row};
+
+impl Files {
+    #[inline(always)]
+    pub(crate) fn cvt(&self, cvt: Cvt, mask: u32, d: Row, a: Row) {
+        use CvtType::{F32, F64, S32, S64, U32, U64};
+        let plain = !cvt.sat && !cvt.ftz && !cvt.relu && !cvt.integral && cvt.rounding == Rounding::Nearest;
+        match (cvt.from, cvt.to, plain) {
+            (S32, S64 | U64, true) => {
+                let a = self.get32(a);
+                self.put64(d, mask, |l| a[l] as i32 as u64);
+            }
+            (U32, S64 | U64, true) => {
+                let a = self.get32(a);
+                self.put64(d, mask, |l| a[l].into());
+            }
+            (S64 | U64, S32 | U32, true) => {
+                let a = self.get64(a);
+                self.put32(d, mask, |l| a[l] as u32);
+            }
+            (S32, F32, true) => {
+                let a = self.get32(a);
+                self.put32(d, mask, |l| (a[l] as i32 as f32).to_bits());
+            }
+            (U32, F32, true) => {
+                let a = self.get32(a);
+                self.put32(d, mask, |l| (a[l] as f32).to_bits());
+            }
+            (F32, F64, true) => {
+                let a = self.get32(a);
+                self.put64(d, mask, |l| f64::from(f32::from_bits(a[l])).to_bits());
+            }
+            _ => self.cvt_any(cvt, mask, d, a),
+        }
+    }
+
+    fn cvt_any(&self, cvt: Cvt, mask: u32, d: Row, a: Row) {
+        let source = |l: usize| if cvt.from.is_wide() { self.lane64(a, l) } else { self.lane32(a, l).into() };
+        let convert = |l: usize| {
+            let bits = source(l);
+            if cvt.from.is_float() { from_float(cvt, float_value(cvt.from, bits, cvt.ftz), bits) } else { from_integer(cvt, integer_value(cvt.from, bits)) }
+        };
+        if cvt.to.is_wide() {
+            self.each64(d, mask, convert);
+        } else {
+            self.each32(d, mask, |l| convert(l) as u32);
+        }
+    }
+
+    pub(crate) fn cvt_pack(&self, to: CvtType, rounding: Rounding, relu: bool, mask: u32, d: Row, a: Row, b: Row) {
+        let (a, b) = (self.get32(a), self.get32(b));
+        let half = |bits: u32| {
+            let value = f64::from(f32::from_bits(bits));
+            let value = if relu && value <= 0.0 { 0.0 } else { value };
+            if to == CvtType::F16 { F16::from_f64(value, rounding) } else { Bf16::from_f64(value, rounding) }
+        };
+        self.each32(d, mask, |l| half(a[l]) << 16 | half(b[l]));
+    }
+
+    pub(crate) fn cvt_tf32(&self, mask: u32, d: Row, a: Row) {
+        let a = self.get32(a);
+        self.each32(d, mask, |l| {
+            let bits = a[l];
+            // Half of the last kept bit added to the magnitude: ties go away from zero.
+            if f32::from_bits(bits).is_finite() { bits.wrapping_add(1 << 12) & !0x1fff } else { bits }
+        });
+    }
+}
+
+fn integer_value(ty: CvtType, bits: u64) -> i128 {
+    match ty {
+        CvtType::U8 => (bits as u8).into(),
+        CvtType::S8 => (bits as i8).into(),
+        CvtType::U16 => (bits as u16).into(),
+        CvtType::S16 => (bits as i16).into(),
+        CvtType::U32 => (bits as u32).into(),
+        CvtType::S32 => (bits as i32).into(),
+        CvtType::U64 => bits.into(),
+        _ => (bits as i64).into(),
+    }
+}
+
+fn float_value(ty: CvtType, bits: u64, ftz: bool) -> f64 {
+    match ty {
+        CvtType::F16 => F16::to_f64(bits as u32 & 0xffff),
+        CvtType::Bf16 => Bf16::to_f64(bits as u32 & 0xffff),
+        CvtType::F32 => {
+            let value = f32::from_bits(bits as u32);
+            f64::from(if ftz { flush(value) } else { value })
+        }
+        _ => f64::from_bits(bits),
+    }
+}
+
+/// Smallest and largest value of an integer type.
+fn bounds(ty: CvtType) -> (i128, i128) {
+    match ty {
+        CvtType::U8 => (0, u8::MAX.into()),
+        CvtType::S8 => (i8::MIN.into(), i8::MAX.into()),
+        CvtType::U16 => (0, u16::MAX.into()),
+        CvtType::S16 => (i16::MIN.into(), i16::MAX.into()),
+        CvtType::U32 => (0, u32::MAX.into()),
+        CvtType::S32 => (i32::MIN.into(), i32::MAX.into()),
+        CvtType::U64 => (0, u64::MAX.into()),
+        _ => (i64::MIN.into(), i64::MAX.into()),
+    }
+}
+
+/// Register form of an integer result: narrow types zero-extended.
+fn integer_bits(ty: CvtType, value: i128) -> u64 {
+    match ty {
+        CvtType::U8 | CvtType::S8 => (value as u8).into(),
+        CvtType::U16 | CvtType::S16 => (value as u16).into(),
+        CvtType::U32 | CvtType::S32 => (value as u32).into(),
+        _ => value as u64,
+    }
+}
+
+fn from_integer(cvt: Cvt, value: i128) -> u64 {
+    if !cvt.to.is_float() {
+        let (low, high) = bounds(cvt.to);
+        return integer_bits(cvt.to, if cvt.sat { value.clamp(low, high) } else { value });
+    }
+    // Up to 64 bits do not fit a double's mantissa: keep what is lost as a sticky bit, then round once.
+    let sticky = if value.unsigned_abs() >> 53 == 0 { value as f64 } else { odd_f64(value) };
+    match cvt.to {
+        CvtType::F64 => round_i128(value, cvt.rounding).to_bits(),
+        _ => float_bits(cvt, sticky),
+    }
+}
+
+/// A double whose last bit is set when it is not exact (round to odd).
+fn odd_f64(value: i128) -> f64 {
+    let magnitude = value.unsigned_abs();
+    let drop = 128 - magnitude.leading_zeros() - 53;
+    let kept = magnitude >> drop;
+    let lost = magnitude & ((1 << drop) - 1) != 0;
+    let odd = (kept | u128::from(lost)) as f64 * 2f64.powi(drop as i32);
+    if value < 0 { -odd } else { odd }
+}
+
+fn round_i128(value: i128, rounding: Rounding) -> f64 {
+    let nearest = value as f64;
+    let exact = nearest as i128;
+    let up = match rounding {
+        Rounding::Nearest => return nearest,
+        Rounding::Zero => value < 0,
+        Rounding::Down => false,
+        Rounding::Up => true,
+    };
+    match exact.cmp(&value) {
+        std::cmp::Ordering::Less if up => nearest.next_up(),
+        std::cmp::Ordering::Greater if !up => nearest.next_down(),
+        _ => nearest,
+    }
+}
+
+fn round_integral(value: f64, rounding: Rounding) -> f64 {
+    match rounding {
+        Rounding::Nearest => value.round_ties_even(),
+        Rounding::Zero => value.trunc(),
+        Rounding::Down => value.floor(),
+        Rounding::Up => value.ceil(),
+    }
+}
+
+fn from_float(cvt: Cvt, value: f64, bits: u64) -> u64 {
+    if cvt.to.is_float() {
+        let value = if cvt.integral { round_integral(value, cvt.rounding) } else { value };
+        // Same type and nothing to round: NaN payloads survive.
+        if cvt.from == cvt.to && !cvt.sat && !cvt.relu && !cvt.ftz && (value.is_nan() || !cvt.integral) {
+            return if cvt.to == CvtType::F32 && value.is_nan() { 0x7fff_ffff } else { bits };
+        }
+        return float_bits(Cvt { rounding: if cvt.integral { Rounding::Nearest } else { cvt.rounding }, ..cvt }, value);
+    }
+    // Out of range saturates. NaN is zero, but the sign bit alone where 64 bits are involved (PTX ISA 9.7.9, cvt).
+    let (low, high) = bounds(cvt.to);
+    if value.is_nan() {
+        let wide = cvt.from == CvtType::F64 || matches!(cvt.to, CvtType::U64 | CvtType::S64);
+        let sign_bit = (high - low + 1) / 2;
+        return if wide { integer_bits(cvt.to, sign_bit) } else { 0 };
+    }
+    let rounded = round_integral(value, cvt.rounding);
+    let integer = if rounded >= 2f64.powi(100) { high } else if rounded <= -2f64.powi(100) { low } else { (rounded as i128).clamp(low, high) };
+    integer_bits(cvt.to, integer)
+}
+
+fn float_bits(cvt: Cvt, value: f64) -> u64 {
+    let value = if cvt.relu && value <= 0.0 { 0.0 } else { value };
+    let value = match (cvt.sat, value.is_nan()) {
+        (true, true) => 0.0,
+        (true, false) => value.clamp(0.0, 1.0).abs(),
+        _ => value,
+    };
+    match cvt.to {
+        CvtType::F16 => F16::from_f64(value, cvt.rounding).into(),
+        CvtType::Bf16 => Bf16::from_f64(value, cvt.rounding).into(),
+        CvtType::F32 => {
+            let bits = narrow(value, 23, 8, cvt.rounding).unwrap_or(0x7fff_ffff);
+            let bits = if cvt.ftz { flush(f32::from_bits(bits)).to_bits() } else { bits };
+            bits.into()
+        }
+        _ => value.to_bits(),
+    }
+}

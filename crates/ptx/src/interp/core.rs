@@ -1,0 +1,343 @@
+//! The dispatch loop.
+
+use super::lanes::Files;
+use super::memory::RangeCache;
+use super::warp::{Group, State, Storage};
+use super::{Env, Features};
+use crate::code::{BarKind, Code, Guard, Op, Program, Row, SINK, SINK_PRED};
+use crate::error::FaultKind;
+use crate::memory::Ranges;
+
+/// Fuel that an atomic costs while lanes are apart: whoever spins on one soon lets the others run.
+const ATOMIC_FUEL: u64 = 32;
+
+/// Why a lane cannot go on.
+#[derive(Debug)]
+pub(crate) struct Trouble {
+    pub(crate) kind: FaultKind,
+    pub(crate) lane: usize,
+}
+
+pub(crate) type Stop = Box<Trouble>;
+
+impl Trouble {
+    pub(crate) fn at_lane(kind: FaultKind, lane: usize) -> Stop {
+        Box::new(Trouble { kind, lane })
+    }
+}
+
+/// Everything that instructions of one warp work on.
+pub(crate) struct Core<'e> {
+    pub(crate) env: &'e Env<'e>,
+    pub(crate) program: &'e Program,
+    pub(crate) ranges: &'e Ranges,
+    pub(crate) cache: &'e mut RangeCache,
+    pub(crate) storage: &'e mut Storage,
+    pub(crate) files: Files,
+    /// The instruction being executed.
+    pub(crate) pc: u32,
+    pub(crate) shared: *mut u8,
+    pub(crate) shared_bytes: u64,
+    /// Local memory of lane 0; lane `l` has its own `l * stride` on.
+    pub(crate) local: *mut u8,
+    pub(crate) stride: u64,
+    /// Start of the running function's frame in local memory.
+    pub(crate) frame_local: u64,
+    pub(crate) block: [u32; 3],
+    pub(crate) warp: u32,
+    pub(crate) worker: u32,
+    /// Lanes that exist and have not exited.
+    pub(crate) live: u32,
+}
+
+/// Why a group stopped running.
+pub(crate) enum Event {
+    /// Groups came together or apart: choose anew.
+    Reschedule,
+    /// Time is up.
+    Fuel,
+    /// Its state says what it waits for.
+    Wait,
+    /// It arrived at a barrier of the block and waits, if it must.
+    Barrier(Arrival),
+    /// All its lanes exited.
+    Gone,
+}
+
+/// Arrival of a group at a barrier.
+pub(crate) struct Arrival {
+    pub(crate) kind: BarKind,
+    pub(crate) id: u32,
+    /// Threads expected, 0 for all of the block.
+    pub(crate) count: u32,
+    /// Lanes whose predicate holds.
+    pub(crate) votes: u32,
+    /// Where a reduction's result goes: row or predicate.
+    pub(crate) dest: u32,
+}
+
+/// Runs a group until something happens. `limit` is the lowest program counter, above the group's own, at which
+/// another group of the same depth stands.
+pub(crate) fn run_group(core: &mut Core<'_>, group: &mut Group, others: &mut Vec<Group>, limit: u32, fuel: &mut u64) -> Result<Event, Stop> {
+    match core.env.features {
+        Features::Baseline => dispatch(core, group, others, limit, fuel),
+        // SAFETY: `Features::detect` found these instruction sets.
+        #[cfg(target_arch = "x86_64")]
+        Features::Avx2 => unsafe { dispatch_avx2(core, group, others, limit, fuel) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Features::Avx512 => unsafe { dispatch_avx512(core, group, others, limit, fuel) },
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+fn dispatch_avx2(core: &mut Core<'_>, group: &mut Group, others: &mut Vec<Group>, limit: u32, fuel: &mut u64) -> Result<Event, Stop> {
+    dispatch(core, group, others, limit, fuel)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+fn dispatch_avx512(core: &mut Core<'_>, group: &mut Group, others: &mut Vec<Group>, limit: u32, fuel: &mut u64) -> Result<Event, Stop> {
+    dispatch(core, group, others, limit, fuel)
+}
+
+#[inline(always)]
+fn dispatch(core: &mut Core<'_>, group: &mut Group, others: &mut Vec<Group>, limit: u32, fuel: &mut u64) -> Result<Event, Stop> {
+    let code: &[Code] = &core.program.code;
+    let mut pc = group.pc;
+    loop {
+        if *fuel == 0 {
+            group.pc = pc;
+            return Ok(Event::Fuel);
+        }
+        *fuel -= 1;
+        let instruction = &code[pc as usize];
+        let guard = instruction.guard;
+        let mut mask = group.mask;
+        if guard != Guard::ALWAYS {
+            mask &= core.files.pred(guard.pred, guard.negated);
+            if mask == 0 {
+                pc += 1;
+                if pc >= limit {
+                    group.pc = pc;
+                    return Ok(Event::Reschedule);
+                }
+                continue;
+            }
+        }
+        core.pc = pc;
+        match instruction.op {
+            Op::Bra { target } => {
+                if mask != group.mask {
+                    group.split(others, mask, target, pc + 1);
+                    return Ok(Event::Reschedule);
+                }
+                pc = target;
+            }
+            Op::BrxIdx { index, first, count } => {
+                group.pc = pc;
+                group.peel(others, mask);
+                core.indirect_branch(group, others, index, first, count)?;
+                return Ok(Event::Reschedule);
+            }
+            Op::Call { call } => {
+                group.pc = pc;
+                group.peel(others, mask);
+                core.call(group, others, call)?;
+                return Ok(Event::Reschedule);
+            }
+            Op::Ret if group.frame.depth > 0 => {
+                group.pc = pc;
+                group.peel(others, mask);
+                core.ret(group, others);
+                return Ok(Event::Reschedule);
+            }
+            Op::Ret | Op::Exit => {
+                core.live &= !mask;
+                group.mask &= !mask;
+                group.pc = pc + 1;
+                return Ok(if group.mask == 0 { Event::Gone } else { Event::Reschedule });
+            }
+            Op::Trap => {
+                let reason = "trap instruction executed".into();
+                return Err(Trouble::at_lane(FaultKind::Trap { reason }, mask.trailing_zeros() as usize));
+            }
+            Op::Yield => {
+                group.pc = pc + 1;
+                *fuel = 0;
+                return Ok(Event::Fuel);
+            }
+            Op::Bar { kind, id, count, pred, negated, d } => {
+                group.pc = pc;
+                group.peel(others, mask);
+                let lane = mask.trailing_zeros() as usize;
+                let votes = if pred == SINK_PRED { 0 } else { core.files.pred(pred, negated) & mask };
+                let count = if count == SINK { 0 } else { core.files.lane32(count, lane) };
+                group.pc = pc + 1;
+                return Ok(Event::Barrier(Arrival { kind, id: core.files.lane32(id, lane), count, votes, dest: d }));
+            }
+            Op::WarpSync { .. } | Op::Shfl { .. } | Op::Vote { .. } | Op::MatchAny { .. } | Op::MatchAll { .. } | Op::Redux { .. } => {
+                let members = core.members(instruction.op, mask);
+                if members & core.live & !mask != 0 {
+                    group.pc = pc;
+                    group.peel(others, mask);
+                    group.state = State::Members(members);
+                    return Ok(Event::Wait);
+                }
+                core.collective(instruction.op, members & core.live, mask);
+                pc += 1;
+            }
+            Op::Atom { op, wide, list, ref mem } => {
+                core.atomic(op, wide, list, mem, mask)?;
+                if !others.is_empty() {
+                    *fuel = fuel.saturating_sub(ATOMIC_FUEL);
+                }
+                pc += 1;
+            }
+            ref op => {
+                core.execute(op, mask)?;
+                pc += 1;
+            }
+        }
+        if pc >= limit {
+            group.pc = pc;
+            return Ok(Event::Reschedule);
+        }
+    }
+}
+
+impl Core<'_> {
+    /// Instructions that only compute, load and store.
+    #[inline(always)]
+    fn execute(&mut self, op: &Op, mask: u32) -> Result<(), Stop> {
+        let files = self.files;
+        match *op {
+            Op::Bin32 { op, d, a, b } => files.bin32(op, mask, d, a, b),
+            Op::Un32 { op, flags, d, a } => files.un32(op, flags, mask, d, a),
+            Op::Tern32 { op, d, a, b, c } => files.tern32(op, mask, d, a, b, c),
+            Op::Lop3 { lut, d, a, b, c } => files.lop3(lut, mask, d, a, b, c),
+            Op::BinF32 { op, flags, d, a, b } => files.bin_f32(op, flags, mask, d, a, b),
+            Op::FmaF32 { rounding, flags, d, a, b, c } => files.fma_f32(rounding, flags, mask, d, [a, b, c]),
+            Op::Bin64 { op, d, a, b } => files.bin64(op, mask, d, a, b),
+            Op::Un64 { op, d, a } => files.un64(op, mask, d, a),
+            Op::Tern64 { op, d, a, b, c } => files.tern64(op, mask, d, a, b, c),
+            Op::BinF64 { op, d, a, b } => files.bin_f64(op, mask, d, a, b),
+            Op::FmaF64 { rounding, d, a, b, c } => files.fma_f64(rounding, mask, d, [a, b, c]),
+            Op::Shift64 { op, d, a, b } => files.shift64(op, mask, d, a, b),
+            Op::Narrow { op, d, a } => files.narrow(op, mask, d, a),
+            Op::MulWide { signed, d, a, b } => files.mul_wide(signed, mask, d, a, b),
+            Op::MadWide { signed, d, a, b, c } => files.mad_wide(signed, mask, d, a, b, c),
+            Op::Pack64 { d, lo, hi } => {
+                let (lo, hi) = (files.get32(lo), files.get32(hi));
+                files.put64(d, mask, |l| u64::from(hi[l]) << 32 | u64::from(lo[l]));
+            }
+            Op::Bfe64 { signed, d, a, pos, len } => files.bfe64(signed, mask, d, a, pos, len),
+            Op::Bfi32 { d, a, b, pos, len } => files.bfi32(mask, d, a, b, pos, len),
+            Op::Bfi64 { d, a, b, pos, len } => files.bfi64(mask, d, a, b, pos, len),
+            Op::Slct64 { float, d, a, b, c } => {
+                let (a, b, c) = (files.get64(a), files.get64(b), files.get32(c));
+                let chosen = |l: usize| if float { f32::from_bits(c[l]) >= 0.0 } else { c[l] as i32 >= 0 };
+                files.put64(d, mask, |l| if chosen(l) { a[l] } else { b[l] });
+            }
+            Op::Carry32 { op, read, write, d, a, b, c } => {
+                let carry = files.carry32(op, if read { self.storage.carry } else { 0 }, mask, d, [a, b, c]);
+                self.set_carry(write, mask, carry);
+            }
+            Op::Carry64 { op, read, write, d, a, b, c } => {
+                let carry = files.carry64(op, if read { self.storage.carry } else { 0 }, mask, d, [a, b, c]);
+                self.set_carry(write, mask, carry);
+            }
+            Op::Cvt { cvt, d, a } => files.cvt(cvt, mask, d, a),
+            Op::CvtPack { to, rounding, relu, d, a, b } => files.cvt_pack(to, rounding, relu, mask, d, a, b),
+            Op::CvtTf32 { d, a } => files.cvt_tf32(mask, d, a),
+            Op::Setp { ty, cmp, ftz, d, a, b } => files.setp(ty, cmp, ftz, mask, d, a, b),
+            Op::SetpX2 { bf16, cmp, ftz: _, d, q, a, b } => files.setp_x2(bf16, cmp, mask, [d, q], a, b),
+            Op::Testp { wide, test, d, a } => files.testp(wide, test, mask, d, a),
+            Op::PredOp { lut, d, a, b } => {
+                let (a, b) = (files.pred(a, false), files.pred(b, false));
+                let on = |bit: u8, value: u32| if lut & bit != 0 { value } else { 0 };
+                let value = on(1, !a & !b) | on(2, a & !b) | on(4, !a & b) | on(8, a & b);
+                files.set_pred(d, mask, value);
+            }
+            Op::PredConst { value, d } => files.set_pred(d, mask, if value { u32::MAX } else { 0 }),
+            Op::Sel32 { d, a, b, p, negated } => {
+                let (a, b, p) = (files.get32(a), files.get32(b), files.pred(p, negated));
+                files.put32(d, mask, |l| if p >> l & 1 != 0 { a[l] } else { b[l] });
+            }
+            Op::Sel64 { d, a, b, p, negated } => {
+                let (a, b, p) = (files.get64(a), files.get64(b), files.pred(p, negated));
+                files.put64(d, mask, |l| if p >> l & 1 != 0 { a[l] } else { b[l] });
+            }
+            Op::Special32 { which, d } => self.special32(which, d, mask),
+            Op::Special64 { which, d } => self.special64(which, d, mask),
+            Op::FrameAddress { d, offset } => files.set64(d, mask, &[self.frame_local + u64::from(offset); 32]),
+            Op::Ld { width, ref mem, d } => self.load(width, mem, d, mask)?,
+            Op::St { width, ref mem, a } => self.store(width, mem, a, mask)?,
+            Op::LdVec { width, n, list, ref mem } => self.load_vector(width, n, list, mem, mask)?,
+            Op::StVec { width, n, list, ref mem } => self.store_vector(width, n, list, mem, mask)?,
+            Op::CpAsync { bytes, take, ref to, list } => self.cp_async(bytes, take, to, list, mask)?,
+            Op::Isspacep { space, d, a } => {
+                let value = self.isspacep(space, a);
+                files.set_pred(d, mask, value);
+            }
+            Op::Fence => std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst),
+            Op::ActiveMask { d } => files.set32(d, mask, &[mask; 32]),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn set_carry(&mut self, write: bool, mask: u32, carry: u32) {
+        if write {
+            self.storage.carry = (self.storage.carry & !mask) | (carry & mask);
+        }
+    }
+
+    /// Lanes that must take part, by what the lanes at hand say.
+    fn members(&self, op: Op, mask: u32) -> u32 {
+        let row: Row = match op {
+            Op::WarpSync { mask } | Op::Vote { mask, .. } | Op::MatchAny { mask, .. } | Op::MatchAll { mask, .. } | Op::Redux { mask, .. } => mask,
+            Op::Shfl { list, .. } => self.program.rows[list as usize + 2],
+            _ => return mask,
+        };
+        let members = self.files.get32(row);
+        super::lanes::lanes(mask).fold(mask, |all, l| all | members[l])
+    }
+
+    fn collective(&mut self, op: Op, members: u32, mask: u32) {
+        match op {
+            Op::Shfl { mode, d, p, a, list } => self.shfl(mode, d, p, a, list, mask),
+            Op::Vote { mode, d, pd, pred, negated, mask: row } => {
+                let value = self.files.pred(pred, negated);
+                self.by_members(row, mask, |core, members, mask| core.vote(mode, d, pd, value, members, mask), members);
+            }
+            // All sources are read before any result is written: `d` may be `a`.
+            Op::MatchAny { wide, d, a, mask: row } => {
+                let a = self.values(wide, a);
+                self.by_members(row, mask, |core, members, mask| core.match_any(d, &a, members, mask), members);
+            }
+            Op::MatchAll { wide, d, p, a, mask: row } => {
+                let a = self.values(wide, a);
+                self.by_members(row, mask, |core, members, mask| core.match_all((d, p), &a, members, mask), members);
+            }
+            Op::Redux { op, d, a, mask: row } => {
+                let a = self.files.get32(a);
+                self.by_members(row, mask, |core, members, mask| core.redux(op, d, &a, members, mask), members);
+            }
+            _ => {}
+        }
+    }
+
+    /// Calls `f` for each set of lanes that named the same members: halves of a warp may vote on their own at once.
+    fn by_members(&mut self, row: Row, mask: u32, f: impl Fn(&mut Self, u32, u32), live: u32) {
+        let masks = self.files.get32(row);
+        let mut rest = mask;
+        while rest != 0 {
+            let members = masks[rest.trailing_zeros() as usize];
+            let same = super::lanes::lanes(rest).filter(|&l| masks[l] == members).fold(0, |m, l| m | 1 << l);
+            f(self, (members | same) & (live | mask), same);
+            rest &= !same;
+        }
+    }
+}

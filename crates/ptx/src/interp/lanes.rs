@@ -1,0 +1,169 @@
+//! Register files of a warp: rows of 32 lanes, and how an instruction reads and writes them.
+
+use crate::code::{CONST, Pred, Row, SINK_PRED};
+
+/// A row of 32-bit registers. Aligned so that vector loads never straddle cache lines.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C, align(64))]
+pub(crate) struct Lanes32(pub(crate) [u32; 32]);
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C, align(64))]
+pub(crate) struct Lanes64(pub(crate) [u64; 32]);
+
+/// Pointers to the running frame's registers and to the constants.
+///
+/// Invariant: built by [`super::warp::Warp`] from vectors that hold at least the rows and predicates that the running
+/// function declares, and rebuilt whenever those grow. Lowering guarantees that code names no others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Files {
+    pub(crate) r32: *mut Lanes32,
+    pub(crate) r64: *mut Lanes64,
+    pub(crate) preds: *mut u32,
+    pub(crate) c32: *const Lanes32,
+    pub(crate) c64: *const Lanes64,
+}
+
+/// Every lane of a mask, lowest first.
+pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        let lane = rest.trailing_zeros() as usize;
+        rest &= rest.wrapping_sub(1);
+        (lane < 32).then_some(lane)
+    })
+}
+
+impl Files {
+    /// A copy of a source row: the destination may be the same row.
+    #[inline(always)]
+    pub(crate) fn get32(&self, row: Row) -> [u32; 32] {
+        let at = if row & CONST != 0 { self.c32.wrapping_add((row & !CONST) as usize) } else { self.r32.wrapping_add(row as usize).cast_const() };
+        // SAFETY: in range by the invariant of `Files`.
+        unsafe { (*at).0 }
+    }
+
+    #[inline(always)]
+    pub(crate) fn get64(&self, row: Row) -> [u64; 32] {
+        let at = if row & CONST != 0 { self.c64.wrapping_add((row & !CONST) as usize) } else { self.r64.wrapping_add(row as usize).cast_const() };
+        // SAFETY: in range by the invariant of `Files`.
+        unsafe { (*at).0 }
+    }
+
+    #[inline(always)]
+    pub(crate) fn lane32(&self, row: Row, lane: usize) -> u32 {
+        let at = if row & CONST != 0 { self.c32.wrapping_add((row & !CONST) as usize) } else { self.r32.wrapping_add(row as usize).cast_const() };
+        // SAFETY: in range by the invariant of `Files`; lanes are below 32.
+        unsafe { (*at).0[lane & 31] }
+    }
+
+    #[inline(always)]
+    pub(crate) fn lane64(&self, row: Row, lane: usize) -> u64 {
+        let at = if row & CONST != 0 { self.c64.wrapping_add((row & !CONST) as usize) } else { self.r64.wrapping_add(row as usize).cast_const() };
+        // SAFETY: in range by the invariant of `Files`; lanes are below 32.
+        unsafe { (*at).0[lane & 31] }
+    }
+
+    #[inline(always)]
+    pub(crate) fn pred(&self, pred: Pred, negated: bool) -> u32 {
+        // SAFETY: in range by the invariant of `Files`.
+        let value = unsafe { *self.preds.add(pred as usize) };
+        if negated { !value } else { value }
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_pred(&self, d: Pred, mask: u32, value: u32) {
+        if d == SINK_PRED {
+            return;
+        }
+        // SAFETY: in range by the invariant of `Files`.
+        unsafe {
+            let at = self.preds.add(d as usize);
+            *at = (*at & !mask) | (value & mask);
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn set32(&self, d: Row, mask: u32, value: &[u32; 32]) {
+        // SAFETY: in range by the invariant of `Files`.
+        let out = unsafe { &mut (*self.r32.add(d as usize)).0 };
+        if mask == u32::MAX {
+            *out = *value;
+        } else {
+            for l in 0..32 {
+                out[l] = if mask >> l & 1 != 0 { value[l] } else { out[l] };
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn set64(&self, d: Row, mask: u32, value: &[u64; 32]) {
+        // SAFETY: in range by the invariant of `Files`.
+        let out = unsafe { &mut (*self.r64.add(d as usize)).0 };
+        if mask == u32::MAX {
+            *out = *value;
+        } else {
+            for l in 0..32 {
+                out[l] = if mask >> l & 1 != 0 { value[l] } else { out[l] };
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_lane32(&self, d: Row, lane: usize, value: u32) {
+        // SAFETY: in range by the invariant of `Files`; lanes are below 32.
+        unsafe { (*self.r32.add(d as usize)).0[lane & 31] = value }
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_lane64(&self, d: Row, lane: usize, value: u64) {
+        // SAFETY: in range by the invariant of `Files`; lanes are below 32.
+        unsafe { (*self.r64.add(d as usize)).0[lane & 31] = value }
+    }
+
+    /// Computes every lane, stores those of the mask: for operations that vectorise.
+    #[inline(always)]
+    pub(crate) fn put32(&self, d: Row, mask: u32, f: impl Fn(usize) -> u32) {
+        let mut value = [0; 32];
+        for (l, v) in value.iter_mut().enumerate() {
+            *v = f(l);
+        }
+        self.set32(d, mask, &value);
+    }
+
+    #[inline(always)]
+    pub(crate) fn put64(&self, d: Row, mask: u32, f: impl Fn(usize) -> u64) {
+        let mut value = [0; 32];
+        for (l, v) in value.iter_mut().enumerate() {
+            *v = f(l);
+        }
+        self.set64(d, mask, &value);
+    }
+
+    /// Computes the mask's lanes one by one: for operations that do not vectorise.
+    #[inline(always)]
+    pub(crate) fn each32(&self, d: Row, mask: u32, f: impl Fn(usize) -> u32) {
+        for l in lanes(mask) {
+            let value = f(l);
+            self.set_lane32(d, l, value);
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn each64(&self, d: Row, mask: u32, f: impl Fn(usize) -> u64) {
+        for l in lanes(mask) {
+            let value = f(l);
+            self.set_lane64(d, l, value);
+        }
+    }
+}
+
+/// Mask of the lanes where `f` holds.
+#[inline(always)]
+pub(crate) fn mask_of(f: impl Fn(usize) -> bool) -> u32 {
+    let mut bits = [0u32; 32];
+    for (l, bit) in bits.iter_mut().enumerate() {
+        *bit = u32::from(f(l)) << l;
+    }
+    bits.iter().fold(0, |all, bit| all | bit)
+}

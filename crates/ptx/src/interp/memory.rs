@@ -1,0 +1,389 @@
+//! Loads and stores: addresses to host pointers, with every lane checked, then the access itself.
+
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use super::core::{Core, Stop, Trouble};
+use super::lanes::lanes;
+use crate::code::{
+    Base, LOCAL_WINDOW, Mem, MemSpace, PARAM_WINDOW, Row, SHARED_WINDOW, SINK, WINDOW_MASK, Width,
+};
+use crate::error::FaultKind;
+use crate::memory::Ranges;
+
+/// The mapped range that each of the last accesses fell into, by instruction.
+pub(crate) struct RangeCache {
+    entries: [(u64, u64); Self::ENTRIES],
+    generation: u64,
+}
+
+impl RangeCache {
+    const ENTRIES: usize = 64;
+
+    pub(crate) fn new() -> Self {
+        RangeCache { entries: [(0, 0); Self::ENTRIES], generation: 0 }
+    }
+
+    /// Forgets everything if ranges changed since the last time slice.
+    pub(crate) fn refresh(&mut self, ranges: &Ranges) {
+        if self.generation != ranges.generation {
+            *self = RangeCache { entries: [(0, 0); Self::ENTRIES], generation: ranges.generation };
+        }
+    }
+}
+
+/// Host pointers of 32 lanes; those outside the mask mean nothing.
+pub(crate) type Pointers = [u64; 32];
+
+impl Core<'_> {
+    /// Addresses of an operand before translation.
+    #[inline(always)]
+    fn addresses(&self, mem: &Mem) -> [u64; 32] {
+        let offset = mem.offset as u64;
+        match mem.base {
+            Base::None => [offset; 32],
+            Base::Row64(row) => {
+                let mut out = self.files.get64(row);
+                for a in &mut out {
+                    *a = a.wrapping_add(offset);
+                }
+                out
+            }
+            Base::Row32(row) => {
+                let row = self.files.get32(row);
+                let mut out = [0; 32];
+                for l in 0..32 {
+                    out[l] = u64::from(row[l]).wrapping_add(offset);
+                }
+                out
+            }
+        }
+    }
+
+    /// Host pointers for an access of `bytes` by the lanes of `mask`, all checked for bounds and alignment.
+    #[inline(always)]
+    pub(crate) fn pointers(&mut self, mem: &Mem, bytes: u32, mask: u32, write: bool) -> Result<Pointers, Stop> {
+        let mut at = self.addresses(mem);
+        let size = u64::from(bytes);
+        let misaligned = size - 1;
+        match mem.space {
+            MemSpace::Generic | MemSpace::Global => {
+                let entry = (self.pc as usize) % RangeCache::ENTRIES;
+                let (low, high) = self.cache.entries[entry];
+                let span = (high - low).wrapping_sub(size);
+                let mut bad = 0u32;
+                if high - low < size {
+                    bad = mask;
+                } else {
+                    for (l, &a) in at.iter().enumerate() {
+                        bad |= u32::from(a.wrapping_sub(low) > span || a & misaligned != 0) << l;
+                    }
+                }
+                if bad & mask != 0 {
+                    self.resolve_slowly(&mut at, mem.space, size, mask, write, entry)?;
+                }
+                Ok(at)
+            }
+            MemSpace::Shared => {
+                let (base, limit) = (self.shared as u64, self.shared_bytes);
+                self.window(at, base, limit, size, mask, write, 0)
+            }
+            MemSpace::Param => {
+                let (base, limit) = (self.env.params.as_ptr() as u64, self.env.param_bytes);
+                self.window(at, base, limit, size, mask, write, 0)
+            }
+            MemSpace::Local | MemSpace::Frame => {
+                let frame = if mem.space == MemSpace::Frame { self.frame_local } else { 0 };
+                for a in &mut at {
+                    *a = a.wrapping_add(frame);
+                }
+                self.window(at, self.local as u64, self.stride, size, mask, write, self.stride)
+            }
+        }
+    }
+
+    /// Offsets into a small buffer; lane `l` has its own piece `l * stride` on.
+    #[inline(always)]
+    fn window(&self, at: [u64; 32], base: u64, limit: u64, size: u64, mask: u32, write: bool, stride: u64) -> Result<Pointers, Stop> {
+        let mut out = [0; 32];
+        let mut bad = 0u32;
+        for l in 0..32 {
+            let a = at[l];
+            bad |= u32::from(a > limit.wrapping_sub(size) || a & (size - 1) != 0) << l;
+            out[l] = base.wrapping_add(a).wrapping_add(l as u64 * stride);
+        }
+        if limit < size {
+            bad = u32::MAX;
+        }
+        if bad & mask != 0 {
+            let lane = (bad & mask).trailing_zeros() as usize;
+            return Err(access_fault(at[lane], size, write, lane));
+        }
+        Ok(out)
+    }
+
+    /// The cached range did not do: other ranges, windows, or a fault.
+    #[cold]
+    #[inline(never)]
+    fn resolve_slowly(&mut self, at: &mut [u64; 32], space: MemSpace, size: u64, mask: u32, write: bool, entry: usize) -> Result<(), Stop> {
+        for lane in lanes(mask) {
+            let address = at[lane];
+            let fault = || access_fault(address, size, write, lane);
+            if address & (size - 1) != 0 {
+                return Err(fault());
+            }
+            let offset = address & !WINDOW_MASK;
+            let (base, limit) = match address & WINDOW_MASK {
+                0 => {
+                    let found = self.ranges.find(address).filter(|(_, end)| end - address >= size);
+                    self.cache.entries[entry] = found.ok_or_else(fault)?;
+                    continue;
+                }
+                _ if space == MemSpace::Global => return Err(fault()),
+                SHARED_WINDOW => (self.shared as u64, self.shared_bytes),
+                LOCAL_WINDOW => (self.local as u64 + lane as u64 * self.stride, self.stride),
+                PARAM_WINDOW if !write => (self.env.params.as_ptr() as u64, self.env.param_bytes),
+                _ => return Err(fault()),
+            };
+            if offset > limit || limit - offset < size {
+                return Err(fault());
+            }
+            at[lane] = base + offset;
+        }
+        Ok(())
+    }
+
+    /// One lane's view of `bytes` at a generic address, as the device runtime reads strings and arguments.
+    pub(crate) fn lane_pointer(&mut self, address: u64, bytes: u64, lane: usize) -> Result<*const u8, Stop> {
+        let fault = || access_fault(address, bytes, false, lane);
+        let offset = address & !WINDOW_MASK;
+        let (base, limit) = match address & WINDOW_MASK {
+            0 => {
+                return match self.ranges.find(address) {
+                    Some((_, end)) if end - address >= bytes => Ok(address as *const u8),
+                    _ => Err(fault()),
+                };
+            }
+            SHARED_WINDOW => (self.shared as u64, self.shared_bytes),
+            LOCAL_WINDOW => (self.local as u64 + lane as u64 * self.stride, self.stride),
+            PARAM_WINDOW => (self.env.params.as_ptr() as u64, self.env.param_bytes),
+            _ => return Err(fault()),
+        };
+        if offset > limit || limit - offset < bytes { Err(fault()) } else { Ok((base + offset) as *const u8) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn load(&mut self, width: Width, mem: &Mem, d: Row, mask: u32) -> Result<(), Stop> {
+        let at = self.pointers(mem, width.bytes(), mask, false)?;
+        self.load_from(width, &at, 0, d, mask);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn load_from(&self, width: Width, at: &Pointers, offset: u64, d: Row, mask: u32) {
+        let files = &self.files;
+        if width == Width::B32 && mask == u32::MAX {
+            if contiguous(at, 4) && offset == 0 {
+                // SAFETY: 32 neighbouring lanes were checked one by one by `pointers`.
+                let value = unsafe { (at[0] as *const [u32; 32]).read_unaligned() };
+                return files.set32(d, mask, &value);
+            }
+            return files.put32(d, mask, |l| read32(at[l] + offset));
+        }
+        match width {
+            Width::U8 => files.each32(d, mask, |l| read8(at[l] + offset).into()),
+            Width::S8 => files.each32(d, mask, |l| read8(at[l] + offset) as i8 as u32),
+            Width::U16 => files.each32(d, mask, |l| read16(at[l] + offset).into()),
+            Width::S16 => files.each32(d, mask, |l| read16(at[l] + offset) as i16 as u32),
+            Width::B32 => files.each32(d, mask, |l| read32(at[l] + offset)),
+            Width::U8x64 => files.each64(d, mask, |l| read8(at[l] + offset).into()),
+            Width::S8x64 => files.each64(d, mask, |l| read8(at[l] + offset) as i8 as u64),
+            Width::U16x64 => files.each64(d, mask, |l| read16(at[l] + offset).into()),
+            Width::S16x64 => files.each64(d, mask, |l| read16(at[l] + offset) as i16 as u64),
+            Width::U32x64 => files.each64(d, mask, |l| read32(at[l] + offset).into()),
+            Width::S32x64 => files.each64(d, mask, |l| read32(at[l] + offset) as i32 as u64),
+            Width::B64 => files.each64(d, mask, |l| read64(at[l] + offset)),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn store(&mut self, width: Width, mem: &Mem, a: Row, mask: u32) -> Result<(), Stop> {
+        let at = self.pointers(mem, width.bytes(), mask, true)?;
+        self.store_to(width, &at, 0, a, mask);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn store_to(&self, width: Width, at: &Pointers, offset: u64, a: Row, mask: u32) {
+        if width.is_wide() {
+            let value = self.files.get64(a);
+            for l in lanes(mask) {
+                match width.bytes() {
+                    1 => write8(at[l] + offset, value[l] as u8),
+                    2 => write16(at[l] + offset, value[l] as u16),
+                    4 => write32(at[l] + offset, value[l] as u32),
+                    _ => write64(at[l] + offset, value[l]),
+                }
+            }
+            return;
+        }
+        let value = self.files.get32(a);
+        match width {
+            Width::U8 | Width::S8 => lanes(mask).for_each(|l| write8(at[l] + offset, value[l] as u8)),
+            Width::U16 | Width::S16 => lanes(mask).for_each(|l| write16(at[l] + offset, value[l] as u16)),
+            _ if mask == u32::MAX && contiguous(at, 4) && offset == 0 => {
+                // SAFETY: 32 neighbouring lanes were checked one by one by `pointers`.
+                unsafe { (at[0] as *mut [u32; 32]).write_unaligned(value) }
+            }
+            _ => lanes(mask).for_each(|l| write32(at[l] + offset, value[l])),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn load_vector(&mut self, width: Width, n: u8, list: u32, mem: &Mem, mask: u32) -> Result<(), Stop> {
+        let step = width.bytes();
+        let at = self.pointers(mem, step * u32::from(n), mask, false)?;
+        for i in 0..u32::from(n) {
+            let d = self.program.rows[(list + i) as usize];
+            if d != SINK {
+                self.load_from(width, &at, u64::from(i * step), d, mask);
+            }
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    pub(crate) fn store_vector(&mut self, width: Width, n: u8, list: u32, mem: &Mem, mask: u32) -> Result<(), Stop> {
+        let step = width.bytes();
+        let at = self.pointers(mem, step * u32::from(n), mask, true)?;
+        for i in 0..u32::from(n) {
+            let a = self.program.rows[(list + i) as usize];
+            self.store_to(width, &at, u64::from(i * step), a, mask);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn cp_async(&mut self, bytes: u8, take: Row, to: &Mem, list: u32, mask: u32) -> Result<(), Stop> {
+        let [base, wide, low, high] = [0, 1, 2, 3].map(|i| self.program.rows[list as usize + i]);
+        let base = match (base, wide) {
+            (SINK, _) => Base::None,
+            (row, 0) => Base::Row32(row),
+            (row, _) => Base::Row64(row),
+        };
+        let offset = (u64::from(high) << 32 | u64::from(low)) as i64;
+        let from = Mem { space: MemSpace::Global, base, offset };
+        let to = self.pointers(to, bytes.into(), mask, true)?;
+        // Lanes that take nothing do not touch their source.
+        let mut reading = mask;
+        if take != SINK {
+            reading &= super::lanes::mask_of(|l| self.files.lane32(take, l) != 0);
+        }
+        let from = self.pointers(&from, bytes.into(), reading, false)?;
+        for l in lanes(mask) {
+            let taken = if take == SINK { bytes.into() } else { self.files.lane32(take, l).min(bytes.into()) };
+            let mut data = [0u8; 16];
+            for (i, byte) in data.iter_mut().enumerate().take(taken as usize) {
+                *byte = read8(from[l] + i as u64);
+            }
+            for (i, byte) in data.iter().enumerate().take(bytes.into()) {
+                write8(to[l] + i as u64, *byte);
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies between two places of one lane's local memory.
+    pub(crate) fn copy_local(&mut self, lane: usize, to: u64, from: u64, bytes: u32) {
+        debug_assert!(to + u64::from(bytes) <= self.stride && from + u64::from(bytes) <= self.stride);
+        // SAFETY: both places lie in frames, for which the warp's local memory was grown before it was entered.
+        unsafe {
+            let lane = self.local.add(lane * self.stride as usize);
+            std::ptr::copy(lane.add(from as usize), lane.add(to as usize), bytes as usize);
+        }
+    }
+
+    pub(crate) fn isspacep(&self, space: MemSpace, a: Row) -> u32 {
+        super::lanes::mask_of(|l| {
+            let window = self.files.lane64(a, l) & WINDOW_MASK;
+            match space {
+                MemSpace::Shared => window == SHARED_WINDOW,
+                MemSpace::Local => window == LOCAL_WINDOW,
+                MemSpace::Param => window == PARAM_WINDOW,
+                _ => window == 0,
+            }
+        })
+    }
+}
+
+/// Whether lane `l` points `l * size` bytes after lane 0.
+#[inline(always)]
+fn contiguous(at: &Pointers, size: u64) -> bool {
+    let mut different = 0;
+    for (l, &a) in at.iter().enumerate() {
+        different |= a ^ at[0].wrapping_add(l as u64 * size);
+    }
+    different == 0
+}
+
+pub(crate) fn access_fault(address: u64, bytes: u64, write: bool, lane: usize) -> Stop {
+    let bytes = bytes as u32;
+    let kind = if bytes.is_power_of_two() && address & u64::from(bytes - 1) != 0 {
+        FaultKind::MisalignedAddress { address, bytes, write }
+    } else {
+        FaultKind::IllegalAddress { address, bytes, write }
+    };
+    Trouble::at_lane(kind, lane)
+}
+
+// The accesses themselves. Device memory is shared with other threads of the launch, with copies and with the host, as
+// on a GPU: single accesses are relaxed atomics, so that races have the values they would have there.
+// SAFETY of all eight: callers pass pointers that `pointers` checked for bounds and alignment, and the range lock is
+// held while a kernel runs.
+
+#[inline(always)]
+pub(crate) fn read8(at: u64) -> u8 {
+    // SAFETY: see above.
+    unsafe { AtomicU8::from_ptr(at as *mut u8) }.load(Relaxed)
+}
+
+#[inline(always)]
+fn read16(at: u64) -> u16 {
+    // SAFETY: see above.
+    unsafe { AtomicU16::from_ptr(at as *mut u16) }.load(Relaxed)
+}
+
+#[inline(always)]
+pub(crate) fn read32(at: u64) -> u32 {
+    // SAFETY: see above.
+    unsafe { AtomicU32::from_ptr(at as *mut u32) }.load(Relaxed)
+}
+
+#[inline(always)]
+fn read64(at: u64) -> u64 {
+    // SAFETY: see above.
+    unsafe { AtomicU64::from_ptr(at as *mut u64) }.load(Relaxed)
+}
+
+#[inline(always)]
+fn write8(at: u64, value: u8) {
+    // SAFETY: see above.
+    unsafe { AtomicU8::from_ptr(at as *mut u8) }.store(value, Relaxed);
+}
+
+#[inline(always)]
+fn write16(at: u64, value: u16) {
+    // SAFETY: see above.
+    unsafe { AtomicU16::from_ptr(at as *mut u16) }.store(value, Relaxed);
+}
+
+#[inline(always)]
+fn write32(at: u64, value: u32) {
+    // SAFETY: see above.
+    unsafe { AtomicU32::from_ptr(at as *mut u32) }.store(value, Relaxed);
+}
+
+#[inline(always)]
+fn write64(at: u64, value: u64) {
+    // SAFETY: see above.
+    unsafe { AtomicU64::from_ptr(at as *mut u64) }.store(value, Relaxed);
+}
+

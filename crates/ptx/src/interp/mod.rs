@@ -1,0 +1,78 @@
+//! The warp-wide interpreter: one dispatch executes an instruction for up to 32 lanes.
+//!
+//! [`block`] runs the warps of one block and its barriers, [`warp`] keeps the lanes of a warp in groups that share a
+//! program counter and decides which group runs, [`core`] dispatches, [`call`] and [`runtime`] do calls. The other
+//! files hold the instructions by family.
+
+mod atomic;
+pub(crate) mod block;
+mod call;
+mod collective;
+mod convert;
+pub(crate) mod core;
+mod float;
+mod half;
+mod integer;
+pub(crate) mod lanes;
+pub(crate) mod memory;
+mod runtime;
+mod special;
+pub(crate) mod warp;
+
+use std::time::Instant;
+
+use crate::code::Program;
+use crate::heap::Heap;
+use crate::lower::Kernel;
+use crate::printf::Output;
+
+/// What all blocks of a launch share.
+pub(crate) struct Env<'e> {
+    pub(crate) program: &'e Program,
+    pub(crate) consts32: &'e [lanes::Lanes32],
+    pub(crate) consts64: &'e [lanes::Lanes64],
+    pub(crate) kernel: &'e Kernel,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    /// Parameters, 16-byte aligned.
+    pub(crate) params: &'e [u128],
+    pub(crate) param_bytes: u64,
+    pub(crate) shared_bytes: u32,
+    pub(crate) dynamic_shared_bytes: u32,
+    pub(crate) stack_bytes: u32,
+    pub(crate) envregs: [u32; 32],
+    pub(crate) output: &'e dyn Output,
+    pub(crate) heap: Option<&'e Heap>,
+    pub(crate) launch_id: u64,
+    pub(crate) workers: u32,
+    pub(crate) start: Instant,
+    pub(crate) features: Features,
+}
+
+/// Instruction sets that the dispatch loop is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Features {
+    Baseline,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Features {
+    pub(crate) fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("bmi2");
+            if avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512dq") && is_x86_feature_detected!("avx512bw")
+            {
+                return Features::Avx512;
+            }
+            if avx2 {
+                return Features::Avx2;
+            }
+        }
+        Features::Baseline
+    }
+}

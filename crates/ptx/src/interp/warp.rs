@@ -1,0 +1,360 @@
+//! A warp: its registers, and its lanes in groups.
+//!
+//! A group is a set of lanes with one program counter and one frame. All lanes start in one group; branches split
+//! groups, and groups that meet merge. Of several, the one deepest in calls and lowest in the code runs, so that
+//! lanes wait for each other where paths join. So that lanes that spin do not keep those from running that they wait
+//! for, a group runs for [`QUANTUM`] instructions at most before the longest waiting one gets its turn.
+
+use super::Env;
+use super::block::Barriers;
+use super::core::{Core, Event, Stop, Trouble, run_group};
+use super::lanes::{Files, Lanes32, Lanes64};
+use super::memory::RangeCache;
+use crate::code::{BarKind, Op};
+use crate::error::FaultKind;
+use crate::limits::{LOCAL_BYTES_MAX, REGISTER_ROWS_MAX};
+use crate::memory::Ranges;
+
+/// Instructions that a group runs while others wait.
+const QUANTUM: u64 = 2048;
+
+/// Where a frame's registers and local memory begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub(crate) r32: u32,
+    pub(crate) r64: u32,
+    pub(crate) preds: u32,
+    pub(crate) local: u32,
+    pub(crate) depth: u32,
+    pub(crate) function: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Ready,
+    /// At an instruction that these lanes must reach.
+    Members(u32),
+    /// At a barrier of the block; what a reduction's result goes to.
+    Barrier { id: u32, kind: BarKind, dest: u32 },
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Group {
+    pub(crate) pc: u32,
+    pub(crate) mask: u32,
+    pub(crate) frame: Frame,
+    pub(crate) state: State,
+    /// When it last ran, on the warp's own clock.
+    pub(crate) last_run: u64,
+}
+
+impl Group {
+    /// Keeps the lanes of `keep` at `pc`; the rest becomes a group at `other_pc`.
+    pub(crate) fn split(&mut self, others: &mut Vec<Group>, keep: u32, pc: u32, other_pc: u32) {
+        others.push(Group { pc: other_pc, mask: self.mask & !keep, ..*self });
+        (self.mask, self.pc) = (keep, pc);
+    }
+
+    /// Lanes outside `keep` skip the instruction at hand.
+    pub(crate) fn peel(&mut self, others: &mut Vec<Group>, keep: u32) {
+        if keep != self.mask {
+            self.split(others, keep, self.pc, self.pc + 1);
+        }
+    }
+}
+
+/// Where a call returns to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Return {
+    pub(crate) pc: u32,
+    pub(crate) call: u32,
+    pub(crate) frame: Frame,
+}
+
+/// Registers and stacks. Each lane uses its own column of a row, so lanes with different frames share the rows.
+pub(crate) struct Storage {
+    pub(crate) r32: Vec<Lanes32>,
+    pub(crate) r64: Vec<Lanes64>,
+    pub(crate) preds: Vec<u32>,
+    /// Local memory of 32 lanes, `stride` bytes each.
+    pub(crate) local: Vec<u128>,
+    pub(crate) stride: u32,
+    /// By depth of the callee - 1, then by lane.
+    pub(crate) returns: Vec<[Return; 32]>,
+    /// Carry flags.
+    pub(crate) carry: u32,
+    pub(crate) tid: [Lanes32; 4],
+}
+
+pub(crate) struct Warp {
+    pub(crate) index: u32,
+    /// Lanes that exist: the last warp of a block may have fewer than 32.
+    pub(crate) exists: u32,
+    /// Lanes that have not exited.
+    pub(crate) live: u32,
+    pub(crate) groups: Vec<Group>,
+    pub(crate) storage: Storage,
+    clock: u64,
+}
+
+/// What a warp is up to after its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// Could go on.
+    Paused,
+    /// All groups wait.
+    Blocked,
+    Exited,
+}
+
+/// A fault and where it happened.
+pub(crate) struct Stopped {
+    pub(crate) trouble: Stop,
+    pub(crate) pc: u32,
+    pub(crate) warp: u32,
+}
+
+/// What a block lends its warps.
+pub(crate) struct Turn<'t> {
+    pub(crate) env: &'t Env<'t>,
+    pub(crate) ranges: &'t Ranges,
+    pub(crate) cache: &'t mut RangeCache,
+    pub(crate) barriers: &'t mut Barriers,
+    pub(crate) shared: *mut u8,
+    pub(crate) block: [u32; 3],
+    pub(crate) worker: u32,
+}
+
+impl Storage {
+    fn new() -> Self {
+        Storage {
+            r32: Vec::new(), r64: Vec::new(), preds: Vec::new(), local: Vec::new(), stride: 0,
+            returns: Vec::new(), carry: 0, tid: [Lanes32([0; 32]); 4],
+        }
+    }
+
+    /// Makes room for a frame of `function`; false if that is more than a warp may have.
+    pub(crate) fn reserve(&mut self, env: &Env<'_>, frame: &Frame) -> Result<(), FaultKind> {
+        let function = &env.program.functions[frame.function as usize];
+        let (r32, r64) = ((frame.r32 + function.rows32) as usize, (frame.r64 + function.rows64) as usize);
+        let preds = (frame.preds + function.preds) as usize;
+        let local = u64::from(frame.local) + u64::from(function.frame_bytes);
+        // A kernel's own frame is granted whatever it is; only calls can overflow.
+        if frame.depth > 0 && (local > u64::from(env.stack_bytes.min(LOCAL_BYTES_MAX)) || r32.max(r64).max(preds) > REGISTER_ROWS_MAX) {
+            return Err(FaultKind::StackOverflow { bytes: local });
+        }
+        if self.r32.len() < r32 {
+            self.r32.resize(r32, Lanes32([0; 32]));
+        }
+        if self.r64.len() < r64 {
+            self.r64.resize(r64, Lanes64([0; 32]));
+        }
+        if self.preds.len() < preds {
+            self.preds.resize(preds, 0);
+        }
+        if u64::from(self.stride) < local {
+            self.grow_local((local as u32).next_power_of_two().max(256));
+        }
+        Ok(())
+    }
+
+    fn grow_local(&mut self, stride: u32) {
+        const UNIT: usize = size_of::<u128>();
+        let (old, new) = (self.stride as usize / UNIT, stride as usize / UNIT);
+        let mut local = vec![0u128; 32 * new];
+        if old > 0 {
+            for (from, to) in self.local.chunks_exact(old).zip(local.chunks_exact_mut(new)) {
+                to[..old].copy_from_slice(from);
+            }
+        }
+        (self.local, self.stride) = (local, stride);
+    }
+
+    pub(crate) fn files(&mut self, env: &Env<'_>, frame: &Frame) -> Files {
+        Files {
+            r32: self.r32.as_mut_ptr().wrapping_add(frame.r32 as usize),
+            r64: self.r64.as_mut_ptr().wrapping_add(frame.r64 as usize),
+            preds: self.preds.as_mut_ptr().wrapping_add(frame.preds as usize),
+            c32: env.consts32.as_ptr(),
+            c64: env.consts64.as_ptr(),
+        }
+    }
+}
+
+impl Core<'_> {
+    /// Points the core at a group's frame.
+    pub(crate) fn enter(&mut self, frame: &Frame) {
+        self.files = self.storage.files(self.env, frame);
+        self.local = self.storage.local.as_mut_ptr().cast();
+        self.stride = self.storage.stride.into();
+        self.frame_local = frame.local.into();
+    }
+}
+
+impl Warp {
+    pub(crate) fn new(index: u32) -> Self {
+        Warp { index, exists: 0, live: 0, groups: Vec::new(), storage: Storage::new(), clock: 0 }
+    }
+
+    /// Sets the warp to the kernel's first instruction.
+    pub(crate) fn start(&mut self, env: &Env<'_>, function: u32) -> Result<(), FaultKind> {
+        let [x, y, z] = env.block;
+        let threads = x * y * z;
+        let first = self.index * 32;
+        self.exists = if threads - first >= 32 { u32::MAX } else { (1 << (threads - first)) - 1 };
+        self.live = self.exists;
+        self.storage.carry = 0;
+        // Nothing may leak from the block that ran before.
+        self.storage.r32.fill(Lanes32([0; 32]));
+        self.storage.r64.fill(Lanes64([0; 32]));
+        self.storage.preds.fill(0);
+        self.storage.local.fill(0);
+        for lane in 0..32 {
+            let thread = first + lane;
+            let at = [thread % x, thread / x % y, thread / (x * y)];
+            for (axis, value) in at.into_iter().enumerate() {
+                self.storage.tid[axis].0[lane as usize] = value;
+            }
+        }
+        let frame = Frame { function, ..Frame::default() };
+        self.storage.reserve(env, &frame)?;
+        let pc = env.program.functions[function as usize].entry.unwrap_or(0);
+        self.groups.clear();
+        self.groups.push(Group { pc, mask: self.exists, frame, state: State::Ready, last_run: 0 });
+        Ok(())
+    }
+
+    /// Runs until all groups wait, the warp is done, or `budget` instructions are spent.
+    pub(crate) fn run(&mut self, turn: &mut Turn<'_>, budget: &mut u64) -> Result<Progress, Stopped> {
+        let mut fair = false;
+        loop {
+            let Some((mut group, limit)) = self.pick(turn.env, fair) else {
+                return Ok(if self.groups.is_empty() { Progress::Exited } else { Progress::Blocked });
+            };
+            fair = false;
+            if *budget == 0 {
+                self.groups.push(group);
+                return Ok(Progress::Paused);
+            }
+            let crowded = self.groups.iter().any(|g| g.state == State::Ready);
+            let granted = if crowded { QUANTUM.min(*budget) } else { *budget };
+            let mut fuel = granted;
+            let shared_bytes = u64::from(turn.env.shared_bytes);
+            let files = self.storage.files(turn.env, &group.frame);
+            let mut core = Core {
+                env: turn.env, program: turn.env.program, ranges: turn.ranges, cache: turn.cache,
+                storage: &mut self.storage, files, pc: group.pc,
+                shared: turn.shared, shared_bytes,
+                local: std::ptr::null_mut(), stride: 0, frame_local: 0,
+                block: turn.block, warp: self.index, worker: turn.worker, live: self.live,
+            };
+            core.enter(&group.frame);
+            let event = run_group(&mut core, &mut group, &mut self.groups, limit, &mut fuel);
+            self.live = core.live;
+            let pc = core.pc;
+            *budget -= granted - fuel;
+            self.clock += 1;
+            group.last_run = self.clock;
+            match event.map_err(|trouble| Stopped { trouble, pc, warp: self.index })? {
+                Event::Gone => {}
+                Event::Reschedule | Event::Wait => self.groups.push(group),
+                Event::Fuel => {
+                    self.groups.push(group);
+                    // A sleeping group gives its warp's turn away, too.
+                    if !crowded && *budget > 0 {
+                        return Ok(Progress::Paused);
+                    }
+                    fair = crowded;
+                }
+                Event::Barrier(arrival) => {
+                    let arrived = turn.barriers.arrive(&arrival, self, &group);
+                    arrived.map_err(|reason| {
+                        let lane = group.mask.trailing_zeros() as usize;
+                        Stopped { trouble: Trouble::at_lane(FaultKind::Trap { reason }, lane), pc, warp: self.index }
+                    })?;
+                    if arrival.kind != BarKind::Arrive {
+                        group.state = State::Barrier { id: arrival.id, kind: arrival.kind, dest: arrival.dest };
+                    }
+                    self.groups.push(group);
+                }
+            }
+        }
+    }
+
+    /// Takes the group that runs next, and the program counter at which it may meet another.
+    fn pick(&mut self, env: &Env<'_>, fair: bool) -> Option<(Group, u32)> {
+        if self.groups.len() == 1 && self.groups[0].state == State::Ready {
+            return Some((self.groups.pop()?, u32::MAX));
+        }
+        self.merge();
+        self.wake();
+        if !self.groups.iter().any(|g| g.state == State::Ready) {
+            self.release_warp_sync(env);
+        }
+        let ready = self.groups.iter().enumerate().filter(|(_, g)| g.state == State::Ready);
+        let (index, _) = if fair {
+            ready.min_by_key(|(_, g)| g.last_run)?
+        } else {
+            ready.min_by_key(|(_, g)| (u32::MAX - g.frame.depth, g.pc))?
+        };
+        let group = self.groups.swap_remove(index);
+        let meets = |g: &&Group| !matches!(g.state, State::Barrier { .. }) && g.frame.depth == group.frame.depth && g.pc > group.pc;
+        let limit = self.groups.iter().filter(meets).map(|g| g.pc).min().unwrap_or(u32::MAX);
+        Some((group, limit))
+    }
+
+    /// Makes one group of those at the same place.
+    fn merge(&mut self) {
+        let mut i = 0;
+        while i < self.groups.len() {
+            let mut j = i + 1;
+            while j < self.groups.len() {
+                let (a, b) = (self.groups[i], self.groups[j]);
+                let movable = |s: State| !matches!(s, State::Barrier { .. });
+                if a.pc == b.pc && a.frame == b.frame && movable(a.state) && movable(b.state) {
+                    self.groups.swap_remove(j);
+                    let merged = &mut self.groups[i];
+                    merged.mask |= b.mask;
+                    // Whoever was ready looks at the members again, together with those who waited.
+                    merged.state = match (a.state, b.state) {
+                        (State::Members(x), State::Members(y)) => State::Members(x | y),
+                        _ => State::Ready,
+                    };
+                } else {
+                    j += 1;
+                }
+            }
+            i += 1;
+        }
+    }
+
+    /// Lets groups go on whose members are all there, or have exited.
+    fn wake(&mut self) {
+        let live = self.live;
+        for group in &mut self.groups {
+            if let State::Members(members) = group.state
+                && members & live & !group.mask == 0
+            {
+                group.state = State::Ready;
+            }
+        }
+    }
+
+    /// `bar.warp.sync` may be reached at different places: when nobody else can go on, see who waits at one.
+    fn release_warp_sync(&mut self, env: &Env<'_>) {
+        let at_sync = |g: &Group| {
+            matches!(g.state, State::Members(_)) && matches!(env.program.code[g.pc as usize].op, Op::WarpSync { .. })
+        };
+        let waiting = self.groups.iter().filter(|g| at_sync(g)).fold(0, |m, g| m | g.mask);
+        let live = self.live;
+        for group in &mut self.groups {
+            if let State::Members(members) = group.state
+                && at_sync(group)
+                && members & live & !waiting == 0
+            {
+                group.state = State::Ready;
+                group.pc += 1;
+            }
+        }
+    }
+}

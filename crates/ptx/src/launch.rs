@@ -1,0 +1,245 @@
+//! Launches: checked as sm_80 checks them, spread over worker threads, cancellable.
+//!
+//! Each worker takes the next block, runs it for a time slice, and keeps it if it is not done. Waiting blocks are run
+//! again in turn with new ones, so that blocks may wait for each other. A slice holds the memory's range lock.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use crate::error::{Error, Fault, FaultKind};
+use crate::heap::Heap;
+use crate::interp::block::{Block, BlockProgress};
+use crate::interp::memory::RangeCache;
+use crate::interp::{Env, Features};
+use crate::limits::{
+    BLOCK_EXTENT_MAX, BLOCK_THREADS_MAX, GRID_EXTENT_MAX, LOCAL_BYTES_MAX, SHARED_OPTIN_BYTES_MAX, SHARED_STATIC_BYTES_MAX,
+};
+use crate::lower::Kernel;
+use crate::memory::Memory;
+use crate::module::Module;
+use crate::printf::Output;
+
+/// Warp instructions of a time slice: some milliseconds at most.
+const SLICE: u64 = 100_000;
+/// Unfinished blocks that one worker keeps while it starts new ones. Cooperative launches keep all.
+const RESIDENT_BLOCKS_MAX: usize = 64;
+/// Local memory of a thread that calls may use unless the launch says otherwise.
+pub const STACK_BYTES_DEFAULT: u32 = 64 << 10;
+
+static NEXT_LAUNCH: AtomicU64 = AtomicU64::new(1);
+
+/// One kernel launch, borrowed from whoever makes it.
+pub struct Launch<'l> {
+    pub module: &'l Module,
+    pub kernel: &'l str,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub dynamic_shared_bytes: u32,
+    /// Parameters as the kernel declares them, with their padding.
+    pub params: &'l [u8],
+    /// Threads that run blocks, at least 1.
+    pub workers: usize,
+    /// Stack of a GPU thread for calls.
+    pub stack_bytes: u32,
+    /// All blocks run together, so that they may wait for each other.
+    pub cooperative: bool,
+    /// `%envreg0..31`.
+    pub envregs: [u32; 32],
+    /// Where `printf` and `assert` write.
+    pub output: &'l dyn Output,
+    /// Memory for device-side `malloc`; without it `malloc` returns 0.
+    pub heap: Option<&'l Heap>,
+    /// Set by anyone to end the launch with [`FaultKind::LaunchTimeout`].
+    pub cancel: &'l AtomicBool,
+}
+
+/// What a launch did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    pub blocks: u64,
+    /// Instructions executed, each for a whole warp.
+    pub warp_instructions: u64,
+}
+
+/// Refused before it began, or stopped by a fault.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LaunchError {
+    #[error(transparent)]
+    Refused(#[from] Error),
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// Checks that sm_80 would run a kernel like this.
+pub fn validate(kernel: &Kernel, grid: [u32; 3], block: [u32; 3], dynamic_shared_bytes: u32, param_bytes: usize) -> Result<(), Error> {
+    let limit = |what, actual: u64, limit: u64| {
+        if actual > limit { Err(Error::LaunchLimit { kernel: kernel.name.clone(), what, actual, limit }) } else { Ok(()) }
+    };
+    for axis in 0..3 {
+        limit("grid extent", grid[axis].into(), GRID_EXTENT_MAX[axis].into())?;
+        limit("block extent", block[axis].into(), BLOCK_EXTENT_MAX[axis].into())?;
+        if grid[axis] == 0 || block[axis] == 0 {
+            return Err(Error::LaunchLimit { kernel: kernel.name.clone(), what: "an extent of zero", actual: 0, limit: 1 });
+        }
+    }
+    let threads = block.iter().map(|&n| u64::from(n)).product::<u64>();
+    let most = kernel.max_threads.map_or(BLOCK_THREADS_MAX, |t| t.iter().product::<u32>().min(BLOCK_THREADS_MAX));
+    limit("threads of a block", threads, most.into())?;
+    if let Some(required) = kernel.required_threads
+        && required != block
+    {
+        return Err(Error::LaunchLimit {
+            kernel: kernel.name.clone(), what: "block other than .reqntid, whose threads", actual: threads,
+            limit: required.iter().map(|&n| u64::from(n)).product(),
+        });
+    }
+    limit("static shared memory in bytes", kernel.shared_bytes.into(), SHARED_STATIC_BYTES_MAX.into())?;
+    let shared = u64::from(kernel.dynamic_shared_offset) + u64::from(dynamic_shared_bytes);
+    limit("shared memory in bytes", if dynamic_shared_bytes > 0 { shared } else { 0 }, SHARED_OPTIN_BYTES_MAX.into())?;
+    if param_bytes < kernel.param_bytes as usize {
+        return Err(Error::LaunchParams {
+            kernel: kernel.name.clone(), actual: param_bytes as u64, expected: kernel.param_bytes.into(),
+        });
+    }
+    Ok(())
+}
+
+impl Launch<'_> {
+    /// Runs the kernel to its end on this thread and `workers - 1` others.
+    pub fn run(&self) -> Result<Stats, LaunchError> {
+        let kernel = self.module.kernel(self.kernel)?;
+        validate(kernel, self.grid, self.block, self.dynamic_shared_bytes, self.params.len())?;
+        let mut params = vec![0u128; (kernel.param_bytes as usize).div_ceil(16)];
+        for (to, from) in params.iter_mut().zip(self.params[..kernel.param_bytes as usize].chunks(16)) {
+            let mut bytes = [0; 16];
+            bytes[..from.len()].copy_from_slice(from);
+            *to = u128::from_le_bytes(bytes);
+        }
+        let shared_bytes = if self.dynamic_shared_bytes > 0 { kernel.dynamic_shared_offset + self.dynamic_shared_bytes } else { kernel.shared_bytes };
+        let blocks = self.grid.iter().map(|&n| u64::from(n)).product::<u64>();
+        let workers = (self.workers.max(1) as u64).min(blocks) as usize;
+        let (consts32, consts64) = self.module.constants();
+        let env = Env {
+            program: self.module.program(), consts32, consts64, kernel,
+            grid: self.grid, block: self.block,
+            params: &params, param_bytes: kernel.param_bytes.into(),
+            shared_bytes, dynamic_shared_bytes: self.dynamic_shared_bytes,
+            stack_bytes: self.stack_bytes.clamp(1024, LOCAL_BYTES_MAX).saturating_add(kernel.local_bytes),
+            envregs: self.envregs, output: self.output, heap: self.heap,
+            launch_id: NEXT_LAUNCH.fetch_add(1, Ordering::Relaxed),
+            workers: workers as u32, start: Instant::now(), features: Features::detect(),
+        };
+        let grid = Grid {
+            env: &env, memory: self.module.memory(), cancel: self.cancel, cooperative: self.cooperative, blocks,
+            next: AtomicU64::new(0), lowest_fault: AtomicU64::new(u64::MAX), fault: Mutex::new(None),
+            instructions: AtomicU64::new(0),
+        };
+        std::thread::scope(|scope| {
+            for worker in 1..workers {
+                let grid = &grid;
+                scope.spawn(move || grid.work(worker as u32));
+            }
+            grid.work(0);
+        });
+        match grid.fault.into_inner() {
+            Some((_, fault)) => Err(LaunchError::Fault(*fault)),
+            None => Ok(Stats { blocks, warp_instructions: grid.instructions.into_inner() }),
+        }
+    }
+}
+
+/// The blocks of a launch on their way through the workers.
+struct Grid<'g> {
+    env: &'g Env<'g>,
+    memory: &'g Memory,
+    cancel: &'g AtomicBool,
+    cooperative: bool,
+    blocks: u64,
+    next: AtomicU64,
+    /// Lowest block that faulted: later ones need not run, earlier ones may still fault first.
+    lowest_fault: AtomicU64,
+    fault: Mutex<Option<(u64, Box<Fault>)>>,
+    instructions: AtomicU64,
+}
+
+impl Grid<'_> {
+    fn work(&self, worker: u32) {
+        let mut waiting: VecDeque<Block> = VecDeque::new();
+        let mut spare: Vec<Block> = Vec::new();
+        let mut cache = RangeCache::new();
+        let mut start_new = true;
+        loop {
+            if self.cancel.load(Ordering::Relaxed) {
+                return self.cancelled();
+            }
+            // New blocks and waiting ones take turns; a cooperative grid starts all of its blocks first.
+            let room = self.cooperative || waiting.len() < RESIDENT_BLOCKS_MAX;
+            let fresh = if room && (start_new || self.cooperative || waiting.is_empty()) { self.take(&mut spare) } else { None };
+            start_new = !start_new;
+            let Some(mut block) = fresh.or_else(|| waiting.pop_front()) else {
+                if self.next.load(Ordering::Relaxed) >= self.limit() {
+                    return;
+                }
+                continue;
+            };
+            if block.linear > self.lowest_fault.load(Ordering::Relaxed) {
+                continue;
+            }
+            let mut budget = SLICE;
+            let outcome = {
+                let ranges = self.memory.lock();
+                cache.refresh(&ranges);
+                block.run(self.env, &ranges, &mut cache, worker, &mut budget)
+            };
+            self.instructions.fetch_add(SLICE - budget, Ordering::Relaxed);
+            match outcome {
+                Ok(BlockProgress::Finished) => spare.push(block),
+                Ok(BlockProgress::Paused) => waiting.push_back(block),
+                Err(fault) => self.faulted(block.linear, fault),
+            }
+        }
+    }
+
+    /// Blocks from here on need not start.
+    fn limit(&self) -> u64 {
+        self.blocks.min(self.lowest_fault.load(Ordering::Relaxed))
+    }
+
+    fn take(&self, spare: &mut Vec<Block>) -> Option<Block> {
+        if self.next.load(Ordering::Relaxed) >= self.limit() {
+            return None;
+        }
+        let linear = self.next.fetch_add(1, Ordering::Relaxed);
+        if linear >= self.blocks {
+            return None;
+        }
+        let mut block = spare.pop().unwrap_or_else(Block::new);
+        match block.start(self.env, linear) {
+            Ok(()) => Some(block),
+            Err(fault) => {
+                self.faulted(linear, fault);
+                None
+            }
+        }
+    }
+
+    fn faulted(&self, linear: u64, fault: Box<Fault>) {
+        let mut known = self.fault.lock();
+        if known.as_ref().is_none_or(|(lowest, _)| linear < *lowest) {
+            self.lowest_fault.store(linear, Ordering::Relaxed);
+            *known = Some((linear, fault));
+        }
+    }
+
+    fn cancelled(&self) {
+        let mut known = self.fault.lock();
+        if known.is_none() {
+            let kernel = self.env.kernel.name.clone();
+            *known = Some((0, Box::new(Fault { kind: FaultKind::LaunchTimeout, kernel, block: [0; 3], thread: [0; 3], line: 0 })));
+        }
+        self.lowest_fault.store(0, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,48 @@
+//! Every bound of the crate, units last. Text and launches come from strangers: nothing grows without one of these.
+
+/// PTX text of one module.
+pub const PTX_BYTES_MAX: usize = 128 << 20;
+/// Depth of nested `{ }` in a function body and of nested initialiser lists.
+pub const NESTING_DEPTH_MAX: usize = 64;
+/// Instructions of one module after lowering.
+pub const INSTRUCTIONS_MAX: usize = 8 << 20;
+/// Registers that one function may declare. `%r<N>` is a few bytes of text, so N needs its own bound.
+pub const REGISTERS_PER_FUNCTION_MAX: u32 = 1 << 18;
+/// Predicate registers of one function: their slots are 16 bits wide.
+pub const PREDICATES_PER_FUNCTION_MAX: u32 = 0x7ff0;
+/// All registers that the functions of one module declare, so that many small functions cannot add up.
+pub const REGISTERS_PER_MODULE_MAX: u64 = 1 << 24;
+/// One variable in `.global`, `.const`, `.local` or `.param`.
+pub const VARIABLE_BYTES_MAX: u64 = 8 << 30;
+/// Parameters of one kernel, as CUDA 12.1 and later allow them (PTX 8.1, sm_70 and later).
+pub const PARAM_BYTES_MAX: u32 = 32_764;
+/// Constant memory of one module (sm_80: 64 KiB).
+pub const CONST_BYTES_MAX: u64 = 64 << 10;
+/// Local memory of one thread (sm_80: 512 KiB).
+pub const LOCAL_BYTES_MAX: u32 = 512 << 10;
+
+/// Lanes of a warp. The interpreter's masks are 32 bits wide.
+pub const WARP_LANES: usize = 32;
+/// Threads of a block (sm_80).
+pub const BLOCK_THREADS_MAX: u32 = 1024;
+/// Block extent by dimension (sm_80).
+pub const BLOCK_EXTENT_MAX: [u32; 3] = [1024, 1024, 64];
+/// Grid extent by dimension (sm_80).
+pub const GRID_EXTENT_MAX: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
+/// Shared memory declared in the PTX of one kernel.
+pub const SHARED_STATIC_BYTES_MAX: u32 = 48 << 10;
+/// Static and dynamic shared memory of a block, when the kernel opted in (sm_80).
+pub const SHARED_OPTIN_BYTES_MAX: u32 = 163 << 10;
+/// Shared memory of a block without opting in.
+pub const SHARED_DEFAULT_BYTES_MAX: u32 = 48 << 10;
+/// Named barriers of a block.
+pub const BARRIERS: usize = 16;
+
+/// Call depth of one thread.
+pub const CALL_DEPTH_MAX: usize = 2048;
+/// Register rows that the call stack of one warp may take, so that recursion ends in a fault and not in the host's memory.
+pub const REGISTER_ROWS_MAX: usize = 1 << 17;
+/// Format string and `%s` arguments of a device `printf`.
+pub const PRINTF_STRING_BYTES_MAX: usize = 64 << 10;
+/// Field width and precision of a device `printf` conversion.
+pub const PRINTF_WIDTH_MAX: usize = 4096;

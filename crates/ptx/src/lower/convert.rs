@@ -1,0 +1,267 @@
+//! Moves and conversions (PTX ISA 9.7.9: mov, cvt, cvta, isspacep).
+
+use super::function::{Lowering, Symbol};
+use super::instruction::Insn;
+use super::operand::Fit;
+use crate::code::{
+    Bin32, Bin64, Cvt, CvtType, FloatFlags, LOCAL_WINDOW, MemSpace, Narrow, Op, PARAM_WINDOW, Row, Rounding,
+    SHARED_WINDOW, SINK, Un32, Un64,
+};
+use crate::error::Error;
+use crate::parse::ast::{Operand, Type};
+
+const NONE: FloatFlags = FloatFlags { ftz: false, sat: false };
+
+impl<'a> Lowering<'_, '_, 'a> {
+    pub(super) fn mov(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
+        self.arity(insn, &[2])?;
+        let ty = self.need_type(insn)?;
+        if ty == Type::Pred {
+            let d = self.pred_dest(&insn.ops[0])?;
+            let (a, negated) = self.pred(&insn.ops[1])?;
+            return self.emit(Op::PredOp { lut: if negated { 0b0101 } else { 0b1010 }, d, a, b: a });
+        }
+        match (&insn.ops[0], &insn.ops[1]) {
+            (Operand::Vector(parts), whole) => self.unpack(parts, whole, ty),
+            (whole, Operand::Vector(parts)) => self.pack(whole, parts, ty),
+            (to, from) if ty.bytes() == 8 => {
+                let a = self.src64(from, ty)?;
+                let d = self.dst(to, ty)?;
+                self.emit(Op::Un64 { op: Un64::Mov, d, a })
+            }
+            (to, from) if ty.bytes() <= 4 => {
+                let a = match *from {
+                    // `mov.u32 %r, shared_variable`: state space addresses of 32 bits.
+                    Operand::Name(name) | Operand::Offset(name, _) if self.is_symbol(name) => {
+                        let offset = if let Operand::Offset(_, offset) = *from { offset } else { 0 };
+                        let wide = self.symbol_address(name, offset)?;
+                        let a = self.temp32()?;
+                        self.emit(Op::Narrow { op: Narrow::Low, d: a, a: wide })?;
+                        a
+                    }
+                    _ => self.src32(from, ty)?,
+                };
+                let d = self.dst(to, ty)?;
+                self.emit(Op::Un32 { op: Un32::Mov, flags: NONE, d, a })
+            }
+            _ => Err(self.unsupported("this type")),
+        }
+    }
+
+    fn is_symbol(&self, name: &str) -> bool {
+        matches!(
+            self.find(name),
+            Some(Symbol::Shared { .. } | Symbol::DynamicShared | Symbol::Frame { .. } | Symbol::KernelParam { .. })
+        )
+    }
+
+    /// `mov.b64 {lo, hi}, x`
+    fn unpack(&mut self, parts: &[Operand<'a>], whole: &Operand<'a>, ty: Type) -> Result<(), Error> {
+        let part = self.part_type(parts.len(), ty)?;
+        let words = if ty.bytes() == 8 {
+            let a = self.src64(whole, ty)?;
+            let (lo, hi) = (self.temp32()?, self.temp32()?);
+            self.emit(Op::Narrow { op: Narrow::Low, d: lo, a })?;
+            self.emit(Op::Narrow { op: Narrow::High, d: hi, a })?;
+            [lo, hi]
+        } else {
+            // A copy: the first part may be written over the whole.
+            let (a, copy) = (self.src32(whole, ty)?, self.temp32()?);
+            self.emit(Op::Un32 { op: Un32::Mov, flags: NONE, d: copy, a })?;
+            [copy, copy]
+        };
+        for (i, to) in parts.iter().enumerate() {
+            if *to == Operand::Name("_") {
+                continue;
+            }
+            let (d, _) = self.dest(to, part, Fit::Exact)?;
+            let bit = i as u32 * part.bytes() * 8;
+            let (word, bit) = (words[(bit / 32) as usize], bit % 32);
+            match part.bytes() {
+                4 => self.emit(Op::Un32 { op: Un32::Mov, flags: NONE, d, a: word })?,
+                bytes => {
+                    let (pos, len) = (self.const32(bit), self.const32(bytes * 8));
+                    self.emit(Op::Tern32 { op: crate::code::Tern32::BfeU, d, a: word, b: pos, c: len })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn pack(&mut self, whole: &Operand<'a>, parts: &[Operand<'a>], ty: Type) -> Result<(), Error> {
+        let part = self.part_type(parts.len(), ty)?;
+        let mut words = Vec::with_capacity(parts.len());
+        for from in parts {
+            words.push(self.src32(from, part)?);
+        }
+        let mut bytes = part.bytes();
+        while words.len() > 1 && bytes < 4 {
+            let mut merged = Vec::with_capacity(words.len() / 2);
+            for pair in words.chunks(2) {
+                let d = self.temp32()?;
+                if bytes == 2 {
+                    self.emit(Op::Bin32 { op: Bin32::Pack16, d, a: pair[0], b: pair[1] })?;
+                } else {
+                    let (pos, len) = (self.const32(8), self.const32(8));
+                    self.emit(Op::Bfi32 { d, a: pair[1], b: pair[0], pos, len })?;
+                }
+                merged.push(d);
+            }
+            words = merged;
+            bytes *= 2;
+        }
+        let d = self.dst(whole, ty)?;
+        match *words.as_slice() {
+            [lo, hi] => self.emit(Op::Pack64 { d, lo, hi }),
+            [a] => self.emit(Op::Un32 { op: Un32::Mov, flags: NONE, d, a }),
+            _ => Err(self.unsupported("this vector")),
+        }
+    }
+
+    fn part_type(&self, parts: usize, ty: Type) -> Result<Type, Error> {
+        match (ty.bytes() as usize).checked_div(parts) {
+            Some(1) if parts * 1 == ty.bytes() as usize && parts > 1 => Ok(Type::B8),
+            Some(2) if parts * 2 == ty.bytes() as usize && parts > 1 => Ok(Type::B16),
+            Some(4) if parts * 4 == ty.bytes() as usize && parts > 1 => Ok(Type::B32),
+            _ => Err(self.unsupported("this vector")),
+        }
+    }
+
+    pub(super) fn cvt(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
+        let integral = insn.mods.take_map(|part| {
+            Some(match part {
+                "rni" => Rounding::Nearest,
+                "rzi" => Rounding::Zero,
+                "rmi" => Rounding::Down,
+                "rpi" => Rounding::Up,
+                _ => return None,
+            })
+        });
+        let ties_away = insn.mods.take("rna");
+        let rounding = insn.mods.rounding();
+        let (ftz, sat, relu) = (insn.mods.take("ftz"), insn.mods.take("sat"), insn.mods.take("relu"));
+        let (to, from) = (self.need_type(insn)?, self.need_type(insn)?);
+        if matches!(to, Type::F16x2 | Type::Bf16x2) {
+            self.arity(insn, &[3])?;
+            if from != Type::F32 || sat || ftz {
+                return Err(self.unsupported("this form"));
+            }
+            let (a, b) = (self.src32(&insn.ops[1], from)?, self.src32(&insn.ops[2], from)?);
+            let d = self.dst(&insn.ops[0], to)?;
+            let to = if to == Type::F16x2 { CvtType::F16 } else { CvtType::Bf16 };
+            return self.emit(Op::CvtPack { to, rounding: rounding.unwrap_or_default(), relu, d, a, b });
+        }
+        self.arity(insn, &[2])?;
+        if to == Type::Tf32 {
+            if !ties_away || from != Type::F32 || relu || sat {
+                return Err(self.unsupported("this form"));
+            }
+            let (a, d) = (self.src32(&insn.ops[1], from)?, self.dst(&insn.ops[0], Type::B32)?);
+            return self.emit(Op::CvtTf32 { d, a });
+        }
+        let (Some(from_kind), Some(to_kind)) = (cvt_type(from), cvt_type(to)) else {
+            return Err(self.unsupported("this pair of types"));
+        };
+        let a = if from.bytes() == 8 {
+            self.src64(&insn.ops[1], from)?
+        } else {
+            self.src32_fit(&insn.ops[1], from, Fit::Wider)?
+        };
+        let (d, declared) = self.dest(&insn.ops[0], to, Fit::Wider)?;
+        if d == SINK {
+            return Err(self.unsupported("`_` as destination"));
+        }
+        let cvt = Cvt {
+            from: from_kind, to: to_kind,
+            rounding: integral.or(rounding).unwrap_or_default(),
+            integral: integral.is_some() && to.is_float(),
+            ftz, sat, relu,
+        };
+        if from.is_float() && to.is_integer() && integral.is_none() {
+            return Err(self.unsupported("no integer rounding"));
+        }
+        if ties_away {
+            return Err(self.unsupported("`.rna` here"));
+        }
+        // A destination wider than the type takes the sign- or zero-extended value.
+        if declared.bytes() == 8 && to.bytes() < 8 {
+            let narrow = self.temp32()?;
+            self.emit(Op::Cvt { cvt, d: narrow, a })?;
+            let from = if to.is_signed() { CvtType::S32 } else { CvtType::U32 };
+            let narrow = self.extended(narrow, to)?;
+            let widen = Cvt { from, to: if to.is_signed() { CvtType::S64 } else { CvtType::U64 }, ..PLAIN };
+            return self.emit(Op::Cvt { cvt: widen, d, a: narrow });
+        }
+        self.emit(Op::Cvt { cvt, d, a })?;
+        if declared.bytes() > to.bytes() && to.is_signed() {
+            let extended = self.extended(d, to)?;
+            return if declared.bytes() == 2 {
+                self.truncate16(d, extended)
+            } else {
+                self.emit(Op::Un32 { op: Un32::Mov, flags: NONE, d, a: extended })
+            };
+        }
+        Ok(())
+    }
+
+    pub(super) fn cvta(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
+        self.arity(insn, &[2])?;
+        let to = insn.mods.take("to");
+        let space = insn.mods.take_any(&["global", "shared", "shared::cta", "local", "const", "param", "param::entry"]);
+        let ty = self.need_type(insn)?;
+        if ty != Type::U64 {
+            return Err(self.unsupported("addresses of 32 bits"));
+        }
+        let window = match space {
+            Some("global" | "const") => 0,
+            Some("shared" | "shared::cta") => SHARED_WINDOW,
+            Some("local") => LOCAL_WINDOW,
+            Some(_) => if self.kernel { PARAM_WINDOW } else { LOCAL_WINDOW },
+            None => return Err(self.unsupported("no state space")),
+        };
+        let a = self.src64(&insn.ops[1], ty)?;
+        let d = self.dst(&insn.ops[0], ty)?;
+        if window == 0 {
+            return self.emit(Op::Un64 { op: Un64::Mov, d, a });
+        }
+        let b = self.const64(window);
+        self.emit(Op::Bin64 { op: if to { Bin64::Sub } else { Bin64::Add }, d, a, b })
+    }
+
+    pub(super) fn isspacep(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
+        self.arity(insn, &[2])?;
+        let space = match insn.mods.take_first() {
+            Some("global") => MemSpace::Global,
+            Some("shared" | "shared::cta") => MemSpace::Shared,
+            Some("local") => MemSpace::Local,
+            // Constants stand in global memory here; `.const` tells them apart by address.
+            Some("param" | "param::entry") => MemSpace::Param,
+            _ => return Err(self.unsupported("this state space")),
+        };
+        let d = self.pred_dest(&insn.ops[0])?;
+        let a: Row = self.src64(&insn.ops[1], Type::U64)?;
+        self.emit(Op::Isspacep { space, d, a })
+    }
+}
+
+const PLAIN: Cvt = Cvt {
+    from: CvtType::U32, to: CvtType::U32, rounding: Rounding::Nearest, integral: false, ftz: false, sat: false, relu: false,
+};
+
+fn cvt_type(ty: Type) -> Option<CvtType> {
+    Some(match ty {
+        Type::U8 => CvtType::U8,
+        Type::S8 => CvtType::S8,
+        Type::U16 => CvtType::U16,
+        Type::S16 => CvtType::S16,
+        Type::U32 => CvtType::U32,
+        Type::S32 => CvtType::S32,
+        Type::U64 => CvtType::U64,
+        Type::S64 => CvtType::S64,
+        Type::F16 => CvtType::F16,
+        Type::Bf16 => CvtType::Bf16,
+        Type::F32 => CvtType::F32,
+        Type::F64 => CvtType::F64,
+        _ => return None,
+    })
+}

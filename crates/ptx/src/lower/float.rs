@@ -1,0 +1,212 @@
+//! Float arithmetic of 32 and 64 bits (PTX ISA 9.7.3) and of 16 bits (9.7.4).
+
+use super::function::Lowering;
+use super::instruction::Insn;
+use crate::code::{
+    Bin32, BinF32, BinF64, FloatFlags, HalfOp, Op, Rounding, Row, Tern32, Un32, Un64,
+};
+use crate::error::Error;
+use crate::parse::ast::Type;
+
+impl<'a> Lowering<'_, '_, 'a> {
+    pub(super) fn float(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
+        let name = insn.name;
+        let nan = insn.mods.take("NaN");
+        let xorsign = insn.mods.take("xorsign");
+        if xorsign {
+            insn.mods.take("abs");
+        }
+        let flags = FloatFlags { ftz: insn.mods.take("ftz"), sat: insn.mods.take("sat") };
+        let approx = insn.mods.take("approx");
+        let full = insn.mods.take("full");
+        let rounding = insn.mods.rounding().unwrap_or_default();
+        let ty = self.need_type(insn)?;
+        if ty.is_float() && ty.bytes() == 2 || matches!(ty, Type::F16x2 | Type::Bf16x2) {
+            return self.half_unary(insn, ty, name);
+        }
+        if !matches!(ty, Type::F32 | Type::F64) {
+            return Err(self.unsupported("this type"));
+        }
+        let wide = ty == Type::F64;
+        if wide && (flags.sat || nan || xorsign || (flags.ftz && !approx)) {
+            return Err(self.unsupported("these modifiers with .f64"));
+        }
+        match name {
+            "fma" | "mad" => {
+                self.arity(insn, &[4])?;
+                let (a, b) = (self.src(&insn.ops[1], ty)?, self.src(&insn.ops[2], ty)?);
+                let (c, d) = (self.src(&insn.ops[3], ty)?, self.dst(&insn.ops[0], ty)?);
+                self.emit(if wide { Op::FmaF64 { rounding, d, a, b, c } } else { Op::FmaF32 { rounding, flags, d, a, b, c } })
+            }
+            "add" | "sub" | "mul" | "div" | "min" | "max" | "copysign" => {
+                self.arity(insn, &[3])?;
+                let (a, b, d) = (self.src(&insn.ops[1], ty)?, self.src(&insn.ops[2], ty)?, self.dst(&insn.ops[0], ty)?);
+                if name == "copysign" {
+                    // copysign d, a, b: the sign of a, the magnitude of b.
+                    return self.emit(if wide {
+                        Op::BinF64 { op: BinF64::CopySign, d, a, b }
+                    } else {
+                        Op::Bin32 { op: Bin32::CopySign, d, a, b }
+                    });
+                }
+                if wide {
+                    let op = self.binary64(name, rounding)?;
+                    return self.emit(Op::BinF64 { op, d, a, b });
+                }
+                let _ = full;
+                let op = self.binary32(name, rounding, nan, xorsign)?;
+                self.emit(Op::BinF32 { op, flags, d, a, b })
+            }
+            _ => {
+                self.arity(insn, &[2])?;
+                let (a, d) = (self.src(&insn.ops[1], ty)?, self.dst(&insn.ops[0], ty)?);
+                if wide {
+                    let op = match (name, approx) {
+                        ("abs", _) => Un64::AbsF,
+                        ("neg", _) => Un64::NegF,
+                        ("rcp", false) => Un64::RcpF(rounding),
+                        ("rcp", true) => Un64::RcpApproxF,
+                        ("sqrt", false) => Un64::SqrtF(rounding),
+                        ("rsqrt", true) => Un64::RsqrtApproxF,
+                        _ => return Err(self.unsupported("this form with .f64")),
+                    };
+                    return self.emit(Op::Un64 { op, d, a });
+                }
+                let op = match name {
+                    "abs" => Un32::AbsF,
+                    "neg" => Un32::NegF,
+                    "rcp" => Un32::RcpF(rounding),
+                    "sqrt" => Un32::SqrtF(rounding),
+                    "rsqrt" => Un32::RsqrtF,
+                    "sin" => Un32::SinF,
+                    "cos" => Un32::CosF,
+                    "ex2" => Un32::Ex2F,
+                    "lg2" => Un32::Lg2F,
+                    "tanh" => Un32::TanhF,
+                    _ => return Err(self.unsupported("this form with .f32")),
+                };
+                self.emit(Op::Un32 { op, flags, d, a })
+            }
+        }
+    }
+
+    fn binary32(&self, name: &str, rounding: Rounding, nan: bool, xorsign: bool) -> Result<BinF32, Error> {
+        let nearest = rounding == Rounding::Nearest;
+        Ok(match (name, nearest) {
+            ("add", true) => BinF32::Add,
+            ("sub", true) => BinF32::Sub,
+            ("mul", true) => BinF32::Mul,
+            ("div", true) => BinF32::Div,
+            ("add", false) => BinF32::AddR(rounding),
+            ("sub", false) => BinF32::SubR(rounding),
+            ("mul", false) => BinF32::MulR(rounding),
+            ("div", false) => BinF32::DivR(rounding),
+            (_, false) => return Err(self.unsupported("a rounding here")),
+            _ if nan && xorsign => return Err(self.unsupported("`.NaN.xorsign`")),
+            ("min", _) if xorsign => BinF32::MinXorsign,
+            (_, _) if xorsign => BinF32::MaxXorsign,
+            ("min", _) if nan => BinF32::MinNan,
+            (_, _) if nan => BinF32::MaxNan,
+            ("min", _) => BinF32::Min,
+            _ => BinF32::Max,
+        })
+    }
+
+    fn binary64(&self, name: &str, rounding: Rounding) -> Result<BinF64, Error> {
+        Ok(match (name, rounding == Rounding::Nearest) {
+            ("add", true) => BinF64::Add,
+            ("sub", true) => BinF64::Sub,
+            ("mul", true) => BinF64::Mul,
+            ("div", true) => BinF64::Div,
+            ("min", true) => BinF64::Min,
+            ("max", true) => BinF64::Max,
+            ("add", false) => BinF64::AddR(rounding),
+            ("sub", false) => BinF64::SubR(rounding),
+            ("mul", false) => BinF64::MulR(rounding),
+            ("div", false) => BinF64::DivR(rounding),
+            _ => return Err(self.unsupported("a rounding here")),
+        })
+    }
+
+    /// add, sub, mul, fma, min, max, abs, neg of f16, f16x2, bf16, bf16x2.
+    pub(super) fn half(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
+        let name = insn.name;
+        let (nan, relu) = (insn.mods.take("NaN"), insn.mods.take("relu"));
+        if insn.mods.rounding().unwrap_or_default() != Rounding::Nearest {
+            return Err(self.unsupported("this rounding of a 16-bit float"));
+        }
+        let ty = self.need_type(insn)?;
+        match name {
+            "abs" | "neg" => self.half_unary(insn, ty, name),
+            "fma" => {
+                self.arity(insn, &[4])?;
+                let (a, b) = (self.src32(&insn.ops[1], ty)?, self.src32(&insn.ops[2], ty)?);
+                let (c, d) = (self.src32(&insn.ops[3], ty)?, self.dst(&insn.ops[0], ty)?);
+                let op = match (ty, relu) {
+                    (Type::F16, false) => Tern32::FmaF16,
+                    (Type::F16x2, false) => Tern32::FmaF16x2,
+                    (Type::Bf16, false) => Tern32::FmaBf16,
+                    (Type::Bf16x2, false) => Tern32::FmaBf16x2,
+                    (Type::F16, true) => Tern32::FmaReluF16,
+                    (Type::F16x2, true) => Tern32::FmaReluF16x2,
+                    (Type::Bf16, true) => Tern32::FmaReluBf16,
+                    (Type::Bf16x2, true) => Tern32::FmaReluBf16x2,
+                    _ => return Err(self.unsupported("this type")),
+                };
+                self.emit(Op::Tern32 { op, d, a, b, c })
+            }
+            _ if relu => Err(self.unsupported("`.relu` here")),
+            _ => {
+                self.arity(insn, &[3])?;
+                let op = match (name, nan) {
+                    ("add", false) => HalfOp::Add,
+                    ("sub", false) => HalfOp::Sub,
+                    ("mul", false) => HalfOp::Mul,
+                    ("min", false) => HalfOp::Min,
+                    ("max", false) => HalfOp::Max,
+                    ("min", true) => HalfOp::MinNan,
+                    ("max", true) => HalfOp::MaxNan,
+                    _ => return Err(self.unsupported("this operation on a 16-bit float")),
+                };
+                let (a, b, d) = (self.src32(&insn.ops[1], ty)?, self.src32(&insn.ops[2], ty)?, self.dst(&insn.ops[0], ty)?);
+                let op = match ty {
+                    Type::F16 => Bin32::F16(op),
+                    Type::F16x2 => Bin32::F16x2(op),
+                    Type::Bf16 => Bin32::Bf16(op),
+                    Type::Bf16x2 => Bin32::Bf16x2(op),
+                    _ => return Err(self.unsupported("this type")),
+                };
+                self.emit(Op::Bin32 { op, d, a, b })
+            }
+        }
+    }
+
+    fn half_unary(&mut self, insn: &mut Insn<'_, 'a>, ty: Type, name: &str) -> Result<(), Error> {
+        self.arity(insn, &[2])?;
+        let (a, d) = (self.src32(&insn.ops[1], ty)?, self.dst(&insn.ops[0], ty)?);
+        let packed = matches!(ty, Type::F16x2 | Type::Bf16x2);
+        // The sign is the top bit of f16 and bf16 alike.
+        if matches!(name, "abs" | "neg") {
+            let (op, mask) = match (name, packed) {
+                ("abs", true) => (Bin32::And, 0x7fff_7fff),
+                ("abs", false) => (Bin32::And, 0x7fff),
+                (_, true) => (Bin32::Xor, 0x8000_8000),
+                (_, false) => (Bin32::Xor, 0x8000),
+            };
+            let b: Row = self.const32(mask);
+            return self.emit(Op::Bin32 { op, d, a, b });
+        }
+        let op = match (name, ty) {
+            ("ex2", Type::F16) => Un32::Ex2F16,
+            ("ex2", Type::F16x2) => Un32::Ex2F16x2,
+            ("tanh", Type::F16) => Un32::TanhF16,
+            ("tanh", Type::F16x2) => Un32::TanhF16x2,
+            ("ex2", Type::Bf16) => Un32::Ex2Bf16,
+            ("ex2", Type::Bf16x2) => Un32::Ex2Bf16x2,
+            ("tanh", Type::Bf16) => Un32::TanhBf16,
+            ("tanh", Type::Bf16x2) => Un32::TanhBf16x2,
+            _ => return Err(self.unsupported("this operation on a 16-bit float")),
+        };
+        self.emit(Op::Un32 { op, flags: FloatFlags::default(), d, a })
+    }
+}

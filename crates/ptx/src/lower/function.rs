@@ -1,0 +1,412 @@
+//! One function: scopes, registers, frames, labels.
+
+use std::collections::HashMap;
+
+use super::Context;
+use super::modifiers::Modifiers;
+use crate::code::{
+    Base, Code, Function, Guard, Mem, MemSpace, Op, ParamSlot, Pred, Row, Special, Width,
+};
+use crate::error::{Error, Position};
+use crate::limits::{
+    INSTRUCTIONS_MAX, LOCAL_BYTES_MAX, PARAM_BYTES_MAX, PREDICATES_PER_FUNCTION_MAX, REGISTERS_PER_FUNCTION_MAX,
+    REGISTERS_PER_MODULE_MAX, SHARED_OPTIN_BYTES_MAX,
+};
+use crate::parse::ast::{self, Instruction, Linkage, Space, Statement, Type, Variable};
+use crate::parse::lexer::clipped;
+
+/// Frames of functions are multiples of this, so that every natural alignment survives.
+const FRAME_ALIGN: u32 = 16;
+
+/// What a name stands for inside a function.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Symbol {
+    /// Type as declared; the index is a row of the file of its width, or a predicate.
+    Register { ty: Type, index: u32 },
+    /// A vector register `.reg .v4 .f32 v`: first of `count` consecutive registers.
+    VectorRegister { ty: Type, index: u32, count: u32 },
+    /// In kernel parameter space.
+    KernelParam { offset: u32, bytes: u32 },
+    /// In the frame: locals, parameters of functions, parameters of calls.
+    Frame { offset: u32, bytes: u32 },
+    Shared { offset: u32 },
+    DynamicShared,
+    /// Absolute address.
+    Global { address: u64 },
+    Function { index: u32 },
+    Label { id: u32 },
+    Special(Special),
+}
+
+#[derive(Default)]
+pub(super) struct Scope<'a> {
+    names: HashMap<&'a str, Symbol>,
+    /// `%r<N>`: prefix to type, first index and N.
+    ranges: HashMap<&'a str, (Type, u32, u32)>,
+    pub(super) targets: HashMap<&'a str, Vec<&'a str>>,
+    /// Call prototypes: sizes of return values and parameters.
+    pub(super) prototypes: HashMap<&'a str, (Vec<u32>, Vec<u32>)>,
+}
+
+/// The function being lowered.
+pub(super) struct Lowering<'c, 'm, 'a> {
+    pub(super) context: &'c mut Context<'m, 'a>,
+    pub(super) index: u32,
+    pub(super) kernel: bool,
+    pub(super) scopes: Vec<Scope<'a>>,
+    pub(super) rows32: u32,
+    pub(super) rows64: u32,
+    pub(super) preds: u32,
+    pub(super) frame_bytes: u32,
+    shared_bytes: u32,
+    /// Code address of each label, once known.
+    labels: Vec<Option<u32>>,
+    /// Instructions and `targets` entries that wait for a label.
+    fixups: Vec<(Fixup, u32, Position)>,
+    /// Scratch registers, reused by every instruction.
+    pub(super) temps: super::operand::Temps,
+    pub(super) guard: Guard,
+    pub(super) at: Position,
+    /// `.reg` parameters and return values with their places in the frame.
+    reg_returns: Vec<(Type, u32, u32)>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Fixup {
+    Branch(u32),
+    Target(u32),
+}
+
+/// Gives return values and parameters their places. Kernels: in parameter space; functions: first in the frame.
+pub(super) fn place_params(out: &mut Function, function: &ast::Function<'_>) -> Result<(), Error> {
+    let mut offset = 0u64;
+    let mut place = |vars: &[Variable<'_>]| -> Result<Vec<ParamSlot>, Error> {
+        let mut slots = Vec::with_capacity(vars.len());
+        for var in vars {
+            offset = offset.next_multiple_of(u64::from(var.align.max(1)));
+            slots.push(ParamSlot { offset: offset as u32, bytes: var.bytes as u32 });
+            offset += var.bytes;
+            Context::limit(var.at, "bytes of parameters", offset, PARAM_BYTES_MAX.into())?;
+        }
+        Ok(slots)
+    };
+    let returns = place(&function.returns)?;
+    let params = place(&function.params)?;
+    if !out.params.is_empty() || !out.returns.is_empty() {
+        let sizes = |slots: &[ParamSlot]| slots.iter().map(|s| s.bytes).collect::<Vec<_>>();
+        if sizes(&out.params) != sizes(&params) || sizes(&out.returns) != sizes(&returns) {
+            let message = format!("declarations of `{}` differ", clipped(function.name));
+            return Err(Error::Invalid { at: function.at, message });
+        }
+    }
+    out.kernel |= function.kernel;
+    out.frame_bytes = if function.kernel { 0 } else { (offset as u32).next_multiple_of(FRAME_ALIGN) };
+    (out.returns, out.params, out.at) = (returns, params, function.at);
+    Ok(())
+}
+
+/// Lowers a body; gives the bytes of shared memory that it and the module declare.
+pub(super) fn lower<'a>(context: &mut Context<'_, 'a>, function: &ast::Function<'a>, index: u32) -> Result<u32, Error> {
+    let Some(body) = &function.body else { return Ok(0) };
+    let info = context.program.functions[index as usize].clone();
+    let shared_bytes = context.layout.shared_bytes;
+    let mut lowering = Lowering {
+        context, index,
+        kernel: function.kernel,
+        scopes: vec![Scope::default()],
+        rows32: 0, rows64: 0, preds: 0,
+        frame_bytes: info.frame_bytes,
+        shared_bytes,
+        labels: Vec::new(),
+        fixups: Vec::new(),
+        temps: Default::default(),
+        guard: Guard::ALWAYS,
+        at: function.at,
+        reg_returns: Vec::new(),
+    };
+    let entry = lowering.context.program.code.len() as u32;
+    lowering.declare_params(function, &info)?;
+    lowering.block(body)?;
+    lowering.at = function.at;
+    lowering.emit_return()?;
+    lowering.finish()?;
+    let (rows32, rows64, preds) = (lowering.rows32, lowering.rows64, lowering.preds);
+    let (frame_bytes, shared_bytes) = (lowering.frame_bytes, lowering.shared_bytes);
+    let out = &mut context.program.functions[index as usize];
+    out.entry = Some(entry);
+    (out.rows32, out.rows64, out.preds) = (rows32, rows64, preds);
+    out.frame_bytes = frame_bytes.next_multiple_of(FRAME_ALIGN);
+    if !function.kernel {
+        // Shared variables of device functions are shared by all kernels that may call them: not laid out per kernel.
+        if shared_bytes > context.layout.shared_bytes {
+            return Err(Error::Unsupported {
+                at: function.at,
+                instruction: format!(".func {}", clipped(function.name)),
+                reason: "shared variables declared inside a device function".into(),
+            });
+        }
+    }
+    Ok(shared_bytes)
+}
+
+impl<'a> Lowering<'_, '_, 'a> {
+    fn declare_params(&mut self, function: &ast::Function<'a>, info: &Function) -> Result<(), Error> {
+        for (var, slot) in function.returns.iter().zip(&info.returns) {
+            if var.space == Space::Reg {
+                let index = self.register(var.ty, 1)?;
+                self.declare(var.name, Symbol::Register { ty: var.ty, index }, var.at)?;
+                self.reg_returns.push((var.ty, index, slot.offset));
+            } else {
+                self.declare(var.name, Symbol::Frame { offset: slot.offset, bytes: slot.bytes }, var.at)?;
+            }
+        }
+        for (var, slot) in function.params.iter().zip(&info.params) {
+            let symbol = if self.kernel {
+                Symbol::KernelParam { offset: slot.offset, bytes: slot.bytes }
+            } else if var.space == Space::Reg {
+                let index = self.register(var.ty, 1)?;
+                let mem = Mem { space: MemSpace::Frame, base: Base::None, offset: slot.offset.into() };
+                self.emit(Op::Ld { width: self.whole_width(var.ty)?, mem, d: index })?;
+                Symbol::Register { ty: var.ty, index }
+            } else {
+                Symbol::Frame { offset: slot.offset, bytes: slot.bytes }
+            };
+            self.declare(var.name, symbol, var.at)?;
+        }
+        Ok(())
+    }
+
+    /// Memory width of a register's whole value.
+    pub(super) fn whole_width(&self, ty: Type) -> Result<Width, Error> {
+        Ok(match ty.bytes() {
+            _ if ty == Type::Pred => return Err(self.invalid("a predicate has no place in memory")),
+            1 => Width::U8,
+            2 => Width::U16,
+            4 => Width::B32,
+            8 => Width::B64,
+            _ => return Err(self.invalid("128-bit registers are not supported")),
+        })
+    }
+
+    pub(super) fn emit_return(&mut self) -> Result<(), Error> {
+        for i in 0..self.reg_returns.len() {
+            let (ty, index, offset) = self.reg_returns[i];
+            let mem = Mem { space: MemSpace::Frame, base: Base::None, offset: offset.into() };
+            self.emit(Op::St { width: self.whole_width(ty)?, mem, a: index })?;
+        }
+        self.emit(if self.kernel { Op::Exit } else { Op::Ret })
+    }
+
+    fn block(&mut self, body: &[Statement<'a>]) -> Result<(), Error> {
+        // Labels may be used before they stand.
+        for statement in body {
+            if let Statement::Label(name, at) = *statement {
+                let id = self.labels.len() as u32;
+                self.labels.push(None);
+                self.declare(name, Symbol::Label { id }, at)?;
+            } else if let Statement::Targets { name, labels, .. } = statement {
+                self.scope().targets.insert(name, labels.clone());
+            }
+        }
+        for statement in body {
+            match statement {
+                Statement::Variable(var) => self.variable(var)?,
+                Statement::Label(name, at) => {
+                    if let Some(Symbol::Label { id }) = self.find(name) {
+                        if self.labels[id as usize].is_some() {
+                            return Err(Error::Invalid { at: *at, message: format!("label `{}` stands twice", clipped(name)) });
+                        }
+                        self.labels[id as usize] = Some(self.context.program.code.len() as u32);
+                    }
+                }
+                Statement::Instruction(instruction) => self.statement(instruction)?,
+                Statement::Block(inner) => {
+                    self.scopes.push(Scope::default());
+                    self.block(inner)?;
+                    self.scopes.pop();
+                }
+                Statement::Prototype { name, returns, params } => {
+                    let sizes = |vars: &[Variable<'_>]| vars.iter().map(|v| v.bytes as u32).collect::<Vec<_>>();
+                    let sizes = (sizes(returns), sizes(params));
+                    self.scope().prototypes.insert(name, sizes);
+                }
+                Statement::Targets { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn scope(&mut self) -> &mut Scope<'a> {
+        let last = self.scopes.len() - 1;
+        &mut self.scopes[last]
+    }
+
+    fn statement(&mut self, instruction: &Instruction<'a>) -> Result<(), Error> {
+        self.at = instruction.at;
+        self.temps.reset();
+        self.guard = match instruction.guard {
+            None => Guard::ALWAYS,
+            Some((name, negated)) => Guard { pred: self.pred_name(name)?, negated },
+        };
+        let Some((name, modifiers)) = Modifiers::split(instruction.opcode) else {
+            return Err(self.unsupported("too many modifiers"));
+        };
+        self.instruction(name, modifiers, &instruction.operands)?;
+        self.guard = Guard::ALWAYS;
+        Ok(())
+    }
+
+    pub(super) fn emit(&mut self, op: Op) -> Result<(), Error> {
+        self.emit_guarded(self.guard, op)
+    }
+
+    pub(super) fn emit_guarded(&mut self, guard: Guard, op: Op) -> Result<(), Error> {
+        let program = &mut self.context.program;
+        Context::limit(self.at, "instructions of a module", program.code.len() as u64 + 1, INSTRUCTIONS_MAX as u64)?;
+        program.code.push(Code { guard, op });
+        program.lines.push(self.at.line);
+        Ok(())
+    }
+
+    fn variable(&mut self, var: &Variable<'a>) -> Result<(), Error> {
+        self.at = var.at;
+        let symbol = match var.space {
+            Space::Reg => {
+                let index = self.register(var.ty, var.count)?;
+                if var.ranged {
+                    self.scope().ranges.insert(var.name, (var.ty, index, var.count));
+                    return Ok(());
+                }
+                if var.count > 1 {
+                    Symbol::VectorRegister { ty: var.ty, index, count: var.count }
+                } else {
+                    Symbol::Register { ty: var.ty, index }
+                }
+            }
+            Space::Local | Space::Param => {
+                let offset = self.frame(var.bytes, var.align)?;
+                Symbol::Frame { offset, bytes: var.bytes as u32 }
+            }
+            Space::Shared if var.linkage == Linkage::Extern || var.bytes == 0 => Symbol::DynamicShared,
+            Space::Shared => {
+                let offset = u64::from(self.shared_bytes).next_multiple_of(u64::from(var.align.max(1)));
+                let end = offset.saturating_add(var.bytes);
+                Context::limit(var.at, "shared memory in bytes", end, SHARED_OPTIN_BYTES_MAX.into())?;
+                self.shared_bytes = end as u32;
+                Symbol::Shared { offset: offset as u32 }
+            }
+            Space::Const | Space::Global => {
+                return Err(self.unsupported("a .global or .const variable inside a function"));
+            }
+        };
+        self.declare(var.name, symbol, var.at)
+    }
+
+    /// A place in the frame.
+    pub(super) fn frame(&mut self, bytes: u64, align: u32) -> Result<u32, Error> {
+        let offset = u64::from(self.frame_bytes).next_multiple_of(u64::from(align.clamp(1, FRAME_ALIGN)));
+        let end = offset.saturating_add(bytes);
+        Context::limit(self.at, "local memory of a thread in bytes", end, LOCAL_BYTES_MAX.into())?;
+        self.frame_bytes = end as u32;
+        Ok(offset as u32)
+    }
+
+    /// `count` consecutive registers.
+    pub(super) fn register(&mut self, ty: Type, count: u32) -> Result<u32, Error> {
+        self.context.registers += u64::from(count);
+        Context::limit(self.at, "registers of a module", self.context.registers, REGISTERS_PER_MODULE_MAX)?;
+        let (next, limit) = match ty {
+            Type::Pred => (&mut self.preds, PREDICATES_PER_FUNCTION_MAX),
+            Type::B128 => return Err(self.unsupported("128-bit registers")),
+            _ if ty.bytes() == 8 => (&mut self.rows64, REGISTERS_PER_FUNCTION_MAX),
+            _ => (&mut self.rows32, REGISTERS_PER_FUNCTION_MAX),
+        };
+        let first = *next;
+        let end = u64::from(first) + u64::from(count);
+        Context::limit(self.at, "registers of a function", end, limit.into())?;
+        *next = end as u32;
+        Ok(first)
+    }
+
+    fn declare(&mut self, name: &'a str, symbol: Symbol, at: Position) -> Result<(), Error> {
+        if self.scope().names.insert(name, symbol).is_some() {
+            return Err(Error::Invalid { at, message: format!("`{}` is declared twice", clipped(name)) });
+        }
+        Ok(())
+    }
+
+    /// Innermost meaning of a name.
+    pub(super) fn find(&self, name: &str) -> Option<Symbol> {
+        let prefix = name.trim_end_matches(|c: char| c.is_ascii_digit());
+        let number: Option<u32> = name[prefix.len()..].parse().ok();
+        for scope in self.scopes.iter().rev() {
+            if let Some(&symbol) = scope.names.get(name) {
+                return Some(symbol);
+            }
+            let range = number.and_then(|n| Some((n, *scope.ranges.get(prefix)?)));
+            if let Some((n, (ty, first, count))) = range
+                && n < count
+            {
+                return Some(Symbol::Register { ty, index: first + n });
+            }
+        }
+        if let Some(special) = super::operand::special(name) {
+            return Some(Symbol::Special(special));
+        }
+        if let Some(symbol) = self.context.layout.find(name) {
+            return Some(match symbol.space {
+                Space::Shared if symbol.dynamic => Symbol::DynamicShared,
+                Space::Shared => Symbol::Shared { offset: symbol.offset as u32 },
+                _ => Symbol::Global { address: self.context.base + symbol.offset },
+            });
+        }
+        self.context.function_index.get(name).map(|&index| Symbol::Function { index })
+    }
+
+    pub(super) fn fixup(&mut self, fixup: Fixup, label: &str) -> Result<(), Error> {
+        let Some(Symbol::Label { id }) = self.find(label) else {
+            return Err(self.invalid(&format!("unknown label `{}`", clipped(label))));
+        };
+        self.fixups.push((fixup, id, self.at));
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), Error> {
+        for &(fixup, id, at) in &self.fixups {
+            let Some(target) = self.labels[id as usize] else {
+                return Err(Error::Invalid { at, message: "label out of scope".into() });
+            };
+            let program = &mut self.context.program;
+            match fixup {
+                Fixup::Branch(code) => program.code[code as usize].op = Op::Bra { target },
+                Fixup::Target(index) => program.targets[index as usize] = target,
+            }
+        }
+        Ok(())
+    }
+
+    /// The text of the instruction at hand, for messages.
+    fn source(&self) -> String {
+        let rest = self.context.text.get(self.at.offset as usize..).unwrap_or_default();
+        let end = rest.find([';', '\n']).unwrap_or(rest.len());
+        clipped(rest[..end].trim()).to_owned()
+    }
+
+    pub(super) fn unsupported(&self, reason: &str) -> Error {
+        Error::Unsupported { at: self.at, instruction: self.source(), reason: reason.into() }
+    }
+
+    pub(super) fn invalid(&self, message: &str) -> Error {
+        Error::Invalid { at: self.at, message: format!("{message} in `{}`", self.source()) }
+    }
+
+    pub(super) fn rows(&mut self, rows: &[Row]) -> u32 {
+        let list = self.context.program.rows.len() as u32;
+        self.context.program.rows.extend_from_slice(rows);
+        list
+    }
+
+    pub(super) fn new_pred(&mut self) -> Result<Pred, Error> {
+        self.register(Type::Pred, 1).map(|index| index as Pred)
+    }
+}

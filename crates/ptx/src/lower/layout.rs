@@ -1,0 +1,150 @@
+//! Where module-wide variables stand, and their first contents.
+
+use std::collections::HashMap;
+
+use crate::error::Error;
+use crate::limits::{CONST_BYTES_MAX, SHARED_OPTIN_BYTES_MAX};
+use crate::parse::ast::{Init, Linkage, Module, Space, Type, Variable};
+use crate::parse::lexer::clipped;
+
+/// Module-wide variables by name, and the sizes of their areas.
+#[derive(Debug, Default)]
+pub struct Layout<'a> {
+    symbols: HashMap<&'a str, Symbol>,
+    /// `.global` and `.const` variables stand in one area of this size.
+    pub global_bytes: u64,
+    pub const_bytes: u64,
+    /// Module-wide `.shared` variables: the first bytes of every kernel's shared memory.
+    pub shared_bytes: u32,
+    /// The largest alignment that an `.extern .shared` array asks for, at least 16.
+    pub dynamic_shared_align: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Symbol {
+    pub space: Space,
+    /// In the area of the space.
+    pub offset: u64,
+    pub bytes: u64,
+    /// `.extern .shared name[]`
+    pub dynamic: bool,
+}
+
+impl<'a> Layout<'a> {
+    pub fn new(module: &Module<'a>) -> Result<Self, Error> {
+        let mut layout = Layout { dynamic_shared_align: 16, ..Layout::default() };
+        let defined: std::collections::HashSet<_> =
+            module.variables.iter().filter(|v| v.linkage != Linkage::Extern).map(|v| v.name).collect();
+        for var in &module.variables {
+            if var.linkage == Linkage::Extern && defined.contains(var.name) {
+                continue;
+            }
+            let symbol = layout.place(var)?;
+            let known = layout.symbols.insert(var.name, symbol);
+            if known.is_some_and(|known| !(known.dynamic && symbol.dynamic)) {
+                return Err(Error::Invalid { at: var.at, message: format!("`{}` is declared twice", clipped(var.name)) });
+            }
+        }
+        Ok(layout)
+    }
+
+    fn place(&mut self, var: &Variable<'_>) -> Result<Symbol, Error> {
+        let align = u64::from(var.align.max(1));
+        let invalid = |message| Err(Error::Invalid { at: var.at, message });
+        let mut symbol = Symbol { space: var.space, offset: 0, bytes: var.bytes, dynamic: false };
+        match var.space {
+            Space::Shared if var.linkage == Linkage::Extern || var.bytes == 0 => {
+                self.dynamic_shared_align = self.dynamic_shared_align.max(var.align);
+                symbol.dynamic = true;
+            }
+            Space::Shared => {
+                symbol.offset = u64::from(self.shared_bytes).next_multiple_of(align);
+                let end = symbol.offset + var.bytes;
+                if end > u64::from(SHARED_OPTIN_BYTES_MAX) {
+                    return Err(Error::Limit {
+                        at: var.at, what: "shared memory in bytes", actual: end, limit: SHARED_OPTIN_BYTES_MAX.into(),
+                    });
+                }
+                self.shared_bytes = end as u32;
+            }
+            Space::Global | Space::Const if var.linkage == Linkage::Extern => {
+                return invalid(format!("external variable `{}` is defined nowhere: modules are not linked", clipped(var.name)));
+            }
+            Space::Global | Space::Const => {
+                symbol.offset = self.global_bytes.next_multiple_of(align);
+                let end = symbol.offset.checked_add(var.bytes);
+                let Some(end) = end.filter(|&end| end <= crate::limits::VARIABLE_BYTES_MAX) else {
+                    return Err(Error::Limit {
+                        at: var.at, what: "bytes of variables", actual: u64::MAX, limit: crate::limits::VARIABLE_BYTES_MAX,
+                    });
+                };
+                self.global_bytes = end;
+                if var.space == Space::Const {
+                    self.const_bytes += var.bytes;
+                    if self.const_bytes > CONST_BYTES_MAX {
+                        return Err(Error::Limit {
+                            at: var.at, what: "constant memory in bytes", actual: self.const_bytes, limit: CONST_BYTES_MAX,
+                        });
+                    }
+                }
+            }
+            _ => return invalid(format!("`{}` cannot stand outside a function", clipped(var.name))),
+        }
+        Ok(symbol)
+    }
+
+    pub fn find(&self, name: &str) -> Option<Symbol> {
+        self.symbols.get(name).copied()
+    }
+
+    /// Calls `write(offset, bytes)` for everything that is initialised; the rest is zero.
+    /// `function` gives the address of a function.
+    pub fn initialise(
+        &self,
+        module: &Module<'a>,
+        base: u64,
+        function: impl Fn(&str) -> Option<u64>,
+        mut write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        for var in &module.variables {
+            if var.init.is_empty() || var.space == Space::Shared {
+                continue;
+            }
+            let Some(symbol) = self.find(var.name) else { continue };
+            let size = var.ty.bytes() as usize;
+            let mut bytes = Vec::with_capacity(var.init.len() * size);
+            for init in &var.init {
+                let value = match *init {
+                    Init::Number(number) => match var.ty {
+                        Type::F32 => u64::from(number.single_bits()),
+                        Type::F64 => number.double_bits(),
+                        _ => number.double_bits(),
+                    },
+                    Init::Symbol { name, offset, mask } => {
+                        let address = match self.find(name) {
+                            Some(s) if matches!(s.space, Space::Global | Space::Const) => Some(base + s.offset),
+                            Some(s) => Some(s.offset),
+                            None => function(name),
+                        };
+                        let Some(address) = address else {
+                            return Err(Error::Invalid { at: var.at, message: format!("unknown symbol `{}`", clipped(name)) });
+                        };
+                        let value = address.wrapping_add_signed(offset);
+                        mask.map_or(value, |mask| (value & mask).checked_shr(mask.trailing_zeros()).unwrap_or(0))
+                    }
+                };
+                bytes.extend_from_slice(&u128::from(value).to_le_bytes()[..size]);
+            }
+            write(symbol.offset, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Names, spaces, offsets and sizes of `.global` and `.const` variables.
+    pub fn globals(&self) -> impl Iterator<Item = (&'a str, Symbol)> + '_ {
+        self.symbols
+            .iter()
+            .map(|(&name, &symbol)| (name, symbol))
+            .filter(|(_, s)| matches!(s.space, Space::Global | Space::Const))
+    }
+}

@@ -1,0 +1,197 @@
+//! From the syntax tree to [`Program`]: [`layout`] places variables, [`function`] resolves names, labels and frames,
+//! and one file a family lowers instructions: [`integer`], [`float`], [`compare`], [`convert`], [`memory`],
+//! [`control`], [`warp`]. Whatever cannot be executed is refused here, with its line, and never while a kernel runs.
+
+mod bits;
+mod compare;
+mod control;
+mod convert;
+mod float;
+mod function;
+mod instruction;
+mod integer;
+pub mod layout;
+mod memory;
+mod modifiers;
+mod operand;
+mod warp;
+
+use std::collections::HashMap;
+
+use crate::code::{Function, Program, Row};
+use crate::error::{Error, Position};
+use crate::limits::{CALL_DEPTH_MAX, LOCAL_BYTES_MAX};
+use crate::parse::ast;
+use crate::parse::lexer::clipped;
+use layout::Layout;
+
+/// A kernel as the program sees it.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    pub name: String,
+    /// Index in [`Program::functions`].
+    pub function: u32,
+    pub params: Vec<KernelParam>,
+    pub param_bytes: u32,
+    /// `.maxntid` or `.reqntid`.
+    pub max_threads: Option<[u32; 3]>,
+    pub required_threads: Option<[u32; 3]>,
+    /// Shared memory that the PTX declares.
+    pub shared_bytes: u32,
+    /// Where dynamic shared memory begins: `shared_bytes`, aligned.
+    pub dynamic_shared_offset: u32,
+    /// Local memory of a thread along the deepest chain of calls; recursion counts one round.
+    pub local_bytes: u32,
+    /// What a compiler might need, at most 255: PTX registers are virtual.
+    pub registers: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KernelParam {
+    pub offset: u32,
+    pub bytes: u32,
+    pub align: u32,
+}
+
+/// Everything about a module but its memory.
+#[derive(Debug)]
+pub struct Lowered {
+    pub program: Program,
+    pub kernels: Vec<Kernel>,
+}
+
+/// Parses and lowers without memory, for checks and fuzzing.
+pub fn check(text: &str) -> Result<(), Error> {
+    let ast = crate::parse::parse(text)?;
+    let layout = Layout::new(&ast)?;
+    lower(text, &ast, &layout, 1 << 40).map(drop)
+}
+
+/// Lowers a module whose variables will stand at `base`.
+pub fn lower(text: &str, ast: &ast::Module<'_>, layout: &Layout<'_>, base: u64) -> Result<Lowered, Error> {
+    let mut context = Context::new(text, ast, layout, base);
+    context.declare_functions()?;
+    let mut kernels = Vec::new();
+    for function in &ast.functions {
+        if function.body.is_some() {
+            let index = context.function_index[function.name];
+            let shared_bytes = function::lower(&mut context, function, index)?;
+            if function.kernel {
+                kernels.push(kernel(&context, function, index, shared_bytes)?);
+            }
+        }
+    }
+    for kernel in &mut kernels {
+        kernel.local_bytes = context.stack_bytes(kernel.function);
+    }
+    Ok(Lowered { program: context.program, kernels })
+}
+
+/// What lowering of all functions shares.
+struct Context<'m, 'a> {
+    text: &'a str,
+    ast: &'m ast::Module<'a>,
+    layout: &'m Layout<'a>,
+    /// Address of the module's variables.
+    base: u64,
+    program: Program,
+    function_index: HashMap<&'a str, u32>,
+    consts32: HashMap<u32, Row>,
+    consts64: HashMap<u64, Row>,
+    /// Registers of all functions so far.
+    registers: u64,
+    /// Functions that each function calls directly; indirect calls may reach any whose address is taken.
+    callees: Vec<Vec<u32>>,
+}
+
+impl<'m, 'a> Context<'m, 'a> {
+    fn new(text: &'a str, ast: &'m ast::Module<'a>, layout: &'m Layout<'a>, base: u64) -> Self
+    where
+        'a: 'm,
+    {
+        Context {
+            text, ast, layout, base,
+            program: Program::default(),
+            function_index: HashMap::new(),
+            consts32: HashMap::new(),
+            consts64: HashMap::new(),
+            registers: 0,
+            callees: Vec::new(),
+        }
+    }
+
+    /// Gives every function its index, so that bodies may call forward.
+    fn declare_functions(&mut self) -> Result<(), Error> {
+        let mut defined = HashMap::new();
+        for function in &self.ast.functions {
+            let index = *self.function_index.entry(function.name).or_insert_with(|| {
+                self.program.functions.push(Function { name: function.name.to_owned(), ..Function::default() });
+                self.callees.push(Vec::new());
+                self.program.functions.len() as u32 - 1
+            });
+            if function.body.is_some() && defined.insert(function.name, function.at).is_some() {
+                return Err(Error::Invalid {
+                    at: function.at,
+                    message: format!("`{}` is defined twice", clipped(function.name)),
+                });
+            }
+            function::place_params(&mut self.program.functions[index as usize], function)?;
+        }
+        for &(new, old, at) in &self.ast.aliases {
+            let Some(&index) = self.function_index.get(old) else {
+                return Err(Error::Invalid { at, message: format!("alias of unknown function `{}`", clipped(old)) });
+            };
+            self.function_index.insert(new, index);
+        }
+        Ok(())
+    }
+
+    /// Local memory that a chain of calls from `function` needs; a cycle counts once.
+    fn stack_bytes(&self, function: u32) -> u32 {
+        let mut best = vec![None; self.program.functions.len()];
+        self.deepest(function, &mut best, 0)
+    }
+
+    fn deepest(&self, function: u32, best: &mut [Option<u32>], depth: usize) -> u32 {
+        if let Some(bytes) = best[function as usize] {
+            return bytes;
+        }
+        let own = self.program.functions[function as usize].frame_bytes;
+        if depth >= CALL_DEPTH_MAX.min(512) {
+            return own;
+        }
+        best[function as usize] = Some(0);
+        let below = self.callees[function as usize].iter().map(|&f| self.deepest(f, best, depth + 1)).max();
+        let bytes = own.saturating_add(below.unwrap_or(0)).min(LOCAL_BYTES_MAX);
+        best[function as usize] = Some(bytes);
+        bytes
+    }
+
+    fn limit(at: Position, what: &'static str, actual: u64, limit: u64) -> Result<(), Error> {
+        if actual > limit { Err(Error::Limit { at, what, actual, limit }) } else { Ok(()) }
+    }
+}
+
+fn kernel(context: &Context<'_, '_>, function: &ast::Function<'_>, index: u32, shared_bytes: u32) -> Result<Kernel, Error> {
+    let lowered = &context.program.functions[index as usize];
+    let params: Vec<_> = lowered
+        .params
+        .iter()
+        .zip(&function.params)
+        .map(|(slot, var)| KernelParam { offset: slot.offset, bytes: slot.bytes, align: var.align })
+        .collect();
+    let param_bytes = params.last().map_or(0, |p| p.offset + p.bytes);
+    let registers = (lowered.rows32 + 2 * lowered.rows64).clamp(16, 255).min(function.maxnreg.unwrap_or(255));
+    Ok(Kernel {
+        name: function.name.to_owned(),
+        function: index,
+        params,
+        param_bytes,
+        max_threads: function.reqntid.or(function.maxntid),
+        required_threads: function.reqntid,
+        shared_bytes,
+        dynamic_shared_offset: shared_bytes.next_multiple_of(context.layout.dynamic_shared_align),
+        local_bytes: 0,
+        registers,
+    })
+}

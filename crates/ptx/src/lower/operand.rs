@@ -1,0 +1,444 @@
+//! Operands to rows: registers, constants, special registers, symbols, addresses; and scratch registers.
+
+use super::function::{Lowering, Symbol};
+use crate::code::{Base, CONST, FUNCTION_WINDOW, Mem, MemSpace, Op, Pred, Row, SINK, SINK_PRED, Special, Un32, Width};
+use crate::code::FloatFlags;
+use crate::error::Error;
+use crate::parse::ast::{Operand, Type};
+use crate::parse::lexer::{Number, clipped};
+
+/// Scratch registers of one instruction, handed out again for the next.
+#[derive(Default)]
+pub(super) struct Temps {
+    rows32: (Vec<Row>, usize),
+    rows64: (Vec<Row>, usize),
+    preds: (Vec<Pred>, usize),
+}
+
+impl Temps {
+    pub(super) fn reset(&mut self) {
+        (self.rows32.1, self.rows64.1, self.preds.1) = (0, 0, 0);
+    }
+}
+
+/// `%tid.x` and the like (PTX ISA chapter 10).
+pub(super) fn special(name: &str) -> Option<Special> {
+    if let Some((base, axis)) = name.rsplit_once('.') {
+        let axis = match axis {
+            "x" => 0,
+            "y" => 1,
+            "z" => 2,
+            "w" => return matches!(base, "%tid" | "%ntid" | "%ctaid" | "%nctaid").then_some(Special::Zero),
+            _ => return None,
+        };
+        return Some(match base {
+            "%tid" => Special::Tid(axis),
+            "%ntid" => Special::Ntid(axis),
+            "%ctaid" => Special::Ctaid(axis),
+            "%nctaid" => Special::Nctaid(axis),
+            _ => return None,
+        });
+    }
+    Some(match name {
+        "%laneid" => Special::LaneId,
+        "%warpid" => Special::WarpId,
+        "%nwarpid" => Special::NwarpId,
+        "%smid" => Special::SmId,
+        "%nsmid" => Special::NsmId,
+        "%gridid" => Special::GridId,
+        "%clock" => Special::Clock,
+        "%clock_hi" => Special::ClockHi,
+        "%clock64" => Special::Clock64,
+        "%globaltimer" => Special::GlobalTimer,
+        "%globaltimer_lo" => Special::GlobalTimerLo,
+        "%globaltimer_hi" => Special::GlobalTimerHi,
+        "%lanemask_eq" => Special::LanemaskEq,
+        "%lanemask_lt" => Special::LanemaskLt,
+        "%lanemask_le" => Special::LanemaskLe,
+        "%lanemask_gt" => Special::LanemaskGt,
+        "%lanemask_ge" => Special::LanemaskGe,
+        "%dynamic_smem_size" => Special::DynamicSharedBytes,
+        "%total_smem_size" => Special::TotalSharedBytes,
+        _ => {
+            let index: u8 = name.strip_prefix("%envreg")?.parse().ok()?;
+            return (index < 32).then_some(Special::Envreg(index));
+        }
+    })
+}
+
+/// How strictly an operand's width must fit the instruction's type.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fit {
+    Exact,
+    /// `ld`, `st` and `cvt` take wider registers (PTX ISA 9.4.1).
+    Wider,
+}
+
+impl<'a> Lowering<'_, '_, 'a> {
+    pub(super) fn temp32(&mut self) -> Result<Row, Error> {
+        if let Some(&row) = self.temps.rows32.0.get(self.temps.rows32.1) {
+            self.temps.rows32.1 += 1;
+            return Ok(row);
+        }
+        let row = self.register(Type::B32, 1)?;
+        self.temps.rows32.0.push(row);
+        self.temps.rows32.1 += 1;
+        Ok(row)
+    }
+
+    pub(super) fn temp64(&mut self) -> Result<Row, Error> {
+        if let Some(&row) = self.temps.rows64.0.get(self.temps.rows64.1) {
+            self.temps.rows64.1 += 1;
+            return Ok(row);
+        }
+        let row = self.register(Type::B64, 1)?;
+        self.temps.rows64.0.push(row);
+        self.temps.rows64.1 += 1;
+        Ok(row)
+    }
+
+    pub(super) fn temp_pred(&mut self) -> Result<Pred, Error> {
+        if let Some(&pred) = self.temps.preds.0.get(self.temps.preds.1) {
+            self.temps.preds.1 += 1;
+            return Ok(pred);
+        }
+        let pred = self.new_pred()?;
+        self.temps.preds.0.push(pred);
+        self.temps.preds.1 += 1;
+        Ok(pred)
+    }
+
+    pub(super) fn const32(&mut self, value: u32) -> Row {
+        let program = &mut self.context.program;
+        *self.context.consts32.entry(value).or_insert_with(|| {
+            program.consts32.push([value; 32]);
+            (program.consts32.len() as u32 - 1) | CONST
+        })
+    }
+
+    pub(super) fn const64(&mut self, value: u64) -> Row {
+        let program = &mut self.context.program;
+        *self.context.consts64.entry(value).or_insert_with(|| {
+            program.consts64.push([value; 32]);
+            (program.consts64.len() as u32 - 1) | CONST
+        })
+    }
+
+    /// A predicate by name, as guard or operand.
+    pub(super) fn pred_name(&self, name: &str) -> Result<Pred, Error> {
+        match self.find(name) {
+            Some(Symbol::Register { ty: Type::Pred, index }) => Ok(index as Pred),
+            Some(_) => Err(self.invalid(&format!("`{}` is no predicate", clipped(name)))),
+            None => Err(self.unknown(name)),
+        }
+    }
+
+    /// Source predicate, and whether it is negated. Constants become scratch predicates.
+    pub(super) fn pred(&mut self, operand: &Operand<'a>) -> Result<(Pred, bool), Error> {
+        match *operand {
+            Operand::Name(name) => Ok((self.pred_name(name)?, false)),
+            Operand::Negated(name) => Ok((self.pred_name(name)?, true)),
+            Operand::Number(Number::Integer(value)) => {
+                let pred = self.temp_pred()?;
+                self.emit(Op::PredConst { value: value != 0, d: pred })?;
+                Ok((pred, false))
+            }
+            _ => Err(self.invalid("expected a predicate")),
+        }
+    }
+
+    pub(super) fn pred_dest(&self, operand: &Operand<'a>) -> Result<Pred, Error> {
+        match *operand {
+            Operand::Name("_") => Ok(SINK_PRED),
+            Operand::Name(name) => self.pred_name(name),
+            _ => Err(self.invalid("expected a destination predicate")),
+        }
+    }
+
+    fn unknown(&self, name: &str) -> Error {
+        if name.starts_with('%') && name.bytes().all(|b| b.is_ascii_lowercase() || matches!(b, b'%' | b'_' | b'.')) {
+            return self.unsupported(&format!("special register `{}`", clipped(name)));
+        }
+        self.invalid(&format!("unknown name `{}`", clipped(name)))
+    }
+
+    fn check_width(&self, declared: Type, wanted: Type, fit: Fit, name: &str) -> Result<(), Error> {
+        let (have, want) = (declared.bytes(), wanted.bytes());
+        let fits = declared != Type::Pred && (have == want || (have > want && fit == Fit::Wider));
+        if fits {
+            return Ok(());
+        }
+        Err(self.invalid(&format!("`{}` has {} bits, the instruction wants {}", clipped(name), have * 8, want * 8)))
+    }
+
+    /// Source operand of up to 32 bits.
+    pub(super) fn src32(&mut self, operand: &Operand<'a>, ty: Type) -> Result<Row, Error> {
+        self.src32_fit(operand, ty, Fit::Exact)
+    }
+
+    pub(super) fn src32_fit(&mut self, operand: &Operand<'a>, ty: Type, fit: Fit) -> Result<Row, Error> {
+        match *operand {
+            Operand::Number(number) => {
+                let bits = match ty {
+                    Type::F32 | Type::Tf32 => number.single_bits(),
+                    _ => match number {
+                        Number::Integer(v) => v as u32,
+                        Number::Single(v) => v,
+                        Number::Double(_) => return Err(self.invalid("a double as operand of this type")),
+                    },
+                };
+                let bits = match ty.bytes() {
+                    1 => bits & 0xff,
+                    2 => bits & 0xffff,
+                    _ => bits,
+                };
+                Ok(self.const32(bits))
+            }
+            Operand::Name(name) => match self.find(name) {
+                Some(Symbol::Register { ty: declared, index }) => {
+                    self.check_width(declared, ty, fit, name)?;
+                    if declared.bytes() == 8 {
+                        let d = self.temp32()?;
+                        self.emit(Op::Narrow { op: crate::code::Narrow::Low, d, a: index })?;
+                        return Ok(d);
+                    }
+                    Ok(index)
+                }
+                Some(Symbol::Special(which)) => {
+                    let d = self.temp32()?;
+                    self.special32(which, d)?;
+                    Ok(d)
+                }
+                Some(Symbol::Shared { offset }) => Ok(self.const32(offset)),
+                Some(_) => Err(self.invalid(&format!("`{}` is no 32-bit value", clipped(name)))),
+                None => match name.rsplit_once('.').map(|(v, e)| (self.find(v), e)) {
+                    Some((Some(Symbol::VectorRegister { ty: declared, index, count }), element)) => {
+                        self.check_width(declared, ty, fit, name)?;
+                        self.element(index, count, element)
+                    }
+                    _ => Err(self.unknown(name)),
+                },
+            },
+            _ => Err(self.invalid("expected a register or constant")),
+        }
+    }
+
+    fn element(&self, index: u32, count: u32, element: &str) -> Result<Row, Error> {
+        let n = match element {
+            "x" | "r" => 0,
+            "y" | "g" => 1,
+            "z" | "b" => 2,
+            "w" | "a" => 3,
+            _ => u32::MAX,
+        };
+        if n < count { Ok(index + n) } else { Err(self.invalid("no such vector element")) }
+    }
+
+    pub(super) fn special32(&mut self, which: Special, d: Row) -> Result<(), Error> {
+        if which.is_wide() {
+            let wide = self.temp64()?;
+            self.emit(Op::Special64 { which, d: wide })?;
+            return self.emit(Op::Narrow { op: crate::code::Narrow::Low, d, a: wide });
+        }
+        self.emit(Op::Special32 { which, d })
+    }
+
+    /// Source operand of 64 bits.
+    pub(super) fn src64(&mut self, operand: &Operand<'a>, ty: Type) -> Result<Row, Error> {
+        match *operand {
+            Operand::Number(number) => {
+                let bits = match (ty, number) {
+                    (_, Number::Integer(v)) if ty != Type::F64 => v,
+                    (Type::F64, _) | (_, Number::Double(_)) => number.double_bits(),
+                    _ => return Err(self.invalid("a single as operand of this type")),
+                };
+                Ok(self.const64(bits))
+            }
+            Operand::Name(name) => match self.find(name) {
+                Some(Symbol::Register { ty: declared, index }) => {
+                    self.check_width(declared, ty, Fit::Exact, name)?;
+                    Ok(index)
+                }
+                Some(Symbol::Special(which)) => {
+                    let d = self.temp64()?;
+                    self.special64(which, d)?;
+                    Ok(d)
+                }
+                Some(_) => self.symbol_address(name, 0),
+                None => match name.rsplit_once('.').map(|(v, e)| (self.find(v), e)) {
+                    Some((Some(Symbol::VectorRegister { ty: declared, index, count }), element)) => {
+                        self.check_width(declared, ty, Fit::Exact, name)?;
+                        self.element(index, count, element)
+                    }
+                    _ => Err(self.unknown(name)),
+                },
+            },
+            Operand::Offset(name, offset) => self.symbol_address(name, offset),
+            _ => Err(self.invalid("expected a register or constant")),
+        }
+    }
+
+    pub(super) fn special64(&mut self, which: Special, d: Row) -> Result<(), Error> {
+        if which.is_wide() {
+            return self.emit(Op::Special64 { which, d });
+        }
+        let narrow = self.temp32()?;
+        self.emit(Op::Special32 { which, d: narrow })?;
+        let hi = self.const32(0);
+        self.emit(Op::Pack64 { d, lo: narrow, hi })
+    }
+
+    /// A symbol's address in its own space, in a row of 64 bits.
+    pub(super) fn symbol_address(&mut self, name: &str, offset: i64) -> Result<Row, Error> {
+        Ok(match self.find(name) {
+            Some(Symbol::Global { address }) => self.const64(address.wrapping_add_signed(offset)),
+            Some(Symbol::Shared { offset: at } | Symbol::KernelParam { offset: at, .. }) => {
+                self.const64(u64::from(at).wrapping_add_signed(offset))
+            }
+            Some(Symbol::Frame { offset: at, .. }) => {
+                let d = self.temp64()?;
+                self.emit(Op::FrameAddress { d, offset: at.wrapping_add(offset as u32) })?;
+                d
+            }
+            Some(Symbol::DynamicShared) => {
+                let (low, d) = (self.temp32()?, self.temp64()?);
+                self.emit(Op::Special32 { which: Special::DynamicSharedStart, d: low })?;
+                let hi = self.const32(0);
+                self.emit(Op::Pack64 { d, lo: low, hi })?;
+                if offset != 0 {
+                    let b = self.const64(offset as u64);
+                    self.emit(Op::Bin64 { op: crate::code::Bin64::Add, d, a: d, b })?;
+                }
+                d
+            }
+            Some(Symbol::Function { index }) => self.const64(FUNCTION_WINDOW | u64::from(index)),
+            Some(_) => return Err(self.invalid(&format!("`{}` has no address", clipped(name)))),
+            None => return Err(self.unknown(name)),
+        })
+    }
+
+    /// Destination register: its row and declared type.
+    pub(super) fn dest(&self, operand: &Operand<'a>, ty: Type, fit: Fit) -> Result<(Row, Type), Error> {
+        match *operand {
+            Operand::Name("_") => Ok((SINK, ty)),
+            Operand::Name(name) => match self.find(name) {
+                Some(Symbol::Register { ty: declared, index }) => {
+                    self.check_width(declared, ty, fit, name)?;
+                    Ok((index, declared))
+                }
+                Some(_) => Err(self.invalid(&format!("`{}` cannot be written", clipped(name)))),
+                None => match name.rsplit_once('.').map(|(v, e)| (self.find(v), e)) {
+                    Some((Some(Symbol::VectorRegister { ty: declared, index, count }), element)) => {
+                        self.check_width(declared, ty, fit, name)?;
+                        Ok((self.element(index, count, element)?, declared))
+                    }
+                    _ => Err(self.unknown(name)),
+                },
+            },
+            _ => Err(self.invalid("expected a destination register")),
+        }
+    }
+
+    /// Destination of exactly the type's width.
+    pub(super) fn dst(&mut self, operand: &Operand<'a>, ty: Type) -> Result<Row, Error> {
+        let (row, _) = self.dest(operand, ty, Fit::Exact)?;
+        if row != SINK {
+            return Ok(row);
+        }
+        if ty.bytes() == 8 { self.temp64() } else { self.temp32() }
+    }
+
+    /// Row of the file that the type's width belongs to.
+    pub(super) fn src(&mut self, operand: &Operand<'a>, ty: Type) -> Result<Row, Error> {
+        if ty.bytes() == 8 { self.src64(operand, ty) } else { self.src32(operand, ty) }
+    }
+
+    /// A 16-bit source as 32 bits, extended by its sign. Rows keep 16-bit values zero-extended.
+    pub(super) fn extended(&mut self, row: Row, ty: Type) -> Result<Row, Error> {
+        let op = match ty {
+            Type::S16 => Un32::SignExtend16,
+            Type::S8 => Un32::SignExtend8,
+            _ => return Ok(row),
+        };
+        let d = self.temp32()?;
+        self.emit(Op::Un32 { op, flags: FloatFlags::default(), d, a: row })?;
+        Ok(d)
+    }
+
+    /// Brings a result into the zero-extended form of 16-bit registers.
+    pub(super) fn truncate16(&mut self, d: Row, a: Row) -> Result<(), Error> {
+        self.emit(Op::Un32 { op: Un32::ZeroExtend16, flags: FloatFlags::default(), d, a })
+    }
+
+    /// An address operand. `space` is what the opcode names, None for generic.
+    pub(super) fn mem(&mut self, operand: &Operand<'a>, space: Option<MemSpace>) -> Result<Mem, Error> {
+        let Operand::Address { base, offset } = *operand else { return Err(self.invalid("expected an address")) };
+        let space_of = |default| space.unwrap_or(default);
+        let Some(name) = base else {
+            return Ok(Mem { space: space_of(MemSpace::Generic), base: Base::None, offset });
+        };
+        let symbol = self.find(name);
+        let fixed = |natural: MemSpace, at: i64| {
+            // `ld.param` names a function's parameter, which lives in the frame; a module's variables are generic.
+            let agrees = match space {
+                None => true,
+                Some(MemSpace::Global | MemSpace::Generic) => natural == MemSpace::Generic,
+                Some(MemSpace::Param | MemSpace::Local) => matches!(natural, MemSpace::Param | MemSpace::Frame),
+                Some(space) => space == natural,
+            };
+            if agrees {
+                Ok(Mem { space: natural, base: Base::None, offset: at.wrapping_add(offset) })
+            } else {
+                Err(self.invalid("variable of another state space"))
+            }
+        };
+        match symbol {
+            Some(Symbol::Register { ty, index }) if ty.bytes() == 8 => {
+                Ok(Mem { space: self.register_space(space), base: Base::Row64(index), offset })
+            }
+            Some(Symbol::Register { ty, index }) if ty.bytes() == 4 => {
+                Ok(Mem { space: self.register_space(space), base: Base::Row32(index), offset })
+            }
+            Some(Symbol::Global { address }) => fixed(MemSpace::Generic, address as i64),
+            Some(Symbol::Shared { offset: at }) => fixed(MemSpace::Shared, at.into()),
+            Some(Symbol::KernelParam { offset: at, .. }) => fixed(MemSpace::Param, at.into()),
+            Some(Symbol::Frame { offset: at, .. }) => fixed(MemSpace::Frame, at.into()),
+            Some(Symbol::DynamicShared) => {
+                let row = self.temp32()?;
+                self.emit(Op::Special32 { which: Special::DynamicSharedStart, d: row })?;
+                Ok(Mem { space: MemSpace::Shared, base: Base::Row32(row), offset })
+            }
+            Some(_) => Err(self.invalid(&format!("`{}` is no address", clipped(name)))),
+            None => Err(self.unknown(name)),
+        }
+    }
+
+    /// Parameters of functions are reached by local addresses.
+    fn register_space(&self, space: Option<MemSpace>) -> MemSpace {
+        match space {
+            Some(MemSpace::Param) if !self.kernel => MemSpace::Local,
+            Some(space) => space,
+            None => MemSpace::Generic,
+        }
+    }
+
+    /// Memory width of `ty` for a register declared as `declared`; loads extend to the register's width.
+    pub(super) fn width(&self, ty: Type, declared: Type) -> Result<Width, Error> {
+        let wide = declared.bytes() == 8;
+        Ok(match (ty.bytes(), ty.is_signed(), wide) {
+            (1, false, false) => Width::U8,
+            (1, true, false) => Width::S8,
+            (2, false, false) => Width::U16,
+            (2, true, false) => Width::S16,
+            (4, _, false) => Width::B32,
+            (1, false, true) => Width::U8x64,
+            (1, true, true) => Width::S8x64,
+            (2, false, true) => Width::U16x64,
+            (2, true, true) => Width::S16x64,
+            (4, false, true) => Width::U32x64,
+            (4, true, true) => Width::S32x64,
+            (8, _, true) => Width::B64,
+            _ => return Err(self.unsupported("this width of access")),
+        })
+    }
+}

@@ -1,0 +1,361 @@
+//! Device memory: one window of this process's address space, mapped piece by piece, so that a device pointer *is* a
+//! host address. Kernels may touch mapped ranges and registered host ranges, nothing else.
+//!
+//! Lock order: `inner` is the only lock. Running kernels hold it for reading during a time slice (see
+//! [`crate::launch`]); `map` and `unmap` take it for writing and so wait for the slice to end. Memory can therefore
+//! never vanish under a running access.
+
+use std::sync::Arc;
+
+use parking_lot::{RwLock, RwLockReadGuard};
+
+/// Pages of the host, the granularity of `map`.
+pub const PAGE_BYTES: u64 = 4096;
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    #[error("cannot reserve {bytes} bytes of address space at {address:#x}: {cause}")]
+    Reserve { address: u64, bytes: u64, cause: String },
+    #[error("device range {address:#x}+{bytes} is not inside the window, not page aligned, or empty")]
+    BadRange { address: u64, bytes: u64 },
+    #[error("device range {address:#x}+{bytes} overlaps a mapped range")]
+    Overlap { address: u64, bytes: u64 },
+    #[error("device address {address:#x} is not mapped")]
+    NotMapped { address: u64 },
+    #[error("out of device memory: {bytes} bytes wanted")]
+    OutOfMemory { bytes: u64 },
+}
+
+/// A device's memory. Cheap to clone; all clones are the same memory.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    base: u64,
+    bytes: u64,
+    /// Start of the area that modules take their variables from; ends with the window.
+    internal: u64,
+    inner: RwLock<Ranges>,
+}
+
+/// Mapped and registered ranges, sorted by address, disjoint.
+#[derive(Debug, Default)]
+pub struct Ranges {
+    ranges: Vec<Range>,
+    /// Changes with every change of `ranges`, so that caches know.
+    pub(crate) generation: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Range {
+    start: u64,
+    end: u64,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Mapped by `map`.
+    Device,
+    /// Mapped by `allocate_internal`.
+    Internal,
+    /// Host memory registered by its owner.
+    Host,
+}
+
+impl Memory {
+    /// Reserves `[base, base + bytes)` without memory behind it. The last `internal_bytes` are for the variables of
+    /// modules and the device heap; the caller maps the rest as it likes.
+    pub fn reserve(base: u64, bytes: u64, internal_bytes: u64) -> Result<Self, MemoryError> {
+        let aligned = base.is_multiple_of(PAGE_BYTES) && bytes.is_multiple_of(PAGE_BYTES) && internal_bytes.is_multiple_of(PAGE_BYTES);
+        if !aligned || base == 0 || bytes == 0 || internal_bytes > bytes || base.checked_add(bytes).is_none_or(|end| end > 1 << 47) {
+            return Err(MemoryError::BadRange { address: base, bytes });
+        }
+        // SAFETY: a fresh anonymous reservation at an address nobody uses: MAP_FIXED_NOREPLACE fails otherwise.
+        let got = unsafe {
+            libc::mmap(
+                base as *mut libc::c_void,
+                bytes as usize,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE,
+                -1,
+                0,
+            )
+        };
+        if got == libc::MAP_FAILED || got as u64 != base {
+            let cause = std::io::Error::last_os_error().to_string();
+            if got != libc::MAP_FAILED {
+                // SAFETY: an old kernel ignored the flag and mapped elsewhere; this is our own mapping.
+                unsafe { libc::munmap(got, bytes as usize) };
+            }
+            return Err(MemoryError::Reserve { address: base, bytes, cause });
+        }
+        let internal = base + bytes - internal_bytes;
+        Ok(Memory { shared: Arc::new(Shared { base, bytes, internal, inner: RwLock::default() }) })
+    }
+
+    /// The window: first address and size in bytes, the internal area included.
+    pub fn window(&self) -> (u64, u64) {
+        (self.shared.base, self.shared.bytes)
+    }
+
+    /// Bytes of the window that `map` may use.
+    pub fn mappable_bytes(&self) -> u64 {
+        self.shared.internal - self.shared.base
+    }
+
+    /// Puts zeroed memory behind `[address, address + bytes)`. The address is page aligned. `bytes` need not be:
+    /// kernels may touch exactly `bytes`.
+    pub fn map(&self, address: u64, bytes: u64) -> Result<(), MemoryError> {
+        let end = address.checked_add(bytes);
+        if !address.is_multiple_of(PAGE_BYTES) || bytes == 0 || address < self.shared.base || end.is_none_or(|e| e > self.shared.internal) {
+            return Err(MemoryError::BadRange { address, bytes });
+        }
+        self.map_as(address, bytes, Kind::Device)
+    }
+
+    fn map_as(&self, address: u64, bytes: u64, kind: Kind) -> Result<(), MemoryError> {
+        let mut ranges = self.shared.inner.write();
+        let range = Range { start: address, end: address + bytes, kind };
+        // Whole pages must be free, or unmapping one range would take the other's last page with it.
+        ranges.check_free(address, address + bytes.next_multiple_of(PAGE_BYTES))?;
+        protect(address, bytes, true)?;
+        ranges.insert(range);
+        Ok(())
+    }
+
+    /// Takes the memory of a range that `map` was given, by its first address. Its contents are gone.
+    pub fn unmap(&self, address: u64) -> Result<(), MemoryError> {
+        self.remove(address, Kind::Device)
+    }
+
+    fn remove(&self, address: u64, kind: Kind) -> Result<(), MemoryError> {
+        let mut ranges = self.shared.inner.write();
+        let index = ranges.ranges.binary_search_by_key(&address, |r| r.start).map_err(|_| MemoryError::NotMapped { address })?;
+        let range = ranges.ranges[index];
+        if range.kind != kind {
+            return Err(MemoryError::NotMapped { address });
+        }
+        if kind != Kind::Host {
+            protect(range.start, range.end - range.start, false)?;
+        }
+        ranges.ranges.remove(index);
+        ranges.generation += 1;
+        Ok(())
+    }
+
+    /// Lets kernels touch host memory outside the window (pinned, mapped memory).
+    ///
+    /// # Safety
+    /// The memory must stay readable and writable until `unregister_host`.
+    pub unsafe fn register_host(&self, address: u64, bytes: u64) -> Result<(), MemoryError> {
+        let Some(end) = address.checked_add(bytes).filter(|_| bytes > 0) else {
+            return Err(MemoryError::BadRange { address, bytes });
+        };
+        let (base, window_end) = (self.shared.base, self.shared.base + self.shared.bytes);
+        if address < window_end && end > base {
+            return Err(MemoryError::BadRange { address, bytes });
+        }
+        let mut ranges = self.shared.inner.write();
+        ranges.check_free(address, end)?;
+        ranges.insert(Range { start: address, end, kind: Kind::Host });
+        Ok(())
+    }
+
+    pub fn unregister_host(&self, address: u64) -> Result<(), MemoryError> {
+        self.remove(address, Kind::Host)
+    }
+
+    /// Whether all of `[address, address + bytes)` lies in one mapped or registered range.
+    pub fn is_mapped(&self, address: u64, bytes: u64) -> bool {
+        self.shared.inner.read().find(address).is_some_and(|(_, end)| end - address >= bytes)
+    }
+
+    /// Copies out of device (or registered) memory.
+    pub fn read(&self, address: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+        let ranges = self.shared.inner.read();
+        ranges.require(address, out.len() as u64)?;
+        // SAFETY: mapped and readable while the lock is held; kernels may race with us as on a GPU.
+        unsafe { std::ptr::copy(address as *const u8, out.as_mut_ptr(), out.len()) };
+        Ok(())
+    }
+
+    /// Copies into device (or registered) memory.
+    pub fn write(&self, address: u64, data: &[u8]) -> Result<(), MemoryError> {
+        let ranges = self.shared.inner.read();
+        ranges.require(address, data.len() as u64)?;
+        // SAFETY: mapped and writable while the lock is held.
+        unsafe { std::ptr::copy(data.as_ptr(), address as *mut u8, data.len()) };
+        Ok(())
+    }
+
+    /// Copies within device (and registered) memory; the ranges may overlap.
+    pub fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<(), MemoryError> {
+        let ranges = self.shared.inner.read();
+        ranges.require(from, bytes)?;
+        ranges.require(to, bytes)?;
+        // SAFETY: both mapped while the lock is held; `copy` allows overlap.
+        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
+        Ok(())
+    }
+
+    /// Memory for the engine itself, at the lowest free place of the internal area.
+    pub(crate) fn allocate_internal(&self, bytes: u64, align: u64) -> Result<u64, MemoryError> {
+        let align = align.max(PAGE_BYTES);
+        let bytes = bytes.max(1);
+        let out_of_memory = MemoryError::OutOfMemory { bytes };
+        loop {
+            let mut start = self.shared.internal.next_multiple_of(align);
+            for range in &self.shared.inner.read().ranges {
+                if range.kind == Kind::Internal && range.start < start.saturating_add(bytes) && range.end > start {
+                    start = range.end.next_multiple_of(align);
+                }
+            }
+            if start.checked_add(bytes).is_none_or(|end| end > self.shared.base + self.shared.bytes) {
+                return Err(out_of_memory);
+            }
+            match self.map_as(start, bytes, Kind::Internal) {
+                // Another thread was faster: look again.
+                Err(MemoryError::Overlap { .. }) => {}
+                Err(error) => return Err(error),
+                Ok(()) => return Ok(start),
+            }
+        }
+    }
+
+    pub(crate) fn free_internal(&self, address: u64) {
+        if let Err(error) = self.remove(address, Kind::Internal) {
+            tracing::error!(%error, "module memory was not mapped");
+        }
+    }
+
+    pub(crate) fn lock(&self) -> RwLockReadGuard<'_, Ranges> {
+        self.shared.inner.read()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: our own reservation; nobody can hold the lock or a guard any more.
+        unsafe { libc::munmap(self.base as *mut libc::c_void, self.bytes as usize) };
+    }
+}
+
+impl Ranges {
+    /// The range that holds `address`: its first address and its end.
+    pub(crate) fn find(&self, address: u64) -> Option<(u64, u64)> {
+        let after = self.ranges.partition_point(|r| r.start <= address);
+        let range = self.ranges.get(after.checked_sub(1)?)?;
+        (address < range.end).then_some((range.start, range.end))
+    }
+
+    fn require(&self, address: u64, bytes: u64) -> Result<(), MemoryError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        match self.find(address) {
+            Some((_, end)) if end - address >= bytes => Ok(()),
+            Some((_, end)) => self.require(end, bytes - (end - address)),
+            None => Err(MemoryError::NotMapped { address }),
+        }
+    }
+
+    fn check_free(&self, start: u64, end: u64) -> Result<(), MemoryError> {
+        let after = self.ranges.partition_point(|r| r.start < end);
+        match after.checked_sub(1).map(|i| self.ranges[i]) {
+            // Device ranges own their last page whole.
+            Some(r) if (if r.kind == Kind::Host { r.end } else { r.end.next_multiple_of(PAGE_BYTES) }) > start => {
+                Err(MemoryError::Overlap { address: start, bytes: end - start })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn insert(&mut self, range: Range) {
+        let at = self.ranges.partition_point(|r| r.start < range.start);
+        self.ranges.insert(at, range);
+        self.generation += 1;
+    }
+}
+
+/// Puts zeroed memory behind reserved pages, or takes it away again.
+fn protect(address: u64, bytes: u64, usable: bool) -> Result<(), MemoryError> {
+    let protection = if usable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+    let bytes = bytes.next_multiple_of(PAGE_BYTES);
+    // SAFETY: the range lies inside our reservation (checked by the callers) and its pages belong to this range alone,
+    // so replacing the mapping touches nothing else. Kernels are kept out by the write lock.
+    let got = unsafe {
+        libc::mmap(
+            address as *mut libc::c_void,
+            bytes as usize,
+            protection,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+            -1,
+            0,
+        )
+    };
+    if got == libc::MAP_FAILED { Err(MemoryError::OutOfMemory { bytes }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE: u64 = 0x2100_0000_0000;
+
+    #[test]
+    fn map_read_write_unmap() {
+        let memory = Memory::reserve(BASE, 1 << 30, 1 << 20).unwrap();
+        memory.map(BASE + 4096, 5000).unwrap();
+        memory.write(BASE + 4096 + 4990, &[7; 10]).unwrap();
+        let mut out = [1; 10];
+        memory.read(BASE + 4096 + 4990, &mut out).unwrap();
+        assert_eq!(out, [7; 10]);
+        assert_eq!(memory.write(BASE + 4096 + 4991, &[7; 10]), Err(MemoryError::NotMapped { address: BASE + 4096 + 5000 }));
+        // The rest of the second page belongs to the range though kernels may not touch it.
+        assert!(matches!(memory.map(BASE + 8192, 4096), Err(MemoryError::Overlap { .. })));
+        assert!(matches!(memory.map(BASE, 8192), Err(MemoryError::Overlap { .. })));
+        memory.map(BASE, 4096).unwrap();
+        memory.unmap(BASE + 4096).unwrap();
+        assert!(!memory.is_mapped(BASE + 4096, 1));
+        // Fresh memory is zero again.
+        memory.map(BASE + 4096, 5000).unwrap();
+        memory.read(BASE + 4096 + 4990, &mut out).unwrap();
+        assert_eq!(out, [0; 10]);
+    }
+
+    #[test]
+    fn internal_area_is_separate() {
+        let base = BASE + (1 << 32);
+        let memory = Memory::reserve(base, 1 << 20, 1 << 16).unwrap();
+        let internal = base + (1 << 20) - (1 << 16);
+        assert!(matches!(memory.map(internal, 4096), Err(MemoryError::BadRange { .. })));
+        let a = memory.allocate_internal(100, 1).unwrap();
+        let b = memory.allocate_internal(5000, 1).unwrap();
+        assert_eq!((a, b), (internal, internal + 4096));
+        memory.free_internal(a);
+        assert_eq!(memory.allocate_internal(4096, 1).unwrap(), internal);
+        assert!(matches!(memory.allocate_internal(1 << 20, 1), Err(MemoryError::OutOfMemory { .. })));
+        assert_eq!(memory.unmap(b), Err(MemoryError::NotMapped { address: b }));
+    }
+
+    #[test]
+    fn host_ranges_lie_outside_the_window() {
+        let base = BASE + (2 << 32);
+        let memory = Memory::reserve(base, 1 << 20, 0).unwrap();
+        let mut host = vec![3u8; 64];
+        let address = host.as_mut_ptr() as u64;
+        // SAFETY: `host` outlives the registration.
+        unsafe { memory.register_host(address, 64).unwrap() };
+        assert!(memory.is_mapped(address + 60, 4));
+        assert!(!memory.is_mapped(address + 60, 5));
+        // SAFETY: refused, so nothing is promised.
+        assert!(unsafe { memory.register_host(base, 64) }.is_err());
+        memory.unregister_host(address).unwrap();
+        assert!(!memory.is_mapped(address, 1));
+    }
+}

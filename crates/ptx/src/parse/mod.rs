@@ -1,0 +1,15 @@
+//! PTX text to a syntax tree: [`lexer`], [`ast`], [`parser`] for modules and functions, [`statement`] for bodies.
+
+pub mod ast;
+pub mod lexer;
+mod parser;
+mod statement;
+
+pub use parser::parse;
+
+/// Entry for a fuzzer: parses and lowers whatever is given. Must return, whatever the bytes.
+pub fn fuzz(data: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(data) {
+        let _ = crate::lower::check(text);
+    }
+}

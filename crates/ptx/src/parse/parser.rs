@@ -1,0 +1,454 @@
+//! Module-level grammar: directives, functions, variables, initialisers.
+
+use super::ast::{Function, Init, Linkage, Module, Space, Type, Variable};
+use super::lexer::{Lexer, Number, Token, clipped};
+use crate::error::{Error, Position};
+use crate::limits::{NESTING_DEPTH_MAX, PTX_BYTES_MAX, VARIABLE_BYTES_MAX};
+
+/// Parses the text of one module.
+pub fn parse(text: &str) -> Result<Module<'_>, Error> {
+    let at = Position::default();
+    if text.len() > PTX_BYTES_MAX {
+        return Err(Error::Limit { at, what: "PTX text in bytes", actual: text.len() as u64, limit: PTX_BYTES_MAX as u64 });
+    }
+    let mut parser = Parser::new(text)?;
+    parser.module()
+}
+
+pub(super) struct Parser<'a> {
+    lexer: Lexer<'a>,
+    pub(super) token: Token<'a>,
+    pub(super) at: Position,
+    pub(super) depth: usize,
+}
+
+/// What stands before a declaration: `.visible .weak .extern .common`.
+#[derive(Default)]
+struct Prefix {
+    linkage: Linkage,
+}
+
+impl<'a> Parser<'a> {
+    fn new(text: &'a str) -> Result<Self, Error> {
+        let mut lexer = Lexer::new(text);
+        let (token, at) = lexer.next()?;
+        Ok(Parser { lexer, token, at, depth: 0 })
+    }
+
+    fn module(&mut self) -> Result<Module<'a>, Error> {
+        let mut module = Module::default();
+        let mut prefix = Prefix::default();
+        loop {
+            let Token::Word(word) = self.token else {
+                if self.token == Token::End {
+                    break;
+                }
+                if self.take_punct(b';')? {
+                    continue;
+                }
+                return Err(self.expected("a directive"));
+            };
+            let at = self.at;
+            match word {
+                ".version" => {
+                    self.advance()?;
+                    module.version = self.version()?;
+                }
+                ".target" => {
+                    self.advance()?;
+                    module.target = self.word("a target architecture")?;
+                    while self.take_punct(b',')? {
+                        self.word("a target option")?;
+                    }
+                }
+                ".address_size" => {
+                    self.advance()?;
+                    let bits = self.integer("an address size")?;
+                    if bits != 64 {
+                        return Err(Error::Invalid { at, message: format!("address size {bits}: only 64 is supported") });
+                    }
+                }
+                ".visible" => self.prefix(&mut prefix, Linkage::Visible)?,
+                ".weak" => self.prefix(&mut prefix, Linkage::Weak)?,
+                ".extern" => self.prefix(&mut prefix, Linkage::Extern)?,
+                ".common" => self.prefix(&mut prefix, Linkage::Common)?,
+                ".entry" | ".func" => {
+                    let linkage = std::mem::take(&mut prefix).linkage;
+                    module.functions.push(self.function(word == ".entry", linkage)?);
+                }
+                ".global" | ".const" | ".shared" => {
+                    let linkage = std::mem::take(&mut prefix).linkage;
+                    self.variables(linkage, &mut module.variables)?;
+                }
+                ".alias" => {
+                    self.advance()?;
+                    let new = self.word("a function name")?;
+                    self.punct(b',')?;
+                    let old = self.word("a function name")?;
+                    self.punct(b';')?;
+                    module.aliases.push((new, old, at));
+                }
+                ".file" | ".loc" | ".pragma" => self.debug_line()?,
+                ".section" => self.section()?,
+                _ => return Err(self.expected("a module directive")),
+            }
+        }
+        if module.version == (0, 0) {
+            return Err(Error::Invalid { at: self.at, message: "no .version directive".into() });
+        }
+        Ok(module)
+    }
+
+    fn prefix(&mut self, prefix: &mut Prefix, linkage: Linkage) -> Result<(), Error> {
+        prefix.linkage = linkage;
+        self.advance()
+    }
+
+    /// `9.0` lexes as a double; its digits are what counts.
+    fn version(&mut self) -> Result<(u32, u32), Error> {
+        let Token::Number(Number::Double(bits)) = self.token else { return Err(self.expected("a version as 8.0")) };
+        let tenths = (f64::from_bits(bits) * 10.0).round();
+        if !(10.0..1000.0).contains(&tenths) {
+            return Err(self.expected("a version as 8.0"));
+        }
+        self.advance()?;
+        Ok((tenths as u32 / 10, tenths as u32 % 10))
+    }
+
+    fn function(&mut self, kernel: bool, linkage: Linkage) -> Result<Function<'a>, Error> {
+        self.advance()?;
+        let at = self.at;
+        while let Token::Word(".attribute") = self.token {
+            self.skip_attribute()?;
+        }
+        let returns = if !kernel && self.token == Token::Punct(b'(') { self.params()? } else { Vec::new() };
+        let name = self.word("a function name")?;
+        let params = if self.token == Token::Punct(b'(') { self.params()? } else { Vec::new() };
+        let mut function = Function {
+            name, kernel, linkage, returns, params, body: None,
+            maxntid: None, reqntid: None, minnctapersm: None, maxnreg: None, at,
+        };
+        loop {
+            match self.token {
+                Token::Word(".maxntid") => function.maxntid = Some(self.triple()?),
+                Token::Word(".reqntid") => function.reqntid = Some(self.triple()?),
+                Token::Word(".minnctapersm") => function.minnctapersm = Some(self.triple()?[0]),
+                Token::Word(".maxnctapersm") => drop(self.triple()?),
+                Token::Word(".maxnreg") => function.maxnreg = Some(self.triple()?[0]),
+                Token::Word(".noreturn" | ".abi_preserve" | ".abi_preserve_control") => self.advance()?,
+                Token::Word(".pragma") => self.debug_line()?,
+                Token::Punct(b'{') => {
+                    function.body = Some(self.body()?);
+                    return Ok(function);
+                }
+                Token::Punct(b';') => {
+                    self.advance()?;
+                    return Ok(function);
+                }
+                _ => return Err(self.expected("a function body, `;` or a performance directive")),
+            }
+        }
+    }
+
+    fn triple(&mut self) -> Result<[u32; 3], Error> {
+        self.advance()?;
+        let mut out = [1; 3];
+        for (i, slot) in out.iter_mut().enumerate() {
+            if i > 0 && !self.take_punct(b',')? {
+                break;
+            }
+            *slot = u32::try_from(self.integer("an extent")?).map_err(|_| self.expected("an extent of 32 bits"))?;
+        }
+        Ok(out)
+    }
+
+    /// `( .param .b32 a, .reg .f32 %f1 )`
+    pub(super) fn params(&mut self) -> Result<Vec<Variable<'a>>, Error> {
+        let mut out = Vec::new();
+        self.punct(b'(')?;
+        while !self.take_punct(b')')? {
+            if !out.is_empty() {
+                self.punct(b',')?;
+            }
+            let Some(space @ (Space::Param | Space::Reg)) = self.space() else {
+                return Err(self.expected("`.param` or `.reg`"));
+            };
+            self.advance()?;
+            let (ty, align, vector) = self.variable_type(space)?;
+            // Pointer attributes of kernel parameters: `.ptr .global .align 4`.
+            while let Token::Word(".ptr" | ".global" | ".shared" | ".const" | ".local" | ".align") = self.token {
+                let aligned = self.token == Token::Word(".align");
+                self.advance()?;
+                if aligned {
+                    self.integer("an alignment")?;
+                }
+            }
+            out.push(self.declarator(space, Linkage::Local, ty, align, vector)?);
+        }
+        Ok(out)
+    }
+
+    pub(super) fn space(&self) -> Option<Space> {
+        let Token::Word(word) = self.token else { return None };
+        Some(match word {
+            ".reg" => Space::Reg,
+            ".param" => Space::Param,
+            ".shared" | ".shared::cta" => Space::Shared,
+            ".local" => Space::Local,
+            ".const" => Space::Const,
+            ".global" => Space::Global,
+            _ => return None,
+        })
+    }
+
+    /// `.global .align 8 .u64 a = 1, b[4];` with the cursor on the space.
+    pub(super) fn variables(&mut self, linkage: Linkage, out: &mut Vec<Variable<'a>>) -> Result<(), Error> {
+        let Some(space) = self.space() else { return Err(self.expected("a state space")) };
+        self.advance()?;
+        let (ty, align, vector) = self.variable_type(space)?;
+        loop {
+            out.push(self.declarator(space, linkage, ty, align, vector)?);
+            if !self.take_punct(b',')? {
+                return self.punct(b';');
+            }
+        }
+    }
+
+    fn variable_type(&mut self, space: Space) -> Result<(Type, Option<u32>, u32), Error> {
+        let (mut align, mut vector) = (None, 1);
+        loop {
+            let Token::Word(word) = self.token else { return Err(self.expected("a type")) };
+            match word {
+                ".align" => {
+                    self.advance()?;
+                    let value = self.integer("an alignment")?;
+                    if !value.is_power_of_two() || value > 1 << 16 {
+                        return Err(self.expected("an alignment that is a power of two"));
+                    }
+                    align = Some(value as u32);
+                }
+                ".attribute" => self.skip_attribute()?,
+                ".v2" | ".v4" | ".v8" => {
+                    vector = u32::from(word.as_bytes()[2] - b'0');
+                    self.advance()?;
+                }
+                _ => {
+                    let ty = word.strip_prefix('.').and_then(Type::from_name);
+                    let Some(ty) = ty else { return Err(self.expected("a type")) };
+                    if ty == Type::Pred && space != Space::Reg {
+                        return Err(self.expected("a type that can be stored"));
+                    }
+                    self.advance()?;
+                    return Ok((ty, align, vector));
+                }
+            }
+        }
+    }
+
+    fn declarator(&mut self, space: Space, linkage: Linkage, ty: Type, align: Option<u32>, vector: u32) -> Result<Variable<'a>, Error> {
+        let at = self.at;
+        let name = self.word("a name")?;
+        let element = u64::from(ty.bytes() * vector);
+        let mut var = Variable {
+            space, linkage, ty, name,
+            align: align.unwrap_or(element as u32),
+            bytes: element, count: vector, ranged: false, init: Vec::new(), at,
+        };
+        if space == Space::Reg && self.take_punct(b'<')? {
+            let count = self.integer("a register count")?;
+            var.count = u32::try_from(count).map_err(|_| self.expected("a register count of 32 bits"))?;
+            var.ranged = true;
+            self.punct(b'>')?;
+            return Ok(var);
+        }
+        let mut dims = Vec::new();
+        let mut unsized_array = false;
+        while self.take_punct(b'[')? {
+            if self.take_punct(b']')? {
+                unsized_array = dims.is_empty();
+                continue;
+            }
+            let extent = self.integer("an array extent")?;
+            self.punct(b']')?;
+            dims.push(extent);
+            var.bytes = var.bytes.checked_mul(extent).filter(|&b| b <= VARIABLE_BYTES_MAX).ok_or(Error::Limit {
+                at, what: "bytes of a variable", actual: u64::MAX, limit: VARIABLE_BYTES_MAX,
+            })?;
+            if dims.len() > NESTING_DEPTH_MAX {
+                return Err(self.expected("fewer array dimensions"));
+            }
+        }
+        if self.take_punct(b'=')? {
+            self.initialiser(&mut var.init, 0)?;
+            let limit = if unsized_array { u64::MAX } else { var.bytes / u64::from(ty.bytes()) };
+            if var.init.len() as u64 > limit {
+                return Err(Error::Invalid { at, message: format!("`{}` has more initial values than elements", clipped(name)) });
+            }
+        }
+        if unsized_array {
+            // `a[] = {..}` takes its size from the initialiser; without one it is dynamic shared memory or external.
+            let inner: u64 = dims.iter().product();
+            let rows = (var.init.len() as u64 * u64::from(ty.bytes())).checked_div(element * inner).unwrap_or(0);
+            var.bytes = rows * element * inner;
+        }
+        Ok(var)
+    }
+
+    fn initialiser(&mut self, out: &mut Vec<Init<'a>>, depth: usize) -> Result<(), Error> {
+        if !self.take_punct(b'{')? {
+            out.push(self.init_value()?);
+            return Ok(());
+        }
+        if depth > NESTING_DEPTH_MAX {
+            return Err(self.expected("a flatter initialiser"));
+        }
+        while !self.take_punct(b'}')? {
+            self.initialiser(out, depth + 1)?;
+            if !self.take_punct(b',')? && self.token != Token::Punct(b'}') {
+                return Err(self.expected("`,` or `}`"));
+            }
+        }
+        Ok(())
+    }
+
+    fn init_value(&mut self) -> Result<Init<'a>, Error> {
+        if let Token::Number(number) = self.token {
+            self.advance()?;
+            // `0xFF00(symbol)` stores one byte of an address.
+            if let (Number::Integer(mask), Token::Punct(b'(')) = (number, self.token) {
+                let Init::Symbol { name, offset, .. } = self.init_symbol()? else { return Err(self.expected("a symbol")) };
+                return Ok(Init::Symbol { name, offset, mask: Some(mask) });
+            }
+            return Ok(Init::Number(number));
+        }
+        if self.take_punct(b'-')? {
+            let Token::Number(number) = self.token else { return Err(self.expected("a number")) };
+            self.advance()?;
+            return Ok(Init::Number(number.negated()));
+        }
+        self.init_symbol()
+    }
+
+    /// `symbol`, `symbol+4`, `generic(symbol)+4`, `(symbol+4)`
+    fn init_symbol(&mut self) -> Result<Init<'a>, Error> {
+        if self.token == Token::Word("generic") {
+            self.advance()?;
+        }
+        let (name, mut offset);
+        if self.take_punct(b'(')? {
+            if self.token == Token::Word("generic") {
+                self.advance()?;
+            }
+            let nested = self.take_punct(b'(')?;
+            name = self.word("a symbol")?;
+            if nested {
+                self.punct(b')')?;
+            }
+            offset = self.signed_offset()?;
+            self.punct(b')')?;
+        } else {
+            name = self.word("a symbol or number")?;
+            offset = 0;
+        }
+        offset = self.signed_offset()?.wrapping_add(offset);
+        Ok(Init::Symbol { name, offset, mask: None })
+    }
+
+    /// `+8`, `-8`, `+-8` or nothing.
+    pub(super) fn signed_offset(&mut self) -> Result<i64, Error> {
+        let mut negative = false;
+        let mut any = false;
+        while let Token::Punct(sign @ (b'+' | b'-')) = self.token {
+            negative ^= sign == b'-';
+            any = true;
+            self.advance()?;
+        }
+        if !any {
+            return Ok(0);
+        }
+        let value = self.integer("an offset")? as i64;
+        Ok(if negative { value.wrapping_neg() } else { value })
+    }
+
+    fn skip_attribute(&mut self) -> Result<(), Error> {
+        self.advance()?;
+        self.punct(b'(')?;
+        let mut open = 1;
+        while open > 0 {
+            match self.token {
+                Token::Punct(b'(') => open += 1,
+                Token::Punct(b')') => open -= 1,
+                Token::End => return Err(self.expected("`)`")),
+                _ => {}
+            }
+            self.advance()?;
+        }
+        Ok(())
+    }
+
+    /// `.loc 1 2 3, function_name $x, inlined_at 1 2 3`, `.file 1 "a"`, `.pragma "x";`: all of their line.
+    pub(super) fn debug_line(&mut self) -> Result<(), Error> {
+        let line = self.at.line;
+        while self.at.line == line && self.token != Token::End {
+            if self.take_punct(b';')? {
+                return Ok(());
+            }
+            self.advance()?;
+        }
+        Ok(())
+    }
+
+    /// `.section .debug_info { ... }`
+    pub(super) fn section(&mut self) -> Result<(), Error> {
+        self.advance()?;
+        self.word("a section name")?;
+        self.punct(b'{')?;
+        while !self.take_punct(b'}')? {
+            if self.token == Token::End {
+                return Err(self.expected("`}`"));
+            }
+            self.advance()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn advance(&mut self) -> Result<(), Error> {
+        (self.token, self.at) = self.lexer.next()?;
+        Ok(())
+    }
+
+    pub(super) fn take_punct(&mut self, punct: u8) -> Result<bool, Error> {
+        let found = self.token == Token::Punct(punct);
+        if found {
+            self.advance()?;
+        }
+        Ok(found)
+    }
+
+    pub(super) fn punct(&mut self, punct: u8) -> Result<(), Error> {
+        if self.take_punct(punct)? { Ok(()) } else { Err(self.expected(&format!("`{}`", punct as char))) }
+    }
+
+    pub(super) fn word(&mut self, what: &str) -> Result<&'a str, Error> {
+        let Token::Word(word) = self.token else { return Err(self.expected(what)) };
+        self.advance()?;
+        Ok(word)
+    }
+
+    pub(super) fn integer(&mut self, what: &str) -> Result<u64, Error> {
+        let Token::Number(Number::Integer(value)) = self.token else { return Err(self.expected(what)) };
+        self.advance()?;
+        Ok(value)
+    }
+
+    pub(super) fn expected(&self, what: &str) -> Error {
+        let found = match self.token {
+            Token::Word(word) => format!("`{}`", clipped(word)),
+            Token::Number(number) => format!("{number:?}"),
+            Token::Text(text) => format!("\"{}\"", clipped(text)),
+            Token::Punct(punct) => format!("`{}`", punct as char),
+            Token::End => "end of text".into(),
+        };
+        Error::Syntax { at: self.at, expected: what.into(), found }
+    }
+}

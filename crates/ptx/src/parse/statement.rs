@@ -1,0 +1,177 @@
+//! Grammar of function bodies: blocks, labels, declarations, instructions and their operands.
+
+use super::ast::{Instruction, Linkage, Operand, Statement};
+use super::lexer::Token;
+use super::parser::Parser;
+use crate::error::Error;
+use crate::limits::NESTING_DEPTH_MAX;
+
+impl<'a> Parser<'a> {
+    /// `{ ... }`
+    pub(super) fn body(&mut self) -> Result<Vec<Statement<'a>>, Error> {
+        self.punct(b'{')?;
+        self.depth += 1;
+        if self.depth > NESTING_DEPTH_MAX {
+            return Err(self.expected("fewer nested blocks"));
+        }
+        let mut out = Vec::new();
+        while !self.take_punct(b'}')? {
+            self.statement(&mut out)?;
+        }
+        self.depth -= 1;
+        Ok(out)
+    }
+
+    fn statement(&mut self, out: &mut Vec<Statement<'a>>) -> Result<(), Error> {
+        match self.token {
+            Token::Punct(b'{') => {
+                let block = self.body()?;
+                out.push(Statement::Block(block));
+            }
+            Token::Punct(b';') => self.advance()?,
+            Token::Punct(b'@') => {
+                self.advance()?;
+                let negated = self.take_punct(b'!')?;
+                let guard = self.word("a predicate")?;
+                let instruction = self.instruction(Some((guard, negated)))?;
+                out.push(Statement::Instruction(instruction));
+            }
+            Token::Word(".loc" | ".file" | ".pragma") => self.debug_line()?,
+            Token::Word(".section") => self.section()?,
+            Token::Word(word) if word.starts_with('.') => {
+                if self.space().is_none() {
+                    return Err(self.expected("a declaration or instruction"));
+                }
+                let mut variables = Vec::new();
+                self.variables(Linkage::Local, &mut variables)?;
+                out.extend(variables.into_iter().map(Statement::Variable));
+            }
+            Token::Word(word) => {
+                let at = self.at;
+                self.advance()?;
+                if self.take_punct(b':')? {
+                    self.labelled(word, at, out)?;
+                } else {
+                    let instruction = self.instruction_after(None, word, at)?;
+                    out.push(Statement::Instruction(instruction));
+                }
+            }
+            _ => return Err(self.expected("a statement")),
+        }
+        Ok(())
+    }
+
+    fn labelled(&mut self, name: &'a str, at: crate::error::Position, out: &mut Vec<Statement<'a>>) -> Result<(), Error> {
+        match self.token {
+            Token::Word(".callprototype") => {
+                self.advance()?;
+                let returns = if self.token == Token::Punct(b'(') { self.params()? } else { Vec::new() };
+                self.word("`_`")?;
+                let params = if self.token == Token::Punct(b'(') { self.params()? } else { Vec::new() };
+                while self.take_word(".noreturn")? {}
+                self.punct(b';')?;
+                out.push(Statement::Prototype { name, returns, params });
+            }
+            Token::Word(".branchtargets" | ".calltargets") => {
+                self.advance()?;
+                let mut labels = vec![self.word("a target")?];
+                while self.take_punct(b',')? {
+                    labels.push(self.word("a target")?);
+                }
+                self.punct(b';')?;
+                out.push(Statement::Targets { name, labels, at });
+            }
+            _ => out.push(Statement::Label(name, at)),
+        }
+        Ok(())
+    }
+
+    fn take_word(&mut self, word: &str) -> Result<bool, Error> {
+        let found = matches!(self.token, Token::Word(w) if w == word);
+        if found {
+            self.advance()?;
+        }
+        Ok(found)
+    }
+
+    fn instruction(&mut self, guard: Option<(&'a str, bool)>) -> Result<Instruction<'a>, Error> {
+        let at = self.at;
+        let opcode = self.word("an instruction")?;
+        self.instruction_after(guard, opcode, at)
+    }
+
+    fn instruction_after(&mut self, guard: Option<(&'a str, bool)>, opcode: &'a str, at: crate::error::Position) -> Result<Instruction<'a>, Error> {
+        let mut operands = Vec::new();
+        while !self.take_punct(b';')? {
+            if !operands.is_empty() {
+                self.punct(b',')?;
+            }
+            let operand = self.operand(0)?;
+            operands.push(operand);
+        }
+        Ok(Instruction { guard, opcode, operands, at })
+    }
+
+    fn operand(&mut self, depth: usize) -> Result<Operand<'a>, Error> {
+        if depth > 2 {
+            return Err(self.expected("a flatter operand"));
+        }
+        match self.token {
+            Token::Number(number) => {
+                self.advance()?;
+                Ok(Operand::Number(number))
+            }
+            Token::Punct(b'-') => {
+                self.advance()?;
+                let Token::Number(number) = self.token else { return Err(self.expected("a number")) };
+                self.advance()?;
+                Ok(Operand::Number(number.negated()))
+            }
+            Token::Punct(b'!') => {
+                self.advance()?;
+                Ok(Operand::Negated(self.word("a predicate")?))
+            }
+            Token::Punct(b'[') => self.address(),
+            Token::Punct(b'{') => Ok(Operand::Vector(self.operand_list(b'{', b'}', depth)?)),
+            Token::Punct(b'(') => Ok(Operand::List(self.operand_list(b'(', b')', depth)?)),
+            Token::Word(name) => {
+                self.advance()?;
+                if self.take_punct(b'|')? {
+                    return Ok(Operand::Pair(name, self.word("a second destination")?));
+                }
+                if let Token::Punct(b'+' | b'-') = self.token {
+                    return Ok(Operand::Offset(name, self.signed_offset()?));
+                }
+                Ok(Operand::Name(name))
+            }
+            _ => Err(self.expected("an operand")),
+        }
+    }
+
+    fn operand_list(&mut self, open: u8, close: u8, depth: usize) -> Result<Vec<Operand<'a>>, Error> {
+        self.punct(open)?;
+        let mut out = Vec::new();
+        while !self.take_punct(close)? {
+            if !out.is_empty() {
+                self.punct(b',')?;
+            }
+            let operand = self.operand(depth + 1)?;
+            out.push(operand);
+        }
+        Ok(out)
+    }
+
+    fn address(&mut self) -> Result<Operand<'a>, Error> {
+        self.punct(b'[')?;
+        let (base, offset) = match self.token {
+            Token::Word(name) => {
+                self.advance()?;
+                (Some(name), self.signed_offset()?)
+            }
+            Token::Punct(b'-') => (None, self.signed_offset()?),
+            _ => (None, self.integer("an address")? as i64),
+        };
+        self.punct(b']')?;
+        Ok(Operand::Address { base, offset })
+    }
+}

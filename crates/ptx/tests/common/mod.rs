@@ -1,0 +1,117 @@
+//! A device for tests: memory, a loaded module, launches with typed arguments.
+#![allow(dead_code)]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use outboard_ptx::launch::STACK_BYTES_DEFAULT;
+use outboard_ptx::{Fifo, Heap, Launch, LaunchError, Memory, Module, Stats};
+
+/// Windows of tests that run side by side do not overlap.
+static NEXT_WINDOW: AtomicU64 = AtomicU64::new(0x3000_0000_0000);
+const WINDOW_BYTES: u64 = 1 << 32;
+
+pub struct Device {
+    pub memory: Memory,
+    pub module: Module,
+    pub output: Fifo,
+    pub heap: Heap,
+    pub cancel: AtomicBool,
+    pub workers: usize,
+    next: AtomicU64,
+}
+
+/// One kernel argument.
+#[derive(Clone, Copy)]
+pub enum Arg {
+    Ptr(u64),
+    I32(i32),
+    I64(i64),
+    F32(f32),
+}
+
+impl Device {
+    pub fn new(ptx: &str) -> Self {
+        let base = NEXT_WINDOW.fetch_add(WINDOW_BYTES, Ordering::Relaxed);
+        let memory = Memory::reserve(base, WINDOW_BYTES, 64 << 20).unwrap();
+        let module = Module::load(ptx, &memory).unwrap_or_else(|e| panic!("{e}"));
+        let heap = Heap::new(&memory, 8 << 20).unwrap();
+        Device { memory, module, output: Fifo::new(1 << 20), heap, cancel: AtomicBool::new(false), workers: 2, next: AtomicU64::new(base) }
+    }
+
+    /// Zeroed memory of exactly this many bytes.
+    pub fn alloc(&self, bytes: usize) -> u64 {
+        let step = (bytes as u64).next_multiple_of(4096) + 4096;
+        let address = self.next.fetch_add(step, Ordering::Relaxed);
+        self.memory.map(address, bytes as u64).unwrap();
+        address
+    }
+
+    pub fn upload<T: Pod>(&self, data: &[T]) -> u64 {
+        let bytes: Vec<u8> = data.iter().flat_map(|v| v.bytes()).collect();
+        let address = self.alloc(bytes.len());
+        self.memory.write(address, &bytes).unwrap();
+        address
+    }
+
+    pub fn download<T: Pod>(&self, address: u64, count: usize) -> Vec<T> {
+        let mut bytes = vec![0; count * size_of::<T>()];
+        self.memory.read(address, &mut bytes).unwrap();
+        bytes.chunks_exact(size_of::<T>()).map(T::from_bytes).collect()
+    }
+
+    pub fn try_run(&self, kernel: &str, grid: [u32; 3], block: [u32; 3], dynamic_shared_bytes: u32, args: &[Arg]) -> Result<Stats, LaunchError> {
+        let mut params = Vec::new();
+        for arg in args {
+            let bytes: Vec<u8> = match *arg {
+                Arg::Ptr(v) => v.to_le_bytes().into(),
+                Arg::I32(v) => v.to_le_bytes().into(),
+                Arg::I64(v) => v.to_le_bytes().into(),
+                Arg::F32(v) => v.to_le_bytes().into(),
+            };
+            params.resize(params.len().next_multiple_of(bytes.len()), 0);
+            params.extend(bytes);
+        }
+        Launch {
+            module: &self.module, kernel, grid, block, dynamic_shared_bytes, params: &params, workers: self.workers,
+            stack_bytes: STACK_BYTES_DEFAULT, cooperative: false, envregs: [0; 32], output: &self.output,
+            heap: Some(&self.heap), cancel: &self.cancel,
+        }
+        .run()
+    }
+
+    pub fn run(&self, kernel: &str, grid: u32, block: u32, args: &[Arg]) -> Stats {
+        self.try_run(kernel, [grid, 1, 1], [block, 1, 1], 0, args).unwrap_or_else(|e| panic!("{e}"))
+    }
+}
+
+pub trait Pod: Copy {
+    fn bytes(&self) -> Vec<u8>;
+    fn from_bytes(bytes: &[u8]) -> Self;
+}
+
+macro_rules! pod {
+    ($($t:ty),*) => {$(
+        impl Pod for $t {
+            fn bytes(&self) -> Vec<u8> {
+                self.to_le_bytes().into()
+            }
+
+            fn from_bytes(bytes: &[u8]) -> Self {
+                <$t>::from_le_bytes(bytes.try_into().unwrap())
+            }
+        }
+    )*};
+}
+
+pod!(u8, u16, i32, u32, i64, u64, f32, f64);
+
+/// Numbers that look random and are the same every time, in [0, 1).
+pub fn noise(seed: u64) -> impl FnMut() -> f64 {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
