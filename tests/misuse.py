@@ -1,0 +1,196 @@
+"""Things that a program should not do, by the driver API: run as `misuse.py CASE`. Prints what came of it."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES = ROOT / "crates" / "image" / "tests" / "data"
+
+STORE = b"""
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry store(.param .u64 where)
+{
+    .reg .b64 %rd<2>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd1, [where];
+    mov.u32 %r1, 7;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+"""
+
+cuda = ctypes.CDLL("libcuda.so.1")
+
+
+def name(status: int) -> str:
+    text = c_char_p()
+    cuda.cuGetErrorName(status, byref(text))
+    return (text.value or b"?").decode()
+
+
+def call(function: str, *args: object) -> str:
+    return name(getattr(cuda, function)(*args))
+
+
+def must(function: str, *args: object) -> None:
+    result = call(function, *args)
+    assert result == "CUDA_SUCCESS", f"{function}: {result}"
+
+
+def load(image: bytes) -> tuple[str, c_void_p, str]:
+    """The status of loading an image, the module, and what the JIT said."""
+    module, log = c_void_p(), ctypes.create_string_buffer(8192)
+    options = (c_int * 2)(5, 6)  # error log buffer and its size
+    values = (c_void_p * 2)(ctypes.cast(log, c_void_p), c_void_p(len(log)))
+    return call("cuModuleLoadDataEx", byref(module), image, 2, options, values), module, log.value.decode()
+
+
+def kernel() -> c_void_p:
+    status, module, log = load(STORE)
+    assert status == "CUDA_SUCCESS", log
+    function = c_void_p()
+    must("cuModuleGetFunction", byref(function), module, b"store")
+    return function
+
+
+def launch(function: c_void_p, arguments: object, threads: int = 1, extra: object = None) -> str:
+    return call("cuLaunchKernel", function, 1, 1, 1, threads, 1, 1, 0, c_void_p(), arguments, extra)
+
+
+def pointer_argument(address: int) -> object:
+    value = c_uint64(address)
+    arguments = (c_void_p * 1)(ctypes.cast(byref(value), c_void_p))
+    arguments.keep = value  # type: ignore[attr-defined]
+    return arguments
+
+
+def unknown_instruction() -> None:
+    status, _, log = load(STORE.replace(b"mov.u32 %r1, 7;", b"frobnicate.u32 %r1, 7;"))
+    print(status, log)
+
+
+def cubin_only() -> None:
+    status, _, log = load((IMAGES / "sm_90.cubin").read_bytes())
+    print(status, log)
+
+
+def half_fatbin() -> None:
+    image = (IMAGES / "none.fatbin").read_bytes()
+    # The header still promises the whole: the rest is what lies behind it in memory.
+    buffer = ctypes.create_string_buffer(image[: len(image) // 2] + bytes(len(image)), len(image) * 2)
+    module = c_void_p()
+    print(call("cuModuleLoadData", byref(module), buffer))
+
+
+def empty_image() -> None:
+    print(load(b"")[0], call("cuModuleLoadData", byref(c_void_p()), None))
+
+
+def missing_arguments() -> None:
+    print(launch(kernel(), None))
+
+
+def short_buffer() -> None:
+    buffer, size = c_uint64(), c_size_t(4)
+    extra = (c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 0)
+    print(launch(kernel(), None, extra=extra))
+
+
+def too_many_threads() -> None:
+    print(launch(kernel(), pointer_argument(0), threads=1025))
+
+
+def wild_handles() -> None:
+    wild = c_void_p(0xDEAD_BEEF_0000)
+    print(
+        call("cuStreamSynchronize", wild),
+        call("cuEventRecord", wild, c_void_p()),
+        launch(wild, None),
+        call("cuModuleUnload", wild),
+        call("cuGraphLaunch", wild, c_void_p()),
+        call("cuCtxSetCurrent", wild),
+        call("cuStreamDestroy_v2", wild),
+    )
+
+
+def destroyed_handles() -> None:
+    stream = c_void_p()
+    must("cuStreamCreate", byref(stream), 0)
+    must("cuStreamDestroy_v2", stream)
+    print(call("cuStreamSynchronize", stream), call("cuStreamDestroy_v2", stream))
+
+
+def wild_pointer_in_copy() -> None:
+    word = c_int()
+    print(
+        call("cuMemcpyHtoD_v2", c_uint64(0x2000_0000_1000), byref(word), c_size_t(4)),
+        call("cuMemcpyDtoH_v2", byref(word), c_uint64(0x1234), c_size_t(4)),
+        call("cuMemsetD8Async", c_uint64(0x2000_0000_1000), 0, c_size_t(4), c_void_p()),
+        call("cuMemFree_v2", c_uint64(0x2000_0000_1000)),
+    )
+
+
+def past_the_end() -> None:
+    data = c_uint64()
+    must("cuMemAlloc_v2", byref(data), c_size_t(100))
+    print(call("cuMemcpyHtoD_v2", data, bytes(200), c_size_t(200)))
+
+
+def wild_pointer_in_kernel() -> None:
+    function = kernel()
+    launched = launch(function, pointer_argument(0x2000_0012_3450))
+    print(launched, call("cuCtxSynchronize"), call("cuCtxSynchronize"), launch(function, pointer_argument(0)))
+
+
+def out_of_memory() -> None:
+    data, free, total = c_uint64(), c_size_t(), c_size_t()
+    must("cuMemGetInfo_v2", byref(free), byref(total))
+    too_much = call("cuMemAlloc_v2", byref(data), c_size_t(free.value + (4 << 20)))
+    print(too_much, call("cuMemAlloc_v2", byref(data), c_size_t(1 << 20)), call("cuMemFree_v2", data))
+
+
+def unsupported() -> None:
+    print(call("cuMemAllocManaged", byref(c_uint64()), c_size_t(64), 1))
+
+
+def null_outputs() -> None:
+    print(call("cuMemAlloc_v2", None, c_size_t(64)), call("cuDeviceGet", None, 0), call("cuStreamCreate", None, 0))
+
+
+def copy_for_ever() -> None:
+    """Never ends: its test kills it."""
+    data = c_uint64()
+    must("cuMemAlloc_v2", byref(data), c_size_t(64 << 20))
+    source = bytes(64 << 20)
+    print("copying", flush=True)
+    while True:
+        must("cuMemcpyHtoD_v2", data, source, c_size_t(len(source)))
+        must("cuMemcpyDtoH_v2", ctypes.create_string_buffer(1 << 20), data, c_size_t(1 << 20))
+
+
+def wait_for_the_end() -> None:
+    """Works until its server is gone, then says what calls answer."""
+    data, word = c_uint64(), c_int()
+    must("cuMemAlloc_v2", byref(data), c_size_t(64))
+    print("working", flush=True)
+    while (status := call("cuMemcpyDtoH_v2", byref(word), data, c_size_t(4))) == "CUDA_SUCCESS":
+        pass
+    print(status, call("cuCtxSynchronize"), call("cuMemFree_v2", data), flush=True)
+
+
+def main(case: str) -> None:
+    context = c_void_p()
+    must("cuInit", 0)
+    must("cuDevicePrimaryCtxRetain", byref(context), 0)
+    must("cuCtxSetCurrent", context)
+    globals()[case]()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,204 @@
+"""What should fail, fails with an error that says what happened, and the server serves the next client."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import EXAMPLES, OUTBOARD, Server, run_through, start_server
+
+MISUSE = Path(__file__).with_name("misuse.py")
+# A minute of it is what `OUTBOARD_NOISE_S=60 make programs` does.
+NOISE_S = float(os.environ.get("OUTBOARD_NOISE_S", "6"))
+
+INVALID_VALUE = "CUDA_ERROR_INVALID_VALUE"
+INVALID_HANDLE = "CUDA_ERROR_INVALID_HANDLE"
+
+CASES = {
+    "unknown_instruction": r"CUDA_ERROR_INVALID_PTX .*frobnicate",
+    "cubin_only": r"CUDA_ERROR_NO_BINARY_FOR_GPU .*sm_90",
+    "half_fatbin": r"CUDA_ERROR_INVALID_IMAGE|CUDA_ERROR_NO_BINARY_FOR_GPU|CUDA_ERROR_INVALID_PTX",
+    "empty_image": r"CUDA_ERROR_INVALID_\w+ CUDA_ERROR_INVALID_VALUE",
+    "missing_arguments": INVALID_VALUE,
+    "short_buffer": INVALID_VALUE,
+    "too_many_threads": INVALID_VALUE,
+    "wild_handles": " ".join([INVALID_HANDLE] * 5 + ["CUDA_ERROR_INVALID_CONTEXT", INVALID_HANDLE]),
+    "destroyed_handles": f"{INVALID_HANDLE} {INVALID_HANDLE}",
+    "wild_pointer_in_copy": " ".join([INVALID_VALUE] * 4),
+    "past_the_end": INVALID_VALUE,
+    "wild_pointer_in_kernel": "CUDA_SUCCESS" + " CUDA_ERROR_ILLEGAL_ADDRESS" * 3,
+    "out_of_memory": "CUDA_ERROR_OUT_OF_MEMORY CUDA_SUCCESS CUDA_SUCCESS",
+    "unsupported": "CUDA_ERROR_NOT_SUPPORTED",
+    "null_outputs": " ".join([INVALID_VALUE] * 3),
+}
+
+
+def still_serves(server: Server, link: str) -> None:
+    done = server.run(link, EXAMPLES / "vector_add")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_misuse(server: Server, link: str, case: str) -> None:
+    done = server.run(link, sys.executable, MISUSE, case)
+    assert done.returncode == 0, done.stderr
+    assert re.match(CASES[case], done.stdout, re.DOTALL), done.stdout + done.stderr
+
+
+def test_unsupported_calls_are_named(server: Server, link: str) -> None:
+    done = server.run(link, sys.executable, MISUSE, "unsupported")
+    assert "cuMemAllocManaged is not supported" in done.stderr
+
+
+def test_faults_name_kernel_and_address(server: Server, link: str) -> None:
+    done = server.run(link, sys.executable, MISUSE, "wild_pointer_in_kernel", env={"OUTBOARD_LOG": "debug"})
+    assert "store" in done.stderr and "200000123450" in done.stderr.replace("_", ""), done.stderr
+
+
+def worker_pids(server: Server) -> list[int]:
+    """The worker processes of a server."""
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(server.process.pid)], capture_output=True, text=True)
+    return [int(pid) for pid in listed.stdout.split()]
+
+
+def wait_until(true: object, seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+
+
+def start(server: Server, link: str, case: str, first_line: str) -> subprocess.Popen[str]:
+    argv = [str(OUTBOARD), "run", "--gpu", server.urls[link], "--", sys.executable, str(MISUSE), case]
+    client = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert client.stdout is not None
+    assert client.stdout.readline().strip() == first_line
+    return client
+
+
+def test_client_killed_in_mid_copy(server: Server, link: str) -> None:
+    before = set(worker_pids(server))
+    client = start(server, link, "copy_for_ever", "copying")
+    time.sleep(0.3)
+    assert set(worker_pids(server)) - before
+    client.kill()
+    client.wait()
+    wait_until(lambda: not set(worker_pids(server)) - before)
+    still_serves(server, link)
+
+
+def test_worker_killed(server: Server, link: str) -> None:
+    before = set(worker_pids(server))
+    client = start(server, link, "wait_for_the_end", "working")
+    for pid in set(worker_pids(server)) - before:
+        os.kill(pid, signal.SIGKILL)
+    out, err = client.communicate(timeout=20)
+    assert out.split() == ["CUDA_ERROR_DEVICE_UNAVAILABLE"] * 3, out + err
+    assert err.count("the session with the GPU server is lost") == 1, err
+    still_serves(server, link)
+
+
+def test_server_killed(tmp_path: Path, link: str) -> None:
+    server = start_server(tmp_path)
+    client = start(server, link, "wait_for_the_end", "working")
+    server.process.kill()
+    out, err = client.communicate(timeout=30)
+    assert out.split() == ["CUDA_ERROR_DEVICE_UNAVAILABLE"] * 3, out + err
+    server.process.wait()
+    # And without a server at all.
+    done = run_through(server.urls[link], EXAMPLES / "vector_add", timeout=30)
+    assert done.returncode != 0
+    assert "no server" in done.stderr, done.stderr
+
+
+def connect(url: str) -> socket.socket:
+    if url.startswith("shm://"):
+        raw = socket.socket(socket.AF_UNIX)
+        raw.connect(url.removeprefix("shm://"))
+    else:
+        host, _, port = url.removeprefix("tcp://").rpartition(":")
+        raw = socket.create_connection((host, int(port)))
+    raw.settimeout(20)
+    return raw
+
+
+def test_random_bytes(server: Server, link: str) -> None:
+    noise = random.Random(7)
+    end = time.monotonic() + NOISE_S
+    connections = 0
+    while time.monotonic() < end:
+        with connect(server.urls[link]) as raw:
+            connections += 1
+            try:
+                prefix = b"OUTBOARD" if connections % 2 else b""
+                raw.sendall(prefix + noise.randbytes(noise.randrange(1, 5000)))
+                if connections % 3 == 0:
+                    raw.shutdown(socket.SHUT_WR)
+                    raw.recv(100)
+            except OSError:
+                pass
+    assert connections > 5
+    still_serves(server, link)
+
+
+def captured_hello(tmp_path: Path) -> bytes:
+    """What a real client says first."""
+    path = tmp_path / "ear.sock"
+    with socket.socket(socket.AF_UNIX) as ear:
+        ear.bind(str(path))
+        ear.listen()
+        env = {**os.environ, "OUTBOARD_GPU": f"shm://{path}"}
+        library = OUTBOARD.parent / "liboutboard_client.so"
+        code = f"import ctypes; ctypes.CDLL({str(library)!r}).cuInit(0)"
+        client = subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.DEVNULL)
+        with ear.accept()[0] as heard:
+            hello = heard.recv(65536)
+        client.wait(30)
+    assert hello.startswith(b"OUTBOARD")
+    return hello
+
+
+FRAMES = {
+    "oversized": struct.pack("<I", 0x7FFF_FFFF) + b"x" * 64,
+    "empty": struct.pack("<I", 0),
+    "truncated": struct.pack("<I", 1000) + b"x" * 10,
+    "unknown message": struct.pack("<IHHIQ", 16, 0xFFFF, 0, 1, 0),
+    "cut message": struct.pack("<IHHIQ", 16, 1, 0, 1, 0),
+}
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_bad_frames_after_a_good_handshake(server: Server, tmp_path: Path, frame: str) -> None:
+    with connect(server.urls["tcp"]) as raw:
+        raw.sendall(captured_hello(tmp_path))
+        welcome = raw.recv(24, socket.MSG_WAITALL)
+        assert welcome.startswith(b"OUTBOARD")
+        (length,) = struct.unpack_from("<I", welcome, 12)
+        raw.recv(length, socket.MSG_WAITALL)
+        raw.sendall(FRAMES[frame])
+        raw.shutdown(socket.SHUT_WR)
+        # The session ends: the server closes, in bounded time.
+        while raw.recv(65536):
+            pass
+    still_serves(server, "tcp")
+
+
+def test_another_release_is_refused(server: Server, link: str, tmp_path: Path) -> None:
+    hello = bytearray(captured_hello(tmp_path))
+    hello[8:10] = struct.pack("<H", 999)
+    with connect(server.urls[link]) as raw:
+        raw.sendall(hello)
+        answer = b""
+        while piece := raw.recv(65536):
+            answer += piece
+    assert b"999" in answer and b"version" in answer, answer
