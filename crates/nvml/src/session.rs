@@ -206,7 +206,7 @@ enum Failure {
     NoServer,
     #[error("OUTBOARD_GPU: {0}")]
     Endpoint(#[from] EndpointError),
-    #[error("{url}: {error}")]
+    #[error("OUTBOARD_GPU={url}: {error}")]
     Dial { url: String, error: DialError },
     #[error("the connection to the server failed: {0}")]
     Link(#[from] LinkError),

@@ -1,0 +1,612 @@
+//! The C interface over real links, against a server that answers well and one that does not.
+
+mod common;
+
+use std::{
+    ffi::{CStr, c_char, c_void},
+    mem::{MaybeUninit, zeroed},
+    ptr::{null, null_mut},
+    time::{Duration, Instant},
+};
+
+use common::{Answer, Server, turn, two_devices};
+use outboard_link::Kind;
+use outboard_nvml::{entry::*, types::*};
+
+const KINDS: [Kind; 2] = [Kind::Shm, Kind::Tcp];
+
+/// A server, and the library initialised for it until dropped.
+struct Session {
+    server: Server,
+}
+
+impl Session {
+    fn start(kind: Kind) -> Session {
+        let server = Server::start(kind, well());
+        use_server(&server.endpoint.to_string());
+        assert_eq!(init(), nvmlReturn_t::SUCCESS);
+        Session { server }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        while shutdown() == nvmlReturn_t::SUCCESS {}
+    }
+}
+
+fn well() -> Answer {
+    Answer::Snapshot(Box::new(two_devices()))
+}
+
+fn use_server(url: &str) {
+    // SAFETY: tests take turns, and the server's threads do not look at the environment.
+    unsafe { std::env::set_var("OUTBOARD_GPU", url) };
+}
+
+fn init() -> nvmlReturn_t {
+    // SAFETY: no pointers.
+    unsafe { nvmlInit_v2() }
+}
+
+fn shutdown() -> nvmlReturn_t {
+    // SAFETY: no pointers.
+    unsafe { nvmlShutdown() }
+}
+
+fn device(index: u32) -> nvmlDevice_t {
+    let mut device = nvmlDevice_t(0);
+    // SAFETY: a place for the answer.
+    assert_eq!(
+        unsafe { nvmlDeviceGetHandleByIndex_v2(index, &mut device) },
+        nvmlReturn_t::SUCCESS
+    );
+    device
+}
+
+fn ask<T>(
+    call: unsafe extern "C" fn(nvmlDevice_t, *mut T) -> nvmlReturn_t,
+    of: nvmlDevice_t,
+) -> Result<T, nvmlReturn_t> {
+    let mut out = MaybeUninit::<T>::zeroed();
+    // SAFETY: a place for the answer, all of whose types may be zero.
+    match unsafe { call(of, out.as_mut_ptr()) } {
+        // SAFETY: zeroed, then written.
+        nvmlReturn_t::SUCCESS => Ok(unsafe { out.assume_init() }),
+        error => Err(error),
+    }
+}
+
+type TextCall = unsafe extern "C" fn(nvmlDevice_t, *mut c_char, u32) -> nvmlReturn_t;
+
+fn text(call: TextCall, of: nvmlDevice_t, room: u32) -> Result<String, nvmlReturn_t> {
+    let mut buffer = [0x55 as c_char; 128];
+    // SAFETY: `room` is within the buffer.
+    let result = unsafe { call(of, buffer.as_mut_ptr(), room) };
+    assert!(
+        buffer[room as usize..].iter().all(|c| *c == 0x55),
+        "written past {room}"
+    );
+    match result {
+        // SAFETY: the library ends it with a NUL.
+        nvmlReturn_t::SUCCESS => Ok(unsafe { CStr::from_ptr(buffer.as_ptr()) }
+            .to_str()
+            .unwrap()
+            .into()),
+        error => Err(error),
+    }
+}
+
+fn pause_until_stale() {
+    std::thread::sleep(Duration::from_millis(120));
+}
+
+#[test]
+fn what_the_server_says_arrives() {
+    let _turn = turn();
+    for kind in KINDS {
+        let _session = Session::start(kind);
+        let gpu = device(0);
+        assert_eq!(ask(nvmlDeviceGetPowerUsage, gpu), Ok(123_456));
+        assert_eq!(ask(nvmlDeviceGetTotalEnergyConsumption, gpu), Ok(1 << 40));
+        assert_eq!(ask(nvmlDeviceGetArchitecture, gpu), Ok(9));
+        assert_eq!(text(nvmlDeviceGetName, gpu, 96).unwrap(), "NVIDIA H200");
+        let memory = ask(nvmlDeviceGetMemoryInfo, gpu).unwrap();
+        assert_eq!(
+            (memory.total, memory.free, memory.used),
+            (150_000_000_000, 149_000_000_000, 1_000_000_000)
+        );
+        let rates = ask(nvmlDeviceGetUtilizationRates, gpu).unwrap();
+        assert_eq!((rates.gpu, rates.memory), (42, 17));
+        let pci = ask(nvmlDeviceGetPciInfo_v3, gpu).unwrap();
+        assert_eq!((pci.legacy.bus, pci.pci_sub_system_id), (0x5d, 0x18be_10de));
+        // SAFETY: the library ends it with a NUL.
+        assert_eq!(
+            unsafe { CStr::from_ptr(pci.bus_id.as_ptr()) },
+            c"00000000:5D:00.0"
+        );
+        // SAFETY: as above.
+        assert_eq!(
+            unsafe { CStr::from_ptr(pci.legacy.bus_id.as_ptr()) },
+            c"0000:5D:00.0"
+        );
+    }
+}
+
+#[test]
+fn what_the_driver_refuses_is_not_supported() {
+    let _turn = turn();
+    let _session = Session::start(Kind::Shm);
+    let gpu = device(1);
+    assert_eq!(
+        ask(nvmlDeviceGetPowerUsage, gpu),
+        Err(nvmlReturn_t::NOT_SUPPORTED)
+    );
+    assert_eq!(
+        ask(nvmlDeviceGetUtilizationRates, gpu).err(),
+        Some(nvmlReturn_t::NOT_SUPPORTED)
+    );
+    assert_eq!(
+        text(nvmlDeviceGetSerial, gpu, 96),
+        Err(nvmlReturn_t::NOT_SUPPORTED)
+    );
+    let memory = ask(nvmlDeviceGetMemoryInfo, gpu).unwrap();
+    assert_eq!((memory.total, memory.free, memory.used), (1000, 600, 400));
+    // SAFETY: a record of the second version.
+    let mut v2: nvmlMemory_v2_t = unsafe { zeroed() };
+    v2.version = struct_version::<nvmlMemory_v2_t>(2);
+    // SAFETY: as above.
+    assert_eq!(
+        unsafe { nvmlDeviceGetMemoryInfo_v2(gpu, &mut v2) },
+        nvmlReturn_t::NOT_SUPPORTED
+    );
+    assert_eq!(
+        nvmlDeviceSetPowerManagementLimit(),
+        nvmlReturn_t::NOT_SUPPORTED
+    );
+}
+
+#[test]
+fn a_forked_child_asks_for_itself() {
+    let _turn = turn();
+    for kind in KINDS {
+        let session = Session::start(kind);
+        let gpu = device(0);
+        assert_eq!(session.server.connections(), 1);
+        // SAFETY: the child calls the library, which is what is tested, and ends without running anything else.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let power = ask(nvmlDeviceGetPowerUsage, gpu);
+            let left = shutdown();
+            // SAFETY: ends the child.
+            unsafe {
+                libc::_exit(i32::from(
+                    power != Ok(123_456) || left != nvmlReturn_t::SUCCESS,
+                ))
+            };
+        }
+        let mut status = -1;
+        // SAFETY: the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert_eq!(session.server.connections(), 2);
+        pause_until_stale();
+        let before = session.server.questions();
+        assert_eq!(ask(nvmlDeviceGetPowerUsage, gpu), Ok(123_456));
+        assert_eq!(
+            (session.server.questions(), session.server.connections()),
+            (before + 1, 2),
+            "the parent's connection"
+        );
+    }
+}
+
+#[test]
+fn calls_of_one_moment_share_a_snapshot() {
+    let _turn = turn();
+    let session = Session::start(Kind::Shm);
+    let gpu = device(0);
+    let (start, before) = (Instant::now(), session.server.questions());
+    for _ in 0..1000 {
+        ask(nvmlDeviceGetPowerUsage, gpu).unwrap();
+    }
+    let moments = start.elapsed().as_millis() as u32 / 100 + 1;
+    assert!(
+        session.server.questions() - before <= moments,
+        "{} in {moments}",
+        session.server.questions() - before
+    );
+    // What changes is asked again, what does not is not.
+    pause_until_stale();
+    let before = session.server.questions();
+    text(nvmlDeviceGetName, gpu, 96).unwrap();
+    assert_eq!(session.server.questions(), before);
+    let mut changed = two_devices();
+    changed.devices[0].power_milliwatts = Some(5);
+    session.server.set(Answer::Snapshot(Box::new(changed)));
+    assert_eq!(ask(nvmlDeviceGetPowerUsage, gpu), Ok(5));
+    assert_eq!(session.server.questions(), before + 1);
+}
+
+#[test]
+fn threads_at_once() {
+    let _turn = turn();
+    let _session = Session::start(Kind::Tcp);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    assert_eq!(init(), nvmlReturn_t::SUCCESS);
+                    assert_eq!(ask(nvmlDeviceGetPowerUsage, device(0)), Ok(123_456));
+                    std::thread::sleep(Duration::from_millis(5));
+                    assert_eq!(shutdown(), nvmlReturn_t::SUCCESS);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn before_and_after_initialisation() {
+    let _turn = turn();
+    let mut count = 0;
+    // SAFETY: a place for the answer.
+    assert_eq!(
+        unsafe { nvmlDeviceGetCount_v2(&mut count) },
+        nvmlReturn_t::UNINITIALIZED
+    );
+    assert_eq!(
+        nvmlDeviceGetTopologyCommonAncestor(),
+        nvmlReturn_t::UNINITIALIZED
+    );
+    assert_eq!(shutdown(), nvmlReturn_t::UNINITIALIZED);
+    let _session = Session::start(Kind::Shm);
+    let gpu = device(0);
+    // SAFETY: no pointers.
+    assert_eq!(unsafe { nvmlInitWithFlags(1) }, nvmlReturn_t::SUCCESS);
+    assert_eq!(shutdown(), nvmlReturn_t::SUCCESS);
+    assert!(
+        ask(nvmlDeviceGetIndex, gpu).is_ok(),
+        "initialised twice, shut down once"
+    );
+    assert_eq!(shutdown(), nvmlReturn_t::SUCCESS);
+    assert_eq!(
+        ask(nvmlDeviceGetIndex, gpu),
+        Err(nvmlReturn_t::UNINITIALIZED)
+    );
+}
+
+#[test]
+fn wrong_arguments() {
+    let _turn = turn();
+    let _session = Session::start(Kind::Shm);
+    let gpu = device(0);
+    let invalid = nvmlReturn_t::INVALID_ARGUMENT;
+    for handle in [0, 1, usize::MAX, gpu.0 + 1, gpu.0 + 2 * 16, gpu.0 - 16] {
+        assert_eq!(
+            ask(nvmlDeviceGetPowerUsage, nvmlDevice_t(handle)),
+            Err(invalid),
+            "{handle:x}"
+        );
+        assert_eq!(
+            text(nvmlDeviceGetName, nvmlDevice_t(handle), 96),
+            Err(invalid)
+        );
+    }
+    let mut other = nvmlDevice_t(0);
+    let mut number = 0;
+    // SAFETY: null is what is tested; the rest are places for answers.
+    unsafe {
+        assert_eq!(nvmlDeviceGetPowerUsage(gpu, null_mut()), invalid);
+        assert_eq!(nvmlDeviceGetName(gpu, null_mut(), 96), invalid);
+        assert_eq!(nvmlDeviceGetCount_v2(null_mut()), invalid);
+        assert_eq!(nvmlDeviceGetMemoryInfo(gpu, null_mut()), invalid);
+        assert_eq!(nvmlDeviceGetMemoryInfo_v2(gpu, null_mut()), invalid);
+        assert_eq!(nvmlDeviceGetTemperatureV(gpu, null_mut()), invalid);
+        assert_eq!(nvmlDeviceGetEccMode(gpu, &mut number, null_mut()), invalid);
+        assert_eq!(nvmlDeviceGetPciInfo(gpu, null_mut()), invalid);
+        assert_eq!(
+            nvmlDeviceGetComputeRunningProcesses(gpu, null_mut(), null_mut()),
+            invalid
+        );
+        assert_eq!(nvmlDeviceGetFieldValues(gpu, 1, null_mut()), invalid);
+        assert_eq!(nvmlDeviceGetHandleByIndex_v2(2, &mut other), invalid);
+        assert_eq!(nvmlDeviceGetHandleByIndex_v2(0, null_mut()), invalid);
+        assert_eq!(nvmlDeviceGetHandleByUUID(null(), &mut other), invalid);
+        assert_eq!(
+            nvmlDeviceGetHandleByUUID(c"GPU-none".as_ptr(), &mut other),
+            nvmlReturn_t::NOT_FOUND
+        );
+        assert_eq!(nvmlDeviceGetHandleByUUIDV(null(), &mut other), invalid);
+        assert_eq!(
+            nvmlDeviceGetHandleByPciBusId_v2(c"nonsense".as_ptr(), &mut other),
+            invalid
+        );
+        assert_eq!(
+            nvmlDeviceGetHandleByPciBusId_v2(c"0:1:2.0".as_ptr(), &mut other),
+            nvmlReturn_t::NOT_FOUND
+        );
+        assert_eq!(nvmlDeviceGetClockInfo(gpu, 4, &mut number), invalid);
+        assert_eq!(nvmlDeviceGetClock(gpu, 0, 9, &mut number), invalid);
+        assert_eq!(nvmlDeviceGetTemperature(gpu, 9, &mut number), invalid);
+        assert_eq!(
+            nvmlDeviceGetTemperatureThreshold(gpu, 8, &mut number),
+            invalid
+        );
+        assert_eq!(
+            nvmlDeviceGetTemperatureThreshold(gpu, 2, &mut number),
+            nvmlReturn_t::NOT_SUPPORTED
+        );
+        assert_eq!(
+            nvmlDeviceGetTemperatureThreshold(gpu, 7, &mut number),
+            nvmlReturn_t::NOT_SUPPORTED
+        );
+        assert_eq!(nvmlDeviceGetPcieThroughput(gpu, 2, &mut number), invalid);
+        assert_eq!(nvmlDeviceGetFanSpeed_v2(gpu, 2, &mut number), invalid);
+        let mut long = 0;
+        assert_eq!(nvmlDeviceGetTotalEccErrors(gpu, 2, 0, &mut long), invalid);
+        assert_eq!(nvmlDeviceGetTotalEccErrors(gpu, 0, 2, &mut long), invalid);
+        assert_eq!(nvmlInternalGetExportTable(null_mut(), null()), invalid);
+    }
+    // SAFETY: a record whose version is wrong is not touched.
+    let mut memory: nvmlMemory_v2_t = unsafe { zeroed() };
+    memory.version = struct_version::<nvmlMemory_v2_t>(1);
+    // SAFETY: as above.
+    let result = unsafe { nvmlDeviceGetMemoryInfo_v2(gpu, &mut memory) };
+    assert_eq!(
+        (result, memory.total),
+        (nvmlReturn_t::ARGUMENT_VERSION_MISMATCH, 0)
+    );
+}
+
+#[test]
+fn small_buffers() {
+    let _turn = turn();
+    let _session = Session::start(Kind::Shm);
+    let gpu = device(0);
+    let needed = "NVIDIA H200".len() as u32 + 1;
+    assert_eq!(text(nvmlDeviceGetName, gpu, needed).unwrap(), "NVIDIA H200");
+    for room in [0, 1, needed - 1] {
+        assert_eq!(
+            text(nvmlDeviceGetName, gpu, room),
+            Err(nvmlReturn_t::INSUFFICIENT_SIZE)
+        );
+    }
+    // SAFETY: arrays as long as said.
+    unsafe {
+        let mut records: [nvmlProcessInfo_v2_t; 3] = zeroed();
+        for room in [0, 1] {
+            let mut count = room;
+            let result =
+                nvmlDeviceGetComputeRunningProcesses_v3(gpu, &mut count, records.as_mut_ptr());
+            assert_eq!(
+                (result, count, records[0].pid),
+                (nvmlReturn_t::INSUFFICIENT_SIZE, 2, 0)
+            );
+        }
+        let mut count = 3;
+        let result = nvmlDeviceGetComputeRunningProcesses_v3(gpu, &mut count, records.as_mut_ptr());
+        assert_eq!((result, count), (nvmlReturn_t::SUCCESS, 2));
+        assert_eq!(
+            (records[0].pid, records[0].used_gpu_memory),
+            (4242, 1 << 30)
+        );
+        assert_eq!(
+            (records[1].pid, records[1].used_gpu_memory),
+            (4243, VALUE_NOT_AVAILABLE)
+        );
+        assert_eq!(records[2].pid, 0);
+        let mut first: [nvmlProcessInfo_v1_t; 2] = zeroed();
+        let mut count = 2;
+        let result = nvmlDeviceGetComputeRunningProcesses(gpu, &mut count, first.as_mut_ptr());
+        assert_eq!((result, first[1].pid), (nvmlReturn_t::SUCCESS, 4243));
+        let mut count = 0;
+        assert_eq!(
+            nvmlDeviceGetGraphicsRunningProcesses(gpu, &mut count, null_mut()),
+            nvmlReturn_t::SUCCESS
+        );
+    }
+}
+
+#[test]
+fn the_older_records_of_a_place_on_the_bus_are_as_long_as_they_were() {
+    let _turn = turn();
+    let _session = Session::start(Kind::Shm);
+    let gpu = device(0);
+    let mut room = [0x55_u8; 80];
+    // SAFETY: more room than any version needs.
+    assert_eq!(
+        unsafe { nvmlDeviceGetPciInfo(gpu, room.as_mut_ptr().cast()) },
+        nvmlReturn_t::SUCCESS
+    );
+    assert!(room[..13].starts_with(b"0000:5D:00.0\0") && room[32..].iter().all(|b| *b == 0x55));
+    // SAFETY: as above.
+    assert_eq!(
+        unsafe { nvmlDeviceGetPciInfo_v2(gpu, room.as_mut_ptr().cast()) },
+        nvmlReturn_t::SUCCESS
+    );
+    assert!(room[32..36] == 0x18be_10de_u32.to_le_bytes() && room[52..].iter().all(|b| *b == 0x55));
+}
+
+#[test]
+fn the_table_of_nvidia_smi() {
+    let _turn = turn();
+    let _session = Session::start(Kind::Shm);
+    let id = [
+        0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e, 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7,
+        0xc4,
+    ];
+    let mut table: *const c_void = null();
+    // SAFETY: a place for the answer, and an id.
+    unsafe {
+        assert_eq!(
+            nvmlInternalGetExportTable((&raw mut table).cast(), &[0; 16]),
+            nvmlReturn_t::NOT_SUPPORTED
+        );
+        assert_eq!(
+            nvmlInternalGetExportTable((&raw mut table).cast(), &id),
+            nvmlReturn_t::SUCCESS
+        );
+        let words = table.cast::<usize>();
+        assert_eq!(words.read(), 8 * 512);
+        type Find = unsafe extern "C" fn(u32, *mut nvmlDevice_t, usize) -> nvmlReturn_t;
+        let find: Find = std::mem::transmute(words.add(81).read());
+        let mut found = nvmlDevice_t(0);
+        assert_eq!(find(1, &mut found, 0x22), nvmlReturn_t::SUCCESS);
+        assert_eq!(found, device(1));
+        assert_eq!(find(2, &mut found, 0x22), nvmlReturn_t::INVALID_ARGUMENT);
+        type List = unsafe extern "C" fn(nvmlDevice_t, *mut u32, *mut u8) -> nvmlReturn_t;
+        let list: List = std::mem::transmute(words.add(213).read());
+        let mut records = vec![0x55_u8; 3 * 4128];
+        let mut count = 3;
+        assert_eq!(
+            list(device(0), &mut count, records.as_mut_ptr()),
+            nvmlReturn_t::SUCCESS
+        );
+        assert_eq!(count, 2);
+        assert_eq!(records[..4], 4242_u32.to_le_bytes());
+        assert!(records[32..].starts_with(b"/usr/bin/python3\0"));
+        assert_eq!(records[4128..4132], 4243_u32.to_le_bytes());
+        assert!(records[2 * 4128..].iter().all(|b| *b == 0x55));
+        let mut count = 1;
+        assert_eq!(
+            list(device(0), &mut count, records.as_mut_ptr()),
+            nvmlReturn_t::INSUFFICIENT_SIZE
+        );
+        for slot in (1..512).filter(|s| ![81, 213, 214].contains(s)) {
+            let call: extern "C" fn() -> nvmlReturn_t = std::mem::transmute(words.add(slot).read());
+            assert_eq!(call(), nvmlReturn_t::NOT_SUPPORTED, "{slot}");
+        }
+    }
+}
+
+#[test]
+fn error_strings() {
+    for (code, text) in [
+        (0, c"Success"),
+        (3, c"Not Supported"),
+        (999, c"Unknown Error"),
+    ] {
+        // SAFETY: no pointers go in, a static text comes out.
+        assert_eq!(
+            unsafe { CStr::from_ptr(nvmlErrorString(nvmlReturn_t(code))) },
+            text
+        );
+    }
+    // SAFETY: as above.
+    assert!(!unsafe { CStr::from_ptr(nvmlErrorString(nvmlReturn_t(12345))) }.is_empty());
+}
+
+#[test]
+fn no_server() {
+    let _turn = turn();
+    let none = std::env::temp_dir().join("outboard-nvml-nobody.sock");
+    for url in [
+        format!("shm://{}", none.display()),
+        "tcp://127.0.0.1:1".into(),
+        "nonsense".into(),
+        String::new(),
+    ] {
+        // A failure is not tried again at once.
+        std::thread::sleep(Duration::from_millis(1_050));
+        use_server(&url);
+        let start = Instant::now();
+        assert_eq!(init(), nvmlReturn_t::DRIVER_NOT_LOADED, "{url}");
+        assert_eq!(init(), nvmlReturn_t::DRIVER_NOT_LOADED, "{url}");
+        assert!(
+            start.elapsed() < Duration::from_secs(2),
+            "{url}: {:?}",
+            start.elapsed()
+        );
+    }
+    std::thread::sleep(Duration::from_millis(1_050));
+}
+
+#[test]
+fn a_server_that_goes_and_comes_back() {
+    let _turn = turn();
+    let server = Server::start(Kind::Shm, well());
+    let endpoint = server.endpoint.clone();
+    use_server(&endpoint.to_string());
+    assert_eq!(init(), nvmlReturn_t::SUCCESS);
+    let gpu = device(0);
+    drop(server);
+    pause_until_stale();
+    let start = Instant::now();
+    for _ in 0..100 {
+        assert_eq!(
+            ask(nvmlDeviceGetPowerUsage, gpu),
+            Err(nvmlReturn_t::UNKNOWN)
+        );
+    }
+    assert!(
+        start.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        start.elapsed()
+    );
+    let _server = Server::at(&endpoint, well());
+    std::thread::sleep(Duration::from_millis(1_050));
+    assert_eq!(ask(nvmlDeviceGetPowerUsage, gpu), Ok(123_456));
+    assert_eq!(shutdown(), nvmlReturn_t::SUCCESS);
+}
+
+#[test]
+fn a_server_that_only_dropped_the_connection_is_dialled_again_at_once() {
+    let _turn = turn();
+    let server = Server::start(Kind::Tcp, well());
+    let endpoint = server.endpoint.clone();
+    use_server(&endpoint.to_string());
+    assert_eq!(init(), nvmlReturn_t::SUCCESS);
+    let gpu = device(0);
+    drop(server);
+    let _server = Server::at(&endpoint, well());
+    pause_until_stale();
+    assert_eq!(ask(nvmlDeviceGetPowerUsage, gpu), Ok(123_456));
+    assert_eq!(shutdown(), nvmlReturn_t::SUCCESS);
+}
+
+#[test]
+fn a_server_that_answers_badly() {
+    let _turn = turn();
+    for kind in KINDS {
+        for answer in [
+            Answer::Refusal(801, "no NVML here"),
+            Answer::Garbage,
+            Answer::Strays,
+            Answer::HangUp,
+        ] {
+            let session = Session::start(kind);
+            let gpu = device(0);
+            session.server.set(answer);
+            pause_until_stale();
+            let start = Instant::now();
+            assert_eq!(
+                ask(nvmlDeviceGetPowerUsage, gpu),
+                Err(nvmlReturn_t::UNKNOWN)
+            );
+            assert!(
+                start.elapsed() < Duration::from_secs(2),
+                "{:?}",
+                start.elapsed()
+            );
+            session.server.set(well());
+            std::thread::sleep(Duration::from_millis(1_050));
+            assert_eq!(ask(nvmlDeviceGetPowerUsage, gpu), Ok(123_456));
+        }
+    }
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_given_up() {
+    let _turn = turn();
+    let server = Server::start(Kind::Shm, Answer::Silence);
+    use_server(&server.endpoint.to_string());
+    let start = Instant::now();
+    assert_eq!(init(), nvmlReturn_t::DRIVER_NOT_LOADED);
+    assert!(
+        (9..13).contains(&start.elapsed().as_secs()),
+        "{:?}",
+        start.elapsed()
+    );
+    std::thread::sleep(Duration::from_millis(1_050));
+}
