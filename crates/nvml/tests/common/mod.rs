@@ -1,5 +1,7 @@
 //! A server that answers `nvml_snapshot`, well or badly, through outboard-link.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
+
+pub(crate) mod library;
 
 use std::{
     path::PathBuf,
