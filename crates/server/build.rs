@@ -2,6 +2,8 @@
 
 use std::{env, error::Error, fmt::Write, fs, path::Path};
 
+mod build_nvidia;
+
 use outboard_api::decl::{self, Answer, Op, Type};
 
 /// Messages about the session rather than the device: `session/` answers them.
@@ -67,7 +69,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         out,
         "        _ => Err(Failure::unsupported(\"a session message\")),\n    }}\n}}"
     )?;
-    fs::write(Path::new(&env::var("OUT_DIR")?).join("device.rs"), out)?;
+    let folder = env::var("OUT_DIR")?;
+    let folder = Path::new(&folder);
+    fs::write(folder.join("device.rs"), out)?;
+    fs::write(folder.join("nvidia_table.rs"), build_nvidia::table()?)?;
+    fs::write(folder.join("nvidia_device.rs"), build_nvidia::device(&ops)?)?;
     Ok(())
 }
 

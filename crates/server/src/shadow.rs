@@ -60,6 +60,14 @@ impl<T> Shadow<T> {
         self.objects.iter().map(|(id, object)| (*id, object))
     }
 
+    pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
+        self.objects.retain(|_, object| keep(object));
+    }
+
+    pub fn for_each_mut(&mut self, change: impl FnMut(&mut T)) {
+        self.objects.values_mut().for_each(change);
+    }
+
     pub fn drain(&mut self) -> impl Iterator<Item = (u64, T)> + '_ {
         self.objects.drain()
     }

@@ -1,1 +1,227 @@
-//! The machine's own NVIDIA driver.
+//! The machine's own NVIDIA driver as a device.
+//!
+//! The driver library is loaded at run time ([`table`]); building needs nothing of CUDA. Every operation of the trait is
+//! an inherent method of [`Nvidia`] in the file of its topic; derived operations are generated from the declarations.
+//! `unsafe` lives in [`table`] and [`calls`] (the driver's functions), [`host_memory`] and [`staging`] (memory shared
+//! with the GPU), [`printed`] (standard output) and [`nvml`]; elsewhere only where an address has just been checked.
+//!
+//! Nothing here waits for the GPU, with one bounded exception: memory that is mapped where freed memory still lies
+//! (`memory.rs`). Objects are given back when dropped; what the GPU may still use goes through the [`graveyard`].
+//!
+//! Locks, none held while another is taken: the event pool of a context, the staging pool, the table of host calls, the
+//! printed text.
+
+mod addresses;
+mod calls;
+mod capture;
+mod contexts;
+mod copies;
+mod graph_calls;
+mod graphs;
+mod graveyard;
+mod host;
+mod host_calls;
+mod host_memory;
+mod jit;
+mod launch;
+mod memory;
+mod modules;
+mod nvml;
+mod owned;
+mod printed;
+mod staging;
+mod streams;
+mod table;
+mod textures;
+
+use std::sync::Arc;
+
+use outboard_api::CUresult;
+use outboard_wire::messages;
+use rustc_hash::FxHashMap;
+
+use self::{
+    addresses::{AddressBook, rows},
+    contexts::Context,
+    graphs::Graphs,
+    graveyard::{Graveyard, Marks},
+    host_calls::HostCalls,
+    host_memory::{HostRanges, Part},
+    jit::Link,
+    memory::Memory,
+    modules::Library,
+    owned::{ContextHold, Owned},
+    printed::Printed,
+    staging::Staging,
+    streams::{Event, Stream},
+    table::{Driver, Record, real},
+};
+use crate::{
+    device::{Cx, Device, Failure, Pending},
+    shadow::Shadow,
+};
+
+include!(concat!(env!("OUT_DIR"), "/nvidia_device.rs"));
+
+/// What a session gets of the machine.
+#[derive(Debug, Clone, Default)]
+pub struct NvidiaOptions {
+    /// Device memory a device; what is free, less a reserve, where nothing is said.
+    pub memory_bytes: Option<u64>,
+    /// The driver's numbers of the devices; all where nothing is said.
+    pub devices: Option<Vec<u32>>,
+}
+
+/// What the machine has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Summary {
+    /// The driver's CUDA version: 13000 is 13.0.
+    pub driver_version: u32,
+    pub names: Vec<String>,
+}
+
+/// Whether there is a driver with devices. No context is left behind; a process that asked must not fork without exec.
+pub fn available() -> Result<Summary, String> {
+    summary().map_err(|failure| failure.to_string())
+}
+
+fn summary() -> Result<Summary, Failure> {
+    let driver = Driver::load()?;
+    let names = (0..driver.cuDeviceGetCount()?)
+        .map(|ordinal| Ok(driver.device_name(driver.cuDeviceGet(ordinal)?)?))
+        .collect::<Result<Vec<_>, Failure>>()?;
+    if names.is_empty() {
+        return Err(no_device("the driver finds no device"));
+    }
+    Ok(Summary {
+        driver_version: driver.cuDriverGetVersion()?.unsigned_abs(),
+        names,
+    })
+}
+
+/// Opens the machine's devices for one session. Standard output is taken for what kernels print: the process must not
+/// write to it.
+pub fn open(options: NvidiaOptions) -> Result<Box<dyn Device>, Failure> {
+    let driver = Arc::new(Driver::load()?);
+    let count = driver.cuDeviceGetCount()?.unsigned_abs();
+    let chosen = options.devices.unwrap_or_else(|| (0..count).collect());
+    let mut devices = Vec::new();
+    for number in chosen {
+        if number >= count {
+            return Err(no_device(&format!(
+                "device {number} was asked for; the driver finds {count}"
+            )));
+        }
+        devices.push(Gpu {
+            ordinal: driver.cuDeviceGet(number as i32)?,
+            peers: Vec::new(),
+        });
+    }
+    contexts::find_peers(&driver, &mut devices);
+    let first = devices
+        .first()
+        .ok_or_else(|| no_device("no device is left to serve"))?;
+    let base = ContextHold::primary(&driver, 0, first.ordinal)?;
+    driver.cuCtxSetCurrent(base.handle)?;
+    let mut contexts = Shadow::new("context");
+    contexts.insert(0, Context::new(base.clone()))?;
+    Ok(Box::new(Nvidia {
+        memory_bytes: options.memory_bytes,
+        host_calls: HostCalls::default(),
+        graphs: Graphs::default(),
+        libraries: Shadow::new("library"),
+        links: Shadow::new("link"),
+        textures: Shadow::new("texture"),
+        surfaces: Shadow::new("surface"),
+        arrays: Shadow::new("array"),
+        mipmaps: Shadow::new("mipmapped array"),
+        events: Shadow::new("event"),
+        streams: Shadow::new("stream"),
+        graveyard: Graveyard::default(),
+        recent_marks: None,
+        orphans: Vec::new(),
+        captures: 0,
+        capture_memory: FxHashMap::default(),
+        staging: Staging::new(&base),
+        host: HostRanges::default(),
+        addresses: AddressBook::default(),
+        memory: Memory::default(),
+        allocations: Shadow::new("allocation"),
+        may_print: false,
+        printed: Printed::take_stdout()?,
+        contexts,
+        current: None,
+        base,
+        devices,
+        driver,
+    }))
+}
+
+fn no_device(why: &str) -> Failure {
+    Failure::new(CUresult::CUDA_ERROR_NO_DEVICE, why)
+}
+
+/// One of the session's devices.
+pub(crate) struct Gpu {
+    /// The driver's number.
+    ordinal: i32,
+    /// The session's numbers of the devices that may use this one's memory.
+    peers: Vec<usize>,
+}
+
+/// The driver as one session sees it. Fields are dropped from top to bottom: what uses others comes first.
+struct Nvidia {
+    memory_bytes: Option<u64>,
+    /// Dropped first: it lets the driver's callback thread go.
+    host_calls: HostCalls,
+    graphs: Graphs,
+    libraries: Shadow<Library>,
+    links: Shadow<Link>,
+    textures: Shadow<Owned<real::Texture>>,
+    surfaces: Shadow<Owned<real::Surface>>,
+    arrays: Shadow<Array>,
+    mipmaps: Shadow<Owned<real::Mipmap>>,
+    events: Shadow<Event>,
+    streams: Shadow<Stream>,
+    graveyard: Graveyard,
+    /// Marks in every busy stream, as long as nothing was submitted since.
+    recent_marks: Option<Marks>,
+    /// Marks of destroyed streams, by the context that a fence may ask for.
+    orphans: Vec<(u64, owned::Mark)>,
+    /// Captures begun and not ended.
+    captures: usize,
+    /// What copies read that are being captured, by the capture's id.
+    capture_memory: FxHashMap<u64, Vec<Arc<Part>>>,
+    staging: Arc<Staging>,
+    host: HostRanges,
+    addresses: AddressBook,
+    memory: Memory,
+    allocations: Shadow<Arc<Owned<real::Allocation>>>,
+    /// Whether a loaded module may print.
+    may_print: bool,
+    printed: Printed,
+    contexts: Shadow<Context>,
+    /// The session's number of the context that is current for this thread.
+    current: Option<u64>,
+    /// The first device's primary context, kept for the whole session: pinned memory belongs to it.
+    base: Arc<ContextHold>,
+    devices: Vec<Gpu>,
+    driver: Arc<Driver>,
+}
+
+/// An array of its own, or a level of a mipmapped one, which goes with it.
+enum Array {
+    Whole(Owned<real::Array>),
+    Level(real::Array, u64),
+}
+
+impl Drop for Nvidia {
+    fn drop(&mut self) {
+        // Callbacks that wait for the client hold streams up, and everything below waits for streams.
+        self.host_calls.end();
+        let _ = self.driver.cuCtxSetCurrent(self.base.handle);
+        self.streams.drain().for_each(drop);
+        self.graveyard = Graveyard::default();
+        self.memory.clear();
+    }
+}

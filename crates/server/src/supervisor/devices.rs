@@ -2,7 +2,10 @@
 
 use std::str::FromStr;
 
-use crate::device::{Device, Failure};
+use crate::{
+    device::{Device, Failure},
+    nvidia::{self, NvidiaOptions},
+};
 
 /// The kinds of device that a server can offer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +37,7 @@ impl DeviceKind {
     /// Why this machine cannot offer it.
     pub fn check(self) -> Result<(), String> {
         match self {
-            DeviceKind::Nvidia => Err("the nvidia device is not part of this build".into()),
+            DeviceKind::Nvidia => nvidia::available().map(drop),
             DeviceKind::Soft => Ok(()),
         }
     }
@@ -56,7 +59,10 @@ impl FromStr for DeviceKind {
 
 pub(super) fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Failure> {
     match options.kind {
-        DeviceKind::Nvidia => Err(Failure::unsupported("nvidia")),
+        DeviceKind::Nvidia => nvidia::open(NvidiaOptions {
+            memory_bytes: options.memory_bytes,
+            devices: None,
+        }),
         DeviceKind::Soft => Err(Failure::unsupported("soft")),
     }
 }

@@ -1,0 +1,377 @@
+//! The driver calls that take arrays, strings or untyped pointers, in a form that cannot be called wrongly.
+
+use std::{
+    ffi::{CStr, CString, c_void},
+    ptr,
+};
+
+use outboard_api::{
+    cuda::{
+        CUDA_MEMCPY3D, CUlaunchAttribute, CUlaunchConfig, CUmemAccessDesc, CUmemLocation, CUstream,
+        CUstreamBatchMemOpParams, CUtensorMap,
+    },
+    enums::{
+        CU_MEM_ACCESS_FLAGS_PROT_READ, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        CU_MEM_LOCATION_TYPE_DEVICE,
+    },
+};
+use outboard_wire::doc::TensorMapArguments;
+
+use super::{
+    addresses::Span,
+    table::{Driver, Record, Refused, real},
+};
+use crate::device::Failure;
+
+/// `CU_LAUNCH_PARAM_END`, `_BUFFER_POINTER`, `_BUFFER_SIZE`: the keys of a launch's `extra`.
+const PARAM_END: usize = 0;
+const PARAM_BUFFER_POINTER: usize = 1;
+const PARAM_BUFFER_SIZE: usize = 2;
+const NAME_BYTES: usize = 256;
+
+/// Grid, block and shared memory of a launch.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) grid: [u32; 3],
+    pub(super) block: [u32; 3],
+    pub(super) shared_bytes: u32,
+}
+
+/// A box copy whose addresses have been checked to be the session's.
+pub(super) struct CheckedBox(pub(super) CUDA_MEMCPY3D);
+
+impl CheckedBox {
+    /// # Safety
+    /// Both ends are arrays of the session, or memory of the session that holds the whole box.
+    pub(super) unsafe fn new(copy: CUDA_MEMCPY3D) -> CheckedBox {
+        CheckedBox(copy)
+    }
+}
+
+impl Driver {
+    pub(super) fn device_name(&self, device: i32) -> Result<String, Refused> {
+        let mut name = [0; NAME_BYTES];
+        // SAFETY: the room is as long as said; the driver ends the name with a NUL.
+        unsafe { self.cuDeviceGetName(name.as_mut_ptr(), NAME_BYTES as i32, device) }?;
+        // SAFETY: the array is readable and ends with a NUL at the latest in its last byte, which starts as 0.
+        Ok(unsafe { CStr::from_ptr(name.as_ptr()) }
+            .to_string_lossy()
+            .into_owned())
+    }
+
+    pub(super) fn device_luid(&self, device: i32) -> Result<[u8; 8], Refused> {
+        let mut luid = [0_u8; 8];
+        let mut mask = 0;
+        // SAFETY: eight bytes of room, as the call asks.
+        unsafe { self.cuDeviceGetLuid(luid.as_mut_ptr().cast(), &mut mask, device) }?;
+        Ok(luid)
+    }
+
+    /// Lets a device read and, unless `flags` say otherwise, write mapped memory.
+    pub(super) fn set_access(&self, span: Span, device: i32, flags: u32) -> Result<(), Refused> {
+        let access = CUmemAccessDesc {
+            location: CUmemLocation {
+                kind: CU_MEM_LOCATION_TYPE_DEVICE,
+                id: device,
+            },
+            flags: match flags {
+                CU_MEM_ACCESS_FLAGS_PROT_READ => CU_MEM_ACCESS_FLAGS_PROT_READ,
+                _ => CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            },
+        };
+        // SAFETY: one record, as said.
+        unsafe { self.cuMemSetAccess(span.address(), span.len(), &access, 1) }
+    }
+
+    pub(super) fn memcpy(&self, dst: Span, src: Span, stream: real::Stream) -> Result<(), Refused> {
+        let len = dst.len().min(src.len());
+        // SAFETY: both spans are memory of the session.
+        unsafe { self.cuMemcpyAsync(dst.address(), src.address(), len, stream) }
+    }
+
+    pub(super) fn memcpy_box(
+        &self,
+        copy: &CheckedBox,
+        stream: real::Stream,
+    ) -> Result<(), Refused> {
+        // SAFETY: the ends were checked when the box was made.
+        unsafe { self.cuMemcpy3DAsync_v2(&copy.0, stream) }
+    }
+
+    pub(super) fn stream_set_attribute(
+        &self,
+        stream: real::Stream,
+        attribute: u32,
+        value: &Record<64>,
+    ) -> Result<(), Refused> {
+        // SAFETY: a whole attribute value.
+        unsafe { self.cuStreamSetAttribute(stream, attribute, value) }
+    }
+
+    pub(super) fn stream_attribute(
+        &self,
+        stream: real::Stream,
+        attribute: u32,
+    ) -> Result<Record<64>, Refused> {
+        let mut value = Record([0; 64]);
+        // SAFETY: room for a whole attribute value.
+        unsafe { self.cuStreamGetAttribute(stream, attribute, &mut value) }?;
+        Ok(value)
+    }
+
+    /// # Safety
+    /// The addresses inside the operations are the session's.
+    pub(super) unsafe fn mem_ops(
+        &self,
+        stream: real::Stream,
+        ops: &mut [CUstreamBatchMemOpParams],
+        flags: u32,
+    ) -> Result<(), Refused> {
+        // SAFETY: as many records as said; the caller vouches for what they name.
+        unsafe { self.cuStreamBatchMemOp_v2(stream, ops.len() as u32, ops.as_mut_ptr(), flags) }
+    }
+
+    pub(super) fn launch(
+        &self,
+        kernel: real::Kernel,
+        stream: real::Stream,
+        shape: Shape,
+        attributes: &mut [CUlaunchAttribute],
+        params: &[u8],
+    ) -> Result<(), Refused> {
+        let mut len = params.len();
+        let mut extra = extra(params, &mut len);
+        let ([gx, gy, gz], [bx, by, bz]) = (shape.grid, shape.block);
+        if attributes.is_empty() {
+            // SAFETY: `extra` names the parameter buffer and its length; both live until the call returns.
+            return unsafe {
+                self.cuLaunchKernel(
+                    kernel,
+                    gx,
+                    gy,
+                    gz,
+                    bx,
+                    by,
+                    bz,
+                    shape.shared_bytes,
+                    stream,
+                    ptr::null_mut(),
+                    extra.as_mut_ptr(),
+                )
+            };
+        }
+        let config = launch_config(shape, stream, attributes);
+        // SAFETY: as above; the configuration names attributes that live until the call returns.
+        unsafe { self.cuLaunchKernelEx(&config, kernel, ptr::null_mut(), extra.as_mut_ptr()) }
+    }
+
+    pub(super) fn active_clusters(
+        &self,
+        kernel: real::Kernel,
+        stream: real::Stream,
+        shape: Shape,
+        attributes: &mut [CUlaunchAttribute],
+    ) -> Result<i32, Refused> {
+        let config = launch_config(shape, stream, attributes);
+        let mut clusters = 0;
+        // SAFETY: the configuration and its attributes live until the call returns.
+        unsafe { self.cuOccupancyMaxActiveClusters(&mut clusters, kernel, &config) }?;
+        Ok(clusters)
+    }
+
+    pub(super) fn cluster_size_max(
+        &self,
+        kernel: real::Kernel,
+        stream: real::Stream,
+        shape: Shape,
+        attributes: &mut [CUlaunchAttribute],
+    ) -> Result<i32, Refused> {
+        let config = launch_config(shape, stream, attributes);
+        let mut size = 0;
+        // SAFETY: the configuration and its attributes live until the call returns.
+        unsafe { self.cuOccupancyMaxPotentialClusterSize(&mut size, kernel, &config) }?;
+        Ok(size)
+    }
+
+    /// # Safety
+    /// `function` may be called once with `data`, at any later time, from any thread.
+    pub(super) unsafe fn host_func(
+        &self,
+        stream: real::Stream,
+        function: unsafe extern "C" fn(*mut c_void),
+        data: *mut c_void,
+    ) -> Result<(), Refused> {
+        // SAFETY: the caller vouches for function and data.
+        unsafe { self.cuLaunchHostFunc(stream, Some(function), data) }
+    }
+
+    pub(super) fn library_kernel(
+        &self,
+        library: real::Library,
+        name: &CStr,
+    ) -> Result<real::DeviceKernel, Refused> {
+        let mut kernel = real::DeviceKernel::NULL;
+        // SAFETY: room for the answer; a name that ends with a NUL.
+        unsafe { self.cuLibraryGetKernel(&mut kernel, library, name.as_ptr()) }?;
+        Ok(kernel)
+    }
+
+    pub(super) fn library_kernels(
+        &self,
+        library: real::Library,
+    ) -> Result<Vec<real::DeviceKernel>, Refused> {
+        let count = self.cuLibraryGetKernelCount(library)?;
+        let mut kernels = vec![real::DeviceKernel::NULL; count as usize];
+        if count > 0 {
+            // SAFETY: room for as many kernels as said.
+            unsafe { self.cuLibraryEnumerateKernels(kernels.as_mut_ptr(), count, library) }?;
+        }
+        Ok(kernels)
+    }
+
+    pub(super) fn kernel_name(&self, kernel: real::DeviceKernel) -> Result<CString, Refused> {
+        let mut name = ptr::null();
+        // SAFETY: room for the answer.
+        unsafe { self.cuKernelGetName(&mut name, kernel) }?;
+        if name.is_null() {
+            return Ok(CString::default());
+        }
+        // SAFETY: the driver's own string, valid as long as the library.
+        Ok(unsafe { CStr::from_ptr(name) }.to_owned())
+    }
+
+    pub(super) fn library_global(
+        &self,
+        library: real::Library,
+        name: &CStr,
+    ) -> Result<(u64, u64), Refused> {
+        let (mut address, mut len) = (0, 0);
+        // SAFETY: room for the answers; a name that ends with a NUL.
+        unsafe { self.cuLibraryGetGlobal(&mut address, &mut len, library, name.as_ptr()) }?;
+        Ok((address, len))
+    }
+
+    pub(super) fn texture(
+        &self,
+        resource: &Record<144>,
+        sampler: &Record<104>,
+        view: Option<&Record<112>>,
+    ) -> Result<real::Texture, Refused> {
+        let mut texture = real::Texture::NULL;
+        let view = view.map_or(ptr::null(), ptr::from_ref);
+        // SAFETY: whole records; no view is a null pointer.
+        unsafe { self.cuTexObjectCreate(&mut texture, resource, sampler, view) }?;
+        Ok(texture)
+    }
+
+    pub(super) fn surface(&self, resource: &Record<144>) -> Result<real::Surface, Refused> {
+        let mut surface = real::Surface::NULL;
+        // SAFETY: a whole record.
+        unsafe { self.cuSurfObjectCreate(&mut surface, resource) }?;
+        Ok(surface)
+    }
+
+    /// The lengths of the arrays have been checked against the rank.
+    pub(super) fn tensor_map(
+        &self,
+        kind: super::textures::TensorMapKind,
+        a: &TensorMapArguments,
+    ) -> Result<CUtensorMap, Failure> {
+        use super::textures::TensorMapKind;
+        super::textures::check_lengths(kind, a)?;
+        let mut map = CUtensorMap { opaque: [0; 16] };
+        let rank = a.global_dim.len() as u32;
+        let address = ptr::with_exposed_provenance_mut(a.global_address as usize);
+        let (dim, strides, steps) = (
+            a.global_dim.as_ptr(),
+            a.global_strides_bytes.as_ptr(),
+            a.element_strides.as_ptr(),
+        );
+        let (lower, upper) = (&a.pixel_box_lower, &a.pixel_box_upper);
+        // SAFETY: `check_lengths` holds every array against the rank; the global address is only written into the map.
+        unsafe {
+            match kind {
+                TensorMapKind::Tiled => self.cuTensorMapEncodeTiled(
+                    &mut map,
+                    a.data_type,
+                    rank,
+                    address,
+                    dim,
+                    strides,
+                    a.box_dim.as_ptr(),
+                    steps,
+                    a.interleave,
+                    a.swizzle,
+                    a.l2_promotion,
+                    a.oob_fill,
+                ),
+                TensorMapKind::Im2col => self.cuTensorMapEncodeIm2col(
+                    &mut map,
+                    a.data_type,
+                    rank,
+                    address,
+                    dim,
+                    strides,
+                    lower.as_ptr(),
+                    upper.as_ptr(),
+                    a.channels_per_pixel,
+                    a.pixels_per_column,
+                    steps,
+                    a.interleave,
+                    a.swizzle,
+                    a.l2_promotion,
+                    a.oob_fill,
+                ),
+                TensorMapKind::Im2colWide => self.cuTensorMapEncodeIm2colWide(
+                    &mut map,
+                    a.data_type,
+                    rank,
+                    address,
+                    dim,
+                    strides,
+                    lower[0],
+                    upper[0],
+                    a.channels_per_pixel,
+                    a.pixels_per_column,
+                    steps,
+                    a.interleave,
+                    a.wide_mode,
+                    a.swizzle,
+                    a.l2_promotion,
+                    a.oob_fill,
+                ),
+            }
+        }?;
+        Ok(map)
+    }
+}
+
+/// The `extra` of a launch: the parameters as one buffer, whose length the driver reads through a pointer.
+pub(super) fn extra(params: &[u8], len: &mut usize) -> [*mut c_void; 5] {
+    [
+        ptr::without_provenance_mut(PARAM_BUFFER_POINTER),
+        params.as_ptr().cast_mut().cast(),
+        ptr::without_provenance_mut(PARAM_BUFFER_SIZE),
+        ptr::from_mut(len).cast(),
+        ptr::without_provenance_mut(PARAM_END),
+    ]
+}
+
+fn launch_config(
+    shape: Shape,
+    stream: real::Stream,
+    attributes: &mut [CUlaunchAttribute],
+) -> CUlaunchConfig {
+    CUlaunchConfig {
+        grid_dim_x: shape.grid[0],
+        grid_dim_y: shape.grid[1],
+        grid_dim_z: shape.grid[2],
+        block_dim_x: shape.block[0],
+        block_dim_y: shape.block[1],
+        block_dim_z: shape.block[2],
+        shared_mem_bytes: shape.shared_bytes,
+        stream: CUstream(stream.raw()),
+        attrs: attributes.as_mut_ptr(),
+        num_attrs: attributes.len() as u32,
+    }
+}

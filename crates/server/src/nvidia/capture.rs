@@ -1,0 +1,107 @@
+//! Stream capture. The client enforces the mode that the program asked for: here every capture is relaxed, since this
+//! thread serves all of the program's threads at once.
+
+use outboard_api::enums::CU_STREAM_CAPTURE_MODE_RELAXED;
+use outboard_wire::{codec::id_bytes, messages};
+
+use super::{Nvidia, table::real};
+use crate::device::{Cx, Failure};
+
+impl Nvidia {
+    pub(super) fn capture_begin(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::CaptureBegin<'_>,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let stream = self.real_stream(m.stream)?;
+        if m.graph == 0 {
+            self.driver
+                .cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED)?;
+        } else {
+            let graph = self.real_graph(m.graph)?;
+            let dependencies = self.real_nodes(m.dependencies)?;
+            self.driver.capture_to_graph(
+                stream,
+                graph,
+                &dependencies,
+                CU_STREAM_CAPTURE_MODE_RELAXED,
+            )?;
+        }
+        self.captures += 1;
+        Ok(())
+    }
+
+    pub(super) fn capture_end(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::CaptureEnd,
+    ) -> Result<messages::CaptureEndReply, Failure> {
+        self.enter(cx)?;
+        let stream = self.real_stream(m.stream)?;
+        let id = self.driver.capture(stream).map(|capture| capture.id);
+        let ended = self.driver.cuStreamEndCapture(stream);
+        // A stream that still captures is one on which another capture was begun, or which only joined one.
+        if self.driver.cuStreamIsCapturing(stream).unwrap_or(0) == 0 {
+            self.captures = self.captures.saturating_sub(1);
+        }
+        let graph = ended?;
+        let memory = id
+            .ok()
+            .and_then(|id| self.capture_memory.remove(&id))
+            .unwrap_or_default();
+        if graph.is_null() {
+            return Ok(messages::CaptureEndReply { produced: 0 });
+        }
+        self.keep_driver();
+        self.graphs.bind(m.graph, graph, memory)?;
+        Ok(messages::CaptureEndReply { produced: 1 })
+    }
+
+    pub(super) fn capture_info(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::CaptureInfo,
+    ) -> Result<messages::CaptureInfoReply<'static>, Failure> {
+        self.enter(cx)?;
+        let stream = self.real_stream(m.stream)?;
+        let capture = self.driver.capture(stream)?;
+        let (mut graph, mut nodes) = (0, Vec::new());
+        if !capture.graph.is_null() && m.graph != 0 {
+            graph = self.captured_graph(capture.graph, m.graph)?;
+            let shown = capture.dependencies.len().min(m.nodes_max as usize);
+            nodes = self.graphs.node_ids(
+                capture.graph,
+                &capture.dependencies[..shown],
+                m.first_node,
+            )?;
+        }
+        Ok(messages::CaptureInfoReply {
+            status: capture.status,
+            id: capture.id,
+            graph,
+            nodes: id_bytes(&nodes).into(),
+        })
+    }
+
+    pub(super) fn capture_update(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::CaptureUpdate<'_>,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let stream = self.real_stream(m.stream)?;
+        let mut nodes = self.real_nodes(m.nodes)?;
+        Ok(self.driver.update_capture(stream, &mut nodes, m.flags)?)
+    }
+
+    /// The number of a graph in the making.
+    fn captured_graph(&mut self, handle: real::Graph, fresh: u64) -> Result<u64, Failure> {
+        if let Some(id) = self.graphs.id_of(handle) {
+            return Ok(id);
+        }
+        self.keep_driver();
+        self.graphs.bind(fresh, handle, Vec::new())?;
+        Ok(fresh)
+    }
+}

@@ -1,0 +1,232 @@
+//! Contexts and devices.
+
+use std::sync::Arc;
+
+use outboard_api::CUresult;
+use outboard_wire::messages;
+
+use super::{
+    Array, Gpu, Nvidia,
+    graveyard::Retired,
+    owned::{ContextHold, Mark, MarksWait},
+    table::{Driver, real},
+};
+use crate::device::{Cx, Failure, Pending};
+
+pub(super) struct Context {
+    pub(super) hold: Arc<ContextHold>,
+    pub(super) device: usize,
+    /// Whether anything was submitted to its default stream.
+    pub(super) legacy_used: bool,
+}
+
+impl Context {
+    pub(super) fn new(hold: Arc<ContextHold>) -> Context {
+        Context {
+            device: hold.device,
+            hold,
+            legacy_used: false,
+        }
+    }
+}
+
+/// Fills in which devices may use whose memory. A refusal counts as no.
+pub(super) fn find_peers(driver: &Driver, devices: &mut [Gpu]) {
+    for owner in 0..devices.len() {
+        devices[owner].peers = (0..devices.len())
+            .filter(|user| {
+                *user != owner
+                    && driver
+                        .cuDeviceCanAccessPeer(devices[*user].ordinal, devices[owner].ordinal)
+                        .is_ok_and(|can| can != 0)
+            })
+            .collect();
+    }
+}
+
+impl Nvidia {
+    pub(super) fn context_create(
+        &mut self,
+        _cx: &mut Cx<'_>,
+        m: &messages::ContextCreate,
+    ) -> Result<(), Failure> {
+        let ordinal = self.real_device(m.device)?;
+        let device = m.device as usize;
+        let hold = if m.primary != 0 {
+            ContextHold::primary(&self.driver, device, ordinal)?
+        } else {
+            // Creating makes it current.
+            self.current = None;
+            ContextHold::create(&self.driver, device, ordinal, m.flags)?
+        };
+        self.contexts.insert(m.context, Context::new(hold))
+    }
+
+    pub(super) fn context_destroy(
+        &mut self,
+        _cx: &mut Cx<'_>,
+        m: &messages::ContextDestroy,
+    ) -> Result<(), Failure> {
+        if m.context == 0 {
+            return Err(Failure::wild("context", 0));
+        }
+        let marks = self.busy_marks();
+        let context = self.contexts.remove(m.context)?;
+        if self.current == Some(m.context) {
+            self.current = None;
+            self.driver.cuCtxSetCurrent(self.base.handle)?;
+        }
+        // Its objects go with it; the context itself when the last of them is gone.
+        let gone = &context.hold;
+        self.streams
+            .retain(|stream| !Arc::ptr_eq(stream.hold(), gone));
+        self.events.retain(|event| !Arc::ptr_eq(event.hold(), gone));
+        self.textures.retain(|o| !Arc::ptr_eq(&o.hold, gone));
+        self.surfaces.retain(|o| !Arc::ptr_eq(&o.hold, gone));
+        self.links.retain(|link| !Arc::ptr_eq(link.hold(), gone));
+        self.arrays
+            .retain(|array| !matches!(array, Array::Whole(o) if Arc::ptr_eq(&o.hold, gone)));
+        self.mipmaps.retain(|o| !Arc::ptr_eq(&o.hold, gone));
+        self.graphs.forget_context(gone);
+        self.forget_functions(m.context);
+        self.graveyard
+            .bury(Retired::Other(Box::new(context.hold)), None, marks);
+        Ok(())
+    }
+
+    pub(super) fn fence_context(
+        &mut self,
+        cx: &mut Cx<'_>,
+        _m: &messages::FenceContext,
+    ) -> Result<Pending, Failure> {
+        self.enter(cx)?;
+        let mut marks = self.context_marks(cx.context)?;
+        let mut i = 0;
+        while i < self.orphans.len() {
+            if self.orphans[i].0 == cx.context {
+                marks.push(self.orphans.swap_remove(i).1);
+            } else {
+                i += 1;
+            }
+        }
+        Ok(Box::new(MarksWait::new(marks, self.may_print)))
+    }
+
+    /// Makes the message's context current.
+    #[inline]
+    pub(super) fn enter(&mut self, cx: &Cx<'_>) -> Result<(), Failure> {
+        if self.current == Some(cx.context) {
+            return Ok(());
+        }
+        let handle = self.context(cx.context)?.hold.handle;
+        self.driver.cuCtxSetCurrent(handle)?;
+        self.current = Some(cx.context);
+        Ok(())
+    }
+
+    pub(super) fn context(&self, id: u64) -> Result<&Context, Failure> {
+        self.contexts.get(id).map_err(|_| {
+            Failure::new(
+                CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+                format!("{id:#x} is no context of this session"),
+            )
+        })
+    }
+
+    /// The context that is current.
+    pub(super) fn current_hold(&self) -> &Arc<ContextHold> {
+        self.current
+            .and_then(|id| self.contexts.get(id).ok())
+            .map_or(&self.base, |context| &context.hold)
+    }
+
+    /// Some context of a device, for memory that belongs to none.
+    pub(super) fn hold_of(&self, device: usize) -> Result<Arc<ContextHold>, Failure> {
+        let found = self
+            .contexts
+            .iter()
+            .find(|(_, context)| context.device == device);
+        match found {
+            Some((_, context)) => Ok(context.hold.clone()),
+            None => {
+                let ordinal = self.real_device(device as i32)?;
+                ContextHold::primary(&self.driver, device, ordinal)
+            }
+        }
+    }
+
+    /// The driver's number of a device.
+    pub(super) fn real_device(&self, device: i32) -> Result<i32, Failure> {
+        usize::try_from(device)
+            .ok()
+            .and_then(|device| self.devices.get(device))
+            .map(|gpu| gpu.ordinal)
+            .ok_or_else(|| {
+                Failure::new(
+                    CUresult::CUDA_ERROR_INVALID_DEVICE,
+                    format!("device {device} of {}", self.devices.len()),
+                )
+            })
+    }
+
+    /// The driver's numbers of the devices that may use a device's memory, itself first.
+    pub(super) fn reachable(&self, device: usize) -> Vec<i32> {
+        self.devices.get(device).map_or(Vec::new(), |gpu| {
+            std::iter::once(gpu.ordinal)
+                .chain(gpu.peers.iter().map(|peer| self.devices[*peer].ordinal))
+                .collect()
+        })
+    }
+
+    /// A mark in every stream of a context that was ever used, and in its default stream.
+    fn context_marks(&self, id: u64) -> Result<Vec<Mark>, Failure> {
+        let context = self.context(id)?;
+        let mut marks = Vec::new();
+        for (_, stream) in self.streams.iter() {
+            if stream.used && Arc::ptr_eq(stream.hold(), &context.hold) {
+                marks.push(context.hold.mark(stream.handle())?);
+            }
+        }
+        // Always: the driver reports a fault of the GPU here even where no stream was used.
+        marks.push(context.hold.mark(real::Stream::NULL)?);
+        Ok(marks)
+    }
+
+    /// Marks in all busy streams of all contexts, for what is freed now; `None` while nothing can be marked.
+    pub(super) fn busy_marks(&mut self) -> Option<super::Marks> {
+        if self.captures > 0 {
+            return None;
+        }
+        if let Some(marks) = &self.recent_marks {
+            return Some(marks.clone());
+        }
+        let mut all = Vec::new();
+        let ids: Vec<u64> = self.contexts.iter().map(|(id, _)| id).collect();
+        for id in ids {
+            let Ok(context) = self.contexts.get(id) else {
+                continue;
+            };
+            let used = context.legacy_used
+                || self
+                    .streams
+                    .iter()
+                    .any(|(_, s)| s.used && Arc::ptr_eq(s.hold(), &context.hold));
+            if !used {
+                continue;
+            }
+            if self.driver.cuCtxSetCurrent(context.hold.handle).is_err() {
+                continue;
+            }
+            // After a fault of the GPU nothing can be marked, and nothing runs.
+            all.extend(self.context_marks(id).unwrap_or_default());
+        }
+        let restored = self.current.and_then(|id| self.contexts.get(id).ok());
+        let handle = restored.map_or(self.base.handle, |context| context.hold.handle);
+        if self.driver.cuCtxSetCurrent(handle).is_err() {
+            self.current = None;
+        }
+        let marks = Arc::new(all);
+        self.recent_marks = Some(marks.clone());
+        Some(marks)
+    }
+}

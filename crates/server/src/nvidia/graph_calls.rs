@@ -1,0 +1,373 @@
+//! The driver calls of captures and graphs, in a form that cannot be called wrongly.
+
+use std::{
+    ffi::{CStr, c_void},
+    ptr,
+};
+
+use outboard_api::{
+    CUresult,
+    cuda::{
+        CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMSET_NODE_PARAMS, CUcontext,
+        CUfunction, CUgraphExecUpdateResultInfo, CUgraphNode, CUkernel,
+    },
+};
+
+use super::{
+    calls::{CheckedBox, Shape, extra},
+    table::{Driver, Refused, real},
+};
+
+/// What a graph node does.
+pub(super) enum NodeWork<'a> {
+    Empty,
+    Child(real::Graph),
+    EventRecord(real::Event),
+    EventWait(real::Event),
+    Host(CUDA_HOST_NODE_PARAMS),
+    Memset(CUDA_MEMSET_NODE_PARAMS, real::Context),
+    Copy(&'a CheckedBox, real::Context),
+    Kernel(real::Kernel, Shape, &'a [u8]),
+}
+
+/// The state of a capturing stream.
+pub(super) struct Capture {
+    pub(super) status: u32,
+    pub(super) id: u64,
+    pub(super) graph: real::Graph,
+    pub(super) dependencies: Vec<real::Node>,
+}
+
+/// Which neighbours of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Neighbours {
+    Dependencies,
+    Dependents,
+}
+
+impl Driver {
+    pub(super) fn capture_to_graph(
+        &self,
+        stream: real::Stream,
+        graph: real::Graph,
+        dependencies: &[real::Node],
+        mode: u32,
+    ) -> Result<(), Refused> {
+        // SAFETY: as many nodes as said; null edge data stands for plain edges.
+        unsafe {
+            self.cuStreamBeginCaptureToGraph(
+                stream,
+                graph,
+                dependencies.as_ptr(),
+                ptr::null(),
+                dependencies.len() as u64,
+                mode,
+            )
+        }
+    }
+
+    pub(super) fn capture(&self, stream: real::Stream) -> Result<Capture, Refused> {
+        let (mut status, mut id, mut count) = (0, 0, 0);
+        let mut graph = real::Graph::NULL;
+        let (mut nodes, mut edges) = (ptr::null(), ptr::null());
+        // SAFETY: room for every output.
+        let asked = unsafe {
+            self.cuStreamGetCaptureInfo_v3(
+                stream,
+                &mut status,
+                &mut id,
+                &mut graph,
+                &mut nodes,
+                &mut edges,
+                &mut count,
+            )
+        };
+        match asked {
+            // SAFETY: as above, without the edges that older drivers do not have.
+            Err(refused) if refused.is_missing() => unsafe {
+                self.cuStreamGetCaptureInfo_v2(
+                    stream,
+                    &mut status,
+                    &mut id,
+                    &mut graph,
+                    &mut nodes,
+                    &mut count,
+                )
+            },
+            asked => asked,
+        }?;
+        let dependencies = match nodes.is_null() {
+            true => Vec::new(),
+            // SAFETY: the driver's own array, valid until the next call on this stream.
+            false => unsafe { std::slice::from_raw_parts(nodes, count as usize) }.to_vec(),
+        };
+        Ok(Capture {
+            status,
+            id,
+            graph,
+            dependencies,
+        })
+    }
+
+    pub(super) fn update_capture(
+        &self,
+        stream: real::Stream,
+        dependencies: &mut [real::Node],
+        flags: u32,
+    ) -> Result<(), Refused> {
+        let (nodes, count) = (dependencies.as_mut_ptr(), dependencies.len() as u64);
+        // SAFETY: as many nodes as said.
+        match unsafe {
+            self.cuStreamUpdateCaptureDependencies_v2(stream, nodes, ptr::null(), count, flags)
+        } {
+            // SAFETY: as above.
+            Err(refused) if refused.is_missing() => unsafe {
+                self.cuStreamUpdateCaptureDependencies(stream, nodes, count, flags)
+            },
+            done => done,
+        }
+    }
+
+    pub(super) fn graph_nodes(
+        &self,
+        graph: real::Graph,
+        roots_only: bool,
+    ) -> Result<Vec<real::Node>, Refused> {
+        node_list(|nodes, count| {
+            // SAFETY: null, or room for as many nodes as `count` says.
+            unsafe {
+                if roots_only {
+                    self.cuGraphGetRootNodes(graph, nodes, count)
+                } else {
+                    self.cuGraphGetNodes(graph, nodes, count)
+                }
+            }
+        })
+    }
+
+    pub(super) fn graph_neighbours(
+        &self,
+        node: real::Node,
+        which: Neighbours,
+    ) -> Result<Vec<real::Node>, Refused> {
+        node_list(|nodes, count| {
+            // SAFETY: null, or room for as many nodes as `count` says; the edges' kinds are not asked for.
+            let asked = unsafe {
+                match which {
+                    Neighbours::Dependencies => {
+                        self.cuGraphNodeGetDependencies_v2(node, nodes, ptr::null_mut(), count)
+                    }
+                    Neighbours::Dependents => {
+                        self.cuGraphNodeGetDependentNodes_v2(node, nodes, ptr::null_mut(), count)
+                    }
+                }
+            };
+            match asked {
+                // SAFETY: as above.
+                Err(refused) if refused.is_missing() => unsafe {
+                    match which {
+                        Neighbours::Dependencies => {
+                            self.cuGraphNodeGetDependencies(node, nodes, count)
+                        }
+                        Neighbours::Dependents => {
+                            self.cuGraphNodeGetDependentNodes(node, nodes, count)
+                        }
+                    }
+                },
+                asked => asked,
+            }
+        })
+    }
+
+    /// Pairs of nodes: from, to.
+    pub(super) fn graph_edges(
+        &self,
+        graph: real::Graph,
+    ) -> Result<(Vec<real::Node>, Vec<real::Node>), Refused> {
+        let ask = |from: *mut real::Node, to: *mut real::Node, count: &mut u64| {
+            // SAFETY: null, or room for as many nodes as `count` says; the edges' kinds are not asked for.
+            match unsafe { self.cuGraphGetEdges_v2(graph, from, to, ptr::null_mut(), count) } {
+                // SAFETY: as above.
+                Err(refused) if refused.is_missing() => unsafe {
+                    self.cuGraphGetEdges(graph, from, to, count)
+                },
+                asked => asked,
+            }
+        };
+        let mut count = 0;
+        ask(ptr::null_mut(), ptr::null_mut(), &mut count)?;
+        let (mut from, mut to) = (
+            vec![real::Node::NULL; count as usize],
+            vec![real::Node::NULL; count as usize],
+        );
+        if count > 0 {
+            ask(from.as_mut_ptr(), to.as_mut_ptr(), &mut count)?;
+        }
+        from.truncate(count as usize);
+        to.truncate(count as usize);
+        Ok((from, to))
+    }
+
+    pub(super) fn graph_add_dependencies(
+        &self,
+        graph: real::Graph,
+        from: &[real::Node],
+        to: &[real::Node],
+    ) -> Result<(), Refused> {
+        let count = from.len().min(to.len()) as u64;
+        // SAFETY: both arrays have at least as many nodes as said.
+        match unsafe {
+            self.cuGraphAddDependencies_v2(graph, from.as_ptr(), to.as_ptr(), ptr::null(), count)
+        } {
+            // SAFETY: as above.
+            Err(refused) if refused.is_missing() => unsafe {
+                self.cuGraphAddDependencies(graph, from.as_ptr(), to.as_ptr(), count)
+            },
+            done => done,
+        }
+    }
+
+    /// # Safety
+    /// Addresses in a memset are the session's; a host function's user data stays valid as long as the graph.
+    pub(super) unsafe fn graph_add(
+        &self,
+        graph: real::Graph,
+        dependencies: &[real::Node],
+        work: &NodeWork<'_>,
+    ) -> Result<real::Node, Refused> {
+        let mut made = real::Node::NULL;
+        let (node, after, count) = (
+            &raw mut made,
+            dependencies.as_ptr(),
+            dependencies.len() as u64,
+        );
+        // SAFETY: as many dependencies as said; the records are read before the call returns, parameters included.
+        unsafe {
+            match work {
+                NodeWork::Empty => self.cuGraphAddEmptyNode(node, graph, after, count),
+                NodeWork::Child(child) => {
+                    self.cuGraphAddChildGraphNode(node, graph, after, count, *child)
+                }
+                NodeWork::EventRecord(event) => {
+                    self.cuGraphAddEventRecordNode(node, graph, after, count, *event)
+                }
+                NodeWork::EventWait(event) => {
+                    self.cuGraphAddEventWaitNode(node, graph, after, count, *event)
+                }
+                NodeWork::Host(host) => self.cuGraphAddHostNode(node, graph, after, count, host),
+                NodeWork::Memset(memset, context) => {
+                    self.cuGraphAddMemsetNode(node, graph, after, count, memset, *context)
+                }
+                NodeWork::Copy(copy, context) => {
+                    self.cuGraphAddMemcpyNode(node, graph, after, count, &copy.0, *context)
+                }
+                NodeWork::Kernel(kernel, shape, params) => {
+                    let mut len = params.len();
+                    let mut extra = extra(params, &mut len);
+                    let kernel = kernel_node(*kernel, *shape, extra.as_mut_ptr());
+                    self.cuGraphAddKernelNode_v2(node, graph, after, count, &kernel)
+                }
+            }
+        }?;
+        Ok(made)
+    }
+
+    /// # Safety
+    /// As for [`Driver::graph_add`].
+    pub(super) unsafe fn graph_exec_set(
+        &self,
+        exec: real::GraphExec,
+        node: real::Node,
+        work: &NodeWork<'_>,
+    ) -> Result<(), Refused> {
+        // SAFETY: the records are read before the call returns, parameters included.
+        unsafe {
+            match work {
+                NodeWork::Memset(memset, context) => {
+                    self.cuGraphExecMemsetNodeSetParams(exec, node, memset, *context)
+                }
+                NodeWork::Copy(copy, context) => {
+                    self.cuGraphExecMemcpyNodeSetParams(exec, node, &copy.0, *context)
+                }
+                NodeWork::Kernel(kernel, shape, params) => {
+                    let mut len = params.len();
+                    let mut extra = extra(params, &mut len);
+                    let kernel = kernel_node(*kernel, *shape, extra.as_mut_ptr());
+                    self.cuGraphExecKernelNodeSetParams_v2(exec, node, &kernel)
+                }
+                NodeWork::Child(child) => {
+                    self.cuGraphExecChildGraphNodeSetParams(exec, node, *child)
+                }
+                NodeWork::Empty
+                | NodeWork::EventRecord(_)
+                | NodeWork::EventWait(_)
+                | NodeWork::Host(_) => Ok(()),
+            }
+        }
+    }
+
+    /// The result of the update, whether it took place or not.
+    pub(super) fn graph_exec_update(
+        &self,
+        exec: real::GraphExec,
+        graph: real::Graph,
+    ) -> Result<u32, Refused> {
+        let mut info = CUgraphExecUpdateResultInfo {
+            result: 0,
+            error_node: CUgraphNode::NULL,
+            error_from_node: CUgraphNode::NULL,
+        };
+        // SAFETY: room for the answer.
+        match unsafe { self.cuGraphExecUpdate_v2(exec, graph, &mut info) } {
+            Err(refused) if refused.status != CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE => {
+                Err(refused)
+            }
+            _ => Ok(info.result),
+        }
+    }
+
+    pub(super) fn graph_dot(
+        &self,
+        graph: real::Graph,
+        path: &CStr,
+        flags: u32,
+    ) -> Result<(), Refused> {
+        // SAFETY: a path that ends with a NUL.
+        unsafe { self.cuGraphDebugDotPrint(graph, path.as_ptr(), flags) }
+    }
+}
+
+fn kernel_node(
+    kernel: real::Kernel,
+    shape: Shape,
+    extra: *mut *mut c_void,
+) -> CUDA_KERNEL_NODE_PARAMS {
+    CUDA_KERNEL_NODE_PARAMS {
+        func: CUfunction(kernel.raw()),
+        grid_dim_x: shape.grid[0],
+        grid_dim_y: shape.grid[1],
+        grid_dim_z: shape.grid[2],
+        block_dim_x: shape.block[0],
+        block_dim_y: shape.block[1],
+        block_dim_z: shape.block[2],
+        shared_mem_bytes: shape.shared_bytes,
+        kernel_params: ptr::null_mut(),
+        extra,
+        kern: CUkernel::NULL,
+        ctx: CUcontext::NULL,
+    }
+}
+
+/// Asks for the count, then for as many nodes.
+fn node_list(
+    ask: impl Fn(*mut real::Node, &mut u64) -> Result<(), Refused>,
+) -> Result<Vec<real::Node>, Refused> {
+    let mut count = 0;
+    ask(ptr::null_mut(), &mut count)?;
+    let mut nodes = vec![real::Node::NULL; count as usize];
+    if count > 0 {
+        ask(nodes.as_mut_ptr(), &mut count)?;
+    }
+    nodes.truncate(count as usize);
+    Ok(nodes)
+}

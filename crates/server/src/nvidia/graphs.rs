@@ -1,0 +1,609 @@
+//! Graphs, their nodes and what is instantiated from them.
+//!
+//! The driver makes up handles of its own for captured graphs and nodes. Each is bound to a number when the client first
+//! hears of it, and found again by its handle afterwards.
+
+use std::{
+    ffi::CString,
+    fs::File,
+    io::Read,
+    os::fd::{AsRawFd, FromRawFd},
+    sync::Arc,
+};
+
+use outboard_api::{CUresult, cuda::CUDA_MEMSET_NODE_PARAMS};
+use outboard_wire::{
+    codec::{id_bytes, ids},
+    messages,
+};
+use rustc_hash::FxHashMap;
+
+use super::{
+    Nvidia,
+    addresses::rows,
+    calls::Shape,
+    graph_calls::{Neighbours, NodeWork},
+    graveyard::Retired,
+    host_memory::Part,
+    owned::{ContextHold, Owned, given_back},
+    table::{Driver, real},
+};
+use crate::{
+    device::{Cx, Failure},
+    shadow::Shadow,
+};
+
+/// Memory that captured copies read.
+pub(super) type Memory = Vec<Arc<Part>>;
+
+struct Graph {
+    handle: real::Graph,
+    memory: Memory,
+}
+
+struct Exec {
+    owned: Owned<real::GraphExec>,
+    memory: Memory,
+}
+
+struct Node {
+    handle: real::Node,
+    graph: real::Graph,
+}
+
+pub(super) struct Graphs {
+    graphs: Shadow<Graph>,
+    execs: Shadow<Exec>,
+    nodes: Shadow<Node>,
+    /// The first number of each graph.
+    graph_ids: FxHashMap<real::Graph, u64>,
+    node_ids: FxHashMap<real::Node, u64>,
+    driver: Option<Arc<Driver>>,
+}
+
+impl Default for Graphs {
+    fn default() -> Graphs {
+        Graphs {
+            graphs: Shadow::new("graph"),
+            execs: Shadow::new("instantiated graph"),
+            nodes: Shadow::new("graph node"),
+            graph_ids: FxHashMap::default(),
+            node_ids: FxHashMap::default(),
+            driver: None,
+        }
+    }
+}
+
+impl Graphs {
+    /// Binds a graph to a number. A graph that has one keeps it, and answers to the new one as well.
+    pub(super) fn bind(
+        &mut self,
+        id: u64,
+        handle: real::Graph,
+        memory: Memory,
+    ) -> Result<(), Failure> {
+        if let Ok(known) = self.graphs.get_mut(id)
+            && known.handle == handle
+        {
+            known.memory.extend(memory);
+            return Ok(());
+        }
+        self.graphs.insert(id, Graph { handle, memory })?;
+        self.graph_ids.entry(handle).or_insert(id);
+        Ok(())
+    }
+
+    pub(super) fn id_of(&self, handle: real::Graph) -> Option<u64> {
+        self.graph_ids.get(&handle).copied()
+    }
+
+    /// The numbers of nodes; those not met before take the numbers from `first` on.
+    pub(super) fn node_ids(
+        &mut self,
+        graph: real::Graph,
+        handles: &[real::Node],
+        first: u64,
+    ) -> Result<Vec<u64>, Failure> {
+        let mut ids = Vec::with_capacity(handles.len());
+        for (i, handle) in handles.iter().enumerate() {
+            let id = match self.node_ids.get(handle) {
+                Some(id) => *id,
+                None => {
+                    let id = first.wrapping_add(i as u64);
+                    self.bind_node(id, *handle, graph)?;
+                    id
+                }
+            };
+            ids.push(id);
+        }
+        Ok(ids)
+    }
+
+    fn bind_node(
+        &mut self,
+        id: u64,
+        handle: real::Node,
+        graph: real::Graph,
+    ) -> Result<(), Failure> {
+        self.nodes.insert(id, Node { handle, graph })?;
+        self.node_ids.insert(handle, id);
+        Ok(())
+    }
+
+    /// Forgets a graph with its nodes, whose handles the driver will use again.
+    fn forget(&mut self, id: u64) -> Result<(real::Graph, Memory), Failure> {
+        let graph = self.graphs.remove(id)?;
+        let mut memory = graph.memory;
+        self.graphs.retain(|other| {
+            let same = other.handle == graph.handle;
+            if same {
+                memory.append(&mut other.memory.clone());
+            }
+            !same
+        });
+        self.graph_ids.remove(&graph.handle);
+        let node_ids = &mut self.node_ids;
+        self.nodes.retain(|node| {
+            let gone = node.graph == graph.handle;
+            if gone {
+                node_ids.remove(&node.handle);
+            }
+            !gone
+        });
+        Ok((graph.handle, memory))
+    }
+
+    pub(super) fn forget_context(&mut self, gone: &Arc<ContextHold>) {
+        self.execs
+            .retain(|exec| !Arc::ptr_eq(&exec.owned.hold, gone));
+    }
+}
+
+impl Drop for Graphs {
+    fn drop(&mut self) {
+        self.execs.drain().for_each(drop);
+        let Some(driver) = &self.driver else { return };
+        let mut destroyed = rustc_hash::FxHashSet::default();
+        for (_, graph) in self.graphs.drain() {
+            if destroyed.insert(graph.handle) {
+                given_back(driver.cuGraphDestroy(graph.handle));
+            }
+        }
+    }
+}
+
+impl Nvidia {
+    pub(super) fn graph_instantiate(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphInstantiate,
+    ) -> Result<messages::GraphInstantiateReply, Failure> {
+        self.enter(cx)?;
+        let graph = self.graphs.graphs.get(m.graph)?;
+        let memory = graph.memory.clone();
+        let handle = self
+            .driver
+            .cuGraphInstantiateWithFlags(graph.handle, m.flags)?;
+        let owned = Owned::new(self.current_hold(), handle, |driver, handle| {
+            driver.cuGraphExecDestroy(handle)
+        });
+        self.graphs.execs.insert(m.exec, Exec { owned, memory })?;
+        Ok(messages::GraphInstantiateReply { status: 0 })
+    }
+
+    pub(super) fn graph_launch(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphLaunch,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let stream = self.real_stream(m.stream)?;
+        let exec = self.real_graphexec(m.exec)?;
+        self.driver.cuGraphLaunch(exec, stream)?;
+        let hold = self.stream_hold(m.stream)?;
+        Ok(self.host_calls.launched(|| hold.mark(stream))?)
+    }
+
+    pub(super) fn cu_graph_upload(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::CuGraphUpload,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let stream = self.real_stream(m.h_stream)?;
+        let exec = self.real_graphexec(m.h_graph)?;
+        Ok(self.driver.cuGraphUpload(exec, stream)?)
+    }
+
+    pub(super) fn cu_graph_clone(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::CuGraphClone,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let original = self.graphs.graphs.get(m.original_graph)?;
+        let (handle, memory) = (original.handle, original.memory.clone());
+        let clone = self.driver.cuGraphClone(handle)?;
+        self.keep_driver();
+        self.graphs.bind(m.ph_graph_clone, clone, memory)
+    }
+
+    pub(super) fn cu_graph_destroy(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::CuGraphDestroy,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let (handle, memory) = self.graphs.forget(m.h_graph)?;
+        self.bury_memory(memory);
+        Ok(self.driver.cuGraphDestroy(handle)?)
+    }
+
+    pub(super) fn cu_graph_destroy_node(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::CuGraphDestroyNode,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let handle = self.real_node(m.h_node)?;
+        self.driver.cuGraphDestroyNode(handle)?;
+        self.graphs.nodes.remove(m.h_node)?;
+        self.graphs.node_ids.remove(&handle);
+        Ok(())
+    }
+
+    pub(super) fn cu_graph_exec_destroy(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::CuGraphExecDestroy,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let exec = self.graphs.execs.remove(m.h_graph_exec)?;
+        // The driver lets a launch end by itself; what it reads must last as long.
+        self.bury_memory(exec.memory);
+        Ok(())
+    }
+
+    pub(super) fn graph_nodes(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphNodes,
+    ) -> Result<messages::GraphNodesReply<'static>, Failure> {
+        self.enter(cx)?;
+        let graph = self.real_graph(m.graph)?;
+        let nodes = self.driver.graph_nodes(graph, m.roots_only != 0)?;
+        let ids = self.answer_nodes(graph, &nodes, m.first_node, m.nodes_max)?;
+        Ok(messages::GraphNodesReply {
+            count: nodes.len() as u64,
+            nodes: ids.into(),
+        })
+    }
+
+    pub(super) fn graph_edges(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphEdges,
+    ) -> Result<messages::GraphEdgesReply<'static>, Failure> {
+        self.enter(cx)?;
+        let graph = self.real_graph(m.graph)?;
+        let (from, to) = self.driver.graph_edges(graph)?;
+        let shown = from.len().min(m.edges_max as usize);
+        // Fresh numbers for one end, then for the other.
+        let from_ids = self.graphs.node_ids(graph, &from[..shown], m.first_node)?;
+        let second = m.first_node.wrapping_add(shown as u64);
+        let to_ids = self.graphs.node_ids(graph, &to[..shown], second)?;
+        Ok(messages::GraphEdgesReply {
+            count: from.len() as u64,
+            from: id_bytes(&from_ids).into(),
+            to: id_bytes(&to_ids).into(),
+        })
+    }
+
+    pub(super) fn graph_node_neighbours(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphNodeNeighbours,
+    ) -> Result<messages::GraphNodeNeighboursReply<'static>, Failure> {
+        self.enter(cx)?;
+        let node = self.graphs.nodes.get(m.node)?;
+        let (handle, graph) = (node.handle, node.graph);
+        let which = match m.dependents {
+            0 => Neighbours::Dependencies,
+            _ => Neighbours::Dependents,
+        };
+        let nodes = self.driver.graph_neighbours(handle, which)?;
+        let ids = self.answer_nodes(graph, &nodes, m.first_node, m.nodes_max)?;
+        Ok(messages::GraphNodeNeighboursReply {
+            count: nodes.len() as u64,
+            nodes: ids.into(),
+        })
+    }
+
+    pub(super) fn graph_exec_update(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphExecUpdate,
+    ) -> Result<messages::GraphExecUpdateReply, Failure> {
+        self.enter(cx)?;
+        let graph = self.graphs.graphs.get(m.graph)?;
+        let (handle, memory) = (graph.handle, graph.memory.clone());
+        let exec = self.graphs.execs.get_mut(m.exec)?;
+        let result = self.driver.graph_exec_update(exec.owned.handle(), handle)?;
+        if result == 0 {
+            exec.memory.extend(memory);
+        }
+        Ok(messages::GraphExecUpdateReply { result })
+    }
+
+    pub(super) fn graph_add_dependencies(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphAddDependencies<'_>,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let graph = self.real_graph(m.graph)?;
+        let (from, to) = (self.real_nodes(m.from)?, self.real_nodes(m.to)?);
+        if from.len() != to.len() {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!("edges from {} nodes to {}", from.len(), to.len()),
+            ));
+        }
+        Ok(self.driver.graph_add_dependencies(graph, &from, &to)?)
+    }
+
+    pub(super) fn graph_add_empty(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphAddEmpty<'_>,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        self.add_node(m.graph, m.node, m.dependencies, &NodeWork::Empty)
+    }
+
+    pub(super) fn graph_add_child(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphAddChild<'_>,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let child = self.graphs.graphs.get(m.child)?;
+        let (work, memory) = (NodeWork::Child(child.handle), child.memory.clone());
+        self.add_node(m.graph, m.node, m.dependencies, &work)?;
+        self.graphs.graphs.get_mut(m.graph)?.memory.extend(memory);
+        Ok(())
+    }
+
+    pub(super) fn graph_add_event(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphAddEvent<'_>,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let event = self.kept_event(m.event)?;
+        let work = match m.wait {
+            0 => NodeWork::EventRecord(event),
+            _ => NodeWork::EventWait(event),
+        };
+        self.add_node(m.graph, m.node, m.dependencies, &work)
+    }
+
+    pub(super) fn graph_add_host(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphAddHost<'_>,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let work = self.host_node(m.call);
+        self.add_node(m.graph, m.node, m.dependencies, &work)
+    }
+
+    pub(super) fn graph_add_memset(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphAddMemset<'_>,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let memset = CUDA_MEMSET_NODE_PARAMS {
+            dst: m.dst,
+            pitch: m.pitch as usize,
+            value: m.value,
+            element_size: m.element_size,
+            width: m.width as usize,
+            height: m.height as usize,
+        };
+        let work = self.memset_work(memset)?;
+        self.add_node(m.graph, m.node, m.dependencies, &work)
+    }
+
+    pub(super) fn graph_add_copy(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphAddCopy<'_>,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let copy = self.checked_box(m.desc, None)?;
+        let work = NodeWork::Copy(&copy, self.current_hold().handle);
+        self.add_node(m.graph, m.node, m.dependencies, &work)
+    }
+
+    pub(super) fn graph_add_kernel(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphAddKernel<'_>,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let shape = Shape {
+            grid: [m.grid_x, m.grid_y, m.grid_z],
+            block: [m.block_x, m.block_y, m.block_z],
+            shared_bytes: m.shared_bytes,
+        };
+        let work = NodeWork::Kernel(self.real_kernel(m.kernel)?, shape, m.params);
+        self.add_node(m.graph, m.node, m.dependencies, &work)
+    }
+
+    pub(super) fn graph_exec_set_kernel(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphExecSetKernel<'_>,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let shape = Shape {
+            grid: [m.grid_x, m.grid_y, m.grid_z],
+            block: [m.block_x, m.block_y, m.block_z],
+            shared_bytes: m.shared_bytes,
+        };
+        let work = NodeWork::Kernel(self.real_kernel(m.kernel)?, shape, m.params);
+        self.set_node(m.exec, m.node, &work)
+    }
+
+    pub(super) fn graph_exec_set_memset(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphExecSetMemset,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let memset = CUDA_MEMSET_NODE_PARAMS {
+            dst: m.dst,
+            pitch: m.pitch as usize,
+            value: m.value,
+            element_size: m.element_size,
+            width: m.width as usize,
+            height: m.height as usize,
+        };
+        let work = self.memset_work(memset)?;
+        self.set_node(m.exec, m.node, &work)
+    }
+
+    pub(super) fn graph_exec_set_copy(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphExecSetCopy<'_>,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let copy = self.checked_box(m.desc, None)?;
+        let work = NodeWork::Copy(&copy, self.current_hold().handle);
+        self.set_node(m.exec, m.node, &work)
+    }
+
+    pub(super) fn graph_exec_set_child(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphExecSetChild,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let child = self.graphs.graphs.get(m.child)?;
+        let (work, memory) = (NodeWork::Child(child.handle), child.memory.clone());
+        self.set_node(m.exec, m.node, &work)?;
+        self.graphs.execs.get_mut(m.exec)?.memory.extend(memory);
+        Ok(())
+    }
+
+    pub(super) fn graph_dot(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphDot,
+    ) -> Result<messages::GraphDotReply<'static>, Failure> {
+        self.enter(cx)?;
+        let graph = self.real_graph(m.graph)?;
+        let failed = |error: std::io::Error| {
+            Failure::new(
+                CUresult::CUDA_ERROR_OPERATING_SYSTEM,
+                format!("a file for the graph's text: {error}"),
+            )
+        };
+        let file = memory_file().map_err(failed)?;
+        let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
+        self.driver.graph_dot(graph, &path, m.flags)?;
+        let mut text = Vec::new();
+        // The driver opened the file anew, so that this end is still at its start.
+        (&file).read_to_end(&mut text).map_err(failed)?;
+        Ok(messages::GraphDotReply { text: text.into() })
+    }
+
+    pub(super) fn real_graph(&self, id: u64) -> Result<real::Graph, Failure> {
+        Ok(self.graphs.graphs.get(id)?.handle)
+    }
+
+    pub(super) fn real_graphexec(&self, id: u64) -> Result<real::GraphExec, Failure> {
+        Ok(self.graphs.execs.get(id)?.owned.handle())
+    }
+
+    pub(super) fn real_node(&self, id: u64) -> Result<real::Node, Failure> {
+        Ok(self.graphs.nodes.get(id)?.handle)
+    }
+
+    pub(super) fn real_nodes(&self, bytes: &[u8]) -> Result<Vec<real::Node>, Failure> {
+        ids(bytes).map(|id| self.real_node(id)).collect()
+    }
+
+    pub(super) fn bind_graph(&mut self, id: u64, handle: real::Graph) -> Result<(), Failure> {
+        self.keep_driver();
+        self.graphs.bind(id, handle, Vec::new())
+    }
+
+    /// Graphs are given back by the driver that made them.
+    pub(super) fn keep_driver(&mut self) {
+        if self.graphs.driver.is_none() {
+            self.graphs.driver = Some(self.driver.clone());
+        }
+    }
+
+    fn add_node(
+        &mut self,
+        graph: u64,
+        node: u64,
+        dependencies: &[u8],
+        work: &NodeWork<'_>,
+    ) -> Result<(), Failure> {
+        let graph = self.real_graph(graph)?;
+        let dependencies = self.real_nodes(dependencies)?;
+        // SAFETY: a memset's addresses were checked when it was made; host functions keep their data for ever.
+        let made = unsafe { self.driver.graph_add(graph, &dependencies, work) }?;
+        self.graphs.bind_node(node, made, graph)
+    }
+
+    fn set_node(&mut self, exec: u64, node: u64, work: &NodeWork<'_>) -> Result<(), Failure> {
+        let (exec, node) = (self.real_graphexec(exec)?, self.real_node(node)?);
+        // SAFETY: as for `add_node`.
+        Ok(unsafe { self.driver.graph_exec_set(exec, node, work) }?)
+    }
+
+    fn memset_work(&self, memset: CUDA_MEMSET_NODE_PARAMS) -> Result<NodeWork<'static>, Failure> {
+        let width = (memset.width as u64).saturating_mul(u64::from(memset.element_size));
+        let len = rows(memset.pitch as u64, width, memset.height as u64);
+        self.known(memset.dst, len)?;
+        Ok(NodeWork::Memset(memset, self.current_hold().handle))
+    }
+
+    fn answer_nodes(
+        &mut self,
+        graph: real::Graph,
+        nodes: &[real::Node],
+        first: u64,
+        nodes_max: u32,
+    ) -> Result<Vec<u8>, Failure> {
+        let shown = nodes.len().min(nodes_max as usize);
+        let ids = self.graphs.node_ids(graph, &nodes[..shown], first)?;
+        Ok(id_bytes(&ids))
+    }
+
+    fn bury_memory(&mut self, memory: Memory) {
+        if !memory.is_empty() {
+            let marks = self.busy_marks();
+            self.graveyard
+                .bury(Retired::Other(Box::new(memory)), None, marks);
+        }
+    }
+}
+
+/// A file without a name, that the driver can open by its path under /proc.
+fn memory_file() -> std::io::Result<File> {
+    // SAFETY: a constant name; the descriptor is taken over below.
+    let fd = unsafe { libc::memfd_create(c"graph".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: a fresh descriptor that nobody else has.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}

@@ -1,0 +1,126 @@
+//! What the client has freed and the GPU may still be using.
+//!
+//! A program frees memory as soon as it has submitted the last work on it; the driver's own `cuMemFree` then waits for
+//! the whole device. Here the session's thread must not wait, because the work may itself wait for something that this
+//! thread has yet to receive: the end of a host function, a copy that a kernel spins on. So what is freed is kept with
+//! marks in every busy stream, and given back when the marks are reached and somebody passes by.
+
+use std::sync::Arc;
+
+use super::{memory::Mapping, owned::Mark};
+
+/// Marks of all busy streams at one moment, shared by everything freed then.
+pub(super) type Marks = Arc<Vec<Mark>>;
+
+pub(super) enum Retired {
+    /// Kept apart because the same range is often mapped again at once.
+    Mapping(Mapping),
+    Other(#[allow(dead_code)] Box<dyn Send>),
+}
+
+struct Grave {
+    /// `None`: freed while a stream was capturing, where nothing could be marked.
+    marks: Option<Marks>,
+    retired: Retired,
+    range: Option<(u64, u64)>,
+}
+
+#[derive(Default)]
+pub(super) struct Graveyard {
+    graves: Vec<Grave>,
+}
+
+impl Graveyard {
+    pub(super) fn bury(
+        &mut self,
+        retired: Retired,
+        range: Option<(u64, u64)>,
+        marks: Option<Marks>,
+    ) {
+        self.graves.push(Grave {
+            marks,
+            retired,
+            range,
+        });
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.graves.is_empty()
+    }
+
+    /// Marks what could not be marked when it was freed. Later marks are as good.
+    pub(super) fn mark(&mut self, mut now: impl FnMut() -> Option<Marks>) {
+        let unmarked = self.graves.iter_mut().filter(|g| g.marks.is_none());
+        for grave in unmarked {
+            match now() {
+                Some(marks) => grave.marks = Some(marks),
+                None => return,
+            }
+        }
+    }
+
+    /// Gives back what the GPU has done with, and answers whether anything is left.
+    pub(super) fn reap(&mut self) -> bool {
+        self.graves.retain(|grave| !done(grave.marks.as_ref()));
+        !self.graves.is_empty()
+    }
+
+    /// Takes back the mapping of exactly this range, with the marks that its next use must wait for.
+    pub(super) fn resurrect(&mut self, va: u64, len: u64) -> Option<(Mapping, Marks)> {
+        let at = self.graves.iter().position(|grave| {
+            grave.range == Some((va, len))
+                && grave.marks.is_some()
+                && matches!(&grave.retired, Retired::Mapping(mapping) if mapping.is_private())
+        })?;
+        let grave = self.graves.swap_remove(at);
+        match (grave.retired, grave.marks) {
+            (Retired::Mapping(mapping), Some(marks)) => Some((mapping, marks)),
+            _ => None,
+        }
+    }
+
+    /// Whether part of a range is still held by something freed.
+    pub(super) fn overlaps(&self, va: u64, len: u64) -> bool {
+        self.graves
+            .iter()
+            .filter_map(|grave| grave.range)
+            .any(|(start, size)| start < va.saturating_add(len) && va < start.saturating_add(size))
+    }
+}
+
+fn done(marks: Option<&Marks>) -> bool {
+    // An error of the GPU ends its work as well.
+    marks.is_some_and(|marks| marks.iter().all(|mark| mark.reached().unwrap_or(true)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    struct Counted(Arc<AtomicUsize>);
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn unmarked_graves_wait_until_they_can_be_marked() {
+        let freed = Arc::new(AtomicUsize::new(0));
+        let mut graveyard = Graveyard::default();
+        let retired = || Retired::Other(Box::new(Counted(freed.clone())));
+        graveyard.bury(retired(), Some((0x1000, 0x1000)), None);
+        graveyard.bury(retired(), None, Some(Arc::new(Vec::new())));
+        assert!(graveyard.reap(), "the unmarked one stays");
+        assert_eq!(freed.load(Ordering::Relaxed), 1);
+        assert!(graveyard.overlaps(0x1fff, 1));
+        assert!(!graveyard.overlaps(0x2000, 1));
+        graveyard.mark(|| None);
+        assert!(graveyard.reap());
+        graveyard.mark(|| Some(Arc::new(Vec::new())));
+        assert!(!graveyard.reap());
+        assert_eq!(freed.load(Ordering::Relaxed), 2);
+    }
+}

@@ -1,0 +1,162 @@
+//! What the session asks for by itself.
+
+use outboard_api::{
+    CUresult,
+    enums::{
+        CU_DEVICE_ATTRIBUTE_MAX, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID,
+        CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, CU_MEM_ALLOC_GRANULARITY_MINIMUM,
+        CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
+    },
+};
+use outboard_wire::{
+    doc::{self, DeviceCard},
+    messages,
+};
+
+use super::{
+    Nvidia,
+    memory::{Window, properties},
+    nvml,
+    owned::ContextHold,
+};
+use crate::device::{Cx, Failure, Host};
+
+/// Device memory that the driver needs beside the client's: modules, local memory, printf buffers.
+const RESERVE_BYTES: u64 = 256 << 20;
+
+impl Host for Nvidia {
+    fn cards(&mut self) -> Result<Vec<DeviceCard>, Failure> {
+        (0..self.devices.len()).map(|i| self.card(i)).collect()
+    }
+
+    fn driver_version(&mut self) -> u32 {
+        self.driver
+            .cuDriverGetVersion()
+            .map_or(0, i32::unsigned_abs)
+    }
+
+    fn reserve_window(&mut self) -> Result<(u64, u64), Failure> {
+        if let Some(window) = &self.memory.window {
+            return Ok(window.range());
+        }
+        self.enter_base()?;
+        let window = Window::reserve(&self.driver)?;
+        let range = window.range();
+        self.memory.window = Some(window);
+        Ok(range)
+    }
+
+    fn take_printed(&mut self, out: &mut Vec<u8>) {
+        if self.may_print {
+            self.printed.take(out);
+        }
+        // The session passes by before every answer to a wait: time to give back what was freed.
+        self.reap();
+    }
+
+    fn take_host_calls(&mut self, out: &mut Vec<(u64, CUresult)>) {
+        self.host_calls.take(out);
+    }
+
+    fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8])) {
+        self.host.take_changed(changed);
+    }
+
+    fn awaits_host_calls(&self) -> bool {
+        self.host_calls.is_outstanding()
+    }
+}
+
+impl Nvidia {
+    pub(super) fn nvml_snapshot(
+        &mut self,
+        _cx: &mut Cx<'_>,
+        _m: &messages::NvmlSnapshot,
+    ) -> Result<messages::NvmlSnapshotReply<'static>, Failure> {
+        let uuids = self
+            .devices
+            .iter()
+            .map(|gpu| Ok(self.driver.cuDeviceGetUuid_v2(gpu.ordinal)?.bytes))
+            .collect::<Result<Vec<_>, Failure>>()?;
+        let snapshot = nvml::snapshot(&uuids)?;
+        let document = doc::to_bytes(&snapshot).map_err(|error| {
+            Failure::new(
+                CUresult::CUDA_ERROR_UNKNOWN,
+                format!("the NVML snapshot: {error}"),
+            )
+        })?;
+        Ok(messages::NvmlSnapshotReply {
+            document: document.into(),
+        })
+    }
+
+    fn card(&mut self, device: usize) -> Result<DeviceCard, Failure> {
+        let ordinal = self.real_device(device as i32)?;
+        let uuid = self.driver.cuDeviceGetUuid_v2(ordinal)?.bytes;
+        let memory_bytes = self.driver.cuDeviceTotalMem_v2(ordinal)?;
+        let attributes: Vec<Option<i32>> = (0..CU_DEVICE_ATTRIBUTE_MAX)
+            .map(|attribute| self.driver.cuDeviceGetAttribute(attribute, ordinal).ok())
+            .collect();
+        let number = |attribute: u32| {
+            attributes
+                .get(attribute as usize)
+                .copied()
+                .flatten()
+                .unwrap_or(0)
+                .unsigned_abs()
+        };
+        let (pci_domain, pci_bus, pci_device) = (
+            number(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID),
+            number(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID),
+            number(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID),
+        );
+        let quota_bytes = match self.memory_bytes {
+            Some(bytes) => bytes.min(memory_bytes),
+            None => self
+                .free_bytes(device, &uuid)?
+                .saturating_sub(RESERVE_BYTES),
+        };
+        let granularity = |option| {
+            self.driver
+                .cuMemGetAllocationGranularity(&properties(ordinal), option)
+        };
+        let granularity_bytes = (
+            granularity(CU_MEM_ALLOC_GRANULARITY_MINIMUM)?,
+            granularity(CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)?,
+        );
+        // The same on every device that has streams with priorities at all.
+        self.enter_base()?;
+        let stream_priorities = self.driver.cuCtxGetStreamPriorityRange()?;
+        Ok(DeviceCard {
+            name: self.driver.device_name(ordinal)?,
+            uuid,
+            // Windows alone has them.
+            luid: self.driver.device_luid(ordinal).unwrap_or_default(),
+            memory_bytes,
+            quota_bytes,
+            attributes,
+            pci_domain,
+            pci_bus,
+            pci_device,
+            stream_priorities,
+            granularity_bytes,
+        })
+    }
+
+    /// Free memory, asked without a context where that is possible: making one takes a third of a second.
+    fn free_bytes(&mut self, device: usize, uuid: &[u8; 16]) -> Result<u64, Failure> {
+        if device == 0 {
+            self.enter_base()?;
+            return Ok(self.driver.cuMemGetInfo_v2()?.0);
+        }
+        if let Some(free) = nvml::free_bytes(uuid) {
+            return Ok(free);
+        }
+        let ordinal = self.real_device(device as i32)?;
+        let hold = ContextHold::primary(&self.driver, device, ordinal)?;
+        self.driver.cuCtxSetCurrent(hold.handle)?;
+        let free = self.driver.cuMemGetInfo_v2();
+        self.enter_base()?;
+        Ok(free?.0)
+    }
+}

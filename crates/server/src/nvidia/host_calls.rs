@@ -1,0 +1,260 @@
+//! Host functions: a stream that reaches one waits until the client has run it.
+//!
+//! The driver calls back on a thread of its own, which is what holds the stream; it announces the call to the session
+//! and sleeps until the client has answered. The session's thread never waits here.
+
+use std::{
+    collections::VecDeque,
+    ffi::c_void,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use outboard_api::{CUresult, cuda::CUDA_HOST_NODE_PARAMS};
+use outboard_wire::messages;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::{Nvidia, graph_calls::NodeWork, owned::Mark, table::Refused};
+use crate::device::{Cx, Failure};
+
+/// Host functions submitted and not yet done; a client beyond that waits for nobody.
+const OUTSTANDING_MAX: usize = 1 << 20;
+
+/// Shared with the driver's callback threads.
+#[derive(Default)]
+struct Calls {
+    state: Mutex<State>,
+    answered: Condvar,
+    ended: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    /// Reached by their streams, and not yet told to the client.
+    reached: VecDeque<u64>,
+    /// Told to the client or about to be, and how often at once.
+    running: FxHashMap<u64, u32>,
+    /// Answered, and not yet noticed by the callback.
+    done: FxHashMap<u64, u32>,
+}
+
+impl Calls {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// On the driver's thread.
+    fn reached(&self, call: u64) {
+        let mut state = self.state();
+        state.reached.push_back(call);
+        *state.running.entry(call).or_default() += 1;
+        while !self.ended.load(Ordering::Acquire) && !take_one(&mut state.done, call) {
+            state = self
+                .answered
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+fn take_one(counts: &mut FxHashMap<u64, u32>, call: u64) -> bool {
+    match counts.get_mut(&call) {
+        None => false,
+        Some(1) => counts.remove(&call).is_some(),
+        Some(count) => {
+            *count -= 1;
+            true
+        }
+    }
+}
+
+/// What a callback is given.
+struct Announce {
+    calls: Arc<Calls>,
+    call: u64,
+}
+
+/// What a session keeps of its host functions.
+#[derive(Default)]
+pub(super) struct HostCalls {
+    calls: Arc<Calls>,
+    /// Submitted to streams directly, and not yet answered.
+    direct: FxHashSet<u64>,
+    /// Whether any graph of the session has host functions.
+    repeated: bool,
+    /// Launches of graphs that may reach host functions.
+    launches: Vec<Mark>,
+}
+
+impl HostCalls {
+    /// Whether the GPU may be waiting for the client.
+    pub(super) fn is_outstanding(&self) -> bool {
+        !self.direct.is_empty()
+            || self
+                .launches
+                .iter()
+                .any(|mark| !mark.reached().unwrap_or(true))
+    }
+
+    pub(super) fn take(&mut self, out: &mut Vec<(u64, CUresult)>) {
+        self.launches.retain(|mark| !mark.reached().unwrap_or(true));
+        let mut state = self.calls.state();
+        out.extend(
+            state
+                .reached
+                .drain(..)
+                .map(|call| (call, CUresult::CUDA_SUCCESS)),
+        );
+    }
+
+    /// Notes a launch, if any graph of the session has host functions.
+    pub(super) fn launched(
+        &mut self,
+        mark: impl FnOnce() -> Result<Mark, Refused>,
+    ) -> Result<(), Refused> {
+        if self.repeated {
+            self.launches.push(mark()?);
+        }
+        Ok(())
+    }
+
+    fn done(&mut self, call: u64) -> Result<(), Failure> {
+        let mut state = self.calls.state();
+        if !take_one(&mut state.running, call) {
+            return Err(Failure::wild("running host function", call));
+        }
+        *state.done.entry(call).or_default() += 1;
+        drop(state);
+        self.calls.answered.notify_all();
+        self.direct.remove(&call);
+        Ok(())
+    }
+
+    /// What a graph gives its host function at every launch. It is never freed: clones of the graph may call it until
+    /// the process, which serves one session, ends.
+    fn repeat(&mut self, call: u64) -> *mut c_void {
+        self.repeated = true;
+        Box::into_raw(Box::new(Announce {
+            calls: self.calls.clone(),
+            call,
+        }))
+        .cast()
+    }
+
+    /// Lets every stream go on: the client will not answer any more.
+    pub(super) fn end(&mut self) {
+        self.calls.ended.store(true, Ordering::Release);
+        let _state = self.calls.state();
+        self.calls.answered.notify_all();
+    }
+}
+
+impl Drop for HostCalls {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Called once by the driver, with a box that it owns.
+unsafe extern "C" fn once(data: *mut c_void) {
+    // SAFETY: made by `Box::into_raw` for this one call.
+    let announce = unsafe { Box::from_raw(data.cast::<Announce>()) };
+    announce.calls.reached(announce.call);
+}
+
+/// Called at every launch of a graph, with a box that is never freed.
+unsafe extern "C" fn again(data: *mut c_void) {
+    // SAFETY: the box is never freed.
+    let announce = unsafe { &*data.cast::<Announce>() };
+    announce.calls.reached(announce.call);
+}
+
+impl Nvidia {
+    pub(super) fn host_func(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::HostFunc,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let stream = self.real_stream(m.stream)?;
+        if self.capturing(stream)? {
+            let data = self.host_calls.repeat(m.call);
+            // SAFETY: the box behind `data` is never freed.
+            return Ok(unsafe { self.driver.host_func(stream, again, data) }?);
+        }
+        if self.host_calls.direct.len() >= OUTSTANDING_MAX {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                format!("more than {OUTSTANDING_MAX} host functions at a time"),
+            ));
+        }
+        let data = Box::into_raw(Box::new(Announce {
+            calls: self.host_calls.calls.clone(),
+            call: m.call,
+        }));
+        // SAFETY: the box is handed over for the one call.
+        let submitted = unsafe { self.driver.host_func(stream, once, data.cast()) };
+        if let Err(refused) = submitted {
+            // SAFETY: refused, so that the driver does not call.
+            drop(unsafe { Box::from_raw(data) });
+            return Err(refused.into());
+        }
+        self.host_calls.direct.insert(m.call);
+        Ok(())
+    }
+
+    pub(super) fn host_func_done(
+        &mut self,
+        _cx: &mut Cx<'_>,
+        m: &messages::HostFuncDone,
+    ) -> Result<(), Failure> {
+        self.host_calls.done(m.call)
+    }
+
+    /// A graph node that calls a host function at every launch.
+    pub(super) fn host_node(&mut self, call: u64) -> NodeWork<'static> {
+        NodeWork::Host(CUDA_HOST_NODE_PARAMS {
+            func: Some(again),
+            user_data: self.host_calls.repeat(call),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_callback_sleeps_until_the_client_has_answered() {
+        let mut host_calls = HostCalls::default();
+        let calls = host_calls.calls.clone();
+        let callback = std::thread::spawn(move || calls.reached(7));
+        let mut told = Vec::new();
+        while told.is_empty() {
+            host_calls.take(&mut told);
+        }
+        assert_eq!(told, [(7, CUresult::CUDA_SUCCESS)]);
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!callback.is_finished());
+        assert!(host_calls.done(8).is_err(), "8 is not running");
+        host_calls.done(7).expect("7 runs");
+        callback.join().expect("let go");
+        assert!(host_calls.done(7).is_err(), "answered twice");
+    }
+
+    #[test]
+    fn the_end_of_a_session_lets_callbacks_go() {
+        let mut host_calls = HostCalls::default();
+        let calls = host_calls.calls.clone();
+        let callback = std::thread::spawn(move || calls.reached(7));
+        let mut told = Vec::new();
+        while told.is_empty() {
+            host_calls.take(&mut told);
+        }
+        host_calls.end();
+        callback.join().expect("let go");
+    }
+}

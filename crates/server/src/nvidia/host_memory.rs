@@ -1,0 +1,459 @@
+//! Host memory that the GPU reaches at the same address as the client's program.
+//!
+//! Where client and server share a machine it is the same memory, through a file descriptor. Elsewhere it is a mirror:
+//! the client sends what the program wrote, and is sent back what kernels wrote to the parts that it watches.
+
+use std::{
+    collections::BTreeMap,
+    ffi::c_void,
+    fs::File,
+    os::fd::{AsRawFd, OwnedFd},
+    ptr::{self, NonNull},
+    sync::Arc,
+};
+
+use outboard_api::CUresult;
+use outboard_wire::messages;
+
+use super::{
+    Nvidia,
+    addresses::Span,
+    graveyard::Retired,
+    owned::{ContextHold, given_back},
+};
+use crate::device::{Cx, Failure};
+
+/// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`, the same bits for `cuMemHostAlloc`.
+const PORTABLE_DEVICEMAP: u32 = 3;
+/// The grain of [`Nvidia::take_host_pages`].
+const PAGE_BYTES: u64 = 4096;
+/// Where user space ends on x86-64 with four levels of page tables, and where it may begin.
+const USER_ADDRESS_MIN: u64 = 1 << 16;
+const USER_ADDRESS_MAX: u64 = 1 << 47;
+/// Host memory of one session, shared and mirrored, all together.
+const HOST_MAPPED_BYTES_MAX: u64 = 1 << 40;
+
+/// Mapped at an address of the client's choice, and registered with the GPU; both undone when dropped.
+struct HostRange {
+    hold: Arc<ContextHold>,
+    va: u64,
+    len: u64,
+    registered: bool,
+    mirror: bool,
+}
+
+impl HostRange {
+    /// Maps the file, or fresh memory, at exactly `va`.
+    fn map(
+        hold: &Arc<ContextHold>,
+        va: u64,
+        len: u64,
+        file: Option<OwnedFd>,
+    ) -> Result<HostRange, Failure> {
+        let placed = va.is_multiple_of(PAGE_BYTES)
+            && len > 0
+            && len.is_multiple_of(PAGE_BYTES)
+            && va >= USER_ADDRESS_MIN
+            && va
+                .checked_add(len)
+                .is_some_and(|end| end <= USER_ADDRESS_MAX);
+        if !placed {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!("{va:#x} and {len:#x} bytes are no pages of a program"),
+            ));
+        }
+        let file = file.map(File::from);
+        if let Some(file) = &file {
+            // Pages beyond the end of the file would kill this process when touched.
+            let size = file.metadata().map_or(0, |metadata| metadata.len());
+            if size < len {
+                return Err(Failure::new(
+                    CUresult::CUDA_ERROR_INVALID_VALUE,
+                    format!("{len} bytes of a file of {size} were to be mapped"),
+                ));
+            }
+        }
+        let (flags, fd) = match &file {
+            Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
+            None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
+        };
+        let wanted = ptr::with_exposed_provenance_mut::<c_void>(va as usize);
+        // SAFETY: NOREPLACE leaves everything alone that this process has mapped.
+        let mapped = unsafe {
+            libc::mmap(
+                wanted,
+                len as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags | libc::MAP_FIXED_NOREPLACE,
+                fd,
+                0,
+            )
+        };
+        let range = HostRange {
+            hold: hold.clone(),
+            va,
+            len,
+            registered: false,
+            mirror: file.is_none(),
+        };
+        if mapped == libc::MAP_FAILED {
+            let error = std::io::Error::last_os_error();
+            std::mem::forget(range);
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_NOT_SUPPORTED,
+                format!("host memory at {va:#x} cannot be mapped in the server: {error}"),
+            ));
+        }
+        if mapped != wanted {
+            // A kernel before 4.17 takes the address as a wish.
+            // SAFETY: mapped a moment ago, with this length.
+            unsafe { libc::munmap(mapped, len as usize) };
+            std::mem::forget(range);
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_NOT_SUPPORTED,
+                format!("host memory at {va:#x} is taken in the server"),
+            ));
+        }
+        Ok(range)
+    }
+
+    /// Makes the range known to the GPU, which must reach it at the same address.
+    fn register(&mut self) -> Result<(), Failure> {
+        let driver = &self.hold.driver;
+        let base = ptr::with_exposed_provenance_mut::<c_void>(self.va as usize);
+        // SAFETY: mapped by this object, for as long as it is registered.
+        unsafe { driver.cuMemHostRegister_v2(base, self.len, PORTABLE_DEVICEMAP) }?;
+        self.registered = true;
+        // SAFETY: registered above.
+        let address = unsafe { driver.cuMemHostGetDevicePointer_v2(base, 0) }?;
+        if address != self.va {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_NOT_SUPPORTED,
+                format!(
+                    "the GPU reaches host memory at {:#x} at {address:#x}",
+                    self.va
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn pointer(&self, va: u64) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(va as usize)
+    }
+
+    fn holds(&self, va: u64, len: u64) -> bool {
+        va >= self.va
+            && va
+                .checked_add(len)
+                .is_some_and(|end| end <= self.va + self.len)
+    }
+
+    /// The GPU may write at the same time: then some bytes are old and some new, as on a local GPU.
+    fn read(&self, va: u64, out: &mut [u8]) {
+        if self.holds(va, out.len() as u64) {
+            // SAFETY: inside this mapping, and `out` is not.
+            unsafe { ptr::copy_nonoverlapping(self.pointer(va), out.as_mut_ptr(), out.len()) };
+        }
+    }
+
+    fn write(&self, va: u64, data: &[u8]) {
+        if self.holds(va, data.len() as u64) {
+            // SAFETY: inside this mapping, and `data` is a message.
+            unsafe { ptr::copy_nonoverlapping(data.as_ptr(), self.pointer(va), data.len()) };
+        }
+    }
+}
+
+impl Drop for HostRange {
+    fn drop(&mut self) {
+        let base = ptr::with_exposed_provenance_mut::<c_void>(self.va as usize);
+        if self.registered {
+            // SAFETY: registered by this object; the graveyard saw the GPU's last use.
+            given_back(unsafe { self.hold.driver.cuMemHostUnregister(base) });
+        }
+        // SAFETY: mapped by this object, and nothing refers to it any more.
+        unsafe { libc::munmap(base, self.len as usize) };
+    }
+}
+
+/// A part of a mirror that kernels write to, and what the client knows of it.
+struct Watch {
+    va: u64,
+    known: Vec<u8>,
+}
+
+#[derive(Default)]
+pub(super) struct HostRanges {
+    ranges: BTreeMap<u64, HostRange>,
+    watches: Vec<Watch>,
+    bytes: u64,
+}
+
+impl HostRanges {
+    fn mirror(&self, va: u64, len: u64) -> Result<&HostRange, Failure> {
+        self.ranges
+            .range(..=va)
+            .next_back()
+            .map(|(_, range)| range)
+            .filter(|range| range.mirror && range.holds(va, len))
+            .ok_or_else(|| {
+                Failure::new(
+                    CUresult::CUDA_ERROR_INVALID_VALUE,
+                    format!("{va:#x} and {len:#x} bytes are in no mirror of this session"),
+                )
+            })
+    }
+
+    /// Hands over the watched pages that changed since they were last handed over or written by the client.
+    pub(super) fn take_changed(&mut self, changed: &mut dyn FnMut(u64, &[u8])) {
+        let mut now = [0; PAGE_BYTES as usize];
+        for watch in &mut self.watches {
+            let Some((_, range)) = self.ranges.range(..=watch.va).next_back() else {
+                continue;
+            };
+            for (i, page) in watch.known.chunks_mut(PAGE_BYTES as usize).enumerate() {
+                let va = watch.va + i as u64 * PAGE_BYTES;
+                let now = &mut now[..page.len()];
+                range.read(va, now);
+                if now != page {
+                    page.copy_from_slice(now);
+                    changed(va, page);
+                }
+            }
+        }
+    }
+}
+
+impl Nvidia {
+    pub(super) fn host_map(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::HostMap,
+    ) -> Result<(), Failure> {
+        let file = match m.fd_tag {
+            0 => None,
+            tag => Some((cx.fds)(tag)?),
+        };
+        self.vacate(m.va, m.len)?;
+        if self.host.bytes.saturating_add(m.len) > HOST_MAPPED_BYTES_MAX {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                format!("more than {HOST_MAPPED_BYTES_MAX} bytes of host memory"),
+            ));
+        }
+        self.enter_base()?;
+        let mut range = HostRange::map(&self.base, m.va, m.len, file)?;
+        range.register()?;
+        if !self.addresses.insert(m.va, m.len) {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!("{:#x} is mapped already", m.va),
+            ));
+        }
+        self.host.bytes += m.len;
+        self.host.ranges.insert(m.va, range);
+        Ok(())
+    }
+
+    pub(super) fn host_unmap(
+        &mut self,
+        _cx: &mut Cx<'_>,
+        m: &messages::HostUnmap,
+    ) -> Result<(), Failure> {
+        let range = self
+            .host
+            .ranges
+            .remove(&m.va)
+            .ok_or_else(|| Failure::wild("host memory", m.va))?;
+        self.addresses.remove(m.va);
+        self.host.bytes -= range.len;
+        self.host.watches.retain(|watch| !range.holds(watch.va, 0));
+        let marks = self.busy_marks();
+        let place = Some((range.va, range.len));
+        self.graveyard
+            .bury(Retired::Other(Box::new(range)), place, marks);
+        Ok(())
+    }
+
+    pub(super) fn host_write(
+        &mut self,
+        _cx: &mut Cx<'_>,
+        m: &messages::HostWrite<'_>,
+    ) -> Result<(), Failure> {
+        self.host
+            .mirror(m.va, m.data.len() as u64)?
+            .write(m.va, m.data);
+        // What the client wrote it need not be told.
+        for watch in &mut self.host.watches {
+            overwrite(&mut watch.known, watch.va, m.va, m.data);
+        }
+        Ok(())
+    }
+
+    pub(super) fn host_watch(
+        &mut self,
+        _cx: &mut Cx<'_>,
+        m: &messages::HostWatch,
+    ) -> Result<(), Failure> {
+        let range = self.host.mirror(m.va, m.len)?;
+        let watched =
+            self.host.watches.iter().any(|watch| {
+                watch.va <= m.va && m.va + m.len <= watch.va + watch.known.len() as u64
+            });
+        if !watched {
+            let mut known = vec![0; m.len as usize];
+            range.read(m.va, &mut known);
+            self.host.watches.push(Watch { va: m.va, known });
+        }
+        Ok(())
+    }
+
+    /// Makes the context current to which pinned memory belongs.
+    pub(super) fn enter_base(&mut self) -> Result<(), Failure> {
+        self.current = None;
+        Ok(self.driver.cuCtxSetCurrent(self.base.handle)?)
+    }
+}
+
+/// Writes the part of `data` at `at` that falls into `known` at `start`.
+fn overwrite(known: &mut [u8], start: u64, at: u64, data: &[u8]) {
+    let from = at.max(start);
+    let to = (at + data.len() as u64).min(start + known.len() as u64);
+    if from < to {
+        known[(from - start) as usize..(to - start) as usize]
+            .copy_from_slice(&data[(from - at) as usize..(to - at) as usize]);
+    }
+}
+
+/// Memory that the driver pinned.
+pub(super) struct Pinned {
+    hold: Arc<ContextHold>,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory is the object's own; whoever shares parts of it divides it by `Part`s that do not overlap.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// The context must be the current one.
+    pub(super) fn new(hold: &Arc<ContextHold>, len: usize) -> Result<Pinned, Failure> {
+        let mut start = ptr::null_mut();
+        // SAFETY: room for the answer.
+        unsafe {
+            hold.driver
+                .cuMemHostAlloc(&mut start, len as u64, PORTABLE_DEVICEMAP)
+        }?;
+        let start = NonNull::new(start.cast()).ok_or_else(|| {
+            Failure::new(
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                "the driver pinned no memory",
+            )
+        })?;
+        Ok(Pinned {
+            hold: hold.clone(),
+            start,
+            len,
+        })
+    }
+
+    /// The whole of it as one part.
+    pub(super) fn whole(self) -> Part {
+        let len = self.len;
+        Part {
+            block: Arc::new(self),
+            offset: 0,
+            len,
+        }
+    }
+
+    /// All of it in parts of one length.
+    pub(super) fn split(self, len: usize) -> Vec<Part> {
+        let count = self.len / len;
+        let block = Arc::new(self);
+        (0..count)
+            .map(|i| Part {
+                block: block.clone(),
+                offset: i * len,
+                len,
+            })
+            .collect()
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: pinned by this object, and no part of it is left.
+        given_back(unsafe { self.hold.driver.cuMemFreeHost(self.start.as_ptr().cast()) });
+    }
+}
+
+/// A part of pinned memory that nobody else has.
+pub(super) struct Part {
+    block: Arc<Pinned>,
+    offset: usize,
+    len: usize,
+}
+
+impl Part {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// For the driver's copies.
+    pub(super) fn span(&self, len: usize) -> Span {
+        let address = self.block.start.as_ptr().expose_provenance() + self.offset;
+        // SAFETY: kept by whoever submits the copy until a mark behind it is reached.
+        unsafe { Span::new_unchecked(address as u64, len.min(self.len) as u64) }
+    }
+
+    /// The first bytes. The GPU's copy into them is over: its mark was reached.
+    pub(super) fn bytes(&self, len: usize) -> &[u8] {
+        // SAFETY: inside the block, and nobody writes to it after the mark.
+        unsafe {
+            std::slice::from_raw_parts(
+                self.block.start.as_ptr().add(self.offset),
+                len.min(self.len),
+            )
+        }
+    }
+
+    pub(super) fn fill(&mut self, data: &[u8]) {
+        let len = data.len().min(self.len);
+        // SAFETY: inside the block; no copy of the GPU reads it: a part is handed out after its mark.
+        unsafe {
+            ptr::copy_nonoverlapping(
+                data.as_ptr(),
+                self.block.start.as_ptr().add(self.offset),
+                len,
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overwriting_clips_at_both_ends() {
+        for (at, expected) in [
+            (8, [3, 4, 0, 0]),
+            (9, [2, 3, 4, 0]),
+            (12, [0, 0, 1, 2]),
+            (14, [0; 4]),
+            (6, [0; 4]),
+        ] {
+            let mut known = [0; 4];
+            overwrite(&mut known, 10, at, &[1, 2, 3, 4]);
+            assert_eq!(known, expected, "{at}");
+        }
+        let mut known = [0; 2];
+        overwrite(&mut known, 11, 10, &[1, 2, 3, 4]);
+        assert_eq!(known, [2, 3]);
+    }
+}

@@ -1,0 +1,403 @@
+//! Device memory: the window, and what is mapped in it at addresses that the client chose.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUmemAllocationProp, CUmemLocation},
+    enums::{CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE},
+};
+use outboard_wire::messages;
+
+use super::{
+    Nvidia,
+    addresses::Span,
+    graveyard::{Marks, Retired},
+    owned::{Owned, given_back},
+    table::{Driver, Refused, real},
+};
+use crate::device::{Cx, Failure};
+
+/// Where the window may lie, best first. All of it is far from where Linux places anything else, on both sides.
+const WINDOW_BASES: &[u64] = &[
+    0x2000_0000_0000,
+    0x1000_0000_0000,
+    0x3000_0000_0000,
+    0x4000_0000_0000,
+];
+/// How long it may be, best first.
+const WINDOW_BYTES: &[u64] = &[1 << 40, 1 << 38, 1 << 36];
+/// How long a range that is mapped again may wait for the work that still uses it.
+const SETTLE_MS_MAX: u64 = 10_000;
+/// The same while host functions are queued: the work may wait for one, whose end this thread has yet to receive.
+const SETTLE_BESIDE_HOST_CALLS_MS_MAX: u64 = 100;
+const SETTLE_POLL_US: u64 = 20;
+
+/// Physical memory at an address; unmapped when dropped.
+pub(super) struct Mapping {
+    driver: Arc<Driver>,
+    va: u64,
+    len: u64,
+    allocation: Arc<Owned<real::Allocation>>,
+    /// Made by `mem_map`: nobody else maps the same memory.
+    private: bool,
+}
+
+impl Mapping {
+    pub(super) fn is_private(&self) -> bool {
+        self.private
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by this object, with this length; the graveyard saw the GPU's last use.
+        given_back(unsafe { self.driver.cuMemUnmap(self.va, self.len) });
+    }
+}
+
+/// The address range in which the client places memory.
+pub(super) struct Window {
+    driver: Arc<Driver>,
+    base: u64,
+    len: u64,
+}
+
+impl Window {
+    pub(super) fn reserve(driver: &Arc<Driver>) -> Result<Window, Failure> {
+        for len in WINDOW_BYTES {
+            for base in WINDOW_BASES {
+                // SAFETY: reserving touches no memory; the base is a wish.
+                let reserved = unsafe { driver.cuMemAddressReserve(*len, 0, *base, 0) };
+                let Ok(granted) = reserved else { continue };
+                let window = Window {
+                    driver: driver.clone(),
+                    base: granted,
+                    len: *len,
+                };
+                if granted == *base {
+                    return Ok(window);
+                }
+            }
+        }
+        Err(Failure::new(
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            "no address window for device memory: every range tried is in use in this process",
+        ))
+    }
+
+    pub(super) fn range(&self) -> (u64, u64) {
+        (self.base, self.len)
+    }
+
+    fn holds(&self, va: u64, len: u64) -> bool {
+        va >= self.base
+            && len > 0
+            && va
+                .checked_add(len)
+                .is_some_and(|end| end <= self.base + self.len)
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: reserved by this object; all mappings in it are gone.
+        given_back(unsafe { self.driver.cuMemAddressFree(self.base, self.len) });
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Memory {
+    pub(super) window: Option<Window>,
+    mapped: BTreeMap<u64, Mapping>,
+}
+
+impl Memory {
+    /// Unmaps everything, then gives the window back.
+    pub(super) fn clear(&mut self) {
+        self.mapped.clear();
+        self.window = None;
+    }
+}
+
+impl Nvidia {
+    pub(super) fn mem_map(&mut self, cx: &mut Cx<'_>, m: &messages::MemMap) -> Result<(), Failure> {
+        self.enter(cx)?;
+        self.in_window(m.va, m.len)?;
+        let device = self.context(cx.context)?.device;
+        if let Some((mapping, marks)) = self.graveyard.resurrect(m.va, m.len) {
+            if mapping.allocation.hold.device == device {
+                let settled = self.await_marks(&marks);
+                if settled.is_ok() {
+                    return self.keep_mapping(mapping);
+                }
+                self.rebury(mapping, marks);
+                return settled;
+            }
+            self.rebury(mapping, marks);
+        }
+        self.vacate(m.va, m.len)?;
+        let allocation = Arc::new(self.create_allocation(device, m.len)?);
+        let mut mapping = self.map(&allocation, m.va, m.len, 0)?;
+        mapping.private = true;
+        self.give_access(device, m.va, m.len)?;
+        self.keep_mapping(mapping)
+    }
+
+    pub(super) fn mem_unmap(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::MemUnmap,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        self.unmap(m.va, m.len)
+    }
+
+    pub(super) fn allocation_create(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::AllocationCreate,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        self.real_device(m.device)?;
+        let allocation = self.create_allocation(m.device as usize, m.len)?;
+        self.allocations.insert(m.allocation, Arc::new(allocation))
+    }
+
+    pub(super) fn allocation_release(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::AllocationRelease,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        // Mappings hold the memory for as long as they last.
+        self.allocations.remove(m.allocation).map(drop)
+    }
+
+    pub(super) fn allocation_map(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::AllocationMap,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        self.in_window(m.va, m.len)?;
+        self.vacate(m.va, m.len)?;
+        let allocation = self.allocations.get(m.allocation)?.clone();
+        let mapping = self.map(&allocation, m.va, m.len, m.offset)?;
+        self.keep_mapping(mapping)
+    }
+
+    pub(super) fn allocation_unmap(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::AllocationUnmap,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        self.unmap(m.va, m.len)
+    }
+
+    pub(super) fn allocation_access(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::AllocationAccess,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        self.in_window(m.va, m.len)?;
+        let span = self.known(m.va, m.len)?;
+        let device = self.context(cx.context)?.device;
+        for device in self.reachable(device) {
+            self.driver.set_access(span, device, m.flags)?;
+        }
+        Ok(())
+    }
+
+    /// Frees what the GPU has done with. Called wherever the session passes by with time to spare.
+    pub(super) fn reap(&mut self) {
+        if self.graveyard.is_empty() || self.host_calls.is_outstanding() {
+            // Giving memory back may wait for the device, and the device for a host function.
+            return;
+        }
+        let mut graveyard = std::mem::take(&mut self.graveyard);
+        graveyard.mark(|| self.busy_marks());
+        graveyard.reap();
+        self.graveyard = graveyard;
+    }
+
+    fn in_window(&self, va: u64, len: u64) -> Result<(), Failure> {
+        let window = self.memory.window.as_ref();
+        if window.is_some_and(|w| w.holds(va, len)) {
+            return Ok(());
+        }
+        Err(Failure::new(
+            CUresult::CUDA_ERROR_INVALID_VALUE,
+            format!("{va:#x} and {len:#x} bytes are not in this session's window"),
+        ))
+    }
+
+    fn create_allocation(
+        &mut self,
+        device: usize,
+        len: u64,
+    ) -> Result<Owned<real::Allocation>, Failure> {
+        let properties = properties(self.devices[device].ordinal);
+        let created = match self.driver.cuMemCreate(len, &properties, 0) {
+            Err(refused) if refused.status == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                // What is freed but not yet given back may make room.
+                self.settle(|yard| !yard.is_empty())?;
+                self.driver.cuMemCreate(len, &properties, 0)?
+            }
+            created => created?,
+        };
+        let hold = self.hold_of(device)?;
+        Ok(Owned::new(&hold, created, |driver, handle| {
+            driver.cuMemRelease(handle)
+        }))
+    }
+
+    fn map(
+        &self,
+        allocation: &Arc<Owned<real::Allocation>>,
+        va: u64,
+        len: u64,
+        offset: u64,
+    ) -> Result<Mapping, Refused> {
+        // SAFETY: the range lies in the window, and nothing is mapped there: the driver refuses otherwise.
+        unsafe {
+            self.driver
+                .cuMemMap(va, len, offset, allocation.handle(), 0)
+        }?;
+        Ok(Mapping {
+            driver: self.driver.clone(),
+            va,
+            len,
+            allocation: allocation.clone(),
+            private: false,
+        })
+    }
+
+    fn give_access(&self, device: usize, va: u64, len: u64) -> Result<(), Refused> {
+        // SAFETY: mapped by the caller a moment ago.
+        let span = unsafe { Span::new_unchecked(va, len) };
+        for device in self.reachable(device) {
+            self.driver.set_access(
+                span,
+                device,
+                outboard_api::enums::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn keep_mapping(&mut self, mapping: Mapping) -> Result<(), Failure> {
+        if !self.addresses.insert(mapping.va, mapping.len) {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!("{:#x} is mapped already", mapping.va),
+            ));
+        }
+        self.memory.mapped.insert(mapping.va, mapping);
+        Ok(())
+    }
+
+    /// Buries the mappings that make up exactly this range.
+    fn unmap(&mut self, va: u64, len: u64) -> Result<(), Failure> {
+        let end = va.saturating_add(len);
+        let inside: Vec<(u64, u64)> = self
+            .memory
+            .mapped
+            .range(va..end)
+            .map(|(start, mapping)| (*start, mapping.len))
+            .collect();
+        let exact = inside.first().is_some_and(|(start, _)| *start == va)
+            && inside.last().is_some_and(|(start, len)| start + len == end);
+        if !exact {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!("{va:#x} and {len:#x} bytes are not what was mapped"),
+            ));
+        }
+        let marks = self.busy_marks();
+        for (start, _) in inside {
+            if let Some(mapping) = self.memory.mapped.remove(&start) {
+                self.addresses.remove(start);
+                let range = Some((mapping.va, mapping.len));
+                self.graveyard
+                    .bury(Retired::Mapping(mapping), range, marks.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until nothing freed holds part of a range any more.
+    pub(super) fn vacate(&mut self, va: u64, len: u64) -> Result<(), Failure> {
+        self.settle(|yard| yard.overlaps(va, len))
+    }
+
+    /// Reaps until nothing is wanted any more, polling: it must neither wait for a host function for ever nor for a
+    /// kernel that does.
+    fn settle(
+        &mut self,
+        wanted: impl Fn(&super::graveyard::Graveyard) -> bool,
+    ) -> Result<(), Failure> {
+        let start = Instant::now();
+        while wanted(&self.graveyard) {
+            self.reap();
+            if !wanted(&self.graveyard) {
+                break;
+            }
+            self.check_patience(start)?;
+            std::thread::sleep(Duration::from_micros(SETTLE_POLL_US));
+        }
+        Ok(())
+    }
+
+    /// Waits for the last work on memory that is to be used again, as real `cuMemFree` does.
+    fn await_marks(&mut self, marks: &Marks) -> Result<(), Failure> {
+        let start = Instant::now();
+        while !marks.iter().all(|mark| mark.reached().unwrap_or(true)) {
+            self.check_patience(start)?;
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    fn check_patience(&self, since: Instant) -> Result<(), Failure> {
+        let limit = match self.host_calls.is_outstanding() {
+            true => SETTLE_BESIDE_HOST_CALLS_MS_MAX,
+            false => SETTLE_MS_MAX,
+        };
+        if since.elapsed() <= Duration::from_millis(limit) {
+            return Ok(());
+        }
+        Err(Failure::new(
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            format!("memory that was freed is still in use after {limit} ms"),
+        ))
+    }
+
+    fn rebury(&mut self, mapping: Mapping, marks: Marks) {
+        let range = Some((mapping.va, mapping.len));
+        self.graveyard
+            .bury(Retired::Mapping(mapping), range, Some(marks));
+    }
+}
+
+pub(super) fn properties(ordinal: i32) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+        requested_handle_types: 0,
+        location: CUmemLocation {
+            kind: CU_MEM_LOCATION_TYPE_DEVICE,
+            id: ordinal,
+        },
+        win32_handle_meta_data: std::ptr::null_mut(),
+        compression_type: 0,
+        gpu_direct_rdma_capable: 0,
+        usage: 0,
+        reserved: [0; 4],
+    }
+}

@@ -1,0 +1,416 @@
+//! Libraries, their kernels and variables.
+
+use std::ffi::CString;
+
+use memchr::memmem;
+use outboard_api::{
+    CUresult,
+    enums::{
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        CU_FUNC_ATTRIBUTE_MAX,
+    },
+};
+use outboard_image::{Choice, Image};
+use outboard_wire::{
+    doc::{self, KernelCard, LibraryCard},
+    messages,
+};
+
+use super::{
+    Nvidia,
+    calls::Shape,
+    graveyard::Retired,
+    jit::{self, Options},
+    launch::attributes,
+    owned::Owned,
+    table::{Driver, Refused, real},
+};
+use crate::{
+    device::{Cx, Failure},
+    images::ImageStore,
+};
+
+/// What device code calls to print. Only where it occurs must the driver be made to write text out.
+const PRINT_SYMBOL: &[u8] = b"vprintf";
+const FATBIN_MAGIC: [u8; 4] = 0xBA55_ED50_u32.to_le_bytes();
+const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
+/// Parameters of one kernel, to bound the questions about a kernel that the image says nothing of.
+const PARAMS_MAX: u64 = 4096;
+
+pub(super) struct Library {
+    owned: Owned<real::Library>,
+    kernels: Vec<Kernel>,
+    /// The compiler may write to its logs later, when it compiles lazily.
+    _options: Box<Options>,
+}
+
+struct Kernel {
+    name: CString,
+    handle: Option<real::DeviceKernel>,
+    /// By the session's number of the context; mostly one.
+    functions: Vec<(u64, real::Kernel)>,
+}
+
+/// What an image says of itself, for a device.
+struct Contents {
+    card: LibraryCard,
+    /// The driver must compile it, or may have nothing to load: ask at once, so that the error comes now.
+    load_now: bool,
+    may_print: bool,
+}
+
+impl Nvidia {
+    pub(super) fn library_load(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::LibraryLoad<'_>,
+    ) -> Result<messages::LibraryLoadReply<'static>, Failure> {
+        self.enter(cx)?;
+        let mut options = Box::new(Options::parse(m.options)?);
+        let image = cx.images.get(&ImageStore::hash(m.hash)?)?;
+        let contents = self.contents(cx.context, &image)?;
+        let loaded = match framed(&image) {
+            true => self.driver.load_library(&image, &mut options),
+            false => {
+                let mut text = image.to_vec();
+                text.push(0);
+                self.driver.load_library(&text, &mut options)
+            }
+        };
+        let handle = match loaded {
+            Ok(handle) => handle,
+            refused => return reply(jit::status(refused)?, &options, None),
+        };
+        let owned = Owned::new(&self.base, handle, |driver, library| {
+            driver.cuLibraryUnload(library)
+        });
+        if contents.load_now {
+            let module = self.driver.cuLibraryGetModule(handle);
+            if module.is_err() {
+                return reply(jit::status(module)?, &options, None);
+            }
+        }
+        let mut card = contents.card;
+        if card.kernels.is_empty() {
+            card = enumerate(&self.driver, handle)?;
+        }
+        let kernels = card
+            .kernels
+            .iter()
+            .map(|kernel| {
+                Ok(Kernel {
+                    name: jit::c_string("a kernel's name", kernel.name.as_bytes())?,
+                    handle: None,
+                    functions: Vec::new(),
+                })
+            })
+            .collect::<Result<_, Failure>>()?;
+        let answer = reply(CUresult::CUDA_SUCCESS, &options, Some(&card))?;
+        self.may_print |= contents.may_print;
+        let library = Library {
+            owned,
+            kernels,
+            _options: options,
+        };
+        self.libraries.insert(m.library, library)?;
+        Ok(answer)
+    }
+
+    pub(super) fn library_unload(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::LibraryUnload,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let library = self.libraries.remove(m.library)?;
+        let marks = self.busy_marks();
+        self.graveyard
+            .bury(Retired::Other(Box::new(library)), None, marks);
+        Ok(())
+    }
+
+    pub(super) fn library_global(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::LibraryGlobal<'_>,
+    ) -> Result<messages::LibraryGlobalReply, Failure> {
+        self.enter(cx)?;
+        let name = jit::c_string("a variable's name", m.name)?;
+        let library = self.libraries.get(m.library)?.owned.handle();
+        let (va, len) = self.driver.library_global(library, &name)?;
+        // Asked for before, or a neighbour that the driver placed in the same range.
+        if self.addresses.check(va, len).is_err() && !self.addresses.insert(va, len) {
+            tracing::warn!(va, len, "a variable overlaps other memory of the session");
+        }
+        Ok(messages::LibraryGlobalReply { va, len })
+    }
+
+    pub(super) fn kernel_attributes(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::KernelAttributes,
+    ) -> Result<messages::KernelAttributesReply<'static>, Failure> {
+        self.enter(cx)?;
+        let kernel = self.real_kernel(m.kernel)?;
+        let mut values = Vec::new();
+        for attribute in 0..CU_FUNC_ATTRIBUTE_MAX {
+            match self.driver.cuFuncGetAttribute(attribute, kernel) {
+                Ok(value) => values.extend(value.to_le_bytes()),
+                // An older driver knows fewer: the list ends there.
+                Err(refused) if refused.status == CUresult::CUDA_ERROR_INVALID_VALUE => break,
+                Err(refused) => return Err(refused.into()),
+            }
+        }
+        Ok(messages::KernelAttributesReply {
+            values: values.into(),
+        })
+    }
+
+    pub(super) fn kernel_set_attribute(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::KernelSetAttribute,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let kernel = self.real_kernel(m.kernel)?;
+        Ok(self
+            .driver
+            .cuFuncSetAttribute(kernel, m.attribute, m.value)?)
+    }
+
+    pub(super) fn occupancy(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::Occupancy<'_>,
+    ) -> Result<messages::OccupancyReply, Failure> {
+        self.enter(cx)?;
+        let kernel = self.real_kernel(m.kernel)?;
+        let value = match m.query {
+            doc::OCCUPANCY_BLOCKS_PER_MULTIPROCESSOR => i64::from(
+                self.driver
+                    .cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+                        kernel,
+                        m.block_size,
+                        m.shared_bytes,
+                        m.flags,
+                    )?,
+            ) as u64,
+            doc::OCCUPANCY_SHARED_BYTES_PER_BLOCK => {
+                self.driver.cuOccupancyAvailableDynamicSMemPerBlock(
+                    kernel,
+                    i32::try_from(m.shared_bytes).unwrap_or(i32::MAX),
+                    m.block_size,
+                )?
+            }
+            doc::OCCUPANCY_ACTIVE_CLUSTERS | doc::OCCUPANCY_CLUSTER_SIZE_MAX => {
+                let (shape, records) = config(m.config)?;
+                let mut attributes = attributes(self, records)?;
+                let ask = match m.query {
+                    doc::OCCUPANCY_ACTIVE_CLUSTERS => Driver::active_clusters,
+                    _ => Driver::cluster_size_max,
+                };
+                let stream = real::Stream::NULL;
+                i64::from(ask(&self.driver, kernel, stream, shape, &mut attributes)?) as u64
+            }
+            query => return Err(Failure::unsupported(&format!("occupancy query {query}"))),
+        };
+        Ok(messages::OccupancyReply { value })
+    }
+
+    /// The kernel's function in the current context, found at its first use.
+    #[inline]
+    pub(super) fn real_kernel(&mut self, id: u64) -> Result<real::Kernel, Failure> {
+        let (library, index) = (id >> 32, id as u32 as usize);
+        let context = self.current.unwrap_or(0);
+        let library = self.libraries.get_mut(library)?;
+        let kernel = library
+            .kernels
+            .get_mut(index)
+            .ok_or_else(|| Failure::wild("kernel", id))?;
+        if let Some((_, function)) = kernel.functions.iter().find(|(c, _)| *c == context) {
+            return Ok(*function);
+        }
+        let handle = match kernel.handle {
+            Some(handle) => handle,
+            None => self
+                .driver
+                .library_kernel(library.owned.handle(), &kernel.name)?,
+        };
+        kernel.handle = Some(handle);
+        let function = self.driver.cuKernelGetFunction(handle)?;
+        kernel.functions.push((context, function));
+        Ok(function)
+    }
+
+    /// Functions belong to their contexts.
+    pub(super) fn forget_functions(&mut self, context: u64) {
+        self.libraries.for_each_mut(|library| {
+            for kernel in &mut library.kernels {
+                kernel.functions.retain(|(c, _)| *c != context);
+            }
+        });
+    }
+
+    fn contents(&self, context: u64, image: &[u8]) -> Result<Contents, Failure> {
+        let unknown = Contents {
+            card: LibraryCard::default(),
+            load_now: true,
+            may_print: true,
+        };
+        let parsed = match Image::parse(image) {
+            Ok(parsed) => parsed,
+            // The driver would read past the end of a container that lies about its size.
+            Err(error) if framed(image) => {
+                return Err(Failure::new(
+                    CUresult::CUDA_ERROR_INVALID_IMAGE,
+                    error.to_string(),
+                ));
+            }
+            Err(error) => {
+                tracing::debug!(%error, "an image that only the driver may understand");
+                return Ok(unknown);
+            }
+        };
+        let ordinal = self.real_device(self.context(context)?.device as i32)?;
+        let number = |attribute| {
+            self.driver
+                .cuDeviceGetAttribute(attribute, ordinal)
+                .map(i32::unsigned_abs)
+        };
+        let (major, minor) = (
+            number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        let choice = match parsed.select(major, minor) {
+            Ok(choice) => choice,
+            Err(error) => {
+                tracing::debug!(%error, "an image for another device, says its header");
+                return Ok(unknown);
+            }
+        };
+        let read = choice.entry().bytes().and_then(|bytes| {
+            let may_print = memmem::find(&bytes, PRINT_SYMBOL).is_some();
+            let plain = Image::parse(&bytes)?;
+            let kernels = match plain.entries().first() {
+                Some(entry) => entry.kernels()?,
+                None => Vec::new(),
+            };
+            Ok((kernels, may_print))
+        });
+        let (kernels, may_print) = match read {
+            Ok(read) => read,
+            Err(error) => {
+                tracing::debug!(%error, "an image whose kernels only the driver can list");
+                return Ok(unknown);
+            }
+        };
+        let kernels = kernels
+            .into_iter()
+            .map(|kernel| KernelCard {
+                params: kernel.params.iter().map(|p| (p.offset, p.size)).collect(),
+                name: kernel.name,
+            })
+            .collect();
+        Ok(Contents {
+            card: LibraryCard { kernels },
+            load_now: matches!(choice, Choice::Ptx(_)),
+            may_print,
+        })
+    }
+}
+
+/// Whether an image says itself where it ends; other images are text, and end with a NUL.
+fn framed(image: &[u8]) -> bool {
+    image.starts_with(&FATBIN_MAGIC) || image.starts_with(&ELF_MAGIC)
+}
+
+fn reply(
+    status: CUresult,
+    options: &Options,
+    card: Option<&LibraryCard>,
+) -> Result<messages::LibraryLoadReply<'static>, Failure> {
+    let card = match card {
+        Some(card) => doc::to_bytes(card).map_err(|error| {
+            Failure::new(
+                CUresult::CUDA_ERROR_UNKNOWN,
+                format!("the list of kernels: {error}"),
+            )
+        })?,
+        None => Vec::new(),
+    };
+    let (info_log, error_log) = options.logs();
+    Ok(messages::LibraryLoadReply {
+        status: status.0,
+        card: card.into(),
+        info_log: info_log.into(),
+        error_log: error_log.into(),
+    })
+}
+
+/// The kernels of a library, from the driver itself.
+fn enumerate(driver: &Driver, library: real::Library) -> Result<LibraryCard, Failure> {
+    let mut kernels = Vec::new();
+    for kernel in driver.library_kernels(library)? {
+        let mut params = Vec::new();
+        for index in 0..PARAMS_MAX {
+            match driver.cuKernelGetParamInfo(kernel, index) {
+                Ok((offset, size)) => params.push((offset as u32, size as u32)),
+                Err(Refused {
+                    status: CUresult::CUDA_ERROR_INVALID_VALUE,
+                    ..
+                }) => break,
+                Err(refused) => return Err(refused.into()),
+            }
+        }
+        kernels.push(KernelCard {
+            name: driver.kernel_name(kernel)?.to_string_lossy().into_owned(),
+            params,
+        });
+    }
+    Ok(LibraryCard { kernels })
+}
+
+/// Seven numbers, then launch attributes.
+fn config(bytes: &[u8]) -> Result<(Shape, &[u8]), Failure> {
+    let (head, records) = bytes
+        .split_first_chunk::<{ doc::OCCUPANCY_CONFIG_BYTES }>()
+        .ok_or_else(|| {
+            Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!("a launch configuration of {} bytes", bytes.len()),
+            )
+        })?;
+    let number = |i: usize| {
+        head[4 * i..]
+            .first_chunk()
+            .map_or(0, |b| u32::from_le_bytes(*b))
+    };
+    let shape = Shape {
+        grid: [number(0), number(1), number(2)],
+        block: [number(3), number(4), number(5)],
+        shared_bytes: number(6),
+    };
+    Ok((shape, records))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_is_seven_numbers_and_attributes() {
+        let mut bytes: Vec<u8> = (1..=7_u32).flat_map(u32::to_le_bytes).collect();
+        bytes.extend([9; 72]);
+        let (shape, records) = config(&bytes).expect("long enough");
+        assert_eq!((shape.grid, shape.block), ([1, 2, 3], [4, 5, 6]));
+        assert_eq!((shape.shared_bytes, records.len()), (7, 72));
+        assert!(config(&bytes[..27]).is_err());
+    }
+
+    #[test]
+    fn text_is_not_framed() {
+        assert!(!framed(b".version 8.0"));
+        assert!(framed(b"\x7fELF\x02"));
+        assert!(framed(&[0x50, 0xED, 0x55, 0xBA, 1]));
+    }
+}

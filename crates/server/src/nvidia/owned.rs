@@ -1,0 +1,223 @@
+//! Objects of the driver that give themselves back, and points in its streams.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use outboard_api::{CUresult, enums::CU_EVENT_DISABLE_TIMING};
+
+use super::table::{Driver, Refused, real};
+use crate::device::{Failure, Wait};
+
+/// A context, given back when nothing of it is left: a destroyed context takes its streams and events with it, and
+/// waits may still hold some.
+pub(super) struct ContextHold {
+    pub(super) driver: Arc<Driver>,
+    pub(super) handle: real::Context,
+    /// The session's number of its device.
+    pub(super) device: usize,
+    /// For a primary context the driver's number of the device.
+    primary_of: Option<i32>,
+    /// Events for marks, so that a wait creates none.
+    events: Mutex<Vec<real::Event>>,
+}
+
+impl ContextHold {
+    pub(super) fn primary(
+        driver: &Arc<Driver>,
+        device: usize,
+        ordinal: i32,
+    ) -> Result<Arc<ContextHold>, Failure> {
+        let handle = driver.cuDevicePrimaryCtxRetain(ordinal)?;
+        Ok(ContextHold::new(driver, handle, device, Some(ordinal)))
+    }
+
+    pub(super) fn create(
+        driver: &Arc<Driver>,
+        device: usize,
+        ordinal: i32,
+        flags: u32,
+    ) -> Result<Arc<ContextHold>, Failure> {
+        let handle = driver.cuCtxCreate_v2(flags, ordinal)?;
+        Ok(ContextHold::new(driver, handle, device, None))
+    }
+
+    fn new(
+        driver: &Arc<Driver>,
+        handle: real::Context,
+        device: usize,
+        primary_of: Option<i32>,
+    ) -> Arc<ContextHold> {
+        Arc::new(ContextHold {
+            driver: driver.clone(),
+            handle,
+            device,
+            primary_of,
+            events: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// A point in a stream of this context: reached when everything submitted to it so far is done.
+    pub(super) fn mark(self: &Arc<Self>, stream: real::Stream) -> Result<Mark, Refused> {
+        let pooled = self
+            .events
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
+        let event = match pooled {
+            Some(event) => event,
+            None => self.driver.cuEventCreate(CU_EVENT_DISABLE_TIMING)?,
+        };
+        let mark = Mark {
+            hold: self.clone(),
+            event,
+        };
+        self.driver.cuEventRecordWithFlags(event, stream, 0)?;
+        Ok(mark)
+    }
+}
+
+impl Drop for ContextHold {
+    fn drop(&mut self) {
+        let events = std::mem::take(
+            self.events
+                .get_mut()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+        for event in events {
+            given_back(self.driver.cuEventDestroy_v2(event));
+        }
+        given_back(match self.primary_of {
+            Some(ordinal) => self.driver.cuDevicePrimaryCtxRelease_v2(ordinal),
+            None => self.driver.cuCtxDestroy_v2(self.handle),
+        });
+    }
+}
+
+/// A point in a stream. Its event goes back to the pool when nobody looks at it any more.
+pub(super) struct Mark {
+    hold: Arc<ContextHold>,
+    event: real::Event,
+}
+
+impl Mark {
+    /// Whether the point is reached; an error is the GPU's own.
+    pub(super) fn reached(&self) -> Result<bool, Refused> {
+        ready(self.hold.driver.cuEventQuery(self.event))
+    }
+
+    /// Lets the driver write out what kernels printed: it does so in calls that synchronise. The mark is reached, so
+    /// that the call does not wait.
+    fn flush_printed(&self) -> Result<(), Refused> {
+        self.hold.driver.cuEventSynchronize(self.event)
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        self.hold
+            .events
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(self.event);
+    }
+}
+
+pub(super) fn ready(queried: Result<(), Refused>) -> Result<bool, Refused> {
+    match queried {
+        Ok(()) => Ok(true),
+        Err(refused) if refused.status == CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        Err(refused) => Err(refused),
+    }
+}
+
+/// A handle and how it is given back.
+pub(super) struct Owned<H: Copy> {
+    handle: H,
+    pub(super) hold: Arc<ContextHold>,
+    free: fn(&Driver, H) -> Result<(), Refused>,
+}
+
+impl<H: Copy> Owned<H> {
+    pub(super) fn new(
+        hold: &Arc<ContextHold>,
+        handle: H,
+        free: fn(&Driver, H) -> Result<(), Refused>,
+    ) -> Owned<H> {
+        Owned {
+            handle,
+            hold: hold.clone(),
+            free,
+        }
+    }
+
+    pub(super) fn handle(&self) -> H {
+        self.handle
+    }
+}
+
+impl<H: Copy> Drop for Owned<H> {
+    fn drop(&mut self) {
+        given_back((self.free)(&self.hold.driver, self.handle));
+    }
+}
+
+/// Nothing can be done about what cannot be given back: after a GPU fault every call answers the fault.
+pub(super) fn given_back(freed: Result<(), Refused>) {
+    if let Err(refused) = freed {
+        tracing::debug!(
+            symbol = refused.symbol,
+            status = %refused.status,
+            "the driver did not take an object back"
+        );
+    }
+}
+
+/// Waits for several points.
+pub(super) struct MarksWait {
+    marks: Vec<Mark>,
+    /// Whether kernels of this session may print.
+    may_print: bool,
+}
+
+impl MarksWait {
+    pub(super) fn new(marks: Vec<Mark>, may_print: bool) -> MarksWait {
+        MarksWait { marks, may_print }
+    }
+}
+
+impl Wait for MarksWait {
+    fn ready(&mut self) -> Result<bool, Failure> {
+        while let Some(mark) = self.marks.last() {
+            if !mark.reached()? {
+                return Ok(false);
+            }
+            if self.may_print {
+                mark.flush_printed()?;
+            }
+            self.marks.pop();
+        }
+        Ok(true)
+    }
+}
+
+/// Waits for an event of the client. It holds the event itself: a later record goes to a new one (`streams.rs`).
+pub(super) struct EventWait {
+    event: Arc<Owned<real::Event>>,
+    may_print: bool,
+}
+
+impl EventWait {
+    pub(super) fn new(event: Arc<Owned<real::Event>>, may_print: bool) -> EventWait {
+        EventWait { event, may_print }
+    }
+}
+
+impl Wait for EventWait {
+    fn ready(&mut self) -> Result<bool, Failure> {
+        let driver = &self.event.hold.driver;
+        let reached = ready(driver.cuEventQuery(self.event.handle()))?;
+        if reached && self.may_print {
+            driver.cuEventSynchronize(self.event.handle())?;
+        }
+        Ok(reached)
+    }
+}

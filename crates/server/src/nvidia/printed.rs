@@ -1,0 +1,201 @@
+//! What kernels print. The driver writes it to standard output, which is therefore led into a pipe.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use outboard_api::CUresult;
+
+use crate::device::Failure;
+
+/// The pipe's room; the reader empties it long before.
+const PIPE_BYTES: i32 = 1 << 20;
+/// Printed text that nobody has taken yet; more is cut, and the cut is shown.
+const TEXT_BYTES_MAX: usize = 16 << 20;
+const CUT: &[u8] = b"\n[outboard: kernels printed more than is kept]\n";
+const READ_BYTES: usize = 64 << 10;
+
+/// Standard output, until dropped.
+pub(super) struct Printed {
+    text: Arc<Mutex<Text>>,
+    saved_stdout: OwnedFd,
+}
+
+/// The read end and what came out of it. Whoever reads holds the lock, so that the order is the pipe's.
+struct Text {
+    pipe: OwnedFd,
+    bytes: Vec<u8>,
+}
+
+impl Printed {
+    pub(super) fn take_stdout() -> Result<Printed, Failure> {
+        let (read, write) = pipe().map_err(failed)?;
+        flush();
+        let saved_stdout = duplicate(libc::STDOUT_FILENO).map_err(failed)?;
+        replace_stdout(&write).map_err(failed)?;
+        let poll_end = duplicate(read.as_raw_fd()).map_err(failed)?;
+        let text = Arc::new(Mutex::new(Text {
+            pipe: read,
+            bytes: Vec::new(),
+        }));
+        let shared = text.clone();
+        // The driver must never wait for room in the pipe, whatever the session does meanwhile.
+        std::thread::Builder::new()
+            .name("printed".into())
+            .spawn(move || drain_until_closed(&poll_end, &shared))
+            .map_err(failed)?;
+        Ok(Printed { text, saved_stdout })
+    }
+
+    /// Everything written so far.
+    pub(super) fn take(&self, out: &mut Vec<u8>) {
+        flush();
+        let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        text.drain();
+        out.append(&mut text.bytes);
+    }
+}
+
+impl Drop for Printed {
+    fn drop(&mut self) {
+        flush();
+        // Closes the last write end, which ends the reader.
+        let _ = replace_stdout(&self.saved_stdout);
+    }
+}
+
+impl Text {
+    /// Reads until the pipe is empty; answers whether its other end is closed.
+    fn drain(&mut self) -> bool {
+        let mut room = [0; READ_BYTES];
+        loop {
+            // SAFETY: as much room as said; the pipe does not block.
+            let read =
+                unsafe { libc::read(self.pipe.as_raw_fd(), room.as_mut_ptr().cast(), room.len()) };
+            match usize::try_from(read) {
+                Ok(0) => return true,
+                Ok(len) => self.keep(&room[..len]),
+                Err(_) => return io::Error::last_os_error().kind() != io::ErrorKind::WouldBlock,
+            }
+        }
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        if self.bytes.len() > TEXT_BYTES_MAX {
+            return;
+        }
+        let room = TEXT_BYTES_MAX - self.bytes.len().min(TEXT_BYTES_MAX);
+        self.bytes
+            .extend_from_slice(&bytes[..bytes.len().min(room)]);
+        if bytes.len() > room {
+            self.bytes.extend_from_slice(CUT);
+        }
+    }
+}
+
+fn drain_until_closed(pipe: &OwnedFd, text: &Mutex<Text>) {
+    loop {
+        let mut poll = libc::pollfd {
+            fd: pipe.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one record, as said.
+        let ready = unsafe { libc::poll(&mut poll, 1, -1) };
+        if ready < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            return;
+        }
+        let closed = text.lock().unwrap_or_else(PoisonError::into_inner).drain();
+        if closed {
+            return;
+        }
+    }
+}
+
+/// Read end, which does not block, and write end.
+fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut ends = [0; 2];
+    // SAFETY: room for two descriptors.
+    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: two fresh descriptors that nobody else has.
+    let (read, write) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
+    // SAFETY: a descriptor of our own; a smaller pipe than wished for does as well.
+    unsafe { libc::fcntl(write.as_raw_fd(), libc::F_SETPIPE_SZ, PIPE_BYTES) };
+    // SAFETY: as above.
+    if unsafe { libc::fcntl(read.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok((read, write))
+}
+
+fn duplicate(fd: i32) -> io::Result<OwnedFd> {
+    // SAFETY: duplicating touches no memory.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a fresh descriptor that nobody else has.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+fn replace_stdout(with: &OwnedFd) -> io::Result<()> {
+    // SAFETY: replaces descriptor 1, as announced to whoever opens the device.
+    match unsafe { libc::dup2(with.as_raw_fd(), libc::STDOUT_FILENO) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// The driver prints through the C library, which keeps text back where standard output is no terminal.
+fn flush() {
+    // SAFETY: null stands for all open streams.
+    unsafe { libc::fflush(std::ptr::null_mut()) };
+}
+
+fn failed(error: io::Error) -> Failure {
+    Failure::new(
+        CUresult::CUDA_ERROR_OPERATING_SYSTEM,
+        format!("standard output cannot be led into a pipe: {error}"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs::File, io::Write};
+
+    fn text() -> (Text, File) {
+        let (read, write) = pipe().expect("a pipe");
+        let text = Text {
+            pipe: read,
+            bytes: Vec::new(),
+        };
+        (text, File::from(write))
+    }
+
+    #[test]
+    fn draining_keeps_the_order_and_notices_the_end() {
+        let (mut text, mut write) = text();
+        assert!(!text.drain());
+        write.write_all(b"one ").expect("room");
+        assert!(!text.drain());
+        write.write_all(b"two").expect("room");
+        drop(write);
+        assert!(text.drain());
+        assert_eq!(text.bytes, b"one two");
+    }
+
+    #[test]
+    fn too_much_text_is_cut_visibly_and_once() {
+        let (mut text, _write) = text();
+        text.keep(&vec![b'x'; TEXT_BYTES_MAX - 1]);
+        text.keep(b"yz");
+        text.keep(b"more");
+        assert_eq!(text.bytes.len(), TEXT_BYTES_MAX + CUT.len());
+        assert!(text.bytes.ends_with(CUT));
+    }
+}

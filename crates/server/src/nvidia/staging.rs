@@ -1,0 +1,206 @@
+//! Pinned memory between messages and the GPU: slots by size, handed out again when a mark behind their copy is reached.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use outboard_api::CUresult;
+use rustc_hash::FxHashMap;
+
+use super::{
+    host_memory::{Part, Pinned},
+    owned::{ContextHold, Mark},
+    table::real,
+};
+use crate::device::{Failure, Wait};
+
+/// Slots are powers of two from here ...
+const SLOT_BYTES_MIN: usize = 4 << 10;
+/// ... to here: the longest copy of one message.
+pub(super) const SLOT_BYTES_MAX: usize = 16 << 20;
+/// Smaller slots are cut from blocks of this size: pinning costs a call into the kernel.
+const BLOCK_BYTES: usize = 4 << 20;
+/// Beyond this a copy waits for slots to come back ...
+const STAGING_BYTES_SOFT_MAX: usize = 256 << 20;
+/// ... for so long. Longer might be for ever: the stream may wait for a message behind this one.
+const STAGING_WAIT_MS_MAX: u64 = 500;
+/// No session pins more than this.
+const STAGING_BYTES_MAX: usize = 4 << 30;
+const CLASSES: usize = (SLOT_BYTES_MAX / SLOT_BYTES_MIN).trailing_zeros() as usize + 1;
+
+/// The class of slots that hold `len` bytes.
+fn class(len: usize) -> Option<usize> {
+    let size = len.max(SLOT_BYTES_MIN).checked_next_power_of_two()?;
+    let class = (size / SLOT_BYTES_MIN).trailing_zeros() as usize;
+    (class < CLASSES).then_some(class)
+}
+
+fn class_bytes(class: usize) -> usize {
+    SLOT_BYTES_MIN << class
+}
+
+pub(super) struct Staging {
+    hold: Arc<ContextHold>,
+    slots: Mutex<Slots>,
+}
+
+#[derive(Default)]
+struct Slots {
+    free: [Vec<Part>; CLASSES],
+    /// Slots with the marks behind their copies, in the order of each stream.
+    busy: FxHashMap<real::Stream, VecDeque<(Mark, Part)>>,
+    bytes: usize,
+}
+
+impl Slots {
+    fn put(&mut self, part: Part) {
+        if let Some(class) = class(part.len()) {
+            self.free[class].push(part);
+        }
+    }
+
+    /// Takes back what the GPU has done with.
+    fn reap(&mut self) {
+        let free = &mut self.free;
+        self.busy.retain(|_, queue| {
+            // After a fault of the GPU nothing runs any more.
+            while queue
+                .front()
+                .is_some_and(|(mark, _)| mark.reached().unwrap_or(true))
+            {
+                if let Some((_, part)) = queue.pop_front()
+                    && let Some(class) = class(part.len())
+                {
+                    free[class].push(part);
+                }
+            }
+            !queue.is_empty()
+        });
+    }
+}
+
+impl Staging {
+    pub(super) fn new(base: &Arc<ContextHold>) -> Arc<Staging> {
+        Arc::new(Staging {
+            hold: base.clone(),
+            slots: Mutex::new(Slots::default()),
+        })
+    }
+
+    /// A slot of at least `len` bytes. `patient`: whether it may wait for one.
+    ///
+    /// Answers `None` where memory must be pinned first: [`Staging::grow`] does, in the base context.
+    pub(super) fn take(&self, len: usize, patient: bool) -> Result<Option<Part>, Failure> {
+        let class = class(len).ok_or_else(|| too_long(len))?;
+        let start = Instant::now();
+        loop {
+            let mut slots = self.slots();
+            if let Some(part) = slots.free[class].pop() {
+                return Ok(Some(part));
+            }
+            slots.reap();
+            if let Some(part) = slots.free[class].pop() {
+                return Ok(Some(part));
+            }
+            let waited = start.elapsed() > Duration::from_millis(STAGING_WAIT_MS_MAX);
+            if slots.bytes < STAGING_BYTES_SOFT_MAX || !patient || waited || slots.busy.is_empty() {
+                return Ok(None);
+            }
+            drop(slots);
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Pins more memory, and answers a slot of it. The base context must be current.
+    pub(super) fn grow(&self, len: usize) -> Result<Part, Failure> {
+        let class = class(len).ok_or_else(|| too_long(len))?;
+        let bytes = class_bytes(class).max(BLOCK_BYTES);
+        if self.slots().bytes + bytes > STAGING_BYTES_MAX {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                format!("more than {STAGING_BYTES_MAX} bytes of copies under way"),
+            ));
+        }
+        let mut parts = Pinned::new(&self.hold, bytes)?.split(class_bytes(class));
+        let mut slots = self.slots();
+        slots.bytes += bytes;
+        let part = parts.pop().ok_or_else(|| too_long(len))?;
+        parts.into_iter().for_each(|part| slots.put(part));
+        Ok(part)
+    }
+
+    /// Takes a slot back that no copy uses.
+    pub(super) fn put(&self, part: Part) {
+        self.slots().put(part);
+    }
+
+    /// Takes a slot back when the mark behind its copy is reached.
+    pub(super) fn put_busy(&self, stream: real::Stream, mark: Mark, part: Part) {
+        self.slots()
+            .busy
+            .entry(stream)
+            .or_default()
+            .push_back((mark, part));
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn too_long(len: usize) -> Failure {
+    Failure::new(
+        CUresult::CUDA_ERROR_INVALID_VALUE,
+        format!("a copy of {len} bytes in one message; at most {SLOT_BYTES_MAX} are taken"),
+    )
+}
+
+/// A copy to the client: ready when the slot is filled, which goes back when the answer was sent.
+pub(super) struct SlotWait {
+    pub(super) staging: Arc<Staging>,
+    pub(super) stream: real::Stream,
+    pub(super) len: usize,
+    /// Both there until dropped.
+    pub(super) copy: Option<(Mark, Part)>,
+}
+
+impl Wait for SlotWait {
+    fn ready(&mut self) -> Result<bool, Failure> {
+        match &self.copy {
+            Some((mark, _)) => Ok(mark.reached()?),
+            None => Ok(true),
+        }
+    }
+
+    fn data(&self) -> Option<&[u8]> {
+        self.copy.as_ref().map(|(_, part)| part.bytes(self.len))
+    }
+}
+
+impl Drop for SlotWait {
+    fn drop(&mut self) {
+        if let Some((mark, part)) = self.copy.take() {
+            // A client that went away leaves before its copy is done.
+            self.staging.put_busy(self.stream, mark, part);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_hold_what_they_are_asked_for() {
+        for len in [0, 1, 4096, 4097, 1 << 20, (1 << 20) + 1, SLOT_BYTES_MAX] {
+            let class = class(len).expect("fits");
+            assert!(class_bytes(class) >= len, "{len}");
+            assert!(class_bytes(class) < 2 * len.max(SLOT_BYTES_MIN), "{len}");
+        }
+        assert_eq!(class(SLOT_BYTES_MAX), Some(CLASSES - 1));
+        assert_eq!(class(SLOT_BYTES_MAX + 1), None);
+        assert_eq!(class(usize::MAX), None);
+    }
+}
