@@ -19,6 +19,8 @@ const BY_VALUE: &[&str] = &[
     "cuDevicePrimaryCtxRelease_v2",
     "cuCtxCreate_v2",
     "cuCtxDestroy_v2",
+    "cuCtxPopCurrent_v2",
+    "cuCtxPushCurrent_v2",
     "cuCtxSetCurrent",
     "cuCtxGetStreamPriorityRange",
     "cuMemGetInfo_v2",

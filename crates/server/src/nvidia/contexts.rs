@@ -142,6 +142,9 @@ impl Nvidia {
 
     /// Some context of a device, for memory that belongs to none.
     pub(super) fn hold_of(&self, device: usize) -> Result<Arc<ContextHold>, Failure> {
+        if device == 0 {
+            return Ok(self.base.clone());
+        }
         let found = self
             .contexts
             .iter()
@@ -183,7 +186,7 @@ impl Nvidia {
         let context = self.context(id)?;
         let mut marks = Vec::new();
         for (_, stream) in self.streams.iter() {
-            if stream.used && Arc::ptr_eq(stream.hold(), &context.hold) {
+            if stream.used && stream.hold().handle == context.hold.handle {
                 marks.push(context.hold.mark(stream.handle())?);
             }
         }
@@ -210,7 +213,7 @@ impl Nvidia {
                 || self
                     .streams
                     .iter()
-                    .any(|(_, s)| s.used && Arc::ptr_eq(s.hold(), &context.hold));
+                    .any(|(_, s)| s.used && s.hold().handle == context.hold.handle);
             if !used {
                 continue;
             }

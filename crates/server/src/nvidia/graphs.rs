@@ -153,6 +153,12 @@ impl Graphs {
         Ok((graph.handle, memory))
     }
 
+    /// Gives nothing back, at an end where the driver would wait for ever.
+    pub(super) fn abandon(&mut self) {
+        self.execs.drain().for_each(std::mem::forget);
+        self.graphs.drain().for_each(std::mem::forget);
+    }
+
     pub(super) fn forget_context(&mut self, gone: &Arc<ContextHold>) {
         self.execs
             .retain(|exec| !Arc::ptr_eq(&exec.owned.hold, gone));

@@ -16,7 +16,7 @@ use outboard_wire::{
 use super::{
     Nvidia,
     memory::{Window, properties},
-    nvml,
+    nvml::{self, Nvml},
     owned::ContextHold,
 };
 use crate::device::{Cx, Failure, Host};
@@ -78,7 +78,7 @@ impl Nvidia {
             .iter()
             .map(|gpu| Ok(self.driver.cuDeviceGetUuid_v2(gpu.ordinal)?.bytes))
             .collect::<Result<Vec<_>, Failure>>()?;
-        let snapshot = nvml::snapshot(&uuids)?;
+        let snapshot = nvml::snapshot(self.nvml()?, &uuids)?;
         let document = doc::to_bytes(&snapshot).map_err(|error| {
             Failure::new(
                 CUresult::CUDA_ERROR_UNKNOWN,
@@ -88,6 +88,14 @@ impl Nvidia {
         Ok(messages::NvmlSnapshotReply {
             document: document.into(),
         })
+    }
+
+    /// The management library, loaded when it is first asked: starting it takes long.
+    fn nvml(&mut self) -> Result<&Nvml, Failure> {
+        match &mut self.nvml {
+            Some(nvml) => Ok(nvml),
+            empty => Ok(empty.insert(Nvml::load()?)),
+        }
     }
 
     fn card(&mut self, device: usize) -> Result<DeviceCard, Failure> {
@@ -149,7 +157,9 @@ impl Nvidia {
             self.enter_base()?;
             return Ok(self.driver.cuMemGetInfo_v2()?.0);
         }
-        if let Some(free) = nvml::free_bytes(uuid) {
+        if let Ok(nvml) = self.nvml()
+            && let Some(free) = nvml::free_bytes(nvml, uuid)
+        {
             return Ok(free);
         }
         let ordinal = self.real_device(device as i32)?;

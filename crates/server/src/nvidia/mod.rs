@@ -34,7 +34,11 @@ mod streams;
 mod table;
 mod textures;
 
-use std::sync::Arc;
+use std::{
+    mem::{forget, take},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use outboard_api::CUresult;
 use outboard_wire::messages;
@@ -50,6 +54,7 @@ use self::{
     jit::Link,
     memory::Memory,
     modules::Library,
+    nvml::Nvml,
     owned::{ContextHold, Owned},
     printed::Printed,
     staging::Staging,
@@ -60,6 +65,10 @@ use crate::{
     device::{Cx, Device, Failure, Pending},
     shadow::Shadow,
 };
+
+/// How long the end of a session waits for the GPU.
+const REST_MS_MAX: u64 = 5_000;
+const REST_POLL_US: u64 = 200;
 
 include!(concat!(env!("OUT_DIR"), "/nvidia_device.rs"));
 
@@ -147,6 +156,7 @@ pub fn open(options: NvidiaOptions) -> Result<Box<dyn Device>, Failure> {
         addresses: AddressBook::default(),
         memory: Memory::default(),
         allocations: Shadow::new("allocation"),
+        nvml: None,
         may_print: false,
         printed: Printed::take_stdout()?,
         contexts,
@@ -197,6 +207,7 @@ struct Nvidia {
     addresses: AddressBook,
     memory: Memory,
     allocations: Shadow<Arc<Owned<real::Allocation>>>,
+    nvml: Option<Nvml>,
     /// Whether a loaded module may print.
     may_print: bool,
     printed: Printed,
@@ -219,9 +230,55 @@ impl Drop for Nvidia {
     fn drop(&mut self) {
         // Callbacks that wait for the client hold streams up, and everything below waits for streams.
         self.host_calls.end();
-        let _ = self.driver.cuCtxSetCurrent(self.base.handle);
+        if self.enter_base().is_err() || !self.comes_to_rest() {
+            tracing::warn!(
+                "the GPU is still busy with this session's work; the end of the process ends it"
+            );
+            self.abandon();
+            return;
+        }
         self.streams.drain().for_each(drop);
         self.graveyard = Graveyard::default();
         self.memory.clear();
+    }
+}
+
+impl Nvidia {
+    /// Waits for the GPU at the end of a session, but not for ever.
+    fn comes_to_rest(&mut self) -> bool {
+        self.captures = 0;
+        let Some(marks) = self.busy_marks() else {
+            return true;
+        };
+        let start = Instant::now();
+        while !marks.iter().all(|mark| mark.reached().unwrap_or(true)) {
+            if start.elapsed() > Duration::from_millis(REST_MS_MAX) {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(REST_POLL_US));
+        }
+        true
+    }
+
+    /// Gives nothing back: every call that did would wait for work that does not end.
+    fn abandon(&mut self) {
+        forget(self.driver.clone());
+        forget(self.base.clone());
+        forget(self.staging.clone());
+        forget(take(&mut self.graveyard));
+        forget(take(&mut self.memory));
+        forget(take(&mut self.host));
+        forget(take(&mut self.capture_memory));
+        self.graphs.abandon();
+        self.contexts.drain().for_each(forget);
+        self.allocations.drain().for_each(forget);
+        self.libraries.drain().for_each(forget);
+        self.links.drain().for_each(forget);
+        self.textures.drain().for_each(forget);
+        self.surfaces.drain().for_each(forget);
+        self.arrays.drain().for_each(forget);
+        self.mipmaps.drain().for_each(forget);
+        self.streams.drain().for_each(forget);
+        self.events.drain().for_each(forget);
     }
 }

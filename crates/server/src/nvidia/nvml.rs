@@ -85,8 +85,7 @@ const _: () = {
 };
 
 /// What devices with these UUIDs report now.
-pub(super) fn snapshot(uuids: &[[u8; 16]]) -> Result<NvmlSnapshot, Failure> {
-    let nvml = Nvml::load()?;
+pub(super) fn snapshot(nvml: &Nvml, uuids: &[[u8; 16]]) -> Result<NvmlSnapshot, Failure> {
     let devices = uuids
         .iter()
         .map(|uuid| {
@@ -112,8 +111,7 @@ pub(super) fn snapshot(uuids: &[[u8; 16]]) -> Result<NvmlSnapshot, Failure> {
 }
 
 /// Free memory of a device, where the library says.
-pub(super) fn free_bytes(uuid: &[u8; 16]) -> Option<u64> {
-    let nvml = Nvml::load().ok()?;
+pub(super) fn free_bytes(nvml: &Nvml, uuid: &[u8; 16]) -> Option<u64> {
     let handle = nvml.device(uuid)?;
     Some(nvml.memory(handle)?.free_bytes)
 }
@@ -131,7 +129,7 @@ fn uuid_text(uuid: &[u8; 16]) -> String {
 }
 
 /// The loaded library; shut down when dropped.
-struct Nvml {
+pub(super) struct Nvml {
     library: Library,
 }
 
@@ -145,7 +143,7 @@ impl Drop for Nvml {
 }
 
 impl Nvml {
-    fn load() -> Result<Nvml, Failure> {
+    pub(super) fn load() -> Result<Nvml, Failure> {
         let name: OsString = env::var_os(LIBRARY_VARIABLE).unwrap_or_else(|| LIBRARY.into());
         let nvml = Nvml {
             library: open_library(&name)?,

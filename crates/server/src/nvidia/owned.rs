@@ -64,7 +64,13 @@ impl ContextHold {
             .pop();
         let event = match pooled {
             Some(event) => event,
-            None => self.driver.cuEventCreate(CU_EVENT_DISABLE_TIMING)?,
+            None => {
+                // An event belongs to the context that is current, which may be another one.
+                self.driver.cuCtxPushCurrent_v2(self.handle)?;
+                let created = self.driver.cuEventCreate(CU_EVENT_DISABLE_TIMING);
+                self.driver.cuCtxPopCurrent_v2()?;
+                created?
+            }
         };
         let mark = Mark {
             hold: self.clone(),
