@@ -58,6 +58,7 @@
 //! Lock order: [`memory::Memory`]'s range lock, then [`heap::Heap`]'s or an output's own; nothing else is held together.
 
 pub mod code;
+pub mod device;
 pub mod error;
 pub mod heap;
 mod interp;

@@ -12,7 +12,7 @@ use super::{
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CaptureId(pub(super) u64);
+pub(super) struct CaptureId(pub(super) u64);
 
 /// A capture that has begun and not ended.
 pub(super) struct Capture {

@@ -8,11 +8,11 @@ use std::{
 use super::{error::Error, schedule::State, work::Op};
 
 /// Nodes of one graph.
-pub const GRAPH_NODES_MAX: usize = 1 << 20;
+pub(super) const GRAPH_NODES_MAX: usize = 1 << 20;
 /// Graphs inside graphs.
-pub const GRAPH_DEPTH_MAX: usize = 32;
+pub(super) const GRAPH_DEPTH_MAX: usize = 32;
 /// Graphs of one device.
-pub const GRAPHS_MAX: usize = 1 << 20;
+pub(super) const GRAPHS_MAX: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GraphId(pub(super) u64);

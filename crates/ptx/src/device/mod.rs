@@ -20,6 +20,7 @@ mod capture;
 mod error;
 mod event;
 mod graph;
+mod kernel;
 mod map;
 mod physical;
 mod plan;
@@ -37,6 +38,7 @@ pub use self::{
     error::{CaptureError, Cause, Error, Stuck},
     event::EventId,
     graph::{Graph, GraphId, NodeId},
+    kernel::{Machine, ModuleKernel},
     physical::Physical,
     plan::{ExecId, UpdateError},
     schedule::HostCall,
@@ -383,9 +385,16 @@ impl Gpu {
     }
 }
 
+impl Gpu {
+    /// Cancels everything and takes no more: afterwards nothing touches memory. What `drop` does.
+    pub fn stop(&self) {
+        self.shared.stop();
+    }
+}
+
 impl Drop for Gpu {
     fn drop(&mut self) {
-        self.shared.stop();
+        self.stop();
     }
 }
 

@@ -26,7 +26,7 @@ use super::{
 use crate::memory::Memory;
 
 /// Work that may wait in a device: launches, copies, records and so on, all together.
-pub const TASKS_MAX: usize = 1 << 22;
+pub(super) const TASKS_MAX: usize = 1 << 22;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct TaskId(u64);

@@ -15,7 +15,7 @@ use super::{
 };
 
 /// Streams of one device.
-pub const STREAMS_MAX: usize = 1 << 16;
+pub(super) const STREAMS_MAX: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContextId(pub(super) u64);

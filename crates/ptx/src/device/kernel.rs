@@ -1,0 +1,151 @@
+//! The engine's kernels as work of a device.
+
+use std::sync::{
+    Arc, OnceLock,
+    atomic::AtomicBool,
+};
+
+use super::work::{Code, Launch};
+use crate::{
+    error::{Fault, FaultKind},
+    heap::Heap,
+    launch::{self, LaunchError, STACK_BYTES_DEFAULT},
+    memory::Memory,
+    module::Module,
+    printf::Fifo,
+};
+
+/// Text that kernels have printed and nobody has taken yet; what is older is lost.
+const PRINTED_BYTES_MAX: usize = 16 << 20;
+/// Memory for device-side `malloc`, mapped when a kernel first needs it. Eight times CUDA's default.
+const HEAP_BYTES: u64 = 64 << 20;
+/// What grid synchronisation needs of its workspace: its size, then the barrier
+/// (`cooperative_groups/details/driver_abi.h` of the CUDA toolkit).
+const WORKSPACE_BYTES: u64 = 64;
+
+/// What the kernels of a device share.
+pub struct Machine {
+    memory: Memory,
+    workers: usize,
+    printed: Fifo,
+    heap: OnceLock<Option<Heap>>,
+}
+
+impl Machine {
+    /// Launches spread over `workers` threads.
+    pub fn new(memory: Memory, workers: usize) -> Machine {
+        Machine {
+            memory,
+            workers,
+            printed: Fifo::new(PRINTED_BYTES_MAX),
+            heap: OnceLock::new(),
+        }
+    }
+
+    /// Appends what kernels have printed since the last call.
+    pub fn take_printed(&self, out: &mut Vec<u8>) {
+        out.extend(self.printed.take());
+    }
+
+    /// None where there is no room for it: `malloc` then returns 0, as on a GPU.
+    fn heap(&self) -> Option<&Heap> {
+        let heap = self.heap.get_or_init(|| match Heap::new(&self.memory, HEAP_BYTES) {
+            Ok(heap) => Some(heap),
+            Err(error) => {
+                tracing::warn!(%error, "no heap for kernels");
+                None
+            }
+        });
+        heap.as_ref()
+    }
+}
+
+/// A kernel of a module.
+pub struct ModuleKernel {
+    machine: Arc<Machine>,
+    module: Arc<Module>,
+    name: String,
+}
+
+impl ModuleKernel {
+    pub fn new(machine: Arc<Machine>, module: Arc<Module>, name: String) -> ModuleKernel {
+        ModuleKernel {
+            machine,
+            module,
+            name,
+        }
+    }
+
+    fn refused(&self, what: String) -> Fault {
+        Fault {
+            kind: FaultKind::LaunchOutOfResources { what },
+            kernel: self.name.clone(),
+            block: [0; 3],
+            thread: [0; 3],
+            line: 0,
+        }
+    }
+}
+
+impl Code for ModuleKernel {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn run(&self, launch: &Launch, cancel: &AtomicBool) -> Result<(), Fault> {
+        let machine = &self.machine;
+        let workspace = match launch.cooperative {
+            true => Some(Workspace::new(&machine.memory).map_err(|e| self.refused(e.to_string()))?),
+            false => None,
+        };
+        let run = launch::Launch {
+            module: &self.module,
+            kernel: &self.name,
+            grid: launch.grid,
+            block: launch.block,
+            dynamic_shared_bytes: launch.shared_bytes,
+            params: &launch.params,
+            workers: machine.workers,
+            stack_bytes: STACK_BYTES_DEFAULT,
+            cooperative: launch.cooperative,
+            envregs: workspace.as_ref().map_or([0; 32], Workspace::envregs),
+            output: &machine.printed,
+            heap: if self.module.uses_heap() { machine.heap() } else { None },
+            cancel,
+        };
+        match run.run() {
+            Ok(_) => Ok(()),
+            Err(LaunchError::Fault(fault)) => Err(fault),
+            Err(LaunchError::Refused(error)) => Err(self.refused(error.to_string())),
+        }
+    }
+}
+
+/// Zeroed memory for the barrier of a cooperative launch.
+struct Workspace {
+    memory: Memory,
+    address: u64,
+}
+
+impl Workspace {
+    fn new(memory: &Memory) -> Result<Workspace, crate::memory::MemoryError> {
+        Ok(Workspace {
+            address: memory.allocate_internal(WORKSPACE_BYTES, 1)?,
+            memory: memory.clone(),
+        })
+    }
+
+    /// `%envreg1` and `%envreg2` hold the address, low half first.
+    fn envregs(&self) -> [u32; 32] {
+        let mut envregs = [0; 32];
+        envregs[1] = self.address as u32;
+        envregs[2] = (self.address >> 32) as u32;
+        envregs
+    }
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        self.memory.free_internal(self.address);
+    }
+}
