@@ -84,21 +84,12 @@ pub(crate) fn run_group(core: &mut Core<'_>, group: &mut Group, others: &mut Vec
         // SAFETY: `Features::detect` found these instruction sets.
         #[cfg(target_arch = "x86_64")]
         Features::Avx2 => unsafe { dispatch_avx2(core, group, others, limit, fuel) },
-        // SAFETY: as above.
-        #[cfg(target_arch = "x86_64")]
-        Features::Avx512 => unsafe { dispatch_avx512(core, group, others, limit, fuel) },
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
 fn dispatch_avx2(core: &mut Core<'_>, group: &mut Group, others: &mut Vec<Group>, limit: u32, fuel: &mut u64) -> Result<Event, Stop> {
-    dispatch(core, group, others, limit, fuel)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-fn dispatch_avx512(core: &mut Core<'_>, group: &mut Group, others: &mut Vec<Group>, limit: u32, fuel: &mut u64) -> Result<Event, Stop> {
     dispatch(core, group, others, limit, fuel)
 }
 

@@ -55,8 +55,6 @@ pub(crate) enum Features {
     Baseline,
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
 }
 
 impl Features {
@@ -64,11 +62,6 @@ impl Features {
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("bmi2");
-            if avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("avx512dq") && is_x86_feature_detected!("avx512bw")
-            {
-                return Features::Avx512;
-            }
             if avx2 {
                 return Features::Avx2;
             }
