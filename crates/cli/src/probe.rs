@@ -10,7 +10,9 @@ use outboard_wire::{
 };
 
 /// A server opens its device before it answers, which takes seconds on a machine with several sleeping GPUs.
-const ANSWER_MS_MAX: u64 = 20_000;
+const ANSWER_MS_MAX: u64 = 60_000;
+/// A greeting opens none. It may have to wait until strangers have been sent away, after HANDSHAKE_MS_MAX.
+const GREETING_MS_MAX: u64 = 10_000;
 const PING_MS_MAX: u64 = 5_000;
 
 /// A server that answers.
@@ -20,17 +22,15 @@ pub(crate) struct Server {
     receiver: Receiver,
 }
 
+/// Fails unless a server of this release answers.
+pub(crate) fn greet(endpoint: &Endpoint) -> anyhow::Result<()> {
+    connect(endpoint, Purpose::Greeting, GREETING_MS_MAX).map(drop)
+}
+
 impl Server {
     pub(crate) fn query(endpoint: &Endpoint) -> anyhow::Result<Server> {
-        let hello = ClientHello {
-            release: env!("CARGO_PKG_VERSION").into(),
-            purpose: Purpose::Query,
-            pid: std::process::id(),
-            program: "outboard".into(),
-        };
-        let (link, _, welcome) = dial(endpoint, &hello, Duration::from_millis(ANSWER_MS_MAX))
-            .map_err(|error| explain(endpoint, error))?;
-        let (sender, receiver) = Link::split(link);
+        let (link, welcome) = connect(endpoint, Purpose::Query, ANSWER_MS_MAX)?;
+        let (sender, receiver) = link.split();
         Ok(Server {
             welcome,
             sender,
@@ -54,6 +54,23 @@ impl Server {
             }
         }
         anyhow::bail!("the server did not answer a message within {PING_MS_MAX} ms")
+    }
+}
+
+fn connect(
+    endpoint: &Endpoint,
+    purpose: Purpose,
+    ms_max: u64,
+) -> anyhow::Result<(Link, ServerWelcome)> {
+    let hello = ClientHello {
+        release: env!("CARGO_PKG_VERSION").into(),
+        purpose,
+        pid: std::process::id(),
+        program: "outboard".into(),
+    };
+    match dial(endpoint, &hello, Duration::from_millis(ms_max)) {
+        Ok((link, _, welcome)) => Ok((link, welcome)),
+        Err(error) => Err(explain(endpoint, error)),
     }
 }
 

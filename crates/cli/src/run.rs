@@ -9,7 +9,7 @@ use std::{
     process::{Command, ExitCode},
 };
 
-use crate::{args::RunArgs, libraries, probe::Server, serve::default_endpoint};
+use crate::{args::RunArgs, libraries, probe, serve::default_endpoint};
 
 /// As env(1) and shells have it.
 const EXIT_CANNOT_EXECUTE: u8 = 126;
@@ -21,7 +21,7 @@ pub(crate) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         None => default_endpoint()?,
     };
     let folder = libraries::folder()?;
-    drop(Server::query(&endpoint)?);
+    probe::greet(&endpoint)?;
     let [program, arguments @ ..] = args.program.as_slice() else {
         anyhow::bail!("no program to run");
     };

@@ -161,7 +161,9 @@ fn one_session_too_many_is_refused_until_a_place_is_free() {
     }
     // Questions are not sessions.
     let (.., welcome) = dial(&server.tcp, &hello(Purpose::Query), PATIENCE).unwrap();
-    assert_eq!(welcome.window_bytes, 0);
+    assert_eq!((welcome.window_bytes, welcome.devices.len()), (0, 1));
+    let (.., welcome) = dial(&server.tcp, &hello(Purpose::Greeting), PATIENCE).unwrap();
+    assert_eq!((welcome.window_bytes, welcome.devices.len()), (0, 0));
     drop(first);
     eventually("a free place", || {
         dial(&server.tcp, &hello(Purpose::Session), PATIENCE).is_ok()

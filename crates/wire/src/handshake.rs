@@ -27,6 +27,8 @@ pub enum Purpose {
     Session,
     /// Answer questions about the devices (nvidia-smi, `outboard doctor`): no context, no memory.
     Query,
+    /// Whether a server of this release answers (`outboard run`): no device is opened, none is named.
+    Greeting,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -78,7 +78,7 @@ pub(super) fn execute<'a>(
 }
 
 fn check(purpose: Purpose, op: u16, reply_bytes: Option<u64>) -> Result<(), Failure> {
-    if purpose == Purpose::Query && !matches!(op, Ping::NUMBER | NvmlSnapshot::NUMBER) {
+    if purpose != Purpose::Session && !matches!(op, Ping::NUMBER | NvmlSnapshot::NUMBER) {
         return Err(Failure::new(
             CUresult::CUDA_ERROR_NOT_PERMITTED,
             "this connection was opened for questions about the devices only",

@@ -91,24 +91,28 @@ pub fn refuse(stream: &mut Stream, why: &str) {
     }
 }
 
-/// What the client is told of the server and its devices. A session gets an address window, a query does not.
+/// What the client is told of the server and its devices. Only a session gets an address window.
 pub fn welcome(
-    device: &mut dyn Device,
+    device: Option<&mut (dyn Device + 'static)>,
     session: u64,
     purpose: Purpose,
 ) -> Result<ServerWelcome, Failure> {
-    let (window_base, window_bytes) = match purpose {
-        Purpose::Session => device.reserve_window()?,
-        Purpose::Query => (0, 0),
-    };
-    Ok(ServerWelcome {
+    let mut welcome = ServerWelcome {
         release: env!("CARGO_PKG_VERSION").into(),
         session,
-        driver_version: device.driver_version(),
-        window_base,
-        window_bytes,
-        devices: device.cards()?,
-    })
+        driver_version: 0,
+        window_base: 0,
+        window_bytes: 0,
+        devices: Vec::new(),
+    };
+    if let Some(device) = device {
+        welcome.driver_version = device.driver_version();
+        welcome.devices = device.cards()?;
+        if purpose == Purpose::Session {
+            (welcome.window_base, welcome.window_bytes) = device.reserve_window()?;
+        }
+    }
+    Ok(welcome)
 }
 
 pub fn send_welcome(

@@ -4,7 +4,9 @@
 pub const HANDSHAKES_MAX: usize = 64;
 /// Programs served at a time, unless told otherwise.
 pub const SESSIONS_DEFAULT_MAX: usize = 64;
-/// Connections that only ask about the devices.
+/// How long a client that only greets may stay.
+pub const GREETING_MS_MAX: u64 = 1_000;
+/// Connections that only greet, or ask about the devices.
 pub const QUERIES_MAX: usize = 64;
 /// How long nothing is accepted after the system refused a process or a descriptor.
 pub const PAUSE_MS: u64 = 100;

@@ -288,7 +288,7 @@ impl Supervisor {
         };
         let (max, what) = match purpose {
             Purpose::Session => (self.options.sessions_max, "sessions (--sessions-max)"),
-            Purpose::Query => (limits::QUERIES_MAX, "queries"),
+            Purpose::Query | Purpose::Greeting => (limits::QUERIES_MAX, "queries"),
         };
         let (answer, phase) = if serving(&self.workers, purpose) < max {
             (vec![limits::ANSWER_YES], Phase::Serving(purpose))

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_link::{Link, Stream};
+use outboard_link::{Link, Stream, Wait};
 use outboard_wire::{
     handshake::{ClientHello, HandshakeError, Purpose},
     limits::HANDSHAKE_MS_MAX,
@@ -45,22 +45,17 @@ pub fn run_worker(options: WorkerOptions) -> io::Result<()> {
     let _span = info_span!("session", id = options.session).entered();
     let mut stream = Stream::try_from(inherit::take(options.fd)?).map_err(io::Error::other)?;
     let mut control = UnixStream::from(inherit::take(options.control)?);
-    let peer = stream
-        .peer()
-        .map_or_else(|e| e.to_string(), |p| p.to_string());
-    let (mut device, link, hello) = match shake_hands(&mut stream, &mut control, &options) {
-        Ok((device, hello, welcome)) => {
-            let deadline = Instant::now() + Duration::from_millis(HANDSHAKE_MS_MAX);
-            let link = handshake::send_welcome(&mut stream, &welcome, deadline)
-                .and_then(|()| Ok(stream.into_link_server()?));
-            match link {
-                Ok(link) => (device, link, hello),
-                Err(error) => return turned_away(&peer, &error),
-            }
-        }
+    let peer = match stream.peer() {
+        Ok(peer) => peer.to_string(),
+        Err(error) => error.to_string(),
+    };
+    let welcomed = shake_hands(&mut stream, &mut control, &options)
+        .and_then(|(hello, device)| Ok((hello, device, stream.into_link_server()?)));
+    drop(control);
+    let (hello, device, link) = match welcomed {
+        Ok(welcomed) => welcomed,
         Err(error) => return turned_away(&peer, &error),
     };
-    drop(control);
     let program: String = hello
         .program
         .chars()
@@ -68,33 +63,39 @@ pub fn run_worker(options: WorkerOptions) -> io::Result<()> {
         .collect();
     match hello.purpose {
         Purpose::Session => info!(%peer, pid = hello.pid, ?program, "begins"),
-        Purpose::Query => debug!(%peer, pid = hello.pid, ?program, "query begins"),
+        purpose => debug!(%peer, pid = hello.pid, ?program, ?purpose, "begins"),
     }
-    serve(&mut *device, link, hello.purpose, options.cache);
-    give_back(device);
+    match device {
+        Some(mut device) => {
+            serve(&mut *device, link, hello.purpose, options.cache);
+            give_back(device);
+        }
+        None => part(link),
+    }
     Ok(())
 }
 
-type Welcomed = (
-    Box<dyn Device>,
-    ClientHello,
-    outboard_wire::handshake::ServerWelcome,
-);
-
+/// The hello is answered when this returns. A greeting gets no device.
 fn shake_hands(
     stream: &mut Stream,
     control: &mut UnixStream,
     options: &WorkerOptions,
-) -> Result<Welcomed, Error> {
+) -> Result<(ClientHello, Option<Box<dyn Device>>), Error> {
     let timeout = Duration::from_millis(HANDSHAKE_MS_MAX);
     let hello = handshake::read_hello(stream, Instant::now() + timeout)?;
-    let result = ask_for_a_place(control, hello.purpose, timeout).and_then(|()| {
-        let mut device = devices::open(&options.device)?;
-        let welcome = handshake::welcome(&mut *device, options.session, hello.purpose)?;
+    let welcomed = ask_for_a_place(control, hello.purpose, timeout).and_then(|()| {
+        let mut device = match hello.purpose {
+            Purpose::Greeting => None,
+            Purpose::Session | Purpose::Query => Some(devices::open(&options.device)?),
+        };
+        let welcome = handshake::welcome(device.as_deref_mut(), options.session, hello.purpose)?;
         Ok((device, welcome))
     });
-    match result {
-        Ok((device, welcome)) => Ok((device, hello, welcome)),
+    match welcomed {
+        Ok((device, welcome)) => {
+            handshake::send_welcome(stream, &welcome, Instant::now() + timeout)?;
+            Ok((hello, device))
+        }
         Err(error) => {
             handshake::refuse(stream, &error.to_string());
             Err(error)
@@ -110,7 +111,7 @@ fn ask_for_a_place(
     let lost = |e: io::Error| Error::Refused(format!("the server is stopping ({e})"));
     let question = match purpose {
         Purpose::Session => limits::ASK_SESSION,
-        Purpose::Query => limits::ASK_QUERY,
+        Purpose::Query | Purpose::Greeting => limits::ASK_QUERY,
     };
     control.set_read_timeout(Some(timeout)).map_err(lost)?;
     control.write_all(&[question]).map_err(lost)?;
@@ -146,8 +147,8 @@ fn serve(device: &mut dyn Device, link: Link, purpose: Purpose, cache: Option<Pa
     let total = tally.total();
     let seconds = start.elapsed().as_secs_f64();
     match (&end, purpose) {
-        (End::ClientLeft, Purpose::Query) => debug!("ended after {seconds:.3} s: {total}"),
         (End::ClientLeft, Purpose::Session) => info!("ended after {seconds:.3} s: {total}"),
+        (End::ClientLeft, _) => debug!("ended after {seconds:.3} s: {total}"),
         (end, _) => warn!("ended after {seconds:.3} s, because {end}: {total}"),
     }
     report(&tally);
@@ -157,6 +158,14 @@ fn report(tally: &Tally) {
     for (name, op) in tally.by_name() {
         debug!("{name}: {op}");
     }
+}
+
+/// The client has what it wanted to know, and leaves.
+fn part(link: Link) {
+    let (_sender, mut receiver) = link.split();
+    let until = Instant::now() + Duration::from_millis(limits::GREETING_MS_MAX);
+    // Whatever it says instead is not listened to.
+    let _ = receiver.recv(Wait::Until(until));
 }
 
 /// What the device cannot give back in time, the end of the process will.

@@ -260,3 +260,18 @@ fn more_copies_than_may_wait_do_not_hold_up_what_they_wait_for() {
 fn memfd() -> OwnedFd {
     rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
 }
+
+#[test]
+fn a_long_wait_leaves_the_core_to_others_and_ends_in_time() {
+    let mut client = Client::shm();
+    let board = Arc::clone(&client.board);
+    client.fence(1, 0);
+    thread::sleep(Duration::from_secs(1));
+    let start = Instant::now();
+    board.done.store(1, SeqCst);
+    assert!(client.recv().is_answer_to(1));
+    // Half a millisecond is meant; the machine may be busy.
+    assert!(start.elapsed() < Duration::from_millis(50));
+    let (.., cpu) = client.leave();
+    assert!(cpu < Duration::from_millis(300), "{cpu:?} in 1 s");
+}
