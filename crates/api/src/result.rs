@@ -114,10 +114,10 @@ results! {
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900, "operation not permitted when stream is capturing";
     CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901, "operation failed due to a previous error during capture";
     CUDA_ERROR_STREAM_CAPTURE_MERGE = 902, "operation would result in a merge of separate capture sequences";
-    CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903, "dependencies between sequences cannot be traversed during capture";
-    CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904, "capture was not ended in the same stream as it began";
-    CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905, "operation would make the legacy stream depend on a capturing blocking stream";
-    CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906, "operation would have resulted in a disallowed implicit dependency on a current capture sequence from cudaStreamLegacy";
+    CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903, "capture was not ended in the same stream as it began";
+    CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904, "capturing stream has unjoined work";
+    CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905, "dependency created on uncaptured work in another stream";
+    CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906, "operation would make the legacy stream depend on a capturing blocking stream";
     CUDA_ERROR_CAPTURED_EVENT = 907, "operation not permitted on an event last recorded in a capturing stream";
     CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908, "attempt to terminate a thread-local capture sequence from another thread";
     CUDA_ERROR_TIMEOUT = 909, "wait operation timed out";

@@ -11,7 +11,7 @@ use outboard_api::{
     cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream},
 };
 
-use crate::{entry::CALLS, log, stats};
+use crate::{calls, entry::CALLS, log, stats};
 
 /// Set in a child that was forked after CUDA was used: it has no session, as on a local GPU.
 static FORKED: AtomicBool = AtomicBool::new(false);
@@ -29,7 +29,7 @@ pub(crate) fn enter(number: usize, call: impl FnOnce() -> Result<(), CUresult>) 
     stats::begin();
     // A panic must not cross into C. State behind it is guarded by locks that do not poison and is left consistent by
     // construction: tables are changed in single steps.
-    let result = match catch_unwind(AssertUnwindSafe(call)) {
+    let result = match catch_unwind(AssertUnwindSafe(|| calls::check_captures(CALLS[number].0).and_then(|()| call()))) {
         Ok(Ok(())) => CUresult::CUDA_SUCCESS,
         Ok(Err(error)) => error,
         Err(_) => {

@@ -36,6 +36,7 @@ impl Driver {
     /// Everything that lived in a context goes with it.
     fn destroy_context(&self, context: &Context) -> Done {
         tables::destroy_storage(context.handle);
+        self.captures.remove_context(context.handle);
         self.streams.remove_context(context.handle);
         for library in self.libraries.of_context(context.handle) {
             self.libraries.remove(&library);

@@ -136,6 +136,10 @@ impl Driver {
         }
         let (to, from) = (self.place_of(dst, bytes as u64)?, self.place_of(src, bytes as u64)?);
         if stream.is_capturing() {
+            // A graph's copy cannot be waited for.
+            if wait {
+                self.refuse_captured(stream)?;
+            }
             return self.capture_copy(dst, src, bytes, stream, to, from);
         }
         match (to, from) {
@@ -176,7 +180,7 @@ impl Driver {
             match place {
                 Place::Device | Place::Shared => {}
                 Place::Pinned => self.make_visible(address)?,
-                Place::Pageable => return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+                Place::Pageable => return self.refuse_captured(stream),
             }
         }
         self.copy_here(dst, src, bytes as u64, stream)
@@ -186,13 +190,13 @@ impl Driver {
 /// `cuMemcpy*` without a stream.
 fn copy_now(dst: u64, src: u64, bytes: usize) -> Done {
     let driver = driver()?;
-    let stream = driver.stream(guard::default_stream())?;
+    let stream = driver.work_stream(guard::default_stream())?;
     driver.copy(dst, src, bytes, &stream, true)
 }
 
 fn copy_on(stream: CUstream, dst: u64, src: u64, bytes: usize) -> Done {
     let driver = driver()?;
-    let stream = driver.stream(stream)?;
+    let stream = driver.work_stream(stream)?;
     driver.copy(dst, src, bytes, &stream, false)
 }
 

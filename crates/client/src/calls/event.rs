@@ -49,10 +49,13 @@ pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, fl
     if flags & !CU_EVENT_RECORD_EXTERNAL != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let stream = driver.stream(stream)?;
+    let stream = driver.work_stream(stream)?;
     let event = driver.streams.event(event)?;
     let external = flags & CU_EVENT_RECORD_EXTERNAL != 0;
     event.capture.store(if external { 0 } else { stream.stream().capture.load(Ordering::Acquire) }, Ordering::Release);
+    if external && stream.is_capturing() {
+        driver.graphs.records_event(&event);
+    }
     event.progress.submit();
     stream.progress().submit();
     driver.submit(&messages::EventRecord { event: event.handle, stream: stream.wire(), flags })
@@ -61,18 +64,14 @@ pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, fl
 pub(crate) unsafe fn cuEventQuery(event: CUevent) -> Done {
     let driver = driver()?;
     let event = driver.streams.event(event)?;
-    if event.capture.load(Ordering::Acquire) != 0 {
-        return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT);
-    }
+    driver.refuse_captured_event(&event)?;
     driver.query(&event.progress, event.progress.mark(), &event.query, &messages::FenceEvent { event: event.handle })
 }
 
 pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> Done {
     let driver = driver()?;
     let event = driver.streams.event(event)?;
-    if event.capture.load(Ordering::Acquire) != 0 {
-        return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT);
-    }
+    driver.refuse_captured_event(&event)?;
     if !event.progress.is_idle() {
         let mark = event.progress.mark();
         let group = Group::new(1);

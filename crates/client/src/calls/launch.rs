@@ -199,7 +199,7 @@ pub(crate) unsafe fn cuLaunchKernel(
     extra: *mut *mut c_void,
 ) -> Done {
     let driver = driver()?;
-    let stream = driver.stream(stream)?;
+    let stream = driver.work_stream(stream)?;
     let kernel = driver.libraries.kernel(function)?;
     let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared_bytes };
     // SAFETY: see the module's contract.
@@ -211,7 +211,7 @@ pub(crate) unsafe fn cuLaunchKernelEx(config: *const CUlaunchConfig, function: C
     let driver = driver()?;
     // SAFETY: NULL or a configuration of the caller's.
     let config = unsafe { config.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let stream = driver.stream(config.stream)?;
+    let stream = driver.work_stream(config.stream)?;
     let kernel = driver.libraries.kernel(function)?;
     let shape = Shape {
         grid: [config.grid_dim_x, config.grid_dim_y, config.grid_dim_z],
@@ -238,7 +238,7 @@ pub(crate) unsafe fn cuLaunchCooperativeKernel(
     params: *mut *mut c_void,
 ) -> Done {
     let driver = driver()?;
-    let resolved = driver.stream(stream)?;
+    let resolved = driver.work_stream(stream)?;
     let kernel = driver.libraries.kernel(function)?;
     let device: CUdevice = driver.contexts.current()?.device;
     if driver.attribute(device, CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH) == 0 {

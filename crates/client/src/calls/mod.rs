@@ -6,11 +6,14 @@
 
 #![allow(non_snake_case, clippy::too_many_arguments)]
 
+mod capture;
 mod context;
 mod copy;
 mod device;
 mod entry_points;
 mod event;
+mod graph;
+mod graph_nodes;
 mod host;
 mod kernel;
 mod launch;
@@ -21,7 +24,7 @@ mod stream;
 use outboard_api::CUresult;
 
 pub(crate) use self::{
-    context::*, copy::*, device::*, entry_points::*, event::*, host::*, kernel::*, launch::*, memory::*, module::*, stream::*,
+    capture::*, context::*, copy::*, device::*, entry_points::*, event::*, graph::*, graph_nodes::*, host::*, kernel::*, launch::*, memory::*, module::*, stream::*,
 };
 
 type Done = Result<(), CUresult>;

@@ -35,9 +35,7 @@ impl Driver {
 
     /// Waits until a stream's work is done.
     pub(crate) fn synchronize_stream(&self, stream: &StreamRef) -> Done {
-        if stream.is_capturing() {
-            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-        }
+        self.refuse_captured(stream)?;
         let mark = self.work_before(stream);
         if stream.progress().is_complete(mark) {
             return self.session.take_fault();
@@ -112,6 +110,7 @@ pub(crate) unsafe fn cuStreamDestroy_v2(stream: CUstream) -> Done {
         // The default streams cannot be destroyed.
         StreamRef::Legacy(_) => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
         StreamRef::Own(own) => {
+            driver.leave_capture(&StreamRef::Own(own.clone()));
             driver.streams.remove(&own);
             driver.submit(&messages::StreamDestroy { stream: own.handle })
         }
@@ -120,15 +119,12 @@ pub(crate) unsafe fn cuStreamDestroy_v2(stream: CUstream) -> Done {
 
 pub(crate) unsafe fn cuStreamSynchronize(stream: CUstream) -> Done {
     let driver = driver()?;
-    driver.synchronize_stream(&driver.stream(stream)?)
+    driver.synchronize_stream(&driver.awaited_stream(stream)?)
 }
 
 pub(crate) unsafe fn cuStreamQuery(stream: CUstream) -> Done {
     let driver = driver()?;
-    let stream = driver.stream(stream)?;
-    if stream.is_capturing() {
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    }
+    let stream = driver.awaited_stream(stream)?;
     driver.query(stream.progress(), driver.work_before(&stream), &stream.stream().query, &messages::FenceStream { stream: stream.wire() })
 }
 
@@ -137,21 +133,9 @@ pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: 
     if flags & !CU_EVENT_WAIT_EXTERNAL != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let stream = driver.stream(stream)?;
+    let stream = driver.work_stream(stream)?;
     let event = driver.streams.event(event)?;
-    let event_capture = event.capture.load(Ordering::Acquire);
-    if event_capture != 0 {
-        if stream.is_legacy() {
-            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
-        }
-        // A stream that waits for a captured event joins its capture; one that is in another cannot.
-        let before = stream.stream().capture.compare_exchange(0, event_capture, Ordering::AcqRel, Ordering::Acquire);
-        if before.is_err_and(|other| other != event_capture) {
-            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE);
-        }
-    } else if stream.is_capturing() && flags & CU_EVENT_WAIT_EXTERNAL == 0 && event.progress.mark() > 0 {
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
-    }
+    driver.join_capture(&stream, &event, flags & CU_EVENT_WAIT_EXTERNAL != 0)?;
     stream.progress().submit();
     driver.submit(&messages::StreamWaitEvent { stream: stream.wire(), event: event.handle, flags })
 }
@@ -241,7 +225,7 @@ pub(crate) unsafe fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, ops: *m
     /// The driver's own limit.
     const OPS_MAX: u32 = 256;
     let driver = driver()?;
-    let stream = driver.stream(stream)?;
+    let stream = driver.work_stream(stream)?;
     if ops.is_null() || count == 0 || count > OPS_MAX || flags != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -258,7 +242,7 @@ pub(crate) unsafe fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, ops: *m
 
 pub(crate) unsafe fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, user_data: *mut c_void) -> Done {
     let driver = driver()?;
-    let stream = driver.stream(stream)?;
+    let stream = driver.work_stream(stream)?;
     if function.is_none() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -271,13 +255,11 @@ pub(crate) unsafe fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, user
 
 pub(crate) unsafe fn cuStreamAddCallback(stream: CUstream, function: CUstreamCallback, user_data: *mut c_void, flags: u32) -> Done {
     let driver = driver()?;
-    let resolved = driver.stream(stream)?;
+    let resolved = driver.work_stream(stream)?;
     if function.is_none() || flags != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    if resolved.is_capturing() {
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    }
+    driver.refuse_captured(&resolved)?;
     let call = notes::register(driver.session, HostCall::Callback { function, stream, user_data }, false);
     resolved.progress().submit();
     driver.submit(&messages::HostFunc { stream: resolved.wire(), call })
@@ -285,11 +267,10 @@ pub(crate) unsafe fn cuStreamAddCallback(stream: CUstream, function: CUstreamCal
 
 pub(crate) unsafe fn cuStreamIsCapturing(stream: CUstream, status: *mut u32) -> Done {
     let driver = driver()?;
-    let capturing = match current_context() {
-        Ok(_) => driver.stream(stream)?.is_capturing(),
-        Err(_) if stream.is_null() => false,
-        Err(error) => return Err(error),
+    let now = match current_context() {
+        Err(_) if stream.is_null() => CU_STREAM_CAPTURE_STATUS_NONE,
+        _ => driver.capture_status(&driver.stream(stream)?)?,
     };
     // SAFETY: see the module's contract.
-    unsafe { put(status, if capturing { CU_STREAM_CAPTURE_STATUS_ACTIVE } else { CU_STREAM_CAPTURE_STATUS_NONE }) }
+    unsafe { put(status, now) }
 }

@@ -11,7 +11,7 @@ use outboard_link::{Endpoint, dial};
 use outboard_wire::handshake::{ClientHello, Purpose};
 use parking_lot::{Mutex, RwLock};
 
-use super::{Contexts, DRIVER, DeviceMemory, Driver, Handles, HostMemory, Libraries, Progress, Streams};
+use super::{Captures, Contexts, DRIVER, DeviceMemory, Driver, Graphs, Handles, HostMemory, Libraries, Progress, Streams};
 use crate::{exit, log, session::Session};
 
 /// How long a server may take to set a session up: it loads the driver and creates contexts.
@@ -60,6 +60,8 @@ fn open() -> Result<Driver, CUresult> {
         memory: Mutex::new(memory),
         host: RwLock::new(HostMemory::default()),
         streams: Streams::default(),
+        captures: Captures::default(),
+        graphs: Graphs::default(),
         libraries: Libraries::default(),
         handles: Handles::default(),
         objects: Mutex::default(),

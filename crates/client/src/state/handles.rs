@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use outboard_api::{
     CUresult,
     cuda::{
-        CUarray, CUcontext, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUlinkState, CUmemoryPool, CUmipmappedArray, CUstream,
+        CUarray, CUcontext, CUevent, CUfunction, CUgraphExec, CUlinkState, CUmemoryPool, CUmipmappedArray, CUstream,
     },
 };
 use parking_lot::RwLock;
@@ -122,9 +122,7 @@ macro_rules! stateless {
 }
 
 stateless! {
-    Graph CUgraph: wire_graph retire_graph mint_graph handle_graph;
     GraphExec CUgraphExec: wire_graphexec retire_graphexec mint_graphexec handle_graphexec;
-    Node CUgraphNode: wire_node retire_node mint_node handle_node;
     Array CUarray: wire_array retire_array mint_array handle_array;
     Mipmap CUmipmappedArray: wire_mipmap retire_mipmap mint_mipmap handle_mipmap;
     Link CUlinkState: wire_link retire_link mint_link handle_link;
@@ -134,7 +132,7 @@ stateless! {
 impl Driver {
     /// A stream that work is sent to: counts as used from here on.
     pub(crate) fn wire_stream(&self, stream: CUstream) -> Result<u64, CUresult> {
-        let stream = self.stream(stream)?;
+        let stream = self.work_stream(stream)?;
         stream.progress().submit();
         Ok(stream.wire())
     }

@@ -1,8 +1,10 @@
 //! What the client knows by itself. Everything local is answered from here.
 
+mod captures;
 mod connect;
 mod contexts;
 mod device_memory;
+mod graphs;
 mod handles;
 mod host_memory;
 mod libraries;
@@ -21,9 +23,11 @@ use rustc_hash::FxHashMap;
 use crate::session::Session;
 
 pub(crate) use self::{
+    captures::{Beginning, Capture, Captures, exchange_thread_mode},
     connect::{abandon_after_fork, connect},
     contexts::{Context, Contexts, current_context, pop_context, push_context, set_context},
     device_memory::{DeviceMemory, Kind as AllocationKind},
+    graphs::{Graphs, KernelRecord, NodeRecord},
     handles::{Handles, Kind},
     host_memory::HostMemory,
     libraries::{Kernel, Libraries, Library},
@@ -38,6 +42,8 @@ pub(crate) struct Driver {
     pub(crate) memory: Mutex<DeviceMemory>,
     pub(crate) host: RwLock<HostMemory>,
     pub(crate) streams: Streams,
+    pub(crate) captures: Captures,
+    pub(crate) graphs: Graphs,
     pub(crate) libraries: Libraries,
     pub(crate) handles: Handles,
     /// Texture and surface objects are the device's own numbers, since kernels get them: here their names on the wire.

@@ -1,0 +1,327 @@
+//! Stream capture: begun and ended here as much as on the server, so that errors come at the call.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUgraph, CUgraphEdgeData, CUgraphNode, CUstream},
+    enums::*,
+};
+use outboard_wire::{
+    codec::{id_bytes, ids},
+    messages,
+};
+
+use super::{Done, graph::{check_edges, node_ids}, put, put_optional};
+use crate::{
+    log,
+    state::{Beginning, Capture, Driver, Kind, StreamRef, current_context, driver, exchange_thread_mode},
+};
+
+/// Calls that no capture observes and that a captured sequence may depend on: forbidden or not by the modes of the
+/// thread and of the captures. In order.
+const UNSAFE_CALLS: &[&str] = &[
+    "cuEventQuery",
+    "cuMemAllocHost_v2",
+    "cuMemAllocPitch_v2",
+    "cuMemAlloc_v2",
+    "cuMemFreeHost",
+    "cuMemFree_v2",
+    "cuMemHostAlloc",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuModuleLoad",
+    "cuModuleLoadData",
+    "cuModuleLoadDataEx",
+    "cuModuleLoadFatBinary",
+];
+/// Calls that wait for all streams of the context.
+const CONTEXT_CALLS: &[&str] = &["cuCtxSynchronize", "cuCtxSynchronize_v2"];
+/// `CU_STREAM_SET_CAPTURE_DEPENDENCIES`
+const SET_DEPENDENCIES: u32 = 1;
+/// What an answer has room for at first; asked again where a stream depends on more.
+const DEPENDENCIES_FIRST: u32 = 64;
+/// As many as fit into a frame.
+const DEPENDENCIES_MAX: u32 = 1 << 16;
+
+/// Whether a call may be made while something is being captured.
+#[inline]
+pub(crate) fn check_captures(call: &str) -> Done {
+    match driver() {
+        Ok(driver) if driver.captures.any() => check_call(driver, call),
+        _ => Ok(()),
+    }
+}
+
+#[cold]
+fn check_call(driver: &Driver, call: &str) -> Done {
+    if UNSAFE_CALLS.binary_search(&call).is_ok() {
+        return driver.captures.check_unsafe();
+    }
+    match current_context() {
+        Ok(context) if CONTEXT_CALLS.contains(&call) => driver.captures.check_context(context),
+        _ => Ok(()),
+    }
+}
+
+impl Driver {
+    /// `into`: a graph that is there already, and the nodes to go on from.
+    fn begin_capture(&self, stream: CUstream, mode: u32, into: Option<(u64, Vec<u64>)>) -> Done {
+        if mode > CU_STREAM_CAPTURE_MODE_RELAXED {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let stream = self.stream(stream)?;
+        if stream.is_legacy() {
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        let own = stream.stream();
+        let (adds, (graph, dependencies)) = (into.is_some(), into.unwrap_or_else(|| (self.mint_graph(), Vec::new())));
+        let capture = self.captures.begin(Beginning { origin: own.handle, context: own.context, mode, graph, adds });
+        if own.capture.compare_exchange(0, capture.id, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            self.captures.end(capture.id);
+            return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
+        }
+        let message = messages::CaptureBegin {
+            stream: stream.wire(),
+            mode,
+            graph: if adds { graph } else { 0 },
+            dependencies: &id_bytes(&dependencies),
+        };
+        self.call(&message, |_| ()).inspect_err(|_| self.forget_capture(&capture))
+    }
+
+    /// Ends a capture on both sides. The answer is whether there is a graph.
+    fn close_capture(&self, capture: &Capture) -> Result<bool, CUresult> {
+        let ended = self.call(&messages::CaptureEnd { stream: capture.origin, graph: capture.graph }, |reply| reply.produced != 0);
+        self.forget_capture(capture);
+        // What a captured call came to on the server is known by now: it belongs to this capture.
+        let faults = self.session.take_fault();
+        let result = match (ended, faults) {
+            (Ok(produced), Ok(())) if !capture.is_spoiled() => return Ok(produced),
+            (_, Err(fault)) => Err(fault),
+            (Ok(_), Ok(())) => Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
+            (Err(error), Ok(())) => Err(error),
+        };
+        if !capture.adds {
+            // The program may have been shown the graph while it was being made.
+            let _ = self.retire_graph(CUgraph(capture.graph as usize));
+            if ended == Ok(true) {
+                self.submit(&messages::CuGraphDestroy { h_graph: capture.graph })?;
+            }
+        }
+        result
+    }
+
+    /// A stream goes: a capture that began on it goes along, another one is spoiled.
+    pub(crate) fn leave_capture(&self, stream: &StreamRef) {
+        let Some(capture) = self.capture_of(stream) else { return };
+        capture.spoil();
+        if capture.origin == stream.wire() {
+            let _ = self.close_capture(&capture);
+        }
+    }
+
+    /// The nodes that the next captured one will depend on; `None` where the capture has become invalid.
+    fn capture_dependencies(&self, stream: &StreamRef, capture: &Capture) -> Result<Option<Vec<u64>>, CUresult> {
+        let mut nodes_max = DEPENDENCIES_FIRST;
+        loop {
+            let first_node = self.handles.mint_range(Kind::Node, u64::from(nodes_max));
+            let message = messages::CaptureInfo { stream: stream.wire(), graph: capture.graph, first_node, nodes_max };
+            let (status, graph, nodes) = self.call(&message, |reply| (reply.status, reply.graph, ids(&reply.nodes).collect::<Vec<_>>()))?;
+            if status != CU_STREAM_CAPTURE_STATUS_ACTIVE {
+                capture.spoil();
+                return Ok(None);
+            }
+            if graph != capture.graph {
+                return Err(CUresult::CUDA_ERROR_UNKNOWN);
+            }
+            self.graphs.learn_shown(graph, nodes.iter().copied());
+            if nodes.len() < nodes_max as usize {
+                return Ok(Some(nodes));
+            }
+            if nodes_max == DEPENDENCIES_MAX {
+                log::warn(format_args!("a captured stream that depends on more than {DEPENDENCIES_MAX} nodes is not supported"));
+                return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+            }
+            nodes_max = (nodes_max * 32).min(DEPENDENCIES_MAX);
+        }
+    }
+
+    fn update_dependencies(&self, stream: CUstream, nodes: Result<Vec<u64>, CUresult>, flags: u32) -> Done {
+        let stream = self.stream(stream)?;
+        let capture = self.capture_of(&stream).ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
+        if capture.is_spoiled() {
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        }
+        if flags & !SET_DEPENDENCIES != 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        self.call(&messages::CaptureUpdate { stream: stream.wire(), nodes: &id_bytes(&nodes?), flags }, |_| ())
+    }
+}
+
+pub(crate) unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> Done {
+    driver()?;
+    // SAFETY: NULL or the caller's mode.
+    let mode = unsafe { mode.as_mut() }.filter(|m| **m <= CU_STREAM_CAPTURE_MODE_RELAXED).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    *mode = exchange_thread_mode(*mode);
+    Ok(())
+}
+
+pub(crate) unsafe fn cuStreamBeginCapture(stream: CUstream) -> Done {
+    driver()?.begin_capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, None)
+}
+
+pub(crate) unsafe fn cuStreamBeginCapture_v2(stream: CUstream, mode: u32) -> Done {
+    driver()?.begin_capture(stream, mode, None)
+}
+
+pub(crate) unsafe fn cuStreamBeginCaptureToGraph(
+    stream: CUstream,
+    graph: CUgraph,
+    dependencies: *const CUgraphNode,
+    edges: *const CUgraphEdgeData,
+    count: usize,
+    mode: u32,
+) -> Done {
+    let driver = driver()?;
+    let graph = driver.wire_graph(graph)?;
+    // SAFETY: arrays of `count` entries, as the caller says.
+    let dependencies = unsafe {
+        check_edges(edges, count)?;
+        node_ids(driver, dependencies, count)?
+    };
+    driver.begin_capture(stream, mode, Some((graph, dependencies)))
+}
+
+pub(crate) unsafe fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> Done {
+    let driver = driver()?;
+    // SAFETY: see the module's contract.
+    unsafe { put(graph, CUgraph::NULL)? };
+    let stream = driver.stream(stream)?;
+    let capture = driver.capture_of(&stream).ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
+    if capture.origin != stream.wire() {
+        capture.spoil();
+        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+    }
+    if !capture.may_end_here() {
+        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+    }
+    if driver.close_capture(&capture)? {
+        // SAFETY: as above.
+        unsafe { put(graph, driver.handle_graph(capture.graph))? };
+    }
+    Ok(())
+}
+
+/// Where `cuStreamGetCaptureInfo` puts what it is asked for; NULL where it is not.
+struct InfoOut {
+    status: *mut u32,
+    id: *mut u64,
+    graph: *mut CUgraph,
+    nodes: *mut *const CUgraphNode,
+    edges: *mut *const CUgraphEdgeData,
+    count: *mut usize,
+}
+
+/// # Safety
+/// Outputs are NULL or valid for writes.
+unsafe fn capture_info(stream: CUstream, out: &InfoOut) -> Done {
+    let driver = driver()?;
+    if out.status.is_null() || !out.edges.is_null() && out.nodes.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let stream = match current_context() {
+        Err(_) if stream.is_null() => return unsafe_put_status(out, CU_STREAM_CAPTURE_STATUS_NONE),
+        _ => driver.stream(stream)?,
+    };
+    let status = driver.capture_status(&stream)?;
+    let active = |capture: &Arc<Capture>| status == CU_STREAM_CAPTURE_STATUS_ACTIVE && !capture.is_spoiled();
+    let Some(capture) = driver.capture_of(&stream).filter(active) else { return unsafe_put_status(out, status) };
+    // Most callers only want the status and the id: those are known here.
+    if !(out.graph.is_null() && out.nodes.is_null() && out.count.is_null()) {
+        let Some(nodes) = driver.capture_dependencies(&stream, &capture)? else {
+            return unsafe_put_status(out, CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+        };
+        let count = nodes.len();
+        let (nodes, edges) = capture.keep_answer(stream.wire(), nodes.into_iter().map(|n| CUgraphNode(n as usize)).collect());
+        // SAFETY: the caller's promise.
+        unsafe {
+            put_optional(out.graph, driver.handle_graph(capture.graph));
+            put_optional(out.nodes, nodes);
+            put_optional(out.edges, edges);
+            put_optional(out.count, count);
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { put_optional(out.id, capture.id) };
+    unsafe_put_status(out, status)
+}
+
+fn unsafe_put_status(out: &InfoOut, status: u32) -> Done {
+    // SAFETY: whoever made `out` promised that its pointers are NULL or valid.
+    unsafe { put(out.status, status) }
+}
+
+pub(crate) unsafe fn cuStreamGetCaptureInfo(stream: CUstream, status: *mut u32, id: *mut u64) -> Done {
+    let out = InfoOut { status, id, graph: std::ptr::null_mut(), nodes: std::ptr::null_mut(), edges: std::ptr::null_mut(), count: std::ptr::null_mut() };
+    // SAFETY: see the module's contract.
+    unsafe { capture_info(stream, &out) }
+}
+
+pub(crate) unsafe fn cuStreamGetCaptureInfo_v2(
+    stream: CUstream,
+    status: *mut u32,
+    id: *mut u64,
+    graph: *mut CUgraph,
+    nodes: *mut *const CUgraphNode,
+    count: *mut usize,
+) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { capture_info(stream, &InfoOut { status, id, graph, nodes, edges: std::ptr::null_mut(), count }) }
+}
+
+pub(crate) unsafe fn cuStreamGetCaptureInfo_v3(
+    stream: CUstream,
+    status: *mut u32,
+    id: *mut u64,
+    graph: *mut CUgraph,
+    nodes: *mut *const CUgraphNode,
+    edges: *mut *const CUgraphEdgeData,
+    count: *mut usize,
+) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { capture_info(stream, &InfoOut { status, id, graph, nodes, edges, count }) }
+}
+
+pub(crate) unsafe fn cuStreamUpdateCaptureDependencies(stream: CUstream, nodes: *mut CUgraphNode, count: usize, flags: u32) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { cuStreamUpdateCaptureDependencies_v2(stream, nodes, std::ptr::null(), count, flags) }
+}
+
+pub(crate) unsafe fn cuStreamUpdateCaptureDependencies_v2(
+    stream: CUstream,
+    nodes: *mut CUgraphNode,
+    edges: *const CUgraphEdgeData,
+    count: usize,
+    flags: u32,
+) -> Done {
+    let driver = driver()?;
+    // SAFETY: arrays of `count` entries, as the caller says.
+    let nodes = unsafe { check_edges(edges, count).and_then(|()| node_ids(driver, nodes, count)) };
+    driver.update_dependencies(stream, nodes, flags)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::CALLS;
+
+    #[test]
+    fn calls_that_captures_forbid_are_declared_and_in_order() {
+        assert!(UNSAFE_CALLS.is_sorted());
+        for call in UNSAFE_CALLS.iter().chain(CONTEXT_CALLS) {
+            assert!(CALLS.iter().any(|(name, _)| name == call), "{call}");
+        }
+    }
+}

@@ -1,0 +1,438 @@
+//! Graphs: what they are made of, instantiated, launched, updated. What their nodes do is in `graph_nodes`.
+
+use std::{
+    ffi::{CStr, OsStr, c_char, c_void},
+    os::unix::ffi::OsStrExt,
+};
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphExecUpdateResultInfo, CUgraphNode, CUstream},
+    enums::*,
+};
+use outboard_wire::{
+    codec::{id_bytes, ids},
+    limits::FRAME_BYTES_MAX,
+    messages,
+};
+
+use super::{Done, put, put_optional};
+use crate::{
+    log,
+    state::{Driver, Kind, driver},
+};
+
+/// Nodes that one message names, so that two lists of them fit into a frame.
+const NODES_MAX: usize = 1 << 15;
+const _: () = assert!(2 * NODES_MAX * 8 < FRAME_BYTES_MAX);
+
+/// The nodes of an argument, as messages name them.
+///
+/// # Safety
+/// `nodes` has `count` entries.
+pub(super) unsafe fn node_ids(driver: &Driver, nodes: *const CUgraphNode, count: usize) -> Result<Vec<u64>, CUresult> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    if nodes.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    if count > NODES_MAX {
+        log::warn(format_args!("a graph call that names {count} nodes is not supported: {NODES_MAX} are the most"));
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    // SAFETY: the caller's promise.
+    let nodes = unsafe { std::slice::from_raw_parts(nodes, count) };
+    // A handle that stands for nothing is an invalid value to graph calls.
+    nodes.iter().map(|n| driver.wire_node(*n).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)).collect()
+}
+
+/// Refuses edges that do not simply order two nodes: they make kernels overlap, which messages cannot say.
+///
+/// # Safety
+/// `edges` is NULL or has `count` entries.
+pub(super) unsafe fn check_edges(edges: *const CUgraphEdgeData, count: usize) -> Done {
+    if edges.is_null() || count == 0 {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise.
+    let edges = unsafe { std::slice::from_raw_parts(edges, count) };
+    if edges.iter().all(|e| *e == CUgraphEdgeData::default()) {
+        return Ok(());
+    }
+    log::warn("graph edges with ports or of a programmatic type are not supported");
+    Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+}
+
+/// Writes as many as the caller has room for, NULL after the last, and how many there are.
+///
+/// # Safety
+/// `out` is NULL, to ask for the count alone, or has `*room` entries.
+unsafe fn put_nodes(out: *mut CUgraphNode, room: *mut usize, count: u64, nodes: &[u64]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if out.is_null() {
+            room.write(count as usize);
+            return;
+        }
+        for index in 0..*room {
+            out.add(index).write(CUgraphNode(nodes.get(index).map_or(0, |n| *n as usize)));
+        }
+        room.write(nodes.len().min(*room));
+    }
+}
+
+/// How many nodes to ask for: none to learn the count.
+///
+/// # Safety
+/// `room` is NULL or the caller's count.
+unsafe fn wanted<T>(out: *const T, room: *const usize) -> Result<u32, CUresult> {
+    // SAFETY: the caller's promise.
+    let room = unsafe { room.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    Ok(if out.is_null() { 0 } else { (*room).min(NODES_MAX) as u32 })
+}
+
+/// An answer that is cut short must not pass for a whole one.
+fn check_whole(count: u64, room: usize) -> Done {
+    if count as usize > NODES_MAX && room > NODES_MAX {
+        log::warn(format_args!("a list of {count} nodes or edges of a graph is not supported: {NODES_MAX} are the most"));
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `room` is NULL or the caller's count, `out` NULL or that many entries.
+unsafe fn graph_nodes(graph: CUgraph, roots_only: u8, out: *mut CUgraphNode, room: *mut usize) -> Done {
+    let driver = driver()?;
+    let graph = driver.wire_graph(graph)?;
+    // SAFETY: the caller's promise.
+    let nodes_max = unsafe { wanted(out, room)? };
+    let first_node = driver.handles.mint_range(Kind::Node, u64::from(nodes_max));
+    let message = messages::GraphNodes { graph, roots_only, first_node, nodes_max };
+    let (count, nodes) = driver.call(&message, |reply| (reply.count, ids(&reply.nodes).collect::<Vec<_>>()))?;
+    driver.graphs.learn_shown(graph, nodes.iter().copied());
+    // SAFETY: the caller's promise.
+    unsafe {
+        check_whole(count, if out.is_null() { 0 } else { *room })?;
+        put_nodes(out, room, count, &nodes);
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { graph_nodes(graph, 0, nodes, count) }
+}
+
+pub(crate) unsafe fn cuGraphGetRootNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { graph_nodes(graph, 1, nodes, count) }
+}
+
+pub(crate) unsafe fn cuGraphGetEdges(graph: CUgraph, from: *mut CUgraphNode, to: *mut CUgraphNode, count: *mut usize) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { cuGraphGetEdges_v2(graph, from, to, std::ptr::null_mut(), count) }
+}
+
+pub(crate) unsafe fn cuGraphGetEdges_v2(
+    graph: CUgraph,
+    from: *mut CUgraphNode,
+    to: *mut CUgraphNode,
+    edges: *mut CUgraphEdgeData,
+    count: *mut usize,
+) -> Done {
+    let driver = driver()?;
+    let graph = driver.wire_graph(graph)?;
+    if from.is_null() != to.is_null() || from.is_null() && !edges.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller's count, and arrays of that many entries.
+    unsafe {
+        let edges_max = wanted(from, count)?;
+        // An edge has two ends, both of which may need a number.
+        let first_node = driver.handles.mint_range(Kind::Node, 2 * u64::from(edges_max));
+        let (known, starts, ends) = driver.call(&messages::GraphEdges { graph, first_node, edges_max }, |reply| {
+            (reply.count, ids(&reply.from).collect::<Vec<_>>(), ids(&reply.to).collect::<Vec<_>>())
+        })?;
+        driver.graphs.learn_shown(graph, starts.iter().chain(&ends).copied());
+        let room = if from.is_null() { 0 } else { *count };
+        check_whole(known, room)?;
+        put_plain_edges(edges, room);
+        let mut same = *count;
+        put_nodes(from, count, known, &starts);
+        put_nodes(to, &mut same, known, &ends);
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `edges` is NULL or has `room` entries.
+unsafe fn put_plain_edges(edges: *mut CUgraphEdgeData, room: usize) {
+    if !edges.is_null() {
+        for index in 0..room {
+            // SAFETY: the caller's promise.
+            unsafe { edges.add(index).write(CUgraphEdgeData::default()) };
+        }
+    }
+}
+
+/// # Safety
+/// As for `graph_nodes`; `edges` is NULL or has as many entries.
+unsafe fn neighbours(node: CUgraphNode, dependents: u8, out: *mut CUgraphNode, edges: *mut CUgraphEdgeData, room: *mut usize) -> Done {
+    let driver = driver()?;
+    let node = driver.wire_node(node)?;
+    let graph = driver.graphs.graph_of(node)?;
+    if out.is_null() && !edges.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let nodes_max = wanted(out, room)?;
+        let first_node = driver.handles.mint_range(Kind::Node, u64::from(nodes_max));
+        let message = messages::GraphNodeNeighbours { node, dependents, first_node, nodes_max };
+        let (count, nodes) = driver.call(&message, |reply| (reply.count, ids(&reply.nodes).collect::<Vec<_>>()))?;
+        driver.graphs.learn_shown(graph, nodes.iter().copied());
+        let places = if out.is_null() { 0 } else { *room };
+        check_whole(count, places)?;
+        put_plain_edges(edges, places);
+        put_nodes(out, room, count, &nodes);
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuGraphNodeGetDependencies(node: CUgraphNode, nodes: *mut CUgraphNode, count: *mut usize) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { neighbours(node, 0, nodes, std::ptr::null_mut(), count) }
+}
+
+pub(crate) unsafe fn cuGraphNodeGetDependencies_v2(
+    node: CUgraphNode,
+    nodes: *mut CUgraphNode,
+    edges: *mut CUgraphEdgeData,
+    count: *mut usize,
+) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { neighbours(node, 0, nodes, edges, count) }
+}
+
+pub(crate) unsafe fn cuGraphNodeGetDependentNodes(node: CUgraphNode, nodes: *mut CUgraphNode, count: *mut usize) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { neighbours(node, 1, nodes, std::ptr::null_mut(), count) }
+}
+
+pub(crate) unsafe fn cuGraphNodeGetDependentNodes_v2(
+    node: CUgraphNode,
+    nodes: *mut CUgraphNode,
+    edges: *mut CUgraphEdgeData,
+    count: *mut usize,
+) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { neighbours(node, 1, nodes, edges, count) }
+}
+
+pub(crate) unsafe fn cuGraphAddDependencies(graph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, count: usize) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { cuGraphAddDependencies_v2(graph, from, to, std::ptr::null(), count) }
+}
+
+pub(crate) unsafe fn cuGraphAddDependencies_v2(
+    graph: CUgraph,
+    from: *const CUgraphNode,
+    to: *const CUgraphNode,
+    edges: *const CUgraphEdgeData,
+    count: usize,
+) -> Done {
+    let driver = driver()?;
+    let graph = driver.wire_graph(graph)?;
+    // SAFETY: arrays of `count` entries, as the caller says.
+    let (from, to) = unsafe {
+        check_edges(edges, count)?;
+        (node_ids(driver, from, count)?, node_ids(driver, to, count)?)
+    };
+    if count == 0 {
+        return Ok(());
+    }
+    driver.call(&messages::GraphAddDependencies { graph, from: &id_bytes(&from), to: &id_bytes(&to) }, |_| ())
+}
+
+impl Driver {
+    /// An executable graph; the second answer is `CUgraphInstantiateResult`.
+    fn instantiate(&self, graph: CUgraph, flags: u64) -> (Result<CUgraphExec, CUresult>, u32) {
+        let known = u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY);
+        if flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0 {
+            log::warn("graphs that kernels launch are not supported");
+            return (Err(CUresult::CUDA_ERROR_NOT_SUPPORTED), CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED);
+        }
+        if flags & !known != 0 {
+            return (Err(CUresult::CUDA_ERROR_INVALID_VALUE), CUDA_GRAPH_INSTANTIATE_ERROR);
+        }
+        let exec = self.mint_graphexec();
+        let status = self
+            .wire_graph(graph)
+            .and_then(|graph| self.call(&messages::GraphInstantiate { graph, exec, flags }, |reply| reply.status));
+        match status {
+            Ok(CUDA_GRAPH_INSTANTIATE_SUCCESS) => (Ok(self.handle_graphexec(exec)), CUDA_GRAPH_INSTANTIATE_SUCCESS),
+            Ok(status) => (Err(CUresult::CUDA_ERROR_INVALID_VALUE), status),
+            Err(error) => (Err(error), CUDA_GRAPH_INSTANTIATE_ERROR),
+        }
+    }
+}
+
+pub(crate) unsafe fn cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64) -> Done {
+    if exec.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: see the module's contract.
+    unsafe { put(exec, driver()?.instantiate(graph, flags).0?) }
+}
+
+/// The form before flags: nothing is ever written to the log, as since CUDA 12.
+pub(crate) unsafe fn cuGraphInstantiate_v2(
+    exec: *mut CUgraphExec,
+    graph: CUgraph,
+    error_node: *mut CUgraphNode,
+    log: *mut c_char,
+    log_bytes: usize,
+) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe {
+        put_optional(error_node, CUgraphNode::NULL);
+        if log_bytes > 0 {
+            put_optional(log, 0);
+        }
+        cuGraphInstantiateWithFlags(exec, graph, 0)
+    }
+}
+
+pub(crate) unsafe fn cuGraphInstantiateWithParams(exec: *mut CUgraphExec, graph: CUgraph, params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS) -> Done {
+    let driver = driver()?;
+    // SAFETY: NULL or a record of the caller's.
+    let params = unsafe { params.as_mut() }.filter(|_| !exec.is_null()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let upload = u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD);
+    let (instantiated, result) = driver.instantiate(graph, params.flags & !upload);
+    params.result_out = result;
+    params.err_node_out = CUgraphNode::NULL;
+    let made = instantiated?;
+    if params.flags & upload != 0 {
+        let message = messages::CuGraphUpload { h_graph: made.0 as u64, h_stream: driver.wire_stream(params.upload_stream)? };
+        driver.submit(&message)?;
+    }
+    // SAFETY: see the module's contract.
+    unsafe { put(exec, made) }
+}
+
+pub(crate) unsafe fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Done {
+    let driver = driver()?;
+    let exec = driver.wire_graphexec(exec)?;
+    let stream = driver.work_stream(stream)?;
+    driver.push_visible()?;
+    if !stream.is_capturing() {
+        driver.graphs.launched();
+    }
+    stream.progress().submit();
+    driver.submit(&messages::GraphLaunch { exec, stream: stream.wire() })
+}
+
+/// # Safety
+/// Handles only.
+unsafe fn exec_update(exec: CUgraphExec, graph: CUgraph) -> Result<u32, CUresult> {
+    let driver = driver()?;
+    let message = messages::GraphExecUpdate { exec: driver.wire_graphexec(exec)?, graph: driver.wire_graph(graph)? };
+    driver.call(&message, |reply| reply.result)
+}
+
+fn updated(result: u32) -> Done {
+    if result == CU_GRAPH_EXEC_UPDATE_SUCCESS { Ok(()) } else { Err(CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE) }
+}
+
+pub(crate) unsafe fn cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, info: *mut CUgraphExecUpdateResultInfo) -> Done {
+    if info.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: see the module's contract.
+    unsafe {
+        let failed = CUgraphExecUpdateResultInfo {
+            result: CU_GRAPH_EXEC_UPDATE_ERROR,
+            error_node: CUgraphNode::NULL,
+            error_from_node: CUgraphNode::NULL,
+        };
+        put(info, failed)?;
+        let result = exec_update(exec, graph)?;
+        put(info, CUgraphExecUpdateResultInfo { result, ..failed })?;
+        updated(result)
+    }
+}
+
+pub(crate) unsafe fn cuGraphExecUpdate(exec: CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, result_out: *mut u32) -> Done {
+    if result_out.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: see the module's contract.
+    unsafe {
+        put_optional(error_node, CUgraphNode::NULL);
+        put(result_out, CU_GRAPH_EXEC_UPDATE_ERROR)?;
+        let result = exec_update(exec, graph)?;
+        put(result_out, result)?;
+        updated(result)
+    }
+}
+
+pub(crate) unsafe fn cuGraphDebugDotPrint(graph: CUgraph, path: *const c_char, flags: u32) -> Done {
+    let driver = driver()?;
+    let graph = driver.wire_graph(graph)?;
+    if path.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: a string of the caller's.
+    let path = unsafe { CStr::from_ptr(path) };
+    let text = driver.call(&messages::GraphDot { graph, flags }, |reply| reply.text.to_vec())?;
+    std::fs::write(OsStr::from_bytes(path.to_bytes()), text).map_err(|error| {
+        log::warn(format_args!("cuGraphDebugDotPrint: {}: {error}", path.to_string_lossy()));
+        CUresult::CUDA_ERROR_OPERATING_SYSTEM
+    })
+}
+
+/// A parameter record that the declaration leaves opaque.
+///
+/// # Safety
+/// `record` is NULL or points to a record of this type.
+pub(super) unsafe fn record<'a, T>(record: *const c_void) -> Result<&'a T, CUresult> {
+    // SAFETY: the caller's promise.
+    unsafe { record.cast::<T>().as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_cut_and_padded_as_the_manual_says() {
+        let mut out = [CUgraphNode(99); 4];
+        let mut room = 3;
+        // SAFETY: room for three entries.
+        unsafe { put_nodes(out.as_mut_ptr(), &mut room, 2, &[5, 6]) };
+        assert_eq!((room, out), (2, [CUgraphNode(5), CUgraphNode(6), CUgraphNode(0), CUgraphNode(99)]));
+        let mut room = 1;
+        // SAFETY: room for one entry.
+        unsafe { put_nodes(out.as_mut_ptr(), &mut room, 2, &[7]) };
+        assert_eq!((room, out[0], out[1]), (1, CUgraphNode(7), CUgraphNode(6)));
+        let mut room = 0;
+        // SAFETY: the count alone.
+        unsafe { put_nodes(std::ptr::null_mut(), &mut room, 2, &[]) };
+        assert_eq!(room, 2);
+    }
+
+    #[test]
+    fn only_plain_edges_pass() {
+        let plain = [CUgraphEdgeData::default(); 2];
+        let programmatic = [CUgraphEdgeData::default(), CUgraphEdgeData { from_port: 1, kind: 1, ..Default::default() }];
+        // SAFETY: arrays of as many entries as said.
+        unsafe {
+            assert_eq!(check_edges(std::ptr::null(), 2), Ok(()));
+            assert_eq!(check_edges(plain.as_ptr(), 2), Ok(()));
+            assert_eq!(check_edges(programmatic.as_ptr(), 2), Err(CUresult::CUDA_ERROR_NOT_SUPPORTED));
+            assert_eq!(check_edges(programmatic.as_ptr(), 1), Ok(()));
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Graphs and their nodes, as far as the client knows them: which nodes a graph has shown, and what those do that the
+//! program made itself.
+
+use std::{
+    ffi::c_void,
+    sync::{Arc, Weak},
+};
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUDA_HOST_NODE_PARAMS, CUDA_MEMSET_NODE_PARAMS, CUgraph, CUgraphNode},
+};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use super::{Driver, Kernel, Kind, streams::Event};
+
+/// What a node does, where the program said so.
+#[derive(Clone)]
+pub(crate) enum NodeRecord {
+    /// Captured, or of a kind whose parameters nobody asks for.
+    Unknown,
+    Kernel(Arc<KernelRecord>),
+    Memset(CUDA_MEMSET_NODE_PARAMS),
+    Host(CUDA_HOST_NODE_PARAMS),
+}
+
+// SAFETY: a host function's pointers are the program's, given for a call on another thread.
+unsafe impl Send for NodeRecord {}
+
+/// A kernel node's parameters: programs that ask for them get pointers into this.
+pub(crate) struct KernelRecord {
+    pub(crate) kernel: &'static Kernel,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
+    /// One pointer for each parameter, into `params`.
+    pointers: Box<[*mut c_void]>,
+    _params: Box<[u8]>,
+}
+
+// SAFETY: the pointers lead into the record's own buffer, which is not written after it is made.
+unsafe impl Send for KernelRecord {}
+// SAFETY: as above.
+unsafe impl Sync for KernelRecord {}
+
+impl KernelRecord {
+    pub(crate) fn new(kernel: &'static Kernel, grid: [u32; 3], block: [u32; 3], shared_bytes: u32, params: &[u8]) -> KernelRecord {
+        let mut buffer: Box<[u8]> = params.into();
+        let slot = |(offset, size): &(u32, u32)| buffer.get_mut(*offset as usize..(offset + size) as usize).map(|p| p.as_mut_ptr().cast());
+        let pointers = kernel.params.iter().filter_map(slot).collect();
+        KernelRecord { kernel, grid, block, shared_bytes, pointers, _params: buffer }
+    }
+
+    /// `kernelParams`: valid as long as the record.
+    pub(crate) fn pointers(&self) -> *mut *mut c_void {
+        if self.pointers.is_empty() { std::ptr::null_mut() } else { self.pointers.as_ptr().cast_mut() }
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Graphs {
+    known: Mutex<Known>,
+    /// Events that some graph records.
+    events: Mutex<Vec<Weak<Event>>>,
+}
+
+#[derive(Default)]
+struct Known {
+    nodes: FxHashMap<u64, (u64, NodeRecord)>,
+    of_graph: FxHashMap<u64, Vec<u64>>,
+}
+
+impl Graphs {
+    /// A node of a graph, made or shown.
+    pub(crate) fn learn(&self, graph: u64, node: u64, record: NodeRecord) {
+        let mut known = self.known.lock();
+        if known.nodes.insert(node, (graph, record)).is_none() {
+            known.of_graph.entry(graph).or_default().push(node);
+        }
+    }
+
+    /// Nodes that an answer named: those not known yet are from now on.
+    pub(crate) fn learn_shown(&self, graph: u64, nodes: impl IntoIterator<Item = u64>) {
+        let mut known = self.known.lock();
+        for node in nodes {
+            if !known.nodes.contains_key(&node) {
+                known.nodes.insert(node, (graph, NodeRecord::Unknown));
+                known.of_graph.entry(graph).or_default().push(node);
+            }
+        }
+    }
+
+    pub(crate) fn graph_of(&self, node: u64) -> Result<u64, CUresult> {
+        let known = self.known.lock();
+        known.nodes.get(&node).map(|(graph, _)| *graph).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    pub(crate) fn record(&self, node: u64) -> Result<NodeRecord, CUresult> {
+        let known = self.known.lock();
+        known.nodes.get(&node).map(|(_, record)| record.clone()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    fn forget_node(&self, node: u64) -> Result<(), CUresult> {
+        let mut known = self.known.lock();
+        let (graph, _) = known.nodes.remove(&node).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        if let Some(nodes) = known.of_graph.get_mut(&graph) {
+            nodes.retain(|n| *n != node);
+        }
+        Ok(())
+    }
+
+    fn forget_graph(&self, graph: u64) {
+        let mut known = self.known.lock();
+        for node in known.of_graph.remove(&graph).unwrap_or_default() {
+            known.nodes.remove(&node);
+        }
+    }
+
+    /// Launches of some graph will record this event.
+    pub(crate) fn records_event(&self, event: &Arc<Event>) {
+        let mut events = self.events.lock();
+        events.retain(|e| e.strong_count() > 0);
+        if !events.iter().any(|e| e.as_ptr() == Arc::as_ptr(event)) {
+            events.push(Arc::downgrade(event));
+        }
+    }
+
+    /// A graph is launched. Which one records what is not followed through clones, children and updates: every event
+    /// that any graph records counts as recorded again, so that nobody takes it for done without asking.
+    pub(crate) fn launched(&self) {
+        for event in self.events.lock().iter().filter_map(Weak::upgrade) {
+            event.progress.submit();
+        }
+    }
+}
+
+/// What generated stubs use, as for the other kinds of handle.
+impl Driver {
+    pub(crate) fn wire_graph(&self, graph: CUgraph) -> Result<u64, CUresult> {
+        self.handles.check(Kind::Graph, graph.0 as u64)
+    }
+
+    pub(crate) fn retire_graph(&self, graph: CUgraph) -> Result<u64, CUresult> {
+        let number = self.handles.retire(Kind::Graph, graph.0 as u64)?;
+        self.graphs.forget_graph(number);
+        Ok(number)
+    }
+
+    pub(crate) fn mint_graph(&self) -> u64 {
+        self.handles.mint(Kind::Graph)
+    }
+
+    /// The CUDA handle of a graph that exists now.
+    pub(crate) fn handle_graph(&self, number: u64) -> CUgraph {
+        self.handles.learn(number);
+        CUgraph(number as usize)
+    }
+
+    pub(crate) fn wire_node(&self, node: CUgraphNode) -> Result<u64, CUresult> {
+        self.graphs.graph_of(node.0 as u64).map(|_| node.0 as u64)
+    }
+
+    pub(crate) fn retire_node(&self, node: CUgraphNode) -> Result<u64, CUresult> {
+        self.graphs.forget_node(node.0 as u64).map(|()| node.0 as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_graph_takes_its_nodes_along() {
+        let graphs = Graphs::default();
+        graphs.learn(1, 10, NodeRecord::Unknown);
+        graphs.learn_shown(1, [10, 11]);
+        graphs.learn_shown(2, [20]);
+        assert_eq!(graphs.graph_of(11), Ok(1));
+        graphs.forget_graph(1);
+        assert_eq!(graphs.graph_of(10), Err(CUresult::CUDA_ERROR_INVALID_HANDLE));
+        assert_eq!(graphs.graph_of(11), Err(CUresult::CUDA_ERROR_INVALID_HANDLE));
+        assert_eq!(graphs.graph_of(20), Ok(2));
+        assert_eq!(graphs.forget_node(20), Ok(()));
+        assert_eq!(graphs.forget_node(20), Err(CUresult::CUDA_ERROR_INVALID_HANDLE));
+    }
+
+    #[test]
+    fn what_the_program_said_of_a_node_outlives_its_being_shown() {
+        let graphs = Graphs::default();
+        let memset = CUDA_MEMSET_NODE_PARAMS { dst: 64, pitch: 0, value: 3, element_size: 4, width: 8, height: 1 };
+        graphs.learn(1, 10, NodeRecord::Memset(memset));
+        graphs.learn_shown(1, [10]);
+        assert!(matches!(graphs.record(10), Ok(NodeRecord::Memset(m)) if m.dst == 64 && m.value == 3));
+    }
+}
