@@ -128,6 +128,7 @@ const WITH_POINTERS: &[&str] = &[
     "cuTensorMapEncodeTiled",
     "cuTensorMapEncodeIm2col",
     "cuTensorMapEncodeIm2colWide",
+    "cuTensorMapReplaceAddress",
 ];
 
 /// Derived calls that need more than their handles mapped: what is destroyed may still be in use by the GPU, what is

@@ -20,7 +20,7 @@ const API_VERSION: u32 = 3020;
 
 impl Driver {
     /// The server creates a context when it is first used.
-    fn create_on_server(&self, context: &Context) -> Done {
+    pub(super) fn create_on_server(&self, context: &Context) -> Done {
         if context.created.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
@@ -41,7 +41,11 @@ impl Driver {
         for library in self.libraries.of_context(context.handle) {
             self.libraries.remove(&library);
         }
-        let chunks = self.memory.lock().free_context(context.handle);
+        self.objects.remove_context(context.handle.0 as u64);
+        let mut chunks = self.memory.lock().free_context(context.handle);
+        if context.primary {
+            chunks.extend(self.pools_reset(context.device));
+        }
         if !context.created.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
@@ -59,10 +63,12 @@ impl Driver {
         let context = self.contexts.current()?;
         let mark = self.progress.mark();
         if !self.progress.is_idle() {
+            let frees = self.pools_mark();
             let group = Group::new(1);
             self.session.ask(context.handle.0 as u64, &messages::FenceContext {}, &group, Sink::Group)?;
             self.session.wait(&group)?;
             self.progress.complete(mark);
+            self.pools_waited_for_context(context.handle, frees);
         }
         self.session.take_fault()
     }

@@ -40,7 +40,9 @@ impl Driver {
         {
             let memory = self.memory.lock();
             if let Some(a) = memory.find(address) {
-                return if bytes <= a.base + a.bytes - address { Ok(Place::Device) } else { self.spans_mappings(&memory, address, bytes) };
+                return if !a.may_be_used() {
+                    Err(CUresult::CUDA_ERROR_INVALID_VALUE)
+                } else if bytes <= a.base + a.bytes - address { Ok(Place::Device) } else { self.spans_mappings(&memory, address, bytes) };
             }
             if memory.in_window(address) {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -62,7 +64,7 @@ impl Driver {
         let mut at = address;
         while at < end {
             let a = memory.find(at).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-            if !matches!(a.kind, crate::state::AllocationKind::Mapped { .. }) {
+            if !matches!(a.kind, crate::state::AllocationKind::Mapped { .. }) || !a.may_be_used() {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
             }
             at = a.base + a.bytes;
@@ -70,7 +72,7 @@ impl Driver {
         Ok(Place::Device)
     }
 
-    fn device_place(&self, address: u64, bytes: u64) -> Done {
+    pub(super) fn device_place(&self, address: u64, bytes: u64) -> Done {
         // Variables of modules and mapped host memory count as device memory too.
         match self.place_of(address, bytes)? {
             Place::Device | Place::Shared => Ok(()),
@@ -118,7 +120,7 @@ impl Driver {
 
     /// Data of pinned memory is taken when the call is made. Where something earlier in the GPU's queues may still
     /// write that memory, it is waited for: the copy would take what was there before.
-    fn settle_pinned(&self, stream: &StreamRef) -> Done {
+    pub(super) fn settle_pinned(&self, stream: &StreamRef) -> Done {
         let hazard = notes::host_functions_pending() || self.session.expects_detached() || self.host.read().has_visible();
         if hazard && !stream.progress().is_idle() {
             self.synchronize_stream(stream)?;

@@ -13,7 +13,7 @@ use super::Done;
 use crate::state::{Driver, Kernel, StreamRef, driver};
 
 /// The longest parameter buffer of any device.
-const PARAM_BYTES_MAX: usize = 32_764;
+pub(super) const PARAM_BYTES_MAX: usize = 32_764;
 const ATTRIBUTES_MAX: u32 = 64;
 
 /// `CU_LAUNCH_PARAM_*`, the keys of the `extra` array.

@@ -15,7 +15,12 @@ use crate::state::{AllocationKind, Driver, driver};
 impl Driver {
     pub(crate) fn allocate(&self, bytes: u64, kind: AllocationKind) -> Result<u64, CUresult> {
         let context = self.contexts.current()?;
-        let (base, chunk) = self.memory.lock().allocate(bytes, context.handle, context.device, kind)?;
+        let allocate = || self.memory.lock().allocate(bytes, context.handle, context.device, kind);
+        let (base, chunk) = match allocate() {
+            // What pools hold without use makes room.
+            Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) if self.reclaim_pools() => allocate()?,
+            allocated => allocated?,
+        };
         if let Some(chunk) = chunk {
             self.submit(&messages::MemMap { va: chunk.base, len: chunk.bytes })?;
         }
@@ -63,7 +68,11 @@ pub(crate) unsafe fn cuMemFree_v2(address: CUdeviceptr) -> Done {
     if address == 0 {
         return Ok(());
     }
-    driver.release(address)
+    let kind = driver.memory.lock().find(address).filter(|a| a.base == address).map(|a| a.kind);
+    match kind {
+        Some(AllocationKind::Pool(pool)) => driver.pool_free_now(address, pool),
+        _ => driver.release(address),
+    }
 }
 
 pub(crate) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Done {

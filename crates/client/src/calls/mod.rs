@@ -9,6 +9,7 @@
 mod capture;
 mod context;
 mod copy;
+mod copy_box;
 mod device;
 mod entry_points;
 mod event;
@@ -17,15 +18,23 @@ mod graph_nodes;
 mod host;
 mod kernel;
 mod launch;
+mod legacy_launch;
+mod link;
 mod memory;
 mod module;
+mod pool;
 mod stream;
+mod tensor_map;
+mod texture;
+mod virtual_memory;
 
 use outboard_api::CUresult;
 
 pub(crate) use self::{
     capture::*, context::*, copy::*, device::*, entry_points::*, event::*, graph::*, graph_nodes::*, host::*, kernel::*, launch::*, memory::*, module::*, stream::*,
 };
+
+pub(crate) use self::{copy_box::*, legacy_launch::*, link::*, pool::*, tensor_map::*, texture::*, virtual_memory::*};
 
 type Done = Result<(), CUresult>;
 

@@ -169,7 +169,7 @@ unsafe fn image_bytes<'a>(image: *const c_void) -> Result<&'a [u8], CUresult> {
 }
 
 /// A file as the image it holds; PTX gets the NUL that `cuModuleLoadData` would want.
-fn read_file(name: *const c_char) -> Result<Vec<u8>, CUresult> {
+pub(super) fn read_file(name: *const c_char) -> Result<Vec<u8>, CUresult> {
     if name.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }

@@ -40,10 +40,12 @@ impl Driver {
         if stream.progress().is_complete(mark) {
             return self.session.take_fault();
         }
+        let frees = self.pools_mark();
         let group = Group::new(1);
         self.session.ask(wire_context(), &messages::FenceStream { stream: stream.wire() }, &group, Sink::Group)?;
         self.session.wait(&group)?;
         stream.progress().complete(mark);
+        self.pools_waited_for_stream(stream, frees);
         self.session.take_fault()
     }
 

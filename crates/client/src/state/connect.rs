@@ -11,7 +11,7 @@ use outboard_link::{Endpoint, dial};
 use outboard_wire::handshake::{ClientHello, Purpose};
 use parking_lot::{Mutex, RwLock};
 
-use super::{Captures, Contexts, DRIVER, DeviceMemory, Driver, Graphs, Handles, HostMemory, Libraries, Progress, Streams};
+use super::{Captures, Contexts, DRIVER, DeviceMemory, Driver, Graphs, Handles, HostMemory, Libraries, Objects, Pools, Progress, Streams};
 use crate::{exit, log, session::Session};
 
 /// How long a server may take to set a session up: it loads the driver and creates contexts.
@@ -64,7 +64,12 @@ fn open() -> Result<Driver, CUresult> {
         graphs: Graphs::default(),
         libraries: Libraries::default(),
         handles: Handles::default(),
-        objects: Mutex::default(),
+        objects: Objects::default(),
+        pools: Pools::default(),
+        virtual_memory: Mutex::default(),
+        tensor_maps: Mutex::default(),
+        links: Mutex::default(),
+        prepared_launches: Mutex::default(),
         progress: Progress::default(),
         welcome,
     })

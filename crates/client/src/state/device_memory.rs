@@ -11,8 +11,6 @@ use outboard_api::{
 };
 use outboard_wire::handshake::ServerWelcome;
 
-use super::Kind as HandleKind;
-
 /// Physical memory comes in these.
 pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
 /// Allocations up to this share chunks.
@@ -43,6 +41,13 @@ pub(crate) struct Allocation {
     pub(crate) kind: Kind,
     /// What `CU_POINTER_ATTRIBUTE_BUFFER_ID` answers: unique in the process.
     pub(crate) number: u64,
+}
+
+impl Allocation {
+    /// Mapped memory cannot be touched before `cuMemSetAccess` allows it.
+    pub(crate) fn may_be_used(&self) -> bool {
+        !matches!(self.kind, Kind::Mapped { device_may: 0, .. })
+    }
 }
 
 /// What the server must do for an allocation or a release.
@@ -144,7 +149,7 @@ impl DeviceMemory {
         Ok((base, Some(chunk)))
     }
 
-    fn take_chunk(&mut self, bytes: u64, device: CUdevice) -> Result<Chunk, CUresult> {
+    pub(crate) fn take_chunk(&mut self, bytes: u64, device: CUdevice) -> Result<Chunk, CUresult> {
         self.charge(device, bytes)?;
         match self.window.take(bytes, CHUNK_BYTES) {
             Some(base) => Ok(Chunk { base, bytes }),
@@ -155,6 +160,12 @@ impl DeviceMemory {
         }
     }
 
+    /// The end of a chunk that was taken.
+    pub(crate) fn give_chunk(&mut self, chunk: Chunk, device: CUdevice) {
+        self.window.give(chunk.base, chunk.bytes);
+        self.refund(device, chunk.bytes);
+    }
+
     fn insert(&mut self, base: u64, bytes: u64, context: CUcontext, device: CUdevice, kind: Kind) {
         let number = self.next_number;
         self.next_number += 1;
@@ -163,7 +174,7 @@ impl DeviceMemory {
 
     /// Gives an allocation back; the answer is what the server must unmap, if anything.
     pub(crate) fn free(&mut self, base: u64) -> Result<(Allocation, Option<Chunk>), CUresult> {
-        let freeable = |a: &&Allocation| matches!(a.kind, Kind::Plain | Kind::Pool(_));
+        let freeable = |a: &&Allocation| a.kind == Kind::Plain;
         let allocation = *self.allocations.get(&base).filter(freeable).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         self.allocations.remove(&base);
         let chunk = if allocation.bytes <= SMALL_BYTES_MAX {
@@ -305,7 +316,12 @@ impl Ranges {
             let base = start.checked_next_multiple_of(align)?;
             (base - start < len && len - (base - start) >= bytes).then_some(base)
         };
-        let base = self.free.range(self.cursor..).find_map(fits).or_else(|| self.free.iter().find_map(fits))?;
+        // The rest of a range that the cursor lies in comes first.
+        let rest = self.free.range(..self.cursor).next_back().and_then(|(&start, &len)| {
+            let left = (start + len).checked_sub(self.cursor).filter(|left| *left > 0)?;
+            fits((&self.cursor, &left))
+        });
+        let base = rest.or_else(|| self.free.range(self.cursor..).find_map(fits)).or_else(|| self.free.iter().find_map(fits))?;
         let base = self.take_at(base, bytes)?;
         self.cursor = base + bytes;
         Some(base)
@@ -339,11 +355,6 @@ impl Ranges {
         }
         self.free.insert(base, bytes);
     }
-}
-
-/// `CUmemGenericAllocationHandle` of a number.
-pub(crate) fn allocation_handle(number: u64) -> u64 {
-    HandleKind::Allocation.tag(number)
 }
 
 #[cfg(test)]

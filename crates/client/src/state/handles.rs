@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use outboard_api::{
     CUresult,
     cuda::{
-        CUarray, CUcontext, CUevent, CUfunction, CUgraphExec, CUlinkState, CUmemoryPool, CUmipmappedArray, CUstream,
+        CUarray, CUcontext, CUevent, CUfunction, CUgraphExec, CUlinkState, CUmipmappedArray, CUstream,
     },
 };
 use parking_lot::RwLock;
@@ -126,7 +126,6 @@ stateless! {
     Array CUarray: wire_array retire_array mint_array handle_array;
     Mipmap CUmipmappedArray: wire_mipmap retire_mipmap mint_mipmap handle_mipmap;
     Link CUlinkState: wire_link retire_link mint_link handle_link;
-    Pool CUmemoryPool: wire_pool retire_pool mint_pool handle_pool;
 }
 
 impl Driver {
@@ -147,21 +146,5 @@ impl Driver {
 
     pub(crate) fn wire_kernel(&self, function: CUfunction) -> Result<u64, CUresult> {
         self.libraries.kernel(function).map(|k| k.wire)
-    }
-
-    pub(crate) fn wire_texture(&self, object: u64) -> Result<u64, CUresult> {
-        self.objects.lock().get(&object).copied().ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
-    }
-
-    pub(crate) fn retire_texture(&self, object: u64) -> Result<u64, CUresult> {
-        self.objects.lock().remove(&object).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
-    }
-
-    pub(crate) fn wire_surface(&self, object: u64) -> Result<u64, CUresult> {
-        self.wire_texture(object)
-    }
-
-    pub(crate) fn retire_surface(&self, object: u64) -> Result<u64, CUresult> {
-        self.retire_texture(object)
     }
 }

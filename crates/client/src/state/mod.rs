@@ -8,7 +8,11 @@ mod graphs;
 mod handles;
 mod host_memory;
 mod libraries;
+mod objects;
+mod pools;
 mod streams;
+mod tensor_maps;
+mod virtual_memory;
 
 use std::sync::OnceLock;
 
@@ -20,18 +24,25 @@ use outboard_wire::{Op, doc::DeviceCard, handshake::ServerWelcome};
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
-use crate::session::Session;
+use crate::{
+    calls::{Link, Prepared},
+    session::Session,
+};
 
 pub(crate) use self::{
     captures::{Beginning, Capture, Captures, exchange_thread_mode},
     connect::{abandon_after_fork, connect},
     contexts::{Context, Contexts, current_context, pop_context, push_context, set_context},
-    device_memory::{DeviceMemory, Kind as AllocationKind},
+    device_memory::{Allocation, Chunk, DeviceMemory, Kind as AllocationKind},
     graphs::{Graphs, KernelRecord, NodeRecord},
     handles::{Handles, Kind},
     host_memory::HostMemory,
     libraries::{Kernel, Libraries, Library},
+    objects::{ObjectRecord, Objects},
+    pools::{Owner, Pool, PoolTable, PoolValue, Pools, Scope},
     streams::{Progress, StreamRef, Streams},
+    tensor_maps::TensorMaps,
+    virtual_memory::{Physical, VirtualMemory},
 };
 
 /// All of it, from `cuInit` to the end of the process.
@@ -46,8 +57,14 @@ pub(crate) struct Driver {
     pub(crate) graphs: Graphs,
     pub(crate) libraries: Libraries,
     pub(crate) handles: Handles,
-    /// Texture and surface objects are the device's own numbers, since kernels get them: here their names on the wire.
-    pub(crate) objects: Mutex<FxHashMap<u64, u64>>,
+    pub(crate) objects: Objects,
+    pub(crate) pools: Pools,
+    /// Locked before `memory`.
+    pub(crate) virtual_memory: Mutex<VirtualMemory>,
+    pub(crate) tensor_maps: Mutex<TensorMaps>,
+    pub(crate) links: Mutex<FxHashMap<u64, Link>>,
+    /// By the kernel's number on the wire.
+    pub(crate) prepared_launches: Mutex<FxHashMap<u64, Prepared>>,
     /// Everything sent, whatever it was for.
     pub(crate) progress: Progress,
 }
@@ -99,7 +116,7 @@ impl Driver {
 
     /// An address that a memset or a stream operation may touch: memory that this process allocated.
     pub(crate) fn device_address(&self, address: CUdeviceptr) -> Result<u64, CUresult> {
-        let known = self.memory.lock().find(address).is_some() || self.host.read().find(address).is_some();
+        let known = self.memory.lock().find(address).is_some_and(|a| a.may_be_used()) || self.host.read().find(address).is_some();
         if known { Ok(address) } else { Err(CUresult::CUDA_ERROR_INVALID_VALUE) }
     }
 }

@@ -129,6 +129,11 @@ impl Streams {
         stream
     }
 
+    /// A stream of the program's own by its number.
+    pub(crate) fn get(&self, handle: u64) -> Option<Arc<Stream>> {
+        self.streams.read().get(&handle).cloned()
+    }
+
     pub(crate) fn remove(&self, stream: &Stream) {
         self.streams.write().remove(&stream.handle);
     }

@@ -2,6 +2,7 @@
 
 use outboard_api::{
     CUresult,
+    cuda::CUtensorMap,
     enums::{
         CU_RESOURCE_TYPE_ARRAY, CU_RESOURCE_TYPE_LINEAR, CU_RESOURCE_TYPE_MIPMAPPED_ARRAY,
         CU_RESOURCE_TYPE_PITCH2D,
@@ -98,6 +99,26 @@ impl Nvidia {
         let map = self.driver.tensor_map(kind, &arguments)?;
         let bytes: Vec<u8> = map.opaque.iter().flat_map(|w| w.to_le_bytes()).collect();
         Ok(messages::TensorMapEncodeReply { map: bytes.into() })
+    }
+
+    pub(super) fn tensor_map_replace_address(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::TensorMapReplaceAddress<'_>,
+    ) -> Result<messages::TensorMapReplaceAddressReply<'static>, Failure> {
+        self.enter(cx)?;
+        let (words, []) = m.map.as_chunks::<8>() else {
+            return Err(wrong("a tensor map of broken words".into()));
+        };
+        let opaque = words.iter().map(|w| u64::from_le_bytes(*w)).collect::<Vec<_>>();
+        let opaque = opaque
+            .try_into()
+            .map_err(|_| wrong(format!("a tensor map of {} bytes", m.map.len())))?;
+        let map = self.driver.tensor_map_at(CUtensorMap { opaque }, m.address)?;
+        let bytes: Vec<u8> = map.opaque.iter().flat_map(|w| w.to_le_bytes()).collect();
+        Ok(messages::TensorMapReplaceAddressReply {
+            replaced: bytes.into(),
+        })
     }
 
     pub(super) fn texture_1d_width_max(

@@ -1,0 +1,469 @@
+//! Stream-ordered allocation: memory pools, kept wholly in the client (`state/pools.rs`). The server only maps chunks.
+
+use std::ffi::c_void;
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUcontext, CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUmemPoolProps, CUmemoryPool, CUstream},
+    enums::*,
+};
+use outboard_wire::messages;
+
+use super::{Done, put};
+use crate::{
+    log,
+    session::{Group, Sink},
+    state::{AllocationKind, Chunk, Driver, Kind, Owner, Pool, PoolTable, PoolValue, Scope, StreamRef, driver, wire_context},
+};
+
+fn owner_of(stream: &StreamRef) -> Owner {
+    Owner { context: stream.stream().context.0, stream: stream.stream().handle }
+}
+
+/// Streams of a capture have no memory yet: graphs that allocate are not served.
+fn refuse_capture(stream: &StreamRef, call: &str) -> Done {
+    if stream.is_capturing() {
+        log::warn(format_args!("{call} in a stream that is being captured is not supported"));
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    Ok(())
+}
+
+impl Driver {
+    fn mint_pool_handle(&self) -> u64 {
+        self.handles.mint(Kind::Pool)
+    }
+
+    /// Taken before a wait; passed to `pools_waited` when it has ended.
+    pub(crate) fn pools_mark(&self) -> u64 {
+        self.pools.mark()
+    }
+
+    /// A wait that began at `mark` has ended: frees before it are complete, and pools give back what is above their
+    /// release threshold.
+    pub(crate) fn pools_waited_for_stream(&self, stream: &StreamRef, mark: u64) {
+        self.pools_waited(Scope::Stream(owner_of(stream)), mark);
+    }
+
+    pub(crate) fn pools_waited_for_context(&self, context: CUcontext, mark: u64) {
+        self.pools_waited(Scope::Context(context), mark);
+    }
+
+    fn pools_waited(&self, scope: Scope, mark: u64) {
+        if !self.pools.in_use() {
+            return;
+        }
+        let mut table = self.pools.lock();
+        for pool in table.pools.values_mut() {
+            pool.complete(scope, mark);
+            let released = pool.release_after_wait();
+            let device = pool.device;
+            self.unmap_chunks(device, &released);
+        }
+        table.pools.retain(|_, p| !p.is_over());
+    }
+
+    /// The device's primary context is gone, and with it all that lay in its pools.
+    pub(crate) fn pools_reset(&self, device: CUdevice) -> Vec<Chunk> {
+        if !self.pools.in_use() {
+            return Vec::new();
+        }
+        let mut table = self.pools.lock();
+        let mut chunks = Vec::new();
+        for pool in table.pools.values_mut().filter(|p| p.device == device) {
+            chunks.extend(pool.clear());
+        }
+        table.pools.retain(|_, p| !p.is_over());
+        let mut memory = self.memory.lock();
+        for chunk in &chunks {
+            for block in memory.within(chunk.base, chunk.bytes) {
+                memory.disown(block.base);
+            }
+            memory.give_chunk(*chunk, device);
+        }
+        chunks
+    }
+
+    fn pool_allocate(&self, bytes: u64, pool: Option<u64>, stream: &StreamRef) -> Result<u64, CUresult> {
+        let owner = owner_of(stream);
+        let device = self.contexts.get(CUcontext(owner.context))?.device;
+        let block_bytes = Pool::block_bytes(bytes)?;
+        let mut table = self.pools.lock();
+        let handle = match pool {
+            Some(handle) => handle,
+            None => table.current_pool(device, || self.mint_pool_handle()),
+        };
+        let base = self.pool_block(&mut table, handle, block_bytes, owner)?;
+        let device = table.get(handle)?.device;
+        let context = self.primary_context(device)?;
+        self.memory.lock().adopt(base, bytes, context, device, AllocationKind::Pool(handle));
+        Ok(base)
+    }
+
+    fn pool_block(&self, table: &mut PoolTable, handle: u64, bytes: u64, owner: Owner) -> Result<u64, CUresult> {
+        if let Some(base) = table.get(handle)?.take(bytes, owner) {
+            return Ok(base);
+        }
+        // Other streams may have finished with what they freed: looked at without waiting, asked for the next time.
+        self.look_at_frees(table, handle, bytes)?;
+        if let Some(base) = table.get(handle)?.take(bytes, owner) {
+            return Ok(base);
+        }
+        match self.grow(table, handle, bytes, owner) {
+            // Before memory is refused, all that was freed is waited for.
+            Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
+                self.reclaim(table)?;
+                match table.get(handle)?.take(bytes, owner) {
+                    Some(base) => Ok(base),
+                    None => self.grow(table, handle, bytes, owner),
+                }
+            }
+            grown => grown,
+        }
+    }
+
+    /// A chunk more, and the block out of it.
+    fn grow(&self, table: &mut PoolTable, handle: u64, bytes: u64, owner: Owner) -> Result<u64, CUresult> {
+        let pool = table.get(handle)?;
+        let device = pool.device;
+        let context = self.context_of_device(device)?;
+        for chunk_bytes in pool.chunk_sizes(bytes) {
+            let mut memory = self.memory.lock();
+            let Ok(chunk) = memory.take_chunk(chunk_bytes, device) else { continue };
+            let mapped = self.submit_in(context, &messages::MemMap { va: chunk.base, len: chunk.bytes });
+            if let Err(error) = mapped {
+                memory.give_chunk(chunk, device);
+                return Err(error);
+            }
+            drop(memory);
+            pool.add_chunk(chunk);
+            return pool.take(bytes, owner).ok_or(CUresult::CUDA_ERROR_UNKNOWN);
+        }
+        Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+    }
+
+    /// Asks the server, without waiting, whether streams are done with blocks that they freed; uses earlier answers.
+    fn look_at_frees(&self, table: &mut PoolTable, handle: u64, bytes: u64) -> Done {
+        let owners = table.get(handle)?.pending_owners(bytes);
+        if owners.is_empty() {
+            return Ok(());
+        }
+        self.session.poll();
+        for owner in owners {
+            match table.asked.get(&owner) {
+                Some((mark, group)) if group.is_complete() => {
+                    let (mark, succeeded) = (*mark, group.take().is_ok());
+                    table.asked.remove(&owner);
+                    if succeeded {
+                        for pool in table.pools.values_mut() {
+                            pool.complete(Scope::Stream(owner), mark);
+                        }
+                    }
+                }
+                Some(_) => {}
+                None => {
+                    let mark = self.pools.mark();
+                    if let Some(group) = self.ask_stream(owner)? {
+                        table.asked.insert(owner, (mark, group));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A question whether all that a stream was given is done; `None` where the stream is gone.
+    fn ask_stream(&self, owner: Owner) -> Result<Option<std::sync::Arc<Group>>, CUresult> {
+        let gone = owner.stream != 0 && self.streams.get(owner.stream).is_none();
+        if gone || self.contexts.get(CUcontext(owner.context)).is_err() {
+            return Ok(None);
+        }
+        let group = Group::new(1);
+        self.session.ask(owner.context as u64, &messages::FenceStream { stream: owner.stream }, &group, Sink::Group)?;
+        Ok(Some(group))
+    }
+
+    /// Waits until every free is complete, and gives back all that pools hold without use.
+    fn reclaim(&self, table: &mut PoolTable) -> Done {
+        let mark = self.pools.mark();
+        let mut contexts: Vec<usize> = table.pools.values().flat_map(|p| p.pending_owners(0)).map(|o| o.context).collect();
+        contexts.sort_unstable();
+        contexts.dedup();
+        for context in contexts {
+            let context = CUcontext(context);
+            // Where the context is gone its work is over.
+            if self.contexts.get(context).is_ok() {
+                let group = Group::new(1);
+                self.session.ask(context.0 as u64, &messages::FenceContext {}, &group, Sink::Group)?;
+                self.session.wait(&group)?;
+            }
+            for pool in table.pools.values_mut() {
+                pool.complete(Scope::Context(context), mark);
+            }
+        }
+        for pool in table.pools.values_mut() {
+            let released = pool.release_above(0);
+            self.unmap_chunks(pool.device, &released);
+        }
+        Ok(())
+    }
+
+    /// Out of memory: whether pools had any to spare.
+    pub(crate) fn reclaim_pools(&self) -> bool {
+        if !self.pools.in_use() {
+            return false;
+        }
+        self.reclaim(&mut self.pools.lock()).is_ok()
+    }
+
+    fn unmap_chunks(&self, device: CUdevice, chunks: &[Chunk]) {
+        if chunks.is_empty() {
+            return;
+        }
+        let Ok(context) = self.context_of_device(device) else { return };
+        // Unmapped before anybody else can be given the addresses: the lock is held until the message is sent.
+        let mut memory = self.memory.lock();
+        for chunk in chunks {
+            // A session that is lost has unmapped everything.
+            let _ = self.submit_in(context, &messages::MemUnmap { va: chunk.base, len: chunk.bytes });
+            memory.give_chunk(*chunk, device);
+        }
+    }
+
+    /// A context of a device, as messages name it: the current one, or the primary one.
+    fn context_of_device(&self, device: CUdevice) -> Result<u64, CUresult> {
+        match self.contexts.current() {
+            Ok(current) if current.device == device => Ok(wire_context()),
+            _ => {
+                let primary = self.contexts.primary(device)?;
+                self.create_on_server(primary)?;
+                Ok(primary.handle.0 as u64)
+            }
+        }
+    }
+
+    /// Takes a pool's block back. `stream`: in whose order; `None` where all use is over.
+    fn pool_free(&self, base: u64, handle: u64, stream: Option<Owner>) -> Done {
+        let mut table = self.pools.lock();
+        let pool = table.pools.get_mut(&handle).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let pending = stream.map(|owner| (owner, self.pools.number_free()));
+        pool.give(base, pending).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        self.memory.lock().disown(base);
+        Ok(())
+    }
+
+    /// `cuMemFree` of a pool's block: all work that may use it is waited for, as on a local GPU.
+    pub(crate) fn pool_free_now(&self, base: u64, handle: u64) -> Done {
+        if self.contexts.current().is_ok() && !self.progress.is_idle() {
+            self.synchronize_context()?;
+        }
+        self.pool_free(base, handle, None)
+    }
+}
+
+pub(crate) unsafe fn cuMemAllocAsync(address: *mut CUdeviceptr, bytes: usize, stream: CUstream) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { allocate(address, bytes, None, stream, "cuMemAllocAsync") }
+}
+
+pub(crate) unsafe fn cuMemAllocFromPoolAsync(address: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { allocate(address, bytes, Some(pool.0 as u64), stream, "cuMemAllocFromPoolAsync") }
+}
+
+/// # Safety
+/// `address` is NULL or valid for a write.
+unsafe fn allocate(address: *mut CUdeviceptr, bytes: usize, pool: Option<u64>, stream: CUstream, call: &str) -> Done {
+    let driver = driver()?;
+    if address.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let stream = driver.stream(stream)?;
+    refuse_capture(&stream, call)?;
+    // SAFETY: the caller's promise.
+    unsafe { put(address, driver.pool_allocate(bytes as u64, pool, &stream)?) }
+}
+
+pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> Done {
+    let driver = driver()?;
+    let stream = driver.stream(stream)?;
+    if address == 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    refuse_capture(&stream, "cuMemFreeAsync")?;
+    let kind = driver.memory.lock().find(address).filter(|a| a.base == address).map(|a| a.kind);
+    match kind {
+        Some(AllocationKind::Pool(handle)) => {
+            driver.pool_free(address, handle, Some(owner_of(&stream)))?;
+            // There is something to wait for again: a wait after this must reach the server.
+            stream.progress().submit();
+            driver.progress.submit();
+            Ok(())
+        }
+        // The server lets go of memory when what was sent before is done with it.
+        Some(AllocationKind::Plain) => driver.release(address),
+        _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+pub(crate) unsafe fn cuMemPoolCreate(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps) -> Done {
+    let driver = driver()?;
+    // SAFETY: NULL or a record of the caller's.
+    let properties = unsafe { properties.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    if pool.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let device = device_of(driver, &properties.location, properties.alloc_type)?;
+    if properties.handle_types != CU_MEM_HANDLE_TYPE_NONE {
+        log::warn("cuMemPoolCreate: pools that other processes can open are not supported");
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    let handle = driver.mint_pool_handle();
+    driver.pools.lock().pools.insert(handle, Pool::new(device, properties.max_size as u64));
+    // SAFETY: see the module's contract.
+    unsafe { put(pool, CUmemoryPool(handle as usize)) }
+}
+
+/// The device of a location, where pools can be.
+fn device_of(driver: &Driver, location: &CUmemLocation, allocation_type: u32) -> Result<CUdevice, CUresult> {
+    if allocation_type != CU_MEM_ALLOCATION_TYPE_PINNED && allocation_type != CU_MEM_ALLOCATION_TYPE_MANAGED {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    if allocation_type != CU_MEM_ALLOCATION_TYPE_PINNED || location.kind != CU_MEM_LOCATION_TYPE_DEVICE {
+        log::warn("memory pools in host or managed memory are not supported");
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    driver.card(location.id).map(|_| location.id)
+}
+
+pub(crate) unsafe fn cuMemPoolDestroy(pool: CUmemoryPool) -> Done {
+    let driver = driver()?;
+    let handle = pool.0 as u64;
+    let mut table = driver.pools.lock();
+    if table.default_of.values().any(|default| *default == handle) {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let pool = table.get(handle)?;
+    pool.destroyed = true;
+    let (device, released) = (pool.device, pool.release_above(0));
+    driver.unmap_chunks(device, &released);
+    // What is still in use or not known to be complete goes later.
+    table.pools.retain(|_, p| !p.is_over());
+    table.current_of.retain(|_, current| *current != handle);
+    Ok(())
+}
+
+pub(crate) unsafe fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) -> Done {
+    let driver = driver()?;
+    let mut table = driver.pools.lock();
+    let pool = table.get(pool.0 as u64)?;
+    let (device, released) = (pool.device, pool.release_above(keep as u64));
+    driver.unmap_chunks(device, &released);
+    Ok(())
+}
+
+pub(crate) unsafe fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: u32, value: *mut c_void) -> Done {
+    let driver = driver()?;
+    let found = driver.pools.lock().get(pool.0 as u64)?.attribute(attribute)?;
+    // SAFETY: an output of the type that the attribute has.
+    unsafe {
+        match found {
+            PoolValue::Int(found) => put(value.cast::<u32>(), found),
+            PoolValue::Long(found) => put(value.cast::<u64>(), found),
+        }
+    }
+}
+
+pub(crate) unsafe fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: u32, value: *mut c_void) -> Done {
+    let driver = driver()?;
+    if value.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: a value of the type that the attribute has.
+    let read = |long: bool| unsafe { if long { *value.cast::<u64>() } else { u64::from(*value.cast::<u32>()) } };
+    driver.pools.lock().get(pool.0 as u64)?.set_attribute(attribute, read)
+}
+
+pub(crate) unsafe fn cuMemPoolGetAccess(flags: *mut u32, pool: CUmemoryPool, location: *mut CUmemLocation) -> Done {
+    let driver = driver()?;
+    // SAFETY: NULL or a record of the caller's.
+    let location = unsafe { location.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let device = device_of(driver, location, CU_MEM_ALLOCATION_TYPE_PINNED)?;
+    let mut table = driver.pools.lock();
+    let pool = table.get(pool.0 as u64)?;
+    let own = pool.device == device;
+    let found = if own { CU_MEM_ACCESS_FLAGS_PROT_READWRITE } else { pool.access.get(&device).copied().unwrap_or(0) };
+    // SAFETY: see the module's contract.
+    unsafe { put(flags, found) }
+}
+
+pub(crate) unsafe fn cuMemPoolSetAccess(pool: CUmemoryPool, map: *const CUmemAccessDesc, count: usize) -> Done {
+    let driver = driver()?;
+    if map.is_null() && count > 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let mut table = driver.pools.lock();
+    let pool = table.get(pool.0 as u64)?;
+    for index in 0..count {
+        // SAFETY: `count` records of the caller's.
+        let desc = unsafe { &*map.add(index) };
+        let device = device_of(driver, &desc.location, CU_MEM_ALLOCATION_TYPE_PINNED)?;
+        let known = matches!(desc.flags, CU_MEM_ACCESS_FLAGS_PROT_NONE | CU_MEM_ACCESS_FLAGS_PROT_READ | CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+        // A device's access to its own pool cannot be taken away.
+        if !known || device == pool.device && desc.flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        pool.access.insert(device, desc.flags);
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, device: CUdevice) -> Done {
+    let driver = driver()?;
+    driver.card(device)?;
+    let handle = driver.pools.lock().default_pool(device, || driver.mint_pool_handle());
+    // SAFETY: see the module's contract.
+    unsafe { put(pool, CUmemoryPool(handle as usize)) }
+}
+
+pub(crate) unsafe fn cuDeviceGetMemPool(pool: *mut CUmemoryPool, device: CUdevice) -> Done {
+    let driver = driver()?;
+    driver.card(device)?;
+    let handle = driver.pools.lock().current_pool(device, || driver.mint_pool_handle());
+    // SAFETY: see the module's contract.
+    unsafe { put(pool, CUmemoryPool(handle as usize)) }
+}
+
+pub(crate) unsafe fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) -> Done {
+    let driver = driver()?;
+    driver.card(device)?;
+    let mut table = driver.pools.lock();
+    if table.get(pool.0 as u64)?.device != device {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    table.current_of.insert(device, pool.0 as u64);
+    Ok(())
+}
+
+/// # Safety
+/// `location` is NULL or a record of the caller's.
+unsafe fn device_at(location: *mut CUmemLocation, allocation_type: u32) -> Result<CUdevice, CUresult> {
+    // SAFETY: the caller's promise.
+    let location = unsafe { location.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    device_of(driver()?, location, allocation_type)
+}
+
+pub(crate) unsafe fn cuMemGetDefaultMemPool(pool: *mut CUmemoryPool, location: *mut CUmemLocation, allocation_type: u32) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { cuDeviceGetDefaultMemPool(pool, device_at(location, allocation_type)?) }
+}
+
+pub(crate) unsafe fn cuMemGetMemPool(pool: *mut CUmemoryPool, location: *mut CUmemLocation, allocation_type: u32) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { cuDeviceGetMemPool(pool, device_at(location, allocation_type)?) }
+}
+
+pub(crate) unsafe fn cuMemSetMemPool(location: *mut CUmemLocation, allocation_type: u32, pool: CUmemoryPool) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { cuDeviceSetMemPool(device_at(location, allocation_type)?, pool) }
+}

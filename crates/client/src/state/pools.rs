@@ -1,0 +1,484 @@
+//! Memory pools: device memory allocated and freed in stream order.
+//!
+//! A pool takes chunks of device memory from the server and gives out blocks of them by itself. A block freed in a
+//! stream can be given out again at once to the same stream, whose order keeps the old use before the new one. Any
+//! other stream gets it only when the free is known to be complete: a wait for its stream, or for all of its context,
+//! that was begun after the free has ended.
+//!
+//! Frees are numbered for that. A wait remembers the number that the next free will get before it asks the server; when
+//! the answer is there, all frees with lower numbers in the streams that were waited for are complete.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUcontext, CUdevice},
+    enums::*,
+};
+use parking_lot::{Mutex, MutexGuard};
+use rustc_hash::FxHashMap;
+
+use super::device_memory::{CHUNK_BYTES, Chunk};
+use crate::session::Group;
+
+/// What a pool takes from the server at a time, at least.
+pub(crate) const POOL_CHUNK_BYTES: u64 = 32 << 20;
+/// What blocks are aligned to, and multiples of.
+const BLOCK_ALIGN_BYTES: u64 = 512;
+
+/// The stream in which a block was freed. The legacy stream of every context is 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Owner {
+    pub(crate) context: usize,
+    pub(crate) stream: u64,
+}
+
+/// What a wait was for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Scope {
+    Stream(Owner),
+    Context(CUcontext),
+}
+
+impl Scope {
+    fn covers(&self, owner: &Owner) -> bool {
+        match self {
+            Scope::Stream(stream) => stream == owner,
+            Scope::Context(context) => context.0 == owner.context,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct FreeBlock {
+    bytes: u64,
+    /// Who alone may have it yet, and the number of its last free. `None`: anybody.
+    pending: Option<(Owner, u64)>,
+}
+
+pub(crate) struct Pool {
+    pub(crate) device: CUdevice,
+    /// Bytes that the program allows it; `u64::MAX` where it said nothing.
+    bytes_max: u64,
+    chunks: BTreeMap<u64, u64>,
+    free: BTreeMap<u64, FreeBlock>,
+    /// The same blocks by owner and size.
+    by_size: BTreeMap<Option<Owner>, BTreeSet<(u64, u64)>>,
+    live: FxHashMap<u64, u64>,
+    /// `cuMemPoolDestroy` was called: it goes with its last block.
+    pub(crate) destroyed: bool,
+    release_threshold: u64,
+    reuse: [u32; 3],
+    reserved: u64,
+    reserved_high: u64,
+    used: u64,
+    used_high: u64,
+    /// What other devices may do, where it was set.
+    pub(crate) access: FxHashMap<CUdevice, u32>,
+}
+
+impl Pool {
+    pub(crate) fn new(device: CUdevice, bytes_max: u64) -> Pool {
+        Pool {
+            device,
+            bytes_max: if bytes_max == 0 { u64::MAX } else { bytes_max },
+            chunks: BTreeMap::new(),
+            free: BTreeMap::new(),
+            by_size: BTreeMap::new(),
+            live: FxHashMap::default(),
+            destroyed: false,
+            release_threshold: 0,
+            reuse: [1; 3],
+            reserved: 0,
+            reserved_high: 0,
+            used: 0,
+            used_high: 0,
+            access: FxHashMap::default(),
+        }
+    }
+
+    /// The bytes that a block of this size takes.
+    pub(crate) fn block_bytes(bytes: u64) -> Result<u64, CUresult> {
+        match bytes {
+            0 => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+            _ => bytes.checked_next_multiple_of(BLOCK_ALIGN_BYTES).ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
+        }
+    }
+
+    /// The sizes of chunk to try for a block that nothing free is large enough for, best first.
+    pub(crate) fn chunk_sizes(&self, block_bytes: u64) -> impl Iterator<Item = u64> + use<> {
+        let least = block_bytes.checked_next_multiple_of(CHUNK_BYTES);
+        let room = self.bytes_max - self.reserved.min(self.bytes_max);
+        let sizes = [least.map(|l| l.max(POOL_CHUNK_BYTES)), least.filter(|l| *l < POOL_CHUNK_BYTES)];
+        sizes.into_iter().flatten().filter(move |bytes| *bytes <= room)
+    }
+
+    pub(crate) fn add_chunk(&mut self, chunk: Chunk) {
+        self.chunks.insert(chunk.base, chunk.bytes);
+        self.reserved += chunk.bytes;
+        self.reserved_high = self.reserved_high.max(self.reserved);
+        self.insert_free(chunk.base, FreeBlock { bytes: chunk.bytes, pending: None });
+    }
+
+    /// A block for use in a stream: what the stream itself freed first, then what anybody may have.
+    pub(crate) fn take(&mut self, bytes: u64, stream: Owner) -> Option<u64> {
+        let fits = |set: Option<&BTreeSet<(u64, u64)>>| set.and_then(|s| s.range((bytes, 0)..).next().copied());
+        let (found, base) = fits(self.by_size.get(&Some(stream))).or_else(|| fits(self.by_size.get(&None)))?;
+        let block = self.remove_free(base)?;
+        if found > bytes {
+            self.insert_free(base + bytes, FreeBlock { bytes: found - bytes, pending: block.pending });
+        }
+        self.live.insert(base, bytes);
+        self.used += bytes;
+        self.used_high = self.used_high.max(self.used);
+        Some(base)
+    }
+
+    /// A block comes back. `pending`: in which stream, and the number of the free; `None` where all use is over.
+    pub(crate) fn give(&mut self, base: u64, pending: Option<(Owner, u64)>) -> Option<()> {
+        let bytes = self.live.remove(&base)?;
+        self.used -= bytes;
+        self.coalesce(base, FreeBlock { bytes, pending });
+        Some(())
+    }
+
+    /// A wait has ended: blocks freed before it began, in what it was for, are anybody's.
+    pub(crate) fn complete(&mut self, scope: Scope, before: u64) {
+        let done: Vec<u64> = self
+            .by_size
+            .iter()
+            .filter(|(owner, _)| owner.is_some_and(|o| scope.covers(&o)))
+            .flat_map(|(_, set)| set.iter().map(|(_, base)| *base))
+            .filter(|base| self.free.get(base).and_then(|b| b.pending).is_some_and(|(_, number)| number < before))
+            .collect();
+        for base in done {
+            // An earlier one may have swallowed it.
+            if let Some(block) = self.remove_free(base) {
+                self.coalesce(base, FreeBlock { bytes: block.bytes, pending: None });
+            }
+        }
+    }
+
+    /// Chunks without a used or pending block, until no more than `keep` bytes are reserved. The server must unmap them.
+    pub(crate) fn release_above(&mut self, keep: u64) -> Vec<Chunk> {
+        let mut released = Vec::new();
+        if self.reserved <= keep {
+            return released;
+        }
+        let idle = |(base, bytes): (&u64, &u64)| {
+            let free = self.free.get(base)?;
+            (free.pending.is_none() && free.bytes == *bytes).then_some(Chunk { base: *base, bytes: *bytes })
+        };
+        let candidates: Vec<Chunk> = self.chunks.iter().filter_map(idle).collect();
+        for chunk in candidates {
+            if self.reserved <= keep {
+                break;
+            }
+            self.remove_free(chunk.base);
+            self.chunks.remove(&chunk.base);
+            self.reserved -= chunk.bytes;
+            released.push(chunk);
+        }
+        released
+    }
+
+    /// What a wait releases.
+    pub(crate) fn release_after_wait(&mut self) -> Vec<Chunk> {
+        let keep = if self.destroyed { 0 } else { self.release_threshold };
+        self.release_above(keep)
+    }
+
+    /// Everything at once: its device's primary context is gone.
+    pub(crate) fn clear(&mut self) -> Vec<Chunk> {
+        let chunks = self.chunks.iter().map(|(base, bytes)| Chunk { base: *base, bytes: *bytes }).collect();
+        self.chunks.clear();
+        self.free.clear();
+        self.by_size.clear();
+        self.live.clear();
+        (self.reserved, self.used) = (0, 0);
+        chunks
+    }
+
+    /// Whether a destroyed pool has nothing left to wait for.
+    pub(crate) fn is_over(&self) -> bool {
+        self.destroyed && self.chunks.is_empty()
+    }
+
+    /// Streams whose frees are not known to be complete, of blocks at least this large.
+    pub(crate) fn pending_owners(&self, bytes: u64) -> Vec<Owner> {
+        let large = |(owner, set): (&Option<Owner>, &BTreeSet<(u64, u64)>)| owner.filter(|_| set.range((bytes, 0)..).next().is_some());
+        self.by_size.iter().filter_map(large).collect()
+    }
+
+    fn coalesce(&mut self, mut base: u64, mut block: FreeBlock) {
+        let Some((&chunk, &chunk_bytes)) = self.chunks.range(..=base).next_back() else { return };
+        let owner = |b: &FreeBlock| b.pending.map(|(o, _)| o);
+        let before = self.free.range(chunk..base).next_back().map(|(start, b)| (*start, *b));
+        if let Some((start, b)) = before.filter(|(start, b)| start + b.bytes == base && owner(b) == owner(&block)) {
+            self.remove_free(start);
+            (base, block) = (start, merged(b, block));
+        }
+        let after = self.free.get(&(base + block.bytes)).copied();
+        if let Some(b) = after.filter(|b| base + block.bytes < chunk + chunk_bytes && owner(b) == owner(&block)) {
+            self.remove_free(base + block.bytes);
+            block = merged(block, b);
+        }
+        self.insert_free(base, block);
+    }
+
+    fn insert_free(&mut self, base: u64, block: FreeBlock) {
+        self.by_size.entry(block.pending.map(|(o, _)| o)).or_default().insert((block.bytes, base));
+        self.free.insert(base, block);
+    }
+
+    fn remove_free(&mut self, base: u64) -> Option<FreeBlock> {
+        let block = self.free.remove(&base)?;
+        let owner = block.pending.map(|(o, _)| o);
+        if let Some(set) = self.by_size.get_mut(&owner) {
+            set.remove(&(block.bytes, base));
+            if set.is_empty() {
+                self.by_size.remove(&owner);
+            }
+        }
+        Some(block)
+    }
+
+    /// `cuMemPoolGetAttribute`: a value of 4 bytes for the reuse policies, of 8 otherwise.
+    pub(crate) fn attribute(&self, attribute: u32) -> Result<PoolValue, CUresult> {
+        Ok(match attribute {
+            CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES..=CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES => {
+                PoolValue::Int(self.reuse[attribute as usize - 1])
+            }
+            CU_MEMPOOL_ATTR_RELEASE_THRESHOLD => PoolValue::Long(self.release_threshold),
+            CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT => PoolValue::Long(self.reserved),
+            CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH => PoolValue::Long(self.reserved_high),
+            CU_MEMPOOL_ATTR_USED_MEM_CURRENT => PoolValue::Long(self.used),
+            CU_MEMPOOL_ATTR_USED_MEM_HIGH => PoolValue::Long(self.used_high),
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        })
+    }
+
+    /// `cuMemPoolSetAttribute`. Reuse policies only ever allow more reuse than is done here, so they are just kept.
+    pub(crate) fn set_attribute(&mut self, attribute: u32, read: impl Fn(bool) -> u64) -> Result<(), CUresult> {
+        match attribute {
+            CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES..=CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES => {
+                self.reuse[attribute as usize - 1] = u32::from(read(false) != 0);
+            }
+            CU_MEMPOOL_ATTR_RELEASE_THRESHOLD => self.release_threshold = read(true),
+            // High water marks can be brought down to what is in use now.
+            CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH if read(true) == 0 => self.reserved_high = self.reserved,
+            CU_MEMPOOL_ATTR_USED_MEM_HIGH if read(true) == 0 => self.used_high = self.used,
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        }
+        Ok(())
+    }
+}
+
+fn merged(a: FreeBlock, b: FreeBlock) -> FreeBlock {
+    let pending = match (a.pending, b.pending) {
+        (Some((owner, first)), Some((_, second))) => Some((owner, first.max(second))),
+        _ => None,
+    };
+    FreeBlock { bytes: a.bytes + b.bytes, pending }
+}
+
+/// The value of a pool's attribute, by its width.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PoolValue {
+    Int(u32),
+    Long(u64),
+}
+
+/// All pools of the process.
+#[derive(Default)]
+pub(crate) struct Pools {
+    table: Mutex<PoolTable>,
+    /// The number of the next free.
+    next_free: AtomicU64,
+    /// Whether there ever was a pool: waits need not look otherwise.
+    used: AtomicBool,
+}
+
+#[derive(Default)]
+pub(crate) struct PoolTable {
+    pub(crate) pools: FxHashMap<u64, Pool>,
+    pub(crate) default_of: FxHashMap<CUdevice, u64>,
+    pub(crate) current_of: FxHashMap<CUdevice, u64>,
+    /// Questions to the server whether frees are complete: what is asked, and what it will prove.
+    pub(crate) asked: FxHashMap<Owner, (u64, Arc<Group>)>,
+}
+
+impl Pools {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, PoolTable> {
+        self.used.store(true, Ordering::Release);
+        self.table.lock()
+    }
+
+    pub(crate) fn in_use(&self) -> bool {
+        self.used.load(Ordering::Acquire)
+    }
+
+    /// Taken before a wait begins: frees with lower numbers come before it.
+    pub(crate) fn mark(&self) -> u64 {
+        self.next_free.load(Ordering::Acquire)
+    }
+
+    /// The number of a free. Taken after everything that used the block was sent.
+    pub(crate) fn number_free(&self) -> u64 {
+        self.next_free.fetch_add(1, Ordering::AcqRel)
+    }
+}
+
+impl PoolTable {
+    /// The default pool of a device, made with its first use.
+    pub(crate) fn default_pool(&mut self, device: CUdevice, mint: impl FnOnce() -> u64) -> u64 {
+        if let Some(handle) = self.default_of.get(&device) {
+            return *handle;
+        }
+        let handle = mint();
+        self.pools.insert(handle, Pool::new(device, 0));
+        self.default_of.insert(device, handle);
+        handle
+    }
+
+    pub(crate) fn current_pool(&mut self, device: CUdevice, mint: impl FnOnce() -> u64) -> u64 {
+        match self.current_of.get(&device) {
+            Some(handle) => *handle,
+            None => self.default_pool(device, mint),
+        }
+    }
+
+    /// A pool that the program may still name.
+    pub(crate) fn get(&mut self, handle: u64) -> Result<&mut Pool, CUresult> {
+        self.pools.get_mut(&handle).filter(|p| !p.destroyed).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Owner = Owner { context: 1, stream: 10 };
+    const B: Owner = Owner { context: 1, stream: 11 };
+    const OTHER: Owner = Owner { context: 2, stream: 12 };
+    const BASE: u64 = 0x2000_0000_0000;
+
+    fn pool(chunk_bytes: u64) -> Pool {
+        let mut pool = Pool::new(0, 0);
+        pool.add_chunk(Chunk { base: BASE, bytes: chunk_bytes });
+        pool
+    }
+
+    #[test]
+    fn a_stream_reuses_its_own_frees_at_once_and_nobody_else_does() {
+        let mut p = pool(1024);
+        let first = p.take(1024, A).expect("room");
+        p.give(first, Some((A, 0))).expect("live");
+        assert_eq!(p.take(1024, B), None, "not complete yet");
+        assert_eq!(p.pending_owners(1024), [A]);
+        assert_eq!(p.take(1024, A), Some(first));
+        p.give(first, Some((A, 1))).expect("live");
+        p.complete(Scope::Stream(B), 2);
+        p.complete(Scope::Context(CUcontext(2)), 2);
+        p.complete(Scope::Stream(A), 1);
+        assert_eq!(p.take(1024, B), None, "the wait began before the second free");
+        p.complete(Scope::Stream(A), 2);
+        assert_eq!(p.take(1024, B), Some(first));
+    }
+
+    #[test]
+    fn waiting_for_a_context_completes_all_its_streams() {
+        let mut p = pool(1536);
+        let blocks: Vec<u64> = [A, B, OTHER].iter().map(|s| p.take(512, *s).expect("room")).collect();
+        for (number, (block, owner)) in blocks.iter().zip([A, B, OTHER]).enumerate() {
+            p.give(*block, Some((owner, number as u64))).expect("live");
+        }
+        p.complete(Scope::Context(CUcontext(1)), 3);
+        assert_eq!(p.pending_owners(1), [OTHER]);
+        assert_eq!(p.take(1024, OTHER), Some(blocks[0]), "two neighbours have become one");
+    }
+
+    #[test]
+    fn merged_frees_are_complete_with_the_later_one() {
+        let mut p = pool(1024);
+        let (x, y) = (p.take(512, A).expect("room"), p.take(512, A).expect("room"));
+        p.give(x, Some((A, 5))).expect("live");
+        p.give(y, Some((A, 9))).expect("live");
+        p.complete(Scope::Stream(A), 9);
+        assert_eq!(p.take(512, B), None);
+        p.complete(Scope::Stream(A), 10);
+        assert_eq!(p.take(1024, B), Some(x));
+    }
+
+    #[test]
+    fn the_rest_of_a_pending_block_stays_pending() {
+        let mut p = pool(1024);
+        let whole = p.take(1024, A).expect("room");
+        p.give(whole, Some((A, 0))).expect("live");
+        let part = p.take(512, A).expect("own");
+        assert_eq!(p.take(512, B), None);
+        assert_eq!(p.take(512, A), Some(part + 512));
+    }
+
+    #[test]
+    fn blocks_never_merge_across_chunks() {
+        let mut p = pool(1024);
+        p.add_chunk(Chunk { base: BASE + 1024, bytes: 1024 });
+        let (x, y) = (p.take(1024, A).expect("room"), p.take(1024, A).expect("room"));
+        p.give(x, None).expect("live");
+        p.give(y, None).expect("live");
+        assert_eq!(p.take(2048, A), None);
+        assert_eq!(p.release_above(1024).len(), 1);
+        assert_eq!(p.release_above(0).len(), 1);
+        assert_eq!(p.attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), Ok(PoolValue::Long(0)));
+    }
+
+    #[test]
+    fn only_idle_chunks_are_released() {
+        let mut p = pool(1024);
+        let block = p.take(512, A).expect("room");
+        assert!(p.release_above(0).is_empty(), "in use");
+        p.give(block, Some((A, 0))).expect("live");
+        assert!(p.release_above(0).is_empty(), "not known to be complete");
+        p.complete(Scope::Stream(A), 1);
+        p.set_attribute(CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, |_| 1024).expect("settable");
+        assert!(p.release_after_wait().is_empty(), "below the threshold");
+        p.set_attribute(CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, |_| 1023).expect("settable");
+        assert_eq!(p.release_after_wait(), [Chunk { base: BASE, bytes: 1024 }]);
+        assert_eq!(p.take(512, A), None);
+    }
+
+    #[test]
+    fn counters_are_exact() {
+        let mut p = pool(4096);
+        let value = |p: &Pool, attribute| p.attribute(attribute).expect("known");
+        let (x, y) = (p.take(1024, A).expect("room"), p.take(512, A).expect("room"));
+        p.give(x, None).expect("live");
+        assert_eq!(value(&p, CU_MEMPOOL_ATTR_USED_MEM_CURRENT), PoolValue::Long(512));
+        assert_eq!(value(&p, CU_MEMPOOL_ATTR_USED_MEM_HIGH), PoolValue::Long(1536));
+        assert!(p.set_attribute(CU_MEMPOOL_ATTR_USED_MEM_HIGH, |_| 7).is_err());
+        p.set_attribute(CU_MEMPOOL_ATTR_USED_MEM_HIGH, |_| 0).expect("a reset");
+        assert_eq!(value(&p, CU_MEMPOOL_ATTR_USED_MEM_HIGH), PoolValue::Long(512));
+        assert_eq!(value(&p, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC), PoolValue::Int(1));
+        assert_eq!(p.give(x, None), None, "freed twice");
+        p.give(y, None).expect("live");
+        assert_eq!(value(&p, CU_MEMPOOL_ATTR_USED_MEM_CURRENT), PoolValue::Long(0));
+        assert_eq!(value(&p, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH), PoolValue::Long(4096));
+    }
+
+    #[test]
+    fn chunk_sizes_respect_the_limit() {
+        let sizes = |max: u64, bytes| Pool::new(0, max).chunk_sizes(bytes).collect::<Vec<_>>();
+        assert_eq!(sizes(0, 512), [POOL_CHUNK_BYTES, CHUNK_BYTES]);
+        assert_eq!(sizes(0, 100 << 20), [100 << 20]);
+        assert_eq!(sizes(4 << 20, 512), [CHUNK_BYTES]);
+        assert_eq!(sizes(4 << 20, 5 << 20), []);
+        assert_eq!(sizes(0, u64::MAX - 511), [] as [u64; 0]);
+    }
+}
