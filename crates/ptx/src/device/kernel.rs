@@ -1,9 +1,6 @@
 //! The engine's kernels as work of a device.
 
-use std::sync::{
-    Arc, OnceLock,
-    atomic::AtomicBool,
-};
+use std::sync::{Arc, OnceLock, atomic::AtomicBool};
 
 use super::work::{Code, Launch};
 use crate::{
@@ -49,13 +46,15 @@ impl Machine {
 
     /// None where there is no room for it: `malloc` then returns 0, as on a GPU.
     fn heap(&self) -> Option<&Heap> {
-        let heap = self.heap.get_or_init(|| match Heap::new(&self.memory, HEAP_BYTES) {
-            Ok(heap) => Some(heap),
-            Err(error) => {
-                tracing::warn!(%error, "no heap for kernels");
-                None
-            }
-        });
+        let heap = self
+            .heap
+            .get_or_init(|| match Heap::new(&self.memory, HEAP_BYTES) {
+                Ok(heap) => Some(heap),
+                Err(error) => {
+                    tracing::warn!(%error, "no heap for kernels");
+                    None
+                }
+            });
         heap.as_ref()
     }
 }
@@ -110,7 +109,11 @@ impl Code for ModuleKernel {
             cooperative: launch.cooperative,
             envregs: workspace.as_ref().map_or([0; 32], Workspace::envregs),
             output: &machine.printed,
-            heap: if self.module.uses_heap() { machine.heap() } else { None },
+            heap: if self.module.uses_heap() {
+                machine.heap()
+            } else {
+                None
+            },
             cancel,
         };
         match run.run() {

@@ -413,21 +413,27 @@ impl Fence {
         if self.data.is_some() {
             return Ok(true);
         }
-        if let Some(data) = self.cell.as_ref().and_then(|cell| cell.0.lock().take()) {
-            self.data = Some(data);
-        }
-        let (data, tasks, context) = (&self.data, &mut self.tasks, self.context);
-        self.shared.with(|state| {
+        let (tasks, context) = (&mut self.tasks, self.context);
+        let (reached, stuck) = self.shared.with(|state| {
             tasks.retain(|task| state.is_live(*task));
-            let reached = tasks.is_empty();
-            if data.is_some() {
-                return Ok(reached);
+            let stuck = context.and_then(|c| state.contexts.get(&c)?.stuck.clone());
+            (tasks.is_empty(), stuck)
+        });
+        // Looked at after the tasks: bytes that arrived between the two looks must not be missed. Bytes that were
+        // fetched before a fault are good.
+        if let Some(cell) = &self.cell {
+            self.data = cell.0.lock().take();
+            if self.data.is_some() {
+                return Ok(true);
             }
-            match context.and_then(|c| state.contexts.get(&c)?.stuck.clone()) {
-                Some(stuck) => Err(Error::Stuck(stuck)),
-                None => Ok(reached),
+        }
+        match stuck {
+            Some(stuck) => Err(Error::Stuck(stuck)),
+            None if reached && self.cell.is_some() => {
+                Err(Error::IllegalState("the copy was dropped"))
             }
-        })
+            None => Ok(reached),
+        }
     }
 
     /// Once ready: what a download fetched.

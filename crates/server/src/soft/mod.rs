@@ -1,1 +1,236 @@
-//! PTX on the CPU.
+//! PTX on the CPU as a device: what a session has on a machine without a GPU.
+//!
+//! [`outboard_ptx`] runs kernels and keeps the order of streams, events and graphs. Here are the client's handles, the
+//! card of an sm_80 part, the checks that a driver makes at the call, and CUDA's numbers for what goes wrong. Every
+//! operation of the trait is an inherent method in the file of its topic; arrays, textures, surfaces and tensor maps
+//! are not there yet and answer CUDA_ERROR_NOT_SUPPORTED by their name.
+//!
+//! `unsafe` lives in [`host`] alone: memory of the client's at the client's own addresses.
+
+mod card;
+mod contexts;
+mod copies;
+mod graphs;
+mod host;
+mod launch;
+mod memory;
+mod modules;
+mod nvml;
+mod ops;
+mod streams;
+#[cfg(test)]
+mod tests;
+mod wait;
+
+use std::{borrow::Cow, collections::BTreeMap, fs, sync::Arc, thread};
+
+use outboard_api::{CUDA_VERSION, CUresult};
+use outboard_ptx::{
+    device::{EventId, ExecId, Gpu, GraphId, HostCall, Machine, NodeId},
+    memory::Memory,
+};
+use outboard_wire::{
+    doc::{self, DeviceCard},
+    messages,
+};
+use rustc_hash::FxHashMap;
+
+use crate::{
+    device::{Cx, Device, Failure, Host},
+    shadow::Shadow,
+};
+
+/// The window in which the client places device memory.
+const WINDOW_BASE: u64 = 0x2000_0000_0000;
+const WINDOW_BYTES: u64 = 1 << 40;
+/// Behind the window: variables of modules, the heap of device-side `malloc`.
+const INTERNAL_BYTES: u64 = 64 << 30;
+/// Where else the window goes, if its place is taken: a second device in one process, or an unlucky layout.
+const WINDOW_STEP_BYTES: u64 = 2 << 40;
+const WINDOW_TRIES_MAX: u64 = 16;
+/// Devices of one session.
+const DEVICES_MAX: usize = 64;
+/// The most memory that a device has unless it is told.
+const MEMORY_DEFAULT_BYTES_MAX: u64 = 8 << 30;
+
+/// What a session gets.
+#[derive(Debug, Clone)]
+pub struct SoftOptions {
+    /// Device memory of each device; half of the machine's, at most 8 GiB, by default.
+    pub memory_bytes: Option<u64>,
+    /// Threads that run kernels; the machine's cores by default.
+    pub threads: Option<usize>,
+    /// Devices, at least 1.
+    pub devices: usize,
+}
+
+impl Default for SoftOptions {
+    fn default() -> SoftOptions {
+        SoftOptions {
+            memory_bytes: None,
+            threads: None,
+            devices: 1,
+        }
+    }
+}
+
+/// A software GPU, or several: they share their memory's window and the threads.
+pub fn open(options: SoftOptions) -> Result<Box<dyn Device>, Failure> {
+    Ok(Box::new(Soft::new(options)?))
+}
+
+struct Soft {
+    gpu: Gpu,
+    machine: Arc<Machine>,
+    memory_bytes: u64,
+    threads: usize,
+    /// By device: memory in use.
+    used_bytes: Vec<u64>,
+    contexts: Shadow<contexts::Context>,
+    streams: Shadow<streams::Stream>,
+    events: Shadow<EventId>,
+    graphs: Shadow<GraphId>,
+    nodes: Shadow<graphs::Node>,
+    node_handles: FxHashMap<NodeId, u64>,
+    execs: Shadow<ExecId>,
+    libraries: Shadow<modules::Library>,
+    links: Shadow<modules::Link>,
+    allocations: Shadow<memory::Allocation>,
+    /// Memory by its address.
+    mapped: BTreeMap<u64, memory::Charge>,
+    /// Parts of allocations by their address.
+    mappings: BTreeMap<u64, memory::Mapping>,
+    host: host::HostMemory,
+    /// Something was submitted that may have changed a mirror since the last look.
+    touched: bool,
+}
+
+impl Soft {
+    fn new(options: SoftOptions) -> Result<Soft, Failure> {
+        let memory_bytes = options.memory_bytes.unwrap_or_else(memory_default);
+        let cores = || thread::available_parallelism().map_or(1, usize::from);
+        let threads = options.threads.unwrap_or_else(cores).max(1);
+        if !(1..=DEVICES_MAX).contains(&options.devices) || memory_bytes == 0 {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!("{} software GPUs of {memory_bytes} bytes", options.devices),
+            ));
+        }
+        let memory = reserve()?;
+        Ok(Soft {
+            machine: Arc::new(Machine::new(memory.clone(), threads)),
+            gpu: Gpu::new(memory),
+            memory_bytes,
+            threads,
+            used_bytes: vec![0; options.devices],
+            contexts: Shadow::new("context"),
+            streams: Shadow::new("stream"),
+            events: Shadow::new("event"),
+            graphs: Shadow::new("graph"),
+            nodes: Shadow::new("graph node"),
+            node_handles: FxHashMap::default(),
+            execs: Shadow::new("instantiated graph"),
+            libraries: Shadow::new("library"),
+            links: Shadow::new("link"),
+            allocations: Shadow::new("allocation"),
+            mapped: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+            host: host::HostMemory::default(),
+            touched: false,
+        })
+    }
+
+    fn nvml_snapshot(
+        &mut self,
+        _: &mut Cx<'_>,
+        _: &messages::NvmlSnapshot,
+    ) -> Result<messages::NvmlSnapshotReply<'static>, Failure> {
+        let document = doc::to_bytes(&self.snapshot())
+            .map_err(|e| Failure::new(CUresult::CUDA_ERROR_UNKNOWN, e.to_string()))?;
+        Ok(messages::NvmlSnapshotReply {
+            document: Cow::Owned(document),
+        })
+    }
+}
+
+impl Drop for Soft {
+    fn drop(&mut self) {
+        // Nothing may run when the client's memory goes.
+        self.gpu.stop();
+        self.host.clear();
+    }
+}
+
+fn reserve() -> Result<Memory, Failure> {
+    let bytes = WINDOW_BYTES + INTERNAL_BYTES;
+    let mut tried = (0..WINDOW_TRIES_MAX)
+        .map(|i| Memory::reserve(WINDOW_BASE + i * WINDOW_STEP_BYTES, bytes, INTERNAL_BYTES));
+    let first = tried.next();
+    match first {
+        Some(Ok(memory)) => Ok(memory),
+        Some(Err(error)) => tried
+            .find_map(Result::ok)
+            .ok_or_else(|| Failure::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, error.to_string())),
+        None => Err(Failure::unsupported("memory")),
+    }
+}
+
+/// Half of the machine's memory, within bounds.
+fn memory_default() -> u64 {
+    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total_kib = info.lines().find_map(|line| {
+        line.strip_prefix("MemTotal:")?
+            .trim()
+            .strip_suffix("kB")?
+            .trim()
+            .parse::<u64>()
+            .ok()
+    });
+    let half = total_kib.map_or(MEMORY_DEFAULT_BYTES_MAX, |kib| kib * 1024 / 2);
+    // Whole granules, as programs expect of a GPU.
+    half.min(MEMORY_DEFAULT_BYTES_MAX) / memory::GRANULARITY_BYTES * memory::GRANULARITY_BYTES
+}
+
+impl Host for Soft {
+    fn cards(&mut self) -> Result<Vec<DeviceCard>, Failure> {
+        Ok((0..self.used_bytes.len())
+            .map(|ordinal| card::card(ordinal, self.memory_bytes, self.threads))
+            .collect())
+    }
+
+    fn driver_version(&mut self) -> u32 {
+        CUDA_VERSION
+    }
+
+    fn reserve_window(&mut self) -> Result<(u64, u64), Failure> {
+        let (base, _) = self.gpu.memory().window();
+        Ok((base, self.gpu.memory().mappable_bytes()))
+    }
+
+    fn take_printed(&mut self, out: &mut Vec<u8>) {
+        self.machine.take_printed(out);
+    }
+
+    fn take_host_calls(&mut self, out: &mut Vec<(u64, CUresult)>) {
+        let mut calls: Vec<HostCall> = Vec::new();
+        self.gpu.take_host_calls(&mut calls);
+        out.extend(calls.into_iter().map(|call| {
+            let status = call.stuck.map_or(CUresult::CUDA_SUCCESS, |stuck| {
+                wait::failure(outboard_ptx::device::Error::Stuck(stuck)).status
+            });
+            (call.call, status)
+        }));
+    }
+
+    fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8])) {
+        if self.touched {
+            // Work that still runs may change more.
+            self.touched = !self.gpu.is_idle();
+            self.host.take_changes(&self.gpu, changed);
+        }
+    }
+
+    fn awaits_host_calls(&self) -> bool {
+        self.gpu.awaits_host_calls()
+    }
+}

@@ -1,0 +1,304 @@
+//! What the software GPU says of itself: an sm_80 part where that means anything to a program.
+
+use outboard_api::enums::*;
+use outboard_wire::doc::DeviceCard;
+
+use super::{memory::GRANULARITY_BYTES, streams::PRIORITIES};
+
+pub(super) const NAME: &str = "Outboard software GPU";
+pub(super) const COMPUTE_CAPABILITY: (u32, u32) = (8, 0);
+pub(super) const WARP_THREADS: u32 = 32;
+pub(super) const BLOCK_THREADS_MAX: u32 = 1024;
+pub(super) const BLOCK_EXTENT_MAX: [u32; 3] = [1024, 1024, 64];
+pub(super) const GRID_EXTENT_MAX: [u32; 3] = [0x7fff_ffff, 0xffff, 0xffff];
+/// Shared memory of a block: without asking, and at most (CUDA C++ Programming Guide, "Technical Specifications per
+/// Compute Capability"; so is what follows).
+pub(super) const SHARED_BYTES: u32 = 48 << 10;
+pub(super) const SHARED_OPTIN_BYTES: u32 = 163 << 10;
+/// What each block loses to the system.
+pub(super) const SHARED_RESERVED_BYTES: u32 = 1 << 10;
+pub(super) const SM_SHARED_BYTES: u32 = 164 << 10;
+pub(super) const SM_THREADS: u32 = 2048;
+pub(super) const SM_BLOCKS: u32 = 32;
+pub(super) const SM_REGISTERS: u32 = 64 << 10;
+pub(super) const BLOCK_REGISTERS: u32 = 64 << 10;
+pub(super) const CONSTANT_BYTES: u32 = 64 << 10;
+/// A thousandth of this is a cycle of `%clock64`: the interpreter counts nanoseconds.
+const CLOCK_KHZ: i32 = 1_000_000;
+
+/// The card of device `ordinal`.
+pub(super) fn card(ordinal: usize, memory_bytes: u64, threads: usize) -> DeviceCard {
+    let mut uuid = *b"outboard-soft-00";
+    uuid[14] = b'0' + (ordinal / 10) as u8;
+    uuid[15] = b'0' + (ordinal % 10) as u8;
+    let mut attributes = vec![None; CU_DEVICE_ATTRIBUTE_MAX as usize];
+    for (attribute, value) in attribute_values(ordinal, threads) {
+        if let Some(place) = attributes.get_mut(attribute as usize) {
+            *place = Some(value);
+        }
+    }
+    DeviceCard {
+        name: NAME.into(),
+        uuid,
+        luid: [0; 8],
+        memory_bytes,
+        quota_bytes: memory_bytes,
+        attributes,
+        pci_domain: 0,
+        pci_bus: 0,
+        pci_device: ordinal as u32,
+        stream_priorities: PRIORITIES,
+        granularity_bytes: (GRANULARITY_BYTES, GRANULARITY_BYTES),
+    }
+}
+
+/// Every attribute of CUDA 13.0. What is missing is reserved, and a driver refuses it.
+fn attribute_values(ordinal: usize, threads: usize) -> Vec<(u32, i32)> {
+    const NO: i32 = 0;
+    const YES: i32 = 1;
+    let [block_x, block_y, block_z] = BLOCK_EXTENT_MAX.map(|n| n as i32);
+    let [grid_x, grid_y, grid_z] = GRID_EXTENT_MAX.map(|n| n as i32);
+    vec![
+        (
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            COMPUTE_CAPABILITY.0 as i32,
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            COMPUTE_CAPABILITY.1 as i32,
+        ),
+        // The shape of launches: sm_80.
+        (
+            CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+            BLOCK_THREADS_MAX as i32,
+        ),
+        (CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, block_x),
+        (CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, block_y),
+        (CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z, block_z),
+        (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, grid_x),
+        (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, grid_y),
+        (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, grid_z),
+        (CU_DEVICE_ATTRIBUTE_WARP_SIZE, WARP_THREADS as i32),
+        // Resources of blocks and multiprocessors: sm_80, so that occupancy is what programs expect. A multiprocessor
+        // is a thread of the host.
+        (
+            CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+            i32::try_from(threads).unwrap_or(i32::MAX),
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
+            SM_THREADS as i32,
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR,
+            SM_BLOCKS as i32,
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK,
+            SHARED_BYTES as i32,
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            SHARED_OPTIN_BYTES as i32,
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+            SM_SHARED_BYTES as i32,
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK,
+            SHARED_RESERVED_BYTES as i32,
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK,
+            BLOCK_REGISTERS as i32,
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR,
+            SM_REGISTERS as i32,
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY,
+            CONSTANT_BYTES as i32,
+        ),
+        // Clocks and buses: nominal, there is none.
+        (CU_DEVICE_ATTRIBUTE_CLOCK_RATE, CLOCK_KHZ),
+        (CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, CLOCK_KHZ),
+        (CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, 64),
+        (CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 4 << 20),
+        (CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO, 2),
+        (CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED, YES),
+        (CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED, YES),
+        (CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE, 0),
+        (CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE, 0),
+        // Where it sits: it is no PCI device.
+        (CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, 0),
+        (CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, ordinal as i32),
+        (CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, 0),
+        (CU_DEVICE_ATTRIBUTE_GPU_PCI_DEVICE_ID, 0),
+        (CU_DEVICE_ATTRIBUTE_GPU_PCI_SUBSYSTEM_ID, 0),
+        (CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD, NO),
+        (CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD_GROUP_ID, ordinal as i32),
+        (CU_DEVICE_ATTRIBUTE_INTEGRATED, NO),
+        (CU_DEVICE_ATTRIBUTE_TCC_DRIVER, NO),
+        (CU_DEVICE_ATTRIBUTE_ECC_ENABLED, NO),
+        (
+            CU_DEVICE_ATTRIBUTE_COMPUTE_MODE,
+            CU_COMPUTEMODE_DEFAULT as i32,
+        ),
+        (CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT, NO),
+        (CU_DEVICE_ATTRIBUTE_MPS_ENABLED, NO),
+        (CU_DEVICE_ATTRIBUTE_NUMA_CONFIG, 0),
+        (CU_DEVICE_ATTRIBUTE_NUMA_ID, -1),
+        (CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, 0),
+        // What runs beside what.
+        (CU_DEVICE_ATTRIBUTE_GPU_OVERLAP, YES),
+        (CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 2),
+        (CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, YES),
+        (CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, YES),
+        (CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED, YES),
+        // Launches beyond plain grids.
+        (CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, YES),
+        (CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH, NO),
+        (CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, NO),
+        (CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS, NO),
+        (CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED, NO),
+        (CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT, 1),
+        // Memory.
+        (CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, YES),
+        (CU_DEVICE_ATTRIBUTE_MAX_PITCH, i32::MAX),
+        (CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, YES),
+        (CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, YES),
+        (CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, NO),
+        (CU_DEVICE_ATTRIBUTE_GENERIC_COMPRESSION_SUPPORTED, NO),
+        (
+            CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+            NO,
+        ),
+        (CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_WIN32_HANDLE_SUPPORTED, NO),
+        (
+            CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_WIN32_KMT_HANDLE_SUPPORTED,
+            NO,
+        ),
+        (CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, NO),
+        (CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, NO),
+        (CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK, 0),
+        (CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_MAXIMUM_LENGTH, 0),
+        // Memory of the host.
+        (CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, YES),
+        (CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, YES),
+        (CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, NO),
+        (
+            CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
+            YES,
+        ),
+        (CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED, NO),
+        (
+            CU_DEVICE_ATTRIBUTE_ONLY_PARTIAL_HOST_NATIVE_ATOMIC_SUPPORTED,
+            NO,
+        ),
+        (CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, NO),
+        (CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, NO),
+        (CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, NO),
+        (CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, NO),
+        (
+            CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+            NO,
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+            NO,
+        ),
+        (CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED, NO),
+        (CU_DEVICE_ATTRIBUTE_HOST_NUMA_MULTINODE_IPC_SUPPORTED, NO),
+        (CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED, NO),
+        (
+            CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+            NO,
+        ),
+        (CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED, NO),
+        // Waits and writes of streams.
+        (CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1, YES),
+        (CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1, YES),
+        (CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR_V1, YES),
+        (CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, YES),
+        (CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR, YES),
+        (CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES, NO),
+        // Peers and other processes.
+        (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, NO),
+        (
+            CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+            NO,
+        ),
+        (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS, 0),
+        (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, 0),
+        (CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, NO),
+        (CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, NO),
+        (CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED, NO),
+        (CU_DEVICE_ATTRIBUTE_D3D12_CIG_SUPPORTED, NO),
+        (CU_DEVICE_ATTRIBUTE_VULKAN_CIG_SUPPORTED, NO),
+        // Arrays, textures, surfaces: not supported yet, so nothing fits; alignments are sm_80's.
+        (CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT, 512),
+        (CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT, 32),
+        (CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT, 512),
+        (CU_DEVICE_ATTRIBUTE_SPARSE_CUDA_ARRAY_SUPPORTED, NO),
+        (
+            CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED,
+            NO,
+        ),
+        (CU_DEVICE_ATTRIBUTE_CAN_TEX2D_GATHER, NO),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_MIPMAPPED_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LINEAR_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LAYERED_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LAYERED_LAYERS, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_HEIGHT, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_HEIGHT, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_PITCH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_HEIGHT, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_GATHER_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_GATHER_HEIGHT, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_HEIGHT, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_LAYERS, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_HEIGHT, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_DEPTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH_ALTERNATE, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_HEIGHT_ALTERNATE, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_DEPTH_ALTERNATE, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_LAYERS, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_HEIGHT, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_HEIGHT, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_DEPTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_LAYERED_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_LAYERED_LAYERS, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_HEIGHT, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_LAYERS, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_WIDTH, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_LAYERS, 0),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_attribute_has_a_value_and_only_one() {
+        let mut seen: Vec<u32> = attribute_values(0, 2).into_iter().map(|(a, _)| a).collect();
+        seen.sort_unstable();
+        let all: Vec<u32> = (1..CU_DEVICE_ATTRIBUTE_MAX).collect();
+        assert_eq!(seen, all);
+    }
+}

@@ -1,0 +1,189 @@
+//! Contexts, their limits, and waiting for them.
+
+use std::borrow::Cow;
+
+use outboard_api::{CUresult, enums::*};
+use outboard_ptx::device::{ContextId, StreamId};
+use outboard_wire::messages;
+use rustc_hash::FxHashMap;
+
+use super::{
+    Soft,
+    wait::{failure, invalid, pending},
+};
+use crate::device::{Cx, Failure, Pending};
+
+pub(super) struct Context {
+    pub(super) id: ContextId,
+    pub(super) device: usize,
+    /// The null stream, by number: it outlives a fault, asking for it must not.
+    legacy: StreamId,
+    limits: FxHashMap<u32, u64>,
+}
+
+/// What `cuCtxGetLimit` answers where nothing was set; limits that are missing here are unknown to sm_80.
+const LIMITS: &[(u32, u64)] = &[
+    (CU_LIMIT_STACK_SIZE, 1 << 10),
+    (CU_LIMIT_PRINTF_FIFO_SIZE, 1 << 20),
+    (CU_LIMIT_MALLOC_HEAP_SIZE, 8 << 20),
+    (CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 2),
+    (CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT, 2048),
+    (CU_LIMIT_MAX_L2_FETCH_GRANULARITY, 64),
+    (CU_LIMIT_PERSISTING_L2_CACHE_SIZE, 0),
+];
+
+impl Soft {
+    pub(super) fn context(&self, id: u64) -> Result<&Context, Failure> {
+        if id == 0 {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_CONTEXT,
+                "no context is current",
+            ));
+        }
+        self.contexts.get(id)
+    }
+
+    /// A stream as the client names it: 0 and 1 are the null stream of the current context.
+    pub(super) fn stream(&self, cx: &Cx<'_>, id: u64) -> Result<StreamId, Failure> {
+        match id {
+            0 | 1 => Ok(self.context(cx.context)?.legacy),
+            _ => self.streams.get(id).map(|stream| stream.id),
+        }
+    }
+
+    pub(super) fn context_create(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::ContextCreate,
+    ) -> Result<(), Failure> {
+        let device = self.device(m.device)?;
+        let id = self.gpu.create_context();
+        let legacy = self.gpu.legacy_stream(id).map_err(failure)?;
+        let context = Context {
+            id,
+            device,
+            legacy,
+            limits: FxHashMap::default(),
+        };
+        self.contexts.insert(m.context, context).inspect_err(|_| {
+            let _ = self.gpu.destroy_context(id);
+        })
+    }
+
+    pub(super) fn context_destroy(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::ContextDestroy,
+    ) -> Result<(), Failure> {
+        let context = self.contexts.remove(m.context)?;
+        self.gpu.destroy_context(context.id).map_err(failure)
+    }
+
+    pub(super) fn fence_context(
+        &mut self,
+        cx: &mut Cx<'_>,
+        _: &messages::FenceContext,
+    ) -> Result<Pending, Failure> {
+        let context = self.context(cx.context)?;
+        self.gpu
+            .context_fence(context.id)
+            .map(pending)
+            .map_err(failure)
+    }
+
+    pub(super) fn cu_ctx_get_limit(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::CuCtxGetLimit,
+    ) -> Result<messages::CuCtxGetLimitReply, Failure> {
+        let default = default_limit(m.limit)?;
+        let set = self.context(cx.context)?.limits.get(&m.limit);
+        let pvalue = set.copied().unwrap_or(default);
+        Ok(messages::CuCtxGetLimitReply { pvalue })
+    }
+
+    /// Remembered for `cuCtxGetLimit`. The interpreter gives every thread the stack that it needs and collects all
+    /// that is printed, so that no limit of these can be too small.
+    pub(super) fn cu_ctx_set_limit(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::CuCtxSetLimit,
+    ) -> Result<(), Failure> {
+        default_limit(m.limit)?;
+        self.context(cx.context)?;
+        let context = self.contexts.get_mut(cx.context)?;
+        context.limits.insert(m.limit, m.value);
+        Ok(())
+    }
+
+    pub(super) fn cu_ctx_reset_persisting_l2_cache(
+        &mut self,
+        cx: &mut Cx<'_>,
+        _: &messages::CuCtxResetPersistingL2Cache,
+    ) -> Result<(), Failure> {
+        self.context(cx.context).map(|_| ())
+    }
+
+    /// A preference, and there is one cache here.
+    pub(super) fn cu_ctx_set_cache_config(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::CuCtxSetCacheConfig,
+    ) -> Result<(), Failure> {
+        self.context(cx.context)?;
+        check_cache_config(m.config)
+    }
+
+    /// Graphs own no memory here: memory nodes are not supported.
+    pub(super) fn cu_device_get_graph_mem_attribute(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::CuDeviceGetGraphMemAttribute,
+    ) -> Result<messages::CuDeviceGetGraphMemAttributeReply<'static>, Failure> {
+        self.device(m.device)?;
+        if m.attr > 3 {
+            return Err(invalid(format!("graph memory attribute {}", m.attr)));
+        }
+        Ok(messages::CuDeviceGetGraphMemAttributeReply {
+            value: Cow::Owned(0u64.to_le_bytes().to_vec()),
+        })
+    }
+
+    pub(super) fn cu_device_graph_mem_trim(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::CuDeviceGraphMemTrim,
+    ) -> Result<(), Failure> {
+        self.device(m.device).map(|_| ())
+    }
+
+    pub(super) fn device(&self, ordinal: i32) -> Result<usize, Failure> {
+        let index = usize::try_from(ordinal)
+            .ok()
+            .filter(|i| *i < self.used_bytes.len());
+        index.ok_or_else(|| {
+            Failure::new(
+                CUresult::CUDA_ERROR_INVALID_DEVICE,
+                format!("device {ordinal} of {}", self.used_bytes.len()),
+            )
+        })
+    }
+}
+
+fn default_limit(limit: u32) -> Result<u64, Failure> {
+    let found = LIMITS.iter().find(|(number, _)| *number == limit);
+    found.map(|(_, value)| *value).ok_or_else(|| match limit {
+        limit if limit < CU_LIMIT_MAX => Failure::new(
+            CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT,
+            format!("the software GPU has no limit {limit}"),
+        ),
+        _ => invalid(format!("limit {limit}")),
+    })
+}
+
+pub(super) fn check_cache_config(config: u32) -> Result<(), Failure> {
+    match config {
+        CU_FUNC_CACHE_PREFER_NONE..=CU_FUNC_CACHE_PREFER_EQUAL => Ok(()),
+        _ => Err(invalid(format!("cache configuration {config}"))),
+    }
+}

@@ -1,0 +1,411 @@
+//! Host memory that kernels may touch, at the same address on both sides.
+//!
+//! Where the client's memory comes as a file it is the same memory; else there is a mirror here, which the client
+//! writes before launches and whose changes go back before a wait is answered.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsRawFd, OwnedFd},
+    thread,
+    time::{Duration, Instant},
+};
+
+use outboard_api::CUresult;
+use outboard_ptx::device::{Fence, Gpu};
+use outboard_wire::messages;
+
+use super::{
+    Soft,
+    wait::{failure, invalid},
+};
+use crate::device::{Cx, Failure};
+
+const PAGE_BYTES: u64 = 4096;
+/// All mirrors of a session.
+const MIRROR_BYTES_MAX: u64 = 256 << 30;
+/// What is compared at once, and the longest run of changes handed over at once.
+const RUN_BYTES_MAX: usize = 64 << 10;
+/// How long a mapping waits for work that may still use what was there before. The one place that waits.
+const REUSE_MS_MAX: u64 = 10_000;
+/// Host memory below this is nobody's.
+const ADDRESS_MIN: u64 = 64 << 10;
+
+/// Pages of this process at an address that the client chose.
+#[derive(Default)]
+pub(super) struct HostMemory {
+    regions: BTreeMap<u64, Region>,
+    /// Mirrored pages, by number, with how many regions lie on each: registered memory need not be page aligned.
+    pages: BTreeMap<u64, u32>,
+    /// Unmapped by the client; work that was submitted before may still use it.
+    leaving: Vec<(Fence, u64, Region)>,
+    mirror_bytes: u64,
+}
+
+struct Region {
+    bytes: u64,
+    /// The client's own memory; else a mirror.
+    shared: bool,
+    /// Parts that are compared, with what the client knows of them.
+    watched: BTreeMap<u64, Vec<u8>>,
+}
+
+impl HostMemory {
+    /// Maps zeroed pages under `[va, va + bytes)` where there are none yet.
+    fn map_mirror(&mut self, va: u64, bytes: u64) -> Result<(), Failure> {
+        let (first, end) = page_range(va, bytes);
+        let mut page = first;
+        while page < end {
+            if self.pages.contains_key(&page) {
+                page += 1;
+                continue;
+            }
+            let next = self
+                .pages
+                .range(page..end)
+                .next()
+                .map_or(end, |(page, _)| *page);
+            if let Err(error) = map_at(page * PAGE_BYTES, (next - page) * PAGE_BYTES, None) {
+                self.unmap_unused(first, page);
+                return Err(error);
+            }
+            page = next;
+        }
+        for page in first..end {
+            *self.pages.entry(page).or_insert(0) += 1;
+        }
+        Ok(())
+    }
+
+    /// Gives pages of `[first, end)` back that no region counts: a mapping failed half way.
+    fn unmap_unused(&self, first: u64, end: u64) {
+        for page in first..end {
+            if !self.pages.contains_key(&page) {
+                unmap_at(page * PAGE_BYTES, PAGE_BYTES);
+            }
+        }
+    }
+
+    fn unmap_mirror(&mut self, va: u64, bytes: u64) {
+        let (first, end) = page_range(va, bytes);
+        for page in first..end {
+            let Some(count) = self.pages.get_mut(&page) else {
+                continue;
+            };
+            *count -= 1;
+            if *count == 0 {
+                self.pages.remove(&page);
+                unmap_at(page * PAGE_BYTES, PAGE_BYTES);
+            }
+        }
+    }
+
+    fn drop_region(&mut self, va: u64, region: &Region) {
+        if region.shared {
+            unmap_at(va, region.bytes);
+        } else {
+            self.mirror_bytes -= region.bytes;
+            self.unmap_mirror(va, region.bytes);
+        }
+    }
+
+    /// Gives back what no work can use any more.
+    fn sweep(&mut self) {
+        for (mut fence, va, region) in std::mem::take(&mut self.leaving) {
+            match fence.ready() {
+                Ok(false) => self.leaving.push((fence, va, region)),
+                _ => self.drop_region(va, &region),
+            }
+        }
+    }
+
+    /// Memory that is leaving and lies on the same pages has to be gone first.
+    fn wait_for_room(&mut self, va: u64, bytes: u64) -> Result<(), Failure> {
+        let start = Instant::now();
+        loop {
+            self.sweep();
+            let taken = self.leaving.iter().any(|(_, old, region)| {
+                let (first, end) = page_range(va, bytes);
+                let (old_first, old_end) = page_range(*old, region.bytes);
+                old_first < end && old_end > first
+            });
+            if !taken {
+                return Ok(());
+            }
+            if start.elapsed() > Duration::from_millis(REUSE_MS_MAX) {
+                return Err(Failure::new(
+                    CUresult::CUDA_ERROR_MAP_FAILED,
+                    format!(
+                        "work of {REUSE_MS_MAX} ms still uses host memory that was freed at {va:#x}"
+                    ),
+                ));
+            }
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    fn find(&mut self, va: u64, bytes: u64) -> Result<(u64, &mut Region), Failure> {
+        let found = self.regions.range_mut(..=va).next_back();
+        let found = found.filter(|(start, region)| {
+            let end = **start + region.bytes;
+            va.checked_add(bytes).is_some_and(|wanted| wanted <= end)
+        });
+        let found = found.ok_or_else(|| {
+            invalid(format!(
+                "{bytes} bytes at {va:#x} are not mapped host memory"
+            ))
+        })?;
+        Ok((*found.0, found.1))
+    }
+
+    /// Gives everything back; nothing may use it any more.
+    pub(super) fn clear(&mut self) {
+        for (va, region) in std::mem::take(&mut self.regions) {
+            self.drop_region(va, &region);
+        }
+        for (_, va, region) in std::mem::take(&mut self.leaving) {
+            self.drop_region(va, &region);
+        }
+    }
+
+    /// Hands over what changed in watched mirrors since the client knew it.
+    pub(super) fn take_changes(&mut self, gpu: &Gpu, changed: &mut dyn FnMut(u64, &[u8])) {
+        self.sweep();
+        let mut now = Vec::new();
+        for region in self.regions.values_mut() {
+            for (start, known) in &mut region.watched {
+                for (index, known) in known.chunks_mut(RUN_BYTES_MAX).enumerate() {
+                    let va = start + (index * RUN_BYTES_MAX) as u64;
+                    now.resize(known.len(), 0);
+                    if gpu.memory().read(va, &mut now).is_err() || now == known {
+                        continue;
+                    }
+                    report(va, known, &now, changed);
+                    known.copy_from_slice(&now);
+                }
+            }
+        }
+    }
+}
+
+/// Runs of changed words: what lies between them may be newer on the client's side.
+fn report(va: u64, known: &[u8], now: &[u8], changed: &mut dyn FnMut(u64, &[u8])) {
+    const WORD_BYTES: usize = 4;
+    let mut run: Option<(usize, usize)> = None;
+    for at in (0..now.len()).step_by(WORD_BYTES) {
+        let end = (at + WORD_BYTES).min(now.len());
+        if known[at..end] == now[at..end] {
+            continue;
+        }
+        run = match run {
+            Some((start, last)) if at == last => Some((start, end)),
+            Some((start, last)) => {
+                changed(va + start as u64, &now[start..last]);
+                Some((at, end))
+            }
+            None => Some((at, end)),
+        };
+    }
+    if let Some((start, end)) = run {
+        changed(va + start as u64, &now[start..end]);
+    }
+}
+
+impl Soft {
+    pub(super) fn host_map(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::HostMap,
+    ) -> Result<(), Failure> {
+        let in_range = m.va.checked_add(m.len).is_some_and(|end| end < 1 << 47);
+        if m.len == 0 || m.va < ADDRESS_MIN || !in_range {
+            return Err(invalid(format!(
+                "{} bytes of host memory at {:#x}",
+                m.len, m.va
+            )));
+        }
+        self.host.wait_for_room(m.va, m.len)?;
+        let before = self.host.regions.range(..m.va + m.len).next_back();
+        if before.is_some_and(|(va, region)| va + region.bytes > m.va) {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
+                format!("{} bytes at {:#x} are mapped already", m.len, m.va),
+            ));
+        }
+        let shared = m.fd_tag != 0;
+        if shared {
+            if !m.va.is_multiple_of(PAGE_BYTES) {
+                return Err(invalid(format!(
+                    "shared memory at {:#x}, inside a page",
+                    m.va
+                )));
+            }
+            let file = (cx.fds)(m.fd_tag)?;
+            check_file(&file, m.len)?;
+            map_at(m.va, m.len, Some(&file))?;
+        } else {
+            if self.host.mirror_bytes + m.len.min(MIRROR_BYTES_MAX + 1) > MIRROR_BYTES_MAX {
+                return Err(Failure::new(
+                    CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                    format!("more than {MIRROR_BYTES_MAX} bytes of mapped host memory"),
+                ));
+            }
+            self.host.map_mirror(m.va, m.len)?;
+            self.host.mirror_bytes += m.len;
+        }
+        let region = Region {
+            bytes: m.len,
+            shared,
+            watched: BTreeMap::new(),
+        };
+        // SAFETY: the pages were mapped just now, readable and writable, and stay until the region is dropped, which
+        // happens when all work submitted before its unregistration is done.
+        if let Err(error) = unsafe { self.gpu.register_host(m.va, m.len) } {
+            self.host.drop_region(m.va, &region);
+            return Err(failure(error));
+        }
+        self.host.regions.insert(m.va, region);
+        Ok(())
+    }
+
+    pub(super) fn host_unmap(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::HostUnmap,
+    ) -> Result<(), Failure> {
+        let region = self.host.regions.remove(&m.va).ok_or_else(|| {
+            Failure::new(
+                CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
+                format!("no host memory is mapped at {:#x}", m.va),
+            )
+        })?;
+        self.gpu.unregister_host(m.va).map_err(failure)?;
+        self.host.leaving.push((self.gpu.fence_all(), m.va, region));
+        self.host.sweep();
+        Ok(())
+    }
+
+    pub(super) fn host_write(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::HostWrite<'_>,
+    ) -> Result<(), Failure> {
+        let (_, region) = self.host.find(m.va, m.data.len() as u64)?;
+        self.gpu
+            .memory()
+            .write(m.va, m.data)
+            .map_err(|error| invalid(error.to_string()))?;
+        let end = m.va + m.data.len() as u64;
+        for (start, known) in region.watched.range_mut(..end) {
+            let known_end = start + known.len() as u64;
+            let (from, to) = (m.va.max(*start), end.min(known_end));
+            if from < to {
+                let data = &m.data[(from - m.va) as usize..(to - m.va) as usize];
+                known[(from - start) as usize..(to - start) as usize].copy_from_slice(data);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn host_watch(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::HostWatch,
+    ) -> Result<(), Failure> {
+        let (_, region) = self.host.find(m.va, m.len)?;
+        if region.shared {
+            // The client sees what kernels write as they write it.
+            return Ok(());
+        }
+        // What is watched already stays as it is, with the changes that the client has not been told.
+        let end = m.va + m.len;
+        let mut at = m.va;
+        while at < end {
+            let before = region.watched.range(..=at).next_back();
+            let covered = before
+                .map(|(start, known)| start + known.len() as u64)
+                .filter(|to| *to > at);
+            if let Some(to) = covered {
+                at = to;
+                continue;
+            }
+            let to = region
+                .watched
+                .range(at..end)
+                .next()
+                .map_or(end, |(start, _)| *start);
+            let mut known = vec![0; (to - at) as usize];
+            self.gpu
+                .memory()
+                .read(at, &mut known)
+                .map_err(|error| invalid(error.to_string()))?;
+            region.watched.insert(at, known);
+            at = to;
+        }
+        Ok(())
+    }
+}
+
+/// Page numbers: the first, and one past the last.
+fn page_range(va: u64, bytes: u64) -> (u64, u64) {
+    (va / PAGE_BYTES, (va + bytes).div_ceil(PAGE_BYTES))
+}
+
+/// Pages behind a file's end would kill this process when touched.
+fn check_file(file: &OwnedFd, bytes: u64) -> Result<(), Failure> {
+    let wrong = |what: String| Failure::new(CUresult::CUDA_ERROR_MAP_FAILED, what);
+    let stat =
+        rustix::fs::fstat(file).map_err(|e| wrong(format!("the shared memory's file: {e}")))?;
+    if (stat.st_size as u64) < bytes {
+        return Err(wrong(format!(
+            "a file of {} bytes for {bytes} bytes of memory",
+            stat.st_size
+        )));
+    }
+    Ok(())
+}
+
+/// Pages at exactly this address, over nothing that this process uses.
+fn map_at(va: u64, bytes: u64, file: Option<&OwnedFd>) -> Result<(), Failure> {
+    let (flags, fd) = match file {
+        Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
+        None => (
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+        ),
+    };
+    let bytes = bytes.next_multiple_of(PAGE_BYTES);
+    // SAFETY: MAP_FIXED_NOREPLACE refuses addresses that are in use, so nothing of this process is replaced.
+    let got = unsafe {
+        libc::mmap(
+            va as *mut libc::c_void,
+            bytes as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+            flags | libc::MAP_FIXED_NOREPLACE,
+            fd,
+            0,
+        )
+    };
+    if got as u64 == va {
+        return Ok(());
+    }
+    let error = std::io::Error::last_os_error();
+    if got != libc::MAP_FAILED {
+        // An old kernel ignored the flag and mapped elsewhere.
+        unmap_at(got as u64, bytes);
+    }
+    Err(Failure::new(
+        CUresult::CUDA_ERROR_MAP_FAILED,
+        format!("{bytes} bytes of host memory at {va:#x} cannot be mapped on the server: {error}"),
+    ))
+}
+
+/// Gives back what [`map_at`] mapped.
+fn unmap_at(va: u64, bytes: u64) {
+    // SAFETY: only called for pages that map_at made and that no region and no work uses any more.
+    unsafe {
+        libc::munmap(
+            va as *mut libc::c_void,
+            bytes.next_multiple_of(PAGE_BYTES) as usize,
+        )
+    };
+}

@@ -1,0 +1,263 @@
+//! Launches, checked as sm_80 checks them, and occupancy by its rules.
+
+use outboard_api::{CUresult, enums::*};
+use outboard_ptx::device::{Launch, Op};
+use outboard_wire::{doc, messages};
+
+use super::{
+    Soft, card,
+    modules::block_threads_max,
+    wait::{failure, invalid},
+};
+use crate::device::{Cx, Failure};
+
+/// The size of a launch.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) grid: [u32; 3],
+    pub(super) block: [u32; 3],
+    /// Dynamic shared memory.
+    pub(super) shared_bytes: u32,
+    pub(super) cooperative: bool,
+}
+
+/// What the attributes of a launch ask for beyond its shape.
+#[derive(Default)]
+struct Asked {
+    cooperative: bool,
+    /// Events to record behind the kernel.
+    events: Vec<u64>,
+}
+
+impl Soft {
+    pub(super) fn launch(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::Launch<'_>,
+    ) -> Result<(), Failure> {
+        let asked = read_attributes(m.attributes)?;
+        let shape = Shape {
+            grid: [m.grid_x, m.grid_y, m.grid_z],
+            block: [m.block_x, m.block_y, m.block_z],
+            shared_bytes: m.shared_bytes,
+            cooperative: asked.cooperative,
+        };
+        let stream = self.stream(cx, m.stream)?;
+        let events = asked.events.iter().map(|id| self.events.get(*id).copied());
+        let events = events.collect::<Result<Vec<_>, _>>()?;
+        let launch = self.prepare(m.kernel, shape, m.params)?;
+        self.touched = true;
+        self.gpu
+            .submit(stream, Op::Launch(launch))
+            .map_err(failure)?;
+        for event in events {
+            self.gpu
+                .submit(stream, Op::RecordEvent(event))
+                .map_err(failure)?;
+        }
+        Ok(())
+    }
+
+    /// Everything that a driver checks at the call.
+    pub(super) fn prepare(
+        &self,
+        kernel: u64,
+        shape: Shape,
+        params: &[u8],
+    ) -> Result<Launch, Failure> {
+        let (facts, state) = self.facts(kernel)?;
+        let name = state.code.name();
+        let Shape {
+            grid,
+            block,
+            shared_bytes,
+            cooperative,
+        } = shape;
+        let within = |extent: [u32; 3], max: [u32; 3]| {
+            extent.iter().zip(max).all(|(n, max)| (1..=max).contains(n))
+        };
+        if !within(grid, card::GRID_EXTENT_MAX) || !within(block, card::BLOCK_EXTENT_MAX) {
+            return Err(invalid(format!(
+                "{name}: a grid of {grid:?} blocks of {block:?} threads"
+            )));
+        }
+        let threads = block.iter().product::<u32>();
+        if threads > card::BLOCK_THREADS_MAX {
+            return Err(invalid(format!(
+                "{name}: blocks of {threads} threads; at most {} are allowed",
+                card::BLOCK_THREADS_MAX
+            )));
+        }
+        let most = block_threads_max(facts);
+        if threads > most {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+                format!("{name}: blocks of {threads} threads; it was compiled for {most}"),
+            ));
+        }
+        if facts
+            .required_threads
+            .is_some_and(|required| required != block)
+        {
+            return Err(invalid(format!(
+                "{name}: blocks of {block:?} threads; it was compiled for exactly {:?}",
+                facts.required_threads.unwrap_or_default()
+            )));
+        }
+        if shared_bytes > state.dynamic_shared_max {
+            return Err(invalid(format!(
+                "{name}: {shared_bytes} bytes of dynamic shared memory; at most {} are allowed",
+                state.dynamic_shared_max
+            )));
+        }
+        if params.len() < facts.param_bytes as usize {
+            return Err(invalid(format!(
+                "{name}: {} bytes of parameters; it takes {}",
+                params.len(),
+                facts.param_bytes
+            )));
+        }
+        if cooperative {
+            let resident = u64::from(blocks_per_multiprocessor(facts, threads, shared_bytes))
+                * self.threads as u64;
+            let blocks = grid.iter().map(|n| u64::from(*n)).product::<u64>();
+            if blocks > resident {
+                return Err(Failure::new(
+                    CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+                    format!("{name}: {blocks} cooperative blocks; {resident} are resident at once"),
+                ));
+            }
+        }
+        Ok(Launch {
+            code: state.code.clone(),
+            grid,
+            block,
+            shared_bytes,
+            cooperative,
+            params: params[..facts.param_bytes as usize].into(),
+        })
+    }
+
+    pub(super) fn occupancy(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::Occupancy<'_>,
+    ) -> Result<messages::OccupancyReply, Failure> {
+        let (facts, _) = self.facts(m.kernel)?;
+        let threads = u32::try_from(m.block_size)
+            .ok()
+            .filter(|n| (1..=card::BLOCK_THREADS_MAX).contains(n));
+        let threads =
+            || threads.ok_or_else(|| invalid(format!("blocks of {} threads", m.block_size)));
+        let value = match m.query {
+            doc::OCCUPANCY_BLOCKS_PER_MULTIPROCESSOR => {
+                let shared = u32::try_from(m.shared_bytes).unwrap_or(u32::MAX);
+                blocks_per_multiprocessor(facts, threads()?, shared).into()
+            }
+            doc::OCCUPANCY_SHARED_BYTES_PER_BLOCK => {
+                threads()?;
+                shared_for_blocks(facts, m.shared_bytes)?
+            }
+            doc::OCCUPANCY_ACTIVE_CLUSTERS | doc::OCCUPANCY_CLUSTER_SIZE_MAX => {
+                return Err(Failure::unsupported(
+                    "clusters: it is of compute capability 8.0",
+                ));
+            }
+            query => return Err(invalid(format!("occupancy query {query}"))),
+        };
+        Ok(messages::OccupancyReply { value })
+    }
+}
+
+/// The attributes of `cuLaunchKernelEx`. Those that only tune how a kernel runs mean nothing here.
+fn read_attributes(bytes: &[u8]) -> Result<Asked, Failure> {
+    let (records, rest) = bytes.as_chunks::<{ doc::LAUNCH_ATTRIBUTE_BYTES }>();
+    if !rest.is_empty() {
+        return Err(invalid("launch attributes that are cut"));
+    }
+    let mut asked = Asked::default();
+    for record in records {
+        let word = |at: usize| {
+            let mut bytes = [0; 4];
+            bytes.copy_from_slice(&record[at..at + 4]);
+            u32::from_le_bytes(bytes)
+        };
+        match word(0) {
+            CU_LAUNCH_ATTRIBUTE_COOPERATIVE => asked.cooperative = word(8) != 0,
+            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT
+            | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT => {
+                asked
+                    .events
+                    .push(u64::from(word(8)) | u64::from(word(12)) << 32);
+            }
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            | CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION => {
+                if [word(8), word(12), word(16)].iter().any(|n| *n > 1) {
+                    return Err(Failure::unsupported(
+                        "clusters: it is of compute capability 8.0",
+                    ));
+                }
+            }
+            CU_LAUNCH_ATTRIBUTE_IGNORE
+            | CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+            | CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY
+            | CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE
+            | CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            | CU_LAUNCH_ATTRIBUTE_PRIORITY
+            | CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP
+            | CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN
+            | CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            | CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING => {}
+            id => {
+                return Err(Failure::unsupported(&format!("launch attribute {id}")));
+            }
+        }
+    }
+    Ok(asked)
+}
+
+/// The unit in which shared memory is given to blocks, and registers to warps.
+const SHARED_UNIT_BYTES: u32 = 128;
+const REGISTER_UNIT: u32 = 256;
+/// Warps are given registers four at a time, one for each scheduler.
+const WARP_UNIT: u32 = 4;
+
+/// Blocks that are resident on one multiprocessor of compute capability 8.0.
+fn blocks_per_multiprocessor(
+    facts: &outboard_ptx::lower::Kernel,
+    threads: u32,
+    dynamic_shared: u32,
+) -> u32 {
+    if threads > block_threads_max(facts) {
+        return 0;
+    }
+    let warps = threads.div_ceil(card::WARP_THREADS);
+    let by_warps = card::SM_THREADS / card::WARP_THREADS / warps;
+    let warp_registers =
+        (facts.registers.max(1) * card::WARP_THREADS).next_multiple_of(REGISTER_UNIT);
+    let register_warps = card::SM_REGISTERS / warp_registers / WARP_UNIT * WARP_UNIT;
+    let by_registers = register_warps / warps.next_multiple_of(WARP_UNIT);
+    let shared = facts.shared_bytes.saturating_add(dynamic_shared);
+    if shared > card::SHARED_OPTIN_BYTES {
+        return 0;
+    }
+    let shared = (shared + card::SHARED_RESERVED_BYTES).next_multiple_of(SHARED_UNIT_BYTES);
+    let by_shared = card::SM_SHARED_BYTES / shared;
+    card::SM_BLOCKS
+        .min(by_warps)
+        .min(by_registers)
+        .min(by_shared)
+}
+
+/// Dynamic shared memory that each of `blocks` resident blocks can have.
+fn shared_for_blocks(facts: &outboard_ptx::lower::Kernel, blocks: u64) -> Result<u64, Failure> {
+    if !(1..=u64::from(card::SM_BLOCKS)).contains(&blocks) {
+        return Err(invalid(format!("{blocks} blocks on a multiprocessor")));
+    }
+    let each = card::SM_SHARED_BYTES / blocks as u32 / SHARED_UNIT_BYTES * SHARED_UNIT_BYTES;
+    let each = each.saturating_sub(card::SHARED_RESERVED_BYTES);
+    Ok(each
+        .min(card::SHARED_OPTIN_BYTES)
+        .saturating_sub(facts.shared_bytes)
+        .into())
+}

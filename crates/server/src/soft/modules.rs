@@ -1,0 +1,422 @@
+//! Libraries: images, the PTX in them, their kernels and variables; and the linker.
+
+use std::{borrow::Cow, sync::Arc};
+
+use outboard_api::{CUresult, enums::*};
+use outboard_image::{Arch, Format, Image, ptx};
+use outboard_ptx::{
+    device::{Code, ModuleKernel},
+    module::Module,
+};
+use outboard_wire::{
+    doc::{self, KernelCard, LibraryCard},
+    messages,
+};
+
+use super::{Soft, card, contexts::check_cache_config, wait::invalid};
+use crate::{
+    device::{Cx, Failure},
+    images::ImageStore,
+};
+
+/// PTX that one link may collect.
+const LINK_BYTES_MAX: usize = 64 << 20;
+
+pub(super) struct Library {
+    module: Arc<Module>,
+    kernels: Vec<Kernel>,
+    /// What the PTX was written for.
+    target: Arch,
+}
+
+/// A kernel, and what calls have set on it.
+pub(super) struct Kernel {
+    pub(super) code: Arc<dyn Code>,
+    pub(super) dynamic_shared_max: u32,
+    carveout: i32,
+}
+
+/// What a JIT link has been given.
+pub(super) struct Link {
+    inputs: Vec<String>,
+}
+
+/// An image that cannot be loaded, with what the program's error log is to say.
+struct Refused {
+    status: CUresult,
+    log: String,
+}
+
+impl Soft {
+    /// A kernel by its number on the wire: the library's number, then its index there.
+    pub(super) fn kernel(&self, id: u64) -> Result<(&Library, &Kernel), Failure> {
+        let library = self
+            .libraries
+            .get(id >> 32)
+            .map_err(|_| Failure::wild("kernel", id))?;
+        let kernel = library.kernels.get(id as u32 as usize);
+        Ok((library, kernel.ok_or_else(|| Failure::wild("kernel", id))?))
+    }
+
+    pub(super) fn facts(
+        &self,
+        id: u64,
+    ) -> Result<(&outboard_ptx::lower::Kernel, &Kernel), Failure> {
+        let (library, kernel) = self.kernel(id)?;
+        let facts = library.module.kernels().get(id as u32 as usize);
+        Ok((facts.ok_or_else(|| Failure::wild("kernel", id))?, kernel))
+    }
+
+    pub(super) fn library_load(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::LibraryLoad<'_>,
+    ) -> Result<messages::LibraryLoadReply<'static>, Failure> {
+        let image = cx.images.get(&ImageStore::hash(m.hash)?)?;
+        let loaded = select(&image).and_then(|(text, target)| self.load(&text, target));
+        let (status, card, error_log) = match loaded {
+            Ok(library) => {
+                let card = library.card()?;
+                self.libraries.insert(m.library, library)?;
+                (CUresult::CUDA_SUCCESS, card, Vec::new())
+            }
+            Err(refused) => {
+                tracing::info!(status = %refused.status, reason = refused.log, "an image was refused");
+                (refused.status, Vec::new(), refused.log.into_bytes())
+            }
+        };
+        Ok(messages::LibraryLoadReply {
+            status: status.0,
+            card: Cow::Owned(card),
+            info_log: Cow::Borrowed(&[]),
+            error_log: Cow::Owned(error_log),
+        })
+    }
+
+    fn load(&self, text: &str, target: Arch) -> Result<Library, Refused> {
+        let module = Module::load(text, self.gpu.memory()).map_err(|error| Refused {
+            status: match &error {
+                outboard_ptx::error::Error::Memory(_) => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                _ => CUresult::CUDA_ERROR_INVALID_PTX,
+            },
+            log: error.to_string(),
+        })?;
+        let module = Arc::new(module);
+        let kernels = module
+            .kernels()
+            .iter()
+            .map(|facts| Kernel {
+                code: Arc::new(ModuleKernel::new(
+                    self.machine.clone(),
+                    module.clone(),
+                    facts.name.clone(),
+                )),
+                dynamic_shared_max: card::SHARED_BYTES.saturating_sub(facts.shared_bytes),
+                carveout: -1,
+            })
+            .collect();
+        Ok(Library {
+            module,
+            kernels,
+            target,
+        })
+    }
+
+    /// Launches that are under way keep what they need.
+    pub(super) fn library_unload(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::LibraryUnload,
+    ) -> Result<(), Failure> {
+        self.libraries.remove(m.library).map(|_| ())
+    }
+
+    pub(super) fn library_global(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::LibraryGlobal<'_>,
+    ) -> Result<messages::LibraryGlobalReply, Failure> {
+        let library = self.libraries.get(m.library)?;
+        let name = String::from_utf8_lossy(m.name);
+        let global = library.module.global(&name).ok_or_else(|| {
+            Failure::new(
+                CUresult::CUDA_ERROR_NOT_FOUND,
+                format!("the library has no variable {name:?}"),
+            )
+        })?;
+        Ok(messages::LibraryGlobalReply {
+            va: global.address,
+            len: global.bytes,
+        })
+    }
+
+    pub(super) fn kernel_attributes(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::KernelAttributes,
+    ) -> Result<messages::KernelAttributesReply<'static>, Failure> {
+        let (library, kernel) = self.kernel(m.kernel)?;
+        let (facts, _) = self.facts(m.kernel)?;
+        let mut values = [0i32; CU_FUNC_ATTRIBUTE_MAX as usize];
+        let mut set = |attribute: u32, value: u64| {
+            values[attribute as usize] = i32::try_from(value).unwrap_or(i32::MAX);
+        };
+        set(
+            CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+            block_threads_max(facts).into(),
+        );
+        set(
+            CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+            facts.shared_bytes.into(),
+        );
+        set(
+            CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES,
+            library.module.const_bytes(),
+        );
+        set(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, facts.local_bytes.into());
+        set(CU_FUNC_ATTRIBUTE_NUM_REGS, facts.registers.into());
+        set(CU_FUNC_ATTRIBUTE_PTX_VERSION, library.target.number.into());
+        let (major, minor) = card::COMPUTE_CAPABILITY;
+        set(
+            CU_FUNC_ATTRIBUTE_BINARY_VERSION,
+            u64::from(major * 10 + minor),
+        );
+        set(
+            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+            kernel.dynamic_shared_max.into(),
+        );
+        values[CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as usize] = kernel.carveout;
+        Ok(messages::KernelAttributesReply {
+            values: Cow::Owned(
+                values
+                    .iter()
+                    .flat_map(|value| value.to_le_bytes())
+                    .collect(),
+            ),
+        })
+    }
+
+    pub(super) fn kernel_set_attribute(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::KernelSetAttribute,
+    ) -> Result<(), Failure> {
+        let (facts, _) = self.facts(m.kernel)?;
+        let optin_max = card::SHARED_OPTIN_BYTES.saturating_sub(facts.shared_bytes);
+        let kernel = self.libraries.get_mut(m.kernel >> 32)?;
+        let kernel = kernel.kernels.get_mut(m.kernel as u32 as usize);
+        let kernel = kernel.ok_or_else(|| Failure::wild("kernel", m.kernel))?;
+        match m.attribute {
+            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => {
+                let bytes = u32::try_from(m.value)
+                    .ok()
+                    .filter(|bytes| *bytes <= optin_max);
+                kernel.dynamic_shared_max = bytes.ok_or_else(|| {
+                    invalid(format!(
+                        "{} bytes of dynamic shared memory; {} allows at most {optin_max}",
+                        m.value,
+                        kernel.code.name()
+                    ))
+                })?;
+                Ok(())
+            }
+            CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT if (-1..=100).contains(&m.value) => {
+                kernel.carveout = m.value;
+                Ok(())
+            }
+            CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET
+                ..=CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE => Err(
+                Failure::unsupported("clusters: it is of compute capability 8.0"),
+            ),
+            attribute => Err(invalid(format!(
+                "kernel attribute {attribute} set to {}",
+                m.value
+            ))),
+        }
+    }
+
+    pub(super) fn cu_func_load(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::CuFuncLoad,
+    ) -> Result<(), Failure> {
+        self.kernel(m.function).map(|_| ())
+    }
+
+    pub(super) fn cu_func_set_cache_config(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::CuFuncSetCacheConfig,
+    ) -> Result<(), Failure> {
+        self.kernel(m.hfunc)?;
+        check_cache_config(m.config)
+    }
+
+    /// Banks of shared memory have had one size since Maxwell: accepted, as the driver does.
+    pub(super) fn cu_func_set_shared_mem_config(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::CuFuncSetSharedMemConfig,
+    ) -> Result<(), Failure> {
+        self.kernel(m.hfunc)?;
+        match m.config {
+            CU_SHARED_MEM_CONFIG_DEFAULT_BANK_SIZE..=CU_SHARED_MEM_CONFIG_EIGHT_BYTE_BANK_SIZE => {
+                Ok(())
+            }
+            config => Err(invalid(format!("shared memory configuration {config}"))),
+        }
+    }
+
+    pub(super) fn link_create(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::LinkCreate<'_>,
+    ) -> Result<(), Failure> {
+        let link = Link { inputs: Vec::new() };
+        self.links.insert(m.link, link)
+    }
+
+    pub(super) fn cu_link_destroy(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::CuLinkDestroy,
+    ) -> Result<(), Failure> {
+        self.links.remove(m.state).map(|_| ())
+    }
+
+    pub(super) fn link_add(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::LinkAdd<'_>,
+    ) -> Result<messages::LinkAddReply<'static>, Failure> {
+        let image = cx.images.get(&ImageStore::hash(m.hash)?)?;
+        let link = self.links.get_mut(m.link)?;
+        let added = match m.input_type {
+            CU_JIT_INPUT_PTX | CU_JIT_INPUT_FATBINARY => select(&image).map(|(text, _)| text),
+            CU_JIT_INPUT_CUBIN | CU_JIT_INPUT_OBJECT | CU_JIT_INPUT_LIBRARY | CU_JIT_INPUT_NVVM => {
+                Err(Refused {
+                    status: CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
+                    log: format!(
+                        "{}: input of type {} holds no PTX, and the software GPU runs nothing else",
+                        String::from_utf8_lossy(m.name),
+                        m.input_type
+                    ),
+                })
+            }
+            other => return Err(invalid(format!("linker input of type {other}"))),
+        };
+        let collected: usize = link.inputs.iter().map(String::len).sum();
+        let (status, log) = match added {
+            Ok(text) if collected + text.len() <= LINK_BYTES_MAX => {
+                link.inputs.push(text);
+                (CUresult::CUDA_SUCCESS, String::new())
+            }
+            Ok(_) => (
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                format!("more than {LINK_BYTES_MAX} bytes of PTX to link"),
+            ),
+            Err(refused) => (refused.status, refused.log),
+        };
+        Ok(messages::LinkAddReply {
+            status: status.0,
+            info_log: Cow::Borrowed(&[]),
+            error_log: Cow::Owned(log.into_bytes()),
+        })
+    }
+
+    /// One text of all inputs. It is loaded once to try: symbols that are missing are the linker's to report.
+    pub(super) fn link_complete(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::LinkComplete,
+    ) -> Result<messages::LinkCompleteReply<'static>, Failure> {
+        let text = join(&self.links.get(m.link)?.inputs);
+        let tried = ptx::scan_header(&text)
+            .map_err(|error| Refused {
+                status: CUresult::CUDA_ERROR_INVALID_PTX,
+                log: error.to_string(),
+            })
+            .and_then(|header| self.load(&text, header.target));
+        let mut reply = messages::LinkCompleteReply {
+            status: CUresult::CUDA_SUCCESS.0,
+            hash: Cow::Borrowed(&[]),
+            len: 0,
+            info_log: Cow::Borrowed(&[]),
+            error_log: Cow::Borrowed(&[]),
+        };
+        match tried {
+            Ok(_) => {
+                reply.len = text.len() as u64;
+                reply.hash = Cow::Owned(cx.images.hold(text.into_bytes()).to_vec());
+            }
+            Err(refused) => {
+                reply.status = refused.status.0;
+                reply.error_log = Cow::Owned(refused.log.into_bytes());
+            }
+        }
+        Ok(reply)
+    }
+}
+
+impl Library {
+    fn card(&self) -> Result<Vec<u8>, Failure> {
+        let kernels = self.module.kernels().iter().map(|kernel| KernelCard {
+            name: kernel.name.clone(),
+            params: kernel.params.iter().map(|p| (p.offset, p.bytes)).collect(),
+        });
+        let card = LibraryCard {
+            kernels: kernels.collect(),
+        };
+        doc::to_bytes(&card).map_err(|e| Failure::new(CUresult::CUDA_ERROR_UNKNOWN, e.to_string()))
+    }
+}
+
+/// Threads of a block that the kernel takes.
+pub(super) fn block_threads_max(facts: &outboard_ptx::lower::Kernel) -> u32 {
+    let declared = facts
+        .max_threads
+        .map(|t| t.iter().copied().fold(1, u32::saturating_mul));
+    declared
+        .unwrap_or(card::BLOCK_THREADS_MAX)
+        .min(card::BLOCK_THREADS_MAX)
+}
+
+/// The PTX to run of an image: the highest that compute capability 8.0 can take.
+fn select(image: &[u8]) -> Result<(String, Arch), Refused> {
+    let refused = |status| {
+        move |error: outboard_image::Error| Refused {
+            status,
+            log: error.to_string(),
+        }
+    };
+    let image = Image::parse(image).map_err(refused(CUresult::CUDA_ERROR_INVALID_IMAGE))?;
+    let (major, minor) = card::COMPUTE_CAPABILITY;
+    let missing = match image.format() {
+        // A driver's compiler refuses text for a later architecture.
+        Format::Ptx => CUresult::CUDA_ERROR_INVALID_PTX,
+        _ => CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
+    };
+    let entry = image.select_ptx(major, minor).map_err(refused(missing))?;
+    let invalid = refused(CUresult::CUDA_ERROR_INVALID_IMAGE);
+    let bytes = entry.bytes().map_err(invalid)?;
+    let text = ptx::decode(&bytes).map_err(refused(CUresult::CUDA_ERROR_INVALID_PTX))?;
+    Ok((text.to_owned(), entry.arch))
+}
+
+/// Several PTX texts as one: the first header stays, and what they define is shared.
+fn join(texts: &[String]) -> String {
+    const HEADER: [&str; 3] = [".version", ".target", ".address_size"];
+    let mut joined = String::new();
+    for (index, text) in texts.iter().enumerate() {
+        for line in text.lines() {
+            let is_header = HEADER
+                .iter()
+                .any(|word| line.trim_start().starts_with(word));
+            if index == 0 || !is_header {
+                joined.push_str(line);
+                joined.push('\n');
+            }
+        }
+    }
+    joined
+}

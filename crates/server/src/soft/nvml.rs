@@ -1,0 +1,82 @@
+//! The management library's view: sizes and use of memory are known, sensors are not there.
+
+use std::fs;
+
+use outboard_wire::doc::{NvmlDevice, NvmlMemory, NvmlPci, NvmlProcess, NvmlSnapshot};
+
+use super::{Soft, card};
+
+/// Driver version, as a string of the shape that programs parse.
+const DRIVER_VERSION: &str = "580.0.0";
+/// `NVML_DEVICE_ARCH_AMPERE`, what sm_80 is.
+const ARCHITECTURE_AMPERE: u32 = 7;
+
+impl Soft {
+    pub(super) fn snapshot(&self) -> NvmlSnapshot {
+        NvmlSnapshot {
+            driver_version: DRIVER_VERSION.into(),
+            nvml_version: format!("13.{DRIVER_VERSION}"),
+            cuda_version: outboard_api::CUDA_VERSION as i32,
+            devices: (0..self.used_bytes.len())
+                .map(|ordinal| self.nvml_device(ordinal))
+                .collect(),
+        }
+    }
+
+    fn nvml_device(&self, ordinal: usize) -> NvmlDevice {
+        let card = card::card(ordinal, self.memory_bytes, self.threads);
+        let used_bytes = self.used_bytes[ordinal];
+        let busy = u32::from(!self.gpu.is_idle()) * 100;
+        let (major, minor) = card::COMPUTE_CAPABILITY;
+        let process = NvmlProcess {
+            pid: std::process::id(),
+            used_bytes: Some(used_bytes),
+            name: fs::read_to_string("/proc/self/comm")
+                .ok()
+                .map(|name| name.trim().to_owned()),
+        };
+        NvmlDevice {
+            name: card.name,
+            uuid: uuid_text(&card.uuid),
+            architecture: Some(ARCHITECTURE_AMPERE),
+            compute_capability: (major as i32, minor as i32),
+            minor_number: Some(ordinal as u32),
+            pci: NvmlPci {
+                device: ordinal as u32,
+                bus_id: format!("00000000:00:{ordinal:02X}.0"),
+                ..NvmlPci::default()
+            },
+            memory: NvmlMemory {
+                total_bytes: self.memory_bytes,
+                free_bytes: self.memory_bytes - used_bytes,
+                used_bytes,
+                reserved_bytes: Some(0),
+            },
+            utilization_gpu: Some(busy),
+            utilization_memory: Some(busy),
+            compute_mode: Some(0),
+            persistence_mode: Some(0),
+            display_mode: Some(0),
+            display_active: Some(0),
+            processes_compute: if self.contexts.is_empty() {
+                Vec::new()
+            } else {
+                vec![process]
+            },
+            ..NvmlDevice::default()
+        }
+    }
+}
+
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex: Vec<String> = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let part = |from: usize, to: usize| hex[from..to].concat();
+    format!(
+        "GPU-{}-{}-{}-{}-{}",
+        part(0, 4),
+        part(4, 6),
+        part(6, 8),
+        part(8, 10),
+        part(10, 16)
+    )
+}

@@ -1,0 +1,125 @@
+//! The operations of the trait that this device has: each is an inherent method of [`Soft`]. The others answer that they
+//! are not supported.
+
+use outboard_wire::messages as m;
+
+use super::Soft;
+use crate::device::{Cx, Device, Failure, Pending};
+
+/// Inherent methods come first in method resolution, so this does not call itself.
+macro_rules! device {
+    ($($method:ident($message:ty) -> $result:ty;)*) => {
+        impl Device for Soft {
+            $(fn $method(&mut self, cx: &mut Cx<'_>, message: &$message) -> Result<$result, Failure> {
+                Soft::$method(self, cx, message)
+            })*
+        }
+    };
+}
+
+device! {
+    context_create(m::ContextCreate) -> ();
+    context_destroy(m::ContextDestroy) -> ();
+    fence_context(m::FenceContext) -> Pending;
+    cu_ctx_get_limit(m::CuCtxGetLimit) -> m::CuCtxGetLimitReply;
+    cu_ctx_set_limit(m::CuCtxSetLimit) -> ();
+    cu_ctx_reset_persisting_l2_cache(m::CuCtxResetPersistingL2Cache) -> ();
+    cu_ctx_set_cache_config(m::CuCtxSetCacheConfig) -> ();
+    cu_device_get_graph_mem_attribute(m::CuDeviceGetGraphMemAttribute) -> m::CuDeviceGetGraphMemAttributeReply<'static>;
+    cu_device_graph_mem_trim(m::CuDeviceGraphMemTrim) -> ();
+    stream_create(m::StreamCreate) -> ();
+    stream_destroy(m::StreamDestroy) -> ();
+    fence_stream(m::FenceStream) -> Pending;
+    fence_event(m::FenceEvent) -> Pending;
+    stream_wait_event(m::StreamWaitEvent) -> ();
+    event_record(m::EventRecord) -> ();
+    stream_set_attribute(m::StreamSetAttribute<'_>) -> ();
+    stream_get_attribute(m::StreamGetAttribute) -> m::StreamGetAttributeReply<'static>;
+    event_create(m::EventCreate) -> ();
+    event_destroy(m::EventDestroy) -> ();
+    event_elapsed(m::EventElapsed) -> m::EventElapsedReply;
+    host_func(m::HostFunc) -> ();
+    host_func_done(m::HostFuncDone) -> ();
+    stream_mem_ops(m::StreamMemOps<'_>) -> ();
+    cu_stream_wait_value32_v2(m::CuStreamWaitValue32V2) -> ();
+    cu_stream_wait_value64_v2(m::CuStreamWaitValue64V2) -> ();
+    cu_stream_write_value32_v2(m::CuStreamWriteValue32V2) -> ();
+    cu_stream_write_value64_v2(m::CuStreamWriteValue64V2) -> ();
+    mem_map(m::MemMap) -> ();
+    mem_unmap(m::MemUnmap) -> ();
+    allocation_create(m::AllocationCreate) -> ();
+    allocation_release(m::AllocationRelease) -> ();
+    allocation_map(m::AllocationMap) -> ();
+    allocation_unmap(m::AllocationUnmap) -> ();
+    allocation_access(m::AllocationAccess) -> ();
+    host_map(m::HostMap) -> ();
+    host_unmap(m::HostUnmap) -> ();
+    host_write(m::HostWrite<'_>) -> ();
+    host_watch(m::HostWatch) -> ();
+    copy(m::Copy) -> ();
+    copy_in(m::CopyIn<'_>) -> ();
+    copy_out(m::CopyOut) -> Pending;
+    copy_box(m::CopyBox<'_>) -> ();
+    copy_box_in(m::CopyBoxIn<'_>) -> ();
+    copy_box_out(m::CopyBoxOut<'_>) -> Pending;
+    cu_memset_d8_v2(m::CuMemsetD8V2) -> ();
+    cu_memset_d16_v2(m::CuMemsetD16V2) -> ();
+    cu_memset_d32_v2(m::CuMemsetD32V2) -> ();
+    cu_memset_d8_async(m::CuMemsetD8Async) -> ();
+    cu_memset_d16_async(m::CuMemsetD16Async) -> ();
+    cu_memset_d32_async(m::CuMemsetD32Async) -> ();
+    cu_memset_d2_d8_v2(m::CuMemsetD2D8V2) -> ();
+    cu_memset_d2_d16_v2(m::CuMemsetD2D16V2) -> ();
+    cu_memset_d2_d32_v2(m::CuMemsetD2D32V2) -> ();
+    cu_memset_d2_d8_async(m::CuMemsetD2D8Async) -> ();
+    cu_memset_d2_d16_async(m::CuMemsetD2D16Async) -> ();
+    cu_memset_d2_d32_async(m::CuMemsetD2D32Async) -> ();
+    capture_begin(m::CaptureBegin<'_>) -> ();
+    capture_end(m::CaptureEnd) -> m::CaptureEndReply;
+    capture_info(m::CaptureInfo) -> m::CaptureInfoReply<'static>;
+    capture_update(m::CaptureUpdate<'_>) -> ();
+    graph_instantiate(m::GraphInstantiate) -> m::GraphInstantiateReply;
+    graph_launch(m::GraphLaunch) -> ();
+    graph_nodes(m::GraphNodes) -> m::GraphNodesReply<'static>;
+    graph_edges(m::GraphEdges) -> m::GraphEdgesReply<'static>;
+    graph_node_neighbours(m::GraphNodeNeighbours) -> m::GraphNodeNeighboursReply<'static>;
+    graph_exec_update(m::GraphExecUpdate) -> m::GraphExecUpdateReply;
+    graph_add_dependencies(m::GraphAddDependencies<'_>) -> ();
+    graph_add_empty(m::GraphAddEmpty<'_>) -> ();
+    graph_add_child(m::GraphAddChild<'_>) -> ();
+    graph_add_event(m::GraphAddEvent<'_>) -> ();
+    graph_add_host(m::GraphAddHost<'_>) -> ();
+    graph_add_memset(m::GraphAddMemset<'_>) -> ();
+    graph_add_copy(m::GraphAddCopy<'_>) -> ();
+    graph_add_kernel(m::GraphAddKernel<'_>) -> ();
+    graph_exec_set_kernel(m::GraphExecSetKernel<'_>) -> ();
+    graph_exec_set_memset(m::GraphExecSetMemset) -> ();
+    graph_exec_set_copy(m::GraphExecSetCopy<'_>) -> ();
+    graph_exec_set_child(m::GraphExecSetChild) -> ();
+    graph_dot(m::GraphDot) -> m::GraphDotReply<'static>;
+    cu_graph_create(m::CuGraphCreate) -> ();
+    cu_graph_clone(m::CuGraphClone) -> ();
+    cu_graph_destroy(m::CuGraphDestroy) -> ();
+    cu_graph_destroy_node(m::CuGraphDestroyNode) -> ();
+    cu_graph_exec_destroy(m::CuGraphExecDestroy) -> ();
+    cu_graph_exec_get_flags(m::CuGraphExecGetFlags) -> m::CuGraphExecGetFlagsReply;
+    cu_graph_node_get_enabled(m::CuGraphNodeGetEnabled) -> m::CuGraphNodeGetEnabledReply;
+    cu_graph_node_set_enabled(m::CuGraphNodeSetEnabled) -> ();
+    cu_graph_node_get_type(m::CuGraphNodeGetType) -> m::CuGraphNodeGetTypeReply;
+    cu_graph_upload(m::CuGraphUpload) -> ();
+    library_load(m::LibraryLoad<'_>) -> m::LibraryLoadReply<'static>;
+    library_unload(m::LibraryUnload) -> ();
+    library_global(m::LibraryGlobal<'_>) -> m::LibraryGlobalReply;
+    kernel_attributes(m::KernelAttributes) -> m::KernelAttributesReply<'static>;
+    kernel_set_attribute(m::KernelSetAttribute) -> ();
+    cu_func_load(m::CuFuncLoad) -> ();
+    cu_func_set_cache_config(m::CuFuncSetCacheConfig) -> ();
+    cu_func_set_shared_mem_config(m::CuFuncSetSharedMemConfig) -> ();
+    link_create(m::LinkCreate<'_>) -> ();
+    cu_link_destroy(m::CuLinkDestroy) -> ();
+    link_add(m::LinkAdd<'_>) -> m::LinkAddReply<'static>;
+    link_complete(m::LinkComplete) -> m::LinkCompleteReply<'static>;
+    launch(m::Launch<'_>) -> ();
+    occupancy(m::Occupancy<'_>) -> m::OccupancyReply;
+    nvml_snapshot(m::NvmlSnapshot) -> m::NvmlSnapshotReply<'static>;
+}
