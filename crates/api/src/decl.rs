@@ -243,6 +243,19 @@ pub fn notes() -> Result<Vec<Note>, DeclError> {
         .collect()
 }
 
+/// The heading under which a driver call is declared.
+pub fn section(symbol: &str) -> Option<&'static str> {
+    let mut heading = None;
+    for line in DRIVER.lines() {
+        match line.strip_prefix("# ") {
+            Some(text) => heading = Some(text),
+            None if line.split(' ').next() == Some(symbol) => return heading,
+            None => {}
+        }
+    }
+    None
+}
+
 /// A number that changes whenever the messages do: both ends of a connection must have the same.
 pub fn fingerprint() -> u64 {
     // FNV-1a over the declaration's text: no more is asked of it than to differ between versions.

@@ -5,8 +5,10 @@
 //! - [`decl`]: both files, parsed; client stubs, codecs, dispatch and the coverage table are generated from it.
 //! - `nvml.calls`, [`nvml`]: every function of `libnvidia-ml.so.1`, and whether it is served.
 //! - [`cuda`], [`enums`], [`CUresult`]: CUDA's own types and numbers.
+//! - [`coverage`]: `docs/coverage.md`, written from all of these.
 //! - [`procaddr`]: which symbol `cuGetProcAddress` answers for a name, a version and flags.
 
+pub mod coverage;
 #[allow(non_camel_case_types)]
 pub mod cuda;
 pub mod decl;
