@@ -53,7 +53,6 @@ impl Nvidia {
         if graph.is_null() {
             return Ok(messages::CaptureEndReply { produced: 0 });
         }
-        self.keep_driver();
         self.graphs.bind(m.graph, graph, memory)?;
         Ok(messages::CaptureEndReply { produced: 1 })
     }
@@ -100,7 +99,6 @@ impl Nvidia {
         if let Some(id) = self.graphs.id_of(handle) {
             return Ok(id);
         }
-        self.keep_driver();
         self.graphs.bind(fresh, handle, Vec::new())?;
         Ok(fresh)
     }

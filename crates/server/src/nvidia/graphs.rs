@@ -58,23 +58,21 @@ pub(super) struct Graphs {
     /// The first number of each graph.
     graph_ids: FxHashMap<real::Graph, u64>,
     node_ids: FxHashMap<real::Node, u64>,
-    driver: Option<Arc<Driver>>,
+    driver: Arc<Driver>,
 }
 
-impl Default for Graphs {
-    fn default() -> Graphs {
+impl Graphs {
+    pub(super) fn new(driver: &Arc<Driver>) -> Graphs {
         Graphs {
             graphs: Shadow::new("graph"),
             execs: Shadow::new("instantiated graph"),
             nodes: Shadow::new("graph node"),
             graph_ids: FxHashMap::default(),
             node_ids: FxHashMap::default(),
-            driver: None,
+            driver: driver.clone(),
         }
     }
-}
 
-impl Graphs {
     /// Binds a graph to a number. A graph that has one keeps it, and answers to the new one as well.
     pub(super) fn bind(
         &mut self,
@@ -168,11 +166,10 @@ impl Graphs {
 impl Drop for Graphs {
     fn drop(&mut self) {
         self.execs.drain().for_each(drop);
-        let Some(driver) = &self.driver else { return };
         let mut destroyed = rustc_hash::FxHashSet::default();
         for (_, graph) in self.graphs.drain() {
             if destroyed.insert(graph.handle) {
-                given_back(driver.cuGraphDestroy(graph.handle));
+                given_back(self.driver.cuGraphDestroy(graph.handle));
             }
         }
     }
@@ -230,7 +227,6 @@ impl Nvidia {
         let original = self.graphs.graphs.get(m.original_graph)?;
         let (handle, memory) = (original.handle, original.memory.clone());
         let clone = self.driver.cuGraphClone(handle)?;
-        self.keep_driver();
         self.graphs.bind(m.ph_graph_clone, clone, memory)
     }
 
@@ -544,15 +540,7 @@ impl Nvidia {
     }
 
     pub(super) fn bind_graph(&mut self, id: u64, handle: real::Graph) -> Result<(), Failure> {
-        self.keep_driver();
         self.graphs.bind(id, handle, Vec::new())
-    }
-
-    /// Graphs are given back by the driver that made them.
-    pub(super) fn keep_driver(&mut self) {
-        if self.graphs.driver.is_none() {
-            self.graphs.driver = Some(self.driver.clone());
-        }
     }
 
     fn add_node(

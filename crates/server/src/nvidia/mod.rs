@@ -32,6 +32,8 @@ mod printed;
 mod staging;
 mod streams;
 mod table;
+#[cfg(test)]
+mod tests;
 mod textures;
 
 use std::{
@@ -108,63 +110,10 @@ fn summary() -> Result<Summary, Failure> {
     })
 }
 
-/// Opens the machine's devices for one session. Standard output is taken for what kernels print: the process must not
+/// Opens the machine's devices for one session. Standard output is taken once kernels may print: the process must not
 /// write to it.
 pub fn open(options: NvidiaOptions) -> Result<Box<dyn Device>, Failure> {
-    let driver = Arc::new(Driver::load()?);
-    let count = driver.cuDeviceGetCount()?.unsigned_abs();
-    let chosen = options.devices.unwrap_or_else(|| (0..count).collect());
-    let mut devices = Vec::new();
-    for number in chosen {
-        if number >= count {
-            return Err(no_device(&format!(
-                "device {number} was asked for; the driver finds {count}"
-            )));
-        }
-        devices.push(Gpu {
-            ordinal: driver.cuDeviceGet(number as i32)?,
-            peers: Vec::new(),
-        });
-    }
-    contexts::find_peers(&driver, &mut devices);
-    let first = devices
-        .first()
-        .ok_or_else(|| no_device("no device is left to serve"))?;
-    let base = ContextHold::primary(&driver, 0, first.ordinal)?;
-    driver.cuCtxSetCurrent(base.handle)?;
-    let mut contexts = Shadow::new("context");
-    contexts.insert(0, Context::new(base.clone()))?;
-    Ok(Box::new(Nvidia {
-        memory_bytes: options.memory_bytes,
-        host_calls: HostCalls::default(),
-        graphs: Graphs::default(),
-        libraries: Shadow::new("library"),
-        links: Shadow::new("link"),
-        textures: Shadow::new("texture"),
-        surfaces: Shadow::new("surface"),
-        arrays: Shadow::new("array"),
-        mipmaps: Shadow::new("mipmapped array"),
-        events: Shadow::new("event"),
-        streams: Shadow::new("stream"),
-        graveyard: Graveyard::default(),
-        recent_marks: None,
-        orphans: Vec::new(),
-        captures: 0,
-        capture_memory: FxHashMap::default(),
-        staging: Staging::new(&base),
-        host: HostRanges::default(),
-        addresses: AddressBook::default(),
-        memory: Memory::default(),
-        allocations: Shadow::new("allocation"),
-        nvml: None,
-        may_print: false,
-        printed: Printed::take_stdout()?,
-        contexts,
-        current: None,
-        base,
-        devices,
-        driver,
-    }))
+    Ok(Box::new(Nvidia::open(Driver::load()?, options)?))
 }
 
 fn no_device(why: &str) -> Failure {
@@ -210,7 +159,8 @@ struct Nvidia {
     nvml: Option<Nvml>,
     /// Whether a loaded module may print.
     may_print: bool,
-    printed: Printed,
+    /// Standard output, once a module was loaded that may print.
+    printed: Option<Printed>,
     contexts: Shadow<Context>,
     /// The session's number of the context that is current for this thread.
     current: Option<u64>,
@@ -244,6 +194,63 @@ impl Drop for Nvidia {
 }
 
 impl Nvidia {
+    fn open(driver: Driver, options: NvidiaOptions) -> Result<Nvidia, Failure> {
+        let driver = Arc::new(driver);
+        let count = driver.cuDeviceGetCount()?.unsigned_abs();
+        let chosen = options.devices.unwrap_or_else(|| (0..count).collect());
+        let mut devices = Vec::new();
+        for number in chosen {
+            if number >= count {
+                return Err(no_device(&format!(
+                    "device {number} was asked for; the driver finds {count}"
+                )));
+            }
+            devices.push(Gpu {
+                ordinal: driver.cuDeviceGet(number as i32)?,
+                peers: Vec::new(),
+            });
+        }
+        contexts::find_peers(&driver, &mut devices);
+        let first = devices
+            .first()
+            .ok_or_else(|| no_device("no device is left to serve"))?;
+        let base = ContextHold::primary(&driver, 0, first.ordinal)?;
+        driver.cuCtxSetCurrent(base.handle)?;
+        let mut contexts = Shadow::new("context");
+        contexts.insert(0, Context::new(base.clone()))?;
+        Ok(Nvidia {
+            memory_bytes: options.memory_bytes,
+            host_calls: HostCalls::default(),
+            graphs: Graphs::new(&driver),
+            libraries: Shadow::new("library"),
+            links: Shadow::new("link"),
+            textures: Shadow::new("texture"),
+            surfaces: Shadow::new("surface"),
+            arrays: Shadow::new("array"),
+            mipmaps: Shadow::new("mipmapped array"),
+            events: Shadow::new("event"),
+            streams: Shadow::new("stream"),
+            graveyard: Graveyard::default(),
+            recent_marks: None,
+            orphans: Vec::new(),
+            captures: 0,
+            capture_memory: FxHashMap::default(),
+            staging: Staging::new(&base),
+            host: HostRanges::default(),
+            addresses: AddressBook::default(),
+            memory: Memory::default(),
+            allocations: Shadow::new("allocation"),
+            nvml: None,
+            may_print: false,
+            printed: None,
+            contexts,
+            current: None,
+            base,
+            devices,
+            driver,
+        })
+    }
+
     /// Waits for the GPU at the end of a session, but not for ever.
     fn comes_to_rest(&mut self) -> bool {
         self.captures = 0;

@@ -23,6 +23,7 @@ use super::{
     jit::{self, Options},
     launch::attributes,
     owned::Owned,
+    printed::Printed,
     table::{Driver, Refused, real},
 };
 use crate::{
@@ -106,6 +107,9 @@ impl Nvidia {
             })
             .collect::<Result<_, Failure>>()?;
         let answer = reply(CUresult::CUDA_SUCCESS, &options, Some(&card))?;
+        if contents.may_print && self.printed.is_none() {
+            self.printed = Some(Printed::take_stdout()?);
+        }
         self.may_print |= contents.may_print;
         let library = Library {
             owned,

@@ -29,21 +29,22 @@ const CLIENT_MARK: &str = "outboard_client";
 /// A loaded driver.
 pub(super) struct Driver {
     table: Table,
-    /// Keeps the functions above mapped.
-    _library: Library,
 }
 
 impl Driver {
     /// Loads the driver and initialises it.
     pub(super) fn load() -> Result<Driver, Failure> {
         let name = env::var_os(DRIVER_VARIABLE).unwrap_or_else(|| DRIVER_LIBRARY.into());
-        let library = open_library(&name)?;
+        Driver::load_from(&name)
+    }
+
+    pub(super) fn load_from(name: &OsString) -> Result<Driver, Failure> {
+        let library = open_library(name)?;
         // SAFETY: dlsym answers null or the library's function of that name.
         let table = unsafe { Table::load(|symbol| symbol_address(&library, symbol)) };
-        let driver = Driver {
-            table,
-            _library: library,
-        };
+        // Never unloaded: threads of the driver run in it until the process ends.
+        std::mem::forget(library);
+        let driver = Driver { table };
         driver.cuInit(0)?;
         Ok(driver)
     }

@@ -1,0 +1,119 @@
+/* A driver whose device memory is this process's own and whose GPU is done at once, unless it is held: enough to try the
+   server's bookkeeping against. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_HANDLE = 400, NOT_READY = 600 };
+typedef int result;
+typedef struct { atomic_int context; atomic_int held; } event;
+
+static _Thread_local uintptr_t current;
+static atomic_int held, live_mappings, live_events, live_streams, live_contexts, live_pinned, live_registered, live_memory;
+static size_t memory_left = 64 << 20;
+
+/* For the tests. */
+void fake_hold(int on) { held = on; }
+int fake_live(void) {
+  return live_mappings + live_events + live_streams + live_contexts + live_pinned + live_registered + live_memory;
+}
+int fake_mappings(void) { return live_mappings; }
+
+result cuInit(unsigned flags) { return flags ? INVALID_VALUE : SUCCESS; }
+result cuDriverGetVersion(int *v) { *v = 13000; return SUCCESS; }
+result cuDeviceGetCount(int *n) { *n = 1; return SUCCESS; }
+result cuDeviceGet(int *d, int ordinal) { *d = ordinal; return ordinal ? INVALID_VALUE : SUCCESS; }
+result cuDeviceGetAttribute(int *v, int a, int d) { *v = a * 10; return a == 3 || d ? INVALID_VALUE : SUCCESS; }
+result cuDeviceGetUuid_v2(unsigned char *u, int d) { memset(u, 7, 16); return SUCCESS; }
+result cuDeviceTotalMem_v2(size_t *n, int d) { *n = 1 << 30; return SUCCESS; }
+result cuDeviceGetName(char *name, int len, int d) { strncpy(name, "Fake", len); return SUCCESS; }
+result cuDevicePrimaryCtxRetain(uintptr_t *c, int d) { *c = 0x1000; live_contexts++; return SUCCESS; }
+result cuDevicePrimaryCtxRelease_v2(int d) { live_contexts--; return SUCCESS; }
+result cuCtxCreate_v2(uintptr_t *c, unsigned flags, int d) {
+  static atomic_int made;
+  *c = 0x2000 + ++made; current = *c; live_contexts++; return SUCCESS;
+}
+result cuCtxDestroy_v2(uintptr_t c) { live_contexts--; return SUCCESS; }
+result cuCtxSetCurrent(uintptr_t c) { current = c; return SUCCESS; }
+static _Thread_local uintptr_t pushed;
+result cuCtxPushCurrent_v2(uintptr_t c) { pushed = current; current = c; return SUCCESS; }
+result cuCtxPopCurrent_v2(uintptr_t *c) { *c = current; current = pushed; return SUCCESS; }
+result cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *greatest = -5; return SUCCESS; }
+result cuMemGetInfo_v2(size_t *available, size_t *total) { *available = 1 << 29; *total = 1 << 30; return SUCCESS; }
+result cuMemGetAllocationGranularity(size_t *n, const void *prop, int option) { *n = 2 << 20; return SUCCESS; }
+
+result cuMemAddressReserve(uint64_t *p, size_t len, size_t align, uint64_t at, uint64_t flags) {
+  void *m = mmap((void *)at, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+  *p = (uint64_t)m;
+  return m == MAP_FAILED ? OUT_OF_MEMORY : SUCCESS;
+}
+result cuMemAddressFree(uint64_t p, size_t len) { return munmap((void *)p, len) ? INVALID_VALUE : SUCCESS; }
+typedef struct { int fd; size_t len; } physical;
+result cuMemCreate(physical **h, size_t len, const void *prop, uint64_t flags) {
+  if (len > memory_left) return OUT_OF_MEMORY;
+  memory_left -= len;
+  *h = malloc(sizeof **h);
+  (*h)->fd = memfd_create("fake", 0);
+  (*h)->len = len;
+  live_memory++;
+  return ftruncate((*h)->fd, len) ? OUT_OF_MEMORY : SUCCESS;
+}
+result cuMemRelease(physical *h) { memory_left += h->len; close(h->fd); free(h); live_memory--; return SUCCESS; }
+result cuMemMap(uint64_t p, size_t len, size_t offset, physical *h, uint64_t flags) {
+  live_mappings++;
+  return mmap((void *)p, len, PROT_NONE, MAP_SHARED | MAP_FIXED, h->fd, offset) == MAP_FAILED ? INVALID_VALUE : SUCCESS;
+}
+result cuMemSetAccess(uint64_t p, size_t len, const int *desc, size_t n) {
+  return mprotect((void *)p, len, desc[2] == 3 ? PROT_READ | PROT_WRITE : PROT_READ) ? INVALID_VALUE : SUCCESS;
+}
+result cuMemUnmap(uint64_t p, size_t len) {
+  live_mappings--;
+  return mmap((void *)p, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED;
+}
+result cuMemHostAlloc(void **p, size_t len, unsigned flags) { *p = malloc(len); live_pinned++; return SUCCESS; }
+result cuMemFreeHost(void *p) { free(p); live_pinned--; return SUCCESS; }
+result cuMemHostRegister_v2(void *p, size_t len, unsigned flags) { live_registered++; return SUCCESS; }
+result cuMemHostUnregister(void *p) { live_registered--; return SUCCESS; }
+result cuMemHostGetDevicePointer_v2(uint64_t *d, void *p, unsigned flags) { *d = (uint64_t)p; return SUCCESS; }
+
+result cuMemcpyAsync(uint64_t dst, uint64_t src, size_t len, uintptr_t stream) {
+  memmove((void *)dst, (void *)src, len);
+  return SUCCESS;
+}
+result cuMemsetD8Async(uint64_t dst, unsigned char value, size_t len, uintptr_t stream) {
+  memset((void *)dst, value, len);
+  return SUCCESS;
+}
+result cuStreamCreateWithPriority(uintptr_t *s, unsigned flags, int priority) {
+  static atomic_int made;
+  *s = 0x100 + ++made; live_streams++; return SUCCESS;
+}
+result cuStreamDestroy_v2(uintptr_t s) { live_streams--; return SUCCESS; }
+result cuStreamWaitEvent(uintptr_t s, event *e, unsigned flags) { return SUCCESS; }
+result cuStreamIsCapturing(uintptr_t s, int *capturing) { *capturing = 0; return SUCCESS; }
+result cuEventCreate(event **e, unsigned flags) {
+  *e = calloc(1, sizeof **e); (*e)->context = current; live_events++; return SUCCESS;
+}
+result cuEventDestroy_v2(event *e) { free(e); live_events--; return SUCCESS; }
+result cuEventRecordWithFlags(event *e, uintptr_t s, unsigned flags) {
+  if (s == 0 && e->context != (int)current) return INVALID_HANDLE;
+  e->held = held;
+  return SUCCESS;
+}
+result cuEventQuery(event *e) { return e->held && held ? NOT_READY : SUCCESS; }
+
+typedef struct { void (*function)(void *); void *data; } call;
+static void *run(void *p) { call c = *(call *)p; free(p); c.function(c.data); return 0; }
+result cuLaunchHostFunc(uintptr_t s, void (*function)(void *), void *data) {
+  pthread_t thread;
+  call *c = malloc(sizeof *c);
+  c->function = function; c->data = data;
+  pthread_create(&thread, 0, run, c);
+  pthread_detach(thread);
+  return SUCCESS;
+}

@@ -1,0 +1,517 @@
+//! The device against a driver of a hundred lines (`driver.c`), built by the machine's C compiler: whether the table
+//! loads, what is refused, and that everything is given back.
+
+use std::{
+    ffi::OsString,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use outboard_wire::messages::{self, Request};
+
+use super::*;
+use crate::{
+    device::{Outcome, dispatch},
+    images::ImageStore,
+};
+
+const MIB: u64 = 1 << 20;
+const CONTEXT: u64 = 0x10;
+const STREAM: u64 = 0x20;
+
+/// A driver of its own, with state of its own.
+struct Fake {
+    _folder: tempfile::TempDir,
+    path: OsString,
+}
+
+impl Fake {
+    fn build(extra: &[&str]) -> Fake {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("libcuda.so.1");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/nvidia/tests/driver.c");
+        let built = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-w", "-pthread", "-o"])
+            .args([&path, &source])
+            .args(extra)
+            .status()
+            .expect("a C compiler");
+        assert!(built.success());
+        Fake {
+            path: path.into(),
+            _folder: folder,
+        }
+    }
+
+    /// A function of the fake for tests, `int name(int)`.
+    fn ask(&self, name: &str, value: i32) -> i32 {
+        let library = table::open_library(&self.path).expect("loaded already");
+        // SAFETY: every function that tests call takes an int at most and answers one at most.
+        unsafe {
+            let function = library
+                .get::<unsafe extern "C" fn(i32) -> i32>(name.as_bytes())
+                .expect("there");
+            function(value)
+        }
+    }
+
+    fn open(&self) -> Nvidia {
+        let driver = Driver::load_from(&self.path).expect("a driver");
+        Nvidia::open(driver, NvidiaOptions::default()).expect("a device")
+    }
+}
+
+/// One session's messages.
+struct Client {
+    device: Nvidia,
+    images: ImageStore,
+    context: u64,
+    base: u64,
+}
+
+impl Client {
+    fn new(fake: &Fake) -> Client {
+        let mut device = fake.open();
+        let (base, _) = crate::device::Host::reserve_window(&mut device).expect("a window");
+        let mut client = Client {
+            device,
+            images: ImageStore::new(None),
+            context: 0,
+            base,
+        };
+        client.done(Request::ContextCreate(messages::ContextCreate {
+            context: CONTEXT,
+            device: 0,
+            flags: 0,
+            primary: 1,
+        }));
+        client.context = CONTEXT;
+        client
+    }
+
+    fn send(&mut self, request: Request<'_>) -> Result<Outcome, Failure> {
+        let mut no_fds = |_| Err(Failure::unsupported("a file descriptor"));
+        let mut cx = Cx {
+            context: self.context,
+            images: &mut self.images,
+            fds: &mut no_fds,
+        };
+        dispatch(&mut self.device, &mut cx, &request, &mut Vec::new())
+    }
+
+    fn done(&mut self, request: Request<'_>) {
+        assert!(matches!(self.send(request), Ok(Outcome::Done)));
+    }
+
+    fn wait(&mut self, request: Request<'_>) -> Pending {
+        match self.send(request) {
+            Ok(Outcome::Wait(pending)) => pending,
+            Ok(Outcome::Done) => unreachable!("this message waits"),
+            Err(failure) => unreachable!("{failure}"),
+        }
+    }
+
+    fn refused(&mut self, request: Request<'_>) -> CUresult {
+        self.send(request).err().expect("refused").status
+    }
+
+    fn map(&mut self, offset: u64, len: u64) -> u64 {
+        let va = self.base + offset;
+        self.done(Request::MemMap(messages::MemMap { va, len }));
+        va
+    }
+}
+
+#[test]
+fn the_driver_loads_and_describes_itself() {
+    let fake = Fake::build(&[]);
+    let mut device = fake.open();
+    let cards = crate::device::Host::cards(&mut device).expect("cards");
+    assert_eq!(cards.len(), 1);
+    assert_eq!((cards[0].name.as_str(), cards[0].uuid), ("Fake", [7; 16]));
+    assert_eq!(cards[0].attributes[2], Some(20));
+    assert_eq!(cards[0].attributes[3], None, "the driver refuses this one");
+    assert_eq!(cards[0].quota_bytes, (1 << 29) - (256 << 20));
+    assert_eq!(cards[0].stream_priorities, (0, -5));
+    drop(device);
+    assert_eq!(fake.ask("fake_live", 0), 0);
+}
+
+#[test]
+fn our_own_client_library_is_refused() {
+    let fake = Fake::build(&["-Wl,--defsym=outboard_client=cuInit"]);
+    let refused = Driver::load_from(&fake.path).err().expect("refused");
+    assert_eq!(refused.status, CUresult::CUDA_ERROR_STUB_LIBRARY);
+    assert!(refused.message.contains("OUTBOARD_DRIVER"), "{refused}");
+}
+
+#[test]
+fn a_missing_library_is_explained() {
+    let refused = Driver::load_from(&"/nowhere/libcuda.so.1".into())
+        .err()
+        .expect("refused");
+    assert_eq!(refused.status, CUresult::CUDA_ERROR_NO_DEVICE);
+    assert!(
+        refused.message.contains("/nowhere/libcuda.so.1"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn what_an_older_driver_lacks_is_named_when_it_is_used() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let failure = client
+        .send(Request::CuCtxResetPersistingL2Cache(
+            messages::CuCtxResetPersistingL2Cache {},
+        ))
+        .err()
+        .expect("the fake has no such call");
+    assert_eq!(failure.status, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    assert!(
+        failure.message.contains("cuCtxResetPersistingL2Cache"),
+        "{failure}"
+    );
+}
+
+#[test]
+fn data_goes_in_and_out_and_everything_is_given_back() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    client.done(Request::StreamCreate(messages::StreamCreate {
+        stream: STREAM,
+        flags: 1,
+        priority: 0,
+    }));
+    let va = client.map(0, 4 * MIB);
+    let data: Vec<u8> = (0..300_000_u32).map(|i| (i * 7) as u8).collect();
+    for stream in [0, STREAM] {
+        client.done(Request::CopyIn(messages::CopyIn {
+            dst: va + 100,
+            stream,
+            data: &data,
+        }));
+        client.done(Request::Copy(messages::Copy {
+            dst: va + MIB,
+            src: va + 100,
+            len: data.len() as u64,
+            stream,
+        }));
+        let mut out = client.wait(Request::CopyOut(messages::CopyOut {
+            src: va + MIB,
+            len: data.len() as u64,
+            stream,
+        }));
+        assert_eq!(out.ready(), Ok(true));
+        assert_eq!(out.data(), Some(&data[..]));
+    }
+    client.done(Request::CuMemsetD8Async(messages::CuMemsetD8Async {
+        dst_device: va,
+        uc: 9,
+        n: 10,
+        h_stream: STREAM,
+    }));
+    let mut fence = client.wait(Request::FenceContext(messages::FenceContext {}));
+    assert_eq!(fence.ready(), Ok(true));
+    drop(fence);
+    drop(client);
+    assert_eq!(fake.ask("fake_live", 0), 0);
+}
+
+#[test]
+fn wild_addresses_and_handles_never_reach_the_driver() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let va = client.map(0, 2 * MIB);
+    let local = std::ptr::from_ref(&fake) as u64;
+    for (dst, src, len) in [
+        (va, local, 8),
+        (local, va, 8),
+        (va, va + 2 * MIB - 4, 8),
+        (va, 0, 1),
+        (va, u64::MAX, 8),
+    ] {
+        let stream = 0;
+        let copy = messages::Copy {
+            dst,
+            src,
+            len,
+            stream,
+        };
+        let status = client.refused(Request::Copy(copy));
+        assert_eq!(status, CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let memset = messages::CuMemsetD8Async {
+        dst_device: va,
+        uc: 0,
+        n: 2 * MIB + 1,
+        h_stream: 0,
+    };
+    let status = client.refused(Request::CuMemsetD8Async(memset));
+    assert_eq!(status, CUresult::CUDA_ERROR_INVALID_VALUE);
+    let outside = messages::MemMap {
+        va: local & !(2 * MIB - 1),
+        len: 2 * MIB,
+    };
+    let status = client.refused(Request::MemMap(outside));
+    assert_eq!(status, CUresult::CUDA_ERROR_INVALID_VALUE);
+    let status = client.refused(Request::FenceStream(messages::FenceStream { stream: 77 }));
+    assert_eq!(status, CUresult::CUDA_ERROR_INVALID_HANDLE);
+    client.context = 99;
+    let status = client.refused(Request::FenceContext(messages::FenceContext {}));
+    assert_eq!(status, CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED);
+}
+
+#[test]
+fn freed_memory_stays_while_the_gpu_is_busy() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let va = client.map(0, 2 * MIB);
+    let memset = |dst_device| {
+        Request::CuMemsetD8Async(messages::CuMemsetD8Async {
+            dst_device,
+            uc: 1,
+            n: 1,
+            h_stream: 0,
+        })
+    };
+    fake.ask("fake_hold", 1);
+    client.done(memset(va));
+    client.done(Request::MemUnmap(messages::MemUnmap { va, len: 2 * MIB }));
+    let status = client.refused(memset(va));
+    assert_eq!(
+        status,
+        CUresult::CUDA_ERROR_INVALID_VALUE,
+        "gone for the client"
+    );
+    client.device.reap();
+    assert_eq!(fake.ask("fake_mappings", 0), 1, "there for the GPU");
+    fake.ask("fake_hold", 0);
+    client.device.reap();
+    assert_eq!(fake.ask("fake_mappings", 0), 0);
+}
+
+#[test]
+fn memory_freed_and_not_yet_given_back_makes_room() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let va = client.map(0, 48 * MIB);
+    client.done(Request::MemUnmap(messages::MemUnmap { va, len: 48 * MIB }));
+    client.map(64 * MIB, 48 * MIB);
+    let too_much = messages::MemMap {
+        va: client.base + 256 * MIB,
+        len: 48 * MIB,
+    };
+    let status = client.refused(Request::MemMap(too_much));
+    assert_eq!(status, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+#[test]
+fn a_range_freed_and_mapped_again_is_the_same_memory() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    for _ in 0..100 {
+        let va = client.map(0, 40 * MIB);
+        client.done(Request::MemUnmap(messages::MemUnmap { va, len: 40 * MIB }));
+    }
+    // Another division of the same range must wait for the old one to go.
+    client.map(0, 2 * MIB);
+    client.map(2 * MIB, 2 * MIB);
+    assert_eq!(fake.ask("fake_mappings", 0), 2);
+}
+
+#[test]
+fn a_mapping_of_the_clients_own_allocation_is_never_handed_to_another() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let (va, len) = (client.base, 2 * MIB);
+    let allocation = 5;
+    client.done(Request::AllocationCreate(messages::AllocationCreate {
+        allocation,
+        device: 0,
+        len,
+    }));
+    let map = |va| {
+        Request::AllocationMap(messages::AllocationMap {
+            allocation,
+            va,
+            len,
+            offset: 0,
+        })
+    };
+    let access = |va| Request::AllocationAccess(messages::AllocationAccess { va, len, flags: 3 });
+    client.done(map(va));
+    client.done(access(va));
+    client.done(map(va + 4 * MIB));
+    client.done(access(va + 4 * MIB));
+    client.done(Request::AllocationUnmap(messages::AllocationUnmap {
+        va,
+        len,
+    }));
+    client.map(0, len);
+    client.done(Request::CuMemsetD8Async(messages::CuMemsetD8Async {
+        dst_device: va,
+        uc: 5,
+        n: len,
+        h_stream: 0,
+    }));
+    let out = client.wait(Request::CopyOut(messages::CopyOut {
+        src: va + 4 * MIB,
+        len: 4,
+        stream: 0,
+    }));
+    assert_eq!(out.data(), Some(&[0; 4][..]));
+}
+
+#[test]
+fn a_wait_keeps_its_record_when_the_event_is_recorded_again() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let event = 3;
+    let record = || {
+        Request::EventRecord(messages::EventRecord {
+            event,
+            stream: 0,
+            flags: 0,
+        })
+    };
+    client.done(Request::EventCreate(messages::EventCreate {
+        event,
+        flags: 2,
+    }));
+    client.done(record());
+    let mut first = client.wait(Request::FenceEvent(messages::FenceEvent { event }));
+    fake.ask("fake_hold", 1);
+    client.done(record());
+    let mut second = client.wait(Request::FenceEvent(messages::FenceEvent { event }));
+    assert_eq!(first.ready(), Ok(true));
+    assert_eq!(second.ready(), Ok(false));
+    fake.ask("fake_hold", 0);
+    assert_eq!(second.ready(), Ok(true));
+}
+
+#[test]
+fn a_host_function_is_announced_and_answered() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    client.done(Request::HostFunc(messages::HostFunc {
+        stream: 0,
+        call: 11,
+    }));
+    let mut told = Vec::new();
+    let start = Instant::now();
+    while told.is_empty() && start.elapsed() < Duration::from_secs(10) {
+        crate::device::Host::take_host_calls(&mut client.device, &mut told);
+    }
+    assert_eq!(told, [(11, CUresult::CUDA_SUCCESS)]);
+    assert!(crate::device::Host::awaits_host_calls(&client.device));
+    client.done(Request::HostFuncDone(messages::HostFuncDone { call: 11 }));
+    assert!(!crate::device::Host::awaits_host_calls(&client.device));
+    let status = client.refused(Request::HostFuncDone(messages::HostFuncDone { call: 11 }));
+    assert_eq!(status, CUresult::CUDA_ERROR_INVALID_HANDLE);
+}
+
+#[test]
+fn watched_mirrors_hand_over_what_kernels_changed() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let va = 0x5000_0000_0000 + std::ptr::from_ref(&client) as u64 % (1 << 30) / 4096 * 4096;
+    let len = 3 * 4096;
+    let map = || {
+        Request::HostMap(messages::HostMap {
+            va,
+            len,
+            flags: 0,
+            fd_tag: 0,
+        })
+    };
+    client.done(map());
+    client.done(Request::HostWatch(messages::HostWatch { va, len }));
+    client.done(Request::HostWrite(messages::HostWrite {
+        va: va + 4096,
+        data: b"from the client",
+    }));
+    let mut changed = Vec::new();
+    let take = |client: &mut Client, changed: &mut Vec<(u64, u8)>| {
+        changed.clear();
+        crate::device::Host::take_host_pages(&mut client.device, &mut |va, page| {
+            assert_eq!(page.len(), 4096);
+            changed.push((va, page[0]));
+        });
+    };
+    take(&mut client, &mut changed);
+    assert_eq!(changed, [], "the client knows what it wrote");
+    client.done(Request::CuMemsetD8Async(messages::CuMemsetD8Async {
+        dst_device: va + 2 * 4096,
+        uc: 6,
+        n: 1,
+        h_stream: 0,
+    }));
+    take(&mut client, &mut changed);
+    assert_eq!(changed, [(va + 2 * 4096, 6)]);
+    take(&mut client, &mut changed);
+    assert_eq!(changed, []);
+    let beyond = messages::HostWrite {
+        va: va + len - 1,
+        data: b"ab",
+    };
+    let status = client.refused(Request::HostWrite(beyond));
+    assert_eq!(status, CUresult::CUDA_ERROR_INVALID_VALUE);
+    client.done(Request::HostUnmap(messages::HostUnmap { va }));
+    client.done(map());
+    drop(client);
+    assert_eq!(fake.ask("fake_live", 0), 0);
+}
+
+#[test]
+fn an_address_taken_in_the_server_is_refused_and_left_alone() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let page = vec![1_u8; 3 * 4096];
+    let va = (page.as_ptr() as u64 + 4095) / 4096 * 4096;
+    let status = client.refused(Request::HostMap(messages::HostMap {
+        va,
+        len: 4096,
+        flags: 0,
+        fd_tag: 0,
+    }));
+    assert_eq!(status, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    assert!(page.iter().all(|byte| *byte == 1));
+}
+
+#[test]
+fn a_context_goes_with_its_objects_once_nobody_waits_for_them() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    client.done(Request::ContextCreate(messages::ContextCreate {
+        context: 0x30,
+        device: 0,
+        flags: 0,
+        primary: 0,
+    }));
+    client.context = 0x30;
+    client.done(Request::StreamCreate(messages::StreamCreate {
+        stream: STREAM,
+        flags: 0,
+        priority: 0,
+    }));
+    fake.ask("fake_hold", 1);
+    let mut fence = client.wait(Request::FenceStream(messages::FenceStream {
+        stream: STREAM,
+    }));
+    client.context = CONTEXT;
+    client.done(Request::ContextDestroy(messages::ContextDestroy {
+        context: 0x30,
+    }));
+    let status = client.refused(Request::FenceStream(messages::FenceStream {
+        stream: STREAM,
+    }));
+    assert_eq!(status, CUresult::CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(fence.ready(), Ok(false));
+    fake.ask("fake_hold", 0);
+    assert_eq!(fence.ready(), Ok(true));
+    drop(fence);
+    drop(client);
+    assert_eq!(fake.ask("fake_live", 0), 0);
+}
