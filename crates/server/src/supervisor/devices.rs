@@ -5,6 +5,7 @@ use std::str::FromStr;
 use crate::{
     device::{Device, Failure},
     nvidia::{self, NvidiaOptions},
+    soft,
 };
 
 /// The kinds of device that a server can offer.
@@ -63,6 +64,10 @@ pub(super) fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Failure> 
             memory_bytes: options.memory_bytes,
             devices: None,
         }),
-        DeviceKind::Soft => Err(Failure::unsupported("soft")),
+        DeviceKind::Soft => soft::open(soft::SoftOptions {
+            memory_bytes: options.memory_bytes,
+            threads: options.threads,
+            ..Default::default()
+        }),
     }
 }
