@@ -7,6 +7,7 @@
 //!
 //! `unsafe` lives in [`host`] alone: memory of the client's at the client's own addresses.
 
+mod capture;
 mod card;
 mod contexts;
 mod copies;

@@ -267,7 +267,7 @@ fn shared_files_are_the_same_memory() {
     let file = rustix::fs::memfd_create("client", rustix::fs::MemfdFlags::empty()).unwrap();
     rustix::fs::ftruncate(&file, 8192).unwrap();
     let va = free_address(1 << 20);
-    let mut map = |c: &mut Client, len| {
+    let map = |c: &mut Client, len| {
         let mut fds = |tag| {
             assert_eq!(tag, 9);
             Ok::<OwnedFd, Failure>(file.try_clone().unwrap())
