@@ -88,7 +88,7 @@ static void functions()
     cudaError_t too_many = cudaGetLastError();
     expect(too_many != cudaSuccess, "a launch beyond the launch bounds is refused");
     plain<<<1, 1025>>>(out.data());
-    EXPECT_ERROR(cudaErrorInvalidConfiguration, cudaGetLastError());
+    EXPECT_ERROR(cudaErrorInvalidValue, cudaGetLastError());
     with_shared<<<1, 128>>>(out.data());
     CHECK_LAUNCH();
     CHECK(cudaDeviceSynchronize());

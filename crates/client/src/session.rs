@@ -389,8 +389,9 @@ impl Session {
         Ok(())
     }
 
+    /// Fails where every call must: the server is gone, or the GPU's context is lost.
     #[inline]
-    fn check(&self) -> Result<(), CUresult> {
+    pub(crate) fn check(&self) -> Result<(), CUresult> {
         if self.gone.load(Ordering::Relaxed) {
             return Err(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE);
         }
