@@ -15,6 +15,7 @@ use crate::interp::block::{Block, BlockProgress};
 use crate::interp::memory::RangeCache;
 use crate::interp::{Env, Features};
 use crate::limits::{
+    COOPERATIVE_BLOCKS_MAX,
     BLOCK_EXTENT_MAX, BLOCK_THREADS_MAX, GRID_EXTENT_MAX, LOCAL_BYTES_MAX, SHARED_OPTIN_BYTES_MAX, SHARED_STATIC_BYTES_MAX,
 };
 use crate::lower::Kernel;
@@ -120,6 +121,10 @@ impl Launch<'_> {
         }
         let shared_bytes = if self.dynamic_shared_bytes > 0 { kernel.dynamic_shared_offset + self.dynamic_shared_bytes } else { kernel.shared_bytes };
         let blocks = self.grid.iter().map(|&n| u64::from(n)).product::<u64>();
+        if self.cooperative && blocks > COOPERATIVE_BLOCKS_MAX {
+            let kernel = kernel.name.clone();
+            return Err(Error::LaunchLimit { kernel, what: "blocks of a cooperative launch", actual: blocks, limit: COOPERATIVE_BLOCKS_MAX }.into());
+        }
         let workers = (self.workers.max(1) as u64).min(blocks) as usize;
         let (consts32, consts64) = self.module.constants();
         let env = Env {

@@ -35,6 +35,8 @@ pub const SHARED_STATIC_BYTES_MAX: u32 = 48 << 10;
 pub const SHARED_OPTIN_BYTES_MAX: u32 = 163 << 10;
 /// Shared memory of a block without opting in.
 pub const SHARED_DEFAULT_BYTES_MAX: u32 = 48 << 10;
+/// Blocks of a cooperative launch: all are in memory together. 108 multiprocessors of 32 blocks, as an A100 has.
+pub const COOPERATIVE_BLOCKS_MAX: u64 = 108 * 32;
 /// Named barriers of a block.
 pub const BARRIERS: usize = 16;
 

@@ -253,15 +253,14 @@ impl Ranges {
         (address < range.end).then_some((range.start, range.end))
     }
 
-    fn require(&self, address: u64, bytes: u64) -> Result<(), MemoryError> {
-        if bytes == 0 {
-            return Ok(());
+    /// Fails unless all of the range is mapped; it may span neighbouring ranges.
+    fn require(&self, mut address: u64, mut bytes: u64) -> Result<(), MemoryError> {
+        while bytes > 0 {
+            let Some((_, end)) = self.find(address) else { return Err(MemoryError::NotMapped { address }) };
+            let here = bytes.min(end - address);
+            (address, bytes) = (address + here, bytes - here);
         }
-        match self.find(address) {
-            Some((_, end)) if end - address >= bytes => Ok(()),
-            Some((_, end)) => self.require(end, bytes - (end - address)),
-            None => Err(MemoryError::NotMapped { address }),
-        }
+        Ok(())
     }
 
     fn check_free(&self, start: u64, end: u64) -> Result<(), MemoryError> {

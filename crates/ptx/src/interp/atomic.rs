@@ -8,6 +8,7 @@ use super::lanes::lanes;
 use crate::code::{AtomOp, HalfOp, Mem, SINK};
 
 impl Core<'_> {
+    #[inline(never)]
     pub(crate) fn atomic(&mut self, op: AtomOp, wide: bool, list: u32, mem: &Mem, mask: u32) -> Result<(), Stop> {
         let [d, b, c] = [0, 1, 2].map(|i| self.program.rows[list as usize + i]);
         let bytes = match op {

@@ -9,6 +9,7 @@ use crate::limits::CALL_DEPTH_MAX;
 
 impl Core<'_> {
     /// Enters the callee, or runs it if it belongs to the device runtime. All lanes of the group call.
+    #[inline(never)]
     pub(crate) fn call(&mut self, group: &mut Group, others: &mut Vec<Group>, index: u32) -> Result<(), Stop> {
         let program = self.program;
         let call = &program.calls[index as usize];
@@ -52,6 +53,7 @@ impl Core<'_> {
     }
 
     /// Leaves the callee. Lanes may go back to different places.
+    #[inline(never)]
     pub(crate) fn ret(&mut self, group: &mut Group, others: &mut Vec<Group>) {
         let program = self.program;
         let slot = group.frame.depth as usize - 1;
@@ -107,6 +109,7 @@ impl Core<'_> {
         Ok(function as u32)
     }
 
+    #[inline(never)]
     pub(crate) fn indirect_branch(&mut self, group: &mut Group, others: &mut Vec<Group>, index: Row, first: u32, count: u32) -> Result<(), Stop> {
         let index = self.files.get32(index);
         let lead = group.mask.trailing_zeros() as usize;

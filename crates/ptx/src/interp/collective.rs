@@ -7,6 +7,7 @@ use crate::code::{Pred, Redux, Row, SINK, SINK_PRED, Shfl, Vote};
 
 impl Core<'_> {
     /// PTX ISA 9.7.9.6: `c` packs the segment mask (bits 8-12) and the clamp (bits 0-4).
+    #[inline(never)]
     pub(crate) fn shfl(&mut self, mode: Shfl, d: Row, p: Pred, a: Row, list: u32, mask: u32) {
         let [b, c, _] = [0, 1, 2].map(|i| self.program.rows[list as usize + i]);
         let (a, b, c) = (self.files.get32(a), self.files.get32(b), self.files.get32(c));
@@ -33,6 +34,7 @@ impl Core<'_> {
         self.files.set_pred(p, mask, valid);
     }
 
+    #[inline(never)]
     pub(crate) fn vote(&mut self, mode: Vote, d: Row, pd: Pred, value: u32, members: u32, mask: u32) {
         let value = value & members;
         if mode == Vote::Ballot {
@@ -48,6 +50,7 @@ impl Core<'_> {
         }
     }
 
+    #[inline(never)]
     pub(crate) fn match_any(&mut self, d: Row, value: &[u64; 32], members: u32, mask: u32) {
         let mut out = [0; 32];
         for lane in lanes(mask) {
@@ -56,6 +59,7 @@ impl Core<'_> {
         self.files.set32(d, mask, &out);
     }
 
+    #[inline(never)]
     pub(crate) fn match_all(&mut self, dests: (Row, Pred), value: &[u64; 32], members: u32, mask: u32) {
         let first = value[(members.trailing_zeros() & 31) as usize];
         let all = lanes(members).all(|l| value[l] == first);
@@ -67,6 +71,7 @@ impl Core<'_> {
         if wide { self.files.get64(a) } else { self.files.get32(a).map(u64::from) }
     }
 
+    #[inline(never)]
     pub(crate) fn redux(&mut self, op: Redux, d: Row, value: &[u32; 32], members: u32, mask: u32) {
         let combine = |x: u32, y: u32| match op {
             Redux::Add => x.wrapping_add(y),

@@ -40,6 +40,7 @@ impl Files {
         }
     }
 
+    #[inline(never)]
     fn cvt_any(&self, cvt: Cvt, mask: u32, d: Row, a: Row) {
         let source = |l: usize| if cvt.from.is_wide() { self.lane64(a, l) } else { self.lane32(a, l).into() };
         let convert = |l: usize| {
@@ -53,6 +54,7 @@ impl Files {
         }
     }
 
+    #[inline(never)]
     pub(crate) fn cvt_pack(&self, to: CvtType, rounding: Rounding, relu: bool, mask: u32, d: Row, a: Row, b: Row) {
         let (a, b) = (self.get32(a), self.get32(b));
         let half = |bits: u32| {
@@ -63,6 +65,7 @@ impl Files {
         self.each32(d, mask, |l| half(a[l]) << 16 | half(b[l]));
     }
 
+    #[inline(never)]
     pub(crate) fn cvt_tf32(&self, mask: u32, d: Row, a: Row) {
         let a = self.get32(a);
         self.each32(d, mask, |l| {

@@ -286,6 +286,7 @@ impl Core<'_> {
     }
 
     /// Lanes that must take part, by what the lanes at hand say.
+    #[inline(never)]
     fn members(&self, op: Op, mask: u32) -> u32 {
         let row: Row = match op {
             Op::WarpSync { mask } | Op::Vote { mask, .. } | Op::MatchAny { mask, .. } | Op::MatchAll { mask, .. } | Op::Redux { mask, .. } => mask,
@@ -296,6 +297,7 @@ impl Core<'_> {
         super::lanes::lanes(mask).fold(mask, |all, l| all | members[l])
     }
 
+    #[inline(never)]
     fn collective(&mut self, op: Op, members: u32, mask: u32) {
         match op {
             Op::Shfl { mode, d, p, a, list } => self.shfl(mode, d, p, a, list, mask),

@@ -16,6 +16,13 @@ pub(crate) fn flush(x: f32) -> f32 {
 }
 
 #[inline(always)]
+fn flush_row(row: &mut [u32; 32]) {
+    for bits in row {
+        *bits = flush(f32::from_bits(*bits)).to_bits();
+    }
+}
+
+#[inline(always)]
 fn input(bits: u32, ftz: bool) -> f32 {
     let x = f32::from_bits(bits);
     if ftz { flush(x) } else { x }
@@ -217,11 +224,19 @@ fn mul_r64(x: f64, y: f64, rounding: Rounding) -> f64 {
 
 /// Sign-exact `x * y - product`, scaled up where the products are so small that the error would vanish.
 fn product_error(x: f64, y: f64, product: f64) -> f64 {
-    const SCALE: f64 = 1.2676506002282294e30; // 2^100
-    if product.abs() < 1e-250 && x != 0.0 && y != 0.0 {
-        let (big, small) = if x.abs() > y.abs() { (x, y) } else { (y, x) };
-        let small = small * SCALE * SCALE;
-        return small.mul_add(big, -(product * SCALE * SCALE));
+    const SMALL_FACTOR: f64 = 1e-125;
+    const SMALL_PRODUCT: f64 = 1e-250;
+    if product.abs() >= SMALL_PRODUCT || x == 0.0 || y == 0.0 {
+        return x.mul_add(y, -product);
+    }
+    // Multiplying by a power of two loses nothing, from subnormals upwards.
+    let scale = f64::from_bits((1023 + 600) << 52);
+    let (mut x, mut y, mut product) = (x, y, product);
+    for factor in [&mut x, &mut y] {
+        if factor.abs() < SMALL_FACTOR {
+            *factor *= scale;
+            product *= scale;
+        }
     }
     x.mul_add(y, -product)
 }
@@ -281,11 +296,6 @@ impl Files {
                 }
             };
         }
-        macro_rules! each {
-            ($e:expr) => {
-                self.each32(d, mask, |l| output($e(input(a[l], flags.ftz), input(b[l], flags.ftz)), flags))
-            };
-        }
         match op {
             BinF32::Add => all!(|x: f32, y: f32| x + y),
             BinF32::Sub => all!(|x: f32, y: f32| x - y),
@@ -293,6 +303,19 @@ impl Files {
             BinF32::Div => all!(|x: f32, y: f32| x / y),
             BinF32::Min => all!(min_f32),
             BinF32::Max => all!(max_f32),
+            _ => self.bin_f32_scalar(op, flags, mask, d, &a, &b),
+        }
+    }
+
+    /// What gains nothing from vector instructions, compiled once for all of them.
+    #[inline(never)]
+    fn bin_f32_scalar(&self, op: BinF32, flags: FloatFlags, mask: u32, d: Row, a: &[u32; 32], b: &[u32; 32]) {
+        macro_rules! each {
+            ($e:expr) => {
+                self.each32(d, mask, |l| output($e(input(a[l], flags.ftz), input(b[l], flags.ftz)), flags))
+            };
+        }
+        match op {
             BinF32::MinNan => each!(|x: f32, y: f32| if x.is_nan() || y.is_nan() { f32::NAN } else { min_f32(x, y) }),
             BinF32::MaxNan => each!(|x: f32, y: f32| if x.is_nan() || y.is_nan() { f32::NAN } else { max_f32(x, y) }),
             BinF32::MinXorsign => each!(|x: f32, y: f32| xorsign(min_f32(x.abs(), y.abs()), x, y)),
@@ -301,6 +324,7 @@ impl Files {
             BinF32::SubR(r) => each!(|x, y: f32| add_r(x, -y, r)),
             BinF32::MulR(r) => each!(|x, y| mul_r(x, y, r)),
             BinF32::DivR(r) => each!(|x, y| div_r(x, y, r)),
+            _ => {}
         }
     }
 
@@ -309,7 +333,7 @@ impl Files {
         let [a, b, c] = rows.map(|row| self.get32(row));
         let get = |v: &[u32; 32], l: usize| input(v[l], flags.ftz);
         if rounding != Rounding::Nearest {
-            return self.each32(d, mask, |l| output(fma_r(get(&a, l), get(&b, l), get(&c, l), rounding), flags));
+            return self.fma_f32_directed(rounding, flags, mask, d, &[a, b, c]);
         }
         if flags == FloatFlags::default() {
             let f = f32::from_bits;
@@ -318,9 +342,36 @@ impl Files {
         self.put32(d, mask, |l| output(get(&a, l).mul_add(get(&b, l), get(&c, l)), flags));
     }
 
+    #[inline(never)]
+    fn fma_f32_directed(&self, rounding: Rounding, flags: FloatFlags, mask: u32, d: Row, rows: &[[u32; 32]; 3]) {
+        let get = |i: usize, l: usize| input(rows[i][l], flags.ftz);
+        self.each32(d, mask, |l| output(fma_r(get(0, l), get(1, l), get(2, l), rounding), flags));
+    }
+
+    #[inline(never)]
+    fn fma_f64_directed(&self, rounding: Rounding, mask: u32, d: Row, rows: &[[u64; 32]; 3]) {
+        let get = |i: usize, l: usize| f64::from_bits(rows[i][l]);
+        self.each64(d, mask, |l| fma_r64(get(0, l), get(1, l), get(2, l), rounding).to_bits());
+    }
+
     #[inline(always)]
     pub(crate) fn float_un32(&self, op: Un32, flags: FloatFlags, mask: u32, d: Row, a: &[u32; 32]) {
         let a = *a;
+        match op {
+            // Sign operations keep NaN payloads.
+            Un32::NegF if !flags.ftz && !flags.sat => self.put32(d, mask, |l| a[l] ^ 0x8000_0000),
+            Un32::AbsF if !flags.ftz && !flags.sat => self.put32(d, mask, |l| a[l] & 0x7fff_ffff),
+            Un32::NegF => self.put32(d, mask, |l| output(-input(a[l], flags.ftz), flags)),
+            Un32::AbsF => self.put32(d, mask, |l| output(input(a[l], flags.ftz).abs(), flags)),
+            Un32::RcpF(Rounding::Nearest) => self.put32(d, mask, |l| output(1.0 / input(a[l], flags.ftz), flags)),
+            Un32::SqrtF(Rounding::Nearest) => self.put32(d, mask, |l| output(input(a[l], flags.ftz).sqrt(), flags)),
+            Un32::RsqrtF => self.put32(d, mask, |l| output((1.0 / f64::from(input(a[l], flags.ftz)).sqrt()) as f32, flags)),
+            _ => self.float_un32_scalar(op, flags, mask, d, &a),
+        }
+    }
+
+    #[inline(never)]
+    fn float_un32_scalar(&self, op: Un32, flags: FloatFlags, mask: u32, d: Row, a: &[u32; 32]) {
         macro_rules! each {
             ($e:expr) => {
                 self.each32(d, mask, |l| output($e(input(a[l], flags.ftz)), flags))
@@ -333,16 +384,8 @@ impl Files {
             _ => half::Bf16::from_f64(half::Bf16::to_f64(x).tanh(), Rounding::Nearest),
         };
         match op {
-            // Sign operations keep NaN payloads.
-            Un32::NegF if !flags.ftz && !flags.sat => self.put32(d, mask, |l| a[l] ^ 0x8000_0000),
-            Un32::AbsF if !flags.ftz && !flags.sat => self.put32(d, mask, |l| a[l] & 0x7fff_ffff),
-            Un32::NegF => self.put32(d, mask, |l| output(-input(a[l], flags.ftz), flags)),
-            Un32::AbsF => self.put32(d, mask, |l| output(input(a[l], flags.ftz).abs(), flags)),
-            Un32::RcpF(Rounding::Nearest) => self.put32(d, mask, |l| output(1.0 / input(a[l], flags.ftz), flags)),
             Un32::RcpF(r) => each!(|x| div_r(1.0, x, r)),
-            Un32::SqrtF(Rounding::Nearest) => self.put32(d, mask, |l| output(input(a[l], flags.ftz).sqrt(), flags)),
             Un32::SqrtF(r) => each!(|x| sqrt_r(x, r)),
-            Un32::RsqrtF => self.put32(d, mask, |l| output((1.0 / f64::from(input(a[l], flags.ftz)).sqrt()) as f32, flags)),
             Un32::SinF => each!(|x: f32| x.sin()),
             Un32::CosF => each!(|x: f32| x.cos()),
             Un32::Ex2F => each!(|x: f32| x.exp2()),
@@ -369,11 +412,6 @@ impl Files {
                 self.put64(d, mask, |l| $e(f64::from_bits(a[l]), f64::from_bits(b[l])).to_bits())
             };
         }
-        macro_rules! each {
-            ($e:expr) => {
-                self.each64(d, mask, |l| $e(f64::from_bits(a[l]), f64::from_bits(b[l])).to_bits())
-            };
-        }
         match op {
             BinF64::Add => all!(|x: f64, y: f64| x + y),
             BinF64::Sub => all!(|x: f64, y: f64| x - y),
@@ -382,10 +420,24 @@ impl Files {
             BinF64::Min => all!(min_f64),
             BinF64::Max => all!(max_f64),
             BinF64::CopySign => self.put64(d, mask, |l| b[l] & !(1 << 63) | a[l] & 1 << 63),
+            _ => self.bin_f64_scalar(op, mask, d, &a, &b),
+        }
+    }
+
+    /// What gains nothing from vector instructions, compiled once for all of them.
+    #[inline(never)]
+    fn bin_f64_scalar(&self, op: BinF64, mask: u32, d: Row, a: &[u64; 32], b: &[u64; 32]) {
+        macro_rules! each {
+            ($e:expr) => {
+                self.each64(d, mask, |l| $e(f64::from_bits(a[l]), f64::from_bits(b[l])).to_bits())
+            };
+        }
+        match op {
             BinF64::AddR(r) => each!(|x, y| add_r64(x, y, r)),
             BinF64::SubR(r) => each!(|x, y: f64| add_r64(x, -y, r)),
             BinF64::MulR(r) => each!(|x, y| mul_r64(x, y, r)),
             BinF64::DivR(r) => each!(|x, y| div_r64(x, y, r)),
+            _ => {}
         }
     }
 
@@ -396,11 +448,11 @@ impl Files {
         if rounding == Rounding::Nearest {
             self.put64(d, mask, |l| f(a[l]).mul_add(f(b[l]), f(c[l])).to_bits());
         } else {
-            self.each64(d, mask, |l| fma_r64(f(a[l]), f(b[l]), f(c[l]), rounding).to_bits());
+            self.fma_f64_directed(rounding, mask, d, &[a, b, c]);
         }
     }
 
-    #[inline(always)]
+    #[inline(never)]
     pub(crate) fn float_un64(&self, op: Un64, mask: u32, d: Row, a: &[u64; 32]) {
         let a = *a;
         macro_rules! each {
@@ -423,62 +475,66 @@ impl Files {
     #[inline(always)]
     pub(crate) fn setp(&self, ty: CmpType, cmp: Cmp, ftz: bool, mask: u32, d: Pred, a: Row, b: Row) {
         macro_rules! ordered {
-            ($a:expr, $b:expr) => {{
-                let (a, b) = ($a, $b);
+            (|$l:ident| $a:expr, $b:expr) => {
                 match cmp {
-                    Cmp::Eq => mask_of(|l| a(l) == b(l)),
-                    Cmp::Ne => mask_of(|l| a(l) != b(l)),
-                    Cmp::Lt => mask_of(|l| a(l) < b(l)),
-                    Cmp::Le => mask_of(|l| a(l) <= b(l)),
-                    Cmp::Gt => mask_of(|l| a(l) > b(l)),
-                    _ => mask_of(|l| a(l) >= b(l)),
+                    Cmp::Eq => mask_of(|$l| $a == $b),
+                    Cmp::Ne => mask_of(|$l| $a != $b),
+                    Cmp::Lt => mask_of(|$l| $a < $b),
+                    Cmp::Le => mask_of(|$l| $a <= $b),
+                    Cmp::Gt => mask_of(|$l| $a > $b),
+                    _ => mask_of(|$l| $a >= $b),
                 }
-            }};
+            };
         }
         macro_rules! float {
-            ($a:expr, $b:expr) => {{
-                let (a, b) = ($a, $b);
+            (|$l:ident| $a:expr, $b:expr) => {
                 match cmp {
-                    Cmp::Eq => mask_of(|l| a(l) == b(l)),
-                    Cmp::Ne => mask_of(|l| a(l) < b(l) || a(l) > b(l)),
-                    Cmp::Lt => mask_of(|l| a(l) < b(l)),
-                    Cmp::Le => mask_of(|l| a(l) <= b(l)),
-                    Cmp::Gt => mask_of(|l| a(l) > b(l)),
-                    Cmp::Ge => mask_of(|l| a(l) >= b(l)),
-                    Cmp::EqU => mask_of(|l| !(a(l) < b(l) || a(l) > b(l))),
-                    Cmp::NeU => mask_of(|l| a(l) != b(l)),
-                    Cmp::LtU => mask_of(|l| !(a(l) >= b(l))),
-                    Cmp::LeU => mask_of(|l| !(a(l) > b(l))),
-                    Cmp::GtU => mask_of(|l| !(a(l) <= b(l))),
-                    Cmp::GeU => mask_of(|l| !(a(l) < b(l))),
-                    Cmp::Num => mask_of(|l| !a(l).is_nan() && !b(l).is_nan()),
-                    Cmp::Nan => mask_of(|l| a(l).is_nan() || b(l).is_nan()),
+                    Cmp::Eq => mask_of(|$l| $a == $b),
+                    Cmp::Ne => mask_of(|$l| $a < $b || $a > $b),
+                    Cmp::Lt => mask_of(|$l| $a < $b),
+                    Cmp::Le => mask_of(|$l| $a <= $b),
+                    Cmp::Gt => mask_of(|$l| $a > $b),
+                    Cmp::Ge => mask_of(|$l| $a >= $b),
+                    Cmp::EqU => mask_of(|$l| !($a < $b || $a > $b)),
+                    Cmp::NeU => mask_of(|$l| $a != $b),
+                    Cmp::LtU => mask_of(|$l| !($a >= $b)),
+                    Cmp::LeU => mask_of(|$l| !($a > $b)),
+                    Cmp::GtU => mask_of(|$l| !($a <= $b)),
+                    Cmp::GeU => mask_of(|$l| !($a < $b)),
+                    Cmp::Num => mask_of(|$l| !$a.is_nan() && !$b.is_nan()),
+                    Cmp::Nan => mask_of(|$l| $a.is_nan() || $b.is_nan()),
                 }
-            }};
+            };
         }
         let value = match ty {
             CmpType::U32 | CmpType::S32 | CmpType::F32 | CmpType::F16 | CmpType::Bf16 => {
-                let (a, b) = (self.get32(a), self.get32(b));
+                let (mut a, mut b) = (self.get32(a), self.get32(b));
                 match ty {
-                    CmpType::U32 => ordered!(|l: usize| a[l], |l: usize| b[l]),
-                    CmpType::S32 => ordered!(|l: usize| a[l] as i32, |l: usize| b[l] as i32),
-                    CmpType::F32 => float!(|l: usize| input(a[l], ftz), |l: usize| input(b[l], ftz)),
-                    CmpType::F16 => float!(|l: usize| half::F16::to_f64(a[l]), |l: usize| half::F16::to_f64(b[l])),
-                    _ => float!(|l: usize| half::Bf16::to_f64(a[l]), |l: usize| half::Bf16::to_f64(b[l])),
+                    CmpType::U32 => ordered!(|l| a[l], b[l]),
+                    CmpType::S32 => ordered!(|l| (a[l] as i32), b[l] as i32),
+                    CmpType::F32 => {
+                        if ftz {
+                            flush_row(&mut a);
+                            flush_row(&mut b);
+                        }
+                        float!(|l| f32::from_bits(a[l]), f32::from_bits(b[l]))
+                    }
+                    _ => compare_halves(ty, cmp, &a, &b),
                 }
             }
             _ => {
                 let (a, b) = (self.get64(a), self.get64(b));
                 match ty {
-                    CmpType::U64 => ordered!(|l: usize| a[l], |l: usize| b[l]),
-                    CmpType::S64 => ordered!(|l: usize| a[l] as i64, |l: usize| b[l] as i64),
-                    _ => float!(|l: usize| f64::from_bits(a[l]), |l: usize| f64::from_bits(b[l])),
+                    CmpType::U64 => ordered!(|l| a[l], b[l]),
+                    CmpType::S64 => ordered!(|l| (a[l] as i64), b[l] as i64),
+                    _ => float!(|l| f64::from_bits(a[l]), f64::from_bits(b[l])),
                 }
             }
         };
         self.set_pred(d, mask, value);
     }
 
+    #[inline(never)]
     pub(crate) fn setp_x2(&self, bf16: bool, cmp: Cmp, mask: u32, dests: [Pred; 2], a: Row, b: Row) {
         let (a, b) = (self.get32(a), self.get32(b));
         let value = |bits: u32| if bf16 { half::Bf16::to_f64(bits & 0xffff) } else { half::F16::to_f64(bits & 0xffff) };
@@ -489,6 +545,7 @@ impl Files {
         }
     }
 
+    #[inline(never)]
     pub(crate) fn testp(&self, wide: bool, test: Test, mask: u32, d: Pred, a: Row) {
         use std::num::FpCategory;
         let category = |l: usize| {
@@ -504,6 +561,12 @@ impl Files {
         });
         self.set_pred(d, mask, value);
     }
+}
+
+#[inline(never)]
+fn compare_halves(ty: CmpType, cmp: Cmp, a: &[u32; 32], b: &[u32; 32]) -> u32 {
+    let value = |bits: u32| if ty == CmpType::F16 { half::F16::to_f64(bits) } else { half::Bf16::to_f64(bits) };
+    mask_of(|l| compare(cmp, value(a[l]), value(b[l])))
 }
 
 fn compare(cmp: Cmp, a: f64, b: f64) -> bool {

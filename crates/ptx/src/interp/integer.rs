@@ -46,14 +46,6 @@ impl Files {
                 })
             };
         }
-        macro_rules! each {
-            (|$x:ident, $y:ident| $e:expr) => {
-                self.each32(d, mask, |l| {
-                    let ($x, $y) = (a[l], b[l]);
-                    $e
-                })
-            };
-        }
         match op {
             Bin32::Add => all!(|x, y| x.wrapping_add(y)),
             Bin32::Sub => all!(|x, y| x.wrapping_sub(y)),
@@ -62,14 +54,6 @@ impl Files {
             Bin32::MulLo => all!(|x, y| x.wrapping_mul(y)),
             Bin32::MulHiS => all!(|x, y| (i64::from(x as i32) * i64::from(y as i32) >> 32) as u32),
             Bin32::MulHiU => all!(|x, y| (u64::from(x) * u64::from(y) >> 32) as u32),
-            Bin32::Mul24LoS => each!(|x, y| (clamp_s24(x) * clamp_s24(y)) as u32),
-            Bin32::Mul24LoU => each!(|x, y| (x & 0xff_ffff).wrapping_mul(y & 0xff_ffff)),
-            Bin32::Mul24HiS => each!(|x, y| (clamp_s24(x) * clamp_s24(y) >> 16) as u32),
-            Bin32::Mul24HiU => each!(|x, y| (u64::from(x & 0xff_ffff) * u64::from(y & 0xff_ffff) >> 16) as u32),
-            Bin32::DivS => each!(|x, y| if y == 0 { u32::MAX } else { (x as i32).wrapping_div(y as i32) as u32 }),
-            Bin32::DivU => each!(|x, y| x.checked_div(y).unwrap_or(u32::MAX)),
-            Bin32::RemS => each!(|x, y| if y == 0 { u32::MAX } else { (x as i32).wrapping_rem(y as i32) as u32 }),
-            Bin32::RemU => each!(|x, y| x.checked_rem(y).unwrap_or(u32::MAX)),
             Bin32::MinS => all!(|x, y| (x as i32).min(y as i32) as u32),
             Bin32::MinU => all!(|x, y| x.min(y)),
             Bin32::MaxS => all!(|x, y| (x as i32).max(y as i32) as u32),
@@ -81,6 +65,31 @@ impl Files {
             Bin32::ShrS => all!(|x, y| sar(x, y)),
             Bin32::ShrU => all!(|x, y| shr(x, y)),
             Bin32::CopySign => all!(|x, y| (y & 0x7fff_ffff) | (x & 0x8000_0000)),
+            Bin32::Pack16 => all!(|x, y| (x & 0xffff) | y << 16),
+            _ => self.bin32_scalar(op, mask, d, &a, &b),
+        }
+    }
+
+    /// What gains nothing from vector instructions, compiled once for all of them.
+    #[inline(never)]
+    fn bin32_scalar(&self, op: Bin32, mask: u32, d: Row, a: &[u32; 32], b: &[u32; 32]) {
+        macro_rules! each {
+            (|$x:ident, $y:ident| $e:expr) => {
+                self.each32(d, mask, |l| {
+                    let ($x, $y) = (a[l], b[l]);
+                    $e
+                })
+            };
+        }
+        match op {
+            Bin32::Mul24LoS => each!(|x, y| (clamp_s24(x) * clamp_s24(y)) as u32),
+            Bin32::Mul24LoU => each!(|x, y| (x & 0xff_ffff).wrapping_mul(y & 0xff_ffff)),
+            Bin32::Mul24HiS => each!(|x, y| (clamp_s24(x) * clamp_s24(y) >> 16) as u32),
+            Bin32::Mul24HiU => each!(|x, y| (u64::from(x & 0xff_ffff) * u64::from(y & 0xff_ffff) >> 16) as u32),
+            Bin32::DivS => each!(|x, y| if y == 0 { u32::MAX } else { (x as i32).wrapping_div(y as i32) as u32 }),
+            Bin32::DivU => each!(|x, y| x.checked_div(y).unwrap_or(u32::MAX)),
+            Bin32::RemS => each!(|x, y| if y == 0 { u32::MAX } else { (x as i32).wrapping_rem(y as i32) as u32 }),
+            Bin32::RemU => each!(|x, y| x.checked_rem(y).unwrap_or(u32::MAX)),
             Bin32::Bmsk => each!(|x, y| if x > 31 { 0 } else { ((1u64 << y.min(32)) - 1 << x) as u32 }),
             Bin32::BmskWrap => each!(|x, y| ((1u64 << (y & 31)) - 1 << (x & 31)) as u32),
             Bin32::SzextSClamp => each!(|x, y| szext(x, y, true, false)),
@@ -91,7 +100,7 @@ impl Files {
             Bin32::F16x2(op) => each!(|x, y| half::packed(x, y, |x, y| half::binary::<half::F16>(op, x, y))),
             Bin32::Bf16(op) => each!(|x, y| half::binary::<half::Bf16>(op, x, y)),
             Bin32::Bf16x2(op) => each!(|x, y| half::packed(x, y, |x, y| half::binary::<half::Bf16>(op, x, y))),
-            Bin32::Pack16 => all!(|x, y| (x & 0xffff) | y << 16),
+            _ => {}
         }
     }
 
@@ -106,6 +115,28 @@ impl Files {
                 })
             };
         }
+        match op {
+            Un32::Mov => self.set32(d, mask, &a),
+            Un32::Not => all!(|x| !x),
+            Un32::Cnot => all!(|x| u32::from(x == 0)),
+            Un32::Neg => all!(|x| x.wrapping_neg()),
+            Un32::Abs => all!(|x| (x as i32).wrapping_abs() as u32),
+            Un32::Popc => all!(|x| x.count_ones()),
+            Un32::Clz => all!(|x| x.leading_zeros()),
+            Un32::SignExtend8 => all!(|x| x as i8 as u32),
+            Un32::SignExtend16 => all!(|x| x as i16 as u32),
+            Un32::ZeroExtend8 => all!(|x| x & 0xff),
+            Un32::ZeroExtend16 => all!(|x| x & 0xffff),
+            Un32::Brev | Un32::BfindU | Un32::BfindS | Un32::BfindShiftU | Un32::BfindShiftS => {
+                self.un32_scalar(op, mask, d, &a);
+            }
+            _ => self.float_un32(op, flags, mask, d, &a),
+        }
+    }
+
+    /// What gains nothing from vector instructions, compiled once for all of them.
+    #[inline(never)]
+    fn un32_scalar(&self, op: Un32, mask: u32, d: Row, a: &[u32; 32]) {
         macro_rules! each {
             (|$x:ident| $e:expr) => {
                 self.each32(d, mask, |l| {
@@ -115,13 +146,6 @@ impl Files {
             };
         }
         match op {
-            Un32::Mov => self.set32(d, mask, &a),
-            Un32::Not => all!(|x| !x),
-            Un32::Cnot => all!(|x| u32::from(x == 0)),
-            Un32::Neg => all!(|x| x.wrapping_neg()),
-            Un32::Abs => all!(|x| (x as i32).wrapping_abs() as u32),
-            Un32::Popc => all!(|x| x.count_ones()),
-            Un32::Clz => all!(|x| x.leading_zeros()),
             Un32::Brev => each!(|x| x.reverse_bits()),
             Un32::BfindU => each!(|x| 31u32.wrapping_sub(x.leading_zeros())),
             Un32::BfindS => each!(|x| 31u32.wrapping_sub((x ^ sar(x, 31)).leading_zeros())),
@@ -130,11 +154,7 @@ impl Files {
                 0 => u32::MAX,
                 y => y.leading_zeros(),
             }),
-            Un32::SignExtend8 => all!(|x| x as i8 as u32),
-            Un32::SignExtend16 => all!(|x| x as i16 as u32),
-            Un32::ZeroExtend8 => all!(|x| x & 0xff),
-            Un32::ZeroExtend16 => all!(|x| x & 0xffff),
-            _ => self.float_un32(op, flags, mask, d, &a),
+            _ => {}
         }
     }
 
@@ -149,6 +169,28 @@ impl Files {
                 })
             };
         }
+        match op {
+            Tern32::MadLo => all!(|x, y, z| x.wrapping_mul(y).wrapping_add(z)),
+            Tern32::MadHiS => all!(|x, y, z| ((i64::from(x as i32) * i64::from(y as i32) >> 32) as u32).wrapping_add(z)),
+            Tern32::MadHiU => all!(|x, y, z| ((u64::from(x) * u64::from(y) >> 32) as u32).wrapping_add(z)),
+            Tern32::SadS => all!(|x, y, z| (x as i32).abs_diff(y as i32).wrapping_add(z)),
+            Tern32::SadU => all!(|x, y, z| x.abs_diff(y).wrapping_add(z)),
+            Tern32::BfeU => all!(|x, y, z| {
+                let (pos, len) = (y & 0xff, z & 0xff);
+                let field = shr(x, pos);
+                if len > 31 { field } else { field & ((1 << (len & 31)) - 1) }
+            }),
+            Tern32::ShfLWrap => all!(|x, y, z| ((u64::from(y) << 32 | u64::from(x)) << (z & 31) >> 32) as u32),
+            Tern32::ShfRWrap => all!(|x, y, z| ((u64::from(y) << 32 | u64::from(x)) >> (z & 31)) as u32),
+            Tern32::SlctS => all!(|x, y, z| if z as i32 >= 0 { x } else { y }),
+            Tern32::SlctF => all!(|x, y, z| if f32::from_bits(z) >= 0.0 { x } else { y }),
+            _ => self.tern32_scalar(op, mask, d, &a, &b, &c),
+        }
+    }
+
+    /// What gains nothing from vector instructions, compiled once for all of them.
+    #[inline(never)]
+    fn tern32_scalar(&self, op: Tern32, mask: u32, d: Row, a: &[u32; 32], b: &[u32; 32], c: &[u32; 32]) {
         macro_rules! each {
             (|$x:ident, $y:ident, $z:ident| $e:expr) => {
                 self.each32(d, mask, |l| {
@@ -158,9 +200,6 @@ impl Files {
             };
         }
         match op {
-            Tern32::MadLo => all!(|x, y, z| x.wrapping_mul(y).wrapping_add(z)),
-            Tern32::MadHiS => all!(|x, y, z| ((i64::from(x as i32) * i64::from(y as i32) >> 32) as u32).wrapping_add(z)),
-            Tern32::MadHiU => all!(|x, y, z| ((u64::from(x) * u64::from(y) >> 32) as u32).wrapping_add(z)),
             Tern32::MadHiSatS => {
                 each!(|x, y, z| ((i64::from(x as i32) * i64::from(y as i32) >> 32) as i32).saturating_add(z as i32) as u32)
             }
@@ -170,18 +209,9 @@ impl Files {
             Tern32::Mad24HiU => {
                 each!(|x, y, z| ((u64::from(x & 0xff_ffff) * u64::from(y & 0xff_ffff) >> 16) as u32).wrapping_add(z))
             }
-            Tern32::SadS => all!(|x, y, z| (x as i32).abs_diff(y as i32).wrapping_add(z)),
-            Tern32::SadU => all!(|x, y, z| x.abs_diff(y).wrapping_add(z)),
-            Tern32::BfeU => all!(|x, y, z| {
-                let (pos, len) = (y & 0xff, z & 0xff);
-                let field = shr(x, pos);
-                if len > 31 { field } else { field & ((1 << (len & 31)) - 1) }
-            }),
             Tern32::BfeS => each!(|x, y, z| bfe(u64::from(x), y, z, 32, true) as u32),
             Tern32::ShfLClamp => each!(|x, y, z| ((u64::from(y) << 32 | u64::from(x)) << z.min(32) >> 32) as u32),
-            Tern32::ShfLWrap => all!(|x, y, z| ((u64::from(y) << 32 | u64::from(x)) << (z & 31) >> 32) as u32),
             Tern32::ShfRClamp => each!(|x, y, z| ((u64::from(y) << 32 | u64::from(x)) >> z.min(32)) as u32),
-            Tern32::ShfRWrap => all!(|x, y, z| ((u64::from(y) << 32 | u64::from(x)) >> (z & 31)) as u32),
             Tern32::Prmt => each!(|x, y, z| prmt(x, y, [z, z >> 4, z >> 8, z >> 12])),
             Tern32::PrmtF4e => each!(|x, y, z| { let s = z & 3; prmt(x, y, [s, s + 1, s + 2, s + 3]) }),
             Tern32::PrmtB4e => each!(|x, y, z| {
@@ -203,8 +233,7 @@ impl Files {
             Tern32::FmaReluBf16 => each!(|x, y, z| half::fma::<half::Bf16>(x, y, z, true)),
             Tern32::FmaReluF16x2 => each!(|x, y, z| half::packed3(x, y, z, |x, y, z| half::fma::<half::F16>(x, y, z, true))),
             Tern32::FmaReluBf16x2 => each!(|x, y, z| half::packed3(x, y, z, |x, y, z| half::fma::<half::Bf16>(x, y, z, true))),
-            Tern32::SlctS => all!(|x, y, z| if z as i32 >= 0 { x } else { y }),
-            Tern32::SlctF => all!(|x, y, z| if f32::from_bits(z) >= 0.0 { x } else { y }),
+            _ => {}
         }
     }
 
@@ -224,19 +253,19 @@ impl Files {
         self.set32(d, mask, &value);
     }
 
-    #[inline(always)]
+    #[inline(never)]
     pub(crate) fn bfi32(&self, mask: u32, d: Row, a: Row, b: Row, pos: Row, len: Row) {
         let (a, b, pos, len) = (self.get32(a), self.get32(b), self.get32(pos), self.get32(len));
         self.each32(d, mask, |l| bfi(a[l].into(), b[l].into(), pos[l], len[l], 32) as u32);
     }
 
-    #[inline(always)]
+    #[inline(never)]
     pub(crate) fn bfi64(&self, mask: u32, d: Row, a: Row, b: Row, pos: Row, len: Row) {
         let (a, b, pos, len) = (self.get64(a), self.get64(b), self.get32(pos), self.get32(len));
         self.each64(d, mask, |l| bfi(a[l], b[l], pos[l], len[l], 64));
     }
 
-    #[inline(always)]
+    #[inline(never)]
     pub(crate) fn bfe64(&self, signed: bool, mask: u32, d: Row, a: Row, pos: Row, len: Row) {
         let (a, pos, len) = (self.get64(a), self.get32(pos), self.get32(len));
         self.each64(d, mask, |l| bfe(a[l], pos[l], len[l], 64, signed));
@@ -253,6 +282,24 @@ impl Files {
                 })
             };
         }
+        match op {
+            Bin64::Add => all!(|x, y| x.wrapping_add(y)),
+            Bin64::Sub => all!(|x, y| x.wrapping_sub(y)),
+            Bin64::MulLo => all!(|x, y| x.wrapping_mul(y)),
+            Bin64::MinS => all!(|x, y| (x as i64).min(y as i64) as u64),
+            Bin64::MinU => all!(|x, y| x.min(y)),
+            Bin64::MaxS => all!(|x, y| (x as i64).max(y as i64) as u64),
+            Bin64::MaxU => all!(|x, y| x.max(y)),
+            Bin64::And => all!(|x, y| x & y),
+            Bin64::Or => all!(|x, y| x | y),
+            Bin64::Xor => all!(|x, y| x ^ y),
+            _ => self.bin64_scalar(op, mask, d, &a, &b),
+        }
+    }
+
+    /// What gains nothing from vector instructions, compiled once for all of them.
+    #[inline(never)]
+    fn bin64_scalar(&self, op: Bin64, mask: u32, d: Row, a: &[u64; 32], b: &[u64; 32]) {
         macro_rules! each {
             (|$x:ident, $y:ident| $e:expr) => {
                 self.each64(d, mask, |l| {
@@ -262,22 +309,13 @@ impl Files {
             };
         }
         match op {
-            Bin64::Add => all!(|x, y| x.wrapping_add(y)),
-            Bin64::Sub => all!(|x, y| x.wrapping_sub(y)),
-            Bin64::MulLo => all!(|x, y| x.wrapping_mul(y)),
             Bin64::MulHiS => each!(|x, y| mul_hi(x, y, true)),
             Bin64::MulHiU => each!(|x, y| mul_hi(x, y, false)),
             Bin64::DivS => each!(|x, y| if y == 0 { u64::MAX } else { (x as i64).wrapping_div(y as i64) as u64 }),
             Bin64::DivU => each!(|x, y| x.checked_div(y).unwrap_or(u64::MAX)),
             Bin64::RemS => each!(|x, y| if y == 0 { u64::MAX } else { (x as i64).wrapping_rem(y as i64) as u64 }),
             Bin64::RemU => each!(|x, y| x.checked_rem(y).unwrap_or(u64::MAX)),
-            Bin64::MinS => all!(|x, y| (x as i64).min(y as i64) as u64),
-            Bin64::MinU => all!(|x, y| x.min(y)),
-            Bin64::MaxS => all!(|x, y| (x as i64).max(y as i64) as u64),
-            Bin64::MaxU => all!(|x, y| x.max(y)),
-            Bin64::And => all!(|x, y| x & y),
-            Bin64::Or => all!(|x, y| x | y),
-            Bin64::Xor => all!(|x, y| x ^ y),
+            _ => {}
         }
     }
 
@@ -356,7 +394,7 @@ impl Files {
     }
 
     /// Extended-precision arithmetic; `cc` holds the lanes' carry flags and comes back changed.
-    #[inline(always)]
+    #[inline(never)]
     pub(crate) fn carry32(&self, op: Carry, carry_in: u32, mask: u32, d: Row, rows: [Row; 3]) -> u32 {
         let [a, b, c] = rows;
         let (a, b) = (self.get32(a), self.get32(b));
@@ -366,7 +404,7 @@ impl Files {
         carry
     }
 
-    #[inline(always)]
+    #[inline(never)]
     pub(crate) fn carry64(&self, op: Carry, carry_in: u32, mask: u32, d: Row, rows: [Row; 3]) -> u32 {
         let [a, b, c] = rows;
         let (a, b) = (self.get64(a), self.get64(b));

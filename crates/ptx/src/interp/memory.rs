@@ -63,62 +63,52 @@ impl Core<'_> {
     #[inline(always)]
     pub(crate) fn pointers(&mut self, mem: &Mem, bytes: u32, mask: u32, write: bool) -> Result<Pointers, Stop> {
         let mut at = self.addresses(mem);
+        if mask != u32::MAX {
+            // Idle lanes follow the first busy one, so that the checks need not tell them apart.
+            let first = at[(mask.trailing_zeros() & 31) as usize];
+            for (l, a) in at.iter_mut().enumerate() {
+                *a = if mask >> l & 1 != 0 { *a } else { first };
+            }
+        }
         let size = u64::from(bytes);
-        let misaligned = size - 1;
         match mem.space {
             MemSpace::Generic | MemSpace::Global => {
                 let entry = (self.pc as usize) % RangeCache::ENTRIES;
                 let (low, high) = self.cache.entries[entry];
-                let span = (high - low).wrapping_sub(size);
-                let mut bad = 0u32;
-                if high - low < size {
-                    bad = mask;
-                } else {
-                    for (l, &a) in at.iter().enumerate() {
-                        bad |= u32::from(a.wrapping_sub(low) > span || a & misaligned != 0) << l;
-                    }
-                }
-                if bad & mask != 0 {
+                if outside(&at, low, high - low, size) {
                     self.resolve_slowly(&mut at, mem.space, size, mask, write, entry)?;
                 }
-                Ok(at)
             }
-            MemSpace::Shared => {
-                let (base, limit) = (self.shared as u64, self.shared_bytes);
-                self.window(at, base, limit, size, mask, write, 0)
-            }
+            MemSpace::Shared => self.window(&mut at, self.shared as u64, self.shared_bytes, size, mask, write)?,
             MemSpace::Param => {
                 let (base, limit) = (self.env.params.as_ptr() as u64, self.env.param_bytes);
-                self.window(at, base, limit, size, mask, write, 0)
+                self.window(&mut at, base, limit, size, mask, write)?;
             }
             MemSpace::Local | MemSpace::Frame => {
                 let frame = if mem.space == MemSpace::Frame { self.frame_local } else { 0 };
                 for a in &mut at {
                     *a = a.wrapping_add(frame);
                 }
-                self.window(at, self.local as u64, self.stride, size, mask, write, self.stride)
+                self.window(&mut at, self.local as u64, self.stride, size, mask, write)?;
+                // Each lane has its own piece.
+                for (l, a) in at.iter_mut().enumerate() {
+                    *a += l as u64 * self.stride;
+                }
             }
         }
+        Ok(at)
     }
 
-    /// Offsets into a small buffer; lane `l` has its own piece `l * stride` on.
+    /// Offsets into a small buffer at `base`.
     #[inline(always)]
-    fn window(&self, at: [u64; 32], base: u64, limit: u64, size: u64, mask: u32, write: bool, stride: u64) -> Result<Pointers, Stop> {
-        let mut out = [0; 32];
-        let mut bad = 0u32;
-        for l in 0..32 {
-            let a = at[l];
-            bad |= u32::from(a > limit.wrapping_sub(size) || a & (size - 1) != 0) << l;
-            out[l] = base.wrapping_add(a).wrapping_add(l as u64 * stride);
+    fn window(&self, at: &mut Pointers, base: u64, limit: u64, size: u64, mask: u32, write: bool) -> Result<(), Stop> {
+        if outside(at, 0, limit, size) {
+            return Err(first_outside(at, limit, size, mask, write));
         }
-        if limit < size {
-            bad = u32::MAX;
+        for a in at {
+            *a += base;
         }
-        if bad & mask != 0 {
-            let lane = (bad & mask).trailing_zeros() as usize;
-            return Err(access_fault(at[lane], size, write, lane));
-        }
-        Ok(out)
+        Ok(())
     }
 
     /// The cached range did not do: other ranges, windows, or a fault.
@@ -148,6 +138,11 @@ impl Core<'_> {
                 return Err(fault());
             }
             at[lane] = base + offset;
+        }
+        // Idle lanes are read too and must not keep an address that was never checked.
+        let first = at[(mask.trailing_zeros() & 31) as usize];
+        for (l, a) in at.iter_mut().enumerate() {
+            *a = if mask >> l & 1 != 0 { *a } else { first };
         }
         Ok(())
     }
@@ -180,28 +175,43 @@ impl Core<'_> {
 
     #[inline(always)]
     fn load_from(&self, width: Width, at: &Pointers, offset: u64, d: Row, mask: u32) {
-        let files = &self.files;
-        if width == Width::B32 && mask == u32::MAX {
-            if contiguous(at, 4) && offset == 0 {
+        if width == Width::B32 {
+            if mask == u32::MAX && offset == 0 && contiguous(at, 4) {
                 // SAFETY: 32 neighbouring lanes were checked one by one by `pointers`.
                 let value = unsafe { (at[0] as *const [u32; 32]).read_unaligned() };
-                return files.set32(d, mask, &value);
+                return self.files.set32(d, mask, &value);
             }
-            return files.put32(d, mask, |l| read32(at[l] + offset));
+            // Idle lanes point where a busy one does, but for local memory, where they have their own piece.
+            let mut value = [0; 32];
+            for l in 0..32 {
+                value[l] = read32(at[l] + offset);
+            }
+            return self.files.set32(d, mask, &value);
         }
-        match width {
-            Width::U8 => files.each32(d, mask, |l| read8(at[l] + offset).into()),
-            Width::S8 => files.each32(d, mask, |l| read8(at[l] + offset) as i8 as u32),
-            Width::U16 => files.each32(d, mask, |l| read16(at[l] + offset).into()),
-            Width::S16 => files.each32(d, mask, |l| read16(at[l] + offset) as i16 as u32),
-            Width::B32 => files.each32(d, mask, |l| read32(at[l] + offset)),
-            Width::U8x64 => files.each64(d, mask, |l| read8(at[l] + offset).into()),
-            Width::S8x64 => files.each64(d, mask, |l| read8(at[l] + offset) as i8 as u64),
-            Width::U16x64 => files.each64(d, mask, |l| read16(at[l] + offset).into()),
-            Width::S16x64 => files.each64(d, mask, |l| read16(at[l] + offset) as i16 as u64),
-            Width::U32x64 => files.each64(d, mask, |l| read32(at[l] + offset).into()),
-            Width::S32x64 => files.each64(d, mask, |l| read32(at[l] + offset) as i32 as u64),
-            Width::B64 => files.each64(d, mask, |l| read64(at[l] + offset)),
+        if width == Width::B64 {
+            let mut value = [0; 32];
+            for l in 0..32 {
+                value[l] = read64(at[l] + offset);
+            }
+            return self.files.set64(d, mask, &value);
+        }
+        self.load_narrow(width, at, offset, d, mask);
+    }
+
+    /// Loads that extend.
+    #[inline(never)]
+    fn load_narrow(&self, width: Width, at: &Pointers, offset: u64, d: Row, mask: u32) {
+        for l in lanes(mask) {
+            let at = at[l] + offset;
+            let value = match width {
+                Width::U8 | Width::U8x64 => read8(at).into(),
+                Width::S8 | Width::S8x64 => read8(at) as i8 as u64,
+                Width::U16 | Width::U16x64 => read16(at).into(),
+                Width::S16 | Width::S16x64 => read16(at) as i16 as u64,
+                Width::S32x64 => read32(at) as i32 as u64,
+                _ => read32(at).into(),
+            };
+            if width.is_wide() { self.files.set_lane64(d, l, value) } else { self.files.set_lane32(d, l, value as u32) }
         }
     }
 
@@ -214,27 +224,31 @@ impl Core<'_> {
 
     #[inline(always)]
     fn store_to(&self, width: Width, at: &Pointers, offset: u64, a: Row, mask: u32) {
-        if width.is_wide() {
-            let value = self.files.get64(a);
-            for l in lanes(mask) {
-                match width.bytes() {
-                    1 => write8(at[l] + offset, value[l] as u8),
-                    2 => write16(at[l] + offset, value[l] as u16),
-                    4 => write32(at[l] + offset, value[l] as u32),
-                    _ => write64(at[l] + offset, value[l]),
-                }
+        if width == Width::B32 && mask == u32::MAX {
+            let value = self.files.get32(a);
+            if offset == 0 && contiguous(at, 4) {
+                // SAFETY: 32 neighbouring lanes were checked one by one by `pointers`.
+                return unsafe { (at[0] as *mut [u32; 32]).write_unaligned(value) };
+            }
+            for l in 0..32 {
+                write32(at[l] + offset, value[l]);
             }
             return;
         }
-        let value = self.files.get32(a);
-        match width {
-            Width::U8 | Width::S8 => lanes(mask).for_each(|l| write8(at[l] + offset, value[l] as u8)),
-            Width::U16 | Width::S16 => lanes(mask).for_each(|l| write16(at[l] + offset, value[l] as u16)),
-            _ if mask == u32::MAX && contiguous(at, 4) && offset == 0 => {
-                // SAFETY: 32 neighbouring lanes were checked one by one by `pointers`.
-                unsafe { (at[0] as *mut [u32; 32]).write_unaligned(value) }
+        self.store_lanes(width, at, offset, a, mask);
+    }
+
+    #[inline(never)]
+    fn store_lanes(&self, width: Width, at: &Pointers, offset: u64, a: Row, mask: u32) {
+        for l in lanes(mask) {
+            let at = at[l] + offset;
+            let value = if width.is_wide() { self.files.lane64(a, l) } else { self.files.lane32(a, l).into() };
+            match width.bytes() {
+                1 => write8(at, value as u8),
+                2 => write16(at, value as u16),
+                4 => write32(at, value as u32),
+                _ => write64(at, value),
             }
-            _ => lanes(mask).for_each(|l| write32(at[l] + offset, value[l])),
         }
     }
 
@@ -262,6 +276,7 @@ impl Core<'_> {
         Ok(())
     }
 
+    #[inline(never)]
     pub(crate) fn cp_async(&mut self, bytes: u8, take: Row, to: &Mem, list: u32, mask: u32) -> Result<(), Stop> {
         let [base, wide, low, high] = [0, 1, 2, 3].map(|i| self.program.rows[list as usize + i]);
         let base = match (base, wide) {
@@ -292,6 +307,7 @@ impl Core<'_> {
     }
 
     /// Copies between two places of one lane's local memory.
+    #[inline(never)]
     pub(crate) fn copy_local(&mut self, lane: usize, to: u64, from: u64, bytes: u32) {
         debug_assert!(to + u64::from(bytes) <= self.stride && from + u64::from(bytes) <= self.stride);
         // SAFETY: both places lie in frames, for which the warp's local memory was grown before it was entered.
@@ -301,6 +317,7 @@ impl Core<'_> {
         }
     }
 
+    #[inline(never)]
     pub(crate) fn isspacep(&self, space: MemSpace, a: Row) -> u32 {
         super::lanes::mask_of(|l| {
             let window = self.files.lane64(a, l) & WINDOW_MASK;
@@ -312,6 +329,29 @@ impl Core<'_> {
             }
         })
     }
+}
+
+/// Whether any lane's access of `size` bytes leaves `[low, low + span)` or is misaligned.
+#[inline(always)]
+fn outside(at: &Pointers, low: u64, span: u64, size: u64) -> bool {
+    let last = span.wrapping_sub(size);
+    let (mut beyond, mut bits) = (0, 0);
+    for &a in at {
+        let offset = a.wrapping_sub(low);
+        // The top bit is set if the offset is "negative" or lies behind the last one possible: both are far below 2^63.
+        beyond |= offset | last.wrapping_sub(offset);
+        bits |= a;
+    }
+    (beyond | last) >> 63 != 0 || bits & (size - 1) != 0
+}
+
+/// The fault of the first lane that `outside` found.
+#[cold]
+#[inline(never)]
+fn first_outside(at: &Pointers, limit: u64, size: u64, mask: u32, write: bool) -> Stop {
+    let bad = |&lane: &usize| at[lane] & (size - 1) != 0 || limit < size || at[lane] > limit - size;
+    let lane = lanes(mask).find(bad).unwrap_or(0);
+    access_fault(at[lane], size, write, lane)
 }
 
 /// Whether lane `l` points `l * size` bytes after lane 0.

@@ -4,6 +4,7 @@ use super::core::Core;
 use crate::code::{Row, Special};
 
 impl Core<'_> {
+    #[inline(never)]
     pub(crate) fn special32(&mut self, which: Special, d: Row, mask: u32) {
         let env = self.env;
         let same = |value: u32| [value; 32];
@@ -36,6 +37,7 @@ impl Core<'_> {
         self.files.set32(d, mask, &value);
     }
 
+    #[inline(never)]
     pub(crate) fn special64(&mut self, which: Special, d: Row, mask: u32) {
         let value = match which {
             Special::GridId => self.env.launch_id,

@@ -66,6 +66,12 @@ pub(super) fn special(name: &str) -> Option<Special> {
     })
 }
 
+/// Special registers that exist but not here: performance monitors, clusters, graphs.
+const SPECIAL_UNSUPPORTED: [&str; 8] = [
+    "%pm", "%cluster", "%ncluster", "%is_explicit_cluster", "%nctarank", "%aggr_smem_size", "%reserved_smem",
+    "%current_graph_exec",
+];
+
 /// How strictly an operand's width must fit the instruction's type.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fit {
@@ -156,7 +162,7 @@ impl<'a> Lowering<'_, '_, 'a> {
     }
 
     fn unknown(&self, name: &str) -> Error {
-        if name.starts_with('%') && name.bytes().all(|b| b.is_ascii_lowercase() || matches!(b, b'%' | b'_' | b'.')) {
+        if SPECIAL_UNSUPPORTED.iter().any(|prefix| name.starts_with(prefix)) {
             return self.unsupported(&format!("special register `{}`", clipped(name)));
         }
         self.invalid(&format!("unknown name `{}`", clipped(name)))
@@ -194,6 +200,8 @@ impl<'a> Lowering<'_, '_, 'a> {
                 };
                 Ok(self.const32(bits))
             }
+            // The one constant that PTX predefines.
+            Operand::Name("WARP_SZ") => Ok(self.const32(32)),
             Operand::Name(name) => match self.find(name) {
                 Some(Symbol::Register { ty: declared, index }) => {
                     self.check_width(declared, ty, fit, name)?;

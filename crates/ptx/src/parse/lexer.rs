@@ -5,6 +5,7 @@ use crate::error::{Error, Position};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Token<'a> {
     /// An identifier, directive or opcode with its modifiers: `.reg`, `ld.global.v2.f32`, `%tid.x`, `$L__BB0_1`.
+    /// Directives are one part each: `.reg.b32` is two words.
     /// `::` belongs to it (`.shared::cta`), a single `:` does not.
     Word(&'a str),
     Number(Number),
@@ -136,9 +137,13 @@ impl<'a> Lexer<'a> {
 
     fn word(&mut self) -> Token<'a> {
         let bytes = self.bytes();
+        // A directive may follow another without a space: `.reg.b32`.
+        let directive = bytes[0] == b'.';
         let mut len = 1;
         while let Some(&b) = bytes.get(len) {
-            if is_word_start(b) || b.is_ascii_digit() {
+            if directive && b == b'.' {
+                break;
+            } else if is_word_start(b) || b.is_ascii_digit() {
                 len += 1;
             } else if b == b':' && bytes.get(len + 1) == Some(&b':') && bytes[..len].contains(&b'.') {
                 len += 2;
@@ -241,13 +246,13 @@ mod tests {
     #[test]
     fn words_keep_their_modifiers() {
         assert_eq!(
-            tokens("@!%p1 ld.shared::cta.v2.f32 {%f1,_}, [a+4]; // c\n$L__1: /* x\n */ .reg"),
+            tokens("@!%p1 ld.shared::cta.v2.f32 {%f1,_}, [a+4]; // c\n$L__1: /* x\n */ .reg.b32"),
             [
                 Token::Punct(b'@'), Token::Punct(b'!'), Token::Word("%p1"), Token::Word("ld.shared::cta.v2.f32"),
                 Token::Punct(b'{'), Token::Word("%f1"), Token::Punct(b','), Token::Word("_"), Token::Punct(b'}'),
                 Token::Punct(b','), Token::Punct(b'['), Token::Word("a"), Token::Punct(b'+'),
                 Token::Number(Number::Integer(4)), Token::Punct(b']'), Token::Punct(b';'), Token::Word("$L__1"),
-                Token::Punct(b':'), Token::Word(".reg"),
+                Token::Punct(b':'), Token::Word(".reg"), Token::Word(".b32"),
             ]
         );
     }
