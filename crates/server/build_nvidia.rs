@@ -1,6 +1,6 @@
 //! Generates the table of driver functions that the nvidia device calls, and the device's derived operations.
 
-use std::{collections::BTreeMap, error::Error, fmt::Write};
+use std::{collections::BTreeMap, error::Error, fmt::Write, fs};
 
 use outboard_api::decl::{self, Answer, Call, Direction, Handle, Op, Type};
 
@@ -207,8 +207,10 @@ pub(crate) fn table() -> Result<String, Box<dyn Error>> {
     Ok(out)
 }
 
-/// `impl Device for Nvidia`: what is written by hand is an inherent method of the same name.
+/// `impl Device for Nvidia`: what is written by hand is an inherent method of the same name. An operation without one
+/// keeps the trait's own answer, that it is not supported.
 pub(crate) fn device(ops: &[Op]) -> Result<String, Box<dyn Error>> {
+    let by_hand = sources()?;
     let mut out = String::from("impl Device for Nvidia {\n");
     for op in ops {
         let name = decl::snake_case(&op.name);
@@ -230,6 +232,9 @@ pub(crate) fn device(ops: &[Op]) -> Result<String, Box<dyn Error>> {
             .derived_from
             .as_ref()
             .filter(|_| !BY_HAND.contains(&op.name.as_str()));
+        if derived.is_none() && !by_hand.contains(&format!("fn {name}(")) {
+            continue;
+        }
         let m = if op.fields.is_empty() && derived.is_some() {
             "_m"
         } else {
@@ -247,6 +252,18 @@ pub(crate) fn device(ops: &[Op]) -> Result<String, Box<dyn Error>> {
     }
     writeln!(out, "}}")?;
     Ok(out)
+}
+
+/// The device's source text.
+fn sources() -> Result<String, Box<dyn Error>> {
+    let mut text = String::new();
+    for file in fs::read_dir("src/nvidia")? {
+        let path = file?.path();
+        if path.extension().is_some_and(|extension| extension == "rs") {
+            text.push_str(&fs::read_to_string(path)?);
+        }
+    }
+    Ok(text)
 }
 
 fn derived_body(

@@ -272,7 +272,11 @@ impl Driver {
     }
 
     /// The map with another address in it.
-    pub(super) fn tensor_map_at(&self, mut map: CUtensorMap, address: u64) -> Result<CUtensorMap, Refused> {
+    pub(super) fn tensor_map_at(
+        &self,
+        mut map: CUtensorMap,
+        address: u64,
+    ) -> Result<CUtensorMap, Refused> {
         let address = ptr::with_exposed_provenance_mut(address as usize);
         // SAFETY: a whole map; the address is only written into it.
         unsafe { self.cuTensorMapReplaceAddress(&mut map, address) }?;

@@ -28,7 +28,7 @@ impl Nvidia {
                 CU_STREAM_CAPTURE_MODE_RELAXED,
             )?;
         }
-        self.captures += 1;
+        self.captures.insert(m.stream, m.graph != 0);
         Ok(())
     }
 
@@ -41,9 +41,11 @@ impl Nvidia {
         let stream = self.real_stream(m.stream)?;
         let id = self.driver.capture(stream).map(|capture| capture.id);
         let ended = self.driver.cuStreamEndCapture(stream);
-        // A stream that still captures is one on which another capture was begun, or which only joined one.
-        if self.driver.cuStreamIsCapturing(stream).unwrap_or(0) == 0 {
-            self.captures = self.captures.saturating_sub(1);
+        // Where it was begun a capture ends even with an error; elsewhere it goes on.
+        let adds = self.captures.remove(&m.stream).unwrap_or(true);
+        if !adds && !ended.is_ok_and(|graph| !graph.is_null()) {
+            // The client may have been shown the graph in the making, which is gone now.
+            let _ = self.graphs.forget(m.graph);
         }
         let graph = ended?;
         let memory = id
@@ -53,7 +55,8 @@ impl Nvidia {
         if graph.is_null() {
             return Ok(messages::CaptureEndReply { produced: 0 });
         }
-        self.graphs.bind(m.graph, graph, memory)?;
+        self.graphs.bind(m.graph, graph)?;
+        self.graphs.remember(graph, memory);
         Ok(messages::CaptureEndReply { produced: 1 })
     }
 
@@ -99,7 +102,7 @@ impl Nvidia {
         if let Some(id) = self.graphs.id_of(handle) {
             return Ok(id);
         }
-        self.graphs.bind(fresh, handle, Vec::new())?;
+        self.graphs.bind(fresh, handle)?;
         Ok(fresh)
     }
 }

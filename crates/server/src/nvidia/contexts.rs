@@ -186,10 +186,15 @@ impl Nvidia {
         let context = self.context(id)?;
         let mut marks = Vec::new();
         for (_, stream) in self.streams.iter() {
-            if stream.used && stream.hold().handle == context.hold.handle {
+            // What a stream captures does not run.
+            if stream.used
+                && stream.hold().handle == context.hold.handle
+                && !self.capturing(stream.handle())?
+            {
                 marks.push(context.hold.mark(stream.handle())?);
             }
         }
+        self.refuse_capturing(real::Stream::NULL, "a wait for a context")?;
         // Always: the driver reports a fault of the GPU here even where no stream was used.
         marks.push(context.hold.mark(real::Stream::NULL)?);
         Ok(marks)
@@ -197,7 +202,7 @@ impl Nvidia {
 
     /// Marks in all busy streams of all contexts, for what is freed now; `None` while nothing can be marked.
     pub(super) fn busy_marks(&mut self) -> Option<super::Marks> {
-        if self.captures > 0 {
+        if !self.captures.is_empty() {
             return None;
         }
         if let Some(marks) = &self.recent_marks {

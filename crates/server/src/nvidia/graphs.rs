@@ -36,11 +36,6 @@ use crate::{
 /// Memory that captured copies read.
 pub(super) type Memory = Vec<Arc<Part>>;
 
-struct Graph {
-    handle: real::Graph,
-    memory: Memory,
-}
-
 struct Exec {
     owned: Owned<real::GraphExec>,
     memory: Memory,
@@ -52,12 +47,14 @@ struct Node {
 }
 
 pub(super) struct Graphs {
-    graphs: Shadow<Graph>,
+    graphs: Shadow<real::Graph>,
     execs: Shadow<Exec>,
     nodes: Shadow<Node>,
     /// The first number of each graph.
     graph_ids: FxHashMap<real::Graph, u64>,
     node_ids: FxHashMap<real::Node, u64>,
+    /// What copies read that were captured into a graph, its clones or its children.
+    memory: FxHashMap<real::Graph, Memory>,
     driver: Arc<Driver>,
 }
 
@@ -69,26 +66,30 @@ impl Graphs {
             nodes: Shadow::new("graph node"),
             graph_ids: FxHashMap::default(),
             node_ids: FxHashMap::default(),
+            memory: FxHashMap::default(),
             driver: driver.clone(),
         }
     }
 
     /// Binds a graph to a number. A graph that has one keeps it, and answers to the new one as well.
-    pub(super) fn bind(
-        &mut self,
-        id: u64,
-        handle: real::Graph,
-        memory: Memory,
-    ) -> Result<(), Failure> {
-        if let Ok(known) = self.graphs.get_mut(id)
-            && known.handle == handle
-        {
-            known.memory.extend(memory);
+    pub(super) fn bind(&mut self, id: u64, handle: real::Graph) -> Result<(), Failure> {
+        if self.graphs.get(id).is_ok_and(|known| *known == handle) {
             return Ok(());
         }
-        self.graphs.insert(id, Graph { handle, memory })?;
+        self.graphs.insert(id, handle)?;
         self.graph_ids.entry(handle).or_insert(id);
         Ok(())
+    }
+
+    /// Keeps memory for as long as the graph.
+    pub(super) fn remember(&mut self, graph: real::Graph, memory: Memory) {
+        if !memory.is_empty() {
+            self.memory.entry(graph).or_default().extend(memory);
+        }
+    }
+
+    fn memory_of(&self, graph: real::Graph) -> Memory {
+        self.memory.get(&graph).cloned().unwrap_or_default()
     }
 
     pub(super) fn id_of(&self, handle: real::Graph) -> Option<u64> {
@@ -129,26 +130,19 @@ impl Graphs {
     }
 
     /// Forgets a graph with its nodes, whose handles the driver will use again.
-    fn forget(&mut self, id: u64) -> Result<(real::Graph, Memory), Failure> {
-        let graph = self.graphs.remove(id)?;
-        let mut memory = graph.memory;
-        self.graphs.retain(|other| {
-            let same = other.handle == graph.handle;
-            if same {
-                memory.append(&mut other.memory.clone());
-            }
-            !same
-        });
-        self.graph_ids.remove(&graph.handle);
+    pub(super) fn forget(&mut self, id: u64) -> Result<(real::Graph, Memory), Failure> {
+        let handle = self.graphs.remove(id)?;
+        self.graphs.retain(|other| *other != handle);
+        self.graph_ids.remove(&handle);
         let node_ids = &mut self.node_ids;
         self.nodes.retain(|node| {
-            let gone = node.graph == graph.handle;
+            let gone = node.graph == handle;
             if gone {
                 node_ids.remove(&node.handle);
             }
             !gone
         });
-        Ok((graph.handle, memory))
+        Ok((handle, self.memory.remove(&handle).unwrap_or_default()))
     }
 
     /// Gives nothing back, at an end where the driver would wait for ever.
@@ -168,8 +162,8 @@ impl Drop for Graphs {
         self.execs.drain().for_each(drop);
         let mut destroyed = rustc_hash::FxHashSet::default();
         for (_, graph) in self.graphs.drain() {
-            if destroyed.insert(graph.handle) {
-                given_back(self.driver.cuGraphDestroy(graph.handle));
+            if destroyed.insert(graph) {
+                given_back(self.driver.cuGraphDestroy(graph));
             }
         }
     }
@@ -182,11 +176,9 @@ impl Nvidia {
         m: &messages::GraphInstantiate,
     ) -> Result<messages::GraphInstantiateReply, Failure> {
         self.enter(cx)?;
-        let graph = self.graphs.graphs.get(m.graph)?;
-        let memory = graph.memory.clone();
-        let handle = self
-            .driver
-            .cuGraphInstantiateWithFlags(graph.handle, m.flags)?;
+        let graph = self.real_graph(m.graph)?;
+        let memory = self.graphs.memory_of(graph);
+        let handle = self.driver.cuGraphInstantiateWithFlags(graph, m.flags)?;
         let owned = Owned::new(self.current_hold(), handle, |driver, handle| {
             driver.cuGraphExecDestroy(handle)
         });
@@ -224,10 +216,11 @@ impl Nvidia {
         m: &messages::CuGraphClone,
     ) -> Result<(), Failure> {
         self.enter(cx)?;
-        let original = self.graphs.graphs.get(m.original_graph)?;
-        let (handle, memory) = (original.handle, original.memory.clone());
-        let clone = self.driver.cuGraphClone(handle)?;
-        self.graphs.bind(m.ph_graph_clone, clone, memory)
+        let original = self.real_graph(m.original_graph)?;
+        let clone = self.driver.cuGraphClone(original)?;
+        let memory = self.graphs.memory_of(original);
+        self.graphs.remember(clone, memory);
+        self.graphs.bind(m.ph_graph_clone, clone)
     }
 
     pub(super) fn cu_graph_destroy(
@@ -327,10 +320,10 @@ impl Nvidia {
         m: &messages::GraphExecUpdate,
     ) -> Result<messages::GraphExecUpdateReply, Failure> {
         self.enter(cx)?;
-        let graph = self.graphs.graphs.get(m.graph)?;
-        let (handle, memory) = (graph.handle, graph.memory.clone());
+        let graph = self.real_graph(m.graph)?;
+        let memory = self.graphs.memory_of(graph);
         let exec = self.graphs.execs.get_mut(m.exec)?;
-        let result = self.driver.graph_exec_update(exec.owned.handle(), handle)?;
+        let result = self.driver.graph_exec_update(exec.owned.handle(), graph)?;
         if result == 0 {
             exec.memory.extend(memory);
         }
@@ -369,10 +362,10 @@ impl Nvidia {
         m: &messages::GraphAddChild<'_>,
     ) -> Result<(), Failure> {
         self.enter(cx)?;
-        let child = self.graphs.graphs.get(m.child)?;
-        let (work, memory) = (NodeWork::Child(child.handle), child.memory.clone());
-        self.add_node(m.graph, m.node, m.dependencies, &work)?;
-        self.graphs.graphs.get_mut(m.graph)?.memory.extend(memory);
+        let (graph, child) = (self.real_graph(m.graph)?, self.real_graph(m.child)?);
+        self.add_node(m.graph, m.node, m.dependencies, &NodeWork::Child(child))?;
+        let memory = self.graphs.memory_of(child);
+        self.graphs.remember(graph, memory);
         Ok(())
     }
 
@@ -494,9 +487,9 @@ impl Nvidia {
         m: &messages::GraphExecSetChild,
     ) -> Result<(), Failure> {
         self.enter(cx)?;
-        let child = self.graphs.graphs.get(m.child)?;
-        let (work, memory) = (NodeWork::Child(child.handle), child.memory.clone());
-        self.set_node(m.exec, m.node, &work)?;
+        let child = self.real_graph(m.child)?;
+        self.set_node(m.exec, m.node, &NodeWork::Child(child))?;
+        let memory = self.graphs.memory_of(child);
         self.graphs.execs.get_mut(m.exec)?.memory.extend(memory);
         Ok(())
     }
@@ -524,7 +517,7 @@ impl Nvidia {
     }
 
     pub(super) fn real_graph(&self, id: u64) -> Result<real::Graph, Failure> {
-        Ok(self.graphs.graphs.get(id)?.handle)
+        self.graphs.graphs.get(id).copied()
     }
 
     pub(super) fn real_graphexec(&self, id: u64) -> Result<real::GraphExec, Failure> {
@@ -540,7 +533,7 @@ impl Nvidia {
     }
 
     pub(super) fn bind_graph(&mut self, id: u64, handle: real::Graph) -> Result<(), Failure> {
-        self.graphs.bind(id, handle, Vec::new())
+        self.graphs.bind(id, handle)
     }
 
     fn add_node(

@@ -147,8 +147,8 @@ struct Nvidia {
     recent_marks: Option<Marks>,
     /// Marks of destroyed streams, by the context that a fence may ask for.
     orphans: Vec<(u64, owned::Mark)>,
-    /// Captures begun and not ended.
-    captures: usize,
+    /// Streams on which captures were begun and not ended, and whether into a graph that was there before.
+    captures: FxHashMap<u64, bool>,
     /// What copies read that are being captured, by the capture's id.
     capture_memory: FxHashMap<u64, Vec<Arc<Part>>>,
     staging: Arc<Staging>,
@@ -233,7 +233,7 @@ impl Nvidia {
             graveyard: Graveyard::default(),
             recent_marks: None,
             orphans: Vec::new(),
-            captures: 0,
+            captures: FxHashMap::default(),
             capture_memory: FxHashMap::default(),
             staging: Staging::new(&base),
             host: HostRanges::default(),
@@ -253,7 +253,7 @@ impl Nvidia {
 
     /// Waits for the GPU at the end of a session, but not for ever.
     fn comes_to_rest(&mut self) -> bool {
-        self.captures = 0;
+        self.captures.clear();
         let Some(marks) = self.busy_marks() else {
             return true;
         };

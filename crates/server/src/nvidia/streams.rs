@@ -81,6 +81,7 @@ impl Nvidia {
     ) -> Result<(), Failure> {
         self.enter(cx)?;
         let stream = self.streams.remove(m.stream)?;
+        self.captures.remove(&m.stream);
         if stream.used && !self.capturing(stream.handle())? {
             // The driver finishes its work; a fence of the context must still wait for that.
             let mark = stream.hold().mark(stream.handle())?;
@@ -277,7 +278,7 @@ impl Nvidia {
     /// Whether what is submitted to a stream is captured.
     #[inline]
     pub(super) fn capturing(&self, stream: real::Stream) -> Result<bool, Failure> {
-        Ok(self.captures > 0 && self.driver.cuStreamIsCapturing(stream)? != 0)
+        Ok(!self.captures.is_empty() && self.driver.cuStreamIsCapturing(stream)? != 0)
     }
 
     pub(super) fn refuse_capturing(&self, stream: real::Stream, what: &str) -> Result<(), Failure> {

@@ -97,8 +97,9 @@ impl Nvidia {
             kind => return Err(Failure::unsupported(&format!("tensor map kind {kind}"))),
         };
         let map = self.driver.tensor_map(kind, &arguments)?;
-        let bytes: Vec<u8> = map.opaque.iter().flat_map(|w| w.to_le_bytes()).collect();
-        Ok(messages::TensorMapEncodeReply { map: bytes.into() })
+        Ok(messages::TensorMapEncodeReply {
+            map: map_bytes(&map).into(),
+        })
     }
 
     pub(super) fn tensor_map_replace_address(
@@ -107,17 +108,17 @@ impl Nvidia {
         m: &messages::TensorMapReplaceAddress<'_>,
     ) -> Result<messages::TensorMapReplaceAddressReply<'static>, Failure> {
         self.enter(cx)?;
-        let (words, []) = m.map.as_chunks::<8>() else {
-            return Err(wrong("a tensor map of broken words".into()));
-        };
-        let opaque = words.iter().map(|w| u64::from_le_bytes(*w)).collect::<Vec<_>>();
-        let opaque = opaque
-            .try_into()
-            .map_err(|_| wrong(format!("a tensor map of {} bytes", m.map.len())))?;
-        let map = self.driver.tensor_map_at(CUtensorMap { opaque }, m.address)?;
-        let bytes: Vec<u8> = map.opaque.iter().flat_map(|w| w.to_le_bytes()).collect();
+        let (words, rest) = m.map.as_chunks::<8>();
+        let mut map = CUtensorMap { opaque: [0; 16] };
+        if words.len() != map.opaque.len() || !rest.is_empty() {
+            return Err(wrong(format!("a tensor map of {} bytes", m.map.len())));
+        }
+        for (opaque, word) in map.opaque.iter_mut().zip(words) {
+            *opaque = u64::from_le_bytes(*word);
+        }
+        let replaced = self.driver.tensor_map_at(map, m.address)?;
         Ok(messages::TensorMapReplaceAddressReply {
-            replaced: bytes.into(),
+            replaced: map_bytes(&replaced).into(),
         })
     }
 
@@ -262,6 +263,10 @@ impl Nvidia {
         }
         Ok(resource)
     }
+}
+
+fn map_bytes(map: &CUtensorMap) -> Vec<u8> {
+    map.opaque.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
 /// Holds every array against the rank, so that the driver reads none past its end.
