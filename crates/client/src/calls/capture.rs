@@ -12,7 +12,7 @@ use outboard_wire::{
     messages,
 };
 
-use super::{Done, graph::{check_edges, node_ids}, put, put_optional};
+use super::{Done, graph::{NODES_MAX, check_edges, node_ids}, put, put_optional};
 use crate::{
     log,
     state::{Beginning, Capture, Driver, Kind, StreamRef, current_context, driver, exchange_thread_mode},
@@ -41,8 +41,7 @@ const CONTEXT_CALLS: &[&str] = &["cuCtxSynchronize", "cuCtxSynchronize_v2"];
 const SET_DEPENDENCIES: u32 = 1;
 /// What an answer has room for at first; asked again where a stream depends on more.
 const DEPENDENCIES_FIRST: u32 = 64;
-/// As many as fit into a frame.
-const DEPENDENCIES_MAX: u32 = 1 << 16;
+const DEPENDENCIES_MAX: u32 = NODES_MAX as u32;
 
 /// Whether a call may be made while something is being captured.
 #[inline]
@@ -232,16 +231,16 @@ unsafe fn capture_info(stream: CUstream, out: &InfoOut) -> Done {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let stream = match current_context() {
-        Err(_) if stream.is_null() => return unsafe_put_status(out, CU_STREAM_CAPTURE_STATUS_NONE),
+        Err(_) if stream.is_null() => return put_status(out, CU_STREAM_CAPTURE_STATUS_NONE),
         _ => driver.stream(stream)?,
     };
     let status = driver.capture_status(&stream)?;
     let active = |capture: &Arc<Capture>| status == CU_STREAM_CAPTURE_STATUS_ACTIVE && !capture.is_spoiled();
-    let Some(capture) = driver.capture_of(&stream).filter(active) else { return unsafe_put_status(out, status) };
+    let Some(capture) = driver.capture_of(&stream).filter(active) else { return put_status(out, status) };
     // Most callers only want the status and the id: those are known here.
     if !(out.graph.is_null() && out.nodes.is_null() && out.count.is_null()) {
         let Some(nodes) = driver.capture_dependencies(&stream, &capture)? else {
-            return unsafe_put_status(out, CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+            return put_status(out, CU_STREAM_CAPTURE_STATUS_INVALIDATED);
         };
         let count = nodes.len();
         let (nodes, edges) = capture.keep_answer(stream.wire(), nodes.into_iter().map(|n| CUgraphNode(n as usize)).collect());
@@ -255,10 +254,10 @@ unsafe fn capture_info(stream: CUstream, out: &InfoOut) -> Done {
     }
     // SAFETY: the caller's promise.
     unsafe { put_optional(out.id, capture.id) };
-    unsafe_put_status(out, status)
+    put_status(out, status)
 }
 
-fn unsafe_put_status(out: &InfoOut, status: u32) -> Done {
+fn put_status(out: &InfoOut, status: u32) -> Done {
     // SAFETY: whoever made `out` promised that its pointers are NULL or valid.
     unsafe { put(out.status, status) }
 }

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Nodes that one message names, so that two lists of them fit into a frame.
-const NODES_MAX: usize = 1 << 15;
+pub(super) const NODES_MAX: usize = 1 << 15;
 const _: () = assert!(2 * NODES_MAX * 8 < FRAME_BYTES_MAX);
 
 /// The nodes of an argument, as messages name them.

@@ -6,7 +6,7 @@ use std::{ffi::c_void, sync::Arc};
 use outboard_api::{
     CUresult,
     cuda::{
-        CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUarray, CUcontext, CUevent, CUgraph,
+        CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUarray, CUcontext, CUevent, CUfunction, CUgraph,
         CUgraphEdgeData, CUgraphExec, CUgraphNode, CUkernel,
     },
     enums::*,
@@ -32,7 +32,7 @@ use crate::{
 
 /// What a node does, taken from the program's records.
 enum Work {
-    Kernel { kernel: &'static Kernel, shape: Shape, params: Params, context: u64 },
+    Kernel { node: CUDA_KERNEL_NODE_PARAMS, kernel: &'static Kernel, shape: Shape, params: Params, context: u64 },
     Memset { memset: CUDA_MEMSET_NODE_PARAMS, context: u64 },
     Copy { desc: Vec<u8>, context: u64 },
     Host(CUDA_HOST_NODE_PARAMS),
@@ -51,7 +51,7 @@ impl Driver {
     unsafe fn kernel_work(&self, node: &CUDA_KERNEL_NODE_PARAMS) -> Result<Work, CUresult> {
         let (function, context) = match node.func.is_null() {
             false => (node.func, CUcontext::NULL),
-            true => (outboard_api::cuda::CUfunction(node.kern.0), node.ctx),
+            true => (CUfunction(node.kern.0), node.ctx),
         };
         let kernel = self.libraries.kernel(function)?;
         let shape = Shape {
@@ -63,7 +63,7 @@ impl Driver {
         // SAFETY: the caller's promise.
         let params = unsafe { Params::gather(kernel, node.kernel_params, node.extra)? };
         self.make_arguments_visible(params.bytes())?;
-        Ok(Work::Kernel { kernel, shape, params, context: self.node_context(context)? })
+        Ok(Work::Kernel { node: *node, kernel, shape, params, context: self.node_context(context)? })
     }
 
     fn memset_work(&self, memset: &CUDA_MEMSET_NODE_PARAMS, context: CUcontext) -> Result<Work, CUresult> {
@@ -181,7 +181,7 @@ impl Driver {
                 };
                 session.call(*context, &message, |_| ())
             }
-            Work::Kernel { kernel, shape, params, context } => {
+            Work::Kernel { kernel, shape, params, context, .. } => {
                 let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (shape.grid, shape.block);
                 let message = messages::GraphAddKernel {
                     graph,
@@ -220,7 +220,7 @@ impl Driver {
                 };
                 session.call(*context, &message, |_| ())
             }
-            Work::Kernel { kernel, shape, params, context } => {
+            Work::Kernel { kernel, shape, params, context, .. } => {
                 let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (shape.grid, shape.block);
                 let message = messages::GraphExecSetKernel {
                     exec,
@@ -250,9 +250,7 @@ impl Work {
     /// What is remembered of a node, for those who ask.
     fn record(&self) -> NodeRecord {
         match self {
-            Work::Kernel { kernel, shape, params, .. } => {
-                NodeRecord::Kernel(Arc::new(KernelRecord::new(kernel, shape.grid, shape.block, shape.shared_bytes, params.bytes())))
-            }
+            Work::Kernel { node, kernel, params, .. } => NodeRecord::Kernel(Arc::new(KernelRecord::new(node, kernel, params.bytes()))),
             Work::Memset { memset, .. } => NodeRecord::Memset(*memset),
             Work::Host(host) => NodeRecord::Host(*host),
             Work::Copy { .. } | Work::Child(_) | Work::Empty | Work::Event { .. } => NodeRecord::Unknown,
@@ -513,7 +511,7 @@ unsafe fn widened(params: *const c_void) -> Result<CUDA_KERNEL_NODE_PARAMS, CUre
 
 fn no_kernel() -> CUDA_KERNEL_NODE_PARAMS {
     CUDA_KERNEL_NODE_PARAMS {
-        func: outboard_api::cuda::CUfunction::NULL,
+        func: CUfunction::NULL,
         grid_dim_x: 0,
         grid_dim_y: 0,
         grid_dim_z: 0,
@@ -533,7 +531,8 @@ fn kernel_params(node: CUgraphNode) -> Result<CUDA_KERNEL_NODE_PARAMS, CUresult>
         NodeRecord::Kernel(kernel) => {
             let ([grid_dim_x, grid_dim_y, grid_dim_z], [block_dim_x, block_dim_y, block_dim_z]) = (kernel.grid, kernel.block);
             Ok(CUDA_KERNEL_NODE_PARAMS {
-                func: outboard_api::cuda::CUfunction(kernel.kernel.handle()),
+                func: kernel.func,
+                kern: kernel.kern,
                 grid_dim_x,
                 grid_dim_y,
                 grid_dim_z,

@@ -2,7 +2,7 @@
 
 use std::{
     ffi::c_void,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
 };
 
 use outboard_api::{

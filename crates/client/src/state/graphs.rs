@@ -8,7 +8,7 @@ use std::{
 
 use outboard_api::{
     CUresult,
-    cuda::{CUDA_HOST_NODE_PARAMS, CUDA_MEMSET_NODE_PARAMS, CUgraph, CUgraphNode},
+    cuda::{CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMSET_NODE_PARAMS, CUfunction, CUgraph, CUgraphNode, CUkernel},
 };
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -30,7 +30,9 @@ unsafe impl Send for NodeRecord {}
 
 /// A kernel node's parameters: programs that ask for them get pointers into this.
 pub(crate) struct KernelRecord {
-    pub(crate) kernel: &'static Kernel,
+    /// As the program named it: programs that named one kind of handle know only that kind.
+    pub(crate) func: CUfunction,
+    pub(crate) kern: CUkernel,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     pub(crate) shared_bytes: u32,
@@ -45,11 +47,20 @@ unsafe impl Send for KernelRecord {}
 unsafe impl Sync for KernelRecord {}
 
 impl KernelRecord {
-    pub(crate) fn new(kernel: &'static Kernel, grid: [u32; 3], block: [u32; 3], shared_bytes: u32, params: &[u8]) -> KernelRecord {
+    /// `params` is packed as the kernel wants it.
+    pub(crate) fn new(node: &CUDA_KERNEL_NODE_PARAMS, kernel: &Kernel, params: &[u8]) -> KernelRecord {
         let mut buffer: Box<[u8]> = params.into();
         let slot = |(offset, size): &(u32, u32)| buffer.get_mut(*offset as usize..(offset + size) as usize).map(|p| p.as_mut_ptr().cast());
         let pointers = kernel.params.iter().filter_map(slot).collect();
-        KernelRecord { kernel, grid, block, shared_bytes, pointers, _params: buffer }
+        KernelRecord {
+            func: node.func,
+            kern: node.kern,
+            grid: [node.grid_dim_x, node.grid_dim_y, node.grid_dim_z],
+            block: [node.block_dim_x, node.block_dim_y, node.block_dim_z],
+            shared_bytes: node.shared_mem_bytes,
+            pointers,
+            _params: buffer,
+        }
     }
 
     /// `kernelParams`: valid as long as the record.
