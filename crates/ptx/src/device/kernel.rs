@@ -138,11 +138,11 @@ impl Workspace {
         })
     }
 
-    /// `%envreg1` and `%envreg2` hold the address, low half first.
+    /// `%envreg1` and `%envreg2` hold the address, high half first.
     fn envregs(&self) -> [u32; 32] {
         let mut envregs = [0; 32];
-        envregs[1] = self.address as u32;
-        envregs[2] = (self.address >> 32) as u32;
+        envregs[1] = (self.address >> 32) as u32;
+        envregs[2] = self.address as u32;
         envregs
     }
 }

@@ -219,8 +219,8 @@ fn read_attributes(bytes: &[u8]) -> Result<Asked, Failure> {
 /// The unit in which shared memory is given to blocks, and registers to warps.
 const SHARED_UNIT_BYTES: u32 = 128;
 const REGISTER_UNIT: u32 = 256;
-/// Warps are given registers four at a time, one for each scheduler.
-const WARP_UNIT: u32 = 4;
+/// Each of four schedulers has its part of the registers.
+const SCHEDULERS: u32 = 4;
 
 /// Blocks that are resident on one multiprocessor of compute capability 8.0.
 fn blocks_per_multiprocessor(
@@ -235,8 +235,8 @@ fn blocks_per_multiprocessor(
     let by_warps = card::SM_THREADS / card::WARP_THREADS / warps;
     let warp_registers =
         (facts.registers.max(1) * card::WARP_THREADS).next_multiple_of(REGISTER_UNIT);
-    let register_warps = card::SM_REGISTERS / warp_registers / WARP_UNIT * WARP_UNIT;
-    let by_registers = register_warps / warps.next_multiple_of(WARP_UNIT);
+    let register_warps = card::SM_REGISTERS / warp_registers / SCHEDULERS * SCHEDULERS;
+    let by_registers = register_warps / warps;
     let shared = facts.shared_bytes.saturating_add(dynamic_shared);
     if shared > card::SHARED_OPTIN_BYTES {
         return 0;

@@ -408,3 +408,28 @@ fn cards_and_the_management_library() {
         "GPU-6fb25d7b-0000-0000-0000-000000000000".len()
     );
 }
+
+#[test]
+fn blocks_of_a_cooperative_launch_wait_for_each_other() {
+    let mut c = client();
+    let kernel = c.kernels();
+    let blocks = 60;
+    let mut record = [0; doc::LAUNCH_ATTRIBUTE_BYTES];
+    record[..4].copy_from_slice(&CU_LAUNCH_ATTRIBUTE_COOPERATIVE.to_le_bytes());
+    record[8] = 1;
+    // Twice: each launch has a barrier of its own.
+    for _ in 0..2 {
+        c.done(Request::CuMemsetD32V2(m::CuMemsetD32V2 {
+            dst_device: c.base,
+            ui: 0,
+            n: 2 * u64::from(blocks),
+        }));
+        let arguments = params(&[c.base]);
+        let mut barrier = launch(kernel("grid_barrier"), blocks, 1, &arguments);
+        barrier.attributes = &record;
+        c.done(Request::Launch(barrier));
+        let words = c.read_words(c.base, 2 * blocks as usize);
+        let expected: Vec<u32> = (0..blocks).map(|i| (i + 1) % blocks + 1).collect();
+        assert_eq!(words[blocks as usize..], expected);
+    }
+}
