@@ -23,16 +23,29 @@ impl fmt::Display for Position {
 pub enum Error {
     /// The text is not PTX. The program's (or its compiler's) fault.
     #[error("PTX {at}: expected {expected}, found {found}")]
-    Syntax { at: Position, expected: String, found: String },
+    Syntax {
+        at: Position,
+        expected: String,
+        found: String,
+    },
     /// Valid or not, this interpreter does not execute it.
     #[error("PTX {at}: unsupported: {reason} in `{instruction}`")]
-    Unsupported { at: Position, instruction: String, reason: String },
+    Unsupported {
+        at: Position,
+        instruction: String,
+        reason: String,
+    },
     /// The text contradicts itself: unknown names, wrong types, double declarations.
     #[error("PTX {at}: {message}")]
     Invalid { at: Position, message: String },
     /// A bound of [`crate::limits`] was passed.
     #[error("PTX {at}: {what} is {actual}, the limit is {limit}")]
-    Limit { at: Position, what: &'static str, actual: u64, limit: u64 },
+    Limit {
+        at: Position,
+        what: &'static str,
+        actual: u64,
+        limit: u64,
+    },
     /// Device memory for the module could not be had.
     #[error(transparent)]
     Memory(#[from] crate::memory::MemoryError),
@@ -40,10 +53,21 @@ pub enum Error {
     NoSuchKernel(String),
     /// A launch that sm_80 would refuse.
     #[error("launch of `{kernel}`: {what} is {actual}, the limit is {limit}")]
-    LaunchLimit { kernel: String, what: &'static str, actual: u64, limit: u64 },
+    LaunchLimit {
+        kernel: String,
+        what: &'static str,
+        actual: u64,
+        limit: u64,
+    },
     /// Parameter bytes that do not fit the kernel's declaration.
-    #[error("launch of `{kernel}`: {actual} bytes of parameters given, the kernel declares {expected}")]
-    LaunchParams { kernel: String, actual: u64, expected: u64 },
+    #[error(
+        "launch of `{kernel}`: {actual} bytes of parameters given, the kernel declares {expected}"
+    )]
+    LaunchParams {
+        kernel: String,
+        actual: u64,
+        expected: u64,
+    },
 }
 
 /// What stopped a kernel.
@@ -51,9 +75,17 @@ pub enum Error {
 #[non_exhaustive]
 pub enum FaultKind {
     /// CUDA_ERROR_ILLEGAL_ADDRESS
-    IllegalAddress { address: u64, bytes: u32, write: bool },
+    IllegalAddress {
+        address: u64,
+        bytes: u32,
+        write: bool,
+    },
     /// CUDA_ERROR_MISALIGNED_ADDRESS
-    MisalignedAddress { address: u64, bytes: u32, write: bool },
+    MisalignedAddress {
+        address: u64,
+        bytes: u32,
+        write: bool,
+    },
     /// `trap`: CUDA_ERROR_LAUNCH_FAILED (a GPU reports an illegal instruction or a failed launch).
     Trap { reason: String },
     /// CUDA_ERROR_ASSERT
@@ -84,20 +116,44 @@ impl fmt::Display for Fault {
         write!(f, "kernel `{}`", self.kernel)?;
         if self.kind != FaultKind::LaunchTimeout {
             let ([bx, by, bz], [tx, ty, tz]) = (self.block, self.thread);
-            write!(f, ", block ({bx},{by},{bz}), thread ({tx},{ty},{tz}), PTX line {}", self.line)?;
+            write!(
+                f,
+                ", block ({bx},{by},{bz}), thread ({tx},{ty},{tz}), PTX line {}",
+                self.line
+            )?;
         }
         let access = |write: bool| if write { "write" } else { "read" };
         match &self.kind {
-            FaultKind::IllegalAddress { address, bytes, write } => {
-                write!(f, ": illegal address: {} of {bytes} bytes at {address:#x}", access(*write))
+            FaultKind::IllegalAddress {
+                address,
+                bytes,
+                write,
+            } => {
+                write!(
+                    f,
+                    ": illegal address: {} of {bytes} bytes at {address:#x}",
+                    access(*write)
+                )
             }
-            FaultKind::MisalignedAddress { address, bytes, write } => {
-                write!(f, ": misaligned address: {} of {bytes} bytes at {address:#x}", access(*write))
+            FaultKind::MisalignedAddress {
+                address,
+                bytes,
+                write,
+            } => {
+                write!(
+                    f,
+                    ": misaligned address: {} of {bytes} bytes at {address:#x}",
+                    access(*write)
+                )
             }
             FaultKind::Trap { reason } => write!(f, ": {reason}"),
             FaultKind::Assert { message } => write!(f, ": {message}"),
-            FaultKind::StackOverflow { bytes } => write!(f, ": stack overflow: {bytes} bytes of stack a thread"),
-            FaultKind::InvalidTarget { address } => write!(f, ": call or branch to {address:#x}, which is no target"),
+            FaultKind::StackOverflow { bytes } => {
+                write!(f, ": stack overflow: {bytes} bytes of stack a thread")
+            }
+            FaultKind::InvalidTarget { address } => {
+                write!(f, ": call or branch to {address:#x}, which is no target")
+            }
             FaultKind::LaunchOutOfResources { what } => write!(f, ": out of resources: {what}"),
             FaultKind::LaunchTimeout => write!(f, ": cancelled"),
         }

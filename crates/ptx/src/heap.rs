@@ -23,12 +23,19 @@ impl Heap {
     /// Maps `bytes` in the internal area of `memory`.
     pub fn new(memory: &Memory, bytes: u64) -> Result<Self, MemoryError> {
         let base = memory.allocate_internal(bytes, ALIGN)?;
-        Ok(Heap { memory: memory.clone(), base, bytes, used: Mutex::default() })
+        Ok(Heap {
+            memory: memory.clone(),
+            base,
+            bytes,
+            used: Mutex::default(),
+        })
     }
 
     /// Address of a new block, 0 if there is no room.
     pub(crate) fn allocate(&self, bytes: u64) -> u64 {
-        let Some(bytes) = bytes.max(1).checked_next_multiple_of(ALIGN) else { return 0 };
+        let Some(bytes) = bytes.max(1).checked_next_multiple_of(ALIGN) else {
+            return 0;
+        };
         let mut used = self.used.lock();
         let mut start = 0;
         for (&offset, &len) in used.iter() {
@@ -37,7 +44,11 @@ impl Heap {
             }
             start = offset + len;
         }
-        if self.bytes.checked_sub(start).is_none_or(|room| room < bytes) {
+        if self
+            .bytes
+            .checked_sub(start)
+            .is_none_or(|room| room < bytes)
+        {
             return 0;
         }
         used.insert(start, bytes);
@@ -46,7 +57,10 @@ impl Heap {
 
     /// False if the address is no block of this heap.
     pub(crate) fn free(&self, address: u64) -> bool {
-        address == 0 || address.checked_sub(self.base).is_some_and(|offset| self.used.lock().remove(&offset).is_some())
+        address == 0
+            || address
+                .checked_sub(self.base)
+                .is_some_and(|offset| self.used.lock().remove(&offset).is_some())
     }
 }
 

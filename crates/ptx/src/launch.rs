@@ -15,8 +15,8 @@ use crate::interp::block::{Block, BlockProgress};
 use crate::interp::memory::RangeCache;
 use crate::interp::{Env, Features};
 use crate::limits::{
-    COOPERATIVE_BLOCKS_MAX,
-    BLOCK_EXTENT_MAX, BLOCK_THREADS_MAX, GRID_EXTENT_MAX, LOCAL_BYTES_MAX, SHARED_OPTIN_BYTES_MAX, SHARED_STATIC_BYTES_MAX,
+    BLOCK_EXTENT_MAX, BLOCK_THREADS_MAX, COOPERATIVE_BLOCKS_MAX, GRID_EXTENT_MAX, LOCAL_BYTES_MAX,
+    SHARED_OPTIN_BYTES_MAX, SHARED_STATIC_BYTES_MAX,
 };
 use crate::lower::Kernel;
 use crate::memory::Memory;
@@ -75,34 +75,76 @@ pub enum LaunchError {
 }
 
 /// Checks that sm_80 would run a kernel like this.
-pub fn validate(kernel: &Kernel, grid: [u32; 3], block: [u32; 3], dynamic_shared_bytes: u32, param_bytes: usize) -> Result<(), Error> {
+pub fn validate(
+    kernel: &Kernel,
+    grid: [u32; 3],
+    block: [u32; 3],
+    dynamic_shared_bytes: u32,
+    param_bytes: usize,
+) -> Result<(), Error> {
     let limit = |what, actual: u64, limit: u64| {
-        if actual > limit { Err(Error::LaunchLimit { kernel: kernel.name.clone(), what, actual, limit }) } else { Ok(()) }
+        if actual > limit {
+            Err(Error::LaunchLimit {
+                kernel: kernel.name.clone(),
+                what,
+                actual,
+                limit,
+            })
+        } else {
+            Ok(())
+        }
     };
     for axis in 0..3 {
-        limit("grid extent", grid[axis].into(), GRID_EXTENT_MAX[axis].into())?;
-        limit("block extent", block[axis].into(), BLOCK_EXTENT_MAX[axis].into())?;
+        limit(
+            "grid extent",
+            grid[axis].into(),
+            GRID_EXTENT_MAX[axis].into(),
+        )?;
+        limit(
+            "block extent",
+            block[axis].into(),
+            BLOCK_EXTENT_MAX[axis].into(),
+        )?;
         if grid[axis] == 0 || block[axis] == 0 {
-            return Err(Error::LaunchLimit { kernel: kernel.name.clone(), what: "an extent of zero", actual: 0, limit: 1 });
+            return Err(Error::LaunchLimit {
+                kernel: kernel.name.clone(),
+                what: "an extent of zero",
+                actual: 0,
+                limit: 1,
+            });
         }
     }
     let threads = block.iter().map(|&n| u64::from(n)).product::<u64>();
-    let most = kernel.max_threads.map_or(BLOCK_THREADS_MAX, |t| t.iter().product::<u32>().min(BLOCK_THREADS_MAX));
+    let most = kernel.max_threads.map_or(BLOCK_THREADS_MAX, |t| {
+        t.iter().product::<u32>().min(BLOCK_THREADS_MAX)
+    });
     limit("threads of a block", threads, most.into())?;
     if let Some(required) = kernel.required_threads
         && required != block
     {
         return Err(Error::LaunchLimit {
-            kernel: kernel.name.clone(), what: "block other than .reqntid, whose threads", actual: threads,
+            kernel: kernel.name.clone(),
+            what: "block other than .reqntid, whose threads",
+            actual: threads,
             limit: required.iter().map(|&n| u64::from(n)).product(),
         });
     }
-    limit("static shared memory in bytes", kernel.shared_bytes.into(), SHARED_STATIC_BYTES_MAX.into())?;
+    limit(
+        "static shared memory in bytes",
+        kernel.shared_bytes.into(),
+        SHARED_STATIC_BYTES_MAX.into(),
+    )?;
     let shared = u64::from(kernel.dynamic_shared_offset) + u64::from(dynamic_shared_bytes);
-    limit("shared memory in bytes", if dynamic_shared_bytes > 0 { shared } else { 0 }, SHARED_OPTIN_BYTES_MAX.into())?;
+    limit(
+        "shared memory in bytes",
+        if dynamic_shared_bytes > 0 { shared } else { 0 },
+        SHARED_OPTIN_BYTES_MAX.into(),
+    )?;
     if param_bytes < kernel.param_bytes as usize {
         return Err(Error::LaunchParams {
-            kernel: kernel.name.clone(), actual: param_bytes as u64, expected: kernel.param_bytes.into(),
+            kernel: kernel.name.clone(),
+            actual: param_bytes as u64,
+            expected: kernel.param_bytes.into(),
         });
     }
     Ok(())
@@ -112,34 +154,72 @@ impl Launch<'_> {
     /// Runs the kernel to its end on this thread and `workers - 1` others.
     pub fn run(&self) -> Result<Stats, LaunchError> {
         let kernel = self.module.kernel(self.kernel)?;
-        validate(kernel, self.grid, self.block, self.dynamic_shared_bytes, self.params.len())?;
+        validate(
+            kernel,
+            self.grid,
+            self.block,
+            self.dynamic_shared_bytes,
+            self.params.len(),
+        )?;
         let mut params = vec![0u128; (kernel.param_bytes as usize).div_ceil(16)];
-        for (to, from) in params.iter_mut().zip(self.params[..kernel.param_bytes as usize].chunks(16)) {
+        for (to, from) in params
+            .iter_mut()
+            .zip(self.params[..kernel.param_bytes as usize].chunks(16))
+        {
             let mut bytes = [0; 16];
             bytes[..from.len()].copy_from_slice(from);
             *to = u128::from_le_bytes(bytes);
         }
-        let shared_bytes = if self.dynamic_shared_bytes > 0 { kernel.dynamic_shared_offset + self.dynamic_shared_bytes } else { kernel.shared_bytes };
+        let shared_bytes = if self.dynamic_shared_bytes > 0 {
+            kernel.dynamic_shared_offset + self.dynamic_shared_bytes
+        } else {
+            kernel.shared_bytes
+        };
         let blocks = self.grid.iter().map(|&n| u64::from(n)).product::<u64>();
         if self.cooperative && blocks > COOPERATIVE_BLOCKS_MAX {
             let kernel = kernel.name.clone();
-            return Err(Error::LaunchLimit { kernel, what: "blocks of a cooperative launch", actual: blocks, limit: COOPERATIVE_BLOCKS_MAX }.into());
+            return Err(Error::LaunchLimit {
+                kernel,
+                what: "blocks of a cooperative launch",
+                actual: blocks,
+                limit: COOPERATIVE_BLOCKS_MAX,
+            }
+            .into());
         }
         let workers = (self.workers.max(1) as u64).min(blocks) as usize;
         let (consts32, consts64) = self.module.constants();
         let env = Env {
-            program: self.module.program(), consts32, consts64, kernel,
-            grid: self.grid, block: self.block,
-            params: &params, param_bytes: kernel.param_bytes.into(),
-            shared_bytes, dynamic_shared_bytes: self.dynamic_shared_bytes,
-            stack_bytes: self.stack_bytes.clamp(1024, LOCAL_BYTES_MAX).saturating_add(kernel.local_bytes),
-            envregs: self.envregs, output: self.output, heap: self.heap,
+            program: self.module.program(),
+            consts32,
+            consts64,
+            kernel,
+            grid: self.grid,
+            block: self.block,
+            params: &params,
+            param_bytes: kernel.param_bytes.into(),
+            shared_bytes,
+            dynamic_shared_bytes: self.dynamic_shared_bytes,
+            stack_bytes: self
+                .stack_bytes
+                .clamp(1024, LOCAL_BYTES_MAX)
+                .saturating_add(kernel.local_bytes),
+            envregs: self.envregs,
+            output: self.output,
+            heap: self.heap,
             launch_id: NEXT_LAUNCH.fetch_add(1, Ordering::Relaxed),
-            workers: workers as u32, start: Instant::now(), features: Features::detect(),
+            workers: workers as u32,
+            start: Instant::now(),
+            features: Features::detect(),
         };
         let grid = Grid {
-            env: &env, memory: self.module.memory(), cancel: self.cancel, cooperative: self.cooperative, blocks,
-            next: AtomicU64::new(0), lowest_fault: AtomicU64::new(u64::MAX), fault: Mutex::new(None),
+            env: &env,
+            memory: self.module.memory(),
+            cancel: self.cancel,
+            cooperative: self.cooperative,
+            blocks,
+            next: AtomicU64::new(0),
+            lowest_fault: AtomicU64::new(u64::MAX),
+            fault: Mutex::new(None),
             instructions: AtomicU64::new(0),
         };
         std::thread::scope(|scope| {
@@ -151,7 +231,10 @@ impl Launch<'_> {
         });
         match grid.fault.into_inner() {
             Some((_, fault)) => Err(LaunchError::Fault(*fault)),
-            None => Ok(Stats { blocks, warp_instructions: grid.instructions.into_inner() }),
+            None => Ok(Stats {
+                blocks,
+                warp_instructions: grid.instructions.into_inner(),
+            }),
         }
     }
 }
@@ -182,7 +265,11 @@ impl Grid<'_> {
             }
             // New blocks and waiting ones take turns; a cooperative grid starts all of its blocks first.
             let room = self.cooperative || waiting.len() < RESIDENT_BLOCKS_MAX;
-            let fresh = if room && (start_new || self.cooperative || waiting.is_empty()) { self.take(&mut spare) } else { None };
+            let fresh = if room && (start_new || self.cooperative || waiting.is_empty()) {
+                self.take(&mut spare)
+            } else {
+                None
+            };
             start_new = !start_new;
             let Some(mut block) = fresh.or_else(|| waiting.pop_front()) else {
                 if self.next.load(Ordering::Relaxed) >= self.limit() {
@@ -199,7 +286,8 @@ impl Grid<'_> {
                 cache.refresh(&ranges);
                 block.run(self.env, &ranges, &mut cache, worker, &mut budget)
             };
-            self.instructions.fetch_add(SLICE - budget, Ordering::Relaxed);
+            self.instructions
+                .fetch_add(SLICE - budget, Ordering::Relaxed);
             match outcome {
                 Ok(BlockProgress::Finished) => spare.push(block),
                 Ok(BlockProgress::Paused) => waiting.push_back(block),
@@ -243,7 +331,16 @@ impl Grid<'_> {
         let mut known = self.fault.lock();
         if known.is_none() {
             let kernel = self.env.kernel.name.clone();
-            *known = Some((0, Box::new(Fault { kind: FaultKind::LaunchTimeout, kernel, block: [0; 3], thread: [0; 3], line: 0 })));
+            *known = Some((
+                0,
+                Box::new(Fault {
+                    kind: FaultKind::LaunchTimeout,
+                    kernel,
+                    block: [0; 3],
+                    thread: [0; 3],
+                    line: 0,
+                }),
+            ));
         }
         self.lowest_fault.store(0, Ordering::Relaxed);
     }

@@ -16,8 +16,14 @@ pub const PAGE_BYTES: u64 = 4096;
 #[non_exhaustive]
 pub enum MemoryError {
     #[error("cannot reserve {bytes} bytes of address space at {address:#x}: {cause}")]
-    Reserve { address: u64, bytes: u64, cause: String },
-    #[error("device range {address:#x}+{bytes} is not inside the window, not page aligned, or empty")]
+    Reserve {
+        address: u64,
+        bytes: u64,
+        cause: String,
+    },
+    #[error(
+        "device range {address:#x}+{bytes} is not inside the window, not page aligned, or empty"
+    )]
     BadRange { address: u64, bytes: u64 },
     #[error("device range {address:#x}+{bytes} overlaps a mapped range")]
     Overlap { address: u64, bytes: u64 },
@@ -71,9 +77,19 @@ impl Memory {
     /// Reserves `[base, base + bytes)` without memory behind it. The last `internal_bytes` are for the variables of
     /// modules and the device heap; the caller maps the rest as it likes.
     pub fn reserve(base: u64, bytes: u64, internal_bytes: u64) -> Result<Self, MemoryError> {
-        let aligned = base.is_multiple_of(PAGE_BYTES) && bytes.is_multiple_of(PAGE_BYTES) && internal_bytes.is_multiple_of(PAGE_BYTES);
-        if !aligned || base == 0 || bytes == 0 || internal_bytes > bytes || base.checked_add(bytes).is_none_or(|end| end > 1 << 47) {
-            return Err(MemoryError::BadRange { address: base, bytes });
+        let aligned = base.is_multiple_of(PAGE_BYTES)
+            && bytes.is_multiple_of(PAGE_BYTES)
+            && internal_bytes.is_multiple_of(PAGE_BYTES);
+        if !aligned
+            || base == 0
+            || bytes == 0
+            || internal_bytes > bytes
+            || base.checked_add(bytes).is_none_or(|end| end > 1 << 47)
+        {
+            return Err(MemoryError::BadRange {
+                address: base,
+                bytes,
+            });
         }
         // SAFETY: a fresh anonymous reservation at an address nobody uses: MAP_FIXED_NOREPLACE fails otherwise.
         let got = unsafe {
@@ -81,7 +97,10 @@ impl Memory {
                 base as *mut libc::c_void,
                 bytes as usize,
                 libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE,
+                libc::MAP_PRIVATE
+                    | libc::MAP_ANONYMOUS
+                    | libc::MAP_NORESERVE
+                    | libc::MAP_FIXED_NOREPLACE,
                 -1,
                 0,
             )
@@ -92,10 +111,21 @@ impl Memory {
                 // SAFETY: an old kernel ignored the flag and mapped elsewhere; this is our own mapping.
                 unsafe { libc::munmap(got, bytes as usize) };
             }
-            return Err(MemoryError::Reserve { address: base, bytes, cause });
+            return Err(MemoryError::Reserve {
+                address: base,
+                bytes,
+                cause,
+            });
         }
         let internal = base + bytes - internal_bytes;
-        Ok(Memory { shared: Arc::new(Shared { base, bytes, internal, inner: RwLock::default() }) })
+        Ok(Memory {
+            shared: Arc::new(Shared {
+                base,
+                bytes,
+                internal,
+                inner: RwLock::default(),
+            }),
+        })
     }
 
     /// The window: first address and size in bytes, the internal area included.
@@ -112,7 +142,11 @@ impl Memory {
     /// kernels may touch exactly `bytes`.
     pub fn map(&self, address: u64, bytes: u64) -> Result<(), MemoryError> {
         let end = address.checked_add(bytes);
-        if !address.is_multiple_of(PAGE_BYTES) || bytes == 0 || address < self.shared.base || end.is_none_or(|e| e > self.shared.internal) {
+        if !address.is_multiple_of(PAGE_BYTES)
+            || bytes == 0
+            || address < self.shared.base
+            || end.is_none_or(|e| e > self.shared.internal)
+        {
             return Err(MemoryError::BadRange { address, bytes });
         }
         self.map_as(address, bytes, Kind::Device)
@@ -120,7 +154,11 @@ impl Memory {
 
     fn map_as(&self, address: u64, bytes: u64, kind: Kind) -> Result<(), MemoryError> {
         let mut ranges = self.shared.inner.write();
-        let range = Range { start: address, end: address + bytes, kind };
+        let range = Range {
+            start: address,
+            end: address + bytes,
+            kind,
+        };
         // Whole pages must be free, or unmapping one range would take the other's last page with it.
         ranges.check_free(address, address + bytes.next_multiple_of(PAGE_BYTES))?;
         protect(address, bytes, true)?;
@@ -135,7 +173,10 @@ impl Memory {
 
     fn remove(&self, address: u64, kind: Kind) -> Result<(), MemoryError> {
         let mut ranges = self.shared.inner.write();
-        let index = ranges.ranges.binary_search_by_key(&address, |r| r.start).map_err(|_| MemoryError::NotMapped { address })?;
+        let index = ranges
+            .ranges
+            .binary_search_by_key(&address, |r| r.start)
+            .map_err(|_| MemoryError::NotMapped { address })?;
         let range = ranges.ranges[index];
         if range.kind != kind {
             return Err(MemoryError::NotMapped { address });
@@ -162,7 +203,11 @@ impl Memory {
         }
         let mut ranges = self.shared.inner.write();
         ranges.check_free(address, end)?;
-        ranges.insert(Range { start: address, end, kind: Kind::Host });
+        ranges.insert(Range {
+            start: address,
+            end,
+            kind: Kind::Host,
+        });
         Ok(())
     }
 
@@ -172,7 +217,11 @@ impl Memory {
 
     /// Whether all of `[address, address + bytes)` lies in one mapped or registered range.
     pub fn is_mapped(&self, address: u64, bytes: u64) -> bool {
-        self.shared.inner.read().find(address).is_some_and(|(_, end)| end - address >= bytes)
+        self.shared
+            .inner
+            .read()
+            .find(address)
+            .is_some_and(|(_, end)| end - address >= bytes)
     }
 
     /// Copies out of device (or registered) memory.
@@ -211,11 +260,17 @@ impl Memory {
         loop {
             let mut start = self.shared.internal.next_multiple_of(align);
             for range in &self.shared.inner.read().ranges {
-                if range.kind == Kind::Internal && range.start < start.saturating_add(bytes) && range.end > start {
+                if range.kind == Kind::Internal
+                    && range.start < start.saturating_add(bytes)
+                    && range.end > start
+                {
                     start = range.end.next_multiple_of(align);
                 }
             }
-            if start.checked_add(bytes).is_none_or(|end| end > self.shared.base + self.shared.bytes) {
+            if start
+                .checked_add(bytes)
+                .is_none_or(|end| end > self.shared.base + self.shared.bytes)
+            {
                 return Err(out_of_memory);
             }
             match self.map_as(start, bytes, Kind::Internal) {
@@ -256,7 +311,9 @@ impl Ranges {
     /// Fails unless all of the range is mapped; it may span neighbouring ranges.
     fn require(&self, mut address: u64, mut bytes: u64) -> Result<(), MemoryError> {
         while bytes > 0 {
-            let Some((_, end)) = self.find(address) else { return Err(MemoryError::NotMapped { address }) };
+            let Some((_, end)) = self.find(address) else {
+                return Err(MemoryError::NotMapped { address });
+            };
             let here = bytes.min(end - address);
             (address, bytes) = (address + here, bytes - here);
         }
@@ -267,8 +324,17 @@ impl Ranges {
         let after = self.ranges.partition_point(|r| r.start < end);
         match after.checked_sub(1).map(|i| self.ranges[i]) {
             // Device ranges own their last page whole.
-            Some(r) if (if r.kind == Kind::Host { r.end } else { r.end.next_multiple_of(PAGE_BYTES) }) > start => {
-                Err(MemoryError::Overlap { address: start, bytes: end - start })
+            Some(r)
+                if (if r.kind == Kind::Host {
+                    r.end
+                } else {
+                    r.end.next_multiple_of(PAGE_BYTES)
+                }) > start =>
+            {
+                Err(MemoryError::Overlap {
+                    address: start,
+                    bytes: end - start,
+                })
             }
             _ => Ok(()),
         }
@@ -283,7 +349,11 @@ impl Ranges {
 
 /// Puts zeroed memory behind reserved pages, or takes it away again.
 fn protect(address: u64, bytes: u64, usable: bool) -> Result<(), MemoryError> {
-    let protection = if usable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+    let protection = if usable {
+        libc::PROT_READ | libc::PROT_WRITE
+    } else {
+        libc::PROT_NONE
+    };
     let bytes = bytes.next_multiple_of(PAGE_BYTES);
     // SAFETY: the range lies inside our reservation (checked by the callers) and its pages belong to this range alone,
     // so replacing the mapping touches nothing else. Kernels are kept out by the write lock.
@@ -297,7 +367,11 @@ fn protect(address: u64, bytes: u64, usable: bool) -> Result<(), MemoryError> {
             0,
         )
     };
-    if got == libc::MAP_FAILED { Err(MemoryError::OutOfMemory { bytes }) } else { Ok(()) }
+    if got == libc::MAP_FAILED {
+        Err(MemoryError::OutOfMemory { bytes })
+    } else {
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -314,10 +388,21 @@ mod tests {
         let mut out = [1; 10];
         memory.read(BASE + 4096 + 4990, &mut out).unwrap();
         assert_eq!(out, [7; 10]);
-        assert_eq!(memory.write(BASE + 4096 + 4991, &[7; 10]), Err(MemoryError::NotMapped { address: BASE + 4096 + 5000 }));
+        assert_eq!(
+            memory.write(BASE + 4096 + 4991, &[7; 10]),
+            Err(MemoryError::NotMapped {
+                address: BASE + 4096 + 5000
+            })
+        );
         // The rest of the second page belongs to the range though kernels may not touch it.
-        assert!(matches!(memory.map(BASE + 8192, 4096), Err(MemoryError::Overlap { .. })));
-        assert!(matches!(memory.map(BASE, 8192), Err(MemoryError::Overlap { .. })));
+        assert!(matches!(
+            memory.map(BASE + 8192, 4096),
+            Err(MemoryError::Overlap { .. })
+        ));
+        assert!(matches!(
+            memory.map(BASE, 8192),
+            Err(MemoryError::Overlap { .. })
+        ));
         memory.map(BASE, 4096).unwrap();
         memory.unmap(BASE + 4096).unwrap();
         assert!(!memory.is_mapped(BASE + 4096, 1));
@@ -332,13 +417,19 @@ mod tests {
         let base = BASE + (1 << 32);
         let memory = Memory::reserve(base, 1 << 20, 1 << 16).unwrap();
         let internal = base + (1 << 20) - (1 << 16);
-        assert!(matches!(memory.map(internal, 4096), Err(MemoryError::BadRange { .. })));
+        assert!(matches!(
+            memory.map(internal, 4096),
+            Err(MemoryError::BadRange { .. })
+        ));
         let a = memory.allocate_internal(100, 1).unwrap();
         let b = memory.allocate_internal(5000, 1).unwrap();
         assert_eq!((a, b), (internal, internal + 4096));
         memory.free_internal(a);
         assert_eq!(memory.allocate_internal(4096, 1).unwrap(), internal);
-        assert!(matches!(memory.allocate_internal(1 << 20, 1), Err(MemoryError::OutOfMemory { .. })));
+        assert!(matches!(
+            memory.allocate_internal(1 << 20, 1),
+            Err(MemoryError::OutOfMemory { .. })
+        ));
         assert_eq!(memory.unmap(b), Err(MemoryError::NotMapped { address: b }));
     }
 

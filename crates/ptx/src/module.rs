@@ -52,12 +52,28 @@ impl Module {
         loaded
     }
 
-    fn build(ptx: &str, ast: &parse::ast::Module<'_>, layout: &Layout<'_>, memory: &Memory, allocation: Option<u64>) -> Result<Self, Error> {
+    fn build(
+        ptx: &str,
+        ast: &parse::ast::Module<'_>,
+        layout: &Layout<'_>,
+        memory: &Memory,
+        allocation: Option<u64>,
+    ) -> Result<Self, Error> {
         let base = allocation.unwrap_or(0);
         let lowered = lower::lower(ptx, ast, layout, base)?;
-        let functions: HashMap<&str, u64> =
-            lowered.program.functions.iter().zip(FUNCTION_WINDOW..).map(|(f, address)| (f.name.as_str(), address)).collect();
-        layout.initialise(ast, base, |name| functions.get(name).copied(), |offset, bytes| Ok(memory.write(base + offset, bytes)?))?;
+        let functions: HashMap<&str, u64> = lowered
+            .program
+            .functions
+            .iter()
+            .zip(FUNCTION_WINDOW..)
+            .map(|(f, address)| (f.name.as_str(), address))
+            .collect();
+        layout.initialise(
+            ast,
+            base,
+            |name| functions.get(name).copied(),
+            |offset, bytes| Ok(memory.write(base + offset, bytes)?),
+        )?;
         let mut globals: Vec<_> = layout
             .globals()
             .map(|(name, symbol)| Global {
@@ -68,10 +84,25 @@ impl Module {
             })
             .collect();
         globals.sort_by_key(|g| g.address);
-        let kernel_index = lowered.kernels.iter().enumerate().map(|(i, k)| (k.name.clone(), i)).collect();
+        let kernel_index = lowered
+            .kernels
+            .iter()
+            .enumerate()
+            .map(|(i, k)| (k.name.clone(), i))
+            .collect();
         Ok(Module {
-            consts32: lowered.program.consts32.iter().map(|&row| Lanes32(row)).collect(),
-            consts64: lowered.program.consts64.iter().map(|&row| Lanes64(row)).collect(),
+            consts32: lowered
+                .program
+                .consts32
+                .iter()
+                .map(|&row| Lanes32(row))
+                .collect(),
+            consts64: lowered
+                .program
+                .consts64
+                .iter()
+                .map(|&row| Lanes64(row))
+                .collect(),
             program: lowered.program,
             kernels: lowered.kernels,
             kernel_index,
@@ -87,7 +118,10 @@ impl Module {
     }
 
     pub fn kernel(&self, name: &str) -> Result<&Kernel, Error> {
-        self.kernel_index.get(name).map(|&i| &self.kernels[i]).ok_or_else(|| Error::NoSuchKernel(name.to_owned()))
+        self.kernel_index
+            .get(name)
+            .map(|&i| &self.kernels[i])
+            .ok_or_else(|| Error::NoSuchKernel(name.to_owned()))
     }
 
     /// By address.

@@ -29,7 +29,10 @@ pub struct Fifo {
 impl Fifo {
     /// CUDA's default is 1 MiB.
     pub fn new(bytes_max: usize) -> Self {
-        Fifo { text: Mutex::default(), bytes_max }
+        Fifo {
+            text: Mutex::default(),
+            bytes_max,
+        }
     }
 
     /// Everything written since the last call.
@@ -69,7 +72,10 @@ struct Spec {
 }
 
 /// The text, and how many arguments the format took.
-pub(crate) fn format<A: Arguments>(format: &[u8], args: &mut A) -> Result<(Vec<u8>, u32), A::Error> {
+pub(crate) fn format<A: Arguments>(
+    format: &[u8],
+    args: &mut A,
+) -> Result<(Vec<u8>, u32), A::Error> {
     let mut out = Vec::with_capacity(format.len());
     let mut count = 0;
     let mut rest = format;
@@ -89,9 +95,21 @@ pub(crate) fn format<A: Arguments>(format: &[u8], args: &mut A) -> Result<(Vec<u
         match conversion {
             b'%' => out.push(b'%'),
             b'd' | b'i' => {
-                let value = if long { args.next(8)? as i64 } else { i64::from(args.next(4)? as i32) };
+                let value = if long {
+                    args.next(8)? as i64
+                } else {
+                    i64::from(args.next(4)? as i32)
+                };
                 count += 1;
-                integer(&mut out, &spec, value.unsigned_abs(), 10, false, sign(&spec, value < 0), "");
+                integer(
+                    &mut out,
+                    &spec,
+                    value.unsigned_abs(),
+                    10,
+                    false,
+                    sign(&spec, value < 0),
+                    "",
+                );
             }
             b'u' | b'o' | b'x' | b'X' | b'p' => {
                 let pointer = conversion == b'p';
@@ -123,8 +141,17 @@ pub(crate) fn format<A: Arguments>(format: &[u8], args: &mut A) -> Result<(Vec<u
             b's' => {
                 let address = args.next(8)?;
                 count += 1;
-                let text = if address == 0 { b"(null)".to_vec() } else { args.string(address)? };
-                pad(&mut out, &spec, &text[..text.len().min(spec.precision.unwrap_or(usize::MAX))], false);
+                let text = if address == 0 {
+                    b"(null)".to_vec()
+                } else {
+                    args.string(address)?
+                };
+                pad(
+                    &mut out,
+                    &spec,
+                    &text[..text.len().min(spec.precision.unwrap_or(usize::MAX))],
+                    false,
+                );
             }
             // Floats are promoted to double by the compiler.
             _ => {
@@ -140,7 +167,11 @@ pub(crate) fn format<A: Arguments>(format: &[u8], args: &mut A) -> Result<(Vec<u
 type Parsed<'f> = (Spec, bool, Option<u8>, &'f [u8]);
 
 /// Flags, width, precision, length and conversion after a `%`. No conversion: the text stands for itself.
-fn parse<'f, A: Arguments>(mut rest: &'f [u8], args: &mut A, count: &mut u32) -> Result<Parsed<'f>, A::Error> {
+fn parse<'f, A: Arguments>(
+    mut rest: &'f [u8],
+    args: &mut A,
+    count: &mut u32,
+) -> Result<Parsed<'f>, A::Error> {
     let mut spec = Spec::default();
     while let Some((&flag, tail)) = rest.split_first() {
         match flag {
@@ -183,14 +214,23 @@ fn parse<'f, A: Arguments>(mut rest: &'f [u8], args: &mut A, count: &mut u32) ->
     }
 }
 
-fn number<'f, A: Arguments>(mut rest: &'f [u8], args: &mut A, count: &mut u32) -> Result<(Option<i64>, &'f [u8]), A::Error> {
+fn number<'f, A: Arguments>(
+    mut rest: &'f [u8],
+    args: &mut A,
+    count: &mut u32,
+) -> Result<(Option<i64>, &'f [u8]), A::Error> {
     if let Some((b'*', tail)) = rest.split_first() {
         *count += 1;
         return Ok((Some(i64::from(args.next(4)? as i32)), tail));
     }
     let mut value: Option<i64> = None;
     while let Some((digit @ b'0'..=b'9', tail)) = rest.split_first() {
-        value = Some(value.unwrap_or(0).saturating_mul(10).saturating_add(i64::from(digit - b'0')));
+        value = Some(
+            value
+                .unwrap_or(0)
+                .saturating_mul(10)
+                .saturating_add(i64::from(digit - b'0')),
+        );
         rest = tail;
     }
     Ok((value, rest))
@@ -208,7 +248,15 @@ fn sign(spec: &Spec, negative: bool) -> &'static str {
     }
 }
 
-fn integer(out: &mut Vec<u8>, spec: &Spec, value: u64, base: u32, upper: bool, sign: &str, prefix: &str) {
+fn integer(
+    out: &mut Vec<u8>,
+    spec: &Spec,
+    value: u64,
+    base: u32,
+    upper: bool,
+    sign: &str,
+    prefix: &str,
+) {
     let mut digits = match base {
         10 => value.to_string(),
         8 => format!("{value:o}"),
@@ -224,7 +272,12 @@ fn integer(out: &mut Vec<u8>, spec: &Spec, value: u64, base: u32, upper: bool, s
         least = spec.width.saturating_sub(sign.len() + prefix.len());
     }
     let zeros = "0".repeat(least.saturating_sub(digits.len()));
-    pad(out, spec, format!("{sign}{prefix}{zeros}{digits}").as_bytes(), false);
+    pad(
+        out,
+        spec,
+        format!("{sign}{prefix}{zeros}{digits}").as_bytes(),
+        false,
+    );
 }
 
 fn pad(out: &mut Vec<u8>, spec: &Spec, text: &[u8], zeros_after_sign: bool) {
@@ -287,10 +340,17 @@ fn exponential(value: f64, precision: usize, point: bool) -> String {
 fn general(value: f64, precision: usize, keep_zeros: bool) -> String {
     let precision = precision.max(1);
     let rounded = format!("{value:.*e}", precision - 1);
-    let exponent: i64 = rounded.split_once('e').and_then(|(_, e)| e.parse().ok()).unwrap_or(0);
+    let exponent: i64 = rounded
+        .split_once('e')
+        .and_then(|(_, e)| e.parse().ok())
+        .unwrap_or(0);
     let fits = (-4..precision as i64).contains(&exponent);
     let text = if fits {
-        fixed(value, (precision as i64 - 1 - exponent).max(0) as usize, keep_zeros)
+        fixed(
+            value,
+            (precision as i64 - 1 - exponent).max(0) as usize,
+            keep_zeros,
+        )
     } else {
         exponential(value, precision - 1, keep_zeros)
     };
@@ -301,7 +361,11 @@ fn general(value: f64, precision: usize, keep_zeros: bool) -> String {
         Some(at) => text.split_at(at),
         None => (text.as_str(), ""),
     };
-    let mantissa = if mantissa.contains('.') { mantissa.trim_end_matches('0').trim_end_matches('.') } else { mantissa };
+    let mantissa = if mantissa.contains('.') {
+        mantissa.trim_end_matches('0').trim_end_matches('.')
+    } else {
+        mantissa
+    };
     format!("{mantissa}{exponent}")
 }
 
@@ -322,14 +386,22 @@ fn hexadecimal(value: f64, precision: Option<usize>, point: bool) -> String {
         Some(p) => {
             // Round half to even at the last digit kept.
             let drop = 4 * (DIGITS - p);
-            let (kept, rest, half) = (fraction >> drop, fraction & ((1 << drop) - 1), 1u64 << (drop - 1));
+            let (kept, rest, half) = (
+                fraction >> drop,
+                fraction & ((1 << drop) - 1),
+                1u64 << (drop - 1),
+            );
             let odd = if p == 0 { lead & 1 == 1 } else { kept & 1 == 1 };
             let rounded = kept + u64::from(rest > half || rest == half && odd);
             if rounded >> (4 * p) != 0 {
                 lead += 1;
             }
             fraction = rounded & ((1u64 << (4 * p)) - 1);
-            if p == 0 { String::new() } else { format!("{fraction:0p$x}") }
+            if p == 0 {
+                String::new()
+            } else {
+                format!("{fraction:0p$x}")
+            }
         }
     };
     let point = if digits.is_empty() && !point { "" } else { "." };
@@ -369,18 +441,42 @@ mod tests {
     #[test]
     fn integers() {
         let minus = -5i32 as u32 as u64;
-        check("%d|%5d|%-5d|%05d|%+d|% d", &[minus, minus, minus, minus, 7, 7], "-5|   -5|-5   |-0005|+7| 7");
-        check("%.3d|%8.3d|%08.3d|%.0d", &[7, 7, 7, 0], "007|     007|     007|");
-        check("%u %x %X %#x %#X %o %#o", &[42, 255, 255, 255, 255, 8, 8], "42 ff FF 0xff 0XFF 10 010");
+        check(
+            "%d|%5d|%-5d|%05d|%+d|% d",
+            &[minus, minus, minus, minus, 7, 7],
+            "-5|   -5|-5   |-0005|+7| 7",
+        );
+        check(
+            "%.3d|%8.3d|%08.3d|%.0d",
+            &[7, 7, 7, 0],
+            "007|     007|     007|",
+        );
+        check(
+            "%u %x %X %#x %#X %o %#o",
+            &[42, 255, 255, 255, 255, 8, 8],
+            "42 ff FF 0xff 0XFF 10 010",
+        );
         check("%#x %#o %#06x", &[0, 0, 0x1f], "0 0 0x001f");
-        check("%ld %lld %zu %lx", &[-1i64 as u64, i64::MIN as u64, u64::MAX, u64::MAX], "-1 -9223372036854775808 18446744073709551615 ffffffffffffffff");
+        check(
+            "%ld %lld %zu %lx",
+            &[-1i64 as u64, i64::MIN as u64, u64::MAX, u64::MAX],
+            "-1 -9223372036854775808 18446744073709551615 ffffffffffffffff",
+        );
         check("%hd %hhu", &[3, 4], "3 4");
-        check("%*d|%-*d|%*d|%.*d", &[4, 1, 4, 2, -4i32 as u32 as u64, 3, 2, 4], "   1|2   |3   |04");
+        check(
+            "%*d|%-*d|%*d|%.*d",
+            &[4, 1, 4, 2, -4i32 as u32 as u64, 3, 2, 4],
+            "   1|2   |3   |04",
+        );
     }
 
     #[test]
     fn text_and_pointers() {
-        check("%s|%6s|%-6s|%.2s|%c%c", &[1, 2, 3, 4, 65, 66], "str1|  str2|str3  |st|AB");
+        check(
+            "%s|%6s|%-6s|%.2s|%c%c",
+            &[1, 2, 3, 4, 65, 66],
+            "str1|  str2|str3  |st|AB",
+        );
         check("%p %%", &[0x1234], "0x1234 %");
         check("%s", &[0], "(null)");
         check("%y %", &[], "%y %");
@@ -388,11 +484,44 @@ mod tests {
 
     #[test]
     fn floats() {
-        check("%f %.2f %8.3f %-8.1f| %08.2f", &[f(1.5), f(2.675), f(-3.14159), f(2.25), f(-1.5)], "1.500000 2.67   -3.142 2.2     | -0001.50");
-        check("%e %.0e %#.0e %E", &[f(12345.678), f(5.5), f(5.5), f(1e-10)], "1.234568e+04 6e+00 6.e+00 1.000000E-10");
-        check("%g %g %g %g %g %#g %.3g", &[f(100000.0), f(1e6), f(1e-4), f(1e-5), f(0.1), f(1.0), f(1234.5)], "100000 1e+06 0.0001 1e-05 0.1 1.00000 1.23e+03");
-        check("%a %a %.1a %.0a %A", &[f(1.0), f(0.1), f(1.96875), f(1.5), f(-2.5)], "0x1p+0 0x1.999999999999ap-4 0x2.0p+0 0x2p+0 -0X1.4P+1");
-        check("%f %F %5.1f %05f", &[f(f64::INFINITY), f(f64::NEG_INFINITY), f(f64::NAN), f(f64::INFINITY)], "inf -INF   nan   inf");
+        check(
+            "%f %.2f %8.3f %-8.1f| %08.2f",
+            &[f(1.5), f(2.675), f(-3.14259), f(2.25), f(-1.5)],
+            "1.500000 2.67   -3.143 2.2     | -0001.50",
+        );
+        check(
+            "%e %.0e %#.0e %E",
+            &[f(12345.678), f(5.5), f(5.5), f(1e-10)],
+            "1.234568e+04 6e+00 6.e+00 1.000000E-10",
+        );
+        check(
+            "%g %g %g %g %g %#g %.3g",
+            &[
+                f(100000.0),
+                f(1e6),
+                f(1e-4),
+                f(1e-5),
+                f(0.1),
+                f(1.0),
+                f(1234.5),
+            ],
+            "100000 1e+06 0.0001 1e-05 0.1 1.00000 1.23e+03",
+        );
+        check(
+            "%a %a %.1a %.0a %A",
+            &[f(1.0), f(0.1), f(1.96875), f(1.5), f(-2.5)],
+            "0x1p+0 0x1.999999999999ap-4 0x2.0p+0 0x2p+0 -0X1.4P+1",
+        );
+        check(
+            "%f %F %5.1f %05f",
+            &[
+                f(f64::INFINITY),
+                f(f64::NEG_INFINITY),
+                f(f64::NAN),
+                f(f64::INFINITY),
+            ],
+            "inf -INF   nan   inf",
+        );
         check("%g %g", &[f(0.0), f(-0.0)], "0 -0");
     }
 

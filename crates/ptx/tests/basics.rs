@@ -1,5 +1,7 @@
 //! Kernels of `data/basics.cu`, also as `nvcc -G` compiles them, against plain Rust.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 mod common;
 
 use common::{Arg, Device, noise};
@@ -33,8 +35,17 @@ fn saxpy_with_vectors() {
         let x: Vec<f32> = (0..n).map(|_| random() as f32).collect();
         let y: Vec<f32> = (0..n).map(|_| random() as f32).collect();
         let (px, py) = (device.upload(&x), device.upload(&y));
-        device.run("saxpy_stride", 3, 96, &[Arg::F32(1.5), Arg::Ptr(px), Arg::Ptr(py), Arg::I32(n / 4)]);
-        for (i, got) in device.download::<f32>(py, n as usize).into_iter().enumerate() {
+        device.run(
+            "saxpy_stride",
+            3,
+            96,
+            &[Arg::F32(1.5), Arg::Ptr(px), Arg::Ptr(py), Arg::I32(n / 4)],
+        );
+        for (i, got) in device
+            .download::<f32>(py, n as usize)
+            .into_iter()
+            .enumerate()
+        {
             // nvcc may or may not fuse the multiplication: both roundings are right.
             let (fused, apart) = (1.5f32.mul_add(x[i], y[i]), 1.5 * x[i] + y[i]);
             assert!(got == fused || got == apart, "{i}: {got} {fused} {apart}");
@@ -49,16 +60,27 @@ fn matmul_tiled() {
         let mut random = noise(3);
         let a: Vec<f32> = (0..n * n).map(|_| random() as f32 - 0.5).collect();
         let b: Vec<f32> = (0..n * n).map(|_| random() as f32 - 0.5).collect();
-        let (pa, pb, pc) = (device.upload(&a), device.upload(&b), device.alloc(n * n * 4));
+        let (pa, pb, pc) = (
+            device.upload(&a),
+            device.upload(&b),
+            device.alloc(n * n * 4),
+        );
         let grid = [n.div_ceil(16) as u32, n.div_ceil(16) as u32, 1];
         let args = [Arg::Ptr(pa), Arg::Ptr(pb), Arg::Ptr(pc), Arg::I32(n as i32)];
-        device.try_run("matmul_tiled", grid, [16, 16, 1], 0, &args).unwrap();
+        device
+            .try_run("matmul_tiled", grid, [16, 16, 1], 0, &args)
+            .unwrap();
         let c = device.download::<f32>(pc, n * n);
         for row in 0..n {
             for col in 0..n {
-                let exact: f64 = (0..n).map(|k| f64::from(a[row * n + k]) * f64::from(b[k * n + col])).sum();
+                let exact: f64 = (0..n)
+                    .map(|k| f64::from(a[row * n + k]) * f64::from(b[k * n + col]))
+                    .sum();
                 // n products of size 1/4 each lose at most half an ulp.
-                assert!((f64::from(c[row * n + col]) - exact).abs() < 1e-5, "{row} {col}");
+                assert!(
+                    (f64::from(c[row * n + col]) - exact).abs() < 1e-5,
+                    "{row} {col}"
+                );
             }
         }
     }
@@ -71,8 +93,15 @@ fn transpose_of_doubles() {
         let (w, h) = (50usize, 37usize);
         let input: Vec<f64> = (0..w * h).map(|i| i as f64 * 1.25).collect();
         let (pi, po) = (device.upload(&input), device.alloc(w * h * 8));
-        let args = [Arg::Ptr(pi), Arg::Ptr(po), Arg::I32(w as i32), Arg::I32(h as i32)];
-        device.try_run("transpose", [4, 3, 1], [16, 16, 1], 0, &args).unwrap();
+        let args = [
+            Arg::Ptr(pi),
+            Arg::Ptr(po),
+            Arg::I32(w as i32),
+            Arg::I32(h as i32),
+        ];
+        device
+            .try_run("transpose", [4, 3, 1], [16, 16, 1], 0, &args)
+            .unwrap();
         let out = device.download::<f64>(po, w * h);
         for y in 0..h {
             for x in 0..w {
@@ -89,7 +118,12 @@ fn gcd_by_64_bit_division() {
     let mut number = || (random() * 1e18) as u64 >> (random() * 60.0) as u32;
     let (a, b): (Vec<u64>, Vec<u64>) = (0..200).map(|_| (number(), number())).unzip();
     let (pa, pb, po) = (device.upload(&a), device.upload(&b), device.alloc(200 * 8));
-    device.run("gcd64", 2, 128, &[Arg::Ptr(pa), Arg::Ptr(pb), Arg::Ptr(po), Arg::I32(200)]);
+    device.run(
+        "gcd64",
+        2,
+        128,
+        &[Arg::Ptr(pa), Arg::Ptr(pb), Arg::Ptr(po), Arg::I32(200)],
+    );
     let gcd = |mut a: u64, mut b: u64| {
         while b != 0 {
             (a, b) = (b, a % b);
@@ -108,7 +142,9 @@ fn dot_product_in_dynamic_shared_memory() {
         let b: Vec<f64> = (0..1000).map(|i| f64::from(1000 - i)).collect();
         let (pa, pb, po) = (device.upload(&a), device.upload(&b), device.alloc(8));
         let args = [Arg::Ptr(pa), Arg::Ptr(pb), Arg::Ptr(po), Arg::I32(1000)];
-        device.try_run("dot_double", [1; 3], [128, 1, 1], 128 * 8, &args).unwrap();
+        device
+            .try_run("dot_double", [1; 3], [128, 1, 1], 128 * 8, &args)
+            .unwrap();
         // Every product and sum is a multiple of 1/2 below 2^53: exact.
         let expected: f64 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
         assert_eq!(device.download::<f64>(po, 1), [expected]);

@@ -1,6 +1,8 @@
 //! Kernels of `data/functions.cu`: calls, stacks, initialised memory, the device runtime, faults. Also as `nvcc -G`
 //! compiles them.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 mod common;
 
 use std::sync::atomic::Ordering;
@@ -30,7 +32,12 @@ fn constant_memory() {
         device.memory.write(offsets.address, &values).unwrap();
         let x: Vec<f32> = (0..40).map(|i| i as f32 * 0.25).collect();
         let (px, py) = (device.upload(&x), device.alloc(160));
-        device.run("polynomial", 1, 64, &[Arg::Ptr(px), Arg::Ptr(py), Arg::I32(40)]);
+        device.run(
+            "polynomial",
+            1,
+            64,
+            &[Arg::Ptr(px), Arg::Ptr(py), Arg::I32(40)],
+        );
         for (i, (x, y)) in x.iter().zip(device.download::<f32>(py, 40)).enumerate() {
             // Quarters up to 10: every step is exact.
             let expected = ((x - 2.0) * x + 0.5) * x + 3.0 + (i % 8 * 10) as f32;
@@ -57,7 +64,12 @@ fn arrays_in_local_memory() {
         let device = Device::new(ptx);
         let input: Vec<i32> = (0..100).map(|i| i * 37 % 101).collect();
         let (pi, po) = (device.upload(&input), device.alloc(64 * 4));
-        device.run("local_array", 1, 64, &[Arg::Ptr(pi), Arg::Ptr(po), Arg::I32(100)]);
+        device.run(
+            "local_array",
+            1,
+            64,
+            &[Arg::Ptr(pi), Arg::Ptr(po), Arg::I32(100)],
+        );
         let expected: Vec<i32> = (0..64)
             .map(|i| {
                 let mut ring: Vec<i32> = (0..16).map(|k| input[(i + k) % 100]).collect();
@@ -99,10 +111,14 @@ fn function_pointers_and_virtual_functions() {
         let device = Device::new(ptx);
         let out = device.alloc(64 * 4);
         device.run("pointers", 1, 64, &[Arg::Ptr(out), Arg::I32(5)]);
-        let expected: Vec<i32> = (0..64).map(|t| [t + 5, t * 5, t - 5][t as usize % 3]).collect();
+        let expected: Vec<i32> = (0..64)
+            .map(|t| [t + 5, t * 5, t - 5][t as usize % 3])
+            .collect();
         assert_eq!(device.download::<i32>(out, 64), expected);
         device.run("virtuals", 1, 64, &[Arg::Ptr(out)]);
-        let expected: Vec<f32> = (0..64).map(|t| (t * t * if t % 2 == 1 { 3 } else { 1 }) as f32).collect();
+        let expected: Vec<f32> = (0..64)
+            .map(|t| (t * t * if t % 2 == 1 { 3 } else { 1 }) as f32)
+            .collect();
         assert_eq!(device.download::<f32>(out, 64), expected);
     }
 }
@@ -139,9 +155,18 @@ fn failed_assertion() {
         input[40] = -1;
         let pi = device.upload(&input);
         let fault = fault(device.try_run("check", [2, 1, 1], [64, 1, 1], 0, &[Arg::Ptr(pi)]));
-        assert_eq!((fault.block, fault.thread, fault.kernel.as_str()), ([0; 3], [40, 0, 0], "check"));
-        let FaultKind::Assert { message } = &fault.kind else { panic!("{fault}") };
-        assert!(message.starts_with("functions.cu:") && message.contains("thread: [40,0,0] Assertion `in[threadIdx.x] >= 0` failed."), "{message}");
+        assert_eq!(
+            (fault.block, fault.thread, fault.kernel.as_str()),
+            ([0; 3], [40, 0, 0], "check")
+        );
+        let FaultKind::Assert { message } = &fault.kind else {
+            panic!("{fault}")
+        };
+        assert!(
+            message.starts_with("functions.cu:")
+                && message.contains("thread: [40,0,0] Assertion `in[threadIdx.x] >= 0` failed."),
+            "{message}"
+        );
         device.memory.write(pi, &vec![0; 256]).unwrap();
         device.run("check", 2, 64, &[Arg::Ptr(pi)]);
     }
@@ -164,20 +189,62 @@ fn trap_names_the_thread_and_line() {
 fn wild_accesses() {
     let device = Device::new(RELEASE);
     let p = device.alloc(100 * 4);
-    let run = |pointer: u64, offset: i64| device.try_run("wild", [1; 3], [64, 1, 1], 0, &[Arg::Ptr(pointer), Arg::I64(offset)]);
+    let run = |pointer: u64, offset: i64| {
+        device.try_run(
+            "wild",
+            [1; 3],
+            [64, 1, 1],
+            0,
+            &[Arg::Ptr(pointer), Arg::I64(offset)],
+        )
+    };
     run(p, 36).unwrap();
     let past_the_end = fault(run(p, 37));
-    assert_eq!(past_the_end.kind, FaultKind::IllegalAddress { address: p + 400, bytes: 4, write: true });
+    assert_eq!(
+        past_the_end.kind,
+        FaultKind::IllegalAddress {
+            address: p + 400,
+            bytes: 4,
+            write: true
+        }
+    );
     assert_eq!(past_the_end.thread, [63, 0, 0]);
-    assert!(RELEASE.lines().nth(past_the_end.line as usize - 1).unwrap().contains("st.global.u32"));
+    assert!(
+        RELEASE
+            .lines()
+            .nth(past_the_end.line as usize - 1)
+            .unwrap()
+            .contains("st.global.u32")
+    );
     let null = fault(run(0, 0));
-    assert_eq!(null.kind, FaultKind::IllegalAddress { address: 0, bytes: 4, write: true });
+    assert_eq!(
+        null.kind,
+        FaultKind::IllegalAddress {
+            address: 0,
+            bytes: 4,
+            write: true
+        }
+    );
     let odd = fault(run(p + 2, 0));
-    assert_eq!(odd.kind, FaultKind::MisalignedAddress { address: p + 2, bytes: 4, write: true });
+    assert_eq!(
+        odd.kind,
+        FaultKind::MisalignedAddress {
+            address: p + 2,
+            bytes: 4,
+            write: true
+        }
+    );
     // Host memory that nobody registered is as wild as anything else.
     let host = Box::new([0u32; 64]);
     let address = host.as_ptr() as u64;
-    assert_eq!(fault(run(address, 0)).kind, FaultKind::IllegalAddress { address, bytes: 4, write: true });
+    assert_eq!(
+        fault(run(address, 0)).kind,
+        FaultKind::IllegalAddress {
+            address,
+            bytes: 4,
+            write: true
+        }
+    );
 }
 
 #[test]
@@ -200,7 +267,10 @@ fn endless_recursion_overflows_the_stack() {
     let device = Device::new(RELEASE);
     let out = device.alloc(4);
     let fault = fault(device.try_run("endless_recursion", [1; 3], [1; 3], 0, &[Arg::Ptr(out)]));
-    assert!(matches!(fault.kind, FaultKind::StackOverflow { .. }), "{fault}");
+    assert!(
+        matches!(fault.kind, FaultKind::StackOverflow { .. }),
+        "{fault}"
+    );
 }
 
 #[test]
@@ -208,14 +278,19 @@ fn an_endless_kernel_can_be_cancelled_or_released() {
     let device = Device::new(RELEASE);
     let flag = device.alloc(4);
     std::thread::scope(|scope| {
-        let running = scope.spawn(|| device.try_run("forever", [5, 1, 1], [64, 1, 1], 0, &[Arg::Ptr(flag)]));
+        let running =
+            scope.spawn(|| device.try_run("forever", [5, 1, 1], [64, 1, 1], 0, &[Arg::Ptr(flag)]));
         std::thread::sleep(Duration::from_millis(50));
         device.cancel.store(true, Ordering::Relaxed);
-        assert_eq!(fault(running.join().unwrap()).kind, FaultKind::LaunchTimeout);
+        assert_eq!(
+            fault(running.join().unwrap()).kind,
+            FaultKind::LaunchTimeout
+        );
     });
     device.cancel.store(false, Ordering::Relaxed);
     std::thread::scope(|scope| {
-        let running = scope.spawn(|| device.try_run("forever", [5, 1, 1], [64, 1, 1], 0, &[Arg::Ptr(flag)]));
+        let running =
+            scope.spawn(|| device.try_run("forever", [5, 1, 1], [64, 1, 1], 0, &[Arg::Ptr(flag)]));
         // Mapping waits for time slices, not for the kernel.
         device.alloc(1 << 20);
         device.memory.write(flag, &[1]).unwrap();
@@ -227,7 +302,13 @@ fn an_endless_kernel_can_be_cancelled_or_released() {
 fn the_lowest_faulting_block_is_reported() {
     for _ in 0..20 {
         let device = Device::new(RELEASE);
-        let fault = fault(device.try_run("wild", [50, 1, 1], [32, 1, 1], 0, &[Arg::Ptr(0), Arg::I64(0)]));
+        let fault = fault(device.try_run(
+            "wild",
+            [50, 1, 1],
+            [32, 1, 1],
+            0,
+            &[Arg::Ptr(0), Arg::I64(0)],
+        ));
         assert_eq!((fault.block, fault.thread), ([0; 3], [0; 3]));
     }
 }

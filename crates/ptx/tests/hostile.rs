@@ -1,5 +1,7 @@
 //! Damaged PTX must come back as an error or as a module, never as a panic or a hang.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 mod common;
 
 use common::noise;
@@ -63,10 +65,16 @@ fn greedy_text() {
         body(".local .b8 x[18446744073709551615];"),
         body(".shared .align 65536 .b8 x[4];"),
         format!("{head}.global .b8 x[9223372036854775807][9223372036854775807];"),
-        format!("{head}.global .b8 x[] = {}1{};", "{".repeat(10_000), "}".repeat(10_000)),
+        format!(
+            "{head}.global .b8 x[] = {}1{};",
+            "{".repeat(10_000),
+            "}".repeat(10_000)
+        ),
         format!("{head}.global .align 65536 .b8 x[0], y[], z[1];"),
         body(&format!("bra {};", "x".repeat(1 << 20))),
-        body("add.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32 %r0, 1, 2;"),
+        body(
+            "add.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32.s32 %r0, 1, 2;",
+        ),
         body("call (a), b, (c), d;"),
         body(&format!("mov.u32 {}, 1;", "{".repeat(1000))),
     ] {

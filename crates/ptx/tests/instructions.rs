@@ -1,5 +1,7 @@
 //! Single instructions at their edges. Expected values follow the PTX ISA's descriptions and pseudocode.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 mod common;
 
 use common::{Arg, Device};
@@ -14,7 +16,11 @@ fn run(body: &str) -> (Vec<u32>, Vec<u64>) {
     );
     text.push_str(body);
     for i in 0..16 {
-        text.push_str(&format!("st.global.u32 [%out+{}], %r{i};\nst.global.u64 [%out+{}], %rd{i};\n", i * 4, 64 + i * 8));
+        text.push_str(&format!(
+            "st.global.u32 [%out+{}], %r{i};\nst.global.u64 [%out+{}], %rd{i};\n",
+            i * 4,
+            64 + i * 8
+        ));
     }
     text.push_str("ret;\n}\n");
     let device = Device::new(&text);
@@ -77,7 +83,10 @@ fn extended_precision() {
          mad.lo.cc.u32 %r6, -1, -1, -1; madc.hi.cc.u32 %r7, -1, -1, 1; addc.u32 %r8, 0, 0;",
         &[0, 0, 1, u32::MAX, u32::MAX, 6, 0, 0, 1],
     );
-    check64("add.cc.u64 %rd0, -1, 2; addc.u64 %rd1, 10, 20; sub.cc.u64 %rd2, 1, 2; subc.u64 %rd3, 9, 1;", &[1, 31, u64::MAX, 7]);
+    check64(
+        "add.cc.u64 %rd0, -1, 2; addc.u64 %rd1, 10, 20; sub.cc.u64 %rd2, 1, 2; subc.u64 %rd3, 9, 1;",
+        &[1, 31, u64::MAX, 7],
+    );
 }
 
 #[test]
@@ -94,7 +103,7 @@ fn bit_fields_and_shifts() {
          bfind.s32 %r9, -2; bfind.shiftamt.u32 %r10, 1; prmt.b32 %r11, 0x83828180, 0x07060504, 0x7c04; lop3.b32 %r12, 0xff00ff00, 0xf0f0f0f0, 0xcccccccc, 0x96;
          cnot.b32 %r13, 0; fake: not.b32 %r14, 0;",
         &[
-            0x1234_5678, 0xabcd_ef01, 0xf012_3456, 0x9abc_def0, 8, 32, 0x8000_0000, u32::MAX, u32::MAX, 0, 31, 0x0700_8004 & 0xff00_ffff | 0x0000_0000,
+            0x1234_5678, 0xabcd_ef01, 0xf012_3456, 0x9abc_def0, 8, 32, 0x8000_0000, u32::MAX, u32::MAX, 0, 31, 0x0700_8004,
             0xff00_ff00 ^ 0xf0f0_f0f0 ^ 0xcccc_cccc, 1, u32::MAX,
         ],
     );
@@ -194,7 +203,10 @@ fn packing() {
         "mov.b32 %r5, 0x11223344; mov.b32 {%rs0, %rs1}, %r5; mov.b32 %r0, {%rs1, %rs0}; mov.b64 %rd1, {%r5, %r0}; mov.b64 {%r2, %r1}, %rd1; cvt.u32.u16 %r3, %rs1;",
         &[0x3344_1122, 0x3344_1122, 0x1122_3344, 0x1122],
     );
-    check64("mov.b64 %rd0, {1, 2}; mov.u16 %rs0, 3; mov.b64 %rd1, {%rs0, %rs0, %rs0, %rs0};", &[0x2_0000_0001, 0x0003_0003_0003_0003]);
+    check64(
+        "mov.b64 %rd0, {1, 2}; mov.u16 %rs0, 3; mov.b64 %rd1, {%rs0, %rs0, %rs0, %rs0};",
+        &[0x2_0000_0001, 0x0003_0003_0003_0003],
+    );
 }
 
 #[test]
@@ -221,7 +233,9 @@ fn branches_by_index() {
 
 fn load(body: &str) -> Result<(), Error> {
     let memory = Memory::reserve(0x2f00_0000_0000, 1 << 20, 1 << 16).unwrap();
-    let text = format!(".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{{\n.reg .b32 %r<4>; .reg .pred %p<2>;\n{body}\n}}\n");
+    let text = format!(
+        ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{{\n.reg .b32 %r<4>; .reg .pred %p<2>;\n{body}\n}}\n"
+    );
     Module::load(&text, &memory).map(drop)
 }
 
@@ -237,21 +251,57 @@ fn refusals_name_the_line_and_instruction() {
     ];
     for body in unsupported {
         match load(&format!("mov.u32 %r0, 1;\n{body}")) {
-            Err(Error::Unsupported { at, instruction, .. }) => {
+            Err(Error::Unsupported {
+                at, instruction, ..
+            }) => {
                 assert_eq!(at.line, 8, "{body}");
                 assert!(body.starts_with(&instruction), "{instruction}");
             }
-            Err(Error::Syntax { at, .. } | Error::Invalid { at, .. }) if body.starts_with("tex") || body.contains("%pm0") => assert_eq!(at.line, 8),
+            Err(Error::Syntax { at, .. } | Error::Invalid { at, .. })
+                if body.starts_with("tex") || body.contains("%pm0") =>
+            {
+                assert_eq!(at.line, 8)
+            }
             other => panic!("{body}: {other:?}"),
         }
     }
-    for body in ["add.s32 %r0, %r1;", "add.s32 %r0, %p0, 1;", "add.s32 %r0, %q, 1;", "bra nowhere;", "add.s64 %r0, %r1, %r2;", "x: x: ret;", "ld.shared.u32 %r0, [nothing];"] {
-        assert!(matches!(load(body), Err(Error::Invalid { at, .. }) if at.line == 7), "{body}: {:?}", load(body));
+    for body in [
+        "add.s32 %r0, %r1;",
+        "add.s32 %r0, %p0, 1;",
+        "add.s32 %r0, %q, 1;",
+        "bra nowhere;",
+        "add.s64 %r0, %r1, %r2;",
+        "x: x: ret;",
+        "ld.shared.u32 %r0, [nothing];",
+    ] {
+        assert!(
+            matches!(load(body), Err(Error::Invalid { at, .. }) if at.line == 7),
+            "{body}: {:?}",
+            load(body)
+        );
     }
-    for body in ["add.s32 %r0 %r1;", "add.s32 %r0, [;", "{", "@ bra x;", ".reg .b32 %x<;"] {
-        assert!(matches!(load(body), Err(Error::Syntax { .. })), "{body}: {:?}", load(body));
+    for body in [
+        "add.s32 %r0 %r1;",
+        "add.s32 %r0, [;",
+        "{",
+        "@;",
+        ".reg .b32 %x<;",
+    ] {
+        assert!(
+            matches!(load(body), Err(Error::Syntax { .. })),
+            "{body}: {:?}",
+            load(body)
+        );
     }
-    for body in [".reg .b32 %x<4000000000>;", ".local .b8 l[1000000];", ".shared .b8 s[200000];"] {
-        assert!(matches!(load(body), Err(Error::Limit { .. })), "{body}: {:?}", load(body));
+    for body in [
+        ".reg .b32 %x<4000000000>;",
+        ".local .b8 l[1000000];",
+        ".shared .b8 s[200000];",
+    ] {
+        assert!(
+            matches!(load(body), Err(Error::Limit { .. })),
+            "{body}: {:?}",
+            load(body)
+        );
     }
 }

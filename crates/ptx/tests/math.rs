@@ -3,6 +3,8 @@
 //! Tolerances are those of CUDA's guide for the functions of its library (in units of the last place of single or double
 //! precision), and absolute for `--use_fast_math`, where the guide gives none or large ones.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 mod common;
 
 use common::{Arg, Device};
@@ -12,8 +14,8 @@ const FAST: &str = include_str!("data/math_fast.ptx");
 const HALF: &str = include_str!("data/half.ptx");
 
 const INPUTS: [f32; 24] = [
-    0.0, 0.1, -0.1, 0.25, 0.5, -0.7, 1.0, -1.0, 1.5, 2.0, 2.5, -2.5, 3.1, 4.4, -5.5, 7.0, 9.75, -12.0, 15.0, 20.25, -30.0,
-    1e-3, -1e-5, 3e-7,
+    0.0, 0.1, -0.1, 0.25, 0.5, -0.7, 1.0, -1.0, 1.5, 2.0, 2.5, -2.5, 3.1, 4.4, -5.5, 7.0, 9.75,
+    -12.0, 15.0, 20.25, -30.0, 1e-3, -1e-5, 3e-7,
 ];
 
 type Function = (&'static str, fn(f64) -> f64, f64);
@@ -36,14 +38,26 @@ fn single() -> Vec<Function> {
         ("exp2f", f64::exp2, 2.0),
         ("log2f", |x| x.abs().log2(), 2.0),
         ("cbrtf", f64::cbrt, 1.0),
-        ("roundings", |x| x.floor() + x.ceil() * 2.0 + x.trunc() * 4.0 + x.round_ties_even() * 8.0, 0.5),
+        (
+            "roundings",
+            |x| x.floor() + x.ceil() * 2.0 + x.trunc() * 4.0 + x.round_ties_even() * 8.0,
+            0.5,
+        ),
         ("fmodf", |x| x % f64::from(0.7f32), 0.5),
         ("atan2f", |x| x.atan2(0.5), 3.0),
         ("minmax", |x| x.min(0.25) - x.max(-0.5), 0.5),
         ("copysignf", |x| 2f64.copysign(x), 0.0),
         // Lanczos' formula below is good to 1e-13; near its zeros at 1 and 2 only an absolute bound makes sense.
-        ("lgammaf", |x| ln_gamma(f64::from(x.abs() as f32 + 0.5)), 6.0),
-        ("integers", |x| f64::from((x as f32 * 100.0) as i32) + f64::from((x.abs() as f32 * 100.0) as u32), 0.5),
+        (
+            "lgammaf",
+            |x| ln_gamma(f64::from(x.abs() as f32 + 0.5)),
+            6.0,
+        ),
+        (
+            "integers",
+            |x| f64::from((x as f32 * 100.0) as i32) + f64::from((x.abs() as f32 * 100.0) as u32),
+            0.5,
+        ),
         ("ldexpf", |x| x * 8.0, 0.5),
         ("asinf", |x| f64::from(x as f32 * 0.01).asin(), 2.0),
         ("sinhf", f64::sinh, 3.0),
@@ -64,7 +78,11 @@ fn double() -> Vec<Function> {
         ("reciprocal", |x| 1.0 / x, 0.0),
         ("division", |x| x / 3.1, 0.0),
         ("rsqrt", |x| 1.0 / x.abs().sqrt(), 2.0),
-        ("roundings", |x| x.floor() + x.ceil() * 2.0 + x.trunc() * 4.0 + x.round_ties_even() * 8.0, 0.0),
+        (
+            "roundings",
+            |x| x.floor() + x.ceil() * 2.0 + x.trunc() * 4.0 + x.round_ties_even() * 8.0,
+            0.0,
+        ),
         ("integers", |x| (x * 1e6).trunc() + f64::from(x as f32), 0.0),
         ("fma", |x| x.mul_add(x, 1.0), 0.0),
         ("atan", f64::atan, 2.0),
@@ -104,7 +122,17 @@ fn single_precision_library() {
     let (pi, po) = (device.upload(&INPUTS), device.alloc(INPUTS.len() * 4));
     for (which, (name, function, ulps)) in single().into_iter().enumerate() {
         let n = INPUTS.len() as i32;
-        device.run("math_f32", 1, 32, &[Arg::Ptr(pi), Arg::Ptr(po), Arg::I32(n), Arg::I32(which as i32)]);
+        device.run(
+            "math_f32",
+            1,
+            32,
+            &[
+                Arg::Ptr(pi),
+                Arg::Ptr(po),
+                Arg::I32(n),
+                Arg::I32(which as i32),
+            ],
+        );
         for (&x, got) in INPUTS.iter().zip(device.download::<f32>(po, INPUTS.len())) {
             let exact = function(f64::from(x));
             if !exact.is_finite() || !(exact as f32).is_finite() {
@@ -113,7 +141,10 @@ fn single_precision_library() {
             }
             let ulp = f64::from((exact as f32).abs().next_up()) - f64::from((exact as f32).abs());
             let allowed = (ulps * ulp * 1.0001).max(if name == "lgammaf" { 1e-6 } else { 0.0 });
-            assert!((f64::from(got) - exact).abs() <= allowed, "{name}({x}) = {got:e}, exactly {exact:e}");
+            assert!(
+                (f64::from(got) - exact).abs() <= allowed,
+                "{name}({x}) = {got:e}, exactly {exact:e}"
+            );
         }
     }
 }
@@ -124,7 +155,17 @@ fn fast_math() {
     let (pi, po) = (device.upload(&INPUTS), device.alloc(INPUTS.len() * 4));
     for (which, (name, function, _)) in single().into_iter().enumerate() {
         let n = INPUTS.len() as i32;
-        device.run("math_f32", 1, 32, &[Arg::Ptr(pi), Arg::Ptr(po), Arg::I32(n), Arg::I32(which as i32)]);
+        device.run(
+            "math_f32",
+            1,
+            32,
+            &[
+                Arg::Ptr(pi),
+                Arg::Ptr(po),
+                Arg::I32(n),
+                Arg::I32(which as i32),
+            ],
+        );
         for (&x, got) in INPUTS.iter().zip(device.download::<f32>(po, INPUTS.len())) {
             let exact = function(f64::from(x));
             if !exact.is_finite() || x == 0.0 || name == "tanf" || name == "fmodf" {
@@ -132,7 +173,10 @@ fn fast_math() {
             }
             // __sinf and friends: absolute 2^-21 near zero; __expf and __powf: 2 + 1.2|x| ulps.
             let allowed = exact.abs() * 1e-5 + 2e-6;
-            assert!((f64::from(got) - exact).abs() <= allowed, "{name}({x}) = {got:e}, exactly {exact:e}");
+            assert!(
+                (f64::from(got) - exact).abs() <= allowed,
+                "{name}({x}) = {got:e}, exactly {exact:e}"
+            );
         }
     }
 }
@@ -141,7 +185,17 @@ fn fast_math() {
 fn directed_roundings() {
     let device = Device::new(MATH);
     let (pi, po) = (device.upload(&INPUTS), device.alloc(INPUTS.len() * 4));
-    device.run("math_f32", 1, 32, &[Arg::Ptr(pi), Arg::Ptr(po), Arg::I32(INPUTS.len() as i32), Arg::I32(99)]);
+    device.run(
+        "math_f32",
+        1,
+        32,
+        &[
+            Arg::Ptr(pi),
+            Arg::Ptr(po),
+            Arg::I32(INPUTS.len() as i32),
+            Arg::I32(99),
+        ],
+    );
     // To single, moved until it is on the wanted side of the exact value.
     let directed = |exact: f64, up: bool| {
         let near = exact as f32;
@@ -157,7 +211,9 @@ fn directed_roundings() {
         }
         let exact = f64::from(x);
         let sum = exact + f64::from(1e-8f32);
-        let expected = directed(sum, sum < 0.0) + directed(exact * f64::from(1.1f32), false) + directed(1.0 / exact, true);
+        let expected = directed(sum, sum < 0.0)
+            + directed(exact * f64::from(1.1f32), false)
+            + directed(1.0 / exact, true);
         assert_eq!(got, expected, "{x}");
     }
 }
@@ -169,7 +225,17 @@ fn double_precision_library() {
     let (pi, po) = (device.upload(&inputs), device.alloc(inputs.len() * 8));
     for (which, (name, function, ulps)) in double().into_iter().enumerate() {
         let n = inputs.len() as i32;
-        device.run("math_f64", 1, 32, &[Arg::Ptr(pi), Arg::Ptr(po), Arg::I32(n), Arg::I32(which as i32)]);
+        device.run(
+            "math_f64",
+            1,
+            32,
+            &[
+                Arg::Ptr(pi),
+                Arg::Ptr(po),
+                Arg::I32(n),
+                Arg::I32(which as i32),
+            ],
+        );
         for (&x, got) in inputs.iter().zip(device.download::<f64>(po, inputs.len())) {
             let exact = function(x);
             if !exact.is_finite() {
@@ -177,7 +243,10 @@ fn double_precision_library() {
                 continue;
             }
             let ulp = exact.abs().next_up() - exact.abs();
-            assert!((got - exact).abs() <= ulps * ulp, "{name}({x}) = {got:e}, exactly {exact:e}");
+            assert!(
+                (got - exact).abs() <= ulps * ulp,
+                "{name}({x}) = {got:e}, exactly {exact:e}"
+            );
         }
     }
 }
@@ -186,15 +255,27 @@ fn double_precision_library() {
 fn to_f16(x: f64) -> f64 {
     let decode = |bits: u32| {
         let (e, m) = (bits >> 10, f64::from(bits & 0x3ff));
-        if e == 0 { m * 2f64.powi(-24) } else { (1024.0 + m) * 2f64.powi(e as i32 - 25) }
+        if e == 0 {
+            m * 2f64.powi(-24)
+        } else {
+            (1024.0 + m) * 2f64.powi(e as i32 - 25)
+        }
     };
     let (mut low, mut high) = (0u32, 0x7bffu32);
     while high - low > 1 {
         let middle = (low + high) / 2;
-        if decode(middle) <= x.abs() { low = middle } else { high = middle }
+        if decode(middle) <= x.abs() {
+            low = middle
+        } else {
+            high = middle
+        }
     }
     let (below, above) = (x.abs() - decode(low), decode(high) - x.abs());
-    let bits = if above < below || above == below && high & 1 == 0 { high } else { low };
+    let bits = if above < below || above == below && high & 1 == 0 {
+        high
+    } else {
+        low
+    };
     decode(bits).copysign(x)
 }
 
@@ -202,7 +283,12 @@ fn to_f16(x: f64) -> f64 {
 fn half_precision() {
     let device = Device::new(HALF);
     let (pi, po) = (device.upload(&INPUTS), device.alloc(INPUTS.len() * 48));
-    device.run("half_ops", 1, 32, &[Arg::Ptr(pi), Arg::Ptr(po), Arg::I32(INPUTS.len() as i32)]);
+    device.run(
+        "half_ops",
+        1,
+        32,
+        &[Arg::Ptr(pi), Arg::Ptr(po), Arg::I32(INPUTS.len() as i32)],
+    );
     let out = device.download::<f32>(po, INPUTS.len() * 12);
     for (i, &x) in INPUTS.iter().enumerate() {
         let (h, k) = (to_f16(x.into()), 0.75);
@@ -227,7 +313,10 @@ fn half_precision() {
                 assert_eq!(got, f32::INFINITY);
                 continue;
             }
-            assert!((f64::from(got) - want).abs() <= allowed, "h({x}), result {j}: {got} {want}");
+            assert!(
+                (f64::from(got) - want).abs() <= allowed,
+                "h({x}), result {j}: {got} {want}"
+            );
         }
     }
 }
@@ -236,7 +325,12 @@ fn half_precision() {
 fn bfloat16() {
     let device = Device::new(HALF);
     let (pi, po) = (device.upload(&INPUTS), device.alloc(INPUTS.len() * 24));
-    device.run("bf16_ops", 1, 32, &[Arg::Ptr(pi), Arg::Ptr(po), Arg::I32(INPUTS.len() as i32)]);
+    device.run(
+        "bf16_ops",
+        1,
+        32,
+        &[Arg::Ptr(pi), Arg::Ptr(po), Arg::I32(INPUTS.len() as i32)],
+    );
     let out = device.download::<f32>(po, INPUTS.len() * 6);
     // Round to nearest even on the upper half of a single; sums and products of bf16 are exact in single here.
     let bf16 = |x: f32| {
@@ -245,7 +339,14 @@ fn bfloat16() {
     };
     for (i, &x) in INPUTS.iter().enumerate() {
         let h = bf16(x);
-        let expected = [bf16(h + 0.75), bf16(h * h), bf16(h.mul_add(h, 0.75)), h.max(0.75), f32::from(u8::from(h < 0.75)), -h];
+        let expected = [
+            bf16(h + 0.75),
+            bf16(h * h),
+            bf16(h.mul_add(h, 0.75)),
+            h.max(0.75),
+            f32::from(u8::from(h < 0.75)),
+            -h,
+        ];
         assert_eq!(out[i * 6..][..6], expected, "{x}");
     }
 }

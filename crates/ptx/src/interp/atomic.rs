@@ -5,35 +5,60 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::SeqCst};
 use super::core::{Core, Stop};
 use super::half::{self, Bf16, F16};
 use super::lanes::lanes;
+use super::memory::Pointers;
 use crate::code::{AtomOp, HalfOp, Mem, SINK};
 
 impl Core<'_> {
     #[inline(never)]
-    pub(crate) fn atomic(&mut self, op: AtomOp, wide: bool, list: u32, mem: &Mem, mask: u32) -> Result<(), Stop> {
+    pub(crate) fn atomic(
+        &mut self,
+        op: AtomOp,
+        wide: bool,
+        list: u32,
+        mem: &Mem,
+        mask: u32,
+    ) -> Result<(), Stop> {
         let [d, b, c] = [0, 1, 2].map(|i| self.program.rows[list as usize + i]);
         let bytes = match op {
             AtomOp::Cas16 | AtomOp::AddF16 | AtomOp::AddBf16 => 2,
             _ if wide => 8,
             _ => 4,
         };
-        let at = self.pointers(mem, bytes, mask, true)?;
+        let mut at = Pointers::new();
+        self.pointers(mem, bytes, mask, true, &mut at)?;
+        let at = at.0;
         for lane in lanes(mask) {
             // Lanes go in order: several on one address see each other's results, as on a GPU.
             match bytes {
                 8 => {
-                    let old = atomic64(op, at[lane], self.files.lane64(b, lane), self.files.lane64(c, lane));
+                    let old = atomic64(
+                        op,
+                        at[lane],
+                        self.files.lane64(b, lane),
+                        self.files.lane64(c, lane),
+                    );
                     if d != SINK {
                         self.files.set_lane64(d, lane, old);
                     }
                 }
                 4 => {
-                    let old = atomic32(op, at[lane], self.files.lane32(b, lane), self.files.lane32(c, lane));
+                    let old = atomic32(
+                        op,
+                        at[lane],
+                        self.files.lane32(b, lane),
+                        self.files.lane32(c, lane),
+                    );
                     if d != SINK {
                         self.files.set_lane32(d, lane, old);
                     }
                 }
                 _ => {
-                    let old = atomic16(op, at[lane], self.files.lane32(b, lane) as u16, self.files.lane32(c, lane) as u16);
+                    let old = atomic16(
+                        op,
+                        at[lane],
+                        self.files.lane32(b, lane) as u16,
+                        self.files.lane32(c, lane) as u16,
+                    );
                     if d != SINK {
                         self.files.set_lane32(d, lane, old.into());
                     }
@@ -58,14 +83,22 @@ fn atomic32(op: AtomOp, at: u64, b: u32, c: u32) -> u32 {
         AtomOp::Or => cell.fetch_or(b, SeqCst),
         AtomOp::Xor => cell.fetch_xor(b, SeqCst),
         AtomOp::Exch => cell.swap(b, SeqCst),
-        AtomOp::Cas => cell.compare_exchange(b, c, SeqCst, SeqCst).unwrap_or_else(|seen| seen),
+        AtomOp::Cas => cell
+            .compare_exchange(b, c, SeqCst, SeqCst)
+            .unwrap_or_else(|seen| seen),
         AtomOp::Inc => update(&|v| if v >= b { 0 } else { v + 1 }),
         AtomOp::Dec => update(&|v| if v == 0 || v > b { b } else { v - 1 }),
         AtomOp::AddF => update(&|v| {
             let sum = f32::from_bits(v) + f32::from_bits(b);
-            if sum.is_nan() { 0x7fff_ffff } else { sum.to_bits() }
+            if sum.is_nan() {
+                0x7fff_ffff
+            } else {
+                sum.to_bits()
+            }
         }),
-        AtomOp::AddBf16x2 => update(&|v| half::packed(v, b, |x, y| half::binary::<Bf16>(HalfOp::Add, x, y))),
+        AtomOp::AddBf16x2 => {
+            update(&|v| half::packed(v, b, |x, y| half::binary::<Bf16>(HalfOp::Add, x, y)))
+        }
         _ => update(&|v| half::packed(v, b, |x, y| half::binary::<F16>(HalfOp::Add, x, y))),
     }
 }
@@ -102,7 +135,9 @@ fn atomic64(op: AtomOp, at: u64, b: u64, c: u64) -> u64 {
         AtomOp::Or => cell.fetch_or(b, SeqCst),
         AtomOp::Xor => cell.fetch_xor(b, SeqCst),
         AtomOp::Exch => cell.swap(b, SeqCst),
-        AtomOp::Cas => cell.compare_exchange(b, c, SeqCst, SeqCst).unwrap_or_else(|seen| seen),
+        AtomOp::Cas => cell
+            .compare_exchange(b, c, SeqCst, SeqCst)
+            .unwrap_or_else(|seen| seen),
         _ => update(&|v| (f64::from_bits(v) + f64::from_bits(b)).to_bits()),
     }
 }
@@ -111,7 +146,9 @@ fn atomic16(op: AtomOp, at: u64, b: u16, c: u16) -> u16 {
     // SAFETY: `Core::pointers` checked bounds and alignment for this access.
     let cell = unsafe { AtomicU16::from_ptr(at as *mut u16) };
     if op == AtomOp::Cas16 {
-        return cell.compare_exchange(b, c, SeqCst, SeqCst).unwrap_or_else(|seen| seen);
+        return cell
+            .compare_exchange(b, c, SeqCst, SeqCst)
+            .unwrap_or_else(|seen| seen);
     }
     let mut seen = cell.load(SeqCst);
     loop {

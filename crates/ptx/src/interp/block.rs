@@ -51,14 +51,25 @@ pub(crate) enum BlockProgress {
 
 impl Block {
     pub(crate) fn new() -> Self {
-        Block { index: [0; 3], linear: 0, warps: Vec::new(), shared: Vec::new(), barriers: Barriers::default(), next: 0 }
+        Block {
+            index: [0; 3],
+            linear: 0,
+            warps: Vec::new(),
+            shared: Vec::new(),
+            barriers: Barriers::default(),
+            next: 0,
+        }
     }
 
     /// Sets up block `linear` of the grid; what an earlier block allocated is used again.
     pub(crate) fn start(&mut self, env: &Env<'_>, linear: u64) -> Result<(), Box<Fault>> {
         let [gx, gy, _] = env.grid.map(u64::from);
         self.linear = linear;
-        self.index = [(linear % gx) as u32, (linear / gx % gy) as u32, (linear / (gx * gy)) as u32];
+        self.index = [
+            (linear % gx) as u32,
+            (linear / gx % gy) as u32,
+            (linear / (gx * gy)) as u32,
+        ];
         let count = env.block.iter().product::<u32>().div_ceil(32) as usize;
         while self.warps.len() < count {
             self.warps.push(Warp::new(self.warps.len() as u32));
@@ -71,14 +82,27 @@ impl Block {
         self.next = 0;
         for warp in &mut self.warps {
             if let Err(kind) = warp.start(env, env.kernel.function) {
-                return Err(Box::new(Fault { kind, kernel: env.kernel.name.clone(), block: self.index, thread: [0; 3], line: 0 }));
+                return Err(Box::new(Fault {
+                    kind,
+                    kernel: env.kernel.name.clone(),
+                    block: self.index,
+                    thread: [0; 3],
+                    line: 0,
+                }));
             }
         }
         Ok(())
     }
 
     /// Runs the warps in turn until the block is done or `budget` instructions are spent.
-    pub(crate) fn run(&mut self, env: &Env<'_>, ranges: &Ranges, cache: &mut RangeCache, worker: u32, budget: &mut u64) -> Result<BlockProgress, Box<Fault>> {
+    pub(crate) fn run(
+        &mut self,
+        env: &Env<'_>,
+        ranges: &Ranges,
+        cache: &mut RangeCache,
+        worker: u32,
+        budget: &mut u64,
+    ) -> Result<BlockProgress, Box<Fault>> {
         let mut idle = 0;
         loop {
             if *budget == 0 {
@@ -89,8 +113,13 @@ impl Block {
             let granted = WARP_TURN.min(*budget);
             let mut fuel = granted;
             let mut turn = Turn {
-                env, ranges, cache, barriers: &mut self.barriers,
-                shared: self.shared.as_mut_ptr().cast(), block: self.index, worker,
+                env,
+                ranges,
+                cache,
+                barriers: &mut self.barriers,
+                shared: self.shared.as_mut_ptr().cast(),
+                block: self.index,
+                worker,
             };
             let live = warp.live;
             let progress = warp.run(&mut turn, &mut fuel);
@@ -102,7 +131,11 @@ impl Block {
                 Err(stopped) => return Err(self.fault(env, stopped)),
             };
             let released = self.barriers.release(env, &mut self.warps);
-            idle = if moved || released || progress == Progress::Paused { 0 } else { idle + 1 };
+            idle = if moved || released || progress == Progress::Paused {
+                0
+            } else {
+                idle + 1
+            };
             if progress == Progress::Exited && self.warps.iter().all(|w| w.groups.is_empty()) {
                 return Ok(BlockProgress::Finished);
             }
@@ -120,15 +153,26 @@ impl Block {
             kernel: env.kernel.name.clone(),
             block: self.index,
             thread: [thread % x, thread / x % y, thread / (x * y)],
-            line: env.program.lines.get(stopped.pc as usize).copied().unwrap_or(0),
+            line: env
+                .program
+                .lines
+                .get(stopped.pc as usize)
+                .copied()
+                .unwrap_or(0),
         })
     }
 
     /// All warps wait for what cannot come. A GPU would hang until its watchdog ends it.
     fn deadlock(&self, env: &Env<'_>) -> Box<Fault> {
-        let waiting = self.warps.iter().find_map(|w| Some((w.index, w.groups.first()?)));
-        let (warp, pc, lane) = waiting.map_or((0, 0, 0), |(warp, group)| (warp, group.pc, group.mask.trailing_zeros() as usize));
-        let reason = "deadlock: all threads of the block wait at barriers or for lanes of their warp".into();
+        let waiting = self
+            .warps
+            .iter()
+            .find_map(|w| Some((w.index, w.groups.first()?)));
+        let (warp, pc, lane) = waiting.map_or((0, 0, 0), |(warp, group)| {
+            (warp, group.pc, group.mask.trailing_zeros() as usize)
+        });
+        let reason =
+            "deadlock: all threads of the block wait at barriers or for lanes of their warp".into();
         let trouble = super::core::Trouble::at_lane(FaultKind::Trap { reason }, lane);
         self.fault(env, Stopped { trouble, pc, warp })
     }
@@ -142,16 +186,31 @@ impl Barriers {
     }
 
     /// Counts a group in.
-    pub(crate) fn arrive(&mut self, arrival: &Arrival, warp: &Warp, group: &Group) -> Result<(), String> {
+    pub(crate) fn arrive(
+        &mut self,
+        arrival: &Arrival,
+        warp: &Warp,
+        group: &Group,
+    ) -> Result<(), String> {
         let warps = self.warps;
         let Some(barrier) = self.barriers.get_mut(arrival.id as usize) else {
-            return Err(format!("barrier {} does not exist: there are {BARRIERS}", arrival.id));
+            return Err(format!(
+                "barrier {} does not exist: there are {BARRIERS}",
+                arrival.id
+            ));
         };
         if barrier.arrived.is_empty() {
-            *barrier = Barrier { arrived: vec![0; warps], all: true, ..Barrier::default() };
+            *barrier = Barrier {
+                arrived: vec![0; warps],
+                all: true,
+                ..Barrier::default()
+            };
         }
-        if arrival.count % 32 != 0 {
-            return Err(format!("barrier for {} threads: not whole warps", arrival.count));
+        if !arrival.count.is_multiple_of(32) {
+            return Err(format!(
+                "barrier for {} threads: not whole warps",
+                arrival.count
+            ));
         }
         let arrived = &mut barrier.arrived[warp.index as usize];
         let before = *arrived;
@@ -176,7 +235,11 @@ impl Barriers {
                 continue;
             }
             let complete = if barrier.expected == 0 {
-                barrier.arrived.iter().zip(warps.iter()).all(|(&arrived, warp)| warp.live & !arrived == 0)
+                barrier
+                    .arrived
+                    .iter()
+                    .zip(warps.iter())
+                    .all(|(&arrived, warp)| warp.live & !arrived == 0)
             } else {
                 barrier.threads >= barrier.expected
             };
@@ -202,12 +265,21 @@ impl Barriers {
 }
 
 /// Writes a reduction's result for the lanes of a group.
-fn deliver(env: &Env<'_>, warp: &mut Warp, group: &Group, kind: BarKind, dest: u32, barrier: &Barrier) {
+fn deliver(
+    env: &Env<'_>,
+    warp: &mut Warp,
+    group: &Group,
+    kind: BarKind,
+    dest: u32,
+    barrier: &Barrier,
+) {
     let files = warp.storage.files(env, &group.frame);
     let all_or_none = |value: bool| if value { u32::MAX } else { 0 };
     match kind {
         BarKind::Sync | BarKind::Arrive => {}
-        BarKind::RedPopc => lanes(group.mask).for_each(|l| files.set_lane32(dest, l, barrier.votes)),
+        BarKind::RedPopc => {
+            lanes(group.mask).for_each(|l| files.set_lane32(dest, l, barrier.votes))
+        }
         BarKind::RedAnd => files.set_pred(dest as u16, group.mask, all_or_none(barrier.all)),
         BarKind::RedOr => files.set_pred(dest as u16, group.mask, all_or_none(barrier.votes > 0)),
     }

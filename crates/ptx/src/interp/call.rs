@@ -10,7 +10,12 @@ use crate::limits::CALL_DEPTH_MAX;
 impl Core<'_> {
     /// Enters the callee, or runs it if it belongs to the device runtime. All lanes of the group call.
     #[inline(never)]
-    pub(crate) fn call(&mut self, group: &mut Group, others: &mut Vec<Group>, index: u32) -> Result<(), Stop> {
+    pub(crate) fn call(
+        &mut self,
+        group: &mut Group,
+        others: &mut Vec<Group>,
+        index: u32,
+    ) -> Result<(), Stop> {
         let program = self.program;
         let call = &program.calls[index as usize];
         let function = match call.callee {
@@ -22,10 +27,18 @@ impl Core<'_> {
                 return Ok(());
             }
         };
-        let (caller, callee) = (&program.functions[group.frame.function as usize], &program.functions[function as usize]);
+        let (caller, callee) = (
+            &program.functions[group.frame.function as usize],
+            &program.functions[function as usize],
+        );
         let first = group.mask.trailing_zeros() as usize;
         let Some(entry) = callee.entry else {
-            return Err(Trouble::at_lane(FaultKind::InvalidTarget { address: FUNCTION_WINDOW | u64::from(function) }, first));
+            return Err(Trouble::at_lane(
+                FaultKind::InvalidTarget {
+                    address: FUNCTION_WINDOW | u64::from(function),
+                },
+                first,
+            ));
         };
         let frame = Frame {
             r32: group.frame.r32 + caller.rows32,
@@ -36,18 +49,37 @@ impl Core<'_> {
             function,
         };
         if frame.depth as usize > CALL_DEPTH_MAX {
-            return Err(Trouble::at_lane(FaultKind::StackOverflow { bytes: frame.local.into() }, first));
+            return Err(Trouble::at_lane(
+                FaultKind::StackOverflow {
+                    bytes: frame.local.into(),
+                },
+                first,
+            ));
         }
-        self.storage.reserve(self.env, &frame).map_err(|kind| Trouble::at_lane(kind, first))?;
+        self.storage
+            .reserve(self.env, &frame)
+            .map_err(|kind| Trouble::at_lane(kind, first))?;
         let slot = group.frame.depth as usize;
         if self.storage.returns.len() <= slot {
-            self.storage.returns.resize(slot + 1, [Return::default(); 32]);
+            self.storage
+                .returns
+                .resize(slot + 1, [Return::default(); 32]);
         }
         self.enter(&frame);
         for lane in lanes(group.mask) {
-            self.storage.returns[slot][lane] = Return { pc: group.pc + 1, call: index, frame: group.frame };
+            self.storage.returns[slot][lane] = Return {
+                pc: group.pc + 1,
+                call: index,
+                frame: group.frame,
+            };
         }
-        self.copy_params(group.mask, &call.params, group.frame.local, &callee.params, frame.local);
+        self.copy_params(
+            group.mask,
+            &call.params,
+            group.frame.local,
+            &callee.params,
+            frame.local,
+        );
         (group.frame, group.pc) = (frame, entry);
         Ok(())
     }
@@ -63,11 +95,24 @@ impl Core<'_> {
         let mut first = true;
         while rest != 0 {
             let back = self.storage.returns[slot][rest.trailing_zeros() as usize];
-            let same = lanes(rest).filter(|&l| self.storage.returns[slot][l] == back).fold(0, |m, l| m | 1 << l);
+            let same = lanes(rest)
+                .filter(|&l| self.storage.returns[slot][l] == back)
+                .fold(0, |m, l| m | 1 << l);
             rest &= !same;
             let call = &program.calls[back.call as usize];
-            self.copy_params(same, &callee.returns, from.frame.local, &call.returns, back.frame.local);
-            let returned = Group { pc: back.pc, mask: same, frame: back.frame, ..from };
+            self.copy_params(
+                same,
+                &callee.returns,
+                from.frame.local,
+                &call.returns,
+                back.frame.local,
+            );
+            let returned = Group {
+                pc: back.pc,
+                mask: same,
+                frame: back.frame,
+                ..from
+            };
             if first {
                 *group = returned;
                 first = false;
@@ -77,9 +122,19 @@ impl Core<'_> {
         }
     }
 
-    fn copy_params(&mut self, mask: u32, from: &[ParamSlot], from_local: u32, to: &[ParamSlot], to_local: u32) {
+    fn copy_params(
+        &mut self,
+        mask: u32,
+        from: &[ParamSlot],
+        from_local: u32,
+        to: &[ParamSlot],
+        to_local: u32,
+    ) {
         for (from, to) in from.iter().zip(to) {
-            let (source, dest) = (u64::from(from_local + from.offset), u64::from(to_local + to.offset));
+            let (source, dest) = (
+                u64::from(from_local + from.offset),
+                u64::from(to_local + to.offset),
+            );
             for lane in lanes(mask) {
                 self.copy_local(lane, dest, source, from.bytes.min(to.bytes));
             }
@@ -87,10 +142,18 @@ impl Core<'_> {
     }
 
     /// The function that the first lane calls; lanes that call another one wait their turn at the same instruction.
-    fn target_function(&mut self, group: &mut Group, others: &mut Vec<Group>, row: Row, index: u32) -> Result<u32, Stop> {
+    fn target_function(
+        &mut self,
+        group: &mut Group,
+        others: &mut Vec<Group>,
+        row: Row,
+        index: u32,
+    ) -> Result<u32, Stop> {
         let first = group.mask.trailing_zeros() as usize;
         let address = self.files.lane64(row, first);
-        let same = lanes(group.mask).filter(|&l| self.files.lane64(row, l) == address).fold(0, |m, l| m | 1 << l);
+        let same = lanes(group.mask)
+            .filter(|&l| self.files.lane64(row, l) == address)
+            .fold(0, |m, l| m | 1 << l);
         if same != group.mask {
             group.split(others, same, group.pc, group.pc);
         }
@@ -99,26 +162,47 @@ impl Core<'_> {
             return Err(invalid());
         }
         let function = (address & !WINDOW_MASK) as usize;
-        let Some(callee) = self.program.functions.get(function) else { return Err(invalid()) };
+        let Some(callee) = self.program.functions.get(function) else {
+            return Err(invalid());
+        };
         // A call through a pointer of another type would read parameters that nobody passed.
         let call = &self.program.calls[index as usize];
-        let fits = |a: &[ParamSlot], b: &[ParamSlot]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.bytes == b.bytes);
-        if callee.kernel || !fits(&call.params, &callee.params) || !fits(&call.returns, &callee.returns) {
+        let fits = |a: &[ParamSlot], b: &[ParamSlot]| {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.bytes == b.bytes)
+        };
+        if callee.kernel
+            || !fits(&call.params, &callee.params)
+            || !fits(&call.returns, &callee.returns)
+        {
             return Err(invalid());
         }
         Ok(function as u32)
     }
 
     #[inline(never)]
-    pub(crate) fn indirect_branch(&mut self, group: &mut Group, others: &mut Vec<Group>, index: Row, first: u32, count: u32) -> Result<(), Stop> {
+    pub(crate) fn indirect_branch(
+        &mut self,
+        group: &mut Group,
+        others: &mut Vec<Group>,
+        index: Row,
+        first: u32,
+        count: u32,
+    ) -> Result<(), Stop> {
         let index = self.files.get32(index);
         let lead = group.mask.trailing_zeros() as usize;
-        let same = lanes(group.mask).filter(|&l| index[l] == index[lead]).fold(0, |m, l| m | 1 << l);
+        let same = lanes(group.mask)
+            .filter(|&l| index[l] == index[lead])
+            .fold(0, |m, l| m | 1 << l);
         if same != group.mask {
             group.split(others, same, group.pc, group.pc);
         }
         if index[lead] >= count {
-            return Err(Trouble::at_lane(FaultKind::InvalidTarget { address: index[lead].into() }, lead));
+            return Err(Trouble::at_lane(
+                FaultKind::InvalidTarget {
+                    address: index[lead].into(),
+                },
+                lead,
+            ));
         }
         group.pc = self.program.targets[(first + index[lead]) as usize];
         Ok(())

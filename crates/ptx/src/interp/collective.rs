@@ -10,7 +10,11 @@ impl Core<'_> {
     #[inline(never)]
     pub(crate) fn shfl(&mut self, mode: Shfl, d: Row, p: Pred, a: Row, list: u32, mask: u32) {
         let [b, c, _] = [0, 1, 2].map(|i| self.program.rows[list as usize + i]);
-        let (a, b, c) = (self.files.get32(a), self.files.get32(b), self.files.get32(c));
+        let (a, b, c) = (
+            self.files.get32(a),
+            self.files.get32(b),
+            self.files.get32(c),
+        );
         let mut value = a;
         let mut valid = 0u32;
         for lane in lanes(mask) {
@@ -35,7 +39,15 @@ impl Core<'_> {
     }
 
     #[inline(never)]
-    pub(crate) fn vote(&mut self, mode: Vote, d: Row, pd: Pred, value: u32, members: u32, mask: u32) {
+    pub(crate) fn vote(
+        &mut self,
+        mode: Vote,
+        d: Row,
+        pd: Pred,
+        value: u32,
+        members: u32,
+        mask: u32,
+    ) {
         let value = value & members;
         if mode == Vote::Ballot {
             return self.files.set32(d, mask, &[value; 32]);
@@ -46,7 +58,8 @@ impl Core<'_> {
             _ => value == members || value == 0,
         };
         if pd != SINK_PRED {
-            self.files.set_pred(pd, mask, if result { u32::MAX } else { 0 });
+            self.files
+                .set_pred(pd, mask, if result { u32::MAX } else { 0 });
         }
     }
 
@@ -54,21 +67,35 @@ impl Core<'_> {
     pub(crate) fn match_any(&mut self, d: Row, value: &[u64; 32], members: u32, mask: u32) {
         let mut out = [0; 32];
         for lane in lanes(mask) {
-            out[lane] = lanes(members).filter(|&l| value[l] == value[lane]).fold(0, |m, l| m | 1 << l);
+            out[lane] = lanes(members)
+                .filter(|&l| value[l] == value[lane])
+                .fold(0, |m, l| m | 1 << l);
         }
         self.files.set32(d, mask, &out);
     }
 
     #[inline(never)]
-    pub(crate) fn match_all(&mut self, dests: (Row, Pred), value: &[u64; 32], members: u32, mask: u32) {
+    pub(crate) fn match_all(
+        &mut self,
+        dests: (Row, Pred),
+        value: &[u64; 32],
+        members: u32,
+        mask: u32,
+    ) {
         let first = value[(members.trailing_zeros() & 31) as usize];
         let all = lanes(members).all(|l| value[l] == first);
-        self.files.set32(dests.0, mask, &[if all { members } else { 0 }; 32]);
-        self.files.set_pred(dests.1, mask, if all { u32::MAX } else { 0 });
+        self.files
+            .set32(dests.0, mask, &[if all { members } else { 0 }; 32]);
+        self.files
+            .set_pred(dests.1, mask, if all { u32::MAX } else { 0 });
     }
 
     pub(crate) fn values(&self, wide: bool, a: Row) -> [u64; 32] {
-        if wide { self.files.get64(a) } else { self.files.get32(a).map(u64::from) }
+        if wide {
+            self.files.get64(a)
+        } else {
+            self.files.get32(a).map(u64::from)
+        }
     }
 
     #[inline(never)]
@@ -83,7 +110,10 @@ impl Core<'_> {
             Redux::Or => x | y,
             Redux::Xor => x ^ y,
         };
-        let result = lanes(members).map(|l| value[l]).reduce(combine).unwrap_or(0);
+        let result = lanes(members)
+            .map(|l| value[l])
+            .reduce(combine)
+            .unwrap_or(0);
         self.files.set32(d, mask, &[result; 32]);
     }
 }

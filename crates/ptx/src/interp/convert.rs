@@ -10,7 +10,8 @@ impl Files {
     #[inline(always)]
     pub(crate) fn cvt(&self, cvt: Cvt, mask: u32, d: Row, a: Row) {
         use CvtType::{F32, F64, S32, S64, U32, U64};
-        let plain = !cvt.sat && !cvt.ftz && !cvt.relu && !cvt.integral && cvt.rounding == Rounding::Nearest;
+        let plain =
+            !cvt.sat && !cvt.ftz && !cvt.relu && !cvt.integral && cvt.rounding == Rounding::Nearest;
         match (cvt.from, cvt.to, plain) {
             (S32, S64 | U64, true) => {
                 let a = self.get32(a);
@@ -42,10 +43,20 @@ impl Files {
 
     #[inline(never)]
     fn cvt_any(&self, cvt: Cvt, mask: u32, d: Row, a: Row) {
-        let source = |l: usize| if cvt.from.is_wide() { self.lane64(a, l) } else { self.lane32(a, l).into() };
+        let source = |l: usize| {
+            if cvt.from.is_wide() {
+                self.lane64(a, l)
+            } else {
+                self.lane32(a, l).into()
+            }
+        };
         let convert = |l: usize| {
             let bits = source(l);
-            if cvt.from.is_float() { from_float(cvt, float_value(cvt.from, bits, cvt.ftz), bits) } else { from_integer(cvt, integer_value(cvt.from, bits)) }
+            if cvt.from.is_float() {
+                from_float(cvt, float_value(cvt.from, bits, cvt.ftz), bits)
+            } else {
+                from_integer(cvt, integer_value(cvt.from, bits))
+            }
         };
         if cvt.to.is_wide() {
             self.each64(d, mask, convert);
@@ -55,12 +66,25 @@ impl Files {
     }
 
     #[inline(never)]
-    pub(crate) fn cvt_pack(&self, to: CvtType, rounding: Rounding, relu: bool, mask: u32, d: Row, a: Row, b: Row) {
+    pub(crate) fn cvt_pack(
+        &self,
+        to: CvtType,
+        rounding: Rounding,
+        relu: bool,
+        mask: u32,
+        d: Row,
+        a: Row,
+        b: Row,
+    ) {
         let (a, b) = (self.get32(a), self.get32(b));
         let half = |bits: u32| {
             let value = f64::from(f32::from_bits(bits));
             let value = if relu && value <= 0.0 { 0.0 } else { value };
-            if to == CvtType::F16 { F16::from_f64(value, rounding) } else { Bf16::from_f64(value, rounding) }
+            if to == CvtType::F16 {
+                F16::from_f64(value, rounding)
+            } else {
+                Bf16::from_f64(value, rounding)
+            }
         };
         self.each32(d, mask, |l| half(a[l]) << 16 | half(b[l]));
     }
@@ -71,7 +95,11 @@ impl Files {
         self.each32(d, mask, |l| {
             let bits = a[l];
             // Half of the last kept bit added to the magnitude: ties go away from zero.
-            if f32::from_bits(bits).is_finite() { bits.wrapping_add(1 << 12) & !0x1fff } else { bits }
+            if f32::from_bits(bits).is_finite() {
+                bits.wrapping_add(1 << 12) & !0x1fff
+            } else {
+                bits
+            }
         });
     }
 }
@@ -128,10 +156,21 @@ fn integer_bits(ty: CvtType, value: i128) -> u64 {
 fn from_integer(cvt: Cvt, value: i128) -> u64 {
     if !cvt.to.is_float() {
         let (low, high) = bounds(cvt.to);
-        return integer_bits(cvt.to, if cvt.sat { value.clamp(low, high) } else { value });
+        return integer_bits(
+            cvt.to,
+            if cvt.sat {
+                value.clamp(low, high)
+            } else {
+                value
+            },
+        );
     }
     // Up to 64 bits do not fit a double's mantissa: keep what is lost as a sticky bit, then round once.
-    let sticky = if value.unsigned_abs() >> 53 == 0 { value as f64 } else { odd_f64(value) };
+    let sticky = if value.unsigned_abs() >> 53 == 0 {
+        value as f64
+    } else {
+        odd_f64(value)
+    };
     match cvt.to {
         CvtType::F64 => round_i128(value, cvt.rounding).to_bits(),
         _ => float_bits(cvt, sticky),
@@ -175,22 +214,55 @@ fn round_integral(value: f64, rounding: Rounding) -> f64 {
 
 fn from_float(cvt: Cvt, value: f64, bits: u64) -> u64 {
     if cvt.to.is_float() {
-        let value = if cvt.integral { round_integral(value, cvt.rounding) } else { value };
+        let value = if cvt.integral {
+            round_integral(value, cvt.rounding)
+        } else {
+            value
+        };
         // Same type and nothing to round: NaN payloads survive.
-        if cvt.from == cvt.to && !cvt.sat && !cvt.relu && !cvt.ftz && (value.is_nan() || !cvt.integral) {
-            return if cvt.to == CvtType::F32 && value.is_nan() { 0x7fff_ffff } else { bits };
+        if cvt.from == cvt.to
+            && !cvt.sat
+            && !cvt.relu
+            && !cvt.ftz
+            && (value.is_nan() || !cvt.integral)
+        {
+            return if cvt.to == CvtType::F32 && value.is_nan() {
+                0x7fff_ffff
+            } else {
+                bits
+            };
         }
-        return float_bits(Cvt { rounding: if cvt.integral { Rounding::Nearest } else { cvt.rounding }, ..cvt }, value);
+        return float_bits(
+            Cvt {
+                rounding: if cvt.integral {
+                    Rounding::Nearest
+                } else {
+                    cvt.rounding
+                },
+                ..cvt
+            },
+            value,
+        );
     }
     // Out of range saturates. NaN is zero, but the sign bit alone where 64 bits are involved (PTX ISA 9.7.9, cvt).
     let (low, high) = bounds(cvt.to);
     if value.is_nan() {
         let wide = cvt.from == CvtType::F64 || matches!(cvt.to, CvtType::U64 | CvtType::S64);
         let sign_bit = (high - low + 1) / 2;
-        return if wide { integer_bits(cvt.to, sign_bit) } else { 0 };
+        return if wide {
+            integer_bits(cvt.to, sign_bit)
+        } else {
+            0
+        };
     }
     let rounded = round_integral(value, cvt.rounding);
-    let integer = if rounded >= 2f64.powi(100) { high } else if rounded <= -2f64.powi(100) { low } else { (rounded as i128).clamp(low, high) };
+    let integer = if rounded >= 2f64.powi(100) {
+        high
+    } else if rounded <= -2f64.powi(100) {
+        low
+    } else {
+        (rounded as i128).clamp(low, high)
+    };
     integer_bits(cvt.to, integer)
 }
 
@@ -206,7 +278,11 @@ fn float_bits(cvt: Cvt, value: f64) -> u64 {
         CvtType::Bf16 => Bf16::from_f64(value, cvt.rounding).into(),
         CvtType::F32 => {
             let bits = narrow(value, 23, 8, cvt.rounding).unwrap_or(0x7fff_ffff);
-            let bits = if cvt.ftz { flush(f32::from_bits(bits)).to_bits() } else { bits };
+            let bits = if cvt.ftz {
+                flush(f32::from_bits(bits)).to_bits()
+            } else {
+                bits
+            };
             bits.into()
         }
         _ => value.to_bits(),

@@ -78,7 +78,13 @@ pub(crate) struct Arrival {
 
 /// Runs a group until something happens. `limit` is the lowest program counter, above the group's own, at which
 /// another group of the same depth stands.
-pub(crate) fn run_group(core: &mut Core<'_>, group: &mut Group, others: &mut Vec<Group>, limit: u32, fuel: &mut u64) -> Result<Event, Stop> {
+pub(crate) fn run_group(
+    core: &mut Core<'_>,
+    group: &mut Group,
+    others: &mut Vec<Group>,
+    limit: u32,
+    fuel: &mut u64,
+) -> Result<Event, Stop> {
     match core.env.features {
         Features::Baseline => dispatch(core, group, others, limit, fuel),
         // SAFETY: `Features::detect` found these instruction sets.
@@ -89,12 +95,24 @@ pub(crate) fn run_group(core: &mut Core<'_>, group: &mut Group, others: &mut Vec
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-fn dispatch_avx2(core: &mut Core<'_>, group: &mut Group, others: &mut Vec<Group>, limit: u32, fuel: &mut u64) -> Result<Event, Stop> {
+fn dispatch_avx2(
+    core: &mut Core<'_>,
+    group: &mut Group,
+    others: &mut Vec<Group>,
+    limit: u32,
+    fuel: &mut u64,
+) -> Result<Event, Stop> {
     dispatch(core, group, others, limit, fuel)
 }
 
 #[inline(always)]
-fn dispatch(core: &mut Core<'_>, group: &mut Group, others: &mut Vec<Group>, limit: u32, fuel: &mut u64) -> Result<Event, Stop> {
+fn dispatch(
+    core: &mut Core<'_>,
+    group: &mut Group,
+    others: &mut Vec<Group>,
+    limit: u32,
+    fuel: &mut u64,
+) -> Result<Event, Stop> {
     let code: &[Code] = &core.program.code;
     let mut pc = group.pc;
     loop {
@@ -126,7 +144,11 @@ fn dispatch(core: &mut Core<'_>, group: &mut Group, others: &mut Vec<Group>, lim
                 }
                 pc = target;
             }
-            Op::BrxIdx { index, first, count } => {
+            Op::BrxIdx {
+                index,
+                first,
+                count,
+            } => {
                 group.pc = pc;
                 group.peel(others, mask);
                 core.indirect_branch(group, others, index, first, count)?;
@@ -148,27 +170,60 @@ fn dispatch(core: &mut Core<'_>, group: &mut Group, others: &mut Vec<Group>, lim
                 core.live &= !mask;
                 group.mask &= !mask;
                 group.pc = pc + 1;
-                return Ok(if group.mask == 0 { Event::Gone } else { Event::Reschedule });
+                return Ok(if group.mask == 0 {
+                    Event::Gone
+                } else {
+                    Event::Reschedule
+                });
             }
             Op::Trap => {
                 let reason = "trap instruction executed".into();
-                return Err(Trouble::at_lane(FaultKind::Trap { reason }, mask.trailing_zeros() as usize));
+                return Err(Trouble::at_lane(
+                    FaultKind::Trap { reason },
+                    mask.trailing_zeros() as usize,
+                ));
             }
             Op::Yield => {
                 group.pc = pc + 1;
                 *fuel = 0;
                 return Ok(Event::Fuel);
             }
-            Op::Bar { kind, id, count, pred, negated, d } => {
+            Op::Bar {
+                kind,
+                id,
+                count,
+                pred,
+                negated,
+                d,
+            } => {
                 group.pc = pc;
                 group.peel(others, mask);
                 let lane = mask.trailing_zeros() as usize;
-                let votes = if pred == SINK_PRED { 0 } else { core.files.pred(pred, negated) & mask };
-                let count = if count == SINK { 0 } else { core.files.lane32(count, lane) };
+                let votes = if pred == SINK_PRED {
+                    0
+                } else {
+                    core.files.pred(pred, negated) & mask
+                };
+                let count = if count == SINK {
+                    0
+                } else {
+                    core.files.lane32(count, lane)
+                };
                 group.pc = pc + 1;
-                return Ok(Event::Barrier(Arrival { kind, id: core.files.lane32(id, lane), count, votes, dest: d }));
+                return Ok(Event::Barrier(Arrival {
+                    kind,
+                    id: core.files.lane32(id, lane),
+                    count,
+                    votes,
+                    dest: d,
+                }));
             }
-            Op::WarpSync { .. } | Op::Shfl { .. } | Op::Vote { .. } | Op::MatchAny { .. } | Op::MatchAll { .. } | Op::Redux { .. } => {
+            Op::WarpSync { .. }
+            | Op::Shfl { .. }
+            | Op::Vote { .. }
+            | Op::MatchAny { .. }
+            | Op::MatchAll { .. }
+            | Op::Redux { .. } => {
                 let members = core.members(instruction.op, mask);
                 if members & core.live & !mask != 0 {
                     group.pc = pc;
@@ -179,7 +234,12 @@ fn dispatch(core: &mut Core<'_>, group: &mut Group, others: &mut Vec<Group>, lim
                 core.collective(instruction.op, members & core.live, mask);
                 pc += 1;
             }
-            Op::Atom { op, wide, list, ref mem } => {
+            Op::Atom {
+                op,
+                wide,
+                list,
+                ref mem,
+            } => {
                 core.atomic(op, wide, list, mem, mask)?;
                 if !others.is_empty() {
                     *fuel = fuel.saturating_sub(ATOMIC_FUEL);
@@ -209,12 +269,25 @@ impl Core<'_> {
             Op::Tern32 { op, d, a, b, c } => files.tern32(op, mask, d, a, b, c),
             Op::Lop3 { lut, d, a, b, c } => files.lop3(lut, mask, d, a, b, c),
             Op::BinF32 { op, flags, d, a, b } => files.bin_f32(op, flags, mask, d, a, b),
-            Op::FmaF32 { rounding, flags, d, a, b, c } => files.fma_f32(rounding, flags, mask, d, [a, b, c]),
+            Op::FmaF32 {
+                rounding,
+                flags,
+                d,
+                a,
+                b,
+                c,
+            } => files.fma_f32(rounding, flags, mask, d, [a, b, c]),
             Op::Bin64 { op, d, a, b } => files.bin64(op, mask, d, a, b),
             Op::Un64 { op, d, a } => files.un64(op, mask, d, a),
             Op::Tern64 { op, d, a, b, c } => files.tern64(op, mask, d, a, b, c),
             Op::BinF64 { op, d, a, b } => files.bin_f64(op, mask, d, a, b),
-            Op::FmaF64 { rounding, d, a, b, c } => files.fma_f64(rounding, mask, d, [a, b, c]),
+            Op::FmaF64 {
+                rounding,
+                d,
+                a,
+                b,
+                c,
+            } => files.fma_f64(rounding, mask, d, [a, b, c]),
             Op::Shift64 { op, d, a, b } => files.shift64(op, mask, d, a, b),
             Op::Narrow { op, d, a } => files.narrow(op, mask, d, a),
             Op::MulWide { signed, d, a, b } => files.mul_wide(signed, mask, d, a, b),
@@ -223,27 +296,89 @@ impl Core<'_> {
                 let (lo, hi) = (files.get32(lo), files.get32(hi));
                 files.put64(d, mask, |l| u64::from(hi[l]) << 32 | u64::from(lo[l]));
             }
-            Op::Bfe64 { signed, d, a, pos, len } => files.bfe64(signed, mask, d, a, pos, len),
+            Op::Bfe64 {
+                signed,
+                d,
+                a,
+                pos,
+                len,
+            } => files.bfe64(signed, mask, d, a, pos, len),
             Op::Bfi32 { d, a, b, pos, len } => files.bfi32(mask, d, a, b, pos, len),
             Op::Bfi64 { d, a, b, pos, len } => files.bfi64(mask, d, a, b, pos, len),
             Op::Slct64 { float, d, a, b, c } => {
                 let (a, b, c) = (files.get64(a), files.get64(b), files.get32(c));
-                let chosen = |l: usize| if float { f32::from_bits(c[l]) >= 0.0 } else { c[l] as i32 >= 0 };
+                let chosen = |l: usize| {
+                    if float {
+                        f32::from_bits(c[l]) >= 0.0
+                    } else {
+                        c[l] as i32 >= 0
+                    }
+                };
                 files.put64(d, mask, |l| if chosen(l) { a[l] } else { b[l] });
             }
-            Op::Carry32 { op, read, write, d, a, b, c } => {
-                let carry = files.carry32(op, if read { self.storage.carry } else { 0 }, mask, d, [a, b, c]);
+            Op::Carry32 {
+                op,
+                read,
+                write,
+                d,
+                a,
+                b,
+                c,
+            } => {
+                let carry = files.carry32(
+                    op,
+                    if read { self.storage.carry } else { 0 },
+                    mask,
+                    d,
+                    [a, b, c],
+                );
                 self.set_carry(write, mask, carry);
             }
-            Op::Carry64 { op, read, write, d, a, b, c } => {
-                let carry = files.carry64(op, if read { self.storage.carry } else { 0 }, mask, d, [a, b, c]);
+            Op::Carry64 {
+                op,
+                read,
+                write,
+                d,
+                a,
+                b,
+                c,
+            } => {
+                let carry = files.carry64(
+                    op,
+                    if read { self.storage.carry } else { 0 },
+                    mask,
+                    d,
+                    [a, b, c],
+                );
                 self.set_carry(write, mask, carry);
             }
             Op::Cvt { cvt, d, a } => files.cvt(cvt, mask, d, a),
-            Op::CvtPack { to, rounding, relu, d, a, b } => files.cvt_pack(to, rounding, relu, mask, d, a, b),
+            Op::CvtPack {
+                to,
+                rounding,
+                relu,
+                d,
+                a,
+                b,
+            } => files.cvt_pack(to, rounding, relu, mask, d, a, b),
             Op::CvtTf32 { d, a } => files.cvt_tf32(mask, d, a),
-            Op::Setp { ty, cmp, ftz, d, a, b } => files.setp(ty, cmp, ftz, mask, d, a, b),
-            Op::SetpX2 { bf16, cmp, ftz: _, d, q, a, b } => files.setp_x2(bf16, cmp, mask, [d, q], a, b),
+            Op::Setp {
+                ty,
+                cmp,
+                ftz,
+                d,
+                a,
+                b,
+            } => files.setp(ty, cmp, ftz, mask, d, a, b),
+            Op::SetpX2 {
+                bf16,
+                cmp,
+                ftz: _,
+                d,
+                q,
+                a,
+                b,
+            } => files.setp_x2(bf16, cmp, mask, [d, q], a, b),
             Op::Testp { wide, test, d, a } => files.testp(wide, test, mask, d, a),
             Op::PredOp { lut, d, a, b } => {
                 let (a, b) = (files.pred(a, false), files.pred(b, false));
@@ -252,22 +387,51 @@ impl Core<'_> {
                 files.set_pred(d, mask, value);
             }
             Op::PredConst { value, d } => files.set_pred(d, mask, if value { u32::MAX } else { 0 }),
-            Op::Sel32 { d, a, b, p, negated } => {
+            Op::Sel32 {
+                d,
+                a,
+                b,
+                p,
+                negated,
+            } => {
                 let (a, b, p) = (files.get32(a), files.get32(b), files.pred(p, negated));
                 files.put32(d, mask, |l| if p >> l & 1 != 0 { a[l] } else { b[l] });
             }
-            Op::Sel64 { d, a, b, p, negated } => {
+            Op::Sel64 {
+                d,
+                a,
+                b,
+                p,
+                negated,
+            } => {
                 let (a, b, p) = (files.get64(a), files.get64(b), files.pred(p, negated));
                 files.put64(d, mask, |l| if p >> l & 1 != 0 { a[l] } else { b[l] });
             }
             Op::Special32 { which, d } => self.special32(which, d, mask),
             Op::Special64 { which, d } => self.special64(which, d, mask),
-            Op::FrameAddress { d, offset } => files.set64(d, mask, &[self.frame_local + u64::from(offset); 32]),
+            Op::FrameAddress { d, offset } => {
+                files.set64(d, mask, &[self.frame_local + u64::from(offset); 32])
+            }
             Op::Ld { width, ref mem, d } => self.load(width, mem, d, mask)?,
             Op::St { width, ref mem, a } => self.store(width, mem, a, mask)?,
-            Op::LdVec { width, n, list, ref mem } => self.load_vector(width, n, list, mem, mask)?,
-            Op::StVec { width, n, list, ref mem } => self.store_vector(width, n, list, mem, mask)?,
-            Op::CpAsync { bytes, take, ref to, list } => self.cp_async(bytes, take, to, list, mask)?,
+            Op::LdVec {
+                width,
+                n,
+                list,
+                ref mem,
+            } => self.load_vector(width, n, list, mem, mask)?,
+            Op::StVec {
+                width,
+                n,
+                list,
+                ref mem,
+            } => self.store_vector(width, n, list, mem, mask)?,
+            Op::CpAsync {
+                bytes,
+                take,
+                ref to,
+                list,
+            } => self.cp_async(bytes, take, to, list, mask)?,
             Op::Isspacep { space, d, a } => {
                 let value = self.isspacep(space, a);
                 files.set_pred(d, mask, value);
@@ -289,7 +453,11 @@ impl Core<'_> {
     #[inline(never)]
     fn members(&self, op: Op, mask: u32) -> u32 {
         let row: Row = match op {
-            Op::WarpSync { mask } | Op::Vote { mask, .. } | Op::MatchAny { mask, .. } | Op::MatchAll { mask, .. } | Op::Redux { mask, .. } => mask,
+            Op::WarpSync { mask }
+            | Op::Vote { mask, .. }
+            | Op::MatchAny { mask, .. }
+            | Op::MatchAll { mask, .. }
+            | Op::Redux { mask, .. } => mask,
             Op::Shfl { list, .. } => self.program.rows[list as usize + 2],
             _ => return mask,
         };
@@ -300,23 +468,72 @@ impl Core<'_> {
     #[inline(never)]
     fn collective(&mut self, op: Op, members: u32, mask: u32) {
         match op {
-            Op::Shfl { mode, d, p, a, list } => self.shfl(mode, d, p, a, list, mask),
-            Op::Vote { mode, d, pd, pred, negated, mask: row } => {
+            Op::Shfl {
+                mode,
+                d,
+                p,
+                a,
+                list,
+            } => self.shfl(mode, d, p, a, list, mask),
+            Op::Vote {
+                mode,
+                d,
+                pd,
+                pred,
+                negated,
+                mask: row,
+            } => {
                 let value = self.files.pred(pred, negated);
-                self.by_members(row, mask, |core, members, mask| core.vote(mode, d, pd, value, members, mask), members);
+                self.by_members(
+                    row,
+                    mask,
+                    |core, members, mask| core.vote(mode, d, pd, value, members, mask),
+                    members,
+                );
             }
             // All sources are read before any result is written: `d` may be `a`.
-            Op::MatchAny { wide, d, a, mask: row } => {
+            Op::MatchAny {
+                wide,
+                d,
+                a,
+                mask: row,
+            } => {
                 let a = self.values(wide, a);
-                self.by_members(row, mask, |core, members, mask| core.match_any(d, &a, members, mask), members);
+                self.by_members(
+                    row,
+                    mask,
+                    |core, members, mask| core.match_any(d, &a, members, mask),
+                    members,
+                );
             }
-            Op::MatchAll { wide, d, p, a, mask: row } => {
+            Op::MatchAll {
+                wide,
+                d,
+                p,
+                a,
+                mask: row,
+            } => {
                 let a = self.values(wide, a);
-                self.by_members(row, mask, |core, members, mask| core.match_all((d, p), &a, members, mask), members);
+                self.by_members(
+                    row,
+                    mask,
+                    |core, members, mask| core.match_all((d, p), &a, members, mask),
+                    members,
+                );
             }
-            Op::Redux { op, d, a, mask: row } => {
+            Op::Redux {
+                op,
+                d,
+                a,
+                mask: row,
+            } => {
                 let a = self.files.get32(a);
-                self.by_members(row, mask, |core, members, mask| core.redux(op, d, &a, members, mask), members);
+                self.by_members(
+                    row,
+                    mask,
+                    |core, members, mask| core.redux(op, d, &a, members, mask),
+                    members,
+                );
             }
             _ => {}
         }
@@ -328,7 +545,9 @@ impl Core<'_> {
         let mut rest = mask;
         while rest != 0 {
             let members = masks[rest.trailing_zeros() as usize];
-            let same = super::lanes::lanes(rest).filter(|&l| masks[l] == members).fold(0, |m, l| m | 1 << l);
+            let same = super::lanes::lanes(rest)
+                .filter(|&l| masks[l] == members)
+                .fold(0, |m, l| m | 1 << l);
             f(self, (members | same) & (live | mask), same);
             rest &= !same;
         }

@@ -29,7 +29,9 @@ impl Half for F16 {
             0 => f64::from(mantissa) * 2f64.powi(-24),
             31 if mantissa == 0 => f64::INFINITY,
             31 => f64::NAN,
-            _ => f64::from_bits((u64::from(exponent) + 1023 - 15) << 52 | u64::from(mantissa) << 42),
+            _ => {
+                f64::from_bits((u64::from(exponent) + 1023 - 15) << 52 | u64::from(mantissa) << 42)
+            }
         };
         if sign != 0 { -magnitude } else { magnitude }
     }
@@ -63,7 +65,11 @@ pub(crate) fn narrow(value: f64, mantissa: u32, exponent: u32, rounding: Roundin
     // value = m * 2^(e - 52), m with its leading bit at 52. Doubles below the normal range are far below any of ours
     // but for bf16, whose range is that of f32: still normal as doubles.
     let biased = (bits >> 52 & 0x7ff) as i32;
-    let m = if biased == 0 { bits & ((1 << 52) - 1) } else { bits & ((1 << 52) - 1) | 1 << 52 };
+    let m = if biased == 0 {
+        bits & ((1 << 52) - 1)
+    } else {
+        bits & ((1 << 52) - 1) | 1 << 52
+    };
     let e = biased.max(1) - 1023;
     // Bits to drop: more in the subnormal range.
     let lowest = 1 - bias;
@@ -94,7 +100,11 @@ pub(crate) fn narrow(value: f64, mantissa: u32, exponent: u32, rounding: Roundin
         return Some(sign | if to_infinity { infinity } else { infinity - 1 });
     }
     // The leading bit of `kept` adds one to the exponent field, and so does a carry out of the rounding.
-    let magnitude = if field == 0 { kept } else { ((field as u32 - 1) << mantissa) + kept };
+    let magnitude = if field == 0 {
+        kept
+    } else {
+        ((field as u32 - 1) << mantissa) + kept
+    };
     Some(sign | magnitude)
 }
 
@@ -130,7 +140,11 @@ fn fma_odd(a: f64, b: f64, c: f64) -> f64 {
         return sum;
     }
     let bits = sum.to_bits();
-    f64::from_bits(if (error > 0.0) == (sum > 0.0) { bits + 1 } else { bits - 1 })
+    f64::from_bits(if (error > 0.0) == (sum > 0.0) {
+        bits + 1
+    } else {
+        bits - 1
+    })
 }
 
 /// What `sum = a + b` lost (Knuth's two-sum).
@@ -156,7 +170,10 @@ mod tests {
         for bits in 0..=0xffffu32 {
             let value = F16::to_f64(bits);
             let back = F16::from_f64(value, Rounding::Nearest);
-            assert!(back == bits || value.is_nan() && back == 0x7fff, "{bits:#x} {back:#x}");
+            assert!(
+                back == bits || value.is_nan() && back == 0x7fff,
+                "{bits:#x} {back:#x}"
+            );
         }
     }
 
@@ -165,7 +182,10 @@ mod tests {
         for bits in 0..=0xffffu32 {
             let value = Bf16::to_f64(bits);
             let back = Bf16::from_f64(value, Rounding::Nearest);
-            assert!(back == bits || value.is_nan() && back == 0x7fff, "{bits:#x} {back:#x}");
+            assert!(
+                back == bits || value.is_nan() && back == 0x7fff,
+                "{bits:#x} {back:#x}"
+            );
         }
     }
 
@@ -183,7 +203,10 @@ mod tests {
         assert_eq!(f(2f64.powi(-25) * 1.0001, Rounding::Nearest), 1);
         assert_eq!(f(1e-30, Rounding::Up), 1);
         // Largest subnormal rounds up into the normals.
-        assert_eq!(f(2f64.powi(-14) * (1.0 - 2f64.powi(-12)), Rounding::Nearest), 0x0400);
+        assert_eq!(
+            f(2f64.powi(-14) * (1.0 - 2f64.powi(-12)), Rounding::Nearest),
+            0x0400
+        );
     }
 
     #[test]
@@ -191,7 +214,11 @@ mod tests {
         for i in 0..10_000u64 {
             let bits = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let value = f64::from_bits(bits & 0x8fff_ffff_ffff_ffff | 0x3000_0000_0000_0000);
-            assert_eq!(narrow(value, 23, 8, Rounding::Nearest), Some((value as f32).to_bits()), "{value:e}");
+            assert_eq!(
+                narrow(value, 23, 8, Rounding::Nearest),
+                Some((value as f32).to_bits()),
+                "{value:e}"
+            );
         }
     }
 }

@@ -2,37 +2,12 @@
 
 use super::half;
 use super::lanes::Files;
-use crate::code::{Bin32, Bin64, Carry, FloatFlags, Narrow, Row, Shift64, Tern32, Tern64, Un32, Un64};
-
-#[inline(always)]
-fn clamp_s24(v: u32) -> i64 {
-    i64::from((v << 8) as i32 >> 8)
-}
-
-#[inline(always)]
-fn shl(a: u32, n: u32) -> u32 {
-    if n > 31 { 0 } else { a << (n & 31) }
-}
-
-#[inline(always)]
-fn shr(a: u32, n: u32) -> u32 {
-    if n > 31 { 0 } else { a >> (n & 31) }
-}
-
-#[inline(always)]
-fn sar(a: u32, n: u32) -> u32 {
-    ((a as i32) >> n.min(31)) as u32
-}
-
-fn szext(a: u32, b: u32, signed: bool, wrap: bool) -> u32 {
-    let bits = if wrap { b & 31 } else { b.min(32) };
-    match bits {
-        0 => 0,
-        32 => a,
-        _ if signed => ((a << (32 - bits)) as i32 >> (32 - bits)) as u32,
-        _ => a & (shl(1, bits) - 1),
-    }
-}
+use super::scalar::{
+    bfe, bfi, byte, carry_rows, clamp_s24, dp2a, flip, mul_hi, prmt, sar, shl, shr, szext,
+};
+use crate::code::{
+    Bin32, Bin64, Carry, FloatFlags, Narrow, Row, Shift64, Tern32, Tern64, Un32, Un64,
+};
 
 impl Files {
     #[inline(always)]
@@ -85,21 +60,39 @@ impl Files {
             Bin32::Mul24LoS => each!(|x, y| (clamp_s24(x) * clamp_s24(y)) as u32),
             Bin32::Mul24LoU => each!(|x, y| (x & 0xff_ffff).wrapping_mul(y & 0xff_ffff)),
             Bin32::Mul24HiS => each!(|x, y| (clamp_s24(x) * clamp_s24(y) >> 16) as u32),
-            Bin32::Mul24HiU => each!(|x, y| (u64::from(x & 0xff_ffff) * u64::from(y & 0xff_ffff) >> 16) as u32),
-            Bin32::DivS => each!(|x, y| if y == 0 { u32::MAX } else { (x as i32).wrapping_div(y as i32) as u32 }),
+            Bin32::Mul24HiU => {
+                each!(|x, y| (u64::from(x & 0xff_ffff) * u64::from(y & 0xff_ffff) >> 16) as u32)
+            }
+            Bin32::DivS => each!(|x, y| if y == 0 {
+                u32::MAX
+            } else {
+                (x as i32).wrapping_div(y as i32) as u32
+            }),
             Bin32::DivU => each!(|x, y| x.checked_div(y).unwrap_or(u32::MAX)),
-            Bin32::RemS => each!(|x, y| if y == 0 { u32::MAX } else { (x as i32).wrapping_rem(y as i32) as u32 }),
+            Bin32::RemS => each!(|x, y| if y == 0 {
+                u32::MAX
+            } else {
+                (x as i32).wrapping_rem(y as i32) as u32
+            }),
             Bin32::RemU => each!(|x, y| x.checked_rem(y).unwrap_or(u32::MAX)),
-            Bin32::Bmsk => each!(|x, y| if x > 31 { 0 } else { ((1u64 << y.min(32)) - 1 << x) as u32 }),
+            Bin32::Bmsk => each!(|x, y| if x > 31 {
+                0
+            } else {
+                ((1u64 << y.min(32)) - 1 << x) as u32
+            }),
             Bin32::BmskWrap => each!(|x, y| ((1u64 << (y & 31)) - 1 << (x & 31)) as u32),
             Bin32::SzextSClamp => each!(|x, y| szext(x, y, true, false)),
             Bin32::SzextUClamp => each!(|x, y| szext(x, y, false, false)),
             Bin32::SzextSWrap => each!(|x, y| szext(x, y, true, true)),
             Bin32::SzextUWrap => each!(|x, y| szext(x, y, false, true)),
             Bin32::F16(op) => each!(|x, y| half::binary::<half::F16>(op, x, y)),
-            Bin32::F16x2(op) => each!(|x, y| half::packed(x, y, |x, y| half::binary::<half::F16>(op, x, y))),
+            Bin32::F16x2(op) => {
+                each!(|x, y| half::packed(x, y, |x, y| half::binary::<half::F16>(op, x, y)))
+            }
             Bin32::Bf16(op) => each!(|x, y| half::binary::<half::Bf16>(op, x, y)),
-            Bin32::Bf16x2(op) => each!(|x, y| half::packed(x, y, |x, y| half::binary::<half::Bf16>(op, x, y))),
+            Bin32::Bf16x2(op) => {
+                each!(|x, y| half::packed(x, y, |x, y| half::binary::<half::Bf16>(op, x, y)))
+            }
             _ => {}
         }
     }
@@ -171,17 +164,29 @@ impl Files {
         }
         match op {
             Tern32::MadLo => all!(|x, y, z| x.wrapping_mul(y).wrapping_add(z)),
-            Tern32::MadHiS => all!(|x, y, z| ((i64::from(x as i32) * i64::from(y as i32) >> 32) as u32).wrapping_add(z)),
-            Tern32::MadHiU => all!(|x, y, z| ((u64::from(x) * u64::from(y) >> 32) as u32).wrapping_add(z)),
+            Tern32::MadHiS => all!(|x, y, z| ((i64::from(x as i32) * i64::from(y as i32) >> 32)
+                as u32)
+                .wrapping_add(z)),
+            Tern32::MadHiU => {
+                all!(|x, y, z| ((u64::from(x) * u64::from(y) >> 32) as u32).wrapping_add(z))
+            }
             Tern32::SadS => all!(|x, y, z| (x as i32).abs_diff(y as i32).wrapping_add(z)),
             Tern32::SadU => all!(|x, y, z| x.abs_diff(y).wrapping_add(z)),
             Tern32::BfeU => all!(|x, y, z| {
                 let (pos, len) = (y & 0xff, z & 0xff);
                 let field = shr(x, pos);
-                if len > 31 { field } else { field & ((1 << (len & 31)) - 1) }
+                if len > 31 {
+                    field
+                } else {
+                    field & ((1 << (len & 31)) - 1)
+                }
             }),
-            Tern32::ShfLWrap => all!(|x, y, z| ((u64::from(y) << 32 | u64::from(x)) << (z & 31) >> 32) as u32),
-            Tern32::ShfRWrap => all!(|x, y, z| ((u64::from(y) << 32 | u64::from(x)) >> (z & 31)) as u32),
+            Tern32::ShfLWrap => {
+                all!(|x, y, z| ((u64::from(y) << 32 | u64::from(x)) << (z & 31) >> 32) as u32)
+            }
+            Tern32::ShfRWrap => {
+                all!(|x, y, z| ((u64::from(y) << 32 | u64::from(x)) >> (z & 31)) as u32)
+            }
             Tern32::SlctS => all!(|x, y, z| if z as i32 >= 0 { x } else { y }),
             Tern32::SlctF => all!(|x, y, z| if f32::from_bits(z) >= 0.0 { x } else { y }),
             _ => self.tern32_scalar(op, mask, d, &a, &b, &c),
@@ -190,7 +195,15 @@ impl Files {
 
     /// What gains nothing from vector instructions, compiled once for all of them.
     #[inline(never)]
-    fn tern32_scalar(&self, op: Tern32, mask: u32, d: Row, a: &[u32; 32], b: &[u32; 32], c: &[u32; 32]) {
+    fn tern32_scalar(
+        &self,
+        op: Tern32,
+        mask: u32,
+        d: Row,
+        a: &[u32; 32],
+        b: &[u32; 32],
+        c: &[u32; 32],
+    ) {
         macro_rules! each {
             (|$x:ident, $y:ident, $z:ident| $e:expr) => {
                 self.each32(d, mask, |l| {
@@ -201,38 +214,93 @@ impl Files {
         }
         match op {
             Tern32::MadHiSatS => {
-                each!(|x, y, z| ((i64::from(x as i32) * i64::from(y as i32) >> 32) as i32).saturating_add(z as i32) as u32)
+                each!(
+                    |x, y, z| ((i64::from(x as i32) * i64::from(y as i32) >> 32) as i32)
+                        .saturating_add(z as i32) as u32
+                )
             }
-            Tern32::Mad24LoS => each!(|x, y, z| ((clamp_s24(x) * clamp_s24(y)) as u32).wrapping_add(z)),
-            Tern32::Mad24LoU => each!(|x, y, z| (x & 0xff_ffff).wrapping_mul(y & 0xff_ffff).wrapping_add(z)),
-            Tern32::Mad24HiS => each!(|x, y, z| ((clamp_s24(x) * clamp_s24(y) >> 16) as u32).wrapping_add(z)),
+            Tern32::Mad24LoS => {
+                each!(|x, y, z| ((clamp_s24(x) * clamp_s24(y)) as u32).wrapping_add(z))
+            }
+            Tern32::Mad24LoU => {
+                each!(|x, y, z| (x & 0xff_ffff).wrapping_mul(y & 0xff_ffff).wrapping_add(z))
+            }
+            Tern32::Mad24HiS => {
+                each!(|x, y, z| ((clamp_s24(x) * clamp_s24(y) >> 16) as u32).wrapping_add(z))
+            }
             Tern32::Mad24HiU => {
-                each!(|x, y, z| ((u64::from(x & 0xff_ffff) * u64::from(y & 0xff_ffff) >> 16) as u32).wrapping_add(z))
+                each!(
+                    |x, y, z| ((u64::from(x & 0xff_ffff) * u64::from(y & 0xff_ffff) >> 16) as u32)
+                        .wrapping_add(z)
+                )
             }
             Tern32::BfeS => each!(|x, y, z| bfe(u64::from(x), y, z, 32, true) as u32),
-            Tern32::ShfLClamp => each!(|x, y, z| ((u64::from(y) << 32 | u64::from(x)) << z.min(32) >> 32) as u32),
-            Tern32::ShfRClamp => each!(|x, y, z| ((u64::from(y) << 32 | u64::from(x)) >> z.min(32)) as u32),
+            Tern32::ShfLClamp => {
+                each!(|x, y, z| ((u64::from(y) << 32 | u64::from(x)) << z.min(32) >> 32) as u32)
+            }
+            Tern32::ShfRClamp => {
+                each!(|x, y, z| ((u64::from(y) << 32 | u64::from(x)) >> z.min(32)) as u32)
+            }
             Tern32::Prmt => each!(|x, y, z| prmt(x, y, [z, z >> 4, z >> 8, z >> 12])),
-            Tern32::PrmtF4e => each!(|x, y, z| { let s = z & 3; prmt(x, y, [s, s + 1, s + 2, s + 3]) }),
+            Tern32::PrmtF4e => each!(|x, y, z| {
+                let s = z & 3;
+                prmt(x, y, [s, s + 1, s + 2, s + 3])
+            }),
             Tern32::PrmtB4e => each!(|x, y, z| {
                 let s = z & 3;
-                prmt(x, y, [s, s.wrapping_sub(1) & 7, s.wrapping_sub(2) & 7, s.wrapping_sub(3) & 7])
+                prmt(
+                    x,
+                    y,
+                    [
+                        s,
+                        s.wrapping_sub(1) & 7,
+                        s.wrapping_sub(2) & 7,
+                        s.wrapping_sub(3) & 7,
+                    ],
+                )
             }),
             Tern32::PrmtRc8 => each!(|x, y, z| prmt(x, y, [z & 3; 4])),
-            Tern32::PrmtEcl => each!(|x, y, z| { let s = z & 3; prmt(x, y, [s, s.max(1), s.max(2), 3]) }),
-            Tern32::PrmtEcr => each!(|x, y, z| { let s = z & 3; prmt(x, y, [0, s.min(1), s.min(2), s]) }),
-            Tern32::PrmtRc16 => each!(|x, y, z| { let s = (z & 1) * 2; prmt(x, y, [s, s + 1, s, s + 1]) }),
-            Tern32::Dp4a(sa, sb) => each!(|x, y, z| (0..4).fold(z, |sum, i| sum.wrapping_add(byte(x, i, sa).wrapping_mul(byte(y, i, sb))))),
+            Tern32::PrmtEcl => each!(|x, y, z| {
+                let s = z & 3;
+                prmt(x, y, [s, s.max(1), s.max(2), 3])
+            }),
+            Tern32::PrmtEcr => each!(|x, y, z| {
+                let s = z & 3;
+                prmt(x, y, [0, s.min(1), s.min(2), s])
+            }),
+            Tern32::PrmtRc16 => each!(|x, y, z| {
+                let s = (z & 1) * 2;
+                prmt(x, y, [s, s + 1, s, s + 1])
+            }),
+            Tern32::Dp4a(sa, sb) => each!(|x, y, z| (0..4).fold(z, |sum, i| sum
+                .wrapping_add(byte(x, i, sa).wrapping_mul(byte(y, i, sb))))),
             Tern32::Dp2aLo(sa, sb) => each!(|x, y, z| dp2a(x, y, z, sa, sb, 0)),
             Tern32::Dp2aHi(sa, sb) => each!(|x, y, z| dp2a(x, y, z, sa, sb, 2)),
             Tern32::FmaF16 => each!(|x, y, z| half::fma::<half::F16>(x, y, z, false)),
             Tern32::FmaBf16 => each!(|x, y, z| half::fma::<half::Bf16>(x, y, z, false)),
-            Tern32::FmaF16x2 => each!(|x, y, z| half::packed3(x, y, z, |x, y, z| half::fma::<half::F16>(x, y, z, false))),
-            Tern32::FmaBf16x2 => each!(|x, y, z| half::packed3(x, y, z, |x, y, z| half::fma::<half::Bf16>(x, y, z, false))),
+            Tern32::FmaF16x2 => each!(|x, y, z| half::packed3(x, y, z, |x, y, z| half::fma::<
+                half::F16,
+            >(
+                x, y, z, false
+            ))),
+            Tern32::FmaBf16x2 => each!(|x, y, z| half::packed3(x, y, z, |x, y, z| half::fma::<
+                half::Bf16,
+            >(
+                x, y, z, false
+            ))),
             Tern32::FmaReluF16 => each!(|x, y, z| half::fma::<half::F16>(x, y, z, true)),
             Tern32::FmaReluBf16 => each!(|x, y, z| half::fma::<half::Bf16>(x, y, z, true)),
-            Tern32::FmaReluF16x2 => each!(|x, y, z| half::packed3(x, y, z, |x, y, z| half::fma::<half::F16>(x, y, z, true))),
-            Tern32::FmaReluBf16x2 => each!(|x, y, z| half::packed3(x, y, z, |x, y, z| half::fma::<half::Bf16>(x, y, z, true))),
+            Tern32::FmaReluF16x2 => each!(|x, y, z| half::packed3(x, y, z, |x, y, z| half::fma::<
+                half::F16,
+            >(
+                x, y, z, true
+            ))),
+            Tern32::FmaReluBf16x2 => each!(|x, y, z| half::packed3(
+                x,
+                y,
+                z,
+                |x, y, z| half::fma::<half::Bf16>(x, y, z, true)
+            )),
             _ => {}
         }
     }
@@ -255,13 +323,25 @@ impl Files {
 
     #[inline(never)]
     pub(crate) fn bfi32(&self, mask: u32, d: Row, a: Row, b: Row, pos: Row, len: Row) {
-        let (a, b, pos, len) = (self.get32(a), self.get32(b), self.get32(pos), self.get32(len));
-        self.each32(d, mask, |l| bfi(a[l].into(), b[l].into(), pos[l], len[l], 32) as u32);
+        let (a, b, pos, len) = (
+            self.get32(a),
+            self.get32(b),
+            self.get32(pos),
+            self.get32(len),
+        );
+        self.each32(d, mask, |l| {
+            bfi(a[l].into(), b[l].into(), pos[l], len[l], 32) as u32
+        });
     }
 
     #[inline(never)]
     pub(crate) fn bfi64(&self, mask: u32, d: Row, a: Row, b: Row, pos: Row, len: Row) {
-        let (a, b, pos, len) = (self.get64(a), self.get64(b), self.get32(pos), self.get32(len));
+        let (a, b, pos, len) = (
+            self.get64(a),
+            self.get64(b),
+            self.get32(pos),
+            self.get32(len),
+        );
         self.each64(d, mask, |l| bfi(a[l], b[l], pos[l], len[l], 64));
     }
 
@@ -311,9 +391,17 @@ impl Files {
         match op {
             Bin64::MulHiS => each!(|x, y| mul_hi(x, y, true)),
             Bin64::MulHiU => each!(|x, y| mul_hi(x, y, false)),
-            Bin64::DivS => each!(|x, y| if y == 0 { u64::MAX } else { (x as i64).wrapping_div(y as i64) as u64 }),
+            Bin64::DivS => each!(|x, y| if y == 0 {
+                u64::MAX
+            } else {
+                (x as i64).wrapping_div(y as i64) as u64
+            }),
             Bin64::DivU => each!(|x, y| x.checked_div(y).unwrap_or(u64::MAX)),
-            Bin64::RemS => each!(|x, y| if y == 0 { u64::MAX } else { (x as i64).wrapping_rem(y as i64) as u64 }),
+            Bin64::RemS => each!(|x, y| if y == 0 {
+                u64::MAX
+            } else {
+                (x as i64).wrapping_rem(y as i64) as u64
+            }),
             Bin64::RemU => each!(|x, y| x.checked_rem(y).unwrap_or(u64::MAX)),
             _ => {}
         }
@@ -339,8 +427,12 @@ impl Files {
         match op {
             Tern64::MadLo => self.put64(d, mask, |l| a[l].wrapping_mul(b[l]).wrapping_add(c[l])),
             Tern64::MadHiS => self.each64(d, mask, |l| mul_hi(a[l], b[l], true).wrapping_add(c[l])),
-            Tern64::MadHiU => self.each64(d, mask, |l| mul_hi(a[l], b[l], false).wrapping_add(c[l])),
-            Tern64::SadS => self.each64(d, mask, |l| (a[l] as i64).abs_diff(b[l] as i64).wrapping_add(c[l])),
+            Tern64::MadHiU => {
+                self.each64(d, mask, |l| mul_hi(a[l], b[l], false).wrapping_add(c[l]))
+            }
+            Tern64::SadS => self.each64(d, mask, |l| {
+                (a[l] as i64).abs_diff(b[l] as i64).wrapping_add(c[l])
+            }),
             Tern64::SadU => self.each64(d, mask, |l| a[l].abs_diff(b[l]).wrapping_add(c[l])),
         }
     }
@@ -349,8 +441,12 @@ impl Files {
     pub(crate) fn shift64(&self, op: Shift64, mask: u32, d: Row, a: Row, b: Row) {
         let (a, b) = (self.get64(a), self.get32(b));
         match op {
-            Shift64::Shl => self.put64(d, mask, |l| if b[l] > 63 { 0 } else { a[l] << (b[l] & 63) }),
-            Shift64::ShrU => self.put64(d, mask, |l| if b[l] > 63 { 0 } else { a[l] >> (b[l] & 63) }),
+            Shift64::Shl => {
+                self.put64(d, mask, |l| if b[l] > 63 { 0 } else { a[l] << (b[l] & 63) })
+            }
+            Shift64::ShrU => {
+                self.put64(d, mask, |l| if b[l] > 63 { 0 } else { a[l] >> (b[l] & 63) })
+            }
             Shift64::ShrS => self.put64(d, mask, |l| ((a[l] as i64) >> b[l].min(63)) as u64),
         }
     }
@@ -365,10 +461,24 @@ impl Files {
             Narrow::Popc => self.each32(d, mask, |l| a[l].count_ones()),
             Narrow::Clz => self.each32(d, mask, |l| a[l].leading_zeros()),
             Narrow::BfindU => self.each32(d, mask, |l| 63u32.wrapping_sub(a[l].leading_zeros())),
-            Narrow::BfindS => self.each32(d, mask, |l| 63u32.wrapping_sub(sign(a[l]).leading_zeros())),
-            Narrow::BfindShiftU => self.each32(d, mask, |l| if a[l] == 0 { u32::MAX } else { a[l].leading_zeros() }),
+            Narrow::BfindS => {
+                self.each32(d, mask, |l| 63u32.wrapping_sub(sign(a[l]).leading_zeros()))
+            }
+            Narrow::BfindShiftU => self.each32(d, mask, |l| {
+                if a[l] == 0 {
+                    u32::MAX
+                } else {
+                    a[l].leading_zeros()
+                }
+            }),
             Narrow::BfindShiftS => {
-                self.each32(d, mask, |l| if sign(a[l]) == 0 { u32::MAX } else { sign(a[l]).leading_zeros() });
+                self.each32(d, mask, |l| {
+                    if sign(a[l]) == 0 {
+                        u32::MAX
+                    } else {
+                        sign(a[l]).leading_zeros()
+                    }
+                });
             }
         }
     }
@@ -377,7 +487,9 @@ impl Files {
     pub(crate) fn mul_wide(&self, signed: bool, mask: u32, d: Row, a: Row, b: Row) {
         let (a, b) = (self.get32(a), self.get32(b));
         if signed {
-            self.put64(d, mask, |l| (i64::from(a[l] as i32) * i64::from(b[l] as i32)) as u64);
+            self.put64(d, mask, |l| {
+                (i64::from(a[l] as i32) * i64::from(b[l] as i32)) as u64
+            });
         } else {
             self.put64(d, mask, |l| u64::from(a[l]) * u64::from(b[l]));
         }
@@ -387,129 +499,61 @@ impl Files {
     pub(crate) fn mad_wide(&self, signed: bool, mask: u32, d: Row, a: Row, b: Row, c: Row) {
         let (a, b, c) = (self.get32(a), self.get32(b), self.get64(c));
         if signed {
-            self.put64(d, mask, |l| ((i64::from(a[l] as i32) * i64::from(b[l] as i32)) as u64).wrapping_add(c[l]));
+            self.put64(d, mask, |l| {
+                ((i64::from(a[l] as i32) * i64::from(b[l] as i32)) as u64).wrapping_add(c[l])
+            });
         } else {
-            self.put64(d, mask, |l| (u64::from(a[l]) * u64::from(b[l])).wrapping_add(c[l]));
+            self.put64(d, mask, |l| {
+                (u64::from(a[l]) * u64::from(b[l])).wrapping_add(c[l])
+            });
         }
     }
 
     /// Extended-precision arithmetic; `cc` holds the lanes' carry flags and comes back changed.
     #[inline(never)]
-    pub(crate) fn carry32(&self, op: Carry, carry_in: u32, mask: u32, d: Row, rows: [Row; 3]) -> u32 {
+    pub(crate) fn carry32(
+        &self,
+        op: Carry,
+        carry_in: u32,
+        mask: u32,
+        d: Row,
+        rows: [Row; 3],
+    ) -> u32 {
         let [a, b, c] = rows;
         let (a, b) = (self.get32(a), self.get32(b));
-        let third = if matches!(op, Carry::Add | Carry::Sub) { b } else { self.get32(c) };
-        let (value, carry) = carry_rows(op, carry_in, |l| (a[l].into(), b[l].into(), third[l].into()), 32);
+        let third = if matches!(op, Carry::Add | Carry::Sub) {
+            b
+        } else {
+            self.get32(c)
+        };
+        let (value, carry) = carry_rows(
+            op,
+            carry_in,
+            |l| (a[l].into(), b[l].into(), third[l].into()),
+            32,
+        );
         self.put32(d, mask, |l| value[l] as u32);
         carry
     }
 
     #[inline(never)]
-    pub(crate) fn carry64(&self, op: Carry, carry_in: u32, mask: u32, d: Row, rows: [Row; 3]) -> u32 {
+    pub(crate) fn carry64(
+        &self,
+        op: Carry,
+        carry_in: u32,
+        mask: u32,
+        d: Row,
+        rows: [Row; 3],
+    ) -> u32 {
         let [a, b, c] = rows;
         let (a, b) = (self.get64(a), self.get64(b));
-        let third = if matches!(op, Carry::Add | Carry::Sub) { b } else { self.get64(c) };
+        let third = if matches!(op, Carry::Add | Carry::Sub) {
+            b
+        } else {
+            self.get64(c)
+        };
         let (value, carry) = carry_rows(op, carry_in, |l| (a[l], b[l], third[l]), 64);
         self.set64(d, mask, &value);
         carry
     }
-}
-
-/// All lanes of an operation with carry, and the carries out. A borrow is kept as a set flag.
-fn carry_rows(op: Carry, carry_in: u32, lane: impl Fn(usize) -> (u64, u64, u64), bits: u32) -> ([u64; 32], u32) {
-    let field = u64::MAX >> (64 - bits);
-    let mut value = [0; 32];
-    let mut carry_out = 0;
-    for (l, out) in value.iter_mut().enumerate() {
-        let (a, b, c) = lane(l);
-        let carry = u128::from(carry_in >> l & 1);
-        let signed = |v: u64| ((v << (64 - bits)) as i64 >> (64 - bits)) as u64;
-        let (x, y) = match op {
-            Carry::Add | Carry::Sub => (a, b),
-            Carry::MadLo => (a.wrapping_mul(b) & field, c),
-            Carry::MadHiU if bits == 32 => (a * b >> 32, c),
-            Carry::MadHiS if bits == 32 => ((signed(a).wrapping_mul(signed(b)) >> 32) & field, c),
-            Carry::MadHiU => (mul_hi(a, b, false), c),
-            Carry::MadHiS => (mul_hi(a, b, true), c),
-        };
-        let sum = match op {
-            Carry::Sub => u128::from(x).wrapping_sub(u128::from(y)).wrapping_sub(carry),
-            _ => u128::from(x) + u128::from(y) + carry,
-        };
-        *out = sum as u64 & field;
-        carry_out |= u32::from(sum >> bits & 1 != 0) << l;
-    }
-    (value, carry_out)
-}
-
-#[inline(always)]
-fn flip(index: u32, bit: u32) -> u32 {
-    if index & bit != 0 { 0 } else { u32::MAX }
-}
-
-fn mul_hi(a: u64, b: u64, signed: bool) -> u64 {
-    if signed {
-        (i128::from(a as i64) * i128::from(b as i64) >> 64) as u64
-    } else {
-        (u128::from(a) * u128::from(b) >> 64) as u64
-    }
-}
-
-/// Bit field extract as the ISA's pseudocode has it: the sign bit of a field that reaches past the top is the top bit.
-fn bfe(a: u64, pos: u32, len: u32, bits: u32, signed: bool) -> u64 {
-    let (pos, len) = (pos & 0xff, len & 0xff);
-    if len == 0 {
-        return 0;
-    }
-    let extended = if signed { ((a << (64 - bits)) as i64 >> (64 - bits)) as i128 as u128 } else { u128::from(a) };
-    let field = extended >> pos.min(127);
-    let kept = len.min(bits);
-    if signed {
-        let top = (pos + len - 1).min(bits - 1);
-        let sign = a >> top & 1 != 0;
-        let low = if pos > top { 0 } else { (field as u64) & mask64((top - pos + 1).min(kept)) };
-        let width = if pos > top { 0 } else { top - pos + 1 };
-        let value = if sign { low | !mask64(width) } else { low };
-        value & mask64(bits)
-    } else {
-        field as u64 & mask64(kept)
-    }
-}
-
-fn mask64(bits: u32) -> u64 {
-    if bits > 63 { u64::MAX } else { (1 << bits) - 1 }
-}
-
-fn bfi(a: u64, b: u64, pos: u32, len: u32, bits: u32) -> u64 {
-    let (pos, len) = (pos & 0xff, (len & 0xff).min(bits));
-    if pos >= bits {
-        return b;
-    }
-    let field = mask64(len) << pos;
-    ((b & !field) | (a << pos & field)) & mask64(bits)
-}
-
-/// Bytes of `b:a` by selector; bit 3 of a selector replicates the byte's sign.
-fn prmt(a: u32, b: u32, selectors: [u32; 4]) -> u32 {
-    let bytes = u64::from(b) << 32 | u64::from(a);
-    let mut out = 0;
-    for (i, selector) in selectors.into_iter().enumerate() {
-        let byte = (bytes >> ((selector & 7) * 8)) as u8;
-        let byte = if selector & 8 != 0 { ((byte as i8) >> 7) as u8 } else { byte };
-        out |= u32::from(byte) << (i * 8);
-    }
-    out
-}
-
-fn byte(v: u32, i: u32, signed: bool) -> u32 {
-    let byte = (v >> (i * 8)) as u8;
-    if signed { byte as i8 as u32 } else { byte.into() }
-}
-
-fn dp2a(a: u32, b: u32, c: u32, sa: bool, sb: bool, first: u32) -> u32 {
-    (0..2).fold(c, |sum, i| {
-        let half = (a >> (i * 16)) as u16;
-        let half = if sa { half as i16 as u32 } else { half.into() };
-        sum.wrapping_add(half.wrapping_mul(byte(b, first + i, sb)))
-    })
 }

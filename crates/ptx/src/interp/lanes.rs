@@ -35,31 +35,70 @@ pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
 }
 
 impl Files {
+    /// A source row in place. Nothing may write registers while it is used.
+    #[inline(always)]
+    pub(crate) fn row32(&self, row: Row) -> &[u32; 32] {
+        let at = if row & CONST != 0 {
+            self.c32.wrapping_add((row & !CONST) as usize)
+        } else {
+            self.r32.wrapping_add(row as usize).cast_const()
+        };
+        // SAFETY: in range by the invariant of `Files`.
+        unsafe { &(*at).0 }
+    }
+
+    #[inline(always)]
+    pub(crate) fn row64(&self, row: Row) -> &[u64; 32] {
+        let at = if row & CONST != 0 {
+            self.c64.wrapping_add((row & !CONST) as usize)
+        } else {
+            self.r64.wrapping_add(row as usize).cast_const()
+        };
+        // SAFETY: in range by the invariant of `Files`.
+        unsafe { &(*at).0 }
+    }
+
     /// A copy of a source row: the destination may be the same row.
     #[inline(always)]
     pub(crate) fn get32(&self, row: Row) -> [u32; 32] {
-        let at = if row & CONST != 0 { self.c32.wrapping_add((row & !CONST) as usize) } else { self.r32.wrapping_add(row as usize).cast_const() };
+        let at = if row & CONST != 0 {
+            self.c32.wrapping_add((row & !CONST) as usize)
+        } else {
+            self.r32.wrapping_add(row as usize).cast_const()
+        };
         // SAFETY: in range by the invariant of `Files`.
         unsafe { (*at).0 }
     }
 
     #[inline(always)]
     pub(crate) fn get64(&self, row: Row) -> [u64; 32] {
-        let at = if row & CONST != 0 { self.c64.wrapping_add((row & !CONST) as usize) } else { self.r64.wrapping_add(row as usize).cast_const() };
+        let at = if row & CONST != 0 {
+            self.c64.wrapping_add((row & !CONST) as usize)
+        } else {
+            self.r64.wrapping_add(row as usize).cast_const()
+        };
         // SAFETY: in range by the invariant of `Files`.
         unsafe { (*at).0 }
     }
 
     #[inline(always)]
     pub(crate) fn lane32(&self, row: Row, lane: usize) -> u32 {
-        let at = if row & CONST != 0 { self.c32.wrapping_add((row & !CONST) as usize) } else { self.r32.wrapping_add(row as usize).cast_const() };
+        let at = if row & CONST != 0 {
+            self.c32.wrapping_add((row & !CONST) as usize)
+        } else {
+            self.r32.wrapping_add(row as usize).cast_const()
+        };
         // SAFETY: in range by the invariant of `Files`; lanes are below 32.
         unsafe { (*at).0[lane & 31] }
     }
 
     #[inline(always)]
     pub(crate) fn lane64(&self, row: Row, lane: usize) -> u64 {
-        let at = if row & CONST != 0 { self.c64.wrapping_add((row & !CONST) as usize) } else { self.r64.wrapping_add(row as usize).cast_const() };
+        let at = if row & CONST != 0 {
+            self.c64.wrapping_add((row & !CONST) as usize)
+        } else {
+            self.r64.wrapping_add(row as usize).cast_const()
+        };
         // SAFETY: in range by the invariant of `Files`; lanes are below 32.
         unsafe { (*at).0[lane & 31] }
     }

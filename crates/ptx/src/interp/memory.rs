@@ -20,49 +20,69 @@ impl RangeCache {
     const ENTRIES: usize = 64;
 
     pub(crate) fn new() -> Self {
-        RangeCache { entries: [(0, 0); Self::ENTRIES], generation: 0 }
+        RangeCache {
+            entries: [(0, 0); Self::ENTRIES],
+            generation: 0,
+        }
     }
 
     /// Forgets everything if ranges changed since the last time slice.
     pub(crate) fn refresh(&mut self, ranges: &Ranges) {
         if self.generation != ranges.generation {
-            *self = RangeCache { entries: [(0, 0); Self::ENTRIES], generation: ranges.generation };
+            *self = RangeCache {
+                entries: [(0, 0); Self::ENTRIES],
+                generation: ranges.generation,
+            };
         }
     }
 }
 
-/// Host pointers of 32 lanes; those outside the mask mean nothing.
-pub(crate) type Pointers = [u64; 32];
+/// Host pointers of 32 lanes; those outside the mask point where a busy lane does, or into their own local memory.
+/// Filled in place: returned by value they would be copied several times on their way.
+#[repr(align(64))]
+pub(crate) struct Pointers(pub(crate) [u64; 32]);
+
+impl Pointers {
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Pointers([0; 32])
+    }
+}
 
 impl Core<'_> {
     /// Addresses of an operand before translation.
     #[inline(always)]
-    fn addresses(&self, mem: &Mem) -> [u64; 32] {
+    fn addresses(&self, mem: &Mem, out: &mut [u64; 32]) {
         let offset = mem.offset as u64;
         match mem.base {
-            Base::None => [offset; 32],
+            Base::None => *out = [offset; 32],
             Base::Row64(row) => {
-                let mut out = self.files.get64(row);
-                for a in &mut out {
-                    *a = a.wrapping_add(offset);
+                let row = self.files.row64(row);
+                for l in 0..32 {
+                    out[l] = row[l].wrapping_add(offset);
                 }
-                out
             }
             Base::Row32(row) => {
-                let row = self.files.get32(row);
-                let mut out = [0; 32];
+                let row = self.files.row32(row);
                 for l in 0..32 {
                     out[l] = u64::from(row[l]).wrapping_add(offset);
                 }
-                out
             }
         }
     }
 
     /// Host pointers for an access of `bytes` by the lanes of `mask`, all checked for bounds and alignment.
     #[inline(always)]
-    pub(crate) fn pointers(&mut self, mem: &Mem, bytes: u32, mask: u32, write: bool) -> Result<Pointers, Stop> {
-        let mut at = self.addresses(mem);
+    pub(crate) fn pointers(
+        &mut self,
+        mem: &Mem,
+        bytes: u32,
+        mask: u32,
+        write: bool,
+        out: &mut Pointers,
+    ) -> Result<(), Stop> {
+        let at = &mut out.0;
+        self.addresses(mem, at);
         if mask != u32::MAX {
             // Idle lanes follow the first busy one, so that the checks need not tell them apart.
             let first = at[(mask.trailing_zeros() & 31) as usize];
@@ -75,33 +95,47 @@ impl Core<'_> {
             MemSpace::Generic | MemSpace::Global => {
                 let entry = (self.pc as usize) % RangeCache::ENTRIES;
                 let (low, high) = self.cache.entries[entry];
-                if outside(&at, low, high - low, size) {
-                    self.resolve_slowly(&mut at, mem.space, size, mask, write, entry)?;
+                if outside(at, low, high - low, size) {
+                    self.resolve_slowly(at, mem.space, size, mask, write, entry)?;
                 }
             }
-            MemSpace::Shared => self.window(&mut at, self.shared as u64, self.shared_bytes, size, mask, write)?,
+            MemSpace::Shared => {
+                self.window(at, self.shared as u64, self.shared_bytes, size, mask, write)?
+            }
             MemSpace::Param => {
                 let (base, limit) = (self.env.params.as_ptr() as u64, self.env.param_bytes);
-                self.window(&mut at, base, limit, size, mask, write)?;
+                self.window(at, base, limit, size, mask, write)?;
             }
             MemSpace::Local | MemSpace::Frame => {
-                let frame = if mem.space == MemSpace::Frame { self.frame_local } else { 0 };
-                for a in &mut at {
+                let frame = if mem.space == MemSpace::Frame {
+                    self.frame_local
+                } else {
+                    0
+                };
+                for a in at.iter_mut() {
                     *a = a.wrapping_add(frame);
                 }
-                self.window(&mut at, self.local as u64, self.stride, size, mask, write)?;
+                self.window(at, self.local as u64, self.stride, size, mask, write)?;
                 // Each lane has its own piece.
                 for (l, a) in at.iter_mut().enumerate() {
                     *a += l as u64 * self.stride;
                 }
             }
         }
-        Ok(at)
+        Ok(())
     }
 
     /// Offsets into a small buffer at `base`.
     #[inline(always)]
-    fn window(&self, at: &mut Pointers, base: u64, limit: u64, size: u64, mask: u32, write: bool) -> Result<(), Stop> {
+    fn window(
+        &self,
+        at: &mut [u64; 32],
+        base: u64,
+        limit: u64,
+        size: u64,
+        mask: u32,
+        write: bool,
+    ) -> Result<(), Stop> {
         if outside(at, 0, limit, size) {
             return Err(first_outside(at, limit, size, mask, write));
         }
@@ -114,7 +148,15 @@ impl Core<'_> {
     /// The cached range did not do: other ranges, windows, or a fault.
     #[cold]
     #[inline(never)]
-    fn resolve_slowly(&mut self, at: &mut [u64; 32], space: MemSpace, size: u64, mask: u32, write: bool, entry: usize) -> Result<(), Stop> {
+    fn resolve_slowly(
+        &mut self,
+        at: &mut [u64; 32],
+        space: MemSpace,
+        size: u64,
+        mask: u32,
+        write: bool,
+        entry: usize,
+    ) -> Result<(), Stop> {
         for lane in lanes(mask) {
             let address = at[lane];
             let fault = || access_fault(address, size, write, lane);
@@ -124,7 +166,10 @@ impl Core<'_> {
             let offset = address & !WINDOW_MASK;
             let (base, limit) = match address & WINDOW_MASK {
                 0 => {
-                    let found = self.ranges.find(address).filter(|(_, end)| end - address >= size);
+                    let found = self
+                        .ranges
+                        .find(address)
+                        .filter(|(_, end)| end - address >= size);
                     self.cache.entries[entry] = found.ok_or_else(fault)?;
                     continue;
                 }
@@ -148,7 +193,12 @@ impl Core<'_> {
     }
 
     /// One lane's view of `bytes` at a generic address, as the device runtime reads strings and arguments.
-    pub(crate) fn lane_pointer(&mut self, address: u64, bytes: u64, lane: usize) -> Result<*const u8, Stop> {
+    pub(crate) fn lane_pointer(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        lane: usize,
+    ) -> Result<*const u8, Stop> {
         let fault = || access_fault(address, bytes, false, lane);
         let offset = address & !WINDOW_MASK;
         let (base, limit) = match address & WINDOW_MASK {
@@ -163,18 +213,23 @@ impl Core<'_> {
             PARAM_WINDOW => (self.env.params.as_ptr() as u64, self.env.param_bytes),
             _ => return Err(fault()),
         };
-        if offset > limit || limit - offset < bytes { Err(fault()) } else { Ok((base + offset) as *const u8) }
+        if offset > limit || limit - offset < bytes {
+            Err(fault())
+        } else {
+            Ok((base + offset) as *const u8)
+        }
     }
 
     #[inline(always)]
     pub(crate) fn load(&mut self, width: Width, mem: &Mem, d: Row, mask: u32) -> Result<(), Stop> {
-        let at = self.pointers(mem, width.bytes(), mask, false)?;
-        self.load_from(width, &at, 0, d, mask);
+        let mut at = Pointers::new();
+        self.pointers(mem, width.bytes(), mask, false, &mut at)?;
+        self.load_from(width, &at.0, 0, d, mask);
         Ok(())
     }
 
     #[inline(always)]
-    fn load_from(&self, width: Width, at: &Pointers, offset: u64, d: Row, mask: u32) {
+    fn load_from(&self, width: Width, at: &[u64; 32], offset: u64, d: Row, mask: u32) {
         if width == Width::B32 {
             if mask == u32::MAX && offset == 0 && contiguous(at, 4) {
                 // SAFETY: 32 neighbouring lanes were checked one by one by `pointers`.
@@ -200,7 +255,7 @@ impl Core<'_> {
 
     /// Loads that extend.
     #[inline(never)]
-    fn load_narrow(&self, width: Width, at: &Pointers, offset: u64, d: Row, mask: u32) {
+    fn load_narrow(&self, width: Width, at: &[u64; 32], offset: u64, d: Row, mask: u32) {
         for l in lanes(mask) {
             let at = at[l] + offset;
             let value = match width {
@@ -211,19 +266,24 @@ impl Core<'_> {
                 Width::S32x64 => read32(at) as i32 as u64,
                 _ => read32(at).into(),
             };
-            if width.is_wide() { self.files.set_lane64(d, l, value) } else { self.files.set_lane32(d, l, value as u32) }
+            if width.is_wide() {
+                self.files.set_lane64(d, l, value)
+            } else {
+                self.files.set_lane32(d, l, value as u32)
+            }
         }
     }
 
     #[inline(always)]
     pub(crate) fn store(&mut self, width: Width, mem: &Mem, a: Row, mask: u32) -> Result<(), Stop> {
-        let at = self.pointers(mem, width.bytes(), mask, true)?;
-        self.store_to(width, &at, 0, a, mask);
+        let mut at = Pointers::new();
+        self.pointers(mem, width.bytes(), mask, true, &mut at)?;
+        self.store_to(width, &at.0, 0, a, mask);
         Ok(())
     }
 
     #[inline(always)]
-    fn store_to(&self, width: Width, at: &Pointers, offset: u64, a: Row, mask: u32) {
+    fn store_to(&self, width: Width, at: &[u64; 32], offset: u64, a: Row, mask: u32) {
         if width == Width::B32 && mask == u32::MAX {
             let value = self.files.get32(a);
             if offset == 0 && contiguous(at, 4) {
@@ -239,10 +299,14 @@ impl Core<'_> {
     }
 
     #[inline(never)]
-    fn store_lanes(&self, width: Width, at: &Pointers, offset: u64, a: Row, mask: u32) {
+    fn store_lanes(&self, width: Width, at: &[u64; 32], offset: u64, a: Row, mask: u32) {
         for l in lanes(mask) {
             let at = at[l] + offset;
-            let value = if width.is_wide() { self.files.lane64(a, l) } else { self.files.lane32(a, l).into() };
+            let value = if width.is_wide() {
+                self.files.lane64(a, l)
+            } else {
+                self.files.lane32(a, l).into()
+            };
             match width.bytes() {
                 1 => write8(at, value as u8),
                 2 => write16(at, value as u16),
@@ -253,31 +317,54 @@ impl Core<'_> {
     }
 
     #[inline(always)]
-    pub(crate) fn load_vector(&mut self, width: Width, n: u8, list: u32, mem: &Mem, mask: u32) -> Result<(), Stop> {
+    pub(crate) fn load_vector(
+        &mut self,
+        width: Width,
+        n: u8,
+        list: u32,
+        mem: &Mem,
+        mask: u32,
+    ) -> Result<(), Stop> {
         let step = width.bytes();
-        let at = self.pointers(mem, step * u32::from(n), mask, false)?;
+        let mut at = Pointers::new();
+        self.pointers(mem, step * u32::from(n), mask, false, &mut at)?;
         for i in 0..u32::from(n) {
             let d = self.program.rows[(list + i) as usize];
             if d != SINK {
-                self.load_from(width, &at, u64::from(i * step), d, mask);
+                self.load_from(width, &at.0, u64::from(i * step), d, mask);
             }
         }
         Ok(())
     }
 
     #[inline(always)]
-    pub(crate) fn store_vector(&mut self, width: Width, n: u8, list: u32, mem: &Mem, mask: u32) -> Result<(), Stop> {
+    pub(crate) fn store_vector(
+        &mut self,
+        width: Width,
+        n: u8,
+        list: u32,
+        mem: &Mem,
+        mask: u32,
+    ) -> Result<(), Stop> {
         let step = width.bytes();
-        let at = self.pointers(mem, step * u32::from(n), mask, true)?;
+        let mut at = Pointers::new();
+        self.pointers(mem, step * u32::from(n), mask, true, &mut at)?;
         for i in 0..u32::from(n) {
             let a = self.program.rows[(list + i) as usize];
-            self.store_to(width, &at, u64::from(i * step), a, mask);
+            self.store_to(width, &at.0, u64::from(i * step), a, mask);
         }
         Ok(())
     }
 
     #[inline(never)]
-    pub(crate) fn cp_async(&mut self, bytes: u8, take: Row, to: &Mem, list: u32, mask: u32) -> Result<(), Stop> {
+    pub(crate) fn cp_async(
+        &mut self,
+        bytes: u8,
+        take: Row,
+        to: &Mem,
+        list: u32,
+        mask: u32,
+    ) -> Result<(), Stop> {
         let [base, wide, low, high] = [0, 1, 2, 3].map(|i| self.program.rows[list as usize + i]);
         let base = match (base, wide) {
             (SINK, _) => Base::None,
@@ -285,22 +372,34 @@ impl Core<'_> {
             (row, _) => Base::Row64(row),
         };
         let offset = (u64::from(high) << 32 | u64::from(low)) as i64;
-        let from = Mem { space: MemSpace::Global, base, offset };
-        let to = self.pointers(to, bytes.into(), mask, true)?;
+        let from = Mem {
+            space: MemSpace::Global,
+            base,
+            offset,
+        };
+        let mut to_at = Pointers::new();
+        self.pointers(to, bytes.into(), mask, true, &mut to_at)?;
         // Lanes that take nothing do not touch their source.
         let mut reading = mask;
         if take != SINK {
             reading &= super::lanes::mask_of(|l| self.files.lane32(take, l) != 0);
         }
-        let from = self.pointers(&from, bytes.into(), reading, false)?;
+        let mut from_at = Pointers::new();
+        if reading != 0 {
+            self.pointers(&from, bytes.into(), reading, false, &mut from_at)?;
+        }
         for l in lanes(mask) {
-            let taken = if take == SINK { bytes.into() } else { self.files.lane32(take, l).min(bytes.into()) };
+            let taken = if take == SINK {
+                bytes.into()
+            } else {
+                self.files.lane32(take, l).min(bytes.into())
+            };
             let mut data = [0u8; 16];
             for (i, byte) in data.iter_mut().enumerate().take(taken as usize) {
-                *byte = read8(from[l] + i as u64);
+                *byte = read8(from_at.0[l] + i as u64);
             }
             for (i, byte) in data.iter().enumerate().take(bytes.into()) {
-                write8(to[l] + i as u64, *byte);
+                write8(to_at.0[l] + i as u64, *byte);
             }
         }
         Ok(())
@@ -309,11 +408,17 @@ impl Core<'_> {
     /// Copies between two places of one lane's local memory.
     #[inline(never)]
     pub(crate) fn copy_local(&mut self, lane: usize, to: u64, from: u64, bytes: u32) {
-        debug_assert!(to + u64::from(bytes) <= self.stride && from + u64::from(bytes) <= self.stride);
+        debug_assert!(
+            to + u64::from(bytes) <= self.stride && from + u64::from(bytes) <= self.stride
+        );
         // SAFETY: both places lie in frames, for which the warp's local memory was grown before it was entered.
         unsafe {
             let lane = self.local.add(lane * self.stride as usize);
-            std::ptr::copy(lane.add(from as usize), lane.add(to as usize), bytes as usize);
+            std::ptr::copy(
+                lane.add(from as usize),
+                lane.add(to as usize),
+                bytes as usize,
+            );
         }
     }
 
@@ -333,7 +438,7 @@ impl Core<'_> {
 
 /// Whether any lane's access of `size` bytes leaves `[low, low + span)` or is misaligned.
 #[inline(always)]
-fn outside(at: &Pointers, low: u64, span: u64, size: u64) -> bool {
+fn outside(at: &[u64; 32], low: u64, span: u64, size: u64) -> bool {
     let last = span.wrapping_sub(size);
     let (mut beyond, mut bits) = (0, 0);
     for &a in at {
@@ -348,7 +453,7 @@ fn outside(at: &Pointers, low: u64, span: u64, size: u64) -> bool {
 /// The fault of the first lane that `outside` found.
 #[cold]
 #[inline(never)]
-fn first_outside(at: &Pointers, limit: u64, size: u64, mask: u32, write: bool) -> Stop {
+fn first_outside(at: &[u64; 32], limit: u64, size: u64, mask: u32, write: bool) -> Stop {
     let bad = |&lane: &usize| at[lane] & (size - 1) != 0 || limit < size || at[lane] > limit - size;
     let lane = lanes(mask).find(bad).unwrap_or(0);
     access_fault(at[lane], size, write, lane)
@@ -356,7 +461,7 @@ fn first_outside(at: &Pointers, limit: u64, size: u64, mask: u32, write: bool) -
 
 /// Whether lane `l` points `l * size` bytes after lane 0.
 #[inline(always)]
-fn contiguous(at: &Pointers, size: u64) -> bool {
+fn contiguous(at: &[u64; 32], size: u64) -> bool {
     let mut different = 0;
     for (l, &a) in at.iter().enumerate() {
         different |= a ^ at[0].wrapping_add(l as u64 * size);
@@ -367,9 +472,17 @@ fn contiguous(at: &Pointers, size: u64) -> bool {
 pub(crate) fn access_fault(address: u64, bytes: u64, write: bool, lane: usize) -> Stop {
     let bytes = bytes as u32;
     let kind = if bytes.is_power_of_two() && address & u64::from(bytes - 1) != 0 {
-        FaultKind::MisalignedAddress { address, bytes, write }
+        FaultKind::MisalignedAddress {
+            address,
+            bytes,
+            write,
+        }
     } else {
-        FaultKind::IllegalAddress { address, bytes, write }
+        FaultKind::IllegalAddress {
+            address,
+            bytes,
+            write,
+        }
     };
     Trouble::at_lane(kind, lane)
 }
@@ -426,4 +539,3 @@ fn write64(at: u64, value: u64) {
     // SAFETY: see above.
     unsafe { AtomicU64::from_ptr(at as *mut u64) }.store(value, Relaxed);
 }
-

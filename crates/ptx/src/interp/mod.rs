@@ -4,10 +4,22 @@
 //! program counter and decides which group runs, [`core`] dispatches, [`call`] and [`runtime`] do calls. The other
 //! files hold the instructions by family.
 
+// Lanes are indexed, because one index runs through several rows and the loop must stay one that vectorises; operands
+// come one by one; formulas read as the ISA writes them.
+#![allow(
+    clippy::needless_range_loop,
+    clippy::too_many_arguments,
+    clippy::precedence,
+    clippy::if_same_then_else,
+    clippy::manual_clamp,
+    clippy::neg_cmp_op_on_partial_ord
+)]
+
 mod atomic;
 pub(crate) mod block;
 mod call;
 mod collective;
+mod compare;
 mod convert;
 pub(crate) mod core;
 mod float;
@@ -15,7 +27,9 @@ mod half;
 mod integer;
 pub(crate) mod lanes;
 pub(crate) mod memory;
+mod rounding;
 mod runtime;
+mod scalar;
 mod special;
 pub(crate) mod warp;
 
@@ -61,7 +75,9 @@ impl Features {
     pub(crate) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("bmi2");
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("bmi2");
             if avx2 {
                 return Features::Avx2;
             }

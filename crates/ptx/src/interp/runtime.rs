@@ -9,7 +9,12 @@ use crate::limits::PRINTF_STRING_BYTES_MAX;
 use crate::printf;
 
 impl Core<'_> {
-    pub(crate) fn runtime_call(&mut self, runtime: Runtime, call: &Call, mask: u32) -> Result<(), Stop> {
+    pub(crate) fn runtime_call(
+        &mut self,
+        runtime: Runtime,
+        call: &Call,
+        mask: u32,
+    ) -> Result<(), Stop> {
         for lane in lanes(mask) {
             match runtime {
                 Runtime::Vprintf => {
@@ -39,19 +44,27 @@ impl Core<'_> {
         let slot = call.params[i];
         let mut bytes = [0u8; 8];
         for (k, byte) in bytes.iter_mut().enumerate().take(slot.bytes as usize) {
-            let at = self.local as u64 + lane as u64 * self.stride + self.frame_local + u64::from(slot.offset) + k as u64;
+            let at = self.local as u64
+                + lane as u64 * self.stride
+                + self.frame_local
+                + u64::from(slot.offset)
+                + k as u64;
             *byte = read8(at);
         }
         u64::from_le_bytes(bytes)
     }
 
     fn set_result(&mut self, call: &Call, lane: usize, value: u64) {
-        let Some(slot) = call.returns.first() else { return };
+        let Some(slot) = call.returns.first() else {
+            return;
+        };
         let bytes = value.to_le_bytes();
         let count = (slot.bytes as usize).min(bytes.len());
         // SAFETY: the slot lies in the caller's frame, for which local memory was grown.
         unsafe {
-            let to = self.local.add(lane * self.stride as usize + self.frame_local as usize + slot.offset as usize);
+            let to = self.local.add(
+                lane * self.stride as usize + self.frame_local as usize + slot.offset as usize,
+            );
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, count);
         }
     }
@@ -60,7 +73,8 @@ impl Core<'_> {
     fn string(&mut self, address: u64, lane: usize) -> Result<Vec<u8>, Stop> {
         let mut out = Vec::new();
         while out.len() < PRINTF_STRING_BYTES_MAX {
-            let byte = read8(self.lane_pointer(address.wrapping_add(out.len() as u64), 1, lane)? as u64);
+            let byte =
+                read8(self.lane_pointer(address.wrapping_add(out.len() as u64), 1, lane)? as u64);
             if byte == 0 {
                 break;
             }
@@ -72,7 +86,12 @@ impl Core<'_> {
     fn vprintf(&mut self, call: &Call, lane: usize) -> Result<u32, Stop> {
         let (format, args) = (self.param(call, 0, lane), self.param(call, 1, lane));
         let format = self.string(format, lane)?;
-        let mut reader = LaneArguments { core: self, args, offset: 0, lane };
+        let mut reader = LaneArguments {
+            core: self,
+            args,
+            offset: 0,
+            lane,
+        };
         let (text, count) = printf::format(&format, &mut reader)?;
         self.env.output.write(&text);
         Ok(count)
@@ -81,11 +100,16 @@ impl Core<'_> {
     fn assert_fail(&mut self, call: &Call, lane: usize) -> Result<Stop, Stop> {
         let [message, file, function] = [0, 1, 3].map(|i| self.param(call, i, lane));
         let line = self.param(call, 2, lane) as u32;
-        let mut text = |address| self.string(address, lane).map(|s| String::from_utf8_lossy(&s).into_owned());
+        let mut text = |address| {
+            self.string(address, lane)
+                .map(|s| String::from_utf8_lossy(&s).into_owned())
+        };
         let (message, file, function) = (text(message)?, text(file)?, text(function)?);
         let [bx, by, bz] = self.block;
         let [tx, ty, tz] = [0, 1, 2].map(|axis: usize| self.storage.tid[axis].0[lane]);
-        let message = format!("{file}:{line}: {function}: block: [{bx},{by},{bz}], thread: [{tx},{ty},{tz}] Assertion `{message}` failed.");
+        let message = format!(
+            "{file}:{line}: {function}: block: [{bx},{by},{bz}], thread: [{tx},{ty},{tz}] Assertion `{message}` failed."
+        );
         self.env.output.write(format!("{message}\n").as_bytes());
         Ok(Trouble::at_lane(FaultKind::Assert { message }, lane))
     }
@@ -104,7 +128,10 @@ impl printf::Arguments for LaneArguments<'_, '_> {
 
     fn next(&mut self, bytes: u32) -> Result<u64, Stop> {
         self.offset = self.offset.next_multiple_of(bytes.into());
-        let at = self.core.lane_pointer(self.args.wrapping_add(self.offset), bytes.into(), self.lane)? as u64;
+        let at =
+            self.core
+                .lane_pointer(self.args.wrapping_add(self.offset), bytes.into(), self.lane)?
+                as u64;
         self.offset += u64::from(bytes);
         Ok((0..u64::from(bytes)).fold(0, |value, i| value | u64::from(read8(at + i)) << (8 * i)))
     }

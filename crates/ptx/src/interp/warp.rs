@@ -35,7 +35,11 @@ pub(crate) enum State {
     /// At an instruction that these lanes must reach.
     Members(u32),
     /// At a barrier of the block; what a reduction's result goes to.
-    Barrier { id: u32, kind: BarKind, dest: u32 },
+    Barrier {
+        id: u32,
+        kind: BarKind,
+        dest: u32,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +55,11 @@ pub(crate) struct Group {
 impl Group {
     /// Keeps the lanes of `keep` at `pc`; the rest becomes a group at `other_pc`.
     pub(crate) fn split(&mut self, others: &mut Vec<Group>, keep: u32, pc: u32, other_pc: u32) {
-        others.push(Group { pc: other_pc, mask: self.mask & !keep, ..*self });
+        others.push(Group {
+            pc: other_pc,
+            mask: self.mask & !keep,
+            ..*self
+        });
         (self.mask, self.pc) = (keep, pc);
     }
 
@@ -94,6 +102,8 @@ pub(crate) struct Warp {
     pub(crate) live: u32,
     pub(crate) groups: Vec<Group>,
     pub(crate) storage: Storage,
+    /// The block shape that `tid` was computed for.
+    shape: [u32; 3],
     clock: u64,
 }
 
@@ -128,19 +138,31 @@ pub(crate) struct Turn<'t> {
 impl Storage {
     fn new() -> Self {
         Storage {
-            r32: Vec::new(), r64: Vec::new(), preds: Vec::new(), local: Vec::new(), stride: 0,
-            returns: Vec::new(), carry: 0, tid: [Lanes32([0; 32]); 4],
+            r32: Vec::new(),
+            r64: Vec::new(),
+            preds: Vec::new(),
+            local: Vec::new(),
+            stride: 0,
+            returns: Vec::new(),
+            carry: 0,
+            tid: [Lanes32([0; 32]); 4],
         }
     }
 
     /// Makes room for a frame of `function`; false if that is more than a warp may have.
     pub(crate) fn reserve(&mut self, env: &Env<'_>, frame: &Frame) -> Result<(), FaultKind> {
         let function = &env.program.functions[frame.function as usize];
-        let (r32, r64) = ((frame.r32 + function.rows32) as usize, (frame.r64 + function.rows64) as usize);
+        let (r32, r64) = (
+            (frame.r32 + function.rows32) as usize,
+            (frame.r64 + function.rows64) as usize,
+        );
         let preds = (frame.preds + function.preds) as usize;
         let local = u64::from(frame.local) + u64::from(function.frame_bytes);
         // A kernel's own frame is granted whatever it is; only calls can overflow.
-        if frame.depth > 0 && (local > u64::from(env.stack_bytes.min(LOCAL_BYTES_MAX)) || r32.max(r64).max(preds) > REGISTER_ROWS_MAX) {
+        if frame.depth > 0
+            && (local > u64::from(env.stack_bytes.min(LOCAL_BYTES_MAX))
+                || r32.max(r64).max(preds) > REGISTER_ROWS_MAX)
+        {
             return Err(FaultKind::StackOverflow { bytes: local });
         }
         if self.r32.len() < r32 {
@@ -163,7 +185,11 @@ impl Storage {
         let (old, new) = (self.stride as usize / UNIT, stride as usize / UNIT);
         let mut local = vec![0u128; 32 * new];
         if old > 0 {
-            for (from, to) in self.local.chunks_exact(old).zip(local.chunks_exact_mut(new)) {
+            for (from, to) in self
+                .local
+                .chunks_exact(old)
+                .zip(local.chunks_exact_mut(new))
+            {
                 to[..old].copy_from_slice(from);
             }
         }
@@ -193,7 +219,15 @@ impl Core<'_> {
 
 impl Warp {
     pub(crate) fn new(index: u32) -> Self {
-        Warp { index, exists: 0, live: 0, groups: Vec::new(), storage: Storage::new(), clock: 0 }
+        Warp {
+            index,
+            exists: 0,
+            live: 0,
+            groups: Vec::new(),
+            storage: Storage::new(),
+            shape: [0; 3],
+            clock: 0,
+        }
     }
 
     /// Sets the warp to the kernel's first instruction.
@@ -201,7 +235,11 @@ impl Warp {
         let [x, y, z] = env.block;
         let threads = x * y * z;
         let first = self.index * 32;
-        self.exists = if threads - first >= 32 { u32::MAX } else { (1 << (threads - first)) - 1 };
+        self.exists = if threads - first >= 32 {
+            u32::MAX
+        } else {
+            (1 << (threads - first)) - 1
+        };
         self.live = self.exists;
         self.storage.carry = 0;
         // Nothing may leak from the block that ran before.
@@ -209,27 +247,47 @@ impl Warp {
         self.storage.r64.fill(Lanes64([0; 32]));
         self.storage.preds.fill(0);
         self.storage.local.fill(0);
-        for lane in 0..32 {
-            let thread = first + lane;
-            let at = [thread % x, thread / x % y, thread / (x * y)];
-            for (axis, value) in at.into_iter().enumerate() {
-                self.storage.tid[axis].0[lane as usize] = value;
+        if self.shape != env.block {
+            self.shape = env.block;
+            for lane in 0..32 {
+                let thread = first + lane;
+                let at = [thread % x, thread / x % y, thread / (x * y)];
+                for (axis, value) in at.into_iter().enumerate() {
+                    self.storage.tid[axis].0[lane as usize] = value;
+                }
             }
         }
-        let frame = Frame { function, ..Frame::default() };
+        let frame = Frame {
+            function,
+            ..Frame::default()
+        };
         self.storage.reserve(env, &frame)?;
         let pc = env.program.functions[function as usize].entry.unwrap_or(0);
         self.groups.clear();
-        self.groups.push(Group { pc, mask: self.exists, frame, state: State::Ready, last_run: 0 });
+        self.groups.push(Group {
+            pc,
+            mask: self.exists,
+            frame,
+            state: State::Ready,
+            last_run: 0,
+        });
         Ok(())
     }
 
     /// Runs until all groups wait, the warp is done, or `budget` instructions are spent.
-    pub(crate) fn run(&mut self, turn: &mut Turn<'_>, budget: &mut u64) -> Result<Progress, Stopped> {
+    pub(crate) fn run(
+        &mut self,
+        turn: &mut Turn<'_>,
+        budget: &mut u64,
+    ) -> Result<Progress, Stopped> {
         let mut fair = false;
         loop {
             let Some((mut group, limit)) = self.pick(turn.env, fair) else {
-                return Ok(if self.groups.is_empty() { Progress::Exited } else { Progress::Blocked });
+                return Ok(if self.groups.is_empty() {
+                    Progress::Exited
+                } else {
+                    Progress::Blocked
+                });
             };
             fair = false;
             if *budget == 0 {
@@ -237,16 +295,31 @@ impl Warp {
                 return Ok(Progress::Paused);
             }
             let crowded = self.groups.iter().any(|g| g.state == State::Ready);
-            let granted = if crowded { QUANTUM.min(*budget) } else { *budget };
+            let granted = if crowded {
+                QUANTUM.min(*budget)
+            } else {
+                *budget
+            };
             let mut fuel = granted;
             let shared_bytes = u64::from(turn.env.shared_bytes);
             let files = self.storage.files(turn.env, &group.frame);
             let mut core = Core {
-                env: turn.env, program: turn.env.program, ranges: turn.ranges, cache: turn.cache,
-                storage: &mut self.storage, files, pc: group.pc,
-                shared: turn.shared, shared_bytes,
-                local: std::ptr::null_mut(), stride: 0, frame_local: 0,
-                block: turn.block, warp: self.index, worker: turn.worker, live: self.live,
+                env: turn.env,
+                program: turn.env.program,
+                ranges: turn.ranges,
+                cache: turn.cache,
+                storage: &mut self.storage,
+                files,
+                pc: group.pc,
+                shared: turn.shared,
+                shared_bytes,
+                local: std::ptr::null_mut(),
+                stride: 0,
+                frame_local: 0,
+                block: turn.block,
+                warp: self.index,
+                worker: turn.worker,
+                live: self.live,
             };
             core.enter(&group.frame);
             let event = run_group(&mut core, &mut group, &mut self.groups, limit, &mut fuel);
@@ -255,7 +328,11 @@ impl Warp {
             *budget -= granted - fuel;
             self.clock += 1;
             group.last_run = self.clock;
-            match event.map_err(|trouble| Stopped { trouble, pc, warp: self.index })? {
+            match event.map_err(|trouble| Stopped {
+                trouble,
+                pc,
+                warp: self.index,
+            })? {
                 Event::Gone => {}
                 Event::Reschedule | Event::Wait => self.groups.push(group),
                 Event::Fuel => {
@@ -270,10 +347,18 @@ impl Warp {
                     let arrived = turn.barriers.arrive(&arrival, self, &group);
                     arrived.map_err(|reason| {
                         let lane = group.mask.trailing_zeros() as usize;
-                        Stopped { trouble: Trouble::at_lane(FaultKind::Trap { reason }, lane), pc, warp: self.index }
+                        Stopped {
+                            trouble: Trouble::at_lane(FaultKind::Trap { reason }, lane),
+                            pc,
+                            warp: self.index,
+                        }
                     })?;
                     if arrival.kind != BarKind::Arrive {
-                        group.state = State::Barrier { id: arrival.id, kind: arrival.kind, dest: arrival.dest };
+                        group.state = State::Barrier {
+                            id: arrival.id,
+                            kind: arrival.kind,
+                            dest: arrival.dest,
+                        };
                     }
                     self.groups.push(group);
                 }
@@ -291,15 +376,29 @@ impl Warp {
         if !self.groups.iter().any(|g| g.state == State::Ready) {
             self.release_warp_sync(env);
         }
-        let ready = self.groups.iter().enumerate().filter(|(_, g)| g.state == State::Ready);
+        let ready = self
+            .groups
+            .iter()
+            .enumerate()
+            .filter(|(_, g)| g.state == State::Ready);
         let (index, _) = if fair {
             ready.min_by_key(|(_, g)| g.last_run)?
         } else {
             ready.min_by_key(|(_, g)| (u32::MAX - g.frame.depth, g.pc))?
         };
         let group = self.groups.swap_remove(index);
-        let meets = |g: &&Group| !matches!(g.state, State::Barrier { .. }) && g.frame.depth == group.frame.depth && g.pc > group.pc;
-        let limit = self.groups.iter().filter(meets).map(|g| g.pc).min().unwrap_or(u32::MAX);
+        let meets = |g: &&Group| {
+            !matches!(g.state, State::Barrier { .. })
+                && g.frame.depth == group.frame.depth
+                && g.pc > group.pc
+        };
+        let limit = self
+            .groups
+            .iter()
+            .filter(meets)
+            .map(|g| g.pc)
+            .min()
+            .unwrap_or(u32::MAX);
         Some((group, limit))
     }
 
@@ -343,9 +442,14 @@ impl Warp {
     /// `bar.warp.sync` may be reached at different places: when nobody else can go on, see who waits at one.
     fn release_warp_sync(&mut self, env: &Env<'_>) {
         let at_sync = |g: &Group| {
-            matches!(g.state, State::Members(_)) && matches!(env.program.code[g.pc as usize].op, Op::WarpSync { .. })
+            matches!(g.state, State::Members(_))
+                && matches!(env.program.code[g.pc as usize].op, Op::WarpSync { .. })
         };
-        let waiting = self.groups.iter().filter(|g| at_sync(g)).fold(0, |m, g| m | g.mask);
+        let waiting = self
+            .groups
+            .iter()
+            .filter(|g| at_sync(g))
+            .fold(0, |m, g| m | g.mask);
         let live = self.live;
         for group in &mut self.groups {
             if let State::Members(members) = group.state

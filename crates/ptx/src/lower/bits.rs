@@ -7,7 +7,10 @@ use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
 use crate::parse::lexer::Number;
 
-const NONE: FloatFlags = FloatFlags { ftz: false, sat: false };
+const NONE: FloatFlags = FloatFlags {
+    ftz: false,
+    sat: false,
+};
 
 impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn bits(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
@@ -36,10 +39,23 @@ impl<'a> Lowering<'_, '_, 'a> {
         if unary {
             let not = insn.name == "not";
             if wide {
-                return self.emit(Op::Un64 { op: if not { Un64::Not } else { Un64::Cnot }, d, a });
+                return self.emit(Op::Un64 {
+                    op: if not { Un64::Not } else { Un64::Cnot },
+                    d,
+                    a,
+                });
             }
-            self.emit(Op::Un32 { op: if not { Un32::Not } else { Un32::Cnot }, flags: NONE, d, a })?;
-            return if ty.bytes() == 2 { self.truncate16(d, d) } else { Ok(()) };
+            self.emit(Op::Un32 {
+                op: if not { Un32::Not } else { Un32::Cnot },
+                flags: NONE,
+                d,
+                a,
+            })?;
+            return if ty.bytes() == 2 {
+                self.truncate16(d, d)
+            } else {
+                Ok(())
+            };
         }
         let b = self.src(&insn.ops[2], ty)?;
         let (narrow, long) = match insn.name {
@@ -47,20 +63,39 @@ impl<'a> Lowering<'_, '_, 'a> {
             "or" => (Bin32::Or, Bin64::Or),
             _ => (Bin32::Xor, Bin64::Xor),
         };
-        self.emit(if wide { Op::Bin64 { op: long, d, a, b } } else { Op::Bin32 { op: narrow, d, a, b } })
+        self.emit(if wide {
+            Op::Bin64 { op: long, d, a, b }
+        } else {
+            Op::Bin32 {
+                op: narrow,
+                d,
+                a,
+                b,
+            }
+        })
     }
 
     fn pred_logic(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         let d = self.pred_dest(&insn.ops[0])?;
         let (a, negated_a) = self.pred(&insn.ops[1])?;
         if insn.name == "not" {
-            return self.emit(Op::PredOp { lut: if negated_a { 0b1010 } else { 0b0101 }, d, a, b: a });
+            return self.emit(Op::PredOp {
+                lut: if negated_a { 0b1010 } else { 0b0101 },
+                d,
+                a,
+                b: a,
+            });
         }
         if insn.name == "cnot" {
             return Err(self.unsupported("this type"));
         }
         let (b, negated_b) = self.pred(&insn.ops[2])?;
-        self.emit(Op::PredOp { lut: bool_lut(insn.name, negated_a, negated_b), d, a, b })
+        self.emit(Op::PredOp {
+            lut: bool_lut(insn.name, negated_a, negated_b),
+            d,
+            a,
+            b,
+        })
     }
 
     fn shift(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
@@ -69,16 +104,36 @@ impl<'a> Lowering<'_, '_, 'a> {
         if ty.is_float() || ty.bytes() == 1 {
             return Err(self.unsupported("this type"));
         }
-        let (a, b, d) = (self.src(&insn.ops[1], ty)?, self.src32(&insn.ops[2], Type::U32)?, self.dst(&insn.ops[0], ty)?);
+        let (a, b, d) = (
+            self.src(&insn.ops[1], ty)?,
+            self.src32(&insn.ops[2], Type::U32)?,
+            self.dst(&insn.ops[0], ty)?,
+        );
         let left = insn.name == "shl";
         if ty.bytes() == 8 {
-            let op = if left { Shift64::Shl } else if ty.is_signed() { Shift64::ShrS } else { Shift64::ShrU };
+            let op = if left {
+                Shift64::Shl
+            } else if ty.is_signed() {
+                Shift64::ShrS
+            } else {
+                Shift64::ShrU
+            };
             return self.emit(Op::Shift64 { op, d, a, b });
         }
         let a = if left { a } else { self.extended(a, ty)? };
-        let op = if left { Bin32::Shl } else if ty.is_signed() { Bin32::ShrS } else { Bin32::ShrU };
+        let op = if left {
+            Bin32::Shl
+        } else if ty.is_signed() {
+            Bin32::ShrS
+        } else {
+            Bin32::ShrU
+        };
         self.emit(Op::Bin32 { op, d, a, b })?;
-        if ty.bytes() == 2 { self.truncate16(d, d) } else { Ok(()) }
+        if ty.bytes() == 2 {
+            self.truncate16(d, d)
+        } else {
+            Ok(())
+        }
     }
 
     fn count(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
@@ -93,7 +148,13 @@ impl<'a> Lowering<'_, '_, 'a> {
             let op = match insn.name {
                 "popc" => Narrow::Popc,
                 "clz" => Narrow::Clz,
-                "brev" => return self.emit(Op::Un64 { op: Un64::Brev, d, a }),
+                "brev" => {
+                    return self.emit(Op::Un64 {
+                        op: Un64::Brev,
+                        d,
+                        a,
+                    });
+                }
                 _ => match (signed, shift) {
                     (true, false) => Narrow::BfindS,
                     (false, false) => Narrow::BfindU,
@@ -117,7 +178,12 @@ impl<'a> Lowering<'_, '_, 'a> {
                 (false, true) => Un32::BfindShiftU,
             },
         };
-        self.emit(Op::Un32 { op, flags: NONE, d, a })
+        self.emit(Op::Un32 {
+            op,
+            flags: NONE,
+            d,
+            a,
+        })
     }
 
     fn bit_field(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
@@ -128,16 +194,35 @@ impl<'a> Lowering<'_, '_, 'a> {
             return Err(self.unsupported("this type"));
         }
         let a = self.src(&insn.ops[1], ty)?;
-        let b = if insert { self.src(&insn.ops[2], ty)? } else { 0 };
+        let b = if insert {
+            self.src(&insn.ops[2], ty)?
+        } else {
+            0
+        };
         let rest = if insert { 3 } else { 2 };
-        let (pos, len) = (self.src32(&insn.ops[rest], Type::U32)?, self.src32(&insn.ops[rest + 1], Type::U32)?);
+        let (pos, len) = (
+            self.src32(&insn.ops[rest], Type::U32)?,
+            self.src32(&insn.ops[rest + 1], Type::U32)?,
+        );
         let d = self.dst(&insn.ops[0], ty)?;
         let signed = ty.is_signed();
         self.emit(match (insert, ty.bytes()) {
             (true, 4) => Op::Bfi32 { d, a, b, pos, len },
             (true, _) => Op::Bfi64 { d, a, b, pos, len },
-            (false, 4) => Op::Tern32 { op: if signed { Tern32::BfeS } else { Tern32::BfeU }, d, a, b: pos, c: len },
-            (false, _) => Op::Bfe64 { signed, d, a, pos, len },
+            (false, 4) => Op::Tern32 {
+                op: if signed { Tern32::BfeS } else { Tern32::BfeU },
+                d,
+                a,
+                b: pos,
+                c: len,
+            },
+            (false, _) => Op::Bfe64 {
+                signed,
+                d,
+                a,
+                pos,
+                len,
+            },
         })
     }
 
@@ -153,7 +238,10 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
         let ty = self.need_type(insn)?;
         let (a, b) = (self.src32(&insn.ops[1], ty)?, self.src32(&insn.ops[2], ty)?);
-        let (c, d) = (self.src32(&insn.ops[3], Type::U32)?, self.dst(&insn.ops[0], ty)?);
+        let (c, d) = (
+            self.src32(&insn.ops[3], Type::U32)?,
+            self.dst(&insn.ops[0], ty)?,
+        );
         let op = match (left, wrap) {
             (true, true) => Tern32::ShfLWrap,
             (true, false) => Tern32::ShfLClamp,
@@ -166,10 +254,18 @@ impl<'a> Lowering<'_, '_, 'a> {
     fn lop3(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         self.arity(insn, &[5])?;
         let ty = self.need_type(insn)?;
-        let Operand::Number(Number::Integer(lut)) = insn.ops[4] else { return Err(self.invalid("expected a table of 8 bits")) };
+        let Operand::Number(Number::Integer(lut)) = insn.ops[4] else {
+            return Err(self.invalid("expected a table of 8 bits"));
+        };
         let (a, b) = (self.src32(&insn.ops[1], ty)?, self.src32(&insn.ops[2], ty)?);
         let (c, d) = (self.src32(&insn.ops[3], ty)?, self.dst(&insn.ops[0], ty)?);
-        self.emit(Op::Lop3 { lut: lut as u8, d, a, b, c })
+        self.emit(Op::Lop3 {
+            lut: lut as u8,
+            d,
+            a,
+            b,
+            c,
+        })
     }
 
     fn prmt(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
@@ -195,8 +291,17 @@ impl<'a> Lowering<'_, '_, 'a> {
         let wrap = insn.mods.take("wrap");
         insn.mods.take("clamp");
         let ty = self.need_type(insn)?;
-        let (a, b, d) = (self.src32(&insn.ops[1], ty)?, self.src32(&insn.ops[2], ty)?, self.dst(&insn.ops[0], ty)?);
-        self.emit(Op::Bin32 { op: if wrap { Bin32::BmskWrap } else { Bin32::Bmsk }, d, a, b })
+        let (a, b, d) = (
+            self.src32(&insn.ops[1], ty)?,
+            self.src32(&insn.ops[2], ty)?,
+            self.dst(&insn.ops[0], ty)?,
+        );
+        self.emit(Op::Bin32 {
+            op: if wrap { Bin32::BmskWrap } else { Bin32::Bmsk },
+            d,
+            a,
+            b,
+        })
     }
 
     fn szext(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
@@ -204,7 +309,11 @@ impl<'a> Lowering<'_, '_, 'a> {
         let wrap = insn.mods.take("wrap");
         insn.mods.take("clamp");
         let ty = self.need_type(insn)?;
-        let (a, b, d) = (self.src32(&insn.ops[1], ty)?, self.src32(&insn.ops[2], Type::U32)?, self.dst(&insn.ops[0], ty)?);
+        let (a, b, d) = (
+            self.src32(&insn.ops[1], ty)?,
+            self.src32(&insn.ops[2], Type::U32)?,
+            self.dst(&insn.ops[0], ty)?,
+        );
         let op = match (ty.is_signed(), wrap) {
             (true, true) => Bin32::SzextSWrap,
             (true, false) => Bin32::SzextSClamp,

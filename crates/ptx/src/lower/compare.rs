@@ -41,13 +41,26 @@ impl<'a> Lowering<'_, '_, 'a> {
                 _ => return None,
             })
         });
-        let Some(cmp) = cmp else { return Err(self.unsupported("no comparison")) };
+        let Some(cmp) = cmp else {
+            return Err(self.unsupported("no comparison"));
+        };
         Ok((cmp, insn.mods.take_any(&["and", "or", "xor"])))
     }
 
     /// Compares into `d`; `a` and `b` as the type says.
-    fn compare_rows(&mut self, cmp: Cmp, ty: Type, ftz: bool, d: Pred, a: Row, b: Row) -> Result<(), Error> {
-        let unordered = !matches!(cmp, Cmp::Eq | Cmp::Ne | Cmp::Lt | Cmp::Le | Cmp::Gt | Cmp::Ge);
+    fn compare_rows(
+        &mut self,
+        cmp: Cmp,
+        ty: Type,
+        ftz: bool,
+        d: Pred,
+        a: Row,
+        b: Row,
+    ) -> Result<(), Error> {
+        let unordered = !matches!(
+            cmp,
+            Cmp::Eq | Cmp::Ne | Cmp::Lt | Cmp::Le | Cmp::Gt | Cmp::Ge
+        );
         if unordered && !ty.is_float() {
             return Err(self.unsupported("an unordered comparison of integers"));
         }
@@ -63,7 +76,14 @@ impl<'a> Lowering<'_, '_, 'a> {
             Type::F64 => (CmpType::F64, a, b),
             _ => return Err(self.unsupported("this type")),
         };
-        self.emit(Op::Setp { ty: kind, cmp, ftz, d, a, b })
+        self.emit(Op::Setp {
+            ty: kind,
+            cmp,
+            ftz,
+            d,
+            a,
+            b,
+        })
     }
 
     fn setp(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
@@ -72,7 +92,10 @@ impl<'a> Lowering<'_, '_, 'a> {
         let ftz = insn.mods.take("ftz");
         let ty = self.need_type(insn)?;
         let (p, q) = match insn.ops[0] {
-            Operand::Pair(p, q) => (self.pred_dest(&Operand::Name(p))?, self.pred_dest(&Operand::Name(q))?),
+            Operand::Pair(p, q) => (
+                self.pred_dest(&Operand::Name(p))?,
+                self.pred_dest(&Operand::Name(q))?,
+            ),
             ref other => (self.pred_dest(other)?, SINK_PRED),
         };
         let (a, b) = (self.src(&insn.ops[1], ty)?, self.src(&insn.ops[2], ty)?);
@@ -80,7 +103,15 @@ impl<'a> Lowering<'_, '_, 'a> {
             if boolean.is_some() {
                 return Err(self.unsupported("a boolean operand with packed halves"));
             }
-            return self.emit(Op::SetpX2 { bf16: ty == Type::Bf16x2, cmp, ftz, d: p, q, a, b });
+            return self.emit(Op::SetpX2 {
+                bf16: ty == Type::Bf16x2,
+                cmp,
+                ftz,
+                d: p,
+                q,
+                a,
+                b,
+            });
         }
         if boolean.is_none() && q == SINK_PRED {
             return self.compare_rows(cmp, ty, ftz, p, a, b);
@@ -96,7 +127,12 @@ impl<'a> Lowering<'_, '_, 'a> {
         let third = match third {
             Some((pred, negated)) if pred == p => {
                 let copy = self.temp_pred()?;
-                self.emit(Op::PredOp { lut: 0b1010, d: copy, a: pred, b: pred })?;
+                self.emit(Op::PredOp {
+                    lut: 0b1010,
+                    d: copy,
+                    a: pred,
+                    b: pred,
+                })?;
                 Some((copy, negated))
             }
             other => other,
@@ -112,20 +148,42 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
         let copy = self.temp_pred()?;
         let pred = self.guard.pred;
-        self.emit_guarded(Guard::ALWAYS, Op::PredOp { lut: 0b1010, d: copy, a: pred, b: pred })?;
+        self.emit_guarded(
+            Guard::ALWAYS,
+            Op::PredOp {
+                lut: 0b1010,
+                d: copy,
+                a: pred,
+                b: pred,
+            },
+        )?;
         self.guard.pred = copy;
         Ok(())
     }
 
-    fn combine(&mut self, d: Pred, result: Bool, boolean: Option<&str>, third: Option<Bool>) -> Result<(), Error> {
+    fn combine(
+        &mut self,
+        d: Pred,
+        result: Bool,
+        boolean: Option<&str>,
+        third: Option<Bool>,
+    ) -> Result<(), Error> {
         if d == SINK_PRED {
             return Ok(());
         }
         match (boolean, third) {
-            (Some(op), Some((c, negated))) => {
-                self.emit(Op::PredOp { lut: bool_lut(op, result.1, negated), d, a: result.0, b: c })
-            }
-            _ => self.emit(Op::PredOp { lut: if result.1 { 0b0101 } else { 0b1010 }, d, a: result.0, b: result.0 }),
+            (Some(op), Some((c, negated))) => self.emit(Op::PredOp {
+                lut: bool_lut(op, result.1, negated),
+                d,
+                a: result.0,
+                b: c,
+            }),
+            _ => self.emit(Op::PredOp {
+                lut: if result.1 { 0b0101 } else { 0b1010 },
+                d,
+                a: result.0,
+                b: result.0,
+            }),
         }
     }
 
@@ -152,19 +210,54 @@ impl<'a> Lowering<'_, '_, 'a> {
             }
             let high = self.temp_pred()?;
             let bf16 = ty == Type::Bf16x2;
-            self.emit(Op::SetpX2 { bf16, cmp, ftz, d: result, q: high, a, b })?;
-            let one = if to.is_float() { one } else { self.const32(0xffff) };
+            self.emit(Op::SetpX2 {
+                bf16,
+                cmp,
+                ftz,
+                d: result,
+                q: high,
+                a,
+                b,
+            })?;
+            let one = if to.is_float() {
+                one
+            } else {
+                self.const32(0xffff)
+            };
             let (lo, hi) = (self.temp32()?, self.temp32()?);
-            self.emit(Op::Sel32 { d: lo, a: one, b: zero, p: result, negated: false })?;
-            self.emit(Op::Sel32 { d: hi, a: one, b: zero, p: high, negated: false })?;
-            return self.emit(Op::Bin32 { op: Bin32::Pack16, d, a: lo, b: hi });
+            self.emit(Op::Sel32 {
+                d: lo,
+                a: one,
+                b: zero,
+                p: result,
+                negated: false,
+            })?;
+            self.emit(Op::Sel32 {
+                d: hi,
+                a: one,
+                b: zero,
+                p: high,
+                negated: false,
+            })?;
+            return self.emit(Op::Bin32 {
+                op: Bin32::Pack16,
+                d,
+                a: lo,
+                b: hi,
+            });
         }
         self.compare_rows(cmp, ty, ftz, result, a, b)?;
         if boolean.is_some() {
             let third = self.pred(&insn.ops[3])?;
             self.combine(result, (result, false), boolean, Some(third))?;
         }
-        self.emit(Op::Sel32 { d, a: one, b: zero, p: result, negated: false })
+        self.emit(Op::Sel32 {
+            d,
+            a: one,
+            b: zero,
+            p: result,
+            negated: false,
+        })
     }
 
     fn selp(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
@@ -175,8 +268,20 @@ impl<'a> Lowering<'_, '_, 'a> {
         let d = self.dst(&insn.ops[0], ty)?;
         self.emit(match ty.bytes() {
             _ if ty == Type::Pred => return Err(self.unsupported("this type")),
-            8 => Op::Sel64 { d, a, b, p, negated },
-            _ => Op::Sel32 { d, a, b, p, negated },
+            8 => Op::Sel64 {
+                d,
+                a,
+                b,
+                p,
+                negated,
+            },
+            _ => Op::Sel32 {
+                d,
+                a,
+                b,
+                p,
+                negated,
+            },
         })
     }
 
@@ -196,7 +301,13 @@ impl<'a> Lowering<'_, '_, 'a> {
         let float = by == Type::F32;
         self.emit(match ty.bytes() {
             8 => Op::Slct64 { float, d, a, b, c },
-            _ => Op::Tern32 { op: if float { Tern32::SlctF } else { Tern32::SlctS }, d, a, b, c },
+            _ => Op::Tern32 {
+                op: if float { Tern32::SlctF } else { Tern32::SlctS },
+                d,
+                a,
+                b,
+                c,
+            },
         })
     }
 
@@ -217,6 +328,11 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
         let a = self.src(&insn.ops[1], ty)?;
         let d = self.pred_dest(&insn.ops[0])?;
-        self.emit(Op::Testp { wide: ty == Type::F64, test, d, a })
+        self.emit(Op::Testp {
+            wide: ty == Type::F64,
+            test,
+            d,
+            a,
+        })
     }
 }

@@ -14,7 +14,9 @@ impl<'a> Lowering<'_, '_, 'a> {
         insn.mods.take("uni");
         if insn.name == "bra" {
             self.arity(insn, &[1])?;
-            let Operand::Name(label) = insn.ops[0] else { return Err(self.invalid("expected a label")) };
+            let Operand::Name(label) = insn.ops[0] else {
+                return Err(self.invalid("expected a label"));
+            };
             let code = self.context.program.code.len() as u32;
             self.fixup(Fixup::Branch(code), label)?;
             return self.emit(Op::Bra { target: 0 });
@@ -24,18 +26,36 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
         self.arity(insn, &[2])?;
         let index = self.src32(&insn.ops[0], Type::U32)?;
-        let Operand::Name(table) = insn.ops[1] else { return Err(self.invalid("expected a list of targets")) };
-        let labels = self.scopes.iter().rev().find_map(|s| s.targets.get(table)).cloned();
-        let Some(labels) = labels else { return Err(self.invalid("unknown list of targets")) };
+        let Operand::Name(table) = insn.ops[1] else {
+            return Err(self.invalid("expected a list of targets"));
+        };
+        let labels = self
+            .scopes
+            .iter()
+            .rev()
+            .find_map(|s| s.targets.get(table))
+            .cloned();
+        let Some(labels) = labels else {
+            return Err(self.invalid("unknown list of targets"));
+        };
         let first = self.context.program.targets.len() as u32;
         let count = labels.len() as u32;
         // One text line of targets may be named by many branches: the copies count too.
-        Context::limit(self.at, "branch targets", u64::from(first) + u64::from(count), INSTRUCTIONS_MAX as u64)?;
+        Context::limit(
+            self.at,
+            "branch targets",
+            u64::from(first) + u64::from(count),
+            INSTRUCTIONS_MAX as u64,
+        )?;
         for (i, label) in labels.into_iter().enumerate() {
             self.context.program.targets.push(0);
             self.fixup(Fixup::Target(first + i as u32), label)?;
         }
-        self.emit(Op::BrxIdx { index, first, count })
+        self.emit(Op::BrxIdx {
+            index,
+            first,
+            count,
+        })
     }
 
     pub(super) fn simple_control(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
@@ -65,7 +85,9 @@ impl<'a> Lowering<'_, '_, 'a> {
             returns = list;
             next = ops.next();
         }
-        let Some(&Operand::Name(target)) = next else { return Err(self.invalid("expected a function")) };
+        let Some(&Operand::Name(target)) = next else {
+            return Err(self.invalid("expected a function"));
+        };
         let mut params: &[Operand<'a>] = &[];
         let mut extra = ops.next();
         if let Some(Operand::List(list)) = extra {
@@ -75,9 +97,18 @@ impl<'a> Lowering<'_, '_, 'a> {
         let (callee, return_bytes, param_bytes) = match self.find(target) {
             Some(Symbol::Function { index }) => self.direct(index)?,
             Some(Symbol::Register { ty, index }) if ty.bytes() == 8 => {
-                let Some(&Operand::Name(prototype)) = extra else { return Err(self.invalid("expected a prototype")) };
-                let sizes = self.scopes.iter().rev().find_map(|s| s.prototypes.get(prototype)).cloned();
-                let Some((returns, params)) = sizes else { return Err(self.unsupported("a call without a prototype")) };
+                let Some(&Operand::Name(prototype)) = extra else {
+                    return Err(self.invalid("expected a prototype"));
+                };
+                let sizes = self
+                    .scopes
+                    .iter()
+                    .rev()
+                    .find_map(|s| s.prototypes.get(prototype))
+                    .cloned();
+                let Some((returns, params)) = sizes else {
+                    return Err(self.unsupported("a call without a prototype"));
+                };
                 (Callee::Indirect(index), returns, params)
             }
             _ => return Err(self.invalid(&format!("`{}` is no function", clipped(target)))),
@@ -85,7 +116,11 @@ impl<'a> Lowering<'_, '_, 'a> {
         if returns.len() != return_bytes.len() || params.len() != param_bytes.len() {
             return Err(self.invalid("another number of parameters than declared"));
         }
-        let mut call = Call { callee, returns: Vec::new(), params: Vec::new() };
+        let mut call = Call {
+            callee,
+            returns: Vec::new(),
+            params: Vec::new(),
+        };
         for (operand, &bytes) in params.iter().zip(&param_bytes) {
             let slot = self.actual(operand, bytes, true)?;
             call.params.push(slot);
@@ -104,8 +139,16 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.context.program.calls.push(call);
         self.emit(Op::Call { call: index })?;
         for (slot, ty, d) in results {
-            let mem = Mem { space: MemSpace::Frame, base: Base::None, offset: slot.offset.into() };
-            self.emit(Op::Ld { width: self.whole_width(ty)?, mem, d })?;
+            let mem = Mem {
+                space: MemSpace::Frame,
+                base: Base::None,
+                offset: slot.offset.into(),
+            };
+            self.emit(Op::Ld {
+                width: self.whole_width(ty)?,
+                mem,
+                d,
+            })?;
         }
         Ok(())
     }
@@ -118,7 +161,12 @@ impl<'a> Lowering<'_, '_, 'a> {
         if function.kernel {
             return Err(self.unsupported("a call of a kernel"));
         }
-        let declared = self.context.ast.functions.iter().any(|f| f.name == name && f.body.is_some());
+        let declared = self
+            .context
+            .ast
+            .functions
+            .iter()
+            .any(|f| f.name == name && f.body.is_some());
         if declared {
             self.context.callees[self.index as usize].push(index);
             return Ok((Callee::Function(index), returns, params));
@@ -138,12 +186,23 @@ impl<'a> Lowering<'_, '_, 'a> {
     }
 
     /// Place of an actual parameter in the frame: the `.param` variable, or a new one that takes a register's value.
-    fn actual(&mut self, operand: &Operand<'a>, bytes: u32, store: bool) -> Result<ParamSlot, Error> {
+    fn actual(
+        &mut self,
+        operand: &Operand<'a>,
+        bytes: u32,
+        store: bool,
+    ) -> Result<ParamSlot, Error> {
         if let Operand::Name(name) = *operand
-            && let Some(Symbol::Frame { offset, bytes: have }) = self.find(name)
+            && let Some(Symbol::Frame {
+                offset,
+                bytes: have,
+            }) = self.find(name)
         {
             if have < bytes {
-                return Err(self.invalid(&format!("`{}` is smaller than the parameter", clipped(name))));
+                return Err(self.invalid(&format!(
+                    "`{}` is smaller than the parameter",
+                    clipped(name)
+                )));
             }
             return Ok(ParamSlot { offset, bytes });
         }
@@ -164,9 +223,20 @@ impl<'a> Lowering<'_, '_, 'a> {
         let offset = self.frame(bytes.into(), bytes)?;
         if store {
             let a: Row = self.src(operand, ty)?;
-            let mem = Mem { space: MemSpace::Frame, base: Base::None, offset: offset.into() };
+            let mem = Mem {
+                space: MemSpace::Frame,
+                base: Base::None,
+                offset: offset.into(),
+            };
             let guard: Guard = self.guard;
-            self.emit_guarded(guard, Op::St { width: self.whole_width(ty)?, mem, a })?;
+            self.emit_guarded(
+                guard,
+                Op::St {
+                    width: self.whole_width(ty)?,
+                    mem,
+                    a,
+                },
+            )?;
         }
         Ok(ParamSlot { offset, bytes })
     }

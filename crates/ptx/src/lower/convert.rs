@@ -4,13 +4,16 @@ use super::function::{Lowering, Symbol};
 use super::instruction::Insn;
 use super::operand::Fit;
 use crate::code::{
-    Bin32, Bin64, Cvt, CvtType, FloatFlags, LOCAL_WINDOW, MemSpace, Narrow, Op, PARAM_WINDOW, Row, Rounding,
-    SHARED_WINDOW, SINK, Un32, Un64,
+    Bin32, Bin64, Cvt, CvtType, FloatFlags, LOCAL_WINDOW, MemSpace, Narrow, Op, PARAM_WINDOW,
+    Rounding, Row, SHARED_WINDOW, SINK, Un32, Un64,
 };
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
 
-const NONE: FloatFlags = FloatFlags { ftz: false, sat: false };
+const NONE: FloatFlags = FloatFlags {
+    ftz: false,
+    sat: false,
+};
 
 impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn mov(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
@@ -19,7 +22,12 @@ impl<'a> Lowering<'_, '_, 'a> {
         if ty == Type::Pred {
             let d = self.pred_dest(&insn.ops[0])?;
             let (a, negated) = self.pred(&insn.ops[1])?;
-            return self.emit(Op::PredOp { lut: if negated { 0b0101 } else { 0b1010 }, d, a, b: a });
+            return self.emit(Op::PredOp {
+                lut: if negated { 0b0101 } else { 0b1010 },
+                d,
+                a,
+                b: a,
+            });
         }
         match (&insn.ops[0], &insn.ops[1]) {
             (Operand::Vector(parts), whole) => self.unpack(parts, whole, ty),
@@ -27,22 +35,39 @@ impl<'a> Lowering<'_, '_, 'a> {
             (to, from) if ty.bytes() == 8 => {
                 let a = self.src64(from, ty)?;
                 let d = self.dst(to, ty)?;
-                self.emit(Op::Un64 { op: Un64::Mov, d, a })
+                self.emit(Op::Un64 {
+                    op: Un64::Mov,
+                    d,
+                    a,
+                })
             }
             (to, from) if ty.bytes() <= 4 => {
                 let a = match *from {
                     // `mov.u32 %r, shared_variable`: state space addresses of 32 bits.
                     Operand::Name(name) | Operand::Offset(name, _) if self.is_symbol(name) => {
-                        let offset = if let Operand::Offset(_, offset) = *from { offset } else { 0 };
+                        let offset = if let Operand::Offset(_, offset) = *from {
+                            offset
+                        } else {
+                            0
+                        };
                         let wide = self.symbol_address(name, offset)?;
                         let a = self.temp32()?;
-                        self.emit(Op::Narrow { op: Narrow::Low, d: a, a: wide })?;
+                        self.emit(Op::Narrow {
+                            op: Narrow::Low,
+                            d: a,
+                            a: wide,
+                        })?;
                         a
                     }
                     _ => self.src32(from, ty)?,
                 };
                 let d = self.dst(to, ty)?;
-                self.emit(Op::Un32 { op: Un32::Mov, flags: NONE, d, a })
+                self.emit(Op::Un32 {
+                    op: Un32::Mov,
+                    flags: NONE,
+                    d,
+                    a,
+                })
             }
             _ => Err(self.unsupported("this type")),
         }
@@ -51,23 +76,46 @@ impl<'a> Lowering<'_, '_, 'a> {
     fn is_symbol(&self, name: &str) -> bool {
         matches!(
             self.find(name),
-            Some(Symbol::Shared { .. } | Symbol::DynamicShared | Symbol::Frame { .. } | Symbol::KernelParam { .. })
+            Some(
+                Symbol::Shared { .. }
+                    | Symbol::DynamicShared
+                    | Symbol::Frame { .. }
+                    | Symbol::KernelParam { .. }
+            )
         )
     }
 
     /// `mov.b64 {lo, hi}, x`
-    fn unpack(&mut self, parts: &[Operand<'a>], whole: &Operand<'a>, ty: Type) -> Result<(), Error> {
+    fn unpack(
+        &mut self,
+        parts: &[Operand<'a>],
+        whole: &Operand<'a>,
+        ty: Type,
+    ) -> Result<(), Error> {
         let part = self.part_type(parts.len(), ty)?;
         let words = if ty.bytes() == 8 {
             let a = self.src64(whole, ty)?;
             let (lo, hi) = (self.temp32()?, self.temp32()?);
-            self.emit(Op::Narrow { op: Narrow::Low, d: lo, a })?;
-            self.emit(Op::Narrow { op: Narrow::High, d: hi, a })?;
+            self.emit(Op::Narrow {
+                op: Narrow::Low,
+                d: lo,
+                a,
+            })?;
+            self.emit(Op::Narrow {
+                op: Narrow::High,
+                d: hi,
+                a,
+            })?;
             [lo, hi]
         } else {
             // A copy: the first part may be written over the whole.
             let (a, copy) = (self.src32(whole, ty)?, self.temp32()?);
-            self.emit(Op::Un32 { op: Un32::Mov, flags: NONE, d: copy, a })?;
+            self.emit(Op::Un32 {
+                op: Un32::Mov,
+                flags: NONE,
+                d: copy,
+                a,
+            })?;
             [copy, copy]
         };
         for (i, to) in parts.iter().enumerate() {
@@ -78,10 +126,21 @@ impl<'a> Lowering<'_, '_, 'a> {
             let bit = i as u32 * part.bytes() * 8;
             let (word, bit) = (words[(bit / 32) as usize], bit % 32);
             match part.bytes() {
-                4 => self.emit(Op::Un32 { op: Un32::Mov, flags: NONE, d, a: word })?,
+                4 => self.emit(Op::Un32 {
+                    op: Un32::Mov,
+                    flags: NONE,
+                    d,
+                    a: word,
+                })?,
                 bytes => {
                     let (pos, len) = (self.const32(bit), self.const32(bytes * 8));
-                    self.emit(Op::Tern32 { op: crate::code::Tern32::BfeU, d, a: word, b: pos, c: len })?;
+                    self.emit(Op::Tern32 {
+                        op: crate::code::Tern32::BfeU,
+                        d,
+                        a: word,
+                        b: pos,
+                        c: len,
+                    })?;
                 }
             }
         }
@@ -100,10 +159,21 @@ impl<'a> Lowering<'_, '_, 'a> {
             for pair in words.chunks(2) {
                 let d = self.temp32()?;
                 if bytes == 2 {
-                    self.emit(Op::Bin32 { op: Bin32::Pack16, d, a: pair[0], b: pair[1] })?;
+                    self.emit(Op::Bin32 {
+                        op: Bin32::Pack16,
+                        d,
+                        a: pair[0],
+                        b: pair[1],
+                    })?;
                 } else {
                     let (pos, len) = (self.const32(8), self.const32(8));
-                    self.emit(Op::Bfi32 { d, a: pair[1], b: pair[0], pos, len })?;
+                    self.emit(Op::Bfi32 {
+                        d,
+                        a: pair[1],
+                        b: pair[0],
+                        pos,
+                        len,
+                    })?;
                 }
                 merged.push(d);
             }
@@ -113,16 +183,21 @@ impl<'a> Lowering<'_, '_, 'a> {
         let d = self.dst(whole, ty)?;
         match *words.as_slice() {
             [lo, hi] => self.emit(Op::Pack64 { d, lo, hi }),
-            [a] => self.emit(Op::Un32 { op: Un32::Mov, flags: NONE, d, a }),
+            [a] => self.emit(Op::Un32 {
+                op: Un32::Mov,
+                flags: NONE,
+                d,
+                a,
+            }),
             _ => Err(self.unsupported("this vector")),
         }
     }
 
     fn part_type(&self, parts: usize, ty: Type) -> Result<Type, Error> {
-        match (ty.bytes() as usize).checked_div(parts) {
-            Some(1) if parts * 1 == ty.bytes() as usize && parts > 1 => Ok(Type::B8),
-            Some(2) if parts * 2 == ty.bytes() as usize && parts > 1 => Ok(Type::B16),
-            Some(4) if parts * 4 == ty.bytes() as usize && parts > 1 => Ok(Type::B32),
+        match (ty.bytes(), parts) {
+            (2, 2) | (4, 4) | (8, 8) => Ok(Type::B8),
+            (4, 2) | (8, 4) => Ok(Type::B16),
+            (8, 2) => Ok(Type::B32),
             _ => Err(self.unsupported("this vector")),
         }
     }
@@ -139,24 +214,45 @@ impl<'a> Lowering<'_, '_, 'a> {
         });
         let ties_away = insn.mods.take("rna");
         let rounding = insn.mods.rounding();
-        let (ftz, sat, relu) = (insn.mods.take("ftz"), insn.mods.take("sat"), insn.mods.take("relu"));
+        let (ftz, sat, relu) = (
+            insn.mods.take("ftz"),
+            insn.mods.take("sat"),
+            insn.mods.take("relu"),
+        );
         let (to, from) = (self.need_type(insn)?, self.need_type(insn)?);
         if matches!(to, Type::F16x2 | Type::Bf16x2) {
             self.arity(insn, &[3])?;
             if from != Type::F32 || sat || ftz {
                 return Err(self.unsupported("this form"));
             }
-            let (a, b) = (self.src32(&insn.ops[1], from)?, self.src32(&insn.ops[2], from)?);
+            let (a, b) = (
+                self.src32(&insn.ops[1], from)?,
+                self.src32(&insn.ops[2], from)?,
+            );
             let d = self.dst(&insn.ops[0], to)?;
-            let to = if to == Type::F16x2 { CvtType::F16 } else { CvtType::Bf16 };
-            return self.emit(Op::CvtPack { to, rounding: rounding.unwrap_or_default(), relu, d, a, b });
+            let to = if to == Type::F16x2 {
+                CvtType::F16
+            } else {
+                CvtType::Bf16
+            };
+            return self.emit(Op::CvtPack {
+                to,
+                rounding: rounding.unwrap_or_default(),
+                relu,
+                d,
+                a,
+                b,
+            });
         }
         self.arity(insn, &[2])?;
         if to == Type::Tf32 {
             if !ties_away || from != Type::F32 || relu || sat {
                 return Err(self.unsupported("this form"));
             }
-            let (a, d) = (self.src32(&insn.ops[1], from)?, self.dst(&insn.ops[0], Type::B32)?);
+            let (a, d) = (
+                self.src32(&insn.ops[1], from)?,
+                self.dst(&insn.ops[0], Type::B32)?,
+            );
             return self.emit(Op::CvtTf32 { d, a });
         }
         let (Some(from_kind), Some(to_kind)) = (cvt_type(from), cvt_type(to)) else {
@@ -172,10 +268,13 @@ impl<'a> Lowering<'_, '_, 'a> {
             return Err(self.unsupported("`_` as destination"));
         }
         let cvt = Cvt {
-            from: from_kind, to: to_kind,
+            from: from_kind,
+            to: to_kind,
             rounding: integral.or(rounding).unwrap_or_default(),
             integral: integral.is_some() && to.is_float(),
-            ftz, sat, relu,
+            ftz,
+            sat,
+            relu,
         };
         if from.is_float() && to.is_integer() && integral.is_none() {
             return Err(self.unsupported("no integer rounding"));
@@ -187,10 +286,26 @@ impl<'a> Lowering<'_, '_, 'a> {
         if declared.bytes() == 8 && to.bytes() < 8 {
             let narrow = self.temp32()?;
             self.emit(Op::Cvt { cvt, d: narrow, a })?;
-            let from = if to.is_signed() { CvtType::S32 } else { CvtType::U32 };
+            let from = if to.is_signed() {
+                CvtType::S32
+            } else {
+                CvtType::U32
+            };
             let narrow = self.extended(narrow, to)?;
-            let widen = Cvt { from, to: if to.is_signed() { CvtType::S64 } else { CvtType::U64 }, ..PLAIN };
-            return self.emit(Op::Cvt { cvt: widen, d, a: narrow });
+            let widen = Cvt {
+                from,
+                to: if to.is_signed() {
+                    CvtType::S64
+                } else {
+                    CvtType::U64
+                },
+                ..PLAIN
+            };
+            return self.emit(Op::Cvt {
+                cvt: widen,
+                d,
+                a: narrow,
+            });
         }
         self.emit(Op::Cvt { cvt, d, a })?;
         if declared.bytes() > to.bytes() && to.is_signed() {
@@ -198,7 +313,12 @@ impl<'a> Lowering<'_, '_, 'a> {
             return if declared.bytes() == 2 {
                 self.truncate16(d, extended)
             } else {
-                self.emit(Op::Un32 { op: Un32::Mov, flags: NONE, d, a: extended })
+                self.emit(Op::Un32 {
+                    op: Un32::Mov,
+                    flags: NONE,
+                    d,
+                    a: extended,
+                })
             };
         }
         Ok(())
@@ -207,7 +327,15 @@ impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn cvta(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         self.arity(insn, &[2])?;
         let to = insn.mods.take("to");
-        let space = insn.mods.take_any(&["global", "shared", "shared::cta", "local", "const", "param", "param::entry"]);
+        let space = insn.mods.take_any(&[
+            "global",
+            "shared",
+            "shared::cta",
+            "local",
+            "const",
+            "param",
+            "param::entry",
+        ]);
         let ty = self.need_type(insn)?;
         if ty != Type::U64 {
             return Err(self.unsupported("addresses of 32 bits"));
@@ -216,16 +344,31 @@ impl<'a> Lowering<'_, '_, 'a> {
             Some("global" | "const") => 0,
             Some("shared" | "shared::cta") => SHARED_WINDOW,
             Some("local") => LOCAL_WINDOW,
-            Some(_) => if self.kernel { PARAM_WINDOW } else { LOCAL_WINDOW },
+            Some(_) => {
+                if self.kernel {
+                    PARAM_WINDOW
+                } else {
+                    LOCAL_WINDOW
+                }
+            }
             None => return Err(self.unsupported("no state space")),
         };
         let a = self.src64(&insn.ops[1], ty)?;
         let d = self.dst(&insn.ops[0], ty)?;
         if window == 0 {
-            return self.emit(Op::Un64 { op: Un64::Mov, d, a });
+            return self.emit(Op::Un64 {
+                op: Un64::Mov,
+                d,
+                a,
+            });
         }
         let b = self.const64(window);
-        self.emit(Op::Bin64 { op: if to { Bin64::Sub } else { Bin64::Add }, d, a, b })
+        self.emit(Op::Bin64 {
+            op: if to { Bin64::Sub } else { Bin64::Add },
+            d,
+            a,
+            b,
+        })
     }
 
     pub(super) fn isspacep(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
@@ -245,7 +388,13 @@ impl<'a> Lowering<'_, '_, 'a> {
 }
 
 const PLAIN: Cvt = Cvt {
-    from: CvtType::U32, to: CvtType::U32, rounding: Rounding::Nearest, integral: false, ftz: false, sat: false, relu: false,
+    from: CvtType::U32,
+    to: CvtType::U32,
+    rounding: Rounding::Nearest,
+    integral: false,
+    ftz: false,
+    sat: false,
+    relu: false,
 };
 
 fn cvt_type(ty: Type) -> Option<CvtType> {

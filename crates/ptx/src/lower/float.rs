@@ -16,7 +16,10 @@ impl<'a> Lowering<'_, '_, 'a> {
         if xorsign {
             insn.mods.take("abs");
         }
-        let flags = FloatFlags { ftz: insn.mods.take("ftz"), sat: insn.mods.take("sat") };
+        let flags = FloatFlags {
+            ftz: insn.mods.take("ftz"),
+            sat: insn.mods.take("sat"),
+        };
         let approx = insn.mods.take("approx");
         let full = insn.mods.take("full");
         let rounding = insn.mods.rounding().unwrap_or_default();
@@ -36,17 +39,48 @@ impl<'a> Lowering<'_, '_, 'a> {
                 self.arity(insn, &[4])?;
                 let (a, b) = (self.src(&insn.ops[1], ty)?, self.src(&insn.ops[2], ty)?);
                 let (c, d) = (self.src(&insn.ops[3], ty)?, self.dst(&insn.ops[0], ty)?);
-                self.emit(if wide { Op::FmaF64 { rounding, d, a, b, c } } else { Op::FmaF32 { rounding, flags, d, a, b, c } })
+                self.emit(if wide {
+                    Op::FmaF64 {
+                        rounding,
+                        d,
+                        a,
+                        b,
+                        c,
+                    }
+                } else {
+                    Op::FmaF32 {
+                        rounding,
+                        flags,
+                        d,
+                        a,
+                        b,
+                        c,
+                    }
+                })
             }
             "add" | "sub" | "mul" | "div" | "min" | "max" | "copysign" => {
                 self.arity(insn, &[3])?;
-                let (a, b, d) = (self.src(&insn.ops[1], ty)?, self.src(&insn.ops[2], ty)?, self.dst(&insn.ops[0], ty)?);
+                let (a, b, d) = (
+                    self.src(&insn.ops[1], ty)?,
+                    self.src(&insn.ops[2], ty)?,
+                    self.dst(&insn.ops[0], ty)?,
+                );
                 if name == "copysign" {
                     // copysign d, a, b: the sign of a, the magnitude of b.
                     return self.emit(if wide {
-                        Op::BinF64 { op: BinF64::CopySign, d, a, b }
+                        Op::BinF64 {
+                            op: BinF64::CopySign,
+                            d,
+                            a,
+                            b,
+                        }
                     } else {
-                        Op::Bin32 { op: Bin32::CopySign, d, a, b }
+                        Op::Bin32 {
+                            op: Bin32::CopySign,
+                            d,
+                            a,
+                            b,
+                        }
                     });
                 }
                 if wide {
@@ -67,6 +101,7 @@ impl<'a> Lowering<'_, '_, 'a> {
                         ("rcp", false) => Un64::RcpF(rounding),
                         ("rcp", true) => Un64::RcpApproxF,
                         ("sqrt", false) => Un64::SqrtF(rounding),
+                        ("rsqrt", true) if flags.ftz => Un64::RsqrtApproxFtzF,
                         ("rsqrt", true) => Un64::RsqrtApproxF,
                         _ => return Err(self.unsupported("this form with .f64")),
                     };
@@ -90,7 +125,13 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    fn binary32(&self, name: &str, rounding: Rounding, nan: bool, xorsign: bool) -> Result<BinF32, Error> {
+    fn binary32(
+        &self,
+        name: &str,
+        rounding: Rounding,
+        nan: bool,
+        xorsign: bool,
+    ) -> Result<BinF32, Error> {
         let nearest = rounding == Rounding::Nearest;
         Ok(match (name, nearest) {
             ("add", true) => BinF32::Add,
@@ -168,7 +209,11 @@ impl<'a> Lowering<'_, '_, 'a> {
                     ("max", true) => HalfOp::MaxNan,
                     _ => return Err(self.unsupported("this operation on a 16-bit float")),
                 };
-                let (a, b, d) = (self.src32(&insn.ops[1], ty)?, self.src32(&insn.ops[2], ty)?, self.dst(&insn.ops[0], ty)?);
+                let (a, b, d) = (
+                    self.src32(&insn.ops[1], ty)?,
+                    self.src32(&insn.ops[2], ty)?,
+                    self.dst(&insn.ops[0], ty)?,
+                );
                 let op = match ty {
                     Type::F16 => Bin32::F16(op),
                     Type::F16x2 => Bin32::F16x2(op),
@@ -207,6 +252,11 @@ impl<'a> Lowering<'_, '_, 'a> {
             ("tanh", Type::Bf16x2) => Un32::TanhBf16x2,
             _ => return Err(self.unsupported("this operation on a 16-bit float")),
         };
-        self.emit(Op::Un32 { op, flags: FloatFlags::default(), d, a })
+        self.emit(Op::Un32 {
+            op,
+            flags: FloatFlags::default(),
+            d,
+            a,
+        })
     }
 }

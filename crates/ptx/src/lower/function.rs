@@ -9,8 +9,8 @@ use crate::code::{
 };
 use crate::error::{Error, Position};
 use crate::limits::{
-    INSTRUCTIONS_MAX, LOCAL_BYTES_MAX, PARAM_BYTES_MAX, PREDICATES_PER_FUNCTION_MAX, REGISTERS_PER_FUNCTION_MAX,
-    REGISTERS_PER_MODULE_MAX, SHARED_OPTIN_BYTES_MAX,
+    INSTRUCTIONS_MAX, LOCAL_BYTES_MAX, PARAM_BYTES_MAX, PREDICATES_PER_FUNCTION_MAX,
+    REGISTERS_PER_FUNCTION_MAX, REGISTERS_PER_MODULE_MAX, SHARED_OPTIN_BYTES_MAX,
 };
 use crate::parse::ast::{self, Instruction, Linkage, Space, Statement, Type, Variable};
 use crate::parse::lexer::clipped;
@@ -22,19 +22,40 @@ const FRAME_ALIGN: u32 = 16;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Symbol {
     /// Type as declared; the index is a row of the file of its width, or a predicate.
-    Register { ty: Type, index: u32 },
+    Register {
+        ty: Type,
+        index: u32,
+    },
     /// A vector register `.reg .v4 .f32 v`: first of `count` consecutive registers.
-    VectorRegister { ty: Type, index: u32, count: u32 },
+    VectorRegister {
+        ty: Type,
+        index: u32,
+        count: u32,
+    },
     /// In kernel parameter space.
-    KernelParam { offset: u32, bytes: u32 },
+    KernelParam {
+        offset: u32,
+        bytes: u32,
+    },
     /// In the frame: locals, parameters of functions, parameters of calls.
-    Frame { offset: u32, bytes: u32 },
-    Shared { offset: u32 },
+    Frame {
+        offset: u32,
+        bytes: u32,
+    },
+    Shared {
+        offset: u32,
+    },
     DynamicShared,
     /// Absolute address.
-    Global { address: u64 },
-    Function { index: u32 },
-    Label { id: u32 },
+    Global {
+        address: u64,
+    },
+    Function {
+        index: u32,
+    },
+    Label {
+        id: u32,
+    },
     Special(Special),
 }
 
@@ -84,9 +105,17 @@ pub(super) fn place_params(out: &mut Function, function: &ast::Function<'_>) -> 
         let mut slots = Vec::with_capacity(vars.len());
         for var in vars {
             offset = offset.next_multiple_of(u64::from(var.align.max(1)));
-            slots.push(ParamSlot { offset: offset as u32, bytes: var.bytes as u32 });
+            slots.push(ParamSlot {
+                offset: offset as u32,
+                bytes: var.bytes as u32,
+            });
             offset += var.bytes;
-            Context::limit(var.at, "bytes of parameters", offset, PARAM_BYTES_MAX.into())?;
+            Context::limit(
+                var.at,
+                "bytes of parameters",
+                offset,
+                PARAM_BYTES_MAX.into(),
+            )?;
         }
         Ok(slots)
     };
@@ -96,25 +125,41 @@ pub(super) fn place_params(out: &mut Function, function: &ast::Function<'_>) -> 
         let sizes = |slots: &[ParamSlot]| slots.iter().map(|s| s.bytes).collect::<Vec<_>>();
         if sizes(&out.params) != sizes(&params) || sizes(&out.returns) != sizes(&returns) {
             let message = format!("declarations of `{}` differ", clipped(function.name));
-            return Err(Error::Invalid { at: function.at, message });
+            return Err(Error::Invalid {
+                at: function.at,
+                message,
+            });
         }
     }
     out.kernel |= function.kernel;
-    out.frame_bytes = if function.kernel { 0 } else { (offset as u32).next_multiple_of(FRAME_ALIGN) };
+    out.frame_bytes = if function.kernel {
+        0
+    } else {
+        (offset as u32).next_multiple_of(FRAME_ALIGN)
+    };
     (out.returns, out.params, out.at) = (returns, params, function.at);
     Ok(())
 }
 
 /// Lowers a body; gives the bytes of shared memory that it and the module declare.
-pub(super) fn lower<'a>(context: &mut Context<'_, 'a>, function: &ast::Function<'a>, index: u32) -> Result<u32, Error> {
-    let Some(body) = &function.body else { return Ok(0) };
+pub(super) fn lower<'a>(
+    context: &mut Context<'_, 'a>,
+    function: &ast::Function<'a>,
+    index: u32,
+) -> Result<u32, Error> {
+    let Some(body) = &function.body else {
+        return Ok(0);
+    };
     let info = context.program.functions[index as usize].clone();
     let shared_bytes = context.layout.shared_bytes;
     let mut lowering = Lowering {
-        context, index,
+        context,
+        index,
         kernel: function.kernel,
         scopes: vec![Scope::default()],
-        rows32: 0, rows64: 0, preds: 0,
+        rows32: 0,
+        rows64: 0,
+        preds: 0,
         frame_bytes: info.frame_bytes,
         shared_bytes,
         labels: Vec::new(),
@@ -150,26 +195,51 @@ pub(super) fn lower<'a>(context: &mut Context<'_, 'a>, function: &ast::Function<
 }
 
 impl<'a> Lowering<'_, '_, 'a> {
-    fn declare_params(&mut self, function: &ast::Function<'a>, info: &Function) -> Result<(), Error> {
+    fn declare_params(
+        &mut self,
+        function: &ast::Function<'a>,
+        info: &Function,
+    ) -> Result<(), Error> {
         for (var, slot) in function.returns.iter().zip(&info.returns) {
             if var.space == Space::Reg {
                 let index = self.register(var.ty, 1)?;
                 self.declare(var.name, Symbol::Register { ty: var.ty, index }, var.at)?;
                 self.reg_returns.push((var.ty, index, slot.offset));
             } else {
-                self.declare(var.name, Symbol::Frame { offset: slot.offset, bytes: slot.bytes }, var.at)?;
+                self.declare(
+                    var.name,
+                    Symbol::Frame {
+                        offset: slot.offset,
+                        bytes: slot.bytes,
+                    },
+                    var.at,
+                )?;
             }
         }
         for (var, slot) in function.params.iter().zip(&info.params) {
             let symbol = if self.kernel {
-                Symbol::KernelParam { offset: slot.offset, bytes: slot.bytes }
+                Symbol::KernelParam {
+                    offset: slot.offset,
+                    bytes: slot.bytes,
+                }
             } else if var.space == Space::Reg {
                 let index = self.register(var.ty, 1)?;
-                let mem = Mem { space: MemSpace::Frame, base: Base::None, offset: slot.offset.into() };
-                self.emit(Op::Ld { width: self.whole_width(var.ty)?, mem, d: index })?;
+                let mem = Mem {
+                    space: MemSpace::Frame,
+                    base: Base::None,
+                    offset: slot.offset.into(),
+                };
+                self.emit(Op::Ld {
+                    width: self.whole_width(var.ty)?,
+                    mem,
+                    d: index,
+                })?;
                 Symbol::Register { ty: var.ty, index }
             } else {
-                Symbol::Frame { offset: slot.offset, bytes: slot.bytes }
+                Symbol::Frame {
+                    offset: slot.offset,
+                    bytes: slot.bytes,
+                }
             };
             self.declare(var.name, symbol, var.at)?;
         }
@@ -191,8 +261,16 @@ impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn emit_return(&mut self) -> Result<(), Error> {
         for i in 0..self.reg_returns.len() {
             let (ty, index, offset) = self.reg_returns[i];
-            let mem = Mem { space: MemSpace::Frame, base: Base::None, offset: offset.into() };
-            self.emit(Op::St { width: self.whole_width(ty)?, mem, a: index })?;
+            let mem = Mem {
+                space: MemSpace::Frame,
+                base: Base::None,
+                offset: offset.into(),
+            };
+            self.emit(Op::St {
+                width: self.whole_width(ty)?,
+                mem,
+                a: index,
+            })?;
         }
         self.emit(if self.kernel { Op::Exit } else { Op::Ret })
     }
@@ -214,7 +292,10 @@ impl<'a> Lowering<'_, '_, 'a> {
                 Statement::Label(name, at) => {
                     if let Some(Symbol::Label { id }) = self.find(name) {
                         if self.labels[id as usize].is_some() {
-                            return Err(Error::Invalid { at: *at, message: format!("label `{}` stands twice", clipped(name)) });
+                            return Err(Error::Invalid {
+                                at: *at,
+                                message: format!("label `{}` stands twice", clipped(name)),
+                            });
                         }
                         self.labels[id as usize] = Some(self.context.program.code.len() as u32);
                     }
@@ -225,8 +306,14 @@ impl<'a> Lowering<'_, '_, 'a> {
                     self.block(inner)?;
                     self.scopes.pop();
                 }
-                Statement::Prototype { name, returns, params } => {
-                    let sizes = |vars: &[Variable<'_>]| vars.iter().map(|v| v.bytes as u32).collect::<Vec<_>>();
+                Statement::Prototype {
+                    name,
+                    returns,
+                    params,
+                } => {
+                    let sizes = |vars: &[Variable<'_>]| {
+                        vars.iter().map(|v| v.bytes as u32).collect::<Vec<_>>()
+                    };
                     let sizes = (sizes(returns), sizes(params));
                     self.scope().prototypes.insert(name, sizes);
                 }
@@ -246,7 +333,10 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.temps.reset();
         self.guard = match instruction.guard {
             None => Guard::ALWAYS,
-            Some((name, negated)) => Guard { pred: self.pred_name(name)?, negated },
+            Some((name, negated)) => Guard {
+                pred: self.pred_name(name)?,
+                negated,
+            },
         };
         let Some((name, modifiers)) = Modifiers::split(instruction.opcode) else {
             return Err(self.unsupported("too many modifiers"));
@@ -262,7 +352,12 @@ impl<'a> Lowering<'_, '_, 'a> {
 
     pub(super) fn emit_guarded(&mut self, guard: Guard, op: Op) -> Result<(), Error> {
         let program = &mut self.context.program;
-        Context::limit(self.at, "instructions of a module", program.code.len() as u64 + 1, INSTRUCTIONS_MAX as u64)?;
+        Context::limit(
+            self.at,
+            "instructions of a module",
+            program.code.len() as u64 + 1,
+            INSTRUCTIONS_MAX as u64,
+        )?;
         program.code.push(Code { guard, op });
         program.lines.push(self.at.line);
         Ok(())
@@ -274,26 +369,45 @@ impl<'a> Lowering<'_, '_, 'a> {
             Space::Reg => {
                 let index = self.register(var.ty, var.count)?;
                 if var.ranged {
-                    self.scope().ranges.insert(var.name, (var.ty, index, var.count));
+                    self.scope()
+                        .ranges
+                        .insert(var.name, (var.ty, index, var.count));
                     return Ok(());
                 }
                 if var.count > 1 {
-                    Symbol::VectorRegister { ty: var.ty, index, count: var.count }
+                    Symbol::VectorRegister {
+                        ty: var.ty,
+                        index,
+                        count: var.count,
+                    }
                 } else {
                     Symbol::Register { ty: var.ty, index }
                 }
             }
             Space::Local | Space::Param => {
                 let offset = self.frame(var.bytes, var.align)?;
-                Symbol::Frame { offset, bytes: var.bytes as u32 }
+                Symbol::Frame {
+                    offset,
+                    bytes: var.bytes as u32,
+                }
             }
-            Space::Shared if var.linkage == Linkage::Extern || var.bytes == 0 => Symbol::DynamicShared,
+            Space::Shared if var.linkage == Linkage::Extern || var.bytes == 0 => {
+                Symbol::DynamicShared
+            }
             Space::Shared => {
-                let offset = u64::from(self.shared_bytes).next_multiple_of(u64::from(var.align.max(1)));
+                let offset =
+                    u64::from(self.shared_bytes).next_multiple_of(u64::from(var.align.max(1)));
                 let end = offset.saturating_add(var.bytes);
-                Context::limit(var.at, "shared memory in bytes", end, SHARED_OPTIN_BYTES_MAX.into())?;
+                Context::limit(
+                    var.at,
+                    "shared memory in bytes",
+                    end,
+                    SHARED_OPTIN_BYTES_MAX.into(),
+                )?;
                 self.shared_bytes = end as u32;
-                Symbol::Shared { offset: offset as u32 }
+                Symbol::Shared {
+                    offset: offset as u32,
+                }
             }
             Space::Const | Space::Global => {
                 return Err(self.unsupported("a .global or .const variable inside a function"));
@@ -304,9 +418,15 @@ impl<'a> Lowering<'_, '_, 'a> {
 
     /// A place in the frame.
     pub(super) fn frame(&mut self, bytes: u64, align: u32) -> Result<u32, Error> {
-        let offset = u64::from(self.frame_bytes).next_multiple_of(u64::from(align.clamp(1, FRAME_ALIGN)));
+        let offset =
+            u64::from(self.frame_bytes).next_multiple_of(u64::from(align.clamp(1, FRAME_ALIGN)));
         let end = offset.saturating_add(bytes);
-        Context::limit(self.at, "local memory of a thread in bytes", end, LOCAL_BYTES_MAX.into())?;
+        Context::limit(
+            self.at,
+            "local memory of a thread in bytes",
+            end,
+            LOCAL_BYTES_MAX.into(),
+        )?;
         self.frame_bytes = end as u32;
         Ok(offset as u32)
     }
@@ -314,7 +434,12 @@ impl<'a> Lowering<'_, '_, 'a> {
     /// `count` consecutive registers.
     pub(super) fn register(&mut self, ty: Type, count: u32) -> Result<u32, Error> {
         self.context.registers += u64::from(count);
-        Context::limit(self.at, "registers of a module", self.context.registers, REGISTERS_PER_MODULE_MAX)?;
+        Context::limit(
+            self.at,
+            "registers of a module",
+            self.context.registers,
+            REGISTERS_PER_MODULE_MAX,
+        )?;
         let (next, limit) = match ty {
             Type::Pred => (&mut self.preds, PREDICATES_PER_FUNCTION_MAX),
             Type::B128 => return Err(self.unsupported("128-bit registers")),
@@ -330,7 +455,10 @@ impl<'a> Lowering<'_, '_, 'a> {
 
     fn declare(&mut self, name: &'a str, symbol: Symbol, at: Position) -> Result<(), Error> {
         if self.scope().names.insert(name, symbol).is_some() {
-            return Err(Error::Invalid { at, message: format!("`{}` is declared twice", clipped(name)) });
+            return Err(Error::Invalid {
+                at,
+                message: format!("`{}` is declared twice", clipped(name)),
+            });
         }
         Ok(())
     }
@@ -347,7 +475,10 @@ impl<'a> Lowering<'_, '_, 'a> {
             if let Some((n, (ty, first, count))) = range
                 && n < count
             {
-                return Some(Symbol::Register { ty, index: first + n });
+                return Some(Symbol::Register {
+                    ty,
+                    index: first + n,
+                });
             }
         }
         if let Some(special) = super::operand::special(name) {
@@ -356,11 +487,18 @@ impl<'a> Lowering<'_, '_, 'a> {
         if let Some(symbol) = self.context.layout.find(name) {
             return Some(match symbol.space {
                 Space::Shared if symbol.dynamic => Symbol::DynamicShared,
-                Space::Shared => Symbol::Shared { offset: symbol.offset as u32 },
-                _ => Symbol::Global { address: self.context.base + symbol.offset },
+                Space::Shared => Symbol::Shared {
+                    offset: symbol.offset as u32,
+                },
+                _ => Symbol::Global {
+                    address: self.context.base + symbol.offset,
+                },
             });
         }
-        self.context.function_index.get(name).map(|&index| Symbol::Function { index })
+        self.context
+            .function_index
+            .get(name)
+            .map(|&index| Symbol::Function { index })
     }
 
     pub(super) fn fixup(&mut self, fixup: Fixup, label: &str) -> Result<(), Error> {
@@ -374,7 +512,10 @@ impl<'a> Lowering<'_, '_, 'a> {
     fn finish(&mut self) -> Result<(), Error> {
         for &(fixup, id, at) in &self.fixups {
             let Some(target) = self.labels[id as usize] else {
-                return Err(Error::Invalid { at, message: "label out of scope".into() });
+                return Err(Error::Invalid {
+                    at,
+                    message: "label out of scope".into(),
+                });
             };
             let program = &mut self.context.program;
             match fixup {
@@ -387,17 +528,28 @@ impl<'a> Lowering<'_, '_, 'a> {
 
     /// The text of the instruction at hand, for messages.
     fn source(&self) -> String {
-        let rest = self.context.text.get(self.at.offset as usize..).unwrap_or_default();
+        let rest = self
+            .context
+            .text
+            .get(self.at.offset as usize..)
+            .unwrap_or_default();
         let end = rest.find([';', '\n']).unwrap_or(rest.len());
         clipped(rest[..end].trim()).to_owned()
     }
 
     pub(super) fn unsupported(&self, reason: &str) -> Error {
-        Error::Unsupported { at: self.at, instruction: self.source(), reason: reason.into() }
+        Error::Unsupported {
+            at: self.at,
+            instruction: self.source(),
+            reason: reason.into(),
+        }
     }
 
     pub(super) fn invalid(&self, message: &str) -> Error {
-        Error::Invalid { at: self.at, message: format!("{message} in `{}`", self.source()) }
+        Error::Invalid {
+            at: self.at,
+            message: format!("{message} in `{}`", self.source()),
+        }
     }
 
     pub(super) fn rows(&mut self, rows: &[Row]) -> u32 {

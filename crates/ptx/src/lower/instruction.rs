@@ -13,7 +13,12 @@ pub(super) struct Insn<'i, 'a> {
 }
 
 impl<'a> Lowering<'_, '_, 'a> {
-    pub(super) fn instruction(&mut self, name: &'a str, mods: Modifiers<'a>, ops: &[Operand<'a>]) -> Result<(), Error> {
+    pub(super) fn instruction(
+        &mut self,
+        name: &'a str,
+        mods: Modifiers<'a>,
+        ops: &[Operand<'a>],
+    ) -> Result<(), Error> {
         let mut insn = Insn { name, mods, ops };
         let i = &mut insn;
         match name {
@@ -27,10 +32,14 @@ impl<'a> Lowering<'_, '_, 'a> {
                     _ => self.integer(i)?,
                 }
             }
-            "rcp" | "sqrt" | "rsqrt" | "sin" | "cos" | "ex2" | "lg2" | "tanh" | "copysign" => self.float(i)?,
-            "mul24" | "mad24" | "sad" | "rem" | "addc" | "subc" | "madc" | "dp4a" | "dp2a" => self.integer(i)?,
-            "popc" | "clz" | "bfind" | "brev" | "bfe" | "bfi" | "shf" | "lop3" | "prmt" | "and" | "or" | "xor" | "not"
-            | "cnot" | "shl" | "shr" | "bmsk" | "szext" => self.bits(i)?,
+            "rcp" | "sqrt" | "rsqrt" | "sin" | "cos" | "ex2" | "lg2" | "tanh" | "copysign" => {
+                self.float(i)?
+            }
+            "mul24" | "mad24" | "sad" | "rem" | "addc" | "subc" | "madc" | "dp4a" | "dp2a" => {
+                self.integer(i)?
+            }
+            "popc" | "clz" | "bfind" | "brev" | "bfe" | "bfi" | "shf" | "lop3" | "prmt" | "and"
+            | "or" | "xor" | "not" | "cnot" | "shl" | "shr" | "bmsk" | "szext" => self.bits(i)?,
             "setp" | "set" | "selp" | "slct" | "testp" => self.compare(i)?,
             "mov" => self.mov(i)?,
             "cvt" => self.cvt(i)?,
@@ -44,7 +53,9 @@ impl<'a> Lowering<'_, '_, 'a> {
             "membar" | "fence" => self.fence(i)?,
             "bra" | "brx" => self.branch(i)?,
             "call" => self.call(i)?,
-            "ret" | "exit" | "trap" | "brkpt" | "nanosleep" | "pmevent" => self.simple_control(i)?,
+            "ret" | "exit" | "trap" | "brkpt" | "nanosleep" | "pmevent" => {
+                self.simple_control(i)?
+            }
             "bar" | "barrier" => self.barrier(i)?,
             "shfl" => self.shfl(i)?,
             "vote" => self.vote(i)?,

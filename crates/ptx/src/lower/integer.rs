@@ -25,15 +25,35 @@ impl<'a> Lowering<'_, '_, 'a> {
         let read = insn.name.ends_with('c');
         let ty = self.integer_type(insn)?;
         let add = insn.name.starts_with("add");
-        let (a, b, d) = (self.src(&insn.ops[1], ty)?, self.src(&insn.ops[2], ty)?, self.dst(&insn.ops[0], ty)?);
+        let (a, b, d) = (
+            self.src(&insn.ops[1], ty)?,
+            self.src(&insn.ops[2], ty)?,
+            self.dst(&insn.ops[0], ty)?,
+        );
         if sat && (ty != Type::S32 || read || write) {
             return Err(self.unsupported("saturation of this type"));
         }
         if read || write {
             let op = if add { Carry::Add } else { Carry::Sub };
             return match ty.bytes() {
-                4 => self.emit(Op::Carry32 { op, read, write, d, a, b, c: 0 }),
-                8 => self.emit(Op::Carry64 { op, read, write, d, a, b, c: 0 }),
+                4 => self.emit(Op::Carry32 {
+                    op,
+                    read,
+                    write,
+                    d,
+                    a,
+                    b,
+                    c: 0,
+                }),
+                8 => self.emit(Op::Carry64 {
+                    op,
+                    read,
+                    write,
+                    d,
+                    a,
+                    b,
+                    c: 0,
+                }),
                 _ => Err(self.unsupported("carry of this type")),
             };
         }
@@ -52,31 +72,58 @@ impl<'a> Lowering<'_, '_, 'a> {
                 };
                 self.emit(Op::Bin32 { op, d, a, b })
             }
-            _ => self.emit(Op::Bin64 { op: if add { Bin64::Add } else { Bin64::Sub }, d, a, b }),
+            _ => self.emit(Op::Bin64 {
+                op: if add { Bin64::Add } else { Bin64::Sub },
+                d,
+                a,
+                b,
+            }),
         }
     }
 
     fn integer_type(&self, insn: &mut Insn<'_, 'a>) -> Result<Type, Error> {
         let ty = self.need_type(insn)?;
-        if ty.is_integer() && ty.bytes() > 1 { Ok(ty) } else { Err(self.unsupported("this type")) }
+        if ty.is_integer() && ty.bytes() > 1 {
+            Ok(ty)
+        } else {
+            Err(self.unsupported("this type"))
+        }
     }
 
     fn multiply(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         let mad = insn.name != "mul";
         self.arity(insn, &[if mad { 4 } else { 3 }])?;
-        let Some(part) = insn.mods.take_any(&["lo", "hi", "wide"]) else { return Err(self.unsupported("no .lo, .hi or .wide")) };
+        let Some(part) = insn.mods.take_any(&["lo", "hi", "wide"]) else {
+            return Err(self.unsupported("no .lo, .hi or .wide"));
+        };
         let (sat, write) = (insn.mods.take("sat"), insn.mods.take("cc"));
         let read = insn.name == "madc";
         let ty = self.integer_type(insn)?;
         let signed = ty.is_signed();
         let wide_ty = match (part, ty.bytes()) {
-            ("wide", 2) => if signed { Type::S32 } else { Type::U32 },
-            ("wide", 4) => if signed { Type::S64 } else { Type::U64 },
+            ("wide", 2) => {
+                if signed {
+                    Type::S32
+                } else {
+                    Type::U32
+                }
+            }
+            ("wide", 4) => {
+                if signed {
+                    Type::S64
+                } else {
+                    Type::U64
+                }
+            }
             ("wide", _) => return Err(self.unsupported("this type")),
             _ => ty,
         };
         let (a, b) = (self.src(&insn.ops[1], ty)?, self.src(&insn.ops[2], ty)?);
-        let c = if mad { self.src(&insn.ops[3], wide_ty)? } else { 0 };
+        let c = if mad {
+            self.src(&insn.ops[3], wide_ty)?
+        } else {
+            0
+        };
         let d = self.dst(&insn.ops[0], wide_ty)?;
         if sat && !(mad && part == "hi" && ty == Type::S32 && !read && !write) {
             return Err(self.unsupported("saturation of this form"));
@@ -89,8 +136,24 @@ impl<'a> Lowering<'_, '_, 'a> {
                 _ => return Err(self.unsupported("carry of this form")),
             };
             return match ty.bytes() {
-                4 => self.emit(Op::Carry32 { op, read, write, d, a, b, c }),
-                8 => self.emit(Op::Carry64 { op, read, write, d, a, b, c }),
+                4 => self.emit(Op::Carry32 {
+                    op,
+                    read,
+                    write,
+                    d,
+                    a,
+                    b,
+                    c,
+                }),
+                8 => self.emit(Op::Carry64 {
+                    op,
+                    read,
+                    write,
+                    d,
+                    a,
+                    b,
+                    c,
+                }),
                 _ => Err(self.unsupported("carry of this type")),
             };
         }
@@ -135,19 +198,47 @@ impl<'a> Lowering<'_, '_, 'a> {
     }
 
     /// 16-bit products are exact in 32 bits.
-    fn multiply16(&mut self, part: &str, ty: Type, d: Row, a: Row, b: Row, c: Option<Row>) -> Result<(), Error> {
+    fn multiply16(
+        &mut self,
+        part: &str,
+        ty: Type,
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Option<Row>,
+    ) -> Result<(), Error> {
         let (a, b) = (self.extended(a, ty)?, self.extended(b, ty)?);
         let t = self.temp32()?;
-        self.emit(Op::Bin32 { op: Bin32::MulLo, d: t, a, b })?;
+        self.emit(Op::Bin32 {
+            op: Bin32::MulLo,
+            d: t,
+            a,
+            b,
+        })?;
         if part == "hi" {
             let sixteen = self.const32(16);
-            self.emit(Op::Bin32 { op: Bin32::ShrU, d: t, a: t, b: sixteen })?;
+            self.emit(Op::Bin32 {
+                op: Bin32::ShrU,
+                d: t,
+                a: t,
+                b: sixteen,
+            })?;
         }
         if let Some(c) = c {
-            self.emit(Op::Bin32 { op: Bin32::Add, d: t, a: t, b: c })?;
+            self.emit(Op::Bin32 {
+                op: Bin32::Add,
+                d: t,
+                a: t,
+                b: c,
+            })?;
         }
         if part == "wide" {
-            self.emit(Op::Un32 { op: Un32::Mov, flags: FloatFlags::default(), d, a: t })
+            self.emit(Op::Un32 {
+                op: Un32::Mov,
+                flags: FloatFlags::default(),
+                d,
+                a: t,
+            })
         } else {
             self.truncate16(d, t)
         }
@@ -156,12 +247,18 @@ impl<'a> Lowering<'_, '_, 'a> {
     fn multiply24(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         let mad = insn.name == "mad24";
         self.arity(insn, &[if mad { 4 } else { 3 }])?;
-        let Some(part) = insn.mods.take_any(&["lo", "hi"]) else { return Err(self.unsupported("no .lo or .hi")) };
+        let Some(part) = insn.mods.take_any(&["lo", "hi"]) else {
+            return Err(self.unsupported("no .lo or .hi"));
+        };
         let ty = self.integer_type(insn)?;
         if ty.bytes() != 4 {
             return Err(self.unsupported("this type"));
         }
-        let (a, b, d) = (self.src32(&insn.ops[1], ty)?, self.src32(&insn.ops[2], ty)?, self.dst(&insn.ops[0], ty)?);
+        let (a, b, d) = (
+            self.src32(&insn.ops[1], ty)?,
+            self.src32(&insn.ops[2], ty)?,
+            self.dst(&insn.ops[0], ty)?,
+        );
         if mad {
             let c = self.src32(&insn.ops[3], ty)?;
             let op = match (part, ty.is_signed()) {
@@ -204,12 +301,30 @@ impl<'a> Lowering<'_, '_, 'a> {
         let (a, b) = (self.src(&insn.ops[1], ty)?, self.src(&insn.ops[2], ty)?);
         let (c, d) = (self.src(&insn.ops[3], ty)?, self.dst(&insn.ops[0], ty)?);
         match ty.bytes() {
-            8 => self.emit(Op::Tern64 { op: if ty.is_signed() { Tern64::SadS } else { Tern64::SadU }, d, a, b, c }),
+            8 => self.emit(Op::Tern64 {
+                op: if ty.is_signed() {
+                    Tern64::SadS
+                } else {
+                    Tern64::SadU
+                },
+                d,
+                a,
+                b,
+                c,
+            }),
             bytes => {
                 let (a, b) = (self.extended(a, ty)?, self.extended(b, ty)?);
-                let op = if ty.is_signed() { Tern32::SadS } else { Tern32::SadU };
+                let op = if ty.is_signed() {
+                    Tern32::SadS
+                } else {
+                    Tern32::SadU
+                };
                 self.emit(Op::Tern32 { op, d, a, b, c })?;
-                if bytes == 2 { self.truncate16(d, d) } else { Ok(()) }
+                if bytes == 2 {
+                    self.truncate16(d, d)
+                } else {
+                    Ok(())
+                }
             }
         }
     }
@@ -223,19 +338,36 @@ impl<'a> Lowering<'_, '_, 'a> {
         let (a, d) = (self.src(&insn.ops[1], ty)?, self.dst(&insn.ops[0], ty)?);
         let abs = insn.name == "abs";
         if ty.bytes() == 8 {
-            return self.emit(Op::Un64 { op: if abs { Un64::Abs } else { Un64::Neg }, d, a });
+            return self.emit(Op::Un64 {
+                op: if abs { Un64::Abs } else { Un64::Neg },
+                d,
+                a,
+            });
         }
         let a = self.extended(a, ty)?;
         let op = if abs { Un32::Abs } else { Un32::Neg };
-        self.emit(Op::Un32 { op, flags: FloatFlags::default(), d, a })?;
-        if ty.bytes() == 2 { self.truncate16(d, d) } else { Ok(()) }
+        self.emit(Op::Un32 {
+            op,
+            flags: FloatFlags::default(),
+            d,
+            a,
+        })?;
+        if ty.bytes() == 2 {
+            self.truncate16(d, d)
+        } else {
+            Ok(())
+        }
     }
 
     fn divide_min_max(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         self.arity(insn, &[3])?;
         let ty = self.integer_type(insn)?;
         let signed = ty.is_signed();
-        let (a, b, d) = (self.src(&insn.ops[1], ty)?, self.src(&insn.ops[2], ty)?, self.dst(&insn.ops[0], ty)?);
+        let (a, b, d) = (
+            self.src(&insn.ops[1], ty)?,
+            self.src(&insn.ops[2], ty)?,
+            self.dst(&insn.ops[0], ty)?,
+        );
         if ty.bytes() == 8 {
             let op = match (insn.name, signed) {
                 ("div", true) => Bin64::DivS,
@@ -263,6 +395,10 @@ impl<'a> Lowering<'_, '_, 'a> {
         };
         let (a, b) = (self.extended(a, ty)?, self.extended(b, ty)?);
         self.emit(Op::Bin32 { op, d, a, b })?;
-        if ty.bytes() == 2 { self.truncate16(d, d) } else { Ok(()) }
+        if ty.bytes() == 2 {
+            self.truncate16(d, d)
+        } else {
+            Ok(())
+        }
     }
 }

@@ -32,9 +32,16 @@ pub struct Symbol {
 
 impl<'a> Layout<'a> {
     pub fn new(module: &Module<'a>) -> Result<Self, Error> {
-        let mut layout = Layout { dynamic_shared_align: 16, ..Layout::default() };
-        let defined: std::collections::HashSet<_> =
-            module.variables.iter().filter(|v| v.linkage != Linkage::Extern).map(|v| v.name).collect();
+        let mut layout = Layout {
+            dynamic_shared_align: 16,
+            ..Layout::default()
+        };
+        let defined: std::collections::HashSet<_> = module
+            .variables
+            .iter()
+            .filter(|v| v.linkage != Linkage::Extern)
+            .map(|v| v.name)
+            .collect();
         for var in &module.variables {
             if var.linkage == Linkage::Extern && defined.contains(var.name) {
                 continue;
@@ -42,7 +49,10 @@ impl<'a> Layout<'a> {
             let symbol = layout.place(var)?;
             let known = layout.symbols.insert(var.name, symbol);
             if known.is_some_and(|known| !(known.dynamic && symbol.dynamic)) {
-                return Err(Error::Invalid { at: var.at, message: format!("`{}` is declared twice", clipped(var.name)) });
+                return Err(Error::Invalid {
+                    at: var.at,
+                    message: format!("`{}` is declared twice", clipped(var.name)),
+                });
             }
         }
         Ok(layout)
@@ -50,8 +60,18 @@ impl<'a> Layout<'a> {
 
     fn place(&mut self, var: &Variable<'_>) -> Result<Symbol, Error> {
         let align = u64::from(var.align.max(1));
-        let invalid = |message| Err(Error::Invalid { at: var.at, message });
-        let mut symbol = Symbol { space: var.space, offset: 0, bytes: var.bytes, dynamic: false };
+        let invalid = |message| {
+            Err(Error::Invalid {
+                at: var.at,
+                message,
+            })
+        };
+        let mut symbol = Symbol {
+            space: var.space,
+            offset: 0,
+            bytes: var.bytes,
+            dynamic: false,
+        };
         match var.space {
             Space::Shared if var.linkage == Linkage::Extern || var.bytes == 0 => {
                 self.dynamic_shared_align = self.dynamic_shared_align.max(var.align);
@@ -62,20 +82,29 @@ impl<'a> Layout<'a> {
                 let end = symbol.offset + var.bytes;
                 if end > u64::from(SHARED_OPTIN_BYTES_MAX) {
                     return Err(Error::Limit {
-                        at: var.at, what: "shared memory in bytes", actual: end, limit: SHARED_OPTIN_BYTES_MAX.into(),
+                        at: var.at,
+                        what: "shared memory in bytes",
+                        actual: end,
+                        limit: SHARED_OPTIN_BYTES_MAX.into(),
                     });
                 }
                 self.shared_bytes = end as u32;
             }
             Space::Global | Space::Const if var.linkage == Linkage::Extern => {
-                return invalid(format!("external variable `{}` is defined nowhere: modules are not linked", clipped(var.name)));
+                return invalid(format!(
+                    "external variable `{}` is defined nowhere: modules are not linked",
+                    clipped(var.name)
+                ));
             }
             Space::Global | Space::Const => {
                 symbol.offset = self.global_bytes.next_multiple_of(align);
                 let end = symbol.offset.checked_add(var.bytes);
                 let Some(end) = end.filter(|&end| end <= crate::limits::VARIABLE_BYTES_MAX) else {
                     return Err(Error::Limit {
-                        at: var.at, what: "bytes of variables", actual: u64::MAX, limit: crate::limits::VARIABLE_BYTES_MAX,
+                        at: var.at,
+                        what: "bytes of variables",
+                        actual: u64::MAX,
+                        limit: crate::limits::VARIABLE_BYTES_MAX,
                     });
                 };
                 self.global_bytes = end;
@@ -83,12 +112,20 @@ impl<'a> Layout<'a> {
                     self.const_bytes += var.bytes;
                     if self.const_bytes > CONST_BYTES_MAX {
                         return Err(Error::Limit {
-                            at: var.at, what: "constant memory in bytes", actual: self.const_bytes, limit: CONST_BYTES_MAX,
+                            at: var.at,
+                            what: "constant memory in bytes",
+                            actual: self.const_bytes,
+                            limit: CONST_BYTES_MAX,
                         });
                     }
                 }
             }
-            _ => return invalid(format!("`{}` cannot stand outside a function", clipped(var.name))),
+            _ => {
+                return invalid(format!(
+                    "`{}` cannot stand outside a function",
+                    clipped(var.name)
+                ));
+            }
         }
         Ok(symbol)
     }
@@ -110,7 +147,9 @@ impl<'a> Layout<'a> {
             if var.init.is_empty() || var.space == Space::Shared {
                 continue;
             }
-            let Some(symbol) = self.find(var.name) else { continue };
+            let Some(symbol) = self.find(var.name) else {
+                continue;
+            };
             let size = var.ty.bytes() as usize;
             let mut bytes = Vec::with_capacity(var.init.len() * size);
             for init in &var.init {
@@ -122,15 +161,24 @@ impl<'a> Layout<'a> {
                     },
                     Init::Symbol { name, offset, mask } => {
                         let address = match self.find(name) {
-                            Some(s) if matches!(s.space, Space::Global | Space::Const) => Some(base + s.offset),
+                            Some(s) if matches!(s.space, Space::Global | Space::Const) => {
+                                Some(base + s.offset)
+                            }
                             Some(s) => Some(s.offset),
                             None => function(name),
                         };
                         let Some(address) = address else {
-                            return Err(Error::Invalid { at: var.at, message: format!("unknown symbol `{}`", clipped(name)) });
+                            return Err(Error::Invalid {
+                                at: var.at,
+                                message: format!("unknown symbol `{}`", clipped(name)),
+                            });
                         };
                         let value = address.wrapping_add_signed(offset);
-                        mask.map_or(value, |mask| (value & mask).checked_shr(mask.trailing_zeros()).unwrap_or(0))
+                        mask.map_or(value, |mask| {
+                            (value & mask)
+                                .checked_shr(mask.trailing_zeros())
+                                .unwrap_or(0)
+                        })
                     }
                 };
                 bytes.extend_from_slice(&u128::from(value).to_le_bytes()[..size]);

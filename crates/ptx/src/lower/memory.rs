@@ -10,15 +10,23 @@ use crate::parse::ast::{Operand, Type};
 /// Cache and ordering hints that mean nothing here: the host's caches are coherent, and its loads and stores are
 /// acquires and releases.
 const ORDER_AND_CACHE: [&str; 16] = [
-    "weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "cta", "cluster", "gpu", "sys", "ca", "cg",
-    "cs", "nc", "wb",
+    "weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "cta", "cluster",
+    "gpu", "sys", "ca", "cg", "cs", "nc", "wb",
 ];
 const CACHE: [&str; 4] = ["lu", "cv", "wt", "unified"];
 
 impl<'a> Lowering<'_, '_, 'a> {
     fn space(&self, insn: &mut Insn<'_, 'a>) -> Result<Option<MemSpace>, Error> {
         let space = insn.mods.take_any(&[
-            "global", "shared", "shared::cta", "shared::cluster", "local", "const", "param", "param::entry", "param::func",
+            "global",
+            "shared",
+            "shared::cta",
+            "shared::cluster",
+            "local",
+            "const",
+            "param",
+            "param::entry",
+            "param::func",
         ]);
         Ok(match space {
             None => None,
@@ -33,9 +41,15 @@ impl<'a> Lowering<'_, '_, 'a> {
 
     /// Drops hints; says whether a cache policy operand follows.
     fn hints(&self, insn: &mut Insn<'_, 'a>) -> bool {
-        while insn.mods.take_any(&ORDER_AND_CACHE).is_some() || insn.mods.take_any(&CACHE).is_some() {}
+        while insn.mods.take_any(&ORDER_AND_CACHE).is_some() || insn.mods.take_any(&CACHE).is_some()
+        {
+        }
         let policy = insn.mods.take("L2::cache_hint");
-        while insn.mods.take_map(|p| (p.starts_with("L1::") || p.starts_with("L2::")).then_some(())).is_some() {}
+        while insn
+            .mods
+            .take_map(|p| (p.starts_with("L1::") || p.starts_with("L2::")).then_some(()))
+            .is_some()
+        {}
         policy
     }
 
@@ -56,11 +70,23 @@ impl<'a> Lowering<'_, '_, 'a> {
         let mem = self.mem(&insn.ops[1], space)?;
         let Some(n) = vector else {
             let (d, declared) = self.dest(&insn.ops[0], ty, Fit::Wider)?;
-            let d = if d != SINK { d } else if declared.bytes() == 8 { self.temp64()? } else { self.temp32()? };
-            self.emit(Op::Ld { width: self.width(ty, declared)?, mem, d })?;
+            let d = if d != SINK {
+                d
+            } else if declared.bytes() == 8 {
+                self.temp64()?
+            } else {
+                self.temp32()?
+            };
+            self.emit(Op::Ld {
+                width: self.width(ty, declared)?,
+                mem,
+                d,
+            })?;
             return self.narrow_signed(ty, declared, d);
         };
-        let Operand::Vector(parts) = &insn.ops[0] else { return Err(self.invalid("expected a vector")) };
+        let Operand::Vector(parts) = &insn.ops[0] else {
+            return Err(self.invalid("expected a vector"));
+        };
         if parts.len() != n {
             return Err(self.invalid("vector of another length"));
         }
@@ -68,14 +94,23 @@ impl<'a> Lowering<'_, '_, 'a> {
         let mut declared = None;
         for part in parts {
             let (row, of) = self.dest(part, ty, Fit::Wider)?;
-            if row != SINK && declared.replace(of).is_some_and(|d| d.bytes() != of.bytes()) {
+            if row != SINK
+                && declared
+                    .replace(of)
+                    .is_some_and(|d| d.bytes() != of.bytes())
+            {
                 return Err(self.unsupported("registers of different widths in one vector"));
             }
             rows.push(row);
         }
         let declared = declared.unwrap_or(ty);
         let list = self.rows(&rows);
-        self.emit(Op::LdVec { width: self.width(ty, declared)?, n: n as u8, list, mem })?;
+        self.emit(Op::LdVec {
+            width: self.width(ty, declared)?,
+            n: n as u8,
+            list,
+            mem,
+        })?;
         for row in rows {
             if row != SINK {
                 self.narrow_signed(ty, declared, row)?;
@@ -102,26 +137,49 @@ impl<'a> Lowering<'_, '_, 'a> {
             return Err(self.invalid("kernel parameters are read only"));
         }
         let Some(n) = vector else {
-            let a = if ty.bytes() == 8 { self.src64(&insn.ops[1], ty)? } else { self.src32_fit(&insn.ops[1], ty, Fit::Wider)? };
-            return self.emit(Op::St { width: self.width(ty, ty)?, mem, a });
+            let a = if ty.bytes() == 8 {
+                self.src64(&insn.ops[1], ty)?
+            } else {
+                self.src32_fit(&insn.ops[1], ty, Fit::Wider)?
+            };
+            return self.emit(Op::St {
+                width: self.width(ty, ty)?,
+                mem,
+                a,
+            });
         };
-        let Operand::Vector(parts) = &insn.ops[1] else { return Err(self.invalid("expected a vector")) };
+        let Operand::Vector(parts) = &insn.ops[1] else {
+            return Err(self.invalid("expected a vector"));
+        };
         if parts.len() != n {
             return Err(self.invalid("vector of another length"));
         }
         let mut rows = Vec::with_capacity(n);
         for part in parts {
-            rows.push(if ty.bytes() == 8 { self.src64(part, ty)? } else { self.src32_fit(part, ty, Fit::Wider)? });
+            rows.push(if ty.bytes() == 8 {
+                self.src64(part, ty)?
+            } else {
+                self.src32_fit(part, ty, Fit::Wider)?
+            });
         }
         let list = self.rows(&rows);
-        self.emit(Op::StVec { width: self.width(ty, ty)?, n: n as u8, list, mem })
+        self.emit(Op::StVec {
+            width: self.width(ty, ty)?,
+            n: n as u8,
+            list,
+            mem,
+        })
     }
 
     pub(super) fn atomic(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         let reduction = insn.name == "red";
         let space = self.space(insn)?;
-        let name = insn.mods.take_any(&["add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"]);
-        let Some(name) = name else { return Err(self.unsupported("this operation")) };
+        let name = insn.mods.take_any(&[
+            "add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec",
+        ]);
+        let Some(name) = name else {
+            return Err(self.unsupported("this operation"));
+        };
         self.hints(insn);
         insn.mods.take("noftz");
         let ty = self.need_type(insn)?;
@@ -150,21 +208,43 @@ impl<'a> Lowering<'_, '_, 'a> {
             _ => return Err(self.unsupported("this operation with this type")),
         };
         let mem = self.mem(&insn.ops[first], space)?;
-        if matches!(mem.space, MemSpace::Param | MemSpace::Local | MemSpace::Frame) {
+        if matches!(
+            mem.space,
+            MemSpace::Param | MemSpace::Local | MemSpace::Frame
+        ) {
             return Err(self.unsupported("atomics on this state space"));
         }
         let b = self.src(&insn.ops[first + 1], ty)?;
-        let c = if name == "cas" { self.src(&insn.ops[first + 2], ty)? } else { b };
-        let d = if reduction { SINK } else { self.dest(&insn.ops[0], ty, Fit::Exact)?.0 };
+        let c = if name == "cas" {
+            self.src(&insn.ops[first + 2], ty)?
+        } else {
+            b
+        };
+        let d = if reduction {
+            SINK
+        } else {
+            self.dest(&insn.ops[0], ty, Fit::Exact)?.0
+        };
         let list = self.rows(&[d, b, c]);
-        self.emit(Op::Atom { op, wide: ty.bytes() == 8, list, mem })
+        self.emit(Op::Atom {
+            op,
+            wide: ty.bytes() == 8,
+            list,
+            mem,
+        })
     }
 
     /// Prefetches and cache control: the address is not even touched, as a prefetch never faults.
     pub(super) fn hint(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         let _ = self.space(insn)?;
-        while insn.mods.take_map(|p| (p.starts_with('L') || p == "tensormap").then_some(())).is_some() {}
-        let Some(address) = insn.ops.first() else { return Err(self.invalid("expected an address")) };
+        while insn
+            .mods
+            .take_map(|p| (p.starts_with('L') || p == "tensormap").then_some(()))
+            .is_some()
+        {}
+        let Some(address) = insn.ops.first() else {
+            return Err(self.invalid("expected an address"));
+        };
         self.mem(address, None)?;
         self.emit(Op::Nop)
     }
@@ -174,11 +254,16 @@ impl<'a> Lowering<'_, '_, 'a> {
         if !insn.mods.take("async") || insn.mods.take_any(&["bulk", "mbarrier"]).is_some() {
             return Err(self.unsupported("this form"));
         }
-        if insn.mods.take_any(&["commit_group", "wait_group", "wait_all"]).is_some() {
+        if insn
+            .mods
+            .take_any(&["commit_group", "wait_group", "wait_all"])
+            .is_some()
+        {
             return self.emit(Op::Nop);
         }
         insn.mods.take_any(&["ca", "cg"]);
-        if !(insn.mods.take("shared") || insn.mods.take("shared::cta")) || !insn.mods.take("global") {
+        if !(insn.mods.take("shared") || insn.mods.take("shared::cta")) || !insn.mods.take("global")
+        {
             return Err(self.unsupported("this form"));
         }
         if self.hints(insn) {
@@ -187,7 +272,9 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.arity(insn, &[3, 4])?;
         let to = self.mem(&insn.ops[0], Some(MemSpace::Shared))?;
         let from = self.mem(&insn.ops[1], Some(MemSpace::Global))?;
-        let Operand::Number(size) = insn.ops[2] else { return Err(self.invalid("expected a size")) };
+        let Operand::Number(size) = insn.ops[2] else {
+            return Err(self.invalid("expected a size"));
+        };
         let bytes = size.double_bits();
         if !matches!(bytes, 4 | 8 | 16) {
             return Err(self.unsupported("this size"));
@@ -203,14 +290,29 @@ impl<'a> Lowering<'_, '_, 'a> {
         };
         let offset = from.offset as u64;
         let list = self.rows(&[base, u32::from(wide), offset as u32, (offset >> 32) as u32]);
-        self.emit(Op::CpAsync { bytes: bytes as u8, take, to, list })
+        self.emit(Op::CpAsync {
+            bytes: bytes as u8,
+            take,
+            to,
+            list,
+        })
     }
 
     pub(super) fn fence(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         self.arity(insn, &[0])?;
-        while insn.mods.take_any(&["cta", "cluster", "gl", "gpu", "sys", "sc", "acq_rel", "acquire", "release"]).is_some() {}
+        while insn
+            .mods
+            .take_any(&[
+                "cta", "cluster", "gl", "gpu", "sys", "sc", "acq_rel", "acquire", "release",
+            ])
+            .is_some()
+        {}
         if insn.mods.take("proxy") {
-            while insn.mods.take_any(&["alias", "async", "async::generic", "global", "shared::cta"]).is_some() {}
+            while insn
+                .mods
+                .take_any(&["alias", "async", "async::generic", "global", "shared::cta"])
+                .is_some()
+            {}
         }
         self.emit(Op::Fence)
     }

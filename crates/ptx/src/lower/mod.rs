@@ -68,7 +68,12 @@ pub fn check(text: &str) -> Result<(), Error> {
 }
 
 /// Lowers a module whose variables will stand at `base`.
-pub fn lower(text: &str, ast: &ast::Module<'_>, layout: &Layout<'_>, base: u64) -> Result<Lowered, Error> {
+pub fn lower(
+    text: &str,
+    ast: &ast::Module<'_>,
+    layout: &Layout<'_>,
+    base: u64,
+) -> Result<Lowered, Error> {
     let mut context = Context::new(text, ast, layout, base);
     context.declare_functions()?;
     let mut kernels = Vec::new();
@@ -84,7 +89,10 @@ pub fn lower(text: &str, ast: &ast::Module<'_>, layout: &Layout<'_>, base: u64) 
     for kernel in &mut kernels {
         kernel.local_bytes = context.stack_bytes(kernel.function);
     }
-    Ok(Lowered { program: context.program, kernels })
+    Ok(Lowered {
+        program: context.program,
+        kernels,
+    })
 }
 
 /// What lowering of all functions shares.
@@ -110,7 +118,10 @@ impl<'m, 'a> Context<'m, 'a> {
         'a: 'm,
     {
         Context {
-            text, ast, layout, base,
+            text,
+            ast,
+            layout,
+            base,
             program: Program::default(),
             function_index: HashMap::new(),
             consts32: HashMap::new(),
@@ -125,7 +136,10 @@ impl<'m, 'a> Context<'m, 'a> {
         let mut defined = HashMap::new();
         for function in &self.ast.functions {
             let index = *self.function_index.entry(function.name).or_insert_with(|| {
-                self.program.functions.push(Function { name: function.name.to_owned(), ..Function::default() });
+                self.program.functions.push(Function {
+                    name: function.name.to_owned(),
+                    ..Function::default()
+                });
                 self.callees.push(Vec::new());
                 self.program.functions.len() as u32 - 1
             });
@@ -139,7 +153,10 @@ impl<'m, 'a> Context<'m, 'a> {
         }
         for &(new, old, at) in &self.ast.aliases {
             let Some(&index) = self.function_index.get(old) else {
-                return Err(Error::Invalid { at, message: format!("alias of unknown function `{}`", clipped(old)) });
+                return Err(Error::Invalid {
+                    at,
+                    message: format!("alias of unknown function `{}`", clipped(old)),
+                });
             };
             self.function_index.insert(new, index);
         }
@@ -161,27 +178,50 @@ impl<'m, 'a> Context<'m, 'a> {
             return own;
         }
         best[function as usize] = Some(0);
-        let below = self.callees[function as usize].iter().map(|&f| self.deepest(f, best, depth + 1)).max();
+        let below = self.callees[function as usize]
+            .iter()
+            .map(|&f| self.deepest(f, best, depth + 1))
+            .max();
         let bytes = own.saturating_add(below.unwrap_or(0)).min(LOCAL_BYTES_MAX);
         best[function as usize] = Some(bytes);
         bytes
     }
 
     fn limit(at: Position, what: &'static str, actual: u64, limit: u64) -> Result<(), Error> {
-        if actual > limit { Err(Error::Limit { at, what, actual, limit }) } else { Ok(()) }
+        if actual > limit {
+            Err(Error::Limit {
+                at,
+                what,
+                actual,
+                limit,
+            })
+        } else {
+            Ok(())
+        }
     }
 }
 
-fn kernel(context: &Context<'_, '_>, function: &ast::Function<'_>, index: u32, shared_bytes: u32) -> Result<Kernel, Error> {
+fn kernel(
+    context: &Context<'_, '_>,
+    function: &ast::Function<'_>,
+    index: u32,
+    shared_bytes: u32,
+) -> Result<Kernel, Error> {
     let lowered = &context.program.functions[index as usize];
     let params: Vec<_> = lowered
         .params
         .iter()
         .zip(&function.params)
-        .map(|(slot, var)| KernelParam { offset: slot.offset, bytes: slot.bytes, align: var.align })
+        .map(|(slot, var)| KernelParam {
+            offset: slot.offset,
+            bytes: slot.bytes,
+            align: var.align,
+        })
         .collect();
     let param_bytes = params.last().map_or(0, |p| p.offset + p.bytes);
-    let registers = (lowered.rows32 + 2 * lowered.rows64).clamp(16, 255).min(function.maxnreg.unwrap_or(255));
+    let registers = (lowered.rows32 + 2 * lowered.rows64)
+        .clamp(16, 255)
+        .min(function.maxnreg.unwrap_or(255));
     Ok(Kernel {
         name: function.name.to_owned(),
         function: index,

@@ -17,7 +17,10 @@ impl<'a> Modifiers<'a> {
     pub(super) fn split(opcode: &'a str) -> Option<(&'a str, Self)> {
         let mut parts = opcode.split('.');
         let name = parts.next()?;
-        let mut out = Modifiers { parts: [""; PARTS_MAX], len: 0 };
+        let mut out = Modifiers {
+            parts: [""; PARTS_MAX],
+            len: 0,
+        };
         for part in parts {
             *out.parts.get_mut(out.len)? = part;
             out.len += 1;
@@ -40,7 +43,9 @@ impl<'a> Modifiers<'a> {
 
     /// Takes the first modifier that is one of `names`.
     pub(super) fn take_any(&mut self, names: &[&str]) -> Option<&'a str> {
-        let index = self.parts[..self.len].iter().position(|p| names.contains(p))?;
+        let index = self.parts[..self.len]
+            .iter()
+            .position(|p| names.contains(p))?;
         Some(self.remove(index))
     }
 
@@ -51,7 +56,10 @@ impl<'a> Modifiers<'a> {
 
     /// Takes the first that `f` understands.
     pub(super) fn take_map<T>(&mut self, f: impl Fn(&str) -> Option<T>) -> Option<T> {
-        let (index, value) = self.parts[..self.len].iter().enumerate().find_map(|(i, p)| Some((i, f(p)?)))?;
+        let (index, value) = self.parts[..self.len]
+            .iter()
+            .enumerate()
+            .find_map(|(i, p)| Some((i, f(p)?)))?;
         self.remove(index);
         Some(value)
     }

@@ -1,8 +1,11 @@
 //! Operands to rows: registers, constants, special registers, symbols, addresses; and scratch registers.
 
 use super::function::{Lowering, Symbol};
-use crate::code::{Base, CONST, FUNCTION_WINDOW, Mem, MemSpace, Op, Pred, Row, SINK, SINK_PRED, Special, Un32, Width};
 use crate::code::FloatFlags;
+use crate::code::{
+    Base, CONST, FUNCTION_WINDOW, Mem, MemSpace, Op, Pred, Row, SINK, SINK_PRED, Special, Un32,
+    Width,
+};
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
 use crate::parse::lexer::{Number, clipped};
@@ -28,7 +31,10 @@ pub(super) fn special(name: &str) -> Option<Special> {
             "x" => 0,
             "y" => 1,
             "z" => 2,
-            "w" => return matches!(base, "%tid" | "%ntid" | "%ctaid" | "%nctaid").then_some(Special::Zero),
+            "w" => {
+                return matches!(base, "%tid" | "%ntid" | "%ctaid" | "%nctaid")
+                    .then_some(Special::Zero);
+            }
             _ => return None,
         };
         return Some(match base {
@@ -68,7 +74,13 @@ pub(super) fn special(name: &str) -> Option<Special> {
 
 /// Special registers that exist but not here: performance monitors, clusters, graphs.
 const SPECIAL_UNSUPPORTED: [&str; 8] = [
-    "%pm", "%cluster", "%ncluster", "%is_explicit_cluster", "%nctarank", "%aggr_smem_size", "%reserved_smem",
+    "%pm",
+    "%cluster",
+    "%ncluster",
+    "%is_explicit_cluster",
+    "%nctarank",
+    "%aggr_smem_size",
+    "%reserved_smem",
     "%current_graph_exec",
 ];
 
@@ -133,7 +145,10 @@ impl<'a> Lowering<'_, '_, 'a> {
     /// A predicate by name, as guard or operand.
     pub(super) fn pred_name(&self, name: &str) -> Result<Pred, Error> {
         match self.find(name) {
-            Some(Symbol::Register { ty: Type::Pred, index }) => Ok(index as Pred),
+            Some(Symbol::Register {
+                ty: Type::Pred,
+                index,
+            }) => Ok(index as Pred),
             Some(_) => Err(self.invalid(&format!("`{}` is no predicate", clipped(name)))),
             None => Err(self.unknown(name)),
         }
@@ -146,7 +161,10 @@ impl<'a> Lowering<'_, '_, 'a> {
             Operand::Negated(name) => Ok((self.pred_name(name)?, true)),
             Operand::Number(Number::Integer(value)) => {
                 let pred = self.temp_pred()?;
-                self.emit(Op::PredConst { value: value != 0, d: pred })?;
+                self.emit(Op::PredConst {
+                    value: value != 0,
+                    d: pred,
+                })?;
                 Ok((pred, false))
             }
             _ => Err(self.invalid("expected a predicate")),
@@ -162,7 +180,10 @@ impl<'a> Lowering<'_, '_, 'a> {
     }
 
     fn unknown(&self, name: &str) -> Error {
-        if SPECIAL_UNSUPPORTED.iter().any(|prefix| name.starts_with(prefix)) {
+        if SPECIAL_UNSUPPORTED
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+        {
             return self.unsupported(&format!("special register `{}`", clipped(name)));
         }
         self.invalid(&format!("unknown name `{}`", clipped(name)))
@@ -174,7 +195,12 @@ impl<'a> Lowering<'_, '_, 'a> {
         if fits {
             return Ok(());
         }
-        Err(self.invalid(&format!("`{}` has {} bits, the instruction wants {}", clipped(name), have * 8, want * 8)))
+        Err(self.invalid(&format!(
+            "`{}` has {} bits, the instruction wants {}",
+            clipped(name),
+            have * 8,
+            want * 8
+        )))
     }
 
     /// Source operand of up to 32 bits.
@@ -182,7 +208,12 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.src32_fit(operand, ty, Fit::Exact)
     }
 
-    pub(super) fn src32_fit(&mut self, operand: &Operand<'a>, ty: Type, fit: Fit) -> Result<Row, Error> {
+    pub(super) fn src32_fit(
+        &mut self,
+        operand: &Operand<'a>,
+        ty: Type,
+        fit: Fit,
+    ) -> Result<Row, Error> {
         match *operand {
             Operand::Number(number) => {
                 let bits = match ty {
@@ -190,7 +221,9 @@ impl<'a> Lowering<'_, '_, 'a> {
                     _ => match number {
                         Number::Integer(v) => v as u32,
                         Number::Single(v) => v,
-                        Number::Double(_) => return Err(self.invalid("a double as operand of this type")),
+                        Number::Double(_) => {
+                            return Err(self.invalid("a double as operand of this type"));
+                        }
                     },
                 };
                 let bits = match ty.bytes() {
@@ -203,11 +236,18 @@ impl<'a> Lowering<'_, '_, 'a> {
             // The one constant that PTX predefines.
             Operand::Name("WARP_SZ") => Ok(self.const32(32)),
             Operand::Name(name) => match self.find(name) {
-                Some(Symbol::Register { ty: declared, index }) => {
+                Some(Symbol::Register {
+                    ty: declared,
+                    index,
+                }) => {
                     self.check_width(declared, ty, fit, name)?;
                     if declared.bytes() == 8 {
                         let d = self.temp32()?;
-                        self.emit(Op::Narrow { op: crate::code::Narrow::Low, d, a: index })?;
+                        self.emit(Op::Narrow {
+                            op: crate::code::Narrow::Low,
+                            d,
+                            a: index,
+                        })?;
                         return Ok(d);
                     }
                     Ok(index)
@@ -220,7 +260,14 @@ impl<'a> Lowering<'_, '_, 'a> {
                 Some(Symbol::Shared { offset }) => Ok(self.const32(offset)),
                 Some(_) => Err(self.invalid(&format!("`{}` is no 32-bit value", clipped(name)))),
                 None => match name.rsplit_once('.').map(|(v, e)| (self.find(v), e)) {
-                    Some((Some(Symbol::VectorRegister { ty: declared, index, count }), element)) => {
+                    Some((
+                        Some(Symbol::VectorRegister {
+                            ty: declared,
+                            index,
+                            count,
+                        }),
+                        element,
+                    )) => {
                         self.check_width(declared, ty, fit, name)?;
                         self.element(index, count, element)
                     }
@@ -239,14 +286,22 @@ impl<'a> Lowering<'_, '_, 'a> {
             "w" | "a" => 3,
             _ => u32::MAX,
         };
-        if n < count { Ok(index + n) } else { Err(self.invalid("no such vector element")) }
+        if n < count {
+            Ok(index + n)
+        } else {
+            Err(self.invalid("no such vector element"))
+        }
     }
 
     pub(super) fn special32(&mut self, which: Special, d: Row) -> Result<(), Error> {
         if which.is_wide() {
             let wide = self.temp64()?;
             self.emit(Op::Special64 { which, d: wide })?;
-            return self.emit(Op::Narrow { op: crate::code::Narrow::Low, d, a: wide });
+            return self.emit(Op::Narrow {
+                op: crate::code::Narrow::Low,
+                d,
+                a: wide,
+            });
         }
         self.emit(Op::Special32 { which, d })
     }
@@ -263,7 +318,10 @@ impl<'a> Lowering<'_, '_, 'a> {
                 Ok(self.const64(bits))
             }
             Operand::Name(name) => match self.find(name) {
-                Some(Symbol::Register { ty: declared, index }) => {
+                Some(Symbol::Register {
+                    ty: declared,
+                    index,
+                }) => {
                     self.check_width(declared, ty, Fit::Exact, name)?;
                     Ok(index)
                 }
@@ -274,7 +332,14 @@ impl<'a> Lowering<'_, '_, 'a> {
                 }
                 Some(_) => self.symbol_address(name, 0),
                 None => match name.rsplit_once('.').map(|(v, e)| (self.find(v), e)) {
-                    Some((Some(Symbol::VectorRegister { ty: declared, index, count }), element)) => {
+                    Some((
+                        Some(Symbol::VectorRegister {
+                            ty: declared,
+                            index,
+                            count,
+                        }),
+                        element,
+                    )) => {
                         self.check_width(declared, ty, Fit::Exact, name)?;
                         self.element(index, count, element)
                     }
@@ -305,17 +370,28 @@ impl<'a> Lowering<'_, '_, 'a> {
             }
             Some(Symbol::Frame { offset: at, .. }) => {
                 let d = self.temp64()?;
-                self.emit(Op::FrameAddress { d, offset: at.wrapping_add(offset as u32) })?;
+                self.emit(Op::FrameAddress {
+                    d,
+                    offset: at.wrapping_add(offset as u32),
+                })?;
                 d
             }
             Some(Symbol::DynamicShared) => {
                 let (low, d) = (self.temp32()?, self.temp64()?);
-                self.emit(Op::Special32 { which: Special::DynamicSharedStart, d: low })?;
+                self.emit(Op::Special32 {
+                    which: Special::DynamicSharedStart,
+                    d: low,
+                })?;
                 let hi = self.const32(0);
                 self.emit(Op::Pack64 { d, lo: low, hi })?;
                 if offset != 0 {
                     let b = self.const64(offset as u64);
-                    self.emit(Op::Bin64 { op: crate::code::Bin64::Add, d, a: d, b })?;
+                    self.emit(Op::Bin64 {
+                        op: crate::code::Bin64::Add,
+                        d,
+                        a: d,
+                        b,
+                    })?;
                 }
                 d
             }
@@ -326,17 +402,32 @@ impl<'a> Lowering<'_, '_, 'a> {
     }
 
     /// Destination register: its row and declared type.
-    pub(super) fn dest(&self, operand: &Operand<'a>, ty: Type, fit: Fit) -> Result<(Row, Type), Error> {
+    pub(super) fn dest(
+        &self,
+        operand: &Operand<'a>,
+        ty: Type,
+        fit: Fit,
+    ) -> Result<(Row, Type), Error> {
         match *operand {
             Operand::Name("_") => Ok((SINK, ty)),
             Operand::Name(name) => match self.find(name) {
-                Some(Symbol::Register { ty: declared, index }) => {
+                Some(Symbol::Register {
+                    ty: declared,
+                    index,
+                }) => {
                     self.check_width(declared, ty, fit, name)?;
                     Ok((index, declared))
                 }
                 Some(_) => Err(self.invalid(&format!("`{}` cannot be written", clipped(name)))),
                 None => match name.rsplit_once('.').map(|(v, e)| (self.find(v), e)) {
-                    Some((Some(Symbol::VectorRegister { ty: declared, index, count }), element)) => {
+                    Some((
+                        Some(Symbol::VectorRegister {
+                            ty: declared,
+                            index,
+                            count,
+                        }),
+                        element,
+                    )) => {
                         self.check_width(declared, ty, fit, name)?;
                         Ok((self.element(index, count, element)?, declared))
                     }
@@ -353,12 +444,20 @@ impl<'a> Lowering<'_, '_, 'a> {
         if row != SINK {
             return Ok(row);
         }
-        if ty.bytes() == 8 { self.temp64() } else { self.temp32() }
+        if ty.bytes() == 8 {
+            self.temp64()
+        } else {
+            self.temp32()
+        }
     }
 
     /// Row of the file that the type's width belongs to.
     pub(super) fn src(&mut self, operand: &Operand<'a>, ty: Type) -> Result<Row, Error> {
-        if ty.bytes() == 8 { self.src64(operand, ty) } else { self.src32(operand, ty) }
+        if ty.bytes() == 8 {
+            self.src64(operand, ty)
+        } else {
+            self.src32(operand, ty)
+        }
     }
 
     /// A 16-bit source as 32 bits, extended by its sign. Rows keep 16-bit values zero-extended.
@@ -369,21 +468,41 @@ impl<'a> Lowering<'_, '_, 'a> {
             _ => return Ok(row),
         };
         let d = self.temp32()?;
-        self.emit(Op::Un32 { op, flags: FloatFlags::default(), d, a: row })?;
+        self.emit(Op::Un32 {
+            op,
+            flags: FloatFlags::default(),
+            d,
+            a: row,
+        })?;
         Ok(d)
     }
 
     /// Brings a result into the zero-extended form of 16-bit registers.
     pub(super) fn truncate16(&mut self, d: Row, a: Row) -> Result<(), Error> {
-        self.emit(Op::Un32 { op: Un32::ZeroExtend16, flags: FloatFlags::default(), d, a })
+        self.emit(Op::Un32 {
+            op: Un32::ZeroExtend16,
+            flags: FloatFlags::default(),
+            d,
+            a,
+        })
     }
 
     /// An address operand. `space` is what the opcode names, None for generic.
-    pub(super) fn mem(&mut self, operand: &Operand<'a>, space: Option<MemSpace>) -> Result<Mem, Error> {
-        let Operand::Address { base, offset } = *operand else { return Err(self.invalid("expected an address")) };
+    pub(super) fn mem(
+        &mut self,
+        operand: &Operand<'a>,
+        space: Option<MemSpace>,
+    ) -> Result<Mem, Error> {
+        let Operand::Address { base, offset } = *operand else {
+            return Err(self.invalid("expected an address"));
+        };
         let space_of = |default| space.unwrap_or(default);
         let Some(name) = base else {
-            return Ok(Mem { space: space_of(MemSpace::Generic), base: Base::None, offset });
+            return Ok(Mem {
+                space: space_of(MemSpace::Generic),
+                base: Base::None,
+                offset,
+            });
         };
         let symbol = self.find(name);
         let fixed = |natural: MemSpace, at: i64| {
@@ -391,30 +510,47 @@ impl<'a> Lowering<'_, '_, 'a> {
             let agrees = match space {
                 None => true,
                 Some(MemSpace::Global | MemSpace::Generic) => natural == MemSpace::Generic,
-                Some(MemSpace::Param | MemSpace::Local) => matches!(natural, MemSpace::Param | MemSpace::Frame),
+                Some(MemSpace::Param | MemSpace::Local) => {
+                    matches!(natural, MemSpace::Param | MemSpace::Frame)
+                }
                 Some(space) => space == natural,
             };
             if agrees {
-                Ok(Mem { space: natural, base: Base::None, offset: at.wrapping_add(offset) })
+                Ok(Mem {
+                    space: natural,
+                    base: Base::None,
+                    offset: at.wrapping_add(offset),
+                })
             } else {
                 Err(self.invalid("variable of another state space"))
             }
         };
         match symbol {
-            Some(Symbol::Register { ty, index }) if ty.bytes() == 8 => {
-                Ok(Mem { space: self.register_space(space), base: Base::Row64(index), offset })
-            }
-            Some(Symbol::Register { ty, index }) if ty.bytes() == 4 => {
-                Ok(Mem { space: self.register_space(space), base: Base::Row32(index), offset })
-            }
+            Some(Symbol::Register { ty, index }) if ty.bytes() == 8 => Ok(Mem {
+                space: self.register_space(space),
+                base: Base::Row64(index),
+                offset,
+            }),
+            Some(Symbol::Register { ty, index }) if ty.bytes() == 4 => Ok(Mem {
+                space: self.register_space(space),
+                base: Base::Row32(index),
+                offset,
+            }),
             Some(Symbol::Global { address }) => fixed(MemSpace::Generic, address as i64),
             Some(Symbol::Shared { offset: at }) => fixed(MemSpace::Shared, at.into()),
             Some(Symbol::KernelParam { offset: at, .. }) => fixed(MemSpace::Param, at.into()),
             Some(Symbol::Frame { offset: at, .. }) => fixed(MemSpace::Frame, at.into()),
             Some(Symbol::DynamicShared) => {
                 let row = self.temp32()?;
-                self.emit(Op::Special32 { which: Special::DynamicSharedStart, d: row })?;
-                Ok(Mem { space: MemSpace::Shared, base: Base::Row32(row), offset })
+                self.emit(Op::Special32 {
+                    which: Special::DynamicSharedStart,
+                    d: row,
+                })?;
+                Ok(Mem {
+                    space: MemSpace::Shared,
+                    base: Base::Row32(row),
+                    offset,
+                })
             }
             Some(_) => Err(self.invalid(&format!("`{}` is no address", clipped(name)))),
             None => Err(self.unknown(name)),

@@ -19,15 +19,28 @@ impl<'a> Lowering<'_, '_, 'a> {
             let mask = self.src32(&insn.ops[0], Type::B32)?;
             return self.emit(Op::WarpSync { mask });
         }
-        let Some(form) = insn.mods.take_any(&["sync", "arrive", "red"]) else { return Err(self.unsupported("this form")) };
+        let Some(form) = insn.mods.take_any(&["sync", "arrive", "red"]) else {
+            return Err(self.unsupported("this form"));
+        };
         if form != "red" {
             self.arity(insn, &[1, 2])?;
-            let kind = if form == "sync" { BarKind::Sync } else { BarKind::Arrive };
-            let (id, count) = self.barrier_operands(&insn.ops[..])?;
+            let kind = if form == "sync" {
+                BarKind::Sync
+            } else {
+                BarKind::Arrive
+            };
+            let (id, count) = self.barrier_operands(insn.ops)?;
             if kind == BarKind::Arrive && count == SINK {
                 return Err(self.invalid("expected a thread count"));
             }
-            return self.emit(Op::Bar { kind, id, count, pred: SINK_PRED, negated: false, d: SINK });
+            return self.emit(Op::Bar {
+                kind,
+                id,
+                count,
+                pred: SINK_PRED,
+                negated: false,
+                d: SINK,
+            });
         }
         self.arity(insn, &[3, 4])?;
         let kind = match insn.mods.take_any(&["popc", "and", "or"]) {
@@ -37,11 +50,22 @@ impl<'a> Lowering<'_, '_, 'a> {
             None => return Err(self.unsupported("this reduction")),
         };
         let ty = self.need_type(insn)?;
-        let d: Row = if kind == BarKind::RedPopc { self.dst(&insn.ops[0], ty)? } else { self.pred_dest(&insn.ops[0])?.into() };
+        let d: Row = if kind == BarKind::RedPopc {
+            self.dst(&insn.ops[0], ty)?
+        } else {
+            self.pred_dest(&insn.ops[0])?.into()
+        };
         let last = insn.ops.len() - 1;
         let (id, count) = self.barrier_operands(&insn.ops[1..last])?;
         let (pred, negated) = self.pred(&insn.ops[last])?;
-        self.emit(Op::Bar { kind, id, count, pred, negated, d })
+        self.emit(Op::Bar {
+            kind,
+            id,
+            count,
+            pred,
+            negated,
+            d,
+        })
     }
 
     fn barrier_operands(&mut self, ops: &[Operand<'a>]) -> Result<(Row, Row), Error> {
@@ -54,7 +78,11 @@ impl<'a> Lowering<'_, '_, 'a> {
     }
 
     fn need_sync(&self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
-        if insn.mods.take("sync") { Ok(()) } else { Err(self.unsupported("the form without .sync, gone since sm_70")) }
+        if insn.mods.take("sync") {
+            Ok(())
+        } else {
+            Err(self.unsupported("the form without .sync, gone since sm_70"))
+        }
     }
 
     /// `d|p`: a row and perhaps a predicate.
@@ -80,10 +108,22 @@ impl<'a> Lowering<'_, '_, 'a> {
         };
         let ty = self.need_type(insn)?;
         let (d, p) = self.row_and_pred(&insn.ops[0], ty)?;
-        let (a, b) = (self.src32(&insn.ops[1], ty)?, self.src32(&insn.ops[2], Type::U32)?);
-        let (c, mask) = (self.src32(&insn.ops[3], Type::U32)?, self.src32(&insn.ops[4], Type::B32)?);
+        let (a, b) = (
+            self.src32(&insn.ops[1], ty)?,
+            self.src32(&insn.ops[2], Type::U32)?,
+        );
+        let (c, mask) = (
+            self.src32(&insn.ops[3], Type::U32)?,
+            self.src32(&insn.ops[4], Type::B32)?,
+        );
         let list = self.rows(&[b, c, mask]);
-        self.emit(Op::Shfl { mode, d, p, a, list })
+        self.emit(Op::Shfl {
+            mode,
+            d,
+            p,
+            a,
+            list,
+        })
     }
 
     pub(super) fn vote(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
@@ -97,10 +137,21 @@ impl<'a> Lowering<'_, '_, 'a> {
             None => return Err(self.unsupported("this mode")),
         };
         let ty = self.need_type(insn)?;
-        let (d, pd) = if mode == Vote::Ballot { (self.dst(&insn.ops[0], ty)?, SINK_PRED) } else { (SINK, self.pred_dest(&insn.ops[0])?) };
+        let (d, pd) = if mode == Vote::Ballot {
+            (self.dst(&insn.ops[0], ty)?, SINK_PRED)
+        } else {
+            (SINK, self.pred_dest(&insn.ops[0])?)
+        };
         let (pred, negated) = self.pred(&insn.ops[1])?;
         let mask = self.src32(&insn.ops[2], Type::B32)?;
-        self.emit(Op::Vote { mode, d, pd, pred, negated, mask })
+        self.emit(Op::Vote {
+            mode,
+            d,
+            pd,
+            pred,
+            negated,
+            mask,
+        })
     }
 
     pub(super) fn match_sync(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
@@ -116,13 +167,25 @@ impl<'a> Lowering<'_, '_, 'a> {
         let a = self.src(&insn.ops[1], ty)?;
         let mask = self.src32(&insn.ops[2], Type::B32)?;
         let wide = ty.bytes() == 8;
-        self.emit(if all { Op::MatchAll { wide, d, p, a, mask } } else { Op::MatchAny { wide, d, a, mask } })
+        self.emit(if all {
+            Op::MatchAll {
+                wide,
+                d,
+                p,
+                a,
+                mask,
+            }
+        } else {
+            Op::MatchAny { wide, d, a, mask }
+        })
     }
 
     pub(super) fn redux(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         self.need_sync(insn)?;
         self.arity(insn, &[3])?;
-        let name = insn.mods.take_any(&["add", "min", "max", "and", "or", "xor"]);
+        let name = insn
+            .mods
+            .take_any(&["add", "min", "max", "and", "or", "xor"]);
         let ty = self.need_type(insn)?;
         let op = match (name, ty) {
             (Some("add"), Type::U32 | Type::S32) => Redux::Add,

@@ -86,7 +86,13 @@ impl Type {
         match self {
             Type::Pred | Type::B8 | Type::U8 | Type::S8 => 1,
             Type::B16 | Type::U16 | Type::S16 | Type::F16 | Type::Bf16 => 2,
-            Type::B32 | Type::U32 | Type::S32 | Type::F32 | Type::F16x2 | Type::Bf16x2 | Type::Tf32 => 4,
+            Type::B32
+            | Type::U32
+            | Type::S32
+            | Type::F32
+            | Type::F16x2
+            | Type::Bf16x2
+            | Type::Tf32 => 4,
             Type::B64 | Type::U64 | Type::S64 | Type::F64 => 8,
             Type::B128 => 16,
         }
@@ -99,14 +105,27 @@ impl Type {
     pub fn is_float(self) -> bool {
         matches!(
             self,
-            Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2 | Type::Tf32 | Type::F32 | Type::F64
+            Type::F16
+                | Type::F16x2
+                | Type::Bf16
+                | Type::Bf16x2
+                | Type::Tf32
+                | Type::F32
+                | Type::F64
         )
     }
 
     pub fn is_integer(self) -> bool {
         matches!(
             self,
-            Type::U8 | Type::U16 | Type::U32 | Type::U64 | Type::S8 | Type::S16 | Type::S32 | Type::S64
+            Type::U8
+                | Type::U16
+                | Type::U32
+                | Type::U64
+                | Type::S8
+                | Type::S16
+                | Type::S32
+                | Type::S64
         )
     }
 }
@@ -143,7 +162,11 @@ pub struct Variable<'a> {
 pub enum Init<'a> {
     Number(Number),
     /// Address of a variable or function plus an offset in bytes. `mask` selects one byte: `0xFF00(sym)`.
-    Symbol { name: &'a str, offset: i64, mask: Option<u64> },
+    Symbol {
+        name: &'a str,
+        offset: i64,
+        mask: Option<u64>,
+    },
 }
 
 #[derive(Debug)]
@@ -169,9 +192,17 @@ pub enum Statement<'a> {
     Instruction(Instruction<'a>),
     Block(Vec<Statement<'a>>),
     /// `name: .callprototype (ret) _ (params)`
-    Prototype { name: &'a str, returns: Vec<Variable<'a>>, params: Vec<Variable<'a>> },
+    Prototype {
+        name: &'a str,
+        returns: Vec<Variable<'a>>,
+        params: Vec<Variable<'a>>,
+    },
     /// `name: .branchtargets a, b;` and `.calltargets`
-    Targets { name: &'a str, labels: Vec<&'a str>, at: Position },
+    Targets {
+        name: &'a str,
+        labels: Vec<&'a str>,
+        at: Position,
+    },
 }
 
 #[derive(Debug)]

@@ -61,14 +61,21 @@ pub struct Lexer<'a> {
 
 impl<'a> Lexer<'a> {
     pub fn new(text: &'a str) -> Self {
-        Lexer { text, offset: 0, line: 1, line_start: 0 }
+        Lexer {
+            text,
+            offset: 0,
+            line: 1,
+            line_start: 0,
+        }
     }
 
     /// The next token and where it begins.
-    pub fn next(&mut self) -> Result<(Token<'a>, Position), Error> {
+    pub fn read(&mut self) -> Result<(Token<'a>, Position), Error> {
         self.skip_space()?;
         let at = self.position();
-        let Some(&first) = self.bytes().first() else { return Ok((Token::End, at)) };
+        let Some(&first) = self.bytes().first() else {
+            return Ok((Token::End, at));
+        };
         let token = match first {
             b'0'..=b'9' => self.number(at)?,
             b'"' => self.quoted(at)?,
@@ -78,7 +85,11 @@ impl<'a> Lexer<'a> {
                 Token::Punct(first)
             }
             _ => {
-                return Err(Error::Syntax { at, expected: "PTX text".into(), found: format!("byte {first:#04x}") });
+                return Err(Error::Syntax {
+                    at,
+                    expected: "PTX text".into(),
+                    found: format!("byte {first:#04x}"),
+                });
             }
         };
         Ok((token, at))
@@ -124,7 +135,13 @@ impl<'a> Lexer<'a> {
         self.offset += 2;
         loop {
             match self.bytes() {
-                [] => return Err(Error::Syntax { at, expected: "`*/`".into(), found: "end of text".into() }),
+                [] => {
+                    return Err(Error::Syntax {
+                        at,
+                        expected: "`*/`".into(),
+                        found: "end of text".into(),
+                    });
+                }
                 [b'*', b'/', ..] => {
                     self.offset += 2;
                     return Ok(());
@@ -145,7 +162,8 @@ impl<'a> Lexer<'a> {
                 break;
             } else if is_word_start(b) || b.is_ascii_digit() {
                 len += 1;
-            } else if b == b':' && bytes.get(len + 1) == Some(&b':') && bytes[..len].contains(&b'.') {
+            } else if b == b':' && bytes.get(len + 1) == Some(&b':') && bytes[..len].contains(&b'.')
+            {
                 len += 2;
             } else {
                 break;
@@ -164,12 +182,19 @@ impl<'a> Lexer<'a> {
                 Some(b'"') => break,
                 Some(b'\\') => len += 2,
                 Some(b'\n') | None => {
-                    return Err(Error::Syntax { at, expected: "closing `\"`".into(), found: "end of line".into() });
+                    return Err(Error::Syntax {
+                        at,
+                        expected: "closing `\"`".into(),
+                        found: "end of line".into(),
+                    });
                 }
                 Some(_) => len += 1,
             }
         }
-        let text = self.text.get(self.offset + 1..self.offset + len).unwrap_or_default();
+        let text = self
+            .text
+            .get(self.offset + 1..self.offset + len)
+            .unwrap_or_default();
         self.offset += len + 1;
         Ok(Token::Text(text))
     }
@@ -177,10 +202,12 @@ impl<'a> Lexer<'a> {
     fn number(&mut self, at: Position) -> Result<Token<'a>, Error> {
         let rest = self.bytes();
         // Digits, letters of prefixes and suffixes, one fraction and exponent with its sign.
-        let hex_like = rest[0] == b'0' && matches!(rest.get(1), Some(b'x' | b'X' | b'f' | b'F' | b'd' | b'D'));
+        let hex_like =
+            rest[0] == b'0' && matches!(rest.get(1), Some(b'x' | b'X' | b'f' | b'F' | b'd' | b'D'));
         let mut len = 1;
         while let Some(&b) = rest.get(len) {
-            let exponent_sign = matches!(b, b'+' | b'-') && !hex_like && matches!(rest[len - 1], b'e' | b'E');
+            let exponent_sign =
+                matches!(b, b'+' | b'-') && !hex_like && matches!(rest[len - 1], b'e' | b'E');
             if b.is_ascii_alphanumeric() || (b == b'.' && !hex_like) || exponent_sign {
                 len += 1;
             } else {
@@ -188,7 +215,11 @@ impl<'a> Lexer<'a> {
             }
         }
         let text = &self.text[self.offset..self.offset + len];
-        let bad = || Error::Syntax { at, expected: "a number".into(), found: format!("`{}`", clipped(text)) };
+        let bad = || Error::Syntax {
+            at,
+            expected: "a number".into(),
+            found: format!("`{}`", clipped(text)),
+        };
         let number = parse_number(text).ok_or_else(bad)?;
         self.offset += len;
         Ok(Token::Number(number))
@@ -204,10 +235,15 @@ fn parse_number(text: &str) -> Option<Number> {
         return (hex.len() == 16).then(|| u64::from_str_radix(hex, 16).ok().map(Number::Double))?;
     }
     if let Some(hex) = lower.strip_prefix("0x") {
-        return u64::from_str_radix(hex.trim_end_matches('u'), 16).ok().map(Number::Integer);
+        return u64::from_str_radix(hex.trim_end_matches('u'), 16)
+            .ok()
+            .map(Number::Integer);
     }
     if lower.contains(['.', 'e']) {
-        return lower.parse::<f64>().ok().map(|v| Number::Double(v.to_bits()));
+        return lower
+            .parse::<f64>()
+            .ok()
+            .map(|v| Number::Double(v.to_bits()));
     }
     let digits = lower.trim_end_matches('u');
     let value = match digits.strip_prefix("0b") {
@@ -225,7 +261,9 @@ fn is_word_start(b: u8) -> bool {
 /// What a message quotes of a token: enough to find it, never a megabyte.
 pub fn clipped(text: &str) -> &str {
     const QUOTED_CHARS_MAX: usize = 120;
-    text.char_indices().nth(QUOTED_CHARS_MAX).map_or(text, |(end, _)| &text[..end])
+    text.char_indices()
+        .nth(QUOTED_CHARS_MAX)
+        .map_or(text, |(end, _)| &text[..end])
 }
 
 #[cfg(test)]
@@ -236,7 +274,7 @@ mod tests {
         let mut lexer = Lexer::new(text);
         let mut out = Vec::new();
         loop {
-            match lexer.next().unwrap().0 {
+            match lexer.read().unwrap().0 {
                 Token::End => return out,
                 token => out.push(token),
             }
@@ -248,22 +286,45 @@ mod tests {
         assert_eq!(
             tokens("@!%p1 ld.shared::cta.v2.f32 {%f1,_}, [a+4]; // c\n$L__1: /* x\n */ .reg.b32"),
             [
-                Token::Punct(b'@'), Token::Punct(b'!'), Token::Word("%p1"), Token::Word("ld.shared::cta.v2.f32"),
-                Token::Punct(b'{'), Token::Word("%f1"), Token::Punct(b','), Token::Word("_"), Token::Punct(b'}'),
-                Token::Punct(b','), Token::Punct(b'['), Token::Word("a"), Token::Punct(b'+'),
-                Token::Number(Number::Integer(4)), Token::Punct(b']'), Token::Punct(b';'), Token::Word("$L__1"),
-                Token::Punct(b':'), Token::Word(".reg"), Token::Word(".b32"),
+                Token::Punct(b'@'),
+                Token::Punct(b'!'),
+                Token::Word("%p1"),
+                Token::Word("ld.shared::cta.v2.f32"),
+                Token::Punct(b'{'),
+                Token::Word("%f1"),
+                Token::Punct(b','),
+                Token::Word("_"),
+                Token::Punct(b'}'),
+                Token::Punct(b','),
+                Token::Punct(b'['),
+                Token::Word("a"),
+                Token::Punct(b'+'),
+                Token::Number(Number::Integer(4)),
+                Token::Punct(b']'),
+                Token::Punct(b';'),
+                Token::Word("$L__1"),
+                Token::Punct(b':'),
+                Token::Word(".reg"),
+                Token::Word(".b32"),
             ]
         );
     }
 
     #[test]
     fn numbers_in_every_base() {
-        let numbers: Vec<_> = tokens("0x1F 017 0b101 42U 0f3F800000 0d3FF0000000000000 1.5e+2 0 18446744073709551615");
+        let numbers: Vec<_> = tokens(
+            "0x1F 017 0b101 42U 0f3F800000 0d3FF0000000000000 1.5e+2 0 18446744073709551615",
+        );
         let expected = [
-            Number::Integer(31), Number::Integer(15), Number::Integer(5), Number::Integer(42),
-            Number::Single(0x3f80_0000), Number::Double(1f64.to_bits()), Number::Double(150f64.to_bits()),
-            Number::Integer(0), Number::Integer(u64::MAX),
+            Number::Integer(31),
+            Number::Integer(15),
+            Number::Integer(5),
+            Number::Integer(42),
+            Number::Single(0x3f80_0000),
+            Number::Double(1f64.to_bits()),
+            Number::Double(150f64.to_bits()),
+            Number::Integer(0),
+            Number::Integer(u64::MAX),
         ];
         assert_eq!(numbers, expected.map(Token::Number));
     }
@@ -271,8 +332,8 @@ mod tests {
     #[test]
     fn errors_say_where() {
         let mut lexer = Lexer::new("a\n  0xZZ");
-        lexer.next().unwrap();
-        match lexer.next() {
+        lexer.read().unwrap();
+        match lexer.read() {
             Err(Error::Syntax { at, found, .. }) => {
                 assert_eq!((at.line, at.column, found.as_str()), (2, 3, "`0xZZ`"));
             }

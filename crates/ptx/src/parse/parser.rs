@@ -9,7 +9,12 @@ use crate::limits::{NESTING_DEPTH_MAX, PTX_BYTES_MAX, VARIABLE_BYTES_MAX};
 pub fn parse(text: &str) -> Result<Module<'_>, Error> {
     let at = Position::default();
     if text.len() > PTX_BYTES_MAX {
-        return Err(Error::Limit { at, what: "PTX text in bytes", actual: text.len() as u64, limit: PTX_BYTES_MAX as u64 });
+        return Err(Error::Limit {
+            at,
+            what: "PTX text in bytes",
+            actual: text.len() as u64,
+            limit: PTX_BYTES_MAX as u64,
+        });
     }
     let mut parser = Parser::new(text)?;
     parser.module()
@@ -31,8 +36,13 @@ struct Prefix {
 impl<'a> Parser<'a> {
     fn new(text: &'a str) -> Result<Self, Error> {
         let mut lexer = Lexer::new(text);
-        let (token, at) = lexer.next()?;
-        Ok(Parser { lexer, token, at, depth: 0 })
+        let (token, at) = lexer.read()?;
+        Ok(Parser {
+            lexer,
+            token,
+            at,
+            depth: 0,
+        })
     }
 
     fn module(&mut self) -> Result<Module<'a>, Error> {
@@ -65,7 +75,10 @@ impl<'a> Parser<'a> {
                     self.advance()?;
                     let bits = self.integer("an address size")?;
                     if bits != 64 {
-                        return Err(Error::Invalid { at, message: format!("address size {bits}: only 64 is supported") });
+                        return Err(Error::Invalid {
+                            at,
+                            message: format!("address size {bits}: only 64 is supported"),
+                        });
                     }
                 }
                 ".visible" => self.prefix(&mut prefix, Linkage::Visible)?,
@@ -74,7 +87,9 @@ impl<'a> Parser<'a> {
                 ".common" => self.prefix(&mut prefix, Linkage::Common)?,
                 ".entry" | ".func" => {
                     let linkage = std::mem::take(&mut prefix).linkage;
-                    module.functions.push(self.function(word == ".entry", linkage)?);
+                    module
+                        .functions
+                        .push(self.function(word == ".entry", linkage)?);
                 }
                 ".global" | ".const" | ".shared" => {
                     let linkage = std::mem::take(&mut prefix).linkage;
@@ -94,7 +109,10 @@ impl<'a> Parser<'a> {
             }
         }
         if module.version == (0, 0) {
-            return Err(Error::Invalid { at: self.at, message: "no .version directive".into() });
+            return Err(Error::Invalid {
+                at: self.at,
+                message: "no .version directive".into(),
+            });
         }
         Ok(module)
     }
@@ -106,7 +124,9 @@ impl<'a> Parser<'a> {
 
     /// `9.0` lexes as a double; its digits are what counts.
     fn version(&mut self) -> Result<(u32, u32), Error> {
-        let Token::Number(Number::Double(bits)) = self.token else { return Err(self.expected("a version as 8.0")) };
+        let Token::Number(Number::Double(bits)) = self.token else {
+            return Err(self.expected("a version as 8.0"));
+        };
         let tenths = (f64::from_bits(bits) * 10.0).round();
         if !(10.0..1000.0).contains(&tenths) {
             return Err(self.expected("a version as 8.0"));
@@ -121,12 +141,29 @@ impl<'a> Parser<'a> {
         while let Token::Word(".attribute") = self.token {
             self.skip_attribute()?;
         }
-        let returns = if !kernel && self.token == Token::Punct(b'(') { self.params()? } else { Vec::new() };
+        let returns = if !kernel && self.token == Token::Punct(b'(') {
+            self.params()?
+        } else {
+            Vec::new()
+        };
         let name = self.word("a function name")?;
-        let params = if self.token == Token::Punct(b'(') { self.params()? } else { Vec::new() };
+        let params = if self.token == Token::Punct(b'(') {
+            self.params()?
+        } else {
+            Vec::new()
+        };
         let mut function = Function {
-            name, kernel, linkage, returns, params, body: None,
-            maxntid: None, reqntid: None, minnctapersm: None, maxnreg: None, at,
+            name,
+            kernel,
+            linkage,
+            returns,
+            params,
+            body: None,
+            maxntid: None,
+            reqntid: None,
+            minnctapersm: None,
+            maxnreg: None,
+            at,
         };
         loop {
             match self.token {
@@ -135,7 +172,9 @@ impl<'a> Parser<'a> {
                 Token::Word(".minnctapersm") => function.minnctapersm = Some(self.triple()?[0]),
                 Token::Word(".maxnctapersm") => drop(self.triple()?),
                 Token::Word(".maxnreg") => function.maxnreg = Some(self.triple()?[0]),
-                Token::Word(".noreturn" | ".abi_preserve" | ".abi_preserve_control") => self.advance()?,
+                Token::Word(".noreturn" | ".abi_preserve" | ".abi_preserve_control") => {
+                    self.advance()?
+                }
                 Token::Word(".pragma") => self.debug_line()?,
                 Token::Punct(b'{') => {
                     function.body = Some(self.body()?);
@@ -157,7 +196,8 @@ impl<'a> Parser<'a> {
             if i > 0 && !self.take_punct(b',')? {
                 break;
             }
-            *slot = u32::try_from(self.integer("an extent")?).map_err(|_| self.expected("an extent of 32 bits"))?;
+            *slot = u32::try_from(self.integer("an extent")?)
+                .map_err(|_| self.expected("an extent of 32 bits"))?;
         }
         Ok(out)
     }
@@ -176,7 +216,9 @@ impl<'a> Parser<'a> {
             self.advance()?;
             let (ty, align, vector) = self.variable_type(space)?;
             // Pointer attributes of kernel parameters: `.ptr .global .align 4`.
-            while let Token::Word(".ptr" | ".global" | ".shared" | ".const" | ".local" | ".align") = self.token {
+            while let Token::Word(".ptr" | ".global" | ".shared" | ".const" | ".local" | ".align") =
+                self.token
+            {
                 let aligned = self.token == Token::Word(".align");
                 self.advance()?;
                 if aligned {
@@ -189,7 +231,9 @@ impl<'a> Parser<'a> {
     }
 
     pub(super) fn space(&self) -> Option<Space> {
-        let Token::Word(word) = self.token else { return None };
+        let Token::Word(word) = self.token else {
+            return None;
+        };
         Some(match word {
             ".reg" => Space::Reg,
             ".param" => Space::Param,
@@ -202,8 +246,14 @@ impl<'a> Parser<'a> {
     }
 
     /// `.global .align 8 .u64 a = 1, b[4];` with the cursor on the space.
-    pub(super) fn variables(&mut self, linkage: Linkage, out: &mut Vec<Variable<'a>>) -> Result<(), Error> {
-        let Some(space) = self.space() else { return Err(self.expected("a state space")) };
+    pub(super) fn variables(
+        &mut self,
+        linkage: Linkage,
+        out: &mut Vec<Variable<'a>>,
+    ) -> Result<(), Error> {
+        let Some(space) = self.space() else {
+            return Err(self.expected("a state space"));
+        };
         self.advance()?;
         let (ty, align, vector) = self.variable_type(space)?;
         loop {
@@ -217,7 +267,9 @@ impl<'a> Parser<'a> {
     fn variable_type(&mut self, space: Space) -> Result<(Type, Option<u32>, u32), Error> {
         let (mut align, mut vector) = (None, 1);
         loop {
-            let Token::Word(word) = self.token else { return Err(self.expected("a type")) };
+            let Token::Word(word) = self.token else {
+                return Err(self.expected("a type"));
+            };
             match word {
                 ".align" => {
                     self.advance()?;
@@ -234,7 +286,9 @@ impl<'a> Parser<'a> {
                 }
                 _ => {
                     let ty = word.strip_prefix('.').and_then(Type::from_name);
-                    let Some(ty) = ty else { return Err(self.expected("a type")) };
+                    let Some(ty) = ty else {
+                        return Err(self.expected("a type"));
+                    };
                     if ty == Type::Pred && space != Space::Reg {
                         return Err(self.expected("a type that can be stored"));
                     }
@@ -245,18 +299,33 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn declarator(&mut self, space: Space, linkage: Linkage, ty: Type, align: Option<u32>, vector: u32) -> Result<Variable<'a>, Error> {
+    fn declarator(
+        &mut self,
+        space: Space,
+        linkage: Linkage,
+        ty: Type,
+        align: Option<u32>,
+        vector: u32,
+    ) -> Result<Variable<'a>, Error> {
         let at = self.at;
         let name = self.word("a name")?;
         let element = u64::from(ty.bytes() * vector);
         let mut var = Variable {
-            space, linkage, ty, name,
+            space,
+            linkage,
+            ty,
+            name,
             align: align.unwrap_or(element as u32),
-            bytes: element, count: vector, ranged: false, init: Vec::new(), at,
+            bytes: element,
+            count: vector,
+            ranged: false,
+            init: Vec::new(),
+            at,
         };
         if space == Space::Reg && self.take_punct(b'<')? {
             let count = self.integer("a register count")?;
-            var.count = u32::try_from(count).map_err(|_| self.expected("a register count of 32 bits"))?;
+            var.count =
+                u32::try_from(count).map_err(|_| self.expected("a register count of 32 bits"))?;
             var.ranged = true;
             self.punct(b'>')?;
             return Ok(var);
@@ -271,24 +340,40 @@ impl<'a> Parser<'a> {
             let extent = self.integer("an array extent")?;
             self.punct(b']')?;
             dims.push(extent);
-            var.bytes = var.bytes.checked_mul(extent).filter(|&b| b <= VARIABLE_BYTES_MAX).ok_or(Error::Limit {
-                at, what: "bytes of a variable", actual: u64::MAX, limit: VARIABLE_BYTES_MAX,
-            })?;
+            var.bytes = var
+                .bytes
+                .checked_mul(extent)
+                .filter(|&b| b <= VARIABLE_BYTES_MAX)
+                .ok_or(Error::Limit {
+                    at,
+                    what: "bytes of a variable",
+                    actual: u64::MAX,
+                    limit: VARIABLE_BYTES_MAX,
+                })?;
             if dims.len() > NESTING_DEPTH_MAX {
                 return Err(self.expected("fewer array dimensions"));
             }
         }
         if self.take_punct(b'=')? {
             self.initialiser(&mut var.init, 0)?;
-            let limit = if unsized_array { u64::MAX } else { var.bytes / u64::from(ty.bytes()) };
+            let limit = if unsized_array {
+                u64::MAX
+            } else {
+                var.bytes / u64::from(ty.bytes())
+            };
             if var.init.len() as u64 > limit {
-                return Err(Error::Invalid { at, message: format!("`{}` has more initial values than elements", clipped(name)) });
+                return Err(Error::Invalid {
+                    at,
+                    message: format!("`{}` has more initial values than elements", clipped(name)),
+                });
             }
         }
         if unsized_array {
             // `a[] = {..}` takes its size from the initialiser; without one it is dynamic shared memory or external.
             let inner: u64 = dims.iter().product();
-            let rows = (var.init.len() as u64 * u64::from(ty.bytes())).checked_div(element * inner).unwrap_or(0);
+            let rows = (var.init.len() as u64 * u64::from(ty.bytes()))
+                .checked_div(element * inner)
+                .unwrap_or(0);
             var.bytes = rows * element * inner;
         }
         Ok(var)
@@ -316,13 +401,21 @@ impl<'a> Parser<'a> {
             self.advance()?;
             // `0xFF00(symbol)` stores one byte of an address.
             if let (Number::Integer(mask), Token::Punct(b'(')) = (number, self.token) {
-                let Init::Symbol { name, offset, .. } = self.init_symbol()? else { return Err(self.expected("a symbol")) };
-                return Ok(Init::Symbol { name, offset, mask: Some(mask) });
+                let Init::Symbol { name, offset, .. } = self.init_symbol()? else {
+                    return Err(self.expected("a symbol"));
+                };
+                return Ok(Init::Symbol {
+                    name,
+                    offset,
+                    mask: Some(mask),
+                });
             }
             return Ok(Init::Number(number));
         }
         if self.take_punct(b'-')? {
-            let Token::Number(number) = self.token else { return Err(self.expected("a number")) };
+            let Token::Number(number) = self.token else {
+                return Err(self.expected("a number"));
+            };
             self.advance()?;
             return Ok(Init::Number(number.negated()));
         }
@@ -351,7 +444,11 @@ impl<'a> Parser<'a> {
             offset = 0;
         }
         offset = self.signed_offset()?.wrapping_add(offset);
-        Ok(Init::Symbol { name, offset, mask: None })
+        Ok(Init::Symbol {
+            name,
+            offset,
+            mask: None,
+        })
     }
 
     /// `+8`, `-8`, `+-8` or nothing.
@@ -367,7 +464,11 @@ impl<'a> Parser<'a> {
             return Ok(0);
         }
         let value = self.integer("an offset")? as i64;
-        Ok(if negative { value.wrapping_neg() } else { value })
+        Ok(if negative {
+            value.wrapping_neg()
+        } else {
+            value
+        })
     }
 
     fn skip_attribute(&mut self) -> Result<(), Error> {
@@ -413,7 +514,7 @@ impl<'a> Parser<'a> {
     }
 
     pub(super) fn advance(&mut self) -> Result<(), Error> {
-        (self.token, self.at) = self.lexer.next()?;
+        (self.token, self.at) = self.lexer.read()?;
         Ok(())
     }
 
@@ -426,17 +527,25 @@ impl<'a> Parser<'a> {
     }
 
     pub(super) fn punct(&mut self, punct: u8) -> Result<(), Error> {
-        if self.take_punct(punct)? { Ok(()) } else { Err(self.expected(&format!("`{}`", punct as char))) }
+        if self.take_punct(punct)? {
+            Ok(())
+        } else {
+            Err(self.expected(&format!("`{}`", punct as char)))
+        }
     }
 
     pub(super) fn word(&mut self, what: &str) -> Result<&'a str, Error> {
-        let Token::Word(word) = self.token else { return Err(self.expected(what)) };
+        let Token::Word(word) = self.token else {
+            return Err(self.expected(what));
+        };
         self.advance()?;
         Ok(word)
     }
 
     pub(super) fn integer(&mut self, what: &str) -> Result<u64, Error> {
-        let Token::Number(Number::Integer(value)) = self.token else { return Err(self.expected(what)) };
+        let Token::Number(Number::Integer(value)) = self.token else {
+            return Err(self.expected(what));
+        };
         self.advance()?;
         Ok(value)
     }
@@ -449,6 +558,10 @@ impl<'a> Parser<'a> {
             Token::Punct(punct) => format!("`{}`", punct as char),
             Token::End => "end of text".into(),
         };
-        Error::Syntax { at: self.at, expected: what.into(), found }
+        Error::Syntax {
+            at: self.at,
+            expected: what.into(),
+            found,
+        }
     }
 }

@@ -61,16 +61,33 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    fn labelled(&mut self, name: &'a str, at: crate::error::Position, out: &mut Vec<Statement<'a>>) -> Result<(), Error> {
+    fn labelled(
+        &mut self,
+        name: &'a str,
+        at: crate::error::Position,
+        out: &mut Vec<Statement<'a>>,
+    ) -> Result<(), Error> {
         match self.token {
             Token::Word(".callprototype") => {
                 self.advance()?;
-                let returns = if self.token == Token::Punct(b'(') { self.params()? } else { Vec::new() };
+                let returns = if self.token == Token::Punct(b'(') {
+                    self.params()?
+                } else {
+                    Vec::new()
+                };
                 self.word("`_`")?;
-                let params = if self.token == Token::Punct(b'(') { self.params()? } else { Vec::new() };
+                let params = if self.token == Token::Punct(b'(') {
+                    self.params()?
+                } else {
+                    Vec::new()
+                };
                 while self.take_word(".noreturn")? {}
                 self.punct(b';')?;
-                out.push(Statement::Prototype { name, returns, params });
+                out.push(Statement::Prototype {
+                    name,
+                    returns,
+                    params,
+                });
             }
             Token::Word(".branchtargets" | ".calltargets") => {
                 self.advance()?;
@@ -100,7 +117,12 @@ impl<'a> Parser<'a> {
         self.instruction_after(guard, opcode, at)
     }
 
-    fn instruction_after(&mut self, guard: Option<(&'a str, bool)>, opcode: &'a str, at: crate::error::Position) -> Result<Instruction<'a>, Error> {
+    fn instruction_after(
+        &mut self,
+        guard: Option<(&'a str, bool)>,
+        opcode: &'a str,
+        at: crate::error::Position,
+    ) -> Result<Instruction<'a>, Error> {
         let mut operands = Vec::new();
         while !self.take_punct(b';')? {
             if !operands.is_empty() {
@@ -109,7 +131,12 @@ impl<'a> Parser<'a> {
             let operand = self.operand(0)?;
             operands.push(operand);
         }
-        Ok(Instruction { guard, opcode, operands, at })
+        Ok(Instruction {
+            guard,
+            opcode,
+            operands,
+            at,
+        })
     }
 
     fn operand(&mut self, depth: usize) -> Result<Operand<'a>, Error> {
@@ -123,7 +150,9 @@ impl<'a> Parser<'a> {
             }
             Token::Punct(b'-') => {
                 self.advance()?;
-                let Token::Number(number) = self.token else { return Err(self.expected("a number")) };
+                let Token::Number(number) = self.token else {
+                    return Err(self.expected("a number"));
+                };
                 self.advance()?;
                 Ok(Operand::Number(number.negated()))
             }
@@ -148,7 +177,12 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn operand_list(&mut self, open: u8, close: u8, depth: usize) -> Result<Vec<Operand<'a>>, Error> {
+    fn operand_list(
+        &mut self,
+        open: u8,
+        close: u8,
+        depth: usize,
+    ) -> Result<Vec<Operand<'a>>, Error> {
         self.punct(open)?;
         let mut out = Vec::new();
         while !self.take_punct(close)? {

@@ -1,5 +1,5 @@
 //! A device for tests: memory, a loaded module, launches with typed arguments.
-#![allow(dead_code)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -35,7 +35,15 @@ impl Device {
         let memory = Memory::reserve(base, WINDOW_BYTES, 64 << 20).unwrap();
         let module = Module::load(ptx, &memory).unwrap_or_else(|e| panic!("{e}"));
         let heap = Heap::new(&memory, 8 << 20).unwrap();
-        Device { memory, module, output: Fifo::new(1 << 20), heap, cancel: AtomicBool::new(false), workers: 2, next: AtomicU64::new(base) }
+        Device {
+            memory,
+            module,
+            output: Fifo::new(1 << 20),
+            heap,
+            cancel: AtomicBool::new(false),
+            workers: 2,
+            next: AtomicU64::new(base),
+        }
     }
 
     /// Zeroed memory of exactly this many bytes.
@@ -56,10 +64,20 @@ impl Device {
     pub fn download<T: Pod>(&self, address: u64, count: usize) -> Vec<T> {
         let mut bytes = vec![0; count * size_of::<T>()];
         self.memory.read(address, &mut bytes).unwrap();
-        bytes.chunks_exact(size_of::<T>()).map(T::from_bytes).collect()
+        bytes
+            .chunks_exact(size_of::<T>())
+            .map(T::from_bytes)
+            .collect()
     }
 
-    pub fn try_run(&self, kernel: &str, grid: [u32; 3], block: [u32; 3], dynamic_shared_bytes: u32, args: &[Arg]) -> Result<Stats, LaunchError> {
+    pub fn try_run(
+        &self,
+        kernel: &str,
+        grid: [u32; 3],
+        block: [u32; 3],
+        dynamic_shared_bytes: u32,
+        args: &[Arg],
+    ) -> Result<Stats, LaunchError> {
         let mut params = Vec::new();
         for arg in args {
             let bytes: Vec<u8> = match *arg {
@@ -72,15 +90,26 @@ impl Device {
             params.extend(bytes);
         }
         Launch {
-            module: &self.module, kernel, grid, block, dynamic_shared_bytes, params: &params, workers: self.workers,
-            stack_bytes: STACK_BYTES_DEFAULT, cooperative: false, envregs: [0; 32], output: &self.output,
-            heap: Some(&self.heap), cancel: &self.cancel,
+            module: &self.module,
+            kernel,
+            grid,
+            block,
+            dynamic_shared_bytes,
+            params: &params,
+            workers: self.workers,
+            stack_bytes: STACK_BYTES_DEFAULT,
+            cooperative: false,
+            envregs: [0; 32],
+            output: &self.output,
+            heap: Some(&self.heap),
+            cancel: &self.cancel,
         }
         .run()
     }
 
     pub fn run(&self, kernel: &str, grid: u32, block: u32, args: &[Arg]) -> Stats {
-        self.try_run(kernel, [grid, 1, 1], [block, 1, 1], 0, args).unwrap_or_else(|e| panic!("{e}"))
+        self.try_run(kernel, [grid, 1, 1], [block, 1, 1], 0, args)
+            .unwrap_or_else(|e| panic!("{e}"))
     }
 }
 

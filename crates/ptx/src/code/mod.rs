@@ -1,0 +1,470 @@
+//! The lowered form: one dense instruction set that the interpreter dispatches on, and the tables it refers to.
+//!
+//! Registers live in rows of 32 lanes. There are three files: rows of `u32` (everything up to 32 bits, narrower
+//! values zero-extended), rows of `u64`, and predicates, one mask a register. A [`Row`] is an index into the frame of
+//! the running function or, with [`CONST`] set, into the module's table of splatted constants.
+
+mod operations;
+
+pub use self::operations::*;
+use crate::error::Position;
+
+/// Row of a register file; see the module's documentation.
+pub type Row = u32;
+/// Predicate register of the running function.
+pub type Pred = u16;
+
+/// Set in a [`Row`] that indexes constants.
+pub const CONST: Row = 1 << 31;
+/// A destination that is thrown away.
+pub const SINK: Row = u32::MAX;
+pub const SINK_PRED: Pred = u16::MAX;
+
+/// Generic addresses that are not host addresses: windows above every user address of the host.
+pub const SHARED_WINDOW: u64 = 0x0100_0000_0000_0000;
+pub const LOCAL_WINDOW: u64 = 0x0200_0000_0000_0000;
+pub const PARAM_WINDOW: u64 = 0x0300_0000_0000_0000;
+/// "Addresses" of functions: window plus index.
+pub const FUNCTION_WINDOW: u64 = 0x0400_0000_0000_0000;
+/// Bits that tell the windows apart.
+pub const WINDOW_MASK: u64 = 0xff00_0000_0000_0000;
+
+/// The module after lowering. Built only by [`crate::lower`], which guarantees that every row, predicate, branch
+/// target and table index in it is in range: the interpreter relies on that.
+#[derive(Debug, Default)]
+pub struct Program {
+    pub code: Vec<Code>,
+    /// Line in the PTX text for each instruction.
+    pub lines: Vec<u32>,
+    pub functions: Vec<Function>,
+    /// Splatted constants, `[value; 32]` a row.
+    pub consts32: Vec<[u32; 32]>,
+    pub consts64: Vec<[u64; 32]>,
+    /// Operand lists of vector accesses.
+    pub rows: Vec<Row>,
+    pub calls: Vec<Call>,
+    /// Targets of `brx.idx`, as ranges of `targets`.
+    pub targets: Vec<u32>,
+    /// Bytes of module-wide variables in shared memory, before each kernel's own.
+    pub uses_heap: bool,
+}
+
+/// What a function needs from the machine.
+#[derive(Debug, Clone, Default)]
+pub struct Function {
+    pub name: String,
+    /// An entry: cannot be called.
+    pub kernel: bool,
+    /// First instruction; None for a function that is only declared.
+    pub entry: Option<u32>,
+    pub rows32: u32,
+    pub rows64: u32,
+    pub preds: u32,
+    /// Bytes of the frame in local memory: return value, parameters, variables.
+    pub frame_bytes: u32,
+    /// Return value and parameters: offsets in the frame and sizes.
+    pub returns: Vec<ParamSlot>,
+    pub params: Vec<ParamSlot>,
+    pub at: Position,
+}
+
+/// A formal parameter in a function's frame, or an actual one in the caller's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ParamSlot {
+    pub offset: u32,
+    pub bytes: u32,
+}
+
+/// One call site.
+#[derive(Debug, Clone)]
+pub struct Call {
+    pub callee: Callee,
+    /// Places in the caller's frame.
+    pub returns: Vec<ParamSlot>,
+    pub params: Vec<ParamSlot>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Callee {
+    Function(u32),
+    /// Row of 64 bits that holds function addresses.
+    Indirect(Row),
+    Runtime(Runtime),
+}
+
+/// Functions that CUDA's device runtime supplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Runtime {
+    Vprintf,
+    Malloc,
+    Free,
+    AssertFail,
+}
+
+/// Guard of an instruction: runs where the predicate is `!negated`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Guard {
+    pub pred: Pred,
+    pub negated: bool,
+}
+
+impl Guard {
+    pub const ALWAYS: Guard = Guard {
+        pred: SINK_PRED,
+        negated: false,
+    };
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Code {
+    pub guard: Guard,
+    pub op: Op,
+}
+
+/// One instruction for a whole warp.
+#[derive(Debug, Clone, Copy)]
+pub enum Op {
+    Bin32 {
+        op: Bin32,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    Un32 {
+        op: Un32,
+        flags: FloatFlags,
+        d: Row,
+        a: Row,
+    },
+    Tern32 {
+        op: Tern32,
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    Lop3 {
+        lut: u8,
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    BinF32 {
+        op: BinF32,
+        flags: FloatFlags,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    FmaF32 {
+        rounding: Rounding,
+        flags: FloatFlags,
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    Bin64 {
+        op: Bin64,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    Un64 {
+        op: Un64,
+        d: Row,
+        a: Row,
+    },
+    Tern64 {
+        op: Tern64,
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    BinF64 {
+        op: BinF64,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    FmaF64 {
+        rounding: Rounding,
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    Shift64 {
+        op: Shift64,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    Narrow {
+        op: Narrow,
+        d: Row,
+        a: Row,
+    },
+    /// 32 x 32 -> 64
+    MulWide {
+        signed: bool,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    MadWide {
+        signed: bool,
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    /// Two 32-bit halves to 64 bits: low, high.
+    Pack64 {
+        d: Row,
+        lo: Row,
+        hi: Row,
+    },
+    Bfe64 {
+        signed: bool,
+        d: Row,
+        a: Row,
+        pos: Row,
+        len: Row,
+    },
+    /// f = a inserted into b.
+    Bfi32 {
+        d: Row,
+        a: Row,
+        b: Row,
+        pos: Row,
+        len: Row,
+    },
+    Bfi64 {
+        d: Row,
+        a: Row,
+        b: Row,
+        pos: Row,
+        len: Row,
+    },
+    Slct64 {
+        float: bool,
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    Carry32 {
+        op: Carry,
+        read: bool,
+        write: bool,
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    Carry64 {
+        op: Carry,
+        read: bool,
+        write: bool,
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    Cvt {
+        cvt: Cvt,
+        d: Row,
+        a: Row,
+    },
+    /// Two floats to a packed pair: a is the high half.
+    CvtPack {
+        to: CvtType,
+        rounding: Rounding,
+        relu: bool,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    /// f32 with its mantissa rounded to 10 bits, ties away.
+    CvtTf32 {
+        d: Row,
+        a: Row,
+    },
+    Setp {
+        ty: CmpType,
+        cmp: Cmp,
+        ftz: bool,
+        d: Pred,
+        a: Row,
+        b: Row,
+    },
+    /// Two comparisons of packed halves.
+    SetpX2 {
+        bf16: bool,
+        cmp: Cmp,
+        ftz: bool,
+        d: Pred,
+        q: Pred,
+        a: Row,
+        b: Row,
+    },
+    Testp {
+        wide: bool,
+        test: Test,
+        d: Pred,
+        a: Row,
+    },
+    /// d = lut[a | b << 1]
+    PredOp {
+        lut: u8,
+        d: Pred,
+        a: Pred,
+        b: Pred,
+    },
+    /// d = value where the guard holds
+    PredConst {
+        value: bool,
+        d: Pred,
+    },
+    Sel32 {
+        d: Row,
+        a: Row,
+        b: Row,
+        p: Pred,
+        negated: bool,
+    },
+    Sel64 {
+        d: Row,
+        a: Row,
+        b: Row,
+        p: Pred,
+        negated: bool,
+    },
+    Special32 {
+        which: Special,
+        d: Row,
+    },
+    Special64 {
+        which: Special,
+        d: Row,
+    },
+    /// Absolute local offset of a place in the frame.
+    FrameAddress {
+        d: Row,
+        offset: u32,
+    },
+    Ld {
+        width: Width,
+        mem: Mem,
+        d: Row,
+    },
+    St {
+        width: Width,
+        mem: Mem,
+        a: Row,
+    },
+    /// `n` registers listed in `Program::rows` from `list`.
+    LdVec {
+        width: Width,
+        n: u8,
+        list: u32,
+        mem: Mem,
+    },
+    StVec {
+        width: Width,
+        n: u8,
+        list: u32,
+        mem: Mem,
+    },
+    /// `list` names d, b, c in `Program::rows`.
+    Atom {
+        op: AtomOp,
+        wide: bool,
+        list: u32,
+        mem: Mem,
+    },
+    /// Copies `bytes` (4, 8, 16) to shared memory; only as many as the row `take` says come from the source, zeros
+    /// fill the rest. `list`: source row or SINK, whether it is wide, low and high half of the offset.
+    CpAsync {
+        bytes: u8,
+        take: Row,
+        to: Mem,
+        list: u32,
+    },
+    /// Whether generic addresses fall into a window.
+    Isspacep {
+        space: MemSpace,
+        d: Pred,
+        a: Row,
+    },
+    Fence,
+    Bra {
+        target: u32,
+    },
+    BrxIdx {
+        index: Row,
+        first: u32,
+        count: u32,
+    },
+    Call {
+        call: u32,
+    },
+    Ret,
+    Exit,
+    Trap,
+    /// A hint to let other blocks run.
+    Yield,
+    Bar {
+        kind: BarKind,
+        id: Row,
+        count: Row,
+        pred: Pred,
+        negated: bool,
+        d: Row,
+    },
+    WarpSync {
+        mask: Row,
+    },
+    /// `list` names the rows of b, c and the member mask.
+    Shfl {
+        mode: Shfl,
+        d: Row,
+        p: Pred,
+        a: Row,
+        list: u32,
+    },
+    Vote {
+        mode: Vote,
+        d: Row,
+        pd: Pred,
+        pred: Pred,
+        negated: bool,
+        mask: Row,
+    },
+    MatchAny {
+        wide: bool,
+        d: Row,
+        a: Row,
+        mask: Row,
+    },
+    MatchAll {
+        wide: bool,
+        d: Row,
+        p: Pred,
+        a: Row,
+        mask: Row,
+    },
+    Redux {
+        op: Redux,
+        d: Row,
+        a: Row,
+        mask: Row,
+    },
+    ActiveMask {
+        d: Row,
+    },
+    Nop,
+}

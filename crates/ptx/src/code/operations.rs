@@ -1,0 +1,531 @@
+//! What the instructions do: operations, types and modifiers that [`super::Op`] is made of.
+
+use super::Row;
+
+/// Modifiers of float arithmetic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FloatFlags {
+    /// Subnormal inputs and results become zero.
+    pub ftz: bool,
+    /// Results are clamped to [0, 1], NaN becomes 0.
+    pub sat: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Rounding {
+    #[default]
+    Nearest,
+    Zero,
+    Down,
+    Up,
+}
+
+/// (u32, u32) -> u32
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bin32 {
+    Add,
+    Sub,
+    AddSatS,
+    SubSatS,
+    MulLo,
+    MulHiS,
+    MulHiU,
+    Mul24LoS,
+    Mul24LoU,
+    Mul24HiS,
+    Mul24HiU,
+    DivS,
+    DivU,
+    RemS,
+    RemU,
+    MinS,
+    MinU,
+    MaxS,
+    MaxU,
+    And,
+    Or,
+    Xor,
+    Shl,
+    ShrS,
+    ShrU,
+    CopySign,
+    Bmsk,
+    BmskWrap,
+    SzextSClamp,
+    SzextUClamp,
+    SzextSWrap,
+    SzextUWrap,
+    /// 16-bit halves packed: integer min/max/add of newer ISAs are refused; these are floats.
+    F16(HalfOp),
+    F16x2(HalfOp),
+    Bf16(HalfOp),
+    Bf16x2(HalfOp),
+    /// Pack two 16-bit values: low, high.
+    Pack16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HalfOp {
+    Add,
+    Sub,
+    Mul,
+    Min,
+    Max,
+    MinNan,
+    MaxNan,
+}
+
+/// u32 -> u32
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Un32 {
+    Mov,
+    Not,
+    Cnot,
+    Neg,
+    Abs,
+    Popc,
+    Clz,
+    Brev,
+    BfindU,
+    BfindS,
+    BfindShiftU,
+    BfindShiftS,
+    SignExtend8,
+    SignExtend16,
+    ZeroExtend8,
+    ZeroExtend16,
+    NegF,
+    AbsF,
+    /// Float functions with flags.
+    RcpF(Rounding),
+    SqrtF(Rounding),
+    RsqrtF,
+    SinF,
+    CosF,
+    Ex2F,
+    Lg2F,
+    TanhF,
+    Ex2F16,
+    TanhF16,
+    Ex2F16x2,
+    TanhF16x2,
+    Ex2Bf16,
+    TanhBf16,
+    Ex2Bf16x2,
+    TanhBf16x2,
+}
+
+/// (u32, u32, u32) -> u32
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tern32 {
+    MadLo,
+    MadHiS,
+    MadHiU,
+    MadHiSatS,
+    Mad24LoS,
+    Mad24LoU,
+    Mad24HiS,
+    Mad24HiU,
+    SadS,
+    SadU,
+    BfeS,
+    BfeU,
+    ShfLClamp,
+    ShfLWrap,
+    ShfRClamp,
+    ShfRWrap,
+    Prmt,
+    PrmtF4e,
+    PrmtB4e,
+    PrmtRc8,
+    PrmtEcl,
+    PrmtEcr,
+    PrmtRc16,
+    /// Four- and two-way dot products: signedness of a and b.
+    Dp4a(bool, bool),
+    Dp2aLo(bool, bool),
+    Dp2aHi(bool, bool),
+    FmaF16,
+    FmaF16x2,
+    FmaBf16,
+    FmaBf16x2,
+    FmaReluF16,
+    FmaReluF16x2,
+    FmaReluBf16,
+    FmaReluBf16x2,
+    /// a where c >= 0, else b.
+    SlctS,
+    SlctF,
+}
+
+/// (f32, f32) -> f32, with flags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BinF32 {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Min,
+    Max,
+    MinNan,
+    MaxNan,
+    MinXorsign,
+    MaxXorsign,
+    AddR(Rounding),
+    SubR(Rounding),
+    MulR(Rounding),
+    DivR(Rounding),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BinF64 {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Min,
+    Max,
+    CopySign,
+    AddR(Rounding),
+    SubR(Rounding),
+    MulR(Rounding),
+    DivR(Rounding),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bin64 {
+    Add,
+    Sub,
+    MulLo,
+    MulHiS,
+    MulHiU,
+    DivS,
+    DivU,
+    RemS,
+    RemU,
+    MinS,
+    MinU,
+    MaxS,
+    MaxU,
+    And,
+    Or,
+    Xor,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Un64 {
+    Mov,
+    Not,
+    Cnot,
+    Neg,
+    Abs,
+    Brev,
+    NegF,
+    AbsF,
+    RcpF(Rounding),
+    SqrtF(Rounding),
+    RcpApproxF,
+    RsqrtApproxF,
+    /// Works on upper words only.
+    RsqrtApproxFtzF,
+}
+
+/// u64 -> u32
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Narrow {
+    Popc,
+    Clz,
+    BfindU,
+    BfindS,
+    BfindShiftU,
+    BfindShiftS,
+    Low,
+    High,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tern64 {
+    MadLo,
+    MadHiS,
+    MadHiU,
+    SadS,
+    SadU,
+}
+
+/// Shifts of 64 bits by 32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shift64 {
+    Shl,
+    ShrS,
+    ShrU,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Carry {
+    /// d = a + b (+ carry), writing the carry or not: see `CarryOp`.
+    Add,
+    Sub,
+    MadLo,
+    MadHiU,
+    MadHiS,
+}
+
+/// Comparison; the unordered ones are true with a NaN.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cmp {
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+    EqU,
+    NeU,
+    LtU,
+    LeU,
+    GtU,
+    GeU,
+    Num,
+    Nan,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CmpType {
+    U32,
+    S32,
+    U64,
+    S64,
+    F16,
+    Bf16,
+    F32,
+    F64,
+}
+
+/// Source or destination of `cvt`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CvtType {
+    U8,
+    S8,
+    U16,
+    S16,
+    U32,
+    S32,
+    U64,
+    S64,
+    F16,
+    Bf16,
+    F32,
+    F64,
+}
+
+impl CvtType {
+    pub fn is_wide(self) -> bool {
+        matches!(self, CvtType::U64 | CvtType::S64 | CvtType::F64)
+    }
+
+    pub fn is_float(self) -> bool {
+        matches!(
+            self,
+            CvtType::F16 | CvtType::Bf16 | CvtType::F32 | CvtType::F64
+        )
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cvt {
+    pub from: CvtType,
+    pub to: CvtType,
+    /// To a float: rounding of the result. To an integer, or with `integral`: rounding to an integer.
+    pub rounding: Rounding,
+    /// `cvt.rni.f32.f32`: a float rounded to an integral float.
+    pub integral: bool,
+    pub ftz: bool,
+    pub sat: bool,
+    pub relu: bool,
+}
+
+/// Which memory an access names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemSpace {
+    /// Host addresses in mapped ranges, and the windows.
+    Generic,
+    /// As generic, but a window is an illegal address.
+    Global,
+    Shared,
+    /// The thread's local memory by absolute offset.
+    Local,
+    /// The thread's local memory relative to the running function's frame.
+    Frame,
+    /// Kernel parameters, read only.
+    Param,
+}
+
+/// Base of an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Base {
+    None,
+    Row32(Row),
+    Row64(Row),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Mem {
+    pub space: MemSpace,
+    pub base: Base,
+    pub offset: i64,
+}
+
+/// How a register meets memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Width {
+    U8,
+    S8,
+    U16,
+    S16,
+    B32,
+    /// Into a 64-bit register.
+    U8x64,
+    S8x64,
+    U16x64,
+    S16x64,
+    U32x64,
+    S32x64,
+    B64,
+}
+
+impl Width {
+    pub fn bytes(self) -> u32 {
+        match self {
+            Width::U8 | Width::S8 | Width::U8x64 | Width::S8x64 => 1,
+            Width::U16 | Width::S16 | Width::U16x64 | Width::S16x64 => 2,
+            Width::B32 | Width::U32x64 | Width::S32x64 => 4,
+            Width::B64 => 8,
+        }
+    }
+
+    /// Whether the register is 64 bits wide.
+    pub fn is_wide(self) -> bool {
+        matches!(
+            self,
+            Width::U8x64
+                | Width::S8x64
+                | Width::U16x64
+                | Width::S16x64
+                | Width::U32x64
+                | Width::S32x64
+                | Width::B64
+        )
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtomOp {
+    Add,
+    MinS,
+    MinU,
+    MaxS,
+    MaxU,
+    And,
+    Or,
+    Xor,
+    Exch,
+    Cas,
+    Inc,
+    Dec,
+    AddF,
+    AddF16,
+    AddF16x2,
+    AddBf16,
+    AddBf16x2,
+    /// Vector and 16-bit compare-and-swap.
+    Cas16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Special {
+    Tid(u8),
+    Ntid(u8),
+    Ctaid(u8),
+    Nctaid(u8),
+    LaneId,
+    WarpId,
+    NwarpId,
+    SmId,
+    NsmId,
+    GridId,
+    Clock,
+    ClockHi,
+    Clock64,
+    GlobalTimer,
+    GlobalTimerLo,
+    GlobalTimerHi,
+    LanemaskEq,
+    LanemaskLt,
+    LanemaskLe,
+    LanemaskGt,
+    LanemaskGe,
+    Envreg(u8),
+    DynamicSharedBytes,
+    TotalSharedBytes,
+    Zero,
+    /// Offset of dynamic shared memory, which depends on the kernel.
+    DynamicSharedStart,
+}
+
+impl Special {
+    /// Whether the register is 64 bits wide.
+    pub fn is_wide(self) -> bool {
+        matches!(
+            self,
+            Special::GridId | Special::Clock64 | Special::GlobalTimer
+        )
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shfl {
+    Up,
+    Down,
+    Bfly,
+    Idx,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Vote {
+    All,
+    Any,
+    Uni,
+    Ballot,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Redux {
+    Add,
+    MinS,
+    MinU,
+    MaxS,
+    MaxU,
+    And,
+    Or,
+    Xor,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BarKind {
+    Sync,
+    Arrive,
+    /// Population count into a row, conjunction and disjunction into a predicate.
+    RedPopc,
+    RedAnd,
+    RedOr,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Test {
+    Finite,
+    Infinite,
+    Number,
+    NotANumber,
+    Normal,
+    Subnormal,
+}
