@@ -141,6 +141,7 @@ impl Driver {
     ) -> Result<(), Refused> {
         let mut len = params.len();
         let mut extra = extra(params, &mut len);
+        let extra = extra_pointer(&mut extra, params);
         let ([gx, gy, gz], [bx, by, bz]) = (shape.grid, shape.block);
         if attributes.is_empty() {
             // SAFETY: `extra` names the parameter buffer and its length; both live until the call returns.
@@ -156,13 +157,13 @@ impl Driver {
                     shape.shared_bytes,
                     stream,
                     ptr::null_mut(),
-                    extra.as_mut_ptr(),
+                    extra,
                 )
             };
         }
         let config = launch_config(shape, stream, attributes);
         // SAFETY: as above; the configuration names attributes that live until the call returns.
-        unsafe { self.cuLaunchKernelEx(&config, kernel, ptr::null_mut(), extra.as_mut_ptr()) }
+        unsafe { self.cuLaunchKernelEx(&config, kernel, ptr::null_mut(), extra) }
     }
 
     pub(super) fn active_clusters(
@@ -367,6 +368,14 @@ pub(super) fn extra(params: &[u8], len: &mut usize) -> [*mut c_void; 5] {
         ptr::from_mut(len).cast(),
         ptr::without_provenance_mut(PARAM_END),
     ]
+}
+
+/// No parameters are no `extra`: the driver takes an empty buffer for a mistake.
+pub(super) fn extra_pointer(extra: &mut [*mut c_void; 5], params: &[u8]) -> *mut *mut c_void {
+    match params {
+        [] => ptr::null_mut(),
+        _ => extra.as_mut_ptr(),
+    }
 }
 
 fn launch_config(

@@ -1,7 +1,10 @@
 //! The driver calls of captures and graphs, in a form that cannot be called wrongly.
 
 use std::{
-    ffi::{CStr, c_void},
+    ffi::{CString, c_void},
+    fs::File,
+    io::{self, Read},
+    os::fd::{AsRawFd, FromRawFd},
     ptr,
 };
 
@@ -14,9 +17,10 @@ use outboard_api::{
 };
 
 use super::{
-    calls::{CheckedBox, Shape, extra},
+    calls::{CheckedBox, Shape, extra, extra_pointer},
     table::{Driver, Refused, real},
 };
+use crate::device::Failure;
 
 /// What a graph node does.
 pub(super) enum NodeWork<'a> {
@@ -264,7 +268,7 @@ impl Driver {
                 NodeWork::Kernel(kernel, shape, params) => {
                     let mut len = params.len();
                     let mut extra = extra(params, &mut len);
-                    let kernel = kernel_node(*kernel, *shape, extra.as_mut_ptr());
+                    let kernel = kernel_node(*kernel, *shape, extra_pointer(&mut extra, params));
                     self.cuGraphAddKernelNode_v2(node, graph, after, count, &kernel)
                 }
             }
@@ -292,7 +296,7 @@ impl Driver {
                 NodeWork::Kernel(kernel, shape, params) => {
                     let mut len = params.len();
                     let mut extra = extra(params, &mut len);
-                    let kernel = kernel_node(*kernel, *shape, extra.as_mut_ptr());
+                    let kernel = kernel_node(*kernel, *shape, extra_pointer(&mut extra, params));
                     self.cuGraphExecKernelNodeSetParams_v2(exec, node, &kernel)
                 }
                 NodeWork::Child(child) => {
@@ -326,14 +330,22 @@ impl Driver {
         }
     }
 
-    pub(super) fn graph_dot(
-        &self,
-        graph: real::Graph,
-        path: &CStr,
-        flags: u32,
-    ) -> Result<(), Refused> {
+    /// The graph in DOT, which the driver writes to a file.
+    pub(super) fn graph_text(&self, graph: real::Graph, flags: u32) -> Result<Vec<u8>, Failure> {
+        let failed = |error: io::Error| {
+            Failure::new(
+                CUresult::CUDA_ERROR_OPERATING_SYSTEM,
+                format!("a file for the graph's text: {error}"),
+            )
+        };
+        let file = memory_file().map_err(failed)?;
+        let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
         // SAFETY: a path that ends with a NUL.
-        unsafe { self.cuGraphDebugDotPrint(graph, path.as_ptr(), flags) }
+        unsafe { self.cuGraphDebugDotPrint(graph, path.as_ptr(), flags) }?;
+        let mut text = Vec::new();
+        // The driver opened the file anew, so that this end is still at its start.
+        (&file).read_to_end(&mut text).map_err(failed)?;
+        Ok(text)
     }
 }
 
@@ -370,4 +382,15 @@ fn node_list(
     }
     nodes.truncate(count as usize);
     Ok(nodes)
+}
+
+/// A file without a name, that the driver can open by its path under /proc.
+fn memory_file() -> io::Result<File> {
+    // SAFETY: a constant name; the descriptor is taken over below.
+    let fd = unsafe { libc::memfd_create(c"graph".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a fresh descriptor that nobody else has.
+    Ok(unsafe { File::from_raw_fd(fd) })
 }

@@ -3,15 +3,11 @@
 //! The driver makes up handles of its own for captured graphs and nodes. Each is bound to a number when the client first
 //! hears of it, and found again by its handle afterwards.
 
-use std::{
-    ffi::CString,
-    fs::File,
-    io::Read,
-    os::fd::{AsRawFd, FromRawFd},
-    sync::Arc,
-};
+use std::sync::Arc;
 
-use outboard_api::{CUresult, cuda::CUDA_MEMSET_NODE_PARAMS};
+use outboard_api::{
+    CUresult, cuda::CUDA_MEMSET_NODE_PARAMS, enums::CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
+};
 use outboard_wire::{
     codec::{id_bytes, ids},
     messages,
@@ -178,7 +174,9 @@ impl Nvidia {
         self.enter(cx)?;
         let graph = self.real_graph(m.graph)?;
         let memory = self.graphs.memory_of(graph);
-        let handle = self.driver.cuGraphInstantiateWithFlags(graph, m.flags)?;
+        // Uploading ahead saves time at the first launch, and is another call's to do.
+        let flags = m.flags & !u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD);
+        let handle = self.driver.cuGraphInstantiateWithFlags(graph, flags)?;
         let owned = Owned::new(self.current_hold(), handle, |driver, handle| {
             driver.cuGraphExecDestroy(handle)
         });
@@ -433,7 +431,7 @@ impl Nvidia {
             block: [m.block_x, m.block_y, m.block_z],
             shared_bytes: m.shared_bytes,
         };
-        let work = NodeWork::Kernel(self.real_kernel(m.kernel)?, shape, m.params);
+        let work = NodeWork::Kernel(self.launchable(m.kernel, m.params)?, shape, m.params);
         self.add_node(m.graph, m.node, m.dependencies, &work)
     }
 
@@ -448,7 +446,7 @@ impl Nvidia {
             block: [m.block_x, m.block_y, m.block_z],
             shared_bytes: m.shared_bytes,
         };
-        let work = NodeWork::Kernel(self.real_kernel(m.kernel)?, shape, m.params);
+        let work = NodeWork::Kernel(self.launchable(m.kernel, m.params)?, shape, m.params);
         self.set_node(m.exec, m.node, &work)
     }
 
@@ -501,18 +499,7 @@ impl Nvidia {
     ) -> Result<messages::GraphDotReply<'static>, Failure> {
         self.enter(cx)?;
         let graph = self.real_graph(m.graph)?;
-        let failed = |error: std::io::Error| {
-            Failure::new(
-                CUresult::CUDA_ERROR_OPERATING_SYSTEM,
-                format!("a file for the graph's text: {error}"),
-            )
-        };
-        let file = memory_file().map_err(failed)?;
-        let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
-        self.driver.graph_dot(graph, &path, m.flags)?;
-        let mut text = Vec::new();
-        // The driver opened the file anew, so that this end is still at its start.
-        (&file).read_to_end(&mut text).map_err(failed)?;
+        let text = self.driver.graph_text(graph, m.flags)?;
         Ok(messages::GraphDotReply { text: text.into() })
     }
 
@@ -582,15 +569,4 @@ impl Nvidia {
                 .bury(Retired::Other(Box::new(memory)), None, marks);
         }
     }
-}
-
-/// A file without a name, that the driver can open by its path under /proc.
-fn memory_file() -> std::io::Result<File> {
-    // SAFETY: a constant name; the descriptor is taken over below.
-    let fd = unsafe { libc::memfd_create(c"graph".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: a fresh descriptor that nobody else has.
-    Ok(unsafe { File::from_raw_fd(fd) })
 }

@@ -44,6 +44,10 @@ impl Graveyard {
         });
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.graves.len()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.graves.is_empty()
     }

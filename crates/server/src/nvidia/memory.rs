@@ -36,6 +36,8 @@ const SETTLE_MS_MAX: u64 = 10_000;
 /// The same while host functions are queued: the work may wait for one, whose end this thread has yet to receive.
 const SETTLE_BESIDE_HOST_CALLS_MS_MAX: u64 = 100;
 const SETTLE_POLL_US: u64 = 20;
+/// Past so many freed mappings each further one looks whether some can be given back.
+const GRAVES_MAX: usize = 64;
 
 /// Physical memory at an address; unmapped when dropped.
 pub(super) struct Mapping {
@@ -319,6 +321,9 @@ impl Nvidia {
                 CUresult::CUDA_ERROR_INVALID_VALUE,
                 format!("{va:#x} and {len:#x} bytes are not what was mapped"),
             ));
+        }
+        if self.graveyard.len() >= GRAVES_MAX {
+            self.reap();
         }
         let marks = self.busy_marks();
         for (start, _) in inside {

@@ -47,6 +47,8 @@ pub(super) struct Library {
 
 struct Kernel {
     name: CString,
+    /// The least that a parameter buffer must hold.
+    param_bytes: usize,
     handle: Option<real::DeviceKernel>,
     /// By the session's number of the context; mostly one.
     functions: Vec<(u64, real::Kernel)>,
@@ -101,6 +103,7 @@ impl Nvidia {
             .map(|kernel| {
                 Ok(Kernel {
                     name: jit::c_string("a kernel's name", kernel.name.as_bytes())?,
+                    param_bytes: param_bytes(kernel),
                     handle: None,
                     functions: Vec::new(),
                 })
@@ -246,6 +249,27 @@ impl Nvidia {
         Ok(function)
     }
 
+    /// The same, for a launch with these parameters: the driver reads as many as the kernel takes.
+    #[inline]
+    pub(super) fn launchable(&mut self, id: u64, params: &[u8]) -> Result<real::Kernel, Failure> {
+        let function = self.real_kernel(id)?;
+        let library = self.libraries.get(id >> 32)?;
+        let wanted = library
+            .kernels
+            .get(id as u32 as usize)
+            .map_or(0, |kernel| kernel.param_bytes);
+        if params.len() < wanted {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!(
+                    "{} bytes of parameters for a kernel that takes {wanted}",
+                    params.len()
+                ),
+            ));
+        }
+        Ok(function)
+    }
+
     /// Functions belong to their contexts.
     pub(super) fn forget_functions(&mut self, context: u64) {
         self.libraries.for_each_mut(|library| {
@@ -321,6 +345,14 @@ impl Nvidia {
             may_print,
         })
     }
+}
+
+fn param_bytes(kernel: &KernelCard) -> usize {
+    let ends = kernel
+        .params
+        .iter()
+        .map(|(offset, size)| offset.saturating_add(*size) as usize);
+    ends.max().unwrap_or(0)
 }
 
 /// Whether an image says itself where it ends; other images are text, and end with a NUL.
