@@ -364,7 +364,9 @@ impl Session<'_> {
         if self.host_calls.is_empty() {
             return Ok(false);
         }
-        // A host function may look at what the kernels in front of it printed or wrote.
+        // A host function may look at what was copied out, printed or written in front of it. Copies can have become ready
+        // since they were last looked at; those behind the function cannot, before it is done.
+        self.answer_ready()?;
         self.send_printed()?;
         self.send_host_pages()?;
         for (call, status) in self.host_calls.drain(..) {
