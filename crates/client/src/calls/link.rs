@@ -16,7 +16,7 @@ const CUBIN_BYTES_MAX: u64 = 4 << 30;
 pub(crate) struct Link {
     /// Where its words go.
     jit: Jit,
-    /// What `cuLinkComplete` handed out a pointer to.
+    /// What `cuLinkComplete` handed out a pointer to, and a NUL.
     image: Option<Box<[u8]>>,
 }
 
@@ -83,10 +83,10 @@ impl Driver {
     fn linked_image(&self, link: u64) -> Option<(*mut c_void, usize)> {
         let links = self.links.lock();
         let image = links.get(&link)?.image.as_ref()?;
-        Some((image.as_ptr().cast_mut().cast(), image.len()))
+        Some((image.as_ptr().cast_mut().cast(), image.len() - 1))
     }
 
-    /// An image that the server has and this process does not.
+    /// An image that the server has and this process does not, and a NUL.
     fn fetch_image(&self, hash: &[u8; 32], len: u64) -> Result<Box<[u8]>, CUresult> {
         if len > CUBIN_BYTES_MAX {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
@@ -103,7 +103,12 @@ impl Driver {
                 return Err(CUresult::CUDA_ERROR_UNKNOWN);
             }
         }
-        if blake3::hash(&image).as_bytes() != hash { Err(CUresult::CUDA_ERROR_UNKNOWN) } else { Ok(image.into()) }
+        if blake3::hash(&image).as_bytes() != hash {
+            return Err(CUresult::CUDA_ERROR_UNKNOWN);
+        }
+        // Where the image is text, whoever loads it looks for its NUL.
+        image.push(0);
+        Ok(image.into())
     }
 }
 

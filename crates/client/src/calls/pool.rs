@@ -85,6 +85,7 @@ impl Driver {
     }
 
     fn pool_allocate(&self, bytes: u64, pool: Option<u64>, stream: &StreamRef) -> Result<u64, CUresult> {
+        self.session.check()?;
         let owner = owner_of(stream);
         let device = self.contexts.get(CUcontext(owner.context))?.device;
         let block_bytes = Pool::block_bytes(bytes)?;
@@ -257,7 +258,10 @@ impl Driver {
         if self.contexts.current().is_ok() && !self.progress.is_idle() {
             self.synchronize_context()?;
         }
-        self.pool_free(base, handle, None)
+        self.pool_free(base, handle, None)?;
+        // This was a wait, too: what is above the release threshold goes back. It proves nothing more about other frees.
+        self.pools_waited(Scope::Context(CUcontext::NULL), 0);
+        Ok(())
     }
 }
 
@@ -290,6 +294,7 @@ pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> D
     if address == 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
+    driver.session.check()?;
     refuse_capture(&stream, "cuMemFreeAsync")?;
     let kind = driver.memory.lock().find(address).filter(|a| a.base == address).map(|a| a.kind);
     match kind {
