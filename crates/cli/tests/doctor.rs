@@ -1,4 +1,6 @@
 //! `outboard doctor`: each thing that can be wrong is found, and all well is exit code 0.
+// The helpers of tests are no `#[test]`s, which clippy.toml exempts.
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
 
@@ -10,7 +12,8 @@ use tempfile::TempDir;
 
 fn doctor(command: &mut Command) -> (Option<i32>, Vec<Value>) {
     let output = output(command.arg("--json"));
-    let findings = serde_json::from_slice(&output.stdout).expect(&text(&output.stderr));
+    let findings = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", text(&output.stderr)));
     (output.status.code(), findings)
 }
 

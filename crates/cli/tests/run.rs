@@ -1,4 +1,6 @@
 //! `outboard run` and the command line: exit codes, environment, and servers that are none.
+// The helpers of tests are no `#[test]`s, which clippy.toml exempts.
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
 

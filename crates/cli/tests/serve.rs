@@ -1,4 +1,6 @@
 //! The server under clients that are wrong, many, slow or gone, and under signals.
+// The helpers of tests are no `#[test]`s, which clippy.toml exempts.
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
 

@@ -198,7 +198,11 @@ fn defect(_: EncodeError) -> Error {
 }
 
 fn cut(reason: &str) -> &[u8] {
-    &reason.as_bytes()[..reason.floor_char_boundary(limits::REASON_BYTES_MAX)]
+    let mut len = reason.len().min(limits::REASON_BYTES_MAX);
+    while !reason.is_char_boundary(len) {
+        len -= 1;
+    }
+    &reason.as_bytes()[..len]
 }
 
 #[cfg(test)]
