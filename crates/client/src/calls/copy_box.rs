@@ -291,10 +291,11 @@ impl Driver {
         let Request { dst, src, extent } = request;
         self.check_extent(&request)?;
         let (to, from) = (self.place_of_end(&dst, extent)?, self.place_of_end(&src, extent)?);
-        if let (End::Memory(dst), End::Memory(src)) = (&dst, &src) {
-            if dst.is_contiguous(extent) && src.is_contiguous(extent) {
+        match (&dst, &src) {
+            (End::Memory(dst), End::Memory(src)) if dst.is_contiguous(extent) && src.is_contiguous(extent) => {
                 return self.copy(dst.address, src.address, extent.bytes() as usize, stream, wait);
             }
+            _ => {}
         }
         if stream.is_capturing() {
             // A graph's copy cannot be waited for.

@@ -18,8 +18,8 @@ const ATTRIBUTES_MAX: u32 = 64;
 
 /// `CU_LAUNCH_PARAM_*`, the keys of the `extra` array.
 const EXTRA_END: usize = 0;
-const EXTRA_BUFFER_POINTER: usize = 1;
-const EXTRA_BUFFER_SIZE: usize = 2;
+pub(super) const EXTRA_BUFFER_POINTER: usize = 1;
+pub(super) const EXTRA_BUFFER_SIZE: usize = 2;
 
 pub(crate) struct Shape {
     pub(crate) grid: [u32; 3],

@@ -7,7 +7,7 @@ use outboard_api::{
     cuda::{CUfunction, CUstream},
 };
 
-use super::{Done, cuLaunchKernel, launch::PARAM_BYTES_MAX};
+use super::{Done, cuLaunchKernel, launch::{EXTRA_BUFFER_POINTER, EXTRA_BUFFER_SIZE, PARAM_BYTES_MAX}};
 use crate::{guard, state::driver};
 
 /// What was set on a function.
@@ -95,10 +95,10 @@ fn launch(function: CUfunction, width: i32, height: i32, stream: CUstream) -> Do
     let kernel = driver.libraries.kernel(function)?;
     let prepared = driver.prepared_launches.lock().get(&kernel.wire).cloned().unwrap_or_default();
     let (Ok(width), Ok(height)) = (u32::try_from(width), u32::try_from(height)) else { return Err(CUresult::CUDA_ERROR_INVALID_VALUE) };
+    let key = std::ptr::without_provenance_mut;
     let (mut buffer, mut len) = (prepared.buffer(), prepared.param_bytes);
-    // The keys of `CU_LAUNCH_PARAM_*`: buffer, its size, end.
     let mut extra: [*mut c_void; 5] =
-        [1 as *mut c_void, buffer.as_mut_ptr().cast(), 2 as *mut c_void, (&raw mut len).cast(), std::ptr::null_mut()];
+        [key(EXTRA_BUFFER_POINTER), buffer.as_mut_ptr().cast(), key(EXTRA_BUFFER_SIZE), (&raw mut len).cast(), std::ptr::null_mut()];
     let [x, y, z] = prepared.block;
     // SAFETY: the array describes the buffer above.
     unsafe { cuLaunchKernel(function, width, height, 1, x, y, z, prepared.shared_bytes, stream, std::ptr::null_mut(), extra.as_mut_ptr()) }

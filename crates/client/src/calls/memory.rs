@@ -15,6 +15,8 @@ use crate::state::{AllocationKind, Driver, driver};
 impl Driver {
     pub(crate) fn allocate(&self, bytes: u64, kind: AllocationKind) -> Result<u64, CUresult> {
         let context = self.contexts.current()?;
+        // Nothing may be sent for a small one: a lost context is noticed here.
+        self.session.check()?;
         let allocate = || self.memory.lock().allocate(bytes, context.handle, context.device, kind);
         let (base, chunk) = match allocate() {
             // What pools hold without use makes room.

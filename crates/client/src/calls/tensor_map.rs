@@ -68,7 +68,7 @@ unsafe fn list<T: Copy>(values: *const T, count: usize) -> Result<Vec<T>, CUresu
 }
 
 fn check_output(map: *mut CUtensorMap) -> Result<*mut CUtensorMap, CUresult> {
-    let sound = !map.is_null() && map as usize % MAP_ALIGN_BYTES == 0;
+    let sound = !map.is_null() && (map as usize).is_multiple_of(MAP_ALIGN_BYTES);
     if sound { Ok(map) } else { Err(CUresult::CUDA_ERROR_INVALID_VALUE) }
 }
 

@@ -55,7 +55,7 @@ fn mappings(memory: &DeviceMemory, base: u64, bytes: u64) -> Result<Vec<Allocati
 pub(crate) unsafe fn cuMemAddressReserve(address: *mut CUdeviceptr, bytes: usize, align: usize, wanted: CUdeviceptr, flags: u64) -> Done {
     let driver = driver()?;
     let bytes = bytes as u64;
-    let sound = bytes > 0 && bytes % RANGE_BYTES == 0 && (align == 0 || align.is_power_of_two()) && flags == 0;
+    let sound = bytes > 0 && bytes.is_multiple_of(RANGE_BYTES) && (align == 0 || align.is_power_of_two()) && flags == 0;
     if address.is_null() || !sound {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -89,7 +89,7 @@ pub(crate) unsafe fn cuMemCreate(handle: *mut CUmemGenericAllocationHandle, byte
     let properties = unsafe { properties.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let (device, granularity) = driver.device_of_properties(properties)?;
     let bytes = bytes as u64;
-    if handle.is_null() || bytes == 0 || bytes % granularity != 0 || flags != 0 {
+    if handle.is_null() || bytes == 0 || !bytes.is_multiple_of(granularity) || flags != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     if !matches!(properties.requested_handle_types, CU_MEM_HANDLE_TYPE_NONE | CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
@@ -136,7 +136,7 @@ pub(crate) unsafe fn cuMemMap(address: CUdeviceptr, bytes: usize, offset: usize,
     let physical = table.get(handle)?;
     let device = physical.device;
     let granularity = driver.card(device)?.granularity_bytes.0.max(1);
-    let aligned = address % granularity == 0 && bytes % granularity == 0;
+    let aligned = address.is_multiple_of(granularity) && bytes.is_multiple_of(granularity);
     // The driver takes no offset but 0.
     if bytes == 0 || offset != 0 || flags != 0 || !aligned || bytes > physical.bytes {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
