@@ -6,8 +6,8 @@ use std::{ffi::c_void, sync::Arc};
 use outboard_api::{
     CUresult,
     cuda::{
-        CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUarray, CUcontext, CUevent, CUfunction, CUgraph,
-        CUgraphEdgeData, CUgraphExec, CUgraphNode, CUkernel,
+        CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUcontext, CUevent, CUfunction, CUgraph,
+        CUgraphEdgeData, CUgraphExec, CUgraphNode,
     },
     enums::*,
 };
@@ -21,6 +21,7 @@ use super::{
     Done,
     copy::Place,
     graph::{check_edges, node_ids, record},
+    graph_params::{CopyNodeParams, KERNEL_V1_BYTES, MemsetNodeParams, NodeParams, Side, memset_bytes, no_kernel, widened},
     launch::{Params, Shape},
     put,
 };
@@ -32,7 +33,7 @@ use crate::{
 
 /// What a node does, taken from the program's records.
 enum Work {
-    Kernel { node: CUDA_KERNEL_NODE_PARAMS, kernel: &'static Kernel, shape: Shape, params: Params, context: u64 },
+    Kernel { node: CUDA_KERNEL_NODE_PARAMS, kernel: &'static Kernel, shape: Shape, params: Box<Params>, context: u64 },
     Memset { memset: CUDA_MEMSET_NODE_PARAMS, context: u64 },
     Copy { desc: Vec<u8>, context: u64 },
     Host(CUDA_HOST_NODE_PARAMS),
@@ -61,7 +62,7 @@ impl Driver {
         };
         self.check_launch(kernel, &shape)?;
         // SAFETY: the caller's promise.
-        let params = unsafe { Params::gather(kernel, node.kernel_params, node.extra)? };
+        let params = Box::new(unsafe { Params::gather(kernel, node.kernel_params, node.extra)? });
         self.make_arguments_visible(params.bytes())?;
         Ok(Work::Kernel { node: *node, kernel, shape, params, context: self.node_context(context)? })
     }
@@ -258,49 +259,6 @@ impl Work {
     }
 }
 
-/// The bytes from the first to the last that a memset writes.
-fn memset_bytes(memset: &CUDA_MEMSET_NODE_PARAMS) -> Option<u64> {
-    let (width, height, pitch) = (memset.width as u64, memset.height as u64, memset.pitch as u64);
-    if !matches!(memset.element_size, 1 | 2 | 4) || width == 0 || height == 0 {
-        return None;
-    }
-    let row = width.checked_mul(u64::from(memset.element_size))?;
-    if height > 1 && pitch < row {
-        return None;
-    }
-    pitch.checked_mul(height - 1)?.checked_add(row)
-}
-
-/// One side of `CUDA_MEMCPY3D`.
-struct Side {
-    kind: u32,
-    host: u64,
-    device: u64,
-    array: CUarray,
-    pitch: u64,
-    height: u64,
-    /// Bytes, rows, slices.
-    at: [u64; 3],
-}
-
-impl Side {
-    /// Pitch and height as the copy means them, the offset of its first byte and the length up to its last. A copy of
-    /// one row needs no pitch, one of a single slice no height.
-    fn layout(&self, [width, height, depth]: [u64; 3]) -> Option<(u64, u64, u64, u64)> {
-        let [x, y, z] = self.at;
-        let (row, rows) = (x.checked_add(width)?, y.checked_add(height)?);
-        let pitch = if self.pitch == 0 { row } else { self.pitch };
-        let slice_rows = if self.height == 0 { rows } else { self.height };
-        if height > 1 && pitch < row || depth > 1 && slice_rows < rows {
-            return None;
-        }
-        let slice = pitch.checked_mul(slice_rows)?;
-        let first = z.checked_mul(slice)?.checked_add(y.checked_mul(pitch)?)?.checked_add(x)?;
-        let bytes = (depth - 1).checked_mul(slice)?.checked_add((height - 1).checked_mul(pitch)?)?.checked_add(width)?;
-        Some((pitch, slice_rows, first, bytes))
-    }
-}
-
 /// Where a new node goes.
 struct Spot {
     out: *mut CUgraphNode,
@@ -494,38 +452,6 @@ pub(crate) unsafe fn cuGraphExecKernelNodeSetParams(exec: CUgraphExec, node: CUg
     set_exec_node(exec, node, |driver| unsafe { driver.kernel_work(&widened(params)?) })
 }
 
-/// `CUDA_KERNEL_NODE_PARAMS_v1`: the newer record without its last two fields.
-const KERNEL_V1_BYTES: usize = std::mem::offset_of!(CUDA_KERNEL_NODE_PARAMS, kern);
-
-/// # Safety
-/// `params` is NULL or a `CUDA_KERNEL_NODE_PARAMS_v1`.
-unsafe fn widened(params: *const c_void) -> Result<CUDA_KERNEL_NODE_PARAMS, CUresult> {
-    if params.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    let mut wide = no_kernel();
-    // SAFETY: the fields that both records have, in a record of the caller's and one of our own.
-    unsafe { std::ptr::copy_nonoverlapping(params.cast::<u8>(), (&raw mut wide).cast::<u8>(), KERNEL_V1_BYTES) };
-    Ok(wide)
-}
-
-fn no_kernel() -> CUDA_KERNEL_NODE_PARAMS {
-    CUDA_KERNEL_NODE_PARAMS {
-        func: CUfunction::NULL,
-        grid_dim_x: 0,
-        grid_dim_y: 0,
-        grid_dim_z: 0,
-        block_dim_x: 0,
-        block_dim_y: 0,
-        block_dim_z: 0,
-        shared_mem_bytes: 0,
-        kernel_params: std::ptr::null_mut(),
-        extra: std::ptr::null_mut(),
-        kern: CUkernel::NULL,
-        ctx: CUcontext::NULL,
-    }
-}
-
 fn kernel_params(node: CUgraphNode) -> Result<CUDA_KERNEL_NODE_PARAMS, CUresult> {
     match recorded(node)? {
         NodeRecord::Kernel(kernel) => {
@@ -577,38 +503,6 @@ fn not_recorded(record: &NodeRecord, call: &str) -> CUresult {
         _ => CUresult::CUDA_ERROR_INVALID_VALUE,
     }
 }
-
-/// `CUgraphNodeParams`: a type and the parameters of that type.
-#[repr(C)]
-struct NodeParams {
-    kind: u32,
-    reserved0: [i32; 3],
-    params: [u64; 29],
-    reserved2: i64,
-}
-
-/// `CUDA_MEMCPY_NODE_PARAMS`
-#[repr(C)]
-struct CopyNodeParams {
-    flags: i32,
-    reserved: i32,
-    context: CUcontext,
-    copy: CUDA_MEMCPY3D,
-}
-
-/// `CUDA_MEMSET_NODE_PARAMS_v2`
-#[repr(C)]
-struct MemsetNodeParams {
-    memset: CUDA_MEMSET_NODE_PARAMS,
-    context: CUcontext,
-}
-
-const _: () = {
-    assert!(size_of::<NodeParams>() == 256);
-    assert!(std::mem::offset_of!(NodeParams, params) == 16);
-    assert!(size_of::<CopyNodeParams>() == 216);
-    assert!(size_of::<MemsetNodeParams>() == 48);
-};
 
 /// The parameters of any kind of node.
 ///

@@ -15,6 +15,7 @@ mod entry_points;
 mod event;
 mod graph;
 mod graph_nodes;
+mod graph_params;
 mod host;
 mod kernel;
 mod launch;

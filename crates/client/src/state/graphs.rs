@@ -2,6 +2,7 @@
 //! program made itself.
 
 use std::{
+    collections::hash_map::Entry,
     ffi::c_void,
     sync::{Arc, Weak},
 };
@@ -92,12 +93,13 @@ impl Graphs {
     }
 
     /// Nodes that an answer named: those not known yet are from now on.
-    pub(crate) fn learn_shown(&self, graph: u64, nodes: impl IntoIterator<Item = u64>) {
+    pub(crate) fn learn_shown(&self, graph: u64, shown: impl IntoIterator<Item = u64>) {
         let mut known = self.known.lock();
-        for node in nodes {
-            if !known.nodes.contains_key(&node) {
-                known.nodes.insert(node, (graph, NodeRecord::Unknown));
-                known.of_graph.entry(graph).or_default().push(node);
+        let Known { nodes, of_graph } = &mut *known;
+        for node in shown {
+            if let Entry::Vacant(unknown) = nodes.entry(node) {
+                unknown.insert((graph, NodeRecord::Unknown));
+                of_graph.entry(graph).or_default().push(node);
             }
         }
     }
