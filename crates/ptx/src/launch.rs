@@ -25,6 +25,8 @@ use crate::printf::Output;
 
 /// Warp instructions of a time slice: some milliseconds at most.
 const SLICE: u64 = 100_000;
+/// Warp instructions that the calling thread runs before it calls for help: less than starting threads costs.
+const ALONE: u64 = 10_000;
 /// Unfinished blocks that one worker keeps while it starts new ones. Cooperative launches keep all.
 const RESIDENT_BLOCKS_MAX: usize = 64;
 /// Local memory of a thread that calls may use unless the launch says otherwise.
@@ -223,11 +225,13 @@ impl Launch<'_> {
             instructions: AtomicU64::new(0),
         };
         std::thread::scope(|scope| {
-            for worker in 1..workers {
-                let grid = &grid;
-                scope.spawn(move || grid.work(worker as u32));
-            }
-            grid.work(0);
+            let help = || {
+                for worker in 1..workers {
+                    let grid = &grid;
+                    scope.spawn(move || grid.work(worker as u32, None));
+                }
+            };
+            grid.work(0, Some(&help));
         });
         match grid.fault.into_inner() {
             Some((_, fault)) => Err(LaunchError::Fault(*fault)),
@@ -254,7 +258,9 @@ struct Grid<'g> {
 }
 
 impl Grid<'_> {
-    fn work(&self, worker: u32) {
+    /// Runs blocks until none are left. `help` starts the other workers, once there is enough to do for them.
+    fn work(&self, worker: u32, mut help: Option<&dyn Fn()>) {
+        let mut done = 0;
         let mut waiting: VecDeque<Block> = VecDeque::new();
         let mut spare: Vec<Block> = Vec::new();
         let mut cache = RangeCache::new();
@@ -280,14 +286,22 @@ impl Grid<'_> {
             if block.linear > self.lowest_fault.load(Ordering::Relaxed) {
                 continue;
             }
-            let mut budget = SLICE;
+            let slice = if help.is_some() { ALONE } else { SLICE };
+            let mut budget = slice;
             let outcome = {
                 let ranges = self.memory.lock();
                 cache.refresh(&ranges);
                 block.run(self.env, &ranges, &mut cache, worker, &mut budget)
             };
+            done += slice - budget;
             self.instructions
-                .fetch_add(SLICE - budget, Ordering::Relaxed);
+                .fetch_add(slice - budget, Ordering::Relaxed);
+            if done >= ALONE
+                && self.next.load(Ordering::Relaxed) < self.limit()
+                && let Some(help) = help.take()
+            {
+                help();
+            }
             match outcome {
                 Ok(BlockProgress::Finished) => spare.push(block),
                 Ok(BlockProgress::Paused) => waiting.push_back(block),

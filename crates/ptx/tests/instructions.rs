@@ -231,6 +231,75 @@ fn branches_by_index() {
     );
 }
 
+fn run_module(text: &str, words: usize) -> Vec<u32> {
+    let device = Device::new(&format!(
+        ".version 8.0\n.target sm_80\n.address_size 64\n{text}"
+    ));
+    let out = device.alloc(words * 4);
+    device.run("k", 1, 32, &[Arg::Ptr(out)]);
+    device.download(out, words)
+}
+
+#[test]
+fn functions_with_register_parameters() {
+    let out = run_module(
+        ".func (.reg .b32 sum) add2 (.reg .b32 a, .reg .b32 b) { add.s32 sum, a, b; ret; }
+         .func (.reg .b64 r) twice (.reg .b64 a) { add.s64 r, a, a; }
+         .visible .entry k(.param .u64 out) {
+           .reg .b32 %r<4>; .reg .b64 %rd<4>; .reg .pred %p;
+           ld.param.u64 %rd1, [out];
+           mov.u32 %r1, %tid.x;
+           mul.wide.u32 %rd2, %r1, 4;
+           add.s64 %rd1, %rd1, %rd2;
+           call (%r2), add2, (%r1, 100);
+           setp.lt.u32 %p, %r1, 16;
+           @%p call (%r2), add2, (%r2, %r2);
+           cvt.u64.u32 %rd3, %r2;
+           call.uni (%rd3), twice, (%rd3);
+           st.global.u32 [%rd1], %rd3;
+         }",
+        32,
+    );
+    let expected: Vec<u32> = (0..32)
+        .map(|t| if t < 16 { (t + 100) * 4 } else { (t + 100) * 2 })
+        .collect();
+    assert_eq!(out, expected);
+}
+
+#[test]
+fn as_triton_writes_it() {
+    let out = run_module(
+        ".extern .shared .align 16 .b8 global_smem[];
+         .visible .entry k(.param .u64 .ptr .global .align 16 k_param_0) .reqntid 32, 1, 1
+         {
+           .reg .pred %p<3>; .reg .b32 %r<9>; .reg .b64 %rd<3>;
+           .loc 1 2 0 // line comment
+           ld.param.b64 %rd1, [k_param_0];
+           mov.u32 %r1, %tid.x;
+           setp.ne.b32 %p1, %r1, 5;
+           mov.b32 %r2, 7;
+           @%p1 mul.lo.s32 %r2, %r1, 3;
+           // begin inline asm
+           {
+             .reg .pred p;
+             setp.lt.u32 p, %r1, 16;
+             @p mov.u32 %r2, %r1;
+           }
+           // end inline asm
+           shfl.sync.bfly.b32 %r3, %r2, 1, 31, -1;
+           mad.wide.u32 %rd2, %r1, 4, %rd1;
+           @%p1 st.global.b32 [ %rd2 + 0 ], { %r3 };
+           ret;
+         }",
+        32,
+    );
+    let value = |t: u32| if t < 16 { t } else { t * 3 };
+    let expected: Vec<u32> = (0..32)
+        .map(|t| if t == 5 { 0 } else { value(t ^ 1) })
+        .collect();
+    assert_eq!(out, expected);
+}
+
 fn load(body: &str) -> Result<(), Error> {
     let memory = Memory::reserve(0x2f00_0000_0000, 1 << 20, 1 << 16).unwrap();
     let text = format!(

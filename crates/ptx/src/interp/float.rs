@@ -182,7 +182,11 @@ impl Files {
         d: Row,
         rows: [Row; 3],
     ) {
-        let [a, b, c] = rows.map(|row| self.get32(row));
+        let [a, b, c] = [
+            self.get32(rows[0]),
+            self.get32(rows[1]),
+            self.get32(rows[2]),
+        ];
         let get = |v: &[u32; 32], l: usize| input(v[l], flags.ftz);
         if rounding != Rounding::Nearest {
             return self.fma_f32_directed(rounding, flags, mask, d, &[a, b, c]);
@@ -325,7 +329,11 @@ impl Files {
 
     #[inline(always)]
     pub(crate) fn fma_f64(&self, rounding: Rounding, mask: u32, d: Row, rows: [Row; 3]) {
-        let [a, b, c] = rows.map(|row| self.get64(row));
+        let [a, b, c] = [
+            self.get64(rows[0]),
+            self.get64(rows[1]),
+            self.get64(rows[2]),
+        ];
         let f = f64::from_bits;
         if rounding == Rounding::Nearest {
             self.put64(d, mask, |l| f(a[l]).mul_add(f(b[l]), f(c[l])).to_bits());

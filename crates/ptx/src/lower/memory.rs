@@ -15,6 +15,14 @@ const ORDER_AND_CACHE: [&str; 16] = [
 ];
 const CACHE: [&str; 4] = ["lu", "cv", "wt", "unified"];
 
+/// Triton writes `{ %r1 }` for a scalar.
+fn sole<'o, 'a>(operand: &'o Operand<'a>) -> &'o Operand<'a> {
+    match operand {
+        Operand::Vector(parts) if parts.len() == 1 => &parts[0],
+        other => other,
+    }
+}
+
 impl<'a> Lowering<'_, '_, 'a> {
     fn space(&self, insn: &mut Insn<'_, 'a>) -> Result<Option<MemSpace>, Error> {
         let space = insn.mods.take_any(&[
@@ -69,7 +77,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         let ty = self.need_type(insn)?;
         let mem = self.mem(&insn.ops[1], space)?;
         let Some(n) = vector else {
-            let (d, declared) = self.dest(&insn.ops[0], ty, Fit::Wider)?;
+            let (d, declared) = self.dest(sole(&insn.ops[0]), ty, Fit::Wider)?;
             let d = if d != SINK {
                 d
             } else if declared.bytes() == 8 {
@@ -138,9 +146,9 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
         let Some(n) = vector else {
             let a = if ty.bytes() == 8 {
-                self.src64(&insn.ops[1], ty)?
+                self.src64(sole(&insn.ops[1]), ty)?
             } else {
-                self.src32_fit(&insn.ops[1], ty, Fit::Wider)?
+                self.src32_fit(sole(&insn.ops[1]), ty, Fit::Wider)?
             };
             return self.emit(Op::St {
                 width: self.width(ty, ty)?,
