@@ -72,6 +72,7 @@ const BY_VALUE: &[&str] = &[
 
 /// Calls with arrays, strings or untyped pointers: `calls.rs` gives them a safe form.
 const WITH_POINTERS: &[&str] = &[
+    "cuGetExportTable",
     "cuDeviceGetLuid",
     "cuDeviceGetName",
     "cuMemHostAlloc",

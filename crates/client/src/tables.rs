@@ -9,7 +9,9 @@ use std::{
 use outboard_api::{
     CUresult,
     cuda::{CUcontext, CUdevice, CUstream, CUuuid},
+    enums::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
 };
+use outboard_wire::messages;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
@@ -36,12 +38,16 @@ const TOOLS_TLS: u128 = 0x42d8_5a81_23f6_cb47_8298_f6e7_8a3a_ecdc;
 const CONTEXT_LOCAL_STORAGE: u128 = 0xc693_336e_1121_df11_a8c3_68f3_55d8_9593;
 const CONTEXT_CHECKS: u128 = 0x263e_8860_7cd2_6143_92f6_bbd5_006d_fa7e;
 const INTEGRITY_CHECK: u128 = 0xd408_2055_bde6_704b_8d34_ba12_3c66_e1f2;
+const CLUSTER_TOPOLOGY: u128 = 0x1734_dc26_800d_4745_8726_c0f1_e7dd_8bca;
 const CTX_STREAM_ID: u128 = 0x2131_8c60_9714_3248_8ca6_41ff_7324_c8f2;
 
 /// The table of this id; NULL and an error for an id that is not served, so that no caller jumps into nothing.
 pub(crate) fn find(id: &CUuuid) -> Result<*const c_void, CUresult> {
     static TABLES: OnceLock<Vec<(u128, Table)>> = OnceLock::new();
     let id = u128::from_be_bytes(id.bytes);
+    if id == CLUSTER_TOPOLOGY && !has_clusters() {
+        return Err(CUresult::CUDA_ERROR_NOT_FOUND);
+    }
     let table = TABLES.get_or_init(make).iter().find(|(known, _)| *known == id);
     match table {
         Some((_, table)) => Ok(table.0.as_ptr().cast()),
@@ -50,6 +56,11 @@ pub(crate) fn find(id: &CUuuid) -> Result<*const c_void, CUresult> {
             Err(CUresult::CUDA_ERROR_NOT_FOUND)
         }
     }
+}
+
+/// Clusters came with compute capability 9.
+fn has_clusters() -> bool {
+    driver().is_ok_and(|d| d.attribute(0, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) >= 9)
 }
 
 fn make() -> Vec<(u128, Table)> {
@@ -81,6 +92,7 @@ fn make() -> Vec<(u128, Table)> {
         ),
         (CONTEXT_CHECKS, sized(15, &[(2, checks_context as Slot), (3, checks_zero as Slot)])),
         (INTEGRITY_CHECK, sized(3, &[(1, integrity_value as Slot), (2, succeed as Slot)])),
+        (CLUSTER_TOPOLOGY, sized(17, &[(4, topology_get as Slot), (13, topology_free as Slot)])),
         (
             CTX_STREAM_ID,
             sized(93, &[(4, stream_id_context as Slot), (39, stream_id_of_private as Slot), (51, stream_id_private as Slot)]),
@@ -218,6 +230,44 @@ unsafe extern "C" fn stream_id_private(_context: CUcontext, stream: CUstream, ou
 unsafe extern "C" fn stream_id_of_private(_context: CUcontext, private: *mut c_void, out: *mut u64) -> CUresult {
     // SAFETY: as for cuStreamGetId.
     answer(|| unsafe { calls::cuStreamGetId(CUstream(private as usize), out) })
+}
+
+/// CLUSTER_TOPOLOGY[4]: one byte for each pair of multiprocessors, in two arrays: its group, its place in the group.
+unsafe extern "C" fn topology_get(groups: *mut *mut c_void, ranks: *mut *mut c_void) -> CUresult {
+    answer(|| {
+        if groups.is_null() || ranks.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let (first, second) = driver()?.call(&messages::ClusterTopology {}, |reply| (c_copy(&reply.groups), c_copy(&reply.ranks)))?;
+        // SAFETY: the caller's outputs, checked above.
+        unsafe {
+            groups.write(first);
+            ranks.write(second);
+        }
+        if first.is_null() || second.is_null() { Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) } else { Ok(()) }
+    })
+}
+
+/// A copy that C code can free.
+fn c_copy(bytes: &[u8]) -> *mut c_void {
+    // SAFETY: room for the bytes, or NULL.
+    unsafe {
+        let copy = libc::malloc(bytes.len().max(1));
+        if !copy.is_null() {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), copy.cast::<u8>(), bytes.len());
+        }
+        copy
+    }
+}
+
+/// CLUSTER_TOPOLOGY[13]: gives both arrays back.
+unsafe extern "C" fn topology_free(groups: *mut c_void, ranks: *mut c_void) -> CUresult {
+    // SAFETY: what `topology_get` allocated, or NULL.
+    unsafe {
+        libc::free(groups);
+        libc::free(ranks);
+    }
+    CUresult::CUDA_SUCCESS
 }
 
 type Destroy = Option<unsafe extern "C" fn(context: CUcontext, key: *mut c_void, value: *mut c_void)>;

@@ -63,6 +63,7 @@ impl Driver {
         let context = self.contexts.current()?;
         let mark = self.progress.mark();
         if !self.progress.is_idle() {
+            self.push_visible()?;
             let frees = self.pools_mark();
             let group = Group::new(1);
             self.session.ask(context.handle.0 as u64, &messages::FenceContext {}, &group, Sink::Group)?;

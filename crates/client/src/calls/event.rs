@@ -9,7 +9,7 @@ use outboard_api::{
 };
 use outboard_wire::messages;
 
-use super::{Done, put};
+use super::{Done, put, stream::Reached};
 use crate::{
     session::{Group, Sink},
     state::{Kind, driver, wire_context},
@@ -56,28 +56,35 @@ pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, fl
     if external && stream.is_capturing() {
         driver.graphs.records_event(&event);
     }
+    // The mark of the event is taken with the stream's, so that neither runs ahead of the other.
+    let mut recorded = event.recorded.lock();
     event.progress.submit();
     stream.progress().submit();
+    *recorded = Some((stream.stream().clone(), stream.progress().mark()));
+    drop(recorded);
     driver.submit(&messages::EventRecord { event: event.handle, stream: stream.wire(), flags })
 }
 
 pub(crate) unsafe fn cuEventQuery(event: CUevent) -> Done {
     let driver = driver()?;
     let event = driver.streams.event(event)?;
+    event.settle();
     driver.refuse_captured_event(&event)?;
-    driver.query(&event.progress, event.progress.mark(), &event.query, &messages::FenceEvent { event: event.handle })
+    driver.query(&Reached::at(&event.progress, event.progress.mark()), &event.query, &messages::FenceEvent { event: event.handle })
 }
 
 pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> Done {
     let driver = driver()?;
     let event = driver.streams.event(event)?;
     driver.refuse_captured_event(&event)?;
+    event.settle();
     if !event.progress.is_idle() {
+        driver.push_visible()?;
         let mark = event.progress.mark();
         let group = Group::new(1);
         driver.session.ask(wire_context(), &messages::FenceEvent { event: event.handle }, &group, Sink::Group)?;
         driver.session.wait(&group)?;
-        event.progress.complete(mark);
+        event.reached(mark);
     }
     driver.session.take_fault()
 }

@@ -3,6 +3,7 @@
 use std::{
     ffi::{CStr, OsStr, c_char, c_void},
     os::unix::ffi::OsStrExt as _,
+    sync::atomic::Ordering,
 };
 
 use outboard_api::{
@@ -238,8 +239,17 @@ unsafe fn kernel_handle(library: usize, name: *const c_char) -> Result<usize, CU
 }
 
 pub(crate) unsafe fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> Done {
+    let driver = driver()?;
     // SAFETY: see the module's contract.
-    unsafe { put(function, CUfunction(kernel_handle(module.0, name)?)) }
+    let handle = unsafe { kernel_handle(module.0, name)? };
+    // Loaded now, as a local driver loads it now: loading it with its first use would wait for kernels that may be
+    // waiting for the program.
+    let kernel = driver.libraries.kernel(CUfunction(handle))?;
+    if !kernel.requested.swap(true, Ordering::AcqRel) {
+        driver.submit(&messages::CuFuncLoad { function: kernel.wire })?;
+    }
+    // SAFETY: see the module's contract.
+    unsafe { put(function, CUfunction(handle)) }
 }
 
 pub(crate) unsafe fn cuLibraryGetKernel(kernel: *mut CUkernel, library: CUlibrary, name: *const c_char) -> Done {

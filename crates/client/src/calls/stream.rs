@@ -11,6 +11,7 @@ use outboard_api::{
     enums::*,
 };
 use outboard_wire::messages;
+use parking_lot::Mutex;
 
 use super::{Done, put, put_optional};
 use crate::{
@@ -36,57 +37,79 @@ impl Driver {
     /// Waits until a stream's work is done.
     pub(crate) fn synchronize_stream(&self, stream: &StreamRef) -> Done {
         self.refuse_captured(stream)?;
-        let mark = self.work_before(stream);
-        if stream.progress().is_complete(mark) {
+        let (done, mark) = (Reached::of(self, stream), stream.progress().mark());
+        if done.is_known(self) {
             return self.session.take_fault();
         }
+        // A kernel may be waiting for a word that the program has written since.
+        self.push_visible()?;
         let frees = self.pools_mark();
         let group = Group::new(1);
         self.session.ask(wire_context(), &messages::FenceStream { stream: stream.wire() }, &group, Sink::Group)?;
         self.session.wait(&group)?;
         stream.progress().complete(mark);
+        done.learn();
         self.pools_waited_for_stream(stream, frees);
         self.session.take_fault()
     }
 
-    /// How far a stream must be for its work to be done. The legacy stream waits for all blocking streams: it is known to
-    /// be done only when nothing has been sent at all since it was last waited for.
-    fn work_before(&self, stream: &StreamRef) -> u64 {
-        match stream {
-            StreamRef::Legacy(_) if self.progress.is_idle() => 0,
-            StreamRef::Legacy(_) => self.progress.mark(),
-            StreamRef::Own(own) => own.progress.mark(),
-        }
-    }
-
-    /// Whether what was sent up to now is done; asks once, then looks at what has arrived.
-    pub(crate) fn query<'a, M: outboard_wire::Op<'a>>(
-        &self,
-        progress: &Progress,
-        mark: u64,
-        asked: &parking_lot::Mutex<Option<(u64, Arc<Group>)>>,
-        fence: &M,
-    ) -> Done {
-        if progress.is_complete(mark) {
+    /// Whether a point is reached. What is not known is asked for once; later queries look at what has arrived.
+    pub(crate) fn query<'a, M: outboard_wire::Op<'a>>(&self, point: &Reached<'_>, asked: &Mutex<Option<(u64, Arc<Group>)>>, fence: &M) -> Done {
+        if point.is_known(self) {
             return self.session.take_fault();
         }
+        self.push_visible()?;
         let mut asked = asked.lock();
-        if !matches!(&*asked, Some((about, _)) if *about == mark) {
+        if !matches!(&*asked, Some((about, _)) if *about == point.mark) {
             let group = Group::new(1);
             self.session.ask(wire_context(), fence, &group, Sink::Group)?;
-            *asked = Some((mark, group));
+            *asked = Some((point.mark, group));
+            // What is done by now is answered before this: the first answer is the truth too.
+            self.call(&messages::Ping {}, |_| ())?;
+        } else {
+            self.session.poll();
         }
-        self.session.poll();
         match &*asked {
-            Some((about, group)) if group.is_complete() => {
-                let (about, result) = (*about, group.take());
+            Some((_, group)) if group.is_complete() => {
+                let result = group.take();
                 *asked = None;
                 result?;
-                progress.complete(about);
+                point.learn();
                 self.session.take_fault()
             }
             _ => Err(CUresult::CUDA_ERROR_NOT_READY),
         }
+    }
+}
+
+/// A point in the work sent, and where it is noted that it is reached.
+pub(crate) struct Reached<'p> {
+    noted: &'p Progress,
+    mark: u64,
+    everything: bool,
+}
+
+impl<'p> Reached<'p> {
+    /// All work of a stream. The legacy stream waits for all blocking streams: it is known to be done only when nothing
+    /// at all has been sent since it was last waited for.
+    fn of(driver: &Driver, stream: &'p StreamRef) -> Reached<'p> {
+        match stream {
+            StreamRef::Legacy(legacy) => Reached { noted: &legacy.everything, mark: driver.progress.mark(), everything: true },
+            StreamRef::Own(own) => Reached { noted: &own.progress, mark: own.progress.mark(), everything: false },
+        }
+    }
+
+    /// A certain amount of it.
+    pub(crate) fn at(noted: &'p Progress, mark: u64) -> Reached<'p> {
+        Reached { noted, mark, everything: false }
+    }
+
+    pub(crate) fn is_known(&self, driver: &Driver) -> bool {
+        self.noted.is_complete(self.mark) || self.everything && driver.progress.is_idle()
+    }
+
+    pub(crate) fn learn(&self) {
+        self.noted.complete(self.mark);
     }
 }
 
@@ -127,7 +150,7 @@ pub(crate) unsafe fn cuStreamSynchronize(stream: CUstream) -> Done {
 pub(crate) unsafe fn cuStreamQuery(stream: CUstream) -> Done {
     let driver = driver()?;
     let stream = driver.awaited_stream(stream)?;
-    driver.query(stream.progress(), driver.work_before(&stream), &stream.stream().query, &messages::FenceStream { stream: stream.wire() })
+    driver.query(&Reached::of(driver, &stream), &stream.stream().query, &messages::FenceStream { stream: stream.wire() })
 }
 
 pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> Done {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use outboard_api::{
     CUresult,
     cuda::{
-        CUarray, CUcontext, CUevent, CUfunction, CUgraphExec, CUlinkState, CUmipmappedArray, CUstream,
+        CUarray, CUcontext, CUfunction, CUgraphExec, CUlinkState, CUmipmappedArray, CUstream,
     },
 };
 use parking_lot::RwLock;
@@ -134,10 +134,6 @@ impl Driver {
         let stream = self.work_stream(stream)?;
         stream.progress().submit();
         Ok(stream.wire())
-    }
-
-    pub(crate) fn wire_event(&self, event: CUevent) -> Result<u64, CUresult> {
-        self.streams.event(event).map(|e| e.handle)
     }
 
     pub(crate) fn wire_context(&self, context: CUcontext) -> Result<u64, CUresult> {

@@ -44,6 +44,8 @@ pub(crate) struct Kernel {
     pub(crate) params: Vec<(u32, u32)>,
     pub(crate) param_bytes: u32,
     pub(crate) unloaded: AtomicBool,
+    /// The server has been asked to load its code.
+    pub(crate) requested: AtomicBool,
     attributes: OnceLock<Vec<i32>>,
     /// Set by `cuFuncSetAttribute`, over what the image says.
     overrides: RwLock<FxHashMap<u32, i32>>,
@@ -81,6 +83,7 @@ impl Libraries {
                 params: kernel.params,
                 param_bytes,
                 unloaded: AtomicBool::new(false),
+                requested: AtomicBool::new(false),
                 attributes: OnceLock::new(),
                 overrides: RwLock::default(),
                 occupancy: Mutex::default(),

@@ -116,8 +116,13 @@ impl Driver {
 
     /// An address that a memset or a stream operation may touch: memory that this process allocated.
     pub(crate) fn device_address(&self, address: CUdeviceptr) -> Result<u64, CUresult> {
-        let known = self.memory.lock().find(address).is_some_and(|a| a.may_be_used()) || self.host.read().find(address).is_some();
-        if known { Ok(address) } else { Err(CUresult::CUDA_ERROR_INVALID_VALUE) }
+        if self.memory.lock().find(address).is_some_and(|a| a.may_be_used()) {
+            return Ok(address);
+        }
+        // Pinned memory will do as well, where the device sees it.
+        self.make_visible(address)?;
+        self.push_visible()?;
+        Ok(address)
     }
 }
 

@@ -57,6 +57,8 @@ pub(crate) struct Stream {
     pub(crate) flags: u32,
     pub(crate) priority: i32,
     pub(crate) progress: Progress,
+    /// For the legacy stream: how much of everything sent is known to be done.
+    pub(crate) everything: Progress,
     /// The capture that the stream takes part in; 0: none.
     pub(crate) capture: AtomicU64,
     /// A query that has been asked and not been answered: the mark it is about.
@@ -69,6 +71,8 @@ pub(crate) struct Event {
     pub(crate) flags: u32,
     /// Counts recordings.
     pub(crate) progress: Progress,
+    /// Where it was last recorded: the stream, and how much had been sent to it.
+    pub(crate) recorded: Mutex<Option<(Arc<Stream>, u64)>>,
     /// The capture in which it was last recorded; 0: none.
     pub(crate) capture: AtomicU64,
     pub(crate) query: Mutex<Option<(u64, Arc<Group>)>>,
@@ -80,6 +84,28 @@ pub(crate) enum StreamRef {
     /// The default stream that waits for all blocking streams.
     Legacy(Arc<Stream>),
     Own(Arc<Stream>),
+}
+
+impl Event {
+    /// What is known of its stream decides for the event too.
+    pub(crate) fn settle(&self) {
+        let mark = self.progress.mark();
+        let reached = self.recorded.lock().as_ref().is_some_and(|(stream, sent)| stream.progress.is_complete(*sent));
+        if reached {
+            self.progress.complete(mark);
+        }
+    }
+
+    /// The event is reached: so is everything that was sent to its stream before.
+    pub(crate) fn reached(&self, mark: u64) {
+        self.progress.complete(mark);
+        // Recorded again meanwhile, it stands for something later.
+        if self.progress.mark() == mark
+            && let Some((stream, sent)) = self.recorded.lock().as_ref()
+        {
+            stream.progress.complete(*sent);
+        }
+    }
 }
 
 impl StreamRef {
@@ -144,6 +170,7 @@ impl Streams {
             context,
             flags,
             progress: Progress::default(),
+            recorded: Mutex::new(None),
             capture: AtomicU64::new(0),
             query: Mutex::new(None),
         };
@@ -196,6 +223,7 @@ fn new_stream(handle: u64, context: CUcontext, flags: u32, priority: i32) -> Str
         flags,
         priority,
         progress: Progress::default(),
+        everything: Progress::default(),
         capture: AtomicU64::new(0),
         query: Mutex::new(None),
     }

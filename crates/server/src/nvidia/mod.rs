@@ -35,6 +35,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod textures;
+mod topology;
 
 use std::{
     mem::{forget, take},

@@ -45,11 +45,11 @@ use std::{
 use outboard_api::CUresult;
 use outboard_link::{Link, Receiver, Wait};
 use outboard_wire::{
-    DecodeError, Reader,
+    DecodeError, Op as _, Reader,
     frame::RequestHeader,
     handshake::Purpose,
     limits::CHUNK_BYTES_MAX,
-    messages::{HostCallNote, HostPagesNote, PrintNote},
+    messages::{HostCallNote, HostPagesNote, Ping, PrintNote},
 };
 use thiserror::Error;
 use tracing::{Level, debug, enabled, trace};
@@ -191,6 +191,10 @@ impl Session<'_> {
         let start = Instant::now();
         let mut r = Reader::new(frame);
         let header = RequestHeader::decode(&mut r).map_err(|why| End::Malformed { op: 0, why })?;
+        if header.op == Ping::NUMBER {
+            r.end().map_err(|why| End::Malformed { op: header.op, why })?;
+            return self.answer_ping(header, start).map(|()| true);
+        }
         let frame_len = frame.len();
         self.reply.clear();
         let result = if execute::is_bulk(header.op) {
@@ -251,6 +255,17 @@ impl Session<'_> {
         }
         self.settle(header, executed, start)?;
         Ok(true)
+    }
+
+    /// What is finished by now is answered first: a client that asks "is it done" and then this has the truth.
+    fn answer_ping(&mut self, header: RequestHeader, start: Instant) -> Result<(), End> {
+        self.answer_ready()?;
+        self.tally
+            .count(header.op, outboard_wire::frame::HEADER_BYTES, start.elapsed());
+        if header.token != 0 {
+            self.outbox.reply(header.op, header.token, &[])?;
+        }
+        Ok(self.outbox.flush()?)
     }
 
     /// Answers a message, or notes down that it will be answered.
