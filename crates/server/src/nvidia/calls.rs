@@ -10,10 +10,7 @@ use outboard_api::{
         CUDA_MEMCPY3D, CUlaunchAttribute, CUlaunchConfig, CUmemAccessDesc, CUmemLocation, CUstream,
         CUstreamBatchMemOpParams, CUtensorMap,
     },
-    enums::{
-        CU_MEM_ACCESS_FLAGS_PROT_READ, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        CU_MEM_LOCATION_TYPE_DEVICE,
-    },
+    enums::CU_MEM_LOCATION_TYPE_DEVICE,
 };
 use outboard_wire::doc::TensorMapArguments;
 
@@ -67,17 +64,14 @@ impl Driver {
         Ok(luid)
     }
 
-    /// Lets a device read and, unless `flags` say otherwise, write mapped memory.
+    /// Lets a device read or write mapped memory, or neither.
     pub(super) fn set_access(&self, span: Span, device: i32, flags: u32) -> Result<(), Refused> {
         let access = CUmemAccessDesc {
             location: CUmemLocation {
                 kind: CU_MEM_LOCATION_TYPE_DEVICE,
                 id: device,
             },
-            flags: match flags {
-                CU_MEM_ACCESS_FLAGS_PROT_READ => CU_MEM_ACCESS_FLAGS_PROT_READ,
-                _ => CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-            },
+            flags,
         };
         // SAFETY: one record, as said.
         unsafe { self.cuMemSetAccess(span.address(), span.len(), &access, 1) }

@@ -152,10 +152,9 @@ impl Nvidia {
 
     pub(super) fn mem_unmap(
         &mut self,
-        cx: &mut Cx<'_>,
+        _cx: &mut Cx<'_>,
         m: &messages::MemUnmap,
     ) -> Result<(), Failure> {
-        self.enter(cx)?;
         self.unmap(m.va, m.len)
     }
 
@@ -172,10 +171,9 @@ impl Nvidia {
 
     pub(super) fn allocation_release(
         &mut self,
-        cx: &mut Cx<'_>,
+        _cx: &mut Cx<'_>,
         m: &messages::AllocationRelease,
     ) -> Result<(), Failure> {
-        self.enter(cx)?;
         // Mappings hold the memory for as long as they last.
         self.allocations.remove(m.allocation).map(drop)
     }
@@ -195,10 +193,9 @@ impl Nvidia {
 
     pub(super) fn allocation_unmap(
         &mut self,
-        cx: &mut Cx<'_>,
+        _cx: &mut Cx<'_>,
         m: &messages::AllocationUnmap,
     ) -> Result<(), Failure> {
-        self.enter(cx)?;
         self.unmap(m.va, m.len)
     }
 
@@ -210,7 +207,8 @@ impl Nvidia {
         self.enter(cx)?;
         self.in_window(m.va, m.len)?;
         let span = self.known(m.va, m.len)?;
-        let device = self.context(cx.context)?.device;
+        let owner = self.memory.mapped.range(..=m.va).next_back();
+        let device = owner.map_or(0, |(_, mapping)| mapping.allocation.hold.device);
         for device in self.reachable(device) {
             self.driver.set_access(span, device, m.flags)?;
         }

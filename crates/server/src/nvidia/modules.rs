@@ -125,10 +125,9 @@ impl Nvidia {
 
     pub(super) fn library_unload(
         &mut self,
-        cx: &mut Cx<'_>,
+        _cx: &mut Cx<'_>,
         m: &messages::LibraryUnload,
     ) -> Result<(), Failure> {
-        self.enter(cx)?;
         let library = self.libraries.remove(m.library)?;
         let marks = self.busy_marks();
         self.graveyard

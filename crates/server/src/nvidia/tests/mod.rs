@@ -515,3 +515,16 @@ fn a_context_goes_with_its_objects_once_nobody_waits_for_them() {
     drop(client);
     assert_eq!(fake.ask("fake_live", 0), 0);
 }
+
+#[test]
+fn memory_outlives_the_context_that_it_was_allocated_in() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let va = client.map(0, 2 * MIB);
+    client.done(Request::ContextDestroy(messages::ContextDestroy {
+        context: CONTEXT,
+    }));
+    client.done(Request::MemUnmap(messages::MemUnmap { va, len: 2 * MIB }));
+    client.device.reap();
+    assert_eq!(fake.ask("fake_mappings", 0), 0);
+}
