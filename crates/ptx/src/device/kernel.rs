@@ -1,6 +1,9 @@
 //! The engine's kernels as work of a device.
 
-use std::sync::{Arc, OnceLock, atomic::AtomicBool};
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+};
 
 use super::work::{Code, Launch};
 use crate::{
@@ -14,8 +17,8 @@ use crate::{
 
 /// Text that kernels have printed and nobody has taken yet; what is older is lost.
 const PRINTED_BYTES_MAX: usize = 16 << 20;
-/// Memory for device-side `malloc`, mapped when a kernel first needs it. Eight times CUDA's default.
-const HEAP_BYTES: u64 = 64 << 20;
+/// Memory for device-side `malloc` unless a program asks for more: eight times CUDA's default.
+const HEAP_BYTES_MIN: u64 = 64 << 20;
 /// What grid synchronisation needs of its workspace: its size, then the barrier
 /// (`cooperative_groups/details/driver_abi.h` of the CUDA toolkit).
 const WORKSPACE_BYTES: u64 = 64;
@@ -26,6 +29,8 @@ pub struct Machine {
     workers: usize,
     printed: Fifo,
     heap: OnceLock<Option<Heap>>,
+    heap_bytes: AtomicU64,
+    stack_bytes: AtomicU32,
 }
 
 impl Machine {
@@ -36,7 +41,19 @@ impl Machine {
             workers,
             printed: Fifo::new(PRINTED_BYTES_MAX),
             heap: OnceLock::new(),
+            heap_bytes: AtomicU64::new(HEAP_BYTES_MIN),
+            stack_bytes: AtomicU32::new(STACK_BYTES_DEFAULT),
         }
+    }
+
+    /// Makes the heap of device-side `malloc` at least so large, if no kernel has used it yet.
+    pub fn want_heap(&self, bytes: u64) {
+        self.heap_bytes.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    /// Gives each thread of later launches at least so much stack.
+    pub fn want_stack(&self, bytes: u32) {
+        self.stack_bytes.fetch_max(bytes, Ordering::Relaxed);
     }
 
     /// Appends what kernels have printed since the last call.
@@ -46,9 +63,10 @@ impl Machine {
 
     /// None where there is no room for it: `malloc` then returns 0, as on a GPU.
     fn heap(&self) -> Option<&Heap> {
+        let bytes = self.heap_bytes.load(Ordering::Relaxed);
         let heap = self
             .heap
-            .get_or_init(|| match Heap::new(&self.memory, HEAP_BYTES) {
+            .get_or_init(|| match Heap::new(&self.memory, bytes) {
                 Ok(heap) => Some(heap),
                 Err(error) => {
                     tracing::warn!(%error, "no heap for kernels");
@@ -105,7 +123,7 @@ impl Code for ModuleKernel {
             dynamic_shared_bytes: launch.shared_bytes,
             params: &launch.params,
             workers: machine.workers,
-            stack_bytes: STACK_BYTES_DEFAULT,
+            stack_bytes: machine.stack_bytes.load(Ordering::Relaxed),
             cooperative: launch.cooperative,
             envregs: workspace.as_ref().map_or([0; 32], Workspace::envregs),
             output: &machine.printed,

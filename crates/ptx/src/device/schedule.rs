@@ -242,6 +242,7 @@ impl State {
         if context.closing && context.tasks == 0 {
             self.contexts.remove(&context_id);
         } else if let (Err(stuck), None) = (result, &context.stuck) {
+            tracing::info!(%stuck, "a context is lost");
             context.stuck = Some(stuck);
             self.abandon(context_id, ready);
         }

@@ -3,7 +3,10 @@
 use std::borrow::Cow;
 
 use outboard_api::{CUresult, enums::*};
-use outboard_ptx::device::{ContextId, StreamId};
+use outboard_ptx::{
+    device::{ContextId, StreamId},
+    limits::LOCAL_BYTES_MAX,
+};
 use outboard_wire::messages;
 use rustc_hash::FxHashMap;
 
@@ -102,8 +105,7 @@ impl Soft {
         Ok(messages::CuCtxGetLimitReply { pvalue })
     }
 
-    /// Remembered for `cuCtxGetLimit`. The interpreter gives every thread the stack that it needs and collects all
-    /// that is printed, so that no limit of these can be too small.
+    /// Stack and heap grow as asked; all that is printed is collected anyway, and caches have no say here.
     pub(super) fn cu_ctx_set_limit(
         &mut self,
         cx: &mut Cx<'_>,
@@ -111,6 +113,18 @@ impl Soft {
     ) -> Result<(), Failure> {
         default_limit(m.limit)?;
         self.context(cx.context)?;
+        let too_large = || invalid(format!("limit {} of {} bytes", m.limit, m.value));
+        match m.limit {
+            CU_LIMIT_STACK_SIZE => {
+                let bytes = u32::try_from(m.value)
+                    .ok()
+                    .filter(|bytes| *bytes <= LOCAL_BYTES_MAX);
+                self.machine.want_stack(bytes.ok_or_else(too_large)?);
+            }
+            CU_LIMIT_MALLOC_HEAP_SIZE if m.value > self.memory_bytes => return Err(too_large()),
+            CU_LIMIT_MALLOC_HEAP_SIZE => self.machine.want_heap(m.value),
+            _ => {}
+        }
         let context = self.contexts.get_mut(cx.context)?;
         context.limits.insert(m.limit, m.value);
         Ok(())

@@ -49,6 +49,8 @@ const INTERNAL_BYTES: u64 = 64 << 30;
 /// Where else the window goes, if its place is taken: a second device in one process, or an unlucky layout.
 const WINDOW_STEP_BYTES: u64 = 2 << 40;
 const WINDOW_TRIES_MAX: u64 = 16;
+/// Threads that run one launch.
+const THREADS_MAX: usize = 1024;
 /// Devices of one session.
 const DEVICES_MAX: usize = 64;
 /// The most memory that a device has unless it is told.
@@ -110,7 +112,7 @@ impl Soft {
     fn new(options: SoftOptions) -> Result<Soft, Failure> {
         let memory_bytes = options.memory_bytes.unwrap_or_else(memory_default);
         let cores = || thread::available_parallelism().map_or(1, usize::from);
-        let threads = options.threads.unwrap_or_else(cores).max(1);
+        let threads = options.threads.unwrap_or_else(cores).clamp(1, THREADS_MAX);
         if !(1..=DEVICES_MAX).contains(&options.devices) || memory_bytes == 0 {
             return Err(Failure::new(
                 CUresult::CUDA_ERROR_INVALID_VALUE,

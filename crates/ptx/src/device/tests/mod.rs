@@ -2,6 +2,7 @@
 
 mod captures;
 mod graphs;
+mod order;
 mod streams;
 
 use std::{
