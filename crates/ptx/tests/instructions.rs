@@ -224,6 +224,15 @@ fn spaces_and_windows() {
 }
 
 #[test]
+fn atomics_on_subnormals() {
+    check32(
+        ".shared .b32 s; st.shared.u32 [s], 1; st.global.u32 [%out], 1;
+         atom.shared.add.f32 %f0, [s], 0f00000002; ld.shared.u32 %r0, [s]; atom.global.add.f32 %f0, [%out], 0f00000002; ld.global.u32 %r1, [%out];",
+        &[3, 0],
+    );
+}
+
+#[test]
 fn branches_by_index() {
     check32(
         "mov.u32 %r1, 2; targets: .branchtargets A, B, C; brx.idx %r1, targets; A: mov.u32 %r0, 10; bra done; B: mov.u32 %r0, 20; bra done; C: mov.u32 %r0, 30; done:",

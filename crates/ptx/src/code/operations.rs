@@ -433,6 +433,8 @@ pub enum AtomOp {
     Inc,
     Dec,
     AddF,
+    /// With subnormals flushed: chosen at run time, by where the address points.
+    AddFtzF,
     AddF16,
     AddF16x2,
     AddBf16,

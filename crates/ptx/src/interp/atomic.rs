@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use super::core::{Core, Stop};
+use super::float::flush;
 use super::half::{self, Bf16, F16};
 use super::lanes::lanes;
 use super::memory::Pointers;
@@ -42,6 +43,13 @@ impl Core<'_> {
                     }
                 }
                 4 => {
+                    // PTX ISA, atom: f32 additions flush subnormals in global memory, not in shared memory.
+                    let shared = at[lane].wrapping_sub(self.shared as u64) < self.shared_bytes;
+                    let op = if op == AtomOp::AddF && !shared {
+                        AtomOp::AddFtzF
+                    } else {
+                        op
+                    };
                     let old = atomic32(
                         op,
                         at[lane],
@@ -90,6 +98,14 @@ fn atomic32(op: AtomOp, at: u64, b: u32, c: u32) -> u32 {
         AtomOp::Dec => update(&|v| if v == 0 || v > b { b } else { v - 1 }),
         AtomOp::AddF => update(&|v| {
             let sum = f32::from_bits(v) + f32::from_bits(b);
+            if sum.is_nan() {
+                0x7fff_ffff
+            } else {
+                sum.to_bits()
+            }
+        }),
+        AtomOp::AddFtzF => update(&|v| {
+            let sum = flush(flush(f32::from_bits(v)) + flush(f32::from_bits(b)));
             if sum.is_nan() {
                 0x7fff_ffff
             } else {

@@ -260,7 +260,15 @@ impl Files {
         let half = |op: Un32, x: u32| match op {
             Un32::Ex2F16 => half::F16::from_f64(half::F16::to_f64(x).exp2(), Rounding::Nearest),
             Un32::TanhF16 => half::F16::from_f64(half::F16::to_f64(x).tanh(), Rounding::Nearest),
-            Un32::Ex2Bf16 => half::Bf16::from_f64(half::Bf16::to_f64(x).exp2(), Rounding::Nearest),
+            Un32::Ex2Bf16 => {
+                let bits = half::Bf16::from_f64(half::Bf16::to_f64(x).exp2(), Rounding::Nearest);
+                // `ex2.approx.ftz.bf16`: subnormal results become zero.
+                if bits & 0x7f80 == 0 {
+                    bits & 0x8000
+                } else {
+                    bits
+                }
+            }
             _ => half::Bf16::from_f64(half::Bf16::to_f64(x).tanh(), Rounding::Nearest),
         };
         match op {

@@ -64,6 +64,9 @@ impl<'a> Lowering<'_, '_, 'a> {
         if unordered && !ty.is_float() {
             return Err(self.unsupported("an unordered comparison of integers"));
         }
+        if ftz && matches!(ty, Type::F16 | Type::Bf16) {
+            return Err(self.unsupported("`.ftz` with a 16-bit float"));
+        }
         let (kind, a, b) = match ty {
             Type::U16 | Type::B16 | Type::U32 | Type::B32 => (CmpType::U32, a, b),
             Type::S16 => (CmpType::S32, self.extended(a, ty)?, self.extended(b, ty)?),
@@ -100,6 +103,9 @@ impl<'a> Lowering<'_, '_, 'a> {
         };
         let (a, b) = (self.src(&insn.ops[1], ty)?, self.src(&insn.ops[2], ty)?);
         if matches!(ty, Type::F16x2 | Type::Bf16x2) {
+            if ftz {
+                return Err(self.unsupported("`.ftz` with a 16-bit float"));
+            }
             if boolean.is_some() {
                 return Err(self.unsupported("a boolean operand with packed halves"));
             }
@@ -205,6 +211,9 @@ impl<'a> Lowering<'_, '_, 'a> {
         let (one, zero) = (self.const32(one), self.const32(0));
         let result = self.temp_pred()?;
         if matches!(ty, Type::F16x2 | Type::Bf16x2) {
+            if ftz {
+                return Err(self.unsupported("`.ftz` with a 16-bit float"));
+            }
             if boolean.is_some() || to.bytes() != 4 || to == Type::F32 {
                 return Err(self.unsupported("this form with packed halves"));
             }

@@ -25,6 +25,11 @@ impl<'a> Lowering<'_, '_, 'a> {
         let rounding = insn.mods.rounding().unwrap_or_default();
         let ty = self.need_type(insn)?;
         if ty.is_float() && ty.bytes() == 2 || matches!(ty, Type::F16x2 | Type::Bf16x2) {
+            // Only ex2 of bf16 has `.ftz`, and always.
+            if flags.sat || flags.ftz != (name == "ex2" && matches!(ty, Type::Bf16 | Type::Bf16x2))
+            {
+                return Err(self.unsupported("these modifiers with a 16-bit float"));
+            }
             return self.half_unary(insn, ty, name);
         }
         if !matches!(ty, Type::F32 | Type::F64) {
