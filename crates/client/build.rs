@@ -105,6 +105,9 @@ fn derived(out: &mut String, op: &Op, call: &Call, directions: &[Direction]) -> 
     let message = format!("messages::{} {{ {} }}", decl::camel_case(&call.symbol), fields.join(", "));
     if call.class == Class::Outstanding {
         writeln!(out, "        driver.submit(&{message})?;")?;
+        if let Some(stream) = call.params.iter().find(|p| p.ctype == "CUstream") {
+            writeln!(out, "        driver.stream({})?.progress().submit();", name(&stream.name))?;
+        }
     } else if op.reply.is_empty() {
         writeln!(out, "        driver.call(&{message}, |_| ())?;")?;
     } else {

@@ -68,7 +68,10 @@ impl Driver {
             let group = Group::new(1);
             self.session.ask(context.handle.0 as u64, &messages::FenceContext {}, &group, Sink::Group)?;
             self.session.wait(&group)?;
-            self.progress.complete(mark);
+            // The fence was about this context; where there are others, their work may go on.
+            if self.contexts.is_only() {
+                self.progress.complete(mark);
+            }
             self.pools_waited_for_context(context.handle, frees);
         }
         self.session.take_fault()

@@ -86,8 +86,7 @@ impl Driver {
         // SAFETY: the caller's source, as the driver API asks of it.
         let data = unsafe { std::slice::from_raw_parts(src, bytes) };
         for (index, piece) in data.chunks(CHUNK_BYTES_MAX).enumerate() {
-            stream.progress().submit();
-            self.submit(&messages::CopyIn { dst: dst + (index * CHUNK_BYTES_MAX) as u64, stream: stream.wire(), data: piece })?;
+            self.submit_to(stream, &messages::CopyIn { dst: dst + (index * CHUNK_BYTES_MAX) as u64, stream: stream.wire(), data: piece })?;
         }
         Ok(())
     }
@@ -105,17 +104,16 @@ impl Driver {
             if detached {
                 self.session.attend();
             }
-            stream.progress().submit();
-            self.progress.submit();
             let message = messages::CopyOut { src: src + offset as u64, len: len as u64, stream: stream.wire() };
             self.session.ask(wire_context(), &message, &group, sink)?;
+            stream.progress().submit();
+            self.progress.submit();
         }
         Ok(group)
     }
 
     fn copy_here(&self, dst: u64, src: u64, bytes: u64, stream: &StreamRef) -> Done {
-        stream.progress().submit();
-        self.submit(&messages::Copy { dst, src, len: bytes, stream: stream.wire() })
+        self.submit_to(stream, &messages::Copy { dst, src, len: bytes, stream: stream.wire() })
     }
 
     /// Data of pinned memory is taken when the call is made. Where something earlier in the GPU's queues may still
@@ -163,7 +161,7 @@ impl Driver {
                 let group = self.copy_out(dst as *mut u8, src, bytes, stream, false)?;
                 self.session.wait(&group)?;
                 // The copy was the last thing in the stream, and it is done.
-                stream.progress().complete(mark + bytes.div_ceil(CHUNK_BYTES_MAX) as u64);
+                stream.progress().complete_alone(mark, bytes.div_ceil(CHUNK_BYTES_MAX) as u64);
                 self.session.take_fault()
             }
             (_, _) => {

@@ -342,8 +342,7 @@ impl Driver {
     fn copy_box_here(&self, request: &Request, stream: &StreamRef) -> Done {
         let whole = Piece { at: [0; 3], extent: request.extent };
         let desc = describe(request.dst.wire(whole), request.src.wire(whole), request.extent)?;
-        stream.progress().submit();
-        self.submit(&messages::CopyBox { stream: stream.wire(), desc: &desc })
+        self.submit_to(stream, &messages::CopyBox { stream: stream.wire(), desc: &desc })
     }
 
     /// The source's rows travel with the messages.
@@ -355,8 +354,7 @@ impl Driver {
             // SAFETY: a piece of the caller's source, as the driver API asks of it.
             unsafe { pack(src.address + src.offset(piece.at), src.rows(piece.extent), &mut packed) };
             let desc = describe(request.dst.wire(piece), (BoxEnd::Packed, [0; 3]), piece.extent)?;
-            stream.progress().submit();
-            self.submit(&messages::CopyBoxIn { stream: stream.wire(), desc: &desc, data: &packed })?;
+            self.submit_to(stream, &messages::CopyBoxIn { stream: stream.wire(), desc: &desc, data: &packed })?;
         }
         Ok(())
     }
@@ -373,9 +371,9 @@ impl Driver {
             if detached {
                 self.session.attend();
             }
+            self.session.ask(wire_context(), &messages::CopyBoxOut { stream: stream.wire(), desc: &desc }, &group, sink)?;
             stream.progress().submit();
             self.progress.submit();
-            self.session.ask(wire_context(), &messages::CopyBoxOut { stream: stream.wire(), desc: &desc }, &group, sink)?;
         }
         Ok(group)
     }

@@ -58,11 +58,10 @@ pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, fl
     }
     // The mark of the event is taken with the stream's, so that neither runs ahead of the other.
     let mut recorded = event.recorded.lock();
+    driver.submit_to(&stream, &messages::EventRecord { event: event.handle, stream: stream.wire(), flags })?;
     event.progress.submit();
-    stream.progress().submit();
     *recorded = Some((stream.stream().clone(), stream.progress().mark()));
-    drop(recorded);
-    driver.submit(&messages::EventRecord { event: event.handle, stream: stream.wire(), flags })
+    Ok(())
 }
 
 pub(crate) unsafe fn cuEventQuery(event: CUevent) -> Done {

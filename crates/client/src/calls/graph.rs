@@ -330,8 +330,7 @@ pub(crate) unsafe fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Done 
     if !stream.is_capturing() {
         driver.graphs.launched();
     }
-    stream.progress().submit();
-    driver.submit(&messages::GraphLaunch { exec, stream: stream.wire() })
+    driver.submit_to(&stream, &messages::GraphLaunch { exec, stream: stream.wire() })
 }
 
 /// # Safety

@@ -166,10 +166,9 @@ impl Driver {
     fn launch(&self, kernel: &Kernel, shape: &Shape, stream: &StreamRef, attributes: &[u8], params: &[u8]) -> Done {
         self.check_launch(kernel, shape)?;
         self.make_arguments_visible(params)?;
-        stream.progress().submit();
         let [grid_x, grid_y, grid_z] = shape.grid;
         let [block_x, block_y, block_z] = shape.block;
-        self.submit(&messages::Launch {
+        self.submit_to(stream, &messages::Launch {
             kernel: kernel.wire,
             stream: stream.wire(),
             grid_x,

@@ -17,10 +17,14 @@ impl Driver {
         let context = self.contexts.current()?;
         // Nothing may be sent for a small one: a lost context is noticed here.
         self.session.check()?;
-        let allocate = || self.memory.lock().allocate(bytes, context.handle, context.device, kind);
+        let allocate = || self.memory.lock().allocate(bytes, context.handle, context.device, kind, self.progress.known());
         let (base, chunk) = match allocate() {
-            // What pools hold without use makes room.
-            Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) if self.reclaim_pools() => allocate()?,
+            // What pools hold without use makes room, and what was freed while the GPU was busy.
+            Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
+                self.reclaim_pools();
+                self.synchronize_context()?;
+                allocate()?
+            }
             allocated => allocated?,
         };
         if let Some(chunk) = chunk {
@@ -32,7 +36,7 @@ impl Driver {
     pub(crate) fn release(&self, base: u64) -> Done {
         // Unmapped before anybody else can be given the addresses: the lock is held until the message is sent.
         let mut memory = self.memory.lock();
-        let (allocation, chunk) = memory.free(base)?;
+        let (allocation, chunk) = memory.free(base, self.progress.mark())?;
         match chunk {
             Some(chunk) => self.submit_in(allocation.context.0 as u64, &messages::MemUnmap { va: chunk.base, len: chunk.bytes }),
             None => Ok(()),

@@ -161,8 +161,7 @@ pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: 
     let stream = driver.work_stream(stream)?;
     let event = driver.streams.event(event)?;
     driver.join_capture(&stream, &event, flags & CU_EVENT_WAIT_EXTERNAL != 0)?;
-    stream.progress().submit();
-    driver.submit(&messages::StreamWaitEvent { stream: stream.wire(), event: event.handle, flags })
+    driver.submit_to(&stream, &messages::StreamWaitEvent { stream: stream.wire(), event: event.handle, flags })
 }
 
 pub(crate) unsafe fn cuStreamGetPriority(stream: CUstream, priority: *mut i32) -> Done {
@@ -261,8 +260,7 @@ pub(crate) unsafe fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, ops: *m
     }
     // SAFETY: plain records without padding that matters.
     let bytes = unsafe { std::slice::from_raw_parts(ops.cast::<u8>(), size_of_val(records)) };
-    stream.progress().submit();
-    driver.submit(&messages::StreamMemOps { stream: stream.wire(), ops: bytes, flags })
+    driver.submit_to(&stream, &messages::StreamMemOps { stream: stream.wire(), ops: bytes, flags })
 }
 
 pub(crate) unsafe fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, user_data: *mut c_void) -> Done {
@@ -274,8 +272,7 @@ pub(crate) unsafe fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, user
     driver.push_visible()?;
     // A graph that captures the function runs it as often as it is launched.
     let call = notes::register(driver.session, HostCall::Function { function, user_data }, stream.is_capturing());
-    stream.progress().submit();
-    driver.submit(&messages::HostFunc { stream: stream.wire(), call })
+    driver.submit_to(&stream, &messages::HostFunc { stream: stream.wire(), call })
 }
 
 pub(crate) unsafe fn cuStreamAddCallback(stream: CUstream, function: CUstreamCallback, user_data: *mut c_void, flags: u32) -> Done {
@@ -286,8 +283,7 @@ pub(crate) unsafe fn cuStreamAddCallback(stream: CUstream, function: CUstreamCal
     }
     driver.refuse_captured(&resolved)?;
     let call = notes::register(driver.session, HostCall::Callback { function, stream, user_data }, false);
-    resolved.progress().submit();
-    driver.submit(&messages::HostFunc { stream: resolved.wire(), call })
+    driver.submit_to(&resolved, &messages::HostFunc { stream: resolved.wire(), call })
 }
 
 pub(crate) unsafe fn cuStreamIsCapturing(stream: CUstream, status: *mut u32) -> Done {

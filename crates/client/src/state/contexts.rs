@@ -96,6 +96,11 @@ impl Contexts {
         context
     }
 
+    /// Whether at most one context has been used.
+    pub(crate) fn is_only(&self) -> bool {
+        self.all.read().values().filter(|c| c.created.load(Ordering::Acquire)).count() <= 1
+    }
+
     pub(crate) fn remove(&self, context: CUcontext) {
         self.all.write().remove(&context.0);
     }

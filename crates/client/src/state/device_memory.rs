@@ -77,7 +77,22 @@ struct SmallChunk {
     device: CUdevice,
     context: CUcontext,
     free: Ranges,
+    /// Given back while work that may use them was on its way: how much had been sent, address, bytes.
+    resting: Vec<(u64, u64, u64)>,
     live: usize,
+}
+
+impl SmallChunk {
+    /// Takes back what nothing on its way can use any more.
+    fn settle(&mut self, completed: u64) {
+        let free = &mut self.free;
+        self.resting.retain(|(mark, base, bytes)| {
+            if *mark <= completed {
+                free.give(*base, *bytes);
+            }
+            *mark > completed
+        });
+    }
 }
 
 impl DeviceMemory {
@@ -118,12 +133,20 @@ impl DeviceMemory {
     }
 
     /// An address range of at least `bytes`, and the chunk that the server must map for it, if it needs one.
-    pub(crate) fn allocate(&mut self, bytes: u64, context: CUcontext, device: CUdevice, kind: Kind) -> Result<(u64, Option<Chunk>), CUresult> {
+    /// `completed`: how much of the work sent is known to be done.
+    pub(crate) fn allocate(
+        &mut self,
+        bytes: u64,
+        context: CUcontext,
+        device: CUdevice,
+        kind: Kind,
+        completed: u64,
+    ) -> Result<(u64, Option<Chunk>), CUresult> {
         if bytes == 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         if bytes <= SMALL_BYTES_MAX {
-            return self.allocate_small(bytes, context, device, kind);
+            return self.allocate_small(bytes, context, device, kind, completed);
         }
         let rounded = bytes.checked_next_multiple_of(CHUNK_BYTES).ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         let chunk = self.take_chunk(rounded, device)?;
@@ -131,10 +154,18 @@ impl DeviceMemory {
         Ok((chunk.base, Some(chunk)))
     }
 
-    fn allocate_small(&mut self, bytes: u64, context: CUcontext, device: CUdevice, kind: Kind) -> Result<(u64, Option<Chunk>), CUresult> {
+    fn allocate_small(
+        &mut self,
+        bytes: u64,
+        context: CUcontext,
+        device: CUdevice,
+        kind: Kind,
+        completed: u64,
+    ) -> Result<(u64, Option<Chunk>), CUresult> {
         let rounded = bytes.next_multiple_of(ALIGN_BYTES);
         let fitting = self.small.values_mut().filter(|c| c.device == device && c.context == context);
         for chunk in fitting {
+            chunk.settle(completed);
             if let Some(base) = chunk.free.take(rounded, ALIGN_BYTES) {
                 chunk.live += 1;
                 self.insert(base, bytes, context, device, kind);
@@ -144,7 +175,7 @@ impl DeviceMemory {
         let chunk = self.take_chunk(CHUNK_BYTES, device)?;
         let mut free = Ranges::new(chunk.base, chunk.bytes);
         let base = free.take(rounded, ALIGN_BYTES).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
-        self.small.insert(chunk.base, SmallChunk { device, context, free, live: 1 });
+        self.small.insert(chunk.base, SmallChunk { device, context, free, resting: Vec::new(), live: 1 });
         self.insert(base, bytes, context, device, kind);
         Ok((base, Some(chunk)))
     }
@@ -172,13 +203,14 @@ impl DeviceMemory {
         self.allocations.insert(base, Allocation { base, bytes, context, device, kind, number });
     }
 
-    /// Gives an allocation back; the answer is what the server must unmap, if anything.
-    pub(crate) fn free(&mut self, base: u64) -> Result<(Allocation, Option<Chunk>), CUresult> {
+    /// Gives an allocation back; the answer is what the server must unmap, if anything. `sent`: how much work was sent
+    /// before, which may still use it.
+    pub(crate) fn free(&mut self, base: u64, sent: u64) -> Result<(Allocation, Option<Chunk>), CUresult> {
         let freeable = |a: &&Allocation| a.kind == Kind::Plain;
         let allocation = *self.allocations.get(&base).filter(freeable).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         self.allocations.remove(&base);
         let chunk = if allocation.bytes <= SMALL_BYTES_MAX {
-            self.free_small(&allocation)
+            self.free_small(&allocation, sent)
         } else {
             Some(Chunk { base, bytes: allocation.bytes.next_multiple_of(CHUNK_BYTES) })
         };
@@ -189,9 +221,9 @@ impl DeviceMemory {
         Ok((allocation, chunk))
     }
 
-    fn free_small(&mut self, allocation: &Allocation) -> Option<Chunk> {
+    fn free_small(&mut self, allocation: &Allocation, sent: u64) -> Option<Chunk> {
         let (start, chunk) = self.small.range_mut(..=allocation.base).next_back()?;
-        chunk.free.give(allocation.base, allocation.bytes.next_multiple_of(ALIGN_BYTES));
+        chunk.resting.push((sent, allocation.base, allocation.bytes.next_multiple_of(ALIGN_BYTES)));
         chunk.live -= 1;
         let start = *start;
         if chunk.live > 0 {
@@ -288,7 +320,7 @@ impl DeviceMemory {
         let bases: Vec<u64> = self.allocations.values().filter(|a| a.context == context).map(|a| a.base).collect();
         let mut chunks = Vec::new();
         for base in bases {
-            match self.free(base) {
+            match self.free(base, 0) {
                 Ok((_, chunk)) => chunks.extend(chunk),
                 Err(_) => {
                     self.disown(base);
@@ -380,30 +412,43 @@ mod tests {
     #[test]
     fn small_allocations_share_a_chunk_and_give_it_back() {
         let mut m = memory(0x2100_0000_0000, 1 << 30);
-        let (first, chunk) = m.allocate(100, CONTEXT, 0, Kind::Plain).expect("room");
+        let (first, chunk) = m.allocate(100, CONTEXT, 0, Kind::Plain, 0).expect("room");
         assert_eq!(chunk, Some(Chunk { base: first, bytes: CHUNK_BYTES }));
-        let (second, chunk) = m.allocate(4000, CONTEXT, 0, Kind::Plain).expect("room");
+        let (second, chunk) = m.allocate(4000, CONTEXT, 0, Kind::Plain, 0).expect("room");
         assert_eq!(chunk, None);
         assert_eq!(second - first, 512);
-        assert_eq!(m.free(first).expect("live").1, None);
-        assert_eq!(m.free(second).expect("live").1, Some(Chunk { base: first, bytes: CHUNK_BYTES }));
-        assert_eq!(m.free(second).err(), Some(CUresult::CUDA_ERROR_INVALID_VALUE));
+        assert_eq!(m.free(first, 1).expect("live").1, None);
+        assert_eq!(m.free(second, 1).expect("live").1, Some(Chunk { base: first, bytes: CHUNK_BYTES }));
+        assert_eq!(m.free(second, 1).err(), Some(CUresult::CUDA_ERROR_INVALID_VALUE));
         assert_eq!(m.free_bytes(0), 1 << 30);
+    }
+
+    #[test]
+    fn a_small_piece_rests_until_what_may_use_it_is_done() {
+        let mut m = memory(0x2140_0000_0000, 1 << 30);
+        let sizes = [1 << 20, 512 << 10, 512 << 10];
+        let bases = sizes.map(|bytes| m.allocate(bytes, CONTEXT, 0, Kind::Plain, 0).expect("room").0);
+        m.free(bases[1], 7).expect("live");
+        let (elsewhere, chunk) = m.allocate(512 << 10, CONTEXT, 0, Kind::Plain, 6).expect("room");
+        assert!(elsewhere != bases[1] && chunk.is_some());
+        // Both the old chunk's piece and the new chunk's rest are free now.
+        let again = [(); 4].map(|()| m.allocate(512 << 10, CONTEXT, 0, Kind::Plain, 7).expect("room").0);
+        assert!(again.contains(&bases[1]));
     }
 
     #[test]
     fn the_quota_is_the_limit() {
         let mut m = memory(0x2110_0000_0000, 8 << 20);
-        let (base, _) = m.allocate(7 << 20, CONTEXT, 0, Kind::Plain).expect("room");
-        assert_eq!(m.allocate(1, CONTEXT, 0, Kind::Plain).err(), Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
-        m.free(base).expect("live");
-        assert!(m.allocate(8 << 20, CONTEXT, 0, Kind::Plain).is_ok());
+        let (base, _) = m.allocate(7 << 20, CONTEXT, 0, Kind::Plain, 0).expect("room");
+        assert_eq!(m.allocate(1, CONTEXT, 0, Kind::Plain, 0).err(), Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+        m.free(base, 1).expect("live");
+        assert!(m.allocate(8 << 20, CONTEXT, 0, Kind::Plain, 0).is_ok());
     }
 
     #[test]
     fn addresses_are_found_inside_allocations_only() {
         let mut m = memory(0x2120_0000_0000, 1 << 30);
-        let (base, _) = m.allocate(3 << 20, CONTEXT, 0, Kind::Plain).expect("room");
+        let (base, _) = m.allocate(3 << 20, CONTEXT, 0, Kind::Plain, 0).expect("room");
         assert_eq!(m.find(base + 5).map(|a| a.base), Some(base));
         assert!(m.find(base + (3 << 20)).is_none());
         assert!(m.in_window(base + (3 << 20)));
@@ -413,9 +458,9 @@ mod tests {
     #[test]
     fn freed_addresses_are_used_again_last() {
         let mut m = memory(0x2130_0000_0000, 1 << 30);
-        let (first, _) = m.allocate(2 << 20, CONTEXT, 0, Kind::Plain).expect("room");
-        m.free(first).expect("live");
-        let (second, _) = m.allocate(2 << 20, CONTEXT, 0, Kind::Plain).expect("room");
+        let (first, _) = m.allocate(2 << 20, CONTEXT, 0, Kind::Plain, 0).expect("room");
+        m.free(first, 1).expect("live");
+        let (second, _) = m.allocate(2 << 20, CONTEXT, 0, Kind::Plain, 0).expect("room");
         assert_ne!(first, second);
     }
 

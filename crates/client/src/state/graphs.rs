@@ -143,6 +143,7 @@ impl Graphs {
     /// that any graph records counts as recorded again, so that nobody takes it for done without asking.
     pub(crate) fn launched(&self) {
         for event in self.events.lock().iter().filter_map(Weak::upgrade) {
+            *event.recorded.lock() = None;
             event.progress.submit();
         }
     }

@@ -129,10 +129,9 @@ stateless! {
 }
 
 impl Driver {
-    /// A stream that work is sent to: counts as used from here on.
+    /// A stream that work is sent to.
     pub(crate) fn wire_stream(&self, stream: CUstream) -> Result<u64, CUresult> {
         let stream = self.work_stream(stream)?;
-        stream.progress().submit();
         Ok(stream.wire())
     }
 

@@ -104,8 +104,17 @@ impl Driver {
     }
 
     pub(crate) fn submit_in<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
+        self.session.submit(context, message)?;
+        // Counted once it is sent: whoever takes a mark before that has a mark that does not cover it.
         self.progress.submit();
-        self.session.submit(context, message)
+        Ok(())
+    }
+
+    /// Sends work to a stream.
+    pub(crate) fn submit_to<'a, M: Op<'a>>(&self, stream: &StreamRef, message: &M) -> Result<(), CUresult> {
+        self.submit(message)?;
+        stream.progress().submit();
+        Ok(())
     }
 
     /// Sends a message under the current context and waits for its answer. Faults of earlier calls stay for a call

@@ -42,8 +42,19 @@ impl Progress {
         self.completed.fetch_max(mark, Ordering::AcqRel);
     }
 
+    /// All that was sent before `mark` is done, and `count` more if nobody else has sent anything since.
+    pub(crate) fn complete_alone(&self, mark: u64, count: u64) {
+        let alone = self.submitted.load(Ordering::Acquire) == mark + count;
+        self.complete(if alone { mark + count } else { mark });
+    }
+
     pub(crate) fn is_complete(&self, mark: u64) -> bool {
         self.completed.load(Ordering::Acquire) >= mark
+    }
+
+    /// How far it is known to be; everything, where nothing is left over.
+    pub(crate) fn known(&self) -> u64 {
+        if self.is_idle() { u64::MAX } else { self.completed.load(Ordering::Acquire) }
     }
 
     pub(crate) fn is_idle(&self) -> bool {
