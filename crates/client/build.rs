@@ -11,7 +11,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut out = String::new();
     for call in &calls {
         let target = match &call.same_as {
-            Some(other) => calls.iter().find(|c| &c.symbol == other).ok_or("alias of nothing")?,
+            Some(other) => calls
+                .iter()
+                .find(|c| &c.symbol == other)
+                .ok_or("alias of nothing")?,
             None => call,
         };
         entry(&mut out, call, target, None)?;
@@ -24,15 +27,27 @@ fn main() -> Result<(), Box<dyn Error>> {
             derived(&mut out, op, call, directions)?;
         }
     }
-    writeln!(out, "/// Name and declared class of every call, by number.\npub static CALLS: &[(&str, Class)] = &[")?;
+    writeln!(
+        out,
+        "/// Name and declared class of every call, by number.\npub static CALLS: &[(&str, Class)] = &["
+    )?;
     for call in &calls {
         writeln!(out, "    (\"{}\", Class::{:?}),", call.symbol, call.class)?;
     }
-    writeln!(out, "];\n/// Every exported symbol and its address, by name.\npub static EXPORTS: &[(&str, Export)] = &[")?;
-    let mut exports: Vec<String> = calls.iter().flat_map(|c| c.exports().collect::<Vec<_>>()).collect();
+    writeln!(
+        out,
+        "];\n/// Every exported symbol and its address, by name.\npub static EXPORTS: &[(&str, Export)] = &["
+    )?;
+    let mut exports: Vec<String> = calls
+        .iter()
+        .flat_map(|c| c.exports().collect::<Vec<_>>())
+        .collect();
     exports.sort();
     for export in exports {
-        writeln!(out, "    (\"{export}\", Export({export} as *const c_void)),")?;
+        writeln!(
+            out,
+            "    (\"{export}\", Export({export} as *const c_void)),"
+        )?;
     }
     writeln!(out, "];")?;
     fs::write(Path::new(&env::var("OUT_DIR")?).join("entry.rs"), out)?;
@@ -40,23 +55,48 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// One exported function. `call` is the name it bears, `target` the call that serves it.
-fn entry(out: &mut String, call: &Call, target: &Call, per_thread: Option<PerThread>) -> Result<(), Box<dyn Error>> {
-    let number = decl::driver()?.iter().position(|c| c.symbol == call.symbol).ok_or("undeclared")?;
-    let symbol = format!("{}{}", call.symbol, per_thread.map_or("", PerThread::suffix));
+fn entry(
+    out: &mut String,
+    call: &Call,
+    target: &Call,
+    per_thread: Option<PerThread>,
+) -> Result<(), Box<dyn Error>> {
+    let number = decl::driver()?
+        .iter()
+        .position(|c| c.symbol == call.symbol)
+        .ok_or("undeclared")?;
+    let symbol = format!(
+        "{}{}",
+        call.symbol,
+        per_thread.map_or("", PerThread::suffix)
+    );
     if target.class == Class::Unsupported {
         // The arguments are not looked at, so that they need not be declared.
-        return Ok(writeln!(out, "/// # Safety\n/// None needed: the call is refused.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {symbol}() -> CUresult {{ guard::unsupported({number}) }}")?);
+        return Ok(writeln!(
+            out,
+            "/// # Safety\n/// None needed: the call is refused.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {symbol}() -> CUresult {{ guard::unsupported({number}) }}"
+        )?);
     }
-    let params: Vec<String> = target.params.iter().map(|p| format!("{}: {}", name(&p.name), rust_type(&p.ctype))).collect();
+    let params: Vec<String> = target
+        .params
+        .iter()
+        .map(|p| format!("{}: {}", name(&p.name), rust_type(&p.ctype)))
+        .collect();
     let args: Vec<String> = target
         .params
         .iter()
         .map(|p| match per_thread {
-            Some(PerThread::Ptsz) if p.ctype == "CUstream" => format!("guard::per_thread({})", name(&p.name)),
+            Some(PerThread::Ptsz) if p.ctype == "CUstream" => {
+                format!("guard::per_thread({})", name(&p.name))
+            }
             _ => name(&p.name),
         })
         .collect();
-    let module = if target.derived { "derived__" } else { "calls::" };
+    let module = if target.derived {
+        "derived__"
+    } else {
+        "calls::"
+    };
     let body = format!("{module}{}({})", target.symbol, args.join(", "));
     let body = match per_thread {
         Some(PerThread::Ptds) => format!("guard::with_per_thread_default(|| {body})"),
@@ -71,9 +111,24 @@ fn entry(out: &mut String, call: &Call, target: &Call, per_thread: Option<PerThr
 }
 
 /// The client's side of a call whose declaration says everything.
-fn derived(out: &mut String, op: &Op, call: &Call, directions: &[Direction]) -> Result<(), Box<dyn Error>> {
-    let params: Vec<String> = call.params.iter().map(|p| format!("{}: {}", name(&p.name), rust_type(&p.ctype))).collect();
-    writeln!(out, "pub(crate) mod derived_{} {{ use super::*;\n    pub(crate) unsafe fn {}({}) -> Result<(), CUresult> {{", call.symbol, call.symbol, params.join(", "))?;
+fn derived(
+    out: &mut String,
+    op: &Op,
+    call: &Call,
+    directions: &[Direction],
+) -> Result<(), Box<dyn Error>> {
+    let params: Vec<String> = call
+        .params
+        .iter()
+        .map(|p| format!("{}: {}", name(&p.name), rust_type(&p.ctype)))
+        .collect();
+    writeln!(
+        out,
+        "pub(crate) mod derived_{} {{ use super::*;\n    pub(crate) unsafe fn {}({}) -> Result<(), CUresult> {{",
+        call.symbol,
+        call.symbol,
+        params.join(", ")
+    )?;
     writeln!(out, "        let driver = driver()?;")?;
     let mut fields = Vec::new();
     for (param, direction) in call.params.iter().zip(directions) {
@@ -81,32 +136,59 @@ fn derived(out: &mut String, op: &Op, call: &Call, directions: &[Direction]) -> 
         match direction {
             Direction::In => match decl::scalar(&param.ctype) {
                 Some(decl::Type::Handle(handle)) => {
-                    let verb = if call.symbol.contains("Destroy") { "retire" } else { "wire" };
+                    let verb = if call.symbol.contains("Destroy") {
+                        "retire"
+                    } else {
+                        "wire"
+                    };
                     fields.push(format!("{field}: driver.{verb}_{}({c})?", handle.name()));
                 }
-                Some(decl::Type::U64) if param.ctype == "CUdeviceptr" => fields.push(format!("{field}: driver.device_address({c})?")),
+                Some(decl::Type::U64) if param.ctype == "CUdeviceptr" => {
+                    fields.push(format!("{field}: driver.device_address({c})?"))
+                }
                 Some(ty) => fields.push(format!("{field}: {c} as {}", wire_type(ty))),
                 None => return Err(format!("{}: {}", call.symbol, param.ctype).into()),
             },
             Direction::RecordIn(bytes) => {
-                writeln!(out, "        if {c}.is_null() {{ return Err(CUresult::CUDA_ERROR_INVALID_VALUE); }}")?;
-                writeln!(out, "        // SAFETY: the caller passes a record of this type.\n        let record_{field} = unsafe {{ std::slice::from_raw_parts({c}.cast::<u8>(), {bytes}) }};")?;
+                writeln!(
+                    out,
+                    "        if {c}.is_null() {{ return Err(CUresult::CUDA_ERROR_INVALID_VALUE); }}"
+                )?;
+                writeln!(
+                    out,
+                    "        // SAFETY: the caller passes a record of this type.\n        let record_{field} = unsafe {{ std::slice::from_raw_parts({c}.cast::<u8>(), {bytes}) }};"
+                )?;
                 fields.push(format!("{field}: record_{field}"));
             }
             Direction::Mint(handle) => {
-                writeln!(out, "        if {c}.is_null() {{ return Err(CUresult::CUDA_ERROR_INVALID_VALUE); }}\n        let minted_{field} = driver.mint_{}();", handle.name())?;
+                writeln!(
+                    out,
+                    "        if {c}.is_null() {{ return Err(CUresult::CUDA_ERROR_INVALID_VALUE); }}\n        let minted_{field} = driver.mint_{}();",
+                    handle.name()
+                )?;
                 fields.push(format!("{field}: minted_{field}"));
             }
             Direction::Out | Direction::RecordOut(_) => {
-                writeln!(out, "        if {c}.is_null() {{ return Err(CUresult::CUDA_ERROR_INVALID_VALUE); }}")?;
+                writeln!(
+                    out,
+                    "        if {c}.is_null() {{ return Err(CUresult::CUDA_ERROR_INVALID_VALUE); }}"
+                )?;
             }
         }
     }
-    let message = format!("messages::{} {{ {} }}", decl::camel_case(&call.symbol), fields.join(", "));
+    let message = format!(
+        "messages::{} {{ {} }}",
+        decl::camel_case(&call.symbol),
+        fields.join(", ")
+    );
     if call.class == Class::Outstanding {
         writeln!(out, "        driver.submit(&{message})?;")?;
         if let Some(stream) = call.params.iter().find(|p| p.ctype == "CUstream") {
-            writeln!(out, "        driver.stream({})?.progress().submit();", name(&stream.name))?;
+            writeln!(
+                out,
+                "        driver.stream({})?.progress().submit();",
+                name(&stream.name)
+            )?;
         }
     } else if op.reply.is_empty() {
         writeln!(out, "        driver.call(&{message}, |_| ())?;")?;
@@ -115,7 +197,10 @@ fn derived(out: &mut String, op: &Op, call: &Call, directions: &[Direction]) -> 
         for (param, direction) in call.params.iter().zip(directions) {
             let (c, field) = (name(&param.name), decl::snake_case(&param.name));
             match direction {
-                Direction::Out => writeln!(out, "            // SAFETY: the caller's output, checked above.\n            unsafe {{ {c}.write(reply.{field} as _) }};")?,
+                Direction::Out => writeln!(
+                    out,
+                    "            // SAFETY: the caller's output, checked above.\n            unsafe {{ {c}.write(reply.{field} as _) }};"
+                )?,
                 Direction::RecordOut(bytes) => writeln!(
                     out,
                     "            let len = reply.{field}.len().min({bytes});\n            // SAFETY: the caller's record has this many bytes.\n            unsafe {{ std::ptr::copy_nonoverlapping(reply.{field}.as_ptr(), {c}.cast::<u8>(), len) }};"
@@ -128,10 +213,19 @@ fn derived(out: &mut String, op: &Op, call: &Call, directions: &[Direction]) -> 
     for (param, direction) in call.params.iter().zip(directions) {
         if let Direction::Mint(handle) = direction {
             let field = decl::snake_case(&param.name);
-            writeln!(out, "        // SAFETY: the caller's output, checked above.\n        unsafe {{ {}.write(driver.handle_{}(minted_{field})) }};", name(&param.name), handle.name())?;
+            writeln!(
+                out,
+                "        // SAFETY: the caller's output, checked above.\n        unsafe {{ {}.write(driver.handle_{}(minted_{field})) }};",
+                name(&param.name),
+                handle.name()
+            )?;
         }
     }
-    writeln!(out, "        Ok(())\n    }}\n}}\npub(crate) use derived_{0}::{0} as derived__{0};", call.symbol)?;
+    writeln!(
+        out,
+        "        Ok(())\n    }}\n}}\npub(crate) use derived_{0}::{0} as derived__{0};",
+        call.symbol
+    )?;
     Ok(())
 }
 
@@ -156,13 +250,53 @@ fn wire_type(ty: decl::Type) -> &'static str {
 
 /// Types that `outboard_api::cuda` knows by their CUDA name.
 const KNOWN: &[&str] = &[
-    "CUcontext", "CUmodule", "CUlibrary", "CUfunction", "CUkernel", "CUstream", "CUevent", "CUgraph", "CUgraphExec", "CUgraphNode",
-    "CUarray", "CUmipmappedArray", "CUlinkState", "CUtexref", "CUsurfref", "CUgreenCtx", "CUuserObject", "CUdevice", "CUdeviceptr",
-    "CUtexObject", "CUsurfObject", "CUmemGenericAllocationHandle", "CUhostFn", "CUstreamCallback", "CUoccupancyB2DSize", "CUuuid",
-    "CUdevprop", "CUDA_MEMCPY2D", "CUDA_MEMCPY3D", "CUDA_ARRAY_DESCRIPTOR", "CUDA_ARRAY3D_DESCRIPTOR", "CUlaunchConfig",
-    "CUmemLocation", "CUmemAllocationProp", "CUmemAccessDesc", "CUmemPoolProps", "CUDA_KERNEL_NODE_PARAMS", "CUDA_MEMSET_NODE_PARAMS",
-    "CUDA_HOST_NODE_PARAMS", "CUDA_GRAPH_INSTANTIATE_PARAMS", "CUgraphExecUpdateResultInfo", "CUgraphEdgeData", "CUctxCreateParams",
-    "CUstreamBatchMemOpParams", "CUtensorMap", "CUmemoryPool", "CUresult",
+    "CUcontext",
+    "CUmodule",
+    "CUlibrary",
+    "CUfunction",
+    "CUkernel",
+    "CUstream",
+    "CUevent",
+    "CUgraph",
+    "CUgraphExec",
+    "CUgraphNode",
+    "CUarray",
+    "CUmipmappedArray",
+    "CUlinkState",
+    "CUtexref",
+    "CUsurfref",
+    "CUgreenCtx",
+    "CUuserObject",
+    "CUdevice",
+    "CUdeviceptr",
+    "CUtexObject",
+    "CUsurfObject",
+    "CUmemGenericAllocationHandle",
+    "CUhostFn",
+    "CUstreamCallback",
+    "CUoccupancyB2DSize",
+    "CUuuid",
+    "CUdevprop",
+    "CUDA_MEMCPY2D",
+    "CUDA_MEMCPY3D",
+    "CUDA_ARRAY_DESCRIPTOR",
+    "CUDA_ARRAY3D_DESCRIPTOR",
+    "CUlaunchConfig",
+    "CUmemLocation",
+    "CUmemAllocationProp",
+    "CUmemAccessDesc",
+    "CUmemPoolProps",
+    "CUDA_KERNEL_NODE_PARAMS",
+    "CUDA_MEMSET_NODE_PARAMS",
+    "CUDA_HOST_NODE_PARAMS",
+    "CUDA_GRAPH_INSTANTIATE_PARAMS",
+    "CUgraphExecUpdateResultInfo",
+    "CUgraphEdgeData",
+    "CUctxCreateParams",
+    "CUstreamBatchMemOpParams",
+    "CUtensorMap",
+    "CUmemoryPool",
+    "CUresult",
 ];
 
 /// The Rust type of a C parameter. What is not known by name is an enum by value, or opaque behind a pointer.
@@ -179,7 +313,13 @@ fn rust_type(ctype: &str) -> String {
             "void" => "c_void".to_string(),
             "char" => "c_char".to_string(),
             p if p.ends_with('*') => rust_type(p),
-            p if decl::scalar(p).is_some() || KNOWN.contains(&p) || PRIMITIVES.iter().any(|(c, _)| *c == p) || ENUMS.contains(&p) => rust_type(p),
+            p if decl::scalar(p).is_some()
+                || KNOWN.contains(&p)
+                || PRIMITIVES.iter().any(|(c, _)| *c == p)
+                || ENUMS.contains(&p) =>
+            {
+                rust_type(p)
+            }
             _ => "c_void".to_string(),
         };
         return format!("{mutability} {inner}");
@@ -194,13 +334,33 @@ fn rust_type(ctype: &str) -> String {
 }
 
 const PRIMITIVES: &[(&str, &str)] = &[
-    ("unsigned char", "u8"), ("unsigned short", "u16"), ("unsigned int", "u32"), ("unsigned", "u32"), ("cuuint32_t", "u32"), ("int", "i32"),
-    ("size_t", "usize"), ("unsigned long long", "u64"), ("cuuint64_t", "u64"), ("float", "f32"), ("char", "c_char"),
+    ("unsigned char", "u8"),
+    ("unsigned short", "u16"),
+    ("unsigned int", "u32"),
+    ("unsigned", "u32"),
+    ("cuuint32_t", "u32"),
+    ("int", "i32"),
+    ("size_t", "usize"),
+    ("unsigned long long", "u64"),
+    ("cuuint64_t", "u64"),
+    ("float", "f32"),
+    ("char", "c_char"),
 ];
 
 /// Enums that are passed by pointer.
 const ENUMS: &[&str] = &[
-    "CUstreamCaptureStatus", "CUstreamCaptureMode", "CUfunc_cache", "CUsharedconfig", "CUmoduleLoadingMode", "CUgraphNodeType",
-    "CUdriverProcAddressQueryResult", "CUpointer_attribute", "CUfunctionLoadingState", "CUmemAccess_flags", "CUjit_option",
-    "CUlibraryOption", "CUgraphExecUpdateResult", "CUmem_range_attribute",
+    "CUstreamCaptureStatus",
+    "CUstreamCaptureMode",
+    "CUfunc_cache",
+    "CUsharedconfig",
+    "CUmoduleLoadingMode",
+    "CUgraphNodeType",
+    "CUdriverProcAddressQueryResult",
+    "CUpointer_attribute",
+    "CUfunctionLoadingState",
+    "CUmemAccess_flags",
+    "CUjit_option",
+    "CUlibraryOption",
+    "CUgraphExecUpdateResult",
+    "CUmem_range_attribute",
 ];

@@ -8,7 +8,7 @@ use outboard_api::{
 };
 
 /// Entries of the private table: as many as its size says, all of them functions that can be called.
-const PRIVATE_SLOTS: usize = 512;
+const PRIVATE_SLOTS: usize = 270;
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libnvidia-ml.so.1");
@@ -82,6 +82,7 @@ fn private_slots() -> Result<String, std::fmt::Error> {
     );
     for slot in 1..PRIVATE_SLOTS {
         match slot {
+            26 => writeln!(out, "    Slot::function(printed_line as *const ()),")?,
             81 => writeln!(out, "    Slot::function(handle_by_index as *const ()),")?,
             213 | 214 => writeln!(out, "    Slot::function(processes::<{slot}> as *const ()),")?,
             _ => writeln!(out, "    Slot::function(unknown::<{slot}> as *const ()),")?,

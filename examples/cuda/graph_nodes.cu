@@ -310,8 +310,7 @@ static void what_captures_forbid(Built& built)
 
     CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     std::thread([&] { EXPECT_ERROR(cudaErrorStreamCaptureWrongThread, cudaStreamEndCapture(stream, &graph)); }).join();
-    CHECK(cudaStreamEndCapture(stream, &graph));
-    CHECK(cudaGraphDestroy(graph));
+    EXPECT_ERROR(cudaErrorIllegalState, cudaStreamEndCapture(stream, &graph));
 
     CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
     CHECK(cudaEventRecord(event, stream));

@@ -1,6 +1,15 @@
 //! Every symbol that libcuda.so.1 exports, generated from the declarations.
 
-#![allow(non_snake_case, non_camel_case_types, unused_imports, unreachable_pub, clippy::too_many_arguments, clippy::missing_safety_doc, clippy::unnecessary_cast, clippy::useless_conversion)]
+#![allow(
+    non_snake_case,
+    non_camel_case_types,
+    unused_imports,
+    unreachable_pub,
+    clippy::too_many_arguments,
+    clippy::missing_safety_doc,
+    clippy::unnecessary_cast,
+    clippy::useless_conversion
+)]
 
 use std::ffi::{c_char, c_void};
 

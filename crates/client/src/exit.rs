@@ -24,7 +24,9 @@ extern "C" fn in_child() {
 }
 
 extern "C" fn at_exit() {
-    let Some(target) = std::env::var_os("OUTBOARD_STATS") else { return };
+    let Some(target) = std::env::var_os("OUTBOARD_STATS") else {
+        return;
+    };
     let written = if target == "-" {
         log::warn(stats::to_line());
         Ok(())

@@ -29,11 +29,16 @@ pub(crate) fn enter(number: usize, call: impl FnOnce() -> Result<(), CUresult>) 
     stats::begin();
     // A panic must not cross into C. State behind it is guarded by locks that do not poison and is left consistent by
     // construction: tables are changed in single steps.
-    let result = match catch_unwind(AssertUnwindSafe(|| calls::check_captures(CALLS[number].0).and_then(|()| call()))) {
+    let result = match catch_unwind(AssertUnwindSafe(|| {
+        calls::check_captures(CALLS[number].0).and_then(|()| call())
+    })) {
         Ok(Ok(())) => CUresult::CUDA_SUCCESS,
         Ok(Err(error)) => error,
         Err(_) => {
-            log::warn(format_args!("{}: a defect in Outboard stopped this call", CALLS[number].0));
+            log::warn(format_args!(
+                "{}: a defect in Outboard stopped this call",
+                CALLS[number].0
+            ));
             CUresult::CUDA_ERROR_UNKNOWN
         }
     };
@@ -63,7 +68,11 @@ thread_local! {
 /// The stream argument of a `_ptsz` call: its null stream is the thread's own.
 #[inline]
 pub(crate) fn per_thread(stream: CUstream) -> CUstream {
-    if stream.is_null() { CU_STREAM_PER_THREAD } else { stream }
+    if stream.is_null() {
+        CU_STREAM_PER_THREAD
+    } else {
+        stream
+    }
 }
 
 /// Runs a `_ptds` call: its default stream is the thread's own.
@@ -80,5 +89,9 @@ pub(crate) fn with_per_thread_default<R>(call: impl FnOnce() -> R) -> R {
 
 /// The stream of a call that takes none.
 pub(crate) fn default_stream() -> CUstream {
-    if PER_THREAD_DEFAULT.get() { CU_STREAM_PER_THREAD } else { CU_STREAM_LEGACY }
+    if PER_THREAD_DEFAULT.get() {
+        CU_STREAM_PER_THREAD
+    } else {
+        CU_STREAM_LEGACY
+    }
 }

@@ -5,7 +5,9 @@ use md2::Md2;
 use outboard_api::CUDA_VERSION;
 use outboard_wire::doc::DeviceCard;
 
-const KEY: [u8; 16] = [0x14, 0x6A, 0xDD, 0xAE, 0x53, 0xA9, 0xA7, 0x52, 0xAA, 0x08, 0x41, 0x36, 0x0B, 0xF5, 0x5A, 0x9F];
+const KEY: [u8; 16] = [
+    0x14, 0x6A, 0xDD, 0xAE, 0x53, 0xA9, 0xA7, 0x52, 0xAA, 0x08, 0x41, 0x36, 0x0B, 0xF5, 0x5A, 0x9F,
+];
 
 /// The addresses that are part of the message.
 #[derive(Debug, Clone, Copy)]
@@ -16,7 +18,12 @@ pub(crate) struct Addresses {
 }
 
 /// What a runtime of `version` expects at `unix_seconds`.
-pub(crate) fn value(version: u32, unix_seconds: u64, addresses: Addresses, devices: &[DeviceCard]) -> [u64; 2] {
+pub(crate) fn value(
+    version: u32,
+    unix_seconds: u64,
+    addresses: Addresses,
+    devices: &[DeviceCard],
+) -> [u64; 2] {
     match version % 10 {
         0 => return [0x3341_181C_03CB_675C, 0x8ED3_83AA_1F4C_D1E8],
         1 => return [0x1841_181C_03CB_675C, 0x8ED3_83AA_1F4C_D1E8],
@@ -44,7 +51,9 @@ pub(crate) fn value(version: u32, unix_seconds: u64, addresses: Addresses, devic
 
 fn digest(message: &[u8]) -> [u64; 2] {
     // A key of one block's length is always accepted.
-    let Ok(mut mac) = Hmac::<Md2>::new_from_slice(&KEY) else { return [0; 2] };
+    let Ok(mut mac) = Hmac::<Md2>::new_from_slice(&KEY) else {
+        return [0; 2];
+    };
     mac.update(message);
     let bytes = mac.finalize().into_bytes();
     let mut halves = [[0; 8]; 2];
@@ -63,8 +72,14 @@ mod tests {
         use md2::Digest;
         let message = b"forty-eight bytes and a device, or anything else";
         let pad = |byte: u8| KEY.map(|k| k ^ byte);
-        let inner = Md2::new().chain_update(pad(0x36)).chain_update(message).finalize();
-        let outer = Md2::new().chain_update(pad(0x5c)).chain_update(inner).finalize();
+        let inner = Md2::new()
+            .chain_update(pad(0x36))
+            .chain_update(message)
+            .finalize();
+        let outer = Md2::new()
+            .chain_update(pad(0x5c))
+            .chain_update(inner)
+            .finalize();
         let ours = digest(message);
         assert_eq!(ours[0].to_ne_bytes(), outer[..8]);
         assert_eq!(ours[1].to_ne_bytes(), outer[8..]);
@@ -72,9 +87,16 @@ mod tests {
 
     #[test]
     fn two_of_ten_versions_are_constants() {
-        let addresses = Addresses { cudart_interface: 1, integrity_check: 2, function: 3 };
+        let addresses = Addresses {
+            cudart_interface: 1,
+            integrity_check: 2,
+            function: 3,
+        };
         assert_eq!(value(13000, 5, addresses, &[])[0], 0x3341_181C_03CB_675C);
         assert_eq!(value(13001, 5, addresses, &[])[0], 0x1841_181C_03CB_675C);
-        assert_ne!(value(13002, 5, addresses, &[]), value(13002, 6, addresses, &[]));
+        assert_ne!(
+            value(13002, 5, addresses, &[]),
+            value(13002, 6, addresses, &[])
+        );
     }
 }

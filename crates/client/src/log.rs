@@ -1,10 +1,6 @@
 //! What the library says on stderr: little, and never in a way that can fail the program.
 
-use std::{
-    fmt::Display,
-    io::Write as _,
-    sync::OnceLock,
-};
+use std::{fmt::Display, io::Write as _, sync::OnceLock};
 
 /// `OUTBOARD_LOG`: `off`, `warn` (the default), or `debug`, which names every call that fails.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd)]

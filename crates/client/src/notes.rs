@@ -19,13 +19,22 @@ use crate::{log, session::Session, state};
 pub(crate) fn take(session: &Session, note: Note<'_>) {
     match note {
         Note::Fault(fault) => {
-            let name = messages::OPS.get(usize::from(fault.op)).map_or("a message", |(name, _)| name);
-            log::warn(format_args!("{name} failed: {}: {}", CUresult(fault.status), String::from_utf8_lossy(fault.message)));
+            let name = messages::OPS
+                .get(usize::from(fault.op))
+                .map_or("a message", |(name, _)| name);
+            log::warn(format_args!(
+                "{name} failed: {}: {}",
+                CUresult(fault.status),
+                String::from_utf8_lossy(fault.message)
+            ));
             session.set_fault(CUresult(fault.status));
         }
         Note::HostCall(call) => {
             let (queue, wake) = queue();
-            queue.lock().ready.push_back((call.call, CUresult(call.status)));
+            queue
+                .lock()
+                .ready
+                .push_back((call.call, CUresult(call.status)));
             wake.notify_one();
         }
         Note::Print(print) => print_text(print.text),
@@ -36,8 +45,15 @@ pub(crate) fn take(session: &Session, note: Note<'_>) {
 /// A function of the program that a stream is to run.
 #[derive(Clone, Copy)]
 pub(crate) enum HostCall {
-    Function { function: CUhostFn, user_data: *mut c_void },
-    Callback { function: CUstreamCallback, stream: CUstream, user_data: *mut c_void },
+    Function {
+        function: CUhostFn,
+        user_data: *mut c_void,
+    },
+    Callback {
+        function: CUstreamCallback,
+        stream: CUstream,
+        user_data: *mut c_void,
+    },
 }
 
 // SAFETY: the program gave these pointers for a call on another thread.
@@ -52,7 +68,17 @@ struct Queue {
 
 fn queue() -> &'static (Mutex<Queue>, Condvar) {
     static QUEUE: OnceLock<(Mutex<Queue>, Condvar)> = OnceLock::new();
-    QUEUE.get_or_init(|| (Mutex::new(Queue { registered: HashMap::new(), ready: VecDeque::new(), next: 1, running: false }), Condvar::new()))
+    QUEUE.get_or_init(|| {
+        (
+            Mutex::new(Queue {
+                registered: HashMap::new(),
+                ready: VecDeque::new(),
+                next: 1,
+                running: false,
+            }),
+            Condvar::new(),
+        )
+    })
 }
 
 /// Registers a function and names it. `repeats`: a graph may run it again.
@@ -64,7 +90,9 @@ pub(crate) fn register(session: &'static Session, call: HostCall, repeats: bool)
     queue.next += 1;
     queue.registered.insert(number, (call, repeats));
     if !queue.running {
-        queue.running = spawn("outboard-host-functions", move || run_host_functions(session));
+        queue.running = spawn("outboard-host-functions", move || {
+            run_host_functions(session)
+        });
     }
     number
 }
@@ -92,11 +120,18 @@ fn run_host_functions(session: &'static Session) {
         };
         match call {
             // A host function is skipped when its stream has failed; a callback is told.
-            HostCall::Function { function: Some(function), user_data } if status == CUresult::CUDA_SUCCESS => {
+            HostCall::Function {
+                function: Some(function),
+                user_data,
+            } if status == CUresult::CUDA_SUCCESS => {
                 // SAFETY: the program's own function with its own argument.
                 unsafe { function(user_data) };
             }
-            HostCall::Callback { function: Some(function), stream, user_data } => {
+            HostCall::Callback {
+                function: Some(function),
+                stream,
+                user_data,
+            } => {
                 // SAFETY: as above.
                 unsafe { function(stream, status.0, user_data) };
             }

@@ -101,8 +101,17 @@ struct GroupState {
 
 impl Group {
     pub(crate) fn new(answers: usize) -> Arc<Group> {
-        let state = GroupState { left: answers, error: None, data: Vec::new(), lead: false };
-        Arc::new(Group { state: Mutex::new(state), changed: Condvar::new(), waiting: AtomicUsize::new(0) })
+        let state = GroupState {
+            left: answers,
+            error: None,
+            data: Vec::new(),
+            lead: false,
+        };
+        Arc::new(Group {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+        })
     }
 
     pub(crate) fn is_complete(&self) -> bool {
@@ -167,7 +176,12 @@ impl Session {
     }
 
     /// Sends a message and waits for its answer.
-    pub(crate) fn call<'a, M: Op<'a>, R>(&self, context: u64, message: &M, read: impl FnOnce(M::Reply<'_>) -> R) -> Result<R, CUresult> {
+    pub(crate) fn call<'a, M: Op<'a>, R>(
+        &self,
+        context: u64,
+        message: &M,
+        read: impl FnOnce(M::Reply<'_>) -> R,
+    ) -> Result<R, CUresult> {
         let group = Group::new(1);
         self.ask(context, message, &group, Sink::Group)?;
         let data = self.wait(&group)?;
@@ -178,11 +192,23 @@ impl Session {
     }
 
     /// Sends a message whose answer goes to `sink` and counts for `group`.
-    pub(crate) fn ask<'a, M: Op<'a>>(&self, context: u64, message: &M, group: &Arc<Group>, sink: Sink) -> Result<(), CUresult> {
+    pub(crate) fn ask<'a, M: Op<'a>>(
+        &self,
+        context: u64,
+        message: &M,
+        group: &Arc<Group>,
+        sink: Sink,
+    ) -> Result<(), CUresult> {
         self.check()?;
         stats::sent();
         let token = self.mint_token();
-        self.waiters.lock().insert(token, Expected { group: group.clone(), sink });
+        self.waiters.lock().insert(
+            token,
+            Expected {
+                group: group.clone(),
+                sink,
+            },
+        );
         self.send(token, context, message).inspect_err(|_| {
             self.waiters.lock().remove(&token);
         })
@@ -205,7 +231,9 @@ impl Session {
             }
             let mut state = group.state.lock();
             if state.left > 0 && !std::mem::take(&mut state.lead) {
-                group.changed.wait_for(&mut state, Duration::from_millis(FOLLOW_MS_MAX));
+                group
+                    .changed
+                    .wait_for(&mut state, Duration::from_millis(FOLLOW_MS_MAX));
                 state.lead = false;
             }
         }
@@ -253,7 +281,12 @@ impl Session {
     /// Records what a call that nobody waited for came to.
     pub(crate) fn set_fault(&self, status: CUresult) {
         if status.is_sticky() {
-            let _ = self.lost_context.compare_exchange(0, status.0, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = self.lost_context.compare_exchange(
+                0,
+                status.0,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            );
         } else {
             self.fault.lock().get_or_insert(status);
             self.faulted.store(true, Ordering::Release);
@@ -289,7 +322,9 @@ impl Session {
 
     /// What `attend` announced has arrived.
     pub(crate) fn attended(&self) {
-        let _ = self.unattended.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| n.checked_sub(1));
+        let _ = self
+            .unattended
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| n.checked_sub(1));
     }
 
     fn read_unattended(&self) {
@@ -305,7 +340,9 @@ impl Session {
                 return;
             }
             let mut receiver = self.receiver.lock();
-            self.lead(&mut receiver, || self.unattended.load(Ordering::Acquire) == 0 || self.someone_waits());
+            self.lead(&mut receiver, || {
+                self.unattended.load(Ordering::Acquire) == 0 || self.someone_waits()
+            });
             drop(receiver);
             // A thread that waits reads faster than we can wake it.
             self.hand_over();
@@ -314,13 +351,18 @@ impl Session {
     }
 
     fn someone_waits(&self) -> bool {
-        self.waiters.lock().values().any(|e| e.group.waiting.load(Ordering::Acquire) > 0)
+        self.waiters
+            .lock()
+            .values()
+            .any(|e| e.group.waiting.load(Ordering::Acquire) > 0)
     }
 
     /// Reads for everybody until `enough`.
     fn lead(&self, receiver: &mut Receiver, enough: impl Fn() -> bool) {
         while !enough() {
-            let received = receiver.recv(Wait::Until(Instant::now() + Duration::from_millis(LEAD_MS_MAX)));
+            let received = receiver.recv(Wait::Until(
+                Instant::now() + Duration::from_millis(LEAD_MS_MAX),
+            ));
             match received {
                 Ok(Some(frame)) => {
                     let delivered = self.deliver(frame);
@@ -339,12 +381,20 @@ impl Session {
 
     /// Whether copies into pinned memory are on their way.
     pub(crate) fn expects_detached(&self) -> bool {
-        self.waiters.lock().values().any(|e| matches!(&e.sink, Sink::Memory(l) if l.detached))
+        self.waiters
+            .lock()
+            .values()
+            .any(|e| matches!(&e.sink, Sink::Memory(l) if l.detached))
     }
 
     /// Lets one of those who still wait read for the rest.
     fn hand_over(&self) {
-        let next = self.waiters.lock().values().map(|e| e.group.clone()).find(|g| g.waiting.load(Ordering::Acquire) > 0);
+        let next = self
+            .waiters
+            .lock()
+            .values()
+            .map(|e| e.group.clone())
+            .find(|g| g.waiting.load(Ordering::Acquire) > 0);
         if let Some(group) = next {
             group.state.lock().lead = true;
             group.changed.notify_all();
@@ -359,7 +409,10 @@ impl Session {
             return Ok(());
         }
         let Some(expected) = self.waiters.lock().remove(&header.token) else {
-            return Err(self.lost(format_args!("an answer to call {} that nobody made", header.token)));
+            return Err(self.lost(format_args!(
+                "an answer to call {} that nobody made",
+                header.token
+            )));
         };
         if header.status != 0 {
             let status = CUresult(header.status);
@@ -376,9 +429,13 @@ impl Session {
             return Ok(());
         }
         match expected.sink {
-            Sink::Group => expected.group.complete(Ok(frame[frame.len() - reader.left()..].to_vec())),
+            Sink::Group => expected
+                .group
+                .complete(Ok(frame[frame.len() - reader.left()..].to_vec())),
             Sink::Memory(landing) => {
-                let data = reader.bytes("copied data").map_err(|error| self.lost(error))?;
+                let data = reader
+                    .bytes("copied data")
+                    .map_err(|error| self.lost(error))?;
                 let result = landing.land(data);
                 if landing.detached {
                     self.attended();
@@ -407,7 +464,8 @@ impl Session {
         let mut sender = self.sender.lock();
         let sent = (|| {
             let room = sender.reserve(len)?;
-            encode_request(&mut room[..len], token, context, message).map_err(|_| outboard_link::Error::Misuse("a message longer than it said"))?;
+            encode_request(&mut room[..len], token, context, message)
+                .map_err(|_| outboard_link::Error::Misuse("a message longer than it said"))?;
             sender.commit(len)?;
             sender.flush()
         })();
@@ -436,10 +494,13 @@ impl Session {
     /// The session is over. Said once; every call after it fails at once.
     fn lost(&self, why: impl std::fmt::Display) -> CUresult {
         if !self.gone.swap(true, Ordering::AcqRel) {
-            log::warn(format_args!("the session with the GPU server is lost: {why}"));
+            log::warn(format_args!(
+                "the session with the GPU server is lost: {why}"
+            ));
             let expected: Vec<Expected> = self.waiters.lock().drain().map(|(_, e)| e).collect();
             for one in expected {
-                one.group.complete(Err(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE));
+                one.group
+                    .complete(Err(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE));
             }
             self.waker.wake();
         }
@@ -450,7 +511,13 @@ impl Session {
 impl Landing {
     /// Lays packed rows out in the program's memory.
     fn land(&self, data: &[u8]) -> Result<(), CUresult> {
-        let Rows { width, height, depth, pitch, slice_pitch } = self.rows;
+        let Rows {
+            width,
+            height,
+            depth,
+            pitch,
+            slice_pitch,
+        } = self.rows;
         if data.len() != width * height * depth {
             return Err(CUresult::CUDA_ERROR_UNKNOWN);
         }
@@ -469,6 +536,12 @@ impl Landing {
 impl Rows {
     /// Plain memory.
     pub(crate) fn contiguous(bytes: usize) -> Rows {
-        Rows { width: bytes, height: 1, depth: 1, pitch: bytes, slice_pitch: bytes }
+        Rows {
+            width: bytes,
+            height: 1,
+            depth: 1,
+            pitch: bytes,
+            slice_pitch: bytes,
+        }
     }
 }

@@ -15,7 +15,8 @@ use crate::entry::CALLS;
 const CALLS_MAX: usize = 1024;
 const KINDS: usize = 4;
 
-static COUNTS: [[AtomicU64; KINDS]; CALLS_MAX] = [const { [const { AtomicU64::new(0) }; KINDS] }; CALLS_MAX];
+static COUNTS: [[AtomicU64; KINDS]; CALLS_MAX] =
+    [const { [const { AtomicU64::new(0) }; KINDS] }; CALLS_MAX];
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd)]
 enum Did {
@@ -59,7 +60,8 @@ pub(crate) fn to_json() -> String {
     let mut totals = [0u64; KINDS];
     let mut by_call = String::new();
     for (number, (name, _)) in CALLS.iter().enumerate() {
-        let counts: [u64; KINDS] = std::array::from_fn(|k| COUNTS[number][k].load(Ordering::Relaxed));
+        let counts: [u64; KINDS] =
+            std::array::from_fn(|k| COUNTS[number][k].load(Ordering::Relaxed));
         if counts.iter().all(|c| *c == 0) {
             continue;
         }
@@ -88,5 +90,7 @@ pub(crate) fn to_line() -> String {
         }
     }
     let [local, outstanding, shadowed, synchronous] = totals;
-    format!("calls: {local} local, {outstanding} outstanding, {shadowed} shadowed, {synchronous} synchronous")
+    format!(
+        "calls: {local} local, {outstanding} outstanding, {shadowed} shadowed, {synchronous} synchronous"
+    )
 }

@@ -48,7 +48,10 @@ pub(crate) fn find(id: &CUuuid) -> Result<*const c_void, CUresult> {
     if id == CLUSTER_TOPOLOGY && !has_clusters() {
         return Err(CUresult::CUDA_ERROR_NOT_FOUND);
     }
-    let table = TABLES.get_or_init(make).iter().find(|(known, _)| *known == id);
+    let table = TABLES
+        .get_or_init(make)
+        .iter()
+        .find(|(known, _)| *known == id);
     match table {
         Some((_, table)) => Ok(table.0.as_ptr().cast()),
         None => {
@@ -76,26 +79,67 @@ fn make() -> Vec<(u128, Table)> {
     vec![
         (
             CUDART_INTERFACE,
-            sized(13, &[(1, load), (2, cudart_primary_context as Slot), (6, load), (7, ignore as Slot), (8, load), (12, succeed as Slot)]),
+            sized(
+                13,
+                &[
+                    (1, load),
+                    (2, cudart_primary_context as Slot),
+                    (6, load),
+                    (7, ignore as Slot),
+                    (8, load),
+                    (12, succeed as Slot),
+                ],
+            ),
         ),
         (
             TOOLS_RUNTIME_HOOKS,
             sized(
                 7,
-                &[(1, ignore as Slot), (2, hooks_buffer_large as Slot), (3, ignore as Slot), (4, ignore as Slot), (5, ignore as Slot), (6, hooks_buffer_small as Slot)],
+                &[
+                    (1, ignore as Slot),
+                    (2, hooks_buffer_large as Slot),
+                    (3, ignore as Slot),
+                    (4, ignore as Slot),
+                    (5, ignore as Slot),
+                    (6, hooks_buffer_small as Slot),
+                ],
             ),
         ),
         (TOOLS_TLS, sized(3, &[(2, tls_current_context as Slot)])),
         (
             CONTEXT_LOCAL_STORAGE,
-            Table(vec![storage_put as Slot, storage_delete as Slot, storage_get as Slot, refuse as Slot]),
+            Table(vec![
+                storage_put as Slot,
+                storage_delete as Slot,
+                storage_get as Slot,
+                refuse as Slot,
+            ]),
         ),
-        (CONTEXT_CHECKS, sized(15, &[(2, checks_context as Slot), (3, checks_zero as Slot)])),
-        (INTEGRITY_CHECK, sized(3, &[(1, integrity_value as Slot), (2, succeed as Slot)])),
-        (CLUSTER_TOPOLOGY, sized(17, &[(4, topology_get as Slot), (13, topology_free as Slot)])),
+        (
+            CONTEXT_CHECKS,
+            sized(15, &[(2, checks_context as Slot), (3, checks_zero as Slot)]),
+        ),
+        (
+            INTEGRITY_CHECK,
+            sized(3, &[(1, integrity_value as Slot), (2, succeed as Slot)]),
+        ),
+        (
+            CLUSTER_TOPOLOGY,
+            sized(
+                17,
+                &[(4, topology_get as Slot), (13, topology_free as Slot)],
+            ),
+        ),
         (
             CTX_STREAM_ID,
-            sized(93, &[(4, stream_id_context as Slot), (39, stream_id_of_private as Slot), (51, stream_id_private as Slot)]),
+            sized(
+                93,
+                &[
+                    (4, stream_id_context as Slot),
+                    (39, stream_id_of_private as Slot),
+                    (51, stream_id_private as Slot),
+                ],
+            ),
         ),
     ]
 }
@@ -126,7 +170,10 @@ unsafe extern "C" fn cudart_primary_context(out: *mut CUcontext, device: CUdevic
 }
 
 /// CUDART_INTERFACE[1], [6], [8]: load a module from a fatbin wrapper or header.
-unsafe extern "C" fn cudart_load_module(module: *mut outboard_api::cuda::CUmodule, image: *const c_void) -> CUresult {
+unsafe extern "C" fn cudart_load_module(
+    module: *mut outboard_api::cuda::CUmodule,
+    image: *const c_void,
+) -> CUresult {
     // SAFETY: as for cuModuleLoadData.
     answer(|| unsafe { calls::cuModuleLoadData(module, image) })
 }
@@ -166,7 +213,11 @@ unsafe extern "C" fn tls_current_context(out: *mut CUcontext) -> CUresult {
 }
 
 /// CONTEXT_CHECKS[2]
-unsafe extern "C" fn checks_context(_context: CUcontext, first: *mut u32, second: *mut *mut c_void) -> CUresult {
+unsafe extern "C" fn checks_context(
+    _context: CUcontext,
+    first: *mut u32,
+    second: *mut *mut c_void,
+) -> CUresult {
     // SAFETY: the caller's outputs, NULL or valid.
     unsafe {
         if !first.is_null() {
@@ -190,7 +241,12 @@ unsafe extern "C" fn integrity_value(version: u32, unix_seconds: u64, out: *mut 
         if out.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        let address = |id: u128| find(&CUuuid { bytes: id.to_be_bytes() }).map(|t| t as u64);
+        let address = |id: u128| {
+            find(&CUuuid {
+                bytes: id.to_be_bytes(),
+            })
+            .map(|t| t as u64)
+        };
         let addresses = integrity::Addresses {
             cudart_interface: address(CUDART_INTERFACE)?,
             integrity_check: address(INTEGRITY_CHECK)?,
@@ -215,7 +271,12 @@ unsafe extern "C" fn stream_id_context(context: CUcontext, out: *mut u64) -> CUr
 }
 
 /// CTX_STREAM_ID[51]: a private name for a stream; here the stream itself.
-unsafe extern "C" fn stream_id_private(_context: CUcontext, stream: CUstream, out: *mut *mut c_void, _flags: c_int) -> CUresult {
+unsafe extern "C" fn stream_id_private(
+    _context: CUcontext,
+    stream: CUstream,
+    out: *mut *mut c_void,
+    _flags: c_int,
+) -> CUresult {
     answer(|| {
         if out.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -227,7 +288,11 @@ unsafe extern "C" fn stream_id_private(_context: CUcontext, stream: CUstream, ou
 }
 
 /// CTX_STREAM_ID[39]: the number of a privately named stream.
-unsafe extern "C" fn stream_id_of_private(_context: CUcontext, private: *mut c_void, out: *mut u64) -> CUresult {
+unsafe extern "C" fn stream_id_of_private(
+    _context: CUcontext,
+    private: *mut c_void,
+    out: *mut u64,
+) -> CUresult {
     // SAFETY: as for cuStreamGetId.
     answer(|| unsafe { calls::cuStreamGetId(CUstream(private as usize), out) })
 }
@@ -238,13 +303,19 @@ unsafe extern "C" fn topology_get(groups: *mut *mut c_void, ranks: *mut *mut c_v
         if groups.is_null() || ranks.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        let (first, second) = driver()?.call(&messages::ClusterTopology {}, |reply| (c_copy(&reply.groups), c_copy(&reply.ranks)))?;
+        let (first, second) = driver()?.call(&messages::ClusterTopology {}, |reply| {
+            (c_copy(&reply.groups), c_copy(&reply.ranks))
+        })?;
         // SAFETY: the caller's outputs, checked above.
         unsafe {
             groups.write(first);
             ranks.write(second);
         }
-        if first.is_null() || second.is_null() { Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) } else { Ok(()) }
+        if first.is_null() || second.is_null() {
+            Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+        } else {
+            Ok(())
+        }
     })
 }
 
@@ -270,7 +341,8 @@ unsafe extern "C" fn topology_free(groups: *mut c_void, ranks: *mut c_void) -> C
     CUresult::CUDA_SUCCESS
 }
 
-type Destroy = Option<unsafe extern "C" fn(context: CUcontext, key: *mut c_void, value: *mut c_void)>;
+type Destroy =
+    Option<unsafe extern "C" fn(context: CUcontext, key: *mut c_void, value: *mut c_void)>;
 
 struct Stored {
     value: *mut c_void,
@@ -294,9 +366,17 @@ fn storage_context(context: CUcontext) -> Result<usize, CUresult> {
 }
 
 /// CONTEXT_LOCAL_STORAGE[0]
-unsafe extern "C" fn storage_put(context: CUcontext, key: *mut c_void, value: *mut c_void, destroy: Destroy) -> CUresult {
+unsafe extern "C" fn storage_put(
+    context: CUcontext,
+    key: *mut c_void,
+    value: *mut c_void,
+    destroy: Destroy,
+) -> CUresult {
     answer(|| {
-        storage().lock().insert((storage_context(context)?, key as usize), Stored { value, destroy });
+        storage().lock().insert(
+            (storage_context(context)?, key as usize),
+            Stored { value, destroy },
+        );
         Ok(())
     })
 }
@@ -304,19 +384,27 @@ unsafe extern "C" fn storage_put(context: CUcontext, key: *mut c_void, value: *m
 /// CONTEXT_LOCAL_STORAGE[1]
 unsafe extern "C" fn storage_delete(context: CUcontext, key: *mut c_void) -> CUresult {
     answer(|| {
-        let removed = storage().lock().remove(&(storage_context(context)?, key as usize));
+        let removed = storage()
+            .lock()
+            .remove(&(storage_context(context)?, key as usize));
         removed.map(drop).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     })
 }
 
 /// CONTEXT_LOCAL_STORAGE[2]
-unsafe extern "C" fn storage_get(value: *mut *mut c_void, context: CUcontext, key: *mut c_void) -> CUresult {
+unsafe extern "C" fn storage_get(
+    value: *mut *mut c_void,
+    context: CUcontext,
+    key: *mut c_void,
+) -> CUresult {
     answer(|| {
         if value.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let storage = storage().lock();
-        let stored = storage.get(&(storage_context(context)?, key as usize)).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        let stored = storage
+            .get(&(storage_context(context)?, key as usize))
+            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         // SAFETY: the caller's output, checked above.
         unsafe { value.write(stored.value) };
         Ok(())
@@ -327,8 +415,14 @@ unsafe extern "C" fn storage_get(value: *mut *mut c_void, context: CUcontext, ke
 pub(crate) fn destroy_storage(context: CUcontext) {
     let gone: Vec<(usize, Stored)> = {
         let mut storage = storage().lock();
-        let keys: Vec<_> = storage.keys().filter(|(c, _)| *c == context.0).copied().collect();
-        keys.into_iter().filter_map(|key| storage.remove(&key).map(|s| (key.1, s))).collect()
+        let keys: Vec<_> = storage
+            .keys()
+            .filter(|(c, _)| *c == context.0)
+            .copied()
+            .collect();
+        keys.into_iter()
+            .filter_map(|key| storage.remove(&key).map(|s| (key.1, s)))
+            .collect()
     };
     for (key, stored) in gone {
         if let Some(destroy) = stored.destroy {

@@ -45,13 +45,22 @@ fn main() -> ExitCode {
     }
     // Failures are reported below, once.
     std::panic::set_hook(Box::new(|_| {}));
-    if fuzz(&targets::canary(), Duration::from_secs(args.seconds), args.seed).is_ok() {
+    if fuzz(
+        &targets::canary(),
+        Duration::from_secs(args.seconds),
+        args.seed,
+    )
+    .is_ok()
+    {
         eprintln!("the canary survived: this fuzzer finds nothing");
         return ExitCode::FAILURE;
     }
     let mut failed = 0;
     let mut passed = 0;
-    for target in targets.iter().filter(|t| args.target.as_deref().is_none_or(|wanted| wanted == t.name)) {
+    for target in targets
+        .iter()
+        .filter(|t| args.target.as_deref().is_none_or(|wanted| wanted == t.name))
+    {
         match fuzz(target, Duration::from_secs(args.seconds), args.seed) {
             Ok(tries) => {
                 passed += 1;
@@ -64,7 +73,11 @@ fn main() -> ExitCode {
         }
     }
     println!("{passed} passed, {failed} failed");
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 /// Tries until the time is up; the number of tries, or what went wrong with which bytes.
@@ -78,11 +91,22 @@ fn fuzz(target: &Target, time: Duration, seed: u64) -> Result<u64, String> {
         let outcome = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
         let took = start.elapsed();
         if let Err(panic) = outcome {
-            let why = panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_string()));
-            return Err(format!("panicked ({}) at {}", why.unwrap_or_default(), saved(target, input)));
+            let why = panic
+                .downcast_ref::<String>()
+                .cloned()
+                .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_string()));
+            return Err(format!(
+                "panicked ({}) at {}",
+                why.unwrap_or_default(),
+                saved(target, input)
+            ));
         }
         if took > Duration::from_millis(TRY_MS_MAX) {
-            return Err(format!("took {} ms at {}", took.as_millis(), saved(target, input)));
+            return Err(format!(
+                "took {} ms at {}",
+                took.as_millis(),
+                saved(target, input)
+            ));
         }
         tries += 1;
     }

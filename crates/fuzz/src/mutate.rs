@@ -12,7 +12,11 @@ pub(crate) struct Mutator<'s> {
 
 impl<'s> Mutator<'s> {
     pub(crate) fn new(seed: u64, seeds: &'s [Vec<u8>]) -> Mutator<'s> {
-        Mutator { state: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1, seeds, input: Vec::new() }
+        Mutator {
+            state: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+            seeds,
+            input: Vec::new(),
+        }
     }
 
     pub(crate) fn next(&mut self) -> &[u8] {
@@ -54,7 +58,16 @@ impl<'s> Mutator<'s> {
             }
             5 => {
                 // Lengths and offsets are where decoders go wrong.
-                let extremes = [0u64, 1, 0x7f, 0xff, 0xffff, 0x7fff_ffff, 0xffff_ffff, u64::MAX];
+                let extremes = [
+                    0u64,
+                    1,
+                    0x7f,
+                    0xff,
+                    0xffff,
+                    0x7fff_ffff,
+                    0xffff_ffff,
+                    u64::MAX,
+                ];
                 let value = extremes[self.below(extremes.len())].to_le_bytes();
                 let width = [1, 2, 4, 8][self.below(4)].min(self.input.len() - at);
                 self.input[at..at + width].copy_from_slice(&value[..width]);

@@ -15,18 +15,66 @@ pub(crate) struct Target {
 
 pub(crate) fn all() -> Vec<Target> {
     vec![
-        Target { name: "request", run: request, seeds: requests() },
-        Target { name: "reply", run: reply, seeds: Vec::new() },
-        Target { name: "handshake", run: handshake, seeds: hellos() },
-        Target { name: "documents", run: documents, seeds: Vec::new() },
-        Target { name: "url", run: url, seeds: texts(&["shm:///run/a.sock", "tcp://host:4833", "tcp://[::1]:1"]) },
-        Target { name: "deframer", run: outboard_link::fuzz_deframer, seeds: Vec::new() },
-        Target { name: "ring", run: outboard_link::shm::fuzz_ring, seeds: Vec::new() },
-        Target { name: "image", run: outboard_image::fuzz::image, seeds: images() },
-        Target { name: "fatbin", run: outboard_image::fuzz::fatbin, seeds: images() },
-        Target { name: "cubin", run: outboard_image::fuzz::cubin, seeds: images() },
-        Target { name: "ptx-header", run: outboard_image::fuzz::ptx, seeds: ptx() },
-        Target { name: "ptx", run: outboard_ptx::parse::fuzz, seeds: ptx() },
+        Target {
+            name: "request",
+            run: request,
+            seeds: requests(),
+        },
+        Target {
+            name: "reply",
+            run: reply,
+            seeds: Vec::new(),
+        },
+        Target {
+            name: "handshake",
+            run: handshake,
+            seeds: hellos(),
+        },
+        Target {
+            name: "documents",
+            run: documents,
+            seeds: Vec::new(),
+        },
+        Target {
+            name: "url",
+            run: url,
+            seeds: texts(&["shm:///run/a.sock", "tcp://host:4833", "tcp://[::1]:1"]),
+        },
+        Target {
+            name: "deframer",
+            run: outboard_link::fuzz_deframer,
+            seeds: Vec::new(),
+        },
+        Target {
+            name: "ring",
+            run: outboard_link::shm::fuzz_ring,
+            seeds: Vec::new(),
+        },
+        Target {
+            name: "image",
+            run: outboard_image::fuzz::image,
+            seeds: images(),
+        },
+        Target {
+            name: "fatbin",
+            run: outboard_image::fuzz::fatbin,
+            seeds: images(),
+        },
+        Target {
+            name: "cubin",
+            run: outboard_image::fuzz::cubin,
+            seeds: images(),
+        },
+        Target {
+            name: "ptx-header",
+            run: outboard_image::fuzz::ptx,
+            seeds: ptx(),
+        },
+        Target {
+            name: "ptx",
+            run: outboard_ptx::parse::fuzz,
+            seeds: ptx(),
+        },
     ]
 }
 
@@ -36,7 +84,11 @@ pub(crate) fn canary() -> Target {
         let trapped = data.windows(4).any(|w| w == u32::MAX.to_le_bytes());
         assert!(!trapped, "as it must");
     }
-    Target { name: "canary", run, seeds: vec![vec![0; 64]] }
+    Target {
+        name: "canary",
+        run,
+        seeds: vec![vec![0; 64]],
+    }
 }
 
 fn request(data: &[u8]) {
@@ -58,7 +110,9 @@ fn reply(data: &[u8]) {
 }
 
 fn handshake(data: &[u8]) {
-    let Some((preamble, document)) = data.split_first_chunk::<PREAMBLE_BYTES>() else { return };
+    let Some((preamble, document)) = data.split_first_chunk::<PREAMBLE_BYTES>() else {
+        return;
+    };
     if let Ok(preamble) = Preamble::decode(preamble) {
         let _ = preamble.check();
         let _ = handshake::decode_welcome(&preamble, document);
@@ -91,9 +145,20 @@ fn requests() -> Vec<Vec<u8>> {
         room
     }
     vec![
-        framed(&messages::MemMap { va: 1 << 45, len: 2 << 20 }),
-        framed(&messages::CopyIn { dst: 1 << 45, stream: 0, data: b"sixteen bytes..." }),
-        framed(&messages::LibraryLoad { library: 1, hash: &[7; 32], options: &[0; 4] }),
+        framed(&messages::MemMap {
+            va: 1 << 45,
+            len: 2 << 20,
+        }),
+        framed(&messages::CopyIn {
+            dst: 1 << 45,
+            stream: 0,
+            data: b"sixteen bytes...",
+        }),
+        framed(&messages::LibraryLoad {
+            library: 1,
+            hash: &[7; 32],
+            options: &[0; 4],
+        }),
         framed(&messages::Launch {
             kernel: 1 << 32,
             stream: 0,
@@ -111,8 +176,16 @@ fn requests() -> Vec<Vec<u8>> {
 }
 
 fn hellos() -> Vec<Vec<u8>> {
-    let hello = ClientHello { release: "0.1.0".into(), purpose: Purpose::Session, pid: 1, program: "python3".into() };
-    handshake::encode_hello(&hello).into_iter().chain([handshake::encode_refusal("full")]).collect()
+    let hello = ClientHello {
+        release: "0.1.0".into(),
+        purpose: Purpose::Session,
+        pid: 1,
+        program: "python3".into(),
+    };
+    handshake::encode_hello(&hello)
+        .into_iter()
+        .chain([handshake::encode_refusal("full")])
+        .collect()
 }
 
 fn images() -> Vec<Vec<u8>> {
@@ -128,7 +201,10 @@ fn images() -> Vec<Vec<u8>> {
 }
 
 fn ptx() -> Vec<Vec<u8>> {
-    texts(&[include_str!("../../ptx/tests/data/basics.ptx"), include_str!("../../image/tests/data/compute_80.ptx")])
+    texts(&[
+        include_str!("../../ptx/tests/data/basics.ptx"),
+        include_str!("../../image/tests/data/compute_80.ptx"),
+    ])
 }
 
 fn texts(texts: &[&str]) -> Vec<Vec<u8>> {

@@ -3,7 +3,8 @@
 //! NVIDIA documents none of it. What is used here was published with NVIDIA's own mock of NVML, whose authors watched
 //! nvidia-smi 580 (github.com/NVIDIA/k8s-test-infra, pkg/gpu/mocknvml/bridge/internal.go): the table's id; that its first
 //! word is its size in bytes; entry 81, a device by its index, without which nvidia-smi lists no device; entries 213 to
-//! 215, the lists of processes. Every other entry answers `NVML_ERROR_NOT_SUPPORTED`, and says its number in the log.
+//! 215, the lists of processes. Seen here on nvidia-smi 580: entry 26 is told of every line that is about to be printed
+//! (a format, the name of the stream, the line), a log that nobody keeps. Every other entry answers `NVML_ERROR_NOT_SUPPORTED`, and says its number in the log.
 
 use std::{
     ffi::{c_char, c_void},
@@ -81,6 +82,11 @@ extern "C" fn unknown<const SLOT: usize>() -> nvmlReturn_t {
         "entry {SLOT} of nvidia-smi's table is not supported"
     ));
     nvmlReturn_t::NOT_SUPPORTED
+}
+
+/// Entry 26: a line that nvidia-smi prints, for a log.
+extern "C" fn printed_line() -> nvmlReturn_t {
+    nvmlReturn_t::SUCCESS
 }
 
 unsafe extern "C" fn handle_by_index(index: u32, device: *mut nvmlDevice_t) -> nvmlReturn_t {

@@ -12,10 +12,16 @@ use outboard_wire::{
     messages,
 };
 
-use super::{Done, graph::{NODES_MAX, check_edges, node_ids}, put, put_optional};
+use super::{
+    Done,
+    graph::{NODES_MAX, check_edges, node_ids},
+    put, put_optional,
+};
 use crate::{
     log,
-    state::{Beginning, Capture, Driver, Kind, StreamRef, current_context, driver, exchange_thread_mode},
+    state::{
+        Beginning, Capture, Driver, Kind, StreamRef, current_context, driver, exchange_thread_mode,
+    },
 };
 
 /// Calls that no capture observes and that a captured sequence may depend on: forbidden or not by the modes of the
@@ -74,9 +80,22 @@ impl Driver {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         }
         let own = stream.stream();
-        let (adds, (graph, dependencies)) = (into.is_some(), into.unwrap_or_else(|| (self.mint_graph(), Vec::new())));
-        let capture = self.captures.begin(Beginning { origin: own.handle, context: own.context, mode, graph, adds });
-        if own.capture.compare_exchange(0, capture.id, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        let (adds, (graph, dependencies)) = (
+            into.is_some(),
+            into.unwrap_or_else(|| (self.mint_graph(), Vec::new())),
+        );
+        let capture = self.captures.begin(Beginning {
+            origin: own.handle,
+            context: own.context,
+            mode,
+            graph,
+            adds,
+        });
+        if own
+            .capture
+            .compare_exchange(0, capture.id, Ordering::AcqRel, Ordering::Acquire)
+            .is_err()
+        {
             self.captures.end(capture.id);
             return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
         }
@@ -86,12 +105,19 @@ impl Driver {
             graph: if adds { graph } else { 0 },
             dependencies: &id_bytes(&dependencies),
         };
-        self.call(&message, |_| ()).inspect_err(|_| self.forget_capture(&capture))
+        self.call(&message, |_| ())
+            .inspect_err(|_| self.forget_capture(&capture))
     }
 
     /// Ends a capture on both sides. The answer is whether there is a graph.
     fn close_capture(&self, capture: &Capture) -> Result<bool, CUresult> {
-        let ended = self.call(&messages::CaptureEnd { stream: capture.origin, graph: capture.graph }, |reply| reply.produced != 0);
+        let ended = self.call(
+            &messages::CaptureEnd {
+                stream: capture.origin,
+                graph: capture.graph,
+            },
+            |reply| reply.produced != 0,
+        );
         self.forget_capture(capture);
         // What a captured call came to on the server is known by now: it belongs to this capture.
         let faults = self.session.take_fault();
@@ -105,7 +131,9 @@ impl Driver {
             // The program may have been shown the graph while it was being made.
             let _ = self.retire_graph(CUgraph(capture.graph as usize));
             if ended == Ok(true) {
-                self.submit(&messages::CuGraphDestroy { h_graph: capture.graph })?;
+                self.submit(&messages::CuGraphDestroy {
+                    h_graph: capture.graph,
+                })?;
             }
         }
         result
@@ -113,7 +141,9 @@ impl Driver {
 
     /// A stream goes: a capture that began on it goes along, another one is spoiled.
     pub(crate) fn leave_capture(&self, stream: &StreamRef) {
-        let Some(capture) = self.capture_of(stream) else { return };
+        let Some(capture) = self.capture_of(stream) else {
+            return;
+        };
         capture.spoil();
         if capture.origin == stream.wire() {
             let _ = self.close_capture(&capture);
@@ -121,12 +151,27 @@ impl Driver {
     }
 
     /// The nodes that the next captured one will depend on; `None` where the capture has become invalid.
-    fn capture_dependencies(&self, stream: &StreamRef, capture: &Capture) -> Result<Option<Vec<u64>>, CUresult> {
+    fn capture_dependencies(
+        &self,
+        stream: &StreamRef,
+        capture: &Capture,
+    ) -> Result<Option<Vec<u64>>, CUresult> {
         let mut nodes_max = DEPENDENCIES_FIRST;
         loop {
             let first_node = self.handles.mint_range(Kind::Node, u64::from(nodes_max));
-            let message = messages::CaptureInfo { stream: stream.wire(), graph: capture.graph, first_node, nodes_max };
-            let (status, graph, nodes) = self.call(&message, |reply| (reply.status, reply.graph, ids(&reply.nodes).collect::<Vec<_>>()))?;
+            let message = messages::CaptureInfo {
+                stream: stream.wire(),
+                graph: capture.graph,
+                first_node,
+                nodes_max,
+            };
+            let (status, graph, nodes) = self.call(&message, |reply| {
+                (
+                    reply.status,
+                    reply.graph,
+                    ids(&reply.nodes).collect::<Vec<_>>(),
+                )
+            })?;
             if status != CU_STREAM_CAPTURE_STATUS_ACTIVE {
                 capture.spoil();
                 return Ok(None);
@@ -139,30 +184,48 @@ impl Driver {
                 return Ok(Some(nodes));
             }
             if nodes_max == DEPENDENCIES_MAX {
-                log::warn(format_args!("a captured stream that depends on more than {DEPENDENCIES_MAX} nodes is not supported"));
+                log::warn(format_args!(
+                    "a captured stream that depends on more than {DEPENDENCIES_MAX} nodes is not supported"
+                ));
                 return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
             }
             nodes_max = (nodes_max * 32).min(DEPENDENCIES_MAX);
         }
     }
 
-    fn update_dependencies(&self, stream: CUstream, nodes: Result<Vec<u64>, CUresult>, flags: u32) -> Done {
+    fn update_dependencies(
+        &self,
+        stream: CUstream,
+        nodes: Result<Vec<u64>, CUresult>,
+        flags: u32,
+    ) -> Done {
         let stream = self.stream(stream)?;
-        let capture = self.capture_of(&stream).ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
+        let capture = self
+            .capture_of(&stream)
+            .ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
         if capture.is_spoiled() {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
         }
         if flags & !SET_DEPENDENCIES != 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        self.call(&messages::CaptureUpdate { stream: stream.wire(), nodes: &id_bytes(&nodes?), flags }, |_| ())
+        self.call(
+            &messages::CaptureUpdate {
+                stream: stream.wire(),
+                nodes: &id_bytes(&nodes?),
+                flags,
+            },
+            |_| (),
+        )
     }
 }
 
 pub(crate) unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> Done {
     driver()?;
     // SAFETY: NULL or the caller's mode.
-    let mode = unsafe { mode.as_mut() }.filter(|m| **m <= CU_STREAM_CAPTURE_MODE_RELAXED).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let mode = unsafe { mode.as_mut() }
+        .filter(|m| **m <= CU_STREAM_CAPTURE_MODE_RELAXED)
+        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     *mode = exchange_thread_mode(*mode);
     Ok(())
 }
@@ -198,12 +261,17 @@ pub(crate) unsafe fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -
     // SAFETY: see the module's contract.
     unsafe { put(graph, CUgraph::NULL)? };
     let stream = driver.stream(stream)?;
-    let capture = driver.capture_of(&stream).ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
+    let capture = driver
+        .capture_of(&stream)
+        .ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
     if capture.origin != stream.wire() {
         capture.spoil();
         return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
     }
     if !capture.may_end_here() {
+        // Seen on a real driver: the capture is over all the same, without a graph.
+        capture.spoil();
+        let _ = driver.close_capture(&capture);
         return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
     }
     if driver.close_capture(&capture)? {
@@ -235,15 +303,21 @@ unsafe fn capture_info(stream: CUstream, out: &InfoOut) -> Done {
         _ => driver.stream(stream)?,
     };
     let status = driver.capture_status(&stream)?;
-    let active = |capture: &Arc<Capture>| status == CU_STREAM_CAPTURE_STATUS_ACTIVE && !capture.is_spoiled();
-    let Some(capture) = driver.capture_of(&stream).filter(active) else { return put_status(out, status) };
+    let active =
+        |capture: &Arc<Capture>| status == CU_STREAM_CAPTURE_STATUS_ACTIVE && !capture.is_spoiled();
+    let Some(capture) = driver.capture_of(&stream).filter(active) else {
+        return put_status(out, status);
+    };
     // Most callers only want the status and the id: those are known here.
     if !(out.graph.is_null() && out.nodes.is_null() && out.count.is_null()) {
         let Some(nodes) = driver.capture_dependencies(&stream, &capture)? else {
             return put_status(out, CU_STREAM_CAPTURE_STATUS_INVALIDATED);
         };
         let count = nodes.len();
-        let (nodes, edges) = capture.keep_answer(stream.wire(), nodes.into_iter().map(|n| CUgraphNode(n as usize)).collect());
+        let (nodes, edges) = capture.keep_answer(
+            stream.wire(),
+            nodes.into_iter().map(|n| CUgraphNode(n as usize)).collect(),
+        );
         // SAFETY: the caller's promise.
         unsafe {
             put_optional(out.graph, driver.handle_graph(capture.graph));
@@ -262,8 +336,19 @@ fn put_status(out: &InfoOut, status: u32) -> Done {
     unsafe { put(out.status, status) }
 }
 
-pub(crate) unsafe fn cuStreamGetCaptureInfo(stream: CUstream, status: *mut u32, id: *mut u64) -> Done {
-    let out = InfoOut { status, id, graph: std::ptr::null_mut(), nodes: std::ptr::null_mut(), edges: std::ptr::null_mut(), count: std::ptr::null_mut() };
+pub(crate) unsafe fn cuStreamGetCaptureInfo(
+    stream: CUstream,
+    status: *mut u32,
+    id: *mut u64,
+) -> Done {
+    let out = InfoOut {
+        status,
+        id,
+        graph: std::ptr::null_mut(),
+        nodes: std::ptr::null_mut(),
+        edges: std::ptr::null_mut(),
+        count: std::ptr::null_mut(),
+    };
     // SAFETY: see the module's contract.
     unsafe { capture_info(stream, &out) }
 }
@@ -277,7 +362,19 @@ pub(crate) unsafe fn cuStreamGetCaptureInfo_v2(
     count: *mut usize,
 ) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { capture_info(stream, &InfoOut { status, id, graph, nodes, edges: std::ptr::null_mut(), count }) }
+    unsafe {
+        capture_info(
+            stream,
+            &InfoOut {
+                status,
+                id,
+                graph,
+                nodes,
+                edges: std::ptr::null_mut(),
+                count,
+            },
+        )
+    }
 }
 
 pub(crate) unsafe fn cuStreamGetCaptureInfo_v3(
@@ -290,10 +387,27 @@ pub(crate) unsafe fn cuStreamGetCaptureInfo_v3(
     count: *mut usize,
 ) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { capture_info(stream, &InfoOut { status, id, graph, nodes, edges, count }) }
+    unsafe {
+        capture_info(
+            stream,
+            &InfoOut {
+                status,
+                id,
+                graph,
+                nodes,
+                edges,
+                count,
+            },
+        )
+    }
 }
 
-pub(crate) unsafe fn cuStreamUpdateCaptureDependencies(stream: CUstream, nodes: *mut CUgraphNode, count: usize, flags: u32) -> Done {
+pub(crate) unsafe fn cuStreamUpdateCaptureDependencies(
+    stream: CUstream,
+    nodes: *mut CUgraphNode,
+    count: usize,
+    flags: u32,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { cuStreamUpdateCaptureDependencies_v2(stream, nodes, std::ptr::null(), count, flags) }
 }

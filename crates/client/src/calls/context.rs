@@ -53,7 +53,13 @@ impl Driver {
         self.session.forget_faults();
         let wire = context.handle.0 as u64;
         for chunk in chunks {
-            self.submit_in(wire, &messages::MemUnmap { va: chunk.base, len: chunk.bytes })?;
+            self.submit_in(
+                wire,
+                &messages::MemUnmap {
+                    va: chunk.base,
+                    len: chunk.bytes,
+                },
+            )?;
         }
         self.submit_in(wire, &messages::ContextDestroy { context: wire })
     }
@@ -66,7 +72,12 @@ impl Driver {
             self.push_visible()?;
             let frees = self.pools_mark();
             let group = Group::new(1);
-            self.session.ask(context.handle.0 as u64, &messages::FenceContext {}, &group, Sink::Group)?;
+            self.session.ask(
+                context.handle.0 as u64,
+                &messages::FenceContext {},
+                &group,
+                Sink::Group,
+            )?;
             self.session.wait(&group)?;
             // The fence was about this context; where there are others, their work may go on.
             if self.contexts.is_only() {
@@ -92,7 +103,10 @@ pub(crate) unsafe fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     let primary = driver.contexts.primary(device)?;
-    match primary.retained.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1)) {
+    match primary
+        .retained
+        .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1))
+    {
         Ok(1) => driver.destroy_context(primary),
         Ok(_) => Ok(()),
         Err(_) => Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
@@ -112,14 +126,21 @@ pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(device: CUdevice) -> Done {
     Ok(())
 }
 
-pub(crate) unsafe fn cuDevicePrimaryCtxGetState(device: CUdevice, flags: *mut u32, active: *mut i32) -> Done {
+pub(crate) unsafe fn cuDevicePrimaryCtxGetState(
+    device: CUdevice,
+    flags: *mut u32,
+    active: *mut i32,
+) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     let primary = driver.contexts.primary(device)?;
     // SAFETY: see the module's contract.
     unsafe {
         put_optional(flags, primary.flags.load(Ordering::Relaxed));
-        put_optional(active, i32::from(primary.retained.load(Ordering::Acquire) > 0));
+        put_optional(
+            active,
+            i32::from(primary.retained.load(Ordering::Acquire) > 0),
+        );
     }
     Ok(())
 }
@@ -128,7 +149,11 @@ pub(crate) unsafe fn cuDevicePrimaryCtxSetFlags_v2(device: CUdevice, flags: u32)
     let driver = driver()?;
     driver.card(device)?;
     check_flags(flags)?;
-    driver.contexts.primary(device)?.flags.store(flags, Ordering::Relaxed);
+    driver
+        .contexts
+        .primary(device)?
+        .flags
+        .store(flags, Ordering::Relaxed);
     Ok(())
 }
 
@@ -138,7 +163,11 @@ const FLAGS_MASK: u32 = 0xff;
 fn check_flags(flags: u32) -> Done {
     let scheduling = flags & 7;
     let known = flags & !FLAGS_MASK == 0 && matches!(scheduling, 0 | 1 | 2 | 4);
-    if known { Ok(()) } else { Err(CUresult::CUDA_ERROR_INVALID_VALUE) }
+    if known {
+        Ok(())
+    } else {
+        Err(CUresult::CUDA_ERROR_INVALID_VALUE)
+    }
 }
 
 pub(crate) unsafe fn cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice) -> Done {
@@ -155,7 +184,13 @@ pub(crate) unsafe fn cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device:
     unsafe { put(context, created.handle) }
 }
 
-pub(crate) unsafe fn cuCtxCreate_v3(context: *mut CUcontext, _affinity: *mut c_void, affinities: i32, flags: u32, device: CUdevice) -> Done {
+pub(crate) unsafe fn cuCtxCreate_v3(
+    context: *mut CUcontext,
+    _affinity: *mut c_void,
+    affinities: i32,
+    flags: u32,
+    device: CUdevice,
+) -> Done {
     if affinities != 0 {
         return Err(CUresult::CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
     }
@@ -163,7 +198,12 @@ pub(crate) unsafe fn cuCtxCreate_v3(context: *mut CUcontext, _affinity: *mut c_v
     unsafe { cuCtxCreate_v2(context, flags, device) }
 }
 
-pub(crate) unsafe fn cuCtxCreate_v4(context: *mut CUcontext, params: *mut CUctxCreateParams, flags: u32, device: CUdevice) -> Done {
+pub(crate) unsafe fn cuCtxCreate_v4(
+    context: *mut CUcontext,
+    params: *mut CUctxCreateParams,
+    flags: u32,
+    device: CUdevice,
+) -> Done {
     // SAFETY: NULL or a record of the caller's.
     if let Some(params) = unsafe { params.as_ref() } {
         if params.num_exec_affinity_params != 0 || !params.cig_params.is_null() {
@@ -235,8 +275,15 @@ pub(crate) unsafe fn cuCtxGetDevice(device: *mut CUdevice) -> Done {
 }
 
 /// A context argument, NULL being the current one.
-fn given_or_current(driver: &Driver, context: CUcontext) -> Result<std::sync::Arc<Context>, CUresult> {
-    if context.is_null() { driver.contexts.current() } else { driver.contexts.get(context) }
+fn given_or_current(
+    driver: &Driver,
+    context: CUcontext,
+) -> Result<std::sync::Arc<Context>, CUresult> {
+    if context.is_null() {
+        driver.contexts.current()
+    } else {
+        driver.contexts.get(context)
+    }
 }
 
 pub(crate) unsafe fn cuCtxGetDevice_v2(device: *mut CUdevice, context: CUcontext) -> Done {
@@ -246,12 +293,21 @@ pub(crate) unsafe fn cuCtxGetDevice_v2(device: *mut CUdevice, context: CUcontext
 
 pub(crate) unsafe fn cuCtxGetFlags(flags: *mut u32) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { put(flags, driver()?.contexts.current()?.flags.load(Ordering::Relaxed)) }
+    unsafe {
+        put(
+            flags,
+            driver()?.contexts.current()?.flags.load(Ordering::Relaxed),
+        )
+    }
 }
 
 pub(crate) unsafe fn cuCtxSetFlags(flags: u32) -> Done {
     check_flags(flags)?;
-    driver()?.contexts.current()?.flags.store(flags, Ordering::Relaxed);
+    driver()?
+        .contexts
+        .current()?
+        .flags
+        .store(flags, Ordering::Relaxed);
     Ok(())
 }
 
@@ -267,7 +323,9 @@ pub(crate) unsafe fn cuCtxGetApiVersion(context: CUcontext, version: *mut u32) -
 
 pub(crate) unsafe fn cuCtxGetStreamPriorityRange(least: *mut i32, greatest: *mut i32) -> Done {
     let driver = driver()?;
-    let (low, high) = driver.card(driver.contexts.current()?.device)?.stream_priorities;
+    let (low, high) = driver
+        .card(driver.contexts.current()?.device)?
+        .stream_priorities;
     // SAFETY: see the module's contract.
     unsafe {
         put_optional(least, low);

@@ -5,10 +5,7 @@
 //! - device to host: the answer carries the bytes. Into pinned memory the call does not wait for them; into other
 //!   memory it does, as on a local GPU.
 
-use std::{
-    ffi::c_void,
-    sync::Arc,
-};
+use std::{ffi::c_void, sync::Arc};
 
 use outboard_api::{
     CUresult,
@@ -42,7 +39,11 @@ impl Driver {
             if let Some(a) = memory.find(address) {
                 return if !a.may_be_used() {
                     Err(CUresult::CUDA_ERROR_INVALID_VALUE)
-                } else if bytes <= a.base + a.bytes - address { Ok(Place::Device) } else { self.spans_mappings(&memory, address, bytes) };
+                } else if bytes <= a.base + a.bytes - address {
+                    Ok(Place::Device)
+                } else {
+                    self.spans_mappings(&memory, address, bytes)
+                };
             }
             if memory.in_window(address) {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -59,8 +60,15 @@ impl Driver {
     }
 
     /// A range over several mappings side by side, as VMM programs make them.
-    fn spans_mappings(&self, memory: &crate::state::DeviceMemory, address: u64, bytes: u64) -> Result<Place, CUresult> {
-        let end = address.checked_add(bytes).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    fn spans_mappings(
+        &self,
+        memory: &crate::state::DeviceMemory,
+        address: u64,
+        bytes: u64,
+    ) -> Result<Place, CUresult> {
+        let end = address
+            .checked_add(bytes)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let mut at = address;
         while at < end {
             let a = memory.find(at).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
@@ -86,13 +94,27 @@ impl Driver {
         // SAFETY: the caller's source, as the driver API asks of it.
         let data = unsafe { std::slice::from_raw_parts(src, bytes) };
         for (index, piece) in data.chunks(CHUNK_BYTES_MAX).enumerate() {
-            self.submit_to(stream, &messages::CopyIn { dst: dst + (index * CHUNK_BYTES_MAX) as u64, stream: stream.wire(), data: piece })?;
+            self.submit_to(
+                stream,
+                &messages::CopyIn {
+                    dst: dst + (index * CHUNK_BYTES_MAX) as u64,
+                    stream: stream.wire(),
+                    data: piece,
+                },
+            )?;
         }
         Ok(())
     }
 
     /// The bytes come with the answers, in pieces that overlap each other.
-    fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: &StreamRef, detached: bool) -> Result<Arc<Group>, CUresult> {
+    fn copy_out(
+        &self,
+        dst: *mut u8,
+        src: u64,
+        bytes: usize,
+        stream: &StreamRef,
+        detached: bool,
+    ) -> Result<Arc<Group>, CUresult> {
         let pieces = bytes.div_ceil(CHUNK_BYTES_MAX);
         let group = Group::new(pieces);
         for index in 0..pieces {
@@ -100,11 +122,19 @@ impl Driver {
             let len = CHUNK_BYTES_MAX.min(bytes - offset);
             // SAFETY: inside the destination of `bytes` bytes.
             let address = unsafe { dst.add(offset) };
-            let sink = Sink::Memory(Landing { address, rows: Rows::contiguous(len), detached });
+            let sink = Sink::Memory(Landing {
+                address,
+                rows: Rows::contiguous(len),
+                detached,
+            });
             if detached {
                 self.session.attend();
             }
-            let message = messages::CopyOut { src: src + offset as u64, len: len as u64, stream: stream.wire() };
+            let message = messages::CopyOut {
+                src: src + offset as u64,
+                len: len as u64,
+                stream: stream.wire(),
+            };
             self.session.ask(wire_context(), &message, &group, sink)?;
             stream.progress().submit();
             self.progress.submit();
@@ -113,13 +143,23 @@ impl Driver {
     }
 
     fn copy_here(&self, dst: u64, src: u64, bytes: u64, stream: &StreamRef) -> Done {
-        self.submit_to(stream, &messages::Copy { dst, src, len: bytes, stream: stream.wire() })
+        self.submit_to(
+            stream,
+            &messages::Copy {
+                dst,
+                src,
+                len: bytes,
+                stream: stream.wire(),
+            },
+        )
     }
 
     /// Data of pinned memory is taken when the call is made. Where something earlier in the GPU's queues may still
     /// write that memory, it is waited for: the copy would take what was there before.
     pub(super) fn settle_pinned(&self, stream: &StreamRef) -> Done {
-        let hazard = notes::host_functions_pending() || self.session.expects_detached() || self.host.read().has_visible();
+        let hazard = notes::host_functions_pending()
+            || self.session.expects_detached()
+            || self.host.read().has_visible();
         if hazard && !stream.progress().is_idle() {
             self.synchronize_stream(stream)?;
         }
@@ -127,14 +167,24 @@ impl Driver {
     }
 
     /// Any copy: directions are found by address.
-    pub(crate) fn copy(&self, dst: u64, src: u64, bytes: usize, stream: &StreamRef, wait: bool) -> Done {
+    pub(crate) fn copy(
+        &self,
+        dst: u64,
+        src: u64,
+        bytes: usize,
+        stream: &StreamRef,
+        wait: bool,
+    ) -> Done {
         if bytes == 0 {
             return Ok(());
         }
         if dst == 0 || src == 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        let (to, from) = (self.place_of(dst, bytes as u64)?, self.place_of(src, bytes as u64)?);
+        let (to, from) = (
+            self.place_of(dst, bytes as u64)?,
+            self.place_of(src, bytes as u64)?,
+        );
         if stream.is_capturing() {
             // A graph's copy cannot be waited for.
             if wait {
@@ -145,7 +195,9 @@ impl Driver {
         match (to, from) {
             (Place::Device, Place::Device) => self.copy_here(dst, src, bytes as u64, stream),
             // The source may change as soon as a synchronous copy returns, so its bytes are taken along.
-            (Place::Device, Place::Shared) if !wait => self.copy_here(dst, src, bytes as u64, stream),
+            (Place::Device, Place::Shared) if !wait => {
+                self.copy_here(dst, src, bytes as u64, stream)
+            }
             (Place::Device, Place::Pinned) => {
                 self.settle_pinned(stream)?;
                 self.copy_in(dst, src as *const u8, bytes, stream)
@@ -153,15 +205,23 @@ impl Driver {
             (Place::Device, _) => self.copy_in(dst, src as *const u8, bytes, stream),
             (Place::Shared, Place::Device) => {
                 self.copy_here(dst, src, bytes as u64, stream)?;
-                if wait { self.synchronize_stream(stream) } else { Ok(()) }
+                if wait {
+                    self.synchronize_stream(stream)
+                } else {
+                    Ok(())
+                }
             }
-            (Place::Pinned, Place::Device) if !wait => self.copy_out(dst as *mut u8, src, bytes, stream, true).map(drop),
+            (Place::Pinned, Place::Device) if !wait => self
+                .copy_out(dst as *mut u8, src, bytes, stream, true)
+                .map(drop),
             (_, Place::Device) => {
                 let mark = stream.progress().mark();
                 let group = self.copy_out(dst as *mut u8, src, bytes, stream, false)?;
                 self.session.wait(&group)?;
                 // The copy was the last thing in the stream, and it is done.
-                stream.progress().complete_alone(mark, bytes.div_ceil(CHUNK_BYTES_MAX) as u64);
+                stream
+                    .progress()
+                    .complete_alone(mark, bytes.div_ceil(CHUNK_BYTES_MAX) as u64);
                 self.session.take_fault()
             }
             (_, _) => {
@@ -175,7 +235,15 @@ impl Driver {
     }
 
     /// A copy that a graph will do: it reads and writes memory at launch, not now.
-    fn capture_copy(&self, dst: u64, src: u64, bytes: usize, stream: &StreamRef, to: Place, from: Place) -> Done {
+    fn capture_copy(
+        &self,
+        dst: u64,
+        src: u64,
+        bytes: usize,
+        stream: &StreamRef,
+        to: Place,
+        from: Place,
+    ) -> Done {
         for (address, place) in [(dst, to), (src, from)] {
             match place {
                 Place::Device | Place::Shared => {}
@@ -212,7 +280,12 @@ pub(crate) unsafe fn cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) 
     copy_now(dst, src, bytes)
 }
 
-pub(crate) unsafe fn cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> Done {
+pub(crate) unsafe fn cuMemcpyAsync(
+    dst: CUdeviceptr,
+    src: CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+) -> Done {
     copy_on(stream, dst, src, bytes)
 }
 
@@ -221,7 +294,12 @@ pub(crate) unsafe fn cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes
     copy_now(dst, src as u64, bytes)
 }
 
-pub(crate) unsafe fn cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) -> Done {
+pub(crate) unsafe fn cuMemcpyHtoDAsync_v2(
+    dst: CUdeviceptr,
+    src: *const c_void,
+    bytes: usize,
+    stream: CUstream,
+) -> Done {
     check_device(dst, bytes)?;
     copy_on(stream, dst, src as u64, bytes)
 }
@@ -231,7 +309,12 @@ pub(crate) unsafe fn cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: 
     copy_now(dst as u64, src, bytes)
 }
 
-pub(crate) unsafe fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) -> Done {
+pub(crate) unsafe fn cuMemcpyDtoHAsync_v2(
+    dst: *mut c_void,
+    src: CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+) -> Done {
     check_device(src, bytes)?;
     copy_on(stream, dst as u64, src, bytes)
 }
@@ -242,14 +325,25 @@ pub(crate) unsafe fn cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: 
     copy_now(dst, src, bytes)
 }
 
-pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> Done {
+pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
+    dst: CUdeviceptr,
+    src: CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+) -> Done {
     check_device(dst, bytes)?;
     check_device(src, bytes)?;
     copy_on(stream, dst, src, bytes)
 }
 
 /// Addresses are one space for all devices: a copy between them is a copy.
-pub(crate) unsafe fn cuMemcpyPeer(dst: CUdeviceptr, _dst_context: CUcontext, src: CUdeviceptr, _src_context: CUcontext, bytes: usize) -> Done {
+pub(crate) unsafe fn cuMemcpyPeer(
+    dst: CUdeviceptr,
+    _dst_context: CUcontext,
+    src: CUdeviceptr,
+    _src_context: CUcontext,
+    bytes: usize,
+) -> Done {
     copy_now(dst, src, bytes)
 }
 
@@ -268,7 +362,14 @@ pub(crate) unsafe fn cuMemcpyPeerAsync(
 ///
 /// # Safety
 /// Arrays of `count` entries.
-unsafe fn batch(dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, failed: *mut usize, stream: CUstream) -> Done {
+unsafe fn batch(
+    dsts: *mut CUdeviceptr,
+    srcs: *mut CUdeviceptr,
+    sizes: *mut usize,
+    count: usize,
+    failed: *mut usize,
+    stream: CUstream,
+) -> Done {
     if dsts.is_null() || srcs.is_null() || sizes.is_null() || count == 0 || stream.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -314,4 +415,3 @@ pub(crate) unsafe fn cuMemcpyBatchAsync_v2(
     // SAFETY: see the module's contract.
     unsafe { batch(dsts, srcs, sizes, count, std::ptr::null_mut(), stream) }
 }
-

@@ -30,7 +30,14 @@ pub(crate) unsafe fn cuDeviceGetName(name: *mut c_char, len: i32, device: CUdevi
 
 pub(crate) unsafe fn cuDeviceGetUuid(uuid: *mut CUuuid, device: CUdevice) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { put(uuid, CUuuid { bytes: driver()?.card(device)?.uuid }) }
+    unsafe {
+        put(
+            uuid,
+            CUuuid {
+                bytes: driver()?.card(device)?.uuid,
+            },
+        )
+    }
 }
 
 pub(crate) unsafe fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice) -> Done {
@@ -38,7 +45,11 @@ pub(crate) unsafe fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice) -> 
     unsafe { cuDeviceGetUuid(uuid, device) }
 }
 
-pub(crate) unsafe fn cuDeviceGetLuid(_luid: *mut c_char, _mask: *mut u32, device: CUdevice) -> Done {
+pub(crate) unsafe fn cuDeviceGetLuid(
+    _luid: *mut c_char,
+    _mask: *mut u32,
+    device: CUdevice,
+) -> Done {
     driver()?.card(device)?;
     // LUIDs are a thing of Windows: the driver refuses them here too.
     Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
@@ -49,7 +60,11 @@ pub(crate) unsafe fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) ->
     unsafe { put(bytes, driver()?.card(device)?.memory_bytes as usize) }
 }
 
-pub(crate) unsafe fn cuDeviceGetAttribute(value: *mut i32, attribute: u32, device: CUdevice) -> Done {
+pub(crate) unsafe fn cuDeviceGetAttribute(
+    value: *mut i32,
+    attribute: u32,
+    device: CUdevice,
+) -> Done {
     let card = driver()?.card(device)?;
     // What this library does not serve is not there, whatever the device could do.
     let answer = match attribute {
@@ -71,7 +86,12 @@ pub(crate) unsafe fn cuDeviceGetAttribute(value: *mut i32, attribute: u32, devic
         | CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
         | CU_DEVICE_ATTRIBUTE_SPARSE_CUDA_ARRAY_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED => 0,
-        other => card.attributes.get(other as usize).copied().flatten().ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?,
+        other => card
+            .attributes
+            .get(other as usize)
+            .copied()
+            .flatten()
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?,
     };
     // SAFETY: see the module's contract.
     unsafe { put(value, answer) }
@@ -83,8 +103,18 @@ pub(crate) unsafe fn cuDeviceGetProperties(properties: *mut CUdevprop, device: C
     let a = |attribute| driver.attribute(device, attribute);
     let answer = CUdevprop {
         max_threads_per_block: a(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
-        max_threads_dim: [CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z].map(a),
-        max_grid_size: [CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z].map(a),
+        max_threads_dim: [
+            CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X,
+            CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y,
+            CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z,
+        ]
+        .map(a),
+        max_grid_size: [
+            CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,
+            CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y,
+            CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z,
+        ]
+        .map(a),
         shared_mem_per_block: a(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK),
         total_constant_memory: a(CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY),
         simd_width: a(CU_DEVICE_ATTRIBUTE_WARP_SIZE),
@@ -97,19 +127,32 @@ pub(crate) unsafe fn cuDeviceGetProperties(properties: *mut CUdevprop, device: C
     unsafe { put(properties, answer) }
 }
 
-pub(crate) unsafe fn cuDeviceComputeCapability(major: *mut i32, minor: *mut i32, device: CUdevice) -> Done {
+pub(crate) unsafe fn cuDeviceComputeCapability(
+    major: *mut i32,
+    minor: *mut i32,
+    device: CUdevice,
+) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     // SAFETY: see the module's contract.
     unsafe {
-        put(major, driver.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR))?;
-        put(minor, driver.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR))
+        put(
+            major,
+            driver.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+        )?;
+        put(
+            minor,
+            driver.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        )
     }
 }
 
 pub(crate) unsafe fn cuDeviceGetPCIBusId(id: *mut c_char, len: i32, device: CUdevice) -> Done {
     let card = driver()?.card(device)?;
-    let text = format!("{:04X}:{:02X}:{:02X}.0", card.pci_domain, card.pci_bus, card.pci_device);
+    let text = format!(
+        "{:04X}:{:02X}:{:02X}.0",
+        card.pci_domain, card.pci_bus, card.pci_device
+    );
     if usize::try_from(len).unwrap_or(0) <= text.len() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -124,9 +167,17 @@ pub(crate) unsafe fn cuDeviceGetByPCIBusId(device: *mut CUdevice, id: *const c_c
     // SAFETY: a C string of the caller's, checked above.
     let text = unsafe { CStr::from_ptr(id) }.to_string_lossy();
     let wanted = parse_bus_id(&text).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let found = driver()?.cards().iter().position(|c| (c.pci_domain, c.pci_bus, c.pci_device) == wanted);
+    let found = driver()?
+        .cards()
+        .iter()
+        .position(|c| (c.pci_domain, c.pci_bus, c.pci_device) == wanted);
     // SAFETY: see the module's contract.
-    unsafe { put(device, found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)? as CUdevice) }
+    unsafe {
+        put(
+            device,
+            found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)? as CUdevice,
+        )
+    }
 }
 
 /// `domain:bus:device.function`, the domain and the function being optional.
@@ -140,7 +191,11 @@ fn parse_bus_id(text: &str) -> Option<(u32, u32, u32)> {
     }
 }
 
-pub(crate) unsafe fn cuDeviceCanAccessPeer(can: *mut i32, device: CUdevice, peer: CUdevice) -> Done {
+pub(crate) unsafe fn cuDeviceCanAccessPeer(
+    can: *mut i32,
+    device: CUdevice,
+    peer: CUdevice,
+) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     driver.card(peer)?;
@@ -149,7 +204,12 @@ pub(crate) unsafe fn cuDeviceCanAccessPeer(can: *mut i32, device: CUdevice, peer
     unsafe { put(can, 0) }
 }
 
-pub(crate) unsafe fn cuDeviceGetP2PAttribute(value: *mut i32, _attribute: u32, device: CUdevice, peer: CUdevice) -> Done {
+pub(crate) unsafe fn cuDeviceGetP2PAttribute(
+    value: *mut i32,
+    _attribute: u32,
+    device: CUdevice,
+    peer: CUdevice,
+) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     driver.card(peer)?;
@@ -160,16 +220,32 @@ pub(crate) unsafe fn cuDeviceGetP2PAttribute(value: *mut i32, _attribute: u32, d
     unsafe { put(value, 0) }
 }
 
-pub(crate) unsafe fn cuDeviceGetExecAffinitySupport(support: *mut i32, _kind: u32, device: CUdevice) -> Done {
+pub(crate) unsafe fn cuDeviceGetExecAffinitySupport(
+    support: *mut i32,
+    _kind: u32,
+    device: CUdevice,
+) -> Done {
     driver()?.card(device)?;
     // SAFETY: see the module's contract.
     unsafe { put(support, 0) }
 }
 
-pub(crate) unsafe fn cuDeviceGetTexture1DLinearMaxWidth(width: *mut usize, format: u32, channels: u32, device: CUdevice) -> Done {
+pub(crate) unsafe fn cuDeviceGetTexture1DLinearMaxWidth(
+    width: *mut usize,
+    format: u32,
+    channels: u32,
+    device: CUdevice,
+) -> Done {
     let driver = driver()?;
     driver.card(device)?;
-    let elements = driver.call(&messages::Texture1dWidthMax { format, channels, device }, |reply| reply.elements)?;
+    let elements = driver.call(
+        &messages::Texture1dWidthMax {
+            format,
+            channels,
+            device,
+        },
+        |reply| reply.elements,
+    )?;
     // SAFETY: see the module's contract.
     unsafe { put(width, elements as usize) }
 }

@@ -57,7 +57,12 @@ pub(crate) unsafe fn cuGetExportTable(table: *mut *const c_void, id: *const CUuu
     Ok(())
 }
 
-pub(crate) unsafe fn cuGetProcAddress(symbol: *const c_char, function: *mut *mut c_void, version: i32, flags: u64) -> Done {
+pub(crate) unsafe fn cuGetProcAddress(
+    symbol: *const c_char,
+    function: *mut *mut c_void,
+    version: i32,
+    flags: u64,
+) -> Done {
     // SAFETY: see the module's contract.
     match unsafe { find(symbol, version, flags) } {
         // SAFETY: as above.
@@ -70,7 +75,13 @@ pub(crate) unsafe fn cuGetProcAddress(symbol: *const c_char, function: *mut *mut
     }
 }
 
-pub(crate) unsafe fn cuGetProcAddress_v2(symbol: *const c_char, function: *mut *mut c_void, version: i32, flags: u64, status: *mut u32) -> Done {
+pub(crate) unsafe fn cuGetProcAddress_v2(
+    symbol: *const c_char,
+    function: *mut *mut c_void,
+    version: i32,
+    flags: u64,
+    status: *mut u32,
+) -> Done {
     // SAFETY: see the module's contract.
     let found = unsafe { find(symbol, version, flags) };
     // SAFETY: as above.
@@ -92,23 +103,34 @@ pub(crate) unsafe fn cuGetProcAddress_v2(symbol: *const c_char, function: *mut *
 }
 
 /// The address for a name; `Err(None)` where there is none.
-unsafe fn find(symbol: *const c_char, version: i32, flags: u64) -> Result<*mut c_void, Option<CUresult>> {
+unsafe fn find(
+    symbol: *const c_char,
+    version: i32,
+    flags: u64,
+) -> Result<*mut c_void, Option<CUresult>> {
     static TABLE: std::sync::OnceLock<Option<Table>> = std::sync::OnceLock::new();
     if symbol.is_null() || version < 0 {
         return Err(Some(CUresult::CUDA_ERROR_INVALID_VALUE));
     }
     // SAFETY: a C string of the caller's, checked above.
     let name = unsafe { CStr::from_ptr(symbol) }.to_string_lossy();
-    let table = TABLE.get_or_init(|| Table::new().ok()).as_ref().ok_or(Some(CUresult::CUDA_ERROR_UNKNOWN))?;
+    let table = TABLE
+        .get_or_init(|| Table::new().ok())
+        .as_ref()
+        .ok_or(Some(CUresult::CUDA_ERROR_UNKNOWN))?;
     let exported = match table.resolve(&name, version as u32, flags) {
         Ok(exported) => exported,
         Err(missing) => {
-            log::debug(format_args!("cuGetProcAddress({name}, {version}, {flags}): {missing:?} not found"));
+            log::debug(format_args!(
+                "cuGetProcAddress({name}, {version}, {flags}): {missing:?} not found"
+            ));
             debug_assert!(matches!(missing, Missing::Symbol | Missing::Version));
             return Err(None);
         }
     };
-    let at = EXPORTS.binary_search_by_key(&exported.as_str(), |(name, _)| name).map_err(|_| None)?;
+    let at = EXPORTS
+        .binary_search_by_key(&exported.as_str(), |(name, _)| name)
+        .map_err(|_| None)?;
     Ok(EXPORTS[at].1.0.cast_mut())
 }
 

@@ -26,7 +26,10 @@ pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> Done {
     let driver = driver()?;
     let context = driver.contexts.current()?;
     let handle = driver.handles.mint(Kind::Event);
-    driver.submit(&messages::EventCreate { event: handle, flags })?;
+    driver.submit(&messages::EventCreate {
+        event: handle,
+        flags,
+    })?;
     driver.streams.insert_event(handle, context.handle, flags);
     // SAFETY: see the module's contract.
     unsafe { put(event, CUevent(handle as usize)) }
@@ -36,7 +39,9 @@ pub(crate) unsafe fn cuEventDestroy_v2(event: CUevent) -> Done {
     let driver = driver()?;
     let event = driver.streams.event(event)?;
     driver.streams.remove_event(&event);
-    driver.submit(&messages::EventDestroy { event: event.handle })
+    driver.submit(&messages::EventDestroy {
+        event: event.handle,
+    })
 }
 
 pub(crate) unsafe fn cuEventRecord(event: CUevent, stream: CUstream) -> Done {
@@ -52,13 +57,27 @@ pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, fl
     let stream = driver.work_stream(stream)?;
     let event = driver.streams.event(event)?;
     let external = flags & CU_EVENT_RECORD_EXTERNAL != 0;
-    event.capture.store(if external { 0 } else { stream.stream().capture.load(Ordering::Acquire) }, Ordering::Release);
+    event.capture.store(
+        if external {
+            0
+        } else {
+            stream.stream().capture.load(Ordering::Acquire)
+        },
+        Ordering::Release,
+    );
     if external && stream.is_capturing() {
         driver.graphs.records_event(&event);
     }
     // The mark of the event is taken with the stream's, so that neither runs ahead of the other.
     let mut recorded = event.recorded.lock();
-    driver.submit_to(&stream, &messages::EventRecord { event: event.handle, stream: stream.wire(), flags })?;
+    driver.submit_to(
+        &stream,
+        &messages::EventRecord {
+            event: event.handle,
+            stream: stream.wire(),
+            flags,
+        },
+    )?;
     event.progress.submit();
     *recorded = Some((stream.stream().clone(), stream.progress().mark()));
     Ok(())
@@ -69,7 +88,13 @@ pub(crate) unsafe fn cuEventQuery(event: CUevent) -> Done {
     let event = driver.streams.event(event)?;
     event.settle();
     driver.refuse_captured_event(&event)?;
-    driver.query(&Reached::at(&event.progress, event.progress.mark()), &event.query, &messages::FenceEvent { event: event.handle })
+    driver.query(
+        &Reached::at(&event.progress, event.progress.mark()),
+        &event.query,
+        &messages::FenceEvent {
+            event: event.handle,
+        },
+    )
 }
 
 pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> Done {
@@ -81,26 +106,56 @@ pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> Done {
         driver.push_visible()?;
         let mark = event.progress.mark();
         let group = Group::new(1);
-        driver.session.ask(wire_context(), &messages::FenceEvent { event: event.handle }, &group, Sink::Group)?;
+        driver.session.ask(
+            wire_context(),
+            &messages::FenceEvent {
+                event: event.handle,
+            },
+            &group,
+            Sink::Group,
+        )?;
         driver.session.wait(&group)?;
         event.reached(mark);
     }
     driver.session.take_fault()
 }
 
-pub(crate) unsafe fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Done {
+pub(crate) unsafe fn cuEventElapsedTime(
+    milliseconds: *mut f32,
+    start: CUevent,
+    end: CUevent,
+) -> Done {
     let driver = driver()?;
     let (start, end) = (driver.streams.event(start)?, driver.streams.event(end)?);
     let untimed = |flags: u32| flags & CU_EVENT_DISABLE_TIMING != 0;
-    if milliseconds.is_null() || untimed(start.flags) || untimed(end.flags) || start.progress.mark() == 0 || end.progress.mark() == 0 {
-        return Err(if milliseconds.is_null() { CUresult::CUDA_ERROR_INVALID_VALUE } else { CUresult::CUDA_ERROR_INVALID_HANDLE });
+    if milliseconds.is_null()
+        || untimed(start.flags)
+        || untimed(end.flags)
+        || start.progress.mark() == 0
+        || end.progress.mark() == 0
+    {
+        return Err(if milliseconds.is_null() {
+            CUresult::CUDA_ERROR_INVALID_VALUE
+        } else {
+            CUresult::CUDA_ERROR_INVALID_HANDLE
+        });
     }
-    let elapsed = driver.call(&messages::EventElapsed { start: start.handle, end: end.handle }, |reply| reply.milliseconds)?;
+    let elapsed = driver.call(
+        &messages::EventElapsed {
+            start: start.handle,
+            end: end.handle,
+        },
+        |reply| reply.milliseconds,
+    )?;
     // SAFETY: see the module's contract.
     unsafe { put(milliseconds, elapsed) }
 }
 
-pub(crate) unsafe fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Done {
+pub(crate) unsafe fn cuEventElapsedTime_v2(
+    milliseconds: *mut f32,
+    start: CUevent,
+    end: CUevent,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { cuEventElapsedTime(milliseconds, start, end) }
 }

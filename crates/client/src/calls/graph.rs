@@ -7,7 +7,10 @@ use std::{
 
 use outboard_api::{
     CUresult,
-    cuda::{CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphExecUpdateResultInfo, CUgraphNode, CUstream},
+    cuda::{
+        CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraph, CUgraphEdgeData, CUgraphExec,
+        CUgraphExecUpdateResultInfo, CUgraphNode, CUstream,
+    },
     enums::*,
 };
 use outboard_wire::{
@@ -30,7 +33,11 @@ const _: () = assert!(2 * NODES_MAX * 8 < FRAME_BYTES_MAX);
 ///
 /// # Safety
 /// `nodes` has `count` entries.
-pub(super) unsafe fn node_ids(driver: &Driver, nodes: *const CUgraphNode, count: usize) -> Result<Vec<u64>, CUresult> {
+pub(super) unsafe fn node_ids(
+    driver: &Driver,
+    nodes: *const CUgraphNode,
+    count: usize,
+) -> Result<Vec<u64>, CUresult> {
     if count == 0 {
         return Ok(Vec::new());
     }
@@ -38,13 +45,22 @@ pub(super) unsafe fn node_ids(driver: &Driver, nodes: *const CUgraphNode, count:
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     if count > NODES_MAX {
-        log::warn(format_args!("a graph call that names {count} nodes is not supported: {NODES_MAX} are the most"));
+        log::warn(format_args!(
+            "a graph call that names {count} nodes is not supported: {NODES_MAX} are the most"
+        ));
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
     // SAFETY: the caller's promise.
     let nodes = unsafe { std::slice::from_raw_parts(nodes, count) };
     // A handle that stands for nothing is an invalid value to graph calls.
-    nodes.iter().map(|n| driver.wire_node(*n).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)).collect()
+    nodes
+        .iter()
+        .map(|n| {
+            driver
+                .wire_node(*n)
+                .map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)
+        })
+        .collect()
 }
 
 /// Refuses edges that do not simply order two nodes: they make kernels overlap, which messages cannot say.
@@ -76,7 +92,8 @@ unsafe fn put_nodes(out: *mut CUgraphNode, room: *mut usize, count: u64, nodes: 
             return;
         }
         for index in 0..*room {
-            out.add(index).write(CUgraphNode(nodes.get(index).map_or(0, |n| *n as usize)));
+            out.add(index)
+                .write(CUgraphNode(nodes.get(index).map_or(0, |n| *n as usize)));
         }
         room.write(nodes.len().min(*room));
     }
@@ -89,13 +106,19 @@ unsafe fn put_nodes(out: *mut CUgraphNode, room: *mut usize, count: u64, nodes: 
 unsafe fn wanted<T>(out: *const T, room: *const usize) -> Result<u32, CUresult> {
     // SAFETY: the caller's promise.
     let room = unsafe { room.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    Ok(if out.is_null() { 0 } else { (*room).min(NODES_MAX) as u32 })
+    Ok(if out.is_null() {
+        0
+    } else {
+        (*room).min(NODES_MAX) as u32
+    })
 }
 
 /// An answer that is cut short must not pass for a whole one.
 fn check_whole(count: u64, room: usize) -> Done {
     if count as usize > NODES_MAX && room > NODES_MAX {
-        log::warn(format_args!("a list of {count} nodes or edges of a graph is not supported: {NODES_MAX} are the most"));
+        log::warn(format_args!(
+            "a list of {count} nodes or edges of a graph is not supported: {NODES_MAX} are the most"
+        ));
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
     Ok(())
@@ -103,14 +126,26 @@ fn check_whole(count: u64, room: usize) -> Done {
 
 /// # Safety
 /// `room` is NULL or the caller's count, `out` NULL or that many entries.
-unsafe fn graph_nodes(graph: CUgraph, roots_only: u8, out: *mut CUgraphNode, room: *mut usize) -> Done {
+unsafe fn graph_nodes(
+    graph: CUgraph,
+    roots_only: u8,
+    out: *mut CUgraphNode,
+    room: *mut usize,
+) -> Done {
     let driver = driver()?;
     let graph = driver.wire_graph(graph)?;
     // SAFETY: the caller's promise.
     let nodes_max = unsafe { wanted(out, room)? };
     let first_node = driver.handles.mint_range(Kind::Node, u64::from(nodes_max));
-    let message = messages::GraphNodes { graph, roots_only, first_node, nodes_max };
-    let (count, nodes) = driver.call(&message, |reply| (reply.count, ids(&reply.nodes).collect::<Vec<_>>()))?;
+    let message = messages::GraphNodes {
+        graph,
+        roots_only,
+        first_node,
+        nodes_max,
+    };
+    let (count, nodes) = driver.call(&message, |reply| {
+        (reply.count, ids(&reply.nodes).collect::<Vec<_>>())
+    })?;
     driver.graphs.learn_shown(graph, nodes.iter().copied());
     // SAFETY: the caller's promise.
     unsafe {
@@ -120,17 +155,30 @@ unsafe fn graph_nodes(graph: CUgraph, roots_only: u8, out: *mut CUgraphNode, roo
     Ok(())
 }
 
-pub(crate) unsafe fn cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) -> Done {
+pub(crate) unsafe fn cuGraphGetNodes(
+    graph: CUgraph,
+    nodes: *mut CUgraphNode,
+    count: *mut usize,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { graph_nodes(graph, 0, nodes, count) }
 }
 
-pub(crate) unsafe fn cuGraphGetRootNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) -> Done {
+pub(crate) unsafe fn cuGraphGetRootNodes(
+    graph: CUgraph,
+    nodes: *mut CUgraphNode,
+    count: *mut usize,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { graph_nodes(graph, 1, nodes, count) }
 }
 
-pub(crate) unsafe fn cuGraphGetEdges(graph: CUgraph, from: *mut CUgraphNode, to: *mut CUgraphNode, count: *mut usize) -> Done {
+pub(crate) unsafe fn cuGraphGetEdges(
+    graph: CUgraph,
+    from: *mut CUgraphNode,
+    to: *mut CUgraphNode,
+    count: *mut usize,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { cuGraphGetEdges_v2(graph, from, to, std::ptr::null_mut(), count) }
 }
@@ -151,11 +199,26 @@ pub(crate) unsafe fn cuGraphGetEdges_v2(
     unsafe {
         let edges_max = wanted(from, count)?;
         // An edge has two ends, both of which may need a number.
-        let first_node = driver.handles.mint_range(Kind::Node, 2 * u64::from(edges_max));
-        let (known, starts, ends) = driver.call(&messages::GraphEdges { graph, first_node, edges_max }, |reply| {
-            (reply.count, ids(&reply.from).collect::<Vec<_>>(), ids(&reply.to).collect::<Vec<_>>())
-        })?;
-        driver.graphs.learn_shown(graph, starts.iter().chain(&ends).copied());
+        let first_node = driver
+            .handles
+            .mint_range(Kind::Node, 2 * u64::from(edges_max));
+        let (known, starts, ends) = driver.call(
+            &messages::GraphEdges {
+                graph,
+                first_node,
+                edges_max,
+            },
+            |reply| {
+                (
+                    reply.count,
+                    ids(&reply.from).collect::<Vec<_>>(),
+                    ids(&reply.to).collect::<Vec<_>>(),
+                )
+            },
+        )?;
+        driver
+            .graphs
+            .learn_shown(graph, starts.iter().chain(&ends).copied());
         let room = if from.is_null() { 0 } else { *count };
         check_whole(known, room)?;
         put_plain_edges(edges, room);
@@ -179,7 +242,13 @@ unsafe fn put_plain_edges(edges: *mut CUgraphEdgeData, room: usize) {
 
 /// # Safety
 /// As for `graph_nodes`; `edges` is NULL or has as many entries.
-unsafe fn neighbours(node: CUgraphNode, dependents: u8, out: *mut CUgraphNode, edges: *mut CUgraphEdgeData, room: *mut usize) -> Done {
+unsafe fn neighbours(
+    node: CUgraphNode,
+    dependents: u8,
+    out: *mut CUgraphNode,
+    edges: *mut CUgraphEdgeData,
+    room: *mut usize,
+) -> Done {
     let driver = driver()?;
     let node = driver.wire_node(node)?;
     let graph = driver.graphs.graph_of(node)?;
@@ -190,8 +259,15 @@ unsafe fn neighbours(node: CUgraphNode, dependents: u8, out: *mut CUgraphNode, e
     unsafe {
         let nodes_max = wanted(out, room)?;
         let first_node = driver.handles.mint_range(Kind::Node, u64::from(nodes_max));
-        let message = messages::GraphNodeNeighbours { node, dependents, first_node, nodes_max };
-        let (count, nodes) = driver.call(&message, |reply| (reply.count, ids(&reply.nodes).collect::<Vec<_>>()))?;
+        let message = messages::GraphNodeNeighbours {
+            node,
+            dependents,
+            first_node,
+            nodes_max,
+        };
+        let (count, nodes) = driver.call(&message, |reply| {
+            (reply.count, ids(&reply.nodes).collect::<Vec<_>>())
+        })?;
         driver.graphs.learn_shown(graph, nodes.iter().copied());
         let places = if out.is_null() { 0 } else { *room };
         check_whole(count, places)?;
@@ -201,7 +277,11 @@ unsafe fn neighbours(node: CUgraphNode, dependents: u8, out: *mut CUgraphNode, e
     Ok(())
 }
 
-pub(crate) unsafe fn cuGraphNodeGetDependencies(node: CUgraphNode, nodes: *mut CUgraphNode, count: *mut usize) -> Done {
+pub(crate) unsafe fn cuGraphNodeGetDependencies(
+    node: CUgraphNode,
+    nodes: *mut CUgraphNode,
+    count: *mut usize,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { neighbours(node, 0, nodes, std::ptr::null_mut(), count) }
 }
@@ -216,7 +296,11 @@ pub(crate) unsafe fn cuGraphNodeGetDependencies_v2(
     unsafe { neighbours(node, 0, nodes, edges, count) }
 }
 
-pub(crate) unsafe fn cuGraphNodeGetDependentNodes(node: CUgraphNode, nodes: *mut CUgraphNode, count: *mut usize) -> Done {
+pub(crate) unsafe fn cuGraphNodeGetDependentNodes(
+    node: CUgraphNode,
+    nodes: *mut CUgraphNode,
+    count: *mut usize,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { neighbours(node, 1, nodes, std::ptr::null_mut(), count) }
 }
@@ -231,7 +315,12 @@ pub(crate) unsafe fn cuGraphNodeGetDependentNodes_v2(
     unsafe { neighbours(node, 1, nodes, edges, count) }
 }
 
-pub(crate) unsafe fn cuGraphAddDependencies(graph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, count: usize) -> Done {
+pub(crate) unsafe fn cuGraphAddDependencies(
+    graph: CUgraph,
+    from: *const CUgraphNode,
+    to: *const CUgraphNode,
+    count: usize,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { cuGraphAddDependencies_v2(graph, from, to, std::ptr::null(), count) }
 }
@@ -246,40 +335,106 @@ pub(crate) unsafe fn cuGraphAddDependencies_v2(
     let driver = driver()?;
     let graph = driver.wire_graph(graph)?;
     // SAFETY: arrays of `count` entries, as the caller says.
-    let (from, to) = unsafe {
-        check_edges(edges, count)?;
-        (node_ids(driver, from, count)?, node_ids(driver, to, count)?)
+    let (from, to, edges) = unsafe {
+        (
+            node_ids(driver, from, count)?,
+            node_ids(driver, to, count)?,
+            edge_list(edges, count),
+        )
     };
-    if count == 0 {
-        return Ok(());
+    driver.add_dependencies(graph, &from, &to, &edges)
+}
+
+/// A kind for each edge; nothing where all of them simply order two nodes.
+///
+/// # Safety
+/// `edges` is NULL or has `count` entries.
+pub(super) unsafe fn edge_list(
+    edges: *const CUgraphEdgeData,
+    count: usize,
+) -> Vec<CUgraphEdgeData> {
+    if edges.is_null() || count == 0 {
+        return Vec::new();
     }
-    driver.call(&messages::GraphAddDependencies { graph, from: &id_bytes(&from), to: &id_bytes(&to) }, |_| ())
+    // SAFETY: the caller's promise.
+    let edges = unsafe { std::slice::from_raw_parts(edges, count) };
+    if edges.iter().all(|e| *e == CUgraphEdgeData::default()) {
+        return Vec::new();
+    }
+    edges.to_vec()
 }
 
 impl Driver {
+    pub(super) fn add_dependencies(
+        &self,
+        graph: u64,
+        from: &[u64],
+        to: &[u64],
+        edges: &[CUgraphEdgeData],
+    ) -> Done {
+        if from.is_empty() {
+            return Ok(());
+        }
+        let edges: Vec<u8> = edges
+            .iter()
+            .flat_map(|e| {
+                let [a, b, c, d, f] = e.reserved;
+                [e.from_port, e.to_port, e.kind, a, b, c, d, f]
+            })
+            .collect();
+        self.call(
+            &messages::GraphAddDependencies {
+                graph,
+                from: &id_bytes(from),
+                to: &id_bytes(to),
+                edges: &edges,
+            },
+            |_| (),
+        )
+    }
+
     /// An executable graph; the second answer is `CUgraphInstantiateResult`.
     fn instantiate(&self, graph: CUgraph, flags: u64) -> (Result<CUgraphExec, CUresult>, u32) {
-        let known = u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY);
+        let known = u64::from(
+            CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH
+                | CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY,
+        );
         if flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0 {
             log::warn("graphs that kernels launch are not supported");
-            return (Err(CUresult::CUDA_ERROR_NOT_SUPPORTED), CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED);
+            return (
+                Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+                CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED,
+            );
         }
         if flags & !known != 0 {
-            return (Err(CUresult::CUDA_ERROR_INVALID_VALUE), CUDA_GRAPH_INSTANTIATE_ERROR);
+            return (
+                Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+                CUDA_GRAPH_INSTANTIATE_ERROR,
+            );
         }
         let exec = self.mint_graphexec();
-        let status = self
-            .wire_graph(graph)
-            .and_then(|graph| self.call(&messages::GraphInstantiate { graph, exec, flags }, |reply| reply.status));
+        let status = self.wire_graph(graph).and_then(|graph| {
+            self.call(
+                &messages::GraphInstantiate { graph, exec, flags },
+                |reply| reply.status,
+            )
+        });
         match status {
-            Ok(CUDA_GRAPH_INSTANTIATE_SUCCESS) => (Ok(self.handle_graphexec(exec)), CUDA_GRAPH_INSTANTIATE_SUCCESS),
+            Ok(CUDA_GRAPH_INSTANTIATE_SUCCESS) => (
+                Ok(self.handle_graphexec(exec)),
+                CUDA_GRAPH_INSTANTIATE_SUCCESS,
+            ),
             Ok(status) => (Err(CUresult::CUDA_ERROR_INVALID_VALUE), status),
             Err(error) => (Err(error), CUDA_GRAPH_INSTANTIATE_ERROR),
         }
     }
 }
 
-pub(crate) unsafe fn cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64) -> Done {
+pub(crate) unsafe fn cuGraphInstantiateWithFlags(
+    exec: *mut CUgraphExec,
+    graph: CUgraph,
+    flags: u64,
+) -> Done {
     if exec.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -305,17 +460,26 @@ pub(crate) unsafe fn cuGraphInstantiate_v2(
     }
 }
 
-pub(crate) unsafe fn cuGraphInstantiateWithParams(exec: *mut CUgraphExec, graph: CUgraph, params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS) -> Done {
+pub(crate) unsafe fn cuGraphInstantiateWithParams(
+    exec: *mut CUgraphExec,
+    graph: CUgraph,
+    params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
+) -> Done {
     let driver = driver()?;
     // SAFETY: NULL or a record of the caller's.
-    let params = unsafe { params.as_mut() }.filter(|_| !exec.is_null()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let params = unsafe { params.as_mut() }
+        .filter(|_| !exec.is_null())
+        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let upload = u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD);
     let (instantiated, result) = driver.instantiate(graph, params.flags & !upload);
     params.result_out = result;
     params.err_node_out = CUgraphNode::NULL;
     let made = instantiated?;
     if params.flags & upload != 0 {
-        let message = messages::CuGraphUpload { h_graph: made.0 as u64, h_stream: driver.wire_stream(params.upload_stream)? };
+        let message = messages::CuGraphUpload {
+            h_graph: made.0 as u64,
+            h_stream: driver.wire_stream(params.upload_stream)?,
+        };
         driver.submit(&message)?;
     }
     // SAFETY: see the module's contract.
@@ -330,22 +494,39 @@ pub(crate) unsafe fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Done 
     if !stream.is_capturing() {
         driver.graphs.launched();
     }
-    driver.submit_to(&stream, &messages::GraphLaunch { exec, stream: stream.wire() })
+    driver.submit_to(
+        &stream,
+        &messages::GraphLaunch {
+            exec,
+            stream: stream.wire(),
+        },
+    )
 }
 
 /// # Safety
 /// Handles only.
 unsafe fn exec_update(exec: CUgraphExec, graph: CUgraph) -> Result<u32, CUresult> {
     let driver = driver()?;
-    let message = messages::GraphExecUpdate { exec: driver.wire_graphexec(exec)?, graph: driver.wire_graph(graph)? };
+    let message = messages::GraphExecUpdate {
+        exec: driver.wire_graphexec(exec)?,
+        graph: driver.wire_graph(graph)?,
+    };
     driver.call(&message, |reply| reply.result)
 }
 
 fn updated(result: u32) -> Done {
-    if result == CU_GRAPH_EXEC_UPDATE_SUCCESS { Ok(()) } else { Err(CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE) }
+    if result == CU_GRAPH_EXEC_UPDATE_SUCCESS {
+        Ok(())
+    } else {
+        Err(CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
+    }
 }
 
-pub(crate) unsafe fn cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, info: *mut CUgraphExecUpdateResultInfo) -> Done {
+pub(crate) unsafe fn cuGraphExecUpdate_v2(
+    exec: CUgraphExec,
+    graph: CUgraph,
+    info: *mut CUgraphExecUpdateResultInfo,
+) -> Done {
     if info.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -363,7 +544,12 @@ pub(crate) unsafe fn cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, inf
     }
 }
 
-pub(crate) unsafe fn cuGraphExecUpdate(exec: CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, result_out: *mut u32) -> Done {
+pub(crate) unsafe fn cuGraphExecUpdate(
+    exec: CUgraphExec,
+    graph: CUgraph,
+    error_node: *mut CUgraphNode,
+    result_out: *mut u32,
+) -> Done {
     if result_out.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -385,9 +571,14 @@ pub(crate) unsafe fn cuGraphDebugDotPrint(graph: CUgraph, path: *const c_char, f
     }
     // SAFETY: a string of the caller's.
     let path = unsafe { CStr::from_ptr(path) };
-    let text = driver.call(&messages::GraphDot { graph, flags }, |reply| reply.text.to_vec())?;
+    let text = driver.call(&messages::GraphDot { graph, flags }, |reply| {
+        reply.text.to_vec()
+    })?;
     std::fs::write(OsStr::from_bytes(path.to_bytes()), text).map_err(|error| {
-        log::warn(format_args!("cuGraphDebugDotPrint: {}: {error}", path.to_string_lossy()));
+        log::warn(format_args!(
+            "cuGraphDebugDotPrint: {}: {error}",
+            path.to_string_lossy()
+        ));
         CUresult::CUDA_ERROR_OPERATING_SYSTEM
     })
 }
@@ -411,7 +602,18 @@ mod tests {
         let mut room = 3;
         // SAFETY: room for three entries.
         unsafe { put_nodes(out.as_mut_ptr(), &mut room, 2, &[5, 6]) };
-        assert_eq!((room, out), (2, [CUgraphNode(5), CUgraphNode(6), CUgraphNode(0), CUgraphNode(99)]));
+        assert_eq!(
+            (room, out),
+            (
+                2,
+                [
+                    CUgraphNode(5),
+                    CUgraphNode(6),
+                    CUgraphNode(0),
+                    CUgraphNode(99)
+                ]
+            )
+        );
         let mut room = 1;
         // SAFETY: room for one entry.
         unsafe { put_nodes(out.as_mut_ptr(), &mut room, 2, &[7]) };
@@ -425,12 +627,22 @@ mod tests {
     #[test]
     fn only_plain_edges_pass() {
         let plain = [CUgraphEdgeData::default(); 2];
-        let programmatic = [CUgraphEdgeData::default(), CUgraphEdgeData { from_port: 1, kind: 1, ..Default::default() }];
+        let programmatic = [
+            CUgraphEdgeData::default(),
+            CUgraphEdgeData {
+                from_port: 1,
+                kind: 1,
+                ..Default::default()
+            },
+        ];
         // SAFETY: arrays of as many entries as said.
         unsafe {
             assert_eq!(check_edges(std::ptr::null(), 2), Ok(()));
             assert_eq!(check_edges(plain.as_ptr(), 2), Ok(()));
-            assert_eq!(check_edges(programmatic.as_ptr(), 2), Err(CUresult::CUDA_ERROR_NOT_SUPPORTED));
+            assert_eq!(
+                check_edges(programmatic.as_ptr(), 2),
+                Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+            );
             assert_eq!(check_edges(programmatic.as_ptr(), 1), Ok(()));
         }
     }

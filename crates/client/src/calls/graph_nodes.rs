@@ -6,8 +6,8 @@ use std::{ffi::c_void, sync::Arc};
 use outboard_api::{
     CUresult,
     cuda::{
-        CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUcontext, CUevent, CUfunction, CUgraph,
-        CUgraphEdgeData, CUgraphExec, CUgraphNode,
+        CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
+        CUcontext, CUevent, CUfunction, CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphNode,
     },
     enums::*,
 };
@@ -20,8 +20,11 @@ use outboard_wire::{
 use super::{
     Done,
     copy::Place,
-    graph::{check_edges, node_ids, record},
-    graph_params::{CopyNodeParams, KERNEL_V1_BYTES, MemsetNodeParams, NodeParams, Side, memset_bytes, no_kernel, widened},
+    graph::{edge_list, node_ids, record},
+    graph_params::{
+        CopyNodeParams, KERNEL_V1_BYTES, MemsetNodeParams, NodeParams, Side, memset_bytes,
+        no_kernel, widened,
+    },
     launch::{Params, Shape},
     put,
 };
@@ -33,18 +36,37 @@ use crate::{
 
 /// What a node does, taken from the program's records.
 enum Work {
-    Kernel { node: CUDA_KERNEL_NODE_PARAMS, kernel: &'static Kernel, shape: Shape, params: Box<Params>, context: u64 },
-    Memset { memset: CUDA_MEMSET_NODE_PARAMS, context: u64 },
-    Copy { desc: Vec<u8>, context: u64 },
+    Kernel {
+        node: CUDA_KERNEL_NODE_PARAMS,
+        kernel: &'static Kernel,
+        shape: Shape,
+        params: Box<Params>,
+        context: u64,
+    },
+    Memset {
+        memset: CUDA_MEMSET_NODE_PARAMS,
+        context: u64,
+    },
+    Copy {
+        desc: Vec<u8>,
+        context: u64,
+    },
     Host(CUDA_HOST_NODE_PARAMS),
     Child(u64),
     Empty,
-    Event { event: CUevent, wait: bool },
+    Event {
+        event: CUevent,
+        wait: bool,
+    },
 }
 
 impl Driver {
     fn node_context(&self, context: CUcontext) -> Result<u64, CUresult> {
-        if context.is_null() { Ok(wire_context()) } else { self.wire_context(context) }
+        if context.is_null() {
+            Ok(wire_context())
+        } else {
+            self.wire_context(context)
+        }
     }
 
     /// # Safety
@@ -64,27 +86,52 @@ impl Driver {
         // SAFETY: the caller's promise.
         let params = Box::new(unsafe { Params::gather(kernel, node.kernel_params, node.extra)? });
         self.make_arguments_visible(params.bytes())?;
-        Ok(Work::Kernel { node: *node, kernel, shape, params, context: self.node_context(context)? })
+        Ok(Work::Kernel {
+            node: *node,
+            kernel,
+            shape,
+            params,
+            context: self.node_context(context)?,
+        })
     }
 
-    fn memset_work(&self, memset: &CUDA_MEMSET_NODE_PARAMS, context: CUcontext) -> Result<Work, CUresult> {
+    fn memset_work(
+        &self,
+        memset: &CUDA_MEMSET_NODE_PARAMS,
+        context: CUcontext,
+    ) -> Result<Work, CUresult> {
         let bytes = memset_bytes(memset).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         self.check_reachable(memset.dst, bytes, "a memset node")?;
-        Ok(Work::Memset { memset: *memset, context: self.node_context(context)? })
+        Ok(Work::Memset {
+            memset: *memset,
+            context: self.node_context(context)?,
+        })
     }
 
     fn copy_work(&self, copy: &CUDA_MEMCPY3D, context: CUcontext) -> Result<Work, CUresult> {
         let copy = self.copy_box(copy)?;
         let desc = doc::to_bytes(&copy).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
-        Ok(Work::Copy { desc, context: self.node_context(context)? })
+        Ok(Work::Copy {
+            desc,
+            context: self.node_context(context)?,
+        })
     }
 
     /// A copy between memory that both sides have at the same address: the server makes it at every launch.
     fn copy_box(&self, copy: &CUDA_MEMCPY3D) -> Result<CopyBox, CUresult> {
-        if copy.src_lod != 0 || copy.dst_lod != 0 || copy.width_in_bytes == 0 || copy.height == 0 || copy.depth == 0 {
+        if copy.src_lod != 0
+            || copy.dst_lod != 0
+            || copy.width_in_bytes == 0
+            || copy.height == 0
+            || copy.depth == 0
+        {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        let extent = [copy.width_in_bytes as u64, copy.height as u64, copy.depth as u64];
+        let extent = [
+            copy.width_in_bytes as u64,
+            copy.height as u64,
+            copy.depth as u64,
+        ];
         let [width, height, depth] = extent;
         let src = Side {
             kind: copy.src_memory_type,
@@ -93,7 +140,11 @@ impl Driver {
             array: copy.src_array,
             pitch: copy.src_pitch as u64,
             height: copy.src_height as u64,
-            at: [copy.src_x_in_bytes as u64, copy.src_y as u64, copy.src_z as u64],
+            at: [
+                copy.src_x_in_bytes as u64,
+                copy.src_y as u64,
+                copy.src_z as u64,
+            ],
         };
         let dst = Side {
             kind: copy.dst_memory_type,
@@ -102,7 +153,11 @@ impl Driver {
             array: copy.dst_array,
             pitch: copy.dst_pitch as u64,
             height: copy.dst_height as u64,
-            at: [copy.dst_x_in_bytes as u64, copy.dst_y as u64, copy.dst_z as u64],
+            at: [
+                copy.dst_x_in_bytes as u64,
+                copy.dst_y as u64,
+                copy.dst_z as u64,
+            ],
         };
         Ok(CopyBox {
             src: self.box_end(&src, extent)?,
@@ -121,15 +176,27 @@ impl Driver {
 
     fn box_end(&self, side: &Side, extent: [u64; 3]) -> Result<BoxEnd, CUresult> {
         let address = match side.kind {
-            CU_MEMORYTYPE_ARRAY => return Ok(BoxEnd::Array { array: self.wire_array(side.array)? }),
+            CU_MEMORYTYPE_ARRAY => {
+                return Ok(BoxEnd::Array {
+                    array: self.wire_array(side.array)?,
+                });
+            }
             CU_MEMORYTYPE_HOST => side.host,
             CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => side.device,
             _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         };
-        let (pitch_bytes, height, first, bytes) = side.layout(extent).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        let start = address.checked_add(first).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let (pitch_bytes, height, first, bytes) = side
+            .layout(extent)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let start = address
+            .checked_add(first)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         self.check_reachable(start, bytes, "a copy node")?;
-        Ok(BoxEnd::Pitched { address, pitch_bytes, height })
+        Ok(BoxEnd::Pitched {
+            address,
+            pitch_bytes,
+            height,
+        })
     }
 
     /// Memory that a launch will touch: it must be the device's, or pinned.
@@ -138,36 +205,86 @@ impl Driver {
             Place::Device | Place::Shared => Ok(()),
             Place::Pinned => self.make_visible(address),
             Place::Pageable => {
-                log::warn(format_args!("{what} with pageable host memory is not supported: pin it with cuMemHostAlloc or cuMemHostRegister"));
+                log::warn(format_args!(
+                    "{what} with pageable host memory is not supported: pin it with cuMemHostAlloc or cuMemHostRegister"
+                ));
                 Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
             }
         }
     }
 
     fn host_call(&self, host: &CUDA_HOST_NODE_PARAMS) -> u64 {
-        notes::register(self.session, HostCall::Function { function: host.func, user_data: host.user_data }, true)
+        notes::register(
+            self.session,
+            HostCall::Function {
+                function: host.func,
+                user_data: host.user_data,
+            },
+            true,
+        )
     }
 
     fn add(&self, graph: u64, node: u64, dependencies: &[u8], work: &Work) -> Done {
         let here = wire_context();
         let session = self.session;
         match work {
-            Work::Empty => session.call(here, &messages::GraphAddEmpty { graph, node, dependencies }, |_| ()),
-            Work::Child(child) => session.call(here, &messages::GraphAddChild { graph, node, dependencies, child: *child }, |_| ()),
+            Work::Empty => session.call(
+                here,
+                &messages::GraphAddEmpty {
+                    graph,
+                    node,
+                    dependencies,
+                },
+                |_| (),
+            ),
+            Work::Child(child) => session.call(
+                here,
+                &messages::GraphAddChild {
+                    graph,
+                    node,
+                    dependencies,
+                    child: *child,
+                },
+                |_| (),
+            ),
             Work::Host(host) => {
                 let call = self.host_call(host);
-                session.call(here, &messages::GraphAddHost { graph, node, dependencies, call }, |_| ())
+                session.call(
+                    here,
+                    &messages::GraphAddHost {
+                        graph,
+                        node,
+                        dependencies,
+                        call,
+                    },
+                    |_| (),
+                )
             }
             Work::Event { event, wait } => {
                 let event = self.streams.event(*event)?;
-                let message = messages::GraphAddEvent { graph, node, dependencies, event: event.handle, wait: u8::from(*wait) };
+                let message = messages::GraphAddEvent {
+                    graph,
+                    node,
+                    dependencies,
+                    event: event.handle,
+                    wait: u8::from(*wait),
+                };
                 session.call(here, &message, |_| ())?;
                 if !*wait {
                     self.graphs.records_event(&event);
                 }
                 Ok(())
             }
-            Work::Copy { desc, context } => session.call(*context, &messages::GraphAddCopy { graph, node, dependencies, desc }, |_| ()),
+            Work::Copy { desc, context } => session.call(
+                *context,
+                &messages::GraphAddCopy {
+                    graph,
+                    node,
+                    dependencies,
+                    desc,
+                },
+                |_| (),
+            ),
             Work::Memset { memset, context } => {
                 let message = messages::GraphAddMemset {
                     graph,
@@ -182,8 +299,15 @@ impl Driver {
                 };
                 session.call(*context, &message, |_| ())
             }
-            Work::Kernel { kernel, shape, params, context, .. } => {
-                let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (shape.grid, shape.block);
+            Work::Kernel {
+                kernel,
+                shape,
+                params,
+                context,
+                ..
+            } => {
+                let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) =
+                    (shape.grid, shape.block);
                 let message = messages::GraphAddKernel {
                     graph,
                     node,
@@ -206,8 +330,20 @@ impl Driver {
     fn set_exec(&self, exec: u64, node: u64, work: &Work) -> Done {
         let session = self.session;
         match work {
-            Work::Child(child) => session.call(wire_context(), &messages::GraphExecSetChild { exec, node, child: *child }, |_| ()),
-            Work::Copy { desc, context } => session.call(*context, &messages::GraphExecSetCopy { exec, node, desc }, |_| ()),
+            Work::Child(child) => session.call(
+                wire_context(),
+                &messages::GraphExecSetChild {
+                    exec,
+                    node,
+                    child: *child,
+                },
+                |_| (),
+            ),
+            Work::Copy { desc, context } => session.call(
+                *context,
+                &messages::GraphExecSetCopy { exec, node, desc },
+                |_| (),
+            ),
             Work::Memset { memset, context } => {
                 let message = messages::GraphExecSetMemset {
                     exec,
@@ -221,8 +357,15 @@ impl Driver {
                 };
                 session.call(*context, &message, |_| ())
             }
-            Work::Kernel { kernel, shape, params, context, .. } => {
-                let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (shape.grid, shape.block);
+            Work::Kernel {
+                kernel,
+                shape,
+                params,
+                context,
+                ..
+            } => {
+                let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) =
+                    (shape.grid, shape.block);
                 let message = messages::GraphExecSetKernel {
                     exec,
                     node,
@@ -251,10 +394,17 @@ impl Work {
     /// What is remembered of a node, for those who ask.
     fn record(&self) -> NodeRecord {
         match self {
-            Work::Kernel { node, kernel, params, .. } => NodeRecord::Kernel(Arc::new(KernelRecord::new(node, kernel, params.bytes()))),
+            Work::Kernel {
+                node,
+                kernel,
+                params,
+                ..
+            } => NodeRecord::Kernel(Arc::new(KernelRecord::new(node, kernel, params.bytes()))),
             Work::Memset { memset, .. } => NodeRecord::Memset(*memset),
             Work::Host(host) => NodeRecord::Host(*host),
-            Work::Copy { .. } | Work::Child(_) | Work::Empty | Work::Event { .. } => NodeRecord::Unknown,
+            Work::Copy { .. } | Work::Child(_) | Work::Empty | Work::Event { .. } => {
+                NodeRecord::Unknown
+            }
         }
     }
 }
@@ -269,8 +419,19 @@ struct Spot {
 }
 
 impl Spot {
-    fn plain(out: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize) -> Spot {
-        Spot { out, graph, after, edges: std::ptr::null(), count }
+    fn plain(
+        out: *mut CUgraphNode,
+        graph: CUgraph,
+        after: *const CUgraphNode,
+        count: usize,
+    ) -> Spot {
+        Spot {
+            out,
+            graph,
+            after,
+            edges: std::ptr::null(),
+            count,
+        }
     }
 }
 
@@ -282,28 +443,46 @@ unsafe fn add_node(spot: &Spot, work: impl FnOnce(&Driver) -> Result<Work, CUres
     let driver = driver()?;
     let graph = driver.wire_graph(spot.graph)?;
     // SAFETY: the caller's promise.
-    let dependencies = unsafe {
-        check_edges(spot.edges, spot.count)?;
-        node_ids(driver, spot.after, spot.count)?
+    let (dependencies, edges) = unsafe {
+        (
+            node_ids(driver, spot.after, spot.count)?,
+            edge_list(spot.edges, spot.count),
+        )
     };
     if spot.out.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let work = work(driver)?;
     let node = driver.handles.mint(Kind::Node);
-    driver.add(graph, node, &id_bytes(&dependencies), &work)?;
+    if edges.is_empty() {
+        driver.add(graph, node, &id_bytes(&dependencies), &work)?;
+    } else {
+        // Edges that do more than order two nodes are added once the node is there.
+        driver.add(graph, node, &[], &work)?;
+        let to = vec![node; dependencies.len()];
+        driver.add_dependencies(graph, &dependencies, &to, &edges)?;
+    }
     driver.graphs.learn(graph, node, work.record());
     // SAFETY: as above.
     unsafe { put(spot.out, CUgraphNode(node as usize)) }
 }
 
-fn set_exec_node(exec: CUgraphExec, node: CUgraphNode, work: impl FnOnce(&Driver) -> Result<Work, CUresult>) -> Done {
+fn set_exec_node(
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    work: impl FnOnce(&Driver) -> Result<Work, CUresult>,
+) -> Done {
     let driver = driver()?;
     let (exec, node) = (driver.wire_graphexec(exec)?, driver.wire_node(node)?);
     driver.set_exec(exec, node, &work(driver)?)
 }
 
-pub(crate) unsafe fn cuGraphAddEmptyNode(out: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize) -> Done {
+pub(crate) unsafe fn cuGraphAddEmptyNode(
+    out: *mut CUgraphNode,
+    graph: CUgraph,
+    after: *const CUgraphNode,
+    count: usize,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { add_node(&Spot::plain(out, graph, after, count), |_| Ok(Work::Empty)) }
 }
@@ -316,7 +495,11 @@ pub(crate) unsafe fn cuGraphAddChildGraphNode(
     child: CUgraph,
 ) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { add_node(&Spot::plain(out, graph, after, count), |driver| Ok(Work::Child(driver.wire_graph(child)?))) }
+    unsafe {
+        add_node(&Spot::plain(out, graph, after, count), |driver| {
+            Ok(Work::Child(driver.wire_graph(child)?))
+        })
+    }
 }
 
 pub(crate) unsafe fn cuGraphAddEventRecordNode(
@@ -327,7 +510,11 @@ pub(crate) unsafe fn cuGraphAddEventRecordNode(
     event: CUevent,
 ) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { add_node(&Spot::plain(out, graph, after, count), |_| Ok(Work::Event { event, wait: false })) }
+    unsafe {
+        add_node(&Spot::plain(out, graph, after, count), |_| {
+            Ok(Work::Event { event, wait: false })
+        })
+    }
 }
 
 pub(crate) unsafe fn cuGraphAddEventWaitNode(
@@ -338,11 +525,19 @@ pub(crate) unsafe fn cuGraphAddEventWaitNode(
     event: CUevent,
 ) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { add_node(&Spot::plain(out, graph, after, count), |_| Ok(Work::Event { event, wait: true })) }
+    unsafe {
+        add_node(&Spot::plain(out, graph, after, count), |_| {
+            Ok(Work::Event { event, wait: true })
+        })
+    }
 }
 
 fn host_work(host: &CUDA_HOST_NODE_PARAMS) -> Result<Work, CUresult> {
-    if host.func.is_none() { Err(CUresult::CUDA_ERROR_INVALID_VALUE) } else { Ok(Work::Host(*host)) }
+    if host.func.is_none() {
+        Err(CUresult::CUDA_ERROR_INVALID_VALUE)
+    } else {
+        Ok(Work::Host(*host))
+    }
 }
 
 pub(crate) unsafe fn cuGraphAddHostNode(
@@ -353,10 +548,17 @@ pub(crate) unsafe fn cuGraphAddHostNode(
     params: *const CUDA_HOST_NODE_PARAMS,
 ) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { add_node(&Spot::plain(out, graph, after, count), |_| host_work(record(params.cast())?)) }
+    unsafe {
+        add_node(&Spot::plain(out, graph, after, count), |_| {
+            host_work(record(params.cast())?)
+        })
+    }
 }
 
-pub(crate) unsafe fn cuGraphHostNodeGetParams(node: CUgraphNode, params: *mut CUDA_HOST_NODE_PARAMS) -> Done {
+pub(crate) unsafe fn cuGraphHostNodeGetParams(
+    node: CUgraphNode,
+    params: *mut CUDA_HOST_NODE_PARAMS,
+) -> Done {
     match recorded(node)? {
         // SAFETY: see the module's contract.
         NodeRecord::Host(host) => unsafe { put(params, host) },
@@ -373,7 +575,11 @@ pub(crate) unsafe fn cuGraphAddMemsetNode(
     context: CUcontext,
 ) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { add_node(&Spot::plain(out, graph, after, count), |driver| driver.memset_work(record(params.cast())?, context)) }
+    unsafe {
+        add_node(&Spot::plain(out, graph, after, count), |driver| {
+            driver.memset_work(record(params.cast())?, context)
+        })
+    }
 }
 
 pub(crate) unsafe fn cuGraphExecMemsetNodeSetParams(
@@ -383,10 +589,15 @@ pub(crate) unsafe fn cuGraphExecMemsetNodeSetParams(
     context: CUcontext,
 ) -> Done {
     // SAFETY: see the module's contract.
-    set_exec_node(exec, node, |driver| unsafe { driver.memset_work(record(params.cast())?, context) })
+    set_exec_node(exec, node, |driver| unsafe {
+        driver.memset_work(record(params.cast())?, context)
+    })
 }
 
-pub(crate) unsafe fn cuGraphMemsetNodeGetParams(node: CUgraphNode, params: *mut CUDA_MEMSET_NODE_PARAMS) -> Done {
+pub(crate) unsafe fn cuGraphMemsetNodeGetParams(
+    node: CUgraphNode,
+    params: *mut CUDA_MEMSET_NODE_PARAMS,
+) -> Done {
     match recorded(node)? {
         // SAFETY: see the module's contract.
         NodeRecord::Memset(memset) => unsafe { put(params, memset) },
@@ -403,7 +614,11 @@ pub(crate) unsafe fn cuGraphAddMemcpyNode(
     context: CUcontext,
 ) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { add_node(&Spot::plain(out, graph, after, count), |driver| driver.copy_work(record(params.cast())?, context)) }
+    unsafe {
+        add_node(&Spot::plain(out, graph, after, count), |driver| {
+            driver.copy_work(record(params.cast())?, context)
+        })
+    }
 }
 
 pub(crate) unsafe fn cuGraphExecMemcpyNodeSetParams(
@@ -413,11 +628,19 @@ pub(crate) unsafe fn cuGraphExecMemcpyNodeSetParams(
     context: CUcontext,
 ) -> Done {
     // SAFETY: see the module's contract.
-    set_exec_node(exec, node, |driver| unsafe { driver.copy_work(record(params.cast())?, context) })
+    set_exec_node(exec, node, |driver| unsafe {
+        driver.copy_work(record(params.cast())?, context)
+    })
 }
 
-pub(crate) unsafe fn cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: CUgraphNode, child: CUgraph) -> Done {
-    set_exec_node(exec, node, |driver| Ok(Work::Child(driver.wire_graph(child)?)))
+pub(crate) unsafe fn cuGraphExecChildGraphNodeSetParams(
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    child: CUgraph,
+) -> Done {
+    set_exec_node(exec, node, |driver| {
+        Ok(Work::Child(driver.wire_graph(child)?))
+    })
 }
 
 pub(crate) unsafe fn cuGraphAddKernelNode_v2(
@@ -428,7 +651,11 @@ pub(crate) unsafe fn cuGraphAddKernelNode_v2(
     params: *const CUDA_KERNEL_NODE_PARAMS,
 ) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { add_node(&Spot::plain(out, graph, after, count), |driver| driver.kernel_work(record(params.cast())?)) }
+    unsafe {
+        add_node(&Spot::plain(out, graph, after, count), |driver| {
+            driver.kernel_work(record(params.cast())?)
+        })
+    }
 }
 
 pub(crate) unsafe fn cuGraphAddKernelNode(
@@ -439,23 +666,40 @@ pub(crate) unsafe fn cuGraphAddKernelNode(
     params: *const c_void,
 ) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { add_node(&Spot::plain(out, graph, after, count), |driver| driver.kernel_work(&widened(params)?)) }
+    unsafe {
+        add_node(&Spot::plain(out, graph, after, count), |driver| {
+            driver.kernel_work(&widened(params)?)
+        })
+    }
 }
 
-pub(crate) unsafe fn cuGraphExecKernelNodeSetParams_v2(exec: CUgraphExec, node: CUgraphNode, params: *const CUDA_KERNEL_NODE_PARAMS) -> Done {
+pub(crate) unsafe fn cuGraphExecKernelNodeSetParams_v2(
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    params: *const CUDA_KERNEL_NODE_PARAMS,
+) -> Done {
     // SAFETY: see the module's contract.
-    set_exec_node(exec, node, |driver| unsafe { driver.kernel_work(record(params.cast())?) })
+    set_exec_node(exec, node, |driver| unsafe {
+        driver.kernel_work(record(params.cast())?)
+    })
 }
 
-pub(crate) unsafe fn cuGraphExecKernelNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: *const c_void) -> Done {
+pub(crate) unsafe fn cuGraphExecKernelNodeSetParams(
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    params: *const c_void,
+) -> Done {
     // SAFETY: see the module's contract.
-    set_exec_node(exec, node, |driver| unsafe { driver.kernel_work(&widened(params)?) })
+    set_exec_node(exec, node, |driver| unsafe {
+        driver.kernel_work(&widened(params)?)
+    })
 }
 
 fn kernel_params(node: CUgraphNode) -> Result<CUDA_KERNEL_NODE_PARAMS, CUresult> {
     match recorded(node)? {
         NodeRecord::Kernel(kernel) => {
-            let ([grid_dim_x, grid_dim_y, grid_dim_z], [block_dim_x, block_dim_y, block_dim_z]) = (kernel.grid, kernel.block);
+            let ([grid_dim_x, grid_dim_y, grid_dim_z], [block_dim_x, block_dim_y, block_dim_z]) =
+                (kernel.grid, kernel.block);
             Ok(CUDA_KERNEL_NODE_PARAMS {
                 func: kernel.func,
                 kern: kernel.kern,
@@ -474,7 +718,10 @@ fn kernel_params(node: CUgraphNode) -> Result<CUDA_KERNEL_NODE_PARAMS, CUresult>
     }
 }
 
-pub(crate) unsafe fn cuGraphKernelNodeGetParams_v2(node: CUgraphNode, params: *mut CUDA_KERNEL_NODE_PARAMS) -> Done {
+pub(crate) unsafe fn cuGraphKernelNodeGetParams_v2(
+    node: CUgraphNode,
+    params: *mut CUDA_KERNEL_NODE_PARAMS,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { put(params, kernel_params(node)?) }
 }
@@ -485,7 +732,13 @@ pub(crate) unsafe fn cuGraphKernelNodeGetParams(node: CUgraphNode, params: *mut 
     }
     let wide = kernel_params(node)?;
     // SAFETY: the fields that both records have, into the caller's.
-    unsafe { std::ptr::copy_nonoverlapping((&raw const wide).cast::<u8>(), params.cast::<u8>(), KERNEL_V1_BYTES) };
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            (&raw const wide).cast::<u8>(),
+            params.cast::<u8>(),
+            KERNEL_V1_BYTES,
+        )
+    };
     Ok(())
 }
 
@@ -497,7 +750,9 @@ fn recorded(node: CUgraphNode) -> Result<NodeRecord, CUresult> {
 fn not_recorded(record: &NodeRecord, call: &str) -> CUresult {
     match record {
         NodeRecord::Unknown => {
-            log::warn(format_args!("{call} is not supported for a node that was captured, cloned or is of another kind"));
+            log::warn(format_args!(
+                "{call} is not supported for a node that was captured, cloned or is of another kind"
+            ));
             CUresult::CUDA_ERROR_NOT_SUPPORTED
         }
         _ => CUresult::CUDA_ERROR_INVALID_VALUE,
@@ -534,12 +789,22 @@ unsafe fn any_work(driver: &Driver, node: *const c_void) -> Result<Work, CUresul
         }
         // SAFETY: as above.
         CU_GRAPH_NODE_TYPE_HOST => unsafe { host_work(record(params)?) },
-        CU_GRAPH_NODE_TYPE_GRAPH if node.params[1] as u32 == 0 => Ok(Work::Child(driver.wire_graph(CUgraph(handle))?)),
+        CU_GRAPH_NODE_TYPE_GRAPH if node.params[1] as u32 == 0 => {
+            Ok(Work::Child(driver.wire_graph(CUgraph(handle))?))
+        }
         CU_GRAPH_NODE_TYPE_EMPTY => Ok(Work::Empty),
-        CU_GRAPH_NODE_TYPE_WAIT_EVENT => Ok(Work::Event { event: CUevent(handle), wait: true }),
-        CU_GRAPH_NODE_TYPE_EVENT_RECORD => Ok(Work::Event { event: CUevent(handle), wait: false }),
+        CU_GRAPH_NODE_TYPE_WAIT_EVENT => Ok(Work::Event {
+            event: CUevent(handle),
+            wait: true,
+        }),
+        CU_GRAPH_NODE_TYPE_EVENT_RECORD => Ok(Work::Event {
+            event: CUevent(handle),
+            wait: false,
+        }),
         other => {
-            log::warn(format_args!("graph nodes of type {other} are not supported"));
+            log::warn(format_args!(
+                "graph nodes of type {other} are not supported"
+            ));
             Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
         }
     }
@@ -565,10 +830,25 @@ pub(crate) unsafe fn cuGraphAddNode_v2(
     params: *mut c_void,
 ) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { add_node(&Spot { out, graph, after, edges, count }, |driver| any_work(driver, params)) }
+    unsafe {
+        add_node(
+            &Spot {
+                out,
+                graph,
+                after,
+                edges,
+                count,
+            },
+            |driver| any_work(driver, params),
+        )
+    }
 }
 
-pub(crate) unsafe fn cuGraphExecNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: *mut c_void) -> Done {
+pub(crate) unsafe fn cuGraphExecNodeSetParams(
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    params: *mut c_void,
+) -> Done {
     // SAFETY: see the module's contract.
     set_exec_node(exec, node, |driver| unsafe { any_work(driver, params) })
 }

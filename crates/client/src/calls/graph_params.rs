@@ -4,7 +4,10 @@ use std::ffi::c_void;
 
 use outboard_api::{
     CUresult,
-    cuda::{CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUarray, CUcontext, CUfunction, CUkernel},
+    cuda::{
+        CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUarray, CUcontext,
+        CUfunction, CUkernel,
+    },
 };
 
 /// `CUgraphNodeParams`: a type and the parameters of that type.
@@ -50,7 +53,13 @@ pub(super) unsafe fn widened(params: *const c_void) -> Result<CUDA_KERNEL_NODE_P
     }
     let mut wide = no_kernel();
     // SAFETY: the fields that both records have, in a record of the caller's and one of our own.
-    unsafe { std::ptr::copy_nonoverlapping(params.cast::<u8>(), (&raw mut wide).cast::<u8>(), KERNEL_V1_BYTES) };
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            params.cast::<u8>(),
+            (&raw mut wide).cast::<u8>(),
+            KERNEL_V1_BYTES,
+        )
+    };
     Ok(wide)
 }
 
@@ -73,7 +82,11 @@ pub(super) fn no_kernel() -> CUDA_KERNEL_NODE_PARAMS {
 
 /// The bytes from the first to the last that a memset writes.
 pub(super) fn memset_bytes(memset: &CUDA_MEMSET_NODE_PARAMS) -> Option<u64> {
-    let (width, height, pitch) = (memset.width as u64, memset.height as u64, memset.pitch as u64);
+    let (width, height, pitch) = (
+        memset.width as u64,
+        memset.height as u64,
+        memset.pitch as u64,
+    );
     if !matches!(memset.element_size, 1 | 2 | 4) || width == 0 || height == 0 {
         return None;
     }
@@ -108,8 +121,14 @@ impl Side {
             return None;
         }
         let slice = pitch.checked_mul(slice_rows)?;
-        let first = z.checked_mul(slice)?.checked_add(y.checked_mul(pitch)?)?.checked_add(x)?;
-        let bytes = (depth - 1).checked_mul(slice)?.checked_add((height - 1).checked_mul(pitch)?)?.checked_add(width)?;
+        let first = z
+            .checked_mul(slice)?
+            .checked_add(y.checked_mul(pitch)?)?
+            .checked_add(x)?;
+        let bytes = (depth - 1)
+            .checked_mul(slice)?
+            .checked_add((height - 1).checked_mul(pitch)?)?
+            .checked_add(width)?;
         Some((pitch, slice_rows, first, bytes))
     }
 }
@@ -119,7 +138,14 @@ mod tests {
     use super::*;
 
     fn memset(pitch: usize, element_size: u32, width: usize, height: usize) -> Option<u64> {
-        memset_bytes(&CUDA_MEMSET_NODE_PARAMS { dst: 0, pitch, value: 0, element_size, width, height })
+        memset_bytes(&CUDA_MEMSET_NODE_PARAMS {
+            dst: 0,
+            pitch,
+            value: 0,
+            element_size,
+            width,
+            height,
+        })
     }
 
     #[test]
@@ -129,25 +155,65 @@ mod tests {
         assert_eq!(memset(19, 2, 10, 3), None, "rows overlap");
         assert_eq!(memset(0, 3, 10, 1), None, "no such element");
         assert_eq!(memset(0, 4, 0, 1), None);
-        assert_eq!(memset(usize::MAX, 4, 10, 3), None, "past the end of all addresses");
+        assert_eq!(
+            memset(usize::MAX, 4, 10, 3),
+            None,
+            "past the end of all addresses"
+        );
     }
 
     #[test]
     fn a_copy_reaches_from_its_first_to_its_last_byte() {
-        let side = |pitch, height, at| Side { kind: 2, host: 0, device: 0, array: CUarray::NULL, pitch, height, at };
-        assert_eq!(side(0, 0, [0; 3]).layout([100, 1, 1]), Some((100, 1, 0, 100)));
-        assert_eq!(side(128, 4, [8, 1, 2]).layout([100, 3, 2]), Some((128, 4, 2 * 512 + 128 + 8, 512 + 2 * 128 + 100)));
-        assert_eq!(side(64, 4, [0; 3]).layout([100, 3, 1]), None, "rows overlap");
-        assert_eq!(side(128, 2, [0; 3]).layout([100, 3, 2]), None, "slices overlap");
-        assert_eq!(side(u64::MAX, 4, [0; 3]).layout([100, 3, 2]), None, "past the end of all addresses");
+        let side = |pitch, height, at| Side {
+            kind: 2,
+            host: 0,
+            device: 0,
+            array: CUarray::NULL,
+            pitch,
+            height,
+            at,
+        };
+        assert_eq!(
+            side(0, 0, [0; 3]).layout([100, 1, 1]),
+            Some((100, 1, 0, 100))
+        );
+        assert_eq!(
+            side(128, 4, [8, 1, 2]).layout([100, 3, 2]),
+            Some((128, 4, 2 * 512 + 128 + 8, 512 + 2 * 128 + 100))
+        );
+        assert_eq!(
+            side(64, 4, [0; 3]).layout([100, 3, 1]),
+            None,
+            "rows overlap"
+        );
+        assert_eq!(
+            side(128, 2, [0; 3]).layout([100, 3, 2]),
+            None,
+            "slices overlap"
+        );
+        assert_eq!(
+            side(u64::MAX, 4, [0; 3]).layout([100, 3, 2]),
+            None,
+            "past the end of all addresses"
+        );
     }
 
     #[test]
     fn an_old_kernel_record_is_a_new_one_without_its_last_fields() {
-        let old = CUDA_KERNEL_NODE_PARAMS { func: CUfunction(5), grid_dim_z: 3, shared_mem_bytes: 9, kern: CUkernel(7), ctx: CUcontext(8), ..no_kernel() };
+        let old = CUDA_KERNEL_NODE_PARAMS {
+            func: CUfunction(5),
+            grid_dim_z: 3,
+            shared_mem_bytes: 9,
+            kern: CUkernel(7),
+            ctx: CUcontext(8),
+            ..no_kernel()
+        };
         // SAFETY: a record at least as long as the old one.
         let wide = unsafe { widened((&raw const old).cast()) }.expect("a record");
-        assert_eq!((wide.func, wide.grid_dim_z, wide.shared_mem_bytes), (CUfunction(5), 3, 9));
+        assert_eq!(
+            (wide.func, wide.grid_dim_z, wide.shared_mem_bytes),
+            (CUfunction(5), 3, 9)
+        );
         assert_eq!((wide.kern, wide.ctx), (CUkernel::NULL, CUcontext::NULL));
         // SAFETY: NULL is refused.
         assert!(unsafe { widened(std::ptr::null()) }.is_err());

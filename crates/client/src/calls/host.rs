@@ -48,7 +48,11 @@ pub(crate) unsafe fn cuMemFreeHost(address: *mut c_void) -> Done {
 
 pub(crate) unsafe fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: u32) -> Done {
     if flags & !HOSTREGISTER_KNOWN != 0 {
-        return Err(if flags & 4 != 0 { CUresult::CUDA_ERROR_NOT_SUPPORTED } else { CUresult::CUDA_ERROR_INVALID_VALUE });
+        return Err(if flags & 4 != 0 {
+            CUresult::CUDA_ERROR_NOT_SUPPORTED
+        } else {
+            CUresult::CUDA_ERROR_INVALID_VALUE
+        });
     }
     let driver = driver()?;
     driver.host_register(address as u64, bytes as u64, flags)?;
@@ -69,7 +73,11 @@ pub(crate) unsafe fn cuMemHostUnregister(address: *mut c_void) -> Done {
     driver.host_unregister(address as u64)
 }
 
-pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(address: *mut CUdeviceptr, host: *mut c_void, flags: u32) -> Done {
+pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(
+    address: *mut CUdeviceptr,
+    host: *mut c_void,
+    flags: u32,
+) -> Done {
     if flags != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -80,7 +88,13 @@ pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(address: *mut CUdeviceptr, hos
 }
 
 pub(crate) unsafe fn cuMemHostGetFlags(flags: *mut u32, host: *mut c_void) -> Done {
-    let found = driver()?.host.read().find(host as u64).map(|r| if r.registered { r.flags } else { r.flags | HOSTALLOC_DEVICEMAP });
+    let found = driver()?.host.read().find(host as u64).map(|r| {
+        if r.registered {
+            r.flags
+        } else {
+            r.flags | HOSTALLOC_DEVICEMAP
+        }
+    });
     // SAFETY: see the module's contract.
     unsafe { put(flags, found.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?) }
 }

@@ -4,7 +4,9 @@ use std::ffi::{c_char, c_void};
 
 use outboard_api::{
     CUresult,
-    cuda::{CUdevice, CUfunction, CUkernel, CUlaunchConfig, CUlibrary, CUmodule, CUoccupancyB2DSize},
+    cuda::{
+        CUdevice, CUfunction, CUkernel, CUlaunchConfig, CUlibrary, CUmodule, CUoccupancyB2DSize,
+    },
     enums::*,
 };
 use outboard_wire::messages;
@@ -28,7 +30,12 @@ pub(crate) unsafe fn cuKernelGetFunction(function: *mut CUfunction, kernel: CUke
 pub(crate) unsafe fn cuKernelGetLibrary(library: *mut CUlibrary, kernel: CUkernel) -> Done {
     let kernel = driver()?.libraries.kernel(CUfunction(kernel.0))?;
     // SAFETY: see the module's contract.
-    unsafe { put(library, CUlibrary(Kind::Library.tag(kernel.library) as usize)) }
+    unsafe {
+        put(
+            library,
+            CUlibrary(Kind::Library.tag(kernel.library) as usize),
+        )
+    }
 }
 
 pub(crate) unsafe fn cuFuncGetModule(module: *mut CUmodule, function: CUfunction) -> Done {
@@ -48,9 +55,17 @@ pub(crate) unsafe fn cuKernelGetName(name: *mut *const c_char, kernel: CUkernel)
     unsafe { cuFuncGetName(name, CUfunction(kernel.0)) }
 }
 
-pub(crate) unsafe fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: *mut usize, size: *mut usize) -> Done {
+pub(crate) unsafe fn cuFuncGetParamInfo(
+    function: CUfunction,
+    index: usize,
+    offset: *mut usize,
+    size: *mut usize,
+) -> Done {
     let kernel = driver()?.libraries.kernel(function)?;
-    let (at, len) = *kernel.params.get(index).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let (at, len) = *kernel
+        .params
+        .get(index)
+        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     // SAFETY: see the module's contract.
     unsafe {
         put(offset, at as usize)?;
@@ -59,7 +74,12 @@ pub(crate) unsafe fn cuFuncGetParamInfo(function: CUfunction, index: usize, offs
     Ok(())
 }
 
-pub(crate) unsafe fn cuKernelGetParamInfo(kernel: CUkernel, index: usize, offset: *mut usize, size: *mut usize) -> Done {
+pub(crate) unsafe fn cuKernelGetParamInfo(
+    kernel: CUkernel,
+    index: usize,
+    offset: *mut usize,
+    size: *mut usize,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { cuFuncGetParamInfo(CUfunction(kernel.0), index, offset, size) }
 }
@@ -70,7 +90,11 @@ pub(crate) unsafe fn cuFuncIsLoaded(state: *mut u32, function: CUfunction) -> Do
     unsafe { put(state, CU_FUNCTION_LOADING_STATE_LOADED) }
 }
 
-pub(crate) unsafe fn cuFuncGetAttribute(value: *mut i32, attribute: u32, function: CUfunction) -> Done {
+pub(crate) unsafe fn cuFuncGetAttribute(
+    value: *mut i32,
+    attribute: u32,
+    function: CUfunction,
+) -> Done {
     let driver = driver()?;
     let kernel = driver.libraries.kernel(function)?;
     if value.is_null() {
@@ -80,7 +104,12 @@ pub(crate) unsafe fn cuFuncGetAttribute(value: *mut i32, attribute: u32, functio
     unsafe { put(value, kernel.attribute(driver, attribute)?) }
 }
 
-pub(crate) unsafe fn cuKernelGetAttribute(value: *mut i32, attribute: u32, kernel: CUkernel, device: CUdevice) -> Done {
+pub(crate) unsafe fn cuKernelGetAttribute(
+    value: *mut i32,
+    attribute: u32,
+    kernel: CUkernel,
+    device: CUdevice,
+) -> Done {
     driver()?.card(device)?;
     // SAFETY: see the module's contract.
     unsafe { cuFuncGetAttribute(value, attribute, CUfunction(kernel.0)) }
@@ -88,17 +117,32 @@ pub(crate) unsafe fn cuKernelGetAttribute(value: *mut i32, attribute: u32, kerne
 
 pub(crate) unsafe fn cuFuncSetAttribute(function: CUfunction, attribute: u32, value: i32) -> Done {
     let driver = driver()?;
-    driver.libraries.kernel(function)?.set_attribute(driver, attribute, value)
+    driver
+        .libraries
+        .kernel(function)?
+        .set_attribute(driver, attribute, value)
 }
 
-pub(crate) unsafe fn cuKernelSetAttribute(attribute: u32, value: i32, kernel: CUkernel, device: CUdevice) -> Done {
+pub(crate) unsafe fn cuKernelSetAttribute(
+    attribute: u32,
+    value: i32,
+    kernel: CUkernel,
+    device: CUdevice,
+) -> Done {
     let driver = driver()?;
     driver.card(device)?;
-    driver.libraries.kernel(CUfunction(kernel.0))?.set_attribute(driver, attribute, value)
+    driver
+        .libraries
+        .kernel(CUfunction(kernel.0))?
+        .set_attribute(driver, attribute, value)
 }
 
 /// A preference without effect on results; kernels of libraries take it for all devices.
-pub(crate) unsafe fn cuKernelSetCacheConfig(kernel: CUkernel, _config: u32, device: CUdevice) -> Done {
+pub(crate) unsafe fn cuKernelSetCacheConfig(
+    kernel: CUkernel,
+    _config: u32,
+    device: CUdevice,
+) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     driver.libraries.kernel(CUfunction(kernel.0)).map(|_| ())
@@ -106,21 +150,49 @@ pub(crate) unsafe fn cuKernelSetCacheConfig(kernel: CUkernel, _config: u32, devi
 
 impl Driver {
     /// An occupancy question: asked once, since its answer depends on nothing else.
-    fn occupancy(&self, kernel: &Kernel, query: u32, block_size: i32, shared_bytes: u64, flags: u32, config: &[u8]) -> Result<u64, CUresult> {
+    fn occupancy(
+        &self,
+        kernel: &Kernel,
+        query: u32,
+        block_size: i32,
+        shared_bytes: u64,
+        flags: u32,
+        config: &[u8],
+    ) -> Result<u64, CUresult> {
         let key = (query, block_size, shared_bytes, flags, config.to_vec());
         if let Some(value) = kernel.occupancy.lock().get(&key) {
             return Ok(*value);
         }
-        let message = messages::Occupancy { query, kernel: kernel.wire, block_size, shared_bytes, flags, config };
+        let message = messages::Occupancy {
+            query,
+            kernel: kernel.wire,
+            block_size,
+            shared_bytes,
+            flags,
+            config,
+        };
         let value = self.call(&message, |reply| reply.value)?;
         kernel.occupancy.lock().insert(key, value);
         Ok(value)
     }
 }
 
-pub(crate) unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: *mut i32, function: CUfunction, block_size: i32, shared_bytes: usize) -> Done {
+pub(crate) unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    blocks: *mut i32,
+    function: CUfunction,
+    block_size: i32,
+    shared_bytes: usize,
+) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, block_size, shared_bytes, 0) }
+    unsafe {
+        cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+            blocks,
+            function,
+            block_size,
+            shared_bytes,
+            0,
+        )
+    }
 }
 
 pub(crate) unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
@@ -135,12 +207,24 @@ pub(crate) unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
     if blocks.is_null() || block_size <= 0 || flags & !CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let value = driver.occupancy(kernel, QUERY_BLOCKS, block_size, shared_bytes as u64, flags, &[])?;
+    let value = driver.occupancy(
+        kernel,
+        QUERY_BLOCKS,
+        block_size,
+        shared_bytes as u64,
+        flags,
+        &[],
+    )?;
     // SAFETY: see the module's contract.
     unsafe { put(blocks, value as i32) }
 }
 
-pub(crate) unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(bytes: *mut usize, function: CUfunction, blocks: i32, block_size: i32) -> Done {
+pub(crate) unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
+    bytes: *mut usize,
+    function: CUfunction,
+    blocks: i32,
+    block_size: i32,
+) -> Done {
     let driver = driver()?;
     let kernel = driver.libraries.kernel(function)?;
     if bytes.is_null() || blocks <= 0 || block_size <= 0 {
@@ -171,7 +255,12 @@ unsafe fn packed(config: &CUlaunchConfig) -> Result<Vec<u8>, CUresult> {
     Ok(out)
 }
 
-unsafe fn cluster_query(query: u32, out: *mut i32, function: CUfunction, config: *const CUlaunchConfig) -> Done {
+unsafe fn cluster_query(
+    query: u32,
+    out: *mut i32,
+    function: CUfunction,
+    config: *const CUlaunchConfig,
+) -> Done {
     let driver = driver()?;
     let kernel = driver.libraries.kernel(function)?;
     // SAFETY: NULL or a configuration of the caller's.
@@ -182,12 +271,20 @@ unsafe fn cluster_query(query: u32, out: *mut i32, function: CUfunction, config:
     unsafe { put(out, value as i32) }
 }
 
-pub(crate) unsafe fn cuOccupancyMaxActiveClusters(clusters: *mut i32, function: CUfunction, config: *const CUlaunchConfig) -> Done {
+pub(crate) unsafe fn cuOccupancyMaxActiveClusters(
+    clusters: *mut i32,
+    function: CUfunction,
+    config: *const CUlaunchConfig,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { cluster_query(QUERY_CLUSTERS, clusters, function, config) }
 }
 
-pub(crate) unsafe fn cuOccupancyMaxPotentialClusterSize(size: *mut i32, function: CUfunction, config: *const CUlaunchConfig) -> Done {
+pub(crate) unsafe fn cuOccupancyMaxPotentialClusterSize(
+    size: *mut i32,
+    function: CUfunction,
+    config: *const CUlaunchConfig,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { cluster_query(QUERY_CLUSTER_SIZE, size, function, config) }
 }
@@ -201,7 +298,17 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSize(
     limit: i32,
 ) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared_bytes, limit, 0) }
+    unsafe {
+        cuOccupancyMaxPotentialBlockSizeWithFlags(
+            grid,
+            block,
+            function,
+            shared_of,
+            shared_bytes,
+            limit,
+            0,
+        )
+    }
 }
 
 /// The block size with the most resident threads, the larger of two that are equal, as the driver finds it.
@@ -217,10 +324,16 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     let driver = driver()?;
     let kernel = driver.libraries.kernel(function)?;
     let device = driver.contexts.current()?.device;
-    let warp = driver.attribute(device, CU_DEVICE_ATTRIBUTE_WARP_SIZE).max(1);
+    let warp = driver
+        .attribute(device, CU_DEVICE_ATTRIBUTE_WARP_SIZE)
+        .max(1);
     let multiprocessors = driver.attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     let threads_max = kernel.attribute(driver, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
-    let most = if limit > 0 { limit.min(threads_max) } else { threads_max };
+    let most = if limit > 0 {
+        limit.min(threads_max)
+    } else {
+        threads_max
+    };
     let (mut best, mut best_threads) = ((0, 0), 0);
     let mut size = (most + warp - 1) / warp * warp;
     while size > 0 {
@@ -230,7 +343,8 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
             Some(shared_of) => unsafe { shared_of(threads) },
             None => shared_bytes,
         };
-        let blocks = driver.occupancy(kernel, QUERY_BLOCKS, threads, shared as u64, flags, &[])? as i32;
+        let blocks =
+            driver.occupancy(kernel, QUERY_BLOCKS, threads, shared as u64, flags, &[])? as i32;
         if threads * blocks > best_threads {
             best_threads = threads * blocks;
             best = (threads, blocks);
@@ -244,7 +358,11 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     }
 }
 
-pub(crate) unsafe fn cuLibraryGetUnifiedFunction(_function: *mut *mut c_void, library: CUlibrary, _symbol: *const c_char) -> Done {
+pub(crate) unsafe fn cuLibraryGetUnifiedFunction(
+    _function: *mut *mut c_void,
+    library: CUlibrary,
+    _symbol: *const c_char,
+) -> Done {
     driver()?.libraries.get(library.0)?;
     // There are none without managed memory.
     Err(CUresult::CUDA_ERROR_NOT_FOUND)

@@ -36,22 +36,38 @@ pub(crate) struct Params {
 
 impl Params {
     fn with_len(len: usize) -> Params {
-        Params { small: [0; 512], large: if len > 512 { vec![0; len] } else { Vec::new() }, len }
+        Params {
+            small: [0; 512],
+            large: if len > 512 { vec![0; len] } else { Vec::new() },
+            len,
+        }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        if self.large.is_empty() { &mut self.small[..self.len] } else { &mut self.large }
+        if self.large.is_empty() {
+            &mut self.small[..self.len]
+        } else {
+            &mut self.large
+        }
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        if self.large.is_empty() { &self.small[..self.len] } else { &self.large }
+        if self.large.is_empty() {
+            &self.small[..self.len]
+        } else {
+            &self.large
+        }
     }
 
     /// From `kernelParams` (a pointer to each argument) or `extra` (one packed buffer).
     ///
     /// # Safety
     /// The arrays are what the driver API asks of a caller.
-    pub(crate) unsafe fn gather(kernel: &Kernel, params: *mut *mut c_void, extra: *mut *mut c_void) -> Result<Params, CUresult> {
+    pub(crate) unsafe fn gather(
+        kernel: &Kernel,
+        params: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) -> Result<Params, CUresult> {
         if !params.is_null() && !extra.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
@@ -94,11 +110,15 @@ impl Params {
             match key {
                 EXTRA_BUFFER_POINTER => buffer = value.cast(),
                 // SAFETY: a pointer to a size, as this key asks.
-                EXTRA_BUFFER_SIZE if !value.is_null() => len = Some(unsafe { *value.cast::<usize>() }),
+                EXTRA_BUFFER_SIZE if !value.is_null() => {
+                    len = Some(unsafe { *value.cast::<usize>() })
+                }
                 _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
             }
         }
-        let (needed, Some(len)) = (kernel.param_bytes as usize, len) else { return Err(CUresult::CUDA_ERROR_INVALID_VALUE) };
+        let (needed, Some(len)) = (kernel.param_bytes as usize, len) else {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        };
         if !ended || buffer.is_null() && len > 0 || len < needed || len > PARAM_BYTES_MAX {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
@@ -121,7 +141,12 @@ pub(crate) unsafe fn attribute_bytes(config: &CUlaunchConfig) -> Result<&[u8], C
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     // SAFETY: the caller's promise.
-    Ok(unsafe { std::slice::from_raw_parts(config.attrs.cast::<u8>(), config.num_attrs as usize * size_of::<CUlaunchAttribute>()) })
+    Ok(unsafe {
+        std::slice::from_raw_parts(
+            config.attrs.cast::<u8>(),
+            config.num_attrs as usize * size_of::<CUlaunchAttribute>(),
+        )
+    })
 }
 
 impl Driver {
@@ -129,11 +154,26 @@ impl Driver {
     pub(crate) fn check_launch(&self, kernel: &Kernel, shape: &Shape) -> Done {
         let device = self.contexts.current()?.device;
         let a = |attribute| self.attribute(device, attribute) as u32;
-        let grid_max = [CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z].map(a);
-        let block_max = [CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z].map(a);
-        let fits = |dims: &[u32; 3], max: &[u32; 3]| dims.iter().zip(max).all(|(d, m)| (1..=*m).contains(d));
+        let grid_max = [
+            CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,
+            CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y,
+            CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z,
+        ]
+        .map(a);
+        let block_max = [
+            CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X,
+            CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y,
+            CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z,
+        ]
+        .map(a);
+        let fits = |dims: &[u32; 3], max: &[u32; 3]| {
+            dims.iter().zip(max).all(|(d, m)| (1..=*m).contains(d))
+        };
         let threads = shape.block.iter().map(|d| u64::from(*d)).product::<u64>();
-        if !fits(&shape.grid, &grid_max) || !fits(&shape.block, &block_max) || threads > u64::from(a(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)) {
+        if !fits(&shape.grid, &grid_max)
+            || !fits(&shape.block, &block_max)
+            || threads > u64::from(a(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK))
+        {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         if threads > kernel.attribute(self, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)? as u64 {
@@ -163,24 +203,34 @@ impl Driver {
         self.push_visible()
     }
 
-    fn launch(&self, kernel: &Kernel, shape: &Shape, stream: &StreamRef, attributes: &[u8], params: &[u8]) -> Done {
+    fn launch(
+        &self,
+        kernel: &Kernel,
+        shape: &Shape,
+        stream: &StreamRef,
+        attributes: &[u8],
+        params: &[u8],
+    ) -> Done {
         self.check_launch(kernel, shape)?;
         self.make_arguments_visible(params)?;
         let [grid_x, grid_y, grid_z] = shape.grid;
         let [block_x, block_y, block_z] = shape.block;
-        self.submit_to(stream, &messages::Launch {
-            kernel: kernel.wire,
-            stream: stream.wire(),
-            grid_x,
-            grid_y,
-            grid_z,
-            block_x,
-            block_y,
-            block_z,
-            shared_bytes: shape.shared_bytes,
-            attributes,
-            params,
-        })
+        self.submit_to(
+            stream,
+            &messages::Launch {
+                kernel: kernel.wire,
+                stream: stream.wire(),
+                grid_x,
+                grid_y,
+                grid_z,
+                block_x,
+                block_y,
+                block_z,
+                shared_bytes: shape.shared_bytes,
+                attributes,
+                params,
+            },
+        )
     }
 }
 
@@ -200,13 +250,22 @@ pub(crate) unsafe fn cuLaunchKernel(
     let driver = driver()?;
     let stream = driver.work_stream(stream)?;
     let kernel = driver.libraries.kernel(function)?;
-    let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared_bytes };
+    let shape = Shape {
+        grid: [grid_x, grid_y, grid_z],
+        block: [block_x, block_y, block_z],
+        shared_bytes,
+    };
     // SAFETY: see the module's contract.
     let params = unsafe { Params::gather(kernel, params, extra)? };
     driver.launch(kernel, &shape, &stream, &[], params.bytes())
 }
 
-pub(crate) unsafe fn cuLaunchKernelEx(config: *const CUlaunchConfig, function: CUfunction, params: *mut *mut c_void, extra: *mut *mut c_void) -> Done {
+pub(crate) unsafe fn cuLaunchKernelEx(
+    config: *const CUlaunchConfig,
+    function: CUfunction,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Done {
     let driver = driver()?;
     // SAFETY: NULL or a configuration of the caller's.
     let config = unsafe { config.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
@@ -243,7 +302,11 @@ pub(crate) unsafe fn cuLaunchCooperativeKernel(
     if driver.attribute(device, CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH) == 0 {
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
-    let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared_bytes };
+    let shape = Shape {
+        grid: [grid_x, grid_y, grid_z],
+        block: [block_x, block_y, block_z],
+        shared_bytes,
+    };
     driver.check_launch(kernel, &shape)?;
     check_cooperative(driver, function, &shape, device)?;
     let mut attribute = [0u8; size_of::<CUlaunchAttribute>()];
@@ -255,12 +318,29 @@ pub(crate) unsafe fn cuLaunchCooperativeKernel(
 }
 
 /// All blocks of a cooperative grid must be resident at once.
-fn check_cooperative(driver: &Driver, function: CUfunction, shape: &Shape, device: CUdevice) -> Done {
+fn check_cooperative(
+    driver: &Driver,
+    function: CUfunction,
+    shape: &Shape,
+    device: CUdevice,
+) -> Done {
     let threads: u32 = shape.block.iter().product();
     let mut resident = 0;
     // SAFETY: a local output.
-    unsafe { super::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut resident, function, threads as i32, shape.shared_bytes as usize)? };
-    let room = resident as u64 * driver.attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) as u64;
+    unsafe {
+        super::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            &mut resident,
+            function,
+            threads as i32,
+            shape.shared_bytes as usize,
+        )?
+    };
+    let room =
+        resident as u64 * driver.attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) as u64;
     let blocks = shape.grid.iter().map(|d| u64::from(*d)).product::<u64>();
-    if blocks > room { Err(CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE) } else { Ok(()) }
+    if blocks > room {
+        Err(CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE)
+    } else {
+        Ok(())
+    }
 }

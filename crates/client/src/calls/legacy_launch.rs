@@ -7,7 +7,10 @@ use outboard_api::{
     cuda::{CUfunction, CUstream},
 };
 
-use super::{Done, cuLaunchKernel, launch::{EXTRA_BUFFER_POINTER, EXTRA_BUFFER_SIZE, PARAM_BYTES_MAX}};
+use super::{
+    Done, cuLaunchKernel,
+    launch::{EXTRA_BUFFER_POINTER, EXTRA_BUFFER_SIZE, PARAM_BYTES_MAX},
+};
 use crate::{guard, state::driver};
 
 /// What was set on a function.
@@ -29,7 +32,10 @@ fn prepare(function: CUfunction, change: impl FnOnce(&mut Prepared) -> Done) -> 
 impl Prepared {
     fn set(&mut self, offset: i32, bytes: &[u8]) -> Done {
         let start = usize::try_from(offset).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        let end = start.checked_add(bytes.len()).filter(|end| *end <= PARAM_BYTES_MAX).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let end = start
+            .checked_add(bytes.len())
+            .filter(|end| *end <= PARAM_BYTES_MAX)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         if self.params.len() < end {
             self.params.resize(end, 0);
         }
@@ -48,7 +54,10 @@ impl Prepared {
 pub(crate) unsafe fn cuFuncSetBlockShape(function: CUfunction, x: i32, y: i32, z: i32) -> Done {
     let mut block = [0; 3];
     for (slot, size) in block.iter_mut().zip([x, y, z]) {
-        *slot = u32::try_from(size).ok().filter(|s| *s > 0).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        *slot = u32::try_from(size)
+            .ok()
+            .filter(|s| *s > 0)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     }
     prepare(function, |prepared| {
         prepared.block = block;
@@ -74,14 +83,23 @@ pub(crate) unsafe fn cuParamSetSize(function: CUfunction, bytes: u32) -> Done {
 }
 
 pub(crate) unsafe fn cuParamSeti(function: CUfunction, offset: i32, value: u32) -> Done {
-    prepare(function, |prepared| prepared.set(offset, &value.to_le_bytes()))
+    prepare(function, |prepared| {
+        prepared.set(offset, &value.to_le_bytes())
+    })
 }
 
 pub(crate) unsafe fn cuParamSetf(function: CUfunction, offset: i32, value: f32) -> Done {
-    prepare(function, |prepared| prepared.set(offset, &value.to_le_bytes()))
+    prepare(function, |prepared| {
+        prepared.set(offset, &value.to_le_bytes())
+    })
 }
 
-pub(crate) unsafe fn cuParamSetv(function: CUfunction, offset: i32, value: *mut c_void, bytes: u32) -> Done {
+pub(crate) unsafe fn cuParamSetv(
+    function: CUfunction,
+    offset: i32,
+    value: *mut c_void,
+    bytes: u32,
+) -> Done {
     if value.is_null() || bytes as usize > PARAM_BYTES_MAX {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -93,15 +111,41 @@ pub(crate) unsafe fn cuParamSetv(function: CUfunction, offset: i32, value: *mut 
 fn launch(function: CUfunction, width: i32, height: i32, stream: CUstream) -> Done {
     let driver = driver()?;
     let kernel = driver.libraries.kernel(function)?;
-    let prepared = driver.prepared_launches.lock().get(&kernel.wire).cloned().unwrap_or_default();
-    let (Ok(width), Ok(height)) = (u32::try_from(width), u32::try_from(height)) else { return Err(CUresult::CUDA_ERROR_INVALID_VALUE) };
+    let prepared = driver
+        .prepared_launches
+        .lock()
+        .get(&kernel.wire)
+        .cloned()
+        .unwrap_or_default();
+    let (Ok(width), Ok(height)) = (u32::try_from(width), u32::try_from(height)) else {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    };
     let key = std::ptr::without_provenance_mut;
     let (mut buffer, mut len) = (prepared.buffer(), prepared.param_bytes);
-    let mut extra: [*mut c_void; 5] =
-        [key(EXTRA_BUFFER_POINTER), buffer.as_mut_ptr().cast(), key(EXTRA_BUFFER_SIZE), (&raw mut len).cast(), std::ptr::null_mut()];
+    let mut extra: [*mut c_void; 5] = [
+        key(EXTRA_BUFFER_POINTER),
+        buffer.as_mut_ptr().cast(),
+        key(EXTRA_BUFFER_SIZE),
+        (&raw mut len).cast(),
+        std::ptr::null_mut(),
+    ];
     let [x, y, z] = prepared.block;
     // SAFETY: the array describes the buffer above.
-    unsafe { cuLaunchKernel(function, width, height, 1, x, y, z, prepared.shared_bytes, stream, std::ptr::null_mut(), extra.as_mut_ptr()) }
+    unsafe {
+        cuLaunchKernel(
+            function,
+            width,
+            height,
+            1,
+            x,
+            y,
+            z,
+            prepared.shared_bytes,
+            stream,
+            std::ptr::null_mut(),
+            extra.as_mut_ptr(),
+        )
+    }
 }
 
 pub(crate) unsafe fn cuLaunch(function: CUfunction) -> Done {
@@ -112,7 +156,12 @@ pub(crate) unsafe fn cuLaunchGrid(function: CUfunction, width: i32, height: i32)
     launch(function, width, height, guard::default_stream())
 }
 
-pub(crate) unsafe fn cuLaunchGridAsync(function: CUfunction, width: i32, height: i32, stream: CUstream) -> Done {
+pub(crate) unsafe fn cuLaunchGridAsync(
+    function: CUfunction,
+    width: i32,
+    height: i32,
+    stream: CUstream,
+) -> Done {
     launch(function, width, height, stream)
 }
 
@@ -126,7 +175,10 @@ mod tests {
         prepared.set(8, &7u32.to_le_bytes()).expect("inside");
         prepared.set(0, &1.0f32.to_le_bytes()).expect("inside");
         prepared.param_bytes = 16;
-        assert_eq!(prepared.buffer(), [0, 0, 0x80, 0x3f, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(
+            prepared.buffer(),
+            [0, 0, 0x80, 0x3f, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]
+        );
         assert!(prepared.set(-1, &[0]).is_err());
         assert!(prepared.set(PARAM_BYTES_MAX as i32 - 3, &[0; 4]).is_err());
     }

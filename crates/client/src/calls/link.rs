@@ -26,9 +26,16 @@ unsafe impl Send for Link {}
 
 impl Driver {
     fn create_link(&self, jit: Jit) -> Result<CUlinkState, CUresult> {
-        let options = doc::to_bytes(&jit.options).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let options =
+            doc::to_bytes(&jit.options).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let number = self.mint_link();
-        self.call(&messages::LinkCreate { link: number, options: &options }, |_| ())?;
+        self.call(
+            &messages::LinkCreate {
+                link: number,
+                options: &options,
+            },
+            |_| (),
+        )?;
         let mut links = self.links.lock();
         // Linkers that were destroyed since: `cuLinkDestroy` itself is generated and knows only their handles.
         links.retain(|link, _| self.wire_link(CUlinkState(*link as usize)).is_ok());
@@ -37,16 +44,35 @@ impl Driver {
         Ok(state)
     }
 
-    fn link_add(&self, state: CUlinkState, input_type: u32, image: &[u8], name: &CStr, jit: &Jit) -> Done {
+    fn link_add(
+        &self,
+        state: CUlinkState,
+        input_type: u32,
+        image: &[u8],
+        name: &CStr,
+        jit: &Jit,
+    ) -> Done {
         let link = self.wire_link(state)?;
         if input_type >= CU_JIT_NUM_INPUT_TYPES || image.is_empty() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let hash = self.send_image(image)?;
-        let options = doc::to_bytes(&jit.options).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        let message = messages::LinkAdd { link, input_type, hash: &hash, name: name.to_bytes(), options: &options };
-        let (status, info, error) =
-            self.call(&message, |reply| (CUresult(reply.status), reply.info_log.to_vec(), reply.error_log.to_vec()))?;
+        let options =
+            doc::to_bytes(&jit.options).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let message = messages::LinkAdd {
+            link,
+            input_type,
+            hash: &hash,
+            name: name.to_bytes(),
+            options: &options,
+        };
+        let (status, info, error) = self.call(&message, |reply| {
+            (
+                CUresult(reply.status),
+                reply.info_log.to_vec(),
+                reply.error_log.to_vec(),
+            )
+        })?;
         self.write_link_logs(link, &info, &error);
         status.ok()
     }
@@ -67,9 +93,16 @@ impl Driver {
         if let Some(known) = self.linked_image(link) {
             return Ok(known);
         }
-        let (status, hash, len, info, error) = self.call(&messages::LinkComplete { link }, |reply| {
-            (CUresult(reply.status), <[u8; 32]>::try_from(&*reply.hash), reply.len, reply.info_log.to_vec(), reply.error_log.to_vec())
-        })?;
+        let (status, hash, len, info, error) =
+            self.call(&messages::LinkComplete { link }, |reply| {
+                (
+                    CUresult(reply.status),
+                    <[u8; 32]>::try_from(&*reply.hash),
+                    reply.len,
+                    reply.info_log.to_vec(),
+                    reply.error_log.to_vec(),
+                )
+            })?;
         self.write_link_logs(link, &info, &error);
         status.ok()?;
         let hash = hash.map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
@@ -77,7 +110,8 @@ impl Driver {
         if let Some(link) = self.links.lock().get_mut(&link) {
             link.image.get_or_insert(image);
         }
-        self.linked_image(link).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+        self.linked_image(link)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
 
     fn linked_image(&self, link: u64) -> Option<(*mut c_void, usize)> {
@@ -95,10 +129,17 @@ impl Driver {
         while (image.len() as u64) < len {
             let offset = image.len() as u64;
             let wanted = (len - offset).min(CHUNK_BYTES_MAX as u64);
-            let got = self.call(&messages::ImageGet { hash, offset, len: wanted }, |reply| {
-                image.extend_from_slice(&reply.data);
-                reply.data.len() as u64
-            })?;
+            let got = self.call(
+                &messages::ImageGet {
+                    hash,
+                    offset,
+                    len: wanted,
+                },
+                |reply| {
+                    image.extend_from_slice(&reply.data);
+                    reply.data.len() as u64
+                },
+            )?;
             if got == 0 || got > wanted {
                 return Err(CUresult::CUDA_ERROR_UNKNOWN);
             }
@@ -112,14 +153,24 @@ impl Driver {
     }
 }
 
-pub(crate) unsafe fn cuLinkCreate_v2(count: u32, options: *mut u32, values: *mut *mut c_void, state: *mut CUlinkState) -> Done {
+pub(crate) unsafe fn cuLinkCreate_v2(
+    count: u32,
+    options: *mut u32,
+    values: *mut *mut c_void,
+    state: *mut CUlinkState,
+) -> Done {
     let driver = driver()?;
     driver.contexts.current()?;
     if state.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     // SAFETY: see the module's contract.
-    unsafe { put(state, driver.create_link(Jit::read(count, options, values)?)?) }
+    unsafe {
+        put(
+            state,
+            driver.create_link(Jit::read(count, options, values)?)?,
+        )
+    }
 }
 
 pub(crate) unsafe fn cuLinkAddData_v2(
@@ -139,8 +190,18 @@ pub(crate) unsafe fn cuLinkAddData_v2(
     // SAFETY: `bytes` bytes of the caller's; a name or NULL; options as `cuLinkAddData` describes them.
     unsafe {
         let image = std::slice::from_raw_parts(data.cast::<u8>(), bytes);
-        let name = if name.is_null() { c"" } else { CStr::from_ptr(name) };
-        driver.link_add(state, input_type, image, name, &Jit::read(count, options, values)?)
+        let name = if name.is_null() {
+            c""
+        } else {
+            CStr::from_ptr(name)
+        };
+        driver.link_add(
+            state,
+            input_type,
+            image,
+            name,
+            &Jit::read(count, options, values)?,
+        )
     }
 }
 
@@ -159,10 +220,22 @@ pub(crate) unsafe fn cuLinkAddFile_v2(
         image.push(0);
     }
     // SAFETY: `read_file` has checked the path; options as `cuLinkAddFile` describes them.
-    unsafe { driver.link_add(state, input_type, &image, CStr::from_ptr(path), &Jit::read(count, options, values)?) }
+    unsafe {
+        driver.link_add(
+            state,
+            input_type,
+            &image,
+            CStr::from_ptr(path),
+            &Jit::read(count, options, values)?,
+        )
+    }
 }
 
-pub(crate) unsafe fn cuLinkComplete(state: CUlinkState, cubin: *mut *mut c_void, bytes: *mut usize) -> Done {
+pub(crate) unsafe fn cuLinkComplete(
+    state: CUlinkState,
+    cubin: *mut *mut c_void,
+    bytes: *mut usize,
+) -> Done {
     let driver = driver()?;
     if cubin.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);

@@ -17,7 +17,15 @@ impl Driver {
         let context = self.contexts.current()?;
         // Nothing may be sent for a small one: a lost context is noticed here.
         self.session.check()?;
-        let allocate = || self.memory.lock().allocate(bytes, context.handle, context.device, kind, self.progress.known());
+        let allocate = || {
+            self.memory.lock().allocate(
+                bytes,
+                context.handle,
+                context.device,
+                kind,
+                self.progress.known(),
+            )
+        };
         let (base, chunk) = match allocate() {
             // What pools hold without use makes room, and what was freed while the GPU was busy.
             Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
@@ -28,7 +36,10 @@ impl Driver {
             allocated => allocated?,
         };
         if let Some(chunk) = chunk {
-            self.submit(&messages::MemMap { va: chunk.base, len: chunk.bytes })?;
+            self.submit(&messages::MemMap {
+                va: chunk.base,
+                len: chunk.bytes,
+            })?;
         }
         Ok(base)
     }
@@ -38,7 +49,13 @@ impl Driver {
         let mut memory = self.memory.lock();
         let (allocation, chunk) = memory.free(base, self.progress.mark())?;
         match chunk {
-            Some(chunk) => self.submit_in(allocation.context.0 as u64, &messages::MemUnmap { va: chunk.base, len: chunk.bytes }),
+            Some(chunk) => self.submit_in(
+                allocation.context.0 as u64,
+                &messages::MemUnmap {
+                    va: chunk.base,
+                    len: chunk.bytes,
+                },
+            ),
             None => Ok(()),
         }
     }
@@ -53,14 +70,29 @@ pub(crate) unsafe fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) -> D
     unsafe { put(address, base) }
 }
 
-pub(crate) unsafe fn cuMemAllocPitch_v2(address: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: u32) -> Done {
+pub(crate) unsafe fn cuMemAllocPitch_v2(
+    address: *mut CUdeviceptr,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element: u32,
+) -> Done {
     /// What `cuMemAllocPitch` of a real driver aligns rows to.
     const PITCH_BYTES: usize = 512;
-    if address.is_null() || pitch.is_null() || width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
+    if address.is_null()
+        || pitch.is_null()
+        || width == 0
+        || height == 0
+        || !matches!(element, 4 | 8 | 16)
+    {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let row = width.checked_next_multiple_of(PITCH_BYTES).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let bytes = row.checked_mul(height).ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+    let row = width
+        .checked_next_multiple_of(PITCH_BYTES)
+        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let bytes = row
+        .checked_mul(height)
+        .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
     let base = driver()?.allocate(bytes as u64, AllocationKind::Plain)?;
     // SAFETY: see the module's contract.
     unsafe {
@@ -74,7 +106,12 @@ pub(crate) unsafe fn cuMemFree_v2(address: CUdeviceptr) -> Done {
     if address == 0 {
         return Ok(());
     }
-    let kind = driver.memory.lock().find(address).filter(|a| a.base == address).map(|a| a.kind);
+    let kind = driver
+        .memory
+        .lock()
+        .find(address)
+        .filter(|a| a.base == address)
+        .map(|a| a.kind);
     match kind {
         Some(AllocationKind::Pool(pool)) => driver.pool_free_now(address, pool),
         _ => driver.release(address),
@@ -92,9 +129,17 @@ pub(crate) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Don
     Ok(())
 }
 
-pub(crate) unsafe fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr) -> Done {
+pub(crate) unsafe fn cuMemGetAddressRange_v2(
+    base: *mut CUdeviceptr,
+    bytes: *mut usize,
+    address: CUdeviceptr,
+) -> Done {
     let driver = driver()?;
-    let found = driver.memory.lock().find(address).map(|a| (a.base, a.bytes));
+    let found = driver
+        .memory
+        .lock()
+        .find(address)
+        .map(|a| (a.base, a.bytes));
     let found = found.or_else(|| driver.host.read().find(address).map(|r| (r.base, r.bytes)));
     let (start, len) = found.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
     // SAFETY: see the module's contract.
@@ -119,12 +164,34 @@ struct Pointer {
 
 fn look_up(driver: &Driver, address: u64) -> Option<Pointer> {
     if let Some(a) = driver.memory.lock().find(address) {
-        let pool = if let AllocationKind::Pool(pool) = a.kind { pool } else { 0 };
-        return Some(Pointer { context: a.context, device: a.device, host: false, base: a.base, bytes: a.bytes, number: a.number, mapped: true, pool });
+        let pool = if let AllocationKind::Pool(pool) = a.kind {
+            pool
+        } else {
+            0
+        };
+        return Some(Pointer {
+            context: a.context,
+            device: a.device,
+            host: false,
+            base: a.base,
+            bytes: a.bytes,
+            number: a.number,
+            mapped: true,
+            pool,
+        });
     }
     if let Some(r) = driver.host.read().find(address) {
         let device = driver.contexts.get(r.context).map_or(0, |c| c.device);
-        return Some(Pointer { context: r.context, device, host: true, base: r.base, bytes: r.bytes, number: r.number | 1 << 40, mapped: true, pool: 0 });
+        return Some(Pointer {
+            context: r.context,
+            device,
+            host: true,
+            base: r.base,
+            bytes: r.bytes,
+            number: r.number | 1 << 40,
+            mapped: true,
+            pool: 0,
+        });
     }
     None
 }
@@ -143,7 +210,11 @@ unsafe fn attribute(driver: &Driver, out: *mut c_void, attribute: u32, address: 
         match attribute {
             CU_POINTER_ATTRIBUTE_CONTEXT => out.cast::<CUcontext>().write(pointer.context),
             CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
-                out.cast::<u32>().write(if pointer.host { CU_MEMORYTYPE_HOST } else { CU_MEMORYTYPE_DEVICE });
+                out.cast::<u32>().write(if pointer.host {
+                    CU_MEMORYTYPE_HOST
+                } else {
+                    CU_MEMORYTYPE_DEVICE
+                });
             }
             CU_POINTER_ATTRIBUTE_DEVICE_POINTER => {
                 if pointer.host {
@@ -154,7 +225,9 @@ unsafe fn attribute(driver: &Driver, out: *mut c_void, attribute: u32, address: 
             CU_POINTER_ATTRIBUTE_HOST_POINTER if pointer.host => out.cast::<u64>().write(address),
             CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => out.cast::<u32>().write(0),
             CU_POINTER_ATTRIBUTE_BUFFER_ID => out.cast::<u64>().write(pointer.number),
-            CU_POINTER_ATTRIBUTE_IS_MANAGED | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => {
+            CU_POINTER_ATTRIBUTE_IS_MANAGED
+            | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
+            | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => {
                 out.cast::<u32>().write(0);
             }
             CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => out.cast::<i32>().write(pointer.device),
@@ -174,12 +247,21 @@ unsafe fn attribute(driver: &Driver, out: *mut c_void, attribute: u32, address: 
     Ok(())
 }
 
-pub(crate) unsafe fn cuPointerGetAttribute(data: *mut c_void, which: u32, address: CUdeviceptr) -> Done {
+pub(crate) unsafe fn cuPointerGetAttribute(
+    data: *mut c_void,
+    which: u32,
+    address: CUdeviceptr,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { attribute(driver()?, data, which, address) }
 }
 
-pub(crate) unsafe fn cuPointerGetAttributes(count: u32, which: *mut u32, data: *mut *mut c_void, address: CUdeviceptr) -> Done {
+pub(crate) unsafe fn cuPointerGetAttributes(
+    count: u32,
+    which: *mut u32,
+    data: *mut *mut c_void,
+    address: CUdeviceptr,
+) -> Done {
     let driver = driver()?;
     if which.is_null() || data.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -193,7 +275,11 @@ pub(crate) unsafe fn cuPointerGetAttributes(count: u32, which: *mut u32, data: *
         }
         // Unlike the singular call, this one answers zeros for a pointer that CUDA does not know.
         // SAFETY: the output has the attribute's type.
-        let written = if known { unsafe { attribute(driver, out, which, address) } } else { Err(CUresult::CUDA_ERROR_INVALID_VALUE) };
+        let written = if known {
+            unsafe { attribute(driver, out, which, address) }
+        } else {
+            Err(CUresult::CUDA_ERROR_INVALID_VALUE)
+        };
         if written.is_err() {
             // SAFETY: as above.
             unsafe { zero(out, which) }?;
@@ -227,26 +313,47 @@ unsafe fn zero(out: *mut c_void, which: u32) -> Done {
 }
 
 /// `SYNC_MEMOPS` is the one attribute that can be set: copies here are at least as synchronous as it asks.
-pub(crate) unsafe fn cuPointerSetAttribute(value: *const c_void, which: u32, address: CUdeviceptr) -> Done {
+pub(crate) unsafe fn cuPointerSetAttribute(
+    value: *const c_void,
+    which: u32,
+    address: CUdeviceptr,
+) -> Done {
     let driver = driver()?;
     if value.is_null() || which != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    look_up(driver, address).map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+    look_up(driver, address)
+        .map(|_| ())
+        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
 }
 
 /// Hints about memory that is where it is: there is no managed memory to move.
-pub(crate) unsafe fn cuMemAdvise(address: CUdeviceptr, _bytes: usize, _advice: u32, _device: i32) -> Done {
+pub(crate) unsafe fn cuMemAdvise(
+    address: CUdeviceptr,
+    _bytes: usize,
+    _advice: u32,
+    _device: i32,
+) -> Done {
     driver()?.device_address(address)?;
     Err(CUresult::CUDA_ERROR_INVALID_VALUE)
 }
 
-pub(crate) unsafe fn cuMemAdvise_v2(address: CUdeviceptr, _bytes: usize, _advice: u32, _location: outboard_api::cuda::CUmemLocation) -> Done {
+pub(crate) unsafe fn cuMemAdvise_v2(
+    address: CUdeviceptr,
+    _bytes: usize,
+    _advice: u32,
+    _location: outboard_api::cuda::CUmemLocation,
+) -> Done {
     driver()?.device_address(address)?;
     Err(CUresult::CUDA_ERROR_INVALID_VALUE)
 }
 
-pub(crate) unsafe fn cuMemPrefetchAsync(address: CUdeviceptr, _bytes: usize, _device: i32, _stream: outboard_api::cuda::CUstream) -> Done {
+pub(crate) unsafe fn cuMemPrefetchAsync(
+    address: CUdeviceptr,
+    _bytes: usize,
+    _device: i32,
+    _stream: outboard_api::cuda::CUstream,
+) -> Done {
     driver()?.device_address(address)?;
     Err(CUresult::CUDA_ERROR_INVALID_VALUE)
 }

@@ -32,10 +32,13 @@ mod virtual_memory;
 use outboard_api::CUresult;
 
 pub(crate) use self::{
-    capture::*, context::*, copy::*, device::*, entry_points::*, event::*, graph::*, graph_nodes::*, host::*, kernel::*, launch::*, memory::*, module::*, stream::*,
+    capture::*, context::*, copy::*, device::*, entry_points::*, event::*, graph::*,
+    graph_nodes::*, host::*, kernel::*, launch::*, memory::*, module::*, stream::*,
 };
 
-pub(crate) use self::{copy_box::*, legacy_launch::*, link::*, pool::*, tensor_map::*, texture::*, virtual_memory::*};
+pub(crate) use self::{
+    copy_box::*, legacy_launch::*, link::*, pool::*, tensor_map::*, texture::*, virtual_memory::*,
+};
 
 type Done = Result<(), CUresult>;
 

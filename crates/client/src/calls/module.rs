@@ -41,7 +41,11 @@ struct LogBuffer {
 impl Jit {
     /// # Safety
     /// Arrays of `count` entries, as `cuModuleLoadDataEx` describes them.
-    pub(crate) unsafe fn read(count: u32, options: *mut u32, values: *mut *mut c_void) -> Result<Jit, CUresult> {
+    pub(crate) unsafe fn read(
+        count: u32,
+        options: *mut u32,
+        values: *mut *mut c_void,
+    ) -> Result<Jit, CUresult> {
         let mut jit = Jit::default();
         if count == 0 {
             return Ok(jit);
@@ -49,7 +53,10 @@ impl Jit {
         if options.is_null() || values.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        let (mut info, mut error) = ((std::ptr::null_mut(), std::ptr::null_mut()), (std::ptr::null_mut(), std::ptr::null_mut()));
+        let (mut info, mut error) = (
+            (std::ptr::null_mut(), std::ptr::null_mut()),
+            (std::ptr::null_mut(), std::ptr::null_mut()),
+        );
         for index in 0..count as usize {
             // SAFETY: the caller's promise.
             let (option, slot) = unsafe { (*options.add(index), values.add(index)) };
@@ -67,11 +74,16 @@ impl Jit {
                     error.1 = slot;
                 }
                 // Pointers, which mean nothing elsewhere, or outputs.
-                CU_JIT_WALL_TIME | CU_JIT_GLOBAL_SYMBOL_NAMES | CU_JIT_GLOBAL_SYMBOL_ADDRESSES | CU_JIT_GLOBAL_SYMBOL_COUNT => {}
+                CU_JIT_WALL_TIME
+                | CU_JIT_GLOBAL_SYMBOL_NAMES
+                | CU_JIT_GLOBAL_SYMBOL_ADDRESSES
+                | CU_JIT_GLOBAL_SYMBOL_COUNT => {}
                 other => jit.options.numbers.push((other, value as usize as u32)),
             }
         }
-        let buffer = |(address, size): (*mut c_char, *mut *mut c_void)| (!address.is_null()).then_some(LogBuffer { address, size });
+        let buffer = |(address, size): (*mut c_char, *mut *mut c_void)| {
+            (!address.is_null()).then_some(LogBuffer { address, size })
+        };
         jit.info = buffer(info);
         jit.error = buffer(error);
         Ok(jit)
@@ -79,7 +91,10 @@ impl Jit {
 
     /// Hands the JIT's words over.
     pub(crate) fn write_logs(&self, info: &[u8], error: &[u8]) {
-        for (buffer, room, text) in [(&self.info, self.options.info_log_bytes, info), (&self.error, self.options.error_log_bytes, error)] {
+        for (buffer, room, text) in [
+            (&self.info, self.options.info_log_bytes, info),
+            (&self.error, self.options.error_log_bytes, error),
+        ] {
             let Some(buffer) = buffer else { continue };
             let kept = text.len().min((room as usize).saturating_sub(1));
             // SAFETY: the caller's buffer of `room` bytes and its size option.
@@ -89,7 +104,9 @@ impl Jit {
                     buffer.address.add(kept).write(0);
                 }
                 if !buffer.size.is_null() {
-                    buffer.size.write((kept + usize::from(kept > 0)) as *mut c_void);
+                    buffer
+                        .size
+                        .write((kept + usize::from(kept > 0)) as *mut c_void);
                 }
             }
         }
@@ -101,26 +118,50 @@ impl Driver {
     pub(crate) fn send_image(&self, image: &[u8]) -> Result<[u8; 32], CUresult> {
         let hash = *blake3::hash(image).as_bytes();
         let len = image.len() as u64;
-        if self.call(&messages::ImageOffer { hash: &hash, len }, |reply| reply.present)? == 0 {
+        if self.call(&messages::ImageOffer { hash: &hash, len }, |reply| {
+            reply.present
+        })? == 0
+        {
             for (index, data) in image.chunks(CHUNK_BYTES_MAX).enumerate() {
-                self.submit(&messages::ImagePut { hash: &hash, offset: (index * CHUNK_BYTES_MAX) as u64, len, data })?;
+                self.submit(&messages::ImagePut {
+                    hash: &hash,
+                    offset: (index * CHUNK_BYTES_MAX) as u64,
+                    len,
+                    data,
+                })?;
             }
         }
         Ok(hash)
     }
 
     /// Loads an image, for a module of the current context or for a library.
-    fn load(&self, image: &[u8], jit: &Jit, context: Option<CUcontext>) -> Result<std::sync::Arc<Library>, CUresult> {
+    fn load(
+        &self,
+        image: &[u8],
+        jit: &Jit,
+        context: Option<CUcontext>,
+    ) -> Result<std::sync::Arc<Library>, CUresult> {
         let hash = self.send_image(image)?;
-        let options = doc::to_bytes(&jit.options).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let options =
+            doc::to_bytes(&jit.options).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let number = self.libraries.mint();
-        let (status, card) = self.call(&messages::LibraryLoad { library: number, hash: &hash, options: &options }, |reply| {
-            jit.write_logs(&reply.info_log, &reply.error_log);
-            if reply.status != 0 && !reply.error_log.is_empty() {
-                log::debug(String::from_utf8_lossy(&reply.error_log).trim_end());
-            }
-            (CUresult(reply.status), doc::from_bytes::<LibraryCard>(&reply.card))
-        })?;
+        let (status, card) = self.call(
+            &messages::LibraryLoad {
+                library: number,
+                hash: &hash,
+                options: &options,
+            },
+            |reply| {
+                jit.write_logs(&reply.info_log, &reply.error_log);
+                if reply.status != 0 && !reply.error_log.is_empty() {
+                    log::debug(String::from_utf8_lossy(&reply.error_log).trim_end());
+                }
+                (
+                    CUresult(reply.status),
+                    doc::from_bytes::<LibraryCard>(&reply.card),
+                )
+            },
+        )?;
         status.ok()?;
         let card = card.map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
         self.libraries.insert(number, card, context)
@@ -134,7 +175,9 @@ impl Driver {
             memory.disown(base);
         }
         drop(memory);
-        self.submit(&messages::LibraryUnload { library: library.number })
+        self.submit(&messages::LibraryUnload {
+            library: library.number,
+        })
     }
 
     /// A variable of a library in the current context: address and size.
@@ -144,8 +187,20 @@ impl Driver {
         if let Some(known) = library.globals.lock().get(&key) {
             return Ok(*known);
         }
-        let found = self.call(&messages::LibraryGlobal { library: library.number, name }, |reply| (reply.va, reply.len))?;
-        self.memory.lock().adopt(found.0, found.1, context.handle, context.device, AllocationKind::Global);
+        let found = self.call(
+            &messages::LibraryGlobal {
+                library: library.number,
+                name,
+            },
+            |reply| (reply.va, reply.len),
+        )?;
+        self.memory.lock().adopt(
+            found.0,
+            found.1,
+            context.handle,
+            context.device,
+            AllocationKind::Global,
+        );
         library.globals.lock().insert(key, found);
         Ok(found)
     }
@@ -203,10 +258,22 @@ pub(crate) unsafe fn cuModuleLoadData(module: *mut CUmodule, image: *const c_voi
     unsafe { load_module(module, image_bytes(image)?, &Jit::default()) }
 }
 
-pub(crate) unsafe fn cuModuleLoadDataEx(module: *mut CUmodule, image: *const c_void, count: u32, options: *mut u32, values: *mut *mut c_void) -> Done {
+pub(crate) unsafe fn cuModuleLoadDataEx(
+    module: *mut CUmodule,
+    image: *const c_void,
+    count: u32,
+    options: *mut u32,
+    values: *mut *mut c_void,
+) -> Done {
     driver()?;
     // SAFETY: see the module's contract.
-    unsafe { load_module(module, image_bytes(image)?, &Jit::read(count, options, values)?) }
+    unsafe {
+        load_module(
+            module,
+            image_bytes(image)?,
+            &Jit::read(count, options, values)?,
+        )
+    }
 }
 
 pub(crate) unsafe fn cuModuleLoadFatBinary(module: *mut CUmodule, image: *const c_void) -> Done {
@@ -235,10 +302,16 @@ unsafe fn kernel_handle(library: usize, name: *const c_char) -> Result<usize, CU
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     // SAFETY: the caller's promise.
-    library.kernel(unsafe { CStr::from_ptr(name) }.to_bytes()).map(|k| k.handle())
+    library
+        .kernel(unsafe { CStr::from_ptr(name) }.to_bytes())
+        .map(|k| k.handle())
 }
 
-pub(crate) unsafe fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> Done {
+pub(crate) unsafe fn cuModuleGetFunction(
+    function: *mut CUfunction,
+    module: CUmodule,
+    name: *const c_char,
+) -> Done {
     let driver = driver()?;
     // SAFETY: see the module's contract.
     let handle = unsafe { kernel_handle(module.0, name)? };
@@ -246,25 +319,41 @@ pub(crate) unsafe fn cuModuleGetFunction(function: *mut CUfunction, module: CUmo
     // waiting for the program.
     let kernel = driver.libraries.kernel(CUfunction(handle))?;
     if !kernel.requested.swap(true, Ordering::AcqRel) {
-        driver.submit(&messages::CuFuncLoad { function: kernel.wire })?;
+        driver.submit(&messages::CuFuncLoad {
+            function: kernel.wire,
+        })?;
     }
     // SAFETY: see the module's contract.
     unsafe { put(function, CUfunction(handle)) }
 }
 
-pub(crate) unsafe fn cuLibraryGetKernel(kernel: *mut CUkernel, library: CUlibrary, name: *const c_char) -> Done {
+pub(crate) unsafe fn cuLibraryGetKernel(
+    kernel: *mut CUkernel,
+    library: CUlibrary,
+    name: *const c_char,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { put(kernel, CUkernel(kernel_handle(library.0, name)?)) }
 }
 
 pub(crate) unsafe fn cuModuleGetFunctionCount(count: *mut u32, module: CUmodule) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { put(count, driver()?.libraries.get(module.0)?.kernels.len() as u32) }
+    unsafe {
+        put(
+            count,
+            driver()?.libraries.get(module.0)?.kernels.len() as u32,
+        )
+    }
 }
 
 pub(crate) unsafe fn cuLibraryGetKernelCount(count: *mut u32, library: CUlibrary) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { put(count, driver()?.libraries.get(library.0)?.kernels.len() as u32) }
+    unsafe {
+        put(
+            count,
+            driver()?.libraries.get(library.0)?.kernels.len() as u32,
+        )
+    }
 }
 
 /// # Safety
@@ -281,19 +370,32 @@ unsafe fn enumerate(out: *mut usize, room: u32, library: usize) -> Done {
     Ok(())
 }
 
-pub(crate) unsafe fn cuModuleEnumerateFunctions(functions: *mut CUfunction, room: u32, module: CUmodule) -> Done {
+pub(crate) unsafe fn cuModuleEnumerateFunctions(
+    functions: *mut CUfunction,
+    room: u32,
+    module: CUmodule,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { enumerate(functions.cast(), room, module.0) }
 }
 
-pub(crate) unsafe fn cuLibraryEnumerateKernels(kernels: *mut CUkernel, room: u32, library: CUlibrary) -> Done {
+pub(crate) unsafe fn cuLibraryEnumerateKernels(
+    kernels: *mut CUkernel,
+    room: u32,
+    library: CUlibrary,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { enumerate(kernels.cast(), room, library.0) }
 }
 
 /// # Safety
 /// `name` is NULL or a C string; outputs are NULL or valid.
-unsafe fn put_global(address: *mut CUdeviceptr, bytes: *mut usize, library: usize, name: *const c_char) -> Done {
+unsafe fn put_global(
+    address: *mut CUdeviceptr,
+    bytes: *mut usize,
+    library: usize,
+    name: *const c_char,
+) -> Done {
     let driver = driver()?;
     let library = driver.libraries.get(library)?;
     if name.is_null() {
@@ -308,17 +410,32 @@ unsafe fn put_global(address: *mut CUdeviceptr, bytes: *mut usize, library: usiz
     Ok(())
 }
 
-pub(crate) unsafe fn cuModuleGetGlobal_v2(address: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char) -> Done {
+pub(crate) unsafe fn cuModuleGetGlobal_v2(
+    address: *mut CUdeviceptr,
+    bytes: *mut usize,
+    module: CUmodule,
+    name: *const c_char,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { put_global(address, bytes, module.0, name) }
 }
 
-pub(crate) unsafe fn cuLibraryGetGlobal(address: *mut CUdeviceptr, bytes: *mut usize, library: CUlibrary, name: *const c_char) -> Done {
+pub(crate) unsafe fn cuLibraryGetGlobal(
+    address: *mut CUdeviceptr,
+    bytes: *mut usize,
+    library: CUlibrary,
+    name: *const c_char,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { put_global(address, bytes, library.0, name) }
 }
 
-pub(crate) unsafe fn cuLibraryGetManaged(_address: *mut CUdeviceptr, _bytes: *mut usize, library: CUlibrary, _name: *const c_char) -> Done {
+pub(crate) unsafe fn cuLibraryGetManaged(
+    _address: *mut CUdeviceptr,
+    _bytes: *mut usize,
+    library: CUlibrary,
+    _name: *const c_char,
+) -> Done {
     driver()?.libraries.get(library.0)?;
     Err(CUresult::CUDA_ERROR_NOT_FOUND)
 }
@@ -335,7 +452,12 @@ unsafe fn load_library(library: *mut CUlibrary, image: &[u8], jit: &Jit) -> Done
     }
     let loaded = driver()?.load(image, jit, None)?;
     // SAFETY: see the module's contract.
-    unsafe { put(library, CUlibrary(Kind::Library.tag(loaded.number) as usize)) }
+    unsafe {
+        put(
+            library,
+            CUlibrary(Kind::Library.tag(loaded.number) as usize),
+        )
+    }
 }
 
 pub(crate) unsafe fn cuLibraryLoadData(
@@ -351,7 +473,13 @@ pub(crate) unsafe fn cuLibraryLoadData(
     driver()?;
     // SAFETY: see the module's contract. The library options say where the image lies and whether it may go away; it is
     // copied, so neither matters.
-    unsafe { load_library(library, image_bytes(image)?, &Jit::read(jit_count, jit_options, jit_values)?) }
+    unsafe {
+        load_library(
+            library,
+            image_bytes(image)?,
+            &Jit::read(jit_count, jit_options, jit_values)?,
+        )
+    }
 }
 
 pub(crate) unsafe fn cuLibraryLoadFromFile(
@@ -366,7 +494,13 @@ pub(crate) unsafe fn cuLibraryLoadFromFile(
 ) -> Done {
     driver()?;
     // SAFETY: see the module's contract.
-    unsafe { load_library(library, &read_file(name)?, &Jit::read(jit_count, jit_options, jit_values)?) }
+    unsafe {
+        load_library(
+            library,
+            &read_file(name)?,
+            &Jit::read(jit_count, jit_options, jit_values)?,
+        )
+    }
 }
 
 pub(crate) unsafe fn cuLibraryUnload(library: CUlibrary) -> Done {

@@ -4,7 +4,10 @@ use std::ffi::c_void;
 
 use outboard_api::{
     CUresult,
-    cuda::{CUcontext, CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUmemPoolProps, CUmemoryPool, CUstream},
+    cuda::{
+        CUcontext, CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUmemPoolProps,
+        CUmemoryPool, CUstream,
+    },
     enums::*,
 };
 use outboard_wire::messages;
@@ -13,17 +16,25 @@ use super::{Done, put};
 use crate::{
     log,
     session::{Group, Sink},
-    state::{AllocationKind, Chunk, Driver, Kind, Owner, Pool, PoolTable, PoolValue, Scope, StreamRef, driver, wire_context},
+    state::{
+        AllocationKind, Chunk, Driver, Kind, Owner, Pool, PoolTable, PoolValue, Scope, StreamRef,
+        driver, wire_context,
+    },
 };
 
 fn owner_of(stream: &StreamRef) -> Owner {
-    Owner { context: stream.stream().context.0, stream: stream.stream().handle }
+    Owner {
+        context: stream.stream().context.0,
+        stream: stream.stream().handle,
+    }
 }
 
 /// Streams of a capture have no memory yet: graphs that allocate are not served.
 fn refuse_capture(stream: &StreamRef, call: &str) -> Done {
     if stream.is_capturing() {
-        log::warn(format_args!("{call} in a stream that is being captured is not supported"));
+        log::warn(format_args!(
+            "{call} in a stream that is being captured is not supported"
+        ));
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
     Ok(())
@@ -84,7 +95,12 @@ impl Driver {
         chunks
     }
 
-    fn pool_allocate(&self, bytes: u64, pool: Option<u64>, stream: &StreamRef) -> Result<u64, CUresult> {
+    fn pool_allocate(
+        &self,
+        bytes: u64,
+        pool: Option<u64>,
+        stream: &StreamRef,
+    ) -> Result<u64, CUresult> {
         self.session.check()?;
         let owner = owner_of(stream);
         let device = self.contexts.get(CUcontext(owner.context))?.device;
@@ -97,11 +113,19 @@ impl Driver {
         let base = self.pool_block(&mut table, handle, block_bytes, owner)?;
         let device = table.get(handle)?.device;
         let context = self.primary_context(device)?;
-        self.memory.lock().adopt(base, bytes, context, device, AllocationKind::Pool(handle));
+        self.memory
+            .lock()
+            .adopt(base, bytes, context, device, AllocationKind::Pool(handle));
         Ok(base)
     }
 
-    fn pool_block(&self, table: &mut PoolTable, handle: u64, bytes: u64, owner: Owner) -> Result<u64, CUresult> {
+    fn pool_block(
+        &self,
+        table: &mut PoolTable,
+        handle: u64,
+        bytes: u64,
+        owner: Owner,
+    ) -> Result<u64, CUresult> {
         if let Some(base) = table.get(handle)?.take(bytes, owner) {
             return Ok(base);
         }
@@ -124,14 +148,28 @@ impl Driver {
     }
 
     /// A chunk more, and the block out of it.
-    fn grow(&self, table: &mut PoolTable, handle: u64, bytes: u64, owner: Owner) -> Result<u64, CUresult> {
+    fn grow(
+        &self,
+        table: &mut PoolTable,
+        handle: u64,
+        bytes: u64,
+        owner: Owner,
+    ) -> Result<u64, CUresult> {
         let pool = table.get(handle)?;
         let device = pool.device;
         let context = self.context_of_device(device)?;
         for chunk_bytes in pool.chunk_sizes(bytes) {
             let mut memory = self.memory.lock();
-            let Ok(chunk) = memory.take_chunk(chunk_bytes, device) else { continue };
-            let mapped = self.submit_in(context, &messages::MemMap { va: chunk.base, len: chunk.bytes });
+            let Ok(chunk) = memory.take_chunk(chunk_bytes, device) else {
+                continue;
+            };
+            let mapped = self.submit_in(
+                context,
+                &messages::MemMap {
+                    va: chunk.base,
+                    len: chunk.bytes,
+                },
+            );
             if let Err(error) = mapped {
                 memory.give_chunk(chunk, device);
                 return Err(error);
@@ -180,14 +218,26 @@ impl Driver {
             return Ok(None);
         }
         let group = Group::new(1);
-        self.session.ask(owner.context as u64, &messages::FenceStream { stream: owner.stream }, &group, Sink::Group)?;
+        self.session.ask(
+            owner.context as u64,
+            &messages::FenceStream {
+                stream: owner.stream,
+            },
+            &group,
+            Sink::Group,
+        )?;
         Ok(Some(group))
     }
 
     /// Waits until every free is complete, and gives back all that pools hold without use.
     fn reclaim(&self, table: &mut PoolTable) -> Done {
         let mark = self.pools.mark();
-        let mut contexts: Vec<usize> = table.pools.values().flat_map(|p| p.pending_owners(0)).map(|o| o.context).collect();
+        let mut contexts: Vec<usize> = table
+            .pools
+            .values()
+            .flat_map(|p| p.pending_owners(0))
+            .map(|o| o.context)
+            .collect();
         contexts.sort_unstable();
         contexts.dedup();
         for context in contexts {
@@ -195,7 +245,12 @@ impl Driver {
             // Where the context is gone its work is over.
             if self.contexts.get(context).is_ok() {
                 let group = Group::new(1);
-                self.session.ask(context.0 as u64, &messages::FenceContext {}, &group, Sink::Group)?;
+                self.session.ask(
+                    context.0 as u64,
+                    &messages::FenceContext {},
+                    &group,
+                    Sink::Group,
+                )?;
                 self.session.wait(&group)?;
             }
             for pool in table.pools.values_mut() {
@@ -221,12 +276,20 @@ impl Driver {
         if chunks.is_empty() {
             return;
         }
-        let Ok(context) = self.context_of_device(device) else { return };
+        let Ok(context) = self.context_of_device(device) else {
+            return;
+        };
         // Unmapped before anybody else can be given the addresses: the lock is held until the message is sent.
         let mut memory = self.memory.lock();
         for chunk in chunks {
             // A session that is lost has unmapped everything.
-            let _ = self.submit_in(context, &messages::MemUnmap { va: chunk.base, len: chunk.bytes });
+            let _ = self.submit_in(
+                context,
+                &messages::MemUnmap {
+                    va: chunk.base,
+                    len: chunk.bytes,
+                },
+            );
             memory.give_chunk(*chunk, device);
         }
     }
@@ -246,9 +309,13 @@ impl Driver {
     /// Takes a pool's block back. `stream`: in whose order; `None` where all use is over.
     fn pool_free(&self, base: u64, handle: u64, stream: Option<Owner>) -> Done {
         let mut table = self.pools.lock();
-        let pool = table.pools.get_mut(&handle).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let pool = table
+            .pools
+            .get_mut(&handle)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let pending = stream.map(|owner| (owner, self.pools.number_free()));
-        pool.give(base, pending).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        pool.give(base, pending)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         self.memory.lock().disown(base);
         Ok(())
     }
@@ -265,19 +332,42 @@ impl Driver {
     }
 }
 
-pub(crate) unsafe fn cuMemAllocAsync(address: *mut CUdeviceptr, bytes: usize, stream: CUstream) -> Done {
+pub(crate) unsafe fn cuMemAllocAsync(
+    address: *mut CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { allocate(address, bytes, None, stream, "cuMemAllocAsync") }
 }
 
-pub(crate) unsafe fn cuMemAllocFromPoolAsync(address: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream) -> Done {
+pub(crate) unsafe fn cuMemAllocFromPoolAsync(
+    address: *mut CUdeviceptr,
+    bytes: usize,
+    pool: CUmemoryPool,
+    stream: CUstream,
+) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { allocate(address, bytes, Some(pool.0 as u64), stream, "cuMemAllocFromPoolAsync") }
+    unsafe {
+        allocate(
+            address,
+            bytes,
+            Some(pool.0 as u64),
+            stream,
+            "cuMemAllocFromPoolAsync",
+        )
+    }
 }
 
 /// # Safety
 /// `address` is NULL or valid for a write.
-unsafe fn allocate(address: *mut CUdeviceptr, bytes: usize, pool: Option<u64>, stream: CUstream, call: &str) -> Done {
+unsafe fn allocate(
+    address: *mut CUdeviceptr,
+    bytes: usize,
+    pool: Option<u64>,
+    stream: CUstream,
+    call: &str,
+) -> Done {
     let driver = driver()?;
     if address.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -296,7 +386,12 @@ pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> D
     }
     driver.session.check()?;
     refuse_capture(&stream, "cuMemFreeAsync")?;
-    let kind = driver.memory.lock().find(address).filter(|a| a.base == address).map(|a| a.kind);
+    let kind = driver
+        .memory
+        .lock()
+        .find(address)
+        .filter(|a| a.base == address)
+        .map(|a| a.kind);
     match kind {
         Some(AllocationKind::Pool(handle)) => {
             driver.pool_free(address, handle, Some(owner_of(&stream)))?;
@@ -311,7 +406,10 @@ pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> D
     }
 }
 
-pub(crate) unsafe fn cuMemPoolCreate(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps) -> Done {
+pub(crate) unsafe fn cuMemPoolCreate(
+    pool: *mut CUmemoryPool,
+    properties: *const CUmemPoolProps,
+) -> Done {
     let driver = driver()?;
     // SAFETY: NULL or a record of the caller's.
     let properties = unsafe { properties.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
@@ -324,17 +422,29 @@ pub(crate) unsafe fn cuMemPoolCreate(pool: *mut CUmemoryPool, properties: *const
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
     let handle = driver.mint_pool_handle();
-    driver.pools.lock().pools.insert(handle, Pool::new(device, properties.max_size as u64));
+    driver
+        .pools
+        .lock()
+        .pools
+        .insert(handle, Pool::new(device, properties.max_size as u64));
     // SAFETY: see the module's contract.
     unsafe { put(pool, CUmemoryPool(handle as usize)) }
 }
 
 /// The device of a location, where pools can be.
-fn device_of(driver: &Driver, location: &CUmemLocation, allocation_type: u32) -> Result<CUdevice, CUresult> {
-    if allocation_type != CU_MEM_ALLOCATION_TYPE_PINNED && allocation_type != CU_MEM_ALLOCATION_TYPE_MANAGED {
+fn device_of(
+    driver: &Driver,
+    location: &CUmemLocation,
+    allocation_type: u32,
+) -> Result<CUdevice, CUresult> {
+    if allocation_type != CU_MEM_ALLOCATION_TYPE_PINNED
+        && allocation_type != CU_MEM_ALLOCATION_TYPE_MANAGED
+    {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    if allocation_type != CU_MEM_ALLOCATION_TYPE_PINNED || location.kind != CU_MEM_LOCATION_TYPE_DEVICE {
+    if allocation_type != CU_MEM_ALLOCATION_TYPE_PINNED
+        || location.kind != CU_MEM_LOCATION_TYPE_DEVICE
+    {
         log::warn("memory pools in host or managed memory are not supported");
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
@@ -367,9 +477,17 @@ pub(crate) unsafe fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) -> Done {
     Ok(())
 }
 
-pub(crate) unsafe fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: u32, value: *mut c_void) -> Done {
+pub(crate) unsafe fn cuMemPoolGetAttribute(
+    pool: CUmemoryPool,
+    attribute: u32,
+    value: *mut c_void,
+) -> Done {
     let driver = driver()?;
-    let found = driver.pools.lock().get(pool.0 as u64)?.attribute(attribute)?;
+    let found = driver
+        .pools
+        .lock()
+        .get(pool.0 as u64)?
+        .attribute(attribute)?;
     // SAFETY: an output of the type that the attribute has.
     unsafe {
         match found {
@@ -379,17 +497,35 @@ pub(crate) unsafe fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: u32, v
     }
 }
 
-pub(crate) unsafe fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: u32, value: *mut c_void) -> Done {
+pub(crate) unsafe fn cuMemPoolSetAttribute(
+    pool: CUmemoryPool,
+    attribute: u32,
+    value: *mut c_void,
+) -> Done {
     let driver = driver()?;
     if value.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     // SAFETY: a value of the type that the attribute has.
-    let read = |long: bool| unsafe { if long { *value.cast::<u64>() } else { u64::from(*value.cast::<u32>()) } };
-    driver.pools.lock().get(pool.0 as u64)?.set_attribute(attribute, read)
+    let read = |long: bool| unsafe {
+        if long {
+            *value.cast::<u64>()
+        } else {
+            u64::from(*value.cast::<u32>())
+        }
+    };
+    driver
+        .pools
+        .lock()
+        .get(pool.0 as u64)?
+        .set_attribute(attribute, read)
 }
 
-pub(crate) unsafe fn cuMemPoolGetAccess(flags: *mut u32, pool: CUmemoryPool, location: *mut CUmemLocation) -> Done {
+pub(crate) unsafe fn cuMemPoolGetAccess(
+    flags: *mut u32,
+    pool: CUmemoryPool,
+    location: *mut CUmemLocation,
+) -> Done {
     let driver = driver()?;
     // SAFETY: NULL or a record of the caller's.
     let location = unsafe { location.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
@@ -397,12 +533,20 @@ pub(crate) unsafe fn cuMemPoolGetAccess(flags: *mut u32, pool: CUmemoryPool, loc
     let mut table = driver.pools.lock();
     let pool = table.get(pool.0 as u64)?;
     let own = pool.device == device;
-    let found = if own { CU_MEM_ACCESS_FLAGS_PROT_READWRITE } else { pool.access.get(&device).copied().unwrap_or(0) };
+    let found = if own {
+        CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    } else {
+        pool.access.get(&device).copied().unwrap_or(0)
+    };
     // SAFETY: see the module's contract.
     unsafe { put(flags, found) }
 }
 
-pub(crate) unsafe fn cuMemPoolSetAccess(pool: CUmemoryPool, map: *const CUmemAccessDesc, count: usize) -> Done {
+pub(crate) unsafe fn cuMemPoolSetAccess(
+    pool: CUmemoryPool,
+    map: *const CUmemAccessDesc,
+    count: usize,
+) -> Done {
     let driver = driver()?;
     if map.is_null() && count > 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -413,7 +557,12 @@ pub(crate) unsafe fn cuMemPoolSetAccess(pool: CUmemoryPool, map: *const CUmemAcc
         // SAFETY: `count` records of the caller's.
         let desc = unsafe { &*map.add(index) };
         let device = device_of(driver, &desc.location, CU_MEM_ALLOCATION_TYPE_PINNED)?;
-        let known = matches!(desc.flags, CU_MEM_ACCESS_FLAGS_PROT_NONE | CU_MEM_ACCESS_FLAGS_PROT_READ | CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+        let known = matches!(
+            desc.flags,
+            CU_MEM_ACCESS_FLAGS_PROT_NONE
+                | CU_MEM_ACCESS_FLAGS_PROT_READ
+                | CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        );
         // A device's access to its own pool cannot be taken away.
         if !known || device == pool.device && desc.flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -426,7 +575,10 @@ pub(crate) unsafe fn cuMemPoolSetAccess(pool: CUmemoryPool, map: *const CUmemAcc
 pub(crate) unsafe fn cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, device: CUdevice) -> Done {
     let driver = driver()?;
     driver.card(device)?;
-    let handle = driver.pools.lock().default_pool(device, || driver.mint_pool_handle());
+    let handle = driver
+        .pools
+        .lock()
+        .default_pool(device, || driver.mint_pool_handle());
     // SAFETY: see the module's contract.
     unsafe { put(pool, CUmemoryPool(handle as usize)) }
 }
@@ -434,7 +586,10 @@ pub(crate) unsafe fn cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, device: 
 pub(crate) unsafe fn cuDeviceGetMemPool(pool: *mut CUmemoryPool, device: CUdevice) -> Done {
     let driver = driver()?;
     driver.card(device)?;
-    let handle = driver.pools.lock().current_pool(device, || driver.mint_pool_handle());
+    let handle = driver
+        .pools
+        .lock()
+        .current_pool(device, || driver.mint_pool_handle());
     // SAFETY: see the module's contract.
     unsafe { put(pool, CUmemoryPool(handle as usize)) }
 }
@@ -452,23 +607,38 @@ pub(crate) unsafe fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) ->
 
 /// # Safety
 /// `location` is NULL or a record of the caller's.
-unsafe fn device_at(location: *mut CUmemLocation, allocation_type: u32) -> Result<CUdevice, CUresult> {
+unsafe fn device_at(
+    location: *mut CUmemLocation,
+    allocation_type: u32,
+) -> Result<CUdevice, CUresult> {
     // SAFETY: the caller's promise.
     let location = unsafe { location.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     device_of(driver()?, location, allocation_type)
 }
 
-pub(crate) unsafe fn cuMemGetDefaultMemPool(pool: *mut CUmemoryPool, location: *mut CUmemLocation, allocation_type: u32) -> Done {
+pub(crate) unsafe fn cuMemGetDefaultMemPool(
+    pool: *mut CUmemoryPool,
+    location: *mut CUmemLocation,
+    allocation_type: u32,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { cuDeviceGetDefaultMemPool(pool, device_at(location, allocation_type)?) }
 }
 
-pub(crate) unsafe fn cuMemGetMemPool(pool: *mut CUmemoryPool, location: *mut CUmemLocation, allocation_type: u32) -> Done {
+pub(crate) unsafe fn cuMemGetMemPool(
+    pool: *mut CUmemoryPool,
+    location: *mut CUmemLocation,
+    allocation_type: u32,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { cuDeviceGetMemPool(pool, device_at(location, allocation_type)?) }
 }
 
-pub(crate) unsafe fn cuMemSetMemPool(location: *mut CUmemLocation, allocation_type: u32, pool: CUmemoryPool) -> Done {
+pub(crate) unsafe fn cuMemSetMemPool(
+    location: *mut CUmemLocation,
+    allocation_type: u32,
+    pool: CUmemoryPool,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe { cuDeviceSetMemPool(device_at(location, allocation_type)?, pool) }
 }

@@ -1,13 +1,13 @@
 //! Streams, and what they wait for.
 
-use std::{
-    ffi::c_void,
-    sync::Arc,
-};
+use std::{ffi::c_void, sync::Arc};
 
 use outboard_api::{
     CUresult,
-    cuda::{CUcontext, CUdevice, CUevent, CUgreenCtx, CUhostFn, CUstream, CUstreamBatchMemOpParams, CUstreamCallback},
+    cuda::{
+        CUcontext, CUdevice, CUevent, CUgreenCtx, CUhostFn, CUstream, CUstreamBatchMemOpParams,
+        CUstreamCallback,
+    },
     enums::*,
 };
 use outboard_wire::messages;
@@ -29,7 +29,11 @@ impl Driver {
         let (least, greatest) = self.card(context.device)?.stream_priorities;
         let priority = priority.clamp(greatest.min(least), greatest.max(least));
         let handle = self.handles.mint(Kind::Stream);
-        self.submit(&messages::StreamCreate { stream: handle, flags, priority })?;
+        self.submit(&messages::StreamCreate {
+            stream: handle,
+            flags,
+            priority,
+        })?;
         self.streams.insert(handle, context.handle, flags, priority);
         Ok(CUstream(handle as usize))
     }
@@ -45,7 +49,14 @@ impl Driver {
         self.push_visible()?;
         let frees = self.pools_mark();
         let group = Group::new(1);
-        self.session.ask(wire_context(), &messages::FenceStream { stream: stream.wire() }, &group, Sink::Group)?;
+        self.session.ask(
+            wire_context(),
+            &messages::FenceStream {
+                stream: stream.wire(),
+            },
+            &group,
+            Sink::Group,
+        )?;
         self.session.wait(&group)?;
         stream.progress().complete(mark);
         done.learn();
@@ -54,7 +65,12 @@ impl Driver {
     }
 
     /// Whether a point is reached. What is not known is asked for once; later queries look at what has arrived.
-    pub(crate) fn query<'a, M: outboard_wire::Op<'a>>(&self, point: &Reached<'_>, asked: &Mutex<Option<(u64, Arc<Group>)>>, fence: &M) -> Done {
+    pub(crate) fn query<'a, M: outboard_wire::Op<'a>>(
+        &self,
+        point: &Reached<'_>,
+        asked: &Mutex<Option<(u64, Arc<Group>)>>,
+        fence: &M,
+    ) -> Done {
         if point.is_known(self) {
             return self.session.take_fault();
         }
@@ -62,7 +78,8 @@ impl Driver {
         let mut asked = asked.lock();
         if !matches!(&*asked, Some((about, _)) if *about == point.mark) {
             let group = Group::new(1);
-            self.session.ask(wire_context(), fence, &group, Sink::Group)?;
+            self.session
+                .ask(wire_context(), fence, &group, Sink::Group)?;
             *asked = Some((point.mark, group));
             // What is done by now is answered before this: the first answer is the truth too.
             self.call(&messages::Ping {}, |_| ())?;
@@ -94,14 +111,26 @@ impl<'p> Reached<'p> {
     /// at all has been sent since it was last waited for.
     fn of(driver: &Driver, stream: &'p StreamRef) -> Reached<'p> {
         match stream {
-            StreamRef::Legacy(legacy) => Reached { noted: &legacy.everything, mark: driver.progress.mark(), everything: true },
-            StreamRef::Own(own) => Reached { noted: &own.progress, mark: own.progress.mark(), everything: false },
+            StreamRef::Legacy(legacy) => Reached {
+                noted: &legacy.everything,
+                mark: driver.progress.mark(),
+                everything: true,
+            },
+            StreamRef::Own(own) => Reached {
+                noted: &own.progress,
+                mark: own.progress.mark(),
+                everything: false,
+            },
         }
     }
 
     /// A certain amount of it.
     pub(crate) fn at(noted: &'p Progress, mark: u64) -> Reached<'p> {
-        Reached { noted, mark, everything: false }
+        Reached {
+            noted,
+            mark,
+            everything: false,
+        }
     }
 
     pub(crate) fn is_known(&self, driver: &Driver) -> bool {
@@ -121,7 +150,11 @@ pub(crate) unsafe fn cuStreamCreate(stream: *mut CUstream, flags: u32) -> Done {
     unsafe { put(stream, driver()?.create_stream(flags, 0)?) }
 }
 
-pub(crate) unsafe fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: u32, priority: i32) -> Done {
+pub(crate) unsafe fn cuStreamCreateWithPriority(
+    stream: *mut CUstream,
+    flags: u32,
+    priority: i32,
+) -> Done {
     if stream.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -150,7 +183,13 @@ pub(crate) unsafe fn cuStreamSynchronize(stream: CUstream) -> Done {
 pub(crate) unsafe fn cuStreamQuery(stream: CUstream) -> Done {
     let driver = driver()?;
     let stream = driver.awaited_stream(stream)?;
-    driver.query(&Reached::of(driver, &stream), &stream.stream().query, &messages::FenceStream { stream: stream.wire() })
+    driver.query(
+        &Reached::of(driver, &stream),
+        &stream.stream().query,
+        &messages::FenceStream {
+            stream: stream.wire(),
+        },
+    )
 }
 
 pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> Done {
@@ -161,7 +200,14 @@ pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: 
     let stream = driver.work_stream(stream)?;
     let event = driver.streams.event(event)?;
     driver.join_capture(&stream, &event, flags & CU_EVENT_WAIT_EXTERNAL != 0)?;
-    driver.submit_to(&stream, &messages::StreamWaitEvent { stream: stream.wire(), event: event.handle, flags })
+    driver.submit_to(
+        &stream,
+        &messages::StreamWaitEvent {
+            stream: stream.wire(),
+            event: event.handle,
+            flags,
+        },
+    )
 }
 
 pub(crate) unsafe fn cuStreamGetPriority(stream: CUstream, priority: *mut i32) -> Done {
@@ -191,7 +237,11 @@ pub(crate) unsafe fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext) -
     unsafe { put(context, driver()?.stream(stream)?.stream().context) }
 }
 
-pub(crate) unsafe fn cuStreamGetCtx_v2(stream: CUstream, context: *mut CUcontext, green: *mut CUgreenCtx) -> Done {
+pub(crate) unsafe fn cuStreamGetCtx_v2(
+    stream: CUstream,
+    context: *mut CUcontext,
+    green: *mut CUgreenCtx,
+) -> Done {
     // SAFETY: see the module's contract.
     unsafe {
         put_optional(green, CUgreenCtx::NULL);
@@ -208,20 +258,34 @@ pub(crate) unsafe fn cuStreamGetDevice(stream: CUstream, device: *mut CUdevice) 
 
 const STREAM_ATTRIBUTE_BYTES: usize = 64;
 
-pub(crate) unsafe fn cuStreamGetAttribute(stream: CUstream, attribute: u32, value: *mut c_void) -> Done {
+pub(crate) unsafe fn cuStreamGetAttribute(
+    stream: CUstream,
+    attribute: u32,
+    value: *mut c_void,
+) -> Done {
     let driver = driver()?;
     let stream = driver.stream(stream)?;
     if value.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    driver.call(&messages::StreamGetAttribute { stream: stream.wire(), attribute }, |reply| {
-        let len = reply.value.len().min(STREAM_ATTRIBUTE_BYTES);
-        // SAFETY: a CUstreamAttrValue of the caller's, checked above.
-        unsafe { std::ptr::copy_nonoverlapping(reply.value.as_ptr(), value.cast::<u8>(), len) };
-    })
+    driver.call(
+        &messages::StreamGetAttribute {
+            stream: stream.wire(),
+            attribute,
+        },
+        |reply| {
+            let len = reply.value.len().min(STREAM_ATTRIBUTE_BYTES);
+            // SAFETY: a CUstreamAttrValue of the caller's, checked above.
+            unsafe { std::ptr::copy_nonoverlapping(reply.value.as_ptr(), value.cast::<u8>(), len) };
+        },
+    )
 }
 
-pub(crate) unsafe fn cuStreamSetAttribute(stream: CUstream, attribute: u32, value: *const c_void) -> Done {
+pub(crate) unsafe fn cuStreamSetAttribute(
+    stream: CUstream,
+    attribute: u32,
+    value: *const c_void,
+) -> Done {
     let driver = driver()?;
     let stream = driver.stream(stream)?;
     if value.is_null() {
@@ -229,11 +293,18 @@ pub(crate) unsafe fn cuStreamSetAttribute(stream: CUstream, attribute: u32, valu
     }
     // SAFETY: a CUstreamAttrValue of the caller's, checked above.
     let value = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), STREAM_ATTRIBUTE_BYTES) };
-    driver.submit(&messages::StreamSetAttribute { stream: stream.wire(), attribute, value })
+    driver.submit(&messages::StreamSetAttribute {
+        stream: stream.wire(),
+        attribute,
+        value,
+    })
 }
 
 pub(crate) unsafe fn cuStreamCopyAttributes(dst: CUstream, src: CUstream) -> Done {
-    let copied = [CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW, CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY];
+    let copied = [
+        CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
+        CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY,
+    ];
     for attribute in copied {
         let mut value = [0u64; STREAM_ATTRIBUTE_BYTES / 8];
         // SAFETY: a record of the right size.
@@ -245,7 +316,12 @@ pub(crate) unsafe fn cuStreamCopyAttributes(dst: CUstream, src: CUstream) -> Don
     Ok(())
 }
 
-pub(crate) unsafe fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, ops: *mut CUstreamBatchMemOpParams, flags: u32) -> Done {
+pub(crate) unsafe fn cuStreamBatchMemOp_v2(
+    stream: CUstream,
+    count: u32,
+    ops: *mut CUstreamBatchMemOpParams,
+    flags: u32,
+) -> Done {
     /// The driver's own limit.
     const OPS_MAX: u32 = 256;
     let driver = driver()?;
@@ -260,10 +336,21 @@ pub(crate) unsafe fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, ops: *m
     }
     // SAFETY: plain records without padding that matters.
     let bytes = unsafe { std::slice::from_raw_parts(ops.cast::<u8>(), size_of_val(records)) };
-    driver.submit_to(&stream, &messages::StreamMemOps { stream: stream.wire(), ops: bytes, flags })
+    driver.submit_to(
+        &stream,
+        &messages::StreamMemOps {
+            stream: stream.wire(),
+            ops: bytes,
+            flags,
+        },
+    )
 }
 
-pub(crate) unsafe fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, user_data: *mut c_void) -> Done {
+pub(crate) unsafe fn cuLaunchHostFunc(
+    stream: CUstream,
+    function: CUhostFn,
+    user_data: *mut c_void,
+) -> Done {
     let driver = driver()?;
     let stream = driver.work_stream(stream)?;
     if function.is_none() {
@@ -271,19 +358,51 @@ pub(crate) unsafe fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, user
     }
     driver.push_visible()?;
     // A graph that captures the function runs it as often as it is launched.
-    let call = notes::register(driver.session, HostCall::Function { function, user_data }, stream.is_capturing());
-    driver.submit_to(&stream, &messages::HostFunc { stream: stream.wire(), call })
+    let call = notes::register(
+        driver.session,
+        HostCall::Function {
+            function,
+            user_data,
+        },
+        stream.is_capturing(),
+    );
+    driver.submit_to(
+        &stream,
+        &messages::HostFunc {
+            stream: stream.wire(),
+            call,
+        },
+    )
 }
 
-pub(crate) unsafe fn cuStreamAddCallback(stream: CUstream, function: CUstreamCallback, user_data: *mut c_void, flags: u32) -> Done {
+pub(crate) unsafe fn cuStreamAddCallback(
+    stream: CUstream,
+    function: CUstreamCallback,
+    user_data: *mut c_void,
+    flags: u32,
+) -> Done {
     let driver = driver()?;
     let resolved = driver.work_stream(stream)?;
     if function.is_none() || flags != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     driver.refuse_captured(&resolved)?;
-    let call = notes::register(driver.session, HostCall::Callback { function, stream, user_data }, false);
-    driver.submit_to(&resolved, &messages::HostFunc { stream: resolved.wire(), call })
+    let call = notes::register(
+        driver.session,
+        HostCall::Callback {
+            function,
+            stream,
+            user_data,
+        },
+        false,
+    );
+    driver.submit_to(
+        &resolved,
+        &messages::HostFunc {
+            stream: resolved.wire(),
+            call,
+        },
+    )
 }
 
 pub(crate) unsafe fn cuStreamIsCapturing(stream: CUstream, status: *mut u32) -> Done {

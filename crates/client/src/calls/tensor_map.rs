@@ -4,7 +4,10 @@ use std::ffi::c_void;
 
 use outboard_api::{CUresult, cuda::CUtensorMap};
 use outboard_wire::{
-    doc::{self, TENSOR_MAP_IM2COL, TENSOR_MAP_IM2COL_WIDE, TENSOR_MAP_RANK_MAX, TENSOR_MAP_TILED, TensorMapArguments},
+    doc::{
+        self, TENSOR_MAP_IM2COL, TENSOR_MAP_IM2COL_WIDE, TENSOR_MAP_RANK_MAX, TENSOR_MAP_TILED,
+        TensorMapArguments,
+    },
     messages,
 };
 
@@ -27,17 +30,35 @@ fn map_of(bytes: &[u8]) -> Option<CUtensorMap> {
 }
 
 impl Driver {
-    fn encode_tensor_map(&self, kind: u32, arguments: &TensorMapArguments) -> Result<CUtensorMap, CUresult> {
+    fn encode_tensor_map(
+        &self,
+        kind: u32,
+        arguments: &TensorMapArguments,
+    ) -> Result<CUtensorMap, CUresult> {
         let arguments = doc::to_bytes(arguments).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
         self.tensor_map((kind, arguments), |driver, arguments| {
-            driver.call(&messages::TensorMapEncode { kind, arguments }, |reply| map_of(&reply.map))
+            driver.call(&messages::TensorMapEncode { kind, arguments }, |reply| {
+                map_of(&reply.map)
+            })
         })
     }
 
-    fn replace_tensor_map_address(&self, map: &CUtensorMap, address: u64) -> Result<CUtensorMap, CUresult> {
-        let bytes: Vec<u8> = map.opaque.iter().chain([&address]).flat_map(|w| w.to_ne_bytes()).collect();
+    fn replace_tensor_map_address(
+        &self,
+        map: &CUtensorMap,
+        address: u64,
+    ) -> Result<CUtensorMap, CUresult> {
+        let bytes: Vec<u8> = map
+            .opaque
+            .iter()
+            .chain([&address])
+            .flat_map(|w| w.to_ne_bytes())
+            .collect();
         self.tensor_map((REPLACE_ADDRESS, bytes), |driver, bytes| {
-            let message = messages::TensorMapReplaceAddress { address, map: &bytes[..MAP_BYTES] };
+            let message = messages::TensorMapReplaceAddress {
+                address,
+                map: &bytes[..MAP_BYTES],
+            };
             driver.call(&message, |reply| map_of(&reply.replaced))
         })
     }
@@ -69,13 +90,21 @@ unsafe fn list<T: Copy>(values: *const T, count: usize) -> Result<Vec<T>, CUresu
 
 fn check_output(map: *mut CUtensorMap) -> Result<*mut CUtensorMap, CUresult> {
     let sound = !map.is_null() && (map as usize).is_multiple_of(MAP_ALIGN_BYTES);
-    if sound { Ok(map) } else { Err(CUresult::CUDA_ERROR_INVALID_VALUE) }
+    if sound {
+        Ok(map)
+    } else {
+        Err(CUresult::CUDA_ERROR_INVALID_VALUE)
+    }
 }
 
 /// A rank that the lists' lengths can follow.
 fn check_rank(rank: u32, least: usize) -> Result<usize, CUresult> {
     let rank = rank as usize;
-    if (least..=TENSOR_MAP_RANK_MAX).contains(&rank) { Ok(rank) } else { Err(CUresult::CUDA_ERROR_INVALID_VALUE) }
+    if (least..=TENSOR_MAP_RANK_MAX).contains(&rank) {
+        Ok(rank)
+    } else {
+        Err(CUresult::CUDA_ERROR_INVALID_VALUE)
+    }
 }
 
 pub(crate) unsafe fn cuTensorMapEncodeTiled(
@@ -100,7 +129,11 @@ pub(crate) unsafe fn cuTensorMapEncodeTiled(
             global_address: address as u64,
             global_dim: list(dims, rank)?,
             // A tensor of rank 1 has no strides to give.
-            global_strides_bytes: if rank == 1 { Vec::new() } else { list(strides, rank - 1)? },
+            global_strides_bytes: if rank == 1 {
+                Vec::new()
+            } else {
+                list(strides, rank - 1)?
+            },
             box_dim: list(box_dim, rank)?,
             element_strides: list(element_strides, rank)?,
             interleave,
@@ -152,7 +185,12 @@ pub(crate) unsafe fn cuTensorMapEncodeIm2col(
         }
     };
     // SAFETY: see the module's contract.
-    unsafe { put(map, driver.encode_tensor_map(TENSOR_MAP_IM2COL, &arguments)?) }
+    unsafe {
+        put(
+            map,
+            driver.encode_tensor_map(TENSOR_MAP_IM2COL, &arguments)?,
+        )
+    }
 }
 
 pub(crate) unsafe fn cuTensorMapEncodeIm2colWide(
@@ -195,14 +233,27 @@ pub(crate) unsafe fn cuTensorMapEncodeIm2colWide(
         }
     };
     // SAFETY: see the module's contract.
-    unsafe { put(map, driver.encode_tensor_map(TENSOR_MAP_IM2COL_WIDE, &arguments)?) }
+    unsafe {
+        put(
+            map,
+            driver.encode_tensor_map(TENSOR_MAP_IM2COL_WIDE, &arguments)?,
+        )
+    }
 }
 
 /// Where the address lies inside a map only the driver knows.
-pub(crate) unsafe fn cuTensorMapReplaceAddress(map: *mut CUtensorMap, address: *mut c_void) -> Done {
+pub(crate) unsafe fn cuTensorMapReplaceAddress(
+    map: *mut CUtensorMap,
+    address: *mut c_void,
+) -> Done {
     let (driver, map) = (driver()?, check_output(map)?);
     // SAFETY: a map of the caller's, checked above.
     let before = unsafe { *map };
     // SAFETY: as above.
-    unsafe { put(map, driver.replace_tensor_map_address(&before, address as u64)?) }
+    unsafe {
+        put(
+            map,
+            driver.replace_tensor_map_address(&before, address as u64)?,
+        )
+    }
 }

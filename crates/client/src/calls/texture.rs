@@ -9,7 +9,10 @@ use outboard_api::{
     enums::*,
 };
 use outboard_wire::{
-    doc::{RESOURCE_DESC_BYTES, RESOURCE_DESC_HANDLE_OFFSET, RESOURCE_VIEW_DESC_BYTES, TEXTURE_DESC_BYTES},
+    doc::{
+        RESOURCE_DESC_BYTES, RESOURCE_DESC_HANDLE_OFFSET, RESOURCE_VIEW_DESC_BYTES,
+        TEXTURE_DESC_BYTES,
+    },
     messages,
 };
 
@@ -25,7 +28,9 @@ const PITCH2D_HEIGHT_OFFSET: usize = 32;
 const PITCH2D_PITCH_OFFSET: usize = 40;
 
 fn word(record: &[u8], offset: usize) -> u64 {
-    record[offset..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    record[offset..]
+        .first_chunk()
+        .map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
 impl Driver {
@@ -35,12 +40,22 @@ impl Driver {
         let handle = word(resource, RESOURCE_DESC_HANDLE_OFFSET);
         match kind {
             CU_RESOURCE_TYPE_ARRAY => self.wire_array(CUarray(handle as usize)).map(drop),
-            CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => self.wire_mipmap(CUmipmappedArray(handle as usize)).map(drop),
-            CU_RESOURCE_TYPE_LINEAR => self.device_place(handle, word(resource, LINEAR_BYTES_OFFSET)),
+            CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => self
+                .wire_mipmap(CUmipmappedArray(handle as usize))
+                .map(drop),
+            CU_RESOURCE_TYPE_LINEAR => {
+                self.device_place(handle, word(resource, LINEAR_BYTES_OFFSET))
+            }
             CU_RESOURCE_TYPE_PITCH2D => {
-                let (height, pitch) = (word(resource, PITCH2D_HEIGHT_OFFSET), word(resource, PITCH2D_PITCH_OFFSET));
+                let (height, pitch) = (
+                    word(resource, PITCH2D_HEIGHT_OFFSET),
+                    word(resource, PITCH2D_PITCH_OFFSET),
+                );
                 // The last row may end before its pitch does.
-                let rows = height.saturating_sub(1).checked_mul(pitch).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+                let rows = height
+                    .saturating_sub(1)
+                    .checked_mul(pitch)
+                    .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
                 self.device_place(handle, rows.saturating_add(1))
             }
             _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
@@ -48,7 +63,9 @@ impl Driver {
     }
 
     fn object(&self, kind: Kind, object: u64) -> Result<ObjectRecord, CUresult> {
-        self.objects.get(kind, object).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+        self.objects
+            .get(kind, object)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 }
 
@@ -59,12 +76,22 @@ unsafe fn read<const N: usize>(record: *const c_void) -> Option<[u8; N]> {
     unsafe { record.cast::<[u8; N]>().as_ref() }.copied()
 }
 
-pub(crate) unsafe fn cuTexObjectCreate(object: *mut CUtexObject, resource: *const c_void, sampler: *const c_void, view: *const c_void) -> Done {
+pub(crate) unsafe fn cuTexObjectCreate(
+    object: *mut CUtexObject,
+    resource: *const c_void,
+    sampler: *const c_void,
+    view: *const c_void,
+) -> Done {
     let driver = driver()?;
     driver.contexts.current()?;
     // SAFETY: NULL or records of the caller's.
-    let (resource, sampler, view) =
-        unsafe { (read::<RESOURCE_DESC_BYTES>(resource), read::<TEXTURE_DESC_BYTES>(sampler), read::<RESOURCE_VIEW_DESC_BYTES>(view)) };
+    let (resource, sampler, view) = unsafe {
+        (
+            read::<RESOURCE_DESC_BYTES>(resource),
+            read::<TEXTURE_DESC_BYTES>(sampler),
+            read::<RESOURCE_VIEW_DESC_BYTES>(view),
+        )
+    };
     let (Some(resource), Some(sampler), false) = (resource, sampler, object.is_null()) else {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     };
@@ -77,17 +104,36 @@ pub(crate) unsafe fn cuTexObjectCreate(object: *mut CUtexObject, resource: *cons
         view: view.as_ref().map_or(&[], |v| v.as_slice()),
     };
     let number = driver.call(&message, |reply| reply.object)?;
-    driver.objects.insert(Kind::Texture, number, ObjectRecord { wire: texture, resource, view });
+    driver.objects.insert(
+        Kind::Texture,
+        number,
+        ObjectRecord {
+            wire: texture,
+            resource,
+            view,
+        },
+    );
     // SAFETY: see the module's contract.
     unsafe { put(object, number) }
 }
 
-pub(crate) unsafe fn cuTexObjectGetResourceDesc(resource: *mut c_void, object: CUtexObject) -> Done {
+pub(crate) unsafe fn cuTexObjectGetResourceDesc(
+    resource: *mut c_void,
+    object: CUtexObject,
+) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { put(resource.cast::<Resource>(), driver()?.object(Kind::Texture, object)?.resource) }
+    unsafe {
+        put(
+            resource.cast::<Resource>(),
+            driver()?.object(Kind::Texture, object)?.resource,
+        )
+    }
 }
 
-pub(crate) unsafe fn cuTexObjectGetResourceViewDesc(view: *mut c_void, object: CUtexObject) -> Done {
+pub(crate) unsafe fn cuTexObjectGetResourceViewDesc(
+    view: *mut c_void,
+    object: CUtexObject,
+) -> Done {
     let record = driver()?.object(Kind::Texture, object)?;
     // A texture made without a view has none to tell.
     let found = record.view.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
@@ -95,24 +141,51 @@ pub(crate) unsafe fn cuTexObjectGetResourceViewDesc(view: *mut c_void, object: C
     unsafe { put(view.cast::<[u8; RESOURCE_VIEW_DESC_BYTES]>(), found) }
 }
 
-pub(crate) unsafe fn cuSurfObjectCreate(object: *mut CUsurfObject, resource: *const c_void) -> Done {
+pub(crate) unsafe fn cuSurfObjectCreate(
+    object: *mut CUsurfObject,
+    resource: *const c_void,
+) -> Done {
     let driver = driver()?;
     driver.contexts.current()?;
     // SAFETY: NULL or a record of the caller's.
-    let resource = unsafe { read::<RESOURCE_DESC_BYTES>(resource) }.filter(|_| !object.is_null()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let resource = unsafe { read::<RESOURCE_DESC_BYTES>(resource) }
+        .filter(|_| !object.is_null())
+        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     // Surfaces are of arrays.
     if word(&resource, 0) as u32 != CU_RESOURCE_TYPE_ARRAY {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     driver.check_resource(&resource)?;
     let surface = driver.handles.mint(Kind::Surface);
-    let number = driver.call(&messages::SurfaceCreate { surface, resource: &resource }, |reply| reply.object)?;
-    driver.objects.insert(Kind::Surface, number, ObjectRecord { wire: surface, resource, view: None });
+    let number = driver.call(
+        &messages::SurfaceCreate {
+            surface,
+            resource: &resource,
+        },
+        |reply| reply.object,
+    )?;
+    driver.objects.insert(
+        Kind::Surface,
+        number,
+        ObjectRecord {
+            wire: surface,
+            resource,
+            view: None,
+        },
+    );
     // SAFETY: see the module's contract.
     unsafe { put(object, number) }
 }
 
-pub(crate) unsafe fn cuSurfObjectGetResourceDesc(resource: *mut c_void, object: CUsurfObject) -> Done {
+pub(crate) unsafe fn cuSurfObjectGetResourceDesc(
+    resource: *mut c_void,
+    object: CUsurfObject,
+) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { put(resource.cast::<Resource>(), driver()?.object(Kind::Surface, object)?.resource) }
+    unsafe {
+        put(
+            resource.cast::<Resource>(),
+            driver()?.object(Kind::Surface, object)?.resource,
+        )
+    }
 }

@@ -4,7 +4,10 @@ use std::ffi::c_void;
 
 use outboard_api::{
     CUresult,
-    cuda::{CUcontext, CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation},
+    cuda::{
+        CUcontext, CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp,
+        CUmemGenericAllocationHandle, CUmemLocation,
+    },
     enums::*,
 };
 use outboard_wire::messages;
@@ -20,7 +23,10 @@ const RANGE_BYTES: u64 = 4096;
 
 impl Driver {
     /// The device that physical memory is asked for, and the granularity there.
-    fn device_of_properties(&self, properties: &CUmemAllocationProp) -> Result<(CUdevice, u64), CUresult> {
+    fn device_of_properties(
+        &self,
+        properties: &CUmemAllocationProp,
+    ) -> Result<(CUdevice, u64), CUresult> {
         if properties.kind != CU_MEM_ALLOCATION_TYPE_PINNED {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
@@ -49,17 +55,33 @@ fn mappings(memory: &DeviceMemory, base: u64, bytes: u64) -> Result<Vec<Allocati
         }
         at += mapping.bytes;
     }
-    if found.is_empty() || base.checked_add(bytes) != Some(at) { Err(CUresult::CUDA_ERROR_INVALID_VALUE) } else { Ok(found) }
+    if found.is_empty() || base.checked_add(bytes) != Some(at) {
+        Err(CUresult::CUDA_ERROR_INVALID_VALUE)
+    } else {
+        Ok(found)
+    }
 }
 
-pub(crate) unsafe fn cuMemAddressReserve(address: *mut CUdeviceptr, bytes: usize, align: usize, wanted: CUdeviceptr, flags: u64) -> Done {
+pub(crate) unsafe fn cuMemAddressReserve(
+    address: *mut CUdeviceptr,
+    bytes: usize,
+    align: usize,
+    wanted: CUdeviceptr,
+    flags: u64,
+) -> Done {
     let driver = driver()?;
     let bytes = bytes as u64;
-    let sound = bytes > 0 && bytes.is_multiple_of(RANGE_BYTES) && (align == 0 || align.is_power_of_two()) && flags == 0;
+    let sound = bytes > 0
+        && bytes.is_multiple_of(RANGE_BYTES)
+        && (align == 0 || align.is_power_of_two())
+        && flags == 0;
     if address.is_null() || !sound {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let base = driver.memory.lock().reserve_range(bytes, align as u64, wanted)?;
+    let base = driver
+        .memory
+        .lock()
+        .reserve_range(bytes, align as u64, wanted)?;
     // SAFETY: see the module's contract.
     unsafe { put(address, base) }
 }
@@ -68,7 +90,11 @@ pub(crate) unsafe fn cuMemAddressFree(address: CUdeviceptr, bytes: usize) -> Don
     driver()?.memory.lock().free_range(address, bytes as u64)
 }
 
-pub(crate) unsafe fn cuMemGetAllocationGranularity(granularity: *mut usize, properties: *const CUmemAllocationProp, option: u32) -> Done {
+pub(crate) unsafe fn cuMemGetAllocationGranularity(
+    granularity: *mut usize,
+    properties: *const CUmemAllocationProp,
+    option: u32,
+) -> Done {
     let driver = driver()?;
     // SAFETY: NULL or a record of the caller's.
     let properties = unsafe { properties.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
@@ -83,7 +109,12 @@ pub(crate) unsafe fn cuMemGetAllocationGranularity(granularity: *mut usize, prop
 }
 
 /// Memory that could be exported as a file descriptor is made like any other; it is the export that is refused, by name.
-pub(crate) unsafe fn cuMemCreate(handle: *mut CUmemGenericAllocationHandle, bytes: usize, properties: *const CUmemAllocationProp, flags: u64) -> Done {
+pub(crate) unsafe fn cuMemCreate(
+    handle: *mut CUmemGenericAllocationHandle,
+    bytes: usize,
+    properties: *const CUmemAllocationProp,
+    flags: u64,
+) -> Done {
     let driver = driver()?;
     // SAFETY: NULL or a record of the caller's.
     let properties = unsafe { properties.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
@@ -92,18 +123,31 @@ pub(crate) unsafe fn cuMemCreate(handle: *mut CUmemGenericAllocationHandle, byte
     if handle.is_null() || bytes == 0 || !bytes.is_multiple_of(granularity) || flags != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    if !matches!(properties.requested_handle_types, CU_MEM_HANDLE_TYPE_NONE | CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+    if !matches!(
+        properties.requested_handle_types,
+        CU_MEM_HANDLE_TYPE_NONE | CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    ) {
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
     driver.contexts.current()?;
     // Compression is a wish that may stay unfulfilled; what was granted can be asked.
-    let granted = CUmemAllocationProp { win32_handle_meta_data: std::ptr::null_mut(), compression_type: 0, ..*properties };
+    let granted = CUmemAllocationProp {
+        win32_handle_meta_data: std::ptr::null_mut(),
+        compression_type: 0,
+        ..*properties
+    };
     let allocation = driver.handles.mint(Kind::Allocation);
     let mut table = driver.virtual_memory.lock();
     driver.charge_physical(device, bytes)?;
-    driver.submit(&messages::AllocationCreate { allocation, device, len: bytes }).inspect_err(|_| {
-        driver.memory.lock().refund(device, bytes);
-    })?;
+    driver
+        .submit(&messages::AllocationCreate {
+            allocation,
+            device,
+            len: bytes,
+        })
+        .inspect_err(|_| {
+            driver.memory.lock().refund(device, bytes);
+        })?;
     table.create(allocation, device, bytes, granted);
     // SAFETY: see the module's contract.
     unsafe { put(handle, allocation) }
@@ -113,7 +157,9 @@ impl Driver {
     fn charge_physical(&self, device: CUdevice, bytes: u64) -> Done {
         let charged = self.memory.lock().charge(device, bytes);
         match charged {
-            Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) if self.reclaim_pools() => self.memory.lock().charge(device, bytes),
+            Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) if self.reclaim_pools() => {
+                self.memory.lock().charge(device, bytes)
+            }
             other => other,
         }
     }
@@ -128,7 +174,13 @@ pub(crate) unsafe fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> Done 
     }
 }
 
-pub(crate) unsafe fn cuMemMap(address: CUdeviceptr, bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64) -> Done {
+pub(crate) unsafe fn cuMemMap(
+    address: CUdeviceptr,
+    bytes: usize,
+    offset: usize,
+    handle: CUmemGenericAllocationHandle,
+    flags: u64,
+) -> Done {
     let driver = driver()?;
     driver.contexts.current()?;
     let bytes = bytes as u64;
@@ -142,14 +194,30 @@ pub(crate) unsafe fn cuMemMap(address: CUdeviceptr, bytes: usize, offset: usize,
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let mut memory = driver.memory.lock();
-    let inside = memory.find_reserved(address).is_some_and(|r| bytes <= r.base + r.bytes - address);
+    let inside = memory
+        .find_reserved(address)
+        .is_some_and(|r| bytes <= r.base + r.bytes - address);
     if !inside || memory.find(address).is_some() || !memory.within(address, bytes).is_empty() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    driver.submit(&messages::AllocationMap { allocation: handle, va: address, len: bytes, offset: 0 })?;
+    driver.submit(&messages::AllocationMap {
+        allocation: handle,
+        va: address,
+        len: bytes,
+        offset: 0,
+    })?;
     table.map(handle);
     // Mapped memory belongs to no context.
-    memory.adopt(address, bytes, CUcontext::NULL, device, AllocationKind::Mapped { allocation: handle, device_may: CU_MEM_ACCESS_FLAGS_PROT_NONE });
+    memory.adopt(
+        address,
+        bytes,
+        CUcontext::NULL,
+        device,
+        AllocationKind::Mapped {
+            allocation: handle,
+            device_may: CU_MEM_ACCESS_FLAGS_PROT_NONE,
+        },
+    );
     Ok(())
 }
 
@@ -160,10 +228,15 @@ pub(crate) unsafe fn cuMemUnmap(address: CUdeviceptr, bytes: usize) -> Done {
     // Unmapped before the addresses can be mapped again: the lock is held until the message is sent.
     let mut memory = driver.memory.lock();
     let found = mappings(&memory, address, bytes as u64)?;
-    driver.submit(&messages::AllocationUnmap { va: address, len: bytes as u64 })?;
+    driver.submit(&messages::AllocationUnmap {
+        va: address,
+        len: bytes as u64,
+    })?;
     for mapping in found {
         memory.disown(mapping.base);
-        let AllocationKind::Mapped { allocation, .. } = mapping.kind else { continue };
+        let AllocationKind::Mapped { allocation, .. } = mapping.kind else {
+            continue;
+        };
         if let Some(physical) = table.unmap(allocation) {
             driver.give_back(&mut memory, allocation, &physical)?;
         }
@@ -171,7 +244,12 @@ pub(crate) unsafe fn cuMemUnmap(address: CUdeviceptr, bytes: usize) -> Done {
     Ok(())
 }
 
-pub(crate) unsafe fn cuMemSetAccess(address: CUdeviceptr, bytes: usize, descs: *const CUmemAccessDesc, count: usize) -> Done {
+pub(crate) unsafe fn cuMemSetAccess(
+    address: CUdeviceptr,
+    bytes: usize,
+    descs: *const CUmemAccessDesc,
+    count: usize,
+) -> Done {
     let driver = driver()?;
     driver.contexts.current()?;
     if descs.is_null() || count == 0 {
@@ -187,14 +265,30 @@ pub(crate) unsafe fn cuMemSetAccess(address: CUdeviceptr, bytes: usize, descs: *
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         driver.card(desc.location.id)?;
-        if !matches!(desc.flags, CU_MEM_ACCESS_FLAGS_PROT_NONE | CU_MEM_ACCESS_FLAGS_PROT_READ | CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
+        if !matches!(
+            desc.flags,
+            CU_MEM_ACCESS_FLAGS_PROT_NONE
+                | CU_MEM_ACCESS_FLAGS_PROT_READ
+                | CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        ) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        let own: Vec<&Allocation> = found.iter().filter(|m| m.device == desc.location.id).collect();
+        let own: Vec<&Allocation> = found
+            .iter()
+            .filter(|m| m.device == desc.location.id)
+            .collect();
         // Peers follow the memory's own device: the server gives access to all that can reach it.
         for mapping in own {
-            driver.submit(&messages::AllocationAccess { va: mapping.base, len: mapping.bytes, flags: desc.flags })?;
-            if let Some(Allocation { kind: AllocationKind::Mapped { device_may, .. }, .. }) = memory.find_mut(mapping.base) {
+            driver.submit(&messages::AllocationAccess {
+                va: mapping.base,
+                len: mapping.bytes,
+                flags: desc.flags,
+            })?;
+            if let Some(Allocation {
+                kind: AllocationKind::Mapped { device_may, .. },
+                ..
+            }) = memory.find_mut(mapping.base)
+            {
                 *device_may = desc.flags;
             }
         }
@@ -202,7 +296,11 @@ pub(crate) unsafe fn cuMemSetAccess(address: CUdeviceptr, bytes: usize, descs: *
     Ok(())
 }
 
-pub(crate) unsafe fn cuMemGetAccess(flags: *mut u64, location: *const CUmemLocation, address: CUdeviceptr) -> Done {
+pub(crate) unsafe fn cuMemGetAccess(
+    flags: *mut u64,
+    location: *const CUmemLocation,
+    address: CUdeviceptr,
+) -> Done {
     let driver = driver()?;
     // SAFETY: NULL or a record of the caller's.
     let location = unsafe { location.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
@@ -210,27 +308,46 @@ pub(crate) unsafe fn cuMemGetAccess(flags: *mut u64, location: *const CUmemLocat
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     driver.card(location.id)?;
-    let found = driver.memory.lock().find(address).copied().ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let AllocationKind::Mapped { device_may, .. } = found.kind else { return Err(CUresult::CUDA_ERROR_INVALID_VALUE) };
-    let may = if found.device == location.id { device_may } else { CU_MEM_ACCESS_FLAGS_PROT_NONE };
+    let found = driver
+        .memory
+        .lock()
+        .find(address)
+        .copied()
+        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let AllocationKind::Mapped { device_may, .. } = found.kind else {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    };
+    let may = if found.device == location.id {
+        device_may
+    } else {
+        CU_MEM_ACCESS_FLAGS_PROT_NONE
+    };
     // SAFETY: see the module's contract.
     unsafe { put(flags, u64::from(may)) }
 }
 
-pub(crate) unsafe fn cuMemRetainAllocationHandle(handle: *mut CUmemGenericAllocationHandle, address: *mut c_void) -> Done {
+pub(crate) unsafe fn cuMemRetainAllocationHandle(
+    handle: *mut CUmemGenericAllocationHandle,
+    address: *mut c_void,
+) -> Done {
     let driver = driver()?;
     if handle.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let mut table = driver.virtual_memory.lock();
     let kind = driver.memory.lock().find(address as u64).map(|a| a.kind);
-    let Some(AllocationKind::Mapped { allocation, .. }) = kind else { return Err(CUresult::CUDA_ERROR_INVALID_VALUE) };
+    let Some(AllocationKind::Mapped { allocation, .. }) = kind else {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    };
     table.retain(allocation)?;
     // SAFETY: see the module's contract.
     unsafe { put(handle, allocation) }
 }
 
-pub(crate) unsafe fn cuMemGetAllocationPropertiesFromHandle(properties: *mut CUmemAllocationProp, handle: CUmemGenericAllocationHandle) -> Done {
+pub(crate) unsafe fn cuMemGetAllocationPropertiesFromHandle(
+    properties: *mut CUmemAllocationProp,
+    handle: CUmemGenericAllocationHandle,
+) -> Done {
     let found = driver()?.virtual_memory.lock().get(handle)?.properties;
     // SAFETY: see the module's contract.
     unsafe { put(properties, found) }

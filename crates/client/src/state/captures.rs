@@ -62,9 +62,16 @@ impl Capture {
     }
 
     /// Keeps an answer until the stream is asked again or the capture ends. All edges are plain ones.
-    pub(crate) fn keep_answer(&self, stream: u64, nodes: Vec<CUgraphNode>) -> (*const CUgraphNode, *const CUgraphEdgeData) {
+    pub(crate) fn keep_answer(
+        &self,
+        stream: u64,
+        nodes: Vec<CUgraphNode>,
+    ) -> (*const CUgraphNode, *const CUgraphEdgeData) {
         let edges = vec![CUgraphEdgeData::default(); nodes.len()].into();
-        let answer = Answer { nodes: nodes.into(), edges };
+        let answer = Answer {
+            nodes: nodes.into(),
+            edges,
+        };
         let pointers = (answer.nodes.as_ptr(), answer.edges.as_ptr());
         self.answers.lock().insert(stream, answer);
         pointers
@@ -95,7 +102,13 @@ impl Captures {
     }
 
     pub(crate) fn begin(&self, beginning: Beginning) -> Arc<Capture> {
-        let Beginning { origin, context, mode, graph, adds } = beginning;
+        let Beginning {
+            origin,
+            context,
+            mode,
+            graph,
+            adds,
+        } = beginning;
         let capture = Arc::new(Capture {
             id: self.next.fetch_add(1, Ordering::Relaxed) + 1,
             origin,
@@ -131,7 +144,13 @@ impl Captures {
 
     /// A context is gone, with its streams.
     pub(crate) fn remove_context(&self, context: CUcontext) {
-        let gone: Vec<u64> = self.all.read().values().filter(|c| c.context == context).map(|c| c.id).collect();
+        let gone: Vec<u64> = self
+            .all
+            .read()
+            .values()
+            .filter(|c| c.context == context)
+            .map(|c| c.id)
+            .collect();
         for id in gone {
             self.end(id);
         }
@@ -147,7 +166,10 @@ impl Captures {
         let thread = this_thread();
         let forbids = |capture: &Capture| match capture.thread == thread {
             true => capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED,
-            false => mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture.mode == CU_STREAM_CAPTURE_MODE_GLOBAL,
+            false => {
+                mode == CU_STREAM_CAPTURE_MODE_GLOBAL
+                    && capture.mode == CU_STREAM_CAPTURE_MODE_GLOBAL
+            }
         };
         self.refuse(forbids)
     }
@@ -173,7 +195,8 @@ thread_local! {
 }
 
 fn thread_mode() -> u32 {
-    MODE.try_with(Cell::get).unwrap_or(CU_STREAM_CAPTURE_MODE_GLOBAL)
+    MODE.try_with(Cell::get)
+        .unwrap_or(CU_STREAM_CAPTURE_MODE_GLOBAL)
 }
 
 /// `cuThreadExchangeStreamCaptureMode`: the mode that the calling thread had.
@@ -233,7 +256,9 @@ impl Driver {
             return self.check_legacy(stream, true);
         }
         match self.capture_of(stream) {
-            Some(capture) if capture.is_spoiled() => Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
+            Some(capture) if capture.is_spoiled() => {
+                Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+            }
             _ => Ok(()),
         }
     }
@@ -295,7 +320,12 @@ impl Driver {
             capture.spoil();
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
         }
-        let before = stream.stream().capture.compare_exchange(0, recorded_in, Ordering::AcqRel, Ordering::Acquire);
+        let before = stream.stream().capture.compare_exchange(
+            0,
+            recorded_in,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
         match before {
             Err(other) if other != recorded_in => {
                 capture.spoil();
@@ -332,7 +362,13 @@ mod tests {
     const REFUSED: Done = Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 
     fn begin(captures: &Captures, mode: u32) -> Arc<Capture> {
-        captures.begin(Beginning { origin: 7, context: HERE, mode, graph: 9, adds: false })
+        captures.begin(Beginning {
+            origin: 7,
+            context: HERE,
+            mode,
+            graph: 9,
+            adds: false,
+        })
     }
 
     /// Makes an unsafe call in another thread that has the given mode.
@@ -350,7 +386,10 @@ mod tests {
         assert_eq!(captures.check_unsafe(), Ok(()));
         let capture = begin(&captures, CU_STREAM_CAPTURE_MODE_GLOBAL);
         assert_eq!(elsewhere(&captures, CU_STREAM_CAPTURE_MODE_RELAXED), Ok(()));
-        assert_eq!(elsewhere(&captures, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), Ok(()));
+        assert_eq!(
+            elsewhere(&captures, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+            Ok(())
+        );
         assert!(!capture.is_spoiled());
         assert_eq!(elsewhere(&captures, CU_STREAM_CAPTURE_MODE_GLOBAL), REFUSED);
         assert!(capture.is_spoiled());
@@ -394,7 +433,12 @@ mod tests {
         ] {
             let capture = begin(&captures, mode);
             assert!(capture.may_end_here());
-            let there = std::thread::scope(|scope| scope.spawn(|| capture.may_end_here()).join().expect("no panic"));
+            let there = std::thread::scope(|scope| {
+                scope
+                    .spawn(|| capture.may_end_here())
+                    .join()
+                    .expect("no panic")
+            });
             assert_eq!(there, elsewhere, "mode {mode}");
         }
     }
@@ -421,7 +465,12 @@ mod tests {
         let (nodes, edges) = capture.keep_answer(7, vec![CUgraphNode(3), CUgraphNode(4)]);
         capture.keep_answer(8, vec![CUgraphNode(5)]);
         // SAFETY: two entries each, kept by the capture.
-        let (nodes, edges) = unsafe { (std::slice::from_raw_parts(nodes, 2), std::slice::from_raw_parts(edges, 2)) };
+        let (nodes, edges) = unsafe {
+            (
+                std::slice::from_raw_parts(nodes, 2),
+                std::slice::from_raw_parts(edges, 2),
+            )
+        };
         assert_eq!(nodes, [CUgraphNode(3), CUgraphNode(4)]);
         assert_eq!(edges, [CUgraphEdgeData::default(); 2]);
     }

@@ -11,7 +11,10 @@ use outboard_link::{Endpoint, dial};
 use outboard_wire::handshake::{ClientHello, Purpose};
 use parking_lot::{Mutex, RwLock};
 
-use super::{Captures, Contexts, DRIVER, DeviceMemory, Driver, Graphs, Handles, HostMemory, Libraries, Objects, Pools, Progress, Streams};
+use super::{
+    Captures, Contexts, DRIVER, DeviceMemory, Driver, Graphs, Handles, HostMemory, Libraries,
+    Objects, Pools, Progress, Streams,
+};
 use crate::{exit, log, session::Session};
 
 /// How long a server may take to set a session up: it loads the driver and creates contexts.
@@ -43,14 +46,17 @@ fn open() -> Result<Driver, CUresult> {
     };
     let url = std::env::var("OUTBOARD_GPU")
         .map_err(|_| fail("OUTBOARD_GPU names no server; start the program with `outboard run --gpu URL -- PROGRAM`".into()))?;
-    let endpoint: Endpoint = url.parse().map_err(|error| fail(format!("OUTBOARD_GPU={url}: {error}")))?;
+    let endpoint: Endpoint = url
+        .parse()
+        .map_err(|error| fail(format!("OUTBOARD_GPU={url}: {error}")))?;
     let hello = ClientHello {
         release: env!("CARGO_PKG_VERSION").into(),
         purpose: Purpose::Session,
         pid: std::process::id(),
         program: program_name(),
     };
-    let (link, socket, welcome) = dial(&endpoint, &hello, Duration::from_secs(CONNECT_S_MAX)).map_err(|error| fail(format!("{url}: {error}")))?;
+    let (link, socket, welcome) = dial(&endpoint, &hello, Duration::from_secs(CONNECT_S_MAX))
+        .map_err(|error| fail(format!("{url}: {error}")))?;
     let memory = DeviceMemory::reserve(&welcome).map_err(|why| fail(format!("{url}: {why}")))?;
     // Lives as long as the process: threads of the library use it until the end.
     let session: &'static Session = Box::leak(Box::new(Session::new(link, vec![socket])));
@@ -77,7 +83,11 @@ fn open() -> Result<Driver, CUresult> {
 
 fn program_name() -> String {
     let path = std::env::args_os().next().unwrap_or_default();
-    Path::new(&path).file_name().unwrap_or_default().to_string_lossy().into_owned()
+    Path::new(&path)
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// In a forked child: lets go of the parent's sockets without a word to the server.

@@ -45,8 +45,12 @@ thread_local! {
 #[inline]
 pub(crate) fn current_context() -> Result<CUcontext, CUresult> {
     // The thread may be on its way out, its locals gone already.
-    let top = STACK.try_with(|s| s.borrow().last().copied()).ok().flatten();
-    top.filter(|c| !c.is_null()).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
+    let top = STACK
+        .try_with(|s| s.borrow().last().copied())
+        .ok()
+        .flatten();
+    top.filter(|c| !c.is_null())
+        .ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
 }
 
 pub(crate) fn push_context(context: CUcontext) {
@@ -55,7 +59,8 @@ pub(crate) fn push_context(context: CUcontext) {
 
 pub(crate) fn pop_context() -> Result<CUcontext, CUresult> {
     let top = STACK.try_with(|s| s.borrow_mut().pop()).ok().flatten();
-    top.filter(|c| !c.is_null()).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
+    top.filter(|c| !c.is_null())
+        .ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
 }
 
 /// Replaces the top of the stack; NULL takes it away.
@@ -71,17 +76,29 @@ pub(crate) fn set_context(context: CUcontext) {
 
 impl Contexts {
     pub(crate) fn new(devices: usize) -> Contexts {
-        let primary: Vec<Arc<Context>> = (0..devices).map(|d| Arc::new(make(d as u64 + 1, d as CUdevice, 0, true, 3020))).collect();
+        let primary: Vec<Arc<Context>> = (0..devices)
+            .map(|d| Arc::new(make(d as u64 + 1, d as CUdevice, 0, true, 3020)))
+            .collect();
         let all = primary.iter().map(|c| (c.handle.0, c.clone())).collect();
-        Contexts { primary, all: RwLock::new(all), next: std::sync::atomic::AtomicU64::new(devices as u64 + 1) }
+        Contexts {
+            primary,
+            all: RwLock::new(all),
+            next: std::sync::atomic::AtomicU64::new(devices as u64 + 1),
+        }
     }
 
     pub(crate) fn primary(&self, device: CUdevice) -> Result<&Arc<Context>, CUresult> {
-        self.primary.get(device as usize).ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
+        self.primary
+            .get(device as usize)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
     }
 
     pub(crate) fn get(&self, context: CUcontext) -> Result<Arc<Context>, CUresult> {
-        self.all.read().get(&context.0).cloned().ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
+        self.all
+            .read()
+            .get(&context.0)
+            .cloned()
+            .ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
     }
 
     /// The calling thread's current context.
@@ -91,14 +108,25 @@ impl Contexts {
 
     /// A context of the program's own.
     pub(crate) fn create(&self, device: CUdevice, flags: u32, api_version: u32) -> Arc<Context> {
-        let context = Arc::new(make(self.next.fetch_add(1, Ordering::Relaxed), device, flags, false, api_version));
+        let context = Arc::new(make(
+            self.next.fetch_add(1, Ordering::Relaxed),
+            device,
+            flags,
+            false,
+            api_version,
+        ));
         self.all.write().insert(context.handle.0, context.clone());
         context
     }
 
     /// Whether at most one context has been used.
     pub(crate) fn is_only(&self) -> bool {
-        self.all.read().values().filter(|c| c.created.load(Ordering::Acquire)).count() <= 1
+        self.all
+            .read()
+            .values()
+            .filter(|c| c.created.load(Ordering::Acquire))
+            .count()
+            <= 1
     }
 
     pub(crate) fn remove(&self, context: CUcontext) {

@@ -101,7 +101,9 @@ impl DeviceMemory {
     pub(crate) fn reserve(welcome: &ServerWelcome) -> Result<DeviceMemory, String> {
         let (base, bytes) = (welcome.window_base, welcome.window_bytes);
         if bytes == 0 || base % CHUNK_BYTES != 0 || base.checked_add(bytes).is_none() {
-            return Err(format!("the server offers an unusable address window ({bytes:#x} bytes at {base:#x})"));
+            return Err(format!(
+                "the server offers an unusable address window ({bytes:#x} bytes at {base:#x})"
+            ));
         }
         // SAFETY: a fresh mapping that replaces nothing and allows no access.
         let got = unsafe {
@@ -109,14 +111,19 @@ impl DeviceMemory {
                 base as *mut libc::c_void,
                 bytes as usize,
                 libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE,
+                libc::MAP_PRIVATE
+                    | libc::MAP_ANONYMOUS
+                    | libc::MAP_NORESERVE
+                    | libc::MAP_FIXED_NOREPLACE,
                 -1,
                 0,
             )
         };
         if got as u64 != base {
             let error = std::io::Error::last_os_error();
-            return Err(format!("{bytes:#x} bytes of addresses at {base:#x} cannot be reserved in this process: {error} (is `ulimit -v` set?)"));
+            return Err(format!(
+                "{bytes:#x} bytes of addresses at {base:#x} cannot be reserved in this process: {error} (is `ulimit -v` set?)"
+            ));
         }
         // SAFETY: the mapping just made. A core dump has no use for a terabyte of nothing.
         unsafe { libc::madvise(got, bytes as usize, libc::MADV_DONTDUMP) };
@@ -127,7 +134,14 @@ impl DeviceMemory {
             allocations: BTreeMap::new(),
             reserved: BTreeMap::new(),
             small: BTreeMap::new(),
-            devices: welcome.devices.iter().map(|d| Usage { quota: d.quota_bytes, used: 0 }).collect(),
+            devices: welcome
+                .devices
+                .iter()
+                .map(|d| Usage {
+                    quota: d.quota_bytes,
+                    used: 0,
+                })
+                .collect(),
             next_number: 1,
         })
     }
@@ -148,7 +162,9 @@ impl DeviceMemory {
         if bytes <= SMALL_BYTES_MAX {
             return self.allocate_small(bytes, context, device, kind, completed);
         }
-        let rounded = bytes.checked_next_multiple_of(CHUNK_BYTES).ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        let rounded = bytes
+            .checked_next_multiple_of(CHUNK_BYTES)
+            .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         let chunk = self.take_chunk(rounded, device)?;
         self.insert(chunk.base, bytes, context, device, kind);
         Ok((chunk.base, Some(chunk)))
@@ -163,7 +179,10 @@ impl DeviceMemory {
         completed: u64,
     ) -> Result<(u64, Option<Chunk>), CUresult> {
         let rounded = bytes.next_multiple_of(ALIGN_BYTES);
-        let fitting = self.small.values_mut().filter(|c| c.device == device && c.context == context);
+        let fitting = self
+            .small
+            .values_mut()
+            .filter(|c| c.device == device && c.context == context);
         for chunk in fitting {
             chunk.settle(completed);
             if let Some(base) = chunk.free.take(rounded, ALIGN_BYTES) {
@@ -174,8 +193,19 @@ impl DeviceMemory {
         }
         let chunk = self.take_chunk(CHUNK_BYTES, device)?;
         let mut free = Ranges::new(chunk.base, chunk.bytes);
-        let base = free.take(rounded, ALIGN_BYTES).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
-        self.small.insert(chunk.base, SmallChunk { device, context, free, resting: Vec::new(), live: 1 });
+        let base = free
+            .take(rounded, ALIGN_BYTES)
+            .ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
+        self.small.insert(
+            chunk.base,
+            SmallChunk {
+                device,
+                context,
+                free,
+                resting: Vec::new(),
+                live: 1,
+            },
+        );
         self.insert(base, bytes, context, device, kind);
         Ok((base, Some(chunk)))
     }
@@ -200,19 +230,40 @@ impl DeviceMemory {
     fn insert(&mut self, base: u64, bytes: u64, context: CUcontext, device: CUdevice, kind: Kind) {
         let number = self.next_number;
         self.next_number += 1;
-        self.allocations.insert(base, Allocation { base, bytes, context, device, kind, number });
+        self.allocations.insert(
+            base,
+            Allocation {
+                base,
+                bytes,
+                context,
+                device,
+                kind,
+                number,
+            },
+        );
     }
 
     /// Gives an allocation back; the answer is what the server must unmap, if anything. `sent`: how much work was sent
     /// before, which may still use it.
-    pub(crate) fn free(&mut self, base: u64, sent: u64) -> Result<(Allocation, Option<Chunk>), CUresult> {
+    pub(crate) fn free(
+        &mut self,
+        base: u64,
+        sent: u64,
+    ) -> Result<(Allocation, Option<Chunk>), CUresult> {
         let freeable = |a: &&Allocation| a.kind == Kind::Plain;
-        let allocation = *self.allocations.get(&base).filter(freeable).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let allocation = *self
+            .allocations
+            .get(&base)
+            .filter(freeable)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         self.allocations.remove(&base);
         let chunk = if allocation.bytes <= SMALL_BYTES_MAX {
             self.free_small(&allocation, sent)
         } else {
-            Some(Chunk { base, bytes: allocation.bytes.next_multiple_of(CHUNK_BYTES) })
+            Some(Chunk {
+                base,
+                bytes: allocation.bytes.next_multiple_of(CHUNK_BYTES),
+            })
         };
         if let Some(chunk) = chunk {
             self.window.give(chunk.base, chunk.bytes);
@@ -223,14 +274,21 @@ impl DeviceMemory {
 
     fn free_small(&mut self, allocation: &Allocation, sent: u64) -> Option<Chunk> {
         let (start, chunk) = self.small.range_mut(..=allocation.base).next_back()?;
-        chunk.resting.push((sent, allocation.base, allocation.bytes.next_multiple_of(ALIGN_BYTES)));
+        chunk.resting.push((
+            sent,
+            allocation.base,
+            allocation.bytes.next_multiple_of(ALIGN_BYTES),
+        ));
         chunk.live -= 1;
         let start = *start;
         if chunk.live > 0 {
             return None;
         }
         self.small.remove(&start);
-        Some(Chunk { base: start, bytes: CHUNK_BYTES })
+        Some(Chunk {
+            base: start,
+            bytes: CHUNK_BYTES,
+        })
     }
 
     /// The allocation that an address lies in.
@@ -252,7 +310,12 @@ impl DeviceMemory {
     }
 
     /// A range of addresses without memory.
-    pub(crate) fn reserve_range(&mut self, bytes: u64, align: u64, wanted: u64) -> Result<u64, CUresult> {
+    pub(crate) fn reserve_range(
+        &mut self,
+        bytes: u64,
+        align: u64,
+        wanted: u64,
+    ) -> Result<u64, CUresult> {
         let base = (wanted != 0 && wanted % CHUNK_BYTES == 0)
             .then(|| self.window.take_at(wanted, bytes))
             .flatten()
@@ -260,13 +323,26 @@ impl DeviceMemory {
             .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         let number = self.next_number;
         self.next_number += 1;
-        self.reserved.insert(base, Allocation { base, bytes, context: CUcontext::NULL, device: 0, kind: Kind::Reserved, number });
+        self.reserved.insert(
+            base,
+            Allocation {
+                base,
+                bytes,
+                context: CUcontext::NULL,
+                device: 0,
+                kind: Kind::Reserved,
+                number,
+            },
+        );
         Ok(base)
     }
 
     pub(crate) fn free_range(&mut self, base: u64, bytes: u64) -> Result<(), CUresult> {
         match self.reserved.get(&base) {
-            Some(range) if range.bytes == bytes && self.allocations.range(base..base + bytes).next().is_none() => {
+            Some(range)
+                if range.bytes == bytes
+                    && self.allocations.range(base..base + bytes).next().is_none() =>
+            {
                 self.reserved.remove(&base);
                 self.window.give(base, bytes);
                 Ok(())
@@ -276,7 +352,14 @@ impl DeviceMemory {
     }
 
     /// Memory that is not given out by address: a mapping inside a reserved range, or a variable of a module.
-    pub(crate) fn adopt(&mut self, base: u64, bytes: u64, context: CUcontext, device: CUdevice, kind: Kind) {
+    pub(crate) fn adopt(
+        &mut self,
+        base: u64,
+        bytes: u64,
+        context: CUcontext,
+        device: CUdevice,
+        kind: Kind,
+    ) {
         self.insert(base, bytes, context, device, kind);
     }
 
@@ -291,12 +374,18 @@ impl DeviceMemory {
 
     /// Allocations that begin inside a range.
     pub(crate) fn within(&self, base: u64, bytes: u64) -> Vec<Allocation> {
-        self.allocations.range(base..base.saturating_add(bytes)).map(|(_, a)| *a).collect()
+        self.allocations
+            .range(base..base.saturating_add(bytes))
+            .map(|(_, a)| *a)
+            .collect()
     }
 
     /// Counts memory against the quota.
     pub(crate) fn charge(&mut self, device: CUdevice, bytes: u64) -> Result<(), CUresult> {
-        let usage = self.devices.get_mut(device as usize).ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?;
+        let usage = self
+            .devices
+            .get_mut(device as usize)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?;
         if bytes > usage.quota.saturating_sub(usage.used) {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
@@ -312,12 +401,19 @@ impl DeviceMemory {
 
     /// What is left of the quota.
     pub(crate) fn free_bytes(&self, device: CUdevice) -> u64 {
-        self.devices.get(device as usize).map_or(0, |u| u.quota.saturating_sub(u.used))
+        self.devices
+            .get(device as usize)
+            .map_or(0, |u| u.quota.saturating_sub(u.used))
     }
 
     /// Everything that was allocated in a context: it goes with it. The answer is what the server must unmap.
     pub(crate) fn free_context(&mut self, context: CUcontext) -> Vec<Chunk> {
-        let bases: Vec<u64> = self.allocations.values().filter(|a| a.context == context).map(|a| a.base).collect();
+        let bases: Vec<u64> = self
+            .allocations
+            .values()
+            .filter(|a| a.context == context)
+            .map(|a| a.base)
+            .collect();
         let mut chunks = Vec::new();
         for base in bases {
             match self.free(base, 0) {
@@ -340,7 +436,10 @@ struct Ranges {
 
 impl Ranges {
     fn new(base: u64, bytes: u64) -> Ranges {
-        Ranges { free: BTreeMap::from([(base, bytes)]), cursor: base }
+        Ranges {
+            free: BTreeMap::from([(base, bytes)]),
+            cursor: base,
+        }
     }
 
     fn take(&mut self, bytes: u64, align: u64) -> Option<u64> {
@@ -349,11 +448,19 @@ impl Ranges {
             (base - start < len && len - (base - start) >= bytes).then_some(base)
         };
         // The rest of a range that the cursor lies in comes first.
-        let rest = self.free.range(..self.cursor).next_back().and_then(|(&start, &len)| {
-            let left = (start + len).checked_sub(self.cursor).filter(|left| *left > 0)?;
-            fits((&self.cursor, &left))
-        });
-        let base = rest.or_else(|| self.free.range(self.cursor..).find_map(fits)).or_else(|| self.free.iter().find_map(fits))?;
+        let rest = self
+            .free
+            .range(..self.cursor)
+            .next_back()
+            .and_then(|(&start, &len)| {
+                let left = (start + len)
+                    .checked_sub(self.cursor)
+                    .filter(|left| *left > 0)?;
+                fits((&self.cursor, &left))
+            });
+        let base = rest
+            .or_else(|| self.free.range(self.cursor..).find_map(fits))
+            .or_else(|| self.free.iter().find_map(fits))?;
         let base = self.take_at(base, bytes)?;
         self.cursor = base + bytes;
         Some(base)
@@ -397,7 +504,10 @@ mod tests {
     const CONTEXT: CUcontext = CUcontext(1);
 
     fn memory(base: u64, quota: u64) -> DeviceMemory {
-        let card = DeviceCard { quota_bytes: quota, ..DeviceCard::default() };
+        let card = DeviceCard {
+            quota_bytes: quota,
+            ..DeviceCard::default()
+        };
         let welcome = ServerWelcome {
             release: String::new(),
             session: 0,
@@ -413,13 +523,28 @@ mod tests {
     fn small_allocations_share_a_chunk_and_give_it_back() {
         let mut m = memory(0x2100_0000_0000, 1 << 30);
         let (first, chunk) = m.allocate(100, CONTEXT, 0, Kind::Plain, 0).expect("room");
-        assert_eq!(chunk, Some(Chunk { base: first, bytes: CHUNK_BYTES }));
+        assert_eq!(
+            chunk,
+            Some(Chunk {
+                base: first,
+                bytes: CHUNK_BYTES
+            })
+        );
         let (second, chunk) = m.allocate(4000, CONTEXT, 0, Kind::Plain, 0).expect("room");
         assert_eq!(chunk, None);
         assert_eq!(second - first, 512);
         assert_eq!(m.free(first, 1).expect("live").1, None);
-        assert_eq!(m.free(second, 1).expect("live").1, Some(Chunk { base: first, bytes: CHUNK_BYTES }));
-        assert_eq!(m.free(second, 1).err(), Some(CUresult::CUDA_ERROR_INVALID_VALUE));
+        assert_eq!(
+            m.free(second, 1).expect("live").1,
+            Some(Chunk {
+                base: first,
+                bytes: CHUNK_BYTES
+            })
+        );
+        assert_eq!(
+            m.free(second, 1).err(),
+            Some(CUresult::CUDA_ERROR_INVALID_VALUE)
+        );
         assert_eq!(m.free_bytes(0), 1 << 30);
     }
 
@@ -427,20 +552,35 @@ mod tests {
     fn a_small_piece_rests_until_what_may_use_it_is_done() {
         let mut m = memory(0x2140_0000_0000, 1 << 30);
         let sizes = [1 << 20, 512 << 10, 512 << 10];
-        let bases = sizes.map(|bytes| m.allocate(bytes, CONTEXT, 0, Kind::Plain, 0).expect("room").0);
+        let bases = sizes.map(|bytes| {
+            m.allocate(bytes, CONTEXT, 0, Kind::Plain, 0)
+                .expect("room")
+                .0
+        });
         m.free(bases[1], 7).expect("live");
-        let (elsewhere, chunk) = m.allocate(512 << 10, CONTEXT, 0, Kind::Plain, 6).expect("room");
+        let (elsewhere, chunk) = m
+            .allocate(512 << 10, CONTEXT, 0, Kind::Plain, 6)
+            .expect("room");
         assert!(elsewhere != bases[1] && chunk.is_some());
         // Both the old chunk's piece and the new chunk's rest are free now.
-        let again = [(); 4].map(|()| m.allocate(512 << 10, CONTEXT, 0, Kind::Plain, 7).expect("room").0);
+        let again = [(); 4].map(|()| {
+            m.allocate(512 << 10, CONTEXT, 0, Kind::Plain, 7)
+                .expect("room")
+                .0
+        });
         assert!(again.contains(&bases[1]));
     }
 
     #[test]
     fn the_quota_is_the_limit() {
         let mut m = memory(0x2110_0000_0000, 8 << 20);
-        let (base, _) = m.allocate(7 << 20, CONTEXT, 0, Kind::Plain, 0).expect("room");
-        assert_eq!(m.allocate(1, CONTEXT, 0, Kind::Plain, 0).err(), Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+        let (base, _) = m
+            .allocate(7 << 20, CONTEXT, 0, Kind::Plain, 0)
+            .expect("room");
+        assert_eq!(
+            m.allocate(1, CONTEXT, 0, Kind::Plain, 0).err(),
+            Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+        );
         m.free(base, 1).expect("live");
         assert!(m.allocate(8 << 20, CONTEXT, 0, Kind::Plain, 0).is_ok());
     }
@@ -448,7 +588,9 @@ mod tests {
     #[test]
     fn addresses_are_found_inside_allocations_only() {
         let mut m = memory(0x2120_0000_0000, 1 << 30);
-        let (base, _) = m.allocate(3 << 20, CONTEXT, 0, Kind::Plain, 0).expect("room");
+        let (base, _) = m
+            .allocate(3 << 20, CONTEXT, 0, Kind::Plain, 0)
+            .expect("room");
         assert_eq!(m.find(base + 5).map(|a| a.base), Some(base));
         assert!(m.find(base + (3 << 20)).is_none());
         assert!(m.in_window(base + (3 << 20)));
@@ -458,16 +600,23 @@ mod tests {
     #[test]
     fn freed_addresses_are_used_again_last() {
         let mut m = memory(0x2130_0000_0000, 1 << 30);
-        let (first, _) = m.allocate(2 << 20, CONTEXT, 0, Kind::Plain, 0).expect("room");
+        let (first, _) = m
+            .allocate(2 << 20, CONTEXT, 0, Kind::Plain, 0)
+            .expect("room");
         m.free(first, 1).expect("live");
-        let (second, _) = m.allocate(2 << 20, CONTEXT, 0, Kind::Plain, 0).expect("room");
+        let (second, _) = m
+            .allocate(2 << 20, CONTEXT, 0, Kind::Plain, 0)
+            .expect("room");
         assert_ne!(first, second);
     }
 
     #[test]
     fn ranges_coalesce() {
         let mut r = Ranges::new(0, 100);
-        assert_eq!((r.take(30, 1), r.take(30, 1), r.take(40, 1), r.take(1, 1)), (Some(0), Some(30), Some(60), None));
+        assert_eq!(
+            (r.take(30, 1), r.take(30, 1), r.take(40, 1), r.take(1, 1)),
+            (Some(0), Some(30), Some(60), None)
+        );
         r.give(0, 30);
         r.give(60, 40);
         r.give(30, 30);

@@ -9,7 +9,10 @@ use std::{
 
 use outboard_api::{
     CUresult,
-    cuda::{CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMSET_NODE_PARAMS, CUfunction, CUgraph, CUgraphNode, CUkernel},
+    cuda::{
+        CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMSET_NODE_PARAMS, CUfunction,
+        CUgraph, CUgraphNode, CUkernel,
+    },
 };
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -49,9 +52,17 @@ unsafe impl Sync for KernelRecord {}
 
 impl KernelRecord {
     /// `params` is packed as the kernel wants it.
-    pub(crate) fn new(node: &CUDA_KERNEL_NODE_PARAMS, kernel: &Kernel, params: &[u8]) -> KernelRecord {
+    pub(crate) fn new(
+        node: &CUDA_KERNEL_NODE_PARAMS,
+        kernel: &Kernel,
+        params: &[u8],
+    ) -> KernelRecord {
         let mut buffer: Box<[u8]> = params.into();
-        let slot = |(offset, size): &(u32, u32)| buffer.get_mut(*offset as usize..(offset + size) as usize).map(|p| p.as_mut_ptr().cast());
+        let slot = |(offset, size): &(u32, u32)| {
+            buffer
+                .get_mut(*offset as usize..(offset + size) as usize)
+                .map(|p| p.as_mut_ptr().cast())
+        };
         let pointers = kernel.params.iter().filter_map(slot).collect();
         KernelRecord {
             func: node.func,
@@ -66,7 +77,11 @@ impl KernelRecord {
 
     /// `kernelParams`: valid as long as the record.
     pub(crate) fn pointers(&self) -> *mut *mut c_void {
-        if self.pointers.is_empty() { std::ptr::null_mut() } else { self.pointers.as_ptr().cast_mut() }
+        if self.pointers.is_empty() {
+            std::ptr::null_mut()
+        } else {
+            self.pointers.as_ptr().cast_mut()
+        }
     }
 }
 
@@ -106,17 +121,28 @@ impl Graphs {
 
     pub(crate) fn graph_of(&self, node: u64) -> Result<u64, CUresult> {
         let known = self.known.lock();
-        known.nodes.get(&node).map(|(graph, _)| *graph).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+        known
+            .nodes
+            .get(&node)
+            .map(|(graph, _)| *graph)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
 
     pub(crate) fn record(&self, node: u64) -> Result<NodeRecord, CUresult> {
         let known = self.known.lock();
-        known.nodes.get(&node).map(|(_, record)| record.clone()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+        known
+            .nodes
+            .get(&node)
+            .map(|(_, record)| record.clone())
+            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
 
     fn forget_node(&self, node: u64) -> Result<(), CUresult> {
         let mut known = self.known.lock();
-        let (graph, _) = known.nodes.remove(&node).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        let (graph, _) = known
+            .nodes
+            .remove(&node)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         if let Some(nodes) = known.of_graph.get_mut(&graph) {
             nodes.retain(|n| *n != node);
         }
@@ -176,7 +202,9 @@ impl Driver {
     }
 
     pub(crate) fn retire_node(&self, node: CUgraphNode) -> Result<u64, CUresult> {
-        self.graphs.forget_node(node.0 as u64).map(|()| node.0 as u64)
+        self.graphs
+            .forget_node(node.0 as u64)
+            .map(|()| node.0 as u64)
     }
 }
 
@@ -192,19 +220,37 @@ mod tests {
         graphs.learn_shown(2, [20]);
         assert_eq!(graphs.graph_of(11), Ok(1));
         graphs.forget_graph(1);
-        assert_eq!(graphs.graph_of(10), Err(CUresult::CUDA_ERROR_INVALID_HANDLE));
-        assert_eq!(graphs.graph_of(11), Err(CUresult::CUDA_ERROR_INVALID_HANDLE));
+        assert_eq!(
+            graphs.graph_of(10),
+            Err(CUresult::CUDA_ERROR_INVALID_HANDLE)
+        );
+        assert_eq!(
+            graphs.graph_of(11),
+            Err(CUresult::CUDA_ERROR_INVALID_HANDLE)
+        );
         assert_eq!(graphs.graph_of(20), Ok(2));
         assert_eq!(graphs.forget_node(20), Ok(()));
-        assert_eq!(graphs.forget_node(20), Err(CUresult::CUDA_ERROR_INVALID_HANDLE));
+        assert_eq!(
+            graphs.forget_node(20),
+            Err(CUresult::CUDA_ERROR_INVALID_HANDLE)
+        );
     }
 
     #[test]
     fn what_the_program_said_of_a_node_outlives_its_being_shown() {
         let graphs = Graphs::default();
-        let memset = CUDA_MEMSET_NODE_PARAMS { dst: 64, pitch: 0, value: 3, element_size: 4, width: 8, height: 1 };
+        let memset = CUDA_MEMSET_NODE_PARAMS {
+            dst: 64,
+            pitch: 0,
+            value: 3,
+            element_size: 4,
+            width: 8,
+            height: 1,
+        };
         graphs.learn(1, 10, NodeRecord::Memset(memset));
         graphs.learn_shown(1, [10]);
-        assert!(matches!(graphs.record(10), Ok(NodeRecord::Memset(m)) if m.dst == 64 && m.value == 3));
+        assert!(
+            matches!(graphs.record(10), Ok(NodeRecord::Memset(m)) if m.dst == 64 && m.value == 3)
+        );
     }
 }

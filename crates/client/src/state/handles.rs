@@ -7,9 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use outboard_api::{
     CUresult,
-    cuda::{
-        CUarray, CUcontext, CUfunction, CUgraphExec, CUlinkState, CUmipmappedArray, CUstream,
-    },
+    cuda::{CUarray, CUcontext, CUfunction, CUgraphExec, CUlinkState, CUmipmappedArray, CUstream},
 };
 use parking_lot::RwLock;
 use rustc_hash::FxHashSet;
@@ -63,7 +61,10 @@ pub(crate) struct Handles {
 
 impl Default for Handles {
     fn default() -> Self {
-        Handles { next: AtomicU64::new(1), known: RwLock::default() }
+        Handles {
+            next: AtomicU64::new(1),
+            known: RwLock::default(),
+        }
     }
 }
 
@@ -85,13 +86,21 @@ impl Handles {
 
     pub(crate) fn check(&self, kind: Kind, handle: u64) -> Result<u64, CUresult> {
         let known = kind_of(handle) == kind as u8 && self.known.read().contains(&handle);
-        if known { Ok(handle) } else { Err(CUresult::CUDA_ERROR_INVALID_HANDLE) }
+        if known {
+            Ok(handle)
+        } else {
+            Err(CUresult::CUDA_ERROR_INVALID_HANDLE)
+        }
     }
 
     /// The object is destroyed.
     pub(crate) fn retire(&self, kind: Kind, handle: u64) -> Result<u64, CUresult> {
         let known = kind_of(handle) == kind as u8 && self.known.write().remove(&handle);
-        if known { Ok(handle) } else { Err(CUresult::CUDA_ERROR_INVALID_HANDLE) }
+        if known {
+            Ok(handle)
+        } else {
+            Err(CUresult::CUDA_ERROR_INVALID_HANDLE)
+        }
     }
 }
 

@@ -9,7 +9,10 @@ use std::{
     collections::BTreeMap,
     ffi::c_void,
     os::fd::{AsFd, FromRawFd, OwnedFd},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use outboard_api::{CUresult, cuda::CUcontext};
@@ -37,12 +40,44 @@ pub(crate) struct HostRange {
     pub(crate) number: u64,
     /// The server keeps a mirror.
     visible: AtomicBool,
+    /// What the server has. Held for moments only: whoever reads the link for everybody takes it too.
     shadow: Mutex<Vec<u8>>,
+    /// Held while the range is sent.
+    sending: Mutex<()>,
+}
+
+impl HostRange {
+    /// What the program has changed since the server was last told, now counted as told.
+    fn take_changes(&self, start: usize, end: usize, exact: bool) -> Vec<(usize, Vec<u8>)> {
+        let mut shadow = self.shadow.lock();
+        let Some(known) = shadow.get_mut(start..end) else {
+            return Vec::new();
+        };
+        // SAFETY: the program's memory, alive until it is unregistered or freed. The program may write to it meanwhile;
+        // what it then reads is unspecified on a local GPU too.
+        let memory = unsafe {
+            std::slice::from_raw_parts((self.base + start as u64) as *const u8, end - start)
+        };
+        if memory == known {
+            return Vec::new();
+        }
+        let runs = if exact {
+            differing_runs(memory, known)
+        } else {
+            vec![(0, end - start)]
+        };
+        runs.into_iter()
+            .map(|(at, len)| {
+                known[at..at + len].copy_from_slice(&memory[at..at + len]);
+                (start + at, known[at..at + len].to_vec())
+            })
+            .collect()
+    }
 }
 
 #[derive(Default)]
 pub(crate) struct HostMemory {
-    ranges: BTreeMap<u64, HostRange>,
+    ranges: BTreeMap<u64, Arc<HostRange>>,
     next_place: u64,
     next_number: u64,
     /// Ranges that the server does not see by itself: only they need a look before a launch.
@@ -64,15 +99,23 @@ impl HostMemory {
 
     /// Whether kernels may be writing to a mirror.
     pub(crate) fn has_visible(&self) -> bool {
-        self.private > 0 && self.ranges.values().any(|r| r.visible.load(Ordering::Acquire))
+        self.private > 0
+            && self
+                .ranges
+                .values()
+                .any(|r| r.visible.load(Ordering::Acquire))
     }
 
     /// Merges what kernels wrote to a mirror into the program's memory: only bytes that changed there.
     pub(crate) fn take_pages(&self, address: u64, data: &[u8]) {
-        let Some(range) = self.find(address).filter(|r| !r.shared) else { return };
+        let Some(range) = self.find(address).filter(|r| !r.shared) else {
+            return;
+        };
         let start = (address - range.base) as usize;
         let mut shadow = range.shadow.lock();
-        let Some(known) = shadow.get_mut(start..start + data.len()) else { return };
+        let Some(known) = shadow.get_mut(start..start + data.len()) else {
+            return;
+        };
         for (index, (known, new)) in known.iter_mut().zip(data).enumerate() {
             if known != new {
                 *known = *new;
@@ -87,13 +130,24 @@ impl Driver {
     /// `cuMemHostAlloc`
     pub(crate) fn host_allocate(&self, bytes: u64, flags: u32) -> Result<u64, CUresult> {
         let context = self.contexts.current()?;
-        let rounded = bytes.checked_next_multiple_of(PAGE_BYTES as u64).filter(|b| *b > 0 && *b <= PLACE_BYTES).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let rounded = bytes
+            .checked_next_multiple_of(PAGE_BYTES as u64)
+            .filter(|b| *b > 0 && *b <= PLACE_BYTES)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let shared = self.session.shares_memory();
         let fd = if shared { Some(memfd(rounded)?) } else { None };
         let base = self.place(rounded, fd.as_ref())?;
         if let Some(fd) = &fd {
             let fd_tag = self.session.send_fd(fd.as_fd())?;
-            let mapped = self.call(&messages::HostMap { va: base, len: rounded, flags, fd_tag }, |_| ());
+            let mapped = self.call(
+                &messages::HostMap {
+                    va: base,
+                    len: rounded,
+                    flags,
+                    fd_tag,
+                },
+                |_| (),
+            );
             if let Err(error) = mapped {
                 // SAFETY: the mapping just made, known to nobody else.
                 unsafe { libc::munmap(base as *mut c_void, rounded as usize) };
@@ -108,7 +162,12 @@ impl Driver {
     pub(crate) fn host_free(&self, base: u64) -> Result<(), CUresult> {
         let range = self.remove_host(base, false)?;
         // SAFETY: the mapping that `place` made, given back by the program.
-        unsafe { libc::munmap(base as *mut c_void, range.bytes.next_multiple_of(PAGE_BYTES as u64) as usize) };
+        unsafe {
+            libc::munmap(
+                base as *mut c_void,
+                range.bytes.next_multiple_of(PAGE_BYTES as u64) as usize,
+            )
+        };
         Ok(())
     }
 
@@ -139,56 +198,83 @@ impl Driver {
 
     /// The GPU may touch the range that this address lies in, from now on.
     pub(crate) fn make_visible(&self, address: u64) -> Result<(), CUresult> {
-        let host = self.host.read();
-        let range = host.find(address).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let range = self.host_range(address)?;
         if range.shared || range.visible.load(Ordering::Acquire) {
             return Ok(());
         }
-        let mut shadow = range.shadow.lock();
+        let _one_at_a_time = range.sending.lock();
         if range.visible.load(Ordering::Acquire) {
             return Ok(());
         }
         // The server maps whole pages; the parts outside the range stay untouched on both sides.
         let start = range.base / PAGE_BYTES as u64 * PAGE_BYTES as u64;
         let len = (range.base + range.bytes).next_multiple_of(PAGE_BYTES as u64) - start;
-        self.call(&messages::HostMap { va: start, len, flags: range.flags, fd_tag: 0 }, |_| ())?;
-        self.submit(&messages::HostWatch { va: range.base, len: range.bytes })?;
+        self.call(
+            &messages::HostMap {
+                va: start,
+                len,
+                flags: range.flags,
+                fd_tag: 0,
+            },
+            |_| (),
+        )?;
         // A fresh mirror holds zeros.
-        *shadow = vec![0; range.bytes as usize];
+        *range.shadow.lock() = vec![0; range.bytes as usize];
+        self.submit(&messages::HostWatch {
+            va: range.base,
+            len: range.bytes,
+        })?;
         range.visible.store(true, Ordering::Release);
         Ok(())
     }
 
+    fn host_range(&self, address: u64) -> Result<Arc<HostRange>, CUresult> {
+        let host = self.host.read();
+        let (_, range) = host
+            .ranges
+            .range(..=address)
+            .next_back()
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        if address - range.base < range.bytes {
+            Ok(range.clone())
+        } else {
+            Err(CUresult::CUDA_ERROR_INVALID_VALUE)
+        }
+    }
+
     /// Before work that may read mirrors: brings them up to date.
     pub(crate) fn push_visible(&self) -> Result<(), CUresult> {
-        let host = self.host.read();
-        if !host.has_private() {
-            return Ok(());
-        }
+        // Nothing is sent under the table's lock: whoever reads the link for everybody takes it too.
+        let visible: Vec<Arc<HostRange>> = {
+            let host = self.host.read();
+            if !host.has_private() {
+                return Ok(());
+            }
+            let ranges = host.ranges.values();
+            ranges
+                .filter(|r| r.visible.load(Ordering::Acquire))
+                .cloned()
+                .collect()
+        };
         // While kernels may be writing, only what the program itself changed may be sent, to the word.
         let exact = !self.progress.is_idle();
-        for range in host.ranges.values().filter(|r| r.visible.load(Ordering::Acquire)) {
-            self.push_range(range, exact)?;
+        for range in visible {
+            self.push_range(&range, exact)?;
         }
         Ok(())
     }
 
     fn push_range(&self, range: &HostRange, exact: bool) -> Result<(), CUresult> {
-        let mut shadow = range.shadow.lock();
+        // Held from the comparison to the sending, so that a newer state is never overtaken by an older one.
+        let _one_at_a_time = range.sending.lock();
         let bytes = range.bytes as usize;
-        // SAFETY: the program's memory, alive until it is unregistered or freed. The program may write to it meanwhile;
-        // what it then reads is unspecified on a local GPU too.
-        let memory = unsafe { std::slice::from_raw_parts(range.base as *const u8, bytes) };
         for page in (0..bytes).step_by(PAGE_BYTES) {
             let end = bytes.min(page + PAGE_BYTES);
-            if memory[page..end] == shadow[page..end] {
-                continue;
-            }
-            let runs = if exact { differing_runs(&memory[page..end], &shadow[page..end]) } else { vec![(0, end - page)] };
-            for (start, len) in runs {
-                let at = page + start;
-                shadow[at..at + len].copy_from_slice(&memory[at..at + len]);
-                self.submit(&messages::HostWrite { va: range.base + at as u64, data: &shadow[at..at + len] })?;
+            for (at, data) in range.take_changes(page, end, exact) {
+                self.submit(&messages::HostWrite {
+                    va: range.base + at as u64,
+                    data: &data,
+                })?;
             }
         }
         Ok(())
@@ -206,12 +292,20 @@ impl Driver {
                 let mut host = self.host.write();
                 let place = host.next_place;
                 // A gap keeps neighbours apart: running over the end faults, as it should.
-                host.next_place = (place + bytes + PAGE_BYTES as u64) % (PLACE_BYTES - bytes.min(PLACE_BYTES - 1));
+                host.next_place = (place + bytes + PAGE_BYTES as u64)
+                    % (PLACE_BYTES - bytes.min(PLACE_BYTES - 1));
                 PLACE_BASE + place
             };
             // SAFETY: a fresh mapping that replaces nothing.
             let got = unsafe {
-                libc::mmap(base as *mut c_void, bytes as usize, libc::PROT_READ | libc::PROT_WRITE, sharing | libc::MAP_FIXED_NOREPLACE, raw, 0)
+                libc::mmap(
+                    base as *mut c_void,
+                    bytes as usize,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    sharing | libc::MAP_FIXED_NOREPLACE,
+                    raw,
+                    0,
+                )
             };
             if got as u64 == base {
                 return Ok(base);
@@ -226,7 +320,15 @@ impl Driver {
         Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
     }
 
-    fn insert_host(&self, base: u64, bytes: u64, flags: u32, context: CUcontext, registered: bool, shared: bool) {
+    fn insert_host(
+        &self,
+        base: u64,
+        bytes: u64,
+        flags: u32,
+        context: CUcontext,
+        registered: bool,
+        shared: bool,
+    ) {
         let mut host = self.host.write();
         host.next_number += 1;
         let number = host.next_number;
@@ -241,14 +343,23 @@ impl Driver {
             number,
             visible: AtomicBool::new(false),
             shadow: Mutex::default(),
+            sending: Mutex::new(()),
         };
-        host.ranges.insert(base, range);
+        host.ranges.insert(base, Arc::new(range));
     }
 
-    fn remove_host(&self, base: u64, registered: bool) -> Result<HostRange, CUresult> {
+    fn remove_host(&self, base: u64, registered: bool) -> Result<Arc<HostRange>, CUresult> {
         let mut host = self.host.write();
-        let not_ours = if registered { CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED } else { CUresult::CUDA_ERROR_INVALID_VALUE };
-        if !host.ranges.get(&base).is_some_and(|r| r.registered == registered) {
+        let not_ours = if registered {
+            CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
+        } else {
+            CUresult::CUDA_ERROR_INVALID_VALUE
+        };
+        if !host
+            .ranges
+            .get(&base)
+            .is_some_and(|r| r.registered == registered)
+        {
             return Err(not_ours);
         }
         let range = host.ranges.remove(&base).ok_or(not_ours)?;
@@ -265,7 +376,11 @@ impl Driver {
 /// Runs of words that differ.
 fn differing_runs(new: &[u8], old: &[u8]) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
-    for (index, (a, b)) in new.chunks(WORD_BYTES).zip(old.chunks(WORD_BYTES)).enumerate() {
+    for (index, (a, b)) in new
+        .chunks(WORD_BYTES)
+        .zip(old.chunks(WORD_BYTES))
+        .enumerate()
+    {
         if a == b {
             continue;
         }
@@ -288,8 +403,13 @@ fn memfd(bytes: u64) -> Result<OwnedFd, CUresult> {
     // SAFETY: a descriptor just made, owned by nobody else.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: as above; the result is checked.
-    let sized = unsafe { libc::ftruncate(std::os::fd::AsRawFd::as_raw_fd(&fd), bytes as libc::off_t) };
-    if sized == 0 { Ok(fd) } else { Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) }
+    let sized =
+        unsafe { libc::ftruncate(std::os::fd::AsRawFd::as_raw_fd(&fd), bytes as libc::off_t) };
+    if sized == 0 {
+        Ok(fd)
+    } else {
+        Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+    }
 }
 
 /// Whether the program really has memory there.

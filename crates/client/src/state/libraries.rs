@@ -69,13 +69,23 @@ impl Libraries {
         self.next.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    pub(crate) fn insert(&self, number: u64, card: LibraryCard, context: Option<CUcontext>) -> Result<Arc<Library>, CUresult> {
+    pub(crate) fn insert(
+        &self,
+        number: u64,
+        card: LibraryCard,
+        context: Option<CUcontext>,
+    ) -> Result<Arc<Library>, CUresult> {
         if card.kernels.len() >= KERNELS_MAX {
             return Err(CUresult::CUDA_ERROR_INVALID_IMAGE);
         }
         let mut kernels: Vec<&'static Kernel> = Vec::with_capacity(card.kernels.len());
         for (index, kernel) in card.kernels.into_iter().enumerate() {
-            let param_bytes = kernel.params.iter().map(|(offset, size)| offset.saturating_add(*size)).max().unwrap_or(0);
+            let param_bytes = kernel
+                .params
+                .iter()
+                .map(|(offset, size)| offset.saturating_add(*size))
+                .max()
+                .unwrap_or(0);
             kernels.push(Box::leak(Box::new(Kernel {
                 wire: number << 32 | index as u64,
                 library: number,
@@ -89,16 +99,30 @@ impl Libraries {
                 occupancy: Mutex::default(),
             })));
         }
-        let by_name = kernels.iter().enumerate().map(|(index, k)| (k.name.to_bytes(), index)).collect();
-        self.kernels.write().extend(kernels.iter().map(|k| (k.wire, *k)));
-        let library = Arc::new(Library { number, kernels, by_name, globals: Mutex::default(), context });
+        let by_name = kernels
+            .iter()
+            .enumerate()
+            .map(|(index, k)| (k.name.to_bytes(), index))
+            .collect();
+        self.kernels
+            .write()
+            .extend(kernels.iter().map(|k| (k.wire, *k)));
+        let library = Arc::new(Library {
+            number,
+            kernels,
+            by_name,
+            globals: Mutex::default(),
+            context,
+        });
         self.by_number.write().insert(number, library.clone());
         Ok(library)
     }
 
     /// A library by a handle of kind `Library` or `Module`.
     pub(crate) fn get(&self, handle: usize) -> Result<Arc<Library>, CUresult> {
-        let number = Kind::Library.number(handle as u64).or_else(|| Kind::Module.number(handle as u64));
+        let number = Kind::Library
+            .number(handle as u64)
+            .or_else(|| Kind::Module.number(handle as u64));
         let library = number.and_then(|n| self.by_number.read().get(&n).cloned());
         library.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
@@ -112,7 +136,12 @@ impl Libraries {
 
     /// The modules of a context that goes.
     pub(crate) fn of_context(&self, context: CUcontext) -> Vec<Arc<Library>> {
-        self.by_number.read().values().filter(|l| l.context == Some(context)).cloned().collect()
+        self.by_number
+            .read()
+            .values()
+            .filter(|l| l.context == Some(context))
+            .cloned()
+            .collect()
     }
 
     /// A kernel by a `CUfunction` or a `CUkernel`: the driver takes one for the other.
@@ -120,13 +149,18 @@ impl Libraries {
     pub(crate) fn kernel(&self, function: CUfunction) -> Result<&'static Kernel, CUresult> {
         let wire = Kind::Kernel.number(function.0 as u64);
         let kernel = wire.and_then(|w| self.kernels.read().get(&w).copied());
-        kernel.filter(|k| !k.unloaded.load(Ordering::Acquire)).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+        kernel
+            .filter(|k| !k.unloaded.load(Ordering::Acquire))
+            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
 }
 
 impl Library {
     pub(crate) fn kernel(&self, name: &[u8]) -> Result<&'static Kernel, CUresult> {
-        self.by_name.get(name).map(|i| self.kernels[*i]).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)
+        self.by_name
+            .get(name)
+            .map(|i| self.kernels[*i])
+            .ok_or(CUresult::CUDA_ERROR_NOT_FOUND)
     }
 }
 
@@ -143,17 +177,32 @@ impl Kernel {
         let values = match self.attributes.get() {
             Some(values) => values,
             None => {
-                let values = driver.call(&messages::KernelAttributes { kernel: self.wire }, |reply| {
-                    reply.values.as_chunks::<4>().0.iter().map(|v| i32::from_le_bytes(*v)).collect::<Vec<_>>()
-                })?;
+                let values =
+                    driver.call(&messages::KernelAttributes { kernel: self.wire }, |reply| {
+                        reply
+                            .values
+                            .as_chunks::<4>()
+                            .0
+                            .iter()
+                            .map(|v| i32::from_le_bytes(*v))
+                            .collect::<Vec<_>>()
+                    })?;
                 self.attributes.get_or_init(|| values)
             }
         };
-        values.get(attribute as usize).copied().ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+        values
+            .get(attribute as usize)
+            .copied()
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 
     /// Sets an attribute here and there. What is refused is refused here.
-    pub(crate) fn set_attribute(&self, driver: &Driver, attribute: u32, value: i32) -> Result<(), CUresult> {
+    pub(crate) fn set_attribute(
+        &self,
+        driver: &Driver,
+        attribute: u32,
+        value: i32,
+    ) -> Result<(), CUresult> {
         let settable = [
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
             CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
@@ -168,7 +217,10 @@ impl Kernel {
         }
         if attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES {
             let device = driver.contexts.current().map_or(0, |c| c.device);
-            let most = driver.attribute(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+            let most = driver.attribute(
+                device,
+                CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            );
             let used = self.attribute(driver, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
             if value < 0 || i64::from(value) + i64::from(used) > i64::from(most) {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -178,7 +230,11 @@ impl Kernel {
         if self.overrides.read().get(&attribute) == Some(&value) {
             return Ok(());
         }
-        driver.submit(&messages::KernelSetAttribute { kernel: self.wire, attribute, value })?;
+        driver.submit(&messages::KernelSetAttribute {
+            kernel: self.wire,
+            attribute,
+            value,
+        })?;
         self.overrides.write().insert(attribute, value);
         self.occupancy.lock().clear();
         Ok(())

@@ -84,12 +84,18 @@ impl Driver {
 
     pub(crate) fn card(&self, device: CUdevice) -> Result<&DeviceCard, CUresult> {
         let index = usize::try_from(device).map_err(|_| CUresult::CUDA_ERROR_INVALID_DEVICE)?;
-        self.welcome.devices.get(index).ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
+        self.welcome
+            .devices
+            .get(index)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
     }
 
     /// An attribute of a device as the card has it; 0 where the driver refused the question.
     pub(crate) fn attribute(&self, device: CUdevice, attribute: u32) -> i32 {
-        let value = self.card(device).ok().and_then(|c| c.attributes.get(attribute as usize).copied().flatten());
+        let value = self
+            .card(device)
+            .ok()
+            .and_then(|c| c.attributes.get(attribute as usize).copied().flatten());
         value.unwrap_or(0)
     }
 
@@ -103,7 +109,11 @@ impl Driver {
         self.submit_in(wire_context(), message)
     }
 
-    pub(crate) fn submit_in<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
+    pub(crate) fn submit_in<'a, M: Op<'a>>(
+        &self,
+        context: u64,
+        message: &M,
+    ) -> Result<(), CUresult> {
         self.session.submit(context, message)?;
         // Counted once it is sent: whoever takes a mark before that has a mark that does not cover it.
         self.progress.submit();
@@ -111,7 +121,11 @@ impl Driver {
     }
 
     /// Sends work to a stream.
-    pub(crate) fn submit_to<'a, M: Op<'a>>(&self, stream: &StreamRef, message: &M) -> Result<(), CUresult> {
+    pub(crate) fn submit_to<'a, M: Op<'a>>(
+        &self,
+        stream: &StreamRef,
+        message: &M,
+    ) -> Result<(), CUresult> {
         self.submit(message)?;
         stream.progress().submit();
         Ok(())
@@ -119,13 +133,22 @@ impl Driver {
 
     /// Sends a message under the current context and waits for its answer. Faults of earlier calls stay for a call
     /// that waits for the GPU.
-    pub(crate) fn call<'a, M: Op<'a>, R>(&self, message: &M, read: impl FnOnce(M::Reply<'_>) -> R) -> Result<R, CUresult> {
+    pub(crate) fn call<'a, M: Op<'a>, R>(
+        &self,
+        message: &M,
+        read: impl FnOnce(M::Reply<'_>) -> R,
+    ) -> Result<R, CUresult> {
         self.session.call(wire_context(), message, read)
     }
 
     /// An address that a memset or a stream operation may touch: memory that this process allocated.
     pub(crate) fn device_address(&self, address: CUdeviceptr) -> Result<u64, CUresult> {
-        if self.memory.lock().find(address).is_some_and(|a| a.may_be_used()) {
+        if self
+            .memory
+            .lock()
+            .find(address)
+            .is_some_and(|a| a.may_be_used())
+        {
             return Ok(address);
         }
         // Pinned memory will do as well, where the device sees it.

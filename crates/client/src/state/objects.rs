@@ -21,11 +21,16 @@ pub(crate) struct Objects(Mutex<FxHashMap<(u8, u64, u64), ObjectRecord>>);
 
 impl Objects {
     pub(crate) fn insert(&self, kind: Kind, number: u64, record: ObjectRecord) {
-        self.0.lock().insert((kind as u8, wire_context(), number), record);
+        self.0
+            .lock()
+            .insert((kind as u8, wire_context(), number), record);
     }
 
     pub(crate) fn get(&self, kind: Kind, number: u64) -> Option<ObjectRecord> {
-        self.0.lock().get(&(kind as u8, wire_context(), number)).cloned()
+        self.0
+            .lock()
+            .get(&(kind as u8, wire_context(), number))
+            .cloned()
     }
 
     fn remove(&self, kind: Kind, number: u64) -> Option<ObjectRecord> {
@@ -41,14 +46,23 @@ impl Objects {
 /// What generated stubs use.
 impl Driver {
     pub(crate) fn wire_texture(&self, object: u64) -> Result<u64, CUresult> {
-        self.objects.get(Kind::Texture, object).map(|o| o.wire).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+        self.objects
+            .get(Kind::Texture, object)
+            .map(|o| o.wire)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 
     pub(crate) fn retire_texture(&self, object: u64) -> Result<u64, CUresult> {
-        self.objects.remove(Kind::Texture, object).map(|o| o.wire).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+        self.objects
+            .remove(Kind::Texture, object)
+            .map(|o| o.wire)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 
     pub(crate) fn retire_surface(&self, object: u64) -> Result<u64, CUresult> {
-        self.objects.remove(Kind::Surface, object).map(|o| o.wire).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+        self.objects
+            .remove(Kind::Surface, object)
+            .map(|o| o.wire)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 }

@@ -107,7 +107,9 @@ impl Pool {
     pub(crate) fn block_bytes(bytes: u64) -> Result<u64, CUresult> {
         match bytes {
             0 => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-            _ => bytes.checked_next_multiple_of(BLOCK_ALIGN_BYTES).ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
+            _ => bytes
+                .checked_next_multiple_of(BLOCK_ALIGN_BYTES)
+                .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
         }
     }
 
@@ -115,24 +117,45 @@ impl Pool {
     pub(crate) fn chunk_sizes(&self, block_bytes: u64) -> impl Iterator<Item = u64> + use<> {
         let least = block_bytes.checked_next_multiple_of(CHUNK_BYTES);
         let room = self.bytes_max - self.reserved.min(self.bytes_max);
-        let sizes = [least.map(|l| l.max(POOL_CHUNK_BYTES)), least.filter(|l| *l < POOL_CHUNK_BYTES)];
-        sizes.into_iter().flatten().filter(move |bytes| *bytes <= room)
+        let sizes = [
+            least.map(|l| l.max(POOL_CHUNK_BYTES)),
+            least.filter(|l| *l < POOL_CHUNK_BYTES),
+        ];
+        sizes
+            .into_iter()
+            .flatten()
+            .filter(move |bytes| *bytes <= room)
     }
 
     pub(crate) fn add_chunk(&mut self, chunk: Chunk) {
         self.chunks.insert(chunk.base, chunk.bytes);
         self.reserved += chunk.bytes;
         self.reserved_high = self.reserved_high.max(self.reserved);
-        self.insert_free(chunk.base, FreeBlock { bytes: chunk.bytes, pending: None });
+        self.insert_free(
+            chunk.base,
+            FreeBlock {
+                bytes: chunk.bytes,
+                pending: None,
+            },
+        );
     }
 
     /// A block for use in a stream: what the stream itself freed first, then what anybody may have.
     pub(crate) fn take(&mut self, bytes: u64, stream: Owner) -> Option<u64> {
-        let fits = |set: Option<&BTreeSet<(u64, u64)>>| set.and_then(|s| s.range((bytes, 0)..).next().copied());
-        let (found, base) = fits(self.by_size.get(&Some(stream))).or_else(|| fits(self.by_size.get(&None)))?;
+        let fits = |set: Option<&BTreeSet<(u64, u64)>>| {
+            set.and_then(|s| s.range((bytes, 0)..).next().copied())
+        };
+        let (found, base) =
+            fits(self.by_size.get(&Some(stream))).or_else(|| fits(self.by_size.get(&None)))?;
         let block = self.remove_free(base)?;
         if found > bytes {
-            self.insert_free(base + bytes, FreeBlock { bytes: found - bytes, pending: block.pending });
+            self.insert_free(
+                base + bytes,
+                FreeBlock {
+                    bytes: found - bytes,
+                    pending: block.pending,
+                },
+            );
         }
         self.live.insert(base, bytes);
         self.used += bytes;
@@ -155,12 +178,23 @@ impl Pool {
             .iter()
             .filter(|(owner, _)| owner.is_some_and(|o| scope.covers(&o)))
             .flat_map(|(_, set)| set.iter().map(|(_, base)| *base))
-            .filter(|base| self.free.get(base).and_then(|b| b.pending).is_some_and(|(_, number)| number < before))
+            .filter(|base| {
+                self.free
+                    .get(base)
+                    .and_then(|b| b.pending)
+                    .is_some_and(|(_, number)| number < before)
+            })
             .collect();
         for base in done {
             // An earlier one may have swallowed it.
             if let Some(block) = self.remove_free(base) {
-                self.coalesce(base, FreeBlock { bytes: block.bytes, pending: None });
+                self.coalesce(
+                    base,
+                    FreeBlock {
+                        bytes: block.bytes,
+                        pending: None,
+                    },
+                );
             }
         }
     }
@@ -173,7 +207,10 @@ impl Pool {
         }
         let idle = |(base, bytes): (&u64, &u64)| {
             let free = self.free.get(base)?;
-            (free.pending.is_none() && free.bytes == *bytes).then_some(Chunk { base: *base, bytes: *bytes })
+            (free.pending.is_none() && free.bytes == *bytes).then_some(Chunk {
+                base: *base,
+                bytes: *bytes,
+            })
         };
         let candidates: Vec<Chunk> = self.chunks.iter().filter_map(idle).collect();
         for chunk in candidates {
@@ -190,13 +227,24 @@ impl Pool {
 
     /// What a wait releases.
     pub(crate) fn release_after_wait(&mut self) -> Vec<Chunk> {
-        let keep = if self.destroyed { 0 } else { self.release_threshold };
+        let keep = if self.destroyed {
+            0
+        } else {
+            self.release_threshold
+        };
         self.release_above(keep)
     }
 
     /// Everything at once: its device's primary context is gone.
     pub(crate) fn clear(&mut self) -> Vec<Chunk> {
-        let chunks = self.chunks.iter().map(|(base, bytes)| Chunk { base: *base, bytes: *bytes }).collect();
+        let chunks = self
+            .chunks
+            .iter()
+            .map(|(base, bytes)| Chunk {
+                base: *base,
+                bytes: *bytes,
+            })
+            .collect();
         self.chunks.clear();
         self.free.clear();
         self.by_size.clear();
@@ -212,20 +260,32 @@ impl Pool {
 
     /// Streams whose frees are not known to be complete, of blocks at least this large.
     pub(crate) fn pending_owners(&self, bytes: u64) -> Vec<Owner> {
-        let large = |(owner, set): (&Option<Owner>, &BTreeSet<(u64, u64)>)| owner.filter(|_| set.range((bytes, 0)..).next().is_some());
+        let large = |(owner, set): (&Option<Owner>, &BTreeSet<(u64, u64)>)| {
+            owner.filter(|_| set.range((bytes, 0)..).next().is_some())
+        };
         self.by_size.iter().filter_map(large).collect()
     }
 
     fn coalesce(&mut self, mut base: u64, mut block: FreeBlock) {
-        let Some((&chunk, &chunk_bytes)) = self.chunks.range(..=base).next_back() else { return };
+        let Some((&chunk, &chunk_bytes)) = self.chunks.range(..=base).next_back() else {
+            return;
+        };
         let owner = |b: &FreeBlock| b.pending.map(|(o, _)| o);
-        let before = self.free.range(chunk..base).next_back().map(|(start, b)| (*start, *b));
-        if let Some((start, b)) = before.filter(|(start, b)| start + b.bytes == base && owner(b) == owner(&block)) {
+        let before = self
+            .free
+            .range(chunk..base)
+            .next_back()
+            .map(|(start, b)| (*start, *b));
+        if let Some((start, b)) =
+            before.filter(|(start, b)| start + b.bytes == base && owner(b) == owner(&block))
+        {
             self.remove_free(start);
             (base, block) = (start, merged(b, block));
         }
         let after = self.free.get(&(base + block.bytes)).copied();
-        if let Some(b) = after.filter(|b| base + block.bytes < chunk + chunk_bytes && owner(b) == owner(&block)) {
+        if let Some(b) =
+            after.filter(|b| base + block.bytes < chunk + chunk_bytes && owner(b) == owner(&block))
+        {
             self.remove_free(base + block.bytes);
             block = merged(block, b);
         }
@@ -233,7 +293,10 @@ impl Pool {
     }
 
     fn insert_free(&mut self, base: u64, block: FreeBlock) {
-        self.by_size.entry(block.pending.map(|(o, _)| o)).or_default().insert((block.bytes, base));
+        self.by_size
+            .entry(block.pending.map(|(o, _)| o))
+            .or_default()
+            .insert((block.bytes, base));
         self.free.insert(base, block);
     }
 
@@ -252,7 +315,8 @@ impl Pool {
     /// `cuMemPoolGetAttribute`: a value of 4 bytes for the reuse policies, of 8 otherwise.
     pub(crate) fn attribute(&self, attribute: u32) -> Result<PoolValue, CUresult> {
         Ok(match attribute {
-            CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES..=CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES => {
+            CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES
+                ..=CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES => {
                 PoolValue::Int(self.reuse[attribute as usize - 1])
             }
             CU_MEMPOOL_ATTR_RELEASE_THRESHOLD => PoolValue::Long(self.release_threshold),
@@ -265,14 +329,21 @@ impl Pool {
     }
 
     /// `cuMemPoolSetAttribute`. Reuse policies only ever allow more reuse than is done here, so they are just kept.
-    pub(crate) fn set_attribute(&mut self, attribute: u32, read: impl Fn(bool) -> u64) -> Result<(), CUresult> {
+    pub(crate) fn set_attribute(
+        &mut self,
+        attribute: u32,
+        read: impl Fn(bool) -> u64,
+    ) -> Result<(), CUresult> {
         match attribute {
-            CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES..=CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES => {
+            CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES
+                ..=CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES => {
                 self.reuse[attribute as usize - 1] = u32::from(read(false) != 0);
             }
             CU_MEMPOOL_ATTR_RELEASE_THRESHOLD => self.release_threshold = read(true),
             // High water marks can be brought down to what is in use now.
-            CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH if read(true) == 0 => self.reserved_high = self.reserved,
+            CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH if read(true) == 0 => {
+                self.reserved_high = self.reserved
+            }
             CU_MEMPOOL_ATTR_USED_MEM_HIGH if read(true) == 0 => self.used_high = self.used,
             _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         }
@@ -285,7 +356,10 @@ fn merged(a: FreeBlock, b: FreeBlock) -> FreeBlock {
         (Some((owner, first)), Some((_, second))) => Some((owner, first.max(second))),
         _ => None,
     };
-    FreeBlock { bytes: a.bytes + b.bytes, pending }
+    FreeBlock {
+        bytes: a.bytes + b.bytes,
+        pending,
+    }
 }
 
 /// The value of a pool's attribute, by its width.
@@ -356,7 +430,10 @@ impl PoolTable {
 
     /// A pool that the program may still name.
     pub(crate) fn get(&mut self, handle: u64) -> Result<&mut Pool, CUresult> {
-        self.pools.get_mut(&handle).filter(|p| !p.destroyed).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+        self.pools
+            .get_mut(&handle)
+            .filter(|p| !p.destroyed)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 }
 
@@ -364,14 +441,26 @@ impl PoolTable {
 mod tests {
     use super::*;
 
-    const A: Owner = Owner { context: 1, stream: 10 };
-    const B: Owner = Owner { context: 1, stream: 11 };
-    const OTHER: Owner = Owner { context: 2, stream: 12 };
+    const A: Owner = Owner {
+        context: 1,
+        stream: 10,
+    };
+    const B: Owner = Owner {
+        context: 1,
+        stream: 11,
+    };
+    const OTHER: Owner = Owner {
+        context: 2,
+        stream: 12,
+    };
     const BASE: u64 = 0x2000_0000_0000;
 
     fn pool(chunk_bytes: u64) -> Pool {
         let mut pool = Pool::new(0, 0);
-        pool.add_chunk(Chunk { base: BASE, bytes: chunk_bytes });
+        pool.add_chunk(Chunk {
+            base: BASE,
+            bytes: chunk_bytes,
+        });
         pool
     }
 
@@ -387,7 +476,11 @@ mod tests {
         p.complete(Scope::Stream(B), 2);
         p.complete(Scope::Context(CUcontext(2)), 2);
         p.complete(Scope::Stream(A), 1);
-        assert_eq!(p.take(1024, B), None, "the wait began before the second free");
+        assert_eq!(
+            p.take(1024, B),
+            None,
+            "the wait began before the second free"
+        );
         p.complete(Scope::Stream(A), 2);
         assert_eq!(p.take(1024, B), Some(first));
     }
@@ -395,13 +488,20 @@ mod tests {
     #[test]
     fn waiting_for_a_context_completes_all_its_streams() {
         let mut p = pool(1536);
-        let blocks: Vec<u64> = [A, B, OTHER].iter().map(|s| p.take(512, *s).expect("room")).collect();
+        let blocks: Vec<u64> = [A, B, OTHER]
+            .iter()
+            .map(|s| p.take(512, *s).expect("room"))
+            .collect();
         for (number, (block, owner)) in blocks.iter().zip([A, B, OTHER]).enumerate() {
             p.give(*block, Some((owner, number as u64))).expect("live");
         }
         p.complete(Scope::Context(CUcontext(1)), 3);
         assert_eq!(p.pending_owners(1), [OTHER]);
-        assert_eq!(p.take(1024, OTHER), Some(blocks[0]), "two neighbours have become one");
+        assert_eq!(
+            p.take(1024, OTHER),
+            Some(blocks[0]),
+            "two neighbours have become one"
+        );
     }
 
     #[test]
@@ -429,14 +529,23 @@ mod tests {
     #[test]
     fn blocks_never_merge_across_chunks() {
         let mut p = pool(1024);
-        p.add_chunk(Chunk { base: BASE + 1024, bytes: 1024 });
-        let (x, y) = (p.take(1024, A).expect("room"), p.take(1024, A).expect("room"));
+        p.add_chunk(Chunk {
+            base: BASE + 1024,
+            bytes: 1024,
+        });
+        let (x, y) = (
+            p.take(1024, A).expect("room"),
+            p.take(1024, A).expect("room"),
+        );
         p.give(x, None).expect("live");
         p.give(y, None).expect("live");
         assert_eq!(p.take(2048, A), None);
         assert_eq!(p.release_above(1024).len(), 1);
         assert_eq!(p.release_above(0).len(), 1);
-        assert_eq!(p.attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), Ok(PoolValue::Long(0)));
+        assert_eq!(
+            p.attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT),
+            Ok(PoolValue::Long(0))
+        );
     }
 
     #[test]
@@ -447,10 +556,18 @@ mod tests {
         p.give(block, Some((A, 0))).expect("live");
         assert!(p.release_above(0).is_empty(), "not known to be complete");
         p.complete(Scope::Stream(A), 1);
-        p.set_attribute(CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, |_| 1024).expect("settable");
+        p.set_attribute(CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, |_| 1024)
+            .expect("settable");
         assert!(p.release_after_wait().is_empty(), "below the threshold");
-        p.set_attribute(CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, |_| 1023).expect("settable");
-        assert_eq!(p.release_after_wait(), [Chunk { base: BASE, bytes: 1024 }]);
+        p.set_attribute(CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, |_| 1023)
+            .expect("settable");
+        assert_eq!(
+            p.release_after_wait(),
+            [Chunk {
+                base: BASE,
+                bytes: 1024
+            }]
+        );
         assert_eq!(p.take(512, A), None);
     }
 
@@ -458,18 +575,43 @@ mod tests {
     fn counters_are_exact() {
         let mut p = pool(4096);
         let value = |p: &Pool, attribute| p.attribute(attribute).expect("known");
-        let (x, y) = (p.take(1024, A).expect("room"), p.take(512, A).expect("room"));
+        let (x, y) = (
+            p.take(1024, A).expect("room"),
+            p.take(512, A).expect("room"),
+        );
         p.give(x, None).expect("live");
-        assert_eq!(value(&p, CU_MEMPOOL_ATTR_USED_MEM_CURRENT), PoolValue::Long(512));
-        assert_eq!(value(&p, CU_MEMPOOL_ATTR_USED_MEM_HIGH), PoolValue::Long(1536));
-        assert!(p.set_attribute(CU_MEMPOOL_ATTR_USED_MEM_HIGH, |_| 7).is_err());
-        p.set_attribute(CU_MEMPOOL_ATTR_USED_MEM_HIGH, |_| 0).expect("a reset");
-        assert_eq!(value(&p, CU_MEMPOOL_ATTR_USED_MEM_HIGH), PoolValue::Long(512));
-        assert_eq!(value(&p, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC), PoolValue::Int(1));
+        assert_eq!(
+            value(&p, CU_MEMPOOL_ATTR_USED_MEM_CURRENT),
+            PoolValue::Long(512)
+        );
+        assert_eq!(
+            value(&p, CU_MEMPOOL_ATTR_USED_MEM_HIGH),
+            PoolValue::Long(1536)
+        );
+        assert!(
+            p.set_attribute(CU_MEMPOOL_ATTR_USED_MEM_HIGH, |_| 7)
+                .is_err()
+        );
+        p.set_attribute(CU_MEMPOOL_ATTR_USED_MEM_HIGH, |_| 0)
+            .expect("a reset");
+        assert_eq!(
+            value(&p, CU_MEMPOOL_ATTR_USED_MEM_HIGH),
+            PoolValue::Long(512)
+        );
+        assert_eq!(
+            value(&p, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC),
+            PoolValue::Int(1)
+        );
         assert_eq!(p.give(x, None), None, "freed twice");
         p.give(y, None).expect("live");
-        assert_eq!(value(&p, CU_MEMPOOL_ATTR_USED_MEM_CURRENT), PoolValue::Long(0));
-        assert_eq!(value(&p, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH), PoolValue::Long(4096));
+        assert_eq!(
+            value(&p, CU_MEMPOOL_ATTR_USED_MEM_CURRENT),
+            PoolValue::Long(0)
+        );
+        assert_eq!(
+            value(&p, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH),
+            PoolValue::Long(4096)
+        );
     }
 
     #[test]

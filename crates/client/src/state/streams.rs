@@ -54,7 +54,11 @@ impl Progress {
 
     /// How far it is known to be; everything, where nothing is left over.
     pub(crate) fn known(&self) -> u64 {
-        if self.is_idle() { u64::MAX } else { self.completed.load(Ordering::Acquire) }
+        if self.is_idle() {
+            u64::MAX
+        } else {
+            self.completed.load(Ordering::Acquire)
+        }
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -101,7 +105,11 @@ impl Event {
     /// What is known of its stream decides for the event too.
     pub(crate) fn settle(&self) {
         let mark = self.progress.mark();
-        let reached = self.recorded.lock().as_ref().is_some_and(|(stream, sent)| stream.progress.is_complete(*sent));
+        let reached = self
+            .recorded
+            .lock()
+            .as_ref()
+            .is_some_and(|(stream, sent)| stream.progress.is_complete(*sent));
         if reached {
             self.progress.complete(mark);
         }
@@ -160,7 +168,13 @@ thread_local! {
 }
 
 impl Streams {
-    pub(crate) fn insert(&self, handle: u64, context: CUcontext, flags: u32, priority: i32) -> Arc<Stream> {
+    pub(crate) fn insert(
+        &self,
+        handle: u64,
+        context: CUcontext,
+        flags: u32,
+        priority: i32,
+    ) -> Arc<Stream> {
         let stream = Arc::new(new_stream(handle, context, flags, priority));
         self.streams.write().insert(handle, stream.clone());
         stream
@@ -193,22 +207,41 @@ impl Streams {
     }
 
     pub(crate) fn event(&self, event: CUevent) -> Result<Arc<Event>, CUresult> {
-        self.events.read().get(&(event.0 as u64)).cloned().ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+        self.events
+            .read()
+            .get(&(event.0 as u64))
+            .cloned()
+            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
 
     /// The end of a capture: no stream and no event takes part in it any more.
     pub(crate) fn end_capture(&self, capture: u64) {
-        for stream in self.streams.read().values().chain(self.legacy.read().values()) {
-            let _ = stream.capture.compare_exchange(capture, 0, Ordering::AcqRel, Ordering::Relaxed);
+        for stream in self
+            .streams
+            .read()
+            .values()
+            .chain(self.legacy.read().values())
+        {
+            let _ =
+                stream
+                    .capture
+                    .compare_exchange(capture, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
         for event in self.events.read().values() {
-            let _ = event.capture.compare_exchange(capture, 0, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = event
+                .capture
+                .compare_exchange(capture, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
     /// All streams of a context but the legacy one.
     pub(crate) fn of_context(&self, context: CUcontext) -> Vec<Arc<Stream>> {
-        self.streams.read().values().filter(|s| s.context == context).cloned().collect()
+        self.streams
+            .read()
+            .values()
+            .filter(|s| s.context == context)
+            .cloned()
+            .collect()
     }
 
     /// A context is gone, and what lived in it.
@@ -223,7 +256,10 @@ impl Streams {
             return stream.clone();
         }
         let mut legacy = self.legacy.write();
-        legacy.entry(context.0).or_insert_with(|| Arc::new(new_stream(0, context, 0, 0))).clone()
+        legacy
+            .entry(context.0)
+            .or_insert_with(|| Arc::new(new_stream(0, context, 0, 0)))
+            .clone()
     }
 }
 
@@ -251,17 +287,26 @@ impl Driver {
             return self.per_thread_stream().map(StreamRef::Own);
         }
         let known = self.streams.streams.read().get(&(stream.0 as u64)).cloned();
-        known.map(StreamRef::Own).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+        known
+            .map(StreamRef::Own)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
 
     fn per_thread_stream(&self) -> Result<Arc<Stream>, CUresult> {
         let context = current_context()?;
-        let own = PER_THREAD.try_with(|p| p.borrow().get(&context.0).cloned()).ok().flatten();
+        let own = PER_THREAD
+            .try_with(|p| p.borrow().get(&context.0).cloned())
+            .ok()
+            .flatten();
         if let Some(stream) = own.filter(|s| self.streams.streams.read().contains_key(&s.handle)) {
             return Ok(stream);
         }
         let handle = self.handles.mint(Kind::Stream);
-        self.submit(&messages::StreamCreate { stream: handle, flags: 0, priority: 0 })?;
+        self.submit(&messages::StreamCreate {
+            stream: handle,
+            flags: 0,
+            priority: 0,
+        })?;
         let stream = self.streams.insert(handle, context, 0, 0);
         let _ = PER_THREAD.try_with(|p| p.borrow_mut().insert(context.0, stream.clone()));
         Ok(stream)

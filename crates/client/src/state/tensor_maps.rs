@@ -52,11 +52,23 @@ mod tests {
     fn what_is_used_stays_and_the_rest_is_bounded() {
         let mut maps = TensorMaps::default();
         for n in 0..10 * MAPS_MAX {
-            maps.insert(question(n), &CUtensorMap { opaque: [n as u64; 16] });
-            assert_eq!(maps.get(&question(0)).map(|m| m.opaque[3]), Some(0), "after {n}");
+            maps.insert(
+                question(n),
+                &CUtensorMap {
+                    opaque: [n as u64; 16],
+                },
+            );
+            assert_eq!(
+                maps.get(&question(0)).map(|m| m.opaque[3]),
+                Some(0),
+                "after {n}"
+            );
         }
         assert!(maps.young.len() + maps.old.len() <= 2 * MAPS_MAX);
         assert!(maps.get(&question(1)).is_none());
-        assert_eq!(maps.get(&question(10 * MAPS_MAX - 1)).map(|m| m.opaque[0]), Some(10 * MAPS_MAX as u64 - 1));
+        assert_eq!(
+            maps.get(&question(10 * MAPS_MAX - 1)).map(|m| m.opaque[0]),
+            Some(10 * MAPS_MAX as u64 - 1)
+        );
     }
 }

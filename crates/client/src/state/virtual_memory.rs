@@ -24,24 +24,49 @@ pub(crate) struct VirtualMemory {
 }
 
 impl VirtualMemory {
-    pub(crate) fn create(&mut self, handle: u64, device: CUdevice, bytes: u64, properties: CUmemAllocationProp) {
-        self.physical.insert(handle, Physical { device, bytes, properties, handles: 1, mappings: 0 });
+    pub(crate) fn create(
+        &mut self,
+        handle: u64,
+        device: CUdevice,
+        bytes: u64,
+        properties: CUmemAllocationProp,
+    ) {
+        self.physical.insert(
+            handle,
+            Physical {
+                device,
+                bytes,
+                properties,
+                handles: 1,
+                mappings: 0,
+            },
+        );
     }
 
     /// Memory that the program holds a handle of.
     pub(crate) fn get(&self, handle: u64) -> Result<&Physical, CUresult> {
-        self.physical.get(&handle).filter(|p| p.handles > 0).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+        self.physical
+            .get(&handle)
+            .filter(|p| p.handles > 0)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 
     pub(crate) fn retain(&mut self, handle: u64) -> Result<(), CUresult> {
-        let physical = self.physical.get_mut(&handle).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let physical = self
+            .physical
+            .get_mut(&handle)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         physical.handles += 1;
         Ok(())
     }
 
     /// A handle less; the memory itself where that was the last use of it.
     pub(crate) fn release(&mut self, handle: u64) -> Result<Option<Physical>, CUresult> {
-        let physical = self.physical.get_mut(&handle).filter(|p| p.handles > 0).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let physical = self
+            .physical
+            .get_mut(&handle)
+            .filter(|p| p.handles > 0)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         physical.handles -= 1;
         Ok(self.take_unused(handle))
     }
@@ -60,8 +85,15 @@ impl VirtualMemory {
     }
 
     fn take_unused(&mut self, handle: u64) -> Option<Physical> {
-        let unused = self.physical.get(&handle).is_some_and(|p| p.handles == 0 && p.mappings == 0);
-        if unused { self.physical.remove(&handle) } else { None }
+        let unused = self
+            .physical
+            .get(&handle)
+            .is_some_and(|p| p.handles == 0 && p.mappings == 0);
+        if unused {
+            self.physical.remove(&handle)
+        } else {
+            None
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use outboard_api::{
     CUresult,
     cuda::{
         CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMSET_NODE_PARAMS, CUcontext,
-        CUfunction, CUgraphExecUpdateResultInfo, CUgraphNode, CUkernel,
+        CUfunction, CUgraphEdgeData, CUgraphExecUpdateResultInfo, CUgraphNode, CUkernel,
     },
 };
 
@@ -217,14 +217,20 @@ impl Driver {
         graph: real::Graph,
         from: &[real::Node],
         to: &[real::Node],
+        edges: &[CUgraphEdgeData],
     ) -> Result<(), Refused> {
         let count = from.len().min(to.len()) as u64;
-        // SAFETY: both arrays have at least as many nodes as said.
+        let kinds = if edges.len() as u64 == count {
+            edges.as_ptr()
+        } else {
+            ptr::null()
+        };
+        // SAFETY: all arrays have at least as many entries as said.
         match unsafe {
-            self.cuGraphAddDependencies_v2(graph, from.as_ptr(), to.as_ptr(), ptr::null(), count)
+            self.cuGraphAddDependencies_v2(graph, from.as_ptr(), to.as_ptr(), kinds.cast(), count)
         } {
             // SAFETY: as above.
-            Err(refused) if refused.is_missing() => unsafe {
+            Err(refused) if refused.is_missing() && kinds.is_null() => unsafe {
                 self.cuGraphAddDependencies(graph, from.as_ptr(), to.as_ptr(), count)
             },
             done => done,

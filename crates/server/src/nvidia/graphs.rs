@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use outboard_api::{
-    CUresult, cuda::CUDA_MEMSET_NODE_PARAMS, enums::CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
+    CUresult, cuda::CUDA_MEMSET_NODE_PARAMS, cuda::CUgraphEdgeData,
+    enums::CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
 };
 use outboard_wire::{
     codec::{id_bytes, ids},
@@ -342,7 +343,31 @@ impl Nvidia {
                 format!("edges from {} nodes to {}", from.len(), to.len()),
             ));
         }
-        Ok(self.driver.graph_add_dependencies(graph, &from, &to)?)
+        let (records, rest) = m.edges.as_chunks::<8>();
+        if !rest.is_empty() || !records.is_empty() && records.len() != from.len() {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!(
+                    "{} bytes of edge data for {} edges",
+                    m.edges.len(),
+                    from.len()
+                ),
+            ));
+        }
+        let edges: Vec<CUgraphEdgeData> = records
+            .iter()
+            .map(
+                |[from_port, to_port, kind, reserved @ ..]| CUgraphEdgeData {
+                    from_port: *from_port,
+                    to_port: *to_port,
+                    kind: *kind,
+                    reserved: *reserved,
+                },
+            )
+            .collect();
+        Ok(self
+            .driver
+            .graph_add_dependencies(graph, &from, &to, &edges)?)
     }
 
     pub(super) fn graph_add_empty(

@@ -6,9 +6,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use outboard_api::{
-    CUresult, cuda::CUuuid, enums::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-};
+use outboard_api::{CUresult, cuda::CUuuid, enums::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT};
 use outboard_wire::messages;
 
 use super::Nvidia;
@@ -66,7 +64,10 @@ impl Nvidia {
         // SAFETY: two outputs, as the driver's own caller passes them.
         let status = unsafe { get(&mut groups, &mut ranks) };
         if status != CUresult::CUDA_SUCCESS || groups.is_null() || ranks.is_null() {
-            return Err(Failure::new(status, "the driver does not tell how multiprocessors are wired"));
+            return Err(Failure::new(
+                status,
+                "the driver does not tell how multiprocessors are wired",
+            ));
         }
         // SAFETY: one byte for each pair of multiprocessors in both arrays.
         let reply = unsafe {

@@ -192,7 +192,8 @@ impl Session<'_> {
         let mut r = Reader::new(frame);
         let header = RequestHeader::decode(&mut r).map_err(|why| End::Malformed { op: 0, why })?;
         if header.op == Ping::NUMBER {
-            r.end().map_err(|why| End::Malformed { op: header.op, why })?;
+            r.end()
+                .map_err(|why| End::Malformed { op: header.op, why })?;
             return self.answer_ping(header, start).map(|()| true);
         }
         let frame_len = frame.len();
@@ -260,8 +261,11 @@ impl Session<'_> {
     /// What is finished by now is answered first: a client that asks "is it done" and then this has the truth.
     fn answer_ping(&mut self, header: RequestHeader, start: Instant) -> Result<(), End> {
         self.answer_ready()?;
-        self.tally
-            .count(header.op, outboard_wire::frame::HEADER_BYTES, start.elapsed());
+        self.tally.count(
+            header.op,
+            outboard_wire::frame::HEADER_BYTES,
+            start.elapsed(),
+        );
         if header.token != 0 {
             self.outbox.reply(header.op, header.token, &[])?;
         }

@@ -207,6 +207,9 @@ impl Soft {
         _: &mut Cx<'_>,
         m: &messages::GraphAddDependencies<'_>,
     ) -> Result<(), Failure> {
+        if m.edges.iter().any(|byte| *byte != 0) {
+            return Err(Failure::unsupported("programmatic graph edges"));
+        }
         let graph = self.graph(m.graph)?;
         let (from, to) = (self.nodes(graph, m.from)?, self.nodes(graph, m.to)?);
         if from.len() != to.len() {
