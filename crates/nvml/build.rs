@@ -134,6 +134,8 @@ const PRIMITIVES: &[(&str, &str)] = &[
 const STRUCTS: &[&str] = &[
     "nvmlBAR1Memory_t",
     "nvmlDevice_t",
+    "nvmlEventData_t",
+    "nvmlEventSet_t",
     "nvmlFieldValue_t",
     "nvmlMemory_t",
     "nvmlMemory_v2_t",

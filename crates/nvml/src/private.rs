@@ -4,7 +4,8 @@
 //! nvidia-smi 580 (github.com/NVIDIA/k8s-test-infra, pkg/gpu/mocknvml/bridge/internal.go): the table's id; that its first
 //! word is its size in bytes; entry 81, a device by its index, without which nvidia-smi lists no device; entries 213 to
 //! 215, the lists of processes. Seen here on nvidia-smi 580: entry 26 is told of every line that is about to be printed
-//! (a format, the name of the stream, the line), a log that nobody keeps. Every other entry answers `NVML_ERROR_NOT_SUPPORTED`, and says its number in the log.
+//! (a format, the name of the stream, the line), a log that nobody keeps; what entry 213 lists is printed as type C,
+//! compute. Every other entry answers `NVML_ERROR_NOT_SUPPORTED`, and says its number in the log.
 
 use std::{
     ffi::{c_char, c_void},
@@ -24,7 +25,7 @@ use crate::{
 const NVIDIA_SMI: nvmlUuid = [
     0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e, 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4,
 ];
-/// The entries of compute and of graphics processes; the third list, of clients of MPS, is not served.
+/// The compute processes. 214 is the list of graphics processes; 215, of clients of MPS, is not served.
 const COMPUTE_PROCESSES: usize = 213;
 
 /// The table of an id.

@@ -88,6 +88,22 @@ impl fmt::Display for nvmlReturn_t {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct nvmlDevice_t(pub usize);
 
+/// A set of events: its number, made to look like a pointer that nobody should follow.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct nvmlEventSet_t(pub usize);
+
+/// One event. None is ever written: see the calls of events.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvmlEventData_t {
+    pub device: nvmlDevice_t,
+    pub event_type: u64,
+    pub event_data: u64,
+    pub gpu_instance_id: u32,
+    pub compute_instance_id: u32,
+}
+
 /// The id of a private table.
 pub type nvmlUuid = [u8; 16];
 

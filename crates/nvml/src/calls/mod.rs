@@ -4,6 +4,7 @@
 
 mod answers;
 mod devices;
+mod events;
 mod library;
 mod memory;
 mod pci;
@@ -15,7 +16,7 @@ use std::{ffi::c_char, sync::Arc};
 use outboard_wire::doc::NvmlDevice;
 
 pub(crate) use self::{
-    answers::*, devices::*, library::*, memory::*, pci::*, processes::*, sensors::*,
+    answers::*, devices::*, events::*, library::*, memory::*, pci::*, processes::*, sensors::*,
 };
 use crate::{
     session::{self, Age, Snapshot},

@@ -1,0 +1,105 @@
+//! Sets of events. No device of a session reports any, so a set is empty and stays so: waiting for it takes as long as the
+//! caller said, and times out. nvidia-smi makes a set before anything else, and ends where it gets none.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::*;
+use crate::types::{nvmlEventData_t, nvmlEventSet_t};
+
+/// Which sets there are, a bit each.
+static SETS: AtomicU64 = AtomicU64::new(0);
+
+/// Handles are this, and so many times the stride, as those of devices are.
+const SET_FIRST: usize = 0x0b0e_0000;
+
+/// How often a wait looks whether the library was shut down under it.
+const WAIT_STEP: Duration = Duration::from_millis(50);
+
+pub(crate) unsafe fn nvmlEventSetCreate(set: *mut nvmlEventSet_t) -> Result {
+    initialised()?;
+    check(set)?;
+    let before = SETS
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sets| {
+            (sets != u64::MAX).then_some(sets | (sets + 1))
+        })
+        .map_err(|_| nvmlReturn_t::INSUFFICIENT_RESOURCES)?;
+    let number = before.trailing_ones() as usize;
+    // SAFETY: the caller's pointer.
+    unsafe { put(set, nvmlEventSet_t(SET_FIRST + number * HANDLE_STRIDE)) }
+}
+
+pub(crate) unsafe fn nvmlEventSetFree(set: nvmlEventSet_t) -> Result {
+    initialised()?;
+    let bit = bit_of(set)?;
+    match SETS.fetch_and(!bit, Ordering::Relaxed) & bit {
+        0 => Err(nvmlReturn_t::INVALID_ARGUMENT),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) unsafe fn nvmlEventSetWait(
+    set: nvmlEventSet_t,
+    data: *mut nvmlEventData_t,
+    timeoutms: u32,
+) -> Result {
+    initialised()?;
+    exists(set)?;
+    check(data)?;
+    let (start, timeout) = (Instant::now(), Duration::from_millis(timeoutms.into()));
+    while let Some(left) = timeout.checked_sub(start.elapsed()) {
+        thread::sleep(left.min(WAIT_STEP));
+        initialised()?;
+    }
+    Err(nvmlReturn_t::TIMEOUT)
+}
+
+pub(crate) unsafe fn nvmlDeviceGetSupportedEventTypes(
+    device: nvmlDevice_t,
+    event_types: *mut u64,
+) -> Result {
+    check(event_types)?;
+    Device::find(device, Age::Any)?;
+    // SAFETY: the caller's pointer.
+    unsafe { put(event_types, 0) }
+}
+
+pub(crate) unsafe fn nvmlDeviceRegisterEvents(
+    device: nvmlDevice_t,
+    event_types: u64,
+    set: nvmlEventSet_t,
+) -> Result {
+    Device::find(device, Age::Any)?;
+    exists(set)?;
+    match event_types {
+        0 => Ok(()),
+        _ => Err(nvmlReturn_t::NOT_SUPPORTED),
+    }
+}
+
+fn initialised() -> Result {
+    match session::is_initialised() {
+        true => Ok(()),
+        false => Err(nvmlReturn_t::UNINITIALIZED),
+    }
+}
+
+fn exists(set: nvmlEventSet_t) -> Result {
+    match SETS.load(Ordering::Relaxed) & bit_of(set)? {
+        0 => Err(nvmlReturn_t::INVALID_ARGUMENT),
+        _ => Ok(()),
+    }
+}
+
+fn bit_of(set: nvmlEventSet_t) -> Result<u64> {
+    let offset = set.0.checked_sub(SET_FIRST);
+    let number = offset
+        .filter(|o| o % HANDLE_STRIDE == 0)
+        .map(|o| o / HANDLE_STRIDE);
+    number
+        .and_then(|n| 1u64.checked_shl(n.try_into().ok()?))
+        .ok_or(nvmlReturn_t::INVALID_ARGUMENT)
+}
