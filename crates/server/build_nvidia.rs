@@ -291,9 +291,11 @@ fn derived_body(
                 }
                 arguments.push(match decl::scalar(&param.ctype) {
                     Some(Type::Handle(handle)) => {
+                        // A kernel's first use loads its code, which takes what comes with the message.
+                        let cx = if handle == Handle::Kernel { "cx, " } else { "" };
                         writeln!(
                             out,
-                            "        let {name} = self.real_{}(m.{name})?;",
+                            "        let {name} = self.real_{}({cx}m.{name})?;",
                             handle.name()
                         )?;
                         name

@@ -39,7 +39,13 @@ pub struct Cx<'s> {
     pub images: &'s mut ImageStore,
     /// Takes a file descriptor that the client sent beside its messages.
     pub fds: &'s mut dyn FnMut(u64) -> Result<OwnedFd, Failure>,
+    /// Hands host functions that streams have reached to the client, and collects those that it has run: for a device
+    /// whose own call cannot return before they are.
+    pub service: &'s mut Service<'s>,
 }
+
+/// Reached on the way in, done on the way out.
+pub type Service<'s> = dyn FnMut(&[(u64, CUresult)], &mut Vec<u64>) + 's;
 
 /// How a message ends.
 pub enum Outcome {

@@ -456,7 +456,7 @@ impl Nvidia {
             block: [m.block_x, m.block_y, m.block_z],
             shared_bytes: m.shared_bytes,
         };
-        let work = NodeWork::Kernel(self.launchable(m.kernel, m.params)?, shape, m.params);
+        let work = NodeWork::Kernel(self.launchable(cx, m.kernel, m.params)?, shape, m.params);
         self.add_node(m.graph, m.node, m.dependencies, &work)
     }
 
@@ -471,7 +471,7 @@ impl Nvidia {
             block: [m.block_x, m.block_y, m.block_z],
             shared_bytes: m.shared_bytes,
         };
-        let work = NodeWork::Kernel(self.launchable(m.kernel, m.params)?, shape, m.params);
+        let work = NodeWork::Kernel(self.launchable(cx, m.kernel, m.params)?, shape, m.params);
         self.set_node(m.exec, m.node, &work)
     }
 

@@ -10,14 +10,20 @@ use std::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use outboard_api::{CUresult, cuda::CUDA_HOST_NODE_PARAMS};
 use outboard_wire::messages;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{Nvidia, graph_calls::NodeWork, owned::Mark, table::Refused};
-use crate::device::{Cx, Failure};
+use super::{
+    Nvidia,
+    graph_calls::NodeWork,
+    owned::Mark,
+    table::{Driver, Refused, real},
+};
+use crate::device::{Cx, Failure, Service};
 
 /// Host functions submitted and not yet done; a client beyond that waits for nobody.
 const OUTSTANDING_MAX: usize = 1 << 20;
@@ -155,6 +161,45 @@ impl Drop for HostCalls {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// How often the client is looked at while a call of the driver is held up.
+const ASIDE_US: u64 = 50;
+
+/// A call of the driver that may wait for the GPU's streams. While host functions are outstanding it is made on another
+/// thread, and this one goes on handing them to the client: else each would wait for the other.
+pub(super) fn aside<T: Send>(
+    driver: &Driver,
+    context: real::Context,
+    host_calls: &mut HostCalls,
+    service: &mut Service<'_>,
+    call: impl FnOnce(&Driver) -> Result<T, Refused> + Send,
+) -> Result<T, Refused> {
+    if !host_calls.is_outstanding() {
+        return call(driver);
+    }
+    std::thread::scope(|scope| {
+        let held_up = scope.spawn(|| {
+            driver.cuCtxSetCurrent(context)?;
+            call(driver)
+        });
+        let (mut reached, mut done) = (Vec::new(), Vec::new());
+        while !held_up.is_finished() {
+            reached.clear();
+            host_calls.take(&mut reached);
+            service(&reached, &mut done);
+            for call in done.drain(..) {
+                if let Err(failure) = host_calls.done(call) {
+                    tracing::warn!(%failure, "an answer to no host function");
+                }
+            }
+            std::thread::sleep(Duration::from_micros(ASIDE_US));
+        }
+        match held_up.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
 }
 
 /// Called once by the driver, with a box that it owns.

@@ -20,6 +20,7 @@ use super::{
     Nvidia,
     calls::Shape,
     graveyard::Retired,
+    host_calls,
     jit::{self, Options},
     launch::attributes,
     owned::Owned,
@@ -72,14 +73,22 @@ impl Nvidia {
         let mut options = Box::new(Options::parse(m.options)?);
         let image = cx.images.get(&ImageStore::hash(m.hash)?)?;
         let contents = self.contents(cx.context, &image)?;
-        let loaded = match framed(&image) {
-            true => self.driver.load_library(&image, &mut options),
+        let current = self.context(cx.context)?.hold.handle;
+        let load = |driver: &Driver| match framed(&image) {
+            true => driver.load_library(&image, &mut options),
             false => {
                 let mut text = image.to_vec();
                 text.push(0);
-                self.driver.load_library(&text, &mut options)
+                driver.load_library(&text, &mut options)
             }
         };
+        let loaded = host_calls::aside(
+            &self.driver,
+            current,
+            &mut self.host_calls,
+            cx.service,
+            load,
+        );
         let handle = match loaded {
             Ok(handle) => handle,
             refused => return reply(jit::status(refused)?, &options, None),
@@ -88,7 +97,14 @@ impl Nvidia {
             driver.cuLibraryUnload(library)
         });
         if contents.load_now {
-            let module = self.driver.cuLibraryGetModule(handle);
+            let load = |driver: &Driver| driver.cuLibraryGetModule(handle);
+            let module = host_calls::aside(
+                &self.driver,
+                current,
+                &mut self.host_calls,
+                cx.service,
+                load,
+            );
             if module.is_err() {
                 return reply(jit::status(module)?, &options, None);
             }
@@ -157,7 +173,7 @@ impl Nvidia {
         m: &messages::KernelAttributes,
     ) -> Result<messages::KernelAttributesReply<'static>, Failure> {
         self.enter(cx)?;
-        let kernel = self.real_kernel(m.kernel)?;
+        let kernel = self.real_kernel(cx, m.kernel)?;
         let mut values = Vec::new();
         for attribute in 0..CU_FUNC_ATTRIBUTE_MAX {
             match self.driver.cuFuncGetAttribute(attribute, kernel) {
@@ -178,7 +194,7 @@ impl Nvidia {
         m: &messages::KernelSetAttribute,
     ) -> Result<(), Failure> {
         self.enter(cx)?;
-        let kernel = self.real_kernel(m.kernel)?;
+        let kernel = self.real_kernel(cx, m.kernel)?;
         Ok(self
             .driver
             .cuFuncSetAttribute(kernel, m.attribute, m.value)?)
@@ -190,7 +206,7 @@ impl Nvidia {
         m: &messages::Occupancy<'_>,
     ) -> Result<messages::OccupancyReply, Failure> {
         self.enter(cx)?;
-        let kernel = self.real_kernel(m.kernel)?;
+        let kernel = self.real_kernel(cx, m.kernel)?;
         let value = match m.query {
             doc::OCCUPANCY_BLOCKS_PER_MULTIPROCESSOR => i64::from(
                 self.driver
@@ -225,7 +241,11 @@ impl Nvidia {
 
     /// The kernel's function in the current context, found at its first use.
     #[inline]
-    pub(super) fn real_kernel(&mut self, id: u64) -> Result<real::Kernel, Failure> {
+    pub(super) fn real_kernel(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: u64,
+    ) -> Result<real::Kernel, Failure> {
         let (library, index) = (id >> 32, id as u32 as usize);
         let context = self.current.unwrap_or(0);
         let library = self.libraries.get_mut(library)?;
@@ -236,22 +256,46 @@ impl Nvidia {
         if let Some((_, function)) = kernel.functions.iter().find(|(c, _)| *c == context) {
             return Ok(*function);
         }
-        let handle = match kernel.handle {
-            Some(handle) => handle,
-            None => self
-                .driver
-                .library_kernel(library.owned.handle(), &kernel.name)?,
+        let (known, owner, name) = (kernel.handle, library.owned.handle(), &kernel.name);
+        // The first use loads the code, and loading waits for the streams.
+        let current = self
+            .contexts
+            .get(context)
+            .map_or(self.base.handle, |c| c.hold.handle);
+        let find = |driver: &Driver| {
+            let handle = match known {
+                Some(handle) => handle,
+                None => driver.library_kernel(owner, name)?,
+            };
+            let function = driver.cuKernelGetFunction(handle)?;
+            // Older drivers load with the function.
+            match driver.cuFuncLoad(function) {
+                Err(refused) if !refused.is_missing() => return Err(refused),
+                _ => {}
+            }
+            Ok::<_, Refused>((handle, function))
         };
+        let (handle, function) = host_calls::aside(
+            &self.driver,
+            current,
+            &mut self.host_calls,
+            cx.service,
+            find,
+        )?;
         kernel.handle = Some(handle);
-        let function = self.driver.cuKernelGetFunction(handle)?;
         kernel.functions.push((context, function));
         Ok(function)
     }
 
     /// The same, for a launch with these parameters: the driver reads as many as the kernel takes.
     #[inline]
-    pub(super) fn launchable(&mut self, id: u64, params: &[u8]) -> Result<real::Kernel, Failure> {
-        let function = self.real_kernel(id)?;
+    pub(super) fn launchable(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: u64,
+        params: &[u8],
+    ) -> Result<real::Kernel, Failure> {
+        let function = self.real_kernel(cx, id)?;
         let library = self.libraries.get(id >> 32)?;
         let wanted = library
             .kernels

@@ -17,6 +17,9 @@ pub const WAITING_HARD_BYTES_MAX: u64 = 4 << 30;
 /// The longest answer that is given at once: what a frame carries behind its header.
 pub const REPLY_BYTES_MAX: usize = FRAME_BYTES_MAX - HEADER_BYTES;
 
+/// Messages kept while the device is held up in a call of its own; past these the client waits too.
+pub const EARLY_MESSAGES_MAX: usize = 4_096;
+
 /// Busy waiting while an answer is due, before the first sleep; on a machine of one or two cores the device's own
 /// threads need the core.
 pub const SPIN_NS_MAX: u64 = 50_000;

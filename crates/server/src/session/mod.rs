@@ -38,6 +38,8 @@ mod waiting;
 mod tests;
 
 use std::{
+    cell::RefCell,
+    collections::VecDeque,
     thread,
     time::{Duration, Instant},
 };
@@ -45,11 +47,11 @@ use std::{
 use outboard_api::CUresult;
 use outboard_link::{Link, Receiver, Wait};
 use outboard_wire::{
-    DecodeError, Op as _, Reader,
+    DecodeError, Message as _, Op as _, Reader,
     frame::RequestHeader,
     handshake::Purpose,
     limits::CHUNK_BYTES_MAX,
-    messages::{HostCallNote, HostPagesNote, Ping, PrintNote},
+    messages::{HostCallNote, HostFuncDone, HostPagesNote, Ping, PrintNote},
 };
 use thiserror::Error;
 use tracing::{Level, debug, enabled, trace};
@@ -84,6 +86,7 @@ pub fn serve(
         reply: Vec::new(),
         printed: Vec::new(),
         host_calls: Vec::new(),
+        early: VecDeque::new(),
     };
     let end = loop {
         if let Err(end) = session.turn() {
@@ -137,6 +140,8 @@ struct Session<'d> {
     reply: Vec<u8>,
     printed: Vec<u8>,
     host_calls: Vec<(u64, CUresult)>,
+    /// Messages received while another was executed.
+    early: VecDeque<Vec<u8>>,
 }
 
 impl Session<'_> {
@@ -185,8 +190,14 @@ impl Session<'_> {
 
     /// Executes the next message, if there is one.
     fn take_message(&mut self, wait: Wait) -> Result<bool, End> {
-        let Some(frame) = self.receiver.recv(wait)? else {
-            return Ok(false);
+        // What came while a message was executed goes first.
+        let early = self.early.pop_front();
+        let frame = match &early {
+            Some(frame) => frame.as_slice(),
+            None => match self.receiver.recv(wait)? {
+                Some(frame) => frame,
+                None => return Ok(false),
+            },
         };
         let start = Instant::now();
         let mut r = Reader::new(frame);
@@ -205,6 +216,7 @@ impl Session<'_> {
                 context: header.context,
                 images: &mut self.images,
                 fds: &mut no_fds,
+                service: &mut |_, _| {},
             };
             execute::execute(
                 &mut *self.device,
@@ -219,9 +231,23 @@ impl Session<'_> {
             self.frame.clear();
             self.frame.extend_from_slice(frame);
             let body = self.frame.get(outboard_wire::frame::HEADER_BYTES..);
-            let receiver = &mut self.receiver;
+            let receiver = RefCell::new(&mut self.receiver);
+            let mut relay = Relay {
+                receiver: &receiver,
+                outbox: &mut self.outbox,
+                waiting: &mut self.waiting,
+                tally: &mut self.tally,
+                early: &mut self.early,
+            };
+            let mut service = |reached: &[(u64, CUresult)], done: &mut Vec<u64>| {
+                // A client that is gone is noticed when the message is done.
+                if let Err(error) = relay.turn(reached, done) {
+                    debug!(%error, "while a message was executed");
+                }
+            };
             let mut fds = |tag| {
                 receiver
+                    .borrow_mut()
                     .recv_fd(tag, Duration::from_millis(limits::FD_MS_MAX))
                     .map_err(|e| Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, e.to_string()))
             };
@@ -229,6 +255,7 @@ impl Session<'_> {
                 context: header.context,
                 images: &mut self.images,
                 fds: &mut fds,
+                service: &mut service,
             };
             execute::execute(
                 &mut *self.device,
@@ -324,29 +351,7 @@ impl Session<'_> {
         self.outbox.send_held_faults()?;
         self.send_printed()?;
         self.send_host_pages()?;
-        let now = Instant::now();
-        for (entry, result) in self.waiting.take_ready(now) {
-            self.tally.waited(entry.op, now - entry.since);
-            let result = result.and_then(|()| entry.reply_data());
-            match (result, entry.token) {
-                (Ok(_), 0) => {}
-                (Ok(None), token) => self.outbox.reply(entry.op, token, &[])?,
-                (Ok(Some(data)), token) => {
-                    self.tally.answered(entry.op, data.len());
-                    let len = (data.len() as u32).to_le_bytes();
-                    self.outbox.reply(entry.op, token, &[&len, data])?;
-                }
-                (Err(failure), 0) => {
-                    self.tally.failed(entry.op);
-                    self.outbox.fault(entry.op, &failure)?;
-                }
-                (Err(failure), token) => {
-                    self.tally.failed(entry.op);
-                    self.outbox.failure(token, &failure)?;
-                }
-            }
-            trace!(op = tally::name(entry.op), token = entry.token, "answered");
-        }
+        send_answers(&mut self.waiting, &mut self.outbox, &mut self.tally)?;
         self.outbox.flush()?;
         Ok(true)
     }
@@ -396,4 +401,85 @@ impl Session<'_> {
         self.outbox.flush()?;
         Ok(true)
     }
+}
+
+/// Answers what has been found ready.
+fn send_answers(
+    waiting: &mut WaitingList,
+    outbox: &mut Outbox,
+    tally: &mut Tally,
+) -> Result<(), outboard_link::Error> {
+    let now = Instant::now();
+    for (entry, result) in waiting.take_ready(now) {
+        tally.waited(entry.op, now - entry.since);
+        let result = result.and_then(|()| entry.reply_data());
+        match (result, entry.token) {
+            (Ok(_), 0) => {}
+            (Ok(None), token) => outbox.reply(entry.op, token, &[])?,
+            (Ok(Some(data)), token) => {
+                tally.answered(entry.op, data.len());
+                let len = (data.len() as u32).to_le_bytes();
+                outbox.reply(entry.op, token, &[&len, data])?;
+            }
+            (Err(failure), 0) => {
+                tally.failed(entry.op);
+                outbox.fault(entry.op, &failure)?;
+            }
+            (Err(failure), token) => {
+                tally.failed(entry.op);
+                outbox.failure(token, &failure)?;
+            }
+        }
+        trace!(op = tally::name(entry.op), token = entry.token, "answered");
+    }
+    Ok(())
+}
+
+/// The session's business while the device is held up in a call of its own: host functions, and the copies in front of
+/// them. Without it a driver that waits for a stream would wait for a host function that nobody runs.
+struct Relay<'r, 's> {
+    receiver: &'r RefCell<&'s mut Receiver>,
+    outbox: &'r mut Outbox,
+    waiting: &'r mut WaitingList,
+    tally: &'r mut Tally,
+    early: &'r mut VecDeque<Vec<u8>>,
+}
+
+impl Relay<'_, '_> {
+    fn turn(
+        &mut self,
+        reached: &[(u64, CUresult)],
+        done: &mut Vec<u64>,
+    ) -> Result<(), outboard_link::Error> {
+        if self.waiting.poll() {
+            send_answers(self.waiting, self.outbox, self.tally)?;
+        }
+        for (call, status) in reached {
+            let (call, status) = (*call, status.0);
+            self.outbox
+                .note(HostCallNote::NUMBER, &HostCallNote { call, status })?;
+        }
+        self.outbox.flush()?;
+        let mut receiver = self.receiver.borrow_mut();
+        while self.early.len() < limits::EARLY_MESSAGES_MAX {
+            let Some(frame) = receiver.recv(Wait::Poll)? else {
+                break;
+            };
+            match host_func_done(frame) {
+                Some(call) => done.push(call),
+                None => self.early.push_back(frame.to_vec()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The host function that a message says is done.
+fn host_func_done(frame: &[u8]) -> Option<u64> {
+    let mut r = Reader::new(frame);
+    let header = RequestHeader::decode(&mut r).ok()?;
+    if header.op != HostFuncDone::NUMBER {
+        return None;
+    }
+    HostFuncDone::decode(&mut r).ok().map(|m| m.call)
 }

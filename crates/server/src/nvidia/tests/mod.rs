@@ -96,6 +96,7 @@ impl Client {
             context: self.context,
             images: &mut self.images,
             fds: &mut no_fds,
+            service: &mut |_, _| {},
         };
         dispatch(&mut self.device, &mut cx, &request, &mut Vec::new())
     }

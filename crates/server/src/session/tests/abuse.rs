@@ -204,6 +204,7 @@ fn no_bytes_make_the_decoder_panic() {
             context: random(),
             images: &mut images,
             fds: &mut fds,
+            service: &mut |_, _| {},
         };
         if matches!(
             Request::decode(op, &mut Reader::new(&body)),

@@ -276,6 +276,7 @@ fn shared_files_are_the_same_memory() {
             context: CONTEXT,
             images: &mut c.images,
             fds: &mut fds,
+            service: &mut |_, _| {},
         };
         let request = Request::HostMap(m::HostMap {
             va,

@@ -81,6 +81,7 @@ impl Client {
             context: CONTEXT,
             images: &mut self.images,
             fds: &mut fds,
+            service: &mut |_, _| {},
         };
         let mut reply = Vec::new();
         let outcome = dispatch(self.device.as_mut(), &mut cx, request, &mut reply)?;
