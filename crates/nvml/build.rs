@@ -84,7 +84,7 @@ fn private_slots() -> Result<String, std::fmt::Error> {
         match slot {
             26 => writeln!(out, "    Slot::function(printed_line as *const ()),")?,
             81 => writeln!(out, "    Slot::function(handle_by_index as *const ()),")?,
-            213 | 214 => writeln!(out, "    Slot::function(processes::<{slot}> as *const ()),")?,
+            213..=215 => writeln!(out, "    Slot::function(processes::<{slot}> as *const ()),")?,
             _ => writeln!(out, "    Slot::function(unknown::<{slot}> as *const ()),")?,
         }
     }

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
-from numba import cuda
+
+# numba 0.6x still asks numpy for a name that numpy 2.5 has taken away.
+if not hasattr(np, "row_stack"):
+    np.row_stack = np.vstack  # type: ignore[attr-defined]
+
+import numba  # noqa: E402
+from numba import cuda  # noqa: E402
 
 from harness import Result, Settings, digest_bytes, require
 

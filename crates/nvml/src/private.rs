@@ -25,8 +25,9 @@ use crate::{
 const NVIDIA_SMI: nvmlUuid = [
     0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e, 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4,
 ];
-/// The compute processes. 214 is the list of graphics processes; 215, of clients of MPS, is not served.
+/// The lists of processes. 215 is the one of clients of MPS.
 const COMPUTE_PROCESSES: usize = 213;
+const GRAPHICS_PROCESSES: usize = 214;
 
 /// The table of an id.
 pub(crate) fn table(id: &nvmlUuid) -> Result<*const c_void> {
@@ -105,7 +106,8 @@ unsafe extern "C" fn processes<const SLOT: usize>(
         let found = found.get()?;
         let list = match SLOT {
             COMPUTE_PROCESSES => &found.processes_compute,
-            _ => &found.processes_graphics,
+            GRAPHICS_PROCESSES => &found.processes_graphics,
+            _ => &found.processes_mps,
         };
         // SAFETY: the caller's count, and as many records.
         unsafe { calls::put_list(list, count, processes, process) }

@@ -469,7 +469,7 @@ fn the_table_of_nvidia_smi() {
         let line_printed: extern "C" fn() -> nvmlReturn_t =
             std::mem::transmute(words.add(26).read());
         assert_eq!(line_printed(), nvmlReturn_t::SUCCESS);
-        for slot in (1..slots).filter(|s| ![26, 81, 213, 214].contains(s)) {
+        for slot in (1..slots).filter(|s| ![26, 81, 213, 214, 215].contains(s)) {
             let call: extern "C" fn() -> nvmlReturn_t = std::mem::transmute(words.add(slot).read());
             assert_eq!(call(), nvmlReturn_t::NOT_SUPPORTED, "{slot}");
         }

@@ -109,6 +109,15 @@ texts! {
     nvmlDeviceGetVbiosVersion = |d| d.vbios_version.as_deref();
 }
 
+pub(crate) unsafe fn nvmlDeviceValidateInforom(device: nvmlDevice_t) -> Result {
+    let found = Device::find(device, Age::Any)?;
+    match found.get()?.inforom_status {
+        Some(0) => Ok(()),
+        Some(status) => Err(nvmlReturn_t(status)),
+        None => Err(nvmlReturn_t::NOT_SUPPORTED),
+    }
+}
+
 /// `NVML_GSP_FIRMWARE_VERSION_BUF_SIZE`: the one text whose buffer has no length of its own.
 const GSP_FIRMWARE_VERSION_BYTES: u32 = 0x40;
 

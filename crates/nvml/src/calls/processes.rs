@@ -22,6 +22,8 @@ lists! {
     nvmlDeviceGetComputeRunningProcesses_v2: nvmlProcessInfo_v2_t = processes_compute, version_2;
     nvmlDeviceGetGraphicsRunningProcesses: nvmlProcessInfo_v1_t = processes_graphics, version_1;
     nvmlDeviceGetGraphicsRunningProcesses_v2: nvmlProcessInfo_v2_t = processes_graphics, version_2;
+    nvmlDeviceGetMPSComputeRunningProcesses: nvmlProcessInfo_v1_t = processes_mps, version_1;
+    nvmlDeviceGetMPSComputeRunningProcesses_v2: nvmlProcessInfo_v2_t = processes_mps, version_2;
 }
 
 /// Fills an array of the caller's. `count` is its length before, and the length of the list after.

@@ -302,6 +302,8 @@ fn talkative() -> NvmlDevice {
             },
         ],
         processes_graphics: Vec::new(),
+        processes_mps: Vec::new(),
+        inforom_status: Some(0),
         nvlinks_active: 18,
         fields: vec![
             NvmlField {

@@ -310,6 +310,14 @@ impl Nvml {
         pci
     }
 
+    /// What a function that only says yes or no says.
+    fn status(&self, device: DeviceHandle, name: &str) -> Option<u32> {
+        type Ask = unsafe extern "C" fn(DeviceHandle) -> u32;
+        let function = self.function::<Ask>(name)?;
+        // SAFETY: a device of this library.
+        Some(unsafe { function(device) })
+    }
+
     fn processes(&self, device: DeviceHandle, name: &str) -> Vec<NvmlProcess> {
         type Ask = unsafe extern "C" fn(DeviceHandle, *mut u32, *mut ProcessInfo) -> u32;
         let Some(function) = self.function::<Ask>(name) else {
@@ -441,6 +449,8 @@ impl Nvml {
             gsp_firmware_version: self.text(device, "nvmlDeviceGetGspFirmwareVersion"),
             processes_compute: self.processes(device, "nvmlDeviceGetComputeRunningProcesses_v3"),
             processes_graphics: self.processes(device, "nvmlDeviceGetGraphicsRunningProcesses_v3"),
+            processes_mps: self.processes(device, "nvmlDeviceGetMPSComputeRunningProcesses_v3"),
+            inforom_status: self.status(device, "nvmlDeviceValidateInforom"),
             nvlinks_active: nvlinks.count() as u32,
             fields: self.fields(device),
         }

@@ -90,6 +90,10 @@ pub struct NvmlDevice {
     /// Processes with a CUDA context on it.
     pub processes_compute: Vec<NvmlProcess>,
     pub processes_graphics: Vec<NvmlProcess>,
+    /// Clients of a Multi-Process Service.
+    pub processes_mps: Vec<NvmlProcess>,
+    /// What `nvmlDeviceValidateInforom` answers: 0 where the infoROM is intact.
+    pub inforom_status: Option<u32>,
     /// Links that are up.
     pub nvlinks_active: u32,
     /// What `nvmlDeviceGetFieldValues` answers to [`NVML_FIELDS`], less those that the driver refuses.
