@@ -167,8 +167,12 @@ fn message(
     for f in &scalars {
         writeln!(out, "        w.put(&self.{}.to_le_bytes())?;", f.name)?;
     }
+    let (borrow, into) = match bytes {
+        Bytes::Borrowed => ("", ""),
+        Bytes::Cow => ("&", ".into()"),
+    };
     for f in &variable {
-        writeln!(out, "        w.bytes(&self.{})?;", f.name)?;
+        writeln!(out, "        w.bytes({borrow}self.{})?;", f.name)?;
     }
     writeln!(
         out,
@@ -183,11 +187,6 @@ fn message(
         )?;
     }
     for f in &variable {
-        let into = if matches!(bytes, Bytes::Cow) {
-            ".into()"
-        } else {
-            ""
-        };
         writeln!(
             out,
             "        let {} = r.bytes(\"{declared}\")?{into};",

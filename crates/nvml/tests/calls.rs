@@ -142,8 +142,8 @@ fn a_wait_for_events_ends_with_the_library() {
     let _turn = turn();
     let _session = Session::start(Kind::Shm);
     let mut set = nvmlEventSet_t(0);
-    // SAFETY: a place for the answer.
     assert_eq!(
+        // SAFETY: a place for the answer.
         unsafe { nvmlEventSetCreate(&mut set) },
         nvmlReturn_t::SUCCESS
     );

@@ -205,10 +205,10 @@ pub(crate) unsafe fn cuCtxCreate_v4(
     device: CUdevice,
 ) -> Done {
     // SAFETY: NULL or a record of the caller's.
-    if let Some(params) = unsafe { params.as_ref() } {
-        if params.num_exec_affinity_params != 0 || !params.cig_params.is_null() {
-            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
-        }
+    if let Some(params) = unsafe { params.as_ref() }
+        && (params.num_exec_affinity_params != 0 || !params.cig_params.is_null())
+    {
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
     // SAFETY: see the module's contract.
     unsafe { cuCtxCreate_v2(context, flags, device) }

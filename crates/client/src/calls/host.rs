@@ -56,11 +56,11 @@ pub(crate) unsafe fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, fl
     }
     let driver = driver()?;
     driver.host_register(address as u64, bytes as u64, flags)?;
-    if flags & HOSTREGISTER_DEVICEMAP != 0 {
-        if let Err(error) = driver.make_visible(address as u64) {
-            let _ = driver.host_unregister(address as u64);
-            return Err(error);
-        }
+    if flags & HOSTREGISTER_DEVICEMAP != 0
+        && let Err(error) = driver.make_visible(address as u64)
+    {
+        let _ = driver.host_unregister(address as u64);
+        return Err(error);
     }
     Ok(())
 }

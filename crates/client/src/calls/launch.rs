@@ -109,8 +109,8 @@ impl Params {
             let value = unsafe { *extra.add(2 * pair + 1) };
             match key {
                 EXTRA_BUFFER_POINTER => buffer = value.cast(),
-                // SAFETY: a pointer to a size, as this key asks.
                 EXTRA_BUFFER_SIZE if !value.is_null() => {
+                    // SAFETY: a pointer to a size, as this key asks.
                     len = Some(unsafe { *value.cast::<usize>() })
                 }
                 _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),

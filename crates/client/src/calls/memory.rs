@@ -274,8 +274,8 @@ pub(crate) unsafe fn cuPointerGetAttributes(
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         // Unlike the singular call, this one answers zeros for a pointer that CUDA does not know.
-        // SAFETY: the output has the attribute's type.
         let written = if known {
+            // SAFETY: the output has the attribute's type.
             unsafe { attribute(driver, out, which, address) }
         } else {
             Err(CUresult::CUDA_ERROR_INVALID_VALUE)

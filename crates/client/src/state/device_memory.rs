@@ -316,7 +316,7 @@ impl DeviceMemory {
         align: u64,
         wanted: u64,
     ) -> Result<u64, CUresult> {
-        let base = (wanted != 0 && wanted % CHUNK_BYTES == 0)
+        let base = (wanted != 0 && wanted.is_multiple_of(CHUNK_BYTES))
             .then(|| self.window.take_at(wanted, bytes))
             .flatten()
             .or_else(|| self.window.take(bytes, align.max(CHUNK_BYTES)))
@@ -483,11 +483,11 @@ impl Ranges {
     }
 
     fn give(&mut self, mut base: u64, mut bytes: u64) {
-        if let Some((&before, &len)) = self.free.range(..base).next_back() {
-            if before + len == base {
-                self.free.remove(&before);
-                (base, bytes) = (before, len + bytes);
-            }
+        if let Some((&before, &len)) = self.free.range(..base).next_back()
+            && before + len == base
+        {
+            self.free.remove(&before);
+            (base, bytes) = (before, len + bytes);
         }
         if let Some(len) = self.free.remove(&(base + bytes)) {
             bytes += len;

@@ -355,11 +355,8 @@ impl Driver {
         } else {
             CUresult::CUDA_ERROR_INVALID_VALUE
         };
-        if !host
-            .ranges
-            .get(&base)
-            .is_some_and(|r| r.registered == registered)
-        {
+        let range = host.ranges.get(&base);
+        if range.is_none_or(|r| r.registered != registered) {
             return Err(not_ours);
         }
         let range = host.ranges.remove(&base).ok_or(not_ours)?;

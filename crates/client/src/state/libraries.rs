@@ -23,13 +23,16 @@ use super::{Driver, Kind};
 /// Kernels of one library at most; their index shares a word with the library's number.
 const KERNELS_MAX: usize = 1 << 31;
 
+/// Context and name of a variable.
+type GlobalKey = (usize, Vec<u8>);
+
 pub(crate) struct Library {
     /// On the wire.
     pub(crate) number: u64,
     pub(crate) kernels: Vec<&'static Kernel>,
     by_name: HashMap<&'static [u8], usize>,
-    /// Variables asked for so far, by context and name.
-    pub(crate) globals: Mutex<HashMap<(usize, Vec<u8>), (u64, u64)>>,
+    /// Address and size of the variables asked for so far.
+    pub(crate) globals: Mutex<HashMap<GlobalKey, (u64, u64)>>,
     /// Loaded by `cuModuleLoad*`: it belongs to this context.
     pub(crate) context: Option<CUcontext>,
 }

@@ -470,7 +470,7 @@ fn an_address_taken_in_the_server_is_refused_and_left_alone() {
     let fake = Fake::build(&[]);
     let mut client = Client::new(&fake);
     let page = vec![1_u8; 3 * 4096];
-    let va = (page.as_ptr() as u64 + 4095) / 4096 * 4096;
+    let va = (page.as_ptr() as u64).next_multiple_of(4096);
     let status = client.refused(Request::HostMap(messages::HostMap {
         va,
         len: 4096,
