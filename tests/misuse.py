@@ -80,6 +80,13 @@ def cubin_only() -> None:
     print(status, log)
 
 
+def refused_without_a_log() -> None:
+    module = c_void_p()
+    for _ in range(9):
+        status = call("cuModuleLoadData", byref(module), (IMAGES / "sm_90.cubin").read_bytes())
+    print(status)
+
+
 def half_fatbin() -> None:
     image = (IMAGES / "none.fatbin").read_bytes()
     # The header still promises the whole: the rest is what lies behind it in memory.

@@ -60,6 +60,13 @@ def test_unsupported_calls_are_named(server: Server, link: str) -> None:
     assert "cuMemAllocManaged is not supported" in done.stderr
 
 
+def test_a_program_without_a_log_is_told_why_its_image_is_refused(server: Server, link: str) -> None:
+    done = server.run(link, sys.executable, MISUSE, "refused_without_a_log")
+    assert done.stdout.strip() == "CUDA_ERROR_NO_BINARY_FOR_GPU"
+    assert "has no PTX" in done.stderr and "sm_90" in done.stderr, done.stderr
+    assert done.stderr.count("an image was refused") == 4, done.stderr
+
+
 def test_faults_name_kernel_and_address(server: Server, link: str) -> None:
     done = server.run(link, sys.executable, MISUSE, "wild_pointer_in_kernel", env={"OUTBOARD_LOG": "debug"})
     assert "store" in done.stderr and "200000123450" in done.stderr.replace("_", ""), done.stderr

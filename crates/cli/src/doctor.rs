@@ -8,7 +8,7 @@ use outboard_wire::{handshake::PROTOCOL_VERSION, messages::FINGERPRINT};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
-use crate::{args::DoctorArgs, libraries, probe::Server, serve::default_endpoint};
+use crate::{args::DoctorArgs, libraries, probe::Server, serve::default_endpoint, whole};
 
 /// The address window that a session reserves, and room for the program.
 const ADDRESS_SPACE_BYTES_MIN: u64 = 1 << 42;
@@ -197,7 +197,7 @@ fn server(endpoint: &Endpoint) -> Vec<Finding> {
             let remedy = format!(
                 "start one there with outboard serve --listen {endpoint}, or name another with --gpu URL"
             );
-            return vec![Finding::fail(WHAT, format!("{error:#}"), remedy)];
+            return vec![Finding::fail(WHAT, whole(&error), remedy)];
         }
     };
     let welcome = &server.welcome;
@@ -247,7 +247,7 @@ fn round_trip(server: &mut Server) -> Finding {
                 ),
             )
         }
-        Err(error) => Finding::fail(WHAT, format!("{error:#}"), "look at the server's log"),
+        Err(error) => Finding::fail(WHAT, whole(&error), "look at the server's log"),
     }
 }
 

@@ -94,7 +94,12 @@ fn make_private(folder: &Path) -> anyhow::Result<()> {
     let made = fs::DirBuilder::new().mode(0o700).create(folder);
     match made {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(error).with_context(|| format!("making {}", folder.display()));
+            return Err(error).with_context(|| {
+                format!(
+                    "no place for links to the libraries, XDG_RUNTIME_DIR or TMPDIR may name one: {}",
+                    folder.display()
+                )
+            });
         }
         _ => {}
     }

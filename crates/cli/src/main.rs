@@ -36,9 +36,22 @@ fn main() -> ExitCode {
         Command::TryLibrary { path } => libraries::try_library(&path),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("outboard: {error:#}");
+        eprintln!("outboard: {}", whole(&error));
         ExitCode::FAILURE
     })
+}
+
+/// An error and its causes, in one line. A cause that the error before it has named already is not said again.
+fn whole(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// `OUTBOARD_LOG` takes the directives of tracing-subscriber's `EnvFilter`: `debug`, `outboard_server::session=trace`.
@@ -64,4 +77,20 @@ fn manual() -> anyhow::Result<ExitCode> {
         clap_mangen::Man::new(sub.clone()).render(&mut out)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_cause_is_said_twice() {
+        let file = || std::io::Error::from_raw_os_error(2);
+        let text = file().to_string();
+        let plain = anyhow::Error::new(file()).context("reading a");
+        assert_eq!(whole(&plain), format!("reading a: {text}"));
+        let named = anyhow::Error::new(file()).context(format!("reading a: {text}"));
+        assert_eq!(whole(&named), format!("reading a: {text}"));
+        assert_eq!(whole(&named.context("b")), format!("b: reading a: {text}"));
+    }
 }

@@ -1,6 +1,9 @@
 //! Asking a server what it is.
 
-use std::time::{Duration, Instant};
+use std::{
+    io::ErrorKind,
+    time::{Duration, Instant},
+};
 
 use outboard_link::{DialError, Endpoint, Error, Link, Receiver, Sender, Wait, dial};
 use outboard_wire::{
@@ -29,6 +32,8 @@ pub(crate) fn greet(endpoint: &Endpoint) -> anyhow::Result<()> {
 
 impl Server {
     pub(crate) fn query(endpoint: &Endpoint) -> anyhow::Result<Server> {
+        // A server that is stopped or stuck is found out sooner by what opens no device.
+        greet(endpoint)?;
         let (link, welcome) = connect(endpoint, Purpose::Query, ANSWER_MS_MAX)?;
         let (sender, receiver) = link.split();
         Ok(Server {
@@ -76,6 +81,13 @@ fn connect(
 
 fn explain(endpoint: &Endpoint, error: DialError) -> anyhow::Error {
     match error {
+        DialError::Link(Error::NoServer { source, .. })
+            if source.kind() == ErrorKind::PermissionDenied =>
+        {
+            anyhow::anyhow!(
+                "the server at {endpoint} cannot be asked: {source}; a shm address is open to the user alone who started the server"
+            )
+        }
         DialError::Link(Error::NoServer { source, .. }) => anyhow::anyhow!(
             "no server at {endpoint}: {source}; start one with outboard serve --listen {endpoint}"
         ),
@@ -90,5 +102,30 @@ fn explain(endpoint: &Endpoint, error: DialError) -> anyhow::Error {
             String::from_utf8_lossy(&first)
         ),
         error => anyhow::Error::new(error).context(format!("the server at {endpoint}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_of_another_user_is_not_to_be_started_again() {
+        let endpoint: Endpoint = "shm:///run/gpu.sock".parse().unwrap();
+        let said = |errno| {
+            let error = Error::NoServer {
+                endpoint: endpoint.to_string(),
+                source: std::io::Error::from_raw_os_error(errno),
+            };
+            explain(&endpoint, DialError::Link(error)).to_string()
+        };
+        let denied = said(rustix::io::Errno::ACCESS.raw_os_error());
+        assert!(denied.contains("the user alone who started"), "{denied}");
+        assert!(!denied.contains("start one"), "{denied}");
+        let missing = said(rustix::io::Errno::NOENT.raw_os_error());
+        assert!(
+            missing.contains("start one with outboard serve"),
+            "{missing}"
+        );
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     ffi::{CStr, OsStr, c_char, c_void},
     os::unix::ffi::OsStrExt as _,
-    sync::atomic::Ordering,
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use outboard_api::{
@@ -113,6 +113,17 @@ impl Jit {
     }
 }
 
+/// Most programs ask for no log, and would never learn why. One whose images are all refused is told of the first few.
+fn say_refused(status: CUresult, said: &str, jit: &Jit) {
+    const SAID_MAX: u32 = 4;
+    static SAID: AtomicU32 = AtomicU32::new(0);
+    if jit.error.is_none() && SAID.fetch_add(1, Ordering::Relaxed) < SAID_MAX {
+        log::warn(format_args!("an image was refused with {status}: {said}"));
+    } else {
+        log::debug(said);
+    }
+}
+
 impl Driver {
     /// The server has the image after this; its hash names it.
     pub(crate) fn send_image(&self, image: &[u8]) -> Result<[u8; 32], CUresult> {
@@ -154,7 +165,8 @@ impl Driver {
             |reply| {
                 jit.write_logs(&reply.info_log, &reply.error_log);
                 if reply.status != 0 && !reply.error_log.is_empty() {
-                    log::debug(String::from_utf8_lossy(&reply.error_log).trim_end());
+                    let said = String::from_utf8_lossy(&reply.error_log);
+                    say_refused(CUresult(reply.status), said.trim_end(), jit);
                 }
                 (
                     CUresult(reply.status),
