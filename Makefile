@@ -1,6 +1,7 @@
 # make demo       sets everything up and runs a stock CUDA program through Outboard, on a GPU if there is one
 # make test       every test, without a GPU
 # make gpu-check  the same programs on this machine's GPU and through Outboard, compared; writes docs/results/
+# make coverage   docs/coverage.md, the state of every driver call
 # make install    the command, the libraries, the manual page and the completions, below PREFIX
 
 CARGO ?= cargo
@@ -10,7 +11,7 @@ RELEASE := target/release
 DEBUG := target/debug
 NAME ?= gpu-check
 
-.PHONY: demo test lint unit loom fuzz programs gpu-check build examples install clean
+.PHONY: demo test lint unit loom fuzz programs gpu-check build examples coverage install clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -21,14 +22,14 @@ build:
 	$(CARGO) build --release --quiet -p outboard-cli -p outboard-client -p outboard-nvml
 
 examples: $(TOOLCHAIN)
-	@$(MAKE) --no-print-directory -C examples
+	@$(MAKE) --no-print-directory -C examples -j$(shell nproc)
 
 $(TOOLCHAIN): tools/toolchain.py tools/toolchain-requirements.txt
 	python3 tools/toolchain.py --quiet
 	@touch $(TOOLCHAIN)
 
 test: lint unit loom fuzz programs
-	@echo "all tests passed"
+	@echo "make test: lint, unit tests, loom, fuzzing and programs all passed"
 
 lint:
 	$(CARGO) fmt --all --check
@@ -53,6 +54,10 @@ programs: $(TOOLCHAIN) examples
 
 gpu-check: build
 	python3 gpu-check/run.py --outboard $(RELEASE)/outboard --out docs/results/$(NAME).json
+
+# What becomes of every driver call, from the declarations that the code is generated from.
+coverage:
+	$(CARGO) run --quiet -p outboard-api --example coverage > docs/coverage.md
 
 install: build
 	install -D -m 755 $(RELEASE)/outboard $(DESTDIR)$(PREFIX)/bin/outboard
