@@ -99,7 +99,7 @@ fn parse_shm(rest: &str) -> Result<Endpoint, String> {
     if path.contains('\0') {
         return Err("the path contains a NUL byte".into());
     }
-    if path.ends_with('/') {
+    if matches!(path.rsplit('/').next(), Some("" | "." | "..")) {
         return Err("the path is that of a folder".into());
     }
     // Programs that inherit the URL may run elsewhere.
@@ -221,6 +221,8 @@ mod tests {
             ("shm://", "path is missing"),
             ("shm://run/x", "three slashes"),
             ("shm:///run/", "folder"),
+            ("shm:/.//.", "folder"),
+            ("shm:///run/..", "folder"),
             ("shm:///a\0b", "NUL"),
             (&long, "at most 107"),
             ("tcp:x", "followed by //"),
