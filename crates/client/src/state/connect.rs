@@ -56,7 +56,15 @@ fn open() -> Result<Driver, CUresult> {
         program: program_name(),
     };
     let (link, socket, welcome) = dial(&endpoint, &hello, Duration::from_secs(CONNECT_S_MAX))
-        .map_err(|error| fail(format!("{url}: {error}")))?;
+        .map_err(|error| {
+            let said = error.to_string();
+            // Where nobody listens, the link names the address itself.
+            fail(if said.contains(&url) {
+                said
+            } else {
+                format!("{url}: {said}")
+            })
+        })?;
     let memory = DeviceMemory::reserve(&welcome).map_err(|why| fail(format!("{url}: {why}")))?;
     // Lives as long as the process: threads of the library use it until the end.
     let session: &'static Session = Box::leak(Box::new(Session::new(link, vec![socket])));
