@@ -26,6 +26,7 @@ answers! {
     Any nvmlDeviceGetModuleId: u32 = |d| d.module_id;
     Any nvmlDeviceGetBoardId: u32 = |d| d.board_id;
     Any nvmlDeviceGetMultiGpuBoard: u32 = |d| d.multi_gpu_board;
+    Any nvmlDeviceGetMaxMigDeviceCount: u32 = |d| d.mig_devices_max;
     Any nvmlDeviceGetMemoryBusWidth: u32 = |d| d.memory_bus_bits;
     Any nvmlDeviceGetVirtualizationMode: u32 = |d| d.virtualization_mode;
 

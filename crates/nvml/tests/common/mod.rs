@@ -303,6 +303,7 @@ fn talkative() -> NvmlDevice {
         ],
         processes_graphics: Vec::new(),
         processes_mps: Vec::new(),
+        mig_devices_max: Some(7),
         inforom_status: Some(0),
         nvlinks_active: 18,
         fields: vec![

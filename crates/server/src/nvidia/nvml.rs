@@ -450,6 +450,7 @@ impl Nvml {
             processes_compute: self.processes(device, "nvmlDeviceGetComputeRunningProcesses_v3"),
             processes_graphics: self.processes(device, "nvmlDeviceGetGraphicsRunningProcesses_v3"),
             processes_mps: self.processes(device, "nvmlDeviceGetMPSComputeRunningProcesses_v3"),
+            mig_devices_max: number("nvmlDeviceGetMaxMigDeviceCount"),
             inforom_status: self.status(device, "nvmlDeviceValidateInforom"),
             nvlinks_active: nvlinks.count() as u32,
             fields: self.fields(device),

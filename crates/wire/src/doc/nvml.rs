@@ -92,6 +92,8 @@ pub struct NvmlDevice {
     pub processes_graphics: Vec<NvmlProcess>,
     /// Clients of a Multi-Process Service.
     pub processes_mps: Vec<NvmlProcess>,
+    /// Into how many devices MIG could divide it at most.
+    pub mig_devices_max: Option<u32>,
     /// What `nvmlDeviceValidateInforom` answers: 0 where the infoROM is intact.
     pub inforom_status: Option<u32>,
     /// Links that are up.
