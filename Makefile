@@ -63,6 +63,8 @@ install: build
 	install -D -m 755 $(RELEASE)/outboard $(DESTDIR)$(PREFIX)/bin/outboard
 	install -D -m 755 $(RELEASE)/liboutboard_client.so $(DESTDIR)$(PREFIX)/lib/outboard/libcuda.so.1
 	install -D -m 755 $(RELEASE)/liboutboard_nvml.so $(DESTDIR)$(PREFIX)/lib/outboard/libnvidia-ml.so.1
+	ln -sf libcuda.so.1 $(DESTDIR)$(PREFIX)/lib/outboard/libcuda.so
+	ln -sf libnvidia-ml.so.1 $(DESTDIR)$(PREFIX)/lib/outboard/libnvidia-ml.so
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	$(RELEASE)/outboard man > $(DESTDIR)$(PREFIX)/share/man/man1/outboard.1
 	$(RELEASE)/outboard completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/outboard

@@ -83,11 +83,11 @@ pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     ];
     findings.extend(server(&endpoint));
     let is_well = findings.iter().all(|f| f.verdict != Verdict::Fail);
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&findings)?);
-    } else {
-        print(&findings);
-    }
+    let said = match args.json {
+        true => serde_json::to_string_pretty(&findings)? + "\n",
+        false => table(&findings),
+    };
+    crate::print(said.as_bytes())?;
     Ok(if is_well {
         ExitCode::SUCCESS
     } else {
@@ -95,7 +95,8 @@ pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn print(findings: &[Finding]) {
+fn table(findings: &[Finding]) -> String {
+    let mut out = String::new();
     let width = findings.iter().map(|f| f.what.len()).max().unwrap_or(0);
     for finding in findings {
         let mark = match finding.verdict {
@@ -103,11 +104,12 @@ fn print(findings: &[Finding]) {
             Verdict::Note => "note",
             Verdict::Fail => "FAIL",
         };
-        println!("{mark}  {:width$}  {}", finding.what, finding.found);
+        out += &format!("{mark}  {:width$}  {}\n", finding.what, finding.found);
         if let Some(remedy) = &finding.remedy {
-            println!("      {:width$}  -> {remedy}", "");
+            out += &format!("      {:width$}  -> {remedy}\n", "");
         }
     }
+    out
 }
 
 fn library(

@@ -7,8 +7,12 @@ mod probe;
 mod run;
 mod serve;
 
-use std::process::ExitCode;
+use std::{
+    io::{ErrorKind, Write as _},
+    process::ExitCode,
+};
 
+use anyhow::Context as _;
 use clap::{CommandFactory, Parser};
 use tracing_subscriber::EnvFilter;
 
@@ -22,15 +26,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::serve(args),
         Command::Run(args) => run::run(args),
         Command::Doctor(args) => doctor::doctor(args),
-        Command::Completions { shell } => {
-            clap_complete::generate(
-                shell,
-                &mut Args::command(),
-                "outboard",
-                &mut std::io::stdout(),
-            );
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Completions { shell } => completions(shell),
         Command::Man => manual(),
         Command::Worker(args) => serve::worker(args),
         Command::TryLibrary { path } => libraries::try_library(&path),
@@ -67,16 +63,33 @@ fn log_to_stderr() {
         .init();
 }
 
+fn completions(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Args::command(), "outboard", &mut script);
+    print(&script)
+}
+
 /// One page for the command and all its subcommands.
 fn manual() -> anyhow::Result<ExitCode> {
     let mut command = Args::command();
     command.build();
-    let mut out = std::io::stdout();
-    clap_mangen::Man::new(command.clone()).render(&mut out)?;
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command.clone()).render(&mut page)?;
     for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
-        clap_mangen::Man::new(sub.clone()).render(&mut out)?;
+        clap_mangen::Man::new(sub.clone()).render(&mut page)?;
     }
-    Ok(ExitCode::SUCCESS)
+    print(&page)
+}
+
+/// A reader that had enough, as `head` has, is none of our errors.
+fn print(bytes: &[u8]) -> anyhow::Result<ExitCode> {
+    let mut out = std::io::stdout();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(error).context("writing to standard output")
+        }
+        _ => Ok(ExitCode::SUCCESS),
+    }
 }
 
 #[cfg(test)]

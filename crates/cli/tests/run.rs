@@ -351,3 +351,27 @@ fn help_manual_completions_and_version_come_from_the_declaration() {
         }
     }
 }
+
+#[test]
+fn what_cannot_be_printed_is_an_error_unless_nobody_reads() {
+    for args in [&["man"][..], &["completions", "bash"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full");
+        let full = outboard()
+            .args(args)
+            .stdout(full.unwrap())
+            .output()
+            .unwrap();
+        assert_eq!(full.status.code(), Some(1), "{args:?}");
+        let stderr = text(&full.stderr);
+        assert!(
+            stderr.starts_with("outboard: writing to standard output: "),
+            "{stderr}"
+        );
+
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let unread = outboard().args(args).stdout(writer).output().unwrap();
+        assert_eq!(unread.status.code(), Some(0), "{args:?}");
+        assert_eq!(text(&unread.stderr), "");
+    }
+}
