@@ -297,7 +297,6 @@ fn parse_call(text: &str) -> Result<Call, String> {
         ["same", "as", other] => (Class::Local, false, Some(other.to_string())),
         [class] => (parse_class(class)?, false, None),
         [class, "derived"] => (parse_class(class)?, true, None),
-        [_, "pending"] => (Class::Unsupported, false, None),
         _ => return Err(format!("class {class}")),
     };
     Ok(Call {
