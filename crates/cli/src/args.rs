@@ -6,6 +6,8 @@ use clap::{Parser, Subcommand, ValueEnum};
 use outboard_link::Endpoint;
 use outboard_server::supervisor::{self, DeviceKind};
 
+use crate::bench::Group;
+
 /// Use a GPU that is somewhere else as if it were here.
 #[derive(Debug, Parser)]
 #[command(name = "outboard", version, arg_required_else_help = true)]
@@ -15,6 +17,7 @@ Examples:
   outboard serve --listen tcp://10.0.0.7:4833        offer it to the network 10.0.0.0
   outboard run --gpu tcp://10.0.0.7 -- python train.py
   outboard doctor --gpu tcp://10.0.0.7               what works, what does not, what to do
+  outboard bench                                     what calls and copies cost, beside the local GPU
 
 Environment:
   OUTBOARD_GPU   the address of the server, in place of --gpu
@@ -32,12 +35,16 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Say what works here, what does not, and what to do about it
     Doctor(DoctorArgs),
+    /// Measure what calls, round trips, copies and launches cost, beside the local GPU where there is one
+    Bench(BenchArgs),
     /// Print the completions for a shell
     Completions { shell: clap_complete::Shell },
     /// Print the manual page
     Man,
     #[command(hide = true)]
     Worker(WorkerArgs),
+    #[command(hide = true)]
+    BenchWorker,
     #[command(hide = true)]
     TryLibrary { path: PathBuf },
 }
@@ -128,6 +135,73 @@ pub(crate) struct DoctorArgs {
     /// Print the findings as JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+#[command(after_help = "\
+Without --gpu it starts a server of its own, and measures shm and tcp. All sides stay up and take turns, round by round;
+ratios are formed within a round. Beside tcp over loopback stands what a plain connection costs for the same.
+
+Examples:
+  outboard bench                                     this machine: local, shm and tcp
+  outboard bench --gpu tcp://10.0.0.7 --only launches,item
+  outboard bench --gpu shm:///a.sock --gpu shm:///b.sock --json ab.json
+  outboard bench sessions --sessions 1,8,64          what many sessions cost")]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    pub(crate) targets: BenchTargets,
+    /// Only these groups of cases
+    #[arg(long, value_name = "GROUP", value_delimiter = ',', value_enum)]
+    pub(crate) only: Vec<Group>,
+    /// Few rounds, few sizes: half a minute
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// How often the sides take turns [default: 10, with --quick 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) rounds: Option<u16>,
+    #[command(subcommand)]
+    pub(crate) command: Option<BenchCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Measure what many sessions cost, idle and busy
+    Sessions(SessionsArgs),
+}
+
+/// What is compared, and where the results go.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct BenchTargets {
+    /// A server to measure, any number of times [default: one of its own, over shm and tcp]
+    #[arg(long, value_name = "URL")]
+    pub(crate) gpu: Vec<Endpoint>,
+    /// Leave the local GPU out
+    #[arg(long)]
+    pub(crate) no_local: bool,
+    /// Set OUTBOARD_OPTIMISE for the programs measured; several levels are several sides
+    #[arg(long, value_name = "LEVEL", value_delimiter = ',')]
+    pub(crate) optimise: Vec<String>,
+    /// Write the results there too, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct SessionsArgs {
+    #[command(flatten)]
+    pub(crate) targets: BenchTargets,
+    /// How many sessions are open and do nothing; 0 for none
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8,64,256",
+          value_parser = clap::value_parser!(u16).range(0..=1024))]
+    pub(crate) sessions: Vec<u16>,
+    /// How many sessions do the same work at once
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8",
+          value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) busy: Vec<u16>,
+    /// Watch for shorter times
+    #[arg(long)]
+    pub(crate) quick: bool,
 }
 
 /// How the supervisor starts a worker.

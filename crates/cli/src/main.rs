@@ -1,6 +1,7 @@
 //! The `outboard` command. [`args`] declares it; help, manual page and completions come from that declaration.
 
 mod args;
+mod bench;
 mod doctor;
 mod libraries;
 mod probe;
@@ -26,9 +27,11 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::serve(args),
         Command::Run(args) => run::run(args),
         Command::Doctor(args) => doctor::doctor(args),
+        Command::Bench(args) => bench::bench(args),
         Command::Completions { shell } => completions(shell),
         Command::Man => manual(),
         Command::Worker(args) => serve::worker(args),
+        Command::BenchWorker => bench::worker(),
         Command::TryLibrary { path } => libraries::try_library(&path),
     };
     result.unwrap_or_else(|error| {
@@ -74,11 +77,17 @@ fn manual() -> anyhow::Result<ExitCode> {
     let mut command = Args::command();
     command.build();
     let mut page = Vec::new();
-    clap_mangen::Man::new(command.clone()).render(&mut page)?;
-    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
-        clap_mangen::Man::new(sub.clone()).render(&mut page)?;
-    }
+    describe(&command, &mut page)?;
     print(&page)
+}
+
+fn describe(command: &clap::Command, page: &mut Vec<u8>) -> std::io::Result<()> {
+    clap_mangen::Man::new(command.clone()).render(page)?;
+    let visible = |sub: &&clap::Command| !sub.is_hide_set() && sub.get_name() != "help";
+    command
+        .get_subcommands()
+        .filter(visible)
+        .try_for_each(|sub| describe(sub, page))
 }
 
 /// A reader that had enough, as `head` has, is none of our errors.

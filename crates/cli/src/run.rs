@@ -9,6 +9,8 @@ use std::{
     process::{Command, ExitCode},
 };
 
+use outboard_link::Endpoint;
+
 use crate::{args::RunArgs, libraries, probe, serve::default_endpoint};
 
 /// As env(1) and shells have it.
@@ -28,14 +30,7 @@ pub(crate) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let mut command = Command::new(program);
     command
         .args(arguments)
-        .env("OUTBOARD_GPU", endpoint.to_string())
-        .env(
-            "LD_LIBRARY_PATH",
-            prepend(&folder, env::var_os("LD_LIBRARY_PATH")),
-        )
-        // Triton and Numba look for the driver by other ways than the loader's.
-        .env("TRITON_LIBCUDA_PATH", &folder)
-        .env("NUMBA_CUDA_DRIVER", folder.join(libraries::CUDA.names[0]));
+        .envs(environment(&folder, &endpoint));
     if args.stats {
         command.env("OUTBOARD_STATS", "-");
     }
@@ -46,6 +41,21 @@ pub(crate) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         ErrorKind::NotFound => EXIT_NOT_FOUND,
         _ => EXIT_CANNOT_EXECUTE,
     }))
+}
+
+/// What makes a program use the server at the endpoint, through the libraries in the folder.
+pub(crate) fn environment(folder: &Path, endpoint: &Endpoint) -> [(&'static str, OsString); 4] {
+    let path = prepend(folder, env::var_os("LD_LIBRARY_PATH"));
+    [
+        ("OUTBOARD_GPU", endpoint.to_string().into()),
+        ("LD_LIBRARY_PATH", path),
+        // Triton and Numba look for the driver by other ways than the loader's.
+        ("TRITON_LIBCUDA_PATH", folder.into()),
+        (
+            "NUMBA_CUDA_DRIVER",
+            folder.join(libraries::CUDA.names[0]).into(),
+        ),
+    ]
 }
 
 fn prepend(folder: &Path, rest: Option<OsString>) -> OsString {

@@ -1,0 +1,374 @@
+//! What is measured.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// Cases that `--only` names together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Group {
+    /// Calls that need no answer, or whose answer is known
+    Calls,
+    /// Synchronising, with and without work to wait for
+    Waits,
+    /// Kernel launches
+    Launches,
+    /// CUDA graphs
+    Graphs,
+    /// Reading four bytes back, as tensor.item() does
+    Item,
+    /// Copies between host and device by size, pinned and pageable
+    Copies,
+    /// Filling device memory
+    Memset,
+    /// A plain tcp connection, for comparison
+    Socket,
+}
+
+/// One row of the table.
+#[derive(Debug, Clone)]
+pub(super) struct Case {
+    pub(super) group: Group,
+    /// As the JSON calls it; stable.
+    pub(super) name: String,
+    /// As a person reads it.
+    pub(super) title: String,
+    pub(super) work: Work,
+    /// What a bandwidth is computed from.
+    pub(super) bytes: Option<u64>,
+    /// What a plain socket would have to do at least.
+    pub(super) raw: Option<Raw>,
+}
+
+/// What a worker is asked to time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Work {
+    ContextDevice,
+    MemoryInfo,
+    EventRecord,
+    EventQueryDone,
+    EventQueryPending,
+    StreamQueryDone,
+    EventCreateDestroy,
+    Allocate,
+    AllocateAsync,
+    SynchronizeIdle,
+    LaunchSynchronize,
+    LaunchCall,
+    LaunchQueued,
+    LaunchQueued20,
+    GraphQueued,
+    GraphSynchronize,
+    ItemPinned,
+    ItemPageable,
+    ToDevice {
+        bytes: usize,
+        pinned: bool,
+    },
+    ToHost {
+        bytes: usize,
+        pinned: bool,
+    },
+    Memset {
+        bytes: usize,
+    },
+    /// A small inference: a copy in, kernels, a result out.
+    Step,
+    /// Only a plain socket does this.
+    Nothing,
+}
+
+/// What a plain socket is asked to time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Raw {
+    /// [`PING_BYTES`](super::socket::PING_BYTES) there and back.
+    RoundTrip { receiver: Receiver },
+    /// So many bytes one way, and a byte back at the end.
+    OneWay { bytes: usize },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Receiver {
+    /// Sleeps in the kernel until bytes are there.
+    Blocking,
+    /// Asks again and again.
+    Busy,
+    /// As our links wait on this machine: busy where there are cores to spare.
+    Usual,
+}
+
+/// Launches of one sample of the queued cases.
+pub(super) const QUEUED_LAUNCHES: usize = 1_000;
+pub(super) const GRAPH_NODES: usize = 20;
+pub(super) const STEP_KERNELS: usize = 20;
+pub(super) const STEP_INPUT_BYTES: usize = 64 << 10;
+pub(super) const COPY_BYTES_MAX: usize = 64 << 20;
+/// Smaller copies are round trips; of larger ones the bandwidth counts.
+pub(super) const BANDWIDTH_BYTES_MIN: u64 = 64 << 10;
+const COPY_BYTES: [usize; 6] = [4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, COPY_BYTES_MAX];
+const COPY_BYTES_QUICK: [usize; 3] = [4, 64 << 10, 16 << 20];
+
+const ROUND_TRIP: Option<Raw> = Some(Raw::RoundTrip {
+    receiver: Receiver::Usual,
+});
+
+/// Every case of the groups, in the order in which they are measured; no group means all.
+pub(super) fn cases(only: &[Group], quick: bool) -> Vec<Case> {
+    let is_wanted = |case: &Case| only.is_empty() || only.contains(&case.group);
+    calls_and_launches()
+        .into_iter()
+        .chain(copies(quick))
+        .chain(socket(quick))
+        .filter(is_wanted)
+        .collect()
+}
+
+fn calls_and_launches() -> Vec<Case> {
+    use Group::{Calls, Graphs, Item, Launches, Waits};
+    let rows = [
+        (
+            Calls,
+            "context_device",
+            "cuCtxGetDevice",
+            Work::ContextDevice,
+            None,
+        ),
+        (Calls, "memory_info", "cuMemGetInfo", Work::MemoryInfo, None),
+        (
+            Calls,
+            "event_record",
+            "cuEventRecord",
+            Work::EventRecord,
+            None,
+        ),
+        (
+            Calls,
+            "event_query_done",
+            "cuEventQuery, done",
+            Work::EventQueryDone,
+            None,
+        ),
+        (
+            Calls,
+            "event_query_pending",
+            "cuEventQuery, pending",
+            Work::EventQueryPending,
+            None,
+        ),
+        (
+            Calls,
+            "stream_query_done",
+            "cuStreamQuery, done",
+            Work::StreamQueryDone,
+            None,
+        ),
+        (
+            Calls,
+            "event_create_destroy",
+            "cuEventCreate + Destroy",
+            Work::EventCreateDestroy,
+            None,
+        ),
+        (
+            Calls,
+            "allocate",
+            "cuMemAlloc + Free, 1 MiB",
+            Work::Allocate,
+            None,
+        ),
+        (
+            Calls,
+            "allocate_async",
+            "cuMemAllocAsync + FreeAsync",
+            Work::AllocateAsync,
+            None,
+        ),
+        (
+            Waits,
+            "synchronize_idle",
+            "cuCtxSynchronize, idle",
+            Work::SynchronizeIdle,
+            None,
+        ),
+        (
+            Waits,
+            "launch_synchronize",
+            "launch + synchronise",
+            Work::LaunchSynchronize,
+            ROUND_TRIP,
+        ),
+        (
+            Launches,
+            "launch_queued",
+            "launch, 1,000 queued",
+            Work::LaunchQueued,
+            None,
+        ),
+        (
+            Launches,
+            "launch_call",
+            "launch, the call alone",
+            Work::LaunchCall,
+            None,
+        ),
+        (
+            Launches,
+            "launch_queued_20",
+            "launch, 20 parameters, queued",
+            Work::LaunchQueued20,
+            None,
+        ),
+        (
+            Graphs,
+            "graph_queued",
+            "graph of 20 kernels, 100 queued",
+            Work::GraphQueued,
+            None,
+        ),
+        (
+            Graphs,
+            "graph_synchronize",
+            "graph of 20 kernels + synchronise",
+            Work::GraphSynchronize,
+            ROUND_TRIP,
+        ),
+        (
+            Item,
+            "item_pinned",
+            "4 bytes to pinned memory",
+            Work::ItemPinned,
+            ROUND_TRIP,
+        ),
+        (
+            Item,
+            "item_pageable",
+            "4 bytes to pageable memory",
+            Work::ItemPageable,
+            ROUND_TRIP,
+        ),
+    ];
+    let case = |(group, name, title, work, raw): (Group, &str, &str, Work, Option<Raw>)| Case {
+        group,
+        name: name.into(),
+        title: title.into(),
+        work,
+        bytes: None,
+        raw,
+    };
+    rows.into_iter().map(case).collect()
+}
+
+fn copies(quick: bool) -> Vec<Case> {
+    let sizes: &[usize] = if quick {
+        &COPY_BYTES_QUICK
+    } else {
+        &COPY_BYTES
+    };
+    let mut cases = Vec::new();
+    for pinned in [true, false] {
+        let memory = if pinned { "pinned" } else { "pageable" };
+        for &bytes in sizes {
+            let ways = [
+                ("to_device", "to device", Work::ToDevice { bytes, pinned }),
+                ("to_host", "to host", Work::ToHost { bytes, pinned }),
+            ];
+            cases.extend(ways.map(|(name, title, work)| Case {
+                group: Group::Copies,
+                name: format!("{name}_{memory}_{bytes}"),
+                title: format!("{} {memory} {title}", size(bytes)),
+                work,
+                bytes: Some(bytes as u64),
+                raw: match bytes as u64 >= BANDWIDTH_BYTES_MIN {
+                    true => Some(Raw::OneWay { bytes }),
+                    false => ROUND_TRIP,
+                },
+            }));
+        }
+    }
+    cases.extend([4 << 10, 16 << 20].map(|bytes| Case {
+        group: Group::Memset,
+        name: format!("memset_{bytes}"),
+        title: format!("{} cuMemsetD8Async + synchronise", size(bytes)),
+        work: Work::Memset { bytes },
+        bytes: Some(bytes as u64),
+        raw: ROUND_TRIP,
+    }));
+    cases
+}
+
+fn socket(quick: bool) -> Vec<Case> {
+    let large = if quick { 16 << 20 } else { COPY_BYTES_MAX };
+    let ping = |name: &str, title: &str, receiver| Case {
+        group: Group::Socket,
+        name: name.into(),
+        title: title.into(),
+        work: Work::Nothing,
+        bytes: None,
+        raw: Some(Raw::RoundTrip { receiver }),
+    };
+    vec![
+        ping(
+            "socket_ping_blocking",
+            "64 B there and back, blocking",
+            Receiver::Blocking,
+        ),
+        ping(
+            "socket_ping_busy",
+            "64 B there and back, busy",
+            Receiver::Busy,
+        ),
+        Case {
+            group: Group::Socket,
+            name: format!("socket_one_way_{large}"),
+            title: format!("{} one way", size(large)),
+            work: Work::Nothing,
+            bytes: Some(large as u64),
+            raw: Some(Raw::OneWay { bytes: large }),
+        },
+    ]
+}
+
+pub(super) fn size(bytes: usize) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..0x10_0000 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_every_group_has_cases() {
+        for quick in [false, true] {
+            let all = cases(&[], quick);
+            let names: HashSet<_> = all.iter().map(|case| &case.name).collect();
+            assert_eq!(names.len(), all.len());
+            for group in Group::value_variants() {
+                let some = cases(&[*group], quick);
+                assert!(!some.is_empty() && some.iter().all(|case| case.group == *group));
+            }
+        }
+    }
+
+    #[test]
+    fn work_travels_as_json() {
+        for case in cases(&[], false) {
+            let text = serde_json::to_string(&case.work).unwrap();
+            assert_eq!(serde_json::from_str::<Work>(&text).unwrap(), case.work);
+        }
+    }
+
+    #[test]
+    fn sizes_read_well() {
+        assert_eq!(
+            [4, 4096, 65_536, 64 << 20].map(size),
+            ["4 B", "4 KiB", "64 KiB", "64 MiB"]
+        );
+    }
+}

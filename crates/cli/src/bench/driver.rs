@@ -1,0 +1,482 @@
+//! The few driver calls that the worker measures, of whichever `libcuda.so.1` the loader finds.
+
+use std::{
+    ffi::{CString, c_char, c_int, c_uint, c_void},
+    fs, mem,
+    path::PathBuf,
+    ptr,
+};
+
+use anyhow::{Context, anyhow};
+use outboard_api::{
+    CUresult,
+    cuda::{
+        CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmodule,
+        CUstream,
+    },
+};
+
+/// The name that programs load.
+const LIBRARY: &str = "libcuda.so.1";
+/// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
+const CAPTURE_THREAD_LOCAL: c_uint = 1;
+const DEVICE_NAME_BYTES_MAX: usize = 256;
+
+macro_rules! driver_calls {
+    ($($field:ident = $symbol:literal ($($arg:ty),*);)*) => {
+        /// The calls, by the symbols that CUDA 12 and 13 link to.
+        pub(super) struct Calls {
+            $($field: unsafe extern "C" fn($($arg),*) -> CUresult,)*
+        }
+
+        impl Calls {
+            fn load(library: &libloading::Library) -> Result<Calls, libloading::Error> {
+                Ok(Calls {
+                    // SAFETY: the symbols have these types in cuda.h.
+                    $($field: unsafe { *library.get(concat!($symbol, "\0").as_bytes())? },)*
+                })
+            }
+        }
+    };
+}
+
+driver_calls! {
+    init = "cuInit" (c_uint);
+    driver_version = "cuDriverGetVersion" (*mut c_int);
+    device_get = "cuDeviceGet" (*mut CUdevice, c_int);
+    device_name = "cuDeviceGetName" (*mut c_char, c_int, CUdevice);
+    context_retain = "cuDevicePrimaryCtxRetain" (*mut CUcontext, CUdevice);
+    context_set_current = "cuCtxSetCurrent" (CUcontext);
+    context_get_device = "cuCtxGetDevice" (*mut CUdevice);
+    context_synchronize = "cuCtxSynchronize" ();
+    module_load = "cuModuleLoadData" (*mut CUmodule, *const c_void);
+    module_function = "cuModuleGetFunction" (*mut CUfunction, CUmodule, *const c_char);
+    launch = "cuLaunchKernel" (CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void);
+    mem_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
+    mem_alloc = "cuMemAlloc_v2" (*mut CUdeviceptr, usize);
+    mem_free = "cuMemFree_v2" (CUdeviceptr);
+    mem_alloc_async = "cuMemAllocAsync" (*mut CUdeviceptr, usize, CUstream);
+    mem_free_async = "cuMemFreeAsync" (CUdeviceptr, CUstream);
+    mem_alloc_host = "cuMemAllocHost_v2" (*mut *mut c_void, usize);
+    mem_free_host = "cuMemFreeHost" (*mut c_void);
+    memset_async = "cuMemsetD8Async" (CUdeviceptr, u8, usize, CUstream);
+    copy_to_host = "cuMemcpyDtoH_v2" (*mut c_void, CUdeviceptr, usize);
+    copy_to_host_async = "cuMemcpyDtoHAsync_v2" (*mut c_void, CUdeviceptr, usize, CUstream);
+    copy_to_device = "cuMemcpyHtoD_v2" (CUdeviceptr, *const c_void, usize);
+    copy_to_device_async = "cuMemcpyHtoDAsync_v2" (CUdeviceptr, *const c_void, usize, CUstream);
+    stream_create = "cuStreamCreate" (*mut CUstream, c_uint);
+    stream_query = "cuStreamQuery" (CUstream);
+    stream_synchronize = "cuStreamSynchronize" (CUstream);
+    stream_begin_capture = "cuStreamBeginCapture_v2" (CUstream, c_uint);
+    stream_end_capture = "cuStreamEndCapture" (CUstream, *mut CUgraph);
+    graph_instantiate = "cuGraphInstantiateWithFlags" (*mut CUgraphExec, CUgraph, u64);
+    graph_launch = "cuGraphLaunch" (CUgraphExec, CUstream);
+    event_create = "cuEventCreate" (*mut CUevent, c_uint);
+    event_destroy = "cuEventDestroy_v2" (CUevent);
+    event_record = "cuEventRecord" (CUevent, CUstream);
+    event_query = "cuEventQuery" (CUevent);
+}
+
+/// A driver with a current context on device 0 and a stream of its own. Handles come from its methods alone, and live as
+/// long as the process.
+pub(super) struct Driver {
+    calls: Calls,
+    pub(super) stream: CUstream,
+    pub(super) name: String,
+    pub(super) version: u32,
+    /// The library's file.
+    pub(super) library: PathBuf,
+}
+
+/// The values of a kernel's parameters, 8 bytes each, and the pointers to them that a launch takes.
+pub(super) struct Arguments {
+    _values: Box<[u64]>,
+    pointers: Box<[*mut c_void]>,
+}
+
+impl Arguments {
+    pub(super) fn new(values: &[u64]) -> Arguments {
+        let mut values: Box<[u64]> = values.into();
+        let pointers = values.iter_mut().map(|v| ptr::from_mut(v).cast()).collect();
+        Arguments {
+            _values: values,
+            pointers,
+        }
+    }
+}
+
+/// Pinned host memory.
+pub(super) struct Pinned {
+    address: *mut u8,
+    bytes: usize,
+}
+
+impl Pinned {
+    pub(super) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the driver allocated that many bytes, they are never freed, and copies into them have been waited for.
+        unsafe { std::slice::from_raw_parts_mut(self.address, self.bytes) }
+    }
+}
+
+impl Driver {
+    pub(super) fn open() -> anyhow::Result<Driver> {
+        // SAFETY: running the driver's initialisers is what this process was started for.
+        let library = unsafe { libloading::Library::new(LIBRARY) }.context("loading the driver")?;
+        let calls = Calls::load(&library).with_context(|| format!("{LIBRARY} lacks a call"))?;
+        // Its threads and exit handlers must not find it gone.
+        mem::forget(library);
+        let mut driver = Driver {
+            calls,
+            stream: CUstream::NULL,
+            name: String::new(),
+            version: 0,
+            library: mapped_file().unwrap_or_else(|| LIBRARY.into()),
+        };
+        driver.start()?;
+        Ok(driver)
+    }
+
+    fn start(&mut self) -> anyhow::Result<()> {
+        let calls = &self.calls;
+        let mut name = [0u8; DEVICE_NAME_BYTES_MAX];
+        let (mut version, mut device) = (0, 0);
+        let mut context = CUcontext::NULL;
+        // SAFETY: every pointer is to a variable of the type and size that the call fills.
+        unsafe {
+            self.check("cuInit", (calls.init)(0))?;
+            self.check("cuDriverGetVersion", (calls.driver_version)(&mut version))?;
+            self.check("cuDeviceGet", (calls.device_get)(&mut device, 0))?;
+            let room = c_int::try_from(name.len())?;
+            self.check(
+                "cuDeviceGetName",
+                (calls.device_name)(name.as_mut_ptr().cast(), room, device),
+            )?;
+            self.check(
+                "cuDevicePrimaryCtxRetain",
+                (calls.context_retain)(&mut context, device),
+            )?;
+            self.check("cuCtxSetCurrent", (calls.context_set_current)(context))?;
+        }
+        let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
+        self.name = String::from_utf8_lossy(&name[..end]).into_owned();
+        self.version = version.unsigned_abs();
+        let mut stream = CUstream::NULL;
+        // SAFETY: as above; `CU_STREAM_NON_BLOCKING` is 1.
+        self.check("cuStreamCreate", unsafe {
+            (self.calls.stream_create)(&mut stream, 1)
+        })?;
+        self.stream = stream;
+        Ok(())
+    }
+
+    /// An error that names the call, unless it succeeded.
+    #[inline]
+    pub(super) fn check(&self, call: &str, result: CUresult) -> anyhow::Result<()> {
+        if result == CUresult::CUDA_SUCCESS {
+            return Ok(());
+        }
+        Err(self.explain(call, result))
+    }
+
+    #[cold]
+    fn explain(&self, call: &str, result: CUresult) -> anyhow::Error {
+        match result.name().and_then(|name| name.to_str().ok()) {
+            Some(name) => anyhow!("{call}: {name}"),
+            None => anyhow!("{call}: CUDA error {}", result.0),
+        }
+    }
+
+    pub(super) fn load(&self, ptx: &str) -> anyhow::Result<CUmodule> {
+        let text = CString::new(ptx)?;
+        let mut module = CUmodule::NULL;
+        // SAFETY: a PTX image ends at its NUL.
+        let result = unsafe { (self.calls.module_load)(&mut module, text.as_ptr().cast()) };
+        self.check("cuModuleLoadData", result)?;
+        Ok(module)
+    }
+
+    pub(super) fn function(&self, module: CUmodule, name: &str) -> anyhow::Result<CUfunction> {
+        let name = CString::new(name)?;
+        let mut function = CUfunction::NULL;
+        // SAFETY: `function` is written, and the name ends in a NUL.
+        let result = unsafe { (self.calls.module_function)(&mut function, module, name.as_ptr()) };
+        self.check("cuModuleGetFunction", result)?;
+        Ok(function)
+    }
+
+    /// One block of `threads`, on the stream. The arguments are as many as the kernel has parameters.
+    #[inline]
+    pub(super) fn launch(
+        &self,
+        function: CUfunction,
+        threads: c_uint,
+        arguments: &Arguments,
+    ) -> anyhow::Result<()> {
+        let pointers = arguments.pointers.as_ptr().cast_mut();
+        // SAFETY: the kernels of this program have 8-byte parameters only; the driver reads that many and keeps no pointer.
+        let result = unsafe {
+            (self.calls.launch)(
+                function,
+                1,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                self.stream,
+                pointers,
+                ptr::null_mut(),
+            )
+        };
+        self.check("cuLaunchKernel", result)
+    }
+
+    #[inline]
+    pub(super) fn context_device(&self) -> anyhow::Result<CUdevice> {
+        let mut device = 0;
+        // SAFETY: `device` is written.
+        self.check("cuCtxGetDevice", unsafe {
+            (self.calls.context_get_device)(&mut device)
+        })?;
+        Ok(device)
+    }
+
+    #[inline]
+    pub(super) fn synchronize_context(&self) -> anyhow::Result<()> {
+        // SAFETY: it takes nothing.
+        self.check("cuCtxSynchronize", unsafe {
+            (self.calls.context_synchronize)()
+        })
+    }
+
+    #[inline]
+    pub(super) fn synchronize(&self) -> anyhow::Result<()> {
+        // SAFETY: the stream is alive.
+        self.check("cuStreamSynchronize", unsafe {
+            (self.calls.stream_synchronize)(self.stream)
+        })
+    }
+
+    /// Whether all work of the stream is done.
+    #[inline]
+    pub(super) fn is_stream_done(&self) -> anyhow::Result<bool> {
+        // SAFETY: the stream is alive.
+        self.is_done("cuStreamQuery", unsafe {
+            (self.calls.stream_query)(self.stream)
+        })
+    }
+
+    #[inline]
+    pub(super) fn is_event_done(&self, event: CUevent) -> anyhow::Result<bool> {
+        // SAFETY: a dead event is an error, by the driver's own rules.
+        self.is_done("cuEventQuery", unsafe { (self.calls.event_query)(event) })
+    }
+
+    #[inline]
+    fn is_done(&self, call: &str, result: CUresult) -> anyhow::Result<bool> {
+        if result == CUresult::CUDA_ERROR_NOT_READY {
+            return Ok(false);
+        }
+        self.check(call, result).map(|()| true)
+    }
+
+    #[inline]
+    pub(super) fn event(&self) -> anyhow::Result<CUevent> {
+        /// `CU_EVENT_DISABLE_TIMING`, as frameworks create them.
+        const DISABLE_TIMING: c_uint = 2;
+        let mut event = CUevent::NULL;
+        // SAFETY: `event` is written.
+        self.check("cuEventCreate", unsafe {
+            (self.calls.event_create)(&mut event, DISABLE_TIMING)
+        })?;
+        Ok(event)
+    }
+
+    #[inline]
+    pub(super) fn destroy_event(&self, event: CUevent) -> anyhow::Result<()> {
+        // SAFETY: a dead event is an error, by the driver's own rules.
+        self.check("cuEventDestroy", unsafe {
+            (self.calls.event_destroy)(event)
+        })
+    }
+
+    #[inline]
+    pub(super) fn record(&self, event: CUevent) -> anyhow::Result<()> {
+        // SAFETY: a dead event is an error, by the driver's own rules.
+        self.check("cuEventRecord", unsafe {
+            (self.calls.event_record)(event, self.stream)
+        })
+    }
+
+    /// Free and all bytes of the device.
+    #[inline]
+    pub(super) fn memory(&self) -> anyhow::Result<(usize, usize)> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are written.
+        self.check("cuMemGetInfo", unsafe {
+            (self.calls.mem_info)(&mut free, &mut total)
+        })?;
+        Ok((free, total))
+    }
+
+    #[inline]
+    pub(super) fn allocate(&self, bytes: usize) -> anyhow::Result<CUdeviceptr> {
+        let mut address = 0;
+        // SAFETY: `address` is written.
+        self.check("cuMemAlloc", unsafe {
+            (self.calls.mem_alloc)(&mut address, bytes)
+        })?;
+        Ok(address)
+    }
+
+    #[inline]
+    pub(super) fn free(&self, address: CUdeviceptr) -> anyhow::Result<()> {
+        // SAFETY: an address that is no allocation is an error, by the driver's own rules.
+        self.check("cuMemFree", unsafe { (self.calls.mem_free)(address) })
+    }
+
+    #[inline]
+    pub(super) fn allocate_async(&self, bytes: usize) -> anyhow::Result<CUdeviceptr> {
+        let mut address = 0;
+        // SAFETY: `address` is written.
+        self.check("cuMemAllocAsync", unsafe {
+            (self.calls.mem_alloc_async)(&mut address, bytes, self.stream)
+        })?;
+        Ok(address)
+    }
+
+    #[inline]
+    pub(super) fn free_async(&self, address: CUdeviceptr) -> anyhow::Result<()> {
+        // SAFETY: an address that is no allocation is an error, by the driver's own rules.
+        self.check("cuMemFreeAsync", unsafe {
+            (self.calls.mem_free_async)(address, self.stream)
+        })
+    }
+
+    pub(super) fn pinned(&self, bytes: usize) -> anyhow::Result<Pinned> {
+        let mut address = ptr::null_mut();
+        // SAFETY: `address` is written.
+        self.check("cuMemAllocHost", unsafe {
+            (self.calls.mem_alloc_host)(&mut address, bytes)
+        })?;
+        Ok(Pinned {
+            address: address.cast(),
+            bytes,
+        })
+    }
+
+    pub(super) fn free_pinned(&self, pinned: Pinned) -> anyhow::Result<()> {
+        // SAFETY: it came from `pinned`, and whoever could still use it has given it away.
+        self.check("cuMemFreeHost", unsafe {
+            (self.calls.mem_free_host)(pinned.address.cast())
+        })
+    }
+
+    #[inline]
+    pub(super) fn memset(
+        &self,
+        address: CUdeviceptr,
+        value: u8,
+        bytes: usize,
+    ) -> anyhow::Result<()> {
+        // SAFETY: it touches device memory only.
+        self.check("cuMemsetD8Async", unsafe {
+            (self.calls.memset_async)(address, value, bytes, self.stream)
+        })
+    }
+
+    /// Copies into pageable memory.
+    #[inline]
+    pub(super) fn copy_to_host(&self, to: &mut [u8], from: CUdeviceptr) -> anyhow::Result<()> {
+        // SAFETY: the call writes as many bytes as there are, and is over when it returns.
+        self.check("cuMemcpyDtoH", unsafe {
+            (self.calls.copy_to_host)(to.as_mut_ptr().cast(), from, to.len())
+        })
+    }
+
+    /// Copies from pageable memory.
+    #[inline]
+    pub(super) fn copy_to_device(&self, to: CUdeviceptr, from: &[u8]) -> anyhow::Result<()> {
+        // SAFETY: the call reads as many bytes as there are, and has read them when it returns.
+        self.check("cuMemcpyHtoD", unsafe {
+            (self.calls.copy_to_device)(to, from.as_ptr().cast(), from.len())
+        })
+    }
+
+    /// Copies `bytes` into pinned memory, in stream order, and waits.
+    #[inline]
+    pub(super) fn copy_to_pinned(
+        &self,
+        to: &mut Pinned,
+        from: CUdeviceptr,
+        bytes: usize,
+    ) -> anyhow::Result<()> {
+        let bytes = bytes.min(to.bytes);
+        // SAFETY: that many bytes of pinned memory are there, and nobody looks at them before the wait is over.
+        let result =
+            unsafe { (self.calls.copy_to_host_async)(to.address.cast(), from, bytes, self.stream) };
+        self.check("cuMemcpyDtoHAsync", result)?;
+        self.synchronize()
+    }
+
+    /// Copies `bytes` from pinned memory, in stream order, and waits.
+    #[inline]
+    pub(super) fn copy_from_pinned(
+        &self,
+        to: CUdeviceptr,
+        from: &Pinned,
+        bytes: usize,
+    ) -> anyhow::Result<()> {
+        let bytes = bytes.min(from.bytes);
+        // SAFETY: that many bytes of pinned memory are there, and nobody changes them before the wait is over.
+        let result = unsafe {
+            (self.calls.copy_to_device_async)(to, from.address.cast(), bytes, self.stream)
+        };
+        self.check("cuMemcpyHtoDAsync", result)?;
+        self.synchronize()
+    }
+
+    /// What `record` puts on the stream, as a graph that can be launched.
+    pub(super) fn capture(
+        &self,
+        record: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<CUgraphExec> {
+        let (mut graph, mut exec) = (CUgraph::NULL, CUgraphExec::NULL);
+        // SAFETY: every pointer is to a variable of the type that the call fills.
+        unsafe {
+            let result = (self.calls.stream_begin_capture)(self.stream, CAPTURE_THREAD_LOCAL);
+            self.check("cuStreamBeginCapture", result)?;
+            record()?;
+            let result = (self.calls.stream_end_capture)(self.stream, &mut graph);
+            self.check("cuStreamEndCapture", result)?;
+            let result = (self.calls.graph_instantiate)(&mut exec, graph, 0);
+            self.check("cuGraphInstantiateWithFlags", result)?;
+        }
+        Ok(exec)
+    }
+
+    #[inline]
+    pub(super) fn launch_graph(&self, graph: CUgraphExec) -> anyhow::Result<()> {
+        // SAFETY: graphs live as long as the process.
+        self.check("cuGraphLaunch", unsafe {
+            (self.calls.graph_launch)(graph, self.stream)
+        })
+    }
+}
+
+/// The file behind the library, as the kernel mapped it.
+fn mapped_file() -> Option<PathBuf> {
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let paths = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5));
+    let is_driver = |path: &&str| {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        name.starts_with("libcuda.so") || name.starts_with("liboutboard_client")
+    };
+    paths
+        .filter(|path| path.starts_with('/'))
+        .find(is_driver)
+        .map(PathBuf::from)
+}

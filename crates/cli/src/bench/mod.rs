@@ -1,0 +1,377 @@
+//! `outboard bench`: what a call, a round trip, a copy and a launch cost here, through a server and on the local GPU.
+//!
+//! Each side is a process of its own ([`worker`]) that makes driver calls with whichever driver it was given. All sides
+//! stay up, and take turns case by case and round by round, so that whatever else the machine does hits all alike.
+//!
+//! ```text
+//!  bench ──lines of JSON──► bench-worker (local)   libcuda.so.1 of the machine ──► GPU
+//!    │  └─────────────────► bench-worker (shm)     Outboard's libcuda.so.1 ──► outboard serve ──► GPU
+//!    └──────── starts, without --gpu ────────────────────────────────────────────────┘
+//! ```
+
+mod cases;
+mod driver;
+mod processes;
+mod protocol;
+mod report;
+mod server;
+mod sessions;
+mod side;
+mod socket;
+mod statistics;
+mod worker;
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{Seek, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, anyhow};
+use outboard_link::{Endpoint, Host};
+use outboard_server::supervisor::DeviceKind;
+use serde::Serialize;
+
+use crate::{
+    args::{BenchArgs, BenchCommand, BenchTargets},
+    libraries, probe,
+};
+pub(crate) use cases::Group;
+use cases::{Case, cases};
+use report::{Report, Row};
+use server::Server;
+use side::{Place, Side};
+pub(crate) use worker::worker;
+
+/// As shells have it for a program that Ctrl-C ended.
+const EXIT_INTERRUPTED: u8 = 130;
+const ROUNDS: usize = 10;
+const ROUNDS_QUICK: usize = 3;
+/// The most samples and the longest time of one case on one side in one round.
+const SAMPLES_MAX: usize = 50;
+const SAMPLES_QUICK_MAX: usize = 10;
+const CASE_MS: u64 = 100;
+const CASE_QUICK_MS: u64 = 30;
+
+pub(crate) fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
+    let interrupt = Interrupt::install()?;
+    let result = match args.command {
+        Some(BenchCommand::Sessions(sessions)) => sessions::sessions(sessions, &interrupt),
+        None => compare(args, &interrupt),
+    };
+    match result {
+        Err(error) if error.is::<Interrupted>() => {
+            eprintln!("outboard: interrupted");
+            Ok(ExitCode::from(EXIT_INTERRUPTED))
+        }
+        other => other,
+    }
+}
+
+fn compare(args: BenchArgs, interrupt: &Interrupt) -> anyhow::Result<ExitCode> {
+    let json = args.targets.json.as_deref().map(Output::open).transpose()?;
+    let rounds = args.rounds.map(usize::from).unwrap_or(match args.quick {
+        true => ROUNDS_QUICK,
+        false => ROUNDS,
+    });
+    let mut setting = Setting::new(&args.targets, 1, interrupt)?;
+    let mut sides = setting.sides(interrupt)?;
+    let mut report = Report::new(rounds, args.quick, &sides);
+    print(&report.head())?;
+    let has_loopback = setting
+        .places
+        .iter()
+        .any(|p| p.url.as_ref().is_some_and(is_loopback));
+    let mut group = None;
+    for case in cases(&args.only, args.quick) {
+        if case.raw.is_some() && !has_loopback && case.group == Group::Socket {
+            continue;
+        }
+        let row = measure(
+            &case,
+            &mut sides,
+            rounds,
+            args.quick,
+            has_loopback,
+            interrupt,
+        )
+        .map_err(|error| setting.explain(error))?;
+        if group.replace(case.group) != Some(case.group) {
+            print(&report.group_line(case.group))?;
+        }
+        print(&report.add(row))?;
+    }
+    print(&report.notes())?;
+    if let Some(output) = json {
+        output.write(&report)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// All rounds of one case. Who begins moves on with each round.
+fn measure(
+    case: &Case,
+    sides: &mut [Side],
+    rounds: usize,
+    is_quick: bool,
+    with_raw: bool,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Row> {
+    let (samples, budget) = match is_quick {
+        true => (SAMPLES_QUICK_MAX, Duration::from_millis(CASE_QUICK_MS)),
+        false => (SAMPLES_MAX, Duration::from_millis(CASE_MS)),
+    };
+    let is_call = case.work != cases::Work::Nothing;
+    let mut times = vec![Vec::new(); sides.len()];
+    let mut raw_times = Vec::new();
+    for round in 0..rounds {
+        for turn in 0..sides.len() {
+            interrupt.check()?;
+            let at = (round + turn) % sides.len();
+            if is_call {
+                let (ns, _) = sides[at].run(&case.title, case.work, samples, budget)?;
+                times[at].push(ns);
+            }
+        }
+        if let Some(raw) = case.raw.filter(|_| with_raw) {
+            let ns = socket::measure(raw, samples, budget).context("a plain tcp connection")?;
+            raw_times.push(ns);
+        }
+    }
+    Ok(Row::new(case, sides, &times, &raw_times))
+}
+
+/// The server or servers, and where workers are to go.
+struct Setting {
+    server: Option<Server>,
+    /// The local GPU first, where there is one.
+    places: Vec<Place>,
+    folder: PathBuf,
+}
+
+impl Setting {
+    fn new(
+        targets: &BenchTargets,
+        sessions: usize,
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<Setting> {
+        let folder = libraries::folder()?;
+        for endpoint in &targets.gpu {
+            probe::greet(endpoint)?;
+        }
+        let levels: Vec<Option<String>> = match targets.optimise.as_slice() {
+            [] => vec![None],
+            levels => levels.iter().cloned().map(Some).collect(),
+        };
+        // Each place holds its sessions while the others have theirs.
+        const OWN_ENDPOINTS: usize = 2;
+        let server = match targets.gpu.is_empty() {
+            true => Some(Server::start(
+                sessions * OWN_ENDPOINTS * levels.len(),
+                interrupt,
+            )?),
+            false => None,
+        };
+        let endpoints = server
+            .as_ref()
+            .map_or(&targets.gpu, |server| &server.endpoints);
+        let mut places = Vec::new();
+        if !targets.no_local {
+            match local(&folder, interrupt) {
+                Ok(place) => places.push(place),
+                Err(error) if error.is::<Interrupted>() => return Err(error),
+                Err(error) => eprintln!(
+                    "outboard: nothing local to compare with: {}",
+                    crate::whole(&error)
+                ),
+            }
+        }
+        for endpoint in endpoints {
+            for level in &levels {
+                places.push(Place {
+                    name: place_name(endpoint, endpoints, level.as_deref()),
+                    url: Some(endpoint.clone()),
+                    optimise: level.clone(),
+                });
+            }
+        }
+        Ok(Setting {
+            server,
+            places,
+            folder,
+        })
+    }
+
+    fn sides(&mut self, interrupt: &Interrupt) -> anyhow::Result<Vec<Side>> {
+        let start = |place| Side::start(place, &self.folder, interrupt);
+        let sides: anyhow::Result<Vec<Side>> = self.places.iter().map(start).collect();
+        sides.map_err(|error| self.explain(error))
+    }
+
+    /// An error of a worker, with what the server had to say where it is our own.
+    fn explain(&mut self, error: anyhow::Error) -> anyhow::Error {
+        match &mut self.server {
+            Some(server) if !error.is::<Interrupted>() => {
+                anyhow!("{}\n{}", crate::whole(&error), server.last_words())
+            }
+            _ => error,
+        }
+    }
+}
+
+/// This machine's own driver, where it works.
+fn local(folder: &Path, interrupt: &Interrupt) -> anyhow::Result<Place> {
+    DeviceKind::Nvidia.check().map_err(anyhow::Error::msg)?;
+    let place = Place {
+        name: "local".into(),
+        url: None,
+        optimise: None,
+    };
+    let side = Side::start(&place, folder, interrupt)?;
+    // A stand-in that the loader finds by another way than its path must not pass for the real driver.
+    let ours = libraries::CUDA.find()?.canonicalize()?;
+    if Path::new(&side.ready.library)
+        .canonicalize()
+        .is_ok_and(|found| found == ours)
+    {
+        anyhow::bail!("what the loader finds as this machine's driver is Outboard's own");
+    }
+    Ok(place)
+}
+
+/// `shm`, `tcp` or, where there are several of a kind, the whole address; and the level, where one is asked for.
+fn place_name(endpoint: &Endpoint, all: &[Endpoint], level: Option<&str>) -> String {
+    let kind = |endpoint: &Endpoint| match endpoint {
+        Endpoint::Shm(_) => "shm",
+        _ => "tcp",
+    };
+    let is_only = all
+        .iter()
+        .filter(|other| kind(other) == kind(endpoint))
+        .count()
+        == 1;
+    let name = match is_only {
+        true => kind(endpoint).to_owned(),
+        false => endpoint.to_string(),
+    };
+    match level {
+        Some(level) => format!("{name} {level}"),
+        None => name,
+    }
+}
+
+/// Whether a plain connection within this machine is what the link has below it.
+fn is_loopback(endpoint: &Endpoint) -> bool {
+    match endpoint {
+        Endpoint::Tcp { host, .. } => match host {
+            Host::V4(address) => address.is_loopback(),
+            Host::V6(address, _) => address.is_loopback(),
+            Host::Name(name) => name == "localhost",
+        },
+        _ => false,
+    }
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    crate::print(text.as_bytes()).map(drop)
+}
+
+/// The file of the results, opened before anything is measured.
+struct Output {
+    file: File,
+    path: PathBuf,
+}
+
+impl Output {
+    fn open(path: &Path) -> anyhow::Result<Output> {
+        // What was there stays until there is something to replace it with.
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .with_context(|| format!("writing {}", path.display()))?;
+        Ok(Output {
+            file,
+            path: path.into(),
+        })
+    }
+
+    fn write(mut self, results: &impl Serialize) -> anyhow::Result<()> {
+        let mut text = serde_json::to_vec_pretty(results)?;
+        text.push(b'\n');
+        let is_regular = self.file.metadata()?.is_file();
+        let mut write = || {
+            if is_regular {
+                self.file.set_len(0)?;
+                self.file.rewind()?;
+            }
+            self.file.write_all(&text)
+        };
+        write().with_context(|| format!("writing {}", self.path.display()))
+    }
+}
+
+/// Ctrl-C, and being asked to end: whoever waits stops waiting, and everything that was started is ended in order.
+#[derive(Clone)]
+struct Interrupt(Arc<AtomicBool>);
+
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+struct Interrupted;
+
+impl Interrupt {
+    fn install() -> anyhow::Result<Interrupt> {
+        let flag = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, Arc::clone(&flag))
+                .context("taking charge of Ctrl-C")?;
+        }
+        Ok(Interrupt(flag))
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        match self.is_set() {
+            true => Err(Interrupted.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_told_apart() {
+        let url = |text: &str| text.parse::<Endpoint>().unwrap();
+        let one = [url("shm:///a"), url("tcp://h:1")];
+        assert_eq!(place_name(&one[0], &one, None), "shm");
+        assert_eq!(place_name(&one[1], &one, Some("sync")), "tcp sync");
+        let two = [url("tcp://a:1"), url("tcp://b:2")];
+        assert_eq!(place_name(&two[1], &two, None), "tcp://b:2");
+    }
+
+    #[test]
+    fn only_this_machine_is_loopback() {
+        for (text, is) in [
+            ("tcp://127.0.0.1:1", true),
+            ("tcp://localhost:1", true),
+            ("tcp://[::1]:1", true),
+            ("tcp://10.0.0.7:1", false),
+            ("shm:///a", false),
+        ] {
+            assert_eq!(is_loopback(&text.parse().unwrap()), is, "{text}");
+        }
+    }
+}

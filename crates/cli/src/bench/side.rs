@@ -1,0 +1,244 @@
+//! One side of the comparison: a worker process, with the machine's own driver or with ours in front of a server.
+
+use std::{
+    env,
+    ffi::OsString,
+    io::{BufRead, BufReader, Write},
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, anyhow, bail};
+use outboard_link::Endpoint;
+
+use super::{
+    Interrupt,
+    cases::Work,
+    protocol::{Ready, Reply, Request},
+};
+use crate::run::environment;
+
+/// How long a worker may take to its first result: a server opens its device, a driver compiles the kernels.
+const START_MS_MAX: u64 = 90_000;
+/// How much longer than asked a measurement may take: its preparation, and one sample of a slow device.
+const OVERTIME_MS_MAX: u64 = 60_000;
+/// How long a worker whose input has ended may take to leave before it is killed.
+const LEAVE_MS_MAX: u64 = 2_000;
+/// How often a wait looks whether it was interrupted.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Where a worker's calls go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) name: String,
+    /// None for this machine's own driver.
+    pub(super) url: Option<Endpoint>,
+    /// `OUTBOARD_OPTIMISE`, where it is not to be the library's own choice.
+    pub(super) optimise: Option<String>,
+}
+
+/// A running worker.
+pub(super) struct Side {
+    pub(super) place: Place,
+    pub(super) ready: Ready,
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+    interrupt: Interrupt,
+}
+
+/// A worker that has been started, and may not have come up.
+pub(super) struct Starting(Side);
+
+impl Side {
+    pub(super) fn start(
+        place: &Place,
+        folder: &Path,
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<Side> {
+        Side::launch(place, folder, interrupt)?.ready()
+    }
+
+    pub(super) fn launch(
+        place: &Place,
+        folder: &Path,
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<Starting> {
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .arg0("outboard")
+            .arg("bench-worker")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // Ctrl-C is for us, who end it in order.
+            .process_group(0)
+            .env_remove("OUTBOARD_GPU")
+            .env_remove("OUTBOARD_STATS");
+        match &place.url {
+            Some(url) => command.envs(environment(folder, url)),
+            None => command.env("LD_LIBRARY_PATH", without(folder)),
+        };
+        if let Some(level) = &place.optimise {
+            command.env("OUTBOARD_OPTIMISE", level);
+        }
+        let mut child = command.spawn().context("starting a worker")?;
+        let stdin = child.stdin.take();
+        let stdout = child.stdout.take().context("a worker without output")?;
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let nothing = Ready {
+            device: String::new(),
+            driver_version: 0,
+            library: String::new(),
+            connect_ns: 0,
+            first_result_ns: 0,
+        };
+        Ok(Starting(Side {
+            place: place.clone(),
+            ready: nothing,
+            child,
+            stdin,
+            lines,
+            interrupt: interrupt.clone(),
+        }))
+    }
+
+    pub(super) fn run(
+        &mut self,
+        what: &str,
+        work: Work,
+        samples: usize,
+        budget: Duration,
+    ) -> anyhow::Result<(Vec<f64>, u64)> {
+        self.ask(work, samples, budget)
+            .and_then(|()| self.samples(budget))
+            .with_context(|| format!("{}: {what}", self.place.name))
+    }
+
+    /// Starts a measurement; [`samples`](Self::samples) waits for it.
+    pub(super) fn ask(
+        &mut self,
+        work: Work,
+        samples: usize,
+        budget: Duration,
+    ) -> anyhow::Result<()> {
+        let budget_ms = u64::try_from(budget.as_millis())?;
+        self.send(&Request::Run {
+            work,
+            samples,
+            budget_ms,
+        })
+    }
+
+    pub(super) fn samples(&mut self, budget: Duration) -> anyhow::Result<(Vec<f64>, u64)> {
+        match self.reply(budget + Duration::from_millis(OVERTIME_MS_MAX))? {
+            Reply::Samples { ns, span_ns } => Ok((ns, span_ns)),
+            other => bail!("the worker said {other:?}"),
+        }
+    }
+
+    pub(super) fn free_bytes(&mut self) -> anyhow::Result<u64> {
+        self.send(&Request::Memory)?;
+        match self.reply(Duration::from_millis(OVERTIME_MS_MAX))? {
+            Reply::Memory { free_bytes } => Ok(free_bytes),
+            other => bail!("the worker said {other:?}"),
+        }
+    }
+
+    /// Lets the worker leave, without waiting for it.
+    pub(super) fn dismiss(&mut self) {
+        self.stdin = None;
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn send(&mut self, request: &Request) -> anyhow::Result<()> {
+        let mut line = serde_json::to_vec(request)?;
+        line.push(b'\n');
+        let written = match &mut self.stdin {
+            Some(stdin) => stdin.write_all(&line),
+            None => Err(std::io::ErrorKind::BrokenPipe.into()),
+        };
+        written.map_err(|_| self.ended())
+    }
+
+    fn reply(&mut self, patience: Duration) -> anyhow::Result<Reply> {
+        let deadline = Instant::now() + patience;
+        loop {
+            match self.lines.recv_timeout(TICK) {
+                Ok(line) => {
+                    let reply = serde_json::from_str(&line)
+                        .with_context(|| format!("the worker said {line:?}"))?;
+                    return match reply {
+                        Reply::Failed { why } => Err(anyhow!(why)),
+                        reply => Ok(reply),
+                    };
+                }
+                Err(RecvTimeoutError::Disconnected) => return Err(self.ended()),
+                Err(RecvTimeoutError::Timeout) if Instant::now() > deadline => {
+                    bail!("no answer within {} s", patience.as_secs())
+                }
+                Err(RecvTimeoutError::Timeout) => self.interrupt.check()?,
+            }
+        }
+    }
+
+    fn ended(&mut self) -> anyhow::Error {
+        match self.child.wait() {
+            Ok(status) => anyhow!("the worker ended ({status})"),
+            Err(error) => anyhow!("the worker ended ({error})"),
+        }
+    }
+}
+
+impl Starting {
+    /// Waits for the worker's first result.
+    pub(super) fn ready(self) -> anyhow::Result<Side> {
+        let Starting(mut side) = self;
+        let reply = side
+            .reply(Duration::from_millis(START_MS_MAX))
+            .with_context(|| side.place.name.clone())?;
+        let Reply::Ready(ready) = reply else {
+            bail!("{}: the worker said {reply:?}", side.place.name);
+        };
+        side.ready = ready;
+        Ok(side)
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        // At the end of its input a worker leaves, and takes leave of its server.
+        self.dismiss();
+        let deadline = Instant::now() + Duration::from_millis(LEAVE_MS_MAX);
+        while Instant::now() < deadline && !self.interrupt.is_set() {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The loader's path without our folder, for a bench that was itself started through `outboard run`.
+fn without(folder: &Path) -> OsString {
+    let path = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let rest: Vec<PathBuf> = env::split_paths(&path)
+        .filter(|entry| entry != folder && !entry.as_os_str().is_empty())
+        .collect();
+    env::join_paths(rest).unwrap_or_default()
+}

@@ -1,0 +1,214 @@
+"""`outboard bench` on the software device: the shape of its results, and everything that can go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import OUTBOARD, Server, start_server
+
+BENCH_S_MAX = 120
+# Within which an end is noticed, and everything that was started has ended.
+END_S_MAX = 20
+GROUPS = {"calls", "waits", "launches", "graphs", "item", "copies", "memset", "socket"}
+
+
+def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    argv = [str(OUTBOARD), "bench", *map(str, arguments)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=BENCH_S_MAX)
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[Server]:
+    server = start_server(tmp_path)
+    yield server
+    server.process.kill()
+    server.process.wait()
+
+
+def test_results(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    done = bench("--no-local", "--quick", "--json", out)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(out.read_text())
+    assert results["format"] == 1 and results["rounds"] == 3 and results["machine"]["cores"] >= 1
+    assert [side["name"] for side in results["sides"]] == ["shm", "tcp"]
+    for side in results["sides"]:
+        assert "software" in side["device"] and side["driver_version"] == 13000
+        assert 0 < side["connect_ms"] <= side["first_result_ms"]
+    assert {case["group"] for case in results["cases"]} == GROUPS
+    for case in results["cases"]:
+        assert case["title"] in done.stdout
+        if case["group"] == "socket":
+            assert case["sides"] == [] and case["raw"]["median_ns"] > 0
+            continue
+        assert [cell["side"] for cell in case["sides"]] == ["shm", "tcp"]
+        for cell in case["sides"]:
+            plausible(case, cell)
+    named = {case["name"]: case for case in results["cases"]}
+    # A round trip takes longer than a call that needs none, whatever the machine.
+    for at in (0, 1):
+        assert median(named["context_device"], at) < median(named["launch_synchronize"], at)
+        assert median(named["to_device_pageable_4"], at) < median(named["to_device_pageable_16777216"], at)
+    assert "over_raw_ns" in named["item_pinned"]["sides"][1] and "over_raw_ns" not in named["item_pinned"]["sides"][0]
+    assert named["to_host_pinned_16777216"]["sides"][1]["share_of_raw"] > 0
+
+
+def plausible(case: dict[str, Any], cell: dict[str, Any]) -> None:
+    assert 0 < cell["p10_ns"] <= cell["p90_ns"] < 60e9
+    assert len(cell["rounds_ns"]) == 3 <= cell["samples"]
+    assert min(cell["rounds_ns"]) <= cell["median_ns"] <= max(cell["rounds_ns"])
+    assert "ratio_to_local" not in cell
+    if "bytes" in case:
+        assert cell["gigabytes_per_s"] == pytest.approx(case["bytes"] / cell["median_ns"])
+
+
+def median(case: dict[str, Any], at: int) -> float:
+    return float(case["sides"][at]["median_ns"])
+
+
+def test_a_against_b(own_server: Server, tmp_path: Path) -> None:
+    out = tmp_path / "ab.json"
+    urls = [argument for url in own_server.urls.values() for argument in ("--gpu", url)]
+    done = bench(*urls, *urls, "--no-local", "--only", "waits,socket", "--rounds", "2", "--json", out)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(out.read_text())
+    assert [side["name"] for side in results["sides"]] == [*own_server.urls.values()] * 2
+    assert {case["group"] for case in results["cases"]} == {"waits", "socket"}
+    assert all(len(cell["rounds_ns"]) == 2 for case in results["cases"] for cell in case["sides"])
+
+
+def test_sessions(tmp_path: Path) -> None:
+    out = tmp_path / "sessions.json"
+    done = bench("sessions", "--no-local", "--quick", "--sessions", "3,1", "--busy", "2", "--json", out)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(out.read_text())
+    assert [(idle["side"], idle["sessions"]) for idle in results["idle"]] == [
+        (side, count) for side in ("shm", "tcp") for count in (1, 3)
+    ]
+    for idle in results["idle"]:
+        assert 0 < idle["connect_ms"] <= idle["connect_ms_max"]
+        assert idle["clients"]["processes"] == idle["sessions"]
+        # The supervisor and a worker for each session; one of a session that has just ended may still be there.
+        assert idle["server"]["processes"] in range(idle["sessions"] + 1, idle["sessions"] + 3)
+        assert idle["server"]["pss_bytes"] > 1 << 20
+        assert 0 <= idle["server_cpu_percent"] < 200 and 0 <= idle["clients_cpu_percent"] < 200
+        assert idle["gpu_bytes"] is None
+        assert 0 < idle["latency_ns"] <= idle["latency_p90_ns"]
+    assert [busy["side"] for busy in results["busy"]] == ["shm", "tcp"]
+    assert all(busy["steps_per_s"] > 1 and busy["ratio_to_local"] is None for busy in results["busy"])
+
+
+def test_no_server() -> None:
+    started = time.monotonic()
+    done = bench("--gpu", "tcp://127.0.0.1:1")
+    assert done.returncode == 1 and "no server at tcp://127.0.0.1:1" in done.stderr
+    assert done.stdout == "" and time.monotonic() - started < END_S_MAX
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--only", "nonsense"], "possible values: calls, waits"),
+        (["--rounds", "0"], "0 is not in 1..="),
+        (["--gpu", "gopher://x"], "bad server address"),
+        (["sessions", "--sessions", "many"], "invalid value 'many'"),
+        (["--quick", "sessions"], "cannot be used with"),
+    ],
+)
+def test_wrong_flags(arguments: list[str], text: str) -> None:
+    done = bench(*arguments)
+    assert done.returncode == 2 and text in done.stderr and done.stdout == ""
+
+
+def test_file_that_cannot_be_written_is_found_out_before_measuring(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing" / "out.json", tmp_path):
+        for command in ([], ["sessions"]):
+            done = bench(*command, "--json", path)
+            assert done.returncode == 1 and str(path) in done.stderr and done.stdout == ""
+
+
+class Running:
+    """A bench in the middle of its work."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        argv = [str(OUTBOARD), "bench", "--no-local", "--only", "launches", "--rounds", "1000", *map(str, arguments)]
+        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        # The head of the table: every side is up.
+        for line in self.process.stdout:
+            if line.split()[:1] in (["shm"], ["tcp"]) or line.strip().startswith(("shm ", "tcp ")):
+                break
+        self.family = family(self.process.pid)
+
+    def end(self) -> tuple[int, str]:
+        """Its exit status and what it said."""
+        started = time.monotonic()
+        _, stderr = self.process.communicate(timeout=END_S_MAX)
+        assert time.monotonic() - started < END_S_MAX
+        while any(is_alive(pid) for pid in self.family):
+            assert time.monotonic() - started < END_S_MAX, "something that it started is still there"
+            time.sleep(0.02)
+        return self.process.returncode, stderr
+
+
+def family(pid: int) -> dict[int, str]:
+    """The process and all that descend from it, with their command lines."""
+    found = {pid: Path(f"/proc/{pid}/cmdline").read_text()}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        found |= family(int(child))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return not stat.rpartition(")")[2].startswith(" Z")
+
+
+def test_server_that_dies_in_the_middle(own_server: Server, tmp_path: Path) -> None:
+    out = tmp_path / "kept.json"
+    out.write_text("what was there before")
+    running = Running("--gpu", own_server.urls["shm"], "--json", out)
+    own_server.process.kill()
+    status, said = running.end()
+    assert status == 1 and "shm: launch" in said
+    assert out.read_text() == "what was there before"
+
+
+def test_own_server_that_dies_in_the_middle() -> None:
+    running = Running()
+    [serve] = [pid for pid, command in running.family.items() if "\0serve\0" in command]
+    os.kill(serve, signal.SIGKILL)
+    status, said = running.end()
+    assert status == 1 and "the server ended (signal: 9" in said
+
+
+def test_worker_that_dies_in_the_middle() -> None:
+    running = Running()
+    worker = next(pid for pid, command in running.family.items() if "\0bench-worker\0" in command)
+    os.kill(worker, signal.SIGKILL)
+    status, said = running.end()
+    assert status == 1 and "the worker ended (signal: 9" in said
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
+def test_nothing_outlives_it(number: signal.Signals, expected: int, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    running = Running()
+    assert len(running.family) >= 4
+    running.process.send_signal(number)
+    status, said = running.end()
+    assert status == expected
+    if number != signal.SIGKILL:
+        assert "interrupted" in said
+        assert not list(tmp_path.glob("outboard-bench-*"))
