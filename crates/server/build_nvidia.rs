@@ -32,6 +32,7 @@ const BY_VALUE: &[&str] = &[
     "cuMemUnmap",
     "cuMemGetAllocationGranularity",
     "cuStreamCreateWithPriority",
+    "cuStreamQuery",
     "cuStreamDestroy_v2",
     "cuStreamWaitEvent",
     "cuStreamIsCapturing",

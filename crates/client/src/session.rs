@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     os::fd::{BorrowedFd, RawFd},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -18,13 +18,20 @@ use outboard_api::CUresult;
 use outboard_link::{Kind, Link, Receiver, Sender, Wait, Waker};
 use outboard_wire::{
     Message, Op, Reader,
-    frame::{decode_reply, encode_request, request_len},
+    frame::{ReplyHeader, decode_reply, encode_request, request_len},
     messages::Note,
 };
 use parking_lot::{Condvar, Mutex};
 
-use crate::{log, notes, stats};
+use crate::{log, notes, state::Word, stats};
 
+/// How long a thread looks at the GPU's word before it sleeps, where there are cores to spare: as long as the driver's own
+/// waits do, nearly. The longer a wait, the less it matters how late it ends.
+const WATCH_US_MAX: u64 = 5_000;
+/// The same on one or two cores, where the server needs one.
+const WATCH_FEW_CORES_US_MAX: u64 = 20;
+/// Looks at the word for each look at the link.
+const WATCH_LOOKS: u32 = 8;
 /// How long a thread that waits behind the leading one sleeps before it looks for itself.
 const FOLLOW_MS_MAX: u64 = 100;
 /// How long the leading thread reads before it looks whether it should go on.
@@ -42,6 +49,8 @@ pub(crate) struct Session {
     faulted: AtomicBool,
     lost_context: AtomicU32,
     next_fd_tag: AtomicU32,
+    /// Answers on their way whose bytes go straight into the program's memory.
+    landing: AtomicUsize,
     /// Things that can arrive while no thread waits.
     unattended: AtomicUsize,
     attend: (Mutex<bool>, Condvar),
@@ -86,6 +95,8 @@ unsafe impl Send for Landing {}
 
 /// One or several answers that somebody waits for together.
 pub(crate) struct Group {
+    /// The GPU's own word that the wait is over, where it writes one.
+    word: Option<Word>,
     state: Mutex<GroupState>,
     changed: Condvar,
     /// Threads inside `wait`: a group can also be looked at now and then (queries).
@@ -100,7 +111,26 @@ struct GroupState {
 }
 
 impl Group {
+    /// One answer, which the GPU's word may precede.
+    pub(crate) fn watching(word: Option<Word>) -> Arc<Group> {
+        Group::make(1, word)
+    }
+
     pub(crate) fn new(answers: usize) -> Arc<Group> {
+        Group::make(answers, None)
+    }
+
+    /// The word's slot and value, as a fence names them.
+    pub(crate) fn word(&self) -> (u32, u64) {
+        Word::named(self.word.as_ref())
+    }
+
+    /// Whether the GPU has got there. What must reach the program first may still be on its way.
+    pub(crate) fn is_reached(&self) -> bool {
+        self.word.as_ref().is_some_and(Word::is_written) || self.is_complete()
+    }
+
+    fn make(answers: usize, word: Option<Word>) -> Arc<Group> {
         let state = GroupState {
             left: answers,
             error: None,
@@ -108,6 +138,7 @@ impl Group {
             lead: false,
         };
         Arc::new(Group {
+            word,
             state: Mutex::new(state),
             changed: Condvar::new(),
             waiting: AtomicUsize::new(0),
@@ -156,6 +187,7 @@ impl Session {
             faulted: AtomicBool::new(false),
             lost_context: AtomicU32::new(0),
             next_fd_tag: AtomicU32::new(1),
+            landing: AtomicUsize::new(0),
             unattended: AtomicUsize::new(0),
             attend: (Mutex::new(false), Condvar::new()),
             fds,
@@ -202,6 +234,10 @@ impl Session {
         self.check()?;
         stats::sent();
         let token = self.mint_token();
+        let lands = matches!(sink, Sink::Memory(_));
+        if lands {
+            self.landing.fetch_add(1, Ordering::AcqRel);
+        }
         self.waiters.lock().insert(
             token,
             Expected {
@@ -211,6 +247,9 @@ impl Session {
         );
         self.send(token, context, message).inspect_err(|_| {
             self.waiters.lock().remove(&token);
+            if lands {
+                self.landing.fetch_sub(1, Ordering::AcqRel);
+            }
         })
     }
 
@@ -224,9 +263,15 @@ impl Session {
             }
             // Counted as waiting before the try: a leader that leaves in between hands over to us.
             if let Some(mut receiver) = self.receiver.try_lock() {
-                self.lead(&mut receiver, || group.is_complete());
+                let seen = self.watch(&mut receiver, group);
+                if !seen {
+                    self.lead(&mut receiver, || group.is_complete());
+                }
                 drop(receiver);
                 self.hand_over();
+                if seen {
+                    break;
+                }
                 continue;
             }
             let mut state = group.state.lock();
@@ -241,27 +286,78 @@ impl Session {
         group.take()
     }
 
+    /// Looks at the GPU's word, and at what arrives meanwhile. True when the word is there and all that was sent before it
+    /// has been taken in: false when the answer came first, or neither came soon.
+    ///
+    /// Only the thread that reads may trust the word: faults of earlier calls lie in the link in front of it.
+    fn watch(&self, receiver: &mut Receiver, group: &Group) -> bool {
+        let Some(word) = &group.word else {
+            return false;
+        };
+        let start = Instant::now();
+        loop {
+            let mut written = false;
+            for _ in 0..WATCH_LOOKS {
+                written = word.is_written();
+                if written {
+                    break;
+                }
+                std::hint::spin_loop();
+            }
+            self.take_in(receiver);
+            if group.is_complete() || self.gone.load(Ordering::Acquire) {
+                return false;
+            }
+            // Data of earlier copies comes through the link: its answers precede this one's.
+            if written && self.landing.load(Ordering::Acquire) == 0 {
+                return true;
+            }
+            if start.elapsed() > watch_max() {
+                return false;
+            }
+            if is_few_cores() {
+                std::thread::yield_now();
+            }
+        }
+    }
+
     /// Looks whether anything has arrived, without waiting.
     pub(crate) fn poll(&self) {
         if let Some(mut receiver) = self.receiver.try_lock() {
-            loop {
-                match receiver.recv(Wait::Poll) {
-                    Ok(Some(frame)) => {
-                        let delivered = self.deliver(frame);
-                        if delivered.is_err() {
-                            break;
-                        }
-                    }
-                    Ok(None) => break,
-                    // A program that only ever asks "are you done" must learn of the server's end too.
-                    Err(error) => {
-                        self.lost(error);
+            self.take_in(&mut receiver);
+            drop(receiver);
+            self.hand_over();
+        }
+    }
+
+    /// As `poll`; true where the GPU's word is there and all that was sent before it has been taken in.
+    pub(crate) fn look(&self, group: &Group) -> bool {
+        let written = group.word.as_ref().is_some_and(Word::is_written);
+        let Some(mut receiver) = self.receiver.try_lock() else {
+            return false;
+        };
+        self.take_in(&mut receiver);
+        drop(receiver);
+        self.hand_over();
+        written && self.landing.load(Ordering::Acquire) == 0
+    }
+
+    fn take_in(&self, receiver: &mut Receiver) {
+        loop {
+            match receiver.recv(Wait::Poll) {
+                Ok(Some(frame)) => {
+                    let delivered = self.deliver(frame);
+                    if delivered.is_err() {
                         break;
                     }
                 }
+                Ok(None) => break,
+                // A program that only ever asks "are you done" must learn of the server's end too.
+                Err(error) => {
+                    self.lost(error);
+                    break;
+                }
             }
-            drop(receiver);
-            self.hand_over();
         }
     }
 
@@ -414,6 +510,21 @@ impl Session {
                 header.token
             )));
         };
+        let lands = matches!(expected.sink, Sink::Memory(_));
+        let settled = self.settle(header, reader, frame, expected);
+        if lands {
+            self.landing.fetch_sub(1, Ordering::AcqRel);
+        }
+        settled
+    }
+
+    fn settle(
+        &self,
+        header: ReplyHeader,
+        mut reader: Reader<'_>,
+        frame: &[u8],
+        expected: Expected,
+    ) -> Result<(), CUresult> {
         if header.status != 0 {
             let status = CUresult(header.status);
             let why = reader.bytes("a failure").unwrap_or_default();
@@ -506,6 +617,23 @@ impl Session {
         }
         CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
     }
+}
+
+fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()))
+}
+
+fn is_few_cores() -> bool {
+    cores() <= 2
+}
+
+fn watch_max() -> Duration {
+    Duration::from_micros(if is_few_cores() {
+        WATCH_FEW_CORES_US_MAX
+    } else {
+        WATCH_US_MAX
+    })
 }
 
 impl Landing {

@@ -60,6 +60,10 @@ impl<T> Shadow<T> {
         self.objects.iter().map(|(id, object)| (*id, object))
     }
 
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.objects.values_mut()
+    }
+
     pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         self.objects.retain(|_, object| keep(object));
     }

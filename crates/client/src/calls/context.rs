@@ -69,16 +69,21 @@ impl Driver {
         let context = self.contexts.current()?;
         let mark = self.progress.mark();
         if !self.progress.is_idle() {
+            let busy = self.streams.busy_in(context.handle);
             self.push_visible()?;
             let frees = self.pools_mark();
-            let group = Group::new(1);
+            let group = Group::watching(self.word());
+            let (slot, value) = group.word();
             self.session.ask(
                 context.handle.0 as u64,
-                &messages::FenceContext {},
+                &messages::FenceContext { slot, value },
                 &group,
                 Sink::Group,
             )?;
             self.session.wait(&group)?;
+            for (stream, mark) in busy {
+                stream.progress.complete(mark);
+            }
             // The fence was about this context; where there are others, their work may go on.
             if self.contexts.is_only() {
                 self.progress.complete(mark);

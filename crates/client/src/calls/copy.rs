@@ -17,8 +17,13 @@ use super::Done;
 use crate::{
     guard, notes,
     session::{Group, Landing, Rows, Sink},
-    state::{Driver, StreamRef, driver, wire_context},
+    state::{Driver, SEGMENT_BYTES, StreamRef, driver, wire_context},
 };
+
+/// Copies to the device up to here travel with their message even where memory is shared.
+const INLINE_BYTES_MAX: usize = 256;
+/// A synchronous copy of more pinned memory than this is waited for, instead of taken along.
+const SYNC_COPY_BYTES_MAX: usize = 64 << 10;
 
 /// Where an address lies, as far as a copy is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,10 +94,16 @@ impl Driver {
         }
     }
 
-    /// The bytes travel with the message, in pieces.
+    /// The bytes are taken along: over shm in memory that the GPU reads, elsewhere in pieces that travel with the message.
     fn copy_in(&self, dst: u64, src: *const u8, bytes: usize, stream: &StreamRef) -> Done {
         // SAFETY: the caller's source, as the driver API asks of it.
         let data = unsafe { std::slice::from_raw_parts(src, bytes) };
+        let staged = if bytes > INLINE_BYTES_MAX && self.has_board() {
+            self.stage_in(dst, data, stream)?
+        } else {
+            0
+        };
+        let (dst, data) = (dst + staged as u64, &data[staged..]);
         for (index, piece) in data.chunks(CHUNK_BYTES_MAX).enumerate() {
             self.submit_to(
                 stream,
@@ -198,6 +209,11 @@ impl Driver {
             (Place::Device, Place::Shared) if !wait => {
                 self.copy_here(dst, src, bytes as u64, stream)
             }
+            // Waiting for the GPU is faster than copying much.
+            (Place::Device, Place::Shared) if bytes > SYNC_COPY_BYTES_MAX => {
+                self.copy_here(dst, src, bytes as u64, stream)?;
+                self.synchronize_stream(stream)
+            }
             (Place::Device, Place::Pinned) => {
                 self.settle_pinned(stream)?;
                 self.copy_in(dst, src as *const u8, bytes, stream)
@@ -216,6 +232,22 @@ impl Driver {
                 .map(drop),
             (_, Place::Device) => {
                 let mark = stream.progress().mark();
+                if self.has_board() {
+                    // SAFETY: the caller's destination, as the driver API asks of it.
+                    let staged = unsafe { self.stage_out(dst as *mut u8, src, bytes, stream)? };
+                    if staged == bytes {
+                        stream
+                            .progress()
+                            .complete_alone(mark, bytes.div_ceil(SEGMENT_BYTES) as u64);
+                        return self.session.take_fault();
+                    }
+                    // No memory to be had: the rest comes with answers.
+                    let (dst, src) = (dst + staged as u64, src + staged as u64);
+                    let group =
+                        self.copy_out(dst as *mut u8, src, bytes - staged, stream, false)?;
+                    self.session.wait(&group)?;
+                    return self.session.take_fault();
+                }
                 let group = self.copy_out(dst as *mut u8, src, bytes, stream, false)?;
                 self.session.wait(&group)?;
                 // The copy was the last thing in the stream, and it is done.

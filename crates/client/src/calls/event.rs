@@ -1,6 +1,6 @@
 //! Events.
 
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, atomic::Ordering};
 
 use outboard_api::{
     CUresult,
@@ -12,7 +12,7 @@ use outboard_wire::messages;
 use super::{Done, put, stream::Reached};
 use crate::{
     session::{Group, Sink},
-    state::{Kind, driver, wire_context},
+    state::{Driver, Event, Kind, StreamRef, driver, wire_context},
 };
 
 pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> Done {
@@ -80,7 +80,37 @@ pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, fl
     )?;
     event.progress.submit();
     *recorded = Some((stream.stream().clone(), stream.progress().mark()));
+    let mark = event.progress.mark();
+    drop(recorded);
+    if event.watched.load(Ordering::Acquire) && !external && !stream.is_capturing() {
+        driver.subscribe(&event, mark, &stream)?;
+    }
     Ok(())
+}
+
+impl Driver {
+    fn fence_event(&self, event: &Event) -> Result<Arc<Group>, CUresult> {
+        let group = Group::new(1);
+        let fence = messages::FenceEvent {
+            event: event.handle,
+        };
+        self.session
+            .ask(wire_context(), &fence, &group, Sink::Group)?;
+        Ok(group)
+    }
+
+    /// An event that was asked about before will be asked about again: its being reached is sent without being asked for.
+    /// Not where nobody looked at what was sent for the last record.
+    fn subscribe(&self, event: &Event, mark: u64, stream: &StreamRef) -> Done {
+        let mut asked = event.query.lock();
+        if asked.as_ref().is_some_and(|(about, _)| *about + 1 == mark) {
+            *asked = None;
+            event.watched.store(false, Ordering::Release);
+            return Ok(());
+        }
+        *asked = Some((mark, self.fence_stream(stream)?));
+        Ok(())
+    }
 }
 
 pub(crate) unsafe fn cuEventQuery(event: CUevent) -> Done {
@@ -88,12 +118,11 @@ pub(crate) unsafe fn cuEventQuery(event: CUevent) -> Done {
     let event = driver.streams.event(event)?;
     event.settle();
     driver.refuse_captured_event(&event)?;
+    event.watched.store(true, Ordering::Release);
     driver.query(
         &Reached::at(&event.progress, event.progress.mark()),
         &event.query,
-        &messages::FenceEvent {
-            event: event.handle,
-        },
+        || driver.fence_event(&event),
     )
 }
 
@@ -104,16 +133,13 @@ pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> Done {
     event.settle();
     if !event.progress.is_idle() {
         driver.push_visible()?;
+        event.watched.store(true, Ordering::Release);
         let mark = event.progress.mark();
-        let group = Group::new(1);
-        driver.session.ask(
-            wire_context(),
-            &messages::FenceEvent {
-                event: event.handle,
-            },
-            &group,
-            Sink::Group,
-        )?;
+        let subscribed = event.query.lock().clone();
+        let group = match subscribed {
+            Some((about, group)) if about == mark => group,
+            _ => driver.fence_event(&event)?,
+        };
         driver.session.wait(&group)?;
         event.reached(mark);
     }

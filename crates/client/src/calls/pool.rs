@@ -222,6 +222,8 @@ impl Driver {
             owner.context as u64,
             &messages::FenceStream {
                 stream: owner.stream,
+                slot: 0,
+                value: 0,
             },
             &group,
             Sink::Group,
@@ -247,7 +249,7 @@ impl Driver {
                 let group = Group::new(1);
                 self.session.ask(
                     context.0 as u64,
-                    &messages::FenceContext {},
+                    &messages::FenceContext { slot: 0, value: 0 },
                     &group,
                     Sink::Group,
                 )?;

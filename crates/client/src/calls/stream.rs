@@ -48,15 +48,7 @@ impl Driver {
         // A kernel may be waiting for a word that the program has written since.
         self.push_visible()?;
         let frees = self.pools_mark();
-        let group = Group::new(1);
-        self.session.ask(
-            wire_context(),
-            &messages::FenceStream {
-                stream: stream.wire(),
-            },
-            &group,
-            Sink::Group,
-        )?;
+        let group = self.fence_stream(stream)?;
         self.session.wait(&group)?;
         stream.progress().complete(mark);
         done.learn();
@@ -64,30 +56,51 @@ impl Driver {
         self.session.take_fault()
     }
 
+    /// A fence behind what has been sent to a stream; the GPU's own word where there can be one.
+    pub(crate) fn fence_stream(&self, stream: &StreamRef) -> Result<Arc<Group>, CUresult> {
+        self.fence_in(wire_context(), stream)
+    }
+
+    /// The same for a stream of another context.
+    pub(crate) fn fence_in(
+        &self,
+        context: u64,
+        stream: &StreamRef,
+    ) -> Result<Arc<Group>, CUresult> {
+        let group = Group::watching(self.word());
+        let (slot, value) = group.word();
+        let fence = messages::FenceStream {
+            stream: stream.wire(),
+            slot,
+            value,
+        };
+        self.session.ask(context, &fence, &group, Sink::Group)?;
+        Ok(group)
+    }
+
     /// Whether a point is reached. What is not known is asked for once; later queries look at what has arrived.
-    pub(crate) fn query<'a, M: outboard_wire::Op<'a>>(
+    pub(crate) fn query(
         &self,
         point: &Reached<'_>,
         asked: &Mutex<Option<(u64, Arc<Group>)>>,
-        fence: &M,
+        fence: impl FnOnce() -> Result<Arc<Group>, CUresult>,
     ) -> Done {
         if point.is_known(self) {
             return self.session.take_fault();
         }
         self.push_visible()?;
         let mut asked = asked.lock();
-        if !matches!(&*asked, Some((about, _)) if *about == point.mark) {
-            let group = Group::new(1);
-            self.session
-                .ask(wire_context(), fence, &group, Sink::Group)?;
-            *asked = Some((point.mark, group));
-            // What is done by now is answered before this: the first answer is the truth too.
-            self.call(&messages::Ping {}, |_| ())?;
-        } else {
-            self.session.poll();
+        let mut seen = false;
+        match &*asked {
+            Some((about, group)) if *about == point.mark => seen = self.session.look(group),
+            _ => {
+                *asked = Some((point.mark, fence()?));
+                // What is done by now is answered before this: the first answer is the truth too.
+                self.call(&messages::Ping {}, |_| ())?;
+            }
         }
         match &*asked {
-            Some((_, group)) if group.is_complete() => {
+            Some((_, group)) if seen || group.is_complete() => {
                 let result = group.take();
                 *asked = None;
                 result?;
@@ -186,9 +199,7 @@ pub(crate) unsafe fn cuStreamQuery(stream: CUstream) -> Done {
     driver.query(
         &Reached::of(driver, &stream),
         &stream.stream().query,
-        &messages::FenceStream {
-            stream: stream.wire(),
-        },
+        || driver.fence_stream(&stream),
     )
 }
 

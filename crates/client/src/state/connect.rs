@@ -2,7 +2,10 @@
 
 use std::{
     path::Path,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -13,7 +16,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::{
     Captures, Contexts, DRIVER, DeviceMemory, Driver, Graphs, Handles, HostMemory, Libraries,
-    Objects, Pools, Progress, Streams,
+    Objects, Pools, Progress, Staging, Streams,
 };
 use crate::{exit, log, session::Session};
 
@@ -84,6 +87,8 @@ fn open() -> Result<Driver, CUresult> {
         tensor_maps: Mutex::default(),
         links: Mutex::default(),
         prepared_launches: Mutex::default(),
+        board: OnceLock::new(),
+        staging: Staging::default(),
         progress: Progress::default(),
         welcome,
     })

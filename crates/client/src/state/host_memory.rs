@@ -135,26 +135,37 @@ impl Driver {
             .filter(|b| *b > 0 && *b <= PLACE_BYTES)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let shared = self.session.shares_memory();
-        let fd = if shared { Some(memfd(rounded)?) } else { None };
-        let base = self.place(rounded, fd.as_ref())?;
-        if let Some(fd) = &fd {
-            let fd_tag = self.session.send_fd(fd.as_fd())?;
-            let mapped = self.call(
-                &messages::HostMap {
-                    va: base,
-                    len: rounded,
-                    flags,
-                    fd_tag,
-                },
-                |_| (),
-            );
-            if let Err(error) = mapped {
-                // SAFETY: the mapping just made, known to nobody else.
-                unsafe { libc::munmap(base as *mut c_void, rounded as usize) };
-                return Err(error);
-            }
-        }
+        let base = if shared {
+            self.share_memory_as(rounded, flags)?
+        } else {
+            self.place(rounded, None)?
+        };
         self.insert_host(base, bytes, flags, context.handle, false, shared);
+        Ok(base)
+    }
+
+    /// Memory for the library's own use that the server maps at the same address; over shm.
+    pub(super) fn share_memory(&self, bytes: u64) -> Result<u64, CUresult> {
+        self.share_memory_as(bytes, 0)
+    }
+
+    fn share_memory_as(&self, bytes: u64, flags: u32) -> Result<u64, CUresult> {
+        let fd = memfd(bytes)?;
+        let base = self.place(bytes, Some(&fd))?;
+        let mapped = self.session.send_fd(fd.as_fd()).and_then(|fd_tag| {
+            let message = messages::HostMap {
+                va: base,
+                len: bytes,
+                flags,
+                fd_tag,
+            };
+            self.call(&message, |_| ())
+        });
+        if let Err(error) = mapped {
+            // SAFETY: the mapping just made, known to nobody else.
+            unsafe { libc::munmap(base as *mut c_void, bytes as usize) };
+            return Err(error);
+        }
         Ok(base)
     }
 
@@ -280,7 +291,7 @@ impl Driver {
         Ok(())
     }
 
-    fn place(&self, bytes: u64, fd: Option<&OwnedFd>) -> Result<u64, CUresult> {
+    pub(super) fn place(&self, bytes: u64, fd: Option<&OwnedFd>) -> Result<u64, CUresult> {
         use std::os::fd::AsRawFd;
         const TRIES_MAX: u32 = 64;
         let (sharing, raw) = match fd {
@@ -391,7 +402,7 @@ fn differing_runs(new: &[u8], old: &[u8]) -> Vec<(usize, usize)> {
     runs
 }
 
-fn memfd(bytes: u64) -> Result<OwnedFd, CUresult> {
+pub(super) fn memfd(bytes: u64) -> Result<OwnedFd, CUresult> {
     // SAFETY: a literal name; the result is checked.
     let fd = unsafe { libc::memfd_create(c"outboard-pinned".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {

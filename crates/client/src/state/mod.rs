@@ -1,5 +1,6 @@
 //! What the client knows by itself. Everything local is answered from here.
 
+mod board;
 mod captures;
 mod connect;
 mod contexts;
@@ -10,6 +11,7 @@ mod host_memory;
 mod libraries;
 mod objects;
 mod pools;
+mod staging;
 mod streams;
 mod tensor_maps;
 mod virtual_memory;
@@ -30,6 +32,7 @@ use crate::{
 };
 
 pub(crate) use self::{
+    board::Word,
     captures::{Beginning, Capture, Captures, exchange_thread_mode},
     connect::{abandon_after_fork, connect},
     contexts::{Context, Contexts, current_context, pop_context, push_context, set_context},
@@ -40,7 +43,8 @@ pub(crate) use self::{
     libraries::{Kernel, Libraries, Library},
     objects::{ObjectRecord, Objects},
     pools::{Owner, Pool, PoolTable, PoolValue, Pools, Scope},
-    streams::{Progress, StreamRef, Streams},
+    staging::{SEGMENT_BYTES, Staging},
+    streams::{Event, Progress, Stream, StreamRef, Streams},
     tensor_maps::TensorMaps,
     virtual_memory::{Physical, VirtualMemory},
 };
@@ -65,6 +69,9 @@ pub(crate) struct Driver {
     pub(crate) links: Mutex<FxHashMap<u64, Link>>,
     /// By the kernel's number on the wire.
     pub(crate) prepared_launches: Mutex<FxHashMap<u64, Prepared>>,
+    /// Where the GPU writes that waits are over; opened at the first wait.
+    board: OnceLock<Option<&'static board::Board>>,
+    pub(crate) staging: Staging,
     /// Everything sent, whatever it was for.
     pub(crate) progress: Progress,
 }

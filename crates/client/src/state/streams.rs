@@ -5,7 +5,7 @@ use std::{
     cell::RefCell,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -91,6 +91,8 @@ pub(crate) struct Event {
     /// The capture in which it was last recorded; 0: none.
     pub(crate) capture: AtomicU64,
     pub(crate) query: Mutex<Option<(u64, Arc<Group>)>>,
+    /// It was asked about since it was last recorded.
+    pub(crate) watched: AtomicBool,
 }
 
 /// A stream argument, resolved.
@@ -198,6 +200,7 @@ impl Streams {
             recorded: Mutex::new(None),
             capture: AtomicU64::new(0),
             query: Mutex::new(None),
+            watched: AtomicBool::new(false),
         };
         self.events.write().insert(handle, Arc::new(event));
     }
@@ -232,6 +235,16 @@ impl Streams {
                 .capture
                 .compare_exchange(capture, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
+    }
+
+    /// The streams of a context that are not known to be done, and how much has been sent to each.
+    pub(crate) fn busy_in(&self, context: CUcontext) -> Vec<(Arc<Stream>, u64)> {
+        let (own, legacy) = (self.streams.read(), self.legacy.read());
+        own.values()
+            .chain(legacy.get(&context.0))
+            .filter(|s| s.context == context && !s.progress.is_idle())
+            .map(|s| (s.clone(), s.progress.mark()))
+            .collect()
     }
 
     /// All streams of a context but the legacy one.

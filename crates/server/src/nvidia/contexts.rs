@@ -7,8 +7,9 @@ use outboard_wire::messages;
 
 use super::{
     Array, Gpu, Nvidia,
+    board::{NOT_WANTED, Wanted, WatchedMark},
     graveyard::Retired,
-    owned::{ContextHold, Mark, MarksWait},
+    owned::{ContextHold, Mark, MarksWait, ready},
     table::{Driver, real},
 };
 use crate::device::{Cx, Failure, Pending};
@@ -97,18 +98,41 @@ impl Nvidia {
     pub(super) fn fence_context(
         &mut self,
         cx: &mut Cx<'_>,
-        _m: &messages::FenceContext,
+        m: &messages::FenceContext,
     ) -> Result<Pending, Failure> {
         self.enter(cx)?;
-        let mut marks = self.context_marks(cx.context)?;
+        self.refuse_capturing(real::Stream::NULL, "a wait for a context")?;
+        let hold = self.context(cx.context)?.hold.clone();
+        // What was submitted to the default stream waits for the blocking streams, so that a mark there is one for all
+        // of them; the others need their own.
+        let mut apart = self.busy_apart(cx.context)?;
+        let wanted = Wanted {
+            slot: m.slot,
+            value: m.value,
+        };
+        let mut marks = Vec::new();
+        if let [only] = apart[..]
+            && self.orphans.is_empty()
+            && ready(self.driver.cuStreamQuery(real::Stream::NULL))?
+        {
+            let mark = self.watched_mark(&hold, only, wanted)?;
+            return Ok(Box::new(MarksWait::new(vec![mark], self.may_print)));
+        }
+        for stream in apart.drain(..) {
+            marks.push(self.watched_mark(&hold, stream, NOT_WANTED)?);
+        }
         let mut i = 0;
         while i < self.orphans.len() {
             if self.orphans[i].0 == cx.context {
-                marks.push(self.orphans.swap_remove(i).1);
+                marks.push(WatchedMark::plain(self.orphans.swap_remove(i).1));
             } else {
                 i += 1;
             }
         }
+        // Always: the driver reports a fault of the GPU here even where no stream was used. Where this is all there is to
+        // wait for, the client may watch it.
+        let wanted = if marks.is_empty() { wanted } else { NOT_WANTED };
+        marks.push(self.watched_mark(&hold, real::Stream::NULL, wanted)?);
         Ok(Box::new(MarksWait::new(marks, self.may_print)))
     }
 
@@ -179,6 +203,29 @@ impl Nvidia {
                 .chain(gpu.peers.iter().map(|peer| self.devices[*peer].ordinal))
                 .collect()
         })
+    }
+
+    /// The streams of a context that the default stream does not wait for, and that are not known to be done.
+    fn busy_apart(&mut self, id: u64) -> Result<Vec<real::Stream>, Failure> {
+        let context = self.context(id)?.hold.handle;
+        let mut busy = Vec::new();
+        let captures = !self.captures.is_empty();
+        for stream in self.streams.values_mut() {
+            if !stream.used || stream.is_blocking || stream.hold().handle != context {
+                continue;
+            }
+            let handle = stream.handle();
+            // What a stream captures does not run.
+            if captures && self.driver.cuStreamIsCapturing(handle)? != 0 {
+                continue;
+            }
+            if ready(self.driver.cuStreamQuery(handle))? {
+                stream.used = false;
+            } else {
+                busy.push(handle);
+            }
+        }
+        Ok(busy)
     }
 
     /// A mark in every stream of a context that was ever used, and in its default stream.

@@ -15,6 +15,7 @@ use outboard_wire::{
 use super::{
     Nvidia,
     addresses::{Span, rows},
+    board::NOT_WANTED,
     calls::CheckedBox,
     host_memory::{Part, Pinned},
     staging::SlotWait,
@@ -169,11 +170,11 @@ impl Nvidia {
             return Err(failure);
         }
         let hold = self.stream_hold(stream_id)?;
-        let mark = match hold.mark(stream) {
+        let mark = match self.watched_mark(&hold, stream, NOT_WANTED) {
             Ok(mark) => mark,
-            Err(refused) => {
+            Err(failure) => {
                 std::mem::forget(slot);
-                return Err(refused.into());
+                return Err(failure);
             }
         };
         Ok(Box::new(SlotWait {

@@ -34,7 +34,7 @@ const USER_ADDRESS_MAX: u64 = 1 << 47;
 const HOST_MAPPED_BYTES_MAX: u64 = 1 << 40;
 
 /// Mapped at an address of the client's choice, and registered with the GPU; both undone when dropped.
-struct HostRange {
+pub(super) struct HostRange {
     hold: Arc<ContextHold>,
     va: u64,
     len: u64,
@@ -44,7 +44,7 @@ struct HostRange {
 
 impl HostRange {
     /// Maps the file, or fresh memory, at exactly `va`.
-    fn map(
+    pub(super) fn map(
         hold: &Arc<ContextHold>,
         va: u64,
         len: u64,
@@ -119,7 +119,7 @@ impl HostRange {
     }
 
     /// Makes the range known to the GPU, which must reach it at the same address.
-    fn register(&mut self) -> Result<(), Failure> {
+    pub(super) fn register(&mut self) -> Result<(), Failure> {
         let driver = &self.hold.driver;
         let base = ptr::with_exposed_provenance_mut::<c_void>(self.va as usize);
         // SAFETY: mapped by this object, for as long as it is registered.
@@ -192,6 +192,11 @@ pub(super) struct HostRanges {
 }
 
 impl HostRanges {
+    /// Whether any page that kernels write must be sent to the client before an answer.
+    pub(super) fn is_watched(&self) -> bool {
+        !self.watches.is_empty()
+    }
+
     fn mirror(&self, va: u64, len: u64) -> Result<&HostRange, Failure> {
         self.ranges
             .range(..=va)

@@ -12,6 +12,7 @@
 //! printed text.
 
 mod addresses;
+mod board;
 mod calls;
 mod capture;
 mod contexts;
@@ -49,6 +50,7 @@ use rustc_hash::FxHashMap;
 
 use self::{
     addresses::{AddressBook, rows},
+    board::Boards,
     contexts::Context,
     graphs::Graphs,
     graveyard::{Graveyard, Marks},
@@ -153,6 +155,7 @@ struct Nvidia {
     /// What copies read that are being captured, by the capture's id.
     capture_memory: FxHashMap<u64, Vec<Arc<Part>>>,
     staging: Arc<Staging>,
+    boards: Boards,
     host: HostRanges,
     addresses: AddressBook,
     memory: Memory,
@@ -237,6 +240,7 @@ impl Nvidia {
             captures: FxHashMap::default(),
             capture_memory: FxHashMap::default(),
             staging: Staging::new(&base),
+            boards: Boards::default(),
             host: HostRanges::default(),
             addresses: AddressBook::default(),
             memory: Memory::default(),
@@ -273,6 +277,7 @@ impl Nvidia {
         forget(self.driver.clone());
         forget(self.base.clone());
         forget(self.staging.clone());
+        forget(take(&mut self.boards));
         forget(take(&mut self.graveyard));
         forget(take(&mut self.memory));
         forget(take(&mut self.host));

@@ -4,7 +4,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use outboard_api::{CUresult, enums::CU_EVENT_DISABLE_TIMING};
 
-use super::table::{Driver, Refused, real};
+use super::{
+    board::WatchedMark,
+    table::{Driver, Refused, real},
+};
 use crate::device::{Failure, Wait};
 
 /// A context, given back when nothing of it is left: a destroyed context takes its streams and events with it, and
@@ -179,13 +182,13 @@ pub(super) fn given_back(freed: Result<(), Refused>) {
 
 /// Waits for several points.
 pub(super) struct MarksWait {
-    marks: Vec<Mark>,
+    marks: Vec<WatchedMark>,
     /// Whether kernels of this session may print.
     may_print: bool,
 }
 
 impl MarksWait {
-    pub(super) fn new(marks: Vec<Mark>, may_print: bool) -> MarksWait {
+    pub(super) fn new(marks: Vec<WatchedMark>, may_print: bool) -> MarksWait {
         MarksWait { marks, may_print }
     }
 }
@@ -197,7 +200,7 @@ impl Wait for MarksWait {
                 return Ok(false);
             }
             if self.may_print {
-                mark.flush_printed()?;
+                mark.mark().flush_printed()?;
             }
             self.marks.pop();
         }

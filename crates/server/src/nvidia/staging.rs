@@ -10,6 +10,7 @@ use outboard_api::CUresult;
 use rustc_hash::FxHashMap;
 
 use super::{
+    board::WatchedMark,
     host_memory::{Part, Pinned},
     owned::{ContextHold, Mark},
     table::real,
@@ -163,7 +164,7 @@ pub(super) struct SlotWait {
     pub(super) stream: real::Stream,
     pub(super) len: usize,
     /// Both there until dropped.
-    pub(super) copy: Option<(Mark, Part)>,
+    pub(super) copy: Option<(WatchedMark, Part)>,
 }
 
 impl Wait for SlotWait {
@@ -183,7 +184,7 @@ impl Drop for SlotWait {
     fn drop(&mut self) {
         if let Some((mark, part)) = self.copy.take() {
             // A client that went away leaves before its copy is done.
-            self.staging.put_busy(self.stream, mark, part);
+            self.staging.put_busy(self.stream, mark.into_mark(), part);
         }
     }
 }

@@ -10,13 +10,14 @@ use outboard_api::{
         CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT,
         CU_STREAM_MEM_OP_BARRIER, CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES,
         CU_STREAM_MEM_OP_WAIT_VALUE_32, CU_STREAM_MEM_OP_WAIT_VALUE_64,
-        CU_STREAM_MEM_OP_WRITE_VALUE_32, CU_STREAM_MEM_OP_WRITE_VALUE_64,
+        CU_STREAM_MEM_OP_WRITE_VALUE_32, CU_STREAM_MEM_OP_WRITE_VALUE_64, CU_STREAM_NON_BLOCKING,
     },
 };
 use outboard_wire::messages;
 
 use super::{
     Nvidia,
+    board::Wanted,
     owned::{ContextHold, EventWait, MarksWait, Owned},
     table::{Record, real},
 };
@@ -33,6 +34,8 @@ pub(super) struct Stream {
     owned: Owned<real::Stream>,
     /// Whether anything was submitted to it: a fence of its context then waits for it.
     pub(super) used: bool,
+    /// Whether the default stream waits for it, and it for that.
+    pub(super) is_blocking: bool,
 }
 
 impl Stream {
@@ -71,7 +74,13 @@ impl Nvidia {
         let owned = Owned::new(self.current_hold(), handle, |driver, handle| {
             driver.cuStreamDestroy_v2(handle)
         });
-        self.streams.insert(m.stream, Stream { owned, used: false })
+        let is_blocking = m.flags & CU_STREAM_NON_BLOCKING == 0;
+        let stream = Stream {
+            owned,
+            used: false,
+            is_blocking,
+        };
+        self.streams.insert(m.stream, stream)
     }
 
     pub(super) fn stream_destroy(
@@ -216,7 +225,11 @@ impl Nvidia {
         self.enter(cx)?;
         let (stream, hold) = (self.peek_stream(m.stream)?, self.stream_hold(m.stream)?);
         self.refuse_capturing(stream, "a wait for a stream")?;
-        let mark = hold.mark(stream)?;
+        let wanted = Wanted {
+            slot: m.slot,
+            value: m.value,
+        };
+        let mark = self.watched_mark(&hold, stream, wanted)?;
         Ok(Box::new(MarksWait::new(vec![mark], self.may_print)))
     }
 

@@ -6,8 +6,8 @@ use outboard_wire::{
     handshake::Purpose,
     limits::CHUNK_BYTES_MAX,
     messages::{
-        CopyBoxIn, CopyBoxOut, CopyIn, HostWrite, ImageGet, ImageGetReply, ImageOffer,
-        ImageOfferReply, ImagePut, NvmlSnapshot, Ping, Request,
+        CopyBoxIn, CopyBoxOut, CopyIn, FenceContext, FenceStream, HostWrite, ImageGet,
+        ImageGetReply, ImageOffer, ImageOfferReply, ImagePut, NvmlSnapshot, Ping, Request,
     },
 };
 
@@ -32,6 +32,11 @@ pub(super) fn is_bulk(op: u16) -> bool {
         op,
         CopyIn::NUMBER | CopyBoxIn::NUMBER | HostWrite::NUMBER | ImagePut::NUMBER
     )
+}
+
+/// Whether the client may see the device's own word that this is reached.
+pub(super) fn is_fence(op: u16) -> bool {
+    matches!(op, FenceStream::NUMBER | FenceContext::NUMBER)
 }
 
 /// An error is the client's breach of the protocol; whatever else goes wrong is in the outcome.

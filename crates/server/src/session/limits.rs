@@ -20,9 +20,9 @@ pub const REPLY_BYTES_MAX: usize = FRAME_BYTES_MAX - HEADER_BYTES;
 /// Messages kept while the device is held up in a call of its own; past these the client waits too.
 pub const EARLY_MESSAGES_MAX: usize = 4_096;
 
-/// Busy waiting while an answer is due, before the first sleep; on a machine of one or two cores the device's own
-/// threads need the core.
-pub const SPIN_NS_MAX: u64 = 50_000;
+/// Busy waiting while an answer is due, before the first sleep: the driver's own waits spin as well. On a machine of one or
+/// two cores the device's own threads need the core.
+pub const SPIN_NS_MAX: u64 = 2_000_000;
 pub const SPIN_FEW_CORES_NS_MAX: u64 = 2_000;
 /// Sleeps between looks at what waits: a sixteenth of the time already waited, in these bounds.
 pub const SLEEP_US_MIN: u64 = 20;

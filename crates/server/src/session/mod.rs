@@ -202,6 +202,10 @@ impl Session<'_> {
         let start = Instant::now();
         let mut r = Reader::new(frame);
         let header = RequestHeader::decode(&mut r).map_err(|why| End::Malformed { op: 0, why })?;
+        if execute::is_fence(header.op) {
+            // The client may see the device's word before our answer: it must then have all faults.
+            self.outbox.send_held_faults()?;
+        }
         if header.op == Ping::NUMBER {
             r.end()
                 .map_err(|why| End::Malformed { op: header.op, why })?;

@@ -76,7 +76,10 @@ impl Outbox {
     /// Before a wait is answered the client must know of all faults.
     pub(super) fn send_held_faults(&mut self) -> Result<(), Error> {
         match self.faults.held.take() {
-            Some(held) => self.send_fault(held.op, &held.failure, held.more),
+            Some(held) => {
+                self.send_fault(held.op, &held.failure, held.more)?;
+                self.flush()
+            }
             None => Ok(()),
         }
     }

@@ -50,6 +50,13 @@ struct Region {
 }
 
 impl HostMemory {
+    /// Whether any page that kernels write must be sent to the client before an answer.
+    pub(super) fn is_watched(&self) -> bool {
+        self.regions
+            .values()
+            .any(|region| !region.watched.is_empty())
+    }
+
     /// Maps zeroed pages under `[va, va + bytes)` where there are none yet.
     fn map_mirror(&mut self, va: u64, bytes: u64) -> Result<(), Failure> {
         let (first, end) = page_range(va, bytes);

@@ -106,6 +106,10 @@ struct Soft {
     host: host::HostMemory,
     /// Something was submitted that may have changed a mirror since the last look.
     touched: bool,
+    /// Where the client watches for words.
+    board: Option<(u64, u64)>,
+    /// Whether a loaded module may print.
+    may_print: bool,
 }
 
 impl Soft {
@@ -140,6 +144,8 @@ impl Soft {
             mappings: BTreeMap::new(),
             host: host::HostMemory::default(),
             touched: false,
+            board: None,
+            may_print: false,
         })
     }
 

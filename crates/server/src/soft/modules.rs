@@ -19,6 +19,9 @@ use crate::{
     images::ImageStore,
 };
 
+/// The device function behind `printf`, in PTX.
+const PRINT_SYMBOL: &str = "vprintf";
+
 /// PTX that one link may collect.
 const LINK_BYTES_MAX: usize = 64 << 20;
 
@@ -73,7 +76,10 @@ impl Soft {
         m: &messages::LibraryLoad<'_>,
     ) -> Result<messages::LibraryLoadReply<'static>, Failure> {
         let image = cx.images.get(&ImageStore::hash(m.hash)?)?;
-        let loaded = select(&image).and_then(|(text, target)| self.load(&text, target));
+        let loaded = select(&image).and_then(|(text, target)| {
+            self.may_print |= text.contains(PRINT_SYMBOL);
+            self.load(&text, target)
+        });
         let (status, card, error_log) = match loaded {
             Ok(library) => {
                 let card = library.card()?;

@@ -31,6 +31,7 @@ device! {
     stream_destroy(m::StreamDestroy) -> ();
     fence_stream(m::FenceStream) -> Pending;
     fence_event(m::FenceEvent) -> Pending;
+    board_open(m::BoardOpen) -> m::BoardOpenReply;
     stream_wait_event(m::StreamWaitEvent) -> ();
     event_record(m::EventRecord) -> ();
     stream_set_attribute(m::StreamSetAttribute<'_>) -> ();

@@ -20,6 +20,9 @@ const MEM_OP_BYTES: usize = 48;
 /// `CUlaunchAttributeValue`.
 const ATTRIBUTE_VALUE_BYTES: usize = 64;
 
+/// Of a board.
+const WORD_BYTES: u64 = 8;
+
 pub(super) struct Stream {
     pub(super) id: StreamId,
     attributes: FxHashMap<u32, Vec<u8>>,
@@ -67,7 +70,9 @@ impl Soft {
         m: &messages::FenceStream,
     ) -> Result<Pending, Failure> {
         let stream = self.stream(cx, m.stream)?;
-        self.gpu.stream_fence(stream).map(pending).map_err(failure)
+        let fence = self.gpu.stream_fence(stream).map_err(failure)?;
+        self.write_word(stream, m.slot, m.value)?;
+        Ok(pending(fence))
     }
 
     pub(super) fn fence_event(
@@ -212,6 +217,38 @@ impl Soft {
         }
         self.touched = true;
         Ok(())
+    }
+
+    pub(super) fn board_open(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::BoardOpen,
+    ) -> Result<messages::BoardOpenReply, Failure> {
+        if self.board.is_some() {
+            return Err(invalid("a session has one board of words"));
+        }
+        let board = messages::HostMap {
+            va: m.va,
+            len: m.len,
+            flags: 0,
+            fd_tag: m.fd_tag,
+        };
+        self.host_map(cx, &board)?;
+        self.board = Some((m.va, m.len));
+        Ok(messages::BoardOpenReply { written: 1 })
+    }
+
+    /// A word for the client to watch, behind what was submitted so far: unless something must reach the client first.
+    fn write_word(&mut self, stream: StreamId, slot: u32, value: u64) -> Result<(), Failure> {
+        let Some((va, len)) = self.board.filter(|_| slot > 0) else {
+            return Ok(());
+        };
+        let at = u64::from(slot) * WORD_BYTES;
+        if at + WORD_BYTES > len || self.may_print || self.host.is_watched() {
+            return Ok(());
+        }
+        let op = value_op(va + at, value, true, write_action(0)?);
+        self.gpu.submit(stream, Op::Value(op)).map_err(failure)
     }
 
     fn value_op(&mut self, cx: &Cx<'_>, stream: u64, op: ValueOp) -> Result<(), Failure> {

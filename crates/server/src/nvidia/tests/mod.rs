@@ -3,6 +3,7 @@
 
 use std::{
     ffi::OsString,
+    os::fd::OwnedFd,
     path::Path,
     process::Command,
     time::{Duration, Instant},
@@ -15,6 +16,8 @@ use crate::{
     device::{Outcome, dispatch},
     images::ImageStore,
 };
+
+mod board;
 
 const MIB: u64 = 1 << 20;
 const CONTEXT: u64 = 0x10;
@@ -92,10 +95,18 @@ impl Client {
 
     fn send(&mut self, request: Request<'_>) -> Result<Outcome, Failure> {
         let mut no_fds = |_| Err(Failure::unsupported("a file descriptor"));
+        self.send_with(request, &mut no_fds)
+    }
+
+    fn send_with(
+        &mut self,
+        request: Request<'_>,
+        fds: &mut dyn FnMut(u64) -> Result<OwnedFd, Failure>,
+    ) -> Result<Outcome, Failure> {
         let mut cx = Cx {
             context: self.context,
             images: &mut self.images,
-            fds: &mut no_fds,
+            fds,
             service: &mut |_, _| {},
         };
         dispatch(&mut self.device, &mut cx, &request, &mut Vec::new())
@@ -213,7 +224,10 @@ fn data_goes_in_and_out_and_everything_is_given_back() {
         n: 10,
         h_stream: STREAM,
     }));
-    let mut fence = client.wait(Request::FenceContext(messages::FenceContext {}));
+    let mut fence = client.wait(Request::FenceContext(messages::FenceContext {
+        slot: 0,
+        value: 0,
+    }));
     assert_eq!(fence.ready(), Ok(true));
     drop(fence);
     drop(client);
@@ -257,10 +271,17 @@ fn wild_addresses_and_handles_never_reach_the_driver() {
     };
     let status = client.refused(Request::MemMap(outside));
     assert_eq!(status, CUresult::CUDA_ERROR_INVALID_VALUE);
-    let status = client.refused(Request::FenceStream(messages::FenceStream { stream: 77 }));
+    let status = client.refused(Request::FenceStream(messages::FenceStream {
+        stream: 77,
+        slot: 0,
+        value: 0,
+    }));
     assert_eq!(status, CUresult::CUDA_ERROR_INVALID_HANDLE);
     client.context = 99;
-    let status = client.refused(Request::FenceContext(messages::FenceContext {}));
+    let status = client.refused(Request::FenceContext(messages::FenceContext {
+        slot: 0,
+        value: 0,
+    }));
     assert_eq!(status, CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED);
 }
 
@@ -500,6 +521,8 @@ fn a_context_goes_with_its_objects_once_nobody_waits_for_them() {
     fake.ask("fake_hold", 1);
     let mut fence = client.wait(Request::FenceStream(messages::FenceStream {
         stream: STREAM,
+        slot: 0,
+        value: 0,
     }));
     client.context = CONTEXT;
     client.done(Request::ContextDestroy(messages::ContextDestroy {
@@ -507,10 +530,14 @@ fn a_context_goes_with_its_objects_once_nobody_waits_for_them() {
     }));
     let status = client.refused(Request::FenceStream(messages::FenceStream {
         stream: STREAM,
+        slot: 0,
+        value: 0,
     }));
     assert_eq!(status, CUresult::CUDA_ERROR_INVALID_HANDLE);
     assert_eq!(fence.ready(), Ok(false));
     fake.ask("fake_hold", 0);
+    // The fake wrote no word; the driver is asked now and then.
+    std::thread::sleep(Duration::from_millis(1));
     assert_eq!(fence.ready(), Ok(true));
     drop(fence);
     drop(client);

@@ -121,7 +121,7 @@ fn a_query_gets_no_device() {
     let mut client = Client::over(a.into(), b.into(), Purpose::Query);
     client.send(1, &messages::Ping {});
     assert!(client.recv().is_answer_to(1));
-    client.send(2, &messages::FenceContext {});
+    client.send(2, &messages::FenceContext { slot: 0, value: 0 });
     assert_eq!(
         client.recv().failure().1,
         CUresult::CUDA_ERROR_NOT_PERMITTED

@@ -59,11 +59,11 @@ fn a_copy_that_becomes_ready_while_the_list_is_looked_at_is_answered_first() {
 fn contexts_tokens_and_who_wants_no_answer() {
     let mut client = Client::shm();
     client.board.done.store(1, SeqCst);
-    client.send(u32::MAX, &messages::FenceContext {});
+    client.send(u32::MAX, &messages::FenceContext { slot: 0, value: 0 });
     assert!(client.recv().is_answer_to(u32::MAX));
     assert_eq!(client.contexts.recv_timeout(PATIENCE).unwrap(), 7);
     // Nobody waits for these.
-    client.send(0, &messages::FenceContext {});
+    client.send(0, &messages::FenceContext { slot: 0, value: 0 });
     client.send(0, &messages::Ping {});
     // An outstanding message whose sender wants to wait after all.
     client.send(9, &messages::StreamDestroy { stream: 1 });

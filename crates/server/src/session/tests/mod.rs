@@ -299,7 +299,14 @@ impl Client {
     }
 
     fn fence(&mut self, token: u32, stream: u64) {
-        self.send(token, &messages::FenceStream { stream });
+        self.send(
+            token,
+            &messages::FenceStream {
+                stream,
+                slot: 0,
+                value: 0,
+            },
+        );
     }
 
     fn copy_out(&mut self, token: u32, stream: u64, byte: u8, len: u64) {

@@ -10,7 +10,11 @@ const WILD: u64 = 0xdead_beef;
 fn wild_handles_are_errors() {
     let mut c = client();
     let wild = [
-        Request::FenceStream(m::FenceStream { stream: WILD }),
+        Request::FenceStream(m::FenceStream {
+            stream: WILD,
+            slot: 0,
+            value: 0,
+        }),
         Request::FenceEvent(m::FenceEvent { event: WILD }),
         Request::StreamDestroy(m::StreamDestroy { stream: WILD }),
         Request::EventRecord(m::EventRecord {

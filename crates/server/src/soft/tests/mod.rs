@@ -127,7 +127,7 @@ impl Client {
     }
 
     pub(super) fn sync(&mut self) -> Result<(), Failure> {
-        self.wait(Request::FenceContext(m::FenceContext {}))
+        self.wait(Request::FenceContext(m::FenceContext { slot: 0, value: 0 }))
             .map(|_| ())
     }
 

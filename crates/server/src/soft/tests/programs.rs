@@ -79,8 +79,12 @@ fn streams_and_events() {
     let elapsed: m::EventElapsedReply =
         c.ask(Request::EventElapsed(m::EventElapsed { start, end }));
     assert!(elapsed.milliseconds > 0.0);
-    c.wait(Request::FenceStream(m::FenceStream { stream: one }))
-        .unwrap();
+    c.wait(Request::FenceStream(m::FenceStream {
+        stream: one,
+        slot: 0,
+        value: 0,
+    }))
+    .unwrap();
     c.done(Request::StreamDestroy(m::StreamDestroy { stream: one }));
     c.done(Request::EventDestroy(m::EventDestroy { event: start }));
 }
@@ -291,8 +295,12 @@ fn a_captured_graph_runs_again_and_again() {
         c.write_words(c.base, &[0]);
         c.sync().unwrap();
         c.done(Request::GraphLaunch(m::GraphLaunch { exec, stream }));
-        c.wait(Request::FenceStream(m::FenceStream { stream }))
-            .unwrap();
+        c.wait(Request::FenceStream(m::FenceStream {
+            stream,
+            slot: 0,
+            value: 0,
+        }))
+        .unwrap();
         assert_eq!(c.read_words(c.base, 1), [42]);
     }
     // Another address for the kernel.
@@ -313,8 +321,12 @@ fn a_captured_graph_runs_again_and_again() {
     c.write_words(c.base, &[0, 0]);
     c.sync().unwrap();
     c.done(Request::GraphLaunch(m::GraphLaunch { exec, stream }));
-    c.wait(Request::FenceStream(m::FenceStream { stream }))
-        .unwrap();
+    c.wait(Request::FenceStream(m::FenceStream {
+        stream,
+        slot: 0,
+        value: 0,
+    }))
+    .unwrap();
     assert_eq!(c.read_words(c.base, 2), [41, 2]);
     c.done(Request::CuGraphDestroy(m::CuGraphDestroy {
         h_graph: graph,

@@ -1,0 +1,272 @@
+//! Words that the GPU writes into memory when its work reaches a point, so that whoever waits need only look.
+//!
+//! Over shm the client maps the board too and sees the word as soon as this process does. Everywhere else the board is
+//! this process's own: looking at a word costs nothing, where a query of the driver takes a microsecond and holds its
+//! lock.
+
+use std::{
+    cell::Cell,
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use outboard_wire::messages;
+
+use super::{
+    Nvidia,
+    host_memory::{HostRange, Part, Pinned},
+    owned::{ContextHold, Mark},
+    table::real,
+};
+use crate::device::{Cx, Failure};
+
+const WORD_BYTES: u64 = 8;
+/// Words of the board that this process keeps for itself.
+const OWN_WORDS: u32 = 4096;
+/// No client has use for more.
+const BOARD_BYTES_MAX: u64 = 1 << 20;
+/// A word that does not come: the driver is asked so often whether the GPU still works.
+const ASK_US: u64 = 200;
+
+/// Memory for words, mapped for the GPU at the address that it has here.
+pub(super) struct Board {
+    memory: Memory,
+    address: u64,
+    words: u32,
+    /// Slots that nobody waits for, where the board is this process's own.
+    free: Mutex<Vec<u32>>,
+}
+
+enum Memory {
+    /// A client's.
+    Shared(#[allow(dead_code)] HostRange),
+    Own(#[allow(dead_code)] Part),
+}
+
+impl Board {
+    fn own(base: &Arc<ContextHold>) -> Result<Board, Failure> {
+        let bytes = u64::from(OWN_WORDS) * WORD_BYTES;
+        let part = Pinned::new(base, bytes as usize)?.whole();
+        Ok(Board {
+            address: part.span(bytes as usize).address(),
+            memory: Memory::Own(part),
+            words: OWN_WORDS,
+            free: Mutex::new((0..OWN_WORDS).rev().collect()),
+        })
+    }
+
+    fn shared(base: &Arc<ContextHold>, va: u64, len: u64, file: OwnedFd) -> Result<Board, Failure> {
+        let mut range = HostRange::map(base, va, len, Some(file))?;
+        range.register()?;
+        Ok(Board {
+            memory: Memory::Shared(range),
+            address: va,
+            words: (len / WORD_BYTES) as u32,
+            free: Mutex::default(),
+        })
+    }
+
+    fn address_of(&self, slot: u32) -> u64 {
+        self.address + u64::from(slot) * WORD_BYTES
+    }
+
+    fn read(&self, slot: u32) -> u64 {
+        let word = std::ptr::with_exposed_provenance_mut::<u64>(self.address_of(slot) as usize);
+        // SAFETY: inside the board's memory, which lives as long as it, aligned; the GPU and the client write whole words.
+        unsafe { AtomicU64::from_ptr(word) }.load(Ordering::Acquire)
+    }
+
+    fn is_own(&self) -> bool {
+        matches!(self.memory, Memory::Own(_))
+    }
+}
+
+/// A word that the GPU is going to write.
+struct Word {
+    board: Arc<Board>,
+    slot: u32,
+    value: u64,
+    asked: Cell<Instant>,
+}
+
+impl Word {
+    fn is_written(&self) -> bool {
+        self.board.read(self.slot) == self.value
+    }
+
+    /// Whether it is time to ask the driver.
+    fn is_overdue(&self) -> bool {
+        let now = Instant::now();
+        let overdue = now - self.asked.get() >= Duration::from_micros(ASK_US);
+        if overdue {
+            self.asked.set(now);
+        }
+        overdue
+    }
+}
+
+impl Drop for Word {
+    fn drop(&mut self) {
+        // A slot whose word may come yet is not given out again.
+        if self.board.is_own() && self.is_written() {
+            self.board
+                .free
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(self.slot);
+        }
+    }
+}
+
+/// A mark that is looked at often.
+pub(super) struct WatchedMark {
+    mark: Mark,
+    word: Option<Word>,
+}
+
+impl WatchedMark {
+    pub(super) fn reached(&self) -> Result<bool, Failure> {
+        match &self.word {
+            Some(word) if word.is_written() => Ok(true),
+            Some(word) if !word.is_overdue() => Ok(false),
+            _ => Ok(self.mark.reached()?),
+        }
+    }
+
+    /// One without a word.
+    pub(super) fn plain(mark: Mark) -> WatchedMark {
+        WatchedMark { mark, word: None }
+    }
+
+    pub(super) fn into_mark(self) -> Mark {
+        self.mark
+    }
+
+    pub(super) fn mark(&self) -> &Mark {
+        &self.mark
+    }
+}
+
+/// Where a client that shares memory wants to see the word: slot 0 is nowhere.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) slot: u32,
+    pub(super) value: u64,
+}
+
+pub(super) const NOT_WANTED: Wanted = Wanted { slot: 0, value: 0 };
+
+#[derive(Default)]
+pub(super) struct Boards {
+    client: Option<Arc<Board>>,
+    own: Option<Arc<Board>>,
+    /// The driver writes no words, or there is no memory for them: events are asked instead.
+    refused: bool,
+    next_value: u64,
+}
+
+impl Nvidia {
+    pub(super) fn board_open(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::BoardOpen,
+    ) -> Result<messages::BoardOpenReply, Failure> {
+        let file = (cx.fds)(m.fd_tag)?;
+        if m.len > BOARD_BYTES_MAX || self.boards.client.is_some() {
+            return Err(Failure::new(
+                outboard_api::CUresult::CUDA_ERROR_INVALID_VALUE,
+                "a session has one board of words, of a MiB at most",
+            ));
+        }
+        self.enter_base()?;
+        let board = Board::shared(&self.base, m.va, m.len, file)?;
+        self.boards.client = Some(Arc::new(board));
+        let written = u8::from(!self.boards.refused);
+        Ok(messages::BoardOpenReply { written })
+    }
+
+    /// A mark at the end of a stream, with a word behind it. The client sees the word itself where nothing else has to
+    /// reach it first: what kernels printed, and pages that they wrote.
+    pub(super) fn watched_mark(
+        &mut self,
+        hold: &Arc<ContextHold>,
+        stream: real::Stream,
+        wanted: Wanted,
+    ) -> Result<WatchedMark, Failure> {
+        let mark = hold.mark(stream)?;
+        let word = self.word(wanted);
+        let word = word.filter(|word| {
+            let address = word.board.address_of(word.slot);
+            // SAFETY: a word of a board, which the pending that holds it keeps.
+            let submitted = unsafe {
+                self.driver
+                    .cuStreamWriteValue64_v2(stream, address, word.value, 0)
+            };
+            if let Err(refused) = &submitted {
+                tracing::debug!(status = %refused.status, "the driver writes no words; events are asked instead");
+                self.boards.refused = true;
+            }
+            submitted.is_ok()
+        });
+        Ok(WatchedMark { mark, word })
+    }
+
+    fn word(&mut self, wanted: Wanted) -> Option<Word> {
+        if self.boards.refused {
+            return None;
+        }
+        let now = Cell::new(Instant::now());
+        if let Some(board) = &self.boards.client
+            && (1..board.words).contains(&wanted.slot)
+            && !self.may_print
+            && !self.host.is_watched()
+        {
+            return Some(Word {
+                board: board.clone(),
+                slot: wanted.slot,
+                value: wanted.value,
+                asked: now,
+            });
+        }
+        if self.boards.own.is_none() {
+            if self.enter_base_quietly().is_err() {
+                return None;
+            }
+            match Board::own(&self.base) {
+                Ok(board) => self.boards.own = Some(Arc::new(board)),
+                Err(failure) => {
+                    tracing::debug!(%failure, "no memory for words");
+                    self.boards.refused = true;
+                }
+            }
+            self.leave_base();
+        }
+        let board = self.boards.own.as_ref()?;
+        let slot = board
+            .free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop()?;
+        self.boards.next_value += 1;
+        Some(Word {
+            board: board.clone(),
+            slot,
+            value: self.boards.next_value,
+            asked: now,
+        })
+    }
+
+    fn enter_base_quietly(&self) -> Result<(), Failure> {
+        Ok(self.driver.cuCtxPushCurrent_v2(self.base.handle)?)
+    }
+
+    fn leave_base(&self) {
+        if let Err(refused) = self.driver.cuCtxPopCurrent_v2() {
+            tracing::debug!(status = %refused.status, "leaving a context");
+        }
+    }
+}

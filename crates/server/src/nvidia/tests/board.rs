@@ -1,0 +1,93 @@
+//! Words that the GPU writes.
+
+use std::{fs::File, os::unix::fs::FileExt};
+
+use super::*;
+
+const BOARD_BYTES: u64 = 16 << 10;
+
+fn fence(slot: u32, value: u64) -> Request<'static> {
+    Request::FenceStream(messages::FenceStream {
+        stream: STREAM,
+        slot,
+        value,
+    })
+}
+
+fn open_board(client: &mut Client, file: &File) -> Result<(), Failure> {
+    let va = 0x3a00_0000_0000 + u64::from(std::process::id()) * BOARD_BYTES;
+    let mut fds = |_| Ok(OwnedFd::from(file.try_clone().expect("a descriptor")));
+    let board = messages::BoardOpen {
+        va,
+        len: BOARD_BYTES,
+        fd_tag: 1,
+    };
+    client
+        .send_with(Request::BoardOpen(board), &mut fds)
+        .map(drop)
+}
+
+fn word(file: &File, slot: u64) -> u64 {
+    let mut bytes = [0; 8];
+    file.read_exact_at(&mut bytes, slot * 8).expect("a word");
+    u64::from_le_bytes(bytes)
+}
+
+fn client_with_stream(fake: &Fake) -> Client {
+    let mut client = Client::new(fake);
+    client.done(Request::StreamCreate(messages::StreamCreate {
+        stream: STREAM,
+        flags: 1,
+        priority: 0,
+    }));
+    client
+}
+
+#[test]
+fn a_wait_looks_at_memory_and_asks_nobody() {
+    let fake = Fake::build(&[]);
+    let mut client = client_with_stream(&fake);
+    let before = fake.ask("fake_event_queries", 0);
+    let mut own = client.wait(fence(0, 0));
+    assert_eq!(own.ready(), Ok(true));
+    assert_eq!(fake.ask("fake_event_queries", 0), before);
+}
+
+#[test]
+fn the_client_sees_the_word_too() {
+    let fake = Fake::build(&[]);
+    let mut client = client_with_stream(&fake);
+    let file = tempfile::tempfile().expect("a file");
+    file.set_len(BOARD_BYTES).expect("its length");
+    open_board(&mut client, &file).expect("a board");
+    let mut watched = client.wait(fence(5, 77));
+    assert_eq!(word(&file, 5), 77);
+    assert_eq!(watched.ready(), Ok(true));
+    // A slot past the board is none.
+    let mut wild = client.wait(fence(1 << 30, 78));
+    assert_eq!(wild.ready(), Ok(true));
+    assert!((0..BOARD_BYTES / 8).all(|slot| word(&file, slot) != 78));
+    // The context's default stream is all there is to wait for, once the other is done.
+    let mut context = client.wait(Request::FenceContext(messages::FenceContext {
+        slot: 7,
+        value: 80,
+    }));
+    assert_eq!(word(&file, 7), 80);
+    assert_eq!(context.ready(), Ok(true));
+    drop((watched, wild, context));
+    assert!(open_board(&mut client, &file).is_err(), "one a session");
+    drop(client);
+    assert_eq!(fake.ask("fake_live", 0), 0);
+}
+
+#[test]
+fn a_word_that_does_not_come_is_no_wait_for_ever() {
+    let fake = Fake::build(&[]);
+    let mut client = client_with_stream(&fake);
+    fake.ask("fake_hold", 1);
+    let mut late = client.wait(fence(0, 0));
+    assert_eq!(late.ready(), Ok(false));
+    fake.ask("fake_hold", 0);
+    std::thread::sleep(Duration::from_millis(1));
+    assert_eq!(late.ready(), Ok(true));
+}
