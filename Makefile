@@ -1,6 +1,7 @@
 # make demo       sets everything up and runs a stock CUDA program through Outboard, on a GPU if there is one
 # make test       every test, without a GPU
 # make gpu-check  the same programs on this machine's GPU and through Outboard, compared; writes docs/results/
+# make speed      programs timed on this machine's GPU and through Outboard, in turns; writes docs/results/
 # make coverage   docs/coverage.md, the state of every driver call
 # make install    the command, the libraries, the manual page and the completions, below PREFIX
 
@@ -10,8 +11,10 @@ TOOLCHAIN := .toolchain/bin/python
 RELEASE := target/release
 DEBUG := target/debug
 NAME ?= gpu-check
+SPEED ?= speed
+BUDGET_S ?= 280
 
-.PHONY: demo test lint unit loom fuzz programs gpu-check build examples coverage install clean
+.PHONY: demo test lint unit loom fuzz programs gpu-check speed build examples coverage install clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -54,6 +57,9 @@ programs: $(TOOLCHAIN) examples
 
 gpu-check: build
 	python3 gpu-check/run.py --outboard $(RELEASE)/outboard --out docs/results/$(NAME).json
+
+speed: build
+	python3 gpu-check/speed.py --outboard $(RELEASE)/outboard --out docs/results/$(SPEED).json --budget-s $(BUDGET_S)
 
 # What becomes of every driver call, from the declarations that the code is generated from.
 coverage:

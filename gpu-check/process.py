@@ -43,6 +43,8 @@ class Mode:
 
     name: str
     url: str | None
+    # What `outboard run` is told of --optimise; empty for its own choice.
+    optimise: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,10 @@ class Runner:
         if steady_iterations:
             command += ["--steady", str(steady_iterations)]
         command += [w.target for w in workloads]
+        return self.through(mode, command)
+
+    def through(self, mode: Mode, command: list[str]) -> list[str]:
+        """The command as it is run in a mode."""
         if mode.url is None:
             return command
         return [*self.outboard, "run", "--gpu", mode.url, "--", *command]
@@ -175,7 +181,7 @@ class Runner:
         stats_path = self.scratch / f"{label}.stats.json"
         stderr_path = self.log_dir / f"{label}.stderr"
         command = self.command(group, workloads, mode, limits.workload_s, steady_iterations)
-        environment = self._environment(group, mode, stats_path)
+        environment = self.environment(group, mode, stats_path)
         started = time.monotonic()
         with stderr_path.open("wb") as stderr:
             # A session of its own, so that everything below it can be ended together.
@@ -193,13 +199,13 @@ class Runner:
         finally:
             end_process_group(process)
         attempt.exit_code = process.returncode
-        attempt.stderr_tail = _tail(stderr_path)
+        attempt.stderr_tail = read_tail(stderr_path)
         stats = _read_stats(stats_path)
         if stats is not None:
             run.stats.append(stats)
         return attempt
 
-    def _environment(self, group: Group, mode: Mode, stats_path: Path) -> dict[str, str]:
+    def environment(self, group: Group, mode: Mode, stats_path: Path) -> dict[str, str]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("OUTBOARD_")}
         # Every mode compiles for itself: a kernel out of another mode's cache would prove nothing.
         caches = self.scratch / "caches" / mode.name
@@ -219,6 +225,8 @@ class Runner:
             environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
         if mode.url is not None:
             environment["OUTBOARD_STATS"] = str(stats_path)
+        if mode.optimise:
+            environment["OUTBOARD_OPTIMISE"] = mode.optimise
         environment.update(group.environment)
         return environment
 
@@ -249,7 +257,7 @@ def _follow(
             return
         if line is None:
             break
-        event = _parse(line)
+        event = parse_event(line)
         ended_at = time.monotonic()
         match event.get("event"):
             case "ready":
@@ -320,7 +328,7 @@ def exit_text(code: int | None) -> str:
     return f"exit status {code}"
 
 
-def _parse(line: bytes) -> dict[str, Any]:
+def parse_event(line: bytes) -> dict[str, Any]:
     text = line.decode(errors="replace")
     if not text.startswith(EVENT_PREFIX):
         return {}
@@ -331,7 +339,7 @@ def _parse(line: bytes) -> dict[str, Any]:
     return event if isinstance(event, dict) else {}
 
 
-def _tail(path: Path) -> list[str]:
+def read_tail(path: Path) -> list[str]:
     lines = path.read_text(errors="replace").splitlines()
     return [line[:STDERR_LINE_CHARACTERS_MAX] for line in lines if line.strip()][-STDERR_LINES_MAX:]
 

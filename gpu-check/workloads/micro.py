@@ -8,6 +8,7 @@ import torch
 
 from harness import Result, Settings, median_ms, per_call_ms, require
 from torch_tools import DEVICE, first_result, healthy, random
+from torch_tools import synchronize as synchronize_device
 
 __all__ = ["STEPS", "WORKLOADS", "first_result", "healthy"]
 
@@ -35,6 +36,41 @@ def item_step(_: Settings) -> Step:
 
 def graph_replay_step(_: Settings) -> Step:
     return _counting_graph()[0].replay
+
+
+def launch_synchronize_step(_: Settings) -> Step:
+    counter = torch.zeros(16, device=DEVICE)
+
+    def step() -> None:
+        counter.add_(1)
+        synchronize_device()
+
+    return step
+
+
+def graph_replay_synchronize_step(_: Settings) -> Step:
+    graph = _counting_graph()[0]
+
+    def step() -> None:
+        graph.replay()
+        synchronize_device()
+
+    return step
+
+
+def copy_step(pinned: bool, to_device: bool) -> Step:
+    """64 MB one way, waited for."""
+    host = random(LARGE_BYTES // 4)
+    if pinned:
+        host = host.pin_memory()
+    device = torch.zeros(host.shape, device=DEVICE)
+    source, target = (host, device) if to_device else (device, host)
+
+    def step() -> None:
+        target.copy_(source, non_blocking=pinned)
+        synchronize_device()
+
+    return step
 
 
 def _counting_graph() -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
@@ -156,6 +192,12 @@ STEPS: dict[str, Callable[[Settings], Step]] = {
     "launch": launch_step,
     "item": item_step,
     "graph_replay": graph_replay_step,
+    "launch_synchronize": launch_synchronize_step,
+    "graph_replay_synchronize": graph_replay_synchronize_step,
+    "h2d_pinned": lambda _: copy_step(pinned=True, to_device=True),
+    "d2h_pinned": lambda _: copy_step(pinned=True, to_device=False),
+    "h2d_pageable": lambda _: copy_step(pinned=False, to_device=True),
+    "d2h_pageable": lambda _: copy_step(pinned=False, to_device=False),
 }
 WORKLOADS = {
     "synchronize": synchronize,

@@ -48,7 +48,7 @@ def bert_step(batch: int) -> Step:
     return step
 
 
-def gpt2_step() -> Step:
+def gpt2_step(batch: int = 1) -> Step:
     """Greedy generation, a token at a time, as `generate` does it."""
     torch.manual_seed(0)
     config = transformers.GPT2Config()
@@ -56,7 +56,7 @@ def gpt2_step() -> Step:
     # Random weights may well choose the end token; the length is fixed.
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
-    prompt = integers(config.vocab_size, 1, PROMPT_TOKENS)
+    prompt = integers(config.vocab_size, batch, PROMPT_TOKENS)
 
     @torch.inference_mode()
     def step() -> torch.Tensor:

@@ -24,14 +24,11 @@ BERT_TOKENS = 128
 Step = Callable[[], float]
 
 
-def resnet18_step() -> Step:
+def resnet_step(name: str = "resnet18", batch: int = RESNET_BATCH) -> Step:
     torch.manual_seed(0)
-    model = torchvision.models.resnet18(weights=None).train().to(DEVICE)
+    model = torchvision.models.get_model(name, weights=None).train().to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    batches = [
-        (random(RESNET_BATCH, 3, 224, 224, seed=i), integers(RESNET_CLASSES, RESNET_BATCH, seed=i))
-        for i in range(BATCHES)
-    ]
+    batches = [(random(batch, 3, 224, 224, seed=i), integers(RESNET_CLASSES, batch, seed=i)) for i in range(BATCHES)]
     count = 0
 
     def step() -> float:
@@ -47,14 +44,13 @@ def resnet18_step() -> Step:
     return step
 
 
-def bert_step() -> Step:
+def bert_step(batch: int = BERT_BATCH) -> Step:
     torch.manual_seed(0)
     config = transformers.BertConfig(num_labels=2)
     model = transformers.BertForSequenceClassification(config).train().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5)
     batches = [
-        (integers(config.vocab_size, BERT_BATCH, BERT_TOKENS, seed=i), integers(2, BERT_BATCH, seed=i))
-        for i in range(BATCHES)
+        (integers(config.vocab_size, batch, BERT_TOKENS, seed=i), integers(2, batch, seed=i)) for i in range(BATCHES)
     ]
     count = 0
 
@@ -72,7 +68,7 @@ def bert_step() -> Step:
 
 
 STEPS: dict[str, Callable[[Settings], Step]] = {
-    "resnet18_train_b64": lambda _: resnet18_step(),
+    "resnet18_train_b64": lambda _: resnet_step(),
     "bert_train_b16": lambda _: bert_step(),
 }
 
