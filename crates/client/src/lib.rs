@@ -22,6 +22,7 @@ mod calls;
 mod entry;
 mod exit;
 mod guard;
+mod helpers;
 mod integrity;
 mod log;
 mod notes;

@@ -31,7 +31,7 @@ const WATCH_US_MAX: u64 = 5_000;
 /// The same on one or two cores, where the server needs one.
 const WATCH_FEW_CORES_US_MAX: u64 = 20;
 /// Looks at the word for each look at the link.
-const WATCH_LOOKS: u32 = 8;
+const WATCH_LOOKS: u32 = 64;
 /// How long a thread that waits behind the leading one sleeps before it looks for itself.
 const FOLLOW_MS_MAX: u64 = 100;
 /// How long the leading thread reads before it looks whether it should go on.
@@ -286,6 +286,19 @@ impl Session {
         group.take()
     }
 
+    /// Waits until the GPU has got there, without a look at what the server has to say: for a thread that copies a part of
+    /// what another waits for.
+    pub(crate) fn wait_for_bytes(&self, group: &Arc<Group>) -> Result<(), CUresult> {
+        let start = Instant::now();
+        while !group.is_reached() {
+            if start.elapsed() > watch_max() {
+                return self.wait(group).map(drop);
+            }
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
     /// Looks at the GPU's word, and at what arrives meanwhile. True when the word is there and all that was sent before it
     /// has been taken in: false when the answer came first, or neither came soon.
     ///
@@ -297,12 +310,15 @@ impl Session {
         let start = Instant::now();
         loop {
             let mut written = false;
-            for _ in 0..WATCH_LOOKS {
+            for look in 0..WATCH_LOOKS {
                 written = word.is_written();
                 if written {
                     break;
                 }
-                std::hint::spin_loop();
+                // A pause takes 140 cycles: not at every look.
+                if look % 8 == 7 {
+                    std::hint::spin_loop();
+                }
             }
             self.take_in(receiver);
             if group.is_complete() || self.gone.load(Ordering::Acquire) {

@@ -40,7 +40,7 @@ pub(crate) use self::{
     copy_box::*, legacy_launch::*, link::*, pool::*, tensor_map::*, texture::*, virtual_memory::*,
 };
 
-type Done = Result<(), CUresult>;
+pub(crate) type Done = Result<(), CUresult>;
 
 /// Writes an output; a NULL output is the caller's error.
 ///

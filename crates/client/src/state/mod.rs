@@ -138,6 +138,18 @@ impl Driver {
         Ok(())
     }
 
+    /// The same under a given context, for threads that have none.
+    pub(crate) fn submit_to_in<'a, M: Op<'a>>(
+        &self,
+        context: u64,
+        stream: &StreamRef,
+        message: &M,
+    ) -> Result<(), CUresult> {
+        self.submit_in(context, message)?;
+        stream.progress().submit();
+        Ok(())
+    }
+
     /// Sends a message under the current context and waits for its answer. Faults of earlier calls stay for a call
     /// that waits for the GPU.
     pub(crate) fn call<'a, M: Op<'a>, R>(

@@ -6,7 +6,10 @@
 
 use std::{
     hint,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -15,15 +18,17 @@ use outboard_wire::messages;
 use parking_lot::Mutex;
 
 use super::{Driver, Stream, StreamRef, wire_context};
-use crate::session::{Group, Sink};
+use crate::{
+    calls::Done,
+    helpers::Helpers,
+    session::{Group, Sink},
+};
 
 /// What one piece of a copy takes at most.
 pub(crate) const SEGMENT_BYTES: usize = 1 << 20;
 const SEGMENTS: usize = 16;
 /// Copies to the device up to here share a segment.
 const SHARED_BYTES_MAX: usize = 64 << 10;
-/// Pieces of one copy from the device that are under way at once.
-const PIECES_MAX: usize = 4;
 /// How long a copy waits for a segment. Longer might be for ever: a stream may wait for something that this thread has
 /// yet to do. Without a segment a copy goes through the ring.
 const SEGMENT_MS_MAX: u64 = 20;
@@ -32,6 +37,22 @@ const ALIGN: usize = 256;
 #[derive(Default)]
 pub(crate) struct Staging {
     arena: Mutex<Arena>,
+    helpers: Helpers,
+}
+
+/// The destination of a copy, of which each thread writes its own pieces.
+struct Room(*mut u8);
+
+// SAFETY: the caller of the copy keeps the memory until it is complete; pieces do not overlap.
+unsafe impl Sync for Room {}
+
+impl Room {
+    /// # Safety
+    /// Inside the destination.
+    unsafe fn at(&self, offset: usize) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.add(offset) }
+    }
 }
 
 #[derive(Default)]
@@ -89,31 +110,38 @@ impl Driver {
                 0
             });
         }
-        let mut taken = 0;
-        for piece in data.chunks(SEGMENT_BYTES) {
+        let pieces = data.chunks(SEGMENT_BYTES).enumerate();
+        let stuck = AtomicUsize::new(usize::MAX);
+        let context = wire_context();
+        let one = |index: usize, piece: &[u8]| -> Done {
+            // Behind a piece that found no memory nothing is copied: the rest goes another way, in one piece.
+            if index > stuck.load(Ordering::Acquire) {
+                return Ok(());
+            }
             let Some((segment, address)) = self.segment() else {
-                break;
+                stuck.fetch_min(index, Ordering::AcqRel);
+                return Ok(());
             };
             // SAFETY: a segment of shared memory that nobody else has; the GPU is done with it.
             unsafe {
                 std::ptr::copy_nonoverlapping(piece.as_ptr(), address as *mut u8, piece.len())
             };
-            let sent = self
-                .submit_to(
-                    stream,
-                    &messages::Copy {
-                        dst: dst + taken as u64,
-                        src: address,
-                        len: piece.len() as u64,
-                        stream: stream.wire(),
-                    },
-                )
-                .and_then(|()| self.fence_stream(stream));
-            let fence = sent?;
+            let message = messages::Copy {
+                dst: dst + (index * SEGMENT_BYTES) as u64,
+                src: address,
+                len: piece.len() as u64,
+                stream: stream.wire(),
+            };
+            self.submit_to_in(context, stream, &message)?;
+            let fence = self.fence_in(context, stream)?;
             self.staging.arena.lock().busy.push((segment, vec![fence]));
-            taken += piece.len();
-        }
-        Ok(taken)
+            Ok(())
+        };
+        self.staging
+            .helpers
+            .share(pieces, |(index, piece)| one(index, piece))?;
+        let whole = stuck.load(Ordering::Acquire);
+        Ok(data.len().min(whole.saturating_mul(SEGMENT_BYTES)))
     }
 
     /// Several small copies use one segment, and one fence.
@@ -190,58 +218,54 @@ impl Driver {
         bytes: usize,
         stream: &StreamRef,
     ) -> Result<usize, CUresult> {
-        let mut under_way = std::collections::VecDeque::new();
-        let (mut asked, mut landed) = (0, 0);
-        let mut outcome = Ok(());
-        loop {
-            while outcome.is_ok() && asked < bytes && under_way.len() < PIECES_MAX {
-                // Only the first piece waits for a segment.
-                let found = match under_way.is_empty() {
-                    true => self.segment(),
-                    false => self.segment_now(),
-                };
-                let Some((segment, address)) = found else {
-                    break;
-                };
-                let len = SEGMENT_BYTES.min(bytes - asked);
-                let fence = self
-                    .submit_to(
-                        stream,
-                        &messages::Copy {
-                            dst: address,
-                            src: src + asked as u64,
-                            len: len as u64,
-                            stream: stream.wire(),
-                        },
-                    )
-                    .and_then(|()| self.fence_stream(stream));
-                match fence {
-                    Ok(fence) => under_way.push_back((segment, address, len, fence)),
-                    Err(error) => outcome = Err(error),
-                }
-                asked += len;
+        let pieces = bytes.div_ceil(SEGMENT_BYTES);
+        let stuck = AtomicUsize::new(usize::MAX);
+        let (context, room) = (wire_context(), Room(dst));
+        let last = Mutex::new(None);
+        let one = |index: usize| -> Done {
+            if index > stuck.load(Ordering::Acquire) {
+                return Ok(());
             }
-            let Some((segment, address, len, fence)) = under_way.pop_front() else {
-                break;
+            let Some((segment, address)) = self.segment() else {
+                stuck.fetch_min(index, Ordering::AcqRel);
+                return Ok(());
             };
-            let waited = self.session.wait(&fence);
-            if waited.is_ok() && outcome.is_ok() {
-                // SAFETY: the segment is this copy's own until it is given back; the destination is the caller's.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(address as *const u8, dst.add(landed), len)
-                };
-                landed += len;
+            let offset = index * SEGMENT_BYTES;
+            let len = SEGMENT_BYTES.min(bytes - offset);
+            let message = messages::Copy {
+                dst: address,
+                src: src + offset as u64,
+                len: len as u64,
+                stream: stream.wire(),
+            };
+            self.submit_to_in(context, stream, &message)?;
+            let fence = self.fence_in(context, stream)?;
+            let waited = match pieces {
+                1 => self.session.wait(&fence).map(drop),
+                // Who waits for all of it looks for faults: here only the bytes matter.
+                _ => self.session.wait_for_bytes(&fence),
+            };
+            if let Err(error) = waited {
+                // The GPU may write there yet.
+                self.staging.arena.lock().busy.push((segment, vec![fence]));
+                return Err(error);
             }
-            outcome = outcome.and(waited.map(drop));
-            let mut arena = self.staging.arena.lock();
-            if outcome.is_ok() {
-                arena.free.push(segment);
-            } else {
-                // The GPU may write there yet; who waits for its fence will know.
-                arena.busy.push((segment, vec![fence]));
+            // SAFETY: the segment is this copy's own until it is given back; the destination is the caller's, and each piece
+            // is copied once.
+            unsafe {
+                std::ptr::copy_nonoverlapping(address as *const u8, room.at(offset), len);
             }
+            self.staging.arena.lock().free.push(segment);
+            *last.lock() = Some(fence);
+            Ok(())
+        };
+        self.staging.helpers.share(0..pieces, one)?;
+        if pieces > 1
+            && let Some(fence) = last.into_inner()
+        {
+            self.session.wait(&fence)?;
         }
-        outcome.map(|()| landed)
+        Ok(bytes.min(stuck.into_inner().saturating_mul(SEGMENT_BYTES)))
     }
 
     fn fence_of_context(&self, context: u64) -> Result<Arc<Group>, CUresult> {

@@ -189,7 +189,7 @@ impl Nvidia {
         Ok(messages::BoardOpenReply { written })
     }
 
-    /// A mark at the end of a stream, with a word behind it. The client sees the word itself where nothing else has to
+    /// A mark at the end of a stream, with a word in front of it. The client sees the word itself where nothing else has to
     /// reach it first: what kernels printed, and pages that they wrote.
     pub(super) fn watched_mark(
         &mut self,
@@ -197,7 +197,7 @@ impl Nvidia {
         stream: real::Stream,
         wanted: Wanted,
     ) -> Result<WatchedMark, Failure> {
-        let mark = hold.mark(stream)?;
+        // The word first: it is what somebody waits for.
         let word = self.word(wanted);
         let word = word.filter(|word| {
             let address = word.board.address_of(word.slot);
@@ -212,6 +212,7 @@ impl Nvidia {
             }
             submitted.is_ok()
         });
+        let mark = hold.mark(stream)?;
         Ok(WatchedMark { mark, word })
     }
 

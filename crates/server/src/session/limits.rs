@@ -29,6 +29,9 @@ pub const SLEEP_US_MIN: u64 = 20;
 pub const SLEEP_US_MAX: u64 = 500;
 pub const SLEEP_FRACTION: u32 = 16;
 
+/// How late a sleep may end.
+pub const TIMER_SLACK_NS: u64 = 1_000;
+
 /// A file descriptor is sent in front of the message that names it.
 pub const FD_MS_MAX: u64 = 1_000;
 

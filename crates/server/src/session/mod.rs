@@ -40,6 +40,7 @@ mod tests;
 use std::{
     cell::RefCell,
     collections::VecDeque,
+    num::NonZeroU64,
     thread,
     time::{Duration, Instant},
 };
@@ -53,6 +54,7 @@ use outboard_wire::{
     limits::CHUNK_BYTES_MAX,
     messages::{HostCallNote, HostFuncDone, HostPagesNote, Ping, PrintNote},
 };
+use rustix::thread::set_current_timer_slack;
 use thiserror::Error;
 use tracing::{Level, debug, enabled, trace};
 
@@ -72,6 +74,10 @@ pub fn serve(
     purpose: Purpose,
     images: ImageStore,
 ) -> (End, Tally) {
+    // The kernel lets a sleep end 50 us late unless it is told otherwise: as long as some kernels run.
+    if let Err(error) = set_current_timer_slack(NonZeroU64::new(limits::TIMER_SLACK_NS)) {
+        debug!(%error, "timers stay coarse");
+    }
     let (sender, receiver) = link.split();
     let mut session = Session {
         device,
@@ -82,6 +88,7 @@ pub fn serve(
         waiting: WaitingList::default(),
         pace: Pace::new(),
         tally: Tally::default(),
+        looked_at: None,
         frame: Vec::new(),
         reply: Vec::new(),
         printed: Vec::new(),
@@ -135,6 +142,8 @@ struct Session<'d> {
     waiting: WaitingList,
     pace: Pace,
     tally: Tally,
+    /// When the last message was done, if nothing has been waited for since.
+    looked_at: Option<Instant>,
     /// The message in hand, where it is not bulk data.
     frame: Vec<u8>,
     reply: Vec<u8>,
@@ -152,12 +161,16 @@ impl Session<'_> {
         if admission != Admission::Stalled {
             for _ in 0..limits::MESSAGES_PER_TURN_MAX {
                 if !self.take_message(Wait::Poll)? {
+                    self.looked_at = None;
                     break;
                 }
                 is_idle = false;
             }
         }
-        is_idle &= !self.answer_ready()?;
+        if self.answer_ready()? {
+            self.looked_at = None;
+            is_idle = false;
+        }
         is_idle &= !self.forward_host_calls()?;
         self.outbox.send_held_faults_if_due()?;
         if !is_idle {
@@ -175,6 +188,7 @@ impl Session<'_> {
         match (admission, wait) {
             (_, Wait::Poll) => {}
             (Admission::Open, wait) => {
+                self.looked_at = None;
                 if self.take_message(wait)? {
                     self.pace.worked();
                 }
@@ -199,7 +213,8 @@ impl Session<'_> {
                 None => return Ok(false),
             },
         };
-        let start = Instant::now();
+        // Between two messages that follow each other at once lies nothing worth another look at the clock.
+        let start = self.looked_at.take().unwrap_or_else(Instant::now);
         let mut r = Reader::new(frame);
         let header = RequestHeader::decode(&mut r).map_err(|why| End::Malformed { op: 0, why })?;
         if execute::is_fence(header.op) {
@@ -271,7 +286,9 @@ impl Session<'_> {
             )
         };
         let executed = result.map_err(|why| End::Malformed { op: header.op, why })?;
-        let spent = start.elapsed();
+        let end = Instant::now();
+        let spent = end - start;
+        self.looked_at = Some(end);
         self.tally.count(header.op, frame_len, spent);
         if enabled!(Level::TRACE) {
             let failure = executed.outcome.as_ref().err();
@@ -285,7 +302,7 @@ impl Session<'_> {
                 "message"
             );
         }
-        self.settle(header, executed, start)?;
+        self.settle(header, executed, end)?;
         Ok(true)
     }
 
