@@ -11,9 +11,13 @@ from conftest import Server
 PROGRAM = Path(__file__).with_name("steady_state.py")
 
 
-def counts(server: Server, link: str, folder: Path, iterations: int) -> dict[str, dict[str, int]]:
+def counts(
+    server: Server, link: str, folder: Path, iterations: int, level: str = "or+sr+local"
+) -> dict[str, dict[str, int]]:
+    """How often each call of the program was local, outstanding, shadowed or synchronous."""
     stats = folder / f"{link}-{iterations}.json"
-    done = server.run(link, sys.executable, PROGRAM, str(iterations), env={"OUTBOARD_STATS": str(stats)})
+    env = {"OUTBOARD_STATS": str(stats), "OUTBOARD_OPTIMISE": level}
+    done = server.run(link, sys.executable, PROGRAM, str(iterations), env=env)
     assert done.returncode == 0, done.stderr
     by_call: dict[str, dict[str, int]] = json.loads(stats.read_text())["by_call"]
     return by_call

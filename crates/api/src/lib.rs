@@ -6,6 +6,7 @@
 //! - `nvml.calls`, [`nvml`]: every function of `libnvidia-ml.so.1`, and whether it is served.
 //! - [`cuda`], [`enums`], [`CUresult`]: CUDA's own types and numbers.
 //! - [`coverage`]: `docs/coverage.md`, written from all of these.
+//! - [`optimise`]: the levels of `outboard run --optimise`.
 //! - [`procaddr`]: which symbol `cuGetProcAddress` answers for a name, a version and flags.
 
 pub mod coverage;
@@ -15,6 +16,7 @@ pub mod decl;
 #[allow(non_upper_case_globals)]
 pub mod enums;
 pub mod nvml;
+pub mod optimise;
 pub mod procaddr;
 mod result;
 

@@ -3,6 +3,7 @@
 use std::{ffi::OsString, os::fd::RawFd, path::PathBuf};
 
 use clap::{Parser, Subcommand, ValueEnum};
+use outboard_api::optimise::{LEVELS, Level, VARIABLE};
 use outboard_link::Endpoint;
 use outboard_server::supervisor::{self, DeviceKind};
 
@@ -20,8 +21,10 @@ Examples:
   outboard bench                                     what calls and copies cost, beside the local GPU
 
 Environment:
-  OUTBOARD_GPU   the address of the server, in place of --gpu
-  OUTBOARD_LOG   what to log to standard error: error, warn, info, debug, trace, or directives as outboard_server=debug")]
+  OUTBOARD_GPU       the address of the server, in place of --gpu
+  OUTBOARD_OPTIMISE  which calls wait for the server, in place of --optimise (see outboard run --help)
+  OUTBOARD_STATS     a file for the counts of each call, - for a line on standard error
+  OUTBOARD_LOG       what to log to standard error: error, warn, info, debug, trace, or directives as outboard_server=debug")]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -109,7 +112,8 @@ Examples:
   outboard run -- ./vectoradd                        the server of this machine, at its default address
   outboard run --gpu tcp://10.0.0.7 -- python train.py --epochs 3
   OUTBOARD_GPU=tcp://10.0.0.7 outboard run -- python train.py
-  outboard run --stats -- ./vectoradd                say at the end what its calls were")]
+  outboard run --stats -- ./vectoradd                say at the end what its calls were
+  outboard run --optimise sync -- ./vectoradd        how slow it would be if every call waited")]
 pub(crate) struct RunArgs {
     /// The server [default: shm, at its default address]
     #[arg(long, value_name = "URL", env = "OUTBOARD_GPU")]
@@ -117,6 +121,9 @@ pub(crate) struct RunArgs {
     /// Print how many calls were answered locally, sent ahead, and waited for
     #[arg(long)]
     pub(crate) stats: bool,
+    /// Which calls wait for the server; results are the same at every level
+    #[arg(long, value_name = "LEVEL", env = VARIABLE, default_value_t, long_help = levels_help())]
+    pub(crate) optimise: Level,
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -221,6 +228,16 @@ pub(crate) struct WorkerArgs {
     pub(crate) threads: Option<usize>,
     #[arg(long)]
     pub(crate) cache: Option<PathBuf>,
+}
+
+fn levels_help() -> String {
+    let mut help = String::from(
+        "Which calls wait for the server, to see what each optimisation is worth; results are the same at every level:",
+    );
+    for (form, meaning) in LEVELS {
+        help.push_str(&format!("\n- {form}: {meaning}"));
+    }
+    help
 }
 
 /// Bytes, with a decimal or binary unit: 1048576, 500MB, 8GiB.

@@ -9,6 +9,7 @@ use std::{
     process::{Command, ExitCode},
 };
 
+use outboard_api::optimise::VARIABLE;
 use outboard_link::Endpoint;
 
 use crate::{args::RunArgs, libraries, probe, serve::default_endpoint};
@@ -30,7 +31,8 @@ pub(crate) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let mut command = Command::new(program);
     command
         .args(arguments)
-        .envs(environment(&folder, &endpoint));
+        .envs(environment(&folder, &endpoint))
+        .env(VARIABLE, args.optimise.to_string());
     if args.stats {
         command.env("OUTBOARD_STATS", "-");
     }

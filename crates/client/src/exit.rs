@@ -24,6 +24,7 @@ extern "C" fn in_child() {
 }
 
 extern "C" fn at_exit() {
+    state::send_all_at_exit();
     let Some(target) = std::env::var_os("OUTBOARD_STATS") else {
         return;
     };

@@ -3,7 +3,7 @@
 use std::{
     cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::atomic::{AtomicU8, AtomicU64, Ordering},
 };
 
 use outboard_api::{
@@ -11,21 +11,39 @@ use outboard_api::{
     cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream},
 };
 
-use crate::{calls, entry::CALLS, log, stats};
+use crate::{calls, entry::CALLS, log, optimise, stats};
 
-/// Set in a child that was forked after CUDA was used: it has no session, as on a local GPU.
-static FORKED: AtomicBool = AtomicBool::new(false);
+/// What is out of the ordinary in this process; 0 for nothing, which is all that a call looks at.
+static UNUSUAL: AtomicU8 = AtomicU8::new(0);
+/// A child that was forked after CUDA was used: it has no session, as on a local GPU.
+const FORKED: u8 = 1;
+/// The level of optimisation is not the highest.
+const LOWERED: u8 = 2;
 
 pub(crate) fn mark_forked() {
-    FORKED.store(true, Ordering::Relaxed);
+    UNUSUAL.fetch_or(FORKED, Ordering::Relaxed);
+}
+
+pub(crate) fn mark_lowered() {
+    UNUSUAL.fetch_or(LOWERED, Ordering::Relaxed);
+}
+
+#[inline]
+pub(crate) fn is_lowered() -> bool {
+    UNUSUAL.load(Ordering::Relaxed) & LOWERED != 0
 }
 
 /// Runs one call.
 #[inline]
 pub(crate) fn enter(number: usize, call: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
-    if FORKED.load(Ordering::Relaxed) {
+    let unusual = UNUSUAL.load(Ordering::Relaxed);
+    if unusual & FORKED != 0 {
         return CUresult::CUDA_ERROR_NOT_INITIALIZED;
     }
+    let outer = match unusual {
+        0 => number,
+        _ => optimise::begin(number),
+    };
     stats::begin();
     // A panic must not cross into C. State behind it is guarded by locks that do not poison and is left consistent by
     // construction: tables are changed in single steps.
@@ -44,6 +62,9 @@ pub(crate) fn enter(number: usize, call: impl FnOnce() -> Result<(), CUresult>) 
     };
     if result != CUresult::CUDA_SUCCESS && log::debugging() {
         log::debug(format_args!("{} -> {result}", CALLS[number].0));
+    }
+    if unusual != 0 {
+        optimise::finish(outer);
     }
     stats::end(number);
     result

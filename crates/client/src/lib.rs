@@ -12,7 +12,8 @@
 //!  outboard-link
 //! ```
 //!
-//! Lock order: a `state/` table, then `session.sender`, then `session.waiters`. The receiver is taken alone.
+//! Lock order: a `state/` table, then what a batch keeps, then `session.sender`, then `session.waiters`. The receiver is
+//! taken alone.
 //!
 //! Nothing here may panic, abort or hang: the process belongs to somebody else's program.
 
@@ -26,6 +27,7 @@ mod helpers;
 mod integrity;
 mod log;
 mod notes;
+mod optimise;
 mod session;
 mod state;
 mod stats;

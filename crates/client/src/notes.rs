@@ -13,7 +13,7 @@ use outboard_api::{
 use outboard_wire::messages::{self, Note};
 use parking_lot::{Condvar, Mutex};
 
-use crate::{log, session::Session, state};
+use crate::{log, optimise, session::Session, state};
 
 /// Acts on a note. Runs on whichever thread reads: it must not wait for the server.
 pub(crate) fn take(session: &Session, note: Note<'_>) {
@@ -22,12 +22,7 @@ pub(crate) fn take(session: &Session, note: Note<'_>) {
             let name = messages::OPS
                 .get(usize::from(fault.op))
                 .map_or("a message", |(name, _)| name);
-            log::warn(format_args!(
-                "{name} failed: {}: {}",
-                CUresult(fault.status),
-                String::from_utf8_lossy(fault.message)
-            ));
-            session.set_fault(CUresult(fault.status));
+            self::fault(session, name, CUresult(fault.status), fault.message);
         }
         Note::HostCall(call) => {
             let (queue, wake) = queue();
@@ -40,6 +35,15 @@ pub(crate) fn take(session: &Session, note: Note<'_>) {
         Note::Print(print) => print_text(print.text),
         Note::HostPages(pages) => state::host_pages(pages.va, pages.data),
     }
+}
+
+/// A message that nobody waited for has failed.
+pub(crate) fn fault(session: &Session, name: &str, status: CUresult, why: &[u8]) {
+    log::warn(format_args!(
+        "{name} failed: {status}: {}",
+        String::from_utf8_lossy(why)
+    ));
+    session.set_fault(status);
 }
 
 /// A function of the program that a stream is to run.
@@ -103,6 +107,7 @@ pub(crate) fn host_functions_pending() -> bool {
 }
 
 fn run_host_functions(session: &'static Session) {
+    optimise::exempt_thread();
     loop {
         let (number, status, call, repeats) = {
             let (queue, wake) = queue();
@@ -141,7 +146,7 @@ fn run_host_functions(session: &'static Session) {
             queue().0.lock().registered.remove(&number);
             session.attended();
         }
-        let _ = session.submit(0, &messages::HostFuncDone { call: number });
+        let _ = session.tell(&messages::HostFuncDone { call: number });
     }
 }
 

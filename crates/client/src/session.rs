@@ -4,6 +4,8 @@
 //! lead on when its own answer is there. A thread of the library's own reads only while something can arrive that
 //! nobody waits for: host functions, and copies into pinned memory.
 
+mod batch;
+
 use std::{
     collections::HashMap,
     os::fd::{BorrowedFd, RawFd},
@@ -23,7 +25,8 @@ use outboard_wire::{
 };
 use parking_lot::{Condvar, Mutex};
 
-use crate::{log, notes, state::Word, stats};
+use self::batch::Batch;
+use crate::{log, notes, optimise, state::Word, stats};
 
 /// How long a thread looks at the GPU's word before it sleeps, where there are cores to spare: as long as the driver's own
 /// waits do, nearly. The longer a wait, the less it matters how late it ends.
@@ -39,6 +42,8 @@ const LEAD_MS_MAX: u64 = 200;
 
 pub(crate) struct Session {
     sender: Mutex<Sender>,
+    /// Messages that wait for company, at the level `batch=N`.
+    batch: Option<Batch>,
     receiver: Mutex<Receiver>,
     waker: Waker,
     kind: Kind,
@@ -70,6 +75,9 @@ pub(crate) enum Sink {
     Group,
     /// Straight into the program's memory: `width` bytes a row, rows `pitch` apart.
     Memory(Landing),
+    /// Nowhere: the message of this name would not have been answered at the top level. An error is the fault that it
+    /// would have been there.
+    Nowhere(&'static str),
 }
 
 /// Memory of the program that an answer is copied into.
@@ -149,6 +157,11 @@ impl Group {
         self.state.lock().left == 0
     }
 
+    /// One more answer belongs to it.
+    pub(crate) fn expect_one(&self) {
+        self.state.lock().left += 1;
+    }
+
     fn complete(&self, result: Result<Vec<u8>, CUresult>) {
         let mut state = self.state.lock();
         state.left = state.left.saturating_sub(1);
@@ -178,6 +191,7 @@ impl Session {
         Session {
             waker: receiver.waker(),
             sender: Mutex::new(sender),
+            batch: optimise::level().batch().map(Batch::new),
             receiver: Mutex::new(receiver),
             kind,
             waiters: Mutex::default(),
@@ -204,6 +218,9 @@ impl Session {
     pub(crate) fn submit<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
         self.check()?;
         stats::sent();
+        if optimise::is_lowered() {
+            return self.submit_lowered(context, message);
+        }
         self.send(0, context, message)
     }
 
@@ -233,6 +250,7 @@ impl Session {
     ) -> Result<(), CUresult> {
         self.check()?;
         stats::sent();
+        self.send_batch()?;
         let token = self.mint_token();
         let lands = matches!(sink, Sink::Memory(_));
         if lands {
@@ -256,6 +274,8 @@ impl Session {
     /// Waits until a group is complete. Ends with an error when the server is gone.
     pub(crate) fn wait(&self, group: &Arc<Group>) -> Result<Vec<u8>, CUresult> {
         stats::waited();
+        // The end of the session is noticed below.
+        let _ = self.send_batch();
         group.waiting.fetch_add(1, Ordering::AcqRel);
         loop {
             if group.is_complete() {
@@ -552,13 +572,19 @@ impl Session {
                 self.set_fault(status);
                 self.attended();
             }
-            expected.group.complete(Err(status));
+            if let Sink::Nowhere(name) = expected.sink {
+                notes::fault(self, name, status, why);
+                expected.group.complete(Ok(Vec::new()));
+            } else {
+                expected.group.complete(Err(status));
+            }
             return Ok(());
         }
         match expected.sink {
             Sink::Group => expected
                 .group
                 .complete(Ok(frame[frame.len() - reader.left()..].to_vec())),
+            Sink::Nowhere(_) => expected.group.complete(Ok(Vec::new())),
             Sink::Memory(landing) => {
                 let data = reader
                     .bytes("copied data")

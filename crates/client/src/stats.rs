@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use outboard_api::decl::Class;
+use outboard_api::{decl::Class, optimise::Did};
 
 use crate::entry::CALLS;
 
@@ -17,13 +17,6 @@ const KINDS: usize = 4;
 
 static COUNTS: [[AtomicU64; KINDS]; CALLS_MAX] =
     [const { [const { AtomicU64::new(0) }; KINDS] }; CALLS_MAX];
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd)]
-enum Did {
-    Nothing,
-    Sent,
-    Waited,
-}
 
 thread_local! {
     static DID: Cell<Did> = const { Cell::new(Did::Nothing) };
@@ -43,6 +36,11 @@ pub(crate) fn sent() {
 /// The call at hand has waited for the server.
 pub(crate) fn waited() {
     DID.set(Did::Waited);
+}
+
+/// What the call at hand has done so far.
+pub(crate) fn did() -> Did {
+    DID.get()
 }
 
 pub(crate) fn end(number: usize) {

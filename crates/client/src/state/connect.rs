@@ -1,6 +1,7 @@
 //! The session: opened by `cuInit`, once a process.
 
 use std::{
+    env::VarError,
     path::Path,
     sync::{
         OnceLock,
@@ -9,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use outboard_api::CUresult;
+use outboard_api::{
+    CUresult,
+    optimise::{self, Level},
+};
 use outboard_link::{Endpoint, dial};
 use outboard_wire::handshake::{ClientHello, Purpose};
 use parking_lot::{Mutex, RwLock};
@@ -47,6 +51,13 @@ fn open() -> Result<Driver, CUresult> {
         }
         CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
     };
+    let level = match std::env::var(optimise::VARIABLE) {
+        Ok(text) => text
+            .parse()
+            .map_err(|error| fail(format!("{}: {error}", optimise::VARIABLE)))?,
+        Err(VarError::NotPresent) => Level::default(),
+        Err(error) => return Err(fail(format!("{}: {error}", optimise::VARIABLE))),
+    };
     let url = std::env::var("OUTBOARD_GPU")
         .map_err(|_| fail("OUTBOARD_GPU names no server; start the program with `outboard run --gpu URL -- PROGRAM`".into()))?;
     let endpoint: Endpoint = url
@@ -70,7 +81,9 @@ fn open() -> Result<Driver, CUresult> {
         })?;
     let memory = DeviceMemory::reserve(&welcome).map_err(|why| fail(format!("{url}: {why}")))?;
     // Lives as long as the process: threads of the library use it until the end.
+    crate::optimise::choose(level);
     let session: &'static Session = Box::leak(Box::new(Session::new(link, vec![socket])));
+    session.watch_batches();
     Ok(Driver {
         session,
         contexts: Contexts::new(welcome.devices.len()),
@@ -107,5 +120,12 @@ fn program_name() -> String {
 pub(crate) fn abandon_after_fork() {
     if let Some(driver) = DRIVER.get() {
         driver.session.abandon();
+    }
+}
+
+/// The process ends: nothing is kept back any more.
+pub(crate) fn send_all_at_exit() {
+    if let Some(driver) = DRIVER.get() {
+        driver.session.end_batches();
     }
 }

@@ -34,7 +34,7 @@ use crate::{
 pub(crate) use self::{
     board::Word,
     captures::{Beginning, Capture, Captures, exchange_thread_mode},
-    connect::{abandon_after_fork, connect},
+    connect::{abandon_after_fork, connect, send_all_at_exit},
     contexts::{Context, Contexts, current_context, pop_context, push_context, set_context},
     device_memory::{Allocation, Chunk, DeviceMemory, Kind as AllocationKind},
     graphs::{Graphs, KernelRecord, NodeRecord},

@@ -1,0 +1,211 @@
+//! Messages kept back until there is company for them: the level `batch=N`, which exists to be measured against.
+//!
+//! Nothing waits while messages are kept: whoever waits sends them first. A thread of the library's own sends what has
+//! been kept for [`REST_US_MAX`], so that a program that only watches its memory gets on.
+
+use std::{
+    num::NonZeroU16,
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use outboard_api::CUresult;
+use outboard_link::{Error, Sender};
+use outboard_wire::{
+    Op,
+    frame::{encode_request, request_len},
+};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::{Session, Sink};
+use crate::{notes, optimise};
+
+/// How long a message rests in a batch at most.
+const REST_US_MAX: u64 = 1_000;
+/// Bytes that a batch keeps at most: more are sent, however few the messages.
+const BYTES_MAX: usize = 256 << 10;
+
+impl Session {
+    /// Below the top level: the message is answered, or waits for company.
+    #[cold]
+    pub(super) fn submit_lowered<'a, M: Op<'a>>(
+        &self,
+        context: u64,
+        message: &M,
+    ) -> Result<(), CUresult> {
+        if let Some(group) = optimise::owed() {
+            return self
+                .ask(context, message, &group, Sink::Nowhere(M::NAME))
+                .inspect_err(|_| group.complete(Ok(Vec::new())));
+        }
+        let Some(batch) = &self.batch else {
+            return self.send(0, context, message);
+        };
+        let len = request_len(message);
+        let mut kept = batch.lock();
+        if !batch.takes(&kept, len) {
+            self.send_kept(&mut kept)?;
+        }
+        if !batch.takes(&kept, len) {
+            return self.send(0, context, message);
+        }
+        batch
+            .add(&mut kept, len, |room| {
+                encode_request(room, 0, context, message)
+            })
+            .map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))?;
+        match batch.is_full(&kept) {
+            true => self.send_kept(&mut kept),
+            false => Ok(()),
+        }
+    }
+
+    /// Sends a message of the library's own, which belongs to no call of the program, at once.
+    pub(crate) fn tell<'a, M: Op<'a>>(&self, message: &M) -> Result<(), CUresult> {
+        self.check()?;
+        self.send_batch()?;
+        self.send(0, 0, message)
+    }
+
+    /// Sends what waits for company.
+    pub(super) fn send_batch(&self) -> Result<(), CUresult> {
+        match &self.batch {
+            Some(batch) => self.send_kept(&mut batch.lock()),
+            None => Ok(()),
+        }
+    }
+
+    fn send_kept(&self, kept: &mut Kept) -> Result<(), CUresult> {
+        if kept.is_empty() {
+            return Ok(());
+        }
+        let sent = kept.send(&mut self.sender.lock());
+        sent.map_err(|error| self.lost(format_args!("a batch of messages: {error}")))
+    }
+
+    /// The process ends: from now on messages leave at once.
+    pub(crate) fn end_batches(&self) {
+        if let Some(batch) = &self.batch {
+            batch.end();
+            let _ = self.send_batch();
+        }
+    }
+
+    /// Starts what sends messages that no company comes for.
+    pub(crate) fn watch_batches(self: &'static Session) {
+        if let Some(batch) = &self.batch {
+            notes::spawn("outboard-batches", move || {
+                while !self.gone.load(Ordering::Acquire) {
+                    let _ = self.send_kept(&mut batch.wait_until_due());
+                }
+            });
+        }
+    }
+}
+
+/// Lock order: `kept`, then the session's sender.
+pub(super) struct Batch {
+    size: NonZeroU16,
+    kept: Mutex<Kept>,
+    wake: Condvar,
+}
+
+/// Whole frames, one behind the other.
+#[derive(Default)]
+struct Kept {
+    bytes: Vec<u8>,
+    lens: Vec<usize>,
+    since: Option<Instant>,
+    /// The thread that sends what rests too long has nothing to do.
+    parked: bool,
+    /// The process ends: nothing is kept any more.
+    over: bool,
+}
+
+impl Batch {
+    pub(super) fn new(size: NonZeroU16) -> Batch {
+        Batch {
+            size,
+            kept: Mutex::default(),
+            wake: Condvar::new(),
+        }
+    }
+
+    /// What is kept, for whoever adds to it or sends it.
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock()
+    }
+
+    /// Whether a frame of this length may join those that are kept.
+    fn takes(&self, kept: &Kept, len: usize) -> bool {
+        !kept.over && kept.bytes.len() + len <= BYTES_MAX
+    }
+
+    /// Adds a frame.
+    fn add<E>(
+        &self,
+        kept: &mut Kept,
+        len: usize,
+        encode: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let start = kept.bytes.len();
+        kept.bytes.resize(start + len, 0);
+        encode(&mut kept.bytes[start..]).inspect_err(|_| kept.bytes.truncate(start))?;
+        kept.lens.push(len);
+        if kept.since.is_none() {
+            kept.since = Some(Instant::now());
+            if std::mem::take(&mut kept.parked) {
+                self.wake.notify_one();
+            }
+        }
+        Ok(())
+    }
+
+    fn is_full(&self, kept: &Kept) -> bool {
+        kept.lens.len() >= usize::from(self.size.get())
+    }
+
+    /// Nothing is kept from now on.
+    fn end(&self) {
+        self.kept.lock().over = true;
+    }
+
+    /// Waits until what is kept has rested long enough.
+    fn wait_until_due(&self) -> MutexGuard<'_, Kept> {
+        let rest_max = Duration::from_micros(REST_US_MAX);
+        let mut kept = self.kept.lock();
+        loop {
+            match kept.since.map(|since| since.elapsed()) {
+                None => {
+                    kept.parked = true;
+                    self.wake.wait(&mut kept);
+                }
+                Some(rested) if rested >= rest_max => return kept,
+                Some(rested) => {
+                    self.wake.wait_for(&mut kept, rest_max - rested);
+                }
+            }
+        }
+    }
+}
+
+impl Kept {
+    fn is_empty(&self) -> bool {
+        self.lens.is_empty()
+    }
+
+    /// Sends all that is kept, in order.
+    fn send(&mut self, sender: &mut Sender) -> Result<(), Error> {
+        let mut sent = Ok(());
+        let mut rest = self.bytes.as_slice();
+        for len in &self.lens {
+            let (frame, behind) = rest.split_at(*len);
+            rest = behind;
+            sent = sent.and_then(|()| sender.send(&[frame]));
+        }
+        self.bytes.clear();
+        self.lens.clear();
+        self.since = None;
+        sent.and_then(|()| sender.flush())
+    }
+}

@@ -1,0 +1,175 @@
+"""The levels of `--optimise`: the same results at each, and round trips for exactly the calls that it does not free."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import EXAMPLES, OUTBOARD, Server
+from test_bad_input import CASES, MISUSE
+from test_calls import counts
+from test_programs import PROGRAMS, SCRIPTS
+
+HERE = Path(__file__).parent
+
+# Calls that waited for the server, in a whole run of each program. The first column is all calls of the program after
+# cuInit, so that it changes only with the program or the CUDA runtime in it; the others must not rise.
+LEVELS = ["sync", "or", "or+sr", "or+sr+local"]
+WAITED = """
+    atomics_warp       160  149  142   11
+    constant_symbols   170  161  157   15
+    cooperative        153  146  140    8
+    copies_2d_3d       156  147  142   11
+    device_assert      139  137  135    5
+    device_printf      141  139  138    6
+    device_query       204  199  196   11
+    driver_api          67   47   38   14
+    dynamic_shared     191  174  164    9
+    fork_child         144  139  136    8
+    fp64_math          256  226  198   48
+    graph_capture      289  187  175   37
+    graph_nodes        288  250  240   78
+    histogram_atomics  142  138  135    6
+    host_callbacks     277  165  155   23
+    illegal_address    138  137  135    5
+    library_kernels    150  145  142   10
+    malloc_async       286  185  147    9
+    matmul_tiled       160  144  134    6
+    nvrtc              593  586  582    8
+    out_of_memory      149  143  136    6
+    pinned_mapped      186  169  165   23
+    reduce_shuffle     154  146  139    9
+    scan               194  159  137    8
+    streams_events     281  169  151   14
+    two_threads        349  220  210   52
+    vector_add         144  139  135    6
+    virtual_memory      42   18   13    6
+"""
+WAITED_MAX = {name: dict(zip(LEVELS, map(int, waited))) for name, *waited in map(str.split, WAITED.split("\n")[1:-1])}
+
+# Calls that a program may make before cuInit, which opens the session.
+BEFORE_INIT = {"cuInit", "cuDriverGetVersion", "cuGetProcAddress_v2", "cuGetExportTable", "cuDeviceGetCount"}
+# Where the context is lost the client answers by itself at every level.
+LOSES_CONTEXT = {"device_assert", "illegal_address"}
+OVER_TCP = ["vector_add", "streams_events", "graph_capture", "host_callbacks", "malloc_async", "pinned_mapped", "two_threads"]
+BATCHES = ["batch=1", "batch=8", "batch=1024", "batch=8+sr+local"]
+
+
+def stats_of(server: Server, link: str, level: str, folder: Path, program: str) -> dict[str, dict[str, int]]:
+    """Runs an example at a level; how often each of its calls did what."""
+    stats = folder / "stats.json"
+    done = server.run(link, EXAMPLES / program, env={"OUTBOARD_OPTIMISE": level, "OUTBOARD_STATS": str(stats)})
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{server.log.read_text()[-4000:]}"
+    assert f"{program}: every result is right" in done.stdout
+    by_call: dict[str, dict[str, int]] = json.loads(stats.read_text())["by_call"]
+    return by_call
+
+
+def check_counts(program: str, level: str, by_call: dict[str, dict[str, int]]) -> None:
+    def total(kind: str) -> int:
+        return sum(done[kind] for done in by_call.values())
+
+    waited, waited_max = total("synchronous"), WAITED_MAX[program][level]
+    assert waited <= waited_max, f"{program} at {level}: {waited} calls waited"
+    if program in LOSES_CONTEXT:
+        return
+    if level == "sync":
+        assert total("outstanding") == total("shadowed") == 0
+        assert waited == waited_max, f"{program} makes {waited} calls after cuInit"
+        assert {call for call, done in by_call.items() if done["local"]} <= BEFORE_INIT
+    elif level == "or":
+        assert total("shadowed") == 0
+        assert total("outstanding") > 0
+    elif level == "or+sr":
+        assert total("shadowed") + total("outstanding") > 0
+        for call in ["cuCtxGetCurrent", "cuCtxGetDevice", "cuDeviceGetAttribute", "cuDeviceGet", "cuCtxSetCurrent"]:
+            assert by_call.get(call, {"local": 0})["local"] == 0, call
+
+
+@pytest.mark.parametrize("level", [*LEVELS, "batch=8"])
+def test_each_level_frees_its_calls(server: Server, link: str, tmp_path: Path, level: str) -> None:
+    few, many = (counts(server, link, tmp_path, iterations, level) for iterations in (10, 20))
+    waits = {
+        call for call, done in many.items() if done["synchronous"] > few.get(call, {"synchronous": 0})["synchronous"]
+    }
+    every_call = {call for call, done in many.items() if sum(done.values()) > sum(few[call].values())}
+    freed = {"cuLaunchKernel", "cuMemcpyHtoD_v2", "cuMemsetD8Async", "cuEventRecord", "cuStreamDestroy_v2", "cuMemFree_v2"}
+    match level:
+        case "sync":
+            freed = set()
+        case "or+sr":
+            freed |= {"cuMemAlloc_v2", "cuStreamCreate"}
+        case "or+sr+local":
+            freed = every_call - {"cuMemcpyDtoH_v2", "cuCtxSynchronize"}
+    assert waits == every_call - freed
+
+
+def test_every_program_has_its_counts() -> None:
+    assert sorted(WAITED_MAX) == PROGRAMS
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program_over_shm(server: Server, tmp_path: Path, program: str, level: str) -> None:
+    check_counts(program, level, stats_of(server, "shm", level, tmp_path, program))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("program", OVER_TCP)
+def test_program_over_tcp(server: Server, tmp_path: Path, program: str, level: str) -> None:
+    check_counts(program, level, stats_of(server, "tcp", level, tmp_path, program))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program_in_batches(server: Server, tmp_path: Path, program: str) -> None:
+    for level in BATCHES:
+        by_call = stats_of(server, "shm", level, tmp_path, program)
+        check_counts(program, re.sub("batch=[0-9]+", "or", level), by_call)
+
+
+@pytest.mark.parametrize("program", OVER_TCP)
+def test_program_in_batches_over_tcp(server: Server, tmp_path: Path, program: str) -> None:
+    for level in BATCHES[1:]:
+        stats_of(server, "tcp", level, tmp_path, program)
+
+
+@pytest.mark.parametrize("level", ["sync", "batch=8", "or"])
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
+def test_python_example(server: Server, script: Path, level: str) -> None:
+    done = server.run("shm", sys.executable, script, env={"OUTBOARD_OPTIMISE": level})
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("level", ["sync", "batch=8", "or+sr"])
+@pytest.mark.parametrize("case", CASES)
+def test_errors_keep_their_moment(server: Server, case: str, level: str) -> None:
+    done = server.run("shm", sys.executable, MISUSE, case, env={"OUTBOARD_OPTIMISE": level})
+    assert done.returncode == 0, done.stderr
+    assert re.match(CASES[case], done.stdout, re.DOTALL), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("level", [*LEVELS, "batch=1024+sr+local"])
+def test_a_program_that_only_watches_memory_gets_on(server: Server, level: str) -> None:
+    # Over tcp memory that kernels wrote comes back when somebody waits.
+    done = server.run("shm", sys.executable, HERE / "polls_memory.py", env={"OUTBOARD_OPTIMISE": level})
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_level_that_does_not_exist_is_refused(server: Server) -> None:
+    run = [str(OUTBOARD), "run", "--gpu", server.urls["shm"], "--optimise", "all", "--", "true"]
+    refused = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2
+    assert "or+sr+local" in refused.stderr
+    # A program that was started otherwise.
+    library = OUTBOARD.parent / "liboutboard_client.so"
+    code = f"import ctypes; print(ctypes.CDLL({str(library)!r}).cuInit(0))"
+    env = {**os.environ, "OUTBOARD_GPU": server.urls["shm"], "OUTBOARD_OPTIMISE": "all"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "46", "CUDA_ERROR_DEVICE_UNAVAILABLE"
+    assert 'OUTBOARD_OPTIMISE: "all" is no level' in done.stderr
