@@ -73,9 +73,11 @@ def test_faults_name_kernel_and_address(server: Server, link: str) -> None:
 
 
 def worker_pids(server: Server) -> list[int]:
-    """The worker processes of a server."""
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(server.process.pid)], capture_output=True, text=True)
-    return [int(pid) for pid in listed.stdout.split()]
+    """The worker processes of a server that have a client: no spare ones."""
+    columns = ["ps", "-o", "pid=,comm=,args=", "--ppid", str(server.process.pid)]
+    lines = subprocess.run(columns, capture_output=True, text=True).stdout.splitlines()
+    processes = [line.split(maxsplit=2) for line in lines]
+    return [int(pid) for pid, name, args in processes if "--spare" not in args or name == "outboard-worker"]
 
 
 def wait_until(true: object, seconds: float = 10) -> None:

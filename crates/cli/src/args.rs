@@ -79,6 +79,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = supervisor::limits::SESSIONS_DEFAULT_MAX as u16,
           value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) sessions_max: u16,
+    /// Workers kept ready for the next programs, which then start as fast as on the GPU itself; each holds one CUDA
+    /// context on the first GPU while it waits (about 500 MiB of its memory), and no processor time. 0: none
+    #[arg(long, value_name = "N", default_value_t = supervisor::limits::SPARES_DEFAULT as u8,
+          value_parser = clap::value_parser!(u8).range(0..=supervisor::limits::SPARES_MAX as i64))]
+    pub(crate) spare: u8,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
 }
@@ -215,11 +220,14 @@ pub(crate) struct SessionsArgs {
 #[derive(Debug, clap::Args)]
 pub(crate) struct WorkerArgs {
     #[arg(long)]
-    pub(crate) fd: RawFd,
-    #[arg(long)]
     pub(crate) control: RawFd,
-    #[arg(long)]
-    pub(crate) session: u64,
+    #[arg(long, requires = "session")]
+    pub(crate) fd: Option<RawFd>,
+    #[arg(long, requires = "fd")]
+    pub(crate) session: Option<u64>,
+    /// The client comes later.
+    #[arg(long, required_unless_present = "fd", conflicts_with = "fd")]
+    pub(crate) spare: bool,
     #[arg(long)]
     pub(crate) device: DeviceKind,
     #[arg(long)]

@@ -33,6 +33,7 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let options = ServeOptions {
         listen,
         sessions_max: args.sessions_max.into(),
+        spares: args.spare.into(),
         worker_args,
     };
     let supervisor = Supervisor::bind(options)?;
@@ -54,9 +55,8 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
 
 pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<ExitCode> {
     run_worker(WorkerOptions {
-        fd: args.fd,
         control: args.control,
-        session: args.session,
+        client: args.fd.zip(args.session),
         device: DeviceOptions {
             kind: args.device,
             memory_bytes: args.memory,

@@ -146,7 +146,7 @@ fn twenty_clients_at_once() {
     sessions.dedup();
     assert_eq!(sessions.len(), 20);
     assert!(links.iter().all(|(.., welcome)| welcome.window_bytes > 0));
-    assert_eq!(server.workers().len(), 20);
+    eventually("one worker for each", || server.workers().len() == 20);
     drop(links);
     eventually("the end of all workers", || server.workers().is_empty());
 }
@@ -176,7 +176,7 @@ fn one_session_too_many_is_refused_until_a_place_is_free() {
 fn a_killed_worker_is_logged_and_harms_nobody_else() {
     let mut server = Server::start(&[]);
     let (link, ..) = dial(&server.shm, &hello(Purpose::Session), PATIENCE).unwrap();
-    let victim = server.workers()[0];
+    let victim = server.only_worker();
     let (other, ..) = dial(&server.tcp, &hello(Purpose::Session), PATIENCE).unwrap();
     kill_process(victim, Signal::KILL).unwrap();
     server.expect_log("the worker was killed by SIGKILL (9)");
@@ -215,7 +215,7 @@ fn signals_end_everything_and_remove_the_socket() {
 fn a_worker_that_does_not_react_is_killed_in_the_end() {
     let mut server = Server::start(&[]);
     let _client = dial(&server.tcp, &hello(Purpose::Session), PATIENCE).unwrap();
-    let worker = server.workers()[0];
+    let worker = server.only_worker();
     kill_process(worker, Signal::STOP).unwrap();
     server.signal(Signal::TERM);
     let start = Instant::now();
@@ -228,7 +228,7 @@ fn a_worker_that_does_not_react_is_killed_in_the_end() {
 fn workers_do_not_outlive_a_killed_supervisor_and_its_socket_is_replaced() {
     let mut server = Server::start(&[]);
     let _client = dial(&server.shm, &hello(Purpose::Session), PATIENCE).unwrap();
-    let worker = server.workers()[0];
+    let worker = server.only_worker();
     server.signal(Signal::KILL);
     server.wait();
     eventually("the worker's end", || !is_alive(worker));
@@ -334,6 +334,7 @@ fn what_a_worker_is_told_is_not_trusted_either() {
             "--device",
             "soft",
         ],
+        vec!["worker", "--spare", "--control", "99", "--device", "soft"],
     ] {
         let output = output(outboard().args(&args));
         assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));

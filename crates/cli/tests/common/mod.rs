@@ -108,12 +108,17 @@ pub struct Server {
 
 impl Server {
     pub fn start(flags: &[&str]) -> Server {
+        let device = ["--device", "soft", "--threads", "1"];
+        Server::start_with(outboard().arg("serve").args(device).args(flags))
+    }
+
+    /// With the command's own device and environment.
+    pub fn start_with(command: &mut Command) -> Server {
         let dir = TempDir::new().unwrap();
         let socket = format!("shm://{}", dir.path().join("socket").display());
-        let mut child = outboard()
-            .args(["serve", "--device", "soft", "--threads", "1", "--no-cache"])
-            .args(["--listen", &socket, "--listen", "tcp://127.0.0.1:0"])
-            .args(flags)
+        let mut child = command
+            .args(["--no-cache", "--listen", &socket])
+            .args(["--listen", "tcp://127.0.0.1:0"])
             .env("OUTBOARD_LOG", "debug")
             .process_group(0)
             .stdout(Stdio::piped())
@@ -170,7 +175,34 @@ impl Server {
         self.child.try_wait().unwrap().is_none()
     }
 
+    /// Those that have a client.
     pub fn workers(&self) -> Vec<Pid> {
+        let mut children = self.children();
+        children.retain(|pid| !is_spare(*pid));
+        children
+    }
+
+    pub fn spares(&self) -> Vec<Pid> {
+        let mut children = self.children();
+        children.retain(|pid| is_spare(*pid));
+        children
+    }
+
+    /// The one spare, once it is ready for the `nth` time.
+    pub fn ready_spare(&self, nth: usize) -> Pid {
+        eventually("a spare that is ready", || {
+            self.log().matches("a spare worker is ready").count() >= nth
+        });
+        assert_eq!(self.spares().len(), 1);
+        self.spares()[0]
+    }
+
+    pub fn only_worker(&self) -> Pid {
+        eventually("one worker", || self.workers().len() == 1);
+        self.workers()[0]
+    }
+
+    fn children(&self) -> Vec<Pid> {
         let pid = self.child.id();
         let path = format!("/proc/{pid}/task/{pid}/children");
         let children = fs::read_to_string(path).unwrap_or_default();
@@ -194,6 +226,15 @@ impl Drop for Server {
             eprintln!("the server's log:\n{}", self.log());
         }
     }
+}
+
+/// A worker without a client, or one that starts to be that.
+fn is_spare(pid: Pid) -> bool {
+    let read = |name| {
+        let bytes = fs::read(format!("/proc/{}/{name}", pid.as_raw_nonzero()));
+        text(&bytes.unwrap_or_default())
+    };
+    read("cmdline").contains("--spare") && read("comm").trim() != "outboard-worker"
 }
 
 pub fn is_alive(pid: Pid) -> bool {

@@ -16,8 +16,13 @@ include!(concat!(env!("OUT_DIR"), "/device.rs"));
 
 /// The parts of a device that no message of a client asks for.
 pub trait Host: Send {
-    /// One card for each device, in order; the quota is what this session may allocate there.
-    fn cards(&mut self) -> Result<Vec<DeviceCard>, Failure>;
+    /// Does ahead, without a client, what takes long once there is one.
+    fn prepare(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+    /// One card for each device, in order; the quota is what this session may allocate there: what is free now, less the
+    /// contexts of so many workers that are yet to come.
+    fn cards(&mut self, workers_to_come: u32) -> Result<Vec<DeviceCard>, Failure>;
     /// CUDA version of the driver: 13000 is 13.0.
     fn driver_version(&mut self) -> u32;
     /// Reserves the address window in which the client will place device memory: base and length.

@@ -25,8 +25,27 @@ use crate::device::{Cx, Failure, Host};
 const RESERVE_BYTES: u64 = 256 << 20;
 
 impl Host for Nvidia {
-    fn cards(&mut self) -> Result<Vec<DeviceCard>, Failure> {
-        (0..self.devices.len()).map(|i| self.card(i)).collect()
+    fn prepare(&mut self) -> Result<(), Failure> {
+        self.cards(0)?;
+        self.reserve_window()?;
+        // Without it other questions are answered all the same.
+        if let Err(failure) = self.nvml() {
+            tracing::debug!(%failure, "no NVML");
+        }
+        Ok(())
+    }
+
+    fn cards(&mut self, workers_to_come: u32) -> Result<Vec<DeviceCard>, Failure> {
+        if self.cards.is_empty() {
+            self.cards = (0..self.devices.len())
+                .map(|i| self.card(i))
+                .collect::<Result<_, _>>()?;
+        }
+        let mut cards = self.cards.clone();
+        for (device, card) in cards.iter_mut().enumerate() {
+            card.quota_bytes = self.quota_bytes(device, card, workers_to_come)?;
+        }
+        Ok(cards)
     }
 
     fn driver_version(&mut self) -> u32 {
@@ -98,6 +117,32 @@ impl Nvidia {
         }
     }
 
+    /// What a session that begins now may allocate.
+    fn quota_bytes(
+        &mut self,
+        device: usize,
+        card: &DeviceCard,
+        workers_to_come: u32,
+    ) -> Result<u64, Failure> {
+        if device > 0
+            && let Some(bytes) = self.memory_bytes
+        {
+            return Ok(bytes.min(card.memory_bytes));
+        }
+        // On the first device in any case: one that was lost since it was opened is found out here.
+        let free = self.free_bytes(device, &card.uuid)?;
+        if let Some(bytes) = self.memory_bytes {
+            return Ok(bytes.min(card.memory_bytes));
+        }
+        // Workers have their context on the first device.
+        let contexts = match device {
+            0 => self.context_bytes.saturating_mul(workers_to_come.into()),
+            _ => 0,
+        };
+        Ok(free.saturating_sub(RESERVE_BYTES).saturating_sub(contexts))
+    }
+
+    /// All but the quota.
     fn card(&mut self, device: usize) -> Result<DeviceCard, Failure> {
         let ordinal = self.real_device(device as i32)?;
         let uuid = self.driver.cuDeviceGetUuid_v2(ordinal)?.bytes;
@@ -118,12 +163,6 @@ impl Nvidia {
             number(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID),
             number(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID),
         );
-        let quota_bytes = match self.memory_bytes {
-            Some(bytes) => bytes.min(memory_bytes),
-            None => self
-                .free_bytes(device, &uuid)?
-                .saturating_sub(RESERVE_BYTES),
-        };
         let granularity = |option| {
             self.driver
                 .cuMemGetAllocationGranularity(&properties(ordinal), option)
@@ -141,7 +180,7 @@ impl Nvidia {
             // Windows alone has them.
             luid: self.driver.device_luid(ordinal).unwrap_or_default(),
             memory_bytes,
-            quota_bytes,
+            quota_bytes: 0,
             attributes,
             pci_domain,
             pci_bus,

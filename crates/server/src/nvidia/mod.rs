@@ -45,7 +45,7 @@ use std::{
 };
 
 use outboard_api::CUresult;
-use outboard_wire::messages;
+use outboard_wire::{doc::DeviceCard, messages};
 use rustc_hash::FxHashMap;
 
 use self::{
@@ -74,6 +74,9 @@ use crate::{
 /// How long the end of a session waits for the GPU.
 const REST_MS_MAX: u64 = 5_000;
 const REST_POLL_US: u64 = 200;
+/// What a context takes lies between these (520 MiB on an H200, driver 580), whatever other processes did meanwhile.
+const CONTEXT_BYTES_MIN: u64 = 64 << 20;
+const CONTEXT_BYTES_MAX: u64 = 640 << 20;
 
 include!(concat!(env!("OUT_DIR"), "/nvidia_device.rs"));
 
@@ -84,6 +87,8 @@ pub struct NvidiaOptions {
     pub memory_bytes: Option<u64>,
     /// The driver's numbers of the devices; all where nothing is said.
     pub devices: Option<Vec<u32>>,
+    /// Opened before its client is there: there is time to measure what a context takes.
+    pub ahead: bool,
 }
 
 /// What the machine has.
@@ -161,6 +166,10 @@ struct Nvidia {
     memory: Memory,
     allocations: Shadow<Arc<Owned<real::Allocation>>>,
     nvml: Option<Nvml>,
+    /// What does not change of the devices, once it was asked for.
+    cards: Vec<DeviceCard>,
+    /// Device memory that a context takes by being there.
+    context_bytes: u64,
     /// Whether a loaded module may print.
     may_print: bool,
     /// Standard output, once a module was loaded that may print.
@@ -218,8 +227,21 @@ impl Nvidia {
         let first = devices
             .first()
             .ok_or_else(|| no_device("no device is left to serve"))?;
+        // Before there is a context, to see what it takes. Who is not to be prepared for others has no time for it.
+        let nvml = options.ahead.then(|| Nvml::load().ok()).flatten();
+        let free_bytes = |nvml: &Nvml| {
+            let uuid = driver.cuDeviceGetUuid_v2(first.ordinal).ok()?.bytes;
+            nvml::free_bytes(nvml, &uuid)
+        };
+        let free_before = nvml.as_ref().and_then(free_bytes);
         let base = ContextHold::primary(&driver, 0, first.ordinal)?;
         driver.cuCtxSetCurrent(base.handle)?;
+        let context_bytes = match free_before {
+            Some(before) => before
+                .saturating_sub(driver.cuMemGetInfo_v2()?.0)
+                .clamp(CONTEXT_BYTES_MIN, CONTEXT_BYTES_MAX),
+            None => CONTEXT_BYTES_MAX,
+        };
         let mut contexts = Shadow::new("context");
         contexts.insert(0, Context::new(base.clone()))?;
         Ok(Nvidia {
@@ -245,7 +267,9 @@ impl Nvidia {
             addresses: AddressBook::default(),
             memory: Memory::default(),
             allocations: Shadow::new("allocation"),
-            nvml: None,
+            nvml,
+            cards: Vec::new(),
+            context_bytes,
             may_print: false,
             printed: None,
             contexts,

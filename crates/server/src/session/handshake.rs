@@ -91,11 +91,13 @@ pub fn refuse(stream: &mut Stream, why: &str) {
     }
 }
 
-/// What the client is told of the server and its devices. Only a session gets an address window.
+/// What the client is told of the server and its devices. Only a session gets an address window. Memory that spare
+/// workers are yet to take is not leased to it.
 pub fn welcome(
     device: Option<&mut (dyn Device + 'static)>,
     session: u64,
     purpose: Purpose,
+    spares_to_come: u32,
 ) -> Result<ServerWelcome, Failure> {
     let mut welcome = ServerWelcome {
         release: env!("CARGO_PKG_VERSION").into(),
@@ -107,7 +109,7 @@ pub fn welcome(
     };
     if let Some(device) = device {
         welcome.driver_version = device.driver_version();
-        welcome.devices = device.cards()?;
+        welcome.devices = device.cards(spares_to_come)?;
         if purpose == Purpose::Session {
             (welcome.window_base, welcome.window_bytes) = device.reserve_window()?;
         }

@@ -201,7 +201,7 @@ fn memory_default() -> u64 {
 }
 
 impl Host for Soft {
-    fn cards(&mut self) -> Result<Vec<DeviceCard>, Failure> {
+    fn cards(&mut self, _: u32) -> Result<Vec<DeviceCard>, Failure> {
         Ok((0..self.used_bytes.len())
             .map(|ordinal| card::card(ordinal, self.memory_bytes, self.threads))
             .collect())

@@ -58,11 +58,13 @@ impl FromStr for DeviceKind {
     }
 }
 
-pub(super) fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Failure> {
+/// `ahead`: before its client is there.
+pub(super) fn open(options: &DeviceOptions, ahead: bool) -> Result<Box<dyn Device>, Failure> {
     match options.kind {
         DeviceKind::Nvidia => nvidia::open(NvidiaOptions {
             memory_bytes: options.memory_bytes,
             devices: None,
+            ahead,
         }),
         DeviceKind::Soft => soft::open(soft::SoftOptions {
             memory_bytes: options.memory_bytes,

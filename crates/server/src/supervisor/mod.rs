@@ -12,12 +12,15 @@
 //!
 //! The supervisor reads nothing that a client sent. Bytes of strangers reach a process that has no device yet, and of
 //! these [`limits::HANDSHAKES_MAX`] exist at most; further clients wait in the listener's backlog. A place among the
-//! sessions is taken only by a client that has said a proper hello.
+//! sessions is taken only by a client that has said a proper hello. A worker that was started ahead, with its device open
+//! ([`spares`]), gets the client from there on.
 
 mod devices;
 mod inherit;
 pub mod limits;
+mod pass_fd;
 mod signals;
+mod spares;
 mod worker;
 
 use std::{
@@ -25,10 +28,10 @@ use std::{
     fmt,
     io::{self, Read, Write},
     os::{
-        fd::OwnedFd,
+        fd::{AsFd as _, OwnedFd},
         unix::{net::UnixStream, process::ExitStatusExt},
     },
-    process::{Child, ExitStatus},
+    process::{Child, Command, ExitStatus},
     time::{Duration, Instant},
 };
 
@@ -43,6 +46,7 @@ use tracing::{debug, error, info, warn};
 
 pub use devices::{DeviceKind, DeviceOptions};
 use signals::Signals;
+use spares::Spares;
 pub use worker::{WorkerOptions, run_worker};
 
 /// What a server is to do.
@@ -51,7 +55,10 @@ pub struct ServeOptions {
     pub listen: Vec<Endpoint>,
     /// Programs that run at the same time at most.
     pub sessions_max: usize,
-    /// Arguments with which this executable becomes a worker; `--fd`, `--control` and `--session` are appended.
+    /// Workers kept ready, each with its device open.
+    pub spares: usize,
+    /// Arguments with which this executable becomes a worker; `--control` is appended, and `--fd` and `--session`, or
+    /// `--spare`.
     pub worker_args: Vec<OsString>,
 }
 
@@ -87,6 +94,7 @@ pub struct Supervisor {
     options: ServeOptions,
     signals: Signals,
     workers: Vec<Worker>,
+    spares: Spares,
     session_last: u64,
     /// After a failure of the system no client is accepted until then.
     paused_until: Option<Instant>,
@@ -94,7 +102,7 @@ pub struct Supervisor {
 
 struct Worker {
     child: Child,
-    /// Open until the worker has asked for its place.
+    /// Open until the worker has its place.
     control: Option<UnixStream>,
     session: u64,
     peer: Peer,
@@ -105,6 +113,8 @@ struct Worker {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Handshake,
+    /// It gives its client to a spare, which is another worker of the same session.
+    HandingOver,
     Serving(Purpose),
     /// Refused, or told to end.
     Leaving,
@@ -128,9 +138,10 @@ impl Supervisor {
             .collect::<Result<_, _>>()?;
         Ok(Supervisor {
             listeners,
-            options,
             signals,
             workers: Vec::new(),
+            spares: Spares::new(options.spares.min(limits::SPARES_MAX)),
+            options,
             session_last: 0,
             paused_until: None,
         })
@@ -144,12 +155,17 @@ impl Supervisor {
     /// Serves until SIGINT or SIGTERM, then ends all workers.
     pub fn run(mut self) -> Result<(), ServeError> {
         while !self.signals.is_stopping() {
+            let options = &self.options;
+            self.spares.refill(|| start_spare(options));
             let news = self.wait()?;
             self.signals.drain();
+            for id in news.spares {
+                self.spares.listen(id);
+            }
             self.reap();
             self.expire();
-            for at in news.controls {
-                self.admit(at);
+            for session in news.controls {
+                self.admit(session);
             }
             for at in news.listeners {
                 self.accept(at);
@@ -173,6 +189,10 @@ impl Supervisor {
                 sources.push(Source::Control(worker.session));
             }
         }
+        for (id, control) in self.spares.controls() {
+            fds.push(PollFd::new(control, PollFlags::IN));
+            sources.push(Source::Spare(id));
+        }
         if self.paused_until.is_none() && self.handshakes() < limits::HANDSHAKES_MAX {
             for (at, listener) in self.listeners.iter().enumerate() {
                 fds.push(PollFd::new(listener, PollFlags::IN));
@@ -193,6 +213,7 @@ impl Supervisor {
                 _ if fd.revents().is_empty() => {}
                 Source::Signal => {}
                 Source::Control(session) => news.controls.push(session),
+                Source::Spare(id) => news.spares.push(id),
                 Source::Listener(at) => news.listeners.push(at),
             }
         }
@@ -205,7 +226,10 @@ impl Supervisor {
             .iter()
             .filter(|w| w.phase == Phase::Handshake)
             .map(Worker::deadline);
-        handshakes.chain(self.paused_until).min()
+        handshakes
+            .chain(self.paused_until)
+            .chain(self.spares.deadline())
+            .min()
     }
 
     fn accept(&mut self, at: usize) {
@@ -243,44 +267,44 @@ impl Supervisor {
     }
 
     fn start_worker(&self, stream: Stream, session: u64) -> io::Result<(Child, UnixStream)> {
-        let (control, theirs) = UnixStream::pair()?;
-        control.set_nonblocking(true)?;
         let mut command = inherit::this_executable();
         command
             .args(&self.options.worker_args)
             .arg("--session")
             .arg(session.to_string());
-        inherit::pass(
-            &mut command,
-            &[
-                ("--fd", OwnedFd::from(stream)),
-                ("--control", OwnedFd::from(theirs)),
-            ],
-        )
-        .map(|child| (child, control))
+        start(command, vec![("--fd", OwnedFd::from(stream))])
     }
 
-    /// A worker has read its client's hello and asks for a place.
+    /// A worker has read its client's hello and asks for a place, or says that no spare took its client.
     fn admit(&mut self, session: u64) {
-        let serving = |workers: &[Worker], purpose| {
-            let same = |w: &&Worker| w.phase == Phase::Serving(purpose);
-            workers.iter().filter(same).count()
-        };
-        let Some(at) = self.workers.iter().position(|w| w.session == session) else {
+        let is_heard = |w: &Worker| w.session == session && w.control.is_some();
+        let Some(at) = self.workers.iter().position(is_heard) else {
             return;
         };
         let Some(mut control) = self.workers[at].control.take() else {
             return;
         };
-        let mut question = [0];
-        let purpose = match control.read(&mut question) {
-            Ok(1) if question[0] == limits::ASK_SESSION => Purpose::Session,
-            Ok(1) if question[0] == limits::ASK_QUERY => Purpose::Query,
+        let mut word = [0];
+        let said = match control.read(&mut word) {
+            Ok(count) => word.first().filter(|_| count > 0).copied(),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.workers[at].control = Some(control);
                 return;
             }
-            // It found no proper hello and is about to end.
+            Err(_) => None,
+        };
+        let purpose = match (self.workers[at].phase, said) {
+            (Phase::HandingOver, Some(limits::KEPT)) => {
+                debug!(
+                    session,
+                    "no spare took the client; its first worker serves it"
+                );
+                self.workers[at].phase = Phase::Serving(Purpose::Session);
+                return;
+            }
+            (Phase::Handshake, Some(limits::ASK_SESSION)) => Purpose::Session,
+            (Phase::Handshake, Some(limits::ASK_QUERY)) => Purpose::Query,
+            // It found no proper hello, or has handed its client over, and is about to end.
             _ => {
                 self.workers[at].phase = Phase::Leaving;
                 return;
@@ -290,23 +314,63 @@ impl Supervisor {
             Purpose::Session => (self.options.sessions_max, "sessions (--sessions-max)"),
             Purpose::Query | Purpose::Greeting => (limits::QUERIES_MAX, "queries"),
         };
-        let (answer, phase) = if serving(&self.workers, purpose) < max {
-            (vec![limits::ANSWER_YES], Phase::Serving(purpose))
-        } else {
+        if self.serving(purpose) >= max {
             let peer = &self.workers[at].peer;
             warn!(session, %peer, "refused: all of the {max} {what} are in use");
             let why = format!("all of its {max} {what} are in use; try again later");
-            (
-                [&[limits::ANSWER_NO], why.as_bytes()].concat(),
-                Phase::Leaving,
-            )
+            self.workers[at].phase = Phase::Leaving;
+            // A few bytes into an empty socket; a worker that died is reaped.
+            let _ = control.write_all(&[&[limits::ANSWER_NO], why.as_bytes()].concat());
+            return;
+        }
+        if purpose == Purpose::Session && self.hand_over(at, &control) {
+            self.workers[at].control = Some(control);
+            return;
+        }
+        self.workers[at].phase = Phase::Serving(purpose);
+        let _ = control.write_all(&[limits::ANSWER_YES, self.spares.to_come()]);
+    }
+
+    /// Lets a spare take over what worker `at` was to serve, if there is one.
+    fn hand_over(&mut self, at: usize, control: &UnixStream) -> bool {
+        let Worker {
+            session, ref peer, ..
+        } = self.workers[at];
+        let peer = peer.clone();
+        let Some((child, channel)) = self.spares.take(session) else {
+            return false;
         };
-        self.workers[at].phase = phase;
-        // A few bytes into an empty socket; a worker that died is reaped.
-        let _ = control.write_all(&answer);
+        debug!(session, pid = child.id(), "a spare worker takes over");
+        self.workers[at].phase = Phase::HandingOver;
+        self.workers.push(Worker {
+            child,
+            control: None,
+            session,
+            peer,
+            started: Instant::now(),
+            phase: Phase::Serving(Purpose::Session),
+        });
+        // A worker that died takes its client with it; the spare finds its channel closed.
+        let _ = pass_fd::send(control, &[limits::ANSWER_HAND_OVER], channel.as_fd());
+        true
+    }
+
+    /// Clients that have a place. One that is handed over is counted once.
+    fn serving(&self, purpose: Purpose) -> usize {
+        let serves = |w: &&Worker| w.phase == Phase::Serving(purpose);
+        let has_no_spare = |w: &&Worker| {
+            w.phase == Phase::HandingOver
+                && purpose == Purpose::Session
+                && !self.workers.iter().any(|other| {
+                    other.session == w.session && matches!(other.phase, Phase::Serving(_))
+                })
+        };
+        let counts = |w: &&Worker| serves(w) || has_no_spare(w);
+        self.workers.iter().filter(counts).count()
     }
 
     fn reap(&mut self) {
+        self.spares.reap();
         self.workers
             .retain_mut(|worker| match worker.child.try_wait() {
                 Ok(None) => true,
@@ -339,6 +403,7 @@ impl Supervisor {
     fn stop(mut self) {
         info!(sessions = self.workers.len(), "stopping");
         self.listeners.clear();
+        self.spares.end();
         for worker in &mut self.workers {
             worker.phase = Phase::Leaving;
             worker.signal(Signal::TERM);
@@ -372,13 +437,29 @@ impl Supervisor {
 struct News {
     /// By session: positions change when workers are reaped.
     controls: Vec<u64>,
+    spares: Vec<u64>,
     listeners: Vec<usize>,
 }
 
 enum Source {
     Signal,
     Control(u64),
+    Spare(u64),
     Listener(usize),
+}
+
+fn start_spare(options: &ServeOptions) -> io::Result<(Child, UnixStream)> {
+    let mut command = inherit::this_executable();
+    command.args(&options.worker_args).arg("--spare");
+    start(command, Vec::new())
+}
+
+/// A worker process, and the socket on which it talks with us.
+fn start(mut command: Command, mut fds: Vec<(&str, OwnedFd)>) -> io::Result<(Child, UnixStream)> {
+    let (control, theirs) = UnixStream::pair()?;
+    control.set_nonblocking(true)?;
+    fds.push(("--control", OwnedFd::from(theirs)));
+    inherit::pass(&mut command, &fds).map(|child| (child, control))
 }
 
 impl Worker {

@@ -2,7 +2,10 @@
 
 use std::{
     io::{self, Read, Write},
-    os::{fd::RawFd, unix::net::UnixStream},
+    os::{
+        fd::{AsFd as _, OwnedFd, RawFd},
+        unix::net::UnixStream,
+    },
     path::PathBuf,
     thread,
     time::{Duration, Instant},
@@ -10,17 +13,17 @@ use std::{
 
 use outboard_link::{Link, Stream, Wait};
 use outboard_wire::{
-    handshake::{ClientHello, HandshakeError, Purpose},
+    handshake::{ClientHello, HandshakeError, Purpose, ServerWelcome, encode_hello},
     limits::HANDSHAKE_MS_MAX,
 };
 use tracing::{debug, info, info_span, warn};
 
 use super::{
     devices::{self, DeviceOptions},
-    inherit, limits,
+    inherit, limits, pass_fd,
 };
 use crate::{
-    device::Device,
+    device::{Device, Failure},
     images::ImageStore,
     session::{
         self, End, Tally,
@@ -31,83 +34,208 @@ use crate::{
 /// What the supervisor tells a worker.
 #[derive(Debug, Clone)]
 pub struct WorkerOptions {
-    /// The client's socket, and the way back to the supervisor.
-    pub fd: RawFd,
+    /// The way back to the supervisor.
     pub control: RawFd,
-    pub session: u64,
+    /// The client's socket and its session; without one the worker is a spare.
+    pub client: Option<(RawFd, u64)>,
     pub device: DeviceOptions,
     /// Where module images are kept between sessions.
     pub cache: Option<PathBuf>,
 }
 
+/// What processes are called in lists, so that a spare can be told from a worker with a client.
+const NAME_WORKER: &str = "outboard-worker";
+const NAME_SPARE: &str = "outboard-spare";
+
 /// Serves one client. An error is the server's trouble; a client's misbehaviour is only logged.
 pub fn run_worker(options: WorkerOptions) -> io::Result<()> {
-    let _span = info_span!("session", id = options.session).entered();
-    let mut stream = Stream::try_from(inherit::take(options.fd)?).map_err(io::Error::other)?;
-    let mut control = UnixStream::from(inherit::take(options.control)?);
-    let peer = match stream.peer() {
-        Ok(peer) => peer.to_string(),
-        Err(error) => error.to_string(),
-    };
-    let welcomed = shake_hands(&mut stream, &mut control, &options)
-        .and_then(|(hello, device)| Ok((hello, device, stream.into_link_server()?)));
-    drop(control);
-    let (hello, device, link) = match welcomed {
-        Ok(welcomed) => welcomed,
-        Err(error) => return turned_away(&peer, &error),
-    };
-    let program: String = hello
-        .program
-        .chars()
-        .take(limits::PROGRAM_CHARS_MAX)
-        .collect();
-    match hello.purpose {
-        Purpose::Session => info!(%peer, pid = hello.pid, ?program, "begins"),
-        purpose => debug!(%peer, pid = hello.pid, ?program, ?purpose, "begins"),
+    let control = UnixStream::from(inherit::take(options.control)?);
+    match options.client {
+        Some((fd, session)) => run_fresh(&options, control, fd, session),
+        None => run_spare(&options, control),
     }
-    match device {
-        Some(mut device) => {
-            serve(&mut *device, link, hello.purpose, options.cache);
-            give_back(device);
-        }
-        None => part(link),
-    }
-    Ok(())
 }
 
-/// The hello is answered when this returns. A greeting gets no device.
-fn shake_hands(
-    stream: &mut Stream,
-    control: &mut UnixStream,
+/// Started for its client, whose hello it reads before there is a device.
+fn run_fresh(
     options: &WorkerOptions,
-) -> Result<(ClientHello, Option<Box<dyn Device>>), Error> {
+    mut control: UnixStream,
+    fd: RawFd,
+    session: u64,
+) -> io::Result<()> {
+    name(NAME_WORKER);
+    let _span = info_span!("session", id = session).entered();
+    let mut stream = Stream::try_from(inherit::take(fd)?).map_err(io::Error::other)?;
+    let peer = peer(&stream);
     let timeout = Duration::from_millis(HANDSHAKE_MS_MAX);
-    let hello = handshake::read_hello(stream, Instant::now() + timeout)?;
-    let welcomed = ask_for_a_place(control, hello.purpose, timeout).and_then(|()| {
-        let mut device = match hello.purpose {
-            Purpose::Greeting => None,
-            Purpose::Session | Purpose::Query => Some(devices::open(&options.device)?),
-        };
-        let welcome = handshake::welcome(device.as_deref_mut(), options.session, hello.purpose)?;
+    let greeted = handshake::read_hello(&mut stream, Instant::now() + timeout);
+    let hello = match greeted {
+        Ok(hello) => hello,
+        Err(error) => return turned_away(&peer, &error),
+    };
+    let spares_to_come = match ask_for_a_place(&mut control, hello.purpose, timeout) {
+        Ok(Place::Here { spares_to_come }) => spares_to_come,
+        Ok(Place::WithSpare(channel)) => {
+            if hand_over(channel, &stream, &hello) {
+                return Ok(());
+            }
+            // All spares that are wanted are yet to come, this one too; their number does not matter much here.
+            control.write_all(&[limits::KEPT])?;
+            1
+        }
+        Err(error) => {
+            handshake::refuse(&mut stream, &error.to_string());
+            return turned_away(&peer, &error);
+        }
+    };
+    drop(control);
+    let client = Client {
+        stream,
+        hello,
+        peer,
+        session,
+        spares_to_come,
+    };
+    let opened = match client.hello.purpose {
+        Purpose::Greeting => Ok(None),
+        Purpose::Session | Purpose::Query => devices::open(&options.device, false).map(Some),
+    };
+    let welcomed = opened.and_then(|mut device| {
+        let welcome = client.welcome(device.as_deref_mut())?;
         Ok((device, welcome))
     });
     match welcomed {
-        Ok((device, welcome)) => {
-            handshake::send_welcome(stream, &welcome, Instant::now() + timeout)?;
-            Ok((hello, device))
-        }
-        Err(error) => {
-            handshake::refuse(stream, &error.to_string());
-            Err(error)
-        }
+        Ok((device, welcome)) => client.serve(device, &welcome, options),
+        Err(failure) => client.turn_away(failure.into()),
     }
+}
+
+/// Started ahead: opens the device, then waits for a client whose hello another worker has read.
+fn run_spare(options: &WorkerOptions, mut control: UnixStream) -> io::Result<()> {
+    name(NAME_SPARE);
+    let span = info_span!("spare").entered();
+    let mut device = devices::open(&options.device, true)
+        .and_then(|mut device| device.prepare().map(|()| device))
+        .map_err(io::Error::other)?;
+    control.write_all(&[limits::SPARE_READY])?;
+    let mut word = [0; SPARE_TAKE_BYTES];
+    let (len, channel) = pass_fd::receive(&control, &mut word)?;
+    let Some(channel) = channel else {
+        // The server is gone, or stops.
+        return Ok(());
+    };
+    let [limits::SPARE_TAKE, session @ .., spares_to_come] = word else {
+        return Err(io::Error::other("the supervisor's word is none"));
+    };
+    if len < word.len() {
+        return Err(io::Error::other("the supervisor's word is cut"));
+    }
+    drop((control, span));
+    name(NAME_WORKER);
+    let session = u64::from_le_bytes(session);
+    let _span = info_span!("session", id = session).entered();
+    let mut channel = UnixStream::from(channel);
+    let Some((stream, hello)) = receive_client(&channel)? else {
+        debug!("the client left before the spare had it");
+        return Ok(());
+    };
+    let client = Client {
+        peer: peer(&stream),
+        stream,
+        hello,
+        session,
+        spares_to_come,
+    };
+    // Fails where the GPU was lost meanwhile: the channel closes, and the other worker opens the device anew.
+    let welcome = client
+        .welcome(Some(&mut *device))
+        .map_err(io::Error::other)?;
+    channel.write_all(&[limits::CHANNEL_DONE])?;
+    drop(channel);
+    client.serve(Some(device), &welcome, options)
+}
+
+/// The supervisor's word to a spare: what it is, the session, how many spares are to come.
+const SPARE_TAKE_BYTES: usize = 1 + 8 + 1;
+
+/// One client that has a place.
+struct Client {
+    stream: Stream,
+    hello: ClientHello,
+    peer: String,
+    session: u64,
+    /// Workers whose contexts will take device memory that is free now.
+    spares_to_come: u8,
+}
+
+impl Client {
+    fn welcome(
+        &self,
+        device: Option<&mut (dyn Device + 'static)>,
+    ) -> Result<ServerWelcome, Failure> {
+        let spares = self.spares_to_come.into();
+        handshake::welcome(device, self.session, self.hello.purpose, spares)
+    }
+
+    /// Serves it until it leaves.
+    fn serve(
+        mut self,
+        device: Option<Box<dyn Device>>,
+        welcome: &ServerWelcome,
+        options: &WorkerOptions,
+    ) -> io::Result<()> {
+        let deadline = Instant::now() + Duration::from_millis(HANDSHAKE_MS_MAX);
+        let linked = handshake::send_welcome(&mut self.stream, welcome, deadline)
+            .and_then(|()| Ok(self.stream.into_link_server()?));
+        let link = match linked {
+            Ok(link) => link,
+            Err(error) => return turned_away(&self.peer, &error),
+        };
+        let program: String = self
+            .hello
+            .program
+            .chars()
+            .take(limits::PROGRAM_CHARS_MAX)
+            .collect();
+        let (peer, pid) = (self.peer, self.hello.pid);
+        match self.hello.purpose {
+            Purpose::Session => info!(%peer, pid, ?program, "begins"),
+            purpose => debug!(%peer, pid, ?program, ?purpose, "begins"),
+        }
+        match device {
+            Some(mut device) => {
+                serve(
+                    &mut *device,
+                    link,
+                    self.hello.purpose,
+                    options.cache.clone(),
+                );
+                give_back(device);
+            }
+            None => part(link),
+        }
+        Ok(())
+    }
+
+    fn turn_away(mut self, error: Error) -> io::Result<()> {
+        handshake::refuse(&mut self.stream, &error.to_string());
+        turned_away(&self.peer, &error)
+    }
+}
+
+enum Place {
+    Here {
+        spares_to_come: u8,
+    },
+    /// With the spare at the other end.
+    WithSpare(OwnedFd),
 }
 
 fn ask_for_a_place(
     control: &mut UnixStream,
     purpose: Purpose,
     timeout: Duration,
-) -> Result<(), Error> {
+) -> Result<Place, Error> {
     let lost = |e: io::Error| Error::Refused(format!("the server is stopping ({e})"));
     let question = match purpose {
         Purpose::Session => limits::ASK_SESSION,
@@ -115,15 +243,71 @@ fn ask_for_a_place(
     };
     control.set_read_timeout(Some(timeout)).map_err(lost)?;
     control.write_all(&[question]).map_err(lost)?;
-    let mut answer = Vec::new();
-    control.read_to_end(&mut answer).map_err(lost)?;
-    match answer.split_first() {
-        Some((&limits::ANSWER_YES, [])) => Ok(()),
-        Some((&limits::ANSWER_NO, why)) => {
-            Err(Error::Refused(String::from_utf8_lossy(why).into_owned()))
+    let mut word = [0];
+    let (_, fd) = pass_fd::receive(control, &mut word).map_err(lost)?;
+    match (word[0], fd) {
+        (limits::ANSWER_HAND_OVER, Some(channel)) => Ok(Place::WithSpare(channel)),
+        (answer @ (limits::ANSWER_YES | limits::ANSWER_NO), None) => {
+            let mut rest = Vec::new();
+            control.read_to_end(&mut rest).map_err(lost)?;
+            match answer {
+                limits::ANSWER_NO => Err(Error::Refused(String::from_utf8_lossy(&rest).into())),
+                _ => Ok(Place::Here {
+                    spares_to_come: rest.first().copied().unwrap_or_default(),
+                }),
+            }
         }
         _ => Err(Error::Refused("the server is stopping".into())),
     }
+}
+
+/// Gives the client to a spare; whether it took it. Ends when the spare answers or dies.
+fn hand_over(channel: OwnedFd, stream: &Stream, hello: &ClientHello) -> bool {
+    let mut channel = UnixStream::from(channel);
+    let offer = |channel: &mut UnixStream| -> io::Result<u8> {
+        pass_fd::send(channel, &[limits::CHANNEL_CLIENT], stream.as_fd())?;
+        channel.write_all(&encode_hello(hello).map_err(io::Error::other)?)?;
+        let mut answer = [0];
+        channel.read_exact(&mut answer)?;
+        Ok(answer[0])
+    };
+    match offer(&mut channel) {
+        Ok(answer) => answer == limits::CHANNEL_DONE,
+        Err(error) => {
+            debug!(%error, "the spare worker failed");
+            false
+        }
+    }
+}
+
+/// The other end of [`hand_over`]; `None` where the worker that had the client is gone.
+fn receive_client(channel: &UnixStream) -> io::Result<Option<(Stream, ClientHello)>> {
+    let timeout = Duration::from_millis(HANDSHAKE_MS_MAX);
+    channel.set_read_timeout(Some(timeout))?;
+    let mut word = [0];
+    let (_, Some(socket)) = pass_fd::receive(channel, &mut word)? else {
+        return Ok(None);
+    };
+    let stream = Stream::try_from(socket).map_err(io::Error::other)?;
+    let mut words =
+        Stream::try_from(OwnedFd::from(channel.try_clone()?)).map_err(io::Error::other)?;
+    match handshake::read_hello(&mut words, Instant::now() + timeout) {
+        Ok(hello) => Ok(Some((stream, hello))),
+        Err(error) => Err(io::Error::other(error)),
+    }
+}
+
+fn peer(stream: &Stream) -> String {
+    match stream.peer() {
+        Ok(peer) => peer.to_string(),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// A name that cannot be set is a missing convenience.
+fn name(name: &str) {
+    let name = std::ffi::CString::new(name).unwrap_or_default();
+    let _ = rustix::thread::set_name(&name);
 }
 
 fn turned_away(peer: &str, error: &Error) -> io::Result<()> {

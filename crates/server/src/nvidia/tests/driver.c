@@ -4,12 +4,13 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_HANDLE = 400, NOT_READY = 600 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_HANDLE = 400, NOT_READY = 600, UNKNOWN = 999 };
 typedef int result;
 typedef struct { atomic_int context; atomic_int held; } event;
 
@@ -24,7 +25,22 @@ int fake_live(void) {
 }
 int fake_mappings(void) { return live_mappings; }
 
-result cuInit(unsigned flags) { return flags ? INVALID_VALUE : SUCCESS; }
+// What a test of a whole server sets: a number in a file of the folder that FAKE_DRIVER names.
+static long setting(const char *name, long otherwise) {
+  const char *folder = getenv("FAKE_DRIVER");
+  char path[4096];
+  if (!folder || snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path) return otherwise;
+  FILE *file = fopen(path, "r");
+  if (!file) return otherwise;
+  if (fscanf(file, "%ld", &otherwise) != 1) otherwise = 0;
+  fclose(file);
+  return otherwise;
+}
+
+static atomic_long free_mib = 512;
+int fake_free_mib(int mib) { free_mib = mib; return 0; }
+
+result cuInit(unsigned flags) { usleep(1000 * setting("init_ms", 0)); return flags ? INVALID_VALUE : SUCCESS; }
 result cuDriverGetVersion(int *v) { *v = 13000; return SUCCESS; }
 result cuDeviceGetCount(int *n) { *n = 1; return SUCCESS; }
 result cuDeviceGet(int *d, int ordinal) { *d = ordinal; return ordinal ? INVALID_VALUE : SUCCESS; }
@@ -32,7 +48,10 @@ result cuDeviceGetAttribute(int *v, int a, int d) { *v = a * 10; return a == 3 |
 result cuDeviceGetUuid_v2(unsigned char *u, int d) { memset(u, 7, 16); return SUCCESS; }
 result cuDeviceTotalMem_v2(size_t *n, int d) { *n = 1 << 30; return SUCCESS; }
 result cuDeviceGetName(char *name, int len, int d) { strncpy(name, "Fake", len); return SUCCESS; }
-result cuDevicePrimaryCtxRetain(uintptr_t *c, int d) { *c = 0x1000; live_contexts++; return SUCCESS; }
+result cuDevicePrimaryCtxRetain(uintptr_t *c, int d) {
+  if (setting("no_context", 0)) return OUT_OF_MEMORY;
+  *c = 0x1000; live_contexts++; return SUCCESS;
+}
 result cuDevicePrimaryCtxRelease_v2(int d) { live_contexts--; return SUCCESS; }
 result cuCtxCreate_v2(uintptr_t *c, unsigned flags, int d) {
   static atomic_int made;
@@ -44,7 +63,11 @@ static _Thread_local uintptr_t pushed;
 result cuCtxPushCurrent_v2(uintptr_t c) { pushed = current; current = c; return SUCCESS; }
 result cuCtxPopCurrent_v2(uintptr_t *c) { *c = current; current = pushed; return SUCCESS; }
 result cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *greatest = -5; return SUCCESS; }
-result cuMemGetInfo_v2(size_t *available, size_t *total) { *available = 1 << 29; *total = 1 << 30; return SUCCESS; }
+result cuMemGetInfo_v2(size_t *available, size_t *total) {
+  long mib = setting("free_mib", free_mib);
+  *available = (size_t)mib << 20; *total = 1 << 30;
+  return mib < 0 ? UNKNOWN : SUCCESS;
+}
 result cuMemGetAllocationGranularity(size_t *n, const void *prop, int option) { *n = 2 << 20; return SUCCESS; }
 
 result cuMemAddressReserve(uint64_t *p, size_t len, size_t align, uint64_t at, uint64_t flags) {

@@ -139,7 +139,7 @@ impl Client {
 fn the_driver_loads_and_describes_itself() {
     let fake = Fake::build(&[]);
     let mut device = fake.open();
-    let cards = crate::device::Host::cards(&mut device).expect("cards");
+    let cards = crate::device::Host::cards(&mut device, 0).expect("cards");
     assert_eq!(cards.len(), 1);
     assert_eq!((cards[0].name.as_str(), cards[0].uuid), ("Fake", [7; 16]));
     assert_eq!(cards[0].attributes[2], Some(20));
@@ -148,6 +148,26 @@ fn the_driver_loads_and_describes_itself() {
     assert_eq!(cards[0].stream_priorities, (0, -5));
     drop(device);
     assert_eq!(fake.ask("fake_live", 0), 0);
+}
+
+#[test]
+fn the_quota_is_what_is_free_when_the_client_is_there() {
+    let fake = Fake::build(&[]);
+    let mut device = fake.open();
+    device.memory_bytes = None;
+    crate::device::Host::prepare(&mut device).expect("prepared");
+    let mut quota = |free_mib, workers_to_come| {
+        fake.ask("fake_free_mib", free_mib);
+        let cards = crate::device::Host::cards(&mut device, workers_to_come).expect("cards");
+        cards[0].quota_bytes
+    };
+    assert_eq!(quota(1000, 0), 744 * MIB);
+    assert_eq!(quota(900, 0), 644 * MIB);
+    assert_eq!(quota(900, 1), 644 * MIB - CONTEXT_BYTES_MAX);
+    assert_eq!(quota(100, 3), 0);
+    device.memory_bytes = Some(300 * MIB);
+    let cards = crate::device::Host::cards(&mut device, 1).expect("cards");
+    assert_eq!(cards[0].quota_bytes, 300 * MIB);
 }
 
 #[test]

@@ -101,7 +101,7 @@ impl DeviceWait for Gate {
 }
 
 impl Host for Fake {
-    fn cards(&mut self) -> Result<Vec<DeviceCard>, Failure> {
+    fn cards(&mut self, _: u32) -> Result<Vec<DeviceCard>, Failure> {
         Ok(vec![DeviceCard::default()])
     }
 

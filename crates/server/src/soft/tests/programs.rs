@@ -395,7 +395,7 @@ fn cards_and_the_management_library() {
         threads: Some(3),
         devices: 2,
     });
-    let cards = c.device.cards().unwrap();
+    let cards = c.device.cards(0).unwrap();
     assert_eq!(cards.len(), 2);
     assert_ne!(cards[0].uuid, cards[1].uuid);
     let attribute = |a: u32| cards[1].attributes[a as usize];

@@ -1,0 +1,309 @@
+//! Workers that are started ahead: who is served by one, and what happens when one is lost.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::*;
+use outboard_link::{Endpoint, Link, Wait, connect, dial};
+use outboard_wire::handshake::{Purpose, ServerWelcome};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+
+fn session(endpoint: &Endpoint) -> (Link, ServerWelcome) {
+    let (link, _, welcome) = dial(endpoint, &hello(Purpose::Session), PATIENCE).unwrap();
+    (link, welcome)
+}
+
+/// The server hangs up on it.
+fn assert_ends(link: Link) {
+    let (_sender, mut receiver) = link.split();
+    let error = receiver
+        .recv(Wait::Until(Instant::now() + PATIENCE))
+        .unwrap_err();
+    assert!(error.is_disconnect(), "{error}");
+}
+
+#[test]
+fn a_client_gets_the_spare_and_the_next_one_another() {
+    let server = Server::start(&[]);
+    let mut seen: Vec<Pid> = Vec::new();
+    for (nth, endpoint) in server.endpoints().iter().cycle().take(4).enumerate() {
+        let spare = server.ready_spare(nth + 1);
+        assert!(!seen.contains(&spare), "a worker serves one client");
+        let (link, welcome) = session(endpoint);
+        assert_eq!(welcome.session, nth as u64 + 1);
+        assert!(welcome.window_bytes > 0);
+        assert_eq!(server.only_worker(), spare);
+        seen.push(spare);
+        drop(link);
+        eventually("the worker's end", || !is_alive(spare));
+    }
+    assert!(!server.log().contains("WARN"), "{}", server.log());
+}
+
+#[test]
+fn questions_greetings_and_strangers_leave_the_spare_alone() {
+    let server = Server::start(&[]);
+    let spare = server.ready_spare(1);
+    for endpoint in server.endpoints() {
+        dial(&endpoint, &hello(Purpose::Query), PATIENCE).unwrap();
+        dial(&endpoint, &hello(Purpose::Greeting), PATIENCE).unwrap();
+        let mut stranger = connect(&endpoint, PATIENCE).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        stranger
+            .write_all_deadline(b"GET / HTTP/1.1\r\n\r\n GET / HTTP/1.1", deadline)
+            .unwrap();
+        assert!(stranger.read_exact_deadline(&mut [0], deadline).is_err());
+    }
+    assert_eq!(server.spares(), [spare]);
+    assert!(!server.log().contains("takes over"), "{}", server.log());
+}
+
+#[test]
+fn a_spare_takes_no_processor_time() {
+    let server = Server::start(&[]);
+    let spare = server.ready_spare(1);
+    let ticks = || -> u64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", spare.as_raw_nonzero())).unwrap();
+        let fields: Vec<&str> = stat
+            .rsplit(')')
+            .next()
+            .unwrap()
+            .split_whitespace()
+            .collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    };
+    let before = ticks();
+    thread::sleep(Duration::from_millis(500));
+    assert_eq!(ticks(), before);
+}
+
+#[test]
+fn without_spares_every_client_gets_a_fresh_worker() {
+    let server = Server::start(&["--spare", "0"]);
+    for endpoint in server.endpoints() {
+        let (_link, welcome) = session(&endpoint);
+        assert!(welcome.window_bytes > 0);
+        assert_eq!(server.spares(), []);
+    }
+    assert!(!server.log().contains("spare worker"), "{}", server.log());
+}
+
+#[test]
+fn several_clients_at_once_share_one_spare() {
+    let server = Server::start(&["--sessions-max", "6"]);
+    server.ready_spare(1);
+    let dials: Vec<_> = (0..8)
+        .map(|n| {
+            let endpoint = server.endpoints()[n % 2].clone();
+            thread::spawn(move || dial(&endpoint, &hello(Purpose::Session), PATIENCE))
+        })
+        .collect();
+    let dialled = dials.into_iter().map(|dial| dial.join().unwrap());
+    let (served, refused): (Vec<_>, Vec<_>) = dialled.partition(Result::is_ok);
+    assert_eq!((served.len(), refused.len()), (6, 2));
+    for error in refused.into_iter().filter_map(Result::err) {
+        assert!(
+            error.to_string().contains("all of its 6 sessions"),
+            "{error}"
+        );
+    }
+    let mut sessions: Vec<_> = served.iter().flatten().map(|(.., w)| w.session).collect();
+    sessions.sort();
+    sessions.dedup();
+    assert_eq!(sessions.len(), 6);
+    eventually("six workers", || server.workers().len() == 6);
+    assert!(server.log().contains("takes over"));
+    drop(served);
+    eventually("the end of all workers", || server.workers().is_empty());
+}
+
+#[test]
+fn a_killed_spare_is_replaced_later_and_clients_are_served_meanwhile() {
+    let mut server = Server::start(&[]);
+    let first = server.ready_spare(1);
+    kill_process(first, Signal::KILL).unwrap();
+    server.expect_log("a spare worker ended (signal: 9 (SIGKILL))");
+    let (link, _) = session(&server.shm);
+    assert!(!server.log().contains("takes over"));
+    drop(link);
+    let second = server.ready_spare(2);
+    assert_ne!(first, second);
+    let (_link, _) = session(&server.tcp);
+    assert_eq!(server.only_worker(), second);
+    assert!(server.is_running());
+}
+
+#[test]
+fn a_spare_that_dies_with_its_client_in_hand_leaves_it_to_the_first_worker() {
+    let server = Server::start(&[]);
+    let spare = server.ready_spare(1);
+    kill_process(spare, Signal::STOP).unwrap();
+    let endpoint = server.shm.clone();
+    let client = thread::spawn(move || session(&endpoint));
+    server.expect_log("a spare worker takes over");
+    kill_process(spare, Signal::KILL).unwrap();
+    let (link, welcome) = client.join().unwrap();
+    assert_eq!((welcome.session, welcome.devices.len()), (1, 1));
+    server.expect_log("its first worker serves it");
+    let worker = server.only_worker();
+    assert_ne!(worker, spare);
+    kill_process(worker, Signal::KILL).unwrap();
+    assert_ends(link);
+}
+
+#[test]
+fn a_client_of_a_spare_learns_of_its_end() {
+    let server = Server::start(&[]);
+    for (nth, endpoint) in server.endpoints().iter().enumerate() {
+        let spare = server.ready_spare(nth + 1);
+        let (link, _) = session(endpoint);
+        assert_eq!(server.only_worker(), spare);
+        kill_process(spare, Signal::KILL).unwrap();
+        server.expect_log("the worker was killed by SIGKILL (9)");
+        assert_ends(link);
+    }
+}
+
+#[test]
+fn signals_end_spares_too() {
+    for signal in [Signal::TERM, Signal::INT, Signal::KILL] {
+        let mut server = Server::start(&["--spare", "2"]);
+        eventually("two spares", || {
+            server.log().matches("a spare worker is ready").count() == 2
+        });
+        let spares = server.spares();
+        assert_eq!(spares.len(), 2);
+        let (_link, _) = session(&server.shm);
+        server.signal(signal);
+        let status = server.wait();
+        assert_eq!(status.success(), signal != Signal::KILL);
+        for pid in spares {
+            eventually("the end of a spare", || !is_alive(pid));
+        }
+    }
+}
+
+/// A server of NVIDIA's kind whose driver is the tests' own, told by files what to do.
+struct FakeDriver {
+    folder: TempDir,
+    library: PathBuf,
+}
+
+impl FakeDriver {
+    fn build() -> FakeDriver {
+        let folder = TempDir::new().unwrap();
+        let library = folder.path().join("libcuda.so.1");
+        let source =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/src/nvidia/tests/driver.c");
+        let built = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-w", "-pthread", "-o"])
+            .args([&library, &source])
+            .status()
+            .unwrap();
+        assert!(built.success());
+        FakeDriver { folder, library }
+    }
+
+    fn set(&self, name: &str, value: i64) {
+        let partial = self.folder.path().join("partial");
+        fs::write(&partial, value.to_string()).unwrap();
+        fs::rename(partial, self.folder.path().join(name)).unwrap();
+    }
+
+    fn serve(&self, flags: &[&str]) -> Server {
+        Server::start_with(
+            outboard()
+                .args(["serve", "--device", "nvidia"])
+                .args(flags)
+                .env("OUTBOARD_DRIVER", &self.library)
+                .env("OUTBOARD_NVML", "/nowhere/libnvidia-ml.so.1")
+                .env("FAKE_DRIVER", self.folder.path()),
+        )
+    }
+}
+
+#[test]
+fn a_device_that_does_not_open_is_tried_less_and_less_often() {
+    let fake = FakeDriver::build();
+    fake.set("no_context", 1);
+    let mut server = fake.serve(&[]);
+    let start = Instant::now();
+    server.expect_log("the next one is started in 2 s");
+    assert!(start.elapsed() >= Duration::from_secs(1));
+    // A client is told why, as it is without spares.
+    let error = dial(&server.shm, &hello(Purpose::Session), PATIENCE)
+        .err()
+        .unwrap();
+    assert!(
+        error.to_string().contains("the device cannot be used"),
+        "{error}"
+    );
+    assert_eq!(server.log().matches("a spare worker starts").count(), 2);
+    // As soon as it opens, there is a spare.
+    fake.set("no_context", 0);
+    let spare = server.ready_spare(1);
+    let (_link, _) = session(&server.shm);
+    assert_eq!(server.only_worker(), spare);
+    assert!(server.is_running());
+}
+
+#[test]
+fn the_quota_is_of_the_moment_when_the_client_comes() {
+    let fake = FakeDriver::build();
+    fake.set("free_mib", 1000);
+    let server = fake.serve(&["--spare", "1"]);
+    let spare = server.ready_spare(1);
+    fake.set("free_mib", 950);
+    let (_link, welcome) = session(&server.shm);
+    assert_eq!(server.only_worker(), spare);
+    // Less what drivers take beside, and the context of the spare that replaces this one.
+    assert_eq!(welcome.devices[0].quota_bytes, (950 - 256 - 640) * MIB);
+}
+
+#[test]
+fn a_device_lost_while_a_spare_waited_is_opened_anew() {
+    let fake = FakeDriver::build();
+    let server = fake.serve(&["--spare", "1", "--memory", "100MiB"]);
+    let spare = server.ready_spare(1);
+    fake.set("free_mib", -1);
+    let endpoint = server.shm.clone();
+    let client = thread::spawn(move || dial(&endpoint, &hello(Purpose::Session), PATIENCE));
+    server.expect_log("its first worker serves it");
+    eventually("the spare's end", || !is_alive(spare));
+    // The fake's device stays lost: what a fresh worker finds is what the client is told.
+    let error = client.join().unwrap().err().unwrap();
+    assert!(
+        error.to_string().contains("the device cannot be used"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_spare_spares_the_client_the_opening_of_the_device() {
+    const INIT_MS: u64 = 300;
+    let fake = FakeDriver::build();
+    fake.set("init_ms", INIT_MS as i64);
+    let took = |flags: &[&str]| {
+        let server = fake.serve(flags);
+        if flags.is_empty() {
+            server.ready_spare(1);
+        }
+        let start = Instant::now();
+        let (_link, _) = session(&server.shm);
+        start.elapsed()
+    };
+    assert!(took(&["--spare", "0"]) >= Duration::from_millis(INIT_MS));
+    let took = took(&[]);
+    assert!(took < Duration::from_millis(INIT_MS / 2), "{took:?}");
+}

@@ -1,0 +1,224 @@
+//! Workers that are started before their client is there: the device is open, the driver loaded, a context made.
+//!
+//! ```text
+//!  supervisor                    spare                         worker of a new connection (no device yet)
+//!      │◄──────── control: "R" ────┤ ready, sleeps                 │ reads the hello
+//!      │◄──────────────────────────┼────────────── control: "S" ───┤
+//!      ├── control: "T", session, ►│                               │
+//!      │   one end of a channel    │                               │
+//!      ├───────────────────────────┼── control: "H", other end ───►│
+//!      │                           │◄── channel: socket, hello ────┤
+//!      │                           ├─── channel: "D" ─────────────►│ ends
+//!      │                           │ welcomes, serves              │
+//! ```
+//!
+//! Bytes of strangers are read by a process that has no device, as without spares; a spare is used up by a client that
+//! has said a proper hello and has a place. A spare that fails before its "D" closes the channel: the other worker then
+//! says "K", opens a device itself and serves on.
+
+use std::{
+    io::{self, Read as _},
+    os::{fd::AsFd as _, unix::net::UnixStream},
+    process::{Child, ExitStatus},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tracing::{debug, warn};
+
+use super::{limits, pass_fd};
+
+/// The spares of one server.
+pub(super) struct Spares {
+    wanted: usize,
+    idle: Vec<Spare>,
+    /// No further one is started before.
+    next_at: Instant,
+    /// How long to wait after the next failure.
+    retry: Duration,
+    id_last: u64,
+}
+
+struct Spare {
+    id: u64,
+    child: Child,
+    /// Until its end is closed.
+    control: Option<UnixStream>,
+    started: Instant,
+    is_ready: bool,
+}
+
+impl Spares {
+    pub(super) fn new(wanted: usize) -> Spares {
+        Spares {
+            wanted,
+            idle: Vec::new(),
+            next_at: Instant::now(),
+            retry: Duration::from_millis(limits::SPARE_RETRY_MS_MIN),
+            id_last: 0,
+        }
+    }
+
+    /// Those whose context has yet to take its memory.
+    pub(super) fn to_come(&self) -> u8 {
+        let ready = self.idle.iter().filter(|spare| spare.is_ready).count();
+        u8::try_from(self.wanted.saturating_sub(ready)).unwrap_or(u8::MAX)
+    }
+
+    /// When something is to be done although nothing is heard.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        match self.idle.iter().find(|spare| !spare.is_ready) {
+            Some(starting) => Some(starting.deadline()),
+            None => (self.idle.len() < self.wanted).then_some(self.next_at),
+        }
+    }
+
+    pub(super) fn controls(&self) -> impl Iterator<Item = (u64, &UnixStream)> {
+        let controls = self.idle.iter();
+        controls.filter_map(|spare| Some((spare.id, spare.control.as_ref()?)))
+    }
+
+    /// Starts the next one when it is due. One at a time: opening a device keeps its driver busy.
+    pub(super) fn refill(&mut self, start: impl FnOnce() -> io::Result<(Child, UnixStream)>) {
+        let now = Instant::now();
+        if let Some(stuck) = self
+            .idle
+            .iter()
+            .find(|spare| !spare.is_ready && spare.deadline() <= now)
+        {
+            warn!("a spare worker does not get ready; it is ended");
+            stuck.kill();
+        }
+        let is_starting = self.idle.iter().any(|spare| !spare.is_ready);
+        if is_starting || self.idle.len() >= self.wanted || self.next_at > now {
+            return;
+        }
+        match start() {
+            Ok((child, control)) => {
+                self.id_last += 1;
+                debug!(pid = child.id(), "a spare worker starts");
+                self.idle.push(Spare {
+                    id: self.id_last,
+                    child,
+                    control: Some(control),
+                    started: now,
+                    is_ready: false,
+                });
+            }
+            Err(error) => self.back_off(&format!("cannot be started: {error}")),
+        }
+    }
+
+    /// A spare has said something, or closed its end.
+    pub(super) fn listen(&mut self, id: u64) {
+        let Some(spare) = self.idle.iter_mut().find(|spare| spare.id == id) else {
+            return;
+        };
+        let mut word = [0];
+        let heard = spare.control.as_mut().map(|c| c.read(&mut word));
+        match heard {
+            Some(Ok(1)) if word[0] == limits::SPARE_READY && !spare.is_ready => {
+                debug!(
+                    pid = spare.child.id(),
+                    "a spare worker is ready after {:.3} s",
+                    spare.started.elapsed().as_secs_f64()
+                );
+                spare.is_ready = true;
+            }
+            Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // It is about to end; its exit status says more.
+            _ => {
+                spare.control = None;
+                spare.is_ready = false;
+            }
+        }
+    }
+
+    /// Notices those that ended without a word.
+    pub(super) fn reap(&mut self) {
+        let mut ended = Vec::new();
+        self.idle
+            .retain_mut(|spare| match spare.child.try_wait().transpose() {
+                None => true,
+                Some(status) => {
+                    ended.push(status);
+                    false
+                }
+            });
+        for status in ended {
+            self.lost(status);
+        }
+    }
+
+    /// A spare that is told to take over `session`: its process, and the channel on which it expects the client.
+    pub(super) fn take(&mut self, session: u64) -> Option<(Child, UnixStream)> {
+        while let Some(at) = self.idle.iter().position(|spare| spare.is_ready) {
+            let spare = self.idle.remove(at);
+            self.next_at = Instant::now() + Duration::from_millis(limits::SPARE_PAUSE_MS);
+            let word = [
+                &[limits::SPARE_TAKE][..],
+                &session.to_le_bytes(),
+                &[self.to_come()],
+            ]
+            .concat();
+            let told = UnixStream::pair().and_then(|(ours, theirs)| {
+                let control = spare.control.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+                pass_fd::send(control, &word, theirs.as_fd()).map(|()| ours)
+            });
+            match told {
+                Ok(channel) => {
+                    self.retry = Duration::from_millis(limits::SPARE_RETRY_MS_MIN);
+                    return Some((spare.child, channel));
+                }
+                // It has just died.
+                Err(error) => {
+                    debug!(%error, "a spare worker cannot be reached");
+                    spare.end();
+                }
+            }
+        }
+        None
+    }
+
+    /// Ends all of them: none has a client.
+    pub(super) fn end(&mut self) {
+        for spare in &self.idle {
+            spare.kill();
+        }
+        self.idle.drain(..).for_each(Spare::end);
+    }
+
+    fn lost(&mut self, status: io::Result<ExitStatus>) {
+        let how = status.map_or_else(|e| e.to_string(), |status| status.to_string());
+        self.back_off(&format!("ended ({how})"));
+    }
+
+    fn back_off(&mut self, what: &str) {
+        warn!(
+            "a spare worker {what}; the next one is started in {} s, clients get fresh ones meanwhile",
+            self.retry.as_secs()
+        );
+        self.next_at = Instant::now() + self.retry;
+        self.retry = (self.retry * 2).min(Duration::from_millis(limits::SPARE_RETRY_MS_MAX));
+    }
+}
+
+impl Spare {
+    fn deadline(&self) -> Instant {
+        self.started + Duration::from_millis(limits::SPARE_START_MS_MAX)
+    }
+
+    fn kill(&self) {
+        // Not reaped yet, so the pid is still its own; it may have ended, which is what is wanted.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::KILL);
+    }
+
+    /// Waits for its end, but not for a driver that is stuck in the kernel.
+    fn end(mut self) {
+        self.kill();
+        let deadline = Instant::now() + Duration::from_millis(limits::STOP_MS_MAX);
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
