@@ -225,6 +225,8 @@ pub(crate) struct WorkerArgs {
     pub(crate) fd: Option<RawFd>,
     #[arg(long, requires = "fd")]
     pub(crate) session: Option<u64>,
+    #[arg(long, requires = "fd")]
+    pub(crate) facts: Option<RawFd>,
     /// The client comes later.
     #[arg(long, required_unless_present = "fd", conflicts_with = "fd")]
     pub(crate) spare: bool,

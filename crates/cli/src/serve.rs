@@ -57,6 +57,7 @@ pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<ExitCode> {
     run_worker(WorkerOptions {
         control: args.control,
         client: args.fd.zip(args.session),
+        facts: args.facts,
         device: DeviceOptions {
             kind: args.device,
             memory_bytes: args.memory,

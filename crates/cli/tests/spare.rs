@@ -5,7 +5,7 @@ mod common;
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -13,7 +13,13 @@ use std::{
 
 use common::*;
 use outboard_link::{Endpoint, Link, Wait, connect, dial};
-use outboard_wire::handshake::{Purpose, ServerWelcome};
+use outboard_wire::{
+    Message as _,
+    doc::{self, NVML_FACTS, NVML_NOW, NVML_SAMPLES, NvmlSnapshot},
+    frame,
+    handshake::{Purpose, ServerWelcome},
+    messages,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -197,22 +203,29 @@ fn signals_end_spares_too() {
 /// A server of NVIDIA's kind whose driver is the tests' own, told by files what to do.
 struct FakeDriver {
     folder: TempDir,
-    library: PathBuf,
 }
+
+const DRIVER: &str = "libcuda.so.1";
+const NVML: &str = "libnvidia-ml.so.1";
 
 impl FakeDriver {
     fn build() -> FakeDriver {
         let folder = TempDir::new().unwrap();
-        let library = folder.path().join("libcuda.so.1");
-        let source =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/src/nvidia/tests/driver.c");
-        let built = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O1", "-w", "-pthread", "-o"])
-            .args([&library, &source])
-            .status()
-            .unwrap();
-        assert!(built.success());
-        FakeDriver { folder, library }
+        for (source, library) in [("driver.c", DRIVER), ("nvml.c", NVML)] {
+            let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/src/nvidia/tests");
+            let built = Command::new("cc")
+                .args(["-shared", "-fPIC", "-O1", "-w", "-pthread", "-o"])
+                .args([folder.path().join(library), sources.join(source)])
+                .status()
+                .unwrap();
+            assert!(built.success());
+        }
+        FakeDriver { folder }
+    }
+
+    /// How often the management library was started.
+    fn nvml_starts(&self) -> usize {
+        fs::read(self.folder.path().join("nvml_starts")).map_or(0, |starts| starts.len())
     }
 
     fn set(&self, name: &str, value: i64) {
@@ -226,8 +239,8 @@ impl FakeDriver {
             outboard()
                 .args(["serve", "--device", "nvidia"])
                 .args(flags)
-                .env("OUTBOARD_DRIVER", &self.library)
-                .env("OUTBOARD_NVML", "/nowhere/libnvidia-ml.so.1")
+                .env("OUTBOARD_DRIVER", self.folder.path().join(DRIVER))
+                .env("OUTBOARD_NVML", self.folder.path().join(NVML))
                 .env("FAKE_DRIVER", self.folder.path()),
         )
     }
@@ -267,7 +280,8 @@ fn the_quota_is_of_the_moment_when_the_client_comes() {
     fake.set("free_mib", 950);
     let (_link, welcome) = session(&server.shm);
     assert_eq!(server.only_worker(), spare);
-    // Less what drivers take beside, and the context of the spare that replaces this one.
+    // Less what drivers take beside, and the context of the spare that replaces this one (CONTEXT_BYTES_MAX, as long
+    // as the management library does not tell what it takes).
     assert_eq!(welcome.devices[0].quota_bytes, (950 - 256 - 640) * MIB);
 }
 
@@ -287,6 +301,66 @@ fn a_device_lost_while_a_spare_waited_is_opened_anew() {
         error.to_string().contains("the device cannot be used"),
         "{error}"
     );
+}
+
+/// What the management library's replacement asks.
+fn snapshot(link: Link, detail: u32) -> NvmlSnapshot {
+    let (mut sender, mut receiver) = link.split();
+    let question = messages::NvmlSnapshot { detail };
+    let len = frame::request_len(&question);
+    frame::encode_request(sender.reserve(len).unwrap(), 1, 0, &question).unwrap();
+    sender.commit(len).unwrap();
+    sender.flush().unwrap();
+    let wait = Wait::Until(Instant::now() + PATIENCE);
+    let answer = receiver.recv(wait).unwrap().unwrap();
+    let (header, mut body) = frame::decode_reply(answer).unwrap();
+    assert_eq!(header.status, 0);
+    let reply = messages::NvmlSnapshotReply::decode(&mut body).unwrap();
+    doc::from_bytes(&reply.document).unwrap()
+}
+
+fn management(endpoint: &Endpoint) -> Link {
+    let (link, _, welcome) = dial(endpoint, &hello(Purpose::Management), PATIENCE).unwrap();
+    assert_eq!((welcome.window_bytes, welcome.devices.len()), (0, 0));
+    link
+}
+
+#[test]
+fn facts_of_the_devices_come_from_the_spare_and_the_rest_opens_no_device() {
+    let fake = FakeDriver::build();
+    let server = fake.serve(&["--spare", "1"]);
+    let spare = server.ready_spare(1);
+    assert_eq!(fake.nvml_starts(), 1);
+    // From here on the driver could not even be loaded.
+    fs::remove_file(fake.folder.path().join(DRIVER)).unwrap();
+    for endpoint in server.endpoints() {
+        let facts = snapshot(management(&endpoint), NVML_FACTS);
+        assert_eq!(facts.driver_version, "580.0.1");
+        assert_eq!(facts.devices[0].name, "Fake");
+    }
+    assert_eq!(fake.nvml_starts(), 1);
+    let now = snapshot(management(&server.shm), NVML_NOW);
+    assert_eq!(now.devices[0].temperature_celsius, Some(42));
+    assert_eq!(now.devices[0].pci.throughput_kilobytes_per_s, None);
+    let sampled = snapshot(management(&server.tcp), NVML_SAMPLES);
+    assert_eq!(
+        sampled.devices[0].pci.throughput_kilobytes_per_s,
+        Some((7, 7))
+    );
+    assert_eq!(fake.nvml_starts(), 3);
+    assert_eq!(server.spares(), [spare]);
+}
+
+#[test]
+fn without_spares_the_management_library_is_asked_and_no_context_made() {
+    let fake = FakeDriver::build();
+    fake.set("no_context", 1);
+    let server = fake.serve(&["--spare", "0"]);
+    for detail in [NVML_FACTS, NVML_NOW] {
+        let snapshot = snapshot(management(&server.shm), detail);
+        assert_eq!(snapshot.devices[0].name, "Fake");
+    }
+    assert_eq!(fake.nvml_starts(), 2);
 }
 
 #[test]

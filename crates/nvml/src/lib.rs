@@ -10,7 +10,7 @@
 //!     │ one answer each, out of the snapshot                            [calls]
 //!     │ one snapshot at most every 100 ms, one connection a process     [session]
 //!     ▼
-//!  outboard serve (Purpose::Query, nvml_snapshot)
+//!  outboard serve (Purpose::Management, nvml_snapshot)
 //! ```
 //!
 //! There is one lock, in [`session`]; nothing is called with it held that comes back here. Whoever holds it waits for

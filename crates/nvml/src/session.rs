@@ -16,7 +16,7 @@ use outboard_link::{
 };
 use outboard_wire::{
     DecodeError, EncodeError,
-    doc::{self, NvmlSnapshot},
+    doc::{self, NVML_FACTS, NVML_NOW, NVML_SAMPLES, NvmlSnapshot},
     frame::{decode_reply, encode_request, request_len},
     handshake::{ClientHello, Purpose},
     messages,
@@ -44,13 +44,27 @@ const STRAY_FRAMES_MAX: u32 = 1_000;
 pub(crate) enum Age {
     /// What changes all the time.
     Now,
+    /// The same, where measuring it takes a time of its own.
+    Sampled,
     /// What stays as long as the connection does.
     Any,
+}
+
+impl Age {
+    fn detail(self) -> u32 {
+        match self {
+            Age::Any => NVML_FACTS,
+            Age::Now => NVML_NOW,
+            Age::Sampled => NVML_SAMPLES,
+        }
+    }
 }
 
 /// What the server said, and when.
 pub(crate) struct Snapshot {
     pub(crate) content: NvmlSnapshot,
+    /// What was asked for.
+    detail: u32,
     taken: Instant,
     /// Microseconds since 1970.
     pub(crate) taken_us: i64,
@@ -66,9 +80,9 @@ pub(crate) fn is_initialised() -> bool {
 pub(crate) fn init() -> Result {
     let mut state = lock();
     if !is_initialised() {
-        // A server that answers no snapshot is found out here, where programs expect it.
+        // A server that answers no snapshot is found out here, where programs expect it. It need not ask its GPUs for that.
         state
-            .refresh()
+            .refresh(NVML_FACTS)
             .map_err(|()| nvmlReturn_t::DRIVER_NOT_LOADED)?;
     }
     REFERENCES.fetch_add(1, Ordering::AcqRel);
@@ -93,12 +107,16 @@ pub(crate) fn snapshot(age: Age) -> Result<Arc<Snapshot>> {
     }
     let mut state = lock();
     let limit = match age {
-        Age::Now => Duration::from_millis(SNAPSHOT_AGE_MS_MAX),
+        Age::Now | Age::Sampled => Duration::from_millis(SNAPSHOT_AGE_MS_MAX),
         Age::Any => Duration::MAX,
     };
     match &state.snapshot {
-        Some(known) if known.taken.elapsed() <= limit => Ok(Arc::clone(known)),
-        _ => state.refresh().map_err(|()| nvmlReturn_t::UNKNOWN),
+        Some(known) if known.detail >= age.detail() && known.taken.elapsed() <= limit => {
+            Ok(Arc::clone(known))
+        }
+        _ => state
+            .refresh(age.detail())
+            .map_err(|()| nvmlReturn_t::UNKNOWN),
     }
 }
 
@@ -150,13 +168,13 @@ fn lock() -> MutexGuard<'static, State> {
 
 impl State {
     /// A new snapshot. Why there is none has been said on stderr.
-    fn refresh(&mut self) -> std::result::Result<Arc<Snapshot>, ()> {
+    fn refresh(&mut self, detail: u32) -> std::result::Result<Arc<Snapshot>, ()> {
         static SAID: AtomicBool = AtomicBool::new(false);
         let resting = |failed: &Instant| failed.elapsed() < Duration::from_millis(RETRY_MS);
         if self.failed.as_ref().is_some_and(resting) {
             return Err(());
         }
-        match self.ask() {
+        match self.ask(detail) {
             Ok(content) => {
                 SAID.store(false, Ordering::Relaxed);
                 let since_1970 = SystemTime::now()
@@ -164,6 +182,7 @@ impl State {
                     .unwrap_or_default();
                 let snapshot = Arc::new(Snapshot {
                     content,
+                    detail,
                     taken: Instant::now(),
                     taken_us: i64::try_from(since_1970.as_micros()).unwrap_or(i64::MAX),
                 });
@@ -184,16 +203,16 @@ impl State {
         }
     }
 
-    fn ask(&mut self) -> std::result::Result<NvmlSnapshot, Failure> {
+    fn ask(&mut self, detail: u32) -> std::result::Result<NvmlSnapshot, Failure> {
         if let Some(connection) = &mut self.connection {
-            match connection.ask() {
+            match connection.ask(detail) {
                 // The server was started anew, or lost its patience with an idle client.
                 Err(Failure::Link(error)) if error.is_disconnect() => {}
                 outcome => return outcome,
             }
         }
         self.connection = None;
-        self.connection.insert(Connection::open()?).ask()
+        self.connection.insert(Connection::open()?).ask(detail)
     }
 }
 
@@ -236,7 +255,7 @@ impl Connection {
         let endpoint: Endpoint = url.parse()?;
         let hello = ClientHello {
             release: env!("CARGO_PKG_VERSION").into(),
-            purpose: Purpose::Query,
+            purpose: Purpose::Management,
             pid: std::process::id(),
             program: program_name(),
         };
@@ -250,9 +269,9 @@ impl Connection {
         })
     }
 
-    fn ask(&mut self) -> std::result::Result<NvmlSnapshot, Failure> {
+    fn ask(&mut self, detail: u32) -> std::result::Result<NvmlSnapshot, Failure> {
         self.token = self.token.wrapping_add(1).max(1);
-        let question = messages::NvmlSnapshot {};
+        let question = messages::NvmlSnapshot { detail };
         let len = request_len(&question);
         encode_request(self.sender.reserve(len)?, self.token, 0, &question)?;
         self.sender.commit(len)?;

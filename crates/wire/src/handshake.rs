@@ -25,10 +25,12 @@ pub const PREAMBLE_BYTES: usize = 24;
 pub enum Purpose {
     /// Run a CUDA program.
     Session,
-    /// Answer questions about the devices (nvidia-smi, `outboard doctor`): no context, no memory.
+    /// Say what the devices are (`outboard doctor`): they are opened, but no memory is to be had.
     Query,
     /// Whether a server of this release answers (`outboard run`): no device is opened, none is named.
     Greeting,
+    /// Answer the management library: no device is opened, none is named.
+    Management,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +49,7 @@ pub struct ServerWelcome {
     pub session: u64,
     /// What the server's driver calls itself: 13000 is CUDA 13.0.
     pub driver_version: u32,
-    /// The address range in which the client may place device memory. Empty for `Purpose::Query`.
+    /// The address range in which the client may place device memory. Empty for all but `Purpose::Session`.
     pub window_base: u64,
     pub window_bytes: u64,
     pub devices: Vec<DeviceCard>,

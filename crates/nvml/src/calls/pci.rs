@@ -51,7 +51,7 @@ pub(crate) unsafe fn nvmlDeviceGetPcieThroughput(
     counter: u32,
     value: *mut u32,
 ) -> Result {
-    let found = Device::find(device, Age::Now)?;
+    let found = Device::find(device, Age::Sampled)?;
     check(value)?;
     let answer = found.get()?.pci.throughput_kilobytes_per_s;
     let answer = match counter {

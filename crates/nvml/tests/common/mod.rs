@@ -130,7 +130,7 @@ fn serve(mut stream: Stream, shared: &Shared) {
     let mut document = vec![0; Preamble::decode(&preamble).unwrap().document_bytes];
     stream.read_exact_deadline(&mut document, deadline).unwrap();
     let hello = handshake::decode_hello(&document).unwrap();
-    assert_eq!(hello.purpose, Purpose::Query);
+    assert_eq!(hello.purpose, Purpose::Management);
     let welcome = ServerWelcome {
         release: "test".into(),
         session: 1,

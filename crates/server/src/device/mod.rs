@@ -20,6 +20,10 @@ pub trait Host: Send {
     fn prepare(&mut self) -> Result<(), Failure> {
         Ok(())
     }
+    /// What the management library says that does not change: a document of `NVML_FACTS`.
+    fn nvml_facts(&mut self) -> Result<Vec<u8>, Failure> {
+        Err(Failure::unsupported("the management library"))
+    }
     /// One card for each device, in order; the quota is what this session may allocate there: what is free now, less the
     /// contexts of so many workers that are yet to come.
     fn cards(&mut self, workers_to_come: u32) -> Result<Vec<DeviceCard>, Failure>;

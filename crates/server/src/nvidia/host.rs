@@ -9,7 +9,7 @@ use outboard_api::{
     },
 };
 use outboard_wire::{
-    doc::{self, DeviceCard},
+    doc::{DeviceCard, NVML_NOW},
     messages,
 };
 
@@ -33,6 +33,10 @@ impl Host for Nvidia {
             tracing::debug!(%failure, "no NVML");
         }
         Ok(())
+    }
+
+    fn nvml_facts(&mut self) -> Result<Vec<u8>, Failure> {
+        self.nvml_document(NVML_NOW)
     }
 
     fn cards(&mut self, workers_to_come: u32) -> Result<Vec<DeviceCard>, Failure> {
@@ -90,23 +94,17 @@ impl Nvidia {
     pub(super) fn nvml_snapshot(
         &mut self,
         _cx: &mut Cx<'_>,
-        _m: &messages::NvmlSnapshot,
+        m: &messages::NvmlSnapshot,
     ) -> Result<messages::NvmlSnapshotReply<'static>, Failure> {
-        let uuids = self
-            .devices
-            .iter()
-            .map(|gpu| Ok(self.driver.cuDeviceGetUuid_v2(gpu.ordinal)?.bytes))
-            .collect::<Result<Vec<_>, Failure>>()?;
-        let snapshot = nvml::snapshot(self.nvml()?, &uuids)?;
-        let document = doc::to_bytes(&snapshot).map_err(|error| {
-            Failure::new(
-                CUresult::CUDA_ERROR_UNKNOWN,
-                format!("the NVML snapshot: {error}"),
-            )
-        })?;
         Ok(messages::NvmlSnapshotReply {
-            document: document.into(),
+            document: self.nvml_document(m.detail)?.into(),
         })
+    }
+
+    fn nvml_document(&mut self, detail: u32) -> Result<Vec<u8>, Failure> {
+        let ordinals = self.devices.iter().map(|gpu| gpu.ordinal);
+        let uuids = nvml::uuids(&self.driver, ordinals)?;
+        nvml::document(&nvml::snapshot(self.nvml()?, &uuids, detail)?)
     }
 
     /// The management library, loaded when it is first asked: starting it takes long.
@@ -197,7 +195,7 @@ impl Nvidia {
             return Ok(self.driver.cuMemGetInfo_v2()?.0);
         }
         if let Ok(nvml) = self.nvml()
-            && let Some(free) = nvml::free_bytes(nvml, uuid)
+            && let Some(free) = nvml::free_bytes(nvml, &nvml::uuid_text(uuid))
         {
             return Ok(free);
         }

@@ -124,6 +124,8 @@ pub fn open(options: NvidiaOptions) -> Result<Box<dyn Device>, Failure> {
     Ok(Box::new(Nvidia::open(Driver::load()?, options)?))
 }
 
+pub use self::nvml::Monitor;
+
 fn no_device(why: &str) -> Failure {
     Failure::new(CUresult::CUDA_ERROR_NO_DEVICE, why)
 }
@@ -231,7 +233,7 @@ impl Nvidia {
         let nvml = options.ahead.then(|| Nvml::load().ok()).flatten();
         let free_bytes = |nvml: &Nvml| {
             let uuid = driver.cuDeviceGetUuid_v2(first.ordinal).ok()?.bytes;
-            nvml::free_bytes(nvml, &uuid)
+            nvml::free_bytes(nvml, &nvml::uuid_text(&uuid))
         };
         let free_before = nvml.as_ref().and_then(free_bytes);
         let base = ContextHold::primary(&driver, 0, first.ordinal)?;

@@ -9,10 +9,11 @@ use std::{
 use libloading::os::unix::Library;
 use outboard_api::CUresult;
 use outboard_wire::doc::{
-    NVML_FIELDS, NvmlDevice, NvmlField, NvmlMemory, NvmlPci, NvmlProcess, NvmlSnapshot,
+    self, NVML_FIELDS, NVML_SAMPLES, NvmlDevice, NvmlField, NvmlMemory, NvmlPci, NvmlProcess,
+    NvmlSnapshot,
 };
 
-use super::table::{open_library, symbol_address};
+use super::table::{Driver, open_library, symbol_address};
 use crate::device::Failure;
 
 /// Names the management library, where the loader would find the wrong one.
@@ -84,18 +85,69 @@ const _: () = {
     assert!(size_of::<ProcessInfo>() == 24);
 };
 
+/// The machine's GPUs as the management library sees them. No context is made.
+pub struct Monitor {
+    nvml: Nvml,
+    /// In the order of the driver's numbers.
+    uuids: Vec<String>,
+}
+
+impl Monitor {
+    /// `facts`: an earlier snapshot of the same devices, which saves loading the driver.
+    pub fn open(facts: Option<&NvmlSnapshot>) -> Result<Monitor, Failure> {
+        let uuids = match facts {
+            Some(facts) => facts.devices.iter().map(|d| d.uuid.clone()).collect(),
+            None => {
+                let driver = Driver::load()?;
+                uuids(&driver, 0..driver.cuDeviceGetCount()?)?
+            }
+        };
+        Ok(Monitor {
+            nvml: Nvml::load()?,
+            uuids,
+        })
+    }
+
+    pub fn document(&self, detail: u32) -> Result<Vec<u8>, Failure> {
+        document(&snapshot(&self.nvml, &self.uuids, detail)?)
+    }
+}
+
+/// The UUIDs of the driver's devices, as NVML spells them.
+pub(super) fn uuids(
+    driver: &Driver,
+    ordinals: impl Iterator<Item = i32>,
+) -> Result<Vec<String>, Failure> {
+    ordinals
+        .map(|ordinal| Ok(uuid_text(&driver.cuDeviceGetUuid_v2(ordinal)?.bytes)))
+        .collect()
+}
+
+pub(super) fn document(snapshot: &NvmlSnapshot) -> Result<Vec<u8>, Failure> {
+    doc::to_bytes(snapshot).map_err(|error| {
+        Failure::new(
+            CUresult::CUDA_ERROR_UNKNOWN,
+            format!("the NVML snapshot: {error}"),
+        )
+    })
+}
+
 /// What devices with these UUIDs report now.
-pub(super) fn snapshot(nvml: &Nvml, uuids: &[[u8; 16]]) -> Result<NvmlSnapshot, Failure> {
+pub(super) fn snapshot(
+    nvml: &Nvml,
+    uuids: &[String],
+    detail: u32,
+) -> Result<NvmlSnapshot, Failure> {
     let devices = uuids
         .iter()
         .map(|uuid| {
             let handle = nvml.device(uuid).ok_or_else(|| {
                 Failure::new(
                     CUresult::CUDA_ERROR_NOT_FOUND,
-                    format!("{LIBRARY} does not know {}", uuid_text(uuid)),
+                    format!("{LIBRARY} does not know {uuid}"),
                 )
             })?;
-            Ok(nvml.describe(handle, uuid))
+            Ok(nvml.describe(handle, uuid, detail))
         })
         .collect::<Result<_, Failure>>()?;
     Ok(NvmlSnapshot {
@@ -111,13 +163,13 @@ pub(super) fn snapshot(nvml: &Nvml, uuids: &[[u8; 16]]) -> Result<NvmlSnapshot, 
 }
 
 /// Free memory of a device, where the library says.
-pub(super) fn free_bytes(nvml: &Nvml, uuid: &[u8; 16]) -> Option<u64> {
+pub(super) fn free_bytes(nvml: &Nvml, uuid: &str) -> Option<u64> {
     let handle = nvml.device(uuid)?;
     Some(nvml.memory(handle)?.free_bytes)
 }
 
 /// As NVML and nvidia-smi spell it.
-fn uuid_text(uuid: &[u8; 16]) -> String {
+pub(super) fn uuid_text(uuid: &[u8; 16]) -> String {
     let mut text = String::from("GPU-");
     for (i, byte) in uuid.iter().enumerate() {
         if matches!(i, 4 | 6 | 8 | 10) {
@@ -175,10 +227,10 @@ impl Nvml {
         Some(unsafe { std::mem::transmute_copy(&address) })
     }
 
-    fn device(&self, uuid: &[u8; 16]) -> Option<DeviceHandle> {
+    fn device(&self, uuid: &str) -> Option<DeviceHandle> {
         type Ask = unsafe extern "C" fn(*const c_char, *mut DeviceHandle) -> u32;
         let function = self.function::<Ask>("nvmlDeviceGetHandleByUUID")?;
-        let uuid = CString::new(uuid_text(uuid)).ok()?;
+        let uuid = CString::new(uuid).ok()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: a string with its NUL, room for the answer.
         let status = unsafe { function(uuid.as_ptr(), &mut handle) };
@@ -284,7 +336,7 @@ impl Nvml {
         })
     }
 
-    fn pci(&self, device: DeviceHandle) -> NvmlPci {
+    fn pci(&self, device: DeviceHandle, detail: u32) -> NvmlPci {
         let info = self.one::<PciInfo>(device, "nvmlDeviceGetPciInfo_v3");
         // `nvmlPcieUtilCounter_t`: transmitted, received.
         let throughput = |counter| self.selected(device, "nvmlDeviceGetPcieThroughput", counter);
@@ -295,7 +347,11 @@ impl Nvml {
                 .number(device, "nvmlDeviceGetGpuMaxPcieLinkGeneration"),
             link_width: self.number(device, "nvmlDeviceGetCurrPcieLinkWidth"),
             link_width_max: self.number(device, "nvmlDeviceGetMaxPcieLinkWidth"),
-            throughput_kilobytes_per_s: throughput(0).zip(throughput(1)),
+            throughput_kilobytes_per_s: match detail {
+                // The library watches for 20 ms, twice.
+                NVML_SAMPLES => throughput(0).zip(throughput(1)),
+                _ => None,
+            },
             replays: self.number(device, "nvmlDeviceGetPcieReplayCounter"),
             ..NvmlPci::default()
         };
@@ -381,7 +437,7 @@ impl Nvml {
         (unsafe { function(pid, room.as_mut_ptr(), 256) } == 0).then(|| text(&room))
     }
 
-    fn describe(&self, device: DeviceHandle, uuid: &[u8; 16]) -> NvmlDevice {
+    fn describe(&self, device: DeviceHandle, uuid: &str, detail: u32) -> NvmlDevice {
         let number = |name| self.number(device, name);
         let clocks = |name| [0, 1, 2, 3].map(|kind| self.selected(device, name, kind));
         let utilization = self.one::<[u32; 2]>(device, "nvmlDeviceGetUtilizationRates");
@@ -394,7 +450,7 @@ impl Nvml {
             name: self.text(device, "nvmlDeviceGetName").unwrap_or_default(),
             uuid: self
                 .text(device, "nvmlDeviceGetUUID")
-                .unwrap_or_else(|| uuid_text(uuid)),
+                .unwrap_or_else(|| uuid.into()),
             serial: self.text(device, "nvmlDeviceGetSerial"),
             board_part_number: self.text(device, "nvmlDeviceGetBoardPartNumber"),
             vbios_version: self.text(device, "nvmlDeviceGetVbiosVersion"),
@@ -406,7 +462,7 @@ impl Nvml {
             board_id: number("nvmlDeviceGetBoardId"),
             multi_gpu_board: number("nvmlDeviceGetMultiGpuBoard"),
             module_id: number("nvmlDeviceGetModuleId"),
-            pci: self.pci(device),
+            pci: self.pci(device, detail),
             memory: self.memory(device).unwrap_or_default(),
             bar1_bytes: self
                 .one::<[u64; 3]>(device, "nvmlDeviceGetBAR1MemoryInfo")

@@ -154,10 +154,8 @@ impl Soft {
         _: &mut Cx<'_>,
         _: &messages::NvmlSnapshot,
     ) -> Result<messages::NvmlSnapshotReply<'static>, Failure> {
-        let document = doc::to_bytes(&self.snapshot())
-            .map_err(|e| Failure::new(CUresult::CUDA_ERROR_UNKNOWN, e.to_string()))?;
         Ok(messages::NvmlSnapshotReply {
-            document: Cow::Owned(document),
+            document: Cow::Owned(self.nvml_facts()?),
         })
     }
 }
@@ -201,6 +199,11 @@ fn memory_default() -> u64 {
 }
 
 impl Host for Soft {
+    fn nvml_facts(&mut self) -> Result<Vec<u8>, Failure> {
+        doc::to_bytes(&self.snapshot())
+            .map_err(|e| Failure::new(CUresult::CUDA_ERROR_UNKNOWN, e.to_string()))
+    }
+
     fn cards(&mut self, _: u32) -> Result<Vec<DeviceCard>, Failure> {
         Ok((0..self.used_bytes.len())
             .map(|ordinal| card::card(ordinal, self.memory_bytes, self.threads))

@@ -25,6 +25,8 @@ pub const SPARE_RETRY_MS_MIN: u64 = 1_000;
 pub const SPARE_RETRY_MS_MAX: u64 = 64_000;
 /// How long a spare may take to open its device.
 pub const SPARE_START_MS_MAX: u64 = 120_000;
+/// What the management library says of a server's devices.
+pub const FACTS_BYTES_MAX: u64 = 1 << 20;
 /// A client's name for itself is cut here in the log.
 pub const PROGRAM_CHARS_MAX: usize = 64;
 
@@ -37,7 +39,7 @@ pub(super) const ANSWER_NO: u8 = b'N';
 pub(super) const ANSWER_HAND_OVER: u8 = b'H';
 /// The spare did not take it: the worker keeps its client.
 pub(super) const KEPT: u8 = b'K';
-/// From a spare, and to it: session, contexts to come, and the channel on which the client comes.
+/// From a spare, with what it knows of the devices, and to it: session, contexts to come, and the channel on which the client comes.
 pub(super) const SPARE_READY: u8 = b'R';
 pub(super) const SPARE_TAKE: u8 = b'T';
 /// On the channel between worker and spare: here is the client; it is mine now.

@@ -19,6 +19,7 @@ mod devices;
 mod inherit;
 pub mod limits;
 mod pass_fd;
+mod reporter;
 mod signals;
 mod spares;
 mod worker;
@@ -57,8 +58,8 @@ pub struct ServeOptions {
     pub sessions_max: usize,
     /// Workers kept ready, each with its device open.
     pub spares: usize,
-    /// Arguments with which this executable becomes a worker; `--control` is appended, and `--fd` and `--session`, or
-    /// `--spare`.
+    /// Arguments with which this executable becomes a worker; `--control` is appended, and `--spare`, or `--fd`,
+    /// `--session` and perhaps `--facts`.
     pub worker_args: Vec<OsString>,
 }
 
@@ -272,7 +273,11 @@ impl Supervisor {
             .args(&self.options.worker_args)
             .arg("--session")
             .arg(session.to_string());
-        start(command, vec![("--fd", OwnedFd::from(stream))])
+        let mut fds = vec![("--fd", OwnedFd::from(stream))];
+        if let Some(facts) = self.spares.facts() {
+            fds.push(("--facts", facts.try_clone()?));
+        }
+        start(command, fds)
     }
 
     /// A worker has read its client's hello and asks for a place, or says that no spare took its client.
@@ -312,7 +317,7 @@ impl Supervisor {
         };
         let (max, what) = match purpose {
             Purpose::Session => (self.options.sessions_max, "sessions (--sessions-max)"),
-            Purpose::Query | Purpose::Greeting => (limits::QUERIES_MAX, "queries"),
+            _ => (limits::QUERIES_MAX, "queries"),
         };
         if self.serving(purpose) >= max {
             let peer = &self.workers[at].peer;

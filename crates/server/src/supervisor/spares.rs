@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  supervisor                    spare                         worker of a new connection (no device yet)
-//!      │◄──────── control: "R" ────┤ ready, sleeps                 │ reads the hello
+//!      │◄── control: "R", facts ───┤ ready, sleeps                 │ reads the hello
 //!      │◄──────────────────────────┼────────────── control: "S" ───┤
 //!      ├── control: "T", session, ►│                               │
 //!      │   one end of a channel    │                               │
@@ -17,8 +17,11 @@
 //! says "K", opens a device itself and serves on.
 
 use std::{
-    io::{self, Read as _},
-    os::{fd::AsFd as _, unix::net::UnixStream},
+    io,
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::net::UnixStream,
+    },
     process::{Child, ExitStatus},
     time::{Duration, Instant},
 };
@@ -37,6 +40,8 @@ pub(super) struct Spares {
     /// How long to wait after the next failure.
     retry: Duration,
     id_last: u64,
+    /// What the last one that got ready knew of the devices.
+    facts: Option<OwnedFd>,
 }
 
 struct Spare {
@@ -56,6 +61,7 @@ impl Spares {
             next_at: Instant::now(),
             retry: Duration::from_millis(limits::SPARE_RETRY_MS_MIN),
             id_last: 0,
+            facts: None,
         }
     }
 
@@ -63,6 +69,11 @@ impl Spares {
     pub(super) fn to_come(&self) -> u8 {
         let ready = self.idle.iter().filter(|spare| spare.is_ready).count();
         u8::try_from(self.wanted.saturating_sub(ready)).unwrap_or(u8::MAX)
+    }
+
+    /// What the management library says of the devices.
+    pub(super) fn facts(&self) -> Option<&OwnedFd> {
+        self.facts.as_ref()
     }
 
     /// When something is to be done although nothing is heard.
@@ -115,15 +126,17 @@ impl Spares {
             return;
         };
         let mut word = [0];
-        let heard = spare.control.as_mut().map(|c| c.read(&mut word));
+        let control = spare.control.as_ref();
+        let heard = control.map(|control| pass_fd::receive(control, &mut word));
         match heard {
-            Some(Ok(1)) if word[0] == limits::SPARE_READY && !spare.is_ready => {
+            Some(Ok((1, facts))) if word[0] == limits::SPARE_READY && !spare.is_ready => {
                 debug!(
                     pid = spare.child.id(),
                     "a spare worker is ready after {:.3} s",
                     spare.started.elapsed().as_secs_f64()
                 );
                 spare.is_ready = true;
+                self.facts = facts.or(self.facts.take());
             }
             Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
             // It is about to end; its exit status says more.

@@ -21,6 +21,7 @@ use tracing::{debug, info, info_span, warn};
 use super::{
     devices::{self, DeviceOptions},
     inherit, limits, pass_fd,
+    reporter::{self, Reporter},
 };
 use crate::{
     device::{Device, Failure},
@@ -38,6 +39,8 @@ pub struct WorkerOptions {
     pub control: RawFd,
     /// The client's socket and its session; without one the worker is a spare.
     pub client: Option<(RawFd, u64)>,
+    /// A file of what the management library says of the devices.
+    pub facts: Option<RawFd>,
     pub device: DeviceOptions,
     /// Where module images are kept between sessions.
     pub cache: Option<PathBuf>,
@@ -98,6 +101,12 @@ fn run_fresh(
     };
     let opened = match client.hello.purpose {
         Purpose::Greeting => Ok(None),
+        Purpose::Management => {
+            let facts = options.facts.map(inherit::take).transpose()?;
+            Ok(Some(
+                Box::new(Reporter::new(&options.device, facts)) as Box<dyn Device>
+            ))
+        }
         Purpose::Session | Purpose::Query => devices::open(&options.device, false).map(Some),
     };
     let welcomed = opened.and_then(|mut device| {
@@ -117,7 +126,17 @@ fn run_spare(options: &WorkerOptions, mut control: UnixStream) -> io::Result<()>
     let mut device = devices::open(&options.device, true)
         .and_then(|mut device| device.prepare().map(|()| device))
         .map_err(io::Error::other)?;
-    control.write_all(&[limits::SPARE_READY])?;
+    let facts = device
+        .nvml_facts()
+        .map_err(io::Error::other)
+        .and_then(|document| reporter::seal_facts(&document));
+    match facts {
+        Ok(facts) => pass_fd::send(&control, &[limits::SPARE_READY], facts.as_fd())?,
+        Err(error) => {
+            debug!(%error, "the management library says nothing");
+            control.write_all(&[limits::SPARE_READY])?;
+        }
+    }
     let mut word = [0; SPARE_TAKE_BYTES];
     let (len, channel) = pass_fd::receive(&control, &mut word)?;
     let Some(channel) = channel else {
@@ -239,7 +258,7 @@ fn ask_for_a_place(
     let lost = |e: io::Error| Error::Refused(format!("the server is stopping ({e})"));
     let question = match purpose {
         Purpose::Session => limits::ASK_SESSION,
-        Purpose::Query | Purpose::Greeting => limits::ASK_QUERY,
+        _ => limits::ASK_QUERY,
     };
     control.set_read_timeout(Some(timeout)).map_err(lost)?;
     control.write_all(&[question]).map_err(lost)?;

@@ -2,6 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+/// What a snapshot must have: what stays as it is (names, sizes, limits), from whenever; ...
+pub const NVML_FACTS: u32 = 0;
+/// ... also what changes (clocks, memory in use, processes), as it is now; ...
+pub const NVML_NOW: u32 = 1;
+/// ... also what is measured over a time: a counter of PCIe's takes 20 ms.
+pub const NVML_SAMPLES: u32 = 2;
+
 /// The answer to `nvml_snapshot`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct NvmlSnapshot {
@@ -143,7 +150,7 @@ pub struct NvmlPci {
     pub link_generation_device_max: Option<u32>,
     pub link_width: Option<u32>,
     pub link_width_max: Option<u32>,
-    /// Kilobytes a second sent and received by the GPU.
+    /// Kilobytes a second sent and received by the GPU: one of [`NVML_SAMPLES`].
     pub throughput_kilobytes_per_s: Option<(u32, u32)>,
     pub replays: Option<u32>,
 }

@@ -405,7 +405,11 @@ fn cards_and_the_management_library() {
     );
     assert_eq!(attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT), Some(3));
     assert_eq!(attribute(0), None);
-    let (_, reply) = c.send(&Request::NvmlSnapshot(m::NvmlSnapshot {})).unwrap();
+    let (_, reply) = c
+        .send(&Request::NvmlSnapshot(m::NvmlSnapshot {
+            detail: doc::NVML_NOW,
+        }))
+        .unwrap();
     let reply = m::NvmlSnapshotReply::decode(&mut Reader::new(&reply)).unwrap();
     let snapshot: doc::NvmlSnapshot = doc::from_bytes(&reply.document).unwrap();
     assert_eq!(snapshot.devices.len(), 2);
