@@ -26,7 +26,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         };
         writeln!(
             out,
-            "impl<'a> Op<'a> for {name}{life} {{ const NUMBER: u16 = {number}; const ANSWER: Answer = Answer::{answer}; type Reply<'r> = {name}Reply{reply_life}; }}"
+            "impl<'a> Op<'a> for {name}{life} {{ const NUMBER: u16 = {number}; const ANSWER: Answer = Answer::{answer}; type Reply<'r> = {name}Reply{reply_life};\n{} }}",
+            head(&op.fields)?
         )?;
     }
     writeln!(
@@ -200,6 +201,31 @@ fn message(
         names.join(", ")
     )?;
     Ok(())
+}
+
+/// The encoder of all but the data, for a message that ends in data.
+fn head(fields: &[Field]) -> Result<String, Box<dyn Error>> {
+    let mut out = String::new();
+    let (mut variable, scalars): (Vec<&Field>, Vec<&Field>) =
+        fields.iter().partition(|f| f.ty == Type::Bytes);
+    if variable.pop_if(|last| last.name == "data").is_none() {
+        return Ok(out);
+    }
+    writeln!(
+        out,
+        "    const HAS_DATA: bool = true;\n    fn encode_head(&self, w: &mut Writer<'_>) -> Result<Option<&'a [u8]>, EncodeError> {{"
+    )?;
+    for f in &scalars {
+        writeln!(out, "        w.put(&self.{}.to_le_bytes())?;", f.name)?;
+    }
+    for f in &variable {
+        writeln!(out, "        w.bytes(self.{})?;", f.name)?;
+    }
+    writeln!(
+        out,
+        "        w.put(&(self.data.len() as u32).to_le_bytes())?;\n        Ok(Some(self.data))\n    }}"
+    )?;
+    Ok(out)
 }
 
 fn rust_type(ty: Type) -> &'static str {

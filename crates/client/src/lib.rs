@@ -25,6 +25,7 @@ mod exit;
 mod guard;
 mod helpers;
 mod integrity;
+mod landing;
 mod log;
 mod notes;
 mod optimise;

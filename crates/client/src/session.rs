@@ -17,16 +17,21 @@ use std::{
 };
 
 use outboard_api::CUresult;
-use outboard_link::{Kind, Link, Receiver, Sender, Wait, Waker};
+use outboard_link::{Frame, Kind, Link, Place, Receiver, Segment, Sender, Wait, Waker};
 use outboard_wire::{
     Message, Op, Reader,
-    frame::{ReplyHeader, decode_reply, encode_request, request_len},
+    frame::{
+        REPLY_DATA_AT, ReplyHeader, copied_to, decode_reply, encode_request, encode_request_head,
+        request_len,
+    },
+    limits::PLACED_BYTES_MIN,
     messages::Note,
 };
 use parking_lot::{Condvar, Mutex};
 
 use self::batch::Batch;
-use crate::{log, notes, optimise, state::Word, stats};
+pub(crate) use crate::landing::{Landing, Rows, Sink};
+use crate::{landing::landed, log, notes, optimise, state::Word, stats};
 
 /// How long a thread looks at the GPU's word before it sleeps, where there are cores to spare: as long as the driver's own
 /// waits do, nearly. The longer a wait, the less it matters how late it ends.
@@ -35,6 +40,8 @@ const WATCH_US_MAX: u64 = 5_000;
 const WATCH_FEW_CORES_US_MAX: u64 = 20;
 /// Looks at the word for each look at the link.
 const WATCH_LOOKS: u32 = 64;
+/// What is in front of a message's data, at most; where it is longer the data is copied along.
+const DATA_HEAD_BYTES_MAX: usize = 512;
 /// How long a thread that waits behind the leading one sleeps before it looks for itself.
 const FOLLOW_MS_MAX: u64 = 100;
 /// How long the leading thread reads before it looks whether it should go on.
@@ -67,39 +74,9 @@ pub(crate) struct Session {
 struct Expected {
     group: Arc<Group>,
     sink: Sink,
+    /// Its bytes are arriving, and what completes the group is the [`Landed`] that they go to.
+    is_landing: bool,
 }
-
-/// Where an answer's bytes go.
-pub(crate) enum Sink {
-    /// To the waiting thread.
-    Group,
-    /// Straight into the program's memory: `width` bytes a row, rows `pitch` apart.
-    Memory(Landing),
-    /// Nowhere: the message of this name would not have been answered at the top level. An error is the fault that it
-    /// would have been there.
-    Nowhere(&'static str),
-}
-
-/// Memory of the program that an answer is copied into.
-pub(crate) struct Landing {
-    pub(crate) address: *mut u8,
-    pub(crate) rows: Rows,
-    /// Nobody waits: an error becomes a fault of the session.
-    pub(crate) detached: bool,
-}
-
-/// How packed bytes lie in the program's memory.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Rows {
-    pub(crate) width: usize,
-    pub(crate) height: usize,
-    pub(crate) depth: usize,
-    pub(crate) pitch: usize,
-    pub(crate) slice_pitch: usize,
-}
-
-// SAFETY: the program keeps the memory of a copy alive until the copy is complete, as the driver API asks of it.
-unsafe impl Send for Landing {}
 
 /// One or several answers that somebody waits for together.
 pub(crate) struct Group {
@@ -162,7 +139,7 @@ impl Group {
         self.state.lock().left += 1;
     }
 
-    fn complete(&self, result: Result<Vec<u8>, CUresult>) {
+    pub(crate) fn complete(&self, result: Result<Vec<u8>, CUresult>) {
         let mut state = self.state.lock();
         state.left = state.left.saturating_sub(1);
         match result {
@@ -261,6 +238,7 @@ impl Session {
             Expected {
                 group: group.clone(),
                 sink,
+                is_landing: false,
             },
         );
         self.send(token, context, message).inspect_err(|_| {
@@ -380,7 +358,7 @@ impl Session {
 
     fn take_in(&self, receiver: &mut Receiver) {
         loop {
-            match receiver.recv(Wait::Poll) {
+            match receiver.recv_placed(Wait::Poll, &mut |head, len| self.place(head, len)) {
                 Ok(Some(frame)) => {
                     let delivered = self.deliver(frame);
                     if delivered.is_err() {
@@ -492,10 +470,8 @@ impl Session {
     /// Reads for everybody until `enough`.
     fn lead(&self, receiver: &mut Receiver, enough: impl Fn() -> bool) {
         while !enough() {
-            let received = receiver.recv(Wait::Until(
-                Instant::now() + Duration::from_millis(LEAD_MS_MAX),
-            ));
-            match received {
+            let wait = Wait::Until(Instant::now() + Duration::from_millis(LEAD_MS_MAX));
+            match receiver.recv_placed(wait, &mut |head, len| self.place(head, len)) {
                 Ok(Some(frame)) => {
                     let delivered = self.deliver(frame);
                     if delivered.is_err() {
@@ -533,8 +509,25 @@ impl Session {
         }
     }
 
-    fn deliver(&self, frame: &[u8]) -> Result<(), CUresult> {
-        let (header, mut reader) = decode_reply(frame).map_err(|error| self.lost(error))?;
+    /// Where a long answer is received to: a copy's plain destination.
+    fn place(&self, head: &[u8], len: usize) -> Option<Place> {
+        let token = copied_to(head, len)?;
+        let mut waiters = self.waiters.lock();
+        let expected = waiters.get_mut(&token)?;
+        let Sink::Memory(landing) = &expected.sink else {
+            return None;
+        };
+        let memory = landing.whole(len - REPLY_DATA_AT, &expected.group)?;
+        expected.is_landing = true;
+        Some(Place {
+            skip: REPLY_DATA_AT,
+            memory: Box::new(memory),
+        })
+    }
+
+    fn deliver(&self, frame: Frame<'_>) -> Result<(), CUresult> {
+        let Frame { head, tail } = frame;
+        let (header, mut reader) = decode_reply(head).map_err(|error| self.lost(error))?;
         if header.note != 0 {
             let note = Note::decode(header.note, &mut reader).map_err(|error| self.lost(error))?;
             notes::take(self, note);
@@ -547,7 +540,7 @@ impl Session {
             )));
         };
         let lands = matches!(expected.sink, Sink::Memory(_));
-        let settled = self.settle(header, reader, frame, expected);
+        let settled = self.settle(header, reader, tail, expected);
         if lands {
             self.landing.fetch_sub(1, Ordering::AcqRel);
         }
@@ -558,7 +551,7 @@ impl Session {
         &self,
         header: ReplyHeader,
         mut reader: Reader<'_>,
-        frame: &[u8],
+        tail: Option<Box<dyn Segment>>,
         expected: Expected,
     ) -> Result<(), CUresult> {
         if header.status != 0 {
@@ -581,15 +574,19 @@ impl Session {
             return Ok(());
         }
         match expected.sink {
-            Sink::Group => expected
-                .group
-                .complete(Ok(frame[frame.len() - reader.left()..].to_vec())),
+            Sink::Group => expected.group.complete(Ok(reader.rest().to_vec())),
             Sink::Nowhere(_) => expected.group.complete(Ok(Vec::new())),
             Sink::Memory(landing) => {
-                let data = reader
-                    .bytes("copied data")
-                    .map_err(|error| self.lost(error))?;
-                let result = landing.land(data);
+                let result = match tail {
+                    // It is where it belongs.
+                    Some(tail) => landed(tail),
+                    None => {
+                        let data = reader
+                            .bytes("copied data")
+                            .map_err(|error| self.lost(error))?;
+                        landing.land(data)
+                    }
+                };
                 if landing.detached {
                     self.attended();
                 }
@@ -616,6 +613,14 @@ impl Session {
         let len = request_len(message);
         let mut sender = self.sender.lock();
         let sent = (|| {
+            if M::HAS_DATA && len >= PLACED_BYTES_MIN && !self.shares_memory() {
+                let mut room = [0; DATA_HEAD_BYTES_MAX];
+                if let Some((head, data)) = encode_request_head(&mut room, token, context, message)
+                {
+                    sender.send(&[&room[..head], data])?;
+                    return sender.flush();
+                }
+            }
             let room = sender.reserve(len)?;
             encode_request(&mut room[..len], token, context, message)
                 .map_err(|_| outboard_link::Error::Misuse("a message longer than it said"))?;
@@ -651,7 +656,8 @@ impl Session {
                 "the session with the GPU server is lost: {why}"
             ));
             let expected: Vec<Expected> = self.waiters.lock().drain().map(|(_, e)| e).collect();
-            for one in expected {
+            // Memory that the kernel may be filling is not the program's before that is over.
+            for one in expected.into_iter().filter(|one| !one.is_landing) {
                 one.group
                     .complete(Err(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE));
             }
@@ -676,42 +682,4 @@ fn watch_max() -> Duration {
     } else {
         WATCH_US_MAX
     })
-}
-
-impl Landing {
-    /// Lays packed rows out in the program's memory.
-    fn land(&self, data: &[u8]) -> Result<(), CUresult> {
-        let Rows {
-            width,
-            height,
-            depth,
-            pitch,
-            slice_pitch,
-        } = self.rows;
-        if data.len() != width * height * depth {
-            return Err(CUresult::CUDA_ERROR_UNKNOWN);
-        }
-        if width == 0 {
-            return Ok(());
-        }
-        for (index, row) in data.chunks_exact(width).enumerate() {
-            let offset = index / height * slice_pitch + index % height * pitch;
-            // SAFETY: the program gave this memory for the copy and keeps it until the copy is complete.
-            unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), self.address.add(offset), width) };
-        }
-        Ok(())
-    }
-}
-
-impl Rows {
-    /// Plain memory.
-    pub(crate) fn contiguous(bytes: usize) -> Rows {
-        Rows {
-            width: bytes,
-            height: 1,
-            depth: 1,
-            pitch: bytes,
-            slice_pitch: bytes,
-        }
-    }
 }

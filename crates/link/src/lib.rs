@@ -17,6 +17,7 @@
 //!   [`Sender::commit`] publishes it. Over tcp frames leave at [`Sender::flush`].
 //! * [`Receiver::recv`] yields frames in place. Over shm the bytes lie in memory that the peer can still write: a
 //!   decoder copies every scalar out once, and checks the copy.
+//! * [`Receiver::recv_placed`] receives long frames into memory of the caller's: pinned memory, a copy's destination.
 //! * A peer that dies is noticed by whoever waits for it, within
 //!   [`PEER_DEATH_MS_MAX`](outboard_wire::limits::PEER_DEATH_MS_MAX) on one host, and within
 //!   [`PEER_VANISHED_MS_MAX`](outboard_wire::limits::PEER_VANISHED_MS_MAX) when a host disappears without a word.
@@ -36,6 +37,8 @@ mod error;
 mod link;
 #[cfg(not(loom))]
 mod listener;
+#[cfg(not(loom))]
+mod place;
 pub mod shm;
 #[cfg(not(loom))]
 mod spin;
@@ -53,6 +56,7 @@ pub use crate::{
     endpoint::{Endpoint, EndpointError, Host},
     link::{Closer, Kind, Link, Receiver, Sender, Wait, Waker},
     listener::{Listener, connect},
+    place::{Frame, Place, Placer, Segment},
     stream::{Peer, Stream},
 };
 pub use error::Error;

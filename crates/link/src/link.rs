@@ -8,7 +8,11 @@ use std::{
 
 use outboard_wire::limits::FRAME_BYTES_MAX;
 
-use crate::{Error, shm, tcp};
+use crate::{
+    Error,
+    place::{Frame, Placer},
+    shm, tcp,
+};
 
 /// A kind of link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -191,6 +195,25 @@ impl Receiver {
         match self {
             Self::Shm(receiver) => receiver.recv(wait),
             Self::Tcp(receiver) => receiver.recv(wait),
+        }
+    }
+
+    /// As [`recv`](Receiver::recv), but a long frame goes where `place` says, straight from the kernel, if this kind of
+    /// link receives at all: over shm frames lie in the ring already, and `place` is never asked.
+    ///
+    /// A frame that has begun to be placed goes on there with the next call, whatever that call's `place`.
+    #[inline]
+    pub fn recv_placed(
+        &mut self,
+        wait: Wait,
+        place: &mut Placer<'_>,
+    ) -> Result<Option<Frame<'_>>, Error> {
+        match self {
+            Self::Shm(receiver) => {
+                let frame = receiver.recv(wait)?;
+                Ok(frame.map(|head| Frame { head, tail: None }))
+            }
+            Self::Tcp(receiver) => receiver.recv_placed(wait, place),
         }
     }
 

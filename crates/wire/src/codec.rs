@@ -17,6 +17,16 @@ pub trait Op<'a>: Message<'a> {
     const NUMBER: u16;
     const ANSWER: Answer;
     type Reply<'r>: Message<'r>;
+    /// Whether the message ends in `data`.
+    const HAS_DATA: bool = false;
+
+    /// For a message that ends in `data`: lays out all that is in front of the data, whose length is the last of it, and
+    /// gives the data, to be sent from where it lies.
+    #[inline]
+    fn encode_head(&self, w: &mut Writer<'_>) -> Result<Option<&'a [u8]>, EncodeError> {
+        let _ = w;
+        Ok(None)
+    }
 }
 
 /// The peer sent bytes that are no message.
@@ -89,11 +99,21 @@ impl<'w> Writer<'w> {
 #[derive(Debug, Clone)]
 pub struct Reader<'a> {
     left: &'a [u8],
+    /// What the last byte field holds, where that was received elsewhere.
+    tail: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
     pub fn new(bytes: &'a [u8]) -> Reader<'a> {
-        Reader { left: bytes }
+        Reader {
+            left: bytes,
+            tail: &[],
+        }
+    }
+
+    /// A frame in two parts: the second is what its last byte field holds.
+    pub fn split(head: &'a [u8], tail: &'a [u8]) -> Reader<'a> {
+        Reader { left: head, tail }
     }
 
     #[inline]
@@ -113,6 +133,9 @@ impl<'a> Reader<'a> {
     #[inline]
     pub fn bytes(&mut self, message: &'static str) -> Result<&'a [u8], DecodeError> {
         let len = u32::from_le_bytes(self.take(message)?) as usize;
+        if self.left.is_empty() && len == self.tail.len() {
+            return Ok(std::mem::take(&mut self.tail));
+        }
         if len > self.left.len() {
             return Err(DecodeError::Truncated {
                 message,
@@ -125,14 +148,19 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
+    /// All that was not read yet, of a frame in one part.
+    pub fn rest(&self) -> &'a [u8] {
+        self.left
+    }
+
     /// Bytes not yet read.
     pub fn left(&self) -> usize {
-        self.left.len()
+        self.left.len() + self.tail.len()
     }
 
     /// Everything must have been read.
     pub fn end(&self) -> Result<(), DecodeError> {
-        match self.left.len() {
+        match self.left() {
             0 => Ok(()),
             left => Err(DecodeError::TrailingBytes { left }),
         }

@@ -1,6 +1,9 @@
 //! The sixteen bytes in front of every message. A link carries whole frames; how it marks their ends is its own affair.
 
-use crate::codec::{DecodeError, EncodeError, Op, Reader, Writer};
+use crate::{
+    codec::{DecodeError, EncodeError, Message as _, Op, Reader, Writer},
+    messages::{CopyBoxIn, CopyIn},
+};
 
 pub const HEADER_BYTES: usize = 16;
 
@@ -96,8 +99,141 @@ pub fn encode_request<'a, M: Op<'a>>(
     message.encode(&mut w)
 }
 
+/// As [`encode_request`] for a message that ends in data, without the data: the length of what is in front of it, and
+/// the data. `None` for all other messages, and where `room` is too short.
+#[inline]
+pub fn encode_request_head<'a, M: Op<'a>>(
+    room: &mut [u8],
+    token: u32,
+    context: u64,
+    message: &M,
+) -> Option<(usize, &'a [u8])> {
+    let len = room.len();
+    let mut w = Writer::new(room);
+    let header = RequestHeader {
+        op: M::NUMBER,
+        reserved: 0,
+        token,
+        context,
+    };
+    header.encode(&mut w).ok()?;
+    let data = message.encode_head(&mut w).ok()??;
+    Some((len - w.left(), data))
+}
+
+/// Where the data of a copy to the device begins in its frame of `len` bytes, which starts with `head`. `None` for all
+/// other messages, and for one whose data does not end where the frame does.
+pub fn copied_data_at(head: &[u8], len: usize) -> Option<usize> {
+    let mut r = Reader::new(head);
+    match RequestHeader::decode(&mut r).ok()?.op {
+        // dst and stream
+        CopyIn::NUMBER => r.take::<16>(CopyIn::NAME).map(drop).ok()?,
+        // stream and desc
+        CopyBoxIn::NUMBER => {
+            r.take::<8>(CopyBoxIn::NAME).ok()?;
+            r.bytes(CopyBoxIn::NAME).map(drop).ok()?;
+        }
+        _ => return None,
+    }
+    let data_len = u32::from_le_bytes(r.take(CopyIn::NAME).ok()?) as usize;
+    let at = head.len() - r.left();
+    (at + data_len == len).then_some(at)
+}
+
+/// Where the data of a successful answer that consists of data begins in its frame.
+pub const REPLY_DATA_AT: usize = HEADER_BYTES + 4;
+
+/// Whose answer a frame of `len` bytes is that starts with `head` and consists of data. `None` for all other frames.
+pub fn copied_to(head: &[u8], len: usize) -> Option<u32> {
+    let (header, mut r) = decode_reply(head).ok()?;
+    let data_len = u32::from_le_bytes(r.take("an answer").ok()?) as usize;
+    let is_data = header.note == 0 && header.status == 0 && REPLY_DATA_AT + data_len == len;
+    is_data.then_some(header.token)
+}
+
 /// A frame from the server: its header, and a reader over what follows.
 pub fn decode_reply(frame: &[u8]) -> Result<(ReplyHeader, Reader<'_>), DecodeError> {
     let mut r = Reader::new(frame);
     Ok((ReplyHeader::decode(&mut r)?, r))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::messages::{HostWrite, Request};
+
+    fn framed<'a, M: Op<'a>>(message: &M) -> Vec<u8> {
+        let mut frame = vec![0; request_len(message)];
+        encode_request(&mut frame, 3, 5, message).unwrap();
+        frame
+    }
+
+    #[test]
+    fn a_request_in_two_parts_is_the_one_in_one_part() {
+        let data = &[9; 300][..];
+        let copy = CopyIn {
+            dst: 1,
+            stream: 2,
+            data,
+        };
+        let copy_box = CopyBoxIn {
+            stream: 2,
+            desc: b"a box",
+            data,
+        };
+        let (mut room, mut box_room) = ([0; 100], [0; 100]);
+        let head = encode_request_head(&mut room, 3, 5, &copy).unwrap();
+        let box_head = encode_request_head(&mut box_room, 3, 5, &copy_box).unwrap();
+        for (whole, room, (at, tail)) in [
+            (framed(&copy), room, head),
+            (framed(&copy_box), box_room, box_head),
+        ] {
+            assert_eq!(tail, data);
+            assert_eq!(copied_data_at(&whole[..100], whole.len()), Some(at));
+            assert_eq!(copied_data_at(&whole[..100], whole.len() + 1), None);
+            assert_eq!(copied_data_at(&whole[..at - 1], whole.len()), None);
+            let decode = |mut r: Reader<'_>| {
+                let header = RequestHeader::decode(&mut r).unwrap();
+                let request = Request::decode(header.op, &mut r).map(|r| format!("{r:?}"));
+                r.end().and(request)
+            };
+            let expected = decode(Reader::new(&whole));
+            assert!(expected.is_ok());
+            assert_eq!(decode(Reader::split(&room[..at], tail)), expected);
+            // Data of another length than was announced, or none.
+            assert!(decode(Reader::split(&room[..at], &tail[1..])).is_err());
+            assert!(decode(Reader::new(&room[..at])).is_err());
+            assert!(decode(Reader::split(&whole, tail)).is_err());
+        }
+        assert_eq!(encode_request_head(&mut [0; 35], 3, 5, &copy), None);
+        let fence = crate::messages::Ping {};
+        assert_eq!(encode_request_head(&mut [0; 100], 3, 5, &fence), None);
+        // Where it lies at the server is nobody's choice.
+        let write = framed(&HostWrite { va: 1, data });
+        assert_eq!(copied_data_at(&write, write.len()), None);
+    }
+
+    #[test]
+    fn an_answer_of_data_is_told_from_all_others() {
+        let frame = |note: u16, status: u32, data_len: u32| {
+            let header = ReplyHeader {
+                note,
+                reserved: 0,
+                token: 7,
+                status,
+                reserved2: 0,
+            };
+            let mut frame = vec![0; REPLY_DATA_AT];
+            header.encode(&mut Writer::new(&mut frame)).unwrap();
+            frame[HEADER_BYTES..].copy_from_slice(&data_len.to_le_bytes());
+            frame
+        };
+        let len = REPLY_DATA_AT + 100;
+        assert_eq!(copied_to(&frame(0, 0, 100), len), Some(7));
+        assert_eq!(copied_to(&frame(1, 0, 100), len), None);
+        assert_eq!(copied_to(&frame(0, 700, 100), len), None);
+        assert_eq!(copied_to(&frame(0, 0, 99), len), None);
+        assert_eq!(copied_to(&frame(0, 0, u32::MAX), len), None);
+        assert_eq!(copied_to(&frame(0, 0, 100)[..REPLY_DATA_AT - 1], len), None);
+    }
 }

@@ -29,7 +29,12 @@ pub const SPIN_FEW_CORES_NS_MAX: u64 = 20_000;
 /// Buffered bytes past which a tcp link sends without being asked.
 pub const TCP_SEND_BUFFER_BYTES: usize = 256 << 10;
 /// What a tcp link receives at once, if no longer frame is on its way.
-pub const TCP_RECEIVE_BUFFER_BYTES: usize = 256 << 10;
+pub const TCP_RECEIVE_BUFFER_BYTES: usize = 32 << 10;
+/// A received frame at least this long may be placed in memory of the receiver's choice; what is shorter is copied there
+/// faster than a call into the kernel takes.
+pub const PLACED_BYTES_MIN: usize = 16 << 10;
+/// As much of a frame's start is known, at least, when its place is asked for.
+pub const PLACED_HEAD_BYTES: usize = 256;
 /// The largest ring that a client maps for a server.
 pub const RING_BYTES_MAX: usize = 64 << 20;
 /// File descriptors that were received and nobody has asked for yet.

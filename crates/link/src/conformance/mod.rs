@@ -3,6 +3,7 @@
 
 pub mod frames;
 pub mod liveness;
+pub mod placed;
 pub mod processes;
 
 use std::{
@@ -172,6 +173,13 @@ macro_rules! conformance_suite {
             many_small_frames
             back_pressure_holds_the_sender_back
             both_directions_at_once
+        );
+        $crate::conformance_suite!(@placed $fixture;
+            long_frames_are_placed_and_short_ones_are_not
+            a_placed_frame_goes_on_in_a_later_call
+            a_peer_that_goes_away_in_a_placed_frame
+            a_place_that_does_not_fit_is_refused
+            back_pressure_holds_while_frames_are_kept
         );
         $crate::conformance_suite!(@liveness $fixture;
             what_was_sent_before_the_end_is_delivered

@@ -21,11 +21,12 @@ use rustix::{
 };
 
 use super::{
-    deframer::{Deframer, PREFIX_BYTES},
+    deframer::{Deframer, PREFIX_BYTES, Parts},
     liveness::{self, Watch},
 };
 use crate::{
     Error, Wait,
+    place::{Frame, Placer},
     spin::{self, Spin},
     sys,
 };
@@ -70,6 +71,7 @@ impl Connection {
             },
             receiver: Receiver {
                 deframer: Deframer::new(),
+                joined: Vec::new(),
                 spin: Spin::new(),
                 watch: Watch::default(),
                 shared,
@@ -192,6 +194,8 @@ impl Drop for Sender {
 /// The receiving half of a tcp link.
 pub struct Receiver {
     deframer: Deframer,
+    /// A frame that was begun by [`recv_placed`](Self::recv_placed) and is wanted in one piece.
+    joined: Vec<u8>,
     spin: Spin,
     watch: Watch,
     shared: Arc<Shared>,
@@ -200,12 +204,44 @@ pub struct Receiver {
 impl Receiver {
     #[inline]
     pub(crate) fn recv(&mut self, wait: Wait) -> Result<Option<&[u8]>, Error> {
+        let Some(Parts { head, tail }) = self.next(wait, &mut |_, _| None)? else {
+            return Ok(None);
+        };
+        let Some(tail) = tail else {
+            return Ok(Some(self.deframer.bytes(head)));
+        };
+        self.joined.clear();
+        self.joined.extend_from_slice(self.deframer.bytes(head));
+        self.joined.extend_from_slice(tail.bytes());
+        Ok(Some(&self.joined))
+    }
+
+    #[inline]
+    pub(crate) fn recv_placed(
+        &mut self,
+        wait: Wait,
+        place: &mut Placer<'_>,
+    ) -> Result<Option<Frame<'_>>, Error> {
+        let Some(Parts { head, tail }) = self.next(wait, place)? else {
+            return Ok(None);
+        };
+        let head = self.deframer.bytes(head);
+        Ok(Some(Frame { head, tail }))
+    }
+
+    #[inline]
+    fn next(&mut self, wait: Wait, place: &mut Placer<'_>) -> Result<Option<Parts>, Error> {
         loop {
-            if let Some(range) = self.deframer.next()? {
-                return Ok(Some(self.deframer.bytes(range)));
+            if let Some(parts) = self.deframer.next(place)? {
+                return Ok(Some(parts));
             }
-            if !self.fill(wait)? {
-                return Ok(None);
+            match self.fill(wait) {
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                Err(error) => {
+                    self.deframer.fail();
+                    return Err(error);
+                }
             }
         }
     }

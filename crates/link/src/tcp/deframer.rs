@@ -1,41 +1,92 @@
-//! Frames out of a stream of bytes, in place. Does no I/O.
+//! Frames out of a stream of bytes, in place, or long ones into memory of the caller's. Does no I/O.
 
 use std::ops::Range;
 
-use outboard_wire::limits::{FRAME_BYTES_MAX, TCP_RECEIVE_BUFFER_BYTES};
+use outboard_wire::limits::{
+    FRAME_BYTES_MAX, PLACED_BYTES_MIN, PLACED_HEAD_BYTES, TCP_RECEIVE_BUFFER_BYTES,
+};
 
-use crate::Error;
+use crate::{
+    Error,
+    place::{Place, Placer, Segment},
+};
 
 /// The length before each frame.
 pub(crate) const PREFIX_BYTES: usize = 4;
+/// What is taken in behind a long frame: the start of the next, which is likely to be placed, too, and not more of it.
+const PEEK_BYTES: usize = 2 * PLACED_HEAD_BYTES;
 
 /// Bytes that have come in and are not yet handed out as frames.
 pub(crate) struct Deframer {
     buffer: Vec<u8>,
     /// What has come in and was not handed out.
     filled: Range<usize>,
+    /// The frame that is being received elsewhere.
+    placed: Option<Placed>,
+    /// The frame at the front stays in the buffer: that was asked.
+    is_asked: bool,
+    /// The frame handed out last was a long one.
+    was_long: bool,
+    placed_min: usize,
+    head_min: usize,
+}
+
+struct Placed {
+    head: Range<usize>,
+    memory: Box<dyn Segment>,
+    filled: usize,
+    want: usize,
+}
+
+/// Where a complete frame lies.
+pub(crate) struct Parts {
+    pub(crate) head: Range<usize>,
+    pub(crate) tail: Option<Box<dyn Segment>>,
 }
 
 impl Deframer {
     pub(crate) fn new() -> Self {
+        Self::with_limits(PLACED_BYTES_MIN, PLACED_HEAD_BYTES)
+    }
+
+    fn with_limits(placed_min: usize, head_min: usize) -> Self {
         Self {
-            buffer: vec![0; TCP_RECEIVE_BUFFER_BYTES],
+            buffer: vec![0; 2 * TCP_RECEIVE_BUFFER_BYTES],
             filled: 0..0,
+            placed: None,
+            is_asked: false,
+            was_long: false,
+            placed_min,
+            head_min,
         }
     }
 
     /// Where the next frame lies, if it is complete.
     #[inline]
-    pub(crate) fn next(&mut self) -> Result<Option<Range<usize>>, Error> {
+    pub(crate) fn next(&mut self, place: &mut Placer<'_>) -> Result<Option<Parts>, Error> {
+        if self.placed.is_some() {
+            return Ok(self.next_placed());
+        }
         let Some(len) = self.frame_len()? else {
             return Ok(None);
         };
+        if len >= self.placed_min && !self.is_asked {
+            self.ask(len, place)?;
+            if self.placed.is_some() {
+                return Ok(self.next_placed());
+            }
+        }
         if self.filled.len() < PREFIX_BYTES + len {
             return Ok(None);
         }
         let start = self.filled.start + PREFIX_BYTES;
         self.filled.start = start + len;
-        Ok(Some(start..start + len))
+        self.is_asked = false;
+        self.was_long = len >= self.placed_min;
+        Ok(Some(Parts {
+            head: start..start + len,
+            tail: None,
+        }))
     }
 
     #[inline]
@@ -43,11 +94,22 @@ impl Deframer {
         &self.buffer[range]
     }
 
-    /// Room for more bytes, at least as many as the frame at the front lacks; to be called when [`next`](Self::next)
-    /// has none. The buffer grows for a long frame that was announced, and never beyond the longest that is allowed.
+    /// Room for more bytes; to be called when [`next`](Self::next) has none. The buffer grows for a long frame that was
+    /// announced, and never beyond the longest that is allowed.
     pub(crate) fn room(&mut self) -> Result<&mut [u8], Error> {
-        let frame = self.frame_len()?.unwrap_or(0);
-        let need = (PREFIX_BYTES + frame).max(TCP_RECEIVE_BUFFER_BYTES);
+        let frame = self.frame_len()?;
+        if let Some(placed) = &mut self.placed {
+            return Ok(&mut placed.memory.room()[placed.filled..]);
+        }
+        let need = match frame {
+            // Its start tells where it goes.
+            Some(len) if len >= self.placed_min && !self.is_asked => PEEK_BYTES,
+            Some(len) if len >= self.placed_min => PREFIX_BYTES + len + PEEK_BYTES,
+            _ if self.was_long => PEEK_BYTES,
+            Some(len) => (PREFIX_BYTES + len).max(TCP_RECEIVE_BUFFER_BYTES),
+            None => TCP_RECEIVE_BUFFER_BYTES,
+        }
+        .max(self.filled.len() + 1);
         if self.filled.is_empty() {
             self.filled = 0..0;
         } else if self.filled.start > 0 && self.buffer.len() - self.filled.start < need {
@@ -55,19 +117,30 @@ impl Deframer {
             self.buffer.copy_within(self.filled.clone(), 0);
             self.filled = 0..self.filled.len();
         }
-        if self.buffer.len() - self.filled.start < need {
-            self.buffer.resize(self.filled.start + need, 0);
+        let end = self.filled.start + need;
+        if self.buffer.len() < end {
+            self.buffer.resize(end, 0);
         }
-        Ok(&mut self.buffer[self.filled.end..])
+        Ok(&mut self.buffer[self.filled.end..end])
     }
 
     /// The first `len` bytes of the room were filled.
     pub(crate) fn filled(&mut self, len: usize) {
-        self.filled.end = (self.filled.end + len).min(self.buffer.len());
+        match &mut self.placed {
+            Some(placed) => placed.filled += len,
+            None => self.filled.end = (self.filled.end + len).min(self.buffer.len()),
+        }
     }
 
     /// What the end of the stream means here.
     pub(crate) fn end(&self) -> Error {
+        if let Some(placed) = &self.placed {
+            let head = PREFIX_BYTES + placed.head.len();
+            return Error::Truncated {
+                have: head + placed.filled,
+                want: head + placed.want,
+            };
+        }
         let have = self.filled.len();
         match self.frame_len() {
             _ if have == 0 => Error::Closed,
@@ -77,6 +150,50 @@ impl Deframer {
             },
             Err(error) => error,
         }
+    }
+
+    /// The stream has failed: memory that was being filled goes back to whoever gave it.
+    pub(crate) fn fail(&mut self) {
+        self.placed = None;
+    }
+
+    /// Asks where the long frame at the front goes, once enough of it has come in.
+    fn ask(&mut self, len: usize, place: &mut Placer<'_>) -> Result<(), Error> {
+        let start = self.filled.start + PREFIX_BYTES;
+        let have = start..self.filled.end.min(start + len);
+        if have.len() < self.head_min {
+            return Ok(());
+        }
+        self.is_asked = true;
+        let Some(Place { skip, mut memory }) = place(&self.buffer[have.clone()], len) else {
+            return Ok(());
+        };
+        let room = memory.room();
+        if skip > have.len() || skip + room.len() != len {
+            return Err(Error::Misuse("a place that does not fit the frame"));
+        }
+        let early = &self.buffer[start + skip..have.end];
+        room[..early.len()].copy_from_slice(early);
+        let filled = early.len();
+        self.filled.start = have.end;
+        self.placed = Some(Placed {
+            head: start..start + skip,
+            memory,
+            filled,
+            want: len - skip,
+        });
+        Ok(())
+    }
+
+    fn next_placed(&mut self) -> Option<Parts> {
+        let Placed { head, memory, .. } =
+            self.placed.take_if(|placed| placed.filled == placed.want)?;
+        self.is_asked = false;
+        self.was_long = true;
+        Some(Parts {
+            head,
+            tail: Some(memory),
+        })
     }
 
     fn frame_len(&self) -> Result<Option<usize>, Error> {
@@ -95,18 +212,44 @@ impl Deframer {
     }
 }
 
-/// Fuzz target: a stream that arrives in pieces, whose sizes are the even bytes of `data`.
+/// Plain memory.
+impl Segment for Vec<u8> {
+    fn room(&mut self) -> &mut [u8] {
+        self
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}
+
+/// Fuzz target: a stream that arrives in pieces, whose sizes are the even bytes of `data`; of the frames that count as
+/// long some are placed, as their bytes say.
 ///
 /// # Panics
 ///
 /// When frames come out differently from how a straightforward reader sees the same bytes.
 pub fn fuzz_deframer(data: &[u8]) {
-    let mut deframer = Deframer::new();
+    const PLACED_MIN: usize = 8;
+    const HEAD_MIN: usize = 4;
+    let mut deframer = Deframer::with_limits(PLACED_MIN, HEAD_MIN);
+    let mut place = |head: &[u8], len: usize| {
+        assert!(len >= PLACED_MIN && (HEAD_MIN..=len).contains(&head.len()));
+        let skip = usize::from(head[0]).min(HEAD_MIN);
+        head[1].is_multiple_of(2).then(|| Place {
+            skip,
+            memory: Box::new(vec![0; len - skip]),
+        })
+    };
     let mut frames = Vec::new();
     let mut rest = data;
     let outcome = loop {
-        match deframer.next() {
-            Ok(Some(range)) => frames.push(deframer.bytes(range).to_vec()),
+        match deframer.next(&mut place) {
+            Ok(Some(parts)) => {
+                let mut frame = deframer.bytes(parts.head).to_vec();
+                frame.extend(parts.tail.iter().flat_map(|tail| tail.bytes()));
+                frames.push(frame);
+            }
             Ok(None) if rest.is_empty() => break deframer.end(),
             Ok(None) => match deframer.room() {
                 Ok(room) => {

@@ -1,8 +1,9 @@
 //! What a session asks of a device.
 
-use std::{fmt, os::fd::OwnedFd};
+use std::{fmt, os::fd::OwnedFd, sync::Arc};
 
 use outboard_api::CUresult;
+use outboard_link::Segment;
 use outboard_wire::{
     Message,
     codec::Writer,
@@ -39,6 +40,12 @@ pub trait Host: Send {
     fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8]));
     /// Whether host functions are queued, so that the session must keep looking for them.
     fn awaits_host_calls(&self) -> bool;
+    /// Memory for just `len` bytes of data that are about to be received, which the message then brings as
+    /// [`Cx::placed`]: a device that copies from there need not take the bytes over. `None`: memory of the session's.
+    fn room(&mut self, len: usize) -> Option<Box<dyn Segment>> {
+        let _ = len;
+        None
+    }
 }
 
 /// What a message comes with beside its fields.
@@ -46,6 +53,8 @@ pub struct Cx<'s> {
     /// The context current for the calling thread; 0 where none is.
     pub context: u64,
     pub images: &'s mut ImageStore,
+    /// What the message's data lies in, if the device gave it: [`Host::room`].
+    pub placed: Option<&'s Arc<dyn Segment>>,
     /// Takes a file descriptor that the client sent beside its messages.
     pub fds: &'s mut dyn FnMut(u64) -> Result<OwnedFd, Failure>,
     /// Hands host functions that streams have reached to the client, and collects those that it has run: for a device

@@ -1,12 +1,13 @@
 //! Copies between device memory, host memory of both sides and messages.
 
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 
 use outboard_api::{
     CUresult,
     cuda::{CUDA_MEMCPY3D, CUarray},
     enums::{CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_UNIFIED},
 };
+use outboard_link::Segment;
 use outboard_wire::{
     doc::{self, BoxEnd, CopyBox},
     messages,
@@ -17,8 +18,8 @@ use super::{
     addresses::{Span, rows},
     board::NOT_WANTED,
     calls::CheckedBox,
-    host_memory::{Part, Pinned},
-    staging::SlotWait,
+    host_memory::Pinned,
+    staging::{Slot, SlotWait},
     table::real,
 };
 use crate::device::{Cx, Failure, Pending};
@@ -114,12 +115,8 @@ impl Nvidia {
         if self.capturing(stream)? {
             return self.send_captured(cx, stream, data, submit);
         }
-        let mut slot = self.slot(cx, data.len())?;
-        slot.fill(data);
-        if let Err(failure) = submit(self, slot.span(data.len()), stream) {
-            self.staging.put(slot);
-            return Err(failure);
-        }
+        let slot = self.filled_slot(cx, data)?;
+        submit(self, span(&slot)?, stream)?;
         let hold = self.stream_hold(stream_id)?;
         match hold.mark(stream) {
             Ok(mark) => self.staging.put_busy(stream, mark, slot),
@@ -130,6 +127,21 @@ impl Nvidia {
             }
         }
         Ok(())
+    }
+
+    /// The slot that the data was received into, or another one with a copy of it.
+    fn filled_slot(&mut self, cx: &Cx<'_>, data: &[u8]) -> Result<Arc<Slot>, Failure> {
+        if let Some(placed) = cx.placed
+            && std::ptr::eq(placed.bytes(), data)
+        {
+            let placed: Arc<dyn Any + Send + Sync> = placed.clone();
+            if let Ok(slot) = placed.downcast() {
+                return Ok(slot);
+            }
+        }
+        let mut slot = self.slot(cx, data.len())?;
+        slot.room().copy_from_slice(data);
+        Ok(Arc::new(slot))
     }
 
     /// A captured copy reads its data at every launch of the graph, which therefore owns it.
@@ -164,11 +176,8 @@ impl Nvidia {
         let stream = self.real_stream(stream_id)?;
         self.refuse_capturing(stream, "a copy to the client's unshared memory")?;
         let len = usize::try_from(len).unwrap_or(usize::MAX);
-        let slot = self.slot(cx, len)?;
-        if let Err(failure) = submit(self, slot.span(len), stream) {
-            self.staging.put(slot);
-            return Err(failure);
-        }
+        let slot = Arc::new(self.slot(cx, len)?);
+        submit(self, span(&slot)?, stream)?;
         let hold = self.stream_hold(stream_id)?;
         let mark = match self.watched_mark(&hold, stream, NOT_WANTED) {
             Ok(mark) => mark,
@@ -180,12 +189,25 @@ impl Nvidia {
         Ok(Box::new(SlotWait {
             staging: self.staging.clone(),
             stream,
-            len,
             copy: Some((mark, slot)),
         }))
     }
 
-    fn slot(&mut self, cx: &Cx<'_>, len: usize) -> Result<Part, Failure> {
+    /// Memory for data about to be received. When too much of it is in use already, the session's own memory takes the
+    /// data, and the copy waits for a slot: a message in front of it may be what frees one.
+    pub(super) fn slot_for_data(&mut self, len: usize) -> Option<Box<dyn Segment>> {
+        let slot = match self.staging.take(len, false).ok()? {
+            Some(slot) => slot,
+            None if self.staging.may_grow() => {
+                self.enter_base().ok()?;
+                self.staging.grow(len).ok()?
+            }
+            None => return None,
+        };
+        Some(Box::new(slot))
+    }
+
+    fn slot(&mut self, cx: &Cx<'_>, len: usize) -> Result<Slot, Failure> {
         let patient = !self.host_calls.is_outstanding();
         if let Some(slot) = self.staging.take(len, patient)? {
             return Ok(slot);
@@ -304,6 +326,12 @@ impl Nvidia {
             }),
         }
     }
+}
+
+/// Never fails: a slot has its memory until it is dropped.
+fn span(slot: &Slot) -> Result<Span, Failure> {
+    slot.span()
+        .ok_or_else(|| Failure::new(CUresult::CUDA_ERROR_UNKNOWN, "a slot without memory"))
 }
 
 struct End {

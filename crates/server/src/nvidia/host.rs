@@ -8,6 +8,7 @@ use outboard_api::{
         CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
     },
 };
+use outboard_link::Segment;
 use outboard_wire::{
     doc::{DeviceCard, NVML_NOW},
     messages,
@@ -25,6 +26,10 @@ use crate::device::{Cx, Failure, Host};
 const RESERVE_BYTES: u64 = 256 << 20;
 
 impl Host for Nvidia {
+    fn room(&mut self, len: usize) -> Option<Box<dyn Segment>> {
+        self.slot_for_data(len)
+    }
+
     fn prepare(&mut self) -> Result<(), Failure> {
         self.cards(0)?;
         self.reserve_window()?;

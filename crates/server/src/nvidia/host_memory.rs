@@ -427,16 +427,19 @@ impl Part {
         }
     }
 
-    pub(super) fn fill(&mut self, data: &[u8]) {
-        let len = data.len().min(self.len);
-        // SAFETY: inside the block; no copy of the GPU reads it: a part is handed out after its mark.
+    pub(super) fn bytes_mut(&mut self, len: usize) -> &mut [u8] {
+        // SAFETY: as above, and nobody else has this part.
         unsafe {
-            ptr::copy_nonoverlapping(
-                data.as_ptr(),
+            std::slice::from_raw_parts_mut(
                 self.block.start.as_ptr().add(self.offset),
-                len,
-            );
+                len.min(self.len),
+            )
         }
+    }
+
+    pub(super) fn fill(&mut self, data: &[u8]) {
+        let room = self.bytes_mut(data.len());
+        room.copy_from_slice(&data[..room.len()]);
     }
 }
 

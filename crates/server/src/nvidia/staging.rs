@@ -2,14 +2,16 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
 use outboard_api::CUresult;
+use outboard_link::Segment;
 use rustc_hash::FxHashMap;
 
 use super::{
+    addresses::Span,
     board::WatchedMark,
     host_memory::{Part, Pinned},
     owned::{ContextHold, Mark},
@@ -43,6 +45,7 @@ fn class_bytes(class: usize) -> usize {
 }
 
 pub(super) struct Staging {
+    this: Weak<Staging>,
     hold: Arc<ContextHold>,
     slots: Mutex<Slots>,
 }
@@ -51,7 +54,7 @@ pub(super) struct Staging {
 struct Slots {
     free: [Vec<Part>; CLASSES],
     /// Slots with the marks behind their copies, in the order of each stream.
-    busy: FxHashMap<real::Stream, VecDeque<(Mark, Part)>>,
+    busy: FxHashMap<real::Stream, VecDeque<(Mark, Arc<Slot>)>>,
     bytes: usize,
 }
 
@@ -71,7 +74,10 @@ impl Slots {
                 .front()
                 .is_some_and(|(mark, _)| mark.reached().unwrap_or(true))
             {
-                if let Some((_, part)) = queue.pop_front()
+                // Whoever else still looks at a slot gives it back when dropping it.
+                if let Some((_, slot)) = queue.pop_front()
+                    && let Some(mut slot) = Arc::into_inner(slot)
+                    && let Some(part) = slot.part.take()
                     && let Some(class) = class(part.len())
                 {
                     free[class].push(part);
@@ -84,26 +90,26 @@ impl Slots {
 
 impl Staging {
     pub(super) fn new(base: &Arc<ContextHold>) -> Arc<Staging> {
-        Arc::new(Staging {
+        Arc::new_cyclic(|this| Staging {
+            this: this.clone(),
             hold: base.clone(),
             slots: Mutex::new(Slots::default()),
         })
     }
 
-    /// A slot of at least `len` bytes. `patient`: whether it may wait for one.
+    /// A slot of `len` bytes. `patient`: whether it may wait for one.
     ///
     /// Answers `None` where memory must be pinned first: [`Staging::grow`] does, in the base context.
-    pub(super) fn take(&self, len: usize, patient: bool) -> Result<Option<Part>, Failure> {
+    pub(super) fn take(&self, len: usize, patient: bool) -> Result<Option<Slot>, Failure> {
         let class = class(len).ok_or_else(|| too_long(len))?;
         let start = Instant::now();
         loop {
             let mut slots = self.slots();
-            if let Some(part) = slots.free[class].pop() {
-                return Ok(Some(part));
+            if slots.free[class].is_empty() {
+                slots.reap();
             }
-            slots.reap();
             if let Some(part) = slots.free[class].pop() {
-                return Ok(Some(part));
+                return Ok(Some(self.slot(part, len)));
             }
             let waited = start.elapsed() > Duration::from_millis(STAGING_WAIT_MS_MAX);
             if slots.bytes < STAGING_BYTES_SOFT_MAX || !patient || waited || slots.busy.is_empty() {
@@ -114,8 +120,13 @@ impl Staging {
         }
     }
 
+    /// Whether more may be pinned for data that could as well lie elsewhere.
+    pub(super) fn may_grow(&self) -> bool {
+        self.slots().bytes < STAGING_BYTES_SOFT_MAX
+    }
+
     /// Pins more memory, and answers a slot of it. The base context must be current.
-    pub(super) fn grow(&self, len: usize) -> Result<Part, Failure> {
+    pub(super) fn grow(&self, len: usize) -> Result<Slot, Failure> {
         let class = class(len).ok_or_else(|| too_long(len))?;
         let bytes = class_bytes(class).max(BLOCK_BYTES);
         if self.slots().bytes + bytes > STAGING_BYTES_MAX {
@@ -129,25 +140,67 @@ impl Staging {
         slots.bytes += bytes;
         let part = parts.pop().ok_or_else(|| too_long(len))?;
         parts.into_iter().for_each(|part| slots.put(part));
-        Ok(part)
+        Ok(self.slot(part, len))
     }
 
-    /// Takes a slot back that no copy uses.
-    pub(super) fn put(&self, part: Part) {
-        self.slots().put(part);
-    }
-
-    /// Takes a slot back when the mark behind its copy is reached.
-    pub(super) fn put_busy(&self, stream: real::Stream, mark: Mark, part: Part) {
+    /// Keeps a slot until the mark behind its copy is reached.
+    pub(super) fn put_busy(&self, stream: real::Stream, mark: Mark, slot: Arc<Slot>) {
         self.slots()
             .busy
             .entry(stream)
             .or_default()
-            .push_back((mark, part));
+            .push_back((mark, slot));
+    }
+
+    fn slot(&self, part: Part, len: usize) -> Slot {
+        Slot {
+            staging: self.this.clone(),
+            part: Some(part),
+            len,
+        }
     }
 
     fn slots(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Pinned memory for one copy; goes back to its pool when dropped.
+pub(super) struct Slot {
+    staging: Weak<Staging>,
+    /// There until dropped.
+    part: Option<Part>,
+    len: usize,
+}
+
+impl Slot {
+    /// For the driver's copies.
+    pub(super) fn span(&self) -> Option<Span> {
+        self.part.as_ref().map(|part| part.span(self.len))
+    }
+}
+
+/// What is received into it needs no other place.
+impl Segment for Slot {
+    fn room(&mut self) -> &mut [u8] {
+        let len = self.len;
+        self.part
+            .as_mut()
+            .map_or(&mut [], |part| part.bytes_mut(len))
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.part.as_ref().map_or(&[], |part| part.bytes(self.len))
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some(part) = self.part.take()
+            && let Some(staging) = self.staging.upgrade()
+        {
+            staging.slots().put(part);
+        }
     }
 }
 
@@ -162,9 +215,8 @@ fn too_long(len: usize) -> Failure {
 pub(super) struct SlotWait {
     pub(super) staging: Arc<Staging>,
     pub(super) stream: real::Stream,
-    pub(super) len: usize,
     /// Both there until dropped.
-    pub(super) copy: Option<(WatchedMark, Part)>,
+    pub(super) copy: Option<(WatchedMark, Arc<Slot>)>,
 }
 
 impl Wait for SlotWait {
@@ -176,15 +228,15 @@ impl Wait for SlotWait {
     }
 
     fn data(&self) -> Option<&[u8]> {
-        self.copy.as_ref().map(|(_, part)| part.bytes(self.len))
+        self.copy.as_ref().map(|(_, slot)| slot.bytes())
     }
 }
 
 impl Drop for SlotWait {
     fn drop(&mut self) {
-        if let Some((mark, part)) = self.copy.take() {
+        if let Some((mark, slot)) = self.copy.take() {
             // A client that went away leaves before its copy is done.
-            self.staging.put_busy(self.stream, mark.into_mark(), part);
+            self.staging.put_busy(self.stream, mark.into_mark(), slot);
         }
     }
 }

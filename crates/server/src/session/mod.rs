@@ -41,15 +41,16 @@ use std::{
     cell::RefCell,
     collections::VecDeque,
     num::NonZeroU64,
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use outboard_api::CUresult;
-use outboard_link::{Link, Receiver, Wait};
+use outboard_link::{Link, Place, Receiver, Segment, Wait};
 use outboard_wire::{
     DecodeError, Message as _, Op as _, Reader,
-    frame::RequestHeader,
+    frame::{RequestHeader, copied_data_at},
     handshake::Purpose,
     limits::CHUNK_BYTES_MAX,
     messages::{HostCallNote, HostFuncDone, HostPagesNote, Ping, PrintNote},
@@ -206,16 +207,21 @@ impl Session<'_> {
     fn take_message(&mut self, wait: Wait) -> Result<bool, End> {
         // What came while a message was executed goes first.
         let early = self.early.pop_front();
-        let frame = match &early {
-            Some(frame) => frame.as_slice(),
-            None => match self.receiver.recv(wait)? {
-                Some(frame) => frame,
-                None => return Ok(false),
-            },
+        let (frame, placed): (&[u8], Option<Arc<dyn Segment>>) = match &early {
+            Some(frame) => (frame, None),
+            None => {
+                let (device, purpose) = (&mut *self.device, self.purpose);
+                let mut place = |head: &[u8], len| place(device, purpose, head, len);
+                match self.receiver.recv_placed(wait, &mut place)? {
+                    Some(frame) => (frame.head, frame.tail.map(Arc::from)),
+                    None => return Ok(false),
+                }
+            }
         };
+        let data = placed.as_ref().map_or(&[][..], |placed| placed.bytes());
         // Between two messages that follow each other at once lies nothing worth another look at the clock.
         let start = self.looked_at.take().unwrap_or_else(Instant::now);
-        let mut r = Reader::new(frame);
+        let mut r = Reader::split(frame, data);
         let header = RequestHeader::decode(&mut r).map_err(|why| End::Malformed { op: 0, why })?;
         if execute::is_fence(header.op) {
             // The client may see the device's word before our answer: it must then have all faults.
@@ -226,7 +232,7 @@ impl Session<'_> {
                 .map_err(|why| End::Malformed { op: header.op, why })?;
             return self.answer_ping(header, start).map(|()| true);
         }
-        let frame_len = frame.len();
+        let frame_len = frame.len() + data.len();
         self.reply.clear();
         let result = if execute::is_bulk(header.op) {
             // Used where it lies: data only, which the client may alter meanwhile at its own cost.
@@ -234,6 +240,7 @@ impl Session<'_> {
             let mut cx = Cx {
                 context: header.context,
                 images: &mut self.images,
+                placed: placed.as_ref(),
                 fds: &mut no_fds,
                 service: &mut |_, _| {},
             };
@@ -273,6 +280,7 @@ impl Session<'_> {
             let mut cx = Cx {
                 context: header.context,
                 images: &mut self.images,
+                placed: None,
                 fds: &mut fds,
                 service: &mut service,
             };
@@ -422,6 +430,16 @@ impl Session<'_> {
         self.outbox.flush()?;
         Ok(true)
     }
+}
+
+/// Where a long frame goes: the data of a copy to the device into memory that the device copies from.
+fn place(device: &mut dyn Device, purpose: Purpose, head: &[u8], len: usize) -> Option<Place> {
+    if purpose != Purpose::Session {
+        return None;
+    }
+    let skip = copied_data_at(head, len)?;
+    let memory = device.room(len - skip)?;
+    Some(Place { skip, memory })
 }
 
 /// Answers what has been found ready.

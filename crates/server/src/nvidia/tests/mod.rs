@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use outboard_link::Segment;
 use outboard_wire::messages::{self, Request};
 
 use super::*;
@@ -71,6 +72,8 @@ struct Client {
     images: ImageStore,
     context: u64,
     base: u64,
+    /// What the next message's data lies in.
+    placed: Option<Arc<dyn Segment>>,
 }
 
 impl Client {
@@ -82,6 +85,7 @@ impl Client {
             images: ImageStore::new(None),
             context: 0,
             base,
+            placed: None,
         };
         client.done(Request::ContextCreate(messages::ContextCreate {
             context: CONTEXT,
@@ -106,6 +110,7 @@ impl Client {
         let mut cx = Cx {
             context: self.context,
             images: &mut self.images,
+            placed: self.placed.as_ref(),
             fds,
             service: &mut |_, _| {},
         };
@@ -168,6 +173,58 @@ fn the_quota_is_what_is_free_when_the_client_is_there() {
     device.memory_bytes = Some(300 * MIB);
     let cards = crate::device::Host::cards(&mut device, 1).expect("cards");
     assert_eq!(cards[0].quota_bytes, 300 * MIB);
+}
+
+#[test]
+fn data_is_copied_from_where_it_was_received() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let va = client.map(0, 4 * MIB);
+    let mut places = Vec::new();
+    for round in 0..20u8 {
+        let len = 1 << 20;
+        let mut room = crate::device::Host::room(&mut client.device, len).expect("room");
+        room.room().fill(round);
+        let placed: Arc<dyn Segment> = Arc::from(room);
+        let place = placed.bytes().as_ptr().addr();
+        client.placed = Some(placed.clone());
+        client.done(Request::CopyIn(messages::CopyIn {
+            dst: va,
+            stream: 0,
+            data: placed.bytes(),
+        }));
+        // The GPU's copy keeps it.
+        client.placed = None;
+        assert_eq!(Arc::strong_count(&placed), 2);
+        drop(placed);
+        if !places.contains(&place) {
+            places.push(place);
+        }
+        let mut out = client.wait(Request::CopyOut(messages::CopyOut {
+            src: va,
+            len: 1000,
+            stream: 0,
+        }));
+        assert_eq!(out.ready(), Ok(true));
+        assert_eq!(out.data(), Some(&[round; 1000][..]));
+    }
+    // Four slots are pinned at a time, and used again once the copy is done.
+    assert_eq!(places.len(), 4);
+    // A part of it is as good as any memory.
+    let mut room = crate::device::Host::room(&mut client.device, 20_000).expect("room");
+    room.room().fill(77);
+    let placed: Arc<dyn Segment> = Arc::from(room);
+    client.placed = Some(placed.clone());
+    client.done(Request::CopyIn(messages::CopyIn {
+        dst: va,
+        stream: 0,
+        data: &placed.bytes()[1..],
+    }));
+    client.placed = None;
+    assert_eq!(Arc::strong_count(&placed), 1);
+    assert!(crate::device::Host::room(&mut client.device, usize::MAX).is_none());
+    drop((placed, client));
+    assert_eq!(fake.ask("fake_live", 0), 0);
 }
 
 #[test]

@@ -10,7 +10,19 @@ fn malformed_messages_end_the_session_with_the_reason() {
         frame[..2].copy_from_slice(&op.to_le_bytes());
         frame
     };
-    let cases: [(Vec<u8>, &str); 6] = [
+    // A long copy to the device that says its data has `len` bytes.
+    let copy_in = |len: u32, data: usize| {
+        let fields = [0; 16];
+        let mut frame = [
+            &header(messages::CopyIn::NUMBER)[..],
+            &fields,
+            &len.to_le_bytes(),
+        ]
+        .concat();
+        frame.resize(frame.len() + data, 7);
+        frame
+    };
+    let cases: [(Vec<u8>, &str); 9] = [
         (vec![1], "ends inside"),
         (header(ping)[..15].to_vec(), "ends inside"),
         (header(60_000), "no message has the number 60000"),
@@ -21,6 +33,9 @@ fn malformed_messages_end_the_session_with_the_reason() {
             [header(messages::HostWrite::NUMBER), vec![0xff; 12]].concat(),
             "ends inside",
         ),
+        (copy_in(20_001, 20_000), "ends inside"),
+        (copy_in(19_999, 20_000), "1 bytes follow"),
+        (copy_in(u32::MAX, 20_000), "ends inside"),
     ];
     for (frame, reason) in cases {
         for mut client in [Client::shm(), Client::tcp()] {
@@ -203,6 +218,7 @@ fn no_bytes_make_the_decoder_panic() {
         let mut cx = Cx {
             context: random(),
             images: &mut images,
+            placed: None,
             fds: &mut fds,
             service: &mut |_, _| {},
         };

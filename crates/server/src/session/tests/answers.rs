@@ -33,6 +33,58 @@ fn data_of_earlier_copies_precedes_a_fence_over_every_link() {
 }
 
 #[test]
+fn data_for_the_device_is_received_where_the_device_wants_it() {
+    for (mut client, is_tcp) in [(Client::tcp(), true), (Client::shm(), false)] {
+        client.board.done.store(1, SeqCst);
+        let mut placed = 0;
+        for (number, len) in [1, 20_000, 300_000, ROOM_BYTES_MAX, 1 << 20, 16_384]
+            .into_iter()
+            .enumerate()
+        {
+            let data: Vec<u8> = (0..len).map(|i| (i * 7 + number) as u8).collect();
+            let is_box = number % 2 == 1;
+            let dst = match is_box {
+                true => {
+                    let (stream, desc) = (0, &[7; 150][..]);
+                    client.send(
+                        0,
+                        &messages::CopyBoxIn {
+                            stream,
+                            desc,
+                            data: &data,
+                        },
+                    );
+                    150
+                }
+                false => {
+                    let (dst, stream) = (9, 0);
+                    client.send(
+                        0,
+                        &messages::CopyIn {
+                            dst,
+                            stream,
+                            data: &data,
+                        },
+                    );
+                    9
+                }
+            };
+            client.fence(1, 0);
+            let answer = client.recv();
+            let Note::HostPages(pages) = answer.note() else {
+                panic!("{answer:?}");
+            };
+            assert_eq!(pages.va, dst);
+            assert!(pages.data == data, "the data of {len} bytes");
+            assert!(client.recv().is_answer_to(1));
+            placed += usize::from(is_tcp && (16_384..=ROOM_BYTES_MAX).contains(&len));
+            assert_eq!(client.board.placed.load(SeqCst), placed, "{len} bytes");
+        }
+        client.leave();
+    }
+}
+
+#[test]
 fn a_copy_that_becomes_ready_while_the_list_is_looked_at_is_answered_first() {
     /// Becomes ready when it is asked for the `after`th time.
     struct Late(u32);

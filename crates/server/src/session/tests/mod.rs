@@ -35,6 +35,7 @@ use outboard_wire::{
 use super::*;
 use crate::device::{Device, Failure, Host, Pending, Wait as DeviceWait};
 
+const ROOM_BYTES_MAX: usize = 900_000;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What the test and the device share.
@@ -49,6 +50,8 @@ struct Board {
     /// Host functions that the client has run.
     host_funcs_done: AtomicU64,
     awaits_host_calls: AtomicBool,
+    /// Copies to the device whose data lay in memory that the device gave.
+    placed: AtomicUsize,
 }
 
 /// Streams are numbers; the work on stream n is done once the board says n + 1.
@@ -127,12 +130,38 @@ impl Host for Fake {
         }
     }
 
+    /// Of what is longer than this there is none.
+    fn room(&mut self, len: usize) -> Option<Box<dyn Segment>> {
+        (len <= ROOM_BYTES_MAX).then(|| Box::new(vec![0u8; len]) as Box<dyn Segment>)
+    }
+
     fn awaits_host_calls(&self) -> bool {
         self.board.awaits_host_calls.load(SeqCst)
     }
 }
 
 impl Device for Fake {
+    /// The data comes back as pages that kernels have written.
+    fn copy_in(&mut self, cx: &mut Cx<'_>, m: &messages::CopyIn<'_>) -> Result<(), Failure> {
+        if cx
+            .placed
+            .is_some_and(|placed| std::ptr::eq(placed.bytes(), m.data))
+        {
+            self.board.placed.fetch_add(1, SeqCst);
+        }
+        self.pages.push((m.dst, m.data.to_vec()));
+        Ok(())
+    }
+
+    fn copy_box_in(&mut self, cx: &mut Cx<'_>, m: &messages::CopyBoxIn<'_>) -> Result<(), Failure> {
+        let m = messages::CopyIn {
+            dst: m.desc.len() as u64,
+            stream: m.stream,
+            data: m.data,
+        };
+        self.copy_in(cx, &m)
+    }
+
     fn fence_context(
         &mut self,
         cx: &mut Cx<'_>,

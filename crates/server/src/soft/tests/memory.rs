@@ -275,6 +275,7 @@ fn shared_files_are_the_same_memory() {
         let mut cx = Cx {
             context: CONTEXT,
             images: &mut c.images,
+            placed: None,
             fds: &mut fds,
             service: &mut |_, _| {},
         };

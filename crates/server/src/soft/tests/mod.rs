@@ -80,6 +80,7 @@ impl Client {
         let mut cx = Cx {
             context: CONTEXT,
             images: &mut self.images,
+            placed: None,
             fds: &mut fds,
             service: &mut |_, _| {},
         };

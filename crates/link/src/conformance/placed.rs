@@ -1,0 +1,263 @@
+//! Long frames received into memory of the caller's.
+
+use std::{
+    cell::Cell,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use outboard_wire::limits::{FRAME_BYTES_MAX, PLACED_BYTES_MIN, PLACED_HEAD_BYTES};
+
+use super::{
+    Fixture, check_frame, expect_end, expect_frame, interesting_lens, pair, random_numbers, send,
+    soon, write_frame,
+};
+use crate::{Error, Kind, Listener, Place, Receiver, Sender, Wait, connect, place::Segment};
+
+/// Memory that counts itself.
+struct Counted {
+    bytes: Vec<u8>,
+    alive: Arc<AtomicUsize>,
+}
+
+impl Counted {
+    fn boxed(len: usize, alive: &Arc<AtomicUsize>) -> Box<Counted> {
+        alive.fetch_add(1, Ordering::Relaxed);
+        Box::new(Counted {
+            bytes: vec![0; len],
+            alive: Arc::clone(alive),
+        })
+    }
+}
+
+impl Segment for Counted {
+    fn room(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.alive.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A sender of raw bytes, and the receiving end of the link, over tcp; nothing over shm, where nothing is placed.
+fn raw_to_receiver(fixture: &impl Fixture) -> Option<(crate::Stream, (Sender, Receiver))> {
+    let listener = Listener::bind(&fixture.endpoint()).expect("to listen");
+    let endpoint = listener.endpoint().clone();
+    let raw = thread::spawn(move || connect(&endpoint, super::PATIENCE).expect("to connect"));
+    let (stream, _) = listener.accept(Some(soon())).expect("a client");
+    let raw = raw.join().expect("the client's thread");
+    (stream.kind() == Kind::Tcp)
+        .then(|| fixture.wrap(stream.into_link_server().expect("a link")))
+        .map(|link| (raw, link.split()))
+}
+
+fn raw_frame(number: u64, len: usize) -> Vec<u8> {
+    let mut bytes = (len as u32).to_le_bytes().to_vec();
+    bytes.resize(4 + len, 0);
+    write_frame(&mut bytes[4..], number);
+    bytes
+}
+
+pub fn long_frames_are_placed_and_short_ones_are_not(fixture: &impl Fixture) {
+    let ((mut to_client, _keep), (_keep_too, mut from_server)) = pair(fixture);
+    let mut lens = interesting_lens();
+    let mut random = random_numbers(5);
+    lens.extend((0..200).map(|_| 1 + random() as usize % FRAME_BYTES_MAX));
+    lens.extend([PLACED_BYTES_MIN - 1, PLACED_BYTES_MIN]);
+    let sent = lens.clone();
+    let sender = thread::spawn(move || {
+        for (number, &len) in sent.iter().enumerate() {
+            let mut frame = vec![0; len];
+            write_frame(&mut frame, number as u64);
+            // Some leave together, some in parts.
+            to_client.send(&[&frame]).expect("to send");
+            if number % 3 == 0 {
+                to_client.flush().expect("to flush");
+            }
+        }
+        to_client.flush().expect("to flush");
+        to_client
+    });
+    let alive = Arc::default();
+    let mut kept = Vec::new();
+    for (number, &len) in lens.iter().enumerate() {
+        let mut asked = false;
+        let wanted = random() % 4;
+        let skip = random() as usize % PLACED_HEAD_BYTES;
+        let mut place = |head: &[u8], announced: usize| {
+            assert!(!asked, "asked twice about frame {number}");
+            asked = true;
+            assert_eq!(announced, len);
+            assert!((PLACED_HEAD_BYTES..=len).contains(&head.len()));
+            let mut start = vec![0; len];
+            write_frame(&mut start, number as u64);
+            assert!(start.starts_with(head));
+            (wanted > 0).then(|| Place {
+                skip,
+                memory: Counted::boxed(len - skip, &alive),
+            })
+        };
+        let frame = from_server
+            .recv_placed(Wait::Until(soon()), &mut place)
+            .expect("a frame")
+            .expect("a frame in time");
+        assert_eq!(frame.bytes(), len);
+        let is_placed = frame.tail.is_some();
+        let whole = [frame.head, frame.tail.as_ref().map_or(&[], |t| t.bytes())].concat();
+        check_frame(&whole, number as u64);
+        kept.extend(frame.tail.map(|tail| (whole, tail)));
+        let is_tcp = from_server.kind() == Kind::Tcp;
+        assert_eq!(asked, is_tcp && len >= PLACED_BYTES_MIN);
+        assert_eq!(is_placed, asked && wanted > 0);
+    }
+    drop(sender.join());
+    expect_end(&mut from_server);
+    // What was kept has not changed since.
+    assert_eq!(alive.load(Ordering::Relaxed), kept.len());
+    for (whole, tail) in &kept {
+        assert!(whole.ends_with(tail.bytes()));
+    }
+    drop(kept);
+    assert_eq!(alive.load(Ordering::Relaxed), 0);
+}
+
+pub fn a_placed_frame_goes_on_in_a_later_call(fixture: &impl Fixture) {
+    const LEN: usize = 100_000;
+    let Some((mut raw, (_sender, mut receiver))) = raw_to_receiver(fixture) else {
+        return;
+    };
+    let alive = Arc::default();
+    for (number, step) in [(0, 60_000), (1, 257), (2, LEN)] {
+        let bytes = raw_frame(number, LEN);
+        let asked = Cell::new(0);
+        let mut seen = 0;
+        for part in bytes[..bytes.len() - 1].chunks(step) {
+            raw.write_all_deadline(part, soon()).expect("to write");
+            seen += part.len();
+            let mut place = |_: &[u8], len: usize| {
+                asked.set(asked.get() + 1);
+                Some(Place {
+                    skip: 20,
+                    memory: Counted::boxed(len - 20, &alive),
+                })
+            };
+            // Until it has been asked about.
+            loop {
+                let frame = receiver
+                    .recv_placed(Wait::Poll, &mut place)
+                    .expect("no end");
+                assert!(frame.is_none());
+                if seen < PLACED_HEAD_BYTES + 4 || asked.get() > 0 {
+                    break;
+                }
+            }
+        }
+        assert_eq!(asked.get(), 1);
+        assert_eq!(alive.load(Ordering::Relaxed), 1);
+        raw.write_all_deadline(&bytes[bytes.len() - 1..], soon())
+            .expect("to write");
+        // Whoever asks for it in one piece gets it so.
+        expect_frame(&mut receiver, number, LEN);
+        assert_eq!(alive.load(Ordering::Relaxed), 0);
+    }
+}
+
+pub fn a_peer_that_goes_away_in_a_placed_frame(fixture: &impl Fixture) {
+    const LEN: usize = 50_000;
+    for cut in [300, 20_000, LEN + 3] {
+        let Some((mut raw, (_sender, mut receiver))) = raw_to_receiver(fixture) else {
+            return;
+        };
+        let alive = Arc::default();
+        raw.write_all_deadline(&raw_frame(1, LEN)[..cut], soon())
+            .expect("to write");
+        drop(raw);
+        let mut place = |_: &[u8], len: usize| {
+            Some(Place {
+                skip: 0,
+                memory: Counted::boxed(len, &alive),
+            })
+        };
+        let error = receiver
+            .recv_placed(Wait::Until(soon()), &mut place)
+            .map(drop)
+            .expect_err("no frame");
+        assert!(
+            matches!(error, Error::Truncated { have, want } if have == cut && want == LEN + 4),
+            "{error}"
+        );
+        // Nobody fills it any more.
+        assert_eq!(alive.load(Ordering::Relaxed), 0);
+    }
+}
+
+pub fn a_place_that_does_not_fit_is_refused(fixture: &impl Fixture) {
+    const LEN: usize = 40_000;
+    let ((mut to_client, _keep), (_keep_too, mut from_server)) = pair(fixture);
+    if from_server.kind() != Kind::Tcp {
+        return;
+    }
+    for (number, (skip, room)) in [(0, LEN + 1), (10, LEN), (LEN + 1, 0), (0, 0)]
+        .into_iter()
+        .enumerate()
+    {
+        send(&mut to_client, number as u64, LEN).expect("to send");
+        let mut place = |_: &[u8], _: usize| {
+            let memory = Box::new(vec![0; room]);
+            Some(Place { skip, memory })
+        };
+        let error = from_server
+            .recv_placed(Wait::Until(soon()), &mut place)
+            .map(drop)
+            .expect_err("no such place");
+        assert!(matches!(error, Error::Misuse(_)), "{error}");
+        expect_frame(&mut from_server, number as u64, LEN);
+    }
+}
+
+/// A receiver that keeps what it was given still receives nothing beyond the frame that it asks for.
+pub fn back_pressure_holds_while_frames_are_kept(fixture: &impl Fixture) {
+    const LEN: usize = 1 << 20;
+    const FRAMES: u64 = 64;
+    let ((mut to_client, _keep), (_keep_too, mut from_server)) = pair(fixture);
+    let sender = thread::spawn(move || {
+        for number in 0..FRAMES {
+            send(&mut to_client, number, LEN).expect("to send");
+        }
+        to_client
+    });
+    let alive = Arc::default();
+    let mut kept = Vec::new();
+    for number in 0..FRAMES {
+        let mut place = |_: &[u8], len: usize| {
+            Some(Place {
+                skip: 0,
+                memory: Counted::boxed(len, &alive),
+            })
+        };
+        let frame = from_server
+            .recv_placed(Wait::Until(soon()), &mut place)
+            .expect("a frame")
+            .expect("a frame in time");
+        match frame.tail {
+            Some(tail) => kept.push((number, tail)),
+            None => check_frame(frame.head, number),
+        }
+        assert_eq!(alive.load(Ordering::Relaxed), kept.len());
+    }
+    drop(sender.join());
+    expect_end(&mut from_server);
+    for (number, tail) in kept {
+        check_frame(tail.bytes(), number);
+    }
+}

@@ -1,0 +1,37 @@
+//! Long frames received straight into memory of the caller's.
+
+use std::any::Any;
+
+/// Memory that the end of a long frame is received into. It outlives the frame for as long as its owner wants.
+pub trait Segment: Any + Send + Sync {
+    /// All of it, to be filled.
+    fn room(&mut self) -> &mut [u8];
+    /// All of it, once filled.
+    fn bytes(&self) -> &[u8];
+}
+
+/// Where a frame goes: its first `skip` bytes into the link's buffer, all others into `memory`, which has room for just
+/// those.
+pub struct Place {
+    pub skip: usize,
+    pub memory: Box<dyn Segment>,
+}
+
+/// Decides about a frame by its first bytes, [`PLACED_HEAD_BYTES`](outboard_wire::limits::PLACED_HEAD_BYTES) or more of
+/// them, and its length. `None`: into the link's buffer.
+///
+/// A peer that goes away in the middle of the frame lets the memory be dropped unfilled.
+pub type Placer<'p> = dyn FnMut(&[u8], usize) -> Option<Place> + 'p;
+
+/// A frame: all of it in `head`, or the rest in memory that the [`Placer`] gave.
+pub struct Frame<'a> {
+    pub head: &'a [u8],
+    pub tail: Option<Box<dyn Segment>>,
+}
+
+impl Frame<'_> {
+    /// The length of the whole.
+    pub fn bytes(&self) -> usize {
+        self.head.len() + self.tail.as_ref().map_or(0, |tail| tail.bytes().len())
+    }
+}
