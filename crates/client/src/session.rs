@@ -287,6 +287,8 @@ impl Session {
     /// Waits until the GPU has got there, without a look at what the server has to say: for a thread that copies a part of
     /// what another waits for.
     pub(crate) fn wait_for_bytes(&self, group: &Arc<Group>) -> Result<(), CUresult> {
+        // The end of the session is noticed below.
+        let _ = self.send_batch();
         let start = Instant::now();
         while !group.is_reached() {
             if start.elapsed() > watch_max() {

@@ -153,6 +153,34 @@ impl Driver {
         Ok(group)
     }
 
+    /// The same, waited for; over shm through memory that the GPU writes to. Answers how many pieces it took.
+    ///
+    /// # Safety
+    /// `dst` has room for `bytes`.
+    unsafe fn copy_out_now(
+        &self,
+        dst: *mut u8,
+        src: u64,
+        bytes: usize,
+        stream: &StreamRef,
+    ) -> Result<u64, CUresult> {
+        let mut staged = 0;
+        if self.has_board() {
+            // SAFETY: the caller's promise.
+            staged = unsafe { self.stage_out(dst, src, bytes, stream)? };
+            if staged == bytes {
+                return Ok(bytes.div_ceil(SEGMENT_BYTES) as u64);
+            }
+            // No memory to be had: the rest comes with answers.
+        }
+        // SAFETY: inside the destination.
+        let rest = unsafe { dst.add(staged) };
+        let group = self.copy_out(rest, src + staged as u64, bytes - staged, stream, false)?;
+        self.session.wait(&group)?;
+        let (done, left) = (staged.div_ceil(SEGMENT_BYTES), bytes - staged);
+        Ok((done + left.div_ceil(CHUNK_BYTES_MAX)) as u64)
+    }
+
     fn copy_here(&self, dst: u64, src: u64, bytes: u64, stream: &StreamRef) -> Done {
         self.submit_to(
             stream,
@@ -231,29 +259,15 @@ impl Driver {
                 .copy_out(dst as *mut u8, src, bytes, stream, true)
                 .map(drop),
             (_, Place::Device) => {
-                let mark = stream.progress().mark();
-                if self.has_board() {
-                    // SAFETY: the caller's destination, as the driver API asks of it.
-                    let staged = unsafe { self.stage_out(dst as *mut u8, src, bytes, stream)? };
-                    if staged == bytes {
-                        stream
-                            .progress()
-                            .complete_alone(mark, bytes.div_ceil(SEGMENT_BYTES) as u64);
-                        return self.session.take_fault();
-                    }
-                    // No memory to be had: the rest comes with answers.
-                    let (dst, src) = (dst + staged as u64, src + staged as u64);
-                    let group =
-                        self.copy_out(dst as *mut u8, src, bytes - staged, stream, false)?;
-                    self.session.wait(&group)?;
-                    return self.session.take_fault();
+                let (mark, all) = (stream.progress().mark(), self.progress.mark());
+                // SAFETY: the caller's destination, as the driver API asks of it.
+                let pieces = unsafe { self.copy_out_now(dst as *mut u8, src, bytes, stream)? };
+                // The copy was the last thing in the stream, and it is done; with the default stream's all that it waits for.
+                stream.progress().complete_alone(mark, pieces);
+                if stream.is_legacy() {
+                    let everything = &stream.stream().everything;
+                    everything.complete(self.progress.alone(all, pieces));
                 }
-                let group = self.copy_out(dst as *mut u8, src, bytes, stream, false)?;
-                self.session.wait(&group)?;
-                // The copy was the last thing in the stream, and it is done.
-                stream
-                    .progress()
-                    .complete_alone(mark, bytes.div_ceil(CHUNK_BYTES_MAX) as u64);
                 self.session.take_fault()
             }
             (_, _) => {

@@ -166,6 +166,16 @@ impl Driver {
             unsafe { libc::munmap(base as *mut c_void, bytes as usize) };
             return Err(error);
         }
+        // The server's registering has made the pages. Here they are entered at once, as the driver does, not one fault at a
+        // time in the middle of a copy. Kernels before 5.14 do not know the advice, and fault.
+        // SAFETY: advice about a mapping just made.
+        unsafe {
+            libc::madvise(
+                base as *mut c_void,
+                bytes as usize,
+                libc::MADV_POPULATE_WRITE,
+            )
+        };
         Ok(base)
     }
 

@@ -44,8 +44,15 @@ impl Progress {
 
     /// All that was sent before `mark` is done, and `count` more if nobody else has sent anything since.
     pub(crate) fn complete_alone(&self, mark: u64, count: u64) {
-        let alone = self.submitted.load(Ordering::Acquire) == mark + count;
-        self.complete(if alone { mark + count } else { mark });
+        self.complete(self.alone(mark, count));
+    }
+
+    /// The mark behind `count` things sent after `mark`, if they are all there is; else `mark`.
+    pub(crate) fn alone(&self, mark: u64, count: u64) -> u64 {
+        match self.mark() == mark + count {
+            true => mark + count,
+            false => mark,
+        }
     }
 
     pub(crate) fn is_complete(&self, mark: u64) -> bool {
