@@ -43,6 +43,15 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 
+def case_entry(case: Case, outcomes: dict[str, Outcome]) -> dict[str, Any]:
+    """One case, as the results' file has it."""
+    entry: dict[str, Any] = {"title": case.title, "group": case.group, "steps_per_sample": case.calls}
+    if case.targets:
+        entry["ratio_aimed_at"] = case.targets
+    entry["modes"] = {mode: outcome.figures(outcomes.get("local")) for mode, outcome in outcomes.items()}
+    return entry
+
+
 class Results:
     """Written after each case, so that an interrupted run leaves what it has."""
 
@@ -56,11 +65,7 @@ class Results:
         self._about = about
 
     def add(self, case: Case, outcomes: dict[str, Outcome]) -> None:
-        local = outcomes.get("local")
-        entry: dict[str, Any] = {"title": case.title, "group": case.group, "steps_per_sample": case.calls}
-        if case.targets:
-            entry["ratio_aimed_at"] = case.targets
-        entry["modes"] = {mode: outcomes[mode].figures(local) for mode in self.modes}
+        entry = case_entry(case, outcomes)
         self.cases[case.name] = entry
         self.write()
 
@@ -133,30 +138,26 @@ def _run(
     server = Server(outboard, links, options.device, server_log, SERVER_START_S)
     runner = Runner([sys.executable], outboard, scratch, options.log_dir, False, prepare_remote=server.ensure_running)
     modes = [mode_of(name, server.urls) for name in options.modes]
-    table = Table(runner, group, modes, "", deadline, options.turn_s)
+    table = Table(runner, group, modes, deadline, options.turn_s)
     results.write()
     try:
         if links:
             server.start()
         print_head(options.modes)
-        left = len(chosen)
         if startup_module:
-            share = (deadline - time.monotonic()) * STARTUP_ROUNDS / (STARTUP_ROUNDS + max(left, 1) * 2)
+            share = (deadline - time.monotonic()) * STARTUP_ROUNDS / (STARTUP_ROUNDS + max(len(chosen), 1) * 2)
             results.startup = startup(runner, group, modes, startup_module, min(deadline, time.monotonic() + share))
             results.write()
             print_startup(results.startup)
-        for case in chosen:
-            now = time.monotonic()
-            if now >= deadline - RESERVE_S:
-                results.errors.append(f"the time was used up before {case.name}")
-                break
-            table.first = table.first or case.module
-            until = now + (deadline - RESERVE_S - now) / left
-            results.add(case, table.play(case, options.rounds, until))
+
+        def done(case: Case, outcomes: dict[str, Outcome]) -> None:
+            results.add(case, outcomes)
             print_case(case, results.cases[case.name])
-            left -= 1
-        else:
-            results.complete = True
+
+        left_out = table.play_all(chosen, options.rounds, deadline - RESERVE_S, done)
+        results.complete = left_out is None
+        if left_out is not None:
+            results.errors.append(f"the time was used up before {left_out.name}")
     except ServerError as error:
         results.errors.append(str(error))
     finally:

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -198,9 +199,11 @@ class Table:
     runner: Runner
     group: Group
     modes: list[Mode]
-    first: str
+    # After which nothing is waited for.
     deadline: float
     turn_s: float
+    # The module that gives a process its first result; that of the first case where none is named.
+    first: str = ""
     players: dict[str, Player] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
 
@@ -246,6 +249,18 @@ class Table:
                 self._turn(case, name, outcomes[name])
         self._all(outcomes, {"do": "drop"}, "dropped", f"dropping {case.name}", PREPARE_S_MAX)
         return outcomes
+
+    def play_all(
+        self, cases: Sequence[Case], rounds_max: int, until: float, done: Callable[[Case, dict[str, Outcome]], None]
+    ) -> Case | None:
+        """Times the cases one after the other, each for its share of the time; returns the first that none was left for."""
+        for number, case in enumerate(cases):
+            now = time.monotonic()
+            if now >= until:
+                return case
+            self.first = self.first or case.module
+            done(case, self.play(case, rounds_max, now + (until - now) / (len(cases) - number)))
+        return None
 
     def _turn(self, case: Case, name: str, outcome: Outcome) -> None:
         command = {

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import importlib
+import os
 import sys
 from types import ModuleType
 
@@ -96,8 +97,17 @@ def _healthy(module: ModuleType) -> bool:
 
 def _run_steady(module: ModuleType, function: str, settings: Settings, iterations: int) -> None:
     step = module.STEPS[function](settings)
-    for _ in range(STEADY_WARM_UP + iterations):
+    for _ in range(STEADY_WARM_UP):
         step()
+    # Where calls are timed, only those of the steps that follow are.
+    torch = sys.modules.get("torch") if os.environ.get("OUTBOARD_STATS_TIMES") else None
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+    for _ in range(iterations):
+        step()
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.profiler.stop()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ Environment:
   OUTBOARD_GPU       the address of the server, in place of --gpu
   OUTBOARD_OPTIMISE  which calls wait for the server, in place of --optimise (see outboard run --help)
   OUTBOARD_STATS     a file for the counts of each call, - for a line on standard error
+  OUTBOARD_STATS_TIMES  1: the file says how long calls took, too, and what of it was sending and waiting
   OUTBOARD_LOG       what to log to standard error: error, warn, info, debug, trace, or directives as outboard_server=debug")]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -191,9 +192,9 @@ pub(crate) struct BenchTargets {
     /// Leave the local GPU out
     #[arg(long)]
     pub(crate) no_local: bool,
-    /// Set OUTBOARD_OPTIMISE for the programs measured; several levels are several sides
+    /// Levels of optimisation, as outboard run has them; several are several sides
     #[arg(long, value_name = "LEVEL", value_delimiter = ',')]
-    pub(crate) optimise: Vec<String>,
+    pub(crate) optimise: Vec<Level>,
     /// Write the results there too, as JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,

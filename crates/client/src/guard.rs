@@ -11,7 +11,7 @@ use outboard_api::{
     cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream},
 };
 
-use crate::{calls, entry::CALLS, log, optimise, stats};
+use crate::{calls, entry::CALLS, log, optimise, stats, times};
 
 /// What is out of the ordinary in this process; 0 for nothing, which is all that a call looks at.
 static UNUSUAL: AtomicU8 = AtomicU8::new(0);
@@ -19,6 +19,8 @@ static UNUSUAL: AtomicU8 = AtomicU8::new(0);
 const FORKED: u8 = 1;
 /// The level of optimisation is not the highest.
 const LOWERED: u8 = 2;
+/// Calls are timed.
+const TIMED: u8 = 4;
 
 pub(crate) fn mark_forked() {
     UNUSUAL.fetch_or(FORKED, Ordering::Relaxed);
@@ -28,9 +30,18 @@ pub(crate) fn mark_lowered() {
     UNUSUAL.fetch_or(LOWERED, Ordering::Relaxed);
 }
 
+pub(crate) fn mark_timed() {
+    UNUSUAL.fetch_or(TIMED, Ordering::Relaxed);
+}
+
 #[inline]
 pub(crate) fn is_lowered() -> bool {
     UNUSUAL.load(Ordering::Relaxed) & LOWERED != 0
+}
+
+#[inline]
+pub(crate) fn is_timed() -> bool {
+    UNUSUAL.load(Ordering::Relaxed) & TIMED != 0
 }
 
 /// Runs one call.
@@ -40,9 +51,12 @@ pub(crate) fn enter(number: usize, call: impl FnOnce() -> Result<(), CUresult>) 
     if unusual & FORKED != 0 {
         return CUresult::CUDA_ERROR_NOT_INITIALIZED;
     }
-    let outer = match unusual {
-        0 => number,
-        _ => optimise::begin(number),
+    let (outer, start) = match unusual {
+        0 => (number, None),
+        _ => (
+            optimise::begin(number),
+            (unusual & TIMED != 0).then(times::begin),
+        ),
     };
     stats::begin();
     // A panic must not cross into C. State behind it is guarded by locks that do not poison and is left consistent by
@@ -66,7 +80,10 @@ pub(crate) fn enter(number: usize, call: impl FnOnce() -> Result<(), CUresult>) 
     if unusual != 0 {
         optimise::finish(outer);
     }
-    stats::end(number);
+    let kind = stats::end(number);
+    if let Some(start) = start {
+        times::end(number, kind, start);
+    }
     result
 }
 

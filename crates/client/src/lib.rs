@@ -33,6 +33,7 @@ mod session;
 mod state;
 mod stats;
 mod tables;
+mod times;
 
 /// Marks this library as Outboard's, so that a server never takes it for a real driver.
 #[unsafe(no_mangle)]

@@ -31,7 +31,7 @@ use parking_lot::{Condvar, Mutex};
 
 use self::batch::Batch;
 pub(crate) use crate::landing::{Landing, Rows, Sink};
-use crate::{landing::landed, log, notes, optimise, state::Word, stats};
+use crate::{landing::landed, log, notes, optimise, state::Word, stats, times};
 
 /// How long a thread looks at the GPU's word before it sleeps, where there are cores to spare: as long as the driver's own
 /// waits do, nearly. The longer a wait, the less it matters how late it ends.
@@ -254,6 +254,10 @@ impl Session {
         stats::waited();
         // The end of the session is noticed below.
         let _ = self.send_batch();
+        times::waiting(|| self.wait_for_group(group))
+    }
+
+    fn wait_for_group(&self, group: &Arc<Group>) -> Result<Vec<u8>, CUresult> {
         group.waiting.fetch_add(1, Ordering::AcqRel);
         loop {
             if group.is_complete() {
@@ -626,8 +630,10 @@ impl Session {
             let room = sender.reserve(len)?;
             encode_request(&mut room[..len], token, context, message)
                 .map_err(|_| outboard_link::Error::Misuse("a message longer than it said"))?;
-            sender.commit(len)?;
-            sender.flush()
+            times::sending(|| {
+                sender.commit(len)?;
+                sender.flush()
+            })
         })();
         drop(sender);
         sent.map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))

@@ -9,11 +9,11 @@ use std::{
 
 use outboard_api::{decl::Class, optimise::Did};
 
-use crate::entry::CALLS;
+use crate::{entry::CALLS, times};
 
 /// No more calls are declared than this.
-const CALLS_MAX: usize = 1024;
-const KINDS: usize = 4;
+pub(crate) const CALLS_MAX: usize = 1024;
+pub(crate) const KINDS: usize = 4;
 
 static COUNTS: [[AtomicU64; KINDS]; CALLS_MAX] =
     [const { [const { AtomicU64::new(0) }; KINDS] }; CALLS_MAX];
@@ -43,7 +43,8 @@ pub(crate) fn did() -> Did {
     DID.get()
 }
 
-pub(crate) fn end(number: usize) {
+/// Counts the call by what it did; returns which kind that is.
+pub(crate) fn end(number: usize) -> usize {
     let kind = match (DID.get(), CALLS[number].1) {
         (Did::Nothing, _) => 0,
         (Did::Sent, Class::Shadowed) => 2,
@@ -51,6 +52,7 @@ pub(crate) fn end(number: usize) {
         (Did::Waited, _) => 3,
     };
     COUNTS[number][kind].fetch_add(1, Ordering::Relaxed);
+    kind
 }
 
 /// The counts as JSON.
@@ -74,8 +76,9 @@ pub(crate) fn to_json() -> String {
         );
     }
     let [local, outstanding, shadowed, synchronous] = totals;
+    let times = times::to_json().map_or(String::new(), |times| format!(",\n  \"times\": {times}"));
     format!(
-        "{{\n  \"local\": {local},\n  \"outstanding\": {outstanding},\n  \"shadowed\": {shadowed},\n  \"synchronous\": {synchronous},\n  \"by_call\": {{{by_call}\n  }}\n}}\n"
+        "{{\n  \"local\": {local},\n  \"outstanding\": {outstanding},\n  \"shadowed\": {shadowed},\n  \"synchronous\": {synchronous},\n  \"by_call\": {{{by_call}\n  }}{times}\n}}\n"
     )
 }
 

@@ -55,16 +55,22 @@ pub(super) enum Work {
     AllocateAsync,
     SynchronizeIdle,
     LaunchSynchronize,
+    SynchronizeAfterLaunch,
     LaunchCall,
     LaunchQueued,
     LaunchQueued20,
     GraphQueued,
+    GraphCall,
     GraphSynchronize,
     ItemPinned,
     ItemPageable,
     ToDevice {
         bytes: usize,
         pinned: bool,
+    },
+    /// The call alone, from pageable memory.
+    ToDeviceCall {
+        bytes: usize,
     },
     ToHost {
         bytes: usize,
@@ -199,6 +205,13 @@ fn calls_and_launches() -> Vec<Case> {
             ROUND_TRIP,
         ),
         (
+            Waits,
+            "synchronize_after_launch",
+            "cuStreamSynchronize behind a launch",
+            Work::SynchronizeAfterLaunch,
+            ROUND_TRIP,
+        ),
+        (
             Launches,
             "launch_queued",
             "launch, 1,000 queued",
@@ -224,6 +237,13 @@ fn calls_and_launches() -> Vec<Case> {
             "graph_queued",
             "graph of 20 kernels, 100 queued",
             Work::GraphQueued,
+            None,
+        ),
+        (
+            Graphs,
+            "graph_call",
+            "graph of 20 kernels, the call alone",
+            Work::GraphCall,
             None,
         ),
         (

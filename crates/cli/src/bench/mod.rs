@@ -167,7 +167,7 @@ impl Setting {
         }
         let levels: Vec<Option<String>> = match targets.optimise.as_slice() {
             [] => vec![None],
-            levels => levels.iter().cloned().map(Some).collect(),
+            levels => levels.iter().map(|level| Some(level.to_string())).collect(),
         };
         // Each place holds its sessions while the others have theirs.
         const OWN_ENDPOINTS: usize = 2;

@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
+use outboard_api::optimise::VARIABLE;
 use outboard_link::Endpoint;
 
 use super::{
@@ -83,7 +84,7 @@ impl Side {
             None => command.env("LD_LIBRARY_PATH", without(folder)),
         };
         if let Some(level) = &place.optimise {
-            command.env("OUTBOARD_OPTIMISE", level);
+            command.env(VARIABLE, level);
         }
         let mut child = command.spawn().context("starting a worker")?;
         let stdin = child.stdin.take();

@@ -180,10 +180,11 @@ impl Bench {
                 b.driver.free_async(address)
             }),
             Work::SynchronizeIdle => self.calls(span, |b| b.driver.synchronize_context()),
-            Work::LaunchSynchronize => self.sampled(span, 1, |b| {
+            Work::LaunchSynchronize => self.waited(span, |b| {
                 b.launch()?;
                 b.driver.synchronize()
             }),
+            Work::SynchronizeAfterLaunch => self.synchronizations(span),
             Work::LaunchCall => self.sampled(span, QUEUED_LAUNCHES, Bench::launch),
             Work::LaunchQueued => self.queued(span, QUEUED_LAUNCHES, Bench::launch),
             Work::LaunchQueued20 => self.queued(span, QUEUED_LAUNCHES, |b| {
@@ -195,31 +196,38 @@ impl Bench {
                 self.prepare_graph()?;
                 self.queued(span, QUEUED_GRAPHS, Bench::replay)
             }
+            Work::GraphCall => {
+                self.prepare_graph()?;
+                self.sampled(span, QUEUED_GRAPHS, Bench::replay)
+            }
             Work::GraphSynchronize => {
                 self.prepare_graph()?;
-                self.sampled(span, 1, |b| {
+                self.waited(span, |b| {
                     b.replay()?;
                     b.driver.synchronize()
                 })
             }
             Work::ItemPinned => {
                 let mut four = self.driver.pinned(4)?;
-                let times = self.sampled(span, 1, |b| {
-                    b.driver.copy_to_pinned(&mut four, b.counter, 4)
-                });
+                let times = self.waited(span, |b| b.driver.copy_to_pinned(&mut four, b.counter, 4));
                 self.driver.free_pinned(four)?;
                 times
             }
             Work::ItemPageable => {
                 let mut four = [0; 4];
-                self.sampled(span, 1, |b| b.driver.copy_to_host(&mut four, b.counter))
+                self.waited(span, |b| b.driver.copy_to_host(&mut four, b.counter))
             }
             Work::ToDevice { bytes, pinned } => self.copies(span, bytes, pinned, true),
+            Work::ToDeviceCall { bytes } => {
+                ensure!(bytes <= COPY_BYTES_MAX, "{bytes} bytes are too many");
+                let (device, host) = (self.device_memory()?, vec![1; bytes]);
+                self.sampled(span, 1, |b| b.driver.copy_to_device(device, &host))
+            }
             Work::ToHost { bytes, pinned } => self.copies(span, bytes, pinned, false),
             Work::Memset { bytes } => {
                 ensure!(bytes <= COPY_BYTES_MAX, "{bytes} bytes are too many");
                 let device = self.device_memory()?;
-                self.sampled(span, 1, |b| {
+                self.waited(span, |b| {
                     b.driver.memset(device, 7, bytes)?;
                     b.driver.synchronize()
                 })
@@ -253,14 +261,32 @@ impl Bench {
         }
     }
 
-    /// The same with the wait at the end timed too.
+    /// Nanoseconds of one call that waits by itself.
+    fn waited(
+        &mut self,
+        span: Span,
+        mut call: impl FnMut(&mut Bench) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Vec<f64>> {
+        call(self)?;
+        let mut times = Vec::new();
+        loop {
+            let start = Instant::now();
+            call(self)?;
+            times.push(ns(start.elapsed()) as f64);
+            if span.is_over(times.len()) {
+                return Ok(times);
+            }
+        }
+    }
+
+    /// `calls` calls without a wait, and one at the end that is timed too.
     fn queued(
         &mut self,
         span: Span,
         calls: usize,
         mut call: impl FnMut(&mut Bench) -> anyhow::Result<()>,
     ) -> anyhow::Result<Vec<f64>> {
-        let mut times = self.sampled(span, 1, |bench| {
+        let mut times = self.waited(span, |bench| {
             for _ in 0..calls {
                 call(bench)?;
             }
@@ -289,6 +315,18 @@ impl Bench {
         let times = self.calls(span, |bench| call(bench, event));
         self.driver.destroy_event(event)?;
         times
+    }
+
+    /// The wait for a kernel, without its launch.
+    fn synchronizations(&mut self, span: Span) -> anyhow::Result<Vec<f64>> {
+        let mut times = Vec::new();
+        while times.is_empty() || !span.is_over(times.len()) {
+            self.launch()?;
+            let start = Instant::now();
+            self.driver.synchronize()?;
+            times.push(ns(start.elapsed()) as f64);
+        }
+        Ok(times)
     }
 
     fn pending_queries(&mut self, span: Span) -> anyhow::Result<Vec<f64>> {
@@ -411,7 +449,7 @@ impl Bench {
             self.driver.memset(device, value, bytes)?;
         }
         self.driver.synchronize()?;
-        let times = self.sampled(span, 1, |b| match (to_device, is_pinned) {
+        let times = self.waited(span, |b| match (to_device, is_pinned) {
             (true, true) => b.driver.copy_from_pinned(device, &pinned, bytes),
             (true, false) => {
                 b.driver.copy_to_device(device, &pageable[..bytes])?;
@@ -444,7 +482,7 @@ impl Bench {
         let device = self.device_memory()?;
         let input = vec![1; STEP_INPUT_BYTES];
         let mut output = [0; 4];
-        self.sampled(span, 1, |b| {
+        self.waited(span, |b| {
             b.driver.copy_to_device(device, &input)?;
             for _ in 0..STEP_KERNELS {
                 b.launch()?;

@@ -82,6 +82,7 @@ fn open() -> Result<Driver, CUresult> {
     let memory = DeviceMemory::reserve(&welcome).map_err(|why| fail(format!("{url}: {why}")))?;
     // Lives as long as the process: threads of the library use it until the end.
     crate::optimise::choose(level);
+    crate::times::choose();
     let session: &'static Session = Box::leak(Box::new(Session::new(link, vec![socket])));
     session.watch_batches();
     Ok(Driver {
