@@ -623,8 +623,10 @@ impl Session {
                 let mut room = [0; DATA_HEAD_BYTES_MAX];
                 if let Some((head, data)) = encode_request_head(&mut room, token, context, message)
                 {
-                    sender.send(&[&room[..head], data])?;
-                    return sender.flush();
+                    return times::sending(|| {
+                        sender.send(&[&room[..head], data])?;
+                        sender.flush()
+                    });
                 }
             }
             let room = sender.reserve(len)?;

@@ -18,7 +18,7 @@ use outboard_wire::{
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{Session, Sink};
-use crate::{notes, optimise};
+use crate::{notes, optimise, times};
 
 /// How long a message rests in a batch at most.
 const REST_US_MAX: u64 = 1_000;
@@ -79,7 +79,7 @@ impl Session {
         if kept.is_empty() {
             return Ok(());
         }
-        let sent = kept.send(&mut self.sender.lock());
+        let sent = times::sending(|| kept.send(&mut self.sender.lock()));
         sent.map_err(|error| self.lost(format_args!("a batch of messages: {error}")))
     }
 
