@@ -298,6 +298,8 @@ impl Session {
             if start.elapsed() > watch_max() {
                 return self.wait(group).map(drop);
             }
+            // Where no word is written the answer tells.
+            self.poll();
             std::hint::spin_loop();
         }
         Ok(())

@@ -223,7 +223,7 @@ impl Nvidia {
         let now = Cell::new(Instant::now());
         if let Some(board) = &self.boards.client
             && (1..board.words).contains(&wanted.slot)
-            && !self.may_print
+            && !self.printing.is_due()
             && !self.host.is_watched()
         {
             return Some(Word {

@@ -10,6 +10,7 @@ use super::{
     board::{NOT_WANTED, Wanted, WatchedMark},
     graveyard::Retired,
     owned::{ContextHold, Mark, MarksWait, ready},
+    printed::Reach,
     table::{Driver, real},
 };
 use crate::device::{Cx, Failure, Pending};
@@ -116,7 +117,10 @@ impl Nvidia {
             && ready(self.driver.cuStreamQuery(real::Stream::NULL))?
         {
             let mark = self.watched_mark(&hold, only, wanted)?;
-            return Ok(Box::new(MarksWait::new(vec![mark], self.may_print)));
+            return Ok(Box::new(MarksWait::new(
+                vec![mark],
+                self.printing.due(Reach::Context(cx.context)),
+            )));
         }
         for stream in apart.drain(..) {
             marks.push(self.watched_mark(&hold, stream, NOT_WANTED)?);
@@ -133,7 +137,10 @@ impl Nvidia {
         // wait for, the client may watch it.
         let wanted = if marks.is_empty() { wanted } else { NOT_WANTED };
         marks.push(self.watched_mark(&hold, real::Stream::NULL, wanted)?);
-        Ok(Box::new(MarksWait::new(marks, self.may_print)))
+        Ok(Box::new(MarksWait::new(
+            marks,
+            self.printing.due(Reach::Context(cx.context)),
+        )))
     }
 
     /// Makes the message's context current.

@@ -194,6 +194,7 @@ impl Nvidia {
         let stream = self.real_stream(m.stream)?;
         let exec = self.real_graphexec(m.exec)?;
         self.driver.cuGraphLaunch(exec, stream)?;
+        self.printing.launches_graph((cx.context, m.stream));
         let hold = self.stream_hold(m.stream)?;
         Ok(self.host_calls.launched(|| hold.mark(stream))?)
     }
@@ -456,7 +457,11 @@ impl Nvidia {
             block: [m.block_x, m.block_y, m.block_z],
             shared_bytes: m.shared_bytes,
         };
-        let work = NodeWork::Kernel(self.launchable(cx, m.kernel, m.params)?, shape, m.params);
+        let work = NodeWork::Kernel(
+            self.launchable(cx, m.kernel, m.params, None)?,
+            shape,
+            m.params,
+        );
         self.add_node(m.graph, m.node, m.dependencies, &work)
     }
 
@@ -471,7 +476,11 @@ impl Nvidia {
             block: [m.block_x, m.block_y, m.block_z],
             shared_bytes: m.shared_bytes,
         };
-        let work = NodeWork::Kernel(self.launchable(cx, m.kernel, m.params)?, shape, m.params);
+        let work = NodeWork::Kernel(
+            self.launchable(cx, m.kernel, m.params, None)?,
+            shape,
+            m.params,
+        );
         self.set_node(m.exec, m.node, &work)
     }
 

@@ -75,7 +75,9 @@ impl Host for Nvidia {
     }
 
     fn take_printed(&mut self, out: &mut Vec<u8>) {
-        if let Some(printed) = &self.printed {
+        if let Some(printed) = &self.printed
+            && self.printing.is_news()
+        {
             printed.take(out);
         }
         // The session passes by before every answer to a wait: time to give back what was freed.

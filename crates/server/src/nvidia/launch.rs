@@ -24,7 +24,7 @@ impl Nvidia {
         m: &messages::Launch<'_>,
     ) -> Result<(), Failure> {
         self.enter(cx)?;
-        let kernel = self.launchable(cx, m.kernel, m.params)?;
+        let kernel = self.launchable(cx, m.kernel, m.params, Some(m.stream))?;
         let stream = self.real_stream(m.stream)?;
         let shape = Shape {
             grid: [m.grid_x, m.grid_y, m.grid_z],

@@ -61,7 +61,7 @@ use self::{
     modules::Library,
     nvml::Nvml,
     owned::{ContextHold, Owned},
-    printed::Printed,
+    printed::{Printed, Printing},
     staging::Staging,
     streams::{Event, Stream},
     table::{Driver, Record, real},
@@ -172,8 +172,7 @@ struct Nvidia {
     cards: Vec<DeviceCard>,
     /// Device memory that a context takes by being there.
     context_bytes: u64,
-    /// Whether a loaded module may print.
-    may_print: bool,
+    printing: Printing,
     /// Standard output, once a module was loaded that may print.
     printed: Option<Printed>,
     contexts: Shadow<Context>,
@@ -272,7 +271,7 @@ impl Nvidia {
             nvml,
             cards: Vec::new(),
             context_bytes,
-            may_print: false,
+            printing: Printing::default(),
             printed: None,
             contexts,
             current: None,

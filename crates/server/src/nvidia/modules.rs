@@ -42,6 +42,7 @@ const PARAMS_MAX: u64 = 4096;
 pub(super) struct Library {
     owned: Owned<real::Library>,
     kernels: Vec<Kernel>,
+    may_print: bool,
     /// The compiler may write to its logs later, when it compiles lazily.
     _options: Box<Options>,
 }
@@ -129,10 +130,10 @@ impl Nvidia {
         if contents.may_print && self.printed.is_none() {
             self.printed = Some(Printed::take_stdout()?);
         }
-        self.may_print |= contents.may_print;
         let library = Library {
             owned,
             kernels,
+            may_print: contents.may_print,
             _options: options,
         };
         self.libraries.insert(m.library, library)?;
@@ -294,9 +295,18 @@ impl Nvidia {
         cx: &mut Cx<'_>,
         id: u64,
         params: &[u8],
+        stream: Option<u64>,
     ) -> Result<real::Kernel, Failure> {
         let function = self.real_kernel(cx, id)?;
         let library = self.libraries.get(id >> 32)?;
+        if library.may_print {
+            if stream.is_none() || !self.captures.is_empty() {
+                self.printing.captures();
+            }
+            if let Some(stream) = stream {
+                self.printing.launches((cx.context, stream));
+            }
+        }
         let wanted = library
             .kernels
             .get(id as u32 as usize)

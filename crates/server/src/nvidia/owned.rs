@@ -6,6 +6,7 @@ use outboard_api::{CUresult, enums::CU_EVENT_DISABLE_TIMING};
 
 use super::{
     board::WatchedMark,
+    printed::Due,
     table::{Driver, Refused, real},
 };
 use crate::device::{Failure, Wait};
@@ -183,13 +184,13 @@ pub(super) fn given_back(freed: Result<(), Refused>) {
 /// Waits for several points.
 pub(super) struct MarksWait {
     marks: Vec<WatchedMark>,
-    /// Whether kernels of this session may print.
-    may_print: bool,
+    /// What kernels may have printed before.
+    printed: Option<Due>,
 }
 
 impl MarksWait {
-    pub(super) fn new(marks: Vec<WatchedMark>, may_print: bool) -> MarksWait {
-        MarksWait { marks, may_print }
+    pub(super) fn new(marks: Vec<WatchedMark>, printed: Option<Due>) -> MarksWait {
+        MarksWait { marks, printed }
     }
 }
 
@@ -199,10 +200,13 @@ impl Wait for MarksWait {
             if !mark.reached()? {
                 return Ok(false);
             }
-            if self.may_print {
+            if self.printed.is_some() {
                 mark.mark().flush_printed()?;
             }
             self.marks.pop();
+        }
+        if let Some(due) = &self.printed {
+            due.done();
         }
         Ok(true)
     }
@@ -211,12 +215,12 @@ impl Wait for MarksWait {
 /// Waits for an event of the client. It holds the event itself: a later record goes to a new one (`streams.rs`).
 pub(super) struct EventWait {
     event: Arc<Owned<real::Event>>,
-    may_print: bool,
+    printed: Option<Due>,
 }
 
 impl EventWait {
-    pub(super) fn new(event: Arc<Owned<real::Event>>, may_print: bool) -> EventWait {
-        EventWait { event, may_print }
+    pub(super) fn new(event: Arc<Owned<real::Event>>, printed: Option<Due>) -> EventWait {
+        EventWait { event, printed }
     }
 }
 
@@ -224,8 +228,9 @@ impl Wait for EventWait {
     fn ready(&mut self) -> Result<bool, Failure> {
         let driver = &self.event.hold.driver;
         let reached = ready(driver.cuEventQuery(self.event.handle()))?;
-        if reached && self.may_print {
+        if reached && let Some(due) = &self.printed {
             driver.cuEventSynchronize(self.event.handle())?;
+            due.done();
         }
         Ok(reached)
     }

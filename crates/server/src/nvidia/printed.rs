@@ -3,7 +3,10 @@
 use std::{
     io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use outboard_api::CUresult;
@@ -16,6 +19,94 @@ const PIPE_BYTES: i32 = 1 << 20;
 const TEXT_BYTES_MAX: usize = 16 << 20;
 const CUT: &[u8] = b"\n[outboard: kernels printed more than is kept]\n";
 const READ_BYTES: usize = 64 << 10;
+
+/// Which launches may have printed something that no wait has brought to light yet. The driver writes it out in calls that
+/// synchronise, which cost microseconds: they are made only where there may be something.
+#[derive(Default)]
+pub(super) struct Printing {
+    /// Launches of kernels that may print, and of graphs that may hold some.
+    launched: u64,
+    written_out: Arc<AtomicU64>,
+    /// What had been written out when the text was last taken.
+    taken: u64,
+    /// Where those launches went that are not written out, if all of them went there.
+    lane: Option<Lane>,
+    /// Or to which context at least.
+    context: Option<u64>,
+    in_graphs: bool,
+}
+
+/// A context's number and a stream's, the client's.
+pub(super) type Lane = (u64, u64);
+
+/// How much of the GPU's work a wait is for.
+pub(super) enum Reach {
+    Context(u64),
+    Lane(Lane),
+    /// Part of a stream.
+    Part,
+}
+
+/// What a wait has to write out.
+pub(super) struct Due {
+    /// All that was launched, where the wait is for all of it.
+    launched: Option<u64>,
+    written_out: Arc<AtomicU64>,
+}
+
+impl Printing {
+    /// A kernel of a module that may print is launched.
+    pub(super) fn launches(&mut self, lane: Lane) {
+        if !self.is_due() {
+            (self.lane, self.context) = (Some(lane), Some(lane.0));
+        }
+        self.lane = self.lane.filter(|other| *other == lane);
+        self.context = self.context.filter(|other| *other == lane.0);
+        self.launched += 1;
+    }
+
+    /// It becomes part of a graph.
+    pub(super) fn captures(&mut self) {
+        self.in_graphs = true;
+    }
+
+    pub(super) fn launches_graph(&mut self, lane: Lane) {
+        if self.in_graphs {
+            self.launches(lane);
+        }
+    }
+
+    /// Whether anything was written out since this was last asked.
+    pub(super) fn is_news(&mut self) -> bool {
+        let written_out = self.written_out.load(Ordering::Acquire);
+        std::mem::replace(&mut self.taken, written_out) < written_out
+    }
+
+    pub(super) fn is_due(&self) -> bool {
+        self.launched > self.written_out.load(Ordering::Acquire)
+    }
+
+    pub(super) fn due(&self, reach: Reach) -> Option<Due> {
+        let is_all = match reach {
+            Reach::Context(context) => self.context == Some(context),
+            Reach::Lane(lane) => self.lane == Some(lane),
+            Reach::Part => false,
+        };
+        self.is_due().then(|| Due {
+            launched: is_all.then_some(self.launched),
+            written_out: self.written_out.clone(),
+        })
+    }
+}
+
+impl Due {
+    /// What was launched before this wait has been written out.
+    pub(super) fn done(&self) {
+        if let Some(launched) = self.launched {
+            self.written_out.fetch_max(launched, Ordering::AcqRel);
+        }
+    }
+}
 
 /// Standard output, until dropped.
 pub(super) struct Printed {
@@ -166,6 +257,42 @@ fn failed(error: io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_is_due_until_a_wait_covers_all_that_may_print() {
+        let (one, other) = ((1, 0), (1, 7));
+        let mut printing = Printing::default();
+        assert!(printing.due(Reach::Context(1)).is_none());
+        printing.launches(one);
+        let due = printing.due(Reach::Lane(one)).expect("launched");
+        printing.due(Reach::Part).expect("launched").done();
+        printing.due(Reach::Lane(other)).expect("launched").done();
+        assert!(printing.is_due(), "they were for less");
+        due.done();
+        assert!(!printing.is_due() && printing.is_news() && !printing.is_news());
+        // Two streams: only a wait for all of it will do.
+        printing.launches(one);
+        printing.launches(other);
+        printing.due(Reach::Lane(other)).expect("launched").done();
+        assert!(printing.is_due());
+        let early = printing.due(Reach::Context(1)).expect("launched");
+        printing.launches(one);
+        early.done();
+        assert!(printing.is_due(), "one came later");
+        printing.due(Reach::Context(1)).expect("launched").done();
+        assert!(!printing.is_due());
+        printing.launches(one);
+        printing.launches((2, 0));
+        printing.due(Reach::Context(1)).expect("launched").done();
+        assert!(printing.is_due(), "another context prints too");
+        let mut printing = Printing::default();
+        // Graphs count once one of them may print.
+        printing.launches_graph(one);
+        assert!(!printing.is_due());
+        printing.captures();
+        printing.launches_graph(one);
+        assert!(printing.is_due());
+    }
     use std::{fs::File, io::Write};
 
     fn text() -> (Text, File) {

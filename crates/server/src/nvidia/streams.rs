@@ -19,6 +19,7 @@ use super::{
     Nvidia,
     board::Wanted,
     owned::{ContextHold, EventWait, MarksWait, Owned},
+    printed::Reach,
     table::{Record, real},
 };
 use crate::device::{Cx, Failure, Pending};
@@ -230,7 +231,8 @@ impl Nvidia {
             value: m.value,
         };
         let mark = self.watched_mark(&hold, stream, wanted)?;
-        Ok(Box::new(MarksWait::new(vec![mark], self.may_print)))
+        let printed = self.printing.due(Reach::Lane((cx.context, m.stream)));
+        Ok(Box::new(MarksWait::new(vec![mark], printed)))
     }
 
     pub(super) fn fence_event(
@@ -240,7 +242,10 @@ impl Nvidia {
     ) -> Result<Pending, Failure> {
         self.enter(cx)?;
         let event = self.events.get(m.event)?.current.clone();
-        Ok(Box::new(EventWait::new(event, self.may_print)))
+        Ok(Box::new(EventWait::new(
+            event,
+            self.printing.due(Reach::Part),
+        )))
     }
 
     /// The driver's stream of a number, for submitting to it.
