@@ -26,6 +26,8 @@ pub const IMAGES_IDLE_BYTES_MAX: u64 = 1 << 30;
 pub const CACHE_BYTES_MAX: u64 = 16 << 30;
 /// Below this an image is cheaper to send again than to keep on disk.
 const KEEP_BYTES_MIN: usize = 64 << 10;
+/// A note ends with its BLAKE3 hash.
+const NOTE_CHECK_BYTES: usize = 32;
 
 pub type Hash = [u8; 32];
 
@@ -43,7 +45,7 @@ pub struct ImageStore {
 struct Held {
     len: u64,
     /// `None` where only the folder still has it.
-    image: Option<Arc<[u8]>>,
+    image: Option<Arc<Vec<u8>>>,
     used: u64,
 }
 
@@ -138,7 +140,7 @@ impl ImageStore {
         hash
     }
 
-    pub fn get(&self, hash: &Hash) -> Result<Arc<[u8]>, Failure> {
+    pub fn get(&self, hash: &Hash) -> Result<Arc<Vec<u8>>, Failure> {
         let missing = |what| Failure::new(CUresult::CUDA_ERROR_INVALID_IMAGE, what);
         let held = self
             .held
@@ -150,8 +152,38 @@ impl ImageStore {
         let folder = self.folder.as_deref();
         folder
             .and_then(|folder| read_kept(folder, hash, held.len))
-            .map(Arc::from)
+            .map(Arc::new)
             .ok_or_else(|| missing("the image has vanished from the server's cache"))
+    }
+
+    /// What an earlier session found out of an image and kept under this label.
+    pub fn note(&self, hash: &Hash, label: &str) -> Option<Vec<u8>> {
+        let path = note_name(self.folder.as_deref()?, hash, label);
+        let mut note = fs::read(&path).ok()?;
+        let whole = note
+            .split_last_chunk::<NOTE_CHECK_BYTES>()
+            .is_some_and(|(text, check)| note_check(text) == *check);
+        if !whole {
+            let _ = fs::remove_file(&path);
+            return None;
+        }
+        note.truncate(note.len() - NOTE_CHECK_BYTES);
+        touch(&path);
+        Some(note)
+    }
+
+    /// Keeps a note beside an image, if the image itself is kept. A label is part of a file's name.
+    pub fn keep_note(&mut self, hash: &Hash, label: &str, note: &[u8]) {
+        let Some(folder) = self.folder.as_deref() else {
+            return;
+        };
+        if file_name(folder, hash).exists() {
+            let file = note_name(folder, hash, label);
+            // Without it the next session finds out by itself.
+            if let Err(error) = write_whole(folder, &file, &[note, &note_check(note)]) {
+                tracing::debug!(file = %file.display(), %error, "a note that cannot be kept");
+            }
+        }
     }
 
     /// Forgets an image that was loaded: the device keeps what it needs.
@@ -163,7 +195,7 @@ impl ImageStore {
         self.clock += 1;
         let held = Held {
             len: image.len() as u64,
-            image: Some(image.into()),
+            image: Some(Arc::new(image)),
             used: self.clock,
         };
         self.held.insert(hash, held);
@@ -198,7 +230,7 @@ impl ImageStore {
     /// Whole images and parts, in memory.
     fn bytes(&self) -> u64 {
         let held = self.held.values().filter_map(|held| held.image.as_deref());
-        let held: usize = held.map(<[u8]>::len).sum();
+        let held: usize = held.map(Vec::len).sum();
         let receiving: usize = self.receiving.values().map(Vec::len).sum();
         (held + receiving) as u64
     }
@@ -219,6 +251,15 @@ impl ImageStore {
 
 fn file_name(folder: &Path, hash: &Hash) -> PathBuf {
     folder.join(blake3::Hash::from_bytes(*hash).to_hex().as_str())
+}
+
+fn note_name(folder: &Path, hash: &Hash, label: &str) -> PathBuf {
+    file_name(folder, hash).with_extension(label)
+}
+
+/// A note that was cut or altered is as good as none.
+fn note_check(note: &[u8]) -> [u8; NOTE_CHECK_BYTES] {
+    *blake3::hash(note).as_bytes()
 }
 
 fn read_kept(folder: &Path, hash: &Hash, len: u64) -> Option<Vec<u8>> {
@@ -252,13 +293,20 @@ fn keep(folder: &Path, hash: &Hash, image: &[u8]) -> std::io::Result<()> {
     if path.exists() {
         return Ok(());
     }
-    let partial = folder.join(format!(".{}.partial", std::process::id()));
-    let written = fs::File::create(&partial).and_then(|mut f| f.write_all(image));
-    if let Err(error) = written.and_then(|()| fs::rename(&partial, &path)) {
-        let _ = fs::remove_file(&partial);
-        return Err(error);
-    }
+    write_whole(folder, &path, &[image])?;
     trim(folder, CACHE_BYTES_MAX)
+}
+
+/// Under its name the file is there as a whole or not at all.
+fn write_whole(folder: &Path, path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
+    let partial = folder.join(format!(".{}.partial", std::process::id()));
+    let written = fs::File::create(&partial)
+        .and_then(|mut file| parts.iter().try_for_each(|part| file.write_all(part)));
+    written
+        .and_then(|()| fs::rename(&partial, path))
+        .inspect_err(|_| {
+            let _ = fs::remove_file(&partial);
+        })
 }
 
 /// Removes what was not of use for longest, until the rest is within the limit.
@@ -339,6 +387,29 @@ mod tests {
         assert!(put(&mut store, &[7; 32], &image).is_err());
         assert!(store.get(&hash).is_err());
         assert!(store.put(&hash, 0, IMAGE_BYTES_MAX + 1, &[0]).is_err());
+    }
+
+    #[test]
+    fn notes_lie_beside_kept_images_and_altered_ones_are_none() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let (hash, image) = image(1);
+        let mut first = ImageStore::new(Some(dir.path().into()));
+        first.keep_note(&hash, "card", b"too early");
+        assert_eq!(first.note(&hash, "card"), None);
+        put(&mut first, &hash, &image).unwrap();
+        first.keep_note(&hash, "card", b"two kernels");
+        let second = ImageStore::new(Some(dir.path().into()));
+        assert_eq!(second.note(&hash, "card").unwrap(), b"two kernels");
+        assert_eq!(second.note(&hash, "other"), None);
+        assert_eq!(ImageStore::new(None).note(&hash, "card"), None);
+        let file = note_name(dir.path(), &hash, "card");
+        let mut altered = fs::read(&file).unwrap();
+        altered[0] ^= 1;
+        for bytes in [&altered[..], &altered[..5]] {
+            fs::write(&file, bytes).unwrap();
+            assert_eq!(second.note(&hash, "card"), None);
+            assert!(!file.exists());
+        }
     }
 
     #[test]

@@ -29,13 +29,15 @@ use super::{
 };
 use crate::{
     device::{Cx, Failure},
-    images::ImageStore,
+    images::{Hash, ImageStore},
 };
 
 /// What device code calls to print. Only where it occurs must the driver be made to write text out.
 const PRINT_SYMBOL: &[u8] = b"vprintf";
 const FATBIN_MAGIC: [u8; 4] = 0xBA55_ED50_u32.to_le_bytes();
 const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
+/// Contents of images are kept under this name; another form of [`Contents`] takes another one.
+const CONTENTS_LABEL: &str = "contents-1";
 /// Parameters of one kernel, to bound the questions about a kernel that the image says nothing of.
 const PARAMS_MAX: u64 = 4096;
 
@@ -57,8 +59,8 @@ struct Kernel {
 }
 
 /// What an image says of itself, for a device.
-struct Contents {
-    card: LibraryCard,
+pub(super) struct Contents {
+    pub(super) card: LibraryCard,
     /// The driver must compile it, or may have nothing to load: ask at once, so that the error comes now.
     load_now: bool,
     may_print: bool,
@@ -72,8 +74,9 @@ impl Nvidia {
     ) -> Result<messages::LibraryLoadReply<'static>, Failure> {
         self.enter(cx)?;
         let mut options = Box::new(Options::parse(m.options)?);
-        let image = cx.images.get(&ImageStore::hash(m.hash)?)?;
-        let contents = self.contents(cx.context, &image)?;
+        let hash = ImageStore::hash(m.hash)?;
+        let image = cx.images.get(&hash)?;
+        let contents = self.contents(cx, &hash, &image)?;
         let current = self.context(cx.context)?.hold.handle;
         let load = |driver: &Driver| match framed(&image) {
             true => driver.load_library(&image, &mut options),
@@ -332,27 +335,15 @@ impl Nvidia {
         });
     }
 
-    fn contents(&self, context: u64, image: &[u8]) -> Result<Contents, Failure> {
-        let unknown = Contents {
-            card: LibraryCard::default(),
-            load_now: true,
-            may_print: true,
-        };
-        let parsed = match Image::parse(image) {
-            Ok(parsed) => parsed,
-            // The driver would read past the end of a container that lies about its size.
-            Err(error) if framed(image) => {
-                return Err(Failure::new(
-                    CUresult::CUDA_ERROR_INVALID_IMAGE,
-                    error.to_string(),
-                ));
-            }
-            Err(error) => {
-                tracing::debug!(%error, "an image that only the driver may understand");
-                return Ok(unknown);
-            }
-        };
-        let ordinal = self.real_device(self.context(context)?.device as i32)?;
+    /// Listing an image's kernels means to decompress it, which takes longer than the driver takes to load it: the list
+    /// is kept beside the image.
+    pub(super) fn contents(
+        &self,
+        cx: &mut Cx<'_>,
+        hash: &Hash,
+        image: &[u8],
+    ) -> Result<Contents, Failure> {
+        let ordinal = self.real_device(self.context(cx.context)?.device as i32)?;
         let number = |attribute| {
             self.driver
                 .cuDeviceGetAttribute(attribute, ordinal)
@@ -362,42 +353,94 @@ impl Nvidia {
             number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         );
-        let choice = match parsed.select(major, minor) {
-            Ok(choice) => choice,
-            Err(error) => {
-                tracing::debug!(%error, "an image for another device, says its header");
-                return Ok(unknown);
-            }
-        };
-        let read = choice.entry().bytes().and_then(|bytes| {
-            let may_print = memmem::find(&bytes, PRINT_SYMBOL).is_some();
-            let plain = Image::parse(&bytes)?;
-            let kernels = match plain.entries().first() {
-                Some(entry) => entry.kernels()?,
-                None => Vec::new(),
-            };
-            Ok((kernels, may_print))
-        });
-        let (kernels, may_print) = match read {
-            Ok(read) => read,
-            Err(error) => {
-                tracing::debug!(%error, "an image whose kernels only the driver can list");
-                return Ok(unknown);
-            }
-        };
-        let kernels = kernels
-            .into_iter()
-            .map(|kernel| KernelCard {
-                params: kernel.params.iter().map(|p| (p.offset, p.size)).collect(),
-                name: kernel.name,
-            })
-            .collect();
-        Ok(Contents {
-            card: LibraryCard { kernels },
-            load_now: matches!(choice, Choice::Ptx(_)),
-            may_print,
-        })
+        let label = format!("{CONTENTS_LABEL}-sm_{major}{minor}");
+        let kept = cx.images.note(hash, &label);
+        if let Some(contents) = kept.and_then(|note| doc::from_bytes(&note).ok()) {
+            return Ok(Contents::from_note(contents));
+        }
+        let found = read_contents(major, minor, image)?;
+        if let Some(contents) = &found
+            && let Ok(note) = doc::to_bytes(&contents.to_note())
+        {
+            cx.images.keep_note(hash, &label, &note);
+        }
+        Ok(found.unwrap_or_else(Contents::unknown))
     }
+}
+
+impl Contents {
+    fn unknown() -> Contents {
+        Contents {
+            card: LibraryCard::default(),
+            load_now: true,
+            may_print: true,
+        }
+    }
+
+    fn from_note((card, load_now, may_print): (LibraryCard, bool, bool)) -> Contents {
+        Contents {
+            card,
+            load_now,
+            may_print,
+        }
+    }
+
+    fn to_note(&self) -> (&LibraryCard, bool, bool) {
+        (&self.card, self.load_now, self.may_print)
+    }
+}
+
+/// `None` where only the driver may understand the image.
+fn read_contents(major: u32, minor: u32, image: &[u8]) -> Result<Option<Contents>, Failure> {
+    let parsed = match Image::parse(image) {
+        Ok(parsed) => parsed,
+        // The driver would read past the end of a container that lies about its size.
+        Err(error) if framed(image) => {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_IMAGE,
+                error.to_string(),
+            ));
+        }
+        Err(error) => {
+            tracing::debug!(%error, "an image that only the driver may understand");
+            return Ok(None);
+        }
+    };
+    let choice = match parsed.select(major, minor) {
+        Ok(choice) => choice,
+        Err(error) => {
+            tracing::debug!(%error, "an image for another device, says its header");
+            return Ok(None);
+        }
+    };
+    let read = choice.entry().bytes().and_then(|bytes| {
+        let may_print = memmem::find(&bytes, PRINT_SYMBOL).is_some();
+        let plain = Image::parse(&bytes)?;
+        let kernels = match plain.entries().first() {
+            Some(entry) => entry.kernels()?,
+            None => Vec::new(),
+        };
+        Ok((kernels, may_print))
+    });
+    let (kernels, may_print) = match read {
+        Ok(read) => read,
+        Err(error) => {
+            tracing::debug!(%error, "an image whose kernels only the driver can list");
+            return Ok(None);
+        }
+    };
+    let kernels = kernels
+        .into_iter()
+        .map(|kernel| KernelCard {
+            params: kernel.params.iter().map(|p| (p.offset, p.size)).collect(),
+            name: kernel.name,
+        })
+        .collect();
+    Ok(Some(Contents {
+        card: LibraryCard { kernels },
+        load_now: matches!(choice, Choice::Ptx(_)),
+        may_print,
+    }))
 }
 
 fn param_bytes(kernel: &KernelCard) -> usize {

@@ -228,6 +228,51 @@ fn data_is_copied_from_where_it_was_received() {
 }
 
 #[test]
+fn what_an_image_contains_is_found_out_once() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut image = b".version 8.0\n.target sm_80\n.address_size 64\n\
+        .visible .entry first(.param .u64 a) { ret; }\n"
+        .to_vec();
+    // Long enough to be kept.
+    image.resize(128 << 10, b'\n');
+    let hash = *blake3::hash(&image).as_bytes();
+    let mut kernels = |images: &mut ImageStore| -> Vec<String> {
+        let mut cx = Cx {
+            context: client.context,
+            images,
+            placed: None,
+            fds: &mut |_| unreachable!(),
+            service: &mut |_, _| {},
+        };
+        client.device.enter(&cx).expect("a context");
+        let contents = client.device.contents(&mut cx, &hash, &image);
+        let kernels = contents.expect("an image").card.kernels;
+        kernels.into_iter().map(|kernel| kernel.name).collect()
+    };
+    let mut images = ImageStore::new(Some(folder.path().into()));
+    images
+        .put(&hash, 0, image.len() as u64, &image)
+        .expect("taken");
+    assert_eq!(kernels(&mut images), ["first"]);
+    // The fake's compute capability is 750.760.
+    let label = "contents-1-sm_750760";
+    let note = images.note(&hash, label).expect("kept");
+    // Another session reads the note, and not the image.
+    let renamed: Vec<u8> = String::from_utf8(note)
+        .expect("names and small numbers")
+        .replace("first", "other")
+        .into();
+    images.keep_note(&hash, label, &renamed);
+    let mut images = ImageStore::new(Some(folder.path().into()));
+    assert_eq!(kernels(&mut images), ["other"]);
+    // One that cannot be read is as good as none.
+    images.keep_note(&hash, label, &[0xff; 3]);
+    assert_eq!(kernels(&mut images), ["first"]);
+}
+
+#[test]
 fn our_own_client_library_is_refused() {
     let fake = Fake::build(&["-Wl,--defsym=outboard_client=cuInit"]);
     let refused = Driver::load_from(&fake.path).err().expect("refused");
