@@ -74,10 +74,12 @@ def test_faults_name_kernel_and_address(server: Server, link: str) -> None:
 
 def worker_pids(server: Server) -> list[int]:
     """The worker processes of a server that have a client: no spare ones."""
-    columns = ["ps", "-o", "pid=,comm=,args=", "--ppid", str(server.process.pid)]
+    columns = ["ps", "-ww", "-o", "pid=,comm=,args=", "--ppid", str(server.process.pid)]
     lines = subprocess.run(columns, capture_output=True, text=True).stdout.splitlines()
     processes = [line.split(maxsplit=2) for line in lines]
-    return [int(pid) for pid, name, args in processes if "--spare" not in args or name == "outboard-worker"]
+    # What is no worker yet is a copy of the server that is about to become one.
+    workers = [process for process in processes if " worker " in process[2]]
+    return [int(pid) for pid, name, args in workers if "--spare" not in args or name == "outboard-worker"]
 
 
 def wait_until(true: object, seconds: float = 10) -> None:

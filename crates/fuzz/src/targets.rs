@@ -157,6 +157,7 @@ fn requests() -> Vec<Vec<u8>> {
         framed(&messages::LibraryLoad {
             library: 1,
             hash: &[7; 32],
+            len: 100_000,
             options: &[0; 4],
         }),
         framed(&messages::Launch {

@@ -11,6 +11,7 @@ use std::{
 };
 
 use outboard_api::CUresult;
+use outboard_wire::limits::IMAGE_KEPT_BYTES_MIN;
 
 use crate::device::Failure;
 
@@ -24,8 +25,6 @@ pub const IMAGES_BYTES_MAX: u64 = 8 << 30;
 pub const IMAGES_IDLE_BYTES_MAX: u64 = 1 << 30;
 /// What the folder keeps; the images that were not asked for longest are removed first.
 pub const CACHE_BYTES_MAX: u64 = 16 << 30;
-/// Below this an image is cheaper to send again than to keep on disk.
-const KEEP_BYTES_MIN: usize = 64 << 10;
 /// A note ends with its BLAKE3 hash.
 const NOTE_CHECK_BYTES: usize = 32;
 
@@ -140,6 +139,14 @@ impl ImageStore {
         hash
     }
 
+    /// The image that a client wants to load; `None` where it has to be sent first.
+    pub fn find(&mut self, hash: &Hash, len: u64) -> Option<Arc<Vec<u8>>> {
+        match self.offer(hash, len) {
+            true => self.get(hash).ok(),
+            false => None,
+        }
+    }
+
     pub fn get(&self, hash: &Hash) -> Result<Arc<Vec<u8>>, Failure> {
         let missing = |what| Failure::new(CUresult::CUDA_ERROR_INVALID_IMAGE, what);
         let held = self
@@ -239,7 +246,7 @@ impl ImageStore {
         let Some(folder) = self.folder.as_deref() else {
             return;
         };
-        if image.len() < KEEP_BYTES_MIN {
+        if image.len() < IMAGE_KEPT_BYTES_MIN {
             return;
         }
         if let Err(error) = keep(folder, hash, image) {
@@ -338,7 +345,7 @@ mod tests {
     use super::*;
 
     fn image(byte: u8) -> (Hash, Vec<u8>) {
-        let image = vec![byte; KEEP_BYTES_MIN];
+        let image = vec![byte; IMAGE_KEPT_BYTES_MIN];
         (*blake3::hash(&image).as_bytes(), image)
     }
 
@@ -350,7 +357,7 @@ mod tests {
     fn kept_images_need_not_be_sent_again_and_altered_ones_must() {
         let dir = tempfile::TempDir::new().unwrap();
         let folder = dir.path().join("images");
-        let ((hash, image), len) = (image(1), KEEP_BYTES_MIN as u64);
+        let ((hash, image), len) = (image(1), IMAGE_KEPT_BYTES_MIN as u64);
         let mut first = ImageStore::new(Some(folder.clone()));
         assert!(!first.offer(&hash, len));
         put(&mut first, &hash, &image).unwrap();
@@ -366,7 +373,7 @@ mod tests {
     fn idle_images_leave_memory_and_can_still_be_loaded() {
         let dir = tempfile::TempDir::new().unwrap();
         let mut store = ImageStore::new(Some(dir.path().into()));
-        store.idle_bytes_max = 2 * KEEP_BYTES_MIN as u64;
+        store.idle_bytes_max = 2 * IMAGE_KEPT_BYTES_MIN as u64;
         let images: Vec<_> = (0..5).map(image).collect();
         for (hash, image) in &images {
             put(&mut store, hash, image).unwrap();

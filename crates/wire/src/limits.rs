@@ -4,6 +4,8 @@
 pub const FRAME_BYTES_MAX: usize = (1 << 20) + 4096;
 /// The bytes of bulk data that one frame carries at most; longer copies travel as several frames.
 pub const CHUNK_BYTES_MAX: usize = 1 << 20;
+/// A module image shorter than this is cheaper to send along than to ask for: servers keep none such between sessions.
+pub const IMAGE_KEPT_BYTES_MIN: usize = 64 << 10;
 /// Capacity of one shared-memory ring, one for each direction.
 pub const RING_BYTES: usize = 8 << 20;
 /// How long either side waits for the other during the handshake.

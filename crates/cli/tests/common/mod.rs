@@ -178,7 +178,8 @@ impl Server {
     /// Those that have a client.
     pub fn workers(&self) -> Vec<Pid> {
         let mut children = self.children();
-        children.retain(|pid| !is_spare(*pid));
+        // A copy of the server that has yet to become a worker is none.
+        children.retain(|pid| read_proc(*pid, "cmdline").contains("worker") && !is_spare(*pid));
         children
     }
 
@@ -230,11 +231,13 @@ impl Drop for Server {
 
 /// A worker without a client, or one that starts to be that.
 fn is_spare(pid: Pid) -> bool {
-    let read = |name| {
-        let bytes = fs::read(format!("/proc/{}/{name}", pid.as_raw_nonzero()));
-        text(&bytes.unwrap_or_default())
-    };
-    read("cmdline").contains("--spare") && read("comm").trim() != "outboard-worker"
+    let is_started_ahead = read_proc(pid, "cmdline").contains("--spare");
+    is_started_ahead && read_proc(pid, "comm").trim() != "outboard-worker"
+}
+
+fn read_proc(pid: Pid, name: &str) -> String {
+    let bytes = fs::read(format!("/proc/{}/{name}", pid.as_raw_nonzero()));
+    text(&bytes.unwrap_or_default())
 }
 
 pub fn is_alive(pid: Pid) -> bool {

@@ -56,7 +56,7 @@ impl Driver {
         if input_type >= CU_JIT_NUM_INPUT_TYPES || image.is_empty() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        let hash = self.send_image(image)?;
+        let hash = self.offer_image(image)?;
         let options =
             doc::to_bytes(&jit.options).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let message = messages::LinkAdd {

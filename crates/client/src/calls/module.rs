@@ -14,7 +14,7 @@ use outboard_api::{
 use outboard_image::raw;
 use outboard_wire::{
     doc::{self, JitOptions, LibraryCard},
-    limits::CHUNK_BYTES_MAX,
+    limits::{CHUNK_BYTES_MAX, IMAGE_KEPT_BYTES_MIN},
     messages,
 };
 
@@ -124,25 +124,35 @@ fn say_refused(status: CUresult, said: &str, jit: &Jit) {
     }
 }
 
+/// What the server says to a load.
+struct Loaded {
+    status: CUresult,
+    is_missing: bool,
+    card: Option<LibraryCard>,
+}
+
 impl Driver {
     /// The server has the image after this; its hash names it.
-    pub(crate) fn send_image(&self, image: &[u8]) -> Result<[u8; 32], CUresult> {
+    pub(crate) fn offer_image(&self, image: &[u8]) -> Result<[u8; 32], CUresult> {
         let hash = *blake3::hash(image).as_bytes();
         let len = image.len() as u64;
-        if self.call(&messages::ImageOffer { hash: &hash, len }, |reply| {
-            reply.present
-        })? == 0
-        {
-            for (index, data) in image.chunks(CHUNK_BYTES_MAX).enumerate() {
-                self.submit(&messages::ImagePut {
-                    hash: &hash,
-                    offset: (index * CHUNK_BYTES_MAX) as u64,
-                    len,
-                    data,
-                })?;
-            }
+        let offer = messages::ImageOffer { hash: &hash, len };
+        if self.call(&offer, |reply| reply.present)? == 0 {
+            self.send_image(&hash, image)?;
         }
         Ok(hash)
+    }
+
+    fn send_image(&self, hash: &[u8; 32], image: &[u8]) -> Done {
+        for (index, data) in image.chunks(CHUNK_BYTES_MAX).enumerate() {
+            self.submit(&messages::ImagePut {
+                hash,
+                offset: (index * CHUNK_BYTES_MAX) as u64,
+                len: image.len() as u64,
+                data,
+            })?;
+        }
+        Ok(())
     }
 
     /// Loads an image, for a module of the current context or for a library.
@@ -152,31 +162,63 @@ impl Driver {
         jit: &Jit,
         context: Option<CUcontext>,
     ) -> Result<std::sync::Arc<Library>, CUresult> {
-        let hash = self.send_image(image)?;
+        let hash = *blake3::hash(image).as_bytes();
+        let number = self.libraries.mint();
+        // What no server keeps between sessions is sent along, the rest only where it is missed.
+        let is_sent = image.len() < IMAGE_KEPT_BYTES_MIN;
+        if is_sent {
+            self.send_image(&hash, image)?;
+        }
+        let mut loaded = self.load_sent(number, &hash, image.len(), jit)?;
+        if loaded.is_missing && !is_sent {
+            self.send_image(&hash, image)?;
+            loaded = self.load_sent(number, &hash, image.len(), jit)?;
+        }
+        if loaded.is_missing {
+            // Why it was not taken is a fault of its own, which a later call reports.
+            return Err(CUresult::CUDA_ERROR_INVALID_IMAGE);
+        }
+        loaded.status.ok()?;
+        let card = loaded.card.ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
+        self.libraries.insert(number, card, context)
+    }
+
+    fn load_sent(
+        &self,
+        number: u64,
+        hash: &[u8; 32],
+        len: usize,
+        jit: &Jit,
+    ) -> Result<Loaded, CUresult> {
         let options =
             doc::to_bytes(&jit.options).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        let number = self.libraries.mint();
-        let (status, card) = self.call(
+        self.call(
             &messages::LibraryLoad {
                 library: number,
-                hash: &hash,
+                hash,
+                len: len as u64,
                 options: &options,
             },
             |reply| {
+                if reply.missing != 0 {
+                    return Loaded {
+                        status: CUresult::CUDA_SUCCESS,
+                        is_missing: true,
+                        card: None,
+                    };
+                }
                 jit.write_logs(&reply.info_log, &reply.error_log);
                 if reply.status != 0 && !reply.error_log.is_empty() {
                     let said = String::from_utf8_lossy(&reply.error_log);
                     say_refused(CUresult(reply.status), said.trim_end(), jit);
                 }
-                (
-                    CUresult(reply.status),
-                    doc::from_bytes::<LibraryCard>(&reply.card),
-                )
+                Loaded {
+                    status: CUresult(reply.status),
+                    is_missing: false,
+                    card: doc::from_bytes(&reply.card).ok(),
+                }
             },
-        )?;
-        status.ok()?;
-        let card = card.map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
-        self.libraries.insert(number, card, context)
+        )
     }
 
     fn unload(&self, library: &Library) -> Done {

@@ -1,6 +1,6 @@
 //! Libraries, their kernels and variables.
 
-use std::ffi::CString;
+use std::{borrow::Cow, ffi::CString};
 
 use memchr::memmem;
 use outboard_api::{
@@ -75,7 +75,9 @@ impl Nvidia {
         self.enter(cx)?;
         let mut options = Box::new(Options::parse(m.options)?);
         let hash = ImageStore::hash(m.hash)?;
-        let image = cx.images.get(&hash)?;
+        let Some(image) = cx.images.find(&hash, m.len) else {
+            return Ok(missing());
+        };
         let contents = self.contents(cx, &hash, &image)?;
         let current = self.context(cx.context)?.hold.handle;
         let load = |driver: &Driver| match framed(&image) {
@@ -456,6 +458,17 @@ fn framed(image: &[u8]) -> bool {
     image.starts_with(&FATBIN_MAGIC) || image.starts_with(&ELF_MAGIC)
 }
 
+/// The client is to send the image first.
+fn missing() -> messages::LibraryLoadReply<'static> {
+    messages::LibraryLoadReply {
+        status: CUresult::CUDA_SUCCESS.0,
+        missing: 1,
+        card: Cow::Borrowed(&[]),
+        info_log: Cow::Borrowed(&[]),
+        error_log: Cow::Borrowed(&[]),
+    }
+}
+
 fn reply(
     status: CUresult,
     options: &Options,
@@ -473,6 +486,7 @@ fn reply(
     let (info_log, error_log) = options.logs();
     Ok(messages::LibraryLoadReply {
         status: status.0,
+        missing: 0,
         card: card.into(),
         info_log: info_log.into(),
         error_log: error_log.into(),

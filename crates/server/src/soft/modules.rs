@@ -75,7 +75,16 @@ impl Soft {
         cx: &mut Cx<'_>,
         m: &messages::LibraryLoad<'_>,
     ) -> Result<messages::LibraryLoadReply<'static>, Failure> {
-        let image = cx.images.get(&ImageStore::hash(m.hash)?)?;
+        let nothing = || Cow::Borrowed(&[][..]);
+        let Some(image) = cx.images.find(&ImageStore::hash(m.hash)?, m.len) else {
+            return Ok(messages::LibraryLoadReply {
+                status: CUresult::CUDA_SUCCESS.0,
+                missing: 1,
+                card: nothing(),
+                info_log: nothing(),
+                error_log: nothing(),
+            });
+        };
         let loaded = select(&image).and_then(|(text, target)| {
             self.may_print |= text.contains(PRINT_SYMBOL);
             self.load(&text, target)
@@ -93,8 +102,9 @@ impl Soft {
         };
         Ok(messages::LibraryLoadReply {
             status: status.0,
+            missing: 0,
             card: Cow::Owned(card),
-            info_log: Cow::Borrowed(&[]),
+            info_log: nothing(),
             error_log: Cow::Owned(error_log),
         })
     }

@@ -166,10 +166,12 @@ impl Client {
         let request = m::LibraryLoad {
             library,
             hash: &hash,
+            len: image.len() as u64,
             options: &[],
         };
         let (_, reply) = self.send(&Request::LibraryLoad(request)).unwrap();
         let reply = m::LibraryLoadReply::decode(&mut Reader::new(&reply)).unwrap();
+        assert_eq!(reply.missing, 0);
         let log = String::from_utf8(reply.error_log.to_vec()).unwrap();
         let card = match reply.status {
             0 => doc::from_bytes(&reply.card).unwrap(),
