@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from conftest import Server
+from conftest import EXAMPLES, Server
 
 PROGRAM = Path(__file__).with_name("steady_state.py")
 
@@ -43,3 +43,14 @@ def test_steady_state(server: Server, link: str, tmp_path: Path) -> None:
     for question in ["cuCtxGetCurrent", "cuCtxGetDevice", "cuFuncGetAttribute", "cuDeviceGetAttribute", "cuStreamIsCapturing",
                      "cuPointerGetAttribute", "cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuMemGetInfo_v2"]:
         assert per_iteration(question, "local") == 1, question
+
+
+def test_first_launch(server: Server, link: str, tmp_path: Path) -> None:
+    stats = tmp_path / "stats.json"
+    done = server.run(link, EXAMPLES / "vector_add", env={"OUTBOARD_STATS": str(stats)})
+    assert done.returncode == 0, done.stderr
+    calls = json.loads(stats.read_text())["by_call"]
+    # The kernel comes with its module, and what it may use comes along: its first launch waits for nothing.
+    assert calls["cuLaunchKernel"]["synchronous"] == 0
+    assert calls["cuLaunchKernel"]["outstanding"] > 0
+    assert calls["cuLibraryLoadData"]["synchronous"] == 1

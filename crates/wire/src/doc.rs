@@ -39,6 +39,17 @@ pub struct KernelCard {
     pub name: String,
     /// Offset and size of each parameter in the parameter buffer, in order.
     pub params: Vec<(u32, u32)>,
+    /// Launches within these bounds need not wait for the kernel's attributes; 0 where the image does not say.
+    pub bounds: LaunchBounds,
+}
+
+/// What every driver grants a kernel, however it counts in detail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct LaunchBounds {
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block, as long as no attribute was set.
+    pub dynamic_shared_bytes: u32,
 }
 
 /// The options of `cuModuleLoadDataEx`, `cuLibraryLoadData` and `cuLinkCreate` that mean something on another machine.

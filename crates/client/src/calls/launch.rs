@@ -176,6 +176,9 @@ impl Driver {
         {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
+        if kernel.surely_takes(threads, shape.shared_bytes) {
+            return Ok(());
+        }
         if threads > kernel.attribute(self, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)? as u64 {
             return Err(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
         }

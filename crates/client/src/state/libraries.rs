@@ -14,7 +14,10 @@ use outboard_api::{
     cuda::{CUcontext, CUfunction},
     enums::*,
 };
-use outboard_wire::{doc::LibraryCard, messages};
+use outboard_wire::{
+    doc::{LaunchBounds, LibraryCard},
+    messages,
+};
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
@@ -46,6 +49,10 @@ pub(crate) struct Kernel {
     /// Offset and size of each parameter.
     pub(crate) params: Vec<(u32, u32)>,
     pub(crate) param_bytes: u32,
+    /// What needs no attributes.
+    pub(crate) bounds: LaunchBounds,
+    /// An attribute was set.
+    is_altered: AtomicBool,
     pub(crate) unloaded: AtomicBool,
     /// The server has been asked to load its code.
     pub(crate) requested: AtomicBool,
@@ -95,6 +102,8 @@ impl Libraries {
                 name: CString::new(kernel.name).map_err(|_| CUresult::CUDA_ERROR_INVALID_IMAGE)?,
                 params: kernel.params,
                 param_bytes,
+                bounds: kernel.bounds,
+                is_altered: AtomicBool::new(false),
                 unloaded: AtomicBool::new(false),
                 requested: AtomicBool::new(false),
                 attributes: OnceLock::new(),
@@ -199,6 +208,16 @@ impl Kernel {
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 
+    /// Whether a launch surely fits, without a look at the attributes: asking for them would wait until the server has
+    /// loaded the kernel, behind all that was sent before.
+    #[inline]
+    pub(crate) fn surely_takes(&self, threads: u64, dynamic_shared_bytes: u32) -> bool {
+        threads <= u64::from(self.bounds.threads)
+            && (dynamic_shared_bytes == 0
+                || dynamic_shared_bytes <= self.bounds.dynamic_shared_bytes
+                    && !self.is_altered.load(Ordering::Acquire))
+    }
+
     /// Sets an attribute here and there. What is refused is refused here.
     pub(crate) fn set_attribute(
         &self,
@@ -239,6 +258,7 @@ impl Kernel {
             value,
         })?;
         self.overrides.write().insert(attribute, value);
+        self.is_altered.store(true, Ordering::Release);
         self.occupancy.lock().clear();
         Ok(())
     }

@@ -7,12 +7,13 @@ use outboard_api::{
     CUresult,
     enums::{
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-        CU_FUNC_ATTRIBUTE_MAX,
+        CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, CU_FUNC_ATTRIBUTE_MAX,
+        CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
     },
 };
-use outboard_image::{Choice, Image};
+use outboard_image::{Attributes, Choice, Image};
 use outboard_wire::{
-    doc::{self, KernelCard, LibraryCard},
+    doc::{self, KernelCard, LaunchBounds, LibraryCard},
     messages,
 };
 
@@ -53,6 +54,7 @@ struct Kernel {
     name: CString,
     /// The least that a parameter buffer must hold.
     param_bytes: usize,
+    bounds: LaunchBounds,
     handle: Option<real::DeviceKernel>,
     /// By the session's number of the context; mostly one.
     functions: Vec<(u64, real::Kernel)>,
@@ -126,6 +128,7 @@ impl Nvidia {
                 Ok(Kernel {
                     name: jit::c_string("a kernel's name", kernel.name.as_bytes())?,
                     param_bytes: param_bytes(kernel),
+                    bounds: kernel.bounds,
                     handle: None,
                     functions: Vec::new(),
                 })
@@ -189,9 +192,28 @@ impl Nvidia {
                 Err(refused) => return Err(refused.into()),
             }
         }
+        self.compare(m.kernel, &values);
         Ok(messages::KernelAttributesReply {
             values: values.into(),
         })
+    }
+
+    /// What the client was promised of a kernel must not be more than the driver grants.
+    fn compare(&self, kernel: u64, values: &[u8]) {
+        let granted = |attribute: u32| {
+            let value = values.as_chunks::<4>().0.get(attribute as usize);
+            value.map_or(0, |bytes| i32::from_le_bytes(*bytes).max(0).unsigned_abs())
+        };
+        let promised = self
+            .libraries
+            .get(kernel >> 32)
+            .ok()
+            .and_then(|library| library.kernels.get(kernel as u32 as usize));
+        if let Some(Kernel { name, bounds, .. }) = promised
+            && bounds.threads > granted(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
+        {
+            tracing::warn!(?name, ?bounds, "more was promised than the driver grants");
+        }
     }
 
     pub(super) fn kernel_set_attribute(
@@ -360,7 +382,8 @@ impl Nvidia {
         if let Some(contents) = kept.and_then(|note| doc::from_bytes(&note).ok()) {
             return Ok(Contents::from_note(contents));
         }
-        let found = read_contents(major, minor, image)?;
+        let registers = number(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK)?;
+        let found = read_contents(major, minor, registers, image)?;
         if let Some(contents) = &found
             && let Ok(note) = doc::to_bytes(&contents.to_note())
         {
@@ -393,7 +416,12 @@ impl Contents {
 }
 
 /// `None` where only the driver may understand the image.
-fn read_contents(major: u32, minor: u32, image: &[u8]) -> Result<Option<Contents>, Failure> {
+fn read_contents(
+    major: u32,
+    minor: u32,
+    block_registers: u32,
+    image: &[u8],
+) -> Result<Option<Contents>, Failure> {
     let parsed = match Image::parse(image) {
         Ok(parsed) => parsed,
         // The driver would read past the end of a container that lies about its size.
@@ -435,6 +463,7 @@ fn read_contents(major: u32, minor: u32, image: &[u8]) -> Result<Option<Contents
         .into_iter()
         .map(|kernel| KernelCard {
             params: kernel.params.iter().map(|p| (p.offset, p.size)).collect(),
+            bounds: bounds(&kernel.attributes, block_registers),
             name: kernel.name,
         })
         .collect();
@@ -443,6 +472,38 @@ fn read_contents(major: u32, minor: u32, image: &[u8]) -> Result<Option<Contents
         load_now: matches!(choice, Choice::Ptx(_)),
         may_print,
     }))
+}
+
+/// What the driver is sure to grant. Registers are given to warps, 256 at a time, and to four warps at once (CUDA C++
+/// Programming Guide, "Hardware Implementation"; the occupancy calculator has the units).
+fn bounds(attributes: &Attributes, block_registers: u32) -> LaunchBounds {
+    const WARP_THREADS: u32 = 32;
+    const WARP_REGISTERS_UNIT: u32 = 256;
+    const WARPS_UNIT: u32 = 4;
+    const THREADS_MAX: u32 = 1024;
+    const SHARED_BYTES: u32 = 48 << 10;
+    let threads = match attributes.registers {
+        // A required shape is not a number of threads.
+        Some(registers) if registers > 0 && attributes.threads_required.is_none() => {
+            let warp = registers
+                .saturating_mul(WARP_THREADS)
+                .checked_next_multiple_of(WARP_REGISTERS_UNIT)
+                .unwrap_or(u32::MAX);
+            let warps = block_registers / warp / WARPS_UNIT * WARPS_UNIT;
+            let declared = attributes.threads_max.map_or(THREADS_MAX, |dims| {
+                dims.iter().copied().fold(1, u32::saturating_mul)
+            });
+            (warps * WARP_THREADS).min(declared).min(THREADS_MAX)
+        }
+        _ => 0,
+    };
+    let used = attributes
+        .shared_bytes
+        .map(|own| own.saturating_add(attributes.shared_reserved_bytes.unwrap_or_default()));
+    LaunchBounds {
+        threads,
+        dynamic_shared_bytes: used.map_or(0, |used| SHARED_BYTES.saturating_sub(used)),
+    }
 }
 
 fn param_bytes(kernel: &KernelCard) -> usize {
@@ -511,6 +572,7 @@ fn enumerate(driver: &Driver, library: real::Library) -> Result<LibraryCard, Fai
         kernels.push(KernelCard {
             name: driver.kernel_name(kernel)?.to_string_lossy().into_owned(),
             params,
+            bounds: LaunchBounds::default(),
         });
     }
     Ok(LibraryCard { kernels })
@@ -551,6 +613,36 @@ mod tests {
         assert_eq!((shape.grid, shape.block), ([1, 2, 3], [4, 5, 6]));
         assert_eq!((shape.shared_bytes, records.len()), (7, 72));
         assert!(config(&bytes[..27]).is_err());
+    }
+
+    #[test]
+    fn bounds_are_what_the_occupancy_calculator_says_or_less() {
+        let of = |registers, threads_max, shared_bytes| {
+            let attributes = Attributes {
+                registers,
+                threads_max,
+                shared_bytes,
+                shared_reserved_bytes: Some(1024),
+                ..Attributes::default()
+            };
+            let bounds = bounds(&attributes, 65_536);
+            (bounds.threads, bounds.dynamic_shared_bytes)
+        };
+        assert_eq!(of(Some(64), None, Some(0)), (1024, 47 << 10));
+        assert_eq!(of(Some(65), None, Some(0)).0, 896);
+        assert_eq!(of(Some(128), None, Some(0)).0, 512);
+        assert_eq!(of(Some(168), None, Some(0)).0, 384);
+        assert_eq!(of(Some(255), None, Some(0)).0, 256);
+        assert_eq!(of(Some(32), Some([16, 8, 1]), Some(0)).0, 128);
+        assert_eq!(of(Some(32), None, Some(64 << 10)).1, 0);
+        assert_eq!(of(None, None, None), (0, 0));
+        assert_eq!(of(Some(u32::MAX), None, Some(u32::MAX)), (0, 0));
+        let required = Attributes {
+            registers: Some(32),
+            threads_required: Some([32, 1, 1]),
+            ..Attributes::default()
+        };
+        assert_eq!(bounds(&required, 65_536).threads, 0);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use outboard_ptx::{
     module::Module,
 };
 use outboard_wire::{
-    doc::{self, KernelCard, LibraryCard},
+    doc::{self, KernelCard, LaunchBounds, LibraryCard},
     messages,
 };
 
@@ -379,6 +379,10 @@ impl Library {
         let kernels = self.module.kernels().iter().map(|kernel| KernelCard {
             name: kernel.name.clone(),
             params: kernel.params.iter().map(|p| (p.offset, p.bytes)).collect(),
+            bounds: LaunchBounds {
+                threads: block_threads_max(kernel),
+                dynamic_shared_bytes: card::SHARED_BYTES.saturating_sub(kernel.shared_bytes),
+            },
         });
         let card = LibraryCard {
             kernels: kernels.collect(),
