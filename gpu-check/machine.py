@@ -20,7 +20,6 @@ PACKAGES = (
     "torch",
     "torchvision",
     "transformers",
-    "diffusers",
     "triton",
     "jax",
     "jaxlib",

@@ -27,7 +27,6 @@ mod helpers;
 mod integrity;
 mod landing;
 mod log;
-mod naps;
 mod notes;
 mod optimise;
 mod session;

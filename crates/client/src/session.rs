@@ -17,24 +17,24 @@ use std::{
 };
 
 use outboard_api::CUresult;
-use outboard_link::{Frame, Kind, Link, Place, Receiver, Segment, Sender, Wait, Waker};
+use outboard_link::{Flusher, Frame, Kind, Link, Place, Receiver, Segment, Sender, Wait, Waker};
 use outboard_wire::{
     Message, Op, Reader,
     frame::{
         REPLY_DATA_AT, ReplyHeader, copied_to, decode_reply, encode_request, encode_request_head,
         request_len,
     },
-    limits::PLACED_BYTES_MIN,
+    limits::{LINGER_MS_MAX, PLACED_BYTES_MIN},
     messages::Note,
 };
 use parking_lot::{Condvar, Mutex};
 
 use self::batch::Batch;
 pub(crate) use crate::landing::{Landing, Rows, Sink};
-use crate::{landing::landed, log, naps::Naps, notes, optimise, state::Word, stats, times};
+use crate::{landing::landed, log, notes, optimise, state::Word, stats, times};
 
-/// How long a thread looks at the GPU's word without a pause, where there are cores to spare: the driver's own waits do
-/// so for as long as it takes. After that it naps between looks, so that a wait ends late by a thousandth at most.
+/// How long a thread looks at the GPU's word before it sleeps, where there are cores to spare: as long as the driver's own
+/// waits do, nearly. The longer a wait, the less it matters how late it ends.
 const WATCH_US_MAX: u64 = 5_000;
 /// The same on one or two cores, where the server needs one.
 const WATCH_FEW_CORES_US_MAX: u64 = 20;
@@ -49,6 +49,7 @@ const LEAD_MS_MAX: u64 = 200;
 
 pub(crate) struct Session {
     sender: Mutex<Sender>,
+    flusher: Flusher,
     /// Messages that wait for company, at the level `batch=N`.
     batch: Option<Batch>,
     receiver: Mutex<Receiver>,
@@ -167,6 +168,7 @@ impl Session {
         let (sender, receiver) = link.split();
         Session {
             waker: receiver.waker(),
+            flusher: sender.flusher(),
             sender: Mutex::new(sender),
             batch: optimise::level().batch().map(Batch::new),
             receiver: Mutex::new(receiver),
@@ -183,6 +185,19 @@ impl Session {
             attend: (Mutex::new(false), Condvar::new()),
             fds,
         }
+    }
+
+    /// Starts the thread that sends for threads whose messages follow each other closely, where there is a core for it.
+    pub(crate) fn start_sender(&self) {
+        if let Some(helper) = self.flusher.helper() {
+            notes::spawn("outboard-sender", move || helper.run());
+        }
+    }
+
+    /// The process ends: what is on its way to the kernel gets there, if the server takes it soon.
+    pub(crate) fn send_all(&self) {
+        let until = Instant::now() + Duration::from_millis(LINGER_MS_MAX);
+        let _ = self.flusher.flush_until(until);
     }
 
     /// Whether memory can be shared with the server.
@@ -314,7 +329,6 @@ impl Session {
             return false;
         };
         let start = Instant::now();
-        let mut naps = None;
         loop {
             let mut written = false;
             for look in 0..WATCH_LOOKS {
@@ -335,13 +349,10 @@ impl Session {
             if written && self.landing.load(Ordering::Acquire) == 0 {
                 return true;
             }
-            let waited = start.elapsed();
-            if waited > watch_max() {
-                if is_few_cores() {
-                    return false;
-                }
-                naps.get_or_insert_with(Naps::new).nap(waited);
-            } else if is_few_cores() {
+            if start.elapsed() > watch_max() {
+                return false;
+            }
+            if is_few_cores() {
                 std::thread::yield_now();
             }
         }
@@ -623,8 +634,8 @@ impl Session {
     #[inline]
     fn send<'a, M: Op<'a>>(&self, token: u32, context: u64, message: &M) -> Result<(), CUresult> {
         let len = request_len(message);
-        let mut sender = self.sender.lock();
         let sent = (|| {
+            let mut sender = self.sender.lock();
             if M::HAS_DATA && len >= PLACED_BYTES_MIN && !self.shares_memory() {
                 let mut room = [0; DATA_HEAD_BYTES_MAX];
                 if let Some((head, data)) = encode_request_head(&mut room, token, context, message)
@@ -640,10 +651,12 @@ impl Session {
                 .map_err(|_| outboard_link::Error::Misuse("a message longer than it said"))?;
             times::sending(|| {
                 sender.commit(len)?;
-                sender.flush()
+                sender.post()?;
+                // Without the lock: what other threads post meanwhile leaves with it, or this with theirs.
+                drop(sender);
+                self.flusher.flush()
             })
         })();
-        drop(sender);
         sent.map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))
     }
 

@@ -31,6 +31,9 @@ fn main() {
     if is_wanted("round trips") {
         compare_round_trips();
     }
+    if is_wanted("sends") {
+        compare_sends();
+    }
     if is_wanted("copies") {
         compare_copies();
     }
@@ -71,6 +74,31 @@ fn compare_round_trips() {
             "{len:6} bytes {spinning:20.2} µs {blocking:20.2} µs {link:12.2} µs {:+12.2} µs",
             link - spinning
         );
+    }
+}
+
+/// What a small frame costs the thread that sends it, when it does so every few microseconds.
+fn compare_sends() {
+    const GAP: Duration = Duration::from_micros(4);
+    println!(
+        "\nsends of 150 bytes, one every 4 µs, ns each for the thread that sends, median (p99)"
+    );
+    let alone = || sends(&TcpFixture, GAP, false);
+    let helped = || sends(&TcpFixture, GAP, true);
+    let (mut without, mut with) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        without.extend(alone().unwrap_or_default());
+        with.extend(helped().unwrap_or_default());
+    }
+    for (name, mut times) in [("by itself", without), ("with a helper", with)] {
+        match times.is_empty() {
+            true => println!("{name:16} no core for it on this machine"),
+            false => println!(
+                "{name:16} {:6} ({})",
+                raw::percentile(&mut times, 50).as_nanos(),
+                raw::percentile(&mut times, 99).as_nanos()
+            ),
+        }
     }
 }
 
@@ -124,6 +152,36 @@ fn round_trips(fixture: &impl Fixture, len: usize) -> Vec<Duration> {
     drop((to_server, from_server));
     echo.join().expect("the echo");
     times
+}
+
+fn sends(fixture: &impl Fixture, gap: Duration, is_helped: bool) -> Option<Vec<Duration>> {
+    let ((mut to_client, _keep), (_keep_too, mut from_server)) = pair(fixture);
+    let flusher = to_client.flusher();
+    let helper = match is_helped {
+        true => Some(flusher.helper()?),
+        false => None,
+    };
+    let helper = helper.map(|helper| thread::spawn(|| helper.run()));
+    let drain = thread::spawn(move || while let Ok(Some(_)) = from_server.recv(Wait::Forever) {});
+    let mut times = Vec::new();
+    let end = Instant::now() + SPAN;
+    while Instant::now() < end {
+        let start = Instant::now();
+        to_client.reserve(150).expect("room").fill(1);
+        to_client.commit(150).expect("to commit");
+        to_client.post().expect("to post");
+        flusher.flush().expect("to flush");
+        times.push(start.elapsed());
+        while start.elapsed() < gap {
+            std::hint::spin_loop();
+        }
+    }
+    drop(to_client);
+    drain.join().expect("the receiver");
+    if let Some(helper) = helper {
+        helper.join().expect("the helper");
+    }
+    Some(times)
 }
 
 fn one_way(fixture: &impl Fixture, len: usize) -> f64 {

@@ -15,6 +15,8 @@
 //!
 //! * [`Sender::reserve`] hands out room for one frame where the link wants it (in the ring itself over shm), and
 //!   [`Sender::commit`] publishes it. Over tcp frames leave at [`Sender::flush`].
+//! * Several threads share a link by a lock around its [`Sender`], [`Sender::post`] under the lock, and
+//!   [`Flusher::flush`] without it. A thread of the caller's may run a [`Helper`], which then does the sending.
 //! * [`Receiver::recv`] yields frames in place. Over shm the bytes lie in memory that the peer can still write: a
 //!   decoder copies every scalar out once, and checks the copy.
 //! * [`Receiver::recv_placed`] receives long frames into memory of the caller's: pinned memory, a copy's destination.
@@ -47,14 +49,13 @@ mod stream;
 mod sync;
 #[cfg(not(loom))]
 mod sys;
-#[cfg(not(loom))]
 pub mod tcp;
 
 #[cfg(not(loom))]
 pub use crate::{
     dial::{DialError, dial},
     endpoint::{Endpoint, EndpointError, Host},
-    link::{Closer, Kind, Link, Receiver, Sender, Wait, Waker},
+    link::{Closer, Flusher, Helper, Kind, Link, Receiver, Sender, Wait, Waker},
     listener::{Listener, connect},
     place::{Frame, Place, Placer, Segment},
     stream::{Peer, Stream},

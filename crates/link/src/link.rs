@@ -11,7 +11,7 @@ use outboard_wire::limits::FRAME_BYTES_MAX;
 use crate::{
     Error,
     place::{Frame, Placer},
-    shm, tcp,
+    shm, spin, tcp,
 };
 
 /// A kind of link.
@@ -144,6 +144,24 @@ impl Sender {
         }
     }
 
+    /// Makes what is buffered visible to whoever flushes next, with [`flush`](Sender::flush) or by a [`Flusher`]. Blocks
+    /// while too much is waiting to be sent.
+    #[inline]
+    pub fn post(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Shm(_) => Ok(()),
+            Self::Tcp(sender) => sender.post(),
+        }
+    }
+
+    /// A handle by which any thread sends what was [posted](Sender::post), without the sender.
+    pub fn flusher(&self) -> Flusher {
+        Flusher(match self {
+            Self::Shm(_) => None,
+            Self::Tcp(sender) => Some(sender.flusher()),
+        })
+    }
+
     /// Passes a file descriptor, for [`Receiver::recv_fd`] with the same `tag`; possible over shm only. It is not
     /// ordered with frames.
     pub fn send_fd(&mut self, tag: u64, fd: BorrowedFd<'_>) -> Result<(), Error> {
@@ -175,6 +193,48 @@ impl Sender {
             Self::Shm(_) => Kind::Shm,
             Self::Tcp(_) => Kind::Tcp,
         }
+    }
+}
+
+/// Sends what was posted.
+#[derive(Clone)]
+pub struct Flusher(Option<tcp::Flusher>);
+
+impl Flusher {
+    /// Sends it, or leaves it to a thread that is sending already: an error that this one meets is the next
+    /// [`Sender::post`]'s.
+    #[inline]
+    pub fn flush(&self) -> Result<(), Error> {
+        self.0.as_ref().map_or(Ok(()), tcp::Flusher::flush)
+    }
+
+    /// Waits, until `deadline` at most, until everything posted has been handed to the kernel.
+    pub fn flush_until(&self, deadline: Instant) -> Result<(), Error> {
+        self.0
+            .as_ref()
+            .map_or(Ok(()), |flusher| flusher.flush_until(deadline))
+    }
+
+    /// What a thread of the caller's can do to make sending cheap for all others, where this link gains by it and the
+    /// machine has a core for it. One thread for a link.
+    pub fn helper(&self) -> Option<Helper> {
+        self.any_helper().filter(|_| spin::has_cores_to_spare())
+    }
+
+    /// As [`helper`](Self::helper), whatever the machine.
+    pub(crate) fn any_helper(&self) -> Option<Helper> {
+        self.0.as_ref().map(|flusher| Helper(flusher.helper()))
+    }
+}
+
+/// Sends for threads whose sends follow each other closely: it is woken by them, then looks for what they post, and sleeps
+/// again when nothing has come for [`SEND_SPIN_NS_MAX`](outboard_wire::limits::SEND_SPIN_NS_MAX).
+pub struct Helper(tcp::Helper);
+
+impl Helper {
+    /// Returns when the link ends.
+    pub fn run(self) {
+        self.0.run();
     }
 }
 

@@ -1,12 +1,103 @@
-//! The atomics and the sleeping that the ring is made of: the real ones, or loom's, which try every interleaving.
+//! The atomics, the locks and the sleeping that rings and senders are made of: the real ones, or loom's, which try every interleaving.
 
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+pub(crate) use std::sync::{
+    Condvar, Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+};
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+pub(crate) use loom::sync::{
+    Condvar, Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+};
 
+pub(crate) use turn::{Guard, Turn};
 pub(crate) use word::Word;
+
+/// A lock for which a thread may try without waiting.
+#[cfg(not(loom))]
+mod turn {
+    use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+    pub(crate) struct Turn<T>(Mutex<T>);
+
+    pub(crate) type Guard<'a, T> = MutexGuard<'a, T>;
+
+    impl<T> Turn<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> Guard<'_, T> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+
+        #[inline]
+        pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+            match self.0.try_lock() {
+                Ok(guard) => Some(guard),
+                Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            }
+        }
+    }
+}
+
+/// loom's lock does not count its release as an access, and so never tries what happens when another thread fails to take
+/// it just before: here a flag makes it one.
+#[cfg(loom)]
+mod turn {
+    use std::ops::{Deref, DerefMut};
+
+    use loom::sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    };
+
+    pub(crate) struct Turn<T>(Mutex<T>, AtomicBool);
+
+    pub(crate) struct Guard<'a, T>(MutexGuard<'a, T>, &'a AtomicBool);
+
+    impl<T> Turn<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(Mutex::new(value), AtomicBool::new(false))
+        }
+
+        pub(crate) fn lock(&self) -> Guard<'_, T> {
+            let guard = self.0.lock().unwrap_or_else(|error| error.into_inner());
+            self.1.swap(true, Ordering::Relaxed);
+            Guard(guard, &self.1)
+        }
+
+        pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+            self.1.fetch_or(false, Ordering::Relaxed);
+            let guard = self.0.try_lock().ok()?;
+            self.1.swap(true, Ordering::Relaxed);
+            Some(Guard(guard, &self.1))
+        }
+    }
+
+    impl<T> Drop for Guard<'_, T> {
+        fn drop(&mut self) {
+            self.1.swap(false, Ordering::Relaxed);
+        }
+    }
+
+    impl<T> Deref for Guard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            &self.0
+        }
+    }
+
+    impl<T> DerefMut for Guard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            &mut self.0
+        }
+    }
+}
 
 #[cfg(not(loom))]
 mod word {

@@ -1,11 +1,19 @@
-//! Every interleaving of the ring's two sides, up to a bound of preemptions: no lost wake-up (loom reports a deadlock),
-//! no byte read before it is written or overwritten before it is read (loom reports a race), no frame lost.
+//! Every interleaving of the ring's two sides, and of the threads that send over tcp, up to a bound of preemptions: no lost
+//! wake-up (loom reports a deadlock), no byte read before it is written or overwritten before it is read (loom reports a
+//! race), no frame lost or left behind.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p outboard-link --release --test loom`
 #![cfg(loom)]
 
-use loom::{cell::UnsafeCell, sync::Arc, thread};
-use outboard_link::shm::ring::{ALIGN, Consumer, Control, Interrupt, Producer};
+use loom::{
+    cell::UnsafeCell,
+    sync::{Arc, Mutex},
+    thread,
+};
+use outboard_link::{
+    shm::ring::{ALIGN, Consumer, Control, Interrupt, Producer},
+    tcp::outgoing::{Batch, Outgoing, Write},
+};
 
 /// The bytes of a ring, in units of [`ALIGN`].
 struct Slots(Vec<UnsafeCell<u64>>);
@@ -195,5 +203,110 @@ fn an_interrupt_wakes_a_producer_that_waits_for_room() {
             producer.sleep(&interrupt, None);
         }
         closer.join().unwrap();
+    });
+}
+
+/// The socket: what was written, and the number that each thread has come to.
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), outboard_link::Error> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn wants_help(&mut self) -> bool {
+        true
+    }
+}
+
+fn outgoing() -> (Arc<Outgoing<Written>>, Arc<Mutex<Vec<u8>>>) {
+    let written = Arc::new(Mutex::new(Vec::new()));
+    (Arc::new(Outgoing::new(Written(written.clone()))), written)
+}
+
+fn post(outgoing: &Outgoing<Written>, byte: u8) {
+    let mut batch = Batch::default();
+    batch.push(&[byte]);
+    outgoing.post(&mut batch).unwrap();
+}
+
+#[test]
+fn whoever_finds_nobody_sending_sends_for_all() {
+    explore(|| {
+        let (outgoing, written) = outgoing();
+        let other = thread::spawn({
+            let outgoing = outgoing.clone();
+            move || {
+                for byte in [1, 2] {
+                    post(&outgoing, byte);
+                    outgoing.flush().unwrap();
+                }
+            }
+        });
+        for byte in [11, 12] {
+            post(&outgoing, byte);
+            outgoing.flush().unwrap();
+        }
+        other.join().unwrap();
+        // Nothing is left behind, and each thread's bytes keep their order.
+        let written = written.lock().unwrap();
+        assert_eq!(written.len(), 4);
+        for [first, second] in [[1, 2], [11, 12]] {
+            let place = |byte| written.iter().position(|other| *other == byte);
+            assert!(place(first) < place(second));
+        }
+    });
+}
+
+#[test]
+fn a_helper_leaves_nothing_behind_and_sleeps_and_ends() {
+    explore(|| {
+        let (outgoing, written) = outgoing();
+        let helper = thread::spawn({
+            let outgoing = outgoing.clone();
+            move || {
+                let mut looks = 0;
+                outgoing.help(|_| {
+                    looks += 1;
+                    looks % 2 == 1
+                })
+            }
+        });
+        for byte in [1, 2] {
+            post(&outgoing, byte);
+            outgoing.flush().unwrap();
+            outgoing.call();
+        }
+        outgoing
+            .send_with(|writer, posted| writer.write(posted).and_then(|()| writer.write(&[3])))
+            .unwrap();
+        // By now it is all out, whether the helper looks again or not.
+        assert_eq!(*written.lock().unwrap(), [1, 2, 3]);
+        outgoing.end();
+        helper.join().unwrap();
+    });
+}
+
+#[test]
+fn what_is_left_to_a_helper_is_out_when_it_has_ended() {
+    explore(|| {
+        let (outgoing, written) = outgoing();
+        let helper = thread::spawn({
+            let outgoing = outgoing.clone();
+            move || {
+                let mut looks = 0;
+                outgoing.help(|_| {
+                    looks += 1;
+                    looks < 2
+                })
+            }
+        });
+        outgoing.call();
+        post(&outgoing, 1);
+        outgoing.flush().unwrap();
+        outgoing.end();
+        helper.join().unwrap();
+        assert_eq!(*written.lock().unwrap(), [1]);
     });
 }

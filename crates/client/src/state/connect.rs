@@ -85,6 +85,7 @@ fn open() -> Result<Driver, CUresult> {
     crate::times::choose();
     let session: &'static Session = Box::leak(Box::new(Session::new(link, vec![socket])));
     session.watch_batches();
+    session.start_sender();
     Ok(Driver {
         session,
         contexts: Contexts::new(welcome.devices.len()),
@@ -128,5 +129,6 @@ pub(crate) fn abandon_after_fork() {
 pub(crate) fn send_all_at_exit() {
     if let Some(driver) = DRIVER.get() {
         driver.session.end_batches();
+        driver.session.send_all();
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod frames;
 pub mod liveness;
+pub mod outgoing;
 pub mod placed;
 pub mod processes;
 
@@ -180,6 +181,15 @@ macro_rules! conformance_suite {
             a_peer_that_goes_away_in_a_placed_frame
             a_place_that_does_not_fit_is_refused
             back_pressure_holds_while_frames_are_kept
+        );
+        $crate::conformance_suite!(@outgoing $fixture;
+            frames_of_many_threads_keep_their_order
+            a_helper_ends_with_its_link
+            what_a_helper_meets_is_told_to_the_next_sender
+            a_helper_without_work_costs_nothing
+            back_pressure_reaches_threads_that_post
+            the_last_flush_ends_in_time
+            a_forked_child_leaves_the_helper_alone
         );
         $crate::conformance_suite!(@liveness $fixture;
             what_was_sent_before_the_end_is_delivered

@@ -13,7 +13,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_wire::limits::{LINGER_MS_MAX, TCP_SEND_BUFFER_BYTES};
+use outboard_wire::limits::{
+    LINGER_MS_MAX, SEND_SPIN_NS_MAX, SENDS_CLOSE_MIN, SENDS_CLOSE_NS_MAX, TCP_SEND_BUFFER_BYTES,
+};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd},
     io::Errno,
@@ -23,18 +25,22 @@ use rustix::{
 use super::{
     deframer::{Deframer, PREFIX_BYTES, Parts},
     liveness::{self, Watch},
+    outgoing::{Batch, Outgoing, Write},
 };
 use crate::{
     Error, Wait,
     place::{Frame, Placer},
     spin::{self, Spin},
-    sys,
+    stream, sys,
 };
 
 /// A part at least this long is not copied into the send buffer first.
 const DIRECT_BYTES_MIN: usize = 16 << 10;
 /// Parts of one frame that go to the kernel in one call, the buffered bytes and the length included.
 const PARTS_MAX: usize = 16;
+
+/// Looks of a helper at what is posted between two at the clock.
+const HELPER_LOOKS: u32 = 16;
 
 /// An established tcp link.
 pub struct Connection {
@@ -61,12 +67,17 @@ impl Connection {
             is_closed: AtomicBool::new(false),
             owner_pid: std::process::id(),
         });
+        let writer = Writer {
+            socket: Arc::clone(&shared),
+            last: None,
+            close: 0,
+        };
         Ok(Self {
             sender: Sender {
-                buffer: Vec::new(),
-                buffered: 0,
+                batch: Batch::default(),
                 reserved: 0,
                 is_shut: false,
+                outgoing: Arc::new(Outgoing::new(writer)),
                 shared: Arc::clone(&shared),
             },
             receiver: Receiver {
@@ -86,11 +97,11 @@ impl Connection {
 
 /// The sending half of a tcp link.
 pub struct Sender {
-    /// Never shrinks, so that a reservation costs no zeroing; `buffered` bytes of it count.
-    buffer: Vec<u8>,
-    buffered: usize,
+    /// Frames not posted yet.
+    batch: Batch,
     reserved: usize,
     is_shut: bool,
+    outgoing: Arc<Outgoing<Writer>>,
     shared: Arc<Shared>,
 }
 
@@ -100,15 +111,12 @@ impl Sender {
         if self.is_shut || self.shared.is_closed() {
             return Err(Error::Closed);
         }
-        if self.buffered > 0 && self.buffered + PREFIX_BYTES + len > TCP_SEND_BUFFER_BYTES {
+        let need = PREFIX_BYTES + len;
+        if !self.batch.is_empty() && self.batch.len() + need > TCP_SEND_BUFFER_BYTES {
             self.flush()?;
         }
-        let start = self.buffered + PREFIX_BYTES;
-        if self.buffer.len() < start + len {
-            self.buffer.resize(start + len, 0);
-        }
         self.reserved = len;
-        Ok(&mut self.buffer[start..start + len])
+        Ok(&mut self.batch.room(need)[PREFIX_BYTES..])
     }
 
     #[inline]
@@ -117,10 +125,10 @@ impl Sender {
             return Err(Error::Misuse("commit of more than was reserved"));
         }
         self.reserved = 0;
-        let start = self.buffered + PREFIX_BYTES;
-        self.buffer[self.buffered..start].copy_from_slice(&(len as u32).to_le_bytes());
-        self.buffered = start + len;
-        if self.buffered >= TCP_SEND_BUFFER_BYTES {
+        let prefix = (len as u32).to_le_bytes();
+        self.batch.room(PREFIX_BYTES).copy_from_slice(&prefix);
+        self.batch.add(PREFIX_BYTES + len);
+        if self.batch.len() >= TCP_SEND_BUFFER_BYTES {
             self.flush()?;
         }
         Ok(())
@@ -139,35 +147,65 @@ impl Sender {
         if self.is_shut || self.shared.is_closed() {
             return Err(Error::Closed);
         }
+        self.reserved = 0;
+        self.post_batch()?;
         let prefix = (len as u32).to_le_bytes();
-        let mut slices = [IoSlice::new(&[]); PARTS_MAX];
-        slices[0] = IoSlice::new(&self.buffer[..self.buffered]);
-        slices[1] = IoSlice::new(&prefix);
-        for (slice, part) in slices[2..].iter_mut().zip(parts) {
-            *slice = IoSlice::new(part);
+        let result = self.outgoing.send_with(|writer, posted| {
+            let mut slices = [IoSlice::new(&[]); PARTS_MAX];
+            slices[0] = IoSlice::new(posted);
+            slices[1] = IoSlice::new(&prefix);
+            for (slice, part) in slices[2..].iter_mut().zip(parts) {
+                *slice = IoSlice::new(part);
+            }
+            let until = None;
+            writer
+                .socket
+                .write_all(&mut slices[..parts.len() + 2], until)
+        });
+        self.after_write(result)
+    }
+
+    /// Posts what is buffered: it leaves with the next flush, of whichever thread.
+    #[inline]
+    pub(crate) fn post(&mut self) -> Result<(), Error> {
+        if self.batch.is_empty() {
+            return Ok(());
         }
-        let result = self.shared.write_all(&mut slices[..parts.len() + 2]);
-        self.after_write(&result);
-        result
+        self.reserved = 0;
+        match self.post_batch()? {
+            ..=TCP_SEND_BUFFER_BYTES => Ok(()),
+            // The peer does not keep up, and so this thread waits.
+            _ => self.send_posted(),
+        }
     }
 
     #[inline]
     pub(crate) fn flush(&mut self) -> Result<(), Error> {
-        if self.buffered == 0 {
+        if self.batch.is_empty() {
             return Ok(());
         }
-        let result = self
-            .shared
-            .write_all(&mut [IoSlice::new(&self.buffer[..self.buffered])]);
-        self.after_write(&result);
-        result
+        self.post()?;
+        let result = self.outgoing.flush();
+        self.after_write(result)
+    }
+
+    #[inline]
+    fn post_batch(&mut self) -> Result<usize, Error> {
+        let posted = self.outgoing.post(&mut self.batch);
+        self.is_shut |= posted.is_err();
+        posted
+    }
+
+    /// Waits until all that was posted has been sent.
+    fn send_posted(&mut self) -> Result<(), Error> {
+        let result = self.outgoing.send_with(Write::write);
+        self.after_write(result)
     }
 
     /// After an error part of a frame may have gone: the link is broken and the rest must not follow later.
-    fn after_write(&mut self, result: &Result<(), Error>) {
+    fn after_write(&mut self, result: Result<(), Error>) -> Result<(), Error> {
         self.is_shut |= result.is_err();
-        self.buffered = 0;
-        self.reserved = 0;
+        result
     }
 
     pub(crate) fn shutdown(&mut self) {
@@ -175,19 +213,112 @@ impl Sender {
             return;
         }
         // A peer that is gone does not miss it.
-        let _ = self.flush();
+        let _ = self.post_batch().and_then(|_| self.send_posted());
         self.is_shut = true;
+        self.outgoing.end();
         let _ = shutdown(&self.shared.socket, Shutdown::Write);
     }
 
+    pub(crate) fn flusher(&self) -> Flusher {
+        Flusher {
+            outgoing: Arc::clone(&self.outgoing),
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
     pub(crate) fn closer(&self) -> Closer {
-        Closer(Arc::clone(&self.shared))
+        Closer {
+            outgoing: Arc::clone(&self.outgoing),
+            shared: Arc::clone(&self.shared),
+        }
     }
 }
 
 impl Drop for Sender {
     fn drop(&mut self) {
         self.shutdown();
+        if self.shared.is_ours() {
+            self.outgoing.end();
+        }
+    }
+}
+
+/// Sends what was posted.
+#[derive(Clone)]
+pub struct Flusher {
+    outgoing: Arc<Outgoing<Writer>>,
+    shared: Arc<Shared>,
+}
+
+impl Flusher {
+    #[inline]
+    pub(crate) fn flush(&self) -> Result<(), Error> {
+        self.outgoing.flush()
+    }
+
+    pub(crate) fn flush_until(&self, deadline: Instant) -> Result<(), Error> {
+        if !self.shared.is_ours() {
+            return Ok(());
+        }
+        let is_late = || {
+            std::thread::yield_now();
+            Instant::now() >= deadline
+        };
+        self.outgoing.try_send_with(is_late, |writer, posted| {
+            let until = Some(deadline);
+            writer.socket.write_all(&mut [IoSlice::new(posted)], until)
+        })
+    }
+
+    pub(crate) fn helper(&self) -> Helper {
+        Helper(Arc::clone(&self.outgoing))
+    }
+}
+
+/// The work of a thread that sends what others post.
+pub struct Helper(Arc<Outgoing<Writer>>);
+
+impl Helper {
+    pub(crate) fn run(self) {
+        let longest = Duration::from_nanos(SEND_SPIN_NS_MAX);
+        let (mut since, mut looks) = (Instant::now(), 0u32);
+        self.0.help(|has_sent| {
+            looks = looks.wrapping_add(1);
+            if has_sent {
+                since = Instant::now();
+            } else if looks.is_multiple_of(HELPER_LOOKS) && since.elapsed() >= longest {
+                return false;
+            }
+            std::hint::spin_loop();
+            true
+        });
+    }
+}
+
+/// The socket, for the thread whose turn it is.
+pub(crate) struct Writer {
+    socket: Arc<Shared>,
+    /// When a sender last sent by itself, and how many have done so in close succession.
+    last: Option<Instant>,
+    close: u32,
+}
+
+impl Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.socket.write_all(&mut [IoSlice::new(bytes)], None)
+    }
+
+    fn wants_help(&mut self) -> bool {
+        let now = Instant::now();
+        let is_close = self
+            .last
+            .is_some_and(|last| now - last < Duration::from_nanos(SENDS_CLOSE_NS_MAX));
+        self.last = Some(now);
+        self.close = if is_close { self.close + 1 } else { 0 };
+        self.close >= SENDS_CLOSE_MIN && {
+            self.close = 0;
+            true
+        }
     }
 }
 
@@ -324,16 +455,20 @@ impl Waker {
 
 /// Ends both halves.
 #[derive(Clone)]
-pub struct Closer(Arc<Shared>);
+pub struct Closer {
+    outgoing: Arc<Outgoing<Writer>>,
+    shared: Arc<Shared>,
+}
 
 impl Closer {
     pub(crate) fn close(&self) {
-        self.0.is_closed.store(true, Ordering::Release);
-        if self.0.is_ours() {
+        self.shared.is_closed.store(true, Ordering::Release);
+        if self.shared.is_ours() {
             // Wakes whoever waits for the socket.
-            let _ = shutdown(&self.0.socket, Shutdown::Both);
+            let _ = shutdown(&self.shared.socket, Shutdown::Both);
+            self.outgoing.end();
         }
-        self.0.wake();
+        self.shared.wake();
     }
 }
 
@@ -360,9 +495,15 @@ impl Shared {
         rustix::io::read(&self.wake, &mut [0; 8]).is_ok()
     }
 
-    fn write_all(&self, mut slices: &mut [IoSlice<'_>]) -> Result<(), Error> {
+    /// Sends all of it, or what the peer takes until the deadline.
+    fn write_all(
+        &self,
+        mut slices: &mut [IoSlice<'_>],
+        deadline: Option<Instant>,
+    ) -> Result<(), Error> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let mut watch = Watch::default();
+        let mut full_since = None;
         IoSlice::advance_slices(&mut slices, 0);
         while !slices.is_empty() {
             match sendmsg(
@@ -374,8 +515,14 @@ impl Shared {
                 Ok(count) => IoSlice::advance_slices(&mut slices, count),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    let tick = Some(Instant::now() + liveness::TICK);
-                    let has_room = sys::wait_one(self.socket.as_fd(), PollFlags::OUT, tick)
+                    let now = Instant::now();
+                    let since = *full_since.get_or_insert(now);
+                    if deadline.is_some_and(|deadline| now >= deadline) {
+                        return Err(stream::timed_out("sending to the peer", since));
+                    }
+                    let tick = now + liveness::TICK;
+                    let tick = deadline.map_or(tick, |deadline| deadline.min(tick));
+                    let has_room = sys::wait_one(self.socket.as_fd(), PollFlags::OUT, Some(tick))
                         .map_err(Error::io("waiting for the peer"))?;
                     if self.is_closed() {
                         return Err(Error::Closed);

@@ -1,7 +1,14 @@
 //! tcp: frames behind a 4-byte little-endian length.
 
+#[cfg(not(loom))]
 mod connection;
+#[cfg(not(loom))]
 pub(crate) mod deframer;
+#[cfg(not(loom))]
 mod liveness;
+// Public for the loom tests only.
+#[doc(hidden)]
+pub mod outgoing;
 
-pub use connection::{Closer, Connection, Receiver, Sender, Waker};
+#[cfg(not(loom))]
+pub use connection::{Closer, Connection, Flusher, Helper, Receiver, Sender, Waker};
