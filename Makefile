@@ -2,6 +2,7 @@
 # make test       every test, without a GPU
 # make gpu-check  the same programs on this machine's GPU and through Outboard, compared; writes docs/results/
 # make speed      programs timed on this machine's GPU and through Outboard, in turns; writes docs/results/
+# make paper-remoting   the measurements of a paper on remote GPUs, on this machine's GPU; and -plots, docs/remoting.md from them
 # make coverage   docs/coverage.md, the state of every driver call
 # make install    the command, the libraries, the manual page and the completions, below PREFIX
 
@@ -13,8 +14,13 @@ DEBUG := target/debug
 NAME ?= gpu-check
 SPEED ?= speed
 BUDGET_S ?= 280
+PAPER := docs/results/paper-remoting.json
+PAPER_BUDGET_S ?= 900
+# Parts (figure3,table2,...) and cases; what is not asked for stays as it is.
+PARTS ?=
+CASES ?=
 
-.PHONY: demo test lint unit loom fuzz programs gpu-check speed build examples coverage install clean
+.PHONY: demo test lint unit loom fuzz programs gpu-check speed paper-remoting paper-remoting-plots build examples coverage install clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -60,6 +66,12 @@ gpu-check: build
 
 speed: build
 	python3 gpu-check/speed.py --outboard $(RELEASE)/outboard --out docs/results/$(SPEED).json --budget-s $(BUDGET_S)
+
+paper-remoting: build
+	python3 gpu-check/paper.py --outboard $(RELEASE)/outboard --out $(PAPER) --budget-s $(PAPER_BUDGET_S) --only "$(PARTS)" --cases "$(CASES)"
+
+paper-remoting-plots:
+	python3 gpu-check/paper_plots.py $(PAPER) docs/remoting.md
 
 # What becomes of every driver call, from the declarations that the code is generated from.
 coverage:

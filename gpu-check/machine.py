@@ -20,6 +20,7 @@ PACKAGES = (
     "torch",
     "torchvision",
     "transformers",
+    "diffusers",
     "triton",
     "jax",
     "jaxlib",

@@ -253,7 +253,7 @@ class Table:
     def play_all(
         self, cases: Sequence[Case], rounds_max: int, until: float, done: Callable[[Case, dict[str, Outcome]], None]
     ) -> Case | None:
-        """Times the cases one after the other, each for its share of the time; returns the first that none was left for."""
+        """Times the cases one after the other, each for its share of the time; the first that none was left for."""
         for number, case in enumerate(cases):
             now = time.monotonic()
             if now >= until:

@@ -27,6 +27,7 @@ mod helpers;
 mod integrity;
 mod landing;
 mod log;
+mod naps;
 mod notes;
 mod optimise;
 mod session;

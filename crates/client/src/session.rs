@@ -31,10 +31,10 @@ use parking_lot::{Condvar, Mutex};
 
 use self::batch::Batch;
 pub(crate) use crate::landing::{Landing, Rows, Sink};
-use crate::{landing::landed, log, notes, optimise, state::Word, stats, times};
+use crate::{landing::landed, log, naps::Naps, notes, optimise, state::Word, stats, times};
 
-/// How long a thread looks at the GPU's word before it sleeps, where there are cores to spare: as long as the driver's own
-/// waits do, nearly. The longer a wait, the less it matters how late it ends.
+/// How long a thread looks at the GPU's word without a pause, where there are cores to spare: the driver's own waits do
+/// so for as long as it takes. After that it naps between looks, so that a wait ends late by a thousandth at most.
 const WATCH_US_MAX: u64 = 5_000;
 /// The same on one or two cores, where the server needs one.
 const WATCH_FEW_CORES_US_MAX: u64 = 20;
@@ -329,6 +329,7 @@ impl Session {
             return false;
         };
         let start = Instant::now();
+        let mut naps = None;
         loop {
             let mut written = false;
             for look in 0..WATCH_LOOKS {
@@ -349,10 +350,13 @@ impl Session {
             if written && self.landing.load(Ordering::Acquire) == 0 {
                 return true;
             }
-            if start.elapsed() > watch_max() {
-                return false;
-            }
-            if is_few_cores() {
+            let waited = start.elapsed();
+            if waited > watch_max() {
+                if is_few_cores() {
+                    return false;
+                }
+                naps.get_or_insert_with(Naps::new).nap(waited);
+            } else if is_few_cores() {
                 std::thread::yield_now();
             }
         }

@@ -24,10 +24,14 @@ pub const EARLY_MESSAGES_MAX: usize = 4_096;
 /// two cores the device's own threads need the core.
 pub const SPIN_NS_MAX: u64 = 2_000_000;
 pub const SPIN_FEW_CORES_NS_MAX: u64 = 2_000;
-/// Sleeps between looks at what waits: a sixteenth of the time already waited, in these bounds.
-pub const SLEEP_US_MIN: u64 = 20;
-pub const SLEEP_US_MAX: u64 = 500;
-pub const SLEEP_FRACTION: u32 = 16;
+/// Sleeps between looks at what waits: such a part of the time already waited, in these bounds. A look costs about a
+/// microsecond.
+pub const SLEEP_US_MIN: u64 = 10;
+pub const SLEEP_US_MAX: u64 = 50;
+pub const SLEEP_FRACTION: u32 = 256;
+/// On one or two cores: the device's own threads need them.
+pub const SLEEP_FEW_CORES_US_MAX: u64 = 500;
+pub const SLEEP_FEW_CORES_FRACTION: u32 = 16;
 
 /// How late a sleep may end.
 pub const TIMER_SLACK_NS: u64 = 1_000;

@@ -49,14 +49,21 @@ impl Pace {
             }
             return Wait::Poll;
         }
-        Wait::Until(now + sleep_after(waited))
+        Wait::Until(now + sleep_after(waited, self.is_few_cores))
     }
 }
 
-fn sleep_after(waited: Duration) -> Duration {
-    (waited / limits::SLEEP_FRACTION).clamp(
+fn sleep_after(waited: Duration, is_few_cores: bool) -> Duration {
+    let (fraction, us_max) = match is_few_cores {
+        true => (
+            limits::SLEEP_FEW_CORES_FRACTION,
+            limits::SLEEP_FEW_CORES_US_MAX,
+        ),
+        false => (limits::SLEEP_FRACTION, limits::SLEEP_US_MAX),
+    };
+    (waited / fraction).clamp(
         Duration::from_micros(limits::SLEEP_US_MIN),
-        Duration::from_micros(limits::SLEEP_US_MAX),
+        Duration::from_micros(us_max),
     )
 }
 
@@ -67,9 +74,11 @@ mod tests {
     #[test]
     fn sleeps_grow_with_the_time_waited_and_stay_in_bounds() {
         let us = Duration::from_micros;
-        assert_eq!(sleep_after(us(1)), us(20));
-        assert_eq!(sleep_after(us(1_600)), us(100));
-        assert_eq!(sleep_after(us(1_000_000)), us(500));
+        assert_eq!(sleep_after(us(1), true), us(10));
+        assert_eq!(sleep_after(us(1_600), true), us(100));
+        assert_eq!(sleep_after(us(1_000_000), true), us(500));
+        assert_eq!(sleep_after(us(5_120), false), us(20));
+        assert_eq!(sleep_after(us(1_000_000), false), us(50));
     }
 
     #[test]

@@ -1,0 +1,286 @@
+#!/usr/bin/env python3
+"""Makes docs/remoting.md and its pictures from the results of `paper.py`. Runs anywhere.
+
+python3 gpu-check/paper_plots.py docs/results/paper-remoting.json docs/remoting.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import svg
+from svg import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, Bar, Line, Panel
+
+BEST = "or+sr+local"
+LEVEL_COLOURS = {"sync": GREY, "or": ORANGE, "or+sr": SKY, BEST: BLUE}
+LEVEL_LABELS = {"sync": "sync", "or": "+or", "or+sr": "+sr", BEST: "+local"}
+PART_COLOURS = {"API": GREY, "Recv": PURPLE, "Send": GREEN, "S+D": ORANGE}
+MODE_TITLES = {
+    "local": "local",
+    "shm:sync": "shm, sync",
+    f"shm:{BEST}": "shm",
+    "tcp:sync": "tcp, sync",
+    f"tcp:{BEST}": "tcp",
+}
+MISSING = "-"
+
+HEAD = """\
+# Remoting, measured
+
+The measurements of "Characterizing Network Requirements for GPU API Remoting in AI Applications" (Wang et al., 2024),
+repeated on Outboard: what remoting a call costs, and what outstanding requests (OR), shadow resources (SR) and locality
+make of it. Everything here is made by two commands from one file of results, [{results}]({results}):
+
+```
+make paper-remoting          # on a machine with an NVIDIA GPU
+make paper-remoting-plots    # anywhere: this page and its pictures
+```
+
+What differs: Outboard stands in for the driver, not for the runtime and its libraries, so there are fewer
+calls, and none that make tensor descriptors; its second link is tcp over loopback, in place of RDMA; all weights are
+random. In each part everything takes turns within one run, a process for each mode, round by round; figures are medians
+of rounds, ratios are formed within a round.
+
+`sync` is every call waiting for its answer; `or` sends calls without a result and goes on; `or+sr` makes up handles and
+addresses and goes on; `or+sr+local` answers what the client knows, and is what Outboard does unless told otherwise.
+"""
+
+
+def document(results: dict[str, Any], source: str, pictures: str) -> tuple[str, dict[str, str]]:
+    """The page, and its pictures by file name. `source` and `pictures` are as the page refers to them."""
+    text, drawn = [HEAD.format(results=source)], {}
+    for name, title, section in SECTIONS:
+        part = results["parts"].get(name)
+        text.append(f"## {title}\n")
+        if part is None:
+            text.append("Not measured yet.\n")
+            continue
+        body, picture = section(part)
+        if picture:
+            drawn[f"{name}.svg"] = picture
+            body = f"![{title}]({pictures}/{name}.svg)\n\n{body}"
+        text.append(body)
+        if part.get("not_run"):
+            text.append(f"Not measured for want of time: {', '.join(part['not_run'])}.\n")
+        text.append(f"Measured on {_machine(part['machine'])}.\n")
+    return "\n".join(text), drawn
+
+
+def _figure3(part: dict[str, Any]) -> tuple[str, str]:
+    panels, rows = [], []
+    for call in part["calls"].values():
+        if "error" in call:
+            rows.append([call["title"], call["error"]])
+            continue
+        local = call.get("local_us")
+        bars = [] if local is None else [Bar("local", [(local, PART_COLOURS["API"])], _short(local))]
+        row = [call["title"], MISSING if local is None else _short(local)]
+        for mode, parts in call["modes"].items():
+            split = breakdown_of(parts, local)
+            stacked = [(split[name], PART_COLOURS[name]) for name in ("API", "Recv", "Send", "S+D")]
+            bars.append(Bar(MODE_TITLES.get(mode, mode).replace(", ", "\n"), stacked, _short(parts["whole_us"])))
+            row.append(f"{_short(parts['whole_us'])} ({' + '.join(_short(split[n]) for n in PART_COLOURS)})")
+        panels.append(Panel(call["title"], bars))
+        rows.append(row)
+    modes = next((list(c["modes"]) for c in part["calls"].values() if "error" not in c), [])
+    head = ["us", "local", *(f"{MODE_TITLES.get(mode, mode)} ({' + '.join(PART_COLOURS)})" for mode in modes)]
+    text = (
+        "One call made again and again. API is what the call takes on the local GPU; Recv is the rest of the wait for "
+        "the server; Send is handing the message to the link; S+D is everything else that the client does, laying the "
+        "message out among it. Means, without what reading the clock costs. A call that does not wait has no Recv and "
+        "no API: the server executes it while the program goes on.\n\n"
+    )
+    return text + _table(head, rows), svg.chart(
+        "Where the time of a call goes", panels, list(PART_COLOURS.items()), 4, "microseconds"
+    )
+
+
+def breakdown_of(parts: dict[str, float], local_us: float | None) -> dict[str, float]:
+    """The paper's four parts: of a wait, as much as the call takes locally is the call itself."""
+    api = min(parts["wait_us"], local_us or 0.0)
+    return {"API": api, "Recv": parts["wait_us"] - api, "Send": parts["send_us"], "S+D": parts["client_us"]}
+
+
+def _table2(part: dict[str, Any]) -> tuple[str, str]:
+    rows = []
+    for case in part["cases"].values():
+        for mode, found in case["modes"].items():
+            level = "OR alone" if mode.endswith(":or") else "+SR, locality"
+            if found["status"] != "ok":
+                rows.append([case["title"], level, f"{found['status']}: {found.get('error', '')}"])
+                continue
+            calls, ms = found["calls"], found["ms"]
+            cells = [f"{calls[c]:,.0f}" for c in ("async", "local", "sync")] + [f"{sum(calls.values()):,.0f}"]
+            cells += [f"{ms[c]:.3g}" for c in ("async", "local", "sync")] + [f"{sum(ms.values()):.3g}"]
+            rows.append([case["title"], level, *cells])
+    head = ["one step of inference, tcp", "", "async", "local", "sync", "calls"]
+    head += ["async, ms", "local, ms", "sync, ms", "all, ms"]
+    text = (
+        "The calls of one step by what became of them, and the time that the program spent in them. The waits of "
+        "`sync` calls hold the GPU's own work: what they wait for is not remoting.\n\n"
+    )
+    return text + _table(head, rows), ""
+
+
+def _figure6(part: dict[str, Any]) -> tuple[str, str]:
+    batches = [mode for mode in part["modes"] if "batch=" in mode]
+    best = next((mode for mode in part["modes"] if mode.endswith(BEST) and "batch=" not in mode), "")
+    panels, rows = [], []
+    for case in part["cases"].values():
+        ratios = [_ratio(case, mode) for mode in batches]
+        outstanding = _ratio(case, best)
+        rows.append([_title(case), *(_number(r) for r in [*ratios, outstanding])])
+        if any(r is not None for r in ratios):
+            lines = [Line(ratios, ORANGE), Line([outstanding] * len(batches), BLUE, dashed=True)]
+            labels = [_batch(mode) for mode in batches]
+            panels.append(Panel(_title(case), lines=lines, labels=labels, mark=1.0))
+    head = ["time over local", *(f"B = {_batch(mode)}" for mode in batches), "OR"]
+    text = (
+        "Messages that need no answer are kept until there are B of them, against each being sent at once (OR), over "
+        "tcp; everything else is the same.\n\n"
+    )
+    legend = [("batches of B", ORANGE), ("OR", BLUE)]
+    return text + _table(head, rows), svg.chart(
+        "Batching against outstanding requests", panels, legend, 3, "over local"
+    )
+
+
+def _figure7(part: dict[str, Any]) -> tuple[str, str]:
+    panels, rows = [], []
+    for case in part["cases"].values():
+        times = {mode: _median(case, mode) for mode in part["modes"]}
+        known = [ms for ms in times.values() if ms is not None]
+        fastest = min(known, default=None)
+        over = {mode: None if ms is None or fastest is None else ms / fastest for mode, ms in times.items()}
+        rows.append([_title(case), *(_number(r) for r in over.values())])
+        bars = [
+            Bar(
+                f"{LEVEL_LABELS[_level(mode)]}\n{mode.partition(':')[0]}",
+                [(r, LEVEL_COLOURS[_level(mode)])],
+                f"{r:.2f}",
+            )
+            for mode, r in over.items()
+            if r is not None
+        ]
+        if bars:
+            panels.append(Panel(_title(case), bars, mark=1.0))
+    head = ["over the fastest", *(mode.replace(":", ", ") for mode in part["modes"])]
+    text = "Each optimisation on top of the one before, over shm (left) and tcp (right).\n\n"
+    legend = list(LEVEL_COLOURS.items())
+    return text + _table(head, rows), svg.chart("What each optimisation adds", panels, legend, 2, "over the fastest")
+
+
+def _table5(part: dict[str, Any]) -> tuple[str, str]:
+    panels, rows = [], []
+    for case in part["cases"].values():
+        row = [_title(case)]
+        for mode in part["modes"]:
+            entry, ratio = case["modes"].get(mode, {}), _ratio(case, mode)
+            if entry.get("status") != "ok":
+                row.append(_why_not(entry))
+                continue
+            row.append(f"{entry['median_ms']:.4g}" + (f" ({ratio:.2f})" if ratio is not None else ""))
+        rows.append(row)
+        remote = [(mode, _ratio(case, mode)) for mode in part["modes"] if mode != "local"]
+        colours = {mode: LEVEL_COLOURS[_level(mode)] for mode, _ in remote}
+        bars = [
+            Bar(MODE_TITLES.get(mode, mode).replace(", ", "\n"), [(r, colours[mode])], f"{r:.2f}")
+            for mode, r in remote
+            if r is not None
+        ]
+        if bars:
+            panels.append(Panel(_title(case), bars, mark=1.0))
+    head = ["ms (over local)", *(MODE_TITLES.get(mode, mode) for mode in part["modes"])]
+    text = "A step: the input copied in, the model, the result read back; in training, the loss.\n\n"
+    legend = [("sync", GREY), (BEST, BLUE)]
+    return text + _table(head, rows), svg.chart("Programs through Outboard", panels, legend, 3, "over local")
+
+
+SECTIONS: tuple[tuple[str, str, Callable[[dict[str, Any]], tuple[str, str]]], ...] = (
+    ("figure3", "Where the time of a call goes (Figure 3)", _figure3),
+    ("figure6", "Batching against outstanding requests (Figure 6)", _figure6),
+    ("table2", "Calls by class (Table 2)", _table2),
+    ("figure7", "What each optimisation adds (Figure 7)", _figure7),
+    ("table5", "Programs (Table 5)", _table5),
+)
+
+
+def _title(case: dict[str, Any]) -> str:
+    group = case.get("group")
+    return f"{case['title']}, {group}" if group else str(case["title"])
+
+
+def _median(case: dict[str, Any], mode: str) -> float | None:
+    ms = case["modes"].get(mode, {}).get("median_ms")
+    return None if ms is None else float(ms)
+
+
+def _ratio(case: dict[str, Any], mode: str) -> float | None:
+    ratio = case["modes"].get(mode, {}).get("ratio_to_local")
+    return None if ratio is None else float(ratio)
+
+
+def _why_not(entry: dict[str, Any]) -> str:
+    return f"{entry['status']}: {entry.get('error', '')}" if entry else MISSING
+
+
+def _level(mode: str) -> str:
+    return mode.partition(":")[2]
+
+
+def _batch(mode: str) -> str:
+    return mode.partition("batch=")[2].partition("+")[0]
+
+
+def _number(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.2f}"
+
+
+def _short(us: float) -> str:
+    """Two or three digits, no exponent."""
+    return f"{us:.0f}" if us >= 100 else f"{us:.1f}" if us >= 10 else f"{us:.2f}"
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    gpus = ", ".join(f"{gpu['name']} (driver {gpu['driver_version']})" for gpu in machine.get("gpus", []))
+    versions = ", ".join(f"{n} {v}" for n, v in machine.get("packages", {}).items() if n in ("torch", "diffusers"))
+    about = [gpus or "no GPU", f"{machine.get('cores', '?')} cores", versions, machine["date_utc"]]
+    return ", ".join(part for part in about if part) + f", commit {machine.get('commit', 'unknown')}"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    width = len(head)
+    lines = [head, ["---"] * width, *([*row, *[""] * (width - len(row))] for row in rows)]
+    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("page", type=Path, help="the Markdown file; its pictures go into a folder of its name")
+    options = parser.parse_args(arguments)
+    try:
+        results = json.loads(options.results.read_text())
+        source = options.results.resolve().relative_to(options.page.resolve().parent)
+    except ValueError as error:
+        print(f"paper_plots: {options.results}: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"paper_plots: {error}", file=sys.stderr)
+        return 1
+    folder = options.page.with_suffix("")
+    text, pictures = document(results, str(source), folder.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    options.page.write_text(text)
+    for name, picture in pictures.items():
+        (folder / name).write_text(picture)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
