@@ -80,8 +80,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = supervisor::limits::SESSIONS_DEFAULT_MAX as u16,
           value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) sessions_max: u16,
-    /// Workers kept ready for the next programs, which then start as fast as on the GPU itself; each holds one CUDA
-    /// context on the first GPU while it waits (about 500 MiB of its memory), and no processor time. 0: none
+    /// Workers kept ready for the next programs, which then do not wait for the driver to start; each holds one CUDA
+    /// context on the first GPU while it waits (some hundred MiB of its memory), and takes no processor time. 0: none
     #[arg(long, value_name = "N", default_value_t = supervisor::limits::SPARES_DEFAULT as u8,
           value_parser = clap::value_parser!(u8).range(0..=supervisor::limits::SPARES_MAX as i64))]
     pub(crate) spare: u8,

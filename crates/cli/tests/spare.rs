@@ -272,6 +272,18 @@ fn a_device_that_does_not_open_is_tried_less_and_less_often() {
 }
 
 #[test]
+fn a_gpu_for_one_process_at_a_time_gets_no_spare() {
+    let fake = FakeDriver::build();
+    // CU_COMPUTEMODE_EXCLUSIVE_PROCESS
+    fake.set("compute_mode", 3);
+    let server = fake.serve(&[]);
+    server.expect_log("exclusive compute mode has no room for a spare worker");
+    let (_link, welcome) = session(&server.shm);
+    assert_eq!(welcome.devices[0].name, "Fake");
+    assert!(!server.log().contains("takes over"));
+}
+
+#[test]
 fn the_quota_is_of_the_moment_when_the_client_comes() {
     let fake = FakeDriver::build();
     fake.set("free_mib", 1000);

@@ -33,6 +33,7 @@ impl Host for Nvidia {
     fn prepare(&mut self) -> Result<(), Failure> {
         self.cards(0)?;
         self.reserve_window()?;
+        tracing::debug!(bytes = self.context_bytes, "what a context takes");
         // Without it other questions are answered all the same.
         if let Err(failure) = self.nvml() {
             tracing::debug!(%failure, "no NVML");

@@ -44,7 +44,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_api::CUresult;
+use outboard_api::{
+    CUresult,
+    enums::{CU_COMPUTEMODE_EXCLUSIVE_PROCESS, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE},
+};
 use outboard_wire::{doc::DeviceCard, messages};
 use rustc_hash::FxHashMap;
 
@@ -74,7 +77,7 @@ use crate::{
 /// How long the end of a session waits for the GPU.
 const REST_MS_MAX: u64 = 5_000;
 const REST_POLL_US: u64 = 200;
-/// What a context takes lies between these (520 MiB on an H200, driver 580), whatever other processes did meanwhile.
+/// What a context takes lies between these, whatever other processes did while it was measured.
 const CONTEXT_BYTES_MIN: u64 = 64 << 20;
 const CONTEXT_BYTES_MAX: u64 = 640 << 20;
 
@@ -128,6 +131,20 @@ pub use self::nvml::Monitor;
 
 fn no_device(why: &str) -> Failure {
     Failure::new(CUresult::CUDA_ERROR_NO_DEVICE, why)
+}
+
+/// Where a GPU takes one process at a time, a context that waits for a client would keep all others out.
+fn refuse_exclusive(driver: &Driver, devices: &[Gpu]) -> Result<(), Failure> {
+    for gpu in devices {
+        let mode = driver.cuDeviceGetAttribute(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, gpu.ordinal)?;
+        if mode.unsigned_abs() == CU_COMPUTEMODE_EXCLUSIVE_PROCESS {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_NOT_PERMITTED,
+                "a GPU in exclusive compute mode has no room for a spare worker (--spare 0)",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// One of the session's devices.
@@ -228,6 +245,9 @@ impl Nvidia {
         let first = devices
             .first()
             .ok_or_else(|| no_device("no device is left to serve"))?;
+        if options.ahead {
+            refuse_exclusive(&driver, &devices)?;
+        }
         // Before there is a context, to see what it takes. Who is not to be prepared for others has no time for it.
         let nvml = options.ahead.then(|| Nvml::load().ok()).flatten();
         let free_bytes = |nvml: &Nvml| {

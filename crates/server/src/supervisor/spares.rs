@@ -207,10 +207,15 @@ impl Spares {
     }
 
     fn back_off(&mut self, what: &str) {
-        warn!(
+        let text = format!(
             "a spare worker {what}; the next one is started in {} s, clients get fresh ones meanwhile",
             self.retry.as_secs()
         );
+        // Said once, not for as long as it goes on.
+        match self.retry <= Duration::from_millis(limits::SPARE_RETRY_MS_MIN) {
+            true => warn!("{text}"),
+            false => debug!("{text}"),
+        }
         self.next_at = Instant::now() + self.retry;
         self.retry = (self.retry * 2).min(Duration::from_millis(limits::SPARE_RETRY_MS_MAX));
     }

@@ -44,7 +44,10 @@ result cuInit(unsigned flags) { usleep(1000 * setting("init_ms", 0)); return fla
 result cuDriverGetVersion(int *v) { *v = 13000; return SUCCESS; }
 result cuDeviceGetCount(int *n) { *n = 1; return SUCCESS; }
 result cuDeviceGet(int *d, int ordinal) { *d = ordinal; return ordinal ? INVALID_VALUE : SUCCESS; }
-result cuDeviceGetAttribute(int *v, int a, int d) { *v = a * 10; return a == 3 || d ? INVALID_VALUE : SUCCESS; }
+result cuDeviceGetAttribute(int *v, int a, int d) {
+  *v = a == 20 ? (int)setting("compute_mode", 0) : a * 10;
+  return a == 3 || d ? INVALID_VALUE : SUCCESS;
+}
 result cuDeviceGetUuid_v2(unsigned char *u, int d) { memset(u, 7, 16); return SUCCESS; }
 result cuDeviceTotalMem_v2(size_t *n, int d) { *n = 1 << 30; return SUCCESS; }
 result cuDeviceGetName(char *name, int len, int d) { strncpy(name, "Fake", len); return SUCCESS; }
