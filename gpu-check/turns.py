@@ -158,7 +158,9 @@ class Outcome:
 
     def figures(self, baseline: Outcome | None) -> dict[str, Any]:
         if self.status != "ok" or not self.rounds:
-            return {"status": self.status if self.status != "ok" else "not run", "error": self.error}
+            if self.status == "ok":
+                return {"status": "not run", "error": "no time was left"}
+            return {"status": self.status, "error": self.error}
         medians = [statistics.median(samples) for samples in self.rounds]
         samples = sorted(ms for samples in self.rounds for ms in samples)
         entry: dict[str, Any] = {

@@ -212,3 +212,34 @@ def test_nothing_outlives_it(number: signal.Signals, expected: int, tmp_path: Pa
     if number != signal.SIGKILL:
         assert "interrupted" in said
         assert not list(tmp_path.glob("outboard-bench-*"))
+
+
+def test_a_case_that_fails_is_lost_alone(tmp_path: Path) -> None:
+    server = start_server(tmp_path, "--memory", "16MiB")
+    try:
+        out = tmp_path / "bench.json"
+        arguments = ["--gpu", server.urls["shm"], "--no-local", "--quick", "--only", "waits,copies", "--json", out]
+        done = bench(*arguments)
+    finally:
+        server.stop()
+    # 64 MiB for copies are more than there are.
+    assert done.returncode == 1 and "shm: 4 B pinned to device: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY" in done.stderr
+    named = {case["name"]: case["sides"][0] for case in json.loads(out.read_text())["cases"]}
+    assert "OUT_OF_MEMORY" in named["to_host_pinned_4"]["error"] and "median_ns" not in named["to_host_pinned_4"]
+    assert named["launch_synchronize"]["median_ns"] > 0 and "error" not in named["launch_synchronize"]
+
+
+def test_more_sessions_than_there_is_room_for(tmp_path: Path) -> None:
+    server = start_server(tmp_path, "--sessions-max", "3")
+    try:
+        out = tmp_path / "sessions.json"
+        arguments = ["--gpu", server.urls["tcp"], "--no-local", "--quick", "--sessions", "1,5", "--busy", "1"]
+        done = bench("sessions", *arguments, "--json", out)
+    finally:
+        server.stop()
+    assert done.returncode == 1 and "tcp, 5 sessions:" in done.stderr and "--sessions-max" in done.stderr
+    results = json.loads(out.read_text())
+    assert [idle["sessions"] for idle in results["idle"]] == [1] and len(results["errors"]) == 1
+    # Of a server that somebody else started the processes are not ours to count.
+    assert results["idle"][0]["server"] is None and results["idle"][0]["server_cpu_percent"] is None
+    assert [busy["sessions"] for busy in results["busy"]] == [1]

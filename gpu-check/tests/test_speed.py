@@ -1,8 +1,10 @@
 """The interleaved measurement, with a fake outboard program and fake workloads."""
 
 import json
+import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from test_parts import literal_keys
@@ -12,9 +14,10 @@ import paper_cases
 import speed
 import turns
 from speed_cases import CASES, select
-from suite import Group
+from suite import ROOT, Group
 from turns import Case, Outcome
 
+OUTBOARD = Path(os.environ.get("OUTBOARD", ROOT / "target" / "debug" / "outboard"))
 GROUP = Group("fake", (), directory=FAKES)
 
 
@@ -124,6 +127,23 @@ def test_server_that_does_not_start(tmp_path, monkeypatch, fault):
     monkeypatch.setattr(speed, "SERVER_START_S", 2.0)
     status, results = measure(tmp_path, case("sleeps"))
     assert status == 1 and "not ready" in results["errors"][0]
+
+
+@pytest.mark.skipif(not OUTBOARD.is_file(), reason="outboard has not been built")
+def test_the_real_program_at_two_levels(tmp_path):
+    """On the software device: what waits costs more than what does not, and levels reach the program."""
+    cases = [Case(step, step, "driver_steps", step, calls=20, group="real") for step in ("fill_and_read", "ask")]
+    out = tmp_path / "speed.json"
+    arguments = ["--outboard", str(OUTBOARD), "--out", str(out), "--modes", "shm,tcp,shm:sync", "--device", "soft"]
+    arguments += ["--log-dir", str(tmp_path / "logs"), "--rounds", "3", "--turn-s", "0.05", "--budget-s", "60"]
+    status = speed.main(arguments, tuple(cases), GROUP, "driver_steps")
+    results = json.loads(out.read_text())
+    assert status == 0, results
+    ask = {mode: entry["median_ms"] for mode, entry in results["cases"]["ask"]["modes"].items()}
+    assert ask["shm:sync"] > 2 * ask["shm"]
+    read = {mode: entry["median_ms"] for mode, entry in results["cases"]["fill_and_read"]["modes"].items()}
+    assert read["shm"] > ask["shm"] and read["tcp"] > ask["tcp"]
+    assert results["startup"]["tcp"]["whole_s"] > 0
 
 
 def test_names_and_modes_that_there_are_not(tmp_path, capsys):

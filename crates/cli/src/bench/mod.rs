@@ -46,7 +46,7 @@ pub(crate) use cases::Group;
 use cases::{Case, cases};
 use report::{Report, Row};
 use server::Server;
-use side::{Place, Side};
+use side::{Place, Refused, Side};
 pub(crate) use worker::worker;
 
 /// As shells have it for a program that Ctrl-C ended.
@@ -111,7 +111,14 @@ fn compare(args: BenchArgs, interrupt: &Interrupt) -> anyhow::Result<ExitCode> {
     if let Some(output) = json {
         output.write(&report)?;
     }
-    Ok(ExitCode::SUCCESS)
+    let failures = report.failures();
+    failures
+        .iter()
+        .for_each(|failure| eprintln!("outboard: {failure}"));
+    Ok(match failures.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
 }
 
 /// All rounds of one case. Who begins moves on with each round.
@@ -128,15 +135,22 @@ fn measure(
         false => (SAMPLES_MAX, Duration::from_millis(CASE_MS)),
     };
     let is_call = case.work != cases::Work::Nothing;
-    let mut times = vec![Vec::new(); sides.len()];
+    let mut times = vec![Ok(Vec::new()); sides.len()];
     let mut raw_times = Vec::new();
     for round in 0..rounds {
         for turn in 0..sides.len() {
             interrupt.check()?;
             let at = (round + turn) % sides.len();
-            if is_call {
-                let (ns, _) = sides[at].run(&case.title, case.work, samples, budget)?;
-                times[at].push(ns);
+            let (true, Ok(rounds)) = (is_call, &mut times[at]) else {
+                continue;
+            };
+            match sides[at].run(&case.title, case.work, samples, budget) {
+                Ok((ns, _)) => rounds.push(ns),
+                // A worker that still answers has lost this case only.
+                Err(error) if error.is::<Refused>() && sides[at].still_works() => {
+                    times[at] = Err(crate::whole(&error));
+                }
+                Err(error) => return Err(error),
             }
         }
         if let Some(raw) = case.raw.filter(|_| with_raw) {

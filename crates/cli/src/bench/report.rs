@@ -70,13 +70,16 @@ pub(super) struct Row {
     raw: Option<Figures>,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Cell {
     side: String,
     #[serde(skip)]
     bytes: Option<u64>,
     #[serde(flatten)]
-    figures: Figures,
+    figures: Option<Figures>,
+    /// Why there are no figures.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
     /// Time over that of the local side.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio_to_local: Option<f64>,
@@ -177,6 +180,12 @@ impl Report {
         line + "\n"
     }
 
+    /// What could not be measured, and why.
+    pub(super) fn failures(&self) -> Vec<String> {
+        let cells = self.cases.iter().flat_map(|row| &row.sides);
+        cells.filter_map(|cell| cell.error.clone()).collect()
+    }
+
     pub(super) fn notes(&self) -> String {
         let mut text = format!(
             "\nMedians of {} rounds in which the sides took turns, in brackets the 10th and 90th percentile.\n",
@@ -197,14 +206,24 @@ impl Row {
     pub(super) fn new(
         case: &Case,
         sides: &[Side],
-        times: &[Vec<Vec<f64>>],
+        times: &[Result<Vec<Vec<f64>>, String>],
         raw_times: &[Vec<f64>],
     ) -> Row {
         let raw = Figures::new(raw_times);
-        let all: Vec<Option<Figures>> = times.iter().map(|rounds| Figures::new(rounds)).collect();
+        let all: Vec<Option<Figures>> = times
+            .iter()
+            .map(|rounds| Figures::new(rounds.as_ref().ok()?))
+            .collect();
         let local = sides.iter().position(|side| side.place.url.is_none());
         let cell = |(at, side): (usize, &Side)| {
-            let figures = all[at].clone()?;
+            let Some(figures) = all[at].clone() else {
+                let error = times[at].as_ref().err()?.clone();
+                return Some(Cell {
+                    side: side.place.name.clone(),
+                    error: Some(error),
+                    ..Cell::default()
+                });
+            };
             let local = local
                 .filter(|local| *local != at)
                 .and_then(|at| all[at].as_ref());
@@ -222,7 +241,8 @@ impl Row {
                     .filter(|_| matches!(case.raw, Some(Raw::OneWay { .. })))
                     .and_then(|raw| figures.ratio_to(raw))
                     .map(|ratio| 1.0 / ratio),
-                figures,
+                figures: Some(figures),
+                error: None,
             })
         };
         Row {
@@ -241,7 +261,10 @@ impl Row {
 
 impl Cell {
     fn text(&self) -> String {
-        let mut text = figures(&self.figures, self.bytes);
+        let Some(all) = &self.figures else {
+            return "failed".into();
+        };
+        let mut text = figures(all, self.bytes);
         if let Some(ratio) = self.ratio_to_local {
             text += &format!(" {ratio:.2}x");
         }

@@ -10,7 +10,7 @@ use anyhow::Context;
 use serde::Serialize;
 
 use super::{
-    Interrupt, Output, Setting,
+    Interrupt, Interrupted, Output, Setting,
     cases::Work,
     print,
     processes::{Usage, Watch, family},
@@ -45,6 +45,8 @@ struct Results {
     quick: bool,
     idle: Vec<Idle>,
     busy: Vec<Busy>,
+    /// What could not be measured, and why.
+    errors: Vec<String>,
 }
 
 /// Sessions that do nothing, on one side.
@@ -102,13 +104,42 @@ pub(super) fn sessions(args: SessionsArgs, interrupt: &Interrupt) -> anyhow::Res
         quick: args.quick,
         idle: Vec::new(),
         busy: Vec::new(),
+        errors: Vec::new(),
     };
     let measured = measure(&mut setting, &args, &idle_counts, &mut results, interrupt);
-    measured.map_err(|error| setting.explain(error))?;
+    if measured
+        .as_ref()
+        .is_err_and(|error| error.is::<Interrupted>())
+    {
+        return measured.map(|()| ExitCode::SUCCESS);
+    }
+    if let Err(error) = measured {
+        results.errors.push(crate::whole(&error));
+    }
     if let Some(output) = json {
         output.write(&results)?;
     }
-    Ok(ExitCode::SUCCESS)
+    match results.errors.as_slice() {
+        [] => Ok(ExitCode::SUCCESS),
+        errors => {
+            let said = setting.explain(anyhow::anyhow!("{}", errors.join("\n")));
+            eprintln!("outboard: {said}");
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+impl Results {
+    /// Goes on where only this number of sessions could not be had.
+    fn fail(&mut self, place: &Place, count: u16, error: anyhow::Error) -> anyhow::Result<()> {
+        if error.is::<Interrupted>() {
+            return Err(error);
+        }
+        let why = format!("{}, {count} sessions: {}", place.name, crate::whole(&error));
+        print(&format!("{why}\n"))?;
+        self.errors.push(why);
+        Ok(())
+    }
 }
 
 fn measure(
@@ -130,7 +161,14 @@ fn measure(
     for place in places.iter().filter(|place| place.url.is_some()) {
         let mut crowd = Crowd::new(setting, place, interrupt);
         for &count in idle_counts {
-            let idle = crowd.idle(count.into(), args.quick, observer.as_mut())?;
+            let idle = match crowd.idle(count.into(), args.quick, observer.as_mut()) {
+                Ok(idle) => idle,
+                // More than the server or the machine has room for; what was measured before still holds.
+                Err(error) => {
+                    results.fail(place, count, error)?;
+                    break;
+                }
+            };
             print(&idle.line())?;
             results.device = crowd.device();
             results.idle.push(idle);

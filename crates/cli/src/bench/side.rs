@@ -52,6 +52,11 @@ pub(super) struct Side {
     interrupt: Interrupt,
 }
 
+/// A worker says that it could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Refused(String);
+
 /// A worker that has been started, and may not have come up.
 pub(super) struct Starting(Side);
 
@@ -156,6 +161,13 @@ impl Side {
         }
     }
 
+    /// Whether the device still does what it is told.
+    pub(super) fn still_works(&mut self) -> bool {
+        let work = Work::LaunchSynchronize;
+        self.run("looking after a failure", work, 1, Duration::ZERO)
+            .is_ok()
+    }
+
     /// Lets the worker leave, without waiting for it.
     pub(super) fn dismiss(&mut self) {
         self.stdin = None;
@@ -183,7 +195,7 @@ impl Side {
                     let reply = serde_json::from_str(&line)
                         .with_context(|| format!("the worker said {line:?}"))?;
                     return match reply {
-                        Reply::Failed { why } => Err(anyhow!(why)),
+                        Reply::Failed { why } => Err(Refused(why).into()),
                         reply => Ok(reply),
                     };
                 }

@@ -55,7 +55,9 @@ pub(crate) fn worker() -> anyhow::Result<ExitCode> {
                 work,
                 samples,
                 budget_ms,
-            } => bench.run(work, samples, Duration::from_millis(budget_ms)),
+            } => bench
+                .run(work, samples, Duration::from_millis(budget_ms))
+                .inspect_err(|_| bench.recount()),
         };
         say(&reply.unwrap_or_else(|error| failed(&error)))?;
     }
@@ -490,6 +492,14 @@ impl Bench {
             b.driver.synchronize()?;
             b.driver.copy_to_host(&mut output, b.counter)
         })
+    }
+
+    /// After a failure: what was launched and what ran need not agree. Where this fails too, the next check says so.
+    fn recount(&mut self) {
+        let zeroed = self.driver.memset(self.counter, 0, COUNTER_BYTES);
+        if zeroed.and_then(|()| self.driver.synchronize()).is_ok() {
+            self.counted = 0;
+        }
     }
 
     /// Nothing that was launched may be missing.
