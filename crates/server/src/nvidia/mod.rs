@@ -15,6 +15,7 @@ mod addresses;
 mod board;
 mod calls;
 mod capture;
+mod contents;
 mod contexts;
 mod copies;
 mod graph_calls;
