@@ -85,6 +85,18 @@ def test_a_against_b(own_server: Server, tmp_path: Path) -> None:
     assert all(len(cell["rounds_ns"]) == 2 for case in results["cases"] for cell in case["sides"])
 
 
+def test_levels_are_sides(own_server: Server, tmp_path: Path) -> None:
+    out = tmp_path / "levels.json"
+    arguments = ["--gpu", own_server.urls["shm"], "--no-local", "--optimise", "sync,or+sr+local", "--only", "calls"]
+    done = bench(*arguments, "--quick", "--json", out)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(out.read_text())
+    assert [side["name"] for side in results["sides"]] == ["shm sync", "shm or+sr+local"]
+    for case in results["cases"]:
+        # Each of these waits for the server at the lowest level, and none at the highest.
+        assert median(case, 0) > median(case, 1), case["name"]
+
+
 def test_sessions(tmp_path: Path) -> None:
     out = tmp_path / "sessions.json"
     done = bench("sessions", "--no-local", "--quick", "--sessions", "3,1", "--busy", "2", "--json", out)
@@ -119,6 +131,7 @@ def test_no_server() -> None:
         (["--only", "nonsense"], "possible values: calls, waits"),
         (["--rounds", "0"], "0 is not in 1..="),
         (["--gpu", "gopher://x"], "bad server address"),
+        (["--optimise", "fast"], "is no level of optimisation"),
         (["sessions", "--sessions", "many"], "invalid value 'many'"),
         (["--quick", "sessions"], "cannot be used with"),
     ],

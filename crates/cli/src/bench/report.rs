@@ -5,6 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use outboard_link::Endpoint;
 use serde::Serialize;
 
 use super::{
@@ -50,6 +51,8 @@ struct About {
     first_result_ms: f64,
     #[serde(skip)]
     has_raw: bool,
+    #[serde(skip)]
+    is_elsewhere: bool,
 }
 
 /// One case on every side.
@@ -125,6 +128,7 @@ impl Report {
             connect_ms: side.ready.connect_ns as f64 / 1e6,
             first_result_ms: side.ready.first_result_ns as f64 / 1e6,
             has_raw: side.place.url.as_ref().is_some_and(is_loopback),
+            is_elsewhere: matches!(&side.place.url, Some(url @ Endpoint::Tcp { .. }) if !is_loopback(url)),
         };
         Report {
             format: FORMAT,
@@ -197,6 +201,9 @@ impl Report {
         if self.sides.iter().any(|side| side.has_raw) {
             text +=
                 " +: over a plain tcp round trip. %: of the bandwidth of one plain tcp connection.";
+        }
+        if self.sides.iter().any(|side| side.is_elsewhere) {
+            text += " No plain connection was measured to a server that is elsewhere.";
         }
         text.trim_end().to_owned() + "\n"
     }
