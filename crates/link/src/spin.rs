@@ -30,7 +30,7 @@ impl Spin {
 
     /// Waits until `ready`, for the budget at most. When that was not enough, whoever waited otherwise since `start` is to
     /// tell by [`ended`](Self::ended).
-    pub(crate) fn until(&mut self, start: Instant, ready: impl Fn() -> bool) -> bool {
+    pub(crate) fn until(&mut self, start: Instant, mut ready: impl FnMut() -> bool) -> bool {
         let machine = machine();
         if machine.cores == 1 {
             // The peer cannot run while we do.

@@ -84,6 +84,7 @@ impl Connection {
                 deframer: Deframer::new(),
                 joined: Vec::new(),
                 spin: Spin::new(),
+                is_dry: false,
                 watch: Watch::default(),
                 shared,
             },
@@ -328,6 +329,8 @@ pub struct Receiver {
     /// A frame that was begun by [`recv_placed`](Self::recv_placed) and is wanted in one piece.
     joined: Vec<u8>,
     spin: Spin,
+    /// The socket was empty when last looked at.
+    is_dry: bool,
     watch: Watch,
     shared: Arc<Shared>,
 }
@@ -388,22 +391,18 @@ impl Receiver {
             Wait::Until(deadline) => Some(deadline),
             Wait::Forever => None,
         };
-        if self.read()? {
+        // A look at a socket that was empty a moment ago costs as much as the look that finds something.
+        if !self.is_dry && self.read()? {
             return Ok(true);
         }
         let start = Instant::now();
-        if spin::has_cores_to_spare() {
-            let shared = &self.shared;
-            self.spin.until(start, || shared.is_readable());
+        if spin::has_cores_to_spare() && self.spin(start)? {
+            return Ok(true);
         }
         loop {
-            if self.read()? {
-                self.spin.ended(start);
-                return Ok(true);
-            }
             let left = sys::left(deadline).unwrap_or(liveness::TICK);
             if left.is_zero() {
-                return Ok(false);
+                return self.read();
             }
             let shared = &self.shared;
             let mut fds = [
@@ -420,26 +419,33 @@ impl Receiver {
                 } else {
                     Ok(false)
                 };
+            } else if self.read()? {
+                self.spin.ended(start);
+                return Ok(true);
             }
         }
     }
 
+    /// Asks the socket again and again: the look that finds bytes takes them in.
+    fn spin(&mut self, start: Instant) -> Result<bool, Error> {
+        let mut read = Ok(false);
+        let Self {
+            spin,
+            deframer,
+            shared,
+            is_dry,
+            ..
+        } = self;
+        spin.until(start, || {
+            read = shared.read(deframer, is_dry);
+            !matches!(read, Ok(false))
+        });
+        read
+    }
+
     /// Takes in what has arrived, without waiting.
     fn read(&mut self) -> Result<bool, Error> {
-        loop {
-            let room = self.deframer.room()?;
-            match recv(&self.shared.socket, room, RecvFlags::DONTWAIT) {
-                Ok((0, _)) if self.shared.is_closed() => return Err(Error::Closed),
-                Ok((0, _)) => return Err(self.deframer.end()),
-                Ok((count, _)) => {
-                    self.deframer.filled(count);
-                    return Ok(true);
-                }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(false),
-                Err(error) => return Err(Error::io("receiving")(error)),
-            }
-        }
+        self.shared.read(&mut self.deframer, &mut self.is_dry)
     }
 }
 
@@ -481,9 +487,27 @@ impl Shared {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    fn is_readable(&self) -> bool {
-        let mut socket = [PollFd::new(&self.socket, PollFlags::IN)];
-        sys::wait(&mut socket, Some(Duration::ZERO)).is_ok_and(|news| news > 0)
+    /// Takes in what has arrived, without waiting, and tells whether that was all.
+    fn read(&self, deframer: &mut Deframer, is_dry: &mut bool) -> Result<bool, Error> {
+        loop {
+            let room = deframer.room()?;
+            let len = room.len();
+            match recv(&self.socket, room, RecvFlags::DONTWAIT) {
+                Ok((0, _)) if self.is_closed() => return Err(Error::Closed),
+                Ok((0, _)) => return Err(deframer.end()),
+                Ok((count, _)) => {
+                    deframer.filled(count);
+                    *is_dry = count < len;
+                    return Ok(true);
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    *is_dry = true;
+                    return Ok(false);
+                }
+                Err(error) => return Err(Error::io("receiving")(error)),
+            }
+        }
     }
 
     fn wake(&self) {

@@ -82,16 +82,21 @@ impl Batch {
 
 /// What senders share.
 pub struct Outgoing<W> {
-    posted: Mutex<Posted>,
+    posted: Apart<Mutex<Posted>>,
     /// Whether there is anything, for the helper that looks all the time.
     has_posted: AtomicBool,
-    turn: Turn<Sending<W>>,
+    /// A thread that tries in vain reads one word, which does not change while the turn is kept.
+    turn: Apart<Turn<Box<Sending<W>>>>,
     /// Threads that need the turn for themselves.
     wanted: AtomicU32,
     has_helper: AtomicBool,
     nap: Mutex<Nap>,
     called: Condvar,
 }
+
+/// In cache lines of its own, two of which are fetched at a time.
+#[repr(align(128))]
+struct Apart<T>(T);
 
 #[derive(Default)]
 struct Posted {
@@ -117,12 +122,12 @@ struct Nap {
 impl<W: Write> Outgoing<W> {
     pub fn new(writer: W) -> Self {
         Self {
-            posted: Mutex::new(Posted::default()),
+            posted: Apart(Mutex::new(Posted::default())),
             has_posted: AtomicBool::new(false),
-            turn: Turn::new(Sending {
+            turn: Apart(Turn::new(Box::new(Sending {
                 batch: Batch::default(),
                 writer,
-            }),
+            }))),
             wanted: AtomicU32::new(0),
             has_helper: AtomicBool::new(false),
             nap: Mutex::new(Nap::default()),
@@ -134,7 +139,7 @@ impl<W: Write> Outgoing<W> {
     /// [`flush`](Self::flush), of any thread.
     #[inline]
     pub fn post(&self, batch: &mut Batch) -> Result<usize, Error> {
-        let mut posted = lock(&self.posted);
+        let mut posted = lock(&self.posted.0);
         if posted.is_broken {
             batch.clear();
             return Err(posted.error.take().unwrap_or(Error::Closed));
@@ -154,7 +159,7 @@ impl<W: Write> Outgoing<W> {
     #[inline]
     pub fn flush(&self) -> Result<(), Error> {
         loop {
-            let Some(mut turn) = self.turn.try_lock() else {
+            let Some(mut turn) = self.turn.0.try_lock() else {
                 return Ok(());
             };
             let wants_help = self.drain(&mut turn)?
@@ -164,7 +169,7 @@ impl<W: Write> Outgoing<W> {
             if wants_help {
                 self.call();
             }
-            if lock(&self.posted).batch.is_empty() {
+            if lock(&self.posted.0).batch.is_empty() {
                 return Ok(());
             }
         }
@@ -176,7 +181,7 @@ impl<W: Write> Outgoing<W> {
         write: impl FnOnce(&mut W, &[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         self.wanted.fetch_add(1, Ordering::Relaxed);
-        let turn = self.turn.lock();
+        let turn = self.turn.0.lock();
         self.wanted.fetch_sub(1, Ordering::Relaxed);
         self.send_in_turn(turn, write)
     }
@@ -189,7 +194,7 @@ impl<W: Write> Outgoing<W> {
     ) -> Result<(), Error> {
         self.wanted.fetch_add(1, Ordering::Relaxed);
         let turn = loop {
-            match self.turn.try_lock() {
+            match self.turn.0.try_lock() {
                 None if is_late() => break None,
                 None => {}
                 turn => break turn,
@@ -208,7 +213,7 @@ impl<W: Write> Outgoing<W> {
             let mut is_over = false;
             while !is_over {
                 let turn = match self.wanted.load(Ordering::Relaxed) {
-                    0 => self.turn.try_lock(),
+                    0 => self.turn.0.try_lock(),
                     _ => None,
                 };
                 let Some(mut turn) = turn else {
@@ -225,7 +230,7 @@ impl<W: Write> Outgoing<W> {
                 drop(turn);
                 // What was posted while the turn was taken and not looked for any more.
                 if let Err(error) = result.and_then(|()| self.flush()) {
-                    lock(&self.posted).error = Some(error);
+                    lock(&self.posted.0).error = Some(error);
                     return;
                 }
             }
@@ -275,12 +280,12 @@ impl<W: Write> Outgoing<W> {
 
     fn send_in_turn(
         &self,
-        mut turn: Guard<'_, Sending<W>>,
+        mut turn: Guard<'_, Box<Sending<W>>>,
         write: impl FnOnce(&mut W, &[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let Sending { batch, writer } = &mut *turn;
+        let Sending { batch, writer } = &mut **turn;
         {
-            let mut posted = lock(&self.posted);
+            let mut posted = lock(&self.posted.0);
             if posted.is_broken {
                 return Err(posted.error.take().unwrap_or(Error::Closed));
             }
@@ -296,7 +301,7 @@ impl<W: Write> Outgoing<W> {
 
     /// Takes what is posted over into the turn.
     fn take(&self, turn: &mut Sending<W>) -> bool {
-        let mut posted = lock(&self.posted);
+        let mut posted = lock(&self.posted.0);
         mem::swap(&mut posted.batch, &mut turn.batch);
         self.has_posted.store(false, Ordering::Relaxed);
         !turn.batch.is_empty()
@@ -304,7 +309,7 @@ impl<W: Write> Outgoing<W> {
 
     fn after_write(&self, result: Result<(), Error>) -> Result<(), Error> {
         if result.is_err() {
-            let mut posted = lock(&self.posted);
+            let mut posted = lock(&self.posted.0);
             posted.is_broken = true;
             posted.batch.clear();
         }
