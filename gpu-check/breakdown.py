@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from process import Mode, end_process_group
+from process import Mode, end_process_group, read_tail
 from turns import significant
 
 START_S_MAX = 90.0
@@ -81,6 +81,7 @@ class Worker:
     def __init__(self, outboard: list[str], mode: Mode, stats: Path) -> None:
         self.mode = mode
         self.stats = stats
+        self.stderr = stats.with_suffix(".stderr")
         command = [*outboard, "bench-worker"]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("OUTBOARD_")}
         if mode.url is not None:
@@ -88,14 +89,15 @@ class Worker:
             environment.update(OUTBOARD_STATS=str(stats), OUTBOARD_STATS_TIMES="1")
             if mode.optimise:
                 environment["OUTBOARD_OPTIMISE"] = mode.optimise
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,
-        )
+        with self.stderr.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=environment,
+                start_new_session=True,
+            )
         self.lines: queue.Queue[bytes | None] = queue.Queue()
         threading.Thread(target=self._pump, daemon=True).start()
 
@@ -135,7 +137,8 @@ class Worker:
         except queue.Empty:
             raise WorkerError(f"{self.mode.name}: no answer within {seconds:g} s") from None
         if line is None:
-            raise WorkerError(f"{self.mode.name}: the worker ended")
+            said = " | ".join(read_tail(self.stderr)[-3:])
+            raise WorkerError(f"{self.mode.name}: the worker ended: {said}")
         answer = json.loads(line)
         if expected not in answer:
             raise WorkerError(f"{self.mode.name}: {answer.get('failed', {}).get('why', answer)}")

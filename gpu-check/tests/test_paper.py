@@ -181,3 +181,21 @@ def test_the_paper_s_models_are_among_the_cases():
         assert one.step in literal_keys(one.module, "STEPS")
     assert {c.group for c in CASES} == {"inference", "training"}
     assert replace(CASES[0]).module == "torch_inference"
+
+
+@pytest.mark.skipif(not OUTBOARD.is_file(), reason="outboard has not been built")
+def test_a_call_that_cannot_be_made_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(breakdown, "TURN_MS", 20)
+    calls = (
+        breakdown.Call("wrong", "wrong", "no_such_work", ("cuInit",)),
+        breakdown.Call("unseen", "unseen", "context_device", ("cuArrayCreate_v2",)),
+        breakdown.CALLS[0],
+    )
+    extra = ["--only", "figure3"]
+    status, parts = measure(tmp_path, outboard=OUTBOARD, calls=calls, extra=extra, local=False)
+    found = parts["figure3"]["calls"]
+    assert status == 1
+    assert "the worker ended" in found["wrong"]["error"] and "no_such_work" in found["wrong"]["error"]
+    assert "cuArrayCreate_v2 was not called" in found["unseen"]["error"]
+    assert "error" not in found["get_device"]
+    assert_nothing_runs()
