@@ -27,6 +27,8 @@ use crate::{
 /// What one piece of a copy takes at most.
 pub(crate) const SEGMENT_BYTES: usize = 1 << 20;
 const SEGMENTS: usize = 16;
+/// So many to begin with: mapping and registering memory takes time, and many programs copy little.
+const SEGMENTS_FIRST: usize = 2;
 /// Copies to the device up to here share a segment.
 const SHARED_BYTES_MAX: usize = 64 << 10;
 /// How long a copy waits for a segment. Longer might be for ever: a stream may wait for something that this thread has
@@ -59,7 +61,8 @@ impl Room {
 struct Arena {
     /// There is no such memory, and will not be.
     refused: bool,
-    base: u64,
+    /// Where each segment is.
+    places: Vec<u64>,
     free: Vec<usize>,
     /// Segments that the GPU may still read.
     busy: Vec<(usize, Vec<Arc<Group>>)>,
@@ -75,10 +78,6 @@ struct Shared {
 }
 
 impl Arena {
-    fn address(&self, segment: usize) -> u64 {
-        self.base + (segment * SEGMENT_BYTES) as u64
-    }
-
     fn take(&mut self) -> Option<usize> {
         if self.free.is_empty() {
             let free = &mut self.free;
@@ -165,10 +164,7 @@ impl Driver {
                 arena.busy.push((full.segment, fences));
                 self.session.poll();
             }
-            if !self.prepare(&mut arena) {
-                return Ok(false);
-            }
-            let Some(segment) = arena.take() else {
+            let Some((segment, _)) = self.take(&mut arena) else {
                 return Ok(false);
             };
             arena.shared = Some(Shared {
@@ -177,11 +173,14 @@ impl Driver {
                 readers: Vec::new(),
             });
         }
-        let base = arena.base;
-        let Some(shared) = &mut arena.shared else {
+        let Arena { places, shared, .. } = &mut *arena;
+        let Some((shared, place)) = shared
+            .as_mut()
+            .and_then(|s| places.get(s.segment).map(|place| (s, *place)))
+        else {
             return Ok(false);
         };
-        let address = base + (shared.segment * SEGMENT_BYTES + shared.used) as u64;
+        let address = place + shared.used as u64;
         shared.used += room;
         let handle = Arc::as_ptr(stream.stream());
         if !shared
@@ -304,30 +303,36 @@ impl Driver {
     }
 
     fn segment_now(&self) -> Option<(usize, u64)> {
-        let mut arena = self.staging.arena.lock();
-        if !self.prepare(&mut arena) {
-            return None;
-        }
-        let segment = arena.take()?;
-        Some((segment, arena.address(segment)))
+        self.take(&mut self.staging.arena.lock())
     }
 
-    /// Maps the memory, the first time.
-    fn prepare(&self, arena: &mut Arena) -> bool {
-        if arena.base != 0 || arena.refused {
-            return arena.base != 0;
+    fn take(&self, arena: &mut Arena) -> Option<(usize, u64)> {
+        let segment = match arena.take() {
+            None if self.map_segments(arena) => arena.take(),
+            taken => taken,
+        }?;
+        arena.places.get(segment).map(|place| (segment, *place))
+    }
+
+    /// Maps the memory: a little the first time, all of it the second.
+    fn map_segments(&self, arena: &mut Arena) -> bool {
+        let have = arena.places.len();
+        let more = match have {
+            0 => SEGMENTS_FIRST,
+            _ => SEGMENTS.saturating_sub(have),
+        };
+        if arena.refused || more == 0 {
+            return false;
         }
-        let bytes = (SEGMENTS * SEGMENT_BYTES) as u64;
+        let bytes = (more * SEGMENT_BYTES) as u64;
         match self.has_board().then(|| self.share_memory(bytes)) {
             Some(Ok(base)) => {
-                arena.base = base;
-                arena.free = (0..SEGMENTS).rev().collect();
-                true
+                let places = (0..more).map(|i| base + (i * SEGMENT_BYTES) as u64);
+                arena.places.extend(places);
+                arena.free.extend((have..have + more).rev());
             }
-            _ => {
-                arena.refused = true;
-                false
-            }
+            _ => arena.refused = true,
         }
+        !arena.refused
     }
 }
