@@ -20,7 +20,7 @@ PAPER_BUDGET_S ?= 900
 PARTS ?=
 CASES ?=
 
-.PHONY: demo test lint unit loom fuzz programs gpu-check speed paper-remoting paper-remoting-plots build examples coverage install clean
+.PHONY: demo test lint unit loom fuzz programs instructions gpu-check speed paper-remoting paper-remoting-plots build examples coverage install clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -37,8 +37,8 @@ $(TOOLCHAIN): tools/toolchain.py tools/toolchain-requirements.txt
 	python3 tools/toolchain.py --quiet
 	@touch $(TOOLCHAIN)
 
-test: lint unit loom fuzz programs
-	@echo "make test: lint, unit tests, loom, fuzzing and programs all passed"
+test: lint unit loom fuzz programs instructions
+	@echo "make test: lint, unit tests, loom, fuzzing, programs and instruction counts all passed"
 
 lint:
 	$(CARGO) fmt --all --check
@@ -58,8 +58,15 @@ fuzz:
 # Programs that nobody relinked, over shm and tcp, on the software device; and everything that should fail.
 programs: $(TOOLCHAIN) examples
 	$(CARGO) build --quiet -p outboard-cli -p outboard-client -p outboard-nvml
-	$(TOOLCHAIN) -m pytest -q tests
+	$(TOOLCHAIN) -m pytest -q tests --ignore tests/instructions
 	$(TOOLCHAIN) -m pytest -q gpu-check/tests
+
+# What the hot calls cost a program, counted by callgrind; never skipped for want of valgrind.
+instructions: $(TOOLCHAIN)
+	@tools/valgrind.sh
+	$(CARGO) build --quiet -p outboard-cli
+	$(CARGO) build --release --quiet -p outboard-client
+	$(TOOLCHAIN) -m pytest -q tests/instructions
 
 gpu-check: build
 	python3 gpu-check/run.py --outboard $(RELEASE)/outboard --out docs/results/$(NAME).json

@@ -157,16 +157,30 @@ fn message(
         out,
         "impl<'a> Message<'a> for {name}{life} {{\n    const NAME: &'static str = \"{declared}\";"
     )?;
-    write!(out, "    fn encoded_len(&self) -> usize {{ {fixed}")?;
+    write!(
+        out,
+        "    #[inline]\n    fn encoded_len(&self) -> usize {{ {fixed}"
+    )?;
     for f in &variable {
         write!(out, " + self.{}.len()", f.name)?;
     }
     writeln!(
         out,
-        " }}\n    #[allow(unused_variables)]\n    fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {{"
+        " }}\n    #[inline(always)]\n    #[allow(unused_variables)]\n    fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {{"
     )?;
+    let scalar_bytes: usize = scalars.iter().map(|f| size(f.ty)).sum();
+    if scalar_bytes > 0 {
+        writeln!(out, "        let room = w.array::<{scalar_bytes}>()?;")?;
+    }
+    let mut at = 0;
     for f in &scalars {
-        writeln!(out, "        w.put(&self.{}.to_le_bytes())?;", f.name)?;
+        let end = at + size(f.ty);
+        writeln!(
+            out,
+            "        room[{at}..{end}].copy_from_slice(&self.{}.to_le_bytes());",
+            f.name
+        )?;
+        at = end;
     }
     let (borrow, into) = match bytes {
         Bytes::Borrowed => ("", ""),

@@ -34,6 +34,12 @@ pub(crate) fn mark_timed() {
     UNUSUAL.fetch_or(TIMED, Ordering::Relaxed);
 }
 
+/// Whether calls take the slow path at all.
+#[inline(always)]
+pub(crate) fn is_unusual() -> bool {
+    UNUSUAL.load(Ordering::Relaxed) != 0
+}
+
 #[inline]
 pub(crate) fn is_lowered() -> bool {
     UNUSUAL.load(Ordering::Relaxed) & LOWERED != 0
@@ -58,7 +64,6 @@ pub(crate) fn enter(number: usize, call: impl FnOnce() -> Result<(), CUresult>) 
             (unusual & TIMED != 0).then(times::begin),
         ),
     };
-    stats::begin();
     // A panic must not cross into C. State behind it is guarded by locks that do not poison and is left consistent by
     // construction: tables are changed in single steps.
     let result = match catch_unwind(AssertUnwindSafe(|| {
@@ -77,9 +82,11 @@ pub(crate) fn enter(number: usize, call: impl FnOnce() -> Result<(), CUresult>) 
     if result != CUresult::CUDA_SUCCESS && log::debugging() {
         log::debug(format_args!("{} -> {result}", CALLS[number].0));
     }
-    if unusual != 0 {
-        optimise::finish(outer);
+    if unusual == 0 {
+        stats::end(number);
+        return result;
     }
+    optimise::finish(outer);
     let kind = stats::end(number);
     if let Some(start) = start {
         times::end(number, kind, start);
@@ -94,7 +101,6 @@ pub(crate) fn unsupported(number: usize) -> CUresult {
     if SAID[word].fetch_or(bit, Ordering::Relaxed) & bit == 0 {
         log::warn(format_args!("{} is not supported", CALLS[number].0));
     }
-    stats::begin();
     stats::end(number);
     CUresult::CUDA_ERROR_NOT_SUPPORTED
 }

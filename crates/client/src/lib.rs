@@ -34,6 +34,7 @@ mod session;
 mod state;
 mod stats;
 mod tables;
+mod thread;
 mod times;
 
 /// Marks this library as Outboard's, so that a server never takes it for a real driver.

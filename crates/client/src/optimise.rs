@@ -53,6 +53,7 @@ pub(crate) fn exempt_thread() {
 }
 
 /// A call begins: the one that it was made from, for `finish`.
+#[cold]
 pub(crate) fn begin(number: usize) -> usize {
     AT_HAND.replace(if IS_EXEMPT.get() { NO_CALL } else { number })
 }
@@ -74,6 +75,7 @@ pub(crate) fn owed() -> Option<Arc<Group>> {
 }
 
 /// A call is about to return: what it owes is waited for.
+#[cold]
 pub(crate) fn finish(outer: usize) {
     let Some((_, class)) = CALLS.get(AT_HAND.replace(outer)) else {
         return;

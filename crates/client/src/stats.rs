@@ -2,14 +2,13 @@
 //! declared to do. With `OUTBOARD_STATS=FILE` (or `-` for stderr) the counts are written when the program exits.
 
 use std::{
-    cell::Cell,
     fmt::Write as _,
     sync::atomic::{AtomicU64, Ordering},
 };
 
 use outboard_api::{decl::Class, optimise::Did};
 
-use crate::{entry::CALLS, times};
+use crate::{entry::CALLS, thread, times};
 
 /// No more calls are declared than this.
 pub(crate) const CALLS_MAX: usize = 1024;
@@ -18,34 +17,26 @@ pub(crate) const KINDS: usize = 4;
 static COUNTS: [[AtomicU64; KINDS]; CALLS_MAX] =
     [const { [const { AtomicU64::new(0) }; KINDS] }; CALLS_MAX];
 
-thread_local! {
-    static DID: Cell<Did> = const { Cell::new(Did::Nothing) };
-}
-
-pub(crate) fn begin() {
-    DID.set(Did::Nothing);
-}
-
 /// The call at hand has sent something.
+#[inline]
 pub(crate) fn sent() {
-    if DID.get() == Did::Nothing {
-        DID.set(Did::Sent);
-    }
+    thread::here().has_sent();
 }
 
 /// The call at hand has waited for the server.
 pub(crate) fn waited() {
-    DID.set(Did::Waited);
+    thread::here().did.set(Did::Waited);
 }
 
 /// What the call at hand has done so far.
 pub(crate) fn did() -> Did {
-    DID.get()
+    thread::here().did.get()
 }
 
-/// Counts the call by what it did; returns which kind that is.
+/// Counts the call by what it did, and returns which kind that is; the next one begins with nothing done.
+#[inline]
 pub(crate) fn end(number: usize) -> usize {
-    let kind = match (DID.get(), CALLS[number].1) {
+    let kind = match (thread::here().did.replace(Did::Nothing), CALLS[number].1) {
         (Did::Nothing, _) => 0,
         (Did::Sent, Class::Shadowed) => 2,
         (Did::Sent, _) => 1,

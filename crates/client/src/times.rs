@@ -94,11 +94,21 @@ pub(crate) fn end(number: usize, kind: usize, start: Instant) {
 }
 
 /// Hands bytes to the link.
-#[inline]
 pub(crate) fn sending<R>(send: impl FnOnce() -> R) -> R {
-    if !guard::is_timed() {
-        return send();
+    if guard::is_timed() {
+        time_sending(send)
+    } else {
+        send()
     }
+}
+
+/// As `sending`, where the caller knows already: the path of every launch looks but once.
+#[inline(always)]
+pub(crate) fn sending_if<const TIMED: bool, R>(send: impl FnOnce() -> R) -> R {
+    if TIMED { time_sending(send) } else { send() }
+}
+
+fn time_sending<R>(send: impl FnOnce() -> R) -> R {
     let start = Instant::now();
     let result = send();
     let mut parts = PARTS.get();

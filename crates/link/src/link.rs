@@ -94,7 +94,7 @@ impl Sender {
     /// Contiguous room for a frame of `len` bytes, 1 to [`FRAME_BYTES_MAX`]; its content is undefined until written.
     /// Blocks while the peer does not keep up, for as long as the peer lives. A reservation that is not committed is
     /// forgotten by the next one.
-    #[inline]
+    #[inline(always)]
     pub fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
         if len > FRAME_BYTES_MAX {
             let max = FRAME_BYTES_MAX;
@@ -111,7 +111,7 @@ impl Sender {
 
     /// Publishes the first `len` bytes of the reservation as a frame. Over shm the peer sees it at once, over tcp it
     /// leaves with [`flush`](Sender::flush), or earlier if much is buffered.
-    #[inline]
+    #[inline(always)]
     pub fn commit(&mut self, len: usize) -> Result<(), Error> {
         match self {
             Self::Shm(sender) => sender.commit(len),
@@ -136,7 +136,7 @@ impl Sender {
     }
 
     /// Sends whatever is buffered. Blocks while the peer does not keep up, for as long as the peer lives.
-    #[inline]
+    #[inline(always)]
     pub fn flush(&mut self) -> Result<(), Error> {
         match self {
             Self::Shm(_) => Ok(()),

@@ -62,7 +62,7 @@ impl<'w> Writer<'w> {
         Writer { left: room }
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn put(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
         let left = std::mem::take(&mut self.left);
         if bytes.len() > left.len() {
@@ -79,13 +79,30 @@ impl<'w> Writer<'w> {
         Ok(())
     }
 
-    #[inline]
+    /// Room for the next `N` bytes, all of which are to be written: one check for all fields of a message that have a
+    /// fixed size.
+    #[inline(always)]
+    pub fn array<const N: usize>(&mut self) -> Result<&'w mut [u8; N], EncodeError> {
+        let left = self.left.len();
+        match std::mem::take(&mut self.left).split_first_chunk_mut() {
+            Some((room, rest)) => {
+                self.left = rest;
+                Ok(room)
+            }
+            None => Err(EncodeError { wanted: N, left }),
+        }
+    }
+
+    #[inline(always)]
     pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
         let len = u32::try_from(bytes.len()).map_err(|_| EncodeError {
             wanted: bytes.len(),
             left: self.left.len(),
         })?;
-        self.put(&len.to_le_bytes())?;
+        *self.array()? = len.to_le_bytes();
+        if bytes.is_empty() {
+            return Ok(());
+        }
         self.put(bytes)
     }
 

@@ -35,11 +35,14 @@ const _: () = assert!(HEADER_BYTES == 2 + 2 + 4 + 8);
 const _: () = assert!(HEADER_BYTES == 2 + 2 + 4 + 4 + 4);
 
 impl RequestHeader {
+    #[inline]
     pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {
-        w.put(&self.op.to_le_bytes())?;
-        w.put(&self.reserved.to_le_bytes())?;
-        w.put(&self.token.to_le_bytes())?;
-        w.put(&self.context.to_le_bytes())
+        let room = w.array::<HEADER_BYTES>()?;
+        room[0..2].copy_from_slice(&self.op.to_le_bytes());
+        room[2..4].copy_from_slice(&self.reserved.to_le_bytes());
+        room[4..8].copy_from_slice(&self.token.to_le_bytes());
+        room[8..16].copy_from_slice(&self.context.to_le_bytes());
+        Ok(())
     }
 
     pub fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -81,7 +84,7 @@ pub fn request_len<'a, M: Op<'a>>(message: &M) -> usize {
 }
 
 /// Lays a whole frame out in `room`, which is `request_len` long.
-#[inline]
+#[inline(always)]
 pub fn encode_request<'a, M: Op<'a>>(
     room: &mut [u8],
     token: u32,

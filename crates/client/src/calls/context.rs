@@ -182,9 +182,9 @@ pub(crate) unsafe fn cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device:
     if context.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let created = driver.contexts.create(device, flags, API_VERSION);
-    driver.create_on_server(&created)?;
-    push_context(created.handle);
+    let created = driver.contexts.create(device, flags, API_VERSION)?;
+    driver.create_on_server(created)?;
+    push_context(created);
     // SAFETY: see the module's contract.
     unsafe { put(context, created.handle) }
 }
@@ -225,7 +225,7 @@ pub(crate) unsafe fn cuCtxDestroy_v2(context: CUcontext) -> Done {
     if context.primary {
         return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
     }
-    driver.destroy_context(&context)?;
+    driver.destroy_context(context)?;
     driver.contexts.remove(context.handle);
     if current_context() == Ok(context.handle) {
         pop_context()?;
@@ -246,8 +246,7 @@ pub(crate) unsafe fn cuCtxDetach(context: CUcontext) -> Done {
 }
 
 pub(crate) unsafe fn cuCtxPushCurrent_v2(context: CUcontext) -> Done {
-    driver()?.contexts.get(context)?;
-    push_context(context);
+    push_context(driver()?.contexts.get(context)?);
     Ok(())
 }
 
@@ -261,10 +260,10 @@ pub(crate) unsafe fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> Done {
 
 pub(crate) unsafe fn cuCtxSetCurrent(context: CUcontext) -> Done {
     let driver = driver()?;
-    if !context.is_null() {
-        driver.contexts.get(context)?;
-    }
-    set_context(context);
+    set_context(match context.is_null() {
+        true => None,
+        false => Some(driver.contexts.get(context)?),
+    });
     Ok(())
 }
 
@@ -280,10 +279,7 @@ pub(crate) unsafe fn cuCtxGetDevice(device: *mut CUdevice) -> Done {
 }
 
 /// A context argument, NULL being the current one.
-fn given_or_current(
-    driver: &Driver,
-    context: CUcontext,
-) -> Result<std::sync::Arc<Context>, CUresult> {
+fn given_or_current(driver: &Driver, context: CUcontext) -> Result<&'static Context, CUresult> {
     if context.is_null() {
         driver.contexts.current()
     } else {
@@ -367,8 +363,7 @@ pub(crate) unsafe fn cuCtxSynchronize_v2(context: CUcontext) -> Done {
     if context.is_null() || Ok(context) == current_context() {
         return driver.synchronize_context();
     }
-    driver.contexts.get(context)?;
-    push_context(context);
+    push_context(driver.contexts.get(context)?);
     let done = driver.synchronize_context();
     let _ = pop_context();
     done

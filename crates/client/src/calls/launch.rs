@@ -1,6 +1,6 @@
 //! Launches: arguments gathered by the kernel's own parameter table, checked here as the driver checks them, sent.
 
-use std::ffi::c_void;
+use std::{ffi::c_void, mem::MaybeUninit};
 
 use outboard_api::{
     CUresult,
@@ -10,10 +10,15 @@ use outboard_api::{
 use outboard_wire::messages;
 
 use super::Done;
-use crate::state::{Driver, Kernel, StreamRef, driver};
+use crate::{
+    state::{Context, Contexts, Driver, HostMemory, Kernel, StreamRef, driver},
+    thread,
+};
 
 /// The longest parameter buffer of any device.
-pub(super) const PARAM_BYTES_MAX: usize = 32_764;
+pub(crate) const PARAM_BYTES_MAX: usize = 32_764;
+/// Parameter buffers up to this lie on the stack.
+const SMALL_BYTES: usize = 512;
 const ATTRIBUTES_MAX: u32 = 64;
 
 /// `CU_LAUNCH_PARAM_*`, the keys of the `extra` array.
@@ -29,31 +34,28 @@ pub(crate) struct Shape {
 
 /// A launch's arguments, packed. On the stack for all but the largest.
 pub(crate) struct Params {
-    small: [u8; 512],
+    /// The first `len` bytes are initialised, where `large` is empty.
+    small: [MaybeUninit<u8>; SMALL_BYTES],
     large: Vec<u8>,
     len: usize,
 }
 
 impl Params {
-    fn with_len(len: usize) -> Params {
+    /// None yet. Filled where it lies, since it is too large to be handed about at every launch.
+    #[inline]
+    pub(crate) fn none() -> Params {
         Params {
-            small: [0; 512],
-            large: if len > 512 { vec![0; len] } else { Vec::new() },
-            len,
+            small: [const { MaybeUninit::uninit() }; SMALL_BYTES],
+            large: Vec::new(),
+            len: 0,
         }
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        if self.large.is_empty() {
-            &mut self.small[..self.len]
-        } else {
-            &mut self.large
-        }
-    }
-
+    #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         if self.large.is_empty() {
-            &self.small[..self.len]
+            // SAFETY: the type's invariant; `len` is at most `SMALL_BYTES` then.
+            unsafe { std::slice::from_raw_parts(self.small.as_ptr().cast(), self.len) }
         } else {
             &self.large
         }
@@ -68,33 +70,81 @@ impl Params {
         params: *mut *mut c_void,
         extra: *mut *mut c_void,
     ) -> Result<Params, CUresult> {
-        if !params.is_null() && !extra.is_null() {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        }
+        let mut gathered = Params::none();
+        // SAFETY: the caller's promise.
+        unsafe { gathered.fill(kernel, params, extra)? };
+        Ok(gathered)
+    }
+
+    /// As `gather`, in place.
+    ///
+    /// # Safety
+    /// The arrays are what the driver API asks of a caller.
+    #[inline(always)]
+    pub(crate) unsafe fn fill(
+        &mut self,
+        kernel: &Kernel,
+        params: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) -> Done {
         if !extra.is_null() {
+            if !params.is_null() {
+                return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+            }
             // SAFETY: the caller's promise.
-            return unsafe { Params::from_extra(kernel, extra) };
+            return unsafe { self.fill_from_extra(kernel, extra) };
         }
         if params.is_null() && !kernel.params.is_empty() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        let mut gathered = Params::with_len(kernel.param_bytes as usize);
-        let buffer = gathered.bytes_mut();
-        for (index, (offset, size)) in kernel.params.iter().enumerate() {
-            // SAFETY: one pointer for each parameter of the kernel, each to an argument of the parameter's size.
+        let len = kernel.param_bytes as usize;
+        let room = self.room(len, kernel.has_gaps);
+        let mut next = params;
+        for &(offset, size) in &kernel.params {
+            // SAFETY: one pointer for each parameter of the kernel, each to an argument of the parameter's size; and
+            // `param_bytes` is the end of the last parameter.
             unsafe {
-                let argument = *params.add(index);
+                let argument = (*next).cast::<u8>();
+                next = next.add(1);
                 if argument.is_null() {
                     return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
                 }
-                let room = &mut buffer[*offset as usize..(offset + size) as usize];
-                std::ptr::copy_nonoverlapping(argument.cast::<u8>(), room.as_mut_ptr(), room.len());
+                let room = room.add(offset as usize);
+                match size {
+                    8 => room
+                        .cast::<[u8; 8]>()
+                        .write(argument.cast::<[u8; 8]>().read()),
+                    4 => room
+                        .cast::<[u8; 4]>()
+                        .write(argument.cast::<[u8; 4]>().read()),
+                    _ => std::ptr::copy_nonoverlapping(argument, room, size as usize),
+                }
             }
         }
-        Ok(gathered)
+        self.len = len;
+        Ok(())
     }
 
-    unsafe fn from_extra(kernel: &Kernel, extra: *mut *mut c_void) -> Result<Params, CUresult> {
+    /// Room for `len` bytes, all of which are to be written unless they are zeroed here.
+    #[inline(always)]
+    fn room(&mut self, len: usize, zeroed: bool) -> *mut u8 {
+        if len > SMALL_BYTES {
+            return self.large_room(len);
+        }
+        if zeroed {
+            self.small[..len].fill(MaybeUninit::new(0));
+        }
+        self.small.as_mut_ptr().cast()
+    }
+
+    #[cold]
+    fn large_room(&mut self, len: usize) -> *mut u8 {
+        self.large = vec![0; len];
+        self.large.as_mut_ptr()
+    }
+
+    #[inline(never)]
+    unsafe fn fill_from_extra(&mut self, kernel: &Kernel, extra: *mut *mut c_void) -> Done {
         const KEYS_MAX: usize = 8;
         let (mut buffer, mut len) = (std::ptr::null::<u8>(), None);
         let mut ended = false;
@@ -122,10 +172,10 @@ impl Params {
         if !ended || buffer.is_null() && len > 0 || len < needed || len > PARAM_BYTES_MAX {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        let mut gathered = Params::with_len(needed);
         // SAFETY: `len` bytes of the caller's, of which the kernel's own are taken.
-        unsafe { std::ptr::copy_nonoverlapping(buffer, gathered.bytes_mut().as_mut_ptr(), needed) };
-        Ok(gathered)
+        unsafe { std::ptr::copy_nonoverlapping(buffer, self.room(needed, false), needed) };
+        self.len = needed;
+        Ok(())
     }
 }
 
@@ -152,39 +202,35 @@ pub(crate) unsafe fn attribute_bytes(config: &CUlaunchConfig) -> Result<&[u8], C
 impl Driver {
     /// What the driver reports at the call, this reports at the call.
     pub(crate) fn check_launch(&self, kernel: &Kernel, shape: &Shape) -> Done {
-        let device = self.contexts.current()?.device;
-        let a = |attribute| self.attribute(device, attribute) as u32;
-        let grid_max = [
-            CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,
-            CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y,
-            CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z,
-        ]
-        .map(a);
-        let block_max = [
-            CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X,
-            CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y,
-            CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z,
-        ]
-        .map(a);
-        let fits = |dims: &[u32; 3], max: &[u32; 3]| {
-            dims.iter().zip(max).all(|(d, m)| (1..=*m).contains(d))
-        };
-        let threads = shape.block.iter().map(|d| u64::from(*d)).product::<u64>();
-        if !fits(&shape.grid, &grid_max)
-            || !fits(&shape.block, &block_max)
-            || threads > u64::from(a(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK))
-        {
+        self.check_launch_in(self.contexts.current()?, kernel, shape)
+    }
+
+    #[inline(always)]
+    fn check_launch_in(&self, context: &Context, kernel: &Kernel, shape: &Shape) -> Done {
+        let limits = &context.limits;
+        if !fits(shape.grid, &limits.grid_max) || !fits(shape.block, &limits.block_max) {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let [x, y, z] = shape.block.map(u64::from);
+        // No device's blocks are so large that this wraps.
+        let threads = x.wrapping_mul(y).wrapping_mul(z);
+        if threads > u64::from(limits.threads_max) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         if kernel.surely_takes(threads, shape.shared_bytes) {
             return Ok(());
         }
+        self.check_attributes(kernel, threads, shape.shared_bytes)
+    }
+
+    #[cold]
+    fn check_attributes(&self, kernel: &Kernel, threads: u64, shared_bytes: u32) -> Done {
         if threads > kernel.attribute(self, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)? as u64 {
             return Err(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
         }
-        if shape.shared_bytes > 0 {
+        if shared_bytes > 0 {
             let most = kernel.attribute(self, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)?;
-            if i64::from(shape.shared_bytes) > i64::from(most) {
+            if i64::from(shared_bytes) > i64::from(most) {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
             }
         }
@@ -192,10 +238,16 @@ impl Driver {
     }
 
     /// Memory that an argument points to and that the server does not see: from now on it does.
+    #[inline]
     pub(crate) fn make_arguments_visible(&self, params: &[u8]) -> Done {
-        if !self.host.read().has_private() {
+        if !HostMemory::any_private() {
             return Ok(());
         }
+        self.make_words_visible(params)
+    }
+
+    #[cold]
+    fn make_words_visible(&self, params: &[u8]) -> Done {
         for word in params.as_chunks::<8>().0 {
             let address = u64::from_le_bytes(*word);
             let private = self.host.read().find(address).is_some_and(|r| !r.shared);
@@ -206,6 +258,7 @@ impl Driver {
         self.push_visible()
     }
 
+    #[inline(always)]
     fn launch(
         &self,
         kernel: &Kernel,
@@ -214,12 +267,13 @@ impl Driver {
         attributes: &[u8],
         params: &[u8],
     ) -> Done {
-        self.check_launch(kernel, shape)?;
+        let thread = thread::here();
+        self.check_launch_in(Contexts::current_of(&thread)?, kernel, shape)?;
         self.make_arguments_visible(params)?;
         let [grid_x, grid_y, grid_z] = shape.grid;
         let [block_x, block_y, block_z] = shape.block;
-        self.submit_to(
-            stream,
+        self.submit_from(
+            &thread,
             &messages::Launch {
                 kernel: kernel.wire,
                 stream: stream.wire(),
@@ -233,10 +287,21 @@ impl Driver {
                 attributes,
                 params,
             },
-        )
+        )?;
+        stream.progress().submit();
+        Ok(())
     }
 }
 
+/// Whether each dimension is from 1 to its greatest. Not a loop: this is on the path of every launch.
+#[inline(always)]
+fn fits([x, y, z]: [u32; 3], [x_max, y_max, z_max]: &[u32; 3]) -> bool {
+    // A zero becomes the greatest number of all.
+    let fits = |dim: u32, max: u32| dim.wrapping_sub(1) < max;
+    fits(x, *x_max) && fits(y, *y_max) && fits(z, *z_max)
+}
+
+#[inline(always)]
 pub(crate) unsafe fn cuLaunchKernel(
     function: CUfunction,
     grid_x: u32,
@@ -258,11 +323,13 @@ pub(crate) unsafe fn cuLaunchKernel(
         block: [block_x, block_y, block_z],
         shared_bytes,
     };
+    let mut gathered = Params::none();
     // SAFETY: see the module's contract.
-    let params = unsafe { Params::gather(kernel, params, extra)? };
-    driver.launch(kernel, &shape, &stream, &[], params.bytes())
+    unsafe { gathered.fill(kernel, params, extra)? };
+    driver.launch(kernel, &shape, &stream, &[], gathered.bytes())
 }
 
+#[inline(always)]
 pub(crate) unsafe fn cuLaunchKernelEx(
     config: *const CUlaunchConfig,
     function: CUfunction,
@@ -281,9 +348,10 @@ pub(crate) unsafe fn cuLaunchKernelEx(
     };
     // SAFETY: as above.
     let attributes = unsafe { attribute_bytes(config)? };
+    let mut gathered = Params::none();
     // SAFETY: see the module's contract.
-    let params = unsafe { Params::gather(kernel, params, extra)? };
-    driver.launch(kernel, &shape, &stream, attributes, params.bytes())
+    unsafe { gathered.fill(kernel, params, extra)? };
+    driver.launch(kernel, &shape, &stream, attributes, gathered.bytes())
 }
 
 pub(crate) unsafe fn cuLaunchCooperativeKernel(

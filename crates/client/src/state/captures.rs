@@ -219,7 +219,7 @@ fn this_thread() -> u64 {
 
 impl Driver {
     /// A stream argument of a call that gives the stream work.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn work_stream(&self, stream: CUstream) -> Result<StreamRef, CUresult> {
         let stream = self.stream(stream)?;
         if self.captures.any() {

@@ -88,7 +88,7 @@ fn open() -> Result<Driver, CUresult> {
     session.start_sender();
     Ok(Driver {
         session,
-        contexts: Contexts::new(welcome.devices.len()),
+        contexts: Contexts::new(&welcome.devices),
         memory: Mutex::new(memory),
         host: RwLock::new(HostMemory::default()),
         streams: Streams::default(),

@@ -2,21 +2,22 @@
 
 use std::{
     cell::RefCell,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
 use outboard_api::{
     CUresult,
     cuda::{CUcontext, CUdevice},
+    enums::*,
 };
+use outboard_wire::doc::DeviceCard;
 use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
 
 use super::Kind;
+use crate::thread;
 
+/// Lives until the process ends: it may be current in threads that do not know that it was destroyed.
 pub(crate) struct Context {
     pub(crate) handle: CUcontext,
     pub(crate) device: CUdevice,
@@ -29,94 +30,157 @@ pub(crate) struct Context {
     pub(crate) retained: AtomicU32,
     /// Whether the server has been told of it.
     pub(crate) created: AtomicBool,
+    destroyed: AtomicBool,
+    /// Its device's.
+    pub(crate) limits: LaunchLimits,
+}
+
+/// What a device's attributes say of any launch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LaunchLimits {
+    pub(crate) grid_max: [u32; 3],
+    pub(crate) block_max: [u32; 3],
+    pub(crate) threads_max: u32,
+}
+
+impl LaunchLimits {
+    fn of(card: &DeviceCard) -> LaunchLimits {
+        let a = |attribute: u32| {
+            let value = card.attributes.get(attribute as usize).copied().flatten();
+            value.map_or(0, |v| v as u32)
+        };
+        LaunchLimits {
+            grid_max: [
+                CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,
+                CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y,
+                CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z,
+            ]
+            .map(a),
+            block_max: [
+                CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X,
+                CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y,
+                CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z,
+            ]
+            .map(a),
+            threads_max: a(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
+        }
+    }
 }
 
 pub(crate) struct Contexts {
-    primary: Vec<Arc<Context>>,
-    all: RwLock<FxHashMap<usize, Arc<Context>>>,
-    next: std::sync::atomic::AtomicU64,
+    primary: Vec<&'static Context>,
+    all: RwLock<FxHashMap<usize, &'static Context>>,
+    next: AtomicU64,
 }
 
 thread_local! {
-    static STACK: RefCell<Vec<CUcontext>> = const { RefCell::new(Vec::new()) };
+    static STACK: RefCell<Vec<&'static Context>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The calling thread's current context.
 #[inline]
 pub(crate) fn current_context() -> Result<CUcontext, CUresult> {
-    // The thread may be on its way out, its locals gone already.
-    let top = STACK
-        .try_with(|s| s.borrow().last().copied())
-        .ok()
-        .flatten();
-    top.filter(|c| !c.is_null())
-        .ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
+    match thread::here().context.get() {
+        Some(context) => Ok(context.handle),
+        None => Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
+    }
 }
 
-pub(crate) fn push_context(context: CUcontext) {
-    let _ = STACK.try_with(|s| s.borrow_mut().push(context));
+pub(crate) fn push_context(context: &'static Context) {
+    change_stack(|stack| stack.push(context));
 }
 
 pub(crate) fn pop_context() -> Result<CUcontext, CUresult> {
-    let top = STACK.try_with(|s| s.borrow_mut().pop()).ok().flatten();
-    top.filter(|c| !c.is_null())
+    let top = change_stack(Vec::pop).flatten();
+    top.map(|c| c.handle)
         .ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
 }
 
-/// Replaces the top of the stack; NULL takes it away.
-pub(crate) fn set_context(context: CUcontext) {
-    let _ = STACK.try_with(|s| {
-        let mut stack = s.borrow_mut();
+/// Replaces the top of the stack; `None` takes it away.
+pub(crate) fn set_context(context: Option<&'static Context>) {
+    change_stack(|stack| {
         stack.pop();
-        if !context.is_null() {
-            stack.push(context);
-        }
+        stack.extend(context);
     });
 }
 
+/// `None`: the thread is on its way out, its stack gone already.
+fn change_stack<R>(change: impl FnOnce(&mut Vec<&'static Context>) -> R) -> Option<R> {
+    STACK
+        .try_with(|stack| {
+            let mut stack = stack.borrow_mut();
+            let result = change(&mut stack);
+            thread::here().context.set(stack.last().copied());
+            result
+        })
+        .ok()
+}
+
 impl Contexts {
-    pub(crate) fn new(devices: usize) -> Contexts {
-        let primary: Vec<Arc<Context>> = (0..devices)
-            .map(|d| Arc::new(make(d as u64 + 1, d as CUdevice, 0, true, 3020)))
+    pub(crate) fn new(devices: &[DeviceCard]) -> Contexts {
+        let primary: Vec<&'static Context> = devices
+            .iter()
+            .enumerate()
+            .map(|(d, card)| {
+                make(
+                    d as u64 + 1,
+                    d as CUdevice,
+                    0,
+                    true,
+                    3020,
+                    LaunchLimits::of(card),
+                )
+            })
             .collect();
-        let all = primary.iter().map(|c| (c.handle.0, c.clone())).collect();
+        let all = primary.iter().map(|c| (c.handle.0, *c)).collect();
         Contexts {
+            next: AtomicU64::new(primary.len() as u64 + 1),
             primary,
             all: RwLock::new(all),
-            next: std::sync::atomic::AtomicU64::new(devices as u64 + 1),
         }
     }
 
-    pub(crate) fn primary(&self, device: CUdevice) -> Result<&Arc<Context>, CUresult> {
+    pub(crate) fn primary(&self, device: CUdevice) -> Result<&'static Context, CUresult> {
         self.primary
             .get(device as usize)
+            .copied()
             .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
     }
 
-    pub(crate) fn get(&self, context: CUcontext) -> Result<Arc<Context>, CUresult> {
+    pub(crate) fn get(&self, context: CUcontext) -> Result<&'static Context, CUresult> {
         self.all
             .read()
             .get(&context.0)
-            .cloned()
+            .copied()
             .ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
     }
 
     /// The calling thread's current context.
-    pub(crate) fn current(&self) -> Result<Arc<Context>, CUresult> {
-        self.get(current_context()?)
+    #[inline]
+    pub(crate) fn current(&self) -> Result<&'static Context, CUresult> {
+        Contexts::current_of(&thread::here())
+    }
+
+    #[inline(always)]
+    pub(crate) fn current_of(thread: &thread::Local) -> Result<&'static Context, CUresult> {
+        match thread.context.get() {
+            Some(context) if !context.destroyed.load(Ordering::Acquire) => Ok(context),
+            _ => Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
+        }
     }
 
     /// A context of the program's own.
-    pub(crate) fn create(&self, device: CUdevice, flags: u32, api_version: u32) -> Arc<Context> {
-        let context = Arc::new(make(
-            self.next.fetch_add(1, Ordering::Relaxed),
-            device,
-            flags,
-            false,
-            api_version,
-        ));
-        self.all.write().insert(context.handle.0, context.clone());
-        context
+    pub(crate) fn create(
+        &self,
+        device: CUdevice,
+        flags: u32,
+        api_version: u32,
+    ) -> Result<&'static Context, CUresult> {
+        let limits = self.primary(device)?.limits;
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let context = make(number, device, flags, false, api_version, limits);
+        self.all.write().insert(context.handle.0, context);
+        Ok(context)
     }
 
     /// Whether at most one context has been used.
@@ -130,12 +194,21 @@ impl Contexts {
     }
 
     pub(crate) fn remove(&self, context: CUcontext) {
-        self.all.write().remove(&context.0);
+        if let Some(context) = self.all.write().remove(&context.0) {
+            context.destroyed.store(true, Ordering::Release);
+        }
     }
 }
 
-fn make(number: u64, device: CUdevice, flags: u32, primary: bool, api_version: u32) -> Context {
-    Context {
+fn make(
+    number: u64,
+    device: CUdevice,
+    flags: u32,
+    primary: bool,
+    api_version: u32,
+    limits: LaunchLimits,
+) -> &'static Context {
+    Box::leak(Box::new(Context {
         handle: CUcontext(Kind::Context.tag(number) as usize),
         device,
         primary,
@@ -144,5 +217,7 @@ fn make(number: u64, device: CUdevice, flags: u32, primary: bool, api_version: u
         number,
         retained: AtomicU32::new(0),
         created: AtomicBool::new(false),
-    }
+        destroyed: AtomicBool::new(false),
+        limits,
+    }))
 }

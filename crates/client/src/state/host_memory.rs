@@ -11,7 +11,7 @@ use std::{
     os::fd::{AsFd, FromRawFd, OwnedFd},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -80,9 +80,10 @@ pub(crate) struct HostMemory {
     ranges: BTreeMap<u64, Arc<HostRange>>,
     next_place: u64,
     next_number: u64,
-    /// Ranges that the server does not see by itself: only they need a look before a launch.
-    private: usize,
 }
+
+/// Ranges that the server does not see by itself: only they need a look before a launch, which must not cost a lock.
+static PRIVATE: AtomicUsize = AtomicUsize::new(0);
 
 impl HostMemory {
     /// The range that an address lies in.
@@ -93,13 +94,14 @@ impl HostMemory {
     }
 
     /// Whether any kernel argument could point to memory that the server does not see.
-    pub(crate) fn has_private(&self) -> bool {
-        self.private > 0
+    #[inline]
+    pub(crate) fn any_private() -> bool {
+        PRIVATE.load(Ordering::Acquire) > 0
     }
 
     /// Whether kernels may be writing to a mirror.
     pub(crate) fn has_visible(&self) -> bool {
-        self.private > 0
+        HostMemory::any_private()
             && self
                 .ranges
                 .values()
@@ -264,15 +266,21 @@ impl Driver {
     }
 
     /// Before work that may read mirrors: brings them up to date.
+    #[inline]
     pub(crate) fn push_visible(&self) -> Result<(), CUresult> {
+        if HostMemory::any_private() {
+            return self.push_all_visible();
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn push_all_visible(&self) -> Result<(), CUresult> {
         // Nothing is sent under the table's lock: whoever reads the link for everybody takes it too.
         let visible: Vec<Arc<HostRange>> = {
             let host = self.host.read();
-            if !host.has_private() {
-                return Ok(());
-            }
-            let ranges = host.ranges.values();
-            ranges
+            host.ranges
+                .values()
                 .filter(|r| r.visible.load(Ordering::Acquire))
                 .cloned()
                 .collect()
@@ -353,7 +361,7 @@ impl Driver {
         let mut host = self.host.write();
         host.next_number += 1;
         let number = host.next_number;
-        host.private += usize::from(!shared);
+        PRIVATE.fetch_add(usize::from(!shared), Ordering::AcqRel);
         let range = HostRange {
             base,
             bytes,
@@ -381,7 +389,7 @@ impl Driver {
             return Err(not_ours);
         }
         let range = host.ranges.remove(&base).ok_or(not_ours)?;
-        host.private -= usize::from(!range.shared);
+        PRIVATE.fetch_sub(usize::from(!range.shared), Ordering::AcqRel);
         drop(host);
         if range.shared || range.visible.load(Ordering::Acquire) {
             let start = base / PAGE_BYTES as u64 * PAGE_BYTES as u64;

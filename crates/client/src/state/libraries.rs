@@ -21,7 +21,9 @@ use outboard_wire::{
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
-use super::{Driver, Kind};
+use crate::calls::PARAM_BYTES_MAX;
+
+use super::{Driver, Kind, slots::Slots};
 
 /// Kernels of one library at most; their index shares a word with the library's number.
 const KERNELS_MAX: usize = 1 << 31;
@@ -49,6 +51,8 @@ pub(crate) struct Kernel {
     /// Offset and size of each parameter.
     pub(crate) params: Vec<(u32, u32)>,
     pub(crate) param_bytes: u32,
+    /// Bytes of the parameter buffer belong to no parameter.
+    pub(crate) has_gaps: bool,
     /// What needs no attributes.
     pub(crate) bounds: LaunchBounds,
     /// An attribute was set.
@@ -70,7 +74,8 @@ pub(crate) type OccupancyKey = (u32, i32, u64, u32, Vec<u8>);
 pub(crate) struct Libraries {
     next: AtomicU64,
     by_number: RwLock<FxHashMap<u64, Arc<Library>>>,
-    kernels: RwLock<FxHashMap<u64, &'static Kernel>>,
+    /// By the library's number, then by their index.
+    kernels: Slots<Box<[&'static Kernel]>>,
 }
 
 impl Libraries {
@@ -96,12 +101,18 @@ impl Libraries {
                 .map(|(offset, size)| offset.saturating_add(*size))
                 .max()
                 .unwrap_or(0);
+            if param_bytes as usize > PARAM_BYTES_MAX {
+                return Err(CUresult::CUDA_ERROR_INVALID_IMAGE);
+            }
+            let given: u64 = kernel.params.iter().map(|(_, size)| u64::from(*size)).sum();
             kernels.push(Box::leak(Box::new(Kernel {
                 wire: number << 32 | index as u64,
                 library: number,
                 name: CString::new(kernel.name).map_err(|_| CUresult::CUDA_ERROR_INVALID_IMAGE)?,
                 params: kernel.params,
                 param_bytes,
+                // Parameters that overlap could hide a gap; no compiler lays them out so.
+                has_gaps: given != u64::from(param_bytes),
                 bounds: kernel.bounds,
                 is_altered: AtomicBool::new(false),
                 unloaded: AtomicBool::new(false),
@@ -116,9 +127,8 @@ impl Libraries {
             .enumerate()
             .map(|(index, k)| (k.name.to_bytes(), index))
             .collect();
-        self.kernels
-            .write()
-            .extend(kernels.iter().map(|k| (k.wire, *k)));
+        let slot = u32::try_from(number).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        self.kernels.set(slot, kernels.clone().into());
         let library = Arc::new(Library {
             number,
             kernels,
@@ -159,11 +169,14 @@ impl Libraries {
     /// A kernel by a `CUfunction` or a `CUkernel`: the driver takes one for the other.
     #[inline]
     pub(crate) fn kernel(&self, function: CUfunction) -> Result<&'static Kernel, CUresult> {
-        let wire = Kind::Kernel.number(function.0 as u64);
-        let kernel = wire.and_then(|w| self.kernels.read().get(&w).copied());
-        kernel
-            .filter(|k| !k.unloaded.load(Ordering::Acquire))
-            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+        let known = Kind::Kernel.number(function.0 as u64).and_then(|wire| {
+            let library = u32::try_from(wire >> 32).ok()?;
+            self.kernels.get(library)?.get(wire as u32 as usize)
+        });
+        match known {
+            Some(kernel) if !kernel.unloaded.load(Ordering::Acquire) => Ok(kernel),
+            _ => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
+        }
     }
 }
 

@@ -11,6 +11,7 @@ mod host_memory;
 mod libraries;
 mod objects;
 mod pools;
+mod slots;
 mod staging;
 mod streams;
 mod tensor_maps;
@@ -29,6 +30,7 @@ use rustc_hash::FxHashMap;
 use crate::{
     calls::{Link, Prepared},
     session::Session,
+    stats, thread,
 };
 
 pub(crate) use self::{
@@ -112,8 +114,22 @@ impl Driver {
     }
 
     /// Sends a message under the current context, where there is one.
+    #[inline(always)]
     pub(crate) fn submit<'a, M: Op<'a>>(&self, message: &M) -> Result<(), CUresult> {
-        self.submit_in(wire_context(), message)
+        self.submit_from(&thread::here(), message)
+    }
+
+    /// As `submit`, for a caller that has looked up its thread's own already.
+    #[inline(always)]
+    pub(crate) fn submit_from<'a, M: Op<'a>>(
+        &self,
+        thread: &thread::Local,
+        message: &M,
+    ) -> Result<(), CUresult> {
+        self.session.check()?;
+        thread.has_sent();
+        let context = thread.context.get().map_or(0, |c| c.handle.0 as u64);
+        self.submit_now(context, message)
     }
 
     pub(crate) fn submit_in<'a, M: Op<'a>>(
@@ -121,6 +137,13 @@ impl Driver {
         context: u64,
         message: &M,
     ) -> Result<(), CUresult> {
+        self.session.check()?;
+        stats::sent();
+        self.submit_now(context, message)
+    }
+
+    #[inline(always)]
+    fn submit_now<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
         self.session.submit(context, message)?;
         // Counted once it is sent: whoever takes a mark before that has a mark that does not cover it.
         self.progress.submit();
@@ -128,6 +151,7 @@ impl Driver {
     }
 
     /// Sends work to a stream.
+    #[inline(always)]
     pub(crate) fn submit_to<'a, M: Op<'a>>(
         &self,
         stream: &StreamRef,
@@ -178,6 +202,7 @@ impl Driver {
 }
 
 /// The current context as messages name it; 0 where there is none.
+#[inline]
 pub(crate) fn wire_context() -> u64 {
     current_context().map_or(0, |c| c.0 as u64)
 }

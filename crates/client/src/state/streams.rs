@@ -169,9 +169,21 @@ pub(crate) struct Streams {
     streams: RwLock<FxHashMap<u64, Arc<Stream>>>,
     events: RwLock<FxHashMap<u64, Arc<Event>>>,
     legacy: RwLock<FxHashMap<usize, Arc<Stream>>>,
+    /// How often streams have gone: what a thread remembers holds as long as none has.
+    gone: AtomicU64,
+}
+
+/// A stream argument that was resolved before.
+struct Remembered {
+    argument: CUstream,
+    context: Option<CUcontext>,
+    gone: u64,
+    stream: StreamRef,
 }
 
 thread_local! {
+    /// Most calls name the stream that the call before named.
+    static LAST: RefCell<Option<Remembered>> = const { RefCell::new(None) };
     /// This thread's own default stream in each context.
     static PER_THREAD: RefCell<FxHashMap<usize, Arc<Stream>>> = RefCell::default();
 }
@@ -196,6 +208,7 @@ impl Streams {
 
     pub(crate) fn remove(&self, stream: &Stream) {
         self.streams.write().remove(&stream.handle);
+        self.gone.fetch_add(1, Ordering::Release);
     }
 
     pub(crate) fn insert_event(&self, handle: u64, context: CUcontext, flags: u32) {
@@ -269,6 +282,7 @@ impl Streams {
         self.streams.write().retain(|_, s| s.context != context);
         self.events.write().retain(|_, e| e.context != context);
         self.legacy.write().remove(&context.0);
+        self.gone.fetch_add(1, Ordering::Release);
     }
 
     fn legacy(&self, context: CUcontext) -> Arc<Stream> {
@@ -298,8 +312,45 @@ fn new_stream(handle: u64, context: CUcontext, flags: u32, priority: i32) -> Str
 
 impl Driver {
     /// A stream argument of a call: the program's own, or one of the default ones.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn stream(&self, stream: CUstream) -> Result<StreamRef, CUresult> {
+        let context = current_context().ok();
+        // Read before the tables are: a stream that goes meanwhile is not remembered as one that is there.
+        let gone = self.streams.gone.load(Ordering::Acquire);
+        let last = LAST.try_with(|last| match &*last.borrow() {
+            Some(last)
+                if last.argument == stream && last.gone == gone && last.context == context =>
+            {
+                Some(last.stream.clone())
+            }
+            _ => None,
+        });
+        match last {
+            Ok(Some(known)) => Ok(known),
+            _ => self.look_up_stream(stream, context, gone),
+        }
+    }
+
+    #[cold]
+    fn look_up_stream(
+        &self,
+        argument: CUstream,
+        context: Option<CUcontext>,
+        gone: u64,
+    ) -> Result<StreamRef, CUresult> {
+        let stream = self.resolve_stream(argument)?;
+        let remembered = Remembered {
+            argument,
+            context,
+            gone,
+            stream: stream.clone(),
+        };
+        // Dropped outside: the stream may be the last of its kind.
+        let _before = LAST.try_with(|last| last.replace(Some(remembered)));
+        Ok(stream)
+    }
+
+    fn resolve_stream(&self, stream: CUstream) -> Result<StreamRef, CUresult> {
         if stream.is_null() || stream == CU_STREAM_LEGACY {
             return Ok(StreamRef::Legacy(self.streams.legacy(current_context()?)));
         }

@@ -125,7 +125,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
         let need = footprint(len);
         if self.is_shut || self.producer.is_refused() || self.shared.is_closed() {
@@ -140,7 +140,7 @@ impl Sender {
             .room(self.producer.position() + HEADER_BYTES, len))
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn commit(&mut self, len: usize) -> Result<(), Error> {
         if len == 0 || len > self.reserved {
             return Err(Error::Misuse("commit of more than was reserved"));
@@ -354,12 +354,14 @@ impl Closer {
 }
 
 impl Shared {
+    #[inline]
     fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }
 }
 
 /// What a frame occupies in the ring.
+#[inline]
 fn footprint(len: usize) -> u64 {
     HEADER_BYTES + (len as u64).next_multiple_of(ALIGN)
 }

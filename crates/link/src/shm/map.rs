@@ -204,19 +204,20 @@ impl Mapping {
         unsafe { self.base.cast::<Header>().as_ref() }
     }
 
+    #[inline]
     fn control(&self, direction: Direction) -> &Control {
         let offset = CONTROLS_OFFSET + direction as usize * size_of::<Control>();
         // SAFETY: within the head and aligned, by the assertions above; Control consists of atomics.
         unsafe { self.base.add(offset).cast::<Control>().as_ref() }
     }
 
-    /// `len` contiguous bytes of a ring from `position`, modulo its size.
-    fn bytes(&self, direction: Direction, position: u64, len: usize) -> NonNull<u8> {
-        assert!(len <= self.ring_bytes, "longer than the ring");
-        let ring = HEAD_BYTES + direction as usize * 2 * self.ring_bytes;
-        let offset = position as usize & (self.ring_bytes - 1);
-        // SAFETY: offset < ring_bytes and len <= ring_bytes, and the ring is mapped twice in a row.
-        unsafe { self.base.add(ring + offset) }
+    /// Where a ring begins.
+    fn bytes(&self, direction: Direction) -> NonNull<u8> {
+        // SAFETY: within the mapping: both rings lie behind its head, each mapped twice in a row.
+        unsafe {
+            self.base
+                .add(HEAD_BYTES + direction as usize * 2 * self.ring_bytes)
+        }
     }
 }
 
@@ -229,31 +230,53 @@ impl Drop for Mapping {
     }
 }
 
-/// One ring of a mapping; derefs to its control words.
+/// One ring of a mapping; derefs to its control words. Where they and the bytes are is worked out once, not for every
+/// frame.
 #[derive(Clone)]
 pub(super) struct Ring {
-    mapping: Arc<Mapping>,
-    direction: Direction,
+    control: NonNull<Control>,
+    bytes: NonNull<u8>,
+    /// The ring's size less one.
+    mask: usize,
+    /// Keeps all of it mapped.
+    _mapping: Arc<Mapping>,
 }
+
+// SAFETY: as for the mapping, which it points into and keeps alive.
+unsafe impl Send for Ring {}
+// SAFETY: as above.
+unsafe impl Sync for Ring {}
 
 impl Ring {
     fn new(mapping: &Arc<Mapping>, direction: Direction) -> Self {
         Self {
-            mapping: Arc::clone(mapping),
-            direction,
+            control: NonNull::from(mapping.control(direction)),
+            bytes: mapping.bytes(direction),
+            mask: mapping.ring_bytes - 1,
+            _mapping: Arc::clone(mapping),
         }
     }
 
     pub(super) fn capacity(&self) -> u64 {
-        self.mapping.ring_bytes as u64
+        self.mask as u64 + 1
+    }
+
+    /// `len` contiguous bytes of the ring from `position`, modulo its size.
+    #[inline(always)]
+    fn bytes(&self, position: u64, len: usize) -> NonNull<u8> {
+        assert!(len <= self.mask, "longer than the ring");
+        // SAFETY: the offset and `len` are at most the ring's size, and the ring is mapped twice in a row.
+        unsafe { self.bytes.add(position as usize & self.mask) }
     }
 }
 
 impl Deref for Ring {
     type Target = Control;
 
+    #[inline]
     fn deref(&self) -> &Control {
-        self.mapping.control(self.direction)
+        // SAFETY: in the mapping, which is kept alive; Control consists of atomics.
+        unsafe { self.control.as_ref() }
     }
 }
 
@@ -269,7 +292,7 @@ impl Writer {
     /// writes it cannot be misled.
     #[inline]
     pub(super) fn room(&mut self, position: u64, len: usize) -> &mut [u8] {
-        let bytes = self.0.mapping.bytes(self.0.direction, position, len);
+        let bytes = self.0.bytes(position, len);
         // SAFETY: mapped and writable for as long as `self`, and nobody else in this process has a slice of this
         // range: there is one Writer, it is borrowed mutably, and the Reader of the other process has its own mapping.
         unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr(), len) }
@@ -278,7 +301,7 @@ impl Writer {
     /// Writes eight bytes at a multiple of eight.
     #[inline]
     pub(super) fn put_u64(&mut self, position: u64, value: u64) {
-        let bytes = self.0.mapping.bytes(self.0.direction, position & !7, 8);
+        let bytes = self.0.bytes(position & !7, 8);
         // SAFETY: mapped and writable for as long as `self`, and aligned.
         let word = unsafe { bytes.cast::<AtomicU64>().as_ref() };
         word.store(value.to_le(), Ordering::Relaxed);
@@ -296,7 +319,7 @@ impl Reader {
     /// Eight bytes at a multiple of eight.
     #[inline]
     pub(super) fn get_u64(&self, position: u64) -> u64 {
-        let bytes = self.0.mapping.bytes(self.0.direction, position & !7, 8);
+        let bytes = self.0.bytes(position & !7, 8);
         // SAFETY: mapped for as long as `self`, and aligned.
         let word = unsafe { bytes.cast::<AtomicU64>().as_ref() };
         u64::from_le(word.load(Ordering::Relaxed))
@@ -306,7 +329,7 @@ impl Reader {
     /// check it, so that the worst is a frame that makes no sense.
     #[inline]
     pub(super) fn bytes(&self, position: u64, len: usize) -> &[u8] {
-        let bytes = self.0.mapping.bytes(self.0.direction, position, len);
+        let bytes = self.0.bytes(position, len);
         // SAFETY: mapped and readable for as long as `self`. That the bytes do not change while borrowed is the
         // protocol's rule: the producer writes only where the consumer has given room back. Memory shared with a
         // process that breaks the rule is outside what the language describes; decoders keep to volatile-like single

@@ -48,6 +48,7 @@ const _: () = {
 };
 
 impl Side {
+    #[inline(always)]
     fn wake(&self) {
         fence(Ordering::SeqCst);
         // The load keeps the common case free of a write to the sleeper's cache line.
@@ -154,12 +155,13 @@ impl<C: Deref<Target = Control>> Producer<C> {
     }
 
     /// Where the next bytes go, modulo the capacity.
+    #[inline]
     pub fn position(&self) -> u64 {
         self.position
     }
 
     /// Whether `bytes` more fit.
-    #[inline]
+    #[inline(always)]
     pub fn has_room(&mut self, bytes: u64) -> Result<bool, Error> {
         if self.capacity - (self.position - self.consumed_seen) >= bytes {
             return Ok(true);
@@ -171,7 +173,7 @@ impl<C: Deref<Target = Control>> Producer<C> {
     }
 
     /// Makes the next `bytes`, a multiple of [`ALIGN`] for which there is room, visible to the consumer.
-    #[inline]
+    #[inline(always)]
     pub fn publish(&mut self, bytes: u64) {
         self.position += bytes;
         let produced = &self.control.produced.position;
@@ -185,6 +187,7 @@ impl<C: Deref<Target = Control>> Producer<C> {
     }
 
     /// Whether nobody will take what is added.
+    #[inline]
     pub fn is_refused(&self) -> bool {
         self.control.consumed.closed.load(Ordering::Acquire) != 0
     }
