@@ -5,6 +5,8 @@
 //! nobody waits for: host functions, and copies into pinned memory.
 
 mod batch;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::HashMap,

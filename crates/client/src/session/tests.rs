@@ -1,0 +1,206 @@
+//! Answers with data, from a server of raw bytes.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use outboard_link::{Listener, Stream, connect};
+use outboard_wire::{
+    Writer,
+    frame::{HEADER_BYTES, ReplyHeader},
+    messages::CopyOut,
+};
+
+use super::*;
+
+const LEN: usize = 300_000;
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(10)
+}
+
+/// A session, and the server's end of its connection.
+fn session() -> (Session, Stream) {
+    let listener =
+        Listener::bind(&"tcp://127.0.0.1:0".parse().expect("an address")).expect("to listen");
+    let endpoint = listener.endpoint().clone();
+    let client = thread::spawn(move || {
+        connect(&endpoint, Duration::from_secs(10))
+            .and_then(|stream| stream.into_link_client(soon()))
+            .expect("a link")
+    });
+    let (server, _) = listener.accept(Some(soon())).expect("a client");
+    let link = client.join().expect("the client's thread");
+    (Session::new(link, Vec::new()), server)
+}
+
+/// The destination of a copy, which the test looks at while it is being filled.
+struct Destination(Vec<u8>);
+
+impl Destination {
+    fn new() -> Destination {
+        Destination(vec![0; LEN])
+    }
+
+    /// Asks for the bytes; the first request of a session has the token 1.
+    fn ask(&mut self, session: &Session, detached: bool) -> Arc<Group> {
+        let group = Group::new(1);
+        let sink = Sink::Memory(Landing {
+            address: self.0.as_mut_ptr(),
+            rows: Rows::contiguous(LEN),
+            detached,
+        });
+        let message = CopyOut {
+            src: 1,
+            len: LEN as u64,
+            stream: 0,
+        };
+        session.ask(0, &message, &group, sink).expect("to be sent");
+        group
+    }
+
+    /// How many of the first bytes have come; all bytes sent are 7.
+    fn filled(&self) -> usize {
+        let first = self.0.as_ptr();
+        // SAFETY: inside the vector; read as volatile, since the session writes it behind the borrow checker's back.
+        (0..LEN)
+            .take_while(|at| unsafe { first.add(*at).read_volatile() } == 7)
+            .count()
+    }
+}
+
+fn answer(token: u32, status: CUresult, len: usize) -> Vec<u8> {
+    let frame_len = HEADER_BYTES + 4 + len;
+    let mut bytes = (frame_len as u32).to_le_bytes().to_vec();
+    bytes.resize(4 + HEADER_BYTES, 0);
+    let header = ReplyHeader {
+        note: 0,
+        reserved: 0,
+        token,
+        status: status.0,
+        reserved2: 0,
+    };
+    header
+        .encode(&mut Writer::new(&mut bytes[4..]))
+        .expect("room for it");
+    bytes.extend((len as u32).to_le_bytes());
+    bytes.resize(4 + frame_len, 7);
+    bytes
+}
+
+fn write(server: &mut Stream, bytes: &[u8]) {
+    server.write_all_deadline(bytes, soon()).expect("to write");
+}
+
+/// Lets the session take in what has come, until so much has landed.
+fn poll_until(session: &Session, destination: &Destination, filled: usize) {
+    let deadline = soon();
+    while destination.filled() < filled {
+        assert!(Instant::now() < deadline, "{} bytes", destination.filled());
+        session.poll();
+    }
+}
+
+#[test]
+fn bytes_land_as_they_come() {
+    let (session, mut server) = session();
+    let mut destination = Destination::new();
+    let group = destination.ask(&session, false);
+    let bytes = answer(1, CUresult::CUDA_SUCCESS, LEN);
+    write(&mut server, &bytes[..LEN / 2]);
+    poll_until(&session, &destination, LEN / 2 - HEADER_BYTES - 8);
+    assert!(!group.is_complete());
+    write(&mut server, &bytes[LEN / 2..]);
+    assert_eq!(session.wait(&group), Ok(Vec::new()));
+    assert_eq!(destination.filled(), LEN);
+    assert_eq!(session.landing.load(Ordering::Acquire), 0);
+    assert!(session.check().is_ok());
+}
+
+#[test]
+fn a_server_that_leaves_in_mid_copy_ends_the_wait() {
+    for cut in [100, 1_000, LEN] {
+        let (session, mut server) = session();
+        let mut destination = Destination::new();
+        let group = destination.ask(&session, false);
+        write(&mut server, &answer(1, CUresult::CUDA_SUCCESS, LEN)[..cut]);
+        drop(server);
+        let gone = CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE;
+        assert_eq!(session.wait(&group), Err(gone));
+        assert_eq!(session.check(), Err(gone));
+    }
+}
+
+#[test]
+fn memory_is_not_given_back_while_bytes_land() {
+    let (session, mut server) = session();
+    let mut destination = Destination::new();
+    let group = destination.ask(&session, false);
+    let bytes = answer(1, CUresult::CUDA_SUCCESS, LEN);
+    write(&mut server, &bytes[..LEN / 2]);
+    poll_until(&session, &destination, 1);
+    // As by a thread that fails to send.
+    session.lost("a test");
+    assert!(!group.is_complete());
+    write(&mut server, &bytes[LEN / 2..]);
+    let gone = CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE;
+    assert_eq!(session.wait(&group), Err(gone));
+    // Nothing of it is written any more.
+    let filled = destination.filled();
+    session.poll();
+    assert_eq!(destination.filled(), filled);
+}
+
+#[test]
+fn what_is_no_data_of_the_right_length_does_not_land() {
+    let cases = [
+        (
+            CUresult::CUDA_SUCCESS,
+            LEN - 1,
+            CUresult::CUDA_ERROR_UNKNOWN,
+        ),
+        (
+            CUresult::CUDA_SUCCESS,
+            LEN + 1,
+            CUresult::CUDA_ERROR_UNKNOWN,
+        ),
+        (
+            CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+            LEN,
+            CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+        ),
+    ];
+    for (status, len, expected) in cases {
+        let (session, mut server) = session();
+        let mut destination = Destination::new();
+        let group = destination.ask(&session, false);
+        write(&mut server, &answer(1, status, len));
+        assert_eq!(session.wait(&group), Err(expected), "{len} bytes");
+        assert_eq!(destination.filled(), 0);
+    }
+    // Data for a call that nobody made.
+    let (session, mut server) = session();
+    let mut destination = Destination::new();
+    let group = destination.ask(&session, false);
+    write(&mut server, &answer(2, CUresult::CUDA_SUCCESS, LEN));
+    let gone = CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE;
+    assert_eq!(session.wait(&group), Err(gone));
+    assert_eq!(destination.filled(), 0);
+}
+
+#[test]
+fn a_copy_that_nobody_waits_for_tells_of_its_failure() {
+    let (session, mut server) = session();
+    let mut destination = Destination::new();
+    let group = destination.ask(&session, true);
+    let status = CUresult::CUDA_ERROR_INVALID_VALUE;
+    write(&mut server, &answer(1, status, LEN));
+    let deadline = soon();
+    while !group.is_complete() {
+        assert!(Instant::now() < deadline);
+        session.poll();
+    }
+    assert_eq!(session.take_fault(), Err(status));
+    assert_eq!(session.take_fault(), Ok(()));
+}
