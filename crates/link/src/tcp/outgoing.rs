@@ -266,16 +266,15 @@ impl<W: Write> Outgoing<W> {
         !nap.is_over
     }
 
-    /// Sends until nothing is posted; tells whether anything was.
+    /// Sends what is posted; tells whether anything was. Whoever lets the turn go afterwards looks for more.
     fn drain(&self, turn: &mut Sending<W>) -> Result<bool, Error> {
-        let mut has_sent = false;
-        while self.take(turn) {
-            has_sent = true;
-            let result = turn.writer.write(turn.batch.bytes());
-            turn.batch.clear();
-            self.after_write(result)?;
+        if !self.take(turn) {
+            return Ok(false);
         }
-        Ok(has_sent)
+        let result = turn.writer.write(turn.batch.bytes());
+        turn.batch.clear();
+        self.after_write(result)?;
+        Ok(true)
     }
 
     fn send_in_turn(
