@@ -54,6 +54,7 @@ mod tests {
 
     #[test]
     fn the_threads_timers_are_as_before() {
+        // SAFETY: asks for a number.
         let slack = || unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) };
         let before = slack();
         let naps = Naps::new();

@@ -745,7 +745,7 @@ fn cores() -> usize {
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()))
 }
 
-fn is_few_cores() -> bool {
+pub(crate) fn is_few_cores() -> bool {
     cores() <= 2
 }
 

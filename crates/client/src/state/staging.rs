@@ -10,6 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -21,7 +22,7 @@ use super::{Driver, Stream, StreamRef, wire_context};
 use crate::{
     calls::Done,
     helpers::Helpers,
-    session::{Group, Sink},
+    session::{Group, Sink, is_few_cores},
 };
 
 /// What one piece of a copy takes at most.
@@ -298,7 +299,11 @@ impl Driver {
             }
             // Answers are taken in here too: fences without a word are known by them.
             self.session.poll();
-            hint::spin_loop();
+            // Where cores are few, whoever is to free one needs this one.
+            match is_few_cores() {
+                true => thread::yield_now(),
+                false => hint::spin_loop(),
+            }
         }
     }
 
