@@ -5,6 +5,7 @@
 //! nobody waits for: host functions, and copies into pinned memory.
 
 mod batch;
+mod send;
 #[cfg(test)]
 mod tests;
 
@@ -22,18 +23,15 @@ use outboard_api::CUresult;
 use outboard_link::{Flusher, Frame, Kind, Link, Place, Receiver, Segment, Sender, Wait, Waker};
 use outboard_wire::{
     Message, Op, Reader,
-    frame::{
-        REPLY_DATA_AT, ReplyHeader, copied_to, decode_reply, encode_request, encode_request_head,
-        request_len,
-    },
-    limits::{LINGER_MS_MAX, PLACED_BYTES_MIN},
+    frame::{REPLY_DATA_AT, ReplyHeader, copied_to, decode_reply},
+    limits::LINGER_MS_MAX,
     messages::Note,
 };
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 use self::batch::Batch;
 pub(crate) use crate::landing::{Landing, Rows, Sink};
-use crate::{guard, landing::landed, log, naps::Naps, notes, optimise, state::Word, stats, times};
+use crate::{landing::landed, log, naps::Naps, notes, optimise, state::Word, stats, times};
 
 /// How long a thread looks at the GPU's word without a pause, where there are cores to spare: the driver's own waits do
 /// so for as long as it takes. After that it naps between looks, so that a wait ends late by a thousandth at most.
@@ -42,8 +40,6 @@ const WATCH_US_MAX: u64 = 5_000;
 const WATCH_FEW_CORES_US_MAX: u64 = 20;
 /// Looks at the word for each look at the link.
 const WATCH_LOOKS: u32 = 64;
-/// What is in front of a message's data, at most; where it is longer the data is copied along.
-const DATA_HEAD_BYTES_MAX: usize = 512;
 /// How long a thread that waits behind the leading one sleeps before it looks for itself.
 const FOLLOW_MS_MAX: u64 = 100;
 /// How long the leading thread reads before it looks whether it should go on.
@@ -205,23 +201,6 @@ impl Session {
     /// Whether memory can be shared with the server.
     pub(crate) fn shares_memory(&self) -> bool {
         self.kind == Kind::Shm
-    }
-
-    /// Sends a message that nobody answers, after `check`.
-    #[inline(always)]
-    pub(crate) fn submit<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
-        if guard::is_unusual() {
-            return self.submit_unusual(context, message);
-        }
-        self.send_inline::<M, false>(0, context, message)
-    }
-
-    #[cold]
-    fn submit_unusual<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
-        if optimise::is_lowered() {
-            return self.submit_lowered(context, message);
-        }
-        self.send(0, context, message)
     }
 
     /// Sends a message and waits for its answer.
@@ -641,67 +620,6 @@ impl Session {
             0 => Ok(()),
             sticky => Err(CUresult(sticky)),
         }
-    }
-
-    #[inline(never)]
-    fn send<'a, M: Op<'a>>(&self, token: u32, context: u64, message: &M) -> Result<(), CUresult> {
-        match guard::is_timed() {
-            false => self.send_inline::<M, false>(token, context, message),
-            true => self.send_inline::<M, true>(token, context, message),
-        }
-    }
-
-    /// Inlined, so that the fields of a message go from registers to the link.
-    #[inline(always)]
-    fn send_inline<'a, M: Op<'a>, const TIMED: bool>(
-        &self,
-        token: u32,
-        context: u64,
-        message: &M,
-    ) -> Result<(), CUresult> {
-        let len = request_len(message);
-        let sender = self.sender.lock();
-        let sent = self.lay_out::<M, TIMED>(sender, len, token, context, message);
-        sent.map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))
-    }
-
-    #[inline(always)]
-    fn lay_out<'a, M: Op<'a>, const TIMED: bool>(
-        &self,
-        mut sender: MutexGuard<'_, Sender>,
-        len: usize,
-        token: u32,
-        context: u64,
-        message: &M,
-    ) -> Result<(), outboard_link::Error> {
-        if M::HAS_DATA && len >= PLACED_BYTES_MIN && !self.shares_memory() {
-            let mut room = [0; DATA_HEAD_BYTES_MAX];
-            if let Some((head, data)) = encode_request_head(&mut room, token, context, message) {
-                return times::sending_if::<TIMED, _>(|| {
-                    sender.send(&[&room[..head], data])?;
-                    sender.flush()
-                });
-            }
-        }
-        let room = sender.reserve(len)?;
-        encode_request(&mut room[..len], token, context, message)
-            .map_err(|_| outboard_link::Error::Misuse("a message longer than it said"))?;
-        times::sending_if::<TIMED, _>(|| {
-            sender.commit(len)?;
-            if self.shares_memory() {
-                return Ok(());
-            }
-            self.flush(sender)
-        })
-    }
-
-    /// What was committed leaves now; over shm it has.
-    #[inline(never)]
-    fn flush(&self, mut sender: MutexGuard<'_, Sender>) -> Result<(), outboard_link::Error> {
-        sender.post()?;
-        // Without the lock: what other threads post meanwhile leaves with it, or this with theirs.
-        drop(sender);
-        self.flusher.flush()
     }
 
     /// In a forked child: closes the child's copies of the sockets without a word to the server.

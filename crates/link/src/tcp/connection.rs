@@ -19,7 +19,7 @@ use outboard_wire::limits::{
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd},
     io::Errno,
-    net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sendmsg, shutdown},
+    net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, send, sendmsg, shutdown},
 };
 
 use super::{
@@ -306,7 +306,14 @@ pub(crate) struct Writer {
 
 impl Write for Writer {
     fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.socket.write_all(&mut [IoSlice::new(bytes)], None)
+        // Nearly always the socket takes it all. An error is met again below.
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let sent = send(&self.socket.socket, bytes, flags).unwrap_or(0);
+        if sent == bytes.len() {
+            return Ok(());
+        }
+        self.socket
+            .write_all(&mut [IoSlice::new(&bytes[sent..])], None)
     }
 
     fn wants_help(&mut self) -> bool {

@@ -1,0 +1,101 @@
+//! How a message leaves. Everything that a launch passes through is inlined into the call, so that the fields of its
+//! message go from registers to the link; whatever is out of the ordinary is not.
+
+use outboard_api::CUresult;
+use outboard_link::Sender;
+use outboard_wire::{
+    Op,
+    frame::{encode_request, encode_request_head, request_len},
+    limits::PLACED_BYTES_MIN,
+};
+use parking_lot::MutexGuard;
+
+use super::Session;
+use crate::{guard, optimise, times};
+
+/// What is in front of a message's data, at most; where it is longer the data is copied along.
+const DATA_HEAD_BYTES_MAX: usize = 512;
+
+impl Session {
+    /// Sends a message that nobody answers, after `check`.
+    #[inline(always)]
+    pub(crate) fn submit<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
+        if guard::is_unusual() {
+            return self.submit_unusual(context, message);
+        }
+        self.send_inline::<M, false>(0, context, message)
+    }
+
+    #[cold]
+    fn submit_unusual<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
+        if optimise::is_lowered() {
+            return self.submit_lowered(context, message);
+        }
+        self.send(0, context, message)
+    }
+
+    #[inline(never)]
+    pub(super) fn send<'a, M: Op<'a>>(
+        &self,
+        token: u32,
+        context: u64,
+        message: &M,
+    ) -> Result<(), CUresult> {
+        match guard::is_timed() {
+            false => self.send_inline::<M, false>(token, context, message),
+            true => self.send_inline::<M, true>(token, context, message),
+        }
+    }
+
+    #[inline(always)]
+    fn send_inline<'a, M: Op<'a>, const TIMED: bool>(
+        &self,
+        token: u32,
+        context: u64,
+        message: &M,
+    ) -> Result<(), CUresult> {
+        let len = request_len(message);
+        let sender = self.sender.lock();
+        let sent = self.lay_out::<M, TIMED>(sender, len, token, context, message);
+        sent.map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))
+    }
+
+    #[inline(always)]
+    fn lay_out<'a, M: Op<'a>, const TIMED: bool>(
+        &self,
+        mut sender: MutexGuard<'_, Sender>,
+        len: usize,
+        token: u32,
+        context: u64,
+        message: &M,
+    ) -> Result<(), outboard_link::Error> {
+        if M::HAS_DATA && len >= PLACED_BYTES_MIN && !self.shares_memory() {
+            let mut room = [0; DATA_HEAD_BYTES_MAX];
+            if let Some((head, data)) = encode_request_head(&mut room, token, context, message) {
+                return times::sending_if::<TIMED, _>(|| {
+                    sender.send(&[&room[..head], data])?;
+                    sender.flush()
+                });
+            }
+        }
+        let room = sender.reserve(len)?;
+        encode_request(&mut room[..len], token, context, message)
+            .map_err(|_| outboard_link::Error::Misuse("a message longer than it said"))?;
+        times::sending_if::<TIMED, _>(|| {
+            sender.commit(len)?;
+            if self.shares_memory() {
+                return Ok(());
+            }
+            self.flush(sender)
+        })
+    }
+
+    /// What was committed leaves now; over shm it has.
+    #[inline(never)]
+    fn flush(&self, mut sender: MutexGuard<'_, Sender>) -> Result<(), outboard_link::Error> {
+        sender.post()?;
+        // Without the lock: what other threads post meanwhile leaves with it, or this with theirs.
+        drop(sender);
+        self.flusher.flush()
+    }
+}

@@ -1,0 +1,47 @@
+"""Nobody burns a core while nothing happens: neither the server, nor its worker, nor the client."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import OUTBOARD, Server
+from test_bad_input import worker_pids
+
+PROGRAM = Path(__file__).with_name("idles.py")
+# What goes on after the last call has this long to end: naps grow, buffers are kept a while.
+SETTLE_S = 1.0
+IDLE_S = 3.0
+# Of one core, for each process.
+SHARE_MAX = 0.01
+
+
+def cpu_s(pid: int) -> float:
+    """The time that a process has spent on any core, see proc_pid_stat(5)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("level", ["or+sr+local", "batch=8"])
+def test_an_idle_program_costs_nothing(server: Server, link: str, level: str) -> None:
+    before = set(worker_pids(server))
+    argv = [str(OUTBOARD), "run", "--gpu", server.urls[link], "--optimise", level, "--", sys.executable, str(PROGRAM)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None and client.stdin is not None
+        assert client.stdout.readline().strip() == "idle"
+        pids = {"client": client.pid, "server": server.process.pid}
+        pids |= {f"worker {pid}": pid for pid in set(worker_pids(server)) - before}
+        assert len(pids) > 2, "no worker serves the client"
+        time.sleep(SETTLE_S)
+        start, spent = time.monotonic(), {who: cpu_s(pid) for who, pid in pids.items()}
+        time.sleep(IDLE_S)
+        passed = time.monotonic() - start
+        shares = {who: (cpu_s(pid) - spent[who]) / passed for who, pid in pids.items()}
+        client.stdin.close()
+        assert client.wait(30) == 0
+    assert max(shares.values()) <= SHARE_MAX, shares
