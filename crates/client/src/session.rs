@@ -40,6 +40,8 @@ const WATCH_US_MAX: u64 = 5_000;
 const WATCH_FEW_CORES_US_MAX: u64 = 20;
 /// Looks at the word for each look at the link.
 const WATCH_LOOKS: u32 = 64;
+/// How long the library's own reader leaves the link to the program's threads.
+const GRACE_US: u64 = 200;
 /// How long a thread that waits behind the leading one sleeps before it looks for itself.
 const FOLLOW_MS_MAX: u64 = 100;
 /// How long the leading thread reads before it looks whether it should go on.
@@ -463,14 +465,19 @@ impl Session {
             if self.gone.load(Ordering::Acquire) {
                 return;
             }
-            let mut receiver = self.receiver.lock();
+            // Most programs wait for what they asked for, and read faster than this thread could wake them.
+            std::thread::sleep(Duration::from_micros(GRACE_US));
+            if self.unattended.load(Ordering::Acquire) == 0 || self.someone_waits() {
+                continue;
+            }
+            let Some(mut receiver) = self.receiver.try_lock() else {
+                continue;
+            };
             self.lead(&mut receiver, || {
                 self.unattended.load(Ordering::Acquire) == 0 || self.someone_waits()
             });
             drop(receiver);
-            // A thread that waits reads faster than we can wake it.
             self.hand_over();
-            std::thread::sleep(Duration::from_micros(200));
         }
     }
 

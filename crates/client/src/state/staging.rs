@@ -36,6 +36,8 @@ const SHARED_BYTES_MAX: usize = 64 << 10;
 /// yet to do. Without a segment a copy goes through the ring.
 const SEGMENT_MS_MAX: u64 = 20;
 const ALIGN: usize = 256;
+/// Between two looks for a free segment: about a microsecond.
+const LOOK_PAUSES: u32 = 20;
 
 #[derive(Default)]
 pub(crate) struct Staging {
@@ -78,6 +80,12 @@ struct Shared {
     readers: Vec<(u64, StreamRef)>,
 }
 
+impl Staging {
+    fn refused(&self) -> bool {
+        self.arena.try_lock().is_some_and(|arena| arena.refused)
+    }
+}
+
 impl Arena {
     fn take(&mut self) -> Option<usize> {
         if self.free.is_empty() {
@@ -104,11 +112,13 @@ impl Driver {
         stream: &StreamRef,
     ) -> Result<usize, CUresult> {
         if data.len() <= SHARED_BYTES_MAX {
-            return Ok(if self.stage_small(dst, data, stream)? {
-                data.len()
-            } else {
-                0
-            });
+            let start = Instant::now();
+            while !self.stage_small(dst, data, stream)? {
+                if !self.wait_for_segment(start) {
+                    return Ok(0);
+                }
+            }
+            return Ok(data.len());
         }
         let pieces = data.chunks(SEGMENT_BYTES).enumerate();
         let stuck = AtomicUsize::new(usize::MAX);
@@ -292,23 +302,30 @@ impl Driver {
             if let Some(found) = self.segment_now() {
                 return Some(found);
             }
-            if self.staging.arena.lock().refused
-                || start.elapsed() > Duration::from_millis(SEGMENT_MS_MAX)
-            {
+            if !self.wait_for_segment(start) {
                 return None;
-            }
-            // Answers are taken in here too: fences without a word are known by them.
-            self.session.poll();
-            // Where cores are few, whoever is to free one needs this one.
-            match is_few_cores() {
-                true => thread::yield_now(),
-                false => hint::spin_loop(),
             }
         }
     }
 
+    /// Lets a moment pass; false when it has been too long.
+    fn wait_for_segment(&self, start: Instant) -> bool {
+        if self.staging.refused() || start.elapsed() > Duration::from_millis(SEGMENT_MS_MAX) {
+            return false;
+        }
+        // Answers are taken in here too: fences without a word are known by them.
+        self.session.poll();
+        // Where cores are few, whoever is to free one needs this one. Elsewhere several threads wait here, and must not
+        // make each other sleep for the lock.
+        match is_few_cores() {
+            true => thread::yield_now(),
+            false => (0..LOOK_PAUSES).for_each(|_| hint::spin_loop()),
+        }
+        true
+    }
+
     fn segment_now(&self) -> Option<(usize, u64)> {
-        self.take(&mut self.staging.arena.lock())
+        self.take(&mut *self.staging.arena.try_lock()?)
     }
 
     fn take(&self, arena: &mut Arena) -> Option<(usize, u64)> {
