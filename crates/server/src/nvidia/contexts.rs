@@ -114,6 +114,7 @@ impl Nvidia {
         let mut marks = Vec::new();
         if let [only] = apart[..]
             && self.orphans.is_empty()
+            && self.captures.is_empty()
             && ready(self.driver.cuStreamQuery(real::Stream::NULL))?
         {
             let mark = self.watched_mark(&hold, only, wanted)?;
@@ -226,7 +227,8 @@ impl Nvidia {
             if captures && self.driver.cuStreamIsCapturing(handle)? != 0 {
                 continue;
             }
-            if ready(self.driver.cuStreamQuery(handle))? {
+            // Nor is the driver asked while anything is captured: a question may spoil that.
+            if !captures && ready(self.driver.cuStreamQuery(handle))? {
                 stream.used = false;
             } else {
                 busy.push(handle);
