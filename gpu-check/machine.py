@@ -69,11 +69,13 @@ def gpus() -> list[dict[str, str]]:
 def commit() -> str:
     """The commit measured, marked where the working tree differs from it.
 
-    A copy of the tree without its history can name it in GPU_CHECK_COMMIT.
+    Where the program measured was built elsewhere, GPU_CHECK_COMMIT names the commit that it was built from.
     """
+    if named := os.environ.get("GPU_CHECK_COMMIT"):
+        return named
     revision = _output(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
     if not revision:
-        return os.environ.get("GPU_CHECK_COMMIT", "unknown")
+        return "unknown"
     changed = _output(["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"])
     return f"{revision}-modified" if changed else revision
 
