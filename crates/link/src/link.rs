@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    ops::DerefMut,
     os::fd::{BorrowedFd, OwnedFd},
     time::{Duration, Instant},
 };
@@ -206,6 +207,29 @@ impl Flusher {
     #[inline]
     pub fn flush(&self) -> Result<(), Error> {
         self.0.as_ref().map_or(Ok(()), tcp::Flusher::flush)
+    }
+
+    /// [`Sender::commit`] and [`Sender::flush`] of the same link's `sender`, which is let go as soon as the order is
+    /// settled: other threads need not wait for the kernel.
+    #[inline(always)]
+    pub fn commit(
+        &self,
+        mut sender: impl DerefMut<Target = Sender>,
+        len: usize,
+    ) -> Result<(), Error> {
+        let tcp = match &mut *sender {
+            Sender::Shm(shm) => return shm.commit(len),
+            Sender::Tcp(tcp) => tcp,
+        };
+        let Some(flusher) = &self.0 else {
+            return Err(Error::Misuse("a flusher of another link"));
+        };
+        let leaving = flusher.commit(tcp, len)?;
+        drop(sender);
+        match leaving {
+            Some(leaving) => leaving.send(),
+            None => Ok(()),
+        }
     }
 
     /// Waits, until `deadline` at most, until everything posted has been handed to the kernel.

@@ -18,7 +18,7 @@ pub(crate) use word::Word;
 /// A lock for which a thread may try without waiting.
 #[cfg(not(loom))]
 mod turn {
-    use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+    use parking_lot::{Mutex, MutexGuard};
 
     pub(crate) struct Turn<T>(Mutex<T>);
 
@@ -30,16 +30,12 @@ mod turn {
         }
 
         pub(crate) fn lock(&self) -> Guard<'_, T> {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+            self.0.lock()
         }
 
         #[inline]
         pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
-            match self.0.try_lock() {
-                Ok(guard) => Some(guard),
-                Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) => None,
-            }
+            self.0.try_lock()
         }
     }
 }

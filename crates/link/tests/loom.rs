@@ -231,23 +231,40 @@ fn post(outgoing: &Outgoing<Written>, byte: u8) {
     outgoing.post(&mut batch).unwrap();
 }
 
-#[test]
-fn whoever_finds_nobody_sending_sends_for_all() {
-    explore(|| {
+fn post_and_flush(outgoing: &Outgoing<Written>, byte: u8) {
+    post(outgoing, byte);
+    outgoing.flush().unwrap();
+}
+
+/// As a call of the program's does; never waits for the turn.
+fn send(outgoing: &Outgoing<Written>, byte: u8) {
+    send_within(outgoing, byte, usize::MAX);
+}
+
+/// Waits for the turn where anything is posted.
+fn send_or_wait(outgoing: &Outgoing<Written>, byte: u8) {
+    send_within(outgoing, byte, 0);
+}
+
+fn send_within(outgoing: &Outgoing<Written>, byte: u8, posted_bytes_max: usize) {
+    let mut batch = Batch::default();
+    batch.push(&[byte]);
+    if let Some(leaving) = outgoing.begin(&mut batch, posted_bytes_max).unwrap() {
+        leaving.send().unwrap();
+    }
+    assert!(batch.is_empty());
+}
+
+type Sends = fn(&Outgoing<Written>, u8);
+
+fn whoever_finds_nobody_sending_sends_for_all(one: Sends, two: Sends) {
+    explore(move || {
         let (outgoing, written) = outgoing();
         let other = thread::spawn({
             let outgoing = outgoing.clone();
-            move || {
-                for byte in [1, 2] {
-                    post(&outgoing, byte);
-                    outgoing.flush().unwrap();
-                }
-            }
+            move || [1, 2].iter().for_each(|byte| one(&outgoing, *byte))
         });
-        for byte in [11, 12] {
-            post(&outgoing, byte);
-            outgoing.flush().unwrap();
-        }
+        [11, 12].iter().for_each(|byte| two(&outgoing, *byte));
         other.join().unwrap();
         // Nothing is left behind, and each thread's bytes keep their order.
         let written = written.lock().unwrap();
@@ -257,6 +274,21 @@ fn whoever_finds_nobody_sending_sends_for_all() {
             assert!(place(first) < place(second));
         }
     });
+}
+
+#[test]
+fn of_two_that_send_each_sends_what_the_other_left() {
+    whoever_finds_nobody_sending_sends_for_all(send, send);
+}
+
+#[test]
+fn of_one_that_sends_and_one_that_posts_each_sends_what_the_other_left() {
+    whoever_finds_nobody_sending_sends_for_all(send, post_and_flush);
+}
+
+#[test]
+fn a_sender_that_waits_for_the_turn_gets_it() {
+    whoever_finds_nobody_sending_sends_for_all(send_or_wait, send);
 }
 
 #[test]
@@ -274,8 +306,7 @@ fn a_helper_leaves_nothing_behind_and_sleeps_and_ends() {
             }
         });
         for byte in [1, 2] {
-            post(&outgoing, byte);
-            outgoing.flush().unwrap();
+            send(&outgoing, byte);
             outgoing.call();
         }
         outgoing
@@ -303,8 +334,7 @@ fn what_is_left_to_a_helper_is_out_when_it_has_ended() {
             }
         });
         outgoing.call();
-        post(&outgoing, 1);
-        outgoing.flush().unwrap();
+        send(&outgoing, 1);
         outgoing.end();
         helper.join().unwrap();
         assert_eq!(*written.lock().unwrap(), [1]);

@@ -4,7 +4,7 @@ use outboard_api::decl::Answer;
 use thiserror::Error;
 
 /// A message that can be laid out and read back.
-pub trait Message<'a>: Sized {
+pub trait Message<'a>: Clone {
     /// The name in the declaration.
     const NAME: &'static str;
     fn encoded_len(&self) -> usize;

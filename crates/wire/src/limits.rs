@@ -30,10 +30,10 @@ pub const SPIN_NS_MAX: u64 = 200_000;
 pub const SPIN_FEW_CORES_NS_MAX: u64 = 20_000;
 /// Buffered bytes past which a tcp link sends without being asked.
 pub const TCP_SEND_BUFFER_BYTES: usize = 256 << 10;
-/// Sends of a program's own threads that follow each other this closely, and so many of them, wake the thread that sends for
-/// them, on a machine with cores to spare ...
-pub const SENDS_CLOSE_NS_MAX: u64 = 20_000;
+/// So many sends of a program's own threads, this far apart on average, wake the thread that sends for them, on a machine
+/// with cores to spare ...
 pub const SENDS_CLOSE_MIN: u32 = 4;
+pub const SENDS_CLOSE_NS_MAX: u64 = 20_000;
 /// ... which looks for more for so long before it sleeps again.
 pub const SEND_SPIN_NS_MAX: u64 = 200_000;
 /// What a tcp link receives at once, if no longer frame is on its way.

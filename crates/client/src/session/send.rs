@@ -21,7 +21,8 @@ impl Session {
     #[inline(always)]
     pub(crate) fn submit<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
         if guard::is_unusual() {
-            return self.submit_unusual(context, message);
+            // A copy, so that the message itself need not be in memory.
+            return self.submit_unusual(context, &message.clone());
         }
         self.send_inline::<M, false>(0, context, message)
     }
@@ -81,21 +82,17 @@ impl Session {
         let room = sender.reserve(len)?;
         encode_request(&mut room[..len], token, context, message)
             .map_err(|_| outboard_link::Error::Misuse("a message longer than it said"))?;
-        times::sending_if::<TIMED, _>(|| {
-            sender.commit(len)?;
-            if self.shares_memory() {
-                return Ok(());
-            }
-            self.flush(sender)
-        })
+        times::sending_if::<TIMED, _>(|| self.leave(sender, len))
     }
 
-    /// What was committed leaves now; over shm it has.
+    /// What was laid out leaves now. Over tcp mostly without the lock: what other threads post meanwhile leaves with it,
+    /// or this with theirs.
     #[inline(never)]
-    fn flush(&self, mut sender: MutexGuard<'_, Sender>) -> Result<(), outboard_link::Error> {
-        sender.post()?;
-        // Without the lock: what other threads post meanwhile leaves with it, or this with theirs.
-        drop(sender);
-        self.flusher.flush()
+    fn leave(
+        &self,
+        sender: MutexGuard<'_, Sender>,
+        len: usize,
+    ) -> Result<(), outboard_link::Error> {
+        self.flusher.commit(sender, len)
     }
 }

@@ -50,24 +50,31 @@ pub fn frames_of_many_threads_keep_their_order(fixture: &impl Fixture) {
         let ((to_client, _keep), (_keep_too, mut from_server)) = pair(fixture);
         let flusher = to_client.flusher();
         let helper = with_helper.then(|| start_helper(&flusher)).flatten();
-        let sender = Arc::new(Mutex::new((to_client, 0)));
+        let sender = Arc::new(Mutex::new(to_client));
+        // Counted under the sender's lock.
+        let count = Arc::new(AtomicU64::new(0));
         let threads: Vec<_> = (0..THREADS)
             .map(|_| {
-                let (sender, flusher) = (Arc::clone(&sender), flusher.clone());
+                let (sender, count) = (Arc::clone(&sender), Arc::clone(&count));
+                let flusher = flusher.clone();
                 thread::spawn(move || {
                     for _ in 0..FRAMES {
-                        let mut guard = sender.lock().expect("no panic");
-                        let (sender, number) = &mut *guard;
-                        let len = len_of(*number);
+                        let mut sender = sender.lock().expect("no panic");
+                        let number = count.fetch_add(1, Ordering::Relaxed);
+                        let len = len_of(number);
                         if len > 30_000 {
                             let mut frame = vec![0; len];
-                            write_frame(&mut frame, *number);
+                            write_frame(&mut frame, number);
                             sender.send(&[&frame]).expect("to send");
+                        } else if number.is_multiple_of(3) {
+                            post(&mut sender, number, len).expect("to post");
                         } else {
-                            post(sender, *number, len).expect("to post");
+                            let room = sender.reserve(len).expect("room");
+                            write_frame(&mut room[..len], number);
+                            flusher.commit(sender, len).expect("to send");
+                            continue;
                         }
-                        *number += 1;
-                        drop(guard);
+                        drop(sender);
                         flusher.flush().expect("to flush");
                     }
                 })

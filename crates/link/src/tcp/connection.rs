@@ -25,7 +25,7 @@ use rustix::{
 use super::{
     deframer::{Deframer, PREFIX_BYTES, Parts},
     liveness::{self, Watch},
-    outgoing::{Batch, Outgoing, Write},
+    outgoing::{Batch, Leaving, Outgoing, Write},
 };
 use crate::{
     Error, Wait,
@@ -69,8 +69,8 @@ impl Connection {
         });
         let writer = Writer {
             socket: Arc::clone(&shared),
-            last: None,
-            close: 0,
+            sends: 0,
+            since: None,
         };
         Ok(Self {
             sender: Sender {
@@ -101,37 +101,58 @@ pub struct Sender {
     /// Frames not posted yet.
     batch: Batch,
     reserved: usize,
+    /// And there is no room in `batch` then.
     is_shut: bool,
     outgoing: Arc<Outgoing<Writer>>,
     shared: Arc<Shared>,
 }
 
 impl Sender {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
+        let need = PREFIX_BYTES + len;
+        if self.shared.is_closed() || self.batch.unused().len() < need {
+            self.make_room(need)?;
+        }
+        self.reserved = len;
+        let room = self.batch.unused().get_mut(PREFIX_BYTES..need);
+        room.ok_or(Error::Misuse("a batch without room"))
+    }
+
+    /// Room for a frame and its length, where there is none yet.
+    #[cold]
+    fn make_room(&mut self, need: usize) -> Result<(), Error> {
         if self.is_shut || self.shared.is_closed() {
             return Err(Error::Closed);
         }
-        let need = PREFIX_BYTES + len;
         if !self.batch.is_empty() && self.batch.len() + need > TCP_SEND_BUFFER_BYTES {
             self.flush()?;
         }
-        self.reserved = len;
-        Ok(&mut self.batch.room(need)[PREFIX_BYTES..])
+        self.batch.room(need);
+        Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn commit(&mut self, len: usize) -> Result<(), Error> {
+        self.add(len)?;
+        if self.batch.len() >= TCP_SEND_BUFFER_BYTES {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// The first `len` bytes of the reservation, as a frame behind those in the batch.
+    #[inline(always)]
+    fn add(&mut self, len: usize) -> Result<(), Error> {
         if len == 0 || len > self.reserved {
             return Err(Error::Misuse("commit of more than was reserved"));
         }
         self.reserved = 0;
         let prefix = (len as u32).to_le_bytes();
-        self.batch.room(PREFIX_BYTES).copy_from_slice(&prefix);
-        self.batch.add(PREFIX_BYTES + len);
-        if self.batch.len() >= TCP_SEND_BUFFER_BYTES {
-            self.flush()?;
+        if let Some(room) = self.batch.unused().first_chunk_mut() {
+            *room = prefix;
         }
+        self.batch.add(PREFIX_BYTES + len);
         Ok(())
     }
 
@@ -185,16 +206,19 @@ impl Sender {
         if self.batch.is_empty() {
             return Ok(());
         }
-        self.post()?;
-        let result = self.outgoing.flush();
+        self.reserved = 0;
+        let result = match self.outgoing.begin(&mut self.batch, TCP_SEND_BUFFER_BYTES) {
+            Ok(Some(leaving)) => leaving.send(),
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
+        };
         self.after_write(result)
     }
 
     #[inline]
     fn post_batch(&mut self) -> Result<usize, Error> {
         let posted = self.outgoing.post(&mut self.batch);
-        self.is_shut |= posted.is_err();
-        posted
+        posted.inspect_err(|_| self.shut())
     }
 
     /// Waits until all that was posted has been sent.
@@ -205,8 +229,15 @@ impl Sender {
 
     /// After an error part of a frame may have gone: the link is broken and the rest must not follow later.
     fn after_write(&mut self, result: Result<(), Error>) -> Result<(), Error> {
-        self.is_shut |= result.is_err();
-        result
+        result.inspect_err(|_| self.shut())
+    }
+
+    /// Nothing follows: there is no room for it any more.
+    #[cold]
+    fn shut(&mut self) {
+        self.is_shut = true;
+        self.batch = Batch::default();
+        self.reserved = 0;
     }
 
     pub(crate) fn shutdown(&mut self) {
@@ -215,7 +246,7 @@ impl Sender {
         }
         // A peer that is gone does not miss it.
         let _ = self.post_batch().and_then(|_| self.send_posted());
-        self.is_shut = true;
+        self.shut();
         self.outgoing.end();
         let _ = shutdown(&self.shared.socket, Shutdown::Write);
     }
@@ -255,6 +286,21 @@ impl Flusher {
     #[inline]
     pub(crate) fn flush(&self) -> Result<(), Error> {
         self.outgoing.flush()
+    }
+
+    /// Commits, and settles where it comes in the order of what is sent; `sender` is that of this link.
+    #[inline(always)]
+    pub(crate) fn commit(
+        &self,
+        sender: &mut Sender,
+        len: usize,
+    ) -> Result<Option<Leaving<'_, Writer>>, Error> {
+        debug_assert!(Arc::ptr_eq(&self.outgoing, &sender.outgoing));
+        sender.add(len)?;
+        let begun = self
+            .outgoing
+            .begin(&mut sender.batch, TCP_SEND_BUFFER_BYTES);
+        begun.inspect_err(|_| sender.shut())
     }
 
     pub(crate) fn flush_until(&self, deadline: Instant) -> Result<(), Error> {
@@ -299,12 +345,13 @@ impl Helper {
 /// The socket, for the thread whose turn it is.
 pub(crate) struct Writer {
     socket: Arc<Shared>,
-    /// When a sender last sent by itself, and how many have done so in close succession.
-    last: Option<Instant>,
-    close: u32,
+    /// How often senders have sent by themselves since the clock was looked at, and when that was.
+    sends: u32,
+    since: Option<Instant>,
 }
 
 impl Write for Writer {
+    #[inline]
     fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         // Nearly always the socket takes it all. An error is met again below.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -312,21 +359,27 @@ impl Write for Writer {
         if sent == bytes.len() {
             return Ok(());
         }
-        self.socket
-            .write_all(&mut [IoSlice::new(&bytes[sent..])], None)
+        self.write_rest(&bytes[sent..])
     }
 
     fn wants_help(&mut self) -> bool {
-        let now = Instant::now();
-        let is_close = self
-            .last
-            .is_some_and(|last| now - last < Duration::from_nanos(SENDS_CLOSE_NS_MAX));
-        self.last = Some(now);
-        self.close = if is_close { self.close + 1 } else { 0 };
-        self.close >= SENDS_CLOSE_MIN && {
-            self.close = 0;
-            true
+        self.sends += 1;
+        if self.sends < SENDS_CLOSE_MIN {
+            return false;
         }
+        // The clock is looked at once for so many sends.
+        self.sends = 0;
+        let now = Instant::now();
+        let before = self.since.replace(now);
+        let longest = Duration::from_nanos(SENDS_CLOSE_NS_MAX * u64::from(SENDS_CLOSE_MIN));
+        before.is_some_and(|before| now - before < longest)
+    }
+}
+
+impl Writer {
+    #[cold]
+    fn write_rest(&self, bytes: &[u8]) -> Result<(), Error> {
+        self.socket.write_all(&mut [IoSlice::new(bytes)], None)
     }
 }
 
@@ -490,6 +543,7 @@ impl Shared {
         self.owner_pid == std::process::id()
     }
 
+    #[inline]
     fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }

@@ -1,24 +1,29 @@
 //! Bytes on their way out, in one order, sent by whoever is free.
 //!
-//! A sender posts its bytes, then tries to take the turn. If nobody has it, it sends everything that is posted, its own
-//! and others'. If somebody has it, the bytes are left to that thread, which looks for more before it lets the turn go,
-//! and once more afterwards. So nothing waits for company, and what has come together while the socket was busy leaves
-//! together.
+//! A sender tries to take the turn. If nobody has it and nothing is posted, its bytes leave as they are. If somebody has
+//! it, they are posted and left to that thread, which looks for more after it has given the turn back. So nothing waits for
+//! company, and what has come together while the socket was busy leaves together.
 //!
 //! A helper thread may take the turn and keep it while bytes come fast: posting is all that a sender then does. Whoever
 //! needs the turn for itself says so, and the helper lets go.
 //!
 //! # Why no byte is left behind
 //!
-//! A thread that fails to take the turn has posted before, under the lock of what is posted. The thread that had the turn
-//! looks there after it gave the turn back, under the same lock. Either it finds the bytes, or the lock was taken in the
-//! other order, and then the turn was free when the first thread tried. `tests/loom.rs` runs exactly this file.
+//! A thread that leaves its bytes to another has first said that they are posted, then passed a fence, then failed to take
+//! the turn. The thread that had the turn has first given it back, then passes a fence, then looks whether anything is
+//! posted. Whichever fence comes second, the thread behind it sees what the other did: either the bytes are found, or the
+//! turn was free. `tests/loom.rs` runs exactly this file.
+//!
+//! # Why the order stays
+//!
+//! Bytes go past what is posted only where nothing is, and only the thread that has the turn takes away what is. So a
+//! thread that finds nothing posted while it has the turn knows that all it posted before has been written.
 
 use std::mem;
 
 use crate::{
     Error,
-    sync::{AtomicBool, AtomicU32, Condvar, Guard, Mutex, MutexGuard, Ordering, Turn},
+    sync::{AtomicBool, AtomicU32, Condvar, Guard, Mutex, MutexGuard, Ordering, Turn, fence},
 };
 
 /// Where the bytes go.
@@ -32,10 +37,14 @@ pub trait Write {
     }
 }
 
+/// The least that a batch has room for once it has any.
+const BATCH_BYTES_MIN: usize = 4 << 10;
+
 /// Bytes in a row. Never shrinks, so that room in it costs no zeroing.
 #[derive(Default)]
 pub struct Batch {
-    bytes: Vec<u8>,
+    bytes: Box<[u8]>,
+    /// At most as many as there are bytes.
     len: usize,
 }
 
@@ -50,16 +59,25 @@ impl Batch {
         self.len == 0
     }
 
+    #[inline]
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+
+    /// The room behind the bytes that are there.
+    #[inline(always)]
+    pub fn unused(&mut self) -> &mut [u8] {
+        self.bytes.get_mut(self.len..).unwrap_or_default()
     }
 
     /// Room for `len` bytes behind those that are there.
-    #[inline]
     pub fn room(&mut self, len: usize) -> &mut [u8] {
         let end = self.len + len;
         if self.bytes.len() < end {
-            self.bytes.resize(end, 0);
+            let mut bytes = mem::take(&mut self.bytes).into_vec();
+            let len = end.max(2 * bytes.len()).max(BATCH_BYTES_MIN);
+            bytes.resize(len, 0);
+            self.bytes = bytes.into_boxed_slice();
         }
         &mut self.bytes[self.len..end]
     }
@@ -75,6 +93,7 @@ impl Batch {
         self.add(bytes.len());
     }
 
+    #[inline]
     pub fn clear(&mut self) {
         self.len = 0;
     }
@@ -83,8 +102,8 @@ impl Batch {
 /// What senders share.
 pub struct Outgoing<W> {
     posted: Apart<Mutex<Posted>>,
-    /// Whether there is anything, for the helper that looks all the time.
-    has_posted: AtomicBool,
+    /// What `posted` comes to, for threads that look without its lock: changed under it only.
+    state: AtomicU32,
     /// A thread that tries in vain reads one word, which does not change while the turn is kept.
     turn: Apart<Turn<Box<Sending<W>>>>,
     /// Threads that need the turn for themselves.
@@ -98,11 +117,16 @@ pub struct Outgoing<W> {
 #[repr(align(128))]
 struct Apart<T>(T);
 
+/// Nothing is posted.
+const IDLE: u32 = 0;
+/// Something is.
+const POSTED: u32 = 1;
+/// Part of a frame may have gone: nothing must follow, and nothing is posted any more.
+const BROKEN: u32 = 2;
+
 #[derive(Default)]
 struct Posted {
     batch: Batch,
-    /// Part of a frame may have gone: nothing must follow.
-    is_broken: bool,
     /// What a helper met, for the next sender.
     error: Option<Error>,
 }
@@ -123,7 +147,7 @@ impl<W: Write> Outgoing<W> {
     pub fn new(writer: W) -> Self {
         Self {
             posted: Apart(Mutex::new(Posted::default())),
-            has_posted: AtomicBool::new(false),
+            state: AtomicU32::new(IDLE),
             turn: Apart(Turn::new(Box::new(Sending {
                 batch: Batch::default(),
                 writer,
@@ -135,12 +159,60 @@ impl<W: Write> Outgoing<W> {
         }
     }
 
+    /// Settles where `batch` comes in the order of what is sent. What it returns is to be sent, best without the lock that
+    /// the sender was under; `None` where another thread sends. Waits for the turn where more than `posted_bytes_max` is
+    /// posted.
+    #[inline(always)]
+    pub fn begin(
+        &self,
+        batch: &mut Batch,
+        posted_bytes_max: usize,
+    ) -> Result<Option<Leaving<'_, W>>, Error> {
+        match self.turn.0.try_lock() {
+            Some(mut turn) if self.state.load(Ordering::Relaxed) == IDLE => {
+                mem::swap(&mut turn.batch, batch);
+                Ok(Some(Leaving {
+                    outgoing: self,
+                    turn,
+                }))
+            }
+            turn => self.begin_behind(turn, batch, posted_bytes_max),
+        }
+    }
+
+    /// As `begin`, where the turn is taken or something is posted.
+    #[inline(never)]
+    fn begin_behind<'a>(
+        &'a self,
+        turn: Option<Guard<'a, Box<Sending<W>>>>,
+        batch: &mut Batch,
+        posted_bytes_max: usize,
+    ) -> Result<Option<Leaving<'a, W>>, Error> {
+        let posted = self.post(batch)?;
+        let turn = match turn.or_else(|| self.turn.0.try_lock()) {
+            // The peer does not keep up.
+            None if posted > posted_bytes_max => self.wait_for_turn(),
+            None => return Ok(None),
+            Some(turn) => turn,
+        };
+        let mut leaving = Leaving {
+            outgoing: self,
+            turn,
+        };
+        // Nothing is left where the thread that had the turn has sent it.
+        self.take(&mut leaving.turn);
+        match self.is_broken() {
+            true => Err(Error::Closed),
+            false => Ok(Some(leaving)),
+        }
+    }
+
     /// Puts `batch` behind what is posted, and tells how many bytes that makes. They leave with the next
     /// [`flush`](Self::flush), of any thread.
     #[inline]
     pub fn post(&self, batch: &mut Batch) -> Result<usize, Error> {
         let mut posted = lock(&self.posted.0);
-        if posted.is_broken {
+        if self.is_broken() {
             batch.clear();
             return Err(posted.error.take().unwrap_or(Error::Closed));
         }
@@ -151,25 +223,22 @@ impl<W: Write> Outgoing<W> {
             batch.clear();
         }
         let len = posted.batch.len();
-        self.has_posted.store(len > 0, Ordering::Release);
+        if len > 0 {
+            self.state.store(POSTED, Ordering::Release);
+        }
+        drop(posted);
+        fence(Ordering::SeqCst);
         Ok(len)
     }
 
     /// Sends what is posted, or leaves it to the thread that is sending.
-    #[inline]
     pub fn flush(&self) -> Result<(), Error> {
         loop {
             let Some(mut turn) = self.turn.0.try_lock() else {
                 return Ok(());
             };
-            let wants_help = self.drain(&mut turn)?
-                && self.has_helper.load(Ordering::Relaxed)
-                && turn.writer.wants_help();
-            drop(turn);
-            if wants_help {
-                self.call();
-            }
-            if lock(&self.posted.0).batch.is_empty() {
+            let has_sent = self.drain(&mut turn)?;
+            if !self.give_back(turn, has_sent) {
                 return Ok(());
             }
         }
@@ -180,10 +249,15 @@ impl<W: Write> Outgoing<W> {
         &self,
         write: impl FnOnce(&mut W, &[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
+        let turn = self.wait_for_turn();
+        self.send_in_turn(turn, write)
+    }
+
+    fn wait_for_turn(&self) -> Guard<'_, Box<Sending<W>>> {
         self.wanted.fetch_add(1, Ordering::Relaxed);
         let turn = self.turn.0.lock();
         self.wanted.fetch_sub(1, Ordering::Relaxed);
-        self.send_in_turn(turn, write)
+        turn
     }
 
     /// As [`send_with`](Self::send_with), unless the turn is still taken when `is_late` says so.
@@ -222,7 +296,7 @@ impl<W: Write> Outgoing<W> {
                 };
                 let mut result = Ok(());
                 while result.is_ok() && !is_over && self.wanted.load(Ordering::Relaxed) == 0 {
-                    if self.has_posted.load(Ordering::Acquire) {
+                    if self.state.load(Ordering::Acquire) == POSTED {
                         result = self.drain(&mut turn).map(|has| has_sent |= has);
                     }
                     is_over = !keep_on(mem::take(&mut has_sent));
@@ -268,13 +342,37 @@ impl<W: Write> Outgoing<W> {
 
     /// Sends what is posted; tells whether anything was. Whoever lets the turn go afterwards looks for more.
     fn drain(&self, turn: &mut Sending<W>) -> Result<bool, Error> {
-        if !self.take(turn) {
-            return Ok(false);
+        self.take(turn);
+        let has_any = !turn.batch.is_empty();
+        self.write(turn)?;
+        Ok(has_any)
+    }
+
+    /// Sends what has been taken over into the turn.
+    #[inline(always)]
+    fn write(&self, turn: &mut Sending<W>) -> Result<(), Error> {
+        if turn.batch.is_empty() {
+            return Ok(());
         }
         let result = turn.writer.write(turn.batch.bytes());
         turn.batch.clear();
-        self.after_write(result)?;
-        Ok(true)
+        match result {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.broken(error)),
+        }
+    }
+
+    /// Lets the turn go, which may have been used to send; tells whether there is more to be sent.
+    #[inline(always)]
+    fn give_back(&self, mut turn: Guard<'_, Box<Sending<W>>>, has_sent: bool) -> bool {
+        let wants_help =
+            has_sent && self.has_helper.load(Ordering::Relaxed) && turn.writer.wants_help();
+        drop(turn);
+        if wants_help {
+            self.call();
+        }
+        fence(Ordering::SeqCst);
+        self.state.load(Ordering::Relaxed) == POSTED
     }
 
     fn send_in_turn(
@@ -285,34 +383,59 @@ impl<W: Write> Outgoing<W> {
         let Sending { batch, writer } = &mut **turn;
         {
             let mut posted = lock(&self.posted.0);
-            if posted.is_broken {
+            if self.is_broken() {
                 return Err(posted.error.take().unwrap_or(Error::Closed));
             }
             mem::swap(&mut posted.batch, batch);
-            self.has_posted.store(false, Ordering::Relaxed);
+            self.state.store(IDLE, Ordering::Relaxed);
         }
         let result = write(writer, batch.bytes());
         batch.clear();
-        self.after_write(result)?;
+        result.map_err(|error| self.broken(error))?;
         drop(turn);
         self.flush()
     }
 
     /// Takes what is posted over into the turn.
-    fn take(&self, turn: &mut Sending<W>) -> bool {
+    fn take(&self, turn: &mut Sending<W>) {
         let mut posted = lock(&self.posted.0);
-        mem::swap(&mut posted.batch, &mut turn.batch);
-        self.has_posted.store(false, Ordering::Relaxed);
-        !turn.batch.is_empty()
+        if !self.is_broken() {
+            mem::swap(&mut posted.batch, &mut turn.batch);
+            self.state.store(IDLE, Ordering::Relaxed);
+        }
     }
 
-    fn after_write(&self, result: Result<(), Error>) -> Result<(), Error> {
-        if result.is_err() {
-            let mut posted = lock(&self.posted.0);
-            posted.is_broken = true;
-            posted.batch.clear();
+    /// For a thread that has the turn or the lock of what is posted.
+    fn is_broken(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == BROKEN
+    }
+
+    /// After an error of a thread that has the turn.
+    #[cold]
+    fn broken(&self, error: Error) -> Error {
+        let mut posted = lock(&self.posted.0);
+        self.state.store(BROKEN, Ordering::Relaxed);
+        posted.batch.clear();
+        error
+    }
+}
+
+/// Bytes whose turn it is. They are lost, and all order with them, unless they are [sent](Self::send).
+#[must_use]
+pub struct Leaving<'a, W> {
+    outgoing: &'a Outgoing<W>,
+    turn: Guard<'a, Box<Sending<W>>>,
+}
+
+impl<W: Write> Leaving<'_, W> {
+    /// Sends them, and what is posted meanwhile.
+    #[inline(always)]
+    pub fn send(mut self) -> Result<(), Error> {
+        self.outgoing.write(&mut self.turn)?;
+        match self.outgoing.give_back(self.turn, true) {
+            false => Ok(()),
+            true => self.outgoing.flush(),
         }
-        result
     }
 }
 
