@@ -1,24 +1,22 @@
-//! Stream-ordered allocation: memory pools, kept wholly in the client (`state/pools.rs`). The server only maps chunks.
+//! Stream-ordered allocation from memory pools, kept wholly in the client (`state/pools.rs`). The server only maps chunks.
+//! What programs do with pools themselves is in `properties`.
 
-use std::ffi::c_void;
+mod properties;
 
 use outboard_api::{
     CUresult,
-    cuda::{
-        CUcontext, CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUmemPoolProps,
-        CUmemoryPool, CUstream,
-    },
-    enums::*,
+    cuda::{CUcontext, CUdevice, CUdeviceptr, CUmemoryPool, CUstream},
 };
 use outboard_wire::messages;
 
+pub(crate) use self::properties::*;
 use super::{Done, put};
 use crate::{
     log,
     session::{Group, Sink},
     state::{
-        AllocationKind, Chunk, Driver, Kind, Owner, Pool, PoolTable, PoolValue, Scope, StreamRef,
-        driver, wire_context,
+        AllocationKind, Chunk, Driver, Kind, Owner, Pool, PoolTable, Scope, StreamRef, driver,
+        wire_context,
     },
 };
 
@@ -406,241 +404,4 @@ pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> D
         Some(AllocationKind::Plain) => driver.release(address),
         _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
     }
-}
-
-pub(crate) unsafe fn cuMemPoolCreate(
-    pool: *mut CUmemoryPool,
-    properties: *const CUmemPoolProps,
-) -> Done {
-    let driver = driver()?;
-    // SAFETY: NULL or a record of the caller's.
-    let properties = unsafe { properties.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    if pool.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    let device = device_of(driver, &properties.location, properties.alloc_type)?;
-    if properties.handle_types != CU_MEM_HANDLE_TYPE_NONE {
-        log::warn("cuMemPoolCreate: pools that other processes can open are not supported");
-        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
-    }
-    let handle = driver.mint_pool_handle();
-    driver
-        .pools
-        .lock()
-        .pools
-        .insert(handle, Pool::new(device, properties.max_size as u64));
-    // SAFETY: see the module's contract.
-    unsafe { put(pool, CUmemoryPool(handle as usize)) }
-}
-
-/// The device of a location, where pools can be.
-fn device_of(
-    driver: &Driver,
-    location: &CUmemLocation,
-    allocation_type: u32,
-) -> Result<CUdevice, CUresult> {
-    if allocation_type != CU_MEM_ALLOCATION_TYPE_PINNED
-        && allocation_type != CU_MEM_ALLOCATION_TYPE_MANAGED
-    {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    if allocation_type != CU_MEM_ALLOCATION_TYPE_PINNED
-        || location.kind != CU_MEM_LOCATION_TYPE_DEVICE
-    {
-        log::warn("memory pools in host or managed memory are not supported");
-        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
-    }
-    driver.card(location.id).map(|_| location.id)
-}
-
-pub(crate) unsafe fn cuMemPoolDestroy(pool: CUmemoryPool) -> Done {
-    let driver = driver()?;
-    let handle = pool.0 as u64;
-    let mut table = driver.pools.lock();
-    if table.default_of.values().any(|default| *default == handle) {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    let pool = table.get(handle)?;
-    pool.destroyed = true;
-    let (device, released) = (pool.device, pool.release_above(0));
-    driver.unmap_chunks(device, &released);
-    // What is still in use or not known to be complete goes later.
-    table.pools.retain(|_, p| !p.is_over());
-    table.current_of.retain(|_, current| *current != handle);
-    Ok(())
-}
-
-pub(crate) unsafe fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) -> Done {
-    let driver = driver()?;
-    let mut table = driver.pools.lock();
-    let pool = table.get(pool.0 as u64)?;
-    let (device, released) = (pool.device, pool.release_above(keep as u64));
-    driver.unmap_chunks(device, &released);
-    Ok(())
-}
-
-pub(crate) unsafe fn cuMemPoolGetAttribute(
-    pool: CUmemoryPool,
-    attribute: u32,
-    value: *mut c_void,
-) -> Done {
-    let driver = driver()?;
-    let found = driver
-        .pools
-        .lock()
-        .get(pool.0 as u64)?
-        .attribute(attribute)?;
-    // SAFETY: an output of the type that the attribute has.
-    unsafe {
-        match found {
-            PoolValue::Int(found) => put(value.cast::<u32>(), found),
-            PoolValue::Long(found) => put(value.cast::<u64>(), found),
-        }
-    }
-}
-
-pub(crate) unsafe fn cuMemPoolSetAttribute(
-    pool: CUmemoryPool,
-    attribute: u32,
-    value: *mut c_void,
-) -> Done {
-    let driver = driver()?;
-    if value.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: a value of the type that the attribute has.
-    let read = |long: bool| unsafe {
-        if long {
-            *value.cast::<u64>()
-        } else {
-            u64::from(*value.cast::<u32>())
-        }
-    };
-    driver
-        .pools
-        .lock()
-        .get(pool.0 as u64)?
-        .set_attribute(attribute, read)
-}
-
-pub(crate) unsafe fn cuMemPoolGetAccess(
-    flags: *mut u32,
-    pool: CUmemoryPool,
-    location: *mut CUmemLocation,
-) -> Done {
-    let driver = driver()?;
-    // SAFETY: NULL or a record of the caller's.
-    let location = unsafe { location.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let device = device_of(driver, location, CU_MEM_ALLOCATION_TYPE_PINNED)?;
-    let mut table = driver.pools.lock();
-    let pool = table.get(pool.0 as u64)?;
-    let own = pool.device == device;
-    let found = if own {
-        CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    } else {
-        pool.access.get(&device).copied().unwrap_or(0)
-    };
-    // SAFETY: see the module's contract.
-    unsafe { put(flags, found) }
-}
-
-pub(crate) unsafe fn cuMemPoolSetAccess(
-    pool: CUmemoryPool,
-    map: *const CUmemAccessDesc,
-    count: usize,
-) -> Done {
-    let driver = driver()?;
-    if map.is_null() && count > 0 {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    let mut table = driver.pools.lock();
-    let pool = table.get(pool.0 as u64)?;
-    for index in 0..count {
-        // SAFETY: `count` records of the caller's.
-        let desc = unsafe { &*map.add(index) };
-        let device = device_of(driver, &desc.location, CU_MEM_ALLOCATION_TYPE_PINNED)?;
-        let known = matches!(
-            desc.flags,
-            CU_MEM_ACCESS_FLAGS_PROT_NONE
-                | CU_MEM_ACCESS_FLAGS_PROT_READ
-                | CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        );
-        // A device's access to its own pool cannot be taken away.
-        if !known || device == pool.device && desc.flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        }
-        pool.access.insert(device, desc.flags);
-    }
-    Ok(())
-}
-
-pub(crate) unsafe fn cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, device: CUdevice) -> Done {
-    let driver = driver()?;
-    driver.card(device)?;
-    let handle = driver
-        .pools
-        .lock()
-        .default_pool(device, || driver.mint_pool_handle());
-    // SAFETY: see the module's contract.
-    unsafe { put(pool, CUmemoryPool(handle as usize)) }
-}
-
-pub(crate) unsafe fn cuDeviceGetMemPool(pool: *mut CUmemoryPool, device: CUdevice) -> Done {
-    let driver = driver()?;
-    driver.card(device)?;
-    let handle = driver
-        .pools
-        .lock()
-        .current_pool(device, || driver.mint_pool_handle());
-    // SAFETY: see the module's contract.
-    unsafe { put(pool, CUmemoryPool(handle as usize)) }
-}
-
-pub(crate) unsafe fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) -> Done {
-    let driver = driver()?;
-    driver.card(device)?;
-    let mut table = driver.pools.lock();
-    if table.get(pool.0 as u64)?.device != device {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    table.current_of.insert(device, pool.0 as u64);
-    Ok(())
-}
-
-/// # Safety
-/// `location` is NULL or a record of the caller's.
-unsafe fn device_at(
-    location: *mut CUmemLocation,
-    allocation_type: u32,
-) -> Result<CUdevice, CUresult> {
-    // SAFETY: the caller's promise.
-    let location = unsafe { location.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    device_of(driver()?, location, allocation_type)
-}
-
-pub(crate) unsafe fn cuMemGetDefaultMemPool(
-    pool: *mut CUmemoryPool,
-    location: *mut CUmemLocation,
-    allocation_type: u32,
-) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { cuDeviceGetDefaultMemPool(pool, device_at(location, allocation_type)?) }
-}
-
-pub(crate) unsafe fn cuMemGetMemPool(
-    pool: *mut CUmemoryPool,
-    location: *mut CUmemLocation,
-    allocation_type: u32,
-) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { cuDeviceGetMemPool(pool, device_at(location, allocation_type)?) }
-}
-
-pub(crate) unsafe fn cuMemSetMemPool(
-    location: *mut CUmemLocation,
-    allocation_type: u32,
-    pool: CUmemoryPool,
-) -> Done {
-    // SAFETY: see the module's contract.
-    unsafe { cuDeviceSetMemPool(device_at(location, allocation_type)?, pool) }
 }

@@ -3,6 +3,8 @@
 //! Large allocations get ranges of their own. Small ones share chunks of 2 MiB, the granularity of physical memory, as
 //! the real driver does it. The server is told of chunks only.
 
+mod ranges;
+
 use std::collections::BTreeMap;
 
 use outboard_api::{
@@ -10,6 +12,8 @@ use outboard_api::{
     cuda::{CUcontext, CUdevice},
 };
 use outboard_wire::handshake::ServerWelcome;
+
+use self::ranges::Ranges;
 
 /// Physical memory comes in these.
 pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
@@ -427,75 +431,6 @@ impl DeviceMemory {
     }
 }
 
-/// Free ranges of addresses, coalesced. Addresses given back are used again last, so that a stale pointer stays wild
-/// for as long as there is room.
-struct Ranges {
-    free: BTreeMap<u64, u64>,
-    cursor: u64,
-}
-
-impl Ranges {
-    fn new(base: u64, bytes: u64) -> Ranges {
-        Ranges {
-            free: BTreeMap::from([(base, bytes)]),
-            cursor: base,
-        }
-    }
-
-    fn take(&mut self, bytes: u64, align: u64) -> Option<u64> {
-        let fits = |(&start, &len): (&u64, &u64)| {
-            let base = start.checked_next_multiple_of(align)?;
-            (base - start < len && len - (base - start) >= bytes).then_some(base)
-        };
-        // The rest of a range that the cursor lies in comes first.
-        let rest = self
-            .free
-            .range(..self.cursor)
-            .next_back()
-            .and_then(|(&start, &len)| {
-                let left = (start + len)
-                    .checked_sub(self.cursor)
-                    .filter(|left| *left > 0)?;
-                fits((&self.cursor, &left))
-            });
-        let base = rest
-            .or_else(|| self.free.range(self.cursor..).find_map(fits))
-            .or_else(|| self.free.iter().find_map(fits))?;
-        let base = self.take_at(base, bytes)?;
-        self.cursor = base + bytes;
-        Some(base)
-    }
-
-    fn take_at(&mut self, base: u64, bytes: u64) -> Option<u64> {
-        let (&start, &len) = self.free.range(..=base).next_back()?;
-        let end = start + len;
-        if base.checked_add(bytes)? > end {
-            return None;
-        }
-        self.free.remove(&start);
-        if base > start {
-            self.free.insert(start, base - start);
-        }
-        if base + bytes < end {
-            self.free.insert(base + bytes, end - base - bytes);
-        }
-        Some(base)
-    }
-
-    fn give(&mut self, mut base: u64, mut bytes: u64) {
-        if let Some((&before, &len)) = self.free.range(..base).next_back()
-            && before + len == base
-        {
-            self.free.remove(&before);
-            (base, bytes) = (before, len + bytes);
-        }
-        if let Some(len) = self.free.remove(&(base + bytes)) {
-            bytes += len;
-        }
-        self.free.insert(base, bytes);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -608,18 +543,5 @@ mod tests {
             .allocate(2 << 20, CONTEXT, 0, Kind::Plain, 0)
             .expect("room");
         assert_ne!(first, second);
-    }
-
-    #[test]
-    fn ranges_coalesce() {
-        let mut r = Ranges::new(0, 100);
-        assert_eq!(
-            (r.take(30, 1), r.take(30, 1), r.take(40, 1), r.take(1, 1)),
-            (Some(0), Some(30), Some(60), None)
-        );
-        r.give(0, 30);
-        r.give(60, 40);
-        r.give(30, 30);
-        assert_eq!(r.free, BTreeMap::from([(0, 100)]));
     }
 }

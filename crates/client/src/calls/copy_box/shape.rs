@@ -1,0 +1,320 @@
+//! What a copy of two or three dimensions covers: its extent, where its ends lie in memory, and the pieces that it travels in.
+
+use outboard_wire::doc::BoxEnd;
+
+use crate::session::Rows;
+
+/// What is copied: bytes of a row, rows of a slice, slices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Extent {
+    pub(super) width: u64,
+    pub(super) height: u64,
+    pub(super) depth: u64,
+}
+
+/// Part of an extent: where it begins, and what it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) at: [u64; 3],
+    pub(super) extent: Extent,
+}
+
+/// One end of a copy, its origin taken into account.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum End {
+    Memory(Memory),
+    Array { array: u64, at: [u64; 3] },
+}
+
+/// Rows in memory: `address` is the first byte copied, `pitch` apart in bytes, `slice_rows` of them a slice.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Memory {
+    pub(super) address: u64,
+    pub(super) pitch: u64,
+    pub(super) slice_rows: u64,
+    /// The caller says that it is device memory.
+    pub(super) must_be_device: bool,
+}
+
+impl Memory {
+    pub(super) fn offset(&self, [x, y, z]: [u64; 3]) -> u64 {
+        (z * self.slice_rows + y) * self.pitch + x
+    }
+
+    /// From the first byte copied to the last.
+    pub(super) fn span(&self, extent: Extent) -> Option<u64> {
+        let slices = (extent.depth - 1)
+            .checked_mul(self.slice_rows)?
+            .checked_mul(self.pitch)?;
+        slices
+            .checked_add((extent.height - 1).checked_mul(self.pitch)?)?
+            .checked_add(extent.width)
+    }
+
+    pub(super) fn is_contiguous(&self, extent: Extent) -> bool {
+        let (plane, rows) = (
+            self.slice_rows.checked_mul(self.pitch),
+            extent.width.checked_mul(extent.height),
+        );
+        (extent.height == 1 || self.pitch == extent.width) && (extent.depth == 1 || plane == rows)
+    }
+
+    /// How rows of a piece lie here.
+    pub(super) fn rows(&self, extent: Extent) -> Rows {
+        Rows {
+            width: extent.width as usize,
+            height: extent.height as usize,
+            depth: extent.depth as usize,
+            pitch: self.pitch as usize,
+            slice_pitch: (self.pitch * self.slice_rows) as usize,
+        }
+    }
+}
+
+impl End {
+    /// This end of a piece, as a message names it.
+    pub(super) fn wire(&self, piece: Piece) -> (BoxEnd, [u64; 3]) {
+        match self {
+            End::Memory(m) => {
+                let end = BoxEnd::Pitched {
+                    address: m.address + m.offset(piece.at),
+                    pitch_bytes: m.pitch,
+                    height: m.slice_rows,
+                };
+                (end, [0; 3])
+            }
+            End::Array { array, at } => (
+                BoxEnd::Array { array: *array },
+                std::array::from_fn(|i| at[i] + piece.at[i]),
+            ),
+        }
+    }
+}
+
+impl Extent {
+    pub(super) fn bytes(&self) -> u64 {
+        self.width * self.height * self.depth
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.width == 0 || self.height == 0 || self.depth == 0
+    }
+
+    /// Pieces of at most `bytes_max` bytes: slices where whole ones fit, rows, or parts of a row.
+    pub(super) fn pieces(self, bytes_max: u64) -> Vec<Piece> {
+        let width = self.width.min(bytes_max);
+        let rows = if width < self.width {
+            1
+        } else {
+            bytes_max / width
+        };
+        let height = rows.min(self.height);
+        let depth = if height < self.height {
+            1
+        } else {
+            (rows / height).min(self.depth)
+        };
+        let steps = |whole: u64, part: u64| {
+            (0..whole.div_ceil(part)).map(move |i| (i * part, part.min(whole - i * part)))
+        };
+        let mut pieces = Vec::new();
+        for (z, depth) in steps(self.depth, depth) {
+            for (y, height) in steps(self.height, height) {
+                for (x, width) in steps(self.width, width) {
+                    pieces.push(Piece {
+                        at: [x, y, z],
+                        extent: Extent {
+                            width,
+                            height,
+                            depth,
+                        },
+                    });
+                }
+            }
+        }
+        pieces
+    }
+}
+
+impl Memory {
+    pub(super) fn new(
+        address: u64,
+        [x, y, z]: [u64; 3],
+        pitch: u64,
+        slice_rows: u64,
+        must_be_device: bool,
+        extent: Extent,
+    ) -> Option<Memory> {
+        if address == 0 {
+            return None;
+        }
+        let row_end = x.checked_add(extent.width)?;
+        let slice_end = y.checked_add(extent.height)?;
+        // A single row has no pitch to speak of, a single slice no height.
+        let pitch = if pitch == 0 && slice_end == 1 && z == 0 && extent.depth == 1 {
+            row_end
+        } else {
+            pitch
+        };
+        let slice_rows = if z == 0 && extent.depth == 1 {
+            slice_rows.max(slice_end)
+        } else {
+            slice_rows
+        };
+        if row_end > pitch || slice_end > slice_rows {
+            return None;
+        }
+        let offset = z
+            .checked_mul(slice_rows)?
+            .checked_add(y)?
+            .checked_mul(pitch)?
+            .checked_add(x)?;
+        let memory = Memory {
+            address: address.checked_add(offset)?,
+            pitch,
+            slice_rows,
+            must_be_device,
+        };
+        memory.address.checked_add(memory.span(extent)?)?;
+        Some(memory)
+    }
+}
+
+/// Appends rows without what lies between them.
+///
+/// # Safety
+/// The rows are the caller's memory.
+pub(super) unsafe fn pack(address: u64, rows: Rows, out: &mut Vec<u8>) {
+    out.reserve(rows.width * rows.height * rows.depth);
+    for z in 0..rows.depth {
+        for y in 0..rows.height {
+            let row = address as usize + z * rows.slice_pitch + y * rows.pitch;
+            // SAFETY: the caller's promise.
+            out.extend_from_slice(unsafe {
+                std::slice::from_raw_parts(row as *const u8, rows.width)
+            });
+        }
+    }
+}
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(width: u64, height: u64, depth: u64) -> Extent {
+        Extent {
+            width,
+            height,
+            depth,
+        }
+    }
+
+    /// Every byte of the extent in exactly one piece, no piece too long.
+    fn check_pieces(whole: Extent, bytes_max: u64) -> usize {
+        let mut seen = vec![0u8; whole.bytes() as usize];
+        let pieces = whole.pieces(bytes_max);
+        for piece in &pieces {
+            assert!(
+                piece.extent.bytes() <= bytes_max && piece.extent.bytes() > 0,
+                "{piece:?}"
+            );
+            for z in 0..piece.extent.depth {
+                for y in 0..piece.extent.height {
+                    for x in 0..piece.extent.width {
+                        let [x, y, z] = [piece.at[0] + x, piece.at[1] + y, piece.at[2] + z];
+                        seen[((z * whole.height + y) * whole.width + x) as usize] += 1;
+                    }
+                }
+            }
+        }
+        assert!(
+            seen.iter().all(|n| *n == 1),
+            "{whole:?} in pieces of {bytes_max}"
+        );
+        pieces.len()
+    }
+
+    #[test]
+    fn pieces_cover_a_box_once() {
+        assert_eq!(check_pieces(extent(10, 7, 5), 1000), 1);
+        assert_eq!(check_pieces(extent(10, 7, 5), 140), 3);
+        assert_eq!(check_pieces(extent(10, 7, 5), 70), 5);
+        assert_eq!(check_pieces(extent(10, 7, 5), 30), 15);
+        assert_eq!(check_pieces(extent(10, 7, 5), 9), 70);
+        assert_eq!(check_pieces(extent(1, 1, 1), 1), 1);
+        assert_eq!(check_pieces(extent(3, 1, 9), 7), 5);
+    }
+
+    #[test]
+    fn rows_are_packed_without_gaps_and_land_where_they_were() {
+        let (pitch, slice_rows) = (8u64, 4u64);
+        let memory: Vec<u8> = (0..pitch * slice_rows * 3).map(|i| i as u8).collect();
+        let whole = extent(3, 2, 2);
+        let m = Memory::new(
+            memory.as_ptr() as u64,
+            [2, 1, 1],
+            pitch,
+            slice_rows,
+            false,
+            whole,
+        )
+        .expect("inside");
+        let mut packed = Vec::new();
+        // SAFETY: inside `memory`.
+        unsafe { pack(m.address, m.rows(whole), &mut packed) };
+        assert_eq!(packed, [42, 43, 44, 50, 51, 52, 74, 75, 76, 82, 83, 84]);
+        assert_eq!(m.span(whole), Some(32 + 8 + 3));
+        assert_eq!(m.offset([1, 1, 1]), 41);
+    }
+
+    #[test]
+    fn what_the_driver_refuses_is_refused() {
+        let new = |at, pitch, rows, e| Memory::new(0x1000, at, pitch, rows, false, e);
+        assert!(
+            new([0; 3], 15, 4, extent(16, 4, 1)).is_none(),
+            "pitch below the width"
+        );
+        assert!(
+            new([4, 0, 0], 16, 4, extent(16, 4, 1)).is_none(),
+            "pitch below x and the width"
+        );
+        assert!(
+            new([0; 3], 16, 3, extent(16, 4, 2)).is_none(),
+            "slices that overlap"
+        );
+        assert!(
+            new([0; 3], 16, 0, extent(16, 4, 1)).is_some(),
+            "one slice needs no height"
+        );
+        assert!(
+            new([0; 3], 0, 0, extent(16, 1, 1)).is_some(),
+            "one row needs no pitch"
+        );
+        assert!(new([0; 3], 0, 0, extent(16, 2, 1)).is_none());
+        assert!(
+            new([0, 0, u64::MAX], 16, 4, extent(16, 4, 2)).is_none(),
+            "past the end of all memory"
+        );
+        assert!(
+            Memory::new(0, [0; 3], 16, 4, false, extent(16, 4, 1)).is_none(),
+            "NULL"
+        );
+    }
+
+    #[test]
+    fn contiguous_memory_is_noticed() {
+        let memory = |pitch, slice_rows| Memory {
+            address: 0x1000,
+            pitch,
+            slice_rows,
+            must_be_device: false,
+        };
+        assert!(memory(16, 4).is_contiguous(extent(16, 4, 3)));
+        assert!(memory(16, 9).is_contiguous(extent(16, 4, 1)));
+        assert!(memory(99, 9).is_contiguous(extent(16, 1, 1)));
+        assert!(memory(16, 1).is_contiguous(extent(16, 1, 5)));
+        assert!(!memory(16, 2).is_contiguous(extent(16, 1, 5)));
+        assert!(!memory(99, 1).is_contiguous(extent(16, 1, 5)));
+        assert!(!memory(16, 5).is_contiguous(extent(16, 4, 2)));
+        assert!(!memory(32, 4).is_contiguous(extent(16, 4, 1)));
+    }
+}

@@ -1,0 +1,441 @@
+//! What a graph is made of: its nodes and edges, as programs ask for them and add to them.
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUgraph, CUgraphEdgeData, CUgraphNode},
+};
+use outboard_wire::{
+    codec::{id_bytes, ids},
+    limits::FRAME_BYTES_MAX,
+    messages,
+};
+
+use super::Done;
+use crate::{
+    log,
+    state::{Driver, Kind, driver},
+};
+/// Nodes that one message names, so that two lists of them fit into a frame.
+pub(in crate::calls) const NODES_MAX: usize = 1 << 15;
+const _: () = assert!(2 * NODES_MAX * 8 < FRAME_BYTES_MAX);
+
+/// The nodes of an argument, as messages name them.
+///
+/// # Safety
+/// `nodes` has `count` entries.
+pub(in crate::calls) unsafe fn node_ids(
+    driver: &Driver,
+    nodes: *const CUgraphNode,
+    count: usize,
+) -> Result<Vec<u64>, CUresult> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    if nodes.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    if count > NODES_MAX {
+        log::warn(format_args!(
+            "a graph call that names {count} nodes is not supported: {NODES_MAX} are the most"
+        ));
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    // SAFETY: the caller's promise.
+    let nodes = unsafe { std::slice::from_raw_parts(nodes, count) };
+    // A handle that stands for nothing is an invalid value to graph calls.
+    nodes
+        .iter()
+        .map(|n| {
+            driver
+                .wire_node(*n)
+                .map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)
+        })
+        .collect()
+}
+
+/// Refuses edges that do not simply order two nodes: they make kernels overlap, which messages cannot say.
+///
+/// # Safety
+/// `edges` is NULL or has `count` entries.
+pub(in crate::calls) unsafe fn check_edges(edges: *const CUgraphEdgeData, count: usize) -> Done {
+    if edges.is_null() || count == 0 {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise.
+    let edges = unsafe { std::slice::from_raw_parts(edges, count) };
+    if edges.iter().all(|e| *e == CUgraphEdgeData::default()) {
+        return Ok(());
+    }
+    log::warn("graph edges with ports or of a programmatic type are not supported");
+    Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+}
+
+/// Writes as many as the caller has room for, NULL after the last, and how many there are.
+///
+/// # Safety
+/// `out` is NULL, to ask for the count alone, or has `*room` entries.
+unsafe fn put_nodes(out: *mut CUgraphNode, room: *mut usize, count: u64, nodes: &[u64]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if out.is_null() {
+            room.write(count as usize);
+            return;
+        }
+        for index in 0..*room {
+            out.add(index)
+                .write(CUgraphNode(nodes.get(index).map_or(0, |n| *n as usize)));
+        }
+        room.write(nodes.len().min(*room));
+    }
+}
+
+/// How many nodes to ask for: none to learn the count.
+///
+/// # Safety
+/// `room` is NULL or the caller's count.
+unsafe fn wanted<T>(out: *const T, room: *const usize) -> Result<u32, CUresult> {
+    // SAFETY: the caller's promise.
+    let room = unsafe { room.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    Ok(if out.is_null() {
+        0
+    } else {
+        (*room).min(NODES_MAX) as u32
+    })
+}
+
+/// An answer that is cut short must not pass for a whole one.
+fn check_whole(count: u64, room: usize) -> Done {
+    if count as usize > NODES_MAX && room > NODES_MAX {
+        log::warn(format_args!(
+            "a list of {count} nodes or edges of a graph is not supported: {NODES_MAX} are the most"
+        ));
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `room` is NULL or the caller's count, `out` NULL or that many entries.
+unsafe fn graph_nodes(
+    graph: CUgraph,
+    roots_only: u8,
+    out: *mut CUgraphNode,
+    room: *mut usize,
+) -> Done {
+    let driver = driver()?;
+    let graph = driver.wire_graph(graph)?;
+    // SAFETY: the caller's promise.
+    let nodes_max = unsafe { wanted(out, room)? };
+    let first_node = driver.handles.mint_range(Kind::Node, u64::from(nodes_max));
+    let message = messages::GraphNodes {
+        graph,
+        roots_only,
+        first_node,
+        nodes_max,
+    };
+    let (count, nodes) = driver.call(&message, |reply| {
+        (reply.count, ids(&reply.nodes).collect::<Vec<_>>())
+    })?;
+    driver.graphs.learn_shown(graph, nodes.iter().copied());
+    // SAFETY: the caller's promise.
+    unsafe {
+        check_whole(count, if out.is_null() { 0 } else { *room })?;
+        put_nodes(out, room, count, &nodes);
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuGraphGetNodes(
+    graph: CUgraph,
+    nodes: *mut CUgraphNode,
+    count: *mut usize,
+) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { graph_nodes(graph, 0, nodes, count) }
+}
+
+pub(crate) unsafe fn cuGraphGetRootNodes(
+    graph: CUgraph,
+    nodes: *mut CUgraphNode,
+    count: *mut usize,
+) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { graph_nodes(graph, 1, nodes, count) }
+}
+
+pub(crate) unsafe fn cuGraphGetEdges(
+    graph: CUgraph,
+    from: *mut CUgraphNode,
+    to: *mut CUgraphNode,
+    count: *mut usize,
+) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { cuGraphGetEdges_v2(graph, from, to, std::ptr::null_mut(), count) }
+}
+
+pub(crate) unsafe fn cuGraphGetEdges_v2(
+    graph: CUgraph,
+    from: *mut CUgraphNode,
+    to: *mut CUgraphNode,
+    edges: *mut CUgraphEdgeData,
+    count: *mut usize,
+) -> Done {
+    let driver = driver()?;
+    let graph = driver.wire_graph(graph)?;
+    if from.is_null() != to.is_null() || from.is_null() && !edges.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller's count, and arrays of that many entries.
+    unsafe {
+        let edges_max = wanted(from, count)?;
+        // An edge has two ends, both of which may need a number.
+        let first_node = driver
+            .handles
+            .mint_range(Kind::Node, 2 * u64::from(edges_max));
+        let (known, starts, ends) = driver.call(
+            &messages::GraphEdges {
+                graph,
+                first_node,
+                edges_max,
+            },
+            |reply| {
+                (
+                    reply.count,
+                    ids(&reply.from).collect::<Vec<_>>(),
+                    ids(&reply.to).collect::<Vec<_>>(),
+                )
+            },
+        )?;
+        driver
+            .graphs
+            .learn_shown(graph, starts.iter().chain(&ends).copied());
+        let room = if from.is_null() { 0 } else { *count };
+        check_whole(known, room)?;
+        put_plain_edges(edges, room);
+        let mut same = *count;
+        put_nodes(from, count, known, &starts);
+        put_nodes(to, &mut same, known, &ends);
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `edges` is NULL or has `room` entries.
+unsafe fn put_plain_edges(edges: *mut CUgraphEdgeData, room: usize) {
+    if !edges.is_null() {
+        for index in 0..room {
+            // SAFETY: the caller's promise.
+            unsafe { edges.add(index).write(CUgraphEdgeData::default()) };
+        }
+    }
+}
+
+/// # Safety
+/// As for `graph_nodes`; `edges` is NULL or has as many entries.
+unsafe fn neighbours(
+    node: CUgraphNode,
+    dependents: u8,
+    out: *mut CUgraphNode,
+    edges: *mut CUgraphEdgeData,
+    room: *mut usize,
+) -> Done {
+    let driver = driver()?;
+    let node = driver.wire_node(node)?;
+    let graph = driver.graphs.graph_of(node)?;
+    if out.is_null() && !edges.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let nodes_max = wanted(out, room)?;
+        let first_node = driver.handles.mint_range(Kind::Node, u64::from(nodes_max));
+        let message = messages::GraphNodeNeighbours {
+            node,
+            dependents,
+            first_node,
+            nodes_max,
+        };
+        let (count, nodes) = driver.call(&message, |reply| {
+            (reply.count, ids(&reply.nodes).collect::<Vec<_>>())
+        })?;
+        driver.graphs.learn_shown(graph, nodes.iter().copied());
+        let places = if out.is_null() { 0 } else { *room };
+        check_whole(count, places)?;
+        put_plain_edges(edges, places);
+        put_nodes(out, room, count, &nodes);
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuGraphNodeGetDependencies(
+    node: CUgraphNode,
+    nodes: *mut CUgraphNode,
+    count: *mut usize,
+) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { neighbours(node, 0, nodes, std::ptr::null_mut(), count) }
+}
+
+pub(crate) unsafe fn cuGraphNodeGetDependencies_v2(
+    node: CUgraphNode,
+    nodes: *mut CUgraphNode,
+    edges: *mut CUgraphEdgeData,
+    count: *mut usize,
+) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { neighbours(node, 0, nodes, edges, count) }
+}
+
+pub(crate) unsafe fn cuGraphNodeGetDependentNodes(
+    node: CUgraphNode,
+    nodes: *mut CUgraphNode,
+    count: *mut usize,
+) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { neighbours(node, 1, nodes, std::ptr::null_mut(), count) }
+}
+
+pub(crate) unsafe fn cuGraphNodeGetDependentNodes_v2(
+    node: CUgraphNode,
+    nodes: *mut CUgraphNode,
+    edges: *mut CUgraphEdgeData,
+    count: *mut usize,
+) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { neighbours(node, 1, nodes, edges, count) }
+}
+
+pub(crate) unsafe fn cuGraphAddDependencies(
+    graph: CUgraph,
+    from: *const CUgraphNode,
+    to: *const CUgraphNode,
+    count: usize,
+) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { cuGraphAddDependencies_v2(graph, from, to, std::ptr::null(), count) }
+}
+
+pub(crate) unsafe fn cuGraphAddDependencies_v2(
+    graph: CUgraph,
+    from: *const CUgraphNode,
+    to: *const CUgraphNode,
+    edges: *const CUgraphEdgeData,
+    count: usize,
+) -> Done {
+    let driver = driver()?;
+    let graph = driver.wire_graph(graph)?;
+    // SAFETY: arrays of `count` entries, as the caller says.
+    let (from, to, edges) = unsafe {
+        (
+            node_ids(driver, from, count)?,
+            node_ids(driver, to, count)?,
+            edge_list(edges, count),
+        )
+    };
+    driver.add_dependencies(graph, &from, &to, &edges)
+}
+
+/// A kind for each edge; nothing where all of them simply order two nodes.
+///
+/// # Safety
+/// `edges` is NULL or has `count` entries.
+pub(in crate::calls) unsafe fn edge_list(
+    edges: *const CUgraphEdgeData,
+    count: usize,
+) -> Vec<CUgraphEdgeData> {
+    if edges.is_null() || count == 0 {
+        return Vec::new();
+    }
+    // SAFETY: the caller's promise.
+    let edges = unsafe { std::slice::from_raw_parts(edges, count) };
+    if edges.iter().all(|e| *e == CUgraphEdgeData::default()) {
+        return Vec::new();
+    }
+    edges.to_vec()
+}
+
+impl Driver {
+    pub(in crate::calls) fn add_dependencies(
+        &self,
+        graph: u64,
+        from: &[u64],
+        to: &[u64],
+        edges: &[CUgraphEdgeData],
+    ) -> Done {
+        if from.is_empty() {
+            return Ok(());
+        }
+        let edges: Vec<u8> = edges
+            .iter()
+            .flat_map(|e| {
+                let [a, b, c, d, f] = e.reserved;
+                [e.from_port, e.to_port, e.kind, a, b, c, d, f]
+            })
+            .collect();
+        self.call(
+            &messages::GraphAddDependencies {
+                graph,
+                from: &id_bytes(from),
+                to: &id_bytes(to),
+                edges: &edges,
+            },
+            |_| (),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_cut_and_padded_as_the_manual_says() {
+        let mut out = [CUgraphNode(99); 4];
+        let mut room = 3;
+        // SAFETY: room for three entries.
+        unsafe { put_nodes(out.as_mut_ptr(), &mut room, 2, &[5, 6]) };
+        assert_eq!(
+            (room, out),
+            (
+                2,
+                [
+                    CUgraphNode(5),
+                    CUgraphNode(6),
+                    CUgraphNode(0),
+                    CUgraphNode(99)
+                ]
+            )
+        );
+        let mut room = 1;
+        // SAFETY: room for one entry.
+        unsafe { put_nodes(out.as_mut_ptr(), &mut room, 2, &[7]) };
+        assert_eq!((room, out[0], out[1]), (1, CUgraphNode(7), CUgraphNode(6)));
+        let mut room = 0;
+        // SAFETY: the count alone.
+        unsafe { put_nodes(std::ptr::null_mut(), &mut room, 2, &[]) };
+        assert_eq!(room, 2);
+    }
+
+    #[test]
+    fn only_plain_edges_pass() {
+        let plain = [CUgraphEdgeData::default(); 2];
+        let programmatic = [
+            CUgraphEdgeData::default(),
+            CUgraphEdgeData {
+                from_port: 1,
+                kind: 1,
+                ..Default::default()
+            },
+        ];
+        // SAFETY: arrays of as many entries as said.
+        unsafe {
+            assert_eq!(check_edges(std::ptr::null(), 2), Ok(()));
+            assert_eq!(check_edges(plain.as_ptr(), 2), Ok(()));
+            assert_eq!(
+                check_edges(programmatic.as_ptr(), 2),
+                Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+            );
+            assert_eq!(check_edges(programmatic.as_ptr(), 1), Ok(()));
+        }
+    }
+}
