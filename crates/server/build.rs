@@ -7,7 +7,13 @@ mod build_nvidia;
 use outboard_api::decl::{self, Answer, Op, Type};
 
 /// Messages about the session rather than the device: `session/` answers them.
-const SESSION_OPS: &[&str] = &["ping", "image_offer", "image_put", "image_get"];
+const SESSION_OPS: &[&str] = &[
+    "ping",
+    "lanes_open",
+    "image_offer",
+    "image_put",
+    "image_get",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let ops: Vec<Op> = decl::ops()?

@@ -21,6 +21,8 @@ const PIECES_MIN: usize = 3;
 #[derive(Default)]
 pub(crate) struct Helpers {
     pool: OnceLock<Option<Arc<Pool>>>,
+    /// How many; as many as the machine has cores for where nothing is said.
+    count: Option<usize>,
 }
 
 struct Pool {
@@ -44,15 +46,36 @@ struct Job(*const (dyn Fn() + Sync));
 unsafe impl Send for Job {}
 
 impl Helpers {
+    pub(crate) fn of(count: usize) -> Helpers {
+        Helpers {
+            pool: OnceLock::new(),
+            count: Some(count),
+        }
+    }
+
     /// Calls `one` for each piece, on this thread and on helpers. The first error ends it.
     pub(crate) fn share<T: Send>(
         &self,
         pieces: impl ExactSizeIterator<Item = T> + Send,
         one: impl Fn(T) -> Done + Sync,
     ) -> Done {
-        let few = pieces.len() < PIECES_MIN;
-        let pool = if few { None } else { self.pool() };
-        let Some(pool) = pool else {
+        match pieces.len() < PIECES_MIN {
+            true => pieces.into_iter().try_for_each(one),
+            false => self.share_all(pieces, one),
+        }
+    }
+
+    /// Calls `one` for the numbers below `participants`, each on whichever thread is there.
+    pub(crate) fn together(&self, participants: usize, one: impl Fn(usize) -> Done + Sync) -> Done {
+        self.share_all(0..participants, one)
+    }
+
+    fn share_all<T: Send>(
+        &self,
+        pieces: impl ExactSizeIterator<Item = T> + Send,
+        one: impl Fn(T) -> Done + Sync,
+    ) -> Done {
+        let Some(pool) = self.pool() else {
             return pieces.into_iter().try_for_each(one);
         };
         let pieces = Mutex::new(pieces);
@@ -80,7 +103,8 @@ impl Helpers {
     fn pool(&self) -> Option<&Arc<Pool>> {
         let start = || {
             let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-            let helpers = (cores / CORES_A_HELPER).min(HELPERS_MAX);
+            let by_cores = (cores / CORES_A_HELPER).min(HELPERS_MAX);
+            let helpers = self.count.unwrap_or(by_cores);
             let pool = Arc::new(Pool {
                 state: Mutex::default(),
                 changed: Condvar::new(),

@@ -5,6 +5,7 @@
 //! nobody waits for: host functions, and copies into pinned memory.
 
 mod batch;
+mod lanes;
 mod send;
 #[cfg(test)]
 mod tests;
@@ -20,7 +21,9 @@ use std::{
 };
 
 use outboard_api::CUresult;
-use outboard_link::{Flusher, Frame, Kind, Link, Place, Receiver, Segment, Sender, Wait, Waker};
+use outboard_link::{
+    Closer, Flusher, Frame, Kind, Link, Place, Receiver, Segment, Sender, Wait, Waker,
+};
 use outboard_wire::{
     Message, Op, Reader,
     frame::{REPLY_DATA_AT, ReplyHeader, copied_to, decode_reply},
@@ -29,7 +32,10 @@ use outboard_wire::{
 };
 use parking_lot::{Condvar, Mutex};
 
-use self::batch::Batch;
+use self::{
+    batch::Batch,
+    lanes::{Held, Lanes},
+};
 pub(crate) use crate::landing::{Landing, Rows, Sink};
 use crate::{landing::landed, log, naps::Naps, notes, optimise, state::Word, stats, times};
 
@@ -52,8 +58,10 @@ pub(crate) struct Session {
     flusher: Flusher,
     /// Messages that wait for company, at the level `batch=N`.
     batch: Option<Batch>,
-    receiver: Mutex<Receiver>,
+    receiver: Mutex<Incoming>,
     waker: Waker,
+    closer: Closer,
+    lanes: Lanes,
     kind: Kind,
     waiters: Mutex<HashMap<u32, Expected>>,
     next_token: AtomicU32,
@@ -71,10 +79,19 @@ pub(crate) struct Session {
     fds: Vec<RawFd>,
 }
 
+/// What the server sends.
+struct Incoming {
+    receiver: Receiver,
+    /// What came before its time; nothing is received until then.
+    held: Option<Held>,
+}
+
 /// An answer on its way.
 struct Expected {
     group: Arc<Group>,
     sink: Sink,
+    /// It may come on a lane.
+    on_lane: bool,
     /// Its bytes are arriving, and what completes the group is the [`Landed`] that they go to.
     is_landing: bool,
 }
@@ -165,13 +182,19 @@ impl Group {
 impl Session {
     pub(crate) fn new(link: Link, fds: Vec<RawFd>) -> Session {
         let kind = link.kind();
+        let lanes = Lanes::new(&link);
         let (sender, receiver) = link.split();
         Session {
             waker: receiver.waker(),
+            closer: sender.closer(),
+            lanes,
             flusher: sender.flusher(),
             sender: Mutex::new(sender),
             batch: optimise::level().batch().map(Batch::new),
-            receiver: Mutex::new(receiver),
+            receiver: Mutex::new(Incoming {
+                receiver,
+                held: None,
+            }),
             kind,
             waiters: Mutex::default(),
             next_token: AtomicU32::new(1),
@@ -229,6 +252,28 @@ impl Session {
         group: &Arc<Group>,
         sink: Sink,
     ) -> Result<(), CUresult> {
+        self.ask_over(false, context, message, group, sink)
+    }
+
+    /// As [`ask`](Self::ask), for a message whose answer may come on a lane: it goes to the program's memory.
+    pub(crate) fn ask_for_lane<'a, M: Op<'a>>(
+        &self,
+        context: u64,
+        message: &M,
+        group: &Arc<Group>,
+        landing: Landing,
+    ) -> Result<(), CUresult> {
+        self.ask_over(true, context, message, group, Sink::Memory(landing))
+    }
+
+    fn ask_over<'a, M: Op<'a>>(
+        &self,
+        on_lane: bool,
+        context: u64,
+        message: &M,
+        group: &Arc<Group>,
+        sink: Sink,
+    ) -> Result<(), CUresult> {
         self.check()?;
         stats::sent();
         self.send_batch()?;
@@ -237,18 +282,29 @@ impl Session {
         if lands {
             self.landing.fetch_add(1, Ordering::AcqRel);
         }
+        if on_lane {
+            self.lanes.awaited.fetch_add(1, Ordering::AcqRel);
+        }
         self.waiters.lock().insert(
             token,
             Expected {
                 group: group.clone(),
                 sink,
+                on_lane,
                 is_landing: false,
             },
         );
-        self.send(token, context, message).inspect_err(|_| {
+        let sent = match on_lane {
+            false => self.send(token, context, message),
+            true => self.send_for_lane(token, context, message),
+        };
+        sent.inspect_err(|_| {
             self.waiters.lock().remove(&token);
             if lands {
                 self.landing.fetch_sub(1, Ordering::AcqRel);
+            }
+            if on_lane {
+                self.lanes.awaited.fetch_sub(1, Ordering::AcqRel);
             }
         })
     }
@@ -268,12 +324,12 @@ impl Session {
                 break;
             }
             // Counted as waiting before the try: a leader that leaves in between hands over to us.
-            if let Some(mut receiver) = self.receiver.try_lock() {
-                let seen = self.watch(&mut receiver, group);
+            if let Some(mut incoming) = self.receiver.try_lock() {
+                let seen = self.watch(&mut incoming, group);
                 if !seen {
-                    self.lead(&mut receiver, || group.is_complete());
+                    self.lead(&mut incoming, || group.is_complete());
                 }
-                drop(receiver);
+                drop(incoming);
                 self.hand_over();
                 if seen {
                     break;
@@ -313,7 +369,7 @@ impl Session {
     /// has been taken in: false when the answer came first, or neither came soon.
     ///
     /// Only the thread that reads may trust the word: faults of earlier calls lie in the link in front of it.
-    fn watch(&self, receiver: &mut Receiver, group: &Group) -> bool {
+    fn watch(&self, incoming: &mut Incoming, group: &Group) -> bool {
         let Some(word) = &group.word else {
             return false;
         };
@@ -331,7 +387,7 @@ impl Session {
                     std::hint::spin_loop();
                 }
             }
-            self.take_in(receiver);
+            self.take_in(incoming);
             if group.is_complete() || self.gone.load(Ordering::Acquire) {
                 return false;
             }
@@ -353,9 +409,9 @@ impl Session {
 
     /// Looks whether anything has arrived, without waiting.
     pub(crate) fn poll(&self) {
-        if let Some(mut receiver) = self.receiver.try_lock() {
-            self.take_in(&mut receiver);
-            drop(receiver);
+        if let Some(mut incoming) = self.receiver.try_lock() {
+            self.take_in(&mut incoming);
+            drop(incoming);
             self.hand_over();
         }
     }
@@ -363,31 +419,35 @@ impl Session {
     /// As `poll`; true where the GPU's word is there and all that was sent before it has been taken in.
     pub(crate) fn look(&self, group: &Group) -> bool {
         let written = group.word.as_ref().is_some_and(Word::is_written);
-        let Some(mut receiver) = self.receiver.try_lock() else {
+        let Some(mut incoming) = self.receiver.try_lock() else {
             return false;
         };
-        self.take_in(&mut receiver);
-        drop(receiver);
+        self.take_in(&mut incoming);
+        drop(incoming);
         self.hand_over();
         written && self.landing.load(Ordering::Acquire) == 0
     }
 
-    fn take_in(&self, receiver: &mut Receiver) {
-        loop {
-            match receiver.recv_placed(Wait::Poll, &mut |head, len| self.place(head, len)) {
-                Ok(Some(frame)) => {
-                    let delivered = self.deliver(frame);
-                    if delivered.is_err() {
-                        break;
-                    }
-                }
-                Ok(None) => break,
-                // A program that only ever asks "are you done" must learn of the server's end too.
-                Err(error) => {
-                    self.lost(error);
-                    break;
-                }
+    /// What has arrived. A program that only ever asks "are you done" learns of the server's end too.
+    fn take_in(&self, incoming: &mut Incoming) {
+        while let Ok(true) = self.take_next(incoming, Wait::Poll) {}
+    }
+
+    /// Delivers the next frame, if one comes; tells whether one did.
+    fn take_next(&self, incoming: &mut Incoming, wait: Wait) -> Result<bool, CUresult> {
+        if incoming.held.is_some()
+            && let Some(taken) = self.take_held(incoming, wait)
+        {
+            return taken;
+        }
+        let mut place = |head: &[u8], len| self.place(head, len);
+        match incoming.receiver.recv_placed(wait, &mut place) {
+            Ok(Some(Frame { head, tail })) => {
+                self.deliver(&mut incoming.held, head, tail)?;
+                Ok(incoming.held.is_none())
             }
+            Ok(None) => Ok(false),
+            Err(error) => Err(self.lost(error)),
         }
     }
 
@@ -470,13 +530,13 @@ impl Session {
             if self.unattended.load(Ordering::Acquire) == 0 || self.someone_waits() {
                 continue;
             }
-            let Some(mut receiver) = self.receiver.try_lock() else {
+            let Some(mut incoming) = self.receiver.try_lock() else {
                 continue;
             };
-            self.lead(&mut receiver, || {
+            self.lead(&mut incoming, || {
                 self.unattended.load(Ordering::Acquire) == 0 || self.someone_waits()
             });
-            drop(receiver);
+            drop(incoming);
             self.hand_over();
         }
     }
@@ -489,23 +549,32 @@ impl Session {
     }
 
     /// Reads for everybody until `enough`.
-    fn lead(&self, receiver: &mut Receiver, enough: impl Fn() -> bool) {
+    fn lead(&self, incoming: &mut Incoming, enough: impl Fn() -> bool) {
+        // What ends the wait may come on a lane: waking from a wait for this connection would take longer.
+        if self.lanes.awaited.load(Ordering::Acquire) > 0 && self.look_busily(incoming, &enough) {
+            return;
+        }
         while !enough() {
             let wait = Wait::Until(Instant::now() + Duration::from_millis(LEAD_MS_MAX));
-            match receiver.recv_placed(wait, &mut |head, len| self.place(head, len)) {
-                Ok(Some(frame)) => {
-                    let delivered = self.deliver(frame);
-                    if delivered.is_err() {
-                        return;
-                    }
-                }
-                Ok(None) => {}
-                Err(error) => {
-                    self.lost(error);
-                    return;
-                }
+            if self.take_next(incoming, wait).is_err() {
+                return;
             }
         }
+    }
+
+    /// Looks busily at what arrives, for a while, where there are cores to spare. True when that was enough.
+    fn look_busily(&self, incoming: &mut Incoming, enough: &impl Fn() -> bool) -> bool {
+        let start = Instant::now();
+        while !is_few_cores() && start.elapsed() < watch_max() {
+            for _ in 0..WATCH_LOOKS {
+                if enough() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            self.take_in(incoming);
+        }
+        false
     }
 
     /// Whether copies into pinned memory are on their way.
@@ -546,9 +615,18 @@ impl Session {
         })
     }
 
-    fn deliver(&self, frame: Frame<'_>) -> Result<(), CUresult> {
-        let Frame { head, tail } = frame;
+    /// Delivers a frame, or holds it where something must land first.
+    fn deliver(
+        &self,
+        hold: &mut Option<Held>,
+        head: &[u8],
+        tail: Option<Box<dyn Segment>>,
+    ) -> Result<(), CUresult> {
         let (header, mut reader) = decode_reply(head).map_err(|error| self.lost(error))?;
+        if self.lanes.is_early(&header) {
+            *hold = Some(Held::new(head, tail, &header));
+            return Ok(());
+        }
         if header.note != 0 {
             let note = Note::decode(header.note, &mut reader).map_err(|error| self.lost(error))?;
             notes::take(self, note);
@@ -560,10 +638,13 @@ impl Session {
                 header.token
             )));
         };
-        let lands = matches!(expected.sink, Sink::Memory(_));
+        let (lands, on_lane) = (matches!(expected.sink, Sink::Memory(_)), expected.on_lane);
         let settled = self.settle(header, reader, tail, expected);
         if lands {
             self.landing.fetch_sub(1, Ordering::AcqRel);
+        }
+        if on_lane {
+            self.lanes.awaited.fetch_sub(1, Ordering::AcqRel);
         }
         settled
     }
@@ -632,7 +713,7 @@ impl Session {
     /// In a forked child: closes the child's copies of the sockets without a word to the server.
     pub(crate) fn abandon(&self) {
         self.gone.store(true, Ordering::Release);
-        for fd in &self.fds {
+        for fd in self.fds.iter().chain(self.lanes.fds()) {
             // SAFETY: the child never uses this session again; closing its copy leaves the parent's open.
             unsafe { libc::close(*fd) };
         }
@@ -653,6 +734,7 @@ impl Session {
             log::warn(format_args!(
                 "the session with the GPU server is lost: {why}"
             ));
+            self.lanes.close();
             let expected: Vec<Expected> = self.waiters.lock().drain().map(|(_, e)| e).collect();
             // Memory that the kernel may be filling is not the program's before that is over.
             for one in expected.into_iter().filter(|one| !one.is_landing) {

@@ -8,7 +8,7 @@ use std::{
 
 use outboard_api::{decl::Class, optimise::Did};
 
-use crate::{entry::CALLS, thread, times};
+use crate::{entry::CALLS, state::driver, thread, times};
 
 /// No more calls are declared than this.
 pub(crate) const CALLS_MAX: usize = 1024;
@@ -67,9 +67,16 @@ pub(crate) fn to_json() -> String {
         );
     }
     let [local, outstanding, shadowed, synchronous] = totals;
+    let lanes = driver().map_or((0, 0, 0), |driver| driver.session.lane_figures());
+    let lanes = match lanes {
+        (0, ..) => String::new(),
+        (count, sent, received) => format!(
+            ",\n  \"lanes\": {{\"count\": {count}, \"sent_bytes\": {sent}, \"received_bytes\": {received}}}"
+        ),
+    };
     let times = times::to_json().map_or(String::new(), |times| format!(",\n  \"times\": {times}"));
     format!(
-        "{{\n  \"local\": {local},\n  \"outstanding\": {outstanding},\n  \"shadowed\": {shadowed},\n  \"synchronous\": {synchronous},\n  \"by_call\": {{{by_call}\n  }}{times}\n}}\n"
+        "{{\n  \"local\": {local},\n  \"outstanding\": {outstanding},\n  \"shadowed\": {shadowed},\n  \"synchronous\": {synchronous},\n  \"by_call\": {{{by_call}\n  }}{lanes}{times}\n}}\n"
     )
 }
 

@@ -20,6 +20,8 @@
 //! * [`Receiver::recv`] yields frames in place. Over shm the bytes lie in memory that the peer can still write: a
 //!   decoder copies every scalar out once, and checks the copy.
 //! * [`Receiver::recv_placed`] receives long frames into memory of the caller's: pinned memory, a copy's destination.
+//! * [`LaneListener`] and [`open_lanes`] make further connections between the two sides of a session, for who wants more
+//!   bytes a second than one connection carries; each is a link of its own, and no order holds between links.
 //! * A peer that dies is noticed by whoever waits for it, within
 //!   [`PEER_DEATH_MS_MAX`](outboard_wire::limits::PEER_DEATH_MS_MAX) on one host, and within
 //!   [`PEER_VANISHED_MS_MAX`](outboard_wire::limits::PEER_VANISHED_MS_MAX) when a host disappears without a word.
@@ -35,6 +37,8 @@ mod dial;
 mod endpoint;
 #[cfg_attr(loom, allow(dead_code))]
 mod error;
+#[cfg(not(loom))]
+mod lanes;
 #[cfg(not(loom))]
 mod link;
 #[cfg(not(loom))]
@@ -55,6 +59,7 @@ pub mod tcp;
 pub use crate::{
     dial::{DialError, dial},
     endpoint::{Endpoint, EndpointError, Host},
+    lanes::{LaneKey, LaneListener, lanes_are_said, lanes_wanted, open_lanes},
     link::{Closer, Flusher, Helper, Kind, Link, Receiver, Sender, Wait, Waker},
     listener::{Listener, connect},
     place::{Frame, Place, Placer, Segment},

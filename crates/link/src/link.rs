@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    net::SocketAddr,
     ops::DerefMut,
     os::fd::{BorrowedFd, OwnedFd},
     time::{Duration, Instant},
@@ -51,6 +52,14 @@ impl Link {
         match self {
             Self::Shm(_) => Kind::Shm,
             Self::Tcp(_) => Kind::Tcp,
+        }
+    }
+
+    /// The addresses of a tcp link: ours and the peer's.
+    pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        match self {
+            Self::Shm(_) => None,
+            Self::Tcp(link) => link.addresses(),
         }
     }
 

@@ -12,7 +12,8 @@ pub const HEADER_BYTES: usize = 16;
 pub struct RequestHeader {
     /// The message's number.
     pub op: u16,
-    pub reserved: u16,
+    /// 0, or [`ON_A_LANE`]: the message's data, or the data of its answer, may come on a lane.
+    pub lane: u16,
     /// Names the answer; 0 where none is wanted.
     pub token: u32,
     /// The context that is current for the calling thread; 0 where none is.
@@ -28,8 +29,18 @@ pub struct ReplyHeader {
     pub token: u32,
     /// The `CUresult` of the call answered. Where it is not 0, no reply follows, but a byte field with the reason.
     pub status: u32,
-    pub reserved2: u32,
+    /// How many answers had been given to lanes before this frame was sent: on a lane, before this answer was. The frame
+    /// counts only when those have arrived. Starts again at 0 after 2^32.
+    pub lanes_before: u32,
 }
+
+/// The n-th message of a session that says so and ends in data has only the length of the data in its own frame; the data
+/// is in the lane frame of that number, counted from 0. Such a frame is sent before the message that it belongs to. The
+/// answer to a message that asks for data comes on any lane, as the frame that it would have been on the session's own
+/// connection, or there.
+pub const ON_A_LANE: u16 = 1;
+/// In front of the data in a frame that goes to the server on a lane: its number, as u64.
+pub const LANE_HEAD_BYTES: usize = 8;
 
 const _: () = assert!(HEADER_BYTES == 2 + 2 + 4 + 8);
 const _: () = assert!(HEADER_BYTES == 2 + 2 + 4 + 4 + 4);
@@ -39,7 +50,7 @@ impl RequestHeader {
     pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {
         let room = w.array::<HEADER_BYTES>()?;
         room[0..2].copy_from_slice(&self.op.to_le_bytes());
-        room[2..4].copy_from_slice(&self.reserved.to_le_bytes());
+        room[2..4].copy_from_slice(&self.lane.to_le_bytes());
         room[4..8].copy_from_slice(&self.token.to_le_bytes());
         room[8..16].copy_from_slice(&self.context.to_le_bytes());
         Ok(())
@@ -49,7 +60,7 @@ impl RequestHeader {
         const NAME: &str = "a request header";
         Ok(RequestHeader {
             op: u16::from_le_bytes(r.take(NAME)?),
-            reserved: u16::from_le_bytes(r.take(NAME)?),
+            lane: u16::from_le_bytes(r.take(NAME)?),
             token: u32::from_le_bytes(r.take(NAME)?),
             context: u64::from_le_bytes(r.take(NAME)?),
         })
@@ -62,7 +73,7 @@ impl ReplyHeader {
         w.put(&self.reserved.to_le_bytes())?;
         w.put(&self.token.to_le_bytes())?;
         w.put(&self.status.to_le_bytes())?;
-        w.put(&self.reserved2.to_le_bytes())
+        w.put(&self.lanes_before.to_le_bytes())
     }
 
     pub fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -72,7 +83,7 @@ impl ReplyHeader {
             reserved: u16::from_le_bytes(r.take(NAME)?),
             token: u32::from_le_bytes(r.take(NAME)?),
             status: u32::from_le_bytes(r.take(NAME)?),
-            reserved2: u32::from_le_bytes(r.take(NAME)?),
+            lanes_before: u32::from_le_bytes(r.take(NAME)?),
         })
     }
 }
@@ -92,14 +103,34 @@ pub fn encode_request<'a, M: Op<'a>>(
     message: &M,
 ) -> Result<(), EncodeError> {
     let mut w = Writer::new(room);
+    request_header::<M>(token, context).encode(&mut w)?;
+    message.encode(&mut w)
+}
+
+/// As [`encode_request`], for a message whose answer may come on a lane.
+pub fn encode_request_for_lane<'a, M: Op<'a>>(
+    room: &mut [u8],
+    token: u32,
+    context: u64,
+    message: &M,
+) -> Result<(), EncodeError> {
+    let mut w = Writer::new(room);
     RequestHeader {
-        op: M::NUMBER,
-        reserved: 0,
-        token,
-        context,
+        lane: ON_A_LANE,
+        ..request_header::<M>(token, context)
     }
     .encode(&mut w)?;
     message.encode(&mut w)
+}
+
+#[inline(always)]
+fn request_header<'a, M: Op<'a>>(token: u32, context: u64) -> RequestHeader {
+    RequestHeader {
+        op: M::NUMBER,
+        lane: 0,
+        token,
+        context,
+    }
 }
 
 /// As [`encode_request`] for a message that ends in data, without the data: the length of what is in front of it, and
@@ -111,14 +142,30 @@ pub fn encode_request_head<'a, M: Op<'a>>(
     context: u64,
     message: &M,
 ) -> Option<(usize, &'a [u8])> {
+    encode_head(room, request_header::<M>(token, context), message)
+}
+
+/// As [`encode_request_head`], for a message whose data comes on a lane.
+pub fn encode_request_head_for_lane<'a, M: Op<'a>>(
+    room: &mut [u8],
+    context: u64,
+    message: &M,
+) -> Option<usize> {
+    let header = RequestHeader {
+        lane: ON_A_LANE,
+        ..request_header::<M>(0, context)
+    };
+    encode_head(room, header, message).map(|(len, _)| len)
+}
+
+#[inline]
+fn encode_head<'a, M: Op<'a>>(
+    room: &mut [u8],
+    header: RequestHeader,
+    message: &M,
+) -> Option<(usize, &'a [u8])> {
     let len = room.len();
     let mut w = Writer::new(room);
-    let header = RequestHeader {
-        op: M::NUMBER,
-        reserved: 0,
-        token,
-        context,
-    };
     header.encode(&mut w).ok()?;
     let data = message.encode_head(&mut w).ok()??;
     Some((len - w.left(), data))
@@ -224,7 +271,7 @@ mod tests {
                 reserved: 0,
                 token: 7,
                 status,
-                reserved2: 0,
+                lanes_before: 0,
             };
             let mut frame = vec![0; REPLY_DATA_AT];
             header.encode(&mut Writer::new(&mut frame)).unwrap();

@@ -43,6 +43,31 @@ pub const TCP_RECEIVE_BUFFER_BYTES: usize = 32 << 10;
 pub const PLACED_BYTES_MIN: usize = 16 << 10;
 /// As much of a frame's start is known, at least, when its place is asked for.
 pub const PLACED_HEAD_BYTES: usize = 256;
+/// Connections beside a session's own, for the data of long copies over tcp.
+pub const LANES_MAX: usize = 8;
+/// As many are opened on machines with at least so many cores on both sides, and fewer on smaller ones: one carries 5 to
+/// 7 GB/s, four 16 to 18 GB/s.
+pub const LANES: usize = 4;
+pub const LANES_CORES_MIN: usize = 8;
+pub const LANES_FEW: usize = 2;
+pub const LANES_FEW_CORES_MIN: usize = 4;
+/// A copy at least this long goes over lanes.
+pub const LANE_COPY_BYTES_MIN: usize = 2 << 20;
+/// The data in one frame of a lane to the server, at most: small enough that short copies are shared evenly.
+pub const LANE_PIECE_BYTES: usize = 512 << 10;
+/// Frames that one lane has brought and whose messages have not come yet.
+pub const LANE_FRAMES_AHEAD_MAX: usize = 8;
+/// Data of answers that waits for a lane.
+pub const LANE_ANSWERS_BYTES_MAX: usize = 32 << 20;
+/// How long a server listens for the lanes of a session, and what a stranger who connects there is given to say the key.
+pub const LANES_OPEN_MS_MAX: u64 = 5_000;
+pub const LANE_GREETING_MS_MAX: u64 = 1_000;
+/// Connections to that port whose greeting is awaited.
+pub const LANE_GREETINGS_MAX: usize = 16;
+/// The secret that tells a session's lanes from strangers.
+pub const LANE_KEY_BYTES: usize = 32;
+/// How long data that was sent on other lanes may still come when one lane has ended.
+pub const LANE_END_MS_MAX: u64 = 1_000;
 /// The largest ring that a client maps for a server.
 pub const RING_BYTES_MAX: usize = 64 << 20;
 /// File descriptors that were received and nobody has asked for yet.

@@ -318,7 +318,7 @@ fn answer_pings(link: Link) {
             reserved: 0,
             token,
             status: 0,
-            reserved2: 0,
+            lanes_before: 0,
         }
         .encode(&mut Writer::new(&mut header))
         .unwrap();

@@ -11,7 +11,10 @@ use outboard_api::{
     CUresult,
     cuda::{CUcontext, CUdeviceptr, CUstream},
 };
-use outboard_wire::{limits::CHUNK_BYTES_MAX, messages};
+use outboard_wire::{
+    limits::{CHUNK_BYTES_MAX, LANE_COPY_BYTES_MIN, LANE_PIECE_BYTES},
+    messages,
+};
 
 use super::Done;
 use crate::{
@@ -104,6 +107,23 @@ impl Driver {
             0
         };
         let (dst, data) = (dst + staged as u64, &data[staged..]);
+        if data.len() >= LANE_COPY_BYTES_MIN && self.session.has_lanes() {
+            let context = wire_context();
+            let announce = |index: usize, piece: &[u8]| {
+                let message = messages::CopyIn {
+                    dst: dst + (index * LANE_PIECE_BYTES) as u64,
+                    stream: stream.wire(),
+                    data: piece,
+                };
+                self.session.submit_without_data(context, &message)?;
+                self.progress.submit();
+                stream.progress().submit();
+                Ok(())
+            };
+            if let Some(sent) = self.session.send_on_lanes(data, announce) {
+                return sent;
+            }
+        }
         for (index, piece) in data.chunks(CHUNK_BYTES_MAX).enumerate() {
             self.submit_to(
                 stream,
@@ -128,16 +148,17 @@ impl Driver {
     ) -> Result<Arc<Group>, CUresult> {
         let pieces = bytes.div_ceil(CHUNK_BYTES_MAX);
         let group = Group::new(pieces);
+        let on_lanes = bytes >= LANE_COPY_BYTES_MIN && self.session.has_lanes();
         for index in 0..pieces {
             let offset = index * CHUNK_BYTES_MAX;
             let len = CHUNK_BYTES_MAX.min(bytes - offset);
             // SAFETY: inside the destination of `bytes` bytes.
             let address = unsafe { dst.add(offset) };
-            let sink = Sink::Memory(Landing {
+            let landing = Landing {
                 address,
                 rows: Rows::contiguous(len),
                 detached,
-            });
+            };
             if detached {
                 self.session.attend();
             }
@@ -146,7 +167,13 @@ impl Driver {
                 len: len as u64,
                 stream: stream.wire(),
             };
-            self.session.ask(wire_context(), &message, &group, sink)?;
+            if on_lanes {
+                self.session
+                    .ask_for_lane(wire_context(), &message, &group, landing)?;
+            } else {
+                let sink = Sink::Memory(landing);
+                self.session.ask(wire_context(), &message, &group, sink)?;
+            }
             stream.progress().submit();
             self.progress.submit();
         }

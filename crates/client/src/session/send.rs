@@ -14,7 +14,7 @@ use super::Session;
 use crate::{guard, optimise, times};
 
 /// What is in front of a message's data, at most; where it is longer the data is copied along.
-const DATA_HEAD_BYTES_MAX: usize = 512;
+pub(super) const DATA_HEAD_BYTES_MAX: usize = 512;
 
 impl Session {
     /// Sends a message that nobody answers, after `check`.

@@ -79,7 +79,7 @@ fn answer(token: u32, status: CUresult, len: usize) -> Vec<u8> {
         reserved: 0,
         token,
         status: status.0,
-        reserved2: 0,
+        lanes_before: 0,
     };
     header
         .encode(&mut Writer::new(&mut bytes[4..]))

@@ -5,6 +5,7 @@
 
 use std::{
     io::IoSlice,
+    net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
     sync::{
         Arc,
@@ -19,7 +20,10 @@ use outboard_wire::limits::{
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd},
     io::Errno,
-    net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, send, sendmsg, shutdown},
+    net::{
+        RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, getpeername, getsockname, recv, send,
+        sendmsg, shutdown,
+    },
 };
 
 use super::{
@@ -89,6 +93,13 @@ impl Connection {
                 shared,
             },
         })
+    }
+
+    pub(crate) fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        let socket = &self.sender.shared.socket;
+        let ours = SocketAddr::try_from(getsockname(socket).ok()?).ok()?;
+        let theirs = SocketAddr::try_from(getpeername(socket).ok()??).ok()?;
+        Some((ours, theirs))
     }
 
     pub(crate) fn split(self) -> (Sender, Receiver) {

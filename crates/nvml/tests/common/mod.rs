@@ -204,7 +204,7 @@ fn frame(token: u32, note: u16, status: u32, rest: &[u8]) -> Vec<u8> {
         reserved: 0,
         token,
         status,
-        reserved2: 0,
+        lanes_before: 0,
     };
     header.encode(&mut Writer::new(&mut out)).unwrap();
     out.extend(rest);

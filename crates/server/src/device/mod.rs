@@ -46,6 +46,15 @@ pub trait Host: Send {
         let _ = len;
         None
     }
+    /// The same for threads that receive beside the session.
+    fn rooms(&self) -> Option<Arc<dyn Rooms>> {
+        None
+    }
+}
+
+/// Memory of a device for data about to be received; see [`Host::room`].
+pub trait Rooms: Send + Sync {
+    fn room(&self, len: usize) -> Option<Box<dyn Segment>>;
 }
 
 /// What a message comes with beside its fields.

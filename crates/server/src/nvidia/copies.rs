@@ -19,10 +19,11 @@ use super::{
     board::NOT_WANTED,
     calls::CheckedBox,
     host_memory::Pinned,
-    staging::{Slot, SlotWait},
+    owned::{ContextHold, given_back},
+    staging::{Slot, SlotWait, Staging},
     table::real,
 };
-use crate::device::{Cx, Failure, Pending};
+use crate::device::{Cx, Failure, Pending, Rooms};
 
 impl Nvidia {
     pub(super) fn copy(&mut self, cx: &mut Cx<'_>, m: &messages::Copy) -> Result<(), Failure> {
@@ -207,6 +208,13 @@ impl Nvidia {
         Some(Box::new(slot))
     }
 
+    pub(super) fn lane_rooms(&self) -> Arc<dyn Rooms> {
+        Arc::new(LaneRooms {
+            staging: self.staging.clone(),
+            base: self.base.clone(),
+        })
+    }
+
     fn slot(&mut self, cx: &Cx<'_>, len: usize) -> Result<Slot, Failure> {
         let patient = !self.host_calls.is_outstanding();
         if let Some(slot) = self.staging.take(len, patient)? {
@@ -325,6 +333,29 @@ impl Nvidia {
                 at,
             }),
         }
+    }
+}
+
+/// Slots for threads that receive beside the session. Where too much is in use, the session copies, and waits for a slot.
+struct LaneRooms {
+    staging: Arc<Staging>,
+    base: Arc<ContextHold>,
+}
+
+impl Rooms for LaneRooms {
+    fn room(&self, len: usize) -> Option<Box<dyn Segment>> {
+        let slot = match self.staging.take(len, false).ok()? {
+            Some(slot) => slot,
+            None if self.staging.may_grow() => {
+                let driver = &self.base.driver;
+                driver.cuCtxPushCurrent_v2(self.base.handle).ok()?;
+                let slot = self.staging.grow(len);
+                given_back(driver.cuCtxPopCurrent_v2().map(drop));
+                slot.ok()?
+            }
+            None => return None,
+        };
+        Some(Box::new(slot))
     }
 }
 

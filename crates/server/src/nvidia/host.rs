@@ -1,5 +1,7 @@
 //! What the session asks for by itself.
 
+use std::sync::Arc;
+
 use outboard_api::{
     CUresult,
     enums::{
@@ -20,7 +22,7 @@ use super::{
     nvml::{self, Nvml},
     owned::ContextHold,
 };
-use crate::device::{Cx, Failure, Host};
+use crate::device::{Cx, Failure, Host, Rooms};
 
 /// Device memory that the driver needs beside the client's: modules, local memory, printf buffers.
 const RESERVE_BYTES: u64 = 256 << 20;
@@ -28,6 +30,10 @@ const RESERVE_BYTES: u64 = 256 << 20;
 impl Host for Nvidia {
     fn room(&mut self, len: usize) -> Option<Box<dyn Segment>> {
         self.slot_for_data(len)
+    }
+
+    fn rooms(&self) -> Option<Arc<dyn Rooms>> {
+        Some(self.lane_rooms())
     }
 
     fn prepare(&mut self) -> Result<(), Failure> {

@@ -34,6 +34,11 @@ pub(super) fn is_bulk(op: u16) -> bool {
     )
 }
 
+/// Whether the message ends in data that may come on a lane.
+pub(super) fn takes_data(op: u16) -> bool {
+    matches!(op, CopyIn::NUMBER | CopyBoxIn::NUMBER)
+}
+
 /// Whether the client may see the device's own word that this is reached.
 pub(super) fn is_fence(op: u16) -> bool {
     matches!(op, FenceStream::NUMBER | FenceContext::NUMBER)

@@ -33,6 +33,9 @@ pub const SLEEP_FRACTION: u32 = 256;
 pub const SLEEP_FEW_CORES_US_MAX: u64 = 500;
 pub const SLEEP_FEW_CORES_FRACTION: u32 = 16;
 
+/// While data is awaited that comes on a lane, what is ready is answered this often.
+pub const LANE_LOOK_MS: u64 = 1;
+
 /// How late a sleep may end.
 pub const TIMER_SLACK_NS: u64 = 1_000;
 

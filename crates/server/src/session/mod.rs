@@ -28,6 +28,7 @@
 
 mod execute;
 pub mod handshake;
+mod lanes;
 pub mod limits;
 mod outbox;
 mod pace;
@@ -40,6 +41,7 @@ mod tests;
 use std::{
     cell::RefCell,
     collections::VecDeque,
+    net::SocketAddr,
     num::NonZeroU64,
     sync::Arc,
     thread,
@@ -47,13 +49,13 @@ use std::{
 };
 
 use outboard_api::CUresult;
-use outboard_link::{Link, Place, Receiver, Segment, Wait};
+use outboard_link::{Link, Place, Receiver, Segment, Wait, lanes_wanted};
 use outboard_wire::{
     DecodeError, Message as _, Op as _, Reader,
-    frame::{RequestHeader, copied_data_at},
+    frame::{ON_A_LANE, RequestHeader, copied_data_at},
     handshake::Purpose,
     limits::CHUNK_BYTES_MAX,
-    messages::{HostCallNote, HostFuncDone, HostPagesNote, Ping, PrintNote},
+    messages::{HostCallNote, HostFuncDone, HostPagesNote, LanesOpen, Ping, PrintNote},
 };
 use rustix::thread::set_current_timer_slack;
 use thiserror::Error;
@@ -63,10 +65,11 @@ use crate::{
     device::{Cx, Device, Failure, Outcome},
     images::ImageStore,
 };
+use lanes::{Answer, Lanes};
 use outbox::Outbox;
 use pace::Pace;
 pub use tally::Tally;
-use waiting::{Admission, Lane, Waiting, WaitingList};
+use waiting::{Admission, Queue, Waiting, WaitingList};
 
 /// Serves one client until it leaves or breaks a rule. The device is the caller's, who drops it afterwards.
 pub fn serve(
@@ -75,10 +78,22 @@ pub fn serve(
     purpose: Purpose,
     images: ImageStore,
 ) -> (End, Tally) {
+    serve_with_lanes(device, link, purpose, images, lanes_wanted())
+}
+
+/// The same with a bound for the lanes that the session may have.
+fn serve_with_lanes(
+    device: &mut dyn Device,
+    link: Link,
+    purpose: Purpose,
+    images: ImageStore,
+    lanes_max: usize,
+) -> (End, Tally) {
     // The kernel lets a sleep end 50 us late unless it is told otherwise: as long as some kernels run.
     if let Err(error) = set_current_timer_slack(NonZeroU64::new(limits::TIMER_SLACK_NS)) {
         debug!(%error, "timers stay coarse");
     }
+    let address = link.addresses().map(|(ours, _)| ours);
     let (sender, receiver) = link.split();
     let mut session = Session {
         device,
@@ -87,6 +102,8 @@ pub fn serve(
         receiver,
         outbox: Outbox::new(sender),
         waiting: WaitingList::default(),
+        lanes: Lanes::new(lanes_max),
+        address,
         pace: Pace::new(),
         tally: Tally::default(),
         looked_at: None,
@@ -141,6 +158,9 @@ struct Session<'d> {
     receiver: Receiver,
     outbox: Outbox,
     waiting: WaitingList,
+    lanes: Lanes,
+    /// Ours, where there can be lanes.
+    address: Option<SocketAddr>,
     pace: Pace,
     tally: Tally,
     /// When the last message was done, if nothing has been waited for since.
@@ -232,6 +252,24 @@ impl Session<'_> {
                 .map_err(|why| End::Malformed { op: header.op, why })?;
             return self.answer_ping(header, start).map(|()| true);
         }
+        if header.op == LanesOpen::NUMBER {
+            let asked = LanesOpen::decode(&mut r)
+                .and_then(|asked| r.end().map(|()| asked))
+                .map_err(|why| End::Malformed { op: header.op, why })?;
+            return self.open_lanes(header, &asked).map(|()| true);
+        }
+        // The data of this message, where it comes on a lane.
+        let (head, brought);
+        let (frame, placed, r) = if header.lane == ON_A_LANE && execute::takes_data(header.op) {
+            head = frame.to_vec();
+            brought = self.data_from_lane(header.op)?;
+            let mut r = Reader::split(&head, brought.bytes());
+            RequestHeader::decode(&mut r).map_err(|why| End::Malformed { op: header.op, why })?;
+            (&head[..], Some(brought.clone()), r)
+        } else {
+            (frame, placed.clone(), r)
+        };
+        let data = placed.as_ref().map_or(&[][..], |placed| placed.bytes());
         let frame_len = frame.len() + data.len();
         self.reply.clear();
         let result = if execute::is_bulk(header.op) {
@@ -262,6 +300,7 @@ impl Session<'_> {
                 receiver: &receiver,
                 outbox: &mut self.outbox,
                 waiting: &mut self.waiting,
+                lanes: &self.lanes,
                 tally: &mut self.tally,
                 early: &mut self.early,
             };
@@ -338,18 +377,18 @@ impl Session<'_> {
         let RequestHeader { op, token, .. } = header;
         let failure = match executed.outcome {
             Ok(Outcome::Wait(pending)) => {
-                let lane = match executed.stream {
-                    Some(stream) => Lane::Stream {
+                let queue = match executed.stream {
+                    Some(stream) => Queue::Stream {
                         context: header.context,
                         stream,
                     },
-                    None => Lane::Own,
+                    None => Queue::Own,
                 };
                 let has_data = executed.reply_bytes.is_some();
                 let bytes = executed.reply_bytes.unwrap_or(0);
-                match self.waiting.push(Waiting::new(
-                    op, token, lane, has_data, bytes, start, pending,
-                )) {
+                let mut entry = Waiting::new(op, token, queue, has_data, bytes, start, pending);
+                entry.on_lane = header.lane == ON_A_LANE;
+                match self.waiting.push(entry) {
                     Ok(()) => return Ok(()),
                     Err(failure) => failure,
                 }
@@ -380,7 +419,12 @@ impl Session<'_> {
         self.outbox.send_held_faults()?;
         self.send_printed()?;
         self.send_host_pages()?;
-        send_answers(&mut self.waiting, &mut self.outbox, &mut self.tally)?;
+        send_answers(
+            &mut self.waiting,
+            &mut self.outbox,
+            &self.lanes,
+            &mut self.tally,
+        )?;
         self.outbox.flush()?;
         Ok(true)
     }
@@ -446,12 +490,35 @@ fn place(device: &mut dyn Device, purpose: Purpose, head: &[u8], len: usize) -> 
 fn send_answers(
     waiting: &mut WaitingList,
     outbox: &mut Outbox,
+    lanes: &Lanes,
     tally: &mut Tally,
 ) -> Result<(), outboard_link::Error> {
     let now = Instant::now();
     for (entry, result) in waiting.take_ready(now) {
         tally.waited(entry.op, now - entry.since);
+        let (op, token) = (entry.op, entry.token);
         let result = result.and_then(|()| entry.reply_data());
+        if entry.on_lane
+            && token != 0
+            && let Ok(Some(data)) = &result
+        {
+            let bytes = data.len();
+            let header = outbox.lane_header(token)?;
+            match lanes.give(Answer { header, entry }) {
+                Ok(()) => {
+                    outbox.gave();
+                    tally.answered(op, bytes);
+                    trace!(op = tally::name(op), token, "answered on a lane");
+                }
+                Err(Answer { entry, .. }) => {
+                    let data = entry.reply_data().ok().flatten().unwrap_or_default();
+                    let len = (data.len() as u32).to_le_bytes();
+                    tally.answered(op, data.len());
+                    outbox.reply(op, token, &[&len, data])?;
+                }
+            }
+            continue;
+        }
         match (result, entry.token) {
             (Ok(_), 0) => {}
             (Ok(None), token) => outbox.reply(entry.op, token, &[])?,
@@ -480,6 +547,7 @@ struct Relay<'r, 's> {
     receiver: &'r RefCell<&'s mut Receiver>,
     outbox: &'r mut Outbox,
     waiting: &'r mut WaitingList,
+    lanes: &'r Lanes,
     tally: &'r mut Tally,
     early: &'r mut VecDeque<Vec<u8>>,
 }
@@ -491,7 +559,7 @@ impl Relay<'_, '_> {
         done: &mut Vec<u64>,
     ) -> Result<(), outboard_link::Error> {
         if self.waiting.poll() {
-            send_answers(self.waiting, self.outbox, self.tally)?;
+            send_answers(self.waiting, self.outbox, self.lanes, self.tally)?;
         }
         for (call, status) in reached {
             let (call, status) = (*call, status.0);

@@ -15,6 +15,8 @@ use crate::device::Failure;
 
 pub(super) struct Outbox {
     sender: Sender,
+    /// Answers given to lanes: what is sent here counts behind them.
+    given: u32,
     faults: FaultBudget,
 }
 
@@ -22,6 +24,7 @@ impl Outbox {
     pub(super) fn new(sender: Sender) -> Outbox {
         Outbox {
             sender,
+            given: 0,
             faults: FaultBudget::default(),
         }
     }
@@ -33,7 +36,7 @@ impl Outbox {
             let what = format!("{}: an answer of {len} bytes", tally::name(op));
             return self.failure(token, &Failure::new(CUresult::CUDA_ERROR_UNKNOWN, what));
         }
-        let header = header(0, token, CUresult::CUDA_SUCCESS)?;
+        let header = self.header(token, CUresult::CUDA_SUCCESS)?;
         match *parts {
             [] => self.sender.send(&[&header]),
             [one] => self.sender.send(&[&header, one]),
@@ -45,16 +48,39 @@ impl Outbox {
     /// The answer to a message that failed.
     pub(super) fn failure(&mut self, token: u32, failure: &Failure) -> Result<(), Error> {
         let reason = cut(&failure.message);
-        let header = header(0, token, failure.status)?;
+        let header = self.header(token, failure.status)?;
         let len = (reason.len() as u32).to_le_bytes();
         self.sender.send(&[&header, &len, reason])
     }
 
+    /// The header of an answer that goes over a lane, to be followed by [`gave`](Self::gave) once it does.
+    pub(super) fn lane_header(&self, token: u32) -> Result<[u8; HEADER_BYTES], Error> {
+        self.header(token, CUresult::CUDA_SUCCESS)
+    }
+
+    /// An answer was given to a lane.
+    pub(super) fn gave(&mut self) {
+        self.given = self.given.wrapping_add(1);
+    }
+
+    fn header(&self, token: u32, status: CUresult) -> Result<[u8; HEADER_BYTES], Error> {
+        let mut bytes = [0; HEADER_BYTES];
+        ReplyHeader {
+            token,
+            status: status.0,
+            ..note_header(0, self.given)
+        }
+        .encode(&mut Writer::new(&mut bytes))
+        .map_err(defect)?;
+        Ok(bytes)
+    }
+
     pub(super) fn note<'a, M: Message<'a>>(&mut self, number: u16, note: &M) -> Result<(), Error> {
         let len = HEADER_BYTES + note.encoded_len();
+        let header = note_header(number, self.given);
         let room = self.sender.reserve(len)?;
         let mut w = Writer::new(room);
-        note_header(number)
+        header
             .encode(&mut w)
             .and_then(|()| note.encode(&mut w))
             .map_err(defect)?;
@@ -173,26 +199,14 @@ impl FaultBudget {
     }
 }
 
-fn note_header(note: u16) -> ReplyHeader {
+fn note_header(note: u16, given: u32) -> ReplyHeader {
     ReplyHeader {
         note,
         reserved: 0,
         token: 0,
         status: 0,
-        reserved2: 0,
+        lanes_before: given,
     }
-}
-
-fn header(note: u16, token: u32, status: CUresult) -> Result<[u8; HEADER_BYTES], Error> {
-    let mut bytes = [0; HEADER_BYTES];
-    ReplyHeader {
-        token,
-        status: status.0,
-        ..note_header(note)
-    }
-    .encode(&mut Writer::new(&mut bytes))
-    .map_err(defect)?;
-    Ok(bytes)
 }
 
 /// Never happens: room is asked for by the length that the message itself gives.

@@ -9,9 +9,9 @@ use rustc_hash::FxHashSet;
 use super::{limits, tally};
 use crate::device::{Failure, Pending};
 
-/// What is known of the order in which pendings become ready: those of one lane do so one after another.
+/// What is known of the order in which pendings become ready: those of one queue do so one after another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Lane {
+pub(super) enum Queue {
     Stream { context: u64, stream: u64 },
     Own,
 }
@@ -21,7 +21,9 @@ pub(super) struct Waiting {
     pub(super) op: u16,
     pub(super) token: u32,
     pub(super) since: Instant,
-    lane: Lane,
+    /// Its answer may go over a lane.
+    pub(super) on_lane: bool,
+    queue: Queue,
     has_data: bool,
     /// What its data occupies at most.
     bytes: u64,
@@ -43,15 +45,15 @@ pub(super) struct WaitingList {
     bytes: u64,
     /// When an answer was last ready, or the list last left its bounds.
     progress_at: Option<Instant>,
-    /// Lanes found not ready, in one pass.
-    blocked: FxHashSet<Lane>,
+    /// Queues found not ready, in one pass.
+    blocked: FxHashSet<Queue>,
 }
 
 impl Waiting {
     pub(super) fn new(
         op: u16,
         token: u32,
-        lane: Lane,
+        queue: Queue,
         has_data: bool,
         bytes: u64,
         since: Instant,
@@ -61,12 +63,18 @@ impl Waiting {
             op,
             token,
             since,
-            lane,
+            on_lane: false,
+            queue,
             has_data,
             bytes,
             pending,
             result: None,
         }
+    }
+
+    /// What its data occupies, at most.
+    pub(super) fn bytes(&self) -> usize {
+        usize::try_from(self.bytes).unwrap_or(usize::MAX)
     }
 
     /// The data that the declared answer has, once ready.
@@ -157,14 +165,14 @@ impl WaitingList {
         let mut is_new = false;
         for entry in &mut self.entries[..end] {
             if entry.result.is_some()
-                || entry.lane != Lane::Own && self.blocked.contains(&entry.lane)
+                || entry.queue != Queue::Own && self.blocked.contains(&entry.queue)
             {
                 continue;
             }
             match entry.pending.ready() {
                 Ok(false) => {
-                    if entry.lane != Lane::Own {
-                        self.blocked.insert(entry.lane);
+                    if entry.queue != Queue::Own {
+                        self.blocked.insert(entry.queue);
                     }
                 }
                 result => {

@@ -97,8 +97,8 @@ fn a_copy_that_becomes_ready_while_the_list_is_looked_at_is_answered_first() {
     let mut list = WaitingList::default();
     let now = Instant::now();
     for (token, asked, stream) in [(1, 2, 5), (2, 2, 6), (3, 9, 7), (4, 1, 8)] {
-        let lane = Lane::Stream { context: 0, stream };
-        let entry = Waiting::new(0, token, lane, false, 0, now, Box::new(Late(asked)));
+        let queue = Queue::Stream { context: 0, stream };
+        let entry = Waiting::new(0, token, queue, false, 0, now, Box::new(Late(asked)));
         list.push(entry).unwrap();
     }
     assert!(list.poll());

@@ -1,0 +1,450 @@
+//! Lanes: further connections over tcp for the data of long copies, of which one connection carries only 5 to 7 GB/s.
+//!
+//! Messages stay on the session's own connection, in their order; the server's `session/lanes.rs` draws the picture. They
+//! are opened at the first long copy, which does not wait for them. Where they cannot be had, or another thread is sending
+//! on them, a copy goes the old way.
+//!
+//! What is answered on the session's own connection counts when everything that the server had given to lanes before has
+//! landed: a frame that comes too early is held.
+
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    os::fd::RawFd,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use outboard_api::CUresult;
+use outboard_link::{
+    Closer, Frame, LaneKey, Link, Receiver, Segment, Sender, Wait, lanes_are_said, lanes_wanted,
+    open_lanes,
+};
+use outboard_wire::{
+    Op,
+    frame::{
+        REPLY_DATA_AT, ReplyHeader, decode_reply, encode_request_for_lane,
+        encode_request_head_for_lane, request_len,
+    },
+    limits::{LANE_PIECE_BYTES, LANES_OPEN_MS_MAX},
+    messages,
+};
+use parking_lot::{Condvar, Mutex};
+
+use super::{Incoming, Session, Sink, send::DATA_HEAD_BYTES_MAX};
+use crate::{calls::Done, helpers::Helpers, log, notes, optimise, stats, times};
+
+/// When a lane ends, what the server said last on its own connection is read for so long before the session is given up.
+const LAST_WORDS_MS_MAX: u64 = 100;
+
+pub(super) struct Lanes {
+    /// Where the session is.
+    server: Option<SocketAddr>,
+    is_asked: AtomicBool,
+    open: OnceLock<Open>,
+    landed: Landed,
+    /// Answers that may come on lanes.
+    pub(super) awaited: AtomicUsize,
+    sent_bytes: AtomicU64,
+    received_bytes: AtomicU64,
+}
+
+struct Open {
+    senders: Vec<Mutex<Sender>>,
+    closers: Vec<Closer>,
+    fds: Vec<RawFd>,
+    /// The number of the data that is sent next; whose turn it is to send.
+    turn: Mutex<u64>,
+    helpers: Helpers,
+}
+
+/// A frame that came before what must have landed first.
+pub(super) struct Held {
+    head: Vec<u8>,
+    tail: Option<Box<dyn Segment>>,
+    lanes_before: u32,
+}
+
+impl Lanes {
+    pub(super) fn new(link: &Link) -> Lanes {
+        Lanes {
+            server: link.addresses().map(|(_, theirs)| theirs),
+            is_asked: AtomicBool::new(false),
+            open: OnceLock::new(),
+            landed: Landed::default(),
+            awaited: AtomicUsize::new(0),
+            sent_bytes: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn close(&self) {
+        for closer in self.open.get().iter().flat_map(|open| &open.closers) {
+            closer.close();
+        }
+    }
+
+    pub(super) fn fds(&self) -> &[RawFd] {
+        self.open.get().map_or(&[], |open| &open.fds)
+    }
+
+    /// Whether a frame must be held: data that the server gave to lanes before is still on its way.
+    #[inline]
+    pub(super) fn is_early(&self, header: &ReplyHeader) -> bool {
+        !self.landed.has(header.lanes_before)
+    }
+}
+
+impl Held {
+    pub(super) fn new(head: &[u8], tail: Option<Box<dyn Segment>>, header: &ReplyHeader) -> Held {
+        Held {
+            head: head.to_vec(),
+            tail,
+            lanes_before: header.lanes_before,
+        }
+    }
+}
+
+impl Session {
+    /// Whether a long copy may use lanes. The first one has them opened.
+    pub(crate) fn has_lanes(&'static self) -> bool {
+        if self.lanes.open.get().is_some() {
+            return true;
+        }
+        if self.lanes.server.is_none() || lanes_wanted() == 0 || optimise::is_lowered() {
+            return false;
+        }
+        if !self.lanes.is_asked.swap(true, Ordering::AcqRel) {
+            if lanes_are_said() {
+                // Whoever says how many wants to see them used.
+                self.open_lanes();
+            } else {
+                notes::spawn("outboard-lanes", move || self.open_lanes());
+            }
+        }
+        self.lanes.open.get().is_some()
+    }
+
+    /// How many there are, and the bytes of data that they have carried out and in.
+    pub(crate) fn lane_figures(&self) -> (usize, u64, u64) {
+        let Lanes {
+            open,
+            sent_bytes,
+            received_bytes,
+            ..
+        } = &self.lanes;
+        (
+            open.get().map_or(0, |open| open.senders.len()),
+            sent_bytes.load(Ordering::Relaxed),
+            received_bytes.load(Ordering::Relaxed),
+        )
+    }
+
+    fn open_lanes(&'static self) {
+        let lanes_max = lanes_wanted() as u32;
+        let asked = self.call(0, &messages::LanesOpen { lanes_max }, |reply| {
+            let key = LaneKey::try_from(&*reply.key).ok();
+            let port = u16::try_from(reply.port).ok();
+            (reply.lanes.min(lanes_max) as usize, port.zip(key))
+        });
+        let (Ok((count @ 1.., Some((port, key)))), Some(mut server)) = (asked, self.lanes.server)
+        else {
+            log::debug(format_args!("the server offers no lanes"));
+            return;
+        };
+        server.set_port(port);
+        let until = Instant::now() + Duration::from_millis(LANES_OPEN_MS_MAX);
+        let links = match open_lanes(server, &key, count, until) {
+            Ok(links) => links,
+            Err(error) => {
+                log::debug(format_args!("no lanes to {server}: {error}"));
+                return;
+            }
+        };
+        let mut open = Open {
+            senders: Vec::new(),
+            closers: Vec::new(),
+            fds: Vec::new(),
+            turn: Mutex::new(0),
+            helpers: Helpers::of(count - 1),
+        };
+        let mut receivers = Vec::new();
+        for (link, fd) in links {
+            let (sender, receiver) = link.split();
+            open.closers.push(sender.closer());
+            open.senders.push(Mutex::new(sender));
+            open.fds.push(fd);
+            receivers.push(receiver);
+        }
+        // Without a reader to each nothing may be asked for.
+        for receiver in receivers {
+            if !notes::spawn("outboard-lane", move || self.read_lane(receiver)) {
+                open.closers.iter().for_each(Closer::close);
+                return;
+            }
+        }
+        log::debug(format_args!("{count} lanes to {server}"));
+        let _ = self.lanes.open.set(open);
+    }
+
+    /// Sends the data of a copy over lanes, in pieces; `announce` sends the message of one, by its number. `None`: there
+    /// are no lanes, or they are taken.
+    ///
+    /// Each message goes out behind its data, so that the server never waits for what this process has yet to do.
+    pub(crate) fn send_on_lanes(
+        &self,
+        data: &[u8],
+        announce: impl Fn(usize, &[u8]) -> Done + Sync,
+    ) -> Option<Done> {
+        let open = self.lanes.open.get()?;
+        let mut turn = open.turn.try_lock()?;
+        if let Err(error) = self.check() {
+            return Some(Err(error));
+        }
+        stats::sent();
+        let first = *turn;
+        let pieces = data.len().div_ceil(LANE_PIECE_BYTES);
+        *turn += pieces as u64;
+        let piece = |index: usize| {
+            let start = index * LANE_PIECE_BYTES;
+            &data[start..data.len().min(start + LANE_PIECE_BYTES)]
+        };
+        let next = AtomicUsize::new(0);
+        // Whether each was sent, and how many were announced.
+        let progress = Mutex::new((vec![false; pieces], 0));
+        let send = |lane: usize| -> Done {
+            let mut sender = open.senders[lane].lock();
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= pieces {
+                    return Ok(());
+                }
+                let number = (first + index as u64).to_le_bytes();
+                sender
+                    .send(&[&number, piece(index)])
+                    .and_then(|()| sender.flush())
+                    .map_err(|error| self.lost_lane(error))?;
+                let (sent, announced) = &mut *progress.lock();
+                sent[index] = true;
+                while sent.get(*announced) == Some(&true) {
+                    announce(*announced, piece(*announced))?;
+                    *announced += 1;
+                }
+            }
+        };
+        let sent = times::sending(|| open.helpers.together(open.senders.len(), send));
+        let sum = &self.lanes.sent_bytes;
+        sum.fetch_add(data.len() as u64, Ordering::Relaxed);
+        Some(sent)
+    }
+
+    /// Sends a message without its data, which went over a lane.
+    /// The server counts on it: a context that was lost meanwhile does not keep it back.
+    pub(crate) fn submit_without_data<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Done {
+        let mut head = [0; DATA_HEAD_BYTES_MAX];
+        let sent = encode_request_head_for_lane(&mut head, context, message)
+            .ok_or(outboard_link::Error::Misuse("a message that has no data"))
+            .and_then(|len| {
+                let mut sender = self.sender.lock();
+                sender.reserve(len)?[..len].copy_from_slice(&head[..len]);
+                sender.commit(len)?;
+                sender.post()?;
+                drop(sender);
+                self.flusher.flush()
+            });
+        sent.map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))
+    }
+
+    /// Sends a message whose answer may come on a lane.
+    pub(super) fn send_for_lane<'a, M: Op<'a>>(
+        &self,
+        token: u32,
+        context: u64,
+        message: &M,
+    ) -> Result<(), CUresult> {
+        let len = request_len(message);
+        let sent = (|| {
+            let mut sender = self.sender.lock();
+            let room = sender.reserve(len)?;
+            encode_request_for_lane(&mut room[..len], token, context, message)
+                .map_err(|_| outboard_link::Error::Misuse("a message longer than it said"))?;
+            sender.commit(len)?;
+            sender.post()?;
+            drop(sender);
+            self.flusher.flush()
+        })();
+        sent.map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))
+    }
+
+    /// The life of the thread that reads a lane: data goes to its destination.
+    fn read_lane(&self, mut receiver: Receiver) {
+        let error = loop {
+            match receiver.recv_placed(Wait::Forever, &mut |head, len| self.place(head, len)) {
+                Ok(Some(frame)) => {
+                    if self.deliver_from_lane(frame).is_err() {
+                        return;
+                    }
+                }
+                Ok(None) => {}
+                Err(error) => break error,
+            }
+        };
+        // Whoever waits for a copy that was arriving is let go.
+        drop(receiver);
+        // Mostly the server has ended, and has said why elsewhere.
+        let start = Instant::now();
+        while !self.is_gone() && start.elapsed() < Duration::from_millis(LAST_WORDS_MS_MAX) {
+            self.poll();
+            std::thread::sleep(Duration::from_millis(LAST_WORDS_MS_MAX / 20));
+        }
+        self.lost_lane(error);
+    }
+
+    fn deliver_from_lane(&self, frame: Frame<'_>) -> Done {
+        let Frame { head, tail } = frame;
+        let (header, reader) = decode_reply(head).map_err(|error| self.lost_lane(error))?;
+        let expected = match header.note {
+            0 => self.waiters.lock().remove(&header.token),
+            _ => None,
+        };
+        let Some(expected) = expected.filter(|e| e.on_lane && matches!(e.sink, Sink::Memory(_)))
+        else {
+            return Err(self.lost_lane("an answer that is none"));
+        };
+        let bytes = head.len().saturating_sub(REPLY_DATA_AT)
+            + tail.as_ref().map_or(0, |tail| tail.bytes().len());
+        let group = expected.group.clone();
+        self.settle(header, reader, tail, expected)?;
+        self.landing.fetch_sub(1, Ordering::AcqRel);
+        self.lanes.awaited.fetch_sub(1, Ordering::AcqRel);
+        let sum = &self.lanes.received_bytes;
+        sum.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.lanes.landed.add(header.lanes_before);
+        if group.is_complete() && group.waiting.load(Ordering::Acquire) > 0 {
+            // It may be reading for everybody.
+            self.waker.wake();
+        }
+        Ok(())
+    }
+
+    /// Delivers what is held, or has it wait on. Whether anything was delivered; `None` where nothing is held.
+    pub(super) fn take_held(
+        &self,
+        incoming: &mut Incoming,
+        wait: Wait,
+    ) -> Option<Result<bool, CUresult>> {
+        let held = incoming.held.take()?;
+        if self.is_gone() {
+            // What it was held for does not come.
+            return None;
+        }
+        if !self.lanes.landed.wait(held.lanes_before, wait) {
+            incoming.held = Some(held);
+            return Some(Ok(false));
+        }
+        let Held { head, tail, .. } = held;
+        let delivered = self.deliver(&mut incoming.held, &head, tail);
+        Some(delivered.map(|()| true))
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Without a lane there is no session: data is missing.
+    fn lost_lane(&self, why: impl std::fmt::Display) -> CUresult {
+        let error = self.lost(format_args!("a data connection: {why}"));
+        // What is arriving there lies in memory of the program, and ends.
+        self.closer.close();
+        error
+    }
+}
+
+/// Which of the answers that the server gave to lanes have arrived. Numbers start again at 0 after 2^32.
+#[derive(Default)]
+struct Landed {
+    /// All in front of this one have.
+    next: AtomicU32,
+    /// Those behind it that have.
+    beyond: Mutex<BTreeSet<u32>>,
+    changed: Condvar,
+}
+
+impl Landed {
+    /// Whether `count` answers, from the first one, have arrived.
+    #[inline]
+    fn has(&self, count: u32) -> bool {
+        let ahead = self.next.load(Ordering::Acquire).wrapping_sub(count);
+        ahead.cast_signed() >= 0
+    }
+
+    fn add(&self, number: u32) {
+        let mut beyond = self.beyond.lock();
+        beyond.insert(number);
+        let mut next = self.next.load(Ordering::Relaxed);
+        while beyond.remove(&next) {
+            next = next.wrapping_add(1);
+        }
+        self.next.store(next, Ordering::Release);
+        self.changed.notify_all();
+    }
+
+    /// Waits as told until that is so; tells whether it is.
+    fn wait(&self, count: u32, wait: Wait) -> bool {
+        let until = match wait {
+            Wait::Poll => return self.has(count),
+            Wait::Until(until) => until,
+            Wait::Forever => Instant::now() + Duration::from_millis(super::LEAD_MS_MAX),
+        };
+        let mut beyond = self.beyond.lock();
+        while !self.has(count) {
+            if self.changed.wait_until(&mut beyond, until).timed_out() {
+                break;
+            }
+        }
+        self.has(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_count_when_all_in_front_of_them_have_landed() {
+        let landed = Landed::default();
+        assert!(landed.has(0) && !landed.has(1));
+        for (number, whole) in [(1, 0), (3, 0), (0, 2), (4, 2), (2, 5)] {
+            landed.add(number);
+            assert!(landed.has(whole) && !landed.has(whole + 1), "{number}");
+        }
+        assert!(!landed.wait(6, Wait::Until(Instant::now())));
+        assert!(landed.wait(5, Wait::Poll));
+    }
+
+    #[test]
+    fn numbers_start_again() {
+        let landed = Landed::default();
+        landed.next.store(u32::MAX - 1, Ordering::Relaxed);
+        landed.add(0);
+        landed.add(u32::MAX);
+        assert!(!landed.has(u32::MAX));
+        landed.add(u32::MAX - 1);
+        assert!(landed.has(1) && landed.has(0) && !landed.has(2));
+    }
+
+    #[test]
+    fn whoever_waits_is_woken() {
+        let landed = &Landed::default();
+        std::thread::scope(|scope| {
+            let until = Wait::Until(Instant::now() + Duration::from_secs(10));
+            let waiting = scope.spawn(move || landed.wait(2, until));
+            landed.add(1);
+            landed.add(0);
+            assert!(waiting.join().unwrap());
+        });
+    }
+}

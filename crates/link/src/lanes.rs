@@ -1,0 +1,290 @@
+//! Further connections of a session over tcp, which a key tells from those of strangers.
+//!
+//! ```text
+//!  client                                         server
+//!    │◄── over the session: port, key, how many ────┤ LaneListener::bind, on the address of the session
+//!    ├── connect, "OUTBLANE", key ─────────────────►│ accept: strangers are dropped, whatever they say or do not say
+//!    │◄───────────────────────────── "OUTBLANE" ────┤ once all have come
+//! ```
+
+use std::{
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+
+use outboard_wire::limits::{
+    LANE_GREETING_MS_MAX, LANE_GREETINGS_MAX, LANE_KEY_BYTES, LANES, LANES_CORES_MIN, LANES_FEW,
+    LANES_FEW_CORES_MIN, LANES_MAX, LANES_OPEN_MS_MAX,
+};
+use rustix::{
+    event::{PollFd, PollFlags},
+    io::Errno,
+    net::RecvFlags,
+};
+
+use crate::{Error, Link, Stream, sys};
+
+/// What a lane's first bytes are, and the answer to them.
+const WORD: [u8; 8] = *b"OUTBLANE";
+const GREETING_BYTES: usize = WORD.len() + LANE_KEY_BYTES;
+/// How soon the end of the session is noticed by whoever waits for its lanes.
+const TICK: Duration = Duration::from_millis(20);
+
+/// How many lanes a session of this process should have, by the cores of the machine, or by what its environment says
+/// (`OUTBOARD_LANES`, for tests and measurements).
+pub fn lanes_wanted() -> usize {
+    let by_cores = || match std::thread::available_parallelism().map_or(1, |cores| cores.get()) {
+        LANES_CORES_MIN.. => LANES,
+        LANES_FEW_CORES_MIN.. => LANES_FEW,
+        _ => 0,
+    };
+    said().map_or_else(by_cores, |said| said.min(LANES_MAX))
+}
+
+/// Whether the environment says how many.
+pub fn lanes_are_said() -> bool {
+    said().is_some()
+}
+
+fn said() -> Option<usize> {
+    static SAID: OnceLock<Option<usize>> = OnceLock::new();
+    *SAID.get_or_init(|| std::env::var("OUTBOARD_LANES").ok()?.parse().ok())
+}
+
+pub type LaneKey = [u8; LANE_KEY_BYTES];
+
+/// Where the lanes of one session are expected.
+pub struct LaneListener {
+    listener: TcpListener,
+    greeting: [u8; GREETING_BYTES],
+    port: u16,
+}
+
+impl LaneListener {
+    /// Listens at a port of the system's choice, of the address that the session has here.
+    pub fn bind(session: SocketAddr, key: &LaneKey) -> Result<Self, Error> {
+        const DOING: &str = "listening for the lanes of a session";
+        let mut address = session;
+        address.set_port(0);
+        let listener = TcpListener::bind(address).map_err(Error::io(DOING))?;
+        listener.set_nonblocking(true).map_err(Error::io(DOING))?;
+        let port = listener.local_addr().map_err(Error::io(DOING))?.port();
+        Ok(Self {
+            listener,
+            greeting: greeting(key),
+            port,
+        })
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Waits until `count` lanes have come, until [`LANES_OPEN_MS_MAX`] have passed, or until `is_over`: all of them, or
+    /// an error. Nobody can connect afterwards.
+    pub fn accept(self, count: usize, is_over: impl Fn() -> bool) -> Result<Vec<Link>, Error> {
+        let start = Instant::now();
+        let mut lanes: Vec<Stream> = Vec::new();
+        let mut guests: Vec<Guest> = Vec::new();
+        while lanes.len() < count {
+            if is_over() {
+                return Err(Error::Closed);
+            }
+            if start.elapsed() >= Duration::from_millis(LANES_OPEN_MS_MAX) {
+                return Err(crate::stream::timed_out("the lanes of a session", start));
+            }
+            let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
+            fds.extend(guests.iter().map(|g| PollFd::new(&g.stream, PollFlags::IN)));
+            sys::wait(&mut fds, Some(TICK)).map_err(Error::io("waiting for lanes"))?;
+            guests = guests
+                .into_iter()
+                .filter_map(|mut guest| match guest.listen(&self.greeting) {
+                    Said::Nothing => Some(guest),
+                    Said::Key => {
+                        lanes.push(guest.stream);
+                        None
+                    }
+                    Said::Nonsense => None,
+                })
+                .collect();
+            // One that connected and went away again is nobody.
+            while let Ok((socket, _)) = self.listener.accept() {
+                // Who has the key says it at once: of those that say nothing the eldest makes room.
+                if guests.len() >= LANE_GREETINGS_MAX {
+                    guests.remove(0);
+                }
+                guests.push(Guest::new(socket.into())?);
+            }
+        }
+        drop(self.listener);
+        lanes.truncate(count);
+        lanes
+            .into_iter()
+            .map(|mut lane| {
+                let until = Instant::now() + Duration::from_millis(LANE_GREETING_MS_MAX);
+                lane.write_all_deadline(&WORD, until)?;
+                lane.into_link_server()
+            })
+            .collect()
+    }
+}
+
+/// Opens `count` lanes, or none. The numbers of their sockets are for a forked child, which must close its copies.
+pub fn open_lanes(
+    server: SocketAddr,
+    key: &LaneKey,
+    count: usize,
+    deadline: Instant,
+) -> Result<Vec<(Link, RawFd)>, Error> {
+    let connect = || {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let socket = TcpStream::connect_timeout(&server, left.max(Duration::from_millis(1)))
+            .map_err(Error::io("connecting a lane"))?;
+        let mut stream = Stream::try_from(OwnedFd::from(socket))?;
+        stream.write_all_deadline(&greeting(key), deadline)?;
+        Ok(stream)
+    };
+    // None is answered before all have come.
+    let lanes: Vec<Stream> = (0..count)
+        .map(|_| connect())
+        .collect::<Result<_, Error>>()?;
+    lanes
+        .into_iter()
+        .map(|mut stream| {
+            let mut answer = [0; WORD.len()];
+            stream.read_exact_deadline(&mut answer, deadline)?;
+            if answer != WORD {
+                return Err(Error::Misuse("a lane that something else answers"));
+            }
+            let fd = stream.as_fd().as_raw_fd();
+            Ok((stream.into_link_client(deadline)?, fd))
+        })
+        .collect()
+}
+
+fn greeting(key: &LaneKey) -> [u8; GREETING_BYTES] {
+    let mut bytes = [0; GREETING_BYTES];
+    let (word, rest) = bytes.split_at_mut(WORD.len());
+    word.copy_from_slice(&WORD);
+    rest.copy_from_slice(key);
+    bytes
+}
+
+/// A connection that has not said the key yet.
+struct Guest {
+    stream: Stream,
+    said: [u8; GREETING_BYTES],
+    len: usize,
+    since: Instant,
+}
+
+enum Said {
+    Nothing,
+    Key,
+    Nonsense,
+}
+
+impl Guest {
+    fn new(socket: OwnedFd) -> Result<Guest, Error> {
+        Ok(Guest {
+            stream: Stream::try_from(socket)?,
+            said: [0; GREETING_BYTES],
+            len: 0,
+            since: Instant::now(),
+        })
+    }
+
+    /// Takes in what it says; never waits for it.
+    fn listen(&mut self, greeting: &[u8; GREETING_BYTES]) -> Said {
+        match rustix::net::recv(
+            &self.stream,
+            &mut self.said[self.len..],
+            RecvFlags::DONTWAIT,
+        ) {
+            Ok((0, _)) => Said::Nonsense,
+            Ok((count, _)) => {
+                self.len += count;
+                match (self.len == GREETING_BYTES, self.said == *greeting) {
+                    (false, _) => self.unless_late(),
+                    (true, true) => Said::Key,
+                    (true, false) => Said::Nonsense,
+                }
+            }
+            Err(Errno::AGAIN | Errno::INTR) => self.unless_late(),
+            Err(_) => Said::Nonsense,
+        }
+    }
+
+    fn unless_late(&self) -> Said {
+        match self.since.elapsed() < Duration::from_millis(LANE_GREETING_MS_MAX) {
+            true => Said::Nothing,
+            false => Said::Nonsense,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write, thread};
+
+    use super::*;
+    use crate::Wait;
+
+    const KEY: LaneKey = [7; LANE_KEY_BYTES];
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    fn listener() -> (LaneListener, SocketAddr) {
+        let listener = LaneListener::bind("127.0.0.1:0".parse().unwrap(), &KEY).unwrap();
+        let at = SocketAddr::new("127.0.0.1".parse().unwrap(), listener.port());
+        (listener, at)
+    }
+
+    fn open(at: SocketAddr, key: LaneKey) -> Result<Vec<(Link, RawFd)>, Error> {
+        open_lanes(at, &key, 2, Instant::now() + PATIENCE)
+    }
+
+    #[test]
+    fn lanes_come_among_strangers() {
+        let (listener, at) = listener();
+        // Silent ones, more than are kept; one that says half of it; one that says something else; one with a wrong key.
+        let silent: Vec<TcpStream> = (0..3 * LANE_GREETINGS_MAX)
+            .map(|_| TcpStream::connect(at).unwrap())
+            .collect();
+        let mut half = TcpStream::connect(at).unwrap();
+        half.write_all(&WORD).unwrap();
+        let mut other = TcpStream::connect(at).unwrap();
+        other
+            .write_all(&b"GET / HTTP/1.1\r\nHost: somewhere.example\r\n\r\n"[..])
+            .unwrap();
+        let accepting = thread::spawn(move || listener.accept(2, || false));
+        assert!(open(at, [8; LANE_KEY_BYTES]).is_err());
+        let ours = open(at, KEY).unwrap();
+        let theirs = accepting.join().unwrap().unwrap();
+        let mut senders: Vec<_> = ours.into_iter().map(|(lane, _)| lane.split()).collect();
+        for (sender, _) in &mut senders {
+            sender.send(&[b"hello"]).unwrap();
+            sender.flush().unwrap();
+        }
+        for lane in theirs {
+            let (_sender, mut receiver) = lane.split();
+            let frame = receiver.recv(Wait::Until(Instant::now() + PATIENCE));
+            assert_eq!(frame.unwrap(), Some(&b"hello"[..]));
+        }
+        drop((silent, half, other));
+        assert!(TcpStream::connect(at).is_err(), "nobody listens any more");
+    }
+
+    #[test]
+    fn waiting_for_lanes_ends_with_the_session() {
+        let (listener, at) = listener();
+        let start = Instant::now();
+        let accepting = thread::spawn(move || {
+            listener.accept(1, || start.elapsed() > Duration::from_millis(50))
+        });
+        assert!(accepting.join().unwrap().is_err());
+        assert!(start.elapsed() < Duration::from_millis(LANES_OPEN_MS_MAX));
+        assert!(TcpStream::connect(at).is_err());
+    }
+}

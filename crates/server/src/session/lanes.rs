@@ -1,0 +1,533 @@
+//! Lanes: further connections of a session over tcp, for the data of long copies. Messages go over the session's own
+//! connection, in one order; of some only the data is elsewhere.
+//!
+//! ```text
+//!  client                       lane threads                      session thread
+//!   data 0, data 1, ... ───────► received where the device wants it, kept by number
+//!   message, message, ... ──────────────────────────────────────► takes the data of its number, submits the copy
+//!                               ◄── answers with data ──────────── what is done, to whichever lane is free
+//!   destination ◄─────────────── sent from where the device wrote it
+//! ```
+//!
+//! # Why nothing waits for ever
+//!
+//! The client sends data before the message that it belongs to, and on each lane in the order of the messages. So when the
+//! session waits for data, that is on its way already; a lane stops reading only while
+//! [`LANE_FRAMES_AHEAD_MAX`] frames of it have not been taken, and the data that is wanted next is never behind them: those
+//! in front of it on its lane were taken before. Whoever waits here is woken by the end of a lane too.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    hint,
+    net::SocketAddr,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use outboard_link::{
+    Closer, Error, Frame, LaneKey, LaneListener, Link, Place, Receiver, Segment, Sender, Wait,
+};
+use outboard_wire::{
+    DecodeError, Message as _, Writer,
+    frame::{HEADER_BYTES, LANE_HEAD_BYTES, RequestHeader},
+    handshake::Purpose,
+    limits::{
+        LANE_ANSWERS_BYTES_MAX, LANE_END_MS_MAX, LANE_FRAMES_AHEAD_MAX, LANE_KEY_BYTES,
+        LANE_PIECE_BYTES, LANES_MAX,
+    },
+    messages::{LanesOpen, LanesOpenReply},
+};
+use tracing::{debug, info};
+
+use super::{End, Session, limits, waiting::Waiting};
+use crate::device::Rooms;
+
+/// How long the session looks busily for data that is on its way, where there are cores to spare.
+const LOOK_US_MAX: u64 = 100;
+
+/// The lanes of one session, none of them before the client asks.
+pub(super) struct Lanes {
+    shared: Arc<Shared>,
+    opening: Option<JoinHandle<()>>,
+    lanes_max: usize,
+    is_few_cores: bool,
+}
+
+/// What the client must know to connect.
+struct Opened {
+    lanes: u32,
+    port: u32,
+    key: LaneKey,
+}
+
+/// An answer with data, on its way.
+pub(super) struct Answer {
+    pub(super) header: [u8; HEADER_BYTES],
+    pub(super) entry: Waiting,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Data has come.
+    arrived: Condvar,
+    /// Data was taken: a lane may read on.
+    taken: Condvar,
+    /// An answer is to be sent.
+    given: Condvar,
+    /// One has been sent.
+    sent: Condvar,
+    /// Counts what arrives.
+    arrivals: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    phase: Phase,
+    lanes: Vec<Lane>,
+    /// Data that has come, by its number, with the lane that brought it.
+    data: HashMap<u64, (usize, Arc<dyn Segment>)>,
+    /// The data that is wanted next.
+    next: u64,
+    answers: VecDeque<Answer>,
+    answers_bytes: usize,
+    /// When the first lane ended.
+    ended: Option<Instant>,
+}
+
+struct Lane {
+    closer: Closer,
+    /// What it has brought and nobody has taken.
+    ahead: usize,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Default, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    None,
+    Opening,
+    Open,
+    /// The session is over.
+    Closed,
+}
+
+impl Session<'_> {
+    /// More connections for long copies.
+    pub(super) fn open_lanes(
+        &mut self,
+        header: RequestHeader,
+        asked: &LanesOpen,
+    ) -> Result<(), End> {
+        let opened = match self.purpose {
+            Purpose::Session => {
+                let rooms = self.device.rooms();
+                self.lanes.open(self.address, asked.lanes_max, rooms)
+            }
+            _ => None,
+        };
+        let reply = match &opened {
+            Some(Opened { lanes, port, key }) => LanesOpenReply {
+                lanes: *lanes,
+                port: *port,
+                key: key[..].into(),
+            },
+            None => LanesOpenReply {
+                lanes: 0,
+                port: 0,
+                key: [][..].into(),
+            },
+        };
+        self.reply.clear();
+        self.reply.resize(reply.encoded_len(), 0);
+        // Never fails: the room is what the message asks for.
+        let _ = reply.encode(&mut Writer::new(&mut self.reply));
+        self.tally.answered(header.op, self.reply.len());
+        if header.token != 0 {
+            self.outbox.reply(header.op, header.token, &[&self.reply])?;
+        }
+        Ok(self.outbox.flush()?)
+    }
+
+    /// Waits for data that is on its way. What is ready meanwhile is answered.
+    pub(super) fn data_from_lane(&mut self, op: u16) -> Result<Arc<dyn Segment>, End> {
+        if !self.lanes.may_bring_data() {
+            let why = DecodeError::NoLane;
+            return Err(End::Malformed { op, why });
+        }
+        loop {
+            let patience = Duration::from_millis(limits::LANE_LOOK_MS);
+            if let Some(data) = self.lanes.next_data(patience)? {
+                return Ok(data);
+            }
+            self.answer_ready()?;
+            self.forward_host_calls()?;
+        }
+    }
+}
+
+impl Lanes {
+    /// At most so many.
+    pub(super) fn new(lanes_max: usize) -> Lanes {
+        Lanes {
+            shared: Arc::default(),
+            opening: None,
+            lanes_max: lanes_max.min(LANES_MAX),
+            is_few_cores: thread::available_parallelism().map_or(1, |cores| cores.get()) <= 2,
+        }
+    }
+
+    /// Listens for `wanted` lanes, once a session. `None`: there will be none.
+    fn open(
+        &mut self,
+        address: Option<SocketAddr>,
+        wanted: u32,
+        rooms: Option<Arc<dyn Rooms>>,
+    ) -> Option<Opened> {
+        let count = self.lanes_max.min(usize::try_from(wanted).ok()?);
+        if count == 0 || self.opening.is_some() {
+            return None;
+        }
+        let listen = || -> std::io::Result<(LaneListener, LaneKey)> {
+            let mut key = [0; LANE_KEY_BYTES];
+            fill_random(&mut key)?;
+            let address = address.ok_or(std::io::ErrorKind::Unsupported)?;
+            let listener = LaneListener::bind(address, &key).map_err(std::io::Error::other)?;
+            Ok((listener, key))
+        };
+        let (listener, key) = listen()
+            .inspect_err(|error| debug!(%error, "no lanes"))
+            .ok()?;
+        let port = listener.port();
+        self.shared.lock().phase = Phase::Opening;
+        let shared = Arc::clone(&self.shared);
+        let opening = spawn("outboard-lanes", move || {
+            let is_over = || shared.lock().phase == Phase::Closed;
+            let installed = listener
+                .accept(count, is_over)
+                .and_then(|links| shared.install(links, rooms.as_ref()));
+            if let Err(error) = installed {
+                debug!(%error, "no lanes");
+                shared.end_all();
+            }
+        });
+        self.opening = Some(opening.ok()?);
+        Some(Opened {
+            lanes: count as u32,
+            port: port.into(),
+            key,
+        })
+    }
+
+    /// Whether a message may say that its data comes on a lane.
+    fn may_bring_data(&self) -> bool {
+        matches!(self.shared.lock().phase, Phase::Opening | Phase::Open)
+    }
+
+    /// The data of the next message that says so; waits for it until `timeout`. An error when it cannot come any more.
+    fn next_data(&self, timeout: Duration) -> Result<Option<Arc<dyn Segment>>, Error> {
+        let start = Instant::now();
+        let looking = Duration::from_micros(match self.is_few_cores {
+            true => 0,
+            false => LOOK_US_MAX,
+        });
+        loop {
+            let seen = self.shared.arrivals.load(Ordering::Acquire);
+            let mut state = self.shared.lock();
+            if let Some(data) = self.shared.take_next(&mut state) {
+                return Ok(Some(data));
+            }
+            // What went out on other lanes before may still be on its way.
+            let end_max = Duration::from_millis(LANE_END_MS_MAX);
+            if state.ended.is_some_and(|at| at.elapsed() >= end_max) {
+                return Err(Error::Closed);
+            }
+            let waited = start.elapsed();
+            if waited >= timeout {
+                return Ok(None);
+            }
+            if waited >= looking {
+                let left = timeout - waited;
+                let waiting = self.shared.arrived.wait_timeout(state, left);
+                drop(waiting.unwrap_or_else(PoisonError::into_inner));
+                continue;
+            }
+            drop(state);
+            while self.shared.arrivals.load(Ordering::Acquire) == seen && start.elapsed() < looking
+            {
+                hint::spin_loop();
+            }
+        }
+    }
+
+    /// Gives an answer to the lanes; gives it back where there are none. Waits while much waits already: the client reads
+    /// its lanes whatever it does.
+    pub(super) fn give(&self, answer: Answer) -> Result<(), Answer> {
+        let mut state = self.shared.lock();
+        while state.is_open() && state.answers_bytes >= LANE_ANSWERS_BYTES_MAX {
+            state = wait(&self.shared.sent, state);
+        }
+        if !state.is_open() {
+            return Err(answer);
+        }
+        state.answers_bytes += answer.bytes();
+        state.answers.push_back(answer);
+        self.shared.given.notify_one();
+        Ok(())
+    }
+}
+
+/// Nothing of a lane is left when the device goes.
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        self.shared.lock().phase = Phase::Closed;
+        self.shared.end_all();
+        // A thread that panicked has said so.
+        if let Some(opening) = self.opening.take() {
+            let _ = opening.join();
+        }
+        let mut state = self.shared.lock();
+        let threads: Vec<_> = state
+            .lanes
+            .drain(..)
+            .flat_map(|lane| lane.threads)
+            .collect();
+        state.answers.clear();
+        state.data.clear();
+        drop(state);
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Two threads a lane: one for each direction.
+    fn install(
+        self: &Arc<Self>,
+        links: Vec<Link>,
+        rooms: Option<&Arc<dyn Rooms>>,
+    ) -> Result<(), Error> {
+        let mut state = self.lock();
+        if state.phase != Phase::Opening {
+            return Err(Error::Closed);
+        }
+        for (index, link) in links.into_iter().enumerate() {
+            let (sender, receiver) = link.split();
+            let closer = sender.closer();
+            let (rooms, ours, theirs) = (rooms.cloned(), Arc::clone(self), Arc::clone(self));
+            let started = [
+                spawn("outboard-lane-in", move || {
+                    ours.receive(index, receiver, rooms)
+                }),
+                spawn("outboard-lane-out", move || theirs.send(index, sender)),
+            ];
+            let mut lane = Lane {
+                closer,
+                ahead: 0,
+                threads: Vec::new(),
+            };
+            let mut failed = None;
+            for thread in started {
+                match thread {
+                    Ok(thread) => lane.threads.push(thread),
+                    Err(error) => failed = Some(error),
+                }
+            }
+            state.lanes.push(lane);
+            if let Some(error) = failed {
+                info!(%error, "no lanes: a thread cannot be started");
+                return Err(Error::Closed);
+            }
+        }
+        state.phase = Phase::Open;
+        info!(lanes = state.lanes.len(), "lanes are open");
+        Ok(())
+    }
+
+    /// The life of a lane's receiving thread.
+    fn receive(&self, index: usize, mut receiver: Receiver, rooms: Option<Arc<dyn Rooms>>) {
+        let mut place = |_: &[u8], len: usize| {
+            let len = len.checked_sub(LANE_HEAD_BYTES)?;
+            let memory = rooms
+                .as_ref()
+                .filter(|_| len <= LANE_PIECE_BYTES)?
+                .room(len)?;
+            Some(Place {
+                skip: LANE_HEAD_BYTES,
+                memory,
+            })
+        };
+        while self.wait_for_room(index) {
+            let received = match receiver.recv_placed(Wait::Forever, &mut place) {
+                Ok(Some(frame)) => self.keep(index, frame),
+                Ok(None) => Ok(()),
+                Err(error) => Err(error.to_string()),
+            };
+            if let Err(why) = received {
+                debug!(lane = index, why, "a lane ends");
+                break;
+            }
+        }
+        self.end(index);
+    }
+
+    /// Whether the lane is still wanted.
+    fn wait_for_room(&self, index: usize) -> bool {
+        let mut state = self.lock();
+        loop {
+            match state.lanes.get(index) {
+                _ if state.phase == Phase::Closed => return false,
+                // It is being made.
+                None => return true,
+                Some(lane) if lane.ahead < LANE_FRAMES_AHEAD_MAX => return true,
+                Some(_) => state = wait(&self.taken, state),
+            }
+        }
+    }
+
+    fn keep(&self, index: usize, frame: Frame<'_>) -> Result<(), String> {
+        let (number, rest) = frame
+            .head
+            .split_first_chunk::<LANE_HEAD_BYTES>()
+            .ok_or("a frame without a number")?;
+        let number = u64::from_le_bytes(*number);
+        let data: Arc<dyn Segment> = match frame.tail {
+            Some(tail) => Arc::from(tail),
+            None => Arc::new(rest.to_vec()),
+        };
+        if data.bytes().len() > LANE_PIECE_BYTES {
+            return Err(format!("a frame of {} bytes", data.bytes().len()));
+        }
+        let mut state = self.lock();
+        if number < state.next || state.data.contains_key(&number) {
+            return Err(format!("data number {number} for the second time"));
+        }
+        state.data.insert(number, (index, data));
+        if let Some(lane) = state.lanes.get_mut(index) {
+            lane.ahead += 1;
+        }
+        drop(state);
+        self.arrivals.fetch_add(1, Ordering::Release);
+        self.arrived.notify_one();
+        Ok(())
+    }
+
+    fn take_next(&self, state: &mut State) -> Option<Arc<dyn Segment>> {
+        let next = state.next;
+        let (index, data) = state.data.remove(&next)?;
+        state.next += 1;
+        if let Some(lane) = state.lanes.get_mut(index) {
+            lane.ahead = lane.ahead.saturating_sub(1);
+            if lane.ahead + 1 == LANE_FRAMES_AHEAD_MAX {
+                self.taken.notify_all();
+            }
+        }
+        Some(data)
+    }
+
+    /// The life of a lane's sending thread.
+    fn send(&self, index: usize, mut sender: Sender) {
+        while let Some(Answer { header, entry }) = self.next_answer() {
+            let sent = match entry.reply_data() {
+                Ok(Some(data)) => {
+                    let len = (data.len() as u32).to_le_bytes();
+                    sender
+                        .send(&[&header, &len, data])
+                        .and_then(|()| sender.flush())
+                }
+                // Not reached: what has no data is not given to lanes.
+                _ => Err(Error::Misuse("an answer without data")),
+            };
+            if let Err(error) = sent {
+                debug!(lane = index, %error, "a lane ends");
+                break;
+            }
+        }
+        self.end(index);
+    }
+
+    fn next_answer(&self) -> Option<Answer> {
+        let mut state = self.lock();
+        loop {
+            if state.phase == Phase::Closed || state.ended.is_some() {
+                return None;
+            }
+            if let Some(answer) = state.answers.pop_front() {
+                state.answers_bytes = state.answers_bytes.saturating_sub(answer.bytes());
+                self.sent.notify_one();
+                return Some(answer);
+            }
+            state = wait(&self.given, state);
+        }
+    }
+
+    /// The client notices that its end is closed, and ends the session. What other lanes have brought may still be wanted.
+    fn end(&self, index: usize) {
+        let mut state = self.lock();
+        state.ended.get_or_insert_with(Instant::now);
+        if let Some(lane) = state.lanes.get(index) {
+            lane.closer.close();
+        }
+        drop(state);
+        self.notify();
+    }
+
+    fn end_all(&self) {
+        let mut state = self.lock();
+        state.ended.get_or_insert_with(Instant::now);
+        for lane in &state.lanes {
+            lane.closer.close();
+        }
+        drop(state);
+        self.notify();
+    }
+
+    fn notify(&self) {
+        self.arrivals.fetch_add(1, Ordering::Release);
+        for changed in [&self.arrived, &self.taken, &self.given, &self.sent] {
+            changed.notify_all();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn is_open(&self) -> bool {
+        self.phase == Phase::Open && self.ended.is_none()
+    }
+}
+
+impl Answer {
+    fn bytes(&self) -> usize {
+        HEADER_BYTES + self.entry.bytes()
+    }
+}
+
+fn wait<'s>(changed: &Condvar, state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
+    changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+}
+
+fn spawn(
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> std::io::Result<thread::JoinHandle<()>> {
+    thread::Builder::new().name(name.into()).spawn(body)
+}
+
+fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        filled +=
+            rustix::io::retry_on_intr(|| rustix::rand::getrandom(&mut bytes[filled..], flags))?;
+    }
+    Ok(())
+}

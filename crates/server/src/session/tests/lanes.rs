@@ -1,0 +1,360 @@
+//! Data on further connections: in the order of messages, whatever comes first; and clients that break the rules.
+
+use std::net::SocketAddr;
+
+use outboard_link::{LaneKey, Link, open_lanes};
+use outboard_wire::{
+    frame::{LANE_HEAD_BYTES, encode_request_for_lane, encode_request_head_for_lane},
+    limits::{LANE_END_MS_MAX, LANE_FRAMES_AHEAD_MAX, LANE_PIECE_BYTES},
+};
+
+use super::*;
+
+type Lane = (Sender, Receiver);
+
+/// What the server says to the wish for lanes.
+fn ask(client: &mut Client, lanes_max: u32) -> (usize, Option<(SocketAddr, LaneKey)>) {
+    client.send(77, &messages::LanesOpen { lanes_max });
+    let answer = client.recv();
+    assert!(answer.is_answer_to(77), "{answer:?}");
+    let mut r = Reader::new(&answer.body);
+    let reply = messages::LanesOpenReply::decode(&mut r).unwrap();
+    r.end().unwrap();
+    let key = LaneKey::try_from(&*reply.key).ok();
+    let server = SocketAddr::from(([127, 0, 0, 1], reply.port as u16));
+    (reply.lanes as usize, key.map(|key| (server, key)))
+}
+
+fn with_lanes() -> (Client, Vec<Lane>) {
+    let mut client = Client::tcp();
+    let (count, at) = ask(&mut client, 9);
+    assert_eq!(count, LANES);
+    let (server, key) = at.unwrap();
+    let links = open_lanes(server, &key, count, Instant::now() + PATIENCE).unwrap();
+    let lanes = links.into_iter().map(|(link, _)| Link::split(link));
+    (client, lanes.collect())
+}
+
+fn put(lane: &mut Lane, number: u64, data: &[u8]) {
+    lane.0.send(&[&number.to_le_bytes(), data]).unwrap();
+    lane.0.flush().unwrap();
+}
+
+/// The message of data that goes on a lane.
+fn announce(client: &mut Client, dst: u64, data: &[u8]) {
+    let mut head = [0; 64];
+    let message = messages::CopyIn {
+        dst,
+        stream: 0,
+        data,
+    };
+    let len = encode_request_head_for_lane(&mut head, 7, &message).unwrap();
+    client.send_raw(&head[..len]);
+}
+
+fn copy_out_for_lane(client: &mut Client, token: u32, stream: u64, byte: u8, len: u64) {
+    let src = byte.into();
+    let message = messages::CopyOut { src, len, stream };
+    let room = client.sender.reserve(frame::request_len(&message)).unwrap();
+    encode_request_for_lane(room, token, 7, &message).unwrap();
+    client.sender.commit(frame::request_len(&message)).unwrap();
+    client.sender.flush().unwrap();
+}
+
+/// The copies to the device that were executed, in order: where to, and the data.
+fn executed(client: &mut Client) -> Vec<(u64, Vec<u8>)> {
+    client.board.done.store(1, SeqCst);
+    client.fence(50, 0);
+    let mut copies = Vec::new();
+    loop {
+        let received = client.recv();
+        if received.is_answer_to(50) {
+            return copies;
+        }
+        let Note::HostPages(pages) = received.note() else {
+            panic!("{received:?}");
+        };
+        copies.push((pages.va, pages.data.to_vec()));
+    }
+}
+
+fn pattern(number: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + number * 31) as u8).collect()
+}
+
+#[test]
+fn copies_happen_in_the_order_of_their_messages() {
+    let (mut client, mut lanes) = with_lanes();
+    let lens = [1, 300, 20_000, LANE_PIECE_BYTES, 100_000, 16_384, 7];
+    let data: Vec<_> = lens
+        .iter()
+        .enumerate()
+        .map(|(number, len)| pattern(number, *len))
+        .collect();
+    // Later data may come first, as long as it is on another lane.
+    for (lane, numbers) in [(2, &[4, 6][..]), (0, &[1, 2, 5]), (1, &[0, 3])] {
+        for &number in numbers {
+            put(&mut lanes[lane], number as u64, &data[number]);
+        }
+    }
+    for (number, data) in data.iter().enumerate() {
+        announce(&mut client, number as u64, data);
+        if number == 3 {
+            // One that brings its data along takes no number.
+            let (dst, stream) = (100, 0);
+            let data = &[9; 40_000][..];
+            client.send(0, &messages::CopyIn { dst, stream, data });
+        }
+    }
+    let copies = executed(&mut client);
+    let order: Vec<_> = copies.iter().map(|(dst, _)| *dst).collect();
+    assert_eq!(order, [0, 1, 2, 3, 100, 4, 5, 6]);
+    for (dst, copied) in copies.iter().filter(|(dst, _)| *dst < 100) {
+        assert!(*copied == data[*dst as usize], "copy {dst}");
+    }
+    // Where the device gives no memory to lanes, their own is used as it lies.
+    assert_eq!(client.board.placed.load(SeqCst), lens.len() + 1);
+    let (end, tally, _) = client.leave();
+    assert!(matches!(end, End::ClientLeft), "{end}");
+    let by_name: HashMap<_, _> = tally.by_name().into_iter().collect();
+    assert_eq!(by_name["copy_in"].calls, lens.len() as u64 + 1);
+}
+
+#[test]
+fn a_message_waits_for_its_data_and_others_are_answered_meanwhile() {
+    let (mut client, mut lanes) = with_lanes();
+    let data = pattern(3, 100_000);
+    client.fence(1, 5);
+    announce(&mut client, 4, &data);
+    client.recv_nothing(30);
+    client.board.done.store(6, SeqCst);
+    assert!(client.recv().is_answer_to(1));
+    put(&mut lanes[1], 0, &data);
+    assert!(executed(&mut client) == [(4, data)]);
+}
+
+#[test]
+fn many_more_copies_than_lanes_keep() {
+    let (mut client, mut lanes) = with_lanes();
+    let count = 20 * LANES * LANE_FRAMES_AHEAD_MAX;
+    let len = 50_000;
+    thread::scope(|scope| {
+        for (index, lane) in lanes.iter_mut().enumerate() {
+            scope.spawn(move || {
+                for number in (index..count).step_by(LANES) {
+                    put(lane, number as u64, &pattern(number, len));
+                }
+            });
+        }
+        for number in 0..count {
+            announce(&mut client, number as u64, &pattern(number, len));
+        }
+    });
+    let copies = executed(&mut client);
+    assert_eq!(copies.len(), count);
+    for (number, (dst, copied)) in copies.into_iter().enumerate() {
+        assert!(dst == number as u64 && copied == pattern(number, len));
+    }
+}
+
+#[test]
+fn answers_come_on_lanes_and_what_follows_says_how_many() {
+    let (mut client, mut lanes) = with_lanes();
+    let lens = [1 << 20, 1, 70_000, 0, 300_000];
+    for (copy, len) in lens.iter().enumerate() {
+        let token = copy as u32 + 1;
+        copy_out_for_lane(&mut client, token, 3, token as u8, *len);
+    }
+    // One that was not asked for there comes here; so does a failure.
+    client.copy_out(10, 3, 10, 500_000);
+    copy_out_for_lane(&mut client, 11, 3, 11, u64::MAX);
+    client.fence(12, 3);
+    let failed = client.recv();
+    assert_eq!((failed.header.lanes_before, failed.failure().0), (0, 11));
+    client.board.done.store(4, SeqCst);
+    for token in [10, 12] {
+        let answer = client.recv();
+        assert!(answer.is_answer_to(token), "{:?}", answer.header);
+        assert_eq!(answer.header.lanes_before as usize, lens.len());
+    }
+    let mut seen = Vec::new();
+    for (_, receiver) in &mut lanes {
+        let until = |ms| Wait::Until(Instant::now() + Duration::from_millis(ms));
+        while let Some(frame) = receiver.recv(until(100)).unwrap() {
+            let (header, mut body) = decode_reply(frame).unwrap();
+            let data = body.bytes("data").unwrap();
+            body.end().unwrap();
+            let index = header.token as usize - 1;
+            assert_eq!((header.note, header.status), (0, 0));
+            assert_eq!(header.lanes_before as usize, index);
+            assert_eq!(data.len() as u64, lens[index]);
+            assert!(data.iter().all(|byte| *byte == header.token as u8));
+            seen.push(index);
+        }
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, [0, 1, 2, 3, 4]);
+    assert_eq!(client.board.pendings.load(SeqCst), 0);
+}
+
+#[test]
+fn without_lanes_everything_comes_on_the_sessions_own_connection() {
+    // Over shm there are none; nor for a client that wants none; nor a second time.
+    let mut client = Client::shm();
+    assert_eq!(ask(&mut client, 4), (0, None));
+    let mut client = Client::tcp();
+    assert_eq!(ask(&mut client, 0), (0, None));
+    let (count, at) = ask(&mut client, 2);
+    assert_eq!(count, 2);
+    assert_eq!(ask(&mut client, 2), (0, None));
+    // Nobody with the key comes.
+    let (server, _) = at.unwrap();
+    let wrong = open_lanes(server, &[0; 32], 2, Instant::now() + PATIENCE);
+    assert!(wrong.is_err());
+    client.board.done.store(9, SeqCst);
+    copy_out_for_lane(&mut client, 5, 3, 5, 100_000);
+    let answer = client.recv();
+    assert!(answer.is_answer_to(5));
+    assert_eq!(
+        (answer.header.lanes_before, answer.body.len()),
+        (0, 100_004)
+    );
+    let start = Instant::now();
+    let (end, ..) = client.leave();
+    assert!(matches!(end, End::ClientLeft), "{end}");
+    assert!(
+        start.elapsed() < Duration::from_secs(1),
+        "nobody is waited for"
+    );
+}
+
+#[test]
+fn data_on_a_lane_that_never_was_ends_the_session() {
+    for mut client in [Client::shm(), Client::tcp()] {
+        announce(&mut client, 1, b"data");
+        let (op, status, is_sticky, why) = client.recv().fault();
+        assert_eq!(op, messages::CopyIn::NUMBER);
+        assert!(status == CUresult::CUDA_ERROR_UNKNOWN && is_sticky);
+        assert!(why.contains("lane"), "{why}");
+        let (end, ..) = client.leave();
+        assert!(matches!(end, End::Malformed { .. }), "{end}");
+    }
+}
+
+#[test]
+fn data_of_another_length_ends_the_session() {
+    let (mut client, mut lanes) = with_lanes();
+    put(&mut lanes[0], 0, &[1; 30_000]);
+    announce(&mut client, 1, &[1; 30_001]);
+    client.recv().fault();
+    assert!(matches!(client.leave().0, End::Malformed { .. }));
+}
+
+#[test]
+fn a_lane_that_breaks_the_rules_is_closed_and_its_data_is_not_waited_for_long() {
+    type Abuse = fn(&mut Vec<Lane>);
+    let abuses: [(&str, Abuse); 6] = [
+        ("a number twice", |lanes| {
+            put(&mut lanes[0], 7, b"x");
+            put(&mut lanes[0], 7, b"y");
+        }),
+        ("a frame too long", |lanes| {
+            put(&mut lanes[0], 0, &vec![0; LANE_PIECE_BYTES + 1])
+        }),
+        ("a frame without a number", |lanes| {
+            lanes[0].0.send(&[&[1; LANE_HEAD_BYTES - 1]]).unwrap();
+            lanes[0].0.flush().unwrap();
+        }),
+        ("a lane that ends", |lanes| drop(lanes.remove(0))),
+        ("all lanes end", Vec::clear),
+        ("a number from the past", |lanes| {
+            put(&mut lanes[1], 0, &[5; 10]);
+            thread::sleep(Duration::from_millis(50));
+            put(&mut lanes[0], 0, &[5; 10]);
+        }),
+    ];
+    for (what, abuse) in abuses {
+        let (mut client, mut lanes) = with_lanes();
+        if what.contains("past") {
+            announce(&mut client, 1, &[5; 10]);
+        }
+        abuse(&mut lanes);
+        if let Some((_, receiver)) = lanes.first_mut().filter(|_| !what.contains("end")) {
+            let closed = receiver.recv(Wait::Until(Instant::now() + PATIENCE));
+            assert!(closed.is_err(), "{what}: the lane is closed");
+        }
+        // Its session goes on until it asks for what does not come.
+        client.board.done.store(1, SeqCst);
+        client.fence(3, 0);
+        while !client.recv().is_answer_to(3) {}
+        announce(&mut client, 2, &[5; 20_000]);
+        let start = Instant::now();
+        let until = Wait::Until(start + PATIENCE);
+        assert!(client.receiver.recv(until).is_err(), "{what}");
+        let waited = start.elapsed();
+        assert!(
+            waited < Duration::from_millis(LANE_END_MS_MAX) + Duration::from_secs(2),
+            "{what}: {waited:?}"
+        );
+        client.leave();
+    }
+}
+
+#[test]
+fn a_lane_that_stalls_in_the_middle_of_a_frame_holds_nobody_up_for_ever() {
+    let mut client = Client::tcp();
+    let (server, key) = ask(&mut client, 1).1.unwrap();
+    let mut lane = TcpStream::connect(server).unwrap();
+    lane.write_all(b"OUTBLANE").unwrap();
+    lane.write_all(&key).unwrap();
+    lane.read_exact(&mut [0; 8]).unwrap();
+    // The length of a frame, its number, and half of its data.
+    lane.write_all(&100_008u32.to_le_bytes()).unwrap();
+    lane.write_all(&[0; 50_008]).unwrap();
+    announce(&mut client, 1, &[0; 100_000]);
+    client.recv_nothing(50);
+    let start = Instant::now();
+    let leaving = thread::spawn(move || client.leave());
+    thread::sleep(Duration::from_millis(100));
+    drop(lane);
+    let (end, ..) = leaving.join().unwrap();
+    assert!(matches!(end, End::ClientLeft), "{end}");
+    assert!(start.elapsed() < Duration::from_millis(LANE_END_MS_MAX) + Duration::from_secs(1));
+}
+
+#[test]
+fn data_that_nobody_asks_for_is_not_taken_in_without_end() {
+    let (client, mut lanes) = with_lanes();
+    let (mut sender, _receiver) = lanes.remove(0);
+    let closer = sender.closer();
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&sent);
+    let flood = thread::spawn(move || {
+        for number in 1u64.. {
+            let frame = [&number.to_le_bytes()[..], &[0; LANE_PIECE_BYTES]].concat();
+            if sender
+                .send(&[&frame])
+                .and_then(|()| sender.flush())
+                .is_err()
+            {
+                return;
+            }
+            counted.fetch_add(1, SeqCst);
+        }
+    });
+    let settled = |sent: &AtomicUsize| loop {
+        let before = sent.load(SeqCst);
+        thread::sleep(Duration::from_millis(300));
+        if sent.load(SeqCst) == before {
+            return before;
+        }
+    };
+    // What the server keeps, and what fits into the kernel's buffers of both sides.
+    let count = settled(&sent);
+    assert!(count >= LANE_FRAMES_AHEAD_MAX, "{count}");
+    assert!(count <= LANE_FRAMES_AHEAD_MAX + 64, "{count}");
+    let (end, ..) = client.leave();
+    assert!(matches!(end, End::ClientLeft), "{end}");
+    closer.close();
+    flood.join().unwrap();
+}

@@ -1,0 +1,122 @@
+"""Long copies over tcp go over several connections, and arrive whole and in order, with them and without."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import EXAMPLES, OUTBOARD, Server, start_server
+
+PROGRAM = Path(__file__).with_name("long_copies.py")
+LANES_MAX = 4
+
+
+@pytest.fixture(scope="module")
+def server_with_lanes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One that has lanes however few cores the machine has."""
+    os.environ["OUTBOARD_LANES"] = str(LANES_MAX)
+    try:
+        server = start_server(tmp_path_factory.mktemp("lanes"))
+    finally:
+        del os.environ["OUTBOARD_LANES"]
+    yield server
+    assert server.process.poll() is None, server.log.read_text()
+    assert server.stop() == 0
+
+
+def run(server: Server, folder: Path, lanes: int, part: str, link: str = "tcp") -> tuple[dict[str, int], int, int]:
+    """What the lanes of the program carried, and what it copied in all, in and out."""
+    stats = folder / "stats.json"
+    env = {"OUTBOARD_LANES": str(lanes), "OUTBOARD_STATS": str(stats)}
+    done = server.run(link, sys.executable, PROGRAM, part, env=env)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{server.log.read_text()[-4000:]}"
+    copied = re.search(r"every byte is right: (\d+) in, (\d+) out", done.stdout)
+    assert copied, done.stdout
+    carried: dict[str, int] = json.loads(stats.read_text()).get("lanes", {"count": 0, "sent_bytes": 0, "received_bytes": 0})
+    return carried, int(copied[1]), int(copied[2])
+
+
+@pytest.mark.parametrize("part", ["plain", "detached", "order", "threads"])
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+def test_with_lanes(server_with_lanes: Server, tmp_path: Path, lanes: int, part: str) -> None:
+    carried, to_device, from_device = run(server_with_lanes, tmp_path, lanes, part)
+    assert carried["count"] == lanes
+    # What is shorter than a long copy goes the old way, and what a thread sends while another one sends.
+    assert to_device / 4 < carried["sent_bytes"] <= to_device
+    assert from_device * 3 / 4 < carried["received_bytes"] <= from_device
+    if part == "order":
+        assert (carried["sent_bytes"], carried["received_bytes"]) == (to_device, from_device)
+
+
+@pytest.mark.parametrize("link", ["tcp", "shm"])
+def test_without(server_with_lanes: Server, tmp_path: Path, link: str) -> None:
+    """The client wants none, or they are of no use."""
+    lanes = {"tcp": 0, "shm": LANES_MAX}[link]
+    carried, _, _ = run(server_with_lanes, tmp_path, lanes, "all", link)
+    assert carried["count"] == 0
+
+
+def test_a_server_that_has_none(server: Server, tmp_path: Path) -> None:
+    """The client wants some, the server is said to have none."""
+    folder = tmp_path / "none"
+    folder.mkdir()
+    os.environ["OUTBOARD_LANES"] = "0"
+    try:
+        none = start_server(folder)
+    finally:
+        del os.environ["OUTBOARD_LANES"]
+    try:
+        carried, _, _ = run(none, tmp_path, LANES_MAX, "all")
+        assert carried["count"] == 0
+    finally:
+        assert none.stop() == 0
+
+
+@pytest.mark.parametrize("program", ["fork_child", "illegal_address", "streams_events", "host_callbacks", "two_threads", "pinned_mapped"])
+def test_programs_with_lanes(server_with_lanes: Server, program: str) -> None:
+    done = server_with_lanes.run("tcp", EXAMPLES / program, env={"OUTBOARD_LANES": str(LANES_MAX)})
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert f"{program}: every result is right" in done.stdout
+
+
+def test_a_server_that_ends_is_noticed(tmp_path: Path) -> None:
+    """A worker that is killed in the middle of a copy: the program is told, at once."""
+    os.environ["OUTBOARD_LANES"] = str(LANES_MAX)
+    try:
+        server = start_server(tmp_path)
+    finally:
+        del os.environ["OUTBOARD_LANES"]
+    text = f"""
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+context, at, length = ctypes.c_void_p(), ctypes.c_uint64(), 64 << 20
+for name, arguments in [("cuInit", [0]), ("cuDevicePrimaryCtxRetain", [ctypes.byref(context), 0]),
+                        ("cuCtxSetCurrent", [context]), ("cuMemAlloc_v2", [ctypes.byref(at), ctypes.c_size_t(length)])]:
+    assert getattr(cuda, name)(*arguments) == 0, name
+memory = ctypes.create_string_buffer(length)
+print("ready", flush=True)
+while True:
+    for result in (cuda.cuMemcpyHtoD_v2(at, memory, ctypes.c_size_t(length)), cuda.cuMemcpyDtoH_v2(memory, at, ctypes.c_size_t(length))):
+        if result != 0:
+            print("told", result)
+            sys.exit(0)
+"""
+    argv = [str(OUTBOARD), "run", "--gpu", server.urls["tcp"], "--", sys.executable, "-c", text]
+    program = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={**os.environ, "OUTBOARD_LANES": str(LANES_MAX)})
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    try:
+        program.wait(1)
+    except subprocess.TimeoutExpired:
+        pass
+    server.process.kill()
+    out, _ = program.communicate(timeout=20)
+    # CUDA_ERROR_DEVICE_UNAVAILABLE
+    assert out == "told 46\n"
