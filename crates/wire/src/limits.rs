@@ -53,8 +53,9 @@ pub const LANES_FEW: usize = 2;
 pub const LANES_FEW_CORES_MIN: usize = 4;
 /// A copy at least this long goes over lanes.
 pub const LANE_COPY_BYTES_MIN: usize = 2 << 20;
-/// The data in one frame of a lane to the server, at most: small enough that short copies are shared evenly.
-pub const LANE_PIECE_BYTES: usize = 512 << 10;
+/// The data in one frame of a lane to the server: the less the more evenly copies are shared, the more the fewer messages.
+pub const LANE_PIECE_BYTES_MIN: usize = 256 << 10;
+pub const LANE_PIECE_BYTES_MAX: usize = 1 << 20;
 /// Frames that one lane has brought and whose messages have not come yet.
 pub const LANE_FRAMES_AHEAD_MAX: usize = 8;
 /// Data of answers that waits for a lane.

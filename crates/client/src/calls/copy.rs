@@ -12,7 +12,7 @@ use outboard_api::{
     cuda::{CUcontext, CUdeviceptr, CUstream},
 };
 use outboard_wire::{
-    limits::{CHUNK_BYTES_MAX, LANE_COPY_BYTES_MIN, LANE_PIECE_BYTES},
+    limits::{CHUNK_BYTES_MAX, LANE_COPY_BYTES_MIN},
     messages,
 };
 
@@ -109,13 +109,13 @@ impl Driver {
         let (dst, data) = (dst + staged as u64, &data[staged..]);
         if data.len() >= LANE_COPY_BYTES_MIN && self.session.has_lanes() {
             let context = wire_context();
-            let announce = |index: usize, piece: &[u8]| {
+            let announce = |offset: usize, piece: &[u8]| {
                 let message = messages::CopyIn {
-                    dst: dst + (index * LANE_PIECE_BYTES) as u64,
+                    dst: dst + offset as u64,
                     stream: stream.wire(),
                     data: piece,
                 };
-                self.session.submit_without_data(context, &message)?;
+                self.session.post_without_data(context, &message)?;
                 self.progress.submit();
                 stream.progress().submit();
                 Ok(())

@@ -29,7 +29,7 @@ use outboard_wire::{
         REPLY_DATA_AT, ReplyHeader, decode_reply, encode_request_for_lane,
         encode_request_head_for_lane, request_len,
     },
-    limits::{LANE_PIECE_BYTES, LANES_OPEN_MS_MAX},
+    limits::{LANE_PIECE_BYTES_MAX, LANE_PIECE_BYTES_MIN, LANES_OPEN_MS_MAX},
     messages,
 };
 use parking_lot::{Condvar, Mutex};
@@ -39,6 +39,9 @@ use crate::{calls::Done, helpers::Helpers, log, notes, optimise, stats, times};
 
 /// When a lane ends, what the server said last on its own connection is read for so long before the session is given up.
 const LAST_WORDS_MS_MAX: u64 = 100;
+
+/// Fewer pieces make the lanes end at different times, more make more messages.
+const PIECES_A_LANE: usize = 4;
 
 pub(super) struct Lanes {
     /// Where the session is.
@@ -190,8 +193,8 @@ impl Session {
         let _ = self.lanes.open.set(open);
     }
 
-    /// Sends the data of a copy over lanes, in pieces; `announce` sends the message of one, by its number. `None`: there
-    /// are no lanes, or they are taken.
+    /// Sends the data of a copy over lanes, in pieces; `announce` posts the message of one, which begins so many bytes into
+    /// the data. `None`: there are no lanes, or they are taken.
     ///
     /// Each message goes out behind its data, so that the server never waits for what this process has yet to do.
     pub(crate) fn send_on_lanes(
@@ -206,12 +209,10 @@ impl Session {
         }
         stats::sent();
         let first = *turn;
-        let pieces = data.len().div_ceil(LANE_PIECE_BYTES);
+        let len = piece_bytes(data.len(), open.senders.len());
+        let pieces = data.len().div_ceil(len);
         *turn += pieces as u64;
-        let piece = |index: usize| {
-            let start = index * LANE_PIECE_BYTES;
-            &data[start..data.len().min(start + LANE_PIECE_BYTES)]
-        };
+        let piece = |index: usize| &data[index * len..data.len().min((index + 1) * len)];
         let next = AtomicUsize::new(0);
         // Whether each was sent, and how many were announced.
         let progress = Mutex::new((vec![false; pieces], 0));
@@ -227,12 +228,16 @@ impl Session {
                     .send(&[&number, piece(index)])
                     .and_then(|()| sender.flush())
                     .map_err(|error| self.lost_lane(error))?;
-                let (sent, announced) = &mut *progress.lock();
-                sent[index] = true;
-                while sent.get(*announced) == Some(&true) {
-                    announce(*announced, piece(*announced))?;
-                    *announced += 1;
+                {
+                    let (sent, announced) = &mut *progress.lock();
+                    sent[index] = true;
+                    while sent.get(*announced) == Some(&true) {
+                        announce(*announced * len, piece(*announced))?;
+                        *announced += 1;
+                    }
                 }
+                let flushed = self.flusher.flush();
+                flushed.map_err(|error| self.lost_lane(error))?;
             }
         };
         let sent = times::sending(|| open.helpers.together(open.senders.len(), send));
@@ -241,9 +246,9 @@ impl Session {
         Some(sent)
     }
 
-    /// Sends a message without its data, which went over a lane.
+    /// Posts a message without its data, which went over a lane.
     /// The server counts on it: a context that was lost meanwhile does not keep it back.
-    pub(crate) fn submit_without_data<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Done {
+    pub(crate) fn post_without_data<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Done {
         let mut head = [0; DATA_HEAD_BYTES_MAX];
         let sent = encode_request_head_for_lane(&mut head, context, message)
             .ok_or(outboard_link::Error::Misuse("a message that has no data"))
@@ -251,9 +256,7 @@ impl Session {
                 let mut sender = self.sender.lock();
                 sender.reserve(len)?[..len].copy_from_slice(&head[..len]);
                 sender.commit(len)?;
-                sender.post()?;
-                drop(sender);
-                self.flusher.flush()
+                sender.post()
             });
         sent.map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))
     }
@@ -363,6 +366,13 @@ impl Session {
     }
 }
 
+/// How much of a copy goes in one frame: so much that each lane has some of them, for an even share.
+fn piece_bytes(len: usize, lanes: usize) -> usize {
+    (len / (PIECES_A_LANE * lanes.max(1)))
+        .next_multiple_of(LANE_PIECE_BYTES_MIN)
+        .clamp(LANE_PIECE_BYTES_MIN, LANE_PIECE_BYTES_MAX)
+}
+
 /// Which of the answers that the server gave to lanes have arrived. Numbers start again at 0 after 2^32.
 #[derive(Default)]
 struct Landed {
@@ -423,6 +433,18 @@ mod tests {
         }
         assert!(!landed.wait(6, Wait::Until(Instant::now())));
         assert!(landed.wait(5, Wait::Poll));
+    }
+
+    #[test]
+    fn pieces_are_shared_evenly() {
+        for (len, lanes, expected) in [
+            (2 << 20, 4, LANE_PIECE_BYTES_MIN),
+            (5 << 20, 4, 2 * LANE_PIECE_BYTES_MIN),
+            (100 << 20, 4, LANE_PIECE_BYTES_MAX),
+            (2 << 20, 1, 2 * LANE_PIECE_BYTES_MIN),
+        ] {
+            assert_eq!(piece_bytes(len, lanes), expected, "{len} over {lanes}");
+        }
     }
 
     #[test]

@@ -37,7 +37,7 @@ use outboard_wire::{
     handshake::Purpose,
     limits::{
         LANE_ANSWERS_BYTES_MAX, LANE_END_MS_MAX, LANE_FRAMES_AHEAD_MAX, LANE_KEY_BYTES,
-        LANE_PIECE_BYTES, LANES_MAX,
+        LANE_PIECE_BYTES_MAX, LANES_MAX,
     },
     messages::{LanesOpen, LanesOpenReply},
 };
@@ -355,7 +355,7 @@ impl Shared {
             let len = len.checked_sub(LANE_HEAD_BYTES)?;
             let memory = rooms
                 .as_ref()
-                .filter(|_| len <= LANE_PIECE_BYTES)?
+                .filter(|_| len <= LANE_PIECE_BYTES_MAX)?
                 .room(len)?;
             Some(Place {
                 skip: LANE_HEAD_BYTES,
@@ -400,7 +400,7 @@ impl Shared {
             Some(tail) => Arc::from(tail),
             None => Arc::new(rest.to_vec()),
         };
-        if data.bytes().len() > LANE_PIECE_BYTES {
+        if data.bytes().len() > LANE_PIECE_BYTES_MAX {
             return Err(format!("a frame of {} bytes", data.bytes().len()));
         }
         let mut state = self.lock();

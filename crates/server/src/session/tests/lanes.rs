@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use outboard_link::{LaneKey, Link, open_lanes};
 use outboard_wire::{
     frame::{LANE_HEAD_BYTES, encode_request_for_lane, encode_request_head_for_lane},
-    limits::{LANE_END_MS_MAX, LANE_FRAMES_AHEAD_MAX, LANE_PIECE_BYTES},
+    limits::{LANE_END_MS_MAX, LANE_FRAMES_AHEAD_MAX, LANE_PIECE_BYTES_MAX},
 };
 
 use super::*;
@@ -85,7 +85,7 @@ fn pattern(number: usize, len: usize) -> Vec<u8> {
 #[test]
 fn copies_happen_in_the_order_of_their_messages() {
     let (mut client, mut lanes) = with_lanes();
-    let lens = [1, 300, 20_000, LANE_PIECE_BYTES, 100_000, 16_384, 7];
+    let lens = [1, 300, 20_000, LANE_PIECE_BYTES_MAX, 100_000, 16_384, 7];
     let data: Vec<_> = lens
         .iter()
         .enumerate()
@@ -259,7 +259,7 @@ fn a_lane_that_breaks_the_rules_is_closed_and_its_data_is_not_waited_for_long() 
             put(&mut lanes[0], 7, b"y");
         }),
         ("a frame too long", |lanes| {
-            put(&mut lanes[0], 0, &vec![0; LANE_PIECE_BYTES + 1])
+            put(&mut lanes[0], 0, &vec![0; LANE_PIECE_BYTES_MAX + 1])
         }),
         ("a frame without a number", |lanes| {
             lanes[0].0.send(&[&[1; LANE_HEAD_BYTES - 1]]).unwrap();
@@ -331,7 +331,7 @@ fn data_that_nobody_asks_for_is_not_taken_in_without_end() {
     let counted = Arc::clone(&sent);
     let flood = thread::spawn(move || {
         for number in 1u64.. {
-            let frame = [&number.to_le_bytes()[..], &[0; LANE_PIECE_BYTES]].concat();
+            let frame = [&number.to_le_bytes()[..], &[0; LANE_PIECE_BYTES_MAX]].concat();
             if sender
                 .send(&[&frame])
                 .and_then(|()| sender.flush())
