@@ -27,8 +27,8 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.parametrize("level", ["or+sr+local", "batch=8"])
-def test_an_idle_program_costs_nothing(server: Server, link: str, level: str) -> None:
+def idle_shares(server: Server, link: str, level: str = "or+sr+local") -> dict[str, float]:
+    """What each process takes of a core while a program that has worked does nothing."""
     before = set(worker_pids(server))
     argv = [str(OUTBOARD), "run", "--gpu", server.urls[link], "--optimise", level, "--", sys.executable, str(PROGRAM)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
@@ -44,4 +44,10 @@ def test_an_idle_program_costs_nothing(server: Server, link: str, level: str) ->
         shares = {who: (cpu_s(pid) - spent[who]) / passed for who, pid in pids.items()}
         client.stdin.close()
         assert client.wait(30) == 0
+    return shares
+
+
+@pytest.mark.parametrize("level", ["or+sr+local", "batch=8"])
+def test_an_idle_program_costs_nothing(server: Server, link: str, level: str) -> None:
+    shares = idle_shares(server, link, level)
     assert max(shares.values()) <= SHARE_MAX, shares

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from conftest import EXAMPLES, OUTBOARD, Server, start_server
+from test_idle import SHARE_MAX, idle_shares
 
 PROGRAM = Path(__file__).with_name("long_copies.py")
 LANES_MAX = 4
@@ -84,6 +85,14 @@ def test_programs_with_lanes(server_with_lanes: Server, program: str) -> None:
     done = server_with_lanes.run("tcp", EXAMPLES / program, env={"OUTBOARD_LANES": str(LANES_MAX)})
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert f"{program}: every result is right" in done.stdout
+
+
+def test_idle_lanes_cost_nothing(server_with_lanes: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOARD_LANES", str(LANES_MAX))
+    opened = server_with_lanes.log.read_text().count("lanes are open")
+    shares = idle_shares(server_with_lanes, "tcp")
+    assert server_with_lanes.log.read_text().count("lanes are open") == opened + 1
+    assert max(shares.values()) <= SHARE_MAX, shares
 
 
 def test_a_server_that_ends_is_noticed(tmp_path: Path) -> None:
