@@ -407,7 +407,7 @@ impl Landed {
         let until = match wait {
             Wait::Poll => return self.has(count),
             Wait::Until(until) => until,
-            Wait::Forever => Instant::now() + Duration::from_millis(super::LEAD_MS_MAX),
+            Wait::Forever => Instant::now() + Duration::from_millis(super::wait::LEAD_MS_MAX),
         };
         let mut beyond = self.beyond.lock();
         while !self.has(count) {
