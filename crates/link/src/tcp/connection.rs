@@ -6,7 +6,7 @@
 use std::{
     io::IoSlice,
     net::SocketAddr,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -15,27 +15,24 @@ use std::{
 };
 
 use outboard_wire::limits::{
-    LINGER_MS_MAX, SEND_SPIN_NS_MAX, SENDS_CLOSE_MIN, SENDS_CLOSE_NS_MAX, TCP_SEND_BUFFER_BYTES,
+    SEND_SPIN_NS_MAX, SENDS_CLOSE_MIN, SENDS_CLOSE_NS_MAX, TCP_SEND_BUFFER_BYTES,
 };
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd},
-    io::Errno,
-    net::{
-        RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, getpeername, getsockname, recv, send,
-        sendmsg, shutdown,
-    },
+    net::{SendFlags, Shutdown, getpeername, getsockname, send, shutdown},
 };
 
 use super::{
     deframer::{Deframer, PREFIX_BYTES, Parts},
     liveness::{self, Watch},
     outgoing::{Batch, Leaving, Outgoing, Write},
+    shared::Shared,
 };
 use crate::{
     Error, Wait,
     place::{Frame, Placer},
     spin::{self, Spin},
-    stream, sys,
+    sys,
 };
 
 /// A part at least this long is not copied into the send buffer first.
@@ -50,15 +47,6 @@ const HELPER_LOOKS: u32 = 16;
 pub struct Connection {
     sender: Sender,
     receiver: Receiver,
-}
-
-/// What both halves and their handles share.
-struct Shared {
-    socket: OwnedFd,
-    /// Readable while a wake-up of the receiver is pending.
-    wake: OwnedFd,
-    is_closed: AtomicBool,
-    owner_pid: u32,
 }
 
 impl Connection {
@@ -546,114 +534,5 @@ impl Closer {
             self.outgoing.end();
         }
         self.shared.wake();
-    }
-}
-
-impl Shared {
-    fn is_ours(&self) -> bool {
-        self.owner_pid == std::process::id()
-    }
-
-    #[inline]
-    fn is_closed(&self) -> bool {
-        self.is_closed.load(Ordering::Acquire)
-    }
-
-    /// Takes in what has arrived, without waiting, and tells whether that was all.
-    fn read(&self, deframer: &mut Deframer, is_dry: &mut bool) -> Result<bool, Error> {
-        loop {
-            let room = deframer.room()?;
-            let len = room.len();
-            match recv(&self.socket, room, RecvFlags::DONTWAIT) {
-                Ok((0, _)) if self.is_closed() => return Err(Error::Closed),
-                Ok((0, _)) => return Err(deframer.end()),
-                Ok((count, _)) => {
-                    deframer.filled(count);
-                    *is_dry = count < len;
-                    return Ok(true);
-                }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    *is_dry = true;
-                    return Ok(false);
-                }
-                Err(error) => return Err(Error::io("receiving")(error)),
-            }
-        }
-    }
-
-    fn wake(&self) {
-        // The counter is full after 2^64 - 2 wake-ups, and readable still.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-
-    fn take_wake(&self) -> bool {
-        rustix::io::read(&self.wake, &mut [0; 8]).is_ok()
-    }
-
-    /// Sends all of it, or what the peer takes until the deadline.
-    fn write_all(
-        &self,
-        mut slices: &mut [IoSlice<'_>],
-        deadline: Option<Instant>,
-    ) -> Result<(), Error> {
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let mut watch = Watch::default();
-        let mut full_since = None;
-        IoSlice::advance_slices(&mut slices, 0);
-        while !slices.is_empty() {
-            match sendmsg(
-                &self.socket,
-                slices,
-                &mut SendAncillaryBuffer::default(),
-                flags,
-            ) {
-                Ok(count) => IoSlice::advance_slices(&mut slices, count),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    let now = Instant::now();
-                    let since = *full_since.get_or_insert(now);
-                    if deadline.is_some_and(|deadline| now >= deadline) {
-                        return Err(stream::timed_out("sending to the peer", since));
-                    }
-                    let tick = now + liveness::TICK;
-                    let tick = deadline.map_or(tick, |deadline| deadline.min(tick));
-                    let has_room = sys::wait_one(self.socket.as_fd(), PollFlags::OUT, Some(tick))
-                        .map_err(Error::io("waiting for the peer"))?;
-                    if self.is_closed() {
-                        return Err(Error::Closed);
-                    }
-                    if !has_room {
-                        watch.look(&self.socket)?;
-                    }
-                }
-                Err(error) => return Err(Error::io("sending")(error)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Lets what was sent arrive. Closing a socket that holds unread bytes resets the connection, and that would throw
-    /// away what is still on its way to the peer.
-    fn linger(&self) {
-        let deadline = Instant::now() + Duration::from_millis(LINGER_MS_MAX);
-        let mut unread = [0; 4096];
-        while sys::unacknowledged_bytes(self.socket.as_fd()).is_ok_and(|bytes| bytes > 0)
-            && Instant::now() < deadline
-        {
-            match recv(&self.socket, &mut unread, RecvFlags::DONTWAIT) {
-                Ok((0, _)) | Err(Errno::AGAIN) => std::thread::sleep(Duration::from_millis(1)),
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(_) => return,
-            }
-        }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        if self.is_ours() && !self.is_closed() {
-            self.linger();
-        }
     }
 }

@@ -6,6 +6,8 @@ mod connection;
 pub(crate) mod deframer;
 #[cfg(not(loom))]
 mod liveness;
+#[cfg(not(loom))]
+mod shared;
 // Public for the loom tests only.
 #[doc(hidden)]
 pub mod outgoing;

@@ -1,0 +1,139 @@
+//! The socket itself: what both halves of a connection and their handles share.
+
+use std::{
+    io::IoSlice,
+    os::fd::{AsFd, OwnedFd},
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use outboard_wire::limits::LINGER_MS_MAX;
+use rustix::{
+    event::PollFlags,
+    io::Errno,
+    net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg},
+};
+
+use super::{
+    deframer::Deframer,
+    liveness::{self, Watch},
+};
+use crate::{Error, stream, sys};
+
+/// What both halves and their handles share.
+pub(super) struct Shared {
+    pub(super) socket: OwnedFd,
+    /// Readable while a wake-up of the receiver is pending.
+    pub(super) wake: OwnedFd,
+    pub(super) is_closed: AtomicBool,
+    pub(super) owner_pid: u32,
+}
+
+impl Shared {
+    pub(super) fn is_ours(&self) -> bool {
+        self.owner_pid == std::process::id()
+    }
+
+    #[inline]
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Takes in what has arrived, without waiting, and tells whether that was all.
+    pub(super) fn read(&self, deframer: &mut Deframer, is_dry: &mut bool) -> Result<bool, Error> {
+        loop {
+            let room = deframer.room()?;
+            let len = room.len();
+            match recv(&self.socket, room, RecvFlags::DONTWAIT) {
+                Ok((0, _)) if self.is_closed() => return Err(Error::Closed),
+                Ok((0, _)) => return Err(deframer.end()),
+                Ok((count, _)) => {
+                    deframer.filled(count);
+                    *is_dry = count < len;
+                    return Ok(true);
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    *is_dry = true;
+                    return Ok(false);
+                }
+                Err(error) => return Err(Error::io("receiving")(error)),
+            }
+        }
+    }
+
+    pub(super) fn wake(&self) {
+        // The counter is full after 2^64 - 2 wake-ups, and readable still.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub(super) fn take_wake(&self) -> bool {
+        rustix::io::read(&self.wake, &mut [0; 8]).is_ok()
+    }
+
+    /// Sends all of it, or what the peer takes until the deadline.
+    pub(super) fn write_all(
+        &self,
+        mut slices: &mut [IoSlice<'_>],
+        deadline: Option<Instant>,
+    ) -> Result<(), Error> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let mut watch = Watch::default();
+        let mut full_since = None;
+        IoSlice::advance_slices(&mut slices, 0);
+        while !slices.is_empty() {
+            match sendmsg(
+                &self.socket,
+                slices,
+                &mut SendAncillaryBuffer::default(),
+                flags,
+            ) {
+                Ok(count) => IoSlice::advance_slices(&mut slices, count),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    let now = Instant::now();
+                    let since = *full_since.get_or_insert(now);
+                    if deadline.is_some_and(|deadline| now >= deadline) {
+                        return Err(stream::timed_out("sending to the peer", since));
+                    }
+                    let tick = now + liveness::TICK;
+                    let tick = deadline.map_or(tick, |deadline| deadline.min(tick));
+                    let has_room = sys::wait_one(self.socket.as_fd(), PollFlags::OUT, Some(tick))
+                        .map_err(Error::io("waiting for the peer"))?;
+                    if self.is_closed() {
+                        return Err(Error::Closed);
+                    }
+                    if !has_room {
+                        watch.look(&self.socket)?;
+                    }
+                }
+                Err(error) => return Err(Error::io("sending")(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets what was sent arrive. Closing a socket that holds unread bytes resets the connection, and that would throw
+    /// away what is still on its way to the peer.
+    pub(super) fn linger(&self) {
+        let deadline = Instant::now() + Duration::from_millis(LINGER_MS_MAX);
+        let mut unread = [0; 4096];
+        while sys::unacknowledged_bytes(self.socket.as_fd()).is_ok_and(|bytes| bytes > 0)
+            && Instant::now() < deadline
+        {
+            match recv(&self.socket, &mut unread, RecvFlags::DONTWAIT) {
+                Ok((0, _)) | Err(Errno::AGAIN) => std::thread::sleep(Duration::from_millis(1)),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.is_ours() && !self.is_closed() {
+            self.linger();
+        }
+    }
+}
