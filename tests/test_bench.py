@@ -227,6 +227,28 @@ def test_nothing_outlives_it(number: signal.Signals, expected: int, tmp_path: Pa
         assert not list(tmp_path.glob("outboard-bench-*"))
 
 
+def test_interrupted_it_keeps_what_it_measured(own_server: Server, tmp_path: Path) -> None:
+    out = tmp_path / "kept.json"
+    arguments = ["--gpu", own_server.urls["shm"], "--no-local", "--json", str(out)]
+    for more, last in ((["sessions", "--busy", "1", "--sessions", "1,2"], "2 idle"), (["--only", "calls"], "calls")):
+        out.write_text("what was there before")
+        argv = [str(OUTBOARD), "bench", *more, *arguments]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        while last not in (line := process.stdout.readline()):
+            assert line
+        if last == "calls":
+            assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=END_S_MAX)
+        assert process.returncode == 130 and "interrupted" in said
+        results = json.loads(out.read_text())
+        if last == "calls":
+            assert results["complete"] is False and len(results["cases"]) >= 1
+        else:
+            assert len(results["errors"]) == 1 and "interrupted" in results["errors"][0] and len(results["idle"]) == 2 and results["device"]
+
+
 def test_a_case_that_fails_is_lost_alone(tmp_path: Path) -> None:
     server = start_server(tmp_path, "--memory", "16MiB")
     try:

@@ -84,33 +84,16 @@ fn compare(args: BenchArgs, interrupt: &Interrupt) -> anyhow::Result<ExitCode> {
     let mut sides = setting.sides(interrupt)?;
     let mut report = Report::new(rounds, args.quick, &sides);
     print(&report.head())?;
-    let has_loopback = setting
-        .places
-        .iter()
-        .any(|p| p.url.as_ref().is_some_and(is_loopback));
-    let mut group = None;
-    for case in cases(&args.only, args.quick) {
-        if case.raw.is_some() && !has_loopback && case.group == Group::Socket {
-            continue;
-        }
-        let row = measure(
-            &case,
-            &mut sides,
-            rounds,
-            args.quick,
-            has_loopback,
-            interrupt,
-        )
-        .map_err(|error| setting.explain(error))?;
-        if group.replace(case.group) != Some(case.group) {
-            print(&report.group_line(case.group))?;
-        }
-        print(&report.add(row))?;
-    }
+    let measured = measure_all(&args, rounds, &mut sides, &mut report, interrupt);
+    report.end(measured.is_ok());
     print(&report.notes())?;
-    if let Some(output) = json {
+    // What was measured is kept, whatever ended it; what was in the file too, if that is nothing.
+    if let Some(output) = json
+        && (measured.is_ok() || !report.is_empty())
+    {
         output.write(&report)?;
     }
+    measured.map_err(|error| setting.explain(error))?;
     let failures = report.failures();
     failures
         .iter()
@@ -119,6 +102,31 @@ fn compare(args: BenchArgs, interrupt: &Interrupt) -> anyhow::Result<ExitCode> {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
+}
+
+/// All cases asked for, as far as it gets.
+fn measure_all(
+    args: &BenchArgs,
+    rounds: usize,
+    sides: &mut [Side],
+    report: &mut Report,
+    interrupt: &Interrupt,
+) -> anyhow::Result<()> {
+    let has_loopback = sides
+        .iter()
+        .any(|side| side.place.url.as_ref().is_some_and(is_loopback));
+    let mut group = None;
+    for case in cases(&args.only, args.quick) {
+        if case.raw.is_some() && !has_loopback && case.group == Group::Socket {
+            continue;
+        }
+        let row = measure(&case, sides, rounds, args.quick, has_loopback, interrupt)?;
+        if group.replace(case.group) != Some(case.group) {
+            print(&report.group_line(case.group))?;
+        }
+        print(&report.add(row))?;
+    }
+    Ok(())
 }
 
 /// All rounds of one case. Who begins moves on with each round.

@@ -29,6 +29,8 @@ pub(super) struct Report {
     machine: Machine,
     rounds: usize,
     quick: bool,
+    /// Whether nothing cut it short.
+    complete: bool,
     sides: Vec<About>,
     cases: Vec<Row>,
 }
@@ -137,6 +139,7 @@ impl Report {
             machine: Machine::this(),
             rounds,
             quick,
+            complete: false,
             sides: sides.iter().map(about).collect(),
             cases: Vec::new(),
         }
@@ -182,6 +185,14 @@ impl Report {
         }
         self.cases.push(row);
         line + "\n"
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.cases.is_empty()
+    }
+
+    pub(super) fn end(&mut self, complete: bool) {
+        self.complete = complete;
     }
 
     /// What could not be measured, and why.

@@ -107,17 +107,20 @@ pub(super) fn sessions(args: SessionsArgs, interrupt: &Interrupt) -> anyhow::Res
         errors: Vec::new(),
     };
     let measured = measure(&mut setting, &args, &idle_counts, &mut results, interrupt);
-    if measured
+    let interrupted = measured
         .as_ref()
-        .is_err_and(|error| error.is::<Interrupted>())
+        .is_err_and(|error| error.is::<Interrupted>());
+    if let Err(error) = &measured {
+        results.errors.push(crate::whole(error));
+    }
+    // Whoever ends it early keeps what was measured, and what was in the file if that is nothing.
+    if let Some(output) = json
+        && !(interrupted && results.is_empty())
     {
-        return measured.map(|()| ExitCode::SUCCESS);
-    }
-    if let Err(error) = measured {
-        results.errors.push(crate::whole(&error));
-    }
-    if let Some(output) = json {
         output.write(&results)?;
+    }
+    if interrupted {
+        return measured.map(|()| ExitCode::SUCCESS);
     }
     match results.errors.as_slice() {
         [] => Ok(ExitCode::SUCCESS),
@@ -130,6 +133,10 @@ pub(super) fn sessions(args: SessionsArgs, interrupt: &Interrupt) -> anyhow::Res
 }
 
 impl Results {
+    fn is_empty(&self) -> bool {
+        self.idle.is_empty() && self.busy.is_empty()
+    }
+
     /// Goes on where only this number of sessions could not be had.
     fn fail(&mut self, place: &Place, count: u16, error: anyhow::Error) -> anyhow::Result<()> {
         if error.is::<Interrupted>() {
@@ -179,7 +186,9 @@ fn measure(
         print(BUSY_HEAD)?;
     }
     for &count in &args.busy {
-        for busy in busy(setting, &places, count.into(), args.quick, interrupt)? {
+        let (device, all) = busy(setting, &places, count.into(), args.quick, interrupt)?;
+        results.device = device;
+        for busy in all {
             print(&busy.line())?;
             results.busy.push(busy);
         }
@@ -315,14 +324,14 @@ impl Drop for Crowd<'_> {
     }
 }
 
-/// As many sessions as asked for on each place, working at once; the places take turns.
+/// As many sessions as asked for on each place, working at once; the places take turns. The device that they work on too.
 fn busy(
     setting: &Setting,
     places: &[Place],
     count: usize,
     is_quick: bool,
     interrupt: &Interrupt,
-) -> anyhow::Result<Vec<Busy>> {
+) -> anyhow::Result<(String, Vec<Busy>)> {
     let budget = Duration::from_millis(if is_quick { BUSY_QUICK_MS } else { BUSY_MS });
     let mut rounds = vec![Vec::new(); places.len()];
     let mut crowds: Vec<Vec<Side>> = Vec::new();
@@ -365,7 +374,13 @@ fn busy(
                 .map(|local| steps_per_s / local),
         }
     };
-    Ok(places.iter().zip(rounds).map(of).collect())
+    let device = crowds
+        .iter()
+        .flatten()
+        .map(|side| &side.ready.device)
+        .next();
+    let device = device.cloned().unwrap_or_default();
+    Ok((device, places.iter().zip(rounds).map(of).collect()))
 }
 
 const IDLE_HEAD: &str = "\
