@@ -1,0 +1,157 @@
+//! What a recording holds, in memory. Times are nanoseconds since the recording began, on one clock.
+
+use outboard_api::decl::Class;
+use serde::{Deserialize, Serialize};
+
+/// A whole recording.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Trace {
+    pub about: About,
+    /// In the order of their ends, as they were written; [`Trace::calls`] and its like sort out the rest.
+    pub records: Vec<Record>,
+    /// The names that records refer to by number: functions, kernels, marks.
+    pub names: Vec<String>,
+    /// The recording ends with the program's own end, not with a cut.
+    pub complete: bool,
+    /// Records that were lost because memory for them ran out.
+    pub lost: u64,
+}
+
+/// What was recorded, on what.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct About {
+    /// The program and its arguments.
+    pub argv: Vec<String>,
+    /// Seconds since 1970, UTC.
+    pub time_s: u64,
+    /// Outboard's release.
+    pub release: String,
+    /// Where its GPU was: none for this machine's own driver, else the address of the server.
+    pub gpu: Option<String>,
+    /// The level of optimisation, where the GPU was behind a server.
+    pub optimise: Option<String>,
+    pub host: Host,
+    pub devices: Vec<Device>,
+    pub driver_version: u32,
+    pub gpu_times: GpuTimes,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Host {
+    pub cpu: String,
+    pub cores: u32,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Device {
+    pub name: String,
+    pub memory_bytes: u64,
+}
+
+/// How the times of the GPU's work were found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GpuTimes {
+    /// There are none.
+    #[default]
+    None,
+    /// CUPTI's activity records: the GPU's own time stamps.
+    Cupti,
+    /// Events around the work: its end is known, its duration holds gaps of a few microseconds.
+    Events,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Record {
+    Call(Call),
+    Work(Work),
+    Mark(Mark),
+}
+
+/// A driver call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// Index into [`Trace::names`].
+    pub function: u32,
+    /// What it costs when it is remoted with every optimisation.
+    pub class: Class,
+    /// Threads in the order of their first calls.
+    pub thread: u32,
+    pub start_ns: u64,
+    pub duration_ns: u64,
+    /// What remoting sends for it, headers of frames included; 0 for a local call.
+    pub request_bytes: u64,
+    /// What remoting answers; 0 where nothing is.
+    pub response_bytes: u64,
+    /// Streams in the order of their first use; 0 is the default stream.
+    pub stream: u32,
+    /// Links the call to the GPU's work that it started; 0 for none.
+    pub correlation: u32,
+    /// The CUresult.
+    pub status: u32,
+}
+
+/// What the GPU did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Work {
+    pub kind: GpuWork,
+    /// Of a kernel: index into [`Trace::names`].
+    pub name: u32,
+    pub device: u32,
+    pub stream: u32,
+    pub start_ns: u64,
+    pub duration_ns: u64,
+    /// Of a copy or a memset.
+    pub bytes: u64,
+    /// The call that started it; 0 where that is not known.
+    pub correlation: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GpuWork {
+    Kernel,
+    CopyToDevice,
+    CopyToHost,
+    CopyOnDevice,
+    Memset,
+    /// A graph launched as a whole, where its nodes are not told apart.
+    Graph,
+}
+
+/// The beginning or end of something that the program named: an NVTX range, or an iteration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mark {
+    /// Index into [`Trace::names`].
+    pub name: u32,
+    pub thread: u32,
+    pub at_ns: u64,
+    pub is_end: bool,
+}
+
+impl Trace {
+    pub fn name(&self, index: u32) -> &str {
+        self.names.get(index as usize).map_or("?", String::as_str)
+    }
+
+    pub fn calls(&self) -> impl Iterator<Item = &Call> {
+        self.records.iter().filter_map(|record| match record {
+            Record::Call(call) => Some(call),
+            _ => None,
+        })
+    }
+
+    pub fn work(&self) -> impl Iterator<Item = &Work> {
+        self.records.iter().filter_map(|record| match record {
+            Record::Work(work) => Some(work),
+            _ => None,
+        })
+    }
+
+    pub fn marks(&self) -> impl Iterator<Item = &Mark> {
+        self.records.iter().filter_map(|record| match record {
+            Record::Mark(mark) => Some(mark),
+            _ => None,
+        })
+    }
+}
