@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Prints the medians of a results file as a Markdown table, beside those of local execution and of the peer.
 
-python3 gpu-check/compare.py docs/results/h200.json
+    python3 gpu-check/compare.py docs/results/speed.json
+
+Takes what `run.py` wrote, and what `speed.py` wrote.
 """
 
 from __future__ import annotations
@@ -38,6 +40,32 @@ def table(results: dict[str, Any], baseline: dict[str, Any]) -> str:
     return "\n".join(lines + notes)
 
 
+def speed_table(results: dict[str, Any], baseline: dict[str, Any]) -> str:
+    """The same of what `speed.py` measured, with what was aimed at; the peer's ratio is one of its own run."""
+    modes = [mode for mode in results["modes"] if mode != "local"]
+    peers = {row["workload"]: row["peer"] / row["local"] for row in baseline["rows"]}
+    head = ["median, ms (over local; aimed at)", "local", *modes, "peer, tcp"]
+    lines = [_line(head), _line(["---"] * len(head))]
+    for name, case in results["cases"].items():
+        entries = case["modes"]
+        cells = [case["title"], _cell(entries.get("local", {}).get("median_ms"), None)]
+        for mode in modes:
+            cells.append(_speed_cell(entries.get(mode, {}), case.get("ratio_aimed_at", {}).get(mode)))
+        cells.append(f"({peers[name]:.2f})" if name in peers else MISSING)
+        lines.append(_line(cells))
+    return "\n".join([*lines, "", f"This run: {_machine(results['machine'])}. Peer: {baseline['peer']}, in a run of its own."])
+
+
+def _speed_cell(entry: dict[str, Any], aimed_at: float | None) -> str:
+    if "median_ms" not in entry:
+        return entry.get("status", MISSING)
+    ratio = entry.get("ratio_to_local")
+    if ratio is None:
+        return _cell(entry["median_ms"], None)
+    aim = f"; {aimed_at:g}" if aimed_at is not None else ""
+    return f"{entry['median_ms']:.4g} ({ratio:.2f}{aim})"
+
+
 def _time(entry: dict[str, Any] | None, timing: str) -> float | None:
     ms = (entry or {}).get("timings_ms", {}).get(timing)
     return None if ms is None else float(ms)
@@ -67,7 +95,8 @@ def main() -> int:
     except (OSError, json.JSONDecodeError) as error:
         print(f"compare: {options.results}: {error}", file=sys.stderr)
         return 1
-    print(table(results, json.loads(BASELINE.read_text())))
+    make = speed_table if "cases" in results else table
+    print(make(results, json.loads(BASELINE.read_text())))
     return 0
 
 

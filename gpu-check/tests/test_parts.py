@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import suite
 from judge import differences, judge, ratios
 
 WORKLOAD = suite.Workload("w", "m", "f")
+RESULTS = suite.ROOT / "docs" / "results"
 
 
 def literal_keys(module: str, table: str) -> set[str]:
@@ -128,3 +130,10 @@ def test_comparison_table():
     assert "0.007" in line and "0.782" in line and "0.02 (2.00)" in line
     missing = next(line for line in table.splitlines() if "GPT-2" in line)
     assert missing.endswith("| - | - |")
+
+
+def test_the_page_of_results_shows_the_committed_ones():
+    page = (RESULTS / "README.md").read_text()
+    [(name, shown)] = re.findall(r"<!-- speed: compare.py (\S+) -->\n(.*?)\n<!-- end -->", page, re.DOTALL)
+    results = json.loads((RESULTS / name).read_text())
+    assert shown == compare.speed_table(results, json.loads(compare.BASELINE.read_text()))
