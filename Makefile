@@ -40,7 +40,9 @@ $(TOOLCHAIN): tools/toolchain.py tools/toolchain-requirements.txt
 test: lint unit loom fuzz programs instructions
 	@echo "make test: lint, unit tests, loom, fuzzing, programs and instruction counts all passed"
 
-lint:
+lint: $(TOOLCHAIN)
+	$(TOOLCHAIN) -m ruff check --quiet
+	$(TOOLCHAIN) -m ruff format --check --quiet
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 

@@ -53,7 +53,9 @@ def speed_table(results: dict[str, Any], baseline: dict[str, Any]) -> str:
             cells.append(_speed_cell(entries.get(mode, {}), case.get("ratio_aimed_at", {}).get(mode)))
         cells.append(f"({peers[name]:.2f})" if name in peers else MISSING)
         lines.append(_line(cells))
-    return "\n".join([*lines, "", f"This run: {_machine(results['machine'])}. Peer: {baseline['peer']}, in a run of its own."])
+    return "\n".join(
+        [*lines, "", f"This run: {_machine(results['machine'])}. Peer: {baseline['peer']}, in a run of its own."]
+    )
 
 
 def _speed_cell(entry: dict[str, Any], aimed_at: float | None) -> str:

@@ -94,8 +94,8 @@ def _figure3(part: dict[str, Any]) -> tuple[str, str]:
         "the server; Send is handing the message to the link; S+D is everything else that the client does, laying the "
         "message out among it. Means, without what reading the clock costs. A call that does not wait has no Recv and "
         "no API: the server executes it while the program goes on. So at the top level the wait of a StreamSynchronize "
-        "holds the execution of the launch before it, which `sync` has waited for already. Means hold what happens once: "
-        "copies map their staging memory when they first need it, some milliseconds among a thousand copies.\n\n"
+        "holds the execution of the launch before it, which `sync` has waited for already. Means hold what happens "
+        "once: copies map their staging memory when they first need it, some milliseconds among a thousand copies.\n\n"
     )
     return text + _table(head, rows), svg.chart(
         "Where the time of a call goes", panels, list(PART_COLOURS.items()), 4, "microseconds"

@@ -12,7 +12,18 @@ import sys
 import threading
 
 MIB = 1 << 20
-LENGTHS = [1, MIB - 1, MIB + 1, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1, 3 * MIB - 16_384, 5 * MIB + 3, 8 * MIB, 17 * MIB + 16_383]
+LENGTHS = [
+    1,
+    MIB - 1,
+    MIB + 1,
+    2 * MIB - 1,
+    2 * MIB,
+    2 * MIB + 1,
+    3 * MIB - 16_384,
+    5 * MIB + 3,
+    8 * MIB,
+    17 * MIB + 16_383,
+]
 
 cuda = ctypes.CDLL("libcuda.so.1")
 copied = {"in": 0, "out": 0}
@@ -60,7 +71,13 @@ class Device:
             copied["out"] += length
 
     def fill(self, byte: int, at: int, length: int, stream: ctypes.c_void_p) -> None:
-        do("cuMemsetD8Async", ctypes.c_uint64(self.at.value + at), ctypes.c_ubyte(byte), ctypes.c_size_t(length), stream)
+        do(
+            "cuMemsetD8Async",
+            ctypes.c_uint64(self.at.value + at),
+            ctypes.c_ubyte(byte),
+            ctypes.c_size_t(length),
+            stream,
+        )
 
     def free(self) -> None:
         do("cuMemFree_v2", self.at)
@@ -101,13 +118,13 @@ def detached() -> None:
         data = [pattern(length, 100 + 10 * seed + s) for s in range(3)]
         devices = [Device(length) for _ in streams]
         memory = [pinned(length) for _ in streams]
-        for one, device, stream, text in zip(memory, devices, streams, data):
+        for one, device, stream, text in zip(memory, devices, streams, data, strict=True):
             one.raw = text
             device.take(one, length, stream)
         do("cuCtxSynchronize")
         for one in memory:
             ctypes.memset(one, 0, length)
-        for one, device, stream in zip(memory, devices, streams):
+        for one, device, stream in zip(memory, devices, streams, strict=True):
             device.give(one, length, stream)
         do("cuEventRecord", event, streams[1])
         do("cuStreamSynchronize", streams[0])
@@ -118,7 +135,7 @@ def detached() -> None:
         while cuda.cuStreamQuery(streams[2]) == 600:
             pass
         check(memory[2].raw == data[2], f"{length} bytes after asking the stream")
-        for device, one in zip(devices, memory):
+        for device, one in zip(devices, memory, strict=True):
             device.free()
             do("cuMemFreeHost", one)
 

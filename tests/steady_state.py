@@ -50,7 +50,7 @@ def main(iterations: int) -> None:
     host = (c_float * THREADS)()
     number, free, total = c_int(), c_size_t(), c_size_t()
     # One round to warm up: kernel attributes and occupancy are asked once.
-    for iteration in range(iterations + 1):
+    for _iteration in range(iterations + 1):
         check("cuMemAlloc_v2", byref(data), 8 << 20)
         check("cuStreamCreate", byref(stream), 1)
         for index in range(THREADS):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from conftest import OUTBOARD, Server, start_server
 
 BENCH_S_MAX = 120
@@ -246,7 +247,12 @@ def test_interrupted_it_keeps_what_it_measured(own_server: Server, tmp_path: Pat
         if last == "calls":
             assert results["complete"] is False and len(results["cases"]) >= 1
         else:
-            assert len(results["errors"]) == 1 and "interrupted" in results["errors"][0] and len(results["idle"]) == 2 and results["device"]
+            assert (
+                len(results["errors"]) == 1
+                and "interrupted" in results["errors"][0]
+                and len(results["idle"]) == 2
+                and results["device"]
+            )
 
 
 def test_a_case_that_fails_is_lost_alone(tmp_path: Path) -> None:

@@ -40,8 +40,16 @@ def test_steady_state(server: Server, link: str, tmp_path: Path) -> None:
     assert per_iteration("cuMemAlloc_v2", "shadowed") + per_iteration("cuMemAlloc_v2", "local") == 1
     assert per_iteration("cuStreamCreate", "shadowed") == 1
     # Never sent at all.
-    for question in ["cuCtxGetCurrent", "cuCtxGetDevice", "cuFuncGetAttribute", "cuDeviceGetAttribute", "cuStreamIsCapturing",
-                     "cuPointerGetAttribute", "cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuMemGetInfo_v2"]:
+    for question in [
+        "cuCtxGetCurrent",
+        "cuCtxGetDevice",
+        "cuFuncGetAttribute",
+        "cuDeviceGetAttribute",
+        "cuStreamIsCapturing",
+        "cuPointerGetAttribute",
+        "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+        "cuMemGetInfo_v2",
+    ]:
         assert per_iteration(question, "local") == 1, question
 
 

@@ -51,13 +51,23 @@ WAITED = """
     vector_add         144  139  135    6
     virtual_memory      42   18   13    6
 """
-WAITED_MAX = {name: dict(zip(LEVELS, map(int, waited))) for name, *waited in map(str.split, WAITED.split("\n")[1:-1])}
+WAITED_MAX = {
+    name: dict(zip(LEVELS, map(int, waited), strict=True)) for name, *waited in map(str.split, WAITED.split("\n")[1:-1])
+}
 
 # Calls that a program may make before cuInit, which opens the session.
 BEFORE_INIT = {"cuInit", "cuDriverGetVersion", "cuGetProcAddress_v2", "cuGetExportTable", "cuDeviceGetCount"}
 # Where the context is lost the client answers by itself at every level.
 LOSES_CONTEXT = {"device_assert", "illegal_address"}
-OVER_TCP = ["vector_add", "streams_events", "graph_capture", "host_callbacks", "malloc_async", "pinned_mapped", "two_threads"]
+OVER_TCP = [
+    "vector_add",
+    "streams_events",
+    "graph_capture",
+    "host_callbacks",
+    "malloc_async",
+    "pinned_mapped",
+    "two_threads",
+]
 BATCHES = ["batch=1", "batch=8", "batch=1024", "batch=8+sr+local"]
 
 
@@ -99,7 +109,14 @@ def test_each_level_frees_its_calls(server: Server, link: str, tmp_path: Path, l
         call for call, done in many.items() if done["synchronous"] > few.get(call, {"synchronous": 0})["synchronous"]
     }
     every_call = {call for call, done in many.items() if sum(done.values()) > sum(few[call].values())}
-    freed = {"cuLaunchKernel", "cuMemcpyHtoD_v2", "cuMemsetD8Async", "cuEventRecord", "cuStreamDestroy_v2", "cuMemFree_v2"}
+    freed = {
+        "cuLaunchKernel",
+        "cuMemcpyHtoD_v2",
+        "cuMemsetD8Async",
+        "cuEventRecord",
+        "cuStreamDestroy_v2",
+        "cuMemFree_v2",
+    }
     match level:
         case "sync":
             freed = set()

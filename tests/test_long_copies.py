@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -40,7 +41,9 @@ def run(server: Server, folder: Path, lanes: int, part: str, link: str = "tcp") 
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{server.log.read_text()[-4000:]}"
     copied = re.search(r"every byte is right: (\d+) in, (\d+) out", done.stdout)
     assert copied, done.stdout
-    carried: dict[str, int] = json.loads(stats.read_text()).get("lanes", {"count": 0, "sent_bytes": 0, "received_bytes": 0})
+    carried: dict[str, int] = json.loads(stats.read_text()).get(
+        "lanes", {"count": 0, "sent_bytes": 0, "received_bytes": 0}
+    )
     return carried, int(copied[1]), int(copied[2])
 
 
@@ -80,7 +83,9 @@ def test_a_server_that_has_none(server: Server, tmp_path: Path) -> None:
         assert none.stop() == 0
 
 
-@pytest.mark.parametrize("program", ["fork_child", "illegal_address", "streams_events", "host_callbacks", "two_threads", "pinned_mapped"])
+@pytest.mark.parametrize(
+    "program", ["fork_child", "illegal_address", "streams_events", "host_callbacks", "two_threads", "pinned_mapped"]
+)
 def test_programs_with_lanes(server_with_lanes: Server, program: str) -> None:
     done = server_with_lanes.run("tcp", EXAMPLES / program, env={"OUTBOARD_LANES": str(LANES_MAX)})
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -102,7 +107,7 @@ def test_a_server_that_ends_is_noticed(tmp_path: Path) -> None:
         server = start_server(tmp_path)
     finally:
         del os.environ["OUTBOARD_LANES"]
-    text = f"""
+    text = """
 import ctypes, sys
 cuda = ctypes.CDLL("libcuda.so.1")
 context, at, length = ctypes.c_void_p(), ctypes.c_uint64(), 64 << 20
@@ -112,19 +117,20 @@ for name, arguments in [("cuInit", [0]), ("cuDevicePrimaryCtxRetain", [ctypes.by
 memory = ctypes.create_string_buffer(length)
 print("ready", flush=True)
 while True:
-    for result in (cuda.cuMemcpyHtoD_v2(at, memory, ctypes.c_size_t(length)), cuda.cuMemcpyDtoH_v2(memory, at, ctypes.c_size_t(length))):
+    for result in (cuda.cuMemcpyHtoD_v2(at, memory, ctypes.c_size_t(length)),
+                   cuda.cuMemcpyDtoH_v2(memory, at, ctypes.c_size_t(length))):
         if result != 0:
             print("told", result)
             sys.exit(0)
 """
     argv = [str(OUTBOARD), "run", "--gpu", server.urls["tcp"], "--", sys.executable, "-c", text]
-    program = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={**os.environ, "OUTBOARD_LANES": str(LANES_MAX)})
+    program = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, text=True, env={**os.environ, "OUTBOARD_LANES": str(LANES_MAX)}
+    )
     assert program.stdout is not None
     assert program.stdout.readline() == "ready\n"
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         program.wait(1)
-    except subprocess.TimeoutExpired:
-        pass
     server.process.kill()
     out, _ = program.communicate(timeout=20)
     # CUDA_ERROR_DEVICE_UNAVAILABLE

@@ -2,7 +2,7 @@
 """Sets up the CUDA toolchain of this checkout in `.toolchain/`, without root and without a GPU.
 
     .toolchain/bin/nvcc        the stock CUDA 13.0 compiler
-    .toolchain/bin/python      a Python with numpy, nvidia-ml-py and pytest
+    .toolchain/bin/python      a Python with numpy, nvidia-ml-py, pytest and ruff
     .toolchain/include, lib    CUDA headers and libraries, for gcc too
     .toolchain/lib/stubs       a libcuda.so to link against (`-lcuda`) where no driver is installed
 
@@ -40,7 +40,9 @@ def main() -> int:
         return 0 if unknown in (["-h"], ["--help"]) else 2
     try:
         if sys.version_info < PYTHON_MIN:
-            raise ToolchainError(f"Python {PYTHON_MIN[0]}.{PYTHON_MIN[1]} or later is needed, this is {sys.version.split()[0]}")
+            raise ToolchainError(
+                f"Python {PYTHON_MIN[0]}.{PYTHON_MIN[1]} or later is needed, this is {sys.version.split()[0]}"
+            )
         if not is_ready():
             install_locked()
     except ToolchainError as error:
@@ -68,7 +70,10 @@ def is_ready() -> bool:
     except FileNotFoundError:
         return False
     # The stamp alone does not notice a removed system Python or a half-deleted folder.
-    return all(os.path.exists(os.path.join(TOOLCHAIN, path)) for path in ("venv/bin/python", "cuda/bin/nvcc", "lib/stubs/libcuda.so"))
+    return all(
+        os.path.exists(os.path.join(TOOLCHAIN, path))
+        for path in ("venv/bin/python", "cuda/bin/nvcc", "lib/stubs/libcuda.so")
+    )
 
 
 def install_locked() -> None:
@@ -127,9 +132,15 @@ def download_wheels() -> None:
     for index, package in enumerate(packages, 1):
         say(f"[{index}/{len(packages)}] {package.replace('==', ' ')}")
         execute(
-            pip("download", "--no-deps", "--only-binary", ":all:", "--dest", WHEELS, package)
-            + ["--timeout", str(DOWNLOAD_TIMEOUT_S), "--retries", str(DOWNLOAD_RETRIES)],
-            f"could not download {package}: is there a network? pip's settings (pip config, PIP_INDEX_URL, HTTPS_PROXY) are honoured",
+            [
+                *pip("download", "--no-deps", "--only-binary", ":all:", "--dest", WHEELS, package),
+                "--timeout",
+                str(DOWNLOAD_TIMEOUT_S),
+                "--retries",
+                str(DOWNLOAD_RETRIES),
+            ],
+            f"could not download {package}: is there a network? "
+            "pip's settings (pip config, PIP_INDEX_URL, HTTPS_PROXY) are honoured",
         )
 
 
@@ -180,7 +191,9 @@ def build_libcuda_stub() -> None:
     for defines in ([], ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM"]):
         text = subprocess.run(
             ["gcc", "-E", "-P", *defines, "-I", include, os.path.join(include, "cuda.h")],
-            check=True, capture_output=True, text=True,
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout
         names.update(re.findall(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(", text))
     if "cuInit" not in names:
@@ -190,8 +203,20 @@ def build_libcuda_stub() -> None:
     source = "enum { CUDA_ERROR_STUB_LIBRARY = 34 };\n"
     source += "".join(f"int {name}(void) {{ return CUDA_ERROR_STUB_LIBRARY; }}\n" for name in sorted(names))
     subprocess.run(
-        ["gcc", "-x", "c", "-", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", os.path.join(stubs, "libcuda.so")],
-        input=source, check=True, text=True,
+        [
+            "gcc",
+            "-x",
+            "c",
+            "-",
+            "-shared",
+            "-fPIC",
+            "-Wl,-soname,libcuda.so.1",
+            "-o",
+            os.path.join(stubs, "libcuda.so"),
+        ],
+        input=source,
+        check=True,
+        text=True,
     )
 
 
@@ -209,7 +234,9 @@ def execute(command: list[str], failure: str) -> None:
     """Runs the command; on failure its own last words and then what it means here."""
     import subprocess
 
-    result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    result = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if result.returncode == -2:
         raise KeyboardInterrupt
     if result.returncode != 0:
@@ -226,7 +253,9 @@ def link(path: str, target: str) -> None:
 def wrap(path: str, program: str, arguments: str = "") -> None:
     """A relative wrapper, so that a moved checkout keeps working."""
     with open(path, "w", encoding="utf-8") as file:
-        file.write(f'#!/bin/sh\nexec "$(dirname "$(readlink -f "$0")")/{program}" {arguments + " " if arguments else ""}"$@"\n')
+        file.write(
+            f'#!/bin/sh\nexec "$(dirname "$(readlink -f "$0")")/{program}" {arguments + " " if arguments else ""}"$@"\n'
+        )
     os.chmod(path, 0o755)
 
 

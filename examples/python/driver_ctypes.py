@@ -9,6 +9,8 @@ Lines that start with "# " may differ from run to run; all others are the same w
 import ctypes
 import pathlib
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -25,10 +27,10 @@ class Driver:
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Callable[..., None]:
         function = getattr(self._library, name)
 
-        def call(*arguments):
+        def call(*arguments: Any) -> None:
             result = function(*arguments)
             if result != 0:
                 text = ctypes.c_char_p()
@@ -77,7 +79,7 @@ class Gpu:
         self.driver.cuMemcpyDtoH_v2(array.ctypes.data_as(ctypes.c_void_p), address, ctypes.c_size_t(array.nbytes))
         return array
 
-    def launch(self, kernel: str, grid: tuple, block: tuple, *arguments, shared_bytes: int = 0) -> None:
+    def launch(self, kernel: str, grid: tuple, block: tuple, *arguments: Any, shared_bytes: int = 0) -> None:
         """Python integers become 32-bit integers; addresses and other ctypes values go as they are."""
         function = ctypes.c_void_p()
         self.driver.cuModuleGetFunction(ctypes.byref(function), self.module, kernel.encode())
@@ -131,7 +133,9 @@ def softmax(gpu: Gpu, random: np.random.Generator) -> bool:
 
 def agree(what: str, got: np.ndarray, want: np.ndarray, tolerance: float) -> bool:
     """Whether every value is within the relative tolerance; 0 asks for the very same values."""
-    error = np.abs(got.astype(np.float64) - want.astype(np.float64)) / np.maximum(np.abs(want.astype(np.float64)), 1e-30)
+    error = np.abs(got.astype(np.float64) - want.astype(np.float64)) / np.maximum(
+        np.abs(want.astype(np.float64)), 1e-30
+    )
     right = bool((error <= tolerance).all())
     print(f"# {what}: largest relative error {error.max():.3g}")
     print(f"  {'ok' if right else 'WRONG'}: {what}: {want.size} values within a relative {tolerance:.3g} of numpy's")

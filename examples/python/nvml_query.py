@@ -40,7 +40,8 @@ def main() -> int:
     except (pynvml.NVMLError, OSError) as error:
         print(f"no GPU: {error}", file=sys.stderr)
         return 1
-    print(f"# driver {pynvml.nvmlSystemGetDriverVersion()}, NVML {pynvml.nvmlSystemGetNVMLVersion()}, CUDA {pynvml.nvmlSystemGetCudaDriverVersion()}")
+    driver, nvml = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetNVMLVersion()
+    print(f"# driver {driver}, NVML {nvml}, CUDA {pynvml.nvmlSystemGetCudaDriverVersion()}")
     results = [expect(pynvml.nvmlSystemGetCudaDriverVersion() >= 11000, "the CUDA version is known")]
 
     names, identities = [], []
@@ -50,16 +51,24 @@ def main() -> int:
         identities.append(uuid.UUID(pynvml.nvmlDeviceGetUUID(handle).removeprefix("GPU-")))
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        print(f"# {index}: {names[-1]}, compute capability {major}.{minor}, {memory.used >> 20} of {memory.total >> 20} MiB used")
-        results.append(expect(0 < memory.total and memory.used <= memory.total, f"device {index}: memory is plausible"))
+        used = f"{memory.used >> 20} of {memory.total >> 20} MiB used"
+        print(f"# {index}: {names[-1]}, compute capability {major}.{minor}, {used}")
+        results.append(expect(memory.total > 0 and memory.used <= memory.total, f"device {index}: memory is plausible"))
     # A process may see fewer devices through CUDA (CUDA_VISIBLE_DEVICES), never others.
     results.append(expect(len(names) > 0, "there is a device"))
-    results.append(expect(all(name in names and identity in identities for name, identity in devices), "CUDA's devices are among NVML's"))
+    results.append(
+        expect(
+            all(name in names and identity in identities for name, identity in devices),
+            "CUDA's devices are among NVML's",
+        )
+    )
     try:
         pynvml.nvmlDeviceGetHandleByIndex(len(names))
         results.append(expect(False, "a device that does not exist is refused"))
     except pynvml.NVMLError as error:
-        results.append(expect(error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT, "a device that does not exist is refused"))
+        results.append(
+            expect(error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT, "a device that does not exist is refused")
+        )
     pynvml.nvmlShutdown()
     wrong = results.count(False)
     print(f"nvml_query: {'every result is right' if wrong == 0 else f'{wrong} results are WRONG'}")

@@ -8,8 +8,8 @@ import numpy as np
 if not hasattr(np, "row_stack"):
     np.row_stack = np.vstack  # type: ignore[attr-defined]
 
-import numba  # noqa: E402
-from numba import cuda  # noqa: E402
+import numba
+from numba import cuda
 
 from harness import Result, Settings, digest_bytes, require
 

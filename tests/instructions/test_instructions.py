@@ -81,9 +81,7 @@ def test_instructions(server: Server, link: str, hot_paths: Path, tmp_path: Path
     callgrind = ["valgrind", "--tool=callgrind", "--collect-atstart=no", "--toggle-collect=measured"]
     command = [*callgrind, f"--callgrind-out-file={profile}", str(hot_paths), str(LIBRARY)]
     env = {**os.environ, "OUTBOARD_GPU": server.urls[link]}
-    done = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=RUN_S_MAX, preexec_fn=on_two_cores
-    )
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=RUN_S_MAX, preexec_fn=on_two_cores)
     assert done.returncode == 0 and done.stdout == "done\n", done.stdout + done.stderr
     measured = calls_from(profile, "measure")
     limits = promised()

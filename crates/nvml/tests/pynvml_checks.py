@@ -3,11 +3,13 @@
 import ctypes
 import inspect
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pynvml as n
 
 
-def refused(error, call, *arguments):
+def refused(error: int, call: Callable[..., Any], *arguments: Any) -> None:
     try:
         answer = call(*arguments)
     except error:
@@ -15,7 +17,7 @@ def refused(error, call, *arguments):
     raise AssertionError(f"{call.__name__}{arguments} answered {answer}")
 
 
-def every_name_is_exported():
+def every_name_is_exported() -> None:
     names = set(re.findall(r'_nvmlGetFunctionPointer\("(\w+)"\)', inspect.getsource(n)))
     assert len(names) > 300, len(names)
     library = ctypes.CDLL("libnvidia-ml.so.1")
@@ -23,7 +25,7 @@ def every_name_is_exported():
     assert not missing, missing
 
 
-def values(gpu):
+def values(gpu: Any) -> None:
     assert n.nvmlSystemGetDriverVersion() == "580.95.05"
     assert n.nvmlSystemGetNVMLVersion() == "13.580.95.05"
     assert n.nvmlSystemGetCudaDriverVersion() == n.nvmlSystemGetCudaDriverVersion_v2() == 13000
@@ -93,7 +95,7 @@ def values(gpu):
     assert (n.nvmlDeviceGetCurrPcieLinkWidth(gpu), n.nvmlDeviceGetMaxPcieLinkWidth(gpu)) == (8, 16)
 
 
-def processes(gpu):
+def processes(gpu: Any) -> None:
     for call in (
         n.nvmlDeviceGetComputeRunningProcesses,
         n.nvmlDeviceGetComputeRunningProcesses_v2,
@@ -106,7 +108,7 @@ def processes(gpu):
     refused(n.NVMLError_NotFound, n.nvmlSystemGetProcessName, 1)
 
 
-def fields(gpu):
+def fields(gpu: Any) -> None:
     power, energy, unknown, link = n.nvmlDeviceGetFieldValues(
         gpu, [n.NVML_FI_DEV_POWER_INSTANT, n.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, 250, (186, 3)]
     )
@@ -116,8 +118,8 @@ def fields(gpu):
     assert unknown.nvmlReturn == link.nvmlReturn == n.NVML_ERROR_NOT_SUPPORTED
 
 
-def lookups(gpu):
-    def index(handle):
+def lookups(gpu: Any) -> None:
+    def index(handle: Any) -> Any:
         return n.nvmlDeviceGetIndex(handle)
 
     second = "GPU-ffeeddcc-bbaa-9988-7766-554433221100"
@@ -133,7 +135,7 @@ def lookups(gpu):
     refused(n.NVMLError_InvalidArgument, n.nvmlDeviceGetHandleByIndex, 2)
 
 
-def as_pytorch_asks():
+def as_pytorch_asks() -> None:
     """torch.cuda.device_count and the UUIDs behind CUDA_VISIBLE_DEVICES, without nvidia-ml-py."""
     library = ctypes.CDLL("libnvidia-ml.so.1")
     assert library.nvmlInit() == 0
@@ -147,7 +149,7 @@ def as_pytorch_asks():
     assert library.nvmlShutdown() == 0
 
 
-def nothing_crashes(gpu):
+def nothing_crashes(gpu: Any) -> None:
     """Every function of nvidia-ml-py that takes a device and numbers: an answer, or an error that NVML has."""
     # By design they wait, sleep, or need a record that only the caller can make.
     asked = 0
@@ -164,7 +166,7 @@ def nothing_crashes(gpu):
     assert asked > 500, asked
 
 
-def main():
+def main() -> None:
     every_name_is_exported()
     refused(n.NVMLError_Uninitialized, n.nvmlDeviceGetCount)
     n.nvmlInit()
