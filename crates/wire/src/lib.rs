@@ -14,6 +14,7 @@ pub mod doc;
 pub mod frame;
 pub mod handshake;
 pub mod limits;
+pub mod network;
 
 /// Every message, generated from the declarations of `outboard-api`.
 pub mod messages {
