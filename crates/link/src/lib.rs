@@ -34,6 +34,8 @@ pub mod conformance;
 #[cfg(not(loom))]
 mod dial;
 #[cfg(not(loom))]
+pub mod emulated;
+#[cfg(not(loom))]
 mod endpoint;
 #[cfg_attr(loom, allow(dead_code))]
 mod error;
