@@ -75,6 +75,11 @@ pub(crate) fn all() -> Vec<Target> {
             run: outboard_ptx::parse::fuzz,
             seeds: ptx(),
         },
+        Target {
+            name: "recording",
+            run: outboard_trace::fuzz,
+            seeds: recordings(),
+        },
     ]
 }
 
@@ -199,6 +204,30 @@ fn images() -> Vec<Vec<u8>> {
     ]
     .map(<[u8]>::to_vec)
     .into()
+}
+
+/// A whole file, and the contents of a block.
+fn recordings() -> Vec<Vec<u8>> {
+    use outboard_trace::{Mark, Record, Trace};
+    let mark = |at_ns, is_end| {
+        Record::Mark(Mark {
+            name: 0,
+            thread: 1,
+            at_ns,
+            is_end,
+        })
+    };
+    let trace = Trace {
+        records: vec![mark(1, false), mark(300, true)],
+        names: vec!["iteration".into()],
+        complete: true,
+        lost: 1,
+        ..Trace::default()
+    };
+    vec![
+        outboard_trace::to_bytes(&trace),
+        outboard_trace::fuzz_seed(&trace),
+    ]
 }
 
 fn ptx() -> Vec<Vec<u8>> {

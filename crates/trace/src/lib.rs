@@ -1,8 +1,52 @@
 //! Recordings: what a program asked of its GPU, call by call, and what the GPU did, kernel by kernel.
 //!
 //! A recording is what the cost model, the replay simulator and the reports work on; none of them needs a GPU.
+//!
+//! ```text
+//!  the program's threads ──► Writer: a buffer for some threads each      writer.rs
+//!                              │  swapped every 100 ms or when half full
+//!                            Drain, a thread of its own                  writer.rs
+//!                              │
+//!                            blocks: records packed, compressed          encode.rs, format.rs
+//!                              │
+//!                            FILE ──► read(): blocks checked, unpacked   read.rs
+//! ```
+//!
+//! The file is described in `docs/trace-format.md`.
 
+mod encode;
+mod error;
+mod format;
+mod limits;
+mod place;
+mod read;
 mod record;
+mod writer;
 
+pub use encode::{to_bytes, write};
+pub use error::{Damage, Error};
+pub use format::VERSION;
+pub use limits::*;
 pub use outboard_api::decl::Class;
+pub use place::{claim, is_recording};
+pub use read::{Item, Reader, read, read_bytes};
 pub use record::{About, Call, Device, GpuTimes, GpuWork, Host, Mark, Record, Trace, Work};
+pub use writer::{Drain, Summary, Writer};
+
+/// Reads whatever it is given: as a file, and as blocks whose checksums are right. For the fuzzer.
+pub fn fuzz(data: &[u8]) {
+    let plain_bytes = data.first_chunk().map_or(0, |len| u32::from_le_bytes(*len));
+    let files = encode::blocks_of(data, plain_bytes % (2 * BLOCK_BYTES_MAX as u32));
+    for file in files.iter().map(Vec::as_slice).chain([data]) {
+        if let Ok(trace) = read_bytes(file) {
+            // What was read can be written and read again.
+            let again = read_bytes(&to_bytes(&trace));
+            assert_eq!(again.as_ref(), Ok(&trace), "a recording changed on its way");
+        }
+    }
+}
+
+/// The plain contents of a block of records, to start fuzzing from.
+pub fn fuzz_seed(trace: &Trace) -> Vec<u8> {
+    encode::plain(trace)
+}

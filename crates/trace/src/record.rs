@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Trace {
     pub about: About,
-    /// In the order of their ends, as they were written; [`Trace::calls`] and its like sort out the rest.
+    /// In the order of their ends; [`Trace::calls`] and its like sort out the rest.
     pub records: Vec<Record>,
     /// The names that records refer to by number: functions, kernels, marks.
     pub names: Vec<String>,
@@ -61,7 +61,7 @@ pub enum GpuTimes {
     Events,
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record {
     Call(Call),
     Work(Work),
@@ -73,13 +73,15 @@ pub enum Record {
 pub struct Call {
     /// Index into [`Trace::names`].
     pub function: u32,
-    /// What it costs when it is remoted with every optimisation.
+    /// With the GPU behind a server: what the call did, at the level in [`About::optimise`]. Recorded locally: what it costs
+    /// when it is remoted with every optimisation, as it is declared and, for a copy, by where its bytes go.
     pub class: Class,
     /// Threads in the order of their first calls.
     pub thread: u32,
     pub start_ns: u64,
     pub duration_ns: u64,
-    /// What remoting sends for it, headers of frames included; 0 for a local call.
+    /// What remoting sends for it over a network, headers of frames included; 0 for a local call. Over shm the bytes of
+    /// copies lie in shared memory, and are counted all the same. Recorded locally, an estimate (docs/trace-format.md).
     pub request_bytes: u64,
     /// What remoting answers; 0 where nothing is.
     pub response_bytes: u64,
@@ -95,7 +97,7 @@ pub struct Call {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Work {
     pub kind: GpuWork,
-    /// Of a kernel: index into [`Trace::names`].
+    /// Index into [`Trace::names`]: a kernel's symbol; of other work what it is.
     pub name: u32,
     pub device: u32,
     pub stream: u32,
@@ -127,6 +129,26 @@ pub struct Mark {
     pub thread: u32,
     pub at_ns: u64,
     pub is_end: bool,
+}
+
+impl Record {
+    /// Index into [`Trace::names`].
+    pub fn name(&self) -> u32 {
+        match self {
+            Record::Call(call) => call.function,
+            Record::Work(work) => work.name,
+            Record::Mark(mark) => mark.name,
+        }
+    }
+
+    /// When it was over.
+    pub fn end_ns(&self) -> u64 {
+        match self {
+            Record::Call(call) => call.start_ns.saturating_add(call.duration_ns),
+            Record::Work(work) => work.start_ns.saturating_add(work.duration_ns),
+            Record::Mark(mark) => mark.at_ns,
+        }
+    }
 }
 
 impl Trace {

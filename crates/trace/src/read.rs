@@ -1,0 +1,233 @@
+//! Reading: blocks one after the other, each checked before it is believed.
+
+use std::{
+    fs::File,
+    io::{self, BufReader, Read},
+    path::Path,
+};
+
+use crate::{
+    error::{Damage, Error},
+    format::{
+        BLOCK_HEADER_BYTES, BlockHeader, Bytes, HEAD_BYTES, KIND_ABOUT, KIND_END, KIND_RECORDS,
+        MAGIC, TAG_LOST, TAG_NAME, VERSION, checksum,
+    },
+    limits::{BLOCK_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX, RECORDS_MAX},
+    record::{About, Record, Trace},
+};
+
+/// Reads a recording. Where it was cut, what is whole is there and `complete` is false.
+pub fn read(path: &Path) -> Result<Trace, Error> {
+    let file = File::open(path).map_err(|error| Error::io(path, &error))?;
+    match collect(Reader::new(BufReader::new(file))?) {
+        Err(Error::Io { what, .. }) => Err(Error::Io {
+            path: path.into(),
+            what,
+        }),
+        other => other,
+    }
+}
+
+/// The same from memory.
+pub fn read_bytes(bytes: &[u8]) -> Result<Trace, Error> {
+    collect(Reader::new(bytes)?)
+}
+
+fn collect(mut reader: Reader<impl Read>) -> Result<Trace, Error> {
+    let mut trace = Trace::default();
+    while let Some(item) = reader.next()? {
+        match item {
+            Item::About(about) => trace.about = *about,
+            Item::Record(record) => {
+                if trace.records.len() >= RECORDS_MAX {
+                    return Err(Error::TooLarge { what: "records" });
+                }
+                trace.records.push(record);
+            }
+            Item::Lost(count) => trace.lost = trace.lost.saturating_add(count),
+            Item::End => trace.complete = true,
+        }
+    }
+    trace.names = reader.names;
+    // Threads are written one after the other. Those of equal times stay as they are.
+    trace.records.sort_by_key(Record::end_ns);
+    Ok(trace)
+}
+
+/// What a file holds, in its order.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Item {
+    About(Box<About>),
+    Record(Record),
+    /// So many records are missing.
+    Lost(u64),
+    /// The program has ended: nothing follows.
+    End,
+}
+
+/// Reads a file item by item, a block at a time in memory.
+pub struct Reader<R> {
+    from: R,
+    /// The names that were given so far; a record's name is one of them.
+    pub names: Vec<String>,
+    block: u64,
+    at: u64,
+    plain: Vec<u8>,
+    /// How far the block is read, and its last time.
+    read: usize,
+    last: u64,
+    is_over: bool,
+}
+
+impl<R: Read> Reader<R> {
+    pub fn new(mut from: R) -> Result<Reader<R>, Error> {
+        let mut head = [0; HEAD_BYTES];
+        let len = read_up_to(&mut from, &mut head)?;
+        if len == 0 {
+            return Err(Error::Empty);
+        }
+        let magic = MAGIC.len().min(len);
+        if head[..magic] != MAGIC[..magic] {
+            return Err(Error::NotARecording);
+        }
+        if len < HEAD_BYTES {
+            return Err(Error::Short {
+                len,
+                wanted: HEAD_BYTES,
+            });
+        }
+        let file = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
+        if file != VERSION {
+            return Err(Error::Version {
+                file,
+                ours: VERSION,
+            });
+        }
+        Ok(Reader {
+            from,
+            names: Vec::new(),
+            block: 0,
+            at: HEAD_BYTES as u64,
+            plain: Vec::new(),
+            read: 0,
+            last: 0,
+            is_over: false,
+        })
+    }
+
+    /// The next item; none where the file ends, or was cut.
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> Result<Option<Item>, Error> {
+        loop {
+            if self.read < self.plain.len() {
+                if let Some(item) = self
+                    .next_in_block()
+                    .map_err(|damage| self.damaged(damage))?
+                {
+                    return Ok(Some(item));
+                }
+                continue;
+            }
+            if self.is_over {
+                return Ok(None);
+            }
+            match self.next_block()? {
+                None => self.is_over = true,
+                Some(KIND_RECORDS) => {}
+                Some(KIND_ABOUT) => {
+                    let plain = std::mem::take(&mut self.plain);
+                    let about =
+                        serde_json::from_slice(&plain).map_err(|_| self.damaged(Damage::About))?;
+                    return Ok(Some(Item::About(about)));
+                }
+                Some(KIND_END) => {
+                    self.is_over = true;
+                    return Ok(Some(Item::End));
+                }
+                Some(_) => return Err(self.damaged(Damage::Kind)),
+            }
+        }
+    }
+
+    /// Unpacks the next whole block and answers its kind.
+    fn next_block(&mut self) -> Result<Option<u32>, Error> {
+        let mut header = [0; BLOCK_HEADER_BYTES];
+        if read_up_to(&mut self.from, &mut header)? < BLOCK_HEADER_BYTES {
+            return Ok(None);
+        }
+        self.block += 1;
+        let header = BlockHeader::decode(&header).map_err(|damage| self.damaged(damage))?;
+        let (stored_bytes, plain_bytes) =
+            (header.stored_bytes as usize, header.plain_bytes as usize);
+        let stored_max = lz4_flex::block::get_maximum_output_size(BLOCK_BYTES_MAX);
+        if plain_bytes > BLOCK_BYTES_MAX || stored_bytes > stored_max {
+            return Err(self.damaged(Damage::TooLong));
+        }
+        let mut stored = vec![0; stored_bytes];
+        if read_up_to(&mut self.from, &mut stored)? < stored_bytes {
+            return Ok(None);
+        }
+        if checksum(&stored) != header.checksum {
+            return Err(self.damaged(Damage::Checksum));
+        }
+        self.plain = vec![0; plain_bytes];
+        let unpacked = lz4_flex::block::decompress_into(&stored, &mut self.plain);
+        if unpacked.ok() != Some(plain_bytes) {
+            return Err(self.damaged(Damage::Unpacking));
+        }
+        (self.read, self.last) = (0, 0);
+        self.at += (BLOCK_HEADER_BYTES + stored_bytes) as u64;
+        Ok(Some(header.kind))
+    }
+
+    /// The next item of the block at hand; names are kept, and are none.
+    fn next_in_block(&mut self) -> Result<Option<Item>, Damage> {
+        let mut bytes = Bytes {
+            left: &self.plain[self.read..],
+            last: self.last,
+        };
+        let item = match bytes.byte()? {
+            TAG_NAME => {
+                let len = usize::try_from(bytes.number()?).map_err(|_| Damage::Number)?;
+                if len > NAME_BYTES_MAX || self.names.len() >= NAMES_MAX {
+                    return Err(Damage::Number);
+                }
+                let text = bytes.take(len)?;
+                let text = str::from_utf8(text).map_err(|_| Damage::Text)?;
+                self.names.push(text.into());
+                None
+            }
+            TAG_LOST => Some(Item::Lost(bytes.number()?)),
+            tag => Some(Item::Record(bytes.record(tag, self.names.len())?)),
+        };
+        (self.read, self.last) = (self.plain.len() - bytes.left.len(), bytes.last);
+        Ok(item)
+    }
+
+    fn damaged(&self, damage: Damage) -> Error {
+        Error::Damaged {
+            block: self.block,
+            at: self.at,
+            damage,
+        }
+    }
+}
+
+/// Fills the room as far as the file goes.
+fn read_up_to(from: &mut impl Read, room: &mut [u8]) -> Result<usize, Error> {
+    let mut len = 0;
+    while len < room.len() {
+        match from.read(&mut room[len..]) {
+            Ok(0) => break,
+            Ok(more) => len += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                return Err(Error::Io {
+                    path: Default::default(),
+                    what: error.to_string(),
+                });
+            }
+        }
+    }
+    Ok(len)
+}

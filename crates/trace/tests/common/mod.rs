@@ -1,0 +1,113 @@
+//! Recordings made of random numbers.
+
+#![allow(unreachable_pub)]
+
+use outboard_trace::{
+    About, Call, Class, Device, GpuTimes, GpuWork, Host, Mark, Record, Trace, Work,
+};
+
+/// xorshift64*: a run is decided by its seed.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    /// Small mostly, anything sometimes.
+    fn any(&mut self) -> u64 {
+        match self.below(8) {
+            0 => 0,
+            1 => u64::MAX,
+            2 => self.next(),
+            bits => self.next() >> (63 - 8 * (bits - 3)),
+        }
+    }
+
+    fn one<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize]
+    }
+}
+
+pub fn trace(random: &mut Random, records: usize) -> Trace {
+    let names: Vec<String> = (0..1 + random.below(20))
+        .map(|n| format!("name {n} {}", "é".repeat(random.below(40) as usize)))
+        .collect();
+    let name = |random: &mut Random| random.below(names.len() as u64) as u32;
+    let mut all: Vec<Record> = (0..records)
+        .map(|_| match random.below(4) {
+            0 => Record::Work(Work {
+                kind: random.one(&[
+                    GpuWork::Kernel,
+                    GpuWork::CopyToDevice,
+                    GpuWork::CopyToHost,
+                    GpuWork::CopyOnDevice,
+                    GpuWork::Memset,
+                    GpuWork::Graph,
+                ]),
+                name: name(random),
+                device: random.any() as u32,
+                stream: random.any() as u32,
+                start_ns: random.any(),
+                duration_ns: random.any(),
+                bytes: random.any(),
+                correlation: random.any() as u32,
+            }),
+            1 => Record::Mark(Mark {
+                name: name(random),
+                thread: random.any() as u32,
+                at_ns: random.any(),
+                is_end: random.below(2) == 1,
+            }),
+            _ => Record::Call(Call {
+                function: name(random),
+                class: random.one(&[
+                    Class::Local,
+                    Class::Outstanding,
+                    Class::Synchronous,
+                    Class::Shadowed,
+                    Class::Unsupported,
+                ]),
+                thread: random.any() as u32,
+                start_ns: random.any(),
+                duration_ns: random.any(),
+                request_bytes: random.any(),
+                response_bytes: random.any(),
+                stream: random.any() as u32,
+                correlation: random.any() as u32,
+                status: random.any() as u32,
+            }),
+        })
+        .collect();
+    all.sort_by_key(Record::end_ns);
+    Trace {
+        about: About {
+            argv: vec!["program".into(), "--with \"quotes\"".into()],
+            time_s: random.any(),
+            release: "0.1.0".into(),
+            gpu: (random.below(2) == 0).then(|| "tcp://a:1".into()),
+            optimise: None,
+            host: Host {
+                cpu: "a processor".into(),
+                cores: 2,
+            },
+            devices: vec![Device {
+                name: "a GPU".into(),
+                memory_bytes: random.any(),
+            }],
+            driver_version: 13000,
+            gpu_times: random.one(&[GpuTimes::None, GpuTimes::Cupti, GpuTimes::Events]),
+        },
+        records: all,
+        names,
+        complete: random.below(2) == 0,
+        lost: random.below(3),
+    }
+}
