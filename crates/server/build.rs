@@ -9,6 +9,7 @@ use outboard_api::decl::{self, Answer, Op, Type};
 /// Messages about the session rather than the device: `session/` answers them.
 const SESSION_OPS: &[&str] = &[
     "ping",
+    "echo",
     "lanes_open",
     "image_offer",
     "image_put",

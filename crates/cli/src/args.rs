@@ -19,6 +19,7 @@ Examples:
   outboard run --gpu tcp://10.0.0.7 -- python train.py
   outboard doctor --gpu tcp://10.0.0.7               what works, what does not, what to do
   outboard bench                                     what calls and copies cost, beside the local GPU
+  outboard probe tcp://10.0.0.7                      how good the network to it is
 
 Environment:
   OUTBOARD_GPU       the address of the server, in place of --gpu
@@ -41,6 +42,8 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Measure what calls, round trips, copies and launches cost, beside the local GPU where there is one
     Bench(BenchArgs),
+    /// Measure the network to a server: round trips and bandwidth, idle and loaded
+    Probe(ProbeArgs),
     /// Print the completions for a shell
     Completions { shell: clap_complete::Shell },
     /// Print the manual page
@@ -145,6 +148,32 @@ pub(crate) struct DoctorArgs {
     /// The server [default: shm, at its default address]
     #[arg(long, value_name = "URL", env = "OUTBOARD_GPU")]
     pub(crate) gpu: Option<Endpoint>,
+    /// Print the findings as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A round trip is one message there and back, as a call that waits makes it: the network's own, and what both ends need for
+a message. Loaded means while the connections of the line above carry all they can. Nothing touches the GPU.
+
+Examples:
+  outboard probe tcp://10.0.0.7
+  outboard probe shm:///tmp/gpu.sock --seconds 1 --json
+  outboard probe tcp://10.0.0.7 --connections 1      as through a tunnel for one port")]
+pub(crate) struct ProbeArgs {
+    /// The server [default: OUTBOARD_GPU, else shm at its default address]
+    #[arg(value_name = "URL", env = "OUTBOARD_GPU")]
+    pub(crate) gpu: Option<Endpoint>,
+    /// How long to measure, in all
+    #[arg(long, value_name = "S", default_value_t = 5,
+          value_parser = clap::value_parser!(u16).range(1..=3600))]
+    pub(crate) seconds: u16,
+    /// Connections at once, where bandwidth is measured over several
+    #[arg(long, value_name = "N", default_value_t = 4,
+          value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub(crate) connections: u8,
     /// Print the findings as JSON
     #[arg(long)]
     pub(crate) json: bool,

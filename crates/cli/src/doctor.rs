@@ -8,7 +8,7 @@ use outboard_wire::{handshake::PROTOCOL_VERSION, messages::FINGERPRINT};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
-use crate::{args::DoctorArgs, libraries, probe::Server, serve::default_endpoint, whole};
+use crate::{args::DoctorArgs, libraries, peer::Server, serve::default_endpoint, whole};
 
 /// The address window that a session reserves, and room for the program.
 const ADDRESS_SPACE_BYTES_MIN: u64 = 1 << 42;

@@ -4,6 +4,7 @@ mod args;
 mod bench;
 mod doctor;
 mod libraries;
+mod peer;
 mod probe;
 mod run;
 mod serve;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Bench(args) => bench::bench(args),
+        Command::Probe(args) => probe::probe(args),
         Command::Completions { shell } => completions(shell),
         Command::Man => manual(),
         Command::Worker(args) => serve::worker(args),

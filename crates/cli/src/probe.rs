@@ -1,131 +1,244 @@
-//! Asking a server what it is.
+//! `outboard probe`: the network that one has, measured by the messages that calls are made of.
 
 use std::{
-    io::ErrorKind,
+    process::ExitCode,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
-use outboard_link::{DialError, Endpoint, Error, Link, Receiver, Sender, Wait, dial};
-use outboard_wire::{
-    frame::{self, decode_reply},
-    handshake::{ClientHello, HandshakeError, Purpose, ServerWelcome},
-    messages::Ping,
+use anyhow::Context as _;
+use outboard_link::Endpoint;
+use outboard_wire::limits::CHUNK_BYTES_MAX;
+use serde::Serialize;
+
+use crate::{
+    args::ProbeArgs,
+    bench::{quantile, sorted, time},
+    peer::Server,
+    serve::default_endpoint,
 };
 
-/// A server opens its device before it answers, which takes seconds on a machine with several sleeping GPUs.
-const ANSWER_MS_MAX: u64 = 60_000;
-/// A greeting opens none. It may have to wait until strangers have been sent away, after HANDSHAKE_MS_MAX.
-const GREETING_MS_MAX: u64 = 10_000;
-const PING_MS_MAX: u64 = 5_000;
+/// Idle round trips, one connection there, one back, several there, several back.
+const PHASES: u32 = 5;
+const PINGS_MAX: usize = 200_000;
+/// Questions on their way on one connection, so that neither end waits for the other.
+const IN_FLIGHT: usize = 8;
+/// The first piece; later ones take so long that a slow network ends in time too.
+const PIECE_BYTES_MIN: usize = 16 << 10;
+const PIECE_MS_MAX: f64 = 20.0;
+/// A network that carries nothing for so long is broken.
+const SILENCE: Duration = Duration::from_secs(30);
 
-/// A server that answers.
-pub(crate) struct Server {
-    pub(crate) welcome: ServerWelcome,
-    sender: Sender,
-    receiver: Receiver,
+#[derive(Serialize)]
+struct Findings {
+    url: String,
+    release: &'static str,
+    connections: u8,
+    idle: RoundTrips,
+    one_connection: Bandwidth,
+    several_connections: Bandwidth,
+    /// While several connections carry all they can, there and back.
+    loaded_there: RoundTrips,
+    loaded_back: RoundTrips,
 }
 
-/// Fails unless a server of this release answers.
-pub(crate) fn greet(endpoint: &Endpoint) -> anyhow::Result<()> {
-    connect(endpoint, Purpose::Greeting, GREETING_MS_MAX).map(drop)
+/// Of one message each, in microseconds.
+#[derive(Serialize)]
+struct RoundTrips {
+    samples: usize,
+    min_us: f64,
+    median_us: f64,
+    p90_us: f64,
+    p99_us: f64,
+    max_us: f64,
 }
 
-impl Server {
-    pub(crate) fn query(endpoint: &Endpoint) -> anyhow::Result<Server> {
-        // A server that is stopped or stuck is found out sooner by what opens no device.
-        greet(endpoint)?;
-        let (link, welcome) = connect(endpoint, Purpose::Query, ANSWER_MS_MAX)?;
-        let (sender, receiver) = link.split();
-        Ok(Server {
-            welcome,
-            sender,
-            receiver,
-        })
-    }
-
-    /// One message there and back.
-    pub(crate) fn ping(&mut self) -> anyhow::Result<Duration> {
-        const TOKEN: u32 = 1;
-        let start = Instant::now();
-        let len = frame::request_len(&Ping {});
-        frame::encode_request(self.sender.reserve(len)?, TOKEN, 0, &Ping {})?;
-        self.sender.commit(len)?;
-        self.sender.flush()?;
-        let deadline = Wait::Until(start + Duration::from_millis(PING_MS_MAX));
-        while let Some(answer) = self.receiver.recv(deadline)? {
-            let (header, _) = decode_reply(answer)?;
-            if (header.note, header.token) == (0, TOKEN) {
-                return Ok(start.elapsed());
-            }
-        }
-        anyhow::bail!("the server did not answer a message within {PING_MS_MAX} ms")
-    }
+#[derive(Serialize)]
+struct Bandwidth {
+    /// To the server.
+    there_gbit_per_s: f64,
+    back_gbit_per_s: f64,
 }
 
-fn connect(
-    endpoint: &Endpoint,
-    purpose: Purpose,
-    ms_max: u64,
-) -> anyhow::Result<(Link, ServerWelcome)> {
-    let hello = ClientHello {
-        release: env!("CARGO_PKG_VERSION").into(),
-        purpose,
-        pid: std::process::id(),
-        program: "outboard".into(),
+#[derive(Clone, Copy)]
+enum Way {
+    There,
+    Back,
+}
+
+pub(crate) fn probe(args: ProbeArgs) -> anyhow::Result<ExitCode> {
+    let endpoint = match args.gpu {
+        Some(endpoint) => endpoint,
+        None => default_endpoint()?,
     };
-    match dial(endpoint, &hello, Duration::from_millis(ms_max)) {
-        Ok((link, _, welcome)) => Ok((link, welcome)),
-        Err(error) => Err(explain(endpoint, error)),
-    }
+    let span = Duration::from_secs(args.seconds.into()) / PHASES;
+    let mut first = Server::query(&endpoint)?;
+    let idle = round_trips(&mut first, span, &AtomicBool::new(false))?;
+    let one_connection = Bandwidth {
+        there_gbit_per_s: carry(&mut first, Way::There, span)?,
+        back_gbit_per_s: carry(&mut first, Way::Back, span)?,
+    };
+    let mut several = (0..args.connections)
+        .map(|_| Server::query(&endpoint))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let (there_gbit_per_s, loaded_there) = loaded(&mut first, &mut several, Way::There, span)?;
+    let (back_gbit_per_s, loaded_back) = loaded(&mut first, &mut several, Way::Back, span)?;
+    let findings = Findings {
+        url: endpoint.to_string(),
+        release: env!("CARGO_PKG_VERSION"),
+        connections: args.connections,
+        idle,
+        one_connection,
+        several_connections: Bandwidth {
+            there_gbit_per_s,
+            back_gbit_per_s,
+        },
+        loaded_there,
+        loaded_back,
+    };
+    let text = match args.json {
+        true => serde_json::to_string_pretty(&findings)? + "\n",
+        false => findings.text(&endpoint),
+    };
+    crate::print(text.as_bytes())
 }
 
-fn explain(endpoint: &Endpoint, error: DialError) -> anyhow::Error {
-    match error {
-        DialError::Link(Error::NoServer { source, .. })
-            if source.kind() == ErrorKind::PermissionDenied =>
-        {
-            anyhow::anyhow!(
-                "the server at {endpoint} cannot be asked: {source}; a shm address is open to the user alone who started the server"
-            )
+/// One message after the other, until the time is over or `enough`.
+fn round_trips(
+    server: &mut Server,
+    span: Duration,
+    enough: &AtomicBool,
+) -> anyhow::Result<RoundTrips> {
+    let until = Instant::now() + span;
+    let mut us = Vec::new();
+    // One at least: a network may take longer than the time there is.
+    loop {
+        us.push(server.ping()?.as_nanos() as f64 / 1e3);
+        if us.len() == PINGS_MAX || Instant::now() >= until || enough.load(Ordering::Relaxed) {
+            break;
         }
-        DialError::Link(Error::NoServer { source, .. }) => anyhow::anyhow!(
-            "no server at {endpoint}: {source}; start one with outboard serve --listen {endpoint}"
-        ),
-        DialError::Link(error @ Error::TimedOut { .. }) => anyhow::anyhow!(
-            "no server at {endpoint}: {error}; is it an Outboard server, and does a firewall let you through?"
-        ),
-        DialError::Link(error) if error.is_disconnect() => anyhow::anyhow!(
-            "no server at {endpoint}: whatever listens there hung up; is it an Outboard server? Its log says more"
-        ),
-        DialError::Handshake(HandshakeError::NotOutboard { first }) => anyhow::anyhow!(
-            "no server at {endpoint}: what listens there speaks another protocol (it said {:?})",
-            String::from_utf8_lossy(&first)
-        ),
-        error => anyhow::Error::new(error).context(format!("the server at {endpoint}")),
+    }
+    let us = sorted(&us);
+    let at = |share| quantile(&us, share).unwrap_or(f64::NAN);
+    Ok(RoundTrips {
+        samples: us.len(),
+        min_us: at(0.0),
+        median_us: at(0.5),
+        p90_us: at(0.9),
+        p99_us: at(0.99),
+        max_us: at(1.0),
+    })
+}
+
+/// Fills one direction of a connection; gigabits a second.
+fn carry(server: &mut Server, way: Way, span: Duration) -> anyhow::Result<f64> {
+    let data = vec![0x5a; CHUNK_BYTES_MAX];
+    let (mut piece, mut on_the_way) = (PIECE_BYTES_MIN, 0usize);
+    let start = Instant::now();
+    let mut carried = 0;
+    loop {
+        let is_over = start.elapsed() >= span;
+        if is_over && on_the_way == 0 {
+            break;
+        }
+        if !is_over && on_the_way < IN_FLIGHT {
+            match way {
+                Way::There => server.ask_echo(&data[..piece], 0)?,
+                Way::Back => server.ask_echo(&[], piece as u32)?,
+            }
+            on_the_way += 1;
+            carried += piece;
+            continue;
+        }
+        server.answered(SILENCE)?;
+        on_the_way -= 1;
+        let rate_per_ms = carried as f64 / (start.elapsed().as_secs_f64() * 1e3);
+        let next = (rate_per_ms * PIECE_MS_MAX / IN_FLIGHT as f64) as usize;
+        piece = next.clamp(PIECE_BYTES_MIN, CHUNK_BYTES_MAX);
+    }
+    Ok(carried as f64 * 8.0 / start.elapsed().as_secs_f64() / 1e9)
+}
+
+/// Several connections carry all they can, while one more counts round trips.
+fn loaded(
+    pinging: &mut Server,
+    several: &mut [Server],
+    way: Way,
+    span: Duration,
+) -> anyhow::Result<(f64, RoundTrips)> {
+    let enough = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let carriers: Vec<_> = several
+            .iter_mut()
+            .map(|server| {
+                scope.spawn(|| {
+                    let rate = carry(server, way, span);
+                    // Not a moment longer than under load.
+                    enough.store(true, Ordering::Relaxed);
+                    rate
+                })
+            })
+            .collect();
+        let round_trips = round_trips(pinging, span, &enough);
+        let mut rate = 0.0;
+        for carrier in carriers {
+            let one = carrier
+                .join()
+                .map_err(|_| anyhow::anyhow!("a thread panicked"))?;
+            rate += one.context("under load")?;
+        }
+        Ok((rate, round_trips?))
+    })
+}
+
+impl RoundTrips {
+    fn text(&self) -> String {
+        let time = |us: f64| time(us * 1e3);
+        format!(
+            "{:>9}   90 % {:>9}   99 % {:>9}   least {:>9}   most {:>9}   ({} round trips)",
+            time(self.median_us),
+            time(self.p90_us),
+            time(self.p99_us),
+            time(self.min_us),
+            time(self.max_us),
+            self.samples,
+        )
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl Bandwidth {
+    fn text(&self) -> String {
+        format!(
+            "{} there   {} back",
+            rate(self.there_gbit_per_s),
+            rate(self.back_gbit_per_s)
+        )
+    }
+}
 
-    #[test]
-    fn a_server_of_another_user_is_not_to_be_started_again() {
-        let endpoint: Endpoint = "shm:///run/gpu.sock".parse().unwrap();
-        let said = |errno| {
-            let error = Error::NoServer {
-                endpoint: endpoint.to_string(),
-                source: std::io::Error::from_raw_os_error(errno),
-            };
-            explain(&endpoint, DialError::Link(error)).to_string()
-        };
-        let denied = said(rustix::io::Errno::ACCESS.raw_os_error());
-        assert!(denied.contains("the user alone who started"), "{denied}");
-        assert!(!denied.contains("start one"), "{denied}");
-        let missing = said(rustix::io::Errno::NOENT.raw_os_error());
-        assert!(
-            missing.contains("start one with outboard serve"),
-            "{missing}"
-        );
+fn rate(gbit_per_s: f64) -> String {
+    match gbit_per_s {
+        g if g >= 1.0 => format!("{g:.1} Gbps"),
+        g => format!("{:.1} Mbps", g * 1e3),
+    }
+}
+
+impl Findings {
+    fn text(&self, endpoint: &Endpoint) -> String {
+        let several = format!("{} connections", self.connections);
+        format!(
+            "{endpoint}\n\
+             round trip, idle      {}\n\
+             one connection        {}\n\
+             {several:<20}  {}\n\
+             round trip, loaded    {}   (there)\n\
+             round trip, loaded    {}   (back)\n",
+            self.idle.text(),
+            self.one_connection.text(),
+            self.several_connections.text(),
+            self.loaded_there.text(),
+            self.loaded_back.text(),
+        )
     }
 }

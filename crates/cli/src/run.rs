@@ -12,7 +12,7 @@ use std::{
 use outboard_api::optimise::VARIABLE;
 use outboard_link::Endpoint;
 
-use crate::{args::RunArgs, libraries, probe, serve::default_endpoint};
+use crate::{args::RunArgs, libraries, peer, serve::default_endpoint};
 
 /// As env(1) and shells have it.
 const EXIT_CANNOT_EXECUTE: u8 = 126;
@@ -24,7 +24,7 @@ pub(crate) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         None => default_endpoint()?,
     };
     let folder = libraries::folder()?;
-    probe::greet(&endpoint)?;
+    peer::greet(&endpoint)?;
     let [program, arguments @ ..] = args.program.as_slice() else {
         anyhow::bail!("no program to run");
     };

@@ -40,13 +40,15 @@ use serde::Serialize;
 
 use crate::{
     args::{BenchArgs, BenchCommand, BenchTargets},
-    libraries, probe,
+    libraries, peer,
 };
 pub(crate) use cases::Group;
 use cases::{Case, cases};
+pub(crate) use report::time;
 use report::{Report, Row};
 use server::Server;
 use side::{Place, Refused, Side};
+pub(crate) use statistics::{quantile, sorted};
 pub(crate) use worker::worker;
 
 /// As shells have it for a program that Ctrl-C ended.
@@ -185,7 +187,7 @@ impl Setting {
     ) -> anyhow::Result<Setting> {
         let folder = libraries::folder()?;
         for endpoint in &targets.gpu {
-            probe::greet(endpoint)?;
+            peer::greet(endpoint)?;
         }
         let levels: Vec<Option<String>> = match targets.optimise.as_slice() {
             [] => vec![None],

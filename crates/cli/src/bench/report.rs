@@ -348,7 +348,7 @@ impl Unit {
     }
 }
 
-pub(super) fn time(ns: f64) -> String {
+pub(crate) fn time(ns: f64) -> String {
     let unit = Unit::of(ns);
     format!("{} {}", unit.format(ns), unit.name)
 }

@@ -46,14 +46,14 @@ pub(super) fn median(values: &[f64]) -> Option<f64> {
 }
 
 /// Between the two nearest values, linearly.
-pub(super) fn quantile(sorted: &[f64], at: f64) -> Option<f64> {
+pub(crate) fn quantile(sorted: &[f64], at: f64) -> Option<f64> {
     let position = at * sorted.len().checked_sub(1)? as f64;
     let (low, high) = (position.floor() as usize, position.ceil() as usize);
     let share = position - position.floor();
     Some(sorted[low] * (1.0 - share) + sorted[high] * share)
 }
 
-pub(super) fn sorted(values: &[f64]) -> Vec<f64> {
+pub(crate) fn sorted(values: &[f64]) -> Vec<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
     sorted

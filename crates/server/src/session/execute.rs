@@ -6,8 +6,9 @@ use outboard_wire::{
     handshake::Purpose,
     limits::CHUNK_BYTES_MAX,
     messages::{
-        CopyBoxIn, CopyBoxOut, CopyIn, FenceContext, FenceStream, HostWrite, ImageGet,
-        ImageGetReply, ImageOffer, ImageOfferReply, ImagePut, NvmlSnapshot, Ping, Request,
+        CopyBoxIn, CopyBoxOut, CopyIn, Echo, EchoReply, FenceContext, FenceStream, HostWrite,
+        ImageGet, ImageGetReply, ImageOffer, ImageOfferReply, ImagePut, NvmlSnapshot, Ping,
+        Request,
     },
 };
 
@@ -30,7 +31,7 @@ pub(super) struct Executed {
 pub(super) fn is_bulk(op: u16) -> bool {
     matches!(
         op,
-        CopyIn::NUMBER | CopyBoxIn::NUMBER | HostWrite::NUMBER | ImagePut::NUMBER
+        CopyIn::NUMBER | CopyBoxIn::NUMBER | HostWrite::NUMBER | ImagePut::NUMBER | Echo::NUMBER
     )
 }
 
@@ -59,11 +60,13 @@ pub(super) fn execute<'a>(
         Request::CopyOut(m) => (Some(m.stream), Some(m.len)),
         Request::CopyBoxOut(m) => (Some(m.stream), Some(box_bytes(m))),
         Request::FenceStream(m) => (Some(m.stream), None),
+        Request::Echo(m) => (None, Some(u64::from(m.answer_bytes))),
         _ => (None, None),
     };
     let outcome = check(purpose, op, reply_bytes)
         .and_then(|()| match &request {
             Request::Ping(_) => Ok(Outcome::Done),
+            Request::Echo(m) => echo(m, reply),
             Request::ImageOffer(m) => offer(cx.images, m, reply),
             Request::ImagePut(m) => put(cx.images, m),
             Request::ImageGet(m) => get(cx.images, m, reply),
@@ -88,7 +91,9 @@ pub(super) fn execute<'a>(
 }
 
 fn check(purpose: Purpose, op: u16, reply_bytes: Option<u64>) -> Result<(), Failure> {
-    if purpose != Purpose::Session && !matches!(op, Ping::NUMBER | NvmlSnapshot::NUMBER) {
+    if purpose != Purpose::Session
+        && !matches!(op, Ping::NUMBER | Echo::NUMBER | NvmlSnapshot::NUMBER)
+    {
         return Err(Failure::new(
             CUresult::CUDA_ERROR_NOT_PERMITTED,
             "this connection was opened for questions about the devices only",
@@ -159,6 +164,16 @@ fn get(images: &mut ImageStore, m: &ImageGet<'_>, reply: &mut Vec<u8>) -> Result
             )
         })?;
     lay_out(&ImageGetReply { data: data.into() }, reply)
+}
+
+fn echo(m: &Echo<'_>, reply: &mut Vec<u8>) -> Result<Outcome, Failure> {
+    let data = vec![0; m.answer_bytes as usize];
+    lay_out(
+        &EchoReply {
+            data: data[..].into(),
+        },
+        reply,
+    )
 }
 
 fn lay_out<'a, M: Message<'a>>(answer: &M, reply: &mut Vec<u8>) -> Result<Outcome, Failure> {

@@ -327,3 +327,31 @@ fn a_long_wait_leaves_the_core_to_others_and_ends_in_time() {
     let (.., cpu) = client.leave();
     assert!(cpu < Duration::from_millis(300), "{cpu:?} in 1 s");
 }
+
+#[test]
+fn an_echo_is_as_long_as_asked_for_up_to_a_chunk() {
+    let mut client = Client::shm();
+    for (token, there, back) in [(1, 0, 0), (2, 300_000, 5), (3, 1, CHUNK_BYTES_MAX as u32)] {
+        let data = vec![7; there];
+        client.send(
+            token,
+            &messages::Echo {
+                answer_bytes: back,
+                data: &data,
+            },
+        );
+        let answer = client.recv();
+        assert!(answer.is_answer_to(token));
+        let reply = messages::EchoReply::decode(&mut Reader::new(&answer.body)).unwrap();
+        assert_eq!(reply.data.len(), back as usize);
+    }
+    client.send(
+        4,
+        &messages::Echo {
+            answer_bytes: CHUNK_BYTES_MAX as u32 + 1,
+            data: &[],
+        },
+    );
+    let (token, status, _) = client.recv().failure();
+    assert_eq!((token, status), (4, CUresult::CUDA_ERROR_INVALID_VALUE));
+}

@@ -1,0 +1,162 @@
+//! Asking a server what it is, and how far away.
+
+use std::{
+    io::ErrorKind,
+    time::{Duration, Instant},
+};
+
+use outboard_api::CUresult;
+use outboard_link::{DialError, Endpoint, Error, Link, Receiver, Sender, Wait, dial};
+use outboard_wire::{
+    Message as _,
+    frame::{self, decode_reply},
+    handshake::{ClientHello, HandshakeError, Purpose, ServerWelcome},
+    messages::{Echo, EchoReply, Ping},
+};
+
+/// A server opens its device before it answers, which takes seconds on a machine with several sleeping GPUs.
+const ANSWER_MS_MAX: u64 = 60_000;
+/// A greeting opens none. It may have to wait until strangers have been sent away, after HANDSHAKE_MS_MAX.
+const GREETING_MS_MAX: u64 = 10_000;
+const PING_MS_MAX: u64 = 5_000;
+const ECHO_TOKEN: u32 = 2;
+
+/// A server that answers.
+pub(crate) struct Server {
+    pub(crate) welcome: ServerWelcome,
+    sender: Sender,
+    receiver: Receiver,
+}
+
+/// Fails unless a server of this release answers.
+pub(crate) fn greet(endpoint: &Endpoint) -> anyhow::Result<()> {
+    connect(endpoint, Purpose::Greeting, GREETING_MS_MAX).map(drop)
+}
+
+impl Server {
+    pub(crate) fn query(endpoint: &Endpoint) -> anyhow::Result<Server> {
+        // A server that is stopped or stuck is found out sooner by what opens no device.
+        greet(endpoint)?;
+        let (link, welcome) = connect(endpoint, Purpose::Query, ANSWER_MS_MAX)?;
+        let (sender, receiver) = link.split();
+        Ok(Server {
+            welcome,
+            sender,
+            receiver,
+        })
+    }
+
+    /// Asks for an answer of so many bytes, with so many; [`answered`](Self::answered) waits for it.
+    pub(crate) fn ask_echo(&mut self, there: &[u8], answer_bytes: u32) -> anyhow::Result<()> {
+        let message = Echo {
+            answer_bytes,
+            data: there,
+        };
+        let len = frame::request_len(&message);
+        frame::encode_request(self.sender.reserve(len)?, ECHO_TOKEN, 0, &message)?;
+        self.sender.commit(len)?;
+        Ok(self.sender.flush()?)
+    }
+
+    /// Waits for the next answer to [`ask_echo`](Self::ask_echo); how many bytes it brought.
+    pub(crate) fn answered(&mut self, timeout: Duration) -> anyhow::Result<usize> {
+        let deadline = Wait::Until(Instant::now() + timeout);
+        while let Some(answer) = self.receiver.recv(deadline)? {
+            let (header, mut body) = decode_reply(answer)?;
+            if (header.note, header.token) != (0, ECHO_TOKEN) {
+                continue;
+            }
+            if header.status != 0 {
+                anyhow::bail!("the server refused an echo: {}", CUresult(header.status));
+            }
+            return Ok(EchoReply::decode(&mut body)?.data.len());
+        }
+        anyhow::bail!("the server did not answer within {} s", timeout.as_secs())
+    }
+
+    /// One message there and back.
+    pub(crate) fn ping(&mut self) -> anyhow::Result<Duration> {
+        const TOKEN: u32 = 1;
+        let start = Instant::now();
+        let len = frame::request_len(&Ping {});
+        frame::encode_request(self.sender.reserve(len)?, TOKEN, 0, &Ping {})?;
+        self.sender.commit(len)?;
+        self.sender.flush()?;
+        let deadline = Wait::Until(start + Duration::from_millis(PING_MS_MAX));
+        while let Some(answer) = self.receiver.recv(deadline)? {
+            let (header, _) = decode_reply(answer)?;
+            if (header.note, header.token) == (0, TOKEN) {
+                return Ok(start.elapsed());
+            }
+        }
+        anyhow::bail!("the server did not answer a message within {PING_MS_MAX} ms")
+    }
+}
+
+fn connect(
+    endpoint: &Endpoint,
+    purpose: Purpose,
+    ms_max: u64,
+) -> anyhow::Result<(Link, ServerWelcome)> {
+    let hello = ClientHello {
+        release: env!("CARGO_PKG_VERSION").into(),
+        purpose,
+        pid: std::process::id(),
+        program: "outboard".into(),
+    };
+    match dial(endpoint, &hello, Duration::from_millis(ms_max)) {
+        Ok((link, _, welcome)) => Ok((link, welcome)),
+        Err(error) => Err(explain(endpoint, error)),
+    }
+}
+
+fn explain(endpoint: &Endpoint, error: DialError) -> anyhow::Error {
+    match error {
+        DialError::Link(Error::NoServer { source, .. })
+            if source.kind() == ErrorKind::PermissionDenied =>
+        {
+            anyhow::anyhow!(
+                "the server at {endpoint} cannot be asked: {source}; a shm address is open to the user alone who started the server"
+            )
+        }
+        DialError::Link(Error::NoServer { source, .. }) => anyhow::anyhow!(
+            "no server at {endpoint}: {source}; start one with outboard serve --listen {endpoint}"
+        ),
+        DialError::Link(error @ Error::TimedOut { .. }) => anyhow::anyhow!(
+            "no server at {endpoint}: {error}; is it an Outboard server, and does a firewall let you through?"
+        ),
+        DialError::Link(error) if error.is_disconnect() => anyhow::anyhow!(
+            "no server at {endpoint}: whatever listens there hung up; is it an Outboard server? Its log says more"
+        ),
+        DialError::Handshake(HandshakeError::NotOutboard { first }) => anyhow::anyhow!(
+            "no server at {endpoint}: what listens there speaks another protocol (it said {:?})",
+            String::from_utf8_lossy(&first)
+        ),
+        error => anyhow::Error::new(error).context(format!("the server at {endpoint}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_of_another_user_is_not_to_be_started_again() {
+        let endpoint: Endpoint = "shm:///run/gpu.sock".parse().unwrap();
+        let said = |errno| {
+            let error = Error::NoServer {
+                endpoint: endpoint.to_string(),
+                source: std::io::Error::from_raw_os_error(errno),
+            };
+            explain(&endpoint, DialError::Link(error)).to_string()
+        };
+        let denied = said(rustix::io::Errno::ACCESS.raw_os_error());
+        assert!(denied.contains("the user alone who started"), "{denied}");
+        assert!(!denied.contains("start one"), "{denied}");
+        let missing = said(rustix::io::Errno::NOENT.raw_os_error());
+        assert!(
+            missing.contains("start one with outboard serve"),
+            "{missing}"
+        );
+    }
+}
