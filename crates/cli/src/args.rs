@@ -156,7 +156,7 @@ pub(crate) struct DoctorArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 A round trip is one message there and back, as a call that waits makes it: the network's own, and what both ends need for
-a message. Loaded means while the connections of the line above carry all they can. Nothing touches the GPU.
+a message. Loaded means while the connections of the line above carry all they can. Nothing runs on the GPU.
 
 Examples:
   outboard probe tcp://10.0.0.7
