@@ -1,0 +1,38 @@
+use thiserror::Error;
+
+/// Why a recording cannot be answered for, or a question cannot.
+#[derive(Debug, Clone, PartialEq, Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error("the recording holds no driver call; was the program started with the recorder?")]
+    NoCalls,
+    #[error(
+        "the recording's {calls} driver calls start no work on a GPU and wait for none, so no network is needed for them"
+    )]
+    NoGpuCalls { calls: usize },
+    #[error(
+        "the recording's marks named \"iteration\" hold no driver call between a beginning and its end; \
+         do they stand around what uses the GPU?"
+    )]
+    EmptyIterations,
+    #[error(
+        "the recording has {present} iterations; number {asked} was asked for (they count from 1)"
+    )]
+    NoSuchIteration { asked: usize, present: usize },
+    #[error("the iteration took no time in the recording")]
+    NoTime,
+    #[error("{text:?} is no budget; write a percentage of the local time, such as 5%")]
+    Budget { text: String },
+    #[error("a budget of {percent} % is out of range; it may be 0 % to {percent_max} %")]
+    BudgetRange { percent: f64, percent_max: f64 },
+    #[error("{what} must be {must}; it is {value}")]
+    Number {
+        what: &'static str,
+        must: &'static str,
+        value: f64,
+    },
+    #[error(
+        "the models do not know batches; the level may be sync, or, or+sr or or+sr+local, it is {level}"
+    )]
+    Batches { level: String },
+}

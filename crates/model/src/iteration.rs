@@ -1,0 +1,302 @@
+//! One iteration of a recording, with what depends on what.
+//!
+//! A recording says when things happened; a replay has to know why. What is taken from the recording as it stands: the
+//! order of calls of each thread and the CPU time between them, which call started which work, how long work took, the
+//! order of work on a stream. What is inferred, because no recording has it:
+//!
+//! * **Handoffs** ([`handoff`]): a thread that is silent while another makes many calls waits for that one.
+//! * **Events**: a wait for an event is for all work that was submitted before and had ended when the wait returned.
+//!   A stream that waits for an event waits for what was on the stream of the last event recorded before, unless the
+//!   recording shows that it did not.
+//! * **The default stream** orders itself with each other stream, unless the recording shows that they overlapped.
+//! * **Delays**: what lies between a call and the start of its work, or between two works of a stream, stays as it was.
+
+mod gpu;
+mod handoff;
+mod waits;
+
+use outboard_api::decl::Class;
+use outboard_trace::{Call, GpuWork, Trace, Work};
+use rustc_hash::FxHashMap;
+
+pub(crate) use gpu::Ends;
+
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// From where to where an iteration goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    /// From 1.
+    pub(crate) number: usize,
+    pub(crate) start_ns: u64,
+    pub(crate) end_ns: u64,
+    /// Whose beginning and end these are.
+    pub(crate) thread: u32,
+}
+
+/// One iteration. Times are nanoseconds since its beginning.
+#[derive(Debug, Clone, Default)]
+pub struct Iteration {
+    /// Its place in the recording, from 1.
+    pub number: usize,
+    /// From its beginning to its end and that of the work that it started, as recorded.
+    pub step_ns: f64,
+    /// The calls of each thread, and at the end of the thread to which the iteration belongs, its end.
+    pub threads: Vec<Vec<Step>>,
+    /// What the GPU does, in the order of submission.
+    pub units: Vec<Unit>,
+    pub streams: Vec<Stream>,
+    /// How often a thread was found to wait for another.
+    pub handoffs: usize,
+    /// Where [`Step::waits`] and [`Unit::after`] point into: indices of units.
+    pub(crate) lists: Vec<u32>,
+}
+
+/// A call of a thread.
+#[derive(Debug, Clone, Copy)]
+pub struct Step {
+    /// The end of the iteration, which is no call.
+    pub is_end: bool,
+    /// Index into the recording's names.
+    pub function: u32,
+    pub class: Class,
+    pub start_ns: f64,
+    pub duration_ns: f64,
+    /// CPU time since the end of the call before, or of what it comes after.
+    pub gap_ns: f64,
+    /// The call of another thread that this one comes after.
+    pub(crate) comes_after: Option<Place>,
+    pub request_bytes: u64,
+    pub response_bytes: u64,
+    /// What it starts; [`NONE`] for nothing.
+    pub(crate) unit: u32,
+    /// The units that must have ended before it returns.
+    pub(crate) waits: List,
+    /// How long it takes where there is nothing to wait for.
+    pub(crate) floor_ns: f64,
+    /// From the end of what it waits for to its return.
+    pub(crate) tail_ns: f64,
+    /// What the driver call takes on the server.
+    pub server_ns: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) thread: u32,
+    pub(crate) step: u32,
+}
+
+/// A part of [`Iteration::lists`].
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct List {
+    pub(crate) start: u32,
+    pub(crate) len: u32,
+}
+
+/// What one call had the GPU do.
+#[derive(Debug, Clone, Copy)]
+pub struct Unit {
+    pub kind: GpuWork,
+    /// Of its first kernel.
+    pub name: u32,
+    /// Index into [`Iteration::streams`].
+    pub stream: u32,
+    pub start_ns: f64,
+    pub duration_ns: f64,
+    /// Less than the duration where a graph's nodes leave gaps.
+    pub busy_ns: f64,
+    pub bytes: u64,
+    /// From the call to the start of the work on an idle stream.
+    pub(crate) launch_ns: f64,
+    /// From the end of what was before it to its start on a busy one.
+    pub(crate) gap_ns: f64,
+    /// Further units that it comes after.
+    pub(crate) after: List,
+    /// It was started before the iteration began: where it stands does not depend on the iteration's calls.
+    pub is_carried: bool,
+}
+
+impl Unit {
+    pub fn end_ns(&self) -> f64 {
+        self.start_ns + self.duration_ns
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream {
+    pub device: u32,
+    /// As the recording counts them; 0 is the default stream.
+    pub number: u32,
+    /// Ordered with the default stream.
+    pub is_blocking: bool,
+}
+
+impl Iteration {
+    /// The iterations of these spans.
+    pub(crate) fn all(trace: &Trace, spans: &[Span]) -> Vec<Iteration> {
+        let mut calls: Vec<&Call> = trace.calls().collect();
+        calls.sort_by_key(|call| call.start_ns);
+        let called_ns: FxHashMap<u32, u64> = calls
+            .iter()
+            .filter(|call| call.correlation != 0)
+            .map(|call| (call.correlation, call.start_ns))
+            .collect();
+        let mut works: FxHashMap<u32, Vec<&Work>> = FxHashMap::default();
+        for work in trace.work().filter(|work| work.correlation != 0) {
+            works.entry(work.correlation).or_default().push(work);
+        }
+        spans
+            .iter()
+            .map(|span| {
+                let from = calls.partition_point(|call| call.start_ns < span.start_ns);
+                let to = calls.partition_point(|call| call.start_ns < span.end_ns);
+                let carried = trace.work().filter(|work| {
+                    let before = called_ns
+                        .get(&work.correlation)
+                        .is_none_or(|called| *called < span.start_ns);
+                    before
+                        && work.start_ns < span.end_ns
+                        && work.start_ns.saturating_add(work.duration_ns) > span.start_ns
+                });
+                let mut carried: Vec<&Work> = carried.collect();
+                carried.sort_by_key(|work| work.start_ns);
+                Iteration::new(trace, span, &calls[from..to], &works, &carried)
+            })
+            .collect()
+    }
+
+    fn new(
+        trace: &Trace,
+        span: &Span,
+        calls: &[&Call],
+        works: &FxHashMap<u32, Vec<&Work>>,
+        carried: &[&Work],
+    ) -> Iteration {
+        let mut iteration = Iteration {
+            number: span.number,
+            ..Iteration::default()
+        };
+        let mut gpu = gpu::Gpu::new(&mut iteration, span, carried);
+        let started: Vec<gpu::Started> = calls
+            .iter()
+            .map(|call| {
+                let own = works.get(&call.correlation).map_or(&[][..], Vec::as_slice);
+                gpu.call(trace.name(call.function), call, own)
+            })
+            .collect();
+        gpu.end();
+        iteration.add_steps(span, calls, &started);
+        let has_gpu_times = trace.work().next().is_some();
+        waits::set_costs(&mut iteration, trace, has_gpu_times);
+        handoff::find(&mut iteration);
+        let gpu_end_ns = iteration.units.iter().map(Unit::end_ns);
+        let end_ns = gpu_end_ns.fold(span.end_ns.saturating_sub(span.start_ns) as f64, f64::max);
+        iteration.step_ns = end_ns;
+        iteration
+    }
+
+    fn add_steps(&mut self, span: &Span, calls: &[&Call], started: &[gpu::Started]) {
+        let mut thread_of: FxHashMap<u32, usize> = FxHashMap::default();
+        let since = |at_ns: u64| at_ns.saturating_sub(span.start_ns) as f64;
+        for (call, started) in calls.iter().zip(started) {
+            let count = thread_of.len();
+            let thread = *thread_of.entry(call.thread).or_insert(count);
+            if thread == self.threads.len() {
+                self.threads.push(Vec::new());
+            }
+            self.threads[thread].push(Step {
+                is_end: false,
+                function: call.function,
+                class: call.class,
+                start_ns: since(call.start_ns),
+                duration_ns: call.duration_ns as f64,
+                gap_ns: 0.0,
+                comes_after: None,
+                request_bytes: call.request_bytes,
+                response_bytes: call.response_bytes,
+                unit: started.unit,
+                waits: started.waits,
+                floor_ns: call.duration_ns as f64,
+                tail_ns: 0.0,
+                server_ns: 0.0,
+            });
+        }
+        let count = thread_of.len();
+        let owner = *thread_of.entry(span.thread).or_insert(count);
+        if owner == self.threads.len() {
+            self.threads.push(Vec::new());
+        }
+        self.threads[owner].push(Step::end(since(span.end_ns)));
+        for steps in &mut self.threads {
+            let mut end_ns = 0.0_f64;
+            for step in steps {
+                step.gap_ns = (step.start_ns - end_ns).max(0.0);
+                end_ns = end_ns.max(step.start_ns + step.duration_ns);
+            }
+        }
+    }
+
+    pub(crate) fn list(&self, list: List) -> &[u32] {
+        &self.lists[list.start as usize..(list.start + list.len) as usize]
+    }
+
+    /// All calls, thread by thread.
+    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.threads.iter().flatten().filter(|step| !step.is_end)
+    }
+
+    /// How long the GPU did anything at all.
+    pub fn gpu_busy_ns(&self) -> f64 {
+        let mut spans: Vec<(f64, f64)> = self
+            .units
+            .iter()
+            .map(|u| (u.start_ns, u.end_ns()))
+            .collect();
+        spans.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let (mut busy_ns, mut until_ns) = (0.0, f64::MIN);
+        for (start_ns, end_ns) in spans {
+            busy_ns += (end_ns - start_ns.max(until_ns)).max(0.0);
+            until_ns = until_ns.max(end_ns);
+        }
+        busy_ns
+    }
+}
+
+impl Step {
+    fn end(at_ns: f64) -> Step {
+        Step {
+            is_end: true,
+            function: NONE,
+            class: Class::Local,
+            start_ns: at_ns,
+            duration_ns: 0.0,
+            gap_ns: 0.0,
+            comes_after: None,
+            request_bytes: 0,
+            response_bytes: 0,
+            unit: NONE,
+            waits: List::default(),
+            floor_ns: 0.0,
+            tail_ns: 0.0,
+            server_ns: 0.0,
+        }
+    }
+
+    pub(crate) fn end_ns(&self) -> f64 {
+        self.start_ns + self.duration_ns
+    }
+
+    /// Whether it waits for the GPU.
+    pub fn is_wait(&self) -> bool {
+        self.waits.len > 0
+    }
+}
+
+/// The middle of some numbers; 0 of none.
+pub(crate) fn median(numbers: &mut [f64]) -> f64 {
+    let middle = numbers.len() / 2;
+    match numbers.is_empty() {
+        true => 0.0,
+        false => *numbers.select_nth_unstable_by(middle, f64::total_cmp).1,
+    }
+}

@@ -1,0 +1,92 @@
+//! What calls cost beside what they wait for: here, and of the driver on the server.
+
+use outboard_api::decl::Class;
+use outboard_trace::Trace;
+use rustc_hash::FxHashMap;
+
+use super::{Iteration, Step, gpu::family, median};
+
+/// Sets floors, tails and the server's times.
+pub(super) fn set_costs(iteration: &mut Iteration, trace: &Trace, has_gpu_times: bool) {
+    let ends: Vec<Vec<f64>> = iteration
+        .threads
+        .iter()
+        .map(|steps| {
+            steps
+                .iter()
+                .map(|step| awaited_end_ns(iteration, step))
+                .collect()
+        })
+        .collect();
+    let steps = || {
+        iteration
+            .threads
+            .iter()
+            .flatten()
+            .zip(ends.iter().flatten())
+    };
+    let waits = || steps().filter(|(step, _)| step.is_wait());
+    // Waits that had nothing to wait for tell what the call itself takes, the others what follows the GPU's end.
+    let mut floors: Vec<f64> = waits()
+        .filter(|(step, end_ns)| **end_ns <= step.start_ns)
+        .map(|(step, _)| step.duration_ns)
+        .collect();
+    let mut tails: Vec<f64> = waits()
+        .filter(|(step, end_ns)| **end_ns > step.start_ns)
+        .map(|(step, end_ns)| (step.end_ns() - end_ns).max(0.0))
+        .collect();
+    let (floor_ns, tail_ns) = (median(&mut floors), median(&mut tails));
+    let mut durations: FxHashMap<u32, Vec<f64>> = FxHashMap::default();
+    for (step, _) in steps().filter(|(step, _)| !step.is_wait()) {
+        durations
+            .entry(step.function)
+            .or_default()
+            .push(step.duration_ns);
+    }
+    let usual: FxHashMap<u32, f64> = durations
+        .into_iter()
+        .map(|(function, mut durations)| (function, median(&mut durations)))
+        .collect();
+    for (step, end_ns) in iteration
+        .threads
+        .iter_mut()
+        .flatten()
+        .zip(ends.iter().flatten())
+    {
+        if step.is_wait() {
+            let since_end = (step.end_ns() - end_ns).max(0.0);
+            if *end_ns > step.start_ns {
+                (step.floor_ns, step.tail_ns) = (floor_ns.min(step.duration_ns), since_end);
+            } else {
+                (step.floor_ns, step.tail_ns) = (step.duration_ns, tail_ns.min(since_end));
+            }
+        }
+        step.server_ns = server_ns(step, trace, &usual, has_gpu_times);
+    }
+}
+
+fn awaited_end_ns(iteration: &Iteration, step: &Step) -> f64 {
+    let units = iteration.list(step.waits).iter();
+    units
+        .map(|unit| iteration.units[*unit as usize].end_ns())
+        .fold(0.0, f64::max)
+}
+
+/// Calls that the program does not wait for had, where they took long, waited for the GPU's queue or for a copy: the
+/// server spends no more on them than is usual.
+fn server_ns(step: &Step, trace: &Trace, usual: &FxHashMap<u32, f64>, has_gpu_times: bool) -> f64 {
+    let waits_by_name = || family(trace.name(step.function)).ends_with("Synchronize");
+    match step.class {
+        Class::Local | Class::Unsupported => 0.0,
+        Class::Synchronous if step.is_wait() => step.floor_ns,
+        Class::Synchronous if has_gpu_times && waits_by_name() => {
+            let usual = usual.get(&step.function);
+            usual.map_or(step.duration_ns, |usual| usual.min(step.duration_ns))
+        }
+        Class::Synchronous => step.duration_ns,
+        Class::Outstanding | Class::Shadowed => {
+            let usual = usual.get(&step.function);
+            usual.map_or(step.duration_ns, |usual| usual.min(step.duration_ns))
+        }
+    }
+}

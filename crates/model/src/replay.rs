@@ -1,0 +1,466 @@
+//! An iteration played again: here, over a network, or with its GPU behind a longer PCIe.
+//!
+//! A discrete-event simulation, deterministic, without randomness. In the picture of a remote replay, each box is
+//! something that only does one thing at a time, in order:
+//!
+//! ```text
+//!  thread ─ start ─┐          ┌──────────┐          ┌────────┐  launch  ┌────────┐
+//!  thread ─ start ─┴─ post ─► │ link: up │ ─ ½RTT ─► │ server │ ───────► │ stream │ (each)
+//!     ▲                       └──────────┘          └───┬────┘          └───┬────┘
+//!     │                       ┌──────────┐              │ the call is done  │ the GPU is done
+//!     └──── receive ── ½RTT ◄─┤link: down│ ◄────────────┴───────────────────┘ (waits)
+//!                             └──────────┘
+//! ```
+//!
+//! Calls that are answered locally cost their thread a little and the rest nothing. Everything else that delays is a sum
+//! or a maximum, so that on one thread a slower network never helps; two threads that compete for a link can gain by
+//! coming second.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use outboard_api::{decl::Class, optimise::Level};
+
+use crate::{
+    Constants, Network,
+    iteration::{Ends, Iteration, NONE, Place, Step, Unit},
+    mode::{Mode, SMALL_MESSAGE_BYTES},
+    pcie::Pcie,
+};
+
+/// Where the GPU is.
+#[derive(Debug, Clone, Copy)]
+pub enum Where<'a> {
+    /// In the machine: calls take what they took.
+    Here,
+    /// Behind a server.
+    Remote(Remote<'a>),
+    /// Behind a PCIe of longer round trips.
+    Pcie(&'a Pcie),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Remote<'a> {
+    pub network: Network,
+    pub level: Level,
+    pub constants: &'a Constants,
+    /// Calls of this function do not wait: to see what that would be worth.
+    pub freed: Option<u32>,
+}
+
+/// What a replay came to.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Outcome {
+    /// From the beginning to the end of the last thread and the last work.
+    pub total_ns: f64,
+    /// How long the GPU's streams were busy, together.
+    pub gpu_ns: f64,
+    pub sent_bytes: u64,
+    pub received_bytes: u64,
+    pub messages: u64,
+    pub round_trips: u64,
+    /// How many events were handled: what a replay costs.
+    pub events: u64,
+}
+
+/// Told what happens, in no particular order.
+pub trait Observer {
+    fn call(&mut self, _thread: usize, _step: &Step, _mode: Mode, _from_ns: f64, _to_ns: f64) {}
+    fn unit(&mut self, _unit: &Unit, _from_ns: f64, _to_ns: f64) {}
+    /// One direction of the link is busy.
+    fn link(&mut self, _is_up: bool, _bytes: u64, _from_ns: f64, _to_ns: f64) {}
+}
+
+/// Looks at nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Unobserved;
+
+impl Observer for Unobserved {}
+
+/// Replays one iteration, any number of times.
+#[derive(Debug, Clone)]
+pub struct Replay<'a> {
+    iteration: &'a Iteration,
+    threads: Vec<Thread>,
+    unit_end_ns: Vec<f64>,
+    /// When each step returned; only where threads wait for each other.
+    done_ns: Vec<Vec<f64>>,
+    ends: Ends,
+    queue: BinaryHeap<Reverse<Event>>,
+    up_free_ns: f64,
+    server_free_ns: f64,
+    down_free_ns: f64,
+    outcome: Outcome,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Thread {
+    next: u32,
+    now_ns: f64,
+    /// When its call began that is under way.
+    from_ns: f64,
+}
+
+/// Ordered by time, then by what is there first in the program.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Event {
+    at_ns: f64,
+    what: What,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum What {
+    /// A thread goes on with its next step.
+    Call { thread: u32 },
+    /// An answer leaves the server. It may be for a thread that waits, and for the step that it makes now.
+    Answer {
+        thread: u32,
+        bytes: u64,
+        resumes: bool,
+    },
+}
+
+impl Eq for Event {}
+
+impl Ord for Event {
+    fn cmp(&self, other: &Event) -> std::cmp::Ordering {
+        let by_time = self.at_ns.total_cmp(&other.at_ns);
+        by_time.then_with(|| self.what.cmp(&other.what))
+    }
+}
+
+impl PartialOrd for Event {
+    fn partial_cmp(&self, other: &Event) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<'a> Replay<'a> {
+    pub fn new(iteration: &'a Iteration) -> Replay<'a> {
+        Replay {
+            iteration,
+            threads: Vec::new(),
+            unit_end_ns: Vec::new(),
+            done_ns: match iteration.handoffs {
+                0 => Vec::new(),
+                _ => iteration
+                    .threads
+                    .iter()
+                    .map(|steps| vec![0.0; steps.len()])
+                    .collect(),
+            },
+            ends: Ends::new(iteration),
+            queue: BinaryHeap::new(),
+            up_free_ns: 0.0,
+            server_free_ns: 0.0,
+            down_free_ns: 0.0,
+            outcome: Outcome::default(),
+        }
+    }
+
+    pub fn run(&mut self, place: Where<'_>) -> Outcome {
+        self.run_observed(place, &mut Unobserved)
+    }
+
+    pub fn run_observed(&mut self, place: Where<'_>, observer: &mut impl Observer) -> Outcome {
+        self.clear();
+        let iteration = self.iteration;
+        for (index, unit) in iteration.units.iter().enumerate() {
+            if unit.is_carried {
+                self.submit(index as u32, 0.0, place, observer);
+            }
+        }
+        for thread in 0..iteration.threads.len() {
+            self.schedule(thread, place);
+        }
+        while let Some(Reverse(event)) = self.queue.pop() {
+            match event.what {
+                What::Call { thread } => self.go_on(thread as usize, event.at_ns, place, observer),
+                What::Answer {
+                    thread,
+                    bytes,
+                    resumes,
+                } => {
+                    let Where::Remote(remote) = place else {
+                        continue;
+                    };
+                    let received_ns = self.answer(bytes, event.at_ns, remote, observer);
+                    if resumes {
+                        self.finish(thread as usize, received_ns, place, observer);
+                        self.schedule(thread as usize, place);
+                    }
+                }
+            }
+        }
+        self.outcome
+    }
+
+    fn clear(&mut self) {
+        self.threads.clear();
+        self.threads
+            .resize(self.iteration.threads.len(), Thread::default());
+        self.unit_end_ns.clear();
+        self.unit_end_ns.resize(self.iteration.units.len(), 0.0);
+        self.ends.clear();
+        self.queue.clear();
+        (self.up_free_ns, self.server_free_ns, self.down_free_ns) = (0.0, 0.0, 0.0);
+        self.outcome = Outcome::default();
+    }
+
+    /// Queues a thread's next step, unless that comes after one that another thread has not done.
+    fn schedule(&mut self, thread: usize, place: Where<'_>) {
+        if let Some(at_ns) = self.acts_at(thread, place) {
+            let what = What::Call {
+                thread: thread as u32,
+            };
+            self.queue.push(Reverse(Event { at_ns, what }));
+        }
+    }
+
+    /// When the thread's next step does what others notice.
+    fn acts_at(&self, thread: usize, place: Where<'_>) -> Option<f64> {
+        let state = self.threads[thread];
+        let step = self.iteration.threads[thread].get(state.next as usize)?;
+        let begins_ns = match step.comes_after {
+            None => state.now_ns + step.gap_ns,
+            Some(after) if self.threads[after.thread as usize].next <= after.step => return None,
+            Some(after) => state.now_ns.max(self.done_ns(after) + step.gap_ns),
+        };
+        Some(begins_ns + start_ns(step, place))
+    }
+
+    fn done_ns(&self, place: Place) -> f64 {
+        self.done_ns[place.thread as usize][place.step as usize]
+    }
+
+    /// One step, and those after it for as long as nobody else has anything to do before.
+    fn go_on(&mut self, thread: usize, at_ns: f64, place: Where<'_>, observer: &mut impl Observer) {
+        let mut at_ns = at_ns;
+        loop {
+            self.outcome.events += 1;
+            let step = &self.iteration.threads[thread][self.threads[thread].next as usize];
+            self.threads[thread].from_ns = at_ns - start_ns(step, place);
+            let Some(returns_ns) = self.step(thread, step, at_ns, place, observer) else {
+                return;
+            };
+            self.finish(thread, returns_ns, place, observer);
+            match self.acts_at(thread, place) {
+                None => return,
+                Some(next_ns) if self.queue.peek().is_none_or(|Reverse(e)| next_ns < e.at_ns) => {
+                    at_ns = next_ns;
+                }
+                Some(_) => return self.schedule(thread, place),
+            }
+        }
+    }
+
+    /// The thread's step is done; whoever comes after it can go on.
+    fn finish(
+        &mut self,
+        thread: usize,
+        returns_ns: f64,
+        place: Where<'_>,
+        observer: &mut impl Observer,
+    ) {
+        let state = &mut self.threads[thread];
+        let done = Place {
+            thread: thread as u32,
+            step: state.next,
+        };
+        let step = &self.iteration.threads[thread][state.next as usize];
+        if !step.is_end {
+            observer.call(thread, step, mode(step, place), state.from_ns, returns_ns);
+        }
+        state.now_ns = returns_ns;
+        state.next += 1;
+        self.outcome.total_ns = self.outcome.total_ns.max(returns_ns);
+        if self.done_ns.is_empty() {
+            return;
+        }
+        self.done_ns[thread][done.step as usize] = returns_ns;
+        for other in 0..self.threads.len() {
+            let next = self.threads[other].next as usize;
+            let step = self.iteration.threads[other].get(next);
+            if other != thread && step.is_some_and(|step| step.comes_after == Some(done)) {
+                self.schedule(other, place);
+            }
+        }
+    }
+
+    /// What a step does at the moment when others notice it; when it returns, unless an answer will tell.
+    fn step(
+        &mut self,
+        thread: usize,
+        step: &Step,
+        at_ns: f64,
+        place: Where<'_>,
+        observer: &mut impl Observer,
+    ) -> Option<f64> {
+        if step.is_end {
+            return Some(at_ns);
+        }
+        let Where::Remote(remote) = place else {
+            if step.unit != NONE {
+                self.submit(step.unit, at_ns, place, observer);
+            }
+            return Some(match step.is_wait() {
+                true => self.awaited_ns(step, at_ns),
+                false => at_ns + step.duration_ns,
+            });
+        };
+        let mode = mode(step, place);
+        if mode == Mode::Local {
+            return Some(at_ns + remote.constants.time_local_ns);
+        }
+        let served_ns = self.send(step, at_ns, remote, observer);
+        if step.unit != NONE {
+            // As here, the work's delay counts from the beginning of the driver call.
+            let called_ns = served_ns - step.server_ns;
+            self.submit(step.unit, called_ns, place, observer);
+        }
+        if mode == Mode::Async {
+            if step.response_bytes > 0 {
+                let ready_ns = match step.unit {
+                    NONE => served_ns,
+                    unit => served_ns.max(self.unit_end_ns[unit as usize]),
+                };
+                self.answer_at(ready_ns, thread, step.response_bytes, false);
+            }
+            return Some(at_ns);
+        }
+        let ready_ns = match step.is_wait() && step.class == Class::Synchronous {
+            true => self.awaited_ns(step, served_ns - step.server_ns),
+            false => served_ns,
+        };
+        self.outcome.round_trips += 1;
+        match step.response_bytes {
+            // The bytes of a copy that is not waited for come behind the answer.
+            bytes if bytes > 0 && step.class != Class::Synchronous => {
+                self.answer_at(ready_ns, thread, SMALL_MESSAGE_BYTES, true);
+                let copied_ns = match step.unit {
+                    NONE => ready_ns,
+                    unit => ready_ns.max(self.unit_end_ns[unit as usize]),
+                };
+                self.answer_at(copied_ns, thread, bytes, false);
+            }
+            bytes => self.answer_at(ready_ns, thread, bytes.max(SMALL_MESSAGE_BYTES), true),
+        }
+        None
+    }
+
+    /// When a call that waits and begins at this time is done.
+    fn awaited_ns(&self, step: &Step, from_ns: f64) -> f64 {
+        let units = self.iteration.list(step.waits).iter();
+        let gpu_ns = units
+            .map(|unit| self.unit_end_ns[*unit as usize])
+            .fold(0.0, f64::max);
+        (from_ns + step.floor_ns).max(gpu_ns + step.tail_ns)
+    }
+
+    /// A request through the link and the server; when the driver call for it is done.
+    fn send(
+        &mut self,
+        step: &Step,
+        post_ns: f64,
+        remote: Remote<'_>,
+        observer: &mut impl Observer,
+    ) -> f64 {
+        let bytes = request_bytes(step);
+        let from_ns = post_ns.max(self.up_free_ns);
+        self.up_free_ns = from_ns + remote.network.serialisation_ns(bytes);
+        observer.link(true, bytes, from_ns, self.up_free_ns);
+        let arrives_ns = self.up_free_ns + remote.network.rtt_ns / 2.0;
+        let begins_ns = arrives_ns.max(self.server_free_ns);
+        self.server_free_ns = begins_ns + remote.constants.server_ns + step.server_ns;
+        self.outcome.sent_bytes += bytes;
+        self.outcome.messages += 1;
+        self.outcome.total_ns = self.outcome.total_ns.max(self.server_free_ns);
+        self.server_free_ns
+    }
+
+    fn answer_at(&mut self, at_ns: f64, thread: usize, bytes: u64, resumes: bool) {
+        let what = What::Answer {
+            thread: thread as u32,
+            bytes,
+            resumes,
+        };
+        self.queue.push(Reverse(Event { at_ns, what }));
+    }
+
+    /// An answer leaves; when it has been received.
+    fn answer(
+        &mut self,
+        bytes: u64,
+        ready_ns: f64,
+        remote: Remote<'_>,
+        observer: &mut impl Observer,
+    ) -> f64 {
+        self.outcome.events += 1;
+        let from_ns = ready_ns.max(self.down_free_ns);
+        self.down_free_ns = from_ns + remote.network.serialisation_ns(bytes);
+        observer.link(false, bytes, from_ns, self.down_free_ns);
+        self.outcome.received_bytes += bytes;
+        self.outcome.messages += 1;
+        let received_ns =
+            self.down_free_ns + remote.network.rtt_ns / 2.0 + remote.constants.receive_ns;
+        self.outcome.total_ns = self.outcome.total_ns.max(received_ns);
+        received_ns
+    }
+
+    /// Work that the driver is asked for now.
+    fn submit(
+        &mut self,
+        index: u32,
+        called_ns: f64,
+        place: Where<'_>,
+        observer: &mut impl Observer,
+    ) {
+        let unit = &self.iteration.units[index as usize];
+        let after = self.iteration.list(unit.after).iter();
+        let ready_ns = after
+            .map(|unit| self.unit_end_ns[*unit as usize])
+            .fold(self.ends.before(unit.stream), f64::max);
+        let (delay_ns, duration_ns) = match place {
+            Where::Pcie(pcie) if !unit.is_carried => pcie.cost(unit),
+            _ => (0.0, unit.duration_ns),
+        };
+        let start_ns = (called_ns + unit.launch_ns).max(ready_ns + unit.gap_ns) + delay_ns;
+        let end_ns = start_ns + duration_ns;
+        observer.unit(unit, start_ns, end_ns);
+        self.unit_end_ns[index as usize] = end_ns;
+        self.ends.set(unit.stream, end_ns);
+        self.outcome.gpu_ns += duration_ns;
+        self.outcome.total_ns = self.outcome.total_ns.max(end_ns);
+    }
+}
+
+/// What the thread does before others notice the call.
+fn start_ns(step: &Step, place: Where<'_>) -> f64 {
+    match place {
+        Where::Remote(remote) if !step.is_end && mode(step, place) != Mode::Local => {
+            let constants = remote.constants;
+            constants.start_ns + constants.start_ns_per_byte * request_bytes(step) as f64
+        }
+        _ => 0.0,
+    }
+}
+
+fn mode(step: &Step, place: Where<'_>) -> Mode {
+    match place {
+        Where::Remote(remote) if remote.freed == Some(step.function) => {
+            match Mode::of(step.class, remote.level) {
+                Mode::Sync => Mode::Async,
+                other => other,
+            }
+        }
+        Where::Remote(remote) => Mode::of(step.class, remote.level),
+        Where::Here | Where::Pcie(_) => Mode::Local,
+    }
+}
+
+/// Of a call's request at a level where it sends one.
+pub(crate) fn request_bytes(step: &Step) -> u64 {
+    match step.request_bytes {
+        0 => SMALL_MESSAGE_BYTES,
+        bytes => bytes,
+    }
+}

@@ -1,0 +1,225 @@
+//! What the models work on: a recording's iterations, each by itself.
+
+use outboard_trace::{Call, GpuTimes, Mark, Trace};
+use serde::Serialize;
+
+use crate::{
+    Error,
+    iteration::{Iteration, Span},
+    period,
+};
+
+/// The name of the marks around one step of a program.
+pub const ITERATION_MARK: &str = "iteration";
+/// More iterations than these, from the end of the recording, say nothing new.
+pub const ITERATIONS_MAX: usize = 64;
+
+/// A recording, cut into iterations.
+#[derive(Debug, Clone)]
+pub struct Workload {
+    pub found_by: FoundBy,
+    /// In the order of the recording; the last [`ITERATIONS_MAX`] of them.
+    pub iterations: Vec<Iteration>,
+    /// How many the recording has.
+    pub present: usize,
+    /// What a reader of the results should know of the recording.
+    pub notes: Vec<Note>,
+    /// Names of functions and kernels, as calls and units refer to them.
+    pub names: Vec<String>,
+}
+
+/// How the iterations were told apart.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "how")]
+pub enum FoundBy {
+    /// By the program's marks.
+    Marks,
+    /// By a call that comes again after the same number of calls; `coverage` is the part of the calls that it explains.
+    Period { calls: usize, coverage: f64 },
+    /// Not at all: the whole recording is one iteration.
+    Whole,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "note")]
+pub enum Note {
+    /// Waits are taken to last as long as they did, whatever the program does meanwhile.
+    NoGpuTimes,
+    /// Durations of the GPU's work hold gaps of some microseconds.
+    GpuTimesOfEvents,
+    /// Calls took what they take through a server; what they take on a local GPU is not known.
+    RecordedThroughServer { gpu: String },
+    /// Records were lost, or the recording was cut.
+    Incomplete { lost: u64 },
+    /// Nothing is known of how iterations differ.
+    OneIteration,
+    /// What a program starts up with is in it, too.
+    WholeRecording,
+}
+
+impl Note {
+    pub fn text(&self) -> String {
+        match self {
+            Note::NoGpuTimes => "the recording has no times of the GPU's work: each wait is taken to last as long as it \
+                                 did, so that what remoting overlaps with it is not seen"
+                .into(),
+            Note::GpuTimesOfEvents => {
+                "the GPU's times are from events: durations hold gaps of some microseconds".into()
+            }
+            Note::RecordedThroughServer { gpu } => format!(
+                "recorded through a server ({gpu}): calls took what they take there, so that \"local\" is what this \
+                 recording would be without sending; record on a local GPU to compare with one"
+            ),
+            Note::Incomplete { lost } => {
+                format!("the recording is not whole: {lost} records were lost, or it was cut off")
+            }
+            Note::OneIteration => "one iteration only: nothing is known of how they differ".into(),
+            Note::WholeRecording => {
+                "no iterations were marked and no period was found: the whole recording, start-up included, is taken as \
+                 one iteration"
+                    .into()
+            }
+        }
+    }
+}
+
+impl Workload {
+    pub fn new(trace: &Trace) -> Result<Workload, Error> {
+        let calls = trace.calls().count();
+        if calls == 0 {
+            return Err(Error::NoCalls);
+        }
+        let uses_gpu = |call: &Call| call.request_bytes > 0 || call.correlation != 0;
+        if trace.work().next().is_none() && !trace.calls().any(uses_gpu) {
+            return Err(Error::NoGpuCalls { calls });
+        }
+        let (found_by, spans) = spans(trace)?;
+        let present = spans.len();
+        let kept = &spans[present.saturating_sub(ITERATIONS_MAX)..];
+        let iterations = Iteration::all(trace, kept);
+        if iterations.iter().any(|i| i.step_ns <= 0.0) {
+            return Err(Error::NoTime);
+        }
+        Ok(Workload {
+            found_by,
+            iterations,
+            present,
+            notes: notes(trace, found_by, present),
+            names: trace.names.clone(),
+        })
+    }
+
+    /// The iteration of median duration: not the first one, that warms up, nor one that was disturbed.
+    pub fn typical(&self) -> &Iteration {
+        let mut order: Vec<&Iteration> = self.iterations.iter().collect();
+        order.sort_by(|a, b| a.step_ns.total_cmp(&b.step_ns));
+        order[(order.len() - 1) / 2]
+    }
+
+    /// An iteration by its number, from 1.
+    pub fn iteration(&self, number: usize) -> Result<&Iteration, Error> {
+        self.iterations
+            .iter()
+            .find(|i| i.number == number)
+            .ok_or(Error::NoSuchIteration {
+                asked: number,
+                present: self.present,
+            })
+    }
+
+    pub fn name(&self, index: u32) -> &str {
+        self.names.get(index as usize).map_or("?", String::as_str)
+    }
+}
+
+fn notes(trace: &Trace, found_by: FoundBy, present: usize) -> Vec<Note> {
+    let mut notes = Vec::new();
+    if trace.work().next().is_none() {
+        notes.push(Note::NoGpuTimes);
+    } else if trace.about.gpu_times == GpuTimes::Events {
+        notes.push(Note::GpuTimesOfEvents);
+    }
+    if let Some(gpu) = &trace.about.gpu {
+        notes.push(Note::RecordedThroughServer { gpu: gpu.clone() });
+    }
+    if trace.lost > 0 || !trace.complete {
+        notes.push(Note::Incomplete { lost: trace.lost });
+    }
+    match found_by {
+        FoundBy::Whole => notes.push(Note::WholeRecording),
+        _ if present == 1 => notes.push(Note::OneIteration),
+        _ => {}
+    }
+    notes
+}
+
+fn spans(trace: &Trace) -> Result<(FoundBy, Vec<Span>), Error> {
+    let mut marks: Vec<&Mark> = trace
+        .marks()
+        .filter(|mark| trace.name(mark.name) == ITERATION_MARK)
+        .collect();
+    marks.sort_by_key(|mark| (mark.at_ns, !mark.is_end));
+    if !marks.is_empty() {
+        let mut starts: Vec<u64> = trace.calls().map(|call| call.start_ns).collect();
+        starts.sort_unstable();
+        let mut spans = between(&marks);
+        spans.retain(|span| {
+            let first = starts.partition_point(|start| *start < span.start_ns);
+            starts.get(first).is_some_and(|start| *start < span.end_ns)
+        });
+        number(&mut spans);
+        return match spans.is_empty() {
+            true => Err(Error::EmptyIterations),
+            false => Ok((FoundBy::Marks, spans)),
+        };
+    }
+    let mut calls: Vec<&Call> = trace.calls().collect();
+    calls.sort_by_key(|call| call.start_ns);
+    if let Some(found) = period::find(&calls) {
+        let mut spans = found.spans;
+        number(&mut spans);
+        let how = FoundBy::Period {
+            calls: found.calls,
+            coverage: found.coverage,
+        };
+        return Ok((how, spans));
+    }
+    let (first, last) = (calls[0], calls[calls.len() - 1]);
+    let whole = Span {
+        number: 1,
+        start_ns: first.start_ns,
+        end_ns: calls
+            .iter()
+            .map(|call| call.start_ns.saturating_add(call.duration_ns))
+            .max()
+            .unwrap_or(last.start_ns),
+        thread: last.thread,
+    };
+    Ok((FoundBy::Whole, vec![whole]))
+}
+
+fn number(spans: &mut [Span]) {
+    for (index, span) in spans.iter_mut().enumerate() {
+        span.number = index + 1;
+    }
+}
+
+/// Each beginning with the next end of the same thread; where ends were not marked, with the next beginning.
+fn between(marks: &[&Mark]) -> Vec<Span> {
+    let has_ends = marks.iter().any(|mark| mark.is_end);
+    let mut spans = Vec::new();
+    for (index, begin) in marks.iter().enumerate().filter(|(_, mark)| !mark.is_end) {
+        let next = marks[index + 1..]
+            .iter()
+            .find(|mark| mark.thread == begin.thread);
+        if let Some(end) = next.filter(|mark| mark.is_end == has_ends) {
+            spans.push(Span {
+                number: 0,
+                start_ns: begin.at_ns,
+                end_ns: end.at_ns,
+                thread: begin.thread,
+            });
+        }
+    }
+    spans
+}

@@ -1,0 +1,200 @@
+//! Iterations: by marks, by a period, or none; and what recordings lack.
+
+#![allow(clippy::unwrap_used)]
+
+mod builder;
+
+use builder::{Builder, call, launch, random, synchronize};
+use outboard_model::{Error, FoundBy, ITERATIONS_MAX, Note, Replay, Where, Workload};
+use outboard_trace::{Class, GpuTimes, GpuWork, Trace};
+
+#[test]
+fn marks_tell_iterations_apart() {
+    let workload = Workload::new(&random(1, 5, 50, 2)).unwrap();
+    assert_eq!(workload.found_by, FoundBy::Marks);
+    assert_eq!((workload.present, workload.iterations.len()), (5, 5));
+    assert!(workload.notes.is_empty(), "{:?}", workload.notes);
+    for iteration in &workload.iterations {
+        assert_eq!(iteration.steps().count(), 51);
+    }
+    let typical = workload.typical().step_ns;
+    let shorter = workload.iterations.iter().filter(|i| i.step_ns < typical);
+    assert_eq!(shorter.count(), 2);
+    assert_eq!(workload.iteration(5).unwrap().number, 5);
+    for asked in [0, 6] {
+        assert_eq!(
+            workload.iteration(asked).unwrap_err(),
+            Error::NoSuchIteration { asked, present: 5 }
+        );
+    }
+}
+
+#[test]
+fn of_many_iterations_the_last_are_kept() {
+    let workload = Workload::new(&random(1, ITERATIONS_MAX + 3, 3, 1)).unwrap();
+    assert_eq!(workload.present, ITERATIONS_MAX + 3);
+    assert_eq!(workload.iterations.len(), ITERATIONS_MAX);
+    assert_eq!(workload.iterations[0].number, 4);
+    assert!(workload.iteration(3).is_err());
+}
+
+#[test]
+fn beginnings_alone_are_marks_enough() {
+    let mut trace = random(1, 5, 50, 2);
+    trace.records.retain(|record| match record {
+        outboard_trace::Record::Mark(mark) => !mark.is_end,
+        _ => true,
+    });
+    let workload = Workload::new(&trace).unwrap();
+    assert_eq!((workload.found_by, workload.present), (FoundBy::Marks, 4));
+}
+
+/// A start-up, then steps of layers, each of the same three calls, and a copy back at the end of each step.
+fn unmarked(steps: usize, layers: usize) -> Trace {
+    let mut b = Builder::new();
+    for index in 0..40 {
+        b.call(call("cuMemAlloc_v2", Class::Shadowed, 900).bytes(64 + index, 0));
+    }
+    for step in 0..steps {
+        for _ in 0..layers {
+            b.call(call("cuCtxGetDevice", Class::Local, 50));
+            let at = b.now(0) + 4_000;
+            b.gpu(launch(3_000).stream(1), GpuWork::Kernel, at, 2_000, 0);
+            b.call(call("cuEventRecord", Class::Outstanding, 500).stream(1));
+        }
+        let at = b.now(0) + 4_000;
+        let copy = call(
+            "cuMemcpyDtoHAsync_v2",
+            Class::Synchronous,
+            9_000 + step as u64 % 3,
+        );
+        b.gpu(copy.stream(1), GpuWork::CopyToHost, at, 2_000, 4);
+        b.compute(0, 1_000);
+    }
+    b.build()
+}
+
+#[test]
+fn without_marks_the_period_is_found_and_not_a_layer() {
+    let workload = Workload::new(&unmarked(20, 12)).unwrap();
+    let FoundBy::Period { calls, coverage } = workload.found_by else {
+        panic!("{:?}", workload.found_by);
+    };
+    assert_eq!(calls, 12 * 3 + 1);
+    assert!(coverage > 0.8);
+    assert_eq!(workload.present, 19);
+    // It ends with the copy that waits.
+    let typical = workload.typical();
+    assert!(typical.steps().last().unwrap().is_wait());
+    let total_ns = Replay::new(typical).run(Where::Here).total_ns;
+    assert!((total_ns - typical.step_ns).abs() < 1e-6);
+}
+
+#[test]
+fn without_a_period_the_whole_is_one_iteration() {
+    let workload = Workload::new(&unmarked(2, 3)).unwrap();
+    assert_eq!((workload.found_by, workload.present), (FoundBy::Whole, 1));
+    assert_eq!(workload.notes, [Note::WholeRecording]);
+}
+
+#[test]
+fn one_iteration_is_enough_and_said_to_be_one() {
+    let workload = Workload::new(&random(1, 1, 50, 2)).unwrap();
+    assert_eq!(workload.notes, [Note::OneIteration]);
+}
+
+#[test]
+fn a_recording_without_gpu_times_takes_waits_as_they_were() {
+    let mut trace = random(1, 3, 50, 2);
+    trace
+        .records
+        .retain(|record| !matches!(record, outboard_trace::Record::Work(_)));
+    trace.about.gpu_times = GpuTimes::None;
+    let workload = Workload::new(&trace).unwrap();
+    assert_eq!(workload.notes, [Note::NoGpuTimes]);
+    let typical = workload.typical();
+    assert!(typical.units.is_empty());
+    let waits = typical.steps().filter(|s| s.class == Class::Synchronous);
+    for step in waits {
+        assert_eq!(step.server_ns, step.duration_ns);
+    }
+    let total_ns = Replay::new(typical).run(Where::Here).total_ns;
+    assert!((total_ns - typical.step_ns).abs() < 1e-6);
+}
+
+#[test]
+fn what_is_known_of_a_recording_is_said() {
+    let mut trace = random(1, 2, 50, 2);
+    trace.about.gpu_times = GpuTimes::Events;
+    trace.about.gpu = Some("tcp://10.0.0.7".into());
+    trace.lost = 3;
+    let notes = Workload::new(&trace).unwrap().notes;
+    let gpu = "tcp://10.0.0.7".into();
+    assert_eq!(
+        notes,
+        [
+            Note::GpuTimesOfEvents,
+            Note::RecordedThroughServer { gpu },
+            Note::Incomplete { lost: 3 }
+        ]
+    );
+}
+
+#[test]
+fn what_cannot_be_answered_is_an_error() {
+    assert_eq!(
+        Workload::new(&Trace::default()).unwrap_err(),
+        Error::NoCalls
+    );
+    let mut b = Builder::new();
+    b.call(call("cuCtxGetDevice", Class::Local, 50));
+    assert_eq!(
+        Workload::new(&b.build()).unwrap_err(),
+        Error::NoGpuCalls { calls: 1 }
+    );
+    let mut b = Builder::new();
+    b.mark(0, false).compute(0, 100).mark(0, true);
+    b.call(synchronize(100));
+    assert_eq!(
+        Workload::new(&b.build()).unwrap_err(),
+        Error::EmptyIterations
+    );
+    let mut b = Builder::new();
+    b.call(synchronize(0));
+    assert_eq!(Workload::new(&b.build()).unwrap_err(), Error::NoTime);
+}
+
+#[test]
+fn any_numbers_in_a_recording_are_borne() {
+    for seed in 0..300 {
+        let mut rng = builder::Rng::new(seed);
+        let mut trace = random(seed, 2, 30, 2);
+        for record in &mut trace.records {
+            if !rng.one_in(4) {
+                continue;
+            }
+            match record {
+                outboard_trace::Record::Call(call) => match rng.range(0, 5) {
+                    0 => call.start_ns = rng.next(),
+                    1 => call.duration_ns = rng.next(),
+                    2 => call.correlation = rng.range(0, 50) as u32,
+                    3 => call.stream = rng.next() as u32,
+                    _ => call.function = rng.next() as u32,
+                },
+                outboard_trace::Record::Work(work) => match rng.range(0, 4) {
+                    0 => work.start_ns = rng.next(),
+                    1 => work.duration_ns = rng.next(),
+                    2 => work.correlation = rng.range(0, 50) as u32,
+                    _ => work.device = rng.range(0, 9) as u32,
+                },
+                outboard_trace::Record::Mark(mark) => mark.at_ns = rng.next(),
+            }
+        }
+        if let Ok(workload) = Workload::new(&trace) {
+            for iteration in &workload.iterations {
+                let total_ns = Replay::new(iteration).run(Where::Here).total_ns;
+                assert!(total_ns.is_finite(), "seed {seed}");
+            }
+        }
+    }
+}
