@@ -21,6 +21,10 @@ pub enum Error {
     NoSuchIteration { asked: usize, present: usize },
     #[error("the iteration took no time in the recording")]
     NoTime,
+    #[error(
+        "the recording has no times of the GPU's work, and a longer PCIe delays nothing else; record with CUPTI"
+    )]
+    NoGpuTimes,
     #[error("{text:?} is no budget; write a percentage of the local time, such as 5%")]
     Budget { text: String },
     #[error("a budget of {percent} % is out of range; it may be 0 % to {percent_max} %")]

@@ -10,6 +10,8 @@
 //!                            budget, level, Constants ──► search ──► what the network must be like
 //! ```
 
+mod advice;
+mod budget;
 mod closed;
 mod constants;
 mod error;
@@ -17,18 +19,29 @@ mod iteration;
 mod mode;
 mod network;
 pub mod pcie;
+mod pcie_requirements;
 mod period;
 mod replay;
+mod requirements;
+mod search;
 mod workload;
 
 pub use crate::{
+    budget::{BUDGET_PERCENT_MAX, Budget},
     closed::{Closed, c_async, c_sync, e_async, e_local},
     constants::Constants,
     error::Error,
     iteration::{Iteration, Step, Stream, Unit},
     mode::{LEVELS, Mode, SMALL_MESSAGE_BYTES, check_level},
-    network::{Known, Network},
+    network::{BITS_PER_S_MAX, BITS_PER_S_MIN, Network, RTT_NS_MAX, show_bits_per_s, show_ns},
     pcie::Pcie,
+    pcie_requirements::{PciePoint, PcieRequirements},
     replay::{Observer, Outcome, Remote, Replay, Unobserved, Where},
+    requirements::{
+        BANDWIDTHS_BPS, BandwidthMin, CallCost, ClassCount, Grid, KnownNetwork, LEVELS_RTT_NS,
+        LevelNeeds, LevelSlope, Question, RTTS_NS, Recording, Requirements, RttMax, SLOPE_BPS,
+        Slope,
+    },
+    search::{Both, Judge, Limit, RESOLUTION},
     workload::{FoundBy, ITERATION_MARK, ITERATIONS_MAX, Note, Workload},
 };

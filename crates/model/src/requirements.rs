@@ -1,0 +1,443 @@
+//! The whole answer: what a network must be like for one iteration of a recording, by both models.
+
+use std::collections::BTreeMap;
+
+use outboard_api::{decl::Class, optimise::Level};
+use outboard_trace::About;
+use outboard_wire::network::KNOWN;
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+use crate::{
+    Both, Budget, Constants, Error, FoundBy, Judge, LEVELS, Limit, Mode, Network, Observer, Remote,
+    Replay, Step, Where, Workload,
+    advice::advice,
+    check_level,
+    iteration::Iteration,
+    search::{never_fall, never_need_less},
+};
+
+/// The round-trip times of Figure 9, and beyond.
+pub const RTTS_NS: [f64; 11] = [1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7];
+pub const BANDWIDTHS_BPS: [f64; 9] = [1e8, 5e8, 1e9, 5e9, 1e10, 2.5e10, 5e10, 1e11, 2e11];
+/// Figure 10: how the overhead grows with the round-trip time, at this bandwidth and these times.
+pub const SLOPE_BPS: f64 = 2e11;
+pub(crate) const SLOPE_RTTS_NS: [f64; 9] = [0.0, 5e3, 1e4, 2e4, 3e4, 4e4, 6e4, 8e4, 1e5];
+/// Where levels are compared by their smallest bandwidth.
+pub const LEVELS_RTT_NS: f64 = 1e4;
+/// So many functions are listed by what they cost.
+pub(crate) const CALLS_MAX: usize = 12;
+
+/// What is asked.
+#[derive(Debug, Clone)]
+pub struct Question<'a> {
+    pub budget: Budget,
+    pub level: Level,
+    pub constants: &'a Constants,
+    /// At which the cost of calls is shown.
+    pub at: Network,
+    /// Which iteration, from 1; none for the typical one.
+    pub iteration: Option<usize>,
+}
+
+/// What is answered. Overheads are parts of the local time: 0.05 is 5 %.
+#[derive(Debug, Clone, Serialize)]
+pub struct Requirements {
+    pub recording: Recording,
+    pub budget: Budget,
+    pub level: String,
+    pub constants: Constants,
+    /// With a network that costs nothing.
+    pub perfect: Both<f64>,
+    /// The budget can be met, by the simulation.
+    pub can_be_met: bool,
+    /// The largest round-trip time at each bandwidth.
+    pub rtt_max: Vec<RttMax>,
+    /// The smallest bandwidth at each round-trip time.
+    pub bandwidth_min: Vec<BandwidthMin>,
+    pub slope: Slope,
+    /// Overheads on the grid of both: a row for each bandwidth.
+    pub grid: Grid,
+    pub known: Vec<KnownNetwork>,
+    pub levels: Vec<LevelNeeds>,
+    pub at: Network,
+    /// At that network, the functions that add most first.
+    pub calls: Vec<CallCost>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct Recording {
+    pub program: String,
+    pub devices: Vec<String>,
+    pub found_by: FoundBy,
+    pub iterations: usize,
+    /// The one that is answered for.
+    pub iteration: usize,
+    pub calls: usize,
+    pub threads: usize,
+    pub handoffs: usize,
+    pub works: usize,
+    pub step_ns: f64,
+    /// The GPU is busy for so much of it.
+    pub gpu_busy_ns: f64,
+    pub step_ns_min: f64,
+    pub step_ns_max: f64,
+    /// Replayed locally; it should be what was recorded.
+    pub replayed_ns: f64,
+    /// The largest difference of the two, over all iterations, as a part of what was recorded.
+    pub replay_error_max: f64,
+    pub classes: Vec<ClassCount>,
+    pub notes: Vec<String>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct ClassCount {
+    pub class: &'static str,
+    pub calls: usize,
+    pub time_ns: f64,
+    pub request_bytes: u64,
+    pub response_bytes: u64,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct RttMax {
+    pub bits_per_s: f64,
+    pub rtt_ns: Both<Limit>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct BandwidthMin {
+    pub rtt_ns: f64,
+    pub bits_per_s: Both<Limit>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct Slope {
+    pub bits_per_s: f64,
+    pub rtts_ns: Vec<f64>,
+    /// At each level, the asked one among them, in the order of [`LEVELS`].
+    pub levels: Vec<LevelSlope>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct LevelSlope {
+    pub level: String,
+    pub overhead: Vec<Both<f64>>,
+    /// From the first to the last round-trip time: the part of the local time that a microsecond adds.
+    pub per_us: Both<f64>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct Grid {
+    pub rtts_ns: Vec<f64>,
+    pub bandwidths: Vec<f64>,
+    pub overhead: Vec<Vec<Both<f64>>>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct KnownNetwork {
+    pub name: &'static str,
+    pub what: &'static str,
+    pub source: &'static str,
+    pub network: Network,
+    pub overhead: Both<f64>,
+    pub fits: Both<bool>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct LevelNeeds {
+    pub level: String,
+    pub async_calls: u64,
+    pub sync_calls: u64,
+    pub local_calls: u64,
+    pub perfect: Both<f64>,
+    /// At [`SLOPE_BPS`].
+    pub rtt_ns_max: Both<Limit>,
+    /// At [`LEVELS_RTT_NS`].
+    pub bits_per_s_min: Both<Limit>,
+}
+
+/// What the calls of one function come to.
+#[derive(Debug, Clone, Serialize)]
+pub struct CallCost {
+    pub function: String,
+    pub class: &'static str,
+    pub mode: Mode,
+    pub calls: usize,
+    pub bytes: u64,
+    /// From call to return, together: here, and over the network.
+    pub local_ns: f64,
+    pub remote_ns: f64,
+    /// How much sooner the iteration would end if they were not waited for; 0 where they are not.
+    pub freed_ns: f64,
+    /// What would make them cheaper.
+    pub advice: String,
+}
+
+impl Requirements {
+    pub fn new(
+        about: &About,
+        workload: &Workload,
+        question: &Question,
+    ) -> Result<Requirements, Error> {
+        check_level(question.level)?;
+        question.constants.check()?;
+        let iteration = match question.iteration {
+            Some(number) => workload.iteration(number)?,
+            None => workload.typical(),
+        };
+        let mut judge = Judge::new(iteration, question.level, question.constants);
+        if judge.local_ns <= 0.0 {
+            return Err(Error::NoTime);
+        }
+        let part = question.budget.part();
+        let perfect = judge.overhead(Network::PERFECT);
+        Ok(Requirements {
+            recording: recording(about, workload, iteration, judge.local_ns),
+            budget: question.budget,
+            level: question.level.to_string(),
+            constants: question.constants.clone(),
+            perfect,
+            can_be_met: perfect.simulated <= part,
+            rtt_max: rtt_max(&mut judge, part),
+            bandwidth_min: bandwidth_min(&mut judge, part),
+            slope: slope(iteration, question),
+            grid: grid(&mut judge),
+            known: known(&mut judge, part),
+            levels: levels(iteration, question),
+            at: question.at,
+            calls: calls(workload, iteration, &mut judge, question),
+        })
+    }
+}
+
+fn recording(
+    about: &About,
+    workload: &Workload,
+    iteration: &Iteration,
+    replayed_ns: f64,
+) -> Recording {
+    let steps = workload.iterations.iter().map(|i| i.step_ns);
+    let error = |i: &Iteration| {
+        let total_ns = Replay::new(i).run(Where::Here).total_ns;
+        (total_ns - i.step_ns).abs() / i.step_ns
+    };
+    let mut classes: BTreeMap<Class, ClassCount> = BTreeMap::new();
+    for step in iteration.steps() {
+        let count = classes.entry(step.class).or_insert(ClassCount {
+            class: step.class.name(),
+            calls: 0,
+            time_ns: 0.0,
+            request_bytes: 0,
+            response_bytes: 0,
+        });
+        count.calls += 1;
+        count.time_ns += step.duration_ns;
+        count.request_bytes = count.request_bytes.saturating_add(step.request_bytes);
+        count.response_bytes = count.response_bytes.saturating_add(step.response_bytes);
+    }
+    Recording {
+        program: about.argv.join(" "),
+        devices: about.devices.iter().map(|d| d.name.clone()).collect(),
+        found_by: workload.found_by,
+        iterations: workload.present,
+        iteration: iteration.number,
+        calls: iteration.steps().count(),
+        threads: iteration.threads.len(),
+        handoffs: iteration.handoffs,
+        works: iteration.units.len(),
+        step_ns: iteration.step_ns,
+        gpu_busy_ns: iteration.gpu_busy_ns(),
+        step_ns_min: steps.clone().fold(f64::MAX, f64::min),
+        step_ns_max: steps.fold(0.0, f64::max),
+        replayed_ns,
+        replay_error_max: workload.iterations.iter().map(error).fold(0.0, f64::max),
+        classes: classes.into_values().collect(),
+        notes: workload.notes.iter().map(|note| note.text()).collect(),
+    }
+}
+
+fn rtt_max(judge: &mut Judge, part: f64) -> Vec<RttMax> {
+    let mut limits: Vec<Both<Limit>> = BANDWIDTHS_BPS
+        .iter()
+        .map(|bits_per_s| judge.rtt_max(part, *bits_per_s))
+        .collect();
+    never_fall(&mut limits);
+    let points = BANDWIDTHS_BPS.iter().zip(limits);
+    points
+        .map(|(bits_per_s, rtt_ns)| RttMax {
+            bits_per_s: *bits_per_s,
+            rtt_ns,
+        })
+        .collect()
+}
+
+fn bandwidth_min(judge: &mut Judge, part: f64) -> Vec<BandwidthMin> {
+    let mut limits: Vec<Both<Limit>> = RTTS_NS
+        .iter()
+        .map(|rtt_ns| judge.bandwidth_min(part, *rtt_ns))
+        .collect();
+    never_need_less(&mut limits);
+    let points = RTTS_NS.iter().zip(limits);
+    points
+        .map(|(rtt_ns, bits_per_s)| BandwidthMin {
+            rtt_ns: *rtt_ns,
+            bits_per_s,
+        })
+        .collect()
+}
+
+fn slope(iteration: &Iteration, question: &Question) -> Slope {
+    let levels = LEVELS.map(|level| {
+        let mut judge = Judge::new(iteration, level, question.constants);
+        let overhead: Vec<Both<f64>> = SLOPE_RTTS_NS
+            .iter()
+            .map(|rtt_ns| {
+                judge.overhead(Network {
+                    rtt_ns: *rtt_ns,
+                    bits_per_s: SLOPE_BPS,
+                })
+            })
+            .collect();
+        let (first, last) = (overhead[0], overhead[overhead.len() - 1]);
+        let us = (SLOPE_RTTS_NS[SLOPE_RTTS_NS.len() - 1] - SLOPE_RTTS_NS[0]) / 1e3;
+        LevelSlope {
+            level: level.to_string(),
+            per_us: Both {
+                simulated: (last.simulated - first.simulated) / us,
+                closed_form: (last.closed_form - first.closed_form) / us,
+            },
+            overhead,
+        }
+    });
+    Slope {
+        bits_per_s: SLOPE_BPS,
+        rtts_ns: SLOPE_RTTS_NS.to_vec(),
+        levels: levels.into(),
+    }
+}
+
+fn grid(judge: &mut Judge) -> Grid {
+    let row = |judge: &mut Judge, bits_per_s: f64| {
+        let network = |rtt_ns: &f64| Network {
+            rtt_ns: *rtt_ns,
+            bits_per_s,
+        };
+        let row = RTTS_NS.iter().map(|rtt_ns| judge.overhead(network(rtt_ns)));
+        row.collect::<Vec<_>>()
+    };
+    Grid {
+        rtts_ns: RTTS_NS.to_vec(),
+        bandwidths: BANDWIDTHS_BPS.to_vec(),
+        overhead: BANDWIDTHS_BPS.iter().map(|b| row(judge, *b)).collect(),
+    }
+}
+
+fn known(judge: &mut Judge, part: f64) -> Vec<KnownNetwork> {
+    let fit = |known: &outboard_wire::network::Known| {
+        let network = Network::from(&known.network());
+        let overhead = judge.overhead(network);
+        KnownNetwork {
+            name: known.name,
+            what: known.what,
+            source: known.source,
+            network,
+            overhead,
+            fits: Both {
+                simulated: overhead.simulated <= part,
+                closed_form: overhead.closed_form <= part,
+            },
+        }
+    };
+    KNOWN.iter().map(fit).collect()
+}
+
+fn levels(iteration: &Iteration, question: &Question) -> Vec<LevelNeeds> {
+    let part = question.budget.part();
+    let needs = LEVELS.map(|level| {
+        let mut judge = Judge::new(iteration, level, question.constants);
+        let closed = *judge.closed();
+        LevelNeeds {
+            level: level.to_string(),
+            async_calls: closed.async_calls,
+            sync_calls: closed.sync_calls,
+            local_calls: closed.local_calls,
+            perfect: judge.overhead(Network::PERFECT),
+            rtt_ns_max: judge.rtt_max(part, SLOPE_BPS),
+            bits_per_s_min: judge.bandwidth_min(part, LEVELS_RTT_NS),
+        }
+    });
+    needs.into()
+}
+
+#[derive(Debug, Default)]
+struct Costs {
+    by_call: FxHashMap<(u32, Class), Cost>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    mode: Mode,
+    calls: usize,
+    bytes: u64,
+    local_ns: f64,
+    remote_ns: f64,
+}
+
+impl Observer for Costs {
+    fn call(&mut self, _thread: usize, step: &Step, mode: Mode, from_ns: f64, to_ns: f64) {
+        let key = (step.function, step.class);
+        let cost = self.by_call.entry(key).or_insert(Cost {
+            mode,
+            calls: 0,
+            bytes: 0,
+            local_ns: 0.0,
+            remote_ns: 0.0,
+        });
+        let bytes = step.request_bytes.saturating_add(step.response_bytes);
+        cost.calls += 1;
+        cost.bytes = cost.bytes.saturating_add(bytes);
+        cost.local_ns += step.duration_ns;
+        cost.remote_ns += to_ns - from_ns;
+    }
+}
+
+fn calls(
+    workload: &Workload,
+    iteration: &Iteration,
+    judge: &mut Judge,
+    question: &Question,
+) -> Vec<CallCost> {
+    let place = Where::Remote(Remote {
+        network: question.at,
+        level: question.level,
+        constants: question.constants,
+        freed: None,
+    });
+    let mut costs = Costs::default();
+    let total_ns = Replay::new(iteration)
+        .run_observed(place, &mut costs)
+        .total_ns;
+    let mut costs: Vec<_> = costs.by_call.into_iter().collect();
+    costs.sort_by(|((a_name, a_class), a), ((b_name, b_class), b)| {
+        let added = |cost: &Cost| cost.remote_ns - cost.local_ns;
+        let by_cost = added(b).total_cmp(&added(a));
+        by_cost.then_with(|| (a_name, a_class).cmp(&(b_name, b_class)))
+    });
+    costs.truncate(CALLS_MAX);
+    let show = |((function, class), cost): ((u32, Class), Cost)| CallCost {
+        function: workload.name(function).into(),
+        class: class.name(),
+        mode: cost.mode,
+        calls: cost.calls,
+        bytes: cost.bytes,
+        local_ns: cost.local_ns,
+        remote_ns: cost.remote_ns,
+        freed_ns: match cost.mode {
+            Mode::Sync => (total_ns - judge.total_ns(question.at, Some(function))).max(0.0),
+            Mode::Async | Mode::Local => 0.0,
+        },
+        advice: advice(workload.name(function), class, cost.mode),
+    };
+    costs.into_iter().map(show).collect()
+}

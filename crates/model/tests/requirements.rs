@@ -1,0 +1,295 @@
+//! What is found is so: limits are limits, frontiers are monotone, impossible budgets have answers.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod builder;
+
+use builder::{Builder, C, call, random, synchronize};
+use outboard_api::optimise::Level;
+use outboard_model::{
+    Both, Budget, Constants, Error, Judge, Limit, Network, PcieRequirements, Question, RESOLUTION,
+    RTT_NS_MAX, Requirements, Workload,
+};
+use outboard_trace::{About, Class, GpuWork, Trace};
+
+fn constants() -> Constants {
+    Constants::published()
+}
+
+fn ask(trace: &Trace, percent: f64, level: &str) -> Result<Requirements, Error> {
+    let constants = constants();
+    let question = Question {
+        budget: Budget::percent(percent)?,
+        level: level.parse().unwrap(),
+        constants: &constants,
+        at: Network::new(30_000.0, 25e9)?,
+        iteration: None,
+    };
+    Requirements::new(&About::default(), &Workload::new(trace)?, &question)
+}
+
+/// Where a limit stands among others of its kind, for round-trip times.
+fn rank(limit: Limit) -> f64 {
+    match limit {
+        Limit::Never => -1.0,
+        Limit::At(value) => value,
+        Limit::Any => f64::INFINITY,
+    }
+}
+
+/// And for bandwidths, of which less is better.
+fn need(limit: Limit) -> f64 {
+    match limit {
+        Limit::Any => 0.0,
+        Limit::At(value) => value,
+        Limit::Never => f64::INFINITY,
+    }
+}
+
+#[test]
+fn limits_are_where_the_budget_ends() {
+    for seed in 0..40 {
+        let trace = random(seed, 1, 150, 2);
+        let workload = Workload::new(&trace).unwrap();
+        let constants = constants();
+        let mut judge = Judge::new(workload.typical(), Level::ALL_OF_IT, &constants);
+        let part = 0.05 + seed as f64 / 20.0;
+        let overhead = |judge: &mut Judge, rtt_ns: f64, bits_per_s: f64| {
+            judge.overhead(Network::new(rtt_ns, bits_per_s).unwrap())
+        };
+        let limit = judge.rtt_max(part, 1e10);
+        for (limit, of) in [
+            (
+                limit.simulated,
+                (|both| both.simulated) as fn(Both<f64>) -> f64,
+            ),
+            (limit.closed_form, |both| both.closed_form),
+        ] {
+            match limit {
+                Limit::Never => assert!(of(overhead(&mut judge, 0.0, 1e10)) > part, "seed {seed}"),
+                Limit::Any => assert!(of(overhead(&mut judge, RTT_NS_MAX, 1e10)) <= part),
+                Limit::At(rtt_ns) => {
+                    let margin_ns = 2.0 * RESOLUTION * rtt_ns.max(100.0);
+                    assert!(of(overhead(&mut judge, rtt_ns, 1e10)) <= part + 1e-9);
+                    assert!(of(overhead(&mut judge, rtt_ns + margin_ns, 1e10)) > part);
+                }
+            }
+        }
+        let limit = judge.bandwidth_min(part, 5_000.0);
+        for (limit, of) in [
+            (
+                limit.simulated,
+                (|both| both.simulated) as fn(Both<f64>) -> f64,
+            ),
+            (limit.closed_form, |both| both.closed_form),
+        ] {
+            match limit {
+                Limit::Never => assert!(of(overhead(&mut judge, 5_000.0, 1e13)) > part),
+                Limit::Any => assert!(of(overhead(&mut judge, 5_000.0, 1e6)) <= part),
+                Limit::At(bits) => {
+                    assert!(of(overhead(&mut judge, 5_000.0, bits)) <= part + 1e-9);
+                    let less = bits * (1.0 - 4.0 * RESOLUTION);
+                    assert!(
+                        of(overhead(&mut judge, 5_000.0, less)) > part,
+                        "seed {seed}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn frontiers_are_monotone() {
+    for seed in 0..25 {
+        // With two threads, too, where a single replay may gain from a delay.
+        let mut trace = random(seed, 1, 80, 2);
+        if seed % 2 == 1 {
+            let mut chance = builder::Rng::new(seed);
+            for record in &mut trace.records {
+                if let outboard_trace::Record::Call(call) = record
+                    && chance.one_in(3)
+                {
+                    call.thread = 1;
+                }
+            }
+        }
+        let percent = [0.0, 5.0, 50.0, 400.0][seed as usize % 4];
+        let found = ask(&trace, percent, "or+sr+local").unwrap();
+        for pair in found.rtt_max.windows(2) {
+            let (a, b) = (pair[0].rtt_ns, pair[1].rtt_ns);
+            let slack = 1.0 + 2.0 * RESOLUTION;
+            assert!(
+                rank(a.simulated) <= rank(b.simulated) * slack + 1.0,
+                "seed {seed}"
+            );
+            assert!(
+                rank(a.closed_form) <= rank(b.closed_form) * slack + 1.0,
+                "seed {seed}"
+            );
+        }
+        for pair in found.bandwidth_min.windows(2) {
+            let (a, b) = (pair[0].bits_per_s, pair[1].bits_per_s);
+            assert!(need(a.simulated) <= need(b.simulated), "seed {seed}");
+            assert!(need(a.closed_form) <= need(b.closed_form), "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_larger_budget_allows_more() {
+    for seed in 0..20 {
+        let trace = random(seed, 1, 100, 2);
+        let workload = Workload::new(&trace).unwrap();
+        let constants = constants();
+        let mut judge = Judge::new(workload.typical(), Level::ALL_OF_IT, &constants);
+        let mut before = -1.0;
+        for part in [0.0, 0.05, 0.1, 0.5, 2.0, 10.0] {
+            let limit = rank(judge.rtt_max(part, 1e11).simulated);
+            assert!(
+                limit >= before - 2.0 * RESOLUTION * before.abs(),
+                "seed {seed}"
+            );
+            before = limit;
+        }
+    }
+}
+
+/// Short iterations that wait for each of their calls: no network makes it as fast as no network.
+fn hopeless() -> Trace {
+    let mut b = Builder::new();
+    b.mark(0, false);
+    for _ in 0..10 {
+        b.call(call("cuModuleGetGlobal_v2", Class::Synchronous, 100));
+    }
+    b.mark(0, true);
+    b.build()
+}
+
+#[test]
+fn a_budget_that_no_network_meets_is_answered() {
+    let found = ask(&hopeless(), 5.0, "or+sr+local").unwrap();
+    assert!(!found.can_be_met);
+    assert!(found.perfect.simulated > 0.05);
+    for point in &found.rtt_max {
+        assert_eq!(point.rtt_ns.simulated, Limit::Never);
+    }
+    for point in &found.bandwidth_min {
+        assert_eq!(point.bits_per_s.simulated, Limit::Never);
+    }
+    assert!(found.known.iter().all(|known| !known.fits.simulated));
+}
+
+#[test]
+fn no_budget_at_all_is_one_that_remoting_may_meet() {
+    // Nothing is waited for but the GPU, and the driver's calls take longer than sending them.
+    let mut b = Builder::new();
+    b.mark(0, false);
+    for _ in 0..100 {
+        b.call(call("cuEventRecord", Class::Outstanding, 9_000));
+    }
+    b.mark(0, true);
+    let found = ask(&b.build(), 0.0, "or+sr+local").unwrap();
+    // The server needs as long as the program did: with no time on the way, it is done a little later.
+    assert_eq!(found.can_be_met, found.perfect.simulated <= 0.0);
+    assert!(found.perfect.closed_form < 0.0);
+}
+
+#[test]
+fn a_huge_budget_is_met_anywhere() {
+    let mut b = Builder::new();
+    b.mark(0, false).compute(0, 20_000_000_000);
+    b.call(synchronize(1_000)).mark(0, true);
+    let found = ask(&b.build(), 1_000.0, "or+sr+local").unwrap();
+    for point in &found.rtt_max {
+        assert_eq!(point.rtt_ns.simulated, Limit::Any);
+        assert_eq!(point.rtt_ns.closed_form, Limit::Any);
+    }
+    assert!(
+        found
+            .known
+            .iter()
+            .all(|known| known.fits.simulated && known.fits.closed_form)
+    );
+}
+
+#[test]
+fn what_cannot_be_asked_is_refused() {
+    let trace = random(1, 2, 50, 2);
+    assert!(matches!(
+        ask(&trace, 5.0, "batch=16+sr+local").unwrap_err(),
+        Error::Batches { .. }
+    ));
+    let mut constants = constants();
+    constants.start_ns = -1.0;
+    assert!(matches!(
+        constants.check(),
+        Err(Error::Number {
+            what: "start_ns",
+            ..
+        })
+    ));
+}
+
+#[test]
+fn the_calls_that_cost_are_named_with_what_would_help() {
+    let mut b = Builder::new();
+    b.mark(0, false);
+    let item = || call("cuMemcpyDtoHAsync_v2", Class::Synchronous, 10_000).stream(1);
+    for _ in 0..20 {
+        b.call(call("cuCtxGetDevice", Class::Local, 100));
+        let at = b.now(0) + 2_000;
+        b.gpu(C { sent: 80, ..item() }, GpuWork::CopyToHost, at, 6_000, 4);
+    }
+    b.mark(0, true);
+    let trace = b.build();
+    let top = ask(&trace, 5.0, "or+sr+local").unwrap();
+    assert_eq!(top.calls[0].function, "cuMemcpyDtoHAsync_v2");
+    assert_eq!(top.calls[0].calls, 20);
+    // Twenty round trips of 30 us, less the one that nothing can save.
+    assert!(
+        top.calls[0].freed_ns > 19.0 * 30_000.0,
+        "{:?}",
+        top.calls[0]
+    );
+    assert!(top.calls[0].advice.contains("copy back less often"));
+    let below = ask(&trace, 5.0, "or+sr").unwrap();
+    let local = below.calls.iter().find(|c| c.function == "cuCtxGetDevice");
+    assert!(local.unwrap().advice.contains("or+sr+local"));
+    let slopes = &top.slope.levels;
+    assert!(slopes[0].per_us.simulated > 1.9 * slopes[3].per_us.simulated);
+}
+
+#[test]
+fn each_level_allows_as_much_as_the_one_below() {
+    for seed in 0..10 {
+        let found = ask(&random(seed, 1, 80, 2), 100.0, "or+sr+local").unwrap();
+        for pair in found.levels.windows(2) {
+            let (a, b) = (pair[0].rtt_ns_max.simulated, pair[1].rtt_ns_max.simulated);
+            assert!(
+                rank(a) <= rank(b) * (1.0 + 2.0 * RESOLUTION) + 1.0,
+                "seed {seed}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_longer_pcie_has_a_largest_round_trip_too() {
+    let trace = random(5, 3, 100, 1);
+    let workload = Workload::new(&trace).unwrap();
+    let budget = Budget::percent(10.0).unwrap();
+    let found = PcieRequirements::new("x".into(), &workload, budget, None).unwrap();
+    let limit = found.rtt_ns_max;
+    assert!(rank(limit.simulated) > 1_200.0);
+    // What the program does meanwhile hides some of the delays.
+    assert!(rank(limit.closed_form) <= rank(limit.simulated) * (1.0 + RESOLUTION));
+    let overheads = found.points.iter().map(|p| p.overhead.simulated);
+    assert!(overheads.is_sorted());
+    let mut bare = trace.clone();
+    bare.records
+        .retain(|record| !matches!(record, outboard_trace::Record::Work(_)));
+    let workload = Workload::new(&bare).unwrap();
+    let error = PcieRequirements::new("x".into(), &workload, budget, None).unwrap_err();
+    assert_eq!(error, Error::NoGpuTimes);
+}
