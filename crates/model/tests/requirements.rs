@@ -143,7 +143,7 @@ fn a_larger_budget_allows_more() {
         let workload = Workload::new(&trace).unwrap();
         let constants = constants();
         let mut judge = Judge::new(workload.typical(), Level::ALL_OF_IT, &constants);
-        let mut before = -1.0;
+        let mut before: f64 = -1.0;
         for part in [0.0, 0.05, 0.1, 0.5, 2.0, 10.0] {
             let limit = rank(judge.rtt_max(part, 1e11).simulated);
             assert!(
