@@ -4,6 +4,8 @@
 //! Segments go round. Small copies to the device share a segment until it is full; a larger one takes a segment for each
 //! piece. A segment is free again when the fences behind its copies are reached, which a look at memory tells.
 
+mod segments;
+
 use std::{
     hint,
     sync::{
@@ -18,6 +20,7 @@ use outboard_api::CUresult;
 use outboard_wire::messages;
 use parking_lot::Mutex;
 
+use self::segments::{Growing, SEGMENTS, Segment, Segments};
 use super::{Driver, Stream, StreamRef, wire_context};
 use crate::{
     calls::Done,
@@ -27,7 +30,6 @@ use crate::{
 
 /// What one piece of a copy takes at most.
 pub(crate) const SEGMENT_BYTES: usize = 1 << 20;
-const SEGMENTS: usize = 16;
 /// So many to begin with: mapping and registering memory takes time, and many programs copy little.
 const SEGMENTS_FIRST: usize = 2;
 /// Copies to the device up to here share a segment.
@@ -41,7 +43,9 @@ const LOOK_PAUSES: u32 = 20;
 
 #[derive(Default)]
 pub(crate) struct Staging {
-    arena: Mutex<Arena>,
+    segments: Segments,
+    /// The segment that small copies share.
+    shared: Mutex<Option<Shared>>,
     helpers: Helpers,
 }
 
@@ -60,46 +64,11 @@ impl Room {
     }
 }
 
-#[derive(Default)]
-struct Arena {
-    /// There is no such memory, and will not be.
-    refused: bool,
-    /// Where each segment is.
-    places: Vec<u64>,
-    free: Vec<usize>,
-    /// Segments that the GPU may still read.
-    busy: Vec<(usize, Vec<Arc<Group>>)>,
-    /// The segment that small copies share.
-    shared: Option<Shared>,
-}
-
 struct Shared {
-    segment: usize,
+    segment: Segment,
     used: usize,
     /// The streams whose copies read it, with the context that each was submitted in.
     readers: Vec<(u64, StreamRef)>,
-}
-
-impl Staging {
-    fn refused(&self) -> bool {
-        self.arena.try_lock().is_some_and(|arena| arena.refused)
-    }
-}
-
-impl Arena {
-    fn take(&mut self) -> Option<usize> {
-        if self.free.is_empty() {
-            let free = &mut self.free;
-            self.busy.retain(|(segment, fences)| {
-                let done = fences.iter().all(|fence| fence.is_reached());
-                if done {
-                    free.push(*segment);
-                }
-                !done
-            });
-        }
-        self.free.pop()
-    }
 }
 
 impl Driver {
@@ -128,10 +97,11 @@ impl Driver {
             if index > stuck.load(Ordering::Acquire) {
                 return Ok(());
             }
-            let Some((segment, address)) = self.segment() else {
+            let Some(segment) = self.segment() else {
                 stuck.fetch_min(index, Ordering::AcqRel);
                 return Ok(());
             };
+            let address = segment.address;
             // SAFETY: a segment of shared memory that nobody else has; the GPU is done with it.
             unsafe {
                 std::ptr::copy_nonoverlapping(piece.as_ptr(), address as *mut u8, piece.len())
@@ -144,7 +114,7 @@ impl Driver {
             };
             self.submit_to_in(context, stream, &message)?;
             let fence = self.fence_in(context, stream)?;
-            self.staging.arena.lock().busy.push((segment, vec![fence]));
+            self.staging.segments.give_after(segment, vec![fence]);
             Ok(())
         };
         self.staging
@@ -156,42 +126,34 @@ impl Driver {
 
     /// Several small copies use one segment, and one fence.
     fn stage_small(&self, dst: u64, data: &[u8], stream: &StreamRef) -> Result<bool, CUresult> {
-        let mut arena = self.staging.arena.lock();
+        let mut shared = self.staging.shared.lock();
         let room = data.len().next_multiple_of(ALIGN);
-        if arena
-            .shared
-            .as_ref()
-            .is_none_or(|s| s.used + room > SEGMENT_BYTES)
-        {
-            if let Some(full) = arena.shared.take() {
-                let mut fences = Vec::with_capacity(full.readers.len());
-                for (context, reader) in &full.readers {
-                    // A stream that is gone took its copies with it, in the server's order; the context's fence tells.
-                    fences.push(match self.is_alive(reader) {
-                        true => self.fence_in(*context, reader)?,
-                        false => self.fence_of_context(*context)?,
-                    });
-                }
-                arena.busy.push((full.segment, fences));
-                self.session.poll();
+        if let Some(full) = shared.take_if(|s| s.used + room > SEGMENT_BYTES) {
+            let mut fences = Vec::with_capacity(full.readers.len());
+            for (context, reader) in &full.readers {
+                // A stream that is gone took its copies with it, in the server's order; the context's fence tells.
+                fences.push(match self.is_alive(reader) {
+                    true => self.fence_in(*context, reader)?,
+                    false => self.fence_of_context(*context)?,
+                });
             }
-            let Some((segment, _)) = self.take(&mut arena) else {
+            self.staging.segments.give_after(full.segment, fences);
+            self.session.poll();
+        }
+        if shared.is_none() {
+            let Some(segment) = self.segment_now() else {
                 return Ok(false);
             };
-            arena.shared = Some(Shared {
+            *shared = Some(Shared {
                 segment,
                 used: 0,
                 readers: Vec::new(),
             });
         }
-        let Arena { places, shared, .. } = &mut *arena;
-        let Some((shared, place)) = shared
-            .as_mut()
-            .and_then(|s| places.get(s.segment).map(|place| (s, *place)))
-        else {
+        let Some(shared) = shared.as_mut() else {
             return Ok(false);
         };
-        let address = place + shared.used as u64;
+        let address = shared.segment.address + shared.used as u64;
         shared.used += room;
         let handle = Arc::as_ptr(stream.stream());
         if !shared
@@ -236,10 +198,11 @@ impl Driver {
             if index > stuck.load(Ordering::Acquire) {
                 return Ok(());
             }
-            let Some((segment, address)) = self.segment() else {
+            let Some(segment) = self.segment() else {
                 stuck.fetch_min(index, Ordering::AcqRel);
                 return Ok(());
             };
+            let address = segment.address;
             let offset = index * SEGMENT_BYTES;
             let len = SEGMENT_BYTES.min(bytes - offset);
             let message = messages::Copy {
@@ -257,7 +220,7 @@ impl Driver {
             };
             if let Err(error) = waited {
                 // The GPU may write there yet.
-                self.staging.arena.lock().busy.push((segment, vec![fence]));
+                self.staging.segments.give_after(segment, vec![fence]);
                 return Err(error);
             }
             // SAFETY: the segment is this copy's own until it is given back; the destination is the caller's, and each piece
@@ -265,7 +228,7 @@ impl Driver {
             unsafe {
                 std::ptr::copy_nonoverlapping(address as *const u8, room.at(offset), len);
             }
-            self.staging.arena.lock().free.push(segment);
+            self.staging.segments.give(segment);
             *last.lock() = Some(fence);
             Ok(())
         };
@@ -295,8 +258,8 @@ impl Driver {
         }
     }
 
-    /// A segment of one's own and where it is, waited for a little.
-    fn segment(&self) -> Option<(usize, u64)> {
+    /// A segment of one's own, waited for a little.
+    fn segment(&self) -> Option<Segment> {
         let start = Instant::now();
         loop {
             if let Some(found) = self.segment_now() {
@@ -310,13 +273,14 @@ impl Driver {
 
     /// Lets a moment pass; false when it has been too long.
     fn wait_for_segment(&self, start: Instant) -> bool {
-        if self.staging.refused() || start.elapsed() > Duration::from_millis(SEGMENT_MS_MAX) {
+        if self.staging.segments.is_refused()
+            || start.elapsed() > Duration::from_millis(SEGMENT_MS_MAX)
+        {
             return false;
         }
         // Answers are taken in here too: fences without a word are known by them.
         self.session.poll();
-        // Where cores are few, whoever is to free one needs this one. Elsewhere several threads wait here, and must not
-        // make each other sleep for the lock.
+        // Where cores are few, whoever is to free one needs this one.
         match is_few_cores() {
             true => thread::yield_now(),
             false => (0..LOOK_PAUSES).for_each(|_| hint::spin_loop()),
@@ -324,37 +288,24 @@ impl Driver {
         true
     }
 
-    fn segment_now(&self) -> Option<(usize, u64)> {
-        self.take(&mut *self.staging.arena.try_lock()?)
-    }
-
-    fn take(&self, arena: &mut Arena) -> Option<(usize, u64)> {
-        let segment = match arena.take() {
-            None if self.map_segments(arena) => arena.take(),
-            taken => taken,
-        }?;
-        arena.places.get(segment).map(|place| (segment, *place))
+    fn segment_now(&self) -> Option<Segment> {
+        let segments = &self.staging.segments;
+        segments.take().or_else(|| {
+            self.map_segments(segments.grow()?);
+            segments.take()
+        })
     }
 
     /// Maps the memory: a little the first time, all of it the second.
-    fn map_segments(&self, arena: &mut Arena) -> bool {
-        let have = arena.places.len();
-        let more = match have {
+    fn map_segments(&self, growing: Growing<'_>) {
+        let more = match growing.mapped() {
             0 => SEGMENTS_FIRST,
-            _ => SEGMENTS.saturating_sub(have),
+            have => SEGMENTS - have,
         };
-        if arena.refused || more == 0 {
-            return false;
-        }
         let bytes = (more * SEGMENT_BYTES) as u64;
         match self.has_board().then(|| self.share_memory(bytes)) {
-            Some(Ok(base)) => {
-                let places = (0..more).map(|i| base + (i * SEGMENT_BYTES) as u64);
-                arena.places.extend(places);
-                arena.free.extend((have..have + more).rev());
-            }
-            _ => arena.refused = true,
+            Some(Ok(base)) => growing.add((0..more).map(|i| base + (i * SEGMENT_BYTES) as u64)),
+            _ => growing.refuse(),
         }
-        !arena.refused
     }
 }
