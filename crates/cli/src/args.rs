@@ -4,8 +4,9 @@ use std::{ffi::OsString, os::fd::RawFd, path::PathBuf};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use outboard_api::optimise::{LEVELS, Level, VARIABLE};
-use outboard_link::Endpoint;
+use outboard_link::{Endpoint, emulated};
 use outboard_server::supervisor::{self, DeviceKind};
+use outboard_wire::network::{KNOWN, Network};
 
 use crate::bench::Group;
 
@@ -24,6 +25,7 @@ Examples:
 Environment:
   OUTBOARD_GPU       the address of the server, in place of --gpu
   OUTBOARD_OPTIMISE  which calls wait for the server, in place of --optimise (see outboard run --help)
+  OUTBOARD_EMULATE   the network to emulate, in place of --emulate (see outboard run --help)
   OUTBOARD_STATS     a file for the counts of each call, - for a line on standard error
   OUTBOARD_STATS_TIMES  1: the file says how long calls took, too, and what of it was sending and waiting
   OUTBOARD_LOG       what to log to standard error: error, warn, info, debug, trace, or directives as outboard_server=debug")]
@@ -122,7 +124,9 @@ Examples:
   outboard run --gpu tcp://10.0.0.7 -- python train.py --epochs 3
   OUTBOARD_GPU=tcp://10.0.0.7 outboard run -- python train.py
   outboard run --stats -- ./vectoradd                say at the end what its calls were
-  outboard run --optimise sync -- ./vectoradd        how slow it would be if every call waited")]
+  outboard run --optimise sync -- ./vectoradd        how slow it would be if every call waited
+  outboard run --emulate rtt=20us,bandwidth=25Gbps -- ./vectoradd
+                                                     how slow it would be with the GPU behind that network")]
 pub(crate) struct RunArgs {
     /// The server [default: shm, at its default address]
     #[arg(long, value_name = "URL", env = "OUTBOARD_GPU")]
@@ -133,6 +137,9 @@ pub(crate) struct RunArgs {
     /// Which calls wait for the server; results are the same at every level
     #[arg(long, value_name = "LEVEL", env = VARIABLE, default_value_t, long_help = levels_help())]
     pub(crate) optimise: Level,
+    /// Delay what goes between program and server as this network would: rtt=10us,bandwidth=1Gbps, or a known one
+    #[arg(long, value_name = "NETWORK", env = emulated::VARIABLE, long_help = networks_help())]
+    pub(crate) emulate: Option<Network>,
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -276,6 +283,24 @@ fn levels_help() -> String {
     );
     for (form, meaning) in LEVELS {
         help.push_str(&format!("\n- {form}: {meaning}"));
+    }
+    help
+}
+
+fn networks_help() -> String {
+    let mut help = String::from(
+        "Delay what goes between program and server as this network would. Both must be on one machine, over shm (which is \
+         more exact) or tcp. A network has these parts, of which it needs one of the first two:
+- rtt=10us: what an empty message takes there and back
+- bandwidth=1Gbps: what each direction carries; bits as 1Gbps or 1Gbit/s, bytes as 125MB/s
+- jitter=2us: what a message takes longer, on average, each way (exponentially distributed; order is kept)
+- tail=50us@0.1%: of so many messages each takes that much longer
+- seed=7: other draws for jitter and tail
+or it is a known one, which such parts may follow:",
+    );
+    for known in KNOWN {
+        let network = known.network();
+        help.push_str(&format!("\n- {}: {}; {network}", known.name, known.what));
     }
     help
 }

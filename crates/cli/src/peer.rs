@@ -6,12 +6,15 @@ use std::{
 };
 
 use outboard_api::CUresult;
-use outboard_link::{DialError, Endpoint, Error, Link, Receiver, Sender, Wait, dial};
+use outboard_link::{
+    DialError, Endpoint, Error, Link, Receiver, Sender, Wait, dial, emulated::emulation,
+};
 use outboard_wire::{
     Message as _,
     frame::{self, decode_reply},
     handshake::{ClientHello, HandshakeError, Purpose, ServerWelcome},
     messages::{Echo, EchoReply, Ping},
+    network::Network,
 };
 
 /// A server opens its device before it answers, which takes seconds on a machine with several sleeping GPUs.
@@ -30,14 +33,19 @@ pub(crate) struct Server {
 
 /// Fails unless a server of this release answers.
 pub(crate) fn greet(endpoint: &Endpoint) -> anyhow::Result<()> {
-    connect(endpoint, Purpose::Greeting, GREETING_MS_MAX).map(drop)
+    greet_over(endpoint, None)
+}
+
+/// And unless it emulates the network, where there is one.
+pub(crate) fn greet_over(endpoint: &Endpoint, network: Option<Network>) -> anyhow::Result<()> {
+    connect(endpoint, Purpose::Greeting, network, GREETING_MS_MAX).map(drop)
 }
 
 impl Server {
     pub(crate) fn query(endpoint: &Endpoint) -> anyhow::Result<Server> {
         // A server that is stopped or stuck is found out sooner by what opens no device.
         greet(endpoint)?;
-        let (link, welcome) = connect(endpoint, Purpose::Query, ANSWER_MS_MAX)?;
+        let (link, welcome) = connect(endpoint, Purpose::Query, None, ANSWER_MS_MAX)?;
         let (sender, receiver) = link.split();
         Ok(Server {
             welcome,
@@ -96,6 +104,7 @@ impl Server {
 fn connect(
     endpoint: &Endpoint,
     purpose: Purpose,
+    network: Option<Network>,
     ms_max: u64,
 ) -> anyhow::Result<(Link, ServerWelcome)> {
     let hello = ClientHello {
@@ -103,6 +112,7 @@ fn connect(
         purpose,
         pid: std::process::id(),
         program: "outboard".into(),
+        emulation: network.map(emulation).transpose()?,
     };
     match dial(endpoint, &hello, Duration::from_millis(ms_max)) {
         Ok((link, _, welcome)) => Ok((link, welcome)),

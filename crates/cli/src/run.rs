@@ -10,7 +10,7 @@ use std::{
 };
 
 use outboard_api::optimise::VARIABLE;
-use outboard_link::Endpoint;
+use outboard_link::{Endpoint, emulated};
 
 use crate::{args::RunArgs, libraries, peer, serve::default_endpoint};
 
@@ -24,7 +24,7 @@ pub(crate) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         None => default_endpoint()?,
     };
     let folder = libraries::folder()?;
-    peer::greet(&endpoint)?;
+    peer::greet_over(&endpoint, args.emulate)?;
     let [program, arguments @ ..] = args.program.as_slice() else {
         anyhow::bail!("no program to run");
     };
@@ -33,6 +33,9 @@ pub(crate) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         .args(arguments)
         .envs(environment(&folder, &endpoint))
         .env(VARIABLE, args.optimise.to_string());
+    if let Some(network) = args.emulate {
+        command.env(emulated::VARIABLE, network.to_string());
+    }
     if args.stats {
         command.env("OUTBOARD_STATS", "-");
     }

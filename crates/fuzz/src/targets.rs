@@ -3,8 +3,9 @@
 use outboard_wire::{
     Op, Reader, doc,
     frame::{self, RequestHeader, decode_reply},
-    handshake::{self, ClientHello, PREAMBLE_BYTES, Preamble, Purpose},
+    handshake::{self, ClientHello, Clock, Emulation, PREAMBLE_BYTES, Preamble, Purpose},
     messages::{self, Note, Request},
+    network::Network,
 };
 
 pub(crate) struct Target {
@@ -187,9 +188,21 @@ fn hellos() -> Vec<Vec<u8>> {
         purpose: Purpose::Session,
         pid: 1,
         program: "python3".into(),
+        emulation: None,
     };
-    handshake::encode_hello(&hello)
-        .into_iter()
+    let emulated = ClientHello {
+        emulation: Some(Emulation {
+            network: Network::default(),
+            clock: Clock {
+                boot_id: "00000000-0000-4000-8000-000000000000".into(),
+                now_ns: 1,
+            },
+        }),
+        ..hello.clone()
+    };
+    [hello, emulated]
+        .iter()
+        .flat_map(handshake::encode_hello)
         .chain([handshake::encode_refusal("full")])
         .collect()
 }

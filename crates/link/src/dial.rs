@@ -45,5 +45,9 @@ pub fn dial(
     stream.read_exact_deadline(&mut document, deadline)?;
     let welcome = handshake::decode_welcome(&preamble, &document)?;
     let socket = stream.as_fd().as_raw_fd();
-    Ok((stream.into_link_client(deadline)?, socket, welcome))
+    let link = match &hello.emulation {
+        None => stream.into_link_client(deadline)?,
+        Some(emulation) => stream.into_emulated_client(deadline, &emulation.network)?,
+    };
+    Ok((link, socket, welcome))
 }

@@ -11,6 +11,7 @@
 //!                                   ▼                        ▼
 //!                                 Link ──split──► Sender, Receiver
 //!                                         shm: two rings in one memfd     tcp: length-prefixed frames
+//!                                         emulated: one of these, and no frame before its time
 //! ```
 //!
 //! * [`Sender::reserve`] hands out room for one frame where the link wants it (in the ring itself over shm), and
@@ -22,6 +23,8 @@
 //! * [`Receiver::recv_placed`] receives long frames into memory of the caller's: pinned memory, a copy's destination.
 //! * [`LaneListener`] and [`open_lanes`] make further connections between the two sides of a session, for who wants more
 //!   bytes a second than one connection carries; each is a link of its own, and no order holds between links.
+//! * [`Stream::into_emulated_client`] and [`Stream::into_emulated_server`] make a link as if a network lay in between; see
+//!   [`emulated`]. [`dial`] does so where the hello asks for it.
 //! * A peer that dies is noticed by whoever waits for it, within
 //!   [`PEER_DEATH_MS_MAX`](outboard_wire::limits::PEER_DEATH_MS_MAX) on one host, and within
 //!   [`PEER_VANISHED_MS_MAX`](outboard_wire::limits::PEER_VANISHED_MS_MAX) when a host disappears without a word.

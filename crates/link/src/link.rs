@@ -5,13 +5,15 @@ use std::{
     net::SocketAddr,
     ops::DerefMut,
     os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use outboard_wire::limits::FRAME_BYTES_MAX;
+use outboard_wire::{limits::FRAME_BYTES_MAX, network::Network};
 
 use crate::{
     Error,
+    emulated::{self, End},
     place::{Frame, Placer},
     shm, spin, tcp,
 };
@@ -22,14 +24,17 @@ use crate::{
 pub enum Kind {
     Shm,
     Tcp,
+    /// A network that is emulated over one of the others; it shares nothing but frames.
+    Emulated,
 }
 
 impl Kind {
-    /// As in a URL.
+    /// As in a URL, where it can be there.
     pub fn name(self) -> &'static str {
         match self {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Emulated => "emulated",
         }
     }
 }
@@ -45,20 +50,35 @@ impl fmt::Display for Kind {
 pub enum Link {
     Shm(shm::Connection),
     Tcp(tcp::Connection),
+    Emulated(emulated::Connection),
 }
 
 impl Link {
+    /// The same link as if `network` lay between its ends; the peer must do the same at its end.
+    pub fn emulated(self, network: &Network, end: End) -> Result<Link, Error> {
+        emulated::Connection::new(self, network, end).map(Link::Emulated)
+    }
+
     pub fn kind(&self) -> Kind {
         match self {
             Self::Shm(_) => Kind::Shm,
             Self::Tcp(_) => Kind::Tcp,
+            Self::Emulated(_) => Kind::Emulated,
         }
     }
 
-    /// The addresses of a tcp link: ours and the peer's.
+    /// What moves the bytes: itself, or what is beneath an emulated network.
+    pub fn carrier(&self) -> Kind {
+        match self {
+            Self::Emulated(link) => link.receiver.inner.kind(),
+            link => link.kind(),
+        }
+    }
+
+    /// The addresses of a tcp link, where further connections can be made: ours and the peer's.
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         match self {
-            Self::Shm(_) => None,
+            Self::Shm(_) | Self::Emulated(_) => None,
             Self::Tcp(link) => link.addresses(),
         }
     }
@@ -74,6 +94,10 @@ impl Link {
                 let (sender, receiver) = link.split();
                 (Sender::Tcp(sender), Receiver::Tcp(receiver))
             }
+            Self::Emulated(link) => (
+                Sender::Emulated(link.sender),
+                Receiver::Emulated(link.receiver),
+            ),
         }
     }
 }
@@ -98,6 +122,7 @@ pub enum Wait {
 pub enum Sender {
     Shm(shm::Sender),
     Tcp(tcp::Sender),
+    Emulated(Box<emulated::Sender>),
 }
 
 impl Sender {
@@ -116,6 +141,7 @@ impl Sender {
         match self {
             Self::Shm(sender) => sender.reserve(len),
             Self::Tcp(sender) => sender.reserve(len),
+            Self::Emulated(sender) => sender.reserve(len),
         }
     }
 
@@ -126,6 +152,7 @@ impl Sender {
         match self {
             Self::Shm(sender) => sender.commit(len),
             Self::Tcp(sender) => sender.commit(len),
+            Self::Emulated(sender) => sender.commit(len),
         }
     }
 
@@ -133,15 +160,12 @@ impl Sender {
     /// they are.
     pub fn send(&mut self, parts: &[&[u8]]) -> Result<(), Error> {
         let len = parts.iter().map(|part| part.len()).sum();
-        if let (Self::Tcp(sender), 1..=FRAME_BYTES_MAX) = (&mut *self, len) {
-            return sender.send(parts, len);
+        match (&mut *self, len) {
+            (Self::Tcp(sender), 1..=FRAME_BYTES_MAX) => return sender.send(parts, len),
+            (Self::Emulated(sender), 1..=FRAME_BYTES_MAX) => return sender.send(parts, len),
+            _ => {}
         }
-        let mut room = self.reserve(len)?;
-        for part in parts {
-            let (start, rest) = room.split_at_mut(part.len());
-            start.copy_from_slice(part);
-            room = rest;
-        }
+        scatter(self.reserve(len)?, parts);
         self.commit(len)
     }
 
@@ -151,6 +175,7 @@ impl Sender {
         match self {
             Self::Shm(_) => Ok(()),
             Self::Tcp(sender) => sender.flush(),
+            Self::Emulated(sender) => sender.inner.flush(),
         }
     }
 
@@ -161,15 +186,17 @@ impl Sender {
         match self {
             Self::Shm(_) => Ok(()),
             Self::Tcp(sender) => sender.post(),
+            Self::Emulated(sender) => sender.inner.post(),
         }
     }
 
     /// A handle by which any thread sends what was [posted](Sender::post), without the sender.
     pub fn flusher(&self) -> Flusher {
-        Flusher(match self {
-            Self::Shm(_) => None,
-            Self::Tcp(sender) => Some(sender.flusher()),
-        })
+        match self {
+            Self::Shm(_) => Flusher(None),
+            Self::Tcp(sender) => Flusher(Some(sender.flusher())),
+            Self::Emulated(sender) => sender.inner.flusher(),
+        }
     }
 
     /// Passes a file descriptor, for [`Receiver::recv_fd`] with the same `tag`; possible over shm only. It is not
@@ -177,7 +204,7 @@ impl Sender {
     pub fn send_fd(&mut self, tag: u64, fd: BorrowedFd<'_>) -> Result<(), Error> {
         match self {
             Self::Shm(sender) => sender.send_fd(tag, fd),
-            Self::Tcp(_) => Err(no_fds(Kind::Tcp)),
+            other => Err(no_fds(other.kind())),
         }
     }
 
@@ -186,6 +213,7 @@ impl Sender {
         match self {
             Self::Shm(sender) => sender.shutdown(),
             Self::Tcp(sender) => sender.shutdown(),
+            Self::Emulated(sender) => sender.inner.shutdown(),
         }
     }
 
@@ -193,8 +221,12 @@ impl Sender {
     /// [`Error::Closed`].
     pub fn closer(&self) -> Closer {
         match self {
-            Self::Shm(sender) => Closer(CloserKind::Shm(sender.closer())),
-            Self::Tcp(sender) => Closer(CloserKind::Tcp(sender.closer())),
+            Self::Shm(sender) => Closer(CloserKind::Shm(sender.closer()), None),
+            Self::Tcp(sender) => Closer(CloserKind::Tcp(sender.closer()), None),
+            Self::Emulated(sender) => {
+                let Closer(inner, _) = sender.inner.closer();
+                Closer(inner, Some(Arc::clone(&sender.rest)))
+            }
         }
     }
 
@@ -202,7 +234,25 @@ impl Sender {
         match self {
             Self::Shm(_) => Kind::Shm,
             Self::Tcp(_) => Kind::Tcp,
+            Self::Emulated(_) => Kind::Emulated,
         }
+    }
+
+    /// See [`Link::carrier`].
+    pub fn carrier(&self) -> Kind {
+        match self {
+            Self::Emulated(sender) => sender.inner.kind(),
+            sender => sender.kind(),
+        }
+    }
+}
+
+/// `parts` one behind the other, into room of just that length.
+pub(crate) fn scatter(mut room: &mut [u8], parts: &[&[u8]]) {
+    for part in parts {
+        let (start, rest) = room.split_at_mut(part.len());
+        start.copy_from_slice(part);
+        room = rest;
     }
 }
 
@@ -229,6 +279,7 @@ impl Flusher {
         let tcp = match &mut *sender {
             Sender::Shm(shm) => return shm.commit(len),
             Sender::Tcp(tcp) => tcp,
+            Sender::Emulated(_) => return self.commit_stamped(sender, len),
         };
         let Some(flusher) = &self.0 else {
             return Err(Error::Misuse("a flusher of another link"));
@@ -239,6 +290,27 @@ impl Flusher {
             Some(leaving) => leaving.send(),
             None => Ok(()),
         }
+    }
+
+    #[cold]
+    fn commit_stamped(
+        &self,
+        mut sender: impl DerefMut<Target = Sender>,
+        len: usize,
+    ) -> Result<(), Error> {
+        let Sender::Emulated(emulated) = &mut *sender else {
+            return Err(Error::Misuse("a flusher of another link"));
+        };
+        let (Some(flusher), Kind::Tcp) = (&self.0, emulated.inner.kind()) else {
+            return emulated.commit(len);
+        };
+        let stamp = emulated.stamp(len)?;
+        let Sender::Tcp(tcp) = &mut emulated.inner else {
+            return Err(Error::Misuse("a flusher of another link"));
+        };
+        let leaving = flusher.commit_stamped(tcp, stamp, len)?;
+        drop(sender);
+        leaving.map_or(Ok(()), |leaving| leaving.send())
     }
 
     /// Waits, until `deadline` at most, until everything posted has been handed to the kernel.
@@ -276,6 +348,7 @@ impl Helper {
 pub enum Receiver {
     Shm(shm::Receiver),
     Tcp(tcp::Receiver),
+    Emulated(Box<emulated::Receiver>),
 }
 
 impl Receiver {
@@ -288,6 +361,7 @@ impl Receiver {
         match self {
             Self::Shm(receiver) => receiver.recv(wait),
             Self::Tcp(receiver) => receiver.recv(wait),
+            Self::Emulated(receiver) => receiver.recv(wait),
         }
     }
 
@@ -307,6 +381,7 @@ impl Receiver {
                 Ok(frame.map(|head| Frame { head, tail: None }))
             }
             Self::Tcp(receiver) => receiver.recv_placed(wait, place),
+            Self::Emulated(receiver) => receiver.recv_placed(wait, place),
         }
     }
 
@@ -314,7 +389,7 @@ impl Receiver {
     pub fn recv_fd(&mut self, tag: u64, wait: Duration) -> Result<OwnedFd, Error> {
         match self {
             Self::Shm(receiver) => receiver.recv_fd(tag, wait),
-            Self::Tcp(_) => Err(no_fds(Kind::Tcp)),
+            other => Err(no_fds(other.kind())),
         }
     }
 
@@ -322,8 +397,12 @@ impl Receiver {
     /// `None`.
     pub fn waker(&self) -> Waker {
         match self {
-            Self::Shm(receiver) => Waker(WakerKind::Shm(receiver.waker())),
-            Self::Tcp(receiver) => Waker(WakerKind::Tcp(receiver.waker())),
+            Self::Shm(receiver) => Waker(WakerKind::Shm(receiver.waker()), None),
+            Self::Tcp(receiver) => Waker(WakerKind::Tcp(receiver.waker()), None),
+            Self::Emulated(receiver) => {
+                let Waker(inner, _) = receiver.inner.waker();
+                Waker(inner, Some(Arc::clone(&receiver.rest)))
+            }
         }
     }
 
@@ -331,13 +410,22 @@ impl Receiver {
         match self {
             Self::Shm(_) => Kind::Shm,
             Self::Tcp(_) => Kind::Tcp,
+            Self::Emulated(_) => Kind::Emulated,
+        }
+    }
+
+    /// See [`Link::carrier`].
+    pub fn carrier(&self) -> Kind {
+        match self {
+            Self::Emulated(receiver) => receiver.inner.kind(),
+            receiver => receiver.kind(),
         }
     }
 }
 
 /// Wakes a blocked [`Receiver`].
 #[derive(Clone)]
-pub struct Waker(WakerKind);
+pub struct Waker(WakerKind, Option<Arc<emulated::Rest>>);
 
 #[derive(Clone)]
 enum WakerKind {
@@ -351,12 +439,13 @@ impl Waker {
             WakerKind::Shm(waker) => waker.wake(),
             WakerKind::Tcp(waker) => waker.wake(),
         }
+        self.1.iter().for_each(|rest| rest.wake());
     }
 }
 
 /// Ends this side of a link.
 #[derive(Clone)]
-pub struct Closer(CloserKind);
+pub struct Closer(CloserKind, Option<Arc<emulated::Rest>>);
 
 #[derive(Clone)]
 enum CloserKind {
@@ -370,6 +459,7 @@ impl Closer {
             CloserKind::Shm(closer) => closer.close(),
             CloserKind::Tcp(closer) => closer.close(),
         }
+        self.1.iter().for_each(|rest| rest.wake());
     }
 }
 

@@ -13,7 +13,13 @@ use rustix::{
     net::{AddressFamily, RecvFlags, SendFlags, SocketType, sockopt},
 };
 
-use crate::{Error, Kind, Link, shm, sys, tcp};
+use outboard_wire::{limits::RING_BYTES, network::Network};
+
+use crate::{
+    Error, Kind, Link,
+    emulated::{self, End},
+    shm, sys, tcp,
+};
 
 /// A connected socket that carries raw bytes, in either role.
 ///
@@ -23,6 +29,7 @@ use crate::{Error, Kind, Link, shm, sys, tcp};
 #[derive(Debug)]
 pub struct Stream {
     socket: OwnedFd,
+    /// Shm or tcp.
     kind: Kind,
 }
 
@@ -66,7 +73,7 @@ impl Stream {
                     gid: cred.gid,
                 })
             }
-            Kind::Tcp => rustix::net::getpeername(&self.socket)
+            _ => rustix::net::getpeername(&self.socket)
                 .map_err(Error::io("asking who connected"))?
                 .and_then(|address| SocketAddr::try_from(address).ok())
                 .map(Peer::Host)
@@ -119,16 +126,34 @@ impl Stream {
     /// The server's side of the link; over shm it makes the rings and passes them on. Does not wait for the client.
     pub fn into_link_server(self) -> Result<Link, Error> {
         match self.kind {
-            Kind::Shm => shm::Connection::serve(self.socket).map(Link::Shm),
-            Kind::Tcp => tcp::Connection::new(self.socket).map(Link::Tcp),
+            Kind::Shm => shm::Connection::serve(self.socket, RING_BYTES).map(Link::Shm),
+            _ => tcp::Connection::new(self.socket).map(Link::Tcp),
         }
+    }
+
+    /// As [`into_link_server`](Self::into_link_server), as if `network` lay in between.
+    pub fn into_emulated_server(self, network: &Network) -> Result<Link, Error> {
+        let link = match self.kind {
+            Kind::Shm => {
+                let ring_bytes = emulated::ring_bytes(network);
+                shm::Connection::serve(self.socket, ring_bytes).map(Link::Shm)
+            }
+            _ => self.into_link_server(),
+        };
+        link?.emulated(network, End::Server)
+    }
+
+    /// As [`into_link_client`](Self::into_link_client), as if `network` lay in between.
+    pub fn into_emulated_client(self, deadline: Instant, network: &Network) -> Result<Link, Error> {
+        let link = self.into_link_client(deadline)?;
+        link.emulated(network, End::Client)
     }
 
     /// The client's side of the link; over shm it waits for the server's rings until `deadline`.
     pub fn into_link_client(self, deadline: Instant) -> Result<Link, Error> {
         match self.kind {
             Kind::Shm => shm::Connection::join(self.socket, deadline).map(Link::Shm),
-            Kind::Tcp => tcp::Connection::new(self.socket).map(Link::Tcp),
+            _ => tcp::Connection::new(self.socket).map(Link::Tcp),
         }
     }
 

@@ -12,3 +12,15 @@ mod tcp {
 
     outboard_link::conformance_suite!(TcpFixture);
 }
+
+mod emulated_shm {
+    use outboard_link::conformance::{EmulatedFixture, ShmFixture};
+
+    outboard_link::conformance_suite!(EmulatedFixture::new(ShmFixture::default()));
+}
+
+mod emulated_tcp {
+    use outboard_link::conformance::{EmulatedFixture, TcpFixture};
+
+    outboard_link::conformance_suite!(EmulatedFixture::new(TcpFixture));
+}

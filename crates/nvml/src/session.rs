@@ -13,6 +13,7 @@ use std::{
 
 use outboard_link::{
     DialError, Endpoint, EndpointError, Error as LinkError, Receiver, Sender, Wait, dial,
+    emulated::{self, AskedError},
 };
 use outboard_wire::{
     DecodeError, EncodeError,
@@ -225,6 +226,8 @@ enum Failure {
     NoServer,
     #[error("OUTBOARD_GPU: {0}")]
     Endpoint(#[from] EndpointError),
+    #[error(transparent)]
+    Emulate(#[from] AskedError),
     #[error("OUTBOARD_GPU={url}: {error}")]
     Dial { url: String, error: DialError },
     #[error("the connection to the server failed: {0}")]
@@ -258,6 +261,7 @@ impl Connection {
             purpose: Purpose::Management,
             pid: std::process::id(),
             program: program_name(),
+            emulation: emulated::asked()?,
         };
         let (link, _, _) = dial(&endpoint, &hello, Duration::from_millis(DIAL_MS_MAX))
             .map_err(|error| Failure::Dial { url, error })?;

@@ -14,10 +14,10 @@
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thiserror::Error;
 
-use crate::{doc::DeviceCard, limits, messages::FINGERPRINT};
+use crate::{doc::DeviceCard, limits, messages::FINGERPRINT, network::Network};
 
 pub const MAGIC: [u8; 8] = *b"OUTBOARD";
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 pub const PREAMBLE_BYTES: usize = 24;
 
 /// What a client wants of the server.
@@ -41,6 +41,24 @@ pub struct ClientHello {
     pub pid: u32,
     /// The program's name, for the server's log.
     pub program: String,
+    /// The network that both sides are to emulate between them; the server obeys, or refuses.
+    pub emulation: Option<Emulation>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Emulation {
+    pub network: Network,
+    /// The client's: the server must have the same.
+    pub clock: Clock,
+}
+
+/// By what processes are known to look at the same clock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Clock {
+    /// What the kernel says of itself in `/proc/sys/kernel/random/boot_id`.
+    pub boot_id: String,
+    /// `CLOCK_MONOTONIC` when this was written.
+    pub now_ns: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -75,3 +75,12 @@ pub const RING_BYTES_MAX: usize = 64 << 20;
 pub const FDS_PENDING_MAX: usize = 64;
 /// The longest document of a handshake.
 pub const HANDSHAKE_BYTES_MAX: usize = 256 << 10;
+/// How close its time must be before whoever waits for a frame of an emulated network stops sleeping and watches the clock:
+/// more than a sleep is late by, the kernel's slack of 50 us included.
+pub const ARRIVAL_SPIN_NS: u64 = 200_000;
+/// How far ahead the arrival of a frame may be: the longest delays that a network may have, behind a full ring at the least
+/// bandwidth. What says otherwise is refused, or it would keep its receiver.
+pub const ARRIVAL_AHEAD_MS_MAX: u64 = 900_000;
+/// How much later than a client read its clock a server may read its own, where both are to be the same clock. Two machines
+/// were hardly booted so close to each other.
+pub const CLOCKS_APART_MS_MAX: u64 = 60_000;

@@ -38,6 +38,7 @@ pub fn outboard() -> Command {
 pub fn clean(mut command: Command) -> Command {
     command
         .env_remove("OUTBOARD_GPU")
+        .env_remove("OUTBOARD_EMULATE")
         .env_remove("OUTBOARD_LOG")
         .env_remove("XDG_RUNTIME_DIR")
         .stdin(Stdio::null());
@@ -252,6 +253,7 @@ pub fn hello(purpose: Purpose) -> ClientHello {
         purpose,
         pid: std::process::id(),
         program: "test".into(),
+        emulation: None,
     }
 }
 

@@ -14,7 +14,7 @@ use outboard_api::{
     CUresult,
     optimise::{self, Level},
 };
-use outboard_link::{Endpoint, dial};
+use outboard_link::{Endpoint, dial, emulated};
 use outboard_wire::handshake::{ClientHello, Purpose};
 use parking_lot::{Mutex, RwLock};
 
@@ -68,6 +68,7 @@ fn open() -> Result<Driver, CUresult> {
         purpose: Purpose::Session,
         pid: std::process::id(),
         program: program_name(),
+        emulation: emulated::asked().map_err(|error| fail(error.to_string()))?,
     };
     let (link, socket, welcome) = dial(&endpoint, &hello, Duration::from_secs(CONNECT_S_MAX))
         .map_err(|error| {

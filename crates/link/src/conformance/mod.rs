@@ -15,9 +15,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_wire::limits::FRAME_BYTES_MAX;
+use outboard_wire::{limits::FRAME_BYTES_MAX, network::Network};
 
-use crate::{Endpoint, Error, Link, Listener, Receiver, Sender, Wait, connect};
+use crate::{
+    Endpoint, Error, Link, Listener, Receiver, Sender, Wait, connect,
+    emulated::{End, STAMP_BYTES},
+};
 
 /// Whatever a test waits for comes within this time, or the test fails: long enough for a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -28,8 +31,13 @@ pub trait Fixture: Sync {
     fn endpoint(&self) -> Endpoint;
 
     /// Turns an established link into the one under test.
-    fn wrap(&self, link: Link) -> Link {
+    fn wrap(&self, link: Link, _end: End) -> Link {
         link
+    }
+
+    /// What goes over a tcp connection in front of a frame's length.
+    fn front(&self) -> Vec<u8> {
+        Vec::new()
     }
 }
 
@@ -64,6 +72,48 @@ impl Fixture for ShmFixture {
     }
 }
 
+/// The links of another fixture, with a network in between.
+pub struct EmulatedFixture<F> {
+    carrier: F,
+    network: Network,
+}
+
+impl<F> EmulatedFixture<F> {
+    /// A network of every kind of delay, none of which is long.
+    pub fn new(carrier: F) -> Self {
+        Self::with(
+            carrier,
+            "rtt=40us,bandwidth=100Gbps,jitter=2us,tail=500us@0.1%",
+        )
+    }
+
+    pub fn with(carrier: F, network: &str) -> Self {
+        Self {
+            carrier,
+            network: network.parse().expect("a network"),
+        }
+    }
+}
+
+impl<F: Fixture> Fixture for EmulatedFixture<F> {
+    fn endpoint(&self) -> Endpoint {
+        self.carrier.endpoint()
+    }
+
+    fn wrap(&self, link: Link, end: End) -> Link {
+        let link = self.carrier.wrap(link, end);
+        link.emulated(&self.network, end)
+            .expect("an emulated network")
+    }
+
+    /// A stamp whose time has come.
+    fn front(&self) -> Vec<u8> {
+        let mut stamp = (STAMP_BYTES as u32).to_le_bytes().to_vec();
+        stamp.extend([0; STAMP_BYTES]);
+        stamp
+    }
+}
+
 impl Drop for ShmFixture {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
@@ -81,7 +131,9 @@ pub fn pair(fixture: &impl Fixture) -> ((Sender, Receiver), (Sender, Receiver)) 
     let (stream, _) = listener.accept(Some(soon())).expect("a client");
     let server = stream.into_link_server().expect("a server's link");
     let client = client.join().expect("the client's thread");
-    (fixture.wrap(server).split(), fixture.wrap(client).split())
+    let server = fixture.wrap(server, End::Server);
+    let client = fixture.wrap(client, End::Client);
+    (server.split(), client.split())
 }
 
 /// Sends a frame that says by its content which one it is, and flushes.
@@ -216,7 +268,7 @@ macro_rules! conformance_suite {
         /// Not a test: what the processes run that `processes` starts.
         #[test]
         fn child() {
-            $crate::conformance::processes::child_main();
+            $crate::conformance::processes::child_main(&$fixture);
         }
     };
     (@processes $fixture:expr; $($case:ident)*) => {$(

@@ -209,7 +209,7 @@ pub fn the_last_flush_ends_in_time(fixture: &impl Fixture) {
     flusher.flush_until(deadline).expect("to flush");
     assert!(Instant::now() < deadline);
     expect_frame(&mut from_server, 0, 1_000);
-    if to_client.kind() != Kind::Tcp {
+    if to_client.carrier() != Kind::Tcp {
         return;
     }
     // A peer that does not read, and a thread that has the turn.

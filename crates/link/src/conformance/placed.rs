@@ -15,7 +15,9 @@ use super::{
     Fixture, check_frame, expect_end, expect_frame, interesting_lens, pair, random_numbers, send,
     soon, write_frame,
 };
-use crate::{Error, Kind, Listener, Place, Receiver, Sender, Wait, connect, place::Segment};
+use crate::{
+    Error, Kind, Listener, Place, Receiver, Sender, Wait, connect, emulated::End, place::Segment,
+};
 
 /// Memory that counts itself.
 struct Counted {
@@ -57,7 +59,7 @@ fn raw_to_receiver(fixture: &impl Fixture) -> Option<(crate::Stream, (Sender, Re
     let (stream, _) = listener.accept(Some(soon())).expect("a client");
     let raw = raw.join().expect("the client's thread");
     (stream.kind() == Kind::Tcp)
-        .then(|| fixture.wrap(stream.into_link_server().expect("a link")))
+        .then(|| fixture.wrap(stream.into_link_server().expect("a link"), End::Server))
         .map(|link| (raw, link.split()))
 }
 
@@ -116,7 +118,7 @@ pub fn long_frames_are_placed_and_short_ones_are_not(fixture: &impl Fixture) {
         let whole = [frame.head, frame.tail.as_ref().map_or(&[], |t| t.bytes())].concat();
         check_frame(&whole, number as u64);
         kept.extend(frame.tail.map(|tail| (whole, tail)));
-        let is_tcp = from_server.kind() == Kind::Tcp;
+        let is_tcp = from_server.carrier() == Kind::Tcp;
         assert_eq!(asked, is_tcp && len >= PLACED_BYTES_MIN);
         assert_eq!(is_placed, asked && wanted > 0);
     }
@@ -138,6 +140,8 @@ pub fn a_placed_frame_goes_on_in_a_later_call(fixture: &impl Fixture) {
     };
     let alive = Arc::default();
     for (number, step) in [(0, 60_000), (1, 257), (2, LEN)] {
+        raw.write_all_deadline(&fixture.front(), soon())
+            .expect("to write");
         let bytes = raw_frame(number, LEN);
         let asked = Cell::new(0);
         let mut seen = 0;
@@ -179,8 +183,8 @@ pub fn a_peer_that_goes_away_in_a_placed_frame(fixture: &impl Fixture) {
             return;
         };
         let alive = Arc::default();
-        raw.write_all_deadline(&raw_frame(1, LEN)[..cut], soon())
-            .expect("to write");
+        let bytes = [&fixture.front(), &raw_frame(1, LEN)[..cut]].concat();
+        raw.write_all_deadline(&bytes, soon()).expect("to write");
         drop(raw);
         let mut place = |_: &[u8], len: usize| {
             Some(Place {
@@ -204,7 +208,7 @@ pub fn a_peer_that_goes_away_in_a_placed_frame(fixture: &impl Fixture) {
 pub fn a_place_that_does_not_fit_is_refused(fixture: &impl Fixture) {
     const LEN: usize = 40_000;
     let ((mut to_client, _keep), (_keep_too, mut from_server)) = pair(fixture);
-    if from_server.kind() != Kind::Tcp {
+    if from_server.carrier() != Kind::Tcp {
         return;
     }
     for (number, (skip, room)) in [(0, LEN + 1), (10, LEN), (LEN + 1, 0), (0, 0)]

@@ -11,7 +11,7 @@ use std::{
 use outboard_wire::limits::PEER_DEATH_MS_MAX;
 
 use super::{Fixture, PATIENCE, expect_frame, send, soon};
-use crate::{Error, Kind, Listener, Receiver, Sender, Stream, Wait, connect};
+use crate::{Error, Kind, Listener, Receiver, Sender, Stream, Wait, connect, emulated::End};
 
 const ROLE: &str = "OUTBOARD_CONFORMANCE_ROLE";
 const ENDPOINT: &str = "OUTBOARD_CONFORMANCE_ENDPOINT";
@@ -87,7 +87,7 @@ pub fn a_peer_killed_whose_forked_child_lives(fixture: &impl Fixture, module: &s
     child.kill();
     let error = from_client.recv(Wait::Until(soon())).map(|_| ());
     assert!(error.as_ref().is_err_and(Error::is_disconnect), "{error:?}");
-    let bound = match from_client.kind() {
+    let bound = match from_client.carrier() {
         Kind::Tcp => FORKED_CHILD_LIVES + PATIENCE,
         _ => DEATH_NOTICED,
     };
@@ -111,8 +111,8 @@ pub fn a_worker_killed_that_inherited_its_socket(fixture: &impl Fixture, module:
     let socket = OwnedFd::from(stream);
     let kept = socket.try_clone().expect("a copy");
     let mut worker = start(module, "worker", "", Stdio::from(socket));
-    let link = fixture.wrap(client.join().expect("the client"));
-    let kept = (link.kind() == Kind::Shm).then_some(kept);
+    let link = fixture.wrap(client.join().expect("the client"), End::Client);
+    let kept = (link.carrier() == Kind::Shm).then_some(kept);
     let (mut to_server, mut from_server) = link.split();
     for number in 0..100 {
         send(&mut to_server, number, 1_000).expect("to send");
@@ -135,7 +135,7 @@ pub fn a_worker_killed_that_inherited_its_socket(fixture: &impl Fixture, module:
 }
 
 /// What a started process does, by its role; nothing in the test process itself.
-pub fn child_main() {
+pub fn child_main(fixture: &impl Fixture) {
     let Ok(role) = env::var(ROLE) else { return };
     let stream = match role.as_str() {
         "worker" => {
@@ -150,11 +150,12 @@ pub fn child_main() {
             connect(&endpoint.parse().expect("an endpoint"), PATIENCE).expect("to connect")
         }
     };
-    let link = match role.as_str() {
-        "worker" => stream.into_link_server(),
-        _ => stream.into_link_client(soon()),
+    let (link, end) = match role.as_str() {
+        "worker" => (stream.into_link_server(), End::Server),
+        _ => (stream.into_link_client(soon()), End::Client),
     };
-    let (mut sender, mut receiver) = link.expect("a link").split();
+    let link = fixture.wrap(link.expect("a link"), end);
+    let (mut sender, mut receiver) = link.split();
     match role.as_str() {
         "flood" => {
             for number in 0.. {
@@ -193,7 +194,8 @@ fn client(fixture: &impl Fixture, module: &str, role: &str) -> (Killed, (Sender,
     let endpoint = listener.endpoint().to_string();
     let child = start(module, role, &endpoint, Stdio::null());
     let (stream, _) = listener.accept(Some(soon())).expect("a client");
-    let link = fixture.wrap(stream.into_link_server().expect("a link"));
+    let link = stream.into_link_server().expect("a link");
+    let link = fixture.wrap(link, End::Server);
     (child, link.split())
 }
 

@@ -1,5 +1,303 @@
 //! A network that is not there: messages between processes of one machine arrive when they would over one that is.
+//!
+//! ```text
+//!   sender                                            receiver
+//!     now = CLOCK_MONOTONIC                             takes the stamp out of the link
+//!     stamp = Wire::arrival_ns(now, length)             waits until CLOCK_MONOTONIC has reached it
+//!        │   ┌───────┐ ┌──────────────────┐             hands the frame over, from where it lies
+//!        └──►│ stamp │ │ frame            ├──► any link ──►
+//!            └───────┘ └──────────────────┘
+//! ```
+//!
+//! The stamp is a frame of its own, in front of the one that it belongs to and published together with it, so that frames
+//! keep their lengths, their places and their limits, and a frame whose time has not come need not be touched.
+//!
+//! * Each direction has its own [`Wire`]. A frame is sent when it is committed; what its bytes took to be written is no
+//!   part of the network.
+//! * A frame is never handed over early, and late by what the link beneath takes where that is longer: over shm some
+//!   hundred nanoseconds, over loopback tcp some ten microseconds. A network faster than its carrier is the carrier.
+//! * What is in flight lies in the carrier. A ring is made as large as the network needs, up to
+//!   [`RING_BYTES_MAX`](outboard_wire::limits::RING_BYTES_MAX); beyond that, and beyond what a tcp connection buffers,
+//!   senders wait as they do for a window that is full.
+//! * Nothing goes around it: file descriptors cannot be passed, and [`addresses`](crate::Link::addresses) are not told, so
+//!   that no further connection is made.
+//! * Both ends must be on one machine, since there is one clock: see [`Clock`].
 
+mod asked;
+mod clock;
 mod wire;
 
-pub use wire::{End, Wire};
+use std::{
+    hint,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use outboard_wire::{
+    limits::{ARRIVAL_AHEAD_MS_MAX, ARRIVAL_SPIN_NS, RING_BYTES, RING_BYTES_MAX},
+    network::Network,
+};
+use parking_lot::{Condvar, Mutex};
+
+use self::clock::now_ns;
+pub use self::{
+    asked::{AskedError, VARIABLE, asked, emulation},
+    clock::{Clock, ClockError},
+    wire::{End, Wire},
+};
+use crate::{
+    Error, Link, Wait,
+    place::{Frame, Placer},
+    spin,
+};
+
+/// The time of arrival, in nanoseconds of `CLOCK_MONOTONIC`, little-endian.
+pub(crate) const STAMP_BYTES: usize = 8;
+
+/// A link over a network that is emulated.
+pub struct Connection {
+    pub(crate) sender: Box<Sender>,
+    pub(crate) receiver: Box<Receiver>,
+}
+
+impl Connection {
+    /// What `link` carries is delayed; the peer must do the same.
+    pub(crate) fn new(link: Link, network: &Network, end: End) -> Result<Self, Error> {
+        if matches!(link, Link::Emulated(_)) {
+            return Err(Error::Misuse("an emulated network over an emulated one"));
+        }
+        let (sender, receiver) = link.split();
+        let rest = Arc::new(Rest::default());
+        Ok(Self {
+            sender: Box::new(Sender {
+                inner: sender,
+                wire: Wire::new(network, end),
+                reserved: 0,
+                rest: Arc::clone(&rest),
+            }),
+            receiver: Box::new(Receiver {
+                inner: receiver,
+                due_ns: None,
+                rest,
+            }),
+        })
+    }
+}
+
+/// How large a ring holds what is in flight over a network.
+pub(crate) fn ring_bytes(network: &Network) -> usize {
+    /// Stands for a bandwidth without bound: about what one core copies.
+    const BPS_UNBOUND: u64 = 100_000_000_000;
+    let bps = network
+        .bandwidth()
+        .map_or(BPS_UNBOUND, |bandwidth| bandwidth.bps());
+    let in_flight = network.rtt().as_secs_f64() / 2.0 * bps as f64 / 8.0;
+    // A quarter more for what is in front of each frame; no float is too large to be the most.
+    let bytes = (1.25 * in_flight) as usize;
+    bytes
+        .saturating_add(RING_BYTES)
+        .min(RING_BYTES_MAX)
+        .next_power_of_two()
+}
+
+/// The sending half: as the one beneath, and a stamp in front of every frame.
+pub struct Sender {
+    pub(crate) inner: crate::Sender,
+    wire: Wire,
+    reserved: usize,
+    pub(crate) rest: Arc<Rest>,
+}
+
+impl Sender {
+    /// When the first `len` bytes of the reservation arrive if they are sent now.
+    pub(crate) fn stamp(&mut self, len: usize) -> Result<u64, Error> {
+        // Before they are on the wire.
+        if len == 0 || len > self.reserved {
+            return Err(Error::Misuse("commit of more than was reserved"));
+        }
+        self.reserved = 0;
+        Ok(self.wire.arrival_ns(now_ns(), len))
+    }
+
+    #[cold]
+    pub(crate) fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
+        self.reserved = len;
+        match &mut self.inner {
+            crate::Sender::Shm(sender) => sender.reserve_stamped(len),
+            crate::Sender::Tcp(sender) => sender.reserve_stamped(len),
+            crate::Sender::Emulated(_) => Err(twice()),
+        }
+    }
+
+    #[cold]
+    pub(crate) fn commit(&mut self, len: usize) -> Result<(), Error> {
+        let stamp = self.stamp(len)?;
+        match &mut self.inner {
+            crate::Sender::Shm(sender) => sender.commit_stamped(stamp, len),
+            crate::Sender::Tcp(sender) => sender.commit_stamped(stamp, len),
+            crate::Sender::Emulated(_) => Err(twice()),
+        }
+    }
+
+    /// A frame of `len` bytes, which is the length of all parts and within the limits.
+    pub(crate) fn send(&mut self, parts: &[&[u8]], len: usize) -> Result<(), Error> {
+        if let crate::Sender::Tcp(sender) = &mut self.inner {
+            self.reserved = 0;
+            let stamp = self.wire.arrival_ns(now_ns(), len);
+            return sender.send_stamped(stamp, parts, len);
+        }
+        crate::link::scatter(self.reserve(len)?, parts);
+        self.commit(len)
+    }
+}
+
+/// The receiving half: as the one beneath, and no frame before its time.
+pub struct Receiver {
+    pub(crate) inner: crate::Receiver,
+    /// The stamp of the frame that comes next, where it has been taken in.
+    due_ns: Option<u64>,
+    pub(crate) rest: Arc<Rest>,
+}
+
+impl Receiver {
+    #[cold]
+    pub(crate) fn recv(&mut self, wait: Wait) -> Result<Option<&[u8]>, Error> {
+        if !self.is_due(wait)? {
+            return Ok(None);
+        }
+        let frame = self.inner.recv(wait)?;
+        if frame.is_some() {
+            self.due_ns = None;
+        }
+        Ok(frame)
+    }
+
+    #[cold]
+    pub(crate) fn recv_placed(
+        &mut self,
+        wait: Wait,
+        place: &mut Placer<'_>,
+    ) -> Result<Option<Frame<'_>>, Error> {
+        if !self.is_due(wait)? {
+            return Ok(None);
+        }
+        let frame = self.inner.recv_placed(wait, place)?;
+        if frame.is_some() {
+            self.due_ns = None;
+        }
+        Ok(frame)
+    }
+
+    /// Whether the next frame may be handed over; waits as told.
+    fn is_due(&mut self, wait: Wait) -> Result<bool, Error> {
+        let due_ns = match self.due_ns {
+            Some(due_ns) => due_ns,
+            None => {
+                let Some(frame) = self.inner.recv(wait)? else {
+                    return Ok(false);
+                };
+                let due_ns = read_stamp(frame, now_ns())?;
+                *self.due_ns.insert(due_ns)
+            }
+        };
+        if now_ns() >= due_ns {
+            return Ok(true);
+        }
+        let until_ns = match wait {
+            Wait::Poll => return Ok(false),
+            Wait::Forever => due_ns,
+            Wait::Until(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
+                now_ns().saturating_add(left_ns).min(due_ns)
+            }
+        };
+        Ok(self.wait_until(until_ns)? && until_ns == due_ns)
+    }
+
+    /// Sleeps while there is much time, then looks at the clock. False where a waker ended it.
+    fn wait_until(&mut self, until_ns: u64) -> Result<bool, Error> {
+        loop {
+            let left_ns = until_ns.saturating_sub(now_ns());
+            if left_ns <= ARRIVAL_SPIN_NS {
+                break;
+            }
+            let rest = Duration::from_nanos(left_ns - ARRIVAL_SPIN_NS);
+            if self.rest_for(rest)? {
+                return Ok(false);
+            }
+        }
+        let is_polite = !spin::has_cores_to_spare();
+        while now_ns() < until_ns {
+            match is_polite {
+                // The peer may need this core.
+                true => thread::yield_now(),
+                false => hint::spin_loop(),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sleeps for `time` at most. True where a waker has woken, an error where this side was ended.
+    fn rest_for(&mut self, time: Duration) -> Result<bool, Error> {
+        let rest = Arc::clone(&self.rest);
+        let mut guard = rest.lock.lock();
+        // Under the lock: a waker that comes later finds this thread asleep.
+        if self.take_wake()? {
+            return Ok(true);
+        }
+        rest.woken.wait_for(&mut guard, time);
+        self.take_wake()
+    }
+
+    fn take_wake(&mut self) -> Result<bool, Error> {
+        match &mut self.inner {
+            crate::Receiver::Shm(receiver) => receiver.take_wake(),
+            crate::Receiver::Tcp(receiver) => receiver.take_wake(),
+            crate::Receiver::Emulated(_) => Err(twice()),
+        }
+    }
+}
+
+/// Where a receiver sleeps that has a frame whose time has not come: not where senders would wake it with every frame.
+#[derive(Default)]
+pub(crate) struct Rest {
+    lock: Mutex<()>,
+    woken: Condvar,
+}
+
+impl Rest {
+    /// To be called after the receiver beneath was woken.
+    pub(crate) fn wake(&self) {
+        drop(self.lock.lock());
+        self.woken.notify_all();
+    }
+}
+
+/// A stamp further ahead than any network's would keep a receiver for ever.
+fn read_stamp(frame: &[u8], now_ns: u64) -> Result<u64, Error> {
+    let Ok(stamp) = <[u8; STAMP_BYTES]>::try_from(frame) else {
+        return Err(Error::PeerMisbehaved {
+            what: "a stamp of that length",
+            got: frame.len() as u64,
+            allowed: STAMP_BYTES as u64,
+        });
+    };
+    let due_ns = u64::from_le_bytes(stamp);
+    let latest_ns = now_ns.saturating_add(ARRIVAL_AHEAD_MS_MAX * 1_000_000);
+    if due_ns > latest_ns {
+        return Err(Error::PeerMisbehaved {
+            what: "a frame that arrives so late",
+            got: due_ns,
+            allowed: latest_ns,
+        });
+    }
+    Ok(due_ns)
+}
+
+/// Not reached: [`Connection::new`] refuses it.
+#[cold]
+fn twice() -> Error {
+    Error::Misuse("an emulated network over an emulated one")
+}

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_wire::limits::{FRAME_BYTES_MAX, RING_BYTES};
+use outboard_wire::limits::FRAME_BYTES_MAX;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::{
@@ -20,9 +20,11 @@ use super::{
     peer::{Inbox, Peer, TICK, receive_setup, send_setup},
     ring::{ALIGN, Consumer, Interrupt, Producer},
 };
-use crate::{Error, Wait, spin::Spin, stream::deadline_after, sys};
+use crate::{Error, Wait, emulated::STAMP_BYTES, spin::Spin, stream::deadline_after, sys};
 
 const HEADER_BYTES: u64 = 8;
+/// What a frame that is a stamp occupies: [`Sender::commit_stamped`].
+const STAMP_FOOTPRINT: u64 = HEADER_BYTES + STAMP_BYTES as u64;
 
 /// An established shm link.
 pub struct Connection {
@@ -41,16 +43,17 @@ struct Shared {
 }
 
 impl Connection {
-    pub(crate) fn serve(socket: OwnedFd) -> Result<Self, Error> {
+    /// `ring_bytes` is a power of two, at most what a client maps.
+    pub(crate) fn serve(socket: OwnedFd, ring_bytes: usize) -> Result<Self, Error> {
         // Without either of the two calls the socket alone tells of the client's death.
         let client = sys::peer_pidfd(socket.as_fd()).ok().or_else(|| {
             let pid = sys::peer_credentials(socket.as_fd()).ok()?.pid;
             pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
         });
-        let (mapping, file) = Mapping::create(RING_BYTES)?;
+        let (mapping, file) = Mapping::create(ring_bytes)?;
         let own = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).ok();
         let own = own.as_ref().map(AsFd::as_fd);
-        send_setup(&socket, RING_BYTES as u64, file.as_fd(), own)?;
+        send_setup(&socket, ring_bytes as u64, file.as_fd(), own)?;
         Ok(Self::new(
             mapping,
             Peer::new(socket, client),
@@ -127,7 +130,17 @@ pub struct Sender {
 impl Sender {
     #[inline(always)]
     pub(crate) fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
-        let need = footprint(len);
+        self.reserve_behind(0, len)
+    }
+
+    /// As [`reserve`](Self::reserve), for [`commit_stamped`](Self::commit_stamped).
+    pub(crate) fn reserve_stamped(&mut self, len: usize) -> Result<&mut [u8], Error> {
+        self.reserve_behind(STAMP_FOOTPRINT, len)
+    }
+
+    #[inline(always)]
+    fn reserve_behind(&mut self, front: u64, len: usize) -> Result<&mut [u8], Error> {
+        let need = front + footprint(len);
         if self.is_shut || self.producer.is_refused() || self.shared.is_closed() {
             return Err(Error::Closed);
         }
@@ -137,7 +150,7 @@ impl Sender {
         self.reserved = len;
         Ok(self
             .writer
-            .room(self.producer.position() + HEADER_BYTES, len))
+            .room(self.producer.position() + front + HEADER_BYTES, len))
     }
 
     #[inline(always)]
@@ -148,6 +161,20 @@ impl Sender {
         self.reserved = 0;
         self.writer.put_u64(self.producer.position(), len as u64);
         self.producer.publish(footprint(len));
+        Ok(())
+    }
+
+    /// Publishes the stamp as a frame of its own, and the frame behind it, at once.
+    pub(crate) fn commit_stamped(&mut self, stamp: u64, len: usize) -> Result<(), Error> {
+        if len == 0 || len > self.reserved {
+            return Err(Error::Misuse("commit of more than was reserved"));
+        }
+        self.reserved = 0;
+        let position = self.producer.position();
+        self.writer.put_u64(position, STAMP_BYTES as u64);
+        self.writer.put_u64(position + HEADER_BYTES, stamp);
+        self.writer.put_u64(position + STAMP_FOOTPRINT, len as u64);
+        self.producer.publish(STAMP_FOOTPRINT + footprint(len));
         Ok(())
     }
 
@@ -252,6 +279,14 @@ impl Receiver {
 
     pub(crate) fn waker(&self) -> Waker {
         Waker(Arc::clone(&self.shared))
+    }
+
+    /// Whether a [`Waker`] has woken since a wait last ended; an error where this side was ended.
+    pub(crate) fn take_wake(&mut self) -> Result<bool, Error> {
+        match self.shared.receive_interrupt.take() {
+            true if self.shared.is_closed() => Err(Error::Closed),
+            is_woken => Ok(is_woken),
+        }
     }
 
     /// Whether there is a frame; if not, waits as told.

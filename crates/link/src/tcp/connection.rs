@@ -18,27 +18,26 @@ use outboard_wire::limits::{
     SEND_SPIN_NS_MAX, SENDS_CLOSE_MIN, SENDS_CLOSE_NS_MAX, TCP_SEND_BUFFER_BYTES,
 };
 use rustix::{
-    event::{EventfdFlags, PollFd, PollFlags, eventfd},
+    event::{EventfdFlags, eventfd},
     net::{SendFlags, Shutdown, getpeername, getsockname, send, shutdown},
 };
 
 use super::{
-    deframer::{Deframer, PREFIX_BYTES, Parts},
-    liveness::{self, Watch},
+    deframer::PREFIX_BYTES,
+    liveness,
     outgoing::{Batch, Leaving, Outgoing, Write},
+    receiving::Receiver,
     shared::Shared,
 };
-use crate::{
-    Error, Wait,
-    place::{Frame, Placer},
-    spin::{self, Spin},
-    sys,
-};
+use crate::{Error, emulated::STAMP_BYTES, link::scatter};
 
 /// A part at least this long is not copied into the send buffer first.
 const DIRECT_BYTES_MIN: usize = 16 << 10;
 /// Parts of one frame that go to the kernel in one call, the buffered bytes and the length included.
 const PARTS_MAX: usize = 16;
+
+/// What is in front of a frame that has a stamp.
+const STAMPED_BYTES: usize = PREFIX_BYTES + STAMP_BYTES + PREFIX_BYTES;
 
 /// Looks of a helper at what is posted between two at the clock.
 const HELPER_LOOKS: u32 = 16;
@@ -72,14 +71,7 @@ impl Connection {
                 outgoing: Arc::new(Outgoing::new(writer)),
                 shared: Arc::clone(&shared),
             },
-            receiver: Receiver {
-                deframer: Deframer::new(),
-                joined: Vec::new(),
-                spin: Spin::new(),
-                is_dry: false,
-                watch: Watch::default(),
-                shared,
-            },
+            receiver: Receiver::new(shared),
         })
     }
 
@@ -109,12 +101,22 @@ pub struct Sender {
 impl Sender {
     #[inline(always)]
     pub(crate) fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
-        let need = PREFIX_BYTES + len;
+        self.reserve_behind(PREFIX_BYTES, len)
+    }
+
+    /// As [`reserve`](Self::reserve), for [`commit_stamped`](Self::commit_stamped).
+    pub(crate) fn reserve_stamped(&mut self, len: usize) -> Result<&mut [u8], Error> {
+        self.reserve_behind(STAMPED_BYTES, len)
+    }
+
+    #[inline(always)]
+    fn reserve_behind(&mut self, front: usize, len: usize) -> Result<&mut [u8], Error> {
+        let need = front + len;
         if self.shared.is_closed() || self.batch.unused().len() < need {
             self.make_room(need)?;
         }
         self.reserved = len;
-        let room = self.batch.unused().get_mut(PREFIX_BYTES..need);
+        let room = self.batch.unused().get_mut(front..need);
         room.ok_or(Error::Misuse("a batch without room"))
     }
 
@@ -134,6 +136,17 @@ impl Sender {
     #[inline(always)]
     pub(crate) fn commit(&mut self, len: usize) -> Result<(), Error> {
         self.add(len)?;
+        self.flush_if_full()
+    }
+
+    /// The stamp as a frame of its own, and the frame behind it.
+    pub(crate) fn commit_stamped(&mut self, stamp: u64, len: usize) -> Result<(), Error> {
+        self.add_stamped(stamp, len)?;
+        self.flush_if_full()
+    }
+
+    #[inline(always)]
+    fn flush_if_full(&mut self) -> Result<(), Error> {
         if self.batch.len() >= TCP_SEND_BUFFER_BYTES {
             self.flush()?;
         }
@@ -155,26 +168,51 @@ impl Sender {
         Ok(())
     }
 
+    fn add_stamped(&mut self, stamp: u64, len: usize) -> Result<(), Error> {
+        if len == 0 || len > self.reserved {
+            return Err(Error::Misuse("commit of more than was reserved"));
+        }
+        self.reserved = 0;
+        if let Some(room) = self.batch.unused().first_chunk_mut() {
+            *room = stamped(stamp, len);
+        }
+        self.batch.add(STAMPED_BYTES + len);
+        Ok(())
+    }
+
     pub(crate) fn send(&mut self, parts: &[&[u8]], len: usize) -> Result<(), Error> {
-        if len < DIRECT_BYTES_MIN || parts.len() + 2 > PARTS_MAX {
-            let mut room = self.reserve(len)?;
-            for part in parts {
-                let (start, rest) = room.split_at_mut(part.len());
-                start.copy_from_slice(part);
-                room = rest;
-            }
+        if !is_direct(parts, len) {
+            scatter(self.reserve(len)?, parts);
             return self.commit(len);
         }
+        self.send_direct(&(len as u32).to_le_bytes(), parts)
+    }
+
+    /// As [`send`](Self::send), behind a stamp.
+    pub(crate) fn send_stamped(
+        &mut self,
+        stamp: u64,
+        parts: &[&[u8]],
+        len: usize,
+    ) -> Result<(), Error> {
+        if !is_direct(parts, len) {
+            scatter(self.reserve_stamped(len)?, parts);
+            return self.commit_stamped(stamp, len);
+        }
+        self.send_direct(&stamped(stamp, len), parts)
+    }
+
+    /// What is in front of a frame, and its parts from where they lie.
+    fn send_direct(&mut self, front: &[u8], parts: &[&[u8]]) -> Result<(), Error> {
         if self.is_shut || self.shared.is_closed() {
             return Err(Error::Closed);
         }
         self.reserved = 0;
         self.post_batch()?;
-        let prefix = (len as u32).to_le_bytes();
         let result = self.outgoing.send_with(|writer, posted| {
             let mut slices = [IoSlice::new(&[]); PARTS_MAX];
             slices[0] = IoSlice::new(posted);
-            slices[1] = IoSlice::new(&prefix);
+            slices[1] = IoSlice::new(front);
             for (slice, part) in slices[2..].iter_mut().zip(parts) {
                 *slice = IoSlice::new(part);
             }
@@ -274,6 +312,20 @@ impl Drop for Sender {
     }
 }
 
+/// Whether a frame goes to the kernel from where its parts lie.
+fn is_direct(parts: &[&[u8]], len: usize) -> bool {
+    len >= DIRECT_BYTES_MIN && parts.len() + 2 <= PARTS_MAX
+}
+
+/// The length of a stamp, the stamp, and the length of the frame behind it.
+fn stamped(stamp: u64, len: usize) -> [u8; STAMPED_BYTES] {
+    let mut front = [0; STAMPED_BYTES];
+    front[..PREFIX_BYTES].copy_from_slice(&(STAMP_BYTES as u32).to_le_bytes());
+    front[PREFIX_BYTES..PREFIX_BYTES + STAMP_BYTES].copy_from_slice(&stamp.to_le_bytes());
+    front[PREFIX_BYTES + STAMP_BYTES..].copy_from_slice(&(len as u32).to_le_bytes());
+    front
+}
+
 /// Sends what was posted.
 #[derive(Clone)]
 pub struct Flusher {
@@ -294,8 +346,24 @@ impl Flusher {
         sender: &mut Sender,
         len: usize,
     ) -> Result<Option<Leaving<'_, Writer>>, Error> {
-        debug_assert!(Arc::ptr_eq(&self.outgoing, &sender.outgoing));
         sender.add(len)?;
+        self.begin(sender)
+    }
+
+    /// As [`commit`](Self::commit), behind a stamp.
+    pub(crate) fn commit_stamped(
+        &self,
+        sender: &mut Sender,
+        stamp: u64,
+        len: usize,
+    ) -> Result<Option<Leaving<'_, Writer>>, Error> {
+        sender.add_stamped(stamp, len)?;
+        self.begin(sender)
+    }
+
+    #[inline(always)]
+    fn begin(&self, sender: &mut Sender) -> Result<Option<Leaving<'_, Writer>>, Error> {
+        debug_assert!(Arc::ptr_eq(&self.outgoing, &sender.outgoing));
         let begun = self
             .outgoing
             .begin(&mut sender.batch, TCP_SEND_BUFFER_BYTES);
@@ -379,142 +447,6 @@ impl Writer {
     #[cold]
     fn write_rest(&self, bytes: &[u8]) -> Result<(), Error> {
         self.socket.write_all(&mut [IoSlice::new(bytes)], None)
-    }
-}
-
-/// The receiving half of a tcp link.
-pub struct Receiver {
-    deframer: Deframer,
-    /// A frame that was begun by [`recv_placed`](Self::recv_placed) and is wanted in one piece.
-    joined: Vec<u8>,
-    spin: Spin,
-    /// The socket was empty when last looked at.
-    is_dry: bool,
-    watch: Watch,
-    shared: Arc<Shared>,
-}
-
-impl Receiver {
-    #[inline]
-    pub(crate) fn recv(&mut self, wait: Wait) -> Result<Option<&[u8]>, Error> {
-        let Some(Parts { head, tail }) = self.next(wait, &mut |_, _| None)? else {
-            return Ok(None);
-        };
-        let Some(tail) = tail else {
-            return Ok(Some(self.deframer.bytes(head)));
-        };
-        self.joined.clear();
-        self.joined.extend_from_slice(self.deframer.bytes(head));
-        self.joined.extend_from_slice(tail.bytes());
-        Ok(Some(&self.joined))
-    }
-
-    #[inline]
-    pub(crate) fn recv_placed(
-        &mut self,
-        wait: Wait,
-        place: &mut Placer<'_>,
-    ) -> Result<Option<Frame<'_>>, Error> {
-        let Some(Parts { head, tail }) = self.next(wait, place)? else {
-            return Ok(None);
-        };
-        let head = self.deframer.bytes(head);
-        Ok(Some(Frame { head, tail }))
-    }
-
-    #[inline]
-    fn next(&mut self, wait: Wait, place: &mut Placer<'_>) -> Result<Option<Parts>, Error> {
-        loop {
-            if let Some(parts) = self.deframer.next(place)? {
-                return Ok(Some(parts));
-            }
-            match self.fill(wait) {
-                Ok(true) => {}
-                Ok(false) => return Ok(None),
-                Err(error) => {
-                    self.deframer.fail();
-                    return Err(error);
-                }
-            }
-        }
-    }
-
-    pub(crate) fn waker(&self) -> Waker {
-        Waker(Arc::clone(&self.shared))
-    }
-
-    /// Takes in what has arrived; if nothing has, waits as told. False when the waiting ended without bytes.
-    fn fill(&mut self, wait: Wait) -> Result<bool, Error> {
-        let deadline = match wait {
-            Wait::Poll => return self.read(),
-            Wait::Until(deadline) => Some(deadline),
-            Wait::Forever => None,
-        };
-        // A look at a socket that was empty a moment ago costs as much as the look that finds something.
-        if !self.is_dry && self.read()? {
-            return Ok(true);
-        }
-        let start = Instant::now();
-        if spin::has_cores_to_spare() && self.spin(start)? {
-            return Ok(true);
-        }
-        loop {
-            let left = sys::left(deadline).unwrap_or(liveness::TICK);
-            if left.is_zero() {
-                return self.read();
-            }
-            let shared = &self.shared;
-            let mut fds = [
-                PollFd::new(&shared.socket, PollFlags::IN),
-                PollFd::new(&shared.wake, PollFlags::IN),
-            ];
-            let news = sys::wait(&mut fds, Some(left.min(liveness::TICK)))
-                .map_err(Error::io("waiting for the peer"))?;
-            if news == 0 {
-                self.watch.look(&shared.socket)?;
-            } else if fds[0].revents().is_empty() && shared.take_wake() {
-                return if shared.is_closed() {
-                    Err(Error::Closed)
-                } else {
-                    Ok(false)
-                };
-            } else if self.read()? {
-                self.spin.ended(start);
-                return Ok(true);
-            }
-        }
-    }
-
-    /// Asks the socket again and again: the look that finds bytes takes them in.
-    fn spin(&mut self, start: Instant) -> Result<bool, Error> {
-        let mut read = Ok(false);
-        let Self {
-            spin,
-            deframer,
-            shared,
-            is_dry,
-            ..
-        } = self;
-        spin.until(start, || {
-            read = shared.read(deframer, is_dry);
-            !matches!(read, Ok(false))
-        });
-        read
-    }
-
-    /// Takes in what has arrived, without waiting.
-    fn read(&mut self) -> Result<bool, Error> {
-        self.shared.read(&mut self.deframer, &mut self.is_dry)
-    }
-}
-
-/// Wakes a blocked [`Receiver`].
-#[derive(Clone)]
-pub struct Waker(Arc<Shared>);
-
-impl Waker {
-    pub(crate) fn wake(&self) {
-        self.0.wake();
     }
 }
 

@@ -7,10 +7,14 @@ pub(crate) mod deframer;
 #[cfg(not(loom))]
 mod liveness;
 #[cfg(not(loom))]
+mod receiving;
+#[cfg(not(loom))]
 mod shared;
 // Public for the loom tests only.
 #[doc(hidden)]
 pub mod outgoing;
 
 #[cfg(not(loom))]
-pub use connection::{Closer, Connection, Flusher, Helper, Receiver, Sender, Waker};
+pub use connection::{Closer, Connection, Flusher, Helper, Sender};
+#[cfg(not(loom))]
+pub use receiving::{Receiver, Waker};

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_link::{Link, Stream, Wait};
+use outboard_link::{Link, Stream, Wait, emulated::Clock};
 use outboard_wire::{
     handshake::{ClientHello, HandshakeError, Purpose, ServerWelcome, encode_hello},
     limits::HANDSHAKE_MS_MAX,
@@ -76,6 +76,13 @@ fn run_fresh(
         Ok(hello) => hello,
         Err(error) => return turned_away(&peer, &error),
     };
+    if let Some(emulation) = &hello.emulation
+        && let Err(error) = Clock::compare(&emulation.clock)
+    {
+        let error = Error::Refused(error.to_string());
+        handshake::refuse(&mut stream, &error.to_string());
+        return turned_away(&peer, &error);
+    }
     let spares_to_come = match ask_for_a_place(&mut control, hello.purpose, timeout) {
         Ok(Place::Here { spares_to_come }) => spares_to_come,
         Ok(Place::WithSpare(channel)) => {
@@ -204,8 +211,12 @@ impl Client {
         options: &WorkerOptions,
     ) -> io::Result<()> {
         let deadline = Instant::now() + Duration::from_millis(HANDSHAKE_MS_MAX);
-        let linked = handshake::send_welcome(&mut self.stream, welcome, deadline)
-            .and_then(|()| Ok(self.stream.into_link_server()?));
+        let linked = handshake::send_welcome(&mut self.stream, welcome, deadline).and_then(|()| {
+            Ok(match &self.hello.emulation {
+                None => self.stream.into_link_server()?,
+                Some(emulation) => self.stream.into_emulated_server(&emulation.network)?,
+            })
+        });
         let link = match linked {
             Ok(link) => link,
             Err(error) => return turned_away(&self.peer, &error),
@@ -220,6 +231,9 @@ impl Client {
         match self.hello.purpose {
             Purpose::Session => info!(%peer, pid, ?program, "begins"),
             purpose => debug!(%peer, pid, ?program, ?purpose, "begins"),
+        }
+        if let Some(emulation) = &self.hello.emulation {
+            debug!(network = %emulation.network, "is emulated");
         }
         match device {
             Some(mut device) => {

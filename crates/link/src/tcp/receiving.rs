@@ -1,0 +1,172 @@
+//! Receiving: frames out of what the socket has, and what to do while it has nothing.
+
+use std::{sync::Arc, time::Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::{
+    deframer::{Deframer, Parts},
+    liveness::{self, Watch},
+    shared::Shared,
+};
+use crate::{
+    Error, Wait,
+    place::{Frame, Placer},
+    spin::{self, Spin},
+    sys,
+};
+
+/// The receiving half of a tcp link.
+pub struct Receiver {
+    deframer: Deframer,
+    /// A frame that was begun by [`recv_placed`](Self::recv_placed) and is wanted in one piece.
+    joined: Vec<u8>,
+    spin: Spin,
+    /// The socket was empty when last looked at.
+    is_dry: bool,
+    watch: Watch,
+    shared: Arc<Shared>,
+}
+
+impl Receiver {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            deframer: Deframer::new(),
+            joined: Vec::new(),
+            spin: Spin::new(),
+            is_dry: false,
+            watch: Watch::default(),
+            shared,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn recv(&mut self, wait: Wait) -> Result<Option<&[u8]>, Error> {
+        let Some(Parts { head, tail }) = self.next(wait, &mut |_, _| None)? else {
+            return Ok(None);
+        };
+        let Some(tail) = tail else {
+            return Ok(Some(self.deframer.bytes(head)));
+        };
+        self.joined.clear();
+        self.joined.extend_from_slice(self.deframer.bytes(head));
+        self.joined.extend_from_slice(tail.bytes());
+        Ok(Some(&self.joined))
+    }
+
+    #[inline]
+    pub(crate) fn recv_placed(
+        &mut self,
+        wait: Wait,
+        place: &mut Placer<'_>,
+    ) -> Result<Option<Frame<'_>>, Error> {
+        let Some(Parts { head, tail }) = self.next(wait, place)? else {
+            return Ok(None);
+        };
+        let head = self.deframer.bytes(head);
+        Ok(Some(Frame { head, tail }))
+    }
+
+    #[inline]
+    fn next(&mut self, wait: Wait, place: &mut Placer<'_>) -> Result<Option<Parts>, Error> {
+        loop {
+            if let Some(parts) = self.deframer.next(place)? {
+                return Ok(Some(parts));
+            }
+            match self.fill(wait) {
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                Err(error) => {
+                    self.deframer.fail();
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn waker(&self) -> Waker {
+        Waker(Arc::clone(&self.shared))
+    }
+
+    /// Whether a [`Waker`] has woken since a wait last ended; an error where this side was ended.
+    pub(crate) fn take_wake(&mut self) -> Result<bool, Error> {
+        match self.shared.take_wake() {
+            true if self.shared.is_closed() => Err(Error::Closed),
+            is_woken => Ok(is_woken),
+        }
+    }
+
+    /// Takes in what has arrived; if nothing has, waits as told. False when the waiting ended without bytes.
+    fn fill(&mut self, wait: Wait) -> Result<bool, Error> {
+        let deadline = match wait {
+            Wait::Poll => return self.read(),
+            Wait::Until(deadline) => Some(deadline),
+            Wait::Forever => None,
+        };
+        // A look at a socket that was empty a moment ago costs as much as the look that finds something.
+        if !self.is_dry && self.read()? {
+            return Ok(true);
+        }
+        let start = Instant::now();
+        if spin::has_cores_to_spare() && self.spin(start)? {
+            return Ok(true);
+        }
+        loop {
+            let left = sys::left(deadline).unwrap_or(liveness::TICK);
+            if left.is_zero() {
+                return self.read();
+            }
+            let shared = &self.shared;
+            let mut fds = [
+                PollFd::new(&shared.socket, PollFlags::IN),
+                PollFd::new(&shared.wake, PollFlags::IN),
+            ];
+            let news = sys::wait(&mut fds, Some(left.min(liveness::TICK)))
+                .map_err(Error::io("waiting for the peer"))?;
+            if news == 0 {
+                self.watch.look(&shared.socket)?;
+            } else if fds[0].revents().is_empty() && shared.take_wake() {
+                return if shared.is_closed() {
+                    Err(Error::Closed)
+                } else {
+                    Ok(false)
+                };
+            } else if self.read()? {
+                self.spin.ended(start);
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Asks the socket again and again: the look that finds bytes takes them in.
+    fn spin(&mut self, start: Instant) -> Result<bool, Error> {
+        let mut read = Ok(false);
+        let Self {
+            spin,
+            deframer,
+            shared,
+            is_dry,
+            ..
+        } = self;
+        spin.until(start, || {
+            read = shared.read(deframer, is_dry);
+            !matches!(read, Ok(false))
+        });
+        read
+    }
+
+    /// Takes in what has arrived, without waiting.
+    fn read(&mut self) -> Result<bool, Error> {
+        self.shared.read(&mut self.deframer, &mut self.is_dry)
+    }
+}
+
+/// Wakes a blocked [`Receiver`].
+#[derive(Clone)]
+pub struct Waker(Arc<Shared>);
+
+impl Waker {
+    pub(crate) fn wake(&self) {
+        self.0.wake();
+    }
+}

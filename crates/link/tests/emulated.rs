@@ -1,0 +1,327 @@
+//! What an emulated network promises, over each link that can carry it. The machine may be busy: nothing may ever be early,
+//! and what must not be late is long, or the best of many.
+#![cfg(not(loom))]
+
+use std::{
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use outboard_link::{
+    Endpoint, Error, Link, Receiver, Sender, Wait,
+    conformance::{
+        EmulatedFixture, Fixture, PATIENCE, ShmFixture, TcpFixture, expect_end, expect_frame, pair,
+        send, soon,
+    },
+    emulated::End,
+};
+use rustix::time::{ClockId, clock_gettime};
+
+type Side = (Sender, Receiver);
+
+/// Both ends of a link over each carrier, the server's first.
+fn pairs(network: &str) -> [(&'static str, (Side, Side)); 2] {
+    let shm = pair(&EmulatedFixture::with(ShmFixture::default(), network));
+    let tcp = pair(&EmulatedFixture::with(TcpFixture, network));
+    [("shm", shm), ("tcp", tcp)]
+}
+
+/// A frame of `len` bytes is in flight for `way_ns + len * byte_ns` at least, and none overtakes another.
+fn nothing_is_early(network: &str, way_ns: u64, byte_ns: f64) {
+    const FRAMES: u64 = 400;
+    for (carrier, ((mut to_client, _keep), (_keep_too, mut from_server))) in pairs(network) {
+        let (tell, told) = mpsc::channel();
+        let sender = thread::spawn(move || {
+            for number in 0..FRAMES {
+                let len = 1 + (number as usize * 7_919) % 20_000;
+                let sent = Instant::now();
+                send(&mut to_client, number, len).expect("to send");
+                tell.send((sent, len)).expect("to tell");
+                if number % 16 == 0 {
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+            to_client
+        });
+        let mut wire_free: Option<Instant> = None;
+        for number in 0..FRAMES {
+            // However it is waited for.
+            let frame = loop {
+                let wait = match number % 3 {
+                    0 => Wait::Poll,
+                    1 => Wait::Until(Instant::now() + Duration::from_micros(100)),
+                    _ => Wait::Forever,
+                };
+                if let Some(frame) = from_server.recv(wait).expect("no end") {
+                    break frame.len();
+                }
+            };
+            let arrived = Instant::now();
+            let (sent, len) = told.recv().expect("when it was sent");
+            assert_eq!(frame, len);
+            let on_wire = Duration::from_nanos((len as f64 * byte_ns) as u64);
+            let begins = wire_free.map_or(sent, |free| free.max(sent));
+            wire_free = Some(begins + on_wire);
+            let earliest = begins + on_wire + Duration::from_nanos(way_ns);
+            assert!(
+                arrived >= earliest,
+                "{carrier}, {network}: frame {number} came {:?} early",
+                earliest - arrived
+            );
+        }
+        sender.join().expect("the sender");
+    }
+}
+
+#[test]
+fn no_frame_is_handed_over_before_its_time() {
+    nothing_is_early("rtt=10us", 5_000, 0.0);
+    nothing_is_early("rtt=2ms", 1_000_000, 0.0);
+    nothing_is_early("bandwidth=1Gbps", 0, 8.0);
+    nothing_is_early("rtt=400us,bandwidth=200Mbps", 200_000, 40.0);
+    nothing_is_early(
+        "rtt=100us,bandwidth=10Gbps,jitter=50us,tail=1ms@5%",
+        50_000,
+        0.8,
+    );
+}
+
+/// The shortest of some round trips of an echo.
+fn round_trip(
+    ((mut to_client, mut from_client), (mut to_server, mut from_server)): (Side, Side),
+) -> Duration {
+    const ROUNDS: u64 = 20;
+    let echo = thread::spawn(move || {
+        while let Ok(Some(frame)) = from_client.recv(Wait::Until(soon())) {
+            to_client.send(&[frame]).expect("to echo");
+            to_client.flush().expect("to flush");
+        }
+    });
+    let times: Vec<Duration> = (0..ROUNDS)
+        .map(|number| {
+            let start = Instant::now();
+            send(&mut to_server, number, 64).expect("to send");
+            expect_frame(&mut from_server, number, 64);
+            start.elapsed()
+        })
+        .collect();
+    drop(to_server);
+    echo.join().expect("the echo");
+    times.into_iter().min().expect("some")
+}
+
+#[test]
+fn a_round_trip_takes_what_the_network_says() {
+    for (text, rtt) in [("rtt=5ms", 5), ("rtt=20ms", 20)] {
+        let rtt = Duration::from_millis(rtt);
+        for (carrier, pair) in pairs(text) {
+            let took = round_trip(pair);
+            assert!(took >= rtt, "{carrier}: {took:?}");
+            assert!(took < rtt + Duration::from_millis(3), "{carrier}: {took:?}");
+        }
+    }
+}
+
+/// Sends `frames` of 25,000 bytes; the time until the last has arrived.
+fn stream(mut sender: Sender, mut receiver: Receiver, frames: u64) -> Duration {
+    let start = Instant::now();
+    let sending = thread::spawn(move || {
+        for number in 0..frames {
+            send(&mut sender, number, 25_000).expect("to send");
+        }
+        sender
+    });
+    for number in 0..frames {
+        expect_frame(&mut receiver, number, 25_000);
+    }
+    let took = start.elapsed();
+    sending.join().expect("the sender");
+    took
+}
+
+/// The best of as many tries, over shm and over tcp.
+const TRIES: usize = 3;
+
+/// 200 Mbps: a millisecond a frame.
+#[test]
+fn a_stream_takes_what_the_bandwidth_says_in_each_direction_for_itself() {
+    const FRAMES: u64 = 100;
+    let least = Duration::from_millis(FRAMES);
+    let mut best = [Duration::MAX; 2];
+    for _ in 0..TRIES {
+        let pairs = pairs("rtt=2ms,bandwidth=200Mbps");
+        for (best, (carrier, (server, client))) in best.iter_mut().zip(pairs) {
+            let ((to_client, from_client), (to_server, from_server)) = (server, client);
+            let back = thread::spawn(move || stream(to_server, from_client, FRAMES));
+            let there = stream(to_client, from_server, FRAMES);
+            let back = back.join().expect("the other direction");
+            assert!(there.min(back) >= least, "{carrier}: {there:?}, {back:?}");
+            *best = there.max(back).min(*best);
+        }
+    }
+    // Both directions over one wire would take twice as long.
+    let most = least + least / 2;
+    assert!(best.iter().all(|took| *took < most), "{best:?}");
+}
+
+#[test]
+fn twice_the_bandwidth_is_half_the_time() {
+    let take = |network: &str| {
+        let mut best = [u64::MAX; 2];
+        for _ in 0..TRIES {
+            for (best, (_, (server, client))) in best.iter_mut().zip(pairs(network)) {
+                let took = stream(server.0, client.1, 80);
+                *best = (took.as_nanos() as u64).min(*best);
+            }
+        }
+        best
+    };
+    let (slow, fast) = (take("bandwidth=100Mbps"), take("bandwidth=200Mbps"));
+    for (slow, fast) in slow.into_iter().zip(fast) {
+        let ratio = slow as f64 / fast as f64;
+        assert!((1.6..2.4).contains(&ratio), "{slow} ns and {fast} ns");
+    }
+}
+
+/// A frame that is on its way keeps nobody from being woken, from giving up, or from being ended.
+#[test]
+fn waiting_for_a_time_of_arrival_can_be_ended() {
+    const WAY: Duration = Duration::from_secs(2);
+    for (_, ((mut to_client, _keep), (to_server, mut from_server))) in pairs("rtt=4s") {
+        let sent = Instant::now();
+        send(&mut to_client, 7, 10).expect("to send");
+        // It is there, and not to be had.
+        thread::sleep(Duration::from_millis(20));
+        assert!(from_server.recv(Wait::Poll).expect("no end").is_none());
+        let until = Instant::now() + Duration::from_millis(50);
+        let nothing = from_server.recv(Wait::Until(until)).expect("no end");
+        assert!(nothing.is_none() && Instant::now() >= until);
+        let waker = from_server.waker();
+        // Before it waits, and while it does.
+        waker.wake();
+        assert!(from_server.recv(Wait::Forever).expect("no end").is_none());
+        let other = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(100));
+            waker.wake();
+        });
+        assert!(from_server.recv(Wait::Forever).expect("no end").is_none());
+        other.join().expect("the waker's thread");
+        let closer = to_server.closer();
+        let other = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(100));
+            closer.close();
+        });
+        let ended = from_server.recv(Wait::Forever).map(drop);
+        assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
+        other.join().expect("the closer's thread");
+        assert!(sent.elapsed() < WAY, "{:?}", sent.elapsed());
+    }
+}
+
+#[test]
+fn what_is_on_its_way_arrives_although_its_sender_has_left() {
+    for (_, ((mut to_client, keep), (_keep_too, mut from_server))) in pairs("rtt=400ms") {
+        let sent = Instant::now();
+        for number in 0..3 {
+            send(&mut to_client, number, 1_000).expect("to send");
+        }
+        drop((to_client, keep));
+        for number in 0..3 {
+            expect_frame(&mut from_server, number, 1_000);
+        }
+        assert!(sent.elapsed() >= Duration::from_millis(200));
+        expect_end(&mut from_server);
+    }
+}
+
+#[test]
+fn waiting_long_for_a_time_of_arrival_costs_little() {
+    for (carrier, ((mut to_client, _keep), (_keep_too, mut from_server))) in pairs("rtt=2s") {
+        let time = || {
+            let time = clock_gettime(ClockId::ThreadCPUTime);
+            Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+        };
+        send(&mut to_client, 1, 10).expect("to send");
+        let before = time();
+        // Frames that come meanwhile wake nobody.
+        let sender = thread::spawn(move || {
+            for number in 2..200 {
+                send(&mut to_client, number, 10).expect("to send");
+                thread::sleep(Duration::from_millis(2));
+            }
+            to_client
+        });
+        expect_frame(&mut from_server, 1, 10);
+        let used = time() - before;
+        assert!(
+            used < Duration::from_millis(30),
+            "{carrier}: {used:?} of a second"
+        );
+        sender.join().expect("the sender");
+    }
+}
+
+/// A network at the client's end only: what the server sends are the bytes that a hostile one could send.
+struct OneSided<F>(EmulatedFixture<F>);
+
+impl<F: Fixture> Fixture for OneSided<F> {
+    fn endpoint(&self) -> Endpoint {
+        self.0.endpoint()
+    }
+
+    fn wrap(&self, link: Link, end: End) -> Link {
+        match end {
+            End::Client => self.0.wrap(link, end),
+            End::Server => link,
+        }
+    }
+}
+
+fn hostile(frames: &[&[u8]]) -> [Error; 2] {
+    let say = |((mut to_client, keep), (_keep_too, mut from_server)): (Side, Side)| {
+        for frame in frames {
+            to_client.send(&[frame]).expect("to send");
+        }
+        drop((to_client, keep));
+        loop {
+            match from_server.recv(Wait::Until(Instant::now() + PATIENCE)) {
+                Ok(frame) => assert!(frame.is_some()),
+                Err(error) => return error,
+            }
+        }
+    };
+    let network = "rtt=10us";
+    [
+        say(pair(&OneSided(EmulatedFixture::with(
+            ShmFixture::default(),
+            network,
+        )))),
+        say(pair(&OneSided(EmulatedFixture::with(TcpFixture, network)))),
+    ]
+}
+
+#[test]
+fn stamps_that_cannot_be_are_refused() {
+    for stamp in [&[1][..], &[0; 7], &[0; 9], &[0; 1_000]] {
+        for error in hostile(&[stamp, b"frame"]) {
+            let Error::PeerMisbehaved {
+                got, allowed: 8, ..
+            } = error
+            else {
+                panic!("{error}");
+            };
+            assert_eq!(got, stamp.len() as u64);
+        }
+    }
+    for late in [u64::MAX, u64::MAX / 2] {
+        for error in hostile(&[&late.to_le_bytes(), b"frame"]) {
+            assert!(matches!(error, Error::PeerMisbehaved { .. }), "{error}");
+        }
+    }
+    // In order, the second one's stamp before the first one's; and an end where a frame should be.
+    let past = 5u64.to_le_bytes();
+    for error in hostile(&[&past, b"frame", &[0; 8], b"another", &past]) {
+        assert!(error.is_disconnect(), "{error}");
+    }
+}
