@@ -1,0 +1,166 @@
+"""`outboard run --emulate`: the same results, and nothing faster than the network, whatever carries it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import EXAMPLES, OUTBOARD, Server
+from test_bad_input import CASES, MISUSE, start, still_serves, wait_until, worker_pids
+from test_calls import counts
+from test_levels import OVER_TCP
+from test_long_copies import server_with_lanes  # noqa: F401
+from test_programs import PROGRAMS
+
+TIMES = Path(__file__).with_name("over_a_network.py")
+# Of every kind of delay, none of them long.
+NETWORK = "rtt=200us,bandwidth=10Gbps,jitter=20us,tail=1ms@1%"
+
+CALLS = 20
+RTT_S = 0.005
+LENGTH = 4 << 20
+BYTES_PER_S = 50e6
+
+
+def emulated(server: Server, link: str, network: str, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    argv = [str(OUTBOARD), "run", "--gpu", server.urls[link], "--emulate", network, "--", *map(str, command)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120)
+
+
+def times(server: Server, link: str, network: str) -> dict[str, float]:
+    done = emulated(server, link, network, sys.executable, TIMES, str(CALLS), str(LENGTH))
+    assert done.returncode == 0, done.stderr
+    taken: dict[str, float] = json.loads(done.stdout)
+    return taken
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_example_over_shm(server: Server, program: str) -> None:
+    done = emulated(server, "shm", NETWORK, EXAMPLES / program)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{server.log.read_text()[-4000:]}"
+    assert f"{program}: every result is right" in done.stdout
+
+
+@pytest.mark.parametrize("program", OVER_TCP)
+def test_example_over_tcp(server: Server, program: str) -> None:
+    done = emulated(server, "tcp", NETWORK, EXAMPLES / program)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{server.log.read_text()[-4000:]}"
+    assert f"{program}: every result is right" in done.stdout
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_errors_are_the_same(server: Server, link: str, case: str) -> None:
+    bare = server.run("tcp", sys.executable, MISUSE, case)
+    over = emulated(server, link, NETWORK, sys.executable, MISUSE, case)
+    assert (over.returncode, over.stdout) == (bare.returncode, bare.stdout), over.stderr
+
+
+def test_calls_that_wait_take_a_round_trip_each_and_others_none(server: Server, link: str) -> None:
+    taken = times(server, link, f"rtt={RTT_S}s")
+    assert taken["waits"] >= CALLS * RTT_S
+    # A round trip more for every call would be twice as long.
+    assert taken["waits"] < 1.9 * CALLS * RTT_S + 0.1
+    assert taken["launches"] < CALLS * RTT_S / 2
+    # The bandwidth is the link's own: these take a few round trips, however many pieces they are.
+    for way in ["in, pageable", "in, pinned", "out, pageable"]:
+        assert RTT_S <= taken[way] < 0.5, way
+
+
+def test_no_byte_goes_around_the_network(server: Server, link: str) -> None:
+    taken = times(server, link, f"bandwidth={BYTES_PER_S / 1e6}MB/s")
+    copies = [way for way in taken if way.startswith(("in", "out"))]
+    assert len(copies) == 6
+    for way in copies:
+        assert taken[way] >= LENGTH / BYTES_PER_S, f"{way}: {taken[way]} s"
+        assert taken[way] < 3 * LENGTH / BYTES_PER_S + 0.1, f"{way}: {taken[way]} s"
+
+
+def test_no_lanes_are_opened(server_with_lanes: Server, tmp_path: Path) -> None:  # noqa: F811
+    def lanes(**network: str) -> bool:
+        stats = tmp_path / "stats.json"
+        env = {"OUTBOARD_LANES": "2", "OUTBOARD_STATS": str(stats), **network}
+        done = server_with_lanes.run("tcp", sys.executable, TIMES, "1", str(LENGTH), env=env)
+        assert done.returncode == 0, done.stderr
+        return "lanes" in json.loads(stats.read_text())
+
+    assert lanes()
+    assert not lanes(OUTBOARD_EMULATE="rtt=100us")
+
+
+def test_calls_do_what_they_do_over_tcp(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = counts(server, "tcp", tmp_path, 10)
+    monkeypatch.setenv("OUTBOARD_EMULATE", NETWORK)
+    for link in ["shm", "tcp"]:
+        over = counts(server, link, tmp_path, 10)
+        waited = {call: done["synchronous"] for call, done in over.items()}
+        assert waited == {call: done["synchronous"] for call, done in bare.items()}
+
+
+def test_statistics_are_printed(server: Server) -> None:
+    argv = [str(OUTBOARD), "run", "--gpu", server.urls["shm"], "--emulate", "rtt=1ms", "--stats", "--"]
+    done = subprocess.run([*argv, str(EXAMPLES / "vector_add")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "outboard: calls:" in done.stderr
+
+
+def test_worker_killed(server: Server, link: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOARD_EMULATE", "rtt=100ms")
+    before = set(worker_pids(server))
+    client = start(server, link, "wait_for_the_end", "working")
+    for pid in set(worker_pids(server)) - before:
+        os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
+    out, err = client.communicate(timeout=20)
+    assert out.split() == ["CUDA_ERROR_DEVICE_UNAVAILABLE"] * 3, out + err
+    assert err.count("the session with the GPU server is lost") == 1, err
+    assert time.monotonic() - killed < 10
+    still_serves(server, link)
+
+
+def test_client_killed(server: Server, link: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOARD_EMULATE", "rtt=100ms,bandwidth=1Gbps")
+    before = set(worker_pids(server))
+    client = start(server, link, "copy_for_ever", "copying")
+    time.sleep(0.3)
+    assert set(worker_pids(server)) - before
+    client.kill()
+    client.wait()
+    wait_until(lambda: not set(worker_pids(server)) - before)
+    still_serves(server, link)
+
+
+@pytest.mark.parametrize(
+    ("network", "reason"),
+    [
+        ("10us", "does not say what it is, as rtt=10us"),
+        ("rtt=10", "no unit, as 10us has"),
+        ("rtt=10us,rtt=20us", "rtt is given twice"),
+        ("delay=10us", 'no "delay"'),
+        ("nowhere", "known as"),
+        ("bandwidth=-1Gbps", "is negative"),
+    ],
+)
+def test_a_network_that_means_nothing_is_refused(server: Server, network: str, reason: str) -> None:
+    refused = emulated(server, "shm", network, "true")
+    assert refused.returncode == 2
+    assert reason in refused.stderr
+    assert "rack-rdma" in refused.stderr, "what would be accepted"
+    # A program that was started otherwise.
+    library = OUTBOARD.parent / "liboutboard_client.so"
+    code = f"import ctypes; print(ctypes.CDLL({str(library)!r}).cuInit(0))"
+    env = {**os.environ, "OUTBOARD_GPU": server.urls["shm"], "OUTBOARD_EMULATE": network}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "46", "CUDA_ERROR_DEVICE_UNAVAILABLE"
+    assert "OUTBOARD_EMULATE" in done.stderr and reason in done.stderr, done.stderr
+
+
+def test_a_known_network_is_taken(server: Server) -> None:
+    done = emulated(server, "shm", "rack-rdma,jitter=1us", EXAMPLES / "vector_add")
+    assert done.returncode == 0, done.stderr
