@@ -1,12 +1,13 @@
 //! The command line, declared once.
 
-use std::{ffi::OsString, os::fd::RawFd, path::PathBuf};
+use std::{ffi::OsString, os::fd::RawFd, path::PathBuf, time::Duration};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use outboard_api::optimise::{LEVELS, Level, VARIABLE};
 use outboard_link::{Endpoint, emulated};
 use outboard_server::supervisor::{self, DeviceKind};
-use outboard_wire::network::{KNOWN, Network};
+use outboard_wire::network::{self, Bandwidth, KNOWN, Network};
+use regex::Regex;
 
 use crate::bench::Group;
 
@@ -46,6 +47,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Measure the network to a server: round trips and bandwidth, idle and loaded
     Probe(ProbeArgs),
+    /// Run a program over a grid of emulated networks
+    Sweep(SweepArgs),
     /// Print the completions for a shell
     Completions { shell: clap_complete::Shell },
     /// Print the manual page
@@ -184,6 +187,50 @@ pub(crate) struct ProbeArgs {
     /// Print the findings as JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+In each round the program runs once without emulation and once on each network. What was measured is kept in --out after
+every run: the same command goes on where it was ended, and repeats what failed. The exit code is 0 where every run
+succeeded, 1 where one failed, 130 where it was interrupted.
+
+Examples:
+  outboard sweep --rtt 2us,10us,100us --bandwidth 1Gbps,100Gbps --out s.json -- python train.py --steps 50
+  outboard sweep --rtt 10us --out s.json --metric 'step: ([0-9.]+) ms' -- python train.py")]
+pub(crate) struct SweepArgs {
+    /// A server on this machine [default: shm, at its default address]
+    #[arg(long, value_name = "URL", env = "OUTBOARD_GPU")]
+    pub(crate) gpu: Option<Endpoint>,
+    /// Round-trip times, as 2us,0.1ms
+    #[arg(long, value_name = "TIME,...", required = true, value_delimiter = ',', value_parser = network::parse_duration)]
+    pub(crate) rtt: Vec<Duration>,
+    /// Bandwidths, as 1Gbps,12.5GB/s [default: without bound]
+    #[arg(long, value_name = "RATE,...", value_delimiter = ',')]
+    pub(crate) bandwidth: Vec<Bandwidth>,
+    /// How often each network has its turn
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// A regular expression: the number in its first group, at its last match on standard output, is what is measured
+    /// [default: the seconds of the whole run]
+    #[arg(long, value_name = "REGEX")]
+    pub(crate) metric: Option<Regex>,
+    /// The file of the results (JSON)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// The longest that one run may take
+    #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub(crate) timeout_s: u32,
+    /// Go on with other networks where a run fails
+    #[arg(long)]
+    pub(crate) keep_going: bool,
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    pub(crate) program: Vec<OsString>,
 }
 
 #[derive(Debug, clap::Args)]

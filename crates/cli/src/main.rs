@@ -8,6 +8,7 @@ mod peer;
 mod probe;
 mod run;
 mod serve;
+mod sweep;
 
 use std::{
     io::{ErrorKind, Write as _},
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::doctor(args),
         Command::Bench(args) => bench::bench(args),
         Command::Probe(args) => probe::probe(args),
+        Command::Sweep(args) => sweep::sweep(args),
         Command::Completions { shell } => completions(shell),
         Command::Man => manual(),
         Command::Worker(args) => serve::worker(args),

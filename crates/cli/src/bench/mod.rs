@@ -48,11 +48,11 @@ pub(crate) use report::time;
 use report::{Report, Row};
 use server::Server;
 use side::{Place, Refused, Side};
-pub(crate) use statistics::{quantile, sorted};
+pub(crate) use statistics::{median, quantile, sorted};
 pub(crate) use worker::worker;
 
 /// As shells have it for a program that Ctrl-C ended.
-const EXIT_INTERRUPTED: u8 = 130;
+pub(crate) const EXIT_INTERRUPTED: u8 = 130;
 const ROUNDS: usize = 10;
 const ROUNDS_QUICK: usize = 3;
 /// The most samples and the longest time of one case on one side in one round.
@@ -344,14 +344,14 @@ impl Output {
 
 /// Ctrl-C, and being asked to end: whoever waits stops waiting, and everything that was started is ended in order.
 #[derive(Clone)]
-struct Interrupt(Arc<AtomicBool>);
+pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
-struct Interrupted;
+pub(crate) struct Interrupted;
 
 impl Interrupt {
-    fn install() -> anyhow::Result<Interrupt> {
+    pub(crate) fn install() -> anyhow::Result<Interrupt> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
             signal_hook::flag::register(signal, Arc::clone(&flag))
@@ -364,7 +364,7 @@ impl Interrupt {
         self.0.load(Ordering::Relaxed)
     }
 
-    fn check(&self) -> anyhow::Result<()> {
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
         match self.is_set() {
             true => Err(Interrupted.into()),
             false => Ok(()),

@@ -1,0 +1,261 @@
+//! What a sweep has measured so far: the file that it goes on from, and the table.
+
+use std::{fs, io::Write, path::Path};
+
+use anyhow::Context as _;
+use outboard_wire::network::Network;
+use serde::{Deserialize, Serialize};
+
+use crate::bench::median;
+
+const FORMAT: u32 = 1;
+
+/// The file. Everything but the runs must be as it was for a sweep to go on.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Results {
+    format: u32,
+    pub(super) plan: Plan,
+    pub(super) runs: Vec<Run>,
+}
+
+/// What is run, and what is read off it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Plan {
+    pub(super) program: Vec<String>,
+    pub(super) gpu: String,
+    /// Nothing: the time of the whole run, in seconds.
+    pub(super) metric: Option<String>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Run {
+    pub(super) round: u32,
+    /// None: the network that there is.
+    pub(super) network: Option<Network>,
+    pub(super) seconds: f64,
+    pub(super) value: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) error: Option<String>,
+}
+
+impl Results {
+    /// What is in the file, where it is of this very sweep; nothing yet where there is no file.
+    pub(super) fn open(path: &Path, plan: Plan) -> anyhow::Result<Results> {
+        let text = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let new = Results {
+                    format: FORMAT,
+                    plan,
+                    runs: Vec::new(),
+                };
+                // A file that cannot be written is found out before anything is run.
+                new.save(path)?;
+                return Ok(new);
+            }
+            Err(error) => {
+                return Err(error).with_context(|| format!("reading {}", path.display()));
+            }
+        };
+        let is_ours = |results: &Results| results.format == FORMAT;
+        let results: Results = serde_json::from_str(&text)
+            .ok()
+            .filter(is_ours)
+            .with_context(|| {
+                format!(
+                    "{} is no file of a sweep of this release; another --out leaves it alone",
+                    path.display()
+                )
+            })?;
+        if results.plan != plan {
+            anyhow::bail!(
+                "{} is of another sweep: there {}, here {}; another --out leaves it alone",
+                path.display(),
+                results.plan.text(),
+                plan.text()
+            );
+        }
+        Ok(results)
+    }
+
+    /// The file holds either what it held before, or all of this.
+    pub(super) fn save(&self, path: &Path) -> anyhow::Result<()> {
+        let write = || -> anyhow::Result<()> {
+            let folder = match path.parent() {
+                Some(folder) if !folder.as_os_str().is_empty() => folder,
+                _ => Path::new("."),
+            };
+            let mut file = tempfile::Builder::new()
+                .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
+                .tempfile_in(folder)?;
+            serde_json::to_writer_pretty(&mut file, self)?;
+            file.write_all(b"\n")?;
+            file.persist(path)?;
+            Ok(())
+        };
+        write().with_context(|| format!("writing {}", path.display()))
+    }
+
+    pub(super) fn has(&self, round: u32, network: Option<Network>) -> bool {
+        self.runs
+            .iter()
+            .any(|run| run.round == round && run.network == network && run.error.is_none())
+    }
+
+    /// Replaces a run that failed before.
+    pub(super) fn add(&mut self, run: Run) {
+        self.runs
+            .retain(|old| (old.round, old.network) != (run.round, run.network));
+        self.runs.push(run);
+    }
+
+    /// The median of the rounds on one network.
+    pub(super) fn value(&self, network: Option<Network>) -> Option<f64> {
+        let values: Vec<f64> = self.of(network).filter_map(|run| run.value).collect();
+        median(&values)
+    }
+
+    /// The median of the ratios within each round, so that a machine that was slower for a round was so for both.
+    pub(super) fn ratio(&self, network: Network) -> Option<f64> {
+        let ratios: Vec<f64> = self
+            .of(Some(network))
+            .filter_map(|run| {
+                let base = self.of(None).find(|base| base.round == run.round)?;
+                Some(run.value? / base.value.filter(|value| *value > 0.0)?)
+            })
+            .collect();
+        median(&ratios)
+    }
+
+    fn of(&self, network: Option<Network>) -> impl Iterator<Item = &Run> {
+        self.runs.iter().filter(move |run| run.network == network)
+    }
+
+    /// Rows are round trips, columns bandwidths.
+    pub(super) fn table(&self, networks: &[Vec<Network>]) -> String {
+        const WIDTH: usize = 20;
+        let what = match &self.plan.metric {
+            Some(metric) => format!("what matches {metric}"),
+            None => "seconds of the whole run".into(),
+        };
+        let base = self
+            .value(None)
+            .map_or("-".into(), |value| format!("{value:.4}"));
+        let mut text = format!(
+            "\n{what}: the median of the rounds, in brackets over that without an emulated network ({base})\n{:<12}",
+            ""
+        );
+        for network in networks
+            .iter()
+            .flat_map(|row| row.first().map(|_| row))
+            .take(1)
+        {
+            for one in network {
+                let head = one
+                    .bandwidth()
+                    .map_or("unbounded".into(), |bandwidth| bandwidth.to_string());
+                text += &format!("{head:>WIDTH$}");
+            }
+        }
+        text += "\n";
+        for row in networks {
+            let rtt = row
+                .first()
+                .map(|network| outboard_wire::network::show_duration(network.rtt()));
+            text += &format!("{:<12}", rtt.unwrap_or_default());
+            for network in row {
+                let cell = match (self.value(Some(*network)), self.ratio(*network)) {
+                    (Some(value), Some(ratio)) => format!("{value:.4} ({ratio:.3})"),
+                    (Some(value), None) => format!("{value:.4}"),
+                    (None, _) => "failed".into(),
+                };
+                text += &format!("{cell:>WIDTH$}");
+            }
+            text += "\n";
+        }
+        text
+    }
+}
+
+impl Plan {
+    fn text(&self) -> String {
+        let metric = self.metric.as_deref().unwrap_or("the whole run's time");
+        format!("{:?} on {} for {metric:?}", self.program, self.gpu)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        Plan {
+            program: vec!["a".into()],
+            gpu: "shm:///x".into(),
+            metric: None,
+        }
+    }
+
+    fn run(round: u32, network: Option<&str>, value: Option<f64>) -> Run {
+        Run {
+            round,
+            network: network.map(|text| text.parse().unwrap()),
+            seconds: 1.0,
+            value,
+            error: value.is_none().then(|| "why".into()),
+        }
+    }
+
+    #[test]
+    fn ratios_are_formed_within_a_round() {
+        let mut results = Results {
+            format: FORMAT,
+            plan: plan(),
+            runs: Vec::new(),
+        };
+        // A machine three times as slow in the second round.
+        for (round, base) in [(0, 1.0), (1, 3.0), (2, 1.0)] {
+            results.add(run(round, None, Some(base)));
+            results.add(run(round, Some("rtt=1us"), Some(2.0 * base)));
+        }
+        let network = "rtt=1us".parse().unwrap();
+        assert_eq!(results.ratio(network), Some(2.0));
+        assert_eq!(results.value(Some(network)), Some(2.0));
+        // What failed is done again, once.
+        results.add(run(3, Some("rtt=1us"), None));
+        assert!(!results.has(3, Some(network)) && results.has(2, Some(network)));
+        results.add(run(3, Some("rtt=1us"), Some(9.0)));
+        assert!(results.has(3, Some(network)));
+        assert_eq!(results.runs.len(), 7);
+    }
+
+    #[test]
+    fn a_sweep_goes_on_with_its_own_file_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sweep.json");
+        let mut results = Results::open(&path, plan()).unwrap();
+        results.add(run(0, None, Some(1.0)));
+        results.save(&path).unwrap();
+        let again = Results::open(&path, plan()).unwrap();
+        assert!(again.has(0, None) && again.runs.len() == 1);
+        let mut other = plan();
+        other.metric = Some("x".into());
+        let said = Results::open(&path, other).unwrap_err().to_string();
+        assert!(
+            said.contains("another sweep") && said.contains("\"x\""),
+            "{said}"
+        );
+        for junk in [
+            "",
+            "{}",
+            "not json",
+            "{\"format\": 2, \"plan\": {}, \"runs\": []}",
+        ] {
+            fs::write(&path, junk).unwrap();
+            let said = Results::open(&path, plan()).unwrap_err().to_string();
+            assert!(said.contains("no file of a sweep"), "{said}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), junk);
+        }
+        assert!(Results::open(Path::new("/nonexistent/x"), plan()).is_err());
+    }
+}
