@@ -47,6 +47,7 @@ lint: $(TOOLCHAIN)
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 
 unit: $(TOOLCHAIN)
+	@tools/chromium.sh
 	$(CARGO) test --workspace --quiet
 
 # The ring of the shm link, in every order that two threads can run it.

@@ -5,6 +5,7 @@ use std::{ffi::OsString, os::fd::RawFd, path::PathBuf, time::Duration};
 use clap::{Parser, Subcommand, ValueEnum};
 use outboard_api::optimise::{LEVELS, Level, VARIABLE};
 use outboard_link::{Endpoint, emulated};
+use outboard_model::Budget;
 use outboard_server::supervisor::{self, DeviceKind};
 use outboard_wire::network::{self, Bandwidth, KNOWN, Network};
 use regex::Regex;
@@ -22,6 +23,7 @@ Examples:
   outboard doctor --gpu tcp://10.0.0.7               what works, what does not, what to do
   outboard bench                                     what calls and copies cost, beside the local GPU
   outboard probe tcp://10.0.0.7                      how good the network to it is
+  outboard require recording --budget 5%             how good it must be for a recorded program
 
 Environment:
   OUTBOARD_GPU       the address of the server, in place of --gpu
@@ -49,6 +51,8 @@ pub(crate) enum Command {
     Probe(ProbeArgs),
     /// Run a program over a grid of emulated networks
     Sweep(SweepArgs),
+    /// Say what a network must be like for a recorded program
+    Require(RequireArgs),
     /// Print the completions for a shell
     Completions { shell: clap_complete::Shell },
     /// Print the manual page
@@ -298,6 +302,65 @@ pub(crate) struct SessionsArgs {
     /// Watch for shorter times
     #[arg(long)]
     pub(crate) quick: bool,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Two models answer side by side: a replay of the recording, call by call, and the closed form of the literature
+(docs/requirements.md). Neither needs a GPU or a network.
+
+The exit code is 0 where some network keeps the program within the budget, 3 where none does, 1 where the recording or an
+output cannot be used, 2 where the command line is wrong. Files are written whole or not at all.
+
+Examples:
+  outboard require recording                         what keeps it within 5 % of local
+  outboard require recording --budget 20% --at metro --report out.html
+  outboard require recording --at rtt=100us,bandwidth=10Gbps --optimise or
+  outboard require recording --json - | jq .known
+  outboard require recording --level pcie            the GPU behind a longer PCIe, driver and program as they are")]
+pub(crate) struct RequireArgs {
+    /// A recording of the program
+    pub(crate) file: PathBuf,
+    /// How much longer than locally an iteration may take: 0% to 1000%
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value = "5%",
+        allow_hyphen_values = true
+    )]
+    pub(crate) budget: Budget,
+    /// Where the GPU is cut off: at the driver's calls, or at the PCIe
+    #[arg(long, value_enum, default_value_t = LevelOfRemoting::Api)]
+    pub(crate) level: LevelOfRemoting,
+    /// Which calls wait for the server, as outboard run has it; without batches
+    #[arg(long, value_name = "LEVEL", default_value_t)]
+    pub(crate) optimise: Level,
+    /// The network at which the costs of calls are shown: a known one, or rtt=10us,bandwidth=1Gbps
+    #[arg(long, value_name = "NETWORK", default_value = "25gbe-tcp")]
+    pub(crate) at: Network,
+    /// Which iteration of the recording, from 1 [default: that of median duration]
+    #[arg(long, value_name = "N")]
+    pub(crate) iteration: Option<usize>,
+    /// What sending costs, as JSON [default: published numbers]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) constants: Option<PathBuf>,
+    /// Write the answer there as JSON; - for standard output, in place of the text
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write the overheads of all networks that were looked at there, one a line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) csv: Option<PathBuf>,
+    /// Write a page with pictures there, which needs nothing but itself
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LevelOfRemoting {
+    /// Calls of the driver travel, as outboard run has it
+    Api,
+    /// Packets of the PCIe travel, as DxPU has it
+    Pcie,
 }
 
 /// How the supervisor starts a worker.

@@ -6,6 +6,7 @@ mod doctor;
 mod libraries;
 mod peer;
 mod probe;
+mod require;
 mod run;
 mod serve;
 mod sweep;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(args),
         Command::Probe(args) => probe::probe(args),
         Command::Sweep(args) => sweep::sweep(args),
+        Command::Require(args) => require::require(args),
         Command::Completions { shell } => completions(shell),
         Command::Man => manual(),
         Command::Worker(args) => serve::worker(args),

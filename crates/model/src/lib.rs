@@ -22,6 +22,7 @@ pub mod pcie;
 mod pcie_requirements;
 mod period;
 mod replay;
+mod report;
 mod requirements;
 mod search;
 mod workload;
@@ -37,6 +38,7 @@ pub use crate::{
     pcie::Pcie,
     pcie_requirements::{PciePoint, PcieRequirements},
     replay::{Observer, Outcome, Remote, Replay, Unobserved, Where},
+    report::{Timeline, html, pcie_html},
     requirements::{
         BANDWIDTHS_BPS, BandwidthMin, CallCost, ClassCount, Grid, KnownNetwork, LEVELS_RTT_NS,
         LevelNeeds, LevelSlope, Question, RTTS_NS, Recording, Requirements, RttMax, SLOPE_BPS,

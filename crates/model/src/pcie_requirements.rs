@@ -20,6 +20,8 @@ pub struct PcieRequirements {
     pub notes: Vec<String>,
     /// `simulated` plays the iteration again; `closed_form` adds all delays up, as if none were hidden.
     pub rtt_ns_max: Both<Limit>,
+    /// At the round trip of a local GPU at least, by the simulation.
+    pub can_be_met: bool,
     pub points: Vec<PciePoint>,
 }
 
@@ -71,17 +73,19 @@ impl PcieRequirements {
                 other => other,
             }
         };
+        let rtt_ns_max = Both {
+            simulated: rtt_max(|both| both.simulated),
+            closed_form: rtt_max(|both| both.closed_form),
+        };
         Ok(PcieRequirements {
+            can_be_met: rtt_ns_max.simulated != Limit::Never,
             program,
             iteration: iteration.number,
             step_ns: iteration.step_ns,
             replayed_ns: local_ns,
             budget,
             notes: workload.notes.iter().map(|note| note.text()).collect(),
-            rtt_ns_max: Both {
-                simulated: rtt_max(|both| both.simulated),
-                closed_form: rtt_max(|both| both.closed_form),
-            },
+            rtt_ns_max,
             points,
         })
     }

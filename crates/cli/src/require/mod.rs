@@ -1,0 +1,109 @@
+//! `outboard require`: what a network must be like for a recorded program, without a network and without a GPU.
+
+mod csv;
+mod output;
+mod text;
+
+use std::{path::Path, process::ExitCode};
+
+use anyhow::Context as _;
+use outboard_model::{
+    Constants, Network, PcieRequirements, Question, Requirements, Timeline, Workload, html,
+    pcie_html,
+};
+use outboard_trace::Trace;
+use serde::Serialize;
+
+use crate::args::{LevelOfRemoting, RequireArgs};
+use output::Outputs;
+
+/// The question was answered, and the answer is: none.
+const EXIT_NO_NETWORK: u8 = 3;
+
+pub(crate) fn require(args: RequireArgs) -> anyhow::Result<ExitCode> {
+    let trace = outboard_trace::read(&args.file)
+        .with_context(|| format!("reading the recording {}", args.file.display()))?;
+    let workload =
+        Workload::new(&trace).with_context(|| format!("the recording {}", args.file.display()))?;
+    match args.level {
+        LevelOfRemoting::Api => over_a_network(&args, &trace, &workload),
+        LevelOfRemoting::Pcie => over_pcie(&args, &trace, &workload),
+    }
+}
+
+fn over_a_network(
+    args: &RequireArgs,
+    trace: &Trace,
+    workload: &Workload,
+) -> anyhow::Result<ExitCode> {
+    let constants = match &args.constants {
+        Some(path) => read_constants(path)?,
+        None => Constants::published(),
+    };
+    let question = Question {
+        budget: args.budget,
+        level: args.optimise,
+        constants: &constants,
+        at: Network::from(&args.at),
+        iteration: args.iteration,
+    };
+    let found = Requirements::new(&trace.about, workload, &question)?;
+    let mut outputs = Outputs::default();
+    if let Some(path) = &args.json {
+        outputs.add(path, json(&found)?);
+    }
+    if let Some(path) = &args.csv {
+        outputs.add(path, csv::grid(&found));
+    }
+    if let Some(path) = &args.report {
+        let timeline = Timeline::new(workload, &question)?;
+        outputs.add(path, html(&found, &timeline));
+    }
+    outputs.finish(&text::network(&found))?;
+    Ok(exit_code(found.can_be_met))
+}
+
+fn over_pcie(args: &RequireArgs, trace: &Trace, workload: &Workload) -> anyhow::Result<ExitCode> {
+    let program = trace.about.argv.join(" ");
+    let found = PcieRequirements::new(program, workload, args.budget, args.iteration)?;
+    let mut outputs = Outputs::default();
+    if let Some(path) = &args.json {
+        outputs.add(path, json(&found)?);
+    }
+    if let Some(path) = &args.csv {
+        outputs.add(path, csv::pcie(&found));
+    }
+    if let Some(path) = &args.report {
+        outputs.add(path, pcie_html(&found));
+    }
+    outputs.finish(&text::pcie(&found))?;
+    Ok(exit_code(found.can_be_met))
+}
+
+fn exit_code(can_be_met: bool) -> ExitCode {
+    match can_be_met {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(EXIT_NO_NETWORK),
+    }
+}
+
+fn json(found: &impl Serialize) -> anyhow::Result<String> {
+    let mut text = serde_json::to_string_pretty(found).context("writing JSON")?;
+    text.push('\n');
+    Ok(text)
+}
+
+fn read_constants(path: &Path) -> anyhow::Result<Constants> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("reading the constants {}", path.display()))?;
+    let constants: Constants = serde_json::from_str(&text).with_context(|| {
+        format!(
+            "the constants {} are not what outboard calibrate writes",
+            path.display()
+        )
+    })?;
+    constants
+        .check()
+        .with_context(|| format!("the constants {}", path.display()))?;
+    Ok(constants)
+}
