@@ -164,3 +164,41 @@ def test_a_network_that_means_nothing_is_refused(server: Server, network: str, r
 def test_a_known_network_is_taken(server: Server) -> None:
     done = emulated(server, "shm", "rack-rdma,jitter=1us", EXAMPLES / "vector_add")
     assert done.returncode == 0, done.stderr
+
+
+CHANGES = """
+import ctypes, sys, time
+cuda, context, at, word = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_uint32()
+change = cuda.outboard_emulate
+print("before cuInit", change(b"rtt=1ms"))
+for name, arguments in [("cuInit", [0]), ("cuDevicePrimaryCtxRetain", [ctypes.byref(context), 0]),
+                        ("cuCtxSetCurrent", [context]), ("cuMemAlloc_v2", [ctypes.byref(at), ctypes.c_size_t(4)])]:
+    assert getattr(cuda, name)(*arguments) == 0, name
+for network in sys.argv[1:]:
+    result = change(network.encode())
+    start = time.perf_counter()
+    for _ in range(10):
+        assert cuda.cuMemcpyDtoH_v2(ctypes.byref(word), at, ctypes.c_size_t(4)) == 0
+    print(network, result, time.perf_counter() - start)
+print("null", change(None))
+"""
+
+
+def test_a_program_changes_the_network_while_it_runs(server: Server, link: str) -> None:
+    networks = ["rtt=20ms", "", "rtt=40ms", "rtt=10", "rtt=1us"]
+    done = emulated(server, link, "rtt=1us", sys.executable, "-c", CHANGES, *networks)
+    assert done.returncode == 0, done.stderr
+    first, *lines, last = done.stdout.splitlines()
+    assert (first, last) == ("before cuInit 3", "null 1")
+    said = [line.rsplit(" ", 2) for line in lines]
+    assert [(network, int(result)) for network, result, _ in said] == [
+        (network, 1 if network == "rtt=10" else 0) for network in networks
+    ]
+    slow, none, slower, unchanged, fast = (float(seconds) for *_, seconds in said)
+    assert slow >= 0.2 and slower >= 0.4 and unchanged >= 0.4
+    assert none < 0.2 and fast < 0.2
+    # The one that is no network is explained.
+    assert "rtt=10us" in done.stderr
+    # Where none is emulated there is none to change.
+    done = server.run(link, sys.executable, "-c", CHANGES, "rtt=1ms")
+    assert done.returncode == 0 and done.stdout.splitlines()[1].startswith("rtt=1ms 801 ")

@@ -10,6 +10,7 @@ use outboard_api::decl::{self, Answer, Op, Type};
 const SESSION_OPS: &[&str] = &[
     "ping",
     "echo",
+    "network_set",
     "lanes_open",
     "image_offer",
     "image_put",

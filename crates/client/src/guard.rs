@@ -94,6 +94,22 @@ pub(crate) fn enter(number: usize, call: impl FnOnce() -> Result<(), CUresult>) 
     result
 }
 
+/// Runs what a program calls that is no call of the driver's.
+pub(crate) fn enter_own(name: &str, call: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
+    if UNUSUAL.load(Ordering::Relaxed) & FORKED != 0 {
+        return CUresult::CUDA_ERROR_NOT_INITIALIZED;
+    }
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(done) => done.err().unwrap_or(CUresult::CUDA_SUCCESS),
+        Err(_) => {
+            log::warn(format_args!(
+                "{name}: a defect in Outboard stopped this call"
+            ));
+            CUresult::CUDA_ERROR_UNKNOWN
+        }
+    }
+}
+
 /// A call that Outboard does not serve: says so once a call name.
 pub(crate) fn unsupported(number: usize) -> CUresult {
     static SAID: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];

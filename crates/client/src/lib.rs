@@ -20,6 +20,7 @@
 #![allow(clippy::missing_safety_doc)]
 
 mod calls;
+mod emulate;
 mod entry;
 mod exit;
 mod guard;

@@ -30,7 +30,8 @@ use outboard_wire::{
     Message, Op, Reader,
     frame::{REPLY_DATA_AT, ReplyHeader, copied_to, decode_reply},
     limits::LINGER_MS_MAX,
-    messages::Note,
+    messages::{NetworkSet, Note},
+    network::Network,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -127,6 +128,19 @@ impl Session {
     pub(crate) fn send_all(&self) {
         let until = Instant::now() + Duration::from_millis(LINGER_MS_MAX);
         let _ = self.flusher.flush_until(until);
+    }
+
+    /// Messages of both sides travel over another network from now on, where one is emulated.
+    pub(crate) fn change_network(&self, network: &Network) -> Result<(), CUresult> {
+        let text = network.to_string();
+        let message = NetworkSet {
+            network: text.as_bytes(),
+        };
+        self.call(0, &message, |_| ())?;
+        match self.sender.lock().change_network(network) {
+            true => Ok(()),
+            false => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        }
     }
 
     /// Whether memory can be shared with the server.

@@ -126,6 +126,15 @@ pub enum Sender {
 }
 
 impl Sender {
+    /// Sends over another network from now on; false where none is emulated.
+    pub fn change_network(&mut self, network: &Network) -> bool {
+        let Self::Emulated(sender) = self else {
+            return false;
+        };
+        sender.change(network);
+        true
+    }
+
     /// Contiguous room for a frame of `len` bytes, 1 to [`FRAME_BYTES_MAX`]; its content is undefined until written.
     /// Blocks while the peer does not keep up, for as long as the peer lives. A reservation that is not committed is
     /// forgotten by the next one.

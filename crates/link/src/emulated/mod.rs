@@ -73,6 +73,7 @@ impl Connection {
             sender: Box::new(Sender {
                 inner: sender,
                 wire: Wire::new(network, end),
+                end,
                 reserved: 0,
                 rest: Arc::clone(&rest),
             }),
@@ -105,11 +106,16 @@ pub(crate) fn ring_bytes(network: &Network) -> usize {
 pub struct Sender {
     pub(crate) inner: crate::Sender,
     wire: Wire,
+    end: End,
     reserved: usize,
     pub(crate) rest: Arc<Rest>,
 }
 
 impl Sender {
+    pub(crate) fn change(&mut self, network: &Network) {
+        self.wire.change(network, self.end);
+    }
+
     /// When the first `len` bytes of the reservation arrive if they are sent now.
     pub(crate) fn stamp(&mut self, len: usize) -> Result<u64, Error> {
         // Before they are on the wire.

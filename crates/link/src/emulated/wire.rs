@@ -49,6 +49,13 @@ impl Wire {
         }
     }
 
+    /// Another network for what is sent from now on. What is on the wire stays ahead of it.
+    pub fn change(&mut self, network: &Network, end: End) {
+        let before = std::mem::replace(self, Wire::new(network, end));
+        self.free_at = before.free_at;
+        self.last_arrival_ns = before.last_arrival_ns;
+    }
+
     /// When a message of `bytes` arrives that is sent at `now_ns`. To be asked once a message, in their order; no answer
     /// is earlier than the one before.
     #[inline]
@@ -132,6 +139,19 @@ mod tests {
             tail_below: 0,
         };
         move |below| chance.draw() % below
+    }
+
+    #[test]
+    fn another_network_overtakes_nothing() {
+        let mut wire = wire("rtt=2us,bandwidth=8Gbps");
+        // A microsecond on the wire, a microsecond on the way.
+        assert_eq!(wire.arrival_ns(0, 1_000), 2_000);
+        wire.change(&Network::default(), End::Client);
+        // The wire is free at 1,000, and no message overtakes another.
+        assert_eq!(wire.arrival_ns(500, 1_000), 2_000);
+        assert_eq!(wire.arrival_ns(3_000, 1_000), 3_000);
+        wire.change(&"rtt=10us".parse().unwrap(), End::Client);
+        assert_eq!(wire.arrival_ns(4_000, 1), 9_000);
     }
 
     #[test]

@@ -55,7 +55,8 @@ use outboard_wire::{
     frame::{ON_A_LANE, RequestHeader, copied_data_at},
     handshake::Purpose,
     limits::CHUNK_BYTES_MAX,
-    messages::{HostCallNote, HostFuncDone, HostPagesNote, LanesOpen, Ping, PrintNote},
+    messages::{HostCallNote, HostFuncDone, HostPagesNote, LanesOpen, NetworkSet, Ping, PrintNote},
+    network::Network,
 };
 use rustix::thread::set_current_timer_slack;
 use thiserror::Error;
@@ -252,6 +253,12 @@ impl Session<'_> {
                 .map_err(|why| End::Malformed { op: header.op, why })?;
             return self.answer_ping(header, start).map(|()| true);
         }
+        if header.op == NetworkSet::NUMBER {
+            let asked = NetworkSet::decode(&mut r)
+                .and_then(|asked| r.end().map(|()| asked.network.to_vec()))
+                .map_err(|why| End::Malformed { op: header.op, why })?;
+            return self.change_network(header, &asked).map(|()| true);
+        }
         if header.op == LanesOpen::NUMBER {
             let asked = LanesOpen::decode(&mut r)
                 .and_then(|asked| r.end().map(|()| asked))
@@ -363,6 +370,25 @@ impl Session<'_> {
         );
         if header.token != 0 {
             self.outbox.reply(header.op, header.token, &[])?;
+        }
+        Ok(self.outbox.flush()?)
+    }
+
+    /// The answer is the first to go over the new network.
+    fn change_network(&mut self, header: RequestHeader, asked: &[u8]) -> Result<(), End> {
+        let changed = Network::try_from(String::from_utf8_lossy(asked).into_owned())
+            .map_err(|error| Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, error.to_string()))
+            .and_then(|network| match self.outbox.change_network(&network) {
+                true => Ok(()),
+                false => Err(Failure::unsupported(
+                    "another network where none is emulated",
+                )),
+            });
+        if header.token != 0 {
+            match changed {
+                Ok(()) => self.outbox.reply(header.op, header.token, &[])?,
+                Err(failure) => self.outbox.failure(header.token, &failure)?,
+            }
         }
         Ok(self.outbox.flush()?)
     }

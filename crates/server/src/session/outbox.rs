@@ -8,6 +8,7 @@ use outboard_wire::{
     EncodeError, Message, Writer,
     frame::{HEADER_BYTES, ReplyHeader},
     messages::FaultNote,
+    network::Network,
 };
 
 use super::{limits, tally};
@@ -27,6 +28,11 @@ impl Outbox {
             given: 0,
             faults: FaultBudget::default(),
         }
+    }
+
+    /// Answers go over another network from now on; false where none is emulated.
+    pub(super) fn change_network(&mut self, network: &Network) -> bool {
+        self.sender.change_network(network)
     }
 
     /// The answer to a message that succeeded.
