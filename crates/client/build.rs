@@ -92,6 +92,7 @@ fn entry(
             _ => name(&p.name),
         })
         .collect();
+    let stream = stream_of(target, &args, per_thread);
     let module = if target.derived {
         "derived__"
     } else {
@@ -104,10 +105,25 @@ fn entry(
     };
     writeln!(
         out,
-        "/// # Safety\n/// Pointers are valid as the driver API's manual asks of a caller.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {symbol}({}) -> CUresult {{\n    // SAFETY: what the caller promised is passed on as it is.\n    guard::enter({number}, || unsafe {{ {body} }})\n}}",
+        "/// # Safety\n/// Pointers are valid as the driver API's manual asks of a caller.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {symbol}({}) -> CUresult {{\n    // SAFETY: what the caller promised is passed on as it is.\n    guard::enter({number}, || {stream}, || unsafe {{ {body} }})\n}}",
         params.join(", ")
     )?;
     Ok(())
+}
+
+/// The stream that a call is made on, as an expression over its arguments.
+fn stream_of(call: &Call, args: &[String], per_thread: Option<PerThread>) -> String {
+    for (param, arg) in call.params.iter().zip(args) {
+        match param.ctype.as_str() {
+            "CUstream" => return format!("Some({arg})"),
+            "const CUlaunchConfig *" => return format!("guard::stream_of({arg})"),
+            _ => {}
+        }
+    }
+    match per_thread {
+        Some(PerThread::Ptds) => "Some(CU_STREAM_PER_THREAD)".into(),
+        _ => "None".into(),
+    }
 }
 
 /// The client's side of a call whose declaration says everything.

@@ -22,6 +22,8 @@ Examples:
   outboard run --gpu tcp://10.0.0.7 -- python train.py
   outboard doctor --gpu tcp://10.0.0.7               what works, what does not, what to do
   outboard bench                                     what calls and copies cost, beside the local GPU
+  outboard run --record a.trace -- python train.py   put every call down
+  outboard trace show a.trace                        what the calls were
   outboard probe tcp://10.0.0.7                      how good the network to it is
   outboard require recording --budget 5%             how good it must be for a recorded program
 
@@ -31,6 +33,7 @@ Environment:
   OUTBOARD_EMULATE   the network to emulate, in place of --emulate (see outboard run --help)
   OUTBOARD_STATS     a file for the counts of each call, - for a line on standard error
   OUTBOARD_STATS_TIMES  1: the file says how long calls took, too, and what of it was sending and waiting
+  OUTBOARD_RECORD    a file for a recording of every call, in place of --record
   OUTBOARD_LOG       what to log to standard error: error, warn, info, debug, trace, or directives as outboard_server=debug")]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -53,6 +56,9 @@ pub(crate) enum Command {
     Sweep(SweepArgs),
     /// Say what a network must be like for a recorded program
     Require(RequireArgs),
+    /// What a recording of a program comes to, and the recording for other tools
+    #[command(subcommand)]
+    Trace(TraceCommand),
     /// Print the completions for a shell
     Completions { shell: clap_complete::Shell },
     /// Print the manual page
@@ -133,7 +139,10 @@ Examples:
   outboard run --stats -- ./vectoradd                say at the end what its calls were
   outboard run --optimise sync -- ./vectoradd        how slow it would be if every call waited
   outboard run --emulate rtt=20us,bandwidth=25Gbps -- ./vectoradd
-                                                     how slow it would be with the GPU behind that network")]
+                                                     how slow it would be with the GPU behind that network
+  outboard run --record a.trace -- python train.py   put every call down, for outboard trace
+
+A program with several processes writes one recording for each that uses the GPU: FILE, and FILE.PID for the others.")]
 pub(crate) struct RunArgs {
     /// The server [default: shm, at its default address]
     #[arg(long, value_name = "URL", env = "OUTBOARD_GPU")]
@@ -147,6 +156,12 @@ pub(crate) struct RunArgs {
     /// Delay what goes between program and server as this network would: rtt=10us,bandwidth=1Gbps, or a known one
     #[arg(long, value_name = "NETWORK", env = emulated::VARIABLE, long_help = networks_help())]
     pub(crate) emulate: Option<Network>,
+    /// Record every driver call there; a recording that is there already is replaced, any other file is not
+    #[arg(long, value_name = "FILE")]
+    pub(crate) record: Option<PathBuf>,
+    /// The ranges (NVTX, outboard.mark) that are iterations [default: those with "iteration" in their name]
+    #[arg(long, value_name = "NAME", requires = "record")]
+    pub(crate) iterations: Option<String>,
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -361,6 +376,49 @@ pub(crate) enum LevelOfRemoting {
     Api,
     /// Packets of the PCIe travel, as DxPU has it
     Pcie,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TraceCommand {
+    /// Say what the calls were, what they cost, and how busy the GPU was
+    Show(ShowArgs),
+    /// Write the recording as Chrome's trace events, for Perfetto
+    Export(ExportArgs),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A recording is made by outboard run --record. Of one that was cut, as where the program was killed, the whole part counts.
+
+Examples:
+  outboard run --record a.trace -- python train.py
+  outboard trace show a.trace
+  outboard trace show a.trace --json | jq .by_class")]
+pub(crate) struct ShowArgs {
+    pub(crate) file: PathBuf,
+    /// Print everything as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Functions and kernels in the tables
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) top: usize,
+    /// The ranges that are iterations [default: as recorded]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) iterations: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Example:
+  outboard trace export --chrome a.trace -o a.json   to be opened in Perfetto or chrome://tracing")]
+pub(crate) struct ExportArgs {
+    pub(crate) file: PathBuf,
+    /// Chrome's trace events, the one format there is
+    #[arg(long, required = true)]
+    pub(crate) chrome: bool,
+    /// The file to write
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
 }
 
 /// How the supervisor starts a worker.

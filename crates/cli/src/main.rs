@@ -10,6 +10,7 @@ mod require;
 mod run;
 mod serve;
 mod sweep;
+mod trace;
 
 use std::{
     io::{ErrorKind, Write as _},
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         Command::Probe(args) => probe::probe(args),
         Command::Sweep(args) => sweep::sweep(args),
         Command::Require(args) => require::require(args),
+        Command::Trace(command) => trace::trace(command),
         Command::Completions { shell } => completions(shell),
         Command::Man => manual(),
         Command::Worker(args) => serve::worker(args),

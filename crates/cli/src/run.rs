@@ -9,11 +9,15 @@ use std::{
     process::{Command, ExitCode},
 };
 
+use anyhow::Context as _;
 use outboard_api::optimise::VARIABLE;
 use outboard_link::{Endpoint, emulated};
+use outboard_trace::live;
 
 use crate::{args::RunArgs, libraries, peer, serve::default_endpoint};
 
+/// NVTX, which is compiled into programs, loads this library and tells it of the program's ranges.
+const NVTX_VARIABLE: &str = "NVTX_INJECTION64_PATH";
 /// As env(1) and shells have it.
 const EXIT_CANNOT_EXECUTE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
@@ -39,6 +43,9 @@ pub(crate) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     if args.stats {
         command.env("OUTBOARD_STATS", "-");
     }
+    if let Some(path) = &args.record {
+        command.envs(recording(path, args.iterations.as_deref(), &folder)?);
+    }
     // From here on the process is the program: signals, terminal and exit code are its own.
     let error = command.exec();
     eprintln!("outboard: {}: {error}", Path::new(program).display());
@@ -61,6 +68,26 @@ pub(crate) fn environment(folder: &Path, endpoint: &Endpoint) -> [(&'static str,
             folder.join(libraries::CUDA.names[0]).into(),
         ),
     ]
+}
+
+/// What makes a program record its calls. That the file can be written is found out now.
+fn recording(
+    path: &Path,
+    iterations: Option<&str>,
+    folder: &Path,
+) -> anyhow::Result<Vec<(&'static str, OsString)>> {
+    // The program may change its folder before its first call.
+    let path = std::path::absolute(path).context("asking for the current folder")?;
+    outboard_trace::claim(&path)?;
+    let nvtx = folder.join(libraries::CUDA.names[0]);
+    let mut variables = vec![
+        (live::VARIABLE, path.into_os_string()),
+        (NVTX_VARIABLE, nvtx.into_os_string()),
+    ];
+    if let Some(name) = iterations {
+        variables.push((live::ITERATIONS_VARIABLE, name.into()));
+    }
+    Ok(variables)
 }
 
 fn prepend(folder: &Path, rest: Option<OsString>) -> OsString {

@@ -8,10 +8,10 @@ use std::{
 
 use outboard_api::{
     CUresult,
-    cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream},
+    cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUlaunchConfig, CUstream},
 };
 
-use crate::{calls, entry::CALLS, log, optimise, stats, times};
+use crate::{calls, entry::CALLS, log, optimise, record, stats, times};
 
 /// What is out of the ordinary in this process; 0 for nothing, which is all that a call looks at.
 static UNUSUAL: AtomicU8 = AtomicU8::new(0);
@@ -21,6 +21,8 @@ const FORKED: u8 = 1;
 const LOWERED: u8 = 2;
 /// Calls are timed.
 const TIMED: u8 = 4;
+/// Calls are recorded.
+const RECORDED: u8 = 8;
 
 pub(crate) fn mark_forked() {
     UNUSUAL.fetch_or(FORKED, Ordering::Relaxed);
@@ -32,6 +34,15 @@ pub(crate) fn mark_lowered() {
 
 pub(crate) fn mark_timed() {
     UNUSUAL.fetch_or(TIMED, Ordering::Relaxed);
+}
+
+pub(crate) fn mark_recorded() {
+    UNUSUAL.fetch_or(RECORDED, Ordering::Relaxed);
+}
+
+#[inline]
+pub(crate) fn is_recorded() -> bool {
+    UNUSUAL.load(Ordering::Relaxed) & RECORDED != 0
 }
 
 /// Whether calls take the slow path at all.
@@ -50,18 +61,26 @@ pub(crate) fn is_timed() -> bool {
     UNUSUAL.load(Ordering::Relaxed) & TIMED != 0
 }
 
-/// Runs one call.
+/// Runs one call. `stream` is asked for where calls are recorded.
 #[inline]
-pub(crate) fn enter(number: usize, call: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
+pub(crate) fn enter(
+    number: usize,
+    stream: impl FnOnce() -> Option<CUstream>,
+    call: impl FnOnce() -> Result<(), CUresult>,
+) -> CUresult {
     let unusual = UNUSUAL.load(Ordering::Relaxed);
     if unusual & FORKED != 0 {
         return CUresult::CUDA_ERROR_NOT_INITIALIZED;
     }
-    let (outer, start) = match unusual {
-        0 => (number, None),
+    let (outer, start, recorded) = match unusual {
+        0 => (number, None, None),
         _ => (
             optimise::begin(number),
             (unusual & TIMED != 0).then(times::begin),
+            match unusual & RECORDED != 0 {
+                true => record::begin(stream()),
+                false => None,
+            },
         ),
     };
     // A panic must not cross into C. State behind it is guarded by locks that do not poison and is left consistent by
@@ -86,10 +105,16 @@ pub(crate) fn enter(number: usize, call: impl FnOnce() -> Result<(), CUresult>) 
         stats::end(number);
         return result;
     }
-    optimise::finish(outer);
+    match unusual & !RECORDED {
+        0 => optimise::leave(outer),
+        _ => optimise::finish(outer),
+    }
     let kind = stats::end(number);
     if let Some(start) = start {
         times::end(number, kind, start);
+    }
+    if let Some(recorded) = recorded {
+        record::end(number, kind, recorded, result);
     }
     result
 }
@@ -118,6 +143,9 @@ pub(crate) fn unsupported(number: usize) -> CUresult {
         log::warn(format_args!("{} is not supported", CALLS[number].0));
     }
     stats::end(number);
+    if is_recorded() {
+        record::refused(number, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
     CUresult::CUDA_ERROR_NOT_SUPPORTED
 }
 
@@ -133,6 +161,12 @@ pub(crate) fn per_thread(stream: CUstream) -> CUstream {
     } else {
         stream
     }
+}
+
+/// The stream of a launch's configuration.
+pub(crate) fn stream_of(config: *const CUlaunchConfig) -> Option<CUstream> {
+    // SAFETY: NULL, or the configuration of a caller who keeps to the driver API's manual.
+    unsafe { config.as_ref() }.map(|config| config.stream)
 }
 
 /// Runs a `_ptds` call: its default stream is the thread's own.

@@ -31,6 +31,7 @@ mod log;
 mod naps;
 mod notes;
 mod optimise;
+mod record;
 mod session;
 mod state;
 mod stats;

@@ -74,6 +74,11 @@ pub(crate) fn owed() -> Option<Arc<Group>> {
     OWED.try_with(add).ok()
 }
 
+/// A call that owes nothing is about to return.
+pub(crate) fn leave(outer: usize) {
+    AT_HAND.set(outer);
+}
+
 /// A call is about to return: what it owes is waited for.
 #[cold]
 pub(crate) fn finish(outer: usize) {

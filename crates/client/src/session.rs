@@ -41,7 +41,7 @@ use self::{
 };
 pub(crate) use self::{group::Group, wait::is_few_cores};
 pub(crate) use crate::landing::{Landing, Rows, Sink};
-use crate::{landing::landed, log, notes, optimise, stats};
+use crate::{guard, landing::landed, log, notes, optimise, record, stats};
 
 pub(crate) struct Session {
     sender: Mutex<Sender>,
@@ -158,6 +158,9 @@ impl Session {
         let group = Group::new(1);
         self.ask(context, message, &group, Sink::Group)?;
         let data = self.wait(&group)?;
+        if guard::is_recorded() {
+            record::answered(data.len(), 0);
+        }
         match <M::Reply<'_> as Message<'_>>::decode(&mut Reader::new(&data)) {
             Ok(reply) => Ok(read(reply)),
             Err(error) => Err(self.lost(format_args!("the answer to {}: {error}", M::NAME))),
@@ -197,6 +200,9 @@ impl Session {
         self.check()?;
         stats::sent();
         self.send_batch()?;
+        if guard::is_recorded() {
+            record::answered(0, 1);
+        }
         let token = self.mint_token();
         let lands = matches!(sink, Sink::Memory(_));
         if lands {

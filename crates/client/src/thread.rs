@@ -12,6 +12,9 @@ pub(crate) struct Local {
     pub(crate) context: Cell<Option<&'static Context>>,
     /// What the call at hand has done so far.
     pub(crate) did: Cell<Did>,
+    /// What it has sent and will be answered, where calls are recorded.
+    pub(crate) request_bytes: Cell<u64>,
+    pub(crate) response_bytes: Cell<u64>,
 }
 
 impl Local {
@@ -30,6 +33,8 @@ thread_local! {
         Local {
             context: Cell::new(None),
             did: Cell::new(Did::Nothing),
+            request_bytes: Cell::new(0),
+            response_bytes: Cell::new(0),
         }
     };
 }

@@ -3,6 +3,8 @@
 //! A recording is what the cost model, the replay simulator and the reports work on; none of them needs a GPU.
 //!
 //! ```text
+//!  a driver call ──► Live: functions, threads, streams get numbers   live.rs
+//!                              │
 //!  the program's threads ──► Writer: a buffer for some threads each      writer.rs
 //!                              │  swapped every 100 ms or when half full
 //!                            Drain, a thread of its own                  writer.rs
@@ -14,13 +16,17 @@
 //!
 //! The file is described in `docs/trace-format.md`.
 
+pub mod chrome;
 mod encode;
 mod error;
 mod format;
 mod limits;
+pub mod live;
+pub mod nvtx;
 mod place;
 mod read;
 mod record;
+pub mod summary;
 mod writer;
 
 pub use encode::{to_bytes, write};
@@ -31,7 +37,7 @@ pub use outboard_api::decl::Class;
 pub use place::{claim, is_recording};
 pub use read::{Item, Reader, read, read_bytes};
 pub use record::{About, Call, Device, GpuTimes, GpuWork, Host, Mark, Record, Trace, Work};
-pub use writer::{Drain, Summary, Writer};
+pub use writer::{Drain, Finished, Writer};
 
 /// Reads whatever it is given: as a file, and as blocks whose checksums are right. For the fuzzer.
 pub fn fuzz(data: &[u8]) {

@@ -34,6 +34,9 @@ pub struct About {
     pub devices: Vec<Device>,
     pub driver_version: u32,
     pub gpu_times: GpuTimes,
+    /// Ranges of this name delimit iterations, where the user gave one; else those with `iteration` in their name.
+    #[serde(default)]
+    pub iterations: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -141,6 +144,14 @@ impl Record {
         }
     }
 
+    pub fn start_ns(&self) -> u64 {
+        match self {
+            Record::Call(call) => call.start_ns,
+            Record::Work(work) => work.start_ns,
+            Record::Mark(mark) => mark.at_ns,
+        }
+    }
+
     /// When it was over.
     pub fn end_ns(&self) -> u64 {
         match self {
@@ -168,6 +179,14 @@ impl Trace {
             Record::Work(work) => Some(work),
             _ => None,
         })
+    }
+
+    /// Whether ranges of this name delimit iterations.
+    pub fn is_iteration(&self, name: &str) -> bool {
+        match &self.about.iterations {
+            Some(given) => name == given,
+            None => name.to_lowercase().contains("iteration"),
+        }
     }
 
     pub fn marks(&self) -> impl Iterator<Item = &Mark> {

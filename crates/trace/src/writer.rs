@@ -46,7 +46,7 @@ pub struct Drain {
 
 /// What became of a recording.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Summary {
+pub struct Finished {
     pub path: PathBuf,
     pub records: u64,
     pub lost: u64,
@@ -150,7 +150,7 @@ impl Writer {
     }
 
     /// Ends the recording, and waits until it is written.
-    pub fn finish(&self) -> Result<Summary, Error> {
+    pub fn finish(&self) -> Result<Finished, Error> {
         let until = Instant::now() + Duration::from_millis(FINISH_MS_MAX);
         let mut state = self.state.lock();
         state.is_closing = true;
@@ -161,7 +161,7 @@ impl Writer {
             }
         }
         match &state.ended {
-            Some(Ok(records)) => Ok(Summary {
+            Some(Ok(records)) => Ok(Finished {
                 path: self.path.clone(),
                 records: *records,
                 lost: self.lost.load(Ordering::Relaxed),

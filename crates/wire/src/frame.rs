@@ -2,6 +2,7 @@
 
 use crate::{
     codec::{DecodeError, EncodeError, Message as _, Op, Reader, Writer},
+    limits::CHUNK_BYTES_MAX,
     messages::{CopyBoxIn, CopyIn},
 };
 
@@ -92,6 +93,19 @@ impl ReplyHeader {
 #[inline]
 pub fn request_len<'a, M: Op<'a>>(message: &M) -> usize {
     HEADER_BYTES + message.encoded_len()
+}
+
+/// The length of the frames that take so many bytes to the device over a network.
+pub fn copy_in_len(bytes: u64) -> u64 {
+    const EACH: u64 = (HEADER_BYTES + 8 + 8 + 4) as u64;
+    bytes + EACH * bytes.div_ceil(CHUNK_BYTES_MAX as u64)
+}
+
+/// The lengths of the frames that ask for so many bytes of the device over a network, and of those that answer.
+pub fn copy_out_len(bytes: u64) -> (u64, u64) {
+    const EACH: u64 = (HEADER_BYTES + 8 + 8 + 8) as u64;
+    let pieces = bytes.div_ceil(CHUNK_BYTES_MAX as u64);
+    (EACH * pieces, bytes + REPLY_DATA_AT as u64 * pieces)
 }
 
 /// Lays a whole frame out in `room`, which is `request_len` long.
@@ -216,6 +230,27 @@ mod tests {
         let mut frame = vec![0; request_len(message)];
         encode_request(&mut frame, 3, 5, message).unwrap();
         frame
+    }
+
+    #[test]
+    fn the_lengths_of_copies_are_those_of_their_messages() {
+        let data = vec![9; 300];
+        let copy = CopyIn {
+            dst: 1,
+            stream: 2,
+            data: &data,
+        };
+        assert_eq!(copy_in_len(300), request_len(&copy) as u64);
+        let ask = crate::messages::CopyOut {
+            src: 1,
+            len: 300,
+            stream: 2,
+        };
+        let answer = REPLY_DATA_AT + data.len();
+        assert_eq!(copy_out_len(300), (request_len(&ask) as u64, answer as u64));
+        let large = 2 * CHUNK_BYTES_MAX as u64 + 1;
+        assert_eq!(copy_in_len(large) - large, 3 * (copy_in_len(1) - 1));
+        assert_eq!((copy_in_len(0), copy_out_len(0)), (0, (0, 0)));
     }
 
     #[test]

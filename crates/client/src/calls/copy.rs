@@ -18,7 +18,7 @@ use outboard_wire::{
 
 use super::Done;
 use crate::{
-    guard, notes,
+    guard, notes, record,
     session::{Group, Landing, Rows, Sink},
     state::{Driver, SEGMENT_BYTES, StreamRef, driver, wire_context},
 };
@@ -234,6 +234,30 @@ impl Driver {
 
     /// Any copy: directions are found by address.
     pub(crate) fn copy(
+        &self,
+        dst: u64,
+        src: u64,
+        bytes: usize,
+        stream: &StreamRef,
+        wait: bool,
+    ) -> Done {
+        if guard::is_recorded() && !stream.is_capturing() {
+            let is_device = |address| self.place_of(address, bytes as u64) == Ok(Place::Device);
+            let way = match (is_device(dst), is_device(src)) {
+                (true, false) => Some(record::Way::ToDevice),
+                (false, true) => Some(record::Way::ToHost),
+                _ => None,
+            };
+            if let Some(way) = way {
+                return record::copying(way, bytes, || {
+                    self.copy_unrecorded(dst, src, bytes, stream, wait)
+                });
+            }
+        }
+        self.copy_unrecorded(dst, src, bytes, stream, wait)
+    }
+
+    fn copy_unrecorded(
         &self,
         dst: u64,
         src: u64,

@@ -18,7 +18,7 @@ use outboard_wire::{
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{Session, Sink};
-use crate::{notes, optimise, times};
+use crate::{guard, notes, optimise, record, times};
 
 /// How long a message rests in a batch at most.
 const REST_US_MAX: u64 = 1_000;
@@ -48,6 +48,9 @@ impl Session {
         }
         if !batch.takes(&kept, len) {
             return self.send(0, context, message);
+        }
+        if guard::is_recorded() {
+            record::sent(len);
         }
         batch
             .add(&mut kept, len, |room| {

@@ -35,7 +35,7 @@ use outboard_wire::{
 use parking_lot::{Condvar, Mutex};
 
 use super::{Incoming, Session, Sink, send::DATA_HEAD_BYTES_MAX};
-use crate::{calls::Done, helpers::Helpers, log, notes, optimise, stats, times};
+use crate::{calls::Done, guard, helpers::Helpers, log, notes, optimise, record, stats, times};
 
 /// When a lane ends, what the server said last on its own connection is read for so long before the session is given up.
 const LAST_WORDS_MS_MAX: u64 = 100;
@@ -269,6 +269,9 @@ impl Session {
         message: &M,
     ) -> Result<(), CUresult> {
         let len = request_len(message);
+        if guard::is_recorded() {
+            record::sent(len);
+        }
         let sent = (|| {
             let mut sender = self.sender.lock();
             let room = sender.reserve(len)?;

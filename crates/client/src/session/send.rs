@@ -11,7 +11,7 @@ use outboard_wire::{
 use parking_lot::MutexGuard;
 
 use super::Session;
-use crate::{guard, optimise, times};
+use crate::{guard, optimise, record, times};
 
 /// What is in front of a message's data, at most; where it is longer the data is copied along.
 pub(super) const DATA_HEAD_BYTES_MAX: usize = 512;
@@ -42,6 +42,9 @@ impl Session {
         context: u64,
         message: &M,
     ) -> Result<(), CUresult> {
+        if guard::is_recorded() {
+            record::sent(request_len(message));
+        }
         match guard::is_timed() {
             false => self.send_inline::<M, false>(token, context, message),
             true => self.send_inline::<M, true>(token, context, message),

@@ -22,7 +22,7 @@ use super::{
     Captures, Contexts, DRIVER, DeviceMemory, Driver, Graphs, Handles, HostMemory, Libraries,
     Objects, Pools, Progress, Staging, Streams,
 };
-use crate::{exit, log, session::Session};
+use crate::{exit, log, record, session::Session};
 
 /// How long a server may take to set a session up: it loads the driver and creates contexts.
 const CONNECT_S_MAX: u64 = 60;
@@ -40,6 +40,7 @@ pub(crate) fn connect() -> Result<(), CUresult> {
     let driver = open().inspect_err(|_| ())?;
     let _ = DRIVER.set(driver);
     exit::install();
+    record::connected(&std::env::var("OUTBOARD_GPU").unwrap_or_default());
     Ok(())
 }
 

@@ -104,6 +104,7 @@ pub fn trace(random: &mut Random, records: usize) -> Trace {
             }],
             driver_version: 13000,
             gpu_times: random.one(&[GpuTimes::None, GpuTimes::Cupti, GpuTimes::Events]),
+            iterations: (random.below(2) == 0).then(|| "step".into()),
         },
         records: all,
         names,

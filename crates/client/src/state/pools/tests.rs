@@ -179,6 +179,6 @@ fn chunk_sizes_respect_the_limit() {
     assert_eq!(sizes(0, 512), [POOL_CHUNK_BYTES, CHUNK_BYTES]);
     assert_eq!(sizes(0, 100 << 20), [100 << 20]);
     assert_eq!(sizes(4 << 20, 512), [CHUNK_BYTES]);
-    assert_eq!(sizes(4 << 20, 5 << 20), []);
+    assert_eq!(sizes(4 << 20, 5 << 20), [] as [u64; 0]);
     assert_eq!(sizes(0, u64::MAX - 511), [] as [u64; 0]);
 }

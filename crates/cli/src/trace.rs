@@ -1,0 +1,250 @@
+//! `outboard trace`: what a recording comes to, and the recording for a viewer of time lines.
+
+use std::{
+    fmt::Write as _,
+    fs::File,
+    io::{BufWriter, Write as _},
+    path::Path,
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+use outboard_trace::{
+    Trace, chrome,
+    summary::{Durations, Gpu, Sum, Summary},
+};
+
+use crate::{
+    args::{ExportArgs, ShowArgs, TraceCommand},
+    print,
+};
+
+/// A name is cut here in tables.
+const NAME_CHARS_MAX: usize = 60;
+/// The bar of a whole.
+const BAR_CHARS: f64 = 30.0;
+
+pub(crate) fn trace(command: TraceCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        TraceCommand::Show(args) => show(&args),
+        TraceCommand::Export(args) => export(&args),
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<Trace> {
+    outboard_trace::read(path).with_context(|| format!("reading {}", path.display()))
+}
+
+fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
+    let mut trace = read(&args.file)?;
+    if args.iterations.is_some() {
+        trace.about.iterations.clone_from(&args.iterations);
+    }
+    let summary = Summary::of(&trace);
+    let text = match args.json {
+        true => serde_json::to_string_pretty(&summary)? + "\n",
+        false => table(&summary, args.top)?,
+    };
+    print(text.as_bytes())
+}
+
+fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
+    let trace = read(&args.file)?;
+    let write = || {
+        let mut out = BufWriter::new(File::create(&args.out)?);
+        chrome::export(&mut out, &trace)?;
+        out.flush()
+    };
+    write().with_context(|| format!("writing {}", args.out.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(summary: &Summary, top: usize) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    let about = &summary.about;
+    writeln!(out, "{}", about.argv.join(" "))?;
+    let devices: Vec<&str> = about.devices.iter().map(|d| d.name.as_str()).collect();
+    match &about.gpu {
+        Some(gpu) => writeln!(
+            out,
+            "  on {} behind {gpu}, optimise {}",
+            devices.join(", "),
+            about.optimise.as_deref().unwrap_or("?")
+        )?,
+        None => writeln!(out, "  on {}, here", devices.join(", "))?,
+    }
+    writeln!(
+        out,
+        "  {}, {} calls by {} threads on {} streams, {} refused",
+        time(summary.duration_ns),
+        summary.calls.calls,
+        summary.threads,
+        summary.streams,
+        summary.refused
+    )?;
+    if !summary.complete {
+        writeln!(
+            out,
+            "  not complete: the program did not end by itself, or still runs"
+        )?;
+    }
+    if summary.lost > 0 {
+        writeln!(
+            out,
+            "  {} records are missing: they came too fast",
+            summary.lost
+        )?;
+    }
+    writeln!(
+        out,
+        "\n{:14} {:>10} {:>7} {:>12} {:>12} {:>12}",
+        "class", "calls", "", "time", "sent", "answered"
+    )?;
+    for (class, sum) in &summary.by_class {
+        class_row(&mut out, class, sum)?;
+    }
+    class_row(&mut out, "all", &summary.calls)?;
+    let bandwidth = &summary.bandwidth;
+    writeln!(
+        out,
+        "\nbandwidth {:.1} MB/s: {:.1} to the GPU, {:.1} back",
+        bandwidth.both_mb_per_s, bandwidth.request_mb_per_s, bandwidth.response_mb_per_s
+    )?;
+    writeln!(
+        out,
+        "\n{:44} {:12} {:>9} {:>10} {:>10}",
+        "function", "class", "calls", "time", "each"
+    )?;
+    for function in summary.functions.iter().take(top) {
+        writeln!(
+            out,
+            "{:44} {:12} {:>9} {:>10} {:>10}",
+            function.name,
+            function.class,
+            function.sum.calls,
+            time(function.sum.duration_ns),
+            time(function.sum.duration_ns / function.sum.calls.max(1))
+        )?;
+    }
+    if let Some(iterations) = &summary.iterations {
+        durations(&mut out, "iterations", iterations)?;
+    }
+    match &summary.gpu {
+        Some(gpu) => gpu_table(&mut out, gpu, top)?,
+        None => writeln!(
+            out,
+            "\nno times of the GPU: they are recorded with --local only"
+        )?,
+    }
+    Ok(out)
+}
+
+fn class_row(out: &mut String, class: &str, sum: &Sum) -> std::fmt::Result {
+    writeln!(
+        out,
+        "{class:14} {:>10} {:>6.1}% {:>12} {:>12} {:>12}",
+        sum.calls,
+        sum.share * 100.0,
+        time(sum.duration_ns),
+        bytes(sum.request_bytes),
+        bytes(sum.response_bytes)
+    )
+}
+
+fn gpu_table(out: &mut String, gpu: &Gpu, top: usize) -> std::fmt::Result {
+    writeln!(
+        out,
+        "\nGPU busy {} ({:.1}% of the time), in kernels {} ({:.1}%)",
+        time(gpu.busy_ns),
+        gpu.busy_share * 100.0,
+        time(gpu.kernel_ns),
+        gpu.kernel_share * 100.0
+    )?;
+    for (kind, sum) in &gpu.work {
+        writeln!(
+            out,
+            "  {kind:16} {:>9} {:>10} {:>12}",
+            sum.count,
+            time(sum.total_ns),
+            bytes(sum.bytes)
+        )?;
+    }
+    let Some(kernels) = &gpu.kernels else {
+        return Ok(());
+    };
+    durations(out, "kernels", kernels)?;
+    writeln!(
+        out,
+        "  up to 10 us: {:.1}% of the kernels, {:.1}% of their time",
+        gpu.short_kernels_share * 100.0,
+        gpu.short_kernels_time_share * 100.0
+    )?;
+    writeln!(
+        out,
+        "\n{:>10} {:>9} {:>8} {:>8}",
+        "up to", "kernels", "of all", "of time"
+    )?;
+    let last = gpu.distribution.iter().rposition(|b| b.count > 0);
+    let first = gpu.distribution.iter().position(|b| b.count > 0);
+    for bucket in &gpu.distribution[first.unwrap_or(0)..last.map_or(0, |last| last + 1)] {
+        writeln!(
+            out,
+            "{:>10} {:>9} {:>7.1}% {:>7.1}% {}",
+            bucket.up_to_ns.map_or("more".into(), time),
+            bucket.count,
+            bucket.count_cdf * 100.0,
+            bucket.time_cdf * 100.0,
+            "#".repeat((bucket.count_cdf * BAR_CHARS) as usize)
+        )?;
+    }
+    writeln!(
+        out,
+        "\n{:62} {:>9} {:>10} {:>10}",
+        "kernel", "count", "time", "each"
+    )?;
+    for kernel in gpu.top_kernels.iter().take(top) {
+        let name: String = kernel.name.chars().take(NAME_CHARS_MAX).collect();
+        writeln!(
+            out,
+            "{name:62} {:>9} {:>10} {:>10}",
+            kernel.count,
+            time(kernel.total_ns),
+            time(kernel.mean_ns)
+        )?;
+    }
+    Ok(())
+}
+
+fn durations(out: &mut String, what: &str, of: &Durations) -> std::fmt::Result {
+    writeln!(
+        out,
+        "\n{} {what}: mean {}, median {}, 90% up to {}, 99% up to {}, {} to {}",
+        of.count,
+        time(of.mean_ns),
+        time(of.median_ns),
+        time(of.p90_ns),
+        time(of.p99_ns),
+        time(of.min_ns),
+        time(of.max_ns)
+    )
+}
+
+fn time(ns: u64) -> String {
+    let ns = ns as f64;
+    match ns {
+        _ if ns < 1e3 => format!("{ns:.0} ns"),
+        _ if ns < 1e6 => format!("{:.1} us", ns / 1e3),
+        _ if ns < 1e9 => format!("{:.1} ms", ns / 1e6),
+        _ => format!("{:.2} s", ns / 1e9),
+    }
+}
+
+fn bytes(bytes: u64) -> String {
+    let count = bytes as f64;
+    match count {
+        _ if count < 1e3 => format!("{bytes} B"),
+        _ if count < 1e6 => format!("{:.1} kB", count / 1e3),
+        _ if count < 1e9 => format!("{:.1} MB", count / 1e6),
+        _ => format!("{:.2} GB", count / 1e9),
+    }
+}

@@ -1,0 +1,171 @@
+//! `OUTBOARD_RECORD=FILE`: every call of the program is put down, with what it sent and what it was answered.
+//!
+//! Whether calls are recorded is decided when the library is loaded, by a look at the environment; the file is opened at the
+//! first call. What a copy counts is what it takes over a network, also where its bytes lie in shared memory.
+
+#![allow(non_snake_case)]
+
+use std::{ffi::c_char, time::Instant};
+
+use outboard_api::{CUresult, cuda::CUstream, decl::Class};
+use outboard_trace::{
+    Device,
+    live::{self, Live, Made},
+    nvtx,
+};
+use outboard_wire::frame::{HEADER_BYTES, copy_in_len, copy_out_len};
+
+use crate::{entry::CALLS, guard, optimise, state::driver, thread};
+
+/// A call that is being recorded.
+pub(crate) struct Begun {
+    live: &'static Live,
+    start: Instant,
+    stream: u32,
+    /// Of the call that it was made from.
+    outer: (u64, u64),
+}
+
+extern "C" fn at_load() {
+    if live::is_wanted() {
+        guard::mark_recorded();
+    }
+}
+
+// SAFETY: the loader calls it once; it only looks at the environment.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
+
+/// A call begins.
+#[cold]
+pub(crate) fn begin(stream: Option<CUstream>) -> Option<Begun> {
+    let live = live::begin(CALLS.len())?;
+    let here = thread::here();
+    let outer = (
+        here.request_bytes.replace(0),
+        here.response_bytes.replace(0),
+    );
+    Some(Begun {
+        live,
+        stream: stream.map_or(0, |stream| live.stream(stream.0 as u64)),
+        outer,
+        // Last, so that the call's time is its own.
+        start: Instant::now(),
+    })
+}
+
+/// A call that did this kind of thing returns.
+#[cold]
+pub(crate) fn end(number: usize, kind: usize, begun: Begun, result: CUresult) {
+    const CLASSES: [Class; 4] = [
+        Class::Local,
+        Class::Outstanding,
+        Class::Shadowed,
+        Class::Synchronous,
+    ];
+    make(number, CLASSES[kind % CLASSES.len()], begun, result);
+}
+
+/// A call that Outboard does not serve was refused.
+#[cold]
+pub(crate) fn refused(number: usize, result: CUresult) {
+    if let Some(begun) = begin(None) {
+        make(number, Class::Unsupported, begun, result);
+    }
+}
+
+fn make(number: usize, class: Class, begun: Begun, result: CUresult) {
+    let here = thread::here();
+    let made = Made {
+        start: begun.start,
+        class,
+        request_bytes: here.request_bytes.replace(begun.outer.0),
+        response_bytes: here.response_bytes.replace(begun.outer.1),
+        stream: begun.stream,
+        correlation: 0,
+        status: result.0,
+    };
+    begun.live.call(number, CALLS[number].0, &made);
+}
+
+/// The call at hand sends a frame.
+pub(crate) fn sent(bytes: usize) {
+    let here = thread::here();
+    here.request_bytes
+        .set(here.request_bytes.get() + bytes as u64);
+}
+
+/// The call at hand is to be answered with so much beside the header.
+pub(crate) fn answered(bytes: usize, headers: usize) {
+    let here = thread::here();
+    let more = (bytes + headers * HEADER_BYTES) as u64;
+    here.response_bytes.set(here.response_bytes.get() + more);
+}
+
+/// Which way a copy goes.
+#[derive(Clone, Copy)]
+pub(crate) enum Way {
+    ToDevice,
+    ToHost,
+}
+
+/// Runs a copy, which counts what it takes over a network.
+#[cold]
+pub(crate) fn copying<R>(way: Way, bytes: usize, copy: impl FnOnce() -> R) -> R {
+    let here = thread::here();
+    let (request, response) = (here.request_bytes.get(), here.response_bytes.get());
+    let result = copy();
+    let (out, back) = match way {
+        Way::ToDevice => (copy_in_len(bytes as u64), 0),
+        Way::ToHost => copy_out_len(bytes as u64),
+    };
+    here.request_bytes.set(request + out);
+    here.response_bytes.set(response + back);
+    result
+}
+
+/// The session is there: what is behind it.
+pub(crate) fn connected(url: &str) {
+    let (Some(live), Ok(driver)) = (live::live(), driver()) else {
+        return;
+    };
+    live.know(|about| {
+        about.gpu = Some(url.into());
+        about.optimise = Some(optimise::level().to_string());
+        about.driver_version = driver.welcome.driver_version;
+        about.devices = driver
+            .cards()
+            .iter()
+            .map(|card| Device {
+                name: card.name.clone(),
+                memory_bytes: card.memory_bytes,
+            })
+            .collect();
+    });
+}
+
+/// The program names what it does: the beginning or the end of a range. For `outboard.mark` of the Python module.
+///
+/// # Safety
+/// `name` is NULL or a C string.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn outboard_mark(name: *const c_char, is_end: i32) {
+    if !guard::is_recorded() {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { live::mark(name, is_end != 0, CALLS.len()) };
+}
+
+/// NVTX loads this library where `NVTX_INJECTION64_PATH` names it, and begins with this call.
+///
+/// # Safety
+/// Called by NVTX.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn InitializeInjectionNvtx2(
+    get_table: Option<nvtx::GetExportTable>,
+) -> i32 {
+    // SAFETY: the caller's promise.
+    unsafe { nvtx::initialize(get_table, CALLS.len()) }
+}

@@ -1,0 +1,354 @@
+//! The recording of this process: begun at its first driver call, ended when it exits, as `OUTBOARD_RECORD` asks.
+//!
+//! Used by the libraries that stand in for the driver. Nothing here panics or fails the program: what cannot be recorded is
+//! said on standard error, once.
+
+use std::{
+    cell::Cell,
+    collections::HashMap,
+    env,
+    ffi::{CStr, OsStr, c_char},
+    path::PathBuf,
+    sync::{
+        Arc, Once,
+        atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering},
+    },
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    record::{About, Call, Host, Mark, Record},
+    writer::{Drain, Writer},
+};
+
+/// The file to record to.
+pub const VARIABLE: &str = "OUTBOARD_RECORD";
+/// A name of ranges that delimit iterations, beside those that have `iteration` in their name.
+pub const ITERATIONS_VARIABLE: &str = "OUTBOARD_RECORD_ITERATIONS";
+/// A function's name has no number yet.
+const NO_NAME: u32 = u32::MAX;
+
+/// The handle of the stream that a call without one, or with a null one, uses; and of the thread's own.
+const LEGACY_STREAM: u64 = 1;
+const PER_THREAD_STREAM: u64 = 2;
+
+/// A recording that is being made.
+pub struct Live {
+    writer: Arc<Writer>,
+    about: Mutex<About>,
+    /// By the number of a function, in whatever order its user counts them.
+    functions: Vec<AtomicU32>,
+    next_thread: AtomicU32,
+    streams: Mutex<Streams>,
+}
+
+#[derive(Default)]
+struct Streams {
+    numbers: HashMap<(u64, u32), u32>,
+    next: u32,
+}
+
+/// Null: none is being made.
+static LIVE: AtomicPtr<Live> = AtomicPtr::new(std::ptr::null_mut());
+static BEGINNING: Mutex<()> = Mutex::new(());
+/// It could not be made, or is over.
+static IS_OVER: AtomicBool = AtomicBool::new(false);
+/// Counts the recordings of this process and of those that it was forked from.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    /// The thread's number, and the recording that gave it.
+    static THREAD: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
+    /// The stream of the thread's last call and its number.
+    static STREAM: Cell<(u32, u64, u32)> = const { Cell::new((0, 0, 0)) };
+}
+
+/// Whether this process is to be recorded.
+pub fn is_wanted() -> bool {
+    env::var_os(VARIABLE).is_some_and(|path| !path.is_empty())
+}
+
+/// The recording that is being made, if one is.
+#[inline]
+pub fn live() -> Option<&'static Live> {
+    // SAFETY: null, or a recording that is never freed.
+    unsafe { LIVE.load(Ordering::Acquire).as_ref() }
+}
+
+/// The recording; begins it if there is none yet. `functions` are counted from 0 by whoever records them.
+///
+/// None where it cannot be made, which is said once.
+pub fn begin(functions: usize) -> Option<&'static Live> {
+    if let Some(live) = live() {
+        return Some(live);
+    }
+    if IS_OVER.load(Ordering::Acquire) {
+        return None;
+    }
+    // Whoever calls meanwhile goes unrecorded: it may be a call that the first one waits for.
+    let _one_at_a_time = BEGINNING.try_lock()?;
+    if let Some(live) = live() {
+        return Some(live);
+    }
+    let begun = make(functions);
+    IS_OVER.store(begun.is_none(), Ordering::Release);
+    begun
+}
+
+fn make(functions: usize) -> Option<&'static Live> {
+    let path = PathBuf::from(env::var_os(VARIABLE)?);
+    let about = about_this_process();
+    let (writer, drain) = match Writer::create(&path, &about) {
+        Ok(created) => created,
+        Err(error) => {
+            warn(format_args!("nothing is recorded: {error}"));
+            return None;
+        }
+    };
+    if !spawn(drain) {
+        return None;
+    }
+    install_handlers();
+    GENERATION.fetch_add(1, Ordering::AcqRel);
+    let live = Box::leak(Box::new(Live {
+        writer,
+        about: Mutex::new(about),
+        functions: (0..functions).map(|_| AtomicU32::new(NO_NAME)).collect(),
+        next_thread: AtomicU32::new(0),
+        streams: Mutex::new(Streams {
+            next: 1,
+            ..Streams::default()
+        }),
+    }));
+    LIVE.store(live, Ordering::Release);
+    Some(live)
+}
+
+/// Marks the beginning or end of what the program calls so; begins the recording where there is none.
+///
+/// # Safety
+/// `name` is NULL or a C string.
+pub unsafe fn mark(name: *const c_char, is_end: bool, functions: usize) {
+    if name.is_null() {
+        return;
+    }
+    if let Some(live) = begin(functions) {
+        // SAFETY: the caller's promise.
+        let name = unsafe { CStr::from_ptr(name) };
+        live.mark(&name.to_string_lossy(), is_end);
+    }
+}
+
+/// What the caller of [`Live::call`] knows of a call.
+#[derive(Debug, Clone, Copy)]
+pub struct Made {
+    pub start: Instant,
+    pub class: crate::Class,
+    pub request_bytes: u64,
+    pub response_bytes: u64,
+    pub stream: u32,
+    pub correlation: u32,
+    pub status: u32,
+}
+
+impl Live {
+    pub fn writer(&self) -> &Arc<Writer> {
+        &self.writer
+    }
+
+    /// Records a call that ends now.
+    pub fn call(&self, function: usize, name: &str, made: &Made) {
+        let now = Instant::now();
+        let thread = self.thread();
+        let start_ns = self.writer.at(made.start);
+        self.writer.append(
+            thread,
+            Record::Call(Call {
+                function: self.function(function, name),
+                class: made.class,
+                thread,
+                start_ns,
+                duration_ns: self.writer.at(now) - start_ns,
+                request_bytes: made.request_bytes,
+                response_bytes: made.response_bytes,
+                stream: made.stream,
+                correlation: made.correlation,
+                status: made.status,
+            }),
+        );
+    }
+
+    /// Records the beginning or end of what the program calls so.
+    pub fn mark(&self, name: &str, is_end: bool) {
+        let (at_ns, thread) = (self.writer.at(Instant::now()), self.thread());
+        let name = self.writer.name(name);
+        let mark = Mark {
+            name,
+            thread,
+            at_ns,
+            is_end,
+        };
+        self.writer.append(thread, Record::Mark(mark));
+    }
+
+    /// What is recorded is known better now.
+    pub fn know(&self, change: impl FnOnce(&mut About)) {
+        let mut about = self.about.lock();
+        change(&mut about);
+        self.writer.set_about(about.clone());
+    }
+
+    /// The number of the calling thread.
+    pub fn thread(&self) -> u32 {
+        let generation = GENERATION.load(Ordering::Relaxed);
+        let (of, number) = THREAD.get();
+        if of == generation {
+            return number;
+        }
+        let number = self.next_thread.fetch_add(1, Ordering::Relaxed);
+        THREAD.set((generation, number));
+        number
+    }
+
+    /// The number of a stream: 0 for the default one, a thread's own for what CUDA calls the per-thread default.
+    pub fn stream(&self, handle: u64) -> u32 {
+        if handle <= LEGACY_STREAM {
+            return 0;
+        }
+        let generation = GENERATION.load(Ordering::Relaxed);
+        let (of, last, number) = STREAM.get();
+        if (of, last) == (generation, handle) {
+            return number;
+        }
+        let owner = match handle {
+            PER_THREAD_STREAM => self.thread() + 1,
+            _ => 0,
+        };
+        let mut streams = self.streams.lock();
+        let Streams { numbers, next } = &mut *streams;
+        let number = *numbers.entry((handle, owner)).or_insert_with(|| {
+            let number = *next;
+            *next += 1;
+            number
+        });
+        STREAM.set((generation, handle, number));
+        number
+    }
+
+    /// A stream is destroyed: its handle may come again and is another one then.
+    pub fn forget_stream(&self, handle: u64) {
+        self.streams.lock().numbers.remove(&(handle, 0));
+        // Other threads may remember it for a call; a program that uses it there has no right to.
+        STREAM.set((0, 0, 0));
+    }
+
+    fn function(&self, function: usize, name: &str) -> u32 {
+        let Some(slot) = self.functions.get(function) else {
+            return self.writer.name(name);
+        };
+        match slot.load(Ordering::Relaxed) {
+            NO_NAME => {
+                let number = self.writer.name(name);
+                slot.store(number, Ordering::Relaxed);
+                number
+            }
+            number => number,
+        }
+    }
+}
+
+/// The program has ended, or does so.
+fn finish() {
+    let Some(live) = live() else { return };
+    IS_OVER.store(true, Ordering::Release);
+    LIVE.store(std::ptr::null_mut(), Ordering::Release);
+    match live.writer.finish() {
+        Ok(summary) if summary.lost > 0 => warn(format_args!(
+            "{}: {} calls came faster than they could be written and are missing",
+            summary.path.display(),
+            summary.lost
+        )),
+        Ok(_) => {}
+        Err(error) => warn(error),
+    }
+}
+
+extern "C" fn at_exit() {
+    finish();
+}
+
+/// A forked child has not got the thread that writes; its parent's file is not its own.
+extern "C" fn in_child() {
+    LIVE.store(std::ptr::null_mut(), Ordering::Release);
+}
+
+fn install_handlers() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        // SAFETY: the handler of a fork touches an atomic only; that of the exit is a function of this library, which
+        // is never unloaded: the program's drivers are not.
+        unsafe {
+            libc::pthread_atfork(None, None, Some(in_child));
+            libc::atexit(at_exit);
+        }
+    });
+}
+
+/// A thread of the library: it takes no signals, they are the program's.
+fn spawn(drain: Drain) -> bool {
+    // SAFETY: a signal set filled by the calls themselves; the old mask is restored.
+    let spawned = unsafe {
+        let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
+        let spawned = std::thread::Builder::new()
+            .name("outboard-record".into())
+            .spawn(move || drain.run());
+        libc::pthread_sigmask(libc::SIG_SETMASK, &old, std::ptr::null_mut());
+        spawned
+    };
+    if let Err(error) = &spawned {
+        warn(format_args!(
+            "nothing is recorded: a thread cannot be started: {error}"
+        ));
+    }
+    spawned.is_ok()
+}
+
+fn about_this_process() -> About {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    About {
+        argv: env::args_os()
+            .map(|argument| argument.to_string_lossy().into_owned())
+            .collect(),
+        time_s: now.map_or(0, |now| now.as_secs()),
+        release: env!("CARGO_PKG_VERSION").into(),
+        host: Host {
+            cpu: processor(),
+            cores: std::thread::available_parallelism().map_or(0, |cores| cores.get() as u32),
+        },
+        iterations: env::var_os(ITERATIONS_VARIABLE)
+            .as_deref()
+            .map(OsStr::to_string_lossy)
+            .filter(|name| !name.is_empty())
+            .map(Into::into),
+        ..About::default()
+    }
+}
+
+fn processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with("model name"));
+    let name = line.and_then(|line| line.split_once(':'));
+    name.map_or_else(String::new, |(_, name)| name.trim().into())
+}
+
+fn warn(what: impl std::fmt::Display) {
+    if env::var("OUTBOARD_LOG").as_deref() == Ok("off") {
+        return;
+    }
+    // stderr may be closed; eprintln! would panic.
+    let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("outboard: {what}\n"));
+}
