@@ -7,6 +7,7 @@
 //! - [`cuda`], [`enums`], [`CUresult`]: CUDA's own types and numbers.
 //! - [`coverage`]: `docs/coverage.md`, written from all of these.
 //! - [`optimise`]: the levels of `outboard run --optimise`.
+//! - [`ffi`]: the declared calls as Rust spells them, for build scripts.
 //! - [`procaddr`]: which symbol `cuGetProcAddress` answers for a name, a version and flags.
 
 pub mod coverage;
@@ -15,6 +16,7 @@ pub mod cuda;
 pub mod decl;
 #[allow(non_upper_case_globals)]
 pub mod enums;
+pub mod ffi;
 pub mod nvml;
 pub mod optimise;
 pub mod procaddr;

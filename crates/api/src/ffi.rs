@@ -1,0 +1,144 @@
+//! Declared calls as Rust spells them, for the build scripts of the libraries that export them.
+
+use crate::decl::{self, Call, PerThread};
+
+/// A parameter's name.
+pub fn name(c: &str) -> String {
+    let name = decl::snake_case(c);
+    match name.as_str() {
+        "type" | "mod" | "ref" | "fn" | "in" => format!("{name}_"),
+        _ => name,
+    }
+}
+
+/// The stream that a call is made on, as an expression over its arguments.
+pub fn stream_of(call: &Call, args: &[String], per_thread: Option<PerThread>) -> String {
+    for (param, arg) in call.params.iter().zip(args) {
+        match param.ctype.as_str() {
+            "CUstream" => return format!("Some({arg})"),
+            "const CUlaunchConfig *" => return format!("guard::stream_of({arg})"),
+            _ => {}
+        }
+    }
+    match per_thread {
+        Some(PerThread::Ptds) => "Some(CU_STREAM_PER_THREAD)".into(),
+        _ => "None".into(),
+    }
+}
+
+/// Types that `outboard_api::cuda` knows by their CUDA name.
+const KNOWN: &[&str] = &[
+    "CUcontext",
+    "CUmodule",
+    "CUlibrary",
+    "CUfunction",
+    "CUkernel",
+    "CUstream",
+    "CUevent",
+    "CUgraph",
+    "CUgraphExec",
+    "CUgraphNode",
+    "CUarray",
+    "CUmipmappedArray",
+    "CUlinkState",
+    "CUtexref",
+    "CUsurfref",
+    "CUgreenCtx",
+    "CUuserObject",
+    "CUdevice",
+    "CUdeviceptr",
+    "CUtexObject",
+    "CUsurfObject",
+    "CUmemGenericAllocationHandle",
+    "CUhostFn",
+    "CUstreamCallback",
+    "CUoccupancyB2DSize",
+    "CUuuid",
+    "CUdevprop",
+    "CUDA_MEMCPY2D",
+    "CUDA_MEMCPY3D",
+    "CUDA_ARRAY_DESCRIPTOR",
+    "CUDA_ARRAY3D_DESCRIPTOR",
+    "CUlaunchConfig",
+    "CUmemLocation",
+    "CUmemAllocationProp",
+    "CUmemAccessDesc",
+    "CUmemPoolProps",
+    "CUDA_KERNEL_NODE_PARAMS",
+    "CUDA_MEMSET_NODE_PARAMS",
+    "CUDA_HOST_NODE_PARAMS",
+    "CUDA_GRAPH_INSTANTIATE_PARAMS",
+    "CUgraphExecUpdateResultInfo",
+    "CUgraphEdgeData",
+    "CUctxCreateParams",
+    "CUstreamBatchMemOpParams",
+    "CUtensorMap",
+    "CUmemoryPool",
+    "CUresult",
+];
+
+/// The Rust type of a C parameter. What is not known by name is an enum by value, or opaque behind a pointer.
+pub fn rust_type(ctype: &str) -> String {
+    let ctype = ctype.trim();
+    if let Some(pointee) = ctype.strip_suffix('*') {
+        let pointee = pointee.trim();
+        let (mutability, pointee) = match pointee.strip_prefix("const ") {
+            // "const T *" may itself be pointed to: "const T **" is a mutable pointer to a constant one.
+            Some(p) if !p.ends_with('*') => ("*const", p),
+            _ => ("*mut", pointee),
+        };
+        let inner = match pointee {
+            "void" => "c_void".to_string(),
+            "char" => "c_char".to_string(),
+            p if p.ends_with('*') => rust_type(p),
+            p if decl::scalar(p).is_some()
+                || KNOWN.contains(&p)
+                || PRIMITIVES.iter().any(|(c, _)| *c == p)
+                || ENUMS.contains(&p) =>
+            {
+                rust_type(p)
+            }
+            _ => "c_void".to_string(),
+        };
+        return format!("{mutability} {inner}");
+    }
+    if let Some((_, rust)) = PRIMITIVES.iter().find(|(c, _)| *c == ctype) {
+        return rust.to_string();
+    }
+    if KNOWN.contains(&ctype) {
+        return ctype.to_string();
+    }
+    "u32".to_string()
+}
+
+const PRIMITIVES: &[(&str, &str)] = &[
+    ("unsigned char", "u8"),
+    ("unsigned short", "u16"),
+    ("unsigned int", "u32"),
+    ("unsigned", "u32"),
+    ("cuuint32_t", "u32"),
+    ("int", "i32"),
+    ("size_t", "usize"),
+    ("unsigned long long", "u64"),
+    ("cuuint64_t", "u64"),
+    ("float", "f32"),
+    ("char", "c_char"),
+];
+
+/// Enums that are passed by pointer.
+const ENUMS: &[&str] = &[
+    "CUstreamCaptureStatus",
+    "CUstreamCaptureMode",
+    "CUfunc_cache",
+    "CUsharedconfig",
+    "CUmoduleLoadingMode",
+    "CUgraphNodeType",
+    "CUdriverProcAddressQueryResult",
+    "CUpointer_attribute",
+    "CUfunctionLoadingState",
+    "CUmemAccess_flags",
+    "CUjit_option",
+    "CUlibraryOption",
+    "CUgraphExecUpdateResult",
+    "CUmem_range_attribute",
+];
