@@ -54,6 +54,8 @@ pub(crate) enum Command {
     Probe(ProbeArgs),
     /// Run a program over a grid of emulated networks
     Sweep(SweepArgs),
+    /// Measure what sending and answering calls costs here, for outboard require
+    Calibrate(CalibrateArgs),
     /// Say what a network must be like for a recorded program
     Require(RequireArgs),
     /// What a recording of a program comes to, and the recording for other tools
@@ -321,6 +323,36 @@ pub(crate) struct SessionsArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
+Beside the local GPU, where there is one, it tells the server's own time from the driver's.
+
+Examples:
+  outboard calibrate --json constants.json           a server of its own, over tcp within this machine
+  outboard calibrate --link shm
+  outboard calibrate --gpu tcp://10.0.0.7 --json constants.json
+  outboard require recording --constants constants.json")]
+pub(crate) struct CalibrateArgs {
+    /// The server to measure [default: one of its own]
+    #[arg(long, value_name = "URL")]
+    pub(crate) gpu: Option<Endpoint>,
+    /// The link to measure, of a server of its own
+    #[arg(long, value_enum, default_value_t = LinkKind::Tcp, conflicts_with = "gpu")]
+    pub(crate) link: LinkKind,
+    /// Few rounds
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Write the constants there; - for standard output, in place of the text
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LinkKind {
+    Shm,
+    Tcp,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
 Two models answer side by side: a replay of the recording, call by call, and the closed form of the literature
 (docs/requirements.md). Neither needs a GPU or a network.
 
@@ -356,7 +388,7 @@ pub(crate) struct RequireArgs {
     /// Which iteration of the recording, from 1 [default: that of median duration]
     #[arg(long, value_name = "N")]
     pub(crate) iteration: Option<usize>,
-    /// What sending costs, as JSON [default: published numbers]
+    /// What sending costs, as outboard calibrate writes it [default: published numbers]
     #[arg(long, value_name = "FILE")]
     pub(crate) constants: Option<PathBuf>,
     /// Write the answer there as JSON; - for standard output, in place of the text

@@ -34,6 +34,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(args),
         Command::Probe(args) => probe::probe(args),
         Command::Sweep(args) => sweep::sweep(args),
+        Command::Calibrate(args) => bench::calibrate(args),
         Command::Require(args) => require::require(args),
         Command::Trace(command) => trace::trace(command),
         Command::Completions { shell } => completions(shell),

@@ -9,6 +9,7 @@
 //!    └──────── starts, without --gpu ────────────────────────────────────────────────┘
 //! ```
 
+mod calibrate;
 mod cases;
 mod driver;
 mod processes;
@@ -42,6 +43,7 @@ use crate::{
     args::{BenchArgs, BenchCommand, BenchTargets},
     libraries, peer,
 };
+pub(crate) use calibrate::calibrate;
 pub(crate) use cases::Group;
 use cases::{Case, cases};
 pub(crate) use report::time;

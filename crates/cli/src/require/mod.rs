@@ -15,7 +15,7 @@ use outboard_trace::Trace;
 use serde::Serialize;
 
 use crate::args::{LevelOfRemoting, RequireArgs};
-use output::Outputs;
+pub(crate) use output::Outputs;
 
 /// The question was answered, and the answer is: none.
 const EXIT_NO_NETWORK: u8 = 3;

@@ -1,0 +1,273 @@
+//! `outboard calibrate`: the constants of the cost model, measured here.
+//!
+//! What each is measured by, in the bench's words; "local" is this machine's own driver, where there is one:
+//!
+//! ```text
+//!  time_local_ns      cuCtxGetDevice
+//!  start_ns           cuEventRecord: sent, never answered, next to nothing for the server to do
+//!  start_ns_per_byte  copies to the device, the calls alone: what a longer one takes more, by its bytes
+//!  server_ns          1,000 launches queued, a launch: by how much longer than locally, and than sending them takes
+//!  receive_ns         launch + synchronise: by how much longer than locally, less what a plain round trip, start_ns and
+//!                     server_ns explain
+//! ```
+//!
+//! The last two need a local GPU, and the last one a link without a network in it.
+
+use std::{process::ExitCode, time::Duration};
+
+use anyhow::Context;
+use outboard_api::optimise::Level;
+use outboard_link::Endpoint;
+use outboard_model::{Constants, show_ns};
+
+use super::{
+    CASE_MS, CASE_QUICK_MS, Interrupt, Interrupted, ROUNDS, ROUNDS_QUICK, SAMPLES_MAX,
+    SAMPLES_QUICK_MAX, Setting,
+    cases::{Raw, Receiver, Work},
+    is_loopback,
+    side::Side,
+    socket,
+    statistics::{Figures, median},
+};
+use crate::args::{BenchTargets, CalibrateArgs, LinkKind};
+
+const SMALL_BYTES: usize = 64 << 10;
+const LARGE_BYTES: usize = 1 << 20;
+const EXIT_INTERRUPTED: u8 = 130;
+
+const WORKS: [Work; 6] = [
+    Work::ContextDevice,
+    Work::EventRecord,
+    Work::ToDeviceCall { bytes: SMALL_BYTES },
+    Work::ToDeviceCall { bytes: LARGE_BYTES },
+    Work::LaunchQueued,
+    Work::LaunchSynchronize,
+];
+
+/// What each of [`WORKS`] takes a call, in nanoseconds.
+#[derive(Debug, Clone, Copy)]
+struct Measured {
+    local_call: f64,
+    sent_call: f64,
+    small_copy: f64,
+    large_copy: f64,
+    launch_queued: f64,
+    launch_wait: f64,
+}
+
+pub(crate) fn calibrate(args: CalibrateArgs) -> anyhow::Result<ExitCode> {
+    let interrupt = Interrupt::install()?;
+    match measure_here(&args, &interrupt) {
+        Err(error) if error.is::<Interrupted>() => {
+            eprintln!("outboard: interrupted");
+            Ok(ExitCode::from(EXIT_INTERRUPTED))
+        }
+        Err(error) => Err(error),
+        Ok(constants) => {
+            let mut outputs = crate::require::Outputs::default();
+            if let Some(path) = &args.json {
+                let mut text = serde_json::to_string_pretty(&constants)?;
+                text.push('\n');
+                outputs.add(path, text);
+            }
+            outputs.finish(&for_people(&constants))?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn measure_here(args: &CalibrateArgs, interrupt: &Interrupt) -> anyhow::Result<Constants> {
+    let targets = BenchTargets {
+        gpu: args.gpu.iter().cloned().collect(),
+        no_local: false,
+        optimise: vec![Level::default()],
+        json: None,
+    };
+    let mut setting = Setting::new(&targets, 1, interrupt)?;
+    if args.gpu.is_none() {
+        setting
+            .places
+            .retain(|place| place.url.as_ref().is_none_or(|url| is_kind(url, args.link)));
+    }
+    let mut sides = setting.sides(interrupt)?;
+    let measured =
+        rounds(&mut sides, args.quick, interrupt).map_err(|error| setting.explain(error))?;
+    let (remote, here) = match measured.as_slice() {
+        [remote] => (remote, None),
+        [here, remote] => (remote, Some(here)),
+        _ => anyhow::bail!("there is no server to measure"),
+    };
+    let side = sides.last().context("there is no server to measure")?;
+    let url = side
+        .place
+        .url
+        .as_ref()
+        .context("there is no server to measure")?;
+    let round_trip_ns = match (url, is_loopback(url)) {
+        (Endpoint::Shm(_), _) => Some(0.0),
+        (_, true) => Some(plain_round_trip(args.quick)?),
+        _ => None,
+    };
+    let mut constants = constants(remote, here, round_trip_ns);
+    constants.source = source(side, url, here.is_some(), round_trip_ns.is_some());
+    constants.check()?;
+    Ok(constants)
+}
+
+fn is_kind(url: &Endpoint, kind: LinkKind) -> bool {
+    matches!(url, Endpoint::Shm(_)) == (kind == LinkKind::Shm)
+}
+
+/// Every work on every side, in turns.
+fn rounds(
+    sides: &mut [Side],
+    is_quick: bool,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Vec<Measured>> {
+    let (rounds, samples, budget) = extent(is_quick);
+    let mut times = vec![vec![Vec::new(); WORKS.len()]; sides.len()];
+    for _ in 0..rounds {
+        for (index, work) in WORKS.into_iter().enumerate() {
+            for (side, times) in sides.iter_mut().zip(&mut times) {
+                interrupt.check()?;
+                let (ns, _) = side.run("calibrating", work, samples, budget)?;
+                times[index].push(ns);
+            }
+        }
+    }
+    let figure = |rounds: &Vec<Vec<f64>>| {
+        let figures = Figures::new(rounds).context("nothing was measured")?;
+        anyhow::Ok(figures.median_ns)
+    };
+    let measured = |works: &Vec<Vec<Vec<f64>>>| {
+        anyhow::Ok(Measured {
+            local_call: figure(&works[0])?,
+            sent_call: figure(&works[1])?,
+            small_copy: figure(&works[2])?,
+            large_copy: figure(&works[3])?,
+            launch_queued: figure(&works[4])?,
+            launch_wait: figure(&works[5])?,
+        })
+    };
+    times.iter().map(measured).collect()
+}
+
+fn extent(is_quick: bool) -> (usize, usize, Duration) {
+    match is_quick {
+        true => (
+            ROUNDS_QUICK,
+            SAMPLES_QUICK_MAX,
+            Duration::from_millis(CASE_QUICK_MS),
+        ),
+        false => (ROUNDS, SAMPLES_MAX, Duration::from_millis(CASE_MS)),
+    }
+}
+
+fn plain_round_trip(is_quick: bool) -> anyhow::Result<f64> {
+    let (_, samples, budget) = extent(is_quick);
+    let ping = Raw::RoundTrip {
+        receiver: Receiver::Usual,
+    };
+    let ns = socket::measure(ping, samples, budget).context("a plain tcp connection")?;
+    median(&ns).context("a plain tcp connection")
+}
+
+/// No constant is less than nothing: where a remote call is the faster one, there is nothing to count.
+fn constants(remote: &Measured, here: Option<&Measured>, round_trip_ns: Option<f64>) -> Constants {
+    let bytes = (LARGE_BYTES - SMALL_BYTES) as f64;
+    let start_ns = remote.sent_call;
+    let server_ns = here.map_or(0.0, |here| {
+        (remote.launch_queued - here.launch_queued.max(start_ns)).max(0.0)
+    });
+    let receive_ns = here
+        .zip(round_trip_ns)
+        .map_or(0.0, |(here, round_trip_ns)| {
+            // The launch and the wait are two requests, of which the second is behind the first.
+            let explained = round_trip_ns + 2.0 * start_ns + 2.0 * server_ns;
+            (remote.launch_wait - here.launch_wait - explained).max(0.0)
+        });
+    Constants {
+        source: String::new(),
+        start_ns,
+        start_ns_per_byte: ((remote.large_copy - remote.small_copy) / bytes).max(0.0),
+        time_local_ns: remote.local_call,
+        receive_ns,
+        server_ns,
+    }
+}
+
+fn source(side: &Side, url: &Endpoint, has_local: bool, has_round_trip: bool) -> String {
+    let left_out = match (has_local, has_round_trip) {
+        (true, true) => "",
+        (true, false) => "; receive_ns is part of the network's round trip",
+        (false, _) => "; without a local GPU, server_ns and receive_ns are not known and 0",
+    };
+    let link = match url {
+        Endpoint::Shm(_) => "shm".to_owned(),
+        url => url.to_string(),
+    };
+    format!(
+        "outboard calibrate {}, {link}, {}{left_out}",
+        env!("CARGO_PKG_VERSION"),
+        side.ready.device
+    )
+}
+
+fn for_people(constants: &Constants) -> String {
+    format!(
+        "{}\n  sending a call             {}\n  sending a MiB takes more   {}\n  answering a call locally   {}\n  \
+         the server, a request      {}\n  receiving an answer        {}\n",
+        constants.source,
+        show_ns(constants.start_ns),
+        show_ns(constants.start_ns_per_byte * (1 << 20) as f64),
+        show_ns(constants.time_local_ns),
+        show_ns(constants.server_ns),
+        show_ns(constants.receive_ns),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REMOTE: Measured = Measured {
+        local_call: 30.0,
+        sent_call: 200.0,
+        small_copy: 10_000.0,
+        large_copy: 10_000.0 + 983_040.0 * 0.25,
+        launch_queued: 3_000.0,
+        launch_wait: 50_000.0,
+    };
+    const HERE: Measured = Measured {
+        local_call: 10.0,
+        sent_call: 500.0,
+        small_copy: 5_000.0,
+        large_copy: 50_000.0,
+        launch_queued: 2_500.0,
+        launch_wait: 12_000.0,
+    };
+
+    #[test]
+    fn constants_are_what_is_left() {
+        let found = constants(&REMOTE, Some(&HERE), Some(20_000.0));
+        assert_eq!((found.start_ns, found.time_local_ns), (200.0, 30.0));
+        assert_eq!(found.start_ns_per_byte, 0.25);
+        assert_eq!(found.server_ns, 500.0);
+        assert_eq!(
+            found.receive_ns,
+            50_000.0 - 12_000.0 - 20_000.0 - 400.0 - 1_000.0
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_told_apart_is_nothing() {
+        let alone = constants(&REMOTE, None, Some(20_000.0));
+        assert_eq!((alone.server_ns, alone.receive_ns), (0.0, 0.0));
+        let far = constants(&REMOTE, Some(&HERE), None);
+        assert_eq!((far.server_ns, far.receive_ns), (500.0, 0.0));
+        // Faster than locally.
+        let found = constants(&HERE, Some(&REMOTE), Some(0.0));
+        assert_eq!((found.server_ns, found.receive_ns), (0.0, 0.0));
+        assert!(found.check().is_ok());
+    }
+}
