@@ -388,6 +388,9 @@ pub(crate) struct RequireArgs {
     /// Which iteration of the recording, from 1 [default: that of median duration]
     #[arg(long, value_name = "N")]
     pub(crate) iteration: Option<usize>,
+    /// The ranges that are iterations [default: as recorded]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) iterations: Option<String>,
     /// What sending costs, as outboard calibrate writes it [default: published numbers]
     #[arg(long, value_name = "FILE")]
     pub(crate) constants: Option<PathBuf>,

@@ -145,6 +145,11 @@ fn how_it_ends() {
         (&["--optimise", "batch=8"], 1, "do not know batches"),
         (&["--iteration", "9"], 1, "has 3 iterations"),
         (
+            &["--budget", "1000%", "--iterations", "none such"],
+            0,
+            "not told apart",
+        ),
+        (
             &["--constants", "/nowhere/c.json"],
             1,
             "reading the constants",

@@ -23,6 +23,9 @@ pub(crate) fn advice(function: &str, class: Class, mode: Mode) -> String {
         (Mode::Sync, _) if function.contains("Query") => {
             "wait in place of asking, or ask less often"
         }
+        (Mode::Sync, _) if function.starts_with("cuMemcpyHto") => {
+            "copy sooner and less often, from pinned memory"
+        }
         (Mode::Sync, _) if function.starts_with("cuMemcpy") => {
             "copy back less often, in one copy, an iteration late if need be; into pinned memory"
         }

@@ -11,8 +11,8 @@ pub enum Error {
     )]
     NoGpuCalls { calls: usize },
     #[error(
-        "the recording's marks named \"iteration\" hold no driver call between a beginning and its end; \
-         do they stand around what uses the GPU?"
+        "the recording's marked iterations hold no driver call between a beginning and its end; \
+         do the marks stand around what uses the GPU?"
     )]
     EmptyIterations,
     #[error(

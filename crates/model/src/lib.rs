@@ -45,5 +45,5 @@ pub use crate::{
         Slope,
     },
     search::{Both, Judge, Limit, RESOLUTION},
-    workload::{FoundBy, ITERATION_MARK, ITERATIONS_MAX, Note, Workload},
+    workload::{FoundBy, ITERATIONS_MAX, Note, Workload},
 };

@@ -1,6 +1,9 @@
 //! What the models work on: a recording's iterations, each by itself.
 
+use std::cmp::Reverse;
+
 use outboard_trace::{Call, GpuTimes, Mark, Trace};
+use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use crate::{
@@ -9,8 +12,6 @@ use crate::{
     period,
 };
 
-/// The name of the marks around one step of a program.
-pub const ITERATION_MARK: &str = "iteration";
 /// More iterations than these, from the end of the recording, say nothing new.
 pub const ITERATIONS_MAX: usize = 64;
 
@@ -156,7 +157,7 @@ fn notes(trace: &Trace, found_by: FoundBy, present: usize) -> Vec<Note> {
 fn spans(trace: &Trace) -> Result<(FoundBy, Vec<Span>), Error> {
     let mut marks: Vec<&Mark> = trace
         .marks()
-        .filter(|mark| trace.name(mark.name) == ITERATION_MARK)
+        .filter(|mark| trace.is_iteration(trace.name(mark.name)))
         .collect();
     marks.sort_by_key(|mark| (mark.at_ns, !mark.is_end));
     if !marks.is_empty() {
@@ -204,22 +205,38 @@ fn number(spans: &mut [Span]) {
     }
 }
 
-/// Each beginning with the next end of the same thread; where ends were not marked, with the next beginning.
+/// Each beginning with the next end of the same name and thread; where ends were not marked, with the next beginning.
+/// Of ranges within each other the outer ones count.
 fn between(marks: &[&Mark]) -> Vec<Span> {
     let has_ends = marks.iter().any(|mark| mark.is_end);
+    let mut open: FxHashMap<(u32, u32), usize> = FxHashMap::default();
     let mut spans = Vec::new();
-    for (index, begin) in marks.iter().enumerate().filter(|(_, mark)| !mark.is_end) {
-        let next = marks[index + 1..]
-            .iter()
-            .find(|mark| mark.thread == begin.thread);
-        if let Some(end) = next.filter(|mark| mark.is_end == has_ends) {
+    for (index, mark) in marks.iter().enumerate() {
+        // Without ends, a program may number its iterations in their names.
+        let key = (mark.thread, if has_ends { mark.name } else { 0 });
+        if mark.is_end == has_ends
+            && let Some(begin) = open.remove(&key)
+        {
             spans.push(Span {
                 number: 0,
-                start_ns: begin.at_ns,
-                end_ns: end.at_ns,
-                thread: begin.thread,
+                start_ns: marks[begin].at_ns,
+                end_ns: mark.at_ns,
+                thread: mark.thread,
             });
         }
+        if !mark.is_end {
+            open.entry(key).or_insert(index);
+        }
     }
+    spans.sort_by_key(|span| (span.start_ns, Reverse(span.end_ns)));
+    let mut ends_ns: FxHashMap<u32, u64> = FxHashMap::default();
+    spans.retain(|span| {
+        let until_ns = ends_ns.entry(span.thread).or_insert(0);
+        let is_outer = span.start_ns >= *until_ns;
+        if is_outer {
+            *until_ns = span.end_ns;
+        }
+        is_outer
+    });
     spans
 }

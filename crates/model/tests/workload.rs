@@ -49,6 +49,29 @@ fn beginnings_alone_are_marks_enough() {
     assert_eq!((workload.found_by, workload.present), (FoundBy::Marks, 4));
 }
 
+#[test]
+fn numbered_and_nested_ranges_are_iterations_too() {
+    let mut b = Builder::new();
+    for step in 0..4 {
+        b.named_mark(&format!("Iteration {step}"), 0, false);
+        b.named_mark("iteration, forward", 0, false);
+        b.call(synchronize(1_000));
+        b.named_mark("iteration, forward", 0, true);
+        b.call(synchronize(500));
+        b.named_mark(&format!("Iteration {step}"), 0, true);
+    }
+    let mut trace = b.build();
+    let workload = Workload::new(&trace).unwrap();
+    assert_eq!((workload.found_by, workload.present), (FoundBy::Marks, 4));
+    assert!(workload.iterations.iter().all(|i| i.step_ns == 1_500.0));
+    trace.about.iterations = Some("iteration, forward".into());
+    let workload = Workload::new(&trace).unwrap();
+    assert_eq!(workload.present, 4);
+    assert!(workload.iterations.iter().all(|i| i.step_ns == 1_000.0));
+    trace.about.iterations = Some("none such".into());
+    assert_ne!(Workload::new(&trace).unwrap().found_by, FoundBy::Marks);
+}
+
 /// A start-up, then steps of layers, each of the same three calls, and a copy back at the end of each step.
 fn unmarked(steps: usize, layers: usize) -> Trace {
     let mut b = Builder::new();

@@ -21,8 +21,11 @@ pub(crate) use output::Outputs;
 const EXIT_NO_NETWORK: u8 = 3;
 
 pub(crate) fn require(args: RequireArgs) -> anyhow::Result<ExitCode> {
-    let trace = outboard_trace::read(&args.file)
+    let mut trace = outboard_trace::read(&args.file)
         .with_context(|| format!("reading the recording {}", args.file.display()))?;
+    if args.iterations.is_some() {
+        trace.about.iterations.clone_from(&args.iterations);
+    }
     let workload =
         Workload::new(&trace).with_context(|| format!("the recording {}", args.file.display()))?;
     match args.level {

@@ -71,20 +71,20 @@ fn head(text: &mut String, found: &Requirements) -> std::fmt::Result {
 fn verdict(text: &mut String, found: &Requirements) -> std::fmt::Result {
     let (simulated, closed) = (found.perfect.simulated, found.perfect.closed_form);
     let perfect = format!(
-        "with a perfect one it takes {} longer (closed form: {})",
-        percent(simulated),
-        percent(closed)
+        "a perfect one: {}, by the closed form {}",
+        longer(simulated),
+        longer(closed)
     );
     let (level, budget) = (&found.level, found.budget);
     match found.can_be_met {
         true => writeln!(
             text,
-            "At {level}, to take no more than {budget} longer than locally, the network needs, by simulation and by closed \
-             form\n({perfect}):\n"
+            "At {level}, to take no more than {budget} longer than locally, the network must be, by simulation and by the \
+             closed form\n({perfect}):\n"
         ),
         false => writeln!(
             text,
-            "At {level}, no network keeps it within {budget} of local: {perfect}.\n"
+            "At {level}, no network keeps it within {budget} of local ({perfect}).\n"
         ),
     }
 }
@@ -248,6 +248,13 @@ fn write_pcie(text: &mut String, found: &PcieRequirements) -> std::fmt::Result {
         )?;
     }
     Ok(())
+}
+
+fn longer(part: f64) -> String {
+    match part < 0.0 {
+        true => format!("{} shorter than locally", percent(-part)),
+        false => format!("{} longer than locally", percent(part)),
+    }
 }
 
 fn percent(part: f64) -> String {

@@ -159,7 +159,11 @@ impl Builder {
 
     /// The beginning or end of an iteration.
     pub(crate) fn mark(&mut self, thread: u32, is_end: bool) -> &mut Builder {
-        let name = self.name("iteration");
+        self.named_mark("iteration", thread, is_end)
+    }
+
+    pub(crate) fn named_mark(&mut self, name: &str, thread: u32, is_end: bool) -> &mut Builder {
+        let name = self.name(name);
         let at_ns = self.now(thread);
         self.trace.records.push(Record::Mark(Mark {
             name,
