@@ -118,7 +118,10 @@ pub enum Wait {
 }
 
 /// The sending half of a link. Dropping it shuts it down.
+///
+/// A tag of its own, not one that is worked out from a field's values: every message looks at it several times.
 #[non_exhaustive]
+#[repr(u8)]
 pub enum Sender {
     Shm(shm::Sender),
     Tcp(tcp::Sender),
@@ -288,7 +291,7 @@ impl Flusher {
         let tcp = match &mut *sender {
             Sender::Shm(shm) => return shm.commit(len),
             Sender::Tcp(tcp) => tcp,
-            Sender::Emulated(_) => return self.commit_stamped(sender, len),
+            Sender::Emulated(emulated) => return emulated.commit_and_flush(len),
         };
         let Some(flusher) = &self.0 else {
             return Err(Error::Misuse("a flusher of another link"));
@@ -299,27 +302,6 @@ impl Flusher {
             Some(leaving) => leaving.send(),
             None => Ok(()),
         }
-    }
-
-    #[cold]
-    fn commit_stamped(
-        &self,
-        mut sender: impl DerefMut<Target = Sender>,
-        len: usize,
-    ) -> Result<(), Error> {
-        let Sender::Emulated(emulated) = &mut *sender else {
-            return Err(Error::Misuse("a flusher of another link"));
-        };
-        let (Some(flusher), Kind::Tcp) = (&self.0, emulated.inner.kind()) else {
-            return emulated.commit(len);
-        };
-        let stamp = emulated.stamp(len)?;
-        let Sender::Tcp(tcp) = &mut emulated.inner else {
-            return Err(Error::Misuse("a flusher of another link"));
-        };
-        let leaving = flusher.commit_stamped(tcp, stamp, len)?;
-        drop(sender);
-        leaving.map_or(Ok(()), |leaving| leaving.send())
     }
 
     /// Waits, until `deadline` at most, until everything posted has been handed to the kernel.

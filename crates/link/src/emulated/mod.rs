@@ -117,7 +117,7 @@ impl Sender {
     }
 
     /// When the first `len` bytes of the reservation arrive if they are sent now.
-    pub(crate) fn stamp(&mut self, len: usize) -> Result<u64, Error> {
+    fn stamp(&mut self, len: usize) -> Result<u64, Error> {
         // Before they are on the wire.
         if len == 0 || len > self.reserved {
             return Err(Error::Misuse("commit of more than was reserved"));
@@ -144,6 +144,12 @@ impl Sender {
             crate::Sender::Tcp(sender) => sender.commit_stamped(stamp, len),
             crate::Sender::Emulated(_) => Err(twice()),
         }
+    }
+
+    #[cold]
+    pub(crate) fn commit_and_flush(&mut self, len: usize) -> Result<(), Error> {
+        self.commit(len)?;
+        self.inner.flush()
     }
 
     /// A frame of `len` bytes, which is the length of all parts and within the limits.

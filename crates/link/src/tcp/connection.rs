@@ -346,24 +346,8 @@ impl Flusher {
         sender: &mut Sender,
         len: usize,
     ) -> Result<Option<Leaving<'_, Writer>>, Error> {
-        sender.add(len)?;
-        self.begin(sender)
-    }
-
-    /// As [`commit`](Self::commit), behind a stamp.
-    pub(crate) fn commit_stamped(
-        &self,
-        sender: &mut Sender,
-        stamp: u64,
-        len: usize,
-    ) -> Result<Option<Leaving<'_, Writer>>, Error> {
-        sender.add_stamped(stamp, len)?;
-        self.begin(sender)
-    }
-
-    #[inline(always)]
-    fn begin(&self, sender: &mut Sender) -> Result<Option<Leaving<'_, Writer>>, Error> {
         debug_assert!(Arc::ptr_eq(&self.outgoing, &sender.outgoing));
+        sender.add(len)?;
         let begun = self
             .outgoing
             .begin(&mut sender.batch, TCP_SEND_BUFFER_BYTES);
