@@ -270,6 +270,30 @@ def test_a_case_that_fails_is_lost_alone(tmp_path: Path) -> None:
     assert named["launch_synchronize"]["median_ns"] > 0 and "error" not in named["launch_synchronize"]
 
 
+def test_emulated_networks(tmp_path: Path) -> None:
+    out = tmp_path / "emulate.json"
+    arguments = ["--quick", "--carrier", "shm,tcp", "--rtt", "4ms,1ms", "--bandwidth", "100Mbps", "--json", out]
+    done = bench("emulate", *arguments)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(out.read_text())
+    assert results["format"] == 1 and results["complete"] is True and results["machine"]["cores"] >= 1
+    assert [cost["carrier"] for cost in results["costs"]] == ["shm", "tcp"]
+    for cost in results["costs"]:
+        assert cost["bare"]["median_ns"] > 0 and cost["send_emulated_ns"] > 0 and cost["send_bare_ns"] > 0
+    asked = [(rtt["carrier"], rtt["rtt_ns"]) for rtt in results["rtts"]]
+    assert asked == [(carrier, ns) for carrier in ("shm", "tcp") for ns in (4_000_000, 1_000_000)]
+    for rtt in results["rtts"]:
+        assert rtt["rtt_ns"] <= rtt["min_ns"] <= rtt["figures"]["median_ns"] < 2 * rtt["rtt_ns"]
+        assert rtt["within"] == (rtt["off_percent"] <= 2)
+    for rate in results["bandwidths"]:
+        assert rate["bandwidth_bps"] == 100_000_000 and len(rate["rounds_bps"]) == 3
+        assert 0.5 < rate["median_bps"] / rate["bandwidth_bps"] < 1.5
+    assert "Round trips of 64 bytes" in done.stdout
+    # Refused before anything is measured.
+    refused = bench("emulate", "--rtt", "0us")
+    assert refused.returncode == 2 and "is nothing" in refused.stderr
+
+
 def test_more_sessions_than_there_is_room_for(tmp_path: Path) -> None:
     server = start_server(tmp_path, "--sessions-max", "3")
     try:

@@ -10,7 +10,7 @@ use outboard_server::supervisor::{self, DeviceKind};
 use outboard_wire::network::{self, Bandwidth, KNOWN, Network};
 use regex::Regex;
 
-use crate::bench::Group;
+use crate::bench::{Carrier, Group};
 
 /// Use a GPU that is somewhere else as if it were here.
 #[derive(Debug, Parser)]
@@ -264,7 +264,8 @@ Examples:
   outboard bench                                     this machine: local, shm and tcp
   outboard bench --gpu tcp://10.0.0.7 --only launches,item
   outboard bench --gpu shm:///a.sock --gpu shm:///b.sock --json ab.json
-  outboard bench sessions --sessions 1,8,64          what many sessions cost")]
+  outboard bench sessions --sessions 1,8,64          what many sessions cost
+  outboard bench emulate                             how exact emulated networks are here")]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) targets: BenchTargets,
@@ -285,6 +286,44 @@ pub(crate) struct BenchArgs {
 pub(crate) enum BenchCommand {
     /// Measure what many sessions cost, idle and busy
     Sessions(SessionsArgs),
+    /// Measure how exact emulated networks are on this machine, and what emulation costs
+    Emulate(EmulateArgs),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+No server is started, and nothing but the link is measured. A network that is not exact here is one that this machine is
+too slow or too busy for: on one or two cores both ends give their core away while they wait.
+
+Examples:
+  outboard bench emulate
+  outboard bench emulate --carrier shm --rtt 3us,8us --bandwidth 400Gbps --json exact.json")]
+pub(crate) struct EmulateArgs {
+    /// What carries the emulated link
+    #[arg(
+        long,
+        value_name = "KIND",
+        value_delimiter = ',',
+        value_enum,
+        default_value = "shm,tcp"
+    )]
+    pub(crate) carrier: Vec<Carrier>,
+    #[arg(long, value_name = "TIME", value_delimiter = ',', value_parser = network::parse_duration,
+          default_value = "2us,5us,10us,20us,50us,100us,1ms")]
+    pub(crate) rtt: Vec<Duration>,
+    #[arg(
+        long,
+        value_name = "BANDWIDTH",
+        value_delimiter = ',',
+        default_value = "1Gbps,10Gbps,25Gbps,40Gbps,100Gbps,200Gbps"
+    )]
+    pub(crate) bandwidth: Vec<Bandwidth>,
+    /// Few rounds, few samples: some seconds
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Write the results there too, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
 }
 
 /// What is compared, and where the results go.

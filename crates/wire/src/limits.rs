@@ -78,6 +78,8 @@ pub const HANDSHAKE_BYTES_MAX: usize = 256 << 10;
 /// How close its time must be before whoever waits for a frame of an emulated network stops sleeping and watches the clock:
 /// more than a sleep is late by, the kernel's slack of 50 us included.
 pub const ARRIVAL_SPIN_NS: u64 = 200_000;
+/// How close it must be before the core is no longer given away between two looks, where there are one or two cores.
+pub const ARRIVAL_RUDE_NS: u64 = 5_000;
 /// How far ahead the arrival of a frame may be: the longest delays that a network may have, behind a full ring at the least
 /// bandwidth. What says otherwise is refused, or it would keep its receiver.
 pub const ARRIVAL_AHEAD_MS_MAX: u64 = 900_000;

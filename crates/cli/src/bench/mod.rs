@@ -12,6 +12,7 @@
 mod calibrate;
 mod cases;
 mod driver;
+mod emulate;
 mod processes;
 mod protocol;
 mod report;
@@ -46,6 +47,7 @@ use crate::{
 pub(crate) use calibrate::calibrate;
 pub(crate) use cases::Group;
 use cases::{Case, cases};
+pub(crate) use emulate::Carrier;
 pub(crate) use report::time;
 use report::{Report, Row};
 use server::Server;
@@ -67,6 +69,7 @@ pub(crate) fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::install()?;
     let result = match args.command {
         Some(BenchCommand::Sessions(sessions)) => sessions::sessions(sessions, &interrupt),
+        Some(BenchCommand::Emulate(args)) => emulate::emulate(args, &interrupt),
         None => compare(args, &interrupt),
     };
     match result {

@@ -35,7 +35,7 @@ use std::{
 };
 
 use outboard_wire::{
-    limits::{ARRIVAL_AHEAD_MS_MAX, ARRIVAL_SPIN_NS, RING_BYTES, RING_BYTES_MAX},
+    limits::{ARRIVAL_AHEAD_MS_MAX, ARRIVAL_RUDE_NS, ARRIVAL_SPIN_NS, RING_BYTES, RING_BYTES_MAX},
     network::Network,
 };
 use parking_lot::{Condvar, Mutex};
@@ -240,15 +240,18 @@ impl Receiver {
                 return Ok(false);
             }
         }
-        let is_polite = !spin::has_cores_to_spare();
-        while now_ns() < until_ns {
-            match is_polite {
-                // The peer may need this core.
-                true => thread::yield_now(),
-                false => hint::spin_loop(),
+        // Where there are few cores the peer may need this one; but whoever gives it away gets it back late.
+        let polite_until_ns = match spin::has_cores_to_spare() {
+            true => 0,
+            false => until_ns.saturating_sub(ARRIVAL_RUDE_NS),
+        };
+        loop {
+            match now_ns() {
+                now if now >= until_ns => return Ok(true),
+                now if now < polite_until_ns => thread::yield_now(),
+                _ => hint::spin_loop(),
             }
         }
-        Ok(true)
     }
 
     /// Sleeps for `time` at most. True where a waker has woken, an error where this side was ended.
