@@ -3,6 +3,7 @@
 # make gpu-check  the same programs on this machine's GPU and through Outboard, compared; writes docs/results/
 # make speed      programs timed on this machine's GPU and through Outboard, in turns; writes docs/results/
 # make paper-remoting   the measurements of a paper on remote GPUs, on this machine's GPU; and -plots, docs/remoting.md from them
+# make paper-requirements   what outboard require predicts against emulated networks, on this machine's GPU; and -page
 # make coverage   docs/coverage.md, the state of every driver call
 # make install    the command, the libraries, the manual page and the completions, below PREFIX
 
@@ -16,11 +17,12 @@ SPEED ?= speed
 BUDGET_S ?= 280
 PAPER := docs/results/paper-remoting.json
 PAPER_BUDGET_S ?= 900
+REQUIREMENTS := docs/results/paper-requirements.json
 # Parts (figure3,table2,...) and cases; what is not asked for stays as it is.
 PARTS ?=
 CASES ?=
 
-.PHONY: demo test lint unit loom fuzz programs instructions gpu-check speed paper-remoting paper-remoting-plots build examples coverage install clean
+.PHONY: demo test lint unit loom fuzz programs instructions gpu-check speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page build examples coverage install clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -82,6 +84,12 @@ paper-remoting: build
 
 paper-remoting-plots:
 	python3 gpu-check/paper_plots.py $(PAPER) docs/remoting.md
+
+paper-requirements: build
+	python3 gpu-check/requirements.py --outboard $(RELEASE)/outboard --out $(REQUIREMENTS) --budget-s $(PAPER_BUDGET_S) --only "$(CASES)"
+
+paper-requirements-page:
+	python3 gpu-check/requirements_page.py $(REQUIREMENTS) docs/requirements-measured.md
 
 # What becomes of every driver call, from the declarations that the code is generated from.
 coverage:

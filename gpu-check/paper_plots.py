@@ -67,7 +67,7 @@ def document(results: dict[str, Any], source: str, pictures: str) -> tuple[str, 
         text.append(body)
         if part.get("not_run"):
             text.append(f"Not measured for want of time: {', '.join(part['not_run'])}.\n")
-        text.append(f"Measured on {_machine(part['machine'])}.\n")
+        text.append(f"Measured on {about(part['machine'])}.\n")
     return "\n".join(text), drawn
 
 
@@ -97,7 +97,7 @@ def _figure3(part: dict[str, Any]) -> tuple[str, str]:
         "holds the execution of the launch before it, which `sync` has waited for already. Means hold what happens "
         "once: copies map their staging memory when they first need it, some milliseconds among a thousand copies.\n\n"
     )
-    return text + _table(head, rows), svg.chart(
+    return text + table(head, rows), svg.chart(
         "Where the time of a call goes", panels, list(PART_COLOURS.items()), 4, "microseconds"
     )
 
@@ -126,7 +126,7 @@ def _table2(part: dict[str, Any]) -> tuple[str, str]:
         "The calls of one step by what became of them, and the time that the program spent in them. The waits of "
         "`sync` calls hold the GPU's own work: what they wait for is not remoting.\n\n"
     )
-    return text + _table(head, rows), ""
+    return text + table(head, rows), ""
 
 
 def _figure6(part: dict[str, Any]) -> tuple[str, str]:
@@ -147,9 +147,7 @@ def _figure6(part: dict[str, Any]) -> tuple[str, str]:
         "tcp; everything else is the same.\n\n"
     )
     legend = [("batches of B", ORANGE), ("OR", BLUE)]
-    return text + _table(head, rows), svg.chart(
-        "Batching against outstanding requests", panels, legend, 3, "over local"
-    )
+    return text + table(head, rows), svg.chart("Batching against outstanding requests", panels, legend, 3, "over local")
 
 
 def _figure7(part: dict[str, Any]) -> tuple[str, str]:
@@ -174,7 +172,7 @@ def _figure7(part: dict[str, Any]) -> tuple[str, str]:
     head = ["over the fastest", *(mode.replace(":", ", ") for mode in part["modes"])]
     text = "Each optimisation on top of the one before, over shm (left) and tcp (right).\n\n"
     legend = list(LEVEL_COLOURS.items())
-    return text + _table(head, rows), svg.chart("What each optimisation adds", panels, legend, 2, "over the fastest")
+    return text + table(head, rows), svg.chart("What each optimisation adds", panels, legend, 2, "over the fastest")
 
 
 def _table5(part: dict[str, Any]) -> tuple[str, str]:
@@ -200,7 +198,7 @@ def _table5(part: dict[str, Any]) -> tuple[str, str]:
     head = ["ms (over local)", *(MODE_TITLES.get(mode, mode) for mode in part["modes"])]
     text = "A step: the input copied in, the model, the result read back; in training, the loss.\n\n"
     legend = [("sync", GREY), (BEST, BLUE)]
-    return text + _table(head, rows), svg.chart("Programs through Outboard", panels, legend, 3, "over local")
+    return text + table(head, rows), svg.chart("Programs through Outboard", panels, legend, 3, "over local")
 
 
 SECTIONS: tuple[tuple[str, str, Callable[[dict[str, Any]], tuple[str, str]]], ...] = (
@@ -248,21 +246,29 @@ def _short(us: float) -> str:
     return f"{us:.0f}" if us >= 100 else f"{us:.1f}" if us >= 10 else f"{us:.2f}"
 
 
-def _machine(machine: dict[str, Any]) -> str:
+def about(machine: dict[str, Any]) -> str:
     gpus = ", ".join(f"{gpu['name']} (driver {gpu['driver_version']})" for gpu in machine.get("gpus", []))
     versions = ", ".join(f"{n} {v}" for n, v in machine.get("packages", {}).items() if n in ("torch", "diffusers"))
     about = [gpus or "no GPU", f"{machine.get('cores', '?')} cores", versions, machine["date_utc"]]
     return ", ".join(part for part in about if part) + f", commit {machine.get('commit', 'unknown')}"
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
+def table(head: list[str], rows: list[list[str]]) -> str:
     width = len(head)
     lines = [head, ["---"] * width, *([*row, *[""] * (width - len(row))] for row in rows)]
     return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines) + "\n"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+Make = Callable[[dict[str, Any], str, str], tuple[str, dict[str, str]]]
+
+
+def main(
+    arguments: list[str] | None = None,
+    make: Make = document,
+    program: str = "paper_plots",
+    description: str | None = __doc__,
+) -> int:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("page", type=Path, help="the Markdown file; its pictures go into a folder of its name")
     options = parser.parse_args(arguments)
@@ -270,13 +276,17 @@ def main(arguments: list[str] | None = None) -> int:
         results = json.loads(options.results.read_text())
         source = options.results.resolve().relative_to(options.page.resolve().parent)
     except ValueError as error:
-        print(f"paper_plots: {options.results}: {error}", file=sys.stderr)
+        print(f"{program}: {options.results}: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"paper_plots: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return 1
     folder = options.page.with_suffix("")
-    text, pictures = document(results, str(source), folder.name)
+    try:
+        text, pictures = make(results, str(source), folder.name)
+    except (KeyError, TypeError) as error:
+        print(f"{program}: {options.results} is no file of results: {error!r} is missing or another", file=sys.stderr)
+        return 1
     folder.mkdir(parents=True, exist_ok=True)
     options.page.write_text(text)
     for name, picture in pictures.items():

@@ -45,6 +45,10 @@ class Mode:
     url: str | None
     # What `outboard run` is told of --optimise; empty for its own choice.
     optimise: str = ""
+    # The network that is emulated; empty for none.
+    emulate: str = ""
+    # The file that every call is put down in; empty for none. Without a `url`: on the GPU of this machine itself.
+    record: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,9 +167,12 @@ class Runner:
 
     def through(self, mode: Mode, command: list[str]) -> list[str]:
         """The command as it is run in a mode."""
-        if mode.url is None:
+        if mode.url is None and not mode.record:
             return command
-        return [*self.outboard, "run", "--gpu", mode.url, "--", *command]
+        where = ["--local"] if mode.url is None else ["--gpu", mode.url]
+        emulate = ["--emulate", mode.emulate] if mode.emulate else []
+        record = ["--record", mode.record] if mode.record else []
+        return [*self.outboard, "run", *where, *emulate, *record, "--", *command]
 
     def _attempt(
         self,

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from conftest import OUTBOARD
 
 CALIBRATE_S_MAX = 180

@@ -4,6 +4,8 @@ Commands come on standard input, a line of JSON each; each is answered by one ev
 
     {"do": "prepare", "module": M, "step": S, "warm_up": N}              prepared, skip or error
     {"do": "run", "calls": N, "wait": BOOL, "samples": N, "budget_s": S}  samples or error
+    {"do": "record", "iterations": N}                 recorded: so many steps, each marked as an iteration
+    {"do": "network", "network": "rtt=10us"}          changed: messages travel over that one from now on
     {"do": "drop"}                                                       dropped: the model is let go
 
 A sample is the time of one of `calls` steps issued one after the other; with `wait` the wait for the GPU at their
@@ -13,6 +15,7 @@ end is timed too, for steps that do not wait by themselves.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import faulthandler
 import gc
 import importlib
@@ -21,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from harness import Settings, SkipWorkload, emit
 
@@ -73,6 +76,23 @@ class Player:
             times.append((time.perf_counter() - started) / calls * 1e3)
         emit("samples", ms=times)
 
+    def record(self, command: dict[str, Any]) -> None:
+        if self.step is None:
+            raise SkipWorkload("nothing was prepared")
+        mark = _own("outboard_mark", ctypes.c_char_p, ctypes.c_int)
+        for _ in range(int(command["iterations"])):
+            mark(b"iteration", 0)
+            self.step()
+            mark(b"iteration", 1)
+        self._wait()
+        emit("recorded")
+
+    def network(self, command: dict[str, Any]) -> None:
+        change = _own("outboard_emulate", ctypes.c_char_p)
+        if result := change(str(command["network"]).encode()):
+            raise ValueError(f"outboard_emulate({command['network']!r}): CUDA error {result}")
+        emit("changed")
+
     def drop(self, _: dict[str, Any]) -> None:
         self.step = None
         gc.collect()
@@ -85,6 +105,16 @@ class Player:
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.synchronize()
+
+
+def _own(name: str, *types: Any) -> Callable[..., int]:
+    """A function of Outboard's own library, which the process has in the driver's place."""
+    try:
+        function = getattr(ctypes.CDLL("libcuda.so.1"), name)
+    except (OSError, AttributeError) as error:
+        raise SkipWorkload(f"this process does not run through Outboard: {error}") from error
+    function.argtypes, function.restype = types, ctypes.c_int
+    return cast("Callable[..., int]", function)
 
 
 def main() -> int:
@@ -107,7 +137,8 @@ def main() -> int:
         # The stack of a hang, from a thread that needs no lock of the interpreter.
         faulthandler.dump_traceback_later(options.watchdog_s, exit=False)
         try:
-            {"prepare": player.prepare, "run": player.run, "drop": player.drop}[command["do"]](command)
+            commands = (player.prepare, player.run, player.record, player.network, player.drop)
+            {do.__name__: do for do in commands}[command["do"]](command)
         except SkipWorkload as reason:
             emit("skip", error=str(reason))
         except Exception as error:

@@ -19,7 +19,7 @@ use crate::{
 
 /// The round-trip times of Figure 9, and beyond.
 pub const RTTS_NS: [f64; 11] = [1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7];
-pub const BANDWIDTHS_BPS: [f64; 9] = [1e8, 5e8, 1e9, 5e9, 1e10, 2.5e10, 5e10, 1e11, 2e11];
+pub const BANDWIDTHS_BPS: [f64; 9] = [1e8, 5e8, 1e9, 5e9, 1e10, 2.5e10, 4e10, 1e11, 2e11];
 /// Figure 10: how the overhead grows with the round-trip time, at this bandwidth and these times.
 pub const SLOPE_BPS: f64 = 2e11;
 pub(crate) const SLOPE_RTTS_NS: [f64; 9] = [0.0, 5e3, 1e4, 2e4, 3e4, 4e4, 6e4, 8e4, 1e5];

@@ -1,0 +1,358 @@
+#!/usr/bin/env python3
+"""Holds what `outboard require` predicts from a recording against programs that run over emulated networks.
+
+    python3 gpu-check/requirements.py --outboard target/release/outboard --out docs/results/paper-requirements.json
+
+For each program: it is recorded once on this machine's GPU; then one process on that GPU and one behind an emulated
+network take turns, network after network, round by round; and the recording is asked for the same networks. What is
+predicted is the overhead: the predicted step time is that overhead on the measured local step. Beside them stands the
+largest round-trip time that is predicted to keep the budget: the program runs at it, at half and at double.
+
+The grid is that of Figure 9 of "Characterizing Network Requirements for GPU API Remoting in AI Applications".
+Programs that are not asked for stay in the results as they are; `requirements_page.py` makes the document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import machine
+from paper_cases import CASES
+from process import Mode, Runner
+from server import Server, ServerError
+from speed import names
+from suite import ROOT, Group
+from turns import Case, Player, PlayerError, PlayerSkip, significant
+
+FORMAT_VERSION = 1
+RTTS_US = (2, 5, 10, 20, 50, 100)
+BANDWIDTHS_GBPS = (1, 10, 40, 100, 200)
+# The requirement that is checked by running at it.
+BUDGET = "5%"
+CHECK_GBPS = 100
+ITERATIONS = 6
+ROUNDS_MAX = 5
+TURN_S = 0.25
+BUDGET_S = 900.0
+SERVER_START_S = 60.0
+RECORD_S_MAX = 300.0
+REQUIRE_S_MAX = 120.0
+CHANGE_S_MAX = 10.0
+TURN_EXTRA_S_MAX = 60.0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+# `outboard require`: no network meets the budget.
+EXIT_NONE_MEETS = 3
+
+
+class RequirementsError(Exception):
+    """Something that one program is lost for."""
+
+
+@dataclass
+class Setting:
+    options: argparse.Namespace
+    runner: Runner
+    server: Server
+    group: Group
+    scratch: Path
+    recordings: Path
+    deadline: float
+
+
+@dataclass
+class Turns:
+    """The step times of each network's turns, in milliseconds; that of "" is the GPU of this machine."""
+
+    rounds: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, network: str, samples: list[float]) -> None:
+        self.rounds.setdefault(network, []).append(statistics.median(samples))
+
+    def figures(self, network: str) -> dict[str, Any]:
+        local, ours = self.rounds[""], self.rounds[network]
+        ratio = statistics.median(a / b for a, b in zip(ours, local, strict=False))
+        return {
+            "median_ms": significant(statistics.median(ours)),
+            "rounds_ms": [significant(ms) for ms in ours],
+            "overhead": significant(ratio - 1),
+        }
+
+
+def network_name(rtt_us: float, gbps: float) -> str:
+    return f"rtt={rtt_us:g}us,bandwidth={gbps:g}Gbps"
+
+
+def record(setting: Setting, case: Case) -> Path:
+    """The program's recording, made on this machine's GPU; without one behind the server, over no emulated network."""
+    path = setting.recordings / f"{case.name}.trace"
+    path.unlink(missing_ok=True)
+    url = setting.server.urls["shm"] if setting.options.no_local else None
+    player = Player(setting.runner, Mode("record", url, record=str(path)), setting.group, case.module)
+    try:
+        player.wait_until_ready(setting.deadline)
+        _prepare(player, case)
+        player.ask({"do": "record", "iterations": ITERATIONS})
+        player.answer(f"recording {case.name}", RECORD_S_MAX)
+    finally:
+        player.close()
+    if not path.exists():
+        raise RequirementsError("nothing was recorded")
+    return path
+
+
+def require(setting: Setting, recording: Path, *extra: str) -> dict[str, Any]:
+    """What `outboard require` answers."""
+    command = [*setting.runner.outboard, "require", str(recording), "--budget", BUDGET, "--json", "-", *extra]
+    if setting.options.constants:
+        command += ["--constants", str(setting.options.constants)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=REQUIRE_S_MAX)
+    if done.returncode not in (0, EXIT_NONE_MEETS):
+        raise RequirementsError(done.stderr.strip() or f"outboard require ended with {done.returncode}")
+    return dict(json.loads(done.stdout))
+
+
+def predictions(answer: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """By network: the overhead that both models predict, on the grid that the answer has."""
+    grid = answer["grid"]
+    found: dict[str, dict[str, float]] = {}
+    for bits, row in zip(grid["bandwidths"], grid["overhead"], strict=True):
+        for rtt_ns, overhead in zip(grid["rtts_ns"], row, strict=True):
+            found[network_name(rtt_ns / 1e3, bits / 1e9)] = overhead
+    return found
+
+
+def measure(setting: Setting, case: Case, networks: list[str]) -> Turns:
+    """The program on this machine's GPU and behind each network, in turns."""
+    url = setting.server.urls["shm"]
+    # The first network sizes what holds the messages that are on their way.
+    widest = network_name(max(RTTS_US), max(BANDWIDTHS_GBPS))
+    local = Mode("bare", url) if setting.options.no_local else Mode("local", None)
+    players: list[Player] = []
+    turns = Turns()
+    try:
+        for mode in (local, Mode("emulated", url, emulate=widest)):
+            if mode.url is not None:
+                setting.runner.prepare_remote()
+            players.append(Player(setting.runner, mode, setting.group, case.module))
+        for player in players:
+            player.wait_until_ready(setting.deadline)
+        for player in players:
+            _prepare(player, case)
+        here, there = players
+        for number in range(setting.options.rounds):
+            if number > 0 and time.monotonic() >= setting.deadline:
+                break
+            shift = number % len(networks)
+            turns.add("", _turn(setting, here, case))
+            for network in networks[shift:] + networks[:shift]:
+                there.ask({"do": "network", "network": network})
+                there.answer(f"changing to {network}", CHANGE_S_MAX)
+                turns.add(network, _turn(setting, there, case))
+    finally:
+        for player in players:
+            player.close()
+    return turns
+
+
+def _prepare(player: Player, case: Case) -> None:
+    player.ask({"do": "prepare", "module": case.module, "step": case.step, "warm_up": case.warm_up})
+    player.answer(f"preparing {case.name}", RECORD_S_MAX)
+
+
+def _turn(setting: Setting, player: Player, case: Case) -> list[float]:
+    turn_s = setting.options.turn_s
+    command = {"do": "run", "calls": case.calls, "wait": case.wait, "samples": case.samples, "budget_s": turn_s}
+    player.ask(command)
+    event = player.answer(f"running {case.name}", turn_s + TURN_EXTRA_S_MAX)
+    return [float(ms) for ms in event["ms"]]
+
+
+def checks(answer: dict[str, Any]) -> dict[str, str]:
+    """Networks at, at half and at double the largest round-trip time that is predicted to keep the budget."""
+    [largest] = [r["rtt_ns"]["simulated"] for r in answer["rtt_max"] if r["bits_per_s"] == CHECK_GBPS * 1e9]
+    if largest["limit"] != "at" or largest["value"] <= 0:
+        return {}
+    rtt_us = largest["value"] / 1e3
+    return {name: network_name(round(rtt_us * by, 3), CHECK_GBPS) for name, by in CHECKED.items()}
+
+
+CHECKED = {"half": 0.5, "at": 1.0, "double": 2.0}
+
+
+def one(setting: Setting, case: Case) -> dict[str, Any]:
+    """Everything of one program."""
+    recording = record(setting, case)
+    answer = require(setting, recording)
+    predicted = predictions(answer)
+    grid = [network_name(rtt, gbps) for gbps in BANDWIDTHS_GBPS for rtt in RTTS_US]
+    missing = [network for network in grid if network not in predicted]
+    if missing:
+        raise RequirementsError(f"outboard require says nothing of {missing[0]}")
+    at = checks(answer)
+    turns = measure(setting, case, list(dict.fromkeys([*grid, *at.values()])))
+    local_ms = statistics.median(turns.rounds[""])
+    networks = {}
+    for network in grid:
+        measured = turns.figures(network)
+        errors = {
+            model: significant((1 + predicted[network][model]) / (1 + measured["overhead"]) - 1)
+            for model in ("simulated", "closed_form")
+        }
+        networks[network] = measured | {"predicted_overhead": predicted[network], "error": errors}
+    return {
+        "title": case.title,
+        "recording_bytes": recording.stat().st_size,
+        "recorded": answer["recording"],
+        "constants": answer["constants"],
+        "local_ms": significant(local_ms),
+        "networks": networks,
+        "summary": summary(networks),
+        "checks": {name: {"network": network, **turns.figures(network)} for name, network in at.items()},
+        "rtt_max": answer["rtt_max"],
+    }
+
+
+def summary(networks: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """By model: the median and the 90th percentile of the errors' sizes."""
+    found = {}
+    for model in ("simulated", "closed_form"):
+        sizes = sorted(abs(entry["error"][model]) for entry in networks.values())
+        found[model] = {
+            "median": significant(statistics.median(sizes)),
+            "p90": significant(sizes[round(0.9 * (len(sizes) - 1))]),
+            "max": significant(sizes[-1]),
+        }
+    return found
+
+
+def main(arguments: list[str] | None = None, cases: tuple[Case, ...] = CASES, group: Group | None = None) -> int:
+    options = _parse(arguments)
+    known = {case.name for case in cases} | {case.group for case in cases}
+    if unknown := sorted(set(options.only) - known):
+        print(
+            f"requirements: there is no case {', '.join(unknown)}; there are {', '.join(sorted(known))}",
+            file=sys.stderr,
+        )
+        return EXIT_USAGE
+    if not options.no_local and not machine.has_gpu():
+        print("requirements: there is no NVIDIA GPU with a driver here (--no-local does without)", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        results = _load(options.out)
+    except ValueError as error:
+        print(f"requirements: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    # An end asked for from outside ends the server and the programs too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_FAILED))
+    options.log_dir.mkdir(parents=True, exist_ok=True)
+    options.recordings.mkdir(parents=True, exist_ok=True)
+    chosen = [case for case in cases if not options.only or case.name in options.only or case.group in options.only]
+    with tempfile.TemporaryDirectory(prefix="requirements-") as scratch:
+        outboard = [str(options.outboard)]
+        server = Server(outboard, ["shm"], options.device, options.log_dir / "server.log", SERVER_START_S)
+        runner = Runner(
+            [sys.executable], outboard, Path(scratch), options.log_dir, False, prepare_remote=server.ensure_running
+        )
+        setting = Setting(
+            options, runner, server, group or Group("requirements", ()), Path(scratch), options.recordings, 0
+        )
+        return _run(setting, chosen, results)
+
+
+def _run(setting: Setting, chosen: list[Case], results: dict[str, Any]) -> int:
+    options = setting.options
+    until = time.monotonic() + options.budget_s
+    ok = True
+    try:
+        setting.server.start()
+        about = machine.describe(setting.runner.outboard)
+        for number, case in enumerate(chosen):
+            now = time.monotonic()
+            if now >= until:
+                print(f"no time was left for {', '.join(left.name for left in chosen[number:])}")
+                ok = False
+                break
+            setting.deadline = now + (until - now) / (len(chosen) - number)
+            try:
+                entry: dict[str, Any] = {"status": "ok", **one(setting, case)}
+            except PlayerSkip as reason:
+                entry = {"status": "skip", "title": case.title, "error": str(reason)}
+            except (PlayerError, RequirementsError, ServerError, subprocess.TimeoutExpired) as error:
+                entry = {"status": "error", "title": case.title, "error": str(error)}
+                ok = False
+            results["cases"][case.name] = {"machine": about, **entry}
+            print(_line(entry), flush=True)
+            _write(options.out, results)
+    except ServerError as error:
+        print(f"requirements: {error}", file=sys.stderr)
+        ok = False
+    finally:
+        setting.server.stop()
+    print(f"\nresults: {options.out}, recordings: {options.recordings}, logs: {options.log_dir}")
+    return 0 if ok else EXIT_FAILED
+
+
+def _line(entry: dict[str, Any]) -> str:
+    if entry["status"] != "ok":
+        return f"{entry['title']:44} {entry['status']}: {entry['error']}"
+    text = f"{entry['title']:44} {entry['local_ms']:>9g} ms"
+    for model, errors in entry["summary"].items():
+        text += f"   {model} {errors['median']:.1%} (90 %: {errors['p90']:.1%})"
+    return text + "".join(f"   {name} {check['overhead']:+.1%}" for name, check in entry["checks"].items())
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """The results so far, to which programs are added."""
+    if not path.exists():
+        return {"format": FORMAT_VERSION, "budget": BUDGET, "check_gbps": CHECK_GBPS, "cases": {}}
+    try:
+        results = dict(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is no file of results: {error}") from error
+    if results.get("format") != FORMAT_VERSION or not isinstance(results.get("cases"), dict):
+        raise ValueError(f"{path} is no file of results of this program")
+    return results
+
+
+def _write(path: Path, results: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    temporary.write_text(json.dumps(machine.scrub(results), indent=1) + "\n")
+    os.replace(temporary, path)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--outboard", type=Path, required=True, help="the outboard program")
+    parser.add_argument("--out", type=Path, required=True, help="the results (JSON); other programs in it are kept")
+    parser.add_argument("--only", type=names, default=[], metavar="NAME,...", help="these programs or groups only")
+    parser.add_argument("--recordings", type=Path, default=ROOT / "build" / "recordings", help="where they are kept")
+    parser.add_argument("--constants", type=Path, help="what `outboard calibrate` measured here")
+    parser.add_argument(
+        "--budget-s", type=float, default=BUDGET_S, help="for everything; shared out among the programs"
+    )
+    parser.add_argument("--rounds", type=int, default=ROUNDS_MAX, help="turns of each network at most")
+    parser.add_argument("--turn-s", type=float, default=TURN_S, help="the length of a turn")
+    parser.add_argument("--no-local", action="store_true", help="without the local GPU: against the bare server")
+    parser.add_argument("--device", default="nvidia", help="passed to `outboard serve`")
+    parser.add_argument("--log-dir", type=Path, default=ROOT / "build" / "requirements")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""Predictions held against emulated networks: the arithmetic with made-up answers, the whole with the real program."""
+
+import json
+import os
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from test_run import FAKES, assert_nothing_runs
+
+import paper_plots
+import requirements
+import requirements_page
+from suite import ROOT, Group
+from turns import Case
+
+GROUP = Group("fake", (), directory=FAKES)
+OUTBOARD = Path(os.environ.get("OUTBOARD", ROOT / "target" / "debug" / "outboard"))
+
+
+def case(step, name=None):
+    return Case(name or step, f"the {step} case", "driver_steps", step, group="fake", warm_up=1, samples=2)
+
+
+def measure(tmp_path, *cases, extra=()):
+    out = tmp_path / "requirements.json"
+    arguments = ["--outboard", str(OUTBOARD), "--out", str(out), "--device", "soft", "--budget-s", "60", "--no-local"]
+    arguments += ["--log-dir", str(tmp_path / "logs"), "--recordings", str(tmp_path / "recordings")]
+    arguments += ["--rounds", "1", "--turn-s", "0.005", *extra]
+    status = requirements.main(arguments, cases, GROUP)
+    return status, json.loads(out.read_text()) if out.exists() else None
+
+
+def test_a_program_is_recorded_predicted_and_run_over_every_network(tmp_path, capsys):
+    status, results = measure(tmp_path, case("fill_and_read"), case("no_such_step"))
+    assert status == 1
+    failed = results["cases"]["no_such_step"]
+    assert failed["status"] == "error" and "no_such_step" in failed["error"]
+    entry = results["cases"]["fill_and_read"]
+    assert entry["status"] == "ok", entry
+    assert len(entry["networks"]) == len(requirements.RTTS_US) * len(requirements.BANDWIDTHS_GBPS)
+    # One call of the step waits: no network is faster than its round trip.
+    for network, found in entry["networks"].items():
+        rtt_us = float(network.partition("us")[0].removeprefix("rtt="))
+        assert found["median_ms"] * 1e3 >= rtt_us, network
+        assert set(found["predicted_overhead"]) == set(found["error"]) == {"simulated", "closed_form"}
+    assert set(entry["summary"]) == {"simulated", "closed_form"} and "fill_and_read" in capsys.readouterr().out
+    assert entry["recorded"]["iterations"] == requirements.ITERATIONS
+    assert (tmp_path / "recordings" / "fill_and_read.trace").stat().st_size == entry["recording_bytes"] > 0
+    # What is not asked for stays.
+    status, again = measure(tmp_path, case("fill_and_read"), case("no_such_step"), extra=["--only", "no_such_step"])
+    assert status == 1 and again["cases"]["fill_and_read"] == entry
+    assert_nothing_runs()
+
+
+def test_errors_are_of_step_times():
+    networks = {f"rtt={n}us": {"error": {"simulated": n / 100, "closed_form": -n / 10}} for n in range(1, 12)}
+    found = requirements.summary(networks)
+    assert found["simulated"] == {"median": 0.06, "p90": 0.1, "max": 0.11}
+    assert found["closed_form"] == {"median": 0.6, "p90": 1.0, "max": 1.1}
+    turns = requirements.Turns()
+    for base in (1.0, 3.0):
+        turns.add("", [base])
+        turns.add("rtt=1us", [1.5 * base])
+    assert turns.figures("rtt=1us")["overhead"] == 0.5
+
+
+def test_what_is_checked_follows_from_the_answer():
+    def answer(limit):
+        return {"rtt_max": [{"bits_per_s": 1e11, "rtt_ns": {"simulated": limit}}]}
+
+    assert requirements.checks(answer({"limit": "at", "value": 8e3})) == {
+        "half": "rtt=4us,bandwidth=100Gbps",
+        "at": "rtt=8us,bandwidth=100Gbps",
+        "double": "rtt=16us,bandwidth=100Gbps",
+    }
+    assert requirements.checks(answer({"limit": "never"})) == {}
+
+
+@pytest.mark.parametrize("extra", [["--only", "nonsense"], ["--out", "junk"]])
+def test_wrong_arguments(tmp_path, extra, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("junk").write_text("my notes")
+    status, _ = measure(tmp_path, case("ask"), extra=extra)
+    assert status == 2 and "requirements:" in capsys.readouterr().err
+    assert Path("junk").read_text() == "my notes"
+
+
+def made_up():
+    """A program whose overhead is 1 % a microsecond; the replay is right, the closed form says twice that."""
+    networks = {}
+    for gbps in requirements.BANDWIDTHS_GBPS:
+        for rtt in requirements.RTTS_US:
+            overhead = rtt / 100
+            closed = 2 * overhead
+            networks[requirements.network_name(rtt, gbps)] = {
+                "median_ms": 10 * (1 + overhead),
+                "overhead": overhead,
+                "predicted_overhead": {"simulated": overhead, "closed_form": closed},
+                "error": {"simulated": 0.0, "closed_form": (1 + closed) / (1 + overhead) - 1},
+            }
+    checks = {
+        name: {"network": f"rtt={5 * by:g}us,bandwidth=100Gbps", "overhead": 0.05 * by}
+        for name, by in requirements.CHECKED.items()
+    }
+    entry = {
+        "status": "ok",
+        "title": "A <program>",
+        "local_ms": 10.0,
+        "machine": {"gpus": [{"name": "A GPU", "driver_version": "1"}], "date_utc": "now", "commit": "abc"},
+        "networks": networks,
+        "summary": requirements.summary(networks),
+        "checks": checks,
+    }
+    failed = {"status": "error", "title": "Another", "error": "it hung"}
+    return {"format": 1, "budget": "5%", "check_gbps": 100, "cases": {"a": entry, "b": failed}}
+
+
+def test_the_page_shows_errors_checks_and_what_failed(tmp_path):
+    results, page = tmp_path / "results" / "r.json", tmp_path / "page.md"
+    results.parent.mkdir()
+    results.write_text(json.dumps(made_up()))
+    assert paper_plots.main([str(results), str(page)], make=requirements_page.document, program="page") == 0
+    text = page.read_text()
+    assert "| A <program> | 10 | 0.0% (0.0%, 0.0%) |" in text
+    assert "| A <program> | 5us | +2.5% | +5.0% | +10.0% | yes, yes, yes |" in text
+    assert "- Another: error, it hung" in text and "A GPU (driver 1)" in text
+    assert "+20.0% (+20.0%; +40.0%)" in text
+    picture = ElementTree.parse(tmp_path / "page" / "slopes.svg")
+    assert "A <program>" in "".join(picture.getroot().itertext())
+    for broken in ("", "{}", "[]"):
+        results.write_text(broken)
+        assert paper_plots.main([str(results), str(page)], make=requirements_page.document) == 1
+    assert page.read_text() == text
