@@ -79,6 +79,7 @@ fn make(number: usize, class: Class, begun: Begun, result: CUresult) {
     let here = thread::here();
     let made = Made {
         start: begun.start,
+        end: Instant::now(),
         class,
         request_bytes: here.request_bytes.replace(begun.outer.0),
         response_bytes: here.response_bytes.replace(begun.outer.1),

@@ -10,7 +10,7 @@ use std::{
     ffi::{CStr, OsStr, c_char},
     path::PathBuf,
     sync::{
-        Arc, Once,
+        Arc, Once, OnceLock,
         atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering},
     },
     time::{Instant, SystemTime, UNIX_EPOCH},
@@ -65,9 +65,20 @@ thread_local! {
     static STREAM: Cell<(u32, u64, u32)> = const { Cell::new((0, 0, 0)) };
 }
 
+/// Which variable names the file of whoever uses this: [`VARIABLE`], if no other was chosen.
+static CHOSEN: OnceLock<&'static str> = OnceLock::new();
+
+pub fn choose_variable(name: &'static str) {
+    let _ = CHOSEN.set(name);
+}
+
+fn variable() -> &'static str {
+    CHOSEN.get().copied().unwrap_or(VARIABLE)
+}
+
 /// Whether this process is to be recorded.
 pub fn is_wanted() -> bool {
-    env::var_os(VARIABLE).is_some_and(|path| !path.is_empty())
+    env::var_os(variable()).is_some_and(|path| !path.is_empty())
 }
 
 /// The recording that is being made, if one is.
@@ -98,7 +109,7 @@ pub fn begin(functions: usize) -> Option<&'static Live> {
 }
 
 fn make(functions: usize) -> Option<&'static Live> {
-    let path = PathBuf::from(env::var_os(VARIABLE)?);
+    let path = PathBuf::from(env::var_os(variable())?);
     let about = about_this_process();
     let (writer, drain) = match Writer::create(&path, &about) {
         Ok(created) => created,
@@ -145,6 +156,7 @@ pub unsafe fn mark(name: *const c_char, is_end: bool, functions: usize) {
 #[derive(Debug, Clone, Copy)]
 pub struct Made {
     pub start: Instant,
+    pub end: Instant,
     pub class: crate::Class,
     pub request_bytes: u64,
     pub response_bytes: u64,
@@ -158,9 +170,8 @@ impl Live {
         &self.writer
     }
 
-    /// Records a call that ends now.
+    /// Records a call.
     pub fn call(&self, function: usize, name: &str, made: &Made) {
-        let now = Instant::now();
         let thread = self.thread();
         let start_ns = self.writer.at(made.start);
         self.writer.append(
@@ -170,7 +181,7 @@ impl Live {
                 class: made.class,
                 thread,
                 start_ns,
-                duration_ns: self.writer.at(now) - start_ns,
+                duration_ns: self.writer.at(made.end).saturating_sub(start_ns),
                 request_bytes: made.request_bytes,
                 response_bytes: made.response_bytes,
                 stream: made.stream,

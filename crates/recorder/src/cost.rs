@@ -1,0 +1,282 @@
+//! What remoting a call would cost: from its declaration, and from its arguments where these decide.
+//!
+//! Estimates where the client's state decides: it answers some calls from what it knows, and what it knows is not modelled
+//! here but for questions that are asked again. `docs/trace-format.md` lists them.
+
+use std::{
+    collections::{HashMap, HashSet},
+    ffi::{CStr, c_int, c_void},
+    sync::OnceLock,
+};
+
+use outboard_api::{
+    cuda::{
+        CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUdeviceptr, CUlaunchAttribute, CUlaunchConfig, CUstream,
+    },
+    decl::Class,
+};
+use outboard_image::raw;
+use outboard_trace::live;
+use outboard_wire::{
+    frame::{HEADER_BYTES, copy_in_len, copy_out_len, request_len},
+    limits::{CHUNK_BYTES_MAX, IMAGE_KEPT_BYTES_MIN},
+    messages,
+};
+use parking_lot::Mutex;
+
+use crate::{driver, entry::CALLS};
+
+pub(crate) const ATTRIBUTE_BYTES: usize = size_of::<CUlaunchAttribute>();
+/// The description of a box: an estimate.
+const BOX_BYTES: u64 = 64;
+/// What the answer to loading a module says of each kernel is not known: an estimate.
+const CARD_BYTES: u64 = 64;
+/// Parameters of a kernel that the driver does not tell of.
+const PARAM_BYTES_UNKNOWN: usize = 64;
+/// Parameters of a kernel, and questions that are remembered.
+const PARAMS_MAX: usize = 4096;
+const REMEMBERED_MAX: usize = 1 << 20;
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, and `CU_MEMORYTYPE_*`.
+const MEMORY_TYPE: u32 = 2;
+const TYPE_HOST: u32 = 1;
+const TYPE_DEVICE: u32 = 2;
+const TYPE_ARRAY: u32 = 3;
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cost {
+    pub(crate) class: Class,
+    pub(crate) request_bytes: u64,
+    pub(crate) response_bytes: u64,
+}
+
+impl Cost {
+    pub(crate) const NONE: Cost = Cost::new(Class::Local, 0, 0);
+
+    pub(crate) const fn new(class: Class, request_bytes: u64, response_bytes: u64) -> Cost {
+        Cost {
+            class,
+            request_bytes,
+            response_bytes,
+        }
+    }
+}
+
+/// A question that the client answers itself when it comes again.
+pub(crate) fn asked_once(number: usize, values: &[u64]) -> Cost {
+    static ASKED: Mutex<Option<HashSet<Vec<u64>>>> = Mutex::new(None);
+    let mut key = vec![number as u64];
+    key.extend_from_slice(values);
+    let mut asked = ASKED.lock();
+    let asked = asked.get_or_insert_default();
+    match asked.len() < REMEMBERED_MAX && asked.insert(key) {
+        true => CALLS[number].1,
+        false => Cost::NONE,
+    }
+}
+
+pub(crate) fn launch(function: usize, attribute_bytes: usize) -> Cost {
+    let (attributes, params) = (vec![0; attribute_bytes], param_bytes(function));
+    let message = messages::Launch {
+        kernel: 0,
+        stream: 0,
+        grid_x: 0,
+        grid_y: 0,
+        grid_z: 0,
+        block_x: 0,
+        block_y: 0,
+        block_z: 0,
+        shared_bytes: 0,
+        attributes: &attributes,
+        params: &[],
+    };
+    let bytes = request_len(&message) + params;
+    Cost::new(Class::Outstanding, bytes as u64, 0)
+}
+
+/// # Safety
+/// NULL or a configuration.
+pub(crate) unsafe fn launch_of(config: *const CUlaunchConfig, function: usize) -> Cost {
+    // SAFETY: the caller's promise.
+    let attributes = unsafe { config.as_ref() }.map_or(0, |config| config.num_attrs as usize);
+    launch(function, attributes.min(64) * ATTRIBUTE_BYTES)
+}
+
+/// How long the parameters of a kernel are; asked of the driver once for each.
+fn param_bytes(function: usize) -> usize {
+    static KNOWN: Mutex<Option<HashMap<usize, usize>>> = Mutex::new(None);
+    if let Some(bytes) = KNOWN.lock().as_ref().and_then(|known| known.get(&function)) {
+        return *bytes;
+    }
+    let bytes = ask_param_bytes(c"cuFuncGetParamInfo", function)
+        .or_else(|| ask_param_bytes(c"cuKernelGetParamInfo", function))
+        .unwrap_or(PARAM_BYTES_UNKNOWN);
+    let mut known = KNOWN.lock();
+    let known = known.get_or_insert_default();
+    if known.len() < REMEMBERED_MAX {
+        known.insert(function, bytes);
+    }
+    bytes
+}
+
+fn ask_param_bytes(name: &CStr, function: usize) -> Option<usize> {
+    type Ask = unsafe extern "C" fn(usize, usize, *mut usize, *mut usize) -> c_int;
+    // SAFETY: a function of this type.
+    let ask: Ask = unsafe { std::mem::transmute(driver::function(name)?) };
+    let mut end = None;
+    for index in 0..PARAMS_MAX {
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: a function that was just launched, and two outputs.
+        if unsafe { ask(function, index, &mut offset, &mut size) } != 0 {
+            // A kernel without parameters is told from no kernel by the other question.
+            return end;
+        }
+        end = Some(offset + size);
+    }
+    end
+}
+
+pub(crate) fn to_device(bytes: usize) -> Cost {
+    Cost::new(Class::Outstanding, copy_in_len(bytes as u64), 0)
+}
+
+pub(crate) fn to_host(bytes: usize) -> Cost {
+    let (request, response) = copy_out_len(bytes as u64);
+    Cost::new(Class::Synchronous, request, response)
+}
+
+/// Into pinned memory nobody waits for the bytes.
+pub(crate) fn to_host_async(dst: u64, bytes: usize) -> Cost {
+    let cost = to_host(bytes);
+    match memory_type(dst) {
+        Some(TYPE_HOST) => Cost {
+            class: Class::Outstanding,
+            ..cost
+        },
+        _ => cost,
+    }
+}
+
+/// A copy whose direction the addresses tell.
+pub(crate) fn copy(dst: u64, src: u64, bytes: usize, is_async: bool) -> Cost {
+    let is_device = |address| memory_type(address) == Some(TYPE_DEVICE);
+    match (is_device(dst), is_device(src)) {
+        (true, false) => to_device(bytes),
+        (false, true) if is_async => to_host_async(dst, bytes),
+        (false, true) => to_host(bytes),
+        (true, true) => {
+            let message = messages::Copy {
+                dst,
+                src,
+                len: bytes as u64,
+                stream: 0,
+            };
+            Cost::new(Class::Outstanding, request_len(&message) as u64, 0)
+        }
+        // The stream is waited for, and the bytes stay here.
+        (false, false) => Cost::new(
+            Class::Synchronous,
+            HEADER_BYTES as u64 + 20,
+            HEADER_BYTES as u64,
+        ),
+    }
+}
+
+/// # Safety
+/// NULL or a description of a copy.
+pub(crate) unsafe fn copy_2d(copy: *const CUDA_MEMCPY2D) -> Cost {
+    // SAFETY: the caller's promise.
+    let Some(copy) = (unsafe { copy.as_ref() }) else {
+        return Cost::NONE;
+    };
+    let bytes = copy.width_in_bytes.saturating_mul(copy.height);
+    copy_box(
+        is_host(copy.dst_memory_type, copy.dst_device),
+        is_host(copy.src_memory_type, copy.src_device),
+        bytes as u64,
+    )
+}
+
+/// # Safety
+/// NULL or a description of a copy.
+pub(crate) unsafe fn copy_3d(copy: *const CUDA_MEMCPY3D) -> Cost {
+    // SAFETY: the caller's promise.
+    let Some(copy) = (unsafe { copy.as_ref() }) else {
+        return Cost::NONE;
+    };
+    let area = copy.width_in_bytes.saturating_mul(copy.height);
+    copy_box(
+        is_host(copy.dst_memory_type, copy.dst_device),
+        is_host(copy.src_memory_type, copy.src_device),
+        area.saturating_mul(copy.depth) as u64,
+    )
+}
+
+fn copy_box(to_host: bool, from_host: bool, bytes: u64) -> Cost {
+    let head = HEADER_BYTES as u64 + 8 + 4 + BOX_BYTES;
+    match (to_host, from_host) {
+        (false, true) => Cost::new(Class::Outstanding, head + 4 + bytes, 0),
+        (true, false) => Cost::new(Class::Synchronous, head, HEADER_BYTES as u64 + 4 + bytes),
+        _ => Cost::new(Class::Outstanding, head, 0),
+    }
+}
+
+fn is_host(kind: u32, address: CUdeviceptr) -> bool {
+    match kind {
+        TYPE_HOST => true,
+        TYPE_DEVICE | TYPE_ARRAY => false,
+        _ => memory_type(address) != Some(TYPE_DEVICE),
+    }
+}
+
+/// What the driver says that an address is; nothing of memory that it does not know.
+fn memory_type(address: u64) -> Option<u32> {
+    type Ask = unsafe extern "C" fn(*mut c_void, u32, u64) -> c_int;
+    static ASK: OnceLock<Option<usize>> = OnceLock::new();
+    let ask =
+        (*ASK.get_or_init(|| driver::function(c"cuPointerGetAttribute").map(|f| f as usize)))?;
+    let mut kind = 0u32;
+    // SAFETY: a function of this type, with room for what this question answers.
+    let status = unsafe {
+        let ask: Ask = std::mem::transmute(ask);
+        ask((&raw mut kind).cast(), MEMORY_TYPE, address)
+    };
+    (status == 0).then_some(kind)
+}
+
+/// A module's image travels with the call that loads it; of a large one a server may have kept it, which is not known here.
+///
+/// # Safety
+/// As `cuModuleLoadData` asks.
+pub(crate) unsafe fn load(image: *const c_void) -> Cost {
+    // SAFETY: the caller's promise.
+    let len = unsafe { raw::locate(image) }.map_or(0, |image| image.bytes.len());
+    let ask = messages::LibraryLoad {
+        library: 0,
+        hash: &[0; 32],
+        len: 0,
+        options: &[],
+    };
+    let put = messages::ImagePut {
+        hash: &[0; 32],
+        offset: 0,
+        len: 0,
+        data: &[],
+    };
+    let pieces = len.div_ceil(CHUNK_BYTES_MAX);
+    let asks = if len < IMAGE_KEPT_BYTES_MIN { 1 } else { 2 };
+    let request = asks * request_len(&ask) + pieces * request_len(&put) + len;
+    Cost::new(
+        Class::Synchronous,
+        request as u64,
+        HEADER_BYTES as u64 + CARD_BYTES,
+    )
+}
+
+/// A stream is gone: its handle may come again.
+pub(crate) fn forget_stream(stream: CUstream) -> Cost {
+    if let Some(live) = live::live() {
+        live.forget_stream(stream.0 as u64);
+    }
+    let message = messages::StreamDestroy { stream: 0 };
+    Cost::new(Class::Outstanding, request_len(&message) as u64, 0)
+}

@@ -1,0 +1,148 @@
+//! The driver behind us: found by name, its functions put into the table that ours jump through.
+
+use std::{
+    ffi::{CStr, CString, c_char, c_int, c_void},
+    io::Write as _,
+    os::unix::ffi::OsStrExt,
+    ptr,
+    sync::atomic::{AtomicBool, AtomicPtr, Ordering},
+};
+
+use outboard_api::CUresult;
+use outboard_trace::{Device, live};
+
+use crate::entry::{EXPORTS, SLOTS};
+
+/// Names the driver.
+pub(crate) const VARIABLE: &str = "OUTBOARD_DRIVER";
+/// Names the recording: not by the variable that Outboard's client library looks at, which may be the driver here.
+const RECORD_VARIABLE: &str = "OUTBOARD_RECORD_LOCAL";
+const NAME_BYTES: usize = 256;
+
+static HANDLE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+extern "C" fn at_load() {
+    live::choose_variable(RECORD_VARIABLE);
+    load();
+}
+
+// SAFETY: the loader calls it once, after the libraries that we need.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
+
+/// Opens the driver and fills the table.
+fn load() {
+    let Some(name) = std::env::var_os(VARIABLE).filter(|name| !name.is_empty()) else {
+        return say(format_args!(
+            "{VARIABLE} names no driver; start the program with `outboard run --local --record FILE -- PROGRAM`"
+        ));
+    };
+    let Ok(path) = CString::new(name.as_bytes()) else {
+        return say(format_args!("{VARIABLE} is no file name"));
+    };
+    // SAFETY: the loader runs the initialisers of the library that the user named.
+    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if handle.is_null() {
+        // SAFETY: the message of the call that failed, or null.
+        let why = unsafe { libc::dlerror().as_ref() }
+            // SAFETY: a C string of the loader's.
+            .map(|why| unsafe { CStr::from_ptr(why) }.to_string_lossy());
+        return say(format_args!(
+            "{} cannot be loaded: {}",
+            name.display(),
+            why.unwrap_or_default()
+        ));
+    }
+    for ((symbol, ours), slot) in EXPORTS.iter().zip(&SLOTS) {
+        // SAFETY: a library that is open, for good.
+        let real = unsafe { libc::dlsym(handle, symbol.as_ptr()) };
+        if real.cast_const() == ours.0 {
+            return say(format_args!(
+                "{} is this library itself, not a driver",
+                name.display()
+            ));
+        }
+        if !real.is_null() {
+            slot.store(real, Ordering::Relaxed);
+        }
+    }
+    HANDLE.store(handle, Ordering::Release);
+}
+
+/// What stands in the place of a function that the driver has not got.
+pub(crate) extern "C" fn missing<const SLOT: usize>() -> CUresult {
+    if HANDLE.load(Ordering::Acquire).is_null() {
+        return CUresult::CUDA_ERROR_NO_DEVICE;
+    }
+    static SAID: [AtomicBool; 1024] = [const { AtomicBool::new(false) }; 1024];
+    if !SAID[SLOT % SAID.len()].swap(true, Ordering::Relaxed) {
+        let (symbol, _) = EXPORTS[SLOT];
+        say(format_args!(
+            "the driver has no {}",
+            symbol.to_string_lossy()
+        ));
+    }
+    CUresult::CUDA_ERROR_NOT_FOUND
+}
+
+/// The driver's function of a name, where it has one.
+pub(crate) fn function(name: &CStr) -> Option<*mut c_void> {
+    let handle = HANDLE.load(Ordering::Acquire);
+    if handle.is_null() {
+        return None;
+    }
+    // SAFETY: a library that is open, for good.
+    let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
+    (!found.is_null()).then_some(found)
+}
+
+/// `cuInit` has succeeded: what is recorded on.
+pub(crate) fn is_there() {
+    let Some(live) = live::live() else { return };
+    let mut version: c_int = 0;
+    let mut count: c_int = 0;
+    // SAFETY: functions of these types, with room for what they answer.
+    unsafe {
+        if let Some(ask) = function(c"cuDriverGetVersion") {
+            let ask: unsafe extern "C" fn(*mut c_int) -> c_int = std::mem::transmute(ask);
+            ask(&mut version);
+        }
+        if let Some(ask) = function(c"cuDeviceGetCount") {
+            let ask: unsafe extern "C" fn(*mut c_int) -> c_int = std::mem::transmute(ask);
+            ask(&mut count);
+        }
+    }
+    let devices = (0..count).map(device).collect();
+    live.know(|about| {
+        about.driver_version = u32::try_from(version).unwrap_or(0);
+        about.devices = devices;
+    });
+}
+
+fn device(number: c_int) -> Device {
+    let mut name = [0 as c_char; NAME_BYTES];
+    let mut memory_bytes = 0usize;
+    // SAFETY: functions of these types, with room for what they answer. The name ends with a 0 at its last byte at the latest.
+    let name = unsafe {
+        if let Some(ask) = function(c"cuDeviceGetName") {
+            let ask: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int =
+                std::mem::transmute(ask);
+            ask(name.as_mut_ptr(), NAME_BYTES as c_int - 1, number);
+        }
+        if let Some(ask) = function(c"cuDeviceTotalMem_v2") {
+            let ask: unsafe extern "C" fn(*mut usize, c_int) -> c_int = std::mem::transmute(ask);
+            ask(&mut memory_bytes, number);
+        }
+        CStr::from_ptr(name.as_ptr())
+    };
+    Device {
+        name: name.to_string_lossy().into_owned(),
+        memory_bytes: memory_bytes as u64,
+    }
+}
+
+pub(crate) fn say(what: impl std::fmt::Display) {
+    // stderr may be closed; eprintln! would panic.
+    let _ = writeln!(std::io::stderr(), "outboard: {what}");
+}

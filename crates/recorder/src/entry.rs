@@ -1,0 +1,34 @@
+//! Every symbol that libcuda.so.1 exports, generated from the declarations.
+
+#![allow(
+    non_snake_case,
+    non_camel_case_types,
+    unused_imports,
+    unused_unsafe,
+    clippy::too_many_arguments,
+    clippy::missing_safety_doc,
+    clippy::missing_transmute_annotations,
+    clippy::unnecessary_cast
+)]
+
+use std::{
+    ffi::{CStr, c_char, c_void},
+    sync::atomic::{AtomicPtr, Ordering},
+};
+
+use outboard_api::{CUresult, cuda::*, decl::Class};
+
+use crate::{
+    cost::{self, Cost},
+    driver::missing,
+    guard, procaddr,
+};
+
+/// The address of an exported function.
+#[derive(Clone, Copy)]
+pub(crate) struct Export(pub(crate) *const c_void);
+
+// SAFETY: the address of a function, never written through.
+unsafe impl Sync for Export {}
+
+include!(concat!(env!("OUT_DIR"), "/entry.rs"));

@@ -1,0 +1,68 @@
+//! `cuGetProcAddress`: the driver says what there is, and where it is ours to pass on we answer ourselves.
+
+use std::{
+    collections::HashMap,
+    ffi::{CStr, c_char, c_void},
+    sync::{OnceLock, atomic::Ordering},
+};
+
+use outboard_api::{CUDA_VERSION, CUresult, procaddr::Table};
+
+use crate::entry::{EXPORTS, SLOTS};
+
+struct Ours {
+    /// By the driver's address.
+    by_address: HashMap<usize, usize>,
+    by_name: HashMap<&'static [u8], usize>,
+    table: Option<Table>,
+}
+
+fn ours() -> &'static Ours {
+    static OURS: OnceLock<Ours> = OnceLock::new();
+    OURS.get_or_init(|| Ours {
+        by_address: (SLOTS.iter().enumerate())
+            .map(|(index, slot)| (slot.load(Ordering::Relaxed) as usize, index))
+            .collect(),
+        by_name: (EXPORTS.iter().enumerate())
+            .map(|(index, (name, _))| (name.to_bytes(), index))
+            .collect(),
+        table: Table::new().ok(),
+    })
+}
+
+/// Puts our function in the place of the driver's, where the driver found one.
+///
+/// # Safety
+/// The arguments and the result of a call of `cuGetProcAddress`.
+pub(crate) unsafe fn replace(
+    result: CUresult,
+    symbol: *const c_char,
+    function: *mut *mut c_void,
+    version: i32,
+    flags: u64,
+) {
+    if result != CUresult::CUDA_SUCCESS || symbol.is_null() || function.is_null() {
+        return;
+    }
+    // SAFETY: the call has succeeded: the name was one, and the output is written.
+    let (name, real) = unsafe { (CStr::from_ptr(symbol), *function) };
+    if real.is_null() {
+        return;
+    }
+    let ours = ours();
+    let by_address = ours.by_address.get(&(real as usize)).copied();
+    let index = by_address.or_else(|| {
+        // The driver may answer with another address than the exported one. What came after the versions that we know may
+        // be of another type: that passes.
+        let version = u32::try_from(version).ok().filter(|v| *v <= CUDA_VERSION)?;
+        let table = ours.table.as_ref()?;
+        let exported = table
+            .resolve(&name.to_string_lossy(), version, flags)
+            .ok()?;
+        ours.by_name.get(exported.as_bytes()).copied()
+    });
+    if let Some(index) = index {
+        // SAFETY: as above.
+        unsafe { function.write(EXPORTS[index].1.0.cast_mut()) };
+    }
+}
