@@ -30,7 +30,7 @@ demo: build
 
 build:
 	@mkdir -p build
-	$(CARGO) build --release --quiet -p outboard-cli -p outboard-client -p outboard-nvml
+	$(CARGO) build --release --quiet -p outboard-cli -p outboard-client -p outboard-nvml -p outboard-recorder
 
 examples: $(TOOLCHAIN)
 	@$(MAKE) --no-print-directory -C examples -j$(shell nproc)
@@ -62,7 +62,7 @@ fuzz:
 
 # Programs that nobody relinked, over shm and tcp, on the software device; and everything that should fail.
 programs: $(TOOLCHAIN) examples
-	$(CARGO) build --quiet -p outboard-cli -p outboard-client -p outboard-nvml
+	$(CARGO) build --quiet -p outboard-cli -p outboard-client -p outboard-nvml -p outboard-recorder
 	$(TOOLCHAIN) -m pytest -q tests --ignore tests/instructions
 	$(TOOLCHAIN) -m pytest -q gpu-check/tests
 
@@ -99,6 +99,8 @@ install: build
 	install -D -m 755 $(RELEASE)/outboard $(DESTDIR)$(PREFIX)/bin/outboard
 	install -D -m 755 $(RELEASE)/liboutboard_client.so $(DESTDIR)$(PREFIX)/lib/outboard/libcuda.so.1
 	install -D -m 755 $(RELEASE)/liboutboard_nvml.so $(DESTDIR)$(PREFIX)/lib/outboard/libnvidia-ml.so.1
+	install -D -m 755 $(RELEASE)/liboutboard_recorder.so $(DESTDIR)$(PREFIX)/lib/outboard/recorder/libcuda.so.1
+	ln -sf libcuda.so.1 $(DESTDIR)$(PREFIX)/lib/outboard/recorder/libcuda.so
 	ln -sf libcuda.so.1 $(DESTDIR)$(PREFIX)/lib/outboard/libcuda.so
 	ln -sf libnvidia-ml.so.1 $(DESTDIR)$(PREFIX)/lib/outboard/libnvidia-ml.so
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions

@@ -94,14 +94,20 @@ const BY_ARGUMENTS: &[(&str, &str)] = &[
     ),
     ("cuLaunchKernelEx", "cost::launch_of(config, f.0)"),
     ("cuMemcpyHtoD_v2", "cost::to_device(byte_count)"),
-    ("cuMemcpyHtoDAsync_v2", "cost::to_device(byte_count)"),
+    (
+        "cuMemcpyHtoDAsync_v2",
+        "cost::to_device_async(byte_count, h_stream)",
+    ),
     ("cuMemcpyDtoH_v2", "cost::to_host(byte_count)"),
     (
         "cuMemcpyDtoHAsync_v2",
-        "cost::to_host_async(dst_host as u64, byte_count)",
+        "cost::to_host_async(dst_host as u64, byte_count, h_stream)",
     ),
-    ("cuMemcpy", "cost::copy(dst, src, byte_count, false)"),
-    ("cuMemcpyAsync", "cost::copy(dst, src, byte_count, true)"),
+    ("cuMemcpy", "cost::copy(dst, src, byte_count, None)"),
+    (
+        "cuMemcpyAsync",
+        "cost::copy(dst, src, byte_count, Some(h_stream))",
+    ),
     ("cuMemcpy2D_v2", "cost::copy_2d(p_copy)"),
     ("cuMemcpy2DUnaligned_v2", "cost::copy_2d(p_copy)"),
     ("cuMemcpy2DAsync_v2", "cost::copy_2d(p_copy)"),
@@ -215,17 +221,14 @@ fn entry(
         )?);
     }
     let args_list: Vec<String> = params.iter().map(|(name, _)| name.clone()).collect();
-    let stream = match per_thread {
-        Some(PerThread::Ptsz) => format!(
-            "{}.map(guard::per_thread)",
-            stream_of(target, &args_list, None)
-        ),
-        other => stream_of(target, &args_list, other),
-    };
-    let stream = match stream.as_str() {
-        "None.map(guard::per_thread)" => "None".into(),
-        _ => stream,
-    };
+    // As the client has it: the null stream of a `_ptsz` call is the thread's own.
+    let streams: Vec<String> = (target.params.iter().zip(&args_list))
+        .map(|(param, arg)| match (per_thread, param.ctype.as_str()) {
+            (Some(PerThread::Ptsz), "CUstream") => format!("guard::per_thread({arg})"),
+            _ => arg.clone(),
+        })
+        .collect();
+    let stream = stream_of(target, &streams, per_thread);
     let cost = match BY_ARGUMENTS
         .iter()
         .find(|(symbol, _)| *symbol == call.symbol)

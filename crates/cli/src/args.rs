@@ -143,6 +143,8 @@ Examples:
   outboard run --emulate rtt=20us,bandwidth=25Gbps -- ./vectoradd
                                                      how slow it would be with the GPU behind that network
   outboard run --record a.trace -- python train.py   put every call down, for outboard trace
+  outboard run --local --record a.trace -- python train.py
+                                                     the same of this machine's own GPU, without a server
 
 A program with several processes writes one recording for each that uses the GPU: FILE, and FILE.PID for the others.")]
 pub(crate) struct RunArgs {
@@ -158,6 +160,9 @@ pub(crate) struct RunArgs {
     /// Delay what goes between program and server as this network would: rtt=10us,bandwidth=1Gbps, or a known one
     #[arg(long, value_name = "NETWORK", env = emulated::VARIABLE, long_help = networks_help())]
     pub(crate) emulate: Option<Network>,
+    /// Use this machine's own driver, to record what remoting would carry; OUTBOARD_DRIVER may name another one
+    #[arg(long, requires = "record", conflicts_with = "stats")]
+    pub(crate) local: bool,
     /// Record every driver call there; a recording that is there already is replaced, any other file is not
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,

@@ -17,16 +17,28 @@ pub(crate) struct Library {
     pub(crate) names: [&'static str; 2],
     /// As cargo calls it.
     built_name: &'static str,
+    /// Where it is installed, below the folder of libraries.
+    installed_in: &'static str,
 }
 
 pub(crate) const CUDA: Library = Library {
     names: ["libcuda.so.1", "libcuda.so"],
     built_name: "liboutboard_client.so",
+    installed_in: "outboard",
 };
 pub(crate) const NVML: Library = Library {
     names: ["libnvidia-ml.so.1", "libnvidia-ml.so"],
     built_name: "liboutboard_nvml.so",
+    installed_in: "outboard",
 };
+/// Passes everything on to this machine's driver and records it. Apart from the others: it bears a name of theirs.
+const RECORDER: Library = Library {
+    names: CUDA.names,
+    built_name: "liboutboard_recorder.so",
+    installed_in: "outboard/recorder",
+};
+/// Exported by Outboard's own libraries, and by no driver.
+const OUR_MARKS: [&[u8]; 2] = [b"outboard_client\0", b"outboard_mark\0"];
 
 impl Library {
     /// Beside the executable, as installed or as built.
@@ -34,8 +46,14 @@ impl Library {
         let executable = env::current_exe().context("asking where this executable is")?;
         let folder = executable.parent().unwrap_or(Path::new("/"));
         let places = [
-            folder.join("lib/outboard").join(self.names[0]),
-            folder.join("../lib/outboard").join(self.names[0]),
+            folder
+                .join("lib")
+                .join(self.installed_in)
+                .join(self.names[0]),
+            folder
+                .join("../lib")
+                .join(self.installed_in)
+                .join(self.names[0]),
             folder.join(self.built_name),
             folder.join("deps").join(self.built_name),
         ];
@@ -63,7 +81,57 @@ pub(crate) fn folder() -> anyhow::Result<PathBuf> {
             eprintln!("outboard: programs will see no NVML (as nvidia-smi needs it): {error}")
         }
     }
-    if let Some(installed) = cuda
+    folder_of(&cuda, links)
+}
+
+/// A folder with the recorder in the driver's place; the management library is the machine's own.
+pub(crate) fn recorder_folder() -> anyhow::Result<PathBuf> {
+    let recorder = RECORDER.find()?;
+    let links = RECORDER.names.map(|name| (name, recorder.clone()));
+    folder_of(&recorder, links.into())
+}
+
+/// This machine's own driver: `OUTBOARD_DRIVER`, or what the loader finds.
+pub(crate) fn driver(variable: &str) -> anyhow::Result<PathBuf> {
+    if let Some(given) = env::var_os(variable).filter(|name| !name.is_empty()) {
+        let path = PathBuf::from(given);
+        loads(&path).map_err(|why| anyhow::anyhow!("{variable}={}: {why}", path.display()))?;
+        return path
+            .canonicalize()
+            .with_context(|| format!("{variable}={}", path.display()));
+    }
+    // SAFETY: a driver's initialisers do nothing before it is asked to begin.
+    let library = unsafe { libloading::Library::new(CUDA.names[0]) }.with_context(|| {
+        format!(
+            "this machine has no driver to be recorded; {variable} may name its {}",
+            CUDA.names[0]
+        )
+    })?;
+    // SAFETY: looked for, not used.
+    let is_ours = |mark: &&[u8]| unsafe { library.get::<*const ()>(mark) }.is_ok();
+    if OUR_MARKS.iter().any(is_ours) {
+        bail!(
+            "the loader finds Outboard's own {} in place of a driver; take it out of LD_LIBRARY_PATH, or let {variable} name the driver's",
+            CUDA.names[0]
+        );
+    }
+    let maps = fs::read_to_string("/proc/self/maps").context("asking where the driver lies")?;
+    std::mem::forget(library);
+    let path = maps
+        .lines()
+        .filter_map(|line| line.find('/').map(|at| &line[at..]))
+        .find(|path| {
+            Path::new(path)
+                .file_name()
+                .is_some_and(|name| name.as_encoded_bytes().starts_with(b"libcuda.so"))
+        });
+    path.map(PathBuf::from)
+        .context("the driver is loaded, and lies nowhere")
+}
+
+/// The folder of the library if it has all the names, or one with links of these names.
+fn folder_of(library: &Path, links: Vec<(&str, PathBuf)>) -> anyhow::Result<PathBuf> {
+    if let Some(installed) = library
         .parent()
         .filter(|f| links.iter().all(|(n, _)| f.join(n).exists()))
     {

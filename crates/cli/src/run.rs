@@ -18,33 +18,22 @@ use crate::{args::RunArgs, libraries, peer, serve::default_endpoint};
 
 /// NVTX, which is compiled into programs, loads this library and tells it of the program's ranges.
 const NVTX_VARIABLE: &str = "NVTX_INJECTION64_PATH";
+/// Names the driver behind the library that records.
+const DRIVER_VARIABLE: &str = "OUTBOARD_DRIVER";
 /// As env(1) and shells have it.
 const EXIT_CANNOT_EXECUTE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
 
 pub(crate) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
-    let endpoint = match args.gpu {
-        Some(endpoint) => endpoint,
-        None => default_endpoint()?,
-    };
-    let folder = libraries::folder()?;
-    peer::greet_over(&endpoint, args.emulate)?;
     let [program, arguments @ ..] = args.program.as_slice() else {
         anyhow::bail!("no program to run");
     };
     let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .envs(environment(&folder, &endpoint))
-        .env(VARIABLE, args.optimise.to_string());
-    if let Some(network) = args.emulate {
-        command.env(emulated::VARIABLE, network.to_string());
-    }
-    if args.stats {
-        command.env("OUTBOARD_STATS", "-");
-    }
-    if let Some(path) = &args.record {
-        command.envs(recording(path, args.iterations.as_deref(), &folder)?);
+    command.args(arguments);
+    if args.local {
+        here(&mut command, &args)?;
+    } else {
+        behind_a_server(&mut command, &args)?;
     }
     // From here on the process is the program: signals, terminal and exit code are its own.
     let error = command.exec();
@@ -55,11 +44,60 @@ pub(crate) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     }))
 }
 
+fn behind_a_server(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> {
+    let endpoint = match &args.gpu {
+        Some(endpoint) => endpoint.clone(),
+        None => default_endpoint()?,
+    };
+    let folder = libraries::folder()?;
+    peer::greet_over(&endpoint, args.emulate)?;
+    command
+        .envs(environment(&folder, &endpoint))
+        .env(VARIABLE, args.optimise.to_string());
+    if let Some(network) = args.emulate {
+        command.env(emulated::VARIABLE, network.to_string());
+    }
+    if args.stats {
+        command.env("OUTBOARD_STATS", "-");
+    }
+    if let Some(path) = &args.record {
+        let variables = recording(live::VARIABLE, path, args.iterations.as_deref(), &folder)?;
+        command.envs(variables);
+    }
+    Ok(())
+}
+
+/// On this machine's own driver, through the library that records.
+fn here(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> {
+    let path = args.record.as_ref().context("--local is for --record")?;
+    let driver = libraries::driver(DRIVER_VARIABLE)?;
+    let folder = libraries::recorder_folder()?;
+    let variables = recording(
+        live::LOCAL_VARIABLE,
+        path,
+        args.iterations.as_deref(),
+        &folder,
+    )?;
+    command
+        .env(DRIVER_VARIABLE, driver)
+        .envs(library_environment(&folder))
+        .envs(variables);
+    Ok(())
+}
+
 /// What makes a program use the server at the endpoint, through the libraries in the folder.
-pub(crate) fn environment(folder: &Path, endpoint: &Endpoint) -> [(&'static str, OsString); 4] {
+pub(crate) fn environment(
+    folder: &Path,
+    endpoint: &Endpoint,
+) -> impl Iterator<Item = (&'static str, OsString)> {
+    let gpu = ("OUTBOARD_GPU", endpoint.to_string().into());
+    library_environment(folder).into_iter().chain([gpu])
+}
+
+/// What makes a program load the libraries in the folder.
+fn library_environment(folder: &Path) -> [(&'static str, OsString); 3] {
     let path = prepend(folder, env::var_os("LD_LIBRARY_PATH"));
     [
-        ("OUTBOARD_GPU", endpoint.to_string().into()),
         ("LD_LIBRARY_PATH", path),
         // Triton and Numba look for the driver by other ways than the loader's.
         ("TRITON_LIBCUDA_PATH", folder.into()),
@@ -72,6 +110,7 @@ pub(crate) fn environment(folder: &Path, endpoint: &Endpoint) -> [(&'static str,
 
 /// What makes a program record its calls. That the file can be written is found out now.
 fn recording(
+    variable: &'static str,
     path: &Path,
     iterations: Option<&str>,
     folder: &Path,
@@ -81,7 +120,7 @@ fn recording(
     outboard_trace::claim(&path)?;
     let nvtx = folder.join(libraries::CUDA.names[0]);
     let mut variables = vec![
-        (live::VARIABLE, path.into_os_string()),
+        (variable, path.into_os_string()),
         (NVTX_VARIABLE, nvtx.into_os_string()),
     ];
     if let Some(name) = iterations {

@@ -131,10 +131,7 @@ fn table(summary: &Summary, top: usize) -> Result<String, std::fmt::Error> {
     }
     match &summary.gpu {
         Some(gpu) => gpu_table(&mut out, gpu, top)?,
-        None => writeln!(
-            out,
-            "\nno times of the GPU: they are recorded with --local only"
-        )?,
+        None => writeln!(out, "\nthere are no times of the GPU in this recording")?,
     }
     Ok(out)
 }

@@ -136,4 +136,9 @@ impl Rows {
             slice_pitch: bytes,
         }
     }
+
+    /// What is copied, without what lies between the rows.
+    pub(crate) fn bytes(&self) -> usize {
+        self.width * self.height * self.depth
+    }
 }

@@ -28,7 +28,7 @@ use outboard_link::{
 };
 use outboard_wire::{
     Message, Op, Reader,
-    frame::{REPLY_DATA_AT, ReplyHeader, copied_to, decode_reply},
+    frame::{HEADER_BYTES, REPLY_DATA_AT, ReplyHeader, copied_to, decode_reply},
     limits::LINGER_MS_MAX,
     messages::{NetworkSet, Note},
     network::Network,
@@ -201,7 +201,11 @@ impl Session {
         stats::sent();
         self.send_batch()?;
         if guard::is_recorded() {
-            record::answered(0, 1);
+            let data = match &sink {
+                Sink::Memory(landing) => REPLY_DATA_AT - HEADER_BYTES + landing.rows.bytes(),
+                _ => 0,
+            };
+            record::answered(data, 1);
         }
         let token = self.mint_token();
         let lands = matches!(sink, Sink::Memory(_));

@@ -144,8 +144,18 @@ pub(crate) fn to_host(bytes: usize) -> Cost {
     Cost::new(Class::Synchronous, request, response)
 }
 
+pub(crate) fn to_device_async(bytes: usize, stream: CUstream) -> Cost {
+    match is_capturing(stream) {
+        true => copy_there(),
+        false => to_device(bytes),
+    }
+}
+
 /// Into pinned memory nobody waits for the bytes.
-pub(crate) fn to_host_async(dst: u64, bytes: usize) -> Cost {
+pub(crate) fn to_host_async(dst: u64, bytes: usize, stream: CUstream) -> Cost {
+    if is_capturing(stream) {
+        return copy_there();
+    }
     let cost = to_host(bytes);
     match memory_type(dst) {
         Some(TYPE_HOST) => Cost {
@@ -156,24 +166,28 @@ pub(crate) fn to_host_async(dst: u64, bytes: usize) -> Cost {
     }
 }
 
-/// A copy whose direction the addresses tell.
-pub(crate) fn copy(dst: u64, src: u64, bytes: usize, is_async: bool) -> Cost {
+/// A copy of which only a description travels.
+fn copy_there() -> Cost {
+    let message = messages::Copy {
+        dst: 0,
+        src: 0,
+        len: 0,
+        stream: 0,
+    };
+    Cost::new(Class::Outstanding, request_len(&message) as u64, 0)
+}
+
+/// A copy whose direction the addresses tell; one without a stream is waited for.
+pub(crate) fn copy(dst: u64, src: u64, bytes: usize, stream: Option<CUstream>) -> Cost {
     let is_device = |address| memory_type(address) == Some(TYPE_DEVICE);
-    match (is_device(dst), is_device(src)) {
-        (true, false) => to_device(bytes),
-        (false, true) if is_async => to_host_async(dst, bytes),
-        (false, true) => to_host(bytes),
-        (true, true) => {
-            let message = messages::Copy {
-                dst,
-                src,
-                len: bytes as u64,
-                stream: 0,
-            };
-            Cost::new(Class::Outstanding, request_len(&message) as u64, 0)
-        }
+    match (is_device(dst), is_device(src), stream) {
+        (true, false, Some(stream)) => to_device_async(bytes, stream),
+        (true, false, None) => to_device(bytes),
+        (false, true, Some(stream)) => to_host_async(dst, bytes, stream),
+        (false, true, None) => to_host(bytes),
+        (true, true, _) => copy_there(),
         // The stream is waited for, and the bytes stay here.
-        (false, false) => Cost::new(
+        (false, false, _) => Cost::new(
             Class::Synchronous,
             HEADER_BYTES as u64 + 20,
             HEADER_BYTES as u64,
@@ -226,6 +240,21 @@ fn is_host(kind: u32, address: CUdeviceptr) -> bool {
         TYPE_DEVICE | TYPE_ARRAY => false,
         _ => memory_type(address) != Some(TYPE_DEVICE),
     }
+}
+
+/// Whether what is sent to the stream becomes part of a graph.
+fn is_capturing(stream: CUstream) -> bool {
+    type Ask = unsafe extern "C" fn(usize, *mut u32) -> c_int;
+    static ASK: OnceLock<Option<usize>> = OnceLock::new();
+    let ask = ASK.get_or_init(|| driver::function(c"cuStreamIsCapturing").map(|f| f as usize));
+    let Some(ask) = *ask else { return false };
+    let mut status = 0;
+    // SAFETY: a function of this type, a stream that was just used, and room for an answer.
+    let refused = unsafe {
+        let ask: Ask = std::mem::transmute(ask);
+        ask(stream.0, &mut status)
+    };
+    refused == 0 && status != 0
 }
 
 /// What the driver says that an address is; nothing of memory that it does not know.

@@ -15,14 +15,12 @@ use crate::entry::{EXPORTS, SLOTS};
 
 /// Names the driver.
 pub(crate) const VARIABLE: &str = "OUTBOARD_DRIVER";
-/// Names the recording: not by the variable that Outboard's client library looks at, which may be the driver here.
-const RECORD_VARIABLE: &str = "OUTBOARD_RECORD_LOCAL";
 const NAME_BYTES: usize = 256;
 
 static HANDLE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 extern "C" fn at_load() {
-    live::choose_variable(RECORD_VARIABLE);
+    live::choose_variable(live::LOCAL_VARIABLE);
     load();
 }
 

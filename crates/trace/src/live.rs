@@ -25,6 +25,9 @@ use crate::{
 
 /// The file to record to.
 pub const VARIABLE: &str = "OUTBOARD_RECORD";
+/// The same, for the library in front of this machine's own driver: that may be, in tests, the client library, which looks
+/// at the other.
+pub const LOCAL_VARIABLE: &str = "OUTBOARD_RECORD_LOCAL";
 /// A name of ranges that delimit iterations, beside those that have `iteration` in their name.
 pub const ITERATIONS_VARIABLE: &str = "OUTBOARD_RECORD_ITERATIONS";
 /// A function's name has no number yet.

@@ -1,0 +1,141 @@
+"""outboard run --local --record: the machine's own driver, which is the client library in front of a server here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import EXAMPLES, OUTBOARD, ROOT, Server
+from test_record import MARKS, of, record, show
+
+DRIVER = OUTBOARD.parent / "liboutboard_client.so"
+# Of all bytes of a program, either way: what memory and modules the client keeps is not known to the recorder.
+TOLERANCE, TOLERANCE_BYTES = 0.02, 400
+PROGRAMS = [
+    "copies_2d_3d",
+    "driver_api",
+    "histogram_atomics",
+    "host_callbacks",
+    "library_kernels",
+    "matmul_tiled",
+    "scan",
+    "streams_events",
+    "vector_add",
+]
+# In the same classes in both, where no stream is idle when it is waited for.
+SAME = [
+    "cuLaunchKernel",
+    "cuMemcpyHtoD_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoH_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuStreamWaitEvent",
+    "cuStreamCreateWithPriority",
+    "cuCtxGetCurrent",
+]
+
+
+def record_here(
+    server: Server, file: Path, *command: str | Path, options: tuple[str, ...] = (), **env: str
+) -> subprocess.CompletedProcess[str]:
+    argv = [str(OUTBOARD), "run", "--local", "--record", str(file), *options, "--", *map(str, command)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "python"),
+        "OUTBOARD_DRIVER": str(DRIVER),
+        "OUTBOARD_GPU": server.urls["tcp"],
+        **env,
+    }
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def classes(summary: dict[str, Any], name: str) -> dict[str, int]:
+    return {f["class"]: f["calls"] for f in summary["functions"] if f["name"] == name}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_it_says_what_remoting_carries(server: Server, tmp_path: Path, program: str) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    done = record_here(server, here, EXAMPLES / program)
+    assert done.returncode == 0 and f"{program}: every result is right" in done.stdout, done.stdout + done.stderr
+    assert record(server.urls["tcp"], there, EXAMPLES / program).returncode == 0
+    local, remote = show(here), show(there)
+    assert local["complete"] and local["lost"] == 0
+    assert local["about"]["gpu"] is None and remote["about"]["gpu"] is not None
+    assert local["about"]["devices"] == remote["about"]["devices"]
+    assert local["about"]["driver_version"] == remote["about"]["driver_version"]
+    # The same calls, however often.
+    names = {f["name"] for f in remote["functions"] if f["class"] != "unsupported"}
+    for name in names:
+        assert of(local, name)[0] == of(remote, name)[0], name
+    assert (local["threads"], local["refused"]) == (remote["threads"], remote["refused"])
+    if program == "streams_events":
+        for name in SAME:
+            assert classes(local, name) == classes(remote, name) != {}, name
+    for key in ("request_bytes", "response_bytes"):
+        assert local["calls"][key] == pytest.approx(remote["calls"][key], rel=TOLERANCE, abs=TOLERANCE_BYTES), key
+    launches = of(local, "cuLaunchKernel"), of(remote, "cuLaunchKernel")
+    assert launches[0] == launches[1]
+
+
+def test_python_and_marks(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "a.trace"
+    done = record_here(server, file, sys.executable, "-c", MARKS, options=("--iterations", "step"))
+    assert done.returncode == 0, done.stderr
+    assert show(file)["iterations"]["count"] == 4
+    done = record_here(server, file, sys.executable, Path(__file__).with_name("nvtx_ranges.py"))
+    assert done.returncode == 0, done.stderr
+    assert show(file)["iterations"]["count"] == 3
+
+
+def test_what_is_not_recorded_passes(server: Server, tmp_path: Path) -> None:
+    # Not served by what is the driver here: it says so itself, with its own error.
+    script = "import ctypes; c = ctypes.CDLL('libcuda.so.1'); print(c.cuIpcCloseMemHandle(ctypes.c_uint64(1)))"
+    done = record_here(server, tmp_path / "a", sys.executable, "-c", script)
+    assert done.returncode == 0 and done.stdout == "801\n", done.stdout + done.stderr
+    assert "cuIpcCloseMemHandle is not supported" in done.stderr
+
+
+def test_a_driver_without_a_function(server: Server, tmp_path: Path) -> None:
+    source, library = tmp_path / "driver.c", tmp_path / "libdriver.so"
+    source.write_text(
+        "int cuInit(unsigned flags) { return flags ? 1 : 0; }\nint cuDeviceGetCount(int *n) { *n = 0; return 0; }"
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    script = (
+        "import ctypes; c = ctypes.CDLL('libcuda.so.1');"
+        "print(c.cuInit(0), c.cuInit(1), c.cuCtxSynchronize(), c.cuCtxSynchronize(), c.cuIpcCloseMemHandle(1))"
+    )
+    file = tmp_path / "a"
+    done = record_here(server, file, sys.executable, "-c", script, OUTBOARD_DRIVER=str(library))
+    assert done.returncode == 0 and done.stdout == "0 1 500 500 500\n", done.stdout + done.stderr
+    assert done.stderr.count("the driver has no cuCtxSynchronize") == 1
+    assert done.stderr.count("the driver has no cuIpcCloseMemHandle") == 1
+    assert {f["name"]: f["calls"] for f in show(file)["functions"]} == {"cuInit": 2, "cuCtxSynchronize": 2}
+
+
+def test_a_driver_that_is_none(server: Server, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("no library")
+    for driver in (text, tmp_path / "missing"):
+        done = record_here(server, tmp_path / "a", "/bin/echo", "it ran", OUTBOARD_DRIVER=str(driver))
+        assert done.returncode == 1 and "it ran" not in done.stdout
+        assert str(driver) in done.stderr
+    assert not (tmp_path / "a").exists()
+    # One's own stand-in is no driver.
+    recorder = OUTBOARD.parent / "liboutboard_recorder.so"
+    script = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+    done = record_here(server, tmp_path / "a", sys.executable, "-c", script, OUTBOARD_DRIVER=str(recorder))
+    assert "not a driver" in done.stderr and done.stdout in ("100\n", ""), done.stdout + done.stderr
+
+
+def test_local_needs_a_file() -> None:
+    done = subprocess.run([OUTBOARD, "run", "--local", "--", "/bin/true"], capture_output=True, text=True)
+    assert done.returncode == 2 and "--record" in done.stderr
