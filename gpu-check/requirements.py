@@ -49,6 +49,7 @@ BUDGET_S = 900.0
 SERVER_START_S = 60.0
 RECORD_S_MAX = 300.0
 REQUIRE_S_MAX = 120.0
+CALIBRATE_S_MAX = 120.0
 CHANGE_S_MAX = 10.0
 TURN_EXTRA_S_MAX = 60.0
 EXIT_FAILED = 1
@@ -69,6 +70,7 @@ class Setting:
     group: Group
     scratch: Path
     recordings: Path
+    constants: Path
     deadline: float
 
 
@@ -113,11 +115,20 @@ def record(setting: Setting, case: Case) -> Path:
     return path
 
 
-def require(setting: Setting, recording: Path, *extra: str) -> dict[str, Any]:
+def calibrate(setting: Setting) -> None:
+    """What sending and answering cost here, over an emulated network that costs nothing."""
+    command = [*setting.runner.outboard, "calibrate", "--gpu", setting.server.urls["shm"]]
+    environment = {**os.environ, "OUTBOARD_EMULATE": "rtt=1ns"}
+    command += ["--json", str(setting.constants)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=CALIBRATE_S_MAX)
+    if done.returncode != 0:
+        raise ServerError(f"outboard calibrate: {done.stderr.strip()}")
+
+
+def require(setting: Setting, recording: Path) -> dict[str, Any]:
     """What `outboard require` answers."""
-    command = [*setting.runner.outboard, "require", str(recording), "--budget", BUDGET, "--json", "-", *extra]
-    if setting.options.constants:
-        command += ["--constants", str(setting.options.constants)]
+    command = [*setting.runner.outboard, "require", str(recording), "--budget", BUDGET, "--json", "-"]
+    command += ["--constants", str(setting.constants)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=REQUIRE_S_MAX)
     if done.returncode not in (0, EXIT_NONE_MEETS):
         raise RequirementsError(done.stderr.strip() or f"outboard require ended with {done.returncode}")
@@ -266,9 +277,9 @@ def main(arguments: list[str] | None = None, cases: tuple[Case, ...] = CASES, gr
         runner = Runner(
             [sys.executable], outboard, Path(scratch), options.log_dir, False, prepare_remote=server.ensure_running
         )
-        setting = Setting(
-            options, runner, server, group or Group("requirements", ()), Path(scratch), options.recordings, 0
-        )
+        constants = options.constants or Path(scratch) / "constants.json"
+        group = group or Group("requirements", ())
+        setting = Setting(options, runner, server, group, Path(scratch), options.recordings, constants, 0)
         return _run(setting, chosen, results)
 
 
@@ -278,6 +289,8 @@ def _run(setting: Setting, chosen: list[Case], results: dict[str, Any]) -> int:
     ok = True
     try:
         setting.server.start()
+        if options.constants is None:
+            calibrate(setting)
         about = machine.describe(setting.runner.outboard)
         for number, case in enumerate(chosen):
             now = time.monotonic()

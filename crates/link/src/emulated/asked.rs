@@ -26,6 +26,8 @@ pub enum AskedError {
 /// What this process's environment asks for; nothing where it says nothing.
 pub fn asked() -> Result<Option<Emulation>, AskedError> {
     match std::env::var(VARIABLE) {
+        // As shells unset it for one command.
+        Ok(text) if text.is_empty() => Ok(None),
         Ok(text) => Ok(Some(emulation(text.parse()?)?)),
         Err(VarError::NotPresent) => Ok(None),
         Err(error) => Err(AskedError::Variable(error)),
