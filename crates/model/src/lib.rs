@@ -42,7 +42,7 @@ pub use crate::{
     requirements::{
         BANDWIDTHS_BPS, BandwidthMin, CallCost, ClassCount, Grid, KnownNetwork, LEVELS_RTT_NS,
         LevelNeeds, LevelSlope, Question, RTTS_NS, Recording, Requirements, RttMax, SLOPE_BPS,
-        Slope,
+        Slope, Spread,
     },
     search::{Both, Judge, Limit, RESOLUTION},
     workload::{FoundBy, ITERATIONS_MAX, Note, Workload},

@@ -13,7 +13,7 @@ use crate::{
     Replay, Step, Where, Workload,
     advice::advice,
     check_level,
-    iteration::Iteration,
+    iteration::{Iteration, median},
     search::{never_fall, never_need_less},
 };
 
@@ -61,6 +61,10 @@ pub struct Requirements {
     pub known: Vec<KnownNetwork>,
     pub levels: Vec<LevelNeeds>,
     pub at: Network,
+    /// At that network, of this iteration.
+    pub at_overhead: Both<f64>,
+    /// At that network, simulated, over all iterations.
+    pub at_spread: Spread,
     /// At that network, the functions that add most first.
     pub calls: Vec<CallCost>,
 }
@@ -88,6 +92,15 @@ pub struct Recording {
     pub replay_error_max: f64,
     pub classes: Vec<ClassCount>,
     pub notes: Vec<String>,
+}
+
+/// How iterations differ.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Spread {
+    pub iterations: usize,
+    pub min: f64,
+    pub median: f64,
+    pub max: f64,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -206,6 +219,8 @@ impl Requirements {
             known: known(&mut judge, part),
             levels: levels(iteration, question),
             at: question.at,
+            at_overhead: judge.overhead(question.at),
+            at_spread: spread(workload, question),
             calls: calls(workload, iteration, &mut judge, question),
         })
     }
@@ -254,6 +269,20 @@ fn recording(
         replay_error_max: workload.iterations.iter().map(error).fold(0.0, f64::max),
         classes: classes.into_values().collect(),
         notes: workload.notes.iter().map(|note| note.text()).collect(),
+    }
+}
+
+fn spread(workload: &Workload, question: &Question) -> Spread {
+    let overhead = |iteration: &Iteration| {
+        let mut judge = Judge::new(iteration, question.level, question.constants);
+        judge.overhead(question.at).simulated
+    };
+    let mut overheads: Vec<f64> = workload.iterations.iter().map(overhead).collect();
+    Spread {
+        iterations: overheads.len(),
+        min: overheads.iter().copied().fold(f64::MAX, f64::min),
+        max: overheads.iter().copied().fold(f64::MIN, f64::max),
+        median: median(&mut overheads),
     }
 }
 

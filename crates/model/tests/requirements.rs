@@ -261,6 +261,19 @@ fn the_calls_that_cost_are_named_with_what_would_help() {
 }
 
 #[test]
+fn iterations_differ_by_a_spread() {
+    let found = ask(&random(9, 7, 60, 2), 5.0, "or+sr+local").unwrap();
+    let spread = found.at_spread;
+    assert_eq!(spread.iterations, 7);
+    assert!(spread.min < spread.max);
+    assert!((spread.min..=spread.max).contains(&spread.median));
+    assert!((spread.min..=spread.max).contains(&found.at_overhead.simulated));
+    let one = ask(&random(9, 1, 60, 2), 5.0, "or+sr+local").unwrap();
+    assert_eq!(one.at_spread.min, one.at_spread.max);
+    assert_eq!(one.at_spread.min, one.at_overhead.simulated);
+}
+
+#[test]
 fn each_level_allows_as_much_as_the_one_below() {
     for seed in 0..10 {
         let found = ask(&random(seed, 1, 80, 2), 100.0, "or+sr+local").unwrap();

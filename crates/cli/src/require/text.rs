@@ -175,12 +175,20 @@ fn levels(text: &mut String, found: &Requirements) -> std::fmt::Result {
 }
 
 fn calls(text: &mut String, found: &Requirements) -> std::fmt::Result {
+    let spread = found.at_spread;
     writeln!(
         text,
-        "  what calls cost at {} and {}, those that add most first",
+        "  at {} and {} this iteration takes {} (closed form: {}); of {} iterations the median {}, {} to {}",
         show_ns(found.at.rtt_ns),
-        show_bits_per_s(found.at.bits_per_s)
+        show_bits_per_s(found.at.bits_per_s),
+        longer(found.at_overhead.simulated),
+        percent(found.at_overhead.closed_form),
+        spread.iterations,
+        percent(spread.median),
+        percent(spread.min),
+        percent(spread.max)
     )?;
+    writeln!(text, "  what calls cost there, those that add most first")?;
     writeln!(
         text,
         "  {:<32} {:>7} {:>6} {:>10} {:>10} {:>14}",

@@ -22,6 +22,8 @@ pub(super) struct Gpu<'a> {
     stream_of: FxHashMap<(u32, u32), u32>,
     /// The last unit of each stream.
     last: Vec<u32>,
+    /// All of them.
+    on: Vec<Vec<u32>>,
     /// What each stream's next unit comes after.
     pending: Vec<Vec<u32>>,
     /// Of the last events recorded on two different streams: their stream, and what was on it.
@@ -39,6 +41,7 @@ impl<'a> Gpu<'a> {
             start_ns: span.start_ns,
             stream_of: FxHashMap::default(),
             last: Vec::new(),
+            on: Vec::new(),
             pending: Vec::new(),
             recorded: [None; 2],
             called_ns: Vec::new(),
@@ -97,6 +100,7 @@ impl<'a> Gpu<'a> {
         let index = *self.stream_of.entry((device, number)).or_insert(next);
         if index == next {
             self.last.push(NONE);
+            self.on.push(Vec::new());
             self.pending.push(Vec::new());
             self.iteration.streams.push(Stream {
                 device,
@@ -157,6 +161,7 @@ impl<'a> Gpu<'a> {
         });
         self.called_ns.push(called_ns);
         self.last[stream as usize] = index;
+        self.on[stream as usize].push(index);
         index
     }
 
@@ -228,20 +233,12 @@ impl<'a> Gpu<'a> {
 
     /// Of each stream the last unit that had ended by then.
     fn ended(&self, at_ns: f64) -> Vec<u32> {
-        let mut found = vec![NONE; self.last.len()];
-        let mut missing = self.last.iter().filter(|last| **last != NONE).count();
-        for (index, unit) in self.iteration.units.iter().enumerate().rev() {
-            let of_stream = &mut found[unit.stream as usize];
-            if *of_stream == NONE && unit.end_ns() <= at_ns + CLOCK_SLACK_NS {
-                *of_stream = index as u32;
-                missing -= 1;
-            }
-            if missing == 0 {
-                break;
-            }
-        }
-        found.retain(|unit| *unit != NONE);
-        found
+        let last = |units: &Vec<u32>| {
+            let backwards = units.iter().rev();
+            let mut ended = backwards.filter(|unit| self.has_ended(**unit, at_ns));
+            ended.next().copied()
+        };
+        self.on.iter().filter_map(last).collect()
     }
 
     /// A call that is synchronous and started something waits for it; so does a copy that was over when it returned.

@@ -244,10 +244,15 @@ pub(super) fn calls(found: &Requirements) -> String {
         "what helps",
     ];
     format!(
-        "<p>At {} and {}, the functions that add most first. Times are from call to return, all calls together; the \
+        "<p>At {} and {} this iteration takes {} longer; over all {} iterations it is {} to {}. The functions that add \
+         most first. Times are from call to return, all calls together; the \
          last number is what the iteration would gain.</p>\n<div class=\"advice\">{}</div>\n",
         show_ns(found.at.rtt_ns),
         bandwidth(found.at.bits_per_s),
+        percent(found.at_overhead.simulated),
+        found.at_spread.iterations,
+        percent(found.at_spread.min),
+        percent(found.at_spread.max),
         table(&head, &rows)
     )
 }
