@@ -58,6 +58,10 @@ pub struct Closed {
 impl Closed {
     pub fn new(iteration: &Iteration, level: Level, constants: &Constants) -> Closed {
         let mut closed = Closed::default();
+        let constants = match iteration.is_remote {
+            true => &Constants::NONE,
+            false => constants,
+        };
         for step in iteration.steps() {
             closed.add(step, Mode::of(step.class, level), constants);
         }
@@ -67,11 +71,12 @@ impl Closed {
     fn add(&mut self, step: &Step, mode: Mode, constants: &Constants) {
         let time_ns = step.duration_ns;
         let request = request_bytes(step);
-        let start_ns = constants.start_ns + constants.start_ns_per_byte * request as f64;
+        let start_ns =
+            constants.start_ns + constants.start_ns_per_byte * request as f64 + step.client_ns;
         match mode {
             Mode::Local => {
                 self.local_calls += 1;
-                self.fixed_ns -= e_local(time_ns, constants.time_local_ns);
+                self.fixed_ns -= e_local(time_ns, constants.time_local_ns + step.client_ns);
             }
             Mode::Async => {
                 self.async_calls += 1;

@@ -40,6 +40,16 @@ impl Constants {
         }
     }
 
+    /// For recordings that have all of it in their calls.
+    pub(crate) const NONE: Constants = Constants {
+        source: String::new(),
+        start_ns: 0.0,
+        start_ns_per_byte: 0.0,
+        time_local_ns: 0.0,
+        receive_ns: 0.0,
+        server_ns: 0.0,
+    };
+
     /// Refuses what is no duration.
     pub fn check(&self) -> Result<(), Error> {
         for (what, value) in [

@@ -48,6 +48,8 @@ pub struct Iteration {
     pub streams: Vec<Stream>,
     /// How often a thread was found to wait for another.
     pub handoffs: usize,
+    /// It was recorded through a server: calls took what remoting takes, on a network that is taken for perfect.
+    pub is_remote: bool,
     /// Where [`Step::waits`] and [`Unit::after`] point into: indices of units.
     pub(crate) lists: Vec<u32>,
 }
@@ -78,6 +80,8 @@ pub struct Step {
     pub(crate) tail_ns: f64,
     /// What the driver call takes on the server.
     pub server_ns: f64,
+    /// What the client was seen to spend on it, in a recording made through a server: no constant is needed for it.
+    pub(crate) client_ns: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,6 +178,7 @@ impl Iteration {
     ) -> Iteration {
         let mut iteration = Iteration {
             number: span.number,
+            is_remote: trace.about.gpu.is_some(),
             ..Iteration::default()
         };
         let mut gpu = gpu::Gpu::new(&mut iteration, span, carried);
@@ -219,6 +224,7 @@ impl Iteration {
                 floor_ns: call.duration_ns as f64,
                 tail_ns: 0.0,
                 server_ns: 0.0,
+                client_ns: 0.0,
             });
         }
         let count = thread_of.len();
@@ -279,6 +285,7 @@ impl Step {
             floor_ns: 0.0,
             tail_ns: 0.0,
             server_ns: 0.0,
+            client_ns: 0.0,
         }
     }
 

@@ -164,6 +164,13 @@ impl<'a> Replay<'a> {
     pub fn run_observed(&mut self, place: Where<'_>, observer: &mut impl Observer) -> Outcome {
         self.clear();
         let iteration = self.iteration;
+        let place = match place {
+            Where::Remote(remote) if iteration.is_remote => Where::Remote(Remote {
+                constants: &Constants::NONE,
+                ..remote
+            }),
+            other => other,
+        };
         for (index, unit) in iteration.units.iter().enumerate() {
             if unit.is_carried {
                 self.submit(index as u32, 0.0, place, observer);
@@ -309,7 +316,7 @@ impl<'a> Replay<'a> {
         };
         let mode = mode(step, place);
         if mode == Mode::Local {
-            return Some(at_ns + remote.constants.time_local_ns);
+            return Some(at_ns + remote.constants.time_local_ns + step.client_ns);
         }
         let served_ns = self.send(step, at_ns, remote, observer);
         if step.unit != NONE {
@@ -438,7 +445,8 @@ fn start_ns(step: &Step, place: Where<'_>) -> f64 {
     match place {
         Where::Remote(remote) if !step.is_end && mode(step, place) != Mode::Local => {
             let constants = remote.constants;
-            constants.start_ns + constants.start_ns_per_byte * request_bytes(step) as f64
+            let bytes = request_bytes(step) as f64;
+            constants.start_ns + constants.start_ns_per_byte * bytes + step.client_ns
         }
         _ => 0.0,
     }

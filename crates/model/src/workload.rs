@@ -68,8 +68,8 @@ impl Note {
                 "the GPU's times are from events: durations hold gaps of some microseconds".into()
             }
             Note::RecordedThroughServer { gpu } => format!(
-                "recorded through a server ({gpu}): calls took what they take there, so that \"local\" is what this \
-                 recording would be without sending; record on a local GPU to compare with one"
+                "recorded through a server ({gpu}): calls took what they take there, and constants are not used; overheads \
+                 are over this recording, whose network is taken for perfect, not over a local GPU"
             ),
             Note::Incomplete { lost } => {
                 format!("the recording is not whole: {lost} records were lost, or it was cut off")

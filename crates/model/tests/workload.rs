@@ -5,7 +5,10 @@
 mod builder;
 
 use builder::{Builder, call, launch, random, synchronize};
-use outboard_model::{Error, FoundBy, ITERATIONS_MAX, Note, Replay, Where, Workload};
+use outboard_api::optimise::Level;
+use outboard_model::{
+    Constants, Error, FoundBy, ITERATIONS_MAX, Judge, Network, Note, Replay, Where, Workload,
+};
 use outboard_trace::{Class, GpuTimes, GpuWork, Trace};
 
 #[test]
@@ -143,6 +146,30 @@ fn a_recording_without_gpu_times_takes_waits_as_they_were() {
     }
     let total_ns = Replay::new(typical).run(Where::Here).total_ns;
     assert!((total_ns - typical.step_ns).abs() < 1e-6);
+}
+
+#[test]
+fn a_recording_made_through_a_server_is_its_own_measure() {
+    for seed in 0..30 {
+        let mut trace = random(seed, 1, 100, 2);
+        trace
+            .records
+            .retain(|record| !matches!(record, outboard_trace::Record::Work(_)));
+        trace.about.gpu = Some("shm:///tmp/gpu.sock".into());
+        let workload = Workload::new(&trace).unwrap();
+        let iteration = workload.typical();
+        let constants = Constants::published();
+        let mut judge = Judge::new(iteration, Level::ALL_OF_IT, &constants);
+        // Over a perfect network it is what it was.
+        let perfect = judge.overhead(Network::PERFECT);
+        assert!(perfect.simulated.abs() < 1e-9, "seed {seed}: {perfect:?}");
+        assert!((judge.closed().fixed_ns).abs() < 1e-3, "seed {seed}");
+        // And each call that waits adds a round trip.
+        let waits = trace.calls().filter(|c| c.class == Class::Synchronous);
+        let network = Network::new(10_000.0, f64::INFINITY).unwrap();
+        let added_ns = judge.total_ns(network, None) - iteration.step_ns;
+        assert!((added_ns - waits.count() as f64 * 10_000.0).abs() < 1e-3);
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::{Iteration, Step, gpu::family, median};
 
 /// Sets floors, tails and the server's times.
 pub(super) fn set_costs(iteration: &mut Iteration, trace: &Trace, has_gpu_times: bool) {
+    let is_remote = iteration.is_remote;
     let ends: Vec<Vec<f64>> = iteration
         .threads
         .iter()
@@ -62,6 +63,9 @@ pub(super) fn set_costs(iteration: &mut Iteration, trace: &Trace, has_gpu_times:
             }
         }
         step.server_ns = server_ns(step, trace, &usual, has_gpu_times);
+        if is_remote && step.class != Class::Synchronous {
+            (step.client_ns, step.server_ns) = (step.duration_ns, 0.0);
+        }
     }
 }
 
