@@ -194,10 +194,15 @@ pub(crate) struct DoctorArgs {
 A round trip is one message there and back, as a call that waits makes it: the network's own, and what both ends need for
 a message. Loaded means while the connections of the line above carry all they can. Nothing runs on the GPU.
 
+A recording is judged by the idle round trip and the slower direction of one connection. Both ends' work on a message is
+in that round trip and in the model as well, so that the answer errs on the side of caution. The exit code is 3 where a
+recording's overhead is over the budget.
+
 Examples:
   outboard probe tcp://10.0.0.7
   outboard probe shm:///tmp/gpu.sock --seconds 1 --json
-  outboard probe tcp://10.0.0.7 --connections 1      as through a tunnel for one port")]
+  outboard probe tcp://10.0.0.7 --connections 1      as through a tunnel for one port
+  outboard probe tcp://10.0.0.7 --recording a.trace  would this program do over it?")]
 pub(crate) struct ProbeArgs {
     /// The server [default: OUTBOARD_GPU, else shm at its default address]
     #[arg(value_name = "URL", env = "OUTBOARD_GPU")]
@@ -206,6 +211,20 @@ pub(crate) struct ProbeArgs {
     #[arg(long, value_name = "S", default_value_t = 5,
           value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub(crate) seconds: u16,
+    /// Recordings of programs, any number of times: what this network would cost each, and whether that keeps the budget
+    #[arg(long, value_name = "FILE")]
+    pub(crate) recording: Vec<PathBuf>,
+    /// How much longer than locally an iteration of a recording may take
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value = "5%",
+        allow_hyphen_values = true
+    )]
+    pub(crate) budget: Budget,
+    /// What sending costs, for the recordings, as outboard calibrate writes it [default: published numbers]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) constants: Option<PathBuf>,
     /// Connections at once, where bandwidth is measured over several
     #[arg(long, value_name = "N", default_value_t = 4,
           value_parser = clap::value_parser!(u8).range(1..=16))]

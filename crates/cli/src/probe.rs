@@ -1,6 +1,7 @@
 //! `outboard probe`: the network that one has, measured by the messages that calls are made of.
 
 use std::{
+    path::PathBuf,
     process::ExitCode,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -9,6 +10,7 @@ use std::{
 
 use anyhow::Context as _;
 use outboard_link::Endpoint;
+use outboard_model::{BITS_PER_S_MAX, BITS_PER_S_MIN, Both, Constants, Network, RTT_NS_MAX};
 use outboard_wire::limits::CHUNK_BYTES_MAX;
 use serde::Serialize;
 
@@ -16,6 +18,7 @@ use crate::{
     args::ProbeArgs,
     bench::{quantile, sorted, time},
     peer::Server,
+    require,
     serve::default_endpoint,
 };
 
@@ -41,6 +44,16 @@ struct Findings {
     /// While several connections carry all they can, there and back.
     loaded_there: RoundTrips,
     loaded_back: RoundTrips,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    recordings: Vec<Judged>,
+}
+
+/// What the network costs a recorded program; overheads are parts of an iteration.
+#[derive(Serialize)]
+struct Judged {
+    recording: PathBuf,
+    overhead: Both<f64>,
+    fits: bool,
 }
 
 /// Of one message each, in microseconds.
@@ -68,7 +81,12 @@ enum Way {
 }
 
 pub(crate) fn probe(args: ProbeArgs) -> anyhow::Result<ExitCode> {
-    let endpoint = match args.gpu {
+    // What cannot be read is found out before anything is measured.
+    let constants = require::constants(args.constants.as_deref())?;
+    for path in &args.recording {
+        require::overhead_over(path, Network::new(0.0, BITS_PER_S_MAX)?, &constants)?;
+    }
+    let endpoint = match args.gpu.clone() {
         Some(endpoint) => endpoint,
         None => default_endpoint()?,
     };
@@ -84,6 +102,8 @@ pub(crate) fn probe(args: ProbeArgs) -> anyhow::Result<ExitCode> {
         .collect::<anyhow::Result<Vec<_>>>()?;
     let (there_gbit_per_s, loaded_there) = loaded(&mut first, &mut several, Way::There, span)?;
     let (back_gbit_per_s, loaded_back) = loaded(&mut first, &mut several, Way::Back, span)?;
+    let recordings = judge(&args, &constants, &idle, &one_connection)?;
+    let is_over = recordings.iter().any(|one| !one.fits);
     let findings = Findings {
         url: endpoint.to_string(),
         release: env!("CARGO_PKG_VERSION"),
@@ -96,12 +116,41 @@ pub(crate) fn probe(args: ProbeArgs) -> anyhow::Result<ExitCode> {
         },
         loaded_there,
         loaded_back,
+        recordings,
     };
     let text = match args.json {
         true => serde_json::to_string_pretty(&findings)? + "\n",
         false => findings.text(&endpoint),
     };
-    crate::print(text.as_bytes())
+    crate::print(text.as_bytes())?;
+    Ok(match is_over {
+        true => ExitCode::from(require::EXIT_NO_NETWORK),
+        false => ExitCode::SUCCESS,
+    })
+}
+
+/// Would the programs do over this network?
+fn judge(
+    args: &ProbeArgs,
+    constants: &Constants,
+    idle: &RoundTrips,
+    one_connection: &Bandwidth,
+) -> anyhow::Result<Vec<Judged>> {
+    let gbit_per_s = one_connection
+        .there_gbit_per_s
+        .min(one_connection.back_gbit_per_s);
+    let bits_per_s = (gbit_per_s * 1e9).clamp(BITS_PER_S_MIN, BITS_PER_S_MAX);
+    let rtt_ns = (idle.median_us * 1e3).min(RTT_NS_MAX);
+    let network = Network::new(rtt_ns, bits_per_s)?;
+    let one = |path: &PathBuf| {
+        let overhead = require::overhead_over(path, network, constants)?;
+        Ok(Judged {
+            recording: path.clone(),
+            fits: overhead.simulated <= args.budget.part(),
+            overhead,
+        })
+    };
+    args.recording.iter().map(one).collect()
 }
 
 /// One message after the other, until the time is over or `enough`.
@@ -217,6 +266,18 @@ impl Bandwidth {
     }
 }
 
+impl Judged {
+    fn text(&self) -> String {
+        format!(
+            "{}: {:+.1} % an iteration (closed form: {:+.1} %), {} the budget\n",
+            self.recording.display(),
+            self.overhead.simulated * 100.0,
+            self.overhead.closed_form * 100.0,
+            if self.fits { "within" } else { "over" },
+        )
+    }
+}
+
 fn rate(gbit_per_s: f64) -> String {
     match gbit_per_s {
         g if g >= 1.0 => format!("{g:.1} Gbps"),
@@ -239,6 +300,6 @@ impl Findings {
             self.several_connections.text(),
             self.loaded_there.text(),
             self.loaded_back.text(),
-        )
+        ) + &self.recordings.iter().map(Judged::text).collect::<String>()
     }
 }

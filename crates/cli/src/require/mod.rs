@@ -7,9 +7,10 @@ mod text;
 use std::{path::Path, process::ExitCode};
 
 use anyhow::Context as _;
+use outboard_api::optimise::Level;
 use outboard_model::{
-    Constants, Network, PcieRequirements, Question, Requirements, Timeline, Workload, html,
-    pcie_html,
+    Both, Constants, Judge, Network, PcieRequirements, Question, Requirements, Timeline, Workload,
+    html, pcie_html,
 };
 use outboard_trace::Trace;
 use serde::Serialize;
@@ -18,7 +19,7 @@ use crate::args::{LevelOfRemoting, RequireArgs};
 pub(crate) use output::Outputs;
 
 /// The question was answered, and the answer is: none.
-const EXIT_NO_NETWORK: u8 = 3;
+pub(crate) const EXIT_NO_NETWORK: u8 = 3;
 
 pub(crate) fn require(args: RequireArgs) -> anyhow::Result<ExitCode> {
     let mut trace = outboard_trace::read(&args.file)
@@ -34,15 +35,29 @@ pub(crate) fn require(args: RequireArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// What the network would add to the typical iteration of a recording, as a part of it, by both models.
+pub(crate) fn overhead_over(
+    path: &Path,
+    network: Network,
+    constants: &Constants,
+) -> anyhow::Result<Both<f64>> {
+    let named = || format!("the recording {}", path.display());
+    let trace = outboard_trace::read(path).with_context(named)?;
+    let workload = Workload::new(&trace).with_context(named)?;
+    let mut judge = Judge::new(workload.typical(), Level::default(), constants);
+    Ok(judge.overhead(network))
+}
+
+pub(crate) fn constants(path: Option<&Path>) -> anyhow::Result<Constants> {
+    path.map_or_else(|| Ok(Constants::published()), read_constants)
+}
+
 fn over_a_network(
     args: &RequireArgs,
     trace: &Trace,
     workload: &Workload,
 ) -> anyhow::Result<ExitCode> {
-    let constants = match &args.constants {
-        Some(path) => read_constants(path)?,
-        None => Constants::published(),
-    };
+    let constants = constants(args.constants.as_deref())?;
     let question = Question {
         budget: args.budget,
         level: args.optimise,
