@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from conftest import EXAMPLES, OUTBOARD, ROOT, Server
-from test_record import MARKS, of, record, show
+from test_record import MARKS, events, of, record, show
 
 DRIVER = OUTBOARD.parent / "liboutboard_client.so"
 # Of all bytes of a program, either way: what memory and modules the client keeps is not known to the recorder.
@@ -139,3 +139,47 @@ def test_a_driver_that_is_none(server: Server, tmp_path: Path) -> None:
 def test_local_needs_a_file() -> None:
     done = subprocess.run([OUTBOARD, "run", "--local", "--", "/bin/true"], capture_output=True, text=True)
     assert done.returncode == 2 and "--record" in done.stderr
+
+
+def fake_cupti(folder: Path, *options: str) -> Path:
+    library = folder / "libcupti.so.12"
+    source = Path(__file__).with_name("fake_cupti.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-Wall", *options, "-o", library, source], check=True)
+    return library
+
+
+def test_times_of_the_gpu(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "a.trace"
+    cupti = fake_cupti(tmp_path)
+    done = record_here(server, file, EXAMPLES / "streams_events", OUTBOARD_CUPTI=str(cupti))
+    assert done.returncode == 0, done.stderr
+    summary = show(file)
+    assert summary["complete"] and summary["about"]["gpu_times"] == "cupti"
+    starting = [f for f in summary["functions"] if f["name"].startswith(("cuLaunch", "cuMemcpy", "cuMemset"))]
+    kernels = summary["gpu"]["kernels"]
+    assert kernels["count"] == sum(f["calls"] for f in starting) > 40
+    assert (kernels["min_ns"], kernels["max_ns"]) == (7000, 7000)
+    assert summary["gpu"]["short_kernels_share"] == 1 and 0 < summary["gpu"]["kernel_share"] < 1
+    assert [k["name"] for k in summary["gpu"]["top_kernels"]] == ["a_kernel"]
+    # Each is tied to its call, on the call's stream, and its time lies where the call was.
+    trace = events(file)
+    ends = {e["id"]: e for e in trace if e["ph"] == "f"}
+    starts = {e["id"]: e for e in trace if e["ph"] == "s"}
+    assert len(ends) == len(starts) == kernels["count"]
+    for number, end in ends.items():
+        # The announcement precedes the call by little, on another clock; the machine may be busy.
+        assert 0 < end["ts"] + 1000 - starts[number]["ts"] < 100_000
+    assert {e["tid"] for e in ends.values()} > {0, 1}
+
+
+def test_another_cupti_is_refused_politely(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "a.trace"
+    cupti = fake_cupti(tmp_path, "-DVERSION=150000")
+    done = record_here(server, file, EXAMPLES / "vector_add", OUTBOARD_CUPTI=str(cupti))
+    assert done.returncode == 0 and "CUPTI version 150000 are not known" in done.stderr
+    summary = show(file)
+    assert summary["complete"] and summary["gpu"] is None and summary["about"]["gpu_times"] == "none"
+    for value, said in (("off", ""), (str(tmp_path / "missing"), "cannot be loaded")):
+        done = record_here(server, file, EXAMPLES / "vector_add", OUTBOARD_CUPTI=value)
+        assert done.returncode == 0 and said in done.stderr
+        assert show(file)["gpu"] is None

@@ -139,9 +139,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             None => call,
         };
         let (class, request, response) = cost(target, &ops)?;
+        let starts_work = ["cuLaunch", "cuMemcpy", "cuMemset", "cuGraphLaunch"]
+            .iter()
+            .any(|prefix| call.symbol.starts_with(prefix));
         writeln!(
             costs,
-            "    (\"{}\", Cost::new(Class::{class:?}, {request}, {response})),",
+            "    (\"{}\", Cost::new(Class::{class:?}, {request}, {response}), {starts_work}),",
             call.symbol
         )?;
         for per_thread in [None].into_iter().chain(call.per_thread.map(Some)) {
@@ -155,7 +158,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     writeln!(
         out,
-        "/// Name of every function and what remoting it costs as a rule, by number.\npub(crate) static CALLS: &[(&str, Cost)] = &[\n{costs}];"
+        "/// Name of every function, what remoting it costs as a rule, and whether the GPU works for it, by number.\npub(crate) static CALLS: &[(&str, Cost, bool)] = &[\n{costs}];"
     )?;
     writeln!(
         out,

@@ -144,7 +144,7 @@ Examples:
                                                      how slow it would be with the GPU behind that network
   outboard run --record a.trace -- python train.py   put every call down, for outboard trace
   outboard run --local --record a.trace -- python train.py
-                                                     the same of this machine's own GPU, without a server
+                                                     the same of this machine's own GPU, with its times
 
 A program with several processes writes one recording for each that uses the GPU: FILE, and FILE.PID for the others.")]
 pub(crate) struct RunArgs {

@@ -12,7 +12,7 @@ use outboard_trace::{
     nvtx,
 };
 
-use crate::{cost::Cost, driver, entry::CALLS};
+use crate::{cost::Cost, cupti, driver, entry::CALLS};
 
 /// Makes a call of the driver's and puts it down. `cost` is asked for behind the call.
 #[inline]
@@ -27,10 +27,15 @@ pub(crate) fn pass(
     };
     // The stream has its number before it may be destroyed.
     let stream = stream().map_or(0, |stream| live.stream(stream.0 as u64));
+    let (name, _, starts_work) = CALLS[number];
+    let correlation = match starts_work {
+        true => cupti::call_begins(stream),
+        false => 0,
+    };
     let start = Instant::now();
     let result = call();
     let end = Instant::now();
-    let (name, _) = CALLS[number];
+    cupti::call_ends(correlation);
     let cost = match cost() {
         // The client refuses at the call what the driver refuses there, and sends nothing.
         cost if result != CUresult::CUDA_SUCCESS && cost.class != Class::Synchronous => Cost::NONE,
@@ -43,12 +48,13 @@ pub(crate) fn pass(
         request_bytes: cost.request_bytes,
         response_bytes: cost.response_bytes,
         stream,
-        correlation: 0,
+        correlation,
         status: result.0,
     };
     live.call(number, name, &made);
     if name == "cuInit" && result == CUresult::CUDA_SUCCESS {
         driver::is_there();
+        cupti::start();
     }
     result
 }

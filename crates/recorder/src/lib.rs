@@ -5,6 +5,7 @@
 //!    │                        functions that Outboard does not serve are jumped to, unrecorded
 //!  guard::pass                the clock, the stream, the result                    guard.rs
 //!    │     └─ cost            what remoting the call would send and be answered    cost.rs
+//!    │     └─ cupti           when the GPU did what the call started               cupti/
 //!  the driver                 OUTBOARD_DRIVER                                      driver.rs
 //! ```
 //!
@@ -16,6 +17,7 @@
 compile_error!("functions that are not recorded are passed on by instructions of x86-64");
 
 mod cost;
+mod cupti;
 mod driver;
 mod entry;
 mod guard;
