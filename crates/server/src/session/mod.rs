@@ -28,6 +28,7 @@
 
 mod execute;
 pub mod handshake;
+mod itself;
 mod lanes;
 pub mod limits;
 mod outbox;
@@ -56,7 +57,6 @@ use outboard_wire::{
     handshake::Purpose,
     limits::CHUNK_BYTES_MAX,
     messages::{HostCallNote, HostFuncDone, HostPagesNote, LanesOpen, NetworkSet, Ping, PrintNote},
-    network::Network,
 };
 use rustix::thread::set_current_timer_slack;
 use thiserror::Error;
@@ -358,39 +358,6 @@ impl Session<'_> {
         }
         self.settle(header, executed, end)?;
         Ok(true)
-    }
-
-    /// What is finished by now is answered first: a client that asks "is it done" and then this has the truth.
-    fn answer_ping(&mut self, header: RequestHeader, start: Instant) -> Result<(), End> {
-        self.answer_ready()?;
-        self.tally.count(
-            header.op,
-            outboard_wire::frame::HEADER_BYTES,
-            start.elapsed(),
-        );
-        if header.token != 0 {
-            self.outbox.reply(header.op, header.token, &[])?;
-        }
-        Ok(self.outbox.flush()?)
-    }
-
-    /// The answer is the first to go over the new network.
-    fn change_network(&mut self, header: RequestHeader, asked: &[u8]) -> Result<(), End> {
-        let changed = Network::try_from(String::from_utf8_lossy(asked).into_owned())
-            .map_err(|error| Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, error.to_string()))
-            .and_then(|network| match self.outbox.change_network(&network) {
-                true => Ok(()),
-                false => Err(Failure::unsupported(
-                    "another network where none is emulated",
-                )),
-            });
-        if header.token != 0 {
-            match changed {
-                Ok(()) => self.outbox.reply(header.op, header.token, &[])?,
-                Err(failure) => self.outbox.failure(header.token, &failure)?,
-            }
-        }
-        Ok(self.outbox.flush()?)
     }
 
     /// Answers a message, or notes down that it will be answered.
