@@ -9,8 +9,10 @@
 //!   A stream that waits for an event waits for what was on the stream of the last event recorded before, unless the
 //!   recording shows that it did not.
 //! * **The default stream** orders itself with each other stream, unless the recording shows that they overlapped.
+//! * **Busy times** ([`bound`]): without times of the GPU, a long wait shows how long it was busy.
 //! * **Delays**: what lies between a call and the start of its work, or between two works of a stream, stays as it was.
 
+mod bound;
 mod gpu;
 mod handoff;
 mod waits;
@@ -118,6 +120,8 @@ pub struct Unit {
     pub(crate) after: List,
     /// It was started before the iteration began: where it stands does not depend on the iteration's calls.
     pub is_carried: bool,
+    /// It is no work that was recorded, but how long a wait shows the GPU to have been busy.
+    pub is_inferred: bool,
 }
 
 impl Unit {
@@ -193,6 +197,9 @@ impl Iteration {
         iteration.add_steps(span, calls, &started);
         let has_gpu_times = trace.work().next().is_some();
         waits::set_costs(&mut iteration, trace, has_gpu_times);
+        if !has_gpu_times {
+            bound::infer(&mut iteration, trace);
+        }
         handoff::find(&mut iteration);
         let gpu_end_ns = iteration.units.iter().map(Unit::end_ns);
         let end_ns = gpu_end_ns.fold(span.end_ns.saturating_sub(span.start_ns) as f64, f64::max);
@@ -251,13 +258,14 @@ impl Iteration {
         self.threads.iter().flatten().filter(|step| !step.is_end)
     }
 
+    /// What the recording has of the GPU's work.
+    pub fn works(&self) -> impl Iterator<Item = &Unit> {
+        self.units.iter().filter(|unit| !unit.is_inferred)
+    }
+
     /// How long the GPU did anything at all.
     pub fn gpu_busy_ns(&self) -> f64 {
-        let mut spans: Vec<(f64, f64)> = self
-            .units
-            .iter()
-            .map(|u| (u.start_ns, u.end_ns()))
-            .collect();
+        let mut spans: Vec<(f64, f64)> = self.works().map(|u| (u.start_ns, u.end_ns())).collect();
         spans.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (mut busy_ns, mut until_ns) = (0.0, f64::MIN);
         for (start_ns, end_ns) in spans {

@@ -43,7 +43,7 @@ impl PcieRequirements {
             Some(number) => workload.iteration(number)?,
             None => workload.typical(),
         };
-        if iteration.units.is_empty() {
+        if iteration.works().next().is_none() {
             return Err(Error::NoGpuTimes);
         }
         let mut replay = Replay::new(iteration);

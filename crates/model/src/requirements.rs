@@ -260,7 +260,7 @@ fn recording(
         calls: iteration.steps().count(),
         threads: iteration.threads.len(),
         handoffs: iteration.handoffs,
-        works: iteration.units.len(),
+        works: iteration.works().count(),
         step_ns: iteration.step_ns,
         gpu_busy_ns: iteration.gpu_busy_ns(),
         step_ns_min: steps.clone().fold(f64::MAX, f64::min),

@@ -44,7 +44,7 @@ pub enum FoundBy {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "note")]
 pub enum Note {
-    /// Waits are taken to last as long as they did, whatever the program does meanwhile.
+    /// Waits are taken to last as long as they did, or longer where the program is faster.
     NoGpuTimes,
     /// Durations of the GPU's work hold gaps of some microseconds.
     GpuTimesOfEvents,
@@ -61,9 +61,11 @@ pub enum Note {
 impl Note {
     pub fn text(&self) -> String {
         match self {
-            Note::NoGpuTimes => "the recording has no times of the GPU's work: each wait is taken to last as long as it \
-                                 did, so that what remoting overlaps with it is not seen"
-                .into(),
+            Note::NoGpuTimes => {
+                "the recording has no times of the GPU's work: each wait is taken to last as long as it did, and to end no \
+                 sooner after the first launch before it, if it was a long one"
+                    .into()
+            }
             Note::GpuTimesOfEvents => {
                 "the GPU's times are from events: durations hold gaps of some microseconds".into()
             }

@@ -304,10 +304,21 @@ fn an_infinite_network_leaves_what_remoting_gains() {
     assert!((0.0..=1_000.0).contains(&behind), "{behind}");
 }
 
+/// Of every third, the times of the GPU are lost.
+fn any(seed: u64, calls: usize, streams: u64) -> Trace {
+    let mut trace = random(seed, 1, calls, streams);
+    if seed.is_multiple_of(3) {
+        trace
+            .records
+            .retain(|record| !matches!(record, outboard_trace::Record::Work(_)));
+    }
+    trace
+}
+
 #[test]
 fn the_local_replay_is_the_recording() {
     for seed in 0..200 {
-        let trace = random(seed, 1, 120, 1 + seed % 3);
+        let trace = any(seed, 120, 1 + seed % 4);
         let (outcome, recorded_ns) = here(&trace);
         let error = (outcome.total_ns - recorded_ns).abs() / recorded_ns;
         assert!(
@@ -322,7 +333,7 @@ fn the_local_replay_is_the_recording() {
 fn a_slower_network_never_helps() {
     for seed in 0..150 {
         let mut rng = Rng::new(seed + 1_000);
-        let trace = random(seed, 1, 100, 1 + seed % 4);
+        let trace = any(seed, 100, 1 + seed % 4);
         let workload = Workload::new(&trace).unwrap();
         let mut replay = Replay::new(workload.typical());
         let constants = constants();
@@ -359,7 +370,7 @@ fn a_slower_network_never_helps() {
 #[test]
 fn each_level_is_as_good_as_the_one_below() {
     for seed in 0..150 {
-        let trace = random(seed, 1, 100, 1 + seed % 4);
+        let trace = any(seed, 100, 1 + seed % 4);
         let mut rng = Rng::new(seed + 2_000);
         let network = Network::new(rng.range(0, 300_000) as f64, 1e9).unwrap();
         let totals = LEVELS.map(|level| remote(&trace, network, level).total_ns);

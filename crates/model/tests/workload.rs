@@ -139,13 +139,41 @@ fn a_recording_without_gpu_times_takes_waits_as_they_were() {
     let workload = Workload::new(&trace).unwrap();
     assert_eq!(workload.notes, [Note::NoGpuTimes]);
     let typical = workload.typical();
-    assert!(typical.units.is_empty());
+    assert_eq!((typical.works().count(), typical.gpu_busy_ns()), (0, 0.0));
     let waits = typical.steps().filter(|s| s.class == Class::Synchronous);
     for step in waits {
         assert_eq!(step.server_ns, step.duration_ns);
     }
     let total_ns = Replay::new(typical).run(Where::Here).total_ns;
     assert!((total_ns - typical.step_ns).abs() < 1e-6);
+}
+
+/// Launches of 4 us each, then a wait of so long; without times of the GPU.
+fn launches_and_a_wait(count: usize, wait_ns: u64) -> Trace {
+    let mut b = Builder::new();
+    b.mark(0, false);
+    for _ in 0..count {
+        b.call(launch(4_000).stream(1));
+    }
+    b.call(synchronize(wait_ns).stream(1)).mark(0, true);
+    b.build()
+}
+
+#[test]
+fn a_long_wait_shows_that_the_gpu_was_busy() {
+    let overhead = |trace: &Trace| {
+        let workload = Workload::new(trace).unwrap();
+        let constants = Constants::published();
+        let mut judge = Judge::new(workload.typical(), Level::ALL_OF_IT, &constants);
+        assert_eq!(judge.local_ns, workload.typical().step_ns);
+        judge.overhead(Network::PERFECT).simulated
+    };
+    // The GPU is busy all the time: that launches are sent faster than they were made changes nothing.
+    let bound = overhead(&launches_and_a_wait(100, 100_000));
+    assert!((0.0..0.02).contains(&bound), "{bound}");
+    // It is idle when the wait comes: all depends on the program.
+    let idle = overhead(&launches_and_a_wait(1_000, 20_000));
+    assert!(idle < bound);
 }
 
 #[test]

@@ -158,6 +158,7 @@ impl<'a> Gpu<'a> {
             gap_ns: 0.0,
             after,
             is_carried,
+            is_inferred: false,
         });
         self.called_ns.push(called_ns);
         self.last[stream as usize] = index;

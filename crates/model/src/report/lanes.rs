@@ -151,6 +151,9 @@ impl Observer for Painter {
     }
 
     fn unit(&mut self, unit: &Unit, from_ns: f64, to_ns: f64) {
+        if unit.is_inferred {
+            return;
+        }
         let kind = match unit.kind {
             GpuWork::Kernel | GpuWork::Graph => 3,
             _ => 4,
