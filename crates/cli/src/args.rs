@@ -1,5 +1,7 @@
 //! The command line, declared once.
 
+mod requirements;
+
 use std::{ffi::OsString, os::fd::RawFd, path::PathBuf, time::Duration};
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -11,6 +13,7 @@ use outboard_wire::network::{self, Bandwidth, KNOWN, Network};
 use regex::Regex;
 
 use crate::bench::{Carrier, Group};
+pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireArgs};
 
 /// Use a GPU that is somewhere else as if it were here.
 #[derive(Debug, Parser)]
@@ -382,98 +385,6 @@ pub(crate) struct SessionsArgs {
     /// Watch for shorter times
     #[arg(long)]
     pub(crate) quick: bool,
-}
-
-#[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Beside the local GPU, where there is one, it tells the server's own time from the driver's.
-
-Examples:
-  outboard calibrate --json constants.json           a server of its own, over tcp within this machine
-  outboard calibrate --link shm
-  outboard calibrate --gpu tcp://10.0.0.7 --json constants.json
-  outboard require recording --constants constants.json")]
-pub(crate) struct CalibrateArgs {
-    /// The server to measure [default: one of its own]
-    #[arg(long, value_name = "URL")]
-    pub(crate) gpu: Option<Endpoint>,
-    /// The link to measure, of a server of its own
-    #[arg(long, value_enum, default_value_t = LinkKind::Tcp, conflicts_with = "gpu")]
-    pub(crate) link: LinkKind,
-    /// Few rounds
-    #[arg(long)]
-    pub(crate) quick: bool,
-    /// Write the constants there; - for standard output, in place of the text
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LinkKind {
-    Shm,
-    Tcp,
-}
-
-#[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Two models answer side by side: a replay of the recording, call by call, and the closed form of the literature
-(docs/requirements.md). Neither needs a GPU or a network.
-
-The exit code is 0 where some network keeps the program within the budget, 3 where none does, 1 where the recording or an
-output cannot be used, 2 where the command line is wrong. Files are written whole or not at all.
-
-Examples:
-  outboard require recording                         what keeps it within 5 % of local
-  outboard require recording --budget 20% --at metro --report out.html
-  outboard require recording --at rtt=100us,bandwidth=10Gbps --optimise or
-  outboard require recording --json - | jq .known
-  outboard require recording --level pcie            the GPU behind a longer PCIe, driver and program as they are")]
-pub(crate) struct RequireArgs {
-    /// A recording of the program
-    pub(crate) file: PathBuf,
-    /// How much longer than locally an iteration may take: 0% to 1000%
-    #[arg(
-        long,
-        value_name = "PERCENT",
-        default_value = "5%",
-        allow_hyphen_values = true
-    )]
-    pub(crate) budget: Budget,
-    /// Where the GPU is cut off: at the driver's calls, or at the PCIe
-    #[arg(long, value_enum, default_value_t = LevelOfRemoting::Api)]
-    pub(crate) level: LevelOfRemoting,
-    /// Which calls wait for the server, as outboard run has it; without batches
-    #[arg(long, value_name = "LEVEL", default_value_t)]
-    pub(crate) optimise: Level,
-    /// The network at which the costs of calls are shown: a known one, or rtt=10us,bandwidth=1Gbps
-    #[arg(long, value_name = "NETWORK", default_value = "25gbe-tcp")]
-    pub(crate) at: Network,
-    /// Which iteration of the recording, from 1 [default: that of median duration]
-    #[arg(long, value_name = "N")]
-    pub(crate) iteration: Option<usize>,
-    /// The ranges that are iterations [default: as recorded]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) iterations: Option<String>,
-    /// What sending costs, as outboard calibrate writes it [default: published numbers]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) constants: Option<PathBuf>,
-    /// Write the answer there as JSON; - for standard output, in place of the text
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// Write the overheads of all networks that were looked at there, one a line
-    #[arg(long, value_name = "FILE")]
-    pub(crate) csv: Option<PathBuf>,
-    /// Write a page with pictures there, which needs nothing but itself
-    #[arg(long, value_name = "FILE")]
-    pub(crate) report: Option<PathBuf>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LevelOfRemoting {
-    /// Calls of the driver travel, as outboard run has it
-    Api,
-    /// Packets of the PCIe travel, as DxPU has it
-    Pcie,
 }
 
 #[derive(Debug, Subcommand)]
