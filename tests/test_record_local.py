@@ -156,6 +156,8 @@ def test_times_of_the_gpu(server: Server, tmp_path: Path) -> None:
     summary = show(file)
     assert summary["complete"] and summary["about"]["gpu_times"] == "cupti"
     starting = [f for f in summary["functions"] if f["name"].startswith(("cuLaunch", "cuMemcpy", "cuMemset"))]
+    # CUPTI calls the driver too, which is none of the program's calls.
+    assert of(summary, "cuDeviceGetCount")[0] == 1
     kernels = summary["gpu"]["kernels"]
     assert kernels["count"] == sum(f["calls"] for f in starting) > 40
     assert (kernels["min_ns"], kernels["max_ns"]) == (7000, 7000)

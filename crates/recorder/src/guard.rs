@@ -22,7 +22,7 @@ pub(crate) fn pass(
     call: impl FnOnce() -> CUresult,
     cost: impl FnOnce() -> Cost,
 ) -> CUresult {
-    let Some(live) = live::begin(CALLS.len()) else {
+    let Some(live) = live::begin(CALLS.len()).filter(|_| !cupti::is_inside()) else {
         return call();
     };
     // The stream has its number before it may be destroyed.

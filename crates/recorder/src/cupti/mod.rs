@@ -6,6 +6,7 @@
 mod records;
 
 use std::{
+    cell::Cell,
     collections::HashMap,
     ffi::{CStr, CString, c_int, c_void},
     os::unix::ffi::OsStrExt,
@@ -52,8 +53,28 @@ struct Cupti {
 
 static CUPTI: OnceLock<Cupti> = OnceLock::new();
 static IS_ON: AtomicBool = AtomicBool::new(false);
+/// CUPTI was called at all.
+static IS_USED: AtomicBool = AtomicBool::new(false);
 static NEXT: AtomicU32 = AtomicU32::new(1);
 static WAITING: Mutex<Option<Waiting>> = Mutex::new(None);
+
+thread_local! {
+    /// The thread is in a call of ours to CUPTI, which calls the driver itself: that is none of the program's calls.
+    static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether what the thread calls now is CUPTI's doing.
+#[inline]
+pub(crate) fn is_inside() -> bool {
+    IS_USED.load(Ordering::Relaxed) && IS_INSIDE.get()
+}
+
+fn inside<R>(call: impl FnOnce() -> R) -> R {
+    let outer = IS_INSIDE.replace(true);
+    let result = call();
+    IS_INSIDE.set(outer);
+    result
+}
 
 #[derive(Default)]
 struct Waiting {
@@ -67,9 +88,10 @@ pub(crate) fn start() {
     if CUPTI.get().is_some() || std::env::var_os(VARIABLE).is_some_and(|value| value == "off") {
         return;
     }
-    let Some(handle) = open() else { return };
+    IS_USED.store(true, Ordering::Relaxed);
+    let Some(handle) = inside(open) else { return };
     // SAFETY: CUPTI's functions have these types.
-    match unsafe { begin(handle) } {
+    match inside(|| unsafe { begin(handle) }) {
         Ok(()) => {
             IS_ON.store(true, Ordering::Release);
             // Registered behind CUPTI's own, so that it runs before them.
@@ -180,7 +202,7 @@ pub(crate) fn call_begins(stream: u32) -> u32 {
         number => number,
     };
     // SAFETY: CUPTI's function; any number will do.
-    unsafe { (cupti.push)(CUSTOM0, u64::from(number) | u64::from(stream) << 32) };
+    inside(|| unsafe { (cupti.push)(CUSTOM0, u64::from(number) | u64::from(stream) << 32) });
     number
 }
 
@@ -191,7 +213,7 @@ pub(crate) fn call_ends(number: u32) {
     if let Some(cupti) = CUPTI.get() {
         let mut last = 0;
         // SAFETY: as above, with room for the answer.
-        unsafe { (cupti.pop)(CUSTOM0, &mut last) };
+        inside(|| unsafe { (cupti.pop)(CUSTOM0, &mut last) });
     }
 }
 
@@ -201,7 +223,7 @@ extern "C" fn at_exit() {
     }
     if let Some(cupti) = CUPTI.get() {
         // SAFETY: CUPTI's function; it calls `complete` for all that it has.
-        unsafe { (cupti.flush)(FLUSH_FORCED) };
+        inside(|| unsafe { (cupti.flush)(FLUSH_FORCED) });
     }
     // What is known of no call is work all the same.
     let left = WAITING.lock().take().unwrap_or_default();
