@@ -121,6 +121,26 @@ const BY_ARGUMENTS: &[(&str, &str)] = &[
     ("cuStreamDestroy_v2", "cost::forget_stream(h_stream)"),
 ];
 
+/// What a longer PCIe delays, by the exact symbol; `STREAM` stands for the call's stream. All `cuMemset*` are, too.
+const DELAYED: &[(&str, &str)] = &[
+    ("cuGraphLaunch", "pcie::work(STREAM)"),
+    ("cuLaunch", "pcie::work(STREAM)"),
+    ("cuLaunchCooperativeKernel", "pcie::work(STREAM)"),
+    ("cuLaunchGrid", "pcie::work(STREAM)"),
+    ("cuLaunchGridAsync", "pcie::work(STREAM)"),
+    ("cuLaunchKernel", "pcie::work(STREAM)"),
+    ("cuLaunchKernelEx", "pcie::work(STREAM)"),
+    ("cuMemcpyHtoD_v2", "pcie::to_device(byte_count, STREAM)"),
+    (
+        "cuMemcpyHtoDAsync_v2",
+        "pcie::to_device(byte_count, STREAM)",
+    ),
+    ("cuMemcpyDtoH_v2", "pcie::to_host(STREAM)"),
+    ("cuMemcpyDtoHAsync_v2", "pcie::to_host(STREAM)"),
+    ("cuMemcpy", "pcie::copy(dst, src, byte_count, STREAM)"),
+    ("cuMemcpyAsync", "pcie::copy(dst, src, byte_count, STREAM)"),
+];
+
 /// Answered by us: what it finds must be ours.
 const OURS: &[&str] = &["cuGetProcAddress", "cuGetProcAddress_v2"];
 
@@ -257,9 +277,14 @@ fn entry(
         }
         None => format!("CALLS[{number}].1"),
     };
+    let delayed = match DELAYED.iter().find(|(symbol, _)| *symbol == call.symbol) {
+        Some((_, delay)) => format!("{};", delay.replace("STREAM", &stream)),
+        None if call.symbol.starts_with("cuMemset") => format!("pcie::work({stream});"),
+        None => String::new(),
+    };
     writeln!(
         out,
-        "/// # Safety\n/// As the driver asks.\n#[unsafe(no_mangle)]\npub(crate) unsafe extern \"C\" fn {symbol}({declared}) -> CUresult {{\n    // SAFETY: the driver's function of this name and type; what the caller promised is passed on as it is.\n    guard::pass({number}, || {stream}, || unsafe {{\n        let real: unsafe extern \"C\" fn({types}) -> CUresult = std::mem::transmute(SLOTS[{slot}].load(Ordering::Relaxed));\n        real({args})\n    }}, || unsafe {{ {cost} }})\n}}"
+        "/// # Safety\n/// As the driver asks.\n#[unsafe(no_mangle)]\npub(crate) unsafe extern \"C\" fn {symbol}({declared}) -> CUresult {{\n    // SAFETY: the driver's function of this name and type; what the caller promised is passed on as it is.\n    guard::pass({number}, || {stream}, || unsafe {{\n        {delayed}\n        let real: unsafe extern \"C\" fn({types}) -> CUresult = std::mem::transmute(SLOTS[{slot}].load(Ordering::Relaxed));\n        real({args})\n    }}, || unsafe {{ {cost} }})\n}}"
     )?;
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::{ffi::OsString, os::fd::RawFd, path::PathBuf, time::Duration};
 use clap::{Parser, Subcommand, ValueEnum};
 use outboard_api::optimise::{LEVELS, Level, VARIABLE};
 use outboard_link::{Endpoint, emulated};
-use outboard_model::Budget;
+use outboard_model::{Budget, Pcie};
 use outboard_server::supervisor::{self, DeviceKind};
 use outboard_wire::network::{self, Bandwidth, KNOWN, Network};
 use regex::Regex;
@@ -164,8 +164,12 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NETWORK", env = emulated::VARIABLE, long_help = networks_help())]
     pub(crate) emulate: Option<Network>,
     /// Use this machine's own driver, to record what remoting would carry; OUTBOARD_DRIVER may name another one
-    #[arg(long, requires = "record", conflicts_with = "stats")]
+    #[arg(long, conflicts_with = "stats")]
     pub(crate) local: bool,
+    /// With --local: the GPU behind a longer PCIe, as DxPU injects it: rtt=6.8us,tags=140,mrs=128. Kernels, memsets and
+    /// copies begin later, copies to the device are slower
+    #[arg(long, value_name = "PCIE", requires = "local", conflicts_with_all = ["emulate", "gpu"])]
+    pub(crate) emulate_pcie: Option<Pcie>,
     /// Record every driver call there; a recording that is there already is replaced, any other file is not
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,

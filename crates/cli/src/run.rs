@@ -20,6 +20,8 @@ use crate::{args::RunArgs, libraries, peer, serve::default_endpoint};
 const NVTX_VARIABLE: &str = "NVTX_INJECTION64_PATH";
 /// Names the driver behind the library that records.
 const DRIVER_VARIABLE: &str = "OUTBOARD_DRIVER";
+/// What the library is told to inject.
+const PCIE_VARIABLE: &str = "OUTBOARD_EMULATE_PCIE";
 /// As env(1) and shells have it.
 const EXIT_CANNOT_EXECUTE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
@@ -69,19 +71,23 @@ fn behind_a_server(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> 
 
 /// On this machine's own driver, through the library that records.
 fn here(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> {
-    let path = args.record.as_ref().context("--local is for --record")?;
+    if args.record.is_none() && args.emulate_pcie.is_none() {
+        anyhow::bail!("--local is for --record and --emulate-pcie");
+    }
     let driver = libraries::driver(DRIVER_VARIABLE)?;
     let folder = libraries::recorder_folder()?;
-    let variables = recording(
-        live::LOCAL_VARIABLE,
-        path,
-        args.iterations.as_deref(),
-        &folder,
-    )?;
     command
         .env(DRIVER_VARIABLE, driver)
-        .envs(library_environment(&folder))
-        .envs(variables);
+        .envs(library_environment(&folder));
+    if let Some(path) = &args.record {
+        let iterations = args.iterations.as_deref();
+        command.envs(recording(live::LOCAL_VARIABLE, path, iterations, &folder)?);
+    }
+    if let Some(pcie) = &args.emulate_pcie {
+        let (delta_ns, in_flight_bytes, ns_per_byte) = pcie.injected();
+        let text = format!("{delta_ns},{in_flight_bytes},{ns_per_byte}");
+        command.env(PCIE_VARIABLE, text);
+    }
     Ok(())
 }
 

@@ -35,7 +35,7 @@ pub use crate::{
     iteration::{Iteration, Step, Stream, Unit},
     mode::{LEVELS, Mode, SMALL_MESSAGE_BYTES, check_level},
     network::{BITS_PER_S_MAX, BITS_PER_S_MIN, Network, RTT_NS_MAX, show_bits_per_s, show_ns},
-    pcie::Pcie,
+    pcie::{Pcie, PcieError},
     pcie_requirements::{PciePoint, PcieRequirements},
     replay::{Observer, Outcome, Remote, Replay, Unobserved, Where},
     report::{Timeline, html, pcie_html},

@@ -11,7 +11,10 @@
 //! Left out, as in the paper: copies between GPUs; all other traffic, such as events and doorbells; other users of the
 //! same network.
 
+use std::str::FromStr;
+
 use outboard_trace::GpuWork;
+use outboard_wire::network::parse_duration;
 use serde::Serialize;
 
 use crate::{Error, iteration::Unit};
@@ -23,6 +26,8 @@ pub const MRS_BYTES: u32 = 128;
 /// The round trip of a PCIe read where nothing is disaggregated (Table 6).
 pub const RTT_ORIGINAL_NS: f64 = 1_200.0;
 
+const NUMBER_MAX: u32 = 1 << 20;
+
 /// The round trips of a PCIe, and what a GPU can have under way on it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Pcie {
@@ -32,6 +37,63 @@ pub struct Pcie {
     pub rtt_original_ns: f64,
     pub tags: u32,
     pub mrs_bytes: u32,
+}
+
+/// `rtt=6.8us`, with `tags=140`, `mrs=128` and `native=1.2us` where they are others than the paper's.
+impl FromStr for Pcie {
+    type Err = PcieError;
+
+    fn from_str(text: &str) -> Result<Pcie, PcieError> {
+        parse(text).map_err(|reason| PcieError {
+            text: text.into(),
+            reason,
+        })
+    }
+}
+
+/// Why a text describes no PCIe.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "bad PCIe {text:?}: {reason}; a longer PCIe is rtt=6.8us, with tags=140, mrs=128 (bytes) and native=1.2us if they are others"
+)]
+pub struct PcieError {
+    pub text: String,
+    pub reason: String,
+}
+
+fn parse(text: &str) -> Result<Pcie, String> {
+    let (mut rtt, mut native, mut tags, mut mrs) = (None, None, None, None);
+    let number = |value: &str| match value.parse::<u32>() {
+        Ok(number) if (1..=NUMBER_MAX).contains(&number) => Ok(number),
+        _ => Err(format!("{value:?} is no number from 1 to {NUMBER_MAX}")),
+    };
+    let ns = |value: &str| parse_duration(value).map(|time| time.as_nanos() as f64);
+    for part in text.split(',') {
+        let (key, value) = part
+            .split_once('=')
+            .ok_or_else(|| format!("{part:?} is no key=value"))?;
+        let is_twice = match key {
+            "rtt" => rtt.replace(ns(value)?).is_some(),
+            "native" => native.replace(ns(value)?).is_some(),
+            "tags" => tags.replace(number(value)?).is_some(),
+            "mrs" => mrs.replace(number(value)?).is_some(),
+            _ => return Err(format!("there is no {key:?}")),
+        };
+        if is_twice {
+            return Err(format!("{key} is given twice"));
+        }
+    }
+    let rtt_ns = rtt.ok_or("it has no rtt")?;
+    let rtt_original_ns = native.unwrap_or(RTT_ORIGINAL_NS);
+    if rtt_ns < rtt_original_ns {
+        return Err("its rtt is shorter than the native one".into());
+    }
+    Ok(Pcie {
+        rtt_ns,
+        rtt_original_ns,
+        tags: tags.unwrap_or(TAGS),
+        mrs_bytes: mrs.unwrap_or(MRS_BYTES),
+    })
 }
 
 impl Pcie {
@@ -62,6 +124,18 @@ impl Pcie {
         self.in_flight_bytes() * 1e9 / self.rtt_ns
     }
 
+    /// What injects it needs to know (section 3.4.2 of the paper): `RTT_delta`, what the tags suffice for, and by how many
+    /// nanoseconds a byte of a longer copy to the device takes longer.
+    pub fn injected(&self) -> (f64, f64, f64) {
+        let original_ns_per_byte = self.rtt_original_ns / self.in_flight_bytes();
+        let ns_per_byte = self.rtt_ns / self.in_flight_bytes();
+        (
+            self.delta_ns(),
+            self.in_flight_bytes(),
+            ns_per_byte - original_ns_per_byte,
+        )
+    }
+
     fn in_flight_bytes(&self) -> f64 {
         f64::from(self.tags) * f64::from(self.mrs_bytes)
     }
@@ -81,6 +155,36 @@ impl Pcie {
                 };
                 (0.0, late_ns.max(read_ns))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pcie_is_read_as_it_is_written() {
+        let papers: Pcie = "rtt=6.8us,tags=140,mrs=128".parse().unwrap();
+        assert_eq!(papers, Pcie::new(6_800.0).unwrap());
+        assert_eq!("rtt=6.8us".parse(), Ok(papers));
+        let (delta_ns, in_flight_bytes, ns_per_byte) = papers.injected();
+        assert_eq!((delta_ns, in_flight_bytes), (5_600.0, 17_920.0));
+        // A copy at the native rate and this much more is a copy at RdTP.
+        let whole = 1_200.0 / 17_920.0 + ns_per_byte;
+        assert!((1.0 / whole - papers.read_bytes_per_s() / 1e9).abs() < 1e-9);
+        for (text, reason) in [
+            ("", "no key=value"),
+            ("tags=140", "no rtt"),
+            ("rtt=6.8", "6.8"),
+            ("rtt=1us", "shorter than the native"),
+            ("rtt=6us,rtt=7us", "twice"),
+            ("rtt=6us,tags=0", "no number from 1"),
+            ("rtt=6us,mrs=x", "no number from 1"),
+            ("rtt=6us,lanes=16", "there is no \"lanes\""),
+        ] {
+            let error = text.parse::<Pcie>().unwrap_err();
+            assert!(error.reason.contains(reason), "{text}: {error}");
         }
     }
 }

@@ -177,9 +177,12 @@ fn copy_there() -> Cost {
     Cost::new(Class::Outstanding, request_len(&message) as u64, 0)
 }
 
+pub(crate) fn is_device(address: u64) -> bool {
+    memory_type(address) == Some(TYPE_DEVICE)
+}
+
 /// A copy whose direction the addresses tell; one without a stream is waited for.
 pub(crate) fn copy(dst: u64, src: u64, bytes: usize, stream: Option<CUstream>) -> Cost {
-    let is_device = |address| memory_type(address) == Some(TYPE_DEVICE);
     match (is_device(dst), is_device(src), stream) {
         (true, false, Some(stream)) => to_device_async(bytes, stream),
         (true, false, None) => to_device(bytes),
@@ -243,7 +246,7 @@ fn is_host(kind: u32, address: CUdeviceptr) -> bool {
 }
 
 /// Whether what is sent to the stream becomes part of a graph.
-fn is_capturing(stream: CUstream) -> bool {
+pub(crate) fn is_capturing(stream: CUstream) -> bool {
     type Ask = unsafe extern "C" fn(usize, *mut u32) -> c_int;
     static ASK: OnceLock<Option<usize>> = OnceLock::new();
     let ask = ASK.get_or_init(|| driver::function(c"cuStreamIsCapturing").map(|f| f as usize));

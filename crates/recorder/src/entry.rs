@@ -21,7 +21,7 @@ use outboard_api::{CUresult, cuda::*, decl::Class};
 use crate::{
     cost::{self, Cost},
     driver::missing,
-    guard, procaddr,
+    guard, pcie, procaddr,
 };
 
 /// The address of an exported function.

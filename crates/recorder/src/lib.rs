@@ -21,4 +21,5 @@ mod cupti;
 mod driver;
 mod entry;
 mod guard;
+mod pcie;
 mod procaddr;

@@ -1,0 +1,276 @@
+//! A longer PCIe between driver and GPU, emulated: what "DxPU: Large Scale Disaggregated GPU Pools in the Datacenter" injects
+//! (section 3.4.2) at the driver's calls.
+//!
+//! A kernel that does nothing for a while goes in front of each kernel, memset, graph and copy, in its stream. What it
+//! waits for is computed by the caller (`outboard_model::pcie`); here are three numbers. In a graph nothing is injected
+//! but in front of the whole: its nodes are started by the GPU.
+
+use std::{
+    collections::HashMap,
+    ffi::{CStr, c_int, c_void},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use outboard_api::cuda::CUstream;
+use parking_lot::Mutex;
+
+use crate::{cost, driver};
+
+/// `DELTA_NS,IN_FLIGHT_BYTES,NS_PER_BYTE`: what `outboard run --emulate-pcie` sets.
+const VARIABLE: &str = "OUTBOARD_EMULATE_PCIE";
+/// A thread waits for the GPU's own clock.
+const DELAY: &CStr = c"\
+.version 7.0
+.target sm_75
+.address_size 64
+.visible .entry outboard_delay(.param .u64 ns)
+{
+    .reg .u64 %rd<4>;
+    .reg .pred %p;
+    ld.param.u64 %rd1, [ns];
+    mov.u64 %rd2, %globaltimer;
+again:
+    mov.u64 %rd3, %globaltimer;
+    sub.u64 %rd3, %rd3, %rd2;
+    setp.lt.u64 %p, %rd3, %rd1;
+    @%p bra again;
+    ret;
+}
+";
+
+/// What a longer PCIe adds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Longer {
+    /// `RTT_delta`.
+    delta_ns: f64,
+    /// What the tags suffice for.
+    in_flight_bytes: f64,
+    /// By which a byte of a longer copy to the device takes longer.
+    ns_per_byte: f64,
+}
+
+impl Longer {
+    fn parse(text: &str) -> Option<Longer> {
+        let numbers: Vec<f64> = text
+            .split(',')
+            .map(|part| {
+                part.parse()
+                    .ok()
+                    .filter(|n: &f64| n.is_finite() && *n >= 0.0)
+            })
+            .collect::<Option<_>>()?;
+        match numbers[..] {
+            [delta_ns, in_flight_bytes, ns_per_byte] => Some(Longer {
+                delta_ns,
+                in_flight_bytes,
+                ns_per_byte,
+            }),
+            _ => None,
+        }
+    }
+
+    fn to_device_ns(&self, bytes: usize) -> f64 {
+        let bytes = bytes as f64;
+        match bytes > self.in_flight_bytes {
+            true => self.delta_ns.max(bytes * self.ns_per_byte),
+            false => self.delta_ns,
+        }
+    }
+}
+
+fn longer() -> Option<&'static Longer> {
+    static LONGER: OnceLock<Option<Longer>> = OnceLock::new();
+    LONGER
+        .get_or_init(|| {
+            let text = std::env::var(VARIABLE)
+                .ok()
+                .filter(|text| !text.is_empty())?;
+            let longer = Longer::parse(&text);
+            if longer.is_none() {
+                driver::say(format_args!(
+                    "{VARIABLE}: {text:?} is not what outboard run sets"
+                ));
+            }
+            longer
+        })
+        .as_ref()
+}
+
+/// In front of a kernel, a memset or a graph.
+#[inline]
+pub(crate) fn work(stream: Option<CUstream>) {
+    if let Some(longer) = longer() {
+        wait(longer.delta_ns, stream);
+    }
+}
+
+/// In front of a copy to the device.
+#[inline]
+pub(crate) fn to_device(bytes: usize, stream: Option<CUstream>) {
+    if let Some(longer) = longer() {
+        wait(longer.to_device_ns(bytes), stream);
+    }
+}
+
+/// In front of a copy to the host: writes are posted, and nothing comes back.
+#[inline]
+pub(crate) fn to_host(stream: Option<CUstream>) {
+    if let Some(longer) = longer() {
+        wait(longer.delta_ns / 2.0, stream);
+    }
+}
+
+/// In front of a copy whose direction its addresses tell.
+#[inline]
+pub(crate) fn copy(dst: u64, src: u64, bytes: usize, stream: Option<CUstream>) {
+    if longer().is_none() {
+        return;
+    }
+    match (cost::is_device(dst), cost::is_device(src)) {
+        (true, false) => to_device(bytes, stream),
+        (false, true) => to_host(stream),
+        _ => {}
+    }
+}
+
+/// The driver's functions, of these types.
+struct Driver {
+    current: unsafe extern "C" fn(*mut usize) -> c_int,
+    load: unsafe extern "C" fn(*mut usize, *const c_void) -> c_int,
+    function: unsafe extern "C" fn(*mut usize, usize, *const i8) -> c_int,
+    launch: unsafe extern "C" fn(
+        usize,
+        u32,
+        u32,
+        u32,
+        u32,
+        u32,
+        u32,
+        u32,
+        usize,
+        *mut *mut c_void,
+        *mut *mut c_void,
+    ) -> c_int,
+}
+
+impl Driver {
+    fn get() -> Option<&'static Driver> {
+        static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
+        DRIVER
+            .get_or_init(|| {
+                // SAFETY: functions of these names have these types: handles are pointers.
+                unsafe {
+                    Some(Driver {
+                        current: std::mem::transmute::<
+                            *mut c_void,
+                            unsafe extern "C" fn(*mut usize) -> c_int,
+                        >(driver::function(c"cuCtxGetCurrent")?),
+                        load: std::mem::transmute::<
+                            *mut c_void,
+                            unsafe extern "C" fn(*mut usize, *const c_void) -> c_int,
+                        >(driver::function(c"cuModuleLoadData")?),
+                        function: std::mem::transmute::<
+                            *mut c_void,
+                            unsafe extern "C" fn(*mut usize, usize, *const i8) -> c_int,
+                        >(driver::function(
+                            c"cuModuleGetFunction",
+                        )?),
+                        launch: std::mem::transmute(driver::function(c"cuLaunchKernel")?),
+                    })
+                }
+            })
+            .as_ref()
+    }
+
+    /// The kernel in the current context, loaded there when it is first needed.
+    fn kernel(&self) -> Result<usize, c_int> {
+        static KERNELS: Mutex<Option<HashMap<usize, usize>>> = Mutex::new(None);
+        let mut context = 0;
+        // SAFETY: room for the answer.
+        ok(unsafe { (self.current)(&mut context) })?;
+        let mut kernels = KERNELS.lock();
+        let kernels = kernels.get_or_insert_default();
+        if let Some(kernel) = kernels.get(&context) {
+            return Ok(*kernel);
+        }
+        let (mut module, mut kernel) = (0, 0);
+        // SAFETY: PTX that ends with a 0, the name of a kernel in it, and room for the answers.
+        unsafe {
+            ok((self.load)(&mut module, DELAY.as_ptr().cast()))?;
+            ok((self.function)(
+                &mut kernel,
+                module,
+                c"outboard_delay".as_ptr(),
+            ))?;
+        }
+        kernels.insert(context, kernel);
+        Ok(kernel)
+    }
+}
+
+fn ok(status: c_int) -> Result<(), c_int> {
+    match status {
+        0 => Ok(()),
+        status => Err(status),
+    }
+}
+
+/// The stream does nothing for so long. What cannot be delayed is said once: a measurement without it means nothing.
+fn wait(ns: f64, stream: Option<CUstream>) {
+    let (Some(stream), true) = (stream, ns >= 1.0) else {
+        return;
+    };
+    if cost::is_capturing(stream) {
+        return;
+    }
+    let mut ns = ns as u64;
+    let launched = || {
+        let driver = Driver::get().ok_or(500)?;
+        let kernel = driver.kernel()?;
+        let mut params = [(&raw mut ns).cast::<c_void>()];
+        // SAFETY: one parameter, of the kernel's type.
+        ok(unsafe {
+            (driver.launch)(
+                kernel,
+                1,
+                1,
+                1,
+                1,
+                1,
+                1,
+                0,
+                stream.0,
+                params.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        })
+    };
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if let Err(status) = launched()
+        && !SAID.swap(true, Ordering::Relaxed)
+    {
+        driver::say(format_args!(
+            "--emulate-pcie: a delay could not be launched (CUresult {status}): what is measured holds less than asked for"
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_numbers_say_how_long() {
+        let longer = Longer::parse("5600,17920,0.3").unwrap();
+        assert_eq!(longer.to_device_ns(17_920), 5_600.0);
+        assert_eq!(longer.to_device_ns(1_000_000), 300_000.0);
+        // Barely more than the tags suffice for.
+        assert_eq!(longer.to_device_ns(18_000), 5_600.0);
+        for junk in ["", "1,2", "1,2,3,4", "1,2,x", "-1,2,3", "1,2,inf"] {
+            assert_eq!(Longer::parse(junk), None, "{junk}");
+        }
+    }
+}
