@@ -168,7 +168,12 @@ pub(crate) struct RunArgs {
     pub(crate) local: bool,
     /// With --local: the GPU behind a longer PCIe, as DxPU injects it: rtt=6.8us,tags=140,mrs=128. Kernels, memsets and
     /// copies begin later, copies to the device are slower
-    #[arg(long, value_name = "PCIE", requires = "local", conflicts_with_all = ["emulate", "gpu"])]
+    #[arg(
+        long,
+        value_name = "PCIE",
+        requires = "local",
+        conflicts_with = "emulate"
+    )]
     pub(crate) emulate_pcie: Option<Pcie>,
     /// Record every driver call there; a recording that is there already is replaced, any other file is not
     #[arg(long, value_name = "FILE")]

@@ -7,17 +7,21 @@
 
 use std::{
     collections::HashMap,
-    ffi::{CStr, c_int, c_void},
+    ffi::{CStr, c_char, c_int, c_void},
+    mem::transmute,
     sync::{
         OnceLock,
         atomic::{AtomicBool, Ordering},
     },
 };
 
-use outboard_api::cuda::CUstream;
+use outboard_api::cuda::{CU_STREAM_LEGACY, CUstream};
 use parking_lot::Mutex;
 
-use crate::{cost, driver};
+use crate::{
+    cost,
+    driver::{self, function},
+};
 
 /// `DELTA_NS,IN_FLIGHT_BYTES,NS_PER_BYTE`: what `outboard run --emulate-pcie` sets.
 const VARIABLE: &str = "OUTBOARD_EMULATE_PCIE";
@@ -72,7 +76,7 @@ impl Longer {
         }
     }
 
-    fn to_device_ns(&self, bytes: usize) -> f64 {
+    fn copy_in_ns(&self, bytes: usize) -> f64 {
         let bytes = bytes as f64;
         match bytes > self.in_flight_bytes {
             true => self.delta_ns.max(bytes * self.ns_per_byte),
@@ -111,7 +115,7 @@ pub(crate) fn work(stream: Option<CUstream>) {
 #[inline]
 pub(crate) fn to_device(bytes: usize, stream: Option<CUstream>) {
     if let Some(longer) = longer() {
-        wait(longer.to_device_ns(bytes), stream);
+        wait(longer.copy_in_ns(bytes), stream);
     }
 }
 
@@ -136,24 +140,29 @@ pub(crate) fn copy(dst: u64, src: u64, bytes: usize, stream: Option<CUstream>) {
     }
 }
 
-/// The driver's functions, of these types.
+type Current = unsafe extern "C" fn(*mut usize) -> c_int;
+type Load = unsafe extern "C" fn(*mut usize, *const c_void) -> c_int;
+type Function = unsafe extern "C" fn(*mut usize, usize, *const c_char) -> c_int;
+type Launch = unsafe extern "C" fn(
+    usize,
+    u32,
+    u32,
+    u32,
+    u32,
+    u32,
+    u32,
+    u32,
+    usize,
+    *mut *mut c_void,
+    *mut *mut c_void,
+) -> c_int;
+
+/// The driver's functions.
 struct Driver {
-    current: unsafe extern "C" fn(*mut usize) -> c_int,
-    load: unsafe extern "C" fn(*mut usize, *const c_void) -> c_int,
-    function: unsafe extern "C" fn(*mut usize, usize, *const i8) -> c_int,
-    launch: unsafe extern "C" fn(
-        usize,
-        u32,
-        u32,
-        u32,
-        u32,
-        u32,
-        u32,
-        u32,
-        usize,
-        *mut *mut c_void,
-        *mut *mut c_void,
-    ) -> c_int,
+    current: Current,
+    load: Load,
+    function: Function,
+    launch: Launch,
 }
 
 impl Driver {
@@ -164,21 +173,12 @@ impl Driver {
                 // SAFETY: functions of these names have these types: handles are pointers.
                 unsafe {
                     Some(Driver {
-                        current: std::mem::transmute::<
-                            *mut c_void,
-                            unsafe extern "C" fn(*mut usize) -> c_int,
-                        >(driver::function(c"cuCtxGetCurrent")?),
-                        load: std::mem::transmute::<
-                            *mut c_void,
-                            unsafe extern "C" fn(*mut usize, *const c_void) -> c_int,
-                        >(driver::function(c"cuModuleLoadData")?),
-                        function: std::mem::transmute::<
-                            *mut c_void,
-                            unsafe extern "C" fn(*mut usize, usize, *const i8) -> c_int,
-                        >(driver::function(
+                        current: transmute::<*mut c_void, Current>(function(c"cuCtxGetCurrent")?),
+                        load: transmute::<*mut c_void, Load>(function(c"cuModuleLoadData")?),
+                        function: transmute::<*mut c_void, Function>(function(
                             c"cuModuleGetFunction",
                         )?),
-                        launch: std::mem::transmute(driver::function(c"cuLaunchKernel")?),
+                        launch: transmute::<*mut c_void, Launch>(function(c"cuLaunchKernel")?),
                     })
                 }
             })
@@ -220,14 +220,13 @@ fn ok(status: c_int) -> Result<(), c_int> {
 
 /// The stream does nothing for so long. What cannot be delayed is said once: a measurement without it means nothing.
 fn wait(ns: f64, stream: Option<CUstream>) {
-    let (Some(stream), true) = (stream, ns >= 1.0) else {
-        return;
-    };
-    if cost::is_capturing(stream) {
+    // A call without a stream is one of the default stream.
+    let stream = stream.unwrap_or(CU_STREAM_LEGACY);
+    if ns < 1.0 || cost::is_capturing(stream) {
         return;
     }
     let mut ns = ns as u64;
-    let launched = || {
+    let mut launched = || {
         let driver = Driver::get().ok_or(500)?;
         let kernel = driver.kernel()?;
         let mut params = [(&raw mut ns).cast::<c_void>()];
@@ -265,10 +264,10 @@ mod tests {
     #[test]
     fn three_numbers_say_how_long() {
         let longer = Longer::parse("5600,17920,0.3").unwrap();
-        assert_eq!(longer.to_device_ns(17_920), 5_600.0);
-        assert_eq!(longer.to_device_ns(1_000_000), 300_000.0);
+        assert_eq!(longer.copy_in_ns(17_920), 5_600.0);
+        assert_eq!(longer.copy_in_ns(1_000_000), 300_000.0);
         // Barely more than the tags suffice for.
-        assert_eq!(longer.to_device_ns(18_000), 5_600.0);
+        assert_eq!(longer.copy_in_ns(18_000), 5_600.0);
         for junk in ["", "1,2", "1,2,3,4", "1,2,x", "-1,2,3", "1,2,inf"] {
             assert_eq!(Longer::parse(junk), None, "{junk}");
         }
