@@ -62,3 +62,9 @@ def test_first_launch(server: Server, link: str, tmp_path: Path) -> None:
     assert calls["cuLaunchKernel"]["synchronous"] == 0
     assert calls["cuLaunchKernel"]["outstanding"] > 0
     assert calls["cuLibraryLoadData"]["synchronous"] == 1
+
+
+def test_null_streams_of_ptsz_calls_are_the_threads_own(server: Server, link: str) -> None:
+    program = Path(__file__).with_name("per_thread.py")
+    done = server.run(link, sys.executable, program, EXAMPLES / "kernels.ptx")
+    assert (done.stdout, done.returncode) == ("2 1000\n", 0), done.stderr

@@ -102,8 +102,16 @@ fn entry(
         "calls::"
     };
     let body = format!("{module}{}({})", target.symbol, args.join(", "));
-    let body = match per_thread {
-        Some(PerThread::Ptds) => format!("guard::with_per_thread_default(|| {body})"),
+    let config = target
+        .params
+        .iter()
+        .find(|p| p.ctype == "const CUlaunchConfig *");
+    let body = match (per_thread, config) {
+        (Some(PerThread::Ptsz), Some(config)) => {
+            let config = name(&config.name);
+            format!("guard::with_per_thread_config({config}, |{config}| {body})")
+        }
+        (Some(PerThread::Ptds), _) => format!("guard::with_per_thread_default(|| {body})"),
         _ => body,
     };
     writeln!(

@@ -16,6 +16,9 @@ pub fn stream_of(call: &Call, args: &[String], per_thread: Option<PerThread>) ->
     for (param, arg) in call.params.iter().zip(args) {
         match param.ctype.as_str() {
             "CUstream" => return format!("Some({arg})"),
+            "const CUlaunchConfig *" if per_thread.is_some() => {
+                return format!("guard::stream_of({arg}).map(guard::per_thread)");
+            }
             "const CUlaunchConfig *" => return format!("guard::stream_of({arg})"),
             _ => {}
         }

@@ -169,6 +169,24 @@ pub(crate) fn stream_of(config: *const CUlaunchConfig) -> Option<CUstream> {
     unsafe { config.as_ref() }.map(|config| config.stream)
 }
 
+/// Runs a `_ptsz` call that takes its stream in a configuration.
+///
+/// # Safety
+/// NULL, or a configuration.
+pub(crate) unsafe fn with_per_thread_config<R>(
+    config: *const CUlaunchConfig,
+    call: impl FnOnce(*const CUlaunchConfig) -> R,
+) -> R {
+    // SAFETY: the caller's promise.
+    match unsafe { config.as_ref() } {
+        Some(given) if given.stream.is_null() => call(&CUlaunchConfig {
+            stream: CU_STREAM_PER_THREAD,
+            ..*given
+        }),
+        _ => call(config),
+    }
+}
+
 /// Runs a `_ptds` call: its default stream is the thread's own.
 pub(crate) fn with_per_thread_default<R>(call: impl FnOnce() -> R) -> R {
     struct Reset(bool);
