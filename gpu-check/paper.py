@@ -13,8 +13,6 @@ other; `paper_plots.py` makes the document from the results.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import signal
 import sys
 import tempfile
@@ -26,6 +24,7 @@ from typing import Any
 
 import breakdown
 import classes
+import kept
 import machine
 from paper_cases import CASES, FACTORS, FACTORS_TRAINING
 from process import Limits, Mode, Runner
@@ -165,7 +164,7 @@ def main(
         print(f"paper: there is no case {', '.join(unknown)}; there are {', '.join(sorted(known))}", file=sys.stderr)
         return EXIT_USAGE
     try:
-        results = _load(options.out)
+        results = kept.load(options.out, {"format": FORMAT_VERSION, "parts": {}})
     except ValueError as error:
         print(f"paper: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -198,7 +197,7 @@ def _run(setting: Setting, results: dict[str, Any]) -> int:
             print(f"{part}:", flush=True)
             measured = RUNNERS[part](setting, until)
             results["parts"][part] = _merged(results["parts"].get(part), measured, about, bool(options.cases))
-            _write(options.out, results)
+            kept.write(options.out, results)
             ok = ok and _is_whole(measured)
     except ServerError as error:
         print(f"paper: {error}", file=sys.stderr)
@@ -224,26 +223,6 @@ def _is_whole(measured: dict[str, Any]) -> bool:
     failed = [entry for entry in entries if entry["status"] not in ("ok", "skip")]
     failed += [entry for entry in measured.get("calls", {}).values() if "error" in entry]
     return not failed and not measured.get("not_run")
-
-
-def _load(path: Path) -> dict[str, Any]:
-    """The results so far, to which parts are added."""
-    if not path.exists():
-        return {"format": FORMAT_VERSION, "parts": {}}
-    try:
-        results = dict(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no file of results: {error}") from error
-    if results.get("format") != FORMAT_VERSION or not isinstance(results.get("parts"), dict):
-        raise ValueError(f"{path} is no file of results of this program")
-    return results
-
-
-def _write(path: Path, results: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(machine.scrub(results), indent=1) + "\n")
-    os.replace(temporary, path)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
+import kept
 from judge import Verdict, judge, ratios
-from machine import scrub
 from process import GroupRun, Mode
 from suite import Group, Workload
 
@@ -93,10 +91,7 @@ class Report:
             processes=self.processes,
             calls_per_iteration=self.counts,
         )
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(self.path.name + ".part")
-        temporary.write_text(json.dumps(scrub(document), indent=1) + "\n")
-        os.replace(temporary, self.path)
+        kept.write(self.path, document)
 
     def summary(self, group: Group, mode: str) -> str:
         """One line on one group in one mode."""

@@ -15,7 +15,6 @@ Programs that are not asked for stay in the results as they are; `requirements_p
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import signal
@@ -28,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import kept
 import machine
 from paper_cases import CASES
 from process import Mode, Runner
@@ -262,7 +262,9 @@ def main(arguments: list[str] | None = None, cases: tuple[Case, ...] = CASES, gr
         print("requirements: there is no NVIDIA GPU with a driver here (--no-local does without)", file=sys.stderr)
         return EXIT_USAGE
     try:
-        results = _load(options.out)
+        results = kept.load(
+            options.out, {"format": FORMAT_VERSION, "budget": BUDGET, "check_gbps": CHECK_GBPS, "cases": {}}
+        )
     except ValueError as error:
         print(f"requirements: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -308,7 +310,7 @@ def _run(setting: Setting, chosen: list[Case], results: dict[str, Any]) -> int:
                 ok = False
             results["cases"][case.name] = {"machine": about, **entry}
             print(_line(entry), flush=True)
-            _write(options.out, results)
+            kept.write(options.out, results)
     except ServerError as error:
         print(f"requirements: {error}", file=sys.stderr)
         ok = False
@@ -325,28 +327,6 @@ def _line(entry: dict[str, Any]) -> str:
     for model, errors in entry["summary"].items():
         text += f"   {model} {errors['median']:.1%} (90 %: {errors['p90']:.1%})"
     return text + "".join(f"   {name} {check['overhead']:+.1%}" for name, check in entry["checks"].items())
-
-
-def _load(path: Path) -> dict[str, Any]:
-    """The results so far, to which programs are added."""
-    if not path.exists():
-        return {"format": FORMAT_VERSION, "budget": BUDGET, "check_gbps": CHECK_GBPS, "cases": {}}
-    try:
-        results = dict(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no file of results: {error}") from error
-    if results.get("format") != FORMAT_VERSION or not isinstance(results.get("cases"), dict):
-        raise ValueError(f"{path} is no file of results of this program")
-    return results
-
-
-def _write(path: Path, results: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    temporary.write_text(json.dumps(machine.scrub(results), indent=1) + "\n")
-    os.replace(temporary, path)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

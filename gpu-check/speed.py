@@ -11,8 +11,6 @@ of optimisation: local, shm, tcp, shm:sync, tcp:or+sr.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import signal
 import statistics
 import sys
@@ -21,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import kept
 import machine
 from process import Mode, Runner
 from server import Server, ServerError
@@ -81,10 +80,7 @@ class Results:
         }
         if self.startup:
             document["startup"] = self.startup
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(self.path.name + ".part")
-        temporary.write_text(json.dumps(machine.scrub(document), indent=1) + "\n")
-        os.replace(temporary, self.path)
+        kept.write(self.path, document)
 
     @property
     def ok(self) -> bool:

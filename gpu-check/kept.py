@@ -1,0 +1,32 @@
+"""Files of results: replaced in one step, and added to from run to run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import machine
+
+
+def write(path: Path, results: dict[str, Any]) -> None:
+    """Replaces the file in one step, so that a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(json.dumps(machine.scrub(results), indent=1) + "\n")
+    os.replace(temporary, path)
+
+
+def load(path: Path, new: dict[str, Any]) -> dict[str, Any]:
+    """The results so far, which have the format and the tables of `new`; `new` where there is no file. ValueError."""
+    if not path.exists():
+        return new
+    try:
+        results = dict(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is no file of results: {error}") from error
+    tables = [name for name, value in new.items() if isinstance(value, dict)]
+    if results.get("format") != new["format"] or not all(isinstance(results.get(name), dict) for name in tables):
+        raise ValueError(f"{path} is no file of results of this program")
+    return results
