@@ -134,6 +134,7 @@ pub(crate) enum DeviceArg {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("what_for").multiple(true))]
 #[command(after_help = "\
 The exit code is the program's own; 126 or 127 where it cannot be started, 1 where no server answers.
 
@@ -164,7 +165,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NETWORK", env = emulated::VARIABLE, long_help = networks_help())]
     pub(crate) emulate: Option<Network>,
     /// Use this machine's own driver, to record what remoting would carry; OUTBOARD_DRIVER may name another one
-    #[arg(long, conflicts_with = "stats")]
+    #[arg(long, requires = "what_for", conflicts_with = "stats")]
     pub(crate) local: bool,
     /// With --local: the GPU behind a longer PCIe, as DxPU injects it: rtt=6.8us,tags=140,mrs=128. Kernels, memsets and
     /// copies begin later, copies to the device are slower
@@ -172,11 +173,12 @@ pub(crate) struct RunArgs {
         long,
         value_name = "PCIE",
         requires = "local",
-        conflicts_with = "emulate"
+        conflicts_with = "emulate",
+        group = "what_for"
     )]
     pub(crate) emulate_pcie: Option<Pcie>,
     /// Record every driver call there; a recording that is there already is replaced, any other file is not
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", group = "what_for")]
     pub(crate) record: Option<PathBuf>,
     /// The ranges (NVTX, outboard.mark) that are iterations [default: those with "iteration" in their name]
     #[arg(long, value_name = "NAME", requires = "record")]
