@@ -68,7 +68,6 @@ class Setting:
     runner: Runner
     server: Server
     group: Group
-    scratch: Path
     recordings: Path
     constants: Path
     deadline: float
@@ -281,7 +280,7 @@ def main(arguments: list[str] | None = None, cases: tuple[Case, ...] = CASES, gr
         )
         constants = options.constants or Path(scratch) / "constants.json"
         group = group or Group("requirements", ())
-        setting = Setting(options, runner, server, group, Path(scratch), options.recordings, constants, 0)
+        setting = Setting(options, runner, server, group, options.recordings, constants, 0)
         return _run(setting, chosen, results)
 
 
