@@ -15,6 +15,7 @@ Programs that are not asked for stay in the results as they are; `requirements_p
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -44,6 +45,7 @@ BUDGET = "5%"
 CHECK_GBPS = 100
 ITERATIONS = 6
 ROUNDS_MAX = 5
+COST_ROUNDS = 5
 TURN_S = 0.25
 BUDGET_S = 900.0
 SERVER_START_S = 60.0
@@ -96,22 +98,86 @@ def network_name(rtt_us: float, gbps: float) -> str:
     return f"rtt={rtt_us:g}us,bandwidth={gbps:g}Gbps"
 
 
-def record(setting: Setting, case: Case) -> Path:
-    """The program's recording, made on this machine's GPU; without one behind the server, over no emulated network."""
-    path = setting.recordings / f"{case.name}.trace"
-    path.unlink(missing_ok=True)
-    url = setting.server.urls["shm"] if setting.options.no_local else None
-    player = Player(setting.runner, Mode("record", url, record=str(path)), setting.group, case.module)
-    try:
-        player.wait_until_ready(setting.deadline)
-        _prepare(player, case)
+class Stage:
+    """A program's processes, all up at once: here, recorded, and behind a network that can be changed."""
+
+    def __init__(self, setting: Setting, case: Case) -> None:
+        self.setting, self.case = setting, case
+        self.recording = setting.recordings / f"{case.name}.trace"
+        self.recording.unlink(missing_ok=True)
+        self.players: dict[str, Player] = {}
+        url = setting.server.urls["shm"]
+        # Without a local GPU everything is held against the bare server.
+        here = url if setting.options.no_local else None
+        scratch = setting.runner.scratch / f"{case.name}.cost.trace"
+        # The first network sizes what holds the messages that are on their way.
+        widest = network_name(max(RTTS_US), max(BANDWIDTHS_GBPS))
+        modes = [
+            Mode("local", here),
+            Mode("recorded", here, record=str(self.recording)),
+            Mode("cost", here, record=str(scratch)),
+            Mode("emulated", url, emulate=widest),
+        ]
+        try:
+            for mode in modes:
+                if mode.url is not None:
+                    setting.runner.prepare_remote()
+                self.players[mode.name] = Player(setting.runner, mode, setting.group, case.module)
+            for player in self.players.values():
+                player.wait_until_ready(setting.deadline)
+            for player in self.players.values():
+                player.ask({"do": "prepare", "module": case.module, "step": case.step, "warm_up": case.warm_up})
+            for player in self.players.values():
+                player.answer(f"preparing {case.name}", RECORD_S_MAX)
+        except BaseException:
+            self.close()
+            raise
+
+    def record(self) -> Path:
+        """The program's recording, made on this machine's GPU."""
+        player = self.players["recorded"]
         player.ask({"do": "record", "iterations": ITERATIONS})
-        player.answer(f"recording {case.name}", RECORD_S_MAX)
-    finally:
-        player.close()
-    if not path.exists():
-        raise RequirementsError("nothing was recorded")
-    return path
+        player.answer(f"recording {self.case.name}", RECORD_S_MAX)
+        self.players.pop("recorded").close()
+        if not self.recording.exists():
+            raise RequirementsError("nothing was recorded")
+        return self.recording
+
+    def cost(self) -> float:
+        """How much longer a step takes while it is recorded."""
+        ratios = []
+        for number in range(COST_ROUNDS):
+            names = ("local", "cost") if number % 2 == 0 else ("cost", "local")
+            step = {name: statistics.median(self.turn(name)) for name in names}
+            ratios.append(step["cost"] / step["local"])
+        self.players.pop("cost").close()
+        return significant(statistics.median(ratios) - 1)
+
+    def measure(self, networks: list[str]) -> Turns:
+        """The program on this machine's GPU and behind each network, in turns."""
+        turns = Turns()
+        for number in range(self.setting.options.rounds):
+            if number > 0 and time.monotonic() >= self.setting.deadline:
+                break
+            shift = number % len(networks)
+            turns.add("", self.turn("local"))
+            for network in networks[shift:] + networks[:shift]:
+                there = self.players["emulated"]
+                there.ask({"do": "network", "network": network})
+                there.answer(f"changing to {network}", CHANGE_S_MAX)
+                turns.add(network, self.turn("emulated"))
+        return turns
+
+    def turn(self, name: str) -> list[float]:
+        case, turn_s = self.case, self.setting.options.turn_s
+        command = {"do": "run", "calls": case.calls, "wait": case.wait, "samples": case.samples, "budget_s": turn_s}
+        self.players[name].ask(command)
+        event = self.players[name].answer(f"running {case.name}", turn_s + TURN_EXTRA_S_MAX)
+        return [float(ms) for ms in event["ms"]]
+
+    def close(self) -> None:
+        for player in self.players.values():
+            player.close()
 
 
 def calibrate(setting: Setting) -> None:
@@ -144,52 +210,6 @@ def predictions(answer: dict[str, Any]) -> dict[str, dict[str, float]]:
     return found
 
 
-def measure(setting: Setting, case: Case, networks: list[str]) -> Turns:
-    """The program on this machine's GPU and behind each network, in turns."""
-    url = setting.server.urls["shm"]
-    # The first network sizes what holds the messages that are on their way.
-    widest = network_name(max(RTTS_US), max(BANDWIDTHS_GBPS))
-    local = Mode("bare", url) if setting.options.no_local else Mode("local", None)
-    players: list[Player] = []
-    turns = Turns()
-    try:
-        for mode in (local, Mode("emulated", url, emulate=widest)):
-            if mode.url is not None:
-                setting.runner.prepare_remote()
-            players.append(Player(setting.runner, mode, setting.group, case.module))
-        for player in players:
-            player.wait_until_ready(setting.deadline)
-        for player in players:
-            _prepare(player, case)
-        here, there = players
-        for number in range(setting.options.rounds):
-            if number > 0 and time.monotonic() >= setting.deadline:
-                break
-            shift = number % len(networks)
-            turns.add("", _turn(setting, here, case))
-            for network in networks[shift:] + networks[:shift]:
-                there.ask({"do": "network", "network": network})
-                there.answer(f"changing to {network}", CHANGE_S_MAX)
-                turns.add(network, _turn(setting, there, case))
-    finally:
-        for player in players:
-            player.close()
-    return turns
-
-
-def _prepare(player: Player, case: Case) -> None:
-    player.ask({"do": "prepare", "module": case.module, "step": case.step, "warm_up": case.warm_up})
-    player.answer(f"preparing {case.name}", RECORD_S_MAX)
-
-
-def _turn(setting: Setting, player: Player, case: Case) -> list[float]:
-    turn_s = setting.options.turn_s
-    command = {"do": "run", "calls": case.calls, "wait": case.wait, "samples": case.samples, "budget_s": turn_s}
-    player.ask(command)
-    event = player.answer(f"running {case.name}", turn_s + TURN_EXTRA_S_MAX)
-    return [float(ms) for ms in event["ms"]]
-
-
 def checks(answer: dict[str, Any]) -> dict[str, str]:
     """Networks at, at half and at double the largest round-trip time that is predicted to keep the budget."""
     [largest] = [r["rtt_ns"]["simulated"] for r in answer["rtt_max"] if r["bits_per_s"] == CHECK_GBPS * 1e9]
@@ -204,7 +224,12 @@ CHECKED = {"half": 0.5, "at": 1.0, "double": 2.0}
 
 def one(setting: Setting, case: Case) -> dict[str, Any]:
     """Everything of one program."""
-    recording = record(setting, case)
+    with contextlib.closing(Stage(setting, case)) as stage:
+        return _play(setting, stage)
+
+
+def _play(setting: Setting, stage: Stage) -> dict[str, Any]:
+    recording = stage.record()
     answer = require(setting, recording)
     predicted = predictions(answer)
     grid = [network_name(rtt, gbps) for gbps in BANDWIDTHS_GBPS for rtt in RTTS_US]
@@ -212,7 +237,8 @@ def one(setting: Setting, case: Case) -> dict[str, Any]:
     if missing:
         raise RequirementsError(f"outboard require says nothing of {missing[0]}")
     at = checks(answer)
-    turns = measure(setting, case, list(dict.fromkeys([*grid, *at.values()])))
+    recording_overhead = stage.cost()
+    turns = stage.measure(list(dict.fromkeys([*grid, *at.values()])))
     local_ms = statistics.median(turns.rounds[""])
     networks = {}
     for network in grid:
@@ -223,7 +249,8 @@ def one(setting: Setting, case: Case) -> dict[str, Any]:
         }
         networks[network] = measured | {"predicted_overhead": predicted[network], "error": errors}
     return {
-        "title": case.title,
+        "title": stage.case.title,
+        "recording_overhead": recording_overhead,
         "recording_bytes": recording.stat().st_size,
         "recorded": answer["recording"],
         "constants": answer["constants"],
