@@ -239,12 +239,66 @@ def test_chrome_events(server: Server, tmp_path: Path) -> None:
     assert processes == [str(EXAMPLES / "two_threads")]
 
 
+EVENTS = """
+import ctypes
+from ctypes import byref, c_float, c_uint, c_void_p
+cuda = ctypes.CDLL("libcuda.so.1")
+def check(name, *args):
+    status = getattr(cuda, name)(*args)
+    assert status == 0, f"{name}: {status}"
+context, stream = c_void_p(), c_void_p()
+check("cuInit", 0)
+check("cuDevicePrimaryCtxRetain", byref(context), 0)
+check("cuCtxSetCurrent", context)
+check("cuStreamCreate", byref(stream), 0)
+for _ in range(2):
+    one, other = c_void_p(), c_void_p()
+    check("cuEventCreate", byref(one), 0)
+    check("cuEventCreate", byref(other), 0)
+    check("cuEventRecord", one, stream)
+    check("cuEventRecordWithFlags_ptsz", other, None, c_uint(0))
+    check("cuStreamWaitEvent", stream, other, 0)
+    check("cuEventSynchronize", one)
+    check("cuEventSynchronize", other)
+    check("cuEventQuery", one)
+    check("cuEventElapsedTime", byref(c_float()), other, one)
+    check("cuEventDestroy_v2", one)
+    check("cuEventDestroy", other)
+check("cuStreamSynchronize", stream)
+"""
+# Name, stream and event of each of its calls that is about an event, in one round.
+ABOUT = [
+    ("cuEventRecord", 1, 1),
+    ("cuEventRecordWithFlags", 2, 2),
+    ("cuStreamWaitEvent", 1, 2),
+    ("cuEventSynchronize", 0, 1),
+    ("cuEventSynchronize", 0, 2),
+    ("cuEventQuery", 0, 1),
+    ("cuEventElapsedTime", 0, 1),
+    ("cuEventDestroy_v2", 0, 1),
+    ("cuEventDestroy", 0, 2),
+]
+
+
+def events_of(file: Path) -> list[tuple[str, int, int]]:
+    calls = sorted((e for e in events(file) if "event" in e.get("args", {})), key=lambda e: e["ts"])
+    return [(e["name"], e["args"]["stream"], e["args"]["event"]) for e in calls]
+
+
+def test_calls_say_which_event_they_are_about(server: Server, link: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.trace"
+    done = record(server.urls[link], file, sys.executable, "-c", EVENTS)
+    assert done.returncode == 0, done.stderr
+    # A handle that comes again would be another event.
+    assert events_of(file) == ABOUT + [(name, stream, event + 2) for name, stream, event in ABOUT]
+
+
 def test_wrong_files_are_said(tmp_path: Path) -> None:
     whole = bytes([0x89]) + b"OBTR\r\n\x1a" + (99).to_bytes(4, "little")
     for name, content, why in [
         ("text", b"hello", "not a recording"),
         ("empty", b"", "the file is empty"),
-        ("version", whole, "version 99, this release reads version 1"),
+        ("version", whole, "version 99, this release reads versions 1 to 2"),
         ("short", whole[:10], "ends inside its first 12 bytes"),
     ]:
         file = tmp_path / name

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from conftest import EXAMPLES, OUTBOARD, ROOT, Server
-from test_record import MARKS, events, of, record, show
+from test_record import ABOUT, EVENTS, MARKS, events, events_of, of, record, show
 
 DRIVER = OUTBOARD.parent / "liboutboard_client.so"
 # Of all bytes of a program, either way: what memory and modules the client keeps is not known to the recorder.
@@ -56,6 +56,15 @@ def record_here(
     return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
 
 
+def about_events(file: Path) -> list[tuple[str, int]]:
+    """The calls about an event, in their order, with its number, which is that of its first use."""
+    calls = [e for e in events(file) if e["ph"] == "X" and "event" in e["args"]]
+    about = [(e["name"], e["args"]["event"]) for e in sorted(calls, key=lambda e: e["ts"])]
+    firsts = list(dict.fromkeys(event for _, event in about))
+    assert firsts == list(range(1, len(firsts) + 1)) and len(firsts) > 1
+    return about
+
+
 def classes(summary: dict[str, Any], name: str) -> dict[str, int]:
     return {f["class"]: f["calls"] for f in summary["functions"] if f["name"] == name}
 
@@ -77,6 +86,7 @@ def test_it_says_what_remoting_carries(server: Server, tmp_path: Path, program: 
         assert of(local, name)[0] == of(remote, name)[0], name
     assert (local["threads"], local["refused"]) == (remote["threads"], remote["refused"])
     if program == "streams_events":
+        assert about_events(here) == about_events(there)
         for name in SAME:
             assert classes(local, name) == classes(remote, name) != {}, name
     for key in ("request_bytes", "response_bytes"):
@@ -93,6 +103,43 @@ def test_python_and_marks(server: Server, tmp_path: Path) -> None:
     done = record_here(server, file, sys.executable, Path(__file__).with_name("nvtx_ranges.py"))
     assert done.returncode == 0, done.stderr
     assert show(file)["iterations"]["count"] == 3
+
+
+def test_calls_say_which_event_they_are_about(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "a.trace"
+    # With a driver that gives the handles of destroyed events out again, as a real one may.
+    done = record_here(server, file, sys.executable, "-c", EVENTS, OUTBOARD_DRIVER=str(reusing_driver(tmp_path)))
+    assert done.returncode == 0, done.stderr
+    assert events_of(file) == ABOUT + [(name, stream, event + 2) for name, stream, event in ABOUT]
+
+
+def reusing_driver(folder: Path) -> Path:
+    """A driver that knows two events and does nothing."""
+    source, library = folder / "driver.c", folder / "libdriver.so"
+    names = (
+        "Init CtxSetCurrent EventRecord EventRecordWithFlags_ptsz StreamWaitEvent EventSynchronize EventQuery"
+        " EventElapsedTime StreamSynchronize"
+    )
+    does_nothing = [f"int cu{name}(void) {{ return 0; }}" for name in names.split()]
+    source.write_text(
+        "\n".join(does_nothing)
+        + """
+static char used[3];
+int cuEventCreate(void **event, unsigned flags) {
+    int at = used[1] ? 2 : 1;
+    used[at] = 1;
+    *event = (void *)(0x1000L * at + flags);
+    return 0;
+}
+int cuEventDestroy_v2(void *event) { used[(long)event / 0x1000] = 0; return 0; }
+int cuEventDestroy(void *event) { return cuEventDestroy_v2(event); }
+int cuStreamCreate(void **stream, unsigned flags) { *stream = (void *)(0x1000L + flags); return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(0x1000L + device); return 0; }
+int cuDeviceGetCount(int *count) { *count = 0; return 0; }
+"""
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    return library
 
 
 def test_what_is_not_recorded_passes(server: Server, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ use std::{env, error::Error, fmt::Write, fs, path::Path};
 
 use outboard_api::{
     decl::{self, Call, Class, Direction, Op, PerThread},
-    ffi::{name, rust_type, stream_of},
+    ffi::{name, rust_type, subject_of},
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -95,7 +95,7 @@ fn entry(
             _ => name(&p.name),
         })
         .collect();
-    let stream = stream_of(target, &args, per_thread);
+    let subject = subject_of(target, &args, per_thread);
     let module = if target.derived {
         "derived__"
     } else {
@@ -116,7 +116,7 @@ fn entry(
     };
     writeln!(
         out,
-        "/// # Safety\n/// Pointers are valid as the driver API's manual asks of a caller.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {symbol}({}) -> CUresult {{\n    // SAFETY: what the caller promised is passed on as it is.\n    guard::enter({number}, || {stream}, || unsafe {{ {body} }})\n}}",
+        "/// # Safety\n/// Pointers are valid as the driver API's manual asks of a caller.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {symbol}({}) -> CUresult {{\n    // SAFETY: what the caller promised is passed on as it is.\n    guard::enter({number}, || {subject}, || unsafe {{ {body} }})\n}}",
         params.join(", ")
     )?;
     Ok(())

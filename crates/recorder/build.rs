@@ -5,7 +5,7 @@ use std::{env, error::Error, fmt::Write, fs, path::Path};
 
 use outboard_api::{
     decl::{self, Answer, Call, Class, Direction, Op, PerThread, Type},
-    ffi::{name, rust_type, stream_of},
+    ffi::{name, rust_type, stream_of, subject_of},
 };
 
 const HEADER_BYTES: usize = 16;
@@ -117,8 +117,6 @@ const BY_ARGUMENTS: &[(&str, &str)] = &[
     ("cuModuleLoadDataEx", "cost::load(image)"),
     ("cuModuleLoadFatBinary", "cost::load(fat_cubin)"),
     ("cuLibraryLoadData", "cost::load(code)"),
-    ("cuStreamDestroy", "cost::forget_stream(h_stream)"),
-    ("cuStreamDestroy_v2", "cost::forget_stream(h_stream)"),
 ];
 
 /// What a longer PCIe delays, by the exact symbol; `STREAM` stands for the call's stream. All `cuMemset*` are, too.
@@ -240,7 +238,7 @@ fn entry(
     if OURS.contains(&call.symbol.as_str()) {
         return Ok(writeln!(
             out,
-            "/// # Safety\n/// As the driver asks.\n#[unsafe(no_mangle)]\npub(crate) unsafe extern \"C\" fn {symbol}({declared}) -> CUresult {{\n    // SAFETY: the driver's function of this name and type; what the caller promised is passed on as it is.\n    guard::pass({number}, || None, || unsafe {{\n        let real: unsafe extern \"C\" fn({types}) -> CUresult = std::mem::transmute(SLOTS[{slot}].load(Ordering::Relaxed));\n        let result = real({args});\n        procaddr::replace(result, symbol, pfn, cuda_version, flags);\n        result\n    }}, || CALLS[{number}].1)\n}}"
+            "/// # Safety\n/// As the driver asks.\n#[unsafe(no_mangle)]\npub(crate) unsafe extern \"C\" fn {symbol}({declared}) -> CUresult {{\n    // SAFETY: the driver's function of this name and type; what the caller promised is passed on as it is.\n    guard::pass({number}, || Subject::NONE, || unsafe {{\n        let real: unsafe extern \"C\" fn({types}) -> CUresult = std::mem::transmute(SLOTS[{slot}].load(Ordering::Relaxed));\n        let result = real({args});\n        procaddr::replace(result, symbol, pfn, cuda_version, flags);\n        result\n    }}, || CALLS[{number}].1)\n}}"
         )?);
     }
     let args_list: Vec<String> = params.iter().map(|(name, _)| name.clone()).collect();
@@ -252,6 +250,7 @@ fn entry(
         })
         .collect();
     let stream = stream_of(target, &streams, per_thread);
+    let subject = subject_of(target, &streams, per_thread);
     let cost = match BY_ARGUMENTS
         .iter()
         .find(|(symbol, _)| *symbol == call.symbol)
@@ -284,7 +283,7 @@ fn entry(
     };
     writeln!(
         out,
-        "/// # Safety\n/// As the driver asks.\n#[unsafe(no_mangle)]\npub(crate) unsafe extern \"C\" fn {symbol}({declared}) -> CUresult {{\n    // SAFETY: the driver's function of this name and type; what the caller promised is passed on as it is.\n    guard::pass({number}, || {stream}, || unsafe {{\n        {delayed}\n        let real: unsafe extern \"C\" fn({types}) -> CUresult = std::mem::transmute(SLOTS[{slot}].load(Ordering::Relaxed));\n        real({args})\n    }}, || unsafe {{ {cost} }})\n}}"
+        "/// # Safety\n/// As the driver asks.\n#[unsafe(no_mangle)]\npub(crate) unsafe extern \"C\" fn {symbol}({declared}) -> CUresult {{\n    // SAFETY: the driver's function of this name and type; what the caller promised is passed on as it is.\n    guard::pass({number}, || {subject}, || unsafe {{\n        {delayed}\n        let real: unsafe extern \"C\" fn({types}) -> CUresult = std::mem::transmute(SLOTS[{slot}].load(Ordering::Relaxed));\n        real({args})\n    }}, || unsafe {{ {cost} }})\n}}"
     )?;
     Ok(())
 }

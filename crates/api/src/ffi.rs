@@ -29,6 +29,28 @@ pub fn stream_of(call: &Call, args: &[String], per_thread: Option<PerThread>) ->
     }
 }
 
+/// The event that a call is about, as an expression over its arguments; of two, the later one.
+pub fn event_of<'a>(call: &Call, args: &'a [String]) -> Option<&'a str> {
+    let mut events = call.params.iter().zip(args);
+    let (_, arg) = events.rfind(|(param, _)| param.ctype == "CUevent")?;
+    Some(arg)
+}
+
+/// What a call is about, for recordings: its stream and its event.
+pub fn subject_of(call: &Call, args: &[String], per_thread: Option<PerThread>) -> String {
+    let stream = match stream_of(call, args, per_thread).as_str() {
+        "None" => "0".to_string(),
+        stream => format!("{stream}.map_or(0, |stream| stream.0 as u64)"),
+    };
+    let event = match event_of(call, args) {
+        Some(event) => format!("{event}.0 as u64"),
+        None => "0".to_string(),
+    };
+    // Its handles may come again, and are others then.
+    let is_destroyed = matches!(call.unversioned(), "cuStreamDestroy" | "cuEventDestroy");
+    format!("Subject {{ stream: {stream}, event: {event}, is_destroyed: {is_destroyed} }}")
+}
+
 /// Types that `outboard_api::cuda` knows by their CUDA name.
 const KNOWN: &[&str] = &[
     "CUcontext",

@@ -14,6 +14,7 @@
 use std::ffi::{c_char, c_void};
 
 use outboard_api::{CUresult, cuda::*, decl::Class};
+use outboard_trace::live::Subject;
 use outboard_wire::messages;
 
 use crate::{calls, guard, state::driver};

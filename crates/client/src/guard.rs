@@ -10,6 +10,7 @@ use outboard_api::{
     CUresult,
     cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUlaunchConfig, CUstream},
 };
+use outboard_trace::live::Subject;
 
 use crate::{calls, entry::CALLS, log, optimise, record, stats, times};
 
@@ -61,11 +62,11 @@ pub(crate) fn is_timed() -> bool {
     UNUSUAL.load(Ordering::Relaxed) & TIMED != 0
 }
 
-/// Runs one call. `stream` is asked for where calls are recorded.
+/// Runs one call. What it is about is asked for where calls are recorded.
 #[inline]
 pub(crate) fn enter(
     number: usize,
-    stream: impl FnOnce() -> Option<CUstream>,
+    subject: impl FnOnce() -> Subject,
     call: impl FnOnce() -> Result<(), CUresult>,
 ) -> CUresult {
     let unusual = UNUSUAL.load(Ordering::Relaxed);
@@ -78,7 +79,7 @@ pub(crate) fn enter(
             optimise::begin(number),
             (unusual & TIMED != 0).then(times::begin),
             match unusual & RECORDED != 0 {
-                true => record::begin(stream()),
+                true => record::begin(&subject()),
                 false => None,
             },
         ),

@@ -7,10 +7,10 @@
 
 use std::{ffi::c_char, time::Instant};
 
-use outboard_api::{CUresult, cuda::CUstream, decl::Class};
+use outboard_api::{CUresult, decl::Class};
 use outboard_trace::{
     Device,
-    live::{self, Live, Made},
+    live::{self, Live, Made, Numbered, Subject},
     nvtx,
 };
 use outboard_wire::frame::{HEADER_BYTES, copy_in_len, copy_out_len};
@@ -21,7 +21,7 @@ use crate::{entry::CALLS, guard, optimise, state::driver, thread};
 pub(crate) struct Begun {
     live: &'static Live,
     start: Instant,
-    stream: u32,
+    about: Numbered,
     /// Of the call that it was made from.
     outer: (u64, u64),
 }
@@ -39,7 +39,7 @@ static AT_LOAD: extern "C" fn() = at_load;
 
 /// A call begins.
 #[cold]
-pub(crate) fn begin(stream: Option<CUstream>) -> Option<Begun> {
+pub(crate) fn begin(subject: &Subject) -> Option<Begun> {
     let live = live::begin(CALLS.len())?;
     let here = thread::here();
     let outer = (
@@ -48,7 +48,7 @@ pub(crate) fn begin(stream: Option<CUstream>) -> Option<Begun> {
     );
     Some(Begun {
         live,
-        stream: stream.map_or(0, |stream| live.stream(stream.0 as u64)),
+        about: live.numbered(subject),
         outer,
         // Last, so that the call's time is its own.
         start: Instant::now(),
@@ -70,7 +70,7 @@ pub(crate) fn end(number: usize, kind: usize, begun: Begun, result: CUresult) {
 /// A call that Outboard does not serve was refused.
 #[cold]
 pub(crate) fn refused(number: usize, result: CUresult) {
-    if let Some(begun) = begin(None) {
+    if let Some(begun) = begin(&Subject::NONE) {
         make(number, Class::Unsupported, begun, result);
     }
 }
@@ -83,7 +83,7 @@ fn make(number: usize, class: Class, begun: Begun, result: CUresult) {
         class,
         request_bytes: here.request_bytes.replace(begun.outer.0),
         response_bytes: here.response_bytes.replace(begun.outer.1),
-        stream: begun.stream,
+        about: begun.about,
         correlation: 0,
         status: result.0,
     };

@@ -16,7 +16,6 @@ use outboard_api::{
     decl::Class,
 };
 use outboard_image::raw;
-use outboard_trace::live;
 use outboard_wire::{
     frame::{HEADER_BYTES, copy_in_len, copy_out_len, request_len},
     limits::{CHUNK_BYTES_MAX, IMAGE_KEPT_BYTES_MIN},
@@ -302,13 +301,4 @@ pub(crate) unsafe fn load(image: *const c_void) -> Cost {
         request as u64,
         HEADER_BYTES as u64 + CARD_BYTES,
     )
-}
-
-/// A stream is gone: its handle may come again.
-pub(crate) fn forget_stream(stream: CUstream) -> Cost {
-    if let Some(live) = live::live() {
-        live.forget_stream(stream.0 as u64);
-    }
-    let message = messages::StreamDestroy { stream: 0 };
-    Cost::new(Class::Outstanding, request_len(&message) as u64, 0)
 }

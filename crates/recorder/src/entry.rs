@@ -17,6 +17,7 @@ use std::{
 };
 
 use outboard_api::{CUresult, cuda::*, decl::Class};
+use outboard_trace::live::Subject;
 
 use crate::{
     cost::{self, Cost},

@@ -8,7 +8,7 @@ use outboard_api::{
     decl::Class,
 };
 use outboard_trace::{
-    live::{self, Made},
+    live::{self, Made, Subject},
     nvtx,
 };
 
@@ -18,18 +18,17 @@ use crate::{cost::Cost, cupti, driver, entry::CALLS};
 #[inline]
 pub(crate) fn pass(
     number: usize,
-    stream: impl FnOnce() -> Option<CUstream>,
+    subject: impl FnOnce() -> Subject,
     call: impl FnOnce() -> CUresult,
     cost: impl FnOnce() -> Cost,
 ) -> CUresult {
     let Some(live) = live::begin(CALLS.len()).filter(|_| !cupti::is_inside()) else {
         return call();
     };
-    // The stream has its number before it may be destroyed.
-    let stream = stream().map_or(0, |stream| live.stream(stream.0 as u64));
+    let about = live.numbered(&subject());
     let (name, _, starts_work) = CALLS[number];
     let correlation = match starts_work {
-        true => cupti::call_begins(stream),
+        true => cupti::call_begins(about.stream),
         false => 0,
     };
     let start = Instant::now();
@@ -47,7 +46,7 @@ pub(crate) fn pass(
         class: cost.class,
         request_bytes: cost.request_bytes,
         response_bytes: cost.response_bytes,
-        stream,
+        about,
         correlation,
         status: result.0,
     };

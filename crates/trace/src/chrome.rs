@@ -109,14 +109,18 @@ fn names(trace: &Trace) -> Vec<Value> {
 }
 
 fn call_event(trace: &Trace, call: &Call) -> Value {
-    json!({
+    let mut event = json!({
         "ph": "X", "cat": call.class.name(), "name": trace.name(call.function),
         "pid": PROGRAM, "tid": call.thread, "ts": us(call.start_ns), "dur": us(call.duration_ns),
         "args": {
             "class": call.class.name(), "stream": call.stream, "request_bytes": call.request_bytes,
             "response_bytes": call.response_bytes, "status": call.status,
         },
-    })
+    });
+    if call.event != 0 {
+        event["args"]["event"] = call.event.into();
+    }
+    event
 }
 
 fn work_event(trace: &Trace, work: &Work) -> Value {

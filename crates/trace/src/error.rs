@@ -16,9 +16,9 @@ pub enum Error {
     #[error("this is not a recording of Outboard")]
     NotARecording,
     #[error(
-        "the recording has format version {file}, this release reads version {ours}; use the release that made it"
+        "the recording has format version {file}, this release reads versions {oldest} to {ours}; use the release that made it"
     )]
-    Version { file: u32, ours: u32 },
+    Version { file: u32, oldest: u32, ours: u32 },
     #[error("block {block} of the recording, at byte {at}, is damaged: {damage}")]
     Damaged { block: u64, at: u64, damage: Damage },
     #[error("the recording is too large: {what}")]

@@ -9,8 +9,10 @@ use crate::{
 
 /// Not text, and changed by whatever takes it for text.
 pub(crate) const MAGIC: [u8; 8] = *b"\x89OBTR\r\n\x1a";
-/// Of the format; readers read their own only.
-pub const VERSION: u32 = 1;
+/// Of the format that is written.
+pub const VERSION: u32 = 2;
+/// The oldest that is read: version 1 has no calls about events.
+pub const VERSION_MIN: u32 = 1;
 pub(crate) const HEAD_BYTES: usize = MAGIC.len() + 4;
 
 /// In front of each block.
@@ -74,6 +76,8 @@ pub(crate) const TAG_CALL: u8 = 2;
 pub(crate) const TAG_WORK: u8 = 3;
 pub(crate) const TAG_MARK: u8 = 4;
 pub(crate) const TAG_LOST: u8 = 5;
+/// A call that is about an event, which stands behind all else; few are.
+pub(crate) const TAG_EVENT_CALL: u8 = 6;
 
 const CLASSES: [Class; 5] = [
     Class::Local,
@@ -115,7 +119,10 @@ fn put_time(out: &mut Vec<u8>, last: &mut u64, time: u64) {
 pub(crate) fn put_record(out: &mut Vec<u8>, last: &mut u64, record: &Record, name: u64) {
     match record {
         Record::Call(call) => {
-            out.push(TAG_CALL);
+            out.push(match call.event {
+                0 => TAG_CALL,
+                _ => TAG_EVENT_CALL,
+            });
             put(out, name);
             out.push(code(&CLASSES, call.class));
             put(out, call.thread.into());
@@ -129,6 +136,9 @@ pub(crate) fn put_record(out: &mut Vec<u8>, last: &mut u64, record: &Record, nam
                 call.status.into(),
             ] {
                 put(out, number);
+            }
+            if call.event != 0 {
+                put(out, call.event.into());
             }
         }
         Record::Work(work) => {
@@ -213,7 +223,7 @@ impl<'a> Bytes<'a> {
     pub(crate) fn record(&mut self, tag: u8, names: usize) -> Result<Record, Damage> {
         // Fields are read in the order in which they stand here.
         Ok(match tag {
-            TAG_CALL => Record::Call(Call {
+            TAG_CALL | TAG_EVENT_CALL => Record::Call(Call {
                 function: self.name(names)?,
                 class: *CLASSES
                     .get(usize::from(self.byte()?))
@@ -226,6 +236,10 @@ impl<'a> Bytes<'a> {
                 stream: self.small()?,
                 correlation: self.small()?,
                 status: self.small()?,
+                event: match tag {
+                    TAG_EVENT_CALL => self.small()?,
+                    _ => 0,
+                },
             }),
             TAG_WORK => Record::Work(Work {
                 name: self.name(names)?,

@@ -22,6 +22,7 @@ mod error;
 mod format;
 mod limits;
 pub mod live;
+mod numbers;
 pub mod nvtx;
 mod place;
 mod read;
@@ -31,7 +32,7 @@ mod writer;
 
 pub use encode::{to_bytes, write};
 pub use error::{Damage, Error};
-pub use format::VERSION;
+pub use format::{VERSION, VERSION_MIN};
 pub use limits::*;
 pub use outboard_api::decl::Class;
 pub use place::{claim, is_recording};

@@ -5,7 +5,6 @@
 
 use std::{
     cell::Cell,
-    collections::HashMap,
     env,
     ffi::{CStr, OsStr, c_char},
     path::PathBuf,
@@ -19,6 +18,7 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
+    numbers::{Kind, Numbers},
     record::{About, Call, Host, Mark, Record},
     writer::{Drain, Writer},
 };
@@ -44,13 +44,8 @@ pub struct Live {
     /// By the number of a function, in whatever order its user counts them.
     functions: Vec<AtomicU32>,
     next_thread: AtomicU32,
-    streams: Mutex<Streams>,
-}
-
-#[derive(Default)]
-struct Streams {
-    numbers: HashMap<(u64, u32), u32>,
-    next: u32,
+    streams: Numbers,
+    events: Numbers,
 }
 
 /// Null: none is being made.
@@ -64,8 +59,6 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 thread_local! {
     /// The thread's number, and the recording that gave it.
     static THREAD: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
-    /// The stream of the thread's last call and its number.
-    static STREAM: Cell<(u32, u64, u32)> = const { Cell::new((0, 0, 0)) };
 }
 
 /// Which variable names the file of whoever uses this: [`VARIABLE`], if no other was chosen.
@@ -131,10 +124,8 @@ fn make(functions: usize) -> Option<&'static Live> {
         about: Mutex::new(about),
         functions: (0..functions).map(|_| AtomicU32::new(NO_NAME)).collect(),
         next_thread: AtomicU32::new(0),
-        streams: Mutex::new(Streams {
-            next: 1,
-            ..Streams::default()
-        }),
+        streams: Numbers::new(Kind::Stream),
+        events: Numbers::new(Kind::Event),
     }));
     LIVE.store(live, Ordering::Release);
     Some(live)
@@ -163,9 +154,33 @@ pub struct Made {
     pub class: crate::Class,
     pub request_bytes: u64,
     pub response_bytes: u64,
-    pub stream: u32,
+    pub about: Numbered,
     pub correlation: u32,
     pub status: u32,
+}
+
+/// The handles that a call is about; 0 where it is about none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Subject {
+    pub stream: u64,
+    pub event: u64,
+    /// The call ends their life.
+    pub is_destroyed: bool,
+}
+
+impl Subject {
+    pub const NONE: Subject = Subject {
+        stream: 0,
+        event: 0,
+        is_destroyed: false,
+    };
+}
+
+/// The same by their numbers in the recording.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Numbered {
+    pub stream: u32,
+    pub event: u32,
 }
 
 impl Live {
@@ -187,7 +202,8 @@ impl Live {
                 duration_ns: self.writer.at(made.end).saturating_sub(start_ns),
                 request_bytes: made.request_bytes,
                 response_bytes: made.response_bytes,
-                stream: made.stream,
+                stream: made.about.stream,
+                event: made.about.event,
                 correlation: made.correlation,
                 status: made.status,
             }),
@@ -226,36 +242,34 @@ impl Live {
         number
     }
 
-    /// The number of a stream: 0 for the default one, a thread's own for what CUDA calls the per-thread default.
-    pub fn stream(&self, handle: u64) -> u32 {
-        if handle <= LEGACY_STREAM {
-            return 0;
-        }
-        let generation = GENERATION.load(Ordering::Relaxed);
-        let (of, last, number) = STREAM.get();
-        if (of, last) == (generation, handle) {
-            return number;
-        }
-        let owner = match handle {
-            PER_THREAD_STREAM => self.thread() + 1,
-            _ => 0,
+    /// What a call is about that is going to be made. What it destroys is forgotten now: behind the call another thread may
+    /// have been given the same handle already.
+    #[inline]
+    pub fn numbered(&self, subject: &Subject) -> Numbered {
+        let numbered = Numbered {
+            stream: self.stream(subject.stream),
+            event: match subject.event {
+                0 => 0,
+                handle => self.events.of(handle, || 0),
+            },
         };
-        let mut streams = self.streams.lock();
-        let Streams { numbers, next } = &mut *streams;
-        let number = *numbers.entry((handle, owner)).or_insert_with(|| {
-            let number = *next;
-            *next += 1;
-            number
-        });
-        STREAM.set((generation, handle, number));
-        number
+        if subject.is_destroyed {
+            self.streams.forget(subject.stream);
+            self.events.forget(subject.event);
+        }
+        numbered
     }
 
-    /// A stream is destroyed: its handle may come again and is another one then.
-    pub fn forget_stream(&self, handle: u64) {
-        self.streams.lock().numbers.remove(&(handle, 0));
-        // Other threads may remember it for a call; a program that uses it there has no right to.
-        STREAM.set((0, 0, 0));
+    /// The number of a stream: 0 for the default one, a thread's own for what CUDA calls the per-thread default.
+    #[inline]
+    fn stream(&self, handle: u64) -> u32 {
+        match handle {
+            0..=LEGACY_STREAM => 0,
+            handle => self.streams.of(handle, || match handle {
+                PER_THREAD_STREAM => self.thread() + 1,
+                _ => 0,
+            }),
+        }
     }
 
     fn function(&self, function: usize, name: &str) -> u32 {

@@ -90,6 +90,8 @@ pub struct Call {
     pub response_bytes: u64,
     /// Streams in the order of their first use; 0 is the default stream.
     pub stream: u32,
+    /// Which event it is about: events in the order of their first use, from 1; 0 for none.
+    pub event: u32,
     /// Links the call to the GPU's work that it started; 0 for none.
     pub correlation: u32,
     /// The CUresult.

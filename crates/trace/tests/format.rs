@@ -3,7 +3,9 @@
 mod common;
 
 use common::{Random, trace};
-use outboard_trace::{Damage, Error, Record, Trace, VERSION, read, read_bytes, to_bytes, write};
+use outboard_trace::{
+    Damage, Error, Record, Trace, VERSION, VERSION_MIN, read, read_bytes, to_bytes, write,
+};
 
 const HEAD_BYTES: usize = 12;
 const BLOCK_HEADER_BYTES: usize = 24;
@@ -66,11 +68,28 @@ fn another_version_is_named_beside_ours() {
         error,
         Error::Version {
             file: 77,
+            oldest: VERSION_MIN,
             ours: VERSION
         }
     );
     let said = error.to_string();
     assert!(said.contains("77") && said.contains(&VERSION.to_string()));
+}
+
+#[test]
+fn version_1_had_no_events_and_is_read() {
+    let mut written = trace(&mut Random(8), 300);
+    let with_events = to_bytes(&written).len();
+    for record in &mut written.records {
+        if let Record::Call(call) = record {
+            call.event = 0;
+        }
+    }
+    let mut bytes = to_bytes(&written);
+    assert!(bytes.len() < with_events);
+    assert_eq!(bytes[8..HEAD_BYTES], 2u32.to_le_bytes());
+    bytes[8..HEAD_BYTES].copy_from_slice(&1u32.to_le_bytes());
+    assert_eq!(read_bytes(&bytes), Ok(written));
 }
 
 #[test]
@@ -133,6 +152,7 @@ fn it_is_small() {
             request_bytes: 100,
             response_bytes: 0,
             stream: 0,
+            event: 0,
             correlation: 0,
             status: 0,
         }));

@@ -12,6 +12,7 @@ fn call(function: u32, class: Class, start_ns: u64, duration_ns: u64, bytes: (u6
         request_bytes: bytes.0,
         response_bytes: bytes.1,
         stream: 0,
+        event: 0,
         correlation: 0,
         status: 0,
     })

@@ -16,6 +16,7 @@ fn call(function: u32, thread: u32, start_ns: u64) -> Record {
         request_bytes: 0,
         response_bytes: 0,
         stream: 0,
+        event: 0,
         correlation: 0,
         status: 0,
     })

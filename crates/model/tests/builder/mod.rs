@@ -152,6 +152,7 @@ impl Builder {
             request_bytes: call.sent,
             response_bytes: call.received,
             stream: call.stream,
+            event: 0,
             correlation,
             status: call.status,
         }));

@@ -81,6 +81,7 @@ pub fn trace(random: &mut Random, records: usize) -> Trace {
                 request_bytes: random.any(),
                 response_bytes: random.any(),
                 stream: random.any() as u32,
+                event: random.any() as u32,
                 correlation: random.any() as u32,
                 status: random.any() as u32,
             }),

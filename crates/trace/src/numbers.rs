@@ -1,0 +1,158 @@
+//! Handles of the program's objects become numbers, in the order of their first use.
+//!
+//! A handle that was destroyed may come again, and is another object then. Threads remember what they looked up last; what
+//! they remember counts for the epoch in which they learnt it.
+
+use std::{
+    cell::Cell,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+/// A thread remembers so many handles of each kind.
+const REMEMBERED: usize = 8;
+/// Epochs of all recordings of this process; none is 0.
+static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    static STREAMS: Remembered = const { [const { Cell::new((0, 0, 0)) }; REMEMBERED] };
+    static EVENTS: Remembered = const { [const { Cell::new((0, 0, 0)) }; REMEMBERED] };
+}
+
+/// Epoch, handle and number.
+type Remembered = [Cell<(u64, u64, u32)>; REMEMBERED];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Stream,
+    Event,
+}
+
+/// The numbers of all objects of a kind, from 1.
+pub(crate) struct Numbers {
+    kind: Kind,
+    epoch: AtomicU64,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// By handle, and whose it is.
+    numbers: FxHashMap<(u64, u32), u32>,
+    last: u32,
+}
+
+impl Numbers {
+    pub(crate) fn new(kind: Kind) -> Numbers {
+        Numbers {
+            kind,
+            epoch: AtomicU64::new(next_epoch()),
+            known: Mutex::default(),
+        }
+    }
+
+    /// The number of a handle. `owner` is asked for where threads mean different objects by the same handle.
+    #[inline]
+    pub(crate) fn of(&self, handle: u64, owner: impl FnOnce() -> u32) -> u32 {
+        // Before the look: what is forgotten after it is not remembered for the epoch that follows.
+        let epoch = self.epoch.load(Ordering::Acquire);
+        let look = |remembered: &Remembered| {
+            let place = &remembered[place(handle)];
+            match place.get() {
+                (of, last, number) if (of, last) == (epoch, handle) => number,
+                _ => {
+                    let number = self.look_up(handle, owner());
+                    place.set((epoch, handle, number));
+                    number
+                }
+            }
+        };
+        match self.kind {
+            Kind::Stream => STREAMS.with(look),
+            Kind::Event => EVENTS.with(look),
+        }
+    }
+
+    #[cold]
+    fn look_up(&self, handle: u64, owner: u32) -> u32 {
+        let mut known = self.known.lock();
+        let Known { numbers, last } = &mut *known;
+        *numbers.entry((handle, owner)).or_insert_with(|| {
+            *last = last.saturating_add(1);
+            *last
+        })
+    }
+
+    /// The object is about to be destroyed.
+    pub(crate) fn forget(&self, handle: u64) {
+        if self.known.lock().numbers.remove(&(handle, 0)).is_some() {
+            self.epoch.store(next_epoch(), Ordering::Release);
+        }
+    }
+}
+
+fn next_epoch() -> u64 {
+    NEXT_EPOCH.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Handles are addresses or count upwards.
+fn place(handle: u64) -> usize {
+    (handle.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61) as usize % REMEMBERED
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(numbers: &Numbers, handle: u64) -> u32 {
+        numbers.of(handle, || 0)
+    }
+
+    #[test]
+    fn they_count_in_the_order_of_first_use() {
+        let (streams, events) = (Numbers::new(Kind::Stream), Numbers::new(Kind::Event));
+        for _round in 0..3 {
+            for handle in 0..100u64 {
+                // More than a thread remembers, and the same handles of another kind.
+                assert_eq!(of(&events, 0x1000 + 64 * handle), handle as u32 + 1);
+                assert_eq!(of(&streams, 0x1000 + 64 * (99 - handle)), handle as u32 + 1);
+            }
+        }
+        assert_eq!(
+            of(&Numbers::new(Kind::Event), 0x1000),
+            1,
+            "another recording"
+        );
+    }
+
+    #[test]
+    fn a_handle_that_comes_again_is_another_object_for_every_thread() {
+        let events = Numbers::new(Kind::Event);
+        let steps = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let before = of(&events, 7);
+                steps.wait();
+                steps.wait();
+                (before, of(&events, 7), of(&events, 8))
+            });
+            assert_eq!(of(&events, 7), 1);
+            steps.wait();
+            events.forget(7);
+            assert_eq!((of(&events, 7), of(&events, 8)), (2, 3));
+            steps.wait();
+            assert_eq!(other.join().unwrap(), (1, 2, 3));
+        });
+    }
+
+    #[test]
+    fn a_handle_may_mean_something_else_to_each_thread() {
+        let streams = Numbers::new(Kind::Stream);
+        let mine = streams.of(2, || 1);
+        let other = std::thread::scope(|scope| scope.spawn(|| streams.of(2, || 2)).join());
+        assert_eq!((mine, other.unwrap()), (1, 2));
+        assert_eq!(streams.of(2, || 1), 1);
+    }
+}
