@@ -189,20 +189,30 @@ def test_local_needs_a_file() -> None:
 
 
 def fake_cupti(folder: Path, *options: str) -> Path:
+    """A stand-in for CUPTI, and for the driver that it looks into: both are the same library."""
+    # What is behind it has another name than what is before it.
+    real = folder / "libreal.so.1"
+    real.write_bytes(DRIVER.read_bytes().replace(b"libcuda.so.1\0", b"libreal.so.1\0"))
     library = folder / "libcupti.so.12"
     source = Path(__file__).with_name("fake_cupti.c")
-    subprocess.run(["cc", "-shared", "-fPIC", "-Wall", *options, "-o", library, source], check=True)
+    command = ["cc", "-shared", "-fPIC", "-Wall", f'-DDRIVER="{real}"', *options, "-o", library, source]
+    subprocess.run([*command, "-Wl,--no-as-needed", real, "-Wl,-rpath,$ORIGIN"], check=True)
     return library
+
+
+def with_fake(library: Path) -> dict[str, str]:
+    return {"OUTBOARD_CUPTI": str(library), "OUTBOARD_DRIVER": str(library)}
 
 
 def test_times_of_the_gpu(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "a.trace"
     cupti = fake_cupti(tmp_path)
-    done = record_here(server, file, EXAMPLES / "streams_events", OUTBOARD_CUPTI=str(cupti))
+    done = record_here(server, file, EXAMPLES / "streams_events", **with_fake(cupti))
     assert done.returncode == 0, done.stderr
     summary = show(file)
     assert summary["complete"] and summary["about"]["gpu_times"] == "cupti"
-    starting = [f for f in summary["functions"] if f["name"].startswith(("cuLaunch", "cuMemcpy", "cuMemset"))]
+    started = ("cuLaunchKernel", "cuMemcpyHtoD_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2")
+    starting = [f for f in summary["functions"] if f["name"] in started]
     # CUPTI calls the driver too, which is none of the program's calls.
     assert of(summary, "cuDeviceGetCount")[0] == 1
     kernels = summary["gpu"]["kernels"]
@@ -216,7 +226,7 @@ def test_times_of_the_gpu(server: Server, tmp_path: Path) -> None:
     starts = {e["id"]: e for e in trace if e["ph"] == "s"}
     assert len(ends) == len(starts) == kernels["count"]
     for number, end in ends.items():
-        # The announcement precedes the call by little, on another clock; the machine may be busy.
+        # CUPTI is in the call, on another clock; the machine may be busy.
         assert 0 < end["ts"] + 1000 - starts[number]["ts"] < 100_000
     assert {e["tid"] for e in ends.values()} > {0, 1}
 
@@ -232,3 +242,32 @@ def test_another_cupti_is_refused_politely(server: Server, tmp_path: Path) -> No
         done = record_here(server, file, EXAMPLES / "vector_add", OUTBOARD_CUPTI=value)
         assert done.returncode == 0 and said in done.stderr
         assert show(file)["gpu"] is None
+
+
+UNTIMED = """
+import ctypes, outboard
+cuda = ctypes.CDLL("libcuda.so.1")
+def check(result):
+    assert result == 0, result
+check(cuda.cuInit(0))
+context, memory = ctypes.c_void_p(), ctypes.c_uint64()
+check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+check(cuda.cuCtxSetCurrent(context))
+check(cuda.cuMemAlloc_v2(ctypes.byref(memory), 4096))
+for _ in range(5):
+    with outboard.mark("an iteration"):
+        check(cuda.cuMemcpyHtoD_v2(memory, b"x" * 64, ctypes.c_size_t(64)))
+"""
+
+
+def test_the_first_iterations_pass_untimed(server: Server, tmp_path: Path) -> None:
+    cupti = fake_cupti(tmp_path)
+    for untimed, timed in ((0, 5), (3, 2), (5, 0)):
+        file = tmp_path / f"{untimed}.trace"
+        options = ("--untimed", str(untimed))
+        done = record_here(server, file, sys.executable, "-c", UNTIMED, options=options, **with_fake(cupti))
+        assert done.returncode == 0, done.stderr
+        summary = show(file)
+        assert summary["iterations"]["count"] == 5
+        assert (summary["gpu"] or {"kernels": {"count": 0}})["kernels"]["count"] == timed
+        assert summary["about"]["gpu_times"] == ("cupti" if timed else "none")

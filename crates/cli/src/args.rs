@@ -183,6 +183,10 @@ pub(crate) struct RunArgs {
     /// The ranges (NVTX, outboard.mark) that are iterations [default: those with "iteration" in their name]
     #[arg(long, value_name = "NAME", requires = "record")]
     pub(crate) iterations: Option<String>,
+    /// With --local: let so many iterations go by before the GPU is timed. They show what calls take while nobody looks at
+    /// the GPU, which makes them slower; a prediction takes them from there
+    #[arg(long, value_name = "N", requires = "record", requires = "local")]
+    pub(crate) untimed: Option<u32>,
     #[arg(
         required = true,
         trailing_var_arg = true,

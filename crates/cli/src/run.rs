@@ -79,6 +79,9 @@ fn here(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.record {
         let iterations = args.iterations.as_deref();
         command.envs(recording(live::LOCAL_VARIABLE, path, iterations, &folder)?);
+        if let Some(untimed) = args.untimed {
+            command.env(live::UNTIMED_VARIABLE, untimed.to_string());
+        }
     }
     if let Some(pcie) = &args.emulate_pcie {
         let (delta_ns, in_flight_bytes, ns_per_byte) = pcie.injected();

@@ -27,14 +27,16 @@ pub(crate) fn pass(
     };
     let about = live.numbered(&subject());
     let (name, _, starts_work) = CALLS[number];
-    let correlation = match starts_work {
-        true => cupti::call_begins(about.stream),
-        false => 0,
-    };
+    if starts_work {
+        cupti::call_begins();
+    }
     let start = Instant::now();
     let result = call();
     let end = Instant::now();
-    cupti::call_ends(correlation);
+    let correlation = match starts_work {
+        true => cupti::call_ends(),
+        false => 0,
+    };
     let cost = match cost() {
         // The client refuses at the call what the driver refuses there, and sends nothing.
         cost if result != CUresult::CUDA_SUCCESS && cost.class != Class::Synchronous => Cost::NONE,
@@ -53,7 +55,7 @@ pub(crate) fn pass(
     live.call(number, name, &made);
     if name == "cuInit" && result == CUresult::CUDA_SUCCESS {
         driver::is_there();
-        cupti::start();
+        cupti::driver_is_open();
     }
     result
 }

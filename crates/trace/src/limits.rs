@@ -20,3 +20,5 @@ pub const FLUSH_MS: u64 = 100;
 pub const FINISH_MS_MAX: u64 = 5_000;
 /// Files of one program with several processes, where their names are taken.
 pub const PLACES_MAX: u32 = 1_000;
+/// How long the GPU's times wait to be put down where records come faster than they are written.
+pub const ROOM_MS_MAX: u64 = 500;

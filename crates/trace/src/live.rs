@@ -30,6 +30,8 @@ pub const VARIABLE: &str = "OUTBOARD_RECORD";
 pub const LOCAL_VARIABLE: &str = "OUTBOARD_RECORD_LOCAL";
 /// A name of ranges that delimit iterations, beside those that have `iteration` in their name.
 pub const ITERATIONS_VARIABLE: &str = "OUTBOARD_RECORD_ITERATIONS";
+/// The GPU is timed from behind so many iterations on: those before show what calls take while nobody looks at the GPU.
+pub const UNTIMED_VARIABLE: &str = "OUTBOARD_RECORD_UNTIMED";
 /// A function's name has no number yet.
 const NO_NAME: u32 = u32::MAX;
 
@@ -46,6 +48,18 @@ pub struct Live {
     next_thread: AtomicU32,
     streams: Numbers,
     events: Numbers,
+    /// How many have begun.
+    iterations: AtomicU32,
+}
+
+/// Told the number of an iteration, from 1, just before it begins.
+pub type OnIteration = fn(u32);
+
+static ON_ITERATION: OnceLock<OnIteration> = OnceLock::new();
+
+/// Asks to be told of iterations; of two who ask the first one is.
+pub fn on_iteration(told: OnIteration) {
+    let _ = ON_ITERATION.set(told);
 }
 
 /// Null: none is being made.
@@ -126,6 +140,7 @@ fn make(functions: usize) -> Option<&'static Live> {
         next_thread: AtomicU32::new(0),
         streams: Numbers::new(Kind::Stream),
         events: Numbers::new(Kind::Event),
+        iterations: AtomicU32::new(0),
     }));
     LIVE.store(live, Ordering::Release);
     Some(live)
@@ -212,6 +227,12 @@ impl Live {
 
     /// Records the beginning or end of what the program calls so.
     pub fn mark(&self, name: &str, is_end: bool) {
+        if let Some(told) = ON_ITERATION.get() {
+            let begins = !is_end && self.about.lock().is_iteration(name);
+            if begins {
+                told(self.iterations.fetch_add(1, Ordering::Relaxed) + 1);
+            }
+        }
         let (at_ns, thread) = (self.writer.at(Instant::now()), self.thread());
         let name = self.writer.name(name);
         let mark = Mark {

@@ -136,6 +136,16 @@ pub struct Mark {
     pub is_end: bool,
 }
 
+impl About {
+    /// Whether ranges of this name delimit iterations.
+    pub fn is_iteration(&self, name: &str) -> bool {
+        match &self.iterations {
+            Some(given) => name == given,
+            None => name.to_lowercase().contains("iteration"),
+        }
+    }
+}
+
 impl Record {
     /// Index into [`Trace::names`].
     pub fn name(&self) -> u32 {
@@ -185,10 +195,7 @@ impl Trace {
 
     /// Whether ranges of this name delimit iterations.
     pub fn is_iteration(&self, name: &str) -> bool {
-        match &self.about.iterations {
-            Some(given) => name == given,
-            None => name.to_lowercase().contains("iteration"),
-        }
+        self.about.is_iteration(name)
     }
 
     pub fn marks(&self) -> impl Iterator<Item = &Mark> {

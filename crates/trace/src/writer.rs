@@ -19,7 +19,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::{
     encode::Encoder,
     error::Error,
-    limits::{FINISH_MS_MAX, FLUSH_MS, NAMES_MAX, SHARD_RECORDS_MAX, SHARDS},
+    limits::{FINISH_MS_MAX, FLUSH_MS, NAMES_MAX, ROOM_MS_MAX, SHARD_RECORDS_MAX, SHARDS},
     place,
     record::{About, Record},
 };
@@ -142,6 +142,21 @@ impl Writer {
             self.state.lock().is_due = true;
             self.wake.notify_one();
         }
+    }
+
+    /// As [`Writer::append`], but waits for room: for threads that are not the program's.
+    pub fn append_patiently(&self, thread: u32, record: Record) {
+        let until = Instant::now() + Duration::from_millis(ROOM_MS_MAX);
+        while self.is_full(thread) && Instant::now() < until {
+            self.state.lock().is_due = true;
+            self.wake.notify_one();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.append(thread, record);
+    }
+
+    fn is_full(&self, thread: u32) -> bool {
+        self.shards[thread as usize % SHARDS].lock().len() >= SHARD_RECORDS_MAX
     }
 
     /// What is recorded is known better now.

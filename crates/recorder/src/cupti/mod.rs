@@ -1,29 +1,27 @@
 //! Times of the GPU's work, by CUPTI: found where the program has it, asked for kernels, copies and memsets.
 //!
-//! Around calls that start work CUPTI is told a number of ours, which comes back with the work. Run against a stand-in for
-//! CUPTI (`tests/fake_cupti.c`); not yet on a GPU.
+//! CUPTI calls us at the entry of calls that start work, and tells the number that the work will bear. Records that say the
+//! same (external correlation) come only with records of API calls, of which there would be one more a launch.
 
 mod records;
 
 use std::{
     cell::Cell,
-    collections::HashMap,
-    ffi::{CStr, CString, c_int, c_void},
+    ffi::{CStr, CString, c_char, c_int, c_void},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     ptr,
     sync::{
         OnceLock,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Instant,
 };
 
 use outboard_trace::{GpuTimes, GpuWork, Record, Work, live};
-use parking_lot::Mutex;
 
-use self::records::{Activity, Done};
-use crate::driver::say;
+use self::records::Done;
+use crate::{driver::say, entry::CALLS};
 
 /// Names CUPTI, where it would not be found; `off` for none.
 const VARIABLE: &str = "OUTBOARD_CUPTI";
@@ -32,19 +30,33 @@ const NAMES: [&str; 2] = ["libcupti.so.13", "libcupti.so.12"];
 const BESIDE_RUNTIME: [&str; 3] = [".", "../../cuda_cupti/lib", "../extras/CUPTI/lib64"];
 const BUFFER_BYTES: usize = 1 << 20;
 const BUFFER_ALIGN: usize = 8;
-/// `CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0`, `CUPTI_ACTIVITY_FLAG_FLUSH_FORCED`.
-const CUSTOM0: u32 = 3;
+/// `CUPTI_ACTIVITY_FLAG_FLUSH_FORCED`, `CUPTI_CB_DOMAIN_DRIVER_API`, `CUPTI_API_ENTER`.
 const FLUSH_FORCED: u32 = 1;
-/// Work whose call is not known yet, and calls whose work is not.
-const WAITING_MAX: usize = 1 << 16;
+const DRIVER_API: u32 = 1;
+const API_ENTER: u32 = 0;
+/// CUPTI numbers the driver's functions; there are some 800.
+const CALLBACKS_MAX: u32 = 4096;
 
+type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const Called);
 type Request = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
 type Complete = unsafe extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
 
+/// `CUpti_CallbackData`.
+#[repr(C)]
+struct Called {
+    site: u32,
+    function_name: *const c_char,
+    function_params: *const c_void,
+    function_result: *mut c_void,
+    symbol_name: *const c_char,
+    context: *mut c_void,
+    context_number: u32,
+    correlation_data: *mut u64,
+    correlation: u32,
+}
+
 /// CUPTI's functions.
 struct Cupti {
-    push: unsafe extern "C" fn(u32, u64) -> c_int,
-    pop: unsafe extern "C" fn(u32, *mut u64) -> c_int,
     flush: unsafe extern "C" fn(u32) -> c_int,
     next: unsafe extern "C" fn(*mut u8, usize, *mut *const u8) -> c_int,
     /// To be added to CUPTI's times, modulo 2^64.
@@ -55,12 +67,12 @@ static CUPTI: OnceLock<Cupti> = OnceLock::new();
 static IS_ON: AtomicBool = AtomicBool::new(false);
 /// CUPTI was called at all.
 static IS_USED: AtomicBool = AtomicBool::new(false);
-static NEXT: AtomicU32 = AtomicU32::new(1);
-static WAITING: Mutex<Option<Waiting>> = Mutex::new(None);
 
 thread_local! {
     /// The thread is in a call of ours to CUPTI, which calls the driver itself: that is none of the program's calls.
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// The number of the work that the call of this thread starts.
+    static CORRELATION: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Whether what the thread calls now is CUPTI's doing.
@@ -76,15 +88,29 @@ fn inside<R>(call: impl FnOnce() -> R) -> R {
     result
 }
 
-#[derive(Default)]
-struct Waiting {
-    /// Our numbers by CUPTI's.
-    calls: HashMap<u32, u64>,
-    work: Vec<(Done, u32)>,
+/// The driver is open: begins, or has itself told when the program has come so far.
+pub(crate) fn driver_is_open() {
+    match untimed() {
+        0 => start(),
+        _ => live::on_iteration(|number| {
+            if number > untimed() {
+                start();
+            }
+        }),
+    }
+}
+
+/// How many iterations go by before the GPU is timed.
+fn untimed() -> u32 {
+    static UNTIMED: OnceLock<u32> = OnceLock::new();
+    *UNTIMED.get_or_init(|| {
+        let given = std::env::var(live::UNTIMED_VARIABLE).ok();
+        given.and_then(|text| text.parse().ok()).unwrap_or(0)
+    })
 }
 
 /// Begins, where there is a CUPTI that is known.
-pub(crate) fn start() {
+fn start() {
     if CUPTI.get().is_some() || std::env::var_os(VARIABLE).is_some_and(|value| value == "off") {
         return;
     }
@@ -135,13 +161,13 @@ unsafe fn begin(handle: *mut c_void) -> Result<(), String> {
             std::mem::transmute(find(c"cuptiActivityEnable")?);
         let timestamp: unsafe extern "C" fn(*mut u64) -> c_int =
             std::mem::transmute(find(c"cuptiGetTimestamp")?);
+        let subscribe: unsafe extern "C" fn(*mut *mut c_void, Callback, *mut c_void) -> c_int =
+            std::mem::transmute(find(c"cuptiSubscribe")?);
+        let callback_name: unsafe extern "C" fn(u32, u32, *mut *const c_char) -> c_int =
+            std::mem::transmute(find(c"cuptiGetCallbackName")?);
+        let enable_callback: unsafe extern "C" fn(u32, *mut c_void, u32, u32) -> c_int =
+            std::mem::transmute(find(c"cuptiEnableCallback")?);
         let cupti = Cupti {
-            push: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u32, u64) -> c_int>(
-                find(c"cuptiActivityPushExternalCorrelationId")?,
-            ),
-            pop: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u32, *mut u64) -> c_int>(
-                find(c"cuptiActivityPopExternalCorrelationId")?,
-            ),
             flush: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u32) -> c_int>(find(
                 c"cuptiActivityFlushAll",
             )?),
@@ -156,12 +182,24 @@ unsafe fn begin(handle: *mut c_void) -> Result<(), String> {
             "cuptiActivityRegisterCallbacks",
             register(request, complete),
         )?;
-        for kind in [
-            records::EXTERNAL_CORRELATION,
-            records::CONCURRENT_KERNEL,
-            records::MEMCPY,
-            records::MEMSET,
-        ] {
+        let mut subscriber = ptr::null_mut();
+        done(
+            "cuptiSubscribe",
+            subscribe(&mut subscriber, called, ptr::null_mut()),
+        )?;
+        for number in 1..CALLBACKS_MAX {
+            let mut name = ptr::null();
+            if callback_name(DRIVER_API, number, &mut name) != 0 || name.is_null() {
+                continue;
+            }
+            if starts_work(&CStr::from_ptr(name).to_string_lossy()) {
+                done(
+                    "cuptiEnableCallback",
+                    enable_callback(1, subscriber, DRIVER_API, number),
+                )?;
+            }
+        }
+        for kind in [records::CONCURRENT_KERNEL, records::MEMCPY, records::MEMSET] {
             done("cuptiActivityEnable", enable(kind))?;
         }
     }
@@ -190,30 +228,47 @@ fn offset_ns(timestamp: unsafe extern "C" fn(*mut u64) -> c_int) -> Result<u64, 
     best.map(|(_, offset)| offset).ok_or_else(String::new)
 }
 
-/// A call that starts work begins: the number by which its work will be known; 0 for none.
-#[inline]
-pub(crate) fn call_begins(stream: u32) -> u32 {
-    if !IS_ON.load(Ordering::Relaxed) {
-        return 0;
-    }
-    let Some(cupti) = CUPTI.get() else { return 0 };
-    let number = match NEXT.fetch_add(1, Ordering::Relaxed) {
-        0 => NEXT.fetch_add(1, Ordering::Relaxed),
-        number => number,
-    };
-    // SAFETY: CUPTI's function; any number will do.
-    inside(|| unsafe { (cupti.push)(CUSTOM0, u64::from(number) | u64::from(stream) << 32) });
-    number
+/// A driver function of this name may start work: one that is recorded as such, in any of its versions.
+fn starts_work(name: &str) -> bool {
+    let name = ["_ptsz", "_ptds"]
+        .iter()
+        .find_map(|suffix| name.strip_suffix(suffix))
+        .unwrap_or(name);
+    CALLS
+        .iter()
+        .any(|(known, _, starts_work)| *starts_work && *known == name)
 }
 
-pub(crate) fn call_ends(number: u32) {
-    if number == 0 {
+/// CUPTI says that the thread has entered a call.
+unsafe extern "C" fn called(_: *mut c_void, _: u32, _: u32, called: *const Called) {
+    // SAFETY: CUPTI's record of a driver call, there for as long as this function runs.
+    let Some(called) = (unsafe { called.as_ref() }) else {
         return;
+    };
+    if called.site == API_ENTER {
+        let _ = CORRELATION.try_with(|correlation| {
+            // Of calls within each other the outer one's.
+            if correlation.get() == 0 {
+                correlation.set(called.correlation);
+            }
+        });
     }
-    if let Some(cupti) = CUPTI.get() {
-        let mut last = 0;
-        // SAFETY: as above, with room for the answer.
-        inside(|| unsafe { (cupti.pop)(CUSTOM0, &mut last) });
+}
+
+/// A call that starts work begins.
+#[inline]
+pub(crate) fn call_begins() {
+    if IS_ON.load(Ordering::Relaxed) {
+        CORRELATION.set(0);
+    }
+}
+
+/// It has ended: the number that its work bears; 0 for none.
+#[inline]
+pub(crate) fn call_ends() -> u32 {
+    match IS_ON.load(Ordering::Relaxed) {
+        true => CORRELATION.get(),
+        false => 0,
     }
 }
 
@@ -224,11 +279,6 @@ extern "C" fn at_exit() {
     if let Some(cupti) = CUPTI.get() {
         // SAFETY: CUPTI's function; it calls `complete` for all that it has.
         inside(|| unsafe { (cupti.flush)(FLUSH_FORCED) });
-    }
-    // What is known of no call is work all the same.
-    let left = WAITING.lock().take().unwrap_or_default();
-    for (done, name) in left.work {
-        write(done, name, 0);
     }
 }
 
@@ -264,44 +314,13 @@ unsafe extern "C" fn complete(
             };
             // SAFETY: inside the buffer, checked above.
             let bytes = unsafe { std::slice::from_raw_parts(record, len) };
-            if let Some(activity) = records::parse(bytes) {
-                take(activity);
+            if let Some(done) = records::parse(bytes) {
+                write(&done);
             }
         }
     }
     // SAFETY: memory of `request`.
     unsafe { libc::free(buffer.cast()) };
-}
-
-fn take(activity: Activity) {
-    let mut waiting = WAITING.lock();
-    let waiting = waiting.get_or_insert_default();
-    match activity {
-        Activity::External { id, correlation } => {
-            let work = std::mem::take(&mut waiting.work);
-            let (now, later): (Vec<_>, Vec<_>) = work
-                .into_iter()
-                .partition(|(done, _)| done.correlation == correlation);
-            waiting.work = later;
-            for (done, name) in now {
-                write(done, name, id);
-            }
-            if waiting.calls.len() >= WAITING_MAX {
-                // The oldest are not known; their work has come or never will.
-                waiting.calls.clear();
-            }
-            waiting.calls.insert(correlation, id);
-        }
-        Activity::Work(done) => {
-            let Some(name) = name(&done) else { return };
-            match waiting.calls.get(&done.correlation) {
-                // A graph's launch starts much: its number is kept.
-                Some(id) => write(done, name, *id),
-                None if waiting.work.len() < WAITING_MAX => waiting.work.push((done, name)),
-                None => write(done, name, 0),
-            }
-        }
-    }
 }
 
 /// The number of the work's name.
@@ -315,26 +334,23 @@ fn name(done: &Done) -> Option<u32> {
     Some(writer.name(&name.to_string_lossy()))
 }
 
-fn write(done: Done, name: u32, id: u64) {
+fn write(done: &Done) {
     let (Some(live), Some(cupti)) = (live::live(), CUPTI.get()) else {
         return;
     };
+    let Some(name) = name(done) else { return };
     let work = Work {
         kind: done.kind,
         name,
         device: done.device,
-        // Ours, where the call is known.
-        stream: if id == 0 {
-            done.stream
-        } else {
-            (id >> 32) as u32
-        },
+        stream: done.stream,
         start_ns: done.start.wrapping_add(cupti.offset_ns),
         duration_ns: done.end.saturating_sub(done.start),
         bytes: done.bytes,
-        correlation: id as u32,
+        correlation: done.correlation,
     };
-    live.writer().append(live.thread(), Record::Work(work));
+    live.writer()
+        .append_patiently(live.thread(), Record::Work(work));
 }
 
 /// CUPTI, wherever it is.

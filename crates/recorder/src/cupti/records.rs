@@ -1,5 +1,5 @@
 //! CUPTI's activity records, as far as they are used. The offsets are those of `cupti_activity.h` from CUDA 11.8 to 13.5
-//! (`CUpti_ActivityKernel8` to 13, `Memcpy5` to 7, `Memset4` to 5, `ExternalCorrelation`): what was added since came behind.
+//! (`CUpti_ActivityKernel8` to 13, `Memcpy5` to 7, `Memset4` to 5): what was added since came behind.
 
 use outboard_trace::GpuWork;
 
@@ -13,17 +13,6 @@ pub(super) const MEMCPY: u32 = 1;
 pub(super) const MEMSET: u32 = 2;
 const KERNEL: u32 = 3;
 pub(super) const CONCURRENT_KERNEL: u32 = 10;
-pub(super) const EXTERNAL_CORRELATION: u32 = 39;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Activity {
-    Work(Done),
-    /// What we said about a call, and the number that its work bears.
-    External {
-        id: u64,
-        correlation: u32,
-    },
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Done {
@@ -45,16 +34,15 @@ pub(super) fn len(kind: u32) -> Option<usize> {
     match kind {
         KERNEL | CONCURRENT_KERNEL => Some(112),
         MEMCPY | MEMSET => Some(48),
-        EXTERNAL_CORRELATION => Some(20),
         _ => None,
     }
 }
 
 /// A record of at least [`len`] bytes.
-pub(super) fn parse(record: &[u8]) -> Option<Activity> {
+pub(super) fn parse(record: &[u8]) -> Option<Done> {
     let (kind, times) = (u32_at(record, 0)?, (u64_at(record, 16), u64_at(record, 24)));
     Some(match kind {
-        KERNEL | CONCURRENT_KERNEL => Activity::Work(Done {
+        KERNEL | CONCURRENT_KERNEL => Done {
             kind: GpuWork::Kernel,
             name: u64_at(record, 104)?,
             device: u32_at(record, 40)?,
@@ -63,8 +51,8 @@ pub(super) fn parse(record: &[u8]) -> Option<Activity> {
             end: times.1?,
             bytes: 0,
             correlation: u32_at(record, 92)?,
-        }),
-        MEMCPY | MEMSET => Activity::Work(Done {
+        },
+        MEMCPY | MEMSET => Done {
             kind: match kind {
                 MEMCPY => copy(*record.get(4)?),
                 _ => GpuWork::Memset,
@@ -76,10 +64,6 @@ pub(super) fn parse(record: &[u8]) -> Option<Activity> {
             end: times.1?,
             bytes: u64_at(record, 8)?,
             correlation: u32_at(record, 44)?,
-        }),
-        EXTERNAL_CORRELATION => Activity::External {
-            id: u64_at(record, 8)?,
-            correlation: u32_at(record, 16)?,
         },
         _ => return None,
     })
@@ -138,7 +122,7 @@ mod tests {
                     (104, 8, 0x7000),
                 ],
             );
-            let Some(Activity::Work(done)) = parse(&bytes) else {
+            let Some(done) = parse(&bytes) else {
                 panic!("a kernel");
             };
             assert_eq!((done.kind, done.name), (GpuWork::Kernel, 0x7000));
@@ -169,7 +153,7 @@ mod tests {
                     (44, 4, 4),
                 ],
             );
-            let Some(Activity::Work(done)) = parse(&bytes) else {
+            let Some(done) = parse(&bytes) else {
                 panic!("work");
             };
             assert_eq!(
@@ -182,13 +166,7 @@ mod tests {
 
     #[test]
     fn what_is_short_or_unknown_is_nothing() {
-        let external = record(24, &[(0, 4, 39), (4, 4, 3), (8, 8, 1 << 40), (16, 4, 6)]);
-        let expected = Activity::External {
-            id: 1 << 40,
-            correlation: 6,
-        };
-        assert_eq!(parse(&external), Some(expected));
-        for kind in [MEMCPY, CONCURRENT_KERNEL, EXTERNAL_CORRELATION] {
+        for kind in [MEMCPY, CONCURRENT_KERNEL] {
             let whole = record(248, &[(0, 4, kind.into())]);
             let needed = len(kind).unwrap();
             assert!(parse(&whole[..needed]).is_some());
