@@ -1,0 +1,67 @@
+"""What can happen to the cable between two RDMA devices, and what the devices counted of it.
+
+Software RoCE takes a retry count of 7 for endless, unlike a NIC: what is to notice a dead cable has 6 or less.
+An end that waits for a message, with nothing of its own to be acknowledged, notices nothing, as on a NIC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rdma_guest.guest import Guest
+
+
+@dataclass(frozen=True)
+class Port:
+    """One end of the cable."""
+
+    guest: Guest
+    device: str
+    interface: str
+    address: str
+
+    def counters(self) -> dict[str, int]:
+        """What the device counts, by the kernel's names."""
+        folder = f"/sys/class/infiniband/{self.device}/ports/1/hw_counters"
+        lines = self.guest.check(f"cd {folder} && grep . *").splitlines()
+        return {name: int(value) for name, _, value in (line.partition(":") for line in lines)}
+
+    def is_active(self) -> bool:
+        state = f"/sys/class/infiniband/{self.device}/ports/1/state"
+        return "ACTIVE" in self.guest.check(["cat", state])
+
+
+def ports_of(guest: Guest) -> tuple[Port, Port]:
+    """Both ends in one guest."""
+    return Port(guest, "rxe0", "veth0", "10.213.78.1"), Port(guest, "rxe1", "veth1", "10.213.78.2")
+
+
+def ports_between(pair: tuple[Guest, Guest]) -> tuple[Port, Port]:
+    """An end in each guest."""
+    server, client = pair
+    return Port(server, "rxe0", "eth0", "10.213.78.1"), Port(client, "rxe0", "eth0", "10.213.78.2")
+
+
+@contextmanager
+def loss(percent: float, *ports: Port) -> Iterator[None]:
+    """Packets get lost that leave these ports."""
+    for port in ports:
+        port.guest.check(f"tc qdisc replace dev {port.interface} root netem loss {percent}%")
+    try:
+        yield
+    finally:
+        for port in ports:
+            port.guest.check(f"tc qdisc del dev {port.interface} root")
+
+
+@contextmanager
+def port_down(port: Port) -> Iterator[None]:
+    """The port is taken down, and comes back."""
+    port.guest.check(f"ip link set {port.interface} down")
+    try:
+        yield
+    finally:
+        # Some of what was set goes with the link.
+        port.guest.check(f"ip link set {port.interface} up")

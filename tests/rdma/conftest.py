@@ -1,0 +1,91 @@
+"""Guests with RDMA devices, booted once for all tests that want the same; and a warning where there can be none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+from rdma_guest.guest import Guest, GuestError, one_guest, two_guests  # noqa: E402
+from rdma_guest.image import Image, Unavailable, prepare  # noqa: E402
+
+# `make test` shows what is in this file as its last word.
+SKIPPED = ROOT / "build" / "rdma-skipped"
+
+
+class Lab:
+    """One guest with two devices, or two with one each: never both at a time, since each wants a core."""
+
+    def __init__(self, image: Image) -> None:
+        self._image = image
+        self._stack = ExitStack()
+        self._guests: tuple[Guest, ...] = ()
+
+    def one(self) -> Guest:
+        if len(self._guests) != 1:
+            self.close()
+            self._guests = (self._stack.enter_context(one_guest(self._image)),)
+        return self._guests[0]
+
+    def two(self) -> tuple[Guest, Guest]:
+        if len(self._guests) != 2:
+            self.close()
+            self._guests = self._stack.enter_context(two_guests(self._image))
+        server, client = self._guests
+        return server, client
+
+    def calm(self) -> None:
+        """Nothing of a test is left for the next; guests that do not obey are replaced."""
+        try:
+            for guest in self._guests:
+                guest.end_all()
+        except GuestError:
+            self.close()
+
+    def close(self) -> None:
+        self._guests = ()
+        self._stack.close()
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    SKIPPED.unlink(missing_ok=True)
+    try:
+        image = prepare()
+    except Unavailable as error:
+        SKIPPED.parent.mkdir(exist_ok=True)
+        SKIPPED.write_text(f"{error}\n")
+        pytest.skip(f"no guest: {error}")
+    lab = Lab(image)
+    yield lab
+    lab.close()
+
+
+@pytest.fixture
+def guest(lab: Lab) -> Iterator[Guest]:
+    """rxe0 (10.213.78.1) and rxe1 (10.213.78.2) on the two ends of a cable, veth0 and veth1."""
+    yield lab.one()
+    lab.calm()
+
+
+@pytest.fixture
+def pair(lab: Lab) -> Iterator[tuple[Guest, Guest]]:
+    """Two machines with a cable between them: rxe0 on eth0 of each, 10.213.78.1 and 10.213.78.2."""
+    yield lab.two()
+    lab.calm()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: "pair" in getattr(item, "fixturenames", ()))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if SKIPPED.exists():
+        terminalreporter.section("WARNING: RDMA was not tested", sep="!", yellow=True, bold=True)
+        terminalreporter.line(SKIPPED.read_text())
