@@ -49,6 +49,8 @@ class Mode:
     emulate: str = ""
     # The file that every call is put down in; empty for none. Without a `url`: on the GPU of this machine itself.
     record: str = ""
+    # So many of its iterations go by before the GPU is timed.
+    untimed: int = 0
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,8 @@ class Runner:
         where = ["--local"] if mode.url is None else ["--gpu", mode.url]
         emulate = ["--emulate", mode.emulate] if mode.emulate else []
         record = ["--record", mode.record] if mode.record else []
+        if mode.untimed and mode.url is None:
+            record += ["--untimed", str(mode.untimed)]
         return [*self.outboard, "run", *where, *emulate, *record, "--", *command]
 
     def _attempt(

@@ -308,3 +308,29 @@ def test_wrong_files_are_said(tmp_path: Path) -> None:
             assert done.returncode == 1 and why in done.stderr and str(file) in done.stderr, done.stderr
     done = subprocess.run([OUTBOARD, "trace", "show", tmp_path / "missing"], capture_output=True, text=True)
     assert done.returncode == 1 and "missing" in done.stderr
+
+
+def cut(file: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([OUTBOARD, "trace", "cut", file, "-o", out, *options], capture_output=True, text=True)
+
+
+def test_some_iterations_are_kept(server: Server, tmp_path: Path) -> None:
+    file, out = tmp_path / "a.trace", tmp_path / "b.trace"
+    done = record(server.urls["shm"], file, sys.executable, "-c", MARKS, options=("--iterations", "step"))
+    assert done.returncode == 0, done.stderr
+    whole = show(file)
+    done = cut(file, out, "--iterations", "2-3", "--program", "two of them")
+    assert done.returncode == 0, done.stderr
+    part = show(out)
+    assert whole["iterations"]["count"] > part["iterations"]["count"] == 2 and part["about"]["argv"] == ["two of them"]
+    assert 0 < part["calls"]["calls"] < whole["calls"]["calls"] and part["complete"]
+    # In place, too.
+    assert cut(out, out, "--iterations", "1").returncode == 0 and show(out)["iterations"]["count"] == 1
+    kept = out.read_bytes()
+    for options in (("--iterations", "7-9"), ("--iterations", "0-1"), ("--iterations", "x")):
+        done = cut(out, out, *options)
+        assert done.returncode in (1, 2) and options[1][-1] in done.stderr and out.read_bytes() == kept
+    other = tmp_path / "thesis.tex"
+    other.write_text("no recording")
+    assert cut(file, other).returncode == 1 and other.read_text() == "no recording"
+    assert not list(tmp_path.glob("*.part"))

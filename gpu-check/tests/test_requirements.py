@@ -60,9 +60,8 @@ def test_errors_are_of_step_times():
     assert found["closed_form"] == {"median": 0.6, "p90": 1.0, "max": 1.1}
     turns = requirements.Turns()
     for base in (1.0, 3.0):
-        turns.add("", [base])
-        turns.add("rtt=1us", [1.5 * base])
-    assert turns.figures("rtt=1us")["overhead"] == 0.5
+        turns.add("rtt=1us", [base], [1.5 * base])
+    assert turns.figures("rtt=1us")["overhead"] == 0.5 and turns.local_ms() == 2.0
 
 
 def test_what_is_checked_follows_from_the_answer():

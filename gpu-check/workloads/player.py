@@ -4,7 +4,7 @@ Commands come on standard input, a line of JSON each; each is answered by one ev
 
     {"do": "prepare", "module": M, "step": S, "warm_up": N}              prepared, skip or error
     {"do": "run", "calls": N, "wait": BOOL, "samples": N, "budget_s": S}  samples or error
-    {"do": "record", "iterations": N}                 recorded: so many steps, each marked as an iteration
+    {"do": "record", "iterations": N, "warm_up_s": S} recorded: so many steps, each marked as an iteration
     {"do": "network", "network": "rtt=10us"}          changed: messages travel over that one from now on
     {"do": "drop"}                                                       dropped: the model is let go
 
@@ -80,6 +80,10 @@ class Player:
         if self.step is None:
             raise SkipWorkload("nothing was prepared")
         mark = _own("outboard_mark", ctypes.c_char_p, ctypes.c_int)
+        # Other processes had the machine in between: processor and GPU have to come up to speed again.
+        until = time.perf_counter() + float(command["warm_up_s"])
+        while time.perf_counter() < until:
+            self.step()
         for _ in range(int(command["iterations"])):
             mark(b"iteration", 0)
             self.step()

@@ -408,6 +408,8 @@ pub(crate) enum TraceCommand {
     Show(ShowArgs),
     /// Write the recording as Chrome's trace events, for Perfetto
     Export(ExportArgs),
+    /// Keep some iterations of a recording, and nothing else
+    Cut(CutArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -443,6 +445,37 @@ pub(crate) struct ExportArgs {
     /// The file to write
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+What a program starts up with, and iterations that say nothing new, make a recording large. outboard require answers the
+same from what is left, if iterations of every kind are left (run --record --untimed).
+
+Examples:
+  outboard trace cut a.trace -o small.trace                      all iterations, without what lies around them
+  outboard trace cut a.trace -o small.trace --iterations 5-12    those, counted from 1
+  outboard trace cut a.trace -o small.trace --program 'ResNet-18, batch 1'")]
+pub(crate) struct CutArgs {
+    pub(crate) file: PathBuf,
+    /// The recording to write
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// The first and the last one [default: all]
+    #[arg(long, value_name = "FROM-TO", value_parser = parse_span)]
+    pub(crate) iterations: Option<(usize, usize)>,
+    /// What it says was recorded, in place of the command line
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) program: Option<String>,
+}
+
+fn parse_span(text: &str) -> Result<(usize, usize), String> {
+    let parse = |text: &str| text.trim().parse().ok().filter(|number| *number > 0);
+    let (from, to) = text.split_once('-').unwrap_or((text, text));
+    match (parse(from), parse(to)) {
+        (Some(from), Some(to)) if from <= to => Ok((from, to)),
+        _ => Err("from 1, as 5-12 or 7".into()),
+    }
 }
 
 /// How the supervisor starts a worker.

@@ -2,20 +2,20 @@
 
 use std::{
     fmt::Write as _,
-    fs::File,
+    fs::{self, File},
     io::{BufWriter, Write as _},
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use anyhow::Context as _;
 use outboard_trace::{
-    Trace, chrome,
+    Trace, chrome, cut,
     summary::{Durations, Gpu, Sum, Summary},
 };
 
 use crate::{
-    args::{ExportArgs, ShowArgs, TraceCommand},
+    args::{CutArgs, ExportArgs, ShowArgs, TraceCommand},
     print,
 };
 
@@ -28,6 +28,7 @@ pub(crate) fn trace(command: TraceCommand) -> anyhow::Result<ExitCode> {
     match command {
         TraceCommand::Show(args) => show(&args),
         TraceCommand::Export(args) => export(&args),
+        TraceCommand::Cut(args) => cut(&args),
     }
 }
 
@@ -46,6 +47,47 @@ fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
         false => table(&summary, args.top)?,
     };
     print(text.as_bytes())
+}
+
+fn cut(args: &CutArgs) -> anyhow::Result<ExitCode> {
+    let trace = read(&args.file)?;
+    let present = cut::count(&trace);
+    let (from, to) = args.iterations.unwrap_or((1, present));
+    let part = cut::iterations(&trace, from..=to);
+    let Some(mut part) = part else {
+        anyhow::bail!(match present {
+            0 => format!(
+                "{}: no iterations are marked (NVTX, outboard.mark)",
+                args.file.display()
+            ),
+            _ => format!(
+                "{}: there is no iteration {to}; there are {present}",
+                args.file.display()
+            ),
+        });
+    };
+    if let Some(program) = &args.program {
+        part.about.argv = vec![program.clone()];
+    }
+    anyhow::ensure!(
+        !args.out.exists() || outboard_trace::is_recording(&args.out)?,
+        "{} is there, and no recording: it is not replaced",
+        args.out.display()
+    );
+    // In place of the other file only when it is whole; it may be the one that was read.
+    let mut unfinished = args.out.clone().into_os_string();
+    unfinished.push(".part");
+    let unfinished = PathBuf::from(unfinished);
+    let written = outboard_trace::write(&unfinished, &part)
+        .map_err(anyhow::Error::from)
+        .and_then(|()| {
+            fs::rename(&unfinished, &args.out)
+                .with_context(|| format!("writing {}", args.out.display()))
+        });
+    if written.is_err() {
+        let _ = fs::remove_file(&unfinished);
+    }
+    written.map(|()| ExitCode::SUCCESS)
 }
 
 fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {

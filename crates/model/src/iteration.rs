@@ -10,10 +10,13 @@
 //!   recording shows that it did not.
 //! * **The default stream** orders itself with each other stream, unless the recording shows that they overlapped.
 //! * **Busy times** ([`bound`]): without times of the GPU, a long wait shows how long it was busy.
+//! * **Undisturbed calls** ([`graft`]): calls are slower while the GPU is timed; where some iterations went by untimed, their
+//!   calls are taken.
 //! * **Delays**: what lies between a call and the start of its work, or between two works of a stream, stays as it was.
 
 mod bound;
 mod gpu;
+mod graft;
 mod handoff;
 mod waits;
 
@@ -22,6 +25,7 @@ use outboard_trace::{Call, GpuWork, Trace, Work};
 use rustc_hash::FxHashMap;
 
 pub(crate) use gpu::Ends;
+pub(crate) use graft::{Completed, complete};
 
 pub(crate) const NONE: u32 = u32::MAX;
 

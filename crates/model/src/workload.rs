@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::{
     Error,
-    iteration::{Iteration, Span},
+    iteration::{self, Completed, Iteration, Span},
     period,
 };
 
@@ -19,7 +19,7 @@ pub const ITERATIONS_MAX: usize = 64;
 #[derive(Debug, Clone)]
 pub struct Workload {
     pub found_by: FoundBy,
-    /// In the order of the recording; the last [`ITERATIONS_MAX`] of them.
+    /// In the order of the recording; the last [`ITERATIONS_MAX`] of them. Where the GPU was timed in some only: the others.
     pub iterations: Vec<Iteration>,
     /// How many the recording has.
     pub present: usize,
@@ -52,6 +52,10 @@ pub enum Note {
     RecordedThroughServer { gpu: String },
     /// Records were lost, or the recording was cut.
     Incomplete { lost: u64 },
+    /// Calls took what they take while the GPU is not timed.
+    Undisturbed { iterations: usize },
+    /// They make other calls than those whose GPU was timed.
+    TimedOnly,
     /// Nothing is known of how iterations differ.
     OneIteration,
     /// What a program starts up with is in it, too.
@@ -76,6 +80,14 @@ impl Note {
             Note::Incomplete { lost } => {
                 format!("the recording is not whole: {lost} records were lost, or it was cut off")
             }
+            Note::Undisturbed { iterations } => format!(
+                "calls are those of {iterations} iterations whose GPU nobody timed, the GPU's work is that of the others"
+            ),
+            Note::TimedOnly => {
+                "the iterations whose GPU was not timed make other calls than the others, and are left out: calls took \
+                 longer than they would without that"
+                    .into()
+            }
             Note::OneIteration => "one iteration only: nothing is known of how they differ".into(),
             Note::WholeRecording => {
                 "no iterations were marked and no period was found: the whole recording, start-up included, is taken as \
@@ -99,7 +111,20 @@ impl Workload {
         let (found_by, spans) = spans(trace)?;
         let present = spans.len();
         let kept = &spans[present.saturating_sub(ITERATIONS_MAX)..];
-        let iterations = Iteration::all(trace, kept);
+        let mut notes = notes(trace, found_by, present);
+        let iterations = match iteration::complete(Iteration::all(trace, kept)) {
+            Completed::AsTheyAre(iterations) => iterations,
+            Completed::Undisturbed(iterations) => {
+                notes.push(Note::Undisturbed {
+                    iterations: iterations.len(),
+                });
+                iterations
+            }
+            Completed::TimedOnly(iterations) => {
+                notes.push(Note::TimedOnly);
+                iterations
+            }
+        };
         if iterations.iter().any(|i| i.step_ns <= 0.0) {
             return Err(Error::NoTime);
         }
@@ -107,7 +132,7 @@ impl Workload {
             found_by,
             iterations,
             present,
-            notes: notes(trace, found_by, present),
+            notes,
             names: trace.names.clone(),
         })
     }

@@ -276,3 +276,74 @@ fn any_numbers_in_a_recording_are_borne() {
         }
     }
 }
+
+/// Two launches and a wait. Timed, every call takes 1 us more, and what lies between the kernels 2 us.
+fn step(b: &mut Builder, is_timed: bool, ask: bool) {
+    let more_ns = if is_timed { 1_000 } else { 0 };
+    b.mark(0, false).compute(0, 5_000);
+    if ask {
+        b.call(call("cuCtxGetDevice", Class::Local, 50));
+    }
+    let begin_ns = b.now(0);
+    let (first_ns, second_ns) = (begin_ns + 3_000 + more_ns, begin_ns + 100_000 + 3 * more_ns);
+    for (start_ns, ns) in [(first_ns, 96_000), (second_ns, 50_000)] {
+        let launch = launch(2_000 + more_ns);
+        match is_timed {
+            true => b.gpu(launch, GpuWork::Kernel, start_ns, ns, 0),
+            false => b.call(launch),
+        };
+    }
+    // Untimed, the second kernel begins 1 us behind the first, and the wait ends 2 us behind it.
+    let end_ns = match is_timed {
+        true => second_ns + 50_000 + 2_000,
+        false => begin_ns + 3_000 + 96_000 + 1_000 + 50_000 + 2_000,
+    };
+    let now_ns = b.now(0);
+    b.call(synchronize(end_ns - now_ns));
+    b.mark(0, true).compute(0, 1_000);
+}
+
+#[test]
+fn calls_are_those_of_iterations_that_nobody_timed() {
+    let mut b = Builder::new();
+    for number in 0..6 {
+        step(&mut b, number >= 3, number == 1);
+    }
+    let workload = Workload::new(&b.build()).unwrap();
+    assert_eq!(workload.notes, [Note::Undisturbed { iterations: 3 }]);
+    let numbers: Vec<usize> = workload.iterations.iter().map(|i| i.number).collect();
+    assert_eq!((workload.present, numbers), (6, vec![1, 2, 3]));
+    for iteration in &workload.iterations {
+        let asked_ns = if iteration.number == 2 { 50.0 } else { 0.0 };
+        assert_eq!(iteration.step_ns, 157_000.0 + asked_ns);
+        assert_eq!(iteration.gpu_busy_ns(), 146_000.0);
+        let launches = iteration.steps().filter(|step| step.duration_ns == 2_000.0);
+        assert_eq!(launches.count(), 2);
+        // The kernels wait for each other as they do when nobody times them.
+        let here_ns = Replay::new(iteration).run(Where::Here).total_ns;
+        assert!((here_ns - iteration.step_ns).abs() < 10.0, "{here_ns}");
+    }
+}
+
+#[test]
+fn timed_iterations_stand_alone_where_the_others_call_something_else() {
+    let mut b = Builder::new();
+    for number in 0..6 {
+        match number < 3 {
+            true => b.mark(0, false).call(launch(2_000)).mark(0, true),
+            false => {
+                step(&mut b, true, false);
+                &mut b
+            }
+        };
+    }
+    let workload = Workload::new(&b.build()).unwrap();
+    assert_eq!(workload.notes, [Note::TimedOnly]);
+    assert_eq!(workload.iterations.len(), 3);
+    assert!(
+        workload
+            .iterations
+            .iter()
+            .all(|i| i.gpu_busy_ns() == 146_000.0)
+    );
+}

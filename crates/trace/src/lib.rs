@@ -17,6 +17,7 @@
 //! The file is described in `docs/trace-format.md`.
 
 pub mod chrome;
+pub mod cut;
 mod encode;
 mod error;
 mod format;
