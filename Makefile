@@ -72,7 +72,7 @@ programs: $(TOOLCHAIN) examples
 instructions: $(TOOLCHAIN)
 	@tools/valgrind.sh
 	$(CARGO) build --quiet -p outboard-cli
-	$(CARGO) build --release --quiet -p outboard-client
+	$(CARGO) build --release --quiet -p outboard-client -p outboard-recorder
 	$(TOOLCHAIN) -m pytest -q tests/instructions
 
 # Verbs of a real kernel with software RoCE, in guests of QEMU. Skipped, and said so at the end, only where there can be none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -278,6 +279,44 @@ ABOUT = [
     ("cuEventDestroy_v2", 0, 1),
     ("cuEventDestroy", 0, 2),
 ]
+
+
+THREADS = """
+import ctypes, threading
+cuda = ctypes.CDLL("libcuda.so.1")
+assert cuda.cuInit(0) == 0
+together = threading.Barrier(40)
+def run(wait):
+    count = ctypes.c_int()
+    for n in range(50):
+        assert cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
+        if n == 10:
+            wait()
+# More at once than have a ring each, then one after the other.
+for all_at_once in (True, False):
+    threads = [threading.Thread(target=run, args=(together.wait if all_at_once else int,)) for _ in range(40)]
+    for thread in threads:
+        thread.start()
+        if not all_at_once:
+            thread.join()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_threads_that_come_and_go(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "a.trace"
+    done = record(server.urls["shm"], file, sys.executable, "-c", THREADS)
+    assert done.returncode == 0, done.stderr
+    summary = show(file)
+    assert summary["complete"] and summary["lost"] == 0
+    assert of(summary, "cuDeviceGetCount")[0] == 80 * 50
+    assert summary["threads"] == 81
+    # Each thread's calls follow each other, whichever way they went to the file.
+    all_calls = [e for e in events(file) if e["ph"] == "X"]
+    for thread in range(81):
+        calls = [e for e in all_calls if e["tid"] == thread]
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 0.002 for a, b in itertools.pairwise(calls))
 
 
 def events_of(file: Path) -> list[tuple[str, int, int]]:

@@ -17,6 +17,8 @@ from conftest import ROOT, Server
 
 SOURCE = Path(__file__).with_name("hot_paths.c")
 LIBRARY = Path(os.environ.get("OUTBOARD_CLIENT", ROOT / "target" / "release" / "liboutboard_client.so"))
+RECORDER = LIBRARY.with_name("liboutboard_recorder.so")
+SPECIFICATION = ROOT / "SPECIFICATION.md"
 RUN_S_MAX = 120
 # As in hot_paths.c.
 TIMES = 200
@@ -25,7 +27,7 @@ TIMES = 200
 def promised() -> dict[str, dict[str, int]]:
     """The table of the specification: call, then instructions over shm and over tcp."""
     row = re.compile(r"^\| `(cu\w+)` \| ([\d,]+) \| ([\d,]+) \|$", re.MULTILINE)
-    found = row.findall((ROOT / "SPECIFICATION.md").read_text())
+    found = row.findall(SPECIFICATION.read_text())
     return {call: {"shm": int(shm.replace(",", "")), "tcp": int(tcp.replace(",", ""))} for call, shm, tcp in found}
 
 
@@ -74,22 +76,47 @@ def on_two_cores() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 
 
-def test_instructions(server: Server, link: str, hot_paths: Path, tmp_path: Path) -> None:
+def costs_of(library: Path, hot_paths: Path, profile: Path, **env: str) -> dict[str, float]:
+    """Instructions of each call, run with the library as the driver."""
     assert shutil.which("valgrind"), "valgrind is not installed: apt-get install valgrind"
-    assert LIBRARY.exists(), f"{LIBRARY} is not built: make instructions"
-    profile = tmp_path / "profile"
+    assert library.exists(), f"{library} is not built: make instructions"
     callgrind = ["valgrind", "--tool=callgrind", "--collect-atstart=no", "--toggle-collect=measured"]
-    command = [*callgrind, f"--callgrind-out-file={profile}", str(hot_paths), str(LIBRARY)]
-    env = {**os.environ, "OUTBOARD_GPU": server.urls[link]}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=RUN_S_MAX, preexec_fn=on_two_cores)
+    command = [*callgrind, f"--callgrind-out-file={profile}", str(hot_paths), str(library)]
+    environment = {**os.environ, **env}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=RUN_S_MAX, preexec_fn=on_two_cores
+    )
     assert done.returncode == 0 and done.stdout == "done\n", done.stdout + done.stderr
     measured = calls_from(profile, "measure")
-    limits = promised()
-    assert len(limits) > 10
-    for call in limits:
+    for call in promised():
         # Calls are counted before counting is on, too.
         assert measured[call][0] >= TIMES, f"{call} was called {measured[call][0]} times"
-    costs = {call: measured[call][1] / TIMES for call in limits}
+    return {call: measured[call][1] / TIMES for call in promised()}
+
+
+def test_instructions(server: Server, link: str, hot_paths: Path, tmp_path: Path) -> None:
+    costs = costs_of(LIBRARY, hot_paths, tmp_path / "profile", OUTBOARD_GPU=server.urls[link])
+    limits = promised()
     print(f"\n{link}: " + ", ".join(f"{call} {cost:.0f}" for call, cost in costs.items()))
     over = {call: round(cost) for call, cost in costs.items() if cost > limits[call][link]}
     assert not over, f"more instructions over {link} than SPECIFICATION.md promises: {over}"
+
+
+def test_instructions_of_recording(server: Server, hot_paths: Path, tmp_path: Path) -> None:
+    row = re.search(r"at most ([\d,]+) instructions more behind a server, ([\d,]+) locally", SPECIFICATION.read_text())
+    assert row
+    profile, file = tmp_path / "profile", tmp_path / "a.trace"
+    env = {"OUTBOARD_GPU": server.urls["shm"], "OUTBOARD_DRIVER": str(LIBRARY), "OUTBOARD_CUPTI": "off"}
+    plain = costs_of(LIBRARY, hot_paths, profile, **env)
+    there = costs_of(LIBRARY, hot_paths, profile, OUTBOARD_RECORD=str(file), **env)
+    assert file.stat().st_size > 0
+    file.unlink()
+    # The driver behind the recorder is the client library, whose own instructions are the plain ones.
+    here = costs_of(RECORDER, hot_paths, profile, OUTBOARD_RECORD_LOCAL=str(file), **env)
+    assert file.stat().st_size > 0
+    for name, recorded, limit in (("behind a server", there, row[1]), ("locally", here, row[2])):
+        more = {call: round(recorded[call] - plain[call]) for call in plain}
+        print(f"\nrecorded {name}: {more}")
+        over = {call: cost for call, cost in more.items() if cost > int(limit.replace(",", ""))}
+        assert not over, f"recording {name} costs more instructions than SPECIFICATION.md promises: {over}"
+        assert min(more.values()) > 50, "nothing was recorded"

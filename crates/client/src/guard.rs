@@ -106,10 +106,7 @@ pub(crate) fn enter(
         stats::end(number);
         return result;
     }
-    match unusual & !RECORDED {
-        0 => optimise::leave(outer),
-        _ => optimise::finish(outer),
-    }
+    optimise::finish(outer);
     let kind = stats::end(number);
     if let Some(start) = start {
         times::end(number, kind, start);

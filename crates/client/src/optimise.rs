@@ -55,6 +55,10 @@ pub(crate) fn exempt_thread() {
 /// A call begins: the one that it was made from, for `finish`.
 #[cold]
 pub(crate) fn begin(number: usize) -> usize {
+    // Nobody asks for it otherwise.
+    if !is_lowered() {
+        return NO_CALL;
+    }
     AT_HAND.replace(if IS_EXEMPT.get() { NO_CALL } else { number })
 }
 
@@ -74,14 +78,12 @@ pub(crate) fn owed() -> Option<Arc<Group>> {
     OWED.try_with(add).ok()
 }
 
-/// A call that owes nothing is about to return.
-pub(crate) fn leave(outer: usize) {
-    AT_HAND.set(outer);
-}
-
 /// A call is about to return: what it owes is waited for.
 #[cold]
 pub(crate) fn finish(outer: usize) {
+    if !is_lowered() {
+        return;
+    }
     let Some((_, class)) = CALLS.get(AT_HAND.replace(outer)) else {
         return;
     };

@@ -5,11 +5,11 @@
 
 #![allow(non_snake_case)]
 
-use std::{ffi::c_char, time::Instant};
+use std::ffi::c_char;
 
 use outboard_api::{CUresult, decl::Class};
 use outboard_trace::{
-    Device,
+    Device, Ticks,
     live::{self, Live, Made, Numbered, Subject},
     nvtx,
 };
@@ -20,7 +20,7 @@ use crate::{entry::CALLS, guard, optimise, state::driver, thread};
 /// A call that is being recorded.
 pub(crate) struct Begun {
     live: &'static Live,
-    start: Instant,
+    start: Ticks,
     about: Numbered,
     /// Of the call that it was made from.
     outer: (u64, u64),
@@ -51,7 +51,7 @@ pub(crate) fn begin(subject: &Subject) -> Option<Begun> {
         about: live.numbered(subject),
         outer,
         // Last, so that the call's time is its own.
-        start: Instant::now(),
+        start: live.now(),
     })
 }
 
@@ -79,7 +79,7 @@ fn make(number: usize, class: Class, begun: Begun, result: CUresult) {
     let here = thread::here();
     let made = Made {
         start: begun.start,
-        end: Instant::now(),
+        end: begun.live.now(),
         class,
         request_bytes: here.request_bytes.replace(begun.outer.0),
         response_bytes: here.response_bytes.replace(begun.outer.1),

@@ -21,7 +21,7 @@ mod handoff;
 mod waits;
 
 use outboard_api::decl::Class;
-use outboard_trace::{Call, GpuWork, Trace, Work};
+use outboard_trace::{Call, CallCost, GpuWork, Trace, Work};
 use rustc_hash::FxHashMap;
 
 pub(crate) use gpu::Ends;
@@ -45,7 +45,7 @@ pub(crate) struct Span {
 pub struct Iteration {
     /// Its place in the recording, from 1.
     pub number: usize,
-    /// From its beginning to its end and that of the work that it started, as recorded.
+    /// From its beginning to its end and that of the work that it started, as recorded: with what recording costs.
     pub step_ns: f64,
     /// The calls of each thread, and at the end of the thread to which the iteration belongs, its end.
     pub threads: Vec<Vec<Step>>,
@@ -199,6 +199,7 @@ impl Iteration {
             .collect();
         gpu.end();
         iteration.add_steps(span, calls, &started);
+        iteration.take_off(trace.about.cost);
         let has_gpu_times = trace.work().next().is_some();
         waits::set_costs(&mut iteration, trace, has_gpu_times);
         if !has_gpu_times {
@@ -249,6 +250,17 @@ impl Iteration {
             for step in steps {
                 step.gap_ns = (step.start_ns - end_ns).max(0.0);
                 end_ns = end_ns.max(step.start_ns + step.duration_ns);
+            }
+        }
+    }
+
+    /// What recording added to the calls: a replay is by so much shorter than the recorded iteration.
+    fn take_off(&mut self, cost: CallCost) {
+        for step in self.threads.iter_mut().flatten() {
+            step.gap_ns = (step.gap_ns - cost.outside_ns).max(0.0);
+            if !step.is_end {
+                step.duration_ns = (step.duration_ns - cost.inside_ns).max(0.0);
+                step.floor_ns = step.duration_ns;
             }
         }
     }

@@ -4,7 +4,6 @@
 //! here but for questions that are asked again. `docs/trace-format.md` lists them.
 
 use std::{
-    collections::{HashMap, HashSet},
     ffi::{CStr, c_int, c_void},
     sync::OnceLock,
 };
@@ -22,6 +21,7 @@ use outboard_wire::{
     messages,
 };
 use parking_lot::Mutex;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{driver, entry::CALLS};
 
@@ -62,7 +62,7 @@ impl Cost {
 
 /// A question that the client answers itself when it comes again.
 pub(crate) fn asked_once(number: usize, values: &[u64]) -> Cost {
-    static ASKED: Mutex<Option<HashSet<Vec<u64>>>> = Mutex::new(None);
+    static ASKED: Mutex<Option<FxHashSet<Vec<u64>>>> = Mutex::new(None);
     let mut key = vec![number as u64];
     key.extend_from_slice(values);
     let mut asked = ASKED.lock();
@@ -102,7 +102,7 @@ pub(crate) unsafe fn launch_of(config: *const CUlaunchConfig, function: usize) -
 
 /// How long the parameters of a kernel are; asked of the driver once for each.
 fn param_bytes(function: usize) -> usize {
-    static KNOWN: Mutex<Option<HashMap<usize, usize>>> = Mutex::new(None);
+    static KNOWN: Mutex<Option<FxHashMap<usize, usize>>> = Mutex::new(None);
     if let Some(bytes) = KNOWN.lock().as_ref().and_then(|known| known.get(&function)) {
         return *bytes;
     }

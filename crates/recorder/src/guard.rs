@@ -1,6 +1,6 @@
 //! What stands between the program and the driver at every call.
 
-use std::{ffi::c_char, time::Instant};
+use std::ffi::c_char;
 
 use outboard_api::{
     CUresult,
@@ -30,9 +30,9 @@ pub(crate) fn pass(
     if starts_work {
         cupti::call_begins();
     }
-    let start = Instant::now();
+    let start = live.now();
     let result = call();
-    let end = Instant::now();
+    let end = live.now();
     let correlation = match starts_work {
         true => cupti::call_ends(),
         false => 0,

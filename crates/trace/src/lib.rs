@@ -5,9 +5,9 @@
 //! ```text
 //!  a driver call ──► Live: functions, threads, streams get numbers   live.rs
 //!                              │
-//!  the program's threads ──► Writer: a buffer for some threads each      writer.rs
-//!                              │  swapped every 100 ms or when half full
-//!                            Drain, a thread of its own                  writer.rs
+//!  the program's threads ──► rings, one a thread                      ring.rs, writer.rs
+//!                              │  emptied every 100 ms or when half full
+//!                            Drain, a thread of its own                  writer.rs, clock.rs
 //!                              │
 //!                            blocks: records packed, compressed          encode.rs, format.rs
 //!                              │
@@ -17,6 +17,7 @@
 //! The file is described in `docs/trace-format.md`.
 
 pub mod chrome;
+mod clock;
 pub mod cut;
 mod encode;
 mod error;
@@ -28,9 +29,11 @@ pub mod nvtx;
 mod place;
 mod read;
 mod record;
+mod ring;
 pub mod summary;
 mod writer;
 
+pub use clock::Ticks;
 pub use encode::{to_bytes, write};
 pub use error::{Damage, Error};
 pub use format::{VERSION, VERSION_MIN};
@@ -38,7 +41,9 @@ pub use limits::*;
 pub use outboard_api::decl::Class;
 pub use place::{claim, is_recording};
 pub use read::{Item, Reader, read, read_bytes};
-pub use record::{About, Call, Device, GpuTimes, GpuWork, Host, Mark, Record, Trace, Work};
+pub use record::{
+    About, Call, CallCost, Device, GpuTimes, GpuWork, Host, Mark, Record, Trace, Work,
+};
 pub use writer::{Drain, Finished, Writer};
 
 /// Reads whatever it is given: as a file, and as blocks whose checksums are right. For the fuzzer.

@@ -4,7 +4,7 @@
 //! said on standard error, once.
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     env,
     ffi::{CStr, OsStr, c_char},
     path::PathBuf,
@@ -12,14 +12,16 @@ use std::{
         Arc, Once, OnceLock,
         atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering},
     },
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use parking_lot::Mutex;
 
 use crate::{
-    numbers::{Kind, Numbers},
+    clock::Ticks,
+    numbers::{Numbers, Remembered},
     record::{About, Call, Host, Mark, Record},
+    ring::Ring,
     writer::{Drain, Writer},
 };
 
@@ -70,9 +72,43 @@ static IS_OVER: AtomicBool = AtomicBool::new(false);
 /// Counts the recordings of this process and of those that it was forked from.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
+/// What a thread of the program has to itself, looked up once a call. Nothing in it has to be dropped, so that it is there
+/// until the thread is gone.
+struct Local {
+    /// The recording that the thread's number and ring are of.
+    generation: Cell<u32>,
+    thread: Cell<u32>,
+    /// Null: it has none.
+    ring: Cell<*const Ring>,
+    streams: Remembered,
+    events: Remembered,
+}
+
 thread_local! {
-    /// The thread's number, and the recording that gave it.
-    static THREAD: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
+    static LOCAL: Local = const {
+        Local {
+            generation: Cell::new(0),
+            thread: Cell::new(0),
+            ring: Cell::new(std::ptr::null()),
+            streams: Remembered::nothing(),
+            events: Remembered::nothing(),
+        }
+    };
+    /// Gives the ring back when the thread ends.
+    static LEASE: RefCell<Option<Lease>> = const { RefCell::new(None) };
+}
+
+struct Lease(Arc<Ring>);
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        LOCAL.with(|local| {
+            if local.ring.get() == Arc::as_ptr(&self.0) {
+                local.ring.set(std::ptr::null());
+            }
+        });
+        self.0.release();
+    }
 }
 
 /// Which variable names the file of whoever uses this: [`VARIABLE`], if no other was chosen.
@@ -101,10 +137,16 @@ pub fn live() -> Option<&'static Live> {
 /// The recording; begins it if there is none yet. `functions` are counted from 0 by whoever records them.
 ///
 /// None where it cannot be made, which is said once.
+#[inline]
 pub fn begin(functions: usize) -> Option<&'static Live> {
-    if let Some(live) = live() {
-        return Some(live);
+    match live() {
+        Some(live) => Some(live),
+        None => begin_anew(functions),
     }
+}
+
+#[cold]
+fn begin_anew(functions: usize) -> Option<&'static Live> {
     if IS_OVER.load(Ordering::Acquire) {
         return None;
     }
@@ -138,10 +180,11 @@ fn make(functions: usize) -> Option<&'static Live> {
         about: Mutex::new(about),
         functions: (0..functions).map(|_| AtomicU32::new(NO_NAME)).collect(),
         next_thread: AtomicU32::new(0),
-        streams: Numbers::new(Kind::Stream),
-        events: Numbers::new(Kind::Event),
+        streams: Numbers::new(),
+        events: Numbers::new(),
         iterations: AtomicU32::new(0),
     }));
+    live.know(|about| about.cost = live.writer.cost());
     LIVE.store(live, Ordering::Release);
     Some(live)
 }
@@ -164,8 +207,8 @@ pub unsafe fn mark(name: *const c_char, is_end: bool, functions: usize) {
 /// What the caller of [`Live::call`] knows of a call.
 #[derive(Debug, Clone, Copy)]
 pub struct Made {
-    pub start: Instant,
-    pub end: Instant,
+    pub start: Ticks,
+    pub end: Ticks,
     pub class: crate::Class,
     pub request_bytes: u64,
     pub response_bytes: u64,
@@ -203,26 +246,34 @@ impl Live {
         &self.writer
     }
 
+    /// What calls are stamped with.
+    #[inline(always)]
+    pub fn now(&self) -> Ticks {
+        self.writer.now()
+    }
+
     /// Records a call.
+    #[inline]
     pub fn call(&self, function: usize, name: &str, made: &Made) {
-        let thread = self.thread();
-        let start_ns = self.writer.at(made.start);
-        self.writer.append(
-            thread,
-            Record::Call(Call {
-                function: self.function(function, name),
-                class: made.class,
-                thread,
-                start_ns,
-                duration_ns: self.writer.at(made.end).saturating_sub(start_ns),
-                request_bytes: made.request_bytes,
-                response_bytes: made.response_bytes,
-                stream: made.about.stream,
-                event: made.about.event,
-                correlation: made.correlation,
-                status: made.status,
-            }),
-        );
+        LOCAL.with(|local| {
+            self.known(local);
+            self.put(
+                local,
+                Record::Call(Call {
+                    function: self.function(function, name),
+                    class: made.class,
+                    thread: local.thread.get(),
+                    start_ns: made.start.0,
+                    duration_ns: made.end.0.saturating_sub(made.start.0),
+                    request_bytes: made.request_bytes,
+                    response_bytes: made.response_bytes,
+                    stream: made.about.stream,
+                    event: made.about.event,
+                    correlation: made.correlation,
+                    status: made.status,
+                }),
+            );
+        });
     }
 
     /// Records the beginning or end of what the program calls so.
@@ -233,15 +284,26 @@ impl Live {
                 told(self.iterations.fetch_add(1, Ordering::Relaxed) + 1);
             }
         }
-        let (at_ns, thread) = (self.writer.at(Instant::now()), self.thread());
+        let at_ns = self.now().0;
         let name = self.writer.name(name);
-        let mark = Mark {
-            name,
-            thread,
-            at_ns,
-            is_end,
-        };
-        self.writer.append(thread, Record::Mark(mark));
+        LOCAL.with(|local| {
+            self.known(local);
+            let thread = local.thread.get();
+            let mark = Mark {
+                name,
+                thread,
+                at_ns,
+                is_end,
+            };
+            self.put(local, Record::Mark(mark));
+        });
+    }
+
+    /// Times are ticks.
+    #[inline]
+    fn put(&self, local: &Local, record: Record) {
+        // SAFETY: the thread's own, which it holds for as long as the pointer is there; of this recording (`known`).
+        unsafe { self.writer.put(local.ring.get().as_ref(), record) };
     }
 
     /// What is recorded is known better now.
@@ -251,29 +313,45 @@ impl Live {
         self.writer.set_about(about.clone());
     }
 
-    /// The number of the calling thread.
-    pub fn thread(&self) -> u32 {
-        let generation = GENERATION.load(Ordering::Relaxed);
-        let (of, number) = THREAD.get();
-        if of == generation {
-            return number;
+    /// The thread has a number in this recording, and a ring where there was one left.
+    #[inline]
+    fn known(&self, local: &Local) {
+        if local.generation.get() != GENERATION.load(Ordering::Relaxed) {
+            self.meet(local);
         }
-        let number = self.next_thread.fetch_add(1, Ordering::Relaxed);
-        THREAD.set((generation, number));
-        number
+    }
+
+    #[cold]
+    fn meet(&self, local: &Local) {
+        local
+            .thread
+            .set(self.next_thread.fetch_add(1, Ordering::Relaxed));
+        local.generation.set(GENERATION.load(Ordering::Relaxed));
+        local.ring.set(std::ptr::null());
+        // A thread on its way out gets none: nobody would give it back.
+        let _ = LEASE.try_with(|lease| {
+            let ring = self.writer.ring();
+            let pointer = ring.as_ref().map_or(std::ptr::null(), Arc::as_ptr);
+            // In a forked child the last one was of its parent's recording.
+            drop(lease.replace(ring.map(Lease)));
+            local.ring.set(pointer);
+        });
     }
 
     /// What a call is about that is going to be made. What it destroys is forgotten now: behind the call another thread may
     /// have been given the same handle already.
     #[inline]
     pub fn numbered(&self, subject: &Subject) -> Numbered {
-        let numbered = Numbered {
-            stream: self.stream(subject.stream),
+        if (subject.stream, subject.event) == (0, 0) {
+            return Numbered::default();
+        }
+        let numbered = LOCAL.with(|local| Numbered {
+            stream: self.stream(local, subject.stream),
             event: match subject.event {
                 0 => 0,
-                handle => self.events.of(handle, || 0),
+                handle => self.events.of(&local.events, handle, || 0),
             },
-        };
+        });
         if subject.is_destroyed {
             self.streams.forget(subject.stream);
             self.events.forget(subject.event);
@@ -283,16 +361,20 @@ impl Live {
 
     /// The number of a stream: 0 for the default one, a thread's own for what CUDA calls the per-thread default.
     #[inline]
-    fn stream(&self, handle: u64) -> u32 {
+    fn stream(&self, local: &Local, handle: u64) -> u32 {
         match handle {
             0..=LEGACY_STREAM => 0,
-            handle => self.streams.of(handle, || match handle {
-                PER_THREAD_STREAM => self.thread() + 1,
+            handle => self.streams.of(&local.streams, handle, || match handle {
+                PER_THREAD_STREAM => {
+                    self.known(local);
+                    local.thread.get() + 1
+                }
                 _ => 0,
             }),
         }
     }
 
+    #[inline]
     fn function(&self, function: usize, name: &str) -> u32 {
         let Some(slot) = self.functions.get(function) else {
             return self.writer.name(name);

@@ -16,23 +16,17 @@ const REMEMBERED: usize = 8;
 /// Epochs of all recordings of this process; none is 0.
 static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
 
-thread_local! {
-    static STREAMS: Remembered = const { [const { Cell::new((0, 0, 0)) }; REMEMBERED] };
-    static EVENTS: Remembered = const { [const { Cell::new((0, 0, 0)) }; REMEMBERED] };
-}
+/// What a thread remembers: epoch, handle and number.
+pub(crate) struct Remembered([Cell<(u64, u64, u32)>; REMEMBERED]);
 
-/// Epoch, handle and number.
-type Remembered = [Cell<(u64, u64, u32)>; REMEMBERED];
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Stream,
-    Event,
+impl Remembered {
+    pub(crate) const fn nothing() -> Remembered {
+        Remembered([const { Cell::new((0, 0, 0)) }; REMEMBERED])
+    }
 }
 
 /// The numbers of all objects of a kind, from 1.
 pub(crate) struct Numbers {
-    kind: Kind,
     epoch: AtomicU64,
     known: Mutex<Known>,
 }
@@ -45,33 +39,32 @@ struct Known {
 }
 
 impl Numbers {
-    pub(crate) fn new(kind: Kind) -> Numbers {
+    pub(crate) fn new() -> Numbers {
         Numbers {
-            kind,
             epoch: AtomicU64::new(next_epoch()),
             known: Mutex::default(),
         }
     }
 
-    /// The number of a handle. `owner` is asked for where threads mean different objects by the same handle.
+    /// The number of a handle. `owner` is asked for where threads mean different objects by the same handle; `remembered` is
+    /// the calling thread's.
     #[inline]
-    pub(crate) fn of(&self, handle: u64, owner: impl FnOnce() -> u32) -> u32 {
+    pub(crate) fn of(
+        &self,
+        remembered: &Remembered,
+        handle: u64,
+        owner: impl FnOnce() -> u32,
+    ) -> u32 {
         // Before the look: what is forgotten after it is not remembered for the epoch that follows.
         let epoch = self.epoch.load(Ordering::Acquire);
-        let look = |remembered: &Remembered| {
-            let place = &remembered[place(handle)];
-            match place.get() {
-                (of, last, number) if (of, last) == (epoch, handle) => number,
-                _ => {
-                    let number = self.look_up(handle, owner());
-                    place.set((epoch, handle, number));
-                    number
-                }
+        let place = &remembered.0[place(handle)];
+        match place.get() {
+            (of, last, number) if (of, last) == (epoch, handle) => number,
+            _ => {
+                let number = self.look_up(handle, owner());
+                place.set((epoch, handle, number));
+                number
             }
-        };
-        match self.kind {
-            Kind::Stream => STREAMS.with(look),
-            Kind::Event => EVENTS.with(look),
         }
     }
 
@@ -106,13 +99,21 @@ fn place(handle: u64) -> usize {
 mod tests {
     use super::*;
 
+    thread_local! {
+        static REMEMBERED_HERE: Remembered = const { Remembered::nothing() };
+    }
+
+    fn with(numbers: &Numbers, handle: u64, owner: u32) -> u32 {
+        REMEMBERED_HERE.with(|remembered| numbers.of(remembered, handle, || owner))
+    }
+
     fn of(numbers: &Numbers, handle: u64) -> u32 {
-        numbers.of(handle, || 0)
+        with(numbers, handle, 0)
     }
 
     #[test]
     fn they_count_in_the_order_of_first_use() {
-        let (streams, events) = (Numbers::new(Kind::Stream), Numbers::new(Kind::Event));
+        let (streams, events) = (Numbers::new(), Numbers::new());
         for _round in 0..3 {
             for handle in 0..100u64 {
                 // More than a thread remembers, and the same handles of another kind.
@@ -120,16 +121,12 @@ mod tests {
                 assert_eq!(of(&streams, 0x1000 + 64 * (99 - handle)), handle as u32 + 1);
             }
         }
-        assert_eq!(
-            of(&Numbers::new(Kind::Event), 0x1000),
-            1,
-            "another recording"
-        );
+        assert_eq!(of(&Numbers::new(), 0x1000), 1, "another recording");
     }
 
     #[test]
     fn a_handle_that_comes_again_is_another_object_for_every_thread() {
-        let events = Numbers::new(Kind::Event);
+        let events = Numbers::new();
         let steps = std::sync::Barrier::new(2);
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
@@ -149,10 +146,10 @@ mod tests {
 
     #[test]
     fn a_handle_may_mean_something_else_to_each_thread() {
-        let streams = Numbers::new(Kind::Stream);
-        let mine = streams.of(2, || 1);
-        let other = std::thread::scope(|scope| scope.spawn(|| streams.of(2, || 2)).join());
+        let streams = Numbers::new();
+        let mine = with(&streams, 2, 1);
+        let other = std::thread::scope(|scope| scope.spawn(|| with(&streams, 2, 2)).join());
         assert_eq!((mine, other.unwrap()), (1, 2));
-        assert_eq!(streams.of(2, || 1), 1);
+        assert_eq!(with(&streams, 2, 1), 1);
     }
 }

@@ -1,7 +1,6 @@
 //! Reading: blocks one after the other, each checked before it is believed.
 
 use std::{
-    collections::HashMap,
     fs::File,
     io::{self, BufReader, Read},
     path::Path,
@@ -50,28 +49,10 @@ fn collect(mut reader: Reader<impl Read>) -> Result<Trace, Error> {
         }
     }
     trace.names = reader.names;
-    give_streams(&mut trace.records);
+    trace.give_streams();
     // Threads are written one after the other. Those of equal times stay as they are.
     trace.records.sort_by_key(Record::end_ns);
     Ok(trace)
-}
-
-/// Work that a call started is on the call's stream: whoever times it may count streams in another way.
-fn give_streams(records: &mut [Record]) {
-    let streams: HashMap<u32, u32> = records
-        .iter()
-        .filter_map(|record| match record {
-            Record::Call(call) if call.correlation != 0 => Some((call.correlation, call.stream)),
-            _ => None,
-        })
-        .collect();
-    for record in records {
-        if let Record::Work(work) = record
-            && let Some(stream) = streams.get(&work.correlation)
-        {
-            work.stream = *stream;
-        }
-    }
 }
 
 /// What a file holds, in its order.

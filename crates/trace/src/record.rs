@@ -1,5 +1,7 @@
 //! What a recording holds, in memory. Times are nanoseconds since the recording began, on one clock.
 
+use std::collections::HashMap;
+
 use outboard_api::decl::Class;
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +39,18 @@ pub struct About {
     /// Ranges of this name delimit iterations, where the user gave one; else those with `iteration` in their name.
     #[serde(default)]
     pub iterations: Option<String>,
+    /// What recording costs here, as it was measured when it began.
+    #[serde(default)]
+    pub cost: CallCost,
+}
+
+/// What recording adds to a call, in nanoseconds: it is in what was recorded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct CallCost {
+    /// To its duration.
+    pub inside_ns: f64,
+    /// To the time until the next one.
+    pub outside_ns: f64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -164,6 +178,21 @@ impl Record {
         }
     }
 
+    /// Brings times to another clock, which goes forward as theirs does.
+    pub(crate) fn map_times(&mut self, clock: impl Fn(u64) -> u64) {
+        let (start, end) = (self.start_ns(), self.end_ns());
+        let start_ns = clock(start);
+        let duration_ns = match start == end {
+            true => 0,
+            false => clock(end).saturating_sub(start_ns),
+        };
+        match self {
+            Record::Call(call) => (call.start_ns, call.duration_ns) = (start_ns, duration_ns),
+            Record::Work(work) => (work.start_ns, work.duration_ns) = (start_ns, duration_ns),
+            Record::Mark(mark) => mark.at_ns = start_ns,
+        }
+    }
+
     /// When it was over.
     pub fn end_ns(&self) -> u64 {
         match self {
@@ -175,6 +204,22 @@ impl Record {
 }
 
 impl Trace {
+    /// Work that a call started is on the call's stream: whoever times it may count streams in another way.
+    pub fn give_streams(&mut self) {
+        let streams: HashMap<u32, u32> = self
+            .calls()
+            .filter(|call| call.correlation != 0)
+            .map(|call| (call.correlation, call.stream))
+            .collect();
+        for record in &mut self.records {
+            if let Record::Work(work) = record
+                && let Some(stream) = streams.get(&work.correlation)
+            {
+                work.stream = *stream;
+            }
+        }
+    }
+
     pub fn name(&self, index: u32) -> &str {
         self.names.get(index as usize).map_or("?", String::as_str)
     }

@@ -5,7 +5,8 @@
 use std::{
     collections::HashMap,
     fs::File,
-    io::Write,
+    hint::black_box,
+    io::{self, Write},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -17,18 +18,25 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
+    clock::{Clock, Lines, Ticks},
     encode::Encoder,
     error::Error,
-    limits::{FINISH_MS_MAX, FLUSH_MS, NAMES_MAX, ROOM_MS_MAX, SHARD_RECORDS_MAX, SHARDS},
+    limits::{
+        FINISH_MS_MAX, FLUSH_MS, NAMES_MAX, RING_RECORDS, RINGS_MAX, ROOM_MS_MAX,
+        SHARED_RECORDS_MAX, TAKEN_RECORDS,
+    },
     place,
-    record::{About, Record},
+    record::{About, CallCost, Mark, Record},
+    ring::{Pushed, Ring},
 };
 
 /// Takes records from any thread.
 pub struct Writer {
     path: PathBuf,
-    start: Instant,
-    shards: [Mutex<Vec<Record>>; SHARDS],
+    clock: Clock,
+    rings: Mutex<Vec<Arc<Ring>>>,
+    /// What has no ring; calls and marks with the times of the clock, as in the rings, or with those of the recording.
+    shared: Mutex<Vec<(Record, Times)>>,
     lost: AtomicU64,
     names: Mutex<Names>,
     state: Mutex<State>,
@@ -38,10 +46,20 @@ pub struct Writer {
     done: Condvar,
 }
 
+/// What the times of a record on its way are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Times {
+    Ticks,
+    Ns,
+}
+
 /// Writes what the program's threads have put down; to be run by a thread of its own.
 pub struct Drain {
     writer: Arc<Writer>,
     encoder: Encoder<Tracked>,
+    lines: Lines,
+    names: Vec<Arc<str>>,
+    written: u64,
 }
 
 /// What became of a recording.
@@ -77,8 +95,9 @@ impl Writer {
         let encoder = Encoder::new(file, about).map_err(|error| Error::io(&path, &error))?;
         let writer = Arc::new(Writer {
             path,
-            start: Instant::now(),
-            shards: [const { Mutex::new(Vec::new()) }; SHARDS],
+            clock: Clock::new(),
+            rings: Mutex::default(),
+            shared: Mutex::default(),
             lost: AtomicU64::new(0),
             names: Mutex::default(),
             state: Mutex::default(),
@@ -88,6 +107,9 @@ impl Writer {
         let drain = Drain {
             writer: writer.clone(),
             encoder,
+            lines: Lines::default(),
+            names: Vec::new(),
+            written: 0,
         };
         Ok((writer, drain))
     }
@@ -96,14 +118,15 @@ impl Writer {
         &self.path
     }
 
-    /// When the recording began: what its times count from.
-    pub fn start(&self) -> Instant {
-        self.start
+    /// What calls are stamped with.
+    #[inline(always)]
+    pub fn now(&self) -> Ticks {
+        self.clock.now()
     }
 
-    /// The time of the recording at an instant; 0 before it began.
+    /// The time of the recording at an instant; 0 before it began. Within a microsecond of what calls are stamped with.
     pub fn at(&self, instant: Instant) -> u64 {
-        let since = instant.saturating_duration_since(self.start);
+        let since = instant.saturating_duration_since(self.clock.start());
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
 
@@ -126,37 +149,108 @@ impl Writer {
         number
     }
 
-    /// Puts a record down, in the buffer that this thread shares with few others.
-    pub fn append(&self, thread: u32, record: Record) {
-        let mut shard = self.shards[thread as usize % SHARDS].lock();
-        if shard.capacity() == 0 {
-            shard.reserve_exact(SHARD_RECORDS_MAX);
+    /// A ring for the calling thread, where there is one left.
+    pub(crate) fn ring(&self) -> Option<Arc<Ring>> {
+        let mut rings = self.rings.lock();
+        if let Some(free) = rings.iter().find(|ring| ring.claim()) {
+            return Some(free.clone());
         }
-        if shard.len() >= SHARD_RECORDS_MAX {
-            self.lost.fetch_add(1, Ordering::Relaxed);
-            return;
+        if rings.len() >= RINGS_MAX {
+            return None;
         }
-        shard.push(record);
-        if shard.len() == SHARD_RECORDS_MAX / 2 {
-            drop(shard);
-            self.state.lock().is_due = true;
-            self.wake.notify_one();
+        let ring = Arc::new(Ring::new());
+        ring.claim();
+        rings.push(ring.clone());
+        Some(ring)
+    }
+
+    /// Puts a call or a mark down whose times are [`Ticks`].
+    ///
+    /// # Safety
+    /// The calling thread has claimed the ring.
+    #[inline]
+    pub(crate) unsafe fn put(&self, ring: Option<&Ring>, record: Record) {
+        let Some(ring) = ring else {
+            return self.share(record, Times::Ticks);
+        };
+        // SAFETY: the caller's promise.
+        match unsafe { ring.push(record) } {
+            Pushed::In => {}
+            Pushed::Half => self.wake(),
+            Pushed::Lost => self.lose(),
         }
     }
 
-    /// As [`Writer::append`], but waits for room: for threads that are not the program's.
-    pub fn append_patiently(&self, thread: u32, record: Record) {
+    /// What a call costs that is stamped twice and put into a ring: the least of some rounds.
+    pub(crate) fn cost(&self) -> CallCost {
+        const ROUNDS: u32 = 8;
+        const CALLS: u32 = (RING_RECORDS / 2) as u32;
+        let each_ns = |since: Instant| since.elapsed().as_nanos() as f64 / f64::from(CALLS);
+        let (mut stamp_ns, mut call_ns) = (f64::MAX, f64::MAX);
+        for _ in 0..ROUNDS {
+            let since = Instant::now();
+            for _ in 0..CALLS {
+                black_box(self.now());
+            }
+            stamp_ns = stamp_ns.min(each_ns(since));
+            let ring = Ring::new();
+            ring.claim();
+            let since = Instant::now();
+            for number in 0..CALLS {
+                let (start, end) = (self.now(), self.now());
+                let mark = Mark {
+                    name: number,
+                    thread: number,
+                    at_ns: start.0 ^ end.0,
+                    is_end: false,
+                };
+                // SAFETY: claimed above.
+                black_box(unsafe { ring.push(Record::Mark(mark)) });
+            }
+            call_ns = call_ns.min(each_ns(since));
+        }
+        CallCost {
+            inside_ns: stamp_ns,
+            outside_ns: (call_ns - stamp_ns).max(0.0),
+        }
+    }
+
+    /// Puts a record down whose times are the recording's.
+    pub fn append(&self, record: Record) {
+        self.share(record, Times::Ns);
+    }
+
+    /// As [`Writer::append`], but waits for room: for who has time.
+    pub fn append_patiently(&self, record: Record) {
         let until = Instant::now() + Duration::from_millis(ROOM_MS_MAX);
-        while self.is_full(thread) && Instant::now() < until {
-            self.state.lock().is_due = true;
-            self.wake.notify_one();
+        while self.shared.lock().len() >= SHARED_RECORDS_MAX && Instant::now() < until {
+            self.wake();
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.append(thread, record);
+        self.append(record);
     }
 
-    fn is_full(&self, thread: u32) -> bool {
-        self.shards[thread as usize % SHARDS].lock().len() >= SHARD_RECORDS_MAX
+    fn share(&self, record: Record, times: Times) {
+        let mut shared = self.shared.lock();
+        if shared.len() >= SHARED_RECORDS_MAX {
+            return self.lose();
+        }
+        shared.push((record, times));
+        if shared.len() == SHARED_RECORDS_MAX / 2 {
+            drop(shared);
+            self.wake();
+        }
+    }
+
+    #[cold]
+    fn wake(&self) {
+        self.state.lock().is_due = true;
+        self.wake.notify_one();
+    }
+
+    #[cold]
+    fn lose(&self) {
+        self.lost.fetch_add(1, Ordering::Relaxed);
     }
 
     /// What is recorded is known better now.
@@ -196,48 +290,48 @@ impl Writer {
 impl Drain {
     /// Writes until the recording is finished.
     pub fn run(mut self) {
-        let mut written = 0;
-        let ended = self.write_all(&mut written);
+        let ended = self.write_all();
         if ended.is_err() {
             self.encoder.out.forget_part();
         }
         let mut state = self.writer.state.lock();
+        let written = self.written;
         state.ended = Some(ended.map(|()| written).map_err(|error| error.to_string()));
         self.writer.done.notify_all();
         drop(state);
         // After an error the program goes on: what it puts down now is lost, and memory stays bounded by itself.
     }
 
-    fn write_all(&mut self, written: &mut u64) -> std::io::Result<()> {
-        let mut taken: Vec<Record> = Vec::new();
-        let mut names: Vec<Arc<str>> = Vec::new();
+    fn write_all(&mut self) -> io::Result<()> {
+        let mut taken: Vec<Record> = Vec::with_capacity(TAKEN_RECORDS);
+        let mut shared = Vec::new();
         let mut told_lost = 0;
         loop {
             let (is_closing, about) = self.wait();
             if let Some(about) = about {
                 self.encoder.about(&about)?;
             }
-            for shard in &self.writer.shards {
-                taken.clear();
-                if taken.capacity() == 0 {
-                    taken.reserve_exact(SHARD_RECORDS_MAX);
-                }
-                {
-                    let mut shard = shard.lock();
-                    if shard.is_empty() {
-                        continue;
+            self.lines.compare(&self.writer.clock);
+            let rings = self.writer.rings.lock().clone();
+            for ring in rings {
+                // What comes meanwhile is for the next time.
+                for _ in 0..RING_RECORDS / TAKEN_RECORDS {
+                    taken.clear();
+                    // SAFETY: this thread is the one that takes records out.
+                    unsafe { ring.drain(TAKEN_RECORDS, &mut taken) };
+                    if taken.is_empty() {
+                        break;
                     }
-                    std::mem::swap(&mut *shard, &mut taken);
+                    self.learn_names();
+                    for record in &taken {
+                        self.write(record, Times::Ticks)?;
+                    }
                 }
-                // A record's name was there before it.
-                let known = names.len();
-                names.extend_from_slice(&self.writer.names.lock().texts[known..]);
-                for record in &taken {
-                    self.encoder.record(record, |name| {
-                        names.get(name as usize).map_or("?", |text| text)
-                    })?;
-                }
-                *written += taken.len() as u64;
+            }
+            std::mem::swap(&mut *self.writer.shared.lock(), &mut shared);
+            self.learn_names();
+            for (record, times) in shared.drain(..) {
+                self.write(&record, times)?;
             }
             let lost = self.writer.lost.load(Ordering::Relaxed);
             self.encoder.lost(lost - told_lost)?;
@@ -247,6 +341,24 @@ impl Drain {
                 false => self.encoder.flush()?,
             }
         }
+    }
+
+    /// A record's name was there before it: to be called when records have been taken.
+    fn learn_names(&mut self) {
+        let known = self.names.len();
+        self.names
+            .extend_from_slice(&self.writer.names.lock().texts[known..]);
+    }
+
+    fn write(&mut self, record: &Record, times: Times) -> io::Result<()> {
+        let mut record = *record;
+        if times == Times::Ticks {
+            record.map_times(|ticks| self.lines.ns(ticks));
+        }
+        self.written += 1;
+        let names = &self.names;
+        let text = |name: u32| names.get(name as usize).map_or("?", |text| text);
+        self.encoder.record(&record, text)
     }
 
     /// Until something is to be done: whether it is the last, and what is known better.
@@ -268,14 +380,14 @@ struct Tracked {
 }
 
 impl Write for Tracked {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // A block comes in one piece.
         self.file.write_all(bytes)?;
         self.whole_bytes += bytes.len() as u64;
         Ok(bytes.len())
     }
 
-    fn flush(&mut self) -> std::io::Result<()> {
+    fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
     }
 }
@@ -290,7 +402,6 @@ impl Tracked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Mark;
 
     #[test]
     fn a_disk_that_fills_up_ends_the_recording_not_the_program() {
@@ -305,12 +416,12 @@ mod tests {
             at_ns: 1,
             is_end: false,
         });
-        writer.append(0, mark);
+        writer.append(mark);
         let drain = std::thread::spawn(move || drain.run());
         drain.join().unwrap();
         // Nobody takes them any more: memory stays bounded.
-        for _ in 0..2 * SHARD_RECORDS_MAX {
-            writer.append(0, mark);
+        for _ in 0..2 * SHARED_RECORDS_MAX {
+            writer.append(mark);
         }
         let error = writer.finish().unwrap_err().to_string();
         assert!(error.contains("No space left"), "{error}");

@@ -4,7 +4,7 @@
 
 use std::{path::Path, sync::Arc, thread};
 
-use outboard_trace::{About, Call, Class, Error, Mark, Record, SHARD_RECORDS_MAX, Writer, read};
+use outboard_trace::{About, Call, Class, Error, Mark, Record, SHARED_RECORDS_MAX, Writer, read};
 
 fn call(function: u32, thread: u32, start_ns: u64) -> Record {
     Record::Call(Call {
@@ -44,7 +44,7 @@ fn many_threads() {
             let (writer, names) = (&writer, &names);
             scope.spawn(move || {
                 for n in 0..CALLS {
-                    writer.append(thread, call(names[(n % 5) as usize], thread, n));
+                    writer.append(call(names[(n % 5) as usize], thread, n));
                     if n == CALLS / 2 {
                         let name = writer.name(&format!("thread {thread}"));
                         let at_ns = n;
@@ -54,7 +54,7 @@ fn many_threads() {
                             at_ns,
                             is_end: false,
                         };
-                        writer.append(thread, Record::Mark(mark));
+                        writer.append(Record::Mark(mark));
                     }
                 }
             });
@@ -87,15 +87,15 @@ fn what_does_not_fit_is_counted() {
     let (writer, drain) = Writer::create(&path, &About::default()).unwrap();
     let name = writer.name("f");
     // Nobody writes meanwhile.
-    for n in 0..SHARD_RECORDS_MAX as u64 + 7 {
-        writer.append(0, call(name, 0, n));
+    for n in 0..SHARED_RECORDS_MAX as u64 + 7 {
+        writer.append(call(name, 0, n));
     }
     let drain = thread::spawn(move || drain.run());
     let summary = writer.finish().unwrap();
     drain.join().unwrap();
     assert_eq!(summary.lost, 7);
     let trace = read(&path).unwrap();
-    assert_eq!((trace.records.len(), trace.lost), (SHARD_RECORDS_MAX, 7));
+    assert_eq!((trace.records.len(), trace.lost), (SHARED_RECORDS_MAX, 7));
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn a_program_that_is_killed_leaves_what_it_did() {
     let path = folder.path().join("a");
     let (writer, _drain) = start(&path);
     let name = writer.name("f");
-    writer.append(0, call(name, 0, 1));
+    writer.append(call(name, 0, 1));
     // As the file is at any moment: no end is ever written.
     let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
     let trace = loop {
@@ -127,7 +127,7 @@ fn a_file_that_is_removed_meanwhile_harms_nobody() {
     let name = writer.name("f");
     std::fs::remove_file(&path).unwrap();
     for n in 0..1000 {
-        writer.append(0, call(name, 0, n));
+        writer.append(call(name, 0, n));
     }
     assert_eq!(writer.finish().unwrap().records, 1000);
     drain.join().unwrap();

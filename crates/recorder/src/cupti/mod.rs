@@ -349,8 +349,7 @@ fn write(done: &Done) {
         bytes: done.bytes,
         correlation: done.correlation,
     };
-    live.writer()
-        .append_patiently(live.thread(), Record::Work(work));
+    live.writer().append_patiently(Record::Work(work));
 }
 
 /// CUPTI, wherever it is.

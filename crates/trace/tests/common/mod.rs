@@ -3,7 +3,7 @@
 #![allow(unreachable_pub)]
 
 use outboard_trace::{
-    About, Call, Class, Device, GpuTimes, GpuWork, Host, Mark, Record, Trace, Work,
+    About, Call, CallCost, Class, Device, GpuTimes, GpuWork, Host, Mark, Record, Trace, Work,
 };
 
 /// xorshift64*: a run is decided by its seed.
@@ -88,7 +88,7 @@ pub fn trace(random: &mut Random, records: usize) -> Trace {
         })
         .collect();
     all.sort_by_key(Record::end_ns);
-    Trace {
+    let mut trace = Trace {
         about: About {
             argv: vec!["program".into(), "--with \"quotes\"".into()],
             time_s: random.any(),
@@ -106,10 +106,16 @@ pub fn trace(random: &mut Random, records: usize) -> Trace {
             driver_version: 13000,
             gpu_times: random.one(&[GpuTimes::None, GpuTimes::Cupti, GpuTimes::Events]),
             iterations: (random.below(2) == 0).then(|| "step".into()),
+            cost: CallCost {
+                inside_ns: 20.5,
+                outside_ns: random.below(100) as f64,
+            },
         },
         records: all,
         names,
         complete: random.below(2) == 0,
         lost: random.below(3),
-    }
+    };
+    trace.give_streams();
+    trace
 }
