@@ -236,6 +236,8 @@ class Runner:
             environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
         if mode.url is not None:
             environment["OUTBOARD_STATS"] = str(stats_path)
+            # Which GPUs there are is the server's affair.
+            environment.pop("CUDA_VISIBLE_DEVICES", None)
         if mode.optimise:
             environment["OUTBOARD_OPTIMISE"] = mode.optimise
         environment.update(group.environment)
