@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -236,12 +238,118 @@ def test_another_cupti_is_refused_politely(server: Server, tmp_path: Path) -> No
     cupti = fake_cupti(tmp_path, "-DVERSION=150000")
     done = record_here(server, file, EXAMPLES / "vector_add", OUTBOARD_CUPTI=str(cupti))
     assert done.returncode == 0 and "CUPTI version 150000 are not known" in done.stderr
-    summary = show(file)
-    assert summary["complete"] and summary["gpu"] is None and summary["about"]["gpu_times"] == "none"
-    for value, said in (("off", ""), (str(tmp_path / "missing"), "cannot be loaded")):
+    # Events take its place.
+    assert show(file)["complete"] and show(file)["about"]["gpu_times"] == "events"
+    for value, said, times in (
+        ("off", "", "events"),
+        (str(tmp_path / "missing"), "cannot be loaded", "events"),
+        ("none", "", "none"),
+    ):
         done = record_here(server, file, EXAMPLES / "vector_add", OUTBOARD_CUPTI=value)
         assert done.returncode == 0 and said in done.stderr
-        assert show(file)["gpu"] is None
+        summary = show(file)
+        assert summary["about"]["gpu_times"] == times and (summary["gpu"] is None) == (times == "none")
+
+
+STARTING = ("cuLaunchK", "cuLaunchC", "cuMemcpy", "cuMemset", "cuGraphLaunch")
+
+
+def by_events(server: Server, file: Path, *command: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """A program's calls, and the work that events have timed."""
+    done = record_here(server, file, *command, OUTBOARD_CUPTI="off")
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    summary = show(file)
+    assert summary["complete"] and summary["lost"] == 0 and summary["about"]["gpu_times"] == "events"
+    complete = sorted((e for e in events(file) if e["ph"] == "X"), key=lambda e: e["ts"])
+    return [e for e in complete if e["pid"] == 1], [e for e in complete if e["pid"] != 1]
+
+
+def test_times_by_events(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "a.trace"
+    calls, work = by_events(server, file, EXAMPLES / "streams_events")
+    # None of the calls are ours.
+    assert record_here(server, tmp_path / "b", EXAMPLES / "streams_events", OUTBOARD_CUPTI="none").returncode == 0
+    counts = [{f["name"]: f["calls"] for f in show(f)["functions"]} for f in (file, tmp_path / "b")]
+    assert counts[0] == counts[1]
+    starting = [e for e in calls if e["name"].startswith(STARTING)]
+    assert len(work) == len(starting) > 40
+    kinds = {e["cat"] for e in work}
+    assert kinds == {"kernel", "copy_to_device", "copy_to_host"}
+    assert all(e["name"].startswith("_Z") for e in work if e["cat"] == "kernel")
+    # Each is tied to its call, on its stream; it begins behind the call, and has ended when its stream was waited for.
+    trace = events(file)
+    starts = {e["id"]: e for e in trace if e["ph"] == "s"}
+    assert len(starts) == len(work) == len({e["args"]["correlation"] for e in work})
+    syncs = [e for e in calls if e["name"] in ("cuStreamSynchronize", "cuCtxSynchronize") and e["args"]["status"] == 0]
+    for one in work:
+        call = starts[one["args"]["correlation"]]
+        assert one["ts"] > call["ts"] - SLACK_US and one["dur"] > 0
+        last = [e for e in syncs if e["ts"] > call["ts"] and e["args"]["stream"] == one["tid"]]
+        assert not last or one["ts"] + one["dur"] < last[0]["ts"] + last[0]["dur"] + SLACK_US
+    # Work of one stream is one after the other.
+    for stream in {e["tid"] for e in work}:
+        mine = [e for e in work if e["tid"] == stream]
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 1 for a, b in itertools.pairwise(mine))
+
+
+# The GPU's clock is found over tcp here, on a busy machine.
+SLACK_US = 20_000
+BYTES = """
+import ctypes
+from ctypes import byref, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
+cuda = ctypes.CDLL("libcuda.so.1")
+def check(name, *args):
+    status = getattr(cuda, name)(*args)
+    assert status == 0, f"{name}: {status}"
+context, at, stream = c_void_p(), c_uint64(), c_void_p()
+check("cuInit", 0)
+check("cuDevicePrimaryCtxRetain", byref(context), 0)
+check("cuCtxSetCurrent", context)
+check("cuMemAlloc_v2", byref(at), c_size_t(1 << 16))
+check("cuStreamCreate", byref(stream), 1)
+here = ctypes.create_string_buffer(4096)
+far = c_uint64(at.value + 4096)
+for _ in range(100):
+    check("cuMemcpyHtoD_v2", at, here, c_size_t(100))
+    check("cuMemcpyDtoH_v2_ptds", here, at, c_size_t(200))
+    check("cuMemcpyDtoDAsync_v2", far, at, c_size_t(300), stream)
+    check("cuMemcpy", at, c_uint64(ctypes.addressof(here)), c_size_t(400))
+    check("cuMemsetD8_v2", at, c_ubyte(1), c_size_t(500))
+    check("cuMemsetD16Async", at, c_ushort(1), c_size_t(300), stream)
+    check("cuMemsetD2D32_v2", at, c_size_t(64), c_uint(1), c_size_t(7), c_size_t(25))
+    check("cuStreamSynchronize", stream)
+check("cuCtxSynchronize")
+# It fails, and is no work.
+assert cuda.cuMemcpyHtoD_v2(c_uint64(8), here, c_size_t(100)) != 0
+check("cuDevicePrimaryCtxRelease_v2", 0)
+check("cuDevicePrimaryCtxRetain", byref(context), 0)
+check("cuCtxSetCurrent", context)
+check("cuMemAlloc_v2", byref(at), c_size_t(1 << 16))
+check("cuMemsetD8_v2", at, c_ubyte(1), c_size_t(800))
+check("cuCtxSynchronize")
+"""
+
+
+def test_work_that_events_time_has_its_kind_and_bytes(server: Server, tmp_path: Path) -> None:
+    _calls, work = by_events(server, tmp_path / "a.trace", sys.executable, "-c", BYTES)
+    found = Counter((e["cat"], e["args"]["bytes"]) for e in work)
+    kinds = ["copy_to_device", "copy_to_host", "copy_on_device", "copy_to_device", "memset", "memset", "memset"]
+    expected = Counter({(kind, 100 * (n + 1)): 100 for n, kind in enumerate(kinds)})
+    # After its context was destroyed it had another one.
+    assert found == expected + Counter({("memset", 800): 1})
+
+
+def test_events_stay_out_of_captures(server: Server, tmp_path: Path) -> None:
+    calls, work = by_events(server, tmp_path / "a.trace", EXAMPLES / "graph_capture")
+    graphs = [e for e in work if e["cat"] == "graph"]
+    assert len(graphs) == len([e for e in calls if e["name"] == "cuGraphLaunch"]) > 0
+    captured, is_capturing = 0, False
+    for call in calls:
+        is_capturing |= call["name"].startswith("cuStreamBeginCapture")
+        is_capturing &= call["name"] != "cuStreamEndCapture"
+        captured += is_capturing and call["name"].startswith(STARTING)
+    starting = [e for e in calls if e["name"].startswith(STARTING)]
+    assert captured > 0 and len(work) == len(starting) - captured
 
 
 UNTIMED = """
@@ -260,14 +368,15 @@ for _ in range(5):
 """
 
 
-def test_the_first_iterations_pass_untimed(server: Server, tmp_path: Path) -> None:
-    cupti = fake_cupti(tmp_path)
+@pytest.mark.parametrize("by", ["cupti", "events"])
+def test_the_first_iterations_pass_untimed(server: Server, tmp_path: Path, by: str) -> None:
+    how = with_fake(fake_cupti(tmp_path)) if by == "cupti" else {"OUTBOARD_CUPTI": "off"}
     for untimed, timed in ((0, 5), (3, 2), (5, 0)):
         file = tmp_path / f"{untimed}.trace"
         options = ("--untimed", str(untimed))
-        done = record_here(server, file, sys.executable, "-c", UNTIMED, options=options, **with_fake(cupti))
+        done = record_here(server, file, sys.executable, "-c", UNTIMED, options=options, **how)
         assert done.returncode == 0, done.stderr
         summary = show(file)
         assert summary["iterations"]["count"] == 5
-        assert (summary["gpu"] or {"kernels": {"count": 0}})["kernels"]["count"] == timed
-        assert summary["about"]["gpu_times"] == ("cupti" if timed else "none")
+        assert len([e for e in events(file) if e["ph"] == "X" and e["pid"] != 1]) == timed
+        assert summary["about"]["gpu_times"] == (by if timed else "none")

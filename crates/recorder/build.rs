@@ -157,13 +157,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             None => call,
         };
         let (class, request, response) = cost(target, &ops)?;
-        let starts_work = ["cuLaunch", "cuMemcpy", "cuMemset", "cuGraphLaunch"]
-            .iter()
-            .any(|prefix| call.symbol.starts_with(prefix));
         writeln!(
             costs,
-            "    (\"{}\", Cost::new(Class::{class:?}, {request}, {response}), {starts_work}),",
-            call.symbol
+            "    (\"{}\", Cost::new(Class::{class:?}, {request}, {response}), Role::{}),",
+            call.symbol,
+            role(target)
         )?;
         for per_thread in [None].into_iter().chain(call.per_thread.map(Some)) {
             entry(&mut out, call, target, per_thread, number, exports.len())?;
@@ -176,7 +174,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     writeln!(
         out,
-        "/// Name of every function, what remoting it costs as a rule, and whether the GPU works for it, by number.\npub(crate) static CALLS: &[(&str, Cost, bool)] = &[\n{costs}];"
+        "/// Name of every function, what remoting it costs as a rule, and what it means to the GPU's times, by number.\npub(crate) static CALLS: &[(&str, Cost, Role)] = &[\n{costs}];"
     )?;
     writeln!(
         out,
@@ -238,7 +236,7 @@ fn entry(
     if OURS.contains(&call.symbol.as_str()) {
         return Ok(writeln!(
             out,
-            "/// # Safety\n/// As the driver asks.\n#[unsafe(no_mangle)]\npub(crate) unsafe extern \"C\" fn {symbol}({declared}) -> CUresult {{\n    // SAFETY: the driver's function of this name and type; what the caller promised is passed on as it is.\n    guard::pass({number}, || Subject::NONE, || unsafe {{\n        let real: unsafe extern \"C\" fn({types}) -> CUresult = std::mem::transmute(SLOTS[{slot}].load(Ordering::Relaxed));\n        let result = real({args});\n        procaddr::replace(result, symbol, pfn, cuda_version, flags);\n        result\n    }}, || CALLS[{number}].1)\n}}"
+            "/// # Safety\n/// As the driver asks.\n#[unsafe(no_mangle)]\npub(crate) unsafe extern \"C\" fn {symbol}({declared}) -> CUresult {{\n    // SAFETY: the driver's function of this name and type; what the caller promised is passed on as it is.\n    guard::pass(Passed {{ number: {number}, subject: || Subject::NONE, delay: || (), call: || unsafe {{\n        let real: unsafe extern \"C\" fn({types}) -> CUresult = std::mem::transmute(SLOTS[{slot}].load(Ordering::Relaxed));\n        let result = real({args});\n        procaddr::replace(result, symbol, pfn, cuda_version, flags);\n        result\n    }}, work: (None, || None), cost: || CALLS[{number}].1 }})\n}}"
         )?);
     }
     let args_list: Vec<String> = params.iter().map(|(name, _)| name.clone()).collect();
@@ -281,11 +279,78 @@ fn entry(
         None if call.symbol.starts_with("cuMemset") => format!("pcie::work({stream});"),
         None => String::new(),
     };
+    let (stream_of_work, work) = match work(target, &args_list) {
+        Some(work) => (stream.as_str(), work),
+        None => ("None", "None".to_string()),
+    };
     writeln!(
         out,
-        "/// # Safety\n/// As the driver asks.\n#[unsafe(no_mangle)]\npub(crate) unsafe extern \"C\" fn {symbol}({declared}) -> CUresult {{\n    // SAFETY: the driver's function of this name and type; what the caller promised is passed on as it is.\n    guard::pass({number}, || {subject}, || unsafe {{\n        {delayed}\n        let real: unsafe extern \"C\" fn({types}) -> CUresult = std::mem::transmute(SLOTS[{slot}].load(Ordering::Relaxed));\n        real({args})\n    }}, || unsafe {{ {cost} }})\n}}"
+        "/// # Safety\n/// As the driver asks.\n#[unsafe(no_mangle)]\npub(crate) unsafe extern \"C\" fn {symbol}({declared}) -> CUresult {{\n    // SAFETY: the driver's function of this name and type; what the caller promised is passed on as it is.\n    guard::pass(Passed {{ number: {number}, subject: || {subject}, delay: || {{ {delayed} }}, call: || unsafe {{\n        let real: unsafe extern \"C\" fn({types}) -> CUresult = std::mem::transmute(SLOTS[{slot}].load(Ordering::Relaxed));\n        real({args})\n    }}, \n    // SAFETY: as above.\n    work: ({stream_of_work}, || unsafe {{ {work} }}),\n    // SAFETY: as above.\n    cost: || unsafe {{ {cost} }} }})\n}}"
     )?;
     Ok(())
+}
+
+/// What a call means to the times of the GPU: a `guard::Role`.
+fn role(call: &Call) -> &'static str {
+    const STARTS: [&str; 4] = ["cuLaunch", "cuMemcpy", "cuMemset", "cuGraphLaunch"];
+    match call.unversioned() {
+        "cuInit" => "Init",
+        "cuCtxSynchronize" | "cuStreamSynchronize" | "cuEventSynchronize" => "Waits",
+        "cuModuleUnload" | "cuLibraryUnload" => "EndsModule",
+        "cuCtxDestroy" | "cuDevicePrimaryCtxRelease" | "cuDevicePrimaryCtxReset" => "EndsContext",
+        name if STARTS.iter().any(|prefix| name.starts_with(prefix)) => "StartsWork",
+        _ => "Other",
+    }
+}
+
+/// The work that the GPU does for a call, as an expression; none where it does none of its own.
+fn work(call: &Call, args: &[String]) -> Option<String> {
+    let arg = |is: &dyn Fn(&decl::Param) -> bool| {
+        let found = call.params.iter().position(is)?;
+        Some(args[found].as_str())
+    };
+    let named = |name: &str| arg(&|param| param.name == name);
+    let symbol = call.unversioned();
+    if symbol == "cuGraphLaunch" {
+        return Some("events::graph()".into());
+    }
+    if symbol.starts_with("cuLaunch") {
+        let kernel = arg(&|param| param.ctype == "CUfunction")?;
+        return Some(format!("events::kernel({kernel}.0)"));
+    }
+    if symbol.starts_with("cuMemset") {
+        let count = match named("N") {
+            Some(count) => count.to_string(),
+            None => format!("{}.saturating_mul({})", named("Width")?, named("Height")?),
+        };
+        let bytes = match symbol {
+            _ if symbol.contains("D32") => 4,
+            _ if symbol.contains("D16") => 2,
+            _ => 1,
+        };
+        return Some(format!("events::memset({count}.saturating_mul({bytes}))"));
+    }
+    let way = symbol.strip_prefix("cuMemcpy")?;
+    if let Some(copy) = arg(&|param| param.ctype == "const CUDA_MEMCPY2D *") {
+        return Some(format!("events::copy_2d({copy})"));
+    }
+    if let Some(copy) = arg(&|param| param.ctype == "const CUDA_MEMCPY3D *") {
+        return Some(format!("events::copy_3d({copy})"));
+    }
+    let Some(bytes) = named("ByteCount") else {
+        // Between two devices.
+        return Some("events::on_device(0)".into());
+    };
+    Some(match &way[..way.len().min(4)] {
+        "HtoD" | "HtoA" => format!("events::to_device({bytes})"),
+        "DtoH" | "AtoH" => format!("events::to_host({bytes})"),
+        "" | "Asyn" => format!(
+            "events::copy({}, {}, {bytes})",
+            named("dst")?,
+            named("src")?
+        ),
+        _ => format!("events::on_device({bytes})"),
+    })
 }
 
 /// Class, request and response of a call as a rule, from the declarations that the messages are made from.

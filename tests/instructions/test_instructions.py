@@ -106,7 +106,7 @@ def test_instructions_of_recording(server: Server, hot_paths: Path, tmp_path: Pa
     row = re.search(r"at most ([\d,]+) instructions more behind a server, ([\d,]+) locally", SPECIFICATION.read_text())
     assert row
     profile, file = tmp_path / "profile", tmp_path / "a.trace"
-    env = {"OUTBOARD_GPU": server.urls["shm"], "OUTBOARD_DRIVER": str(LIBRARY), "OUTBOARD_CUPTI": "off"}
+    env = {"OUTBOARD_GPU": server.urls["shm"], "OUTBOARD_DRIVER": str(LIBRARY), "OUTBOARD_CUPTI": "none"}
     plain = costs_of(LIBRARY, hot_paths, profile, **env)
     there = costs_of(LIBRARY, hot_paths, profile, OUTBOARD_RECORD=str(file), **env)
     assert file.stat().st_size > 0

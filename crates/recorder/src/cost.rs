@@ -197,41 +197,59 @@ pub(crate) fn copy(dst: u64, src: u64, bytes: usize, stream: Option<CUstream>) -
     }
 }
 
+/// A copy of a box: its size, and which ends are in the program's memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Box {
+    pub(crate) to_host: bool,
+    pub(crate) from_host: bool,
+    pub(crate) bytes: u64,
+}
+
 /// # Safety
 /// NULL or a description of a copy.
 pub(crate) unsafe fn copy_2d(copy: *const CUDA_MEMCPY2D) -> Cost {
     // SAFETY: the caller's promise.
-    let Some(copy) = (unsafe { copy.as_ref() }) else {
-        return Cost::NONE;
-    };
-    let bytes = copy.width_in_bytes.saturating_mul(copy.height);
-    copy_box(
-        is_host(copy.dst_memory_type, copy.dst_device),
-        is_host(copy.src_memory_type, copy.src_device),
-        bytes as u64,
-    )
+    copy_box(unsafe { box_2d(copy) })
 }
 
 /// # Safety
 /// NULL or a description of a copy.
 pub(crate) unsafe fn copy_3d(copy: *const CUDA_MEMCPY3D) -> Cost {
     // SAFETY: the caller's promise.
-    let Some(copy) = (unsafe { copy.as_ref() }) else {
-        return Cost::NONE;
-    };
-    let area = copy.width_in_bytes.saturating_mul(copy.height);
-    copy_box(
-        is_host(copy.dst_memory_type, copy.dst_device),
-        is_host(copy.src_memory_type, copy.src_device),
-        area.saturating_mul(copy.depth) as u64,
-    )
+    copy_box(unsafe { box_3d(copy) })
 }
 
-fn copy_box(to_host: bool, from_host: bool, bytes: u64) -> Cost {
+/// # Safety
+/// NULL or a description of a copy.
+pub(crate) unsafe fn box_2d(copy: *const CUDA_MEMCPY2D) -> Option<Box> {
+    // SAFETY: the caller's promise.
+    let copy = unsafe { copy.as_ref() }?;
+    Some(Box {
+        to_host: is_host(copy.dst_memory_type, copy.dst_device),
+        from_host: is_host(copy.src_memory_type, copy.src_device),
+        bytes: copy.width_in_bytes.saturating_mul(copy.height) as u64,
+    })
+}
+
+/// # Safety
+/// NULL or a description of a copy.
+pub(crate) unsafe fn box_3d(copy: *const CUDA_MEMCPY3D) -> Option<Box> {
+    // SAFETY: the caller's promise.
+    let copy = unsafe { copy.as_ref() }?;
+    let area = copy.width_in_bytes.saturating_mul(copy.height);
+    Some(Box {
+        to_host: is_host(copy.dst_memory_type, copy.dst_device),
+        from_host: is_host(copy.src_memory_type, copy.src_device),
+        bytes: area.saturating_mul(copy.depth) as u64,
+    })
+}
+
+fn copy_box(of: Option<Box>) -> Cost {
+    let Some(of) = of else { return Cost::NONE };
     let head = HEADER_BYTES as u64 + 8 + 4 + BOX_BYTES;
-    match (to_host, from_host) {
-        (false, true) => Cost::new(Class::Outstanding, head + 4 + bytes, 0),
-        (true, false) => Cost::new(Class::Synchronous, head, HEADER_BYTES as u64 + 4 + bytes),
+    match (of.to_host, of.from_host) {
+        (false, true) => Cost::new(Class::Outstanding, head + 4 + of.bytes, 0),
+        (true, false) => Cost::new(Class::Synchronous, head, HEADER_BYTES as u64 + 4 + of.bytes),
         _ => Cost::new(Class::Outstanding, head, 0),
     }
 }

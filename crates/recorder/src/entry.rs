@@ -22,7 +22,9 @@ use outboard_trace::live::Subject;
 use crate::{
     cost::{self, Cost},
     driver::missing,
-    guard, pcie, procaddr,
+    events,
+    guard::{self, Passed, Role},
+    pcie, procaddr,
 };
 
 /// The address of an exported function.

@@ -12,32 +12,77 @@ use outboard_trace::{
     nvtx,
 };
 
-use crate::{cost::Cost, cupti, driver, entry::CALLS};
+use crate::{
+    cost::Cost,
+    cupti, driver,
+    entry::CALLS,
+    events::{self, What},
+};
 
-/// Makes a call of the driver's and puts it down. `cost` is asked for behind the call.
+/// What a call means to the times of the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Nothing.
+    Other,
+    Init,
+    StartsWork,
+    Waits,
+    EndsModule,
+    EndsContext,
+}
+
+/// A call that is made of the program's.
+pub(crate) struct Passed<S, D, C, W, T> {
+    /// In [`CALLS`].
+    pub(crate) number: usize,
+    pub(crate) subject: S,
+    /// What is done in front of the call, and is none of it.
+    pub(crate) delay: D,
+    pub(crate) call: C,
+    /// The stream of the work that it starts, and what that is.
+    pub(crate) work: W,
+    /// What it costs to remote; asked for behind the call.
+    pub(crate) cost: T,
+}
+
+/// Makes a call of the driver's and puts it down.
 #[inline]
 pub(crate) fn pass(
-    number: usize,
-    subject: impl FnOnce() -> Subject,
-    call: impl FnOnce() -> CUresult,
-    cost: impl FnOnce() -> Cost,
+    passed: Passed<
+        impl FnOnce() -> Subject,
+        impl FnOnce(),
+        impl FnOnce() -> CUresult,
+        (Option<CUstream>, impl FnOnce() -> Option<What>),
+        impl FnOnce() -> Cost,
+    >,
 ) -> CUresult {
+    let Passed { number, call, .. } = passed;
     let Some(live) = live::begin(CALLS.len()).filter(|_| !cupti::is_inside()) else {
+        (passed.delay)();
         return call();
     };
-    let about = live.numbered(&subject());
-    let (name, _, starts_work) = CALLS[number];
-    if starts_work {
-        cupti::call_begins();
+    let about = live.numbered(&(passed.subject)());
+    let (name, _, role) = CALLS[number];
+    (passed.delay)();
+    let (stream, what) = passed.work;
+    let mut begun = None;
+    match role {
+        Role::StartsWork => {
+            cupti::call_begins();
+            begun = events::work_begins(live, stream);
+        }
+        Role::EndsContext if events::is_on() => events::context_ends(live),
+        _ => {}
     }
     let start = live.now();
     let result = call();
     let end = live.now();
-    let correlation = match starts_work {
-        true => cupti::call_ends(),
-        false => 0,
+    let correlation = match (begun, role) {
+        (Some(begun), _) => events::work_ends(live, begun, about.stream, result, what()),
+        (None, Role::StartsWork) => cupti::call_ends(),
+        (None, _) => 0,
     };
-    let cost = match cost() {
+    let cost = match (passed.cost)() {
         // The client refuses at the call what the driver refuses there, and sends nothing.
         cost if result != CUresult::CUDA_SUCCESS && cost.class != Class::Synchronous => Cost::NONE,
         cost => cost,
@@ -53,9 +98,14 @@ pub(crate) fn pass(
         status: result.0,
     };
     live.call(number, name, &made);
-    if name == "cuInit" && result == CUresult::CUDA_SUCCESS {
-        driver::is_there();
-        cupti::driver_is_open();
+    match role {
+        Role::Init if result == CUresult::CUDA_SUCCESS => {
+            driver::is_there();
+            cupti::driver_is_open();
+        }
+        Role::Waits if events::is_on() => events::waited(live),
+        Role::EndsModule if events::is_on() => events::module_ends(),
+        _ => {}
     }
     result
 }

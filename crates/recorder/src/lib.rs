@@ -6,6 +6,7 @@
 //!  guard::pass                the clock, the stream, the result                    guard.rs
 //!    │     └─ cost            what remoting the call would send and be answered    cost.rs
 //!    │     └─ cupti           when the GPU did what the call started               cupti/
+//!    │        events          the same, where there is no CUPTI                    events/
 //!  the driver                 OUTBOARD_DRIVER                                      driver.rs
 //! ```
 //!
@@ -20,6 +21,7 @@ mod cost;
 mod cupti;
 mod driver;
 mod entry;
+mod events;
 mod guard;
 mod pcie;
 mod procaddr;

@@ -74,7 +74,7 @@ pub enum GpuTimes {
     None,
     /// CUPTI's activity records: the GPU's own time stamps.
     Cupti,
-    /// Events around the work: its end is known, its duration holds gaps of a few microseconds. Nothing records so yet.
+    /// Events around the work: its end is known, its duration holds gaps of a few microseconds.
     Events,
 }
 

@@ -21,10 +21,13 @@ use std::{
 use outboard_trace::{GpuTimes, GpuWork, Record, Work, live};
 
 use self::records::Done;
-use crate::{driver::say, entry::CALLS};
+use crate::{driver::say, entry::CALLS, events, guard::Role};
 
-/// Names CUPTI, where it would not be found; `off` for none.
+/// Names CUPTI, where it would not be found.
 const VARIABLE: &str = "OUTBOARD_CUPTI";
+/// Events instead, and nothing instead.
+const OFF: &str = "off";
+const NO_TIMES: &str = "none";
 const NAMES: [&str; 2] = ["libcupti.so.13", "libcupti.so.12"];
 /// From the folder of a loaded CUDA runtime, as toolkits and Python packages have it.
 const BESIDE_RUNTIME: [&str; 3] = [".", "../../cuda_cupti/lib", "../extras/CUPTI/lib64"];
@@ -91,12 +94,20 @@ fn inside<R>(call: impl FnOnce() -> R) -> R {
 /// The driver is open: begins, or has itself told when the program has come so far.
 pub(crate) fn driver_is_open() {
     match untimed() {
-        0 => start(),
+        0 => choose(),
         _ => live::on_iteration(|number| {
             if number > untimed() {
-                start();
+                choose();
             }
         }),
+    }
+}
+
+/// CUPTI, or else events.
+fn choose() {
+    match start() {
+        Started::On | Started::Unwanted => {}
+        Started::None => events::start(),
     }
 }
 
@@ -109,13 +120,32 @@ fn untimed() -> u32 {
     })
 }
 
+/// Whether CUPTI tells the times of the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Started {
+    On,
+    /// There is none, or it is not known, or not wanted.
+    None,
+    /// No times of any kind are wanted.
+    Unwanted,
+}
+
 /// Begins, where there is a CUPTI that is known.
-fn start() {
-    if CUPTI.get().is_some() || std::env::var_os(VARIABLE).is_some_and(|value| value == "off") {
-        return;
+fn start() -> Started {
+    if IS_ON.load(Ordering::Relaxed) {
+        return Started::On;
     }
-    IS_USED.store(true, Ordering::Relaxed);
-    let Some(handle) = inside(open) else { return };
+    match std::env::var_os(VARIABLE) {
+        Some(value) if value == OFF => return Started::None,
+        Some(value) if value == NO_TIMES => return Started::Unwanted,
+        _ => {}
+    }
+    if CUPTI.get().is_some() || IS_USED.swap(true, Ordering::Relaxed) {
+        return Started::None;
+    }
+    let Some(handle) = inside(open) else {
+        return Started::None;
+    };
     // SAFETY: CUPTI's functions have these types.
     match inside(|| unsafe { begin(handle) }) {
         Ok(()) => {
@@ -126,8 +156,14 @@ fn start() {
             if let Some(live) = live::live() {
                 live.know(|about| about.gpu_times = GpuTimes::Cupti);
             }
+            Started::On
         }
-        Err(why) => say(format_args!("no times of the GPU are recorded: {why}")),
+        Err(why) => {
+            say(format_args!(
+                "CUPTI does not tell the times of the GPU: {why}"
+            ));
+            Started::None
+        }
     }
 }
 
@@ -236,7 +272,7 @@ fn starts_work(name: &str) -> bool {
         .unwrap_or(name);
     CALLS
         .iter()
-        .any(|(known, _, starts_work)| *starts_work && *known == name)
+        .any(|(known, _, role)| *role == Role::StartsWork && *known == name)
 }
 
 /// CUPTI says that the thread has entered a call.

@@ -1,0 +1,81 @@
+//! What the GPU does for a call: said by the generated entry points.
+
+use outboard_api::cuda::{CUDA_MEMCPY2D, CUDA_MEMCPY3D};
+use outboard_trace::GpuWork;
+
+use crate::cost;
+
+/// What the GPU is to do.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct What {
+    pub(super) kind: GpuWork,
+    /// A kernel's handle; else 0.
+    pub(super) function: usize,
+    pub(super) bytes: u64,
+}
+
+pub(crate) fn kernel(function: usize) -> Option<What> {
+    what(GpuWork::Kernel, function, 0)
+}
+
+pub(crate) fn graph() -> Option<What> {
+    what(GpuWork::Graph, 0, 0)
+}
+
+pub(crate) fn memset(bytes: usize) -> Option<What> {
+    what(GpuWork::Memset, 0, bytes)
+}
+
+pub(crate) fn to_device(bytes: usize) -> Option<What> {
+    what(GpuWork::CopyToDevice, 0, bytes)
+}
+
+pub(crate) fn to_host(bytes: usize) -> Option<What> {
+    what(GpuWork::CopyToHost, 0, bytes)
+}
+
+pub(crate) fn on_device(bytes: usize) -> Option<What> {
+    what(GpuWork::CopyOnDevice, 0, bytes)
+}
+
+/// A copy whose direction its addresses tell; one between memory of the host is none of the GPU's.
+pub(crate) fn copy(dst: u64, src: u64, bytes: usize) -> Option<What> {
+    match (cost::is_device(dst), cost::is_device(src)) {
+        (true, false) => to_device(bytes),
+        (false, true) => to_host(bytes),
+        (true, true) => on_device(bytes),
+        (false, false) => None,
+    }
+}
+
+/// # Safety
+/// NULL or a description of a copy.
+pub(crate) unsafe fn copy_2d(copy: *const CUDA_MEMCPY2D) -> Option<What> {
+    // SAFETY: the caller's promise.
+    copy_box(unsafe { cost::box_2d(copy) })
+}
+
+/// # Safety
+/// NULL or a description of a copy.
+pub(crate) unsafe fn copy_3d(copy: *const CUDA_MEMCPY3D) -> Option<What> {
+    // SAFETY: the caller's promise.
+    copy_box(unsafe { cost::box_3d(copy) })
+}
+
+fn copy_box(of: Option<cost::Box>) -> Option<What> {
+    let of = of?;
+    match (of.to_host, of.from_host) {
+        (false, true) => to_device(of.bytes as usize),
+        (true, false) => to_host(of.bytes as usize),
+        (false, false) => on_device(of.bytes as usize),
+        (true, true) => None,
+    }
+}
+
+fn what(kind: GpuWork, function: usize, bytes: usize) -> Option<What> {
+    Some(What {
+        kind,
+        function,
+        bytes: bytes as u64,
+    })
+}
