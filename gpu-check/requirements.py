@@ -24,18 +24,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import kept
 import machine
 from paper_cases import CASES
-from process import Mode, Runner
+from process import Runner
+from requirements_stage import REQUIRE_S_MAX, Rounds, Setting, Stage, StageError
 from server import Server, ServerError
 from speed import names
 from suite import ROOT, Group
-from turns import Case, Player, PlayerError, PlayerSkip, significant
+from turns import Case, PlayerError, PlayerSkip, significant
 
 FORMAT_VERSION = 1
 RTTS_US = (2, 5, 10, 20, 50, 100)
@@ -43,161 +43,21 @@ BANDWIDTHS_GBPS = (1, 10, 40, 100, 200)
 # The requirement that is checked by running at it.
 BUDGET = "5%"
 CHECK_GBPS = 100
-# Iterations that are recorded, and those of them during which the GPU is not timed.
-ITERATIONS = 10
-UNTIMED = 6
-# Of programs whose iterations are many thousand calls.
-LONG = ("gpt2_gen32", "gpt2_gen32_b512", "sd_sample_b1")
-ITERATIONS_OF_LONG = 5
-UNTIMED_OF_LONG = 3
-WARM_UP_S = 0.3
-# Marks come to an end before.
-NEVER_TIMED = 1_000_000
 ROUNDS_MAX = 5
-COST_ROUNDS = 5
+CHECK_ROUNDS = 5
 TURN_S = 0.12
+PARTS = ("record", "grid", "checks", "predict")
 BUDGET_S = 900.0
 SERVER_START_S = 60.0
-RECORD_S_MAX = 300.0
-REQUIRE_S_MAX = 120.0
 CALIBRATE_S_MAX = 120.0
-CHANGE_S_MAX = 10.0
-TURN_EXTRA_S_MAX = 60.0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 # `outboard require`: no network meets the budget.
 EXIT_NONE_MEETS = 3
 
 
-class RequirementsError(Exception):
-    """Something that one program is lost for."""
-
-
-@dataclass
-class Setting:
-    options: argparse.Namespace
-    runner: Runner
-    server: Server
-    group: Group
-    recordings: Path
-    constants: Path
-    deadline: float
-
-
-@dataclass
-class Turns:
-    """By network: the step times of its turns and of the local GPU's turns just before them, in milliseconds."""
-
-    rounds: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-
-    def add(self, network: str, local: list[float], ours: list[float]) -> None:
-        self.rounds.setdefault(network, []).append((statistics.median(local), statistics.median(ours)))
-
-    def local_ms(self) -> float:
-        return statistics.median(local for rounds in self.rounds.values() for local, _ in rounds)
-
-    def figures(self, network: str) -> dict[str, Any]:
-        rounds = self.rounds[network]
-        return {
-            "median_ms": significant(statistics.median(ours for _, ours in rounds)),
-            "rounds_ms": [[significant(local), significant(ours)] for local, ours in rounds],
-            "overhead": significant(statistics.median(ours / local for local, ours in rounds) - 1),
-        }
-
-
 def network_name(rtt_us: float, gbps: float) -> str:
     return f"rtt={rtt_us:g}us,bandwidth={gbps:g}Gbps"
-
-
-class Stage:
-    """A program's processes, all up at once: here, recorded, and behind a network that can be changed."""
-
-    def __init__(self, setting: Setting, case: Case) -> None:
-        self.setting, self.case = setting, case
-        self.recording = setting.recordings / f"{case.name}.trace"
-        self.whole = setting.runner.scratch / "whole.trace"
-        for path in (self.recording, self.whole):
-            path.unlink(missing_ok=True)
-        self.players: dict[str, Player] = {}
-        url = setting.server.urls["shm"]
-        # Without a local GPU everything is held against the bare server.
-        here = url if setting.options.no_local else None
-        scratch = setting.runner.scratch
-        is_long = case.name in LONG
-        self.iterations = ITERATIONS_OF_LONG if is_long else ITERATIONS
-        untimed = UNTIMED_OF_LONG if is_long else UNTIMED
-        # The first network sizes what holds the messages that are on their way.
-        widest = network_name(max(RTTS_US), max(BANDWIDTHS_GBPS))
-        modes = [
-            Mode("local", here),
-            Mode("recorded", here, record=str(self.whole), untimed=untimed),
-            Mode("calls", here, record=str(scratch / "calls.trace"), untimed=NEVER_TIMED),
-            Mode("emulated", url, emulate=widest),
-        ]
-        try:
-            for mode in modes:
-                if mode.url is not None:
-                    setting.runner.prepare_remote()
-                self.players[mode.name] = Player(setting.runner, mode, setting.group, case.module)
-            for player in self.players.values():
-                player.wait_until_ready(setting.deadline)
-            for player in self.players.values():
-                player.ask({"do": "prepare", "module": case.module, "step": case.step, "warm_up": case.warm_up})
-            for player in self.players.values():
-                player.answer(f"preparing {case.name}", RECORD_S_MAX)
-        except BaseException:
-            self.close()
-            raise
-
-    def record(self) -> Path:
-        """The program's recording, made on this machine's GPU."""
-        player = self.players["recorded"]
-        player.ask({"do": "record", "iterations": self.iterations, "warm_up_s": WARM_UP_S})
-        player.answer(f"recording {self.case.name}", RECORD_S_MAX)
-        self.players.pop("recorded").close()
-        command = [*self.setting.runner.outboard, "trace", "cut", str(self.whole), "-o", str(self.recording)]
-        command += ["--program", self.case.title]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=REQUIRE_S_MAX)
-        if done.returncode != 0:
-            raise RequirementsError(done.stderr.strip())
-        return self.recording
-
-    def cost(self) -> float:
-        """How much longer a step takes while its calls are recorded."""
-        ratios = []
-        for number in range(COST_ROUNDS):
-            names = ("local", "calls") if number % 2 == 0 else ("calls", "local")
-            step = {name: statistics.median(self.turn(name)) for name in names}
-            ratios.append(step["calls"] / step["local"])
-        self.players.pop("calls").close()
-        return significant(statistics.median(ratios) - 1)
-
-    def measure(self, networks: list[str]) -> Turns:
-        """The program on this machine's GPU and behind each network, in turns."""
-        turns = Turns()
-        for number in range(self.setting.options.rounds):
-            if number > 0 and time.monotonic() >= self.setting.deadline:
-                break
-            shift = number % len(networks)
-            for network in networks[shift:] + networks[:shift]:
-                there = self.players["emulated"]
-                there.ask({"do": "network", "network": network})
-                there.answer(f"changing to {network}", CHANGE_S_MAX)
-                # Machines have slower and faster seconds: each network is held against its neighbours in time.
-                before = self.turn("local")
-                turns.add(network, before, self.turn("emulated"))
-        return turns
-
-    def turn(self, name: str) -> list[float]:
-        case, turn_s = self.case, self.setting.options.turn_s
-        command = {"do": "run", "calls": case.calls, "wait": case.wait, "samples": case.samples, "budget_s": turn_s}
-        self.players[name].ask(command)
-        event = self.players[name].answer(f"running {case.name}", turn_s + TURN_EXTRA_S_MAX)
-        return [float(ms) for ms in event["ms"]]
-
-    def close(self) -> None:
-        for player in self.players.values():
-            player.close()
 
 
 def calibrate(setting: Setting) -> None:
@@ -210,24 +70,32 @@ def calibrate(setting: Setting) -> None:
         raise ServerError(f"outboard calibrate: {done.stderr.strip()}")
 
 
-def require(setting: Setting, recording: Path) -> dict[str, Any]:
+def require(setting: Setting, recording: Path, step_ms: float) -> dict[str, Any]:
     """What `outboard require` answers."""
+    if not recording.exists():
+        raise StageError(f"there is no recording {recording}")
     command = [*setting.runner.outboard, "require", str(recording), "--budget", BUDGET, "--json", "-"]
     command += ["--constants", str(setting.constants)]
+    if step_ms > 0:
+        command += ["--step", f"{step_ms:g}ms"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=REQUIRE_S_MAX)
     if done.returncode not in (0, EXIT_NONE_MEETS):
-        raise RequirementsError(done.stderr.strip() or f"outboard require ended with {done.returncode}")
+        raise StageError(done.stderr.strip() or f"outboard require ended with {done.returncode}")
     return dict(json.loads(done.stdout))
 
 
 def predictions(answer: dict[str, Any]) -> dict[str, dict[str, float]]:
     """By network: the overhead that both models predict, on the grid that the answer has."""
-    grid = answer["grid"]
+    answered = answer["grid"]
     found: dict[str, dict[str, float]] = {}
-    for bits, row in zip(grid["bandwidths"], grid["overhead"], strict=True):
-        for rtt_ns, overhead in zip(grid["rtts_ns"], row, strict=True):
+    for bits, row in zip(answered["bandwidths"], answered["overhead"], strict=True):
+        for rtt_ns, overhead in zip(answered["rtts_ns"], row, strict=True):
             found[network_name(rtt_ns / 1e3, bits / 1e9)] = overhead
     return found
+
+
+def grid() -> list[str]:
+    return [network_name(rtt, gbps) for gbps in BANDWIDTHS_GBPS for rtt in RTTS_US]
 
 
 def checks(answer: dict[str, Any]) -> dict[str, str]:
@@ -242,44 +110,67 @@ def checks(answer: dict[str, Any]) -> dict[str, str]:
 CHECKED = {"half": 0.5, "at": 1.0, "double": 2.0}
 
 
-def one(setting: Setting, case: Case) -> dict[str, Any]:
-    """Everything of one program."""
-    with contextlib.closing(Stage(setting, case)) as stage:
-        return _play(setting, stage)
+def one(setting: Setting, case: Case, entry: dict[str, Any]) -> dict[str, Any]:
+    """The parts of one program that are asked for; what is there already of the others stays."""
+    parts = frozenset(setting.options.parts)
+    found: dict[str, Any] = {name: entry[name] for name in ("machine", "recording_overhead") if name in entry}
+    found["title"] = case.title
+    rounds = {name: network["rounds_ms"] for name, network in entry.get("networks", {}).items()}
+    checked = entry.get("checks", {})
+    with contextlib.ExitStack() as stack:
+        if parts - {"predict"}:
+            stage = stack.enter_context(contextlib.closing(Stage(setting, case, parts)))
+        if "record" in parts:
+            stage.record()
+            found["recording_overhead"] = stage.cost()
+        if "grid" in parts:
+            rounds = stage.measure(grid(), setting.options.rounds)
+        answer = require(setting, setting.recordings / f"{case.name}.trace", local_ms(rounds))
+        if "checks" in parts:
+            at = checks(answer)
+            measured = stage.measure(list(at.values()), CHECK_ROUNDS)
+            checked = {name: {"network": at[name], "rounds_ms": measured[at[name]]} for name in at}
+    return found | judged(answer, rounds, checked)
 
 
-def _play(setting: Setting, stage: Stage) -> dict[str, Any]:
-    recording = stage.record()
-    answer = require(setting, recording)
-    predicted = predictions(answer)
-    grid = [network_name(rtt, gbps) for gbps in BANDWIDTHS_GBPS for rtt in RTTS_US]
-    missing = [network for network in grid if network not in predicted]
-    if missing:
-        raise RequirementsError(f"outboard require says nothing of {missing[0]}")
-    at = checks(answer)
-    recording_overhead = stage.cost()
-    turns = stage.measure(list(dict.fromkeys([*grid, *at.values()])))
-    local_ms = turns.local_ms()
+def judged(answer: dict[str, Any], rounds: Rounds, checked: dict[str, Any]) -> dict[str, Any]:
+    """What was predicted beside what was measured."""
+    predicted, here_ms = predictions(answer), local_ms(rounds)
     networks = {}
-    for network in grid:
-        measured = turns.figures(network)
+    for network, pairs in rounds.items():
+        if network not in predicted:
+            raise StageError(f"outboard require says nothing of {network}")
+        measured = figures(pairs, here_ms)
         errors = {
             model: significant((1 + predicted[network][model]) / (1 + measured["overhead"]) - 1)
             for model in ("simulated", "closed_form")
         }
         networks[network] = measured | {"predicted_overhead": predicted[network], "error": errors}
+    check_ms = local_ms({name: check["rounds_ms"] for name, check in checked.items()})
     return {
-        "title": stage.case.title,
-        "recording_overhead": recording_overhead,
-        "recording_bytes": recording.stat().st_size,
         "recorded": answer["recording"],
         "constants": answer["constants"],
-        "local_ms": significant(local_ms),
+        "local_ms": significant(here_ms) if rounds else None,
         "networks": networks,
-        "summary": summary(networks),
-        "checks": {name: {"network": network, **turns.figures(network)} for name, network in at.items()},
+        "summary": summary(networks) if networks else None,
+        "checks": {
+            name: {"network": check["network"], **figures(check["rounds_ms"], check_ms)}
+            for name, check in checked.items()
+        },
         "rtt_max": answer["rtt_max"],
     }
+
+
+def local_ms(rounds: Rounds) -> float:
+    """A step here, in the machine's faster seconds: the least of each network's rounds, and of those the middle."""
+    least = [min(here for here, _ in pairs) for pairs in rounds.values() if pairs]
+    return statistics.median(least) if least else 0.0
+
+
+def figures(pairs: list[list[float]], here_ms: float) -> dict[str, Any]:
+    """As many rounds are behind this least one as behind each of those that make up the local time."""
+    least = min(there for _, there in pairs)
+    return {"ms": least, "rounds_ms": pairs, "overhead": significant(least / here_ms - 1)}
 
 
 def summary(networks: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -304,7 +195,11 @@ def main(arguments: list[str] | None = None, cases: tuple[Case, ...] = CASES, gr
             file=sys.stderr,
         )
         return EXIT_USAGE
-    if not options.no_local and not machine.has_gpu():
+    if unknown := sorted(set(options.parts) - set(PARTS)):
+        print(f"requirements: there is no part {', '.join(unknown)}; there are {', '.join(PARTS)}", file=sys.stderr)
+        return EXIT_USAGE
+    measures = bool(set(options.parts) - {"predict"})
+    if measures and not options.no_local and not machine.has_gpu():
         print("requirements: there is no NVIDIA GPU with a driver here (--no-local does without)", file=sys.stderr)
         return EXIT_USAGE
     try:
@@ -327,7 +222,8 @@ def main(arguments: list[str] | None = None, cases: tuple[Case, ...] = CASES, gr
         )
         constants = options.constants or Path(scratch) / "constants.json"
         group = group or Group("requirements", ())
-        setting = Setting(options, runner, server, group, options.recordings, constants, 0)
+        widest = network_name(max(RTTS_US), max(BANDWIDTHS_GBPS))
+        setting = Setting(options, runner, server, group, options.recordings, constants, widest, 0)
         return _run(setting, chosen, results)
 
 
@@ -336,10 +232,15 @@ def _run(setting: Setting, chosen: list[Case], results: dict[str, Any]) -> int:
     until = time.monotonic() + options.budget_s
     ok = True
     try:
-        setting.server.start()
-        if options.constants is None:
+        measures = bool(set(options.parts) - {"predict"})
+        if measures:
+            setting.server.start()
+        if options.constants is None and measures:
             calibrate(setting)
-        about = machine.describe(setting.runner.outboard)
+        elif options.constants is None:
+            setting.constants.write_text(json.dumps(results.get("constants")))
+        results["constants"] = json.loads(setting.constants.read_text())
+        about = machine.describe(setting.runner.outboard) if measures else {}
         for number, case in enumerate(chosen):
             now = time.monotonic()
             if now >= until:
@@ -348,13 +249,14 @@ def _run(setting: Setting, chosen: list[Case], results: dict[str, Any]) -> int:
                 break
             setting.deadline = now + (until - now) / (len(chosen) - number)
             try:
-                entry: dict[str, Any] = {"status": "ok", **one(setting, case)}
+                before = results["cases"].get(case.name, {})
+                entry: dict[str, Any] = {"status": "ok", **one(setting, case, before)}
             except PlayerSkip as reason:
                 entry = {"status": "skip", "title": case.title, "error": str(reason)}
-            except (PlayerError, RequirementsError, ServerError, subprocess.TimeoutExpired) as error:
+            except (PlayerError, StageError, ServerError, subprocess.TimeoutExpired) as error:
                 entry = {"status": "error", "title": case.title, "error": str(error)}
                 ok = False
-            results["cases"][case.name] = {"machine": about, **entry}
+            results["cases"][case.name] = ({"machine": about} if measures else {}) | entry
             print(_line(entry), flush=True)
             kept.write(options.out, results)
     except ServerError as error:
@@ -367,6 +269,8 @@ def _run(setting: Setting, chosen: list[Case], results: dict[str, Any]) -> int:
 
 
 def _line(entry: dict[str, Any]) -> str:
+    if entry["status"] == "ok" and not entry["summary"]:
+        return f"{entry['title']:44} recorded"
     if entry["status"] != "ok":
         return f"{entry['title']:44} {entry['status']}: {entry['error']}"
     text = f"{entry['title']:44} {entry['local_ms']:>9g} ms"
@@ -380,6 +284,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--outboard", type=Path, required=True, help="the outboard program")
     parser.add_argument("--out", type=Path, required=True, help="the results (JSON); other programs in it are kept")
     parser.add_argument("--only", type=names, default=[], metavar="NAME,...", help="these programs or groups only")
+    parser.add_argument(
+        "--parts",
+        type=names,
+        default=list(PARTS),
+        metavar="PART,...",
+        help=f"of {', '.join(PARTS)}; predict alone needs no GPU",
+    )
     parser.add_argument("--recordings", type=Path, default=ROOT / "build" / "recordings", help="where they are kept")
     parser.add_argument("--constants", type=Path, help="what `outboard calibrate` measured here")
     parser.add_argument(

@@ -73,8 +73,10 @@ const MOSTLY_LOCAL: &[&str] = &[
     "cuStreamGetCaptureInfo",
 ];
 
-/// Asked once for the same values, by-value parameters being what counts.
+/// Asked, or set, once for the same values, by-value parameters being what counts.
 const ASKED_ONCE: &[&str] = &[
+    "cuFuncSetAttribute",
+    "cuKernelSetAttribute",
     "cuDeviceGetTexture1DLinearMaxWidth",
     "cuDevicePrimaryCtxRetain",
     "cuOccupancyAvailableDynamicSMemPerBlock",

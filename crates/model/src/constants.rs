@@ -23,6 +23,13 @@ pub struct Constants {
     /// What the server spends on a request beside the driver call.
     #[serde(default)]
     pub server_ns: f64,
+    /// What a byte of a long copy takes at least from the program's memory into the GPU's, whatever the network: all that
+    /// move it do so at the same time, and the slowest of them counts.
+    #[serde(default)]
+    pub copy_ns_per_byte: f64,
+    /// What a byte takes from pinned memory of the server into the GPU's; 0: as long as in the recording.
+    #[serde(default)]
+    pub device_ns_per_byte: f64,
 }
 
 impl Constants {
@@ -37,6 +44,8 @@ impl Constants {
             time_local_ns: 1.05e6 / 37_634.0,
             receive_ns: 0.0,
             server_ns: 0.0,
+            copy_ns_per_byte: 0.0,
+            device_ns_per_byte: 0.0,
         }
     }
 
@@ -48,6 +57,8 @@ impl Constants {
         time_local_ns: 0.0,
         receive_ns: 0.0,
         server_ns: 0.0,
+        copy_ns_per_byte: 0.0,
+        device_ns_per_byte: 0.0,
     };
 
     /// Refuses what is no duration.
@@ -58,6 +69,8 @@ impl Constants {
             ("time_local_ns", self.time_local_ns),
             ("receive_ns", self.receive_ns),
             ("server_ns", self.server_ns),
+            ("copy_ns_per_byte", self.copy_ns_per_byte),
+            ("device_ns_per_byte", self.device_ns_per_byte),
         ] {
             if !(value.is_finite() && value >= 0.0) {
                 return Err(Error::Number {

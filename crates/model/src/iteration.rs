@@ -265,6 +265,19 @@ impl Iteration {
         }
     }
 
+    /// The same on a processor that takes so many times as long.
+    pub(crate) fn slower(&self, factor: f64) -> Iteration {
+        let mut made = self.clone();
+        for step in made.threads.iter_mut().flatten() {
+            step.gap_ns *= factor;
+            step.duration_ns *= factor;
+            step.floor_ns *= factor;
+            step.server_ns *= factor;
+            step.client_ns *= factor;
+        }
+        made
+    }
+
     pub(crate) fn list(&self, list: List) -> &[u32] {
         &self.lists[list.start as usize..(list.start + list.len) as usize]
     }

@@ -19,6 +19,7 @@
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use outboard_api::{decl::Class, optimise::Level};
+use outboard_trace::GpuWork;
 
 use crate::{
     Constants, Network,
@@ -318,11 +319,19 @@ impl<'a> Replay<'a> {
         if mode == Mode::Local {
             return Some(at_ns + remote.constants.time_local_ns + step.client_ns);
         }
-        let served_ns = self.send(step, at_ns, remote, observer);
+        // The thread is busy with a request's bytes while the first of them are on their way.
+        let copied_ns = at_ns + remote.constants.start_ns_per_byte * request_bytes(step) as f64;
+        let sent = self.send(step, at_ns, copied_ns, remote, observer);
+        let served_ns = sent.served_ns;
         if step.unit != NONE {
             // As here, the work's delay counts from the beginning of the driver call.
             let called_ns = served_ns - step.server_ns;
-            self.submit(step.unit, called_ns, place, observer);
+            match is_pipelined(step, &self.iteration.units[step.unit as usize]) {
+                true => {
+                    self.submit_pipelined(step.unit, sent.first_ns, called_ns, remote, observer)
+                }
+                false => self.submit(step.unit, called_ns, place, observer),
+            }
         }
         if mode == Mode::Async {
             if step.response_bytes > 0 {
@@ -332,7 +341,7 @@ impl<'a> Replay<'a> {
                 };
                 self.answer_at(ready_ns, thread, step.response_bytes, false);
             }
-            return Some(at_ns);
+            return Some(copied_ns);
         }
         let ready_ns = match step.is_wait() && step.class == Class::Synchronous {
             true => self.awaited_ns(step, served_ns - step.server_ns),
@@ -363,17 +372,20 @@ impl<'a> Replay<'a> {
         (from_ns + step.floor_ns).max(gpu_ns + step.tail_ns)
     }
 
-    /// A request through the link and the server; when the driver call for it is done.
+    /// A request through the link and the server. Its last bytes leave when the thread has put them down.
     fn send(
         &mut self,
         step: &Step,
         post_ns: f64,
+        copied_ns: f64,
         remote: Remote<'_>,
         observer: &mut impl Observer,
-    ) -> f64 {
+    ) -> Sent {
         let bytes = request_bytes(step);
         let from_ns = post_ns.max(self.up_free_ns);
-        self.up_free_ns = from_ns + remote.network.serialisation_ns(bytes);
+        let slowest_ns = remote.constants.copy_ns_per_byte * bytes as f64;
+        let wire_ns = remote.network.serialisation_ns(bytes).max(slowest_ns);
+        self.up_free_ns = (from_ns + wire_ns).max(copied_ns);
         observer.link(true, bytes, from_ns, self.up_free_ns);
         let arrives_ns = self.up_free_ns + remote.network.rtt_ns / 2.0;
         let begins_ns = arrives_ns.max(self.server_free_ns);
@@ -381,7 +393,10 @@ impl<'a> Replay<'a> {
         self.outcome.sent_bytes += bytes;
         self.outcome.messages += 1;
         self.outcome.total_ns = self.outcome.total_ns.max(self.server_free_ns);
-        self.server_free_ns
+        Sent {
+            first_ns: from_ns + remote.network.rtt_ns / 2.0 + wire_ns * piece(bytes),
+            served_ns: self.server_free_ns,
+        }
     }
 
     fn answer_at(&mut self, at_ns: f64, thread: usize, bytes: u64, resumes: bool) {
@@ -413,6 +428,31 @@ impl<'a> Replay<'a> {
         received_ns
     }
 
+    /// A long copy to the device, of which each piece goes on to the GPU when it is there.
+    fn submit_pipelined(
+        &mut self,
+        index: u32,
+        first_ns: f64,
+        last_ns: f64,
+        remote: Remote<'_>,
+        observer: &mut impl Observer,
+    ) {
+        let unit = &self.iteration.units[index as usize];
+        let pinned_ns = remote.constants.device_ns_per_byte * unit.bytes as f64;
+        let duration_ns = match pinned_ns > 0.0 {
+            true => pinned_ns.min(unit.duration_ns),
+            false => unit.duration_ns,
+        };
+        let after = self.iteration.list(unit.after).iter();
+        let ready_ns = after
+            .map(|unit| self.unit_end_ns[*unit as usize])
+            .fold(self.ends.before(unit.stream), f64::max);
+        let start_ns = (first_ns + unit.launch_ns).max(ready_ns + unit.gap_ns);
+        let last_piece_ns = last_ns + unit.launch_ns + duration_ns * piece(unit.bytes);
+        let end_ns = (start_ns + duration_ns).max(last_piece_ns);
+        self.ended(index, start_ns, end_ns, duration_ns, observer);
+    }
+
     /// Work that the driver is asked for now.
     fn submit(
         &mut self,
@@ -431,7 +471,24 @@ impl<'a> Replay<'a> {
             _ => (0.0, unit.duration_ns),
         };
         let start_ns = (called_ns + unit.launch_ns).max(ready_ns + unit.gap_ns) + delay_ns;
-        let end_ns = start_ns + duration_ns;
+        self.ended(
+            index,
+            start_ns,
+            start_ns + duration_ns,
+            duration_ns,
+            observer,
+        );
+    }
+
+    fn ended(
+        &mut self,
+        index: u32,
+        start_ns: f64,
+        end_ns: f64,
+        duration_ns: f64,
+        observer: &mut impl Observer,
+    ) {
+        let unit = &self.iteration.units[index as usize];
         observer.unit(unit, start_ns, end_ns);
         self.unit_end_ns[index as usize] = end_ns;
         self.ends.set(unit.stream, end_ns);
@@ -440,13 +497,35 @@ impl<'a> Replay<'a> {
     }
 }
 
+/// Copies longer than this are moved in pieces of this length.
+const PIECE_BYTES: f64 = (1 << 20) as f64;
+
+/// The part of a request that is one piece.
+fn piece(bytes: u64) -> f64 {
+    (PIECE_BYTES / (bytes as f64).max(1.0)).min(1.0)
+}
+
+/// Its bytes came with the request, in more than one piece.
+fn is_pipelined(step: &Step, unit: &Unit) -> bool {
+    unit.kind == GpuWork::CopyToDevice
+        && unit.bytes as f64 > PIECE_BYTES
+        && step.request_bytes >= unit.bytes
+}
+
+/// Where a request got to.
+#[derive(Debug, Clone, Copy)]
+struct Sent {
+    /// Its first piece is there.
+    first_ns: f64,
+    /// The driver call for it is done.
+    served_ns: f64,
+}
+
 /// What the thread does before others notice the call.
 fn start_ns(step: &Step, place: Where<'_>) -> f64 {
     match place {
         Where::Remote(remote) if !step.is_end && mode(step, place) != Mode::Local => {
-            let constants = remote.constants;
-            let bytes = request_bytes(step) as f64;
-            constants.start_ns + constants.start_ns_per_byte * bytes + step.client_ns
+            remote.constants.start_ns + step.client_ns
         }
         _ => 0.0,
     }

@@ -9,11 +9,16 @@ use serde::Serialize;
 use crate::{
     Error,
     iteration::{self, Completed, Iteration, Span},
+    network::show_ns,
     period,
+    replay::{Replay, Where},
 };
 
 /// More iterations than these, from the end of the recording, say nothing new.
 pub const ITERATIONS_MAX: usize = 64;
+/// A processor is at most so much slower or faster than when it was recorded.
+const FACTOR_MAX: f64 = 8.0;
+const HALVINGS: u32 = 24;
 
 /// A recording, cut into iterations.
 #[derive(Debug, Clone)]
@@ -41,7 +46,7 @@ pub enum FoundBy {
     Whole,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "note")]
 pub enum Note {
     /// Waits are taken to last as long as they did, or longer where the program is faster.
@@ -56,6 +61,8 @@ pub enum Note {
     Undisturbed { iterations: usize },
     /// They make other calls than those whose GPU was timed.
     TimedOnly,
+    /// What the processor takes was scaled, so that an iteration takes what it is known to take.
+    Scaled { step_ns: f64, factor: f64 },
     /// Nothing is known of how iterations differ.
     OneIteration,
     /// What a program starts up with is in it, too.
@@ -88,6 +95,14 @@ impl Note {
                  longer than they would without that"
                     .into()
             }
+            Note::Scaled { step_ns, factor } if *factor == 1.0 => format!(
+                "no speed of the processor makes an iteration take {}: it is as recorded",
+                show_ns(*step_ns)
+            ),
+            Note::Scaled { step_ns, factor } => format!(
+                "the processor's times are {factor:.3} of what was recorded, so that an iteration takes {}",
+                show_ns(*step_ns)
+            ),
             Note::OneIteration => "one iteration only: nothing is known of how they differ".into(),
             Note::WholeRecording => {
                 "no iterations were marked and no period was found: the whole recording, start-up included, is taken as \
@@ -135,6 +150,32 @@ impl Workload {
             notes,
             names: trace.names.clone(),
         })
+    }
+
+    /// An iteration is known to take so long where nothing is recorded: processors have slower and faster hours, GPUs do
+    /// not. What the processor takes is scaled until the typical iteration, played again, lasts as long. Where no speed
+    /// of the processor explains it, nothing is changed.
+    pub fn set_step(&mut self, step_ns: f64) {
+        let typical = self.typical();
+        let takes_ns = |factor: f64| {
+            Replay::new(&typical.slower(factor))
+                .run(Where::Here)
+                .total_ns
+        };
+        let (mut low, mut high) = (1.0 / FACTOR_MAX, FACTOR_MAX);
+        let is_explained = takes_ns(low) < step_ns && step_ns < takes_ns(high);
+        for _ in 0..HALVINGS {
+            let middle = f64::sqrt(low * high);
+            match takes_ns(middle) <= step_ns {
+                true => low = middle,
+                false => high = middle,
+            }
+        }
+        let factor = if is_explained { low } else { 1.0 };
+        self.notes.push(Note::Scaled { step_ns, factor });
+        for iteration in &mut self.iterations {
+            *iteration = iteration.slower(factor);
+        }
     }
 
     /// The iteration of median duration: not the first one, that warms up, nor one that was disturbed.

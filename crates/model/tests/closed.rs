@@ -18,6 +18,8 @@ fn constants() -> Constants {
         start_ns_per_byte: 0.0,
         time_local_ns: 30.0,
         receive_ns: 0.0,
+        copy_ns_per_byte: 0.0,
+        device_ns_per_byte: 0.0,
         server_ns: 0.0,
     }
 }

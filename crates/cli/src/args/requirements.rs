@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use outboard_api::optimise::Level;
 use outboard_link::Endpoint;
 use outboard_model::Budget;
-use outboard_wire::network::Network;
+use outboard_wire::network::{Network, parse_duration};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -75,6 +75,10 @@ pub(crate) struct RequireArgs {
     /// Which iteration of the recording, from 1 [default: that of median duration]
     #[arg(long, value_name = "N")]
     pub(crate) iteration: Option<usize>,
+    /// How long an iteration takes where nothing is recorded, as 12.5ms: what the processor takes is scaled to it, the GPU's
+    /// work is not [default: as recorded]
+    #[arg(long, value_name = "TIME", value_parser = parse_step)]
+    pub(crate) step: Option<f64>,
     /// The ranges that are iterations [default: as recorded]
     #[arg(long, value_name = "NAME")]
     pub(crate) iterations: Option<String>,
@@ -98,4 +102,12 @@ pub(crate) enum LevelOfRemoting {
     Api,
     /// Packets of the PCIe travel, as DxPU has it
     Pcie,
+}
+
+fn parse_step(text: &str) -> Result<f64, String> {
+    let step = parse_duration(text)?;
+    match step.is_zero() {
+        true => Err("an iteration takes some time, as 12.5ms".into()),
+        false => Ok(step.as_nanos() as f64),
+    }
 }

@@ -4,14 +4,16 @@
 //!
 //! ```text
 //!  time_local_ns      cuCtxGetDevice
-//!  start_ns           cuEventRecord: sent, never answered, next to nothing for the server to do
+//!  start_ns           a launch, the call alone, between other things that a program does
 //!  start_ns_per_byte  copies to the device, the calls alone: what a longer one takes more, by its bytes
+//!  copy_ns_per_byte   copies to the device from pageable memory, waited for: what a longer one takes more, by its bytes
+//!  device_ns_per_byte the same from pinned memory, locally
 //!  server_ns          1,000 launches queued, a launch: by how much longer than locally, and than sending them takes
 //!  receive_ns         launch + synchronise: by how much longer than locally, less what a plain round trip, start_ns and
 //!                     server_ns explain
 //! ```
 //!
-//! The last two need a local GPU, and the last one a link without a network in it.
+//! The last three need a local GPU, and the last one a link without a network in it.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -35,14 +37,24 @@ const SMALL_BYTES: usize = 64 << 10;
 const LARGE_BYTES: usize = 1 << 20;
 const EXIT_INTERRUPTED: u8 = 130;
 
-const WORKS: [Work; 6] = [
+const LONG_BYTES: usize = 16 << 20;
+
+const WORKS: [Work; 10] = [
     Work::ContextDevice,
-    Work::EventRecord,
+    Work::LaunchBetween,
     Work::ToDeviceCall { bytes: SMALL_BYTES },
     Work::ToDeviceCall { bytes: LARGE_BYTES },
     Work::LaunchQueued,
     Work::LaunchSynchronize,
+    to_device(LARGE_BYTES, false),
+    to_device(LONG_BYTES, false),
+    to_device(LARGE_BYTES, true),
+    to_device(LONG_BYTES, true),
 ];
+
+const fn to_device(bytes: usize, pinned: bool) -> Work {
+    Work::ToDevice { bytes, pinned }
+}
 
 /// What each of [`WORKS`] takes a call, in nanoseconds.
 #[derive(Debug, Clone, Copy)]
@@ -53,6 +65,9 @@ struct Measured {
     large_copy: f64,
     launch_queued: f64,
     launch_wait: f64,
+    /// Of a large and a long copy.
+    pageable: [f64; 2],
+    pinned: [f64; 2],
 }
 
 pub(crate) fn calibrate(args: CalibrateArgs) -> anyhow::Result<ExitCode> {
@@ -147,6 +162,8 @@ fn rounds(
             large_copy: figure(&works[3])?,
             launch_queued: figure(&works[4])?,
             launch_wait: figure(&works[5])?,
+            pageable: [figure(&works[6])?, figure(&works[7])?],
+            pinned: [figure(&works[8])?, figure(&works[9])?],
         })
     };
     times.iter().map(measured).collect()
@@ -186,8 +203,12 @@ fn constants(remote: &Measured, here: Option<&Measured>, round_trip_ns: Option<f
             let explained = round_trip_ns + 2.0 * start_ns + 2.0 * server_ns;
             (remote.launch_wait - here.launch_wait - explained).max(0.0)
         });
+    let longer = (LONG_BYTES - LARGE_BYTES) as f64;
+    let a_byte = |[large, long]: [f64; 2]| ((long - large) / longer).max(0.0);
     Constants {
         source: String::new(),
+        copy_ns_per_byte: a_byte(remote.pageable),
+        device_ns_per_byte: here.map_or(0.0, |here| a_byte(here.pinned)),
         start_ns,
         start_ns_per_byte: ((remote.large_copy - remote.small_copy) / bytes).max(0.0),
         time_local_ns: remote.local_call,
@@ -215,11 +236,12 @@ fn source(side: &Side, url: &Endpoint, has_local: bool, has_round_trip: bool) ->
 
 fn for_people(constants: &Constants) -> String {
     format!(
-        "{}\n  sending a call             {}\n  sending a MiB takes more   {}\n  answering a call locally   {}\n  \
+        "{}\n  sending a call             {}\n  sending a MiB takes more   {}\n  a MiB of a long copy       {}\n  answering a call locally   {}\n  \
          the server, a request      {}\n  receiving an answer        {}\n",
         constants.source,
         show_ns(constants.start_ns),
         show_ns(constants.start_ns_per_byte * (1 << 20) as f64),
+        show_ns(constants.copy_ns_per_byte * (1 << 20) as f64),
         show_ns(constants.time_local_ns),
         show_ns(constants.server_ns),
         show_ns(constants.receive_ns),
@@ -237,6 +259,8 @@ mod tests {
         large_copy: 10_000.0 + 983_040.0 * 0.25,
         launch_queued: 3_000.0,
         launch_wait: 50_000.0,
+        pageable: [200_000.0, 200_000.0 + 15_728_640.0 * 0.5],
+        pinned: [200_000.0, 200_000.0 + 15_728_640.0 * 0.25],
     };
     const HERE: Measured = Measured {
         local_call: 10.0,
@@ -245,6 +269,8 @@ mod tests {
         large_copy: 50_000.0,
         launch_queued: 2_500.0,
         launch_wait: 12_000.0,
+        pageable: [100_000.0, 2_000_000.0],
+        pinned: [100_000.0, 100_000.0 + 15_728_640.0 * 0.125],
     };
 
     #[test]
@@ -252,6 +278,10 @@ mod tests {
         let found = constants(&REMOTE, Some(&HERE), Some(20_000.0));
         assert_eq!((found.start_ns, found.time_local_ns), (200.0, 30.0));
         assert_eq!(found.start_ns_per_byte, 0.25);
+        assert_eq!(
+            (found.copy_ns_per_byte, found.device_ns_per_byte),
+            (0.5, 0.125)
+        );
         assert_eq!(found.server_ns, 500.0);
         assert_eq!(
             found.receive_ns,

@@ -57,6 +57,8 @@ pub(super) enum Work {
     LaunchSynchronize,
     SynchronizeAfterLaunch,
     LaunchCall,
+    /// The same between other things that the program does, as programs are: what it needs is not in the nearest cache.
+    LaunchBetween,
     LaunchQueued,
     LaunchQueued20,
     GraphQueued,
@@ -106,6 +108,11 @@ pub(super) enum Receiver {
 
 /// Launches of one sample of the queued cases.
 pub(super) const QUEUED_LAUNCHES: usize = 1_000;
+/// And of one where each is timed by itself.
+pub(super) const SINGLE_LAUNCHES: usize = 100;
+/// What a program touches between two launches: as much as the second cache of a core.
+pub(super) const BETWEEN_BYTES: usize = 1 << 20;
+pub(super) const CACHE_LINE_BYTES: usize = 64;
 pub(super) const GRAPH_NODES: usize = 20;
 pub(super) const STEP_KERNELS: usize = 20;
 pub(super) const STEP_INPUT_BYTES: usize = 64 << 10;

@@ -8,14 +8,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use outboard_api::cuda::{CUdeviceptr, CUevent, CUfunction, CUgraphExec};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use super::{
-    cases::{COPY_BYTES_MAX, GRAPH_NODES, QUEUED_LAUNCHES, STEP_INPUT_BYTES, STEP_KERNELS, Work},
+    cases::{
+        BETWEEN_BYTES, CACHE_LINE_BYTES, COPY_BYTES_MAX, GRAPH_NODES, QUEUED_LAUNCHES,
+        SINGLE_LAUNCHES, STEP_INPUT_BYTES, STEP_KERNELS, Work,
+    },
     driver::{Arguments, Driver, Pinned},
     protocol::{Ready, Reply, Request},
+    statistics::median,
 };
 
 /// One warp: as small as a kernel can usefully be.
@@ -188,6 +192,7 @@ impl Bench {
             }),
             Work::SynchronizeAfterLaunch => self.synchronizations(span),
             Work::LaunchCall => self.sampled(span, QUEUED_LAUNCHES, Bench::launch),
+            Work::LaunchBetween => self.between(span, Bench::launch),
             Work::LaunchQueued => self.queued(span, QUEUED_LAUNCHES, Bench::launch),
             Work::LaunchQueued20 => self.queued(span, QUEUED_LAUNCHES, |b| {
                 b.counted = b.counted.wrapping_add(1);
@@ -256,6 +261,34 @@ impl Bench {
                 call(self)?;
             }
             times.push(ns(start.elapsed()) as f64 / calls as f64);
+            self.driver.synchronize()?;
+            if span.is_over(times.len()) {
+                return Ok(times);
+            }
+        }
+    }
+
+    /// Nanoseconds of a call between which the program does other things: the middle of a sample's.
+    fn between(
+        &mut self,
+        span: Span,
+        mut call: impl FnMut(&mut Bench) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Vec<f64>> {
+        let mut touched = vec![0u8; BETWEEN_BYTES];
+        let mut times = Vec::new();
+        loop {
+            let mut singles = Vec::with_capacity(SINGLE_LAUNCHES);
+            for _ in 0..SINGLE_LAUNCHES {
+                for line in touched.chunks_exact_mut(CACHE_LINE_BYTES) {
+                    line[0] = black_box(line[0].wrapping_add(1));
+                }
+                let looked = Instant::now();
+                let start = Instant::now();
+                call(self)?;
+                let took = ns(start.elapsed());
+                singles.push(took.saturating_sub(ns(start - looked)) as f64);
+            }
+            times.push(median(&singles).context("nothing was measured")?);
             self.driver.synchronize()?;
             if span.is_over(times.len()) {
                 return Ok(times);

@@ -27,8 +27,11 @@ pub(crate) fn require(args: RequireArgs) -> anyhow::Result<ExitCode> {
     if args.iterations.is_some() {
         trace.about.iterations.clone_from(&args.iterations);
     }
-    let workload =
+    let mut workload =
         Workload::new(&trace).with_context(|| format!("the recording {}", args.file.display()))?;
+    if let Some(step_ns) = args.step {
+        workload.set_step(step_ns);
+    }
     match args.level {
         LevelOfRemoting::Api => over_a_network(&args, &trace, &workload),
         LevelOfRemoting::Pcie => over_pcie(&args, &trace, &workload),

@@ -13,15 +13,18 @@
 //! no longer than it did.
 
 use outboard_api::decl::Class;
+use outboard_trace::GpuWork;
 
 use crate::replay::{Replay, Where};
 
-use super::{Iteration, NONE, Step};
+use super::{Iteration, NONE, Step, Unit};
 
 /// Gaps are shortened in so many steps of halving.
 const HALVINGS: u32 = 12;
 /// No shorter than this part of what was recorded.
 const GAP_PART_MIN: f64 = 0.05;
+/// A copy and the call that makes it take about as long: each at least this part of the other.
+const COPY_PART_MIN: f64 = 0.6;
 
 /// What became of a recording's iterations.
 pub(crate) enum Completed {
@@ -96,19 +99,37 @@ fn graft(one: &Iteration, model: &Iteration) -> Iteration {
         for (step, timed) in steps.zip(sent(timed)) {
             let slower_ns = (timed.duration_ns - step.duration_ns).max(0.0);
             if timed.unit != NONE {
-                let launch_ns = &mut made.units[timed.unit as usize].launch_ns;
-                *launch_ns = (*launch_ns - slower_ns).max(0.0);
+                let unit = &mut made.units[timed.unit as usize];
+                match is_copied_by_the_call(unit, timed) {
+                    true => shorten(unit, step.duration_ns / timed.duration_ns),
+                    false => unit.launch_ns = (unit.launch_ns - slower_ns).max(0.0),
+                }
             }
             (step.unit, step.waits) = (timed.unit, timed.waits);
             step.floor_ns = timed.floor_ns.min(step.duration_ns);
             step.tail_ns = timed.tail_ns;
-            if step.is_wait() {
-                step.server_ns = timed.server_ns.min(step.floor_ns);
-            }
+            step.server_ns = match step.is_wait() {
+                true => timed.server_ns.min(step.floor_ns),
+                // What timing adds to a launch is the server's neither.
+                false => (timed.server_ns - slower_ns).max(step.server_ns.min(timed.server_ns)),
+            };
         }
     }
     shorten_gaps(&mut made);
     made
+}
+
+/// The driver copies pageable memory itself, piece by piece, and returns when it has: the work is as slow as the call.
+fn is_copied_by_the_call(unit: &Unit, call: &Step) -> bool {
+    matches!(unit.kind, GpuWork::CopyToDevice | GpuWork::CopyToHost)
+        && unit.duration_ns > COPY_PART_MIN * call.duration_ns
+        && call.duration_ns > COPY_PART_MIN * unit.duration_ns
+}
+
+fn shorten(unit: &mut Unit, part: f64) {
+    let part = part.min(1.0);
+    unit.duration_ns *= part;
+    unit.busy_ns *= part;
 }
 
 fn shorten_gaps(made: &mut Iteration) {

@@ -1,7 +1,7 @@
 //! What calls cost beside what they wait for: here, and of the driver on the server.
 
 use outboard_api::decl::Class;
-use outboard_trace::Trace;
+use outboard_trace::{GpuWork, Trace};
 use rustc_hash::FxHashMap;
 
 use super::{Iteration, Step, gpu::family, median};
@@ -48,6 +48,12 @@ pub(super) fn set_costs(iteration: &mut Iteration, trace: &Trace, has_gpu_times:
         .into_iter()
         .map(|(function, mut durations)| (function, median(&mut durations)))
         .collect();
+    let mut launches: Vec<f64> = durations_of_launches(iteration, trace);
+    let launch_ns = match launches.is_empty() {
+        true => f64::MAX,
+        false => median(&mut launches),
+    };
+    let iteration_units = &iteration.units;
     for (step, end_ns) in iteration
         .threads
         .iter_mut()
@@ -63,10 +69,27 @@ pub(super) fn set_costs(iteration: &mut Iteration, trace: &Trace, has_gpu_times:
             }
         }
         step.server_ns = server_ns(step, trace, &usual, has_gpu_times);
+        if is_copy_to_device(iteration_units, step) {
+            // Here the driver copied pageable memory; there it lies in pinned memory already.
+            step.server_ns = step.server_ns.min(launch_ns);
+        }
         if is_remote && step.class != Class::Synchronous {
             (step.client_ns, step.server_ns) = (step.duration_ns, 0.0);
         }
     }
+}
+
+fn durations_of_launches(iteration: &Iteration, trace: &Trace) -> Vec<f64> {
+    let launches = iteration
+        .steps()
+        .filter(|step| trace.name(step.function).starts_with("cuLaunch"));
+    launches.map(|step| step.duration_ns).collect()
+}
+
+fn is_copy_to_device(units: &[super::Unit], step: &Step) -> bool {
+    units
+        .get(step.unit as usize)
+        .is_some_and(|unit| unit.kind == GpuWork::CopyToDevice)
 }
 
 fn awaited_end_ns(iteration: &Iteration, step: &Step) -> f64 {

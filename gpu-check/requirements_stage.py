@@ -1,0 +1,144 @@
+"""The processes of one program that `requirements.py` holds predictions against: recorded, local, behind a network."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from process import Mode, Runner
+from server import Server
+from suite import Group
+from turns import Case, Player, significant
+
+# Iterations that are recorded, and those of them during which the GPU is not timed.
+ITERATIONS = 10
+UNTIMED = 6
+# Of programs whose iterations are many thousand calls.
+LONG = ("gpt2_gen32", "gpt2_gen32_b512", "sd_sample_b1")
+ITERATIONS_OF_LONG = 5
+UNTIMED_OF_LONG = 3
+WARM_UP_S = 0.3
+# Marks come to an end before.
+NEVER_TIMED = 1_000_000
+COST_ROUNDS = 5
+RECORD_S_MAX = 300.0
+REQUIRE_S_MAX = 120.0
+CHANGE_S_MAX = 10.0
+TURN_EXTRA_S_MAX = 60.0
+
+# By network: what a step took in each pair of turns, here and there, in milliseconds.
+Rounds = dict[str, list[list[float]]]
+
+
+class StageError(Exception):
+    """Something that one program is lost for."""
+
+
+@dataclass
+class Setting:
+    options: argparse.Namespace
+    runner: Runner
+    server: Server
+    group: Group
+    recordings: Path
+    constants: Path
+    # The largest network in time and bandwidth.
+    widest: str
+    deadline: float
+
+
+class Stage:
+    """A program's processes, all up at once: here, recorded, and behind a network that can be changed."""
+
+    def __init__(self, setting: Setting, case: Case, parts: frozenset[str]) -> None:
+        self.setting, self.case = setting, case
+        self.recording = setting.recordings / f"{case.name}.trace"
+        self.whole = setting.runner.scratch / "whole.trace"
+        self.whole.unlink(missing_ok=True)
+        self.players: dict[str, Player] = {}
+        url = setting.server.urls["shm"]
+        # Without a local GPU everything is held against the bare server.
+        here = url if setting.options.no_local else None
+        scratch = setting.runner.scratch
+        is_long = case.name in LONG
+        self.iterations = ITERATIONS_OF_LONG if is_long else ITERATIONS
+        untimed = UNTIMED_OF_LONG if is_long else UNTIMED
+        # The first network sizes what holds the messages that are on their way.
+        modes = [
+            Mode("local", here),
+            Mode("recorded", here, record=str(self.whole), untimed=untimed),
+            Mode("calls", here, record=str(scratch / "calls.trace"), untimed=NEVER_TIMED),
+            Mode("emulated", url, emulate=setting.widest),
+        ]
+        used = {"local"} | ({"recorded", "calls"} if "record" in parts else set())
+        used |= {"emulated"} if {"grid", "checks"} & parts else set()
+        try:
+            for mode in modes:
+                if mode.name not in used:
+                    continue
+                if mode.url is not None:
+                    setting.runner.prepare_remote()
+                self.players[mode.name] = Player(setting.runner, mode, setting.group, case.module)
+            for player in self.players.values():
+                player.wait_until_ready(setting.deadline)
+            for player in self.players.values():
+                player.ask({"do": "prepare", "module": case.module, "step": case.step, "warm_up": case.warm_up})
+            for player in self.players.values():
+                player.answer(f"preparing {case.name}", RECORD_S_MAX)
+        except BaseException:
+            self.close()
+            raise
+
+    def record(self) -> Path:
+        """The program's recording, made on this machine's GPU."""
+        player = self.players["recorded"]
+        player.ask({"do": "record", "iterations": self.iterations, "warm_up_s": WARM_UP_S})
+        player.answer(f"recording {self.case.name}", RECORD_S_MAX)
+        self.players.pop("recorded").close()
+        command = [*self.setting.runner.outboard, "trace", "cut", str(self.whole), "-o", str(self.recording)]
+        command += ["--program", self.case.title]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=REQUIRE_S_MAX)
+        if done.returncode != 0:
+            raise StageError(done.stderr.strip())
+        return self.recording
+
+    def cost(self) -> float:
+        """How much longer a step takes while its calls are recorded."""
+        ratios = []
+        for number in range(COST_ROUNDS):
+            names = ("local", "calls") if number % 2 == 0 else ("calls", "local")
+            step = {name: statistics.median(self.turn(name)) for name in names}
+            ratios.append(step["calls"] / step["local"])
+        self.players.pop("calls").close()
+        return significant(statistics.median(ratios) - 1)
+
+    def measure(self, networks: list[str], rounds_max: int) -> Rounds:
+        """The program on this machine's GPU and behind each network, in turns; the medians of each pair of turns."""
+        rounds: Rounds = {network: [] for network in networks}
+        for number in range(rounds_max):
+            if number > 0 and time.monotonic() >= self.setting.deadline:
+                break
+            shift = number % len(networks)
+            for network in networks[shift:] + networks[:shift]:
+                there = self.players["emulated"]
+                there.ask({"do": "network", "network": network})
+                there.answer(f"changing to {network}", CHANGE_S_MAX)
+                # Machines have slower and faster seconds: each network is held against its neighbours in time.
+                pair = [significant(statistics.median(self.turn(name))) for name in ("local", "emulated")]
+                rounds[network].append(pair)
+        return rounds
+
+    def turn(self, name: str) -> list[float]:
+        case, turn_s = self.case, self.setting.options.turn_s
+        command = {"do": "run", "calls": case.calls, "wait": case.wait, "samples": case.samples, "budget_s": turn_s}
+        self.players[name].ask(command)
+        event = self.players[name].answer(f"running {case.name}", turn_s + TURN_EXTRA_S_MAX)
+        return [float(ms) for ms in event["ms"]]
+
+    def close(self) -> None:
+        for player in self.players.values():
+            player.close()
