@@ -58,6 +58,11 @@ pub enum Error {
     #[error("{path} exists and is not a socket; remove it or choose another path")]
     NotASocket { path: String },
 
+    /// RDMA lacks something, or its device refused.
+    #[cfg(not(loom))]
+    #[error(transparent)]
+    Rdma(#[from] crate::rdma::RdmaError),
+
     /// The operating system refused.
     #[error("{doing}: {source}")]
     Io {

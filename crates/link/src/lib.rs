@@ -50,6 +50,8 @@ mod link;
 mod listener;
 #[cfg(not(loom))]
 mod place;
+#[cfg(not(loom))]
+pub mod rdma;
 pub mod shm;
 #[cfg(not(loom))]
 mod spin;

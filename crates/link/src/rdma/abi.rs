@@ -1,0 +1,326 @@
+//! What libibverbs's ABI is on 64-bit Linux, as far as it is used: `infiniband/verbs.h` of rdma-core, interface
+//! `IBVERBS_1.1`. Names are the header's. Data only; what calls it is in `library.rs`.
+//!
+//! The sizes and offsets below were taken from the header by a C compiler. Structures that the library makes are
+//! declared as far as they are read; nothing here relies on their size.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+/// Opaque to everyone but the library.
+#[repr(C)]
+pub(super) struct ibv_device {
+    _private: [u8; 0],
+}
+
+#[repr(C)]
+pub(super) struct ibv_pd {
+    _private: [u8; 0],
+}
+
+#[repr(C)]
+pub(super) struct ibv_cq {
+    pub(super) context: *mut ibv_context,
+}
+
+/// Calls of the data path are made through the context, not through symbols.
+#[repr(C)]
+pub(super) struct ibv_context_ops {
+    _control_0: [*mut c_void; 11],
+    pub(super) poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
+    pub(super) req_notify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,
+    _control_1: [*mut c_void; 12],
+    pub(super) post_send: Option<
+        unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int,
+    >,
+    pub(super) post_recv: Option<
+        unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
+    >,
+    _control_2: [*mut c_void; 5],
+}
+
+#[repr(C)]
+pub(super) struct ibv_context {
+    device: *mut ibv_device,
+    pub(super) ops: ibv_context_ops,
+    cmd_fd: c_int,
+    pub(super) async_fd: c_int,
+}
+
+#[repr(C)]
+pub(super) struct ibv_mr {
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    handle: u32,
+    pub(super) lkey: u32,
+    pub(super) rkey: u32,
+}
+
+#[repr(C)]
+pub(super) struct ibv_comp_channel {
+    context: *mut ibv_context,
+    pub(super) fd: c_int,
+    refcnt: c_int,
+}
+
+#[repr(C)]
+pub(super) struct ibv_qp {
+    pub(super) context: *mut ibv_context,
+    qp_context: *mut c_void,
+    pd: *mut ibv_pd,
+    send_cq: *mut ibv_cq,
+    recv_cq: *mut ibv_cq,
+    srq: *mut c_void,
+    handle: u32,
+    pub(super) qp_num: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct ibv_gid(pub(super) [u8; 16]);
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct ibv_qp_cap {
+    pub(super) max_send_wr: u32,
+    pub(super) max_recv_wr: u32,
+    pub(super) max_send_sge: u32,
+    pub(super) max_recv_sge: u32,
+    pub(super) max_inline_data: u32,
+}
+
+#[repr(C)]
+pub(super) struct ibv_qp_init_attr {
+    pub(super) qp_context: *mut c_void,
+    pub(super) send_cq: *mut ibv_cq,
+    pub(super) recv_cq: *mut ibv_cq,
+    pub(super) srq: *mut c_void,
+    pub(super) cap: ibv_qp_cap,
+    pub(super) qp_type: c_uint,
+    pub(super) sq_sig_all: c_int,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct ibv_global_route {
+    pub(super) dgid: ibv_gid,
+    pub(super) flow_label: u32,
+    pub(super) sgid_index: u8,
+    pub(super) hop_limit: u8,
+    pub(super) traffic_class: u8,
+}
+
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Default)]
+pub(super) struct ibv_ah_attr {
+    pub(super) grh: ibv_global_route,
+    pub(super) dlid: u16,
+    pub(super) sl: u8,
+    pub(super) src_path_bits: u8,
+    pub(super) static_rate: u8,
+    pub(super) is_global: u8,
+    pub(super) port_num: u8,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct ibv_qp_attr {
+    pub(super) qp_state: c_uint,
+    pub(super) cur_qp_state: c_uint,
+    pub(super) path_mtu: c_uint,
+    pub(super) path_mig_state: c_uint,
+    pub(super) qkey: u32,
+    pub(super) rq_psn: u32,
+    pub(super) sq_psn: u32,
+    pub(super) dest_qp_num: u32,
+    pub(super) qp_access_flags: c_uint,
+    pub(super) cap: ibv_qp_cap,
+    pub(super) ah_attr: ibv_ah_attr,
+    pub(super) alt_ah_attr: ibv_ah_attr,
+    pub(super) pkey_index: u16,
+    pub(super) alt_pkey_index: u16,
+    pub(super) en_sqd_async_notify: u8,
+    pub(super) sq_draining: u8,
+    pub(super) max_rd_atomic: u8,
+    pub(super) max_dest_rd_atomic: u8,
+    pub(super) min_rnr_timer: u8,
+    pub(super) port_num: u8,
+    pub(super) timeout: u8,
+    pub(super) retry_cnt: u8,
+    pub(super) rnr_retry: u8,
+    pub(super) alt_port_num: u8,
+    pub(super) alt_timeout: u8,
+    pub(super) rate_limit: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct ibv_sge {
+    pub(super) addr: u64,
+    pub(super) length: u32,
+    pub(super) lkey: u32,
+}
+
+/// With the member `wr.rdma` of its unions; the others are room.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct ibv_send_wr {
+    pub(super) wr_id: u64,
+    pub(super) next: *mut ibv_send_wr,
+    pub(super) sg_list: *mut ibv_sge,
+    pub(super) num_sge: c_int,
+    pub(super) opcode: c_uint,
+    pub(super) send_flags: c_uint,
+    /// In network byte order.
+    pub(super) imm_data: u32,
+    pub(super) remote_addr: u64,
+    pub(super) rkey: u32,
+    pub(super) _others: [u64; 9],
+}
+
+#[repr(C)]
+pub(super) struct ibv_recv_wr {
+    pub(super) wr_id: u64,
+    pub(super) next: *mut ibv_recv_wr,
+    pub(super) sg_list: *mut ibv_sge,
+    pub(super) num_sge: c_int,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct ibv_wc {
+    pub(super) wr_id: u64,
+    pub(super) status: c_uint,
+    pub(super) opcode: c_uint,
+    pub(super) vendor_err: u32,
+    pub(super) byte_len: u32,
+    pub(super) imm_data: u32,
+    pub(super) qp_num: u32,
+    pub(super) src_qp: u32,
+    pub(super) wc_flags: c_uint,
+    pub(super) pkey_index: u16,
+    pub(super) slid: u16,
+    pub(super) sl: u8,
+    pub(super) dlid_path_bits: u8,
+}
+
+/// As the symbol `ibv_query_port` fills it; the library may know more members.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct ibv_port_attr {
+    pub(super) state: c_uint,
+    pub(super) max_mtu: c_uint,
+    pub(super) active_mtu: c_uint,
+    pub(super) gid_tbl_len: c_int,
+    pub(super) port_cap_flags: u32,
+    pub(super) max_msg_sz: u32,
+    pub(super) bad_pkey_cntr: u32,
+    pub(super) qkey_viol_cntr: u32,
+    pub(super) pkey_tbl_len: u16,
+    pub(super) lid: u16,
+    pub(super) sm_lid: u16,
+    pub(super) lmc: u8,
+    pub(super) max_vl_num: u8,
+    pub(super) sm_sl: u8,
+    pub(super) subnet_timeout: u8,
+    pub(super) init_type_reply: u8,
+    pub(super) active_width: u8,
+    pub(super) active_speed: u8,
+    pub(super) phys_state: u8,
+    pub(super) link_layer: u8,
+    pub(super) flags: u8,
+    pub(super) port_cap_flags2: u16,
+    pub(super) active_speed_ex: u32,
+}
+
+pub(super) const IBV_PORT_ACTIVE: c_uint = 4;
+pub(super) const IBV_LINK_LAYER_ETHERNET: u8 = 2;
+
+pub(super) const IBV_QPT_RC: c_uint = 2;
+pub(super) const IBV_QPS_INIT: c_uint = 1;
+pub(super) const IBV_QPS_RTR: c_uint = 2;
+pub(super) const IBV_QPS_RTS: c_uint = 3;
+
+pub(super) const IBV_QP_STATE: c_int = 1;
+pub(super) const IBV_QP_ACCESS_FLAGS: c_int = 1 << 3;
+pub(super) const IBV_QP_PKEY_INDEX: c_int = 1 << 4;
+pub(super) const IBV_QP_PORT: c_int = 1 << 5;
+pub(super) const IBV_QP_AV: c_int = 1 << 7;
+pub(super) const IBV_QP_PATH_MTU: c_int = 1 << 8;
+pub(super) const IBV_QP_TIMEOUT: c_int = 1 << 9;
+pub(super) const IBV_QP_RETRY_CNT: c_int = 1 << 10;
+pub(super) const IBV_QP_RNR_RETRY: c_int = 1 << 11;
+pub(super) const IBV_QP_RQ_PSN: c_int = 1 << 12;
+pub(super) const IBV_QP_MAX_QP_RD_ATOMIC: c_int = 1 << 13;
+pub(super) const IBV_QP_MIN_RNR_TIMER: c_int = 1 << 15;
+pub(super) const IBV_QP_SQ_PSN: c_int = 1 << 16;
+pub(super) const IBV_QP_MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
+pub(super) const IBV_QP_DEST_QPN: c_int = 1 << 20;
+
+pub(super) const IBV_ACCESS_LOCAL_WRITE: c_int = 1;
+pub(super) const IBV_ACCESS_REMOTE_WRITE: c_int = 2;
+pub(super) const IBV_ACCESS_REMOTE_READ: c_int = 4;
+
+pub(super) const IBV_WR_RDMA_WRITE: c_uint = 0;
+pub(super) const IBV_WR_RDMA_WRITE_WITH_IMM: c_uint = 1;
+pub(super) const IBV_WR_RDMA_READ: c_uint = 4;
+
+pub(super) const IBV_SEND_SIGNALED: c_uint = 2;
+pub(super) const IBV_SEND_INLINE: c_uint = 8;
+
+pub(super) const IBV_WC_SUCCESS: c_uint = 0;
+pub(super) const IBV_WC_WR_FLUSH_ERR: c_uint = 5;
+pub(super) const IBV_WC_REM_INV_REQ_ERR: c_uint = 9;
+pub(super) const IBV_WC_REM_ACCESS_ERR: c_uint = 10;
+pub(super) const IBV_WC_REM_OP_ERR: c_uint = 11;
+pub(super) const IBV_WC_RETRY_EXC_ERR: c_uint = 12;
+pub(super) const IBV_WC_RNR_RETRY_EXC_ERR: c_uint = 13;
+
+const _: () = {
+    use std::mem::offset_of;
+    assert!(size_of::<ibv_context_ops>() == 256);
+    assert!(offset_of!(ibv_context_ops, poll_cq) == 88);
+    assert!(offset_of!(ibv_context_ops, req_notify_cq) == 96);
+    assert!(offset_of!(ibv_context_ops, post_send) == 200);
+    assert!(offset_of!(ibv_context_ops, post_recv) == 208);
+    assert!(offset_of!(ibv_context, ops) == 8);
+    assert!(offset_of!(ibv_context, cmd_fd) == 264);
+    assert!(offset_of!(ibv_context, async_fd) == 268);
+    assert!(size_of::<ibv_mr>() == 48);
+    assert!(offset_of!(ibv_mr, lkey) == 36);
+    assert!(offset_of!(ibv_mr, rkey) == 40);
+    assert!(size_of::<ibv_comp_channel>() == 16);
+    assert!(offset_of!(ibv_comp_channel, fd) == 8);
+    assert!(offset_of!(ibv_qp, qp_num) == 52);
+    assert!(size_of::<ibv_qp_cap>() == 20);
+    assert!(size_of::<ibv_qp_init_attr>() == 64);
+    assert!(offset_of!(ibv_qp_init_attr, cap) == 32);
+    assert!(offset_of!(ibv_qp_init_attr, qp_type) == 52);
+    assert!(size_of::<ibv_global_route>() == 24);
+    assert!(offset_of!(ibv_global_route, sgid_index) == 20);
+    assert!(size_of::<ibv_ah_attr>() == 32);
+    assert!(offset_of!(ibv_ah_attr, dlid) == 24);
+    assert!(offset_of!(ibv_ah_attr, port_num) == 30);
+    assert!(size_of::<ibv_qp_attr>() == 144);
+    assert!(offset_of!(ibv_qp_attr, cap) == 36);
+    assert!(offset_of!(ibv_qp_attr, ah_attr) == 56);
+    assert!(offset_of!(ibv_qp_attr, pkey_index) == 120);
+    assert!(offset_of!(ibv_qp_attr, max_rd_atomic) == 126);
+    assert!(offset_of!(ibv_qp_attr, port_num) == 129);
+    assert!(offset_of!(ibv_qp_attr, rnr_retry) == 132);
+    assert!(offset_of!(ibv_qp_attr, rate_limit) == 136);
+    assert!(size_of::<ibv_sge>() == 16);
+    assert!(size_of::<ibv_send_wr>() == 128);
+    assert!(offset_of!(ibv_send_wr, opcode) == 28);
+    assert!(offset_of!(ibv_send_wr, imm_data) == 36);
+    assert!(offset_of!(ibv_send_wr, remote_addr) == 40);
+    assert!(offset_of!(ibv_send_wr, rkey) == 48);
+    assert!(size_of::<ibv_recv_wr>() == 32);
+    assert!(size_of::<ibv_wc>() == 48);
+    assert!(offset_of!(ibv_wc, wc_flags) == 36);
+    assert!(offset_of!(ibv_wc, dlid_path_bits) == 45);
+    assert!(size_of::<ibv_port_attr>() == 56);
+    assert!(offset_of!(ibv_port_attr, pkey_tbl_len) == 32);
+    assert!(offset_of!(ibv_port_attr, link_layer) == 46);
+};

@@ -1,0 +1,125 @@
+//! A session's protection domain, and the memory registered in it. Keys of one domain mean nothing in another: that is what
+//! keeps the sessions of one device apart.
+
+use std::{ptr::NonNull, sync::Arc};
+
+use rustix::process::{Resource, getrlimit};
+
+use super::{abi::*, device::Context, error::RdmaError, memory::Memory};
+
+pub(super) struct Domain {
+    pub(super) raw: *mut ibv_pd,
+    pub(super) context: Arc<Context>,
+}
+
+// SAFETY: libibverbs's objects may be used from any thread, by its documentation.
+unsafe impl Send for Domain {}
+// SAFETY: as above.
+unsafe impl Sync for Domain {}
+
+impl Domain {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Self>, RdmaError> {
+        // SAFETY: the context is open.
+        let raw = unsafe { (context.verbs.ibv_alloc_pd)(context.raw) };
+        match raw.is_null() {
+            true => Err(RdmaError::last("making an RDMA protection domain")),
+            false => Ok(Arc::new(Self {
+                raw,
+                context: Arc::clone(context),
+            })),
+        }
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        if self.context.is_ours() {
+            // SAFETY: made by `new`; what was made with it holds it by an Arc.
+            let _ = unsafe { (self.context.verbs.ibv_dealloc_pd)(self.raw) };
+        }
+    }
+}
+
+/// What a peer's device may do with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Nothing: our own device reads it.
+    Local,
+    Write,
+    WriteAndRead,
+}
+
+/// Registered memory.
+pub(super) struct Region {
+    raw: NonNull<ibv_mr>,
+    pub(super) memory: Arc<Memory>,
+    pub(super) lkey: u32,
+    pub(super) rkey: u32,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: libibverbs's objects may be used from any thread, by its documentation.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    pub(super) fn new(
+        domain: &Arc<Domain>,
+        memory: Arc<Memory>,
+        access: Access,
+    ) -> Result<Self, RdmaError> {
+        let flags = match access {
+            Access::Local => IBV_ACCESS_LOCAL_WRITE,
+            Access::Write => IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
+            Access::WriteAndRead => {
+                IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ
+            }
+        };
+        let (address, len) = (memory.address() as *mut _, memory.len());
+        // SAFETY: the memory is mapped for as long as the region holds it, longer than the registration.
+        let raw = unsafe { (domain.context.verbs.ibv_reg_mr)(domain.raw, address, len, flags) };
+        let Some(raw) = NonNull::new(raw) else {
+            return Err(refused(len));
+        };
+        // SAFETY: made just now; the library does not change it.
+        let mr = unsafe { raw.as_ref() };
+        let (lkey, rkey) = (mr.lkey, mr.rkey);
+        Ok(Self {
+            raw,
+            memory,
+            lkey,
+            rkey,
+            domain: Arc::clone(domain),
+        })
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let context = &self.domain.context;
+        if context.is_ours() {
+            // SAFETY: made by `new`; queues that use it hold it, and are gone.
+            let _ = unsafe { (context.verbs.ibv_dereg_mr)(self.raw.as_ptr()) };
+        }
+    }
+}
+
+/// Why memory was not registered: a limit on locked memory says ENOMEM, as does memory that has run out.
+fn refused(len: usize) -> RdmaError {
+    let error = RdmaError::last("registering memory for RDMA");
+    let is_limit = matches!(
+        error,
+        RdmaError::Verbs {
+            errno: libc::ENOMEM | libc::EAGAIN | libc::EPERM,
+            ..
+        }
+    );
+    match getrlimit(Resource::Memlock).current {
+        Some(limit) if is_limit => RdmaError::MemoryLock {
+            needed: len as u64,
+            limit,
+        },
+        _ => error,
+    }
+}

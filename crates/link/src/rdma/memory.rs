@@ -1,0 +1,83 @@
+//! Memory that the peer's device may write: pages of its own, shared with forked children rather than copied for them, so
+//! that a fork never moves what a device has pinned.
+
+use std::{
+    ptr::{self, NonNull},
+    sync::atomic::AtomicU64,
+};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::Error;
+
+pub(super) struct Memory {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; it is accessed through atomics, or through slices whose rules
+// are those of the ring's only producer and only consumer.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Zeroed pages.
+    pub(super) fn new(len: usize) -> Result<Self, Error> {
+        const DOING: &str = "making memory for RDMA";
+        let flags = MapFlags::SHARED;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, access, flags) }
+            .map_err(Error::io(DOING))?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or(Error::Misuse("mapped at address 0"))?;
+        Ok(Self { base, len })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    /// The word at `offset`, a multiple of eight.
+    #[inline(always)]
+    pub(super) fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset < self.len && self.len - offset >= 8);
+        // SAFETY: within the mapping and aligned; all bytes are values of an atomic, whoever writes them meanwhile.
+        unsafe { self.base.add(offset).cast::<AtomicU64>().as_ref() }
+    }
+
+    /// The bytes of a frame. A hostile peer can change them while they are read: decoders copy a scalar out before they
+    /// check it, so that the worst is a frame that makes no sense.
+    #[inline]
+    pub(super) fn bytes(&self, offset: usize, len: usize) -> &[u8] {
+        assert!(offset <= self.len && self.len - offset >= len);
+        // SAFETY: within the mapping. That the bytes do not change while borrowed is the protocol's rule: the producer writes
+        // only where the consumer has given room back. Memory that is written by a device whose owner breaks the rule is
+        // outside what the language describes; see above.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), len) }
+    }
+
+    /// Room for a frame.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else in this process has a slice of this range, and no device writes it.
+    #[inline]
+    #[allow(clippy::mut_from_ref)]
+    pub(super) unsafe fn room(&self, offset: usize, len: usize) -> &mut [u8] {
+        assert!(offset <= self.len && self.len - offset >= len);
+        // SAFETY: within the mapping, and the caller's alone.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(offset), len) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and every reference into it borrows from `self`. An error would mean that it is not mapped.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}

@@ -1,0 +1,547 @@
+//! One reliable connection: its queue pair, the one completion queue of both its work queues, and the channel that wakes who
+//! sleeps on it. One half of a link owns it; nothing here is shared between threads.
+//!
+//! Requests are completed in order. Only some are signalled: a signalled request's completion speaks for all before it, so
+//! that the peer's acknowledgement costs the processor nothing for most.
+
+use std::{
+    collections::VecDeque,
+    ffi::CStr,
+    os::fd::BorrowedFd,
+    ptr::{self, NonNull},
+    sync::Arc,
+};
+
+use super::{
+    abi::*,
+    device::{Chosen, mtu_code},
+    domain::{Domain, Region},
+    error::RdmaError,
+};
+use crate::Error;
+
+/// Requests that may be outstanding.
+pub(super) const SEND_DEPTH: usize = 256;
+/// A request is signalled when so many before it were not.
+const SIGNAL_EVERY: usize = SEND_DEPTH / 4;
+/// Wake-ups that may arrive before the last ones were looked at; more wait at their sender's.
+const RECEIVE_DEPTH: usize = 16;
+/// Asked of the device, as it is: a small frame then travels in the request itself and need not be fetched.
+const INLINE_BYTES: u32 = 220;
+/// Requests of one doorbell.
+pub(super) const POSTED_MAX: usize = 16;
+
+/// Time until an unacknowledged packet is sent again: 4.096 us * 2^14 = 67 ms, up to four times that by the standard.
+const ACK_TIMEOUT: u8 = 14;
+/// Times that it is: a peer that does not answer is given up after half a second to two.
+const RETRIES: u8 = 7;
+/// How long a peer's device is left alone that has no request for a wake-up: 0.64 ms. Seven means for ever: such a device
+/// lives, and its process is watched otherwise.
+const NOT_READY_TIMER: u8 = 12;
+const NOT_READY_RETRIES: u8 = 7;
+const HOP_LIMIT: u8 = 64;
+pub(super) const PSN_MASK: u32 = 0xff_ffff;
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    Write,
+    /// Wakes the peer, too, if it sleeps.
+    WriteAndWake,
+    Read,
+}
+
+/// One request: bytes of a registered region of ours, to (or from) memory of the peer's.
+pub(super) struct Request<'r> {
+    pub(super) verb: Verb,
+    pub(super) region: &'r Region,
+    pub(super) offset: usize,
+    pub(super) len: usize,
+    pub(super) remote: u64,
+    pub(super) rkey: u32,
+}
+
+/// The other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Remote {
+    pub(super) number: u32,
+    pub(super) psn: u32,
+    pub(super) gid: [u8; 16],
+    pub(super) lid: u16,
+    pub(super) mtu: u16,
+}
+
+/// What was counted since the connection was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RdmaCounts {
+    /// Work requests posted.
+    pub requests: u64,
+    /// Calls that posted them.
+    pub doorbells: u64,
+    /// Requests whose bytes travelled in the request itself.
+    pub inline: u64,
+    /// Wake-ups among them.
+    pub wakes: u64,
+}
+
+pub(super) struct Queue {
+    qp: NonNull<ibv_qp>,
+    cq: NonNull<ibv_cq>,
+    channel: NonNull<ibv_comp_channel>,
+    domain: Arc<Domain>,
+    /// What the device reads and writes for this queue.
+    _regions: Vec<Arc<Region>>,
+    pub(super) psn: u32,
+    inline_bytes: usize,
+    posted: u64,
+    completed: u64,
+    /// Signalled requests: how many were posted with it, and what it means to the owner.
+    signals: VecDeque<(u64, u64)>,
+    unsignalled: usize,
+    /// What the last completed signal meant.
+    mark: u64,
+    woken: u64,
+    failed: Option<RdmaError>,
+    events: u32,
+    counts: RdmaCounts,
+}
+
+// SAFETY: libibverbs's objects may be used from any thread, by its documentation; the queue has one owner.
+unsafe impl Send for Queue {}
+
+impl Queue {
+    pub(super) fn new(
+        domain: &Arc<Domain>,
+        chosen: &Chosen,
+        regions: Vec<Arc<Region>>,
+        psn: u32,
+    ) -> Result<Self, RdmaError> {
+        let verbs = domain.context.verbs;
+        // SAFETY: the context is open.
+        let channel = unsafe { (verbs.ibv_create_comp_channel)(domain.context.raw) };
+        let channel = NonNull::new(channel)
+            .ok_or_else(|| RdmaError::last("making an RDMA completion channel"))?;
+        let parts = Parts::new(domain, channel)?;
+        let queue = Self {
+            qp: parts.qp,
+            cq: parts.cq,
+            channel,
+            domain: Arc::clone(domain),
+            _regions: regions,
+            psn,
+            inline_bytes: parts.inline_bytes,
+            posted: 0,
+            completed: 0,
+            signals: VecDeque::new(),
+            unsignalled: 0,
+            mark: 0,
+            woken: 0,
+            failed: None,
+            events: 0,
+            counts: RdmaCounts::default(),
+        };
+        queue.initialise(chosen)?;
+        (0..RECEIVE_DEPTH).try_for_each(|_| queue.post_receive())?;
+        let flags = rustix::fs::OFlags::NONBLOCK;
+        rustix::fs::fcntl_setfl(queue.channel(), flags).map_err(|errno| RdmaError::Verbs {
+            doing: "preparing an RDMA completion channel",
+            errno: errno.raw_os_error(),
+        })?;
+        Ok(queue)
+    }
+
+    /// The number by which the peer reaches it.
+    pub(super) fn number(&self) -> u32 {
+        // SAFETY: made by `new`; the library does not change it.
+        unsafe { self.qp.as_ref().qp_num }
+    }
+
+    fn initialise(&self, chosen: &Chosen) -> Result<(), RdmaError> {
+        let mut attr = ibv_qp_attr {
+            qp_state: IBV_QPS_INIT,
+            pkey_index: chosen.pkey_index,
+            port_num: chosen.port,
+            qp_access_flags: (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ) as u32,
+            ..ibv_qp_attr::default()
+        };
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        self.modify(&mut attr, mask, "preparing an RDMA queue pair")
+    }
+
+    /// Connects it: from here on it receives and sends.
+    pub(super) fn connect(&self, chosen: &Chosen, remote: &Remote) -> Result<(), RdmaError> {
+        let mut attr = ibv_qp_attr {
+            qp_state: IBV_QPS_RTR,
+            path_mtu: mtu_code(chosen.mtu.min(remote.mtu)),
+            dest_qp_num: remote.number,
+            rq_psn: remote.psn,
+            max_dest_rd_atomic: 1,
+            min_rnr_timer: NOT_READY_TIMER,
+            ..ibv_qp_attr::default()
+        };
+        attr.ah_attr.port_num = chosen.port;
+        attr.ah_attr.dlid = remote.lid;
+        // RoCE knows no other addresses; InfiniBand needs them between subnets.
+        if chosen.is_ethernet || remote.gid[..8] != chosen.gid[..8] {
+            attr.ah_attr.is_global = 1;
+            attr.ah_attr.grh = ibv_global_route {
+                dgid: ibv_gid(remote.gid),
+                flow_label: 0,
+                sgid_index: chosen.gid_index,
+                hop_limit: HOP_LIMIT,
+                traffic_class: chosen.traffic_class,
+            };
+        }
+        let mask = IBV_QP_STATE
+            | IBV_QP_AV
+            | IBV_QP_PATH_MTU
+            | IBV_QP_DEST_QPN
+            | IBV_QP_RQ_PSN
+            | IBV_QP_MAX_DEST_RD_ATOMIC
+            | IBV_QP_MIN_RNR_TIMER;
+        self.modify(&mut attr, mask, "connecting an RDMA queue pair (is the peer's address reachable from this device?)")?;
+        let mut attr = ibv_qp_attr {
+            qp_state: IBV_QPS_RTS,
+            sq_psn: self.psn,
+            timeout: ACK_TIMEOUT,
+            retry_cnt: RETRIES,
+            rnr_retry: NOT_READY_RETRIES,
+            max_rd_atomic: 1,
+            ..ibv_qp_attr::default()
+        };
+        let mask = IBV_QP_STATE
+            | IBV_QP_SQ_PSN
+            | IBV_QP_TIMEOUT
+            | IBV_QP_RETRY_CNT
+            | IBV_QP_RNR_RETRY
+            | IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify(&mut attr, mask, "starting an RDMA queue pair")
+    }
+
+    fn modify(&self, attr: &mut ibv_qp_attr, mask: i32, doing: &'static str) -> Result<(), RdmaError> {
+        // SAFETY: the queue pair is ours, and `attr` has the members that `mask` names.
+        let rc = unsafe { (self.domain.context.verbs.ibv_modify_qp)(self.qp.as_ptr(), attr, mask) };
+        RdmaError::of(rc, doing)
+    }
+
+    /// Whether `count` more requests may be posted, as far as is known; [`poll`](Self::poll) may learn of more.
+    #[inline]
+    pub(super) fn has_room(&self, count: usize) -> bool {
+        (self.posted - self.completed) as usize + count <= SEND_DEPTH
+    }
+
+    /// Whether all that was posted is known to have been done. Only what was signalled can be.
+    pub(super) fn is_idle(&self) -> bool {
+        self.posted == self.completed
+    }
+
+    /// Posts `requests` by one doorbell; there is room for them. The last is signalled if `is_signalled`, or when it is time;
+    /// [`done`](Self::done) is `mark` once it is complete. True if it was signalled.
+    #[inline]
+    pub(super) fn post(
+        &mut self,
+        requests: &[Request<'_>],
+        is_signalled: bool,
+        mark: u64,
+    ) -> Result<bool, Error> {
+        debug_assert!(requests.len() <= POSTED_MAX && self.has_room(requests.len()));
+        self.check()?;
+        let Some(last) = requests.len().checked_sub(1) else {
+            return Ok(false);
+        };
+        let is_signalled = is_signalled || self.unsignalled + requests.len() >= SIGNAL_EVERY;
+        let mut pieces = [ibv_sge::default(); POSTED_MAX];
+        let mut raw = [NOTHING; POSTED_MAX];
+        for (at, request) in requests.iter().enumerate() {
+            let memory = &request.region.memory;
+            assert!(request.offset <= memory.len() && memory.len() - request.offset >= request.len);
+            pieces[at] = ibv_sge {
+                addr: memory.address() + request.offset as u64,
+                length: request.len as u32,
+                lkey: request.region.lkey,
+            };
+            let is_inline = request.verb != Verb::Read && request.len <= self.inline_bytes;
+            let signal = if at == last && is_signalled { IBV_SEND_SIGNALED } else { 0 };
+            let inline = if is_inline { IBV_SEND_INLINE } else { 0 };
+            raw[at] = ibv_send_wr {
+                opcode: match request.verb {
+                    Verb::Write => IBV_WR_RDMA_WRITE,
+                    Verb::WriteAndWake => IBV_WR_RDMA_WRITE_WITH_IMM,
+                    Verb::Read => IBV_WR_RDMA_READ,
+                },
+                sg_list: &raw mut pieces[at],
+                num_sge: 1,
+                send_flags: signal | inline,
+                remote_addr: request.remote,
+                rkey: request.rkey,
+                ..NOTHING
+            };
+            self.counts.inline += u64::from(is_inline);
+            self.counts.wakes += u64::from(request.verb == Verb::WriteAndWake);
+        }
+        for at in 0..last {
+            raw[at].next = &raw mut raw[at + 1];
+        }
+        self.counts.requests += requests.len() as u64;
+        self.counts.doorbells += 1;
+        let mut bad = ptr::null_mut();
+        // SAFETY: the chain of requests and their pieces outlive the call, which copies them; what they name is memory of
+        // regions that the queue's owner keeps registered for longer than the queue lives.
+        let rc = unsafe {
+            let Some(post) = self.ops().post_send else {
+                return Err(broken("it has no call to post requests"));
+            };
+            post(self.qp.as_ptr(), raw.as_mut_ptr(), &mut bad)
+        };
+        if let Err(error) = RdmaError::of(rc, "posting an RDMA request") {
+            return Err(self.fail(error));
+        }
+        self.posted += requests.len() as u64;
+        self.unsignalled += requests.len();
+        if is_signalled {
+            let count = std::mem::take(&mut self.unsignalled) as u64;
+            self.signals.push_back((count, mark));
+        }
+        Ok(is_signalled)
+    }
+
+    /// What the last completed signal was marked with.
+    #[inline]
+    pub(super) fn done(&self) -> u64 {
+        self.mark
+    }
+
+    /// Wake-ups that have come.
+    pub(super) fn wakes(&self) -> u64 {
+        self.woken
+    }
+
+    pub(super) fn counts(&self) -> RdmaCounts {
+        self.counts
+    }
+
+    /// Takes in what has completed. An error is that of the connection, which is of no further use.
+    pub(super) fn poll(&mut self) -> Result<(), Error> {
+        loop {
+            let mut found = [ibv_wc::default(); 8];
+            // SAFETY: there is room for as many completions as are asked for, and the queue is ours.
+            let count = unsafe {
+                let Some(poll) = self.ops().poll_cq else {
+                    return Err(broken("it has no call to poll completions"));
+                };
+                poll(self.cq.as_ptr(), found.len() as i32, found.as_mut_ptr())
+            };
+            let Ok(count) = usize::try_from(count) else {
+                return Err(self.fail(RdmaError::last("polling RDMA completions")));
+            };
+            for completion in &found[..count] {
+                self.take(completion)?;
+            }
+            if count < found.len() {
+                return self.check();
+            }
+        }
+    }
+
+    fn take(&mut self, completion: &ibv_wc) -> Result<(), Error> {
+        if completion.status != IBV_WC_SUCCESS {
+            self.note_failure(completion);
+            return Ok(());
+        }
+        if completion.wr_id == RECEIVE {
+            self.woken += 1;
+            return self.post_receive().map_err(|error| self.fail(error));
+        }
+        if let Some((count, mark)) = self.signals.pop_front() {
+            self.completed += count;
+            self.mark = mark;
+        }
+        Ok(())
+    }
+
+    /// The first failure says why; the others follow from it.
+    fn note_failure(&mut self, completion: &ibv_wc) {
+        let is_consequence = completion.status == IBV_WC_WR_FLUSH_ERR;
+        let is_better = match &self.failed {
+            None => true,
+            Some(RdmaError::Failed { status, .. }) => !is_consequence && status.is_empty(),
+            Some(_) => false,
+        };
+        if !is_better {
+            return;
+        }
+        let verbs = self.domain.context.verbs;
+        // SAFETY: the library returns a constant C string for every number.
+        let status = unsafe { CStr::from_ptr((verbs.ibv_wc_status_str)(completion.status)) };
+        let status = status.to_string_lossy().into_owned();
+        let vendor = completion.vendor_err;
+        self.failed = Some(match completion.status {
+            // Nothing else is known: the peer broke the connection, or its device did.
+            IBV_WC_WR_FLUSH_ERR => RdmaError::Failed {
+                status: String::new(),
+                vendor,
+            },
+            IBV_WC_RETRY_EXC_ERR | IBV_WC_RNR_RETRY_EXC_ERR => RdmaError::Unanswered { status },
+            IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_INV_REQ_ERR | IBV_WC_REM_OP_ERR => {
+                RdmaError::AccessRefused { status }
+            }
+            _ => RdmaError::Failed { status, vendor },
+        });
+    }
+
+    #[inline]
+    fn check(&self) -> Result<(), Error> {
+        match &self.failed {
+            None => Ok(()),
+            Some(error) => Err(error.clone().into_link_error()),
+        }
+    }
+
+    fn fail(&mut self, error: RdmaError) -> Error {
+        self.failed.get_or_insert(error).clone().into_link_error()
+    }
+
+    fn post_receive(&self) -> Result<(), RdmaError> {
+        let mut request = ibv_recv_wr {
+            wr_id: RECEIVE,
+            next: ptr::null_mut(),
+            sg_list: ptr::null_mut(),
+            num_sge: 0,
+        };
+        let mut bad = ptr::null_mut();
+        // SAFETY: the request outlives the call, which copies it; it names no memory.
+        let rc = unsafe {
+            match self.ops().post_recv {
+                Some(post) => post(self.qp.as_ptr(), &mut request, &mut bad),
+                None => libc::ENOSYS,
+            }
+        };
+        RdmaError::of(rc, "posting an RDMA receive request")
+    }
+
+    fn ops(&self) -> &ibv_context_ops {
+        // SAFETY: the queue pair and its context live; the library fills the table before it returns them.
+        unsafe { &(*self.qp.as_ref().context).ops }
+    }
+
+    /// From now on the next completion makes [`channel`](Self::channel) readable.
+    pub(super) fn arm(&mut self) -> Result<(), Error> {
+        let rc = match self.ops().req_notify_cq {
+            // SAFETY: the queue is ours.
+            Some(notify) => unsafe { notify(self.cq.as_ptr(), 0) },
+            None => libc::ENOSYS,
+        };
+        RdmaError::of(rc, "asking for RDMA completion events").map_err(|error| self.fail(error))
+    }
+
+    /// Readable when something has completed since [`arm`](Self::arm).
+    pub(super) fn channel(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel lives as long as `self`, and so does its descriptor.
+        unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
+    }
+
+    /// Takes the event that made the channel readable.
+    pub(super) fn take_event(&mut self) {
+        let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
+        let verbs = self.domain.context.verbs;
+        // SAFETY: both pointers outlive the call, which does not block.
+        let rc = unsafe { (verbs.ibv_get_cq_event)(self.channel.as_ptr(), &mut cq, &mut context) };
+        if rc == 0 {
+            self.events += 1;
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let context = &self.domain.context;
+        if !context.is_ours() {
+            return;
+        }
+        // SAFETY: all three were made by `new` and are used by nobody else; in this order nothing is destroyed before what
+        // uses it, and every event was taken, which the library waits for.
+        unsafe {
+            let _ = (context.verbs.ibv_destroy_qp)(self.qp.as_ptr());
+            (context.verbs.ibv_ack_cq_events)(self.cq.as_ptr(), self.events);
+            let _ = (context.verbs.ibv_destroy_cq)(self.cq.as_ptr());
+            let _ = (context.verbs.ibv_destroy_comp_channel)(self.channel.as_ptr());
+        }
+    }
+}
+
+/// Tells receive requests from others.
+const RECEIVE: u64 = 1;
+
+const NOTHING: ibv_send_wr = ibv_send_wr {
+    wr_id: 0,
+    next: ptr::null_mut(),
+    sg_list: ptr::null_mut(),
+    num_sge: 0,
+    opcode: IBV_WR_RDMA_WRITE,
+    send_flags: 0,
+    imm_data: 0,
+    remote_addr: 0,
+    rkey: 0,
+    _others: [0; 9],
+};
+
+fn broken(what: &'static str) -> Error {
+    Error::Misuse(what)
+}
+
+/// A queue pair and its completion queue, or neither.
+struct Parts {
+    cq: NonNull<ibv_cq>,
+    qp: NonNull<ibv_qp>,
+    inline_bytes: usize,
+}
+
+impl Parts {
+    fn new(domain: &Arc<Domain>, channel: NonNull<ibv_comp_channel>) -> Result<Self, RdmaError> {
+        let verbs = domain.context.verbs;
+        // A connection in error completes every request, signalled or not.
+        let entries = (SEND_DEPTH + RECEIVE_DEPTH + 1) as i32;
+        // SAFETY: the context is open and the channel is its.
+        let cq = unsafe {
+            (verbs.ibv_create_cq)(domain.context.raw, entries, ptr::null_mut(), channel.as_ptr(), 0)
+        };
+        let Some(cq) = NonNull::new(cq) else {
+            let error = RdmaError::last("making an RDMA completion queue");
+            // SAFETY: nothing was made with it.
+            let _ = unsafe { (verbs.ibv_destroy_comp_channel)(channel.as_ptr()) };
+            return Err(error);
+        };
+        // What a device has for requests themselves is found by trying.
+        for inline_bytes in [INLINE_BYTES, 64, 32, 0] {
+            let mut attr = ibv_qp_init_attr {
+                qp_context: ptr::null_mut(),
+                send_cq: cq.as_ptr(),
+                recv_cq: cq.as_ptr(),
+                srq: ptr::null_mut(),
+                cap: ibv_qp_cap {
+                    max_send_wr: SEND_DEPTH as u32,
+                    max_recv_wr: RECEIVE_DEPTH as u32,
+                    max_send_sge: 1,
+                    max_recv_sge: 1,
+                    max_inline_data: inline_bytes,
+                },
+                qp_type: IBV_QPT_RC,
+                sq_sig_all: 0,
+            };
+            // SAFETY: the domain is of the context that the queue is of, and `attr` outlives the call.
+            let qp = unsafe { (verbs.ibv_create_qp)(domain.raw, &mut attr) };
+            if let Some(qp) = NonNull::new(qp) {
+                let inline_bytes = attr.cap.max_inline_data as usize;
+                return Ok(Self { cq, qp, inline_bytes });
+            }
+        }
+        let error = RdmaError::last("making an RDMA queue pair");
+        // SAFETY: nothing was made with either.
+        unsafe {
+            let _ = (verbs.ibv_destroy_cq)(cq.as_ptr());
+            let _ = (verbs.ibv_destroy_comp_channel)(channel.as_ptr());
+        }
+        Err(error)
+    }
+}

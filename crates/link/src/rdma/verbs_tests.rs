@@ -1,0 +1,197 @@
+//! The verbs themselves, on whatever device this machine has: skipped, and loudly, where it has none.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use super::{
+    RdmaError, RdmaOptions,
+    device::{Chosen, choose},
+    domain::{Access, Domain, Region},
+    memory::Memory,
+    queue::{Queue, Remote, Request, Verb},
+};
+use crate::Error;
+
+const BYTES: usize = 64 << 10;
+
+struct Side {
+    chosen: Chosen,
+    region: Arc<Region>,
+    queue: Queue,
+}
+
+impl Side {
+    fn new(psn: u32) -> Option<Self> {
+        let options = RdmaOptions::default().with_environment().unwrap();
+        let chosen = match choose(&options, None, None) {
+            Ok(chosen) => chosen,
+            Err(error) => {
+                eprintln!("NOT RUN, no RDMA device to test with: {error}");
+                assert!(std::env::var_os("OUTBOARD_RDMA_REQUIRED").is_none());
+                return None;
+            }
+        };
+        let domain = Domain::new(&chosen.context).unwrap();
+        let memory = Arc::new(Memory::new(BYTES).unwrap());
+        let region = Arc::new(Region::new(&domain, memory, Access::WriteAndRead).unwrap());
+        let regions = vec![Arc::clone(&region)];
+        let queue = Queue::new(&domain, &chosen, regions, psn).unwrap();
+        Some(Self {
+            chosen,
+            region,
+            queue,
+        })
+    }
+
+    fn remote(&self) -> Remote {
+        Remote {
+            number: self.queue.number(),
+            psn: self.queue.psn,
+            gid: self.chosen.gid,
+            lid: self.chosen.lid,
+            mtu: self.chosen.mtu,
+        }
+    }
+
+    fn request<'r>(&'r self, verb: Verb, to: &Side, offset: usize, len: usize) -> Request<'r> {
+        Request {
+            verb,
+            region: &self.region,
+            offset,
+            len,
+            remote: to.region.memory.address() + offset as u64,
+            rkey: to.region.rkey,
+        }
+    }
+}
+
+fn pair() -> Option<(Side, Side)> {
+    let (one, other) = (Side::new(7)?, Side::new(0xff_fff0)?);
+    one.queue.connect(&one.chosen, &other.remote()).unwrap();
+    other.queue.connect(&other.chosen, &one.remote()).unwrap();
+    Some((one, other))
+}
+
+fn until(what: &str, mut ready: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !ready() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+/// Posts one request by itself and waits until it is done.
+fn run(side: &mut Side, request: impl FnOnce(&Side) -> Request<'_>, mark: u64) -> Result<(), Error> {
+    let region = Arc::clone(&side.region);
+    let made = request(side);
+    let made = Request { region: &region, ..made };
+    side.queue.post(&[made], true, mark)?;
+    let start = Instant::now();
+    while side.queue.done() != mark {
+        side.queue.poll()?;
+        assert!(start.elapsed() < Duration::from_secs(20));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_ping_comes_back_over_a_real_queue_pair() {
+    let Some((mut one, mut other)) = pair() else {
+        return;
+    };
+    for round in 1..=100u64 {
+        for (from, to) in [(&mut one, &mut other)] {
+            from.region.memory.word(0).store(round, Ordering::Relaxed);
+            run(from, |from| from.request(Verb::Write, to, 0, 8), round).unwrap();
+            until("the ping", || to.region.memory.word(0).load(Ordering::Acquire) == round);
+            to.region.memory.word(8).store(round * 3, Ordering::Relaxed);
+            run(to, |to| to.request(Verb::Write, from, 8, 8), round).unwrap();
+            until("the answer", || from.region.memory.word(8).load(Ordering::Acquire) == round * 3);
+        }
+    }
+    assert_eq!(one.queue.counts().requests, 100);
+    assert_eq!(one.queue.counts().doorbells, 100);
+    // A look at the other's memory, without its doing.
+    other.region.memory.word(64).store(77, Ordering::Relaxed);
+    run(&mut one, |one| one.request(Verb::Read, &other, 64, 8), 1000).unwrap();
+    assert_eq!(one.region.memory.word(64).load(Ordering::Acquire), 77);
+}
+
+#[test]
+fn a_wake_up_makes_the_channel_readable() {
+    let Some((mut one, mut other)) = pair() else {
+        return;
+    };
+    for round in 1..=40 {
+        other.queue.arm().unwrap();
+        run(&mut one, |one| one.request(Verb::WriteAndWake, &other, 0, 16), round).unwrap();
+        let until = Some(Instant::now() + Duration::from_secs(20));
+        let events = rustix::event::PollFlags::IN;
+        assert!(crate::sys::wait_one(other.queue.channel(), events, until).unwrap());
+        other.queue.take_event();
+        other.queue.poll().unwrap();
+        assert_eq!(other.queue.wakes(), round);
+    }
+}
+
+#[test]
+fn what_is_outside_the_window_or_of_another_session_is_refused() {
+    let Some((_, stranger)) = pair() else {
+        return;
+    };
+    for case in ["behind the end", "another session's key", "no key at all"] {
+        let (mut one, other) = pair().unwrap();
+        other.region.memory.word(0).store(5, Ordering::Relaxed);
+        stranger.region.memory.word(0).store(6, Ordering::Relaxed);
+        one.region.memory.word(0).store(u64::MAX, Ordering::Relaxed);
+        let error = run(
+            &mut one,
+            |one| {
+                let request = one.request(Verb::Write, &other, 0, 8);
+                match case {
+                    "behind the end" => Request {
+                        remote: request.remote + BYTES as u64 - 4,
+                        ..request
+                    },
+                    "another session's key" => Request {
+                        remote: stranger.region.memory.address(),
+                        rkey: stranger.region.rkey,
+                        ..request
+                    },
+                    _ => Request {
+                        rkey: request.rkey ^ 0x5a5a_5a5a,
+                        ..request
+                    },
+                }
+            },
+            1,
+        )
+        .unwrap_err();
+        assert!(
+            matches!(&error, Error::Rdma(RdmaError::AccessRefused { .. })),
+            "{case}: {error}"
+        );
+        assert_eq!(other.region.memory.word(0).load(Ordering::Acquire), 5);
+        assert_eq!(stranger.region.memory.word(0).load(Ordering::Acquire), 6);
+        // The connection is of no further use, and says so.
+        let again = run(&mut one, |one| one.request(Verb::Write, &other, 0, 8), 2).unwrap_err();
+        assert!(matches!(again, Error::Rdma(RdmaError::AccessRefused { .. })), "{again}");
+    }
+}
+
+#[test]
+fn what_cannot_be_had_says_why() {
+    if Side::new(0).is_none() {
+        return;
+    }
+    let of = |text: &str| match choose(&text.parse().unwrap(), None, None) {
+        Ok(_) => unreachable!("{text}"),
+        Err(error) => error,
+    };
+    assert!(matches!(of("device=mlx9_9"), RdmaError::NoSuchDevice { .. }));
+    assert!(matches!(of("port=9"), RdmaError::NoSuchPort { .. }));
+    assert!(matches!(of("gid=200"), RdmaError::NoSuchGid { .. }));
+    assert!(matches!(of("pkey=0x1234"), RdmaError::NoPartition { .. }));
+}
