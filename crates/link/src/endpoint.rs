@@ -1,4 +1,4 @@
-//! Where a server listens: `shm:///path` or `tcp://host:port`.
+//! Where a server listens: `shm:///path`, `tcp://host:port` or `rdma://host:port?device=...`.
 
 use std::{
     fmt,
@@ -7,6 +7,7 @@ use std::{
     str::FromStr,
 };
 
+use crate::rdma::RdmaOptions;
 use outboard_wire::limits::{PORT_DEFAULT, UNIX_PATH_BYTES_MAX};
 
 /// The address of a server. [`Display`](fmt::Display) gives the form that [`FromStr`] reads back as the same value.
@@ -18,6 +19,12 @@ pub enum Endpoint {
     Tcp {
         host: Host,
         port: u16,
+    },
+    /// A tcp port, too, over which the two sides arrange what their network adapters do.
+    Rdma {
+        host: Host,
+        port: u16,
+        options: RdmaOptions,
     },
 }
 
@@ -34,7 +41,8 @@ pub enum Host {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "bad server address {url:?}: {reason}; accepted are shm:///absolute/path, shm:relative/path, tcp://host, \
-     tcp://host:port, tcp://1.2.3.4:port and tcp://[ipv6]:port (default port {PORT_DEFAULT})"
+     tcp://host:port, tcp://1.2.3.4:port and tcp://[ipv6]:port (default port {PORT_DEFAULT}), and the same with rdma://, \
+     where ?device=mlx5_0&port=1&gid=3&mtu=4096&traffic_class=106&pkey=0xffff may follow, or some of it"
 )]
 pub struct EndpointError {
     pub url: String,
@@ -48,13 +56,19 @@ impl FromStr for Endpoint {
         let parsed = match url.split_once(':') {
             Some(("shm", rest)) => parse_shm(rest),
             Some(("tcp", rest)) => match rest.strip_prefix("//") {
-                Some(authority) => parse_tcp(authority),
+                Some(authority) => {
+                    parse_authority(authority).map(|(host, port)| Endpoint::Tcp { host, port })
+                }
                 None => Err("tcp: must be followed by //".into()),
+            },
+            Some(("rdma", rest)) => match rest.strip_prefix("//") {
+                Some(rest) => parse_rdma(rest),
+                None => Err("rdma: must be followed by //".into()),
             },
             Some((scheme, rest)) if rest.starts_with("//") => {
                 Err(format!("there is no link of kind {scheme:?}"))
             }
-            _ => Err("it does not start with shm: or tcp://".into()),
+            _ => Err("it does not start with shm:, tcp:// or rdma://".into()),
         };
         parsed.map_err(|reason| EndpointError {
             url: url.into(),
@@ -69,6 +83,17 @@ impl fmt::Display for Endpoint {
             Self::Shm(path) if path.is_absolute() => write!(f, "shm://{}", path.display()),
             Self::Shm(path) => write!(f, "shm:{}", path.display()),
             Self::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
+            Self::Rdma {
+                host,
+                port,
+                options,
+            } => {
+                write!(f, "rdma://{host}:{port}")?;
+                match options.is_empty() {
+                    true => Ok(()),
+                    false => write!(f, "?{options}"),
+                }
+            }
         }
     }
 }
@@ -113,7 +138,18 @@ fn parse_shm(rest: &str) -> Result<Endpoint, String> {
     Ok(Endpoint::Shm(path))
 }
 
-fn parse_tcp(authority: &str) -> Result<Endpoint, String> {
+fn parse_rdma(rest: &str) -> Result<Endpoint, String> {
+    let (authority, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let options = query.parse()?;
+    let (host, port) = parse_authority(authority)?;
+    Ok(Endpoint::Rdma {
+        host,
+        port,
+        options,
+    })
+}
+
+fn parse_authority(authority: &str) -> Result<(Host, u16), String> {
     let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
         let (inside, after) = rest
             .split_once(']')
@@ -140,7 +176,7 @@ fn parse_tcp(authority: &str) -> Result<Endpoint, String> {
             .map_err(|_| format!("port {digits} is above 65535"))?,
         Some(other) => return Err(format!("{other:?} is not a port")),
     };
-    Ok(Endpoint::Tcp { host, port })
+    Ok((host, port))
 }
 
 fn parse_v6(text: &str) -> Result<Host, String> {
@@ -195,6 +231,12 @@ mod tests {
             ("tcp://10.0.0.7:0", "tcp://10.0.0.7:0"),
             ("tcp://[::1]", "tcp://[::1]:4833"),
             ("tcp://[FE80::1%eth0]:65535", "tcp://[fe80::1%eth0]:65535"),
+            ("rdma://gpu-7", "rdma://gpu-7:4833"),
+            ("rdma://[::1]:9?", "rdma://[::1]:9"),
+            (
+                "rdma://10.0.0.7?gid=0x3&device=mlx5_0",
+                "rdma://10.0.0.7:4833?device=mlx5_0&gid=3",
+            ),
         ] {
             let endpoint: Endpoint = url.parse().unwrap();
             assert_eq!(endpoint.to_string(), shown);
@@ -216,7 +258,13 @@ mod tests {
             ("", "does not start with"),
             ("localhost:4833", "does not start with"),
             ("http://x", "no link of kind \"http\""),
-            ("rdma://x", "no link of kind \"rdma\""),
+            ("verbs://x", "no link of kind \"verbs\""),
+            ("rdma:x", "followed by //"),
+            ("rdma://", "host is missing"),
+            ("rdma://x?gid", "not NAME=VALUE"),
+            ("rdma://x?colour=red", "none of device"),
+            ("rdma://x?mtu=1500", "none of 256"),
+            ("tcp://x?gid=3", "not a host name"),
             ("shm:", "path is missing"),
             ("shm://", "path is missing"),
             ("shm://run/x", "three slashes"),

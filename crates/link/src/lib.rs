@@ -70,6 +70,7 @@ pub use crate::{
     link::{Closer, Flusher, Helper, Kind, Link, Receiver, Sender, Wait, Waker},
     listener::{Listener, connect},
     place::{Frame, Place, Placer, Segment},
+    rdma::{RdmaCounts, RdmaDevice, RdmaError, RdmaOptions, RdmaPort, rdma_devices},
     stream::{Peer, Stream},
 };
 pub use error::Error;

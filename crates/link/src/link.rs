@@ -15,7 +15,7 @@ use crate::{
     Error,
     emulated::{self, End},
     place::{Frame, Placer},
-    shm, spin, tcp,
+    rdma, shm, spin, tcp,
 };
 
 /// A kind of link.
@@ -24,6 +24,8 @@ use crate::{
 pub enum Kind {
     Shm,
     Tcp,
+    /// Frames written by a network adapter: RoCE or InfiniBand.
+    Rdma,
     /// A network that is emulated over one of the others; it shares nothing but frames.
     Emulated,
 }
@@ -34,6 +36,7 @@ impl Kind {
         match self {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
             Self::Emulated => "emulated",
         }
     }
@@ -50,6 +53,7 @@ impl fmt::Display for Kind {
 pub enum Link {
     Shm(shm::Connection),
     Tcp(tcp::Connection),
+    Rdma(rdma::Connection),
     Emulated(emulated::Connection),
 }
 
@@ -63,6 +67,7 @@ impl Link {
         match self {
             Self::Shm(_) => Kind::Shm,
             Self::Tcp(_) => Kind::Tcp,
+            Self::Rdma(_) => Kind::Rdma,
             Self::Emulated(_) => Kind::Emulated,
         }
     }
@@ -78,7 +83,7 @@ impl Link {
     /// The addresses of a tcp link, where further connections can be made: ours and the peer's.
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         match self {
-            Self::Shm(_) | Self::Emulated(_) => None,
+            Self::Shm(_) | Self::Rdma(_) | Self::Emulated(_) => None,
             Self::Tcp(link) => link.addresses(),
         }
     }
@@ -93,6 +98,10 @@ impl Link {
             Self::Tcp(link) => {
                 let (sender, receiver) = link.split();
                 (Sender::Tcp(sender), Receiver::Tcp(receiver))
+            }
+            Self::Rdma(link) => {
+                let (sender, receiver) = link.split();
+                (Sender::Rdma(sender), Receiver::Rdma(receiver))
             }
             Self::Emulated(link) => (
                 Sender::Emulated(link.sender),
@@ -125,6 +134,7 @@ pub enum Wait {
 pub enum Sender {
     Shm(shm::Sender),
     Tcp(tcp::Sender),
+    Rdma(rdma::Sender),
     Emulated(Box<emulated::Sender>),
 }
 
@@ -153,6 +163,7 @@ impl Sender {
         match self {
             Self::Shm(sender) => sender.reserve(len),
             Self::Tcp(sender) => sender.reserve(len),
+            Self::Rdma(sender) => sender.reserve(len),
             Self::Emulated(sender) => sender.reserve(len),
         }
     }
@@ -164,6 +175,7 @@ impl Sender {
         match self {
             Self::Shm(sender) => sender.commit(len),
             Self::Tcp(sender) => sender.commit(len),
+            Self::Rdma(sender) => sender.commit(len),
             Self::Emulated(sender) => sender.commit(len),
         }
     }
@@ -187,6 +199,7 @@ impl Sender {
         match self {
             Self::Shm(_) => Ok(()),
             Self::Tcp(sender) => sender.flush(),
+            Self::Rdma(sender) => sender.flush(),
             Self::Emulated(sender) => sender.inner.flush(),
         }
     }
@@ -198,6 +211,8 @@ impl Sender {
         match self {
             Self::Shm(_) => Ok(()),
             Self::Tcp(sender) => sender.post(),
+            // To post is all that there is to do.
+            Self::Rdma(sender) => sender.flush(),
             Self::Emulated(sender) => sender.inner.post(),
         }
     }
@@ -205,7 +220,7 @@ impl Sender {
     /// A handle by which any thread sends what was [posted](Sender::post), without the sender.
     pub fn flusher(&self) -> Flusher {
         match self {
-            Self::Shm(_) => Flusher(None),
+            Self::Shm(_) | Self::Rdma(_) => Flusher(None),
             Self::Tcp(sender) => Flusher(Some(sender.flusher())),
             Self::Emulated(sender) => sender.inner.flusher(),
         }
@@ -225,6 +240,7 @@ impl Sender {
         match self {
             Self::Shm(sender) => sender.shutdown(),
             Self::Tcp(sender) => sender.shutdown(),
+            Self::Rdma(sender) => sender.shutdown(),
             Self::Emulated(sender) => sender.inner.shutdown(),
         }
     }
@@ -235,6 +251,7 @@ impl Sender {
         match self {
             Self::Shm(sender) => Closer(CloserKind::Shm(sender.closer()), None),
             Self::Tcp(sender) => Closer(CloserKind::Tcp(sender.closer()), None),
+            Self::Rdma(sender) => Closer(CloserKind::Rdma(sender.closer()), None),
             Self::Emulated(sender) => {
                 let Closer(inner, _) = sender.inner.closer();
                 Closer(inner, Some(Arc::clone(&sender.rest)))
@@ -242,10 +259,19 @@ impl Sender {
         }
     }
 
+    /// What a rdma link has posted so far.
+    pub fn rdma_counts(&self) -> Option<rdma::RdmaCounts> {
+        match self {
+            Self::Rdma(sender) => Some(sender.counts()),
+            _ => None,
+        }
+    }
+
     pub fn kind(&self) -> Kind {
         match self {
             Self::Shm(_) => Kind::Shm,
             Self::Tcp(_) => Kind::Tcp,
+            Self::Rdma(_) => Kind::Rdma,
             Self::Emulated(_) => Kind::Emulated,
         }
     }
@@ -290,6 +316,10 @@ impl Flusher {
     ) -> Result<(), Error> {
         let tcp = match &mut *sender {
             Sender::Shm(shm) => return shm.commit(len),
+            Sender::Rdma(rdma) => {
+                rdma.commit(len)?;
+                return rdma.flush();
+            }
             Sender::Tcp(tcp) => tcp,
             Sender::Emulated(emulated) => return emulated.commit_and_flush(len),
         };
@@ -339,6 +369,7 @@ impl Helper {
 pub enum Receiver {
     Shm(shm::Receiver),
     Tcp(tcp::Receiver),
+    Rdma(rdma::Receiver),
     Emulated(Box<emulated::Receiver>),
 }
 
@@ -352,12 +383,13 @@ impl Receiver {
         match self {
             Self::Shm(receiver) => receiver.recv(wait),
             Self::Tcp(receiver) => receiver.recv(wait),
+            Self::Rdma(receiver) => receiver.recv(wait),
             Self::Emulated(receiver) => receiver.recv(wait),
         }
     }
 
     /// As [`recv`](Receiver::recv), but a long frame goes where `place` says, straight from the kernel, if this kind of
-    /// link receives at all: over shm frames lie in the ring already, and `place` is never asked.
+    /// link receives at all: over shm and rdma frames lie in the ring already, and `place` is never asked.
     ///
     /// A frame that has begun to be placed goes on there with the next call, whatever that call's `place`.
     #[inline]
@@ -372,6 +404,10 @@ impl Receiver {
                 Ok(frame.map(|head| Frame { head, tail: None }))
             }
             Self::Tcp(receiver) => receiver.recv_placed(wait, place),
+            Self::Rdma(receiver) => {
+                let frame = receiver.recv(wait)?;
+                Ok(frame.map(|head| Frame { head, tail: None }))
+            }
             Self::Emulated(receiver) => receiver.recv_placed(wait, place),
         }
     }
@@ -390,6 +426,7 @@ impl Receiver {
         match self {
             Self::Shm(receiver) => Waker(WakerKind::Shm(receiver.waker()), None),
             Self::Tcp(receiver) => Waker(WakerKind::Tcp(receiver.waker()), None),
+            Self::Rdma(receiver) => Waker(WakerKind::Rdma(receiver.waker()), None),
             Self::Emulated(receiver) => {
                 let Waker(inner, _) = receiver.inner.waker();
                 Waker(inner, Some(Arc::clone(&receiver.rest)))
@@ -401,6 +438,7 @@ impl Receiver {
         match self {
             Self::Shm(_) => Kind::Shm,
             Self::Tcp(_) => Kind::Tcp,
+            Self::Rdma(_) => Kind::Rdma,
             Self::Emulated(_) => Kind::Emulated,
         }
     }
@@ -422,6 +460,7 @@ pub struct Waker(WakerKind, Option<Arc<emulated::Rest>>);
 enum WakerKind {
     Shm(shm::Waker),
     Tcp(tcp::Waker),
+    Rdma(rdma::Waker),
 }
 
 impl Waker {
@@ -429,6 +468,7 @@ impl Waker {
         match &self.0 {
             WakerKind::Shm(waker) => waker.wake(),
             WakerKind::Tcp(waker) => waker.wake(),
+            WakerKind::Rdma(waker) => waker.wake(),
         }
         self.1.iter().for_each(|rest| rest.wake());
     }
@@ -442,6 +482,7 @@ pub struct Closer(CloserKind, Option<Arc<emulated::Rest>>);
 enum CloserKind {
     Shm(shm::Closer),
     Tcp(tcp::Closer),
+    Rdma(rdma::Closer),
 }
 
 impl Closer {
@@ -449,6 +490,7 @@ impl Closer {
         match &self.0 {
             CloserKind::Shm(closer) => closer.close(),
             CloserKind::Tcp(closer) => closer.close(),
+            CloserKind::Rdma(closer) => closer.close(),
         }
         self.1.iter().for_each(|rest| rest.wake());
     }

@@ -21,7 +21,7 @@ use rustix::{
 };
 
 use crate::{
-    Endpoint, Error, Host, Peer, Stream,
+    Endpoint, Error, Host, Peer, Stream, rdma,
     stream::{deadline_after, timed_out},
     sys,
 };
@@ -41,7 +41,33 @@ impl Listener {
     pub fn bind(endpoint: &Endpoint) -> Result<Self, Error> {
         match endpoint {
             Endpoint::Shm(path) => Self::bind_shm(endpoint, path),
-            Endpoint::Tcp { host, port } => Self::bind_tcp(endpoint, host, *port),
+            Endpoint::Tcp { host, port } => {
+                let (socket, port) = bind_tcp(endpoint, host, *port)?;
+                let host = host.clone();
+                Ok(Self::over_tcp(socket, Endpoint::Tcp { host, port }))
+            }
+            Endpoint::Rdma {
+                host,
+                port,
+                options,
+            } => {
+                rdma::check(options)?;
+                let (socket, port) = bind_tcp(endpoint, host, *port)?;
+                let endpoint = Endpoint::Rdma {
+                    host: host.clone(),
+                    port,
+                    options: options.clone(),
+                };
+                Ok(Self::over_tcp(socket, endpoint))
+            }
+        }
+    }
+
+    fn over_tcp(socket: OwnedFd, endpoint: Endpoint) -> Self {
+        Self {
+            socket,
+            endpoint,
+            _file: None,
         }
     }
 
@@ -58,7 +84,7 @@ impl Listener {
             // The listening socket is non-blocking: a client that gave up after poll must not leave us stuck here.
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
                 Ok(socket) => {
-                    let stream = Stream::try_from(socket)?;
+                    let stream = dressed(Stream::try_from(socket)?, &self.endpoint)?;
                     match stream.peer() {
                         Ok(peer) => return Ok((stream, peer)),
                         Err(error) if error.is_disconnect() => {}
@@ -96,28 +122,28 @@ impl Listener {
             _file: Some(file),
         })
     }
-
-    fn bind_tcp(endpoint: &Endpoint, host: &Host, port: u16) -> Result<Self, Error> {
-        const DOING: &str = "listening on a tcp port";
-        let addresses =
-            resolve(host, port).map_err(Error::io("looking up the host to listen on"))?;
-        let listener = TcpListener::bind(addresses.as_slice()).map_err(in_use(endpoint, DOING))?;
-        listener.set_nonblocking(true).map_err(Error::io(DOING))?;
-        let port = listener.local_addr().map_err(Error::io(DOING))?.port();
-        Ok(Self {
-            socket: listener.into(),
-            endpoint: Endpoint::Tcp {
-                host: host.clone(),
-                port,
-            },
-            _file: None,
-        })
-    }
 }
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+fn bind_tcp(endpoint: &Endpoint, host: &Host, port: u16) -> Result<(OwnedFd, u16), Error> {
+    const DOING: &str = "listening on a tcp port";
+    let addresses = resolve(host, port).map_err(Error::io("looking up the host to listen on"))?;
+    let listener = TcpListener::bind(addresses.as_slice()).map_err(in_use(endpoint, DOING))?;
+    listener.set_nonblocking(true).map_err(Error::io(DOING))?;
+    let port = listener.local_addr().map_err(Error::io(DOING))?.port();
+    Ok((listener.into(), port))
+}
+
+/// As the kind of stream that `endpoint` is for.
+fn dressed(stream: Stream, endpoint: &Endpoint) -> Result<Stream, Error> {
+    match endpoint {
+        Endpoint::Rdma { options, .. } => stream.with_rdma(options.clone()),
+        _ => Ok(stream),
     }
 }
 
@@ -127,8 +153,17 @@ pub fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Stream, Error> 
     let socket = match endpoint {
         Endpoint::Shm(path) => connect_shm(endpoint, path, timeout)?,
         Endpoint::Tcp { host, port } => connect_tcp(endpoint, host, *port, timeout)?,
+        Endpoint::Rdma {
+            host,
+            port,
+            options,
+        } => {
+            // What is missing here is said before the server is bothered.
+            rdma::check(options)?;
+            connect_tcp(endpoint, host, *port, timeout)?
+        }
     };
-    Stream::try_from(socket)
+    dressed(Stream::try_from(socket)?, endpoint)
 }
 
 fn connect_shm(endpoint: &Endpoint, path: &Path, timeout: Duration) -> Result<OwnedFd, Error> {

@@ -18,6 +18,7 @@ use outboard_wire::{limits::RING_BYTES, network::Network};
 use crate::{
     Error, Kind, Link,
     emulated::{self, End},
+    rdma::{self, RdmaOptions},
     shm, sys, tcp,
 };
 
@@ -29,8 +30,10 @@ use crate::{
 #[derive(Debug)]
 pub struct Stream {
     socket: OwnedFd,
-    /// Shm or tcp.
+    /// Shm, tcp or rdma.
     kind: Kind,
+    /// What this side asks of its adapter.
+    rdma: RdmaOptions,
 }
 
 /// Who is at the other end of a [`Stream`].
@@ -59,6 +62,23 @@ impl Stream {
     /// What [`Stream::into_link_client`] and [`Stream::into_link_server`] will make of it.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// The same, a tcp connection, but that a rdma link will be made of it. The peer must do so, too.
+    pub fn with_rdma(self, options: RdmaOptions) -> Result<Self, Error> {
+        match self.kind {
+            Kind::Tcp | Kind::Rdma => Ok(Self {
+                kind: Kind::Rdma,
+                rdma: options,
+                ..self
+            }),
+            _ => Err(Error::Misuse("rdma over a socket that is not tcp")),
+        }
+    }
+
+    /// What was asked of the adapter, if a rdma link is to be made of it.
+    pub fn rdma(&self) -> Option<&RdmaOptions> {
+        (self.kind == Kind::Rdma).then_some(&self.rdma)
     }
 
     /// Who is at the other end.
@@ -123,10 +143,15 @@ impl Stream {
         Ok(())
     }
 
-    /// The server's side of the link; over shm it makes the rings and passes them on. Does not wait for the client.
+    /// The server's side of the link; over shm it makes the rings and passes them on. Does not wait for the client, but over
+    /// rdma, where it hears of the client's rings first.
     pub fn into_link_server(self) -> Result<Link, Error> {
         match self.kind {
             Kind::Shm => shm::Connection::serve(self.socket, RING_BYTES).map(Link::Shm),
+            Kind::Rdma => {
+                let options = self.rdma.clone();
+                rdma::Connection::serve(self, &options).map(Link::Rdma)
+            }
             _ => tcp::Connection::new(self.socket).map(Link::Tcp),
         }
     }
@@ -149,10 +174,14 @@ impl Stream {
         link.emulated(network, End::Client)
     }
 
-    /// The client's side of the link; over shm it waits for the server's rings until `deadline`.
+    /// The client's side of the link; over shm and rdma it waits for the server's rings until `deadline`.
     pub fn into_link_client(self, deadline: Instant) -> Result<Link, Error> {
         match self.kind {
             Kind::Shm => shm::Connection::join(self.socket, deadline).map(Link::Shm),
+            Kind::Rdma => {
+                let options = self.rdma.clone();
+                rdma::Connection::join(self, &options, deadline).map(Link::Rdma)
+            }
             _ => tcp::Connection::new(self.socket).map(Link::Tcp),
         }
     }
@@ -192,7 +221,11 @@ impl TryFrom<OwnedFd> for Stream {
             return Err(Error::Misuse("the inherited socket is not a stream"));
         }
         rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC).map_err(Error::io(DOING))?;
-        Ok(Self { socket, kind })
+        Ok(Self {
+            socket,
+            kind,
+            rdma: RdmaOptions::default(),
+        })
     }
 }
 

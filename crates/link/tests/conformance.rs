@@ -24,3 +24,10 @@ mod emulated_tcp {
 
     outboard_link::conformance_suite!(EmulatedFixture::new(TcpFixture));
 }
+
+/// Over a device of this machine: in a guest with a software device (`tools/rdma-guest`) where there is none.
+mod rdma {
+    use outboard_link::conformance::RdmaFixture;
+
+    outboard_link::conformance_suite!(RdmaFixture);
+}

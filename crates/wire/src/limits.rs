@@ -8,6 +8,11 @@ pub const CHUNK_BYTES_MAX: usize = 1 << 20;
 pub const IMAGE_KEPT_BYTES_MIN: usize = 64 << 10;
 /// Capacity of one shared-memory ring, one for each direction.
 pub const RING_BYTES: usize = 8 << 20;
+/// The same over rdma, where each side locks two of them in memory.
+pub const RDMA_RING_BYTES: usize = 4 << 20;
+/// How long a rdma link that is dropped waits for the peer's device to take what was sent: as long as a device that loses some
+/// packets needs. A peer that is gone is not waited for.
+pub const RDMA_LINGER_MS_MAX: u64 = 2_000;
 /// How long either side waits for the other during the handshake.
 pub const HANDSHAKE_MS_MAX: u64 = 5_000;
 

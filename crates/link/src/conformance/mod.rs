@@ -9,6 +9,7 @@ pub mod processes;
 
 use std::{
     fs,
+    io::Write as _,
     path::PathBuf,
     sync::atomic::{AtomicU32, Ordering},
     thread,
@@ -18,8 +19,9 @@ use std::{
 use outboard_wire::{limits::FRAME_BYTES_MAX, network::Network};
 
 use crate::{
-    Endpoint, Error, Link, Listener, Receiver, Sender, Wait, connect,
+    Endpoint, Error, Link, Listener, RdmaOptions, Receiver, Sender, Stream, Wait, connect,
     emulated::{End, STAMP_BYTES},
+    rdma,
 };
 
 /// Whatever a test waits for comes within this time, or the test fails: long enough for a busy machine.
@@ -35,6 +37,16 @@ pub trait Fixture: Sync {
         link
     }
 
+    /// Why links of this kind cannot be tested on this machine.
+    fn lacks(&self) -> Option<String> {
+        None
+    }
+
+    /// What the supervisor would tell a worker of the socket that it inherits.
+    fn adopt(&self, stream: Stream) -> Stream {
+        stream
+    }
+
     /// What goes over a tcp connection in front of a frame's length.
     fn front(&self) -> Vec<u8> {
         Vec::new()
@@ -47,6 +59,35 @@ pub struct TcpFixture;
 impl Fixture for TcpFixture {
     fn endpoint(&self) -> Endpoint {
         "tcp://127.0.0.1:0".parse().expect("a valid endpoint")
+    }
+}
+
+/// Links over this machine's RDMA device, to itself: the one that the environment names (`OUTBOARD_RDMA`), or the first.
+pub struct RdmaFixture;
+
+impl RdmaFixture {
+    fn options() -> RdmaOptions {
+        RdmaOptions::default()
+    }
+}
+
+impl Fixture for RdmaFixture {
+    fn endpoint(&self) -> Endpoint {
+        "rdma://127.0.0.1:0".parse().expect("a valid endpoint")
+    }
+
+    /// Where tests must not be left out (`OUTBOARD_RDMA_REQUIRED`) nothing is lacking, and what is makes them fail.
+    fn lacks(&self) -> Option<String> {
+        if std::env::var_os("OUTBOARD_RDMA_REQUIRED").is_some() {
+            return None;
+        }
+        rdma::check(&Self::options())
+            .err()
+            .map(|error| error.to_string())
+    }
+
+    fn adopt(&self, stream: Stream) -> Stream {
+        stream.with_rdma(Self::options()).expect("a tcp connection")
     }
 }
 
@@ -117,6 +158,18 @@ impl<F: Fixture> Fixture for EmulatedFixture<F> {
 impl Drop for ShmFixture {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Whether a case can be run here; says loudly if not.
+pub fn is_possible(fixture: &impl Fixture, case: &str) -> bool {
+    match fixture.lacks() {
+        None => true,
+        Some(why) => {
+            // Not through the test harness, which keeps it to itself.
+            let _ = writeln!(std::io::stderr().lock(), "NOT RUN: {case}: {why}");
+            false
+        }
     }
 }
 
@@ -274,13 +327,17 @@ macro_rules! conformance_suite {
     (@processes $fixture:expr; $($case:ident)*) => {$(
         #[test]
         fn $case() {
-            $crate::conformance::processes::$case(&$fixture, module_path!());
+            if $crate::conformance::is_possible(&$fixture, stringify!($case)) {
+                $crate::conformance::processes::$case(&$fixture, module_path!());
+            }
         }
     )*};
     (@$module:ident $fixture:expr; $($case:ident)*) => {$(
         #[test]
         fn $case() {
-            $crate::conformance::$module::$case(&$fixture);
+            if $crate::conformance::is_possible(&$fixture, stringify!($case)) {
+                $crate::conformance::$module::$case(&$fixture);
+            }
         }
     )*};
 }

@@ -78,7 +78,7 @@ pub fn a_peer_killed_while_it_keeps_the_sender_waiting(fixture: &impl Fixture, m
     assert!(took <= DEATH_NOTICED, "noticed after {took:?}");
 }
 
-/// As a program does whose data loader runs in forked workers. Over tcp the child keeps the connection open, and nothing
+/// As a program does whose data loader runs in forked workers. Over tcp and rdma the child keeps the connection open, and nothing
 /// tells the two processes apart: the end comes with the child's.
 pub fn a_peer_killed_whose_forked_child_lives(fixture: &impl Fixture, module: &str) {
     let (mut child, (_keep, mut from_client)) = client(fixture, module, "parent");
@@ -88,7 +88,7 @@ pub fn a_peer_killed_whose_forked_child_lives(fixture: &impl Fixture, module: &s
     let error = from_client.recv(Wait::Until(soon())).map(|_| ());
     assert!(error.as_ref().is_err_and(Error::is_disconnect), "{error:?}");
     let bound = match from_client.carrier() {
-        Kind::Tcp => FORKED_CHILD_LIVES + PATIENCE,
+        Kind::Tcp | Kind::Rdma => FORKED_CHILD_LIVES + PATIENCE,
         _ => DEATH_NOTICED,
     };
     assert!(
@@ -143,7 +143,7 @@ pub fn child_main(fixture: &impl Fixture) {
                 .as_fd()
                 .try_clone_to_owned()
                 .expect("the socket");
-            Stream::try_from(socket).expect("a stream")
+            fixture.adopt(Stream::try_from(socket).expect("a stream"))
         }
         _ => {
             let endpoint = env::var(ENDPOINT).expect("an endpoint");

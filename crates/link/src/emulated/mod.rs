@@ -47,7 +47,7 @@ pub use self::{
     wire::{End, Wire},
 };
 use crate::{
-    Error, Link, Wait,
+    Error, Kind, Link, Wait,
     place::{Frame, Placer},
     spin,
 };
@@ -64,8 +64,8 @@ pub struct Connection {
 impl Connection {
     /// What `link` carries is delayed; the peer must do the same.
     pub(crate) fn new(link: Link, network: &Network, end: End) -> Result<Self, Error> {
-        if matches!(link, Link::Emulated(_)) {
-            return Err(Error::Misuse("an emulated network over an emulated one"));
+        if matches!(link, Link::Emulated(_) | Link::Rdma(_)) {
+            return Err(not_over(link.kind()));
         }
         let (sender, receiver) = link.split();
         let rest = Arc::new(Rest::default());
@@ -132,7 +132,7 @@ impl Sender {
         match &mut self.inner {
             crate::Sender::Shm(sender) => sender.reserve_stamped(len),
             crate::Sender::Tcp(sender) => sender.reserve_stamped(len),
-            crate::Sender::Emulated(_) => Err(twice()),
+            sender => Err(not_over(sender.kind())),
         }
     }
 
@@ -142,7 +142,7 @@ impl Sender {
         match &mut self.inner {
             crate::Sender::Shm(sender) => sender.commit_stamped(stamp, len),
             crate::Sender::Tcp(sender) => sender.commit_stamped(stamp, len),
-            crate::Sender::Emulated(_) => Err(twice()),
+            sender => Err(not_over(sender.kind())),
         }
     }
 
@@ -270,7 +270,7 @@ impl Receiver {
         match &mut self.inner {
             crate::Receiver::Shm(receiver) => receiver.take_wake(),
             crate::Receiver::Tcp(receiver) => receiver.take_wake(),
-            crate::Receiver::Emulated(_) => Err(twice()),
+            receiver => Err(not_over(receiver.kind())),
         }
     }
 }
@@ -311,8 +311,11 @@ fn read_stamp(frame: &[u8], now_ns: u64) -> Result<u64, Error> {
     Ok(due_ns)
 }
 
-/// Not reached: [`Connection::new`] refuses it.
+/// A network in front of a real one would add to it.
 #[cold]
-fn twice() -> Error {
-    Error::Misuse("an emulated network over an emulated one")
+fn not_over(kind: Kind) -> Error {
+    Error::Unsupported {
+        what: "emulating a network",
+        kind: kind.name(),
+    }
 }

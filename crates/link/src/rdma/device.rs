@@ -7,7 +7,12 @@ use std::{
     sync::Arc,
 };
 
-use super::{RdmaOptions, abi::*, error::RdmaError, library::{Verbs, verbs}};
+use super::{
+    RdmaOptions,
+    abi::*,
+    error::RdmaError,
+    library::{Verbs, verbs},
+};
 
 /// The most entries of a port's GID table that are looked at.
 const GIDS_MAX: u8 = 255;
@@ -43,7 +48,6 @@ impl Drop for Context {
 /// A device, and how it is used.
 pub(super) struct Chosen {
     pub(super) context: Arc<Context>,
-    pub(super) device: String,
     pub(super) port: u8,
     pub(super) lid: u16,
     pub(super) is_ethernet: bool,
@@ -101,6 +105,18 @@ pub fn rdma_devices() -> Result<Vec<RdmaDevice>, RdmaError> {
     Ok(names.into_iter().map(device).collect())
 }
 
+/// Whether there is a library, and a device of the name that was asked for.
+pub(crate) fn check(options: &RdmaOptions) -> Result<(), RdmaError> {
+    let options = options
+        .with_environment()
+        .map_err(|reason| RdmaError::Options { reason })?;
+    let have = names(verbs()?)?;
+    match options.device {
+        Some(asked) if !have.contains(&asked) => Err(RdmaError::NoSuchDevice { asked, have }),
+        _ => Ok(()),
+    }
+}
+
 /// The device for a connection whose end here has the address `ours`; `peer` is the peer's GID, where it is known already.
 pub(super) fn choose(
     options: &RdmaOptions,
@@ -148,7 +164,10 @@ fn for_each_device<T>(
     if list.is_null() {
         // ENOSYS: the kernel has no RDMA at all.
         return match RdmaError::last("listing RDMA devices") {
-            RdmaError::Verbs { errno: libc::ENOSYS | libc::ENOENT, .. } => Err(RdmaError::NoDevice),
+            RdmaError::Verbs {
+                errno: libc::ENOSYS | libc::ENOENT,
+                ..
+            } => Err(RdmaError::NoDevice),
             error => Err(error),
         };
     }
@@ -234,15 +253,16 @@ fn use_of(
     let gids = gids(&context, name, port, count);
     let is_ethernet = attr.link_layer == IBV_LINK_LAYER_ETHERNET;
     let gid = match options.gid {
-        Some(index) => gids
-            .iter()
-            .find(|gid| gid.index == index)
-            .ok_or_else(|| RdmaError::NoSuchGid {
-                device: device.clone(),
-                port,
-                index,
-                have: gids.iter().map(|gid| gid.index).collect(),
-            })?,
+        Some(index) => {
+            gids.iter()
+                .find(|gid| gid.index == index)
+                .ok_or_else(|| RdmaError::NoSuchGid {
+                    device: device.clone(),
+                    port,
+                    index,
+                    have: gids.iter().map(|gid| gid.index).collect(),
+                })?
+        }
         None => preferred(&gids, ours, peer).ok_or_else(|| RdmaError::NoGid {
             device: device.clone(),
             port,
@@ -256,7 +276,6 @@ fn use_of(
         })?;
     Ok(Chosen {
         context,
-        device,
         port,
         lid: attr.lid,
         is_ethernet,
@@ -283,11 +302,11 @@ fn gids(context: &Context, device: &str, port: u8, count: u8) -> Vec<Gid> {
         .filter_map(|index| {
             let mut gid = ibv_gid::default();
             // SAFETY: the context is open and `gid` outlives the call.
-            let rc = unsafe {
-                (context.verbs.ibv_query_gid)(context.raw, port, index.into(), &mut gid)
-            };
+            let rc =
+                unsafe { (context.verbs.ibv_query_gid)(context.raw, port, index.into(), &mut gid) };
             let is_used = rc == 0 && gid.0[8..].iter().any(|&byte| byte != 0);
-            let kind = format!("/sys/class/infiniband/{device}/ports/{port}/gid_attrs/types/{index}");
+            let kind =
+                format!("/sys/class/infiniband/{device}/ports/{port}/gid_attrs/types/{index}");
             // Without sysfs (some containers) nothing is known, and nothing refused.
             let is_v1 = fs::read_to_string(kind).is_ok_and(|kind| kind.trim() == "IB/RoCE v1");
             is_used.then_some(Gid {
@@ -331,9 +350,8 @@ fn partition(context: &Context, port: u8, count: u16, asked: Option<u16>) -> Opt
     (0..count).find_map(|index| {
         let mut pkey = 0;
         // SAFETY: the context is open and `pkey` outlives the call.
-        let rc = unsafe {
-            (context.verbs.ibv_query_pkey)(context.raw, port, index.into(), &mut pkey)
-        };
+        let rc =
+            unsafe { (context.verbs.ibv_query_pkey)(context.raw, port, index.into(), &mut pkey) };
         let pkey = u16::from_be(pkey) & MEMBER;
         let is_it = rc == 0 && pkey != 0 && asked.is_none_or(|asked| asked & MEMBER == pkey);
         is_it.then_some((index, pkey))
@@ -356,7 +374,11 @@ mod tests {
 
     fn gid(index: u8, address: &str, is_routable: bool) -> Gid {
         let gid = address.parse::<Ipv6Addr>().unwrap().octets();
-        Gid { index, gid, is_routable }
+        Gid {
+            index,
+            gid,
+            is_routable,
+        }
     }
 
     #[test]
@@ -380,7 +402,10 @@ mod tests {
         assert_eq!(of("127.0.0.1", Some("::ffff:10.0.0.2")), Some(3));
         assert_eq!(of("10.0.0.1", Some("fe80::2")), Some(1));
         assert_eq!(preferred(&[], None, None), None);
-        assert_eq!(preferred(&table[..1], None, None).map(|gid| gid.index), Some(0));
+        assert_eq!(
+            preferred(&table[..1], None, None).map(|gid| gid.index),
+            Some(0)
+        );
     }
 
     #[test]

@@ -95,6 +95,27 @@ impl Region {
     }
 }
 
+/// Bytes of a region, as the device names them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub(super) address: u64,
+    pub(super) len: u32,
+    pub(super) lkey: u32,
+}
+
+impl Region {
+    #[inline]
+    pub(super) fn piece(&self, offset: usize, len: usize) -> Piece {
+        let whole = self.memory.len();
+        assert!(offset <= whole && whole - offset >= len && len <= u32::MAX as usize);
+        Piece {
+            address: self.memory.address() + offset as u64,
+            len: len as u32,
+            lkey: self.lkey,
+        }
+    }
+}
+
 impl Drop for Region {
     fn drop(&mut self) {
         let context = &self.domain.context;

@@ -17,7 +17,9 @@ pub enum RdmaError {
     )]
     NoLibrary { reason: String },
 
-    #[error("the installed libibverbs is too old: it has no {symbol}; rdma-core 17 or newer is needed")]
+    #[error(
+        "the installed libibverbs is too old: it has no {symbol}; rdma-core 17 or newer is needed"
+    )]
     OldLibrary { symbol: &'static str },
 
     #[error(
@@ -28,16 +30,22 @@ pub enum RdmaError {
     #[error("there is no RDMA device {asked:?} here; there is {}", have.join(", "))]
     NoSuchDevice { asked: String, have: Vec<String> },
 
-    #[error("port {port} of RDMA device {device} is not active; is its cable in and its network interface up?")]
+    #[error(
+        "port {port} of RDMA device {device} is not active; is its cable in and its network interface up?"
+    )]
     PortDown { device: String, port: u8 },
 
     #[error("RDMA device {device} has no port {port}")]
     NoSuchPort { device: String, port: u8 },
 
-    #[error("port {port} of RDMA device {device} has no GID; does its network interface have an address?")]
+    #[error(
+        "port {port} of RDMA device {device} has no GID; does its network interface have an address?"
+    )]
     NoGid { device: String, port: u8 },
 
-    #[error("port {port} of RDMA device {device} has no GID {index}; it has {have:?} (`ibv_devinfo -v` shows them)")]
+    #[error(
+        "port {port} of RDMA device {device} has no GID {index}; it has {have:?} (`ibv_devinfo -v` shows them)"
+    )]
     NoSuchGid {
         device: String,
         port: u8,
@@ -45,7 +53,9 @@ pub enum RdmaError {
         have: Vec<u8>,
     },
 
-    #[error("an MTU of {asked} bytes is more than port {port} of RDMA device {device} carries: {largest}")]
+    #[error(
+        "an MTU of {asked} bytes is more than port {port} of RDMA device {device} carries: {largest}"
+    )]
     Mtu {
         device: String,
         port: u8,
@@ -65,6 +75,9 @@ pub enum RdmaError {
          (LimitMEMLOCK= of a systemd unit, --ulimit memlock=-1 of a container)"
     )]
     MemoryLock { needed: u64, limit: u64 },
+
+    #[error("bad RDMA options: {reason}")]
+    Options { reason: String },
 
     #[error("the two sides cannot talk RDMA: {what} is {ours} here and {theirs} there")]
     Differ {
@@ -94,9 +107,7 @@ impl RdmaError {
     /// over is closed.
     pub(super) fn into_link_error(self) -> Error {
         match self {
-            Self::Unanswered { .. } => Error::Vanished {
-                ms: UNANSWERED_MS,
-            },
+            Self::Unanswered { .. } => Error::Vanished { ms: UNANSWERED_MS },
             Self::Failed { status, .. } if status.is_empty() => Error::Closed,
             error => Error::Rdma(error),
         }

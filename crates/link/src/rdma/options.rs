@@ -63,14 +63,23 @@ impl FromStr for RdmaOptions {
                 .ok_or_else(|| format!("{part:?} is not NAME=VALUE"))?;
             let is_again = match name {
                 "device" => options.device.replace(device(value)?).is_some(),
-                "port" => options.port.replace(number(name, value, 1, 255)? as u8).is_some(),
-                "gid" => options.gid.replace(number(name, value, 0, 255)? as u8).is_some(),
+                "port" => options
+                    .port
+                    .replace(number(name, value, 1, 255)? as u8)
+                    .is_some(),
+                "gid" => options
+                    .gid
+                    .replace(number(name, value, 0, 255)? as u8)
+                    .is_some(),
                 "mtu" => options.mtu.replace(mtu(value)?).is_some(),
                 "traffic_class" => {
                     let class = number(name, value, 0, 255)? as u8;
                     options.traffic_class.replace(class).is_some()
                 }
-                "pkey" => options.pkey.replace(number(name, value, 1, 0xffff)?).is_some(),
+                "pkey" => options
+                    .pkey
+                    .replace(number(name, value, 1, 0xffff)?)
+                    .is_some(),
                 _ => {
                     return Err(format!(
                         "{name:?} is none of device, port, gid, mtu, traffic_class, pkey"
@@ -159,8 +168,22 @@ mod tests {
     #[test]
     fn nonsense_is_refused() {
         for text in [
-            "device", "device=", "device=../x", "device=a/b", "gid=-1", "gid=256", "gid=+1", "mtu=1500", "mtu=8192",
-            "port=0", "pkey=0", "pkey=0x10000", "traffic_class=300", "colour=red", "gid=1&gid=1", "mtu=",
+            "device",
+            "device=",
+            "device=../x",
+            "device=a/b",
+            "gid=-1",
+            "gid=256",
+            "gid=+1",
+            "mtu=1500",
+            "mtu=8192",
+            "port=0",
+            "pkey=0",
+            "pkey=0x10000",
+            "traffic_class=300",
+            "colour=red",
+            "gid=1&gid=1",
+            "mtu=",
         ] {
             assert!(text.parse::<RdmaOptions>().is_err(), "{text}");
         }
@@ -170,6 +193,9 @@ mod tests {
     fn the_url_goes_before_the_environment() {
         let url: RdmaOptions = "gid=1&mtu=1024".parse().unwrap();
         let environment = "gid=2&device=rxe1".parse().unwrap();
-        assert_eq!(url.or(&environment).to_string(), "device=rxe1&gid=1&mtu=1024");
+        assert_eq!(
+            url.or(&environment).to_string(),
+            "device=rxe1&gid=1&mtu=1024"
+        );
     }
 }

@@ -15,7 +15,7 @@ use std::{
 use super::{
     abi::*,
     device::{Chosen, mtu_code},
-    domain::{Domain, Region},
+    domain::{Domain, Piece, Region},
     error::RdmaError,
 };
 use crate::Error;
@@ -51,12 +51,12 @@ pub(super) enum Verb {
     Read,
 }
 
-/// One request: bytes of a registered region of ours, to (or from) memory of the peer's.
-pub(super) struct Request<'r> {
+/// One request: bytes of ours, to (or from) memory of the peer's.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
     pub(super) verb: Verb,
-    pub(super) region: &'r Region,
-    pub(super) offset: usize,
-    pub(super) len: usize,
+    /// Of a region that the queue was made with.
+    pub(super) piece: Piece,
     pub(super) remote: u64,
     pub(super) rkey: u32,
 }
@@ -200,7 +200,11 @@ impl Queue {
             | IBV_QP_RQ_PSN
             | IBV_QP_MAX_DEST_RD_ATOMIC
             | IBV_QP_MIN_RNR_TIMER;
-        self.modify(&mut attr, mask, "connecting an RDMA queue pair (is the peer's address reachable from this device?)")?;
+        self.modify(
+            &mut attr,
+            mask,
+            "connecting an RDMA queue pair (is the peer's address reachable from this device?)",
+        )?;
         let mut attr = ibv_qp_attr {
             qp_state: IBV_QPS_RTS,
             sq_psn: self.psn,
@@ -219,7 +223,12 @@ impl Queue {
         self.modify(&mut attr, mask, "starting an RDMA queue pair")
     }
 
-    fn modify(&self, attr: &mut ibv_qp_attr, mask: i32, doing: &'static str) -> Result<(), RdmaError> {
+    fn modify(
+        &self,
+        attr: &mut ibv_qp_attr,
+        mask: i32,
+        doing: &'static str,
+    ) -> Result<(), RdmaError> {
         // SAFETY: the queue pair is ours, and `attr` has the members that `mask` names.
         let rc = unsafe { (self.domain.context.verbs.ibv_modify_qp)(self.qp.as_ptr(), attr, mask) };
         RdmaError::of(rc, doing)
@@ -241,7 +250,7 @@ impl Queue {
     #[inline]
     pub(super) fn post(
         &mut self,
-        requests: &[Request<'_>],
+        requests: &[Request],
         is_signalled: bool,
         mark: u64,
     ) -> Result<bool, Error> {
@@ -254,15 +263,18 @@ impl Queue {
         let mut pieces = [ibv_sge::default(); POSTED_MAX];
         let mut raw = [NOTHING; POSTED_MAX];
         for (at, request) in requests.iter().enumerate() {
-            let memory = &request.region.memory;
-            assert!(request.offset <= memory.len() && memory.len() - request.offset >= request.len);
+            let piece = request.piece;
             pieces[at] = ibv_sge {
-                addr: memory.address() + request.offset as u64,
-                length: request.len as u32,
-                lkey: request.region.lkey,
+                addr: piece.address,
+                length: piece.len,
+                lkey: piece.lkey,
             };
-            let is_inline = request.verb != Verb::Read && request.len <= self.inline_bytes;
-            let signal = if at == last && is_signalled { IBV_SEND_SIGNALED } else { 0 };
+            let is_inline = request.verb != Verb::Read && piece.len as usize <= self.inline_bytes;
+            let signal = if at == last && is_signalled {
+                IBV_SEND_SIGNALED
+            } else {
+                0
+            };
             let inline = if is_inline { IBV_SEND_INLINE } else { 0 };
             raw[at] = ibv_send_wr {
                 opcode: match request.verb {
@@ -504,7 +516,13 @@ impl Parts {
         let entries = (SEND_DEPTH + RECEIVE_DEPTH + 1) as i32;
         // SAFETY: the context is open and the channel is its.
         let cq = unsafe {
-            (verbs.ibv_create_cq)(domain.context.raw, entries, ptr::null_mut(), channel.as_ptr(), 0)
+            (verbs.ibv_create_cq)(
+                domain.context.raw,
+                entries,
+                ptr::null_mut(),
+                channel.as_ptr(),
+                0,
+            )
         };
         let Some(cq) = NonNull::new(cq) else {
             let error = RdmaError::last("making an RDMA completion queue");
@@ -533,7 +551,11 @@ impl Parts {
             let qp = unsafe { (verbs.ibv_create_qp)(domain.raw, &mut attr) };
             if let Some(qp) = NonNull::new(qp) {
                 let inline_bytes = attr.cap.max_inline_data as usize;
-                return Ok(Self { cq, qp, inline_bytes });
+                return Ok(Self {
+                    cq,
+                    qp,
+                    inline_bytes,
+                });
             }
         }
         let error = RdmaError::last("making an RDMA queue pair");

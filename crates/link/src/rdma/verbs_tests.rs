@@ -55,12 +55,10 @@ impl Side {
         }
     }
 
-    fn request<'r>(&'r self, verb: Verb, to: &Side, offset: usize, len: usize) -> Request<'r> {
+    fn request(&self, verb: Verb, to: &Side, offset: usize, len: usize) -> Request {
         Request {
             verb,
-            region: &self.region,
-            offset,
-            len,
+            piece: self.region.piece(offset, len),
             remote: to.region.memory.address() + offset as u64,
             rkey: to.region.rkey,
         }
@@ -83,11 +81,9 @@ fn until(what: &str, mut ready: impl FnMut() -> bool) {
 }
 
 /// Posts one request by itself and waits until it is done.
-fn run(side: &mut Side, request: impl FnOnce(&Side) -> Request<'_>, mark: u64) -> Result<(), Error> {
-    let region = Arc::clone(&side.region);
-    let made = request(side);
-    let made = Request { region: &region, ..made };
-    side.queue.post(&[made], true, mark)?;
+fn run(side: &mut Side, request: impl FnOnce(&Side) -> Request, mark: u64) -> Result<(), Error> {
+    let request = request(side);
+    side.queue.post(&[request], true, mark)?;
     let start = Instant::now();
     while side.queue.done() != mark {
         side.queue.poll()?;
@@ -105,10 +101,14 @@ fn a_ping_comes_back_over_a_real_queue_pair() {
         for (from, to) in [(&mut one, &mut other)] {
             from.region.memory.word(0).store(round, Ordering::Relaxed);
             run(from, |from| from.request(Verb::Write, to, 0, 8), round).unwrap();
-            until("the ping", || to.region.memory.word(0).load(Ordering::Acquire) == round);
+            until("the ping", || {
+                to.region.memory.word(0).load(Ordering::Acquire) == round
+            });
             to.region.memory.word(8).store(round * 3, Ordering::Relaxed);
             run(to, |to| to.request(Verb::Write, from, 8, 8), round).unwrap();
-            until("the answer", || from.region.memory.word(8).load(Ordering::Acquire) == round * 3);
+            until("the answer", || {
+                from.region.memory.word(8).load(Ordering::Acquire) == round * 3
+            });
         }
     }
     assert_eq!(one.queue.counts().requests, 100);
@@ -126,7 +126,12 @@ fn a_wake_up_makes_the_channel_readable() {
     };
     for round in 1..=40 {
         other.queue.arm().unwrap();
-        run(&mut one, |one| one.request(Verb::WriteAndWake, &other, 0, 16), round).unwrap();
+        run(
+            &mut one,
+            |one| one.request(Verb::WriteAndWake, &other, 0, 16),
+            round,
+        )
+        .unwrap();
         let until = Some(Instant::now() + Duration::from_secs(20));
         let events = rustix::event::PollFlags::IN;
         assert!(crate::sys::wait_one(other.queue.channel(), events, until).unwrap());
@@ -177,7 +182,10 @@ fn what_is_outside_the_window_or_of_another_session_is_refused() {
         assert_eq!(stranger.region.memory.word(0).load(Ordering::Acquire), 6);
         // The connection is of no further use, and says so.
         let again = run(&mut one, |one| one.request(Verb::Write, &other, 0, 8), 2).unwrap_err();
-        assert!(matches!(again, Error::Rdma(RdmaError::AccessRefused { .. })), "{again}");
+        assert!(
+            matches!(again, Error::Rdma(RdmaError::AccessRefused { .. })),
+            "{again}"
+        );
     }
 }
 
@@ -190,7 +198,10 @@ fn what_cannot_be_had_says_why() {
         Ok(_) => unreachable!("{text}"),
         Err(error) => error,
     };
-    assert!(matches!(of("device=mlx9_9"), RdmaError::NoSuchDevice { .. }));
+    assert!(matches!(
+        of("device=mlx9_9"),
+        RdmaError::NoSuchDevice { .. }
+    ));
     assert!(matches!(of("port=9"), RdmaError::NoSuchPort { .. }));
     assert!(matches!(of("gid=200"), RdmaError::NoSuchGid { .. }));
     assert!(matches!(of("pkey=0x1234"), RdmaError::NoPartition { .. }));

@@ -27,7 +27,7 @@ const _: () = assert!(
     KEEPALIVE_IDLE_MS + KEEPALIVE_INTERVAL_MS * KEEPALIVE_PROBES as u64 == PEER_VANISHED_MS_MAX
 );
 
-pub(super) fn configure(socket: &OwnedFd) -> Result<(), Error> {
+pub(crate) fn configure(socket: &OwnedFd) -> Result<(), Error> {
     const DOING: &str = "configuring a tcp connection";
     sockopt::set_tcp_nodelay(socket, true).map_err(Error::io(DOING))?;
     sockopt::set_socket_keepalive(socket, true).map_err(Error::io(DOING))?;
@@ -40,13 +40,13 @@ pub(super) fn configure(socket: &OwnedFd) -> Result<(), Error> {
 
 /// The watch of one thread that waits for the peer.
 #[derive(Debug, Default)]
-pub(super) struct Watch {
+pub(crate) struct Watch {
     unanswered_since: Option<Instant>,
 }
 
 impl Watch {
     /// To be called about every [`TICK`] while waiting.
-    pub(super) fn look(&mut self, socket: &OwnedFd) -> Result<(), Error> {
+    pub(crate) fn look(&mut self, socket: &OwnedFd) -> Result<(), Error> {
         // A kernel that cannot tell (some sandboxes) leaves it to keepalive and retransmission timeouts.
         let Ok(info) = sys::tcp_info(socket.as_fd()) else {
             return Ok(());

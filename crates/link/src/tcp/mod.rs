@@ -5,7 +5,7 @@ mod connection;
 #[cfg(not(loom))]
 pub(crate) mod deframer;
 #[cfg(not(loom))]
-mod liveness;
+pub(crate) mod liveness;
 #[cfg(not(loom))]
 mod receiving;
 #[cfg(not(loom))]

@@ -1,0 +1,526 @@
+//! A rdma link: two rings, one a direction, each with a reliable connection of its own, so that no half of a link shares a queue
+//! with another thread; and what to do while there is nothing to read or no room to write.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    os::fd::OwnedFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use outboard_wire::limits::{HANDSHAKE_MS_MAX, RDMA_LINGER_MS_MAX, RDMA_RING_BYTES};
+use rustix::{net::getsockname, rand::GetRandomFlags};
+
+use super::{
+    RdmaOptions,
+    control::{CONTROL_BYTES, Control},
+    device::{Chosen, choose},
+    domain::{Access, Domain, Region},
+    endpoint::Endpoint,
+    error::RdmaError,
+    memory::Memory,
+    queue::{PSN_MASK, Queue, RdmaCounts},
+    ring::{Consumer, Found, Port, Producer, RING_BYTES_MIN},
+    setup::{self, Setup, Window},
+    shared::Shared,
+};
+use crate::{Error, Stream, Wait, spin::Spin, stream::deadline_after, sys, tcp::liveness::Watch};
+
+/// A page, which is what is registered anyway.
+const CONTROL_PAGE_BYTES: usize = 4096;
+/// How long a side sleeps before it looks whether the peer's host answers.
+const TICK: Duration = Duration::from_millis(100);
+const LINGER: Duration = Duration::from_millis(RDMA_LINGER_MS_MAX);
+
+/// Which way frames go: the index of a direction's queue and control words, on both sides.
+const TO_CLIENT: usize = 0;
+const TO_SERVER: usize = 1;
+
+const _: () = {
+    assert!(2 * CONTROL_BYTES <= CONTROL_PAGE_BYTES);
+    assert!(RDMA_RING_BYTES.is_power_of_two() && RDMA_RING_BYTES >= RING_BYTES_MIN);
+};
+
+/// An established rdma link.
+pub struct Connection {
+    sender: Sender,
+    receiver: Receiver,
+}
+
+/// All that one side has before it knows of the other.
+struct Prepared {
+    chosen: Chosen,
+    ring: Arc<Region>,
+    mirror: Arc<Region>,
+    control: Arc<Region>,
+    queues: [Queue; 2],
+}
+
+impl Connection {
+    /// The server's side, over a `stream` whose handshake is through.
+    pub(crate) fn serve(mut stream: Stream, options: &RdmaOptions) -> Result<Self, Error> {
+        let deadline = deadline_after(Duration::from_millis(HANDSHAKE_MS_MAX));
+        let theirs = setup::receive(&mut stream, deadline)?;
+        let prepared = Prepared::new(&stream, options, Some(&theirs))
+            .and_then(|prepared| prepared.connect(&theirs).map(|()| prepared));
+        let prepared = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                // Whether or not it hears why.
+                let _ = setup::send(&mut stream, Err(&error.to_string()), deadline);
+                return Err(error);
+            }
+        };
+        setup::send(&mut stream, Ok(&prepared.setup()), deadline)?;
+        setup::receive_ready(&mut stream, deadline)?;
+        prepared.finish(stream, &theirs, TO_CLIENT)
+    }
+
+    /// The client's side.
+    pub(crate) fn join(
+        mut stream: Stream,
+        options: &RdmaOptions,
+        deadline: Instant,
+    ) -> Result<Self, Error> {
+        let prepared = Prepared::new(&stream, options, None)?;
+        setup::send(&mut stream, Ok(&prepared.setup()), deadline)?;
+        let theirs = setup::receive(&mut stream, deadline)?;
+        prepared.connect(&theirs)?;
+        setup::send_ready(&mut stream, deadline)?;
+        prepared.finish(stream, &theirs, TO_SERVER)
+    }
+
+    pub(crate) fn split(self) -> (Sender, Receiver) {
+        (self.sender, self.receiver)
+    }
+}
+
+impl Prepared {
+    fn new(stream: &Stream, options: &RdmaOptions, theirs: Option<&Setup>) -> Result<Self, Error> {
+        let options = options
+            .with_environment()
+            .map_err(|reason| RdmaError::Options { reason })?;
+        let chosen = choose(
+            &options,
+            own_address(stream),
+            theirs.map(|theirs| theirs.gid),
+        )?;
+        if let Some(theirs) = theirs {
+            theirs.suits(&chosen)?;
+        }
+        let domain = Domain::new(&chosen.context)?;
+        let region = |bytes, access| {
+            let memory = Arc::new(Memory::new(bytes)?);
+            Ok::<_, Error>(Arc::new(Region::new(&domain, memory, access)?))
+        };
+        let ring = region(RDMA_RING_BYTES, Access::Write)?;
+        let mirror_bytes = theirs.map_or(RDMA_RING_BYTES, |theirs| theirs.ring.bytes as usize);
+        let mirror = region(mirror_bytes, Access::Local)?;
+        let control = region(CONTROL_PAGE_BYTES, Access::WriteAndRead)?;
+        let queue = || {
+            let regions = [&ring, &mirror, &control].map(Arc::clone);
+            Queue::new(&domain, &chosen, regions.into(), random()? & PSN_MASK)
+        };
+        let queues = [queue()?, queue()?];
+        Ok(Self {
+            chosen,
+            ring,
+            mirror,
+            control,
+            queues,
+        })
+    }
+
+    fn setup(&self) -> Setup {
+        let window = |region: &Region, bytes| Window {
+            address: region.memory.address(),
+            bytes,
+            key: region.rkey,
+        };
+        Setup {
+            gid: self.chosen.gid,
+            lid: self.chosen.lid,
+            mtu: self.chosen.mtu,
+            partition: self.chosen.partition,
+            is_ethernet: self.chosen.is_ethernet,
+            queues: [&self.queues[0], &self.queues[1]].map(|queue| (queue.number(), queue.psn)),
+            ring: window(&self.ring, self.ring.memory.len() as u64),
+            control: window(&self.control, 2 * CONTROL_BYTES as u64),
+        }
+    }
+
+    fn connect(&self, theirs: &Setup) -> Result<(), Error> {
+        theirs.suits(&self.chosen)?;
+        if theirs.ring.bytes != self.mirror.memory.len() as u64 {
+            return Err(Error::PeerMisbehaved {
+                what: "a ring of another size than ours",
+                got: theirs.ring.bytes,
+                allowed: self.mirror.memory.len() as u64,
+            });
+        }
+        for direction in [TO_CLIENT, TO_SERVER] {
+            self.queues[direction].connect(&self.chosen, &theirs.remote(direction))?;
+        }
+        Ok(())
+    }
+
+    fn finish(self, stream: Stream, theirs: &Setup, outgoing: usize) -> Result<Connection, Error> {
+        let shared = Arc::new(Shared::new(OwnedFd::from(stream))?);
+        let [to_client, to_server] = self.queues;
+        let (sending, receiving) = match outgoing {
+            TO_CLIENT => (to_client, to_server),
+            _ => (to_server, to_client),
+        };
+        let end = |queue, direction: usize, mirror| Endpoint {
+            queue,
+            mirror,
+            control: Arc::clone(&self.control),
+            control_at: direction * CONTROL_BYTES,
+            remote_ring: theirs.ring,
+            remote_control: theirs.control,
+            shared: Arc::clone(&shared),
+        };
+        let words = |direction: usize| {
+            Control::new(Arc::clone(&self.control.memory), direction * CONTROL_BYTES)
+        };
+        let incoming = 1 - outgoing;
+        let mirror = Arc::clone(&self.mirror.memory);
+        let ring = Arc::clone(&self.ring.memory);
+        let producer = Producer::new(
+            end(sending, outgoing, Some(Arc::clone(&self.mirror))),
+            words(outgoing),
+            mirror,
+        );
+        let consumer = Consumer::new(end(receiving, incoming, None), words(incoming), ring);
+        Ok(Connection {
+            sender: Sender {
+                producer,
+                is_shut: false,
+                is_asleep: false,
+                spin: Spin::new(),
+                shared: Arc::clone(&shared),
+            },
+            receiver: Receiver {
+                consumer,
+                held: 0,
+                is_asleep: false,
+                broken: None,
+                spin: Spin::new(),
+                looked_at: Instant::now(),
+                watch: Watch::default(),
+                shared,
+            },
+        })
+    }
+}
+
+/// The sending half of a rdma link.
+pub struct Sender {
+    producer: Producer<Endpoint>,
+    is_shut: bool,
+    /// The consumer was told that this end sleeps, and has not answered.
+    is_asleep: bool,
+    spin: Spin,
+    shared: Arc<Shared>,
+}
+
+impl Sender {
+    #[inline]
+    pub(crate) fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
+        if self.is_shut || self.shared.is_closed() || self.producer.is_refused() {
+            return Err(Error::Closed);
+        }
+        let at = match self.producer.place(len)? {
+            Some(at) => at,
+            None => self
+                .wait_for_room(len)
+                .inspect_err(|_| self.is_shut = true)?,
+        };
+        Ok(self.producer.reserve(at, len))
+    }
+
+    #[inline]
+    pub(crate) fn commit(&mut self, len: usize) -> Result<(), Error> {
+        let result = self.producer.commit(len);
+        self.after(result)
+    }
+
+    #[inline]
+    pub(crate) fn flush(&mut self) -> Result<(), Error> {
+        if self.is_shut {
+            return Ok(());
+        }
+        let result = self.producer.flush();
+        self.after(result)
+    }
+
+    /// What was not posted after an error must not follow later.
+    #[inline]
+    fn after(&mut self, result: Result<(), Error>) -> Result<(), Error> {
+        result.inspect_err(|error| {
+            self.is_shut |= !matches!(error, Error::Misuse(_));
+        })
+    }
+
+    pub(crate) fn counts(&self) -> RdmaCounts {
+        self.producer.port.queue.counts()
+    }
+
+    pub(crate) fn shutdown(&mut self) {
+        if std::mem::replace(&mut self.is_shut, true) || !self.shared.is_ours() {
+            return;
+        }
+        // A peer that is gone does not miss it.
+        if self.producer.end().is_ok() {
+            self.producer.port.settle(LINGER);
+        }
+    }
+
+    pub(crate) fn closer(&self) -> Closer {
+        Closer(Arc::clone(&self.shared))
+    }
+
+    #[cold]
+    fn wait_for_room(&mut self, len: usize) -> Result<u64, Error> {
+        // Or the consumer waits for what this end has yet to post.
+        self.producer.flush()?;
+        let start = Instant::now();
+        let mut watch = Watch::default();
+        let producer = &mut self.producer;
+        self.spin.until(start, || producer.has_news());
+        loop {
+            if let Some(at) = self.producer.place(len)? {
+                self.is_asleep = false;
+                self.spin.ended(start);
+                return Ok(at);
+            }
+            if self.shared.is_closed() || self.producer.is_refused() {
+                return Err(Error::Closed);
+            }
+            if let Some(end) = self.shared.peer_end() {
+                return Err(end);
+            }
+            self.shared.watch(&mut watch)?;
+            if !self.is_asleep {
+                self.producer.begin_sleep()?;
+                self.is_asleep = true;
+            }
+            let port = &mut self.producer.port;
+            port.queue.arm()?;
+            port.poll()?;
+            if port.is_idle() && !self.producer.may_sleep() {
+                // A word is on its way.
+                self.is_asleep = false;
+                continue;
+            }
+            if self.producer.place(len)?.is_none() {
+                self.producer.port.sleep(false, TICK)?;
+            }
+        }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+/// The receiving half of a rdma link.
+pub struct Receiver {
+    consumer: Consumer<Endpoint>,
+    /// What the frame handed out last occupies.
+    held: u64,
+    /// The producer was told that this end sleeps, and nothing has come since.
+    is_asleep: bool,
+    /// What was met, to be told once all that came before has been received.
+    broken: Option<Error>,
+    spin: Spin,
+    looked_at: Instant,
+    watch: Watch,
+    shared: Arc<Shared>,
+}
+
+impl Receiver {
+    #[inline]
+    pub(crate) fn recv(&mut self, wait: Wait) -> Result<Option<&[u8]>, Error> {
+        let held = std::mem::take(&mut self.held);
+        if held > 0 {
+            let taken = self.consumer.take(held);
+            self.note(taken);
+        }
+        let mut found = self.consumer.look()?;
+        if !matches!(found, Found::Frame { .. }) {
+            if !self.wait_for_frame(wait)? {
+                return Ok(None);
+            }
+            found = self.consumer.look()?;
+        }
+        let Found::Frame {
+            offset,
+            len,
+            footprint,
+        } = found
+        else {
+            return Err(Error::Closed);
+        };
+        self.is_asleep = false;
+        self.held = footprint;
+        Ok(Some(self.consumer.bytes(offset, len)))
+    }
+
+    pub(crate) fn waker(&self) -> Waker {
+        Waker(Arc::clone(&self.shared))
+    }
+
+    fn note(&mut self, result: Result<(), Error>) {
+        if let Err(error) = result {
+            self.broken.get_or_insert(error);
+        }
+    }
+
+    /// Whether there is a frame; if not, waits as told.
+    #[cold]
+    fn wait_for_frame(&mut self, wait: Wait) -> Result<bool, Error> {
+        let deadline = match wait {
+            Wait::Poll => return self.look_again(false),
+            Wait::Until(deadline) => Some(deadline),
+            Wait::Forever => None,
+        };
+        let start = Instant::now();
+        let consumer = &mut self.consumer;
+        self.spin
+            .until(start, || !matches!(consumer.look(), Ok(Found::Nothing)));
+        loop {
+            if self.look_again(true)? {
+                self.spin.ended(start);
+                return Ok(true);
+            }
+            if self.shared.take_wake() {
+                return match self.shared.is_closed() {
+                    true => Err(Error::Closed),
+                    false => Ok(false),
+                };
+            }
+            let left = sys::left(deadline).unwrap_or(TICK);
+            if left.is_zero() {
+                return Ok(false);
+            }
+            let slept = self.sleep(left.min(TICK));
+            self.note(slept);
+        }
+    }
+
+    /// Sleeps until something may have come.
+    fn sleep(&mut self, longest: Duration) -> Result<(), Error> {
+        if !self.is_asleep {
+            self.consumer.begin_sleep()?;
+            self.is_asleep = true;
+        }
+        let wakes = self.consumer.port.queue.wakes();
+        self.consumer.port.queue.arm()?;
+        self.consumer.port.poll()?;
+        if self.consumer.port.queue.wakes() != wakes {
+            self.is_asleep = false;
+            return Ok(());
+        }
+        if self.consumer.port.is_idle() && !self.consumer.may_sleep() {
+            // A frame is on its way, or is being written.
+            self.is_asleep = false;
+            return Ok(());
+        }
+        if self.consumer.look()? != Found::Nothing {
+            return Ok(());
+        }
+        self.consumer.port.sleep(true, longest)?;
+        self.consumer.port.poll()?;
+        if self.consumer.port.queue.wakes() != wakes {
+            self.is_asleep = false;
+        }
+        Ok(())
+    }
+
+    /// Whether there is a frame, or never will be, which is an error.
+    fn look_again(&mut self, has_slept: bool) -> Result<bool, Error> {
+        // The order matters: what was sent before the end must be found after the end was seen.
+        if self.broken.is_none() {
+            let polled = self.consumer.port.poll();
+            self.note(polled);
+            if self.shared.is_closed() {
+                self.note(Err(Error::Closed));
+            }
+            if has_slept || self.looked_at.elapsed() >= TICK {
+                self.looked_at = Instant::now();
+                let end = self.shared.peer_end();
+                self.note(end.map_or(Ok(()), Err));
+                let watched = self.shared.watch(&mut self.watch);
+                self.note(watched);
+            }
+        }
+        match (self.consumer.look()?, &self.broken) {
+            (Found::Frame { .. }, _) => Ok(true),
+            (Found::End, _) => Err(Error::Closed),
+            (Found::Nothing, None) => Ok(false),
+            (Found::Nothing, Some(error)) => Err(again(error)),
+        }
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        if self.shared.is_ours() && self.broken.is_none() && self.consumer.close().is_ok() {
+            self.consumer.port.settle(LINGER);
+        }
+    }
+}
+
+/// Wakes a blocked [`Receiver`].
+#[derive(Clone)]
+pub struct Waker(Arc<Shared>);
+
+impl Waker {
+    pub(crate) fn wake(&self) {
+        self.0.wake();
+    }
+}
+
+/// Ends both halves.
+#[derive(Clone)]
+pub struct Closer(Arc<Shared>);
+
+impl Closer {
+    pub(crate) fn close(&self) {
+        self.0.close();
+    }
+}
+
+/// The error once more: it is told to whoever asks, as often as it is asked for.
+fn again(error: &Error) -> Error {
+    match error {
+        Error::Rdma(error) => Error::Rdma(error.clone()),
+        Error::Vanished { ms } => Error::Vanished { ms: *ms },
+        Error::PeerMisbehaved { what, got, allowed } => Error::PeerMisbehaved {
+            what,
+            got: *got,
+            allowed: *allowed,
+        },
+        _ => Error::Closed,
+    }
+}
+
+fn own_address(stream: &Stream) -> Option<IpAddr> {
+    let address = SocketAddr::try_from(getsockname(stream).ok()?).ok()?;
+    Some(address.ip().to_canonical())
+}
+
+fn random() -> Result<u32, RdmaError> {
+    let mut bytes = [0; 4];
+    let got = rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty());
+    match got {
+        Ok(_) => Ok(u32::from_ne_bytes(bytes)),
+        Err(errno) => Err(RdmaError::Verbs {
+            doing: "asking the kernel for a random number",
+            errno: errno.raw_os_error(),
+        }),
+    }
+}

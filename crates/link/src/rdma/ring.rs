@@ -1,0 +1,435 @@
+//! A ring in the consumer's memory, which the producer writes from afar.
+//!
+//! ```text
+//!  producer                                             consumer
+//!    mirror: frames are laid out here ── RDMA WRITE ──►  ring: the same bytes, at the same place
+//!    told ◄── RDMA WRITE: how far, asleep, closed ────  own
+//!    own  ── RDMA WRITE: asleep ─────────────────────►  told
+//! ```
+//!
+//! A frame is a header of 16 bytes and its bytes, padded to 16. It does not wrap: one that does not fit before the end of the
+//! ring starts at its beginning, behind a header that says so. The header is a word, whose lower half is the length and whose
+//! upper half says the position once more, and the 64 bits of `check.rs`, which cover a short frame's bytes too: a short frame
+//! is one write, in whatever order its bytes appear. Those of a long one are a write of their own, in front of the header's:
+//! adapters execute writes of one connection in order, and see to it that their effects appear so.
+//!
+//! Credits cannot deadlock. The longest frame, what may be skipped in front of it, what the consumer holds and what it has
+//! taken without saying fit into a ring together: so a producer that waits for room always waits for frames that the consumer
+//! has not looked at, or for a word that is on its way.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use outboard_wire::limits::FRAME_BYTES_MAX;
+
+use super::{
+    check,
+    control::{Block, Control},
+    memory::Memory,
+};
+use crate::Error;
+
+pub(super) const HEADER_BYTES: usize = 16;
+/// Positions and lengths in the ring are multiples of this.
+pub(super) const ALIGN: usize = 16;
+/// A longer frame is sent by two writes.
+pub(super) const CHECKED_BYTES_MAX: usize = 1024;
+/// What waits to be posted leaves by itself when it is this much.
+const POST_BYTES_MIN: usize = 64 << 10;
+/// Writes that wait to be posted; a frame adds three at most.
+const WRITES_MAX: usize = 12;
+
+/// In place of a length: the rest of the ring is empty; no frame follows.
+const SKIP: u32 = 0;
+const END: u32 = u32::MAX;
+
+/// The smallest ring that this file's reasoning holds for.
+pub(super) const RING_BYTES_MIN: usize = 4 << 20;
+
+const _: () = {
+    let longest = HEADER_BYTES + FRAME_BYTES_MAX.next_multiple_of(ALIGN);
+    // Skipped, wanted, held, and an eighth that was not told; and the header that says the end.
+    assert!(3 * longest + RING_BYTES_MIN / 8 + HEADER_BYTES <= RING_BYTES_MIN);
+    assert!(CHECKED_BYTES_MAX.is_multiple_of(ALIGN));
+};
+
+/// What one end has done by the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Op {
+    /// These bytes of the mirror to the same place in the ring.
+    Ring { offset: usize, len: usize },
+    /// This end's block, to the peer's.
+    Tell,
+    /// The peer's block, to where it can be looked at.
+    Look,
+}
+
+/// The device's part: what is posted is carried out in order.
+pub(super) trait Port {
+    /// Posts `ops` by one doorbell, once there is room. The last of them wakes the peer if told so; [`done`](Self::done) is
+    /// `mark` some time after it is complete, and surely if it `is_signalled`.
+    fn post(&mut self, ops: &[Op], wakes: bool, is_signalled: bool, mark: u64)
+    -> Result<(), Error>;
+    /// The mark of what is known to be complete.
+    fn done(&self) -> u64;
+    /// Whether everything posted is known to be complete.
+    fn is_idle(&self) -> bool;
+    /// Learns what has completed.
+    fn poll(&mut self) -> Result<(), Error>;
+}
+
+/// The only one who adds to a ring.
+pub(super) struct Producer<P> {
+    pub(super) port: P,
+    control: Control,
+    mirror: Arc<Memory>,
+    capacity: u64,
+    /// Behind the last frame that was committed.
+    position: u64,
+    consumed: u64,
+    /// Where the reservation's frame begins, and the bytes it may have.
+    reserved: (u64, usize),
+    writes: [Op; WRITES_MAX],
+    waiting: usize,
+    waiting_bytes: usize,
+    unsignalled_bytes: usize,
+}
+
+impl<P: Port> Producer<P> {
+    pub(super) fn new(port: P, control: Control, mirror: Arc<Memory>) -> Self {
+        Self {
+            port,
+            control,
+            capacity: mirror.len() as u64,
+            mirror,
+            position: 0,
+            consumed: 0,
+            reserved: (0, 0),
+            writes: [Op::Tell; WRITES_MAX],
+            waiting: 0,
+            waiting_bytes: 0,
+            unsignalled_bytes: 0,
+        }
+    }
+
+    /// Where a frame of `len` bytes would begin, if there is room for it.
+    #[inline]
+    pub(super) fn place(&mut self, len: usize) -> Result<Option<u64>, Error> {
+        let (at, end) = self.fit(len);
+        if end - self.free_from() <= self.capacity {
+            return Ok(Some(at));
+        }
+        self.look_at_credit()?;
+        Ok((end - self.free_from() <= self.capacity).then_some(at))
+    }
+
+    /// Room for the frame at `at`, which [`place`](Self::place) said.
+    #[inline]
+    pub(super) fn reserve(&mut self, at: u64, len: usize) -> &mut [u8] {
+        self.reserved = (at, len);
+        let offset = self.offset(at) + HEADER_BYTES;
+        // SAFETY: between the last committed frame and what the consumer has yet to take, which nobody else has a slice of: there
+        // is one producer, it is borrowed mutably, and its device has read what it was asked to write from here.
+        unsafe { self.mirror.room(offset, len) }
+    }
+
+    /// Makes the first `len` bytes of the reservation a frame, which leaves with [`flush`](Self::flush).
+    #[inline]
+    pub(super) fn commit(&mut self, len: usize) -> Result<(), Error> {
+        let (at, reserved) = self.reserved;
+        if len == 0 || len > reserved {
+            return Err(Error::Misuse("commit of more than was reserved"));
+        }
+        self.reserved = (0, 0);
+        if at != self.position {
+            self.put_header(self.position, SKIP, 0);
+            self.add(self.offset(self.position), HEADER_BYTES);
+        }
+        let padded = len.next_multiple_of(ALIGN);
+        let offset = self.offset(at);
+        if len <= CHECKED_BYTES_MAX {
+            self.put_header(at, len as u32, padded);
+            self.add(offset, HEADER_BYTES + padded);
+        } else {
+            self.put_header(at, len as u32, 0);
+            self.add(offset + HEADER_BYTES, padded);
+            self.add(offset, HEADER_BYTES);
+        }
+        self.position = at + (HEADER_BYTES + padded) as u64;
+        if self.waiting_bytes >= POST_BYTES_MIN || self.waiting + 3 > WRITES_MAX {
+            return self.flush();
+        }
+        Ok(())
+    }
+
+    /// Posts what was committed.
+    #[inline]
+    pub(super) fn flush(&mut self) -> Result<(), Error> {
+        if self.waiting == 0 {
+            return Ok(());
+        }
+        let count = std::mem::take(&mut self.waiting);
+        self.unsignalled_bytes += std::mem::take(&mut self.waiting_bytes);
+        // So that what is free of the mirror is known before all of it is in use.
+        let is_signalled = self.unsignalled_bytes as u64 >= self.capacity / 8;
+        if is_signalled {
+            self.unsignalled_bytes = 0;
+        }
+        self.control.publish(self.position);
+        let wakes = self.control.must_wake();
+        self.port
+            .post(&self.writes[..count], wakes, is_signalled, self.position)
+    }
+
+    /// Posts the word that no frame follows, signalled: once the port is idle, the consumer has all.
+    pub(super) fn end(&mut self) -> Result<(), Error> {
+        self.flush()?;
+        self.put_header(self.position, END, 0);
+        let offset = self.offset(self.position);
+        let len = HEADER_BYTES;
+        self.control.close();
+        let wakes = self.control.must_wake();
+        self.port
+            .post(&[Op::Ring { offset, len }], wakes, true, self.position)
+    }
+
+    /// Whether nobody will take what is added.
+    pub(super) fn is_refused(&mut self) -> bool {
+        self.control.told().is_closed
+    }
+
+    /// Whether the consumer has given room back since it was last looked at.
+    pub(super) fn has_news(&mut self) -> bool {
+        let told = self.control.told();
+        told.position != self.consumed || told.is_closed
+    }
+
+    /// Tells the consumer that this end will sleep until there is room, and looks at how far it has come meanwhile. Once the port
+    /// is idle, [`may_sleep`](Self::may_sleep) says whether that was nowhere.
+    pub(super) fn begin_sleep(&mut self) -> Result<(), Error> {
+        self.control.begin_sleep();
+        self.unsignalled_bytes = 0;
+        self.port
+            .post(&[Op::Tell, Op::Look], false, true, self.position)
+    }
+
+    pub(super) fn may_sleep(&mut self) -> bool {
+        let expected = self.consumed;
+        let looked = self.control.looked();
+        looked.is_some_and(|block| block.position == expected && !block.is_closed)
+    }
+
+    /// The least position whose bytes are in use.
+    #[inline]
+    fn free_from(&self) -> u64 {
+        // The device may read a frame of the mirror again until the peer's has acknowledged it, even if it was consumed.
+        self.consumed.min(self.port.done())
+    }
+
+    /// Where a frame of `len` bytes begins, and where it and the word for the end would end.
+    #[inline]
+    fn fit(&self, len: usize) -> (u64, u64) {
+        let footprint = (HEADER_BYTES + len.next_multiple_of(ALIGN)) as u64;
+        let offset = self.position & (self.capacity - 1);
+        let at = match offset + footprint <= self.capacity {
+            true => self.position,
+            false => self.position + self.capacity - offset,
+        };
+        (at, at + footprint + HEADER_BYTES as u64)
+    }
+
+    #[cold]
+    fn look_at_credit(&mut self) -> Result<(), Error> {
+        let told = self.control.told().position;
+        check_position(told, self.consumed, self.position)?;
+        self.consumed = told;
+        self.port.poll()
+    }
+
+    #[inline]
+    fn put_header(&mut self, position: u64, len: u32, covered: usize) {
+        let header = u64::from(len) | u64::from(check::tag(position)) << 32;
+        let offset = self.offset(position);
+        let body = offset + HEADER_BYTES;
+        let sum = check::of_frame(position, header, &self.mirror, body, covered);
+        self.mirror.word(offset).store(header, Ordering::Relaxed);
+        self.mirror.word(offset + 8).store(sum, Ordering::Release);
+    }
+
+    #[inline]
+    fn add(&mut self, offset: usize, len: usize) {
+        self.waiting_bytes += len;
+        if let Some(Op::Ring { offset: last, len: last_len }) =
+            self.waiting.checked_sub(1).map(|at| &mut self.writes[at])
+            && *last + *last_len == offset
+            // Bytes of a long frame leave before its header, and so do not grow by what follows.
+            && *last_len + len <= POST_BYTES_MIN
+        {
+            *last_len += len;
+            return;
+        }
+        self.writes[self.waiting] = Op::Ring { offset, len };
+        self.waiting += 1;
+    }
+
+    #[inline]
+    fn offset(&self, position: u64) -> usize {
+        (position & (self.capacity - 1)) as usize
+    }
+}
+
+/// What a consumer finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Nothing, or not all of it yet.
+    Nothing,
+    /// A frame's bytes, and what it occupies.
+    Frame {
+        offset: usize,
+        len: usize,
+        footprint: u64,
+    },
+    /// No frame will come.
+    End,
+}
+
+/// The only one who takes from a ring.
+pub(super) struct Consumer<P> {
+    pub(super) port: P,
+    control: Control,
+    ring: Arc<Memory>,
+    capacity: u64,
+    position: u64,
+    position_told: u64,
+    is_finished: bool,
+}
+
+impl<P: Port> Consumer<P> {
+    pub(super) fn new(port: P, control: Control, ring: Arc<Memory>) -> Self {
+        Self {
+            port,
+            control,
+            capacity: ring.len() as u64,
+            ring,
+            position: 0,
+            position_told: 0,
+            is_finished: false,
+        }
+    }
+
+    /// What lies at the position. A frame stays there until it is [taken](Self::take).
+    #[inline]
+    pub(super) fn look(&mut self) -> Result<Found, Error> {
+        loop {
+            if self.is_finished {
+                return Ok(Found::End);
+            }
+            let offset = (self.position & (self.capacity - 1)) as usize;
+            let header = self.ring.word(offset).load(Ordering::Acquire);
+            if (header >> 32) as u32 != check::tag(self.position) {
+                return Ok(Found::Nothing);
+            }
+            let sum = self.ring.word(offset + 8).load(Ordering::Acquire);
+            let len = header as u32 as usize;
+            let footprint = HEADER_BYTES + len.next_multiple_of(ALIGN);
+            let fits = len <= FRAME_BYTES_MAX && offset + footprint <= self.capacity as usize;
+            if (1..=CHECKED_BYTES_MAX).contains(&len) && fits {
+                let body = offset + HEADER_BYTES;
+                let covered = footprint - HEADER_BYTES;
+                let whole = check::of_frame(self.position, header, &self.ring, body, covered);
+                return Ok(match sum == whole {
+                    true => self.frame(offset, len, footprint),
+                    false => Found::Nothing,
+                });
+            }
+            if sum != check::of_header(self.position, header) {
+                return Ok(Found::Nothing);
+            }
+            match header as u32 {
+                SKIP if offset > 0 => self.take(self.capacity - offset as u64)?,
+                END => self.is_finished = true,
+                _ if fits && len > CHECKED_BYTES_MAX => {
+                    return Ok(self.frame(offset, len, footprint));
+                }
+                got => {
+                    return Err(Error::PeerMisbehaved {
+                        what: "a frame of that length there",
+                        got: got.into(),
+                        allowed: FRAME_BYTES_MAX.min(self.capacity as usize - offset) as u64,
+                    });
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn frame(&self, offset: usize, len: usize, footprint: usize) -> Found {
+        Found::Frame {
+            offset: offset + HEADER_BYTES,
+            len,
+            footprint: footprint as u64,
+        }
+    }
+
+    pub(super) fn bytes(&self, offset: usize, len: usize) -> &[u8] {
+        self.ring.bytes(offset, len)
+    }
+
+    /// Takes `bytes`. The producer is told in steps of an eighth of the ring.
+    #[inline]
+    pub(super) fn take(&mut self, bytes: u64) -> Result<(), Error> {
+        self.position += bytes;
+        if self.position - self.position_told >= self.capacity / 8 {
+            return self.tell();
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn tell(&mut self) -> Result<(), Error> {
+        self.position_told = self.position;
+        self.control.publish(self.position);
+        let wakes = self.control.must_wake();
+        self.port.post(&[Op::Tell], wakes, false, self.position)
+    }
+
+    /// Tells the producer that nothing more will be taken.
+    pub(super) fn close(&mut self) -> Result<(), Error> {
+        self.control.close();
+        let wakes = self.control.must_wake();
+        self.port.post(&[Op::Tell], wakes, true, self.position)
+    }
+
+    /// Tells the producer that this end will sleep until something comes, and looks at how far it has come meanwhile; see
+    /// [`Producer::begin_sleep`].
+    pub(super) fn begin_sleep(&mut self) -> Result<(), Error> {
+        self.control.begin_sleep();
+        self.port
+            .post(&[Op::Tell, Op::Look], false, true, self.position)
+    }
+
+    pub(super) fn may_sleep(&mut self) -> bool {
+        let Some(Block {
+            position,
+            is_closed,
+            ..
+        }) = self.control.looked()
+        else {
+            return false;
+        };
+        // A frame that was skipped to lies further on; the producer counts what it skipped.
+        position == self.position && !is_closed
+    }
+}
+
+/// A position that the peer said lies between the last one and the furthest that the rules allow.
+fn check_position(position: u64, seen: u64, furthest: u64) -> Result<(), Error> {
+    let moved = position.wrapping_sub(seen);
+    if moved > furthest.wrapping_sub(seen) || !moved.is_multiple_of(ALIGN as u64) {
+        return Err(Error::PeerMisbehaved {
+            what: "a position in the ring that cannot be",
+            got: position,
+            allowed: furthest,
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,445 @@
+//! The ring over a device that is as bad as the standard lets one be: bytes of a write appear in any order and one by one, when
+//! they are read from their source is anybody's guess, and everything takes its time.
+
+use std::{
+    cell::RefCell,
+    collections::VecDeque,
+    rc::Rc,
+    sync::{Arc, atomic::Ordering},
+};
+
+use super::{
+    check,
+    control::{BLOCK_BYTES, CONTROL_BYTES, Control, LANDING, OWN, TOLD},
+    memory::Memory,
+    ring::{ALIGN, CHECKED_BYTES_MAX, Consumer, Found, HEADER_BYTES, Op, Port, Producer},
+};
+use crate::{Error, conformance::random_numbers};
+
+const RING_BYTES: usize = 64 << 10;
+const FRAME_BYTES: usize = 12 << 10;
+
+/// One direction of one connection, in one place.
+#[derive(Default)]
+struct Wire {
+    posted: VecDeque<Job>,
+    done: u64,
+    wakes: u64,
+}
+
+struct Job {
+    from: (Arc<Memory>, usize),
+    to: (Arc<Memory>, usize),
+    /// Bytes that have not appeared yet.
+    left: VecDeque<usize>,
+    wakes: bool,
+    mark: u64,
+}
+
+struct SimPort {
+    wire: Rc<RefCell<Wire>>,
+    /// The mirror and the ring, where this end has one; our control words and the peer's.
+    ring: Option<(Arc<Memory>, Arc<Memory>)>,
+    control: (Arc<Memory>, Arc<Memory>),
+}
+
+impl Port for SimPort {
+    fn post(&mut self, ops: &[Op], wakes: bool, _: bool, mark: u64) -> Result<(), Error> {
+        let (ours, theirs) = &self.control;
+        for (at, op) in ops.iter().enumerate() {
+            let (from, to, len) = match *op {
+                Op::Ring { offset, len } => {
+                    let (mirror, ring) = self.ring.as_ref().unwrap();
+                    ((mirror, offset), (ring, offset), len)
+                }
+                Op::Tell => ((ours, OWN), (theirs, TOLD), BLOCK_BYTES),
+                Op::Look => ((theirs, OWN), (ours, LANDING), BLOCK_BYTES),
+            };
+            self.wire.borrow_mut().posted.push_back(Job {
+                from: (Arc::clone(from.0), from.1),
+                to: (Arc::clone(to.0), to.1),
+                left: (0..len).collect(),
+                wakes: wakes && at + 1 == ops.len(),
+                mark,
+            });
+        }
+        Ok(())
+    }
+
+    fn done(&self) -> u64 {
+        self.wire.borrow().done
+    }
+
+    fn is_idle(&self) -> bool {
+        self.wire.borrow().posted.is_empty()
+    }
+
+    fn poll(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+fn put_byte(memory: &Memory, at: usize, byte: u8) {
+    let word = memory.word(at & !7);
+    let shift = 8 * (at & 7);
+    let old = word.load(Ordering::Relaxed) & !(0xff << shift);
+    word.store(old | u64::from(byte) << shift, Ordering::Relaxed);
+}
+
+impl Wire {
+    /// Lets some bytes of the oldest write appear, or all of it.
+    fn step(&mut self, random: &mut impl FnMut() -> u64) {
+        let Some(job) = self.posted.front_mut() else {
+            return;
+        };
+        let some = match random() % 4 {
+            0 => job.left.len(),
+            _ => 1 + random() as usize % job.left.len(),
+        };
+        for _ in 0..some {
+            // Mostly in one order or the other, now and then in none.
+            let at = match random() % 8 {
+                0 => job
+                    .left
+                    .swap_remove_back(random() as usize % job.left.len()),
+                1..=4 => job.left.pop_back(),
+                _ => job.left.pop_front(),
+            };
+            let at = at.unwrap();
+            let word = job
+                .from
+                .0
+                .word((job.from.1 + at) & !7)
+                .load(Ordering::Relaxed);
+            let byte = (word >> (8 * ((job.from.1 + at) & 7))) as u8;
+            put_byte(&job.to.0, job.to.1 + at, byte);
+        }
+        if job.left.is_empty() {
+            self.done = job.mark;
+            self.wakes += u64::from(job.wakes);
+            self.posted.pop_front();
+        }
+    }
+}
+
+struct World {
+    producer: Producer<SimPort>,
+    consumer: Consumer<SimPort>,
+    to_consumer: Rc<RefCell<Wire>>,
+    to_producer: Rc<RefCell<Wire>>,
+    ring: Arc<Memory>,
+    producer_words: Arc<Memory>,
+}
+
+impl World {
+    fn new() -> Self {
+        let memory = |bytes| Arc::new(Memory::new(bytes).unwrap());
+        let (mirror, ring) = (memory(RING_BYTES), memory(RING_BYTES));
+        let (p, c) = (memory(CONTROL_BYTES), memory(CONTROL_BYTES));
+        let to_consumer = Rc::<RefCell<Wire>>::default();
+        let to_producer = Rc::<RefCell<Wire>>::default();
+        let producer = Producer::new(
+            SimPort {
+                wire: Rc::clone(&to_consumer),
+                ring: Some((Arc::clone(&mirror), Arc::clone(&ring))),
+                control: (Arc::clone(&p), Arc::clone(&c)),
+            },
+            Control::new(Arc::clone(&p), 0),
+            mirror,
+        );
+        let consumer = Consumer::new(
+            SimPort {
+                wire: Rc::clone(&to_producer),
+                ring: None,
+                control: (Arc::clone(&c), Arc::clone(&p)),
+            },
+            Control::new(c, 0),
+            Arc::clone(&ring),
+        );
+        Self {
+            producer,
+            consumer,
+            to_consumer,
+            to_producer,
+            ring,
+            producer_words: p,
+        }
+    }
+
+    fn step(&mut self, random: &mut impl FnMut() -> u64) {
+        match random() % 2 {
+            0 => self.to_consumer.borrow_mut().step(random),
+            _ => self.to_producer.borrow_mut().step(random),
+        }
+    }
+
+    fn send(&mut self, number: u64, len: usize) -> bool {
+        let Some(at) = self.producer.place(len).unwrap() else {
+            return false;
+        };
+        fill(self.producer.reserve(at, len), number);
+        self.producer.commit(len).unwrap();
+        true
+    }
+
+    /// Takes the frame that is `number`, if it is there.
+    fn receive(&mut self, number: u64, len: usize) -> bool {
+        let Found::Frame {
+            offset,
+            len: got,
+            footprint,
+        } = self.consumer.look().unwrap()
+        else {
+            return false;
+        };
+        assert_eq!(got, len, "length of frame {number}");
+        let mut expected = vec![0; len];
+        fill(&mut expected, number);
+        assert!(
+            self.consumer.bytes(offset, len) == expected,
+            "frame {number}"
+        );
+        self.consumer.take(footprint).unwrap();
+        true
+    }
+}
+
+fn fill(frame: &mut [u8], number: u64) {
+    let mut random = random_numbers(number);
+    // Now and then the content is what a header would be, or hardly differs from what lay there before.
+    match number % 3 {
+        0 => frame.fill(number as u8),
+        _ => frame.iter_mut().for_each(|byte| *byte = random() as u8),
+    }
+}
+
+#[test]
+fn frames_arrive_whole_and_in_order_however_their_bytes_do() {
+    for seed in 0..30 {
+        let mut random = random_numbers(seed);
+        let mut world = World::new();
+        let mut lens: VecDeque<usize> = VecDeque::new();
+        let (mut sent, mut received, mut laps) = (0u64, 0u64, 0usize);
+        let mut next = 0;
+        while received < 250 {
+            if next == 0 {
+                next = match random() % 4 {
+                    0 => 1 + random() as usize % FRAME_BYTES,
+                    1 => CHECKED_BYTES_MAX - 1 + random() as usize % 3,
+                    _ => 1 + random() as usize % 200,
+                };
+            }
+            match random() % 4 {
+                0 if sent < 250 && world.send(sent, next) => {
+                    lens.push_back(next);
+                    sent += 1;
+                    laps += next;
+                    next = 0;
+                    if random() % 3 > 0 || sent == 250 {
+                        world.producer.flush().unwrap();
+                    }
+                }
+                0 => world.producer.flush().unwrap(),
+                1 => {
+                    if let Some(&len) = lens.front()
+                        && world.receive(received, len)
+                    {
+                        received += 1;
+                        lens.pop_front();
+                    }
+                }
+                _ => world.step(&mut random),
+            }
+        }
+        assert!(laps > 3 * RING_BYTES, "the ring was used again");
+        world.producer.end().unwrap();
+        for _ in 0..10_000 {
+            world.step(&mut random);
+        }
+        assert_eq!(world.consumer.look().unwrap(), Found::End);
+    }
+}
+
+/// Whoever sleeps is woken by what he sleeps for, whatever comes first.
+#[test]
+fn nobody_sleeps_through_what_he_waits_for() {
+    let (mut slept, mut refrained) = (0, 0);
+    for seed in 0..300 {
+        let mut random = random_numbers(1_000 + seed);
+        let mut world = World::new();
+        let (mut sent, mut received, mut wakes) = (0, 0, 0);
+        let (mut is_asking, mut is_asleep) = (false, false);
+        let mut idle = 0;
+        while received < 40 {
+            let woken = world.to_consumer.borrow().wakes;
+            if woken != wakes {
+                wakes = woken;
+                is_asleep = false;
+            }
+            match random() % 3 {
+                0 if sent < 40 && random() % 8 == 0 => {
+                    assert!(world.send(sent, 100));
+                    world.producer.flush().unwrap();
+                    sent += 1;
+                }
+                1 if !is_asleep => {
+                    if world.receive(received, 100) {
+                        received += 1;
+                        is_asking = false;
+                    } else if !is_asking {
+                        world.consumer.begin_sleep().unwrap();
+                        is_asking = true;
+                    } else if world.consumer.port.is_idle() {
+                        is_asking = false;
+                        is_asleep = world.consumer.may_sleep()
+                            && world.consumer.look().unwrap() == Found::Nothing;
+                        match is_asleep {
+                            true => slept += 1,
+                            false => refrained += 1,
+                        }
+                    }
+                }
+                _ => world.step(&mut random),
+            }
+            // All was sent and delivered, and the consumer sleeps on.
+            let is_still = sent == 40
+                && world.to_consumer.borrow().posted.is_empty()
+                && world.to_producer.borrow().posted.is_empty();
+            idle = if is_still && is_asleep { idle + 1 } else { 0 };
+            assert!(
+                idle < 10,
+                "seed {seed}: frame {received} of {sent} was slept through"
+            );
+        }
+    }
+    assert!(slept > 1_000 && refrained > 100, "{slept} {refrained}");
+}
+
+/// A producer that sleeps because the ring is full is woken by the word that there is room.
+#[test]
+fn a_producer_is_woken_by_room() {
+    for seed in 0..100 {
+        let mut random = random_numbers(2_000 + seed);
+        let mut world = World::new();
+        let (mut sent, mut received, mut wakes) = (0, 0, 0);
+        let (mut is_asking, mut is_asleep) = (false, false);
+        let mut idle = 0;
+        while received < 60 {
+            let woken = world.to_producer.borrow().wakes;
+            if woken != wakes {
+                wakes = woken;
+                is_asleep = false;
+            }
+            match random() % 3 {
+                0 if sent < 60 && !is_asleep => {
+                    if world.send(sent, FRAME_BYTES) {
+                        world.producer.flush().unwrap();
+                        sent += 1;
+                        is_asking = false;
+                    } else if !is_asking {
+                        world.producer.flush().unwrap();
+                        world.producer.begin_sleep().unwrap();
+                        is_asking = true;
+                    } else if world.producer.port.is_idle() {
+                        is_asking = false;
+                        is_asleep = world.producer.may_sleep()
+                            && world.producer.place(FRAME_BYTES).unwrap().is_none();
+                    }
+                }
+                1 if random() % 4 == 0 => {
+                    received += u64::from(world.receive(received, FRAME_BYTES))
+                }
+                _ => world.step(&mut random),
+            }
+            let is_still = is_asleep
+                && sent == received
+                && world.to_consumer.borrow().posted.is_empty()
+                && world.to_producer.borrow().posted.is_empty();
+            idle = if is_still { idle + 1 } else { 0 };
+            assert!(
+                idle < 10,
+                "seed {seed}: room was slept through after {sent}"
+            );
+        }
+    }
+}
+
+/// A peer that writes what it likes.
+#[test]
+fn what_cannot_be_is_refused_or_not_believed() {
+    let put = |world: &World, at: u64, len: u32| {
+        let header = u64::from(len) | u64::from(check::tag(at)) << 32;
+        let offset = at as usize & (RING_BYTES - 1);
+        world.ring.word(offset).store(header, Ordering::Relaxed);
+        world
+            .ring
+            .word(offset + 8)
+            .store(check::of_header(at, header), Ordering::Relaxed);
+    };
+    for len in [0, RING_BYTES as u32, u32::MAX - 1, 1 << 31, (2 << 20) + 1] {
+        let mut world = World::new();
+        put(&world, 0, len);
+        let error = world.consumer.look().unwrap_err();
+        assert!(
+            matches!(error, Error::PeerMisbehaved { .. }),
+            "{len}: {error}"
+        );
+    }
+    // A long frame within its bounds is one, whatever it holds; a short one must agree with its bytes.
+    let mut world = World::new();
+    put(&world, 0, CHECKED_BYTES_MAX as u32 + 1);
+    assert!(matches!(
+        world.consumer.look().unwrap(),
+        Found::Frame { .. }
+    ));
+    let mut world = World::new();
+    put(&world, 0, 100);
+    assert_eq!(world.consumer.look().unwrap(), Found::Nothing);
+
+    for (position, is_refused) in [
+        (16u64, false),
+        (8, true),
+        (1 << 40, true),
+        (u64::MAX - 15, true),
+    ] {
+        let mut world = World::new();
+        for number in 0..5 {
+            assert!(world.send(number, FRAME_BYTES - HEADER_BYTES));
+        }
+        let words = [position, 0, check::of_block(position, 0)];
+        for (at, word) in words.into_iter().enumerate() {
+            world
+                .producer_words
+                .word(TOLD + 8 * at)
+                .store(word, Ordering::Relaxed);
+        }
+        let placed = world.producer.place(FRAME_BYTES);
+        assert_eq!(placed.is_err(), is_refused, "{position}");
+        // And what does not agree with itself is as if it were not there.
+        world
+            .producer_words
+            .word(TOLD)
+            .store(position ^ ALIGN as u64, Ordering::Relaxed);
+    }
+}
+
+/// Noise in the ring and in the words of a side that reads and writes: nothing is handed out that is not within it.
+#[test]
+fn noise_is_never_a_frame_that_is_not_there() {
+    for seed in 0..200 {
+        let mut random = random_numbers(3_000 + seed);
+        let mut world = World::new();
+        for at in (0..RING_BYTES).step_by(8) {
+            world.ring.word(at).store(random(), Ordering::Relaxed);
+        }
+        for at in (0..CONTROL_BYTES).step_by(8) {
+            world
+                .producer_words
+                .word(at)
+                .store(random(), Ordering::Relaxed);
+        }
+        assert_eq!(world.consumer.look().unwrap(), Found::Nothing);
+        while world.send(1, 500) {}
+        assert!(!world.producer.is_refused());
+    }
+}

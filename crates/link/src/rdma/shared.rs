@@ -1,0 +1,108 @@
+//! What both halves of a link and their handles share: above all the tcp connection that the link was made over, which says
+//! nothing any more but that the peer lives.
+
+use std::{
+    os::fd::OwnedFd,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, eventfd},
+    net::{Shutdown, shutdown, sockopt},
+};
+
+use crate::{
+    Error, sys,
+    tcp::liveness::{self, Watch},
+};
+
+pub(super) struct Shared {
+    socket: OwnedFd,
+    /// Readable while a wake-up of the receiver is pending.
+    wake: OwnedFd,
+    is_closed: AtomicBool,
+    owner_pid: u32,
+}
+
+/// What ended a sleep.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct News {
+    pub(super) is_completion: bool,
+}
+
+impl Shared {
+    pub(super) fn new(socket: OwnedFd) -> Result<Self, Error> {
+        liveness::configure(&socket)?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self {
+            socket,
+            wake: eventfd(0, flags).map_err(Error::io("making an eventfd"))?,
+            is_closed: AtomicBool::new(false),
+            owner_pid: std::process::id(),
+        })
+    }
+
+    pub(super) fn is_ours(&self) -> bool {
+        self.owner_pid == std::process::id()
+    }
+
+    #[inline]
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        if self.is_ours() {
+            // Wakes whoever sleeps, here and there.
+            let _ = shutdown(&self.socket, Shutdown::Both);
+        }
+        self.wake();
+    }
+
+    pub(super) fn wake(&self) {
+        // The counter is full after 2^64 - 2 wake-ups, and readable still.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub(super) fn take_wake(&self) -> bool {
+        rustix::io::read(&self.wake, &mut [0; 8]).is_ok()
+    }
+
+    /// Why the peer is gone, if it is.
+    pub(super) fn peer_end(&self) -> Option<Error> {
+        // Errors and hang-ups are always reported; what it says is not listened to.
+        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        // poll fails only when the kernel is out of memory; the next look will tell.
+        let is_over = sys::wait(&mut fds, Some(Duration::ZERO)).is_ok_and(|count| count > 0);
+        is_over.then(|| match sockopt::socket_error(&self.socket) {
+            Ok(Err(error)) => Error::io("watching the peer")(error),
+            _ => Error::Closed,
+        })
+    }
+
+    /// Whether the peer's host still answers, as the kernel knows; to be called while waiting.
+    pub(super) fn watch(&self, watch: &mut Watch) -> Result<(), Error> {
+        watch.look(&self.socket)
+    }
+
+    /// Sleeps until something has completed, the peer is gone, or, for a receiver, a wake-up is pending.
+    pub(super) fn sleep(
+        &self,
+        channel: std::os::fd::BorrowedFd<'_>,
+        is_receiver: bool,
+        timeout: Duration,
+    ) -> Result<News, Error> {
+        let mut fds = [
+            PollFd::from_borrowed_fd(channel, PollFlags::IN),
+            PollFd::new(&self.socket, PollFlags::RDHUP),
+            PollFd::new(&self.wake, PollFlags::IN),
+        ];
+        let count = if is_receiver { 3 } else { 2 };
+        sys::wait(&mut fds[..count], Some(timeout)).map_err(Error::io("waiting for the peer"))?;
+        Ok(News {
+            is_completion: !fds[0].revents().is_empty(),
+        })
+    }
+}
