@@ -6,7 +6,7 @@ use std::{ffi::OsString, os::fd::RawFd, path::PathBuf, time::Duration};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use outboard_api::optimise::{LEVELS, Level, VARIABLE};
-use outboard_link::{Endpoint, emulated};
+use outboard_link::{Endpoint, RdmaOptions, emulated};
 use outboard_model::{Budget, Pcie};
 use outboard_server::supervisor::{self, DeviceKind};
 use outboard_wire::network::{self, Bandwidth, KNOWN, Network};
@@ -79,15 +79,17 @@ pub(crate) enum Command {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Whoever can connect can use the GPU and run any code on it: there is no password. A shm address is open to your own
-user only; keep a tcp address to a network that you trust.
+user only; keep a tcp or rdma address to a network that you trust.
 
 Examples:
   outboard serve                                     shm, at the default address
   outboard serve --listen tcp://127.0.0.1:0          a port of the system's choice, printed on standard output
   outboard serve --listen shm:///run/gpu.sock --listen tcp://10.0.0.7 --memory 8GiB --sessions-max 4
+  outboard serve --listen rdma://10.0.0.7            RoCE or InfiniBand, by the device that has this address
+  outboard serve --listen 'rdma://10.0.0.7?device=mlx5_0&gid=3&traffic_class=106'
   outboard serve --device soft --threads 8           without a GPU")]
 pub(crate) struct ServeArgs {
-    /// Where to listen, any number of times: shm:///PATH or tcp://HOST[:PORT], port 0 for any
+    /// Where to listen, any number of times: shm:///PATH, tcp://HOST[:PORT] or rdma://HOST[:PORT], port 0 for any
     /// [default: shm://$XDG_RUNTIME_DIR/outboard.sock, or shm:///tmp/outboard-UID.sock without XDG_RUNTIME_DIR]
     #[arg(long, value_name = "URL")]
     pub(crate) listen: Vec<Endpoint>,
@@ -141,6 +143,7 @@ The exit code is the program's own; 126 or 127 where it cannot be started, 1 whe
 Examples:
   outboard run -- ./vectoradd                        the server of this machine, at its default address
   outboard run --gpu tcp://10.0.0.7 -- python train.py --epochs 3
+  outboard run --gpu 'rdma://10.0.0.7?device=mlx5_1' -- python train.py
   OUTBOARD_GPU=tcp://10.0.0.7 outboard run -- python train.py
   outboard run --stats -- ./vectoradd                say at the end what its calls were
   outboard run --optimise sync -- ./vectoradd        how slow it would be if every call waited
@@ -489,6 +492,8 @@ pub(crate) struct WorkerArgs {
     pub(crate) session: Option<u64>,
     #[arg(long, requires = "fd")]
     pub(crate) facts: Option<RawFd>,
+    #[arg(long, requires = "fd")]
+    pub(crate) rdma: Option<RdmaOptions>,
     /// The client comes later.
     #[arg(long, required_unless_present = "fd", conflicts_with = "fd")]
     pub(crate) spare: bool,

@@ -113,6 +113,7 @@ fn connect(
         pid: std::process::id(),
         program: "outboard".into(),
         emulation: network.map(emulation).transpose()?,
+        is_rdma: false,
     };
     match dial(endpoint, &hello, Duration::from_millis(ms_max)) {
         Ok((link, _, welcome)) => Ok((link, welcome)),
@@ -135,6 +136,8 @@ fn explain(endpoint: &Endpoint, error: DialError) -> anyhow::Error {
         DialError::Link(error @ Error::TimedOut { .. }) => anyhow::anyhow!(
             "no server at {endpoint}: {error}; is it an Outboard server, and does a firewall let you through?"
         ),
+        // Mostly something that is missing here.
+        DialError::Link(error @ Error::Rdma(_)) => error.into(),
         DialError::Link(error) if error.is_disconnect() => anyhow::anyhow!(
             "no server at {endpoint}: whatever listens there hung up; is it an Outboard server? Its log says more"
         ),

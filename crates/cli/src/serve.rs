@@ -57,6 +57,7 @@ pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<ExitCode> {
     run_worker(WorkerOptions {
         control: args.control,
         client: args.fd.zip(args.session),
+        rdma: args.rdma,
         facts: args.facts,
         device: DeviceOptions {
             kind: args.device,
@@ -116,7 +117,7 @@ fn cache_folder(args: CacheArgs) -> Option<PathBuf> {
 
 fn is_open_to_others(endpoint: &Endpoint) -> bool {
     match endpoint {
-        Endpoint::Tcp { host, .. } => match host {
+        Endpoint::Tcp { host, .. } | Endpoint::Rdma { host, .. } => match host {
             Host::V4(address) => !address.is_loopback(),
             Host::V6(address, _) => !address.is_loopback(),
             Host::Name(name) => name != "localhost",

@@ -19,6 +19,7 @@ fn hello_over(network: &str, purpose: Purpose) -> ClientHello {
     let network = network.parse().unwrap();
     ClientHello {
         emulation: Some(emulation(network).unwrap()),
+        is_rdma: false,
         ..hello(purpose)
     }
 }

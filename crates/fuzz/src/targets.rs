@@ -39,7 +39,12 @@ pub(crate) fn all() -> Vec<Target> {
         Target {
             name: "url",
             run: url,
-            seeds: texts(&["shm:///run/a.sock", "tcp://host:4833", "tcp://[::1]:1"]),
+            seeds: texts(&[
+                "shm:///run/a.sock",
+                "tcp://host:4833",
+                "tcp://[::1]:1",
+                "rdma://host?device=mlx5_0&gid=3&pkey=0xffff",
+            ]),
         },
         Target {
             name: "deframer",
@@ -189,6 +194,7 @@ fn hellos() -> Vec<Vec<u8>> {
         pid: 1,
         program: "python3".into(),
         emulation: None,
+        is_rdma: false,
     };
     let emulated = ClientHello {
         emulation: Some(Emulation {

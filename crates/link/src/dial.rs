@@ -33,7 +33,11 @@ pub fn dial(
         endpoint,
         timeout.min(Duration::from_millis(limits::HANDSHAKE_MS_MAX)),
     )?;
-    stream.write_all_deadline(&handshake::encode_hello(hello)?, deadline)?;
+    let hello = ClientHello {
+        is_rdma: stream.rdma().is_some(),
+        ..hello.clone()
+    };
+    stream.write_all_deadline(&handshake::encode_hello(&hello)?, deadline)?;
     let mut preamble = [0; PREAMBLE_BYTES];
     stream.read_exact_deadline(&mut preamble, deadline)?;
     let preamble = Preamble::decode(&preamble)?;

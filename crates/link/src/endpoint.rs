@@ -24,7 +24,7 @@ pub enum Endpoint {
     Rdma {
         host: Host,
         port: u16,
-        options: RdmaOptions,
+        options: Box<RdmaOptions>,
     },
 }
 
@@ -140,7 +140,7 @@ fn parse_shm(rest: &str) -> Result<Endpoint, String> {
 
 fn parse_rdma(rest: &str) -> Result<Endpoint, String> {
     let (authority, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let options = query.parse()?;
+    let options = Box::new(query.parse()?);
     let (host, port) = parse_authority(authority)?;
     Ok(Endpoint::Rdma {
         host,

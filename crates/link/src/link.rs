@@ -53,7 +53,7 @@ impl fmt::Display for Kind {
 pub enum Link {
     Shm(shm::Connection),
     Tcp(tcp::Connection),
-    Rdma(rdma::Connection),
+    Rdma(Box<rdma::Connection>),
     Emulated(emulated::Connection),
 }
 
@@ -134,7 +134,7 @@ pub enum Wait {
 pub enum Sender {
     Shm(shm::Sender),
     Tcp(tcp::Sender),
-    Rdma(rdma::Sender),
+    Rdma(Box<rdma::Sender>),
     Emulated(Box<emulated::Sender>),
 }
 
@@ -369,7 +369,7 @@ impl Helper {
 pub enum Receiver {
     Shm(shm::Receiver),
     Tcp(tcp::Receiver),
-    Rdma(rdma::Receiver),
+    Rdma(Box<rdma::Receiver>),
     Emulated(Box<emulated::Receiver>),
 }
 

@@ -21,7 +21,7 @@ use rustix::{
 };
 
 use crate::{
-    Endpoint, Error, Host, Peer, Stream, rdma,
+    Endpoint, Error, Host, Peer, RdmaOptions, Stream, rdma,
     stream::{deadline_after, timed_out},
     sys,
 };
@@ -142,7 +142,7 @@ fn bind_tcp(endpoint: &Endpoint, host: &Host, port: u16) -> Result<(OwnedFd, u16
 /// As the kind of stream that `endpoint` is for.
 fn dressed(stream: Stream, endpoint: &Endpoint) -> Result<Stream, Error> {
     match endpoint {
-        Endpoint::Rdma { options, .. } => stream.with_rdma(options.clone()),
+        Endpoint::Rdma { options, .. } => stream.with_rdma(RdmaOptions::clone(options)),
         _ => Ok(stream),
     }
 }

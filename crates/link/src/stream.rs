@@ -150,7 +150,7 @@ impl Stream {
             Kind::Shm => shm::Connection::serve(self.socket, RING_BYTES).map(Link::Shm),
             Kind::Rdma => {
                 let options = self.rdma.clone();
-                rdma::Connection::serve(self, &options).map(Link::Rdma)
+                rdma::Connection::serve(self, &options).map(|link| Link::Rdma(Box::new(link)))
             }
             _ => tcp::Connection::new(self.socket).map(Link::Tcp),
         }
@@ -180,7 +180,8 @@ impl Stream {
             Kind::Shm => shm::Connection::join(self.socket, deadline).map(Link::Shm),
             Kind::Rdma => {
                 let options = self.rdma.clone();
-                rdma::Connection::join(self, &options, deadline).map(Link::Rdma)
+                rdma::Connection::join(self, &options, deadline)
+                    .map(|link| Link::Rdma(Box::new(link)))
             }
             _ => tcp::Connection::new(self.socket).map(Link::Tcp),
         }

@@ -262,6 +262,7 @@ impl Connection {
             pid: std::process::id(),
             program: program_name(),
             emulation: emulated::asked()?,
+            is_rdma: false,
         };
         let (link, _, _) = dial(&endpoint, &hello, Duration::from_millis(DIAL_MS_MAX))
             .map_err(|error| Failure::Dial { url, error })?;

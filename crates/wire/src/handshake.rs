@@ -17,7 +17,7 @@ use thiserror::Error;
 use crate::{doc::DeviceCard, limits, messages::FINGERPRINT, network::Network};
 
 pub const MAGIC: [u8; 8] = *b"OUTBOARD";
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 pub const PREAMBLE_BYTES: usize = 24;
 
 /// What a client wants of the server.
@@ -43,6 +43,8 @@ pub struct ClientHello {
     pub program: String,
     /// The network that both sides are to emulate between them; the server obeys, or refuses.
     pub emulation: Option<Emulation>,
+    /// What follows on this connection arranges RDMA, rather than being frames. Whoever dials sets it by the address.
+    pub is_rdma: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

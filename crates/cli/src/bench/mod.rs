@@ -274,10 +274,11 @@ fn local(folder: &Path, interrupt: &Interrupt) -> anyhow::Result<Place> {
     Ok(place)
 }
 
-/// `shm`, `tcp` or, where there are several of a kind, the whole address; and the level, where one is asked for.
+/// `shm`, `tcp`, `rdma` or, where there are several of a kind, the whole address; and the level, where one is asked for.
 fn place_name(endpoint: &Endpoint, all: &[Endpoint], level: Option<&str>) -> String {
     let kind = |endpoint: &Endpoint| match endpoint {
         Endpoint::Shm(_) => "shm",
+        Endpoint::Rdma { .. } => "rdma",
         _ => "tcp",
     };
     let is_only = all

@@ -254,6 +254,7 @@ pub fn hello(purpose: Purpose) -> ClientHello {
         pid: std::process::id(),
         program: "test".into(),
         emulation: None,
+        is_rdma: false,
     }
 }
 

@@ -70,6 +70,7 @@ fn open() -> Result<Driver, CUresult> {
         pid: std::process::id(),
         program: program_name(),
         emulation: emulated::asked().map_err(|error| fail(error.to_string()))?,
+        is_rdma: false,
     };
     let (link, socket, welcome) = dial(&endpoint, &hello, Duration::from_secs(CONNECT_S_MAX))
         .map_err(|error| {

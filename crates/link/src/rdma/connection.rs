@@ -43,8 +43,8 @@ const _: () = {
 
 /// An established rdma link.
 pub struct Connection {
-    sender: Sender,
-    receiver: Receiver,
+    sender: Box<Sender>,
+    receiver: Box<Receiver>,
 }
 
 /// All that one side has before it knows of the other.
@@ -90,7 +90,7 @@ impl Connection {
         prepared.finish(stream, &theirs, TO_SERVER)
     }
 
-    pub(crate) fn split(self) -> (Sender, Receiver) {
+    pub(crate) fn split(self) -> (Box<Sender>, Box<Receiver>) {
         (self.sender, self.receiver)
     }
 }
@@ -193,14 +193,14 @@ impl Prepared {
         );
         let consumer = Consumer::new(end(receiving, incoming, None), words(incoming), ring);
         Ok(Connection {
-            sender: Sender {
+            sender: Box::new(Sender {
                 producer,
                 is_shut: false,
                 is_asleep: false,
                 spin: Spin::new(),
                 shared: Arc::clone(&shared),
-            },
-            receiver: Receiver {
+            }),
+            receiver: Box::new(Receiver {
                 consumer,
                 held: 0,
                 is_asleep: false,
@@ -209,7 +209,7 @@ impl Prepared {
                 looked_at: Instant::now(),
                 watch: Watch::default(),
                 shared,
-            },
+            }),
         })
     }
 }

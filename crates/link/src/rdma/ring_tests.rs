@@ -235,7 +235,7 @@ fn frames_arrive_whole_and_in_order_however_their_bytes_do() {
                     sent += 1;
                     laps += next;
                     next = 0;
-                    if random() % 3 > 0 || sent == 250 {
+                    if sent == 250 || !random().is_multiple_of(3) {
                         world.producer.flush().unwrap();
                     }
                 }
@@ -277,7 +277,7 @@ fn nobody_sleeps_through_what_he_waits_for() {
                 is_asleep = false;
             }
             match random() % 3 {
-                0 if sent < 40 && random() % 8 == 0 => {
+                0 if sent < 40 && random().is_multiple_of(8) => {
                     assert!(world.send(sent, 100));
                     world.producer.flush().unwrap();
                     sent += 1;
@@ -346,7 +346,7 @@ fn a_producer_is_woken_by_room() {
                             && world.producer.place(FRAME_BYTES).unwrap().is_none();
                     }
                 }
-                1 if random() % 4 == 0 => {
+                1 if random().is_multiple_of(4) => {
                     received += u64::from(world.receive(received, FRAME_BYTES))
                 }
                 _ => world.step(&mut random),

@@ -98,18 +98,28 @@ fn a_ping_comes_back_over_a_real_queue_pair() {
         return;
     };
     for round in 1..=100u64 {
-        for (from, to) in [(&mut one, &mut other)] {
-            from.region.memory.word(0).store(round, Ordering::Relaxed);
-            run(from, |from| from.request(Verb::Write, to, 0, 8), round).unwrap();
-            until("the ping", || {
-                to.region.memory.word(0).load(Ordering::Acquire) == round
-            });
-            to.region.memory.word(8).store(round * 3, Ordering::Relaxed);
-            run(to, |to| to.request(Verb::Write, from, 8, 8), round).unwrap();
-            until("the answer", || {
-                from.region.memory.word(8).load(Ordering::Acquire) == round * 3
-            });
-        }
+        one.region.memory.word(0).store(round, Ordering::Relaxed);
+        run(
+            &mut one,
+            |one| one.request(Verb::Write, &other, 0, 8),
+            round,
+        )
+        .unwrap();
+        let theirs = &other.region.memory;
+        until("the ping", || {
+            theirs.word(0).load(Ordering::Acquire) == round
+        });
+        theirs.word(8).store(round * 3, Ordering::Relaxed);
+        run(
+            &mut other,
+            |other| other.request(Verb::Write, &one, 8, 8),
+            round,
+        )
+        .unwrap();
+        let ours = &one.region.memory;
+        until("the answer", || {
+            ours.word(8).load(Ordering::Acquire) == round * 3
+        });
     }
     assert_eq!(one.queue.counts().requests, 100);
     assert_eq!(one.queue.counts().doorbells, 100);

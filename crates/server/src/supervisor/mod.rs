@@ -273,6 +273,9 @@ impl Supervisor {
             .args(&self.options.worker_args)
             .arg("--session")
             .arg(session.to_string());
+        if let Some(options) = stream.rdma() {
+            command.arg("--rdma").arg(options.to_string());
+        }
         let mut fds = vec![("--fd", OwnedFd::from(stream))];
         if let Some(facts) = self.spares.facts() {
             fds.push(("--facts", facts.try_clone()?));

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_link::{Link, Stream, Wait, emulated::Clock};
+use outboard_link::{Link, RdmaOptions, Stream, Wait, emulated::Clock};
 use outboard_wire::{
     handshake::{ClientHello, HandshakeError, Purpose, ServerWelcome, encode_hello},
     limits::HANDSHAKE_MS_MAX,
@@ -39,6 +39,8 @@ pub struct WorkerOptions {
     pub control: RawFd,
     /// The client's socket and its session; without one the worker is a spare.
     pub client: Option<(RawFd, u64)>,
+    /// What is asked of the adapter, where the client's socket is for a rdma link.
+    pub rdma: Option<RdmaOptions>,
     /// A file of what the management library says of the devices.
     pub facts: Option<RawFd>,
     pub device: DeviceOptions,
@@ -49,6 +51,12 @@ pub struct WorkerOptions {
 /// What processes are called in lists, so that a spare can be told from a worker with a client.
 const NAME_WORKER: &str = "outboard-worker";
 const NAME_SPARE: &str = "outboard-spare";
+
+/// What a client is told that takes the address for another kind: first one that does not want RDMA, then one that does.
+const WRONG_LINK: [&str; 2] = [
+    "this port is that of an rdma:// address, not of a tcp:// one",
+    "this port is that of a tcp:// address, not of an rdma:// one",
+];
 
 /// Serves one client. An error is the server's trouble; a client's misbehaviour is only logged.
 pub fn run_worker(options: WorkerOptions) -> io::Result<()> {
@@ -68,7 +76,7 @@ fn run_fresh(
 ) -> io::Result<()> {
     name(NAME_WORKER);
     let _span = info_span!("session", id = session).entered();
-    let mut stream = Stream::try_from(inherit::take(fd)?).map_err(io::Error::other)?;
+    let mut stream = stream_of(inherit::take(fd)?, options.rdma.clone())?;
     let peer = peer(&stream);
     let timeout = Duration::from_millis(HANDSHAKE_MS_MAX);
     let greeted = handshake::read_hello(&mut stream, Instant::now() + timeout);
@@ -76,6 +84,11 @@ fn run_fresh(
         Ok(hello) => hello,
         Err(error) => return turned_away(&peer, &error),
     };
+    if hello.is_rdma != stream.rdma().is_some() {
+        let error = Error::Refused(WRONG_LINK[usize::from(hello.is_rdma)].into());
+        handshake::refuse(&mut stream, &error.to_string());
+        return turned_away(&peer, &error);
+    }
     if let Some(emulation) = &hello.emulation
         && let Err(error) = Clock::compare(&emulation.clock)
     {
@@ -299,6 +312,7 @@ fn hand_over(channel: OwnedFd, stream: &Stream, hello: &ClientHello) -> bool {
     let mut channel = UnixStream::from(channel);
     let offer = |channel: &mut UnixStream| -> io::Result<u8> {
         pass_fd::send(channel, &[limits::CHANNEL_CLIENT], stream.as_fd())?;
+        channel.write_all(&rdma_word(stream.rdma())?)?;
         channel.write_all(&encode_hello(hello).map_err(io::Error::other)?)?;
         let mut answer = [0];
         channel.read_exact(&mut answer)?;
@@ -321,12 +335,45 @@ fn receive_client(channel: &UnixStream) -> io::Result<Option<(Stream, ClientHell
     let (_, Some(socket)) = pass_fd::receive(channel, &mut word)? else {
         return Ok(None);
     };
-    let stream = Stream::try_from(socket).map_err(io::Error::other)?;
+    let mut channel_in = channel;
+    let rdma = read_rdma_word(&mut channel_in)?;
+    let stream = stream_of(socket, rdma)?;
     let mut words =
         Stream::try_from(OwnedFd::from(channel.try_clone()?)).map_err(io::Error::other)?;
     match handshake::read_hello(&mut words, Instant::now() + timeout) {
         Ok(hello) => Ok(Some((stream, hello))),
         Err(error) => Err(io::Error::other(error)),
+    }
+}
+
+/// What a spare is told of the link: one byte, 0 for one over the socket itself; else the length of the options for RDMA and
+/// one more, and then those.
+fn rdma_word(options: Option<&RdmaOptions>) -> io::Result<Vec<u8>> {
+    let Some(options) = options else {
+        return Ok(vec![0]);
+    };
+    let text = options.to_string();
+    let len = u8::try_from(text.len() + 1).map_err(io::Error::other)?;
+    Ok([&[len], text.as_bytes()].concat())
+}
+
+fn read_rdma_word(channel: &mut impl Read) -> io::Result<Option<RdmaOptions>> {
+    let mut len = [0];
+    channel.read_exact(&mut len)?;
+    let Some(len) = len[0].checked_sub(1) else {
+        return Ok(None);
+    };
+    let mut text = vec![0; len.into()];
+    channel.read_exact(&mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    text.parse().map(Some).map_err(io::Error::other)
+}
+
+fn stream_of(socket: OwnedFd, rdma: Option<RdmaOptions>) -> io::Result<Stream> {
+    let stream = Stream::try_from(socket).map_err(io::Error::other)?;
+    match rdma {
+        None => Ok(stream),
+        Some(options) => stream.with_rdma(options).map_err(io::Error::other),
     }
 }
 
