@@ -12,7 +12,7 @@ use outboard_server::supervisor::{self, DeviceKind};
 use outboard_wire::network::{self, Bandwidth, KNOWN, Network};
 use regex::Regex;
 
-use crate::bench::{Carrier, Group};
+use crate::bench::{Carrier, Group, LinkOf};
 pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireArgs};
 
 /// Use a GPU that is somewhere else as if it were here.
@@ -310,7 +310,8 @@ Examples:
   outboard bench --gpu tcp://10.0.0.7 --only launches,item
   outboard bench --gpu shm:///a.sock --gpu shm:///b.sock --json ab.json
   outboard bench sessions --sessions 1,8,64          what many sessions cost
-  outboard bench emulate                             how exact emulated networks are here")]
+  outboard bench emulate                             how exact emulated networks are here
+  outboard bench link                                shm, tcp and rdma by themselves")]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) targets: BenchTargets,
@@ -333,6 +334,42 @@ pub(crate) enum BenchCommand {
     Sessions(SessionsArgs),
     /// Measure how exact emulated networks are on this machine, and what emulation costs
     Emulate(EmulateArgs),
+    /// Measure the links themselves: shm, tcp and rdma, without a program
+    Link(LinkArgs),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Small frames back and forth and long ones one way, between two threads of this machine; rdma between two devices of it, or
+from one to itself, where there is one. No server is started.
+
+Examples:
+  outboard bench link
+  outboard bench link --only rdma --rdma device=mlx5_0 --rdma-client device=mlx5_1 --perftest --json link.json")]
+pub(crate) struct LinkArgs {
+    /// Only these kinds [default: shm, tcp, and rdma where there is a device]
+    #[arg(long, value_name = "KIND", value_delimiter = ',', value_enum)]
+    pub(crate) only: Vec<LinkOf>,
+    /// The server's RDMA device, as behind the ? of an rdma:// address
+    #[arg(
+        long,
+        value_name = "OPTIONS",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) rdma: RdmaOptions,
+    /// The client's [default: the server's]
+    #[arg(long, value_name = "OPTIONS")]
+    pub(crate) rdma_client: Option<RdmaOptions>,
+    /// Run ib_write_lat, ib_send_lat and ib_write_bw on the same devices, too, and compare
+    #[arg(long)]
+    pub(crate) perftest: bool,
+    /// Few rounds, few samples: some seconds
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Write the results there too, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]

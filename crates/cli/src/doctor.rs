@@ -2,9 +2,9 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use outboard_link::Endpoint;
+use outboard_link::{Endpoint, rdma_devices};
 use outboard_server::supervisor::DeviceKind;
-use outboard_wire::{handshake::PROTOCOL_VERSION, messages::FINGERPRINT};
+use outboard_wire::{handshake::PROTOCOL_VERSION, limits::RDMA_RING_BYTES, messages::FINGERPRINT};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
@@ -14,6 +14,8 @@ use crate::{args::DoctorArgs, libraries, peer::Server, serve::default_endpoint, 
 const ADDRESS_SPACE_BYTES_MIN: u64 = 1 << 42;
 /// What a program with a few links and libraries opens.
 const DESCRIPTORS_MIN: u64 = 256;
+/// Both rings of a rdma link, and what its queues take.
+const RDMA_LOCKED_BYTES: u64 = 2 * RDMA_RING_BYTES as u64 + (1 << 20);
 const PINGS: usize = 200;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -81,6 +83,7 @@ pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         descriptors(),
         local_device(),
     ];
+    findings.extend(rdma(matches!(endpoint, Endpoint::Rdma { .. })));
     findings.extend(server(&endpoint));
     let is_well = findings.iter().all(|f| f.verdict != Verdict::Fail);
     let said = match args.json {
@@ -189,6 +192,42 @@ fn local_device() -> Finding {
             "nothing, unless this machine is to serve its GPU; outboard serve --device soft works without",
         ),
     }
+}
+
+/// What rdma links need here. Whoever does not ask for one misses nothing.
+fn rdma(is_wanted: bool) -> Vec<Finding> {
+    const WHAT: &str = "rdma";
+    let missing = |found: String, remedy: &str| match is_wanted {
+        true => Finding::fail(WHAT, found, remedy),
+        false => Finding::note(WHAT, found, remedy),
+    };
+    let remedy = "only rdma:// addresses need it; docs/rdma.md says how it is set up";
+    let devices = match rdma_devices() {
+        Ok(devices) => devices,
+        Err(error) => return vec![missing(error.to_string(), remedy)],
+    };
+    let mut findings: Vec<Finding> = devices
+        .into_iter()
+        .map(|device| match device.usable {
+            Ok(port) => Finding::ok(
+                WHAT,
+                format!(
+                    "{}, port {}: {}, GID {} ({}), MTU {}",
+                    device.name, port.port, port.link_layer, port.gid_index, port.gid, port.mtu
+                ),
+            ),
+            Err(error) => missing(format!("{}: {error}", device.name), remedy),
+        })
+        .collect();
+    let limit = getrlimit(Resource::Memlock).current;
+    let is_privileged = rustix::process::geteuid().is_root();
+    if let Some(limit) = limit.filter(|&limit| !is_privileged && limit < RDMA_LOCKED_BYTES) {
+        let remedy = "ulimit -l unlimited; LimitMEMLOCK=infinity of a systemd unit; --ulimit memlock=-1 of a container";
+        let found =
+            format!("{limit} bytes may be locked in memory, a link needs {RDMA_LOCKED_BYTES}");
+        findings.push(missing(found, remedy));
+    }
+    findings
 }
 
 fn server(endpoint: &Endpoint) -> Vec<Finding> {

@@ -11,14 +11,15 @@
 //!                                   ▼                        ▼
 //!                                 Link ──split──► Sender, Receiver
 //!                                         shm: two rings in one memfd     tcp: length-prefixed frames
+//!                                         rdma: two rings, each written by the other side's adapter
 //!                                         emulated: one of these, and no frame before its time
 //! ```
 //!
 //! * [`Sender::reserve`] hands out room for one frame where the link wants it (in the ring itself over shm), and
-//!   [`Sender::commit`] publishes it. Over tcp frames leave at [`Sender::flush`].
+//!   [`Sender::commit`] publishes it. Over tcp and rdma frames leave at [`Sender::flush`].
 //! * Several threads share a link by a lock around its [`Sender`], [`Sender::post`] under the lock, and
 //!   [`Flusher::flush`] without it. A thread of the caller's may run a [`Helper`], which then does the sending.
-//! * [`Receiver::recv`] yields frames in place. Over shm the bytes lie in memory that the peer can still write: a
+//! * [`Receiver::recv`] yields frames in place. Over shm and rdma the bytes lie in memory that the peer can still write: a
 //!   decoder copies every scalar out once, and checks the copy.
 //! * [`Receiver::recv_placed`] receives long frames into memory of the caller's: pinned memory, a copy's destination.
 //! * [`LaneListener`] and [`open_lanes`] make further connections between the two sides of a session, for who wants more

@@ -161,7 +161,8 @@ impl Results {
                 for (at, network) in [None, Some(Network::default())].into_iter().enumerate() {
                     interrupt.check()?;
                     let network = network.as_ref();
-                    let times = round_trips(Pair::new(cost.carrier, network)?, samples)?;
+                    let times =
+                        round_trips(Pair::new(cost.carrier, network)?, PING_BYTES, samples)?;
                     cost.times[at].push(times);
                     cost.sends[at].push(sends(Pair::new(cost.carrier, network)?)?);
                 }
@@ -169,14 +170,15 @@ impl Results {
             for rtt in &mut self.rtts {
                 interrupt.check()?;
                 let pair = Pair::new(rtt.carrier, Some(&rtt.network))?;
-                rtt.times.push(round_trips(pair, samples)?);
+                rtt.times.push(round_trips(pair, PING_BYTES, samples)?);
             }
             for rate in &mut self.bandwidths {
                 interrupt.check()?;
                 let pair = Pair::new(rate.carrier, Some(&rate.network))?;
                 let bytes = rate.bandwidth_bps as f64 / 8.0 * stream_s;
                 let frames = (bytes as u64 / STREAM_FRAME_BYTES as u64).max(STREAM_FRAMES_MIN);
-                rate.rounds_bps.push(stream(pair, frames)?);
+                rate.rounds_bps
+                    .push(stream(pair, STREAM_FRAME_BYTES, frames)?);
             }
         }
         Ok(())
@@ -331,7 +333,7 @@ impl Rate {
 }
 
 /// Both ends of a link in this process.
-struct Pair {
+pub(super) struct Pair {
     server: Link,
     client: Link,
     _folder: TempDir,
@@ -339,45 +341,62 @@ struct Pair {
 
 impl Pair {
     fn new(carrier: Carrier, network: Option<&Network>) -> anyhow::Result<Pair> {
-        let folder = tempfile::Builder::new()
-            .prefix("outboard-bench-")
-            .tempdir()
-            .context("making a folder for a socket")?;
+        let folder = socket_folder()?;
         let endpoint = match carrier {
             Carrier::Shm => Endpoint::Shm(folder.path().join("socket")),
             Carrier::Tcp => "tcp://127.0.0.1:0".parse()?,
         };
-        let listener = Listener::bind(&endpoint)?;
+        Pair::between(folder, &endpoint, Endpoint::clone, network)
+    }
+
+    /// A server that listens at `endpoint`, and a client that connects to what `seen` makes of it.
+    pub(super) fn between(
+        folder: TempDir,
+        endpoint: &Endpoint,
+        seen: impl Fn(&Endpoint) -> Endpoint,
+        network: Option<&Network>,
+    ) -> anyhow::Result<Pair> {
+        let listener = Listener::bind(endpoint)?;
         let deadline = Instant::now() + PATIENCE;
-        let client = connect(listener.endpoint(), PATIENCE)?;
+        let client = connect(&seen(listener.endpoint()), PATIENCE)?;
         let (server, _) = listener.accept(Some(deadline))?;
-        let (server, client) = match network {
-            None => (
-                server.into_link_server()?,
-                client.into_link_client(deadline)?,
-            ),
-            Some(network) => (
-                server.into_emulated_server(network)?,
-                client.into_emulated_client(deadline, network)?,
-            ),
-        };
+        // Each may wait for the other.
+        let (server, client) = thread::scope(|scope| {
+            let client = scope.spawn(move || match network {
+                None => client.into_link_client(deadline),
+                Some(network) => client.into_emulated_client(deadline, network),
+            });
+            let server = match network {
+                None => server.into_link_server(),
+                Some(network) => server.into_emulated_server(network),
+            };
+            (server, client.join())
+        });
+        let client = client.map_err(|_| anyhow!("the client panicked"))?;
         Ok(Pair {
-            server,
-            client,
+            server: server?,
+            client: client?,
             _folder: folder,
         })
     }
 }
 
-/// Nanoseconds of each round trip of a small frame.
-fn round_trips(pair: Pair, samples: usize) -> anyhow::Result<Vec<f64>> {
+pub(super) fn socket_folder() -> anyhow::Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix("outboard-bench-")
+        .tempdir()
+        .context("making a folder for a socket")
+}
+
+/// Nanoseconds of each round trip of a frame of `len` bytes.
+pub(super) fn round_trips(pair: Pair, len: usize, samples: usize) -> anyhow::Result<Vec<f64>> {
     let (mut to_client, mut from_client) = pair.server.split();
     let (mut to_server, mut from_server) = pair.client.split();
     thread::scope(|scope| {
         let echo = scope.spawn(move || -> Result<(), outboard_link::Error> {
             loop {
                 match from_client.recv(Wait::Forever) {
-                    Ok(Some(_)) => put(&mut to_client, PING_BYTES)?,
+                    Ok(Some(_)) => put(&mut to_client, len)?,
                     Ok(None) => {}
                     Err(error) if error.is_disconnect() => return Ok(()),
                     Err(error) => return Err(error),
@@ -387,7 +406,7 @@ fn round_trips(pair: Pair, samples: usize) -> anyhow::Result<Vec<f64>> {
         let mut times = Vec::new();
         let mut once = || -> anyhow::Result<f64> {
             let start = Instant::now();
-            put(&mut to_server, PING_BYTES)?;
+            put(&mut to_server, len)?;
             take(&mut from_server)?;
             Ok(start.elapsed().as_nanos() as f64)
         };
@@ -418,14 +437,14 @@ fn sends(pair: Pair) -> anyhow::Result<f64> {
     Ok(took.as_nanos() as f64 / f64::from(SENDS))
 }
 
-/// Bits a second from the first of so many long frames to the last.
-fn stream(pair: Pair, frames: u64) -> anyhow::Result<f64> {
+/// Bits a second from the first of so many frames of `len` bytes to the last.
+pub(super) fn stream(pair: Pair, len: usize, frames: u64) -> anyhow::Result<f64> {
     let (_to_client, mut from_client) = pair.server.split();
     let (mut to_server, _from_server) = pair.client.split();
     thread::scope(|scope| {
         let sender = scope.spawn(move || -> Result<Sender, outboard_link::Error> {
             for _ in 0..frames {
-                put(&mut to_server, STREAM_FRAME_BYTES)?;
+                put(&mut to_server, len)?;
             }
             Ok(to_server)
         });
@@ -442,7 +461,7 @@ fn stream(pair: Pair, frames: u64) -> anyhow::Result<f64> {
         let sent = sender.join().map_err(|_| anyhow!("the sender panicked"))?;
         let took = received?;
         drop(sent?);
-        let bits = 8.0 * (frames - 1) as f64 * STREAM_FRAME_BYTES as f64;
+        let bits = 8.0 * (frames - 1) as f64 * len as f64;
         Ok(bits / took.as_secs_f64())
     })
 }
@@ -500,14 +519,22 @@ mod tests {
     fn everything_is_measured() {
         for carrier in [Carrier::Shm, Carrier::Tcp] {
             let slow: Network = "rtt=4ms,bandwidth=1Gbps".parse().unwrap();
-            let times = round_trips(Pair::new(carrier, Some(&slow)).unwrap(), 3).unwrap();
+            let times =
+                round_trips(Pair::new(carrier, Some(&slow)).unwrap(), PING_BYTES, 3).unwrap();
             assert_eq!(times.len(), 3);
             assert!(times.iter().all(|ns| *ns >= 4e6), "{times:?}");
-            let bare = round_trips(Pair::new(carrier, None).unwrap(), 20).unwrap();
+            let bare = round_trips(Pair::new(carrier, None).unwrap(), PING_BYTES, 20).unwrap();
             assert!(median(&bare).unwrap() < 4e6, "{bare:?}");
             assert!(sends(Pair::new(carrier, Some(&slow)).unwrap()).unwrap() > 0.0);
             // What is looked at late has come faster, as it seems.
-            let bps = || stream(Pair::new(carrier, Some(&slow)).unwrap(), 8).unwrap();
+            let bps = || {
+                stream(
+                    Pair::new(carrier, Some(&slow)).unwrap(),
+                    STREAM_FRAME_BYTES,
+                    8,
+                )
+                .unwrap()
+            };
             let rates: Vec<f64> = (0..10).map(|_| bps()).collect();
             let is_right = |bps: &f64| (0.0..1.2e9).contains(bps);
             assert!(rates.iter().any(is_right), "{rates:?}");

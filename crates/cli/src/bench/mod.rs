@@ -13,6 +13,7 @@ mod calibrate;
 mod cases;
 mod driver;
 mod emulate;
+mod link;
 mod processes;
 mod protocol;
 mod report;
@@ -48,6 +49,7 @@ pub(crate) use calibrate::calibrate;
 pub(crate) use cases::Group;
 use cases::{Case, cases};
 pub(crate) use emulate::Carrier;
+pub(crate) use link::LinkOf;
 pub(crate) use report::time;
 use report::{Report, Row};
 use server::Server;
@@ -70,6 +72,7 @@ pub(crate) fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
     let result = match args.command {
         Some(BenchCommand::Sessions(sessions)) => sessions::sessions(sessions, &interrupt),
         Some(BenchCommand::Emulate(args)) => emulate::emulate(args, &interrupt),
+        Some(BenchCommand::Link(args)) => link::link(args, &interrupt),
         None => compare(args, &interrupt),
     };
     match result {

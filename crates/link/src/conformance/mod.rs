@@ -42,6 +42,11 @@ pub trait Fixture: Sync {
         None
     }
 
+    /// What a client would be given, where the server listens at `endpoint`.
+    fn seen_by_client(&self, endpoint: Endpoint) -> Endpoint {
+        endpoint
+    }
+
     /// What the supervisor would tell a worker of the socket that it inherits.
     fn adopt(&self, stream: Stream) -> Stream {
         stream
@@ -62,14 +67,9 @@ impl Fixture for TcpFixture {
     }
 }
 
-/// Links over this machine's RDMA device, to itself: the one that the environment names (`OUTBOARD_RDMA`), or the first.
+/// Links over RDMA devices of this machine: the server's is the one that the environment names (`OUTBOARD_RDMA`), or the
+/// first; the client's the one of `OUTBOARD_RDMA_CLIENT`, or the same. Between two devices there is a cable.
 pub struct RdmaFixture;
-
-impl RdmaFixture {
-    fn options() -> RdmaOptions {
-        RdmaOptions::default()
-    }
-}
 
 impl Fixture for RdmaFixture {
     fn endpoint(&self) -> Endpoint {
@@ -81,13 +81,27 @@ impl Fixture for RdmaFixture {
         if std::env::var_os("OUTBOARD_RDMA_REQUIRED").is_some() {
             return None;
         }
-        rdma::check(&Self::options())
+        rdma::check(&RdmaOptions::default())
             .err()
             .map(|error| error.to_string())
     }
 
     fn adopt(&self, stream: Stream) -> Stream {
-        stream.with_rdma(Self::options()).expect("a tcp connection")
+        stream
+            .with_rdma(RdmaOptions::default())
+            .expect("a tcp connection")
+    }
+
+    fn seen_by_client(&self, endpoint: Endpoint) -> Endpoint {
+        let said = std::env::var("OUTBOARD_RDMA_CLIENT").unwrap_or_default();
+        match endpoint {
+            Endpoint::Rdma { host, port, .. } => Endpoint::Rdma {
+                host,
+                port,
+                options: Box::new(said.parse().expect("RDMA options")),
+            },
+            other => other,
+        }
     }
 }
 
@@ -176,7 +190,7 @@ pub fn is_possible(fixture: &impl Fixture, case: &str) -> bool {
 /// Both ends of a link, in this process: the server's, then the client's.
 pub fn pair(fixture: &impl Fixture) -> ((Sender, Receiver), (Sender, Receiver)) {
     let listener = Listener::bind(&fixture.endpoint()).expect("to listen");
-    let endpoint = listener.endpoint().clone();
+    let endpoint = fixture.seen_by_client(listener.endpoint().clone());
     let client = thread::spawn(move || {
         let stream = connect(&endpoint, PATIENCE).expect("to connect");
         stream.into_link_client(soon()).expect("a client's link")

@@ -102,7 +102,7 @@ pub fn a_peer_killed_whose_forked_child_lives(fixture: &impl Fixture, module: &s
 /// is noticed although the supervisor keeps the socket open.
 pub fn a_worker_killed_that_inherited_its_socket(fixture: &impl Fixture, module: &str) {
     let listener = Listener::bind(&fixture.endpoint()).expect("to listen");
-    let endpoint = listener.endpoint().clone();
+    let endpoint = fixture.seen_by_client(listener.endpoint().clone());
     let client = thread::spawn(move || {
         let stream = connect(&endpoint, PATIENCE).expect("to connect");
         stream.into_link_client(soon()).expect("a client's link")
@@ -191,7 +191,9 @@ pub fn child_main(fixture: &impl Fixture) {
 /// A client process, and the server's side of its link.
 fn client(fixture: &impl Fixture, module: &str, role: &str) -> (Killed, (Sender, Receiver)) {
     let listener = Listener::bind(&fixture.endpoint()).expect("to listen");
-    let endpoint = listener.endpoint().to_string();
+    let endpoint = fixture
+        .seen_by_client(listener.endpoint().clone())
+        .to_string();
     let child = start(module, role, &endpoint, Stdio::null());
     let (stream, _) = listener.accept(Some(soon())).expect("a client");
     let link = stream.into_link_server().expect("a link");

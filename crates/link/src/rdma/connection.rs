@@ -8,7 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_wire::limits::{HANDSHAKE_MS_MAX, RDMA_LINGER_MS_MAX, RDMA_RING_BYTES};
+use outboard_wire::limits::{
+    HANDSHAKE_MS_MAX, PEER_VANISHED_MS_MAX, RDMA_LINGER_MS_MAX, RDMA_RING_BYTES,
+};
 use rustix::{net::getsockname, rand::GetRandomFlags};
 
 use super::{
@@ -17,9 +19,9 @@ use super::{
     device::{Chosen, choose},
     domain::{Access, Domain, Region},
     endpoint::Endpoint,
-    error::RdmaError,
+    error::{RdmaError, UNANSWERED_MS_MAX},
     memory::Memory,
-    queue::{PSN_MASK, Queue, RdmaCounts},
+    queue::{PSN_MASK, Queue, RdmaCounts, STALLED_MS_MAX},
     ring::{Consumer, Found, Port, Producer, RING_BYTES_MIN},
     setup::{self, Setup, Window},
     shared::Shared,
@@ -30,6 +32,9 @@ use crate::{Error, Stream, Wait, spin::Spin, stream::deadline_after, sys, tcp::l
 const CONTROL_PAGE_BYTES: usize = 4096;
 /// How long a side sleeps before it looks whether the peer's host answers.
 const TICK: Duration = Duration::from_millis(100);
+/// How long a sleeping side relies on a device that says nothing: one that has nothing to send would never learn that what it
+/// waits for cannot come, where the tcp connection takes another way.
+const HEARTBEAT: Duration = Duration::from_millis(5_000);
 const LINGER: Duration = Duration::from_millis(RDMA_LINGER_MS_MAX);
 
 /// Which way frames go: the index of a direction's queue and control words, on both sides.
@@ -37,6 +42,8 @@ const TO_CLIENT: usize = 0;
 const TO_SERVER: usize = 1;
 
 const _: () = {
+    assert!(UNANSWERED_MS_MAX < STALLED_MS_MAX);
+    assert!((HEARTBEAT.as_millis() as u64 + STALLED_MS_MAX) < PEER_VANISHED_MS_MAX);
     assert!(2 * CONTROL_BYTES <= CONTROL_PAGE_BYTES);
     assert!(RDMA_RING_BYTES.is_power_of_two() && RDMA_RING_BYTES >= RING_BYTES_MIN);
 };
@@ -48,7 +55,7 @@ pub struct Connection {
 }
 
 /// All that one side has before it knows of the other.
-struct Prepared {
+pub(super) struct Prepared {
     chosen: Chosen,
     ring: Arc<Region>,
     mirror: Arc<Region>,
@@ -96,7 +103,11 @@ impl Connection {
 }
 
 impl Prepared {
-    fn new(stream: &Stream, options: &RdmaOptions, theirs: Option<&Setup>) -> Result<Self, Error> {
+    pub(super) fn new(
+        stream: &Stream,
+        options: &RdmaOptions,
+        theirs: Option<&Setup>,
+    ) -> Result<Self, Error> {
         let options = options
             .with_environment()
             .map_err(|reason| RdmaError::Options { reason })?;
@@ -131,7 +142,7 @@ impl Prepared {
         })
     }
 
-    fn setup(&self) -> Setup {
+    pub(super) fn setup(&self) -> Setup {
         let window = |region: &Region, bytes| Window {
             address: region.memory.address(),
             bytes,
@@ -149,7 +160,7 @@ impl Prepared {
         }
     }
 
-    fn connect(&self, theirs: &Setup) -> Result<(), Error> {
+    pub(super) fn connect(&self, theirs: &Setup) -> Result<(), Error> {
         theirs.suits(&self.chosen)?;
         if theirs.ring.bytes != self.mirror.memory.len() as u64 {
             return Err(Error::PeerMisbehaved {
@@ -171,9 +182,9 @@ impl Prepared {
             TO_CLIENT => (to_client, to_server),
             _ => (to_server, to_client),
         };
-        let end = |queue, direction: usize, mirror| Endpoint {
+        let end = |queue, direction: usize, memory: &Arc<Region>| Endpoint {
             queue,
-            mirror,
+            memory: Arc::clone(memory),
             control: Arc::clone(&self.control),
             control_at: direction * CONTROL_BYTES,
             remote_ring: theirs.ring,
@@ -187,23 +198,23 @@ impl Prepared {
         let mirror = Arc::clone(&self.mirror.memory);
         let ring = Arc::clone(&self.ring.memory);
         let producer = Producer::new(
-            end(sending, outgoing, Some(Arc::clone(&self.mirror))),
+            end(sending, outgoing, &self.mirror),
             words(outgoing),
             mirror,
         );
-        let consumer = Consumer::new(end(receiving, incoming, None), words(incoming), ring);
+        let consumer = Consumer::new(end(receiving, incoming, &self.ring), words(incoming), ring);
         Ok(Connection {
             sender: Box::new(Sender {
                 producer,
                 is_shut: false,
-                is_asleep: false,
+                asleep: None,
                 spin: Spin::new(),
                 shared: Arc::clone(&shared),
             }),
             receiver: Box::new(Receiver {
                 consumer,
                 held: 0,
-                is_asleep: false,
+                asleep: None,
                 broken: None,
                 spin: Spin::new(),
                 looked_at: Instant::now(),
@@ -218,8 +229,8 @@ impl Prepared {
 pub struct Sender {
     producer: Producer<Endpoint>,
     is_shut: bool,
-    /// The consumer was told that this end sleeps, and has not answered.
-    is_asleep: bool,
+    /// When the consumer was told that this end sleeps, if it has not answered.
+    asleep: Option<Instant>,
     spin: Spin,
     shared: Arc<Shared>,
 }
@@ -290,7 +301,7 @@ impl Sender {
         self.spin.until(start, || producer.has_news());
         loop {
             if let Some(at) = self.producer.place(len)? {
-                self.is_asleep = false;
+                self.asleep = None;
                 self.spin.ended(start);
                 return Ok(at);
             }
@@ -301,16 +312,20 @@ impl Sender {
                 return Err(end);
             }
             self.shared.watch(&mut watch)?;
-            if !self.is_asleep {
-                self.producer.begin_sleep()?;
-                self.is_asleep = true;
-            }
+            let told_at = match self.asleep {
+                Some(at) if !is_due(at, &self.producer.port) => at,
+                _ => {
+                    self.producer.begin_sleep()?;
+                    *self.asleep.insert(Instant::now())
+                }
+            };
             let port = &mut self.producer.port;
+            port.queue.check_progress(told_at)?;
             port.queue.arm()?;
             port.poll()?;
             if port.is_idle() && !self.producer.may_sleep() {
                 // A word is on its way.
-                self.is_asleep = false;
+                self.asleep = None;
                 continue;
             }
             if self.producer.place(len)?.is_none() {
@@ -318,6 +333,45 @@ impl Sender {
             }
         }
     }
+}
+
+/// What tests look at.
+#[cfg(test)]
+impl Sender {
+    pub(super) fn mirror(&self) -> std::ops::Range<u64> {
+        range(&self.producer.port.memory)
+    }
+
+    /// Learns what became of what was posted.
+    pub(super) fn poll(&mut self) -> Result<(), Error> {
+        self.producer.port.poll()
+    }
+}
+
+#[cfg(test)]
+impl Receiver {
+    pub(super) fn counts(&self) -> RdmaCounts {
+        self.consumer.port.queue.counts()
+    }
+
+    pub(super) fn ring(&self) -> std::ops::Range<u64> {
+        range(&self.consumer.port.memory)
+    }
+
+    pub(super) fn ring_window(&self) -> Window {
+        let ring = &self.consumer.port.memory;
+        Window {
+            address: ring.memory.address(),
+            bytes: ring.memory.len() as u64,
+            key: ring.rkey,
+        }
+    }
+}
+
+#[cfg(test)]
+fn range(region: &Region) -> std::ops::Range<u64> {
+    let start = region.memory.address();
+    start..start + region.memory.len() as u64
 }
 
 impl Drop for Sender {
@@ -331,8 +385,8 @@ pub struct Receiver {
     consumer: Consumer<Endpoint>,
     /// What the frame handed out last occupies.
     held: u64,
-    /// The producer was told that this end sleeps, and nothing has come since.
-    is_asleep: bool,
+    /// When the producer was told that this end sleeps, if nothing has come since.
+    asleep: Option<Instant>,
     /// What was met, to be told once all that came before has been received.
     broken: Option<Error>,
     spin: Spin,
@@ -364,7 +418,7 @@ impl Receiver {
         else {
             return Err(Error::Closed);
         };
-        self.is_asleep = false;
+        self.asleep = None;
         self.held = footprint;
         Ok(Some(self.consumer.bytes(offset, len)))
     }
@@ -413,20 +467,24 @@ impl Receiver {
 
     /// Sleeps until something may have come.
     fn sleep(&mut self, longest: Duration) -> Result<(), Error> {
-        if !self.is_asleep {
-            self.consumer.begin_sleep()?;
-            self.is_asleep = true;
-        }
+        let told_at = match self.asleep {
+            Some(at) if !is_due(at, &self.consumer.port) => at,
+            _ => {
+                self.consumer.begin_sleep()?;
+                *self.asleep.insert(Instant::now())
+            }
+        };
+        self.consumer.port.queue.check_progress(told_at)?;
         let wakes = self.consumer.port.queue.wakes();
         self.consumer.port.queue.arm()?;
         self.consumer.port.poll()?;
         if self.consumer.port.queue.wakes() != wakes {
-            self.is_asleep = false;
+            self.asleep = None;
             return Ok(());
         }
         if self.consumer.port.is_idle() && !self.consumer.may_sleep() {
             // A frame is on its way, or is being written.
-            self.is_asleep = false;
+            self.asleep = None;
             return Ok(());
         }
         if self.consumer.look()? != Found::Nothing {
@@ -435,7 +493,7 @@ impl Receiver {
         self.consumer.port.sleep(true, longest)?;
         self.consumer.port.poll()?;
         if self.consumer.port.queue.wakes() != wakes {
-            self.is_asleep = false;
+            self.asleep = None;
         }
         Ok(())
     }
@@ -492,6 +550,11 @@ impl Closer {
     pub(crate) fn close(&self) {
         self.0.close();
     }
+}
+
+/// Whether it is time to tell the peer once more that this end sleeps, and so to see whether its device still answers.
+fn is_due(told_at: Instant, port: &Endpoint) -> bool {
+    port.is_idle() && told_at.elapsed() >= HEARTBEAT
 }
 
 /// The error once more: it is told to whoever asks, as often as it is asked for.

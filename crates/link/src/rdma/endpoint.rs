@@ -23,8 +23,8 @@ const ROOM_TICK: Duration = Duration::from_millis(100);
 
 pub(super) struct Endpoint {
     pub(super) queue: Queue,
-    /// What the ring's writes come from; the consumer has none.
-    pub(super) mirror: Option<Arc<Region>>,
+    /// The producer's mirror, the consumer's ring.
+    pub(super) memory: Arc<Region>,
     pub(super) control: Arc<Region>,
     /// Of this direction, in both sides' control words.
     pub(super) control_at: usize,
@@ -51,9 +51,9 @@ impl Port for Endpoint {
         if !self.queue.has_room(ops.len()) {
             self.wait_for_room(ops.len())?;
         }
-        let mut requests = [self.request(*first)?; POSTED_MAX];
+        let mut requests = [self.request(*first); POSTED_MAX];
         for (request, op) in requests[1..].iter_mut().zip(rest) {
-            *request = self.request(*op)?;
+            *request = self.request(*op);
         }
         if wakes {
             requests[rest.len()].verb = Verb::WriteAndWake;
@@ -79,21 +79,16 @@ impl Port for Endpoint {
 
 impl Endpoint {
     #[inline]
-    fn request(&self, op: Op) -> Result<Request, Error> {
+    fn request(&self, op: Op) -> Request {
         let at = self.control_at;
         let control = self.remote_control;
-        Ok(match op {
-            Op::Ring { offset, len } => {
-                let Some(mirror) = &self.mirror else {
-                    return Err(Error::Misuse("a consumer that writes to a ring"));
-                };
-                Request {
-                    verb: Verb::Write,
-                    piece: mirror.piece(offset, len),
-                    remote: self.remote_ring.address + offset as u64,
-                    rkey: self.remote_ring.key,
-                }
-            }
+        match op {
+            Op::Ring { offset, len } => Request {
+                verb: Verb::Write,
+                piece: self.memory.piece(offset, len),
+                remote: self.remote_ring.address + offset as u64,
+                rkey: self.remote_ring.key,
+            },
             Op::Tell => Request {
                 verb: Verb::Write,
                 piece: self.control.piece(at + OWN, BLOCK_BYTES),
@@ -106,7 +101,7 @@ impl Endpoint {
                 remote: control.address + (at + OWN) as u64,
                 rkey: control.key,
             },
-        })
+        }
     }
 
     /// Until `count` requests may be posted. The device has done those before it when the peer's answers, or it gives the peer up.
@@ -126,6 +121,7 @@ impl Endpoint {
                 std::hint::spin_loop();
                 continue;
             }
+            self.queue.check_progress(start)?;
             std::thread::sleep(ROOM_NAP);
             if looked.elapsed() >= ROOM_TICK {
                 looked = Instant::now();

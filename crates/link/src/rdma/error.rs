@@ -4,8 +4,8 @@ use std::io;
 
 use crate::Error;
 
-/// After which a device gives its peer up, at most: see `queue.rs`.
-const UNANSWERED_MS: u64 = 2_100;
+/// After which a device gives its peer up, at most: seven times four times its timeout; see `queue.rs`.
+pub(super) const UNANSWERED_MS_MAX: u64 = 7 * 4 * 67;
 
 /// Why there is no RDMA link, or no longer one.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -107,7 +107,9 @@ impl RdmaError {
     /// over is closed.
     pub(super) fn into_link_error(self) -> Error {
         match self {
-            Self::Unanswered { .. } => Error::Vanished { ms: UNANSWERED_MS },
+            Self::Unanswered { .. } => Error::Vanished {
+                ms: UNANSWERED_MS_MAX,
+            },
             Self::Failed { status, .. } if status.is_empty() => Error::Closed,
             error => Error::Rdma(error),
         }

@@ -1,4 +1,19 @@
-//! rdma: frames written into the peer's ring by its network adapter.
+//! rdma: frames written into the peer's memory by the network adapters, over RoCE v2 or InfiniBand.
+//!
+//! ```text
+//!  abi ─► library ─► device ─► domain, queue      verbs: libibverbs, loaded at run time, and safe types over it
+//!                                   │
+//!  check ─► control ─► ring ─► endpoint           a ring written from afar; all but the endpoint knows no device
+//!                                   │
+//!  options, setup ──────────► connection          two of them, one a direction, arranged over tcp
+//! ```
+//!
+//! * Whoever wants no rdma link needs no library: it is loaded by the first.
+//! * A frame is laid out in registered memory, and one request writes it to where the receiver looks. Short ones travel in the
+//!   request.
+//! * Nothing that the peer's adapter wrote is believed before its check agrees (`check.rs`), and then as little as over shm.
+//! * Who waits looks at memory, then sleeps, having told the peer so (`control.rs`), and is woken by its next write.
+//! * The tcp connection stays, silent: its end is the peer's.
 
 mod abi;
 mod check;
@@ -9,6 +24,8 @@ mod domain;
 mod endpoint;
 mod error;
 mod library;
+#[cfg(test)]
+mod link_tests;
 mod memory;
 mod options;
 mod queue;

@@ -10,6 +10,7 @@ use std::{
     os::fd::BorrowedFd,
     ptr::{self, NonNull},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -33,12 +34,15 @@ pub(super) const POSTED_MAX: usize = 16;
 
 /// Time until an unacknowledged packet is sent again: 4.096 us * 2^14 = 67 ms, up to four times that by the standard.
 const ACK_TIMEOUT: u8 = 14;
-/// Times that it is: a peer that does not answer is given up after half a second to two.
-const RETRIES: u8 = 7;
+/// Times that it is: a peer that does not answer is given up after half a second to two. Not 7, which software RoCE takes
+/// for endless.
+const RETRIES: u8 = 6;
 /// How long a peer's device is left alone that has no request for a wake-up: 0.64 ms. Seven means for ever: such a device
 /// lives, and its process is watched otherwise.
 const NOT_READY_TIMER: u8 = 12;
 const NOT_READY_RETRIES: u8 = 7;
+/// How long requests may make no progress.
+pub(super) const STALLED_MS_MAX: u64 = 8_000;
 const HOP_LIMIT: u8 = 64;
 pub(super) const PSN_MASK: u32 = 0xff_ffff;
 
@@ -101,6 +105,8 @@ pub(super) struct Queue {
     unsignalled: usize,
     /// What the last completed signal meant.
     mark: u64,
+    /// When something was last known to be complete.
+    progress_at: Option<Instant>,
     woken: u64,
     failed: Option<RdmaError>,
     events: u32,
@@ -136,6 +142,7 @@ impl Queue {
             signals: VecDeque::new(),
             unsignalled: 0,
             mark: 0,
+            progress_at: None,
             woken: 0,
             failed: None,
             events: 0,
@@ -318,6 +325,17 @@ impl Queue {
         Ok(is_signalled)
     }
 
+    /// An error if a request that will be signalled, and was posted `since`, has made no progress for longer than any adapter
+    /// takes to do it or give it up. Some do neither: software RoCE whose own port is down.
+    pub(super) fn check_progress(&self, since: Instant) -> Result<(), Error> {
+        let still = self.progress_at.map_or(since, |at| at.max(since)).elapsed();
+        if self.is_idle() || still < Duration::from_millis(STALLED_MS_MAX) {
+            return Ok(());
+        }
+        let ms = u64::try_from(still.as_millis()).unwrap_or(u64::MAX);
+        Err(Error::Vanished { ms })
+    }
+
     /// What the last completed signal was marked with.
     #[inline]
     pub(super) fn done(&self) -> u64 {
@@ -368,6 +386,7 @@ impl Queue {
         if let Some((count, mark)) = self.signals.pop_front() {
             self.completed += count;
             self.mark = mark;
+            self.progress_at = Some(Instant::now());
         }
         Ok(())
     }
