@@ -57,6 +57,16 @@ pub(crate) fn all() -> Vec<Target> {
             seeds: Vec::new(),
         },
         Target {
+            name: "rdma-ring",
+            run: outboard_link::rdma::fuzz_ring,
+            seeds: Vec::new(),
+        },
+        Target {
+            name: "rdma-setup",
+            run: outboard_link::rdma::fuzz_setup,
+            seeds: vec![outboard_link::rdma::setup_seed()],
+        },
+        Target {
             name: "image",
             run: outboard_image::fuzz::image,
             seeds: images(),

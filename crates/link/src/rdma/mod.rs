@@ -23,6 +23,7 @@ mod device;
 mod domain;
 mod endpoint;
 mod error;
+mod hostile;
 mod library;
 #[cfg(test)]
 mod link_tests;
@@ -41,5 +42,7 @@ pub use connection::{Closer, Connection, Receiver, Sender, Waker};
 pub(crate) use device::check;
 pub use device::{RdmaDevice, RdmaPort, rdma_devices};
 pub use error::RdmaError;
+#[doc(hidden)]
+pub use hostile::{fuzz_ring, fuzz_setup, setup_seed};
 pub use options::RdmaOptions;
 pub use queue::RdmaCounts;

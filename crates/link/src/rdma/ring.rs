@@ -316,6 +316,11 @@ impl<P: Port> Consumer<P> {
         }
     }
 
+    /// Where it looks next.
+    pub(super) fn position(&self) -> u64 {
+        self.position
+    }
+
     /// What lies at the position. A frame stays there until it is [taken](Self::take).
     #[inline]
     pub(super) fn look(&mut self) -> Result<Found, Error> {

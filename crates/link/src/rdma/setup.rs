@@ -275,35 +275,36 @@ fn misbehaved(what: &'static str, got: u64, allowed: u64) -> Error {
     Error::PeerMisbehaved { what, got, allowed }
 }
 
+/// One that is accepted, for tests and fuzzing.
+pub(super) fn example() -> Setup {
+    Setup {
+        gid: [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8],
+        lid: 9,
+        mtu: 1024,
+        partition: 0x7fff,
+        is_ethernet: true,
+        queues: [(17, 0x123456), (18, 0)],
+        ring: Window {
+            address: 0x7f00_0000_0000,
+            bytes: RING_BYTES_MIN as u64,
+            key: 0x11,
+        },
+        control: Window {
+            address: 0x7e00_0000_0000,
+            bytes: 2 * CONTROL_BYTES as u64,
+            key: 0x22,
+        },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::conformance::random_numbers;
 
-    fn setup() -> Setup {
-        Setup {
-            gid: [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8],
-            lid: 9,
-            mtu: 1024,
-            partition: 0x7fff,
-            is_ethernet: true,
-            queues: [(17, 0x123456), (18, 0)],
-            ring: Window {
-                address: 0x7f00_0000_0000,
-                bytes: RING_BYTES_MIN as u64,
-                key: 0x11,
-            },
-            control: Window {
-                address: 0x7e00_0000_0000,
-                bytes: 2 * CONTROL_BYTES as u64,
-                key: 0x22,
-            },
-        }
-    }
-
     #[test]
     fn the_message_is_laid_out_as_it_always_was() {
-        let bytes = encode(Ok(&setup()));
+        let bytes = encode(Ok(&example()));
         assert_eq!(bytes[..16], *b"OUTBRDMA\x01\0\0\0\0\0\0\0");
         assert_eq!(bytes[16..24], [0xfe, 0x80, 0, 0, 0, 0, 0, 0]);
         assert_eq!(bytes[32..40], [9, 0, 0, 4, 0xff, 0x7f, 1, 0]);
@@ -311,7 +312,7 @@ mod tests {
         assert_eq!(bytes[56..64], 0x7f00_0000_0000u64.to_le_bytes());
         assert_eq!(bytes[72..76], [0x11, 0, 0, 0]);
         assert!(bytes[104..].iter().all(|&byte| byte == 0));
-        assert_eq!(decode(&bytes).unwrap(), setup());
+        assert_eq!(decode(&bytes).unwrap(), example());
     }
 
     #[test]
@@ -346,7 +347,7 @@ mod tests {
             (56, 1, "address"),
             (89, 0xff, "control words"),
         ] {
-            let mut bytes = encode(Ok(&setup()));
+            let mut bytes = encode(Ok(&example()));
             bytes[at] = byte;
             let error = decode(&bytes).unwrap_err();
             assert!(
@@ -355,7 +356,7 @@ mod tests {
             );
             assert!(error.to_string().contains(what), "{at}: {error}");
         }
-        let mut bytes = encode(Ok(&setup()));
+        let mut bytes = encode(Ok(&example()));
         bytes[56..64].copy_from_slice(&(u64::MAX - 7).to_le_bytes());
         assert!(decode(&bytes).unwrap_err().to_string().contains("address"));
     }
@@ -364,7 +365,7 @@ mod tests {
     fn noise_is_never_a_setup_that_breaks_a_rule() {
         let mut random = random_numbers(11);
         for _ in 0..20_000 {
-            let mut bytes = encode(Ok(&setup()));
+            let mut bytes = encode(Ok(&example()));
             for _ in 0..1 + random() % 4 {
                 bytes[random() as usize % SETUP_BYTES] = random() as u8;
             }
