@@ -1,4 +1,5 @@
-"""Outboard's own rdma link on software RoCE: the crate's tests between two devices, and programs of `outboard run`."""
+"""Outboard's own rdma link on software RoCE: the crate's tests between two devices, what is said of bad addresses,
+and the bench."""
 
 from __future__ import annotations
 
@@ -6,24 +7,18 @@ import json
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cable import Port, loss, ports_between, ports_of
+from cable import ports_of
+from serving import EXAMPLES, OUTBOARD, serving
 
 from conftest import ROOT
 from rdma_guest.guest import Guest
 
-OUTBOARD = ROOT / "target" / "debug" / "outboard"
-EXAMPLES = ROOT / "build" / "examples"
 # The server's device and the client's; between them the cable. Their link-local GIDs know the way.
 SERVER, CLIENT = "device=rxe0&gid=0", "device=rxe1&gid=0"
 CASES_S_MAX = 600
-PROGRAM_S_MAX = 240
-START_S_MAX = 120
-LOSS_PERCENT = 5
 # Of the link's frames and of raw writes, on emulated processors whose every system call takes long.
 BENCH_S_MAX = 300
 NOBODY = 65534
@@ -87,60 +82,23 @@ def test_a_bad_cable(guest: Guest, executables: dict[str, Path]) -> None:
     assert "NOT RUN" not in said
 
 
-@contextmanager
-def serving(port: Port, listen: str, *, folder: str = "/tmp/outboard") -> Iterator[str]:
-    """A server in a guest, and its address."""
-    command = f"mkdir -p {folder}; HOME={folder} exec {OUTBOARD} serve --device soft --spare 0 --listen '{listen}'"
-    server = port.guest.start(command)
-    try:
-        said = server.wait_for("\n", START_S_MAX)
-        address = re.search(r"listening on (\S+)", said)
-        assert address, said
-        yield address[1]
-    finally:
-        server.kill()
-
-
-def run_program(port: Port, url: str, program: str) -> None:
-    command = f"HOME=/tmp timeout {PROGRAM_S_MAX} {OUTBOARD} run --gpu '{url}' -- {EXAMPLES / program}"
-    done = port.guest.run(command, timeout_s=PROGRAM_S_MAX + 10)
-    assert done.status == 0, done.output
-    assert f"{program}: every result is right" in done.output and "WRONG" not in done.output
-
-
-@pytest.mark.parametrize("program", ["vector_add", "matmul_tiled", "reduce_shuffle", "graph_capture", "device_printf"])
-def test_programs_in_one_guest(guest: Guest, program: str) -> None:
-    server, client = ports_of(guest)
-    with serving(server, f"rdma://127.0.0.1:0?{SERVER}") as address:
-        sent = client.counters()["sent_pkts"]
-        run_program(client, address.partition("?")[0] + f"?{CLIENT}", program)
-        # The bytes went over the cable.
-        assert client.counters()["sent_pkts"] > sent
-
-
-def test_a_program_while_packets_get_lost(guest: Guest) -> None:
-    server, client = ports_of(guest)
-    with serving(server, f"rdma://127.0.0.1:0?{SERVER}") as address, loss(LOSS_PERCENT, server, client):
-        run_program(client, address.partition("?")[0] + f"?{CLIENT}", "vector_add")
-
-
 def test_what_is_missing_is_said(guest: Guest) -> None:
     server, client = ports_of(guest)
-    with serving(server, f"rdma://127.0.0.1:0?{SERVER}") as address:
-        place = address.partition("?")[0]
+    with serving(server, client, "&gid=1") as gpu:
         for url, why in [
-            (f"{place}?device=mlx5_9", 'no RDMA device "mlx5_9" here; there is rxe0, rxe1'),
-            (f"{place}?device=rxe1&gid=77", "has no GID 77"),
-            (f"{place}?device=rxe1&gid=1", "the GID is"),
-            (f"{place}?device=rxe1&gid=0&pkey=0x1234", "not a member of partition 0x1234"),
-            (place.replace("rdma", "tcp"), "this port is that of an rdma:// address"),
+            (f"{gpu.address}?device=mlx5_9", 'no RDMA device "mlx5_9" here; there is rxe0, rxe1'),
+            (f"{gpu.address}?device=rxe1&gid=77", "has no GID 77"),
+            (f"{gpu.address}?device=rxe1&gid=0", "the GID is"),
+            (f"{gpu.address}?device=rxe1&gid=1&pkey=0x1234", "not a member of partition 0x1234"),
+            (gpu.address.replace("rdma", "tcp"), "this port is that of an rdma:// address"),
         ]:
-            done = client.guest.run(f"HOME=/tmp {OUTBOARD} run --gpu '{url}' -- true")
+            done = gpu.run("true", url=url)
             assert done.status == 1 and why in done.output, done.output
-        doctor = client.guest.run(f"HOME=/tmp {OUTBOARD} doctor --gpu '{place}?{CLIENT}'")
-        assert re.search(r"ok +rdma +rxe0, port 1: Ethernet, GID 0 \(fe80:", doctor.output), doctor.output
+        doctor = guest.run(f"{OUTBOARD} doctor --gpu '{gpu.url}&gid=1'")
+        assert re.search(r"ok +rdma +rxe0, port 1: Ethernet, GID \d \(", doctor.output), doctor.output
         # And the server serves on.
-        run_program(client, f"{place}?{CLIENT}", "vector_add")
+        done = gpu.run(EXAMPLES / "vector_add", url=f"{gpu.url}&gid=1")
+        assert done.status == 0 and "every result is right" in done.output, done.output
 
 
 def test_links_are_measured_beside_perftest(guest: Guest) -> None:
@@ -157,12 +115,3 @@ def test_links_are_measured_beside_perftest(guest: Guest) -> None:
     # What the ratios are says nothing on emulated processors that share cores.
     assert all(measured["raw"][name] > 0 for name in ("write_round_trip_ns", "send_round_trip_ns", "write_bps"))
     assert measured["raw"]["latency_ratio"] > 0 and measured["raw"]["bandwidth_ratio"] > 0
-
-
-def test_a_program_between_two_guests(pair: tuple[Guest, Guest]) -> None:
-    server, client = ports_between(pair)
-    # The device and the GID are chosen by the address.
-    with serving(server, f"rdma://{server.address}:4833") as address:
-        assert address == f"rdma://{server.address}:4833"
-        run_program(client, address, "vector_add")
-        run_program(client, address, "reduce_shuffle")

@@ -1,9 +1,9 @@
 """Runs scripts where there is RDMA: in a guest with software RoCE, on the files of this machine.
 
-    tools/rdma_guest prepare                   installs and fetches what a guest needs
-    tools/rdma_guest run SCRIPT [ARGUMENT...]  one guest, rxe0 and rxe1 on a veth pair; exits as the script did
-    tools/rdma_guest pair SERVER CLIENT        two guests with one rxe0 each, 10.213.78.1 and 10.213.78.2, a script in
-                                               each; SERVER ends with CLIENT, and it exits as CLIENT did
+    python3 tools/rdma_guest prepare                   installs and fetches what a guest needs
+    python3 tools/rdma_guest run SCRIPT [ARGUMENT...]  one guest, rxe0 and rxe1 on a veth pair; exits as the script did
+    python3 tools/rdma_guest pair SERVER CLIENT        two guests with one rxe0 each, 10.213.78.1 and 10.213.78.2, and
+                                                       a script in each; ends as CLIENT did, and SERVER with it
 
 A SCRIPT is a file for bash; or, with -c, its text.
 """
@@ -51,7 +51,7 @@ def main() -> int:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="tools/rdma_guest", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python3 tools/rdma_guest", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("prepare")

@@ -1,0 +1,107 @@
+"""What may happen to a session over RDMA: packets that get lost, a peer that dies, a port that goes down."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from cable import loss, port_down, ports_between
+from serving import EXAMPLES, ROOT, Serving, serving
+
+from rdma_guest.guest import Command, Guest
+
+SOAK = ROOT / "tests" / "rdma" / "soak.py"
+SOAK_S = 8
+# What it takes to end, and to send again what was lost.
+SOAK_S_MAX = 180
+SOAK_BYTES_MIN = 200_000
+LOSS_PERCENT = 5
+UNDER_WAY_S_MAX = 60
+# A process that dies is noticed by its socket, a machine by its silence (PEER_VANISHED_MS_MAX); and a guest is slow.
+DEATH_S_MAX = 10
+VANISHED_S_MAX = 25
+LONG_S = 600
+LOOK_S = 0.1
+
+
+@pytest.fixture
+def gpu(pair: tuple[Guest, Guest]) -> Iterator[Serving]:
+    server, client = ports_between(pair)
+    with serving(server, client) as gpu:
+        yield gpu
+        # Whatever happened, the next program is served.
+        done = gpu.run(EXAMPLES / "vector_add")
+        assert done.status == 0 and "every result is right" in done.output, done.output
+
+
+def soak(gpu: Serving, seconds: float) -> Command:
+    command = gpu.start(sys.executable, SOAK, str(seconds), str(256 << 10))
+    command.wait_for("under way", UNDER_WAY_S_MAX)
+    return command
+
+
+def test_lost_packets_are_sent_again_and_no_byte_is_wrong(gpu: Serving) -> None:
+    ports = (gpu.port, gpu.client)
+    before = [port.counters() for port in ports]
+    with loss(LOSS_PERCENT, *ports):
+        done = soak(gpu, SOAK_S).wait(SOAK_S_MAX)
+    right = re.search(r"^(\d+) bytes right$", done.output, re.MULTILINE)
+    assert done.status == 0 and right and int(right[1]) > SOAK_BYTES_MIN, f"{done.output}\n{gpu.command.output()}"
+    for port, counted in zip(ports, before, strict=True):
+        again = ("completer_retry_err", "duplicate_request", "rcvd_seq_err", "out_of_seq_request")
+        assert sum(port.counters()[name] - counted[name] for name in again) > 0
+
+
+def lost_within(command: Command, seconds: float) -> None:
+    """The program is told by its call, and by one line."""
+    said = command.wait_for("error 46\n", seconds)
+    assert said.count("the session with the GPU server is lost") == 1, said
+
+
+def ended_sessions(gpu: Serving) -> int:
+    """As the server's log says."""
+    return gpu.command.output().count(": ended after ")
+
+
+def ends_within(gpu: Serving, seconds: float, ended: int) -> None:
+    """The server ends a session."""
+    deadline = time.monotonic() + seconds
+    while ended_sessions(gpu) == ended:
+        assert time.monotonic() < deadline, gpu.command.output()
+        time.sleep(LOOK_S)
+
+
+def none_is_left(gpu: Serving, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while workers := gpu.workers():
+        assert time.monotonic() < deadline, workers
+
+
+def test_worker_killed(gpu: Serving) -> None:
+    running = soak(gpu, LONG_S)
+    [worker] = gpu.workers()
+    gpu.port.guest.check(f"kill -KILL {worker}")
+    lost_within(running, DEATH_S_MAX)
+    assert running.wait(DEATH_S_MAX).status == 1
+
+
+def test_client_killed(gpu: Serving) -> None:
+    running = soak(gpu, LONG_S)
+    assert len(gpu.workers()) == 1
+    running.kill()
+    ends_within(gpu, DEATH_S_MAX, 0)
+    none_is_left(gpu, DEATH_S_MAX)
+
+
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_port_goes_down_and_comes_back(gpu: Serving, side: str) -> None:
+    running = soak(gpu, LONG_S)
+    with port_down(gpu.port if side == "server" else gpu.client):
+        lost_within(running, VANISHED_S_MAX)
+        ends_within(gpu, VANISHED_S_MAX, 0)
+    # With packets that wait for the cable, software RoCE keeps a process from ending.
+    assert running.wait(VANISHED_S_MAX).status == 1
+    none_is_left(gpu, VANISHED_S_MAX)
