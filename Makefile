@@ -19,6 +19,7 @@ BUDGET_S ?= 280
 PAPER := docs/results/paper-remoting.json
 PAPER_BUDGET_S ?= 900
 REQUIREMENTS := docs/results/paper-requirements.json
+RECORDINGS := recordings/h200
 # Parts (figure3,table2,...) and cases; what is not asked for stays as it is.
 PARTS ?=
 CASES ?=
@@ -94,7 +95,8 @@ paper-remoting-plots:
 paper-requirements: build
 	python3 gpu-check/requirements.py --outboard $(RELEASE)/outboard --out $(REQUIREMENTS) --budget-s $(PAPER_BUDGET_S) --only "$(CASES)"
 
-paper-requirements-page:
+paper-requirements-page: build
+	python3 gpu-check/requirements.py --outboard $(RELEASE)/outboard --out $(REQUIREMENTS) --recordings $(RECORDINGS) --parts predict
 	python3 gpu-check/requirements_page.py $(REQUIREMENTS) docs/requirements-measured.md
 
 # What becomes of every driver call, from the declarations that the code is generated from.

@@ -213,6 +213,9 @@ def _merged(old: dict[str, Any] | None, new: dict[str, Any], about: dict[str, An
     for case in new.get("cases", {}).values():
         case["date_utc"] = about["date_utc"]
     if keep and old is not None:
+        # What is kept was measured where the part says until now.
+        for case in old["cases"].values():
+            case.setdefault("machine", old["machine"])
         new = new | {"cases": old["cases"] | new["cases"]}
     return {"machine": about, **new}
 

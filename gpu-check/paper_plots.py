@@ -67,7 +67,12 @@ def document(results: dict[str, Any], source: str, pictures: str) -> tuple[str, 
         text.append(body)
         if part.get("not_run"):
             text.append(f"Not measured for want of time: {', '.join(part['not_run'])}.\n")
-        text.append(f"Measured on {about(part['machine'])}.\n")
+        elsewhere: dict[str, list[str]] = {}
+        for case in part.get("cases", {}).values():
+            if "machine" in case:
+                elsewhere.setdefault(about(case["machine"]), []).append(case["title"])
+        said = "".join(f"; on {where}: {', '.join(titles)}" for where, titles in elsewhere.items())
+        text.append(f"Measured on {about(part['machine'])}{said}.\n")
     return "\n".join(text), drawn
 
 

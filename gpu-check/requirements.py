@@ -45,6 +45,7 @@ BUDGET = "5%"
 CHECK_GBPS = 100
 ROUNDS_MAX = 5
 CHECK_ROUNDS = 5
+START_S_MIN = 60.0
 TURN_S = 0.12
 PARTS = ("record", "grid", "checks", "predict")
 BUDGET_S = 900.0
@@ -114,7 +115,7 @@ def one(setting: Setting, case: Case, entry: dict[str, Any]) -> dict[str, Any]:
     """The parts of one program that are asked for; what is there already of the others stays."""
     parts = frozenset(setting.options.parts)
     found: dict[str, Any] = {name: entry[name] for name in ("machine", "recording_overhead") if name in entry}
-    found["title"] = case.title
+    found["title"] = f"{case.title}, {case.group}"
     rounds = {name: network["rounds_ms"] for name, network in entry.get("networks", {}).items()}
     checked = entry.get("checks", {})
     with contextlib.ExitStack() as stack:
@@ -126,8 +127,11 @@ def one(setting: Setting, case: Case, entry: dict[str, Any]) -> dict[str, Any]:
         if "grid" in parts:
             rounds = stage.measure(grid(), setting.options.rounds)
         answer = require(setting, setting.recordings / f"{case.name}.trace", local_ms(rounds))
-        if "checks" in parts:
-            at = checks(answer)
+        at = checks(answer)
+        if "checks" in parts and not at:
+            # Every network keeps the budget, or none does.
+            checked = {}
+        elif "checks" in parts:
             measured = stage.measure(list(at.values()), CHECK_ROUNDS)
             checked = {name: {"network": at[name], "rounds_ms": measured[at[name]]} for name in at}
     return found | judged(answer, rounds, checked)
@@ -153,6 +157,7 @@ def judged(answer: dict[str, Any], rounds: Rounds, checked: dict[str, Any]) -> d
         "local_ms": significant(here_ms) if rounds else None,
         "networks": networks,
         "summary": summary(networks) if networks else None,
+        "noise": noise(rounds),
         "checks": {
             name: {"network": check["network"], **figures(check["rounds_ms"], check_ms)}
             for name, check in checked.items()
@@ -165,6 +170,15 @@ def local_ms(rounds: Rounds) -> float:
     """A step here, in the machine's faster seconds: the least of each network's rounds, and of those the middle."""
     least = [min(here for here, _ in pairs) for pairs in rounds.values() if pairs]
     return statistics.median(least) if least else 0.0
+
+
+def noise(rounds: Rounds) -> dict[str, float]:
+    """How far the same step lies off, measured as often and at the same times, with nothing between program and GPU."""
+    here_ms = local_ms(rounds)
+    off = sorted(abs(min(here for here, _ in pairs) / here_ms - 1) for pairs in rounds.values())
+    if not off:
+        return {}
+    return {"median": significant(statistics.median(off)), "p90": significant(off[round(0.9 * (len(off) - 1))])}
 
 
 def figures(pairs: list[list[float]], here_ms: float) -> dict[str, Any]:
@@ -247,7 +261,8 @@ def _run(setting: Setting, chosen: list[Case], results: dict[str, Any]) -> int:
                 print(f"no time was left for {', '.join(left.name for left in chosen[number:])}")
                 ok = False
                 break
-            setting.deadline = now + (until - now) / (len(chosen) - number)
+            # What it takes to start is no part of a program's share.
+            setting.deadline = max(now + (until - now) / (len(chosen) - number), now + START_S_MIN)
             try:
                 before = results["cases"].get(case.name, {})
                 entry: dict[str, Any] = {"status": "ok", **one(setting, case, before)}
@@ -276,6 +291,7 @@ def _line(entry: dict[str, Any]) -> str:
     text = f"{entry['title']:44} {entry['local_ms']:>9g} ms"
     for model, errors in entry["summary"].items():
         text += f"   {model} {errors['median']:.1%} (90 %: {errors['p90']:.1%})"
+    text += f"   noise {entry['noise']['median']:.1%} ({entry['noise']['p90']:.1%})"
     return text + "".join(f"   {name} {check['overhead']:+.1%}" for name, check in entry["checks"].items())
 
 

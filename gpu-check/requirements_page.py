@@ -27,11 +27,14 @@ one file, [{results}]({results}):
 
 ```
 make paper-requirements          # on a machine with an NVIDIA GPU
-make paper-requirements-page     # anywhere: this page and its picture
+make paper-requirements-page     # anywhere: predicts again from the recordings, and makes this page and its picture
 ```
 
-The program on the local GPU and behind the emulated network take turns, network after network; an overhead is the
-median of the ratios within a round. An error is the predicted step time over the measured one, less 1.
+The program on the local GPU and behind the emulated network take turns, network after network. The machines are
+virtual and shared, and have slower and faster seconds; what a step takes is the least of its rounds' medians, and the
+local step the middle of as many such figures as there are networks. *Noise* is how far these local figures lie off
+their middle, with nothing between program and GPU: no prediction can be seen to be better than that. An error is the
+predicted step time over the measured one, less 1; the prediction knows the recording and the local step (`--step`).
 """
 
 
@@ -39,7 +42,7 @@ def document(results: dict[str, Any], source: str, pictures: str) -> tuple[str, 
     """The page, and its pictures by file name."""
     lists = {"rtts": _list(RTTS_US), "bandwidths": _list(BANDWIDTHS_GBPS)}
     text = [HEAD.format(results=source, **lists)]
-    measured = {name: entry for name, entry in results["cases"].items() if entry["status"] == "ok"}
+    measured = {n: entry for n, entry in results["cases"].items() if entry["status"] == "ok" and entry["networks"]}
     text.append("## How far off\n\n" + _errors(measured) + _all(measured))
     text.append("## At the requirement\n\n" + _checks(measured, results["budget"], results["check_gbps"]))
     text.append(
@@ -54,10 +57,16 @@ def document(results: dict[str, Any], source: str, pictures: str) -> tuple[str, 
 
 
 def _errors(measured: dict[str, Any]) -> str:
-    head = ["", "local, ms", *(f"{title}: median error (90 %, most)" for title in MODELS.values())]
+    head = [
+        "",
+        "local, ms",
+        "noise: median (90 %)",
+        *(f"{title}: median error (90 %, most)" for title in MODELS.values()),
+    ]
     rows = []
     for entry in measured.values():
-        row = [entry["title"], f"{entry['local_ms']:.4g}"]
+        noise = entry["noise"]
+        row = [entry["title"], f"{entry['local_ms']:.4g}", f"{noise['median']:.1%} ({noise['p90']:.1%})"]
         for model in MODELS:
             found = entry["summary"][model]
             row.append(f"{found['median']:.1%} ({found['p90']:.1%}, {found['max']:.1%})")
@@ -91,7 +100,6 @@ def _checks(measured: dict[str, Any], budget: str, gbps: float) -> str:
     for entry in measured.values():
         checks = entry["checks"]
         if not checks:
-            rows.append([entry["title"], "none within reach"])
             continue
         overheads = [checks[name]["overhead"] for name in ("half", "at", "double")]
         holds = [overheads[0] <= limit, overheads[1] <= limit, overheads[2] > limit]
@@ -99,7 +107,7 @@ def _checks(measured: dict[str, Any], budget: str, gbps: float) -> str:
         rows.append(
             [entry["title"], rtt, *(f"{o:+.1%}" for o in overheads), ", ".join("yes" if h else "no" for h in holds)]
         )
-    return f"At {gbps} Gbps.\n\n" + paper_plots.table(head, rows)
+    return f"At {gbps} Gbps.\n\n" + (paper_plots.table(head, rows) if rows else "Not measured yet.\n")
 
 
 def _grid(entry: dict[str, Any]) -> str:

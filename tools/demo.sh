@@ -20,3 +20,9 @@ for url in $(sed -n 's/^listening on //p' "$folder/urls"); do
 	echo "\$ outboard run --gpu $url --stats -- $program"
 	"$outboard" run --gpu "$url" --stats -- "$program"
 done
+
+# Which network a program needs, from a recording of it: no GPU is asked.
+recording=recordings/h200/resnet50_infer_b1.trace
+echo
+echo "\$ outboard require $recording --budget 5%"
+"$outboard" require "$recording" --budget 5%

@@ -70,7 +70,9 @@ def test_parts_and_cases_that_are_not_asked_for_stay(tmp_path):
     first = json.loads((tmp_path / "paper.json").read_text())["parts"]["table5"]
     status, parts = measure(tmp_path, *cases, extra=["--only", "table5", "--cases", "training"])
     assert status == 0 and set(parts["table5"]["cases"]) == {"one", "two"}
-    assert parts["table5"]["cases"]["one"] == first["cases"]["one"]
+    # What stays says where it was measured: the part says where the rest was.
+    assert parts["table5"]["cases"]["one"] == first["cases"]["one"] | {"machine": first["machine"]}
+    assert "machine" not in parts["table5"]["cases"]["two"]
     status, parts = measure(tmp_path, case("gpt2_gen32"), extra=["--only", "figure6"])
     assert set(parts) == {"table5", "figure6"}
 

@@ -99,7 +99,7 @@ def made_up():
             overhead = rtt / 100
             closed = 2 * overhead
             networks[requirements.network_name(rtt, gbps)] = {
-                "median_ms": 10 * (1 + overhead),
+                "ms": 10 * (1 + overhead),
                 "overhead": overhead,
                 "predicted_overhead": {"simulated": overhead, "closed_form": closed},
                 "error": {"simulated": 0.0, "closed_form": (1 + closed) / (1 + overhead) - 1},
@@ -115,6 +115,7 @@ def made_up():
         "machine": {"gpus": [{"name": "A GPU", "driver_version": "1"}], "date_utc": "now", "commit": "abc"},
         "networks": networks,
         "summary": requirements.summary(networks),
+        "noise": {"median": 0.01, "p90": 0.02},
         "checks": checks,
     }
     failed = {"status": "error", "title": "Another", "error": "it hung"}
@@ -127,7 +128,7 @@ def test_the_page_shows_errors_checks_and_what_failed(tmp_path):
     results.write_text(json.dumps(made_up()))
     assert paper_plots.main([str(results), str(page)], make=requirements_page.document, program="page") == 0
     text = page.read_text()
-    assert "| A <program> | 10 | 0.0% (0.0%, 0.0%) |" in text
+    assert "| A <program> | 10 | 1.0% (2.0%) | 0.0% (0.0%, 0.0%) |" in text
     assert "| A <program> | 5us | +2.5% | +5.0% | +10.0% | yes, yes, yes |" in text
     assert "- Another: error, it hung" in text and "A GPU (driver 1)" in text
     assert "+20.0% (+20.0%; +40.0%)" in text
