@@ -22,7 +22,7 @@ for url in $(sed -n 's/^listening on //p' "$folder/urls"); do
 done
 
 # Which network a program needs, from a recording of it: no GPU is asked.
-recording=recordings/h200/resnet50_infer_b1.trace
+recording=recordings/h200/bert_infer_b1.trace
 echo
 echo "\$ outboard require $recording --budget 5%"
 "$outboard" require "$recording" --budget 5%
