@@ -1,4 +1,4 @@
-"""A program's steady state, by the driver API alone: run as `steady_state.py ITERATIONS`."""
+"""A program's steady state, by the driver API alone: run as `steady_state.py ITERATIONS [LAUNCHES]`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PTX = b"""
 }
 """
 THREADS = 64
-LAUNCHES = 4
+LAUNCHES = int(sys.argv[2]) if len(sys.argv) > 2 else 4
 
 cuda = ctypes.CDLL("libcuda.so.1")
 

@@ -7,11 +7,12 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from cable import ports_of
-from serving import EXAMPLES, OUTBOARD, serving
+from serving import EXAMPLES, OUTBOARD, Serving, serving
 
 from conftest import ROOT
 from rdma_guest.guest import Guest
@@ -22,6 +23,8 @@ CASES_S_MAX = 600
 # Of the link's frames and of raw writes, on emulated processors whose every system call takes long.
 BENCH_S_MAX = 300
 NOBODY = 65534
+# Of the steady state, the one to warm up included.
+ROUNDS = 5
 
 
 @pytest.fixture(scope="session")
@@ -99,6 +102,24 @@ def test_what_is_missing_is_said(guest: Guest) -> None:
         # And the server serves on.
         done = gpu.run(EXAMPLES / "vector_add", url=f"{gpu.url}&gid=1")
         assert done.status == 0 and "every result is right" in done.output, done.output
+
+
+def test_a_launch_is_one_request_and_one_doorbell(guest: Guest) -> None:
+    def counted(gpu: Serving, launches: int) -> dict[str, int]:
+        stats = guest.shared / f"{launches}.json"
+        program = [sys.executable, ROOT / "tests" / "steady_state.py", str(ROUNDS - 1), str(launches)]
+        done = gpu.run("env", f"OUTBOARD_STATS={stats}", *program)
+        assert done.status == 0, done.output
+        counts: dict[str, int] = json.loads(stats.read_text())["rdma"]
+        return counts
+
+    with serving(*ports_of(guest)) as gpu:
+        few, many = counted(gpu, 4), counted(gpu, 54)
+    more = 50 * ROUNDS
+    assert many["requests"] - few["requests"] == more
+    assert many["doorbells"] - few["doorbells"] == more
+    # Small enough to travel in the request.
+    assert many["inline"] - few["inline"] == more
 
 
 def test_links_are_measured_beside_perftest(guest: Guest) -> None:

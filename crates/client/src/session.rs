@@ -24,7 +24,7 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_link::{
-    Closer, Flusher, Frame, Kind, Link, Place, Receiver, Segment, Sender, Wait, Waker,
+    Closer, Flusher, Frame, Kind, Link, Place, RdmaCounts, Receiver, Segment, Sender, Wait, Waker,
 };
 use outboard_wire::{
     Message, Op, Reader,
@@ -144,6 +144,11 @@ impl Session {
     }
 
     /// Whether memory can be shared with the server.
+    /// What was posted for messages so far, over rdma; not while another thread posts.
+    pub(crate) fn rdma_counts(&self) -> Option<RdmaCounts> {
+        self.sender.try_lock()?.rdma_counts()
+    }
+
     pub(crate) fn shares_memory(&self) -> bool {
         self.kind == Kind::Shm
     }

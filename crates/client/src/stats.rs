@@ -74,9 +74,18 @@ pub(crate) fn to_json() -> String {
             ",\n  \"lanes\": {{\"count\": {count}, \"sent_bytes\": {sent}, \"received_bytes\": {received}}}"
         ),
     };
+    let rdma = driver()
+        .ok()
+        .and_then(|driver| driver.session.rdma_counts());
+    let rdma = rdma.map_or(String::new(), |counts| {
+        format!(
+            ",\n  \"rdma\": {{\"requests\": {}, \"doorbells\": {}, \"inline\": {}, \"wakes\": {}}}",
+            counts.requests, counts.doorbells, counts.inline, counts.wakes
+        )
+    });
     let times = times::to_json().map_or(String::new(), |times| format!(",\n  \"times\": {times}"));
     format!(
-        "{{\n  \"local\": {local},\n  \"outstanding\": {outstanding},\n  \"shadowed\": {shadowed},\n  \"synchronous\": {synchronous},\n  \"by_call\": {{{by_call}\n  }}{lanes}{times}\n}}\n"
+        "{{\n  \"local\": {local},\n  \"outstanding\": {outstanding},\n  \"shadowed\": {shadowed},\n  \"synchronous\": {synchronous},\n  \"by_call\": {{{by_call}\n  }}{lanes}{rdma}{times}\n}}\n"
     )
 }
 
