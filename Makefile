@@ -77,7 +77,8 @@ instructions: $(TOOLCHAIN)
 	$(TOOLCHAIN) -m pytest -q tests/instructions
 
 # Verbs of a real kernel with software RoCE, in guests of QEMU. Skipped, and said so at the end, only where there can be none.
-test-rdma: $(TOOLCHAIN)
+test-rdma: $(TOOLCHAIN) examples
+	$(CARGO) build --quiet -p outboard-cli -p outboard-client -p outboard-nvml
 	$(TOOLCHAIN) -m pytest -q tests/rdma
 
 gpu-check: build
