@@ -5,7 +5,7 @@ use std::io;
 use crate::Error;
 
 /// After which a device gives its peer up, at most: seven times four times its timeout; see `queue.rs`.
-pub(super) const UNANSWERED_MS_MAX: u64 = 7 * 4 * 67;
+pub(super) const UNANSWERED_MS_MAX: u64 = 7 * 4 * 268;
 
 /// Why there is no RDMA link, or no longer one.
 #[derive(Clone, Debug, thiserror::Error)]

@@ -32,9 +32,10 @@ const INLINE_BYTES: u32 = 220;
 /// Requests of one doorbell.
 pub(super) const POSTED_MAX: usize = 16;
 
-/// Time until an unacknowledged packet is sent again: 4.096 us * 2^14 = 67 ms, up to four times that by the standard.
-const ACK_TIMEOUT: u8 = 14;
-/// Times that it is: a peer that does not answer is given up after half a second to two. Not 7, which software RoCE takes
+/// Time until an unacknowledged packet is sent again: 4.096 us * 2^16 = 268 ms, up to four times that by the standard. A
+/// software device acknowledges when its processor comes to it, which a busy machine delays by half a second now and then.
+const ACK_TIMEOUT: u8 = 16;
+/// Times that it is: a peer that does not answer is given up after two to eight seconds. Not 7, which software RoCE takes
 /// for endless.
 const RETRIES: u8 = 6;
 /// How long a peer's device is left alone that has no request for a wake-up: 0.64 ms. Seven means for ever: such a device
