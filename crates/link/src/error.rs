@@ -61,7 +61,7 @@ pub enum Error {
     /// RDMA lacks something, or its device refused.
     #[cfg(not(loom))]
     #[error(transparent)]
-    Rdma(#[from] crate::rdma::RdmaError),
+    Rdma(Box<crate::rdma::RdmaError>),
 
     /// The operating system refused.
     #[error("{doing}: {source}")]
@@ -71,7 +71,24 @@ pub enum Error {
     },
 }
 
+#[cfg(not(loom))]
+impl From<crate::rdma::RdmaError> for Error {
+    /// In a box: an error that is long costs every message some instructions.
+    fn from(error: crate::rdma::RdmaError) -> Self {
+        Self::Rdma(Box::new(error))
+    }
+}
+
 impl Error {
+    /// What RDMA lacks, or its device refused.
+    #[cfg(not(loom))]
+    pub fn rdma(&self) -> Option<&crate::rdma::RdmaError> {
+        match self {
+            Self::Rdma(error) => Some(error),
+            _ => None,
+        }
+    }
+
     /// Whether the peer is gone, for whatever reason.
     pub fn is_disconnect(&self) -> bool {
         matches!(

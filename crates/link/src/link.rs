@@ -163,8 +163,7 @@ impl Sender {
         match self {
             Self::Shm(sender) => sender.reserve(len),
             Self::Tcp(sender) => sender.reserve(len),
-            Self::Rdma(sender) => sender.reserve(len),
-            Self::Emulated(sender) => sender.reserve(len),
+            other => other.reserve_elsewhere(len),
         }
     }
 
@@ -175,8 +174,7 @@ impl Sender {
         match self {
             Self::Shm(sender) => sender.commit(len),
             Self::Tcp(sender) => sender.commit(len),
-            Self::Rdma(sender) => sender.commit(len),
-            Self::Emulated(sender) => sender.commit(len),
+            other => other.commit_elsewhere(len),
         }
     }
 
@@ -196,6 +194,42 @@ impl Sender {
     /// Sends whatever is buffered. Blocks while the peer does not keep up, for as long as the peer lives.
     #[inline(always)]
     pub fn flush(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Shm(_) => Ok(()),
+            Self::Tcp(sender) => sender.flush(),
+            other => other.flush_elsewhere(),
+        }
+    }
+
+    /// Over other links than shm and tcp, whose messages would cost more instructions with these beside them.
+    #[cold]
+    fn reserve_elsewhere(&mut self, len: usize) -> Result<&mut [u8], Error> {
+        match self {
+            Self::Shm(sender) => sender.reserve(len),
+            Self::Tcp(sender) => sender.reserve(len),
+            Self::Rdma(sender) => sender.reserve(len),
+            Self::Emulated(sender) => sender.reserve(len),
+        }
+    }
+
+    #[cold]
+    fn commit_elsewhere(&mut self, len: usize) -> Result<(), Error> {
+        match self {
+            Self::Shm(sender) => sender.commit(len),
+            Self::Tcp(sender) => sender.commit(len),
+            Self::Rdma(sender) => sender.commit(len),
+            Self::Emulated(sender) => sender.commit(len),
+        }
+    }
+
+    #[cold]
+    fn send_elsewhere(&mut self, len: usize) -> Result<(), Error> {
+        self.commit_elsewhere(len)?;
+        self.flush_elsewhere()
+    }
+
+    #[cold]
+    fn flush_elsewhere(&mut self) -> Result<(), Error> {
         match self {
             Self::Shm(_) => Ok(()),
             Self::Tcp(sender) => sender.flush(),
@@ -316,12 +350,8 @@ impl Flusher {
     ) -> Result<(), Error> {
         let tcp = match &mut *sender {
             Sender::Shm(shm) => return shm.commit(len),
-            Sender::Rdma(rdma) => {
-                rdma.commit(len)?;
-                return rdma.flush();
-            }
             Sender::Tcp(tcp) => tcp,
-            Sender::Emulated(emulated) => return emulated.commit_and_flush(len),
+            other => return other.send_elsewhere(len),
         };
         let Some(flusher) = &self.0 else {
             return Err(Error::Misuse("a flusher of another link"));

@@ -174,10 +174,8 @@ fn both_are_told<T>(break_it: impl FnOnce() -> T) {
 
 /// The peer does not answer; or, as a device without a cable says of itself, it cannot be asked.
 fn is_of_the_network(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::Vanished { .. } | Error::Rdma(RdmaError::Failed { .. })
-    )
+    matches!(error, Error::Vanished { .. })
+        || matches!(error.rdma(), Some(RdmaError::Failed { .. }))
 }
 
 #[test]

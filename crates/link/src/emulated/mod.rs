@@ -146,12 +146,6 @@ impl Sender {
         }
     }
 
-    #[cold]
-    pub(crate) fn commit_and_flush(&mut self, len: usize) -> Result<(), Error> {
-        self.commit(len)?;
-        self.inner.flush()
-    }
-
     /// A frame of `len` bytes, which is the length of all parts and within the limits.
     pub(crate) fn send(&mut self, parts: &[&[u8]], len: usize) -> Result<(), Error> {
         if let crate::Sender::Tcp(sender) = &mut self.inner {

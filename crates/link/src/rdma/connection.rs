@@ -225,7 +225,8 @@ impl Prepared {
     }
 }
 
-/// The sending half of a rdma link.
+/// The sending half of a rdma link. What every message calls is kept out of line: inlined beside the other links' it would cost
+/// those some instructions a message.
 pub struct Sender {
     producer: Producer<Endpoint>,
     is_shut: bool,
@@ -236,7 +237,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    #[inline]
+    #[cold]
     pub(crate) fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
         if self.is_shut || self.shared.is_closed() || self.producer.is_refused() {
             return Err(Error::Closed);
@@ -250,13 +251,13 @@ impl Sender {
         Ok(self.producer.reserve(at, len))
     }
 
-    #[inline]
+    #[cold]
     pub(crate) fn commit(&mut self, len: usize) -> Result<(), Error> {
         let result = self.producer.commit(len);
         self.after(result)
     }
 
-    #[inline]
+    #[cold]
     pub(crate) fn flush(&mut self) -> Result<(), Error> {
         if self.is_shut {
             return Ok(());
@@ -396,7 +397,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    #[inline]
+    #[inline(never)]
     pub(crate) fn recv(&mut self, wait: Wait) -> Result<Option<&[u8]>, Error> {
         let held = std::mem::take(&mut self.held);
         if held > 0 {

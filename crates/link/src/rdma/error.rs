@@ -111,7 +111,7 @@ impl RdmaError {
                 ms: UNANSWERED_MS_MAX,
             },
             Self::Failed { status, .. } if status.is_empty() => Error::Closed,
-            error => Error::Rdma(error),
+            error => error.into(),
         }
     }
 

@@ -12,7 +12,7 @@ use super::{
     setup::{self, SETUP_BYTES},
 };
 use crate::{
-    Error, Kind, Link, Listener, Stream, Wait,
+    Kind, Link, Listener, Stream, Wait,
     conformance::{Fixture, PATIENCE, RdmaFixture, is_possible, soon},
     connect,
 };
@@ -167,7 +167,7 @@ fn a_key_of_another_session_is_refused() {
         thread::sleep(Duration::from_millis(1));
     };
     assert!(
-        matches!(&error, Error::Rdma(RdmaError::AccessRefused { .. })),
+        matches!(error.rdma(), Some(RdmaError::AccessRefused { .. })),
         "{error}"
     );
     // The other session goes on.
@@ -198,11 +198,11 @@ fn a_setup_that_is_wrong_is_an_error_on_both_sides() {
     let client = thread::spawn(move || client.into_link_client(soon()).unwrap_err());
     let error = server.into_link_server().unwrap_err();
     assert!(
-        matches!(error, Error::Rdma(RdmaError::NoSuchDevice { .. })),
+        matches!(error.rdma(), Some(RdmaError::NoSuchDevice { .. })),
         "{error}"
     );
     let error = client.join().unwrap();
-    let Error::Rdma(RdmaError::PeerCannot { reason }) = &error else {
+    let Some(RdmaError::PeerCannot { reason }) = error.rdma() else {
         unreachable!("{error}");
     };
     assert!(reason.contains("mlx9_9"), "{reason}");
@@ -214,7 +214,7 @@ fn a_setup_that_is_wrong_is_an_error_on_both_sides() {
     setup::send(&mut server, Ok(&theirs), soon()).unwrap();
     let error = client.join().unwrap();
     assert!(
-        matches!(error, Error::Rdma(RdmaError::Differ { .. })),
+        matches!(error.rdma(), Some(RdmaError::Differ { .. })),
         "{error}"
     );
 }
@@ -254,7 +254,7 @@ fn a_limit_on_locked_memory_is_named() {
     }
     let (server, client) = streams();
     let error = client.into_link_client(soon()).unwrap_err();
-    let Error::Rdma(RdmaError::MemoryLock { needed, limit }) = &error else {
+    let Some(RdmaError::MemoryLock { needed, limit }) = error.rdma() else {
         unreachable!("{error}");
     };
     assert!(limit < needed, "{error}");

@@ -325,7 +325,7 @@ mod tests {
             ("", ""),
         ] {
             let error = decode(&encode(Err(reason))).unwrap_err();
-            let Error::Rdma(RdmaError::PeerCannot { reason }) = error else {
+            let Some(RdmaError::PeerCannot { reason }) = error.rdma() else {
                 unreachable!("{error}");
             };
             assert_eq!(reason.trim_end_matches('\0'), shown);

@@ -185,7 +185,7 @@ fn what_is_outside_the_window_or_of_another_session_is_refused() {
         )
         .unwrap_err();
         assert!(
-            matches!(&error, Error::Rdma(RdmaError::AccessRefused { .. })),
+            matches!(error.rdma(), Some(RdmaError::AccessRefused { .. })),
             "{case}: {error}"
         );
         assert_eq!(other.region.memory.word(0).load(Ordering::Acquire), 5);
@@ -193,7 +193,7 @@ fn what_is_outside_the_window_or_of_another_session_is_refused() {
         // The connection is of no further use, and says so.
         let again = run(&mut one, |one| one.request(Verb::Write, &other, 0, 8), 2).unwrap_err();
         assert!(
-            matches!(again, Error::Rdma(RdmaError::AccessRefused { .. })),
+            matches!(again.rdma(), Some(RdmaError::AccessRefused { .. })),
             "{again}"
         );
     }
