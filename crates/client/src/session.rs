@@ -143,12 +143,12 @@ impl Session {
         }
     }
 
-    /// Whether memory can be shared with the server.
     /// What was posted for messages so far, over rdma; not while another thread posts.
     pub(crate) fn rdma_counts(&self) -> Option<RdmaCounts> {
         self.sender.try_lock()?.rdma_counts()
     }
 
+    /// Whether memory can be shared with the server.
     pub(crate) fn shares_memory(&self) -> bool {
         self.kind == Kind::Shm
     }
