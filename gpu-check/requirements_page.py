@@ -33,8 +33,9 @@ make paper-requirements-page     # anywhere: predicts again from the recordings,
 The program on the local GPU and behind the emulated network take turns, network after network. The machines are
 virtual and shared, and have slower and faster seconds; what a step takes is the least of its rounds' medians, and the
 local step the middle of as many such figures as there are networks. *Noise* is how far these local figures lie off
-their middle, with nothing between program and GPU: no prediction can be seen to be better than that. An error is the
-predicted step time over the measured one, less 1; the prediction knows the recording and the local step (`--step`).
+their middle, with nothing between program and GPU: no prediction can be seen to be better than that. A network over
+which the step seemed slower than over one that is harder in every way is measured again, up to six times. An error is
+the predicted step time over the measured one, less 1; the prediction knows the recording and the local step (`--step`).
 """
 
 

@@ -70,6 +70,20 @@ def test_errors_are_of_step_times():
     assert requirements.figures(rounds["rtt=1us"], 1.0)["overhead"] == 0.5
 
 
+def test_what_seemed_slower_than_over_a_harder_network_is_measured_again():
+    rounds = {
+        "rtt=2us,bandwidth=200Gbps": [[1.0, 5.0], [1.0, 1.01]],
+        "rtt=2us,bandwidth=10Gbps": [[1.0, 1.0]],
+        "rtt=5us,bandwidth=200Gbps": [[1.0, 3.0]],
+        "rtt=5us,bandwidth=10Gbps": [[1.0, 2.0]],
+        "rtt=100us,bandwidth=200Gbps": [[1.0, 1.9]],
+    }
+    # 1.01 may be noise; 3 is more than 1.9 with twenty times the round trip; 2 has no harder one beside it.
+    assert requirements.suspects(rounds) == ["rtt=5us,bandwidth=200Gbps"]
+    rounds["rtt=5us,bandwidth=200Gbps"].append([1.0, 1.9])
+    assert requirements.suspects(rounds) == [] == requirements.suspects({})
+
+
 def test_what_is_checked_follows_from_the_answer():
     def answer(limit):
         return {"rtt_max": [{"bits_per_s": 1e11, "rtt_ns": {"simulated": limit}}]}
