@@ -12,6 +12,7 @@ const SESSION_OPS: &[&str] = &[
     "echo",
     "network_set",
     "lanes_open",
+    "copy_out_to",
     "image_offer",
     "image_put",
     "image_get",

@@ -57,6 +57,18 @@ def loss(percent: float, *ports: Port) -> Iterator[None]:
 
 
 @contextmanager
+def mtu(port: Port, size: int) -> Iterator[None]:
+    """The interface carries packets of so many bytes, of which RDMA's payload is some less."""
+    interface = f"/sys/class/net/{port.interface}/mtu"
+    before = port.guest.check(["cat", interface]).strip()
+    port.guest.check(f"echo {size} >{interface}")
+    try:
+        yield
+    finally:
+        port.guest.check(f"echo {before} >{interface}")
+
+
+@contextmanager
 def port_down(port: Port) -> Iterator[None]:
     """The port is taken down, and comes back."""
     port.guest.check(f"ip link set {port.interface} down")

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cable import ports_of
+from cable import mtu, ports_of
 from serving import EXAMPLES, OUTBOARD, Serving, serving
 
 from conftest import ROOT
@@ -97,6 +97,10 @@ def test_what_is_missing_is_said(guest: Guest) -> None:
         ]:
             done = gpu.run("true", url=url)
             assert done.status == 1 and why in done.output, done.output
+        with mtu(client, 1500):
+            done = gpu.run("true", url=f"{gpu.address}?device=rxe1&gid=1&mtu=2048")
+        assert done.status == 1, done.output
+        assert "an MTU of 2048 bytes is more than port 1 of RDMA device rxe1 carries: 1024" in done.output, done.output
         doctor = guest.run(f"{OUTBOARD} doctor --gpu '{gpu.url}&gid=1'")
         assert re.search(r"ok +rdma +rxe0, port 1: Ethernet, GID \d \(", doctor.output), doctor.output
         # And the server serves on.
@@ -120,6 +124,24 @@ def test_a_launch_is_one_request_and_one_doorbell(guest: Guest) -> None:
     assert many["doorbells"] - few["doorbells"] == more
     # Small enough to travel in the request.
     assert many["inline"] - few["inline"] == more
+
+
+def test_a_wait_is_one_request_and_a_question_none(guest: Guest) -> None:
+    def requests(gpu: Serving, rounds: int, queries: int) -> int:
+        stats = guest.shared / f"{rounds}-{queries}.json"
+        program = [sys.executable, ROOT / "tests" / "rdma" / "waits.py", str(rounds), str(queries)]
+        done = gpu.run("env", f"OUTBOARD_STATS={stats}", *program)
+        assert done.status == 0, done.output
+        counts: dict[str, dict[str, int]] = json.loads(stats.read_text())
+        return counts["rdma"]["requests"]
+
+    with serving(*ports_of(guest)) as gpu:
+        few, many = requests(gpu, 4, 0), requests(gpu, 24, 0)
+        asked_once, asked_often = requests(gpu, 24, 1), requests(gpu, 24, 50)
+    # The memset, and the question that the wait is.
+    assert many - few == 2 * 20
+    # What the server wrote is looked at.
+    assert asked_often == asked_once
 
 
 def test_links_are_measured_beside_perftest(guest: Guest) -> None:

@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use outboard_api::optimise::{LEVELS, Level, VARIABLE};
 use outboard_link::{Endpoint, RdmaOptions, emulated};
 use outboard_model::{Budget, Pcie};
-use outboard_server::supervisor::{self, DeviceKind};
+use outboard_server::supervisor::{self, Checks, DeviceKind};
 use outboard_wire::network::{self, Bandwidth, KNOWN, Network};
 use regex::Regex;
 
@@ -101,6 +101,8 @@ pub(crate) struct ServeArgs {
     /// Threads of the soft device, for each program [default: one for each core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
+    #[command(flatten)]
+    pub(crate) watch: WatchArgs,
     /// Programs served at the same time; further ones are refused
     #[arg(long, value_name = "N", default_value_t = supervisor::limits::SESSIONS_DEFAULT_MAX as u16,
           value_parser = clap::value_parser!(u16).range(1..=4096))]
@@ -112,6 +114,21 @@ pub(crate) struct ServeArgs {
     pub(crate) spare: u8,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
+}
+
+/// How the soft device watches kernels.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct WatchArgs {
+    /// Watch the kernels of the soft device for mistakes, any of memory, race, uninitialised, barrier, or all: what is found is
+    /// printed by the program, behind =========, and logged here (docs/software-gpu.md)
+    #[arg(long, value_name = "LIST")]
+    pub(crate) check: Option<Checks>,
+    /// With --check: a launch with findings fails with CUDA_ERROR_LAUNCH_FAILED
+    #[arg(long, requires = "check")]
+    pub(crate) check_fail: bool,
+    /// The soft device runs blocks, warps and diverged lanes in an order drawn from this number, the same every time
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -540,6 +557,8 @@ pub(crate) struct WorkerArgs {
     pub(crate) memory: Option<u64>,
     #[arg(long)]
     pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) watch: WatchArgs,
     #[arg(long)]
     pub(crate) cache: Option<PathBuf>,
 }

@@ -91,6 +91,18 @@ pub(crate) fn recorder_folder() -> anyhow::Result<PathBuf> {
     folder_of(&recorder, links.into())
 }
 
+/// This executable under the name of NVIDIA's assembler, whose place [`crate::ptxas`] then takes.
+pub(crate) fn ptxas() -> anyhow::Result<PathBuf> {
+    let executable = env::current_exe().context("asking where this executable is")?;
+    let mut hasher = DefaultHasher::new();
+    executable.hash(&mut hasher);
+    let folder = private_folder()?.join(format!("ptxas-{:016x}", hasher.finish()));
+    make_private(&folder)?;
+    let path = folder.join(crate::ptxas::NAME);
+    link(&path, &executable).with_context(|| format!("linking {}", path.display()))?;
+    Ok(path)
+}
+
 /// This machine's own driver: `OUTBOARD_DRIVER`, or what the loader finds.
 pub(crate) fn driver(variable: &str) -> anyhow::Result<PathBuf> {
     if let Some(given) = env::var_os(variable).filter(|name| !name.is_empty()) {

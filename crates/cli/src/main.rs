@@ -6,6 +6,7 @@ mod doctor;
 mod libraries;
 mod peer;
 mod probe;
+mod ptxas;
 mod require;
 mod run;
 mod serve;
@@ -24,6 +25,9 @@ use tracing_subscriber::EnvFilter;
 use args::{Args, Command};
 
 fn main() -> ExitCode {
+    if ptxas::is_meant() {
+        return ptxas::main();
+    }
     // A wrong command line ends here, with exit code 2.
     let args = Args::parse();
     log_to_stderr();

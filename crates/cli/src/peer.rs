@@ -33,12 +33,15 @@ pub(crate) struct Server {
 
 /// Fails unless a server of this release answers.
 pub(crate) fn greet(endpoint: &Endpoint) -> anyhow::Result<()> {
-    greet_over(endpoint, None)
+    greet_over(endpoint, None).map(drop)
 }
 
 /// And unless it emulates the network, where there is one.
-pub(crate) fn greet_over(endpoint: &Endpoint, network: Option<Network>) -> anyhow::Result<()> {
-    connect(endpoint, Purpose::Greeting, network, GREETING_MS_MAX).map(drop)
+pub(crate) fn greet_over(
+    endpoint: &Endpoint,
+    network: Option<Network>,
+) -> anyhow::Result<ServerWelcome> {
+    connect(endpoint, Purpose::Greeting, network, GREETING_MS_MAX).map(|(_, welcome)| welcome)
 }
 
 impl Server {

@@ -52,7 +52,10 @@ fn behind_a_server(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> 
         None => default_endpoint()?,
     };
     let folder = libraries::folder()?;
-    peer::greet_over(&endpoint, args.emulate)?;
+    let welcome = peer::greet_over(&endpoint, args.emulate)?;
+    if welcome.ptx_only {
+        leave_it_at_ptx(command)?;
+    }
     command
         .envs(environment(&folder, &endpoint))
         .env(VARIABLE, args.optimise.to_string());
@@ -65,6 +68,23 @@ fn behind_a_server(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> 
     if let Some(path) = &args.record {
         let variables = recording(live::VARIABLE, path, args.iterations.as_deref(), &folder)?;
         command.envs(variables);
+    }
+    Ok(())
+}
+
+/// The compilers in CuPy and Triton make machine code, which only a GPU runs; what the user has set stays.
+fn leave_it_at_ptx(command: &mut Command) -> anyhow::Result<()> {
+    let ptxas = libraries::ptxas()?.into_os_string();
+    for (variable, value) in [
+        ("CUPY_COMPILE_WITH_PTX", "1".into()),
+        // CUB and cuTENSOR come with CuPy as machine code.
+        ("CUPY_ACCELERATORS", "".into()),
+        ("TRITON_PTXAS_PATH", ptxas.clone()),
+        ("TRITON_PTXAS_BLACKWELL_PATH", ptxas),
+    ] {
+        if env::var_os(variable).is_none() {
+            command.env(variable, value);
+        }
     }
     Ok(())
 }

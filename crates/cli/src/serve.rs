@@ -5,7 +5,7 @@ use std::{env, ffi::OsString, io::Write, path::PathBuf, process::ExitCode};
 use anyhow::Context;
 use outboard_link::{Endpoint, Host};
 use outboard_server::supervisor::{
-    DeviceKind, DeviceOptions, ServeOptions, Supervisor, WorkerOptions, run_worker,
+    DeviceKind, DeviceOptions, ServeOptions, Supervisor, Watch, WorkerOptions, run_worker,
 };
 
 use crate::args::{CacheArgs, DeviceArg, ServeArgs, WorkerArgs};
@@ -29,7 +29,17 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         "--threads",
         args.threads.map(|count| count.to_string().into()),
     );
+    let watch = args.watch;
+    anyhow::ensure!(
+        kind == DeviceKind::Soft || watch.check.is_none() && watch.seed.is_none(),
+        "--check and --seed are the soft device's: add --device soft"
+    );
+    push("--check", watch.check.map(|list| list.to_string().into()));
+    push("--seed", watch.seed.map(|seed| seed.to_string().into()));
     push("--cache", cache_folder(args.cache).map(Into::into));
+    if watch.check_fail {
+        worker_args.push("--check-fail".into());
+    }
     let options = ServeOptions {
         listen,
         sessions_max: args.sessions_max.into(),
@@ -63,6 +73,11 @@ pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<ExitCode> {
             kind: args.device,
             memory_bytes: args.memory,
             threads: args.threads,
+            watch: Watch {
+                checks: args.watch.check.unwrap_or_default(),
+                fail: args.watch.check_fail,
+                seed: args.watch.seed,
+            },
         },
         cache: args.cache,
     })

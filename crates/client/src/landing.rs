@@ -103,6 +103,10 @@ impl Segment for Landed {
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts(self.address, self.len) }
     }
+
+    fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
 }
 
 impl Drop for Landed {

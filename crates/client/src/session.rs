@@ -7,6 +7,7 @@
 mod batch;
 mod group;
 mod lanes;
+mod registered;
 mod send;
 #[cfg(test)]
 mod tests;
@@ -17,14 +18,14 @@ use std::{
     os::fd::{BorrowedFd, RawFd},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use outboard_api::CUresult;
 use outboard_link::{
-    Closer, Flusher, Frame, Kind, Link, Place, RdmaCounts, Receiver, Segment, Sender, Wait, Waker,
+    Closer, Flusher, Frame, Kind, Link, Place, Receiver, Registrar, Segment, Sender, Wait, Waker,
 };
 use outboard_wire::{
     Message, Op, Reader,
@@ -46,6 +47,10 @@ use crate::{guard, landing::landed, log, notes, optimise, record, stats};
 pub(crate) struct Session {
     sender: Mutex<Sender>,
     flusher: Flusher,
+    /// Over rdma: memory that the adapter uses where it lies.
+    registrar: Option<Registrar>,
+    /// Bytes of answers that the server's adapter has written to the program's memory.
+    written_bytes: AtomicU64,
     /// Messages that wait for company, at the level `batch=N`.
     batch: Option<Batch>,
     receiver: Mutex<Incoming>,
@@ -96,6 +101,8 @@ impl Session {
             closer: sender.closer(),
             lanes,
             flusher: sender.flusher(),
+            registrar: sender.registrar(),
+            written_bytes: AtomicU64::new(0),
             sender: Mutex::new(sender),
             batch: optimise::level().batch().map(Batch::new),
             receiver: Mutex::new(Incoming {
@@ -141,11 +148,6 @@ impl Session {
             true => Ok(()),
             false => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
         }
-    }
-
-    /// What was posted for messages so far, over rdma; not while another thread posts.
-    pub(crate) fn rdma_counts(&self) -> Option<RdmaCounts> {
-        self.sender.try_lock()?.rdma_counts()
     }
 
     /// Whether memory can be shared with the server.
@@ -393,6 +395,7 @@ impl Session {
             Sink::Nowhere(_) => expected.group.complete(Ok(Vec::new())),
             Sink::Memory(landing) => {
                 let result = match tail {
+                    None if header.placed != 0 => self.was_written(&landing),
                     // It is where it belongs.
                     Some(tail) => landed(tail),
                     None => {

@@ -76,12 +76,23 @@ pub(crate) fn to_json() -> String {
     };
     let rdma = driver()
         .ok()
-        .and_then(|driver| driver.session.rdma_counts());
-    let rdma = rdma.map_or(String::new(), |counts| {
-        format!(
-            ",\n  \"rdma\": {{\"requests\": {}, \"doorbells\": {}, \"inline\": {}, \"wakes\": {}}}",
-            counts.requests, counts.doorbells, counts.inline, counts.wakes
-        )
+        .and_then(|driver| driver.session.rdma_figures());
+    let rdma = rdma.map_or(String::new(), |figures| {
+        let posted = figures.posted;
+        let named = [
+            ("requests", posted.requests),
+            ("doorbells", posted.doorbells),
+            ("inline", posted.inline),
+            ("wakes", posted.wakes),
+            ("copied_bytes", posted.copied_bytes),
+            ("direct_bytes", posted.direct_bytes),
+            ("placed_bytes", posted.placed_bytes),
+            ("written_bytes", figures.written_bytes),
+            ("registrations", figures.registrations),
+            ("registered_bytes", figures.registered_bytes),
+        ];
+        let fields = named.map(|(name, value)| format!("\"{name}\": {value}"));
+        format!(",\n  \"rdma\": {{{}}}", fields.join(", "))
     });
     let times = times::to_json().map_or(String::new(), |times| format!(",\n  \"times\": {times}"));
     format!(

@@ -34,6 +34,16 @@ pub struct RawImage<'a> {
     pub prelinked: Vec<&'a [u8]>,
 }
 
+impl<'a> RawImage<'a> {
+    /// An image that was read from a file.
+    pub fn whole(bytes: &'a [u8]) -> Self {
+        RawImage {
+            bytes,
+            prelinked: Vec::new(),
+        }
+    }
+}
+
 /// Finds the image at `image` and where it ends.
 ///
 /// # Safety

@@ -44,6 +44,8 @@ mod endpoint;
 #[cfg_attr(loom, allow(dead_code))]
 mod error;
 #[cfg(not(loom))]
+mod handles;
+#[cfg(not(loom))]
 mod lanes;
 #[cfg(not(loom))]
 mod link;
@@ -67,11 +69,15 @@ pub mod tcp;
 pub use crate::{
     dial::{DialError, dial},
     endpoint::{Endpoint, EndpointError, Host},
+    handles::{Closer, Waker},
     lanes::{LaneKey, LaneListener, lanes_are_said, lanes_wanted, open_lanes},
-    link::{Closer, Flusher, Helper, Kind, Link, Receiver, Sender, Wait, Waker},
+    link::{Flusher, Helper, Kind, Link, Receiver, Sender, Wait},
     listener::{Listener, connect},
-    place::{Frame, Place, Placer, Segment},
-    rdma::{RdmaCounts, RdmaDevice, RdmaError, RdmaOptions, RdmaPort, rdma_devices},
+    place::{Frame, Lasting, Payload, Place, Placer, Segment},
+    rdma::{
+        Bulk, RdmaCounts, RdmaDevice, RdmaError, RdmaOptions, RdmaPort, RdmaTarget, RdmaUse,
+        Registered, Registrar, rdma_devices,
+    },
     stream::{Peer, Stream},
 };
 pub use error::Error;

@@ -9,12 +9,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_wire::{limits::FRAME_BYTES_MAX, network::Network};
+use outboard_wire::{
+    limits::{FRAME_BYTES_MAX, PLACED_BYTES_MIN},
+    network::Network,
+};
 
 use crate::{
     Error,
     emulated::{self, End},
-    place::{Frame, Placer},
+    handles::{Closer, CloserKind, Waker, WakerKind},
+    place::{Frame, Payload, Placer, Segment},
     rdma, shm, spin, tcp,
 };
 
@@ -185,6 +189,14 @@ impl Sender {
         match (&mut *self, len) {
             (Self::Tcp(sender), 1..=FRAME_BYTES_MAX) => return sender.send(parts, len),
             (Self::Emulated(sender), 1..=FRAME_BYTES_MAX) => return sender.send(parts, len),
+            (Self::Rdma(sender), PLACED_BYTES_MIN..=FRAME_BYTES_MAX) => {
+                if let Some((data, head)) = parts.split_last()
+                    && data.len() >= PLACED_BYTES_MIN
+                    && (1..=rdma::BULK_HEAD_BYTES_MAX).contains(&(len - data.len()))
+                {
+                    return sender.send_long(head, rdma::Bulk::copied(data)).map(drop);
+                }
+            }
             _ => {}
         }
         scatter(self.reserve(len)?, parts);
@@ -290,6 +302,59 @@ impl Sender {
                 let Closer(inner, _) = sender.inner.closer();
                 Closer(inner, Some(Arc::clone(&sender.rest)))
             }
+        }
+    }
+
+    /// What registers memory with the adapter of a rdma link, for [`send_bulk`](Self::send_bulk).
+    pub fn registrar(&self) -> Option<rdma::Registrar> {
+        match self {
+            Self::Rdma(sender) => Some(sender.registrar()),
+            _ => None,
+        }
+    }
+
+    /// Over rdma, one frame of a short `head` and data of at least
+    /// [`PLACED_BYTES_MIN`](outboard_wire::limits::PLACED_BYTES_MIN), which may be read where it lies, and written where the
+    /// peer asked for it: see [`Bulk`](rdma::Bulk). It leaves at once.
+    pub fn send_bulk(&mut self, head: &[&[u8]], bulk: rdma::Bulk<'_>) -> Result<(), Error> {
+        match self {
+            Self::Rdma(sender) => sender.send_long(head, bulk).map(drop),
+            other => Err(Error::Unsupported {
+                what: "data that is written from afar",
+                kind: other.kind().name(),
+            }),
+        }
+    }
+
+    /// The same for data that has an owner, which is kept until it was read.
+    pub fn send_owned(
+        &mut self,
+        head: &[&[u8]],
+        owner: Box<dyn Payload>,
+        source: Option<&rdma::Registered>,
+        target: Option<rdma::RdmaTarget>,
+    ) -> Result<(), Error> {
+        match self {
+            Self::Rdma(sender) => sender.send_owned(head, owner, source, target),
+            other => Err(Error::Unsupported {
+                what: "data that is written from afar",
+                kind: other.kind().name(),
+            }),
+        }
+    }
+
+    /// Waits until all data was read that was sent from where it lies.
+    pub fn wait_until_read(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Rdma(sender) => sender.wait_until_read(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets the owners of data go that is known to have been read.
+    pub fn let_go(&mut self) {
+        if let Self::Rdma(sender) = self {
+            sender.let_go();
         }
     }
 
@@ -419,7 +484,8 @@ impl Receiver {
     }
 
     /// As [`recv`](Receiver::recv), but a long frame goes where `place` says, straight from the kernel, if this kind of
-    /// link receives at all: over shm and rdma frames lie in the ring already, and `place` is never asked.
+    /// link receives at all: over shm and rdma frames lie in the ring already, or data where it was [granted](Self::grant), and
+    /// `place` is never asked.
     ///
     /// A frame that has begun to be placed goes on there with the next call, whatever that call's `place`.
     #[inline]
@@ -434,11 +500,26 @@ impl Receiver {
                 Ok(frame.map(|head| Frame { head, tail: None }))
             }
             Self::Tcp(receiver) => receiver.recv_placed(wait, place),
-            Self::Rdma(receiver) => {
-                let frame = receiver.recv(wait)?;
-                Ok(frame.map(|head| Frame { head, tail: None }))
-            }
+            Self::Rdma(receiver) => receiver.recv_placed(wait),
             Self::Emulated(receiver) => receiver.recv_placed(wait, place),
+        }
+    }
+
+    /// Over rdma, gives the peer memory for the data of a long frame, which then comes as that frame's tail: the caller's, which
+    /// outlives the link, or `len` bytes of the link's own. Tells whether it did: only the server's side can, so much can be
+    /// given at a time, and not all memory can be registered with an adapter.
+    pub fn grant(&mut self, memory: Option<Box<dyn Segment>>, len: usize) -> Result<bool, Error> {
+        match self {
+            Self::Rdma(receiver) => receiver.grant(memory, len),
+            _ => Ok(false),
+        }
+    }
+
+    /// How much of what was [granted](Self::grant) waits for its frame.
+    pub fn granted(&self) -> usize {
+        match self {
+            Self::Rdma(receiver) => receiver.granted(),
+            _ => 0,
         }
     }
 
@@ -479,50 +560,6 @@ impl Receiver {
             Self::Emulated(receiver) => receiver.inner.kind(),
             receiver => receiver.kind(),
         }
-    }
-}
-
-/// Wakes a blocked [`Receiver`].
-#[derive(Clone)]
-pub struct Waker(WakerKind, Option<Arc<emulated::Rest>>);
-
-#[derive(Clone)]
-enum WakerKind {
-    Shm(shm::Waker),
-    Tcp(tcp::Waker),
-    Rdma(rdma::Waker),
-}
-
-impl Waker {
-    pub fn wake(&self) {
-        match &self.0 {
-            WakerKind::Shm(waker) => waker.wake(),
-            WakerKind::Tcp(waker) => waker.wake(),
-            WakerKind::Rdma(waker) => waker.wake(),
-        }
-        self.1.iter().for_each(|rest| rest.wake());
-    }
-}
-
-/// Ends this side of a link.
-#[derive(Clone)]
-pub struct Closer(CloserKind, Option<Arc<emulated::Rest>>);
-
-#[derive(Clone)]
-enum CloserKind {
-    Shm(shm::Closer),
-    Tcp(tcp::Closer),
-    Rdma(rdma::Closer),
-}
-
-impl Closer {
-    pub fn close(&self) {
-        match &self.0 {
-            CloserKind::Shm(closer) => closer.close(),
-            CloserKind::Tcp(closer) => closer.close(),
-            CloserKind::Rdma(closer) => closer.close(),
-        }
-        self.1.iter().for_each(|rest| rest.wake());
     }
 }
 

@@ -8,6 +8,33 @@ pub trait Segment: Any + Send + Sync {
     fn room(&mut self) -> &mut [u8];
     /// All of it, once filled.
     fn bytes(&self) -> &[u8];
+    /// From now on only the first `len` bytes count.
+    fn truncate(&mut self, len: usize);
+    /// The memory that it is part of, if that is there for longer than any link and so may be registered with an adapter.
+    fn lasting(&self) -> Option<Lasting> {
+        None
+    }
+}
+
+/// Memory that is mapped until whoever registered it says that it is not, or the link ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lasting {
+    pub(crate) address: u64,
+    pub(crate) len: usize,
+}
+
+impl Lasting {
+    /// # Safety
+    ///
+    /// That is so, and if it is registered as a [`RdmaUse::Target`](crate::RdmaUse::Target) nobody minds its bytes changing.
+    pub unsafe fn new(address: u64, len: usize) -> Self {
+        Self { address, len }
+    }
+}
+
+/// Data that is sent from where it lies, where it stays and does not change.
+pub trait Payload: Send {
+    fn bytes(&self) -> &[u8];
 }
 
 /// Where a frame goes: its first `skip` bytes into the link's buffer, all others into `memory`, which has room for just

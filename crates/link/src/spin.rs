@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_wire::limits::{SPIN_FEW_CORES_NS_MAX, SPIN_NS_MAX};
+use outboard_wire::limits::{SPIN_FEW_CORES_NS_MAX, SPIN_NS_MAX, SPIN_RDMA_NS_MAX};
 
 /// The shortest busy wait: about what it costs to look at the clock a few times.
 const SPIN_NS_MIN: u64 = 500;
@@ -19,12 +19,27 @@ const SPIN_POLITE_NS: u64 = 1_000;
 /// covered it: two sides that both sleep are slow only because they do.
 pub(crate) struct Spin {
     budget_ns: u64,
+    max_ns: u64,
+    /// The peer runs elsewhere, and does not need this core.
+    is_remote: bool,
 }
 
 impl Spin {
     pub(crate) fn new() -> Self {
+        let max_ns = machine().max_ns;
         Self {
-            budget_ns: machine().max_ns,
+            budget_ns: max_ns,
+            max_ns,
+            is_remote: false,
+        }
+    }
+
+    /// For a peer on another machine.
+    pub(crate) fn remote() -> Self {
+        Self {
+            budget_ns: SPIN_RDMA_NS_MAX,
+            max_ns: SPIN_RDMA_NS_MAX,
+            is_remote: true,
         }
     }
 
@@ -32,7 +47,7 @@ impl Spin {
     /// tell by [`ended`](Self::ended).
     pub(crate) fn until(&mut self, start: Instant, mut ready: impl FnMut() -> bool) -> bool {
         let machine = machine();
-        if machine.cores == 1 {
+        if machine.cores == 1 && !self.is_remote {
             // The peer cannot run while we do.
             thread::yield_now();
             return ready();
@@ -51,7 +66,7 @@ impl Spin {
             if spent >= budget {
                 return false;
             }
-            if machine.cores == 2 && spent >= polite {
+            if machine.cores <= 2 && spent >= polite {
                 thread::yield_now();
             }
         }
@@ -59,12 +74,12 @@ impl Spin {
 
     /// The wait that began at `start` and that [`until`](Self::until) was too short for has ended.
     pub(crate) fn ended(&mut self, start: Instant) {
-        self.adapt(start.elapsed() < Duration::from_nanos(machine().max_ns));
+        self.adapt(start.elapsed() < Duration::from_nanos(self.max_ns));
     }
 
     fn adapt(&mut self, was_short: bool) {
         self.budget_ns = if was_short {
-            (self.budget_ns * 2).min(machine().max_ns)
+            (self.budget_ns * 2).min(self.max_ns)
         } else {
             (self.budget_ns / 2).max(SPIN_NS_MIN)
         };

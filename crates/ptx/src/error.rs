@@ -38,6 +38,13 @@ pub enum Error {
     /// The text contradicts itself: unknown names, wrong types, double declarations.
     #[error("PTX {at}: {message}")]
     Invalid { at: Position, message: String },
+    /// PTX of a version that is not known here.
+    #[error("PTX {at}: version {}.{}, known up to {}.{}", found.0, found.1, supported.0, supported.1)]
+    Version {
+        at: Position,
+        found: (u32, u32),
+        supported: (u32, u32),
+    },
     /// A bound of [`crate::limits`] was passed.
     #[error("PTX {at}: {what} is {actual}, the limit is {limit}")]
     Limit {

@@ -31,6 +31,11 @@ impl Heap {
         })
     }
 
+    /// First address and size.
+    pub(crate) fn range(&self) -> (u64, u64) {
+        (self.base, self.bytes)
+    }
+
     /// Address of a new block, 0 if there is no room.
     pub(crate) fn allocate(&self, bytes: u64) -> u64 {
         let Some(bytes) = bytes.max(1).checked_next_multiple_of(ALIGN) else {

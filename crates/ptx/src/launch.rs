@@ -9,11 +9,12 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use crate::check::{Checker, Watching};
 use crate::error::{Error, Fault, FaultKind};
 use crate::heap::Heap;
+use crate::interp::Env;
 use crate::interp::block::{Block, BlockProgress};
 use crate::interp::memory::RangeCache;
-use crate::interp::{Env, Features};
 use crate::limits::{
     BLOCK_EXTENT_MAX, BLOCK_THREADS_MAX, COOPERATIVE_BLOCKS_MAX, GRID_EXTENT_MAX, LOCAL_BYTES_MAX,
     SHARED_OPTIN_BYTES_MAX, SHARED_STATIC_BYTES_MAX,
@@ -27,6 +28,8 @@ use crate::printf::Output;
 const SLICE: u64 = 100_000;
 /// Warp instructions that the calling thread runs before it calls for help: less than starting threads costs.
 const ALONE: u64 = 10_000;
+/// The longest slice where the order is drawn from a seed.
+const SEEDED_SLICE: usize = 8;
 /// Unfinished blocks that one worker keeps while it starts new ones. Cooperative launches keep all.
 const RESIDENT_BLOCKS_MAX: usize = 64;
 /// Local memory of a thread that calls may use unless the launch says otherwise.
@@ -155,6 +158,15 @@ pub fn validate(
 impl Launch<'_> {
     /// Runs the kernel to its end on this thread and `workers - 1` others.
     pub fn run(&self) -> Result<Stats, LaunchError> {
+        self.run_on(None)
+    }
+
+    /// Runs it on this thread alone, watched.
+    pub fn run_watched(&self, checker: &Checker) -> Result<Stats, LaunchError> {
+        self.run_on(Some(checker))
+    }
+
+    fn run_on(&self, checker: Option<&Checker>) -> Result<Stats, LaunchError> {
         let kernel = self.module.kernel(self.kernel)?;
         validate(
             kernel,
@@ -188,10 +200,22 @@ impl Launch<'_> {
             }
             .into());
         }
-        let workers = (self.workers.max(1) as u64).min(blocks) as usize;
+        let workers = match checker {
+            Some(_) => 1,
+            None => (self.workers.max(1) as u64).min(blocks) as usize,
+        };
+        let memory = self.module.memory();
+        let watch = checker.map(|checker| {
+            let code = (self.module.program(), self.module.sources());
+            Watching::new(checker, &kernel.name, code, memory, [self.grid, self.block])
+        });
         let (consts32, consts64) = self.module.constants();
         let env = Env {
             program: self.module.program(),
+            steps: match checker {
+                Some(checker) if checker.checks.any() => self.module.watched_steps(),
+                _ => self.module.steps(),
+            },
             consts32,
             consts64,
             kernel,
@@ -211,7 +235,7 @@ impl Launch<'_> {
             launch_id: NEXT_LAUNCH.fetch_add(1, Ordering::Relaxed),
             workers: workers as u32,
             start: Instant::now(),
-            features: Features::detect(),
+            watch: watch.as_ref(),
         };
         let grid = Grid {
             env: &env,
@@ -277,6 +301,13 @@ impl Grid<'_> {
                 None
             };
             start_new = !start_new;
+            let dice = self.env.watch.and_then(|watch| watch.dice.as_ref());
+            if let Some(dice) = dice
+                && !waiting.is_empty()
+            {
+                let turn = dice.below(waiting.len());
+                waiting.rotate_left(turn);
+            }
             let Some(mut block) = fresh.or_else(|| waiting.pop_front()) else {
                 if self.next.load(Ordering::Relaxed) >= self.limit() {
                     return;
@@ -286,7 +317,11 @@ impl Grid<'_> {
             if block.linear > self.lowest_fault.load(Ordering::Relaxed) {
                 continue;
             }
-            let slice = if help.is_some() { ALONE } else { SLICE };
+            let slice = match dice {
+                Some(dice) => 1 + dice.below(SEEDED_SLICE) as u64,
+                None if help.is_some() => ALONE,
+                None => SLICE,
+            };
             let mut budget = slice;
             let outcome = {
                 let ranges = self.memory.lock();
@@ -303,7 +338,12 @@ impl Grid<'_> {
                 help();
             }
             match outcome {
-                Ok(BlockProgress::Finished) => spare.push(block),
+                Ok(BlockProgress::Finished) => {
+                    if let Some(watch) = self.env.watch {
+                        watch.finished(block.linear);
+                    }
+                    spare.push(block);
+                }
                 Ok(BlockProgress::Paused) => waiting.push_back(block),
                 Err(fault) => self.faulted(block.linear, fault),
             }

@@ -1,7 +1,7 @@
 //! A GPU in software: PTX text in, results out, on CPU threads. It looks like a device of compute capability 8.0.
 //!
-//! What it does not do: compile to machine code, tensor core instructions (`mma`, `wmma`, `ldmatrix`), textures,
-//! clusters, linking of several modules. Whatever is not executed is refused by [`Module::load`], with its line.
+//! What it does not do: compile to machine code, sparse matrices (`mma.sp`), textures and surfaces, `alloca`, registers of
+//! 128 bits, clusters. Whatever is not executed is refused by [`Module::load`], with its line.
 //!
 //! ```text
 //!  PTX text ─ parse ─► syntax tree ─ lower ─► Program (dense instructions) ─ interp ─► results
@@ -53,12 +53,19 @@
 //! - Several launches may run at once, on any threads, on one memory.
 //! - Floats: `.rn` and directed roundings are exact. `.approx` functions are the host's, within 1 ulp or so of the true value
 //!   where the ISA allows more; results may differ from a GPU's in the last bits. Single-precision NaNs are 0x7fffffff.
-//! - Speed: 30 to 50 million warp instructions a second and core with AVX2, 10 million where each lane calls a function
-//!   of the host (`ex2`, `sin`); `tests/throughput.rs` measures it. A launch starts its worker threads only once it has run for some hundred microseconds.
+//! - A text may hold several units, each with its own `.version`: [`Module::load`] links them by `.visible`, `.weak`, `.common`
+//!   and `.extern`, and by `.alias`. Names without linkage stay apart.
+//! - Asynchronous copies (`cp.async`) are done when they are issued; cache hints and policies change nothing.
+//! - Tensor cores (`mma`, `wmma`): products of 16-bit floats and tf32 are exact; they and the summand are added in double
+//!   precision by ascending k and rounded once, to nearest even, where a GPU cuts partial sums in an order of its own. `f64` is a
+//!   chain of fused multiply-adds by ascending k. Fragments of `wmma` lie as those of `mma` do.
+//! - Speed: 80 to 100 million warp instructions a second and core with AVX2, 10 million where each lane calls a function
+//!   of the host (`sin`); `examples/throughput.rs` measures it. A launch starts its worker threads only once it has run for some hundred microseconds.
 //! - `%clock64` ticks at 1 GHz, `%smid` is the worker thread.
 //!
 //! Lock order: [`memory::Memory`]'s range lock, then [`heap::Heap`]'s or an output's own; nothing else is held together.
 
+pub mod check;
 pub mod code;
 pub mod device;
 pub mod error;

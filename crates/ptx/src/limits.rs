@@ -1,5 +1,7 @@
 //! Every bound of the crate, units last. Text and launches come from strangers: nothing grows without one of these.
 
+/// The latest PTX version that is read: what it has beyond the instructions known here is refused one by one.
+pub const PTX_VERSION_MAX: (u32, u32) = (9, 9);
 /// PTX text of one module.
 pub const PTX_BYTES_MAX: usize = 128 << 20;
 /// Depth of nested `{ }` in a function body and of nested initialiser lists.

@@ -5,9 +5,11 @@
 //! [`crate::launch`]); `map` and `unmap` take it for writing and so wait for the slice to end. Memory can therefore
 //! never vanish under a running access.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use parking_lot::{RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
+
+use crate::check::written::Written;
 
 /// Pages of the host, the granularity of `map`.
 pub const PAGE_BYTES: u64 = 4096;
@@ -46,6 +48,8 @@ struct Shared {
     /// Start of the area that modules take their variables from; ends with the window.
     internal: u64,
     inner: RwLock<Ranges>,
+    /// What of device memory holds something, once somebody wants to know.
+    written: OnceLock<Mutex<Written>>,
 }
 
 /// Mapped and registered ranges, sorted by address, disjoint.
@@ -124,6 +128,7 @@ impl Memory {
                 bytes,
                 internal,
                 inner: RwLock::default(),
+                written: OnceLock::new(),
             }),
         })
     }
@@ -163,6 +168,9 @@ impl Memory {
         ranges.check_free(address, address + bytes.next_multiple_of(PAGE_BYTES))?;
         protect(address, bytes, true)?;
         ranges.insert(range);
+        if let Some(mut written) = self.written() {
+            written.clear(address, bytes);
+        }
         Ok(())
     }
 
@@ -239,6 +247,7 @@ impl Memory {
         ranges.require(address, data.len() as u64)?;
         // SAFETY: mapped and writable while the lock is held.
         unsafe { std::ptr::copy(data.as_ptr(), address as *mut u8, data.len()) };
+        self.mark_written(address, data.len() as u64);
         Ok(())
     }
 
@@ -249,7 +258,28 @@ impl Memory {
         ranges.require(to, bytes)?;
         // SAFETY: both mapped while the lock is held; `copy` allows overlap.
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
+        if let Some(mut written) = self.written() {
+            match ranges.is_device(from) {
+                true => written.copy(to, from, bytes),
+                false => written.set(to, bytes),
+            }
+        }
         Ok(())
+    }
+
+    /// From now on knows which bytes were written: before anything is mapped.
+    pub fn track_writes(&self) {
+        self.shared.written.get_or_init(Mutex::default);
+    }
+
+    pub(crate) fn written(&self) -> Option<MutexGuard<'_, Written>> {
+        self.shared.written.get().map(Mutex::lock)
+    }
+
+    pub(crate) fn mark_written(&self, address: u64, bytes: u64) {
+        if let Some(mut written) = self.written() {
+            written.set(address, bytes);
+        }
     }
 
     /// Memory for the engine itself, at the lowest free place of the internal area.
@@ -306,6 +336,22 @@ impl Ranges {
         let after = self.ranges.partition_point(|r| r.start <= address);
         let range = self.ranges.get(after.checked_sub(1)?)?;
         (address < range.end).then_some((range.start, range.end))
+    }
+
+    /// Whether it was mapped by `map`: for a program to use, and without contents until they are written.
+    pub(crate) fn is_device(&self, address: u64) -> bool {
+        self.kind(address) == Some(Kind::Device)
+    }
+
+    /// Whether it is mapped or registered.
+    pub(crate) fn is_known(&self, address: u64) -> bool {
+        self.kind(address).is_some()
+    }
+
+    fn kind(&self, address: u64) -> Option<Kind> {
+        let after = self.ranges.partition_point(|r| r.start <= address);
+        let range = self.ranges.get(after.checked_sub(1)?)?;
+        (address < range.end).then_some(range.kind)
     }
 
     /// Fails unless all of the range is mapped; it may span neighbouring ranges.

@@ -1,10 +1,13 @@
 //! A loaded module: its program, and its variables in device memory.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::OnceLock};
 
+use crate::check::Sources;
 use crate::code::{FUNCTION_WINDOW, Program};
 use crate::error::Error;
+use crate::interp::Features;
 use crate::interp::lanes::{Lanes32, Lanes64};
+use crate::interp::step::Steps;
 use crate::lower::layout::Layout;
 use crate::lower::{self, Kernel};
 use crate::memory::Memory;
@@ -23,6 +26,9 @@ pub struct Global {
 #[derive(Debug)]
 pub struct Module {
     program: Program,
+    steps: Steps,
+    watched_steps: OnceLock<Steps>,
+    sources: Sources,
     consts32: Vec<Lanes32>,
     consts64: Vec<Lanes64>,
     kernels: Vec<Kernel>,
@@ -61,17 +67,13 @@ impl Module {
     ) -> Result<Self, Error> {
         let base = allocation.unwrap_or(0);
         let lowered = lower::lower(ptx, ast, layout, base)?;
-        let functions: HashMap<&str, u64> = lowered
-            .program
-            .functions
-            .iter()
-            .zip(FUNCTION_WINDOW..)
-            .map(|(f, address)| (f.name.as_str(), address))
-            .collect();
         layout.initialise(
             ast,
             base,
-            |name| functions.get(name).copied(),
+            |unit, name| {
+                let index = *lowered.functions.get(&(unit, name))?;
+                Some(FUNCTION_WINDOW | u64::from(index))
+            },
             |offset, bytes| Ok(memory.write(base + offset, bytes)?),
         )?;
         let mut globals: Vec<_> = layout
@@ -83,7 +85,8 @@ impl Module {
                 constant: symbol.space == parse::ast::Space::Const,
             })
             .collect();
-        globals.sort_by_key(|g| g.address);
+        globals.sort_by(|a, b| (a.address, &a.name).cmp(&(b.address, &b.name)));
+        globals.dedup_by(|a, b| a.address == b.address && a.name == b.name);
         let kernel_index = lowered
             .kernels
             .iter()
@@ -91,6 +94,9 @@ impl Module {
             .map(|(i, k)| (k.name.clone(), i))
             .collect();
         Ok(Module {
+            watched_steps: OnceLock::new(),
+            sources: Sources::new(ptx),
+            steps: Steps::new(&lowered.program, Features::detect()),
             consts32: lowered
                 .program
                 .consts32
@@ -111,6 +117,11 @@ impl Module {
             memory: memory.clone(),
             allocation,
         })
+    }
+
+    /// Runs with the instructions that every host of this architecture has, whatever more this one has.
+    pub fn use_baseline(&mut self) {
+        self.steps = Steps::new(&self.program, Features::Baseline);
     }
 
     pub fn kernels(&self) -> &[Kernel] {
@@ -149,6 +160,19 @@ impl Module {
 
     pub(crate) fn program(&self) -> &Program {
         &self.program
+    }
+
+    pub(crate) fn watched_steps(&self) -> &Steps {
+        self.watched_steps
+            .get_or_init(|| Steps::watched(&self.program, Features::detect()))
+    }
+
+    pub(crate) fn sources(&self) -> &Sources {
+        &self.sources
+    }
+
+    pub(crate) fn steps(&self) -> &Steps {
+        &self.steps
     }
 
     pub(crate) fn constants(&self) -> (&[Lanes32], &[Lanes64]) {

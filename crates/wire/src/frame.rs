@@ -26,7 +26,8 @@ pub struct RequestHeader {
 pub struct ReplyHeader {
     /// 0: the answer to `token`; else a note of that number.
     pub note: u16,
-    pub reserved: u16,
+    /// 1: the data of this answer has been written where its message asked for it, and is not here.
+    pub placed: u16,
     pub token: u32,
     /// The `CUresult` of the call answered. Where it is not 0, no reply follows, but a byte field with the reason.
     pub status: u32,
@@ -71,7 +72,7 @@ impl RequestHeader {
 impl ReplyHeader {
     pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {
         w.put(&self.note.to_le_bytes())?;
-        w.put(&self.reserved.to_le_bytes())?;
+        w.put(&self.placed.to_le_bytes())?;
         w.put(&self.token.to_le_bytes())?;
         w.put(&self.status.to_le_bytes())?;
         w.put(&self.lanes_before.to_le_bytes())
@@ -81,7 +82,7 @@ impl ReplyHeader {
         const NAME: &str = "a reply header";
         Ok(ReplyHeader {
             note: u16::from_le_bytes(r.take(NAME)?),
-            reserved: u16::from_le_bytes(r.take(NAME)?),
+            placed: u16::from_le_bytes(r.take(NAME)?),
             token: u32::from_le_bytes(r.take(NAME)?),
             status: u32::from_le_bytes(r.take(NAME)?),
             lanes_before: u32::from_le_bytes(r.take(NAME)?),
@@ -303,7 +304,7 @@ mod tests {
         let frame = |note: u16, status: u32, data_len: u32| {
             let header = ReplyHeader {
                 note,
-                reserved: 0,
+                placed: 0,
                 token: 7,
                 status,
                 lanes_before: 0,

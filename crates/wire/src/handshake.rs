@@ -69,9 +69,15 @@ pub struct ServerWelcome {
     pub session: u64,
     /// What the server's driver calls itself: 13000 is CUDA 13.0.
     pub driver_version: u32,
+    /// Its devices run PTX and no machine code: whoever compiles kernels for them must leave it at PTX.
+    #[serde(default)]
+    pub ptx_only: bool,
     /// The address range in which the client may place device memory. Empty for all but `Purpose::Session`.
     pub window_base: u64,
     pub window_bytes: u64,
+    /// Every allocation is to have memory of its own, to the byte, at an address that is not used again: the server finds accesses
+    /// beside and after it.
+    pub exact_memory: bool,
     pub devices: Vec<DeviceCard>,
 }
 

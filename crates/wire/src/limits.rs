@@ -10,6 +10,11 @@ pub const IMAGE_KEPT_BYTES_MIN: usize = 64 << 10;
 pub const RING_BYTES: usize = 8 << 20;
 /// The same over rdma, where each side locks two of them in memory.
 pub const RDMA_RING_BYTES: usize = 4 << 20;
+/// Memory of the program's or the GPU's that a session keeps registered with its adapter; what was not used for longest goes.
+pub const RDMA_REGISTERED_BYTES_MAX: u64 = 8 << 30;
+pub const RDMA_REGISTRATIONS_MAX: usize = 512;
+/// Pieces of memory, each for the data of one message, that a server has given to its client to write into.
+pub const RDMA_GRANTS: usize = 8;
 /// How long a rdma link that is dropped waits for the peer's device to take what was sent: as long as a device that loses some
 /// packets needs. A peer that is gone is not waited for.
 pub const RDMA_LINGER_MS_MAX: u64 = 2_000;
@@ -33,6 +38,9 @@ pub const LINGER_MS_MAX: u64 = 250;
 pub const SPIN_NS_MAX: u64 = 200_000;
 /// The same on a machine of one or two cores, where the peer may need this one.
 pub const SPIN_FEW_CORES_NS_MAX: u64 = 20_000;
+/// The same over rdma, whose peer is another machine's: some times what it takes to be woken by an adapter, which asks for two more
+/// requests and an interrupt.
+pub const SPIN_RDMA_NS_MAX: u64 = 1_000_000;
 /// Buffered bytes past which a tcp link sends without being asked.
 pub const TCP_SEND_BUFFER_BYTES: usize = 256 << 10;
 /// So many sends of a program's own threads, this far apart on average, wake the thread that sends for them, on a machine

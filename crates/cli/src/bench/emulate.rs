@@ -12,8 +12,13 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use clap::ValueEnum;
-use outboard_link::{Endpoint, Link, Listener, Receiver, Sender, Wait, connect};
-use outboard_wire::network::{Bandwidth, Network};
+use outboard_link::{
+    Bulk, Endpoint, Lasting, Link, Listener, RdmaUse, Receiver, Sender, Wait, connect,
+};
+use outboard_wire::{
+    limits::{PLACED_BYTES_MIN, RDMA_GRANTS},
+    network::{Bandwidth, Network},
+};
 use serde::Serialize;
 use tempfile::TempDir;
 
@@ -31,6 +36,8 @@ const OFF_SHARE_MAX: f64 = 0.02;
 const PING_BYTES: usize = 64;
 const WARM_UP_ROUND_TRIPS: usize = 20;
 const PATIENCE: Duration = Duration::from_secs(20);
+/// What is in front of the data of a copy.
+const BULK_HEAD_BYTES: usize = 36;
 /// A stream is cut into these, and goes on for so long over the network that it is sent over.
 const STREAM_FRAME_BYTES: usize = 256 << 10;
 const STREAM_FRAMES_MIN: u64 = 16;
@@ -441,23 +448,48 @@ fn sends(pair: Pair) -> anyhow::Result<f64> {
 pub(super) fn stream(pair: Pair, len: usize, frames: u64) -> anyhow::Result<f64> {
     let (_to_client, mut from_client) = pair.server.split();
     let (mut to_server, _from_server) = pair.client.split();
+    // Over rdma long data is sent as copies of pinned memory are: from where it lies, to memory that was given for it.
+    let is_bulk = to_server.registrar().is_some() && len >= PLACED_BYTES_MIN;
+    let data = vec![0; len];
+    let mut next = move || -> anyhow::Result<()> {
+        while is_bulk && from_client.granted() < RDMA_GRANTS && from_client.grant(None, len)? {}
+        let deadline = Wait::Until(Instant::now() + PATIENCE);
+        let frame = from_client.recv_placed(deadline, &mut |_, _| None)?;
+        frame.map(drop).context("a frame did not arrive in time")
+    };
     thread::scope(|scope| {
-        let sender = scope.spawn(move || -> Result<Sender, outboard_link::Error> {
+        let sender = scope.spawn(|| -> Result<Sender, outboard_link::Error> {
+            // SAFETY: kept until the thread has ended, and with it everything that was sent.
+            let memory = unsafe { Lasting::new(data.as_ptr().expose_provenance() as u64, len) };
+            let source = to_server
+                .registrar()
+                .and_then(|registrar| registrar.register(memory, RdmaUse::Source));
             for _ in 0..frames {
-                put(&mut to_server, len)?;
+                match is_bulk {
+                    false => put(&mut to_server, len)?,
+                    true => {
+                        let bulk = Bulk {
+                            data: &data,
+                            source: source.as_ref(),
+                            target: None,
+                        };
+                        to_server.send_bulk(&[&[0; BULK_HEAD_BYTES]], bulk)?;
+                    }
+                }
             }
+            to_server.wait_until_read()?;
             Ok(to_server)
         });
         let received = (|| {
-            take(&mut from_client)?;
+            next()?;
             let first = Instant::now();
             for _ in 1..frames {
-                take(&mut from_client)?;
+                next()?;
             }
             anyhow::Ok(first.elapsed())
         })();
         // A sender that nobody listens to any more is not to wait for it.
-        drop(from_client);
+        drop(next);
         let sent = sender.join().map_err(|_| anyhow!("the sender panicked"))?;
         let took = received?;
         drop(sent?);

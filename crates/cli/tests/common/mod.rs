@@ -299,8 +299,10 @@ fn welcome() -> ServerWelcome {
         release: env!("CARGO_PKG_VERSION").into(),
         session: 1,
         driver_version: 13_000,
+        ptx_only: false,
         window_base: 0,
         window_bytes: 0,
+        exact_memory: false,
         devices: vec![DeviceCard {
             name: "Test device".into(),
             memory_bytes: 8 << 30,
@@ -318,7 +320,7 @@ fn answer_pings(link: Link) {
         let mut header = [0; HEADER_BYTES];
         ReplyHeader {
             note: 0,
-            reserved: 0,
+            placed: 0,
             token,
             status: 0,
             lanes_before: 0,

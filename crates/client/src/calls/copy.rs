@@ -11,6 +11,7 @@ use outboard_api::{
     CUresult,
     cuda::{CUcontext, CUdeviceptr, CUstream},
 };
+use outboard_link::{RdmaTarget, RdmaUse};
 use outboard_wire::{
     limits::{CHUNK_BYTES_MAX, LANE_COPY_BYTES_MIN},
     messages,
@@ -148,6 +149,7 @@ impl Driver {
     ) -> Result<Arc<Group>, CUresult> {
         let pieces = bytes.div_ceil(CHUNK_BYTES_MAX);
         let group = Group::new(pieces);
+        let target = self.registered(dst as u64, bytes, RdmaUse::Target);
         let on_lanes = bytes >= LANE_COPY_BYTES_MIN && self.session.has_lanes();
         for index in 0..pieces {
             let offset = index * CHUNK_BYTES_MAX;
@@ -167,7 +169,18 @@ impl Driver {
                 len: len as u64,
                 stream: stream.wire(),
             };
-            if on_lanes {
+            if let Some(target) = &target {
+                let RdmaTarget { address, key } = target.target(address as u64);
+                let message = messages::CopyOutTo {
+                    src: message.src,
+                    len: message.len,
+                    stream: message.stream,
+                    to: address,
+                    key,
+                };
+                let sink = Sink::Memory(landing);
+                self.session.ask(wire_context(), &message, &group, sink)?;
+            } else if on_lanes {
                 self.session
                     .ask_for_lane(wire_context(), &message, &group, landing)?;
             } else {
@@ -295,6 +308,9 @@ impl Driver {
             }
             (Place::Device, Place::Pinned) => {
                 self.settle_pinned(stream)?;
+                if self.copy_in_registered(dst, src as *const u8, bytes, stream, wait)? {
+                    return Ok(());
+                }
                 self.copy_in(dst, src as *const u8, bytes, stream)
             }
             (Place::Device, _) => self.copy_in(dst, src as *const u8, bytes, stream),

@@ -1,13 +1,21 @@
 //! The linker: inputs travel as images do, the linked cubin comes back and is kept for as long as the program may look
 //! at it.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::{
+    ffi::{CStr, c_char, c_void},
+    sync::Arc,
+};
 
-use outboard_api::{CUresult, cuda::CUlinkState, enums::*};
+use outboard_api::{
+    CUresult,
+    cuda::{CUcontext, CUlinkState},
+    enums::*,
+};
+use outboard_image::{Image, raw::RawImage};
 use outboard_wire::{doc, limits::CHUNK_BYTES_MAX, messages};
 
 use super::{Done, module::Jit, module::read_file, put, put_optional};
-use crate::state::{Driver, driver};
+use crate::state::{Driver, Library, driver};
 
 /// The longest cubin that is believed.
 const CUBIN_BYTES_MAX: u64 = 4 << 30;
@@ -56,6 +64,20 @@ impl Driver {
         if input_type >= CU_JIT_NUM_INPUT_TYPES || image.is_empty() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
+        let (status, info, error) = self.add_input(link, input_type, image, name, jit)?;
+        self.write_link_logs(link, &info, &error);
+        status.ok()
+    }
+
+    /// Hands an input to the linker: its status, and its words of information and of error.
+    fn add_input(
+        &self,
+        link: u64,
+        input_type: u32,
+        image: &[u8],
+        name: &CStr,
+        jit: &Jit,
+    ) -> Result<(CUresult, Vec<u8>, Vec<u8>), CUresult> {
         let hash = self.offer_image(image)?;
         let options =
             doc::to_bytes(&jit.options).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
@@ -66,15 +88,13 @@ impl Driver {
             name: name.to_bytes(),
             options: &options,
         };
-        let (status, info, error) = self.call(&message, |reply| {
+        self.call(&message, |reply| {
             (
                 CUresult(reply.status),
                 reply.info_log.to_vec(),
                 reply.error_log.to_vec(),
             )
-        })?;
-        self.write_link_logs(link, &info, &error);
-        status.ok()
+        })
     }
 
     /// Nothing new leaves what earlier inputs had the linker say.
@@ -93,6 +113,68 @@ impl Driver {
         if let Some(known) = self.linked_image(link) {
             return Ok(known);
         }
+        let (hash, len) = self.link_finish(link, |_, info, error| {
+            self.write_link_logs(link, info, error);
+        })?;
+        let image = self.fetch_image(&hash, len)?;
+        if let Some(link) = self.links.lock().get_mut(&link) {
+            link.image.get_or_insert(image);
+        }
+        self.linked_image(link)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    /// Loads what a program points to. A relocatable build has containers for each of its object files too, which are
+    /// linked where the linked code has nothing for the GPU: with PTX alone, there is none.
+    pub(super) fn load_found(
+        &self,
+        found: &RawImage<'_>,
+        jit: &Jit,
+        context: Option<CUcontext>,
+    ) -> Result<Arc<Library>, CUresult> {
+        let is_linked = |bytes| Image::parse(bytes).is_ok_and(|image| !image.entries().is_empty());
+        if found.prelinked.is_empty() || is_linked(found.bytes) {
+            let loaded = self.load(found.bytes, jit, context);
+            let fits = !matches!(loaded, Err(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU));
+            if fits || found.prelinked.is_empty() {
+                return loaded;
+            }
+        }
+        let (hash, len) = self.link_objects(&found.prelinked, jit)?;
+        let number = self.libraries.mint();
+        let loaded = self.load_sent(number, &hash, len, jit)?;
+        self.keep(number, loaded, context)
+    }
+
+    /// Links the containers of a relocatable build; the server holds the result.
+    fn link_objects(&self, objects: &[&[u8]], jit: &Jit) -> Result<([u8; 32], u64), CUresult> {
+        let link = self.wire_link(self.create_link(Jit::default())?)?;
+        let linked = self.link_into(link, objects, jit);
+        self.submit(&messages::CuLinkDestroy { state: link })?;
+        linked
+    }
+
+    fn link_into(
+        &self,
+        link: u64,
+        objects: &[&[u8]],
+        jit: &Jit,
+    ) -> Result<([u8; 32], u64), CUresult> {
+        for object in objects {
+            let (status, info, error) =
+                self.add_input(link, CU_JIT_INPUT_FATBINARY, object, c"", &Jit::default())?;
+            jit.say(status, &info, &error);
+            status.ok()?;
+        }
+        self.link_finish(link, |status, info, error| jit.say(status, info, error))
+    }
+
+    /// The linked image's hash and length. `logs` gets the linker's words.
+    fn link_finish(
+        &self,
+        link: u64,
+        logs: impl FnOnce(CUresult, &[u8], &[u8]),
+    ) -> Result<([u8; 32], u64), CUresult> {
         let (status, hash, len, info, error) =
             self.call(&messages::LinkComplete { link }, |reply| {
                 (
@@ -103,15 +185,10 @@ impl Driver {
                     reply.error_log.to_vec(),
                 )
             })?;
-        self.write_link_logs(link, &info, &error);
+        logs(status, &info, &error);
         status.ok()?;
         let hash = hash.map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
-        let image = self.fetch_image(&hash, len)?;
-        if let Some(link) = self.links.lock().get_mut(&link) {
-            link.image.get_or_insert(image);
-        }
-        self.linked_image(link)
-            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+        Ok((hash, len))
     }
 
     fn linked_image(&self, link: u64) -> Option<(*mut c_void, usize)> {

@@ -3,7 +3,10 @@
 use std::{
     ffi::{CStr, OsStr, c_char, c_void},
     os::unix::ffi::OsStrExt as _,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use outboard_api::{
@@ -11,7 +14,7 @@ use outboard_api::{
     cuda::{CUcontext, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule},
     enums::*,
 };
-use outboard_image::raw;
+use outboard_image::raw::{self, RawImage};
 use outboard_wire::{
     doc::{self, JitOptions, LibraryCard},
     limits::{CHUNK_BYTES_MAX, IMAGE_KEPT_BYTES_MIN},
@@ -89,6 +92,14 @@ impl Jit {
         Ok(jit)
     }
 
+    /// Hands the JIT's words over, and says itself why an image is refused where the program asked for no words.
+    pub(super) fn say(&self, status: CUresult, info: &[u8], error: &[u8]) {
+        self.write_logs(info, error);
+        if status != CUresult::CUDA_SUCCESS && !error.is_empty() {
+            say_refused(status, String::from_utf8_lossy(error).trim_end(), self);
+        }
+    }
+
     /// Hands the JIT's words over.
     pub(crate) fn write_logs(&self, info: &[u8], error: &[u8]) {
         for (buffer, room, text) in [
@@ -125,7 +136,7 @@ fn say_refused(status: CUresult, said: &str, jit: &Jit) {
 }
 
 /// What the server says to a load.
-struct Loaded {
+pub(super) struct Loaded {
     status: CUresult,
     is_missing: bool,
     card: Option<LibraryCard>,
@@ -156,12 +167,12 @@ impl Driver {
     }
 
     /// Loads an image, for a module of the current context or for a library.
-    fn load(
+    pub(super) fn load(
         &self,
         image: &[u8],
         jit: &Jit,
         context: Option<CUcontext>,
-    ) -> Result<std::sync::Arc<Library>, CUresult> {
+    ) -> Result<Arc<Library>, CUresult> {
         let hash = *blake3::hash(image).as_bytes();
         let number = self.libraries.mint();
         // What no server keeps between sessions is sent along, the rest only where it is missed.
@@ -169,11 +180,20 @@ impl Driver {
         if is_sent {
             self.send_image(&hash, image)?;
         }
-        let mut loaded = self.load_sent(number, &hash, image.len(), jit)?;
+        let mut loaded = self.load_sent(number, &hash, image.len() as u64, jit)?;
         if loaded.is_missing && !is_sent {
             self.send_image(&hash, image)?;
-            loaded = self.load_sent(number, &hash, image.len(), jit)?;
+            loaded = self.load_sent(number, &hash, image.len() as u64, jit)?;
         }
+        self.keep(number, loaded, context)
+    }
+
+    pub(super) fn keep(
+        &self,
+        number: u64,
+        loaded: Loaded,
+        context: Option<CUcontext>,
+    ) -> Result<Arc<Library>, CUresult> {
         if loaded.is_missing {
             // Why it was not taken is a fault of its own, which a later call reports.
             return Err(CUresult::CUDA_ERROR_INVALID_IMAGE);
@@ -183,11 +203,11 @@ impl Driver {
         self.libraries.insert(number, card, context)
     }
 
-    fn load_sent(
+    pub(super) fn load_sent(
         &self,
         number: u64,
         hash: &[u8; 32],
-        len: usize,
+        len: u64,
         jit: &Jit,
     ) -> Result<Loaded, CUresult> {
         let options =
@@ -196,7 +216,7 @@ impl Driver {
             &messages::LibraryLoad {
                 library: number,
                 hash,
-                len: len as u64,
+                len,
                 options: &options,
             },
             |reply| {
@@ -207,11 +227,7 @@ impl Driver {
                         card: None,
                     };
                 }
-                jit.write_logs(&reply.info_log, &reply.error_log);
-                if reply.status != 0 && !reply.error_log.is_empty() {
-                    let said = String::from_utf8_lossy(&reply.error_log);
-                    say_refused(CUresult(reply.status), said.trim_end(), jit);
-                }
+                jit.say(CUresult(reply.status), &reply.info_log, &reply.error_log);
                 Loaded {
                     status: CUresult(reply.status),
                     is_missing: false,
@@ -260,17 +276,17 @@ impl Driver {
     }
 }
 
-/// The bytes of an image that a program points to.
+/// The image that a program points to.
 ///
 /// # Safety
 /// `image` is NULL or an image as the driver API describes it.
-unsafe fn image_bytes<'a>(image: *const c_void) -> Result<&'a [u8], CUresult> {
+unsafe fn find_image<'a>(image: *const c_void) -> Result<RawImage<'a>, CUresult> {
     if image.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     // SAFETY: the caller's promise.
     match unsafe { raw::locate(image) } {
-        Ok(found) => Ok(found.bytes),
+        Ok(found) => Ok(found),
         Err(error) => {
             log::debug(format_args!("module image: {error}"));
             Err(CUresult::CUDA_ERROR_INVALID_IMAGE)
@@ -291,11 +307,11 @@ pub(super) fn read_file(name: *const c_char) -> Result<Vec<u8>, CUresult> {
     })
 }
 
-unsafe fn load_module(module: *mut CUmodule, image: &[u8], jit: &Jit) -> Done {
+unsafe fn load_module(module: *mut CUmodule, image: &RawImage<'_>, jit: &Jit) -> Done {
     if module.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let library = driver()?.load(image, jit, Some(current_context()?))?;
+    let library = driver()?.load_found(image, jit, Some(current_context()?))?;
     // SAFETY: see the module's contract.
     unsafe { put(module, CUmodule(Kind::Module.tag(library.number) as usize)) }
 }
@@ -303,13 +319,13 @@ unsafe fn load_module(module: *mut CUmodule, image: &[u8], jit: &Jit) -> Done {
 pub(crate) unsafe fn cuModuleLoad(module: *mut CUmodule, name: *const c_char) -> Done {
     driver()?;
     // SAFETY: see the module's contract.
-    unsafe { load_module(module, &read_file(name)?, &Jit::default()) }
+    unsafe { load_module(module, &RawImage::whole(&read_file(name)?), &Jit::default()) }
 }
 
 pub(crate) unsafe fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> Done {
     driver()?;
     // SAFETY: see the module's contract.
-    unsafe { load_module(module, image_bytes(image)?, &Jit::default()) }
+    unsafe { load_module(module, &find_image(image)?, &Jit::default()) }
 }
 
 pub(crate) unsafe fn cuModuleLoadDataEx(
@@ -324,7 +340,7 @@ pub(crate) unsafe fn cuModuleLoadDataEx(
     unsafe {
         load_module(
             module,
-            image_bytes(image)?,
+            &find_image(image)?,
             &Jit::read(count, options, values)?,
         )
     }
@@ -500,11 +516,11 @@ pub(crate) unsafe fn cuLibraryGetModule(module: *mut CUmodule, library: CUlibrar
     unsafe { put(module, CUmodule(Kind::Module.tag(library.number) as usize)) }
 }
 
-unsafe fn load_library(library: *mut CUlibrary, image: &[u8], jit: &Jit) -> Done {
+unsafe fn load_library(library: *mut CUlibrary, image: &RawImage<'_>, jit: &Jit) -> Done {
     if library.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let loaded = driver()?.load(image, jit, None)?;
+    let loaded = driver()?.load_found(image, jit, None)?;
     // SAFETY: see the module's contract.
     unsafe {
         put(
@@ -530,7 +546,7 @@ pub(crate) unsafe fn cuLibraryLoadData(
     unsafe {
         load_library(
             library,
-            image_bytes(image)?,
+            &find_image(image)?,
             &Jit::read(jit_count, jit_options, jit_values)?,
         )
     }
@@ -551,7 +567,7 @@ pub(crate) unsafe fn cuLibraryLoadFromFile(
     unsafe {
         load_library(
             library,
-            &read_file(name)?,
+            &RawImage::whole(&read_file(name)?),
             &Jit::read(jit_count, jit_options, jit_values)?,
         )
     }

@@ -76,7 +76,7 @@ fn answer(token: u32, status: CUresult, len: usize) -> Vec<u8> {
     bytes.resize(4 + HEADER_BYTES, 0);
     let header = ReplyHeader {
         note: 0,
-        reserved: 0,
+        placed: 0,
         token,
         status: status.0,
         lanes_before: 0,

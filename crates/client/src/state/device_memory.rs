@@ -70,6 +70,8 @@ pub(crate) struct DeviceMemory {
     small: BTreeMap<u64, SmallChunk>,
     devices: Vec<Usage>,
     next_number: u64,
+    /// The server wants to see every allocation: [`ServerWelcome::exact_memory`].
+    exact: bool,
 }
 
 struct Usage {
@@ -147,6 +149,7 @@ impl DeviceMemory {
                 })
                 .collect(),
             next_number: 1,
+            exact: welcome.exact_memory,
         })
     }
 
@@ -163,6 +166,11 @@ impl DeviceMemory {
         if bytes == 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
+        if self.exact {
+            let chunk = self.take_exact(bytes, device)?;
+            self.insert(chunk.base, bytes, context, device, kind);
+            return Ok((chunk.base, Some(chunk)));
+        }
         if bytes <= SMALL_BYTES_MAX {
             return self.allocate_small(bytes, context, device, kind, completed);
         }
@@ -172,6 +180,22 @@ impl DeviceMemory {
         let chunk = self.take_chunk(rounded, device)?;
         self.insert(chunk.base, bytes, context, device, kind);
         Ok((chunk.base, Some(chunk)))
+    }
+
+    /// Just so many bytes, with a chunk of addresses behind them that belong to nobody.
+    fn take_exact(&mut self, bytes: u64, device: CUdevice) -> Result<Chunk, CUresult> {
+        let guarded = bytes
+            .checked_next_multiple_of(CHUNK_BYTES)
+            .and_then(|rounded| rounded.checked_add(CHUNK_BYTES))
+            .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        self.charge(device, bytes)?;
+        match self.window.take(guarded, CHUNK_BYTES) {
+            Some(base) => Ok(Chunk { base, bytes }),
+            None => {
+                self.refund(device, bytes);
+                Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+            }
+        }
     }
 
     fn allocate_small(
@@ -261,6 +285,12 @@ impl DeviceMemory {
             .filter(freeable)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         self.allocations.remove(&base);
+        if self.exact {
+            // Its addresses stay taken: whoever still uses them is found out.
+            let bytes = allocation.bytes;
+            self.refund(allocation.device, bytes);
+            return Ok((allocation, Some(Chunk { base, bytes })));
+        }
         let chunk = if allocation.bytes <= SMALL_BYTES_MAX {
             self.free_small(&allocation, sent)
         } else {
@@ -439,6 +469,10 @@ mod tests {
     const CONTEXT: CUcontext = CUcontext(1);
 
     fn memory(base: u64, quota: u64) -> DeviceMemory {
+        memory_of(base, quota, false)
+    }
+
+    fn memory_of(base: u64, quota: u64, exact: bool) -> DeviceMemory {
         let card = DeviceCard {
             quota_bytes: quota,
             ..DeviceCard::default()
@@ -447,11 +481,32 @@ mod tests {
             release: String::new(),
             session: 0,
             driver_version: 13000,
+            ptx_only: false,
             window_base: base,
             window_bytes: 1 << 30,
+            exact_memory: exact,
             devices: vec![card],
         };
         DeviceMemory::reserve(&welcome).expect("a free window")
+    }
+
+    #[test]
+    fn exact_allocations_have_guards_and_are_never_used_again() {
+        let mut m = memory_of(0x2180_0000_0000, 1 << 30, true);
+        let sizes = [100, 3 << 20];
+        let chunks = sizes.map(|bytes| {
+            let (base, chunk) = m.allocate(bytes, CONTEXT, 0, Kind::Plain, 0).expect("room");
+            assert_eq!(chunk, Some(Chunk { base, bytes }));
+            Chunk { base, bytes }
+        });
+        assert!(chunks[1].base >= chunks[0].base + 100 + CHUNK_BYTES);
+        assert_eq!(m.free_bytes(0), (1 << 30) - 100 - (3 << 20));
+        for chunk in chunks {
+            assert_eq!(m.free(chunk.base, 1).expect("live").1, Some(chunk));
+        }
+        assert_eq!(m.free_bytes(0), 1 << 30);
+        let (next, _) = m.allocate(100, CONTEXT, 0, Kind::Plain, 9).expect("room");
+        assert!(next > chunks[1].base);
     }
 
     #[test]

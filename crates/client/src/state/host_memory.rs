@@ -391,6 +391,7 @@ impl Driver {
         let range = host.ranges.remove(&base).ok_or(not_ours)?;
         PRIVATE.fetch_sub(usize::from(!range.shared), Ordering::AcqRel);
         drop(host);
+        self.session.forget(range.base, range.bytes);
         if range.shared || range.visible.load(Ordering::Acquire) {
             let start = base / PAGE_BYTES as u64 * PAGE_BYTES as u64;
             self.submit(&messages::HostUnmap { va: start })?;

@@ -11,6 +11,7 @@ mod host_memory;
 mod libraries;
 mod objects;
 mod pools;
+mod registered;
 mod slots;
 mod staging;
 mod streams;

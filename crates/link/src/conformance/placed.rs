@@ -43,6 +43,10 @@ impl Segment for Counted {
     fn bytes(&self) -> &[u8] {
         &self.bytes
     }
+
+    fn truncate(&mut self, len: usize) {
+        self.bytes.truncate(len);
+    }
 }
 
 impl Drop for Counted {

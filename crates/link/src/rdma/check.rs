@@ -54,6 +54,11 @@ pub(super) fn of_block(position: u64, state: u64) -> u64 {
     mix(position ^ K[2], state ^ K[3])
 }
 
+/// Of a grant.
+pub(super) fn of_grant(address: u64, bytes_and_key: u64, number: u64) -> u64 {
+    mix(of_block(address, bytes_and_key), number ^ K[1])
+}
+
 /// What the upper half of a header at `position` is.
 #[inline(always)]
 pub(super) fn tag(position: u64) -> u32 {

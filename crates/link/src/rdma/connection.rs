@@ -2,34 +2,30 @@
 //! with another thread; and what to do while there is nothing to read or no room to write.
 
 use std::{
-    net::{IpAddr, SocketAddr},
-    os::fd::OwnedFd,
+    collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use outboard_wire::limits::{
-    HANDSHAKE_MS_MAX, PEER_VANISHED_MS_MAX, RDMA_LINGER_MS_MAX, RDMA_RING_BYTES,
-};
-use rustix::{net::getsockname, rand::GetRandomFlags};
+use outboard_wire::limits::{HANDSHAKE_MS_MAX, PEER_VANISHED_MS_MAX, RDMA_LINGER_MS_MAX};
 
 use super::{
     RdmaOptions,
-    control::{CONTROL_BYTES, Control},
-    device::{Chosen, choose},
-    domain::{Access, Domain, Region},
+    bulk::Kept,
+    counts::RdmaCounts,
+    device::AckTimeout,
     endpoint::Endpoint,
-    error::{RdmaError, UNANSWERED_MS_MAX},
-    memory::Memory,
-    queue::{PSN_MASK, Queue, RdmaCounts, STALLED_MS_MAX},
-    ring::{Consumer, Found, Port, Producer, RING_BYTES_MIN},
-    setup::{self, Setup, Window},
+    grants::{Given, Granting},
+    long::Apart,
+    prepared::{Prepared, TO_CLIENT, TO_SERVER},
+    queue::{RETRIES, STALLED_MS_MAX},
+    registry::Registrar,
+    ring::{Consumer, Found, Port, Producer},
+    setup,
     shared::Shared,
 };
 use crate::{Error, Stream, Wait, spin::Spin, stream::deadline_after, sys, tcp::liveness::Watch};
 
-/// A page, which is what is registered anyway.
-const CONTROL_PAGE_BYTES: usize = 4096;
 /// How long a side sleeps before it looks whether the peer's host answers.
 const TICK: Duration = Duration::from_millis(100);
 /// How long a sleeping side relies on a device that says nothing: one that has nothing to send would never learn that what it
@@ -37,30 +33,15 @@ const TICK: Duration = Duration::from_millis(100);
 const HEARTBEAT: Duration = Duration::from_millis(5_000);
 const LINGER: Duration = Duration::from_millis(RDMA_LINGER_MS_MAX);
 
-/// Which way frames go: the index of a direction's queue and control words, on both sides.
-const TO_CLIENT: usize = 0;
-const TO_SERVER: usize = 1;
-
 const _: () = {
-    assert!(UNANSWERED_MS_MAX < STALLED_MS_MAX);
+    assert!(AckTimeout::ADAPTER.unanswered_ms(RETRIES) < STALLED_MS_MAX);
     assert!((HEARTBEAT.as_millis() as u64 + STALLED_MS_MAX) < PEER_VANISHED_MS_MAX);
-    assert!(2 * CONTROL_BYTES <= CONTROL_PAGE_BYTES);
-    assert!(RDMA_RING_BYTES.is_power_of_two() && RDMA_RING_BYTES >= RING_BYTES_MIN);
 };
 
 /// An established rdma link.
 pub struct Connection {
-    sender: Box<Sender>,
-    receiver: Box<Receiver>,
-}
-
-/// All that one side has before it knows of the other.
-pub(super) struct Prepared {
-    chosen: Chosen,
-    ring: Arc<Region>,
-    mirror: Arc<Region>,
-    control: Arc<Region>,
-    queues: [Queue; 2],
+    pub(super) sender: Box<Sender>,
+    pub(super) receiver: Box<Receiver>,
 }
 
 impl Connection {
@@ -102,153 +83,57 @@ impl Connection {
     }
 }
 
-impl Prepared {
-    pub(super) fn new(
-        stream: &Stream,
-        options: &RdmaOptions,
-        theirs: Option<&Setup>,
-    ) -> Result<Self, Error> {
-        let options = options
-            .with_environment()
-            .map_err(|reason| RdmaError::Options { reason })?;
-        let chosen = choose(
-            &options,
-            own_address(stream),
-            theirs.map(|theirs| theirs.gid),
-        )?;
-        if let Some(theirs) = theirs {
-            theirs.suits(&chosen)?;
-        }
-        let domain = Domain::new(&chosen.context)?;
-        let region = |bytes, access| {
-            let memory = Arc::new(Memory::new(bytes)?);
-            Ok::<_, Error>(Arc::new(Region::new(&domain, memory, access)?))
-        };
-        let ring = region(RDMA_RING_BYTES, Access::Write)?;
-        let mirror_bytes = theirs.map_or(RDMA_RING_BYTES, |theirs| theirs.ring.bytes as usize);
-        let mirror = region(mirror_bytes, Access::Local)?;
-        let control = region(CONTROL_PAGE_BYTES, Access::WriteAndRead)?;
-        let queue = || {
-            let regions = [&ring, &mirror, &control].map(Arc::clone);
-            Queue::new(&domain, &chosen, regions.into(), random()? & PSN_MASK)
-        };
-        let queues = [queue()?, queue()?];
-        Ok(Self {
-            chosen,
-            ring,
-            mirror,
-            control,
-            queues,
-        })
-    }
-
-    pub(super) fn setup(&self) -> Setup {
-        let window = |region: &Region, bytes| Window {
-            address: region.memory.address(),
-            bytes,
-            key: region.rkey,
-        };
-        Setup {
-            gid: self.chosen.gid,
-            lid: self.chosen.lid,
-            mtu: self.chosen.mtu,
-            partition: self.chosen.partition,
-            is_ethernet: self.chosen.is_ethernet,
-            queues: [&self.queues[0], &self.queues[1]].map(|queue| (queue.number(), queue.psn)),
-            ring: window(&self.ring, self.ring.memory.len() as u64),
-            control: window(&self.control, 2 * CONTROL_BYTES as u64),
-        }
-    }
-
-    pub(super) fn connect(&self, theirs: &Setup) -> Result<(), Error> {
-        theirs.suits(&self.chosen)?;
-        if theirs.ring.bytes != self.mirror.memory.len() as u64 {
-            return Err(Error::PeerMisbehaved {
-                what: "a ring of another size than ours",
-                got: theirs.ring.bytes,
-                allowed: self.mirror.memory.len() as u64,
-            });
-        }
-        for direction in [TO_CLIENT, TO_SERVER] {
-            self.queues[direction].connect(&self.chosen, &theirs.remote(direction))?;
-        }
-        Ok(())
-    }
-
-    fn finish(self, stream: Stream, theirs: &Setup, outgoing: usize) -> Result<Connection, Error> {
-        let shared = Arc::new(Shared::new(OwnedFd::from(stream))?);
-        let [to_client, to_server] = self.queues;
-        let (sending, receiving) = match outgoing {
-            TO_CLIENT => (to_client, to_server),
-            _ => (to_server, to_client),
-        };
-        let end = |queue, direction: usize, memory: &Arc<Region>| Endpoint {
-            queue,
-            memory: Arc::clone(memory),
-            control: Arc::clone(&self.control),
-            control_at: direction * CONTROL_BYTES,
-            remote_ring: theirs.ring,
-            remote_control: theirs.control,
-            shared: Arc::clone(&shared),
-        };
-        let words = |direction: usize| {
-            Control::new(Arc::clone(&self.control.memory), direction * CONTROL_BYTES)
-        };
-        let incoming = 1 - outgoing;
-        let mirror = Arc::clone(&self.mirror.memory);
-        let ring = Arc::clone(&self.ring.memory);
-        let producer = Producer::new(
-            end(sending, outgoing, &self.mirror),
-            words(outgoing),
-            mirror,
-        );
-        let consumer = Consumer::new(end(receiving, incoming, &self.ring), words(incoming), ring);
-        Ok(Connection {
-            sender: Box::new(Sender {
-                producer,
-                is_shut: false,
-                asleep: None,
-                spin: Spin::new(),
-                shared: Arc::clone(&shared),
-            }),
-            receiver: Box::new(Receiver {
-                consumer,
-                held: 0,
-                asleep: None,
-                broken: None,
-                spin: Spin::new(),
-                looked_at: Instant::now(),
-                watch: Watch::default(),
-                shared,
-            }),
-        })
-    }
-}
-
 /// The sending half of a rdma link. What every message calls is kept out of line: inlined beside the other links' it would cost
 /// those some instructions a message.
 pub struct Sender {
-    producer: Producer<Endpoint>,
-    is_shut: bool,
+    pub(super) producer: Producer<Endpoint>,
+    pub(super) is_shut: bool,
     /// When the consumer was told that this end sleeps, if it has not answered.
     asleep: Option<Instant>,
     spin: Spin,
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) registrar: Registrar,
+    /// What the peer granted.
+    pub(super) given: Given,
+    /// What the adapter may read still.
+    pub(super) kept: VecDeque<Kept>,
 }
 
 impl Sender {
+    pub(super) fn new(
+        producer: Producer<Endpoint>,
+        shared: Arc<Shared>,
+        registrar: Registrar,
+        given: Given,
+    ) -> Self {
+        Self {
+            producer,
+            is_shut: false,
+            asleep: None,
+            spin: Spin::remote(),
+            shared,
+            registrar,
+            given,
+            kept: VecDeque::new(),
+        }
+    }
+
     #[cold]
     pub(crate) fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
+        let at = self.place(len)?;
+        Ok(self.producer.reserve(at, len))
+    }
+
+    /// Where a frame of `len` bytes begins, once there is room for it.
+    #[inline]
+    pub(super) fn place(&mut self, len: usize) -> Result<u64, Error> {
         if self.is_shut || self.shared.is_closed() || self.producer.is_refused() {
             return Err(Error::Closed);
         }
-        let at = match self.producer.place(len)? {
-            Some(at) => at,
-            None => self
-                .wait_for_room(len)
-                .inspect_err(|_| self.is_shut = true)?,
-        };
-        Ok(self.producer.reserve(at, len))
+        match self.producer.place(len)? {
+            Some(at) => Ok(at),
+            None => self.wait_for_room(len).inspect_err(|_| self.is_shut = true),
+        }
     }
 
     #[cold]
@@ -268,7 +153,7 @@ impl Sender {
 
     /// What was not posted after an error must not follow later.
     #[inline]
-    fn after(&mut self, result: Result<(), Error>) -> Result<(), Error> {
+    pub(super) fn after(&mut self, result: Result<(), Error>) -> Result<(), Error> {
         result.inspect_err(|error| {
             self.is_shut |= !matches!(error, Error::Misuse(_));
         })
@@ -359,9 +244,9 @@ impl Receiver {
         range(&self.consumer.port.memory)
     }
 
-    pub(super) fn ring_window(&self) -> Window {
+    pub(super) fn ring_window(&self) -> setup::Window {
         let ring = &self.consumer.port.memory;
-        Window {
+        setup::Window {
             address: ring.memory.address(),
             bytes: ring.memory.len() as u64,
             key: ring.rkey,
@@ -370,7 +255,7 @@ impl Receiver {
 }
 
 #[cfg(test)]
-fn range(region: &Region) -> std::ops::Range<u64> {
+fn range(region: &super::domain::Region) -> std::ops::Range<u64> {
     let start = region.memory.address();
     start..start + region.memory.len() as u64
 }
@@ -383,7 +268,7 @@ impl Drop for Sender {
 
 /// The receiving half of a rdma link.
 pub struct Receiver {
-    consumer: Consumer<Endpoint>,
+    pub(super) consumer: Consumer<Endpoint>,
     /// What the frame handed out last occupies.
     held: u64,
     /// When the producer was told that this end sleeps, if nothing has come since.
@@ -394,11 +279,41 @@ pub struct Receiver {
     looked_at: Instant,
     watch: Watch,
     shared: Arc<Shared>,
+    pub(super) registrar: Registrar,
+    /// What this side granted.
+    pub(super) granting: Granting,
+    /// A frame whose data came apart, for who wants it in one piece.
+    pub(super) whole: Vec<u8>,
 }
 
 impl Receiver {
-    #[inline(never)]
-    pub(crate) fn recv(&mut self, wait: Wait) -> Result<Option<&[u8]>, Error> {
+    pub(super) fn new(
+        consumer: Consumer<Endpoint>,
+        shared: Arc<Shared>,
+        registrar: Registrar,
+        granting: Granting,
+    ) -> Self {
+        Self {
+            consumer,
+            held: 0,
+            asleep: None,
+            broken: None,
+            spin: Spin::remote(),
+            looked_at: Instant::now(),
+            watch: Watch::default(),
+            shared,
+            registrar,
+            granting,
+            whole: Vec::new(),
+        }
+    }
+
+    /// The next frame: where it lies, and what it says of data that lies elsewhere.
+    #[inline(always)]
+    pub(super) fn next(
+        &mut self,
+        wait: Wait,
+    ) -> Result<Option<(usize, usize, Option<Apart>)>, Error> {
         let held = std::mem::take(&mut self.held);
         if held > 0 {
             let taken = self.consumer.take(held);
@@ -415,13 +330,14 @@ impl Receiver {
             offset,
             len,
             footprint,
+            apart,
         } = found
         else {
             return Err(Error::Closed);
         };
         self.asleep = None;
         self.held = footprint;
-        Ok(Some(self.consumer.bytes(offset, len)))
+        Ok(Some((offset, len, apart)))
     }
 
     pub(crate) fn waker(&self) -> Waker {
@@ -569,22 +485,5 @@ fn again(error: &Error) -> Error {
             allowed: *allowed,
         },
         _ => Error::Closed,
-    }
-}
-
-fn own_address(stream: &Stream) -> Option<IpAddr> {
-    let address = SocketAddr::try_from(getsockname(stream).ok()?).ok()?;
-    Some(address.ip().to_canonical())
-}
-
-fn random() -> Result<u32, RdmaError> {
-    let mut bytes = [0; 4];
-    let got = rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty());
-    match got {
-        Ok(_) => Ok(u32::from_ne_bytes(bytes)),
-        Err(errno) => Err(RdmaError::Verbs {
-            doing: "asking the kernel for a random number",
-            errno: errno.raw_os_error(),
-        }),
     }
 }

@@ -8,7 +8,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{Ordering, fence},
+    atomic::{AtomicU64, Ordering, fence},
 };
 
 use super::{check, memory::Memory};
@@ -117,7 +117,7 @@ impl Control {
         })
     }
 
-    fn word(&self, place: usize, index: usize) -> &std::sync::atomic::AtomicU64 {
+    fn word(&self, place: usize, index: usize) -> &AtomicU64 {
         self.memory.word(self.at + place + 8 * index)
     }
 }

@@ -45,9 +45,37 @@ impl Drop for Context {
     }
 }
 
+/// How long a device waits for an acknowledgement before it sends again: 4.096 us * 2^this, up to four times that by the standard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AckTimeout(pub(super) u8);
+
+impl AckTimeout {
+    /// 67 ms: what is lost with nothing behind it is soon sent again.
+    pub(super) const ADAPTER: Self = Self(14);
+    /// 268 ms: a software device acknowledges when its processor comes to it, which a busy machine delays by half a second now
+    /// and then.
+    pub(super) const SOFTWARE: Self = Self(16);
+
+    /// By where the kernel has the device: what has no bus is software.
+    fn of(device: &str) -> Self {
+        let place = fs::canonicalize(format!("/sys/class/infiniband/{device}"));
+        match place.is_ok_and(|place| !place.starts_with("/sys/devices/virtual")) {
+            true => Self::ADAPTER,
+            false => Self::SOFTWARE,
+        }
+    }
+
+    /// After which a device gives its peer up that sends so often.
+    pub(super) const fn unanswered_ms(self, retries: u8) -> u64 {
+        const FACTOR_MAX: u64 = 4;
+        (retries as u64 + 1) * FACTOR_MAX * (4_096 << self.0) / 1_000_000
+    }
+}
+
 /// A device, and how it is used.
 pub(super) struct Chosen {
     pub(super) context: Arc<Context>,
+    pub(super) ack_timeout: AckTimeout,
     pub(super) port: u8,
     pub(super) lid: u16,
     pub(super) is_ethernet: bool,
@@ -253,21 +281,13 @@ fn use_of(
     let gids = gids(&context, name, port, count);
     let is_ethernet = attr.link_layer == IBV_LINK_LAYER_ETHERNET;
     let gid = match options.gid {
-        Some(index) => {
-            gids.iter()
-                .find(|gid| gid.index == index)
-                .ok_or_else(|| RdmaError::NoSuchGid {
-                    device: device.clone(),
-                    port,
-                    index,
-                    have: gids.iter().map(|gid| gid.index).collect(),
-                })?
-        }
-        None => preferred(&gids, ours, peer).ok_or_else(|| RdmaError::NoGid {
-            device: device.clone(),
-            port,
-        })?,
+        Some(index) => said(&gids, index, &device, port)?,
+        None => preferred(&gids, ours, peer),
     };
+    let gid = gid.ok_or_else(|| RdmaError::NoGid {
+        device: device.clone(),
+        port,
+    })?;
     let (pkey_index, partition) = partition(&context, port, attr.pkey_tbl_len, options.pkey)
         .ok_or_else(|| RdmaError::NoPartition {
             device: device.clone(),
@@ -276,6 +296,7 @@ fn use_of(
         })?;
     Ok(Chosen {
         context,
+        ack_timeout: AckTimeout::of(name),
         port,
         lid: attr.lid,
         is_ethernet,
@@ -316,6 +337,25 @@ fn gids(context: &Context, device: &str, port: u8, count: u8) -> Vec<Gid> {
             })
         })
         .collect()
+}
+
+/// The one that was asked for; `None` where there is none at all.
+fn said<'g>(
+    gids: &'g [Gid],
+    index: u8,
+    device: &str,
+    port: u8,
+) -> Result<Option<&'g Gid>, RdmaError> {
+    let found = gids.iter().find(|gid| gid.index == index);
+    match found.is_none() && !gids.is_empty() {
+        true => Err(RdmaError::NoSuchGid {
+            device: device.to_owned(),
+            port,
+            index,
+            have: gids.iter().map(|gid| gid.index).collect(),
+        }),
+        false => Ok(found),
+    }
 }
 
 /// The rule: what the tcp connection uses, else what is valid on any link, else the first; of these those that the peer's
@@ -406,6 +446,26 @@ mod tests {
             preferred(&table[..1], None, None).map(|gid| gid.index),
             Some(0)
         );
+    }
+
+    #[test]
+    fn a_gid_that_is_not_there_is_named_and_so_is_a_port_that_has_none() {
+        let table = [gid(0, "fe80::1", true), gid(3, "::ffff:10.0.0.1", true)];
+        assert_eq!(said(&table, 3, "d", 1).unwrap(), Some(&table[1]));
+        let error = said(&table, 7, "d", 1).unwrap_err().to_string();
+        assert!(
+            error.contains("port 1 of RDMA device d has no GID 7; it has [0, 3]"),
+            "{error}"
+        );
+        // Whichever is asked for.
+        assert_eq!(said(&[], 7, "d", 1).unwrap(), None);
+        assert_eq!(preferred(&[], None, None), None);
+    }
+
+    #[test]
+    fn what_is_not_known_to_be_an_adapter_is_waited_for_longer() {
+        assert_eq!(AckTimeout::of("no such device"), AckTimeout::SOFTWARE);
+        assert_eq!(AckTimeout::ADAPTER.unanswered_ms(7), 2_147);
     }
 
     #[test]

@@ -96,7 +96,7 @@ impl Region {
 }
 
 /// Bytes of a region, as the device names them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) address: u64,
     pub(super) len: u32,

@@ -7,7 +7,8 @@ use std::{
 
 use super::{
     control::{BLOCK_BYTES, LANDING, OWN, TOLD},
-    domain::Region,
+    domain::{Piece, Region},
+    grants::{GRANT_BYTES, OUR_GRANTS, TOLD_GRANTS},
     queue::{POSTED_MAX, Queue, Request, Verb},
     ring::{Op, Port},
     setup::Window,
@@ -18,8 +19,6 @@ use crate::Error;
 /// How long the device is asked again and again for room before the core is given away, and how long for at a time then.
 const ROOM_SPIN: Duration = Duration::from_micros(20);
 const ROOM_NAP: Duration = Duration::from_micros(50);
-/// How often the peer is looked at meanwhile.
-const ROOM_TICK: Duration = Duration::from_millis(100);
 
 pub(super) struct Endpoint {
     pub(super) queue: Queue,
@@ -51,16 +50,24 @@ impl Port for Endpoint {
         if !self.queue.has_room(ops.len()) {
             self.wait_for_room(ops.len())?;
         }
+        let woken = |request: Request| match wakes {
+            true => Request {
+                verb: Verb::WriteAndWake,
+                ..request
+            },
+            false => request,
+        };
+        if rest.is_empty() {
+            let request = woken(self.request(*first));
+            return self.queue.post(&[request], is_signalled, mark).map(drop);
+        }
         let mut requests = [self.request(*first); POSTED_MAX];
         for (request, op) in requests[1..].iter_mut().zip(rest) {
             *request = self.request(*op);
         }
-        if wakes {
-            requests[rest.len()].verb = Verb::WriteAndWake;
-        }
-        let count = ops.len();
-        self.queue.post(&requests[..count], is_signalled, mark)?;
-        Ok(())
+        requests[rest.len()] = woken(requests[rest.len()]);
+        let requests = &requests[..ops.len()];
+        self.queue.post(requests, is_signalled, mark).map(drop)
     }
 
     #[inline]
@@ -81,20 +88,37 @@ impl Endpoint {
     #[inline]
     fn request(&self, op: Op) -> Request {
         let at = self.control_at;
-        let control = self.remote_control;
+        let (ring, control) = (self.remote_ring, self.remote_control);
+        let write = |piece: Piece, remote: u64, rkey: u32| Request {
+            verb: Verb::Write,
+            piece,
+            remote,
+            rkey,
+        };
         match op {
-            Op::Ring { offset, len } => Request {
-                verb: Verb::Write,
-                piece: self.memory.piece(offset, len),
-                remote: self.remote_ring.address + offset as u64,
-                rkey: self.remote_ring.key,
-            },
-            Op::Tell => Request {
-                verb: Verb::Write,
-                piece: self.control.piece(at + OWN, BLOCK_BYTES),
-                remote: control.address + (at + TOLD) as u64,
-                rkey: control.key,
-            },
+            Op::Ring { offset, len } => write(
+                self.memory.piece(offset, len),
+                ring.address + offset as u64,
+                ring.key,
+            ),
+            Op::Fill { from, offset } => write(from, ring.address + offset as u64, ring.key),
+            Op::Place { offset, len, to } => {
+                write(self.memory.piece(offset, len), to.address, to.key)
+            }
+            Op::Carry { from, to } => write(from, to.address, to.key),
+            Op::Grant { index } => {
+                let at = index * GRANT_BYTES;
+                write(
+                    self.control.piece(OUR_GRANTS + at, GRANT_BYTES),
+                    control.address + (TOLD_GRANTS + at) as u64,
+                    control.key,
+                )
+            }
+            Op::Tell => write(
+                self.control.piece(at + OWN, BLOCK_BYTES),
+                control.address + (at + TOLD) as u64,
+                control.key,
+            ),
             Op::Look => Request {
                 verb: Verb::Read,
                 piece: self.control.piece(at + LANDING, BLOCK_BYTES),
@@ -108,28 +132,28 @@ impl Endpoint {
     #[cold]
     fn wait_for_room(&mut self, count: usize) -> Result<(), Error> {
         let start = Instant::now();
-        let mut looked = start;
         loop {
             self.queue.poll()?;
             if self.queue.has_room(count) {
                 return Ok(());
             }
-            if self.shared.is_closed() {
-                return Err(Error::Closed);
-            }
-            if start.elapsed() < ROOM_SPIN {
-                std::hint::spin_loop();
-                continue;
-            }
-            self.queue.check_progress(start)?;
-            std::thread::sleep(ROOM_NAP);
-            if looked.elapsed() >= ROOM_TICK {
-                looked = Instant::now();
-                if let Some(end) = self.shared.peer_end() {
-                    return Err(end);
-                }
-            }
+            self.wait_a_moment(start)?;
         }
+    }
+
+    /// Lets a moment pass for who has waited since `start` for something to complete; an error if that cannot be any more.
+    pub(super) fn wait_a_moment(&mut self, start: Instant) -> Result<(), Error> {
+        if self.shared.is_closed() {
+            return Err(Error::Closed);
+        }
+        if start.elapsed() < ROOM_SPIN {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        self.queue.check_progress(start)?;
+        std::thread::sleep(ROOM_NAP);
+        // A look is a system call, cheaper than the nap.
+        self.shared.peer_end().map_or(Ok(()), Err)
     }
 
     /// Sleeps until something completes; a receiver until a wake-up, too. The queue was armed before it was last looked at.

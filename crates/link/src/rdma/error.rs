@@ -4,9 +4,6 @@ use std::io;
 
 use crate::Error;
 
-/// After which a device gives its peer up, at most: seven times four times its timeout; see `queue.rs`.
-pub(super) const UNANSWERED_MS_MAX: u64 = 7 * 4 * 268;
-
 /// Why there is no RDMA link, or no longer one.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -103,13 +100,11 @@ pub enum RdmaError {
 }
 
 impl RdmaError {
-    /// What a failed connection means to a link: who does not answer has vanished, and a connection that only says that it is
+    /// What a failed connection means to a link: who does not answer, which takes so long, has vanished, and a connection that only says that it is
     /// over is closed.
-    pub(super) fn into_link_error(self) -> Error {
+    pub(super) fn into_link_error(self, unanswered_ms: u64) -> Error {
         match self {
-            Self::Unanswered { .. } => Error::Vanished {
-                ms: UNANSWERED_MS_MAX,
-            },
+            Self::Unanswered { .. } => Error::Vanished { ms: unanswered_ms },
             Self::Failed { status, .. } if status.is_empty() => Error::Closed,
             error => error.into(),
         }

@@ -10,6 +10,7 @@ use outboard_wire::limits::FRAME_BYTES_MAX;
 use super::{
     check,
     control::{CONTROL_BYTES, Control},
+    long::APART,
     memory::Memory,
     ring::{CHECKED_BYTES_MAX, Consumer, Found, HEADER_BYTES, Op, Port},
     setup::{self, SETUP_BYTES},
@@ -64,7 +65,8 @@ pub fn fuzz_ring(data: &[u8]) {
         let position = consumer.position();
         let offset = position as usize & (RING_BYTES - 1);
         let header = u64::from(len) | u64::from(check::tag(position)) << 32;
-        let covered = match len as usize {
+        // A length that says that there is data elsewhere is one still.
+        let covered = match (len & !APART) as usize {
             len @ 1..=CHECKED_BYTES_MAX => len.next_multiple_of(16),
             _ => 0,
         };
@@ -82,8 +84,10 @@ pub fn fuzz_ring(data: &[u8]) {
                 offset,
                 len,
                 footprint,
+                apart,
             }) => {
                 assert!((1..=FRAME_BYTES_MAX).contains(&len));
+                assert!(apart.is_none_or(|data| (1..=FRAME_BYTES_MAX).contains(&data.len)));
                 let bytes = consumer.bytes(offset, len);
                 // Touches every byte, so that one that is not there is found.
                 hint::black_box(

@@ -7,7 +7,8 @@ use std::{
 
 use super::{
     RdmaError, RdmaOptions,
-    connection::{Prepared, Receiver, Sender},
+    connection::{Receiver, Sender},
+    prepared::Prepared,
     ring::{CHECKED_BYTES_MAX, HEADER_BYTES},
     setup::{self, SETUP_BYTES},
 };
@@ -32,22 +33,22 @@ fn halves(link: Link) -> (Box<Sender>, Box<Receiver>) {
     }
 }
 
-type Halves = (Box<Sender>, Box<Receiver>);
+pub(super) type Halves = (Box<Sender>, Box<Receiver>);
 
-fn pair() -> (Halves, Halves) {
+pub(super) fn pair() -> (Halves, Halves) {
     let (server, client) = streams();
     let client = thread::spawn(move || client.into_link_client(soon()).unwrap());
     let server = server.into_link_server().unwrap();
     (halves(server), halves(client.join().unwrap()))
 }
 
-fn send(sender: &mut Sender, len: usize) {
+pub(super) fn send(sender: &mut Sender, len: usize) {
     sender.reserve(len).unwrap().fill(7);
     sender.commit(len).unwrap();
     sender.flush().unwrap();
 }
 
-fn expect(receiver: &mut Receiver, len: usize) {
+pub(super) fn expect(receiver: &mut Receiver, len: usize) {
     let frame = receiver.recv(Wait::Until(soon())).unwrap().unwrap();
     assert!(frame.len() == len && frame.iter().all(|&byte| byte == 7));
 }

@@ -1,5 +1,5 @@
-//! Memory that the peer's device may write: pages of its own, shared with forked children rather than copied for them, so
-//! that a fork never moves what a device has pinned.
+//! Memory that devices read and write. The link's own are pages shared with forked children rather than copied for them, so that
+//! a fork never moves what a device has pinned.
 
 use std::{
     ptr::{self, NonNull},
@@ -13,6 +13,7 @@ use crate::Error;
 pub(super) struct Memory {
     base: NonNull<u8>,
     len: usize,
+    is_owned: bool,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread; it is accessed through atomics, or through slices whose rules
@@ -31,7 +32,21 @@ impl Memory {
         let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, access, flags) }
             .map_err(Error::io(DOING))?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(Error::Misuse("mapped at address 0"))?;
-        Ok(Self { base, len })
+        Ok(Self {
+            base,
+            len,
+            is_owned: true,
+        })
+    }
+
+    /// Memory of somebody else's, for devices only: nothing here makes slices of it.
+    pub(super) fn elsewhere(address: u64, len: usize) -> Option<Self> {
+        let base = ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?);
+        Some(Self {
+            base: NonNull::new(base)?,
+            len,
+            is_owned: false,
+        })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -77,6 +92,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if !self.is_owned {
+            return;
+        }
         // SAFETY: mapped by `new`, and every reference into it borrows from `self`. An error would mean that it is not mapped.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }

@@ -15,6 +15,7 @@ use std::{
 
 use super::{
     abi::*,
+    counts::RdmaCounts,
     device::{Chosen, mtu_code},
     domain::{Domain, Piece, Region},
     error::RdmaError,
@@ -32,12 +33,10 @@ const INLINE_BYTES: u32 = 220;
 /// Requests of one doorbell.
 pub(super) const POSTED_MAX: usize = 16;
 
-/// Time until an unacknowledged packet is sent again: 4.096 us * 2^16 = 268 ms, up to four times that by the standard. A
-/// software device acknowledges when its processor comes to it, which a busy machine delays by half a second now and then.
-const ACK_TIMEOUT: u8 = 16;
-/// Times that it is: a peer that does not answer is given up after two to eight seconds. Not 7, which software RoCE takes
-/// for endless.
-const RETRIES: u8 = 6;
+/// How often a packet is sent again that nobody acknowledges; then an adapter gives its peer up. Software RoCE takes 7 for
+/// endless, and must: it counts every loss since the last acknowledgement, progress or not, and at a few percent of losses a
+/// long write has more than six. There [`check_progress`](Queue::check_progress) is what ends a wait.
+pub(super) const RETRIES: u8 = 7;
 /// How long a peer's device is left alone that has no request for a wake-up: 0.64 ms. Seven means for ever: such a device
 /// lives, and its process is watched otherwise.
 const NOT_READY_TIMER: u8 = 12;
@@ -76,20 +75,6 @@ pub(super) struct Remote {
     pub(super) mtu: u16,
 }
 
-/// What was counted since the connection was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RdmaCounts {
-    /// Work requests posted.
-    pub requests: u64,
-    /// Calls that posted them.
-    pub doorbells: u64,
-    /// Requests whose bytes travelled in the request itself.
-    pub inline: u64,
-    /// Wake-ups among them.
-    pub wakes: u64,
-}
-
 pub(super) struct Queue {
     qp: NonNull<ibv_qp>,
     cq: NonNull<ibv_cq>,
@@ -110,6 +95,8 @@ pub(super) struct Queue {
     progress_at: Option<Instant>,
     woken: u64,
     failed: Option<RdmaError>,
+    /// After which the device gives its peer up, at most.
+    unanswered_ms: u64,
     events: u32,
     counts: RdmaCounts,
 }
@@ -146,6 +133,7 @@ impl Queue {
             progress_at: None,
             woken: 0,
             failed: None,
+            unanswered_ms: chosen.ack_timeout.unanswered_ms(RETRIES),
             events: 0,
             counts: RdmaCounts::default(),
         };
@@ -216,7 +204,7 @@ impl Queue {
         let mut attr = ibv_qp_attr {
             qp_state: IBV_QPS_RTS,
             sq_psn: self.psn,
-            timeout: ACK_TIMEOUT,
+            timeout: chosen.ack_timeout.0,
             retry_cnt: RETRIES,
             rnr_retry: NOT_READY_RETRIES,
             max_rd_atomic: 1,
@@ -262,14 +250,29 @@ impl Queue {
         is_signalled: bool,
         mark: u64,
     ) -> Result<bool, Error> {
+        // A launch is one request: what it is described in is no larger than that.
+        match requests.len() {
+            1 => self.post_some::<1>(requests, is_signalled, mark),
+            _ => self.post_some::<POSTED_MAX>(requests, is_signalled, mark),
+        }
+    }
+
+    #[inline]
+    fn post_some<const ROOM: usize>(
+        &mut self,
+        requests: &[Request],
+        is_signalled: bool,
+        mark: u64,
+    ) -> Result<bool, Error> {
+        debug_assert!(requests.len() <= ROOM);
         debug_assert!(requests.len() <= POSTED_MAX && self.has_room(requests.len()));
         self.check()?;
         let Some(last) = requests.len().checked_sub(1) else {
             return Ok(false);
         };
         let is_signalled = is_signalled || self.unsignalled + requests.len() >= SIGNAL_EVERY;
-        let mut pieces = [ibv_sge::default(); POSTED_MAX];
-        let mut raw = [NOTHING; POSTED_MAX];
+        let mut pieces = [ibv_sge::default(); ROOM];
+        let mut raw = [NOTHING; ROOM];
         for (at, request) in requests.iter().enumerate() {
             let piece = request.piece;
             pieces[at] = ibv_sge {
@@ -352,6 +355,15 @@ impl Queue {
         self.counts
     }
 
+    pub(super) fn counts_mut(&mut self) -> &mut RdmaCounts {
+        &mut self.counts
+    }
+
+    /// Requests posted, and of these how many are known to have been done.
+    pub(super) fn progress(&self) -> (u64, u64) {
+        (self.posted, self.completed)
+    }
+
     /// Takes in what has completed. An error is that of the connection, which is of no further use.
     pub(super) fn poll(&mut self) -> Result<(), Error> {
         loop {
@@ -426,12 +438,13 @@ impl Queue {
     fn check(&self) -> Result<(), Error> {
         match &self.failed {
             None => Ok(()),
-            Some(error) => Err(error.clone().into_link_error()),
+            Some(error) => Err(error.clone().into_link_error(self.unanswered_ms)),
         }
     }
 
     fn fail(&mut self, error: RdmaError) -> Error {
-        self.failed.get_or_insert(error).clone().into_link_error()
+        let error = self.failed.get_or_insert(error).clone();
+        error.into_link_error(self.unanswered_ms)
     }
 
     fn post_receive(&self) -> Result<(), RdmaError> {

@@ -13,6 +13,8 @@
 //! is one write, in whatever order its bytes appear. Those of a long one are a write of their own, in front of the header's:
 //! adapters execute writes of one connection in order, and see to it that their effects appear so.
 //!
+//! The data of a long frame may come from elsewhere, or go elsewhere: `long.rs`.
+//!
 //! Credits cannot deadlock. The longest frame, what may be skipped in front of it, what the consumer holds and what it has
 //! taken without saying fit into a ring together: so a producer that waits for room always waits for frames that the consumer
 //! has not looked at, or for a word that is on its way.
@@ -24,7 +26,10 @@ use outboard_wire::limits::FRAME_BYTES_MAX;
 use super::{
     check,
     control::{Block, Control},
+    domain::Piece,
+    long::{APART, APART_BYTES, Apart},
     memory::Memory,
+    registry::RdmaTarget,
 };
 use crate::Error;
 
@@ -36,20 +41,20 @@ pub(super) const CHECKED_BYTES_MAX: usize = 1024;
 /// What waits to be posted leaves by itself when it is this much.
 const POST_BYTES_MIN: usize = 64 << 10;
 /// Writes that wait to be posted; a frame adds three at most.
-const WRITES_MAX: usize = 12;
+pub(super) const WRITES_MAX: usize = 12;
 
 /// In place of a length: the rest of the ring is empty; no frame follows.
-const SKIP: u32 = 0;
+pub(super) const SKIP: u32 = 0;
 const END: u32 = u32::MAX;
-
 /// The smallest ring that this file's reasoning holds for.
 pub(super) const RING_BYTES_MIN: usize = 4 << 20;
 
 const _: () = {
-    let longest = HEADER_BYTES + FRAME_BYTES_MAX.next_multiple_of(ALIGN);
+    let longest = HEADER_BYTES + FRAME_BYTES_MAX.next_multiple_of(ALIGN) + APART_BYTES + ALIGN;
     // Skipped, wanted, held, and an eighth that was not told; and the header that says the end.
     assert!(3 * longest + RING_BYTES_MIN / 8 + HEADER_BYTES <= RING_BYTES_MIN);
     assert!(CHECKED_BYTES_MAX.is_multiple_of(ALIGN));
+    assert!((FRAME_BYTES_MAX as u32) < APART);
 };
 
 /// What one end has done by the device.
@@ -61,6 +66,18 @@ pub(super) enum Op {
     Tell,
     /// The peer's block, to where it can be looked at.
     Look,
+    /// Registered memory to a place in the ring.
+    Fill { from: Piece, offset: usize },
+    /// Bytes of the mirror to memory of the peer's.
+    Place {
+        offset: usize,
+        len: usize,
+        to: RdmaTarget,
+    },
+    /// The same from registered memory.
+    Carry { from: Piece, to: RdmaTarget },
+    /// This entry of our table of grants, to the peer's.
+    Grant { index: usize },
 }
 
 /// The device's part: what is posted is carried out in order.
@@ -84,13 +101,13 @@ pub(super) struct Producer<P> {
     mirror: Arc<Memory>,
     capacity: u64,
     /// Behind the last frame that was committed.
-    position: u64,
+    pub(super) position: u64,
     consumed: u64,
     /// Where the reservation's frame begins, and the bytes it may have.
-    reserved: (u64, usize),
-    writes: [Op; WRITES_MAX],
-    waiting: usize,
-    waiting_bytes: usize,
+    pub(super) reserved: (u64, usize),
+    pub(super) writes: [Op; WRITES_MAX],
+    pub(super) waiting: usize,
+    pub(super) waiting_bytes: usize,
     unsignalled_bytes: usize,
 }
 
@@ -164,13 +181,18 @@ impl<P: Port> Producer<P> {
     /// Posts what was committed.
     #[inline]
     pub(super) fn flush(&mut self) -> Result<(), Error> {
+        self.post_waiting(false)
+    }
+
+    #[inline]
+    pub(super) fn post_waiting(&mut self, is_signalled: bool) -> Result<(), Error> {
         if self.waiting == 0 {
             return Ok(());
         }
         let count = std::mem::take(&mut self.waiting);
         self.unsignalled_bytes += std::mem::take(&mut self.waiting_bytes);
         // So that what is free of the mirror is known before all of it is in use.
-        let is_signalled = self.unsignalled_bytes as u64 >= self.capacity / 8;
+        let is_signalled = is_signalled || self.unsignalled_bytes as u64 >= self.capacity / 8;
         if is_signalled {
             self.unsignalled_bytes = 0;
         }
@@ -246,7 +268,7 @@ impl<P: Port> Producer<P> {
     }
 
     #[inline]
-    fn put_header(&mut self, position: u64, len: u32, covered: usize) {
+    pub(super) fn put_header(&mut self, position: u64, len: u32, covered: usize) {
         let header = u64::from(len) | u64::from(check::tag(position)) << 32;
         let offset = self.offset(position);
         let body = offset + HEADER_BYTES;
@@ -256,7 +278,7 @@ impl<P: Port> Producer<P> {
     }
 
     #[inline]
-    fn add(&mut self, offset: usize, len: usize) {
+    pub(super) fn add(&mut self, offset: usize, len: usize) {
         self.waiting_bytes += len;
         if let Some(Op::Ring { offset: last, len: last_len }) =
             self.waiting.checked_sub(1).map(|at| &mut self.writes[at])
@@ -272,7 +294,7 @@ impl<P: Port> Producer<P> {
     }
 
     #[inline]
-    fn offset(&self, position: u64) -> usize {
+    pub(super) fn offset(&self, position: u64) -> usize {
         (position & (self.capacity - 1)) as usize
     }
 }
@@ -282,11 +304,12 @@ impl<P: Port> Producer<P> {
 pub(super) enum Found {
     /// Nothing, or not all of it yet.
     Nothing,
-    /// A frame's bytes, and what it occupies.
+    /// A frame's bytes, what it occupies, and what is not in the ring of it.
     Frame {
         offset: usize,
         len: usize,
         footprint: u64,
+        apart: Option<Apart>,
     },
     /// No frame will come.
     End,
@@ -296,8 +319,8 @@ pub(super) enum Found {
 pub(super) struct Consumer<P> {
     pub(super) port: P,
     control: Control,
-    ring: Arc<Memory>,
-    capacity: u64,
+    pub(super) ring: Arc<Memory>,
+    pub(super) capacity: u64,
     position: u64,
     position_told: u64,
     is_finished: bool,
@@ -334,25 +357,28 @@ impl<P: Port> Consumer<P> {
                 return Ok(Found::Nothing);
             }
             let sum = self.ring.word(offset + 8).load(Ordering::Acquire);
-            let len = header as u32 as usize;
+            let said = header as u32;
+            let is_apart = said & APART != 0 && said != END;
+            let len = if is_apart { said & !APART } else { said } as usize;
             let footprint = HEADER_BYTES + len.next_multiple_of(ALIGN);
             let fits = len <= FRAME_BYTES_MAX && offset + footprint <= self.capacity as usize;
             if (1..=CHECKED_BYTES_MAX).contains(&len) && fits {
                 let body = offset + HEADER_BYTES;
                 let covered = footprint - HEADER_BYTES;
                 let whole = check::of_frame(self.position, header, &self.ring, body, covered);
-                return Ok(match sum == whole {
-                    true => self.frame(offset, len, footprint),
-                    false => Found::Nothing,
-                });
+                return match sum == whole {
+                    true if is_apart => self.frame_apart(offset, len, footprint),
+                    true => Ok(self.frame(offset, len, footprint)),
+                    false => Ok(Found::Nothing),
+                };
             }
             if sum != check::of_header(self.position, header) {
                 return Ok(Found::Nothing);
             }
-            match header as u32 {
+            match said {
                 SKIP if offset > 0 => self.take(self.capacity - offset as u64)?,
                 END => self.is_finished = true,
-                _ if fits && len > CHECKED_BYTES_MAX => {
+                _ if fits && len > CHECKED_BYTES_MAX && !is_apart => {
                     return Ok(self.frame(offset, len, footprint));
                 }
                 got => {
@@ -372,6 +398,7 @@ impl<P: Port> Consumer<P> {
             offset: offset + HEADER_BYTES,
             len,
             footprint: footprint as u64,
+            apart: None,
         }
     }
 
@@ -395,6 +422,12 @@ impl<P: Port> Consumer<P> {
         self.control.publish(self.position);
         let wakes = self.control.must_wake();
         self.port.post(&[Op::Tell], wakes, false, self.position)
+    }
+
+    /// Lets the producer know of the grant in this entry.
+    pub(super) fn grant(&mut self, index: usize) -> Result<(), Error> {
+        self.port
+            .post(&[Op::Grant { index }], false, false, self.position)
     }
 
     /// Tells the producer that nothing more will be taken.

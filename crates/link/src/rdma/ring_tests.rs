@@ -11,7 +11,10 @@ use std::{
 use super::{
     check,
     control::{BLOCK_BYTES, CONTROL_BYTES, Control, LANDING, OWN, TOLD},
+    domain::Piece,
+    long::{APART, Apart, Long, To},
     memory::Memory,
+    registry::RdmaTarget,
     ring::{ALIGN, CHECKED_BYTES_MAX, Consumer, Found, HEADER_BYTES, Op, Port, Producer},
 };
 use crate::{Error, conformance::random_numbers};
@@ -41,6 +44,18 @@ struct SimPort {
     /// The mirror and the ring, where this end has one; our control words and the peer's.
     ring: Option<(Arc<Memory>, Arc<Memory>)>,
     control: (Arc<Memory>, Arc<Memory>),
+    /// Registered memory, of either side.
+    elsewhere: Vec<Arc<Memory>>,
+}
+
+impl SimPort {
+    fn find(&self, address: u64) -> (&Arc<Memory>, usize) {
+        let holds = |memory: &&Arc<Memory>| {
+            (memory.address()..memory.address() + memory.len() as u64).contains(&address)
+        };
+        let memory = self.elsewhere.iter().find(holds).unwrap();
+        (memory, (address - memory.address()) as usize)
+    }
 }
 
 impl Port for SimPort {
@@ -54,6 +69,22 @@ impl Port for SimPort {
                 }
                 Op::Tell => ((ours, OWN), (theirs, TOLD), BLOCK_BYTES),
                 Op::Look => ((theirs, OWN), (ours, LANDING), BLOCK_BYTES),
+                Op::Fill { from, offset } => (
+                    self.find(from.address),
+                    (&self.ring.as_ref().unwrap().1, offset),
+                    from.len as usize,
+                ),
+                Op::Place { offset, len, to } => (
+                    (&self.ring.as_ref().unwrap().0, offset),
+                    self.find(to.address),
+                    len,
+                ),
+                Op::Carry { from, to } => (
+                    self.find(from.address),
+                    self.find(to.address),
+                    from.len as usize,
+                ),
+                Op::Grant { .. } => unreachable!("no grants here"),
             };
             self.wire.borrow_mut().posted.push_back(Job {
                 from: (Arc::clone(from.0), from.1),
@@ -129,6 +160,8 @@ struct World {
     to_producer: Rc<RefCell<Wire>>,
     ring: Arc<Memory>,
     producer_words: Arc<Memory>,
+    source: Arc<Memory>,
+    target: Arc<Memory>,
 }
 
 impl World {
@@ -136,6 +169,7 @@ impl World {
         let memory = |bytes| Arc::new(Memory::new(bytes).unwrap());
         let (mirror, ring) = (memory(RING_BYTES), memory(RING_BYTES));
         let (p, c) = (memory(CONTROL_BYTES), memory(CONTROL_BYTES));
+        let (source, target) = (memory(RING_BYTES), memory(RING_BYTES));
         let to_consumer = Rc::<RefCell<Wire>>::default();
         let to_producer = Rc::<RefCell<Wire>>::default();
         let producer = Producer::new(
@@ -143,6 +177,7 @@ impl World {
                 wire: Rc::clone(&to_consumer),
                 ring: Some((Arc::clone(&mirror), Arc::clone(&ring))),
                 control: (Arc::clone(&p), Arc::clone(&c)),
+                elsewhere: vec![Arc::clone(&source), Arc::clone(&target)],
             },
             Control::new(Arc::clone(&p), 0),
             mirror,
@@ -152,6 +187,7 @@ impl World {
                 wire: Rc::clone(&to_producer),
                 ring: None,
                 control: (Arc::clone(&c), Arc::clone(&p)),
+                elsewhere: Vec::new(),
             },
             Control::new(c, 0),
             Arc::clone(&ring),
@@ -163,6 +199,8 @@ impl World {
             to_producer,
             ring,
             producer_words: p,
+            source,
+            target,
         }
     }
 
@@ -188,6 +226,7 @@ impl World {
             offset,
             len: got,
             footprint,
+            apart: None,
         } = self.consumer.look().unwrap()
         else {
             return false;
@@ -257,6 +296,89 @@ fn frames_arrive_whole_and_in_order_however_their_bytes_do() {
             world.step(&mut random);
         }
         assert_eq!(world.consumer.look().unwrap(), Found::End);
+    }
+}
+
+/// Data that comes from elsewhere or goes elsewhere is there when its frame is, and is nowhere else.
+#[test]
+fn data_apart_from_its_frame_is_there_when_the_frame_is() {
+    const HEAD: usize = 36;
+    // As much as that may be on its way: places are used again.
+    const PLACES: u64 = 4;
+    let place = |number: u64| (number % PLACES) as usize * FRAME_BYTES;
+    for seed in 0..60 {
+        let mut random = random_numbers(4_000 + seed);
+        let mut world = World::new();
+        let mut longs: VecDeque<Long> = VecDeque::new();
+        let (mut sent, mut received, mut kinds) = (0u64, 0u64, [0; 6]);
+        while received < 120 {
+            match random() % 4 {
+                0 if sent < 120 && sent - received < PLACES => {
+                    let data = CHECKED_BYTES_MAX + 1 + random() as usize % (FRAME_BYTES - 2_000);
+                    let kind = random() as usize % 6;
+                    let to = RdmaTarget {
+                        address: world.target.address() + place(sent) as u64,
+                        key: 0,
+                    };
+                    let long = Long {
+                        head: HEAD,
+                        data,
+                        from: kind.is_multiple_of(2).then(|| Piece {
+                            address: world.source.address() + place(sent) as u64,
+                            len: data as u32,
+                            lkey: 0,
+                        }),
+                        to: [To::Ring, To::Granted(to), To::Named(to)][kind / 2],
+                    };
+                    if let Some(at) = world.producer.place(long.footprint()).unwrap() {
+                        let (head, room) = world.producer.reserve_long(at, &long);
+                        head.fill(sent as u8);
+                        match long.from {
+                            // SAFETY: nobody else has a slice of it, and the simulated device reads it later.
+                            Some(_) => fill(unsafe { world.source.room(place(sent), data) }, sent),
+                            None => fill(room, sent),
+                        }
+                        world.producer.commit_long(&long).unwrap();
+                        kinds[kind] += 1;
+                        longs.push_back(long);
+                        sent += 1;
+                    }
+                }
+                1 => {
+                    let Some(long) = longs.front() else { continue };
+                    let Found::Frame {
+                        offset,
+                        len,
+                        footprint,
+                        apart,
+                    } = world.consumer.look().unwrap()
+                    else {
+                        continue;
+                    };
+                    let mut expected = vec![0; long.data];
+                    fill(&mut expected, received);
+                    let is_granted = matches!(long.to, To::Granted(_));
+                    let said = (long.to != To::Ring).then_some(Apart {
+                        len: long.data,
+                        is_granted,
+                    });
+                    assert_eq!(apart, said, "frame {received}");
+                    let frame = world.consumer.bytes(offset, len);
+                    let (head, data) = frame.split_at(HEAD);
+                    let data = match apart {
+                        None => data,
+                        Some(_) => world.target.bytes(place(received), long.data),
+                    };
+                    assert!(head.iter().all(|&byte| byte == received as u8));
+                    assert!(data == expected, "data of frame {received}, seed {seed}");
+                    world.consumer.take(footprint).unwrap();
+                    longs.pop_front();
+                    received += 1;
+                }
+                _ => world.step(&mut random),
+            }
+        }
+        assert!(kinds.iter().all(|&count| count > 0), "{kinds:?}");
     }
 }
 
@@ -384,6 +506,25 @@ fn what_cannot_be_is_refused_or_not_believed() {
             matches!(error, Error::PeerMisbehaved { .. }),
             "{len}: {error}"
         );
+    }
+    // Data beside a frame of any length, or of none, and what it would replace in the ring.
+    for (lens, kind) in [
+        (0, 0),
+        (u64::from(u32::MAX), 0),
+        (1_000 | 16 << 32, 2),
+        (1_000 | 8 << 32, 0),
+        (1_000 | (RING_BYTES as u64) << 32, 1),
+    ] {
+        let mut world = World::new();
+        let header = 48 | u64::from(APART) | u64::from(check::tag(0)) << 32;
+        world.ring.word(HEADER_BYTES).store(lens, Ordering::Relaxed);
+        let second = world.ring.word(HEADER_BYTES + 8);
+        second.store(kind, Ordering::Relaxed);
+        let sum = check::of_frame(0, header, &world.ring, HEADER_BYTES, 48);
+        world.ring.word(8).store(sum, Ordering::Relaxed);
+        world.ring.word(0).store(header, Ordering::Relaxed);
+        let error = world.consumer.look().unwrap_err();
+        assert!(error.to_string().contains("data beside a frame"), "{error}");
     }
     // A long frame within its bounds is one, whatever it holds; a short one must agree with its bytes.
     let mut world = World::new();

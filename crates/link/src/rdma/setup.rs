@@ -12,9 +12,9 @@
 use std::time::Instant;
 
 use super::{
-    control::CONTROL_BYTES,
     device::{Chosen, is_v4},
     error::RdmaError,
+    prepared::CONTROL_PAGE_BYTES,
     queue::{PSN_MASK, Remote},
     ring::RING_BYTES_MIN,
 };
@@ -25,7 +25,7 @@ use outboard_wire::limits::RING_BYTES_MAX;
 /// "OUTBRDMA" in ASCII.
 const MAGIC: [u8; 8] = *b"OUTBRDMA";
 /// Changes with the message, the layout of the control words, or the ring's protocol.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const READY: [u8; 8] = *b"OUTRREDY";
 pub(super) const SETUP_BYTES: usize = 256;
 const REASON_BYTES_MAX: usize = 128;
@@ -194,7 +194,7 @@ pub(super) fn decode(bytes: &[u8; SETUP_BYTES]) -> Result<Setup, Error> {
     expect(
         "control words of that size",
         setup.control.bytes,
-        2 * CONTROL_BYTES as u64,
+        CONTROL_PAGE_BYTES as u64,
     )?;
     for window in [setup.ring, setup.control] {
         // Behind which no address would be.
@@ -291,7 +291,7 @@ pub(super) fn example() -> Setup {
         },
         control: Window {
             address: 0x7e00_0000_0000,
-            bytes: 2 * CONTROL_BYTES as u64,
+            bytes: CONTROL_PAGE_BYTES as u64,
             key: 0x22,
         },
     }
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn the_message_is_laid_out_as_it_always_was() {
         let bytes = encode(Ok(&example()));
-        assert_eq!(bytes[..16], *b"OUTBRDMA\x01\0\0\0\0\0\0\0");
+        assert_eq!(bytes[..16], *b"OUTBRDMA\x02\0\0\0\0\0\0\0");
         assert_eq!(bytes[16..24], [0xfe, 0x80, 0, 0, 0, 0, 0, 0]);
         assert_eq!(bytes[32..40], [9, 0, 0, 4, 0xff, 0x7f, 1, 0]);
         assert_eq!(bytes[40..48], [17, 0, 0, 0, 0x56, 0x34, 0x12, 0]);
@@ -336,7 +336,7 @@ mod tests {
     fn what_cannot_be_is_refused() {
         for (at, byte, what) in [
             (0, b'X', "of another kind"),
-            (8, 2, "of another version"),
+            (8, 1, "of another version"),
             (35, 3, "MTU"),
             (34, 1, "MTU"),
             (38, 2, "link layer"),

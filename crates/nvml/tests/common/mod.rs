@@ -135,8 +135,10 @@ fn serve(mut stream: Stream, shared: &Shared) {
         release: "test".into(),
         session: 1,
         driver_version: 13000,
+        ptx_only: false,
         window_base: 0,
         window_bytes: 0,
+        exact_memory: false,
         devices: Vec::new(),
     };
     let welcome = handshake::encode_welcome(&welcome).unwrap();
@@ -201,7 +203,7 @@ fn frame(token: u32, note: u16, status: u32, rest: &[u8]) -> Vec<u8> {
     let mut out = vec![0; HEADER_BYTES];
     let header = ReplyHeader {
         note,
-        reserved: 0,
+        placed: 0,
         token,
         status,
         lanes_before: 0,

@@ -5,8 +5,12 @@
 //! the running function or, with [`CONST`] set, into the module's table of splatted constants.
 
 mod operations;
+mod tensor;
+mod video;
 
 pub use self::operations::*;
+pub use self::tensor::*;
+pub use self::video::*;
 use crate::error::Position;
 
 /// Row of a register file; see the module's documentation.
@@ -45,6 +49,10 @@ pub struct Program {
     pub calls: Vec<Call>,
     /// Targets of `brx.idx`, as ranges of `targets`.
     pub targets: Vec<u32>,
+    /// Loads, stores and atomics that are volatile or have an ordering, ascending.
+    pub strong: Vec<u32>,
+    pub tensors: Vec<Tensor>,
+    pub videos: Vec<VideoInstruction>,
     /// Bytes of module-wide variables in shared memory, before each kernel's own.
     pub uses_heap: bool,
 }
@@ -400,6 +408,12 @@ pub enum Op {
         d: Pred,
         a: Row,
     },
+    /// `list` names in `Program::rows`: destination of 64 bits, count or parity, state, destination predicate.
+    Mbarrier {
+        op: Mbarrier,
+        list: u32,
+        mem: Mem,
+    },
     Fence,
     Bra {
         target: u32,
@@ -466,5 +480,38 @@ pub enum Op {
     ActiveMask {
         d: Row,
     },
+    /// One of [`Program::videos`].
+    Video {
+        index: u32,
+    },
+    /// One of [`Program::tensors`].
+    Tensor {
+        index: u32,
+    },
     Nop,
+}
+
+impl Op {
+    /// Whether it may do more than compute, load and store for the lanes of a mask: move, wait, end, be many at once.
+    pub fn is_control(&self) -> bool {
+        matches!(
+            self,
+            Op::Bra { .. }
+                | Op::BrxIdx { .. }
+                | Op::Call { .. }
+                | Op::Ret
+                | Op::Exit
+                | Op::Trap
+                | Op::Yield
+                | Op::Bar { .. }
+                | Op::WarpSync { .. }
+                | Op::Shfl { .. }
+                | Op::Vote { .. }
+                | Op::MatchAny { .. }
+                | Op::MatchAll { .. }
+                | Op::Redux { .. }
+                | Op::Tensor { .. }
+                | Op::Atom { .. }
+        )
+    }
 }

@@ -69,10 +69,15 @@ pub enum HalfOp {
     Add,
     Sub,
     Mul,
+    /// f16 alone.
+    MulFtz,
     Min,
     Max,
     MinNan,
     MaxNan,
+    /// Of the first operand.
+    Abs,
+    Neg,
 }
 
 /// u32 -> u32
@@ -113,6 +118,9 @@ pub enum Un32 {
     TanhBf16,
     Ex2Bf16x2,
     TanhBf16x2,
+    /// Of one half or two: subnormals become zero; clamped to [0, 1].
+    FlushF16,
+    SaturateF16,
 }
 
 /// (u32, u32, u32) -> u32
@@ -122,6 +130,9 @@ pub enum Tern32 {
     MadHiS,
     MadHiU,
     MadHiSatS,
+    Mad24HiSatS,
+    /// Position of the n-th set bit.
+    Fns,
     Mad24LoS,
     Mad24LoU,
     Mad24HiS,
@@ -165,6 +176,7 @@ pub enum BinF32 {
     Sub,
     Mul,
     Div,
+    DivApprox,
     Min,
     Max,
     MinNan,
@@ -443,6 +455,17 @@ pub enum AtomOp {
     Cas16,
 }
 
+/// Operations on barriers in shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mbarrier {
+    Init,
+    Invalidate,
+    Arrive,
+    ArriveDrop,
+    TestWait,
+    TestParity,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Special {
     Tid(u8),
@@ -469,7 +492,10 @@ pub enum Special {
     Envreg(u8),
     DynamicSharedBytes,
     TotalSharedBytes,
+    /// A special register that is zero here: performance counters, the fourth element of `%tid`.
     Zero,
+    /// The same, 64 bits wide.
+    Zero64,
     /// Offset of dynamic shared memory, which depends on the kernel.
     DynamicSharedStart,
 }
@@ -479,7 +505,7 @@ impl Special {
     pub fn is_wide(self) -> bool {
         matches!(
             self,
-            Special::GridId | Special::Clock64 | Special::GlobalTimer
+            Special::GridId | Special::Clock64 | Special::GlobalTimer | Special::Zero64
         )
     }
 }

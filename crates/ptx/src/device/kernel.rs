@@ -7,12 +7,13 @@ use std::sync::{
 
 use super::work::{Code, Launch};
 use crate::{
+    check::Checker,
     error::{Fault, FaultKind},
     heap::Heap,
-    launch::{self, LaunchError, STACK_BYTES_DEFAULT},
+    launch::{self, LaunchError, STACK_BYTES_DEFAULT, Stats},
     memory::Memory,
     module::Module,
-    printf::Fifo,
+    printf::{Fifo, Output as _},
 };
 
 /// Text that kernels have printed and nobody has taken yet; what is older is lost.
@@ -31,6 +32,14 @@ pub struct Machine {
     heap: OnceLock<Option<Heap>>,
     heap_bytes: AtomicU64,
     stack_bytes: AtomicU32,
+    watch: Option<Watch>,
+}
+
+/// How kernels are watched.
+struct Watch {
+    checker: Checker,
+    /// A launch with findings fails.
+    fail: bool,
 }
 
 impl Machine {
@@ -43,7 +52,17 @@ impl Machine {
             heap: OnceLock::new(),
             heap_bytes: AtomicU64::new(HEAP_BYTES_MIN),
             stack_bytes: AtomicU32::new(STACK_BYTES_DEFAULT),
+            watch: None,
         }
+    }
+
+    /// Kernels are watched; what is found is printed as if they had. `fail`: a launch with findings fails.
+    pub fn watched(mut self, checker: Checker, fail: bool) -> Machine {
+        if checker.checks.uninitialised {
+            self.memory.track_writes();
+        }
+        self.watch = Some(Watch { checker, fail });
+        self
     }
 
     /// Makes the heap of device-side `malloc` at least so large, if no kernel has used it yet.
@@ -134,10 +153,39 @@ impl Code for ModuleKernel {
             },
             cancel,
         };
-        match run.run() {
+        let result = match &machine.watch {
+            Some(watch) => watch.run(&run, &machine.printed),
+            None => run.run(),
+        };
+        match result {
             Ok(_) => Ok(()),
             Err(LaunchError::Fault(fault)) => Err(fault),
             Err(LaunchError::Refused(error)) => Err(self.refused(error.to_string())),
+        }
+    }
+}
+
+impl Watch {
+    fn run(&self, run: &launch::Launch<'_>, printed: &Fifo) -> Result<Stats, LaunchError> {
+        let before = self.checker.count();
+        let result = run.run_watched(&self.checker);
+        let reports = self.checker.take_reports();
+        for report in &reports {
+            printed.write(format!("========= {report}\n").as_bytes());
+        }
+        match (&result, reports.first()) {
+            (Ok(_), Some(first)) if self.fail => {
+                let more = self.checker.count() - before - 1;
+                let reason = format!("found by --check, {more} more: {first}");
+                Err(LaunchError::Fault(Fault {
+                    kind: FaultKind::Trap { reason },
+                    kernel: run.kernel.to_owned(),
+                    block: [0; 3],
+                    thread: [0; 3],
+                    line: 0,
+                }))
+            }
+            _ => result,
         }
     }
 }

@@ -70,6 +70,8 @@ impl Mapping {
             let _ = memory.unmap(self.address);
             return Err(MemoryError::OutOfMemory { bytes: self.bytes });
         }
+        // What it holds from before is not known.
+        memory.mark_written(self.address, self.bytes);
         Ok(())
     }
 }

@@ -13,6 +13,11 @@ use crate::memory::Ranges;
 /// Instructions of one warp before the next of the block gets its turn.
 const WARP_TURN: u64 = 16_384;
 
+/// The most where the order is drawn from a seed.
+const SEEDED_TURN: usize = 8;
+/// Turns without progress after which no warp can go on, for each warp: where a seed chooses, all had one by then as good as surely.
+const SEEDED_IDLE_TURNS: usize = 64;
+
 /// State of one of the block's barriers.
 #[derive(Clone, Default)]
 struct Barrier {
@@ -24,6 +29,8 @@ struct Barrier {
     waiting: bool,
     votes: u32,
     all: bool,
+    /// Who came first: its thread, and the instruction.
+    first: Option<(u32, u32)>,
 }
 
 #[derive(Default)]
@@ -108,9 +115,14 @@ impl Block {
             if *budget == 0 {
                 return Ok(BlockProgress::Paused);
             }
+            let dice = env.watch.and_then(|watch| watch.dice.as_ref());
+            if let Some(dice) = dice {
+                self.next = dice.below(self.barriers.warps);
+            }
             let warp = &mut self.warps[self.next];
             self.next = (self.next + 1) % self.barriers.warps;
-            let granted = WARP_TURN.min(*budget);
+            let turn = dice.map_or(WARP_TURN, |dice| 1 + dice.below(SEEDED_TURN) as u64);
+            let granted = turn.min(*budget);
             let mut fuel = granted;
             let mut turn = Turn {
                 env,
@@ -130,7 +142,7 @@ impl Block {
                 Ok(progress) => progress,
                 Err(stopped) => return Err(self.fault(env, stopped)),
             };
-            let released = self.barriers.release(env, &mut self.warps);
+            let released = self.barriers.release(env, &mut self.warps, self.linear);
             idle = if moved || released || progress == Progress::Paused {
                 0
             } else {
@@ -139,7 +151,8 @@ impl Block {
             if progress == Progress::Exited && self.warps.iter().all(|w| w.groups.is_empty()) {
                 return Ok(BlockProgress::Finished);
             }
-            if idle > self.warps.len() {
+            let idle_max = if dice.is_some() { SEEDED_IDLE_TURNS } else { 1 } * self.warps.len();
+            if idle > idle_max {
                 return Err(self.deadlock(env));
             }
         }
@@ -188,6 +201,7 @@ impl Barriers {
     /// Counts a group in.
     pub(crate) fn arrive(
         &mut self,
+        (env, block): (&Env<'_>, [u32; 3]),
         arrival: &Arrival,
         warp: &Warp,
         group: &Group,
@@ -220,6 +234,19 @@ impl Barriers {
         if warp.live & !before != 0 && warp.live & !*arrived == 0 {
             barrier.threads += 32 - warp.live.count_ones();
         }
+        if let Some(watch) = env.watch
+            && arrival.count == 0
+        {
+            // The group stands behind the barrier already.
+            let here = (
+                warp.index * 32 + group.mask.trailing_zeros(),
+                group.pc.wrapping_sub(1),
+            );
+            let first = *barrier.first.get_or_insert(here);
+            if first.1 != here.1 {
+                watch.barriers_differ(env.linear(block), first, here);
+            }
+        }
         barrier.expected = arrival.count;
         barrier.waiting |= arrival.kind != BarKind::Arrive;
         barrier.votes += arrival.votes.count_ones();
@@ -228,7 +255,7 @@ impl Barriers {
     }
 
     /// Lets those go whose barrier is complete. Says whether there were any.
-    fn release(&mut self, env: &Env<'_>, warps: &mut [Warp]) -> bool {
+    fn release(&mut self, env: &Env<'_>, warps: &mut [Warp], block: u64) -> bool {
         let mut any = false;
         for (id, barrier) in self.barriers.iter_mut().enumerate() {
             if barrier.arrived.is_empty() {
@@ -247,6 +274,9 @@ impl Barriers {
                 continue;
             }
             any = true;
+            if let Some(watch) = env.watch {
+                watch.barrier(block);
+            }
             for warp in warps.iter_mut() {
                 for i in 0..warp.groups.len() {
                     let group = warp.groups[i];

@@ -117,7 +117,8 @@ impl Files {
             (Test::Infinite, c) => c == FpCategory::Infinite,
             (Test::Number, c) => c != FpCategory::Nan,
             (Test::NotANumber, c) => c == FpCategory::Nan,
-            (Test::Normal, c) => c == FpCategory::Normal,
+            // Zero counts as normal (PTX ISA 9.7.3, testp).
+            (Test::Normal, c) => matches!(c, FpCategory::Normal | FpCategory::Zero),
             (Test::Subnormal, c) => c == FpCategory::Subnormal,
         });
         self.set_pred(d, mask, value);

@@ -52,8 +52,10 @@ impl Files {
         };
         let convert = |l: usize| {
             let bits = source(l);
-            if cvt.from.is_float() {
-                from_float(cvt, float_value(cvt.from, bits, cvt.ftz), bits)
+            if cvt.from.is_float() && cvt.to.is_float() && is_nan(cvt.from, bits) {
+                converted_nan(cvt, bits)
+            } else if cvt.from.is_float() {
+                from_float(cvt, float_value(cvt.from, bits, cvt.ftz))
             } else {
                 from_integer(cvt, integer_value(cvt.from, bits))
             }
@@ -95,11 +97,12 @@ impl Files {
         self.each32(d, mask, |l| {
             let bits = a[l];
             // Half of the last kept bit added to the magnitude: ties go away from zero.
-            if f32::from_bits(bits).is_finite() {
-                bits.wrapping_add(1 << 12) & !0x1fff
+            let half = if f32::from_bits(bits).is_finite() {
+                1 << 12
             } else {
-                bits
-            }
+                0
+            };
+            bits.wrapping_add(half) & !0x1fff
         });
     }
 }
@@ -114,6 +117,50 @@ fn integer_value(ty: CvtType, bits: u64) -> i128 {
         CvtType::S32 => (bits as i32).into(),
         CvtType::U64 => bits.into(),
         _ => (bits as i64).into(),
+    }
+}
+
+fn is_nan(ty: CvtType, bits: u64) -> bool {
+    match ty {
+        CvtType::F16 => bits & 0x7fff > 0x7c00,
+        CvtType::Bf16 => bits & 0x7fff > 0x7f80,
+        CvtType::F32 => f32::from_bits(bits as u32).is_nan(),
+        _ => f64::from_bits(bits).is_nan(),
+    }
+}
+
+/// What becomes of a NaN. PTX says it for `.sat` and leaves the rest open: sign and payload stay where an H200 keeps them.
+fn converted_nan(cvt: Cvt, bits: u64) -> u64 {
+    const QUIET: u64 = 1 << 51;
+    let one: u64 = match cvt.to {
+        CvtType::F16 | CvtType::Bf16 => 0x7fff,
+        CvtType::F32 => 0x7fff_ffff,
+        _ => 0x7fff_ffff_e000_0000,
+    };
+    if cvt.sat {
+        return 0;
+    }
+    // The top of the payload, made quiet, with the sign.
+    let narrowed = |exponent_and_mantissa: u32, mantissa: u32| {
+        let width = exponent_and_mantissa + 1;
+        (bits >> 63) << (width - 1)
+            | ((1 << (exponent_and_mantissa - mantissa)) - 1) << mantissa
+            | (bits | QUIET) << 12 >> (64 - mantissa)
+    };
+    match (cvt.from, cvt.to) {
+        (CvtType::F32, CvtType::F32) if !cvt.integral && !cvt.ftz => bits,
+        (CvtType::F64, CvtType::F64) if cvt.integral => bits | QUIET,
+        (CvtType::F64, CvtType::F64) => bits,
+        (CvtType::F64, CvtType::F32) => narrowed(31, 23),
+        (CvtType::F64, CvtType::F16) => narrowed(15, 10),
+        (CvtType::F32, CvtType::F64) if !cvt.ftz => {
+            f64::from(f32::from_bits(bits as u32)).to_bits() | QUIET
+        }
+        (CvtType::F16, CvtType::F64) => {
+            (bits >> 15 & 1) << 63 | 0x7ff << 52 | (bits & 0x3ff) << 42 | QUIET
+        }
+        (CvtType::Bf16, CvtType::F32) => bits << 16,
+        _ => one,
     }
 }
 
@@ -212,26 +259,13 @@ fn round_integral(value: f64, rounding: Rounding) -> f64 {
     }
 }
 
-fn from_float(cvt: Cvt, value: f64, bits: u64) -> u64 {
+fn from_float(cvt: Cvt, value: f64) -> u64 {
     if cvt.to.is_float() {
         let value = if cvt.integral {
             round_integral(value, cvt.rounding)
         } else {
             value
         };
-        // Same type and nothing to round: NaN payloads survive.
-        if cvt.from == cvt.to
-            && !cvt.sat
-            && !cvt.relu
-            && !cvt.ftz
-            && (value.is_nan() || !cvt.integral)
-        {
-            return if cvt.to == CvtType::F32 && value.is_nan() {
-                0x7fff_ffff
-            } else {
-                bits
-            };
-        }
         return float_bits(
             Cvt {
                 rounding: if cvt.integral {
@@ -278,8 +312,9 @@ fn float_bits(cvt: Cvt, value: f64) -> u64 {
         CvtType::Bf16 => Bf16::from_f64(value, cvt.rounding).into(),
         CvtType::F32 => {
             let bits = narrow(value, 23, 8, cvt.rounding).unwrap_or(0x7fff_ffff);
-            let bits = if cvt.ftz {
-                flush(f32::from_bits(bits)).to_bits()
+            // What only rounds to a normal number is flushed too, as on an H200.
+            let bits = if cvt.ftz && value.abs() < f64::from(f32::MIN_POSITIVE) {
+                bits & 0x8000_0000
             } else {
                 bits
             };

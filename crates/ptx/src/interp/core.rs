@@ -1,10 +1,11 @@
 //! The dispatch loop.
 
+use super::Env;
 use super::lanes::Files;
 use super::memory::RangeCache;
+use super::step::Kind;
 use super::warp::{Group, State, Storage};
-use super::{Env, Features};
-use crate::code::{BarKind, Code, Guard, Op, Program, Row, SINK, SINK_PRED};
+use crate::code::{BarKind, CONST, Guard, Op, Program, Row, SINK, SINK_PRED};
 use crate::error::FaultKind;
 use crate::memory::Ranges;
 
@@ -85,175 +86,159 @@ pub(crate) fn run_group(
     limit: u32,
     fuel: &mut u64,
 ) -> Result<Event, Stop> {
-    match core.env.features {
-        Features::Baseline => dispatch(core, group, others, limit, fuel),
-        // SAFETY: `Features::detect` found these instruction sets.
-        #[cfg(target_arch = "x86_64")]
-        Features::Avx2 => unsafe { dispatch_avx2(core, group, others, limit, fuel) },
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-fn dispatch_avx2(
-    core: &mut Core<'_>,
-    group: &mut Group,
-    others: &mut Vec<Group>,
-    limit: u32,
-    fuel: &mut u64,
-) -> Result<Event, Stop> {
-    dispatch(core, group, others, limit, fuel)
-}
-
-#[inline(always)]
-fn dispatch(
-    core: &mut Core<'_>,
-    group: &mut Group,
-    others: &mut Vec<Group>,
-    limit: u32,
-    fuel: &mut u64,
-) -> Result<Event, Stop> {
-    let code: &[Code] = &core.program.code;
+    let steps = &core.env.steps.list[..];
+    let active = group.mask;
     let mut pc = group.pc;
-    loop {
-        if *fuel == 0 {
-            group.pc = pc;
-            return Ok(Event::Fuel);
+    let mut left = *fuel;
+    let event = loop {
+        if left == 0 {
+            break Event::Fuel;
         }
-        *fuel -= 1;
-        let instruction = &code[pc as usize];
-        let guard = instruction.guard;
-        let mut mask = group.mask;
-        if guard != Guard::ALWAYS {
-            mask &= core.files.pred(guard.pred, guard.negated);
-            if mask == 0 {
-                pc += 1;
-                if pc >= limit {
-                    group.pc = pc;
-                    return Ok(Event::Reschedule);
-                }
-                continue;
-            }
+        left -= 1;
+        let step = &steps[pc as usize];
+        let mut mask = active;
+        if step.guard != Guard::ALWAYS {
+            mask &= core.files.pred(step.guard.pred, step.guard.negated);
         }
         core.pc = pc;
-        match instruction.op {
-            Op::Bra { target } => {
-                if mask != group.mask {
-                    group.split(others, mask, target, pc + 1);
-                    return Ok(Event::Reschedule);
-                }
-                pc = target;
-            }
-            Op::BrxIdx {
-                index,
-                first,
-                count,
-            } => {
-                group.pc = pc;
-                group.peel(others, mask);
-                core.indirect_branch(group, others, index, first, count)?;
-                return Ok(Event::Reschedule);
-            }
-            Op::Call { call } => {
-                group.pc = pc;
-                group.peel(others, mask);
-                core.call(group, others, call)?;
-                return Ok(Event::Reschedule);
-            }
-            Op::Ret if group.frame.depth > 0 => {
-                group.pc = pc;
-                group.peel(others, mask);
-                core.ret(group, others);
-                return Ok(Event::Reschedule);
-            }
-            Op::Ret | Op::Exit => {
-                core.live &= !mask;
-                group.mask &= !mask;
-                group.pc = pc + 1;
-                return Ok(if group.mask == 0 {
-                    Event::Gone
-                } else {
-                    Event::Reschedule
-                });
-            }
-            Op::Trap => {
-                let reason = "trap instruction executed".into();
-                return Err(Trouble::at_lane(
-                    FaultKind::Trap { reason },
-                    mask.trailing_zeros() as usize,
-                ));
-            }
-            Op::Yield => {
-                group.pc = pc + 1;
-                *fuel = 0;
-                return Ok(Event::Fuel);
-            }
-            Op::Bar {
-                kind,
-                id,
-                count,
-                pred,
-                negated,
-                d,
-            } => {
-                group.pc = pc;
-                group.peel(others, mask);
-                let lane = mask.trailing_zeros() as usize;
-                let votes = if pred == SINK_PRED {
-                    0
-                } else {
-                    core.files.pred(pred, negated) & mask
-                };
-                let count = if count == SINK {
-                    0
-                } else {
-                    core.files.lane32(count, lane)
-                };
-                group.pc = pc + 1;
-                return Ok(Event::Barrier(Arrival {
-                    kind,
-                    id: core.files.lane32(id, lane),
-                    count,
-                    votes,
-                    dest: d,
-                }));
-            }
-            Op::WarpSync { .. }
-            | Op::Shfl { .. }
-            | Op::Vote { .. }
-            | Op::MatchAny { .. }
-            | Op::MatchAll { .. }
-            | Op::Redux { .. } => {
-                let members = core.members(instruction.op, mask);
-                if members & core.live & !mask != 0 {
-                    group.pc = pc;
-                    group.peel(others, mask);
-                    group.state = State::Members(members);
-                    return Ok(Event::Wait);
-                }
-                core.collective(instruction.op, members & core.live, mask);
+        match step.kind {
+            _ if mask == 0 => pc += 1,
+            Kind::Plain => {
+                // SAFETY: the steps are those of the core's program, made for this host's features.
+                unsafe { (step.run)(core, step, mask)? };
                 pc += 1;
             }
-            Op::Atom {
-                op,
-                wide,
-                list,
-                ref mem,
-            } => {
-                core.atomic(op, wide, list, mem, mask)?;
-                if !others.is_empty() {
-                    *fuel = fuel.saturating_sub(ATOMIC_FUEL);
-                }
-                pc += 1;
+            Kind::Branch if mask == active => pc = step.d,
+            Kind::Branch => {
+                group.split(others, mask, step.d, pc + 1);
+                *fuel = left;
+                return Ok(Event::Reschedule);
             }
-            ref op => {
-                core.execute(op, mask)?;
+            Kind::Control => {
+                group.pc = pc;
+                if let Some(event) = control(core, group, others, mask, &mut left)? {
+                    *fuel = left;
+                    return Ok(event);
+                }
                 pc += 1;
             }
         }
         if pc >= limit {
-            group.pc = pc;
-            return Ok(Event::Reschedule);
+            break Event::Reschedule;
+        }
+    };
+    (group.pc, *fuel) = (pc, left);
+    Ok(event)
+}
+
+/// An instruction that may do something to the group: what came of it, or nothing if the next one follows.
+/// Handles what [`Op::is_control`] names.
+#[inline(never)]
+fn control(
+    core: &mut Core<'_>,
+    group: &mut Group,
+    others: &mut Vec<Group>,
+    mask: u32,
+    fuel: &mut u64,
+) -> Result<Option<Event>, Stop> {
+    let pc = core.pc;
+    match core.program.code[pc as usize].op {
+        Op::BrxIdx {
+            index,
+            first,
+            count,
+        } => {
+            group.peel(others, mask);
+            core.indirect_branch(group, others, index, first, count)?;
+            Ok(Some(Event::Reschedule))
+        }
+        Op::Call { call } => {
+            group.peel(others, mask);
+            core.call(group, others, call)?;
+            Ok(Some(Event::Reschedule))
+        }
+        Op::Ret if group.frame.depth > 0 => {
+            group.peel(others, mask);
+            core.ret(group, others);
+            Ok(Some(Event::Reschedule))
+        }
+        Op::Ret | Op::Exit => {
+            core.live &= !mask;
+            group.mask &= !mask;
+            group.pc = pc + 1;
+            Ok(Some(if group.mask == 0 {
+                Event::Gone
+            } else {
+                Event::Reschedule
+            }))
+        }
+        Op::Trap => {
+            let reason = "trap instruction executed".into();
+            Err(Trouble::at_lane(
+                FaultKind::Trap { reason },
+                mask.trailing_zeros() as usize,
+            ))
+        }
+        Op::Yield => {
+            group.pc = pc + 1;
+            *fuel = 0;
+            Ok(Some(Event::Fuel))
+        }
+        Op::Bar {
+            kind,
+            id,
+            count,
+            pred,
+            negated,
+            d,
+        } => {
+            group.peel(others, mask);
+            let lane = mask.trailing_zeros() as usize;
+            let votes = if pred == SINK_PRED {
+                0
+            } else {
+                core.files.pred(pred, negated) & mask
+            };
+            let count = if count == SINK {
+                0
+            } else {
+                core.files.lane32(count, lane)
+            };
+            group.pc = pc + 1;
+            Ok(Some(Event::Barrier(Arrival {
+                kind,
+                id: core.files.lane32(id, lane),
+                count,
+                votes,
+                dest: d,
+            })))
+        }
+        Op::Atom {
+            op,
+            wide,
+            list,
+            ref mem,
+        } => {
+            core.atomic(op, wide, list, mem, mask)?;
+            if !others.is_empty() {
+                *fuel = fuel.saturating_sub(ATOMIC_FUEL);
+            }
+            Ok(None)
+        }
+        op => {
+            let members = core.members(op, mask);
+            if members & core.live & !mask != 0 {
+                group.peel(others, mask);
+                group.state = State::Members(members);
+                return Ok(Some(Event::Wait));
+            }
+            if let Op::WarpSync { .. } = op
+                && let Some(watch) = core.env.watch
+            {
+                watch.warp_sync(core.env.linear(core.block), core.warp);
+            }
+            core.collective(op, members & core.live, mask)?;
+            Ok(None)
         }
     }
 }
@@ -261,7 +246,7 @@ fn dispatch(
 impl Core<'_> {
     /// Instructions that only compute, load and store.
     #[inline(always)]
-    fn execute(&mut self, op: &Op, mask: u32) -> Result<(), Stop> {
+    pub(crate) fn execute(&mut self, op: &Op, mask: u32) -> Result<(), Stop> {
         let files = self.files;
         match *op {
             Op::Bin32 { op, d, a, b } => files.bin32(op, mask, d, a, b),
@@ -436,9 +421,33 @@ impl Core<'_> {
                 let value = self.isspacep(space, a);
                 files.set_pred(d, mask, value);
             }
-            Op::Fence => std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst),
+            Op::Mbarrier { op, list, ref mem } => self.mbarrier(op, list, mem, mask)?,
+            Op::Video { index } => files.video(&self.program.videos[index as usize], mask),
+            Op::Fence => {
+                std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+                if let Some(watch) = self.env.watch {
+                    watch.fence(self.env.linear(self.block), self.warp, mask);
+                }
+            }
             Op::ActiveMask { d } => files.set32(d, mask, &[mask; 32]),
-            _ => {}
+            Op::Nop => {}
+            // `control`'s, see `Op::is_control`.
+            Op::Bra { .. }
+            | Op::BrxIdx { .. }
+            | Op::Call { .. }
+            | Op::Ret
+            | Op::Exit
+            | Op::Trap
+            | Op::Yield
+            | Op::Bar { .. }
+            | Op::WarpSync { .. }
+            | Op::Shfl { .. }
+            | Op::Vote { .. }
+            | Op::MatchAny { .. }
+            | Op::MatchAll { .. }
+            | Op::Redux { .. }
+            | Op::Tensor { .. }
+            | Op::Atom { .. } => {}
         }
         Ok(())
     }
@@ -459,14 +468,18 @@ impl Core<'_> {
             | Op::MatchAll { mask, .. }
             | Op::Redux { mask, .. } => mask,
             Op::Shfl { list, .. } => self.program.rows[list as usize + 2],
+            Op::Tensor { .. } => return u32::MAX,
             _ => return mask,
         };
         let members = self.files.get32(row);
+        if row & CONST != 0 {
+            return mask | members[0];
+        }
         super::lanes::lanes(mask).fold(mask, |all, l| all | members[l])
     }
 
     #[inline(never)]
-    fn collective(&mut self, op: Op, members: u32, mask: u32) {
+    fn collective(&mut self, op: Op, members: u32, mask: u32) -> Result<(), Stop> {
         match op {
             Op::Shfl {
                 mode,
@@ -535,8 +548,10 @@ impl Core<'_> {
                     members,
                 );
             }
+            Op::Tensor { index } => return self.tensor(index, mask),
             _ => {}
         }
+        Ok(())
     }
 
     /// Calls `f` for each set of lanes that named the same members: halves of a warp may vote on their own at once.

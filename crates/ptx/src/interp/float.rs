@@ -22,6 +22,19 @@ pub(crate) fn flush(x: f32) -> f32 {
     }
 }
 
+/// A product that is zero too where only the end of the normal numbers rounds it to one, as on an H200.
+#[inline(always)]
+pub(crate) fn product_ftz(x: f32, y: f32) -> f32 {
+    const UP: f32 = 18_446_744_073_709_551_616.0;
+    let product = x * y;
+    // Far up, the product has all its bits. What overflows there is not small here.
+    if (x * UP * y).abs() < f32::MIN_POSITIVE * UP {
+        0f32.copysign(product)
+    } else {
+        product
+    }
+}
+
 #[inline(always)]
 fn input(bits: u32, ftz: bool) -> f32 {
     let x = f32::from_bits(bits);
@@ -35,11 +48,17 @@ fn output(x: f32, flags: FloatFlags) -> u32 {
         // `max` and `min` of Rust return the number when one side is NaN.
         return x.max(0.0).min(1.0).to_bits() & 0x7fff_ffff;
     }
+    number(x)
+}
+
+/// The bits of a result: NaNs are all the same.
+#[inline(always)]
+pub(crate) fn number(x: f32) -> u32 {
     if x.is_nan() { NAN_BITS } else { x.to_bits() }
 }
 
 #[inline(always)]
-fn min_f32(x: f32, y: f32) -> f32 {
+pub(crate) fn min_f32(x: f32, y: f32) -> f32 {
     if x.is_nan() {
         y
     } else if y.is_nan() {
@@ -52,7 +71,7 @@ fn min_f32(x: f32, y: f32) -> f32 {
 }
 
 #[inline(always)]
-fn max_f32(x: f32, y: f32) -> f32 {
+pub(crate) fn max_f32(x: f32, y: f32) -> f32 {
     if x.is_nan() {
         y
     } else if y.is_nan() {
@@ -103,6 +122,23 @@ fn flush64(x: f64) -> f64 {
     }
 }
 
+/// Which NaN a double-precision result is, which PTX leaves open: the last of these that is one, made quiet, as on an H200.
+#[inline(always)]
+fn one_of<const N: usize>(result: u64, operands: [u64; N]) -> u64 {
+    const QUIET: u64 = 1 << 51;
+    const NAN_BITS: u64 = 0xfff8 << 48;
+    if !f64::from_bits(result).is_nan() {
+        return result;
+    }
+    let mut nan = NAN_BITS;
+    for operand in operands {
+        if f64::from_bits(operand).is_nan() {
+            nan = operand | QUIET;
+        }
+    }
+    nan
+}
+
 impl Files {
     #[inline(always)]
     pub(crate) fn bin_f32(&self, op: BinF32, flags: FloatFlags, mask: u32, d: Row, a: Row, b: Row) {
@@ -126,6 +162,7 @@ impl Files {
         match op {
             BinF32::Add => all!(|x: f32, y: f32| x + y),
             BinF32::Sub => all!(|x: f32, y: f32| x - y),
+            BinF32::Mul if flags.ftz => all!(product_ftz),
             BinF32::Mul => all!(|x: f32, y: f32| x * y),
             BinF32::Div => all!(|x: f32, y: f32| x / y),
             BinF32::Min => all!(min_f32),
@@ -163,12 +200,21 @@ impl Files {
             } else {
                 max_f32(x, y)
             }),
+            // By the manual: beyond 2^126 the divisor's reciprocal is flushed, and makes NaN of infinity.
+            BinF32::DivApprox => each!(|x: f32, y: f32| {
+                let large = f32::from_bits((127 + 126) << 23);
+                if y.abs() > large && y.is_finite() {
+                    x * 0f32.copysign(y)
+                } else {
+                    x / y
+                }
+            }),
             BinF32::MinXorsign => each!(|x: f32, y: f32| xorsign(min_f32(x.abs(), y.abs()), x, y)),
             BinF32::MaxXorsign => each!(|x: f32, y: f32| xorsign(max_f32(x.abs(), y.abs()), x, y)),
             BinF32::AddR(r) => each!(|x, y| add_r(x, y, r)),
             BinF32::SubR(r) => each!(|x, y: f32| add_r(x, -y, r)),
-            BinF32::MulR(r) => each!(|x, y| mul_r(x, y, r)),
-            BinF32::DivR(r) => each!(|x, y| div_r(x, y, r)),
+            BinF32::MulR(r) => each!(|x, y| mul_r(x, y, r, flags.ftz)),
+            BinF32::DivR(r) => each!(|x, y| div_r(x, y, r, flags.ftz)),
             _ => {}
         }
     }
@@ -221,7 +267,8 @@ impl Files {
     fn fma_f64_directed(&self, rounding: Rounding, mask: u32, d: Row, rows: &[[u64; 32]; 3]) {
         let get = |i: usize, l: usize| f64::from_bits(rows[i][l]);
         self.each64(d, mask, |l| {
-            fma_r64(get(0, l), get(1, l), get(2, l), rounding).to_bits()
+            let result = fma_r64(get(0, l), get(1, l), get(2, l), rounding);
+            one_of(result.to_bits(), [0, 2, 1].map(|i| rows[i][l]))
         });
     }
 
@@ -229,9 +276,6 @@ impl Files {
     pub(crate) fn float_un32(&self, op: Un32, flags: FloatFlags, mask: u32, d: Row, a: &[u32; 32]) {
         let a = *a;
         match op {
-            // Sign operations keep NaN payloads.
-            Un32::NegF if !flags.ftz && !flags.sat => self.put32(d, mask, |l| a[l] ^ 0x8000_0000),
-            Un32::AbsF if !flags.ftz && !flags.sat => self.put32(d, mask, |l| a[l] & 0x7fff_ffff),
             Un32::NegF => self.put32(d, mask, |l| output(-input(a[l], flags.ftz), flags)),
             Un32::AbsF => self.put32(d, mask, |l| output(input(a[l], flags.ftz).abs(), flags)),
             Un32::RcpF(Rounding::Nearest) => {
@@ -272,15 +316,25 @@ impl Files {
             _ => half::Bf16::from_f64(half::Bf16::to_f64(x).tanh(), Rounding::Nearest),
         };
         match op {
-            Un32::RcpF(r) => each!(|x| div_r(1.0, x, r)),
+            Un32::RcpF(r) => each!(|x| div_r(1.0, x, r, flags.ftz)),
             Un32::SqrtF(r) => each!(|x| sqrt_r(x, r)),
             Un32::SinF => each!(|x: f32| x.sin()),
             Un32::CosF => each!(|x: f32| x.cos()),
-            Un32::Ex2F => each!(|x: f32| x.exp2()),
+            Un32::Ex2F => each!(super::approx::ex2),
             Un32::Lg2F => each!(|x: f32| x.log2()),
             Un32::TanhF => each!(|x: f32| x.tanh()),
             Un32::Ex2F16 | Un32::TanhF16 | Un32::Ex2Bf16 | Un32::TanhBf16 => {
                 self.each32(d, mask, |l| half(op, a[l]))
+            }
+            Un32::FlushF16 => {
+                self.each32(d, mask, |l| {
+                    half::packed(a[l], 0, |x, _| half::flush_f16(x))
+                });
+            }
+            Un32::SaturateF16 => {
+                self.each32(d, mask, |l| {
+                    half::packed(a[l], 0, |x, _| half::saturate_f16(x))
+                });
             }
             _ => {
                 let op = match op {
@@ -300,15 +354,20 @@ impl Files {
         macro_rules! all {
             ($e:expr) => {
                 self.put64(d, mask, |l| {
-                    $e(f64::from_bits(a[l]), f64::from_bits(b[l])).to_bits()
+                    let result: f64 = $e(f64::from_bits(a[l]), f64::from_bits(b[l]));
+                    one_of(result.to_bits(), [a[l], b[l]])
                 })
             };
         }
         match op {
+            // A quotient is the dividend's NaN before it is the divisor's.
+            BinF64::Div => self.put64(d, mask, |l| {
+                let result = f64::from_bits(a[l]) / f64::from_bits(b[l]);
+                one_of(result.to_bits(), [b[l], a[l]])
+            }),
             BinF64::Add => all!(|x: f64, y: f64| x + y),
             BinF64::Sub => all!(|x: f64, y: f64| x - y),
             BinF64::Mul => all!(|x: f64, y: f64| x * y),
-            BinF64::Div => all!(|x: f64, y: f64| x / y),
             BinF64::Min => all!(min_f64),
             BinF64::Max => all!(max_f64),
             BinF64::CopySign => self.put64(d, mask, |l| b[l] & !(1 << 63) | a[l] & 1 << 63),
@@ -322,15 +381,24 @@ impl Files {
         macro_rules! each {
             ($e:expr) => {
                 self.each64(d, mask, |l| {
-                    $e(f64::from_bits(a[l]), f64::from_bits(b[l])).to_bits()
+                    let result: f64 = $e(f64::from_bits(a[l]), f64::from_bits(b[l]));
+                    one_of(result.to_bits(), [a[l], b[l]])
                 })
             };
         }
         match op {
+            // A quotient is the dividend's NaN before it is the divisor's.
+            BinF64::Div => self.put64(d, mask, |l| {
+                let result = f64::from_bits(a[l]) / f64::from_bits(b[l]);
+                one_of(result.to_bits(), [b[l], a[l]])
+            }),
             BinF64::AddR(r) => each!(|x, y| add_r64(x, y, r)),
             BinF64::SubR(r) => each!(|x, y: f64| add_r64(x, -y, r)),
             BinF64::MulR(r) => each!(|x, y| mul_r64(x, y, r)),
-            BinF64::DivR(r) => each!(|x, y| div_r64(x, y, r)),
+            BinF64::DivR(r) => self.each64(d, mask, |l| {
+                let result = div_r64(f64::from_bits(a[l]), f64::from_bits(b[l]), r);
+                one_of(result.to_bits(), [b[l], a[l]])
+            }),
             _ => {}
         }
     }
@@ -344,7 +412,10 @@ impl Files {
         ];
         let f = f64::from_bits;
         if rounding == Rounding::Nearest {
-            self.put64(d, mask, |l| f(a[l]).mul_add(f(b[l]), f(c[l])).to_bits());
+            self.put64(d, mask, |l| {
+                let result = f(a[l]).mul_add(f(b[l]), f(c[l]));
+                one_of(result.to_bits(), [a[l], c[l], b[l]])
+            });
         } else {
             self.fma_f64_directed(rounding, mask, d, &[a, b, c]);
         }
@@ -359,8 +430,8 @@ impl Files {
             };
         }
         match op {
-            Un64::NegF => self.put64(d, mask, |l| a[l] ^ 1 << 63),
-            Un64::AbsF => self.put64(d, mask, |l| a[l] & !(1 << 63)),
+            Un64::NegF => self.put64(d, mask, |l| one_of(a[l] ^ 1 << 63, [a[l]])),
+            Un64::AbsF => self.put64(d, mask, |l| one_of(a[l] & !(1 << 63), [a[l]])),
             Un64::RcpF(Rounding::Nearest) => each!(|x: f64| 1.0 / x),
             Un64::RcpF(r) => each!(|x| div_r64(1.0, x, r)),
             Un64::SqrtF(Rounding::Nearest) => each!(|x: f64| x.sqrt()),

@@ -108,6 +108,9 @@ pub(crate) fn narrow(value: f64, mantissa: u32, exponent: u32, rounding: Roundin
     Some(sign | magnitude)
 }
 
+/// 2^-14
+const F16_NORMAL_MIN: f64 = 1.0 / 16384.0;
+
 pub(crate) fn binary<H: Half>(op: HalfOp, a: u32, b: u32) -> u32 {
     let (x, y) = (H::to_f64(a), H::to_f64(b));
     // Sums and products of such short numbers lose nothing in a double that the final rounding could notice.
@@ -115,6 +118,13 @@ pub(crate) fn binary<H: Half>(op: HalfOp, a: u32, b: u32) -> u32 {
         HalfOp::Add => x + y,
         HalfOp::Sub => x - y,
         HalfOp::Mul => x * y,
+        // Zero too where only rounding makes it a normal number, as on an H200.
+        HalfOp::MulFtz => match x * y {
+            product if product.abs() < F16_NORMAL_MIN => 0f64.copysign(product),
+            product => product,
+        },
+        HalfOp::Abs => x.abs(),
+        HalfOp::Neg => -x,
         HalfOp::Min => super::float::min_f64(x, y),
         HalfOp::Max => super::float::max_f64(x, y),
         HalfOp::MinNan | HalfOp::MaxNan if x.is_nan() || y.is_nan() => f64::NAN,
@@ -151,6 +161,26 @@ fn fma_odd(a: f64, b: f64, c: f64) -> f64 {
 pub(crate) fn two_sum_error(a: f64, b: f64, sum: f64) -> f64 {
     let b_part = sum - a;
     (a - (sum - b_part)) + (b - b_part)
+}
+
+/// Subnormal halves of f16 become zeros of their sign.
+pub(crate) fn flush_f16(bits: u32) -> u32 {
+    if bits & 0x7c00 == 0 {
+        bits & 0x8000
+    } else {
+        bits
+    }
+}
+
+/// A half of f16 clamped to [0, 1]; NaN becomes 0.
+pub(crate) fn saturate_f16(bits: u32) -> u32 {
+    const ONE: u32 = 0x3c00;
+    const INFINITY: u32 = 0x7c00;
+    match bits {
+        // Negative, or NaN.
+        _ if bits & 0x8000 != 0 || bits > INFINITY => 0,
+        _ => bits.min(ONE),
+    }
 }
 
 pub(crate) fn packed(a: u32, b: u32, f: impl Fn(u32, u32) -> u32) -> u32 {

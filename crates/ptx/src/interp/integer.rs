@@ -3,7 +3,8 @@
 use super::half;
 use super::lanes::Files;
 use super::scalar::{
-    bfe, bfi, byte, carry_rows, clamp_s24, dp2a, flip, mul_hi, prmt, sar, shl, shr, szext,
+    bfe, bfi, byte, carry_rows, clamp_s24, dp2a, find_nth_set, flip, mul_hi, prmt, sar, shl, shr,
+    szext,
 };
 use crate::code::{
     Bin32, Bin64, Carry, FloatFlags, Narrow, Row, Shift64, Tern32, Tern64, Un32, Un64,
@@ -228,6 +229,11 @@ impl Files {
             Tern32::Mad24HiS => {
                 each!(|x, y, z| ((clamp_s24(x) * clamp_s24(y) >> 16) as u32).wrapping_add(z))
             }
+            Tern32::Mad24HiSatS => {
+                each!(|x, y, z| ((clamp_s24(x) * clamp_s24(y) >> 16) as i32)
+                    .saturating_add(z as i32) as u32)
+            }
+            Tern32::Fns => each!(|x, y, z| find_nth_set(x, y, z)),
             Tern32::Mad24HiU => {
                 each!(
                     |x, y, z| ((u64::from(x & 0xff_ffff) * u64::from(y & 0xff_ffff) >> 16) as u32)

@@ -24,6 +24,33 @@ pub(crate) struct Files {
     pub(crate) c64: *const Lanes64,
 }
 
+/// Lanes that are worked on at once: what vector registers hold.
+pub(crate) const CHUNK: usize = 8;
+pub(crate) const CHUNKS: usize = 32 / CHUNK;
+pub(crate) type Chunk = [u32; CHUNK];
+pub(crate) type Chunk64 = [u64; CHUNK];
+
+/// Of chunk `i`, the lanes of `mask` from `x` and the others from `y`.
+#[inline(always)]
+pub(crate) fn blend(mask: u32, i: usize, x: Chunk, y: Chunk) -> Chunk {
+    let mut out = y;
+    for l in 0..CHUNK {
+        let bit = 1 << (i * CHUNK + l);
+        out[l] = if mask & bit != 0 { x[l] } else { y[l] };
+    }
+    out
+}
+
+#[inline(always)]
+pub(crate) fn blend64(mask: u32, i: usize, x: Chunk64, y: Chunk64) -> Chunk64 {
+    let mut out = y;
+    for l in 0..CHUNK {
+        let bit = 1 << (i * CHUNK + l);
+        out[l] = if mask & bit != 0 { x[l] } else { y[l] };
+    }
+    out
+}
+
 /// Every lane of a mask, lowest first.
 pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
     let mut rest = mask;
@@ -35,6 +62,91 @@ pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
 }
 
 impl Files {
+    /// Chunk `i` of a source row.
+    #[inline(always)]
+    pub(crate) fn chunk(&self, row: Row, i: usize) -> Chunk {
+        let row: *const Chunk = self.row32(row).as_ptr().cast();
+        debug_assert!(i < CHUNKS);
+        // SAFETY: a row has `CHUNKS` of them.
+        unsafe { *row.add(i) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn chunk64(&self, row: Row, i: usize) -> Chunk64 {
+        let row: *const Chunk64 = self.row64(row).as_ptr().cast();
+        debug_assert!(i < CHUNKS);
+        // SAFETY: a row has `CHUNKS` of them.
+        unsafe { *row.add(i) }
+    }
+
+    /// Writes the lanes of `mask` of chunk `i`.
+    #[inline(always)]
+    pub(crate) fn set_chunk(&self, d: Row, i: usize, mask: u32, value: Chunk) {
+        debug_assert!(i < CHUNKS);
+        // SAFETY: in range by the invariant of `Files`; a row has `CHUNKS` of them.
+        unsafe {
+            let at = self.r32.add(d as usize).cast::<Chunk>().add(i);
+            *at = if mask == u32::MAX {
+                value
+            } else {
+                blend(mask, i, value, *at)
+            };
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_chunk64(&self, d: Row, i: usize, mask: u32, value: Chunk64) {
+        debug_assert!(i < CHUNKS);
+        // SAFETY: in range by the invariant of `Files`; a row has `CHUNKS` of them.
+        unsafe {
+            let at = self.r64.add(d as usize).cast::<Chunk64>().add(i);
+            *at = if mask == u32::MAX {
+                value
+            } else {
+                blend64(mask, i, value, *at)
+            };
+        }
+    }
+
+    /// Writes all lanes, given by halves of the warp.
+    #[inline(always)]
+    pub(crate) fn set_halves32(&self, d: Row, value: [[u32; 16]; 2]) {
+        // SAFETY: in range by the invariant of `Files`; two halves are a row.
+        unsafe { *self.r32.add(d as usize).cast() = value }
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_halves64(&self, d: Row, value: [[u64; 16]; 2]) {
+        // SAFETY: in range by the invariant of `Files`; two halves are a row.
+        unsafe { *self.r64.add(d as usize).cast() = value }
+    }
+
+    /// Writes the halves of a row to memory.
+    ///
+    /// # Safety
+    /// Half a row fits behind each address.
+    #[inline(always)]
+    pub(crate) unsafe fn scatter32(&self, row: Row, to: [u64; 2]) {
+        let halves: *const [u32; 16] = self.row32(row).as_ptr().cast();
+        // SAFETY: the caller's promise; a row has two halves.
+        unsafe {
+            (to[0] as *mut [u32; 16]).write_unaligned(*halves);
+            (to[1] as *mut [u32; 16]).write_unaligned(*halves.add(1));
+        }
+    }
+
+    /// # Safety
+    /// As for `scatter32`.
+    #[inline(always)]
+    pub(crate) unsafe fn scatter64(&self, row: Row, to: [u64; 2]) {
+        let halves: *const [u64; 16] = self.row64(row).as_ptr().cast();
+        // SAFETY: the caller's promise; a row has two halves.
+        unsafe {
+            (to[0] as *mut [u64; 16]).write_unaligned(*halves);
+            (to[1] as *mut [u64; 16]).write_unaligned(*halves.add(1));
+        }
+    }
+
     /// A source row in place. Nothing may write registers while it is used.
     #[inline(always)]
     pub(crate) fn row32(&self, row: Row) -> &[u32; 32] {

@@ -4,8 +4,10 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Rel
 
 use super::core::{Core, Stop, Trouble};
 use super::lanes::lanes;
+use crate::check::{Watching, watch::Accesses};
 use crate::code::{
-    Base, LOCAL_WINDOW, Mem, MemSpace, PARAM_WINDOW, Row, SHARED_WINDOW, SINK, WINDOW_MASK, Width,
+    Base, LOCAL_WINDOW, Mem, MemSpace, Op, PARAM_WINDOW, Row, SHARED_WINDOW, SINK, WINDOW_MASK,
+    Width,
 };
 use crate::error::FaultKind;
 use crate::memory::Ranges;
@@ -50,9 +52,15 @@ impl Pointers {
 }
 
 impl Core<'_> {
+    /// The range that the instruction at hand last fell into: first address and end.
+    #[inline(always)]
+    pub(crate) fn cached_range(&self) -> (u64, u64) {
+        self.cache.entries[self.pc as usize % RangeCache::ENTRIES]
+    }
+
     /// Addresses of an operand before translation.
     #[inline(always)]
-    fn addresses(&self, mem: &Mem, out: &mut [u64; 32]) {
+    pub(crate) fn addresses(&self, mem: &Mem, out: &mut [u64; 32]) {
         let offset = mem.offset as u64;
         match mem.base {
             Base::None => *out = [offset; 32],
@@ -81,8 +89,21 @@ impl Core<'_> {
         write: bool,
         out: &mut Pointers,
     ) -> Result<(), Stop> {
+        self.addresses(mem, &mut out.0);
+        self.translate(mem.space, bytes, mask, write, out)
+    }
+
+    /// Addresses in a state space to host pointers, in place.
+    #[inline(always)]
+    pub(crate) fn translate(
+        &mut self,
+        space: MemSpace,
+        bytes: u32,
+        mask: u32,
+        write: bool,
+        out: &mut Pointers,
+    ) -> Result<(), Stop> {
         let at = &mut out.0;
-        self.addresses(mem, at);
         if mask != u32::MAX {
             // Idle lanes follow the first busy one, so that the checks need not tell them apart.
             let first = at[(mask.trailing_zeros() & 31) as usize];
@@ -91,12 +112,12 @@ impl Core<'_> {
             }
         }
         let size = u64::from(bytes);
-        match mem.space {
+        match space {
             MemSpace::Generic | MemSpace::Global => {
                 let entry = (self.pc as usize) % RangeCache::ENTRIES;
                 let (low, high) = self.cache.entries[entry];
                 if outside(at, low, high - low, size) {
-                    self.resolve_slowly(at, mem.space, size, mask, write, entry)?;
+                    self.resolve_slowly(at, space, size, mask, write, entry)?;
                 }
             }
             MemSpace::Shared => {
@@ -107,7 +128,7 @@ impl Core<'_> {
                 self.window(at, base, limit, size, mask, write)?;
             }
             MemSpace::Local | MemSpace::Frame => {
-                let frame = if mem.space == MemSpace::Frame {
+                let frame = if space == MemSpace::Frame {
                     self.frame_local
                 } else {
                     0
@@ -122,7 +143,35 @@ impl Core<'_> {
                 }
             }
         }
+        if let Some(watch) = self.env.watch
+            && !matches!(space, MemSpace::Param | MemSpace::Local | MemSpace::Frame)
+        {
+            self.watched(watch, at, bytes, mask, write);
+        }
         Ok(())
+    }
+
+    /// Shows an instruction's accesses to who watches.
+    #[cold]
+    #[inline(never)]
+    fn watched(&self, watch: &Watching<'_>, at: &[u64; 32], bytes: u32, mask: u32, write: bool) {
+        let values = match self.program.code[self.pc as usize].op {
+            Op::St { width, a, .. } if !width.is_wide() => Some(self.files.row32(a)),
+            _ => None,
+        };
+        watch.accesses(&Accesses {
+            pc: self.pc,
+            block: self.env.linear(self.block),
+            warp: self.warp,
+            mask,
+            at,
+            bytes,
+            write,
+            ranges: self.ranges,
+            heap: self.env.heap.map_or((0, 0), crate::heap::Heap::range),
+            shared: (self.shared as u64, self.shared_bytes),
+            values,
+        });
     }
 
     /// Offsets into a small buffer at `base`.
@@ -503,7 +552,7 @@ pub(crate) fn read8(at: u64) -> u8 {
 }
 
 #[inline(always)]
-fn read16(at: u64) -> u16 {
+pub(crate) fn read16(at: u64) -> u16 {
     // SAFETY: see above.
     unsafe { AtomicU16::from_ptr(at as *mut u16) }.load(Relaxed)
 }
@@ -515,31 +564,31 @@ pub(crate) fn read32(at: u64) -> u32 {
 }
 
 #[inline(always)]
-fn read64(at: u64) -> u64 {
+pub(crate) fn read64(at: u64) -> u64 {
     // SAFETY: see above.
     unsafe { AtomicU64::from_ptr(at as *mut u64) }.load(Relaxed)
 }
 
 #[inline(always)]
-fn write8(at: u64, value: u8) {
+pub(crate) fn write8(at: u64, value: u8) {
     // SAFETY: see above.
     unsafe { AtomicU8::from_ptr(at as *mut u8) }.store(value, Relaxed);
 }
 
 #[inline(always)]
-fn write16(at: u64, value: u16) {
+pub(crate) fn write16(at: u64, value: u16) {
     // SAFETY: see above.
     unsafe { AtomicU16::from_ptr(at as *mut u16) }.store(value, Relaxed);
 }
 
 #[inline(always)]
-fn write32(at: u64, value: u32) {
+pub(crate) fn write32(at: u64, value: u32) {
     // SAFETY: see above.
     unsafe { AtomicU32::from_ptr(at as *mut u32) }.store(value, Relaxed);
 }
 
 #[inline(always)]
-fn write64(at: u64, value: u64) {
+pub(crate) fn write64(at: u64, value: u64) {
     // SAFETY: see above.
     unsafe { AtomicU64::from_ptr(at as *mut u64) }.store(value, Relaxed);
 }

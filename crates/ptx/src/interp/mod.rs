@@ -15,6 +15,7 @@
     clippy::neg_cmp_op_on_partial_ord
 )]
 
+mod approx;
 mod atomic;
 pub(crate) mod block;
 mod call;
@@ -22,19 +23,28 @@ mod collective;
 mod compare;
 mod convert;
 pub(crate) mod core;
+mod fast;
+mod fast_memory;
 mod float;
 mod half;
 mod integer;
+mod isa;
 pub(crate) mod lanes;
+pub(crate) mod mbarrier;
 pub(crate) mod memory;
 mod rounding;
 mod runtime;
 mod scalar;
+mod select;
 mod special;
+pub(crate) mod step;
+mod tensor;
+mod video;
 pub(crate) mod warp;
 
 use std::time::Instant;
 
+use crate::check::Watching;
 use crate::code::Program;
 use crate::heap::Heap;
 use crate::lower::Kernel;
@@ -43,6 +53,8 @@ use crate::printf::Output;
 /// What all blocks of a launch share.
 pub(crate) struct Env<'e> {
     pub(crate) program: &'e Program,
+    /// The program as it is executed.
+    pub(crate) steps: &'e step::Steps,
     pub(crate) consts32: &'e [lanes::Lanes32],
     pub(crate) consts64: &'e [lanes::Lanes64],
     pub(crate) kernel: &'e Kernel,
@@ -60,7 +72,16 @@ pub(crate) struct Env<'e> {
     pub(crate) launch_id: u64,
     pub(crate) workers: u32,
     pub(crate) start: Instant,
-    pub(crate) features: Features,
+    pub(crate) watch: Option<&'e Watching<'e>>,
+}
+
+impl Env<'_> {
+    /// A block's number in launch order: x fastest.
+    pub(crate) fn linear(&self, block: [u32; 3]) -> u64 {
+        let [x, y, z] = block.map(u64::from);
+        let [gx, gy, _] = self.grid.map(u64::from);
+        x + gx * (y + gy * z)
+    }
 }
 
 /// Instruction sets that the dispatch loop is compiled for.

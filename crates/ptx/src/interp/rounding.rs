@@ -45,9 +45,10 @@ fn round_pair(value: f64, rest: f64, rounding: Rounding) -> f32 {
     direct_f32(nearest, if error == 0.0 { rest } else { error }, rounding)
 }
 
-/// Zero sums have the sign that the rounding says: -0 when rounding down, unless both were +0.
+/// Sums that are exactly zero are -0 when rounding down, unless both were +0.
 fn zero_sum(x: f64, y: f64, rounding: Rounding) -> Option<f32> {
-    (x + y == 0.0 && x != 0.0 && rounding == Rounding::Down).then_some(-0.0)
+    let both_positive_zero = x.to_bits() | y.to_bits() == 0;
+    (x + y == 0.0 && rounding == Rounding::Down && !both_positive_zero).then_some(-0.0)
 }
 
 pub(super) fn add_r(x: f32, y: f32, rounding: Rounding) -> f32 {
@@ -55,20 +56,18 @@ pub(super) fn add_r(x: f32, y: f32, rounding: Rounding) -> f32 {
     if let Some(zero) = zero_sum(a, b, rounding) {
         return zero;
     }
-    if rounding == Rounding::Down
-        && a == 0.0
-        && b == 0.0
-        && (a.is_sign_negative() || b.is_sign_negative())
-    {
-        return -0.0;
-    }
     let sum = a + b;
     round_pair(sum, two_sum_error(a, b, sum), rounding)
 }
 
-pub(super) fn mul_r(x: f32, y: f32, rounding: Rounding) -> f32 {
+/// `ftz`: as [`div_r`].
+pub(super) fn mul_r(x: f32, y: f32, rounding: Rounding, ftz: bool) -> f32 {
     // Exact: 24 + 24 bits.
-    round_pair(f64::from(x) * f64::from(y), 0.0, rounding)
+    let product = f64::from(x) * f64::from(y);
+    if ftz && product.abs() < f64::from(f32::MIN_POSITIVE) {
+        return 0f32.copysign(product as f32);
+    }
+    round_pair(product, 0.0, rounding)
 }
 
 pub(super) fn fma_r(x: f32, y: f32, z: f32, rounding: Rounding) -> f32 {
@@ -80,9 +79,13 @@ pub(super) fn fma_r(x: f32, y: f32, z: f32, rounding: Rounding) -> f32 {
     round_pair(sum, two_sum_error(product, c, sum), rounding)
 }
 
-pub(super) fn div_r(x: f32, y: f32, rounding: Rounding) -> f32 {
+/// `ftz`: a quotient below the normal numbers is flushed before it is rounded, as on an H200.
+pub(super) fn div_r(x: f32, y: f32, rounding: Rounding, ftz: bool) -> f32 {
     let (a, b) = (f64::from(x), f64::from(y));
     let quotient = a / b;
+    if ftz && quotient.abs() < f64::from(f32::MIN_POSITIVE) {
+        return 0f32.copysign(quotient as f32);
+    }
     if !quotient.is_finite() || quotient == 0.0 {
         return quotient as f32;
     }
@@ -189,31 +192,118 @@ fn product_error(x: f64, y: f64, product: f64) -> f64 {
     x.mul_add(y, -product)
 }
 
+/// In whole numbers: sums of products lose bits anywhere, and what was lost decides a directed rounding.
 pub(super) fn fma_r64(x: f64, y: f64, z: f64, rounding: Rounding) -> f64 {
-    let nearest = x.mul_add(y, z);
-    if nearest == 0.0
-        && rounding == Rounding::Down
-        && !(z == 0.0 && z.is_sign_positive() && x * y == 0.0 && (x * y).is_sign_positive())
-    {
-        return -0.0;
+    let product = x * y;
+    if !x.is_finite() || !y.is_finite() || !z.is_finite() || x == 0.0 || y == 0.0 {
+        return add_r64(product, z, rounding);
     }
-    // x*y + z - nearest, by exact parts: product = p + e, p + z = s + t, then (s - nearest) + t + e.
-    let p = x * y;
-    let e = product_error(x, y, p);
-    let s = p + z;
-    let t = two_sum_error(p, z, s);
-    let u = t + e;
-    let v = two_sum_error(t, e, u);
-    let error = ((s - nearest) + u) + v;
-    direct_f64(
-        nearest,
-        lost(
-            nearest,
-            error,
-            x.is_finite() && y.is_finite() && z.is_finite(),
-        ),
-        rounding,
-    )
+    let negative = (x < 0.0) != (y < 0.0);
+    let (xm, xe) = parts(x);
+    let (ym, ye) = parts(y);
+    let a = Exact::new(negative, u128::from(xm) * u128::from(ym), xe + ye);
+    if z == 0.0 {
+        return a.round(rounding);
+    }
+    let (zm, ze) = parts(z);
+    let b = Exact::new(z < 0.0, u128::from(zm), ze);
+    let (large, small) = if (a.exponent, a.mantissa) >= (b.exponent, b.mantissa) {
+        (a, b)
+    } else {
+        (b, a)
+    };
+    let small_mantissa = small.shifted((large.exponent - small.exponent) as u32);
+    let mantissa = if large.negative == small.negative {
+        large.mantissa + small_mantissa
+    } else {
+        large.mantissa - small_mantissa
+    };
+    if mantissa == 0 {
+        return if rounding == Rounding::Down {
+            -0.0
+        } else {
+            0.0
+        };
+    }
+    Exact::new(large.negative, mantissa, large.exponent).round(rounding)
+}
+
+/// A finite double as whole number times a power of two, which is returned second.
+fn parts(x: f64) -> (u64, i32) {
+    let (field, fraction) = (
+        (x.to_bits() >> 52 & 0x7ff) as i32,
+        x.to_bits() & ((1 << 52) - 1),
+    );
+    if field == 0 {
+        (fraction, -1074)
+    } else {
+        (fraction | 1 << 52, field - 1075)
+    }
+}
+
+/// `mantissa * 2^exponent`, the mantissa's leading bit at 126: sums do not overflow, and a last bit that stands for all
+/// that was lost is far below where a double is rounded.
+struct Exact {
+    negative: bool,
+    mantissa: u128,
+    exponent: i32,
+}
+
+const LEADING_BIT: u32 = 126;
+
+impl Exact {
+    /// The mantissa is not 0.
+    fn new(negative: bool, mantissa: u128, exponent: i32) -> Self {
+        let zeros = mantissa.leading_zeros();
+        // A sum may be one bit longer than its parts.
+        let (mantissa, exponent) = if zeros == 0 {
+            (mantissa >> 1 | mantissa & 1, exponent + 1)
+        } else {
+            (mantissa << (zeros - 1), exponent - (zeros as i32 - 1))
+        };
+        Exact {
+            negative,
+            mantissa,
+            exponent,
+        }
+    }
+
+    /// Shifted right; what falls out is kept in the last bit.
+    fn shifted(&self, by: u32) -> u128 {
+        if by == 0 {
+            return self.mantissa;
+        }
+        let kept = self.mantissa.checked_shr(by).unwrap_or(0);
+        let lost = kept.checked_shl(by).unwrap_or(0) != self.mantissa;
+        kept | u128::from(lost)
+    }
+
+    fn round(&self, rounding: Rounding) -> f64 {
+        // The last bit of the result has this exponent: 53 bits, fewer among the subnormals.
+        let last = (self.exponent + LEADING_BIT as i32 - 52).max(-1074);
+        let drop = (last - self.exponent) as u32;
+        let kept = self.mantissa.checked_shr(drop).unwrap_or(0);
+        let rest = self.mantissa - kept.checked_shl(drop).unwrap_or(0);
+        let half = 1u128.checked_shl(drop - 1).unwrap_or(u128::MAX);
+        let up = match rounding {
+            Rounding::Nearest => rest > half || rest == half && kept & 1 == 1,
+            Rounding::Zero => false,
+            Rounding::Down => self.negative && rest != 0,
+            Rounding::Up => !self.negative && rest != 0,
+        };
+        let kept = kept as u64 + u64::from(up);
+        // The leading bit of `kept` adds one to the exponent field, and so does a carry out of the rounding.
+        let field = last + 1074;
+        let bits = (field.max(0) as u64) << 52;
+        let magnitude = f64::from_bits((bits + kept).min(f64::INFINITY.to_bits()));
+        let magnitude = match (magnitude.is_infinite(), rounding) {
+            (true, Rounding::Zero) => f64::MAX,
+            (true, Rounding::Down) if !self.negative => f64::MAX,
+            (true, Rounding::Up) if self.negative => f64::MAX,
+            _ => magnitude,
+        };
+        if self.negative { -magnitude } else { magnitude }
+    }
 }
 
 pub(super) fn div_r64(x: f64, y: f64, rounding: Rounding) -> f64 {

@@ -108,6 +108,20 @@ pub(super) fn bfe(a: u64, pos: u32, len: u32, bits: u32, signed: bool) -> u64 {
     }
 }
 
+/// `fns`: position of the n-th set bit from `base` on, upwards or downwards; all ones if there is none.
+pub(super) fn find_nth_set(mask: u32, base: u32, offset: u32) -> u32 {
+    let offset = offset as i32;
+    let set = |pos: &u32| mask >> pos & 1 != 0;
+    let nth = offset.unsigned_abs().saturating_sub(1) as usize;
+    let found = match offset {
+        _ if base > 31 => None,
+        0 => Some(base).filter(set),
+        1.. => (base..32).filter(set).nth(nth),
+        _ => (0..=base).rev().filter(set).nth(nth),
+    };
+    found.unwrap_or(u32::MAX)
+}
+
 pub(super) fn mask64(bits: u32) -> u64 {
     if bits > 63 { u64::MAX } else { (1 << bits) - 1 }
 }

@@ -32,7 +32,11 @@ impl Core<'_> {
             Special::DynamicSharedBytes => same(env.dynamic_shared_bytes),
             Special::TotalSharedBytes => same(env.shared_bytes),
             Special::DynamicSharedStart => same(env.kernel.dynamic_shared_offset),
-            Special::Zero | Special::GridId | Special::Clock64 | Special::GlobalTimer => same(0),
+            Special::Zero
+            | Special::Zero64
+            | Special::GridId
+            | Special::Clock64
+            | Special::GlobalTimer => same(0),
         };
         self.files.set32(d, mask, &value);
     }
@@ -42,6 +46,7 @@ impl Core<'_> {
         let value = match which {
             Special::GridId => self.env.launch_id,
             Special::Clock64 => self.nanoseconds(),
+            Special::Zero64 => 0,
             _ => wall_clock(),
         };
         self.files.set64(d, mask, &[value; 32]);

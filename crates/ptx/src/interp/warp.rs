@@ -242,11 +242,9 @@ impl Warp {
         };
         self.live = self.exists;
         self.storage.carry = 0;
-        // Nothing may leak from the block that ran before.
-        self.storage.r32.fill(Lanes32([0; 32]));
-        self.storage.r64.fill(Lanes64([0; 32]));
+        // Registers and local memory keep what an earlier block of the same launch left, as on a GPU: filling them takes
+        // longer than many a short kernel.
         self.storage.preds.fill(0);
-        self.storage.local.fill(0);
         if self.shape != env.block {
             self.shape = env.block;
             for lane in 0..32 {
@@ -282,7 +280,7 @@ impl Warp {
     ) -> Result<Progress, Stopped> {
         let mut fair = false;
         loop {
-            let Some((mut group, limit)) = self.pick(turn.env, fair) else {
+            let Some((mut group, limit)) = self.pick(turn.env, turn.block, fair) else {
                 return Ok(if self.groups.is_empty() {
                     Progress::Exited
                 } else {
@@ -344,7 +342,9 @@ impl Warp {
                     fair = crowded;
                 }
                 Event::Barrier(arrival) => {
-                    let arrived = turn.barriers.arrive(&arrival, self, &group);
+                    let arrived =
+                        turn.barriers
+                            .arrive((turn.env, turn.block), &arrival, self, &group);
                     arrived.map_err(|reason| {
                         let lane = group.mask.trailing_zeros() as usize;
                         Stopped {
@@ -367,21 +367,25 @@ impl Warp {
     }
 
     /// Takes the group that runs next, and the program counter at which it may meet another.
-    fn pick(&mut self, env: &Env<'_>, fair: bool) -> Option<(Group, u32)> {
+    fn pick(&mut self, env: &Env<'_>, block: [u32; 3], fair: bool) -> Option<(Group, u32)> {
         if self.groups.len() == 1 && self.groups[0].state == State::Ready {
             return Some((self.groups.pop()?, u32::MAX));
         }
         self.merge();
         self.wake();
         if !self.groups.iter().any(|g| g.state == State::Ready) {
-            self.release_warp_sync(env);
+            self.release_warp_sync(env, block);
         }
         let ready = self
             .groups
             .iter()
             .enumerate()
             .filter(|(_, g)| g.state == State::Ready);
-        let (index, _) = if fair {
+        let dice = env.watch.and_then(|watch| watch.dice.as_ref());
+        let (index, _) = if let Some(dice) = dice {
+            let count = ready.clone().count();
+            ready.clone().nth(dice.below(count.max(1)))?
+        } else if fair {
             ready.min_by_key(|(_, g)| g.last_run)?
         } else {
             ready.min_by_key(|(_, g)| (u32::MAX - g.frame.depth, g.pc))?
@@ -440,7 +444,7 @@ impl Warp {
     }
 
     /// `bar.warp.sync` may be reached at different places: when nobody else can go on, see who waits at one.
-    fn release_warp_sync(&mut self, env: &Env<'_>) {
+    fn release_warp_sync(&mut self, env: &Env<'_>, block: [u32; 3]) {
         let at_sync = |g: &Group| {
             matches!(g.state, State::Members(_))
                 && matches!(env.program.code[g.pc as usize].op, Op::WarpSync { .. })
@@ -458,6 +462,9 @@ impl Warp {
             {
                 group.state = State::Ready;
                 group.pc += 1;
+                if let Some(watch) = env.watch {
+                    watch.warp_sync(env.linear(block), self.index);
+                }
             }
         }
     }

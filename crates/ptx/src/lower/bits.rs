@@ -2,7 +2,9 @@
 
 use super::function::Lowering;
 use super::instruction::Insn;
-use crate::code::{Bin32, Bin64, FloatFlags, Narrow, Op, Shift64, Tern32, Un32, Un64};
+use crate::code::{
+    Bin32, Bin64, Cmp, CmpType, FloatFlags, Narrow, Op, Row, Shift64, Tern32, Un32, Un64,
+};
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
 use crate::parse::lexer::Number;
@@ -23,6 +25,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             "lop3" => self.lop3(insn),
             "prmt" => self.prmt(insn),
             "bmsk" => self.bmsk(insn),
+            "fns" => self.fns(insn),
             _ => self.szext(insn),
         }
     }
@@ -251,14 +254,78 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.emit(Op::Tern32 { op, d, a, b, c })
     }
 
-    fn lop3(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
-        self.arity(insn, &[5])?;
+    /// `fns.b32 d, mask, base, offset`
+    fn fns(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
+        self.arity(insn, &[4])?;
         let ty = self.need_type(insn)?;
+        if ty != Type::B32 {
+            return Err(self.unsupported("this type"));
+        }
+        let (a, b) = (
+            self.src32(&insn.ops[1], ty)?,
+            self.src32(&insn.ops[2], Type::U32)?,
+        );
+        let (c, d) = (
+            self.src32(&insn.ops[3], Type::S32)?,
+            self.dst(&insn.ops[0], ty)?,
+        );
+        self.emit(Op::Tern32 {
+            op: Tern32::Fns,
+            d,
+            a,
+            b,
+            c,
+        })
+    }
+
+    /// `lop3.or.b32 d|p, a, b, c, table, q`: p says besides whether the result has a bit, or (and) q.
+    fn lop3_into_predicate(&mut self, insn: &mut Insn<'_, 'a>, boolean: &str) -> Result<(), Error> {
+        self.arity(insn, &[6])?;
+        let Operand::Pair(to, p) = insn.ops[0] else {
+            return Err(self.invalid("expected a register and a predicate"));
+        };
+        let d = self.dst(&Operand::Name(to), Type::B32)?;
+        let p = self.pred_dest(&Operand::Name(p))?;
+        let (q, negated) = self.pred(&insn.ops[5])?;
+        self.lop3_into(insn, d)?;
+        let (zero, any) = (self.const32(0), self.temp_pred()?);
+        self.emit(Op::Setp {
+            ty: CmpType::U32,
+            cmp: Cmp::Ne,
+            ftz: false,
+            d: any,
+            a: d,
+            b: zero,
+        })?;
+        self.emit(Op::PredOp {
+            lut: bool_lut(boolean, false, negated),
+            d: p,
+            a: any,
+            b: q,
+        })
+    }
+
+    fn lop3(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
+        let boolean = insn.mods.take_any(&["or", "and"]);
+        let ty = self.need_type(insn)?;
+        if ty != Type::B32 {
+            return Err(self.unsupported("this type"));
+        }
+        if let Some(boolean) = boolean {
+            return self.lop3_into_predicate(insn, boolean);
+        }
+        self.arity(insn, &[5])?;
+        let d = self.dst(&insn.ops[0], ty)?;
+        self.lop3_into(insn, d)
+    }
+
+    fn lop3_into(&mut self, insn: &mut Insn<'_, 'a>, d: Row) -> Result<(), Error> {
+        let ty = Type::B32;
         let Operand::Number(Number::Integer(lut)) = insn.ops[4] else {
             return Err(self.invalid("expected a table of 8 bits"));
         };
         let (a, b) = (self.src32(&insn.ops[1], ty)?, self.src32(&insn.ops[2], ty)?);
-        let (c, d) = (self.src32(&insn.ops[3], ty)?, self.dst(&insn.ops[0], ty)?);
+        let c = self.src32(&insn.ops[3], ty)?;
         self.emit(Op::Lop3 {
             lut: lut as u8,
             d,

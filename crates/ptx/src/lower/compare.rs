@@ -3,7 +3,9 @@
 use super::bits::bool_lut;
 use super::function::Lowering;
 use super::instruction::Insn;
-use crate::code::{Bin32, Cmp, CmpType, Guard, Op, Pred, Row, SINK_PRED, Tern32, Test};
+use crate::code::{
+    Bin32, BinF32, Cmp, CmpType, FloatFlags, Guard, Op, Pred, Row, SINK_PRED, Tern32, Test,
+};
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
 
@@ -64,9 +66,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         if unordered && !ty.is_float() {
             return Err(self.unsupported("an unordered comparison of integers"));
         }
-        if ftz && matches!(ty, Type::F16 | Type::Bf16) {
-            return Err(self.unsupported("`.ftz` with a 16-bit float"));
-        }
+        let (a, b) = self.flushed_if(ftz, ty, a, b)?;
         let (kind, a, b) = match ty {
             Type::U16 | Type::B16 | Type::U32 | Type::B32 => (CmpType::U32, a, b),
             Type::S16 => (CmpType::S32, self.extended(a, ty)?, self.extended(b, ty)?),
@@ -103,21 +103,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         };
         let (a, b) = (self.src(&insn.ops[1], ty)?, self.src(&insn.ops[2], ty)?);
         if matches!(ty, Type::F16x2 | Type::Bf16x2) {
-            if ftz {
-                return Err(self.unsupported("`.ftz` with a 16-bit float"));
-            }
-            if boolean.is_some() {
-                return Err(self.unsupported("a boolean operand with packed halves"));
-            }
-            return self.emit(Op::SetpX2 {
-                bf16: ty == Type::Bf16x2,
-                cmp,
-                ftz,
-                d: p,
-                q,
-                a,
-                b,
-            });
+            return self.setp_halves(insn, (cmp, boolean, ftz), ty, [p, q], [a, b]);
         }
         if boolean.is_none() && q == SINK_PRED {
             return self.compare_rows(cmp, ty, ftz, p, a, b);
@@ -145,6 +131,52 @@ impl<'a> Lowering<'_, '_, 'a> {
         };
         self.combine(p, (result, false), boolean, third)?;
         self.combine(q, (result, true), boolean, third)
+    }
+
+    /// Packed halves: p of the lower ones, q of the upper ones.
+    fn setp_halves(
+        &mut self,
+        insn: &Insn<'_, 'a>,
+        (cmp, boolean, ftz): (Cmp, Option<&str>, bool),
+        ty: Type,
+        [p, q]: [Pred; 2],
+        [a, b]: [Row; 2],
+    ) -> Result<(), Error> {
+        let (a, b) = self.flushed_if(ftz, ty, a, b)?;
+        let compared = |d, q| Op::SetpX2 {
+            bf16: ty == Type::Bf16x2,
+            cmp,
+            ftz: false,
+            d,
+            q,
+            a,
+            b,
+        };
+        if boolean.is_none() {
+            return self.emit(compared(p, q));
+        }
+        let third = self.pred(&insn.ops[3])?;
+        let (low, high, copy) = (self.temp_pred()?, self.temp_pred()?, self.temp_pred()?);
+        self.emit(compared(low, high))?;
+        // Neither the guard nor the operand may change under the instruction.
+        self.keep_guard()?;
+        self.emit(Op::PredOp {
+            lut: if third.1 { 0b0101 } else { 0b1010 },
+            d: copy,
+            a: third.0,
+            b: third.0,
+        })?;
+        self.combine(p, (low, false), boolean, Some((copy, false)))?;
+        self.combine(q, (high, false), boolean, Some((copy, false)))
+    }
+
+    /// Both operands, without subnormals of f16 if they are to be flushed.
+    fn flushed_if(&mut self, ftz: bool, ty: Type, a: Row, b: Row) -> Result<(Row, Row), Error> {
+        match ty {
+            Type::F16 | Type::F16x2 if ftz => Ok((self.flushed(a)?, self.flushed(b)?)),
+            Type::Bf16 | Type::Bf16x2 if ftz => Err(self.unsupported("`.ftz` with this type")),
+            _ => Ok((a, b)),
+        }
     }
 
     /// Moves the guard to a scratch predicate, so that the instruction's own results cannot change it.
@@ -211,23 +243,11 @@ impl<'a> Lowering<'_, '_, 'a> {
         let (one, zero) = (self.const32(one), self.const32(0));
         let result = self.temp_pred()?;
         if matches!(ty, Type::F16x2 | Type::Bf16x2) {
-            if ftz {
-                return Err(self.unsupported("`.ftz` with a 16-bit float"));
-            }
-            if boolean.is_some() || to.bytes() != 4 || to == Type::F32 {
+            if to.bytes() != 4 || to == Type::F32 {
                 return Err(self.unsupported("this form with packed halves"));
             }
             let high = self.temp_pred()?;
-            let bf16 = ty == Type::Bf16x2;
-            self.emit(Op::SetpX2 {
-                bf16,
-                cmp,
-                ftz,
-                d: result,
-                q: high,
-                a,
-                b,
-            })?;
+            self.setp_halves(insn, (cmp, boolean, ftz), ty, [result, high], [a, b])?;
             let one = if to.is_float() {
                 one
             } else {
@@ -296,18 +316,32 @@ impl<'a> Lowering<'_, '_, 'a> {
 
     fn slct(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         self.arity(insn, &[4])?;
-        // Subnormals are >= 0 or not by their sign either way; -0 compares equal to 0.
         let ftz = insn.mods.take("ftz");
         let (ty, by) = (self.need_type(insn)?, self.need_type(insn)?);
         if !matches!(by, Type::S32 | Type::F32) || !matches!(ty.bytes(), 2 | 4 | 8) {
             return Err(self.unsupported("this type"));
         }
-        if ftz {
+        let float = by == Type::F32;
+        if ftz && !float {
             return Err(self.unsupported("`.ftz`"));
         }
         let (a, b) = (self.src(&insn.ops[1], ty)?, self.src(&insn.ops[2], ty)?);
-        let (c, d) = (self.src32(&insn.ops[3], by)?, self.dst(&insn.ops[0], ty)?);
-        let float = by == Type::F32;
+        let (mut c, d) = (self.src32(&insn.ops[3], by)?, self.dst(&insn.ops[0], ty)?);
+        if ftz {
+            // Negative subnormals become -0, which is >= 0: multiplied by one, flushed.
+            let (t, one) = (self.temp32()?, self.const32(1f32.to_bits()));
+            self.emit(Op::BinF32 {
+                op: BinF32::Mul,
+                flags: FloatFlags {
+                    ftz: true,
+                    sat: false,
+                },
+                d: t,
+                a: c,
+                b: one,
+            })?;
+            c = t;
+        }
         self.emit(match ty.bytes() {
             8 => Op::Slct64 { float, d, a, b, c },
             _ => Op::Tern32 {

@@ -161,13 +161,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         if function.kernel {
             return Err(self.unsupported("a call of a kernel"));
         }
-        let declared = self
-            .context
-            .ast
-            .functions
-            .iter()
-            .any(|f| f.name == name && f.body.is_some());
-        if declared {
+        if self.context.defined[index as usize] {
             self.context.callees[self.index as usize].push(index);
             return Ok((Callee::Function(index), returns, params));
         }

@@ -4,8 +4,8 @@ use super::function::{Lowering, Symbol};
 use super::instruction::Insn;
 use super::operand::Fit;
 use crate::code::{
-    Bin32, Bin64, Cvt, CvtType, FloatFlags, LOCAL_WINDOW, MemSpace, Narrow, Op, PARAM_WINDOW,
-    Rounding, Row, SHARED_WINDOW, SINK, Un32, Un64,
+    Bin32, Bin64, BinF32, Cvt, CvtType, FloatFlags, LOCAL_WINDOW, MemSpace, Narrow, Op,
+    PARAM_WINDOW, Rounding, Row, SHARED_WINDOW, SINK, Un32, Un64,
 };
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
@@ -212,6 +212,9 @@ impl<'a> Lowering<'_, '_, 'a> {
                 _ => return None,
             })
         });
+        if insn.mods.take("pack") {
+            return self.cvt_pack(insn);
+        }
         let ties_away = insn.mods.take("rna");
         let rounding = insn.mods.rounding();
         let (ftz, sat, relu) = (
@@ -219,16 +222,23 @@ impl<'a> Lowering<'_, '_, 'a> {
             insn.mods.take("sat"),
             insn.mods.take("relu"),
         );
+        let finite = insn.mods.take("satfinite");
         let (to, from) = (self.need_type(insn)?, self.need_type(insn)?);
+        if finite && (from != Type::F32 || sat || ftz) {
+            return Err(self.unsupported("`.satfinite` with these types"));
+        }
         if matches!(to, Type::F16x2 | Type::Bf16x2) {
             self.arity(insn, &[3])?;
             if from != Type::F32 || sat || ftz {
                 return Err(self.unsupported("this form"));
             }
-            let (a, b) = (
+            let (mut a, mut b) = (
                 self.src32(&insn.ops[1], from)?,
                 self.src32(&insn.ops[2], from)?,
             );
+            if finite {
+                (a, b) = (self.clamped(a, to)?, self.clamped(b, to)?);
+            }
             let d = self.dst(&insn.ops[0], to)?;
             let to = if to == Type::F16x2 {
                 CvtType::F16
@@ -249,20 +259,26 @@ impl<'a> Lowering<'_, '_, 'a> {
             if !ties_away || from != Type::F32 || relu || sat {
                 return Err(self.unsupported("this form"));
             }
-            let (a, d) = (
+            let (mut a, d) = (
                 self.src32(&insn.ops[1], from)?,
                 self.dst(&insn.ops[0], Type::B32)?,
             );
+            if finite {
+                a = self.clamped(a, to)?;
+            }
             return self.emit(Op::CvtTf32 { d, a });
         }
         let (Some(from_kind), Some(to_kind)) = (cvt_type(from), cvt_type(to)) else {
             return Err(self.unsupported("this pair of types"));
         };
-        let a = if from.bytes() == 8 {
+        let mut a = if from.bytes() == 8 {
             self.src64(&insn.ops[1], from)?
         } else {
             self.src32_fit(&insn.ops[1], from, Fit::Wider)?
         };
+        if finite {
+            a = self.clamped(a, to)?;
+        }
         let (d, declared) = self.dest(&insn.ops[0], to, Fit::Wider)?;
         if d == SINK {
             return Err(self.unsupported("`_` as destination"));
@@ -322,6 +338,109 @@ impl<'a> Lowering<'_, '_, 'a> {
             };
         }
         Ok(())
+    }
+
+    /// `cvt.pack.sat.s8.s32.b32 d, a, b, c`: a and b saturated, side by side below what c has there.
+    fn cvt_pack(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
+        let part = insn.mods.take_map(|p| {
+            let signed = p.starts_with('s');
+            match p.strip_prefix(['s', 'u'])?.parse() {
+                Ok(bits @ (2 | 4 | 8 | 16)) => Some((signed, bits)),
+                _ => None,
+            }
+        });
+        let Some((signed, bits)) = part else {
+            return Err(self.unsupported("this type"));
+        };
+        let onto_c = bits < 16;
+        let form = (
+            insn.mods.take("sat"),
+            self.need_type(insn)?,
+            insn.mods.take("b32"),
+        );
+        if form != (true, Type::S32, onto_c) {
+            return Err(self.unsupported("this form"));
+        }
+        self.arity(insn, &[if onto_c { 4 } else { 3 }])?;
+        let sources = [
+            self.src32(&insn.ops[2], Type::S32)?,
+            self.src32(&insn.ops[1], Type::S32)?,
+        ];
+        let mut packed = self.const32(0);
+        if onto_c {
+            let (c, by) = (self.src32(&insn.ops[3], Type::B32)?, self.const32(2 * bits));
+            packed = self.temp32()?;
+            self.emit(Op::Bin32 {
+                op: Bin32::Shl,
+                d: packed,
+                a: c,
+                b: by,
+            })?;
+        }
+        let (low, high) = if signed {
+            (-(1i32 << (bits - 1)), (1i32 << (bits - 1)) - 1)
+        } else {
+            (0, (1i32 << bits) - 1)
+        };
+        let (low, high) = (self.const32(low as u32), self.const32(high as u32));
+        let len = self.const32(bits);
+        for (i, a) in (0..).zip(sources) {
+            let (clamped, next) = (self.temp32()?, self.temp32()?);
+            self.emit(Op::Bin32 {
+                op: Bin32::MaxS,
+                d: clamped,
+                a,
+                b: low,
+            })?;
+            self.emit(Op::Bin32 {
+                op: Bin32::MinS,
+                d: clamped,
+                a: clamped,
+                b: high,
+            })?;
+            let pos = self.const32(i * bits);
+            self.emit(Op::Bfi32 {
+                d: next,
+                a: clamped,
+                b: packed,
+                pos,
+                len,
+            })?;
+            packed = next;
+        }
+        let d = self.dst(&insn.ops[0], Type::B32)?;
+        self.emit(Op::Un32 {
+            op: Un32::Mov,
+            flags: NONE,
+            d,
+            a: packed,
+        })
+    }
+
+    /// A single within the finite numbers of a shorter type; NaN stays NaN.
+    fn clamped(&mut self, a: Row, to: Type) -> Result<Row, Error> {
+        let largest: u32 = match to {
+            Type::F16 | Type::F16x2 => 65504f32.to_bits(),
+            Type::Bf16 | Type::Bf16x2 => 0x7f7f_0000,
+            Type::Tf32 => 0x7f7f_e000,
+            _ => return Err(self.unsupported("`.satfinite` with these types")),
+        };
+        let d = self.temp32()?;
+        let bounds = [
+            (BinF32::MinNan, largest),
+            (BinF32::MaxNan, largest | 1 << 31),
+        ];
+        for ((op, bound), a) in bounds.into_iter().zip([a, d]) {
+            let b = self.const32(bound);
+            self.emit(Op::BinF32 {
+                op,
+                flags: NONE,
+                d,
+                a,
+                b,
+            })?;
+        }
+        Ok(d)
     }
 
     pub(super) fn cvta(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {

@@ -21,7 +21,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             sat: insn.mods.take("sat"),
         };
         let approx = insn.mods.take("approx");
-        let full = insn.mods.take("full");
+        insn.mods.take("full");
         let rounding = insn.mods.rounding().unwrap_or_default();
         let ty = self.need_type(insn)?;
         if ty.is_float() && ty.bytes() == 2 || matches!(ty, Type::F16x2 | Type::Bf16x2) {
@@ -92,8 +92,11 @@ impl<'a> Lowering<'_, '_, 'a> {
                     let op = self.binary64(name, rounding)?;
                     return self.emit(Op::BinF64 { op, d, a, b });
                 }
-                let _ = full;
-                let op = self.binary32(name, rounding, nan, xorsign)?;
+                let op = if approx && name == "div" {
+                    BinF32::DivApprox
+                } else {
+                    self.binary32(name, rounding, nan, xorsign)?
+                };
                 self.emit(Op::BinF32 { op, flags, d, a, b })
             }
             _ => {
@@ -178,16 +181,35 @@ impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn half(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         let name = insn.name;
         let (nan, relu) = (insn.mods.take("NaN"), insn.mods.take("relu"));
+        let flags = FloatFlags {
+            ftz: insn.mods.take("ftz"),
+            sat: insn.mods.take("sat"),
+        };
         if insn.mods.rounding().unwrap_or_default() != Rounding::Nearest {
             return Err(self.unsupported("this rounding of a 16-bit float"));
         }
         let ty = self.need_type(insn)?;
+        let brain = matches!(ty, Type::Bf16 | Type::Bf16x2);
+        let can_saturate = matches!(name, "add" | "sub" | "mul" | "fma") && !relu;
+        if brain && flags != FloatFlags::default() || flags.sat && !can_saturate {
+            return Err(self.unsupported("these modifiers with a 16-bit float"));
+        }
         match name {
-            "abs" | "neg" => self.half_unary(insn, ty, name),
+            "abs" | "neg" => {
+                self.half_unary(insn, ty, name)?;
+                let d = self.dst(&insn.ops[0], ty)?;
+                self.half_result(flags, d)
+            }
             "fma" => {
                 self.arity(insn, &[4])?;
-                let (a, b) = (self.src32(&insn.ops[1], ty)?, self.src32(&insn.ops[2], ty)?);
-                let (c, d) = (self.src32(&insn.ops[3], ty)?, self.dst(&insn.ops[0], ty)?);
+                let (a, b) = (
+                    self.half_source(insn, 1, ty, flags)?,
+                    self.half_source(insn, 2, ty, flags)?,
+                );
+                let (c, d) = (
+                    self.half_source(insn, 3, ty, flags)?,
+                    self.dst(&insn.ops[0], ty)?,
+                );
                 let op = match (ty, relu) {
                     (Type::F16, false) => Tern32::FmaF16,
                     (Type::F16x2, false) => Tern32::FmaF16x2,
@@ -199,7 +221,8 @@ impl<'a> Lowering<'_, '_, 'a> {
                     (Type::Bf16x2, true) => Tern32::FmaReluBf16x2,
                     _ => return Err(self.unsupported("this type")),
                 };
-                self.emit(Op::Tern32 { op, d, a, b, c })
+                self.emit(Op::Tern32 { op, d, a, b, c })?;
+                self.half_result(flags, d)
             }
             _ if relu => Err(self.unsupported("`.relu` here")),
             _ => {
@@ -207,6 +230,7 @@ impl<'a> Lowering<'_, '_, 'a> {
                 let op = match (name, nan) {
                     ("add", false) => HalfOp::Add,
                     ("sub", false) => HalfOp::Sub,
+                    ("mul", false) if flags.ftz => HalfOp::MulFtz,
                     ("mul", false) => HalfOp::Mul,
                     ("min", false) => HalfOp::Min,
                     ("max", false) => HalfOp::Max,
@@ -215,36 +239,62 @@ impl<'a> Lowering<'_, '_, 'a> {
                     _ => return Err(self.unsupported("this operation on a 16-bit float")),
                 };
                 let (a, b, d) = (
-                    self.src32(&insn.ops[1], ty)?,
-                    self.src32(&insn.ops[2], ty)?,
+                    self.half_source(insn, 1, ty, flags)?,
+                    self.half_source(insn, 2, ty, flags)?,
                     self.dst(&insn.ops[0], ty)?,
                 );
-                let op = match ty {
-                    Type::F16 => Bin32::F16(op),
-                    Type::F16x2 => Bin32::F16x2(op),
-                    Type::Bf16 => Bin32::Bf16(op),
-                    Type::Bf16x2 => Bin32::Bf16x2(op),
-                    _ => return Err(self.unsupported("this type")),
-                };
-                self.emit(Op::Bin32 { op, d, a, b })
+                let op = half_op(op, ty).ok_or_else(|| self.unsupported("this type"))?;
+                self.emit(Op::Bin32 { op, d, a, b })?;
+                self.half_result(flags, d)
             }
         }
+    }
+
+    /// An operand of one or two halves, without its subnormals if the instruction flushes them.
+    fn half_source(
+        &mut self,
+        insn: &Insn<'_, 'a>,
+        operand: usize,
+        ty: Type,
+        flags: FloatFlags,
+    ) -> Result<Row, Error> {
+        let a = self.src32(&insn.ops[operand], ty)?;
+        if flags.ftz { self.flushed(a) } else { Ok(a) }
+    }
+
+    pub(super) fn flushed(&mut self, a: Row) -> Result<Row, Error> {
+        let d = self.temp32()?;
+        self.emit(Op::Un32 {
+            op: Un32::FlushF16,
+            flags: FloatFlags::default(),
+            d,
+            a,
+        })?;
+        Ok(d)
+    }
+
+    /// What the flags do to a result of one or two halves.
+    fn half_result(&mut self, flags: FloatFlags, d: Row) -> Result<(), Error> {
+        for (wanted, op) in [(flags.ftz, Un32::FlushF16), (flags.sat, Un32::SaturateF16)] {
+            if wanted {
+                let flags = FloatFlags::default();
+                self.emit(Op::Un32 { op, flags, d, a: d })?;
+            }
+        }
+        Ok(())
     }
 
     fn half_unary(&mut self, insn: &mut Insn<'_, 'a>, ty: Type, name: &str) -> Result<(), Error> {
         self.arity(insn, &[2])?;
         let (a, d) = (self.src32(&insn.ops[1], ty)?, self.dst(&insn.ops[0], ty)?);
-        let packed = matches!(ty, Type::F16x2 | Type::Bf16x2);
-        // The sign is the top bit of f16 and bf16 alike.
         if matches!(name, "abs" | "neg") {
-            let (op, mask) = match (name, packed) {
-                ("abs", true) => (Bin32::And, 0x7fff_7fff),
-                ("abs", false) => (Bin32::And, 0x7fff),
-                (_, true) => (Bin32::Xor, 0x8000_8000),
-                (_, false) => (Bin32::Xor, 0x8000),
+            let op = if name == "abs" {
+                HalfOp::Abs
+            } else {
+                HalfOp::Neg
             };
-            let b: Row = self.const32(mask);
-            return self.emit(Op::Bin32 { op, d, a, b });
+            let op = half_op(op, ty).ok_or_else(|| self.unsupported("this type"))?;
+            return self.emit(Op::Bin32 { op, d, a, b: a });
         }
         let op = match (name, ty) {
             ("ex2", Type::F16) => Un32::Ex2F16,
@@ -264,4 +314,14 @@ impl<'a> Lowering<'_, '_, 'a> {
             a,
         })
     }
+}
+
+fn half_op(op: HalfOp, ty: Type) -> Option<Bin32> {
+    Some(match ty {
+        Type::F16 => Bin32::F16(op),
+        Type::F16x2 => Bin32::F16x2(op),
+        Type::Bf16 => Bin32::Bf16(op),
+        Type::Bf16x2 => Bin32::Bf16x2(op),
+        _ => return None,
+    })
 }

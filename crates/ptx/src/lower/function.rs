@@ -73,6 +73,7 @@ pub(super) struct Scope<'a> {
 pub(super) struct Lowering<'c, 'm, 'a> {
     pub(super) context: &'c mut Context<'m, 'a>,
     pub(super) index: u32,
+    unit: u32,
     pub(super) kernel: bool,
     pub(super) scopes: Vec<Scope<'a>>,
     pub(super) rows32: u32,
@@ -96,6 +97,18 @@ pub(super) struct Lowering<'c, 'm, 'a> {
 pub(super) enum Fixup {
     Branch(u32),
     Target(u32),
+}
+
+/// Whether an access is more than a weak one (PTX ISA 8.4): checkers of races want to know.
+fn is_strong(opcode: &str) -> bool {
+    let mut parts = opcode.split('.');
+    matches!(parts.next(), Some("ld" | "st" | "atom" | "red"))
+        && parts.any(|part| {
+            matches!(
+                part,
+                "volatile" | "relaxed" | "acquire" | "release" | "acq_rel" | "mmio"
+            )
+        })
 }
 
 /// Gives return values and parameters their places. Kernels: in parameter space; functions: first in the frame.
@@ -155,6 +168,7 @@ pub(super) fn lower<'a>(
     let mut lowering = Lowering {
         context,
         index,
+        unit: function.unit,
         kernel: function.kernel,
         scopes: vec![Scope::default()],
         rows32: 0,
@@ -341,7 +355,12 @@ impl<'a> Lowering<'_, '_, 'a> {
         let Some((name, modifiers)) = Modifiers::split(instruction.opcode) else {
             return Err(self.unsupported("too many modifiers"));
         };
+        let first = self.context.program.code.len() as u32;
         self.instruction(name, modifiers, &instruction.operands)?;
+        if is_strong(instruction.opcode) {
+            let program = &mut self.context.program;
+            program.strong.extend(first..program.code.len() as u32);
+        }
         self.guard = Guard::ALWAYS;
         Ok(())
     }
@@ -481,10 +500,10 @@ impl<'a> Lowering<'_, '_, 'a> {
                 });
             }
         }
-        if let Some(special) = super::operand::special(name) {
+        if let Some(special) = super::special::special(name) {
             return Some(Symbol::Special(special));
         }
-        if let Some(symbol) = self.context.layout.find(name) {
+        if let Some(symbol) = self.context.layout.find(self.unit, name) {
             return Some(match symbol.space {
                 Space::Shared if symbol.dynamic => Symbol::DynamicShared,
                 Space::Shared => Symbol::Shared {
@@ -497,7 +516,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
         self.context
             .function_index
-            .get(name)
+            .get(&(self.unit, name))
             .map(|&index| Symbol::Function { index })
     }
 

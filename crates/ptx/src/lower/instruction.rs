@@ -39,7 +39,9 @@ impl<'a> Lowering<'_, '_, 'a> {
                 self.integer(i)?
             }
             "popc" | "clz" | "bfind" | "brev" | "bfe" | "bfi" | "shf" | "lop3" | "prmt" | "and"
-            | "or" | "xor" | "not" | "cnot" | "shl" | "shr" | "bmsk" | "szext" => self.bits(i)?,
+            | "or" | "xor" | "not" | "cnot" | "shl" | "shr" | "bmsk" | "szext" | "fns" => {
+                self.bits(i)?
+            }
             "setp" | "set" | "selp" | "slct" | "testp" => self.compare(i)?,
             "mov" => self.mov(i)?,
             "cvt" => self.cvt(i)?,
@@ -50,6 +52,8 @@ impl<'a> Lowering<'_, '_, 'a> {
             "atom" | "red" => self.atomic(i)?,
             "prefetch" | "prefetchu" | "applypriority" | "discard" => self.hint(i)?,
             "cp" => self.cp_async(i)?,
+            "mbarrier" => self.mbarrier(i)?,
+            "createpolicy" => self.create_policy(i)?,
             "membar" | "fence" => self.fence(i)?,
             "bra" | "brx" => self.branch(i)?,
             "call" => self.call(i)?,
@@ -62,6 +66,8 @@ impl<'a> Lowering<'_, '_, 'a> {
             "match" => self.match_sync(i)?,
             "redux" => self.redux(i)?,
             "activemask" => self.activemask(i)?,
+            "mma" | "wmma" | "ldmatrix" | "movmatrix" => self.tensor(i)?,
+            _ if super::video::is_video(name) => self.video(i)?,
             _ => return Err(self.unsupported(&format!("instruction `{name}`"))),
         }
         match insn.mods.rest() {

@@ -250,8 +250,9 @@ impl<'a> Lowering<'_, '_, 'a> {
         let Some(part) = insn.mods.take_any(&["lo", "hi"]) else {
             return Err(self.unsupported("no .lo or .hi"));
         };
+        let saturate = insn.mods.take("sat");
         let ty = self.integer_type(insn)?;
-        if ty.bytes() != 4 {
+        if ty.bytes() != 4 || saturate && !(mad && part == "hi" && ty.is_signed()) {
             return Err(self.unsupported("this type"));
         }
         let (a, b, d) = (
@@ -262,6 +263,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         if mad {
             let c = self.src32(&insn.ops[3], ty)?;
             let op = match (part, ty.is_signed()) {
+                _ if saturate => Tern32::Mad24HiSatS,
                 ("lo", true) => Tern32::Mad24LoS,
                 ("lo", false) => Tern32::Mad24LoU,
                 (_, true) => Tern32::Mad24HiS,

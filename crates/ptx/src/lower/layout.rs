@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::link::{Declaration, resolve};
 use crate::error::Error;
 use crate::limits::{CONST_BYTES_MAX, SHARED_OPTIN_BYTES_MAX};
 use crate::parse::ast::{Init, Linkage, Module, Space, Type, Variable};
@@ -10,7 +11,9 @@ use crate::parse::lexer::clipped;
 /// Module-wide variables by name, and the sizes of their areas.
 #[derive(Debug, Default)]
 pub struct Layout<'a> {
-    symbols: HashMap<&'a str, Symbol>,
+    symbols: HashMap<(u32, &'a str), Symbol>,
+    /// By variable: whether its memory and first contents are those that count.
+    defines: Vec<bool>,
     /// `.global` and `.const` variables stand in one area of this size.
     pub global_bytes: u64,
     pub const_bytes: u64,
@@ -36,25 +39,34 @@ impl<'a> Layout<'a> {
             dynamic_shared_align: 16,
             ..Layout::default()
         };
-        let defined: std::collections::HashSet<_> = module
+        let declarations: Vec<_> = module
             .variables
             .iter()
-            .filter(|v| v.linkage != Linkage::Extern)
-            .map(|v| v.name)
+            .map(|v| Declaration {
+                unit: v.unit,
+                name: v.name,
+                linkage: v.linkage,
+                defines: v.linkage != Linkage::Extern,
+                bytes: v.bytes,
+                at: v.at,
+            })
             .collect();
-        for var in &module.variables {
-            if var.linkage == Linkage::Extern && defined.contains(var.name) {
-                continue;
-            }
-            let symbol = layout.place(var)?;
-            let known = layout.symbols.insert(var.name, symbol);
-            if known.is_some_and(|known| !(known.dynamic && symbol.dynamic)) {
-                return Err(Error::Invalid {
-                    at: var.at,
-                    message: format!("`{}` is declared twice", clipped(var.name)),
-                });
+        let links = resolve(&declarations)?;
+        // Definitions first: what names them may stand before.
+        let mut placed: HashMap<usize, Symbol> = HashMap::new();
+        for (i, var) in module.variables.iter().enumerate() {
+            if links.defines[i] {
+                placed.insert(links.first[i], layout.place(var)?);
             }
         }
+        for (i, var) in module.variables.iter().enumerate() {
+            let symbol = match placed.get(&links.first[i]) {
+                Some(&symbol) => symbol,
+                None => layout.place(var)?,
+            };
+            layout.symbols.insert((var.unit, var.name), symbol);
+        }
+        layout.defines = links.defines;
         Ok(layout)
     }
 
@@ -92,7 +104,7 @@ impl<'a> Layout<'a> {
             }
             Space::Global | Space::Const if var.linkage == Linkage::Extern => {
                 return invalid(format!(
-                    "external variable `{}` is defined nowhere: modules are not linked",
+                    "external variable `{}` is defined nowhere",
                     clipped(var.name)
                 ));
             }
@@ -130,24 +142,24 @@ impl<'a> Layout<'a> {
         Ok(symbol)
     }
 
-    pub fn find(&self, name: &str) -> Option<Symbol> {
-        self.symbols.get(name).copied()
+    pub fn find(&self, unit: u32, name: &'a str) -> Option<Symbol> {
+        self.symbols.get(&(unit, name)).copied()
     }
 
     /// Calls `write(offset, bytes)` for everything that is initialised; the rest is zero.
-    /// `function` gives the address of a function.
+    /// `function` gives the address of a unit's function.
     pub fn initialise(
         &self,
         module: &Module<'a>,
         base: u64,
-        function: impl Fn(&str) -> Option<u64>,
+        function: impl Fn(u32, &str) -> Option<u64>,
         mut write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        for var in &module.variables {
-            if var.init.is_empty() || var.space == Space::Shared {
+        for (var, &defines) in module.variables.iter().zip(&self.defines) {
+            if var.init.is_empty() || var.space == Space::Shared || !defines {
                 continue;
             }
-            let Some(symbol) = self.find(var.name) else {
+            let Some(symbol) = self.find(var.unit, var.name) else {
                 continue;
             };
             let size = var.ty.bytes() as usize;
@@ -160,12 +172,12 @@ impl<'a> Layout<'a> {
                         _ => number.double_bits(),
                     },
                     Init::Symbol { name, offset, mask } => {
-                        let address = match self.find(name) {
+                        let address = match self.find(var.unit, name) {
                             Some(s) if matches!(s.space, Space::Global | Space::Const) => {
                                 Some(base + s.offset)
                             }
                             Some(s) => Some(s.offset),
-                            None => function(name),
+                            None => function(var.unit, name),
                         };
                         let Some(address) = address else {
                             return Err(Error::Invalid {
@@ -188,11 +200,11 @@ impl<'a> Layout<'a> {
         Ok(())
     }
 
-    /// Names, spaces, offsets and sizes of `.global` and `.const` variables.
+    /// Names, spaces, offsets and sizes of `.global` and `.const` variables, once for each unit that names one.
     pub fn globals(&self) -> impl Iterator<Item = (&'a str, Symbol)> + '_ {
         self.symbols
             .iter()
-            .map(|(&name, &symbol)| (name, symbol))
+            .map(|(&(_, name), &symbol)| (name, symbol))
             .filter(|(_, s)| matches!(s.space, Space::Global | Space::Const))
     }
 }

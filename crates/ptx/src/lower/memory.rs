@@ -1,6 +1,6 @@
 //! Loads, stores, atomics, fences (PTX ISA 9.7.9, 9.7.13).
 
-use super::function::Lowering;
+use super::function::{Lowering, Symbol};
 use super::instruction::Insn;
 use super::operand::Fit;
 use crate::code::{AtomOp, Base, MemSpace, Op, Row, SINK};
@@ -9,11 +9,17 @@ use crate::parse::ast::{Operand, Type};
 
 /// Cache and ordering hints that mean nothing here: the host's caches are coherent, and its loads and stores are
 /// acquires and releases.
-const ORDER_AND_CACHE: [&str; 16] = [
-    "weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "cta", "cluster",
-    "gpu", "sys", "ca", "cg", "cs", "nc", "wb",
+const ORDER_AND_CACHE: [&str; 15] = [
+    "weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "cta", "gpu", "sys",
+    "ca", "cg", "cs", "nc", "wb",
 ];
 const CACHE: [&str; 4] = ["lu", "cv", "wt", "unified"];
+
+/// An element of a vector operand.
+enum Part<'o, 'a> {
+    Operand(&'o Operand<'a>),
+    Register(Row, Type),
+}
 
 /// Triton writes `{ %r1 }` for a scalar.
 fn sole<'o, 'a>(operand: &'o Operand<'a>) -> &'o Operand<'a> {
@@ -70,6 +76,28 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
+    /// The elements of `{a, b}`, or of a vector register.
+    fn vector_parts<'o>(
+        &self,
+        operand: &'o Operand<'a>,
+        n: usize,
+    ) -> Result<Vec<Part<'o, 'a>>, Error> {
+        let parts: Vec<_> = match operand {
+            Operand::Vector(parts) => parts.iter().map(Part::Operand).collect(),
+            Operand::Name(name) => match self.find(name) {
+                Some(Symbol::VectorRegister { ty, index, count }) => (index..index + count)
+                    .map(|row| Part::Register(row, ty))
+                    .collect(),
+                _ => return Err(self.invalid("expected a vector")),
+            },
+            _ => return Err(self.invalid("expected a vector")),
+        };
+        if parts.len() != n {
+            return Err(self.invalid("vector of another length"));
+        }
+        Ok(parts)
+    }
+
     pub(super) fn load(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         let policy = self.hints(insn);
         self.arity(insn, &[if policy { 3 } else { 2 }])?;
@@ -92,16 +120,13 @@ impl<'a> Lowering<'_, '_, 'a> {
             })?;
             return self.narrow_signed(ty, declared, d);
         };
-        let Operand::Vector(parts) = &insn.ops[0] else {
-            return Err(self.invalid("expected a vector"));
-        };
-        if parts.len() != n {
-            return Err(self.invalid("vector of another length"));
-        }
         let mut rows = Vec::with_capacity(n);
         let mut declared = None;
-        for part in parts {
-            let (row, of) = self.dest(part, ty, Fit::Wider)?;
+        for part in self.vector_parts(&insn.ops[0], n)? {
+            let (row, of) = match part {
+                Part::Operand(operand) => self.dest(operand, ty, Fit::Wider)?,
+                Part::Register(row, of) => (row, of),
+            };
             if row != SINK
                 && declared
                     .replace(of)
@@ -156,18 +181,13 @@ impl<'a> Lowering<'_, '_, 'a> {
                 a,
             });
         };
-        let Operand::Vector(parts) = &insn.ops[1] else {
-            return Err(self.invalid("expected a vector"));
-        };
-        if parts.len() != n {
-            return Err(self.invalid("vector of another length"));
-        }
         let mut rows = Vec::with_capacity(n);
-        for part in parts {
-            rows.push(if ty.bytes() == 8 {
-                self.src64(part, ty)?
-            } else {
-                self.src32_fit(part, ty, Fit::Wider)?
+        for part in self.vector_parts(&insn.ops[1], n)? {
+            rows.push(match part {
+                Part::Register(row, of) if of.bytes() == ty.bytes() => row,
+                Part::Register(..) => return Err(self.invalid("a vector of another type")),
+                Part::Operand(part) if ty.bytes() == 8 => self.src64(part, ty)?,
+                Part::Operand(part) => self.src32_fit(part, ty, Fit::Wider)?,
             });
         }
         let list = self.rows(&rows);
@@ -188,11 +208,11 @@ impl<'a> Lowering<'_, '_, 'a> {
         let Some(name) = name else {
             return Err(self.unsupported("this operation"));
         };
-        self.hints(insn);
+        let policy = self.hints(insn);
         insn.mods.take("noftz");
         let ty = self.need_type(insn)?;
         let first = usize::from(!reduction);
-        let operands = first + if name == "cas" { 3 } else { 2 };
+        let operands = first + if name == "cas" { 3 } else { 2 } + usize::from(policy);
         self.arity(insn, &[operands])?;
         let op = match (name, ty) {
             ("add", Type::U32 | Type::S32 | Type::U64) => AtomOp::Add,
@@ -259,8 +279,11 @@ impl<'a> Lowering<'_, '_, 'a> {
 
     /// `cp.async`: done at once, so that waiting has nothing to wait for.
     pub(super) fn cp_async(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
-        if !insn.mods.take("async") || insn.mods.take_any(&["bulk", "mbarrier"]).is_some() {
+        if !insn.mods.take("async") || insn.mods.take("bulk") {
             return Err(self.unsupported("this form"));
+        }
+        if insn.mods.take("mbarrier") {
+            return self.arrive_after_copies(insn);
         }
         if insn
             .mods
@@ -269,27 +292,39 @@ impl<'a> Lowering<'_, '_, 'a> {
         {
             return self.emit(Op::Nop);
         }
-        insn.mods.take_any(&["ca", "cg"]);
+        let only_l2 = insn.mods.take_any(&["ca", "cg"]) == Some("cg");
         if !(insn.mods.take("shared") || insn.mods.take("shared::cta")) || !insn.mods.take("global")
         {
             return Err(self.unsupported("this form"));
         }
-        if self.hints(insn) {
-            return Err(self.unsupported("a cache policy"));
-        }
-        self.arity(insn, &[3, 4])?;
+        let policy = usize::from(self.hints(insn));
+        self.arity(insn, &[3 + policy, 4 + policy])?;
         let to = self.mem(&insn.ops[0], Some(MemSpace::Shared))?;
         let from = self.mem(&insn.ops[1], Some(MemSpace::Global))?;
         let Operand::Number(size) = insn.ops[2] else {
             return Err(self.invalid("expected a size"));
         };
         let bytes = size.double_bits();
-        if !matches!(bytes, 4 | 8 | 16) {
+        if !matches!(bytes, 4 | 8 | 16) || only_l2 && bytes != 16 {
             return Err(self.unsupported("this size"));
         }
-        let take = match insn.ops.get(3) {
-            None => SINK,
-            Some(operand) => self.src32(operand, Type::U32)?,
+        let take = match &insn.ops[3..insn.ops.len() - policy] {
+            [] => SINK,
+            // A predicate says that nothing is taken.
+            [operand] if self.is_predicate(operand) => {
+                let (p, negated) = self.pred(operand)?;
+                let (none, all) = (self.const32(0), self.const32(bytes as u32));
+                let d = self.temp32()?;
+                self.emit(Op::Sel32 {
+                    d,
+                    a: none,
+                    b: all,
+                    p,
+                    negated,
+                })?;
+                d
+            }
+            [operand, ..] => self.src32(operand, Type::U32)?,
         };
         let (base, wide) = match from.base {
             Base::None => (SINK, false),
@@ -311,16 +346,12 @@ impl<'a> Lowering<'_, '_, 'a> {
         while insn
             .mods
             .take_any(&[
-                "cta", "cluster", "gl", "gpu", "sys", "sc", "acq_rel", "acquire", "release",
+                "cta", "gl", "gpu", "sys", "sc", "acq_rel", "acquire", "release",
             ])
             .is_some()
         {}
         if insn.mods.take("proxy") {
-            while insn
-                .mods
-                .take_any(&["alias", "async", "async::generic", "global", "shared::cta"])
-                .is_some()
-            {}
+            insn.mods.take("alias");
         }
         self.emit(Op::Fence)
     }

@@ -1,6 +1,6 @@
 //! From the syntax tree to [`Program`]: [`layout`] places variables, [`function`] resolves names, labels and frames,
 //! and one file a family lowers instructions: [`integer`], [`float`], [`compare`], [`convert`], [`memory`],
-//! [`control`], [`warp`]. Whatever cannot be executed is refused here, with its line, and never while a kernel runs.
+//! [`control`], [`warp`], [`sync`], [`tensor`], [`video`]. Whatever cannot be executed is refused here, with its line, and never while a kernel runs.
 
 mod bits;
 mod compare;
@@ -11,9 +11,14 @@ mod function;
 mod instruction;
 mod integer;
 pub mod layout;
+mod link;
 mod memory;
 mod modifiers;
 mod operand;
+mod special;
+mod sync;
+mod tensor;
+mod video;
 mod warp;
 
 use std::collections::HashMap;
@@ -55,9 +60,11 @@ pub struct KernelParam {
 
 /// Everything about a module but its memory.
 #[derive(Debug)]
-pub struct Lowered {
+pub struct Lowered<'a> {
     pub program: Program,
     pub kernels: Vec<Kernel>,
+    /// By unit and name: an index into [`Program::functions`].
+    pub functions: HashMap<(u32, &'a str), u32>,
 }
 
 /// Parses and lowers without memory, for checks and fuzzing.
@@ -68,18 +75,18 @@ pub fn check(text: &str) -> Result<(), Error> {
 }
 
 /// Lowers a module whose variables will stand at `base`.
-pub fn lower(
-    text: &str,
-    ast: &ast::Module<'_>,
-    layout: &Layout<'_>,
+pub fn lower<'a>(
+    text: &'a str,
+    ast: &ast::Module<'a>,
+    layout: &Layout<'a>,
     base: u64,
-) -> Result<Lowered, Error> {
+) -> Result<Lowered<'a>, Error> {
     let mut context = Context::new(text, ast, layout, base);
-    context.declare_functions()?;
+    let bodies = context.declare_functions()?;
     let mut kernels = Vec::new();
-    for function in &ast.functions {
-        if function.body.is_some() {
-            let index = context.function_index[function.name];
+    for (function, counts) in ast.functions.iter().zip(bodies) {
+        if counts {
+            let index = context.function_index[&(function.unit, function.name)];
             let shared_bytes = function::lower(&mut context, function, index)?;
             if function.kernel {
                 kernels.push(kernel(&context, function, index, shared_bytes)?);
@@ -92,6 +99,7 @@ pub fn lower(
     Ok(Lowered {
         program: context.program,
         kernels,
+        functions: context.function_index,
     })
 }
 
@@ -103,7 +111,10 @@ struct Context<'m, 'a> {
     /// Address of the module's variables.
     base: u64,
     program: Program,
-    function_index: HashMap<&'a str, u32>,
+    /// By unit and name.
+    function_index: HashMap<(u32, &'a str), u32>,
+    /// By function: whether it has a body.
+    defined: Vec<bool>,
     consts32: HashMap<u32, Row>,
     consts64: HashMap<u64, Row>,
     /// Registers of all functions so far.
@@ -124,6 +135,7 @@ impl<'m, 'a> Context<'m, 'a> {
             base,
             program: Program::default(),
             function_index: HashMap::new(),
+            defined: Vec::new(),
             consts32: HashMap::new(),
             consts64: HashMap::new(),
             registers: 0,
@@ -131,34 +143,64 @@ impl<'m, 'a> Context<'m, 'a> {
         }
     }
 
-    /// Gives every function its index, so that bodies may call forward.
-    fn declare_functions(&mut self) -> Result<(), Error> {
-        let mut defined = HashMap::new();
-        for function in &self.ast.functions {
-            let index = *self.function_index.entry(function.name).or_insert_with(|| {
+    /// Gives every function its index, so that bodies may call forward. Says of each whether its body counts.
+    fn declare_functions(&mut self) -> Result<Vec<bool>, Error> {
+        let functions = &self.ast.functions;
+        let declarations: Vec<_> = functions
+            .iter()
+            .map(|f| link::Declaration {
+                unit: f.unit,
+                name: f.name,
+                // A kernel is the module's, whatever is said.
+                linkage: match f.linkage {
+                    ast::Linkage::Local if f.kernel => ast::Linkage::Visible,
+                    linkage => linkage,
+                },
+                defines: f.body.is_some(),
+                bytes: 0,
+                at: f.at,
+            })
+            .collect();
+        let links = link::resolve(&declarations)?;
+        let mut indices = Vec::with_capacity(functions.len());
+        for (i, function) in functions.iter().enumerate() {
+            let index = if links.first[i] == i {
                 self.program.functions.push(Function {
                     name: function.name.to_owned(),
                     ..Function::default()
                 });
                 self.callees.push(Vec::new());
+                self.defined.push(false);
                 self.program.functions.len() as u32 - 1
-            });
-            if function.body.is_some() && defined.insert(function.name, function.at).is_some() {
-                return Err(Error::Invalid {
-                    at: function.at,
-                    message: format!("`{}` is defined twice", clipped(function.name)),
-                });
-            }
+            } else {
+                indices[links.first[i]]
+            };
+            indices.push(index);
+            self.function_index
+                .insert((function.unit, function.name), index);
+            self.defined[index as usize] |= function.body.is_some();
             function::place_params(&mut self.program.functions[index as usize], function)?;
         }
-        for &(new, old, at) in &self.ast.aliases {
-            let Some(&index) = self.function_index.get(old) else {
+        self.resolve_aliases()?;
+        Ok(links.defines)
+    }
+
+    /// Whoever names an alias, in whatever unit, means the other function.
+    fn resolve_aliases(&mut self) -> Result<(), Error> {
+        for &(new, old, unit, at) in &self.ast.aliases {
+            let Some(&index) = self.function_index.get(&(unit, old)) else {
                 return Err(Error::Invalid {
                     at,
                     message: format!("alias of unknown function `{}`", clipped(old)),
                 });
             };
-            self.function_index.insert(new, index);
+            if let Some(declared) = self.function_index.insert((unit, new), index) {
+                for known in self.function_index.values_mut() {
+                    if *known == declared {
+                        *known = index;
+                    }
+                }
+            }
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Operands to rows: registers, constants, special registers, symbols, addresses; and scratch registers.
 
 use super::function::{Lowering, Symbol};
+use super::special::SPECIAL_UNSUPPORTED;
 use crate::code::FloatFlags;
 use crate::code::{
     Base, CONST, FUNCTION_WINDOW, Mem, MemSpace, Op, Pred, Row, SINK, SINK_PRED, Special, Un32,
@@ -23,66 +24,6 @@ impl Temps {
         (self.rows32.1, self.rows64.1, self.preds.1) = (0, 0, 0);
     }
 }
-
-/// `%tid.x` and the like (PTX ISA chapter 10).
-pub(super) fn special(name: &str) -> Option<Special> {
-    if let Some((base, axis)) = name.rsplit_once('.') {
-        let axis = match axis {
-            "x" => 0,
-            "y" => 1,
-            "z" => 2,
-            "w" => {
-                return matches!(base, "%tid" | "%ntid" | "%ctaid" | "%nctaid")
-                    .then_some(Special::Zero);
-            }
-            _ => return None,
-        };
-        return Some(match base {
-            "%tid" => Special::Tid(axis),
-            "%ntid" => Special::Ntid(axis),
-            "%ctaid" => Special::Ctaid(axis),
-            "%nctaid" => Special::Nctaid(axis),
-            _ => return None,
-        });
-    }
-    Some(match name {
-        "%laneid" => Special::LaneId,
-        "%warpid" => Special::WarpId,
-        "%nwarpid" => Special::NwarpId,
-        "%smid" => Special::SmId,
-        "%nsmid" => Special::NsmId,
-        "%gridid" => Special::GridId,
-        "%clock" => Special::Clock,
-        "%clock_hi" => Special::ClockHi,
-        "%clock64" => Special::Clock64,
-        "%globaltimer" => Special::GlobalTimer,
-        "%globaltimer_lo" => Special::GlobalTimerLo,
-        "%globaltimer_hi" => Special::GlobalTimerHi,
-        "%lanemask_eq" => Special::LanemaskEq,
-        "%lanemask_lt" => Special::LanemaskLt,
-        "%lanemask_le" => Special::LanemaskLe,
-        "%lanemask_gt" => Special::LanemaskGt,
-        "%lanemask_ge" => Special::LanemaskGe,
-        "%dynamic_smem_size" => Special::DynamicSharedBytes,
-        "%total_smem_size" => Special::TotalSharedBytes,
-        _ => {
-            let index: u8 = name.strip_prefix("%envreg")?.parse().ok()?;
-            return (index < 32).then_some(Special::Envreg(index));
-        }
-    })
-}
-
-/// Special registers that exist but not here: performance monitors, clusters, graphs.
-const SPECIAL_UNSUPPORTED: [&str; 8] = [
-    "%pm",
-    "%cluster",
-    "%ncluster",
-    "%is_explicit_cluster",
-    "%nctarank",
-    "%aggr_smem_size",
-    "%reserved_smem",
-    "%current_graph_exec",
-];
 
 /// How strictly an operand's width must fit the instruction's type.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -169,6 +110,17 @@ impl<'a> Lowering<'_, '_, 'a> {
             }
             _ => Err(self.invalid("expected a predicate")),
         }
+    }
+
+    pub(super) fn is_predicate(&self, operand: &Operand<'a>) -> bool {
+        let name = match *operand {
+            Operand::Name(name) | Operand::Negated(name) => name,
+            _ => return false,
+        };
+        matches!(
+            self.find(name),
+            Some(Symbol::Register { ty: Type::Pred, .. })
+        )
     }
 
     pub(super) fn pred_dest(&self, operand: &Operand<'a>) -> Result<Pred, Error> {

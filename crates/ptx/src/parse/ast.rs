@@ -3,6 +3,7 @@
 use super::lexer::Number;
 use crate::error::Position;
 
+/// One unit, or several that were linked: each `.version` begins one, numbered from 0.
 #[derive(Debug, Default)]
 pub struct Module<'a> {
     /// `.version`: major, minor.
@@ -12,8 +13,8 @@ pub struct Module<'a> {
     /// `.global`, `.const` and module-wide `.shared` variables.
     pub variables: Vec<Variable<'a>>,
     pub functions: Vec<Function<'a>>,
-    /// `.alias new, old`
-    pub aliases: Vec<(&'a str, &'a str, Position)>,
+    /// `.alias new, old`, and its unit.
+    pub aliases: Vec<(&'a str, &'a str, u32, Position)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,6 +143,7 @@ pub enum Linkage {
 
 #[derive(Debug)]
 pub struct Variable<'a> {
+    pub unit: u32,
     pub space: Space,
     pub linkage: Linkage,
     pub ty: Type,
@@ -171,6 +173,7 @@ pub enum Init<'a> {
 
 #[derive(Debug)]
 pub struct Function<'a> {
+    pub unit: u32,
     pub name: &'a str,
     pub kernel: bool,
     pub linkage: Linkage,
@@ -221,12 +224,18 @@ pub enum Operand<'a> {
     Name(&'a str),
     /// `!p`
     Negated(&'a str),
-    /// `-r`, where the ISA allows it
+    /// `-r`, as `vmad` has it
+    Minus(&'a str),
     Number(Number),
     /// `variable+8`
     Offset(&'a str, i64),
     /// `[name+8]`, `[16]`
-    Address { base: Option<&'a str>, offset: i64 },
+    Address {
+        base: Option<&'a str>,
+        offset: i64,
+    },
+    /// `[texture, {x, y}]`: nothing here has any.
+    Coordinates,
     /// `{a, b}`
     Vector(Vec<Operand<'a>>),
     /// `(a, b)` of a call

@@ -3,7 +3,7 @@
 use super::ast::{Function, Init, Linkage, Module, Space, Type, Variable};
 use super::lexer::{Lexer, Number, Token, clipped};
 use crate::error::{Error, Position};
-use crate::limits::{NESTING_DEPTH_MAX, PTX_BYTES_MAX, VARIABLE_BYTES_MAX};
+use crate::limits::{NESTING_DEPTH_MAX, PTX_BYTES_MAX, PTX_VERSION_MAX, VARIABLE_BYTES_MAX};
 
 /// Parses the text of one module.
 pub fn parse(text: &str) -> Result<Module<'_>, Error> {
@@ -25,6 +25,7 @@ pub(super) struct Parser<'a> {
     pub(super) token: Token<'a>,
     pub(super) at: Position,
     pub(super) depth: usize,
+    unit: u32,
 }
 
 /// What stands before a declaration: `.visible .weak .extern .common`.
@@ -42,6 +43,7 @@ impl<'a> Parser<'a> {
             token,
             at,
             depth: 0,
+            unit: 0,
         })
     }
 
@@ -62,7 +64,18 @@ impl<'a> Parser<'a> {
             match word {
                 ".version" => {
                     self.advance()?;
-                    module.version = self.version()?;
+                    let version = self.version()?;
+                    if version > PTX_VERSION_MAX {
+                        return Err(Error::Version {
+                            at,
+                            found: version,
+                            supported: PTX_VERSION_MAX,
+                        });
+                    }
+                    if module.version != (0, 0) {
+                        self.unit += 1;
+                    }
+                    module.version = module.version.max(version);
                 }
                 ".target" => {
                     self.advance()?;
@@ -101,7 +114,7 @@ impl<'a> Parser<'a> {
                     self.punct(b',')?;
                     let old = self.word("a function name")?;
                     self.punct(b';')?;
-                    module.aliases.push((new, old, at));
+                    module.aliases.push((new, old, self.unit, at));
                 }
                 ".file" | ".loc" | ".pragma" => self.debug_line()?,
                 ".section" => self.section()?,
@@ -153,6 +166,7 @@ impl<'a> Parser<'a> {
             Vec::new()
         };
         let mut function = Function {
+            unit: self.unit,
             name,
             kernel,
             linkage,
@@ -311,6 +325,7 @@ impl<'a> Parser<'a> {
         let name = self.word("a name")?;
         let element = u64::from(ty.bytes() * vector);
         let mut var = Variable {
+            unit: self.unit,
             space,
             linkage,
             ty,

@@ -150,6 +150,10 @@ impl<'a> Parser<'a> {
             }
             Token::Punct(b'-') => {
                 self.advance()?;
+                if let Token::Word(name) = self.token {
+                    self.advance()?;
+                    return Ok(Operand::Minus(name));
+                }
                 let Token::Number(number) = self.token else {
                     return Err(self.expected("a number"));
                 };
@@ -160,7 +164,7 @@ impl<'a> Parser<'a> {
                 self.advance()?;
                 Ok(Operand::Negated(self.word("a predicate")?))
             }
-            Token::Punct(b'[') => self.address(),
+            Token::Punct(b'[') => self.address(depth),
             Token::Punct(b'{') => Ok(Operand::Vector(self.operand_list(b'{', b'}', depth)?)),
             Token::Punct(b'(') => Ok(Operand::List(self.operand_list(b'(', b')', depth)?)),
             Token::Word(name) => {
@@ -195,7 +199,7 @@ impl<'a> Parser<'a> {
         Ok(out)
     }
 
-    fn address(&mut self) -> Result<Operand<'a>, Error> {
+    fn address(&mut self, depth: usize) -> Result<Operand<'a>, Error> {
         self.punct(b'[')?;
         let (base, offset) = match self.token {
             Token::Word(name) => {
@@ -205,6 +209,13 @@ impl<'a> Parser<'a> {
             Token::Punct(b'-') => (None, self.signed_offset()?),
             _ => (None, self.integer("an address")? as i64),
         };
+        if self.take_punct(b',')? {
+            while !self.take_punct(b']')? {
+                self.operand(depth + 1)?;
+                self.take_punct(b',')?;
+            }
+            return Ok(Operand::Coordinates);
+        }
         self.punct(b']')?;
         Ok(Operand::Address { base, offset })
     }

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use outboard_ptx::check::Checker;
 use outboard_ptx::launch::STACK_BYTES_DEFAULT;
 use outboard_ptx::{Fifo, Heap, Launch, LaunchError, Memory, Module, Stats};
 
@@ -31,8 +32,20 @@ pub enum Arg {
 
 impl Device {
     pub fn new(ptx: &str) -> Self {
+        Self::with(ptx, false)
+    }
+
+    /// Its memory knows what was written.
+    pub fn tracked(ptx: &str) -> Self {
+        Self::with(ptx, true)
+    }
+
+    fn with(ptx: &str, tracked: bool) -> Self {
         let base = NEXT_WINDOW.fetch_add(WINDOW_BYTES, Ordering::Relaxed);
         let memory = Memory::reserve(base, WINDOW_BYTES, 64 << 20).unwrap();
+        if tracked {
+            memory.track_writes();
+        }
         let module = Module::load(ptx, &memory).unwrap_or_else(|e| panic!("{e}"));
         let heap = Heap::new(&memory, 8 << 20).unwrap();
         Device {
@@ -55,7 +68,8 @@ impl Device {
     }
 
     pub fn upload<T: Pod>(&self, data: &[T]) -> u64 {
-        let bytes: Vec<u8> = data.iter().flat_map(|v| v.bytes()).collect();
+        let mut bytes = Vec::with_capacity(size_of_val(data));
+        data.iter().for_each(|v| v.append(&mut bytes));
         let address = self.alloc(bytes.len());
         self.memory.write(address, &bytes).unwrap();
         address
@@ -78,6 +92,18 @@ impl Device {
         dynamic_shared_bytes: u32,
         args: &[Arg],
     ) -> Result<Stats, LaunchError> {
+        self.try_run_watched(kernel, grid, block, dynamic_shared_bytes, args, None)
+    }
+
+    pub fn try_run_watched(
+        &self,
+        kernel: &str,
+        grid: [u32; 3],
+        block: [u32; 3],
+        dynamic_shared_bytes: u32,
+        args: &[Arg],
+        checker: Option<&Checker>,
+    ) -> Result<Stats, LaunchError> {
         let mut params = Vec::new();
         for arg in args {
             let bytes: Vec<u8> = match *arg {
@@ -89,7 +115,7 @@ impl Device {
             params.resize(params.len().next_multiple_of(bytes.len()), 0);
             params.extend(bytes);
         }
-        Launch {
+        let launch = Launch {
             module: &self.module,
             kernel,
             grid,
@@ -103,8 +129,11 @@ impl Device {
             output: &self.output,
             heap: Some(&self.heap),
             cancel: &self.cancel,
+        };
+        match checker {
+            Some(checker) => launch.run_watched(checker),
+            None => launch.run(),
         }
-        .run()
     }
 
     pub fn run(&self, kernel: &str, grid: u32, block: u32, args: &[Arg]) -> Stats {
@@ -114,15 +143,15 @@ impl Device {
 }
 
 pub trait Pod: Copy {
-    fn bytes(&self) -> Vec<u8>;
+    fn append(&self, bytes: &mut Vec<u8>);
     fn from_bytes(bytes: &[u8]) -> Self;
 }
 
 macro_rules! pod {
     ($($t:ty),*) => {$(
         impl Pod for $t {
-            fn bytes(&self) -> Vec<u8> {
-                self.to_le_bytes().into()
+            fn append(&self, bytes: &mut Vec<u8>) {
+                bytes.extend(self.to_le_bytes());
             }
 
             fn from_bytes(bytes: &[u8]) -> Self {
@@ -143,4 +172,34 @@ pub fn noise(seed: u64) -> impl FnMut() -> f64 {
         state ^= state << 17;
         (state >> 11) as f64 / (1u64 << 53) as f64
     }
+}
+
+/// A kernel of one thread: runs `body`, whose results stand in %r0.. and %rd0.., and stores the first `n` of both.
+pub fn run_thread(body: &str) -> (Vec<u32>, Vec<u64>) {
+    let mut text = String::from(
+        ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 out)\n{\n\
+         .reg .b32 %r<32>; .reg .b64 %rd<32>; .reg .f32 %f<16>; .reg .f64 %fd<16>; .reg .b16 %rs<16>; .reg .pred %p<16>;\n\
+         .reg .b64 %out;\nld.param.u64 %out, [out];\n",
+    );
+    text.push_str(body);
+    for i in 0..16 {
+        text.push_str(&format!(
+            "st.global.u32 [%out+{}], %r{i};\nst.global.u64 [%out+{}], %rd{i};\n",
+            i * 4,
+            64 + i * 8
+        ));
+    }
+    text.push_str("ret;\n}\n");
+    let device = Device::new(&text);
+    let out = device.alloc(64 + 128);
+    device.run("k", 1, 1, &[Arg::Ptr(out)]);
+    (device.download(out, 16), device.download(out + 64, 16))
+}
+
+pub fn check32(body: &str, expected: &[u32]) {
+    assert_eq!(&run_thread(body).0[..expected.len()], expected, "{body}");
+}
+
+pub fn check64(body: &str, expected: &[u64]) {
+    assert_eq!(&run_thread(body).1[..expected.len()], expected, "{body}");
 }

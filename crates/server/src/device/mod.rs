@@ -3,7 +3,7 @@
 use std::{fmt, os::fd::OwnedFd, sync::Arc};
 
 use outboard_api::CUresult;
-use outboard_link::Segment;
+use outboard_link::{Lasting, Segment};
 use outboard_wire::{
     Message,
     codec::Writer,
@@ -32,6 +32,12 @@ pub trait Host: Send {
     fn driver_version(&mut self) -> u32;
     /// Reserves the address window in which the client will place device memory: base and length.
     fn reserve_window(&mut self) -> Result<(u64, u64), Failure>;
+    /// Whether the client is to give every allocation memory of its own: [`ServerWelcome::exact_memory`].
+    ///
+    /// [`ServerWelcome::exact_memory`]: outboard_wire::handshake::ServerWelcome::exact_memory
+    fn exact_memory(&self) -> bool {
+        false
+    }
     /// Appends what kernels have printed since the last call. Asked before a wait is answered.
     fn take_printed(&mut self, out: &mut Vec<u8>);
     /// Host functions that the streams have reached since the last call: number and status for the client.
@@ -89,6 +95,10 @@ pub trait Wait: Send {
     fn ready(&mut self) -> Result<bool, Failure>;
     /// Once ready: the reply's `data`, where the message has one.
     fn data(&self) -> Option<&[u8]> {
+        None
+    }
+    /// The memory that this data is part of, if it is there for longer than the session.
+    fn lasting(&self) -> Option<Lasting> {
         None
     }
 }

@@ -13,6 +13,7 @@ use std::{
 };
 
 use outboard_api::CUresult;
+use outboard_link::Lasting;
 use outboard_wire::messages;
 
 use super::{
@@ -414,6 +415,13 @@ impl Part {
         let address = self.block.start.as_ptr().expose_provenance() + self.offset;
         // SAFETY: kept by whoever submits the copy until a mark behind it is reached.
         unsafe { Span::new_unchecked(address as u64, len.min(self.len) as u64) }
+    }
+
+    /// For adapters: it is pinned until the device goes, which is after every link.
+    pub(super) fn lasting(&self) -> Lasting {
+        let address = self.block.start.as_ptr().expose_provenance() + self.offset;
+        // SAFETY: as above; parts that are staged through are never given back before the device is dropped.
+        unsafe { Lasting::new(address as u64, self.len) }
     }
 
     /// The first bytes. The GPU's copy into them is over: its mark was reached.

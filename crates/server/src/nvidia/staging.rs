@@ -7,7 +7,7 @@ use std::{
 };
 
 use outboard_api::CUresult;
-use outboard_link::Segment;
+use outboard_link::{Lasting, Segment};
 use rustc_hash::FxHashMap;
 
 use super::{
@@ -192,6 +192,14 @@ impl Segment for Slot {
     fn bytes(&self) -> &[u8] {
         self.part.as_ref().map_or(&[], |part| part.bytes(self.len))
     }
+
+    fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    fn lasting(&self) -> Option<Lasting> {
+        self.part.as_ref().map(Part::lasting)
+    }
 }
 
 impl Drop for Slot {
@@ -229,6 +237,10 @@ impl Wait for SlotWait {
 
     fn data(&self) -> Option<&[u8]> {
         self.copy.as_ref().map(|(_, slot)| slot.bytes())
+    }
+
+    fn lasting(&self) -> Option<Lasting> {
+        self.copy.as_ref().and_then(|(_, slot)| slot.lasting())
     }
 }
 

@@ -1,14 +1,15 @@
 //! One message: decoded, checked against what every session promises, answered here or handed to the device.
 
 use outboard_api::CUresult;
+use outboard_link::RdmaTarget;
 use outboard_wire::{
     DecodeError, Message, Op, Reader, Writer, doc,
     handshake::Purpose,
     limits::CHUNK_BYTES_MAX,
     messages::{
-        CopyBoxIn, CopyBoxOut, CopyIn, Echo, EchoReply, FenceContext, FenceStream, HostWrite,
-        ImageGet, ImageGetReply, ImageOffer, ImageOfferReply, ImagePut, NvmlSnapshot, Ping,
-        Request,
+        CopyBoxIn, CopyBoxOut, CopyIn, CopyOut, Echo, EchoReply, FenceContext, FenceStream,
+        HostWrite, ImageGet, ImageGetReply, ImageOffer, ImageOfferReply, ImagePut, NvmlSnapshot,
+        Ping, Request,
     },
 };
 
@@ -25,6 +26,8 @@ pub(super) struct Executed {
     pub(super) stream: Option<u64>,
     /// The length of the data in a pending answer, where it has any.
     pub(super) reply_bytes: Option<u64>,
+    /// Where that data is to be written, over a link that can.
+    pub(super) to: Option<RdmaTarget>,
 }
 
 /// Whether the message is data with a few numbers in front, to be used where it was received.
@@ -54,7 +57,17 @@ pub(super) fn execute<'a>(
     mut body: Reader<'a>,
     reply: &mut Vec<u8>,
 ) -> Result<Executed, DecodeError> {
-    let request = Request::decode(op, &mut body)?;
+    let (request, to) = match Request::decode(op, &mut body)? {
+        Request::CopyOutTo(m) => {
+            let (src, len, stream) = (m.src, m.len, m.stream);
+            let to = RdmaTarget {
+                address: m.to,
+                key: m.key,
+            };
+            (Request::CopyOut(CopyOut { src, len, stream }), Some(to))
+        }
+        request => (request, None),
+    };
     body.end()?;
     let (stream, reply_bytes) = match &request {
         Request::CopyOut(m) => (Some(m.stream), Some(m.len)),
@@ -87,6 +100,7 @@ pub(super) fn execute<'a>(
         outcome,
         stream,
         reply_bytes,
+        to,
     })
 }
 

@@ -103,12 +103,15 @@ pub fn welcome(
         release: env!("CARGO_PKG_VERSION").into(),
         session,
         driver_version: 0,
+        ptx_only: false,
         window_base: 0,
         window_bytes: 0,
+        exact_memory: false,
         devices: Vec::new(),
     };
     if let Some(device) = device {
         welcome.driver_version = device.driver_version();
+        welcome.exact_memory = device.exact_memory();
         welcome.devices = device.cards(spares_to_come)?;
         if purpose == Purpose::Session {
             (welcome.window_base, welcome.window_bytes) = device.reserve_window()?;

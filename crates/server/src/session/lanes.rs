@@ -266,18 +266,18 @@ impl Lanes {
 
     /// Gives an answer to the lanes; gives it back where there are none. Waits while much waits already: the client reads
     /// its lanes whatever it does.
-    pub(super) fn give(&self, answer: Answer) -> Result<(), Answer> {
+    pub(super) fn give(&self, answer: Answer) -> Option<Answer> {
         let mut state = self.shared.lock();
         while state.is_open() && state.answers_bytes >= LANE_ANSWERS_BYTES_MAX {
             state = wait(&self.shared.sent, state);
         }
         if !state.is_open() {
-            return Err(answer);
+            return Some(answer);
         }
         state.answers_bytes += answer.bytes();
         state.answers.push_back(answer);
         self.shared.given.notify_one();
-        Ok(())
+        None
     }
 }
 

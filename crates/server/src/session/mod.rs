@@ -27,12 +27,14 @@
 //! again, up to limits at which the message fails.
 
 mod execute;
+mod grants;
 pub mod handshake;
 mod itself;
 mod lanes;
 pub mod limits;
 mod outbox;
 mod pace;
+mod relay;
 mod tally;
 mod waiting;
 
@@ -55,8 +57,8 @@ use outboard_wire::{
     DecodeError, Message as _, Op as _, Reader,
     frame::{ON_A_LANE, RequestHeader, copied_data_at},
     handshake::Purpose,
-    limits::CHUNK_BYTES_MAX,
-    messages::{HostCallNote, HostFuncDone, HostPagesNote, LanesOpen, NetworkSet, Ping, PrintNote},
+    limits::{CHUNK_BYTES_MAX, PLACED_BYTES_MIN},
+    messages::{HostCallNote, HostPagesNote, LanesOpen, NetworkSet, Ping, PrintNote},
 };
 use rustix::thread::set_current_timer_slack;
 use thiserror::Error;
@@ -66,9 +68,11 @@ use crate::{
     device::{Cx, Device, Failure, Outcome},
     images::ImageStore,
 };
+use grants::Grants;
 use lanes::{Answer, Lanes};
-use outbox::Outbox;
+use outbox::{Outbox, Placed};
 use pace::Pace;
+use relay::Relay;
 pub use tally::Tally;
 use waiting::{Admission, Queue, Waiting, WaitingList};
 
@@ -95,6 +99,7 @@ fn serve_with_lanes(
         debug!(%error, "timers stay coarse");
     }
     let address = link.addresses().map(|(ours, _)| ours);
+    let grants = Grants::over(&link);
     let (sender, receiver) = link.split();
     let mut session = Session {
         device,
@@ -108,6 +113,7 @@ fn serve_with_lanes(
         pace: Pace::new(),
         tally: Tally::default(),
         looked_at: None,
+        grants,
         frame: Vec::new(),
         reply: Vec::new(),
         printed: Vec::new(),
@@ -166,6 +172,7 @@ struct Session<'d> {
     tally: Tally,
     /// When the last message was done, if nothing has been waited for since.
     looked_at: Option<Instant>,
+    grants: Grants,
     /// The message in hand, where it is not bulk data.
     frame: Vec<u8>,
     reply: Vec<u8>,
@@ -278,6 +285,7 @@ impl Session<'_> {
         };
         let data = placed.as_ref().map_or(&[][..], |placed| placed.bytes());
         let frame_len = frame.len() + data.len();
+        let is_long = frame.len() >= PLACED_BYTES_MIN;
         self.reply.clear();
         let result = if execute::is_bulk(header.op) {
             // Used where it lies: data only, which the client may alter meanwhile at its own cost.
@@ -357,6 +365,7 @@ impl Session<'_> {
             );
         }
         self.settle(header, executed, end)?;
+        self.grant(is_long && execute::takes_data(header.op))?;
         Ok(true)
     }
 
@@ -381,6 +390,7 @@ impl Session<'_> {
                 let bytes = executed.reply_bytes.unwrap_or(0);
                 let mut entry = Waiting::new(op, token, queue, has_data, bytes, start, pending);
                 entry.on_lane = header.lane == ON_A_LANE;
+                entry.to = executed.to;
                 match self.waiting.push(entry) {
                     Ok(()) => return Ok(()),
                     Err(failure) => failure,
@@ -406,6 +416,7 @@ impl Session<'_> {
 
     /// Answers what the device has finished.
     fn answer_ready(&mut self) -> Result<bool, End> {
+        self.outbox.let_go();
         if !self.waiting.poll() {
             return Ok(false);
         }
@@ -490,6 +501,17 @@ fn send_answers(
     for (entry, result) in waiting.take_ready(now) {
         tally.waited(entry.op, now - entry.since);
         let (op, token) = (entry.op, entry.token);
+        let entry = match &result {
+            Ok(()) if token != 0 => match outbox.place(entry)? {
+                Placed::Yes(bytes) => {
+                    tally.answered(op, bytes);
+                    trace!(op = tally::name(op), token, "answered from where it lay");
+                    continue;
+                }
+                Placed::No(entry) => entry,
+            },
+            _ => entry,
+        };
         let result = result.and_then(|()| entry.reply_data());
         if entry.on_lane
             && token != 0
@@ -498,12 +520,12 @@ fn send_answers(
             let bytes = data.len();
             let header = outbox.lane_header(token)?;
             match lanes.give(Answer { header, entry }) {
-                Ok(()) => {
+                None => {
                     outbox.gave();
                     tally.answered(op, bytes);
                     trace!(op = tally::name(op), token, "answered on a lane");
                 }
-                Err(Answer { entry, .. }) => {
+                Some(Answer { entry, .. }) => {
                     let data = entry.reply_data().ok().flatten().unwrap_or_default();
                     let len = (data.len() as u32).to_le_bytes();
                     tally.answered(op, data.len());
@@ -532,54 +554,4 @@ fn send_answers(
         trace!(op = tally::name(entry.op), token = entry.token, "answered");
     }
     Ok(())
-}
-
-/// The session's business while the device is held up in a call of its own: host functions, and the copies in front of
-/// them. Without it a driver that waits for a stream would wait for a host function that nobody runs.
-struct Relay<'r, 's> {
-    receiver: &'r RefCell<&'s mut Receiver>,
-    outbox: &'r mut Outbox,
-    waiting: &'r mut WaitingList,
-    lanes: &'r Lanes,
-    tally: &'r mut Tally,
-    early: &'r mut VecDeque<Vec<u8>>,
-}
-
-impl Relay<'_, '_> {
-    fn turn(
-        &mut self,
-        reached: &[(u64, CUresult)],
-        done: &mut Vec<u64>,
-    ) -> Result<(), outboard_link::Error> {
-        if self.waiting.poll() {
-            send_answers(self.waiting, self.outbox, self.lanes, self.tally)?;
-        }
-        for (call, status) in reached {
-            let (call, status) = (*call, status.0);
-            self.outbox
-                .note(HostCallNote::NUMBER, &HostCallNote { call, status })?;
-        }
-        self.outbox.flush()?;
-        let mut receiver = self.receiver.borrow_mut();
-        while self.early.len() < limits::EARLY_MESSAGES_MAX {
-            let Some(frame) = receiver.recv(Wait::Poll)? else {
-                break;
-            };
-            match host_func_done(frame) {
-                Some(call) => done.push(call),
-                None => self.early.push_back(frame.to_vec()),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The host function that a message says is done.
-fn host_func_done(frame: &[u8]) -> Option<u64> {
-    let mut r = Reader::new(frame);
-    let header = RequestHeader::decode(&mut r).ok()?;
-    if header.op != HostFuncDone::NUMBER {
-        return None;
-    }
-    HostFuncDone::decode(&mut r).ok().map(|m| m.call)
 }

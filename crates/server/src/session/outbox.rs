@@ -3,16 +3,31 @@
 use std::time::{Duration, Instant};
 
 use outboard_api::CUresult;
-use outboard_link::{Error, Sender};
+use outboard_link::{Error, Payload, RdmaUse, Sender};
 use outboard_wire::{
     EncodeError, Message, Writer,
     frame::{HEADER_BYTES, ReplyHeader},
+    limits::PLACED_BYTES_MIN,
     messages::FaultNote,
     network::Network,
 };
 
-use super::{limits, tally};
+use super::{limits, tally, waiting::Waiting};
 use crate::device::Failure;
+
+/// What became of an answer with data.
+pub(super) enum Placed {
+    /// So many bytes were sent.
+    Yes(usize),
+    /// It is to be answered as all others are.
+    No(Waiting),
+}
+
+impl Payload for Waiting {
+    fn bytes(&self) -> &[u8] {
+        self.reply_data().ok().flatten().unwrap_or_default()
+    }
+}
 
 pub(super) struct Outbox {
     sender: Sender,
@@ -51,6 +66,41 @@ impl Outbox {
         }
     }
 
+    /// The answer to a message whose data is long, over rdma: the adapter takes it from where it lies, if that memory can be
+    /// registered, and writes it where the client asked for it, if it did.
+    pub(super) fn place(&mut self, entry: Waiting) -> Result<Placed, Error> {
+        let (Some(registrar), Ok(Some(data))) = (self.sender.registrar(), entry.reply_data())
+        else {
+            return Ok(Placed::No(entry));
+        };
+        if data.len() < PLACED_BYTES_MIN {
+            return Ok(Placed::No(entry));
+        }
+        let (to, len) = (entry.to, data.len());
+        let source = entry
+            .lasting()
+            .and_then(|memory| registrar.register(memory, RdmaUse::Source));
+        let header = encoded(ReplyHeader {
+            token: entry.token,
+            placed: u16::from(to.is_some()),
+            ..note_header(0, self.given)
+        })?;
+        let length = (len as u32).to_le_bytes();
+        let head: &[&[u8]] = match to {
+            Some(_) => &[&header],
+            None if source.is_some() => &[&header, &length],
+            None => return Ok(Placed::No(entry)),
+        };
+        self.sender
+            .send_owned(head, Box::new(entry), source.as_ref(), to)?;
+        Ok(Placed::Yes(len))
+    }
+
+    /// Lets go what the adapter has read.
+    pub(super) fn let_go(&mut self) {
+        self.sender.let_go();
+    }
+
     /// The answer to a message that failed.
     pub(super) fn failure(&mut self, token: u32, failure: &Failure) -> Result<(), Error> {
         let reason = cut(&failure.message);
@@ -70,15 +120,11 @@ impl Outbox {
     }
 
     fn header(&self, token: u32, status: CUresult) -> Result<[u8; HEADER_BYTES], Error> {
-        let mut bytes = [0; HEADER_BYTES];
-        ReplyHeader {
+        encoded(ReplyHeader {
             token,
             status: status.0,
             ..note_header(0, self.given)
-        }
-        .encode(&mut Writer::new(&mut bytes))
-        .map_err(defect)?;
-        Ok(bytes)
+        })
     }
 
     pub(super) fn note<'a, M: Message<'a>>(&mut self, number: u16, note: &M) -> Result<(), Error> {
@@ -205,10 +251,18 @@ impl FaultBudget {
     }
 }
 
+fn encoded(header: ReplyHeader) -> Result<[u8; HEADER_BYTES], Error> {
+    let mut bytes = [0; HEADER_BYTES];
+    header
+        .encode(&mut Writer::new(&mut bytes))
+        .map_err(defect)?;
+    Ok(bytes)
+}
+
 fn note_header(note: u16, given: u32) -> ReplyHeader {
     ReplyHeader {
         note,
-        reserved: 0,
+        placed: 0,
         token: 0,
         status: 0,
         lanes_before: given,

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use outboard_api::CUresult;
+use outboard_link::{Lasting, RdmaTarget};
 use outboard_wire::limits::CHUNK_BYTES_MAX;
 use rustc_hash::FxHashSet;
 
@@ -23,6 +24,8 @@ pub(super) struct Waiting {
     pub(super) since: Instant,
     /// Its answer may go over a lane.
     pub(super) on_lane: bool,
+    /// Its data is to be written there, where the link can.
+    pub(super) to: Option<RdmaTarget>,
     queue: Queue,
     has_data: bool,
     /// What its data occupies at most.
@@ -64,6 +67,7 @@ impl Waiting {
             token,
             since,
             on_lane: false,
+            to: None,
             queue,
             has_data,
             bytes,
@@ -75,6 +79,11 @@ impl Waiting {
     /// What its data occupies, at most.
     pub(super) fn bytes(&self) -> usize {
         usize::try_from(self.bytes).unwrap_or(usize::MAX)
+    }
+
+    /// The memory that its data is part of, if that outlives the session.
+    pub(super) fn lasting(&self) -> Option<Lasting> {
+        self.pending.lasting()
     }
 
     /// The data that the declared answer has, once ready.

@@ -27,6 +27,7 @@ use std::{borrow::Cow, collections::BTreeMap, fs, sync::Arc, thread};
 
 use outboard_api::{CUDA_VERSION, CUresult};
 use outboard_ptx::{
+    check::{Checker, Checks},
     device::{EventId, ExecId, Gpu, GraphId, HostCall, Machine, NodeId},
     memory::Memory,
 };
@@ -65,6 +66,18 @@ pub struct SoftOptions {
     pub threads: Option<usize>,
     /// Devices, at least 1.
     pub devices: usize,
+    /// What kernels are watched for, and in which order they run.
+    pub watch: Watch,
+}
+
+/// What the software GPU tells of kernels that no real one would.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Watch {
+    pub checks: Checks,
+    /// A launch with findings fails.
+    pub fail: bool,
+    /// The order of blocks, warps and lanes is drawn from it.
+    pub seed: Option<u64>,
 }
 
 impl Default for SoftOptions {
@@ -73,6 +86,7 @@ impl Default for SoftOptions {
             memory_bytes: None,
             threads: None,
             devices: 1,
+            watch: Watch::default(),
         }
     }
 }
@@ -110,6 +124,8 @@ struct Soft {
     board: Option<(u64, u64)>,
     /// Whether a loaded module may print.
     may_print: bool,
+    /// Whether accesses beside and after allocations are to be found.
+    exact_memory: bool,
 }
 
 impl Soft {
@@ -124,8 +140,14 @@ impl Soft {
             ));
         }
         let memory = reserve()?;
+        let Watch { checks, fail, seed } = options.watch;
+        let mut machine = Machine::new(memory.clone(), threads);
+        if checks.any() || seed.is_some() {
+            machine = machine.watched(Checker::new(checks, seed), fail);
+        }
         Ok(Soft {
-            machine: Arc::new(Machine::new(memory.clone(), threads)),
+            machine: Arc::new(machine),
+            exact_memory: checks.memory,
             gpu: Gpu::new(memory),
             memory_bytes,
             threads,
@@ -145,7 +167,8 @@ impl Soft {
             host: host::HostMemory::default(),
             touched: false,
             board: None,
-            may_print: false,
+            // What is found comes as what kernels print.
+            may_print: checks.any(),
         })
     }
 
@@ -217,6 +240,10 @@ impl Host for Soft {
     fn reserve_window(&mut self) -> Result<(u64, u64), Failure> {
         let (base, _) = self.gpu.memory().window();
         Ok((base, self.gpu.memory().mappable_bytes()))
+    }
+
+    fn exact_memory(&self) -> bool {
+        self.exact_memory
     }
 
     fn take_printed(&mut self, out: &mut Vec<u8>) {

@@ -42,6 +42,8 @@ pub(super) struct Kernel {
 /// What a JIT link has been given.
 pub(super) struct Link {
     inputs: Vec<String>,
+    /// Why fat binaries were left out: they hold no PTX that fits.
+    left_out: String,
 }
 
 /// An image that cannot be loaded, with what the program's error log is to say.
@@ -113,6 +115,9 @@ impl Soft {
         let module = Module::load(text, self.gpu.memory()).map_err(|error| Refused {
             status: match &error {
                 outboard_ptx::error::Error::Memory(_) => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                outboard_ptx::error::Error::Version { .. } => {
+                    CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+                }
                 _ => CUresult::CUDA_ERROR_INVALID_PTX,
             },
             log: error.to_string(),
@@ -288,7 +293,10 @@ impl Soft {
         _: &mut Cx<'_>,
         m: &messages::LinkCreate<'_>,
     ) -> Result<(), Failure> {
-        let link = Link { inputs: Vec::new() };
+        let link = Link {
+            inputs: Vec::new(),
+            left_out: String::new(),
+        };
         self.links.insert(m.link, link)
     }
 
@@ -322,7 +330,18 @@ impl Soft {
             other => return Err(invalid(format!("linker input of type {other}"))),
         };
         let collected: usize = link.inputs.iter().map(String::len).sum();
+        let mut info_log = String::new();
         let (status, log) = match added {
+            // A relocatable build names the device runtime's code, too, which is there for other GPUs only. What uses it
+            // finds out that it is defined nowhere.
+            Err(refused)
+                if m.input_type == CU_JIT_INPUT_FATBINARY
+                    && refused.status == CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU =>
+            {
+                link.left_out = refused.log.clone();
+                info_log = format!("left out: {}", refused.log);
+                (CUresult::CUDA_SUCCESS, String::new())
+            }
             Ok(text) if collected + text.len() <= LINK_BYTES_MAX => {
                 link.inputs.push(text);
                 (CUresult::CUDA_SUCCESS, String::new())
@@ -335,7 +354,7 @@ impl Soft {
         };
         Ok(messages::LinkAddReply {
             status: status.0,
-            info_log: Cow::Borrowed(&[]),
+            info_log: Cow::Owned(info_log.into_bytes()),
             error_log: Cow::Owned(log.into_bytes()),
         })
     }
@@ -346,13 +365,21 @@ impl Soft {
         cx: &mut Cx<'_>,
         m: &messages::LinkComplete,
     ) -> Result<messages::LinkCompleteReply<'static>, Failure> {
-        let text = join(&self.links.get(m.link)?.inputs);
-        let tried = ptx::scan_header(&text)
-            .map_err(|error| Refused {
-                status: CUresult::CUDA_ERROR_INVALID_PTX,
-                log: error.to_string(),
+        let link = self.links.get(m.link)?;
+        let text = join(&link.inputs);
+        let tried = if link.inputs.is_empty() {
+            Err(Refused {
+                status: CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
+                log: format!("nothing to link {}", link.left_out),
             })
-            .and_then(|header| self.load(&text, header.target));
+        } else {
+            ptx::scan_header(&text)
+                .map_err(|error| Refused {
+                    status: CUresult::CUDA_ERROR_INVALID_PTX,
+                    log: error.to_string(),
+                })
+                .and_then(|header| self.load(&text, header.target))
+        };
         let mut reply = messages::LinkCompleteReply {
             status: CUresult::CUDA_SUCCESS.0,
             hash: Cow::Borrowed(&[]),
@@ -423,20 +450,12 @@ fn select(image: &[u8]) -> Result<(String, Arch), Refused> {
     Ok((text.to_owned(), entry.arch))
 }
 
-/// Several PTX texts as one: the first header stays, and what they define is shared.
+/// Several PTX texts one after the other: each begins a unit of its own, and the loader links them.
 fn join(texts: &[String]) -> String {
-    const HEADER: [&str; 3] = [".version", ".target", ".address_size"];
-    let mut joined = String::new();
-    for (index, text) in texts.iter().enumerate() {
-        for line in text.lines() {
-            let is_header = HEADER
-                .iter()
-                .any(|word| line.trim_start().starts_with(word));
-            if index == 0 || !is_header {
-                joined.push_str(line);
-                joined.push('\n');
-            }
-        }
+    let mut joined = String::with_capacity(texts.iter().map(|t| t.len() + 1).sum());
+    for text in texts {
+        joined.push_str(text);
+        joined.push('\n');
     }
     joined
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use crate::{
     device::{Device, Failure},
     nvidia::{self, NvidiaOptions},
-    soft,
+    soft::{self, Watch},
 };
 
 /// The kinds of device that a server can offer.
@@ -25,6 +25,8 @@ pub struct DeviceOptions {
     pub memory_bytes: Option<u64>,
     /// Threads of the soft device; one for each core by default.
     pub threads: Option<usize>,
+    /// The soft device's: what kernels are watched for.
+    pub watch: Watch,
 }
 
 impl DeviceKind {
@@ -32,6 +34,14 @@ impl DeviceKind {
         match self {
             DeviceKind::Nvidia => "nvidia",
             DeviceKind::Soft => "soft",
+        }
+    }
+
+    /// Whether machine code is of no use to it.
+    pub fn is_ptx_only(self) -> bool {
+        match self {
+            DeviceKind::Nvidia => false,
+            DeviceKind::Soft => true,
         }
     }
 
@@ -69,6 +79,7 @@ pub(super) fn open(options: &DeviceOptions, ahead: bool) -> Result<Box<dyn Devic
         DeviceKind::Soft => soft::open(soft::SoftOptions {
             memory_bytes: options.memory_bytes,
             threads: options.threads,
+            watch: options.watch,
             ..Default::default()
         }),
     }

@@ -45,7 +45,9 @@ use rustix::{
 use thiserror::Error;
 use tracing::{debug, error, info, warn};
 
+pub use crate::soft::Watch;
 pub use devices::{DeviceKind, DeviceOptions};
+pub use outboard_ptx::check::Checks;
 use signals::Signals;
 use spares::Spares;
 pub use worker::{WorkerOptions, run_worker};

@@ -130,7 +130,7 @@ fn run_fresh(
         Purpose::Session | Purpose::Query => devices::open(&options.device, false).map(Some),
     };
     let welcomed = opened.and_then(|mut device| {
-        let welcome = client.welcome(device.as_deref_mut())?;
+        let welcome = client.welcome(device.as_deref_mut(), options)?;
         Ok((device, welcome))
     });
     match welcomed {
@@ -187,7 +187,7 @@ fn run_spare(options: &WorkerOptions, mut control: UnixStream) -> io::Result<()>
     };
     // Fails where the GPU was lost meanwhile: the channel closes, and the other worker opens the device anew.
     let welcome = client
-        .welcome(Some(&mut *device))
+        .welcome(Some(&mut *device), options)
         .map_err(io::Error::other)?;
     channel.write_all(&[limits::CHANNEL_DONE])?;
     drop(channel);
@@ -211,9 +211,13 @@ impl Client {
     fn welcome(
         &self,
         device: Option<&mut (dyn Device + 'static)>,
+        options: &WorkerOptions,
     ) -> Result<ServerWelcome, Failure> {
         let spares = self.spares_to_come.into();
-        handshake::welcome(device, self.session, self.hello.purpose, spares)
+        Ok(ServerWelcome {
+            ptx_only: options.device.kind.is_ptx_only(),
+            ..handshake::welcome(device, self.session, self.hello.purpose, spares)?
+        })
     }
 
     /// Serves it until it leaves.

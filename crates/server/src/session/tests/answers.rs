@@ -192,6 +192,36 @@ fn a_flood_of_faults_is_summed_up_before_the_next_answer() {
     );
 }
 
+/// Only adapters write to memory that a client names: over other links the answer brings the data.
+#[test]
+fn data_that_cannot_be_written_where_it_is_wanted_comes_with_the_answer() {
+    for mut client in [Client::shm(), Client::tcp()] {
+        client.board.done.store(4, SeqCst);
+        let wanted = messages::CopyOutTo {
+            src: 7,
+            len: 100_000,
+            stream: 3,
+            to: 0x1000,
+            key: 1,
+        };
+        client.send(5, &wanted);
+        let answer = client.recv();
+        assert!(answer.is_answer_to(5) && answer.header.placed == 0);
+        let data = Reader::new(&answer.body).bytes("data").unwrap();
+        assert!(data.len() == 100_000 && data.iter().all(|b| *b == 7));
+        // And what is too long is refused as ever.
+        client.send(
+            6,
+            &messages::CopyOutTo {
+                len: u64::MAX,
+                ..wanted
+            },
+        );
+        let (token, status, _) = client.recv().failure();
+        assert_eq!((token, status), (6, CUresult::CUDA_ERROR_INVALID_VALUE));
+    }
+}
+
 #[test]
 fn a_lost_gpu_fails_every_wait() {
     let mut client = Client::shm();

@@ -41,6 +41,7 @@ pub(super) fn client() -> Client {
         memory_bytes: Some(64 << 20),
         threads: Some(2),
         devices: 1,
+        ..SoftOptions::default()
     })
 }
 

@@ -394,6 +394,7 @@ fn cards_and_the_management_library() {
         memory_bytes: Some(64 << 20),
         threads: Some(3),
         devices: 2,
+        ..SoftOptions::default()
     });
     let cards = c.device.cards(0).unwrap();
     assert_eq!(cards.len(), 2);

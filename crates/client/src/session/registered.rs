@@ -1,0 +1,92 @@
+//! Data that the adapter takes from the program's memory, or that the server's adapter writes there: over rdma, and only where that
+//! memory is registered. Nothing of it is copied here.
+
+use std::sync::atomic::Ordering;
+
+use outboard_link::{Bulk, Error, Lasting, RdmaCounts, RdmaUse, Registered};
+use outboard_wire::{
+    Op,
+    frame::{encode_request_head, request_len},
+};
+
+use super::{Landing, Session, send::DATA_HEAD_BYTES_MAX};
+use crate::{calls::Done, guard, optimise, record, stats, times};
+
+/// What was posted, registered and written so far.
+pub(crate) struct RdmaFigures {
+    pub(crate) posted: RdmaCounts,
+    pub(crate) registrations: u64,
+    pub(crate) registered_bytes: u64,
+    pub(crate) written_bytes: u64,
+}
+
+impl Session {
+    /// Over rdma; not while another thread posts.
+    pub(crate) fn rdma_figures(&self) -> Option<RdmaFigures> {
+        let (registrations, registered_bytes) = self.registrar.as_ref()?.figures();
+        Some(RdmaFigures {
+            posted: self.sender.try_lock()?.rdma_counts()?,
+            registrations,
+            registered_bytes,
+            written_bytes: self.written_bytes.load(Ordering::Relaxed),
+        })
+    }
+
+    /// Whether memory can be registered, at the level of optimisation that is asked for.
+    pub(crate) fn registers(&self) -> bool {
+        self.registrar.is_some() && !optimise::is_lowered()
+    }
+
+    /// This memory as the adapter knows it; `None` where that cannot be, and data goes through the ring.
+    pub(crate) fn register(&self, memory: Lasting, use_: RdmaUse) -> Option<Registered> {
+        self.registrar.as_ref()?.register(memory, use_)
+    }
+
+    /// The program gives this memory up.
+    pub(crate) fn forget(&self, address: u64, bytes: u64) {
+        if let Some(registrar) = &self.registrar {
+            registrar.forget(address, bytes as usize);
+        }
+    }
+
+    /// Sends a message that nobody answers and that ends in data, which is read later from where it lies.
+    pub(crate) fn submit_from<'a, M: Op<'a>>(
+        &self,
+        context: u64,
+        message: &M,
+        source: &Registered,
+    ) -> Done {
+        self.check()?;
+        stats::sent();
+        self.send_batch()?;
+        if guard::is_recorded() {
+            record::sent(request_len(message));
+        }
+        let mut room = [0; DATA_HEAD_BYTES_MAX];
+        let sent = times::sending(|| {
+            let (len, data) = encode_request_head(&mut room, 0, context, message)
+                .ok_or(Error::Misuse("a message that has no data"))?;
+            let bulk = Bulk {
+                data,
+                source: Some(source),
+                target: None,
+            };
+            self.sender.lock().send_bulk(&[&room[..len]], bulk)
+        });
+        sent.map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))
+    }
+
+    /// Waits until all data was read that was sent so: the program may change it.
+    pub(crate) fn wait_until_read(&self) -> Done {
+        stats::waited();
+        let read = times::waiting(|| self.sender.lock().wait_until_read());
+        read.map_err(|error| self.lost(error))
+    }
+
+    /// The data of an answer is in the program's memory already, as its message had asked.
+    pub(super) fn was_written(&self, landing: &Landing) -> Done {
+        let bytes = landing.rows.bytes() as u64;
+        self.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+}

@@ -1,0 +1,52 @@
+//! Handles by which any thread wakes or ends a side of a link.
+
+use std::sync::Arc;
+
+use crate::{emulated, rdma, shm, tcp};
+
+/// Wakes a blocked [`Receiver`](crate::Receiver).
+#[derive(Clone)]
+pub struct Waker(pub(crate) WakerKind, pub(crate) Option<Arc<emulated::Rest>>);
+
+#[derive(Clone)]
+pub(crate) enum WakerKind {
+    Shm(shm::Waker),
+    Tcp(tcp::Waker),
+    Rdma(rdma::Waker),
+}
+
+impl Waker {
+    pub fn wake(&self) {
+        match &self.0 {
+            WakerKind::Shm(waker) => waker.wake(),
+            WakerKind::Tcp(waker) => waker.wake(),
+            WakerKind::Rdma(waker) => waker.wake(),
+        }
+        self.1.iter().for_each(|rest| rest.wake());
+    }
+}
+
+/// Ends this side of a link.
+#[derive(Clone)]
+pub struct Closer(
+    pub(crate) CloserKind,
+    pub(crate) Option<Arc<emulated::Rest>>,
+);
+
+#[derive(Clone)]
+pub(crate) enum CloserKind {
+    Shm(shm::Closer),
+    Tcp(tcp::Closer),
+    Rdma(rdma::Closer),
+}
+
+impl Closer {
+    pub fn close(&self) {
+        match &self.0 {
+            CloserKind::Shm(closer) => closer.close(),
+            CloserKind::Tcp(closer) => closer.close(),
+            CloserKind::Rdma(closer) => closer.close(),
+        }
+        self.1.iter().for_each(|rest| rest.wake());
+    }
+}

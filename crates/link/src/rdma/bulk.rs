@@ -1,0 +1,233 @@
+//! Long data over a rdma link: taken from where it lies if that is registered, else by way of the mirror; and written where the peer
+//! wants it if it has said so, else into its ring. Whoever cannot register memory loses nothing but speed.
+
+use std::time::Instant;
+
+use super::{
+    connection::{Receiver, Sender},
+    grants::{GRANTS_MAX, Grant},
+    long::{Apart, Long, To},
+    registry::{RdmaTarget, RdmaUse, Registered, Registrar},
+    ring::{CHECKED_BYTES_MAX, Port},
+};
+use crate::{
+    Error, Wait,
+    link::scatter,
+    place::{Frame, Payload, Segment},
+};
+
+/// What is in front of data that is sent so: it goes in one write with what is said of the data.
+pub(crate) const BULK_HEAD_BYTES_MAX: usize = CHECKED_BYTES_MAX / 2;
+
+/// The data at the end of a long frame.
+pub struct Bulk<'a> {
+    pub data: &'a [u8],
+    /// The registered memory that it lies in: it is read there, some time after the call, and must not change before it was.
+    pub source: Option<&'a Registered>,
+    /// Where the peer asked for it; it knows by the frame's head.
+    pub target: Option<RdmaTarget>,
+}
+
+impl<'a> Bulk<'a> {
+    /// Data that is taken along.
+    pub(crate) fn copied(data: &'a [u8]) -> Self {
+        Self {
+            data,
+            source: None,
+            target: None,
+        }
+    }
+}
+
+/// What the device may read still, behind so many requests.
+pub(super) struct Kept {
+    behind: u64,
+    _source: Registered,
+    owner: Option<Box<dyn Payload>>,
+}
+
+impl Sender {
+    pub(crate) fn registrar(&self) -> Registrar {
+        self.registrar.clone()
+    }
+
+    /// A frame of `head` and `bulk`, of more bytes than [`CHECKED_BYTES_MAX`]; `head` is short. Without a target the data goes
+    /// to the next memory that the peer granted and that has room for it; where there is none, it is part of the frame. Tells whether the data is read later.
+    #[cold]
+    pub(crate) fn send_long(&mut self, head: &[&[u8]], bulk: Bulk<'_>) -> Result<bool, Error> {
+        let Bulk {
+            data,
+            source,
+            target,
+        } = bulk;
+        let head_len = head.iter().map(|part| part.len()).sum::<usize>();
+        if !(1..=BULK_HEAD_BYTES_MAX).contains(&head_len) || data.len() <= CHECKED_BYTES_MAX {
+            return Err(Error::Misuse(
+                "a long frame whose head is long, or its data short",
+            ));
+        }
+        self.reap();
+        let from = source.and_then(|registered| registered.piece(data));
+        let to = match target {
+            Some(target) => To::Named(target),
+            None => self.given.look(data.len()).map_or(To::Ring, To::Granted),
+        };
+        let long = Long {
+            head: head_len,
+            data: data.len(),
+            from,
+            to,
+        };
+        let at = self.place(long.footprint())?;
+        let (room, copied) = self.producer.reserve_long(at, &long);
+        scatter(room, head);
+        if from.is_none() {
+            copied.copy_from_slice(data);
+        }
+        if matches!(to, To::Granted(_)) {
+            self.given.use_up();
+        }
+        let committed = self.producer.commit_long(&long);
+        self.after(committed)?;
+        let counts = self.producer.port.queue.counts_mut();
+        match from {
+            Some(_) => counts.direct_bytes += data.len() as u64,
+            None => counts.copied_bytes += data.len() as u64,
+        }
+        if to != To::Ring {
+            counts.placed_bytes += data.len() as u64;
+        }
+        if let (Some(_), Some(source)) = (from, source) {
+            self.kept.push_back(Kept {
+                behind: self.producer.port.queue.progress().0,
+                _source: source.clone(),
+                owner: None,
+            });
+        }
+        Ok(from.is_some())
+    }
+
+    /// The same with data that has an owner, kept until it was read.
+    pub(crate) fn send_owned(
+        &mut self,
+        head: &[&[u8]],
+        owner: Box<dyn Payload>,
+        source: Option<&Registered>,
+        target: Option<RdmaTarget>,
+    ) -> Result<(), Error> {
+        let data = owner.bytes();
+        let bulk = Bulk {
+            data,
+            source,
+            target,
+        };
+        if self.send_long(head, bulk)?
+            && let Some(kept) = self.kept.back_mut()
+        {
+            kept.owner = Some(owner);
+        }
+        Ok(())
+    }
+
+    /// Lets go what the device is known to have read.
+    fn reap(&mut self) {
+        if self.kept.is_empty() {
+            return;
+        }
+        // What is wrong with the connection is told by what is sent next.
+        let _ = self.producer.port.poll();
+        let (_, done) = self.producer.port.queue.progress();
+        while self.kept.front().is_some_and(|kept| kept.behind <= done) {
+            drop(self.kept.pop_front().and_then(|kept| kept.owner));
+        }
+    }
+
+    /// Waits until all data that was sent from where it lies was read: its owner may change it then.
+    pub(crate) fn wait_until_read(&mut self) -> Result<(), Error> {
+        let start = Instant::now();
+        loop {
+            self.reap();
+            if self.kept.is_empty() {
+                return Ok(());
+            }
+            self.producer.port.wait_a_moment(start)?;
+        }
+    }
+
+    /// As far as is known at once, whether there is any.
+    pub(crate) fn let_go(&mut self) {
+        self.reap();
+    }
+}
+
+impl Receiver {
+    /// Gives the peer memory for the data of a long frame: the caller's, which outlives the link, or `len` bytes of the link's
+    /// own. Tells whether it did: there are bounds to how much is given, and to what can be registered.
+    pub(crate) fn grant(
+        &mut self,
+        memory: Option<Box<dyn Segment>>,
+        len: usize,
+    ) -> Result<bool, Error> {
+        if self.granting.open() >= GRANTS_MAX {
+            return Ok(false);
+        }
+        let registrar = &self.registrar;
+        let grant = match memory {
+            // Nobody looks at the bytes before the frame has come that they belong to.
+            Some(memory) => memory
+                .lasting()
+                .and_then(|lasting| registrar.register(lasting, RdmaUse::Target))
+                .map(|registered| Grant::Placed(memory, registered)),
+            None => self.granting.own(len, || registrar.room(len)),
+        };
+        let Some(grant) = grant else {
+            return Ok(false);
+        };
+        let index = self.granting.put(grant);
+        self.consumer.grant(index).map(|()| true)
+    }
+
+    /// How many of those are not used yet.
+    pub(crate) fn granted(&self) -> usize {
+        self.granting.open()
+    }
+
+    #[inline(never)]
+    pub(crate) fn recv_placed(&mut self, wait: Wait) -> Result<Option<Frame<'_>>, Error> {
+        let Some((offset, len, apart)) = self.next(wait)? else {
+            return Ok(None);
+        };
+        let tail = match apart {
+            Some(Apart {
+                len,
+                is_granted: true,
+            }) => Some(self.granting.take(len)?),
+            _ => None,
+        };
+        let head = self.consumer.bytes(offset, len);
+        Ok(Some(Frame { head, tail }))
+    }
+
+    #[inline(never)]
+    pub(crate) fn recv(&mut self, wait: Wait) -> Result<Option<&[u8]>, Error> {
+        match self.next(wait)? {
+            None => Ok(None),
+            Some((
+                offset,
+                len,
+                Some(Apart {
+                    len: data_len,
+                    is_granted: true,
+                }),
+            )) => {
+                let data = self.granting.take(data_len)?;
+                self.whole.clear();
+                self.whole
+                    .extend_from_slice(self.consumer.bytes(offset, len));
+                self.whole.extend_from_slice(data.bytes());
+                Ok(Some(&self.whole))
+            }
+            Some((offset, len, _)) => Ok(Some(self.consumer.bytes(offset, len))),
+        }
+    }
+}

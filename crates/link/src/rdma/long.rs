@@ -1,0 +1,193 @@
+//! Long frames, whose data need not lie in the mirror, and need not go to the ring.
+//!
+//! ```text
+//!  from   the mirror, copied there                 to   the ring
+//!         registered memory that it lies in             memory that the consumer granted beforehand (`grants.rs`)
+//!                                                       memory that the peer's message named
+//! ```
+//!
+//! Where it does not go to the ring, the frame is its head behind 16 bytes that tell how long the data is and how much of the
+//! ring the mirror's copy of it takes the place of.
+
+use std::sync::atomic::Ordering;
+
+use outboard_wire::limits::FRAME_BYTES_MAX;
+
+use super::{
+    domain::Piece,
+    registry::RdmaTarget,
+    ring::{ALIGN, Consumer, Found, HEADER_BYTES, Op, Port, Producer, SKIP, WRITES_MAX},
+};
+use crate::Error;
+
+/// In a length: the frame's data is not in the ring. 16 bytes about it come first.
+pub(super) const APART: u32 = 1 << 30;
+pub(super) const APART_BYTES: usize = 16;
+
+/// Where the data of a long frame goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum To {
+    Ring,
+    /// Memory that the consumer granted for the next frame that asks for some.
+    Granted(RdmaTarget),
+    /// Memory that the consumer knows of.
+    Named(RdmaTarget),
+}
+
+/// A long frame: its head, and data that is not part of it yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Long {
+    pub(super) head: usize,
+    pub(super) data: usize,
+    /// Where the data lies; else it is to be copied into the mirror.
+    pub(super) from: Option<Piece>,
+    pub(super) to: To,
+}
+
+impl Long {
+    /// What it occupies behind a header.
+    pub(super) fn footprint(&self) -> usize {
+        match (self.to, self.from) {
+            (To::Ring, _) => self.head + self.data,
+            (_, Some(_)) => APART_BYTES + self.head,
+            (_, None) => self.data_at() + self.data,
+        }
+    }
+
+    /// Where its data, or the copy of it, begins behind the header.
+    fn data_at(&self) -> usize {
+        match self.to {
+            To::Ring => self.head,
+            _ => (APART_BYTES + self.head).next_multiple_of(ALIGN),
+        }
+    }
+}
+
+/// Data that goes with a frame and was written elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Apart {
+    pub(super) len: usize,
+    /// Into memory that was granted, the oldest; else where this side asked for it.
+    pub(super) is_granted: bool,
+}
+
+impl<P: Port> Producer<P> {
+    /// Room in the mirror for a long frame at `at`, which [`place`](Self::place) said for its footprint: for its head, and for
+    /// its data if that is to be copied there.
+    pub(super) fn reserve_long(&mut self, at: u64, long: &Long) -> (&mut [u8], &mut [u8]) {
+        let is_apart = long.to != To::Ring;
+        let copied = if long.from.is_none() { long.data } else { 0 };
+        let data_at = long.data_at();
+        let room = self.reserve(at, data_at + copied);
+        let (head, data) = room.split_at_mut(data_at);
+        let head = match is_apart {
+            true => {
+                let (about, head) = head.split_at_mut(APART_BYTES);
+                let replaced = copied.next_multiple_of(ALIGN) as u32;
+                let kind = u32::from(matches!(long.to, To::Granted(_)));
+                let words = [long.data as u32, replaced, kind, 0];
+                for (room, word) in about.chunks_exact_mut(4).zip(words) {
+                    room.copy_from_slice(&word.to_le_bytes());
+                }
+                head
+            }
+            false => head,
+        };
+        (&mut head[..long.head], data)
+    }
+
+    /// Makes it a frame, and posts it: with data of somebody else's nothing is to be waited for. The last request is signalled
+    /// if the owner of the data is to know when it is free.
+    pub(super) fn commit_long(&mut self, long: &Long) -> Result<(), Error> {
+        let (at, _) = std::mem::take(&mut self.reserved);
+        // Three for this one, and one for what is skipped.
+        if self.waiting + 4 > WRITES_MAX {
+            self.flush()?;
+        }
+        if at != self.position {
+            self.put_header(self.position, SKIP, 0);
+            self.add(self.offset(self.position), HEADER_BYTES);
+        }
+        let offset = self.offset(at);
+        let body = offset + HEADER_BYTES;
+        let footprint = HEADER_BYTES + long.footprint().next_multiple_of(ALIGN);
+        if let To::Granted(to) | To::Named(to) = long.to {
+            self.wait_with(match long.from {
+                Some(from) => Op::Carry { from, to },
+                None => Op::Place {
+                    offset: body + long.data_at(),
+                    len: long.data,
+                    to,
+                },
+            });
+            let len = APART_BYTES + long.head;
+            let covered = len.next_multiple_of(ALIGN);
+            self.put_header(at, len as u32 | APART, covered);
+            self.add(offset, HEADER_BYTES + covered);
+        } else {
+            let len = long.head + long.data;
+            match long.from {
+                Some(from) => {
+                    self.wait_with(Op::Fill {
+                        from,
+                        offset: body + long.head,
+                    });
+                    self.add(body, long.head);
+                }
+                None => self.add(body, len.next_multiple_of(ALIGN)),
+            }
+            self.put_header(at, len as u32, 0);
+            self.add(offset, HEADER_BYTES);
+        }
+        self.position = at + footprint as u64;
+        self.post_waiting(long.from.is_some())
+    }
+
+    fn wait_with(&mut self, op: Op) {
+        // Of the mirror, or in its place.
+        self.waiting_bytes += match op {
+            Op::Place { len, .. } => len,
+            Op::Fill { from, .. } => from.len as usize,
+            _ => 0,
+        };
+        self.writes[self.waiting] = op;
+        self.waiting += 1;
+    }
+}
+
+impl<P: Port> Consumer<P> {
+    /// A frame whose data is elsewhere.
+    pub(super) fn frame_apart(
+        &self,
+        offset: usize,
+        len: usize,
+        footprint: usize,
+    ) -> Result<Found, Error> {
+        let body = offset + HEADER_BYTES;
+        // Copies, which are what is checked and used: the peer can write them at any time.
+        let [lens, kind] = [0, 8].map(|at| self.ring.word(body + at).load(Ordering::Relaxed));
+        let (data, replaced) = (lens as u32 as usize, (lens >> 32) as usize);
+        let left = (self.capacity as usize - offset).saturating_sub(footprint);
+        let is_possible = len > APART_BYTES
+            && (1..=FRAME_BYTES_MAX).contains(&data)
+            && replaced <= left.min(FRAME_BYTES_MAX.next_multiple_of(ALIGN))
+            && replaced.is_multiple_of(ALIGN)
+            && kind <= 1;
+        if !is_possible {
+            return Err(Error::PeerMisbehaved {
+                what: "data beside a frame that cannot be",
+                got: lens,
+                allowed: left as u64,
+            });
+        }
+        Ok(Found::Frame {
+            offset: body + APART_BYTES,
+            len: len - APART_BYTES,
+            footprint: (footprint + replaced) as u64,
+            apart: Some(Apart {
+                len: data,
+                is_granted: kind == 1,
+            }),
+        })
+    }
+}

@@ -1,0 +1,192 @@
+//! How a rdma link is made: what one side has before it knows of the other, and what becomes of it then.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    os::fd::OwnedFd,
+    sync::Arc,
+};
+
+use outboard_wire::limits::RDMA_RING_BYTES;
+use rustix::{net::getsockname, rand::GetRandomFlags};
+
+use super::{
+    RdmaOptions,
+    connection::{Connection, Receiver, Sender},
+    control::{CONTROL_BYTES, Control},
+    device::{Chosen, choose},
+    domain::{Access, Domain, Region},
+    endpoint::Endpoint,
+    error::RdmaError,
+    grants::{GRANT_BYTES, GRANTS_MAX, Given, Granting, OUR_GRANTS, TOLD_GRANTS},
+    memory::Memory,
+    queue::{PSN_MASK, Queue},
+    registry::Registrar,
+    ring::{Consumer, Producer, RING_BYTES_MIN},
+    setup::{Setup, Window},
+    shared::Shared,
+};
+use crate::{Error, Stream};
+
+/// A page, which is what is registered anyway.
+pub(super) const CONTROL_PAGE_BYTES: usize = 4096;
+
+/// Which way frames go: the index of a direction's queue and control words, on both sides.
+pub(super) const TO_CLIENT: usize = 0;
+pub(super) const TO_SERVER: usize = 1;
+
+const _: () = {
+    assert!(2 * CONTROL_BYTES <= OUR_GRANTS);
+    assert!(TOLD_GRANTS + GRANTS_MAX * GRANT_BYTES <= CONTROL_PAGE_BYTES);
+    assert!(RDMA_RING_BYTES.is_power_of_two() && RDMA_RING_BYTES >= RING_BYTES_MIN);
+};
+
+/// All that one side has before it knows of the other.
+pub(super) struct Prepared {
+    chosen: Chosen,
+    ring: Arc<Region>,
+    mirror: Arc<Region>,
+    control: Arc<Region>,
+    queues: [Queue; 2],
+    registrar: Registrar,
+}
+
+impl Prepared {
+    pub(super) fn new(
+        stream: &Stream,
+        options: &RdmaOptions,
+        theirs: Option<&Setup>,
+    ) -> Result<Self, Error> {
+        let options = options
+            .with_environment()
+            .map_err(|reason| RdmaError::Options { reason })?;
+        let chosen = choose(
+            &options,
+            own_address(stream),
+            theirs.map(|theirs| theirs.gid),
+        )?;
+        if let Some(theirs) = theirs {
+            theirs.suits(&chosen)?;
+        }
+        let domain = Domain::new(&chosen.context)?;
+        let region = |bytes, access| {
+            let memory = Arc::new(Memory::new(bytes)?);
+            Ok::<_, Error>(Arc::new(Region::new(&domain, memory, access)?))
+        };
+        let ring = region(RDMA_RING_BYTES, Access::Write)?;
+        let mirror_bytes = theirs.map_or(RDMA_RING_BYTES, |theirs| theirs.ring.bytes as usize);
+        let mirror = region(mirror_bytes, Access::Local)?;
+        let control = region(CONTROL_PAGE_BYTES, Access::WriteAndRead)?;
+        let queue = || {
+            let regions = [&ring, &mirror, &control].map(Arc::clone);
+            Queue::new(&domain, &chosen, regions.into(), random()? & PSN_MASK)
+        };
+        let queues = [queue()?, queue()?];
+        Ok(Self {
+            chosen,
+            ring,
+            mirror,
+            control,
+            queues,
+            registrar: Registrar::new(domain),
+        })
+    }
+
+    pub(super) fn setup(&self) -> Setup {
+        let window = |region: &Region, bytes| Window {
+            address: region.memory.address(),
+            bytes,
+            key: region.rkey,
+        };
+        Setup {
+            gid: self.chosen.gid,
+            lid: self.chosen.lid,
+            mtu: self.chosen.mtu,
+            partition: self.chosen.partition,
+            is_ethernet: self.chosen.is_ethernet,
+            queues: [&self.queues[0], &self.queues[1]].map(|queue| (queue.number(), queue.psn)),
+            ring: window(&self.ring, self.ring.memory.len() as u64),
+            control: window(&self.control, CONTROL_PAGE_BYTES as u64),
+        }
+    }
+
+    pub(super) fn connect(&self, theirs: &Setup) -> Result<(), Error> {
+        theirs.suits(&self.chosen)?;
+        if theirs.ring.bytes != self.mirror.memory.len() as u64 {
+            return Err(Error::PeerMisbehaved {
+                what: "a ring of another size than ours",
+                got: theirs.ring.bytes,
+                allowed: self.mirror.memory.len() as u64,
+            });
+        }
+        for direction in [TO_CLIENT, TO_SERVER] {
+            self.queues[direction].connect(&self.chosen, &theirs.remote(direction))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn finish(
+        self,
+        stream: Stream,
+        theirs: &Setup,
+        outgoing: usize,
+    ) -> Result<Connection, Error> {
+        let shared = Arc::new(Shared::new(OwnedFd::from(stream))?);
+        let [to_client, to_server] = self.queues;
+        let (sending, receiving) = match outgoing {
+            TO_CLIENT => (to_client, to_server),
+            _ => (to_server, to_client),
+        };
+        let end = |queue, direction: usize, memory: &Arc<Region>| Endpoint {
+            queue,
+            memory: Arc::clone(memory),
+            control: Arc::clone(&self.control),
+            control_at: direction * CONTROL_BYTES,
+            remote_ring: theirs.ring,
+            remote_control: theirs.control,
+            shared: Arc::clone(&shared),
+        };
+        let words = |direction: usize| {
+            Control::new(Arc::clone(&self.control.memory), direction * CONTROL_BYTES)
+        };
+        let incoming = 1 - outgoing;
+        let mirror = Arc::clone(&self.mirror.memory);
+        let ring = Arc::clone(&self.ring.memory);
+        let producer = Producer::new(
+            end(sending, outgoing, &self.mirror),
+            words(outgoing),
+            mirror,
+        );
+        let consumer = Consumer::new(end(receiving, incoming, &self.ring), words(incoming), ring);
+        Ok(Connection {
+            sender: Box::new(Sender::new(
+                producer,
+                Arc::clone(&shared),
+                self.registrar.clone(),
+                Given::new(Arc::clone(&self.control.memory)),
+            )),
+            receiver: Box::new(Receiver::new(
+                consumer,
+                shared,
+                self.registrar,
+                Granting::new(Arc::clone(&self.control.memory)),
+            )),
+        })
+    }
+}
+
+fn own_address(stream: &Stream) -> Option<IpAddr> {
+    let address = SocketAddr::try_from(getsockname(stream).ok()?).ok()?;
+    Some(address.ip().to_canonical())
+}
+
+fn random() -> Result<u32, RdmaError> {
+    let mut bytes = [0; 4];
+    let got = rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty());
+    match got {
+        Ok(_) => Ok(u32::from_ne_bytes(bytes)),
+        Err(errno) => Err(RdmaError::Verbs {
+            doing: "asking the kernel for a random number",
+            errno: errno.raw_os_error(),
+        }),
+    }
+}

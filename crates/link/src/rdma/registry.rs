@@ -1,0 +1,328 @@
+//! Memory of the program's or the GPU's, registered with the adapter once and kept so: the adapter reads it and writes it where it
+//! lies. Registering costs a system call and pins every page, so what was registered stays so until its owner gives the memory up,
+//! or until too much is.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use outboard_wire::limits::{RDMA_REGISTERED_BYTES_MAX, RDMA_REGISTRATIONS_MAX};
+
+use super::{
+    domain::{Access, Domain, Piece, Region},
+    memory::Memory,
+};
+use crate::place::Lasting;
+
+/// After a refusal, most likely by the limit on locked memory, nothing new is registered for so long.
+const REFUSED: Duration = Duration::from_secs(1);
+
+/// What may be done with registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RdmaUse {
+    /// Our own adapter reads it.
+    Source,
+    /// The peer's adapter writes it, too, whoever has its key.
+    Target,
+}
+
+/// Where the peer's adapter is to write, and the key that its owner gave for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RdmaTarget {
+    pub address: u64,
+    pub key: u32,
+}
+
+/// Registers memory for one session, whose keys mean nothing elsewhere and end with it.
+#[derive(Clone)]
+pub struct Registrar {
+    domain: Arc<Domain>,
+    cache: Arc<Mutex<Cache<Region>>>,
+}
+
+/// Memory that the adapter may use for as long as this lives.
+#[derive(Clone)]
+pub struct Registered(pub(super) Arc<Region>);
+
+impl Registrar {
+    pub(super) fn new(domain: Arc<Domain>) -> Self {
+        Self {
+            domain,
+            cache: Arc::new(Mutex::new(Cache::new(
+                RDMA_REGISTRATIONS_MAX,
+                RDMA_REGISTERED_BYTES_MAX,
+            ))),
+        }
+    }
+
+    /// The registration of this memory, made if there is none; it is kept until the memory is [forgotten](Self::forget). `None`
+    /// where the system refuses it, above all by its limit on locked memory.
+    pub fn register(&self, memory: Lasting, use_: RdmaUse) -> Option<Registered> {
+        let Lasting { address, len } = memory;
+        let mut cache = self.cache();
+        let region = cache.get(address, len, use_, || {
+            let access = match use_ {
+                RdmaUse::Source => Access::Local,
+                RdmaUse::Target => Access::Write,
+            };
+            let memory = Memory::elsewhere(address, len)?;
+            Region::new(&self.domain, Arc::new(memory), access).ok()
+        })?;
+        Some(Registered(region))
+    }
+
+    /// The memory at these addresses is not what it was any more. What the adapter still does with it is done with the old pages.
+    pub fn forget(&self, address: u64, len: usize) {
+        self.cache().forget(address, len);
+    }
+
+    /// Registrations made so far, and bytes registered now.
+    pub fn figures(&self) -> (u64, u64) {
+        let cache = self.cache();
+        (cache.made, cache.bytes)
+    }
+
+    /// Memory of the link's own that the peer may write.
+    pub(super) fn room(&self, len: usize) -> Option<Arc<Region>> {
+        let memory = Memory::new(len).ok()?;
+        let region = Region::new(&self.domain, Arc::new(memory), Access::Write);
+        region.ok().map(Arc::new)
+    }
+
+    fn cache(&self) -> MutexGuard<'_, Cache<Region>> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Registered {
+    /// What the peer needs to write at `address`, inside this memory.
+    pub fn target(&self, address: u64) -> RdmaTarget {
+        RdmaTarget {
+            address,
+            key: self.0.rkey,
+        }
+    }
+
+    /// `data` as the device names it, if it lies in this memory.
+    pub(super) fn piece(&self, data: &[u8]) -> Option<Piece> {
+        let start = data.as_ptr().addr() as u64;
+        let offset = usize::try_from(start.checked_sub(self.0.memory.address())?).ok()?;
+        let whole = self.0.memory.len();
+        let is_inside = offset <= whole && whole - offset >= data.len();
+        is_inside.then(|| self.0.piece(offset, data.len()))
+    }
+}
+
+/// What is registered, by address. There are few: pinned memory is allocated in large pieces.
+struct Cache<R> {
+    entries: Vec<Entry<R>>,
+    bytes: u64,
+    made: u64,
+    clock: u64,
+    refused_at: Option<Instant>,
+    entries_max: usize,
+    bytes_max: u64,
+}
+
+struct Entry<R> {
+    address: u64,
+    len: u64,
+    use_: RdmaUse,
+    region: Arc<R>,
+    used_at: u64,
+}
+
+impl<R> Cache<R> {
+    fn new(entries_max: usize, bytes_max: u64) -> Self {
+        Self {
+            entries: Vec::new(),
+            bytes: 0,
+            made: 0,
+            clock: 0,
+            refused_at: None,
+            entries_max,
+            bytes_max,
+        }
+    }
+
+    fn get(
+        &mut self,
+        address: u64,
+        len: usize,
+        use_: RdmaUse,
+        make: impl Fn() -> Option<R>,
+    ) -> Option<Arc<R>> {
+        let bytes = len as u64;
+        let end = address.checked_add(bytes).filter(|_| len > 0)?;
+        self.clock += 1;
+        let found = self
+            .entries
+            .iter_mut()
+            .find(|entry| entry.address <= address && entry.end() >= end && entry.use_ >= use_);
+        if let Some(entry) = found {
+            entry.used_at = self.clock;
+            return Some(Arc::clone(&entry.region));
+        }
+        if self.refused_at.is_some_and(|at| at.elapsed() < REFUSED) {
+            return None;
+        }
+        while self.entries.len() >= self.entries_max || self.bytes + bytes > self.bytes_max {
+            if !self.evict() {
+                return None;
+            }
+        }
+        // What nobody uses now may be what keeps this from being locked.
+        let made = loop {
+            match make() {
+                Some(made) => break Some(made),
+                None if self.evict() => {}
+                None => break None,
+            }
+        };
+        let Some(made) = made else {
+            self.refused_at = Some(Instant::now());
+            return None;
+        };
+        self.refused_at = None;
+        self.made += 1;
+        self.bytes += bytes;
+        let region = Arc::new(made);
+        self.entries.push(Entry {
+            address,
+            len: bytes,
+            use_,
+            region: Arc::clone(&region),
+            used_at: self.clock,
+        });
+        Some(region)
+    }
+
+    /// Gives up what was not used for longest, of what is not in use; false where all is.
+    fn evict(&mut self) -> bool {
+        let idle = self.entries.iter().enumerate();
+        let oldest = idle
+            .filter(|(_, entry)| Arc::strong_count(&entry.region) == 1)
+            .min_by_key(|(_, entry)| entry.used_at);
+        match oldest.map(|(at, _)| at) {
+            Some(at) => {
+                self.bytes -= self.entries.swap_remove(at).len;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn forget(&mut self, address: u64, len: usize) {
+        let end = address.saturating_add(len as u64);
+        let before = self.entries.len();
+        self.entries
+            .retain(|entry| entry.end() <= address || entry.address >= end);
+        if self.entries.len() < before {
+            self.bytes = self.entries.iter().map(|entry| entry.len).sum();
+            self.refused_at = None;
+        }
+    }
+}
+
+impl<R> Entry<R> {
+    fn end(&self) -> u64 {
+        self.address + self.len
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        RdmaUse::{Source, Target},
+        *,
+    };
+
+    /// Each registration is its number.
+    fn get(cache: &mut Cache<u64>, address: u64, len: usize, use_: RdmaUse) -> Option<Arc<u64>> {
+        let number = cache.made;
+        cache.get(address, len, use_, || Some(number))
+    }
+
+    #[test]
+    fn what_is_registered_is_not_registered_again() {
+        let cache = &mut Cache::new(10, 1 << 20);
+        let whole = get(cache, 0x1000, 0x1000, Source).unwrap();
+        for (address, len) in [(0x1000, 0x1000), (0x1800, 0x800), (0x1fff, 1)] {
+            let part = get(cache, address, len, Source).unwrap();
+            assert!(Arc::ptr_eq(&whole, &part), "{address:#x}");
+        }
+        // Neither past an end, nor for more than it was registered for.
+        for (address, len, use_) in [
+            (0xfff, 2, Source),
+            (0x1fff, 2, Source),
+            (0x1000, 0x1000, Target),
+        ] {
+            let made = cache.made;
+            get(cache, address, len, use_).unwrap();
+            assert_eq!(cache.made, made + 1, "{address:#x}");
+        }
+        // What the peer may write our adapter may read.
+        get(cache, 0x1000, 0x10, Target).unwrap();
+        assert_eq!(cache.made, 4);
+        assert!(get(cache, 0, 0, Source).is_none());
+        assert!(get(cache, u64::MAX, 2, Source).is_none());
+    }
+
+    #[test]
+    fn too_much_is_not_kept_and_what_is_in_use_is() {
+        let cache = &mut Cache::new(3, 10_000);
+        let used = get(cache, 0, 1_000, Source).unwrap();
+        for at in 1..6 {
+            get(cache, at * 10_000, 1_000, Source).unwrap();
+            assert!(cache.entries.len() <= 3);
+        }
+        assert!(Arc::ptr_eq(&used, &get(cache, 0, 1_000, Source).unwrap()));
+        // The one that was used last goes last.
+        let last = cache.made;
+        get(cache, 50_000, 1_000, Source).unwrap();
+        assert_eq!(cache.made, last);
+        get(cache, 70_000, 9_000, Source).unwrap();
+        assert_eq!((cache.entries.len(), cache.bytes), (2, 10_000));
+        assert!(get(cache, 90_000, 9_500, Source).is_none(), "one is in use");
+        assert!(get(cache, 90_000, 10_001, Source).is_none());
+    }
+
+    #[test]
+    fn a_refusal_is_no_error_and_is_not_asked_for_at_every_copy() {
+        let cache = &mut Cache::<u64>::new(3, 10_000);
+        get(cache, 0, 1_000, Source).unwrap();
+        let asked = std::cell::Cell::new(0);
+        let refused = |cache: &mut Cache<u64>| {
+            cache.get(20_000, 1_000, Source, || {
+                asked.set(asked.get() + 1);
+                None
+            })
+        };
+        for _ in 0..5 {
+            assert!(refused(cache).is_none());
+        }
+        // Once more without what nobody uses.
+        assert_eq!(asked.get(), 2);
+        assert!(cache.entries.is_empty());
+        cache.refused_at = None;
+        get(cache, 20_000, 1_000, Source).unwrap();
+    }
+
+    #[test]
+    fn memory_that_is_given_up_is_forgotten() {
+        let cache = &mut Cache::new(10, 1 << 20);
+        let kept = get(cache, 0x1000, 0x1000, Target).unwrap();
+        get(cache, 0x2000, 0x1000, Source).unwrap();
+        get(cache, 0x3000, 0x1000, Source).unwrap();
+        cache.forget(0x2800, 0x1000);
+        assert_eq!((cache.entries.len(), cache.bytes), (1, 0x1000));
+        let made = cache.made;
+        get(cache, 0x2000, 0x1000, Source).unwrap();
+        assert_eq!(cache.made, made + 1);
+        assert!(Arc::ptr_eq(
+            &kept,
+            &get(cache, 0x1000, 0x1000, Target).unwrap()
+        ));
+    }
+}

@@ -1,0 +1,538 @@
+//! Bodies of the arithmetic that kernels are full of, one function an operation.
+//!
+//! A row is worked through in chunks that fit vector registers, each read before it is written: a destination may be one
+//! of the sources, and nothing is copied aside.
+
+use std::marker::PhantomData;
+
+use super::approx::ex2;
+use super::core::{Core, Stop};
+use super::float::{flush, max_f32, min_f32, number, product_ftz};
+use super::isa::Isa;
+use super::lanes::{CHUNK, CHUNKS, Chunk, Chunk64, blend, blend64};
+use super::scalar::{sar, shl, shr};
+use super::step::{Body, Step};
+
+/// (u32, u32) -> u32 in each lane.
+pub(super) trait Lane2 {
+    fn lane(x: u32, y: u32) -> u32;
+}
+
+/// (u32, u32, u32) -> u32 in each lane.
+pub(super) trait Lane3 {
+    fn lane(x: u32, y: u32, z: u32) -> u32;
+}
+
+/// (u64, u64) -> u64 in each lane.
+pub(super) trait Lane64 {
+    fn lane(x: u64, y: u64) -> u64;
+}
+
+/// A comparison.
+pub(super) trait Relation<W> {
+    fn holds(x: W, y: W) -> bool;
+}
+
+macro_rules! lanes2 {
+    ($($name:ident: |$x:ident, $y:ident| $e:expr;)*) => {$(
+        pub(super) struct $name;
+        impl Lane2 for $name {
+            #[inline(always)]
+            fn lane($x: u32, $y: u32) -> u32 {
+                $e
+            }
+        }
+    )*};
+}
+
+lanes2! {
+    Add: |x, y| x.wrapping_add(y);
+    Sub: |x, y| x.wrapping_sub(y);
+    MulLo: |x, y| x.wrapping_mul(y);
+    MinS: |x, y| (x as i32).min(y as i32) as u32;
+    MinU: |x, y| x.min(y);
+    MaxS: |x, y| (x as i32).max(y as i32) as u32;
+    MaxU: |x, y| x.max(y);
+    And: |x, y| x & y;
+    Or: |x, y| x | y;
+    Xor: |x, y| x ^ y;
+    Shl: |x, y| shl(x, y);
+    ShrS: |x, y| sar(x, y);
+    ShrU: |x, y| shr(x, y);
+}
+
+#[inline(always)]
+fn float<const FTZ: bool>(bits: u32) -> f32 {
+    let x = f32::from_bits(bits);
+    if FTZ { flush(x) } else { x }
+}
+
+#[inline(always)]
+fn bits<const FTZ: bool>(x: f32) -> u32 {
+    number(if FTZ { flush(x) } else { x })
+}
+
+macro_rules! float_lanes2 {
+    ($($name:ident: |$x:ident, $y:ident| $e:expr;)*) => {$(
+        pub(super) struct $name<const FTZ: bool>;
+        impl<const FTZ: bool> Lane2 for $name<FTZ> {
+            #[inline(always)]
+            fn lane(x: u32, y: u32) -> u32 {
+                let ($x, $y) = (float::<FTZ>(x), float::<FTZ>(y));
+                bits::<FTZ>($e)
+            }
+        }
+    )*};
+}
+
+float_lanes2! {
+    AddF: |x, y| x + y;
+    SubF: |x, y| x - y;
+    MulF: |x, y| if FTZ { product_ftz(x, y) } else { x * y };
+    MinF: |x, y| min_f32(x, y);
+    MaxF: |x, y| max_f32(x, y);
+}
+
+macro_rules! lanes3 {
+    ($($name:ident: |$x:ident, $y:ident, $z:ident| $e:expr;)*) => {$(
+        pub(super) struct $name;
+        impl Lane3 for $name {
+            #[inline(always)]
+            fn lane($x: u32, $y: u32, $z: u32) -> u32 {
+                $e
+            }
+        }
+    )*};
+}
+
+lanes3! {
+    MadLo: |x, y, z| x.wrapping_mul(y).wrapping_add(z);
+    Fma: |x, y, z| bits::<false>(f32::from_bits(x).mul_add(f32::from_bits(y), f32::from_bits(z)));
+    FmaFtz: |x, y, z| bits::<true>(float::<true>(x).mul_add(float::<true>(y), float::<true>(z)));
+}
+
+macro_rules! lanes64 {
+    ($($name:ident: |$x:ident, $y:ident| $e:expr;)*) => {$(
+        pub(super) struct $name;
+        impl Lane64 for $name {
+            #[inline(always)]
+            fn lane($x: u64, $y: u64) -> u64 {
+                $e
+            }
+        }
+    )*};
+}
+
+lanes64! {
+    Add64: |x, y| x.wrapping_add(y);
+    Sub64: |x, y| x.wrapping_sub(y);
+    And64: |x, y| x & y;
+    Or64: |x, y| x | y;
+    MulLo64: |x, y| x.wrapping_mul(y);
+}
+
+pub(super) struct Map2<L>(PhantomData<L>);
+
+impl<L: Lane2> Body for Map2<L> {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+        let files = core.files;
+        for i in 0..CHUNKS {
+            let (x, y) = (files.chunk(step.a, i), files.chunk(step.b, i));
+            let mut out: Chunk = [0; CHUNK];
+            for l in 0..CHUNK {
+                out[l] = L::lane(x[l], y[l]);
+            }
+            files.set_chunk(step.d, i, mask, out);
+        }
+        Ok(())
+    }
+}
+
+pub(super) struct Map3<L>(PhantomData<L>);
+
+impl<L: Lane3> Body for Map3<L> {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+        let files = core.files;
+        for i in 0..CHUNKS {
+            let (x, y, z) = (
+                files.chunk(step.a, i),
+                files.chunk(step.b, i),
+                files.chunk(step.c, i),
+            );
+            let mut out: Chunk = [0; CHUNK];
+            for l in 0..CHUNK {
+                out[l] = L::lane(x[l], y[l], z[l]);
+            }
+            files.set_chunk(step.d, i, mask, out);
+        }
+        Ok(())
+    }
+}
+
+pub(super) struct Mov32;
+
+impl Body for Mov32 {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+        let files = core.files;
+        for i in 0..CHUNKS {
+            files.set_chunk(step.d, i, mask, files.chunk(step.a, i));
+        }
+        Ok(())
+    }
+}
+
+pub(super) struct Mov64;
+
+impl Body for Mov64 {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+        let files = core.files;
+        for i in 0..CHUNKS {
+            files.set_chunk64(step.d, i, mask, files.chunk64(step.a, i));
+        }
+        Ok(())
+    }
+}
+
+pub(super) struct Map64<L>(PhantomData<L>);
+
+impl<L: Lane64> Body for Map64<L> {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+        let files = core.files;
+        for i in 0..CHUNKS {
+            let (x, y) = (files.chunk64(step.a, i), files.chunk64(step.b, i));
+            let mut out: Chunk64 = [0; CHUNK];
+            for l in 0..CHUNK {
+                out[l] = L::lane(x[l], y[l]);
+            }
+            files.set_chunk64(step.d, i, mask, out);
+        }
+        Ok(())
+    }
+}
+
+macro_rules! shifts64 {
+    ($($name:ident: |$x:ident, $n:ident| $e:expr;)*) => {$(
+        pub(super) struct $name;
+        impl Body for $name {
+            #[inline(always)]
+            unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+                let files = core.files;
+                for i in 0..CHUNKS {
+                    let (x, n) = (files.chunk64(step.a, i), files.chunk(step.b, i));
+                    let mut out: Chunk64 = [0; CHUNK];
+                    for l in 0..CHUNK {
+                        let ($x, $n) = (x[l], n[l]);
+                        out[l] = $e;
+                    }
+                    files.set_chunk64(step.d, i, mask, out);
+                }
+                Ok(())
+            }
+        }
+    )*};
+}
+
+shifts64! {
+    Shl64: |x, n| if n > 63 { 0 } else { x << (n & 63) };
+    ShrU64: |x, n| if n > 63 { 0 } else { x >> (n & 63) };
+}
+
+#[inline(always)]
+fn wide<const SIGNED: bool>(x: u32) -> u64 {
+    if SIGNED { x as i32 as u64 } else { x.into() }
+}
+
+pub(super) struct Widen<const SIGNED: bool>;
+
+impl<const SIGNED: bool> Body for Widen<SIGNED> {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+        let files = core.files;
+        for i in 0..CHUNKS {
+            let x = files.chunk(step.a, i);
+            let mut out: Chunk64 = [0; CHUNK];
+            for l in 0..CHUNK {
+                out[l] = wide::<SIGNED>(x[l]);
+            }
+            files.set_chunk64(step.d, i, mask, out);
+        }
+        Ok(())
+    }
+}
+
+pub(super) struct MulWide<const SIGNED: bool>;
+
+impl<const SIGNED: bool> Body for MulWide<SIGNED> {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+        let files = core.files;
+        for i in 0..CHUNKS {
+            let (x, y) = (files.chunk(step.a, i), files.chunk(step.b, i));
+            let mut out: Chunk64 = [0; CHUNK];
+            for l in 0..CHUNK {
+                out[l] = wide::<SIGNED>(x[l]).wrapping_mul(wide::<SIGNED>(y[l]));
+            }
+            files.set_chunk64(step.d, i, mask, out);
+        }
+        Ok(())
+    }
+}
+
+pub(super) struct MadWide<const SIGNED: bool>;
+
+impl<const SIGNED: bool> Body for MadWide<SIGNED> {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+        let files = core.files;
+        for i in 0..CHUNKS {
+            let (x, y) = (files.chunk(step.a, i), files.chunk(step.b, i));
+            let z = files.chunk64(step.c, i);
+            let mut out: Chunk64 = [0; CHUNK];
+            for l in 0..CHUNK {
+                let product = wide::<SIGNED>(x[l]).wrapping_mul(wide::<SIGNED>(y[l]));
+                out[l] = product.wrapping_add(z[l]);
+            }
+            files.set_chunk64(step.d, i, mask, out);
+        }
+        Ok(())
+    }
+}
+
+macro_rules! relations {
+    ($word:ty, $read:expr; $($name:ident: |$x:ident, $y:ident| $e:expr;)*) => {$(
+        pub(in crate::interp) struct $name;
+        impl crate::interp::fast::Relation<$word> for $name {
+            #[inline(always)]
+            fn holds(x: $word, y: $word) -> bool {
+                let ($x, $y) = ($read(x), $read(y));
+                $e
+            }
+        }
+    )*};
+}
+
+/// One module for each type: the names of relations are those of `Cmp`. What is unordered is written for floats.
+macro_rules! typed_relations {
+    ($($module:ident: $word:ty, $read:expr;)*) => {$(
+        #[allow(clippy::double_comparisons)]
+        pub(super) mod $module {
+            relations! { $word, $read;
+                Eq: |x, y| x == y;
+                Ne: |x, y| x < y || x > y;
+                Lt: |x, y| x < y;
+                Le: |x, y| x <= y;
+                Gt: |x, y| x > y;
+                Ge: |x, y| x >= y;
+                EqU: |x, y| !(x < y || x > y);
+                NeU: |x, y| x != y;
+                LtU: |x, y| !(x >= y);
+                LeU: |x, y| !(x > y);
+                GtU: |x, y| !(x <= y);
+                GeU: |x, y| !(x < y);
+            }
+        }
+    )*};
+}
+
+typed_relations! {
+    unsigned: u32, |x: u32| x;
+    signed: u32, |x: u32| x as i32;
+    single: u32, f32::from_bits;
+    unsigned64: u64, |x: u64| x;
+    signed64: u64, |x: u64| x as i64;
+    double: u64, f64::from_bits;
+}
+
+/// The step that compares by `$cmp`, or none where that comparison has no function of its own.
+macro_rules! compare_with {
+    ($with:expr, $cmp:expr, $rows:expr, $setp:ident, $module:ident) => {{
+        use $crate::code::Cmp;
+        use $crate::interp::fast::{$module as of, $setp as Setp};
+        match $cmp {
+            Cmp::Eq => $with.rows::<Setp<of::Eq>>($rows),
+            Cmp::Ne => $with.rows::<Setp<of::Ne>>($rows),
+            Cmp::Lt => $with.rows::<Setp<of::Lt>>($rows),
+            Cmp::Le => $with.rows::<Setp<of::Le>>($rows),
+            Cmp::Gt => $with.rows::<Setp<of::Gt>>($rows),
+            Cmp::Ge => $with.rows::<Setp<of::Ge>>($rows),
+            Cmp::EqU => $with.rows::<Setp<of::EqU>>($rows),
+            Cmp::NeU => $with.rows::<Setp<of::NeU>>($rows),
+            Cmp::LtU => $with.rows::<Setp<of::LtU>>($rows),
+            Cmp::LeU => $with.rows::<Setp<of::LeU>>($rows),
+            Cmp::GtU => $with.rows::<Setp<of::GtU>>($rows),
+            Cmp::GeU => $with.rows::<Setp<of::GeU>>($rows),
+            Cmp::Num | Cmp::Nan => $with.any,
+        }
+    }};
+}
+pub(super) use compare_with;
+
+macro_rules! setp {
+    ($($name:ident: $word:ty, $chunk:ident;)*) => {$(
+        pub(super) struct $name<R>(PhantomData<R>);
+
+        impl<R: Relation<$word>> Body for $name<R> {
+            #[inline(always)]
+            unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+                let files = core.files;
+                let mut holding = [0u32; CHUNK];
+                for i in 0..CHUNKS {
+                    let (x, y) = (files.$chunk(step.a, i), files.$chunk(step.b, i));
+                    for l in 0..CHUNK {
+                        let bit = 1 << (i * CHUNK + l);
+                        holding[l] |= if R::holds(x[l], y[l]) { bit } else { 0 };
+                    }
+                }
+                let mut value = 0;
+                for bits in holding {
+                    value |= bits;
+                }
+                files.set_pred(step.d as u16, mask, value);
+                Ok(())
+            }
+        }
+    )*};
+}
+
+setp! {
+    Setp: u32, chunk;
+    Setp64: u64, chunk64;
+}
+
+/// `c` is the table.
+pub(super) struct PredOp;
+
+impl Body for PredOp {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+        let files = core.files;
+        let (a, b) = (
+            files.pred(step.a as u16, false),
+            files.pred(step.b as u16, false),
+        );
+        let products = [!a & !b, a & !b, !a & b, a & b];
+        let mut value = 0;
+        for i in 0..4 {
+            value |= if step.c >> i & 1 != 0 { products[i] } else { 0 };
+        }
+        files.set_pred(step.d as u16, mask, value);
+        Ok(())
+    }
+}
+
+/// `c` is the predicate and, in its lowest bit, whether it is negated.
+pub(super) struct Sel32;
+
+impl Body for Sel32 {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+        let files = core.files;
+        let chosen = files.pred((step.c >> 1) as u16, step.c & 1 != 0);
+        for i in 0..CHUNKS {
+            let (x, y) = (files.chunk(step.a, i), files.chunk(step.b, i));
+            files.set_chunk(step.d, i, mask, blend(chosen, i, x, y));
+        }
+        Ok(())
+    }
+}
+
+/// As `Sel32`.
+pub(super) struct Sel64;
+
+impl Body for Sel64 {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+        let files = core.files;
+        let chosen = files.pred((step.c >> 1) as u16, step.c & 1 != 0);
+        for i in 0..CHUNKS {
+            let (x, y) = (files.chunk64(step.a, i), files.chunk64(step.b, i));
+            files.set_chunk64(step.d, i, mask, blend64(chosen, i, x, y));
+        }
+        Ok(())
+    }
+}
+
+pub(super) struct MadLo64;
+
+impl Body for MadLo64 {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+        let files = core.files;
+        for i in 0..CHUNKS {
+            let (x, y) = (files.chunk64(step.a, i), files.chunk64(step.b, i));
+            let z = files.chunk64(step.c, i);
+            let mut out: Chunk64 = [0; CHUNK];
+            for l in 0..CHUNK {
+                out[l] = x[l].wrapping_mul(y[l]).wrapping_add(z[l]);
+            }
+            files.set_chunk64(step.d, i, mask, out);
+        }
+        Ok(())
+    }
+}
+
+/// `%tid`; `a` is the axis.
+pub(super) struct Tid;
+
+impl Body for Tid {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+        let tid = &core.storage.tid[(step.a & 3) as usize].0;
+        for (i, value) in tid.as_chunks::<CHUNK>().0.iter().enumerate() {
+            core.files.set_chunk(step.d, i, mask, *value);
+        }
+        Ok(())
+    }
+}
+
+/// `%ntid`, `%ctaid` or `%nctaid`, by `b`; `a` is the axis.
+pub(super) struct Shape;
+
+impl Body for Shape {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+        let shape = match step.b {
+            0 => &core.env.block,
+            1 => &core.block,
+            _ => &core.env.grid,
+        };
+        let value = [shape[step.a as usize % 3]; CHUNK];
+        for i in 0..CHUNKS {
+            core.files.set_chunk(step.d, i, mask, value);
+        }
+        Ok(())
+    }
+}
+
+/// `ex2.approx`; FTZ as in `float`.
+pub(super) struct Ex2<const FTZ: bool>;
+
+impl<const FTZ: bool> Body for Ex2<FTZ> {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+        let files = core.files;
+        for i in 0..CHUNKS {
+            let x = files.chunk(step.a, i);
+            let mut out: Chunk = [0; CHUNK];
+            for l in 0..CHUNK {
+                out[l] = bits::<FTZ>(ex2(float::<FTZ>(x[l])));
+            }
+            files.set_chunk(step.d, i, mask, out);
+        }
+        Ok(())
+    }
+}
+
+pub(super) struct Nop;
+
+impl Body for Nop {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(_: &mut Core<'_>, _: &Step, _: u32) -> Result<(), Stop> {
+        Ok(())
+    }
+}

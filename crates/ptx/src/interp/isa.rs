@@ -1,0 +1,98 @@
+//! What compilers do not make good vector instructions of by themselves, for each instruction set.
+
+/// Lanes of half a warp.
+pub(super) const HALF: usize = 16;
+
+/// An instruction set that bodies are compiled for.
+pub(crate) trait Isa {
+    /// Whether in both halves of the row each lane is the first one plus `STEP` for each lane before it.
+    ///
+    /// # Safety
+    /// The host has the instruction set.
+    unsafe fn follows32<const STEP: usize>(row: &[u32; 32]) -> bool;
+
+    /// # Safety
+    /// The host has the instruction set.
+    unsafe fn follows64<const STEP: usize>(row: &[u64; 32]) -> bool;
+}
+
+pub(super) struct Baseline;
+
+impl Isa for Baseline {
+    #[inline(always)]
+    unsafe fn follows32<const STEP: usize>(row: &[u32; 32]) -> bool {
+        let mut different = 0;
+        for l in 0..32 {
+            let expected = row[l / HALF * HALF].wrapping_add((l % HALF * STEP) as u32);
+            different |= row[l] ^ expected;
+        }
+        different == 0
+    }
+
+    #[inline(always)]
+    unsafe fn follows64<const STEP: usize>(row: &[u64; 32]) -> bool {
+        let mut different = 0;
+        for l in 0..32 {
+            let expected = row[l / HALF * HALF].wrapping_add((l % HALF * STEP) as u64);
+            different |= row[l] ^ expected;
+        }
+        different == 0
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::Avx2;
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::{
+        __m256i, _mm256_add_epi32, _mm256_add_epi64, _mm256_loadu_si256, _mm256_or_si256,
+        _mm256_set1_epi32, _mm256_set1_epi64x, _mm256_setr_epi32, _mm256_setr_epi64x,
+        _mm256_setzero_si256, _mm256_testz_si256, _mm256_xor_si256,
+    };
+
+    use super::{HALF, Isa};
+
+    pub(in crate::interp) struct Avx2;
+
+    impl Isa for Avx2 {
+        #[inline]
+        #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+        unsafe fn follows32<const STEP: usize>(row: &[u32; 32]) -> bool {
+            let s = STEP as i32;
+            let low = _mm256_setr_epi32(0, s, 2 * s, 3 * s, 4 * s, 5 * s, 6 * s, 7 * s);
+            let high = _mm256_add_epi32(low, _mm256_set1_epi32(8 * s));
+            let mut different = _mm256_setzero_si256();
+            for (half, lanes) in row.as_chunks::<HALF>().0.iter().enumerate() {
+                let first = _mm256_set1_epi32(row[half * HALF] as i32);
+                let at: *const __m256i = lanes.as_ptr().cast();
+                // SAFETY: half a row is two vectors.
+                let (x, y) = unsafe { (_mm256_loadu_si256(at), _mm256_loadu_si256(at.add(1))) };
+                let x = _mm256_xor_si256(x, _mm256_add_epi32(first, low));
+                let y = _mm256_xor_si256(y, _mm256_add_epi32(first, high));
+                different = _mm256_or_si256(different, _mm256_or_si256(x, y));
+            }
+            _mm256_testz_si256(different, different) != 0
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+        unsafe fn follows64<const STEP: usize>(row: &[u64; 32]) -> bool {
+            let s = STEP as i64;
+            let steps = _mm256_setr_epi64x(0, s, 2 * s, 3 * s);
+            let next = _mm256_set1_epi64x(4 * s);
+            let mut different = _mm256_setzero_si256();
+            for (half, lanes) in row.as_chunks::<HALF>().0.iter().enumerate() {
+                let first = _mm256_set1_epi64x(row[half * HALF] as i64);
+                let mut expected = _mm256_add_epi64(first, steps);
+                for i in 0..HALF / 4 {
+                    // SAFETY: half a row is four vectors.
+                    let x = unsafe { _mm256_loadu_si256(lanes.as_ptr().cast::<__m256i>().add(i)) };
+                    different = _mm256_or_si256(different, _mm256_xor_si256(x, expected));
+                    expected = _mm256_add_epi64(expected, next);
+                }
+            }
+            _mm256_testz_si256(different, different) != 0
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! Which function executes an instruction: those that kernels are full of have their own.
+
+use super::Features;
+use super::fast::{self, Lane2};
+use super::fast_memory as memory;
+use super::step::{Body, Step, compiled};
+use crate::code::{
+    Base, Bin32, Bin64, BinF32, CmpType, Cvt, CvtType, FloatFlags, Mem, MemSpace, Op, Rounding,
+    Row, Shift64, Special, Tern32, Tern64, Un32, Un64, Width,
+};
+
+/// The step of an operation; `any` is the one that does everything.
+pub(super) fn select(op: &Op, any: Step, features: Features) -> Step {
+    let with = Chosen { any, features };
+    match *op {
+        Op::Bin32 { op, d, a, b } => with.bin32(op, [d, a, b]),
+        Op::Un32 {
+            op: Un32::Mov,
+            d,
+            a,
+            ..
+        } => with.rows::<fast::Mov32>([d, a, 0, 0]),
+        Op::Un32 {
+            op: Un32::Ex2F,
+            flags: FloatFlags { ftz, sat: false },
+            d,
+            a,
+        } => match ftz {
+            false => with.rows::<fast::Ex2<false>>([d, a, 0, 0]),
+            true => with.rows::<fast::Ex2<true>>([d, a, 0, 0]),
+        },
+        Op::Tern32 {
+            op: Tern32::MadLo,
+            d,
+            a,
+            b,
+            c,
+        } => with.rows::<fast::Map3<fast::MadLo>>([d, a, b, c]),
+        Op::BinF32 { op, flags, d, a, b } => with.bin_f32(op, flags, [d, a, b]),
+        Op::FmaF32 {
+            rounding: Rounding::Nearest,
+            flags,
+            d,
+            a,
+            b,
+            c,
+        } => match flags {
+            FloatFlags {
+                ftz: false,
+                sat: false,
+            } => with.rows::<fast::Map3<fast::Fma>>([d, a, b, c]),
+            FloatFlags {
+                ftz: true,
+                sat: false,
+            } => with.rows::<fast::Map3<fast::FmaFtz>>([d, a, b, c]),
+            _ => any,
+        },
+        Op::Bin64 { op, d, a, b } => match op {
+            Bin64::Add => with.rows::<fast::Map64<fast::Add64>>([d, a, b, 0]),
+            Bin64::Sub => with.rows::<fast::Map64<fast::Sub64>>([d, a, b, 0]),
+            Bin64::And => with.rows::<fast::Map64<fast::And64>>([d, a, b, 0]),
+            Bin64::Or => with.rows::<fast::Map64<fast::Or64>>([d, a, b, 0]),
+            Bin64::MulLo => with.rows::<fast::Map64<fast::MulLo64>>([d, a, b, 0]),
+            _ => any,
+        },
+        Op::Un64 {
+            op: Un64::Mov,
+            d,
+            a,
+        } => with.rows::<fast::Mov64>([d, a, 0, 0]),
+        Op::Shift64 { op, d, a, b } => match op {
+            Shift64::Shl => with.rows::<fast::Shl64>([d, a, b, 0]),
+            Shift64::ShrU => with.rows::<fast::ShrU64>([d, a, b, 0]),
+            Shift64::ShrS => any,
+        },
+        Op::MulWide { signed, d, a, b } => match signed {
+            true => with.rows::<fast::MulWide<true>>([d, a, b, 0]),
+            false => with.rows::<fast::MulWide<false>>([d, a, b, 0]),
+        },
+        Op::MadWide { signed, d, a, b, c } => match signed {
+            true => with.rows::<fast::MadWide<true>>([d, a, b, c]),
+            false => with.rows::<fast::MadWide<false>>([d, a, b, c]),
+        },
+        Op::Cvt { cvt, d, a } => with.cvt(cvt, d, a),
+        Op::Setp {
+            ty,
+            cmp,
+            ftz: false,
+            d,
+            a,
+            b,
+        } => {
+            let rows = [d.into(), a, b, 0];
+            match ty {
+                CmpType::U32 => fast::compare_with!(with, cmp, rows, Setp, unsigned),
+                CmpType::S32 => fast::compare_with!(with, cmp, rows, Setp, signed),
+                CmpType::F32 => fast::compare_with!(with, cmp, rows, Setp, single),
+                CmpType::U64 => fast::compare_with!(with, cmp, rows, Setp64, unsigned64),
+                CmpType::S64 => fast::compare_with!(with, cmp, rows, Setp64, signed64),
+                CmpType::F64 => fast::compare_with!(with, cmp, rows, Setp64, double),
+                _ => any,
+            }
+        }
+        Op::PredOp { lut, d, a, b } => {
+            with.rows::<fast::PredOp>([d.into(), a.into(), b.into(), lut.into()])
+        }
+        Op::Sel32 {
+            d,
+            a,
+            b,
+            p,
+            negated,
+        } => with.rows::<fast::Sel32>([d, a, b, u32::from(p) << 1 | u32::from(negated)]),
+        Op::Sel64 {
+            d,
+            a,
+            b,
+            p,
+            negated,
+        } => with.rows::<fast::Sel64>([d, a, b, u32::from(p) << 1 | u32::from(negated)]),
+        Op::Tern64 {
+            op: Tern64::MadLo,
+            d,
+            a,
+            b,
+            c,
+        } => with.rows::<fast::MadLo64>([d, a, b, c]),
+        Op::Special32 { which, d } => match which {
+            Special::Tid(axis) => with.rows::<fast::Tid>([d, axis.into(), 0, 0]),
+            Special::Ntid(axis) => with.rows::<fast::Shape>([d, axis.into(), 0, 0]),
+            Special::Ctaid(axis) => with.rows::<fast::Shape>([d, axis.into(), 1, 0]),
+            Special::Nctaid(axis) => with.rows::<fast::Shape>([d, axis.into(), 2, 0]),
+            _ => any,
+        },
+        Op::Ld { width, mem, d } => with.load(width, &mem, d),
+        Op::St { width, mem, a } => with.store(width, &mem, a),
+        Op::LdVec {
+            width: Width::B32,
+            n,
+            list,
+            mem,
+        } => with.vector(n, list, &mem, true),
+        Op::StVec {
+            width: Width::B32,
+            n,
+            list,
+            mem,
+        } => with.vector(n, list, &mem, false),
+        Op::Nop => with.rows::<fast::Nop>([0; 4]),
+        _ => any,
+    }
+}
+
+/// Makes steps for one instruction set, or leaves it at `any`.
+struct Chosen {
+    any: Step,
+    features: Features,
+}
+
+impl Chosen {
+    fn rows<B: Body>(&self, [d, a, b, c]: [Row; 4]) -> Step {
+        Step {
+            run: compiled::<B>(self.features),
+            d,
+            a,
+            b,
+            c,
+            ..self.any
+        }
+    }
+
+    fn at<B: Body>(&self, d: Row, base: Row, mem: &Mem) -> Step {
+        Step {
+            offset: mem.offset,
+            ..self.rows::<B>([d, base, 0, 0])
+        }
+    }
+
+    fn map2<L: Lane2>(&self, [d, a, b]: [Row; 3]) -> Step {
+        self.rows::<fast::Map2<L>>([d, a, b, 0])
+    }
+
+    fn bin32(&self, op: Bin32, rows: [Row; 3]) -> Step {
+        match op {
+            Bin32::Add => self.map2::<fast::Add>(rows),
+            Bin32::Sub => self.map2::<fast::Sub>(rows),
+            Bin32::MulLo => self.map2::<fast::MulLo>(rows),
+            Bin32::MinS => self.map2::<fast::MinS>(rows),
+            Bin32::MinU => self.map2::<fast::MinU>(rows),
+            Bin32::MaxS => self.map2::<fast::MaxS>(rows),
+            Bin32::MaxU => self.map2::<fast::MaxU>(rows),
+            Bin32::And => self.map2::<fast::And>(rows),
+            Bin32::Or => self.map2::<fast::Or>(rows),
+            Bin32::Xor => self.map2::<fast::Xor>(rows),
+            Bin32::Shl => self.map2::<fast::Shl>(rows),
+            Bin32::ShrS => self.map2::<fast::ShrS>(rows),
+            Bin32::ShrU => self.map2::<fast::ShrU>(rows),
+            _ => self.any,
+        }
+    }
+
+    fn bin_f32(&self, op: BinF32, flags: FloatFlags, rows: [Row; 3]) -> Step {
+        if flags.sat {
+            return self.any;
+        }
+        match (op, flags.ftz) {
+            (BinF32::Add, false) => self.map2::<fast::AddF<false>>(rows),
+            (BinF32::Sub, false) => self.map2::<fast::SubF<false>>(rows),
+            (BinF32::Mul, false) => self.map2::<fast::MulF<false>>(rows),
+            (BinF32::Max, false) => self.map2::<fast::MaxF<false>>(rows),
+            (BinF32::Min, false) => self.map2::<fast::MinF<false>>(rows),
+            (BinF32::Add, true) => self.map2::<fast::AddF<true>>(rows),
+            (BinF32::Sub, true) => self.map2::<fast::SubF<true>>(rows),
+            (BinF32::Mul, true) => self.map2::<fast::MulF<true>>(rows),
+            (BinF32::Max, true) => self.map2::<fast::MaxF<true>>(rows),
+            (BinF32::Min, true) => self.map2::<fast::MinF<true>>(rows),
+            _ => self.any,
+        }
+    }
+
+    fn cvt(&self, cvt: Cvt, d: Row, a: Row) -> Step {
+        use CvtType::{S32, S64, U32, U64};
+        let rows = [d, a, 0, 0];
+        let plain =
+            !cvt.sat && !cvt.ftz && !cvt.relu && !cvt.integral && cvt.rounding == Rounding::Nearest;
+        match (cvt.from, cvt.to, plain) {
+            (S32, S64 | U64, true) => self.rows::<fast::Widen<true>>(rows),
+            (U32, S64 | U64, true) => self.rows::<fast::Widen<false>>(rows),
+            _ => self.any,
+        }
+    }
+
+    fn load(&self, width: Width, mem: &Mem, d: Row) -> Step {
+        use MemSpace::{Generic, Global, Param, Shared};
+        match (width, mem.space, mem.base) {
+            (Width::B32, Param, Base::None) => self.at::<memory::LdParam32>(d, 0, mem),
+            (Width::B64, Param, Base::None) => self.at::<memory::LdParam64>(d, 0, mem),
+            (Width::B32, Generic | Global, Base::Row64(a)) => {
+                self.at::<memory::LdGlobal32>(d, a, mem)
+            }
+            (Width::B64, Generic | Global, Base::Row64(a)) => {
+                self.at::<memory::LdGlobal64>(d, a, mem)
+            }
+            (Width::B32, Shared, Base::Row32(a)) => self.at::<memory::LdShared32>(d, a, mem),
+            _ => self.any,
+        }
+    }
+
+    fn store(&self, width: Width, mem: &Mem, a: Row) -> Step {
+        use MemSpace::{Generic, Global, Shared};
+        match (width, mem.space, mem.base) {
+            (Width::B32, Generic | Global, Base::Row64(base)) => {
+                self.at::<memory::StGlobal32>(a, base, mem)
+            }
+            (Width::B64, Generic | Global, Base::Row64(base)) => {
+                self.at::<memory::StGlobal64>(a, base, mem)
+            }
+            (Width::B32, Shared, Base::Row32(base)) => self.at::<memory::StShared32>(a, base, mem),
+            _ => self.any,
+        }
+    }
+
+    fn vector(&self, n: u8, list: u32, mem: &Mem, load: bool) -> Step {
+        use MemSpace::{Generic, Global};
+        match (mem.space, mem.base, n, load) {
+            (Generic | Global, Base::Row64(a), 2, true) => {
+                self.at::<memory::LdVector32<2, 8>>(list, a, mem)
+            }
+            (Generic | Global, Base::Row64(a), 4, true) => {
+                self.at::<memory::LdVector32<4, 16>>(list, a, mem)
+            }
+            (Generic | Global, Base::Row64(a), 2, false) => {
+                self.at::<memory::StVector32<2, 8>>(list, a, mem)
+            }
+            (Generic | Global, Base::Row64(a), 4, false) => {
+                self.at::<memory::StVector32<4, 16>>(list, a, mem)
+            }
+            _ => self.any,
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What the dispatch loop runs: for each instruction of a program a function, chosen once, and its operands in a row.
+//!
+//! Instructions that kernels are full of have functions of their own ([`select`](super::select)); all others share
+//! [`Any`], which looks at the operation when it runs. Each function exists once for every instruction set in
+//! [`Features`].
+
+use super::core::{Core, Stop};
+use super::isa::{self, Isa};
+use super::{Features, select};
+use crate::code::{Code, Guard, Op, Program, Row};
+
+/// Executes an instruction for the lanes of a mask, which has at least one.
+///
+/// # Safety
+/// The step belongs to the program that the core runs, and the host has the instruction sets that it was chosen for.
+pub(crate) type Run = unsafe fn(&mut Core<'_>, &Step, u32) -> Result<(), Stop>;
+
+/// How the dispatch loop treats an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Computes, loads or stores, and the next one follows.
+    Plain,
+    /// `Op::Bra`, to `d`.
+    Branch,
+    /// May do something to the group of lanes: looked at one by one.
+    Control,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Step {
+    pub(crate) run: Run,
+    pub(crate) guard: Guard,
+    pub(crate) kind: Kind,
+    /// What these mean is the function's own business.
+    pub(crate) d: Row,
+    pub(crate) a: Row,
+    pub(crate) b: Row,
+    pub(crate) c: Row,
+    pub(crate) offset: i64,
+}
+
+/// An instruction's function before it is compiled for an instruction set.
+pub(crate) trait Body {
+    /// # Safety
+    /// As [`Run`].
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop>;
+}
+
+/// SAFETY: as [`Run`].
+unsafe fn baseline<B: Body>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+    // SAFETY: passed on.
+    unsafe { B::run::<isa::Baseline>(core, step, mask) }
+}
+
+/// SAFETY: as [`Run`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+unsafe fn avx2<B: Body>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+    // SAFETY: passed on.
+    unsafe { B::run::<isa::Avx2>(core, step, mask) }
+}
+
+/// A body for the host's instruction set.
+pub(crate) fn compiled<B: Body>(features: Features) -> Run {
+    match features {
+        Features::Baseline => baseline::<B>,
+        #[cfg(target_arch = "x86_64")]
+        Features::Avx2 => avx2::<B>,
+    }
+}
+
+/// Any instruction that only computes, loads and stores.
+pub(crate) struct Any;
+
+impl Body for Any {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, _: &Step, mask: u32) -> Result<(), Stop> {
+        let program = core.program;
+        core.execute(&program.code[core.pc as usize].op, mask)
+    }
+}
+
+impl Core<'_> {
+    /// Executes the instruction at hand by [`Any`]: what functions do with what is not for them. Called, not inlined: its frame is large.
+    #[inline(always)]
+    pub(super) fn any(&mut self, step: &Step, mask: u32) -> Result<(), Stop> {
+        // SAFETY: chosen for the features that the step was chosen for (`Steps`).
+        unsafe { (self.env.steps.any)(self, step, mask) }
+    }
+}
+
+/// A program's instructions as they are executed.
+pub(crate) struct Steps {
+    pub(crate) list: Vec<Step>,
+    pub(crate) features: Features,
+    any: Run,
+}
+
+impl Steps {
+    pub(crate) fn new(program: &Program, features: Features) -> Self {
+        Self::chosen_by(program, features, select::select)
+    }
+
+    /// Those of a launch that is watched: all accesses go through [`Core::pointers`].
+    pub(crate) fn watched(program: &Program, features: Features) -> Self {
+        Self::chosen_by(program, features, |_, any, _| any)
+    }
+
+    fn chosen_by(
+        program: &Program,
+        features: Features,
+        select: impl Fn(&Op, Step, Features) -> Step,
+    ) -> Self {
+        let list = program.code.iter();
+        Steps {
+            list: list.map(|code| step(code, features, &select)).collect(),
+            features,
+            any: compiled::<Any>(features),
+        }
+    }
+}
+
+impl std::fmt::Debug for Steps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Steps")
+            .field("count", &self.list.len())
+            .finish_non_exhaustive()
+    }
+}
+
+fn step(code: &Code, features: Features, select: impl Fn(&Op, Step, Features) -> Step) -> Step {
+    let any = Step {
+        run: compiled::<Any>(features),
+        guard: code.guard,
+        kind: Kind::Plain,
+        d: 0,
+        a: 0,
+        b: 0,
+        c: 0,
+        offset: 0,
+    };
+    match code.op {
+        Op::Bra { target } => Step {
+            kind: Kind::Branch,
+            d: target,
+            ..any
+        },
+        ref op if op.is_control() => Step {
+            kind: Kind::Control,
+            ..any
+        },
+        ref op => select(op, any, features),
+    }
+}

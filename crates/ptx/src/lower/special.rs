@@ -1,0 +1,81 @@
+//! Names of special registers (PTX ISA chapter 10).
+
+use crate::code::Special;
+
+/// `%tid.x` and the like (PTX ISA chapter 10).
+pub(super) fn special(name: &str) -> Option<Special> {
+    if let Some((base, axis)) = name.rsplit_once('.') {
+        let axis = match axis {
+            "x" => 0,
+            "y" => 1,
+            "z" => 2,
+            "w" => {
+                return matches!(base, "%tid" | "%ntid" | "%ctaid" | "%nctaid")
+                    .then_some(Special::Zero);
+            }
+            _ => return None,
+        };
+        return Some(match base {
+            "%tid" => Special::Tid(axis),
+            "%ntid" => Special::Ntid(axis),
+            "%ctaid" => Special::Ctaid(axis),
+            "%nctaid" => Special::Nctaid(axis),
+            _ => return None,
+        });
+    }
+    Some(match name {
+        "%laneid" => Special::LaneId,
+        "%warpid" => Special::WarpId,
+        "%nwarpid" => Special::NwarpId,
+        "%smid" => Special::SmId,
+        "%nsmid" => Special::NsmId,
+        "%gridid" => Special::GridId,
+        "%clock" => Special::Clock,
+        "%clock_hi" => Special::ClockHi,
+        "%clock64" => Special::Clock64,
+        "%globaltimer" => Special::GlobalTimer,
+        "%globaltimer_lo" => Special::GlobalTimerLo,
+        "%globaltimer_hi" => Special::GlobalTimerHi,
+        "%lanemask_eq" => Special::LanemaskEq,
+        "%lanemask_lt" => Special::LanemaskLt,
+        "%lanemask_le" => Special::LanemaskLe,
+        "%lanemask_gt" => Special::LanemaskGt,
+        "%lanemask_ge" => Special::LanemaskGe,
+        "%dynamic_smem_size" => Special::DynamicSharedBytes,
+        "%total_smem_size" => Special::TotalSharedBytes,
+        // No shared memory is set aside for the system, no graph launches itself, nothing is counted.
+        "%reserved_smem_offset_begin"
+        | "%reserved_smem_offset_end"
+        | "%reserved_smem_offset_cap"
+        | "%reserved_smem_offset_0"
+        | "%reserved_smem_offset_1" => Special::Zero,
+        "%current_graph_exec" => Special::Zero64,
+        _ if performance_monitor(name) => {
+            if name.ends_with("_64") {
+                Special::Zero64
+            } else {
+                Special::Zero
+            }
+        }
+        _ => {
+            let index: u8 = name.strip_prefix("%envreg")?.parse().ok()?;
+            return (index < 32).then_some(Special::Envreg(index));
+        }
+    })
+}
+
+/// `%pm0` to `%pm7`, and the same with `_64`.
+fn performance_monitor(name: &str) -> bool {
+    let digits = name.strip_prefix("%pm").unwrap_or_default();
+    let digit = digits.strip_suffix("_64").unwrap_or(digits);
+    matches!(digit.as_bytes(), [b'0'..=b'7'])
+}
+
+/// Special registers of newer GPUs, with clusters.
+pub(super) const SPECIAL_UNSUPPORTED: [&str; 5] = [
+    "%cluster",
+    "%ncluster",
+    "%is_explicit_cluster",
+    "%nctarank",
+    "%aggr_smem_size",
+];

@@ -1,0 +1,357 @@
+//! Matrices: `mma`, `wmma`, `ldmatrix`, `movmatrix` (PTX ISA 9.7.14, 9.7.15), as sm_80 has them.
+
+use super::function::Lowering;
+use super::instruction::Insn;
+use crate::code::{
+    BitOp, Element, Fragment, MemSpace, Mma, Op, Role, Row, SINK, Shape, Sum, Tensor,
+};
+use crate::error::Error;
+use crate::limits::INSTRUCTIONS_MAX;
+use crate::parse::ast::{Operand, Type};
+
+impl<'a> Lowering<'_, '_, 'a> {
+    pub(super) fn tensor(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
+        if insn
+            .mods
+            .take_any(&["sp", "sp::ordered_metadata"])
+            .is_some()
+        {
+            return Err(self.unsupported("sparse matrices"));
+        }
+        // `wmma.mma.sync.aligned`, `ldmatrix.sync.aligned`, with the kind of `wmma` in front.
+        let kind = match insn.name {
+            "wmma" => insn.mods.take_any(&["load", "store", "mma"]),
+            _ => None,
+        };
+        if !insn.mods.take("sync") || !insn.mods.take("aligned") {
+            return Err(self.unsupported("no .sync.aligned"));
+        }
+        let tensor = match (insn.name, kind) {
+            ("mma", _) => self.mma(insn)?,
+            ("ldmatrix", _) => self.load_matrix(insn)?,
+            ("movmatrix", _) => self.move_matrix(insn)?,
+            (_, Some("mma")) => self.wmma(insn)?,
+            (_, Some(kind)) => self.transfer(insn, kind == "store")?,
+            _ => return Err(self.unsupported("this form")),
+        };
+        let tensors = &mut self.context.program.tensors;
+        let index = tensors.len() as u32;
+        super::Context::limit(
+            self.at,
+            "tensor instructions of a module",
+            u64::from(index) + 1,
+            INSTRUCTIONS_MAX as u64 / 16,
+        )?;
+        tensors.push(tensor);
+        self.emit(Op::Tensor { index })
+    }
+
+    fn shape(&self, insn: &mut Insn<'_, 'a>) -> Result<Shape, Error> {
+        insn.mods
+            .take_map(Shape::from_name)
+            .ok_or_else(|| self.unsupported("no shape"))
+    }
+
+    /// Whether the matrix lies by columns.
+    fn columns(&self, insn: &mut Insn<'_, 'a>) -> Result<bool, Error> {
+        match insn.mods.take_any(&["row", "col"]) {
+            Some(layout) => Ok(layout == "col"),
+            None => Err(self.unsupported("no layout")),
+        }
+    }
+
+    fn factor_type(&self, insn: &mut Insn<'_, 'a>) -> Result<Element, Error> {
+        insn.mods
+            .take_map(Element::from_name)
+            .ok_or_else(|| self.unsupported("this type"))
+    }
+
+    fn sum_type(&self, insn: &mut Insn<'_, 'a>) -> Result<Sum, Error> {
+        insn.mods
+            .take_map(Sum::from_name)
+            .ok_or_else(|| self.unsupported("this type of sum"))
+    }
+
+    fn mma(&mut self, insn: &mut Insn<'_, 'a>) -> Result<Tensor, Error> {
+        let shape = self.shape(insn)?;
+        let columns = [self.columns(insn)?, self.columns(insn)?];
+        let saturate = insn.mods.take("satfinite");
+        let rounding = insn.mods.rounding();
+        let bits = self.bit_operation(insn)?;
+        let d = self.sum_type(insn)?;
+        let (a, b) = (self.factor_type(insn)?, self.factor_type(insn)?);
+        let c = self.sum_type(insn)?;
+        let Shape { m, n, k } = shape;
+        let quarters = (m, n, k, a) == (8, 8, 4, Element::F16);
+        let known = match a {
+            Element::F16 if quarters => (d, c) != (Sum::F16, Sum::F32),
+            Element::F16 => (m, n) == (16, 8) && matches!(k, 8 | 16) && c == d,
+            Element::Bf16 => (m, n) == (16, 8) && matches!(k, 8 | 16),
+            Element::Tf32 => (m, n) == (16, 8) && matches!(k, 4 | 8),
+            Element::F64 => (m, n, k) == (8, 8, 4),
+            Element::S8 | Element::U8 => matches!((m, n, k), (8, 8, 16) | (16, 8, 16 | 32)),
+            Element::S4 | Element::U4 => matches!((m, n, k), (8, 8, 32) | (16, 8, 32 | 64)),
+            Element::B1 => matches!((m, n, k), (8, 8, 128) | (16, 8, 128 | 256)),
+        };
+        let by_rows_and_columns = columns == [false, true];
+        if !known || !(quarters || by_rows_and_columns) {
+            return Err(self.unsupported("this shape with this type"));
+        }
+        self.product(insn, shape, (a, b), (c, d), saturate, rounding, bits, {
+            quarters.then_some(columns)
+        })
+    }
+
+    fn wmma(&mut self, insn: &mut Insn<'_, 'a>) -> Result<Tensor, Error> {
+        let bits = self.bit_operation(insn)?;
+        // How the matrices lay in memory does not matter any more.
+        let columns = [self.columns(insn)?, self.columns(insn)?];
+        let shape = self.shape(insn)?;
+        let saturate = insn.mods.take("satfinite");
+        let rounding = insn.mods.rounding();
+        let d = self.sum_type(insn)?;
+        // Products of halves name the types of the sums only.
+        let mut probe = insn.mods;
+        let types = [(); 3].map(|()| probe.take_first());
+        let ((a, b), c) = if types[1].is_none() {
+            ((Element::F16, Element::F16), self.sum_type(insn)?)
+        } else {
+            let factors = (self.factor_type(insn)?, self.factor_type(insn)?);
+            if factors.0 == Element::F16 {
+                return Err(self.unsupported("this type"));
+            }
+            (factors, self.sum_type(insn)?)
+        };
+        let below_a_byte = matches!(a, Element::S4 | Element::U4 | Element::B1);
+        if !wmma_has(shape, a) || a != b || below_a_byte && columns != [false, true] {
+            return Err(self.unsupported("this shape with this type"));
+        }
+        self.product(insn, shape, (a, b), (c, d), saturate, rounding, bits, None)
+    }
+
+    fn bit_operation(&self, insn: &mut Insn<'_, 'a>) -> Result<Option<BitOp>, Error> {
+        let bits = match insn.mods.take_any(&["xor", "and"]) {
+            None => return Ok(None),
+            Some("xor") => BitOp::Xor,
+            Some(_) => BitOp::And,
+        };
+        if !insn.mods.take("popc") {
+            return Err(self.unsupported("no .popc"));
+        }
+        Ok(Some(bits))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn product(
+        &mut self,
+        insn: &mut Insn<'_, 'a>,
+        shape: Shape,
+        (a, b): (Element, Element),
+        (c, d): (Sum, Sum),
+        saturate: bool,
+        rounding: Option<crate::code::Rounding>,
+        bits: Option<BitOp>,
+        quarters: Option<[bool; 2]>,
+    ) -> Result<Tensor, Error> {
+        self.arity(insn, &[4])?;
+        let sums_fit = match a {
+            Element::F16 => [c, d].iter().all(|s| matches!(s, Sum::F16 | Sum::F32)),
+            Element::Bf16 | Element::Tf32 => (c, d) == (Sum::F32, Sum::F32),
+            Element::F64 => (c, d) == (Sum::F64, Sum::F64),
+            _ => (c, d) == (Sum::S32, Sum::S32),
+        };
+        let factors_fit = match a {
+            Element::S8 | Element::U8 => matches!(b, Element::S8 | Element::U8),
+            Element::S4 | Element::U4 => matches!(b, Element::S4 | Element::U4),
+            _ => a == b,
+        };
+        let integers = matches!(a, Element::S8 | Element::U8 | Element::S4 | Element::U4);
+        if !sums_fit
+            || !factors_fit
+            || (saturate && !integers)
+            || bits.is_some() != (a == Element::B1)
+            || (rounding.is_some() && a != Element::F64)
+        {
+            return Err(self.unsupported("these types together"));
+        }
+        let fragment = |role| Fragment { role, shape };
+        let registers = |f: Fragment| match (quarters, f.role) {
+            (None, Role::A(Element::F16) | Role::B(Element::F16)) if insn.name == "wmma" => 8,
+            (None, _) => f.registers(),
+            (Some(_), Role::C(Sum::F32)) => 8,
+            (Some(_), Role::C(_)) => 4,
+            (Some(_), _) => 2,
+        };
+        let (fa, fb) = (fragment(Role::A(a)), fragment(Role::B(b)));
+        let (fc, fd) = (fragment(Role::C(c)), fragment(Role::C(d)));
+        let rows_a = self.fragment(&insn.ops[1], fa.is_wide(), registers(fa), false)?;
+        let rows_b = self.fragment(&insn.ops[2], fb.is_wide(), registers(fb), false)?;
+        let rows_c = self.fragment(&insn.ops[3], fc.is_wide(), registers(fc), false)?;
+        let rows_d = self.fragment(&insn.ops[0], fd.is_wide(), registers(fd), true)?;
+        Ok(Tensor::Mma(Mma {
+            shape,
+            a,
+            b,
+            c,
+            d,
+            quarters,
+            saturate,
+            bits: bits.unwrap_or(BitOp::Xor),
+            rounding: rounding.unwrap_or_default(),
+            rows_a,
+            rows_b,
+            rows_c,
+            rows_d,
+        }))
+    }
+
+    /// The registers of a fragment.
+    fn fragment(
+        &mut self,
+        operand: &Operand<'a>,
+        wide: bool,
+        count: usize,
+        written: bool,
+    ) -> Result<Vec<Row>, Error> {
+        let parts = match operand {
+            Operand::Vector(parts) => parts.as_slice(),
+            other => std::slice::from_ref(other),
+        };
+        if parts.len() != count {
+            return Err(self.invalid(&format!(
+                "{} registers where the fragment has {count}",
+                parts.len()
+            )));
+        }
+        let ty = if wide { Type::B64 } else { Type::B32 };
+        let mut rows = Vec::with_capacity(count);
+        for part in parts {
+            rows.push(match (part, written) {
+                (_, true) => self.dst(part, ty)?,
+                // Constants as the bits that they are: a float one says so by its notation.
+                (Operand::Number(_), false) if wide => self.src64(part, Type::F64)?,
+                (_, false) => self.src(part, ty)?,
+            });
+        }
+        Ok(rows)
+    }
+
+    fn load_matrix(&mut self, insn: &mut Insn<'_, 'a>) -> Result<Tensor, Error> {
+        self.arity(insn, &[2])?;
+        let count = match insn.mods.take_any(&["x1", "x2", "x4"]) {
+            Some("x1") => 1,
+            Some("x2") => 2,
+            Some(_) => 4,
+            None => return Err(self.unsupported("this number of matrices")),
+        };
+        if !insn.mods.take("m8n8") {
+            return Err(self.unsupported("this shape"));
+        }
+        let transposed = insn.mods.take("trans");
+        let space = self.matrix_space(insn, &["shared", "shared::cta"])?;
+        if !insn.mods.take("b16") {
+            return Err(self.unsupported("this type"));
+        }
+        let mem = self.mem(&insn.ops[1], space)?;
+        let rows = self.fragment(&insn.ops[0], false, count, true)?;
+        Ok(Tensor::LoadMatrix {
+            transposed,
+            mem,
+            rows,
+        })
+    }
+
+    fn move_matrix(&mut self, insn: &mut Insn<'_, 'a>) -> Result<Tensor, Error> {
+        self.arity(insn, &[2])?;
+        let form = ["m8n8", "trans", "b16"].map(|part| insn.mods.take(part));
+        if form != [true; 3] {
+            return Err(self.unsupported("this form"));
+        }
+        let a = self.src32(&insn.ops[1], Type::B32)?;
+        let d = self.dst(&insn.ops[0], Type::B32)?;
+        Ok(Tensor::MoveMatrix { d, a })
+    }
+
+    fn matrix_space(
+        &self,
+        insn: &mut Insn<'_, 'a>,
+        spaces: &[&str],
+    ) -> Result<Option<MemSpace>, Error> {
+        Ok(match insn.mods.take_any(spaces) {
+            None => None,
+            Some("global") => Some(MemSpace::Global),
+            Some(_) => Some(MemSpace::Shared),
+        })
+    }
+
+    /// `wmma.load`, `wmma.store`
+    fn transfer(&mut self, insn: &mut Insn<'_, 'a>, store: bool) -> Result<Tensor, Error> {
+        self.arity(insn, &[2, 3])?;
+        let role = insn
+            .mods
+            .take_any(if store { &["d"] } else { &["a", "b", "c"] });
+        let columns = self.columns(insn)?;
+        let shape = self.shape(insn)?;
+        let space = self.matrix_space(insn, &["global", "shared", "shared::cta"])?;
+        let role = match role {
+            Some("a") => Role::A(self.factor_type(insn)?),
+            Some("b") => Role::B(self.factor_type(insn)?),
+            Some(_) => Role::C(self.sum_type(insn)?),
+            None => return Err(self.unsupported("this form")),
+        };
+        let fragment = Fragment { role, shape };
+        let elements: &[Element] = match role {
+            Role::A(element) | Role::B(element) => &[element],
+            Role::C(Sum::F16) => &[Element::F16],
+            Role::C(Sum::F32) => &[Element::F16, Element::Bf16, Element::Tf32],
+            Role::C(Sum::F64) => &[Element::F64],
+            Role::C(Sum::S32) => &[Element::S8, Element::S4, Element::B1],
+        };
+        let below_a_byte = matches!(elements, [Element::S4 | Element::U4 | Element::B1]);
+        let one_way = match role {
+            Role::A(_) => below_a_byte && columns,
+            Role::B(_) => below_a_byte && !columns,
+            Role::C(_) => false,
+        };
+        if one_way || !elements.iter().any(|&e| wmma_has(shape, e)) {
+            return Err(self.unsupported("this shape with this type"));
+        }
+        let (address, registers) = if store { (0, 1) } else { (1, 0) };
+        let mem = self.mem(&insn.ops[address], space)?;
+        if store && mem.space == MemSpace::Param {
+            return Err(self.invalid("kernel parameters are read only"));
+        }
+        let stride = match insn.ops.get(2) {
+            None => SINK,
+            Some(operand) => self.src32(operand, Type::U32)?,
+        };
+        let count = match role {
+            Role::A(Element::F16) | Role::B(Element::F16) => 8,
+            _ => fragment.registers(),
+        };
+        let wide = fragment.is_wide();
+        let rows = self.fragment(&insn.ops[registers], wide, count, !store)?;
+        Ok(Tensor::Transfer {
+            store,
+            fragment,
+            columns,
+            mem,
+            stride,
+            rows,
+        })
+    }
+}
+
+/// Whether `wmma` has the shape for factors of this type.
+fn wmma_has(shape: Shape, element: Element) -> bool {
+    let shape = (shape.m, shape.n, shape.k);
+    match element {
+        Element::F16 | Element::Bf16 | Element::S8 | Element::U8 => {
+            matches!(shape, (16, 16, 16) | (8, 32, 16) | (32, 8, 16))
+        }
+        Element::Tf32 => shape == (16, 16, 8),
+        Element::F64 => shape == (8, 8, 4),
+        Element::S4 | Element::U4 => shape == (8, 8, 32),
+        Element::B1 => shape == (8, 8, 128),
+    }
+}

@@ -1,0 +1,63 @@
+//! What goes on while the device is held up.
+
+use std::{cell::RefCell, collections::VecDeque};
+
+use outboard_api::CUresult;
+use outboard_link::{Receiver, Wait};
+use outboard_wire::{
+    Message as _, Op as _, Reader,
+    frame::RequestHeader,
+    messages::{HostCallNote, HostFuncDone},
+};
+
+use super::{Tally, WaitingList, lanes::Lanes, limits, outbox::Outbox, send_answers};
+
+/// The session's business while the device is held up in a call of its own: host functions, and the copies in front of
+/// them. Without it a driver that waits for a stream would wait for a host function that nobody runs.
+pub(super) struct Relay<'r, 's> {
+    pub(super) receiver: &'r RefCell<&'s mut Receiver>,
+    pub(super) outbox: &'r mut Outbox,
+    pub(super) waiting: &'r mut WaitingList,
+    pub(super) lanes: &'r Lanes,
+    pub(super) tally: &'r mut Tally,
+    pub(super) early: &'r mut VecDeque<Vec<u8>>,
+}
+
+impl Relay<'_, '_> {
+    pub(super) fn turn(
+        &mut self,
+        reached: &[(u64, CUresult)],
+        done: &mut Vec<u64>,
+    ) -> Result<(), outboard_link::Error> {
+        if self.waiting.poll() {
+            send_answers(self.waiting, self.outbox, self.lanes, self.tally)?;
+        }
+        for (call, status) in reached {
+            let (call, status) = (*call, status.0);
+            self.outbox
+                .note(HostCallNote::NUMBER, &HostCallNote { call, status })?;
+        }
+        self.outbox.flush()?;
+        let mut receiver = self.receiver.borrow_mut();
+        while self.early.len() < limits::EARLY_MESSAGES_MAX {
+            let Some(frame) = receiver.recv(Wait::Poll)? else {
+                break;
+            };
+            match host_func_done(frame) {
+                Some(call) => done.push(call),
+                None => self.early.push_back(frame.to_vec()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The host function that a message says is done.
+fn host_func_done(frame: &[u8]) -> Option<u64> {
+    let mut r = Reader::new(frame);
+    let header = RequestHeader::decode(&mut r).ok()?;
+    if header.op != HostFuncDone::NUMBER {
+        return None;
+    }
+    HostFuncDone::decode(&mut r).ok().map(|m| m.call)
+}

@@ -1,0 +1,148 @@
+//! The software device beside a recording, form by form.
+
+use crate::bounds;
+use crate::declare::{Check, Line, Open};
+use crate::form::{Form, Kind, Operand};
+use crate::job::{Job, Outcome, cases};
+use crate::kernel;
+use crate::recording::Recording;
+use crate::soft::Soft;
+use crate::values;
+
+/// What came of one form.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// All results are as they should be.
+    Agrees {
+        /// Results that are not the recorded ones to the bit, as far as they may differ, and how many there are.
+        apart: usize,
+        of: usize,
+    },
+    Differs(Vec<Difference>),
+    /// Not accepted here: why.
+    Refused(String),
+    /// It loads; nothing is compared.
+    Loads,
+    /// It loads; the recording has nothing for it.
+    NotRecorded,
+    /// It did not end well here.
+    Fault(String),
+}
+
+/// One result that is not what it should be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Difference {
+    pub inputs: Vec<u64>,
+    pub operand: String,
+    pub here: u64,
+    pub there: u64,
+}
+
+/// A result, where it lies and what it is.
+struct Element<'f> {
+    operand: &'f Operand,
+    kind: Kind,
+    at: usize,
+    bytes: usize,
+}
+
+pub fn form(line: &Line, form: &Form, recording: &Recording, soft: &Soft) -> Verdict {
+    let job = Job::of_form(form);
+    if matches!(line.check, Check::Control | Check::Beyond(_)) {
+        return match soft.load(&job) {
+            Ok(()) => Verdict::Loads,
+            Err(why) => Verdict::Refused(why.to_string()),
+        };
+    }
+    let here = match soft.run(&job) {
+        Outcome::Results(here) => here,
+        Outcome::Refused(why) => return Verdict::Refused(why),
+        other => return Verdict::Fault(format!("{other:?}")),
+    };
+    let there = match recording.outcome(job.key) {
+        Some(Outcome::Results(there)) if there.len() == here.len() => there,
+        _ => return Verdict::NotRecorded,
+    };
+    compare(line, form, &here, there)
+}
+
+fn compare(line: &Line, form: &Form, here: &[u8], there: &[u8]) -> Verdict {
+    let columns = values::columns(form);
+    let count = cases(&columns);
+    let (mut apart, mut of, mut differences) = (0, 0, Vec::new());
+    for case in 0..count {
+        let inputs: Vec<u64> = columns.iter().map(|c| c[case]).collect();
+        for element in elements(form, count, case) {
+            let (x, y) = (word(here, &element), word(there, &element));
+            of += 1;
+            apart += usize::from(x != y);
+            if !agree(&line.check, form, &inputs, &element, x, y) {
+                differences.push(Difference {
+                    inputs: inputs.clone(),
+                    operand: element.operand.name.clone(),
+                    here: x,
+                    there: y,
+                });
+            }
+        }
+    }
+    if differences.is_empty() {
+        Verdict::Agrees { apart, of }
+    } else {
+        Verdict::Differs(differences)
+    }
+}
+
+/// The results of one case.
+fn elements(form: &Form, count: usize, case: usize) -> Vec<Element<'_>> {
+    let (starts, _) = kernel::layout(form, count);
+    let mut out = Vec::new();
+    for (start, (operand, kind, per_case)) in starts.into_iter().zip(form.results()) {
+        let bytes = kernel::result_bytes(operand, kind);
+        for index in 0..per_case {
+            let at = start + (case * per_case + index) * bytes;
+            out.push(Element {
+                operand,
+                kind,
+                at,
+                bytes,
+            });
+        }
+    }
+    out
+}
+
+fn word(results: &[u8], element: &Element<'_>) -> u64 {
+    let mut word = [0; 8];
+    word[..element.bytes].copy_from_slice(&results[element.at..element.at + element.bytes]);
+    u64::from_le_bytes(word)
+}
+
+fn agree(
+    check: &Check,
+    form: &Form,
+    inputs: &[u64],
+    element: &Element<'_>,
+    x: u64,
+    y: u64,
+) -> bool {
+    match check {
+        // Both: a bound that the GPU itself does not keep would not be the manual's.
+        Check::Within(function) => [x, y].iter().all(|&result| {
+            let ftz = form.opcode().contains(".ftz");
+            bounds::holds(function, ftz, element.kind, inputs, result)
+        }),
+        Check::Near => x == y || bounds::near(element.kind, x, y),
+        Check::Open(Open::Nan, _) => {
+            x == y || bounds::is_nan(element.kind, x) && bounds::is_nan(element.kind, y)
+        }
+        Check::Open(Open::Results, _) => true,
+        Check::Open(Open::Subnormal, _) => {
+            let kinds = form.inputs();
+            let subnormal =
+                |(&(kind, _), &bits): (&(Kind, &str), &u64)| bounds::is_subnormal(kind, bits);
+            x == y || kinds.iter().zip(inputs).any(subnormal)
+        }
+        Check::Exact | Check::Control | Check::Beyond(_) => x == y,
+    }
+}

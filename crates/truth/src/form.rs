@@ -1,0 +1,280 @@
+//! One form of an instruction: its text, and which registers, predicates and memory it takes and gives.
+//!
+//! An operand is `NAME:TYPE`, perhaps `NAME:TYPE*COUNT` (so many registers, or elements in memory), perhaps with
+//! `@CLASS`, which says what values it is tried with (`crate::values`). Its name says what it is:
+//!
+//! | name | |
+//! |---|---|
+//! | `a b c f`, with a digit or without | a source |
+//! | `d e`, likewise | a result |
+//! | `t` | a register that is neither |
+//! | `global shared local` | the address of a cell in that space, one a thread: source before, result after |
+//! | `window` | a cell in shared memory by its generic address |
+//!
+//! Where an operand is meant a second time it is written as the register that it becomes, `%d`, or `%d*4`. What must stand
+//! outside the kernel, such as functions, comes first, and ` ;; ` behind it; `KERNEL` there makes names unique.
+
+/// A PTX type, as far as a test must know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    Pred,
+    /// Integers and bits: signed, bits.
+    Int(bool, u32),
+    F16,
+    Bf16,
+    F16x2,
+    Bf16x2,
+    Tf32,
+    F32,
+    F64,
+}
+
+impl Kind {
+    fn from_name(name: &str) -> Option<Kind> {
+        Some(match name {
+            "pred" => Kind::Pred,
+            "f16" => Kind::F16,
+            "bf16" => Kind::Bf16,
+            "f16x2" => Kind::F16x2,
+            "bf16x2" => Kind::Bf16x2,
+            "tf32" => Kind::Tf32,
+            "f32" => Kind::F32,
+            "f64" => Kind::F64,
+            _ => {
+                let (letter, bits) = name.split_at_checked(1)?;
+                let signed = match letter {
+                    "b" | "u" => false,
+                    "s" => true,
+                    _ => return None,
+                };
+                match bits {
+                    "8" | "16" | "32" | "64" => Kind::Int(signed, bits.parse().ok()?),
+                    _ => return None,
+                }
+            }
+        })
+    }
+
+    /// In memory.
+    pub fn bytes(self) -> usize {
+        match self {
+            Kind::Pred => 1,
+            Kind::Int(_, bits) => bits as usize / 8,
+            Kind::F16 | Kind::Bf16 => 2,
+            Kind::F64 => 8,
+            _ => 4,
+        }
+    }
+
+    /// In a register: bytes travel in 32 bits.
+    pub fn register_bytes(self) -> usize {
+        match self {
+            Kind::Int(_, 8) => 4,
+            other => other.bytes(),
+        }
+    }
+}
+
+/// What an operand is to its instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Source,
+    Result,
+    Scratch,
+    Cell(Space),
+}
+
+/// Where a cell lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Space {
+    Global,
+    Shared,
+    Local,
+    /// Shared memory by its generic address.
+    Window,
+}
+
+/// One operand.
+#[derive(Clone, Debug)]
+pub struct Operand {
+    pub name: String,
+    pub role: Role,
+    pub kind: Kind,
+    /// Registers, or elements of a cell; 1 where none is given.
+    pub count: usize,
+    /// The text gave a count: registers carry numbers.
+    pub counted: bool,
+    /// What values it is tried with; empty: the type's own.
+    pub class: String,
+}
+
+impl Operand {
+    /// Its registers, as the instruction names them.
+    pub fn registers(&self) -> Vec<String> {
+        if self.counted && !matches!(self.role, Role::Cell(_)) {
+            (0..self.count)
+                .map(|i| format!("%{}{i}", self.name))
+                .collect()
+        } else {
+            vec![format!("%{}", self.name)]
+        }
+    }
+}
+
+/// One form.
+#[derive(Clone, Debug)]
+pub struct Form {
+    /// The declaration's text after expansion: what names it.
+    pub declared: String,
+    /// What stands before the kernel, with `KERNEL` for its name; mostly nothing.
+    pub before: String,
+    /// PTX, without the final `;`.
+    pub text: String,
+    pub operands: Vec<Operand>,
+}
+
+impl Form {
+    /// Reads one expanded line.
+    pub fn parse(declared: &str) -> Result<Form, String> {
+        let mut operands: Vec<Operand> = Vec::new();
+        let mut text = String::new();
+        let (before, mut rest) = declared.split_once(" ;; ").unwrap_or(("", declared));
+        while let Some(colon) = rest.find(':') {
+            let start = rest[..colon]
+                .rfind(|c: char| !c.is_ascii_alphanumeric())
+                .map_or(0, |at| at + 1);
+            let (name, tail) = (&rest[start..colon], &rest[colon + 1..]);
+            let type_end = tail
+                .find(|c: char| !c.is_ascii_alphanumeric())
+                .unwrap_or(tail.len());
+            let (Some(role), Some(kind)) = (role(name), Kind::from_name(&tail[..type_end])) else {
+                text.push_str(&rest[..=colon]);
+                rest = tail;
+                continue;
+            };
+            text.push_str(&rest[..start]);
+            rest = &tail[type_end..];
+            let (count, after) = suffix(rest, '*');
+            let (class, after) = suffix(after, '@');
+            rest = after;
+            let operand = Operand {
+                name: name.into(),
+                role,
+                kind,
+                count: match count {
+                    Some(count) => count.parse().map_err(|_| format!("`*{count}`"))?,
+                    None => 1,
+                },
+                counted: count.is_some(),
+                class: class.unwrap_or_default().into(),
+            };
+            text.push_str(&operand.registers().join(", "));
+            if operands.iter().any(|o| o.name == operand.name) {
+                return Err(format!("two operands `{name}`"));
+            }
+            operands.push(operand);
+        }
+        text.push_str(rest);
+        for operand in operands.iter().filter(|o| o.counted) {
+            let again = format!("%{}*{}", operand.name, operand.count);
+            text = text.replace(&again, &operand.registers().join(", "));
+        }
+        Ok(Form {
+            declared: declared.into(),
+            before: before.into(),
+            text,
+            operands,
+        })
+    }
+
+    /// The opcode with its modifiers, of the last instruction of the text.
+    pub fn opcode(&self) -> &str {
+        let last = self.text.rsplit(';').next().unwrap_or_default().trim();
+        last.split(' ').next().unwrap_or_default()
+    }
+
+    /// The kinds and classes of the values that go in, one for each register or element.
+    pub fn inputs(&self) -> Vec<(Kind, &str)> {
+        self.operands
+            .iter()
+            .filter(|o| matches!(o.role, Role::Source | Role::Cell(_)))
+            .flat_map(|o| std::iter::repeat_n((o.kind, o.class.as_str()), o.count))
+            .collect()
+    }
+
+    /// Results in the order in which they are stored: kind, elements of each thread.
+    pub fn results(&self) -> Vec<(&Operand, Kind, usize)> {
+        let mut out = Vec::new();
+        for operand in &self.operands {
+            match operand.role {
+                Role::Result => out.extend((0..operand.count).map(|_| (operand, operand.kind, 1))),
+                Role::Cell(_) => out.push((operand, operand.kind, operand.count)),
+                Role::Source | Role::Scratch => {}
+            }
+        }
+        out
+    }
+}
+
+fn role(name: &str) -> Option<Role> {
+    let space = match name {
+        "global" => Some(Space::Global),
+        "shared" => Some(Space::Shared),
+        "local" => Some(Space::Local),
+        "window" => Some(Space::Window),
+        _ => None,
+    };
+    if let Some(space) = space {
+        return Some(Role::Cell(space));
+    }
+    let (letter, digits) = name.split_at_checked(1)?;
+    if !digits.chars().all(|c| c.is_ascii_digit()) {
+        return None;
+    }
+    match letter {
+        "a" | "b" | "c" | "f" => Some(Role::Source),
+        "d" | "e" => Some(Role::Result),
+        "t" => Some(Role::Scratch),
+        _ => None,
+    }
+}
+
+/// What follows `mark`, and what is left.
+fn suffix(text: &str, mark: char) -> (Option<&str>, &str) {
+    let Some(rest) = text.strip_prefix(mark) else {
+        return (None, text);
+    };
+    let end = rest
+        .find(|c: char| !c.is_ascii_alphanumeric())
+        .unwrap_or(rest.len());
+    (Some(&rest[..end]), &rest[end..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operands_become_registers() {
+        let form =
+            Form::parse("atom.global.add.u32 d:u32, [global:u32], b:u32@small; x.v2 {e:f32*2}, %b");
+        let form = form.unwrap_or_else(|e| unreachable!("{e}"));
+        assert_eq!(
+            form.text,
+            "atom.global.add.u32 %d, [%global], %b; x.v2 {%e0, %e1}, %b"
+        );
+        assert_eq!(form.opcode(), "x.v2");
+        assert_eq!(
+            form.inputs(),
+            [(Kind::Int(false, 32), ""), (Kind::Int(false, 32), "small")]
+        );
+        assert_eq!(form.results().len(), 4);
+    }
+
+    #[test]
+    fn what_is_no_operand_stays() {
+        let form = Form::parse("bar.sync 0; L: ld.shared::cta.u32 d:u32, [shared:u32]");
+        let form = form.unwrap_or_else(|e| unreachable!("{e}"));
+        assert_eq!(form.text, "bar.sync 0; L: ld.shared::cta.u32 %d, [%shared]");
+    }
+}

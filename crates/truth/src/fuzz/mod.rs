@@ -1,0 +1,215 @@
+//! Random programs: [`generate`] writes them, a GPU and the software device run them ([`hunt`]), [`mod@shrink`] makes one
+//! that they disagree on small.
+//!
+//! A program is two blocks of two warps. Each thread has a few registers of every width, filled from the input; a slot in
+//! global, shared and local memory that is its own; and all threads of a block share counters that they change in
+//! ways whose order does not matter. At the end everything is written out. Nothing in it is left open by PTX: registers
+//! have values, loops end, lanes that speak to each other are all there, and NaNs are made one where payloads are open.
+
+pub mod generate;
+pub mod hunt;
+pub mod shrink;
+
+use std::fmt::Write;
+
+use crate::job::Job;
+use crate::values::{Random, hash};
+
+pub const BLOCKS: u32 = 2;
+pub const THREADS: u32 = 64;
+/// Registers of each width that programs compute with.
+pub const WORDS: usize = 8;
+pub const LONGS: usize = 6;
+pub const SHORTS: usize = 4;
+pub const PREDICATES: usize = 4;
+/// Counters that a block shares, 8 bytes each; each takes one kind of change.
+pub const COUNTERS: usize = 8;
+pub const SLOT_BYTES: usize = 16;
+/// What a thread writes out: registers, predicates, its three slots.
+pub const THREAD_BYTES: usize = WORDS * 4 + LONGS * 8 + SHORTS * 2 + 8 + 3 * SLOT_BYTES;
+const INPUT_BYTES: usize = (WORDS / 2 + LONGS + SHORTS / 4) * 8;
+
+/// One step of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// PTX, one or more instructions.
+    Code(String),
+    /// Threads for which the predicate (as `%p1` or `!%p1`) holds take one side, the rest the other.
+    If(String, Vec<Step>, Vec<Step>),
+    /// So many times, perhaps another number in each thread: PTX that sets `%turns` to it.
+    Loop(String, Vec<Step>),
+}
+
+/// A program: what names its input, and what it does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    pub seed: u64,
+    pub steps: Vec<Step>,
+}
+
+impl Program {
+    /// As a job, which names itself by its text.
+    pub fn job(&self) -> Job {
+        job(self.seed, &self.body())
+    }
+
+    /// PTX between what sets registers up and what writes them out.
+    pub fn body(&self) -> String {
+        let mut out = String::new();
+        let mut labels = 0;
+        // Writing to a string does not fail.
+        let _ = steps(&mut out, &self.steps, &mut labels);
+        out
+    }
+}
+
+/// The job of a program of which there is only the text.
+pub fn job(seed: u64, body: &str) -> Job {
+    let key = hash(body.as_bytes()) ^ seed.rotate_left(32);
+    Job::of_program(key, seed, body)
+}
+
+fn steps(out: &mut String, list: &[Step], labels: &mut u32) -> std::fmt::Result {
+    for step in list {
+        *labels += 1;
+        let label = *labels;
+        match step {
+            Step::Code(text) => writeln!(out, "{text};")?,
+            Step::If(predicate, yes, no) => {
+                let opposite = match predicate.strip_prefix('!') {
+                    Some(name) => name.to_owned(),
+                    None => format!("!{predicate}"),
+                };
+                writeln!(out, "@{opposite} bra ELSE{label};")?;
+                steps(out, yes, labels)?;
+                writeln!(out, "bra END{label};\nELSE{label}:")?;
+                steps(out, no, labels)?;
+                writeln!(out, "END{label}:")?;
+            }
+            Step::Loop(turns, body) => {
+                writeln!(
+                    out,
+                    "{{ .reg .b32 %turns; .reg .pred %again; {turns};\nLOOP{label}:"
+                )?;
+                steps(out, body, labels)?;
+                writeln!(
+                    out,
+                    "sub.u32 %turns, %turns, 1; setp.gt.s32 %again, %turns, 0; @%again bra LOOP{label};\n}}"
+                )?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The input of a program: as many random words as its registers hold.
+pub fn input(seed: u64) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    let words = (BLOCKS * THREADS) as usize * INPUT_BYTES / 8;
+    (0..words)
+        .map(|_| match random.below(4) {
+            // Small numbers, ones near zero, and floats of ordinary size.
+            0 => random.bits() & 0x0000_003f_0000_003f,
+            1 => !(random.bits() & 0x0000_003f_0000_003f),
+            2 => random.bits() & 0x83ff_ffff_83ff_ffff | 0x3c00_0000_3c00_0000,
+            _ => random.bits(),
+        })
+        .flat_map(u64::to_le_bytes)
+        .collect()
+}
+
+pub fn output_bytes() -> usize {
+    (BLOCKS * THREADS) as usize * THREAD_BYTES + BLOCKS as usize * COUNTERS * 8
+}
+
+/// The kernel around a body.
+pub fn kernel(name: &str, body: &str) -> String {
+    let mut out = String::new();
+    // Writing to a string does not fail.
+    let _ = write_kernel(&mut out, name, body);
+    out
+}
+
+fn write_kernel(out: &mut String, name: &str, body: &str) -> std::fmt::Result {
+    let own = (THREAD_BYTES - SLOT_BYTES) as i32;
+    writeln!(
+        out,
+        ".visible .entry {name}(.param .u64 out, .param .u64 in)\n{{\n\
+         .reg .b64 %in, %out, %counts, %global, %window, %local, %place; .reg .b32 %thread, %block, %shared, %shares;\n\
+         .reg .b32 %r<{WORDS}>, %tr<2>, %zr; .reg .b64 %l<{LONGS}>, %tl<2>, %zl; .reg .b16 %h<{SHORTS}>, %th<2>, %zh;\n\
+         .reg .pred %p<{PREDICATES}>, %tp<2>;\n\
+         .shared .align 16 .b8 cells[{}]; .shared .align 16 .b8 counters[{}]; .local .align 16 .b8 nook[{SLOT_BYTES}];\n\
+         ld.param.u64 %in, [in]; ld.param.u64 %out, [out]; mov.u32 %block, %ctaid.x; mov.u32 %thread, %tid.x;\n\
+         mad.wide.u32 %counts, %block, {}, %out; add.u64 %counts, %counts, {};\n\
+         mov.u32 %shares, counters; mov.u32 %shared, cells; mad.lo.u32 %shared, %thread, {SLOT_BYTES}, %shared;\n\
+         mov.u64 %window, cells; mad.wide.u32 %window, %thread, {SLOT_BYTES}, %window; cvta.shared.u64 %window, %window;\n\
+         mov.u64 %local, nook;",
+        THREADS as usize * SLOT_BYTES,
+        COUNTERS * 8,
+        COUNTERS * 8,
+        (BLOCKS * THREADS) as usize * THREAD_BYTES,
+    )?;
+    for at in [0, 8] {
+        writeln!(
+            out,
+            "st.shared.u64 [%shared+{at}], 0; st.local.u64 [%local+{at}], 0;"
+        )?;
+    }
+    // Every thread writes the same.
+    for counter in 0..COUNTERS {
+        writeln!(out, "st.shared.u64 [counters+{}], 0;", counter * 8)?;
+    }
+    writeln!(
+        out,
+        "mad.lo.u32 %block, %block, {THREADS}, %thread; mad.wide.u32 %in, %block, {INPUT_BYTES}, %in;\n\
+         mad.wide.u32 %out, %block, {THREAD_BYTES}, %out; add.u64 %global, %out, {own}; bar.sync 0;"
+    )?;
+    let mut at = 0;
+    let registers = [("r", WORDS, 4), ("l", LONGS, 8), ("h", SHORTS, 2)];
+    for (letter, count, bytes) in registers {
+        for i in 0..count {
+            writeln!(out, "ld.global.b{} %{letter}{i}, [%in+{at}];", bytes * 8)?;
+            at += bytes;
+        }
+    }
+    for i in 0..PREDICATES {
+        writeln!(out, "setp.gt.s32 %p{i}, %r{i}, {i};")?;
+    }
+    out.push_str(body);
+    writeln!(out, "bar.sync 0;")?;
+    let mut at = 0;
+    for (letter, count, bytes) in registers {
+        for i in 0..count {
+            writeln!(out, "st.global.b{} [%out+{at}], %{letter}{i};", bytes * 8)?;
+            at += bytes;
+        }
+    }
+    for i in 0..PREDICATES {
+        writeln!(
+            out,
+            "selp.u32 %tr0, 1, 0, %p{i}; st.global.u8 [%out+{}], %tr0;",
+            at + i
+        )?;
+    }
+    at += 8;
+    for space in ["shared", "local"] {
+        for half in [0, 8] {
+            writeln!(
+                out,
+                "ld.{space}.u64 %tl0, [%{space}+{half}]; st.global.u64 [%out+{}], %tl0;",
+                at + half
+            )?;
+        }
+        at += SLOT_BYTES;
+    }
+    for counter in 0..COUNTERS {
+        // Again all threads write the same; the counters in global memory are there already, in the other half.
+        let at = counter * 8;
+        writeln!(
+            out,
+            "ld.shared.u32 %tr0, [counters+{at}]; st.global.u32 [%counts+{}], %tr0;",
+            at + 4
+        )?;
+    }
+    writeln!(out, "ret;\n}}")
+}

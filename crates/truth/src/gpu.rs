@@ -1,0 +1,249 @@
+//! Jobs on whatever `libcuda.so.1` the loader finds. Unsafe throughout, for one reason: these are calls of the driver
+//! with the types that cuda.h gives them, handles come from it alone, and every buffer outlives the call.
+//! Blocks say what is not covered by that.
+
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ptr::{null, null_mut};
+
+use thiserror::Error;
+
+use crate::job::{Job, Outcome};
+use crate::kernel::HEADER;
+
+const LIBRARY: &str = "libcuda.so.1";
+const CU_JIT_ERROR_LOG_BUFFER: c_int = 5;
+const CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: c_int = 6;
+const LOG_BYTES: usize = 2048;
+/// More than any job takes or gives.
+const BUFFER_BYTES: usize = 1 << 22;
+
+type Status = c_int;
+type Handle = *mut c_void;
+
+/// The driver is not there, or a call of it failed.
+#[derive(Debug, Error)]
+pub enum GpuError {
+    #[error("{LIBRARY}: {0}")]
+    Library(#[from] libloading::Error),
+    #[error("a job of more than {BUFFER_BYTES} bytes")]
+    TooLong,
+    #[error("{call} answered {status}")]
+    Call { call: &'static str, status: i32 },
+}
+
+macro_rules! driver_calls {
+    ($($field:ident = $symbol:literal ($($arg:ty),*);)*) => {
+        struct Calls {
+            $($field: unsafe extern "C" fn($($arg),*) -> Status,)*
+        }
+
+        impl Calls {
+            fn load(library: &libloading::Library) -> Result<Calls, libloading::Error> {
+                Ok(Calls {
+                    // SAFETY: the symbols have these types in cuda.h.
+                    $($field: unsafe { *library.get(concat!($symbol, "\0").as_bytes())? },)*
+                })
+            }
+        }
+    };
+}
+
+driver_calls! {
+    init = "cuInit" (c_uint);
+    version = "cuDriverGetVersion" (*mut c_int);
+    device_get = "cuDeviceGet" (*mut c_int, c_int);
+    device_name = "cuDeviceGetName" (*mut c_char, c_int, c_int);
+    context_retain = "cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
+    context_set = "cuCtxSetCurrent" (Handle);
+    synchronize = "cuCtxSynchronize" ();
+    module_load = "cuModuleLoadDataEx" (*mut Handle, *const c_void, c_uint, *const c_int, *const Handle);
+    module_function = "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
+    allocate = "cuMemAlloc_v2" (*mut u64, usize);
+    fill = "cuMemsetD8_v2" (u64, u8, usize);
+    to_device = "cuMemcpyHtoD_v2" (u64, *const c_void, usize);
+    to_host = "cuMemcpyDtoH_v2" (*mut c_void, u64, usize);
+    launch = "cuLaunchKernel" (Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *const *mut c_void, *const Handle);
+}
+
+fn checked(call: &'static str, status: Status) -> Result<(), GpuError> {
+    match status {
+        0 => Ok(()),
+        status => Err(GpuError::Call { call, status }),
+    }
+}
+
+/// The first GPU, with its primary context.
+pub struct Gpu {
+    calls: Calls,
+    context: Handle,
+    output: u64,
+    input: u64,
+    /// Name of the device, version of the driver.
+    pub name: String,
+}
+
+/// A kernel that has been compiled, or why not.
+pub type Compiled = Result<Kernel, String>;
+
+/// Lives as long as the process.
+#[derive(Clone, Copy)]
+pub struct Kernel(Handle);
+
+// SAFETY: the driver's handles may be used from any thread in which their context is current.
+unsafe impl Send for Kernel {}
+// SAFETY: as above; the buffers are used through `&mut self` only.
+unsafe impl Sync for Gpu {}
+// SAFETY: as above.
+unsafe impl Send for Gpu {}
+
+impl Gpu {
+    pub fn open() -> Result<Gpu, GpuError> {
+        // SAFETY: the driver's library may be loaded at any time, and is never unloaded.
+        let library = Box::leak(Box::new(unsafe { libloading::Library::new(LIBRARY)? }));
+        let calls = Calls::load(library)?;
+        let (mut device, mut version, mut context) = (0, 0, null_mut());
+        let mut name = [0u8; 256];
+        let (mut output, mut input) = (0, 0);
+        // SAFETY: see the module.
+        unsafe {
+            checked("cuInit", (calls.init)(0))?;
+            checked("cuDriverGetVersion", (calls.version)(&mut version))?;
+            checked("cuDeviceGet", (calls.device_get)(&mut device, 0))?;
+            checked(
+                "cuDeviceGetName",
+                (calls.device_name)(name.as_mut_ptr().cast(), 255, device),
+            )?;
+            checked(
+                "cuDevicePrimaryCtxRetain",
+                (calls.context_retain)(&mut context, device),
+            )?;
+            checked("cuCtxSetCurrent", (calls.context_set)(context))?;
+            checked("cuMemAlloc", (calls.allocate)(&mut output, BUFFER_BYTES))?;
+            checked("cuMemAlloc", (calls.allocate)(&mut input, BUFFER_BYTES))?;
+        }
+        let end = name.iter().position(|&b| b == 0).unwrap_or(name.len());
+        Ok(Gpu {
+            calls,
+            context,
+            output,
+            input,
+            name: format!(
+                "{}, driver for CUDA {}.{}",
+                String::from_utf8_lossy(&name[..end]),
+                version / 1000,
+                version % 1000 / 10
+            ),
+        })
+    }
+
+    /// To be called in each further thread.
+    pub fn make_current(&self) -> Result<(), GpuError> {
+        // SAFETY: see the module.
+        checked("cuCtxSetCurrent", unsafe {
+            (self.calls.context_set)(self.context)
+        })
+    }
+
+    /// Compiles jobs as one module; where that is refused, each by itself.
+    pub fn compile(&self, jobs: &[Job]) -> Vec<Compiled> {
+        match self.load(jobs) {
+            Ok(module) => jobs.iter().map(|job| self.kernel(module, job)).collect(),
+            Err(refusal) if jobs.len() == 1 => vec![Err(refusal)],
+            Err(_) => {
+                let (one, other) = jobs.split_at(jobs.len() / 2);
+                let mut out = self.compile(one);
+                out.extend(self.compile(other));
+                out
+            }
+        }
+    }
+
+    fn load(&self, jobs: &[Job]) -> Result<Handle, String> {
+        let mut text = HEADER.to_owned();
+        for job in jobs {
+            text.push_str(&job.text);
+        }
+        let text = CString::new(text).map_err(|e| e.to_string())?;
+        let mut log = vec![0u8; LOG_BYTES];
+        let options = [CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        let values: [Handle; 2] = [log.as_mut_ptr().cast(), LOG_BYTES as Handle];
+        let mut module = null_mut();
+        // SAFETY: see the module; two options, as the count says.
+        let status = unsafe {
+            (self.calls.module_load)(
+                &mut module,
+                text.as_ptr().cast(),
+                2,
+                options.as_ptr(),
+                values.as_ptr(),
+            )
+        };
+        checked("cuModuleLoadDataEx", status).map_err(|e| {
+            let end = log.iter().position(|&b| b == 0).unwrap_or(LOG_BYTES);
+            format!("{e}: {}", String::from_utf8_lossy(&log[..end]))
+        })?;
+        Ok(module)
+    }
+
+    fn kernel(&self, module: Handle, job: &Job) -> Compiled {
+        let name = CString::new(job.kernel()).map_err(|e| e.to_string())?;
+        let mut function = null_mut();
+        // SAFETY: see the module.
+        let status = unsafe { (self.calls.module_function)(&mut function, module, name.as_ptr()) };
+        checked("cuModuleGetFunction", status).map_err(|e| e.to_string())?;
+        Ok(Kernel(function))
+    }
+
+    /// After a fault the context is gone, and with it this process's use.
+    pub fn run(&mut self, kernel: Kernel, job: &Job) -> Outcome {
+        match self.launch(kernel, job) {
+            Ok(results) => Outcome::Results(results),
+            Err(fault) => Outcome::Fault(fault.to_string()),
+        }
+    }
+
+    fn launch(&mut self, Kernel(function): Kernel, job: &Job) -> Result<Vec<u8>, GpuError> {
+        let mut results = vec![0u8; job.output_bytes];
+        let (mut output, mut input) = (self.output, self.input);
+        let params: [*mut c_void; 2] = [(&raw mut output).cast(), (&raw mut input).cast()];
+        if job.output_bytes > BUFFER_BYTES || job.input.len() > BUFFER_BYTES {
+            return Err(GpuError::TooLong);
+        }
+        // SAFETY: see the module; no copy is longer than the buffers, and the kernel takes two pointers.
+        unsafe {
+            let calls = &self.calls;
+            if !results.is_empty() {
+                checked("cuMemsetD8", (calls.fill)(output, 0, results.len()))?;
+            }
+            if !job.input.is_empty() {
+                let from = job.input.as_ptr().cast();
+                checked(
+                    "cuMemcpyHtoD",
+                    (calls.to_device)(input, from, job.input.len()),
+                )?;
+            }
+            checked(
+                "cuLaunchKernel",
+                (calls.launch)(
+                    function,
+                    job.blocks,
+                    1,
+                    1,
+                    job.threads,
+                    1,
+                    1,
+                    0,
+                    null_mut(),
+                    params.as_ptr(),
+                    null(),
+                ),
+            )?;
+            checked("cuCtxSynchronize", (calls.synchronize)())?;
+            if !results.is_empty() {
+                let to = results.as_mut_ptr().cast();
+                checked("cuMemcpyDtoH", (calls.to_host)(to, output, results.len()))?;
+            }
+        }
+        Ok(results)
+    }
+}

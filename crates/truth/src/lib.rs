@@ -1,0 +1,39 @@
+//! What shows that the software device (`outboard-ptx`) computes what a GPU computes. Used by tests and by hand; nothing
+//! that is installed depends on it.
+//!
+//! ```text
+//!  forms/*.forms ── declare ──► forms ── values, kernel ──► jobs ──┬── gpu ──► recorded/h200.zst
+//!        │                        │                         ▲      │               │
+//!        │                        └── fuzz::generate ───────┘      └── soft ──► compare ──► tests
+//!        └──────────────────────────────────────────────────────────────────────► table ──► docs/ptx-instructions.md
+//! ```
+//!
+//! [`declare`] reads what PTX has, as the manual writes it: each line is many [`form::Form`]s. A form becomes a kernel
+//! ([`kernel`]) that applies it to the borders of its types, crossed, and to random values ([`values`]); random programs
+//! ([`fuzz`]) are made of the same forms. Both are [`job::Job`]s. What a GPU makes of them is recorded once, by one
+//! command ([`record`]), and committed; inputs are made again from seeds. Tests run the jobs here and compare
+//! ([`compare`]): bit by bit, or within the manual's bounds ([`bounds`]), as the declaration says.
+//!
+//! ```text
+//! cargo build --release -p outboard-truth              # the file `truth` needs libcuda.so.1 and nothing else
+//! truth record h200.zst                                # where a GPU is
+//! truth compare h200.zst                               # anywhere
+//! truth fuzz --seconds 60                              # where a GPU is: prints what differs, made small
+//! ```
+//!
+//! A GPU later than sm_80 compiles the text for itself. What that changes is said in the declaration of the forms it changes.
+
+pub mod bounds;
+pub mod compare;
+pub mod declare;
+pub mod form;
+pub mod fuzz;
+pub mod gpu;
+pub mod job;
+pub mod kernel;
+pub mod record;
+pub mod recording;
+pub mod soft;
+pub mod table;
+pub mod values;
+pub mod work;

@@ -1,0 +1,183 @@
+//! `truth`: records what a GPU makes of every declared form, and compares the software device with it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::Parser;
+use outboard_truth::compare::{self, Verdict};
+use outboard_truth::declare::{self, Check, Line};
+use outboard_truth::fuzz::{self, hunt};
+use outboard_truth::gpu::Gpu;
+use outboard_truth::job::Job;
+use outboard_truth::recording::Recording;
+use outboard_truth::soft::Soft;
+use outboard_truth::work::{self, Work};
+use outboard_truth::{kernel, record, table};
+
+#[derive(Parser)]
+#[command(about)]
+enum Arguments {
+    /// Run everything on the GPU behind libcuda.so.1 and write what it gave.
+    Record {
+        file: PathBuf,
+        /// Seconds after which what has been recorded is written.
+        #[arg(long, default_value_t = 200)]
+        budget_s: u64,
+    },
+    /// What `record` starts.
+    #[command(hide = true)]
+    Worker {
+        #[arg(long)]
+        from: usize,
+        #[arg(long)]
+        careful: bool,
+    },
+    /// Compare the software device with a recording; print every difference.
+    Compare {
+        recording: PathBuf,
+        /// Only forms whose text contains this.
+        #[arg(long, default_value = "")]
+        only: String,
+        /// Results shown of each form.
+        #[arg(long, default_value_t = 3)]
+        shown: usize,
+    },
+    /// Run random programs on the GPU and the software device; print, made small, what they disagree on.
+    Fuzz {
+        /// The first seed.
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+        #[arg(long, default_value_t = 20)]
+        seconds: u64,
+        /// Steps of a program.
+        #[arg(long, default_value_t = 40)]
+        length: usize,
+        /// Differences after which it ends.
+        #[arg(long, default_value_t = 10)]
+        differences: usize,
+    },
+    /// Print docs/ptx-instructions.md.
+    Table { recording: PathBuf },
+    /// Print the PTX of all forms as one module; of the program of a seed.
+    Ptx {
+        #[arg(long)]
+        program: Option<u64>,
+        #[arg(long, default_value_t = 40)]
+        length: usize,
+    },
+}
+
+fn main() -> Result<()> {
+    match Arguments::parse() {
+        Arguments::Record { file, budget_s } => {
+            let work = Work::new()?;
+            let mut recording = record::record(&work.jobs, Duration::from_secs(budget_s))?;
+            let jobs = work.jobs.len();
+            work.sort_out(&mut recording);
+            recording.write(&file)?;
+            let (forms, programs) = (recording.entries.len(), recording.programs.len());
+            println!(
+                "{}: {forms} forms, {programs} programs of {jobs} of both",
+                recording.device
+            );
+        }
+        Arguments::Worker { from, careful } => record::work(&Work::new()?.jobs, from, careful)?,
+        Arguments::Compare {
+            recording,
+            only,
+            shown,
+        } => {
+            let (recording, soft) = (Recording::read(&recording)?, Soft::new()?);
+            compare_forms(&declare::lines()?, &recording, &soft, &only, shown);
+            compare_programs(&recording, &soft);
+        }
+        Arguments::Fuzz {
+            from,
+            seconds,
+            length,
+            differences,
+        } => {
+            let lines = declare::lines()?;
+            let (generator, mut gpu) = (work::generator(&lines)?, Gpu::open()?);
+            println!("{}", gpu.name);
+            let what = hunt::Hunt {
+                first_seed: from,
+                time: Duration::from_secs(seconds),
+                steps: length,
+                differences_max: differences,
+            };
+            if hunt::hunt(&generator, what, &Soft::new()?, &mut gpu) > 0 {
+                bail!("the two differ");
+            }
+        }
+        Arguments::Table { recording } => {
+            let (lines, recording) = (declare::lines()?, Recording::read(&recording)?);
+            print!("{}", table::text(&lines, &recording, &Soft::new()?));
+        }
+        Arguments::Ptx { program, length } => {
+            let lines = declare::lines()?;
+            let jobs: Vec<Job> = match program {
+                Some(seed) => vec![work::generator(&lines)?.program(seed, length).job()],
+                None => work::forms(&lines).map(Job::of_form).collect(),
+            };
+            print!("{}", kernel::HEADER);
+            for job in jobs {
+                print!("// {}\n{}", job.what, job.text);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn compare_forms(lines: &[Line], recording: &Recording, soft: &Soft, only: &str, shown: usize) {
+    let (mut agree, mut differ, mut refused, mut load, mut not_recorded) = (0, 0, 0, 0, 0);
+    for line in lines {
+        let beyond = matches!(line.check, Check::Beyond(_));
+        for form in line.forms.iter().filter(|f| f.declared.contains(only)) {
+            let name = &form.declared;
+            match compare::form(line, form, recording, soft) {
+                Verdict::Agrees { .. } => agree += 1,
+                Verdict::Differs(differences) => {
+                    differ += 1;
+                    println!("DIFFERS {name} ({} results)", differences.len());
+                    for d in differences.iter().take(shown) {
+                        println!(
+                            "    {:x?} -> {}: {:x} here, {:x} there",
+                            d.inputs, d.operand, d.here, d.there
+                        );
+                    }
+                }
+                Verdict::Fault(why) => {
+                    differ += 1;
+                    println!("FAULT {name}: {why}");
+                }
+                Verdict::Refused(_) if beyond => {}
+                Verdict::Refused(why) => {
+                    refused += 1;
+                    println!("REFUSED {name}: {why}");
+                }
+                Verdict::Loads => load += 1,
+                Verdict::NotRecorded => {
+                    not_recorded += 1;
+                    println!("NOT RECORDED {name}");
+                }
+            }
+        }
+    }
+    println!(
+        "{}: {agree} forms agree, {differ} differ, {refused} are refused, {load} only load, {not_recorded} are not recorded",
+        recording.device
+    );
+}
+
+fn compare_programs(recording: &Recording, soft: &Soft) {
+    let mut differ = 0;
+    for program in &recording.programs {
+        if soft.run(&fuzz::job(program.seed, &program.body)).digest() != program.outcome {
+            differ += 1;
+            println!("DIFFERS program {}", program.seed);
+        }
+    }
+    println!("{differ} of {} programs differ", recording.programs.len());
+}

@@ -1,0 +1,216 @@
+//! Records what a GPU makes of all jobs. A process of its own talks to the driver, so that a fault, a crash or a kernel that
+//! does not end costs one job: the next process goes on behind it.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::gpu::{Compiled, Gpu};
+use crate::job::{Job, Outcome};
+use crate::recording::Recording;
+
+/// Jobs compiled as one module.
+const MODULE_JOBS: usize = 24;
+/// Modules compiled ahead of the one that runs.
+const AHEAD_MAX: usize = 64;
+/// A worker that says nothing for so long is ended.
+const SILENCE_MAX: Duration = Duration::from_secs(40);
+const MESSAGE_BYTES_MAX: u32 = 1 << 24;
+
+/// What a worker says on its standard output, each with its length before it.
+#[derive(Debug, Serialize, Deserialize)]
+enum Said {
+    Device(String),
+    Begun(usize),
+    Done(usize, Outcome),
+}
+
+/// Runs all jobs, or as many as `budget` allows.
+pub fn record(jobs: &[Job], budget: Duration) -> Result<Recording> {
+    let (mut recording, started) = (Recording::default(), Instant::now());
+    let (mut from, mut careful) = (0, false);
+    while from < jobs.len() {
+        let Some(left) = budget.checked_sub(started.elapsed()) else {
+            eprintln!("truth: out of time at job {from} of {}", jobs.len());
+            break;
+        };
+        let (mut child, said) = start(from, careful)?;
+        let deadline = Instant::now() + left;
+        let mut running = None;
+        loop {
+            let wait = SILENCE_MAX.min(deadline.saturating_duration_since(Instant::now()));
+            match said.recv_timeout(wait) {
+                Ok(Said::Device(name)) => recording.device = name,
+                Ok(Said::Begun(index)) => running = Some(index),
+                Ok(Said::Done(index, outcome)) => {
+                    if let Outcome::Refused(why) | Outcome::Fault(why) = &outcome {
+                        eprintln!("truth: {}: {why}", jobs[index].what);
+                    }
+                    recording.entries.insert(jobs[index].key, outcome);
+                    (running, from) = (None, index + 1);
+                }
+                Err(_) => break,
+            }
+        }
+        child.kill().ok();
+        child.wait()?;
+        if Instant::now() >= deadline {
+            continue;
+        }
+        let was_careful = std::mem::take(&mut careful);
+        if let Some(index) = running {
+            eprintln!("truth: {}: the worker died or hung", jobs[index].what);
+            let fault = Outcome::Fault("the worker died or hung".into());
+            recording.entries.insert(jobs[index].key, fault);
+            from = index + 1;
+        } else if recording.device.is_empty() {
+            bail!("the worker could not use a GPU");
+        } else {
+            // Either a careful worker has done its part, or the compiler crashed on something ahead: one by one, then.
+            careful = !was_careful;
+        }
+    }
+    Ok(recording)
+}
+
+fn start(from: usize, careful: bool) -> Result<(Child, mpsc::Receiver<Said>)> {
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(["worker", "--from", &from.to_string()])
+        .args(careful.then_some("--careful"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("starting a worker")?;
+    let pipe = child.stdout.take().context("no pipe")?;
+    let (sender, said) = mpsc::channel();
+    thread::spawn(move || {
+        let mut pipe = pipe;
+        while let Ok(message) = hear(&mut pipe) {
+            if sender.send(message).is_err() {
+                break;
+            }
+        }
+    });
+    Ok((child, said))
+}
+
+fn hear(pipe: &mut ChildStdout) -> Result<Said> {
+    let mut length = [0; 4];
+    pipe.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length);
+    if length > MESSAGE_BYTES_MAX {
+        bail!("a message of {length} bytes");
+    }
+    let mut bytes = vec![0; length as usize];
+    pipe.read_exact(&mut bytes)?;
+    Ok(postcard::from_bytes(&bytes)?)
+}
+
+fn say(said: &Said) -> Result<()> {
+    let bytes = postcard::to_stdvec(said)?;
+    let mut out = io::stdout().lock();
+    out.write_all(&(bytes.len() as u32).to_le_bytes())?;
+    out.write_all(&bytes)?;
+    Ok(out.flush()?)
+}
+
+/// Jobs that a careful worker runs.
+const CAREFUL_JOBS: usize = 4 * MODULE_JOBS;
+
+/// The worker. After a crash of the compiler it is careful: one by one, and it says what it is about to compile.
+pub fn work(jobs: &[Job], from: usize, careful: bool) -> Result<()> {
+    if careful {
+        work_carefully(jobs, from)
+    } else {
+        work_in_bulk(jobs, from)
+    }
+}
+
+fn work_carefully(jobs: &[Job], from: usize) -> Result<()> {
+    let mut gpu = Gpu::open()?;
+    for (index, job) in jobs.iter().enumerate().skip(from).take(CAREFUL_JOBS) {
+        say(&Said::Begun(index))?;
+        let outcome = match gpu.compile(std::slice::from_ref(job)).pop() {
+            Some(Ok(kernel)) => gpu.run(kernel, job),
+            Some(Err(refusal)) => Outcome::Refused(refusal),
+            None => continue,
+        };
+        let fault = matches!(outcome, Outcome::Fault(_));
+        say(&Said::Done(index, outcome))?;
+        if fault {
+            std::process::exit(1);
+        }
+    }
+    Ok(())
+}
+
+/// Compiles on all cores, runs in order on one thread, ends at the first fault.
+fn work_in_bulk(jobs: &[Job], from: usize) -> Result<()> {
+    let mut gpu = Gpu::open()?;
+    say(&Said::Device(gpu.name.clone()))?;
+    let chunks: Vec<(usize, &[Job])> = jobs[from..]
+        .chunks(MODULE_JOBS)
+        .enumerate()
+        .map(|(i, chunk)| (from + i * MODULE_JOBS, chunk))
+        .collect();
+    let (next, finished) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let compiler = Gpu::open()?;
+    thread::scope(|scope| -> Result<()> {
+        let (sender, compiled) = mpsc::channel::<(usize, Vec<Compiled>)>();
+        for _ in 0..cores {
+            let (sender, compiler) = (sender.clone(), &compiler);
+            let (next, finished, chunks) = (&next, &finished, &chunks);
+            scope.spawn(move || {
+                if compiler.make_current().is_err() {
+                    return;
+                }
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some((_, chunk)) = chunks.get(index) else {
+                        return;
+                    };
+                    while index > finished.load(Ordering::Relaxed) + AHEAD_MAX {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    if sender.send((index, compiler.compile(chunk))).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let mut early = BTreeMap::new();
+        for (index, (first, chunk)) in chunks.iter().enumerate() {
+            let kernels = loop {
+                if let Some(kernels) = early.remove(&index) {
+                    break kernels;
+                }
+                let (at, kernels) = compiled.recv()?;
+                early.insert(at, kernels);
+            };
+            for (offset, (job, kernel)) in chunk.iter().zip(kernels).enumerate() {
+                say(&Said::Begun(first + offset))?;
+                let outcome = match kernel {
+                    Ok(kernel) => gpu.run(kernel, job),
+                    Err(refusal) => Outcome::Refused(refusal),
+                };
+                let fault = matches!(outcome, Outcome::Fault(_));
+                say(&Said::Done(first + offset, outcome))?;
+                if fault {
+                    // The context is lost, and threads may wait in it.
+                    std::process::exit(1);
+                }
+            }
+            finished.store(index, Ordering::Relaxed);
+        }
+        Ok(())
+    })
+}

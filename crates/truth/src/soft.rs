@@ -1,0 +1,82 @@
+//! Jobs on the software device.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use outboard_ptx::launch::STACK_BYTES_DEFAULT;
+use outboard_ptx::printf::Discard;
+use outboard_ptx::{Launch, Memory, MemoryError, Module};
+
+use crate::job::{Job, Outcome};
+use crate::kernel::HEADER;
+
+const BASE: u64 = 0x5000_0000_0000;
+const WINDOW_BYTES: u64 = 1 << 30;
+const VARIABLES_BYTES: u64 = 1 << 24;
+/// More than any job takes or gives.
+const BUFFER_BYTES: u64 = 1 << 22;
+
+/// One memory, used by job after job.
+pub struct Soft {
+    memory: Memory,
+    base: u64,
+}
+
+impl Soft {
+    pub fn new() -> Result<Soft, MemoryError> {
+        // Devices of one process lie apart.
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let base = BASE + NEXT.fetch_add(1, Ordering::Relaxed) * WINDOW_BYTES;
+        let memory = Memory::reserve(base, WINDOW_BYTES, VARIABLES_BYTES)?;
+        memory.map(base, 2 * BUFFER_BYTES)?;
+        Ok(Soft { memory, base })
+    }
+
+    /// Whether a job's text is accepted; why not.
+    pub fn load(&self, job: &Job) -> Result<(), outboard_ptx::Error> {
+        Module::load(&format!("{HEADER}{}", job.text), &self.memory).map(drop)
+    }
+
+    pub fn run(&self, job: &Job) -> Outcome {
+        let module = match Module::load(&format!("{HEADER}{}", job.text), &self.memory) {
+            Ok(module) => module,
+            Err(refusal) => return Outcome::Refused(refusal.to_string()),
+        };
+        self.launch(&module, job).unwrap_or_else(Outcome::Fault)
+    }
+
+    fn launch(&self, module: &Module, job: &Job) -> Result<Outcome, String> {
+        let (output, input) = (self.base, self.base + BUFFER_BYTES);
+        let mut results = vec![0; job.output_bytes];
+        self.memory
+            .write(output, &results)
+            .map_err(|e| e.to_string())?;
+        self.memory
+            .write(input, &job.input)
+            .map_err(|e| e.to_string())?;
+        let params: Vec<u8> = [output, input]
+            .iter()
+            .flat_map(|p| p.to_le_bytes())
+            .collect();
+        Launch {
+            module,
+            kernel: &job.kernel(),
+            grid: [job.blocks, 1, 1],
+            block: [job.threads, 1, 1],
+            dynamic_shared_bytes: 0,
+            params: &params,
+            workers: 1,
+            stack_bytes: STACK_BYTES_DEFAULT,
+            cooperative: false,
+            envregs: [0; 32],
+            output: &Discard,
+            heap: None,
+            cancel: &AtomicBool::new(false),
+        }
+        .run()
+        .map_err(|e| e.to_string())?;
+        self.memory
+            .read(output, &mut results)
+            .map_err(|e| e.to_string())?;
+        Ok(Outcome::Results(results))
+    }
+}

@@ -1,0 +1,76 @@
+//! What is recorded: every form that a GPU's results can judge, and random programs.
+
+use outboard_ptx::MemoryError;
+use thiserror::Error;
+
+use crate::declare::{self, Check, DeclarationError, Line};
+use crate::form::Form;
+use crate::fuzz::{self, generate::Generator};
+use crate::job::{Job, Outcome};
+use crate::recording::{Recorded, Recording};
+use crate::soft::Soft;
+
+/// Random programs that are recorded.
+const PROGRAMS: u64 = 500;
+/// Their steps, from the shortest up.
+const STEPS_MIN: usize = 8;
+const STEPS_MAX: usize = 88;
+
+#[derive(Debug, Error)]
+pub enum WorkError {
+    #[error(transparent)]
+    Declaration(#[from] DeclarationError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+/// Forms that are compared with a GPU.
+pub fn forms(lines: &[Line]) -> impl Iterator<Item = &Form> {
+    let compared = |line: &&Line| !matches!(line.check, Check::Beyond(_) | Check::Control);
+    lines.iter().filter(compared).flat_map(|line| &line.forms)
+}
+
+/// Writes programs of what is declared and runs here.
+pub fn generator(lines: &[Line]) -> Result<Generator<'_>, MemoryError> {
+    let soft = Soft::new()?;
+    Ok(Generator::new(lines, |form| {
+        soft.load(&Job::of_form(form)).is_ok()
+    }))
+}
+
+/// All jobs: forms, then programs.
+pub struct Work {
+    pub jobs: Vec<Job>,
+    /// Seed and text of the last of them.
+    programs: Vec<(u64, String)>,
+}
+
+impl Work {
+    pub fn new() -> Result<Work, WorkError> {
+        let lines = declare::lines()?;
+        let generator = generator(&lines)?;
+        let programs: Vec<(u64, String)> = (0..PROGRAMS)
+            .map(|seed| {
+                let steps = STEPS_MIN + seed as usize % (STEPS_MAX - STEPS_MIN);
+                (seed, generator.program(seed, steps).body())
+            })
+            .collect();
+        let mut jobs: Vec<Job> = forms(&lines).map(Job::of_form).collect();
+        jobs.extend(programs.iter().map(|(seed, body)| fuzz::job(*seed, body)));
+        Ok(Work { jobs, programs })
+    }
+
+    /// Makes digests of the programs' results.
+    pub fn sort_out(self, recording: &mut Recording) {
+        let first = self.jobs.len() - self.programs.len();
+        for (job, (seed, body)) in self.jobs[first..].iter().zip(self.programs) {
+            if let Some(outcome @ Outcome::Results(_)) = recording.entries.remove(&job.key) {
+                recording.programs.push(Recorded {
+                    seed,
+                    body,
+                    outcome: outcome.digest(),
+                });
+            }
+        }
+    }
+}

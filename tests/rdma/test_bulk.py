@@ -1,0 +1,59 @@
+"""Copies over RDMA: what is copied by whom, and what happens where memory cannot be registered."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+
+from cable import ports_of
+from serving import OUTBOARD, PROGRAM_S_MAX, ROOT, Serving, serving
+
+from rdma_guest.guest import Guest
+
+PINNED = ROOT / "tests" / "rdma" / "pinned.py"
+ROUNDS = 2
+# Two memories of each kind, a copy that is waited for and one that is not, each there and back.
+COPIES = 2 * 2 * ROUNDS
+# More than one message's data, and the rest too short to be written by itself.
+LENGTH = (2 << 20) + 5_000
+REST = 5_000
+# Enough for a session's rings, and not for memory of the program's beside them.
+LOCKED_KIB_MAX = 10 << 10
+
+
+def copied(gpu: Serving, name: str, around: str = "") -> dict[str, int]:
+    """What the program's side counted; `around` runs the command that it is given."""
+    stats = gpu.client.guest.shared / name
+    run = [OUTBOARD, "run", "--gpu", gpu.url, "--", "env", f"OUTBOARD_STATS={stats}", sys.executable, PINNED]
+    command = shlex.join(map(str, [*run, ROUNDS, LENGTH]))
+    done = gpu.client.guest.run(f"{around} {shlex.quote(command)}" if around else command, timeout_s=PROGRAM_S_MAX)
+    assert done.status == 0 and done.output.endswith("right\n"), done.output
+    counts: dict[str, int] = json.loads(stats.read_text())["rdma"]
+    return counts
+
+
+def test_pinned_memory_is_used_where_it_lies(guest: Guest) -> None:
+    with serving(*ports_of(guest)) as gpu:
+        counts = copied(gpu, "pinned.json")
+    pinned = 2 * COPIES
+    # Written by our adapter from there, and by the server's to there; what is left over is a message of a few kB.
+    assert counts["direct_bytes"] == pinned * (LENGTH - REST)
+    assert counts["written_bytes"] == pinned * (LENGTH - REST)
+    # Pageable memory is copied once, into memory that is registered.
+    assert counts["copied_bytes"] == COPIES * (LENGTH - REST)
+    # Each of the four for either way; all of it was given up.
+    assert counts["registrations"] == 8
+    assert counts["registered_bytes"] == 0
+    # The data of the first messages comes before there is memory for it, and some a little later.
+    sent = counts["direct_bytes"] + counts["copied_bytes"]
+    assert sent / 2 < counts["placed_bytes"] <= sent
+
+
+def test_memory_that_cannot_be_registered_goes_through_the_ring(guest: Guest) -> None:
+    # Whoever has this capability may lock what he likes.
+    limited = f"setpriv --bounding-set=-ipc_lock bash -c 'ulimit -l {LOCKED_KIB_MAX}; eval \"$0\"'"
+    with serving(*ports_of(guest)) as gpu:
+        counts = copied(gpu, "limited.json", limited)
+    assert counts["registrations"] == counts["direct_bytes"] == counts["written_bytes"] == 0
+    assert counts["copied_bytes"] == 3 * COPIES * (LENGTH - REST)
