@@ -5,6 +5,7 @@
 # make paper-remoting   the measurements of a paper on remote GPUs, on this machine's GPU; and -plots, docs/remoting.md from them
 # make paper-requirements   what outboard require predicts against emulated networks, on this machine's GPU; and -page
 # make coverage   docs/coverage.md, the state of every driver call
+# make ptx-table  docs/ptx-instructions.md, the state of every instruction form
 # make install    the command, the libraries, the manual page and the completions, below PREFIX
 
 CARGO ?= cargo
@@ -24,7 +25,7 @@ RECORDINGS := recordings/h200
 PARTS ?=
 CASES ?=
 
-.PHONY: demo test lint unit loom fuzz programs instructions test-rdma gpu-check speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page build examples coverage install clean
+.PHONY: demo test lint unit loom fuzz programs packages instructions test-rdma gpu-check speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page build examples coverage ptx-table install clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -41,8 +42,8 @@ $(TOOLCHAIN): tools/toolchain.py tools/toolchain-requirements.txt
 	python3 tools/toolchain.py --quiet
 	@touch $(TOOLCHAIN)
 
-test: lint unit loom fuzz programs instructions test-rdma
-	@echo "make test: lint, unit tests, loom, fuzzing, programs, instruction counts and RDMA all passed"
+test: lint unit loom fuzz programs packages instructions test-rdma
+	@echo "make test: lint, unit tests, loom, fuzzing, programs, Python packages, instruction counts and RDMA all passed"
 	@if [ -e $(RDMA_SKIPPED) ]; then echo "WARNING: except that RDMA was NOT tested: $$(cat $(RDMA_SKIPPED))"; fi
 
 lint: $(TOOLCHAIN)
@@ -66,8 +67,14 @@ fuzz:
 # Programs that nobody relinked, over shm and tcp, on the software device; and everything that should fail.
 programs: $(TOOLCHAIN) examples
 	$(CARGO) build --quiet -p outboard-cli -p outboard-client -p outboard-nvml -p outboard-recorder
-	$(TOOLCHAIN) -m pytest -q tests --ignore tests/instructions --ignore tests/rdma
+	$(TOOLCHAIN) -m pytest -q tests --ignore tests/instructions --ignore tests/packages --ignore tests/rdma
 	$(TOOLCHAIN) -m pytest -q gpu-check/tests
+
+# Triton, numba-cuda, CuPy and PyTorch as they come from the index, 7 GB of them, on the software device.
+packages: $(TOOLCHAIN)
+	python3 tools/packages.py numba_cupy torch
+	$(CARGO) build --quiet -p outboard-cli -p outboard-client -p outboard-nvml
+	$(TOOLCHAIN) -m pytest -q tests/packages
 
 # What the hot calls cost a program, counted by callgrind; never skipped for want of valgrind.
 instructions: $(TOOLCHAIN)
@@ -103,6 +110,12 @@ paper-requirements-page: build
 # What becomes of every driver call, from the declarations that the code is generated from.
 coverage:
 	$(CARGO) run --quiet -p outboard-api --example coverage > docs/coverage.md
+
+# What becomes of every form of every instruction: by loading it, running it, and comparing with what a GPU made of it.
+ptx-table:
+	@mkdir -p build
+	$(CARGO) run --quiet --release -p outboard-truth -- table crates/truth/recorded/h200.zst > build/ptx-instructions.md
+	mv build/ptx-instructions.md docs/ptx-instructions.md
 
 install: build
 	install -D -m 755 $(RELEASE)/outboard $(DESTDIR)$(PREFIX)/bin/outboard

@@ -75,6 +75,66 @@ def unknown_instruction() -> None:
     print(status, log)
 
 
+def later_ptx() -> None:
+    status, _, log = load(STORE.replace(b".version 7.0", b".version 10.1"))
+    print(status, log)
+
+
+def million_registers() -> None:
+    status, _, log = load(STORE.replace(b".reg .b32 %r<2>;", b".reg .b32 %r<1000000>;"))
+    print(status, log)
+
+
+def nonsense() -> None:
+    """Ten megabytes that begin like a kernel."""
+    head = STORE[: STORE.index(b"ret;")]
+    status, _, log = load(head + b'} { add.s32 [[ 0x ;; %% @ bra :: "\n' * (10 << 15))
+    print(status, len(log) < 500, "line" in log)
+
+
+def texture_instruction() -> None:
+    texture = b"tex.2d.v4.f32.f32 {%r1, %r1, %r1, %r1}, [%rd1, {%r1, %r1}];"
+    status, _, log = load(STORE.replace(b"mov.u32 %r1, 7;", texture))
+    print(status, log)
+
+
+def stack_overflow() -> None:
+    recursion = b"""
+.func down(.param .b64 a) { .param .b64 b; .local .b8 l[256]; call down, (b); ret; }
+.visible .entry store(.param .u64 where) { .param .b64 b; call down, (b); ret; }
+"""
+    status, module, log = load(STORE[: STORE.index(b".visible")] + recursion)
+    assert status == "CUDA_SUCCESS", log
+    function = c_void_p()
+    must("cuModuleGetFunction", byref(function), module, b"store")
+    print(launch(function, pointer_argument(0)), call("cuCtxSynchronize"), call("cuCtxSynchronize"))
+
+
+def link(*inputs: bytes) -> None:
+    """Links PTX, and says what came of it."""
+    state, image, size = c_void_p(), c_void_p(), c_size_t()
+    log = ctypes.create_string_buffer(8192)
+    options = (c_int * 2)(5, 6)
+    values = (c_void_p * 2)(ctypes.cast(log, c_void_p), c_void_p(len(log)))
+    must("cuLinkCreate_v2", 2, options, values, byref(state))
+    for text in inputs:
+        must("cuLinkAddData_v2", state, 1, text, len(text) + 1, b"input", 0, None, None)
+    status = call("cuLinkComplete", state, byref(image), byref(size))
+    print(status, log.value.decode())
+
+
+def link_missing() -> None:
+    link(
+        STORE.replace(b"st.global.u32 [%rd1], %r1;", b"call nowhere;").replace(
+            b".visible", b".extern .func nowhere();\n.visible"
+        )
+    )
+
+
+def link_twice() -> None:
+    link(STORE, STORE)
+
+
 def cubin_only() -> None:
     status, _, log = load((IMAGES / "sm_90.cubin").read_bytes())
     print(status, log)
@@ -179,6 +239,16 @@ def copy_for_ever() -> None:
     while True:
         must("cuMemcpyHtoD_v2", data, source, c_size_t(len(source)))
         must("cuMemcpyDtoH_v2", ctypes.create_string_buffer(1 << 20), data, c_size_t(1 << 20))
+
+
+def loop_for_ever() -> None:
+    status, module, log = load(STORE.replace(b"st.global.u32 [%rd1], %r1;", b"here: bra here;"))
+    assert status == "CUDA_SUCCESS", log
+    function = c_void_p()
+    must("cuModuleGetFunction", byref(function), module, b"store")
+    assert launch(function, pointer_argument(0), threads=256) == "CUDA_SUCCESS"
+    print("looping", flush=True)
+    print(call("cuCtxSynchronize"))
 
 
 def wait_for_the_end() -> None:

@@ -27,6 +27,13 @@ INVALID_HANDLE = "CUDA_ERROR_INVALID_HANDLE"
 CASES = {
     "unknown_instruction": r"CUDA_ERROR_INVALID_PTX .*frobnicate",
     "cubin_only": r"CUDA_ERROR_NO_BINARY_FOR_GPU .*sm_90",
+    "later_ptx": r"CUDA_ERROR_UNSUPPORTED_PTX_VERSION .*version 10\.1",
+    "million_registers": r"CUDA_ERROR_INVALID_PTX .*registers of a function is 1000000, the limit is \d+",
+    "nonsense": "CUDA_ERROR_INVALID_PTX True True",
+    "texture_instruction": r"CUDA_ERROR_INVALID_PTX .*line \d+.*tex\.2d",
+    "stack_overflow": "CUDA_SUCCESS CUDA_ERROR_HARDWARE_STACK_ERROR CUDA_ERROR_HARDWARE_STACK_ERROR",
+    "link_missing": r"CUDA_ERROR_INVALID_PTX .*external function `nowhere`",
+    "link_twice": r"CUDA_ERROR_INVALID_PTX .*`store` is defined twice",
     "half_fatbin": r"CUDA_ERROR_INVALID_IMAGE|CUDA_ERROR_NO_BINARY_FOR_GPU|CUDA_ERROR_INVALID_PTX",
     "empty_image": r"CUDA_ERROR_INVALID_\w+ CUDA_ERROR_INVALID_VALUE",
     "missing_arguments": INVALID_VALUE,
@@ -102,6 +109,17 @@ def test_client_killed_in_mid_copy(server: Server, link: str) -> None:
     client = start(server, link, "copy_for_ever", "copying")
     time.sleep(0.3)
     assert set(worker_pids(server)) - before
+    client.kill()
+    client.wait()
+    wait_until(lambda: not set(worker_pids(server)) - before)
+    still_serves(server, link)
+
+
+def test_client_killed_beside_an_endless_kernel(server: Server, link: str) -> None:
+    before = set(worker_pids(server))
+    client = start(server, link, "loop_for_ever", "looping")
+    assert set(worker_pids(server)) - before
+    still_serves(server, link)
     client.kill()
     client.wait()
     wait_until(lambda: not set(worker_pids(server)) - before)

@@ -1,0 +1,40 @@
+"""Python packages as they come from the index, on the software device: what they compile themselves runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, Server
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = ROOT / ".toolchain" / "packages"
+PROGRAM_S_MAX = 600
+# By program: the environment that it runs in, of tools/packages.
+PROGRAMS = {
+    "numba_kernels": "numba_cupy",
+    "cupy_arrays": "numba_cupy",
+    "triton_tutorials": "torch",
+    "torch_stock": "torch",
+}
+
+
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Compiled once, for both links; nothing that somebody else compiled is used."""
+    folder = tmp_path_factory.mktemp("caches")
+    variables = ("CUPY_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "NUMBA_CACHE_DIR")
+    return {variable: str(folder / variable.lower()) for variable in variables}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_package(server: Server, link: str, program: str, caches: dict[str, str]) -> None:
+    source = HERE / f"{program}.py"
+    python = ENVIRONMENTS / PROGRAMS[program] / "bin" / "python"
+    done = server.run(link, python, source, env=caches, timeout=PROGRAM_S_MAX)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{server.log.read_text()[-4000:]}"
+    # Each check prints its name when it is through; none was left out.
+    [checks] = re.findall(r"for check in \(([^)]*)\):", source.read_text())
+    assert done.stdout.split() == re.findall(r"\w+", checks)

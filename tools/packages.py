@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Sets up the Python packages that are tested on the software device, in `.toolchain/packages/`.
+
+    python3 tools/packages.py numba_cupy torch
+
+Each argument is a list of packages in `tools/packages/` and becomes a virtual environment. PyTorch and the libraries
+of NVIDIA's that it loads take 6 GB. Run it again at any time: what is there already stays, what was interrupted begins
+anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LISTS = ROOT / "tools" / "packages"
+PACKAGES = ROOT / ".toolchain" / "packages"
+STAMP = "ready"
+DISK_FREE_MIN_MIB = {"torch": 9_000, "numba_cupy": 2_000}
+
+
+class PackagesError(Exception):
+    """Something the user can act on; its text says what."""
+
+
+def main() -> int:
+    names = sys.argv[1:]
+    known = sorted(path.stem for path in LISTS.glob("*.txt"))
+    if unknown := sorted(set(names) - set(known)) or not names:
+        print(__doc__, file=sys.stderr)
+        print(f"packages: there is no {unknown}" if names else f"packages: name some of {known}", file=sys.stderr)
+        return 2
+    try:
+        PACKAGES.mkdir(parents=True, exist_ok=True)
+        # One installation at a time.
+        with (PACKAGES / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for name in names:
+                prepare(name)
+    except PackagesError as error:
+        print(f"packages: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\npackages: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def prepare(name: str) -> None:
+    """A whole environment or none: the stamp comes last."""
+    folder, wanted = PACKAGES / name, (LISTS / f"{name}.txt").read_text()
+    stamp = folder / STAMP
+    if stamp.exists() and stamp.read_text() == wanted and (folder / "bin" / "python").exists():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    free_mib = shutil.disk_usage(PACKAGES).free >> 20
+    if free_mib < DISK_FREE_MIN_MIB.get(name, 0):
+        raise PackagesError(f"{free_mib} MiB free at {PACKAGES}, {DISK_FREE_MIN_MIB[name]} MiB needed for {name}")
+    print(f"packages: installing {name}", flush=True)
+    execute([sys.executable, "-m", "venv", str(folder)], "could not create a Python environment")
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    # Most of PyTorch's files are never imported: they are compiled as they are.
+    install = [*pip, "install", "--no-deps", "--no-compile", "--only-binary", ":all:"]
+    execute([*install, "--requirement", str(LISTS / f"{name}.txt")], f"could not install {name}: is there a network?")
+    stamp.write_text(wanted)
+
+
+def execute(command: list[str], failure: str) -> None:
+    """Runs the command; on failure its own last words and then what it means here."""
+    environment = {**os.environ, "PIP_ROOT_USER_ACTION": "ignore"}
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if done.returncode != 0:
+        last_words = "\n".join("  " + line for line in done.stdout.strip().splitlines()[-4:])
+        raise PackagesError(f"{failure}\n{last_words}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
