@@ -7,11 +7,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from conftest import EXAMPLES, OUTBOARD, Server
+from conftest import EXAMPLES, OUTBOARD, Server, start_server
 from test_bad_input import CASES, MISUSE
 from test_calls import counts
 from test_programs import PROGRAMS, SCRIPTS
@@ -22,34 +23,39 @@ HERE = Path(__file__).parent
 # cuInit, so that it changes only with the program or the CUDA runtime in it; the others must not rise.
 LEVELS = ["sync", "or", "or+sr", "or+sr+local"]
 WAITED = """
-    atomics_warp       160  149  142   11
-    constant_symbols   170  161  157   15
-    cooperative        153  146  140    8
-    copies_2d_3d       156  147  142   11
-    device_assert      139  137  135    5
-    device_printf      141  139  138    6
-    device_query       204  199  196   11
-    driver_api          67   47   38   14
-    dynamic_shared     191  174  164    9
-    fork_child         144  139  136    8
-    fp64_math          256  226  198   48
-    graph_capture      289  187  175   37
-    graph_nodes        288  250  240   78
-    histogram_atomics  142  138  135    6
-    host_callbacks     277  165  155   23
-    illegal_address    138  137  135    5
-    library_kernels    150  145  142   10
-    malloc_async       286  185  147    9
-    matmul_tiled       160  144  134    6
-    nvrtc              593  586  582    8
-    out_of_memory      149  143  136    6
-    pinned_mapped      186  169  165   23
-    reduce_shuffle     154  146  139    9
-    scan               194  159  137    8
-    streams_events     281  169  151   14
-    two_threads        349  220  210   52
-    vector_add         144  139  135    6
-    virtual_memory      42   18   13    6
+    async_copies         153  143  137    6
+    atomics_warp         160  149  142   11
+    constant_symbols     170  161  157   15
+    cooperative          153  146  140    8
+    copies_2d_3d         156  147  142   11
+    device_assert        139  137  135    5
+    device_heap          149  141  136    5
+    device_printf        141  139  138    6
+    device_query         204  199  196   11
+    driver_api           67   47   38   14
+    dynamic_shared       191  174  164    9
+    fork_child           144  139  136    8
+    fp64_math            256  226  198   48
+    graph_capture        289  187  175   37
+    graph_nodes          288  250  240   78
+    half_precision       186  157  142   10
+    histogram_atomics    142  138  135    6
+    host_callbacks       277  165  155   23
+    illegal_address      138  137  135    5
+    library_kernels      150  145  142   10
+    malloc_async         286  185  147    9
+    matmul_tiled         160  144  134    6
+    nvrtc                593  586  582    8
+    out_of_memory        149  143  136    6
+    pinned_mapped        186  169  165   23
+    reduce_shuffle       154  146  139    9
+    scan                 194  159  137    8
+    separate_compilation 145  140  137    7
+    streams_events       281  169  151   14
+    tensor_cores         302  207  167   21
+    two_threads          349  220  210   52
+    vector_add           144  139  135    6
+    virtual_memory       42   18   13    6
 """
 WAITED_MAX = {
     name: dict(zip(LEVELS, map(int, waited), strict=True)) for name, *waited in map(str.split, WAITED.split("\n")[1:-1])
@@ -190,3 +196,16 @@ def test_a_level_that_does_not_exist_is_refused(server: Server) -> None:
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "46", "CUDA_ERROR_DEVICE_UNAVAILABLE"
     assert 'OUTBOARD_OPTIMISE: "all" is no level' in done.stderr
+
+
+# The rows of WAITED of the programs that are named, as they are now: python tests/test_levels.py vector_add
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        started = start_server(Path(folder))
+        for name in sys.argv[1:]:
+            row = [
+                sum(done["synchronous"] for done in stats_of(started, "shm", level, Path(folder), name).values())
+                for level in LEVELS
+            ]
+            print(f"    {name:<20} {'  '.join(f'{waited:3}' for waited in row)}")
+        started.stop()
