@@ -3,7 +3,7 @@
 //! Each worker takes the next block, runs it for a time slice, and keeps it if it is not done. Waiting blocks are run
 //! again in turn with new ones, so that blocks may wait for each other. A slice holds the memory's range lock.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -158,15 +158,34 @@ pub fn validate(
 impl Launch<'_> {
     /// Runs the kernel to its end on this thread and `workers - 1` others.
     pub fn run(&self) -> Result<Stats, LaunchError> {
-        self.run_on(None)
+        self.run_on(None, None)
+    }
+
+    /// Runs it and counts: how often a warp executed each line of the PTX text.
+    pub fn run_counted(&self) -> Result<BTreeMap<u32, u64>, LaunchError> {
+        let lines = &self.module.program().lines;
+        let counts: Vec<_> = lines.iter().map(|_| AtomicU64::new(0)).collect();
+        self.run_on(None, Some(&counts))?;
+        let mut by_line = BTreeMap::new();
+        for (line, count) in lines.iter().zip(counts) {
+            let count = count.into_inner();
+            if count > 0 {
+                *by_line.entry(*line).or_default() += count;
+            }
+        }
+        Ok(by_line)
     }
 
     /// Runs it on this thread alone, watched.
     pub fn run_watched(&self, checker: &Checker) -> Result<Stats, LaunchError> {
-        self.run_on(Some(checker))
+        self.run_on(Some(checker), None)
     }
 
-    fn run_on(&self, checker: Option<&Checker>) -> Result<Stats, LaunchError> {
+    fn run_on(
+        &self,
+        checker: Option<&Checker>,
+        counts: Option<&[AtomicU64]>,
+    ) -> Result<Stats, LaunchError> {
         let kernel = self.module.kernel(self.kernel)?;
         validate(
             kernel,
@@ -236,6 +255,7 @@ impl Launch<'_> {
             workers: workers as u32,
             start: Instant::now(),
             watch: watch.as_ref(),
+            counts,
         };
         let grid = Grid {
             env: &env,

@@ -27,6 +27,27 @@ fn vector_add() {
 }
 
 #[test]
+fn counted_runs_count_what_is_executed() {
+    let device = Device::new(RELEASE);
+    let n = 200;
+    let [pa, pb, pc] = [0; 3].map(|_| device.upload(&vec![2f32; n]));
+    let args = [Arg::Ptr(pa), Arg::Ptr(pb), Arg::Ptr(pc), Arg::I32(n as i32)];
+    let params = common::params(&args);
+    let launch = device.launch("vector_add", [1, 1, 1], [256, 1, 1], 0, &params);
+    let counts = launch.run_counted().unwrap();
+    assert_eq!(device.download::<f32>(pc, n), vec![4f32; n]);
+    let lines: Vec<_> = RELEASE.lines().collect();
+    let count = |text: &str| -> u64 {
+        let of = |(line, count): (&u32, &u64)| (lines[*line as usize - 1].contains(text), *count);
+        counts.iter().map(of).filter(|c| c.0).map(|c| c.1).sum()
+    };
+    // The last warp has no element of its own.
+    assert_eq!([count("mad.lo"), count("add.f32")], [8, 7]);
+    let stats = launch.run().unwrap();
+    assert_eq!(counts.values().sum::<u64>(), stats.warp_instructions);
+}
+
+#[test]
 fn saxpy_with_vectors() {
     for ptx in [RELEASE, DEBUG] {
         let device = Device::new(ptx);

@@ -79,7 +79,7 @@ pub(crate) struct Arrival {
 
 /// Runs a group until something happens. `limit` is the lowest program counter, above the group's own, at which
 /// another group of the same depth stands.
-pub(crate) fn run_group(
+pub(crate) fn run_group<const COUNTED: bool>(
     core: &mut Core<'_>,
     group: &mut Group,
     others: &mut Vec<Group>,
@@ -95,6 +95,9 @@ pub(crate) fn run_group(
             break Event::Fuel;
         }
         left -= 1;
+        if COUNTED {
+            core.env.count(pc);
+        }
         let step = &steps[pc as usize];
         let mut mask = active;
         if step.guard != Guard::ALWAYS {

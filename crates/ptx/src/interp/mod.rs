@@ -42,6 +42,7 @@ mod tensor;
 mod video;
 pub(crate) mod warp;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use crate::check::Watching;
@@ -73,6 +74,8 @@ pub(crate) struct Env<'e> {
     pub(crate) workers: u32,
     pub(crate) start: Instant,
     pub(crate) watch: Option<&'e Watching<'e>>,
+    /// How often each instruction was executed, where that is counted.
+    pub(crate) counts: Option<&'e [AtomicU64]>,
 }
 
 impl Env<'_> {
@@ -81,6 +84,12 @@ impl Env<'_> {
         let [x, y, z] = block.map(u64::from);
         let [gx, gy, _] = self.grid.map(u64::from);
         x + gx * (y + gy * z)
+    }
+
+    fn count(&self, pc: u32) {
+        if let Some(count) = self.counts.and_then(|counts| counts.get(pc as usize)) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 

@@ -320,7 +320,11 @@ impl Warp {
                 live: self.live,
             };
             core.enter(&group.frame);
-            let event = run_group(&mut core, &mut group, &mut self.groups, limit, &mut fuel);
+            let run = match turn.env.counts {
+                None => run_group::<false>,
+                Some(_) => run_group::<true>,
+            };
+            let event = run(&mut core, &mut group, &mut self.groups, limit, &mut fuel);
             self.live = core.live;
             let pc = core.pc;
             *budget -= granted - fuel;

@@ -104,24 +104,29 @@ impl Device {
         args: &[Arg],
         checker: Option<&Checker>,
     ) -> Result<Stats, LaunchError> {
-        let mut params = Vec::new();
-        for arg in args {
-            let bytes: Vec<u8> = match *arg {
-                Arg::Ptr(v) => v.to_le_bytes().into(),
-                Arg::I32(v) => v.to_le_bytes().into(),
-                Arg::I64(v) => v.to_le_bytes().into(),
-                Arg::F32(v) => v.to_le_bytes().into(),
-            };
-            params.resize(params.len().next_multiple_of(bytes.len()), 0);
-            params.extend(bytes);
+        let params = params(args);
+        let launch = self.launch(kernel, grid, block, dynamic_shared_bytes, &params);
+        match checker {
+            Some(checker) => launch.run_watched(checker),
+            None => launch.run(),
         }
-        let launch = Launch {
+    }
+
+    pub fn launch<'l>(
+        &'l self,
+        kernel: &'l str,
+        grid: [u32; 3],
+        block: [u32; 3],
+        dynamic_shared_bytes: u32,
+        params: &'l [u8],
+    ) -> Launch<'l> {
+        Launch {
             module: &self.module,
             kernel,
             grid,
             block,
             dynamic_shared_bytes,
-            params: &params,
+            params,
             workers: self.workers,
             stack_bytes: STACK_BYTES_DEFAULT,
             cooperative: false,
@@ -129,10 +134,6 @@ impl Device {
             output: &self.output,
             heap: Some(&self.heap),
             cancel: &self.cancel,
-        };
-        match checker {
-            Some(checker) => launch.run_watched(checker),
-            None => launch.run(),
         }
     }
 
@@ -140,6 +141,22 @@ impl Device {
         self.try_run(kernel, [grid, 1, 1], [block, 1, 1], 0, args)
             .unwrap_or_else(|e| panic!("{e}"))
     }
+}
+
+/// Arguments as a kernel's parameters lie in memory.
+pub fn params(args: &[Arg]) -> Vec<u8> {
+    let mut params = Vec::new();
+    for arg in args {
+        let bytes: Vec<u8> = match *arg {
+            Arg::Ptr(v) => v.to_le_bytes().into(),
+            Arg::I32(v) => v.to_le_bytes().into(),
+            Arg::I64(v) => v.to_le_bytes().into(),
+            Arg::F32(v) => v.to_le_bytes().into(),
+        };
+        params.resize(params.len().next_multiple_of(bytes.len()), 0);
+        params.extend(bytes);
+    }
+    params
 }
 
 pub trait Pod: Copy {

@@ -1,0 +1,148 @@
+//! The kernels that are measured, with data, ready to run as often as one likes.
+
+use outboard_ptx::Stats;
+
+use crate::common::{Arg, Device, params};
+
+const BASICS: &str = include_str!("../../tests/data/basics.ptx");
+const WARP: &str = include_str!("../../tests/data/warp.ptx");
+const SOFTMAX: &str = include_str!("../../tests/data/softmax.ptx");
+const HALF: &str = include_str!("../../tests/data/half.ptx");
+pub(crate) const MATH: &str = include_str!("../../tests/data/math.ptx");
+
+pub(crate) const NAMES: [&str; 11] = [
+    "matmul_tiled",
+    "softmax",
+    "reduction",
+    "vector_add",
+    "saxpy",
+    "transpose",
+    "histogram",
+    "gcd64",
+    "half",
+    "collatz",
+    "expf",
+];
+
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) ptx: &'static str,
+    pub(crate) device: Device,
+    kernel: &'static str,
+    grid: [u32; 3],
+    block: [u32; 3],
+    params: Vec<u8>,
+}
+
+impl Case {
+    pub(crate) fn new(name: &str) -> Self {
+        let Some(name) = NAMES.into_iter().find(|n| *n == name) else {
+            panic!("no kernel {name}: there are {NAMES:?}");
+        };
+        let ptx = match name {
+            "matmul_tiled" | "vector_add" | "saxpy" | "transpose" | "gcd64" => BASICS,
+            "softmax" => SOFTMAX,
+            "half" => HALF,
+            "expf" => MATH,
+            _ => WARP,
+        };
+        let device = Device::new(ptx);
+        let (kernel, grid, block, args) = arguments(name, &device);
+        let shape = |[x, y]: [usize; 2]| [x as u32, y as u32, 1];
+        Case {
+            name,
+            ptx,
+            device,
+            kernel,
+            grid: shape(grid),
+            block: shape(block),
+            params: params(&args),
+        }
+    }
+
+    pub(crate) fn run(&self) -> Stats {
+        self.launch().run().unwrap()
+    }
+
+    pub(crate) fn launch(&self) -> outboard_ptx::Launch<'_> {
+        self.device
+            .launch(self.kernel, self.grid, self.block, 0, &self.params)
+    }
+}
+
+type Shape = [usize; 2];
+
+/// Kernel, grid, block and arguments of a case.
+fn arguments(name: &str, device: &Device) -> (&'static str, Shape, Shape, Vec<Arg>) {
+    let int = |n: usize| Arg::I32(n as i32);
+    let some = |n: usize| {
+        let data: Vec<f32> = (0..n).map(|i| i as f32 * 0.001).collect();
+        Arg::Ptr(device.upload(&data))
+    };
+    let room = |bytes: usize| Arg::Ptr(device.alloc(bytes));
+    match name {
+        "matmul_tiled" => {
+            let n = 256;
+            let args = vec![some(n * n), some(n * n), room(n * n * 4), int(n)];
+            ("matmul_tiled", [16, 16], [16, 16], args)
+        }
+        "softmax" => {
+            let (rows, width) = (1024, 1024);
+            let [x, y] = [some(rows * width), room(rows * width * 4)];
+            let args = vec![x, y, int(rows), int(width)];
+            ("softmax_rows", [rows / 8, 1], [256, 1], args)
+        }
+        "reduction" => {
+            let n = 1 << 21;
+            let x = Arg::Ptr(device.upload(&vec![1f32; n]));
+            ("reduce_sum", [64, 1], [256, 1], vec![x, room(8), int(n)])
+        }
+        "vector_add" => {
+            let n = 1 << 20;
+            let [x, y, z] = [0; 3].map(|_| room(n * 4));
+            ("vector_add", [n / 256, 1], [256, 1], vec![x, y, z, int(n)])
+        }
+        "saxpy" => {
+            let n = 1 << 18;
+            let args = vec![Arg::F32(0.5), room(n * 16), room(n * 16), int(n)];
+            ("saxpy_stride", [64, 1], [256, 1], args)
+        }
+        "transpose" => {
+            let n = 1024;
+            let args = vec![room(n * n * 8), room(n * n * 8), int(n), int(n)];
+            ("transpose", [n / 16, n / 16], [16, 16], args)
+        }
+        "histogram" => {
+            let n = 1 << 20;
+            let data: Vec<u8> = (0..n).map(|i| ((i * i) >> 3) as u8).collect();
+            let args = vec![Arg::Ptr(device.upload(&data)), room(1024), int(n)];
+            ("histogram", [32, 1], [256, 1], args)
+        }
+        "gcd64" => {
+            let n = 1 << 14;
+            let numbers = |factor: u64| {
+                let data: Vec<u64> = (1..=n as u64).map(|i| i * factor).collect();
+                Arg::Ptr(device.upload(&data))
+            };
+            let args = vec![numbers(6_364_136_223), numbers(97), room(n * 8), int(n)];
+            ("gcd64", [n / 256, 1], [256, 1], args)
+        }
+        "half" => {
+            let n = 1 << 14;
+            let args = vec![some(n), room(n * 48), int(n)];
+            ("half_ops", [n / 256, 1], [256, 1], args)
+        }
+        "collatz" => {
+            let n = 20_000;
+            let x = Arg::Ptr(device.upload(&(1..=n as u32).collect::<Vec<_>>()));
+            let args = vec![x, room(n * 4), int(n)];
+            ("collatz", [n.div_ceil(256), 1], [256, 1], args)
+        }
+        "expf" => {
+            let n = 1 << 17;
+            let args = vec![some(n), room(n * 4), int(n), Arg::I32(3)];
+            ("math_f32", [n / 256, 1], [256, 1], args)
+        }
+        _ => panic!("no arguments for {name}"),
+    }
+}
