@@ -5,11 +5,13 @@
 
 Each argument is a list of packages in `tools/packages/` and becomes a virtual environment. PyTorch and the libraries
 of NVIDIA's that it loads take 6 GB. Run it again at any time: what is there already stays, what was interrupted begins
-anew.
+anew. With --skipped FILE an environment that cannot be had, for want of space or of a network, is a line of that file
+and no failure.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import os
 import shutil
@@ -29,25 +31,33 @@ class PackagesError(Exception):
 
 
 def main() -> int:
-    names = sys.argv[1:]
     known = sorted(path.stem for path in LISTS.glob("*.txt"))
-    if unknown := sorted(set(names) - set(known)) or not names:
-        print(__doc__, file=sys.stderr)
-        print(f"packages: there is no {unknown}" if names else f"packages: name some of {known}", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", choices=known, metavar="NAME", help=f"some of {', '.join(known)}")
+    parser.add_argument("--skipped", type=Path, metavar="FILE", help="where to say what cannot be installed here")
+    arguments = parser.parse_args()
+    failures: dict[str, str] = {}
     try:
         PACKAGES.mkdir(parents=True, exist_ok=True)
         # One installation at a time.
         with (PACKAGES / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            for name in names:
-                prepare(name)
-    except PackagesError as error:
-        print(f"packages: {error}", file=sys.stderr)
-        return 1
+            for name in arguments.names:
+                try:
+                    prepare(name)
+                except PackagesError as error:
+                    failures[name] = str(error)
+                    print(f"packages: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         print("\npackages: interrupted", file=sys.stderr)
         return 130
+    if arguments.skipped is None:
+        return 1 if failures else 0
+    arguments.skipped.unlink(missing_ok=True)
+    if failures:
+        arguments.skipped.parent.mkdir(parents=True, exist_ok=True)
+        lines = [f"{name}: {why.splitlines()[0]}" for name, why in failures.items()]
+        arguments.skipped.write_text("\n".join(lines) + "\n")
     return 0
 
 

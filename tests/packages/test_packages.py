@@ -11,6 +11,8 @@ from conftest import ROOT, Server
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = ROOT / ".toolchain" / "packages"
+# What could not be installed here, a line each: `make test` shows it as its last word.
+SKIPPED = ROOT / "build" / "packages-skipped"
 PROGRAM_S_MAX = 600
 # By program: the environment that it runs in, of tools/packages.
 PROGRAMS = {
@@ -31,6 +33,9 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_package(server: Server, link: str, program: str, caches: dict[str, str]) -> None:
+    missing = dict(line.split(": ", 1) for line in SKIPPED.read_text().splitlines()) if SKIPPED.exists() else {}
+    if why := missing.get(PROGRAMS[program]):
+        pytest.skip(why)
     source = HERE / f"{program}.py"
     python = ENVIRONMENTS / PROGRAMS[program] / "bin" / "python"
     done = server.run(link, python, source, env=caches, timeout=PROGRAM_S_MAX)
