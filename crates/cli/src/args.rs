@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use outboard_api::optimise::{LEVELS, Level, VARIABLE};
 use outboard_link::{Endpoint, RdmaOptions, emulated};
 use outboard_model::{Budget, Pcie};
-use outboard_server::supervisor::{self, Checks, DeviceKind};
+use outboard_server::supervisor::{self, Capability, Checks, DeviceKind};
 use outboard_wire::network::{self, Bandwidth, KNOWN, Network};
 use regex::Regex;
 
@@ -87,7 +87,8 @@ Examples:
   outboard serve --listen shm:///run/gpu.sock --listen tcp://10.0.0.7 --memory 8GiB --sessions-max 4
   outboard serve --listen rdma://10.0.0.7            RoCE or InfiniBand, by the device that has this address
   outboard serve --listen 'rdma://10.0.0.7?device=mlx5_0&gid=3&traffic_class=106'
-  outboard serve --device soft --threads 8           without a GPU")]
+  outboard serve --device soft --threads 8           without a GPU
+  outboard serve --device soft --capability 9.0 --memory 4GiB")]
 pub(crate) struct ServeArgs {
     /// Where to listen, any number of times: shm:///PATH, tcp://HOST[:PORT] or rdma://HOST[:PORT], port 0 for any
     /// [default: shm://$XDG_RUNTIME_DIR/outboard.sock, or shm:///tmp/outboard-UID.sock without XDG_RUNTIME_DIR]
@@ -95,12 +96,18 @@ pub(crate) struct ServeArgs {
     pub(crate) listen: Vec<Endpoint>,
     #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
     pub(crate) device: DeviceArg,
-    /// Device memory that one program may allocate on each device, as 8GiB or 500MB [default: all]
+    /// Device memory that one program may allocate on each device, as 8GiB or 500MB; the soft device says that it has no
+    /// more [default: all; of the soft device half of this machine's, at most 8GiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) memory: Option<u64>,
     /// Threads of the soft device, for each program [default: one for each core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
+    /// Compute capability of the soft device: 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 or 12.0. PTX for later ones is refused as a GPU
+    /// of this one would; what is newer than 8.0 in PTX that is not is refused by its line (docs/software-gpu.md)
+    /// [default: 8.0]
+    #[arg(long, value_name = "X.Y")]
+    pub(crate) capability: Option<Capability>,
     #[command(flatten)]
     pub(crate) watch: WatchArgs,
     /// Programs served at the same time; further ones are refused
@@ -557,6 +564,8 @@ pub(crate) struct WorkerArgs {
     pub(crate) memory: Option<u64>,
     #[arg(long)]
     pub(crate) threads: Option<usize>,
+    #[arg(long)]
+    pub(crate) capability: Option<Capability>,
     #[command(flatten)]
     pub(crate) watch: WatchArgs,
     #[arg(long)]

@@ -5,7 +5,8 @@ use std::{env, ffi::OsString, io::Write, path::PathBuf, process::ExitCode};
 use anyhow::Context;
 use outboard_link::{Endpoint, Host};
 use outboard_server::supervisor::{
-    DeviceKind, DeviceOptions, ServeOptions, Supervisor, Watch, WorkerOptions, run_worker,
+    DeviceKind, DeviceOptions, SOFT_MEMORY_BYTES_MAX, ServeOptions, Supervisor, Watch,
+    WorkerOptions, run_worker,
 };
 
 use crate::args::{CacheArgs, DeviceArg, ServeArgs, WorkerArgs};
@@ -29,10 +30,23 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         "--threads",
         args.threads.map(|count| count.to_string().into()),
     );
+    push(
+        "--capability",
+        args.capability.map(|one| one.to_string().into()),
+    );
     let watch = args.watch;
     anyhow::ensure!(
         kind == DeviceKind::Soft || watch.check.is_none() && watch.seed.is_none(),
         "--check and --seed are the soft device's: add --device soft"
+    );
+    anyhow::ensure!(
+        kind == DeviceKind::Soft || args.capability.is_none(),
+        "--capability is the soft device's: add --device soft"
+    );
+    anyhow::ensure!(
+        kind != DeviceKind::Soft || args.memory.is_none_or(|n| n <= SOFT_MEMORY_BYTES_MAX),
+        "--memory: the soft device has at most {} GiB",
+        SOFT_MEMORY_BYTES_MAX >> 30
     );
     push("--check", watch.check.map(|list| list.to_string().into()));
     push("--seed", watch.seed.map(|seed| seed.to_string().into()));
@@ -73,6 +87,7 @@ pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<ExitCode> {
             kind: args.device,
             memory_bytes: args.memory,
             threads: args.threads,
+            capability: args.capability.unwrap_or_default(),
             watch: Watch {
                 checks: args.watch.check.unwrap_or_default(),
                 fail: args.watch.check_fail,

@@ -33,8 +33,8 @@ pub const BLOCK_EXTENT_MAX: [u32; 3] = [1024, 1024, 64];
 pub const GRID_EXTENT_MAX: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
 /// Shared memory declared in the PTX of one kernel.
 pub const SHARED_STATIC_BYTES_MAX: u32 = 48 << 10;
-/// Static and dynamic shared memory of a block, when the kernel opted in (sm_80).
-pub const SHARED_OPTIN_BYTES_MAX: u32 = 163 << 10;
+/// Static and dynamic shared memory of a block, when the kernel opted in (sm_90; whoever plays another part checks for less).
+pub const SHARED_OPTIN_BYTES_MAX: u32 = 227 << 10;
 /// Shared memory of a block without opting in.
 pub const SHARED_DEFAULT_BYTES_MAX: u32 = 48 << 10;
 /// Blocks of a cooperative launch: all are in memory together. 108 multiprocessors of 32 blocks, as an A100 has.

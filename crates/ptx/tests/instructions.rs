@@ -347,7 +347,7 @@ fn refusals_name_the_line_and_instruction() {
     for body in [
         ".reg .b32 %x<4000000000>;",
         ".local .b8 l[1000000];",
-        ".shared .b8 s[200000];",
+        ".shared .b8 s[240000];",
     ] {
         assert!(
             matches!(load(body), Err(Error::Limit { .. })),

@@ -1,9 +1,8 @@
 //! The engine's kernels as work of a device.
 
-use std::sync::{
-    Arc, OnceLock,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-};
+use std::sync::{Arc, atomic::AtomicBool};
+
+use parking_lot::Mutex;
 
 use super::work::{Code, Launch};
 use crate::{
@@ -13,13 +12,9 @@ use crate::{
     launch::{self, LaunchError, STACK_BYTES_DEFAULT, Stats},
     memory::Memory,
     module::Module,
-    printf::{Fifo, Output as _},
+    printf::Fifo,
 };
 
-/// Text that kernels have printed and nobody has taken yet; what is older is lost.
-const PRINTED_BYTES_MAX: usize = 16 << 20;
-/// Memory for device-side `malloc` unless a program asks for more: eight times CUDA's default.
-const HEAP_BYTES_MIN: u64 = 64 << 20;
 /// What grid synchronisation needs of its workspace: its size, then the barrier
 /// (`cooperative_groups/details/driver_abi.h` of the CUDA toolkit).
 const WORKSPACE_BYTES: u64 = 64;
@@ -29,10 +24,37 @@ pub struct Machine {
     memory: Memory,
     workers: usize,
     printed: Fifo,
-    heap: OnceLock<Option<Heap>>,
-    heap_bytes: AtomicU64,
-    stack_bytes: AtomicU32,
+    state: Mutex<State>,
     watch: Option<Watch>,
+}
+
+/// What programs set by `cuCtxSetLimit`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Stack of a thread for calls, beyond what is known of the kernel.
+    pub stack_bytes: u32,
+    /// Memory for device-side `malloc`.
+    pub heap_bytes: u64,
+    /// Text that kernels have printed and nobody has taken yet; what is older is lost.
+    pub printed_bytes: usize,
+}
+
+/// CUDA's, but for the stack: PTX says less of what a function needs than machine code does.
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            stack_bytes: STACK_BYTES_DEFAULT,
+            heap_bytes: 8 << 20,
+            printed_bytes: 1 << 20,
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    limits: Limits,
+    /// Made by the first launch that may use it.
+    heap: Option<Arc<Heap>>,
 }
 
 /// How kernels are watched.
@@ -48,10 +70,8 @@ impl Machine {
         Machine {
             memory,
             workers,
-            printed: Fifo::new(PRINTED_BYTES_MAX),
-            heap: OnceLock::new(),
-            heap_bytes: AtomicU64::new(HEAP_BYTES_MIN),
-            stack_bytes: AtomicU32::new(STACK_BYTES_DEFAULT),
+            printed: Fifo::new(Limits::default().printed_bytes),
+            state: Mutex::default(),
             watch: None,
         }
     }
@@ -65,14 +85,15 @@ impl Machine {
         self
     }
 
-    /// Makes the heap of device-side `malloc` at least so large, if no kernel has used it yet.
-    pub fn want_heap(&self, bytes: u64) {
-        self.heap_bytes.fetch_max(bytes, Ordering::Relaxed);
+    /// For launches that begin from now on; a heap that is there stays as it is.
+    pub fn set_limits(&self, limits: Limits) {
+        self.state.lock().limits = limits;
+        self.printed.resize(limits.printed_bytes);
     }
 
-    /// Gives each thread of later launches at least so much stack.
-    pub fn want_stack(&self, bytes: u32) {
-        self.stack_bytes.fetch_max(bytes, Ordering::Relaxed);
+    /// Gives up the heap: nothing runs, and nothing will ask for what was in it.
+    pub fn drop_heap(&self) {
+        self.state.lock().heap = None;
     }
 
     /// Appends what kernels have printed since the last call.
@@ -81,18 +102,15 @@ impl Machine {
     }
 
     /// None where there is no room for it: `malloc` then returns 0, as on a GPU.
-    fn heap(&self) -> Option<&Heap> {
-        let bytes = self.heap_bytes.load(Ordering::Relaxed);
-        let heap = self
-            .heap
-            .get_or_init(|| match Heap::new(&self.memory, bytes) {
-                Ok(heap) => Some(heap),
-                Err(error) => {
-                    tracing::warn!(%error, "no heap for kernels");
-                    None
-                }
-            });
-        heap.as_ref()
+    fn heap(&self) -> Option<Arc<Heap>> {
+        let mut state = self.state.lock();
+        if state.heap.is_none() && state.limits.heap_bytes > 0 {
+            match Heap::new(&self.memory, state.limits.heap_bytes) {
+                Ok(heap) => state.heap = Some(Arc::new(heap)),
+                Err(error) => tracing::warn!(%error, "no heap for kernels"),
+            }
+        }
+        state.heap.clone()
     }
 }
 
@@ -134,6 +152,11 @@ impl Code for ModuleKernel {
             true => Some(Workspace::new(&machine.memory).map_err(|e| self.refused(e.to_string()))?),
             false => None,
         };
+        let heap = match self.module.uses_heap() {
+            true => machine.heap(),
+            false => None,
+        };
+        let stack_bytes = machine.state.lock().limits.stack_bytes;
         let run = launch::Launch {
             module: &self.module,
             kernel: &self.name,
@@ -142,15 +165,11 @@ impl Code for ModuleKernel {
             dynamic_shared_bytes: launch.shared_bytes,
             params: &launch.params,
             workers: machine.workers,
-            stack_bytes: machine.stack_bytes.load(Ordering::Relaxed),
+            stack_bytes,
             cooperative: launch.cooperative,
             envregs: workspace.as_ref().map_or([0; 32], Workspace::envregs),
             output: &machine.printed,
-            heap: if self.module.uses_heap() {
-                machine.heap()
-            } else {
-                None
-            },
+            heap: heap.as_deref(),
             cancel,
         };
         let result = match &machine.watch {
@@ -171,7 +190,7 @@ impl Watch {
         let result = run.run_watched(&self.checker);
         let reports = self.checker.take_reports();
         for report in &reports {
-            printed.write(format!("========= {report}\n").as_bytes());
+            printed.report(format!("========= {report}\n").into_bytes());
         }
         match (&result, reports.first()) {
             (Ok(_), Some(first)) if self.fail => {

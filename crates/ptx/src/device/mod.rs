@@ -38,7 +38,7 @@ pub use self::{
     error::{CaptureError, Cause, Error, Stuck},
     event::EventId,
     graph::{Graph, GraphId, NodeId},
-    kernel::{Machine, ModuleKernel},
+    kernel::{Limits, Machine, ModuleKernel},
     physical::Physical,
     plan::{ExecId, UpdateError},
     schedule::HostCall,

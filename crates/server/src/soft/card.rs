@@ -1,25 +1,19 @@
-//! What the software GPU says of itself: an sm_80 part where that means anything to a program.
+//! What the software GPU says of itself: a part of the compute capability that it was given, where that means anything
+//! to a program.
 
 use outboard_api::enums::*;
 use outboard_wire::doc::DeviceCard;
 
-use super::{memory::GRANULARITY_BYTES, streams::PRIORITIES};
+use super::{Capability, memory::GRANULARITY_BYTES, streams::PRIORITIES};
 
 pub(super) const NAME: &str = "Outboard software GPU";
-pub(super) const COMPUTE_CAPABILITY: (u32, u32) = (8, 0);
 pub(super) const WARP_THREADS: u32 = 32;
 pub(super) const BLOCK_THREADS_MAX: u32 = 1024;
 pub(super) const BLOCK_EXTENT_MAX: [u32; 3] = [1024, 1024, 64];
 pub(super) const GRID_EXTENT_MAX: [u32; 3] = [0x7fff_ffff, 0xffff, 0xffff];
-/// Shared memory of a block: without asking, and at most (CUDA C++ Programming Guide, "Technical Specifications per
-/// Compute Capability"; so is what follows).
+/// Shared memory of a block without asking (CUDA C++ Programming Guide, "Technical Specifications per Compute
+/// Capability"; so is what follows, and what differs between capabilities).
 pub(super) const SHARED_BYTES: u32 = 48 << 10;
-pub(super) const SHARED_OPTIN_BYTES: u32 = 163 << 10;
-/// What each block loses to the system.
-pub(super) const SHARED_RESERVED_BYTES: u32 = 1 << 10;
-pub(super) const SM_SHARED_BYTES: u32 = 164 << 10;
-pub(super) const SM_THREADS: u32 = 2048;
-pub(super) const SM_BLOCKS: u32 = 32;
 pub(super) const SM_REGISTERS: u32 = 64 << 10;
 pub(super) const BLOCK_REGISTERS: u32 = 64 << 10;
 pub(super) const CONSTANT_BYTES: u32 = 64 << 10;
@@ -27,12 +21,17 @@ pub(super) const CONSTANT_BYTES: u32 = 64 << 10;
 const CLOCK_KHZ: i32 = 1_000_000;
 
 /// The card of device `ordinal`.
-pub(super) fn card(ordinal: usize, memory_bytes: u64, threads: usize) -> DeviceCard {
+pub(super) fn card(
+    ordinal: usize,
+    memory_bytes: u64,
+    threads: usize,
+    capability: Capability,
+) -> DeviceCard {
     let mut uuid = *b"outboard-soft-00";
     uuid[14] = b'0' + (ordinal / 10) as u8;
     uuid[15] = b'0' + (ordinal % 10) as u8;
     let mut attributes = vec![None; CU_DEVICE_ATTRIBUTE_MAX as usize];
-    for (attribute, value) in attribute_values(ordinal, threads) {
+    for (attribute, value) in attribute_values(ordinal, threads, capability) {
         if let Some(place) = attributes.get_mut(attribute as usize) {
             *place = Some(value);
         }
@@ -53,7 +52,8 @@ pub(super) fn card(ordinal: usize, memory_bytes: u64, threads: usize) -> DeviceC
 }
 
 /// Every attribute of CUDA 13.0. What is missing is reserved, and a driver refuses it.
-fn attribute_values(ordinal: usize, threads: usize) -> Vec<(u32, i32)> {
+fn attribute_values(ordinal: usize, threads: usize, capability: Capability) -> Vec<(u32, i32)> {
+    let facts = capability.facts();
     const NO: i32 = 0;
     const YES: i32 = 1;
     let [block_x, block_y, block_z] = BLOCK_EXTENT_MAX.map(|n| n as i32);
@@ -61,13 +61,13 @@ fn attribute_values(ordinal: usize, threads: usize) -> Vec<(u32, i32)> {
     vec![
         (
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-            COMPUTE_CAPABILITY.0 as i32,
+            facts.major as i32,
         ),
         (
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-            COMPUTE_CAPABILITY.1 as i32,
+            facts.minor as i32,
         ),
-        // The shape of launches: sm_80.
+        // The shape of launches.
         (
             CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
             BLOCK_THREADS_MAX as i32,
@@ -79,19 +79,19 @@ fn attribute_values(ordinal: usize, threads: usize) -> Vec<(u32, i32)> {
         (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, grid_y),
         (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, grid_z),
         (CU_DEVICE_ATTRIBUTE_WARP_SIZE, WARP_THREADS as i32),
-        // Resources of blocks and multiprocessors: sm_80, so that occupancy is what programs expect. A multiprocessor
-        // is a thread of the host.
+        // Resources of blocks and multiprocessors: the capability's, so that occupancy is what programs expect. A
+        // multiprocessor is a thread of the host.
         (
             CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
             i32::try_from(threads).unwrap_or(i32::MAX),
         ),
         (
             CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
-            SM_THREADS as i32,
+            facts.sm_threads as i32,
         ),
         (
             CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR,
-            SM_BLOCKS as i32,
+            facts.sm_blocks as i32,
         ),
         (
             CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK,
@@ -99,15 +99,15 @@ fn attribute_values(ordinal: usize, threads: usize) -> Vec<(u32, i32)> {
         ),
         (
             CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
-            SHARED_OPTIN_BYTES as i32,
+            facts.shared_optin_bytes as i32,
         ),
         (
             CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
-            SM_SHARED_BYTES as i32,
+            facts.sm_shared_bytes as i32,
         ),
         (
             CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK,
-            SHARED_RESERVED_BYTES as i32,
+            facts.shared_reserved_bytes as i32,
         ),
         (
             CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK,
@@ -296,7 +296,10 @@ mod tests {
 
     #[test]
     fn every_attribute_has_a_value_and_only_one() {
-        let mut seen: Vec<u32> = attribute_values(0, 2).into_iter().map(|(a, _)| a).collect();
+        let mut seen: Vec<u32> = attribute_values(0, 2, Capability::default())
+            .into_iter()
+            .map(|(a, _)| a)
+            .collect();
         seen.sort_unstable();
         let all: Vec<u32> = (1..CU_DEVICE_ATTRIBUTE_MAX).collect();
         assert_eq!(seen, all);

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use outboard_api::{CUresult, enums::*};
 use outboard_ptx::{
-    device::{ContextId, StreamId},
+    device::{ContextId, Limits, StreamId},
     limits::LOCAL_BYTES_MAX,
 };
 use outboard_wire::messages;
@@ -79,7 +79,13 @@ impl Soft {
         m: &messages::ContextDestroy,
     ) -> Result<(), Failure> {
         let context = self.contexts.remove(m.context)?;
-        self.gpu.destroy_context(context.id).map_err(failure)
+        self.gpu.destroy_context(context.id).map_err(failure)?;
+        if self.contexts.is_empty() {
+            self.machine.drop_heap();
+            self.heap_used = false;
+        }
+        self.apply_limits();
+        Ok(())
     }
 
     pub(super) fn fence_context(
@@ -105,7 +111,8 @@ impl Soft {
         Ok(messages::CuCtxGetLimitReply { pvalue })
     }
 
-    /// Stack and heap grow as asked; all that is printed is collected anyway, and caches have no say here.
+    /// Stack, heap and what may be printed are as asked, the most that a context of the program asks for; caches have no
+    /// say here.
     pub(super) fn cu_ctx_set_limit(
         &mut self,
         cx: &mut Cx<'_>,
@@ -119,15 +126,39 @@ impl Soft {
                 let bytes = u32::try_from(m.value)
                     .ok()
                     .filter(|bytes| *bytes <= LOCAL_BYTES_MAX);
-                self.machine.want_stack(bytes.ok_or_else(too_large)?);
+                bytes.ok_or_else(too_large)?;
             }
-            CU_LIMIT_MALLOC_HEAP_SIZE if m.value > self.memory_bytes => return Err(too_large()),
-            CU_LIMIT_MALLOC_HEAP_SIZE => self.machine.want_heap(m.value),
+            CU_LIMIT_MALLOC_HEAP_SIZE if self.heap_used => {
+                return Err(invalid(
+                    "the heap's size, after a kernel that may use malloc was launched",
+                ));
+            }
+            CU_LIMIT_MALLOC_HEAP_SIZE | CU_LIMIT_PRINTF_FIFO_SIZE
+                if m.value > self.memory_bytes =>
+            {
+                return Err(too_large());
+            }
             _ => {}
         }
         let context = self.contexts.get_mut(cx.context)?;
         context.limits.insert(m.limit, m.value);
+        self.apply_limits();
         Ok(())
+    }
+
+    fn apply_limits(&self) {
+        let most = |limit: u32| {
+            let set = self.contexts.iter().map(|(_, context)| &context.limits);
+            set.filter_map(|limits| limits.get(&limit).copied()).max()
+        };
+        let default = Limits::default();
+        let stack = most(CU_LIMIT_STACK_SIZE).and_then(|bytes| u32::try_from(bytes).ok());
+        let printed = most(CU_LIMIT_PRINTF_FIFO_SIZE).and_then(|bytes| bytes.try_into().ok());
+        self.machine.set_limits(Limits {
+            stack_bytes: stack.unwrap_or(default.stack_bytes),
+            heap_bytes: most(CU_LIMIT_MALLOC_HEAP_SIZE).unwrap_or(default.heap_bytes),
+            printed_bytes: printed.unwrap_or(default.printed_bytes),
+        });
     }
 
     pub(super) fn cu_ctx_reset_persisting_l2_cache(

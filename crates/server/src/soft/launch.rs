@@ -1,4 +1,4 @@
-//! Launches, checked as sm_80 checks them, and occupancy by its rules.
+//! Launches, checked as a GPU checks them, and occupancy by the rules of the compute capability.
 
 use outboard_api::{CUresult, enums::*};
 use outboard_ptx::device::{Launch, Op};
@@ -47,6 +47,7 @@ impl Soft {
         let events = events.collect::<Result<Vec<_>, _>>()?;
         let launch = self.prepare(m.kernel, shape, m.params)?;
         self.touched = true;
+        self.heap_used |= self.kernel(m.kernel)?.0.uses_heap();
         self.gpu
             .submit(stream, Op::Launch(launch))
             .map_err(failure)?;
@@ -118,7 +119,7 @@ impl Soft {
             )));
         }
         if cooperative {
-            let resident = u64::from(blocks_per_multiprocessor(facts, threads, shared_bytes))
+            let resident = u64::from(self.blocks_per_multiprocessor(facts, threads, shared_bytes))
                 * self.threads as u64;
             let blocks = grid.iter().map(|n| u64::from(*n)).product::<u64>();
             if blocks > resident {
@@ -152,16 +153,15 @@ impl Soft {
         let value = match m.query {
             doc::OCCUPANCY_BLOCKS_PER_MULTIPROCESSOR => {
                 let shared = u32::try_from(m.shared_bytes).unwrap_or(u32::MAX);
-                blocks_per_multiprocessor(facts, threads()?, shared).into()
+                self.blocks_per_multiprocessor(facts, threads()?, shared)
+                    .into()
             }
             doc::OCCUPANCY_SHARED_BYTES_PER_BLOCK => {
                 threads()?;
-                shared_for_blocks(facts, m.shared_bytes)?
+                self.shared_for_blocks(facts, m.shared_bytes)?
             }
             doc::OCCUPANCY_ACTIVE_CLUSTERS | doc::OCCUPANCY_CLUSTER_SIZE_MAX => {
-                return Err(Failure::unsupported(
-                    "clusters: it is of compute capability 8.0",
-                ));
+                return Err(Failure::unsupported("clusters"));
             }
             query => return Err(invalid(format!("occupancy query {query}"))),
         };
@@ -193,9 +193,7 @@ fn read_attributes(bytes: &[u8]) -> Result<Asked, Failure> {
             CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             | CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION => {
                 if [word(8), word(12), word(16)].iter().any(|n| *n > 1) {
-                    return Err(Failure::unsupported(
-                        "clusters: it is of compute capability 8.0",
-                    ));
+                    return Err(Failure::unsupported("clusters"));
                 }
             }
             CU_LAUNCH_ATTRIBUTE_IGNORE
@@ -222,42 +220,48 @@ const REGISTER_UNIT: u32 = 256;
 /// Each of four schedulers has its part of the registers.
 const SCHEDULERS: u32 = 4;
 
-/// Blocks that are resident on one multiprocessor of compute capability 8.0.
-fn blocks_per_multiprocessor(
-    facts: &outboard_ptx::lower::Kernel,
-    threads: u32,
-    dynamic_shared: u32,
-) -> u32 {
-    if threads > block_threads_max(facts) {
-        return 0;
+impl Soft {
+    /// Blocks that are resident on one multiprocessor.
+    fn blocks_per_multiprocessor(
+        &self,
+        facts: &outboard_ptx::lower::Kernel,
+        threads: u32,
+        dynamic_shared: u32,
+    ) -> u32 {
+        if threads > block_threads_max(facts) {
+            return 0;
+        }
+        let sm = self.capability.facts();
+        let warps = threads.div_ceil(card::WARP_THREADS);
+        let by_warps = sm.sm_threads / card::WARP_THREADS / warps;
+        let warp_registers =
+            (facts.registers.max(1) * card::WARP_THREADS).next_multiple_of(REGISTER_UNIT);
+        let register_warps = card::SM_REGISTERS / warp_registers / SCHEDULERS * SCHEDULERS;
+        let by_registers = register_warps / warps;
+        let shared = facts.shared_bytes.saturating_add(dynamic_shared);
+        if shared > sm.shared_optin_bytes {
+            return 0;
+        }
+        let shared = (shared + sm.shared_reserved_bytes).next_multiple_of(SHARED_UNIT_BYTES);
+        let by_shared = sm.sm_shared_bytes.checked_div(shared).unwrap_or(u32::MAX);
+        sm.sm_blocks.min(by_warps).min(by_registers).min(by_shared)
     }
-    let warps = threads.div_ceil(card::WARP_THREADS);
-    let by_warps = card::SM_THREADS / card::WARP_THREADS / warps;
-    let warp_registers =
-        (facts.registers.max(1) * card::WARP_THREADS).next_multiple_of(REGISTER_UNIT);
-    let register_warps = card::SM_REGISTERS / warp_registers / SCHEDULERS * SCHEDULERS;
-    let by_registers = register_warps / warps;
-    let shared = facts.shared_bytes.saturating_add(dynamic_shared);
-    if shared > card::SHARED_OPTIN_BYTES {
-        return 0;
-    }
-    let shared = (shared + card::SHARED_RESERVED_BYTES).next_multiple_of(SHARED_UNIT_BYTES);
-    let by_shared = card::SM_SHARED_BYTES / shared;
-    card::SM_BLOCKS
-        .min(by_warps)
-        .min(by_registers)
-        .min(by_shared)
-}
 
-/// Dynamic shared memory that each of `blocks` resident blocks can have.
-fn shared_for_blocks(facts: &outboard_ptx::lower::Kernel, blocks: u64) -> Result<u64, Failure> {
-    if !(1..=u64::from(card::SM_BLOCKS)).contains(&blocks) {
-        return Err(invalid(format!("{blocks} blocks on a multiprocessor")));
+    /// Dynamic shared memory that each of `blocks` resident blocks can have.
+    fn shared_for_blocks(
+        &self,
+        facts: &outboard_ptx::lower::Kernel,
+        blocks: u64,
+    ) -> Result<u64, Failure> {
+        let sm = self.capability.facts();
+        if !(1..=u64::from(sm.sm_blocks)).contains(&blocks) {
+            return Err(invalid(format!("{blocks} blocks on a multiprocessor")));
+        }
+        let each = sm.sm_shared_bytes / blocks as u32 / SHARED_UNIT_BYTES * SHARED_UNIT_BYTES;
+        let each = each.saturating_sub(sm.shared_reserved_bytes);
+        Ok(each
+            .min(sm.shared_optin_bytes)
+            .saturating_sub(facts.shared_bytes)
+            .into())
     }
-    let each = card::SM_SHARED_BYTES / blocks as u32 / SHARED_UNIT_BYTES * SHARED_UNIT_BYTES;
-    let each = each.saturating_sub(card::SHARED_RESERVED_BYTES);
-    Ok(each
-        .min(card::SHARED_OPTIN_BYTES)
-        .saturating_sub(facts.shared_bytes)
-        .into())
 }

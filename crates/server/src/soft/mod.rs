@@ -1,12 +1,13 @@
 //! PTX on the CPU as a device: what a session has on a machine without a GPU.
 //!
 //! [`outboard_ptx`] runs kernels and keeps the order of streams, events and graphs. Here are the client's handles, the
-//! card of an sm_80 part, the checks that a driver makes at the call, and CUDA's numbers for what goes wrong. Every
+//! card of the compute capability that is asked for, the checks that a driver makes at the call, and CUDA's numbers for what goes wrong. Every
 //! operation of the trait is an inherent method in the file of its topic; arrays, textures, surfaces and tensor maps
 //! are not there yet and answer CUDA_ERROR_NOT_SUPPORTED by their name.
 //!
 //! `unsafe` lives in [`host`] alone: memory of the client's at the client's own addresses.
 
+mod capability;
 mod capture;
 mod card;
 mod contexts;
@@ -37,6 +38,8 @@ use outboard_wire::{
 };
 use rustc_hash::FxHashMap;
 
+pub use capability::Capability;
+
 use crate::{
     device::{Cx, Device, Failure, Host},
     shadow::Shadow,
@@ -54,7 +57,9 @@ const WINDOW_TRIES_MAX: u64 = 16;
 const THREADS_MAX: usize = 1024;
 /// Devices of one session.
 const DEVICES_MAX: usize = 64;
-/// The most memory that a device has unless it is told.
+/// The most memory that a device has: its addresses lie in the window.
+pub const MEMORY_BYTES_MAX: u64 = WINDOW_BYTES;
+/// And unless it is told.
 const MEMORY_DEFAULT_BYTES_MAX: u64 = 8 << 30;
 
 /// What a session gets.
@@ -64,6 +69,8 @@ pub struct SoftOptions {
     pub memory_bytes: Option<u64>,
     /// Threads that run kernels; the machine's cores by default.
     pub threads: Option<usize>,
+    /// What it passes for.
+    pub capability: Capability,
     /// Devices, at least 1.
     pub devices: usize,
     /// What kernels are watched for, and in which order they run.
@@ -85,6 +92,7 @@ impl Default for SoftOptions {
         SoftOptions {
             memory_bytes: None,
             threads: None,
+            capability: Capability::default(),
             devices: 1,
             watch: Watch::default(),
         }
@@ -101,6 +109,7 @@ struct Soft {
     machine: Arc<Machine>,
     memory_bytes: u64,
     threads: usize,
+    capability: Capability,
     /// By device: memory in use.
     used_bytes: Vec<u64>,
     contexts: Shadow<contexts::Context>,
@@ -124,6 +133,8 @@ struct Soft {
     board: Option<(u64, u64)>,
     /// Whether a loaded module may print.
     may_print: bool,
+    /// Whether a kernel was launched that may use `malloc`: the heap's size is settled.
+    heap_used: bool,
     /// Whether accesses beside and after allocations are to be found.
     exact_memory: bool,
 }
@@ -133,7 +144,9 @@ impl Soft {
         let memory_bytes = options.memory_bytes.unwrap_or_else(memory_default);
         let cores = || thread::available_parallelism().map_or(1, usize::from);
         let threads = options.threads.unwrap_or_else(cores).clamp(1, THREADS_MAX);
-        if !(1..=DEVICES_MAX).contains(&options.devices) || memory_bytes == 0 {
+        if !(1..=DEVICES_MAX).contains(&options.devices)
+            || !(1..=MEMORY_BYTES_MAX).contains(&memory_bytes)
+        {
             return Err(Failure::new(
                 CUresult::CUDA_ERROR_INVALID_VALUE,
                 format!("{} software GPUs of {memory_bytes} bytes", options.devices),
@@ -151,6 +164,7 @@ impl Soft {
             gpu: Gpu::new(memory),
             memory_bytes,
             threads,
+            capability: options.capability,
             used_bytes: vec![0; options.devices],
             contexts: Shadow::new("context"),
             streams: Shadow::new("stream"),
@@ -169,6 +183,7 @@ impl Soft {
             board: None,
             // What is found comes as what kernels print.
             may_print: checks.any(),
+            heap_used: false,
         })
     }
 
@@ -229,7 +244,7 @@ impl Host for Soft {
 
     fn cards(&mut self, _: u32) -> Result<Vec<DeviceCard>, Failure> {
         Ok((0..self.used_bytes.len())
-            .map(|ordinal| card::card(ordinal, self.memory_bytes, self.threads))
+            .map(|ordinal| card::card(ordinal, self.memory_bytes, self.threads, self.capability))
             .collect())
     }
 

@@ -13,7 +13,7 @@ use outboard_wire::{
     messages,
 };
 
-use super::{Soft, card, contexts::check_cache_config, wait::invalid};
+use super::{Capability, Soft, card, contexts::check_cache_config, wait::invalid};
 use crate::{
     device::{Cx, Failure},
     images::ImageStore,
@@ -87,7 +87,7 @@ impl Soft {
                 error_log: nothing(),
             });
         };
-        let loaded = select(&image).and_then(|(text, target)| {
+        let loaded = select(&image, self.capability).and_then(|(text, target)| {
             self.may_print |= text.contains(PRINT_SYMBOL);
             self.load(&text, target)
         });
@@ -197,10 +197,10 @@ impl Soft {
         set(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, facts.local_bytes.into());
         set(CU_FUNC_ATTRIBUTE_NUM_REGS, facts.registers.into());
         set(CU_FUNC_ATTRIBUTE_PTX_VERSION, library.target.number.into());
-        let (major, minor) = card::COMPUTE_CAPABILITY;
+        let facts = self.capability.facts();
         set(
             CU_FUNC_ATTRIBUTE_BINARY_VERSION,
-            u64::from(major * 10 + minor),
+            u64::from(facts.major * 10 + facts.minor),
         );
         set(
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -223,7 +223,8 @@ impl Soft {
         m: &messages::KernelSetAttribute,
     ) -> Result<(), Failure> {
         let (facts, _) = self.facts(m.kernel)?;
-        let optin_max = card::SHARED_OPTIN_BYTES.saturating_sub(facts.shared_bytes);
+        let optin_max = self.capability.facts().shared_optin_bytes;
+        let optin_max = optin_max.saturating_sub(facts.shared_bytes);
         let kernel = self.libraries.get_mut(m.kernel >> 32)?;
         let kernel = kernel.kernels.get_mut(m.kernel as u32 as usize);
         let kernel = kernel.ok_or_else(|| Failure::wild("kernel", m.kernel))?;
@@ -246,9 +247,9 @@ impl Soft {
                 Ok(())
             }
             CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET
-                ..=CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE => Err(
-                Failure::unsupported("clusters: it is of compute capability 8.0"),
-            ),
+                ..=CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE => {
+                Err(Failure::unsupported("clusters"))
+            }
             attribute => Err(invalid(format!(
                 "kernel attribute {attribute} set to {}",
                 m.value
@@ -316,7 +317,9 @@ impl Soft {
         let image = cx.images.get(&ImageStore::hash(m.hash)?)?;
         let link = self.links.get_mut(m.link)?;
         let added = match m.input_type {
-            CU_JIT_INPUT_PTX | CU_JIT_INPUT_FATBINARY => select(&image).map(|(text, _)| text),
+            CU_JIT_INPUT_PTX | CU_JIT_INPUT_FATBINARY => {
+                select(&image, self.capability).map(|(text, _)| text)
+            }
             CU_JIT_INPUT_CUBIN | CU_JIT_INPUT_OBJECT | CU_JIT_INPUT_LIBRARY | CU_JIT_INPUT_NVVM => {
                 Err(Refused {
                     status: CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
@@ -402,6 +405,10 @@ impl Soft {
 }
 
 impl Library {
+    pub(super) fn uses_heap(&self) -> bool {
+        self.module.uses_heap()
+    }
+
     fn card(&self) -> Result<Vec<u8>, Failure> {
         let kernels = self.module.kernels().iter().map(|kernel| KernelCard {
             name: kernel.name.clone(),
@@ -428,8 +435,8 @@ pub(super) fn block_threads_max(facts: &outboard_ptx::lower::Kernel) -> u32 {
         .min(card::BLOCK_THREADS_MAX)
 }
 
-/// The PTX to run of an image: the highest that compute capability 8.0 can take.
-fn select(image: &[u8]) -> Result<(String, Arch), Refused> {
+/// The PTX to run of an image: the highest that the compute capability can take.
+fn select(image: &[u8], capability: Capability) -> Result<(String, Arch), Refused> {
     let refused = |status| {
         move |error: outboard_image::Error| Refused {
             status,
@@ -437,13 +444,15 @@ fn select(image: &[u8]) -> Result<(String, Arch), Refused> {
         }
     };
     let image = Image::parse(image).map_err(refused(CUresult::CUDA_ERROR_INVALID_IMAGE))?;
-    let (major, minor) = card::COMPUTE_CAPABILITY;
+    let facts = capability.facts();
     let missing = match image.format() {
         // A driver's compiler refuses text for a later architecture.
         Format::Ptx => CUresult::CUDA_ERROR_INVALID_PTX,
         _ => CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
     };
-    let entry = image.select_ptx(major, minor).map_err(refused(missing))?;
+    let entry = image
+        .select_ptx(facts.major, facts.minor)
+        .map_err(refused(missing))?;
     let invalid = refused(CUresult::CUDA_ERROR_INVALID_IMAGE);
     let bytes = entry.bytes().map_err(invalid)?;
     let text = ptx::decode(&bytes).map_err(refused(CUresult::CUDA_ERROR_INVALID_PTX))?;

@@ -8,8 +8,6 @@ use super::{Soft, card};
 
 /// Driver version, as a string of the shape that programs parse.
 const DRIVER_VERSION: &str = "580.0.0";
-/// `NVML_DEVICE_ARCH_AMPERE`, what sm_80 is.
-const ARCHITECTURE_AMPERE: u32 = 7;
 
 impl Soft {
     pub(super) fn snapshot(&self) -> NvmlSnapshot {
@@ -24,10 +22,10 @@ impl Soft {
     }
 
     fn nvml_device(&self, ordinal: usize) -> NvmlDevice {
-        let card = card::card(ordinal, self.memory_bytes, self.threads);
+        let card = card::card(ordinal, self.memory_bytes, self.threads, self.capability);
         let used_bytes = self.used_bytes[ordinal];
         let busy = u32::from(!self.gpu.is_idle()) * 100;
-        let (major, minor) = card::COMPUTE_CAPABILITY;
+        let facts = self.capability.facts();
         let process = NvmlProcess {
             pid: std::process::id(),
             used_bytes: Some(used_bytes),
@@ -38,8 +36,8 @@ impl Soft {
         NvmlDevice {
             name: card.name,
             uuid: uuid_text(&card.uuid),
-            architecture: Some(ARCHITECTURE_AMPERE),
-            compute_capability: (major as i32, minor as i32),
+            architecture: Some(facts.nvml_architecture),
+            compute_capability: (facts.major as i32, facts.minor as i32),
             minor_number: Some(ordinal as u32),
             pci: NvmlPci {
                 device: ordinal as u32,

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use crate::{
     device::{Device, Failure},
     nvidia::{self, NvidiaOptions},
-    soft::{self, Watch},
+    soft::{self, Capability, Watch},
 };
 
 /// The kinds of device that a server can offer.
@@ -25,6 +25,8 @@ pub struct DeviceOptions {
     pub memory_bytes: Option<u64>,
     /// Threads of the soft device; one for each core by default.
     pub threads: Option<usize>,
+    /// What the soft device passes for.
+    pub capability: Capability,
     /// The soft device's: what kernels are watched for.
     pub watch: Watch,
 }
@@ -79,6 +81,7 @@ pub(super) fn open(options: &DeviceOptions, ahead: bool) -> Result<Box<dyn Devic
         DeviceKind::Soft => soft::open(soft::SoftOptions {
             memory_bytes: options.memory_bytes,
             threads: options.threads,
+            capability: options.capability,
             watch: options.watch,
             ..Default::default()
         }),

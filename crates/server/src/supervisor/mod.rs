@@ -45,7 +45,7 @@ use rustix::{
 use thiserror::Error;
 use tracing::{debug, error, info, warn};
 
-pub use crate::soft::Watch;
+pub use crate::soft::{Capability, MEMORY_BYTES_MAX as SOFT_MEMORY_BYTES_MAX, Watch};
 pub use devices::{DeviceKind, DeviceOptions};
 pub use outboard_ptx::check::Checks;
 use signals::Signals;
