@@ -192,6 +192,10 @@ impl Watch {
         for report in &reports {
             printed.report(format!("========= {report}\n").into_bytes());
         }
+        // Who watches wants to read here what ended the context, too: the program itself is told no more than an error code.
+        if let Err(LaunchError::Fault(fault)) = &result {
+            printed.write(format!("========= fault: {fault}\n").as_bytes());
+        }
         match (&result, reports.first()) {
             (Ok(_), Some(first)) if self.fail => {
                 let more = self.checker.count() - before - 1;

@@ -406,6 +406,8 @@ impl Session<'_> {
         };
         self.tally.failed(op);
         debug!(op = tally::name(op), token, %failure, "failed");
+        // After a fault the client asks no more: what its kernels printed comes with the news, or never.
+        self.send_printed()?;
         if token == 0 {
             self.outbox.fault(op, &failure)?;
         } else {
