@@ -194,7 +194,7 @@ impl Watch {
         }
         // Who watches wants to read here what ended the context, too: the program itself is told no more than an error code.
         if let Err(LaunchError::Fault(fault)) = &result {
-            printed.write(format!("========= fault: {fault}\n").as_bytes());
+            printed.report(format!("========= fault: {fault}\n").into_bytes());
         }
         match (&result, reports.first()) {
             (Ok(_), Some(first)) if self.fail => {
