@@ -1,6 +1,8 @@
 //! The command line, declared once.
 
+mod bench;
 mod requirements;
+mod trace;
 
 use std::{ffi::OsString, os::fd::RawFd, path::PathBuf, time::Duration};
 
@@ -12,8 +14,11 @@ use outboard_server::supervisor::{self, Capability, Checks, DeviceKind};
 use outboard_wire::network::{self, Bandwidth, KNOWN, Network};
 use regex::Regex;
 
-use crate::bench::{Carrier, Group, LinkOf};
+pub(crate) use bench::{
+    BenchArgs, BenchCommand, BenchTargets, EmulateArgs, LinkArgs, SessionsArgs,
+};
 pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireArgs};
+pub(crate) use trace::{CutArgs, ExportArgs, ShowArgs, TraceCommand};
 
 /// Use a GPU that is somewhere else as if it were here.
 #[derive(Debug, Parser)]
@@ -321,225 +326,6 @@ pub(crate) struct SweepArgs {
         value_name = "PROGRAM"
     )]
     pub(crate) program: Vec<OsString>,
-}
-
-#[derive(Debug, clap::Args)]
-#[command(args_conflicts_with_subcommands = true)]
-#[command(after_help = "\
-Without --gpu it starts a server of its own, and measures shm and tcp. All sides stay up and take turns, round by round;
-ratios are formed within a round. Beside tcp over loopback stands what a plain connection costs for the same.
-
-Examples:
-  outboard bench                                     this machine: local, shm and tcp
-  outboard bench --gpu tcp://10.0.0.7 --only launches,item
-  outboard bench --gpu shm:///a.sock --gpu shm:///b.sock --json ab.json
-  outboard bench sessions --sessions 1,8,64          what many sessions cost
-  outboard bench emulate                             how exact emulated networks are here
-  outboard bench link                                shm, tcp and rdma by themselves")]
-pub(crate) struct BenchArgs {
-    #[command(flatten)]
-    pub(crate) targets: BenchTargets,
-    /// Only these groups of cases
-    #[arg(long, value_name = "GROUP", value_delimiter = ',', value_enum)]
-    pub(crate) only: Vec<Group>,
-    /// Few rounds, few sizes: half a minute
-    #[arg(long)]
-    pub(crate) quick: bool,
-    /// How often the sides take turns [default: 10, with --quick 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
-    pub(crate) rounds: Option<u16>,
-    #[command(subcommand)]
-    pub(crate) command: Option<BenchCommand>,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum BenchCommand {
-    /// Measure what many sessions cost, idle and busy
-    Sessions(SessionsArgs),
-    /// Measure how exact emulated networks are on this machine, and what emulation costs
-    Emulate(EmulateArgs),
-    /// Measure the links themselves: shm, tcp and rdma, without a program
-    Link(LinkArgs),
-}
-
-#[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Small frames back and forth and long ones one way, between two threads of this machine; rdma between two devices of it, or
-from one to itself, where there is one. No server is started.
-
-Examples:
-  outboard bench link
-  outboard bench link --only rdma --rdma device=mlx5_0 --rdma-client device=mlx5_1 --perftest --json link.json")]
-pub(crate) struct LinkArgs {
-    /// Only these kinds [default: shm, tcp, and rdma where there is a device]
-    #[arg(long, value_name = "KIND", value_delimiter = ',', value_enum)]
-    pub(crate) only: Vec<LinkOf>,
-    /// The server's RDMA device, as behind the ? of an rdma:// address
-    #[arg(
-        long,
-        value_name = "OPTIONS",
-        default_value = "",
-        hide_default_value = true
-    )]
-    pub(crate) rdma: RdmaOptions,
-    /// The client's [default: the server's]
-    #[arg(long, value_name = "OPTIONS")]
-    pub(crate) rdma_client: Option<RdmaOptions>,
-    /// Run ib_write_lat, ib_send_lat and ib_write_bw on the same devices, too, and compare
-    #[arg(long)]
-    pub(crate) perftest: bool,
-    /// Few rounds, few samples: some seconds
-    #[arg(long)]
-    pub(crate) quick: bool,
-    /// Write the results there too, as JSON
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-}
-
-#[derive(Debug, clap::Args)]
-#[command(after_help = "\
-No server is started, and nothing but the link is measured. A network that is not exact here is one that this machine is
-too slow or too busy for: on one or two cores both ends give their core away while they wait.
-
-Examples:
-  outboard bench emulate
-  outboard bench emulate --carrier shm --rtt 3us,8us --bandwidth 400Gbps --json exact.json")]
-pub(crate) struct EmulateArgs {
-    /// What carries the emulated link
-    #[arg(
-        long,
-        value_name = "KIND",
-        value_delimiter = ',',
-        value_enum,
-        default_value = "shm,tcp"
-    )]
-    pub(crate) carrier: Vec<Carrier>,
-    #[arg(long, value_name = "TIME", value_delimiter = ',', value_parser = network::parse_duration,
-          default_value = "2us,5us,10us,20us,50us,100us,1ms")]
-    pub(crate) rtt: Vec<Duration>,
-    #[arg(
-        long,
-        value_name = "BANDWIDTH",
-        value_delimiter = ',',
-        default_value = "1Gbps,10Gbps,25Gbps,40Gbps,100Gbps,200Gbps"
-    )]
-    pub(crate) bandwidth: Vec<Bandwidth>,
-    /// Few rounds, few samples: some seconds
-    #[arg(long)]
-    pub(crate) quick: bool,
-    /// Write the results there too, as JSON
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-}
-
-/// What is compared, and where the results go.
-#[derive(Debug, Clone, clap::Args)]
-pub(crate) struct BenchTargets {
-    /// A server to measure, any number of times [default: one of its own, over shm and tcp]
-    #[arg(long, value_name = "URL")]
-    pub(crate) gpu: Vec<Endpoint>,
-    /// Leave the local GPU out
-    #[arg(long)]
-    pub(crate) no_local: bool,
-    /// Levels of optimisation, as outboard run has them; several are several sides
-    #[arg(long, value_name = "LEVEL", value_delimiter = ',')]
-    pub(crate) optimise: Vec<Level>,
-    /// Write the results there too, as JSON
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct SessionsArgs {
-    #[command(flatten)]
-    pub(crate) targets: BenchTargets,
-    /// How many sessions are open and do nothing; 0 for none
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8,64,256",
-          value_parser = clap::value_parser!(u16).range(0..=1024))]
-    pub(crate) sessions: Vec<u16>,
-    /// How many sessions do the same work at once
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8",
-          value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub(crate) busy: Vec<u16>,
-    /// Watch for shorter times
-    #[arg(long)]
-    pub(crate) quick: bool,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum TraceCommand {
-    /// Say what the calls were, what they cost, and how busy the GPU was
-    Show(ShowArgs),
-    /// Write the recording as Chrome's trace events, for Perfetto
-    Export(ExportArgs),
-    /// Keep some iterations of a recording, and nothing else
-    Cut(CutArgs),
-}
-
-#[derive(Debug, clap::Args)]
-#[command(after_help = "\
-A recording is made by outboard run --record. Of one that was cut, as where the program was killed, the whole part counts.
-
-Examples:
-  outboard run --record a.trace -- python train.py
-  outboard trace show a.trace
-  outboard trace show a.trace --json | jq .by_class")]
-pub(crate) struct ShowArgs {
-    pub(crate) file: PathBuf,
-    /// Print everything as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Functions and kernels in the tables
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    pub(crate) top: usize,
-    /// The ranges that are iterations [default: as recorded]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) iterations: Option<String>,
-}
-
-#[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Example:
-  outboard trace export --chrome a.trace -o a.json   to be opened in Perfetto or chrome://tracing")]
-pub(crate) struct ExportArgs {
-    pub(crate) file: PathBuf,
-    /// Chrome's trace events, the one format there is
-    #[arg(long, required = true)]
-    pub(crate) chrome: bool,
-    /// The file to write
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) out: PathBuf,
-}
-
-#[derive(Debug, clap::Args)]
-#[command(after_help = "\
-What a program starts up with, and iterations that say nothing new, make a recording large. outboard require answers the
-same from what is left, if iterations of every kind are left (run --record --untimed).
-
-Examples:
-  outboard trace cut a.trace -o small.trace                      all iterations, without what lies around them
-  outboard trace cut a.trace -o small.trace --iterations 5-12    those, counted from 1
-  outboard trace cut a.trace -o small.trace --program 'ResNet-18, batch 1'")]
-pub(crate) struct CutArgs {
-    pub(crate) file: PathBuf,
-    /// The recording to write
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) out: PathBuf,
-    /// The first and the last one [default: all]
-    #[arg(long, value_name = "FROM-TO", value_parser = parse_span)]
-    pub(crate) iterations: Option<(usize, usize)>,
-    /// What it says was recorded, in place of the command line
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) program: Option<String>,
-}
-
-fn parse_span(text: &str) -> Result<(usize, usize), String> {
-    let parse = |text: &str| text.trim().parse().ok().filter(|number| *number > 0);
-    let (from, to) = text.split_once('-').unwrap_or((text, text));
-    match (parse(from), parse(to)) {
-        (Some(from), Some(to)) if from <= to => Ok((from, to)),
-        _ => Err("from 1, as 5-12 or 7".into()),
-    }
 }
 
 /// How the supervisor starts a worker.

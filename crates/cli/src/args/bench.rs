@@ -1,0 +1,153 @@
+//! `outboard bench`: what is measured, and against what.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Subcommand;
+use outboard_api::optimise::Level;
+use outboard_link::{Endpoint, RdmaOptions};
+use outboard_wire::network::{self, Bandwidth};
+
+use crate::bench::{Carrier, Group, LinkOf};
+
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+#[command(after_help = "\
+Without --gpu it starts a server of its own, and measures shm and tcp. All sides stay up and take turns, round by round;
+ratios are formed within a round. Beside tcp over loopback stands what a plain connection costs for the same.
+
+Examples:
+  outboard bench                                     this machine: local, shm and tcp
+  outboard bench --gpu tcp://10.0.0.7 --only launches,item
+  outboard bench --gpu shm:///a.sock --gpu shm:///b.sock --json ab.json
+  outboard bench sessions --sessions 1,8,64          what many sessions cost
+  outboard bench emulate                             how exact emulated networks are here
+  outboard bench link                                shm, tcp and rdma by themselves")]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    pub(crate) targets: BenchTargets,
+    /// Only these groups of cases
+    #[arg(long, value_name = "GROUP", value_delimiter = ',', value_enum)]
+    pub(crate) only: Vec<Group>,
+    /// Few rounds, few sizes: half a minute
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// How often the sides take turns [default: 10, with --quick 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) rounds: Option<u16>,
+    #[command(subcommand)]
+    pub(crate) command: Option<BenchCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Measure what many sessions cost, idle and busy
+    Sessions(SessionsArgs),
+    /// Measure how exact emulated networks are on this machine, and what emulation costs
+    Emulate(EmulateArgs),
+    /// Measure the links themselves: shm, tcp and rdma, without a program
+    Link(LinkArgs),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Small frames back and forth and long ones one way, between two threads of this machine; rdma between two devices of it, or
+from one to itself, where there is one. No server is started.
+
+Examples:
+  outboard bench link
+  outboard bench link --only rdma --rdma device=mlx5_0 --rdma-client device=mlx5_1 --perftest --json link.json")]
+pub(crate) struct LinkArgs {
+    /// Only these kinds [default: shm, tcp, and rdma where there is a device]
+    #[arg(long, value_name = "KIND", value_delimiter = ',', value_enum)]
+    pub(crate) only: Vec<LinkOf>,
+    /// The server's RDMA device, as behind the ? of an rdma:// address
+    #[arg(
+        long,
+        value_name = "OPTIONS",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) rdma: RdmaOptions,
+    /// The client's [default: the server's]
+    #[arg(long, value_name = "OPTIONS")]
+    pub(crate) rdma_client: Option<RdmaOptions>,
+    /// Run ib_write_lat, ib_send_lat and ib_write_bw on the same devices, too, and compare
+    #[arg(long)]
+    pub(crate) perftest: bool,
+    /// Few rounds, few samples: some seconds
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Write the results there too, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+No server is started, and nothing but the link is measured. A network that is not exact here is one that this machine is
+too slow or too busy for: on one or two cores both ends give their core away while they wait.
+
+Examples:
+  outboard bench emulate
+  outboard bench emulate --carrier shm --rtt 3us,8us --bandwidth 400Gbps --json exact.json")]
+pub(crate) struct EmulateArgs {
+    /// What carries the emulated link
+    #[arg(
+        long,
+        value_name = "KIND",
+        value_delimiter = ',',
+        value_enum,
+        default_value = "shm,tcp"
+    )]
+    pub(crate) carrier: Vec<Carrier>,
+    #[arg(long, value_name = "TIME", value_delimiter = ',', value_parser = network::parse_duration,
+          default_value = "2us,5us,10us,20us,50us,100us,1ms")]
+    pub(crate) rtt: Vec<Duration>,
+    #[arg(
+        long,
+        value_name = "BANDWIDTH",
+        value_delimiter = ',',
+        default_value = "1Gbps,10Gbps,25Gbps,40Gbps,100Gbps,200Gbps"
+    )]
+    pub(crate) bandwidth: Vec<Bandwidth>,
+    /// Few rounds, few samples: some seconds
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Write the results there too, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+/// What is compared, and where the results go.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct BenchTargets {
+    /// A server to measure, any number of times [default: one of its own, over shm and tcp]
+    #[arg(long, value_name = "URL")]
+    pub(crate) gpu: Vec<Endpoint>,
+    /// Leave the local GPU out
+    #[arg(long)]
+    pub(crate) no_local: bool,
+    /// Levels of optimisation, as outboard run has them; several are several sides
+    #[arg(long, value_name = "LEVEL", value_delimiter = ',')]
+    pub(crate) optimise: Vec<Level>,
+    /// Write the results there too, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct SessionsArgs {
+    #[command(flatten)]
+    pub(crate) targets: BenchTargets,
+    /// How many sessions are open and do nothing; 0 for none
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8,64,256",
+          value_parser = clap::value_parser!(u16).range(0..=1024))]
+    pub(crate) sessions: Vec<u16>,
+    /// How many sessions do the same work at once
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8",
+          value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) busy: Vec<u16>,
+    /// Watch for shorter times
+    #[arg(long)]
+    pub(crate) quick: bool,
+}
