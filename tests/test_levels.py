@@ -25,6 +25,7 @@ LEVELS = ["sync", "or", "or+sr", "or+sr+local"]
 WAITED = """
     async_copies         153  143  137    6
     atomics_warp         160  149  142   11
+    coalesced_groups     192  165  152   14
     constant_symbols     170  161  157   15
     cooperative          153  146  140    8
     copies_2d_3d         156  147  142   11
