@@ -54,6 +54,7 @@ WAITED = """
     separate_compilation 145  140  137    7
     streams_events       281  169  151   14
     tensor_cores         302  207  167   21
+    textures             603  403  360  203
     two_threads          349  220  210   52
     vector_add           144  139  135    6
     virtual_memory       42   18   13    6

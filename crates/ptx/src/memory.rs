@@ -5,11 +5,15 @@
 //! [`crate::launch`]); `map` and `unmap` take it for writing and so wait for the slice to end. Memory can therefore
 //! never vanish under a running access.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+};
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
 use crate::check::written::Written;
+use crate::texture::Bound;
 
 /// Pages of the host, the granularity of `map`.
 pub const PAGE_BYTES: u64 = 4096;
@@ -58,6 +62,8 @@ pub struct Ranges {
     ranges: Vec<Range>,
     /// Changes with every change of `ranges`, so that caches know.
     pub(crate) generation: u64,
+    /// Textures and surfaces, by the numbers that kernels know them by.
+    bound: HashMap<u64, Bound>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,6 +229,15 @@ impl Memory {
         self.remove(address, Kind::Host)
     }
 
+    /// Gives a texture or surface its number. It is only looked at when kernels use it: what it lies in may go before it.
+    pub fn bind(&self, number: u64, object: Bound) {
+        self.shared.inner.write().bound.insert(number, object);
+    }
+
+    pub fn unbind(&self, number: u64) {
+        self.shared.inner.write().bound.remove(&number);
+    }
+
     /// Whether all of `[address, address + bytes)` lies in one mapped or registered range.
     pub fn is_mapped(&self, address: u64, bytes: u64) -> bool {
         self.shared
@@ -331,6 +346,10 @@ impl Drop for Shared {
 }
 
 impl Ranges {
+    pub(crate) fn bound(&self, number: u64) -> Option<&Bound> {
+        self.bound.get(&number)
+    }
+
     /// The range that holds `address`: its first address and its end.
     pub(crate) fn find(&self, address: u64) -> Option<(u64, u64)> {
         let after = self.ranges.partition_point(|r| r.start <= address);

@@ -291,7 +291,6 @@ fn load(body: &str) -> Result<(), Error> {
 fn refusals_name_the_line_and_instruction() {
     let unsupported = [
         "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%r0}, {%r0}, {%r0}, {%r0};",
-        "mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r0}, {%r0}, {%r0}, {%r0}, %r0, 0;",
         "fence.acq_rel.cluster;",
         "mbarrier.try_wait.shared.b64 %p0, [%r0], %rd0;",
         "elect.sync %r0|%p0, -1;",
@@ -299,8 +298,12 @@ fn refusals_name_the_line_and_instruction() {
         "atom.shared.add.relaxed.cluster.u32 %r0, [%r1], 1;",
         "cp.async.bulk.commit_group;",
         "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r0], {%r0};",
-        "tex.2d.v4.f32.f32 {%r0,%r1,%r2,%r3}, [%r0, {%r1, %r2}];",
-        "suld.b.2d.b32.trap %r0, [%r0, {%r1, %r2}];",
+        "tex.cube.v4.f32.f32 {%r0,%r1,%r2,%r3}, [%rd0, {%r1, %r2, %r3, %r3}];",
+        "tex.2d.v4.f32.f32 {%r0,%r1,%r2,%r3}, [%rd0, %rd1, {%r1, %r2}];",
+        "tex.2d.v2.f16x2.f32 {%r0,%r1}, [%rd0, {%r1, %r2}];",
+        "txq.channel_order.b32 %r0, [%rd0];",
+        "sust.p.2d.b32.trap [%rd0, {%r1, %r2}], %r0;",
+        "sured.b.add.2d.u32.trap [%rd0, {%r1, %r2}], %r0;",
         "add.frobnicate.s32 %r0, %r1, %r2;",
         "wobble.u32 %r0;",
         "mov.u32 %r0, %clusterid.x;",
@@ -324,6 +327,10 @@ fn refusals_name_the_line_and_instruction() {
         "add.s64 %r0, %r1, %r2;",
         "x: x: ret;",
         "ld.shared.u32 %r0, [nothing];",
+        "tex.2d.v4.f32.f32 {%r0,%r1,%r2,%r3}, [%rd0, {%r1}];",
+        "tex.2d.v4.f32.f32 {%r0,%r1,%r2}, [%rd0, {%r1, %r2}];",
+        "tex.2d.v4.f32.f32 {%r0,%r1,%r2,%r3}, [%r0, {%r1, %r2}];",
+        "suld.b.2d.v2.b32.trap %r0, [%rd0, {%r1, %r2}];",
     ] {
         assert!(
             matches!(load(body), Err(Error::Invalid { at, .. }) if at.line == 7),

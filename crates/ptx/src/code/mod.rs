@@ -6,10 +6,12 @@
 
 mod operations;
 mod tensor;
+mod texture;
 mod video;
 
 pub use self::operations::*;
 pub use self::tensor::*;
+pub use self::texture::*;
 pub use self::video::*;
 use crate::error::Position;
 
@@ -53,6 +55,7 @@ pub struct Program {
     pub strong: Vec<u32>,
     pub tensors: Vec<Tensor>,
     pub videos: Vec<VideoInstruction>,
+    pub textures: Vec<TextureInstruction>,
     /// Bytes of module-wide variables in shared memory, before each kernel's own.
     pub uses_heap: bool,
 }
@@ -479,6 +482,10 @@ pub enum Op {
     },
     ActiveMask {
         d: Row,
+    },
+    /// One of [`Program::textures`].
+    Texture {
+        index: u32,
     },
     /// One of [`Program::videos`].
     Video {

@@ -218,6 +218,8 @@ pub struct Mma {
     pub d: Sum,
     /// `mma.m8n8k4.f16`: each quarter of the warp has matrices of its own; whether a and b lie by columns.
     pub quarters: Option<[bool; 2]>,
+    /// `mma.sp`
+    pub sparse: Option<Sparse>,
     /// `.satfinite`
     pub saturate: bool,
     pub bits: BitOp,
@@ -227,6 +229,14 @@ pub struct Mma {
     pub rows_b: Vec<Row>,
     pub rows_c: Vec<Row>,
     pub rows_d: Vec<Row>,
+}
+
+/// Where the metadata of a sparse matrix is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sparse {
+    pub metadata: Row,
+    /// Which lanes of four have it.
+    pub selector: u8,
 }
 
 /// One instruction that all lanes of a warp carry out together.

@@ -50,6 +50,9 @@ impl Core<'_> {
     }
 
     fn mma(&self, mma: &Mma, mask: u32) {
+        if let Some(sparse) = &mma.sparse {
+            return self.sparse(mma, sparse, mask);
+        }
         if let Some(columns) = mma.quarters {
             return self.quarters(mma, columns, mask);
         }
@@ -114,7 +117,7 @@ impl Core<'_> {
 
     /// All elements of a fragment by rows.
     #[inline(always)]
-    fn gather<T: Copy>(
+    pub(super) fn gather<T: Copy>(
         &self,
         fragment: &Fragment,
         rows: &[Row],
@@ -138,7 +141,7 @@ impl Core<'_> {
         }
     }
 
-    fn scatter_sums(&self, mma: &Mma, sums: &[f64; SUMS_MAX], mask: u32) {
+    pub(super) fn scatter_sums(&self, mma: &Mma, sums: &[f64; SUMS_MAX], mask: u32) {
         let fragment = Fragment {
             role: Role::C(mma.d),
             shape: mma.shape,
@@ -153,7 +156,7 @@ impl Core<'_> {
     }
 
     /// c + sums, wrapped or clamped.
-    fn add_integers(&self, mma: &Mma, sums: &[i32; SUMS_MAX], mask: u32) {
+    pub(super) fn add_integers(&self, mma: &Mma, sums: &[i32; SUMS_MAX], mask: u32) {
         let fragment = Fragment {
             role: Role::C(Sum::S32),
             shape: mma.shape,
@@ -459,7 +462,7 @@ fn round_sum(ty: Sum, value: f64, next: f64) -> u32 {
 
 /// A half's value: the fields moved into place; a power of two corrects the exponent, of subnormals too.
 #[inline(always)]
-fn half_bits(bits: u32) -> f32 {
+pub(super) fn half_bits(bits: u32) -> f32 {
     let scale = f32::from_bits((127 + 112) << 23);
     let magnitude = f32::from_bits((bits & 0x7fff) << 13) * scale;
     let special = if magnitude >= 65536.0 { 0x7f80_0000 } else { 0 };
@@ -467,7 +470,7 @@ fn half_bits(bits: u32) -> f32 {
 }
 
 #[inline(always)]
-fn integer(ty: Element, bits: u32) -> i32 {
+pub(super) fn integer(ty: Element, bits: u32) -> i32 {
     match ty {
         Element::S8 => (bits as i8).into(),
         Element::S4 => (bits << 28) as i32 >> 28,
@@ -476,12 +479,18 @@ fn integer(ty: Element, bits: u32) -> i32 {
 }
 
 /// A type that matrices are multiplied in.
-trait Number: Copy + std::ops::Mul<Output = Self> + std::ops::AddAssign {}
+pub(super) trait Number: Copy + std::ops::Mul<Output = Self> + std::ops::AddAssign {}
 impl Number for f64 {}
 impl Number for i32 {}
 
 /// sums += x * y
-fn multiply<T: Number>(features: Features, shape: Shape, x: &[T], y: &[T], sums: &mut [T]) {
+pub(super) fn multiply<T: Number>(
+    features: Features,
+    shape: Shape,
+    x: &[T],
+    y: &[T],
+    sums: &mut [T],
+) {
     match features {
         Features::Baseline => multiply_lanes(shape, x, y, sums),
         // SAFETY: `Features::detect` found these instruction sets.

@@ -67,6 +67,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             "redux" => self.redux(i)?,
             "activemask" => self.activemask(i)?,
             "mma" | "wmma" | "ldmatrix" | "movmatrix" => self.tensor(i)?,
+            "tex" | "tld4" | "txq" | "suld" | "sust" | "suq" => self.texture(i)?,
             _ if super::video::is_video(name) => self.video(i)?,
             _ => return Err(self.unsupported(&format!("instruction `{name}`"))),
         }

@@ -1,6 +1,6 @@
 //! From the syntax tree to [`Program`]: [`layout`] places variables, [`function`] resolves names, labels and frames,
 //! and one file a family lowers instructions: [`integer`], [`float`], [`compare`], [`convert`], [`memory`],
-//! [`control`], [`warp`], [`sync`], [`tensor`], [`video`]. Whatever cannot be executed is refused here, with its line, and never while a kernel runs.
+//! [`control`], [`warp`], [`sync`], [`tensor`], [`texture`], [`video`]. Whatever cannot be executed is refused here, with its line, and never while a kernel runs.
 
 mod bits;
 mod compare;
@@ -18,6 +18,7 @@ mod operand;
 mod special;
 mod sync;
 mod tensor;
+mod texture;
 mod video;
 mod warp;
 

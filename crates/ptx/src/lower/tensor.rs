@@ -3,7 +3,7 @@
 use super::function::Lowering;
 use super::instruction::Insn;
 use crate::code::{
-    BitOp, Element, Fragment, MemSpace, Mma, Op, Role, Row, SINK, Shape, Sum, Tensor,
+    BitOp, Element, Fragment, MemSpace, Mma, Op, Role, Row, SINK, Shape, Sparse, Sum, Tensor,
 };
 use crate::error::Error;
 use crate::limits::INSTRUCTIONS_MAX;
@@ -11,13 +11,10 @@ use crate::parse::ast::{Operand, Type};
 
 impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn tensor(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
-        if insn
+        let sparse = insn
             .mods
             .take_any(&["sp", "sp::ordered_metadata"])
-            .is_some()
-        {
-            return Err(self.unsupported("sparse matrices"));
-        }
+            .is_some();
         // `wmma.mma.sync.aligned`, `ldmatrix.sync.aligned`, with the kind of `wmma` in front.
         let kind = match insn.name {
             "wmma" => insn.mods.take_any(&["load", "store", "mma"]),
@@ -27,6 +24,8 @@ impl<'a> Lowering<'_, '_, 'a> {
             return Err(self.unsupported("no .sync.aligned"));
         }
         let tensor = match (insn.name, kind) {
+            ("mma", _) if sparse => self.sparse_mma(insn)?,
+            (_, _) if sparse => return Err(self.unsupported("sparse matrices")),
             ("mma", _) => self.mma(insn)?,
             ("ldmatrix", _) => self.load_matrix(insn)?,
             ("movmatrix", _) => self.move_matrix(insn)?,
@@ -100,6 +99,74 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.product(insn, shape, (a, b), (c, d), saturate, rounding, bits, {
             quarters.then_some(columns)
         })
+    }
+
+    /// `mma.sp`: the first matrix has half its elements.
+    fn sparse_mma(&mut self, insn: &mut Insn<'_, 'a>) -> Result<Tensor, Error> {
+        let shape = self.shape(insn)?;
+        let columns = [self.columns(insn)?, self.columns(insn)?];
+        let saturate = insn.mods.take("satfinite");
+        let d = self.sum_type(insn)?;
+        let (a, b) = (self.factor_type(insn)?, self.factor_type(insn)?);
+        let c = self.sum_type(insn)?;
+        let Shape { m, n, k } = shape;
+        // Of how many lanes each of the selectors chooses one part.
+        let selectors = match (a, k) {
+            (Element::F16 | Element::Bf16, 16) | (Element::Tf32, 8) => 4,
+            (Element::F16 | Element::Bf16 | Element::S8 | Element::U8, 32)
+            | (Element::Tf32, 16)
+            | (Element::S4 | Element::U4, 64) => 2,
+            (Element::S8 | Element::U8, 64) | (Element::S4 | Element::U4, 128) => 1,
+            _ => 0,
+        };
+        let sums_fit = match a {
+            Element::F16 => c == d && matches!(c, Sum::F16 | Sum::F32),
+            Element::Bf16 | Element::Tf32 => (c, d) == (Sum::F32, Sum::F32),
+            _ => (c, d) == (Sum::S32, Sum::S32),
+        };
+        let factors_fit = match a {
+            Element::S8 | Element::U8 => matches!(b, Element::S8 | Element::U8),
+            Element::S4 | Element::U4 => matches!(b, Element::S4 | Element::U4),
+            _ => a == b,
+        };
+        let integers = c == Sum::S32;
+        if (m, n) != (16, 8)
+            || columns != [false, true]
+            || selectors == 0
+            || !sums_fit
+            || !factors_fit
+            || (saturate && !integers)
+        {
+            return Err(self.unsupported("this shape with these types"));
+        }
+        self.arity(insn, &[6])?;
+        let metadata = self.src32(&insn.ops[4], Type::B32)?;
+        let selector = match insn.ops[5] {
+            Operand::Number(number) if number.double_bits() < selectors => {
+                number.double_bits() as u8
+            }
+            _ => return Err(self.invalid(&format!("expected a selector below {selectors}"))),
+        };
+        let stored = Shape { k: k / 2, ..shape };
+        let fragment = |role, shape| Fragment { role, shape };
+        let (fa, fb) = (fragment(Role::A(a), stored), fragment(Role::B(b), shape));
+        let (fc, fd) = (fragment(Role::C(c), shape), fragment(Role::C(d), shape));
+        Ok(Tensor::Mma(Mma {
+            shape,
+            a,
+            b,
+            c,
+            d,
+            quarters: None,
+            sparse: Some(Sparse { metadata, selector }),
+            saturate,
+            bits: BitOp::Xor,
+            rounding: Default::default(),
+            rows_a: self.fragment(&insn.ops[1], false, fa.registers(), false)?,
+            rows_b: self.fragment(&insn.ops[2], false, fb.registers(), false)?,
+            rows_c: self.fragment(&insn.ops[3], false, fc.registers(), false)?,
+            rows_d: self.fragment(&insn.ops[0], false, fd.registers(), true)?,
+        }))
     }
 
     fn wmma(&mut self, insn: &mut Insn<'_, 'a>) -> Result<Tensor, Error> {
@@ -195,6 +262,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             c,
             d,
             quarters,
+            sparse: None,
             saturate,
             bits: bits.unwrap_or(BitOp::Xor),
             rounding: rounding.unwrap_or_default(),

@@ -234,8 +234,11 @@ pub enum Operand<'a> {
         base: Option<&'a str>,
         offset: i64,
     },
-    /// `[texture, {x, y}]`: nothing here has any.
-    Coordinates,
+    /// `[texture, {x, y}]`
+    Coordinates {
+        base: &'a str,
+        parts: Vec<Operand<'a>>,
+    },
     /// `{a, b}`
     Vector(Vec<Operand<'a>>),
     /// `(a, b)` of a call

@@ -210,11 +210,15 @@ impl<'a> Parser<'a> {
             _ => (None, self.integer("an address")? as i64),
         };
         if self.take_punct(b',')? {
+            let mut parts = Vec::new();
             while !self.take_punct(b']')? {
-                self.operand(depth + 1)?;
+                parts.push(self.operand(depth + 1)?);
                 self.take_punct(b',')?;
             }
-            return Ok(Operand::Coordinates);
+            let (Some(base), 0) = (base, offset) else {
+                return Err(self.expected("an object"));
+            };
+            return Ok(Operand::Coordinates { base, parts });
         }
         self.punct(b']')?;
         Ok(Operand::Address { base, offset })

@@ -9,4 +9,5 @@
 mod common;
 mod forms;
 mod mma;
+mod sparse;
 mod wmma;

@@ -71,7 +71,7 @@ impl Soft {
         cx: &mut Cx<'_>,
         m: &messages::CopyBox<'_>,
     ) -> Result<(), Failure> {
-        let copy = box_copy(m.desc)?;
+        let copy = self.box_copy(m.desc)?;
         self.submit(cx, m.stream, Op::Copy(copy))
     }
 
@@ -86,7 +86,7 @@ impl Soft {
                 "a box copy in whose source does not travel with it",
             ));
         }
-        let (dst, extent) = (destination(&desc)?, extent(&desc));
+        let (dst, extent) = (self.destination(&desc)?, extent(&desc));
         let stream = self.stream(cx, m.stream)?;
         self.touched = true;
         self.gpu
@@ -103,7 +103,8 @@ impl Soft {
         if desc.dst != BoxEnd::Packed {
             return Err(invalid("a box copy out whose destination does not travel"));
         }
-        self.fetch(cx, m.stream, source(&desc)?, extent(&desc))
+        let src = self.source(&desc)?;
+        self.fetch(cx, m.stream, src, extent(&desc))
     }
 
     fn set(&mut self, cx: &Cx<'_>, stream: u64, set: Set) -> Result<(), Failure> {
@@ -115,16 +116,6 @@ fn read_box(bytes: &[u8]) -> Result<CopyBox, Failure> {
     doc::from_bytes(bytes).map_err(|e| invalid(format!("a box copy that cannot be read: {e}")))
 }
 
-/// A copy both of whose ends are memory here.
-pub(super) fn box_copy(bytes: &[u8]) -> Result<Copy, Failure> {
-    let desc = read_box(bytes)?;
-    Ok(Copy {
-        dst: destination(&desc)?,
-        src: source(&desc)?,
-        extent: extent(&desc),
-    })
-}
-
 fn extent(desc: &CopyBox) -> Extent {
     Extent {
         width: desc.width,
@@ -133,34 +124,47 @@ fn extent(desc: &CopyBox) -> Extent {
     }
 }
 
-fn source(desc: &CopyBox) -> Result<Rows, Failure> {
-    end(desc.src, [desc.src_x, desc.src_y, desc.src_z])
-}
+impl Soft {
+    /// A copy both of whose ends are memory here.
+    pub(super) fn box_copy(&self, bytes: &[u8]) -> Result<Copy, Failure> {
+        let desc = read_box(bytes)?;
+        Ok(Copy {
+            dst: self.destination(&desc)?,
+            src: self.source(&desc)?,
+            extent: extent(&desc),
+        })
+    }
 
-fn destination(desc: &CopyBox) -> Result<Rows, Failure> {
-    end(desc.dst, [desc.dst_x, desc.dst_y, desc.dst_z])
-}
+    fn source(&self, desc: &CopyBox) -> Result<Rows, Failure> {
+        self.end(desc, desc.src, [desc.src_x, desc.src_y, desc.src_z])
+    }
 
-fn end(end: BoxEnd, [x, y, z]: [u64; 3]) -> Result<Rows, Failure> {
-    match end {
-        BoxEnd::Packed => Err(invalid("a box copy whose rows are not in the message")),
-        BoxEnd::Array { .. } => Err(Failure::unsupported("copies of arrays")),
-        BoxEnd::Pitched {
-            address,
-            pitch_bytes,
-            height,
-        } => {
-            let row = z.checked_mul(height).and_then(|rows| rows.checked_add(y));
-            let first = row
-                .and_then(|row| row.checked_mul(pitch_bytes))
-                .and_then(|at| at.checked_add(x))
-                .and_then(|at| at.checked_add(address))
-                .ok_or_else(|| invalid("a box copy beyond the address space"))?;
-            Ok(Rows {
-                address: first,
+    fn destination(&self, desc: &CopyBox) -> Result<Rows, Failure> {
+        self.end(desc, desc.dst, [desc.dst_x, desc.dst_y, desc.dst_z])
+    }
+
+    fn end(&self, desc: &CopyBox, end: BoxEnd, at: [u64; 3]) -> Result<Rows, Failure> {
+        let [x, y, z] = at;
+        match end {
+            BoxEnd::Packed => Err(invalid("a box copy whose rows are not in the message")),
+            BoxEnd::Array { array } => self.array_rows(array, desc, at),
+            BoxEnd::Pitched {
+                address,
                 pitch_bytes,
-                slice_rows: height,
-            })
+                height,
+            } => {
+                let row = z.checked_mul(height).and_then(|rows| rows.checked_add(y));
+                let first = row
+                    .and_then(|row| row.checked_mul(pitch_bytes))
+                    .and_then(|at| at.checked_add(x))
+                    .and_then(|at| at.checked_add(address))
+                    .ok_or_else(|| invalid("a box copy beyond the address space"))?;
+                Ok(Rows {
+                    address: first,
+                    pitch_bytes,
+                    slice_rows: height,
+                })
+            }
         }
     }
 }

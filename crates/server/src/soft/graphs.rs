@@ -8,7 +8,6 @@ use outboard_wire::{codec, messages};
 
 use super::{
     Soft,
-    copies::box_copy,
     launch::Shape,
     wait::{failure, invalid},
 };
@@ -282,7 +281,7 @@ impl Soft {
         _: &mut Cx<'_>,
         m: &messages::GraphAddCopy<'_>,
     ) -> Result<(), Failure> {
-        let copy = box_copy(m.desc)?;
+        let copy = self.box_copy(m.desc)?;
         self.add_node(m.graph, m.node, m.dependencies, Op::Copy(copy))
     }
 
@@ -342,7 +341,7 @@ impl Soft {
         _: &mut Cx<'_>,
         m: &messages::GraphExecSetCopy<'_>,
     ) -> Result<(), Failure> {
-        let copy = box_copy(m.desc)?;
+        let copy = self.box_copy(m.desc)?;
         self.set_exec_node(m.exec, m.node, Op::Copy(copy))
     }
 

@@ -39,7 +39,7 @@ pub(super) struct Mapping {
 }
 
 impl Soft {
-    fn charge(&mut self, device: usize, bytes: u64) -> Result<Charge, Failure> {
+    pub(super) fn charge(&mut self, device: usize, bytes: u64) -> Result<Charge, Failure> {
         let used = self.used_bytes[device];
         if bytes > self.memory_bytes.saturating_sub(used) {
             return Err(Failure::new(
@@ -54,7 +54,7 @@ impl Soft {
         Ok(Charge { device, bytes })
     }
 
-    fn refund(&mut self, charge: Charge) {
+    pub(super) fn refund(&mut self, charge: Charge) {
         self.used_bytes[charge.device] -= charge.bytes;
     }
 

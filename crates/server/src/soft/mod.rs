@@ -2,8 +2,8 @@
 //!
 //! [`outboard_ptx`] runs kernels and keeps the order of streams, events and graphs. Here are the client's handles, the
 //! card of the compute capability that is asked for, the checks that a driver makes at the call, and CUDA's numbers for what goes wrong. Every
-//! operation of the trait is an inherent method in the file of its topic; arrays, textures, surfaces and tensor maps
-//! are not there yet and answer CUDA_ERROR_NOT_SUPPORTED by their name.
+//! operation of the trait is an inherent method in the file of its topic; mipmaps and tensor maps are not there and answer
+//! CUDA_ERROR_NOT_SUPPORTED by their name.
 //!
 //! `unsafe` lives in [`host`] alone: memory of the client's at the client's own addresses.
 
@@ -22,6 +22,7 @@ mod ops;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod textures;
 mod wait;
 
 use std::{borrow::Cow, collections::BTreeMap, fs, sync::Arc, thread};
@@ -126,6 +127,11 @@ struct Soft {
     mapped: BTreeMap<u64, memory::Charge>,
     /// Parts of allocations by their address.
     mappings: BTreeMap<u64, memory::Mapping>,
+    arrays: Shadow<textures::ArrayObject>,
+    textures: Shadow<textures::TextureObject>,
+    surfaces: Shadow<()>,
+    /// Destroyed, but perhaps in use.
+    retired: Vec<textures::Retired>,
     host: host::HostMemory,
     /// Something was submitted that may have changed a mirror since the last look.
     touched: bool,
@@ -178,6 +184,10 @@ impl Soft {
             allocations: Shadow::new("allocation"),
             mapped: BTreeMap::new(),
             mappings: BTreeMap::new(),
+            arrays: Shadow::new("array"),
+            textures: Shadow::new("texture"),
+            surfaces: Shadow::new("surface"),
+            retired: Vec::new(),
             host: host::HostMemory::default(),
             touched: false,
             board: None,

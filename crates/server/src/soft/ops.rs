@@ -75,6 +75,17 @@ device! {
     cu_memset_d2_d8_async(m::CuMemsetD2D8Async) -> ();
     cu_memset_d2_d16_async(m::CuMemsetD2D16Async) -> ();
     cu_memset_d2_d32_async(m::CuMemsetD2D32Async) -> ();
+    cu_array_create_v2(m::CuArrayCreateV2<'_>) -> ();
+    cu_array3_dcreate_v2(m::CuArray3DCreateV2<'_>) -> ();
+    cu_array_destroy(m::CuArrayDestroy) -> ();
+    cu_array_get_descriptor_v2(m::CuArrayGetDescriptorV2) -> m::CuArrayGetDescriptorV2Reply<'static>;
+    cu_array3_dget_descriptor_v2(m::CuArray3DGetDescriptorV2) -> m::CuArray3DGetDescriptorV2Reply<'static>;
+    texture_create(m::TextureCreate<'_>) -> m::TextureCreateReply;
+    surface_create(m::SurfaceCreate<'_>) -> m::SurfaceCreateReply;
+    cu_tex_object_destroy(m::CuTexObjectDestroy) -> ();
+    cu_tex_object_get_texture_desc(m::CuTexObjectGetTextureDesc) -> m::CuTexObjectGetTextureDescReply<'static>;
+    cu_surf_object_destroy(m::CuSurfObjectDestroy) -> ();
+    texture_1d_width_max(m::Texture1dWidthMax) -> m::Texture1dWidthMaxReply;
     capture_begin(m::CaptureBegin<'_>) -> ();
     capture_end(m::CaptureEnd) -> m::CaptureEndReply;
     capture_info(m::CaptureInfo) -> m::CaptureInfoReply<'static>;

@@ -272,13 +272,17 @@ fn images_that_cannot_run_are_refused_with_a_reason() {
 fn what_is_not_there_says_so() {
     let mut c = client();
     for request in [
+        Request::CuMipmappedArrayCreate(m::CuMipmappedArrayCreate {
+            p_handle: 1,
+            p_mipmapped_array_desc: &[0; 40],
+            num_mipmap_levels: 2,
+        }),
         Request::TextureCreate(m::TextureCreate {
             texture: 1,
-            resource: &[],
-            sampler: &[],
-            view: &[],
+            resource: &[0; 144],
+            sampler: &[0; 104],
+            view: &[0; 112],
         }),
-        Request::CuArrayDestroy(m::CuArrayDestroy { h_array: 1 }),
         Request::TensorMapEncode(m::TensorMapEncode {
             kind: 0,
             arguments: &[],
@@ -289,6 +293,142 @@ fn what_is_not_there_says_so() {
         };
         assert_eq!(failure.status, CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
+}
+
+#[test]
+fn descriptors_of_arrays_and_textures_are_checked() {
+    let mut c = client();
+    // Width, height, depth; format, channels, flags.
+    let array = |size: [u64; 3], words: [u32; 3]| -> Vec<u8> {
+        let words = words.iter().flat_map(|word| word.to_le_bytes());
+        let size = size.iter().flat_map(|n| n.to_le_bytes());
+        size.chain(words).chain([0; 4]).collect()
+    };
+    let (invalid, unsupported) = (
+        CUresult::CUDA_ERROR_INVALID_VALUE,
+        CUresult::CUDA_ERROR_NOT_SUPPORTED,
+    );
+    const FLOAT: u32 = 0x20;
+    for (record, status) in [
+        (array([0, 0, 0], [FLOAT, 1, 0]), invalid),
+        (array([4, 0, 4], [FLOAT, 1, 0]), invalid),
+        (array([4, 4, 0], [FLOAT, 1, 1]), invalid),
+        (array([4, 4, 2049], [FLOAT, 1, 1]), invalid),
+        (array([u64::MAX, 1, 1], [FLOAT, 1, 0]), invalid),
+        (array([1 << 20, 1, 0], [FLOAT, 1, 0]), invalid),
+        (
+            array([16384, 16384, 16384], [FLOAT, 4, 0]),
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+        ),
+        (array([4, 4, 0], [FLOAT, 3, 0]), invalid),
+        (array([4, 4, 6], [FLOAT, 1, 4]), unsupported),
+        (array([4, 4, 0], [0xb0, 1, 0]), unsupported),
+        (array([4, 4, 0], [FLOAT, 1, 0])[..39].to_vec(), invalid),
+    ] {
+        let create = m::CuArray3DCreateV2 {
+            p_handle: 9,
+            p_allocate_array: &record,
+        };
+        let failed = c.send(&Request::CuArray3DCreateV2(create)).map(|_| ());
+        assert_eq!(failed.unwrap_err().status, status, "{record:?}");
+    }
+    let create = m::CuArray3DCreateV2 {
+        p_handle: 9,
+        p_allocate_array: &array([4, 4, 0], [FLOAT, 1, 0]),
+    };
+    c.done(Request::CuArray3DCreateV2(create));
+    // Kind and handle or address; format, channels, size.
+    let resource = |kind: u32, handle: u64, words: [u32; 2], sizes: [u64; 3]| -> Vec<u8> {
+        let mut record = vec![0; 144];
+        record[..4].copy_from_slice(&kind.to_le_bytes());
+        record[8..16].copy_from_slice(&handle.to_le_bytes());
+        for (i, word) in words.iter().enumerate() {
+            record[16 + 4 * i..20 + 4 * i].copy_from_slice(&word.to_le_bytes());
+        }
+        for (i, size) in sizes.iter().enumerate() {
+            record[24 + 8 * i..32 + 8 * i].copy_from_slice(&size.to_le_bytes());
+        }
+        record
+    };
+    // Address mode of x, filter, flags.
+    let sampler = |mode: u32, filter: u32, flags: u32| -> Vec<u8> {
+        let mut record = vec![0; 104];
+        for (at, word) in [(0, mode), (12, filter), (16, flags)] {
+            record[at..at + 4].copy_from_slice(&word.to_le_bytes());
+        }
+        record
+    };
+    let good = resource(0, 9, [0; 2], [0; 3]);
+    let plain = sampler(1, 0, 0);
+    for (resource, sampler, status) in [
+        (
+            resource(0, 8, [0; 2], [0; 3]),
+            plain.clone(),
+            CUresult::CUDA_ERROR_INVALID_HANDLE,
+        ),
+        (resource(1, 9, [0; 2], [0; 3]), plain.clone(), unsupported),
+        (resource(4, 9, [0; 2], [0; 3]), plain.clone(), invalid),
+        (
+            resource(2, 100, [FLOAT, 1], [64, 0, 0]),
+            plain.clone(),
+            invalid,
+        ),
+        (
+            resource(2, 512, [FLOAT, 1], [0, 0, 0]),
+            plain.clone(),
+            invalid,
+        ),
+        (
+            resource(2, 512, [FLOAT, 1], [u64::MAX, 0, 0]),
+            plain.clone(),
+            invalid,
+        ),
+        (
+            resource(3, 512, [FLOAT, 1], [16, 2, 60]),
+            plain.clone(),
+            invalid,
+        ),
+        (
+            resource(3, 512, [FLOAT, 1], [16, u64::MAX, 64]),
+            plain.clone(),
+            invalid,
+        ),
+        (
+            resource(3, 512, [3, 1], [16, 2, 64]),
+            sampler(1, 1, 0),
+            invalid,
+        ),
+        (good.clone(), sampler(4, 0, 0), invalid),
+        (good.clone(), sampler(1, 2, 0), invalid),
+        (good.clone(), sampler(1, 0, 0x10), unsupported),
+        (good[..143].to_vec(), plain.clone(), invalid),
+        (good.clone(), plain[..103].to_vec(), invalid),
+    ] {
+        let create = m::TextureCreate {
+            texture: 7,
+            resource: &resource,
+            sampler: &sampler,
+            view: &[],
+        };
+        let failed = c.send(&Request::TextureCreate(create)).map(|_| ());
+        assert_eq!(
+            failed.unwrap_err().status,
+            status,
+            "{:?} {:?}",
+            &resource[..48],
+            &sampler[..20]
+        );
+    }
+    // An array that was not made for surfaces.
+    let create = m::SurfaceCreate {
+        surface: 7,
+        resource: &good,
+    };
+    let failed = c.send(&Request::SurfaceCreate(create)).map(|_| ());
+    assert_eq!(failed.unwrap_err().status, invalid);
+    c.done(Request::CuArrayDestroy(m::CuArrayDestroy { h_array: 9 }));
+    let failed = c.send(&Request::CuArrayDestroy(m::CuArrayDestroy { h_array: 9 }));
+    assert!(failed.is_err());
 }
 
 #[test]

@@ -1,0 +1,142 @@
+//! `mma.sp`: the first matrix is stored without its zeros, and made whole before it is multiplied (PTX ISA, "Sparse matrix
+//! storage").
+//!
+//! Of each chunk of a row (4 elements, of 4 bits 8, of tf32 2) half is stored. Four bits of metadata say where it goes: two
+//! numbers of places, of pairs for 4 bits; for tf32 one of two patterns. It lies in one, two or four of the four lanes that
+//! share two rows, eight apart ([`metadata_place`]).
+
+use super::core::Core;
+use super::tensor::{Number, half_bits, integer, multiply};
+use crate::code::{Element, Fragment, Mma, Role, Shape, Sparse, Sum};
+
+/// Elements of the largest first matrix (m16n8k128), and second.
+const A_ELEMENTS_MAX: usize = 16 * 128;
+const B_ELEMENTS_MAX: usize = 128 * 8;
+const SUMS_MAX: usize = 16 * 8;
+
+impl Core<'_> {
+    pub(super) fn sparse(&self, mma: &Mma, sparse: &Sparse, mask: u32) {
+        match mma.a {
+            Element::F16 => {
+                self.sparse_floats(mma, sparse, mask, |bits| f64::from(half_bits(bits)))
+            }
+            Element::Bf16 => self.sparse_floats(mma, sparse, mask, |bits| {
+                f64::from(f32::from_bits(bits << 16))
+            }),
+            Element::Tf32 => self.sparse_floats(mma, sparse, mask, |bits| {
+                f64::from(f32::from_bits(bits & 0xffff_e000))
+            }),
+            _ => {
+                let mut sums = [0i32; 2 * SUMS_MAX];
+                let (a, b) = (mma.a, mma.b);
+                self.sparse_product(
+                    mma,
+                    sparse,
+                    0,
+                    |bits| integer(a, bits),
+                    |bits| integer(b, bits),
+                    &mut sums,
+                );
+                self.add_integers(mma, &sums, mask);
+            }
+        }
+    }
+
+    fn sparse_floats(
+        &self,
+        mma: &Mma,
+        sparse: &Sparse,
+        mask: u32,
+        value: impl Fn(u32) -> f64 + Copy,
+    ) {
+        let mut sums = [0.0; 2 * SUMS_MAX];
+        let c = Fragment {
+            role: Role::C(mma.c),
+            shape: mma.shape,
+        };
+        if mma.c == Sum::F16 {
+            self.gather(&c, &mma.rows_c, &mut sums, |bits| half_bits(bits).into());
+        } else {
+            self.gather(&c, &mma.rows_c, &mut sums, |bits| {
+                f32::from_bits(bits).into()
+            });
+        }
+        self.sparse_product(mma, sparse, 0.0, value, value, &mut sums);
+        self.scatter_sums(mma, &sums, mask);
+    }
+
+    fn sparse_product<T: Number>(
+        &self,
+        mma: &Mma,
+        sparse: &Sparse,
+        zero: T,
+        value_a: impl Fn(u32) -> T,
+        value_b: impl Fn(u32) -> T,
+        sums: &mut [T],
+    ) {
+        let shape = mma.shape;
+        let stored = Fragment {
+            role: Role::A(mma.a),
+            shape: Shape {
+                k: shape.k / 2,
+                ..shape
+            },
+        };
+        let b = Fragment {
+            role: Role::B(mma.b),
+            shape,
+        };
+        let mut packed = [zero; A_ELEMENTS_MAX / 2];
+        let mut y = [zero; B_ELEMENTS_MAX];
+        self.gather(&stored, &mma.rows_a, &mut packed, value_a);
+        self.gather(&b, &mma.rows_b, &mut y, value_b);
+        let metadata = self.files.row32(sparse.metadata);
+        let mut x = [zero; A_ELEMENTS_MAX];
+        let chunk = chunk(mma.a);
+        let chunks = shape.k / chunk;
+        let first_lane = sparse.selector as usize * (chunks / 4);
+        for row in 0..shape.m {
+            for i in 0..chunks {
+                let (lane, shift) = metadata_place(mma.a, row / 8, i);
+                let word = metadata[row % 8 * 4 + first_lane + lane];
+                let nibble = word >> shift & 0xf;
+                let from = &packed[row * shape.k / 2 + i * chunk / 2..][..chunk / 2];
+                let to = &mut x[row * shape.k + i * chunk..][..chunk];
+                for (j, &value) in from.iter().enumerate() {
+                    to[place(mma.a, nibble, j)] = value;
+                }
+            }
+        }
+        multiply(self.env.steps.features, shape, &x, &y, sums);
+    }
+}
+
+/// Elements of a row that metadata speaks of together.
+fn chunk(element: Element) -> usize {
+    match element {
+        Element::Tf32 => 2,
+        Element::S4 | Element::U4 => 8,
+        _ => 4,
+    }
+}
+
+/// Which of the lanes that share a row has the metadata of its chunk `i`, and from which bit on. Those rows are two: `half`.
+fn metadata_place(element: Element, half: usize, i: usize) -> (usize, usize) {
+    match element {
+        // A lane has a half of its word for each of them.
+        Element::F16 | Element::Bf16 | Element::Tf32 => (i / 4, half * 16 + i % 4 * 4),
+        // A lane has its word for one of them.
+        _ => (i / 8 * 2 + half, i % 8 * 4),
+    }
+}
+
+/// Where stored element `j` of a chunk goes.
+fn place(element: Element, nibble: u32, j: usize) -> usize {
+    let number = |i: usize| (nibble >> (2 * i) & 3) as usize;
+    match element {
+        // 0b0100 is the first, 0b1110 the second: the manual gives no others a meaning.
+        Element::Tf32 => usize::from(nibble & 2 != 0),
+        Element::S4 | Element::U4 => 2 * number(j / 2) + j % 2,
+        _ => number(j),
+    }
+}

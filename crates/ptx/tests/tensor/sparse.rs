@@ -1,0 +1,237 @@
+//! `mma.sp` against the product of the whole matrices. Where things lie is also held against an H200, by `crates/truth`.
+
+use super::common::{Arg, Device, noise};
+use super::forms::{F16, F32, S4, S8, Ty, U4, U8, kernel, pack};
+
+struct Case {
+    opcode: &'static str,
+    k: usize,
+    /// Of a, b, and of c and d.
+    types: [Ty; 3],
+    selectors: usize,
+}
+
+/// Elements of a row that metadata speaks of together, and how many it makes of one number.
+fn chunk(ty: Ty) -> (usize, usize) {
+    match ty.bits() {
+        32 => (2, 1),
+        4 => (8, 2),
+        _ => (4, 1),
+    }
+}
+
+#[test]
+fn products_are_those_of_the_whole_matrices() {
+    let s32 = Ty::S32;
+    let bf16 = Ty::Bf16;
+    for (opcode, k, types, selectors) in [
+        ("m16n8k16.row.col.f32.f16.f16.f32", 16, [F16, F16, F32], 4),
+        ("m16n8k16.row.col.f16.f16.f16.f16", 16, [F16, F16, F16], 4),
+        ("m16n8k32.row.col.f32.f16.f16.f32", 32, [F16, F16, F32], 2),
+        (
+            "m16n8k16.row.col.f32.bf16.bf16.f32",
+            16,
+            [bf16, bf16, F32],
+            4,
+        ),
+        (
+            "m16n8k32.row.col.f32.bf16.bf16.f32",
+            32,
+            [bf16, bf16, F32],
+            2,
+        ),
+        (
+            "m16n8k8.row.col.f32.tf32.tf32.f32",
+            8,
+            [Ty::Tf32, Ty::Tf32, F32],
+            4,
+        ),
+        (
+            "m16n8k16.row.col.f32.tf32.tf32.f32",
+            16,
+            [Ty::Tf32, Ty::Tf32, F32],
+            2,
+        ),
+        ("m16n8k32.row.col.s32.s8.u8.s32", 32, [S8, U8, s32], 2),
+        (
+            "m16n8k32.row.col.satfinite.s32.u8.s8.s32",
+            32,
+            [U8, S8, s32],
+            2,
+        ),
+        ("m16n8k64.row.col.s32.s8.s8.s32", 64, [S8, S8, s32], 1),
+        ("m16n8k64.row.col.s32.s4.u4.s32", 64, [S4, U4, s32], 2),
+        ("m16n8k128.row.col.s32.u4.u4.s32", 128, [U4, U4, s32], 1),
+    ] {
+        for selector in 0..selectors {
+            check(
+                &Case {
+                    opcode,
+                    k,
+                    types,
+                    selectors,
+                },
+                selector,
+            );
+        }
+    }
+}
+
+fn check(case: &Case, selector: usize) {
+    let (m, n, k) = (16, 8, case.k);
+    let [a, b, c] = case.types;
+    let mut random = noise((k * 10 + selector) as u64);
+    let (chunk, run) = chunk(a);
+    let (chunks, places) = (k / chunk, chunk / run);
+    let mut whole = vec![0.0; m * k];
+    let mut stored = vec![0.0; m * k / 2];
+    let mut metadata = [0u32; 32];
+    for row in 0..m {
+        for i in 0..chunks {
+            // Two of four places, ascending; of tf32 one of two.
+            let first = (random() * (places - 1) as f64) as usize;
+            let (kept, nibble) = if places == 2 {
+                let one = (random() * 2.0) as usize;
+                (vec![one], [0b0100, 0b1110][one])
+            } else {
+                let second = first + 1 + (random() * (places - 1 - first) as f64) as usize;
+                (vec![first, second], (first | second << 2) as u32)
+            };
+            for (j, place) in kept.iter().enumerate() {
+                for e in 0..run {
+                    let value = a.value(&mut random);
+                    whole[row * k + i * chunk + place * run + e] = value;
+                    stored[row * k / 2 + i * chunk / 2 + j * run + e] = value;
+                }
+            }
+            // The figures "Sparse MMA metadata layout": of floats each lane has 16 bits for a row, above them 16 for that
+            // eight further down; of integers 32 bits for one of the two.
+            let holders = chunks / 4;
+            let half = row / 8;
+            let (part, bit) = match c == Ty::S32 {
+                true => (i / 8 * 2 + half, i % 8 * 4),
+                false => (i / 4, half * 16 + i % 4 * 4),
+            };
+            metadata[row % 8 * 4 + selector * holders + part] |= nibble << bit;
+        }
+    }
+    // What other lanes hold means nothing.
+    for (lane, word) in metadata.iter_mut().enumerate() {
+        if lane % 4 / (4 / case.selectors) != selector {
+            *word = 0x5a5a_1234;
+        }
+    }
+    let y: Vec<f64> = (0..k * n).map(|_| b.value(&mut random)).collect();
+    let z: Vec<f64> = (0..m * n)
+        .map(|_| if c == F16 { a } else { c }.value(&mut random))
+        .collect();
+    let c_place =
+        |lane: usize, i: usize| [lane / 4 + if i < 2 { 0 } else { 8 }, lane % 4 * 2 + (i & 1)];
+    let registers = |elements: usize, ty: Ty| elements * ty.bits() / 32 / 32;
+    let counts = [
+        registers(m * k / 2, a),
+        registers(k * n, b),
+        registers(m * n, c),
+    ];
+    let mut inputs = match a.bits() {
+        32 => vec![
+            pack(&|r, j| stored[r * k / 2 + j], a, counts[0], |l, i| {
+                [l / 4 + i % 2 * 8, l % 4 + i / 2 * 4]
+            }),
+            pack(&|r, j| y[r * n + j], b, counts[1], |l, i| {
+                [l % 4 + i * 4, l / 4]
+            }),
+        ],
+        16 => vec![
+            pack(&|r, j| stored[r * k / 2 + j], a, counts[0], |l, i| {
+                [l / 4 + i / 2 % 2 * 8, l % 4 * 2 + i % 2 + i / 4 * 8]
+            }),
+            pack(&|r, j| y[r * n + j], b, counts[1], |l, i| {
+                [l % 4 * 2 + i % 2 + i / 2 * 8, l / 4]
+            }),
+        ],
+        8 => vec![
+            pack(&|r, j| stored[r * k / 2 + j], a, counts[0], |l, i| {
+                [l / 4 + i / 4 % 2 * 8, l % 4 * 4 + i % 4 + i / 8 * 16]
+            }),
+            pack(&|r, j| y[r * n + j], b, counts[1], |l, i| {
+                [l % 4 * 4 + i % 4 + i / 4 * 16, l / 4]
+            }),
+        ],
+        _ => vec![
+            pack(&|r, j| stored[r * k / 2 + j], a, counts[0], |l, i| {
+                [l / 4 + i / 8 % 2 * 8, l % 4 * 8 + i % 8 + i / 16 * 32]
+            }),
+            pack(&|r, j| y[r * n + j], b, counts[1], |l, i| {
+                [l % 4 * 8 + i % 8 + i / 8 * 32, l / 4]
+            }),
+        ],
+    };
+    inputs.push(pack(&|r, j| z[r * n + j], c, counts[2], c_place));
+    inputs.push(vec![metadata.map(u64::from)]);
+    let mut body = String::new();
+    let mut at = 0;
+    let mut lists = Vec::new();
+    for (name, count) in ["a", "b", "c", "e"]
+        .into_iter()
+        .zip(inputs.iter().map(Vec::len))
+    {
+        body += &format!(".reg .b32 %{name}<{count}>;\n");
+        for r in 0..count {
+            body += &format!("ld.global.b32 %{name}{r}, [%rd2+{}];\n", at * 256);
+            at += 1;
+        }
+        let all: Vec<String> = (0..count).map(|r| format!("%{name}{r}")).collect();
+        lists.push(format!("{{{}}}", all.join(",")));
+    }
+    body += &format!(
+        "mma.sp.sync.aligned.{} {}, {}, {}, {}, %e0, {selector};\n",
+        case.opcode, lists[2], lists[0], lists[1], lists[2]
+    );
+    for r in 0..counts[2] {
+        body += &format!("st.global.b32 [%rd3+{}], %c{r};\n", r * 256);
+    }
+    let device = Device::new(&kernel(&body));
+    let words: Vec<u64> = inputs.iter().flatten().flatten().copied().collect();
+    let (input, output) = (device.upload(&words), device.alloc(counts[2] * 256));
+    device.run("k", 1, 32, &[Arg::Ptr(input), Arg::Ptr(output)]);
+    let out = device.download::<u64>(output, counts[2] * 32);
+    let per = 32 / c.bits();
+    for lane in 0..32 {
+        for e in 0..counts[2] * per {
+            let [r, j] = c_place(lane, e);
+            let product: f64 = (0..k).map(|l| whole[r * k + l] * y[l * n + j]).sum();
+            let bits = out[e / per * 32 + lane] >> (e % per * c.bits());
+            let got = c.decode(bits & (u64::MAX >> (64 - c.bits())));
+            assert_eq!(
+                got,
+                product + z[r * n + j],
+                "{} with selector {selector}: row {r}, column {j}",
+                case.opcode
+            );
+        }
+    }
+}
+
+#[test]
+fn what_is_not_of_sm_80_is_refused() {
+    for (opcode, operands) in [
+        (
+            "mma.sp.sync.aligned.m16n8k64.row.col.f32.e4m3.e4m3.f32",
+            "0",
+        ),
+        ("mma.sp.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", "0"),
+        ("mma.sp.sync.aligned.m16n8k16.row.row.f32.f16.f16.f32", "0"),
+        ("mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "4"),
+        ("mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32", "2"),
+    ] {
+        let text = kernel(&format!(
+            ".reg .b32 %r<8>;\n{opcode} {{%r0,%r1,%r2,%r3}}, {{%r0,%r1}}, {{%r0,%r1}}, {{%r0,%r1,%r2,%r3}}, %r4, {operands};\n"
+        ));
+        let error = outboard_ptx::lower::check(&text).unwrap_err().to_string();
+        assert!(
+            error.contains("mma.sp") || error.contains("selector"),
+            "{opcode}: {error}"
+        );
+    }
+}
