@@ -392,6 +392,11 @@ const SURFACES: &[&str] = &[
     "suld.b.3d.b32.trap {%d0}, [%rd0, {%c0, %c1, %c2, %c2}];",
     "sust.b.a1d.b32.trap [%rd0, {%c2, %c0}], {%c3};",
     "suld.b.1d.b32.zero {%d0}, [%rd0, {%c0}];",
+    "sured.b.add.2d.u32.trap [%rd0, {%c0, %c1}], %c3;",
+    "sured.b.min.2d.s32.clamp [%rd0, {%c0, %c1}], %c3;",
+    "sured.b.max.2d.u32.zero [%rd0, {%c0, %c1}], {%c3};",
+    "sured.b.and.2d.b32.trap [%rd0, {%c0, %c1}], %c3; sured.b.or.2d.b32.trap [%rd0, {%c0, %c1}], 0x100;",
+    "cvt.u64.u32 %w0, %c3; sured.b.add.2d.u64.trap [%rd0, {%c0, %c1}], %w0;",
 ];
 
 /// Four words a row, three rows, two slices: word `16 * slice + 4 * row + column`.
@@ -471,6 +476,33 @@ fn surfaces_are_read_and_written_by_bytes() {
     bench.device.memory.bind(NUMBER, Bound::Surface(single));
     assert_eq!(run(13, at(12, 0, 0))[0], 3);
     assert_eq!(run(13, at(16, 0, 0))[0], 0);
+}
+
+#[test]
+fn reductions_on_surfaces() {
+    let bench = Bench::new(SURFACES);
+    let (address, _) = surface(&bench);
+    let at = |x: i32, y: i32, value: u32| [x as u32, y as u32, 0, value];
+    let word = |i: u64| bench.device.download::<u32>(address + 4 * i, 1)[0];
+    // All lanes of a warp into one place.
+    bench.try_words(14, &[at(4, 1, 3); 32]).unwrap();
+    assert_eq!(word(5), 5 + 96);
+    bench
+        .try_words(15, &[at(-4, 0, -7i32 as u32), at(400, 2, 4)])
+        .unwrap();
+    assert_eq!([word(0), word(11)], [-7i32 as u32, 4]);
+    bench
+        .try_words(16, &[at(0, 0, 9), at(16, 0, 99), at(4, 0, 9)])
+        .unwrap();
+    assert_eq!([word(0), word(1), word(4)], [-7i32 as u32, 9, 4]);
+    bench.try_words(17, &[at(8, 2, 6)]).unwrap();
+    assert_eq!(word(10), 10 & 6 | 0x100);
+    bench
+        .try_words(18, &[at(8, 1, u32::MAX), at(8, 1, 1)])
+        .unwrap();
+    assert_eq!([word(6), word(7)], [6, 8]);
+    assert!(bench.try_words(14, &[at(16, 1, 3)]).is_err());
+    assert!(bench.try_words(18, &[at(4, 1, 3)]).is_err());
 }
 
 #[test]

@@ -103,6 +103,17 @@ pub enum Callee {
     Runtime(Runtime),
 }
 
+/// What is done to the memory that `alloca` takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StackOp {
+    /// d: where `a` bytes are, in local memory.
+    Take { align: u32 },
+    /// d: how much is taken.
+    Save,
+    /// As much is taken as `a` says.
+    Restore,
+}
+
 /// Functions that CUDA's device runtime supplies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runtime {
@@ -432,6 +443,12 @@ pub enum Op {
     Ret,
     Exit,
     Trap,
+    /// Memory of a thread beside its frames.
+    Stack {
+        op: StackOp,
+        d: Row,
+        a: Row,
+    },
     /// A hint to let other blocks run.
     Yield,
     Bar {

@@ -1,6 +1,6 @@
 //! Instructions on textures and surfaces (PTX ISA 9.7.10, 9.7.11), by their numbers in registers.
 
-use super::Row;
+use super::{AtomOp, Row};
 
 #[derive(Debug, Clone)]
 pub struct TextureInstruction {
@@ -47,12 +47,19 @@ pub enum TextureOp {
     Gather { channel: u8 },
     /// `txq`, `suq`
     Query { what: Query, surface: bool },
-    /// `suld.b`, `sust.b`: values of so many bytes.
+    /// `suld.b`, `sust.b`, `sured.b`: values of so many bytes.
     Surface {
-        store: bool,
+        access: Access,
         bytes: u8,
         outside: Outside,
     },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    Load,
+    Store,
+    Reduce(AtomOp),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -77,7 +77,7 @@ impl Core<'_> {
     }
 }
 
-fn atomic32(op: AtomOp, at: u64, b: u32, c: u32) -> u32 {
+pub(super) fn atomic32(op: AtomOp, at: u64, b: u32, c: u32) -> u32 {
     // SAFETY: `Core::pointers` checked bounds and alignment for this access.
     let cell = unsafe { AtomicU32::from_ptr(at as *mut u32) };
     let update = |f: &dyn Fn(u32) -> u32| update32(cell, f);
@@ -129,7 +129,7 @@ fn update32(cell: &AtomicU32, f: &dyn Fn(u32) -> u32) -> u32 {
     }
 }
 
-fn atomic64(op: AtomOp, at: u64, b: u64, c: u64) -> u64 {
+pub(super) fn atomic64(op: AtomOp, at: u64, b: u64, c: u64) -> u64 {
     // SAFETY: `Core::pointers` checked bounds and alignment for this access.
     let cell = unsafe { AtomicU64::from_ptr(at as *mut u64) };
     let update = |f: &dyn Fn(u64) -> u64| {

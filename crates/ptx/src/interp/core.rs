@@ -425,6 +425,7 @@ impl Core<'_> {
                 files.set_pred(d, mask, value);
             }
             Op::Mbarrier { op, list, ref mem } => self.mbarrier(op, list, mem, mask)?,
+            Op::Stack { op, d, a } => self.stack(op, d, a, mask)?,
             Op::Texture { index } => self.texture(index, mask)?,
             Op::Video { index } => files.video(&self.program.videos[index as usize], mask),
             Op::Fence => {

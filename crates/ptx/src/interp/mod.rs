@@ -38,6 +38,7 @@ mod scalar;
 mod select;
 mod sparse;
 mod special;
+mod stack;
 pub(crate) mod step;
 mod tensor;
 mod texture;

@@ -1,11 +1,12 @@
-//! `tex`, `tld4`, `txq`, `suld`, `sust`, `suq`: lane by lane, by what the numbers in registers stand for.
+//! `tex`, `tld4`, `txq`, `suld`, `sust`, `sured`, `suq`: lane by lane, by what the numbers in registers stand for.
 
+use super::atomic::{atomic32, atomic64};
 use super::core::{Core, Stop, Trouble};
 use super::lanes::lanes;
 use super::memory::{
     access_fault, read8, read16, read32, read64, write8, write16, write32, write64,
 };
-use crate::code::{Geometry, Outside, Query, SINK, TextureInstruction, TextureOp};
+use crate::code::{Access, Geometry, Outside, Query, SINK, TextureInstruction, TextureOp};
 use crate::error::FaultKind;
 use crate::memory::Ranges;
 use crate::texture::{Bound, Coordinates, Place, Point, Texels, Texture};
@@ -48,10 +49,10 @@ impl Core<'_> {
                     self.give(instruction, lane, &[answer]);
                 }
                 TextureOp::Surface {
-                    store,
+                    access,
                     bytes,
                     outside,
-                } => self.surface(instruction, store, bytes.into(), outside, lane)?,
+                } => self.surface(instruction, access, bytes.into(), outside, lane)?,
             }
         }
         Ok(())
@@ -129,7 +130,7 @@ impl Core<'_> {
     fn surface(
         &mut self,
         instruction: &TextureInstruction,
-        store: bool,
+        access: Access,
         bytes: u64,
         outside: Outside,
         lane: usize,
@@ -155,7 +156,7 @@ impl Core<'_> {
                     lane,
                 ));
             }
-            if !store {
+            if access == Access::Load {
                 for &row in &instruction.values {
                     self.put(row, bytes, lane, 0);
                 }
@@ -164,19 +165,25 @@ impl Core<'_> {
         };
         let mapped = self.ranges.find(at);
         if !at.is_multiple_of(all) || mapped.is_none_or(|(_, end)| end - at < all) {
-            return Err(access_fault(at, all, store, lane));
+            return Err(access_fault(at, all, access != Access::Load, lane));
         }
         for (i, &row) in instruction.values.iter().enumerate() {
             let at = at + i as u64 * bytes;
-            match (store, bytes) {
-                (false, 1) => self.put(row, bytes, lane, read8(at).into()),
-                (false, 2) => self.put(row, bytes, lane, read16(at).into()),
-                (false, 4) => self.put(row, bytes, lane, read32(at).into()),
-                (false, _) => self.put(row, bytes, lane, read64(at)),
-                (true, 1) => write8(at, self.files.lane32(row, lane) as u8),
-                (true, 2) => write16(at, self.files.lane32(row, lane) as u16),
-                (true, 4) => write32(at, self.files.lane32(row, lane)),
-                (true, _) => write64(at, self.files.lane64(row, lane)),
+            match (access, bytes) {
+                (Access::Load, 1) => self.put(row, bytes, lane, read8(at).into()),
+                (Access::Load, 2) => self.put(row, bytes, lane, read16(at).into()),
+                (Access::Load, 4) => self.put(row, bytes, lane, read32(at).into()),
+                (Access::Load, _) => self.put(row, bytes, lane, read64(at)),
+                (Access::Store, 1) => write8(at, self.files.lane32(row, lane) as u8),
+                (Access::Store, 2) => write16(at, self.files.lane32(row, lane) as u16),
+                (Access::Store, 4) => write32(at, self.files.lane32(row, lane)),
+                (Access::Store, _) => write64(at, self.files.lane64(row, lane)),
+                (Access::Reduce(op), 8) => {
+                    atomic64(op, at, self.files.lane64(row, lane), 0);
+                }
+                (Access::Reduce(op), _) => {
+                    atomic32(op, at, self.files.lane32(row, lane), 0);
+                }
             }
         }
         Ok(())

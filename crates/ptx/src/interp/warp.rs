@@ -87,6 +87,8 @@ pub(crate) struct Storage {
     /// Local memory of 32 lanes, `stride` bytes each.
     pub(crate) local: Vec<u128>,
     pub(crate) stride: u32,
+    /// By lane: bytes that `alloca` has taken.
+    pub(crate) taken: [u32; 32],
     /// By depth of the callee - 1, then by lane.
     pub(crate) returns: Vec<[Return; 32]>,
     /// Carry flags.
@@ -143,6 +145,7 @@ impl Storage {
             preds: Vec::new(),
             local: Vec::new(),
             stride: 0,
+            taken: [0; 32],
             returns: Vec::new(),
             carry: 0,
             tid: [Lanes32([0; 32]); 4],
@@ -180,7 +183,7 @@ impl Storage {
         Ok(())
     }
 
-    fn grow_local(&mut self, stride: u32) {
+    pub(crate) fn grow_local(&mut self, stride: u32) {
         const UNIT: usize = size_of::<u128>();
         let (old, new) = (self.stride as usize / UNIT, stride as usize / UNIT);
         let mut local = vec![0u128; 32 * new];
@@ -232,6 +235,7 @@ impl Warp {
 
     /// Sets the warp to the kernel's first instruction.
     pub(crate) fn start(&mut self, env: &Env<'_>, function: u32) -> Result<(), FaultKind> {
+        self.storage.taken = [0; 32];
         let [x, y, z] = env.block;
         let threads = x * y * z;
         let first = self.index * 32;

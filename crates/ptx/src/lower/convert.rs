@@ -4,8 +4,8 @@ use super::function::{Lowering, Symbol};
 use super::instruction::Insn;
 use super::operand::Fit;
 use crate::code::{
-    Bin32, Bin64, BinF32, Cvt, CvtType, FloatFlags, LOCAL_WINDOW, MemSpace, Narrow, Op,
-    PARAM_WINDOW, Rounding, Row, SHARED_WINDOW, SINK, Un32, Un64,
+    Bin32, Bin64, BinF32, Cmp, CmpType, Cvt, CvtType, FloatFlags, LOCAL_WINDOW, MemSpace, Narrow,
+    Op, PARAM_WINDOW, Pred, Rounding, Row, SHARED_WINDOW, SINK, Un32, Un64,
 };
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
@@ -28,6 +28,9 @@ impl<'a> Lowering<'_, '_, 'a> {
                 a,
                 b: a,
             });
+        }
+        if ty == Type::B128 {
+            return self.mov_wide(insn);
         }
         match (&insn.ops[0], &insn.ops[1]) {
             (Operand::Vector(parts), whole) => self.unpack(parts, whole, ty),
@@ -496,13 +499,51 @@ impl<'a> Lowering<'_, '_, 'a> {
             Some("global") => MemSpace::Global,
             Some("shared" | "shared::cta") => MemSpace::Shared,
             Some("local") => MemSpace::Local,
-            // Constants stand in global memory here; `.const` tells them apart by address.
+            Some("const") => return self.is_constant(insn),
             Some("param" | "param::entry") => MemSpace::Param,
             _ => return Err(self.unsupported("this state space")),
         };
         let d = self.pred_dest(&insn.ops[0])?;
         let a: Row = self.src64(&insn.ops[1], Type::U64)?;
-        self.emit(Op::Isspacep { space, d, a })
+        if space != MemSpace::Global || self.context.layout.const_end == 0 {
+            return self.emit(Op::Isspacep { space, d, a });
+        }
+        // Constants stand beside global variables here.
+        let (plain, constant) = (self.temp_pred()?, self.temp_pred()?);
+        self.emit(Op::Isspacep { space, d: plain, a })?;
+        self.within_constants(constant, a)?;
+        self.emit(Op::PredOp {
+            lut: 0b0010,
+            d,
+            a: plain,
+            b: constant,
+        })
+    }
+
+    fn is_constant(&mut self, insn: &Insn<'_, 'a>) -> Result<(), Error> {
+        let d = self.pred_dest(&insn.ops[0])?;
+        let a = self.src64(&insn.ops[1], Type::U64)?;
+        self.within_constants(d, a)
+    }
+
+    fn within_constants(&mut self, d: Pred, a: Row) -> Result<(), Error> {
+        let start = self.const64(self.context.base);
+        let end = self.const64(self.context.layout.const_end);
+        let offset = self.temp64()?;
+        self.emit(Op::Bin64 {
+            op: Bin64::Sub,
+            d: offset,
+            a,
+            b: start,
+        })?;
+        self.emit(Op::Setp {
+            ty: CmpType::U64,
+            cmp: Cmp::Lt,
+            ftz: false,
+            d,
+            a: offset,
+            b: end,
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::Context;
 use super::modifiers::Modifiers;
 use crate::code::{
-    Base, Code, Function, Guard, Mem, MemSpace, Op, ParamSlot, Pred, Row, Special, Width,
+    Base, Code, Function, Guard, Mem, MemSpace, Op, ParamSlot, Pred, Row, Special, StackOp, Width,
 };
 use crate::error::{Error, Position};
 use crate::limits::{
@@ -74,6 +74,8 @@ pub(super) struct Lowering<'c, 'm, 'a> {
     pub(super) context: &'c mut Context<'m, 'a>,
     pub(super) index: u32,
     unit: u32,
+    /// What the unit is written for: 80 of `sm_80`.
+    pub(super) target: u32,
     pub(super) kernel: bool,
     pub(super) scopes: Vec<Scope<'a>>,
     pub(super) rows32: u32,
@@ -91,6 +93,8 @@ pub(super) struct Lowering<'c, 'm, 'a> {
     pub(super) at: Position,
     /// `.reg` parameters and return values with their places in the frame.
     reg_returns: Vec<(Type, u32, u32)>,
+    /// What the caller had taken by `alloca`, where this function takes something.
+    taken: Option<Row>,
 }
 
 #[derive(Clone, Copy)]
@@ -165,10 +169,13 @@ pub(super) fn lower<'a>(
     };
     let info = context.program.functions[index as usize].clone();
     let shared_bytes = context.layout.shared_bytes;
+    let target = context.ast.targets.get(function.unit as usize);
+    let target = target.copied().unwrap_or(u32::MAX);
     let mut lowering = Lowering {
         context,
         index,
         unit: function.unit,
+        target,
         kernel: function.kernel,
         scopes: vec![Scope::default()],
         rows32: 0,
@@ -182,9 +189,17 @@ pub(super) fn lower<'a>(
         guard: Guard::ALWAYS,
         at: function.at,
         reg_returns: Vec::new(),
+        taken: None,
     };
     let entry = lowering.context.program.code.len() as u32;
     lowering.declare_params(function, &info)?;
+    if !function.kernel && super::stack::takes_memory(body) {
+        let d = lowering.register(Type::B64, 1)?;
+        let a = lowering.const64(0);
+        lowering.taken = Some(d);
+        let op = StackOp::Save;
+        lowering.emit(Op::Stack { op, d, a })?;
+    }
     lowering.block(body)?;
     lowering.at = function.at;
     lowering.emit_return()?;
@@ -285,6 +300,10 @@ impl<'a> Lowering<'_, '_, 'a> {
                 mem,
                 a: index,
             })?;
+        }
+        if let Some(a) = self.taken {
+            let op = StackOp::Restore;
+            self.emit(Op::Stack { op, d: a, a })?;
         }
         self.emit(if self.kernel { Op::Exit } else { Op::Ret })
     }
@@ -429,7 +448,12 @@ impl<'a> Lowering<'_, '_, 'a> {
                 }
             }
             Space::Const | Space::Global => {
-                return Err(self.unsupported("a .global or .const variable inside a function"));
+                let Some(offset) = self.context.layout.inner(var) else {
+                    return Err(self.unsupported("this variable inside a function"));
+                };
+                Symbol::Global {
+                    address: self.context.base + offset,
+                }
             }
         };
         self.declare(var.name, symbol, var.at)
@@ -461,7 +485,12 @@ impl<'a> Lowering<'_, '_, 'a> {
         )?;
         let (next, limit) = match ty {
             Type::Pred => (&mut self.preds, PREDICATES_PER_FUNCTION_MAX),
-            Type::B128 => return Err(self.unsupported("128-bit registers")),
+            // Two rows each: low half, high half.
+            Type::B128 => {
+                let count = u64::from(count) * 2;
+                let count = u32::try_from(count).unwrap_or(u32::MAX);
+                return self.register(Type::B64, count);
+            }
             _ if ty.bytes() == 8 => (&mut self.rows64, REGISTERS_PER_FUNCTION_MAX),
             _ => (&mut self.rows32, REGISTERS_PER_FUNCTION_MAX),
         };
@@ -494,9 +523,10 @@ impl<'a> Lowering<'_, '_, 'a> {
             if let Some((n, (ty, first, count))) = range
                 && n < count
             {
+                let rows = if ty == Type::B128 { 2 } else { 1 };
                 return Some(Symbol::Register {
                     ty,
-                    index: first + n,
+                    index: first + n * rows,
                 });
             }
         }

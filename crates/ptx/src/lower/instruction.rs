@@ -19,6 +19,14 @@ impl<'a> Lowering<'_, '_, 'a> {
         mods: Modifiers<'a>,
         ops: &[Operand<'a>],
     ) -> Result<(), Error> {
+        if let Some(sm) = super::newer::needs(name, &mods)
+            && sm > self.target
+        {
+            return Err(self.unsupported(&format!(
+                "this form, which needs sm_{sm} in a text for sm_{}",
+                self.target
+            )));
+        }
         let mut insn = Insn { name, mods, ops };
         let i = &mut insn;
         match name {
@@ -67,7 +75,8 @@ impl<'a> Lowering<'_, '_, 'a> {
             "redux" => self.redux(i)?,
             "activemask" => self.activemask(i)?,
             "mma" | "wmma" | "ldmatrix" | "movmatrix" => self.tensor(i)?,
-            "tex" | "tld4" | "txq" | "suld" | "sust" | "suq" => self.texture(i)?,
+            "alloca" | "stacksave" | "stackrestore" => self.stack(i)?,
+            "tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq" => self.texture(i)?,
             _ if super::video::is_video(name) => self.video(i)?,
             _ => return Err(self.unsupported(&format!("instruction `{name}`"))),
         }

@@ -12,10 +12,14 @@ use crate::parse::lexer::clipped;
 #[derive(Debug, Default)]
 pub struct Layout<'a> {
     symbols: HashMap<(u32, &'a str), Symbol>,
+    /// Variables declared inside functions, by where in the text.
+    inner: HashMap<u32, Symbol>,
     /// By variable: whether its memory and first contents are those that count.
     defines: Vec<bool>,
-    /// `.global` and `.const` variables stand in one area of this size.
+    /// `.const` and `.global` variables stand in one area of this size, constants first.
     pub global_bytes: u64,
+    /// Where in it constants end.
+    pub const_end: u64,
     pub const_bytes: u64,
     /// Module-wide `.shared` variables: the first bytes of every kernel's shared memory.
     pub shared_bytes: u32,
@@ -54,9 +58,19 @@ impl<'a> Layout<'a> {
         let links = resolve(&declarations)?;
         // Definitions first: what names them may stand before.
         let mut placed: HashMap<usize, Symbol> = HashMap::new();
-        for (i, var) in module.variables.iter().enumerate() {
-            if links.defines[i] {
-                placed.insert(links.first[i], layout.place(var)?);
+        for constants in [true, false] {
+            let wanted = |var: &Variable<'_>| (var.space == Space::Const) == constants;
+            for (i, var) in module.variables.iter().enumerate() {
+                if links.defines[i] && wanted(var) {
+                    placed.insert(links.first[i], layout.place(var)?);
+                }
+            }
+            for var in module.inner.iter().filter(|var| wanted(var)) {
+                let symbol = layout.place(var)?;
+                layout.inner.insert(var.at.offset, symbol);
+            }
+            if constants {
+                layout.const_end = layout.global_bytes;
             }
         }
         for (i, var) in module.variables.iter().enumerate() {
@@ -142,6 +156,11 @@ impl<'a> Layout<'a> {
         Ok(symbol)
     }
 
+    /// Where a variable declared inside a function stands.
+    pub fn inner(&self, var: &Variable<'_>) -> Option<u64> {
+        self.inner.get(&var.at.offset).map(|symbol| symbol.offset)
+    }
+
     pub fn find(&self, unit: u32, name: &'a str) -> Option<Symbol> {
         self.symbols.get(&(unit, name)).copied()
     }
@@ -155,13 +174,19 @@ impl<'a> Layout<'a> {
         function: impl Fn(u32, &str) -> Option<u64>,
         mut write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        for (var, &defines) in module.variables.iter().zip(&self.defines) {
-            if var.init.is_empty() || var.space == Space::Shared || !defines {
-                continue;
-            }
-            let Some(symbol) = self.find(var.unit, var.name) else {
+        let outer = module.variables.iter().zip(&self.defines);
+        let outer = outer.filter(|(_, defines)| **defines).map(|(var, _)| {
+            let symbol = self.find(var.unit, var.name);
+            (var, symbol.map(|symbol| symbol.offset))
+        });
+        let inner = module.inner.iter().map(|var| (var, self.inner(var)));
+        for (var, offset) in outer.chain(inner) {
+            let Some(place) = offset.filter(|_| !var.init.is_empty()) else {
                 continue;
             };
+            if var.space == Space::Shared {
+                continue;
+            }
             let size = var.ty.bytes() as usize;
             let mut bytes = Vec::with_capacity(var.init.len() * size);
             for init in &var.init {
@@ -195,7 +220,7 @@ impl<'a> Layout<'a> {
                 };
                 bytes.extend_from_slice(&u128::from(value).to_le_bytes()[..size]);
             }
-            write(symbol.offset, &bytes)?;
+            write(place, &bytes)?;
         }
         Ok(())
     }

@@ -104,6 +104,9 @@ impl<'a> Lowering<'_, '_, 'a> {
         let (space, vector) = (self.space(insn)?, self.vector(insn)?);
         let ty = self.need_type(insn)?;
         let mem = self.mem(&insn.ops[1], space)?;
+        if ty == Type::B128 && vector.is_none() {
+            return self.load_wide(sole(&insn.ops[0]), mem);
+        }
         let Some(n) = vector else {
             let (d, declared) = self.dest(sole(&insn.ops[0]), ty, Fit::Wider)?;
             let d = if d != SINK {
@@ -168,6 +171,9 @@ impl<'a> Lowering<'_, '_, 'a> {
         let mem = self.mem(&insn.ops[0], space)?;
         if mem.space == MemSpace::Param {
             return Err(self.invalid("kernel parameters are read only"));
+        }
+        if ty == Type::B128 && vector.is_none() {
+            return self.store_wide(sole(&insn.ops[1]), mem);
         }
         let Some(n) = vector else {
             let a = if ty.bytes() == 8 {

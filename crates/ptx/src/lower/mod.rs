@@ -14,13 +14,16 @@ pub mod layout;
 mod link;
 mod memory;
 mod modifiers;
+mod newer;
 mod operand;
 mod special;
+mod stack;
 mod sync;
 mod tensor;
 mod texture;
 mod video;
 mod warp;
+mod wide;
 
 use std::collections::HashMap;
 

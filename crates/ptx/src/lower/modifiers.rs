@@ -82,6 +82,11 @@ impl<'a> Modifiers<'a> {
         })
     }
 
+    /// All that nobody has taken yet.
+    pub(super) fn all(&self) -> &[&'a str] {
+        &self.parts[..self.len]
+    }
+
     /// What nobody took.
     pub(super) fn rest(&self) -> Option<&'a str> {
         self.parts[..self.len].first().copied()

@@ -143,7 +143,8 @@ impl<'a> Lowering<'_, '_, 'a> {
 
     fn check_width(&self, declared: Type, wanted: Type, fit: Fit, name: &str) -> Result<(), Error> {
         let (have, want) = (declared.bytes(), wanted.bytes());
-        let fits = declared != Type::Pred && (have == want || (have > want && fit == Fit::Wider));
+        let plain = !matches!(declared, Type::Pred | Type::B128);
+        let fits = plain && (have == want || (have > want && fit == Fit::Wider));
         if fits {
             return Ok(());
         }

@@ -3,7 +3,9 @@
 use super::function::Lowering;
 use super::instruction::Insn;
 use super::operand::Fit;
-use crate::code::{Geometry, Op, Outside, Query, Row, TextureInstruction, TextureOp};
+use crate::code::{
+    Access, AtomOp, Geometry, Op, Outside, Query, Row, TextureInstruction, TextureOp,
+};
 use crate::error::Error;
 use crate::limits::INSTRUCTIONS_MAX;
 use crate::parse::ast::{Operand, Type};
@@ -14,6 +16,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             "tex" => self.sample(insn)?,
             "tld4" => self.gather(insn)?,
             "suld" | "sust" => self.surface(insn)?,
+            "sured" => self.reduce(insn)?,
             _ => self.query(insn)?,
         };
         let textures = &mut self.context.program.textures;
@@ -163,11 +166,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         if u32::from(count) * ty.bytes() > 16 {
             return Err(self.unsupported("more than 16 bytes"));
         }
-        let outside = match insn.mods.take_any(&["trap", "clamp", "zero"]) {
-            None | Some("trap") => Outside::Trap,
-            Some("clamp") => Outside::Clamp,
-            Some(_) => Outside::Zero,
-        };
+        let outside = outside(insn);
         let (place, data) = if store { (0, 1) } else { (1, 0) };
         let parts = match &insn.ops[data] {
             Operand::Vector(parts) => &parts[..],
@@ -192,11 +191,45 @@ impl<'a> Lowering<'_, '_, 'a> {
             });
         }
         let op = TextureOp::Surface {
-            store,
+            access: if store { Access::Store } else { Access::Load },
             bytes: ty.bytes() as u8,
             outside,
         };
         self.at_coordinates(&insn.ops[place], geometry, op, values)
+    }
+
+    /// `sured.b`, by bytes as the others; formatted ones are refused.
+    fn reduce(&mut self, insn: &mut Insn<'_, 'a>) -> Result<TextureInstruction, Error> {
+        self.arity(insn, &[2])?;
+        if !insn.mods.take("b") {
+            return Err(self.unsupported("formatted access"));
+        }
+        let name = insn.mods.take_any(&["add", "min", "max", "and", "or"]);
+        let geometry = self.geometry(insn)?;
+        insn.mods.take_any(&["ca", "cg", "cs", "cv", "wb", "wt"]);
+        let ty = self.need_type(insn)?;
+        let op = match (name, ty) {
+            (Some("add"), Type::U32 | Type::S32 | Type::U64) => AtomOp::Add,
+            (Some("min"), Type::U32 | Type::U64) => AtomOp::MinU,
+            (Some("min"), Type::S32 | Type::S64) => AtomOp::MinS,
+            (Some("max"), Type::U32 | Type::U64) => AtomOp::MaxU,
+            (Some("max"), Type::S32 | Type::S64) => AtomOp::MaxS,
+            (Some("and"), Type::B32) => AtomOp::And,
+            (Some("or"), Type::B32) => AtomOp::Or,
+            _ => return Err(self.unsupported("this operation with this type")),
+        };
+        let outside = outside(insn);
+        let data = match &insn.ops[1] {
+            Operand::Vector(parts) if parts.len() == 1 => &parts[0],
+            one => one,
+        };
+        let value = self.src(data, ty)?;
+        let op = TextureOp::Surface {
+            access: Access::Reduce(op),
+            bytes: ty.bytes() as u8,
+            outside,
+        };
+        self.at_coordinates(&insn.ops[0], geometry, op, vec![value])
     }
 
     fn query(&mut self, insn: &mut Insn<'_, 'a>) -> Result<TextureInstruction, Error> {
@@ -234,5 +267,13 @@ impl<'a> Lowering<'_, '_, 'a> {
             layer: none,
             values: vec![value],
         })
+    }
+}
+
+fn outside(insn: &mut Insn<'_, '_>) -> Outside {
+    match insn.mods.take_any(&["trap", "clamp", "zero"]) {
+        None | Some("trap") => Outside::Trap,
+        Some("clamp") => Outside::Clamp,
+        Some(_) => Outside::Zero,
     }
 }

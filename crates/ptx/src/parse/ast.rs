@@ -8,10 +8,12 @@ use crate::error::Position;
 pub struct Module<'a> {
     /// `.version`: major, minor.
     pub version: (u32, u32),
-    /// First name after `.target`, as `sm_80`.
-    pub target: &'a str,
+    /// By unit: the number in `.target`, 80 of `sm_80`.
+    pub targets: Vec<u32>,
     /// `.global`, `.const` and module-wide `.shared` variables.
     pub variables: Vec<Variable<'a>>,
+    /// `.global` and `.const` variables that are declared inside functions, and stand there too.
+    pub inner: Vec<Variable<'a>>,
     pub functions: Vec<Function<'a>>,
     /// `.alias new, old`, and its unit.
     pub aliases: Vec<(&'a str, &'a str, u32, Position)>,
@@ -141,7 +143,7 @@ pub enum Linkage {
     Extern,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Variable<'a> {
     pub unit: u32,
     pub space: Space,

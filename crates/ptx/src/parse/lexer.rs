@@ -59,6 +59,14 @@ pub struct Lexer<'a> {
     line_start: usize,
 }
 
+/// Whether a text begins with the number of a float.
+pub(super) fn begins_with_float(text: &str) -> bool {
+    matches!(
+        Lexer::new(text).read(),
+        Ok((Token::Number(Number::Single(_) | Number::Double(_)), _))
+    )
+}
+
 impl<'a> Lexer<'a> {
     pub fn new(text: &'a str) -> Self {
         Lexer {
@@ -67,6 +75,10 @@ impl<'a> Lexer<'a> {
             line: 1,
             line_start: 0,
         }
+    }
+
+    pub(super) fn text(&self) -> &'a str {
+        self.text
     }
 
     /// The next token and where it begins.

@@ -26,6 +26,10 @@ pub(super) struct Parser<'a> {
     pub(super) at: Position,
     pub(super) depth: usize,
     unit: u32,
+    /// Whether the operands at hand are those of a call, whose lists have parentheses.
+    pub(super) in_call: bool,
+    /// [`Module::inner`], so far.
+    pub(super) inner: Vec<Variable<'a>>,
 }
 
 /// What stands before a declaration: `.visible .weak .extern .common`.
@@ -44,7 +48,13 @@ impl<'a> Parser<'a> {
             at,
             depth: 0,
             unit: 0,
+            in_call: false,
+            inner: Vec::new(),
         })
+    }
+
+    pub(super) fn text(&self) -> &'a str {
+        self.lexer.text()
     }
 
     fn module(&mut self) -> Result<Module<'a>, Error> {
@@ -79,7 +89,14 @@ impl<'a> Parser<'a> {
                 }
                 ".target" => {
                     self.advance()?;
-                    module.target = self.word("a target architecture")?;
+                    let target = self.word("a target architecture")?;
+                    let number = target
+                        .trim_start_matches("sm_")
+                        .trim_end_matches(|c: char| !c.is_ascii_digit());
+                    // What has no number is no architecture: nothing is known to be newer.
+                    let number = number.parse().unwrap_or(u32::MAX);
+                    module.targets.resize(self.unit as usize, u32::MAX);
+                    module.targets.push(number);
                     while self.take_punct(b',')? {
                         self.word("a target option")?;
                     }
@@ -121,6 +138,7 @@ impl<'a> Parser<'a> {
                 _ => return Err(self.expected("a module directive")),
             }
         }
+        module.inner = std::mem::take(&mut self.inner);
         if module.version == (0, 0) {
             return Err(Error::Invalid {
                 at: self.at,

@@ -1,6 +1,6 @@
 //! Grammar of function bodies: blocks, labels, declarations, instructions and their operands.
 
-use super::ast::{Instruction, Linkage, Operand, Statement};
+use super::ast::{Instruction, Linkage, Operand, Space, Statement, Variable};
 use super::lexer::Token;
 use super::parser::Parser;
 use crate::error::Error;
@@ -44,6 +44,8 @@ impl<'a> Parser<'a> {
                 }
                 let mut variables = Vec::new();
                 self.variables(Linkage::Local, &mut variables)?;
+                let lasts = |v: &&Variable<'a>| matches!(v.space, Space::Global | Space::Const);
+                self.inner.extend(variables.iter().filter(lasts).cloned());
                 out.extend(variables.into_iter().map(Statement::Variable));
             }
             Token::Word(word) => {
@@ -124,6 +126,7 @@ impl<'a> Parser<'a> {
         at: crate::error::Position,
     ) -> Result<Instruction<'a>, Error> {
         let mut operands = Vec::new();
+        self.in_call = opcode == "call" || opcode.starts_with("call.");
         while !self.take_punct(b';')? {
             if !operands.is_empty() {
                 self.punct(b',')?;
@@ -144,21 +147,16 @@ impl<'a> Parser<'a> {
             return Err(self.expected("a flatter operand"));
         }
         match self.token {
-            Token::Number(number) => {
-                self.advance()?;
-                Ok(Operand::Number(number))
+            Token::Number(_) | Token::Punct(b'~') => self.constant(),
+            Token::Punct(b'-') if self.follows(|c| c.is_ascii_digit() || c == '(') => {
+                self.negative()
             }
             Token::Punct(b'-') => {
                 self.advance()?;
-                if let Token::Word(name) = self.token {
-                    self.advance()?;
-                    return Ok(Operand::Minus(name));
-                }
-                let Token::Number(number) = self.token else {
-                    return Err(self.expected("a number"));
-                };
-                self.advance()?;
-                Ok(Operand::Number(number.negated()))
+                Ok(Operand::Minus(self.word("a register or a number")?))
+            }
+            Token::Punct(b'!') if self.follows(|c| c.is_ascii_digit() || c == '(') => {
+                self.constant()
             }
             Token::Punct(b'!') => {
                 self.advance()?;
@@ -166,6 +164,7 @@ impl<'a> Parser<'a> {
             }
             Token::Punct(b'[') => self.address(depth),
             Token::Punct(b'{') => Ok(Operand::Vector(self.operand_list(b'{', b'}', depth)?)),
+            Token::Punct(b'(') if depth > 0 || !self.in_call => self.constant(),
             Token::Punct(b'(') => Ok(Operand::List(self.operand_list(b'(', b')', depth)?)),
             Token::Word(name) => {
                 self.advance()?;
@@ -179,6 +178,26 @@ impl<'a> Parser<'a> {
             }
             _ => Err(self.expected("an operand")),
         }
+    }
+
+    /// Whether what stands behind the character at hand, but for space, is one of these.
+    fn follows(&self, wanted: impl Fn(char) -> bool) -> bool {
+        let rest = self.text().get(self.at.offset as usize + 1..);
+        rest.is_some_and(|rest| rest.trim_start().starts_with(wanted))
+    }
+
+    /// A number behind a minus; of floats it is the sign.
+    fn negative(&mut self) -> Result<Operand<'a>, Error> {
+        let rest = &self.text()[self.at.offset as usize + 1..];
+        if super::lexer::begins_with_float(rest) {
+            self.advance()?;
+            let Token::Number(number) = self.token else {
+                return Err(self.expected("a number"));
+            };
+            self.advance()?;
+            return Ok(Operand::Number(number.negated()));
+        }
+        self.constant()
     }
 
     fn operand_list(

@@ -1,0 +1,193 @@
+//! Constant expressions of integers (PTX ISA 4.5.4, 4.5.6): C's operators on 64 bits, signed unless something in them is not.
+
+use super::ast::Operand;
+use super::lexer::{Number, Token};
+use super::parser::Parser;
+use crate::error::Error;
+use crate::limits::NESTING_DEPTH_MAX;
+
+#[derive(Clone, Copy)]
+struct Value {
+    bits: u64,
+    signed: bool,
+}
+
+impl Value {
+    fn truth(holds: bool) -> Value {
+        Value {
+            bits: holds.into(),
+            signed: true,
+        }
+    }
+}
+
+/// Binary operators from the weakest to the strongest; those of two characters before those that they begin with.
+const LEVELS: &[&[&str]] = &[
+    &["||"],
+    &["&&"],
+    &["|"],
+    &["^"],
+    &["&"],
+    &["==", "!="],
+    &["<=", ">=", "<", ">"],
+    &["<<", ">>"],
+    &["+", "-"],
+    &["*", "/", "%"],
+];
+
+impl<'a> Parser<'a> {
+    /// An operand that begins as a number, a sign or a parenthesis.
+    pub(super) fn constant(&mut self) -> Result<Operand<'a>, Error> {
+        if let Token::Number(number @ (Number::Single(_) | Number::Double(_))) = self.token {
+            self.advance()?;
+            return Ok(Operand::Number(number));
+        }
+        let value = self.choice(0)?;
+        Ok(Operand::Number(Number::Integer(value.bits)))
+    }
+
+    /// `a ? b : c`, or what stands above it.
+    fn choice(&mut self, depth: usize) -> Result<Value, Error> {
+        if depth > NESTING_DEPTH_MAX {
+            return Err(self.expected("a flatter expression"));
+        }
+        let value = self.binary(0, depth)?;
+        if !self.take_punct(b'?')? {
+            return Ok(value);
+        }
+        let yes = self.choice(depth + 1)?;
+        self.punct(b':')?;
+        let no = self.choice(depth + 1)?;
+        let signed = yes.signed && no.signed;
+        let bits = if value.bits != 0 { yes.bits } else { no.bits };
+        Ok(Value { bits, signed })
+    }
+
+    fn binary(&mut self, level: usize, depth: usize) -> Result<Value, Error> {
+        let Some(operators) = LEVELS.get(level) else {
+            return self.unary(depth);
+        };
+        let mut left = self.binary(level + 1, depth)?;
+        while let Some(operator) = operators.iter().copied().find(|o| self.is_operator(o)) {
+            for _ in operator.bytes() {
+                self.advance()?;
+            }
+            let right = self.binary(level + 1, depth)?;
+            left = self.apply(operator, left, right)?;
+        }
+        Ok(left)
+    }
+
+    /// Whether the text goes on with this operator, and not with a longer one.
+    fn is_operator(&self, operator: &str) -> bool {
+        let at = self.at.offset as usize;
+        let Some(rest) = self.text().get(at..).and_then(|t| t.strip_prefix(operator)) else {
+            return false;
+        };
+        let doubled = |c| rest.starts_with(c);
+        match (self.token, operator) {
+            // Before a space: otherwise it begins a register's name.
+            (Token::Word("%"), "%") => true,
+            (Token::Punct(_), "|") => !doubled('|'),
+            (Token::Punct(_), "&") => !doubled('&'),
+            (Token::Punct(_), "<") => !doubled('<'),
+            (Token::Punct(_), ">") => !doubled('>'),
+            (Token::Punct(_), _) => true,
+            _ => false,
+        }
+    }
+
+    fn unary(&mut self, depth: usize) -> Result<Value, Error> {
+        if depth > NESTING_DEPTH_MAX {
+            return Err(self.expected("a flatter expression"));
+        }
+        match self.token {
+            Token::Number(Number::Integer(bits)) => {
+                self.advance()?;
+                let signed = i64::try_from(bits).is_ok();
+                Ok(Value { bits, signed })
+            }
+            Token::Word("WARP_SZ") => {
+                self.advance()?;
+                Ok(Value {
+                    bits: 32,
+                    signed: true,
+                })
+            }
+            Token::Punct(sign @ (b'-' | b'~' | b'!' | b'+')) => {
+                self.advance()?;
+                let value = self.unary(depth + 1)?;
+                Ok(match sign {
+                    b'-' => Value {
+                        bits: value.bits.wrapping_neg(),
+                        ..value
+                    },
+                    b'~' => Value {
+                        bits: !value.bits,
+                        ..value
+                    },
+                    b'!' => Value::truth(value.bits == 0),
+                    _ => value,
+                })
+            }
+            Token::Punct(b'(') => {
+                self.advance()?;
+                if let Token::Word(cast @ (".s64" | ".u64")) = self.token {
+                    self.advance()?;
+                    self.punct(b')')?;
+                    let value = self.unary(depth + 1)?;
+                    let signed = cast == ".s64";
+                    return Ok(Value { signed, ..value });
+                }
+                let value = self.choice(depth + 1)?;
+                self.punct(b')')?;
+                Ok(value)
+            }
+            _ => Err(self.expected("a constant")),
+        }
+    }
+
+    fn apply(&self, operator: &str, a: Value, b: Value) -> Result<Value, Error> {
+        let signed = a.signed && b.signed;
+        let (x, y) = (a.bits, b.bits);
+        let (i, j) = (x as i64, y as i64);
+        // By 64 and more nothing is left, as of PTX's own shifts.
+        let distance = u32::try_from(y).unwrap_or(u32::MAX);
+        if matches!(operator, "/" | "%") && y == 0 {
+            return Err(self.expected("a divisor other than 0"));
+        }
+        let less = if signed { i < j } else { x < y };
+        let bits = match operator {
+            "+" => x.wrapping_add(y),
+            "-" => x.wrapping_sub(y),
+            "*" => x.wrapping_mul(y),
+            "/" if signed => i.wrapping_div(j) as u64,
+            "/" => x / y,
+            "%" if signed => i.wrapping_rem(j) as u64,
+            "%" => x % y,
+            "&" => x & y,
+            "|" => x | y,
+            "^" => x ^ y,
+            "<<" => {
+                let bits = x.checked_shl(distance).unwrap_or(0);
+                return Ok(Value { bits, ..a });
+            }
+            ">>" => {
+                let bits = match a.signed {
+                    true => (i >> distance.min(63)) as u64,
+                    false => x.checked_shr(distance).unwrap_or(0),
+                };
+                return Ok(Value { bits, ..a });
+            }
+            "==" => return Ok(Value::truth(x == y)),
+            "!=" => return Ok(Value::truth(x != y)),
+            "<" => return Ok(Value::truth(less)),
+            ">=" => return Ok(Value::truth(!less)),
+            "<=" => return Ok(Value::truth(less || x == y)),
+            ">" => return Ok(Value::truth(!less && x != y)),
+            "&&" => return Ok(Value::truth(x != 0 && y != 0)),
+            _ => return Ok(Value::truth(x != 0 || y != 0)),
+        };
+        Ok(Value { bits, signed })
+    }
+}
