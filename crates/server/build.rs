@@ -13,6 +13,8 @@ const SESSION_OPS: &[&str] = &[
     "network_set",
     "lanes_open",
     "copy_out_to",
+    "memory_expose",
+    "memory_conceal",
     "image_offer",
     "image_put",
     "image_get",

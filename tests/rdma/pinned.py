@@ -63,16 +63,16 @@ def there_and_back(buffer: Buffer, data: int, choice: random.Random, wait: bool)
     drawn = choice.randbytes(DRAWN_BYTES)
     sent = (drawn * (length // DRAWN_BYTES + 1))[:length]
     device, size = ctypes.c_uint64(data), ctypes.c_size_t(length)
-    buffer[:length] = sent
+    ctypes.memmove(buffer, sent, length)
     if wait:
         do("cuMemcpyHtoD_v2", device, buffer, size)
         # It has been read.
-        buffer[:length] = bytes(length)
+        ctypes.memset(buffer, 0, length)
         do("cuMemcpyDtoH_v2", buffer, device, size)
     else:
         do("cuMemcpyHtoDAsync_v2", device, buffer, size, None)
         do("cuCtxSynchronize")
-        buffer[:length] = bytes(length)
+        ctypes.memset(buffer, 0, length)
         do("cuMemcpyDtoHAsync_v2", buffer, device, size, None)
         do("cuCtxSynchronize")
     if buffer.raw != sent:

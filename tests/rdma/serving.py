@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,13 +52,14 @@ class Serving:
 
 
 @contextmanager
-def serving(server: Port, client: Port, options: str = "") -> Iterator[Serving]:
+def serving(server: Port, client: Port, options: str = "", around: str = "") -> Iterator[Serving]:
+    """`around` runs the command that it is given."""
     listen = f"rdma://{server.address}:0"
     if server.guest is client.guest:
         listen += f"?device={server.device}{options}"
     # No spare workers: a worker is a client's.
     argv = [OUTBOARD, "serve", "--device", "soft", "--cache", "/tmp/cache", "--spare", "0", "--listen", listen]
-    command = server.guest.start(argv)
+    command = server.guest.start(f"{around} {shlex.join(map(str, argv))}" if around else argv)
     said = command.wait_for("listening on", LISTENING_S_MAX)
     address = re.search(r"listening on (rdma://[\d.:]+)", said)
     assert address, said

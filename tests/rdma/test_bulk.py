@@ -18,6 +18,8 @@ COPIES = 2 * 2 * ROUNDS
 # More than one message's data, and the rest too short to be written by itself.
 LENGTH = (2 << 20) + 5_000
 REST = 5_000
+# Of the server's: test_gpu_memory.py is about the other way.
+STAGED = "&gpu_memory=off"
 # Enough for a session's rings, and not for memory of the program's beside them.
 LOCKED_KIB_MAX = 10 << 10
 
@@ -34,7 +36,7 @@ def copied(gpu: Serving, name: str, around: str = "") -> dict[str, int]:
 
 
 def test_pinned_memory_is_used_where_it_lies(guest: Guest) -> None:
-    with serving(*ports_of(guest)) as gpu:
+    with serving(*ports_of(guest), STAGED) as gpu:
         counts = copied(gpu, "pinned.json")
     pinned = 2 * COPIES
     # Written by our adapter from there, and by the server's to there; what is left over is a message of a few kB.
@@ -53,7 +55,7 @@ def test_pinned_memory_is_used_where_it_lies(guest: Guest) -> None:
 def test_memory_that_cannot_be_registered_goes_through_the_ring(guest: Guest) -> None:
     # Whoever has this capability may lock what he likes.
     limited = f"setpriv --bounding-set=-ipc_lock bash -c 'ulimit -l {LOCKED_KIB_MAX}; eval \"$0\"'"
-    with serving(*ports_of(guest)) as gpu:
+    with serving(*ports_of(guest), STAGED) as gpu:
         counts = copied(gpu, "limited.json", limited)
     assert counts["registrations"] == counts["direct_bytes"] == counts["written_bytes"] == 0
     assert counts["copied_bytes"] == 3 * COPIES * (LENGTH - REST)

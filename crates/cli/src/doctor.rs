@@ -3,7 +3,7 @@
 use std::{process::ExitCode, time::Duration};
 
 use outboard_link::{Endpoint, rdma_devices};
-use outboard_server::supervisor::DeviceKind;
+use outboard_server::{nvidia::gpu_direct_report, supervisor::DeviceKind};
 use outboard_wire::{handshake::PROTOCOL_VERSION, limits::RDMA_RING_BYTES, messages::FINGERPRINT};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -83,7 +83,9 @@ pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         descriptors(),
         local_device(),
     ];
-    findings.extend(rdma(matches!(endpoint, Endpoint::Rdma { .. })));
+    let is_rdma = matches!(endpoint, Endpoint::Rdma { .. });
+    findings.extend(rdma(is_rdma));
+    findings.extend(gpu_memory());
     findings.extend(server(&endpoint));
     let is_well = findings.iter().all(|f| f.verdict != Verdict::Fail);
     let said = match args.json {
@@ -192,6 +194,21 @@ fn local_device() -> Finding {
             "nothing, unless this machine is to serve its GPU; outboard serve --device soft works without",
         ),
     }
+}
+
+/// Whether adapters could use this machine's GPUs' memory, where it has both.
+fn gpu_memory() -> Option<Finding> {
+    const WHAT: &str = "rdma to GPU memory";
+    rdma_devices().ok().filter(|devices| !devices.is_empty())?;
+    DeviceKind::Nvidia.check().ok()?;
+    Some(match gpu_direct_report() {
+        Ok(ways) => Finding::ok(WHAT, ways),
+        Err(reason) => Finding::note(
+            WHAT,
+            reason,
+            "only rdma:// copies lose by it: they pass through pinned memory; docs/rdma.md",
+        ),
+    })
 }
 
 /// What rdma links need here. Whoever does not ask for one misses nothing.

@@ -29,7 +29,7 @@ use outboard_link::{
 };
 use outboard_wire::{
     Message, Op, Reader,
-    frame::{HEADER_BYTES, REPLY_DATA_AT, ReplyHeader, copied_to, decode_reply},
+    frame::{FROM_GPU, HEADER_BYTES, REPLY_DATA_AT, ReplyHeader, WRITTEN, copied_to, decode_reply},
     limits::LINGER_MS_MAX,
     messages::{NetworkSet, Note},
     network::Network,
@@ -51,6 +51,10 @@ pub(crate) struct Session {
     registrar: Option<Registrar>,
     /// Bytes of answers that the server's adapter has written to the program's memory.
     written_bytes: AtomicU64,
+    /// Bytes that the server's adapter has taken from the GPU's memory.
+    from_gpu_bytes: AtomicU64,
+    /// Bytes that ours has written there.
+    to_gpu_bytes: AtomicU64,
     /// Messages that wait for company, at the level `batch=N`.
     batch: Option<Batch>,
     receiver: Mutex<Incoming>,
@@ -103,6 +107,8 @@ impl Session {
             flusher: sender.flusher(),
             registrar: sender.registrar(),
             written_bytes: AtomicU64::new(0),
+            from_gpu_bytes: AtomicU64::new(0),
+            to_gpu_bytes: AtomicU64::new(0),
             sender: Mutex::new(sender),
             batch: optimise::level().batch().map(Batch::new),
             receiver: Mutex::new(Incoming {
@@ -394,8 +400,11 @@ impl Session {
             Sink::Group => expected.group.complete(Ok(reader.rest().to_vec())),
             Sink::Nowhere(_) => expected.group.complete(Ok(Vec::new())),
             Sink::Memory(landing) => {
+                if header.placed & FROM_GPU != 0 {
+                    self.was_read_from_gpu(&landing);
+                }
                 let result = match tail {
-                    None if header.placed != 0 => self.was_written(&landing),
+                    None if header.placed & WRITTEN != 0 => self.was_written(&landing),
                     // It is where it belongs.
                     Some(tail) => landed(tail),
                     None => {

@@ -88,6 +88,8 @@ pub(crate) fn to_json() -> String {
             ("direct_bytes", posted.direct_bytes),
             ("placed_bytes", posted.placed_bytes),
             ("written_bytes", figures.written_bytes),
+            ("to_gpu_bytes", figures.to_gpu_bytes),
+            ("from_gpu_bytes", figures.from_gpu_bytes),
             ("registrations", figures.registrations),
             ("registered_bytes", figures.registered_bytes),
         ];

@@ -73,10 +73,10 @@ pub use crate::{
     lanes::{LaneKey, LaneListener, lanes_are_said, lanes_wanted, open_lanes},
     link::{Flusher, Helper, Kind, Link, Receiver, Sender, Wait},
     listener::{Listener, connect},
-    place::{Frame, Lasting, Payload, Place, Placer, Segment},
+    place::{DeviceMemory, Frame, Lasting, Payload, Place, Placer, Reach, Segment},
     rdma::{
-        Bulk, RdmaCounts, RdmaDevice, RdmaError, RdmaOptions, RdmaPort, RdmaTarget, RdmaUse,
-        Registered, Registrar, rdma_devices,
+        Bulk, DeviceBulk, GpuMemory, RdmaCounts, RdmaDevice, RdmaError, RdmaOptions, RdmaPort,
+        RdmaTarget, RdmaUse, Registered, Registrar, rdma_devices,
     },
     stream::{Peer, Stream},
 };

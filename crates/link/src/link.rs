@@ -351,6 +351,25 @@ impl Sender {
         }
     }
 
+    /// Over rdma, one frame of a short `head` and memory of a GPU, which the adapter reads where it lies.
+    pub fn send_device(&mut self, head: &[&[u8]], bulk: rdma::DeviceBulk<'_>) -> Result<(), Error> {
+        match self {
+            Self::Rdma(sender) => sender.send_device(head, bulk),
+            other => Err(Error::Unsupported {
+                what: "memory of a GPU that is read where it lies",
+                kind: other.kind().name(),
+            }),
+        }
+    }
+
+    /// Waits until the adapter has read all memory of a GPU that was sent: it may change then.
+    pub fn wait_until_device_read(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Rdma(sender) => sender.wait_until_device_read(),
+            _ => Ok(()),
+        }
+    }
+
     /// Lets the owners of data go that is known to have been read.
     pub fn let_go(&mut self) {
         if let Self::Rdma(sender) = self {

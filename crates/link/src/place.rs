@@ -1,6 +1,6 @@
 //! Long frames received straight into memory of the caller's.
 
-use std::any::Any;
+use std::{any::Any, os::fd::OwnedFd};
 
 /// Memory that the end of a long frame is received into. It outlives the frame for as long as its owner wants.
 pub trait Segment: Any + Send + Sync {
@@ -29,6 +29,36 @@ impl Lasting {
     /// That is so, and if it is registered as a [`RdmaUse::Target`](crate::RdmaUse::Target) nobody minds its bytes changing.
     pub unsafe fn new(address: u64, len: usize) -> Self {
         Self { address, len }
+    }
+}
+
+/// Memory of a GPU that adapters are let at. Nothing here looks at its bytes.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    pub(crate) address: u64,
+    pub(crate) len: usize,
+    pub(crate) reach: Reach,
+}
+
+/// What an adapter's driver finds memory of a GPU by.
+#[derive(Debug)]
+pub enum Reach {
+    /// Its address: that of mapped memory, or one that a kernel module of the GPU's driver makes out.
+    Address,
+    /// A dma-buf of just this memory.
+    DmaBuf(OwnedFd),
+}
+
+impl DeviceMemory {
+    /// # Safety
+    ///
+    /// Until its registration is dropped the memory is what it is now, and nobody minds its bytes changing.
+    pub unsafe fn new(address: u64, len: usize, reach: Reach) -> Self {
+        Self {
+            address,
+            len,
+            reach,
+        }
     }
 }
 

@@ -26,7 +26,7 @@ pub struct RequestHeader {
 pub struct ReplyHeader {
     /// 0: the answer to `token`; else a note of that number.
     pub note: u16,
-    /// 1: the data of this answer has been written where its message asked for it, and is not here.
+    /// How this answer's data came, where that is out of the ordinary: [`WRITTEN`], [`FROM_GPU`].
     pub placed: u16,
     pub token: u32,
     /// The `CUresult` of the call answered. Where it is not 0, no reply follows, but a byte field with the reason.
@@ -35,6 +35,11 @@ pub struct ReplyHeader {
     /// counts only when those have arrived. Starts again at 0 after 2^32.
     pub lanes_before: u32,
 }
+
+/// The data has been written where its message asked for it, and is not in the answer.
+pub const WRITTEN: u16 = 1;
+/// The adapter took it from the GPU's memory.
+pub const FROM_GPU: u16 = 2;
 
 /// The n-th message of a session that says so and ends in data has only the length of the data in its own frame; the data
 /// is in the lane frame of that number, counted from 0. Such a frame is sent before the message that it belongs to. The

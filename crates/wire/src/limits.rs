@@ -13,6 +13,11 @@ pub const RDMA_RING_BYTES: usize = 4 << 20;
 /// Memory of the program's or the GPU's that a session keeps registered with its adapter; what was not used for longest goes.
 pub const RDMA_REGISTERED_BYTES_MAX: u64 = 8 << 30;
 pub const RDMA_REGISTRATIONS_MAX: usize = 512;
+/// GPU memory is registered by allocations, and those longer than this by such pieces of them; so much of it in all, and in so
+/// many registrations.
+pub const RDMA_GPU_PIECE_BYTES_MAX: u64 = 256 << 20;
+pub const RDMA_GPU_BYTES_MAX: u64 = 64 << 30;
+pub const RDMA_GPU_REGISTRATIONS_MAX: usize = 512;
 /// Pieces of memory, each for the data of one message, that a server has given to its client to write into.
 pub const RDMA_GRANTS: usize = 8;
 /// How long a rdma link that is dropped waits for the peer's device to take what was sent: as long as a device that loses some

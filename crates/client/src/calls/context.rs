@@ -53,13 +53,7 @@ impl Driver {
         self.session.forget_faults();
         let wire = context.handle.0 as u64;
         for chunk in chunks {
-            self.submit_in(
-                wire,
-                &messages::MemUnmap {
-                    va: chunk.base,
-                    len: chunk.bytes,
-                },
-            )?;
+            self.unmap(wire, chunk)?;
         }
         self.submit_in(wire, &messages::ContextDestroy { context: wire })
     }

@@ -102,6 +102,9 @@ impl Driver {
     fn copy_in(&self, dst: u64, src: *const u8, bytes: usize, stream: &StreamRef) -> Done {
         // SAFETY: the caller's source, as the driver API asks of it.
         let data = unsafe { std::slice::from_raw_parts(src, bytes) };
+        if self.place_on_gpu(dst, data, None, stream)? {
+            return Ok(());
+        }
         let staged = if bytes > INLINE_BYTES_MAX && self.has_board() {
             self.stage_in(dst, data, stream)?
         } else {

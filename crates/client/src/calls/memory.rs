@@ -10,7 +10,7 @@ use outboard_api::{
 use outboard_wire::messages;
 
 use super::{Done, put, put_optional};
-use crate::state::{AllocationKind, Driver, driver};
+use crate::state::{AllocationKind, Chunk, Driver, driver, wire_context};
 
 impl Driver {
     pub(crate) fn allocate(&self, bytes: u64, kind: AllocationKind) -> Result<u64, CUresult> {
@@ -36,12 +36,17 @@ impl Driver {
             allocated => allocated?,
         };
         if let Some(chunk) = chunk {
-            self.submit(&messages::MemMap {
-                va: chunk.base,
-                len: chunk.bytes,
-            })?;
+            let (va, len) = (chunk.base, chunk.bytes);
+            self.submit_quietly(wire_context(), &messages::MemMap { va, len })?;
         }
         Ok(base)
+    }
+
+    /// Has the server unmap memory that is given up.
+    pub(crate) fn unmap(&self, context: u64, chunk: Chunk) -> Done {
+        let (va, len) = (chunk.base, chunk.bytes);
+        let unmap = messages::MemUnmap { va, len };
+        self.conceal(va, len, || self.submit_quietly(context, &unmap))
     }
 
     pub(crate) fn release(&self, base: u64) -> Done {
@@ -49,13 +54,7 @@ impl Driver {
         let mut memory = self.memory.lock();
         let (allocation, chunk) = memory.free(base, self.progress.mark())?;
         match chunk {
-            Some(chunk) => self.submit_in(
-                allocation.context.0 as u64,
-                &messages::MemUnmap {
-                    va: chunk.base,
-                    len: chunk.bytes,
-                },
-            ),
+            Some(chunk) => self.unmap(allocation.context.0 as u64, chunk),
             None => Ok(()),
         }
     }

@@ -161,7 +161,7 @@ impl Driver {
             let Ok(chunk) = memory.take_chunk(chunk_bytes, device) else {
                 continue;
             };
-            let mapped = self.submit_in(
+            let mapped = self.submit_quietly(
                 context,
                 &messages::MemMap {
                     va: chunk.base,
@@ -283,13 +283,7 @@ impl Driver {
         let mut memory = self.memory.lock();
         for chunk in chunks {
             // A session that is lost has unmapped everything.
-            let _ = self.submit_in(
-                context,
-                &messages::MemUnmap {
-                    va: chunk.base,
-                    len: chunk.bytes,
-                },
-            );
+            let _ = self.unmap(context, *chunk);
             memory.give_chunk(*chunk, device);
         }
     }

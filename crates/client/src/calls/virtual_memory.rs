@@ -228,10 +228,9 @@ pub(crate) unsafe fn cuMemUnmap(address: CUdeviceptr, bytes: usize) -> Done {
     // Unmapped before the addresses can be mapped again: the lock is held until the message is sent.
     let mut memory = driver.memory.lock();
     let found = mappings(&memory, address, bytes as u64)?;
-    driver.submit(&messages::AllocationUnmap {
-        va: address,
-        len: bytes as u64,
-    })?;
+    let (va, len) = (address, bytes as u64);
+    let unmap = messages::AllocationUnmap { va, len };
+    driver.conceal(va, len, || driver.submit(&unmap))?;
     for mapping in found {
         memory.disown(mapping.base);
         let AllocationKind::Mapped { allocation, .. } = mapping.kind else {
@@ -279,11 +278,9 @@ pub(crate) unsafe fn cuMemSetAccess(
             .collect();
         // Peers follow the memory's own device: the server gives access to all that can reach it.
         for mapping in own {
-            driver.submit(&messages::AllocationAccess {
-                va: mapping.base,
-                len: mapping.bytes,
-                flags: desc.flags,
-            })?;
+            let (va, len, flags) = (mapping.base, mapping.bytes, desc.flags);
+            let access = messages::AllocationAccess { va, len, flags };
+            driver.conceal(va, len, || driver.submit(&access))?;
             if let Some(Allocation {
                 kind: AllocationKind::Mapped { device_may, .. },
                 ..

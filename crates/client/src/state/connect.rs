@@ -19,8 +19,8 @@ use outboard_wire::handshake::{ClientHello, Purpose};
 use parking_lot::{Mutex, RwLock};
 
 use super::{
-    Captures, Contexts, DRIVER, DeviceMemory, Driver, Graphs, Handles, HostMemory, Libraries,
-    Objects, Pools, Progress, Staging, Streams,
+    Captures, Contexts, DRIVER, DeviceMemory, Driver, Exposed, Graphs, Handles, HostMemory,
+    Libraries, Objects, Pools, Progress, Staging, Streams,
 };
 use crate::{exit, log, record, session::Session};
 
@@ -93,6 +93,7 @@ fn open() -> Result<Driver, CUresult> {
         session,
         contexts: Contexts::new(&welcome.devices),
         memory: Mutex::new(memory),
+        exposed: Exposed::default(),
         host: RwLock::new(HostMemory::default()),
         streams: Streams::default(),
         captures: Captures::default(),

@@ -5,6 +5,7 @@ mod captures;
 mod connect;
 mod contexts;
 mod device_memory;
+mod exposed;
 mod graphs;
 mod handles;
 mod host_memory;
@@ -40,6 +41,7 @@ pub(crate) use self::{
     connect::{abandon_after_fork, connect, send_all_at_exit},
     contexts::{Context, Contexts, current_context, pop_context, push_context, set_context},
     device_memory::{Allocation, Chunk, DeviceMemory, Kind as AllocationKind},
+    exposed::Exposed,
     graphs::{Graphs, KernelRecord, NodeRecord},
     handles::{Handles, Kind},
     host_memory::HostMemory,
@@ -58,6 +60,8 @@ pub(crate) struct Driver {
     pub(crate) welcome: ServerWelcome,
     pub(crate) contexts: Contexts,
     pub(crate) memory: Mutex<DeviceMemory>,
+    /// Locked behind `memory`.
+    pub(crate) exposed: Exposed,
     pub(crate) host: RwLock<HostMemory>,
     pub(crate) streams: Streams,
     pub(crate) captures: Captures,
@@ -141,6 +145,19 @@ impl Driver {
         self.session.check()?;
         stats::sent();
         self.submit_now(context, message)
+    }
+
+    /// The same for a message that is no work of the GPU's.
+    pub(crate) fn submit_quietly<'a, M: Op<'a>>(
+        &self,
+        context: u64,
+        message: &M,
+    ) -> Result<(), CUresult> {
+        self.session.check()?;
+        stats::sent();
+        self.session.submit(context, message)?;
+        self.progress.submit_quietly();
+        Ok(())
     }
 
     #[inline(always)]

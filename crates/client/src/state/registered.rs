@@ -53,6 +53,12 @@ impl Driver {
         };
         // SAFETY: the caller's source, as the driver API asks of it.
         let data = unsafe { std::slice::from_raw_parts(src, bytes) };
+        if self.place_on_gpu(dst, data, Some(&source), stream)? {
+            if wait {
+                self.session.wait_until_read()?;
+            }
+            return Ok(true);
+        }
         for (index, data) in data.chunks(CHUNK_BYTES_MAX).enumerate() {
             let message = messages::CopyIn {
                 dst: dst + (index * CHUNK_BYTES_MAX) as u64,

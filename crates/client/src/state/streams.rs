@@ -25,12 +25,31 @@ use crate::session::Group;
 pub(crate) struct Progress {
     submitted: AtomicU64,
     completed: AtomicU64,
+    /// The last row of things sent that are no work for the GPU: the marks before and behind them.
+    quiet: Mutex<(u64, u64)>,
 }
 
 impl Progress {
     #[inline]
     pub(crate) fn submit(&self) {
         self.submitted.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The same for what is no work of the GPU's.
+    pub(crate) fn submit_quietly(&self) {
+        let mark = self.submitted.fetch_add(1, Ordering::AcqRel) + 1;
+        let mut quiet = self.quiet.lock();
+        *quiet = match quiet.1 == mark - 1 {
+            true => (quiet.0, mark),
+            false => (mark - 1, mark),
+        };
+    }
+
+    /// A mark behind all work of the GPU's that was sent.
+    pub(crate) fn work_mark(&self) -> u64 {
+        let quiet = *self.quiet.lock();
+        let mark = self.mark();
+        if quiet.1 == mark { quiet.0 } else { mark }
     }
 
     /// A mark to be passed to `complete` once everything before it is done.
@@ -285,6 +304,11 @@ impl Streams {
         self.gone.fetch_add(1, Ordering::Release);
     }
 
+    /// The default stream of a context, if anybody has used it.
+    pub(crate) fn legacy_of(&self, context: CUcontext) -> Option<Arc<Stream>> {
+        self.legacy.read().get(&context.0).cloned()
+    }
+
     fn legacy(&self, context: CUcontext) -> Arc<Stream> {
         if let Some(stream) = self.legacy.read().get(&context.0) {
             return stream.clone();
@@ -381,5 +405,29 @@ impl Driver {
         let stream = self.streams.insert(handle, context, 0, 0);
         let _ = PER_THREAD.try_with(|p| p.borrow_mut().insert(context.0, stream.clone()));
         Ok(stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Progress;
+
+    #[test]
+    fn what_is_no_work_is_not_waited_for() {
+        let progress = Progress::default();
+        progress.submit();
+        progress.submit_quietly();
+        progress.submit_quietly();
+        assert_eq!((progress.mark(), progress.work_mark()), (3, 1));
+        assert!(!progress.is_complete(progress.work_mark()));
+        progress.complete(1);
+        assert!(progress.is_complete(progress.work_mark()) && !progress.is_idle());
+        // Work behind it is.
+        progress.submit();
+        assert_eq!(progress.work_mark(), 4);
+        progress.submit_quietly();
+        assert_eq!(progress.work_mark(), 4);
+        progress.complete(5);
+        assert!(progress.is_idle());
     }
 }

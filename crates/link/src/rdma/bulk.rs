@@ -39,6 +39,16 @@ impl<'a> Bulk<'a> {
     }
 }
 
+/// Data at the end of a long frame that only the adapter can look at: memory of a GPU, so many bytes from an address on.
+#[derive(Clone, Copy)]
+pub struct DeviceBulk<'a> {
+    pub address: u64,
+    pub len: usize,
+    pub source: &'a Registered,
+    /// Where the peer asked for it, else in its ring.
+    pub target: Option<RdmaTarget>,
+}
+
 /// What the device may read still, behind so many requests.
 pub(super) struct Kept {
     behind: u64,
@@ -78,33 +88,96 @@ impl Sender {
             from,
             to,
         };
-        let at = self.place(long.footprint())?;
-        let (room, copied) = self.producer.reserve_long(at, &long);
-        scatter(room, head);
-        if from.is_none() {
-            copied.copy_from_slice(data);
-        }
-        if matches!(to, To::Granted(_)) {
-            self.given.use_up();
-        }
-        let committed = self.producer.commit_long(&long);
-        self.after(committed)?;
-        let counts = self.producer.port.queue.counts_mut();
-        match from {
-            Some(_) => counts.direct_bytes += data.len() as u64,
-            None => counts.copied_bytes += data.len() as u64,
-        }
-        if to != To::Ring {
-            counts.placed_bytes += data.len() as u64;
-        }
+        self.post_long(head, &long, data)?;
         if let (Some(_), Some(source)) = (from, source) {
-            self.kept.push_back(Kept {
-                behind: self.producer.port.queue.progress().0,
-                _source: source.clone(),
-                owner: None,
-            });
+            self.keep(source);
         }
         Ok(from.is_some())
+    }
+
+    /// A frame of `head` and memory of a GPU, which the adapter reads some time after the call:
+    /// [`device_is_read`](Self::device_is_read) tells when it has.
+    pub(crate) fn send_device(
+        &mut self,
+        head: &[&[u8]],
+        bulk: DeviceBulk<'_>,
+    ) -> Result<(), Error> {
+        let DeviceBulk {
+            address,
+            len,
+            source,
+            target,
+        } = bulk;
+        let head_len = head.iter().map(|part| part.len()).sum::<usize>();
+        let from = source.piece_at(address, len);
+        if !(1..=BULK_HEAD_BYTES_MAX).contains(&head_len)
+            || len <= CHECKED_BYTES_MAX
+            || from.is_none()
+        {
+            return Err(Error::Misuse(
+                "a long frame whose head is long, or its data short or elsewhere",
+            ));
+        }
+        self.reap();
+        let long = Long {
+            head: head_len,
+            data: len,
+            from,
+            to: target.map_or(To::Ring, To::Named),
+        };
+        self.post_long(head, &long, &[])?;
+        self.keep(source);
+        self.device_read_behind = self.producer.port.queue.progress().0;
+        Ok(())
+    }
+
+    /// Posts a long frame; `data` where it does not lie in registered memory.
+    fn post_long(&mut self, head: &[&[u8]], long: &Long, data: &[u8]) -> Result<(), Error> {
+        let at = self.place(long.footprint())?;
+        let (room, copied) = self.producer.reserve_long(at, long);
+        scatter(room, head);
+        if long.from.is_none() {
+            copied.copy_from_slice(data);
+        }
+        if matches!(long.to, To::Granted(_)) {
+            self.given.use_up();
+        }
+        let committed = self.producer.commit_long(long);
+        self.after(committed)?;
+        let counts = self.producer.port.queue.counts_mut();
+        match long.from {
+            Some(_) => counts.direct_bytes += long.data as u64,
+            None => counts.copied_bytes += long.data as u64,
+        }
+        if long.to != To::Ring {
+            counts.placed_bytes += long.data as u64;
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, source: &Registered) {
+        self.kept.push_back(Kept {
+            behind: self.producer.port.queue.progress().0,
+            _source: source.clone(),
+            owner: None,
+        });
+    }
+
+    /// Whether all memory of a GPU that was sent was read: it may change then.
+    pub(crate) fn device_is_read(&mut self) -> bool {
+        if self.producer.port.queue.progress().1 < self.device_read_behind {
+            self.reap();
+        }
+        self.producer.port.queue.progress().1 >= self.device_read_behind
+    }
+
+    /// Waits until it was.
+    pub(crate) fn wait_until_device_read(&mut self) -> Result<(), Error> {
+        let start = Instant::now();
+        while !self.device_is_read() {
+            self.producer.port.wait_a_moment(start)?;
+        }
+        Ok(())
     }
 
     /// The same with data that has an owner, kept until it was read.

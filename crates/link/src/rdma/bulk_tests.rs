@@ -18,14 +18,14 @@ use crate::{
     place::{Lasting, Payload},
 };
 
-const HEAD: &[u8] = b"a head of thirty-six bytes, no more!";
+pub(super) const HEAD: &[u8] = b"a head of thirty-six bytes, no more!";
 const GRANT_BYTES: usize = 1 << 20;
 
 /// Memory that outlives the links of its test.
-struct Mine(Vec<u8>);
+pub(super) struct Mine(pub(super) Vec<u8>);
 
 impl Mine {
-    fn new(len: usize, seed: u8) -> Self {
+    pub(super) fn new(len: usize, seed: u8) -> Self {
         Self(
             (0..len)
                 .map(|at| at as u8 ^ seed ^ (at >> 8) as u8)
@@ -65,7 +65,7 @@ fn wait_for_grant(sender: &Sender, len: usize) {
 }
 
 /// The data of the next frame, and whether it lay in memory that was granted.
-fn received(receiver: &mut Receiver) -> (Vec<u8>, bool) {
+pub(super) fn received(receiver: &mut Receiver) -> (Vec<u8>, bool) {
     let frame = receiver.recv_placed(Wait::Until(soon())).unwrap().unwrap();
     let (head, rest) = frame.head.split_at(HEAD.len());
     assert_eq!(head, HEAD);
@@ -277,7 +277,7 @@ fn a_target_of_somebody_elses_is_refused() {
     expect(&mut other_from_server, 1_000);
 }
 
-fn failure(sender: &mut Sender) -> Error {
+pub(super) fn failure(sender: &mut Sender) -> Error {
     let start = Instant::now();
     loop {
         if let Err(error) = sender.poll() {

@@ -97,6 +97,8 @@ pub struct Sender {
     pub(super) given: Given,
     /// What the adapter may read still.
     pub(super) kept: VecDeque<Kept>,
+    /// Requests, the last of which reads memory of a GPU.
+    pub(super) device_read_behind: u64,
 }
 
 impl Sender {
@@ -115,6 +117,7 @@ impl Sender {
             registrar,
             given,
             kept: VecDeque::new(),
+            device_read_behind: 0,
         }
     }
 

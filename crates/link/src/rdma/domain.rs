@@ -1,7 +1,11 @@
 //! A session's protection domain, and the memory registered in it. Keys of one domain mean nothing in another: that is what
 //! keeps the sessions of one device apart.
 
-use std::{ptr::NonNull, sync::Arc};
+use std::{
+    os::fd::{AsRawFd, OwnedFd},
+    ptr::NonNull,
+    sync::Arc,
+};
 
 use rustix::process::{Resource, getrlimit};
 
@@ -49,6 +53,18 @@ pub(super) enum Access {
     WriteAndRead,
 }
 
+impl Access {
+    fn flags(self) -> i32 {
+        match self {
+            Access::Local => IBV_ACCESS_LOCAL_WRITE,
+            Access::Write => IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
+            Access::WriteAndRead => {
+                IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ
+            }
+        }
+    }
+}
+
 /// Registered memory.
 pub(super) struct Region {
     raw: NonNull<ibv_mr>,
@@ -69,29 +85,54 @@ impl Region {
         memory: Arc<Memory>,
         access: Access,
     ) -> Result<Self, RdmaError> {
-        let flags = match access {
-            Access::Local => IBV_ACCESS_LOCAL_WRITE,
-            Access::Write => IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
-            Access::WriteAndRead => {
-                IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ
-            }
-        };
         let (address, len) = (memory.address() as *mut _, memory.len());
-        // SAFETY: the memory is mapped for as long as the region holds it, longer than the registration.
-        let raw = unsafe { (domain.context.verbs.ibv_reg_mr)(domain.raw, address, len, flags) };
-        let Some(raw) = NonNull::new(raw) else {
-            return Err(refused(len));
+        // SAFETY: the memory is there for as long as the region holds it, longer than the registration.
+        let raw =
+            unsafe { (domain.context.verbs.ibv_reg_mr)(domain.raw, address, len, access.flags()) };
+        let raw = NonNull::new(raw).ok_or_else(|| refused(len))?;
+        Ok(Self::made(domain, memory, raw))
+    }
+
+    /// The same of a device's memory, by the dma-buf that it is; it is named by the addresses that `memory` has.
+    pub(super) fn of_dmabuf(
+        domain: &Arc<Domain>,
+        memory: Arc<Memory>,
+        dmabuf: &OwnedFd,
+        access: Access,
+    ) -> Result<Self, RdmaError> {
+        let Some(register) = domain.context.verbs.ibv_reg_dmabuf_mr else {
+            return Err(RdmaError::OldLibrary {
+                symbol: "ibv_reg_dmabuf_mr",
+            });
         };
+        let (address, len) = (memory.address(), memory.len());
+        // SAFETY: the registration holds the dma-buf itself; the call fails where it is none, or shorter.
+        let raw = unsafe {
+            register(
+                domain.raw,
+                0,
+                len,
+                address,
+                dmabuf.as_raw_fd(),
+                access.flags(),
+            )
+        };
+        let raw = NonNull::new(raw)
+            .ok_or_else(|| RdmaError::last("registering a GPU's dma-buf for RDMA"))?;
+        Ok(Self::made(domain, memory, raw))
+    }
+
+    fn made(domain: &Arc<Domain>, memory: Arc<Memory>, raw: NonNull<ibv_mr>) -> Self {
         // SAFETY: made just now; the library does not change it.
         let mr = unsafe { raw.as_ref() };
         let (lkey, rkey) = (mr.lkey, mr.rkey);
-        Ok(Self {
+        Self {
             raw,
             memory,
             lkey,
             rkey,
             domain: Arc::clone(domain),
-        })
+        }
     }
 }
 

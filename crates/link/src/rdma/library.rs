@@ -11,6 +11,9 @@ use super::{abi::*, error::RdmaError};
 
 const NAME: &str = "libibverbs.so.1";
 
+/// Domain, offset in the dma-buf, length, address for the device's use, the dma-buf, access.
+type RegDmabufMr = unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
+
 /// Declares the functions once: their types, and how they are found.
 macro_rules! functions {
     ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
@@ -19,6 +22,8 @@ macro_rules! functions {
         #[allow(non_snake_case)]
         pub(super) struct Verbs {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            /// Since rdma-core 34.
+            pub(super) ibv_reg_dmabuf_mr: Option<RegDmabufMr>,
             /// Never unloaded: providers keep state in it.
             _library: Library,
         }
@@ -36,7 +41,10 @@ macro_rules! functions {
                     symbol: stringify!($name),
                 })?;
             )*
-            Ok(Verbs { $($name,)* _library: library })
+            // SAFETY: as above.
+            let dmabuf = unsafe { library.get::<RegDmabufMr>(b"ibv_reg_dmabuf_mr\0") };
+            let ibv_reg_dmabuf_mr = dmabuf.ok().map(|symbol| *symbol);
+            Ok(Verbs { $($name,)* ibv_reg_dmabuf_mr, _library: library })
         }
     };
 }

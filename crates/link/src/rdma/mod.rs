@@ -29,6 +29,8 @@ mod device;
 mod domain;
 mod endpoint;
 mod error;
+#[cfg(test)]
+mod gpu_tests;
 mod grants;
 mod hostile;
 mod library;
@@ -49,7 +51,7 @@ mod shared;
 mod verbs_tests;
 
 pub(crate) use bulk::BULK_HEAD_BYTES_MAX;
-pub use bulk::Bulk;
+pub use bulk::{Bulk, DeviceBulk};
 pub use connection::{Closer, Connection, Receiver, Sender, Waker};
 pub use counts::RdmaCounts;
 pub(crate) use device::check;
@@ -57,5 +59,5 @@ pub use device::{RdmaDevice, RdmaPort, rdma_devices};
 pub use error::RdmaError;
 #[doc(hidden)]
 pub use hostile::{fuzz_ring, fuzz_setup, setup_seed};
-pub use options::RdmaOptions;
+pub use options::{GpuMemory, RdmaOptions};
 pub use registry::{RdmaTarget, RdmaUse, Registered, Registrar};

@@ -1,4 +1,5 @@
-//! What a URL, or the environment, says of the device: `device=mlx5_0&port=1&gid=3&mtu=4096&traffic_class=106&pkey=0xffff`.
+//! What a URL, or the environment, says of the device: `device=mlx5_0&port=1&gid=3&mtu=4096&traffic_class=106&pkey=0xffff`,
+//! and how adapters get at the GPU's memory: `gpu_memory=auto`.
 
 use std::{fmt, str::FromStr};
 
@@ -22,6 +23,38 @@ pub struct RdmaOptions {
     pub traffic_class: Option<u8>,
     /// The partition, as a P_Key of which the uppermost bit does not matter.
     pub pkey: Option<u16>,
+    /// Whether adapters use the GPU's memory where it lies: the server says what may be tried, the client whether it wants it.
+    pub gpu_memory: Option<GpuMemory>,
+}
+
+/// How adapters get at the GPU's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GpuMemory {
+    /// By whichever way works: a dma-buf, else the driver's nvidia-peermem.
+    #[default]
+    Auto,
+    /// As a dma-buf of the GPU driver's, or not at all.
+    DmaBuf,
+    /// By its address, which a kernel module of the GPU driver's makes out, or not at all.
+    Peermem,
+    /// Not: data passes through pinned memory.
+    Off,
+}
+
+impl GpuMemory {
+    const ALL: [(&'static str, Self); 4] = [
+        ("auto", Self::Auto),
+        ("dmabuf", Self::DmaBuf),
+        ("peermem", Self::Peermem),
+        ("off", Self::Off),
+    ];
+
+    /// As the options say it.
+    pub fn name(self) -> &'static str {
+        let named = Self::ALL.iter().find(|(_, one)| *one == self);
+        named.map_or("auto", |(name, _)| name)
+    }
 }
 
 impl RdmaOptions {
@@ -48,6 +81,7 @@ impl RdmaOptions {
             mtu: self.mtu.or(other.mtu),
             traffic_class: self.traffic_class.or(other.traffic_class),
             pkey: self.pkey.or(other.pkey),
+            gpu_memory: self.gpu_memory.or(other.gpu_memory),
         }
     }
 }
@@ -80,9 +114,10 @@ impl FromStr for RdmaOptions {
                     .pkey
                     .replace(number(name, value, 1, 0xffff)?)
                     .is_some(),
+                "gpu_memory" => options.gpu_memory.replace(gpu_memory(value)?).is_some(),
                 _ => {
                     return Err(format!(
-                        "{name:?} is none of device, port, gid, mtu, traffic_class, pkey"
+                        "{name:?} is none of device, port, gid, mtu, traffic_class, pkey, gpu_memory"
                     ));
                 }
             };
@@ -107,7 +142,13 @@ impl fmt::Display for RdmaOptions {
             .iter()
             .filter_map(|(name, value)| value.map(|value| format!("{name}={value}")));
         let pkey = self.pkey.iter().map(|pkey| format!("pkey={pkey:#06x}"));
-        let parts: Vec<String> = device.chain(numbers).chain(pkey).collect();
+        let gpu_memory = self.gpu_memory.iter();
+        let gpu_memory = gpu_memory.map(|said| format!("gpu_memory={}", said.name()));
+        let parts: Vec<String> = device
+            .chain(numbers)
+            .chain(pkey)
+            .chain(gpu_memory)
+            .collect();
         f.write_str(&parts.join("&"))
     }
 }
@@ -123,6 +164,13 @@ fn device(name: &str) -> Result<String, String> {
         return Err(format!("{name:?} is not the name of an RDMA device"));
     }
     Ok(name.into())
+}
+
+fn gpu_memory(text: &str) -> Result<GpuMemory, String> {
+    let named = GpuMemory::ALL.iter().find(|(name, _)| *name == text);
+    named
+        .map(|(_, said)| *said)
+        .ok_or_else(|| format!("gpu_memory={text} is none of auto, dmabuf, peermem, off"))
 }
 
 fn mtu(text: &str) -> Result<u16, String> {
@@ -158,6 +206,7 @@ mod tests {
                 "device=rxe0&port=2&gid=3&mtu=4096&traffic_class=106&pkey=0x7fff",
             ),
             ("gid=0&", "gid=0"),
+            ("gpu_memory=off&gid=1", "gid=1&gpu_memory=off"),
         ] {
             let options: RdmaOptions = text.parse().unwrap();
             assert_eq!(options.to_string(), shown);
@@ -184,6 +233,7 @@ mod tests {
             "colour=red",
             "gid=1&gid=1",
             "mtu=",
+            "gpu_memory=on",
         ] {
             assert!(text.parse::<RdmaOptions>().is_err(), "{text}");
         }

@@ -87,7 +87,7 @@ impl Prepared {
             mirror,
             control,
             queues,
-            registrar: Registrar::new(domain),
+            registrar: Registrar::new(domain, options.gpu_memory.unwrap_or_default()),
         })
     }
 

@@ -11,9 +11,11 @@ use outboard_wire::limits::{RDMA_REGISTERED_BYTES_MAX, RDMA_REGISTRATIONS_MAX};
 
 use super::{
     domain::{Access, Domain, Piece, Region},
+    error::RdmaError,
     memory::Memory,
+    options::GpuMemory,
 };
-use crate::place::Lasting;
+use crate::place::{DeviceMemory, Lasting, Reach};
 
 /// After a refusal, most likely by the limit on locked memory, nothing new is registered for so long.
 const REFUSED: Duration = Duration::from_secs(1);
@@ -39,6 +41,7 @@ pub struct RdmaTarget {
 pub struct Registrar {
     domain: Arc<Domain>,
     cache: Arc<Mutex<Cache<Region>>>,
+    gpu_memory: GpuMemory,
 }
 
 /// Memory that the adapter may use for as long as this lives.
@@ -46,9 +49,10 @@ pub struct Registrar {
 pub struct Registered(pub(super) Arc<Region>);
 
 impl Registrar {
-    pub(super) fn new(domain: Arc<Domain>) -> Self {
+    pub(super) fn new(domain: Arc<Domain>, gpu_memory: GpuMemory) -> Self {
         Self {
             domain,
+            gpu_memory,
             cache: Arc::new(Mutex::new(Cache::new(
                 RDMA_REGISTRATIONS_MAX,
                 RDMA_REGISTERED_BYTES_MAX,
@@ -70,6 +74,32 @@ impl Registrar {
             Region::new(&self.domain, Arc::new(memory), access).ok()
         })?;
         Some(Registered(region))
+    }
+
+    /// What this side's options say of the GPU's memory.
+    pub fn gpu_memory(&self) -> GpuMemory {
+        self.gpu_memory
+    }
+
+    /// Registers memory of a GPU until what is returned, and what was sent from there, is dropped. The peer's adapter may
+    /// write it, whoever has its key.
+    pub fn register_device(&self, memory: DeviceMemory) -> Result<Registered, RdmaError> {
+        let DeviceMemory {
+            address,
+            len,
+            reach,
+        } = memory;
+        let Some(memory) = Memory::elsewhere(address, len).map(Arc::new) else {
+            return Err(RdmaError::Verbs {
+                doing: "registering memory at address 0",
+                errno: libc::EINVAL,
+            });
+        };
+        let region = match reach {
+            Reach::Address => Region::new(&self.domain, memory, Access::Write),
+            Reach::DmaBuf(fd) => Region::of_dmabuf(&self.domain, memory, &fd, Access::Write),
+        };
+        region.map(|region| Registered(Arc::new(region)))
     }
 
     /// The memory at these addresses is not what it was any more. What the adapter still does with it is done with the old pages.
@@ -106,11 +136,15 @@ impl Registered {
 
     /// `data` as the device names it, if it lies in this memory.
     pub(super) fn piece(&self, data: &[u8]) -> Option<Piece> {
-        let start = data.as_ptr().addr() as u64;
-        let offset = usize::try_from(start.checked_sub(self.0.memory.address())?).ok()?;
+        self.piece_at(data.as_ptr().addr() as u64, data.len())
+    }
+
+    /// The same of bytes that only the device can look at.
+    pub(super) fn piece_at(&self, address: u64, len: usize) -> Option<Piece> {
+        let offset = usize::try_from(address.checked_sub(self.0.memory.address())?).ok()?;
         let whole = self.0.memory.len();
-        let is_inside = offset <= whole && whole - offset >= data.len();
-        is_inside.then(|| self.0.piece(offset, data.len()))
+        let is_inside = offset <= whole && whole - offset >= len;
+        is_inside.then(|| self.0.piece(offset, len))
     }
 }
 

@@ -133,6 +133,25 @@ impl State {
         before.is_some_and(|(_, range_end)| range_end.next_multiple_of(PAGE_BYTES) > start)
     }
 
+    /// The range of the window that holds all of these bytes, once its memory is there: one that took the place of another
+    /// may have to wait for that one's work.
+    pub(super) fn lasting(&self, address: u64, bytes: u64) -> Option<(u64, u64)> {
+        let (base, _) = self.memory.window();
+        let window_end = base + self.memory.mappable_bytes();
+        let (start, range_end) = self.mapped.range(..=address).next_back()?;
+        let is_inside = *start >= base
+            && *range_end <= window_end
+            && address
+                .checked_add(bytes)
+                .is_some_and(|end| end <= *range_end);
+        let is_to_come = self.barrier.is_some_and(|task| self.is_live(task))
+            || self
+                .deferred
+                .iter()
+                .any(|d| d.start < *range_end && d.end > *start && self.is_live(d.task));
+        (is_inside && !is_to_come).then(|| (*start, range_end - start))
+    }
+
     /// Refuses an operation on memory that is not there, as the driver does at the call.
     pub(super) fn check(&self, op: &Op) -> Result<(), Error> {
         match op {

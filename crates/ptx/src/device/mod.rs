@@ -199,6 +199,26 @@ impl Gpu {
         Ok(fence)
     }
 
+    /// A point in a stream, in whose order it is as a copy would be: behind all that a copy there waits for.
+    pub fn mark(&self, stream: StreamId) -> Result<Fence, Error> {
+        let (context, task) = self.shared.with(|s| s.mark(stream))?;
+        Ok(self.fence(Some(context), vec![task]))
+    }
+
+    /// The range that holds all of these bytes, by its first address and length, for somebody beside the GPU to read and
+    /// write: `None` where there is none, or where its memory is still to come.
+    pub fn lasting(&self, address: u64, bytes: u64) -> Option<(u64, u64)> {
+        self.shared.with(|s| s.lasting(address, bytes))
+    }
+
+    /// Somebody beside the GPU has written these bytes.
+    pub fn was_written(&self, address: u64, bytes: u64) -> Result<(), Error> {
+        let (rows, extent) = (Rows::line(address), Extent::line(bytes));
+        self.shared.with(|s| s.check_span(rows, extent))?;
+        self.memory.mark_written(address, bytes);
+        Ok(())
+    }
+
     pub fn stream_fence(&self, stream: StreamId) -> Result<Fence, Error> {
         let (context, tasks) = self.shared.with(|s| s.stream_fence(stream))?;
         Ok(self.fence(Some(context), tasks))

@@ -300,6 +300,14 @@ impl State {
         Ok((context, task, cell))
     }
 
+    /// A point that is reached when a copy submitted now would begin.
+    pub(super) fn mark(&mut self, id: StreamId) -> Result<(ContextId, TaskId), Error> {
+        let (context, priority, deps) = self.transfer(id)?;
+        let task = self.add(Some(context), priority, &deps, Work::Nothing);
+        self.set_last(id, task);
+        Ok((context, task))
+    }
+
     /// Copies from or to memory of the host that the device does not see cannot be repeated, so they cannot be
     /// captured.
     fn transfer(&mut self, id: StreamId) -> Result<(ContextId, i32, Vec<TaskId>), Error> {

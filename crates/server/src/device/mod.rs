@@ -3,7 +3,7 @@
 use std::{fmt, os::fd::OwnedFd, sync::Arc};
 
 use outboard_api::CUresult;
-use outboard_link::{Lasting, Segment};
+use outboard_link::{DeviceMemory, GpuMemory, Lasting, Segment};
 use outboard_wire::{
     Message,
     codec::Writer,
@@ -52,9 +52,50 @@ pub trait Host: Send {
         let _ = len;
         None
     }
+    /// In which ways an RDMA adapter may be let at device memory, the best first: asked once, before memory is mapped, for it
+    /// may have to be mapped otherwise then. An error says why there is none.
+    fn expose(&mut self, wanted: GpuMemory) -> Result<Vec<Way>, String> {
+        let _ = wanted;
+        Err("this device has no memory that an adapter could reach".into())
+    }
+    /// The mapping that holds all of these bytes, by its first address and length. It stays what it is until the client has it
+    /// unmapped or gives other access to it. `None`: there is none, or an adapter cannot be let at it now.
+    fn mapping(&self, address: u64, len: u64) -> Option<(u64, u64)> {
+        let _ = (address, len);
+        None
+    }
+    /// Memory of one mapping, for an adapter.
+    fn reach(&mut self, address: u64, len: u64, way: Way) -> Result<DeviceMemory, Failure> {
+        let _ = (address, len, way);
+        Err(Failure::unsupported("adapters that use its memory"))
+    }
+    /// A point in a stream, in whose order it is as a copy out of memory would be.
+    fn mark(&mut self, cx: &mut Cx<'_>, stream: u64) -> Result<Pending, Failure> {
+        let _ = (cx, stream);
+        Err(Failure::unsupported("marks"))
+    }
     /// The same for threads that receive beside the session.
     fn rooms(&self) -> Option<Arc<dyn Rooms>> {
         None
+    }
+}
+
+/// What an adapter's driver makes out device memory by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// A dma-buf of the device's driver.
+    DmaBuf,
+    /// Its address alone.
+    Address,
+}
+
+impl Way {
+    /// As people know it, where the device is a GPU.
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::DmaBuf => "dma-buf",
+            Way::Address => "its address (nvidia-peermem, on an NVIDIA GPU)",
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use outboard_api::{
         CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
     },
 };
-use outboard_link::Segment;
+use outboard_link::{DeviceMemory, GpuMemory, Segment};
 use outboard_wire::{
     doc::{DeviceCard, NVML_NOW},
     messages,
@@ -22,7 +22,7 @@ use super::{
     nvml::{self, Nvml},
     owned::ContextHold,
 };
-use crate::device::{Cx, Failure, Host, Rooms};
+use crate::device::{Cx, Failure, Host, Pending, Rooms, Way};
 
 /// Device memory that the driver needs beside the client's: modules, local memory, printf buffers.
 const RESERVE_BYTES: u64 = 256 << 20;
@@ -30,6 +30,22 @@ const RESERVE_BYTES: u64 = 256 << 20;
 impl Host for Nvidia {
     fn room(&mut self, len: usize) -> Option<Box<dyn Segment>> {
         self.slot_for_data(len)
+    }
+
+    fn expose(&mut self, wanted: GpuMemory) -> Result<Vec<Way>, String> {
+        self.expose_memory(wanted)
+    }
+
+    fn mapping(&self, address: u64, len: u64) -> Option<(u64, u64)> {
+        self.memory.mapping(address, len)
+    }
+
+    fn reach(&mut self, address: u64, len: u64, way: Way) -> Result<DeviceMemory, Failure> {
+        self.reach_memory(address, len, way)
+    }
+
+    fn mark(&mut self, cx: &mut Cx<'_>, stream: u64) -> Result<Pending, Failure> {
+        self.mark_in(cx, stream)
     }
 
     fn rooms(&self) -> Option<Arc<dyn Rooms>> {

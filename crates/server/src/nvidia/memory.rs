@@ -119,6 +119,24 @@ pub(super) struct Memory {
 }
 
 impl Memory {
+    /// The mapping that holds all of these bytes.
+    pub(super) fn mapping(&self, address: u64, len: u64) -> Option<(u64, u64)> {
+        self.holding(address, len)
+            .map(|mapping| (mapping.va, mapping.len))
+    }
+
+    /// The session's number of the device whose memory these bytes are.
+    pub(super) fn device_of(&self, address: u64, len: u64) -> Option<usize> {
+        self.holding(address, len)
+            .map(|mapping| mapping.allocation.hold.device)
+    }
+
+    fn holding(&self, address: u64, len: u64) -> Option<&Mapping> {
+        let (va, mapping) = self.mapped.range(..=address).next_back()?;
+        let end = address.checked_add(len)?;
+        (end <= va + mapping.len).then_some(mapping)
+    }
+
     /// Unmaps everything, then gives the window back.
     pub(super) fn clear(&mut self) {
         self.mapped.clear();
@@ -243,7 +261,8 @@ impl Nvidia {
         device: usize,
         len: u64,
     ) -> Result<Owned<real::Allocation>, Failure> {
-        let properties = properties(self.devices[device].ordinal);
+        let mut properties = properties(self.devices[device].ordinal);
+        properties.gpu_direct_rdma_capable = self.gpu_direct.is_wanted.into();
         let created = match self.driver.cuMemCreate(len, &properties, 0) {
             Err(refused) if refused.status == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 // What is freed but not yet given back may make room.

@@ -18,6 +18,7 @@ mod capture;
 mod contents;
 mod contexts;
 mod copies;
+mod gpu_direct;
 mod graph_calls;
 mod graphs;
 mod graveyard;
@@ -56,6 +57,7 @@ use self::{
     addresses::{AddressBook, rows},
     board::Boards,
     contexts::Context,
+    gpu_direct::GpuDirect,
     graphs::Graphs,
     graveyard::{Graveyard, Marks},
     host_calls::HostCalls,
@@ -122,6 +124,12 @@ fn summary() -> Result<Summary, Failure> {
     })
 }
 
+/// How RDMA adapters may be let at the GPUs' memory here, or why they cannot.
+pub fn gpu_direct_report() -> Result<String, String> {
+    let driver = Driver::load().map_err(|failure| failure.to_string())?;
+    gpu_direct::report(&driver)
+}
+
 /// Opens the machine's devices for one session. Standard output is taken once kernels may print: the process must not
 /// write to it.
 pub fn open(options: NvidiaOptions) -> Result<Box<dyn Device>, Failure> {
@@ -180,6 +188,7 @@ struct Nvidia {
     /// What copies read that are being captured, by the capture's id.
     capture_memory: FxHashMap<u64, Vec<Arc<Part>>>,
     staging: Arc<Staging>,
+    gpu_direct: GpuDirect,
     boards: Boards,
     host: HostRanges,
     addresses: AddressBook,
@@ -284,6 +293,7 @@ impl Nvidia {
             captures: FxHashMap::default(),
             capture_memory: FxHashMap::default(),
             staging: Staging::new(&base),
+            gpu_direct: GpuDirect::default(),
             boards: Boards::default(),
             host: HostRanges::default(),
             addresses: AddressBook::default(),

@@ -7,13 +7,17 @@ use outboard_wire::{
     handshake::Purpose,
     limits::CHUNK_BYTES_MAX,
     messages::{
-        CopyBoxIn, CopyBoxOut, CopyIn, CopyOut, Echo, EchoReply, FenceContext, FenceStream,
-        HostWrite, ImageGet, ImageGetReply, ImageOffer, ImageOfferReply, ImagePut, NvmlSnapshot,
-        Ping, Request,
+        CopyBoxIn, CopyBoxOut, CopyIn, CopyOut, CopyOutTo, Echo, EchoReply, FenceContext,
+        FenceEvent, FenceStream, HostWrite, ImageGet, ImageGetReply, ImageOffer, ImageOfferReply,
+        ImagePut, MemoryConceal, MemoryExpose, NvmlSnapshot, Ping, Request,
     },
 };
 
-use super::limits;
+use super::{
+    exposed::{Exposed, Source},
+    limits,
+    waiting::Queue,
+};
 use crate::{
     device::{self, Cx, Device, Failure, Outcome},
     images::ImageStore,
@@ -28,6 +32,8 @@ pub(super) struct Executed {
     pub(super) reply_bytes: Option<u64>,
     /// Where that data is to be written, over a link that can.
     pub(super) to: Option<RdmaTarget>,
+    /// Where the adapter takes it from, once what is waited for is reached.
+    pub(super) source: Option<Source>,
 }
 
 /// Whether the message is data with a few numbers in front, to be used where it was received.
@@ -48,11 +54,44 @@ pub(super) fn is_fence(op: u16) -> bool {
     matches!(op, FenceStream::NUMBER | FenceContext::NUMBER)
 }
 
+/// The queue that a fence is about. An ordinary copy in the same one that takes the place of one that is waited for is
+/// answered before it, one in another may not be: a fence of all queues is about none.
+pub(super) fn fenced(op: u16, context: u64, body: &Reader<'_>) -> Option<Queue> {
+    match op {
+        FenceStream::NUMBER => {
+            let fence = FenceStream::decode(&mut body.clone()).ok()?;
+            let stream = fence.stream;
+            Some(Queue::Stream { context, stream })
+        }
+        FenceContext::NUMBER => Some(Queue::Own),
+        _ => None,
+    }
+}
+
+/// Whether the message leaves the device's memory, and the order of its work, as they are.
+pub(super) fn leaves_memory(op: u16) -> bool {
+    matches!(
+        op,
+        Ping::NUMBER
+            | Echo::NUMBER
+            | CopyOut::NUMBER
+            | CopyOutTo::NUMBER
+            | CopyBoxOut::NUMBER
+            | FenceStream::NUMBER
+            | FenceContext::NUMBER
+            | FenceEvent::NUMBER
+            | MemoryExpose::NUMBER
+            | MemoryConceal::NUMBER
+            | NvmlSnapshot::NUMBER
+    )
+}
+
 /// An error is the client's breach of the protocol; whatever else goes wrong is in the outcome.
 pub(super) fn execute<'a>(
     device: &mut dyn Device,
     purpose: Purpose,
     cx: &mut Cx<'_>,
+    exposed: &mut Exposed,
     op: u16,
     mut body: Reader<'a>,
     reply: &mut Vec<u8>,
@@ -76,14 +115,36 @@ pub(super) fn execute<'a>(
         Request::Echo(m) => (None, Some(u64::from(m.answer_bytes))),
         _ => (None, None),
     };
+    let mut source = None;
     let outcome = check(purpose, op, reply_bytes)
         .and_then(|()| match &request {
+            Request::CopyOut(m) => {
+                source = exposed.source(device, cx.context, m);
+                let pending = match &source {
+                    Some(source) => device.mark(cx, source.stream),
+                    None => device.copy_out(cx, m),
+                };
+                pending.map(Outcome::Wait)
+            }
+            Request::MemoryExpose(m) => lay_out(&exposed.expose(device, m)?, reply),
+            Request::MemoryConceal(m) => {
+                exposed.conceal(m.base);
+                Ok(Outcome::Done)
+            }
             Request::Ping(_) => Ok(Outcome::Done),
             Request::Echo(m) => echo(m, reply),
             Request::ImageOffer(m) => offer(cx.images, m, reply),
             Request::ImagePut(m) => put(cx.images, m),
             Request::ImageGet(m) => get(cx.images, m, reply),
-            _ => device::dispatch(device, cx, &request, reply),
+            request => {
+                match request {
+                    Request::MemUnmap(m) => exposed.forget(m.va, m.len),
+                    Request::AllocationUnmap(m) => exposed.forget(m.va, m.len),
+                    Request::AllocationAccess(m) => exposed.forget(m.va, m.len),
+                    _ => {}
+                }
+                device::dispatch(device, cx, request, reply)
+            }
         })
         .and_then(|outcome| match reply.len() {
             // An answer is one frame.
@@ -101,6 +162,7 @@ pub(super) fn execute<'a>(
         stream,
         reply_bytes,
         to,
+        source,
     })
 }
 

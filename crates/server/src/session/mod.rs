@@ -26,7 +26,9 @@
 //! that a stream waits for), so after [`STALL_MS_MAX`](limits::STALL_MS_MAX) without an answer messages are received
 //! again, up to limits at which the message fails.
 
+mod answers;
 mod execute;
+mod exposed;
 mod grants;
 pub mod handshake;
 mod itself;
@@ -68,9 +70,11 @@ use crate::{
     device::{Cx, Device, Failure, Outcome},
     images::ImageStore,
 };
+use answers::{restaged, send_answers};
+use exposed::Exposed;
 use grants::Grants;
-use lanes::{Answer, Lanes};
-use outbox::{Outbox, Placed};
+use lanes::Lanes;
+use outbox::Outbox;
 use pace::Pace;
 use relay::Relay;
 pub use tally::Tally;
@@ -101,12 +105,15 @@ fn serve_with_lanes(
     let address = link.addresses().map(|(ours, _)| ours);
     let grants = Grants::over(&link);
     let (sender, receiver) = link.split();
+    let outbox = Outbox::new(sender);
+    let registrar = outbox.registrar().filter(|_| purpose == Purpose::Session);
+    let exposed = Exposed::new(registrar, device);
     let mut session = Session {
         device,
         purpose,
         images,
         receiver,
-        outbox: Outbox::new(sender),
+        outbox,
         waiting: WaitingList::default(),
         lanes: Lanes::new(lanes_max),
         address,
@@ -114,6 +121,7 @@ fn serve_with_lanes(
         tally: Tally::default(),
         looked_at: None,
         grants,
+        exposed,
         frame: Vec::new(),
         reply: Vec::new(),
         printed: Vec::new(),
@@ -173,6 +181,7 @@ struct Session<'d> {
     /// When the last message was done, if nothing has been waited for since.
     looked_at: Option<Instant>,
     grants: Grants,
+    exposed: Exposed,
     /// The message in hand, where it is not bulk data.
     frame: Vec<u8>,
     reply: Vec<u8>,
@@ -189,6 +198,10 @@ impl Session<'_> {
         let admission = self.waiting.admission(Instant::now());
         if admission != Admission::Stalled {
             for _ in 0..limits::MESSAGES_PER_TURN_MAX {
+                if self.waiting.has_sources(None) {
+                    // What is reached may be read at once, and need not become an ordinary copy for what comes next.
+                    self.answer_ready()?;
+                }
                 if !self.take_message(Wait::Poll)? {
                     self.looked_at = None;
                     break;
@@ -255,6 +268,18 @@ impl Session<'_> {
             // The client may see the device's word before our answer: it must then have all faults.
             self.outbox.send_held_faults()?;
         }
+        let is_change = !execute::leaves_memory(header.op);
+        if self.waiting.has_sources(None) {
+            let fence = execute::fenced(header.op, header.context, &r);
+            if is_change || fence.is_some() && self.waiting.has_sources(fence) {
+                let (device, images) = (&mut *self.device, &mut self.images);
+                self.waiting
+                    .restage(|source| restaged(device, images, source));
+            }
+        }
+        if is_change {
+            self.outbox.wait_until_device_read()?;
+        }
         if header.op == Ping::NUMBER {
             r.end()
                 .map_err(|why| End::Malformed { op: header.op, why })?;
@@ -301,6 +326,7 @@ impl Session<'_> {
                 &mut *self.device,
                 self.purpose,
                 &mut cx,
+                &mut self.exposed,
                 header.op,
                 r,
                 &mut self.reply,
@@ -342,6 +368,7 @@ impl Session<'_> {
                 &mut *self.device,
                 self.purpose,
                 &mut cx,
+                &mut self.exposed,
                 header.op,
                 Reader::new(body.unwrap_or_default()),
                 &mut self.reply,
@@ -391,6 +418,7 @@ impl Session<'_> {
                 let mut entry = Waiting::new(op, token, queue, has_data, bytes, start, pending);
                 entry.on_lane = header.lane == ON_A_LANE;
                 entry.to = executed.to;
+                entry.source = executed.source;
                 match self.waiting.push(entry) {
                     Ok(()) => return Ok(()),
                     Err(failure) => failure,
@@ -490,70 +518,4 @@ fn place(device: &mut dyn Device, purpose: Purpose, head: &[u8], len: usize) -> 
     let skip = copied_data_at(head, len)?;
     let memory = device.room(len - skip)?;
     Some(Place { skip, memory })
-}
-
-/// Answers what has been found ready.
-fn send_answers(
-    waiting: &mut WaitingList,
-    outbox: &mut Outbox,
-    lanes: &Lanes,
-    tally: &mut Tally,
-) -> Result<(), outboard_link::Error> {
-    let now = Instant::now();
-    for (entry, result) in waiting.take_ready(now) {
-        tally.waited(entry.op, now - entry.since);
-        let (op, token) = (entry.op, entry.token);
-        let entry = match &result {
-            Ok(()) if token != 0 => match outbox.place(entry)? {
-                Placed::Yes(bytes) => {
-                    tally.answered(op, bytes);
-                    trace!(op = tally::name(op), token, "answered from where it lay");
-                    continue;
-                }
-                Placed::No(entry) => entry,
-            },
-            _ => entry,
-        };
-        let result = result.and_then(|()| entry.reply_data());
-        if entry.on_lane
-            && token != 0
-            && let Ok(Some(data)) = &result
-        {
-            let bytes = data.len();
-            let header = outbox.lane_header(token)?;
-            match lanes.give(Answer { header, entry }) {
-                None => {
-                    outbox.gave();
-                    tally.answered(op, bytes);
-                    trace!(op = tally::name(op), token, "answered on a lane");
-                }
-                Some(Answer { entry, .. }) => {
-                    let data = entry.reply_data().ok().flatten().unwrap_or_default();
-                    let len = (data.len() as u32).to_le_bytes();
-                    tally.answered(op, data.len());
-                    outbox.reply(op, token, &[&len, data])?;
-                }
-            }
-            continue;
-        }
-        match (result, entry.token) {
-            (Ok(_), 0) => {}
-            (Ok(None), token) => outbox.reply(entry.op, token, &[])?,
-            (Ok(Some(data)), token) => {
-                tally.answered(entry.op, data.len());
-                let len = (data.len() as u32).to_le_bytes();
-                outbox.reply(entry.op, token, &[&len, data])?;
-            }
-            (Err(failure), 0) => {
-                tally.failed(entry.op);
-                outbox.fault(entry.op, &failure)?;
-            }
-            (Err(failure), token) => {
-                tally.failed(entry.op);
-                outbox.failure(token, &failure)?;
-            }
-        }
-        trace!(op = tally::name(entry.op), token = entry.token, "answered");
-    }
-    Ok(())
 }

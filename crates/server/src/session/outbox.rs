@@ -3,16 +3,16 @@
 use std::time::{Duration, Instant};
 
 use outboard_api::CUresult;
-use outboard_link::{Error, Payload, RdmaUse, Sender};
+use outboard_link::{DeviceBulk, Error, Payload, RdmaTarget, RdmaUse, Registrar, Sender};
 use outboard_wire::{
     EncodeError, Message, Writer,
-    frame::{HEADER_BYTES, ReplyHeader},
+    frame::{FROM_GPU, HEADER_BYTES, ReplyHeader, WRITTEN},
     limits::PLACED_BYTES_MIN,
     messages::FaultNote,
     network::Network,
 };
 
-use super::{limits, tally, waiting::Waiting};
+use super::{exposed::Source, limits, tally, waiting::Waiting};
 use crate::device::Failure;
 
 /// What became of an answer with data.
@@ -34,6 +34,8 @@ pub(super) struct Outbox {
     /// Answers given to lanes: what is sent here counts behind them.
     given: u32,
     faults: FaultBudget,
+    /// The adapter may be reading the device's memory.
+    is_reading: bool,
 }
 
 impl Outbox {
@@ -42,6 +44,7 @@ impl Outbox {
             sender,
             given: 0,
             faults: FaultBudget::default(),
+            is_reading: false,
         }
     }
 
@@ -82,7 +85,7 @@ impl Outbox {
             .and_then(|memory| registrar.register(memory, RdmaUse::Source));
         let header = encoded(ReplyHeader {
             token: entry.token,
-            placed: u16::from(to.is_some()),
+            placed: if to.is_some() { WRITTEN } else { 0 },
             ..note_header(0, self.given)
         })?;
         let length = (len as u32).to_le_bytes();
@@ -94,6 +97,48 @@ impl Outbox {
         self.sender
             .send_owned(head, Box::new(entry), source.as_ref(), to)?;
         Ok(Placed::Yes(len))
+    }
+
+    /// The answer to a copy whose data the adapter takes from the device's memory; tells how much. That must not change before
+    /// [`wait_until_device_read`](Self::wait_until_device_read).
+    pub(super) fn take_from_device(
+        &mut self,
+        token: u32,
+        source: &Source,
+        to: Option<RdmaTarget>,
+    ) -> Result<usize, Error> {
+        let written = if to.is_some() { WRITTEN } else { 0 };
+        let header = encoded(ReplyHeader {
+            token,
+            placed: FROM_GPU | written,
+            ..note_header(0, self.given)
+        })?;
+        let length = (source.len as u32).to_le_bytes();
+        let whole: [&[u8]; 2] = [&header, &length];
+        let head = if to.is_some() { &whole[..1] } else { &whole };
+        let bulk = DeviceBulk {
+            address: source.src,
+            len: source.len as usize,
+            source: &source.registered,
+            target: to,
+        };
+        self.is_reading = true;
+        self.sender.send_device(head, bulk)?;
+        Ok(source.len as usize)
+    }
+
+    /// Before the device's memory changes.
+    #[inline]
+    pub(super) fn wait_until_device_read(&mut self) -> Result<(), Error> {
+        match std::mem::take(&mut self.is_reading) {
+            true => self.sender.wait_until_device_read(),
+            false => Ok(()),
+        }
+    }
+
+    /// What registers memory, over rdma.
+    pub(super) fn registrar(&self) -> Option<Registrar> {
+        self.sender.registrar()
     }
 
     /// Lets go what the adapter has read.

@@ -10,7 +10,7 @@ use outboard_wire::{
     messages::{HostCallNote, HostFuncDone},
 };
 
-use super::{Tally, WaitingList, lanes::Lanes, limits, outbox::Outbox, send_answers};
+use super::{Tally, WaitingList, answers::send_answers, lanes::Lanes, limits, outbox::Outbox};
 
 /// The session's business while the device is held up in a call of its own: host functions, and the copies in front of
 /// them. Without it a driver that waits for a stream would wait for a host function that nobody runs.

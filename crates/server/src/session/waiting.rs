@@ -7,7 +7,7 @@ use outboard_link::{Lasting, RdmaTarget};
 use outboard_wire::limits::CHUNK_BYTES_MAX;
 use rustc_hash::FxHashSet;
 
-use super::{limits, tally};
+use super::{exposed::Source, limits, tally};
 use crate::device::{Failure, Pending};
 
 /// What is known of the order in which pendings become ready: those of one queue do so one after another.
@@ -26,6 +26,8 @@ pub(super) struct Waiting {
     pub(super) on_lane: bool,
     /// Its data is to be written there, where the link can.
     pub(super) to: Option<RdmaTarget>,
+    /// The adapter is to take its data from the device's memory once it is ready.
+    pub(super) source: Option<Source>,
     queue: Queue,
     has_data: bool,
     /// What its data occupies at most.
@@ -50,6 +52,8 @@ pub(super) struct WaitingList {
     progress_at: Option<Instant>,
     /// Queues found not ready, in one pass.
     blocked: FxHashSet<Queue>,
+    /// Entries with a source.
+    sources: usize,
 }
 
 impl Waiting {
@@ -68,6 +72,7 @@ impl Waiting {
             since,
             on_lane: false,
             to: None,
+            source: None,
             queue,
             has_data,
             bytes,
@@ -134,8 +139,34 @@ impl WaitingList {
             ));
         }
         self.bytes += entry.bytes;
+        self.sources += usize::from(entry.source.is_some());
         self.entries.push(entry);
         Ok(())
+    }
+
+    /// Whether anybody waits for the adapter to take data from the device's memory; if only in this queue, with `but`.
+    #[inline]
+    pub(super) fn has_sources(&self, but: Option<Queue>) -> bool {
+        let is_other = |entry: &Waiting| entry.source.is_some() && Some(entry.queue) != but;
+        self.sources > 0 && self.entries.iter().any(is_other)
+    }
+
+    /// Has `copy` make ordinary copies of those.
+    pub(super) fn restage(&mut self, mut copy: impl FnMut(&Source) -> Result<Pending, Failure>) {
+        self.sources = 0;
+        for entry in &mut self.entries {
+            let Some(source) = entry.source.take() else {
+                continue;
+            };
+            match copy(&source) {
+                Ok(pending) => {
+                    entry.pending = pending;
+                    // It may have been ready without having been answered.
+                    entry.result = None;
+                }
+                Err(failure) => entry.result = Some(Err(failure)),
+            }
+        }
     }
 
     pub(super) fn admission(&mut self, now: Instant) -> Admission {
@@ -205,6 +236,7 @@ impl WaitingList {
             .extract_if(.., |e| e.result.is_some())
             .filter_map(|mut entry| {
                 let result = entry.result.take()?;
+                self.sources -= usize::from(entry.source.is_some());
                 Some((entry, result))
             })
     }

@@ -37,6 +37,15 @@ impl Soft {
             .map_err(failure)
     }
 
+    pub(super) fn copy_placed(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::CopyPlaced,
+    ) -> Result<(), Failure> {
+        self.stream(cx, m.stream)?;
+        self.gpu.was_written(m.dst, m.len).map_err(failure)
+    }
+
     pub(super) fn copy_out(
         &mut self,
         cx: &mut Cx<'_>,

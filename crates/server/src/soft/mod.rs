@@ -5,7 +5,7 @@
 //! operation of the trait is an inherent method in the file of its topic; mipmaps and tensor maps are not there and answer
 //! CUDA_ERROR_NOT_SUPPORTED by their name.
 //!
-//! `unsafe` lives in [`host`] alone: memory of the client's at the client's own addresses.
+//! `unsafe` lives in [`host`], memory of the client's at the client's own addresses, and where adapters are let at memory.
 
 mod capability;
 mod capture;
@@ -28,6 +28,7 @@ mod wait;
 use std::{borrow::Cow, collections::BTreeMap, fs, sync::Arc, thread};
 
 use outboard_api::{CUDA_VERSION, CUresult};
+use outboard_link::{DeviceMemory, GpuMemory, Reach};
 use outboard_ptx::{
     check::{Checker, Checks},
     device::{EventId, ExecId, Gpu, GraphId, HostCall, Machine, NodeId},
@@ -42,7 +43,7 @@ use rustc_hash::FxHashMap;
 pub use capability::Capability;
 
 use crate::{
-    device::{Cx, Device, Failure, Host},
+    device::{Cx, Device, Failure, Host, Pending, Way},
     shadow::Shadow,
 };
 
@@ -269,6 +270,33 @@ impl Host for Soft {
 
     fn exact_memory(&self) -> bool {
         self.exact_memory
+    }
+
+    fn expose(&mut self, wanted: GpuMemory) -> Result<Vec<Way>, String> {
+        match wanted {
+            GpuMemory::DmaBuf => Err("the software GPU's memory is no dma-buf".into()),
+            _ => Ok(vec![Way::Address]),
+        }
+    }
+
+    fn mapping(&self, address: u64, len: u64) -> Option<(u64, u64)> {
+        self.gpu.lasting(address, len)
+    }
+
+    fn reach(&mut self, address: u64, len: u64, way: Way) -> Result<DeviceMemory, Failure> {
+        let is_mapped = self
+            .mapping(address, len)
+            .is_some_and(|_| way == Way::Address);
+        let len = usize::try_from(len).ok().filter(|_| is_mapped);
+        let len = len.ok_or_else(|| wait::invalid("no memory that an adapter can reach"))?;
+        // SAFETY: memory of the window, which the session has given up before it is unmapped; it is a program's, as bytes.
+        Ok(unsafe { DeviceMemory::new(address, len, Reach::Address) })
+    }
+
+    fn mark(&mut self, cx: &mut Cx<'_>, stream: u64) -> Result<Pending, Failure> {
+        let stream = self.stream(cx, stream)?;
+        let fence = self.gpu.mark(stream).map_err(wait::failure)?;
+        Ok(wait::pending(fence))
     }
 
     fn take_printed(&mut self, out: &mut Vec<u8>) {

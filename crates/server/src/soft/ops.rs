@@ -59,6 +59,7 @@ device! {
     host_watch(m::HostWatch) -> ();
     copy(m::Copy) -> ();
     copy_in(m::CopyIn<'_>) -> ();
+    copy_placed(m::CopyPlaced) -> ();
     copy_out(m::CopyOut) -> Pending;
     copy_box(m::CopyBox<'_>) -> ();
     copy_box_in(m::CopyBoxIn<'_>) -> ();

@@ -228,11 +228,21 @@ fn no_bytes_make_the_decoder_panic() {
         ) {
             continue;
         }
+        let mut exposed = exposed::Exposed::new(None, &mut fake);
         let mut reply = Vec::new();
         let reader = Reader::new(&body);
         let purpose = Purpose::Session;
         decoded += u32::from(
-            execute::execute(&mut fake, purpose, &mut cx, op, reader, &mut reply).is_ok(),
+            execute::execute(
+                &mut fake,
+                purpose,
+                &mut cx,
+                &mut exposed,
+                op,
+                reader,
+                &mut reply,
+            )
+            .is_ok(),
         );
     }
     assert!(decoded > 1_000, "{decoded}");

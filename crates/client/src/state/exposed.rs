@@ -1,0 +1,338 @@
+//! Copies to the GPU that our adapter writes to where they belong, over rdma, where the server lets it.
+//!
+//! The server is asked for a key of some memory by the second long copy to it, and nobody waits for its answer: what is copied
+//! meanwhile passes through the server's memory, as everything does for which there is no key.
+//!
+//! # When the adapter may write
+//!
+//! A copy comes behind all work that its stream waits for, and in front of what is submitted later. The second is kept by the
+//! order of the connection: the message behind the data, and all later ones, are seen when the data is there. For the
+//! first, the adapter writes only where all of that work is [known](Driver::is_quiet) to be done, and nothing is asked for to know
+//! it; any other copy is one of the stream's.
+//!
+//! Lock order: the memory table, this one, the session's sender. Data is posted and memory given up under this lock, so that no
+//! key is used behind the message that ends it: the adapter would refuse, and the connection with it.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use outboard_api::{CUresult, cuda::CUcontext, enums::CU_STREAM_NON_BLOCKING};
+use outboard_link::{GpuMemory, RdmaTarget, Registered};
+use outboard_wire::{
+    Message as _, Reader,
+    limits::{CHUNK_BYTES_MAX, PLACED_BYTES_MIN},
+    messages::{self, MemoryExposeReply},
+};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use super::{Driver, StreamRef, wire_context};
+use crate::session::{Group, Sink};
+
+/// Allocations to which one copy was made, or for which a key was refused: past so many the oldest knowledge of all goes.
+const KNOWN_MAX: usize = 4096;
+
+/// What of the GPU's memory our adapter may write.
+#[derive(Default)]
+pub(crate) struct Exposed(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    /// By address: disjoint.
+    keys: BTreeMap<u64, Key>,
+    /// Allocations without one, by address.
+    known: FxHashMap<u64, Known>,
+    /// The server has none to give.
+    is_over: bool,
+    clock: u64,
+}
+
+struct Key {
+    bytes: u64,
+    key: u32,
+    used_at: u64,
+}
+
+struct Known {
+    bytes: u64,
+    state: State,
+}
+
+enum State {
+    /// One copy was made to it.
+    Seen,
+    Asked(Arc<Group>),
+    /// There will be no key while it is there.
+    Refused,
+}
+
+impl Table {
+    fn find(&mut self, address: u64, bytes: u64) -> Option<RdmaTarget> {
+        let (base, key) = self.keys.range_mut(..=address).next_back()?;
+        let end = address.checked_add(bytes)?;
+        self.clock += 1;
+        key.used_at = self.clock;
+        (end <= base + key.bytes).then_some(RdmaTarget {
+            address,
+            key: key.key,
+        })
+    }
+
+    fn forget(&mut self, va: u64, len: u64) {
+        let end = va.saturating_add(len);
+        self.keys
+            .retain(|base, key| *base >= end || base + key.bytes <= va);
+        self.known
+            .retain(|base, known| *base >= end || base + known.bytes <= va);
+    }
+
+    /// The key that was not used for longest, taken away.
+    fn evict(&mut self) -> Option<u64> {
+        let oldest = self.keys.iter().min_by_key(|(_, key)| key.used_at);
+        let base = oldest.map(|(base, _)| *base)?;
+        self.keys.remove(&base);
+        Some(base)
+    }
+}
+
+impl Driver {
+    /// Copies to the device by our adapter alone, but for the one copy by the processor that data outside registered memory
+    /// takes. False where that cannot be.
+    pub(crate) fn place_on_gpu(
+        &self,
+        dst: u64,
+        data: &[u8],
+        source: Option<&Registered>,
+        stream: &StreamRef,
+    ) -> Result<bool, CUresult> {
+        if data.len() < PLACED_BYTES_MIN
+            || !self.session.registers()
+            || self.session.gpu_memory() == GpuMemory::Off
+            || !self.is_quiet(stream)
+            || !self.has_key(dst, data.len() as u64)?
+        {
+            return Ok(false);
+        }
+        // Of one length, so that none of them is short.
+        let pieces = data.len().div_ceil(CHUNK_BYTES_MAX);
+        let mut dst = dst;
+        for piece in data.chunks(data.len().div_ceil(pieces)) {
+            self.place_piece(dst, piece, source, stream)?;
+            dst += piece.len() as u64;
+        }
+        Ok(true)
+    }
+
+    fn place_piece(
+        &self,
+        dst: u64,
+        data: &[u8],
+        source: Option<&Registered>,
+        stream: &StreamRef,
+    ) -> Result<(), CUresult> {
+        let mut table = self.exposed.0.lock();
+        let Some(target) = table.find(dst, data.len() as u64) else {
+            drop(table);
+            // Across two registrations: as one copy of the stream's among the others, which concern other memory.
+            let message = messages::CopyIn {
+                dst,
+                stream: stream.wire(),
+                data,
+            };
+            return self.submit_to(stream, &message);
+        };
+        let message = messages::CopyPlaced {
+            dst,
+            len: data.len() as u64,
+            stream: stream.wire(),
+        };
+        let context = wire_context();
+        self.session
+            .submit_placed(context, &message, data, source, target)?;
+        self.progress.submit_quietly();
+        stream.progress().submit_quietly();
+        Ok(())
+    }
+
+    /// Whether our adapter may write these bytes, or the first of them. If not, it is seen to that it may soon.
+    fn has_key(&self, address: u64, bytes: u64) -> Result<bool, CUresult> {
+        let allocation = self.memory.lock().find(address).copied();
+        let mut table = self.exposed.0.lock();
+        if table.is_over {
+            return Ok(false);
+        }
+        if table
+            .find(address, bytes.min(CHUNK_BYTES_MAX as u64))
+            .is_some()
+        {
+            return Ok(true);
+        }
+        let Some(allocation) = allocation else {
+            return Ok(false);
+        };
+        let base = allocation.base;
+        let asked = match table.known.get(&base).map(|known| &known.state) {
+            Some(State::Refused) => return Ok(false),
+            Some(State::Asked(group)) => Some(group.clone()),
+            Some(State::Seen) => None,
+            None => {
+                if table.known.len() >= KNOWN_MAX {
+                    table
+                        .known
+                        .retain(|_, known| matches!(known.state, State::Asked(_)));
+                }
+                let (bytes, state) = (allocation.bytes, State::Seen);
+                table.known.insert(base, Known { bytes, state });
+                return Ok(false);
+            }
+        };
+        let Some(group) = asked else {
+            let message = messages::MemoryExpose {
+                va: address,
+                len: bytes.min(CHUNK_BYTES_MAX as u64),
+            };
+            let group = Group::new(1);
+            self.session
+                .ask(wire_context(), &message, &group, Sink::Group)?;
+            let (bytes, state) = (allocation.bytes, State::Asked(group));
+            table.known.insert(base, Known { bytes, state });
+            return Ok(false);
+        };
+        if !group.is_complete() {
+            drop(table);
+            // Nobody may be reading.
+            self.session.poll();
+            return Ok(false);
+        }
+        table.known.remove(&base);
+        let evicted = table.take(base, allocation.bytes, group.take());
+        if let Some(base) = evicted {
+            // The server takes it back behind what was posted with it.
+            self.submit(&messages::MemoryConceal { base })?;
+        }
+        Ok(table
+            .find(address, bytes.min(CHUNK_BYTES_MAX as u64))
+            .is_some())
+    }
+
+    /// Has `send` send the message by which memory at these addresses ceases to be what it is.
+    pub(crate) fn conceal<R>(&self, va: u64, len: u64, send: impl FnOnce() -> R) -> R {
+        let mut table = self.exposed.0.lock();
+        table.forget(va, len);
+        send()
+    }
+
+    /// Whether all work is known to be done that a copy in this stream would wait for. Data that our adapter wrote is no work.
+    fn is_quiet(&self, stream: &StreamRef) -> bool {
+        let own = &stream.stream().progress;
+        let is_own_quiet = own.is_complete(own.work_mark());
+        match stream {
+            // It waits for nobody else.
+            StreamRef::Own(own) if own.flags & CU_STREAM_NON_BLOCKING != 0 => is_own_quiet,
+            // It waits for the legacy stream, of which is known only what was waited for with everything else.
+            StreamRef::Own(own) => is_own_quiet && self.is_everything_quiet(own.context),
+            StreamRef::Legacy(legacy) => self.is_everything_quiet(legacy.context),
+        }
+    }
+
+    fn is_everything_quiet(&self, context: CUcontext) -> bool {
+        let mark = self.progress.work_mark();
+        self.progress.is_complete(mark)
+            || self
+                .streams
+                .legacy_of(context)
+                .is_some_and(|legacy| legacy.everything.is_complete(mark))
+    }
+}
+
+impl Table {
+    /// Takes in the server's answer about an allocation; which key is to be given back for it.
+    fn take(
+        &mut self,
+        allocation: u64,
+        bytes: u64,
+        answer: Result<Vec<u8>, CUresult>,
+    ) -> Option<u64> {
+        let decoded = answer.map(|data| MemoryExposeReply::decode(&mut Reader::new(&data)));
+        match decoded {
+            Ok(Ok(MemoryExposeReply { base, bytes, key })) => {
+                self.clock += 1;
+                let used_at = self.clock;
+                let key = Key {
+                    bytes,
+                    key,
+                    used_at,
+                };
+                self.keys.insert(base, key);
+                None
+            }
+            Err(CUresult::CUDA_ERROR_NOT_SUPPORTED) => {
+                self.is_over = true;
+                None
+            }
+            // Another time: by a copy or two.
+            Err(CUresult::CUDA_ERROR_NOT_READY) => None,
+            Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) if !self.keys.is_empty() => self.evict(),
+            _ => {
+                let state = State::Refused;
+                self.known.insert(allocation, Known { bytes, state });
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use outboard_wire::{Message as _, Writer};
+
+    use super::*;
+
+    fn answer(base: u64, bytes: u64, key: u32) -> Result<Vec<u8>, CUresult> {
+        let reply = MemoryExposeReply { base, bytes, key };
+        let mut data = vec![0; reply.encoded_len()];
+        reply.encode(&mut Writer::new(&mut data)).unwrap();
+        Ok(data)
+    }
+
+    #[test]
+    fn a_key_is_for_its_memory_until_that_is_given_up() {
+        let mut table = Table::default();
+        table.take(0x1000, 0x100, answer(0x1000, 0x1000, 7));
+        table.take(0x3000, 0x100, answer(0x3000, 0x1000, 8));
+        let key =
+            |table: &mut Table, address, bytes| table.find(address, bytes).map(|target| target.key);
+        assert_eq!(key(&mut table, 0x1000, 0x1000), Some(7));
+        assert_eq!(key(&mut table, 0x1fff, 1), Some(7));
+        for (address, bytes) in [(0xfff, 1), (0x1fff, 2), (0x2000, 1), (u64::MAX, 2)] {
+            assert_eq!(key(&mut table, address, bytes), None, "{address:#x}");
+        }
+        table.forget(0x1fff, 1);
+        assert_eq!(key(&mut table, 0x1000, 1), None);
+        assert_eq!(key(&mut table, 0x3000, 1), Some(8));
+    }
+
+    #[test]
+    fn too_much_costs_what_was_not_used_for_longest() {
+        let mut table = Table::default();
+        for (base, key) in [(0x1000, 1), (0x2000, 2), (0x3000, 3)] {
+            table.take(base, 0x1000, answer(base, 0x1000, key));
+        }
+        table.find(0x1000, 1);
+        let full = Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        assert_eq!(table.take(0x4000, 0x1000, full), Some(0x2000));
+        assert!(table.find(0x2000, 1).is_none() && table.find(0x3000, 1).is_some());
+    }
+
+    #[test]
+    fn what_is_refused_is_not_asked_for_again() {
+        let mut table = Table::default();
+        table.take(0x1000, 0x1000, Err(CUresult::CUDA_ERROR_INVALID_VALUE));
+        assert!(matches!(table.known[&0x1000].state, State::Refused));
+        table.forget(0x1000, 0x1000);
+        assert!(table.known.is_empty());
+        table.take(0x1000, 0x1000, Err(CUresult::CUDA_ERROR_NOT_READY));
+        assert!(table.known.is_empty() && !table.is_over);
+        table.take(0x1000, 0x1000, Err(CUresult::CUDA_ERROR_NOT_SUPPORTED));
+        assert!(table.is_over);
+    }
+}

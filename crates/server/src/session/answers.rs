@@ -1,0 +1,115 @@
+//! Answers that have become ready, and copies that are to become ordinary ones.
+
+use std::time::Instant;
+
+use outboard_wire::messages::CopyOut;
+use tracing::trace;
+
+use super::{
+    exposed::Source,
+    lanes::{Answer, Lanes},
+    outbox::{Outbox, Placed},
+    tally::{self, Tally},
+    waiting::WaitingList,
+};
+use crate::{
+    device::{Cx, Device, Failure, Pending},
+    images::ImageStore,
+};
+
+/// An ordinary copy out of the device, in place of one that the adapter was to take its data from.
+pub(super) fn restaged(
+    device: &mut dyn Device,
+    images: &mut ImageStore,
+    source: &Source,
+) -> Result<Pending, Failure> {
+    let mut no_fds = |_| Err(Failure::unsupported("a file descriptor with a copy"));
+    let mut cx = Cx {
+        context: source.context,
+        images,
+        placed: None,
+        fds: &mut no_fds,
+        service: &mut |_, _| {},
+    };
+    let m = CopyOut {
+        src: source.src,
+        len: source.len,
+        stream: source.stream,
+    };
+    device.copy_out(&mut cx, &m)
+}
+
+/// Answers what has been found ready.
+pub(super) fn send_answers(
+    waiting: &mut WaitingList,
+    outbox: &mut Outbox,
+    lanes: &Lanes,
+    tally: &mut Tally,
+) -> Result<(), outboard_link::Error> {
+    let now = Instant::now();
+    for (entry, result) in waiting.take_ready(now) {
+        tally.waited(entry.op, now - entry.since);
+        let (op, token) = (entry.op, entry.token);
+        if let (Some(source), Ok(()), true) = (&entry.source, &result, token != 0) {
+            let bytes = outbox.take_from_device(token, source, entry.to)?;
+            tally.answered(op, bytes);
+            trace!(
+                op = tally::name(op),
+                token, "answered from the device's memory"
+            );
+            continue;
+        }
+        let entry = match &result {
+            Ok(()) if token != 0 => match outbox.place(entry)? {
+                Placed::Yes(bytes) => {
+                    tally.answered(op, bytes);
+                    trace!(op = tally::name(op), token, "answered from where it lay");
+                    continue;
+                }
+                Placed::No(entry) => entry,
+            },
+            _ => entry,
+        };
+        let result = result.and_then(|()| entry.reply_data());
+        if entry.on_lane
+            && token != 0
+            && let Ok(Some(data)) = &result
+        {
+            let bytes = data.len();
+            let header = outbox.lane_header(token)?;
+            match lanes.give(Answer { header, entry }) {
+                None => {
+                    outbox.gave();
+                    tally.answered(op, bytes);
+                    trace!(op = tally::name(op), token, "answered on a lane");
+                }
+                Some(Answer { entry, .. }) => {
+                    let data = entry.reply_data().ok().flatten().unwrap_or_default();
+                    let len = (data.len() as u32).to_le_bytes();
+                    tally.answered(op, data.len());
+                    outbox.reply(op, token, &[&len, data])?;
+                }
+            }
+            continue;
+        }
+        match (result, entry.token) {
+            (Ok(_), 0) => {}
+            (Ok(None), token) => outbox.reply(entry.op, token, &[])?,
+            (Ok(Some(data)), token) => {
+                tally.answered(entry.op, data.len());
+                let len = (data.len() as u32).to_le_bytes();
+                outbox.reply(entry.op, token, &[&len, data])?;
+            }
+            (Err(failure), 0) => {
+                tally.failed(entry.op);
+                outbox.fault(entry.op, &failure)?;
+            }
+            (Err(failure), token) => {
+                tally.failed(entry.op);
+                outbox.failure(token, &failure)?;
+            }
+        }
+        trace!(op = tally::name(entry.op), token = entry.token, "answered");
+    }
+    Ok(())
+}
