@@ -22,7 +22,7 @@ use crate::limits::{
 use crate::lower::Kernel;
 use crate::memory::Memory;
 use crate::module::Module;
-use crate::printf::Output;
+use crate::output::Output;
 
 /// Warp instructions of a time slice: some milliseconds at most.
 const SLICE: u64 = 100_000;

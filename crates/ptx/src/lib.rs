@@ -13,7 +13,7 @@
 //!
 //! ```
 //! use std::sync::atomic::AtomicBool;
-//! use outboard_ptx::{launch::{Launch, STACK_BYTES_DEFAULT}, memory::Memory, module::Module, printf::Discard};
+//! use outboard_ptx::{launch::{Launch, STACK_BYTES_DEFAULT}, memory::Memory, module::Module, output::Discard};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let ptx = "
@@ -75,8 +75,9 @@ pub mod limits;
 pub mod lower;
 pub mod memory;
 pub mod module;
+pub mod output;
 pub mod parse;
-pub mod printf;
+mod printf;
 pub mod texture;
 
 pub use error::{Error, Fault, FaultKind};
@@ -85,4 +86,4 @@ pub use launch::{Launch, LaunchError, Stats};
 pub use lower::{Kernel, KernelParam};
 pub use memory::{Memory, MemoryError};
 pub use module::{Global, Module};
-pub use printf::{Fifo, Output};
+pub use output::{Fifo, Output};

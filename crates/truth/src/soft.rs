@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use outboard_ptx::launch::STACK_BYTES_DEFAULT;
-use outboard_ptx::printf::Discard;
+use outboard_ptx::output::Discard;
 use outboard_ptx::{Launch, Memory, MemoryError, Module};
 
 use crate::job::{Job, Outcome};

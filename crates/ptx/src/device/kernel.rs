@@ -12,7 +12,7 @@ use crate::{
     launch::{self, LaunchError, STACK_BYTES_DEFAULT, Stats},
     memory::Memory,
     module::Module,
-    printf::Fifo,
+    output::Fifo,
 };
 
 /// What grid synchronisation needs of its workspace: its size, then the barrier

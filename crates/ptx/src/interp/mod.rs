@@ -52,7 +52,7 @@ use crate::check::Watching;
 use crate::code::Program;
 use crate::heap::Heap;
 use crate::lower::Kernel;
-use crate::printf::Output;
+use crate::output::Output;
 
 /// What all blocks of a launch share.
 pub(crate) struct Env<'e> {

@@ -5,18 +5,18 @@ use std::collections::HashMap;
 use super::Context;
 use super::modifiers::Modifiers;
 use crate::code::{
-    Base, Code, Function, Guard, Mem, MemSpace, Op, ParamSlot, Pred, Row, Special, StackOp, Width,
+    Base, Code, Function, Guard, Mem, MemSpace, Op, Pred, Row, Special, StackOp, Width,
 };
 use crate::error::{Error, Position};
 use crate::limits::{
-    INSTRUCTIONS_MAX, LOCAL_BYTES_MAX, PARAM_BYTES_MAX, PREDICATES_PER_FUNCTION_MAX,
-    REGISTERS_PER_FUNCTION_MAX, REGISTERS_PER_MODULE_MAX, SHARED_OPTIN_BYTES_MAX,
+    INSTRUCTIONS_MAX, LOCAL_BYTES_MAX, PREDICATES_PER_FUNCTION_MAX, REGISTERS_PER_FUNCTION_MAX,
+    REGISTERS_PER_MODULE_MAX, SHARED_OPTIN_BYTES_MAX,
 };
 use crate::parse::ast::{self, Instruction, Linkage, Space, Statement, Type, Variable};
 use crate::parse::lexer::clipped;
 
 /// Frames of functions are multiples of this, so that every natural alignment survives.
-const FRAME_ALIGN: u32 = 16;
+pub(super) const FRAME_ALIGN: u32 = 16;
 
 /// What a name stands for inside a function.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -113,49 +113,6 @@ fn is_strong(opcode: &str) -> bool {
                 "volatile" | "relaxed" | "acquire" | "release" | "acq_rel" | "mmio"
             )
         })
-}
-
-/// Gives return values and parameters their places. Kernels: in parameter space; functions: first in the frame.
-pub(super) fn place_params(out: &mut Function, function: &ast::Function<'_>) -> Result<(), Error> {
-    let mut offset = 0u64;
-    let mut place = |vars: &[Variable<'_>]| -> Result<Vec<ParamSlot>, Error> {
-        let mut slots = Vec::with_capacity(vars.len());
-        for var in vars {
-            offset = offset.next_multiple_of(u64::from(var.align.max(1)));
-            slots.push(ParamSlot {
-                offset: offset as u32,
-                bytes: var.bytes as u32,
-            });
-            offset += var.bytes;
-            Context::limit(
-                var.at,
-                "bytes of parameters",
-                offset,
-                PARAM_BYTES_MAX.into(),
-            )?;
-        }
-        Ok(slots)
-    };
-    let returns = place(&function.returns)?;
-    let params = place(&function.params)?;
-    if !out.params.is_empty() || !out.returns.is_empty() {
-        let sizes = |slots: &[ParamSlot]| slots.iter().map(|s| s.bytes).collect::<Vec<_>>();
-        if sizes(&out.params) != sizes(&params) || sizes(&out.returns) != sizes(&returns) {
-            let message = format!("declarations of `{}` differ", clipped(function.name));
-            return Err(Error::Invalid {
-                at: function.at,
-                message,
-            });
-        }
-    }
-    out.kernel |= function.kernel;
-    out.frame_bytes = if function.kernel {
-        0
-    } else {
-        (offset as u32).next_multiple_of(FRAME_ALIGN)
-    };
-    (out.returns, out.params, out.at) = (returns, params, function.at);
-    Ok(())
 }
 
 /// Lowers a body; gives the bytes of shared memory that it and the module declare.

@@ -16,6 +16,7 @@ mod memory;
 mod modifiers;
 mod newer;
 mod operand;
+mod params;
 mod special;
 mod stack;
 mod sync;
@@ -183,7 +184,7 @@ impl<'m, 'a> Context<'m, 'a> {
             self.function_index
                 .insert((function.unit, function.name), index);
             self.defined[index as usize] |= function.body.is_some();
-            function::place_params(&mut self.program.functions[index as usize], function)?;
+            params::place_params(&mut self.program.functions[index as usize], function)?;
         }
         self.resolve_aliases()?;
         Ok(links.defines)
