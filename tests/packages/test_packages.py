@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, Server
+from conftest import ROOT, Server, start_server
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = ROOT / ".toolchain" / "packages"
@@ -18,9 +19,12 @@ PROGRAM_S_MAX = 600
 PROGRAMS = {
     "numba_kernels": "numba_cupy",
     "cupy_arrays": "numba_cupy",
+    "cupy_libraries": "numba_cupy",
     "triton_tutorials": "torch",
     "torch_stock": "torch",
 }
+# Those whose PTX is for a later device than the software device is by default.
+NEWER = {"cupy_libraries": "12.0"}
 
 
 @pytest.fixture(scope="session")
@@ -31,8 +35,20 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {variable: str(folder / variable.lower()) for variable in variables}
 
 
+@pytest.fixture(scope="session")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
+    """A server for each capability of NEWER."""
+    servers = {
+        capability: start_server(tmp_path_factory.mktemp(f"capability{capability}"), "--capability", capability)
+        for capability in set(NEWER.values())
+    }
+    yield servers
+    assert all(server.stop() == 0 for server in servers.values())
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_package(server: Server, link: str, program: str, caches: dict[str, str]) -> None:
+def test_package(server: Server, newer: dict[str, Server], link: str, program: str, caches: dict[str, str]) -> None:
+    server = newer.get(NEWER.get(program, ""), server)
     missing = dict(line.split(": ", 1) for line in SKIPPED.read_text().splitlines()) if SKIPPED.exists() else {}
     if why := missing.get(PROGRAMS[program]):
         pytest.skip(why)

@@ -248,6 +248,8 @@ fn what_is_newer_than_the_target_is_refused() {
         "cvt.rzi.s32.bf16 %r0, %h1;",
         "atom.global.add.noftz.bf16 %h0, [%rd0], %h1;",
         "red.global.add.noftz.bf16x2 [%rd0], %r1;",
+        "griddepcontrol.wait;",
+        "griddepcontrol.launch_dependents;",
     ];
     for instruction in instructions {
         let text = kernel("", instruction);

@@ -75,6 +75,16 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
+    /// `griddepcontrol`: a grid begins here when those before it in its stream have ended, whatever its launch allows, so that
+    /// waiting has nothing to wait for, and letting dependents begin is a hint that need not be taken.
+    pub(super) fn grid_dependency(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
+        self.arity(insn, &[0])?;
+        match insn.mods.take_any(&["launch_dependents", "wait"]) {
+            Some(_) => self.emit(Op::Nop),
+            None => Err(self.invalid("expected .launch_dependents or .wait")),
+        }
+    }
+
     /// `call (ret), f, (a, b);` `call (ret), %rd1, (a), prototype;`
     pub(super) fn call(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         insn.mods.take("uni");

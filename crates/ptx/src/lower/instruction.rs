@@ -68,6 +68,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             "ret" | "exit" | "trap" | "brkpt" | "nanosleep" | "pmevent" => {
                 self.simple_control(i)?
             }
+            "griddepcontrol" => self.grid_dependency(i)?,
             "bar" | "barrier" => self.barrier(i)?,
             "shfl" => self.shfl(i)?,
             "vote" => self.vote(i)?,

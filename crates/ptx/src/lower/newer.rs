@@ -15,6 +15,7 @@ pub(super) fn needs(name: &str, mods: &Modifiers<'_>) -> Option<u32> {
             has("bf16") && types != ["bf16", "f32"] && types != ["f32", "bf16"]
         }
         "atom" | "red" => brain && has("add"),
+        "griddepcontrol" => true,
         _ => false,
     };
     newer.then_some(90)
