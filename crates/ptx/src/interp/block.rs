@@ -1,7 +1,7 @@
 //! A block: an object that can be run for a while, put aside and run on.
 
 use super::Env;
-use super::core::Arrival;
+use super::dispatch::Arrival;
 use super::lanes::{Lanes32, lanes};
 use super::memory::RangeCache;
 use super::warp::{Group, Progress, State, Stopped, Turn, Warp};
@@ -19,10 +19,8 @@ const SEEDED_TURN: usize = 8;
 const SEEDED_IDLE_TURNS: usize = 64;
 
 /// State of one of the block's barriers.
-#[derive(Clone, Default)]
+#[derive(Clone, Copy, Default)]
 struct Barrier {
-    /// Lanes arrived in this phase, by warp.
-    arrived: Vec<u32>,
     /// Threads counted so far, and how many are waited for; 0 for all.
     threads: u32,
     expected: u32,
@@ -35,7 +33,11 @@ struct Barrier {
 
 #[derive(Default)]
 pub(crate) struct Barriers {
-    barriers: Vec<Barrier>,
+    barriers: [Barrier; BARRIERS],
+    /// Those at which somebody has arrived.
+    pending: u32,
+    /// Lanes arrived in this phase, by barrier and warp.
+    arrived: Vec<u32>,
     warps: usize,
 }
 
@@ -193,9 +195,13 @@ impl Block {
 
 impl Barriers {
     fn reset(&mut self, warps: usize) {
-        self.barriers.clear();
-        self.barriers.resize(BARRIERS, Barrier::default());
-        self.warps = warps;
+        // What is not pending is empty.
+        if self.pending != 0 || self.warps != warps {
+            self.pending = 0;
+            self.arrived.clear();
+            self.arrived.resize(BARRIERS * warps, 0);
+            self.warps = warps;
+        }
     }
 
     /// Counts a group in.
@@ -213,9 +219,9 @@ impl Barriers {
                 arrival.id
             ));
         };
-        if barrier.arrived.is_empty() {
+        if self.pending >> arrival.id & 1 == 0 {
+            self.pending |= 1 << arrival.id;
             *barrier = Barrier {
-                arrived: vec![0; warps],
                 all: true,
                 ..Barrier::default()
             };
@@ -226,7 +232,7 @@ impl Barriers {
                 arrival.count
             ));
         }
-        let arrived = &mut barrier.arrived[warp.index as usize];
+        let arrived = &mut self.arrived[arrival.id as usize * warps + warp.index as usize];
         let before = *arrived;
         *arrived |= group.mask;
         barrier.threads += group.mask.count_ones();
@@ -257,16 +263,13 @@ impl Barriers {
     /// Lets those go whose barrier is complete. Says whether there were any.
     fn release(&mut self, env: &Env<'_>, warps: &mut [Warp], block: u64) -> bool {
         let mut any = false;
-        for (id, barrier) in self.barriers.iter_mut().enumerate() {
-            if barrier.arrived.is_empty() {
-                continue;
-            }
+        for id in lanes(self.pending) {
+            let barrier = &self.barriers[id];
+            let arrived = &mut self.arrived[id * self.warps..][..self.warps];
             let complete = if barrier.expected == 0 {
-                barrier
-                    .arrived
-                    .iter()
-                    .zip(warps.iter())
-                    .all(|(&arrived, warp)| warp.live & !arrived == 0)
+                // The last warp is mostly the last to come.
+                let mut missing = arrived.iter().zip(warps.iter()).rev();
+                missing.all(|(&arrived, warp)| warp.live & !arrived == 0)
             } else {
                 barrier.threads >= barrier.expected
             };
@@ -288,7 +291,8 @@ impl Barriers {
                     }
                 }
             }
-            *barrier = Barrier::default();
+            arrived.fill(0);
+            self.pending &= !(1 << id);
         }
         any
     }
@@ -303,6 +307,9 @@ fn deliver(
     dest: u32,
     barrier: &Barrier,
 ) {
+    if matches!(kind, BarKind::Sync | BarKind::Arrive) {
+        return;
+    }
     let files = warp.storage.files(env, &group.frame);
     let all_or_none = |value: bool| if value { u32::MAX } else { 0 };
     match kind {

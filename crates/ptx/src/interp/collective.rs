@@ -5,8 +5,26 @@ use super::core::Core;
 use super::lanes::lanes;
 use crate::code::{Pred, Redux, Row, SINK, SINK_PRED, Shfl, Vote};
 
+/// Where a lane's value of a shuffle comes from, and whether that is in its segment: otherwise it keeps its own.
+///
+/// PTX ISA 9.7.9.6: `c` packs the segment mask (bits 8-12) and the clamp (bits 0-4).
+#[inline(always)]
+pub(super) fn shuffle_source(mode: Shfl, lane: usize, b: u32, c: u32) -> (u32, bool) {
+    let (i, bval) = (lane as i32, (b & 31) as i32);
+    let (segment, clamp) = ((c >> 8 & 31) as i32, (c & 31) as i32);
+    let max = (i & segment) | (clamp & !segment);
+    let min = i & segment;
+    let (source, inside) = match mode {
+        Shfl::Up => (i - bval, i - bval >= max),
+        Shfl::Down => (i + bval, i + bval <= max),
+        Shfl::Bfly => (i ^ bval, (i ^ bval) <= max),
+        Shfl::Idx => (min | (bval & !segment), min | (bval & !segment) <= max),
+    };
+    let source = if inside { source } else { i };
+    ((source & 31) as u32, inside)
+}
+
 impl Core<'_> {
-    /// PTX ISA 9.7.9.6: `c` packs the segment mask (bits 8-12) and the clamp (bits 0-4).
     #[inline(never)]
     pub(crate) fn shfl(&mut self, mode: Shfl, d: Row, p: Pred, a: Row, list: u32, mask: u32) {
         let [b, c, _] = [0, 1, 2].map(|i| self.program.rows[list as usize + i]);
@@ -18,18 +36,8 @@ impl Core<'_> {
         let mut value = a;
         let mut valid = 0u32;
         for lane in lanes(mask) {
-            let (i, bval) = (lane as i32, (b[lane] & 31) as i32);
-            let (segment, clamp) = ((c[lane] >> 8 & 31) as i32, (c[lane] & 31) as i32);
-            let max = (i & segment) | (clamp & !segment);
-            let min = i & segment;
-            let (source, inside) = match mode {
-                Shfl::Up => (i - bval, i - bval >= max),
-                Shfl::Down => (i + bval, i + bval <= max),
-                Shfl::Bfly => (i ^ bval, (i ^ bval) <= max),
-                Shfl::Idx => (min | (bval & !segment), min | (bval & !segment) <= max),
-            };
-            let source = if inside { source } else { i };
-            value[lane] = a[(source & 31) as usize];
+            let (source, inside) = shuffle_source(mode, lane, b[lane], c[lane]);
+            value[lane] = a[source as usize & 31];
             valid |= u32::from(inside) << lane;
         }
         if d != SINK {

@@ -1,16 +1,12 @@
-//! The dispatch loop.
+//! What instructions work on, and the instructions that have no function of their own.
 
 use super::Env;
 use super::lanes::Files;
 use super::memory::RangeCache;
-use super::step::Kind;
-use super::warp::{Group, State, Storage};
-use crate::code::{BarKind, CONST, Guard, Op, Program, Row, SINK, SINK_PRED};
+use super::warp::Storage;
+use crate::code::{CONST, Op, Program, Row};
 use crate::error::FaultKind;
 use crate::memory::Ranges;
-
-/// Fuel that an atomic costs while lanes are apart: whoever spins on one soon lets the others run.
-const ATOMIC_FUEL: u64 = 32;
 
 /// Why a lane cannot go on.
 #[derive(Debug)]
@@ -35,7 +31,7 @@ pub(crate) struct Core<'e> {
     pub(crate) cache: &'e mut RangeCache,
     pub(crate) storage: &'e mut Storage,
     pub(crate) files: Files,
-    /// The instruction being executed.
+    /// The instruction being executed, where it is one that looks at the program, or may fault.
     pub(crate) pc: u32,
     pub(crate) shared: *mut u8,
     pub(crate) shared_bytes: u64,
@@ -49,201 +45,6 @@ pub(crate) struct Core<'e> {
     pub(crate) worker: u32,
     /// Lanes that exist and have not exited.
     pub(crate) live: u32,
-}
-
-/// Why a group stopped running.
-pub(crate) enum Event {
-    /// Groups came together or apart: choose anew.
-    Reschedule,
-    /// Time is up.
-    Fuel,
-    /// Its state says what it waits for.
-    Wait,
-    /// It arrived at a barrier of the block and waits, if it must.
-    Barrier(Arrival),
-    /// All its lanes exited.
-    Gone,
-}
-
-/// Arrival of a group at a barrier.
-pub(crate) struct Arrival {
-    pub(crate) kind: BarKind,
-    pub(crate) id: u32,
-    /// Threads expected, 0 for all of the block.
-    pub(crate) count: u32,
-    /// Lanes whose predicate holds.
-    pub(crate) votes: u32,
-    /// Where a reduction's result goes: row or predicate.
-    pub(crate) dest: u32,
-}
-
-/// Runs a group until something happens. `limit` is the lowest program counter, above the group's own, at which
-/// another group of the same depth stands.
-pub(crate) fn run_group<const COUNTED: bool>(
-    core: &mut Core<'_>,
-    group: &mut Group,
-    others: &mut Vec<Group>,
-    limit: u32,
-    fuel: &mut u64,
-) -> Result<Event, Stop> {
-    let steps = &core.env.steps.list[..];
-    let active = group.mask;
-    let mut pc = group.pc;
-    let mut left = *fuel;
-    let event = loop {
-        if left == 0 {
-            break Event::Fuel;
-        }
-        left -= 1;
-        if COUNTED {
-            core.env.count(pc);
-        }
-        let step = &steps[pc as usize];
-        let mut mask = active;
-        if step.guard != Guard::ALWAYS {
-            mask &= core.files.pred(step.guard.pred, step.guard.negated);
-        }
-        core.pc = pc;
-        match step.kind {
-            _ if mask == 0 => pc += 1,
-            Kind::Plain => {
-                // SAFETY: the steps are those of the core's program, made for this host's features.
-                unsafe { (step.run)(core, step, mask)? };
-                pc += 1;
-            }
-            Kind::Branch if mask == active => pc = step.d,
-            Kind::Branch => {
-                group.split(others, mask, step.d, pc + 1);
-                *fuel = left;
-                return Ok(Event::Reschedule);
-            }
-            Kind::Control => {
-                group.pc = pc;
-                if let Some(event) = control(core, group, others, mask, &mut left)? {
-                    *fuel = left;
-                    return Ok(event);
-                }
-                pc += 1;
-            }
-        }
-        if pc >= limit {
-            break Event::Reschedule;
-        }
-    };
-    (group.pc, *fuel) = (pc, left);
-    Ok(event)
-}
-
-/// An instruction that may do something to the group: what came of it, or nothing if the next one follows.
-/// Handles what [`Op::is_control`] names.
-#[inline(never)]
-fn control(
-    core: &mut Core<'_>,
-    group: &mut Group,
-    others: &mut Vec<Group>,
-    mask: u32,
-    fuel: &mut u64,
-) -> Result<Option<Event>, Stop> {
-    let pc = core.pc;
-    match core.program.code[pc as usize].op {
-        Op::BrxIdx {
-            index,
-            first,
-            count,
-        } => {
-            group.peel(others, mask);
-            core.indirect_branch(group, others, index, first, count)?;
-            Ok(Some(Event::Reschedule))
-        }
-        Op::Call { call } => {
-            group.peel(others, mask);
-            core.call(group, others, call)?;
-            Ok(Some(Event::Reschedule))
-        }
-        Op::Ret if group.frame.depth > 0 => {
-            group.peel(others, mask);
-            core.ret(group, others);
-            Ok(Some(Event::Reschedule))
-        }
-        Op::Ret | Op::Exit => {
-            core.live &= !mask;
-            group.mask &= !mask;
-            group.pc = pc + 1;
-            Ok(Some(if group.mask == 0 {
-                Event::Gone
-            } else {
-                Event::Reschedule
-            }))
-        }
-        Op::Trap => {
-            let reason = "trap instruction executed".into();
-            Err(Trouble::at_lane(
-                FaultKind::Trap { reason },
-                mask.trailing_zeros() as usize,
-            ))
-        }
-        Op::Yield => {
-            group.pc = pc + 1;
-            *fuel = 0;
-            Ok(Some(Event::Fuel))
-        }
-        Op::Bar {
-            kind,
-            id,
-            count,
-            pred,
-            negated,
-            d,
-        } => {
-            group.peel(others, mask);
-            let lane = mask.trailing_zeros() as usize;
-            let votes = if pred == SINK_PRED {
-                0
-            } else {
-                core.files.pred(pred, negated) & mask
-            };
-            let count = if count == SINK {
-                0
-            } else {
-                core.files.lane32(count, lane)
-            };
-            group.pc = pc + 1;
-            Ok(Some(Event::Barrier(Arrival {
-                kind,
-                id: core.files.lane32(id, lane),
-                count,
-                votes,
-                dest: d,
-            })))
-        }
-        Op::Atom {
-            op,
-            wide,
-            list,
-            ref mem,
-        } => {
-            core.atomic(op, wide, list, mem, mask)?;
-            if !others.is_empty() {
-                *fuel = fuel.saturating_sub(ATOMIC_FUEL);
-            }
-            Ok(None)
-        }
-        op => {
-            let members = core.members(op, mask);
-            if members & core.live & !mask != 0 {
-                group.peel(others, mask);
-                group.state = State::Members(members);
-                return Ok(Some(Event::Wait));
-            }
-            if let Op::WarpSync { .. } = op
-                && let Some(watch) = core.env.watch
-            {
-                watch.warp_sync(core.env.linear(core.block), core.warp);
-            }
-            core.collective(op, members & core.live, mask)?;
-            Ok(None)
-        }
-    }
 }
 
 impl Core<'_> {
@@ -465,7 +266,7 @@ impl Core<'_> {
 
     /// Lanes that must take part, by what the lanes at hand say.
     #[inline(never)]
-    fn members(&self, op: Op, mask: u32) -> u32 {
+    pub(super) fn members(&self, op: Op, mask: u32) -> u32 {
         let row: Row = match op {
             Op::WarpSync { mask }
             | Op::Vote { mask, .. }
@@ -484,7 +285,7 @@ impl Core<'_> {
     }
 
     #[inline(never)]
-    fn collective(&mut self, op: Op, members: u32, mask: u32) -> Result<(), Stop> {
+    pub(super) fn collective(&mut self, op: Op, members: u32, mask: u32) -> Result<(), Stop> {
         match op {
             Op::Shfl {
                 mode,

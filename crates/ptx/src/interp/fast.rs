@@ -89,6 +89,7 @@ float_lanes2! {
     AddF: |x, y| x + y;
     SubF: |x, y| x - y;
     MulF: |x, y| if FTZ { product_ftz(x, y) } else { x * y };
+    DivF: |x, y| x / y;
     MinF: |x, y| min_f32(x, y);
     MaxF: |x, y| max_f32(x, y);
 }

@@ -58,7 +58,7 @@ fn global<I: Isa, const SIZE: usize>(core: &Core<'_>, step: &Step) -> Option<([u
     };
     let offset = step.offset as u64;
     let first = [row[0].wrapping_add(offset), row[HALF].wrapping_add(offset)];
-    let (low, high) = core.cached_range();
+    let (low, high) = core.cached_range(step.pc);
     // An access of several words is aligned to all of them.
     inside(first, bytes as u64, SIZE as u64, low, high).then_some((first, pattern))
 }

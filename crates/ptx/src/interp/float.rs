@@ -59,28 +59,26 @@ pub(crate) fn number(x: f32) -> u32 {
 
 #[inline(always)]
 pub(crate) fn min_f32(x: f32, y: f32) -> f32 {
-    if x.is_nan() {
-        y
-    } else if y.is_nan() {
-        x
-    } else if x < y || (x == y && x.is_sign_negative()) {
-        x
+    // As the host's vector instruction: `y` if one is a NaN. Of two zeros the negative one.
+    let less = if x < y { x } else { y };
+    let less = if x == y {
+        f32::from_bits(x.to_bits() | y.to_bits())
     } else {
-        y
-    }
+        less
+    };
+    if y.is_nan() { x } else { less }
 }
 
 #[inline(always)]
 pub(crate) fn max_f32(x: f32, y: f32) -> f32 {
-    if x.is_nan() {
-        y
-    } else if y.is_nan() {
-        x
-    } else if x > y || (x == y && x.is_sign_positive()) {
-        x
+    // As the host's vector instruction: `y` if one is a NaN. Of two zeros the positive one.
+    let more = if x > y { x } else { y };
+    let more = if x == y {
+        f32::from_bits(x.to_bits() & y.to_bits())
     } else {
-        y
-    }
+        more
+    };
+    if y.is_nan() { x } else { more }
 }
 
 #[inline(always)]

@@ -14,6 +14,12 @@ pub(crate) trait Isa {
     /// # Safety
     /// The host has the instruction set.
     unsafe fn follows64<const STEP: usize>(row: &[u64; 32]) -> bool;
+
+    /// Of each lane, the value of the lane that `sources` names, by its lowest five bits.
+    ///
+    /// # Safety
+    /// The host has the instruction set.
+    unsafe fn permute32(row: &[u32; 32], sources: &[u32; 32]) -> [u32; 32];
 }
 
 pub(super) struct Baseline;
@@ -38,6 +44,11 @@ impl Isa for Baseline {
         }
         different == 0
     }
+
+    #[inline(always)]
+    unsafe fn permute32(row: &[u32; 32], sources: &[u32; 32]) -> [u32; 32] {
+        sources.map(|source| row[source as usize & 31])
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -46,9 +57,11 @@ pub(super) use x86::Avx2;
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m256i, _mm256_add_epi32, _mm256_add_epi64, _mm256_loadu_si256, _mm256_or_si256,
+        __m256i, _mm256_add_epi32, _mm256_add_epi64, _mm256_and_si256, _mm256_blendv_epi8,
+        _mm256_cmpeq_epi32, _mm256_loadu_si256, _mm256_or_si256, _mm256_permutevar8x32_epi32,
         _mm256_set1_epi32, _mm256_set1_epi64x, _mm256_setr_epi32, _mm256_setr_epi64x,
-        _mm256_setzero_si256, _mm256_testz_si256, _mm256_xor_si256,
+        _mm256_setzero_si256, _mm256_srli_epi32, _mm256_storeu_si256, _mm256_testz_si256,
+        _mm256_xor_si256,
     };
 
     use super::{HALF, Isa};
@@ -93,6 +106,33 @@ mod x86 {
                 }
             }
             _mm256_testz_si256(different, different) != 0
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+        unsafe fn permute32(row: &[u32; 32], sources: &[u32; 32]) -> [u32; 32] {
+            const VECTORS: usize = 4;
+            let mut value = [0; 32];
+            let (rows, from): (*const __m256i, *const __m256i) =
+                (row.as_ptr().cast(), sources.as_ptr().cast());
+            let to: *mut __m256i = value.as_mut_ptr().cast();
+            for i in 0..VECTORS {
+                // SAFETY: rows are four vectors.
+                unsafe {
+                    let lane = _mm256_loadu_si256(from.add(i));
+                    let vector =
+                        _mm256_and_si256(_mm256_srli_epi32::<3>(lane), _mm256_set1_epi32(3));
+                    let mut out = _mm256_permutevar8x32_epi32(_mm256_loadu_si256(rows), lane);
+                    for j in 1..VECTORS {
+                        let there =
+                            _mm256_permutevar8x32_epi32(_mm256_loadu_si256(rows.add(j)), lane);
+                        let here = _mm256_cmpeq_epi32(vector, _mm256_set1_epi32(j as i32));
+                        out = _mm256_blendv_epi8(out, there, here);
+                    }
+                    _mm256_storeu_si256(to.add(i), out);
+                }
+            }
+            value
         }
     }
 }

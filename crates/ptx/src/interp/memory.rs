@@ -52,10 +52,10 @@ impl Pointers {
 }
 
 impl Core<'_> {
-    /// The range that the instruction at hand last fell into: first address and end.
+    /// The range that an instruction last fell into: first address and end.
     #[inline(always)]
-    pub(crate) fn cached_range(&self) -> (u64, u64) {
-        self.cache.entries[self.pc as usize % RangeCache::ENTRIES]
+    pub(crate) fn cached_range(&self, pc: u32) -> (u64, u64) {
+        self.cache.entries[pc as usize % RangeCache::ENTRIES]
     }
 
     /// Addresses of an operand before translation.

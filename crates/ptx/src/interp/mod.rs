@@ -1,7 +1,8 @@
 //! The warp-wide interpreter: one dispatch executes an instruction for up to 32 lanes.
 //!
 //! [`block`] runs the warps of one block and its barriers, [`warp`] keeps the lanes of a warp in groups that share a
-//! program counter and decides which group runs, [`core`] dispatches, [`call`] and [`runtime`] do calls. The other
+//! program counter and decides which group runs, [`dispatch`] runs it, [`core`] is what instructions work on, [`call`] and [`runtime`]
+//! do calls. The other
 //! files hold the instructions by family.
 
 // Lanes are indexed, because one index runs through several rows and the loop must stay one that vectorises; operands
@@ -23,6 +24,7 @@ mod collective;
 mod compare;
 mod convert;
 pub(crate) mod core;
+mod dispatch;
 mod fast;
 mod fast_memory;
 mod float;
@@ -36,6 +38,7 @@ mod rounding;
 mod runtime;
 mod scalar;
 mod select;
+mod shuffle;
 mod sparse;
 mod special;
 mod stack;
@@ -45,6 +48,7 @@ mod texture;
 mod video;
 pub(crate) mod warp;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -89,8 +93,12 @@ impl Env<'_> {
         x + gx * (y + gy * z)
     }
 
-    fn count(&self, pc: u32) {
-        if let Some(count) = self.counts.and_then(|counts| counts.get(pc as usize)) {
+    fn count(&self, pcs: Range<u32>) {
+        let counts = self.counts.unwrap_or_default();
+        for count in counts
+            .get(pcs.start as usize..pcs.end as usize)
+            .unwrap_or_default()
+        {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }

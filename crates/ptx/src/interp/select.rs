@@ -3,14 +3,15 @@
 use super::Features;
 use super::fast::{self, Lane2};
 use super::fast_memory as memory;
-use super::step::{Body, Step, compiled};
+use super::shuffle::{self, Shuffle};
+use super::step::{Body, Kind, Step, compiled};
 use crate::code::{
-    Base, Bin32, Bin64, BinF32, CmpType, Cvt, CvtType, FloatFlags, Mem, MemSpace, Op, Rounding,
-    Row, Shift64, Special, Tern32, Tern64, Un32, Un64, Width,
+    Base, Bin32, Bin64, BinF32, CmpType, Cvt, CvtType, FloatFlags, Mem, MemSpace, Op, Program,
+    Rounding, Row, Shfl, Shift64, Special, Tern32, Tern64, Un32, Un64, Width,
 };
 
 /// The step of an operation; `any` is the one that does everything.
-pub(super) fn select(op: &Op, any: Step, features: Features) -> Step {
+pub(super) fn select(program: &Program, op: &Op, any: Step, features: Features) -> Step {
     let with = Chosen { any, features };
     match *op {
         Op::Bin32 { op, d, a, b } => with.bin32(op, [d, a, b]),
@@ -146,6 +147,32 @@ pub(super) fn select(op: &Op, any: Step, features: Features) -> Step {
             list,
             mem,
         } => with.vector(n, list, &mem, false),
+        Op::Shfl {
+            mode,
+            d,
+            p,
+            a,
+            list,
+        } => {
+            let [b, c] = [0, 1].map(|i| program.rows[list as usize + i]);
+            let rows = [d, a, b, c];
+            let step = match mode {
+                Shfl::Up => with.rows::<Shuffle<{ shuffle::UP }>>(rows),
+                Shfl::Down => with.rows::<Shuffle<{ shuffle::DOWN }>>(rows),
+                Shfl::Bfly => with.rows::<Shuffle<{ shuffle::BFLY }>>(rows),
+                Shfl::Idx => with.rows::<Shuffle<{ shuffle::IDX }>>(rows),
+            };
+            Step {
+                kind: Kind::Together,
+                offset: p.into(),
+                ..step
+            }
+        }
+        // Those who are together have nobody to wait for.
+        Op::WarpSync { .. } => Step {
+            kind: Kind::Together,
+            ..with.rows::<fast::Nop>([0; 4])
+        },
         Op::Nop => with.rows::<fast::Nop>([0; 4]),
         _ => any,
     }
@@ -207,11 +234,13 @@ impl Chosen {
             (BinF32::Add, false) => self.map2::<fast::AddF<false>>(rows),
             (BinF32::Sub, false) => self.map2::<fast::SubF<false>>(rows),
             (BinF32::Mul, false) => self.map2::<fast::MulF<false>>(rows),
+            (BinF32::Div, false) => self.map2::<fast::DivF<false>>(rows),
             (BinF32::Max, false) => self.map2::<fast::MaxF<false>>(rows),
             (BinF32::Min, false) => self.map2::<fast::MinF<false>>(rows),
             (BinF32::Add, true) => self.map2::<fast::AddF<true>>(rows),
             (BinF32::Sub, true) => self.map2::<fast::SubF<true>>(rows),
             (BinF32::Mul, true) => self.map2::<fast::MulF<true>>(rows),
+            (BinF32::Div, true) => self.map2::<fast::DivF<true>>(rows),
             (BinF32::Max, true) => self.map2::<fast::MaxF<true>>(rows),
             (BinF32::Min, true) => self.map2::<fast::MinF<true>>(rows),
             _ => self.any,

@@ -22,6 +22,8 @@ pub(crate) enum Kind {
     Plain,
     /// `Op::Bra`, to `d`.
     Branch,
+    /// Plain where all lanes of a warp execute it together, otherwise as `Control`.
+    Together,
     /// May do something to the group of lanes: looked at one by one.
     Control,
 }
@@ -31,6 +33,13 @@ pub(crate) struct Step {
     pub(crate) run: Run,
     pub(crate) guard: Guard,
     pub(crate) kind: Kind,
+    /// Instructions that it executes: a program has a step for each, those within another one too.
+    pub(crate) span: u8,
+    /// The instruction's place in the program.
+    pub(crate) pc: u32,
+    /// Where the straight code ends that this instruction is in, or its own place if it is in none: in straight code, all are
+    /// plain and without guards, and nothing jumps behind the first.
+    pub(crate) end: u32,
     /// What these mean is the function's own business.
     pub(crate) d: Row,
     pub(crate) a: Row,
@@ -74,7 +83,8 @@ pub(crate) struct Any;
 
 impl Body for Any {
     #[inline(always)]
-    unsafe fn run<I: Isa>(core: &mut Core<'_>, _: &Step, mask: u32) -> Result<(), Stop> {
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+        core.pc = step.pc;
         let program = core.program;
         core.execute(&program.code[core.pc as usize].op, mask)
     }
@@ -92,6 +102,8 @@ impl Core<'_> {
 /// A program's instructions as they are executed.
 pub(crate) struct Steps {
     pub(crate) list: Vec<Step>,
+    /// Each for one instruction.
+    pub(crate) singles: Vec<Step>,
     pub(crate) features: Features,
     any: Run,
 }
@@ -103,17 +115,35 @@ impl Steps {
 
     /// Those of a launch that is watched: all accesses go through [`Core::pointers`].
     pub(crate) fn watched(program: &Program, features: Features) -> Self {
-        Self::chosen_by(program, features, |_, any, _| any)
+        Self::chosen_by(program, features, |_, _, any, _| any)
     }
 
     fn chosen_by(
         program: &Program,
         features: Features,
-        select: impl Fn(&Op, Step, Features) -> Step,
+        select: impl Fn(&Program, &Op, Step, Features) -> Step,
     ) -> Self {
-        let list = program.code.iter();
+        let code = program.code.iter().enumerate();
+        let mut singles: Vec<Step> = code
+            .map(|(pc, code)| {
+                let any = step(pc as u32, code, features);
+                select(program, &code.op, any, features)
+            })
+            .collect();
+        let entered = entered(program);
+        for pc in (0..singles.len()).rev() {
+            let here = &singles[pc];
+            if here.kind == Kind::Plain && here.guard == Guard::ALWAYS {
+                let next = pc + 1;
+                singles[pc].end = match singles.get(next) {
+                    Some(step) if !entered[next] => step.end,
+                    _ => next as u32,
+                };
+            }
+        }
         Steps {
-            list: list.map(|code| step(code, features, &select)).collect(),
+            list: singles.clone(),
+            singles,
             features,
             any: compiled::<Any>(features),
         }
@@ -128,27 +158,39 @@ impl std::fmt::Debug for Steps {
     }
 }
 
-fn step(code: &Code, features: Features, select: impl Fn(&Op, Step, Features) -> Step) -> Step {
-    let any = Step {
+/// For each instruction, whether code elsewhere jumps to it.
+fn entered(program: &Program) -> Vec<bool> {
+    let mut entered = vec![false; program.code.len()];
+    let jumps = program.code.iter().filter_map(|code| match code.op {
+        Op::Bra { target } => Some(target),
+        _ => None,
+    });
+    for target in jumps.chain(program.targets.iter().copied()) {
+        if let Some(at) = entered.get_mut(target as usize) {
+            *at = true;
+        }
+    }
+    entered
+}
+
+/// What executes any instruction of its kind.
+fn step(pc: u32, code: &Code, features: Features) -> Step {
+    let (kind, d) = match code.op {
+        Op::Bra { target } => (Kind::Branch, target),
+        ref op if op.is_control() => (Kind::Control, 0),
+        _ => (Kind::Plain, 0),
+    };
+    Step {
         run: compiled::<Any>(features),
         guard: code.guard,
-        kind: Kind::Plain,
-        d: 0,
+        kind,
+        span: 1,
+        pc,
+        end: pc,
+        d,
         a: 0,
         b: 0,
         c: 0,
         offset: 0,
-    };
-    match code.op {
-        Op::Bra { target } => Step {
-            kind: Kind::Branch,
-            d: target,
-            ..any
-        },
-        ref op if op.is_control() => Step {
-            kind: Kind::Control,
-            ..any
-        },
-        ref op => select(op, any, features),
     }
 }

@@ -7,7 +7,8 @@
 
 use super::Env;
 use super::block::Barriers;
-use super::core::{Core, Event, Stop, Trouble, run_group};
+use super::core::{Core, Stop, Trouble};
+use super::dispatch::{Event, run_group};
 use super::lanes::{Files, Lanes32, Lanes64};
 use super::memory::RangeCache;
 use crate::code::{BarKind, Op};
@@ -376,8 +377,13 @@ impl Warp {
 
     /// Takes the group that runs next, and the program counter at which it may meet another.
     fn pick(&mut self, env: &Env<'_>, block: [u32; 3], fair: bool) -> Option<(Group, u32)> {
-        if self.groups.len() == 1 && self.groups[0].state == State::Ready {
-            return Some((self.groups.pop()?, u32::MAX));
+        // All lanes together: mostly.
+        if let [group] = self.groups[..] {
+            match group.state {
+                State::Ready => return Some((self.groups.pop()?, u32::MAX)),
+                State::Barrier { .. } => return None,
+                State::Members(_) => {}
+            }
         }
         self.merge();
         self.wake();

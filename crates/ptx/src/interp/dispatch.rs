@@ -1,0 +1,247 @@
+//! The dispatch loop.
+//!
+//! Most code is straight: instructions without a guard that compute, load and store. [`straight`] runs it, a call for each
+//! step; what may move or stop the group, and what only some lanes execute, is looked at one by one.
+
+use super::core::{Core, Stop, Trouble};
+use super::step::{Kind, Step};
+use super::warp::{Group, State};
+use crate::code::{BarKind, Guard, Op, SINK, SINK_PRED};
+use crate::error::FaultKind;
+
+/// Fuel that an atomic costs while lanes are apart: whoever spins on one soon lets the others run.
+const ATOMIC_FUEL: u64 = 32;
+
+/// Why a group stopped running.
+pub(crate) enum Event {
+    /// Groups came together or apart: choose anew.
+    Reschedule,
+    /// Time is up.
+    Fuel,
+    /// Its state says what it waits for.
+    Wait,
+    /// It arrived at a barrier of the block and waits, if it must.
+    Barrier(Arrival),
+    /// All its lanes exited.
+    Gone,
+}
+
+/// Arrival of a group at a barrier.
+pub(crate) struct Arrival {
+    pub(crate) kind: BarKind,
+    pub(crate) id: u32,
+    /// Threads expected, 0 for all of the block.
+    pub(crate) count: u32,
+    /// Lanes whose predicate holds.
+    pub(crate) votes: u32,
+    /// Where a reduction's result goes: row or predicate.
+    pub(crate) dest: u32,
+}
+
+/// Runs a group until something happens. `limit` is the lowest program counter, above the group's own, at which
+/// another group of the same depth stands.
+pub(crate) fn run_group<const COUNTED: bool>(
+    core: &mut Core<'_>,
+    group: &mut Group,
+    others: &mut Vec<Group>,
+    limit: u32,
+    fuel: &mut u64,
+) -> Result<Event, Stop> {
+    let steps = core.env.steps;
+    let active = group.mask;
+    let mut pc = group.pc;
+    let mut left = *fuel;
+    let event = loop {
+        if left == 0 {
+            break Event::Fuel;
+        }
+        let step = &steps.list[pc as usize];
+        if step.end > pc {
+            let granted = u32::try_from(left).unwrap_or(u32::MAX);
+            let end = step.end.min(limit).min(pc.saturating_add(granted));
+            // A step of several instructions does not stop half-way.
+            let list = match end == step.end {
+                true => &steps.list[..],
+                false => &steps.singles[..],
+            };
+            straight(core, list, pc, end, active)?;
+            if COUNTED {
+                core.env.count(pc..end);
+            }
+            left -= u64::from(end - pc);
+            pc = end;
+        } else {
+            let mut mask = active;
+            if step.guard != Guard::ALWAYS {
+                mask &= core.files.pred(step.guard.pred, step.guard.negated);
+            }
+            if COUNTED {
+                core.env.count(pc..pc + 1);
+            }
+            left -= 1;
+            match step.kind {
+                _ if mask == 0 => pc += 1,
+                Kind::Plain => {
+                    // SAFETY: the steps are those of the core's program, made for this host's features.
+                    unsafe { (step.run)(core, step, mask)? };
+                    pc += 1;
+                }
+                Kind::Branch if mask == active => pc = step.d,
+                Kind::Branch => {
+                    group.split(others, mask, step.d, pc + 1);
+                    *fuel = left;
+                    return Ok(Event::Reschedule);
+                }
+                Kind::Together if mask == u32::MAX => {
+                    // SAFETY: as above.
+                    unsafe { (step.run)(core, step, mask)? };
+                    pc += 1;
+                }
+                Kind::Together | Kind::Control => {
+                    (core.pc, group.pc) = (pc, pc);
+                    if let Some(event) = control(core, group, others, mask, &mut left)? {
+                        *fuel = left;
+                        return Ok(event);
+                    }
+                    pc += 1;
+                }
+            }
+        }
+        if pc >= limit {
+            break Event::Reschedule;
+        }
+    };
+    (group.pc, *fuel) = (pc, left);
+    Ok(event)
+}
+
+/// Straight code, all of it for the same lanes.
+#[inline(always)]
+fn straight(
+    core: &mut Core<'_>,
+    list: &[Step],
+    from: u32,
+    end: u32,
+    mask: u32,
+) -> Result<(), Stop> {
+    let mut at = from as usize;
+    while at < end as usize {
+        let step = &list[at];
+        // SAFETY: the steps are those of the core's program, made for this host's features.
+        unsafe { (step.run)(core, step, mask)? };
+        at += usize::from(step.span);
+    }
+    Ok(())
+}
+
+/// An instruction that may do something to the group: what came of it, or nothing if the next one follows.
+/// Handles what [`Op::is_control`] names.
+#[inline(never)]
+fn control(
+    core: &mut Core<'_>,
+    group: &mut Group,
+    others: &mut Vec<Group>,
+    mask: u32,
+    fuel: &mut u64,
+) -> Result<Option<Event>, Stop> {
+    let pc = core.pc;
+    match core.program.code[pc as usize].op {
+        Op::BrxIdx {
+            index,
+            first,
+            count,
+        } => {
+            group.peel(others, mask);
+            core.indirect_branch(group, others, index, first, count)?;
+            Ok(Some(Event::Reschedule))
+        }
+        Op::Call { call } => {
+            group.peel(others, mask);
+            core.call(group, others, call)?;
+            Ok(Some(Event::Reschedule))
+        }
+        Op::Ret if group.frame.depth > 0 => {
+            group.peel(others, mask);
+            core.ret(group, others);
+            Ok(Some(Event::Reschedule))
+        }
+        Op::Ret | Op::Exit => {
+            core.live &= !mask;
+            group.mask &= !mask;
+            group.pc = pc + 1;
+            Ok(Some(if group.mask == 0 {
+                Event::Gone
+            } else {
+                Event::Reschedule
+            }))
+        }
+        Op::Trap => {
+            let reason = "trap instruction executed".into();
+            Err(Trouble::at_lane(
+                FaultKind::Trap { reason },
+                mask.trailing_zeros() as usize,
+            ))
+        }
+        Op::Yield => {
+            group.pc = pc + 1;
+            *fuel = 0;
+            Ok(Some(Event::Fuel))
+        }
+        Op::Bar {
+            kind,
+            id,
+            count,
+            pred,
+            negated,
+            d,
+        } => {
+            group.peel(others, mask);
+            let lane = mask.trailing_zeros() as usize;
+            let votes = if pred == SINK_PRED {
+                0
+            } else {
+                core.files.pred(pred, negated) & mask
+            };
+            let count = if count == SINK {
+                0
+            } else {
+                core.files.lane32(count, lane)
+            };
+            group.pc = pc + 1;
+            Ok(Some(Event::Barrier(Arrival {
+                kind,
+                id: core.files.lane32(id, lane),
+                count,
+                votes,
+                dest: d,
+            })))
+        }
+        Op::Atom {
+            op,
+            wide,
+            list,
+            ref mem,
+        } => {
+            core.atomic(op, wide, list, mem, mask)?;
+            if !others.is_empty() {
+                *fuel = fuel.saturating_sub(ATOMIC_FUEL);
+            }
+            Ok(None)
+        }
+        op => {
+            let members = core.members(op, mask);
+            if members & core.live & !mask != 0 {
+                group.peel(others, mask);
+                group.state = State::Members(members);
+                return Ok(Some(Event::Wait));
+            }
+            if let Op::WarpSync { .. } = op
+                && let Some(watch) = core.env.watch
+            {
+                watch.warp_sync(core.env.linear(core.block), core.warp);
+            }
+            core.collective(op, members & core.live, mask)?;
+            Ok(None)
+        }
+    }
+}
