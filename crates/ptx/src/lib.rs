@@ -58,8 +58,8 @@
 //! - Tensor cores (`mma`, `wmma`): products of 16-bit floats and tf32 are exact; they and the summand are added in double
 //!   precision by ascending k and rounded once, to nearest even, where a GPU cuts partial sums in an order of its own. `f64` is a
 //!   chain of fused multiply-adds by ascending k. Fragments of `wmma` lie as those of `mma` do.
-//! - Speed: 80 to 100 million warp instructions a second and core with AVX2, 10 million where each lane calls a function
-//!   of the host (`sin`); `examples/throughput.rs` measures it. A launch starts its worker threads only once it has run for some hundred microseconds.
+//! - Speed: some 100 million warp instructions a second and core with AVX2, 10 million where each lane calls a function
+//!   of the host (`sin`); `examples/throughput` measures it. A launch starts its worker threads only once it has run for some hundred microseconds.
 //! - `%clock64` ticks at 1 GHz, `%smid` is the worker thread.
 //!
 //! Lock order: [`memory::Memory`]'s range lock, then [`heap::Heap`]'s or an output's own; nothing else is held together.

@@ -1,11 +1,14 @@
-//! The interpreter is compiled for several instruction sets: results are the same to the bit.
+//! The interpreter is compiled for several instruction sets, and has functions of their own for what is frequent: results are the
+//! same to the bit.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
 
 use common::{Arg, Device, noise};
+use outboard_ptx::check::{Checker, Checks};
 
-/// What a kernel leaves in its output, by this host's instructions and by those that every host has.
+/// What a kernel leaves in its output, by this host's instructions, by those that every host has, and watched: then nothing
+/// has a function of its own.
 fn both(
     ptx: &str,
     kernel: &str,
@@ -14,20 +17,30 @@ fn both(
     bytes: usize,
     args: impl Fn(&Device, u64) -> Vec<Arg>,
 ) {
-    let [host, baseline] = [false, true].map(|baseline| {
+    let checker = Checker::new(
+        Checks {
+            memory: true,
+            ..Checks::default()
+        },
+        None,
+    );
+    let cases = [(false, None), (true, None), (false, Some(&checker))];
+    let [host, baseline, general] = cases.map(|(baseline, checker)| {
         let mut device = Device::new(ptx);
         if baseline {
             device.module.use_baseline();
         }
         let out = device.alloc(bytes);
         let stats = device
-            .try_run(kernel, grid, block, 0, &args(&device, out))
+            .try_run_watched(kernel, grid, block, 0, &args(&device, out), checker)
             .unwrap();
         (device.download::<u32>(out, bytes / 4), stats)
     });
     assert_eq!(host.1, baseline.1, "{kernel}");
     assert!(host.0.iter().any(|&bits| bits != 0), "{kernel}");
+    assert_eq!(host.1, general.1, "{kernel}");
     assert!(host.0 == baseline.0, "{kernel}: results differ");
+    assert!(host.0 == general.0, "{kernel}: results differ, watched");
 }
 
 /// Numbers of all magnitudes, and what is no number.

@@ -122,7 +122,10 @@ impl Block {
                 self.next = dice.below(self.barriers.warps);
             }
             let warp = &mut self.warps[self.next];
-            self.next = (self.next + 1) % self.barriers.warps;
+            self.next += 1;
+            if self.next == self.barriers.warps {
+                self.next = 0;
+            }
             let turn = dice.map_or(WARP_TURN, |dice| 1 + dice.below(SEEDED_TURN) as u64);
             let granted = turn.min(*budget);
             let mut fuel = granted;
@@ -144,7 +147,8 @@ impl Block {
                 Ok(progress) => progress,
                 Err(stopped) => return Err(self.fault(env, stopped)),
             };
-            let released = self.barriers.release(env, &mut self.warps, self.linear);
+            let released = self.barriers.pending != 0
+                && self.barriers.release(env, &mut self.warps, self.linear);
             idle = if moved || released || progress == Progress::Paused {
                 0
             } else {

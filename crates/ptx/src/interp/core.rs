@@ -45,6 +45,8 @@ pub(crate) struct Core<'e> {
     pub(crate) worker: u32,
     /// Lanes that exist and have not exited.
     pub(crate) live: u32,
+    /// Which of [`Storage::seen`] are known.
+    pub(crate) known: u32,
 }
 
 impl Core<'_> {

@@ -381,17 +381,15 @@ macro_rules! setp {
             #[inline(always)]
             unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
                 let files = core.files;
-                let mut holding = [0u32; CHUNK];
+                let mut value = 0;
                 for i in 0..CHUNKS {
                     let (x, y) = (files.$chunk(step.a, i), files.$chunk(step.b, i));
+                    let mut holding: Chunk = [0; CHUNK];
                     for l in 0..CHUNK {
-                        let bit = 1 << (i * CHUNK + l);
-                        holding[l] |= if R::holds(x[l], y[l]) { bit } else { 0 };
+                        holding[l] = if R::holds(x[l], y[l]) { u32::MAX } else { 0 };
                     }
-                }
-                let mut value = 0;
-                for bits in holding {
-                    value |= bits;
+                    // SAFETY: the body is compiled for this instruction set.
+                    value |= unsafe { I::bits32(holding) } << (i * CHUNK);
                 }
                 files.set_pred(step.d as u16, mask, value);
                 Ok(())

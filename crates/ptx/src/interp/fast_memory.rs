@@ -11,78 +11,153 @@ use super::memory::{read32, write32};
 use super::step::{Body, Step};
 
 /// How the lanes of both halves of a warp follow each other, from the first of each.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Pattern {
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Pattern {
     /// By the size of the access.
     Spread,
     /// All at one address.
     Same,
+    #[default]
     Other,
 }
 
-/// How the lanes of a row of addresses follow each other, for accesses of `SIZE` bytes.
+/// What is known of a row of addresses.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Addresses {
+    /// Where each half of the warp begins, in the host's memory.
+    first: [u64; 2],
+    /// Offsets that keep both halves in bounds: the least, and how many more.
+    least: i64,
+    span: u64,
+    pattern: Pattern,
+}
+
+/// Rows of addresses that are remembered from one access of straight code to the next, so that it need not look at them
+/// again ([`super::fuse`] says which); one place more is for all others.
+pub(super) const SEEN: usize = 7;
+
+impl Addresses {
+    /// The access at an offset.
+    #[inline(always)]
+    fn checked(&self, offset: i64) -> Option<([u64; 2], Pattern)> {
+        let within = offset.wrapping_sub(self.least) as u64 <= self.span;
+        (self.pattern != Pattern::Other && within).then(|| {
+            let first = self.first.map(|at| at.wrapping_add(offset as u64));
+            (first, self.pattern)
+        })
+    }
+
+    /// Accesses of `size` bytes for each lane, which must stay in `[low, high)`; addresses count from `base`.
+    #[inline(always)]
+    fn new(
+        first: [u64; 2],
+        pattern: Pattern,
+        size: usize,
+        (low, high): (u64, u64),
+        base: *mut u8,
+    ) -> Self {
+        let bytes = match pattern {
+            Pattern::Spread => size * HALF,
+            _ => size,
+        };
+        // Below this, no sum or difference of addresses overflows.
+        const SANE: u64 = 1 << 62;
+        let [a, b] = first;
+        let aligned = (a | b) & (size as u64 - 1) == 0;
+        let least = low as i64 - a.min(b) as i64;
+        let most = high as i64 - bytes as i64 - a.max(b) as i64;
+        if !aligned || a | b | high >= SANE || most < least {
+            return Addresses::default();
+        }
+        let base = base as u64;
+        Addresses {
+            first: [a + base, b + base],
+            least,
+            span: (most - least) as u64,
+            pattern,
+        }
+    }
+}
+
+/// How the lanes of a row of addresses follow each other, for accesses of `$size` bytes.
 macro_rules! pattern {
-    ($isa:ident, $follows:ident, $size:expr, $row:expr) => {{
-        let row = $row;
+    ($isa:ident, $follows:ident, $size:expr, $row:ident) => {
         // SAFETY: the body is compiled for this instruction set.
         unsafe {
-            match row[1].wrapping_sub(row[0]) {
-                0 if $isa::$follows::<0>(row) => Pattern::Same,
-                step if step == $size as _ && $isa::$follows::<{ $size }>(row) => Pattern::Spread,
+            match $row[1].wrapping_sub($row[0]) {
+                0 if $isa::$follows::<0>($row) => Pattern::Same,
+                step if step == $size as _ && $isa::$follows::<{ $size }>($row) => Pattern::Spread,
                 _ => Pattern::Other,
             }
         }
+    };
+}
+
+/// Where the halves of a warp begin for a step's access, and how their lanes follow, if it is one of the frequent kind and in
+/// bounds. `c` is where its row of addresses is remembered, `b` the bit of that place if an access before saw it.
+macro_rules! access {
+    ($isa:ident, $follows:ident, $size:expr, $core:ident, $step:ident, $row:ident, $range:expr, $base:expr) => {{
+        let place = $step.c as usize & SEEN;
+        if $core.known & $step.b == 0 {
+            let row = $core.files.$row($step.a);
+            let first = [u64::from(row[0]), u64::from(row[HALF])];
+            let pattern = pattern!($isa, $follows, $size, row);
+            if place == SEEN {
+                return inside(first, pattern, $size, $step.offset, $range, $base);
+            }
+            $core.storage.seen[place] = Addresses::new(first, pattern, $size, $range, $base);
+            $core.known |= 1 << place;
+        }
+        $core.storage.seen[place].checked($step.offset)
     }};
 }
 
-/// Whether both accesses of `bytes` lie in `[low, high)`, aligned to `size`.
+/// The access at `offset` from addresses that nobody remembers.
 #[inline(always)]
-fn inside(first: [u64; 2], bytes: u64, size: u64, low: u64, high: u64) -> bool {
-    let Some(last) = (high - low).checked_sub(bytes) else {
-        return false;
-    };
-    first[0].wrapping_sub(low) <= last
-        && first[1].wrapping_sub(low) <= last
-        && (first[0] | first[1]) & (size - 1) == 0
-}
-
-/// Where the halves of a warp begin in mapped memory, and how their lanes follow; None if it takes a closer look.
-#[inline(always)]
-fn global<I: Isa, const SIZE: usize>(core: &Core<'_>, step: &Step) -> Option<([u64; 2], Pattern)> {
-    let row = core.files.row64(step.a);
-    let pattern = pattern!(I, follows64, SIZE, row);
+fn inside(
+    first: [u64; 2],
+    pattern: Pattern,
+    size: usize,
+    offset: i64,
+    (low, high): (u64, u64),
+    base: *mut u8,
+) -> Option<([u64; 2], Pattern)> {
     let bytes = match pattern {
-        Pattern::Spread => SIZE * HALF,
-        Pattern::Same => SIZE,
+        Pattern::Spread => size * HALF,
+        Pattern::Same => size,
         Pattern::Other => return None,
     };
-    let offset = step.offset as u64;
-    let first = [row[0].wrapping_add(offset), row[HALF].wrapping_add(offset)];
-    let (low, high) = core.cached_range(step.pc);
-    // An access of several words is aligned to all of them.
-    inside(first, bytes as u64, SIZE as u64, low, high).then_some((first, pattern))
+    let last = (high - low).checked_sub(bytes as u64)?;
+    let [a, b] = first.map(|at| at.wrapping_add(offset as u64));
+    let within = a.wrapping_sub(low) <= last && b.wrapping_sub(low) <= last;
+    let base = base as u64;
+    (within && (a | b) & (size as u64 - 1) == 0).then(|| ([a + base, b + base], pattern))
 }
 
-/// The same for shared memory.
+/// An access of mapped memory, aligned to all of its words.
 #[inline(always)]
-fn shared<I: Isa>(core: &Core<'_>, step: &Step) -> Option<([u64; 2], Pattern)> {
-    let row = core.files.row32(step.a);
-    let pattern = pattern!(I, follows32, 4, row);
-    let bytes = match pattern {
-        Pattern::Spread => 4 * HALF,
-        Pattern::Same => 4,
-        Pattern::Other => return None,
-    };
-    let offset = step.offset as u64;
-    let first = [
-        u64::from(row[0]).wrapping_add(offset),
-        u64::from(row[HALF]).wrapping_add(offset),
-    ];
-    if !inside(first, bytes as u64, 4, 0, core.shared_bytes) {
-        return None;
-    }
-    let base = core.shared as u64;
-    Some(([first[0] + base, first[1] + base], pattern))
+fn global<I: Isa, const SIZE: usize>(
+    core: &mut Core<'_>,
+    step: &Step,
+) -> Option<([u64; 2], Pattern)> {
+    let range = core.cached_range(step.pc);
+    let none = std::ptr::null_mut();
+    access!(I, follows64, SIZE, core, step, row64, range, none)
+}
+
+/// An access of shared memory.
+#[inline(always)]
+pub(super) fn shared<I: Isa>(core: &mut Core<'_>, step: &Step) -> Option<([u64; 2], Pattern)> {
+    let range = (0, core.shared_bytes);
+    let base = core.shared;
+    access!(I, follows32, 4, core, step, row32, range, base)
+}
+
+/// Whether a parameter of `bytes` lies in the first `limit`, aligned.
+#[inline(always)]
+fn is_parameter(at: i64, bytes: u64, limit: u64) -> bool {
+    let last = limit.checked_sub(bytes);
+    last.is_some_and(|last| at as u64 <= last) && at as u64 & (bytes - 1) == 0
 }
 
 /// Words of both halves, as checked by `global` or `shared`.
@@ -305,7 +380,7 @@ pub(super) struct LdParam32;
 impl Body for LdParam32 {
     #[inline(always)]
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
-        if inside([step.offset as u64; 2], 4, 4, 0, core.env.param_bytes) {
+        if is_parameter(step.offset, 4, core.env.param_bytes) {
             let value = read32(core.env.params.as_ptr() as u64 + step.offset as u64);
             for i in 0..CHUNKS {
                 core.files.set_chunk(step.d, i, mask, [value; CHUNK]);
@@ -321,7 +396,7 @@ pub(super) struct LdParam64;
 impl Body for LdParam64 {
     #[inline(always)]
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
-        if inside([step.offset as u64; 2], 8, 8, 0, core.env.param_bytes) {
+        if is_parameter(step.offset, 8, core.env.param_bytes) {
             let value = super::memory::read64(core.env.params.as_ptr() as u64 + step.offset as u64);
             for i in 0..CHUNKS {
                 core.files.set_chunk64(step.d, i, mask, [value; CHUNK]);

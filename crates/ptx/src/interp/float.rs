@@ -11,7 +11,7 @@ use super::rounding::{
 use crate::code::{BinF32, BinF64, FloatFlags, Rounding, Row, Un32, Un64};
 
 /// The only NaN that single-precision arithmetic produces.
-const NAN_BITS: u32 = 0x7fff_ffff;
+pub(crate) const NAN_BITS: u32 = 0x7fff_ffff;
 
 #[inline(always)]
 pub(crate) fn flush(x: f32) -> f32 {

@@ -1,5 +1,8 @@
 //! What compilers do not make good vector instructions of by themselves, for each instruction set.
 
+use super::fast::{Fma, Lane3};
+use super::lanes::Chunk;
+
 /// Lanes of half a warp.
 pub(super) const HALF: usize = 16;
 
@@ -14,6 +17,18 @@ pub(crate) trait Isa {
     /// # Safety
     /// The host has the instruction set.
     unsafe fn follows64<const STEP: usize>(row: &[u64; 32]) -> bool;
+
+    /// The lanes whose value is not zero, a bit for each; values are zero or all ones.
+    ///
+    /// # Safety
+    /// The host has the instruction set.
+    unsafe fn bits32(lanes: Chunk) -> u32;
+
+    /// `fma.rn.f32` of eight lanes.
+    ///
+    /// # Safety
+    /// The host has the instruction set.
+    unsafe fn fma(x: Chunk, y: Chunk, z: Chunk) -> Chunk;
 
     /// Of each lane, the value of the lane that `sources` names, by its lowest five bits.
     ///
@@ -46,6 +61,20 @@ impl Isa for Baseline {
     }
 
     #[inline(always)]
+    unsafe fn bits32(lanes: Chunk) -> u32 {
+        let mut bits = 0;
+        for (l, lane) in lanes.into_iter().enumerate() {
+            bits |= lane & 1 << l;
+        }
+        bits
+    }
+
+    #[inline(always)]
+    unsafe fn fma(x: Chunk, y: Chunk, z: Chunk) -> Chunk {
+        std::array::from_fn(|l| Fma::lane(x[l], y[l], z[l]))
+    }
+
+    #[inline(always)]
     unsafe fn permute32(row: &[u32; 32], sources: &[u32; 32]) -> [u32; 32] {
         sources.map(|source| row[source as usize & 31])
     }
@@ -57,13 +86,17 @@ pub(super) use x86::Avx2;
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m256i, _mm256_add_epi32, _mm256_add_epi64, _mm256_and_si256, _mm256_blendv_epi8,
-        _mm256_cmpeq_epi32, _mm256_loadu_si256, _mm256_or_si256, _mm256_permutevar8x32_epi32,
-        _mm256_set1_epi32, _mm256_set1_epi64x, _mm256_setr_epi32, _mm256_setr_epi64x,
-        _mm256_setzero_si256, _mm256_srli_epi32, _mm256_storeu_si256, _mm256_testz_si256,
+        __m256i, _CMP_UNORD_Q, _mm256_add_epi32, _mm256_add_epi64, _mm256_and_si256,
+        _mm256_blendv_epi8, _mm256_blendv_ps, _mm256_castsi256_ps, _mm256_cmp_ps,
+        _mm256_cmpeq_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
+        _mm256_movemask_ps, _mm256_or_si256, _mm256_permutevar8x32_epi32, _mm256_set1_epi32,
+        _mm256_set1_epi64x, _mm256_setr_epi32, _mm256_setr_epi64x, _mm256_setzero_si256,
+        _mm256_srli_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_testz_si256,
         _mm256_xor_si256,
     };
 
+    use super::super::float::NAN_BITS;
+    use super::super::lanes::Chunk;
     use super::{HALF, Isa};
 
     pub(in crate::interp) struct Avx2;
@@ -106,6 +139,30 @@ mod x86 {
                 }
             }
             _mm256_testz_si256(different, different) != 0
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+        unsafe fn bits32(lanes: Chunk) -> u32 {
+            // SAFETY: eight lanes are a vector.
+            let lanes = unsafe { _mm256_loadu_si256(lanes.as_ptr().cast()) };
+            _mm256_movemask_ps(_mm256_castsi256_ps(lanes)) as u32
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+        unsafe fn fma(x: Chunk, y: Chunk, z: Chunk) -> Chunk {
+            let [x, y, z] = [x, y, z].map(|lanes| {
+                // SAFETY: eight lanes are a vector.
+                unsafe { _mm256_loadu_ps(lanes.as_ptr().cast()) }
+            });
+            let sum = _mm256_fmadd_ps(x, y, z);
+            let nan = _mm256_castsi256_ps(_mm256_set1_epi32(NAN_BITS as i32));
+            let sum = _mm256_blendv_ps(sum, nan, _mm256_cmp_ps::<_CMP_UNORD_Q>(sum, sum));
+            let mut out = [0; 8];
+            // SAFETY: as above.
+            unsafe { _mm256_storeu_ps(out.as_mut_ptr().cast(), sum) };
+            out
         }
 
         #[inline]

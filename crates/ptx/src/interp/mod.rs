@@ -28,6 +28,7 @@ mod dispatch;
 mod fast;
 mod fast_memory;
 mod float;
+mod fuse;
 pub(crate) mod half;
 mod integer;
 mod isa;

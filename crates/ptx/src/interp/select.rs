@@ -6,8 +6,8 @@ use super::fast_memory as memory;
 use super::shuffle::{self, Shuffle};
 use super::step::{Body, Kind, Step, compiled};
 use crate::code::{
-    Base, Bin32, Bin64, BinF32, CmpType, Cvt, CvtType, FloatFlags, Mem, MemSpace, Op, Program,
-    Rounding, Row, Shfl, Shift64, Special, Tern32, Tern64, Un32, Un64, Width,
+    Base, Bin32, Bin64, BinF32, CONST, CmpType, Cvt, CvtType, FloatFlags, Mem, MemSpace, Op,
+    Program, Rounding, Row, Shfl, Shift64, Special, Tern32, Tern64, Un32, Un64, Width,
 };
 
 /// The step of an operation; `any` is the one that does everything.
@@ -156,11 +156,20 @@ pub(super) fn select(program: &Program, op: &Op, any: Step, features: Features) 
         } => {
             let [b, c] = [0, 1].map(|i| program.rows[list as usize + i]);
             let rows = [d, a, b, c];
-            let step = match mode {
-                Shfl::Up => with.rows::<Shuffle<{ shuffle::UP }>>(rows),
-                Shfl::Down => with.rows::<Shuffle<{ shuffle::DOWN }>>(rows),
-                Shfl::Bfly => with.rows::<Shuffle<{ shuffle::BFLY }>>(rows),
-                Shfl::Idx => with.rows::<Shuffle<{ shuffle::IDX }>>(rows),
+            // The whole warp is one segment.
+            let clamp = if mode == Shfl::Up { 0 } else { 31 };
+            let constants = &program.consts32;
+            let whole =
+                c & CONST != 0 && constants.get((c & !CONST) as usize) == Some(&[clamp; 32]);
+            let step = match (mode, whole) {
+                (Shfl::Up, false) => with.rows::<Shuffle<{ shuffle::UP }, false>>(rows),
+                (Shfl::Up, true) => with.rows::<Shuffle<{ shuffle::UP }, true>>(rows),
+                (Shfl::Down, false) => with.rows::<Shuffle<{ shuffle::DOWN }, false>>(rows),
+                (Shfl::Down, true) => with.rows::<Shuffle<{ shuffle::DOWN }, true>>(rows),
+                (Shfl::Bfly, false) => with.rows::<Shuffle<{ shuffle::BFLY }, false>>(rows),
+                (Shfl::Bfly, true) => with.rows::<Shuffle<{ shuffle::BFLY }, true>>(rows),
+                (Shfl::Idx, false) => with.rows::<Shuffle<{ shuffle::IDX }, false>>(rows),
+                (Shfl::Idx, true) => with.rows::<Shuffle<{ shuffle::IDX }, true>>(rows),
             };
             Step {
                 kind: Kind::Together,
@@ -199,7 +208,7 @@ impl Chosen {
     fn at<B: Body>(&self, d: Row, base: Row, mem: &Mem) -> Step {
         Step {
             offset: mem.offset,
-            ..self.rows::<B>([d, base, 0, 0])
+            ..self.rows::<B>([d, base, 0, memory::SEEN as Row])
         }
     }
 
@@ -261,6 +270,9 @@ impl Chosen {
 
     fn load(&self, width: Width, mem: &Mem, d: Row) -> Step {
         use MemSpace::{Generic, Global, Param, Shared};
+        if !is_aligned(mem, width.bytes().into()) {
+            return self.any;
+        }
         match (width, mem.space, mem.base) {
             (Width::B32, Param, Base::None) => self.at::<memory::LdParam32>(d, 0, mem),
             (Width::B64, Param, Base::None) => self.at::<memory::LdParam64>(d, 0, mem),
@@ -277,6 +289,9 @@ impl Chosen {
 
     fn store(&self, width: Width, mem: &Mem, a: Row) -> Step {
         use MemSpace::{Generic, Global, Shared};
+        if !is_aligned(mem, width.bytes().into()) {
+            return self.any;
+        }
         match (width, mem.space, mem.base) {
             (Width::B32, Generic | Global, Base::Row64(base)) => {
                 self.at::<memory::StGlobal32>(a, base, mem)
@@ -291,6 +306,9 @@ impl Chosen {
 
     fn vector(&self, n: u8, list: u32, mem: &Mem, load: bool) -> Step {
         use MemSpace::{Generic, Global};
+        if !is_aligned(mem, 4 * i64::from(n)) {
+            return self.any;
+        }
         match (mem.space, mem.base, n, load) {
             (Generic | Global, Base::Row64(a), 2, true) => {
                 self.at::<memory::LdVector32<2, 8>>(list, a, mem)
@@ -307,4 +325,9 @@ impl Chosen {
             _ => self.any,
         }
     }
+}
+
+/// Whether the offset of an operand keeps what is aligned aligned.
+pub(super) fn is_aligned(mem: &Mem, bytes: i64) -> bool {
+    mem.offset % bytes == 0
 }

@@ -6,7 +6,7 @@
 
 use super::core::{Core, Stop};
 use super::isa::{self, Isa};
-use super::{Features, select};
+use super::{Features, fuse, select};
 use crate::code::{Code, Guard, Op, Program, Row};
 
 /// Executes an instruction for the lanes of a mask, which has at least one.
@@ -110,37 +110,18 @@ pub(crate) struct Steps {
 
 impl Steps {
     pub(crate) fn new(program: &Program, features: Features) -> Self {
-        Self::chosen_by(program, features, select::select)
+        let singles = singles(program, features, select::select);
+        Steps {
+            list: fuse::fused(program, &singles, features),
+            singles,
+            features,
+            any: compiled::<Any>(features),
+        }
     }
 
     /// Those of a launch that is watched: all accesses go through [`Core::pointers`].
     pub(crate) fn watched(program: &Program, features: Features) -> Self {
-        Self::chosen_by(program, features, |_, _, any, _| any)
-    }
-
-    fn chosen_by(
-        program: &Program,
-        features: Features,
-        select: impl Fn(&Program, &Op, Step, Features) -> Step,
-    ) -> Self {
-        let code = program.code.iter().enumerate();
-        let mut singles: Vec<Step> = code
-            .map(|(pc, code)| {
-                let any = step(pc as u32, code, features);
-                select(program, &code.op, any, features)
-            })
-            .collect();
-        let entered = entered(program);
-        for pc in (0..singles.len()).rev() {
-            let here = &singles[pc];
-            if here.kind == Kind::Plain && here.guard == Guard::ALWAYS {
-                let next = pc + 1;
-                singles[pc].end = match singles.get(next) {
-                    Some(step) if !entered[next] => step.end,
-                    _ => next as u32,
-                };
-            }
-        }
+        let singles = singles(program, features, |_, _, any, _| any);
         Steps {
             list: singles.clone(),
             singles,
@@ -156,6 +137,33 @@ impl std::fmt::Debug for Steps {
             .field("count", &self.list.len())
             .finish_non_exhaustive()
     }
+}
+
+/// A step for each instruction.
+fn singles(
+    program: &Program,
+    features: Features,
+    select: impl Fn(&Program, &Op, Step, Features) -> Step,
+) -> Vec<Step> {
+    let code = program.code.iter().enumerate();
+    let mut singles: Vec<Step> = code
+        .map(|(pc, code)| {
+            let any = step(pc as u32, code, features);
+            select(program, &code.op, any, features)
+        })
+        .collect();
+    let entered = entered(program);
+    for pc in (0..singles.len()).rev() {
+        let here = &singles[pc];
+        if here.kind == Kind::Plain && here.guard == Guard::ALWAYS {
+            let next = pc + 1;
+            singles[pc].end = match singles.get(next) {
+                Some(step) if !entered[next] => step.end,
+                _ => next as u32,
+            };
+        }
+    }
+    singles
 }
 
 /// For each instruction, whether code elsewhere jumps to it.

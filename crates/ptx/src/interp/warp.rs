@@ -9,6 +9,7 @@ use super::Env;
 use super::block::Barriers;
 use super::core::{Core, Stop, Trouble};
 use super::dispatch::{Event, run_group};
+use super::fast_memory::{Addresses, SEEN};
 use super::lanes::{Files, Lanes32, Lanes64};
 use super::memory::RangeCache;
 use crate::code::{BarKind, Op};
@@ -95,6 +96,8 @@ pub(crate) struct Storage {
     /// Carry flags.
     pub(crate) carry: u32,
     pub(crate) tid: [Lanes32; 4],
+    /// What loads and stores have seen of the addresses in their rows.
+    pub(crate) seen: [Addresses; SEEN + 1],
 }
 
 pub(crate) struct Warp {
@@ -150,6 +153,7 @@ impl Storage {
             returns: Vec::new(),
             carry: 0,
             tid: [Lanes32([0; 32]); 4],
+            seen: Default::default(),
         }
     }
 
@@ -323,6 +327,7 @@ impl Warp {
                 warp: self.index,
                 worker: turn.worker,
                 live: self.live,
+                known: 0,
             };
             core.enter(&group.frame);
             let run = match turn.env.counts {
