@@ -1,5 +1,5 @@
 //! `outboard bench link`: what the links themselves do, without a program, a server or a GPU: small frames back and forth, long
-//! ones one way. Beside rdma, on the same devices and in the same run, what perftest measures of the bare verbs.
+//! ones one way. Beside rdma, on the same devices and in turns with it, what perftest measures of the bare verbs.
 //!
 //! Two threads of this process are the ends of a link. The kinds take turns, round by round.
 
@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use outboard_link::{Endpoint, RdmaOptions};
+use outboard_wire::limits::RDMA_GRANTS;
 use serde::Serialize;
 
 use super::{
@@ -41,6 +42,8 @@ const ROUND_QUICK_S: f64 = 0.2;
 const RAW_LATENCY_RATIO_MAX: f64 = 1.3;
 const RAW_BANDWIDTH_RATIO_MIN: f64 = 0.9;
 const RAW_BYTES: usize = 64;
+/// Long writes under way at a time: as many as a link has memory granted for.
+const RAW_DEPTH: usize = RDMA_GRANTS;
 const RAW_PORT: u16 = 18_533;
 const RAW_S_MAX: u64 = 60;
 
@@ -179,6 +182,8 @@ impl Results {
         interrupt: &Interrupt,
     ) -> anyhow::Result<()> {
         let seconds = if args.quick { ROUND_QUICK_S } else { ROUND_S };
+        let is_beside_raw = only.contains(&LinkOf::Rdma) && args.perftest;
+        let mut raws = Vec::new();
         for _ in 0..self.rounds {
             for row in &mut self.round_trips {
                 interrupt.check()?;
@@ -196,9 +201,11 @@ impl Results {
                 let bps = stream(pair(row.link, args)?, row.bytes, frames as u64)?;
                 row.rounds_bps.push(bps);
             }
-        }
-        if only.contains(&LinkOf::Rdma) && args.perftest {
-            self.raw = Some(Raw::measure(args)?);
+            // In turns as well: a machine is not equally quiet all the time.
+            if is_beside_raw {
+                raws.push(Raw::measure(args)?);
+                self.raw = Some(Raw::of(&raws));
+            }
         }
         Ok(())
     }
@@ -321,7 +328,9 @@ impl Raw {
         };
         let write_round_trip_ns = typical("ib_write_lat")?;
         let send_round_trip_ns = typical("ib_send_lat")?;
-        let columns = perftest("ib_write_bw", args, &["-s", "1048576", "-n", "100"])?;
+        let depth = RAW_DEPTH.to_string();
+        let write = ["-s", "1048576", "-n", "100", "-t", &depth];
+        let columns = perftest("ib_write_bw", args, &write)?;
         Ok(Raw {
             write_round_trip_ns,
             send_round_trip_ns,
@@ -329,6 +338,22 @@ impl Raw {
             write_bps: columns.get(3).map(|mib| 8.0 * mib * f64::from(1 << 20)),
             ..Raw::default()
         })
+    }
+}
+
+impl Raw {
+    /// The median of each, over the rounds.
+    fn of(rounds: &[Raw]) -> Raw {
+        let of = |what: fn(&Raw) -> Option<f64>| {
+            let values: Vec<f64> = rounds.iter().filter_map(what).collect();
+            median(&values)
+        };
+        Raw {
+            write_round_trip_ns: of(|raw| raw.write_round_trip_ns),
+            send_round_trip_ns: of(|raw| raw.send_round_trip_ns),
+            write_bps: of(|raw| raw.write_bps),
+            ..Raw::default()
+        }
     }
 }
 
