@@ -394,12 +394,14 @@ fn parse_size(text: &str) -> Result<u64, String> {
         "kB" | "KB" => 1_000,
         "MB" => 1_000_000,
         "GB" => 1_000_000_000,
+        "TB" => 1_000_000_000_000,
         "KiB" | "K" => 1 << 10,
         "MiB" | "M" => 1 << 20,
         "GiB" | "G" => 1 << 30,
+        "TiB" | "T" => 1 << 40,
         other => {
             return Err(format!(
-                "there is no unit {other:?}; use B, kB, MB, GB, KiB, MiB or GiB"
+                "there is no unit {other:?}; use B, kB, MB, GB, TB, KiB, MiB, GiB or TiB"
             ));
         }
     };
@@ -430,6 +432,7 @@ mod tests {
             ("8GiB", 8 << 30),
             ("500MB", 500_000_000),
             ("2G", 2 << 30),
+            ("1TiB", 1 << 40),
             ("64KiB", 65_536),
         ] {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");

@@ -96,7 +96,8 @@ impl Table {
 
 impl Driver {
     /// Copies to the device by our adapter alone, but for the one copy by the processor that data outside registered memory
-    /// takes. False where that cannot be.
+    /// takes. False where that cannot be. Short copies, and other links, pay for a comparison.
+    #[inline(always)]
     pub(crate) fn place_on_gpu(
         &self,
         dst: u64,
@@ -104,9 +105,21 @@ impl Driver {
         source: Option<&Registered>,
         stream: &StreamRef,
     ) -> Result<bool, CUresult> {
-        if data.len() < PLACED_BYTES_MIN
-            || !self.session.registers()
-            || self.session.gpu_memory() == GpuMemory::Off
+        if data.len() < PLACED_BYTES_MIN || !self.session.registers() {
+            return Ok(false);
+        }
+        self.place_where_allowed(dst, data, source, stream)
+    }
+
+    #[cold]
+    fn place_where_allowed(
+        &self,
+        dst: u64,
+        data: &[u8],
+        source: Option<&Registered>,
+        stream: &StreamRef,
+    ) -> Result<bool, CUresult> {
+        if self.session.gpu_memory() == GpuMemory::Off
             || !self.is_quiet(stream)
             || !self.has_key(dst, data.len() as u64)?
         {
