@@ -138,11 +138,13 @@ def test_where_the_time_of_a_call_goes(tmp_path, monkeypatch):
     for entry in calls.values():
         assert list(entry["modes"]) == [mode for mode in paper.FIGURE3_MODES if mode != "local"]
         for name, parts_us in entry["modes"].items():
-            assert parts_us["whole_us"] > 0 and parts_us["seen_by_program_us"] > 0
+            # What is answered locally takes as long as a look at the clock, which is taken off: nothing may be left.
+            assert parts_us["whole_us"] >= 0 and parts_us["seen_by_program_us"] >= 0
             total = parts_us["send_us"] + parts_us["wait_us"] + parts_us["client_us"]
             assert total == pytest.approx(parts_us["whole_us"], rel=0.01, abs=0.01)
             # Without the optimisations every call waits.
-            assert not name.endswith("sync") or parts_us["wait_us"] > 0
+            if name.endswith("sync"):
+                assert parts_us["wait_us"] > 0 and parts_us["whole_us"] > 0 and parts_us["seen_by_program_us"] > 0
     for link in ("shm", "tcp"):
         assert calls["get_device"]["modes"][f"{link}:{paper.BEST}"]["wait_us"] == 0
         assert calls["launch"]["modes"][f"{link}:{paper.BEST}"]["send_us"] > 0
