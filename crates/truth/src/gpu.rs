@@ -2,6 +2,8 @@
 //! with the types that cuda.h gives them, handles come from it alone, and every buffer outlives the call.
 //! Blocks say what is not covered by that.
 
+mod objects;
+
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 
@@ -9,6 +11,8 @@ use thiserror::Error;
 
 use crate::job::{Job, Outcome};
 use crate::kernel::HEADER;
+
+use objects::{ArrayDescriptor, Copy3d, ResourceDesc, TextureDesc, ViewDesc};
 
 const LIBRARY: &str = "libcuda.so.1";
 const CU_JIT_ERROR_LOG_BUFFER: c_int = 5;
@@ -62,6 +66,16 @@ driver_calls! {
     fill = "cuMemsetD8_v2" (u64, u8, usize);
     to_device = "cuMemcpyHtoD_v2" (u64, *const c_void, usize);
     to_host = "cuMemcpyDtoH_v2" (*mut c_void, u64, usize);
+    array_create = "cuArray3DCreate_v2" (*mut Handle, *const ArrayDescriptor);
+    array_destroy = "cuArrayDestroy" (Handle);
+    mipmapped_create = "cuMipmappedArrayCreate" (*mut Handle, *const ArrayDescriptor, c_uint);
+    mipmapped_level = "cuMipmappedArrayGetLevel" (*mut Handle, Handle, c_uint);
+    mipmapped_destroy = "cuMipmappedArrayDestroy" (Handle);
+    texture_create = "cuTexObjectCreate" (*mut u64, *const ResourceDesc, *const TextureDesc, *const ViewDesc);
+    texture_destroy = "cuTexObjectDestroy" (u64);
+    surface_create = "cuSurfObjectCreate" (*mut u64, *const ResourceDesc);
+    surface_destroy = "cuSurfObjectDestroy" (u64);
+    copy_3d = "cuMemcpy3D_v2" (*const Copy3d);
     launch = "cuLaunchKernel" (Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *const *mut c_void, *const Handle);
 }
 
@@ -78,6 +92,8 @@ pub struct Gpu {
     context: Handle,
     output: u64,
     input: u64,
+    /// Linear memory under textures.
+    texels: u64,
     /// Name of the device, version of the driver.
     pub name: String,
 }
@@ -103,7 +119,7 @@ impl Gpu {
         let calls = Calls::load(library)?;
         let (mut device, mut version, mut context) = (0, 0, null_mut());
         let mut name = [0u8; 256];
-        let (mut output, mut input) = (0, 0);
+        let (mut output, mut input, mut texels) = (0, 0, 0);
         // SAFETY: see the module.
         unsafe {
             checked("cuInit", (calls.init)(0))?;
@@ -120,6 +136,7 @@ impl Gpu {
             checked("cuCtxSetCurrent", (calls.context_set)(context))?;
             checked("cuMemAlloc", (calls.allocate)(&mut output, BUFFER_BYTES))?;
             checked("cuMemAlloc", (calls.allocate)(&mut input, BUFFER_BYTES))?;
+            checked("cuMemAlloc", (calls.allocate)(&mut texels, BUFFER_BYTES))?;
         }
         let end = name.iter().position(|&b| b == 0).unwrap_or(name.len());
         Ok(Gpu {
@@ -127,6 +144,7 @@ impl Gpu {
             context,
             output,
             input,
+            texels,
             name: format!(
                 "{}, driver for CUDA {}.{}",
                 String::from_utf8_lossy(&name[..end]),
@@ -196,20 +214,46 @@ impl Gpu {
 
     /// After a fault the context is gone, and with it this process's use.
     pub fn run(&mut self, kernel: Kernel, job: &Job) -> Outcome {
-        match self.launch(kernel, job) {
-            Ok(results) => Outcome::Results(results),
-            Err(fault) => Outcome::Fault(fault.to_string()),
-        }
+        let Some(setup) = &job.setup else {
+            return match self.launch(kernel, job, 0) {
+                Ok(results) => Outcome::Results(results),
+                Err(fault) => Outcome::Fault(fault.to_string()),
+            };
+        };
+        let bound = match self.bind(setup) {
+            Ok(bound) => bound,
+            Err(refusal) => return Outcome::Refused(refusal.to_string()),
+        };
+        let results = self
+            .launch(kernel, job, bound.number)
+            .and_then(|mut results| {
+                if setup.bytes_back() > 0 {
+                    results.extend(self.texels_back(&bound, &setup.resource)?);
+                }
+                self.unbind(bound)?;
+                Ok(results)
+            });
+        results.map_or_else(|fault| Outcome::Fault(fault.to_string()), Outcome::Results)
     }
 
-    fn launch(&mut self, Kernel(function): Kernel, job: &Job) -> Result<Vec<u8>, GpuError> {
+    fn launch(
+        &mut self,
+        Kernel(function): Kernel,
+        job: &Job,
+        mut object: u64,
+    ) -> Result<Vec<u8>, GpuError> {
         let mut results = vec![0u8; job.output_bytes];
         let (mut output, mut input) = (self.output, self.input);
-        let params: [*mut c_void; 2] = [(&raw mut output).cast(), (&raw mut input).cast()];
+        // Kernels without an object leave the last.
+        let params: [*mut c_void; 3] = [
+            (&raw mut output).cast(),
+            (&raw mut input).cast(),
+            (&raw mut object).cast(),
+        ];
         if job.output_bytes > BUFFER_BYTES || job.input.len() > BUFFER_BYTES {
             return Err(GpuError::TooLong);
         }
-        // SAFETY: see the module; no copy is longer than the buffers, and the kernel takes two pointers.
+        // SAFETY: see the module; no copy is longer than the buffers, and the kernel takes no more than two pointers and a number.
         unsafe {
             let calls = &self.calls;
             if !results.is_empty() {

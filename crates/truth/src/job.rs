@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::form::Form;
 use crate::fuzz;
 use crate::kernel;
+use crate::textures::Setup;
 use crate::values::{self, BLOCK};
 
 /// One kernel `(out, in)`, its input and how much it gives.
@@ -19,7 +20,10 @@ pub struct Job {
     pub blocks: u32,
     pub threads: u32,
     pub input: Vec<u8>,
+    /// That the kernel writes.
     pub output_bytes: usize,
+    /// A texture or surface, whose number is the kernel's third argument.
+    pub setup: Option<Setup>,
 }
 
 impl Job {
@@ -43,6 +47,7 @@ impl Job {
             threads: BLOCK as u32,
             input,
             output_bytes,
+            setup: None,
         }
     }
 
@@ -56,6 +61,7 @@ impl Job {
             threads: fuzz::THREADS,
             input: fuzz::input(seed),
             output_bytes: fuzz::output_bytes(),
+            setup: None,
         }
     }
 

@@ -18,6 +18,8 @@
 //! cargo build --release -p outboard-truth              # the file `truth` needs libcuda.so.1 and nothing else
 //! truth record h200.zst                                # where a GPU is
 //! truth compare h200.zst                               # anywhere
+//! truth record --textures h200-textures.zst            # textures and surfaces, by themselves ([`textures`])
+//! truth compare --textures h200-textures.zst
 //! truth fuzz --seconds 60                              # where a GPU is: prints what differs, made small
 //! ```
 //!
@@ -35,5 +37,6 @@ pub mod record;
 pub mod recording;
 pub mod soft;
 pub mod table;
+pub mod textures;
 pub mod values;
 pub mod work;

@@ -12,6 +12,7 @@ use outboard_truth::gpu::Gpu;
 use outboard_truth::job::Job;
 use outboard_truth::recording::Recording;
 use outboard_truth::soft::Soft;
+use outboard_truth::textures::{self, corpus, probe::Probe};
 use outboard_truth::work::{self, Work};
 use outboard_truth::{kernel, record, table};
 
@@ -24,6 +25,9 @@ enum Arguments {
         /// Seconds after which what has been recorded is written.
         #[arg(long, default_value_t = 200)]
         budget_s: u64,
+        /// Textures and surfaces, nothing else.
+        #[arg(long)]
+        textures: bool,
     },
     /// What `record` starts.
     #[command(hide = true)]
@@ -32,6 +36,8 @@ enum Arguments {
         from: usize,
         #[arg(long)]
         careful: bool,
+        #[arg(long)]
+        textures: bool,
     },
     /// Compare the software device with a recording; print every difference.
     Compare {
@@ -42,6 +48,9 @@ enum Arguments {
         /// Results shown of each form.
         #[arg(long, default_value_t = 3)]
         shown: usize,
+        /// A recording of textures and surfaces.
+        #[arg(long)]
+        textures: bool,
     },
     /// Run random programs on the GPU and the software device; print, made small, what they disagree on.
     Fuzz {
@@ -65,14 +74,28 @@ enum Arguments {
         program: Option<u64>,
         #[arg(long, default_value_t = 40)]
         length: usize,
+        /// Of all probes of textures and surfaces.
+        #[arg(long)]
+        textures: bool,
     },
 }
 
 fn main() -> Result<()> {
     match Arguments::parse() {
-        Arguments::Record { file, budget_s } => {
+        Arguments::Record {
+            file,
+            budget_s,
+            textures: true,
+        } => {
+            let jobs = texture_jobs();
+            let recording = record::record(&jobs, &["--textures"], Duration::from_secs(budget_s))?;
+            recording.write(&file)?;
+            let (done, all) = (recording.entries.len(), jobs.len());
+            println!("{}: {done} probes of {all}", recording.device);
+        }
+        Arguments::Record { file, budget_s, .. } => {
             let work = Work::new()?;
-            let mut recording = record::record(&work.jobs, Duration::from_secs(budget_s))?;
+            let mut recording = record::record(&work.jobs, &[], Duration::from_secs(budget_s))?;
             let jobs = work.jobs.len();
             work.sort_out(&mut recording);
             recording.write(&file)?;
@@ -82,11 +105,28 @@ fn main() -> Result<()> {
                 recording.device
             );
         }
-        Arguments::Worker { from, careful } => record::work(&Work::new()?.jobs, from, careful)?,
+        Arguments::Worker {
+            from,
+            careful,
+            textures,
+        } => {
+            let jobs = match textures {
+                true => texture_jobs(),
+                false => Work::new()?.jobs,
+            };
+            record::work(&jobs, from, careful)?;
+        }
         Arguments::Compare {
             recording,
             only,
             shown,
+            textures: true,
+        } => compare_textures(&Recording::read(&recording)?, &Soft::new()?, &only, shown),
+        Arguments::Compare {
+            recording,
+            only,
+            shown,
+            ..
         } => {
             let (recording, soft) = (Recording::read(&recording)?, Soft::new()?);
             compare_forms(&declare::lines()?, &recording, &soft, &only, shown);
@@ -115,9 +155,14 @@ fn main() -> Result<()> {
             let (lines, recording) = (declare::lines()?, Recording::read(&recording)?);
             print!("{}", table::text(&lines, &recording, &Soft::new()?));
         }
-        Arguments::Ptx { program, length } => {
+        Arguments::Ptx {
+            program,
+            length,
+            textures,
+        } => {
             let lines = declare::lines()?;
             let jobs: Vec<Job> = match program {
+                _ if textures => texture_jobs(),
                 Some(seed) => vec![work::generator(&lines)?.program(seed, length).job()],
                 None => work::forms(&lines).map(Job::of_form).collect(),
             };
@@ -167,6 +212,47 @@ fn compare_forms(lines: &[Line], recording: &Recording, soft: &Soft, only: &str,
     }
     println!(
         "{}: {agree} forms agree, {differ} differ, {refused} are refused, {load} only load, {not_recorded} are not recorded",
+        recording.device
+    );
+}
+
+fn texture_jobs() -> Vec<Job> {
+    corpus::probes().iter().map(Probe::job).collect()
+}
+
+fn compare_textures(recording: &Recording, soft: &Soft, only: &str, shown: usize) {
+    use textures::compare::Verdict;
+    let mut counts = [0; 6];
+    for probe in corpus::probes() {
+        let name = probe.name();
+        if !name.contains(only) {
+            continue;
+        }
+        let verdict = textures::compare::probe(&probe, recording, soft);
+        let (kind, text) = match &verdict {
+            Verdict::Agrees => (0, String::new()),
+            Verdict::Excepted(why, words) => {
+                (1, format!("EXCEPTED {name} ({words} results): {why}"))
+            }
+            Verdict::Differs(differences) => {
+                let mut text = format!("DIFFERS {name} ({} results)", differences.len());
+                for difference in differences.iter().take(shown) {
+                    text += &format!("\n    {difference:x?}");
+                }
+                (2, text)
+            }
+            Verdict::Refused(why) => (3, format!("REFUSED {name}: {why}")),
+            Verdict::Ends(how) => (4, format!("ENDS OTHERWISE {name}: {how}")),
+            Verdict::NotRecorded => (5, format!("NOT RECORDED {name}")),
+        };
+        counts[kind] += 1;
+        if kind > 0 {
+            println!("{text}");
+        }
+    }
+    let [agree, excepted, differ, refused, end, missing] = counts;
+    println!(
+        "{}: {agree} probes agree, {excepted} differ as explained, {differ} differ, {refused} are refused here, {end} end otherwise, {missing} are not recorded",
         recording.device
     );
 }

@@ -32,8 +32,8 @@ enum Said {
     Done(usize, Outcome),
 }
 
-/// Runs all jobs, or as many as `budget` allows.
-pub fn record(jobs: &[Job], budget: Duration) -> Result<Recording> {
+/// Runs all jobs, or as many as `budget` allows. `which`: arguments that make a worker find the same jobs.
+pub fn record(jobs: &[Job], which: &[&str], budget: Duration) -> Result<Recording> {
     let (mut recording, started) = (Recording::default(), Instant::now());
     let (mut from, mut careful) = (0, false);
     while from < jobs.len() {
@@ -41,7 +41,7 @@ pub fn record(jobs: &[Job], budget: Duration) -> Result<Recording> {
             eprintln!("truth: out of time at job {from} of {}", jobs.len());
             break;
         };
-        let (mut child, said) = start(from, careful)?;
+        let (mut child, said) = start(which, from, careful)?;
         let deadline = Instant::now() + left;
         let mut running = None;
         loop {
@@ -80,10 +80,11 @@ pub fn record(jobs: &[Job], budget: Duration) -> Result<Recording> {
     Ok(recording)
 }
 
-fn start(from: usize, careful: bool) -> Result<(Child, mpsc::Receiver<Said>)> {
+fn start(which: &[&str], from: usize, careful: bool) -> Result<(Child, mpsc::Receiver<Said>)> {
     let mut child = Command::new(std::env::current_exe()?)
         .args(["worker", "--from", &from.to_string()])
         .args(careful.then_some("--careful"))
+        .args(which)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()

@@ -1,5 +1,7 @@
 //! Jobs on the software device.
 
+mod objects;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use outboard_ptx::launch::STACK_BYTES_DEFAULT;
@@ -41,10 +43,27 @@ impl Soft {
             Ok(module) => module,
             Err(refusal) => return Outcome::Refused(refusal.to_string()),
         };
-        self.launch(&module, job).unwrap_or_else(Outcome::Fault)
+        let Some(setup) = &job.setup else {
+            return self
+                .launch(&module, job)
+                .map_or_else(Outcome::Fault, Outcome::Results);
+        };
+        let object = match objects::bind(&self.memory, setup) {
+            Ok(object) => object,
+            Err(refusal) => return Outcome::Refused(refusal),
+        };
+        let results = self.launch(&module, job);
+        let texels = object.unbind(&self.memory, setup);
+        match (results, texels) {
+            (Ok(mut results), Ok(texels)) => {
+                results.extend(texels);
+                Outcome::Results(results)
+            }
+            (Err(fault), _) | (_, Err(fault)) => Outcome::Fault(fault),
+        }
     }
 
-    fn launch(&self, module: &Module, job: &Job) -> Result<Outcome, String> {
+    fn launch(&self, module: &Module, job: &Job) -> Result<Vec<u8>, String> {
         let (output, input) = (self.base, self.base + BUFFER_BYTES);
         let mut results = vec![0; job.output_bytes];
         self.memory
@@ -53,7 +72,8 @@ impl Soft {
         self.memory
             .write(input, &job.input)
             .map_err(|e| e.to_string())?;
-        let params: Vec<u8> = [output, input]
+        let count = if job.setup.is_some() { 3 } else { 2 };
+        let params: Vec<u8> = [output, input, objects::NUMBER][..count]
             .iter()
             .flat_map(|p| p.to_le_bytes())
             .collect();
@@ -77,6 +97,6 @@ impl Soft {
         self.memory
             .read(output, &mut results)
             .map_err(|e| e.to_string())?;
-        Ok(Outcome::Results(results))
+        Ok(results)
     }
 }

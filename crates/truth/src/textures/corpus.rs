@@ -1,0 +1,443 @@
+//! What is tried: each kind of resource with each way of reading it.
+
+use super::probe::{Point, Probe, Wide};
+use super::{
+    Format, Geometry, Mode, Object, Pattern, Place, Resource, Sampler, Setup, corpus_forms,
+    corpus_mips, corpus_surfaces, points,
+};
+
+/// Every probe. Those that a GPU ends with a fault are last: each costs a process.
+pub fn probes() -> Vec<Probe> {
+    let mut all = Vec::new();
+    filtered(&mut all);
+    layered(&mut all);
+    formats(&mut all);
+    by_number(&mut all);
+    memory(&mut all);
+    corpus_forms::gathers(&mut all);
+    corpus_forms::forms(&mut all);
+    corpus_forms::srgb(&mut all);
+    corpus_forms::views(&mut all);
+    corpus_mips::probes(&mut all);
+    corpus_mips::cubes(&mut all);
+    corpus_forms::questions(&mut all);
+    corpus_surfaces::probes(&mut all);
+    corpus_forms::mismatches(&mut all);
+    corpus_surfaces::faults(&mut all);
+    all
+}
+
+pub(super) const FLOAT: Resource = Resource {
+    place: Place::Array,
+    geometry: Geometry::D2,
+    format: Format::Float,
+    channels: 1,
+    size: [7, 5, 1],
+    layers: 1,
+    levels: 1,
+    pattern: Pattern::Generic,
+};
+
+pub(super) const BORDER: [f32; 4] = [0.3, -0.7, 1.25, 0.6];
+
+/// One resource of each geometry.
+pub(super) fn of(geometry: Geometry) -> Resource {
+    let (size, layers) = match geometry {
+        Geometry::D1 => ([7, 1, 1], 1),
+        Geometry::D2 => ([7, 5, 1], 1),
+        Geometry::D3 => ([6, 5, 3], 1),
+        Geometry::A1d => ([7, 1, 1], 3),
+        Geometry::A2d => ([7, 5, 1], 3),
+        Geometry::Cube => ([5, 5, 1], 6),
+        Geometry::Acube => ([4, 4, 1], 12),
+    };
+    Resource {
+        geometry,
+        size,
+        layers,
+        ..FLOAT
+    }
+}
+
+/// Registers of coordinates; vectors have 1, 2 or 4.
+pub(super) fn coordinates(geometry: Geometry) -> &'static str {
+    match geometry.axes() + usize::from(geometry.is_layered()) {
+        1 => "%c0",
+        2 => "%c0, %c1",
+        _ => "%c0, %c1, %c2, %c3",
+    }
+}
+
+pub(super) fn tex(form: &str, geometry: Geometry, types: &str, behind: &str) -> String {
+    format!(
+        "tex{form}.{}.v4.{types} {{%d0, %d1, %d2, %d3}}, [%o, {{{}}}]{behind}",
+        geometry.name(),
+        coordinates(geometry)
+    )
+}
+
+pub(super) fn texture(resource: Resource, sampler: Sampler) -> Setup {
+    Setup {
+        resource,
+        object: Object::Texture(sampler, None),
+    }
+}
+
+pub(super) fn probe(setup: Setup, instruction: String, tried: &str, points: Vec<Point>) -> Probe {
+    Probe {
+        setup,
+        instruction,
+        wide: Wide::Words,
+        serial: false,
+        tried: format!("{} {tried}", points.len()),
+        points,
+    }
+}
+
+/// Coordinates of floats for a texture.
+pub(super) fn points_of(resource: &Resource, sampler: &Sampler, count: usize) -> Vec<Point> {
+    points::floats(
+        resource.geometry,
+        resource.size,
+        resource.layers,
+        sampler.normalised,
+        count,
+    )
+}
+
+/// `tex` with coordinates of floats.
+pub(super) fn sampled(all: &mut Vec<Probe>, resource: Resource, sampler: Sampler, count: usize) {
+    let result = match (sampler.integers, resource.format.bytes()) {
+        (true, _) | (_, 4) => resource.format.result(),
+        _ => "f32",
+    };
+    let types = format!("{result}.f32");
+    all.push(probe(
+        texture(resource, sampler),
+        tex("", resource.geometry, &types, ""),
+        "points",
+        points_of(&resource, &sampler, count),
+    ));
+}
+
+/// Address modes and filters, of floats, with sizes that are powers of two and not.
+fn filtered(all: &mut Vec<Probe>) {
+    let sizes = [
+        (Geometry::D1, [[8, 1, 1], [7, 1, 1]], 768),
+        (Geometry::D2, [[8, 4, 1], [7, 5, 1]], 640),
+        (Geometry::D3, [[4, 8, 2], [6, 5, 3]], 640),
+    ];
+    for (geometry, sizes, count) in sizes {
+        for (size, pattern) in [
+            (sizes[0], Pattern::Bits),
+            (sizes[1], Pattern::Bits),
+            (sizes[1], Pattern::Generic),
+        ] {
+            let resource = Resource {
+                geometry,
+                size,
+                pattern,
+                ..FLOAT
+            };
+            for mode in Mode::ALL {
+                for (normalised, linear) in
+                    [(false, false), (false, true), (true, false), (true, true)]
+                {
+                    // Points choose the same texels, whatever they hold.
+                    if !linear && pattern == Pattern::Bits {
+                        continue;
+                    }
+                    let sampler = Sampler {
+                        modes: [mode; 3],
+                        linear,
+                        normalised,
+                        border: BORDER,
+                        ..Sampler::PLAIN
+                    };
+                    sampled(all, resource, sampler, count);
+                }
+            }
+        }
+    }
+    let mixed = [
+        [Mode::Wrap, Mode::Clamp, Mode::Mirror],
+        [Mode::Mirror, Mode::Border, Mode::Wrap],
+        [Mode::Border, Mode::Wrap, Mode::Clamp],
+        [Mode::Clamp, Mode::Mirror, Mode::Border],
+    ];
+    for modes in mixed {
+        for (geometry, normalised) in [
+            (Geometry::D2, true),
+            (Geometry::D2, false),
+            (Geometry::D3, true),
+        ] {
+            let sampler = Sampler {
+                modes,
+                linear: true,
+                normalised,
+                border: BORDER,
+                ..Sampler::PLAIN
+            };
+            sampled(all, of(geometry), sampler, 256);
+        }
+    }
+    // Sizes at which normalised coordinates are rounded otherwise, if they are.
+    for width in [1, 2, 3, 100, 1000, 32_768] {
+        for linear in [false, true] {
+            for mode in [Mode::Clamp, Mode::Wrap] {
+                let resource = Resource {
+                    size: [width, 1, 1],
+                    pattern: Pattern::Counted,
+                    ..of(Geometry::D1)
+                };
+                let sampler = Sampler {
+                    modes: [mode; 3],
+                    linear,
+                    normalised: true,
+                    ..Sampler::PLAIN
+                };
+                sampled(all, resource, sampler, 384);
+            }
+        }
+    }
+    for format in [Format::Float, Format::Half] {
+        for linear in [false, true] {
+            let resource = Resource {
+                format,
+                channels: 2,
+                pattern: Pattern::Special,
+                ..FLOAT
+            };
+            let sampler = Sampler {
+                linear,
+                ..Sampler::PLAIN
+            };
+            sampled(all, resource, sampler, 256);
+        }
+    }
+}
+
+fn layered(all: &mut Vec<Probe>) {
+    for geometry in [Geometry::A1d, Geometry::A2d] {
+        for (mode, normalised, linear) in [
+            (Mode::Clamp, false, false),
+            (Mode::Clamp, false, true),
+            (Mode::Border, false, true),
+            (Mode::Wrap, true, true),
+            (Mode::Mirror, true, true),
+            (Mode::Border, true, false),
+        ] {
+            let sampler = Sampler {
+                modes: [mode; 3],
+                linear,
+                normalised,
+                border: BORDER,
+                ..Sampler::PLAIN
+            };
+            sampled(all, of(geometry), sampler, 256);
+        }
+    }
+}
+
+/// Every format, every number of channels, read in every way it has.
+fn formats(all: &mut Vec<Probe>) {
+    for format in Format::ALL {
+        for channels in [1, 2, 4] {
+            let resource = Resource {
+                format,
+                channels,
+                ..FLOAT
+            };
+            let ways: &[(bool, bool)] = match (format.is_float(), format.bytes()) {
+                (true, _) => &[(false, false), (false, true)],
+                (_, 4) => &[(false, false), (true, false)],
+                _ => &[(true, false), (false, false), (false, true)],
+            };
+            for &(integers, linear) in ways {
+                for border in [[0.0; 4], BORDER, [-3.0, 300.0, 1e10, 70_000.0]] {
+                    let sampler = Sampler {
+                        modes: [Mode::Border; 3],
+                        linear,
+                        integers,
+                        border,
+                        ..Sampler::PLAIN
+                    };
+                    let count = if border == BORDER { 256 } else { 64 };
+                    sampled(all, resource, sampler, count);
+                }
+            }
+        }
+    }
+    // Integers' borders are bits of integers, perhaps.
+    let border = [5u32, 0xffff_fff0, 70_000, 0x8000_0001].map(f32::from_bits);
+    for format in [
+        Format::U8,
+        Format::S16,
+        Format::U32,
+        Format::S32,
+        Format::Float,
+    ] {
+        let resource = Resource {
+            format,
+            channels: 4,
+            ..FLOAT
+        };
+        let sampler = Sampler {
+            modes: [Mode::Border; 3],
+            integers: !format.is_float(),
+            border,
+            ..Sampler::PLAIN
+        };
+        sampled(all, resource, sampler, 64);
+    }
+    // All values of 8 bits and many of 16 as fractions.
+    for format in [
+        Format::U8,
+        Format::S8,
+        Format::U16,
+        Format::S16,
+        Format::Half,
+    ] {
+        let resource = Resource {
+            format,
+            size: [256, if format.bytes() == 1 { 1 } else { 16 }, 1],
+            pattern: match format.bytes() {
+                1 => Pattern::Counted,
+                _ => Pattern::Generic,
+            },
+            ..FLOAT
+        };
+        let mut points = Vec::new();
+        for i in 0..resource.size[0] * resource.size[1] {
+            let mut point = [0; super::probe::POINT_WORDS];
+            point[0] = (i as u32) % 256;
+            point[1] = (i as u32) / 256;
+            points.push(point);
+        }
+        all.push(probe(
+            texture(resource, Sampler::PLAIN),
+            tex("", Geometry::D2, "f32.s32", ""),
+            "texels",
+            points,
+        ));
+        // Between neighbours: how sums of fractions are rounded.
+        let between = Sampler {
+            linear: true,
+            ..Sampler::PLAIN
+        };
+        sampled(all, resource, between, 512);
+    }
+}
+
+/// Coordinates that are integers.
+fn by_number(all: &mut Vec<Probe>) {
+    for geometry in [
+        Geometry::D1,
+        Geometry::D2,
+        Geometry::D3,
+        Geometry::A1d,
+        Geometry::A2d,
+    ] {
+        for (mode, normalised, linear) in [
+            (Mode::Clamp, false, false),
+            (Mode::Border, false, false),
+            (Mode::Wrap, false, false),
+            (Mode::Mirror, false, false),
+            (Mode::Clamp, false, true),
+            (Mode::Wrap, true, false),
+            (Mode::Border, true, true),
+        ] {
+            let resource = of(geometry);
+            let sampler = Sampler {
+                modes: [mode; 3],
+                linear,
+                normalised,
+                border: BORDER,
+                ..Sampler::PLAIN
+            };
+            all.push(probe(
+                texture(resource, sampler),
+                tex("", geometry, "f32.s32", ""),
+                "numbers",
+                points::integers(geometry, resource.size, resource.layers, 1, 128),
+            ));
+        }
+    }
+}
+
+/// Linear and pitched memory.
+fn memory(all: &mut Vec<Probe>) {
+    for format in Format::ALL {
+        for channels in [1, 4] {
+            let resource = Resource {
+                place: Place::Linear,
+                geometry: Geometry::D1,
+                size: [37, 1, 1],
+                format,
+                channels,
+                ..FLOAT
+            };
+            for integers in [true, false] {
+                let sampler = Sampler {
+                    integers,
+                    border: BORDER,
+                    ..Sampler::PLAIN
+                };
+                let result = match (integers, format.bytes()) {
+                    (false, 1 | 2) => "f32",
+                    _ => format.result(),
+                };
+                all.push(probe(
+                    texture(resource, sampler),
+                    tex("", Geometry::D1, &format!("{result}.s32"), ""),
+                    "numbers",
+                    points::integers(Geometry::D1, resource.size, 1, 1, 96),
+                ));
+            }
+            let pitched = Resource {
+                place: Place::Pitched,
+                geometry: Geometry::D2,
+                size: [7, 5, 1],
+                ..resource
+            };
+            for (linear, mode, normalised) in [
+                (false, Mode::Border, false),
+                (true, Mode::Clamp, false),
+                (true, Mode::Wrap, true),
+                (true, Mode::Border, true),
+            ] {
+                if linear && format.bytes() == 4 && !format.is_float() {
+                    continue;
+                }
+                let sampler = Sampler {
+                    linear,
+                    modes: [mode; 3],
+                    normalised,
+                    border: BORDER,
+                    ..Sampler::PLAIN
+                };
+                sampled(all, pitched, sampler, 128);
+            }
+        }
+    }
+    let resource = Resource {
+        place: Place::Linear,
+        geometry: Geometry::D1,
+        size: [37, 1, 1],
+        ..FLOAT
+    };
+    for (normalised, linear, mode) in [
+        (false, false, Mode::Clamp),
+        (false, false, Mode::Border),
+        (false, true, Mode::Clamp),
+        (true, false, Mode::Wrap),
+    ] {
+        let sampler = Sampler {
+            normalised,
+            linear,
+            modes: [mode; 3],
+            ..Sampler::PLAIN
+        };
+        sampled(all, resource, sampler, 128);
+    }
+}

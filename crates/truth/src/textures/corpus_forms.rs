@@ -1,0 +1,459 @@
+//! Gathers, rarer forms of `tex`, sRGB, views, questions, and what does not fit.
+
+use super::corpus::{BORDER, FLOAT, coordinates, of, points_of, probe, sampled, tex, texture};
+use super::probe::{POINT_WORDS, Point, Probe, Wide};
+use super::{
+    Format, Geometry, Mode, Object, Pattern, Place, Resource, Sampler, Setup, View, points,
+};
+
+pub(super) fn gathers(all: &mut Vec<Probe>) {
+    let gather = |channel: &str, geometry: Geometry, result: &str, behind: &str| {
+        format!(
+            "tld4.{channel}.{}.v4.{result}.f32 {{%d0, %d1, %d2, %d3}}, [%o, {{{}}}]{behind}",
+            geometry.name(),
+            coordinates(geometry)
+        )
+    };
+    for geometry in [Geometry::D2, Geometry::A2d, Geometry::Cube, Geometry::Acube] {
+        for (channel, format, channels, integers) in [
+            ("r", Format::Float, 1, false),
+            ("g", Format::Half, 4, false),
+            ("b", Format::U8, 4, false),
+            ("a", Format::S16, 4, true),
+            ("g", Format::U32, 1, true),
+            ("a", Format::Float, 2, false),
+        ] {
+            for (mode, normalised) in [
+                (Mode::Clamp, false),
+                (Mode::Border, false),
+                (Mode::Wrap, true),
+                (Mode::Mirror, true),
+            ] {
+                if geometry.is_cube() && (!normalised || mode == Mode::Mirror) {
+                    continue;
+                }
+                let resource = Resource {
+                    format,
+                    channels,
+                    ..of(geometry)
+                };
+                let sampler = Sampler {
+                    modes: [mode; 3],
+                    normalised,
+                    integers,
+                    border: BORDER,
+                    ..Sampler::PLAIN
+                };
+                let result = match integers {
+                    true => format.result(),
+                    false => "f32",
+                };
+                all.push(probe(
+                    texture(resource, sampler),
+                    gather(channel, geometry, result, ""),
+                    "points",
+                    points_of(&resource, &sampler, 160),
+                ));
+            }
+        }
+    }
+    for (geometry, behind) in [
+        (Geometry::D2, ", {3, -2}"),
+        (Geometry::D2, ", {-8, 7}"),
+        (Geometry::A2d, ", {-1, 1}"),
+    ] {
+        let sampler = Sampler {
+            normalised: true,
+            modes: [Mode::Wrap; 3],
+            ..Sampler::PLAIN
+        };
+        let resource = of(geometry);
+        all.push(probe(
+            texture(resource, sampler),
+            gather("r", geometry, "f32", behind),
+            "points",
+            points_of(&resource, &sampler, 128),
+        ));
+    }
+    let resource = of(Geometry::D2);
+    let predicate =
+        "tld4.r.2d.v4.f32.f32 {%d0, %d1, %d2, %d3}|%p, [%o, {%c0, %c1}]; selp.b32 %d3, 1, 2, %p";
+    all.push(probe(
+        texture(resource, Sampler::PLAIN),
+        predicate.into(),
+        "points",
+        points_of(&resource, &Sampler::PLAIN, 64),
+    ));
+}
+
+/// Forms of `tex` beside the plain one, on textures of one level.
+pub(super) fn forms(all: &mut Vec<Probe>) {
+    let geometries = [
+        (Geometry::D1, "{%e0}", "{3}", "{%e0}, {%e1}"),
+        (
+            Geometry::D2,
+            "{%e0, %e1}",
+            "{-2, 1}",
+            "{%e0, %e1}, {%e2, %e3}",
+        ),
+        (
+            Geometry::D3,
+            "{%e0, %e1, %e2, %e2}",
+            "{1, -8, 7, 0}",
+            "{%e0, %e1, %e2, %e2}, {%e3, %e4, %e5, %e5}",
+        ),
+        (Geometry::A1d, "{%e0}", "{-5}", "{%e0}, {%e1}"),
+        (
+            Geometry::A2d,
+            "{%e0, %e1}",
+            "{7, -8}",
+            "{%e0, %e1}, {%e2, %e3}",
+        ),
+    ];
+    for (geometry, moving, fixed, gradients) in geometries {
+        let resource = of(geometry);
+        for (mode, normalised) in [(Mode::Border, false), (Mode::Wrap, true)] {
+            let sampler = Sampler {
+                linear: true,
+                normalised,
+                modes: [mode; 3],
+                border: BORDER,
+                ..Sampler::PLAIN
+            };
+            let setup = texture(resource, sampler);
+            let points = points_of(&resource, &sampler, 128);
+            let mut push = |instruction: String, tried: &str, points: &[Point]| {
+                all.push(probe(setup, instruction, tried, points.to_vec()));
+            };
+            let mut offset = points.clone();
+            for (i, point) in offset.iter_mut().enumerate() {
+                for (k, word) in point[4..7].iter_mut().enumerate() {
+                    let all = [-8i32, 7, 0, 3, -1, 8, -9, 100, 16];
+                    *word = all[(i * (k + 1) + k) % all.len()] as u32;
+                }
+            }
+            push(
+                tex("", geometry, "f32.f32", &format!(", {moving}")),
+                "offsets",
+                &offset,
+            );
+            push(
+                tex("", geometry, "f32.f32", &format!(", {fixed}")),
+                "points",
+                &points,
+            );
+            push(
+                tex(".level", geometry, "f32.f32", ", %e0"),
+                "levels",
+                &points::with_levels(points.clone(), 3),
+            );
+            push(
+                tex(".level", geometry, "f32.f32", &format!(", %e3, {fixed}")),
+                "points",
+                &points,
+            );
+            push(
+                tex(".grad", geometry, "f32.f32", &format!(", {gradients}")),
+                "gradients",
+                &points::with_gradients(points.clone(), geometry.axes(), resource.size, normalised),
+            );
+            push(tex(".base", geometry, "f32.f32", ""), "points", &points);
+            if mode == Mode::Border {
+                let numbers = points::integers(geometry, resource.size, resource.layers, 1, 128);
+                let offsets: Vec<Point> = numbers
+                    .iter()
+                    .zip(&offset)
+                    .map(|(number, with)| {
+                        let mut point = *number;
+                        point[4..].copy_from_slice(&with[4..]);
+                        point
+                    })
+                    .collect();
+                push(
+                    tex("", geometry, "f32.s32", &format!(", {moving}")),
+                    "offset numbers",
+                    &offsets,
+                );
+                push(
+                    tex(".level", geometry, "f32.s32", ", %e7"),
+                    "numbers",
+                    &numbers,
+                );
+            }
+        }
+    }
+    let resource = Resource {
+        channels: 4,
+        ..of(Geometry::D2)
+    };
+    let halves = Resource {
+        format: Format::Half,
+        ..resource
+    };
+    let bytes = Resource {
+        format: Format::U8,
+        ..resource
+    };
+    for resource in [resource, halves, bytes] {
+        for linear in [false, true] {
+            let sampler = Sampler {
+                linear,
+                ..Sampler::PLAIN
+            };
+            let points = points_of(&resource, &sampler, 192);
+            let setup = texture(resource, sampler);
+            let packed = "tex.2d.v2.f16x2.f32 {%d0, %d1}, [%o, {%c0, %c1}]";
+            all.push(probe(setup, packed.into(), "points", points.clone()));
+            let apart = "tex.2d.v4.f16.f32 {%h0, %h1, %h2, %h3}, [%o, {%c0, %c1}]";
+            all.push(Probe {
+                wide: Wide::Halves,
+                ..probe(setup, apart.into(), "points", points.clone())
+            });
+            let with = "tex.2d.v4.f32.f32 {%d0, %d1, %d2, %d3}|%p, [%o, {%c0, %c1}]; selp.b32 %d3, 1, 2, %p";
+            all.push(probe(setup, with.into(), "points", points));
+        }
+    }
+}
+
+pub(super) fn srgb(all: &mut Vec<Probe>) {
+    for channels in [1, 2, 4] {
+        for (format, linear) in [
+            (Format::U8, false),
+            (Format::U8, true),
+            (Format::S8, false),
+            (Format::U16, false),
+            (Format::Float, false),
+        ] {
+            let resource = Resource {
+                format,
+                channels,
+                size: [256, 4, 1],
+                pattern: match linear {
+                    true => Pattern::Generic,
+                    false => Pattern::Counted,
+                },
+                ..FLOAT
+            };
+            let sampler = Sampler {
+                srgb: true,
+                linear,
+                modes: [Mode::Border; 3],
+                border: BORDER,
+                ..Sampler::PLAIN
+            };
+            if linear || format != Format::U8 {
+                sampled(all, resource, sampler, 192);
+                continue;
+            }
+            let mut points = Vec::new();
+            for i in 0..256u32 {
+                let mut point = [0; POINT_WORDS];
+                point[0] = i;
+                points.push(point);
+            }
+            all.push(probe(
+                texture(resource, sampler),
+                tex("", Geometry::D2, "f32.s32", ""),
+                "texels",
+                points,
+            ));
+        }
+    }
+    let integers = Sampler {
+        srgb: true,
+        integers: true,
+        ..Sampler::PLAIN
+    };
+    let resource = Resource {
+        format: Format::U8,
+        channels: 4,
+        ..FLOAT
+    };
+    sampled(all, resource, integers, 64);
+}
+
+/// `CU_RES_VIEW_FORMAT_*`: what the same texels are taken for.
+pub(super) fn views(all: &mut Vec<Probe>) {
+    let cases = [
+        // Of the same: numbers of channels and bits fit.
+        (Format::U8, 4, 3, "f32"),     // UINT_4X8
+        (Format::U8, 4, 6, "f32"),     // SINT_4X8
+        (Format::S16, 2, 8, "f32"),    // UINT_2X16
+        (Format::U32, 1, 13, "u32"),   // UINT_1X32
+        (Format::U32, 1, 22, "f32"),   // FLOAT_1X32
+        (Format::U32, 2, 23, "f32"),   // FLOAT_2X32
+        (Format::U16, 4, 21, "f32"),   // FLOAT_4X16
+        (Format::Float, 1, 22, "f32"), // FLOAT_1X32
+        (Format::Float, 1, 13, "u32"),
+    ];
+    for (format, channels, view, result) in cases {
+        let resource = Resource {
+            format,
+            channels,
+            ..FLOAT
+        };
+        let view = View {
+            format: view,
+            size: [resource.size[0], resource.size[1], 0],
+            levels: [0, 0],
+            layers: [0, 0],
+        };
+        let setup = Setup {
+            resource,
+            object: Object::Texture(Sampler::PLAIN, Some(view)),
+        };
+        all.push(probe(
+            setup,
+            tex("", Geometry::D2, &format!("{result}.f32"), ""),
+            "points",
+            points_of(&resource, &Sampler::PLAIN, 64),
+        ));
+    }
+    // Some layers of all.
+    let resource = Resource {
+        layers: 5,
+        ..of(Geometry::A2d)
+    };
+    let view = View {
+        format: 22,
+        size: [7, 5, 3],
+        levels: [0, 0],
+        layers: [1, 3],
+    };
+    let setup = Setup {
+        resource,
+        object: Object::Texture(Sampler::PLAIN, Some(view)),
+    };
+    all.push(probe(
+        setup,
+        tex("", Geometry::A2d, "f32.f32", ""),
+        "points",
+        points_of(&resource, &Sampler::PLAIN, 96),
+    ));
+}
+
+/// `txq` of everything there is to ask.
+pub(super) fn questions(all: &mut Vec<Probe>) {
+    let questions = [
+        "width",
+        "height",
+        "depth",
+        "channel_data_type",
+        "channel_order",
+        "normalized_coords",
+        "array_size",
+        "num_mipmap_levels",
+        "num_samples",
+        "filter_mode",
+        "addr_mode_0",
+        "addr_mode_1",
+        "addr_mode_2",
+        "force_unnormalized_coords",
+    ];
+    let ask = |all: &mut Vec<Probe>, setup: Setup, which: &[&str]| {
+        for question in which {
+            let text = format!("txq.{question}.b32 %d0, [%o]");
+            all.push(probe(setup, text, "once", vec![[0; 12]]));
+        }
+    };
+    let normalised = Sampler {
+        normalised: true,
+        modes: [Mode::Wrap, Mode::Mirror, Mode::Border],
+        ..Sampler::PLAIN
+    };
+    let levels = |levels: usize, geometry: Geometry| Resource {
+        levels,
+        size: match geometry {
+            Geometry::D3 => [16, 8, 4],
+            Geometry::Cube | Geometry::Acube => [16, 16, 1],
+            Geometry::D1 | Geometry::A1d => [16, 1, 1],
+            _ => [16, 8, 1],
+        },
+        ..of(geometry)
+    };
+    for geometry in [
+        Geometry::D1,
+        Geometry::D2,
+        Geometry::D3,
+        Geometry::A1d,
+        Geometry::A2d,
+        Geometry::Cube,
+        Geometry::Acube,
+    ] {
+        ask(all, texture(of(geometry), normalised), &questions);
+        let mipmapped = texture(levels(4, geometry), normalised);
+        ask(
+            all,
+            mipmapped,
+            &["width", "height", "depth", "num_mipmap_levels"],
+        );
+        for question in ["width", "height", "depth"] {
+            let text = format!("txq.level.{question}.b32 %d0, [%o], %c0");
+            let points = [0, 1, 2, 3, 4, 5, 0xffff_ffff].map(|level| {
+                let mut point = [0; 12];
+                point[0] = level;
+                point
+            });
+            all.push(probe(mipmapped, text, "levels", points.to_vec()));
+        }
+    }
+    for format in Format::ALL {
+        for channels in [1, 2, 4] {
+            for integers in [false, true] {
+                let resource = Resource {
+                    format,
+                    channels,
+                    ..FLOAT
+                };
+                let sampler = Sampler {
+                    integers,
+                    ..Sampler::PLAIN
+                };
+                let both = ["channel_data_type", "channel_order"];
+                ask(all, texture(resource, sampler), &both);
+            }
+        }
+    }
+    for place in [Place::Linear, Place::Pitched] {
+        let geometry = match place {
+            Place::Linear => Geometry::D1,
+            _ => Geometry::D2,
+        };
+        let resource = Resource {
+            place,
+            ..of(geometry)
+        };
+        ask(all, texture(resource, Sampler::PLAIN), &questions);
+    }
+}
+
+/// Types and shapes that an instruction has and the object has not.
+pub(super) fn mismatches(all: &mut Vec<Probe>) {
+    for (format, integers, result) in [
+        (Format::U8, true, "f32"),
+        (Format::U8, false, "u32"),
+        (Format::S16, true, "u32"),
+        (Format::U16, true, "s32"),
+        (Format::U32, true, "f32"),
+        (Format::S32, true, "f32"),
+        (Format::Float, false, "u32"),
+        (Format::Float, false, "s32"),
+        (Format::Half, false, "u32"),
+    ] {
+        let resource = Resource {
+            format,
+            channels: 4,
+            ..FLOAT
+        };
+        let sampler = Sampler {
+            integers,
+            ..Sampler::PLAIN
+        };
+        all.push(probe(
+            texture(resource, sampler),
+            tex("", Geometry::D2, &format!("{result}.f32"), ""),
+            "points",
+            points_of(&resource, &sampler, 48),
+        ));
+    }
+}
