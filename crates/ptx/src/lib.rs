@@ -1,6 +1,6 @@
 //! A GPU in software: PTX text in, results out, on CPU threads. It looks like a device of compute capability 8.0.
 //!
-//! What it does not do: compile to machine code, textures by name, mipmaps, clusters. Whatever is not executed is refused by [`Module::load`], with its line.
+//! What it does not do: compile to machine code, textures by name, clusters. Whatever is not executed is refused by [`Module::load`], with its line.
 //!
 //! ```text
 //!  PTX text ─ parse ─► syntax tree ─ lower ─► Program (dense instructions) ─ interp ─► results

@@ -6,7 +6,9 @@
 mod common;
 
 use common::{Arg, Device};
-use outboard_ptx::texture::{AddressMode, Array, Bound, Channel, Sampler, Texels, Texture};
+use outboard_ptx::texture::{
+    AddressMode, Array, Bound, Channel, Cube, Mips, Sampler, Texels, Texture,
+};
 use outboard_ptx::{FaultKind, LaunchError};
 
 const NUMBER: u64 = 0x0d00_0000_0000_0007;
@@ -87,6 +89,8 @@ fn line(address: u64, channel: Channel, channels: u32, count: u64) -> Texels {
         size: [count, 1, 1],
         dimensions: 1,
         layers: None,
+        cube: Cube::No,
+        levels: 1,
         pitch_bytes: count * u64::from(channel.bytes() * channels),
     }
 }
@@ -97,7 +101,10 @@ fn sampler(address: AddressMode, linear: bool, normalised: bool) -> Sampler {
         linear,
         normalised,
         as_integers: false,
+        srgb: false,
+        seamless: false,
         border: [0.0; 4],
+        mips: Mips::NONE,
     }
 }
 
@@ -222,6 +229,8 @@ fn planes_boxes_and_layers() {
         size: [5, 4, 1],
         dimensions: 2,
         layers: None,
+        cube: Cube::No,
+        levels: 1,
         pitch_bytes: 32,
     };
     let (clamp, linear) = (
@@ -410,6 +419,8 @@ fn surface(bench: &Bench) -> (u64, Texels) {
         size: [4, 3, 1],
         dimensions: 2,
         layers: None,
+        cube: Cube::No,
+        levels: 1,
         pitch_bytes: 16,
     };
     bench.device.memory.bind(NUMBER, Bound::Surface(texels));
@@ -471,6 +482,8 @@ fn surfaces_are_read_and_written_by_bytes() {
     assert_eq!(word(21), 321);
     let single = Texels {
         layers: None,
+        cube: Cube::No,
+        levels: 1,
         ..lines
     };
     bench.device.memory.bind(NUMBER, Bound::Surface(single));

@@ -8,33 +8,51 @@ pub struct TextureInstruction {
     pub object: Row,
     pub op: TextureOp,
     pub geometry: Geometry,
-    /// x, y, z, as many as the geometry has; of surfaces x counts bytes.
+    /// x, y, z, as many as the geometry has; of surfaces accessed by bytes x counts those.
     pub at: [Row; 3],
     pub layer: Row,
+    /// Texels added to the coordinates.
+    pub offset: [Row; 3],
+    pub detail: DetailRows,
     /// What is read or written, in order.
     pub values: Vec<Row>,
 }
 
-/// `.1d .2d .3d .a1d .a2d`
+/// What says which level of a mipmap is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DetailRows {
+    Base,
+    /// `.level`
+    Level(Row),
+    /// `.grad`: along two directions of the screen.
+    Gradients([[Row; 3]; 2]),
+}
+
+/// `.1d .2d .3d .a1d .a2d .cube .acube`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
+    /// Of coordinates.
     pub dimensions: u8,
     pub layered: bool,
+    pub cube: bool,
 }
 
 impl Geometry {
     pub fn from_name(name: &str) -> Option<Geometry> {
-        let (dimensions, layered) = match name {
-            "1d" => (1, false),
-            "2d" => (2, false),
-            "3d" => (3, false),
-            "a1d" => (1, true),
-            "a2d" => (2, true),
+        let (dimensions, layered, cube) = match name {
+            "1d" => (1, false, false),
+            "2d" => (2, false, false),
+            "3d" => (3, false, false),
+            "a1d" => (1, true, false),
+            "a2d" => (2, true, false),
+            "cube" => (3, false, true),
+            "acube" => (3, true, true),
             _ => return None,
         };
         Some(Geometry {
             dimensions,
             layered,
+            cube,
         })
     }
 }
@@ -42,7 +60,7 @@ impl Geometry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextureOp {
     /// `tex`
-    Sample { integers: bool },
+    Sample { integers: bool, results: Results },
     /// `tld4` of a channel
     Gather { channel: u8 },
     /// `txq`, `suq`
@@ -53,6 +71,19 @@ pub enum TextureOp {
         bytes: u8,
         outside: Outside,
     },
+    /// `sust.p`, `sured.p`: by texels, whose format the surface has.
+    Formatted { access: Access, outside: Outside },
+}
+
+/// What `tex` gives its four channels as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Results {
+    /// `.v4.f32`, `.v4.s32`, `.v4.u32`
+    Words,
+    /// `.v4.f16`
+    Halves,
+    /// `.v2.f16x2`
+    Packed,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,8 +100,12 @@ pub enum Query {
     Depth,
     ArraySize,
     NormalisedCoordinates,
-    /// Levels of a mipmap, samples: there is one.
-    One,
+    /// Levels of a mipmap.
+    Levels,
+    /// Of an image with several samples: there is one.
+    Samples,
+    ChannelType,
+    ChannelOrder,
 }
 
 /// What an access outside of a surface does.

@@ -2,14 +2,18 @@
 
 use super::atomic::{atomic32, atomic64};
 use super::core::{Core, Stop, Trouble};
+use super::half::{F16, Half as _};
 use super::lanes::lanes;
 use super::memory::{
     access_fault, read8, read16, read32, read64, write8, write16, write32, write64,
 };
-use crate::code::{Access, Geometry, Outside, Query, SINK, TextureInstruction, TextureOp};
+use crate::code::{
+    Access, DetailRows, Geometry, Outside, Query, Results, Rounding, SINK, TextureInstruction,
+    TextureOp,
+};
 use crate::error::FaultKind;
 use crate::memory::Ranges;
-use crate::texture::{Bound, Coordinates, Place, Point, Texels, Texture};
+use crate::texture::{Bound, Coordinates, Cube, Detail, Place, Point, Texels, Texture, order_code};
 
 impl Core<'_> {
     #[inline(never)]
@@ -18,30 +22,27 @@ impl Core<'_> {
         let instruction = &program.textures[index as usize];
         for lane in lanes(mask) {
             match instruction.op {
-                TextureOp::Sample { integers } => {
+                TextureOp::Sample { integers, results } => {
                     let texture = self.texture_of(instruction, lane)?;
-                    let at = if integers {
-                        Coordinates::Integers(self.coordinates(instruction, lane).map(|c| c as i32))
-                    } else {
-                        Coordinates::Floats(self.coordinates(instruction, lane).map(f32::from_bits))
-                    };
-                    let layer = self.files.lane32(instruction.layer, lane);
-                    let texel = texture.sample(&Point { at, layer }, &mut |at, bytes| {
+                    let point = self.point(instruction, integers, lane);
+                    let texel = texture.sample(&point, &mut |at, bytes| {
                         read_texel(self.ranges, at, bytes, lane)
                     })?;
-                    self.give(instruction, lane, &texel);
+                    match results {
+                        Results::Words => self.give(instruction, lane, &texel),
+                        Results::Halves => self.give(instruction, lane, &texel.map(half)),
+                        Results::Packed => {
+                            let [r, g, b, a] = texel.map(half);
+                            self.give(instruction, lane, &[r | g << 16, b | a << 16]);
+                        }
+                    }
                 }
                 TextureOp::Gather { channel } => {
                     let texture = self.texture_of(instruction, lane)?;
-                    let at = Coordinates::Floats(
-                        self.coordinates(instruction, lane).map(f32::from_bits),
-                    );
-                    let layer = self.files.lane32(instruction.layer, lane);
-                    let texels = texture.gather(
-                        &Point { at, layer },
-                        channel.into(),
-                        &mut |at, bytes| read_texel(self.ranges, at, bytes, lane),
-                    )?;
+                    let point = self.point(instruction, false, lane);
+                    let texels = texture.gather(&point, channel.into(), &mut |at, bytes| {
+                        read_texel(self.ranges, at, bytes, lane)
+                    })?;
                     self.give(instruction, lane, &texels);
                 }
                 TextureOp::Query { what, surface } => {
@@ -53,6 +54,9 @@ impl Core<'_> {
                     bytes,
                     outside,
                 } => self.surface(instruction, access, bytes.into(), outside, lane)?,
+                TextureOp::Formatted { access, outside } => {
+                    self.formatted(instruction, access, outside, lane)?;
+                }
             }
         }
         Ok(())
@@ -60,6 +64,29 @@ impl Core<'_> {
 
     fn coordinates(&self, instruction: &TextureInstruction, lane: usize) -> [u32; 3] {
         instruction.at.map(|row| self.files.lane32(row, lane))
+    }
+
+    fn point(&self, instruction: &TextureInstruction, integers: bool, lane: usize) -> Point {
+        let at = self.coordinates(instruction, lane);
+        let float = |row| f32::from_bits(self.files.lane32(row, lane));
+        Point {
+            at: match integers {
+                true => Coordinates::Integers(at.map(|c| c as i32)),
+                false => Coordinates::Floats(at.map(f32::from_bits)),
+            },
+            layer: self.files.lane32(instruction.layer, lane),
+            offset: instruction
+                .offset
+                .map(|row| self.files.lane32(row, lane) as i32),
+            detail: match instruction.detail {
+                DetailRows::Base => Detail::Base,
+                DetailRows::Level(row) if integers => {
+                    Detail::Number(self.files.lane32(row, lane) as i32)
+                }
+                DetailRows::Level(row) => Detail::Level(float(row)),
+                DetailRows::Gradients(rows) => Detail::Gradients(rows.map(|r| r.map(float))),
+            },
+        }
     }
 
     fn give(&self, instruction: &TextureInstruction, lane: usize, values: &[u32]) {
@@ -113,8 +140,18 @@ impl Core<'_> {
                 ));
             }
         };
+        let size = match instruction.detail {
+            DetailRows::Level(row) => {
+                let level = self.files.lane32(row, lane);
+                match level < texels.levels {
+                    true => texels.level(level).size,
+                    false => [0; 3],
+                }
+            }
+            _ => texels.size,
+        };
         let has = |axis: usize| match axis < texels.dimensions as usize {
-            true => texels.size[axis] as u32,
+            true => size[axis] as u32,
             false => 0,
         };
         Ok(match what {
@@ -123,7 +160,10 @@ impl Core<'_> {
             Query::Depth => has(2),
             Query::ArraySize => texels.layers.unwrap_or(0) as u32,
             Query::NormalisedCoordinates => normalised.into(),
-            Query::One => 1,
+            Query::Levels => texels.levels,
+            Query::Samples => 1,
+            Query::ChannelType => texels.channel.type_code(),
+            Query::ChannelOrder => order_code(texels.channels),
         })
     }
 
@@ -147,14 +187,7 @@ impl Core<'_> {
         let found = texels.place(&place, all, outside == Outside::Clamp);
         let Some(at) = found else {
             if outside == Outside::Trap || outside == Outside::Clamp {
-                let [x, y, z] = place.at;
-                return Err(trap(
-                    format!(
-                        "surface {number:#x}: {all} bytes at byte {x}, row {y}, slice {z}, layer {} are outside",
-                        place.layer
-                    ),
-                    lane,
-                ));
+                return Err(beyond(number, all, &place, lane));
             }
             if access == Access::Load {
                 for &row in &instruction.values {
@@ -189,6 +222,60 @@ impl Core<'_> {
         Ok(())
     }
 
+    /// Channel by channel as the texel has them.
+    fn formatted(
+        &mut self,
+        instruction: &TextureInstruction,
+        access: Access,
+        outside: Outside,
+        lane: usize,
+    ) -> Result<(), Stop> {
+        let (number, Bound::Surface(texels)) = self.bound(instruction, lane)? else {
+            return Err(trap("a texture, used as a surface".into(), lane));
+        };
+        fits(&texels, instruction.geometry, number, lane)?;
+        let place = Place {
+            at: self.coordinates(instruction, lane).map(|c| c as i32),
+            layer: self.files.lane32(instruction.layer, lane),
+        };
+        let all = texels.texel_bytes();
+        let Some(at) = texels.texel_place(&place, outside == Outside::Clamp) else {
+            return match outside {
+                Outside::Zero => Ok(()),
+                _ => Err(beyond(number, all, &place, lane)),
+            };
+        };
+        let mapped = self.ranges.find(at);
+        if mapped.is_none_or(|(_, end)| end - at < all) {
+            return Err(access_fault(at, all, true, lane));
+        }
+        let channel = texels.channel;
+        for (i, &row) in instruction.values.iter().enumerate() {
+            if i as u32 >= texels.channels {
+                break;
+            }
+            let (at, value) = (
+                at + i as u64 * u64::from(channel.bytes()),
+                self.files.lane32(row, lane),
+            );
+            match (access, channel.bytes()) {
+                (Access::Reduce(op), 4) => {
+                    atomic32(channel.reduction(op), at, value, 0);
+                }
+                (Access::Reduce(_), _) => {
+                    return Err(trap(
+                        format!("surface {number:#x}: a reduction of {channel:?}"),
+                        lane,
+                    ));
+                }
+                (_, 1) => write8(at, channel.stored(value) as u8),
+                (_, 2) => write16(at, channel.stored(value) as u16),
+                (_, _) => write32(at, channel.stored(value)),
+            }
+        }
+        Ok(())
+    }
+
     fn put(&self, row: u32, bytes: u64, lane: usize, value: u64) {
         match (row, bytes) {
             (SINK, _) => {}
@@ -211,20 +298,53 @@ fn read_texel(ranges: &Ranges, at: u64, bytes: u32, lane: usize) -> Result<u32, 
     }
 }
 
+fn beyond(number: u64, bytes: u64, place: &Place, lane: usize) -> Stop {
+    let [x, y, z] = place.at;
+    trap(
+        format!(
+            "surface {number:#x}: {bytes} bytes at {x}, row {y}, slice {z}, layer {} are outside",
+            place.layer
+        ),
+        lane,
+    )
+}
+
+/// A float as a half.
+fn half(bits: u32) -> u32 {
+    F16::from_f64(f32::from_bits(bits).into(), Rounding::Nearest)
+}
+
 fn fits(texels: &Texels, geometry: Geometry, number: u64, lane: usize) -> Result<(), Stop> {
-    if texels.dimensions == u32::from(geometry.dimensions)
-        && texels.layers.is_some() == geometry.layered
+    let cube = match (geometry.cube, geometry.layered) {
+        (false, _) => Cube::No,
+        (true, false) => Cube::One,
+        (true, true) => Cube::Layers,
+    };
+    let dimensions = if geometry.cube {
+        2
+    } else {
+        geometry.dimensions
+    };
+    if texels.dimensions == u32::from(dimensions)
+        && texels.cube == cube
+        && texels.layers.is_some() == (geometry.layered || geometry.cube)
     {
         return Ok(());
     }
-    let layers = |any: bool| if any { " with layers" } else { "" };
+    let shape = |dimensions: u32, layered: bool, cube: bool| match (cube, layered) {
+        (true, _) => "faces of a cube".into(),
+        (_, true) => format!("{dimensions} dimensions with layers"),
+        _ => format!("{dimensions} dimensions"),
+    };
     Err(trap(
         format!(
-            "object {number:#x} has {} dimensions{}, the instruction {}{}",
-            texels.dimensions,
-            layers(texels.layers.is_some()),
-            geometry.dimensions,
-            layers(geometry.layered)
+            "object {number:#x} has {}, the instruction {}",
+            shape(
+                texels.dimensions,
+                texels.layers.is_some(),
+                texels.cube != Cube::No
+            ),
+            shape(dimensions.into(), geometry.layered, geometry.cube)
         ),
         lane,
     ))

@@ -4,7 +4,8 @@ use super::function::Lowering;
 use super::instruction::Insn;
 use super::operand::Fit;
 use crate::code::{
-    Access, AtomOp, Geometry, Op, Outside, Query, Row, TextureInstruction, TextureOp,
+    Access, AtomOp, DetailRows, Geometry, Op, Outside, Query, Results, Row, TextureInstruction,
+    TextureOp,
 };
 use crate::error::Error;
 use crate::limits::INSTRUCTIONS_MAX;
@@ -12,6 +13,7 @@ use crate::parse::ast::{Operand, Type};
 
 impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn texture(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
+        let fetches = matches!(insn.name, "tex" | "tld4");
         let instruction = match insn.name {
             "tex" => self.sample(insn)?,
             "tld4" => self.gather(insn)?,
@@ -28,23 +30,48 @@ impl<'a> Lowering<'_, '_, 'a> {
             INSTRUCTIONS_MAX as u64 / 16,
         )?;
         textures.push(instruction);
-        self.emit(Op::Texture { index })
+        self.emit(Op::Texture { index })?;
+        match insn.ops[0] {
+            // Whether all that was read is there: memory always is.
+            Operand::VectorAnd(_, p) if fetches => {
+                let d = self.pred_dest(&Operand::Name(p))?;
+                self.emit(Op::PredConst { value: true, d })
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// `tex`: textures here have one level, which is what any level of detail comes to.
+    /// `tex`: results, object and coordinates, level or gradients, offsets.
     fn sample(&mut self, insn: &mut Insn<'_, 'a>) -> Result<TextureInstruction, Error> {
-        let detail = match insn.mods.take_any(&["base", "level", "grad"]) {
-            None | Some("base") => 0,
-            Some("level") => 1,
-            _ => 2,
+        let detail = insn.mods.take_any(&["base", "level", "grad"]);
+        let first = match detail {
+            None | Some("base") => 2,
+            Some("level") => 3,
+            _ => 4,
         };
-        self.arity(insn, &[2 + detail])?;
-        let (geometry, integers) = self.fetch_types(insn)?;
-        self.fetch(insn, geometry, TextureOp::Sample { integers })
+        let (geometry, integers, results) = self.fetch_types(insn)?;
+        let moved = self.has_offsets(insn, first, geometry)?;
+        let mut out = self.fetch(insn, geometry, TextureOp::Sample { integers, results })?;
+        if moved {
+            out.offset = self.vector3(&insn.ops[first], geometry, Type::S32)?;
+        }
+        let ty = if integers { Type::S32 } else { Type::F32 };
+        match detail {
+            Some("level") => out.detail = DetailRows::Level(self.src32(&insn.ops[2], ty)?),
+            Some("grad") if !integers => {
+                let gradients = [
+                    self.vector3(&insn.ops[2], geometry, Type::F32)?,
+                    self.vector3(&insn.ops[3], geometry, Type::F32)?,
+                ];
+                out.detail = DetailRows::Gradients(gradients);
+            }
+            Some("grad") => return Err(self.unsupported("gradients of integers")),
+            _ => {}
+        }
+        Ok(out)
     }
 
     fn gather(&mut self, insn: &mut Insn<'_, 'a>) -> Result<TextureInstruction, Error> {
-        self.arity(insn, &[2])?;
         let channel = match insn.mods.take_any(&["r", "g", "b", "a"]) {
             Some("r") => 0,
             Some("g") => 1,
@@ -52,26 +79,32 @@ impl<'a> Lowering<'_, '_, 'a> {
             Some(_) => 3,
             None => return Err(self.unsupported("no channel")),
         };
-        let (geometry, integers) = self.fetch_types(insn)?;
-        if geometry.dimensions != 2 || integers {
+        let (geometry, integers, results) = self.fetch_types(insn)?;
+        let flat = geometry.dimensions == 2 || geometry.cube;
+        if !flat || integers || results != Results::Words {
             return Err(self.unsupported("this form"));
         }
-        self.fetch(insn, geometry, TextureOp::Gather { channel })
+        let moved = self.has_offsets(insn, 2, geometry)?;
+        let mut out = self.fetch(insn, geometry, TextureOp::Gather { channel })?;
+        if moved {
+            out.offset = self.vector3(&insn.ops[2], geometry, Type::S32)?;
+        }
+        Ok(out)
     }
 
-    /// `.geom.v4.dtype.ctype`: where, and whether coordinates are integers.
-    fn fetch_types(&self, insn: &mut Insn<'_, 'a>) -> Result<(Geometry, bool), Error> {
+    /// `.geom.v4.dtype.ctype`: where, whether coordinates are integers, and what comes out.
+    fn fetch_types(&self, insn: &mut Insn<'_, 'a>) -> Result<(Geometry, bool, Results), Error> {
         let geometry = self.geometry(insn)?;
-        if !insn.mods.take("v4") {
-            return Err(self.unsupported("other results than .v4"));
-        }
-        match insn.mods.ty() {
-            Some(Type::U32 | Type::S32 | Type::F32) => {}
+        let vector = insn.mods.take_any(&["v4", "v2"]);
+        let results = match (vector, insn.mods.ty()) {
+            (Some("v4"), Some(Type::U32 | Type::S32 | Type::F32)) => Results::Words,
+            (Some("v4"), Some(Type::F16)) => Results::Halves,
+            (Some("v2"), Some(Type::F16x2)) => Results::Packed,
             _ => return Err(self.unsupported("this type of result")),
-        }
+        };
         match insn.mods.ty() {
-            Some(Type::S32) => Ok((geometry, true)),
-            Some(Type::F32) => Ok((geometry, false)),
+            Some(Type::S32) if !geometry.cube => Ok((geometry, true, results)),
+            Some(Type::F32) => Ok((geometry, false, results)),
             _ => Err(self.unsupported("this type of coordinate")),
         }
     }
@@ -82,17 +115,69 @@ impl<'a> Lowering<'_, '_, 'a> {
         geometry: Geometry,
         op: TextureOp,
     ) -> Result<TextureInstruction, Error> {
-        let Operand::Vector(parts) = &insn.ops[0] else {
-            return Err(self.invalid("expected four results"));
+        let (count, ty) = match op {
+            TextureOp::Sample {
+                results: Results::Packed,
+                ..
+            } => (2, Type::B32),
+            TextureOp::Sample {
+                results: Results::Halves,
+                ..
+            } => (4, Type::B16),
+            _ => (4, Type::B32),
         };
-        if parts.len() != 4 {
-            return Err(self.invalid("expected four results"));
-        }
+        let parts = match &insn.ops[0] {
+            Operand::Vector(parts) | Operand::VectorAnd(parts, _) if parts.len() == count => parts,
+            _ => return Err(self.invalid(&format!("expected {count} results"))),
+        };
         let values = parts
             .iter()
-            .map(|part| Ok(self.dest(part, Type::B32, Fit::Exact)?.0))
+            .map(|part| Ok(self.dest(part, ty, Fit::Exact)?.0))
             .collect::<Result<Vec<_>, Error>>()?;
         self.at_coordinates(&insn.ops[1], geometry, op, values)
+    }
+
+    /// `, {e0, e1}` behind the other operands: whether it is there.
+    fn has_offsets(
+        &self,
+        insn: &Insn<'_, 'a>,
+        others: usize,
+        geometry: Geometry,
+    ) -> Result<bool, Error> {
+        let Some(operand) = insn.ops.get(others) else {
+            self.arity(insn, &[others])?;
+            return Ok(false);
+        };
+        let scalar = !matches!(operand, Operand::Vector(_)) && geometry.dimensions != 1;
+        if insn.ops.len() > others + 1 || scalar {
+            return Err(self.unsupported("a depth to compare with"));
+        }
+        if geometry.cube {
+            return Err(self.invalid("a cube takes no offsets"));
+        }
+        Ok(true)
+    }
+
+    /// As many numbers as the geometry has dimensions, perhaps four where three are meant.
+    fn vector3(
+        &mut self,
+        operand: &Operand<'a>,
+        geometry: Geometry,
+        ty: Type,
+    ) -> Result<[Row; 3], Error> {
+        let parts = match operand {
+            Operand::Vector(parts) => &parts[..],
+            one => std::slice::from_ref(one),
+        };
+        let wanted = usize::from(geometry.dimensions);
+        if parts.len() != wanted && (parts.len() != 4 || wanted != 3) {
+            return Err(self.invalid("a vector of another length"));
+        }
+        let mut rows = [self.const32(0); 3];
+        for (row, part) in rows.iter_mut().zip(&parts[..wanted]) {
+            *row = self.src32(part, ty)?;
+        }
+        Ok(rows)
     }
 
     fn geometry(&self, insn: &mut Insn<'_, 'a>) -> Result<Geometry, Error> {
@@ -129,7 +214,10 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
         let floats = matches!(
             op,
-            TextureOp::Sample { integers: false } | TextureOp::Gather { .. }
+            TextureOp::Sample {
+                integers: false,
+                ..
+            } | TextureOp::Gather { .. }
         );
         let ty = if floats { Type::F32 } else { Type::S32 };
         for (row, part) in at.iter_mut().zip(&parts[first..wanted]) {
@@ -141,6 +229,8 @@ impl<'a> Lowering<'_, '_, 'a> {
             geometry,
             at,
             layer,
+            offset: [none; 3],
+            detail: DetailRows::Base,
             values,
         })
     }
@@ -148,10 +238,12 @@ impl<'a> Lowering<'_, '_, 'a> {
     fn surface(&mut self, insn: &mut Insn<'_, 'a>) -> Result<TextureInstruction, Error> {
         let store = insn.name == "sust";
         self.arity(insn, &[2])?;
-        if !insn.mods.take("b") {
-            return Err(self.unsupported("formatted access"));
-        }
-        let geometry = self.geometry(insn)?;
+        let formatted = match insn.mods.take_any(&["b", "p"]) {
+            Some("b") => false,
+            Some(_) if store => true,
+            _ => return Err(self.unsupported("formatted access")),
+        };
+        let geometry = self.surface_geometry(insn)?;
         // Caches of the host are coherent.
         insn.mods.take_any(&["ca", "cg", "cs", "cv", "wb", "wt"]);
         let count = match insn.mods.take_any(&["v2", "v4"]) {
@@ -160,7 +252,8 @@ impl<'a> Lowering<'_, '_, 'a> {
             Some(_) => 4,
         };
         let ty = match insn.mods.ty() {
-            Some(ty @ (Type::B8 | Type::B16 | Type::B32 | Type::B64)) => ty,
+            Some(ty @ Type::B32) => ty,
+            Some(ty @ (Type::B8 | Type::B16 | Type::B64)) if !formatted => ty,
             _ => return Err(self.unsupported("this type")),
         };
         if u32::from(count) * ty.bytes() > 16 {
@@ -190,32 +283,42 @@ impl<'a> Lowering<'_, '_, 'a> {
                 (true, _) => self.src32_fit(part, ty, Fit::Wider)?,
             });
         }
-        let op = TextureOp::Surface {
-            access: if store { Access::Store } else { Access::Load },
-            bytes: ty.bytes() as u8,
-            outside,
+        let access = if store { Access::Store } else { Access::Load };
+        let op = match formatted {
+            true => TextureOp::Formatted { access, outside },
+            false => TextureOp::Surface {
+                access,
+                bytes: ty.bytes() as u8,
+                outside,
+            },
         };
         self.at_coordinates(&insn.ops[place], geometry, op, values)
     }
 
-    /// `sured.b`, by bytes as the others; formatted ones are refused.
+    /// `sured`
     fn reduce(&mut self, insn: &mut Insn<'_, 'a>) -> Result<TextureInstruction, Error> {
         self.arity(insn, &[2])?;
-        if !insn.mods.take("b") {
-            return Err(self.unsupported("formatted access"));
-        }
+        let formatted = match insn.mods.take_any(&["b", "p"]) {
+            Some("b") => false,
+            Some(_) => true,
+            None => return Err(self.unsupported("neither .b nor .p")),
+        };
         let name = insn.mods.take_any(&["add", "min", "max", "and", "or"]);
-        let geometry = self.geometry(insn)?;
+        let geometry = self.surface_geometry(insn)?;
         insn.mods.take_any(&["ca", "cg", "cs", "cv", "wb", "wt"]);
         let ty = self.need_type(insn)?;
-        let op = match (name, ty) {
-            (Some("add"), Type::U32 | Type::S32 | Type::U64) => AtomOp::Add,
-            (Some("min"), Type::U32 | Type::U64) => AtomOp::MinU,
-            (Some("min"), Type::S32 | Type::S64) => AtomOp::MinS,
-            (Some("max"), Type::U32 | Type::U64) => AtomOp::MaxU,
-            (Some("max"), Type::S32 | Type::S64) => AtomOp::MaxS,
-            (Some("and"), Type::B32) => AtomOp::And,
-            (Some("or"), Type::B32) => AtomOp::Or,
+        let op = match (name, ty, formatted) {
+            (Some("add"), Type::U32 | Type::S32 | Type::U64, false) => AtomOp::Add,
+            (Some("min"), Type::U32 | Type::U64, false) => AtomOp::MinU,
+            (Some("min"), Type::S32 | Type::S64, false) => AtomOp::MinS,
+            (Some("max"), Type::U32 | Type::U64, false) => AtomOp::MaxU,
+            (Some("max"), Type::S32 | Type::S64, false) => AtomOp::MaxS,
+            (Some("and"), Type::B32, _) => AtomOp::And,
+            (Some("or"), Type::B32, _) => AtomOp::Or,
+            (Some("add"), Type::B32, true) => AtomOp::Add,
+            // Whether the texel has a sign is the surface's matter.
+            (Some("min"), Type::B32, true) => AtomOp::MinU,
+            (Some("max"), Type::B32, true) => AtomOp::MaxU,
             _ => return Err(self.unsupported("this operation with this type")),
         };
         let outside = outside(insn);
@@ -224,24 +327,42 @@ impl<'a> Lowering<'_, '_, 'a> {
             one => one,
         };
         let value = self.src(data, ty)?;
-        let op = TextureOp::Surface {
-            access: Access::Reduce(op),
-            bytes: ty.bytes() as u8,
-            outside,
+        let access = Access::Reduce(op);
+        let op = match formatted {
+            true => TextureOp::Formatted { access, outside },
+            false => TextureOp::Surface {
+                access,
+                bytes: ty.bytes() as u8,
+                outside,
+            },
         };
         self.at_coordinates(&insn.ops[0], geometry, op, vec![value])
     }
 
+    fn surface_geometry(&self, insn: &mut Insn<'_, 'a>) -> Result<Geometry, Error> {
+        let geometry = self.geometry(insn)?;
+        match geometry.cube {
+            true => Err(self.unsupported("this geometry")),
+            false => Ok(geometry),
+        }
+    }
+
     fn query(&mut self, insn: &mut Insn<'_, 'a>) -> Result<TextureInstruction, Error> {
         let surface = insn.name == "suq";
-        self.arity(insn, &[2])?;
+        // `txq.level.width` names a level behind the object.
+        let of_level = !surface && insn.mods.take("level");
+        self.arity(insn, &[2 + usize::from(of_level)])?;
         let what = match insn.mods.take_first() {
             Some("width") => Query::Width,
             Some("height") => Query::Height,
             Some("depth") => Query::Depth,
+            _ if of_level => return Err(self.unsupported("this question of a level")),
             Some("array_size") => Query::ArraySize,
+            Some("channel_data_type") => Query::ChannelType,
+            Some("channel_order") => Query::ChannelOrder,
             Some("normalized_coords") if !surface => Query::NormalisedCoordinates,
-            Some("num_mipmap_levels" | "num_samples") if !surface => Query::One,
+            Some("num_mipmap_levels") if !surface => Query::Levels,
+            Some("num_samples") if !surface => Query::Samples,
             _ => return Err(self.unsupported("this question")),
         };
         if !insn.mods.take("b32") {
@@ -256,15 +377,22 @@ impl<'a> Lowering<'_, '_, 'a> {
             return Err(self.invalid("expected an object"));
         };
         let none = self.const32(0);
+        let detail = match of_level {
+            true => DetailRows::Level(self.src32(&insn.ops[2], Type::S32)?),
+            false => DetailRows::Base,
+        };
         Ok(TextureInstruction {
             object: self.src64(&Operand::Name(base), Type::B64)?,
             op: TextureOp::Query { what, surface },
             geometry: Geometry {
                 dimensions: 0,
                 layered: false,
+                cube: false,
             },
             at: [none; 3],
             layer: none,
+            offset: [none; 3],
+            detail,
             values: vec![value],
         })
     }

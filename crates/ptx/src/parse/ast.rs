@@ -243,6 +243,8 @@ pub enum Operand<'a> {
     },
     /// `{a, b}`
     Vector(Vec<Operand<'a>>),
+    /// `{a, b}|p`
+    VectorAnd(Vec<Operand<'a>>, &'a str),
     /// `(a, b)` of a call
     List(Vec<Operand<'a>>),
     /// `p|q`

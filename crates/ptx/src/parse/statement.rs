@@ -163,7 +163,13 @@ impl<'a> Parser<'a> {
                 Ok(Operand::Negated(self.word("a predicate")?))
             }
             Token::Punct(b'[') => self.address(depth),
-            Token::Punct(b'{') => Ok(Operand::Vector(self.operand_list(b'{', b'}', depth)?)),
+            Token::Punct(b'{') => {
+                let parts = self.operand_list(b'{', b'}', depth)?;
+                match self.take_punct(b'|')? {
+                    true => Ok(Operand::VectorAnd(parts, self.word("a predicate")?)),
+                    false => Ok(Operand::Vector(parts)),
+                }
+            }
             Token::Punct(b'(') if depth > 0 || !self.in_call => self.constant(),
             Token::Punct(b'(') => Ok(Operand::List(self.operand_list(b'(', b')', depth)?)),
             Token::Word(name) => {

@@ -23,6 +23,8 @@ pub(super) const TEXTURE_PITCH_ALIGNMENT: i32 = 32;
 /// Texels of a texture of linear memory; layers of an array.
 pub(super) const TEXTURE_1D_LINEAR_MAX: i32 = 1 << 28;
 pub(super) const LAYERS_MAX: i32 = 2048;
+/// Faces of cubes in layers: six for each.
+const CUBE_LAYERS_MAX: i32 = 2_046;
 /// A thousandth of this is a cycle of `%clock64`: the interpreter counts nanoseconds.
 const CLOCK_KHZ: i32 = 1_000_000;
 
@@ -243,7 +245,7 @@ fn attribute_values(ordinal: usize, threads: usize, capability: Capability) -> V
         (CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED, NO),
         (CU_DEVICE_ATTRIBUTE_D3D12_CIG_SUPPORTED, NO),
         (CU_DEVICE_ATTRIBUTE_VULKAN_CIG_SUPPORTED, NO),
-        // Arrays, textures, surfaces. No mipmap and no cubemap fits: there are none.
+        // Arrays, textures, surfaces.
         (CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT, TEXTURE_ALIGNMENT),
         (
             CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT,
@@ -257,7 +259,10 @@ fn attribute_values(ordinal: usize, threads: usize, capability: Capability) -> V
         ),
         (CU_DEVICE_ATTRIBUTE_CAN_TEX2D_GATHER, YES),
         (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH, 131_072),
-        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_MIPMAPPED_WIDTH, 0),
+        (
+            CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_MIPMAPPED_WIDTH,
+            32_768,
+        ),
         (
             CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LINEAR_WIDTH,
             TEXTURE_1D_LINEAR_MAX,
@@ -275,8 +280,14 @@ fn attribute_values(ordinal: usize, threads: usize, capability: Capability) -> V
             CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_PITCH,
             2_097_120,
         ),
-        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_WIDTH, 0),
-        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_HEIGHT, 0),
+        (
+            CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_WIDTH,
+            32_768,
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_HEIGHT,
+            32_768,
+        ),
         (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_GATHER_WIDTH, 32_768),
         (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_GATHER_HEIGHT, 32_768),
         (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_WIDTH, 32_768),
@@ -291,9 +302,15 @@ fn attribute_values(ordinal: usize, threads: usize, capability: Capability) -> V
         (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH_ALTERNATE, 0),
         (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_HEIGHT_ALTERNATE, 0),
         (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_DEPTH_ALTERNATE, 0),
-        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_WIDTH, 0),
-        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_WIDTH, 0),
-        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_LAYERS, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_WIDTH, 32_768),
+        (
+            CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_WIDTH,
+            32_768,
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_LAYERS,
+            CUBE_LAYERS_MAX,
+        ),
         (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_WIDTH, 32_768),
         (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_WIDTH, 131_072),
         (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_HEIGHT, 65_536),
@@ -311,9 +328,15 @@ fn attribute_values(ordinal: usize, threads: usize, capability: Capability) -> V
             CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_LAYERS,
             LAYERS_MAX,
         ),
-        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_WIDTH, 0),
-        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_WIDTH, 0),
-        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_LAYERS, 0),
+        (CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_WIDTH, 32_768),
+        (
+            CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_WIDTH,
+            32_768,
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_LAYERS,
+            CUBE_LAYERS_MAX,
+        ),
     ]
 }
 

@@ -2,11 +2,12 @@
 //!
 //! [`outboard_ptx`] runs kernels and keeps the order of streams, events and graphs. Here are the client's handles, the
 //! card of the compute capability that is asked for, the checks that a driver makes at the call, and CUDA's numbers for what goes wrong. Every
-//! operation of the trait is an inherent method in the file of its topic; mipmaps and tensor maps are not there and answer
+//! operation of the trait is an inherent method in the file of its topic; tensor maps are not there and answer
 //! CUDA_ERROR_NOT_SUPPORTED by their name.
 //!
 //! `unsafe` lives in [`host`], memory of the client's at the client's own addresses, and where adapters are let at memory.
 
+mod arrays;
 mod capability;
 mod capture;
 mod card;
@@ -128,7 +129,8 @@ struct Soft {
     mapped: BTreeMap<u64, memory::Charge>,
     /// Parts of allocations by their address.
     mappings: BTreeMap<u64, memory::Mapping>,
-    arrays: Shadow<textures::ArrayObject>,
+    arrays: Shadow<arrays::ArrayObject>,
+    mipmaps: Shadow<arrays::MipmapObject>,
     textures: Shadow<textures::TextureObject>,
     surfaces: Shadow<()>,
     /// Destroyed, but perhaps in use.
@@ -186,6 +188,7 @@ impl Soft {
             mapped: BTreeMap::new(),
             mappings: BTreeMap::new(),
             arrays: Shadow::new("array"),
+            mipmaps: Shadow::new("mipmapped array"),
             textures: Shadow::new("texture"),
             surfaces: Shadow::new("surface"),
             retired: Vec::new(),

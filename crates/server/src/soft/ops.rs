@@ -81,6 +81,9 @@ device! {
     cu_array_destroy(m::CuArrayDestroy) -> ();
     cu_array_get_descriptor_v2(m::CuArrayGetDescriptorV2) -> m::CuArrayGetDescriptorV2Reply<'static>;
     cu_array3_dget_descriptor_v2(m::CuArray3DGetDescriptorV2) -> m::CuArray3DGetDescriptorV2Reply<'static>;
+    cu_mipmapped_array_create(m::CuMipmappedArrayCreate<'_>) -> ();
+    cu_mipmapped_array_destroy(m::CuMipmappedArrayDestroy) -> ();
+    cu_mipmapped_array_get_level(m::CuMipmappedArrayGetLevel) -> ();
     texture_create(m::TextureCreate<'_>) -> m::TextureCreateReply;
     surface_create(m::SurfaceCreate<'_>) -> m::SurfaceCreateReply;
     cu_tex_object_destroy(m::CuTexObjectDestroy) -> ();

@@ -1,33 +1,25 @@
-//! Arrays, textures and surfaces. An array is rows of device memory without gaps; a texture's number is the client's, and
-//! kernels look it up. What is destroyed stays until nothing runs that may use it.
+//! Textures and surfaces. A texture's number is the client's, and kernels look it up. What is destroyed stays until nothing runs that may use it.
 
 use std::borrow::Cow;
 
-use outboard_api::{CUresult, enums::*};
-use outboard_ptx::{
-    device::Rows,
-    texture::{AddressMode, Array, Bound, Channel, Sampler, Texels, Texture},
-};
+use outboard_api::enums::*;
+use outboard_ptx::texture::{AddressMode, Bound, Channel, Cube, Mips, Sampler, Texels, Texture};
 use outboard_wire::{
-    doc::{CopyBox, RESOURCE_DESC_BYTES, RESOURCE_DESC_HANDLE_OFFSET, TEXTURE_DESC_BYTES},
+    doc::{
+        RESOURCE_DESC_BYTES, RESOURCE_DESC_HANDLE_OFFSET, RESOURCE_VIEW_DESC_BYTES,
+        TEXTURE_DESC_BYTES,
+    },
     messages,
 };
 
 use super::{
     Soft,
-    card::{LAYERS_MAX, TEXTURE_1D_LINEAR_MAX, TEXTURE_ALIGNMENT, TEXTURE_PITCH_ALIGNMENT},
-    memory::Charge,
+    arrays::Owned,
+    card::{TEXTURE_1D_LINEAR_MAX, TEXTURE_ALIGNMENT, TEXTURE_PITCH_ALIGNMENT},
     wait::invalid,
 };
 use crate::device::{Cx, Failure};
 
-/// `CUDA_ARRAY_DESCRIPTOR` and `CUDA_ARRAY3D_DESCRIPTOR`.
-const ARRAY_DESC_BYTES: usize = 24;
-const ARRAY3D_DESC_BYTES: usize = 40;
-/// Flags of the latter.
-const LAYERED: u32 = 0x01;
-const SURFACE_LDST: u32 = 0x02;
-const TEXTURE_GATHER: u32 = 0x08;
 /// `CUaddress_mode`, `CUfilter_mode`.
 const CU_TR_ADDRESS_MODE_WRAP: u32 = 0;
 const CU_TR_ADDRESS_MODE_CLAMP: u32 = 1;
@@ -38,23 +30,10 @@ const CU_TR_FILTER_MODE_LINEAR: u32 = 1;
 /// Flags of `CUDA_TEXTURE_DESC`.
 const READ_AS_INTEGER: u32 = 0x01;
 const NORMALISED_COORDINATES: u32 = 0x02;
-/// One that means something where there are mipmaps.
+const SRGB: u32 = 0x10;
+/// Whether filtering between levels may look at one of them only: here it never does.
 const DISABLE_TRILINEAR_OPTIMISATION: u32 = 0x20;
-
-pub(super) struct ArrayObject {
-    _memory: Array,
-    charge: Charge,
-    texels: Texels,
-    descriptor: Descriptor,
-}
-
-#[derive(Clone, Copy)]
-struct Descriptor {
-    size: [u64; 3],
-    format: u32,
-    channels: u32,
-    flags: u32,
-}
+const SEAMLESS_CUBEMAP: u32 = 0x40;
 
 pub(super) struct TextureObject {
     sampler: [u8; TEXTURE_DESC_BYTES],
@@ -62,139 +41,33 @@ pub(super) struct TextureObject {
 
 /// What was destroyed while something ran.
 pub(super) enum Retired {
-    Array(ArrayObject),
+    Texels(Owned),
     /// A texture or surface.
     Number(u64),
 }
 
-fn word(record: &[u8], at: usize) -> u32 {
+pub(super) fn word(record: &[u8], at: usize) -> u32 {
     let bytes = record.get(at..).and_then(|rest| rest.first_chunk());
     bytes.map_or(0, |bytes| u32::from_le_bytes(*bytes))
 }
 
-fn long(record: &[u8], at: usize) -> u64 {
+pub(super) fn long(record: &[u8], at: usize) -> u64 {
     u64::from(word(record, at)) | u64::from(word(record, at + 4)) << 32
 }
 
 impl Soft {
-    pub(super) fn cu_array_create_v2(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::CuArrayCreateV2<'_>,
-    ) -> Result<(), Failure> {
-        let record = sized(m.p_allocate_array, ARRAY_DESC_BYTES)?;
-        let descriptor = Descriptor {
-            size: [long(record, 0), long(record, 8), 0],
-            format: word(record, 16),
-            channels: word(record, 20),
-            flags: 0,
-        };
-        self.array_create(cx, m.p_handle, descriptor)
-    }
-
-    pub(super) fn cu_array3_dcreate_v2(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::CuArray3DCreateV2<'_>,
-    ) -> Result<(), Failure> {
-        let record = sized(m.p_allocate_array, ARRAY3D_DESC_BYTES)?;
-        let descriptor = Descriptor {
-            size: [long(record, 0), long(record, 8), long(record, 16)],
-            format: word(record, 24),
-            channels: word(record, 28),
-            flags: word(record, 32),
-        };
-        self.array_create(cx, m.p_handle, descriptor)
-    }
-
-    fn array_create(
-        &mut self,
-        cx: &Cx<'_>,
-        id: u64,
-        descriptor: Descriptor,
-    ) -> Result<(), Failure> {
-        self.reap();
-        let device = self.context(cx.context)?.device;
-        let mut texels = descriptor.texels()?;
-        let rows = texels.size[1] * texels.size[2] * texels.layers.unwrap_or(1);
-        let bytes = rows
-            .checked_mul(texels.pitch_bytes)
-            .ok_or_else(|| invalid("an array longer than all memory"))?;
-        let charge = self.charge(device, bytes)?;
-        let memory = Array::new(self.gpu.memory(), bytes).map_err(|error| {
-            self.refund(charge);
-            Failure::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, error.to_string())
-        })?;
-        texels.address = memory.address();
-        let array = ArrayObject {
-            _memory: memory,
-            charge,
-            texels,
-            descriptor,
-        };
-        self.arrays
-            .insert(id, array)
-            .inspect_err(|_| self.refund(charge))
-    }
-
-    pub(super) fn cu_array_destroy(
-        &mut self,
-        _: &mut Cx<'_>,
-        m: &messages::CuArrayDestroy,
-    ) -> Result<(), Failure> {
-        let array = self.arrays.remove(m.h_array)?;
-        self.retired.push(Retired::Array(array));
-        self.reap();
-        Ok(())
-    }
-
-    pub(super) fn cu_array_get_descriptor_v2(
-        &mut self,
-        _: &mut Cx<'_>,
-        m: &messages::CuArrayGetDescriptorV2,
-    ) -> Result<messages::CuArrayGetDescriptorV2Reply<'static>, Failure> {
-        let d = self.arrays.get(m.h_array)?.descriptor;
-        // A flat view has nothing to say of depth, layers and flags.
-        if d.size[2] != 0 || d.flags != 0 {
-            return Err(invalid("the descriptor of an array that is not flat"));
-        }
-        let mut record = Vec::with_capacity(ARRAY_DESC_BYTES);
-        record.extend(d.size[..2].iter().flat_map(|n| n.to_le_bytes()));
-        record.extend(d.format.to_le_bytes());
-        record.extend(d.channels.to_le_bytes());
-        Ok(messages::CuArrayGetDescriptorV2Reply {
-            p_array_descriptor: Cow::Owned(record),
-        })
-    }
-
-    pub(super) fn cu_array3_dget_descriptor_v2(
-        &mut self,
-        _: &mut Cx<'_>,
-        m: &messages::CuArray3DGetDescriptorV2,
-    ) -> Result<messages::CuArray3DGetDescriptorV2Reply<'static>, Failure> {
-        let d = self.arrays.get(m.h_array)?.descriptor;
-        let mut record = Vec::with_capacity(ARRAY3D_DESC_BYTES);
-        record.extend(d.size.iter().flat_map(|n| n.to_le_bytes()));
-        for word in [d.format, d.channels, d.flags, 0] {
-            record.extend(word.to_le_bytes());
-        }
-        Ok(messages::CuArray3DGetDescriptorV2Reply {
-            p_array_descriptor: Cow::Owned(record),
-        })
-    }
-
     pub(super) fn texture_create(
         &mut self,
         _: &mut Cx<'_>,
         m: &messages::TextureCreate<'_>,
     ) -> Result<messages::TextureCreateReply, Failure> {
         self.reap();
-        if !m.view.is_empty() {
-            return Err(Failure::unsupported("resource views of textures"));
-        }
         let mut sampler = [0; TEXTURE_DESC_BYTES];
         sampler.copy_from_slice(sized(m.sampler, TEXTURE_DESC_BYTES)?);
-        let (texels, linear_memory) = self.resource(m.resource)?;
+        let (mut texels, linear_memory) = self.resource(m.resource)?;
+        if !m.view.is_empty() {
+            texels = viewed(texels, sized(m.view, RESOURCE_VIEW_DESC_BYTES)?)?;
+        }
         let texture = Texture {
             texels,
             sampler: read_sampler(&sampler, texels.channel)?,
@@ -238,7 +111,7 @@ impl Soft {
             return Err(invalid("a surface of what is no array"));
         }
         let array = self.arrays.get(long(record, RESOURCE_DESC_HANDLE_OFFSET))?;
-        if array.descriptor.flags & SURFACE_LDST == 0 {
+        if !array.allows_surfaces() {
             return Err(invalid(
                 "a surface of an array without CUDA_ARRAY3D_SURFACE_LDST",
             ));
@@ -272,33 +145,6 @@ impl Soft {
         })
     }
 
-    /// One end of a box copy that is an array.
-    pub(super) fn array_rows(
-        &self,
-        array: u64,
-        desc: &CopyBox,
-        [x, y, z]: [u64; 3],
-    ) -> Result<Rows, Failure> {
-        let texels = self.arrays.get(array)?.texels;
-        let slices = texels.size[2] * texels.layers.unwrap_or(1);
-        let within =
-            |at: u64, len: u64, max: u64| at.checked_add(len).is_some_and(|end| end <= max);
-        if !within(x, desc.width, texels.pitch_bytes)
-            || !within(y, desc.height, texels.size[1])
-            || !within(z, desc.depth, slices)
-        {
-            return Err(invalid(format!(
-                "a copy of {} bytes, {} rows and {} slices from {x}, {y}, {z} on: the array has {}, {} and {slices}",
-                desc.width, desc.height, desc.depth, texels.pitch_bytes, texels.size[1],
-            )));
-        }
-        Ok(Rows {
-            address: texels.address + (z * texels.size[1] + y) * texels.pitch_bytes + x,
-            pitch_bytes: texels.pitch_bytes,
-            slice_rows: texels.size[1],
-        })
-    }
-
     /// What a texture is of, and whether that is linear memory.
     fn resource(&self, record: &[u8]) -> Result<(Texels, bool), Failure> {
         let record = sized(record, RESOURCE_DESC_BYTES)?;
@@ -315,6 +161,8 @@ impl Soft {
                 size,
                 dimensions,
                 layers: None,
+                cube: Cube::No,
+                levels: 1,
                 pitch_bytes,
             })
         };
@@ -346,79 +194,35 @@ impl Soft {
                 }
                 Ok((texels, false))
             }
-            CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => Err(Failure::unsupported("mipmapped arrays")),
+            CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => Ok((self.mipmaps.get(handle)?.texels, false)),
             kind => Err(invalid(format!("a resource of kind {kind}"))),
         }
     }
 
     /// Takes back what was destroyed, once nothing runs.
-    fn reap(&mut self) {
+    pub(super) fn reap(&mut self) {
         if self.retired.is_empty() || !self.gpu.is_idle() {
             return;
         }
         for retired in std::mem::take(&mut self.retired) {
             match retired {
-                Retired::Array(array) => self.refund(array.charge),
+                Retired::Texels(owned) => self.refund(owned.charge),
                 Retired::Number(number) => self.gpu.memory().unbind(number),
             }
         }
     }
 }
 
-impl Descriptor {
-    /// The array's shape; its address is yet to come.
-    fn texels(&self) -> Result<Texels, Failure> {
-        let unknown = self.flags & !(LAYERED | SURFACE_LDST | TEXTURE_GATHER);
-        if unknown != 0 {
-            return Err(Failure::unsupported(&format!(
-                "arrays with the flags {unknown:#x} (cubemaps, depth, sparse)"
-            )));
-        }
-        let [width, height, depth] = self.size;
-        let layered = self.flags & LAYERED != 0;
-        let (dimensions, layers) = match (height, depth, layered) {
-            (0, 0, false) => (1, None),
-            (_, 0, false) => (2, None),
-            (0, _, true) if depth != 0 => (1, Some(depth)),
-            (_, _, true) if depth != 0 => (2, Some(depth)),
-            (1.., 1.., false) => (3, None),
-            _ => return Err(invalid(format!("an array of {:?} texels", self.size))),
-        };
-        let most = match (dimensions, layered) {
-            (1, false) => [131_072, 1, 1],
-            (1, true) => [32_768, 1, 1],
-            (2, false) => [131_072, 65_536, 1],
-            (2, true) => [32_768, 32_768, 1],
-            _ => [16_384; 3],
-        };
-        let slices = if layered { 1 } else { depth.max(1) };
-        let size = [width, height.max(1), slices];
-        if width == 0
-            || size.iter().zip(most).any(|(n, most)| *n > most)
-            || layers.is_some_and(|n| n > LAYERS_MAX as u64)
-        {
-            return Err(invalid(format!("an array of {:?} texels", self.size)));
-        }
-        let mut texels = Texels {
-            address: 0,
-            channel: channel(self.format)?,
-            channels: channel_count(self.channels)?,
-            size,
-            dimensions,
-            layers,
-            pitch_bytes: 0,
-        };
-        texels.pitch_bytes = width * texels.texel_bytes();
-        Ok(texels)
-    }
-}
-
 fn read_sampler(record: &[u8; TEXTURE_DESC_BYTES], channel: Channel) -> Result<Sampler, Failure> {
     let flags = word(record, 16);
-    let known = READ_AS_INTEGER | NORMALISED_COORDINATES | DISABLE_TRILINEAR_OPTIMISATION;
+    let known = READ_AS_INTEGER
+        | NORMALISED_COORDINATES
+        | SRGB
+        | DISABLE_TRILINEAR_OPTIMISATION
+        | SEAMLESS_CUBEMAP;
     if flags & !known != 0 {
         return Err(Failure::unsupported(&format!(
-            "textures with the flags {:#x} (sRGB, seamless cubemaps)",
+            "textures with the flags {:#x}",
             flags & !known
         )));
     }
@@ -429,30 +233,69 @@ fn read_sampler(record: &[u8; TEXTURE_DESC_BYTES], channel: Channel) -> Result<S
         CU_TR_ADDRESS_MODE_BORDER => Ok(AddressMode::Border),
         mode => Err(invalid(format!("address mode {mode}"))),
     };
-    let linear = match word(record, 12) {
-        CU_TR_FILTER_MODE_POINT => false,
-        CU_TR_FILTER_MODE_LINEAR => true,
-        mode => return Err(invalid(format!("filter mode {mode}"))),
+    let filter = |at: usize| match word(record, at) {
+        CU_TR_FILTER_MODE_POINT => Ok(false),
+        CU_TR_FILTER_MODE_LINEAR => Ok(true),
+        mode => Err(invalid(format!("filter mode {mode}"))),
     };
+    let linear = filter(12)?;
     let as_integers = flags & READ_AS_INTEGER != 0;
     let integers = !channel.is_float() && (as_integers || channel.bytes() == 4);
     if linear && integers {
         return Err(invalid("linear filtering of integers"));
     }
-    let border = [40, 44, 48, 52].map(|at| f32::from_bits(word(record, at)));
-    if integers && border.iter().any(|value| *value != 0.0) {
-        return Err(Failure::unsupported("border colours of integers"));
-    }
+    let float = |at: usize| f32::from_bits(word(record, at));
     Ok(Sampler {
         address: [mode(0)?, mode(1)?, mode(2)?],
         linear,
         normalised: flags & NORMALISED_COORDINATES != 0,
         as_integers,
-        border,
+        srgb: flags & SRGB != 0,
+        seamless: flags & SEAMLESS_CUBEMAP != 0,
+        border: [40, 44, 48, 52].map(float),
+        mips: Mips {
+            linear: filter(24)?,
+            bias: float(28),
+            clamp: [32, 36].map(float),
+            anisotropy: word(record, 20),
+        },
     })
 }
 
-fn sized(record: &[u8], bytes: usize) -> Result<&[u8], Failure> {
+/// What a view makes of texels (`CUDA_RESOURCE_VIEW_DESC`).
+fn viewed(texels: Texels, record: &[u8]) -> Result<Texels, Failure> {
+    let [first_level, last_level, first_layer, last_layer] =
+        [32, 36, 40, 44].map(|at| word(record, at));
+    let format = view_format(word(record, 0))?;
+    let (levels, layers) = ([first_level, last_level], [first_layer, last_layer]);
+    texels.view(format, levels, layers).ok_or_else(|| {
+        invalid(format!(
+            "a view of levels {levels:?} and layers {layers:?} as {format:?}"
+        ))
+    })
+}
+
+/// `CUresourceViewFormat`
+fn view_format(format: u32) -> Result<(Channel, u32), Failure> {
+    let channel = match format {
+        1..=3 => Channel::U8,
+        4..=6 => Channel::S8,
+        7..=9 => Channel::U16,
+        10..=12 => Channel::S16,
+        13..=15 => Channel::U32,
+        16..=18 => Channel::S32,
+        19..=21 => Channel::Half,
+        22..=24 => Channel::Float,
+        _ => {
+            return Err(Failure::unsupported(&format!(
+                "resource views of format {format:#x}"
+            )));
+        }
+    };
+    Ok((channel, [1, 2, 4][(format as usize - 1) % 3]))
+}
+
+pub(super) fn sized(record: &[u8], bytes: usize) -> Result<&[u8], Failure> {
     match record.len() == bytes {
         true => Ok(record),
         false => Err(invalid(format!(
@@ -462,7 +305,7 @@ fn sized(record: &[u8], bytes: usize) -> Result<&[u8], Failure> {
     }
 }
 
-fn channel(format: u32) -> Result<Channel, Failure> {
+pub(super) fn channel(format: u32) -> Result<Channel, Failure> {
     Ok(match format {
         CU_AD_FORMAT_UNSIGNED_INT8 => Channel::U8,
         CU_AD_FORMAT_UNSIGNED_INT16 => Channel::U16,
@@ -480,7 +323,7 @@ fn channel(format: u32) -> Result<Channel, Failure> {
     })
 }
 
-fn channel_count(channels: u32) -> Result<u32, Failure> {
+pub(super) fn channel_count(channels: u32) -> Result<u32, Failure> {
     match channels {
         1 | 2 | 4 => Ok(channels),
         _ => Err(invalid(format!("texels of {channels} channels"))),

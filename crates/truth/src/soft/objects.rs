@@ -1,9 +1,11 @@
 //! Textures and surfaces of the software device, for jobs that have one.
 
 use outboard_ptx::Memory;
-use outboard_ptx::texture::{AddressMode, Array, Bound, Channel, Sampler, Texels, Texture};
+use outboard_ptx::texture::{
+    AddressMode, Array, Bound, Channel, Cube, Mips, Sampler, Texels, Texture,
+};
 
-use crate::textures::{self, Format, Mode, Object, Place, Resource, Setup};
+use crate::textures::{self, Format, Geometry, Mode, Object, Place, Resource, Setup, View};
 
 /// What kernels get.
 pub(super) const NUMBER: u64 = 0x0b1e_c700_0000_0001;
@@ -14,19 +16,23 @@ pub(super) struct Texture3d(Array);
 /// Binds a job's object to [`NUMBER`]; says what is not there.
 pub(super) fn bind(memory: &Memory, setup: &Setup) -> Result<Texture3d, String> {
     let resource = &setup.resource;
-    let bytes = resource.level_bytes(0);
+    let bytes: usize = (0..resource.levels).map(|l| resource.level_bytes(l)).sum();
     let array = Array::new(memory, bytes as u64).map_err(|e| e.to_string())?;
-    let mut texels = texels(resource)?;
-    texels.address = array.address();
-    memory
-        .write(texels.address, &resource.texels(0))
-        .map_err(|e| e.to_string())?;
+    let texels = texels(resource, array.address());
+    for level in 0..resource.levels {
+        let address = texels.level(level as u32).address;
+        memory
+            .write(address, &resource.texels(level))
+            .map_err(|e| e.to_string())?;
+    }
     let bound = match &setup.object {
         Object::Surface => Bound::Surface(texels),
-        Object::Texture(_, Some(_)) => return Err("resource views".into()),
-        Object::Texture(sampler, None) => Bound::Texture(Texture {
-            texels,
-            sampler: self::sampler(sampler, resource)?,
+        Object::Texture(sampler, view) => Bound::Texture(Texture {
+            texels: match view {
+                None => texels,
+                Some(view) => viewed(&texels, view).ok_or("no such view")?,
+            },
+            sampler: self::sampler(sampler),
             linear_memory: resource.place == Place::Linear,
         }),
     };
@@ -46,16 +52,10 @@ impl Texture3d {
     }
 }
 
-fn texels(resource: &Resource) -> Result<Texels, String> {
+fn texels(resource: &Resource, address: u64) -> Texels {
     let geometry = resource.geometry;
-    if geometry.is_cube() {
-        return Err("cubemaps".into());
-    }
-    if resource.levels > 1 {
-        return Err("mipmapped arrays".into());
-    }
-    Ok(Texels {
-        address: 0,
+    Texels {
+        address,
         channel: match resource.format {
             Format::U8 => Channel::U8,
             Format::U16 => Channel::U16,
@@ -69,20 +69,36 @@ fn texels(resource: &Resource) -> Result<Texels, String> {
         channels: resource.channels as u32,
         size: resource.size.map(|n| n as u64),
         dimensions: geometry.dimensions() as u32,
-        layers: geometry.is_layered().then_some(resource.layers as u64),
+        layers: (geometry.is_layered() || geometry.is_cube()).then_some(resource.layers as u64),
+        cube: match geometry {
+            Geometry::Cube => Cube::One,
+            Geometry::Acube => Cube::Layers,
+            _ => Cube::No,
+        },
+        levels: resource.levels as u32,
         pitch_bytes: resource.pitch_bytes(0) as u64,
-    })
+    }
 }
 
-fn sampler(sampler: &textures::Sampler, resource: &Resource) -> Result<Sampler, String> {
-    if sampler.srgb {
-        return Err("sRGB".into());
-    }
-    let integers = sampler.integers || resource.format.bytes() == 4;
-    if !resource.format.is_float() && integers && sampler.border != [0.0; 4] {
-        return Err("border colours of integers".into());
-    }
-    Ok(Sampler {
+/// `CUresourceViewFormat`
+fn viewed(texels: &Texels, view: &View) -> Option<Texels> {
+    let channels = [
+        Channel::U8,
+        Channel::S8,
+        Channel::U16,
+        Channel::S16,
+        Channel::U32,
+        Channel::S32,
+        Channel::Half,
+        Channel::Float,
+    ];
+    let format = view.format.checked_sub(1)? as usize;
+    let channel = *channels.get(format / 3)?;
+    texels.view((channel, [1, 2, 4][format % 3]), view.levels, view.layers)
+}
+
+fn sampler(sampler: &textures::Sampler) -> Sampler {
+    Sampler {
         address: sampler.modes.map(|mode| match mode {
             Mode::Wrap => AddressMode::Wrap,
             Mode::Clamp => AddressMode::Clamp,
@@ -92,6 +108,14 @@ fn sampler(sampler: &textures::Sampler, resource: &Resource) -> Result<Sampler, 
         linear: sampler.linear,
         normalised: sampler.normalised,
         as_integers: sampler.integers,
+        srgb: sampler.srgb,
+        seamless: sampler.seamless,
         border: sampler.border,
-    })
+        mips: Mips {
+            linear: sampler.mip_linear,
+            bias: sampler.mip_bias,
+            clamp: sampler.mip_clamp,
+            anisotropy: sampler.anisotropy,
+        },
+    }
 }

@@ -271,28 +271,58 @@ fn images_that_cannot_run_are_refused_with_a_reason() {
 #[test]
 fn what_is_not_there_says_so() {
     let mut c = client();
-    for request in [
-        Request::CuMipmappedArrayCreate(m::CuMipmappedArrayCreate {
-            p_handle: 1,
-            p_mipmapped_array_desc: &[0; 40],
-            num_mipmap_levels: 2,
-        }),
-        Request::TextureCreate(m::TextureCreate {
-            texture: 1,
-            resource: &[0; 144],
-            sampler: &[0; 104],
-            view: &[0; 112],
-        }),
-        Request::TensorMapEncode(m::TensorMapEncode {
-            kind: 0,
-            arguments: &[],
-        }),
-    ] {
-        let Err(failure) = c.send(&request).map(|_| ()) else {
-            panic!("{request:?} worked");
-        };
-        assert_eq!(failure.status, CUresult::CUDA_ERROR_NOT_SUPPORTED);
-    }
+    let request = Request::TensorMapEncode(m::TensorMapEncode {
+        kind: 0,
+        arguments: &[],
+    });
+    let Err(failure) = c.send(&request).map(|_| ()) else {
+        panic!("{request:?} worked");
+    };
+    assert_eq!(failure.status, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+}
+
+#[test]
+fn levels_go_with_their_mipmapped_array() {
+    let mut c = client();
+    let size = [8u64, 4, 0].iter().flat_map(|n| n.to_le_bytes());
+    let words = [0x20u32, 1, 0, 0]
+        .iter()
+        .flat_map(|word| word.to_le_bytes());
+    let record: Vec<u8> = size.chain(words).collect();
+    c.done(Request::CuMipmappedArrayCreate(m::CuMipmappedArrayCreate {
+        p_handle: 3,
+        p_mipmapped_array_desc: &record,
+        num_mipmap_levels: 99,
+    }));
+    let level = |number: u32| {
+        Request::CuMipmappedArrayGetLevel(m::CuMipmappedArrayGetLevel {
+            p_level_array: 10 + u64::from(number),
+            h_mipmapped_array: 3,
+            level: number,
+        })
+    };
+    // 8, 4, 2, 1: no more, whatever was asked for.
+    c.done(level(0));
+    c.done(level(3));
+    let mut fails = |request: Request<'_>, status| {
+        let failed = c.send(&request).map(|_| ());
+        assert_eq!(failed.unwrap_err().status, status, "{request:?}");
+    };
+    fails(level(4), CUresult::CUDA_ERROR_INVALID_VALUE);
+    let destroy = Request::CuArrayDestroy(m::CuArrayDestroy { h_array: 13 });
+    fails(destroy, CUresult::CUDA_ERROR_INVALID_HANDLE);
+    let gone = Request::CuMipmappedArrayDestroy(m::CuMipmappedArrayDestroy {
+        h_mipmapped_array: 3,
+    });
+    c.done(gone);
+    let describe = m::CuArray3DGetDescriptorV2 { h_array: 13 };
+    let failed = c
+        .send(&Request::CuArray3DGetDescriptorV2(describe))
+        .map(|_| ());
+    assert_eq!(
+        failed.unwrap_err().status,
+        CUresult::CUDA_ERROR_INVALID_HANDLE
+    );
 }
 
 #[test]
@@ -321,7 +351,10 @@ fn descriptors_of_arrays_and_textures_are_checked() {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY,
         ),
         (array([4, 4, 0], [FLOAT, 3, 0]), invalid),
-        (array([4, 4, 6], [FLOAT, 1, 4]), unsupported),
+        (array([4, 4, 5], [FLOAT, 1, 4]), invalid),
+        (array([4, 5, 6], [FLOAT, 1, 4]), invalid),
+        (array([4, 4, 8], [FLOAT, 1, 5]), invalid),
+        (array([4, 4, 0], [FLOAT, 1, 0x10]), unsupported),
         (array([4, 4, 0], [0xb0, 1, 0]), unsupported),
         (array([4, 4, 0], [FLOAT, 1, 0])[..39].to_vec(), invalid),
     ] {
@@ -366,7 +399,11 @@ fn descriptors_of_arrays_and_textures_are_checked() {
             plain.clone(),
             CUresult::CUDA_ERROR_INVALID_HANDLE,
         ),
-        (resource(1, 9, [0; 2], [0; 3]), plain.clone(), unsupported),
+        (
+            resource(1, 9, [0; 2], [0; 3]),
+            plain.clone(),
+            CUresult::CUDA_ERROR_INVALID_HANDLE,
+        ),
         (resource(4, 9, [0; 2], [0; 3]), plain.clone(), invalid),
         (
             resource(2, 100, [FLOAT, 1], [64, 0, 0]),
@@ -400,7 +437,7 @@ fn descriptors_of_arrays_and_textures_are_checked() {
         ),
         (good.clone(), sampler(4, 0, 0), invalid),
         (good.clone(), sampler(1, 2, 0), invalid),
-        (good.clone(), sampler(1, 0, 0x10), unsupported),
+        (good.clone(), sampler(1, 0, 0x80), unsupported),
         (good[..143].to_vec(), plain.clone(), invalid),
         (good.clone(), plain[..103].to_vec(), invalid),
     ] {

@@ -1,0 +1,372 @@
+//! Texels next to coordinates, filtered. Weights have 8 fractional bits, as on a GPU.
+
+use super::cube::Face;
+use super::levels::{Detail, Levels};
+use super::{AddressMode, Channel, Cube, Texels, Texture};
+
+/// Where a texture instruction looks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Point {
+    pub(crate) at: Coordinates,
+    pub(crate) layer: u32,
+    /// Texels added to where the coordinates lead.
+    pub(crate) offset: [i32; 3],
+    pub(crate) detail: Detail,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Coordinates {
+    Floats([f32; 3]),
+    /// Of texels.
+    Integers([i32; 3]),
+}
+
+/// Texels next to a coordinate along an axis: their numbers, none for the border, and the weight of the second.
+#[derive(Clone, Copy)]
+struct Span {
+    texels: [Option<u64>; 2],
+    weight: f64,
+}
+
+const ONE: Span = Span {
+    texels: [Some(0), None],
+    weight: 0.0,
+};
+
+/// A point on its way to texels: of cubes, on a face.
+#[derive(Clone, Copy)]
+struct Spot {
+    at: Coordinates,
+    offset: [i32; 3],
+    layer: u64,
+    face: Option<Face>,
+}
+
+/// Reads bytes of memory.
+pub(crate) trait Read<E>: FnMut(u64, u32) -> Result<u32, E> {}
+
+impl<E, F: FnMut(u64, u32) -> Result<u32, E>> Read<E> for F {}
+
+impl Texture {
+    /// Four channels, as registers hold them.
+    pub(crate) fn sample<E>(&self, point: &Point, read: &mut impl Read<E>) -> Result<[u32; 4], E> {
+        let spot = self.spot(point);
+        let levels = match Levels::of(self, point) {
+            Some(levels) => levels,
+            None => return Ok(self.border_words()),
+        };
+        let by_number = matches!(point.at, Coordinates::Integers(_));
+        let blended = levels.weight != 0.0;
+        if by_number || !self.sampler.linear && !blended {
+            return self.nearest(&levels.first, &spot, read);
+        }
+        let first = self.filtered(&levels.first, &spot, read)?;
+        let sums = match blended {
+            false => first,
+            true => {
+                let second = self.filtered(&levels.second, &spot, read)?;
+                std::array::from_fn(|i| {
+                    first[i] * (1.0 - levels.weight) + second[i] * levels.weight
+                })
+            }
+        };
+        Ok(sums.map(|sum| (sum as f32).to_bits()))
+    }
+
+    /// One channel of the four texels that filtering would look at: from the lower left, against the clock, y downwards.
+    pub(crate) fn gather<E>(
+        &self,
+        point: &Point,
+        channel: usize,
+        read: &mut impl Read<E>,
+    ) -> Result<[u32; 4], E> {
+        let spot = self.spot(point);
+        let texels = self.texels.level(0);
+        let [x, y, _] = self.spans(&texels, &spot, true);
+        let mut out = [0; 4];
+        for (i, (side_x, side_y)) in [(0, 1), (1, 1), (1, 0), (0, 0)].into_iter().enumerate() {
+            let at = [x.texels[side_x], y.texels[side_y], Some(0)];
+            out[i] = self.texel(&texels, at, spot.layer, read)?[channel];
+        }
+        Ok(out)
+    }
+
+    fn spot(&self, point: &Point) -> Spot {
+        let layers = self.texels.layers.unwrap_or(1);
+        let layer_of = |faces: u64| u64::from(point.layer).min((layers / faces).saturating_sub(1));
+        let (Coordinates::Floats(at), true) = (point.at, self.texels.cube != Cube::No) else {
+            return Spot {
+                at: point.at,
+                offset: point.offset,
+                layer: layer_of(1),
+                face: None,
+            };
+        };
+        let (face, [s, t]) = Face::of(at);
+        Spot {
+            at: Coordinates::Floats([s, t, 0.0]),
+            offset: [0; 3],
+            layer: layer_of(6) * 6 + face.number(),
+            face: Some(face),
+        }
+    }
+
+    fn nearest<E>(
+        &self,
+        texels: &Texels,
+        spot: &Spot,
+        read: &mut impl Read<E>,
+    ) -> Result<[u32; 4], E> {
+        let at = self.spans(texels, spot, false).map(|span| span.texels[0]);
+        self.texel(texels, at, spot.layer, read)
+    }
+
+    /// Of one level.
+    fn filtered<E>(
+        &self,
+        texels: &Texels,
+        spot: &Spot,
+        read: &mut impl Read<E>,
+    ) -> Result<[f64; 4], E> {
+        if let (Some(face), true, true) = (spot.face, self.sampler.linear, self.sampler.seamless) {
+            return self.across(face, texels, spot, read);
+        }
+        let spans = self.spans(texels, spot, self.sampler.linear);
+        let mut sums = [0.0; 4];
+        for corner in 0..8usize {
+            let side = |axis: usize| corner >> axis & 1;
+            let weight: f64 = (0..3)
+                .map(|axis| match side(axis) {
+                    0 => 1.0 - spans[axis].weight,
+                    _ => spans[axis].weight,
+                })
+                .product();
+            // What does not count is not read: it may be infinite.
+            if weight != 0.0 {
+                let at = [0, 1, 2].map(|axis| spans[axis].texels[side(axis)]);
+                let texel = self.floats(texels, at, spot.layer, read)?;
+                for (sum, value) in sums.iter_mut().zip(texel) {
+                    *sum += weight * value;
+                }
+            }
+        }
+        Ok(sums)
+    }
+
+    /// On the face of a cube, and those around it. Three faces meet in a corner: a fourth texel is the mean of the others.
+    fn across<E>(
+        &self,
+        face: Face,
+        texels: &Texels,
+        spot: &Spot,
+        read: &mut impl Read<E>,
+    ) -> Result<[f64; 4], E> {
+        let Coordinates::Floats([s, t, _]) = spot.at else {
+            return Ok([0.0; 4]);
+        };
+        let n = texels.size[0];
+        let sides = [s, t].map(|c| {
+            let before = f64::from(c) * n as f64 - 0.5;
+            let weight = ((before - before.floor()) * 256.0).round() / 256.0;
+            (before.floor(), weight)
+        });
+        let first_face = spot.layer - face.number();
+        let (mut sums, mut around, mut missing) = ([0.0; 4], [0.0; 4], 0.0);
+        for corner in 0..4usize {
+            let side = [corner & 1, corner >> 1];
+            let at = [0, 1].map(|axis| sides[axis].0 + side[axis] as f64);
+            let weight: f64 = [0, 1]
+                .map(|axis| match side[axis] {
+                    0 => 1.0 - sides[axis].1,
+                    _ => sides[axis].1,
+                })
+                .into_iter()
+                .product();
+            let outside = at.map(|i| !(0.0..n as f64).contains(&i));
+            let (layer, [x, y]) = match outside {
+                [true, true] => {
+                    missing = weight;
+                    continue;
+                }
+                [false, false] => (spot.layer, at.map(|i| i as u64)),
+                _ => {
+                    let (next, at) = face.neighbour(at, n);
+                    (first_face + next.number(), at)
+                }
+            };
+            let texel = self.floats(texels, [Some(x), Some(y), Some(0)], layer, read)?;
+            for (i, value) in texel.into_iter().enumerate() {
+                sums[i] += if weight == 0.0 { 0.0 } else { weight * value };
+                around[i] += value / 3.0;
+            }
+        }
+        if missing != 0.0 {
+            for (sum, mean) in sums.iter_mut().zip(around) {
+                *sum += missing * mean;
+            }
+        }
+        Ok(sums)
+    }
+
+    fn spans(&self, texels: &Texels, spot: &Spot, linear: bool) -> [Span; 3] {
+        let mut spans = [ONE; 3];
+        for (axis, span) in spans.iter_mut().enumerate() {
+            if axis < texels.dimensions as usize {
+                let offset = i64::from(spot.offset[axis]);
+                *span = match spot.at {
+                    Coordinates::Floats(at) => {
+                        let normalised = self.sampler.normalised || spot.face.is_some();
+                        self.span(
+                            texels.size[axis],
+                            axis,
+                            at[axis],
+                            offset,
+                            normalised,
+                            linear,
+                        )
+                    }
+                    Coordinates::Integers(at) => {
+                        let index = (i64::from(at[axis]) + offset) as f64;
+                        Span {
+                            texels: [self.texel_at(texels.size[axis], axis, index, false), None],
+                            weight: 0.0,
+                        }
+                    }
+                };
+            }
+        }
+        spans
+    }
+
+    fn span(
+        &self,
+        count: u64,
+        axis: usize,
+        coordinate: f32,
+        offset: i64,
+        normalised: bool,
+        linear: bool,
+    ) -> Span {
+        let at = match normalised {
+            true => f64::from(coordinate) * count as f64,
+            false => coordinate.into(),
+        };
+        let offset = offset as f64;
+        if !linear {
+            let index = at.floor() + offset;
+            return Span {
+                texels: [self.texel_at(count, axis, index, normalised), None],
+                weight: 0.0,
+            };
+        }
+        let before = at - 0.5;
+        let first = before.floor();
+        let weight = ((before - first) * 256.0).round() / 256.0;
+        Span {
+            texels: [
+                self.texel_at(count, axis, first + offset, normalised),
+                self.texel_at(count, axis, first + offset + 1.0, normalised),
+            ],
+            // Nothing is between texels where there is no coordinate: not a number, or infinite.
+            weight: if weight.is_nan() { 0.0 } else { weight },
+        }
+    }
+
+    /// A texel by its number, a whole one, none for the border.
+    fn texel_at(&self, count: u64, axis: usize, index: f64, normalised: bool) -> Option<u64> {
+        let n = count as f64;
+        let mode = match self.linear_memory {
+            true => AddressMode::Border,
+            false => self.sampler.address[axis],
+        };
+        match mode {
+            _ if (0.0..n).contains(&index) => Some(index as u64),
+            AddressMode::Border => None,
+            AddressMode::Wrap if normalised => Some(index.rem_euclid(n) as u64),
+            AddressMode::Mirror if normalised => {
+                let folded = index.rem_euclid(2.0 * n);
+                Some(folded.min(2.0 * n - 1.0 - folded) as u64)
+            }
+            _ => Some(index.clamp(0.0, n - 1.0) as u64),
+        }
+    }
+
+    fn gives_floats(&self) -> bool {
+        let channel = self.texels.channel;
+        channel == Channel::Half || channel.is_fraction() && !self.sampler.as_integers
+    }
+
+    fn border_words(&self) -> [u32; 4] {
+        match self.linear_memory {
+            true => [0; 4],
+            false => self.sampler.border.map(f32::to_bits),
+        }
+    }
+
+    /// A texel as registers hold it.
+    fn texel<E>(
+        &self,
+        texels: &Texels,
+        at: [Option<u64>; 3],
+        layer: u64,
+        read: &mut impl Read<E>,
+    ) -> Result<[u32; 4], E> {
+        let channel = texels.channel;
+        if self.gives_floats() {
+            let texel = self.floats(texels, at, layer, read)?;
+            return Ok(texel.map(|value| (value as f32).to_bits()));
+        }
+        let Some(at) = corner(at).map(|at| texels.at(at, layer)) else {
+            return Ok(self.border_words());
+        };
+        // As they are, not-a-numbers too.
+        let one = match channel {
+            Channel::Float => 1f32.to_bits(),
+            _ => 1,
+        };
+        let mut out = [0, 0, 0, one];
+        for i in 0..texels.channels {
+            out[i as usize] =
+                channel.integer(read(at + u64::from(i * channel.bytes()), channel.bytes())?);
+        }
+        Ok(out)
+    }
+
+    fn floats<E>(
+        &self,
+        texels: &Texels,
+        at: [Option<u64>; 3],
+        layer: u64,
+        read: &mut impl Read<E>,
+    ) -> Result<[f64; 4], E> {
+        let channel = texels.channel;
+        let Some(at) = corner(at).map(|at| texels.at(at, layer)) else {
+            return Ok(match self.linear_memory {
+                true => [0.0; 4],
+                false => self.sampler.border.map(f64::from),
+            });
+        };
+        let mut out = [0.0, 0.0, 0.0, 1.0];
+        for i in 0..texels.channels {
+            let bits = read(at + u64::from(i * channel.bytes()), channel.bytes())?;
+            out[i as usize] = match self.sampler.srgb && channel == Channel::U8 && i < 3 {
+                true => linear_of_srgb(bits),
+                false => channel.float(bits),
+            };
+        }
+        Ok(out)
+    }
+}
+
+/// IEC 61966-2-1, of 8 bits.
+fn linear_of_srgb(bits: u32) -> f64 {
+    let value = f64::from(bits as u8) / 255.0;
+    match value <= 0.04045 {
+        true => value / 12.92,
+        false => ((value + 0.055) / 1.055).powf(2.4),
+    }
+}
+
+fn corner([x, y, z]: [Option<u64>; 3]) -> Option<[u64; 3]> {
+    Some([x?, y?, z?])
+}

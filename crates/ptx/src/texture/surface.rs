@@ -1,0 +1,67 @@
+//! Surfaces: places by bytes or texels, and what a formatted store makes of registers.
+
+use super::{Channel, Texels};
+use crate::code::Rounding;
+use crate::interp::half::{F16, Half as _};
+
+/// Where a surface instruction wants to go: x in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) at: [i32; 3],
+    pub(crate) layer: u32,
+}
+
+impl Texels {
+    /// The byte that an instruction names by its offset in a row, row, slice and layer; none outside. `clamp`: the nearest
+    /// one that is inside.
+    pub(crate) fn place(&self, place: &Place, bytes: u64, clamp: bool) -> Option<u64> {
+        let row_bytes = self.size[0] * self.texel_bytes();
+        let last = [
+            row_bytes.checked_sub(bytes)?,
+            self.size[1] - 1,
+            self.size[2] - 1,
+        ];
+        let mut found = [0; 3];
+        for axis in 0..3 {
+            let wanted = i64::from(place.at[axis]);
+            let inside = wanted.clamp(0, last[axis] as i64);
+            if inside != wanted && !clamp {
+                return None;
+            }
+            found[axis] = inside as u64;
+        }
+        let layer_max = self.layers.unwrap_or(1) - 1;
+        let layer = u64::from(place.layer).min(layer_max);
+        if layer != u64::from(place.layer) && !clamp {
+            return None;
+        }
+        let [x, y, z] = found;
+        let row = (z + layer) * self.size[1] + y;
+        Some(self.address + row * self.pitch_bytes + x)
+    }
+
+    /// The byte of a texel that is named by numbers of texels.
+    pub(crate) fn texel_place(&self, place: &Place, clamp: bool) -> Option<u64> {
+        let bytes = self.texel_bytes();
+        let x = i64::from(place.at[0]) * bytes as i64;
+        let mut place = *place;
+        // What does not fit is outside, on the same side.
+        place.at[0] = x.clamp(i32::MIN.into(), i32::MAX.into()) as i32;
+        self.place(&place, bytes, clamp)
+    }
+}
+
+impl Channel {
+    /// What `sust.p` stores of a register: integers at their borders, halves of floats.
+    pub(crate) fn stored(self, bits: u32) -> u32 {
+        let signed = bits as i32;
+        match self {
+            Channel::U8 => bits.min(0xff),
+            Channel::U16 => bits.min(0xffff),
+            Channel::S8 => signed.clamp(-0x80, 0x7f) as u32,
+            Channel::S16 => signed.clamp(-0x8000, 0x7fff) as u32,
+            Channel::Half => F16::from_f64(f32::from_bits(bits).into(), Rounding::Nearest),
+            Channel::U32 | Channel::S32 | Channel::Float => bits,
+        }
+    }
+}
