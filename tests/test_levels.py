@@ -46,6 +46,7 @@ WAITED = """
     library_kernels      150  145  142   10
     malloc_async         286  185  147    9
     matmul_tiled         160  144  134    6
+    mipmaps_cubemaps     287  225  205   71
     nvrtc                593  586  582    8
     out_of_memory        149  143  136    6
     pinned_mapped        186  169  165   23

@@ -121,6 +121,20 @@ impl Core<'_> {
         }
     }
 
+    /// Faces of cubes are layers.
+    fn surface_of(
+        &self,
+        instruction: &TextureInstruction,
+        lane: usize,
+    ) -> Result<(u64, Texels), Stop> {
+        let (number, Bound::Surface(mut texels)) = self.bound(instruction, lane)? else {
+            return Err(trap("a texture, used as a surface".into(), lane));
+        };
+        texels.cube = Cube::No;
+        fits(&texels, instruction.geometry, number, lane)?;
+        Ok((number, texels))
+    }
+
     fn answer(
         &self,
         instruction: &TextureInstruction,
@@ -175,10 +189,7 @@ impl Core<'_> {
         outside: Outside,
         lane: usize,
     ) -> Result<(), Stop> {
-        let (number, Bound::Surface(texels)) = self.bound(instruction, lane)? else {
-            return Err(trap("a texture, used as a surface".into(), lane));
-        };
-        fits(&texels, instruction.geometry, number, lane)?;
+        let (number, texels) = self.surface_of(instruction, lane)?;
         let place = Place {
             at: self.coordinates(instruction, lane).map(|c| c as i32),
             layer: self.files.lane32(instruction.layer, lane),
@@ -230,10 +241,7 @@ impl Core<'_> {
         outside: Outside,
         lane: usize,
     ) -> Result<(), Stop> {
-        let (number, Bound::Surface(texels)) = self.bound(instruction, lane)? else {
-            return Err(trap("a texture, used as a surface".into(), lane));
-        };
-        fits(&texels, instruction.geometry, number, lane)?;
+        let (number, texels) = self.surface_of(instruction, lane)?;
         let place = Place {
             at: self.coordinates(instruction, lane).map(|c| c as i32),
             layer: self.files.lane32(instruction.layer, lane),
