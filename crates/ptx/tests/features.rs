@@ -186,3 +186,175 @@ fn functions_of_floats() {
         }
     }
 }
+
+/// A kernel of as many forms as there are in the list, each on the three words of a thread: as words `%r1` to `%r3`, halves `%h1` to
+/// `%h3` and single precision `%f1` to `%f3`, to `%r0`, `%h0`, `%f0`, or as predicates `%p0` and `%p1`.
+fn forms(list: &[String]) -> String {
+    let mut text = ".version 8.3\n.target sm_90\n.address_size 64\n\
+        .visible .entry forms(.param .u64 in, .param .u64 out, .param .u32 n) {\n\
+        .reg .b64 %rd<8>; .reg .b32 %r<12>; .reg .b16 %h<6>; .reg .f32 %f<6>; .reg .pred %p<4>;\n\
+        ld.param.u64 %rd0, [in]; ld.param.u64 %rd1, [out]; ld.param.u32 %r11, [n];\n\
+        mov.u32 %r8, %tid.x; mov.u32 %r9, %ctaid.x; mov.u32 %r10, %ntid.x; mad.lo.u32 %r8, %r9, %r10, %r8;\n\
+        mul.wide.u32 %rd2, %r8, 12; add.u64 %rd2, %rd2, %rd0;\n\
+        ld.global.b32 %r1, [%rd2]; ld.global.b32 %r2, [%rd2+4]; ld.global.b32 %r3, [%rd2+8];\n\
+        cvt.u16.u32 %h1, %r1; cvt.u16.u32 %h2, %r2; cvt.u16.u32 %h3, %r3;\n\
+        mov.b32 %f1, %r1; mov.b32 %f2, %r2; mov.b32 %f3, %r3;\n\
+        mul.wide.u32 %rd3, %r8, 4; add.u64 %rd3, %rd3, %rd1; mul.wide.u32 %rd4, %r11, 4;\n"
+        .to_owned();
+    for form in list {
+        let as_word = match form {
+            _ if form.contains("%h0") => "cvt.u32.u16 %r0, %h0;",
+            _ if form.contains("%f0") => "mov.b32 %r0, %f0;",
+            _ if form.contains("%p0") => {
+                "selp.u32 %r0, 1, 0, %p0; selp.u32 %r4, 2, 0, %p1; or.b32 %r0, %r0, %r4;"
+            }
+            _ => "",
+        };
+        text += &format!("{form} {as_word} st.global.b32 [%rd3], %r0; add.u64 %rd3, %rd3, %rd4;\n");
+    }
+    text + "ret;\n}\n"
+}
+
+/// Words that are often halves, or single precision, at the edges of what they are rounded to.
+fn edges(n: usize) -> Vec<u32> {
+    let mut next = noise(11);
+    let mut bits = move || (next() * 4_294_967_296.0) as u32;
+    let special: [u32; 12] = [
+        0, 0x8000, 1, 0x03ff, 0x0400, 0x3c00, 0x7bff, 0x7c00, 0xfc00, 0x7e01, 0xff80, 0x7f80,
+    ];
+    // Of `f16`, a product and a sum that rounding to 24 bits first would put half way.
+    let twice_rounded: [u32; 3] = [0x3c01_3c01, 0x1ffe_1ffe, 0x4c01_4c01];
+    (0..n)
+        .map(|i| {
+            if i / 3 % 32 == 0 {
+                return twice_rounded[i % 3];
+            }
+            let (low, high, kind) = (bits(), bits(), bits());
+            let pick = |seed: u32| special[seed as usize % special.len()] ^ (seed >> 9 & 1);
+            match kind % 8 {
+                0 => low,
+                1 => pick(low) | pick(high) << 16,
+                2 => pick(low) << 16 | 0x8000,
+                // About the range of `f16`, with short and with half-way mantissas.
+                3 => (low & 0x8000_0000) | (95 + high % 50) << 23 | (low & 0x7ff) << 12,
+                4 => (low & 0x8000_0000) | (95 + high % 50) << 23 | (low & 0x3ff) << 13 | 0x1000,
+                5 => (low & 0x8000_0000) | (100 + high % 60) << 23 | low & 0x7f_8000,
+                // Halves with exponents close to each other, whose sums and products end half way.
+                6 => 0x3800_3800 + (low & 0x0fff_0fff),
+                _ => (low & 0x83ff_83ff) | (high & 0x0c00_0c00) | 0x3000_3000,
+            }
+        })
+        .collect()
+}
+
+#[test]
+fn floats_of_16_bits() {
+    let mut list = Vec::new();
+    let mut add = |form: String| list.push(form);
+    for (ty, registers) in [("f16", "h"), ("f16x2", "r"), ("bf16", "h"), ("bf16x2", "r")] {
+        let rows = |n: usize| {
+            let rows: Vec<_> = (0..=n).map(|i| format!("%{registers}{i}")).collect();
+            rows.join(", ")
+        };
+        let flags: &[&str] = match ty {
+            "f16" | "f16x2" => &["", ".ftz", ".sat", ".ftz.sat"],
+            _ => &[""],
+        };
+        for flag in flags {
+            for op in ["add", "sub", "mul"] {
+                add(format!("{op}.rn{flag}.{ty} {};", rows(2)));
+            }
+            add(format!("fma.rn{flag}.{ty} {};", rows(3)));
+        }
+        add(format!("fma.rn.relu.{ty} {};", rows(3)));
+        for op in ["min", "max", "min.NaN", "max.NaN"] {
+            add(format!("{op}.{ty} {};", rows(2)));
+        }
+        for op in ["neg", "abs"] {
+            add(format!("{op}.{ty} {};", rows(1)));
+        }
+        for cmp in [
+            "eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num",
+            "nan",
+        ] {
+            let sources = rows(2).split_once(", ").unwrap().1.to_owned();
+            let d = match ty.ends_with("x2") {
+                true => "%p0|%p1",
+                false => "%p0",
+            };
+            add(format!("setp.{cmp}.{ty} {d}, {sources};"));
+        }
+    }
+    for rounding in ["rn", "rz", "rm", "rp"] {
+        for flags in ["", ".sat"] {
+            add(format!("cvt.{rounding}{flags}.f16.f32 %h0, %f1;"));
+            for integer in ["s32", "u32"] {
+                add(format!("cvt.{rounding}{flags}.f16.{integer} %h0, %r1;"));
+            }
+            for integer in ["s16", "u16"] {
+                add(format!("cvt.{rounding}{flags}.f16.{integer} %h0, %h1;"));
+            }
+        }
+        for ftz in ["", ".ftz"] {
+            for integer in ["s32", "u32"] {
+                add(format!("cvt.{rounding}i{ftz}.{integer}.f32 %r0, %f1;"));
+            }
+            add(format!("cvt.{rounding}i{ftz}.f32.f32 %f0, %f1;"));
+            add(format!("cvt.{rounding}i{ftz}.sat.f32.f32 %f0, %f1;"));
+        }
+        for integer in ["s32", "u32"] {
+            add(format!("cvt.{rounding}i.{integer}.f16 %r0, %h1;"));
+        }
+        for integer in ["s16", "u16"] {
+            add(format!("cvt.{rounding}i.{integer}.f16 %h0, %h1;"));
+        }
+    }
+    for rounding in ["rn", "rz"] {
+        for relu in ["", ".relu"] {
+            add(format!("cvt.{rounding}{relu}.bf16.f32 %h0, %f1;"));
+            add(format!("cvt.{rounding}{relu}.f16x2.f32 %r0, %f1, %f2;"));
+            add(format!("cvt.{rounding}{relu}.bf16x2.f32 %r0, %f1, %f2;"));
+        }
+    }
+    for form in [
+        "cvt.rn.relu.f16.f32 %h0, %f1;",
+        "cvt.f32.f16 %f0, %h1;",
+        "cvt.sat.f32.f16 %f0, %h1;",
+        "cvt.f32.bf16 %f0, %h1;",
+        "cvt.sat.f32.f32 %f0, %f1;",
+        "cvt.ftz.f32.f32 %f0, %f1;",
+        "cvt.ftz.sat.f32.f32 %f0, %f1;",
+        "cvt.rn.f32.s32 %f0, %r1;",
+        "cvt.rn.f32.u32 %f0, %r1;",
+        "cvt.rn.f32.s16 %f0, %h1;",
+        "cvt.rn.f32.u16 %f0, %h1;",
+        "cvt.s32.s16 %r0, %h1;",
+        "cvt.u32.s8 %r0, %r1;",
+        "cvt.s16.s8 %h0, %h1;",
+        "cvt.u8.u32 %r0, %r1;",
+        "cvt.sat.u8.s32 %r0, %r1;",
+        "neg.ftz.f32 %f0, %f1;",
+        "abs.ftz.f32 %f0, %f1;",
+        "neg.f32 %f0, %f1;",
+        "abs.f32 %f0, %f1;",
+        "rcp.rn.f32 %f0, %f1;",
+        "sqrt.rn.ftz.f32 %f0, %f1;",
+        "rsqrt.approx.f32 %f0, %f1;",
+        "ex2.approx.f32 %f0, %f1;",
+        "mov.b32 %r0, {%h1, %h2};",
+    ] {
+        add(form.into());
+    }
+    let threads = 2048;
+    both(
+        &forms(&list),
+        "forms",
+        [threads as u32 / 128, 1, 1],
+        [128, 1, 1],
+        4 * threads * list.len(),
+        |device, out| {
+            let words = Arg::Ptr(device.upload(&edges(3 * threads)));
+            vec![words, Arg::Ptr(out), Arg::I32(threads as i32)]
+        },
+    );
+}

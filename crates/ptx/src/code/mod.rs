@@ -515,27 +515,32 @@ pub enum Op {
     Nop,
 }
 
+/// The operations that may do more than compute, load and store for the lanes of a mask: move, wait, end, be many at once.
+macro_rules! control_ops {
+    () => {
+        $crate::code::Op::Bra { .. }
+            | $crate::code::Op::BrxIdx { .. }
+            | $crate::code::Op::Call { .. }
+            | $crate::code::Op::Ret
+            | $crate::code::Op::Exit
+            | $crate::code::Op::Trap
+            | $crate::code::Op::Yield
+            | $crate::code::Op::Bar { .. }
+            | $crate::code::Op::WarpSync { .. }
+            | $crate::code::Op::Shfl { .. }
+            | $crate::code::Op::Vote { .. }
+            | $crate::code::Op::MatchAny { .. }
+            | $crate::code::Op::MatchAll { .. }
+            | $crate::code::Op::Redux { .. }
+            | $crate::code::Op::Tensor { .. }
+            | $crate::code::Op::Atom { .. }
+    };
+}
+pub(crate) use control_ops;
+
 impl Op {
-    /// Whether it may do more than compute, load and store for the lanes of a mask: move, wait, end, be many at once.
+    /// Whether it is one of [`control_ops`].
     pub fn is_control(&self) -> bool {
-        matches!(
-            self,
-            Op::Bra { .. }
-                | Op::BrxIdx { .. }
-                | Op::Call { .. }
-                | Op::Ret
-                | Op::Exit
-                | Op::Trap
-                | Op::Yield
-                | Op::Bar { .. }
-                | Op::WarpSync { .. }
-                | Op::Shfl { .. }
-                | Op::Vote { .. }
-                | Op::MatchAny { .. }
-                | Op::MatchAll { .. }
-                | Op::Redux { .. }
-                | Op::Tensor { .. }
-                | Op::Atom { .. }
-        )
+        matches!(self, control_ops!())
     }
 }

@@ -4,7 +4,7 @@ use super::Env;
 use super::lanes::Files;
 use super::memory::RangeCache;
 use super::warp::Storage;
-use crate::code::{CONST, Op, Program, Row};
+use crate::code::{CONST, Op, Program, Row, control_ops};
 use crate::error::FaultKind;
 use crate::memory::Ranges;
 
@@ -239,23 +239,8 @@ impl Core<'_> {
             }
             Op::ActiveMask { d } => files.set32(d, mask, &[mask; 32]),
             Op::Nop => {}
-            // `control`'s, see `Op::is_control`.
-            Op::Bra { .. }
-            | Op::BrxIdx { .. }
-            | Op::Call { .. }
-            | Op::Ret
-            | Op::Exit
-            | Op::Trap
-            | Op::Yield
-            | Op::Bar { .. }
-            | Op::WarpSync { .. }
-            | Op::Shfl { .. }
-            | Op::Vote { .. }
-            | Op::MatchAny { .. }
-            | Op::MatchAll { .. }
-            | Op::Redux { .. }
-            | Op::Tensor { .. }
-            | Op::Atom { .. } => {}
+            // `dispatch` executes them.
+            control_ops!() => {}
         }
         Ok(())
     }

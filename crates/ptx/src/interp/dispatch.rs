@@ -124,12 +124,14 @@ fn straight(
     end: u32,
     mask: u32,
 ) -> Result<(), Stop> {
-    let mut at = from as usize;
-    while at < end as usize {
-        let step = &list[at];
-        // SAFETY: the steps are those of the core's program, made for this host's features.
-        unsafe { (step.run)(core, step, mask)? };
-        at += usize::from(step.span);
+    let mut code = list[from as usize..end as usize].as_ptr_range();
+    while code.start < code.end {
+        // SAFETY: within the slice. The steps are those of the core's program, made for this host's features.
+        unsafe {
+            let step = &*code.start;
+            (step.run)(core, step, mask)?;
+            code.start = code.start.byte_add(step.skip.into());
+        }
     }
     Ok(())
 }

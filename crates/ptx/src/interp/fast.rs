@@ -8,10 +8,16 @@ use std::marker::PhantomData;
 use super::approx::ex2;
 use super::core::{Core, Stop};
 use super::float::{flush, max_f32, min_f32, number, product_ftz};
+use super::half;
 use super::isa::Isa;
-use super::lanes::{CHUNK, CHUNKS, Chunk, Chunk64, blend, blend64};
+use super::lanes::{CHUNK, CHUNKS, Chunk, Chunk64, blend, blend64, write_chunks, write_chunks64};
 use super::scalar::{sar, shl, shr};
 use super::step::{Body, Step};
+
+/// u32 -> u32 in each lane.
+pub(super) trait Lane1 {
+    fn lane(x: u32) -> u32;
+}
 
 /// (u32, u32) -> u32 in each lane.
 pub(super) trait Lane2 {
@@ -28,9 +34,28 @@ pub(super) trait Lane64 {
     fn lane(x: u64, y: u64) -> u64;
 }
 
-/// A comparison.
-pub(super) trait Relation<W> {
-    fn holds(x: W, y: W) -> bool;
+macro_rules! lanes1 {
+    ($($name:ident: |$x:ident| $e:expr;)*) => {$(
+        pub(super) struct $name;
+        impl Lane1 for $name {
+            #[inline(always)]
+            fn lane($x: u32) -> u32 {
+                $e
+            }
+        }
+    )*};
+}
+
+lanes1! {
+    Not: |x| !x;
+    Neg: |x| x.wrapping_neg();
+    SignExtend8: |x| x as i8 as u32;
+    SignExtend16: |x| x as i16 as u32;
+    ZeroExtend8: |x| x & 0xff;
+    ZeroExtend16: |x| x & 0xffff;
+    UpperHalf: |x| x << 16;
+    FlushF16: |x| half::packed(x, 0, |x, _| half::flush_f16(x));
+    SaturateF16: |x| half::packed(x, 0, |x, _| half::saturate_f16(x));
 }
 
 macro_rules! lanes2 {
@@ -59,6 +84,7 @@ lanes2! {
     Shl: |x, y| shl(x, y);
     ShrS: |x, y| sar(x, y);
     ShrU: |x, y| shr(x, y);
+    Pack16: |x, y| x & 0xffff | y << 16;
 }
 
 #[inline(always)]
@@ -70,6 +96,28 @@ fn float<const FTZ: bool>(bits: u32) -> f32 {
 #[inline(always)]
 fn bits<const FTZ: bool>(x: f32) -> u32 {
     number(if FTZ { flush(x) } else { x })
+}
+
+macro_rules! float_lanes1 {
+    ($($name:ident: |$x:ident| $e:expr;)*) => {$(
+        pub(super) struct $name<const FTZ: bool>;
+        impl<const FTZ: bool> Lane1 for $name<FTZ> {
+            #[inline(always)]
+            fn lane(x: u32) -> u32 {
+                let $x = float::<FTZ>(x);
+                bits::<FTZ>($e)
+            }
+        }
+    )*};
+}
+
+float_lanes1! {
+    NegF: |x| -x;
+    AbsF: |x| x.abs();
+    RcpF: |x| 1.0 / x;
+    SqrtF: |x| x.sqrt();
+    RsqrtF: |x| (1.0 / f64::from(x).sqrt()) as f32;
+    Ex2F: |x| ex2(x);
 }
 
 macro_rules! float_lanes2 {
@@ -132,20 +180,38 @@ lanes64! {
     MulLo64: |x, y| x.wrapping_mul(y);
 }
 
+pub(super) struct Map1<L>(PhantomData<L>);
+
+impl<L: Lane1> Body for Map1<L> {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
+        let files = core.files;
+        write_chunks!(files, step.d, mask, |i| {
+            let x = files.chunk(step.a, i);
+            let mut out: Chunk = [0; CHUNK];
+            for l in 0..CHUNK {
+                out[l] = L::lane(x[l]);
+            }
+            out
+        });
+        Ok(())
+    }
+}
+
 pub(super) struct Map2<L>(PhantomData<L>);
 
 impl<L: Lane2> Body for Map2<L> {
     #[inline(always)]
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         let files = core.files;
-        for i in 0..CHUNKS {
+        write_chunks!(files, step.d, mask, |i| {
             let (x, y) = (files.chunk(step.a, i), files.chunk(step.b, i));
             let mut out: Chunk = [0; CHUNK];
             for l in 0..CHUNK {
                 out[l] = L::lane(x[l], y[l]);
             }
-            files.set_chunk(step.d, i, mask, out);
-        }
+            out
+        });
         Ok(())
     }
 }
@@ -156,7 +222,7 @@ impl<L: Lane3> Body for Map3<L> {
     #[inline(always)]
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         let files = core.files;
-        for i in 0..CHUNKS {
+        write_chunks!(files, step.d, mask, |i| {
             let (x, y, z) = (
                 files.chunk(step.a, i),
                 files.chunk(step.b, i),
@@ -166,8 +232,8 @@ impl<L: Lane3> Body for Map3<L> {
             for l in 0..CHUNK {
                 out[l] = L::lane(x[l], y[l], z[l]);
             }
-            files.set_chunk(step.d, i, mask, out);
-        }
+            out
+        });
         Ok(())
     }
 }
@@ -178,9 +244,7 @@ impl Body for Mov32 {
     #[inline(always)]
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         let files = core.files;
-        for i in 0..CHUNKS {
-            files.set_chunk(step.d, i, mask, files.chunk(step.a, i));
-        }
+        write_chunks!(files, step.d, mask, |i| files.chunk(step.a, i));
         Ok(())
     }
 }
@@ -191,9 +255,7 @@ impl Body for Mov64 {
     #[inline(always)]
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         let files = core.files;
-        for i in 0..CHUNKS {
-            files.set_chunk64(step.d, i, mask, files.chunk64(step.a, i));
-        }
+        write_chunks64!(files, step.d, mask, |i| files.chunk64(step.a, i));
         Ok(())
     }
 }
@@ -204,14 +266,14 @@ impl<L: Lane64> Body for Map64<L> {
     #[inline(always)]
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         let files = core.files;
-        for i in 0..CHUNKS {
+        write_chunks64!(files, step.d, mask, |i| {
             let (x, y) = (files.chunk64(step.a, i), files.chunk64(step.b, i));
             let mut out: Chunk64 = [0; CHUNK];
             for l in 0..CHUNK {
                 out[l] = L::lane(x[l], y[l]);
             }
-            files.set_chunk64(step.d, i, mask, out);
-        }
+            out
+        });
         Ok(())
     }
 }
@@ -223,15 +285,15 @@ macro_rules! shifts64 {
             #[inline(always)]
             unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
                 let files = core.files;
-                for i in 0..CHUNKS {
+                write_chunks64!(files, step.d, mask, |i| {
                     let (x, n) = (files.chunk64(step.a, i), files.chunk(step.b, i));
                     let mut out: Chunk64 = [0; CHUNK];
                     for l in 0..CHUNK {
                         let ($x, $n) = (x[l], n[l]);
                         out[l] = $e;
                     }
-                    files.set_chunk64(step.d, i, mask, out);
-                }
+                    out
+                });
                 Ok(())
             }
         }
@@ -254,14 +316,14 @@ impl<const SIGNED: bool> Body for Widen<SIGNED> {
     #[inline(always)]
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         let files = core.files;
-        for i in 0..CHUNKS {
+        write_chunks64!(files, step.d, mask, |i| {
             let x = files.chunk(step.a, i);
             let mut out: Chunk64 = [0; CHUNK];
             for l in 0..CHUNK {
                 out[l] = wide::<SIGNED>(x[l]);
             }
-            files.set_chunk64(step.d, i, mask, out);
-        }
+            out
+        });
         Ok(())
     }
 }
@@ -272,14 +334,14 @@ impl<const SIGNED: bool> Body for MulWide<SIGNED> {
     #[inline(always)]
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         let files = core.files;
-        for i in 0..CHUNKS {
+        write_chunks64!(files, step.d, mask, |i| {
             let (x, y) = (files.chunk(step.a, i), files.chunk(step.b, i));
             let mut out: Chunk64 = [0; CHUNK];
             for l in 0..CHUNK {
                 out[l] = wide::<SIGNED>(x[l]).wrapping_mul(wide::<SIGNED>(y[l]));
             }
-            files.set_chunk64(step.d, i, mask, out);
-        }
+            out
+        });
         Ok(())
     }
 }
@@ -290,7 +352,7 @@ impl<const SIGNED: bool> Body for MadWide<SIGNED> {
     #[inline(always)]
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         let files = core.files;
-        for i in 0..CHUNKS {
+        write_chunks64!(files, step.d, mask, |i| {
             let (x, y) = (files.chunk(step.a, i), files.chunk(step.b, i));
             let z = files.chunk64(step.c, i);
             let mut out: Chunk64 = [0; CHUNK];
@@ -298,109 +360,10 @@ impl<const SIGNED: bool> Body for MadWide<SIGNED> {
                 let product = wide::<SIGNED>(x[l]).wrapping_mul(wide::<SIGNED>(y[l]));
                 out[l] = product.wrapping_add(z[l]);
             }
-            files.set_chunk64(step.d, i, mask, out);
-        }
+            out
+        });
         Ok(())
     }
-}
-
-macro_rules! relations {
-    ($word:ty, $read:expr; $($name:ident: |$x:ident, $y:ident| $e:expr;)*) => {$(
-        pub(in crate::interp) struct $name;
-        impl crate::interp::fast::Relation<$word> for $name {
-            #[inline(always)]
-            fn holds(x: $word, y: $word) -> bool {
-                let ($x, $y) = ($read(x), $read(y));
-                $e
-            }
-        }
-    )*};
-}
-
-/// One module for each type: the names of relations are those of `Cmp`. What is unordered is written for floats.
-macro_rules! typed_relations {
-    ($($module:ident: $word:ty, $read:expr;)*) => {$(
-        #[allow(clippy::double_comparisons)]
-        pub(super) mod $module {
-            relations! { $word, $read;
-                Eq: |x, y| x == y;
-                Ne: |x, y| x < y || x > y;
-                Lt: |x, y| x < y;
-                Le: |x, y| x <= y;
-                Gt: |x, y| x > y;
-                Ge: |x, y| x >= y;
-                EqU: |x, y| !(x < y || x > y);
-                NeU: |x, y| x != y;
-                LtU: |x, y| !(x >= y);
-                LeU: |x, y| !(x > y);
-                GtU: |x, y| !(x <= y);
-                GeU: |x, y| !(x < y);
-            }
-        }
-    )*};
-}
-
-typed_relations! {
-    unsigned: u32, |x: u32| x;
-    signed: u32, |x: u32| x as i32;
-    single: u32, f32::from_bits;
-    unsigned64: u64, |x: u64| x;
-    signed64: u64, |x: u64| x as i64;
-    double: u64, f64::from_bits;
-}
-
-/// The step that compares by `$cmp`, or none where that comparison has no function of its own.
-macro_rules! compare_with {
-    ($with:expr, $cmp:expr, $rows:expr, $setp:ident, $module:ident) => {{
-        use $crate::code::Cmp;
-        use $crate::interp::fast::{$module as of, $setp as Setp};
-        match $cmp {
-            Cmp::Eq => $with.rows::<Setp<of::Eq>>($rows),
-            Cmp::Ne => $with.rows::<Setp<of::Ne>>($rows),
-            Cmp::Lt => $with.rows::<Setp<of::Lt>>($rows),
-            Cmp::Le => $with.rows::<Setp<of::Le>>($rows),
-            Cmp::Gt => $with.rows::<Setp<of::Gt>>($rows),
-            Cmp::Ge => $with.rows::<Setp<of::Ge>>($rows),
-            Cmp::EqU => $with.rows::<Setp<of::EqU>>($rows),
-            Cmp::NeU => $with.rows::<Setp<of::NeU>>($rows),
-            Cmp::LtU => $with.rows::<Setp<of::LtU>>($rows),
-            Cmp::LeU => $with.rows::<Setp<of::LeU>>($rows),
-            Cmp::GtU => $with.rows::<Setp<of::GtU>>($rows),
-            Cmp::GeU => $with.rows::<Setp<of::GeU>>($rows),
-            Cmp::Num | Cmp::Nan => $with.any,
-        }
-    }};
-}
-pub(super) use compare_with;
-
-macro_rules! setp {
-    ($($name:ident: $word:ty, $chunk:ident;)*) => {$(
-        pub(super) struct $name<R>(PhantomData<R>);
-
-        impl<R: Relation<$word>> Body for $name<R> {
-            #[inline(always)]
-            unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
-                let files = core.files;
-                let mut value = 0;
-                for i in 0..CHUNKS {
-                    let (x, y) = (files.$chunk(step.a, i), files.$chunk(step.b, i));
-                    let mut holding: Chunk = [0; CHUNK];
-                    for l in 0..CHUNK {
-                        holding[l] = if R::holds(x[l], y[l]) { u32::MAX } else { 0 };
-                    }
-                    // SAFETY: the body is compiled for this instruction set.
-                    value |= unsafe { I::bits32(holding) } << (i * CHUNK);
-                }
-                files.set_pred(step.d as u16, mask, value);
-                Ok(())
-            }
-        }
-    )*};
-}
-
-setp! {
-    Setp: u32, chunk;
-    Setp64: u64, chunk64;
 }
 
 /// `c` is the table.
@@ -432,10 +395,10 @@ impl Body for Sel32 {
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         let files = core.files;
         let chosen = files.pred((step.c >> 1) as u16, step.c & 1 != 0);
-        for i in 0..CHUNKS {
+        write_chunks!(files, step.d, mask, |i| {
             let (x, y) = (files.chunk(step.a, i), files.chunk(step.b, i));
-            files.set_chunk(step.d, i, mask, blend(chosen, i, x, y));
-        }
+            blend(chosen, i, x, y)
+        });
         Ok(())
     }
 }
@@ -448,10 +411,10 @@ impl Body for Sel64 {
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         let files = core.files;
         let chosen = files.pred((step.c >> 1) as u16, step.c & 1 != 0);
-        for i in 0..CHUNKS {
+        write_chunks64!(files, step.d, mask, |i| {
             let (x, y) = (files.chunk64(step.a, i), files.chunk64(step.b, i));
-            files.set_chunk64(step.d, i, mask, blend64(chosen, i, x, y));
-        }
+            blend64(chosen, i, x, y)
+        });
         Ok(())
     }
 }
@@ -462,15 +425,15 @@ impl Body for MadLo64 {
     #[inline(always)]
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         let files = core.files;
-        for i in 0..CHUNKS {
+        write_chunks64!(files, step.d, mask, |i| {
             let (x, y) = (files.chunk64(step.a, i), files.chunk64(step.b, i));
             let z = files.chunk64(step.c, i);
             let mut out: Chunk64 = [0; CHUNK];
             for l in 0..CHUNK {
                 out[l] = x[l].wrapping_mul(y[l]).wrapping_add(z[l]);
             }
-            files.set_chunk64(step.d, i, mask, out);
-        }
+            out
+        });
         Ok(())
     }
 }
@@ -503,25 +466,6 @@ impl Body for Shape {
         let value = [shape[step.a as usize % 3]; CHUNK];
         for i in 0..CHUNKS {
             core.files.set_chunk(step.d, i, mask, value);
-        }
-        Ok(())
-    }
-}
-
-/// `ex2.approx`; FTZ as in `float`.
-pub(super) struct Ex2<const FTZ: bool>;
-
-impl<const FTZ: bool> Body for Ex2<FTZ> {
-    #[inline(always)]
-    unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
-        let files = core.files;
-        for i in 0..CHUNKS {
-            let x = files.chunk(step.a, i);
-            let mut out: Chunk = [0; CHUNK];
-            for l in 0..CHUNK {
-                out[l] = bits::<FTZ>(ex2(float::<FTZ>(x[l])));
-            }
-            files.set_chunk(step.d, i, mask, out);
         }
         Ok(())
     }

@@ -33,9 +33,9 @@ pub(super) fn fused(program: &Program, singles: &[Step], features: Features) -> 
                 .count();
             if count > 0 {
                 list[at].run = compiled::<Products>(features);
-                list[at].span = 3 * count as u8;
+                list[at].skip = 3 * count as u16 * Step::BYTES;
             }
-            at += usize::from(list[at].span);
+            at += list[at].span();
         }
         from = end;
     }
@@ -43,7 +43,7 @@ pub(super) fn fused(program: &Program, singles: &[Step], features: Features) -> 
 }
 
 /// The most that fit the length of a step.
-const PRODUCTS_MAX: usize = u8::MAX as usize / 3;
+const PRODUCTS_MAX: usize = (u16::MAX / Step::BYTES) as usize / 3;
 
 /// A row of addresses, and of what size accesses by it are.
 type Known = (Row, Width, MemSpace);
@@ -155,7 +155,7 @@ impl Body for Products {
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         let steps = core.env.steps;
         let at = step.pc as usize;
-        let instructions = at..at + usize::from(step.span);
+        let instructions = at..at + step.span();
         let (products, _) = steps.list[instructions.clone()].as_chunks::<3>();
         let (singles, _) = steps.singles[instructions].as_chunks::<3>();
         for ([first, second, fma], singles) in products.iter().zip(singles) {

@@ -46,6 +46,15 @@ impl Half for Bf16 {
     }
 }
 
+/// An `f16`'s value: the fields moved into place; a power of two corrects the exponent, of subnormals too.
+#[inline(always)]
+pub(crate) fn single(bits: u32) -> f32 {
+    let scale = f32::from_bits((127 + 112) << 23);
+    let magnitude = f32::from_bits((bits & 0x7fff) << 13) * scale;
+    let special = if magnitude >= 65536.0 { 0x7f80_0000 } else { 0 };
+    f32::from_bits(magnitude.to_bits() | special | (bits & 0x8000) << 16)
+}
+
 /// Rounds a double to a format of fewer bits; None for NaN.
 pub(crate) fn narrow(value: f64, mantissa: u32, exponent: u32, rounding: Rounding) -> Option<u32> {
     if value.is_nan() {

@@ -1,10 +1,18 @@
 //! What compilers do not make good vector instructions of by themselves, for each instruction set.
 
 use super::fast::{Fma, Lane3};
+use super::half::{F16, Half, single};
 use super::lanes::Chunk;
+use crate::code::Rounding;
 
 /// Lanes of half a warp.
 pub(super) const HALF: usize = 16;
+
+/// Roundings, as instructions of the host number them.
+pub(super) const NEAREST: i32 = 0;
+pub(super) const DOWN: i32 = 1;
+pub(super) const UP: i32 = 2;
+pub(super) const ZERO: i32 = 3;
 
 /// An instruction set that bodies are compiled for.
 pub(crate) trait Isa {
@@ -35,6 +43,35 @@ pub(crate) trait Isa {
     /// # Safety
     /// The host has the instruction set.
     unsafe fn permute32(row: &[u32; 32], sources: &[u32; 32]) -> [u32; 32];
+
+    /// As `permute32` within eight lanes.
+    ///
+    /// # Safety
+    /// The host has the instruction set.
+    unsafe fn permute8(lanes: Chunk, sources: Chunk) -> Chunk;
+
+    /// Eight `f16` to single precision. NaN stay NaN.
+    ///
+    /// # Safety
+    /// The host has the instruction set.
+    unsafe fn widen_f16(x: Chunk) -> Chunk;
+
+    /// Sixteen, in an order that `narrow_f16x2` undoes.
+    ///
+    /// # Safety
+    /// The host has the instruction set.
+    unsafe fn widen_f16x2(x: Chunk) -> [Chunk; 2];
+
+    /// Single precision to eight `f16`, by one of the roundings that this module names. The one NaN that arithmetic gives becomes
+    /// `0x7fff`.
+    ///
+    /// # Safety
+    /// The host has the instruction set.
+    unsafe fn narrow_f16<const ROUNDING: i32>(x: Chunk) -> Chunk;
+
+    /// # Safety
+    /// The host has the instruction set.
+    unsafe fn narrow_f16x2<const ROUNDING: i32>(x: [Chunk; 2]) -> Chunk;
 }
 
 pub(super) struct Baseline;
@@ -78,6 +115,45 @@ impl Isa for Baseline {
     unsafe fn permute32(row: &[u32; 32], sources: &[u32; 32]) -> [u32; 32] {
         sources.map(|source| row[source as usize & 31])
     }
+
+    #[inline(always)]
+    unsafe fn permute8(lanes: Chunk, sources: Chunk) -> Chunk {
+        sources.map(|source| lanes[source as usize & 7])
+    }
+
+    #[inline(always)]
+    unsafe fn widen_f16(x: Chunk) -> Chunk {
+        x.map(|half| single(half).to_bits())
+    }
+
+    #[inline(always)]
+    unsafe fn widen_f16x2(x: Chunk) -> [Chunk; 2] {
+        [0, 16].map(|shift| x.map(|pair| single(pair >> shift & 0xffff).to_bits()))
+    }
+
+    #[inline(always)]
+    unsafe fn narrow_f16<const ROUNDING: i32>(x: Chunk) -> Chunk {
+        x.map(narrowed::<ROUNDING>)
+    }
+
+    #[inline(always)]
+    unsafe fn narrow_f16x2<const ROUNDING: i32>([low, high]: [Chunk; 2]) -> Chunk {
+        let mut out = low.map(narrowed::<ROUNDING>);
+        for (out, high) in out.iter_mut().zip(high) {
+            *out |= narrowed::<ROUNDING>(high) << 16;
+        }
+        out
+    }
+}
+
+fn narrowed<const ROUNDING: i32>(x: u32) -> u32 {
+    let rounding = match ROUNDING {
+        NEAREST => Rounding::Nearest,
+        DOWN => Rounding::Down,
+        UP => Rounding::Up,
+        _ => Rounding::Zero,
+    };
+    F16::from_f64(f32::from_bits(x).into(), rounding)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -86,13 +162,14 @@ pub(super) use x86::Avx2;
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m256i, _CMP_UNORD_Q, _mm256_add_epi32, _mm256_add_epi64, _mm256_and_si256,
-        _mm256_blendv_epi8, _mm256_blendv_ps, _mm256_castsi256_ps, _mm256_cmp_ps,
-        _mm256_cmpeq_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-        _mm256_movemask_ps, _mm256_or_si256, _mm256_permutevar8x32_epi32, _mm256_set1_epi32,
-        _mm256_set1_epi64x, _mm256_setr_epi32, _mm256_setr_epi64x, _mm256_setzero_si256,
-        _mm256_srli_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_testz_si256,
-        _mm256_xor_si256,
+        __m256, __m256i, _CMP_UNORD_Q, _mm256_add_epi32, _mm256_add_epi64, _mm256_and_si256,
+        _mm256_blendv_epi8, _mm256_blendv_ps, _mm256_castsi256_ps, _mm256_castsi256_si128,
+        _mm256_cmp_ps, _mm256_cmpeq_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_ph,
+        _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
+        _mm256_movemask_ps, _mm256_or_si256, _mm256_packus_epi32, _mm256_permute4x64_epi64,
+        _mm256_permutevar8x32_epi32, _mm256_set_m128i, _mm256_set1_epi32, _mm256_set1_epi64x,
+        _mm256_setr_epi32, _mm256_setr_epi64x, _mm256_setzero_si256, _mm256_srli_epi32,
+        _mm256_storeu_ps, _mm256_storeu_si256, _mm256_testz_si256, _mm256_xor_si256,
     };
 
     use super::super::float::NAN_BITS;
@@ -103,7 +180,7 @@ mod x86 {
 
     impl Isa for Avx2 {
         #[inline]
-        #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+        #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
         unsafe fn follows32<const STEP: usize>(row: &[u32; 32]) -> bool {
             let s = STEP as i32;
             let low = _mm256_setr_epi32(0, s, 2 * s, 3 * s, 4 * s, 5 * s, 6 * s, 7 * s);
@@ -122,7 +199,7 @@ mod x86 {
         }
 
         #[inline]
-        #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+        #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
         unsafe fn follows64<const STEP: usize>(row: &[u64; 32]) -> bool {
             let s = STEP as i64;
             let steps = _mm256_setr_epi64x(0, s, 2 * s, 3 * s);
@@ -142,7 +219,7 @@ mod x86 {
         }
 
         #[inline]
-        #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+        #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
         unsafe fn bits32(lanes: Chunk) -> u32 {
             // SAFETY: eight lanes are a vector.
             let lanes = unsafe { _mm256_loadu_si256(lanes.as_ptr().cast()) };
@@ -150,7 +227,7 @@ mod x86 {
         }
 
         #[inline]
-        #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+        #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
         unsafe fn fma(x: Chunk, y: Chunk, z: Chunk) -> Chunk {
             let [x, y, z] = [x, y, z].map(|lanes| {
                 // SAFETY: eight lanes are a vector.
@@ -166,7 +243,7 @@ mod x86 {
         }
 
         #[inline]
-        #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+        #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
         unsafe fn permute32(row: &[u32; 32], sources: &[u32; 32]) -> [u32; 32] {
             const VECTORS: usize = 4;
             let mut value = [0; 32];
@@ -191,5 +268,69 @@ mod x86 {
             }
             value
         }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+        unsafe fn permute8(lanes: Chunk, sources: Chunk) -> Chunk {
+            let mut out = [0; 8];
+            // SAFETY: eight lanes are a vector.
+            unsafe {
+                let lanes = _mm256_loadu_si256(lanes.as_ptr().cast());
+                let sources = _mm256_loadu_si256(sources.as_ptr().cast());
+                let permuted = _mm256_permutevar8x32_epi32(lanes, sources);
+                _mm256_storeu_si256(out.as_mut_ptr().cast(), permuted);
+            }
+            out
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+        unsafe fn widen_f16(x: Chunk) -> Chunk {
+            // SAFETY: eight lanes are a vector.
+            let x = unsafe { _mm256_loadu_si256(x.as_ptr().cast()) };
+            // Words to halves, in both parts of the vector; then the parts that are not repeated.
+            let halves = _mm256_permute4x64_epi64::<0b1000>(_mm256_packus_epi32(x, x));
+            lanes(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)))
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+        unsafe fn widen_f16x2(x: Chunk) -> [Chunk; 2] {
+            // SAFETY: eight lanes are a vector.
+            let x = unsafe { _mm256_loadu_si256(x.as_ptr().cast()) };
+            let (low, high) = (_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
+            [lanes(_mm256_cvtph_ps(low)), lanes(_mm256_cvtph_ps(high))]
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+        unsafe fn narrow_f16<const ROUNDING: i32>(x: Chunk) -> Chunk {
+            // SAFETY: eight lanes are a vector.
+            let x = unsafe { _mm256_loadu_ps(x.as_ptr().cast()) };
+            let halves = _mm256_cvtps_ph::<ROUNDING>(x);
+            lanes(_mm256_castsi256_ps(_mm256_cvtepu16_epi32(halves)))
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+        unsafe fn narrow_f16x2<const ROUNDING: i32>(x: [Chunk; 2]) -> Chunk {
+            // SAFETY: eight lanes are a vector.
+            let [low, high] = unsafe {
+                [
+                    _mm256_cvtps_ph::<ROUNDING>(_mm256_loadu_ps(x[0].as_ptr().cast())),
+                    _mm256_cvtps_ph::<ROUNDING>(_mm256_loadu_ps(x[1].as_ptr().cast())),
+                ]
+            };
+            lanes(_mm256_castsi256_ps(_mm256_set_m128i(high, low)))
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+    fn lanes(vector: __m256) -> Chunk {
+        let mut out = [0; 8];
+        // SAFETY: eight lanes are a vector.
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr().cast(), vector) };
+        out
     }
 }

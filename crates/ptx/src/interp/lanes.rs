@@ -61,6 +61,45 @@ pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
     })
 }
 
+/// Writes the lanes of a mask of a row, chunk by chunk. Mostly they are all lanes: that is asked once. What is written is an
+/// expression rather than a function, so that it is compiled for the instruction set of where it stands.
+macro_rules! write_chunks {
+    ($files:ident, $d:expr, $mask:expr, |$i:ident| $value:expr) => {
+        match $mask {
+            u32::MAX => {
+                for $i in 0..$crate::interp::lanes::CHUNKS {
+                    $files.set_chunk($d, $i, u32::MAX, $value);
+                }
+            }
+            mask => {
+                for $i in 0..$crate::interp::lanes::CHUNKS {
+                    $files.set_chunk($d, $i, mask, $value);
+                }
+            }
+        }
+    };
+}
+pub(super) use write_chunks;
+
+/// As [`write_chunks`].
+macro_rules! write_chunks64 {
+    ($files:ident, $d:expr, $mask:expr, |$i:ident| $value:expr) => {
+        match $mask {
+            u32::MAX => {
+                for $i in 0..$crate::interp::lanes::CHUNKS {
+                    $files.set_chunk64($d, $i, u32::MAX, $value);
+                }
+            }
+            mask => {
+                for $i in 0..$crate::interp::lanes::CHUNKS {
+                    $files.set_chunk64($d, $i, mask, $value);
+                }
+            }
+        }
+    };
+}
+pub(super) use write_chunks64;
+
 impl Files {
     /// Chunk `i` of a source row.
     #[inline(always)]
@@ -147,25 +186,36 @@ impl Files {
         }
     }
 
+    /// Where a source row is. One address is computed, whichever file it is in.
+    #[inline(always)]
+    fn at32(&self, row: Row) -> *const Lanes32 {
+        let file = match row & CONST {
+            0 => self.r32.cast_const(),
+            _ => self.c32,
+        };
+        file.wrapping_add((row & !CONST) as usize)
+    }
+
+    #[inline(always)]
+    fn at64(&self, row: Row) -> *const Lanes64 {
+        let file = match row & CONST {
+            0 => self.r64.cast_const(),
+            _ => self.c64,
+        };
+        file.wrapping_add((row & !CONST) as usize)
+    }
+
     /// A source row in place. Nothing may write registers while it is used.
     #[inline(always)]
     pub(crate) fn row32(&self, row: Row) -> &[u32; 32] {
-        let at = if row & CONST != 0 {
-            self.c32.wrapping_add((row & !CONST) as usize)
-        } else {
-            self.r32.wrapping_add(row as usize).cast_const()
-        };
+        let at = self.at32(row);
         // SAFETY: in range by the invariant of `Files`.
         unsafe { &(*at).0 }
     }
 
     #[inline(always)]
     pub(crate) fn row64(&self, row: Row) -> &[u64; 32] {
-        let at = if row & CONST != 0 {
-            self.c64.wrapping_add((row & !CONST) as usize)
-        } else {
-            self.r64.wrapping_add(row as usize).cast_const()
-        };
+        let at = self.at64(row);
         // SAFETY: in range by the invariant of `Files`.
         unsafe { &(*at).0 }
     }
@@ -173,44 +223,28 @@ impl Files {
     /// A copy of a source row: the destination may be the same row.
     #[inline(always)]
     pub(crate) fn get32(&self, row: Row) -> [u32; 32] {
-        let at = if row & CONST != 0 {
-            self.c32.wrapping_add((row & !CONST) as usize)
-        } else {
-            self.r32.wrapping_add(row as usize).cast_const()
-        };
+        let at = self.at32(row);
         // SAFETY: in range by the invariant of `Files`.
         unsafe { (*at).0 }
     }
 
     #[inline(always)]
     pub(crate) fn get64(&self, row: Row) -> [u64; 32] {
-        let at = if row & CONST != 0 {
-            self.c64.wrapping_add((row & !CONST) as usize)
-        } else {
-            self.r64.wrapping_add(row as usize).cast_const()
-        };
+        let at = self.at64(row);
         // SAFETY: in range by the invariant of `Files`.
         unsafe { (*at).0 }
     }
 
     #[inline(always)]
     pub(crate) fn lane32(&self, row: Row, lane: usize) -> u32 {
-        let at = if row & CONST != 0 {
-            self.c32.wrapping_add((row & !CONST) as usize)
-        } else {
-            self.r32.wrapping_add(row as usize).cast_const()
-        };
+        let at = self.at32(row);
         // SAFETY: in range by the invariant of `Files`; lanes are below 32.
         unsafe { (*at).0[lane & 31] }
     }
 
     #[inline(always)]
     pub(crate) fn lane64(&self, row: Row, lane: usize) -> u64 {
-        let at = if row & CONST != 0 {
-            self.c64.wrapping_add((row & !CONST) as usize)
-        } else {
-            self.r64.wrapping_add(row as usize).cast_const()
-        };
+        let at = self.at64(row);
         // SAFETY: in range by the invariant of `Files`; lanes are below 32.
         unsafe { (*at).0[lane & 31] }
     }

@@ -26,6 +26,9 @@ mod convert;
 pub(crate) mod core;
 mod dispatch;
 mod fast;
+mod fast_compare;
+mod fast_convert;
+mod fast_half;
 mod fast_memory;
 mod float;
 mod fuse;
@@ -39,6 +42,7 @@ mod rounding;
 mod runtime;
 mod scalar;
 mod select;
+mod select_half;
 mod shuffle;
 mod sparse;
 mod special;
@@ -119,6 +123,7 @@ impl Features {
         {
             let avx2 = is_x86_feature_detected!("avx2")
                 && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c")
                 && is_x86_feature_detected!("bmi2");
             if avx2 {
                 return Features::Avx2;

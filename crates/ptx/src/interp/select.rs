@@ -1,13 +1,15 @@
 //! Which function executes an instruction: those that kernels are full of have their own.
 
 use super::Features;
-use super::fast::{self, Lane2};
+use super::fast::{self, Lane2, Map1};
+use super::fast_convert as convert;
+use super::fast_half::{Bf16, F16, HalfFma};
 use super::fast_memory as memory;
 use super::shuffle::{self, Shuffle};
 use super::step::{Body, Kind, Step, compiled};
 use crate::code::{
-    Base, Bin32, Bin64, BinF32, CONST, CmpType, Cvt, CvtType, FloatFlags, Mem, MemSpace, Op,
-    Program, Rounding, Row, Shfl, Shift64, Special, Tern32, Tern64, Un32, Un64, Width,
+    Base, Bin32, Bin64, BinF32, CONST, Cmp, CmpType, FloatFlags, Mem, MemSpace, Op, Program,
+    Rounding, Row, Shfl, Shift64, Special, Tern32, Tern64, Un32, Un64, Width,
 };
 
 /// The step of an operation; `any` is the one that does everything.
@@ -15,28 +17,8 @@ pub(super) fn select(program: &Program, op: &Op, any: Step, features: Features) 
     let with = Chosen { any, features };
     match *op {
         Op::Bin32 { op, d, a, b } => with.bin32(op, [d, a, b]),
-        Op::Un32 {
-            op: Un32::Mov,
-            d,
-            a,
-            ..
-        } => with.rows::<fast::Mov32>([d, a, 0, 0]),
-        Op::Un32 {
-            op: Un32::Ex2F,
-            flags: FloatFlags { ftz, sat: false },
-            d,
-            a,
-        } => match ftz {
-            false => with.rows::<fast::Ex2<false>>([d, a, 0, 0]),
-            true => with.rows::<fast::Ex2<true>>([d, a, 0, 0]),
-        },
-        Op::Tern32 {
-            op: Tern32::MadLo,
-            d,
-            a,
-            b,
-            c,
-        } => with.rows::<fast::Map3<fast::MadLo>>([d, a, b, c]),
+        Op::Un32 { op, flags, d, a } => with.un32(op, flags, [d, a, 0, 0]),
+        Op::Tern32 { op, d, a, b, c } => with.tern32(op, [d, a, b, c]),
         Op::BinF32 { op, flags, d, a, b } => with.bin_f32(op, flags, [d, a, b]),
         Op::FmaF32 {
             rounding: Rounding::Nearest,
@@ -90,18 +72,24 @@ pub(super) fn select(program: &Program, op: &Op, any: Step, features: Features) 
             d,
             a,
             b,
-        } => {
-            let rows = [d.into(), a, b, 0];
-            match ty {
-                CmpType::U32 => fast::compare_with!(with, cmp, rows, Setp, unsigned),
-                CmpType::S32 => fast::compare_with!(with, cmp, rows, Setp, signed),
-                CmpType::F32 => fast::compare_with!(with, cmp, rows, Setp, single),
-                CmpType::U64 => fast::compare_with!(with, cmp, rows, Setp64, unsigned64),
-                CmpType::S64 => fast::compare_with!(with, cmp, rows, Setp64, signed64),
-                CmpType::F64 => fast::compare_with!(with, cmp, rows, Setp64, double),
-                _ => any,
-            }
-        }
+        } => with.setp(ty, cmp, [d.into(), a, b, 0]),
+        Op::SetpX2 {
+            bf16,
+            cmp,
+            ftz: _,
+            d,
+            q,
+            a,
+            b,
+        } => with.setp_pair(bf16, cmp, [d, q], [a, b]),
+        Op::CvtPack {
+            to,
+            rounding,
+            relu,
+            d,
+            a,
+            b,
+        } => with.cvt_pack(to, rounding, [d, a, b, convert::relu(relu)]),
         Op::PredOp { lut, d, a, b } => {
             with.rows::<fast::PredOp>([d.into(), a.into(), b.into(), lut.into()])
         }
@@ -188,13 +176,13 @@ pub(super) fn select(program: &Program, op: &Op, any: Step, features: Features) 
 }
 
 /// Makes steps for one instruction set, or leaves it at `any`.
-struct Chosen {
-    any: Step,
+pub(super) struct Chosen {
+    pub(super) any: Step,
     features: Features,
 }
 
 impl Chosen {
-    fn rows<B: Body>(&self, [d, a, b, c]: [Row; 4]) -> Step {
+    pub(super) fn rows<B: Body>(&self, [d, a, b, c]: [Row; 4]) -> Step {
         Step {
             run: compiled::<B>(self.features),
             d,
@@ -231,7 +219,70 @@ impl Chosen {
             Bin32::Shl => self.map2::<fast::Shl>(rows),
             Bin32::ShrS => self.map2::<fast::ShrS>(rows),
             Bin32::ShrU => self.map2::<fast::ShrU>(rows),
+            Bin32::Pack16 => self.map2::<fast::Pack16>(rows),
+            Bin32::F16(op) => self.f16::<false>(op, rows),
+            Bin32::F16x2(op) => self.f16::<true>(op, rows),
+            Bin32::Bf16(op) => self.bf16::<false>(op, rows),
+            Bin32::Bf16x2(op) => self.bf16::<true>(op, rows),
             _ => self.any,
+        }
+    }
+
+    fn un32(&self, op: Un32, flags: FloatFlags, rows: [Row; 4]) -> Step {
+        match op {
+            Un32::Mov => self.rows::<fast::Mov32>(rows),
+            Un32::Not => self.rows::<Map1<fast::Not>>(rows),
+            Un32::Neg => self.rows::<Map1<fast::Neg>>(rows),
+            Un32::SignExtend8 => self.rows::<Map1<fast::SignExtend8>>(rows),
+            Un32::SignExtend16 => self.rows::<Map1<fast::SignExtend16>>(rows),
+            Un32::ZeroExtend8 => self.rows::<Map1<fast::ZeroExtend8>>(rows),
+            Un32::ZeroExtend16 => self.rows::<Map1<fast::ZeroExtend16>>(rows),
+            Un32::FlushF16 => self.rows::<Map1<fast::FlushF16>>(rows),
+            Un32::SaturateF16 => self.rows::<Map1<fast::SaturateF16>>(rows),
+            _ if flags.sat => self.any,
+            _ if flags.ftz => self.un_f32::<true>(op, rows),
+            _ => self.un_f32::<false>(op, rows),
+        }
+    }
+
+    fn un_f32<const FTZ: bool>(&self, op: Un32, rows: [Row; 4]) -> Step {
+        match op {
+            Un32::NegF => self.rows::<Map1<fast::NegF<FTZ>>>(rows),
+            Un32::AbsF => self.rows::<Map1<fast::AbsF<FTZ>>>(rows),
+            Un32::RcpF(Rounding::Nearest) => self.rows::<Map1<fast::RcpF<FTZ>>>(rows),
+            Un32::SqrtF(Rounding::Nearest) => self.rows::<Map1<fast::SqrtF<FTZ>>>(rows),
+            Un32::RsqrtF => self.rows::<Map1<fast::RsqrtF<FTZ>>>(rows),
+            Un32::Ex2F => self.rows::<Map1<fast::Ex2F<FTZ>>>(rows),
+            _ => self.any,
+        }
+    }
+
+    fn tern32(&self, op: Tern32, rows: [Row; 4]) -> Step {
+        match op {
+            Tern32::MadLo => self.rows::<fast::Map3<fast::MadLo>>(rows),
+            Tern32::FmaF16 => self.rows::<HalfFma<F16, false, false>>(rows),
+            Tern32::FmaF16x2 => self.rows::<HalfFma<F16, true, false>>(rows),
+            Tern32::FmaReluF16 => self.rows::<HalfFma<F16, false, true>>(rows),
+            Tern32::FmaReluF16x2 => self.rows::<HalfFma<F16, true, true>>(rows),
+            Tern32::FmaBf16 => self.rows::<HalfFma<Bf16, false, false>>(rows),
+            Tern32::FmaBf16x2 => self.rows::<HalfFma<Bf16, true, false>>(rows),
+            Tern32::FmaReluBf16 => self.rows::<HalfFma<Bf16, false, true>>(rows),
+            Tern32::FmaReluBf16x2 => self.rows::<HalfFma<Bf16, true, true>>(rows),
+            _ => self.any,
+        }
+    }
+
+    fn setp(&self, ty: CmpType, cmp: Cmp, rows: [Row; 4]) -> Step {
+        use super::fast_compare::{Setp, Setp64, compare_by};
+        match ty {
+            CmpType::U32 => compare_by!(self, cmp, unsigned, |R| self.rows::<Setp<R>>(rows)),
+            CmpType::S32 => compare_by!(self, cmp, signed, |R| self.rows::<Setp<R>>(rows)),
+            CmpType::F32 => compare_by!(self, cmp, single, |R| self.rows::<Setp<R>>(rows)),
+            CmpType::U64 => compare_by!(self, cmp, unsigned64, |R| self.rows::<Setp64<R>>(rows)),
+            CmpType::S64 => compare_by!(self, cmp, signed64, |R| self.rows::<Setp64<R>>(rows)),
+            CmpType::F64 => compare_by!(self, cmp, double, |R| self.rows::<Setp64<R>>(rows)),
+            CmpType::F16 => self.setp_half(false, cmp, rows),
+            CmpType::Bf16 => self.setp_half(true, cmp, rows),
         }
     }
 
@@ -252,18 +303,6 @@ impl Chosen {
             (BinF32::Div, true) => self.map2::<fast::DivF<true>>(rows),
             (BinF32::Max, true) => self.map2::<fast::MaxF<true>>(rows),
             (BinF32::Min, true) => self.map2::<fast::MinF<true>>(rows),
-            _ => self.any,
-        }
-    }
-
-    fn cvt(&self, cvt: Cvt, d: Row, a: Row) -> Step {
-        use CvtType::{S32, S64, U32, U64};
-        let rows = [d, a, 0, 0];
-        let plain =
-            !cvt.sat && !cvt.ftz && !cvt.relu && !cvt.integral && cvt.rounding == Rounding::Nearest;
-        match (cvt.from, cvt.to, plain) {
-            (S32, S64 | U64, true) => self.rows::<fast::Widen<true>>(rows),
-            (U32, S64 | U64, true) => self.rows::<fast::Widen<false>>(rows),
             _ => self.any,
         }
     }

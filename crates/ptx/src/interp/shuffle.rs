@@ -2,15 +2,18 @@
 
 use super::collective::shuffle_source;
 use super::core::{Core, Stop};
-use super::isa::Isa;
-use super::lanes::{CHUNK, CHUNKS, Chunk};
+use super::isa::{HALF, Isa};
+use super::lanes::{CHUNK, CHUNKS, Chunk, Files, write_chunks};
 use super::step::{Body, Step};
-use crate::code::{SINK, Shfl};
+use crate::code::{Row, SINK, Shfl};
 
 pub(super) const UP: u8 = 0;
 pub(super) const DOWN: u8 = 1;
 pub(super) const BFLY: u8 = 2;
 pub(super) const IDX: u8 = 3;
+
+/// What `c` says where the warp is one segment, but for shuffles upwards.
+const WARP: u32 = 31;
 
 /// `WHOLE`: what `c` says is that the warp is one segment. `offset` is the predicate that tells which sources are in their segments.
 pub(super) struct Shuffle<const MODE: u8, const WHOLE: bool>;
@@ -25,6 +28,20 @@ impl<const MODE: u8, const WHOLE: bool> Body for Shuffle<MODE, WHOLE> {
             _ => Shfl::Idx,
         };
         let files = core.files;
+        if MODE == BFLY {
+            let (b, c) = (files.row32(step.b), files.row32(step.c));
+            // SAFETY: the body is compiled for this instruction set.
+            let is_whole = WHOLE || unsafe { c[0] == WARP && is_uniform::<I>(c) };
+            // SAFETY: as above.
+            if is_whole && unsafe { is_uniform::<I>(b) } {
+                if step.d != SINK {
+                    // SAFETY: as above.
+                    unsafe { butterfly::<I>(files, step.d, step.a, b[0], mask) };
+                }
+                files.set_pred(step.offset as u16, mask, u32::MAX);
+                return Ok(());
+            }
+        }
         let mut sources = [0; 32];
         let mut valid = 0;
         for i in 0..CHUNKS {
@@ -32,7 +49,7 @@ impl<const MODE: u8, const WHOLE: bool> Body for Shuffle<MODE, WHOLE> {
             let c = match (WHOLE, MODE) {
                 (false, _) => files.chunk(step.c, i),
                 (true, UP) => [0; CHUNK],
-                (true, _) => [31; CHUNK],
+                (true, _) => [WARP; CHUNK],
             };
             let mut inside: Chunk = [0; CHUNK];
             for l in 0..CHUNK {
@@ -52,4 +69,34 @@ impl<const MODE: u8, const WHOLE: bool> Body for Shuffle<MODE, WHOLE> {
         files.set_pred(step.offset as u16, mask, valid);
         Ok(())
     }
+}
+
+/// Whether all lanes of a row have the value of the first.
+///
+/// # Safety
+/// The host has the instruction set.
+#[inline(always)]
+unsafe fn is_uniform<I: Isa>(row: &[u32; 32]) -> bool {
+    // SAFETY: the caller's promise.
+    row[0] == row[HALF] && unsafe { I::follows32::<0>(row) }
+}
+
+/// A butterfly of all 32 lanes by one number: chunks change places, and lanes within them. All sources are in the segment.
+///
+/// # Safety
+/// The host has the instruction set.
+#[inline(always)]
+unsafe fn butterfly<I: Isa>(files: Files, d: Row, a: Row, by: u32, mask: u32) {
+    let chunks = by as usize / CHUNK % CHUNKS;
+    let mut sources: Chunk = [0; CHUNK];
+    for l in 0..CHUNK {
+        sources[l] = l as u32 ^ by % CHUNK as u32;
+    }
+    // All are read before any is written: `d` may be `a`.
+    let mut out = [[0; CHUNK]; CHUNKS];
+    for i in 0..CHUNKS {
+        // SAFETY: the caller's promise.
+        out[i] = unsafe { I::permute8(files.chunk(a, i ^ chunks), sources) };
+    }
+    write_chunks!(files, d, mask, |i| out[i]);
 }

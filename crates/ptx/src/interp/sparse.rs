@@ -6,7 +6,8 @@
 //! share two rows, eight apart ([`metadata_place`]).
 
 use super::core::Core;
-use super::tensor::{Number, half_bits, integer, multiply};
+use super::half::single;
+use super::tensor::{Number, integer, multiply};
 use crate::code::{Element, Fragment, Mma, Role, Shape, Sparse, Sum};
 
 /// Elements of the largest first matrix (m16n8k128), and second.
@@ -17,9 +18,7 @@ const SUMS_MAX: usize = 16 * 8;
 impl Core<'_> {
     pub(super) fn sparse(&self, mma: &Mma, sparse: &Sparse, mask: u32) {
         match mma.a {
-            Element::F16 => {
-                self.sparse_floats(mma, sparse, mask, |bits| f64::from(half_bits(bits)))
-            }
+            Element::F16 => self.sparse_floats(mma, sparse, mask, |bits| f64::from(single(bits))),
             Element::Bf16 => self.sparse_floats(mma, sparse, mask, |bits| {
                 f64::from(f32::from_bits(bits << 16))
             }),
@@ -55,7 +54,7 @@ impl Core<'_> {
             shape: mma.shape,
         };
         if mma.c == Sum::F16 {
-            self.gather(&c, &mma.rows_c, &mut sums, |bits| half_bits(bits).into());
+            self.gather(&c, &mma.rows_c, &mut sums, |bits| single(bits).into());
         } else {
             self.gather(&c, &mma.rows_c, &mut sums, |bits| {
                 f32::from_bits(bits).into()

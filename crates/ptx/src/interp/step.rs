@@ -33,8 +33,8 @@ pub(crate) struct Step {
     pub(crate) run: Run,
     pub(crate) guard: Guard,
     pub(crate) kind: Kind,
-    /// Instructions that it executes: a program has a step for each, those within another one too.
-    pub(crate) span: u8,
+    /// Where the next step is: the bytes of as many steps as it executes instructions. A program has a step for each of them.
+    pub(crate) skip: u16,
     /// The instruction's place in the program.
     pub(crate) pc: u32,
     /// Where the straight code ends that this instruction is in, or its own place if it is in none: in straight code, all are
@@ -46,6 +46,15 @@ pub(crate) struct Step {
     pub(crate) b: Row,
     pub(crate) c: Row,
     pub(crate) offset: i64,
+}
+
+impl Step {
+    pub(crate) const BYTES: u16 = size_of::<Step>() as u16;
+
+    /// How many instructions it executes.
+    pub(crate) fn span(&self) -> usize {
+        usize::from(self.skip / Step::BYTES)
+    }
 }
 
 /// An instruction's function before it is compiled for an instruction set.
@@ -63,7 +72,7 @@ unsafe fn baseline<B: Body>(core: &mut Core<'_>, step: &Step, mask: u32) -> Resu
 
 /// SAFETY: as [`Run`].
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+#[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
 unsafe fn avx2<B: Body>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
     // SAFETY: passed on.
     unsafe { B::run::<isa::Avx2>(core, step, mask) }
@@ -192,7 +201,7 @@ fn step(pc: u32, code: &Code, features: Features) -> Step {
         run: compiled::<Any>(features),
         guard: code.guard,
         kind,
-        span: 1,
+        skip: Step::BYTES,
         pc,
         end: pc,
         d,

@@ -5,7 +5,7 @@
 //! `f64` is a chain of fused multiply-adds by ascending k, as the ISA's rounding modifiers imply.
 
 use super::core::{Core, Stop};
-use super::half::{F16, Half};
+use super::half::{F16, Half, single};
 use super::lanes::lanes;
 use super::memory::{Pointers, read8, read16, read32, read64, write8, write16, write32, write64};
 use super::rounding::fma_r64;
@@ -67,7 +67,7 @@ impl Core<'_> {
         match mma.a {
             Element::B1 => self.multiply_bits(mma, mask),
             Element::F64 => self.multiply_doubles(mma, &a, &b, mask),
-            Element::F16 => self.multiply_floats(mma, &a, &b, mask, |bits| half_bits(bits).into()),
+            Element::F16 => self.multiply_floats(mma, &a, &b, mask, |bits| single(bits).into()),
             Element::Bf16 => {
                 self.multiply_floats(mma, &a, &b, mask, |bits| f32::from_bits(bits << 16).into())
             }
@@ -105,7 +105,7 @@ impl Core<'_> {
             shape: mma.shape,
         };
         if mma.c == Sum::F16 {
-            self.gather(&c, &mma.rows_c, &mut sums, |bits| half_bits(bits).into());
+            self.gather(&c, &mma.rows_c, &mut sums, |bits| single(bits).into());
         } else {
             self.gather(&c, &mma.rows_c, &mut sums, |bits| {
                 f32::from_bits(bits).into()
@@ -258,7 +258,7 @@ impl Core<'_> {
     /// `mma.m8n8k4` on `f16`: lanes 4q to 4q+3 and 16 more multiply matrices of their own.
     fn quarters(&self, mma: &Mma, [a_columns, b_columns]: [bool; 2], mask: u32) {
         let half = |rows: &[Row], lane: usize, i: usize| {
-            f64::from(half_bits(
+            f64::from(single(
                 self.files.lane32(rows[i / 2], lane) >> (i % 2 * 16) & 0xffff,
             ))
         };
@@ -458,15 +458,6 @@ fn round_sum(ty: Sum, value: f64, next: f64) -> u32 {
     } else {
         (value as f32).to_bits()
     }
-}
-
-/// A half's value: the fields moved into place; a power of two corrects the exponent, of subnormals too.
-#[inline(always)]
-pub(super) fn half_bits(bits: u32) -> f32 {
-    let scale = f32::from_bits((127 + 112) << 23);
-    let magnitude = f32::from_bits((bits & 0x7fff) << 13) * scale;
-    let special = if magnitude >= 65536.0 { 0x7f80_0000 } else { 0 };
-    f32::from_bits(magnitude.to_bits() | special | (bits & 0x8000) << 16)
 }
 
 #[inline(always)]
