@@ -358,3 +358,121 @@ fn floats_of_16_bits() {
         },
     );
 }
+
+/// Eight warps that each multiply matrices of any bits: halves, pairs, bytes, and 32 bits.
+fn matrices() -> String {
+    let mut text = ".version 8.3\n.target sm_80\n.address_size 64\n\
+        .visible .entry matrices(.param .u64 in, .param .u64 out) {\n\
+        .reg .b64 %rd<8>; .reg .b32 %r<32>;\n\
+        ld.param.u64 %rd0, [in]; ld.param.u64 %rd1, [out]; mov.u32 %r30, %tid.x; mov.u32 %r31, %ctaid.x;\n\
+        shl.b32 %r31, %r31, 5; add.u32 %r30, %r30, %r31; mul.wide.u32 %rd2, %r30, 4; add.u64 %rd0, %rd0, %rd2;\n\
+        add.u64 %rd1, %rd1, %rd2;\n"
+        .to_owned();
+    for i in 0..24 {
+        text += &format!("ld.global.b32 %r{i}, [%rd0+{}];\n", i * 1024);
+    }
+    let list = |from: usize, n: usize| {
+        let rows: Vec<_> = (from..from + n).map(|r| format!("%r{r}")).collect();
+        format!("{{{}}}", rows.join(","))
+    };
+    let mut at = 0;
+    for (form, a, b, c, d) in [
+        (
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+            4,
+            2,
+            4,
+            4,
+        ),
+        (
+            "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16",
+            4,
+            2,
+            2,
+            2,
+        ),
+        (
+            "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32",
+            2,
+            1,
+            4,
+            4,
+        ),
+        (
+            "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
+            4,
+            2,
+            4,
+            4,
+        ),
+        (
+            "mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32",
+            2,
+            1,
+            4,
+            4,
+        ),
+        (
+            "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32",
+            4,
+            2,
+            4,
+            4,
+        ),
+        (
+            "mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.u8.s32",
+            4,
+            2,
+            4,
+            4,
+        ),
+        ("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32", 1, 1, 2, 2),
+        (
+            "mma.sync.aligned.m16n8k64.row.col.s32.s4.u4.s32",
+            4,
+            2,
+            4,
+            4,
+        ),
+        ("wmma.mma.sync.aligned.row.col.m32n8k16.f16.f32", 8, 8, 8, 4),
+        ("wmma.mma.sync.aligned.row.row.m8n32k16.f32.f16", 8, 8, 4, 8),
+    ] {
+        let sources = [list(0, a), list(8, b), list(16, c)].join(",");
+        text += &format!(
+            "{{ .reg .b32 %d<8>;\n{form} {}, {sources};\n",
+            list(0, d).replace("%r", "%d")
+        );
+        for i in 0..d {
+            text += &format!("st.global.b32 [%rd1+{}], %d{i};\n", at * 1024);
+            at += 1;
+        }
+        text += "}\n";
+    }
+    text + "ret;\n}\n"
+}
+
+#[test]
+fn products_of_matrices() {
+    for small in [false, true] {
+        both(
+            &matrices(),
+            "matrices",
+            [8, 1, 1],
+            [32, 1, 1],
+            1024 * 46,
+            |device, out| {
+                let words = edges(24 * 256).into_iter();
+                // Halves of about one, whose sums are no infinities.
+                let words = words.map(|w| {
+                    if small {
+                        w & 0x87ff_87ff | 0x3800_3800
+                    } else {
+                        w
+                    }
+                });
+                let words: Vec<u32> = words.collect();
+                vec![Arg::Ptr(device.upload(&words)), Arg::Ptr(out)]
+            },
+        );
+    }
+}

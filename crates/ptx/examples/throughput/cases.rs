@@ -7,10 +7,11 @@ use crate::common::{Arg, Device, params};
 const BASICS: &str = include_str!("../../tests/data/basics.ptx");
 const WARP: &str = include_str!("../../tests/data/warp.ptx");
 const SOFTMAX: &str = include_str!("../../tests/data/softmax.ptx");
+const MMA: &str = include_str!("../../tests/data/mma.ptx");
 const HALF: &str = include_str!("../../tests/data/half.ptx");
 pub(crate) const MATH: &str = include_str!("../../tests/data/math.ptx");
 
-pub(crate) const NAMES: [&str; 11] = [
+pub(crate) const NAMES: [&str; 14] = [
     "matmul_tiled",
     "softmax",
     "reduction",
@@ -22,6 +23,9 @@ pub(crate) const NAMES: [&str; 11] = [
     "half",
     "collatz",
     "expf",
+    "mma_f16",
+    "mma_tf32",
+    "mma_s8",
 ];
 
 pub(crate) struct Case {
@@ -44,6 +48,7 @@ impl Case {
             "softmax" => SOFTMAX,
             "half" => HALF,
             "expf" => MATH,
+            "mma_f16" | "mma_tf32" | "mma_s8" => MMA,
             _ => WARP,
         };
         let device = Device::new(ptx);
@@ -73,7 +78,7 @@ impl Case {
 type Shape = [usize; 2];
 
 /// Kernel, grid, block and arguments of a case.
-fn arguments(name: &str, device: &Device) -> (&'static str, Shape, Shape, Vec<Arg>) {
+fn arguments(name: &'static str, device: &Device) -> (&'static str, Shape, Shape, Vec<Arg>) {
     let int = |n: usize| Arg::I32(n as i32);
     let some = |n: usize| {
         let data: Vec<f32> = (0..n).map(|i| i as f32 * 0.001).collect();
@@ -142,6 +147,19 @@ fn arguments(name: &str, device: &Device) -> (&'static str, Shape, Shape, Vec<Ar
             let n = 1 << 17;
             let args = vec![some(n), room(n * 4), int(n), Arg::I32(3)];
             ("math_f32", [n / 256, 1], [256, 1], args)
+        }
+        "mma_f16" | "mma_tf32" | "mma_s8" => {
+            let (steps, threads) = (16, 64 * 128);
+            // Halves, single precision and bytes alike: numbers about 1, or small integers.
+            let data: Vec<u32> = (0..steps * 1024)
+                .map(|i| 0x3c01_3c01 + (i as u32 * 7 % 251) * 0x2_0002)
+                .collect();
+            let args = vec![
+                Arg::Ptr(device.upload(&data)),
+                room(threads * 32 * 4),
+                int(steps),
+            ];
+            (name, [threads / 128, 1], [128, 1], args)
         }
         _ => panic!("no arguments for {name}"),
     }

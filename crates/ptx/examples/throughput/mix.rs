@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::cases::Case;
 
-pub(crate) const CLASSES: [&str; 11] = [
+pub(crate) const CLASSES: [&str; 12] = [
     "load, store: global",
     "load, store: shared",
     "load, store: other",
@@ -16,6 +16,7 @@ pub(crate) const CLASSES: [&str; 11] = [
     "moves, conversions",
     "comparisons, selections",
     "branches, barriers, warp",
+    "tensor cores",
 ];
 
 /// How often a run of a case executes each class and each opcode.
@@ -73,6 +74,7 @@ fn class(opcode: &str) -> &'static str {
         "setp" | "selp" | "set" | "slct" => 9,
         "bra" | "brx" | "ret" | "exit" | "call" | "bar" | "barrier" | "shfl" | "vote" | "redux"
         | "match" | "activemask" => 10,
+        "mma" | "wmma" | "ldmatrix" | "movmatrix" => 11,
         "div" | "rem" | "rcp" | "sqrt" | "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh" => 6,
         _ if has("f32") => 4,
         _ if has("f64") || has("f16") || has("f16x2") || has("bf16") || has("bf16x2") => 5,

@@ -16,6 +16,9 @@ pub(super) const ZERO: i32 = 3;
 
 /// An instruction set that bodies are compiled for.
 pub(crate) trait Isa {
+    /// Whether `mul_add` is an instruction, rather than a function that is called.
+    const HAS_FMA: bool;
+
     /// Whether in both halves of the row each lane is the first one plus `STEP` for each lane before it.
     ///
     /// # Safety
@@ -77,6 +80,8 @@ pub(crate) trait Isa {
 pub(super) struct Baseline;
 
 impl Isa for Baseline {
+    const HAS_FMA: bool = false;
+
     #[inline(always)]
     unsafe fn follows32<const STEP: usize>(row: &[u32; 32]) -> bool {
         let mut different = 0;
@@ -179,6 +184,8 @@ mod x86 {
     pub(in crate::interp) struct Avx2;
 
     impl Isa for Avx2 {
+        const HAS_FMA: bool = true;
+
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
         unsafe fn follows32<const STEP: usize>(row: &[u32; 32]) -> bool {

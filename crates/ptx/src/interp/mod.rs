@@ -36,6 +36,7 @@ pub(crate) mod half;
 mod integer;
 mod isa;
 pub(crate) mod lanes;
+mod matrix;
 pub(crate) mod mbarrier;
 pub(crate) mod memory;
 mod rounding;

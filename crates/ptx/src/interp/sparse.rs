@@ -7,7 +7,8 @@
 
 use super::core::Core;
 use super::half::single;
-use super::tensor::{Number, integer, multiply};
+use super::matrix::{Number, multiply};
+use super::tensor::integer;
 use crate::code::{Element, Fragment, Mma, Role, Shape, Sparse, Sum};
 
 /// Elements of the largest first matrix (m16n8k128), and second.

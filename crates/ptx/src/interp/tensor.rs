@@ -6,10 +6,11 @@
 
 use super::core::{Core, Stop};
 use super::half::{F16, Half, single};
+use super::lanes::Files;
 use super::lanes::lanes;
+use super::matrix::{self, multiply};
 use super::memory::{Pointers, read8, read16, read32, read64, write8, write16, write32, write64};
 use super::rounding::fma_r64;
-use super::{Features, lanes::Files};
 use crate::code::{
     BitOp, Element, Fragment, Mem, Mma, Role, Rounding, Row, SINK, Shape, Sum, Tensor,
 };
@@ -56,6 +57,9 @@ impl Core<'_> {
         if let Some(columns) = mma.quarters {
             return self.quarters(mma, columns, mask);
         }
+        if matrix::dense(self.env.steps.features, self.files, mma, mask) {
+            return;
+        }
         let a = Fragment {
             role: Role::A(mma.a),
             shape: mma.shape,
@@ -67,14 +71,6 @@ impl Core<'_> {
         match mma.a {
             Element::B1 => self.multiply_bits(mma, mask),
             Element::F64 => self.multiply_doubles(mma, &a, &b, mask),
-            Element::F16 => self.multiply_floats(mma, &a, &b, mask, |bits| single(bits).into()),
-            Element::Bf16 => {
-                self.multiply_floats(mma, &a, &b, mask, |bits| f32::from_bits(bits << 16).into())
-            }
-            // The lower mantissa is not looked at.
-            Element::Tf32 => self.multiply_floats(mma, &a, &b, mask, |bits| {
-                f32::from_bits(bits & 0xffff_e000).into()
-            }),
             _ => {
                 let mut x = [0i32; ELEMENTS_MAX * 2];
                 let mut y = [0i32; ELEMENTS_MAX];
@@ -85,34 +81,6 @@ impl Core<'_> {
                 self.add_integers(mma, &sums, mask);
             }
         }
-    }
-
-    #[inline(always)]
-    fn multiply_floats(
-        &self,
-        mma: &Mma,
-        a: &Fragment,
-        b: &Fragment,
-        mask: u32,
-        value: impl Fn(u32) -> f64 + Copy,
-    ) {
-        let (mut x, mut y) = ([0.0; ELEMENTS_MAX], [0.0; ELEMENTS_MAX]);
-        self.gather(a, &mma.rows_a, &mut x, value);
-        self.gather(b, &mma.rows_b, &mut y, value);
-        let mut sums = [0.0; SUMS_MAX];
-        let c = Fragment {
-            role: Role::C(mma.c),
-            shape: mma.shape,
-        };
-        if mma.c == Sum::F16 {
-            self.gather(&c, &mma.rows_c, &mut sums, |bits| single(bits).into());
-        } else {
-            self.gather(&c, &mma.rows_c, &mut sums, |bits| {
-                f32::from_bits(bits).into()
-            });
-        }
-        multiply(self.env.steps.features, mma.shape, &x, &y, &mut sums);
-        self.scatter_sums(mma, &sums, mask);
     }
 
     /// All elements of a fragment by rows.
@@ -466,56 +434,5 @@ pub(super) fn integer(ty: Element, bits: u32) -> i32 {
         Element::S8 => (bits as i8).into(),
         Element::S4 => (bits << 28) as i32 >> 28,
         _ => bits as i32,
-    }
-}
-
-/// A type that matrices are multiplied in.
-pub(super) trait Number: Copy + std::ops::Mul<Output = Self> + std::ops::AddAssign {}
-impl Number for f64 {}
-impl Number for i32 {}
-
-/// sums += x * y
-pub(super) fn multiply<T: Number>(
-    features: Features,
-    shape: Shape,
-    x: &[T],
-    y: &[T],
-    sums: &mut [T],
-) {
-    match features {
-        Features::Baseline => multiply_lanes(shape, x, y, sums),
-        // SAFETY: `Features::detect` found these instruction sets.
-        #[cfg(target_arch = "x86_64")]
-        Features::Avx2 => unsafe { multiply_avx2(shape, x, y, sums) },
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn multiply_avx2<T: Number>(shape: Shape, x: &[T], y: &[T], sums: &mut [T]) {
-    multiply_lanes(shape, x, y, sums);
-}
-
-#[inline(always)]
-fn multiply_lanes<T: Number>(shape: Shape, x: &[T], y: &[T], sums: &mut [T]) {
-    const TILE: usize = 8;
-    let Shape { m, n, k } = shape;
-    for (x, sums) in x.chunks_exact(k).zip(sums.chunks_exact_mut(n)).take(m) {
-        for (first, sums) in sums.chunks_exact_mut(TILE).enumerate() {
-            let Ok(sums) = <&mut [T; TILE]>::try_from(sums) else {
-                continue;
-            };
-            let mut tile = *sums;
-            let rows = y[first * TILE..].chunks(n);
-            for (&factor, row) in x.iter().zip(rows) {
-                let Some(row) = row.first_chunk::<TILE>() else {
-                    break;
-                };
-                for j in 0..TILE {
-                    tile[j] += factor * row[j];
-                }
-            }
-            *sums = tile;
-        }
     }
 }

@@ -11,7 +11,7 @@ compile() {
   nvcc --ptx -arch=compute_80 ${NVCC_FLAGS:-} "$@" -o "$out" "$src"
   sed -E 's|(\.file\s+[0-9]+ ")[^"]*/|\1|' "$out" > "$here/$out"
 }
-for f in basics warp math functions half softmax; do compile "$f.ptx" "$f.cu"; done
+for f in basics warp math functions half softmax mma; do compile "$f.ptx" "$f.cu"; done
 compile math_fast.ptx math.cu --use_fast_math
 compile check.ptx check.cu -lineinfo
 compile basics_debug.ptx basics.cu -G
