@@ -137,7 +137,8 @@ CHECKED = {"half": 0.5, "at": 1.0, "double": 2.0}
 def one(setting: Setting, case: Case, entry: dict[str, Any]) -> dict[str, Any]:
     """The parts of one program that are asked for; what is there already of the others stays."""
     parts = frozenset(setting.options.parts)
-    found: dict[str, Any] = {name: entry[name] for name in ("machine", "recording_overhead") if name in entry}
+    kept_names = ("machine", "recording_overhead", "recording_overhead_machine")
+    found: dict[str, Any] = {name: entry[name] for name in kept_names if name in entry}
     found["title"] = f"{case.title}, {case.group}"
     rounds = {name: network["rounds_ms"] for name, network in entry.get("networks", {}).items()}
     checked = entry.get("checks", {})
@@ -151,6 +152,9 @@ def one(setting: Setting, case: Case, entry: dict[str, Any]) -> dict[str, Any]:
             stage.record()
         if "cost" in parts:
             found["recording_overhead"] = stage.cost()
+        if parts == {"cost"}:
+            # Needs no recording, and says nothing of what was measured on another machine, perhaps.
+            return entry | found | {"title": found["title"], "recording_overhead_machine": setting.about}
         if "grid" in parts:
             rounds = stage.measure(grid(), setting.options.rounds)
             for _ in range(AGAIN_MAX):
@@ -281,15 +285,16 @@ def _run(setting: Setting, chosen: list[Case], results: dict[str, Any]) -> int:
     until = time.monotonic() + options.budget_s
     ok = True
     try:
-        measures = bool(set(options.parts) - {"predict"})
+        measures, costs_only = bool(set(options.parts) - {"predict"}), set(options.parts) == {"cost"}
         if measures:
             setting.server.start()
-        if options.constants is None and measures:
-            calibrate(setting)
-        elif options.constants is None:
-            setting.constants.write_text(json.dumps(results.get("constants")))
-        results["constants"] = json.loads(setting.constants.read_text())
-        about = machine.describe(setting.runner.outboard) if measures else {}
+        if not costs_only:
+            if options.constants is None and measures:
+                calibrate(setting)
+            elif options.constants is None:
+                setting.constants.write_text(json.dumps(results.get("constants")))
+            results["constants"] = json.loads(setting.constants.read_text())
+        about = setting.about = machine.describe(setting.runner.outboard) if measures else {}
         for number, case in enumerate(chosen):
             now = time.monotonic()
             if now >= until:
@@ -306,8 +311,12 @@ def _run(setting: Setting, chosen: list[Case], results: dict[str, Any]) -> int:
             except (PlayerError, StageError, ServerError, subprocess.TimeoutExpired) as error:
                 entry = {"status": "error", "title": case.title, "error": str(error)}
                 ok = False
-            results["cases"][case.name] = entry | ({"machine": about} if measures else {})
             print(_line(entry), flush=True)
+            if costs_only:
+                # A cost that could not be had takes nothing away.
+                results["cases"][case.name] = entry if entry["status"] == "ok" else before or entry
+            else:
+                results["cases"][case.name] = entry | ({"machine": about} if measures else {})
             kept.write(options.out, results)
     except ServerError as error:
         print(f"requirements: {error}", file=sys.stderr)
@@ -319,10 +328,11 @@ def _run(setting: Setting, chosen: list[Case], results: dict[str, Any]) -> int:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    if entry["status"] == "ok" and not entry["summary"]:
-        return f"{entry['title']:44} recorded"
     if entry["status"] != "ok":
         return f"{entry['title']:44} {entry['status']}: {entry['error']}"
+    if not entry.get("summary"):
+        cost = f"   {entry['recording_overhead']:+.1%}" if "recording_overhead" in entry else ""
+        return f"{entry['title']:44} recorded{cost}"
     text = f"{entry['title']:44} {entry['local_ms']:>9g} ms"
     for model, errors in entry["summary"].items():
         text += f"   {model} {errors['median']:.1%} (90 %: {errors['p90']:.1%})"

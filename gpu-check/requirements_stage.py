@@ -6,8 +6,9 @@ import argparse
 import statistics
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from process import Mode, Runner
 from server import Server
@@ -49,6 +50,8 @@ class Setting:
     # The largest network in time and bandwidth.
     widest: str
     deadline: float
+    # The machine, where something is measured.
+    about: dict[str, Any] = field(default_factory=dict)
 
 
 class Stage:

@@ -54,9 +54,28 @@ def test_a_program_is_recorded_predicted_and_run_over_every_network(tmp_path, ca
     for part in ("networks", "checks", "summary", "local_ms", "machine", "recording_overhead"):
         assert again["cases"]["fill_and_read"][part] == entry[part], part
     entry = again["cases"]["fill_and_read"]
+    # What recording costs alone leaves everything else as it was.
+    status, again = measure(tmp_path, case("fill_and_read"), extra=["--parts", "cost"])
+    costs = again["cases"]["fill_and_read"]
+    assert status == 0 and costs["recording_overhead"] > -1 and costs["recording_overhead_machine"]["cores"] > 0
+    assert costs | {"recording_overhead": 0, "recording_overhead_machine": 0} == entry | {
+        "recording_overhead": 0,
+        "recording_overhead_machine": 0,
+    }
+    entry = costs
     # What is not asked for stays.
     status, again = measure(tmp_path, case("fill_and_read"), case("no_such_step"), extra=["--only", "no_such_step"])
     assert status == 1 and again["cases"]["fill_and_read"] == entry
+    assert_nothing_runs()
+
+
+def test_what_recording_costs_needs_no_recording(tmp_path, capsys):
+    status, results = measure(
+        tmp_path, case("fill_and_read"), case("no_such_step"), extra=["--parts", "cost", "--turn-s", "0.01"]
+    )
+    assert status == 1 and results["cases"]["fill_and_read"]["recording_overhead"] > -1
+    assert results["cases"]["no_such_step"]["status"] == "error"
+    assert "recorded" in capsys.readouterr().out
     assert_nothing_runs()
 
 

@@ -17,6 +17,9 @@ use objects::{ArrayDescriptor, Copy3d, ResourceDesc, TextureDesc, ViewDesc};
 const LIBRARY: &str = "libcuda.so.1";
 const CU_JIT_ERROR_LOG_BUFFER: c_int = 5;
 const CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: c_int = 6;
+const CU_JIT_OPTIMIZATION_LEVEL: c_int = 7;
+/// The driver's default.
+const LEVEL_MAX: usize = 4;
 const LOG_BYTES: usize = 2048;
 /// More than any job takes or gives.
 const BUFFER_BYTES: usize = 1 << 22;
@@ -162,36 +165,53 @@ impl Gpu {
         })
     }
 
-    /// Compiles jobs as one module; where that is refused, each by itself.
+    /// Compiles jobs, neighbours of one level of optimisation as one module; where that is refused, each by itself.
     pub fn compile(&self, jobs: &[Job]) -> Vec<Compiled> {
+        let alike = jobs.chunk_by(|a, b| a.optimised == b.optimised);
+        alike.flat_map(|jobs| self.compile_alike(jobs)).collect()
+    }
+
+    fn compile_alike(&self, jobs: &[Job]) -> Vec<Compiled> {
         match self.load(jobs) {
             Ok(module) => jobs.iter().map(|job| self.kernel(module, job)).collect(),
             Err(refusal) if jobs.len() == 1 => vec![Err(refusal)],
             Err(_) => {
                 let (one, other) = jobs.split_at(jobs.len() / 2);
-                let mut out = self.compile(one);
-                out.extend(self.compile(other));
+                let mut out = self.compile_alike(one);
+                out.extend(self.compile_alike(other));
                 out
             }
         }
     }
 
+    /// Jobs of one level of optimisation.
     fn load(&self, jobs: &[Job]) -> Result<Handle, String> {
+        let optimised = jobs.iter().all(|job| job.optimised);
         let mut text = HEADER.to_owned();
         for job in jobs {
             text.push_str(&job.text);
         }
         let text = CString::new(text).map_err(|e| e.to_string())?;
         let mut log = vec![0u8; LOG_BYTES];
-        let options = [CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-        let values: [Handle; 2] = [log.as_mut_ptr().cast(), LOG_BYTES as Handle];
+        let options = [
+            CU_JIT_ERROR_LOG_BUFFER,
+            CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+            CU_JIT_OPTIMIZATION_LEVEL,
+        ];
+        // What is not an address is passed in a pointer's place, as cuda.h has it.
+        let level = if optimised { LEVEL_MAX } else { 0 };
+        let values: [Handle; 3] = [
+            log.as_mut_ptr().cast(),
+            LOG_BYTES as Handle,
+            level as Handle,
+        ];
         let mut module = null_mut();
-        // SAFETY: see the module; two options, as the count says.
+        // SAFETY: see the module; three options, as the count says.
         let status = unsafe {
             (self.calls.module_load)(
                 &mut module,
                 text.as_ptr().cast(),
-                2,
+                options.len() as c_uint,
                 options.as_ptr(),
                 values.as_ptr(),
             )

@@ -24,6 +24,8 @@ pub struct Job {
     pub output_bytes: usize,
     /// A texture or surface, whose number is the kernel's third argument.
     pub setup: Option<Setup>,
+    /// Whether a GPU's driver may optimise it, as it does unless told otherwise.
+    pub optimised: bool,
 }
 
 impl Job {
@@ -48,6 +50,7 @@ impl Job {
             input,
             output_bytes,
             setup: None,
+            optimised: true,
         }
     }
 
@@ -62,6 +65,7 @@ impl Job {
             input: fuzz::input(seed),
             output_bytes: fuzz::output_bytes(),
             setup: None,
+            optimised: true,
         }
     }
 

@@ -40,3 +40,4 @@ pub mod table;
 pub mod textures;
 pub mod values;
 pub mod work;
+pub mod worker;

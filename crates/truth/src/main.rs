@@ -66,6 +66,26 @@ enum Arguments {
         #[arg(long, default_value_t = 10)]
         differences: usize,
     },
+    /// What `fuzz` starts.
+    #[command(hide = true)]
+    Hunter {
+        #[arg(long)]
+        from: u64,
+        #[arg(long)]
+        seconds: u64,
+        #[arg(long)]
+        length: usize,
+    },
+    /// Run the random programs of a recording again on the GPU and the software device; print every result that differs.
+    Again {
+        recording: PathBuf,
+        /// Only the program of this seed.
+        #[arg(long)]
+        program: Option<u64>,
+        /// Runs of each on the GPU.
+        #[arg(long, default_value_t = 3)]
+        times: usize,
+    },
     /// Print docs/ptx-instructions.md.
     Table { recording: PathBuf },
     /// Print the PTX of all forms as one module; of the program of a seed.
@@ -138,16 +158,48 @@ fn main() -> Result<()> {
             length,
             differences,
         } => {
-            let lines = declare::lines()?;
-            let (generator, mut gpu) = (work::generator(&lines)?, Gpu::open()?);
-            println!("{}", gpu.name);
-            let what = hunt::Hunt {
+            let found = hunt::hunt(hunt::Hunt {
                 first_seed: from,
                 time: Duration::from_secs(seconds),
                 steps: length,
                 differences_max: differences,
+            })?;
+            println!(
+                "{} programs: {} differ, {} only where the driver optimises, {} it died of",
+                found.tried, found.differ, found.optimiser, found.lost
+            );
+            if found.differ > 0 {
+                bail!("the two differ");
+            }
+        }
+        Arguments::Hunter {
+            from,
+            seconds,
+            length,
+        } => {
+            let lines = declare::lines()?;
+            let what = hunt::Hunt {
+                first_seed: from,
+                time: Duration::from_secs(seconds),
+                steps: length,
+                differences_max: usize::MAX,
             };
-            if hunt::hunt(&generator, what, &Soft::new()?, &mut gpu) > 0 {
+            hunt::work(&work::generator(&lines)?, what, &Soft::new()?)?;
+        }
+        Arguments::Again {
+            recording,
+            program,
+            times,
+        } => {
+            let (recording, mut gpu) = (Recording::read(&recording)?, Gpu::open()?);
+            println!("{}", gpu.name);
+            let asked = |seed| program.is_none_or(|only| only == seed);
+            let programs: Vec<_> = recording
+                .programs
+                .iter()
+                .filter(|p| asked(p.seed))
+                .collect();
+            if hunt::again(&programs, times, &Soft::new()?, &mut gpu) > 0 {
                 bail!("the two differ");
             }
         }
@@ -258,12 +310,16 @@ fn compare_textures(recording: &Recording, soft: &Soft, only: &str, shown: usize
 }
 
 fn compare_programs(recording: &Recording, soft: &Soft) {
-    let mut differ = 0;
+    let (mut differ, mut optimiser) = (0, 0);
     for program in &recording.programs {
-        if soft.run(&fuzz::job(program.seed, &program.body)).digest() != program.outcome {
+        optimiser += usize::from(program.outcome != program.unoptimised);
+        if soft.run(&fuzz::job(program.seed, &program.body)).digest() != program.unoptimised {
             differ += 1;
             println!("DIFFERS program {}", program.seed);
         }
     }
-    println!("{differ} of {} programs differ", recording.programs.len());
+    println!(
+        "{differ} of {} programs differ; of {optimiser} the driver's optimiser makes something else",
+        recording.programs.len()
+    );
 }

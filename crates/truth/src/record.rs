@@ -2,19 +2,18 @@
 //! does not end costs one job: the next process goes on behind it.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::{Compiled, Gpu};
 use crate::job::{Job, Outcome};
 use crate::recording::Recording;
+use crate::worker::{say, start};
 
 /// Jobs compiled as one module.
 const MODULE_JOBS: usize = 24;
@@ -22,9 +21,8 @@ const MODULE_JOBS: usize = 24;
 const AHEAD_MAX: usize = 64;
 /// A worker that says nothing for so long is ended.
 const SILENCE_MAX: Duration = Duration::from_secs(40);
-const MESSAGE_BYTES_MAX: u32 = 1 << 24;
 
-/// What a worker says on its standard output, each with its length before it.
+/// What a worker says.
 #[derive(Debug, Serialize, Deserialize)]
 enum Said {
     Device(String),
@@ -41,7 +39,10 @@ pub fn record(jobs: &[Job], which: &[&str], budget: Duration) -> Result<Recordin
             eprintln!("truth: out of time at job {from} of {}", jobs.len());
             break;
         };
-        let (mut child, said) = start(which, from, careful)?;
+        let mut arguments = vec!["worker".to_owned(), "--from".to_owned(), from.to_string()];
+        arguments.extend(careful.then(|| "--careful".to_owned()));
+        arguments.extend(which.iter().map(|word| (*word).to_owned()));
+        let (mut child, said) = start::<Said>(&arguments)?;
         let deadline = Instant::now() + left;
         let mut running = None;
         loop {
@@ -78,48 +79,6 @@ pub fn record(jobs: &[Job], which: &[&str], budget: Duration) -> Result<Recordin
         }
     }
     Ok(recording)
-}
-
-fn start(which: &[&str], from: usize, careful: bool) -> Result<(Child, mpsc::Receiver<Said>)> {
-    let mut child = Command::new(std::env::current_exe()?)
-        .args(["worker", "--from", &from.to_string()])
-        .args(careful.then_some("--careful"))
-        .args(which)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("starting a worker")?;
-    let pipe = child.stdout.take().context("no pipe")?;
-    let (sender, said) = mpsc::channel();
-    thread::spawn(move || {
-        let mut pipe = pipe;
-        while let Ok(message) = hear(&mut pipe) {
-            if sender.send(message).is_err() {
-                break;
-            }
-        }
-    });
-    Ok((child, said))
-}
-
-fn hear(pipe: &mut ChildStdout) -> Result<Said> {
-    let mut length = [0; 4];
-    pipe.read_exact(&mut length)?;
-    let length = u32::from_le_bytes(length);
-    if length > MESSAGE_BYTES_MAX {
-        bail!("a message of {length} bytes");
-    }
-    let mut bytes = vec![0; length as usize];
-    pipe.read_exact(&mut bytes)?;
-    Ok(postcard::from_bytes(&bytes)?)
-}
-
-fn say(said: &Said) -> Result<()> {
-    let bytes = postcard::to_stdvec(said)?;
-    let mut out = io::stdout().lock();
-    out.write_all(&(bytes.len() as u32).to_le_bytes())?;
-    out.write_all(&bytes)?;
-    Ok(out.flush()?)
 }
 
 /// Jobs that a careful worker runs.

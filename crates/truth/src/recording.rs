@@ -26,7 +26,10 @@ pub struct Recording {
 pub struct Recorded {
     pub seed: u64,
     pub body: String,
+    /// As the driver compiles it by default.
     pub outcome: Outcome,
+    /// Compiled without optimisation. Where the two differ, the driver's optimiser does not keep to the text.
+    pub unoptimised: Outcome,
 }
 
 /// A file that is none of ours, or cannot be had.
@@ -84,6 +87,7 @@ mod tests {
                 seed: 3,
                 body: "exit;".into(),
                 outcome: Outcome::Digest(7, vec![1]),
+                unoptimised: Outcome::Digest(8, vec![1]),
             }],
         };
         let bytes = recording.encode()?;

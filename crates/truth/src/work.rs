@@ -38,10 +38,10 @@ pub fn generator(lines: &[Line]) -> Result<Generator<'_>, MemoryError> {
     }))
 }
 
-/// All jobs: forms, then programs.
+/// All jobs: forms, then programs, then programs without optimisation.
 pub struct Work {
     pub jobs: Vec<Job>,
-    /// Seed and text of the last of them.
+    /// Seed and text of the programs.
     programs: Vec<(u64, String)>,
 }
 
@@ -57,20 +57,29 @@ impl Work {
             .collect();
         let mut jobs: Vec<Job> = forms(&lines).map(Job::of_form).collect();
         jobs.extend(programs.iter().map(|(seed, body)| fuzz::job(*seed, body)));
+        let unoptimised = |(seed, body): &(u64, String)| fuzz::job_unoptimised(*seed, body);
+        jobs.extend(programs.iter().map(unoptimised));
         Ok(Work { jobs, programs })
     }
 
-    /// Makes digests of the programs' results.
+    /// Makes digests of the programs' results. Programs that were not run both ways are left out.
     pub fn sort_out(self, recording: &mut Recording) {
-        let first = self.jobs.len() - self.programs.len();
-        for (job, (seed, body)) in self.jobs[first..].iter().zip(self.programs) {
-            if let Some(outcome @ Outcome::Results(_)) = recording.entries.remove(&job.key) {
-                recording.programs.push(Recorded {
-                    seed,
-                    body,
-                    outcome: outcome.digest(),
-                });
-            }
+        for (seed, body) in self.programs {
+            let (job, plain) = (fuzz::job(seed, &body), fuzz::job_unoptimised(seed, &body));
+            let both = [job, plain].map(|job| recording.entries.remove(&job.key));
+            let [
+                Some(outcome @ Outcome::Results(_)),
+                Some(unoptimised @ Outcome::Results(_)),
+            ] = both
+            else {
+                continue;
+            };
+            recording.programs.push(Recorded {
+                seed,
+                body,
+                outcome: outcome.digest(),
+                unoptimised: unoptimised.digest(),
+            });
         }
     }
 }

@@ -11,27 +11,29 @@ use outboard_truth::recording::Recording;
 use outboard_truth::soft::Soft;
 use outboard_truth::work;
 
-/// It ends otherwise here than there, in a thread of which only the hash was kept. Not yet explained.
-const UNEXPLAINED: [u64; 1] = [459];
+/// Of so many programs, in a hundred, the driver's optimiser may make something else than it makes without optimising.
+const DISPUTED_PERCENT_MAX: usize = 2;
 
 #[test]
 fn programs_give_what_was_recorded() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("recorded/h200.zst");
     let recording = Recording::read(&file).unwrap();
     let soft = Soft::new().unwrap();
-    let (mut wrong, mut ran) = (String::new(), 0);
+    let (mut wrong, mut ran, mut disputed) = (String::new(), 0, 0);
     for program in &recording.programs {
         let outcome = soft.run(&fuzz::job(program.seed, &program.body)).digest();
         ran += 1;
-        if (outcome != program.outcome) != UNEXPLAINED.contains(&program.seed) {
+        disputed += usize::from(program.outcome != program.unoptimised);
+        if outcome != program.unoptimised {
             wrong += &format!(
                 "program {}: {outcome:x?}, recorded {:x?}\n",
-                program.seed, program.outcome
+                program.seed, program.unoptimised
             );
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
-    assert!(ran > 400, "only {ran} programs");
+    assert!(ran > 480, "only {ran} programs");
+    assert!(disputed * 100 <= ran * DISPUTED_PERCENT_MAX, "{disputed}");
 }
 
 fn run(soft: &Soft, program: &Program) -> Outcome {

@@ -194,9 +194,12 @@ fn product_error(x: f64, y: f64, product: f64) -> f64 {
 
 /// In whole numbers: sums of products lose bits anywhere, and what was lost decides a directed rounding.
 pub(super) fn fma_r64(x: f64, y: f64, z: f64, rounding: Rounding) -> f64 {
-    let product = x * y;
+    if z.is_infinite() && x.is_finite() && y.is_finite() {
+        // However large the product, it is finite before it is rounded.
+        return z;
+    }
     if !x.is_finite() || !y.is_finite() || !z.is_finite() || x == 0.0 || y == 0.0 {
-        return add_r64(product, z, rounding);
+        return add_r64(x * y, z, rounding);
     }
     let negative = (x < 0.0) != (y < 0.0);
     let (xm, xe) = parts(x);
@@ -321,4 +324,23 @@ pub(super) fn sqrt_r64(x: f64, rounding: Rounding) -> f64 {
         return root;
     }
     direct_f64(root, -product_error(root, root, x), rounding)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An H200 gives the same: `truth fuzz` found it otherwise here.
+    #[test]
+    fn a_product_that_overflows_does_not_undo_an_infinity() {
+        for rounding in [Rounding::Zero, Rounding::Down, Rounding::Up] {
+            for infinity in [f64::INFINITY, f64::NEG_INFINITY] {
+                assert_eq!(fma_r64(f64::MAX, f64::MAX, infinity, rounding), infinity);
+                assert_eq!(fma_r64(f64::MAX, f64::MIN, infinity, rounding), infinity);
+            }
+            assert!(fma_r64(f64::INFINITY, 1.0, f64::NEG_INFINITY, rounding).is_nan());
+            assert!(fma_r64(0.0, f64::INFINITY, f64::INFINITY, rounding).is_nan());
+            assert!(fma_r64(f64::NAN, 1.0, f64::INFINITY, rounding).is_nan());
+        }
+    }
 }

@@ -178,10 +178,16 @@ fn fits(form: &Form) -> bool {
     })
 }
 
-/// Sequences are not, since a guard is one instruction's. The assembler of CUDA 13.0 forgets guards of `testp` and of `set`
-/// with 16-bit operands: it writes their results in any case.
+/// Sequences are not, since a guard is one instruction's. The driver for CUDA 13.0 forgets some guards and writes results in
+/// any case, optimising or not: those of `testp`, of `set` with 16-bit operands, and of sums of four.
 fn may_be_guarded(text: &str) -> bool {
-    !text.contains(';') && !text.starts_with("testp") && !text.starts_with("set.")
+    let forgotten = [
+        "testp",
+        "set.",
+        "vadd4.u32.u32.u32.add",
+        "vsub4.u32.u32.u32.add",
+    ];
+    !text.contains(';') && !forgotten.iter().any(|name| text.starts_with(name))
 }
 
 fn speaks(form: &Form) -> bool {

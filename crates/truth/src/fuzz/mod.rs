@@ -69,6 +69,15 @@ pub fn job(seed: u64, body: &str) -> Job {
     Job::of_program(key, seed, body)
 }
 
+/// The same for a GPU whose driver compiles without optimising.
+pub fn job_unoptimised(seed: u64, body: &str) -> Job {
+    let key = hash(body.as_bytes()).rotate_left(1) ^ seed.rotate_left(32);
+    Job {
+        optimised: false,
+        ..Job::of_program(key, seed, body)
+    }
+}
+
 fn steps(out: &mut String, list: &[Step], labels: &mut u32) -> std::fmt::Result {
     for step in list {
         *labels += 1;
