@@ -22,6 +22,7 @@ const BY_VALUE: &[&str] = &[
     "cuCtxPopCurrent_v2",
     "cuCtxPushCurrent_v2",
     "cuCtxSetCurrent",
+    "cuCtxSynchronize",
     "cuCtxGetStreamPriorityRange",
     "cuMemGetInfo_v2",
     "cuMemAddressReserve",

@@ -32,7 +32,7 @@ pub(crate) fn take(session: &Session, note: Note<'_>) {
                 .push_back((call.call, CUresult(call.status)));
             wake.notify_one();
         }
-        Note::Print(print) => print_text(print.text),
+        Note::Print(print) => print_text(print.fd, print.text),
         Note::HostPages(pages) => state::host_pages(pages.va, pages.data),
     }
 }
@@ -168,14 +168,20 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
 }
 
 unsafe extern "C" {
-    /// The C library's stream: kernels print where the program prints, in order with it.
+    /// The C library's streams: kernels print where the program prints, in order with it.
     static stdout: *mut libc::FILE;
+    static stderr: *mut libc::FILE;
 }
 
-fn print_text(text: &[u8]) {
+fn print_text(fd: u8, text: &[u8]) {
     // SAFETY: a whole buffer to an open stream of the C library, which locks it.
     unsafe {
-        libc::fwrite(text.as_ptr().cast(), 1, text.len(), stdout);
-        let _: c_int = libc::fflush(stdout);
+        let stream = if i32::from(fd) == libc::STDERR_FILENO {
+            stderr
+        } else {
+            stdout
+        };
+        libc::fwrite(text.as_ptr().cast(), 1, text.len(), stream);
+        let _: c_int = libc::fflush(stream);
     }
 }

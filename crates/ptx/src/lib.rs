@@ -86,4 +86,4 @@ pub use launch::{Launch, LaunchError, Stats};
 pub use lower::{Kernel, KernelParam};
 pub use memory::{Memory, MemoryError};
 pub use module::{Global, Module};
-pub use output::{Fifo, Output};
+pub use output::{Fifo, Output, Printed, To};

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use common::{Arg, Device};
-use outboard_ptx::{Fault, FaultKind, LaunchError};
+use outboard_ptx::{Fault, FaultKind, LaunchError, Printed};
 
 const RELEASE: &str = include_str!("data/functions.ptx");
 const DEBUG: &str = include_str!("data/functions_debug.ptx");
@@ -130,7 +130,10 @@ fn printf_from_lanes() {
         let name = device.upload(b"gpu\0");
         device.run("say", 1, 32, &[Arg::Ptr(name), Arg::I32(3)]);
         let expected = "[0] gpu  0.00 0   | 0 a 0 %\n[1] gpu  1.50 7   | -5000000000 b 0x1 %\n[2] gpu  3.00 14  | -10000000000 c 0x2 %\n";
-        assert_eq!(String::from_utf8(device.output.take()).unwrap(), expected);
+        let mut printed = Printed::default();
+        device.output.take(&mut printed);
+        assert_eq!(String::from_utf8(printed.stdout).unwrap(), expected);
+        assert!(printed.stderr.is_empty());
     }
 }
 

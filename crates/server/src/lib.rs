@@ -5,10 +5,12 @@
 //! - [`soft`]: PTX on the CPU.
 //! - [`session`]: one client: its messages in order, answers when the device is done, everything given back at the end.
 //! - [`supervisor`]: sockets, and a worker process for each client.
+//! - [`log`]: standard error, wherever a device leads it.
 //! - [`images`]: module images by their hash, kept across sessions.
 
 pub mod device;
 pub mod images;
+pub mod log;
 pub mod nvidia;
 pub mod session;
 pub mod shadow;

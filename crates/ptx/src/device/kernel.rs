@@ -12,7 +12,7 @@ use crate::{
     launch::{self, LaunchError, STACK_BYTES_DEFAULT, Stats},
     memory::Memory,
     module::Module,
-    output::Fifo,
+    output::{Fifo, Printed},
 };
 
 /// What grid synchronisation needs of its workspace: its size, then the barrier
@@ -97,8 +97,8 @@ impl Machine {
     }
 
     /// Appends what kernels have printed since the last call.
-    pub fn take_printed(&self, out: &mut Vec<u8>) {
-        out.extend(self.printed.take());
+    pub fn take_printed(&self, out: &mut Printed) {
+        self.printed.take(out);
     }
 
     /// None where there is no room for it: `malloc` then returns 0, as on a GPU.

@@ -6,6 +6,7 @@ use super::memory::read8;
 use crate::code::{Call, Runtime};
 use crate::error::FaultKind;
 use crate::limits::PRINTF_STRING_BYTES_MAX;
+use crate::output::To;
 use crate::printf;
 
 impl Core<'_> {
@@ -93,7 +94,7 @@ impl Core<'_> {
             lane,
         };
         let (text, count) = printf::format(&format, &mut reader)?;
-        self.env.output.write(&text);
+        self.env.output.write(To::Stdout, &text);
         Ok(count)
     }
 
@@ -110,7 +111,9 @@ impl Core<'_> {
         let message = format!(
             "{file}:{line}: {function}: block: [{bx},{by},{bz}], thread: [{tx},{ty},{tz}] Assertion `{message}` failed."
         );
-        self.env.output.write(format!("{message}\n").as_bytes());
+        self.env
+            .output
+            .write(To::Stderr, format!("{message}\n").as_bytes());
         Ok(Trouble::at_lane(FaultKind::Assert { message }, lane))
     }
 }

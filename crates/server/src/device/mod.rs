@@ -4,6 +4,7 @@ use std::{fmt, os::fd::OwnedFd, sync::Arc};
 
 use outboard_api::CUresult;
 use outboard_link::{DeviceMemory, GpuMemory, Lasting, Segment};
+use outboard_ptx::Printed;
 use outboard_wire::{
     Message,
     codec::Writer,
@@ -38,8 +39,9 @@ pub trait Host: Send {
     fn exact_memory(&self) -> bool {
         false
     }
-    /// Appends what kernels have printed since the last call. Asked before a wait is answered.
-    fn take_printed(&mut self, out: &mut Vec<u8>);
+    /// Appends what kernels have printed since the last call. Asked before a wait is answered; `lost`: a fault has
+    /// just ended the context, of which the driver may have something to say.
+    fn take_printed(&mut self, out: &mut Printed, lost: bool);
     /// Host functions that the streams have reached since the last call: number and status for the client.
     fn take_host_calls(&mut self, out: &mut Vec<(u64, CUresult)>);
     /// Hands over the pages of watched mirrors that kernels have changed. Asked before a wait is answered.

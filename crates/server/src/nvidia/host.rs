@@ -11,6 +11,7 @@ use outboard_api::{
     },
 };
 use outboard_link::{DeviceMemory, GpuMemory, Segment};
+use outboard_ptx::Printed;
 use outboard_wire::{
     doc::{DeviceCard, NVML_NOW},
     messages,
@@ -97,11 +98,18 @@ impl Host for Nvidia {
         Ok(range)
     }
 
-    fn take_printed(&mut self, out: &mut Vec<u8>) {
+    fn take_printed(&mut self, out: &mut Printed, lost: bool) {
+        if lost {
+            // The driver says which assertion failed once it is waited for. It answers at once, and with the fault, which is no news.
+            let _ = self.driver.cuCtxSynchronize();
+            if let Some(complaints) = &self.complaints {
+                complaints.take(&mut out.stderr);
+            }
+        }
         if let Some(printed) = &self.printed
-            && self.printing.is_news()
+            && (self.printing.is_news() || lost)
         {
-            printed.take(out);
+            printed.take(&mut out.stdout);
         }
         // The session passes by before every answer to a wait: time to give back what was freed.
         self.reap();

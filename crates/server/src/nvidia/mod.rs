@@ -67,7 +67,7 @@ use self::{
     modules::Library,
     nvml::Nvml,
     owned::{ContextHold, Owned},
-    printed::{Printed, Printing},
+    printed::{Captured, Printing},
     staging::Staging,
     streams::{Event, Stream},
     table::{Driver, Record, real},
@@ -201,7 +201,9 @@ struct Nvidia {
     context_bytes: u64,
     printing: Printing,
     /// Standard output, once a module was loaded that may print.
-    printed: Option<Printed>,
+    printed: Option<Captured>,
+    /// Standard error, once a module was loaded: any kernel may contain assertions.
+    complaints: Option<Captured>,
     contexts: Shadow<Context>,
     /// The session's number of the context that is current for this thread.
     current: Option<u64>,
@@ -304,6 +306,7 @@ impl Nvidia {
             context_bytes,
             printing: Printing::default(),
             printed: None,
+            complaints: None,
             contexts,
             current: None,
             base,

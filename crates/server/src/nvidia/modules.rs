@@ -20,7 +20,7 @@ use super::{
     jit::{self, Options},
     launch::attributes,
     owned::Owned,
-    printed::Printed,
+    printed::Captured,
     table::{Driver, Refused, real},
 };
 use crate::{
@@ -117,7 +117,10 @@ impl Nvidia {
             .collect::<Result<_, Failure>>()?;
         let answer = reply(CUresult::CUDA_SUCCESS, &options, Some(&card))?;
         if contents.may_print && self.printed.is_none() {
-            self.printed = Some(Printed::take_stdout()?);
+            self.printed = Some(Captured::stdout()?);
+        }
+        if self.complaints.is_none() {
+            self.complaints = Some(Captured::stderr()?);
         }
         let library = Library {
             owned,

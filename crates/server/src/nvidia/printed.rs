@@ -1,4 +1,5 @@
-//! What kernels print. The driver writes it to standard output, which is therefore led into a pipe.
+//! What kernels print, and what failed assertions say. The driver writes it to standard output and standard error, which are
+//! therefore led into pipes.
 
 use std::{
     io,
@@ -11,7 +12,7 @@ use std::{
 
 use outboard_api::CUresult;
 
-use crate::device::Failure;
+use crate::{device::Failure, log};
 
 /// The pipe's room; the reader empties it long before.
 const PIPE_BYTES: i32 = 1 << 20;
@@ -108,10 +109,11 @@ impl Due {
     }
 }
 
-/// Standard output, until dropped.
-pub(super) struct Printed {
+/// Standard output or standard error, until dropped.
+pub(super) struct Captured {
     text: Arc<Mutex<Text>>,
-    saved_stdout: OwnedFd,
+    fd: i32,
+    saved: OwnedFd,
 }
 
 /// The read end and what came out of it. Whoever reads holds the lock, so that the order is the pipe's.
@@ -120,12 +122,22 @@ struct Text {
     bytes: Vec<u8>,
 }
 
-impl Printed {
-    pub(super) fn take_stdout() -> Result<Printed, Failure> {
+impl Captured {
+    pub(super) fn stdout() -> Result<Captured, Failure> {
+        Captured::capture(libc::STDOUT_FILENO)
+    }
+
+    /// What this process has to say itself goes where it went before.
+    pub(super) fn stderr() -> Result<Captured, Failure> {
+        log::keep(duplicate(libc::STDERR_FILENO).map_err(failed)?);
+        Captured::capture(libc::STDERR_FILENO)
+    }
+
+    fn capture(fd: i32) -> Result<Captured, Failure> {
         let (read, write) = pipe().map_err(failed)?;
         flush();
-        let saved_stdout = duplicate(libc::STDOUT_FILENO).map_err(failed)?;
-        replace_stdout(&write).map_err(failed)?;
+        let saved = duplicate(fd).map_err(failed)?;
+        replace(fd, &write).map_err(failed)?;
         let poll_end = duplicate(read.as_raw_fd()).map_err(failed)?;
         let text = Arc::new(Mutex::new(Text {
             pipe: read,
@@ -137,7 +149,7 @@ impl Printed {
             .name("printed".into())
             .spawn(move || drain_until_closed(&poll_end, &shared))
             .map_err(failed)?;
-        Ok(Printed { text, saved_stdout })
+        Ok(Captured { text, fd, saved })
     }
 
     /// Everything written so far.
@@ -149,11 +161,11 @@ impl Printed {
     }
 }
 
-impl Drop for Printed {
+impl Drop for Captured {
     fn drop(&mut self) {
         flush();
         // Closes the last write end, which ends the reader.
-        let _ = replace_stdout(&self.saved_stdout);
+        let _ = replace(self.fd, &self.saved);
     }
 }
 
@@ -233,9 +245,9 @@ fn duplicate(fd: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-fn replace_stdout(with: &OwnedFd) -> io::Result<()> {
-    // SAFETY: replaces descriptor 1, as announced to whoever opens the device.
-    match unsafe { libc::dup2(with.as_raw_fd(), libc::STDOUT_FILENO) } {
+fn replace(fd: i32, with: &OwnedFd) -> io::Result<()> {
+    // SAFETY: replaces descriptor 1 or 2, as announced to whoever opens the device.
+    match unsafe { libc::dup2(with.as_raw_fd(), fd) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
@@ -250,7 +262,7 @@ fn flush() {
 fn failed(error: io::Error) -> Failure {
     Failure::new(
         CUresult::CUDA_ERROR_OPERATING_SYSTEM,
-        format!("standard output cannot be led into a pipe: {error}"),
+        format!("standard output or standard error cannot be led into a pipe: {error}"),
     )
 }
 

@@ -55,6 +55,7 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_link::{Link, Place, Receiver, Segment, Wait, lanes_wanted};
+use outboard_ptx::Printed;
 use outboard_wire::{
     DecodeError, Message as _, Op as _, Reader,
     frame::{ON_A_LANE, RequestHeader, copied_data_at},
@@ -124,7 +125,7 @@ fn serve_with_lanes(
         exposed,
         frame: Vec::new(),
         reply: Vec::new(),
-        printed: Vec::new(),
+        printed: Printed::default(),
         host_calls: Vec::new(),
         early: VecDeque::new(),
     };
@@ -185,7 +186,7 @@ struct Session<'d> {
     /// The message in hand, where it is not bulk data.
     frame: Vec<u8>,
     reply: Vec<u8>,
-    printed: Vec<u8>,
+    printed: Printed,
     host_calls: Vec<(u64, CUresult)>,
     /// Messages received while another was executed.
     early: VecDeque<Vec<u8>>,
@@ -435,7 +436,7 @@ impl Session<'_> {
         self.tally.failed(op);
         debug!(op = tally::name(op), token, %failure, "failed");
         // After a fault the client asks no more: what its kernels printed comes with the news, or never.
-        self.send_printed()?;
+        self.send_printed(failure.status.is_sticky())?;
         if token == 0 {
             self.outbox.fault(op, &failure)?;
         } else {
@@ -451,7 +452,7 @@ impl Session<'_> {
             return Ok(false);
         }
         self.outbox.send_held_faults()?;
-        self.send_printed()?;
+        self.send_printed(self.waiting.any_lost())?;
         self.send_host_pages()?;
         send_answers(
             &mut self.waiting,
@@ -463,12 +464,19 @@ impl Session<'_> {
         Ok(true)
     }
 
-    fn send_printed(&mut self) -> Result<(), End> {
-        self.device.take_printed(&mut self.printed);
-        for text in self.printed.chunks(CHUNK_BYTES_MAX) {
-            self.outbox.note(PrintNote::NUMBER, &PrintNote { text })?;
+    fn send_printed(&mut self, lost: bool) -> Result<(), End> {
+        self.device.take_printed(&mut self.printed, lost);
+        let Printed { stdout, stderr } = &mut self.printed;
+        for (fd, text) in [
+            (libc::STDOUT_FILENO as u8, stdout),
+            (libc::STDERR_FILENO as u8, stderr),
+        ] {
+            for text in text.chunks(CHUNK_BYTES_MAX) {
+                self.outbox
+                    .note(PrintNote::NUMBER, &PrintNote { fd, text })?;
+            }
+            text.clear();
         }
-        self.printed.clear();
         Ok(())
     }
 
@@ -498,7 +506,7 @@ impl Session<'_> {
         // A host function may look at what was copied out, printed or written in front of it. Copies can have become ready
         // since they were last looked at; those behind the function cannot, before it is done.
         self.answer_ready()?;
-        self.send_printed()?;
+        self.send_printed(false)?;
         self.send_host_pages()?;
         for (call, status) in self.host_calls.drain(..) {
             let status = status.0;

@@ -199,6 +199,13 @@ impl WaitingList {
         self.entries.iter().any(|e| e.result.is_some())
     }
 
+    /// Whether one of those that are ready has found its context lost.
+    pub(super) fn any_lost(&self) -> bool {
+        let lost =
+            |e: &Waiting| matches!(&e.result, Some(Err(failure)) if failure.status.is_sticky());
+        self.entries.iter().any(lost)
+    }
+
     /// Looks at the first `end` entries; tells whether one has become ready.
     fn poll_first(&mut self, end: usize) -> bool {
         self.blocked.clear();

@@ -31,6 +31,7 @@ use std::{borrow::Cow, collections::BTreeMap, fs, sync::Arc, thread};
 use outboard_api::{CUDA_VERSION, CUresult};
 use outboard_link::{DeviceMemory, GpuMemory, Reach};
 use outboard_ptx::{
+    Printed,
     check::{Checker, Checks},
     device::{EventId, ExecId, Gpu, GraphId, HostCall, Machine, NodeId},
     memory::Memory,
@@ -302,7 +303,7 @@ impl Host for Soft {
         Ok(wait::pending(fence))
     }
 
-    fn take_printed(&mut self, out: &mut Vec<u8>) {
+    fn take_printed(&mut self, out: &mut Printed, _: bool) {
         self.machine.take_printed(out);
     }
 

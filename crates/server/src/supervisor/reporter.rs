@@ -10,6 +10,7 @@ use std::{
 };
 
 use outboard_api::CUresult;
+use outboard_ptx::Printed;
 use outboard_wire::{
     doc::{self, DeviceCard, NVML_FACTS, NvmlSnapshot},
     messages,
@@ -123,7 +124,7 @@ impl Host for Reporter {
         Err(Failure::unsupported("device memory"))
     }
 
-    fn take_printed(&mut self, _: &mut Vec<u8>) {}
+    fn take_printed(&mut self, _: &mut Printed, _: bool) {}
 
     fn take_host_calls(&mut self, _: &mut Vec<(u64, CUresult)>) {}
 

@@ -24,6 +24,7 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_link::{Receiver, Sender, Stream, Wait};
+use outboard_ptx::Printed;
 use outboard_wire::{
     Op, Reader,
     doc::DeviceCard,
@@ -119,8 +120,8 @@ impl Host for Fake {
         Ok((1 << 40, 1 << 30))
     }
 
-    fn take_printed(&mut self, out: &mut Vec<u8>) {
-        out.append(&mut self.printed);
+    fn take_printed(&mut self, out: &mut Printed, _: bool) {
+        out.stdout.append(&mut self.printed);
     }
 
     fn take_host_calls(&mut self, out: &mut Vec<(u64, CUresult)>) {

@@ -1,6 +1,7 @@
 //! What well-behaved programs do.
 
 use outboard_api::enums::*;
+use outboard_ptx::Printed;
 
 use super::*;
 
@@ -125,9 +126,9 @@ fn kernels_print() {
         &5u32.to_le_bytes(),
     )));
     c.sync().unwrap();
-    let mut printed = Vec::new();
-    c.device.take_printed(&mut printed);
-    assert_eq!(printed, b"hi 5\n");
+    let mut printed = Printed::default();
+    c.device.take_printed(&mut printed, false);
+    assert_eq!(printed.stdout, b"hi 5\n");
 }
 
 #[test]
