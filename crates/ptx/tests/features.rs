@@ -476,3 +476,63 @@ fn products_of_matrices() {
         );
     }
 }
+
+/// Loads and stores of all sizes by lanes in any order, and atomics in shared memory on few words, by warps of their own.
+#[test]
+fn accesses_in_any_order() {
+    let mut text = ".version 8.3\n.target sm_80\n.address_size 64\n.shared .align 4 .b8 cells[32];\n\
+        .visible .entry accesses(.param .u64 in, .param .u64 out) {\n\
+        .reg .b64 %rd<12>; .reg .b32 %r<24>; .reg .b16 %h<4>; .reg .f32 %f<4>;\n\
+        ld.param.u64 %rd0, [in]; ld.param.u64 %rd1, [out]; mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x;\n\
+        mad.lo.u32 %r0, %r1, 32, %r0; mul.wide.u32 %rd2, %r0, 4; add.u64 %rd3, %rd0, %rd2; add.u64 %rd4, %rd1, %rd2;\n\
+        ld.global.b32 %r2, [%rd3]; and.b32 %r3, %r2, 255; mul.wide.u32 %rd5, %r3, 4; add.u64 %rd5, %rd0, %rd5;\n\
+        ld.global.b32 %r4, [%rd5+4]; st.global.b32 [%rd4], %r4;\n\
+        mul.wide.u32 %rd6, %r3, 8; add.u64 %rd6, %rd0, %rd6;\n\
+        ld.global.b64 %rd7, [%rd6+8]; cvt.u32.u64 %r4, %rd7; st.global.b32 [%rd4+1024], %r4;\n\
+        xor.b32 %r5, %r0, 5; mul.wide.u32 %rd8, %r5, 4; add.u64 %rd8, %rd1, %rd8; st.global.b32 [%rd8+2048], %r4;\n\
+        mul.wide.u32 %rd8, %r5, 8; add.u64 %rd8, %rd1, %rd8; st.global.b64 [%rd8+4096], %rd7;\n"
+        .to_owned();
+    for (i, ty) in ["u8", "s8", "u16", "s16"].into_iter().enumerate() {
+        let (size, at) = (1 + i / 2, 6144 + i * 1024);
+        text += &format!(
+            "mul.wide.u32 %rd9, %r3, {size}; add.u64 %rd9, %rd0, %rd9; ld.global.{ty} %r6, [%rd9+{size}];\n\
+             st.global.b32 [%rd4+{at}], %r6;\n"
+        );
+    }
+    text +=
+        "and.b32 %r7, %r2, 7; shl.b32 %r7, %r7, 2; mov.u32 %r8, cells; add.u32 %r7, %r7, %r8;\n";
+    let mut at = 10240;
+    for op in [
+        "add.u32", "and.b32", "or.b32", "xor.b32", "min.s32", "max.u32", "min.u32", "max.s32",
+    ] {
+        text += &format!(
+            "atom.shared.{op} %r9, [%r7], %r2; st.global.b32 [%rd4+{at}], %r9; atom.shared.{op} _, [%r7+0], 3;\n"
+        );
+        at += 1024;
+    }
+    text += &format!(
+        "atom.shared.exch.b32 %r9, [%r7], 0; cvt.rn.f32.u32 %f1, %r2; atom.shared.add.f32 %f2, [%r7], %f1;\n\
+         st.global.f32 [%rd4+{at}], %f2; ld.shared.b32 %r10, [%r7]; st.global.b32 [%rd4+{}], %r10;\n",
+        at + 1024
+    );
+    at += 2048;
+    text += &format!(
+        "mul.wide.u32 %rd9, %r0, 16; add.u64 %rd10, %rd0, %rd9; add.u64 %rd11, %rd1, %rd9;\n\
+         ld.global.v4.b32 {{%r11, %r12, _, %r13}}, [%rd10]; mov.b32 %r14, 7;\n\
+         st.global.v4.b32 [%rd11+{at}], {{%r13, %r14, %r12, %r11}};\n\
+         ld.global.v2.b32 {{%r15, %r16}}, [%rd10+8]; shr.u64 %rd9, %rd9, 1; add.u64 %rd11, %rd1, %rd9;\n\
+         st.global.v2.b32 [%rd11+{}], {{%r16, %r15}};\nret;\n}}\n",
+        at + 4096
+    );
+    both(
+        &text,
+        "accesses",
+        [8, 1, 1],
+        [32, 1, 1],
+        at + 4096 + 2048,
+        |device, out| {
+            let words = Arg::Ptr(device.upload(&edges(1200)));
+            vec![words, Arg::Ptr(out)]
+        },
+    );
+}

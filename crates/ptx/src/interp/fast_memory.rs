@@ -5,10 +5,12 @@
 //! to the functions of [`super::memory`], which look at each lane.
 
 use super::core::{Core, Stop};
+use super::fast_scatter;
 use super::isa::{HALF, Isa};
-use super::lanes::{CHUNK, CHUNKS};
+use super::lanes::{CHUNK, CHUNKS, Chunk};
 use super::memory::{read32, write32};
 use super::step::{Body, Step};
+use crate::code::Row;
 
 /// How the lanes of both halves of a warp follow each other, from the first of each.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -183,7 +185,7 @@ unsafe fn gather<T: Copy>([low, high]: [u64; 2], pattern: Pattern) -> [[T; HALF]
 
 /// Addresses of all lanes in shared memory, if none leaves it or is misaligned.
 #[inline(always)]
-fn shared_lanes(core: &Core<'_>, step: &Step) -> Option<[u32; 32]> {
+pub(super) fn shared_lanes(core: &Core<'_>, step: &Step) -> Option<[u32; 32]> {
     let offset = i32::try_from(step.offset).ok()?;
     // A row is subtracted from rather than added to, so that nothing wraps back into bounds.
     let below = offset.min(0).unsigned_abs();
@@ -265,7 +267,7 @@ impl Body for LdGlobal32 {
             core.files.set_halves32(step.d, value);
             return Ok(());
         }
-        core.any(step, mask)
+        fast_scatter::gather32(core, step, mask)
     }
 }
 
@@ -281,7 +283,7 @@ impl Body for StGlobal32 {
             unsafe { core.files.scatter32(step.d, first) };
             return Ok(());
         }
-        core.any(step, mask)
+        fast_scatter::scatter32(core, step, mask)
     }
 }
 
@@ -298,7 +300,7 @@ impl Body for LdGlobal64 {
             core.files.set_halves64(step.d, value);
             return Ok(());
         }
-        core.any(step, mask)
+        fast_scatter::gather64(core, step, mask)
     }
 }
 
@@ -314,8 +316,18 @@ impl Body for StGlobal64 {
             unsafe { core.files.scatter64(step.d, first) };
             return Ok(());
         }
-        core.any(step, mask)
+        fast_scatter::scatter64(core, step, mask)
     }
+}
+
+/// The same words as arrays of other sizes, of as many words.
+#[inline(always)]
+fn resized<const A: usize, const B: usize, const C: usize, const D: usize>(
+    words: [[u32; A]; B],
+) -> [[u32; C]; D] {
+    assert!(A * B == C * D);
+    // SAFETY: both are the same number of words, one after the other.
+    unsafe { words.as_ptr().cast::<[[u32; C]; D]>().read() }
 }
 
 /// `N` registers of neighbouring words; `d` is their list. `BYTES` are those of a lane.
@@ -327,21 +339,26 @@ impl<const N: usize, const BYTES: usize> Body for LdVector32<N, BYTES> {
         if mask == u32::MAX
             && let Some((first, Pattern::Spread)) = global::<I, BYTES>(core, step)
         {
-            let program = core.program;
-            for i in 0..N {
-                let d = program.rows[step.d as usize + i];
-                if d == crate::code::SINK {
-                    continue;
-                }
-                let mut value = [[0; HALF]; 2];
-                for half in 0..2 {
-                    for l in 0..HALF {
-                        // SAFETY: checked by `global`: each half has `HALF` lanes of `N` words.
-                        value[half][l] =
-                            unsafe { (first[half] as *const u32).add(l * N + i).read() };
+            let rows: [Row; N] = std::array::from_fn(|i| core.program.rows[step.d as usize + i]);
+            for chunk in 0..CHUNKS {
+                let (half, at) = (chunk / 2, chunk % 2 * CHUNK);
+                // SAFETY: checked by `global`: each half has `HALF` lanes of `N` words.
+                let lanes: [[u32; N]; CHUNK] = unsafe {
+                    (first[half] as *const [u32; N])
+                        .add(at)
+                        .cast::<[[u32; N]; CHUNK]>()
+                        .read_unaligned()
+                };
+                let values: [Chunk; N] = match N {
+                    // SAFETY: the body is compiled for this instruction set.
+                    4 => unsafe { resized(I::split4(resized(lanes))) },
+                    _ => std::array::from_fn(|i| lanes.map(|lane| lane[i])),
+                };
+                for (&d, value) in rows.iter().zip(values) {
+                    if d != crate::code::SINK {
+                        core.files.set_chunk(d, chunk, u32::MAX, value);
                     }
                 }
-                core.files.set_halves32(d, value);
             }
             return Ok(());
         }
@@ -357,15 +374,21 @@ impl<const N: usize, const BYTES: usize> Body for StVector32<N, BYTES> {
         if mask == u32::MAX
             && let Some((first, Pattern::Spread)) = global::<I, BYTES>(core, step)
         {
-            let program = core.program;
-            let rows: [&[u32; 32]; N] =
-                std::array::from_fn(|i| core.files.row32(program.rows[step.d as usize + i]));
-            for (half, at) in first.into_iter().enumerate() {
-                for l in 0..HALF {
-                    for (i, row) in rows.iter().enumerate() {
-                        // SAFETY: checked by `global`: each half has `HALF` lanes of `N` words.
-                        unsafe { (at as *mut u32).add(l * N + i).write(row[half * HALF + l]) };
-                    }
+            let rows: [Row; N] = std::array::from_fn(|i| core.program.rows[step.d as usize + i]);
+            for chunk in 0..CHUNKS {
+                let (half, at) = (chunk / 2, chunk % 2 * CHUNK);
+                let values = rows.map(|row| core.files.chunk(row, chunk));
+                let lanes: [[u32; N]; CHUNK] = match N {
+                    // SAFETY: the body is compiled for this instruction set.
+                    4 => unsafe { resized(I::join4(resized(values))) },
+                    _ => std::array::from_fn(|l| values.map(|value| value[l])),
+                };
+                // SAFETY: checked by `global`: each half has `HALF` lanes of `N` words.
+                unsafe {
+                    (first[half] as *mut [u32; N])
+                        .add(at)
+                        .cast::<[[u32; N]; CHUNK]>()
+                        .write_unaligned(lanes);
                 }
             }
             return Ok(());

@@ -75,6 +75,18 @@ pub(crate) trait Isa {
     /// # Safety
     /// The host has the instruction set.
     unsafe fn narrow_f16x2<const ROUNDING: i32>(x: [Chunk; 2]) -> Chunk;
+
+    /// Of eight lanes, each with four words one after the other, the lanes of each word.
+    ///
+    /// # Safety
+    /// The host has the instruction set.
+    unsafe fn split4(words: [Chunk; 4]) -> [Chunk; 4];
+
+    /// What `split4` undoes.
+    ///
+    /// # Safety
+    /// The host has the instruction set.
+    unsafe fn join4(lanes: [Chunk; 4]) -> [Chunk; 4];
 }
 
 pub(super) struct Baseline;
@@ -149,6 +161,17 @@ impl Isa for Baseline {
         }
         out
     }
+
+    #[inline(always)]
+    unsafe fn split4(words: [Chunk; 4]) -> [Chunk; 4] {
+        let words = words.as_flattened();
+        std::array::from_fn(|i| std::array::from_fn(|l| words[l * 4 + i]))
+    }
+
+    #[inline(always)]
+    unsafe fn join4(lanes: [Chunk; 4]) -> [Chunk; 4] {
+        std::array::from_fn(|i| std::array::from_fn(|w| lanes[w % 4][i * 2 + w / 4]))
+    }
 }
 
 fn narrowed<const ROUNDING: i32>(x: u32) -> u32 {
@@ -171,10 +194,12 @@ mod x86 {
         _mm256_blendv_epi8, _mm256_blendv_ps, _mm256_castsi256_ps, _mm256_castsi256_si128,
         _mm256_cmp_ps, _mm256_cmpeq_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_ph,
         _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-        _mm256_movemask_ps, _mm256_or_si256, _mm256_packus_epi32, _mm256_permute4x64_epi64,
-        _mm256_permutevar8x32_epi32, _mm256_set_m128i, _mm256_set1_epi32, _mm256_set1_epi64x,
-        _mm256_setr_epi32, _mm256_setr_epi64x, _mm256_setzero_si256, _mm256_srli_epi32,
-        _mm256_storeu_ps, _mm256_storeu_si256, _mm256_testz_si256, _mm256_xor_si256,
+        _mm256_movemask_ps, _mm256_or_si256, _mm256_packus_epi32, _mm256_permute2x128_si256,
+        _mm256_permute4x64_epi64, _mm256_permutevar8x32_epi32, _mm256_set_m128i, _mm256_set1_epi32,
+        _mm256_set1_epi64x, _mm256_setr_epi32, _mm256_setr_epi64x, _mm256_setzero_si256,
+        _mm256_srli_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_testz_si256,
+        _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64,
+        _mm256_xor_si256,
     };
 
     use super::super::float::NAN_BITS;
@@ -330,6 +355,59 @@ mod x86 {
             };
             lanes(_mm256_castsi256_ps(_mm256_set_m128i(high, low)))
         }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+        unsafe fn split4(words: [Chunk; 4]) -> [Chunk; 4] {
+            let [a, b, c, d] = words.map(|lane| vector(lane));
+            let (a, b, c, d) = transposed(
+                _mm256_permute2x128_si256::<0x20>(a, c),
+                _mm256_permute2x128_si256::<0x31>(a, c),
+                _mm256_permute2x128_si256::<0x20>(b, d),
+                _mm256_permute2x128_si256::<0x31>(b, d),
+            );
+            [a, b, c, d].map(|lane| lanes(_mm256_castsi256_ps(lane)))
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+        unsafe fn join4(values: [Chunk; 4]) -> [Chunk; 4] {
+            let [a, b, c, d] = values.map(|lane| vector(lane));
+            let (a, b, c, d) = transposed(a, b, c, d);
+            [
+                _mm256_permute2x128_si256::<0x20>(a, b),
+                _mm256_permute2x128_si256::<0x20>(c, d),
+                _mm256_permute2x128_si256::<0x31>(a, b),
+                _mm256_permute2x128_si256::<0x31>(c, d),
+            ]
+            .map(|lane| lanes(_mm256_castsi256_ps(lane)))
+        }
+    }
+
+    /// In both halves of vectors, the columns of four rows of four.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+    fn transposed(
+        a: __m256i,
+        b: __m256i,
+        c: __m256i,
+        d: __m256i,
+    ) -> (__m256i, __m256i, __m256i, __m256i) {
+        let (low_ab, low_cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+        let (high_ab, high_cd) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+        (
+            _mm256_unpacklo_epi64(low_ab, low_cd),
+            _mm256_unpackhi_epi64(low_ab, low_cd),
+            _mm256_unpacklo_epi64(high_ab, high_cd),
+            _mm256_unpackhi_epi64(high_ab, high_cd),
+        )
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+    fn vector(lanes: Chunk) -> __m256i {
+        // SAFETY: eight lanes are a vector.
+        unsafe { _mm256_loadu_si256(lanes.as_ptr().cast()) }
     }
 
     #[inline]

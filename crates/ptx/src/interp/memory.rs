@@ -19,7 +19,7 @@ pub(crate) struct RangeCache {
 }
 
 impl RangeCache {
-    const ENTRIES: usize = 64;
+    const ENTRIES: usize = 256;
 
     pub(crate) fn new() -> Self {
         RangeCache {
@@ -215,11 +215,13 @@ impl Core<'_> {
             let offset = address & !WINDOW_MASK;
             let (base, limit) = match address & WINDOW_MASK {
                 0 => {
-                    let found = self
-                        .ranges
-                        .find(address)
-                        .filter(|(_, end)| end - address >= size);
-                    self.cache.entries[entry] = found.ok_or_else(fault)?;
+                    // Mostly where the lane before it found its own.
+                    let (low, high) = self.cache.entries[entry];
+                    if address < low || address >= high || high - address < size {
+                        let found = self.ranges.find(address);
+                        let found = found.filter(|(_, end)| end - address >= size);
+                        self.cache.entries[entry] = found.ok_or_else(fault)?;
+                    }
                     continue;
                 }
                 _ if space == MemSpace::Global => return Err(fault()),

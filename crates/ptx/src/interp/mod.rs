@@ -30,6 +30,7 @@ mod fast_compare;
 mod fast_convert;
 mod fast_half;
 mod fast_memory;
+mod fast_scatter;
 mod float;
 mod fuse;
 pub(crate) mod half;

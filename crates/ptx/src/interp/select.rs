@@ -5,11 +5,12 @@ use super::fast::{self, Lane2, Map1};
 use super::fast_convert as convert;
 use super::fast_half::{Bf16, F16, HalfFma};
 use super::fast_memory as memory;
+use super::fast_scatter::{self as scatter, AtomShared, LdGlobalNarrow};
 use super::shuffle::{self, Shuffle};
 use super::step::{Body, Kind, Step, compiled};
 use crate::code::{
-    Base, Bin32, Bin64, BinF32, CONST, Cmp, CmpType, FloatFlags, Mem, MemSpace, Op, Program,
-    Rounding, Row, Shfl, Shift64, Special, Tern32, Tern64, Un32, Un64, Width,
+    AtomOp, Base, Bin32, Bin64, BinF32, CONST, Cmp, CmpType, FloatFlags, Mem, MemSpace, Op,
+    Program, Rounding, Row, Shfl, Shift64, Special, Tern32, Tern64, Un32, Un64, Width,
 };
 
 /// The step of an operation; `any` is the one that does everything.
@@ -164,6 +165,15 @@ pub(super) fn select(program: &Program, op: &Op, any: Step, features: Features) 
                 offset: p.into(),
                 ..step
             }
+        }
+        Op::Atom {
+            op,
+            wide: false,
+            list,
+            mem,
+        } if mem.space == MemSpace::Shared => {
+            let rows = [0, 1, 2].map(|i| program.rows[list as usize + i]);
+            with.atom_shared(op, rows, &mem)
         }
         // Those who are together have nobody to wait for.
         Op::WarpSync { .. } => Step {
@@ -322,6 +332,18 @@ impl Chosen {
                 self.at::<memory::LdGlobal64>(d, a, mem)
             }
             (Width::B32, Shared, Base::Row32(a)) => self.at::<memory::LdShared32>(d, a, mem),
+            (Width::U8, Generic | Global, Base::Row64(a)) => {
+                self.at::<LdGlobalNarrow<scatter::Byte>>(d, a, mem)
+            }
+            (Width::S8, Generic | Global, Base::Row64(a)) => {
+                self.at::<LdGlobalNarrow<scatter::SignedByte>>(d, a, mem)
+            }
+            (Width::U16, Generic | Global, Base::Row64(a)) => {
+                self.at::<LdGlobalNarrow<scatter::Half>>(d, a, mem)
+            }
+            (Width::S16, Generic | Global, Base::Row64(a)) => {
+                self.at::<LdGlobalNarrow<scatter::SignedHalf>>(d, a, mem)
+            }
             _ => self.any,
         }
     }
@@ -340,6 +362,34 @@ impl Chosen {
             }
             (Width::B32, Shared, Base::Row32(base)) => self.at::<memory::StShared32>(a, base, mem),
             _ => self.any,
+        }
+    }
+
+    /// An atomic of 32 bits in shared memory.
+    fn atom_shared(&self, op: AtomOp, [d, b, _]: [Row; 3], mem: &Mem) -> Step {
+        let Base::Row32(a) = mem.base else {
+            return self.any;
+        };
+        let run = match op {
+            AtomOp::Add => compiled::<AtomShared<fast::Add>>(self.features),
+            AtomOp::And => compiled::<AtomShared<fast::And>>(self.features),
+            AtomOp::Or => compiled::<AtomShared<fast::Or>>(self.features),
+            AtomOp::Xor => compiled::<AtomShared<fast::Xor>>(self.features),
+            AtomOp::MinS => compiled::<AtomShared<fast::MinS>>(self.features),
+            AtomOp::MinU => compiled::<AtomShared<fast::MinU>>(self.features),
+            AtomOp::MaxS => compiled::<AtomShared<fast::MaxS>>(self.features),
+            AtomOp::MaxU => compiled::<AtomShared<fast::MaxU>>(self.features),
+            AtomOp::AddF => compiled::<AtomShared<fast::AddF<false>>>(self.features),
+            _ => return self.any,
+        };
+        Step {
+            run,
+            kind: Kind::Together,
+            d,
+            a,
+            b,
+            offset: mem.offset,
+            ..self.any
         }
     }
 

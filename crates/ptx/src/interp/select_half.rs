@@ -130,7 +130,9 @@ impl Chosen {
             (F32, BF16) if !cvt.integral => rounded!(self, rows, rounding, ToHalf, Bf16),
             (F32, F32) if cvt.integral => rounded!(self, rows, rounding, ToIntegral),
             // A NaN without modifiers stays as it is.
-            (F32, F32) if is_nearest && cvt.ftz => self.rows::<convert::Modified>(rows),
+            (F32, F32) if is_nearest && (cvt.ftz || cvt.sat) => {
+                self.rows::<convert::Modified>(rows)
+            }
             (HALF, F32) if is_nearest && !cvt.integral => self.rows::<convert::FromF16>(rows),
             (BF16, F32) if is_nearest && is_plain => self.rows::<fast::Map1<fast::UpperHalf>>(rows),
             (HALF, _) if number(to).is_some() => self.half_to_integer(to, rounding, rows),
