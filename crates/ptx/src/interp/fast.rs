@@ -85,6 +85,18 @@ lanes2! {
     ShrS: |x, y| sar(x, y);
     ShrU: |x, y| shr(x, y);
     Pack16: |x, y| x & 0xffff | y << 16;
+    DivU: |x, y| if y == 0 { u32::MAX } else { quotient(x, y) };
+    RemU: |x, y| if y == 0 { u32::MAX } else { x.wrapping_sub(quotient(x, y).wrapping_mul(y)) };
+}
+
+/// In double precision, for which there are vectors: a quotient that is no integer lies at least 1 / `y` below the next one, far
+/// more than what rounding adds to a number below 2^32 / `y`.
+#[inline(always)]
+fn quotient(x: u32, y: u32) -> u32 {
+    /// Added, it leaves an integer in the lowest bits.
+    const INTEGERS: f64 = 4_503_599_627_370_496.0;
+    let quotient = (f64::from(x) / f64::from(y)).trunc();
+    (quotient + INTEGERS).to_bits() as u32
 }
 
 #[inline(always)]

@@ -229,6 +229,8 @@ impl Chosen {
             Bin32::Shl => self.map2::<fast::Shl>(rows),
             Bin32::ShrS => self.map2::<fast::ShrS>(rows),
             Bin32::ShrU => self.map2::<fast::ShrU>(rows),
+            Bin32::DivU => self.map2::<fast::DivU>(rows),
+            Bin32::RemU => self.map2::<fast::RemU>(rows),
             Bin32::Pack16 => self.map2::<fast::Pack16>(rows),
             Bin32::F16(op) => self.f16::<false>(op, rows),
             Bin32::F16x2(op) => self.f16::<true>(op, rows),
