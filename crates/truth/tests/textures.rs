@@ -62,9 +62,15 @@ fn each_instruction_is_one_of_ptx() {
 fn a_wrong_result_is_noticed() {
     let soft = Soft::new().unwrap();
     let probes = corpus::probes();
-    let linear = probes.iter().find(|p| p.name().contains("linear")).unwrap();
-    let stores = probes.iter().find(|p| p.name().contains("sust.b")).unwrap();
-    for probe in [linear, stores] {
+    let nearest = probes
+        .iter()
+        .find(|p| p.name().contains("Wrap normalised"))
+        .unwrap();
+    let stores = probes
+        .iter()
+        .find(|p| p.name().contains("sust.b.2d.b32"))
+        .unwrap();
+    for probe in [nearest, stores] {
         let (mut recording, key) = (Recording::default(), probe.job().key);
         recording.entries.insert(key, soft.run(&probe.job()));
         assert_eq!(compare::probe(probe, &recording, &soft), Verdict::Agrees);
@@ -84,10 +90,6 @@ fn a_wrong_result_is_noticed() {
 #[test]
 fn probes_give_what_was_recorded() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("recorded/h200-textures.zst");
-    if !file.exists() {
-        eprintln!("NOT RUN: no {}", file.display());
-        return;
-    }
     let recording = Recording::read(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
     let soft = Soft::new().unwrap();
     let (mut wrong, mut agreed) = (String::new(), 0);
@@ -114,5 +116,5 @@ fn probes_give_what_was_recorded() {
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
-    assert!(agreed > 1_000, "only {agreed} probes agreed");
+    assert!(agreed > 850, "only {agreed} probes agreed");
 }

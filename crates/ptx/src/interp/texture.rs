@@ -77,12 +77,10 @@ impl Core<'_> {
             layer: self.files.lane32(instruction.layer, lane),
             offset: instruction
                 .offset
-                .map(|row| self.files.lane32(row, lane) as i32),
+                // Of so many bits, with a sign.
+                .map(|row| (self.files.lane32(row, lane) as i32) << 28 >> 28),
             detail: match instruction.detail {
                 DetailRows::Base => Detail::Base,
-                DetailRows::Level(row) if integers => {
-                    Detail::Number(self.files.lane32(row, lane) as i32)
-                }
                 DetailRows::Level(row) => Detail::Level(float(row)),
                 DetailRows::Gradients(rows) => Detail::Gradients(rows.map(|r| r.map(float))),
             },
@@ -142,11 +140,13 @@ impl Core<'_> {
         surface: bool,
         lane: usize,
     ) -> Result<u32, Stop> {
-        let (texels, normalised) = match self.bound(instruction, lane)? {
-            (_, Bound::Texture(texture)) if !surface => {
-                (texture.texels, texture.sampler.normalised)
-            }
-            (_, Bound::Surface(texels)) if surface => (texels, false),
+        let (texels, normalised, linear_memory) = match self.bound(instruction, lane)? {
+            (_, Bound::Texture(texture)) if !surface => (
+                texture.texels,
+                texture.sampler.normalised,
+                texture.linear_memory,
+            ),
+            (_, Bound::Surface(texels)) if surface => (texels, false, false),
             (number, _) => {
                 return Err(trap(
                     format!("{number:#x} is an object of the other kind"),
@@ -168,9 +168,15 @@ impl Core<'_> {
             true => size[axis] as u32,
             false => 0,
         };
+        // A GPU takes lines for one row of a plane, their layers for rows.
+        let rows = match (surface, texels.dimensions, texels.layers) {
+            (_, 1, Some(layers)) => layers as u32,
+            (false, 1, _) if size[0] > 0 && !linear_memory => 1,
+            _ => has(1),
+        };
         Ok(match what {
             Query::Width => has(0),
-            Query::Height => has(1),
+            Query::Height => rows,
             Query::Depth => has(2),
             Query::ArraySize => texels.layers.unwrap_or(0) as u32,
             Query::NormalisedCoordinates => normalised.into(),
@@ -192,7 +198,8 @@ impl Core<'_> {
         let (number, texels) = self.surface_of(instruction, lane)?;
         let place = Place {
             at: self.coordinates(instruction, lane).map(|c| c as i32),
-            layer: self.files.lane32(instruction.layer, lane),
+            // A GPU looks at so many bits.
+            layer: self.files.lane32(instruction.layer, lane) & 0xffff,
         };
         let all = bytes * instruction.values.len() as u64;
         let found = texels.place(&place, all, outside == Outside::Clamp);
@@ -244,7 +251,8 @@ impl Core<'_> {
         let (number, texels) = self.surface_of(instruction, lane)?;
         let place = Place {
             at: self.coordinates(instruction, lane).map(|c| c as i32),
-            layer: self.files.lane32(instruction.layer, lane),
+            // A GPU looks at so many bits.
+            layer: self.files.lane32(instruction.layer, lane) & 0xffff,
         };
         let all = texels.texel_bytes();
         let Some(at) = texels.texel_place(&place, outside == Outside::Clamp) else {
@@ -258,14 +266,15 @@ impl Core<'_> {
             return Err(access_fault(at, all, true, lane));
         }
         let channel = texels.channel;
-        for (i, &row) in instruction.values.iter().enumerate() {
-            if i as u32 >= texels.channels {
-                break;
-            }
-            let (at, value) = (
-                at + i as u64 * u64::from(channel.bytes()),
-                self.files.lane32(row, lane),
-            );
+        // Channels without a value become 0.
+        let stores = access == Access::Store;
+        let count = if stores { texels.channels as usize } else { 1 };
+        for i in 0..count {
+            let value = match instruction.values.get(i) {
+                Some(&row) => self.files.lane32(row, lane),
+                None => 0,
+            };
+            let at = at + i as u64 * u64::from(channel.bytes());
             match (access, channel.bytes()) {
                 (Access::Reduce(op), 4) => {
                     atomic32(channel.reduction(op), at, value, 0);

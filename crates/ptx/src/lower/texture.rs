@@ -55,9 +55,11 @@ impl<'a> Lowering<'_, '_, 'a> {
         if moved {
             out.offset = self.vector3(&insn.ops[first], geometry, Type::S32)?;
         }
-        let ty = if integers { Type::S32 } else { Type::F32 };
         match detail {
-            Some("level") => out.detail = DetailRows::Level(self.src32(&insn.ops[2], ty)?),
+            Some("level") if !integers => {
+                out.detail = DetailRows::Level(self.src32(&insn.ops[2], Type::F32)?);
+            }
+            Some("level") => return Err(self.unsupported("a level with coordinates of texels")),
             Some("grad") if !integers => {
                 let gradients = [
                     self.vector3(&insn.ops[2], geometry, Type::F32)?,

@@ -11,8 +11,6 @@ pub(crate) enum Detail {
     Base,
     /// `tex.level`
     Level(f32),
-    /// `tex.level` with coordinates of texels.
-    Number(i32),
     /// `tex.grad`: along x and y of the screen.
     Gradients([[f32; 3]; 2]),
 }
@@ -25,30 +23,23 @@ pub(crate) struct Levels {
 }
 
 impl Levels {
-    /// None where a level is asked for by a number that there is not.
-    pub(crate) fn of(texture: &Texture, point: &Point) -> Option<Levels> {
+    pub(crate) fn of(texture: &Texture, point: &Point) -> Levels {
         let by_number = matches!(point.at, Coordinates::Integers(_));
         let texels = &texture.texels;
         let last = texels.levels - 1;
         let only = |level: u32| {
             let first = texels.level(level);
-            Some(Levels {
+            Levels {
                 first,
                 second: first,
                 weight: 0.0,
-            })
+            }
         };
         if last == 0 {
             return only(0);
         }
         let mips = &texture.sampler.mips;
         let wanted = match point.detail {
-            Detail::Number(level) => {
-                return u32::try_from(level)
-                    .ok()
-                    .filter(|l| *l <= last)
-                    .and_then(only);
-            }
             _ if by_number => return only(0),
             Detail::Base => 0.0,
             Detail::Level(level) => level.into(),
@@ -58,14 +49,15 @@ impl Levels {
         if !mips.linear {
             return only((detail + 0.5).floor().min(last.into()) as u32);
         }
-        let fixed = (detail * 256.0).round();
+        // 8 fractional bits, cut off.
+        let fixed = (detail * 256.0).floor();
         let level = (fixed / 256.0).floor();
         let first = texels.level(level as u32);
-        Some(Levels {
+        Levels {
             first,
             second: texels.level((level as u32 + 1).min(last)),
             weight: fixed / 256.0 - level,
-        })
+        }
     }
 }
 

@@ -12,7 +12,7 @@ pub(crate) use self::levels::Detail;
 pub(crate) use self::sample::{Coordinates, Point};
 pub(crate) use self::surface::Place;
 
-use crate::code::AtomOp;
+use crate::code::{AtomOp, Rounding};
 use crate::interp::half::{F16, Half as _};
 use crate::memory::{Memory, MemoryError};
 
@@ -90,6 +90,51 @@ impl Channel {
         }
     }
 
+    /// A border's colour as a texel of this type has it: rounded down, halves towards zero.
+    fn border_float(self, value: f32) -> f64 {
+        let value = f64::from(value);
+        match self.one() {
+            Some(one) if self.is_signed() => (value.clamp(-1.0, 1.0) * one).floor() / one,
+            Some(one) => (value.clamp(0.0, 1.0) * one).floor() / one,
+            None if self == Channel::Half => F16::to_f64(surface::half_towards_zero(value as f32)),
+            None => value,
+        }
+    }
+
+    /// As integers: of the bits that the sampler has, those that fit.
+    fn border_bits(self, value: f32) -> u32 {
+        match self {
+            Channel::U8 => value.to_bits() & 0xff,
+            Channel::U16 => value.to_bits() & 0xffff,
+            _ => self.integer(value.to_bits()),
+        }
+    }
+
+    /// What is filtered: fractions of 16 bits; halves.
+    fn filtered(self, sum: f64) -> f64 {
+        match self {
+            Channel::U8 | Channel::U16 => (sum * 65535.0).round() / 65535.0,
+            Channel::S8 | Channel::S16 => (sum * 32767.0).round() / 32767.0,
+            Channel::Half => F16::to_f64(F16::from_f64(sum, Rounding::Nearest)),
+            _ => sum,
+        }
+    }
+
+    /// The integer that is the fraction 1.
+    fn one(self) -> Option<f64> {
+        match self {
+            Channel::U8 => Some(255.0),
+            Channel::U16 => Some(65535.0),
+            Channel::S8 => Some(127.0),
+            Channel::S16 => Some(32767.0),
+            _ => None,
+        }
+    }
+
+    fn is_signed(self) -> bool {
+        matches!(self, Channel::S8 | Channel::S16 | Channel::S32)
+    }
+
     /// What `txq.channel_data_type` and `suq.channel_data_type` answer: OpenCL's numbers.
     pub(crate) fn type_code(self) -> u32 {
         match self {
@@ -117,8 +162,17 @@ impl Channel {
         match self {
             Channel::S8 => bits as i8 as u32,
             Channel::S16 => bits as i16 as u32,
+            Channel::Half => widened(bits),
             _ => bits,
         }
+    }
+}
+
+/// A half as a float; of what is not a number all bits are kept.
+fn widened(bits: u32) -> u32 {
+    match bits & 0x7fff > 0x7c00 {
+        true => (bits & 0x8000) << 16 | 0x7f80_0000 | (bits & 0x3ff) << 13,
+        false => (F16::to_f64(bits) as f32).to_bits(),
     }
 }
 

@@ -21,16 +21,19 @@ pub(crate) enum Coordinates {
     Integers([i32; 3]),
 }
 
-/// Texels next to a coordinate along an axis: their numbers, none for the border, and the weight of the second.
+/// Texels next to a coordinate along an axis: their numbers, none for the border, and the weight of the second, of
+/// [`ONE_WEIGHT`].
 #[derive(Clone, Copy)]
 struct Span {
     texels: [Option<u64>; 2],
-    weight: f64,
+    weight: i32,
 }
+
+const ONE_WEIGHT: i32 = 256;
 
 const ONE: Span = Span {
     texels: [Some(0), None],
-    weight: 0.0,
+    weight: 0,
 };
 
 /// A point on its way to texels: of cubes, on a face.
@@ -51,13 +54,27 @@ impl Texture {
     /// Four channels, as registers hold them.
     pub(crate) fn sample<E>(&self, point: &Point, read: &mut impl Read<E>) -> Result<[u32; 4], E> {
         let spot = self.spot(point);
-        let levels = match Levels::of(self, point) {
-            Some(levels) => levels,
-            None => return Ok(self.border_words()),
-        };
+        if self.linear_memory && !matches!(point.at, Coordinates::Integers(_)) {
+            return Ok([0; 4]);
+        }
+        let levels = Levels::of(self, point);
         let by_number = matches!(point.at, Coordinates::Integers(_));
         let blended = levels.weight != 0.0;
-        if by_number || !self.sampler.linear && !blended {
+        if by_number {
+            // By numbers there is no border, and lines are those of linear memory (`tex1Dfetch`).
+            let at = self
+                .spans(&levels.first, &spot, false)
+                .map(|span| span.texels[0]);
+            let lines = self.is_line();
+            let beyond = u64::from(point.layer) >= self.texels.layers.unwrap_or(u64::MAX);
+            return match corner(at) {
+                Some(_) if (self.linear_memory || !lines) && !beyond => {
+                    self.texel(&levels.first, at, spot.layer, read)
+                }
+                _ => Ok([0; 4]),
+            };
+        }
+        if !self.sampler.linear && !blended {
             return self.nearest(&levels.first, &spot, read);
         }
         let first = self.filtered(&levels.first, &spot, read)?;
@@ -70,7 +87,8 @@ impl Texture {
                 })
             }
         };
-        Ok(sums.map(|sum| (sum as f32).to_bits()))
+        let channel = self.texels.channel;
+        Ok(sums.map(|sum| (channel.filtered(sum) as f32).to_bits()))
     }
 
     /// One channel of the four texels that filtering would look at: from the lower left, against the clock, y downwards.
@@ -133,18 +151,13 @@ impl Texture {
         }
         let spans = self.spans(texels, spot, self.sampler.linear);
         let mut sums = [0.0; 4];
-        for corner in 0..8usize {
-            let side = |axis: usize| corner >> axis & 1;
-            let weight: f64 = (0..3)
-                .map(|axis| match side(axis) {
-                    0 => 1.0 - spans[axis].weight,
-                    _ => spans[axis].weight,
-                })
-                .product();
+        let weights = weights(spans.map(|span| span.weight));
+        for (corner, weight) in weights.into_iter().enumerate() {
             // What does not count is not read: it may be infinite.
-            if weight != 0.0 {
-                let at = [0, 1, 2].map(|axis| spans[axis].texels[side(axis)]);
+            if weight != 0 {
+                let at = [0, 1, 2].map(|axis| spans[axis].texels[corner >> axis & 1]);
                 let texel = self.floats(texels, at, spot.layer, read)?;
+                let weight = f64::from(weight) / f64::from(ONE_WEIGHT);
                 for (sum, value) in sums.iter_mut().zip(texel) {
                     *sum += weight * value;
                 }
@@ -165,23 +178,14 @@ impl Texture {
             return Ok([0.0; 4]);
         };
         let n = texels.size[0];
-        let sides = [s, t].map(|c| {
-            let before = f64::from(c) * n as f64 - 0.5;
-            let weight = ((before - before.floor()) * 256.0).round() / 256.0;
-            (before.floor(), weight)
-        });
+        let sides = [s, t].map(|c| first_of_two(fixed(c, n) * n as f64));
+        let weights = weights([sides[0].1, sides[1].1, 0]);
         let first_face = spot.layer - face.number();
         let (mut sums, mut around, mut missing) = ([0.0; 4], [0.0; 4], 0.0);
-        for corner in 0..4usize {
+        for (corner, weight) in weights.into_iter().take(4).enumerate() {
             let side = [corner & 1, corner >> 1];
             let at = [0, 1].map(|axis| sides[axis].0 + side[axis] as f64);
-            let weight: f64 = [0, 1]
-                .map(|axis| match side[axis] {
-                    0 => 1.0 - sides[axis].1,
-                    _ => sides[axis].1,
-                })
-                .into_iter()
-                .product();
+            let weight = f64::from(weight) / f64::from(ONE_WEIGHT);
             let outside = at.map(|i| !(0.0..n as f64).contains(&i));
             let (layer, [x, y]) = match outside {
                 [true, true] => {
@@ -208,10 +212,16 @@ impl Texture {
         Ok(sums)
     }
 
+    /// Lines without layers, which a GPU takes for planes of one row, read at its upper edge.
+    fn is_line(&self) -> bool {
+        self.texels.dimensions == 1 && self.texels.layers.is_none()
+    }
+
     fn spans(&self, texels: &Texels, spot: &Spot, linear: bool) -> [Span; 3] {
         let mut spans = [ONE; 3];
+        let row = linear && self.is_line();
         for (axis, span) in spans.iter_mut().enumerate() {
-            if axis < texels.dimensions as usize {
+            if axis < texels.dimensions as usize || row && axis == 1 {
                 let offset = i64::from(spot.offset[axis]);
                 *span = match spot.at {
                     Coordinates::Floats(at) => {
@@ -226,10 +236,11 @@ impl Texture {
                         )
                     }
                     Coordinates::Integers(at) => {
-                        let index = (i64::from(at[axis]) + offset) as f64;
+                        let index = i64::from(at[axis]) + offset;
+                        let inside = u64::try_from(index).ok();
                         Span {
-                            texels: [self.texel_at(texels.size[axis], axis, index, false), None],
-                            weight: 0.0,
+                            texels: [inside.filter(|i| *i < texels.size[axis]), None],
+                            weight: 0,
                         }
                     }
                 };
@@ -248,7 +259,9 @@ impl Texture {
         linear: bool,
     ) -> Span {
         let at = match normalised {
-            true => f64::from(coordinate) * count as f64,
+            // Also what is subnormal is 0.
+            _ if !coordinate.is_normal() && !coordinate.is_infinite() => 0.0,
+            true => self.turned(axis, fixed(coordinate, count)) * count as f64,
             false => coordinate.into(),
         };
         let offset = offset as f64;
@@ -256,19 +269,25 @@ impl Texture {
             let index = at.floor() + offset;
             return Span {
                 texels: [self.texel_at(count, axis, index, normalised), None],
-                weight: 0.0,
+                weight: 0,
             };
         }
-        let before = at - 0.5;
-        let first = before.floor();
-        let weight = ((before - first) * 256.0).round() / 256.0;
+        let (first, weight) = first_of_two(at);
         Span {
             texels: [
                 self.texel_at(count, axis, first + offset, normalised),
                 self.texel_at(count, axis, first + offset + 1.0, normalised),
             ],
-            // Nothing is between texels where there is no coordinate: not a number, or infinite.
-            weight: if weight.is_nan() { 0.0 } else { weight },
+            weight,
+        }
+    }
+
+    /// Where texels come again, a coordinate without whole turns: none of it is left of what is infinite.
+    fn turned(&self, axis: usize, at: f64) -> f64 {
+        match self.sampler.address[axis] {
+            AddressMode::Wrap | AddressMode::Mirror if at.is_finite() => at.rem_euclid(2.0),
+            AddressMode::Wrap | AddressMode::Mirror => 0.0,
+            _ => at,
         }
     }
 
@@ -296,11 +315,27 @@ impl Texture {
         channel == Channel::Half || channel.is_fraction() && !self.sampler.as_integers
     }
 
+    /// Channels that a format has not are 0 of the border, too.
     fn border_words(&self) -> [u32; 4] {
-        match self.linear_memory {
-            true => [0; 4],
-            false => self.sampler.border.map(f32::to_bits),
-        }
+        let texels = &self.texels;
+        let border = self.sampler.border;
+        std::array::from_fn(
+            |i| match self.linear_memory || i >= texels.channels as usize {
+                true => 0,
+                false => texels.channel.border_bits(border[i]),
+            },
+        )
+    }
+
+    fn border_floats(&self) -> [f64; 4] {
+        let texels = &self.texels;
+        let border = self.sampler.border;
+        std::array::from_fn(
+            |i| match self.linear_memory || i >= texels.channels as usize {
+                true => 0.0,
+                false => texels.channel.border_float(border[i]),
+            },
+        )
     }
 
     /// A texel as registers hold it.
@@ -312,19 +347,16 @@ impl Texture {
         read: &mut impl Read<E>,
     ) -> Result<[u32; 4], E> {
         let channel = texels.channel;
-        if self.gives_floats() {
+        let fractions = self.gives_floats();
+        if fractions && (channel != Channel::Half || corner(at).is_none()) {
             let texel = self.floats(texels, at, layer, read)?;
             return Ok(texel.map(|value| (value as f32).to_bits()));
         }
         let Some(at) = corner(at).map(|at| texels.at(at, layer)) else {
             return Ok(self.border_words());
         };
-        // As they are, not-a-numbers too.
-        let one = match channel {
-            Channel::Float => 1f32.to_bits(),
-            _ => 1,
-        };
-        let mut out = [0, 0, 0, one];
+        // As they are, not-a-numbers too. Channels that a format has not are 0, the fourth as well.
+        let mut out = [0; 4];
         for i in 0..texels.channels {
             out[i as usize] =
                 channel.integer(read(at + u64::from(i * channel.bytes()), channel.bytes())?);
@@ -341,21 +373,60 @@ impl Texture {
     ) -> Result<[f64; 4], E> {
         let channel = texels.channel;
         let Some(at) = corner(at).map(|at| texels.at(at, layer)) else {
-            return Ok(match self.linear_memory {
-                true => [0.0; 4],
-                false => self.sampler.border.map(f64::from),
-            });
+            return Ok(self.border_floats());
         };
-        let mut out = [0.0, 0.0, 0.0, 1.0];
+        // The last of two channels is no colour, nor is that of four.
+        let colours = [1, 1, 3][texels.channels as usize / 2];
+        let mut out = [0.0; 4];
         for i in 0..texels.channels {
             let bits = read(at + u64::from(i * channel.bytes()), channel.bytes())?;
-            out[i as usize] = match self.sampler.srgb && channel == Channel::U8 && i < 3 {
+            out[i as usize] = match self.sampler.srgb && channel == Channel::U8 && i < colours {
                 true => linear_of_srgb(bits),
                 false => channel.float(bits),
             };
         }
         Ok(out)
     }
+}
+
+/// The first of the two texels around a coordinate, and the weight of the second: the nearest multiple of 1/256, upwards
+/// where two are as near.
+fn first_of_two(at: f64) -> (f64, i32) {
+    let steps = ((at - 0.5) * 256.0 + 0.5).floor();
+    if !steps.is_finite() {
+        // Nothing is between texels where there is no coordinate.
+        return (at, 0);
+    }
+    let first = (steps / 256.0).floor();
+    (first, (steps - first * 256.0) as i32)
+}
+
+/// Weights of corners, bit by bit of their number from x on, of 1/256 each as a GPU has them: that of the far corner is rounded, the others are
+/// what is left.
+fn weights([x, y, z]: [i32; 3]) -> [i32; 8] {
+    let product = |a: i32, b: i32| (a * b + ONE_WEIGHT / 2) / ONE_WEIGHT;
+    let (xy, xz, yz) = (product(x, y), product(x, z), product(y, z));
+    let xyz = product(xz, y);
+    [
+        ONE_WEIGHT - x - y - z + xy + xz + yz - xyz,
+        x - xy - xz + xyz,
+        y - xy - yz + xyz,
+        xy - xyz,
+        z - xz - yz + xyz,
+        xz - xyz,
+        yz - xyz,
+        xyz,
+    ]
+}
+
+/// A normalised coordinate has 21 fractional bits where it is multiplied, 22 where the number of texels is a power of two.
+fn fixed(coordinate: f32, count: u64) -> f64 {
+    let one = if count.is_power_of_two() {
+        f64::from(1 << 22)
+    } else {
+        f64::from(1 << 21)
+    };
+    (f64::from(coordinate) * one).floor() / one
 }
 
 /// IEC 61966-2-1, of 8 bits.

@@ -60,8 +60,16 @@ impl Channel {
             Channel::U16 => bits.min(0xffff),
             Channel::S8 => signed.clamp(-0x80, 0x7f) as u32,
             Channel::S16 => signed.clamp(-0x8000, 0x7fff) as u32,
-            Channel::Half => F16::from_f64(f32::from_bits(bits).into(), Rounding::Nearest),
+            Channel::Half => half_towards_zero(f32::from_bits(bits)),
             Channel::U32 | Channel::S32 | Channel::Float => bits,
         }
+    }
+}
+
+/// Rounded towards zero, infinities and all; what is not a number keeps its sign.
+pub(super) fn half_towards_zero(value: f32) -> u32 {
+    match value.is_nan() {
+        true => 0x7fff | value.to_bits() >> 16 & 0x8000,
+        false => F16::from_f64(value.into(), Rounding::Zero),
     }
 }

@@ -313,6 +313,9 @@ impl Descriptor {
         if !six || cube != Cube::No && (width != height || height == 0) {
             return Err(invalid(format!("a cubemap of {:?} texels", self.size)));
         }
+        if self.flags & TEXTURE_GATHER != 0 && (layered || cube != Cube::No) {
+            return Err(invalid("gathers from layers or cubes"));
+        }
         // Faces are layers.
         let layered = layered || cube != Cube::No;
         let (dimensions, layers) = match (height, depth, layered) {

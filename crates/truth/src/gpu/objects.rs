@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 
 use super::{Gpu, GpuError, Handle, checked};
-use crate::textures::{Object, Place, Resource, Sampler, Setup, View};
+use crate::textures::{Geometry, Object, Place, Resource, Sampler, Setup, View};
 
 /// CUDA_ARRAY3D_LAYERED and its like.
 const LAYERED: u32 = 0x01;
@@ -176,7 +176,7 @@ impl Gpu {
             flags: flag(geometry.is_layered(), LAYERED)
                 | flag(geometry.is_cube(), CUBEMAP)
                 | flag(!geometry.is_cube() && resource.levels == 1, SURFACE_LDST)
-                | flag(geometry.dimensions() == 2, TEXTURE_GATHER),
+                | flag(geometry == Geometry::D2, TEXTURE_GATHER),
         };
         let mut array = null_mut();
         let levels = resource.levels as u32;

@@ -1,6 +1,6 @@
 //! The software device beside a recording, probe by probe.
 
-use super::exceptions;
+use super::exceptions::{self, Apart};
 use super::probe::{POINT_WORDS, Probe, RESULT_WORDS};
 use crate::job::Outcome;
 use crate::recording::Recording;
@@ -36,24 +36,26 @@ pub fn probe(probe: &Probe, recording: &Recording, soft: &Soft) -> Verdict {
     let Some(there) = recording.outcome(job.key) else {
         return Verdict::NotRecorded;
     };
+    let exception = exceptions::of(probe);
     match (soft.run(&job), there) {
         (Outcome::Results(here), Outcome::Results(there)) if here.len() == there.len() => {
             let differences = differences(probe, &here, there);
-            if differences.is_empty() {
-                return Verdict::Agrees;
-            }
-            match exceptions::of(probe) {
-                Some(e) if differences.iter().all(|d| within(d, e.ulps_max)) => {
+            match exception {
+                _ if differences.is_empty() => Verdict::Agrees,
+                Some(e) if differences.iter().all(|d| within(d, e.apart)) => {
                     Verdict::Excepted(e.why, differences.len())
                 }
                 _ => Verdict::Differs(differences),
             }
         }
-        (Outcome::Refused(why), Outcome::Results(_)) => Verdict::Refused(why),
         (Outcome::Refused(_), Outcome::Refused(_)) | (Outcome::Fault(_), Outcome::Fault(_)) => {
             Verdict::Agrees
         }
-        (here, there) => Verdict::Ends(format!("{} here, {} there", short(&here), short(there))),
+        (here, there) => match (exception, here) {
+            (Some(e), _) if e.apart == Apart::Ends => Verdict::Excepted(e.why, 0),
+            (_, Outcome::Refused(why)) => Verdict::Refused(why),
+            (_, here) => Verdict::Ends(format!("{} here, {} there", short(&here), short(there))),
+        },
     }
 }
 
@@ -88,14 +90,13 @@ fn differences(probe: &Probe, here: &[u8], there: &[u8]) -> Vec<Difference> {
     found
 }
 
-fn within(difference: &Difference, ulps_max: Option<u32>) -> bool {
-    let (Some(ulps_max), &Difference::Result { here, there, .. }) = (ulps_max, difference) else {
-        return ulps_max.is_none();
-    };
-    // Sign and magnitude, in order.
-    let place = |bits: u32| match bits >> 31 {
-        0 => i64::from(bits),
-        _ => -i64::from(bits & 0x7fff_ffff),
-    };
-    place(here).abs_diff(place(there)) <= ulps_max.into()
+fn within(difference: &Difference, apart: Apart) -> bool {
+    match (apart, difference) {
+        (Apart::Anyhow | Apart::Ends, _) => true,
+        (Apart::Most(most), &Difference::Result { here, there, .. }) => {
+            let [here, there] = [here, there].map(f32::from_bits);
+            here.is_nan() && there.is_nan() || f64::from((here - there).abs()) <= most
+        }
+        (Apart::Most(_), Difference::Texel { .. }) => false,
+    }
 }

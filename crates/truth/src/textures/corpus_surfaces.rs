@@ -83,6 +83,7 @@ fn by_bytes(all: &mut Vec<Probe>, geometry: Geometry, bits: usize, count: usize,
     let store = format!("sust.b.{name}{vector}.b{bits}.{outside} [%o, {{{at}}}], {registers}");
     all.push(Probe {
         serial: true,
+        wide,
         ..probe(surface(resource), store, "stores", points.clone())
     });
     let load = format!("suld.b.{name}{vector}.b{bits}.{outside} {registers}, [%o, {{{at}}}]");

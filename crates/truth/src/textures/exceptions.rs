@@ -1,18 +1,154 @@
 //! What is known to differ from a GPU, why, and by how much.
 
 use super::probe::Probe;
+use super::{Format, Object, Pattern, Place};
 
 /// A group of probes whose results differ from the recorded ones.
 pub struct Exception {
     pub why: &'static str,
-    pub covers: fn(&Probe) -> bool,
-    /// Results may be apart by so many units of the last place of the larger, read as floats; `None`: in any way.
-    pub ulps_max: Option<u32>,
+    covers: fn(&Probe, &str) -> bool,
+    pub apart: Apart,
 }
 
-pub const EXCEPTIONS: &[Exception] = &[];
+/// How far.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Apart {
+    /// Results, read as floats, are no further apart.
+    Most(f64),
+    Anyhow,
+    /// Even that one of the two gives no results.
+    Ends,
+}
+
+/// The first that covers a probe holds.
+pub const EXCEPTIONS: &[Exception] = &[
+    Exception {
+        why: "recorded of arrays that should allow gathers from layers or cubes, which a GPU refuses: to be recorded again",
+        covers: |p, _| {
+            let r = &p.setup.resource;
+            let g = r.geometry;
+            r.place == Place::Array
+                && p.setup.object != Object::Surface
+                && g.dimensions() == 2
+                && (g.is_layered() || g.is_cube())
+        },
+        apart: Apart::Ends,
+    },
+    Exception {
+        why: "the same of surfaces",
+        covers: |p, _| {
+            let g = p.setup.resource.geometry;
+            p.setup.object == Object::Surface && g.dimensions() == 2 && g.is_layered()
+        },
+        apart: Apart::Ends,
+    },
+    Exception {
+        why: "stores of registers without a value: to be recorded again",
+        covers: |_, text| text.starts_with("sust.b") && !text.contains(".b32"),
+        apart: Apart::Anyhow,
+    },
+    Exception {
+        why: "the driver's compiler has no such questions for objects in registers",
+        covers: |_, text| {
+            (text.starts_with("txq") || text.starts_with("suq"))
+                && !["width", "height", "depth"]
+                    .iter()
+                    .any(|known| text.contains(known))
+        },
+        apart: Apart::Ends,
+    },
+    Exception {
+        why: "refused: a level with coordinates of texels, of which a GPU's answers are not those of the number",
+        covers: |_, text| text.starts_with("tex.level") && text.contains(".s32"),
+        apart: Apart::Ends,
+    },
+    Exception {
+        why: "refused: 64-bit texels of sured.p",
+        covers: |_, text| text.starts_with("sured.p") && text.contains("b64"),
+        apart: Apart::Ends,
+    },
+    Exception {
+        why: "a view of other sizes than the level has is refused by a driver",
+        covers: |p, _| matches!(p.setup.object, Object::Texture(_, Some(view)) if view.levels[0] > 0),
+        apart: Apart::Ends,
+    },
+    Exception {
+        why: "gradients: how a GPU takes their length and logarithm, and samples along them, is not known",
+        covers: |p, text| text.starts_with("tex.grad") && p.setup.resource.levels > 1,
+        apart: Apart::Anyhow,
+    },
+    Exception {
+        why: "how levels are chosen by a bias, by clamps and without normalised coordinates, how they are mixed, is not known to the bit",
+        covers: |p, _| p.setup.resource.levels > 1,
+        apart: Apart::Anyhow,
+    },
+    Exception {
+        why: "sRGB by its formula; a GPU has a table",
+        covers: |p, _| matches!(p.setup.object, Object::Texture(s, _) if s.srgb),
+        apart: Apart::Most(0.01),
+    },
+    Exception {
+        why: "halves that are not numbers, as a filter makes them and as they are stored",
+        covers: |p, text| {
+            text.starts_with("sust.p") && p.setup.resource.format == Format::Half
+                || p.setup.resource.pattern == Pattern::Special
+        },
+        apart: Apart::Anyhow,
+    },
+    Exception {
+        why: "a filtered half rounded once more",
+        covers: |_, text| text.contains("f16"),
+        apart: Apart::Anyhow,
+    },
+    Exception {
+        why: "offsets outside of -8 to 7, which PTX leaves undefined, along a line",
+        covers: |p, text| text.starts_with("tex.1d") && p.tried.contains("offsets"),
+        apart: Apart::Anyhow,
+    },
+    Exception {
+        why: "some weights of boxes are 1/256 apart",
+        covers: |p, _| filters(p) && p.setup.resource.geometry.dimensions() == 3,
+        apart: Apart::Most(0.25),
+    },
+    Exception {
+        why: "sums with a border of 10^10 are rounded otherwise",
+        covers: |p, _| {
+            filters(p) && matches!(p.setup.object, Object::Texture(s, _) if s.border[2] > 1e6)
+        },
+        apart: Apart::Most(2048.0),
+    },
+    Exception {
+        why: "filtered halves are one step of the largest apart, now and then",
+        covers: |p, _| filters(p) && p.setup.resource.format == Format::Half,
+        apart: Apart::Most(0.25),
+    },
+    Exception {
+        why: "the most negative byte, filtered with others",
+        covers: |p, _| {
+            let r = &p.setup.resource;
+            filters(p) && r.format == Format::S8 && r.pattern == Pattern::Counted
+        },
+        apart: Apart::Most(0.008),
+    },
+    Exception {
+        why: "filtered fractions are a few steps of 16 bits apart, now and then",
+        covers: |p, _| filters(p) && p.setup.resource.format.bytes() < 4,
+        apart: Apart::Most(4.0 / 32_000.0),
+    },
+    Exception {
+        why: "sums of four floats are rounded otherwise",
+        covers: |p, _| filters(p),
+        apart: Apart::Most(1e-6),
+    },
+];
+
+fn filters(probe: &Probe) -> bool {
+    matches!(probe.setup.object, Object::Texture(sampler, _) if sampler.linear)
+}
 
 /// The exception that a probe falls under.
 pub fn of(probe: &Probe) -> Option<&'static Exception> {
-    EXCEPTIONS.iter().find(|e| (e.covers)(probe))
+    EXCEPTIONS
+        .iter()
+        .find(|e| (e.covers)(probe, &probe.instruction))
 }
