@@ -29,6 +29,7 @@ WAITED = """
     constant_symbols     170  161  157   15
     cooperative          153  146  140    8
     copies_2d_3d         156  147  142   11
+    cub_algorithms       326  269  246   26
     device_assert        139  137  135    5
     device_heap          149  141  136    5
     device_printf        141  139  138    6

@@ -199,3 +199,26 @@ fn megabytes_of_nonsense_are_refused() {
     };
     assert_eq!(at.line, 400_005);
 }
+
+/// CUB asks how many blocks of a kernel fit, and launches none where none do.
+#[test]
+fn the_largest_block_of_a_kernel_has_registers() {
+    for (directives, registers) in [
+        ("", 64),
+        (".maxntid 384, 1, 1", 168),
+        (".reqntid 16, 16", 255),
+        (".maxntid 512 .minnctapersm 2", 64),
+        (".maxntid 1024 .minnctapersm 2", 32),
+        (".maxntid 33", 255),
+        (".maxntid 256 .maxnreg 40", 40),
+    ] {
+        let device = Device::new(&format!(
+            ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k() {directives}\n{{\n.reg .b64 %a<400>;\n{}ret;\n}}\n",
+            (1..400)
+                .map(|i| format!("add.u64 %a{i}, %a{}, 1;\n", i - 1))
+                .collect::<String>()
+        ));
+        let kernel = device.module.kernel("k").unwrap();
+        assert_eq!(kernel.registers, registers, "{directives}");
+    }
+}

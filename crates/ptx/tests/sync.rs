@@ -93,3 +93,47 @@ fn copies_to_shared_memory_and_what_is_left_out() {
         assert_eq!(device.download::<u8>(out, 512), expected, "{form}");
     }
 }
+
+/// CUB's scans hand a value and its state from block to block as a vector. One block writes vectors of one number
+/// over and over, another reads them.
+#[test]
+fn vectors_are_seen_whole_by_other_blocks() {
+    for (vector, ty) in [
+        ("v2.u32", "b32"),
+        ("v4.u32", "b32"),
+        ("v4.u16", "b16"),
+        ("v2.u64", "b64"),
+    ] {
+        for (order, lanes) in [("relaxed.gpu", 32), ("relaxed.gpu", 20), ("volatile", 7)] {
+            let n = if vector.starts_with("v4") { 4 } else { 2 };
+            let names = |letter: &str| {
+                (0..n)
+                    .map(|i| format!("%{letter}{i}"))
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            };
+            let compare: String = (1..n)
+                .map(|i| format!("setp.ne.{ty} %p1, %b0, %b{i}; @%p1 add.u32 %r4, %r4, 1;\n"))
+                .collect();
+            let device = Device::new(&kernel(&format!(
+                ".reg .{ty} %b<4>, %a0; mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd2, %r0, 16; add.u64 %rd2, %rd2, %rd0;
+                 setp.ge.u32 %p0, %r0, {lanes}; @%p0 exit; mov.u32 %r4, 0; mov.u32 %r5, 0; setp.eq.u32 %p2, %r1, 0; @!%p2 bra READ;
+                 WRITE: add.u32 %r5, %r5, 1; cvt.u{bits}.u32 %a0, %r5;
+                 st.{order}.global.{vector} [%rd2], {{{written}}}; setp.lt.u32 %p3, %r5, 40000; @%p3 bra WRITE; exit;
+                 READ: add.u32 %r5, %r5, 1; ld.{order}.global.{vector} {{{read}}}, [%rd2];
+                 {compare} setp.lt.u32 %p3, %r5, 40000; @%p3 bra READ;
+                 mul.wide.u32 %rd3, %r0, 4; add.u64 %rd3, %rd3, %rd1; st.global.u32 [%rd3], %r4;",
+                bits = &ty[1..],
+                written = vec!["%a0"; n].join(", "),
+                read = names("b"),
+            )));
+            let (cells, torn) = (device.alloc(512), device.alloc(128));
+            device.run("k", 2, 32, &[Arg::Ptr(cells), Arg::Ptr(torn)]);
+            assert_eq!(
+                device.download::<u32>(torn, 32),
+                [0; 32],
+                "{order} {vector}, {lanes} lanes"
+            );
+        }
+    }
+}

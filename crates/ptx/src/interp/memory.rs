@@ -367,46 +367,6 @@ impl Core<'_> {
         }
     }
 
-    #[inline(always)]
-    pub(crate) fn load_vector(
-        &mut self,
-        width: Width,
-        n: u8,
-        list: u32,
-        mem: &Mem,
-        mask: u32,
-    ) -> Result<(), Stop> {
-        let step = width.bytes();
-        let mut at = Pointers::new();
-        self.pointers(mem, step * u32::from(n), mask, false, &mut at)?;
-        for i in 0..u32::from(n) {
-            let d = self.program.rows[(list + i) as usize];
-            if d != SINK {
-                self.load_from(width, &at.0, u64::from(i * step), d, mask);
-            }
-        }
-        Ok(())
-    }
-
-    #[inline(always)]
-    pub(crate) fn store_vector(
-        &mut self,
-        width: Width,
-        n: u8,
-        list: u32,
-        mem: &Mem,
-        mask: u32,
-    ) -> Result<(), Stop> {
-        let step = width.bytes();
-        let mut at = Pointers::new();
-        self.pointers(mem, step * u32::from(n), mask, true, &mut at)?;
-        for i in 0..u32::from(n) {
-            let a = self.program.rows[(list + i) as usize];
-            self.store_to(width, &at.0, u64::from(i * step), a, mask);
-        }
-        Ok(())
-    }
-
     #[inline(never)]
     pub(crate) fn cp_async(
         &mut self,

@@ -52,6 +52,7 @@ mod stack;
 pub(crate) mod step;
 mod tensor;
 mod texture;
+mod vector;
 mod video;
 pub(crate) mod warp;
 

@@ -158,6 +158,11 @@ fn singles(
     let mut singles: Vec<Step> = code
         .map(|(pc, code)| {
             let any = step(pc as u32, code, features);
+            // Whoever reads a vector while another writes it must see all of it or nothing ([`super::vector`]).
+            let vector = matches!(code.op, Op::LdVec { .. } | Op::StVec { .. });
+            if vector && program.strong.binary_search(&(pc as u32)).is_ok() {
+                return any;
+            }
             select(program, &code.op, any, features)
         })
         .collect();

@@ -30,7 +30,7 @@ use std::collections::HashMap;
 
 use crate::code::{Function, Program, Row};
 use crate::error::{Error, Position};
-use crate::limits::{CALL_DEPTH_MAX, LOCAL_BYTES_MAX};
+use crate::limits::{BLOCK_THREADS_MAX, CALL_DEPTH_MAX, LOCAL_BYTES_MAX};
 use crate::parse::ast;
 use crate::parse::lexer::clipped;
 use layout::Layout;
@@ -52,7 +52,8 @@ pub struct Kernel {
     pub dynamic_shared_offset: u32,
     /// Local memory of a thread along the deepest chain of calls; recursion counts one round.
     pub local_bytes: u32,
-    /// What a compiler might need, at most 255: PTX registers are virtual.
+    /// What a compiler might need: PTX registers are virtual. The largest block that the kernel allows has enough of them, and as many
+    /// of these blocks as it asks for.
     pub registers: u32,
 }
 
@@ -267,8 +268,8 @@ fn kernel(
         .collect();
     let param_bytes = params.last().map_or(0, |p| p.offset + p.bytes);
     let registers = (lowered.rows32 + 2 * lowered.rows64)
-        .clamp(16, 255)
-        .min(function.maxnreg.unwrap_or(255));
+        .max(REGISTERS_MIN)
+        .min(registers_max(function));
     Ok(Kernel {
         name: function.name.to_owned(),
         function: index,
@@ -281,4 +282,31 @@ fn kernel(
         local_bytes: 0,
         registers,
     })
+}
+
+const REGISTERS_MIN: u32 = 16;
+/// Of a thread.
+const REGISTERS_MAX: u32 = 255;
+/// Of a multiprocessor, each of whose schedulers has its part, from `sm_70` to `sm_120`.
+const SM_REGISTERS: u32 = 64 << 10;
+const SCHEDULERS: u32 = 4;
+/// Threads get registers by the eight.
+const REGISTER_UNIT: u32 = 8;
+
+/// The most registers with which all blocks that the directives ask for fit into a multiprocessor.
+fn registers_max(function: &ast::Function<'_>) -> u32 {
+    const WARP_THREADS: u64 = 32;
+    let threads = match function.reqntid.or(function.maxntid) {
+        Some(block) => block.iter().map(|&n| u64::from(n)).product(),
+        None => u64::from(BLOCK_THREADS_MAX),
+    };
+    let blocks = u64::from(function.minnctapersm.unwrap_or(1).max(1));
+    let warps = threads
+        .clamp(1, BLOCK_THREADS_MAX.into())
+        .div_ceil(WARP_THREADS)
+        * blocks;
+    let threads = warps.next_multiple_of(SCHEDULERS.into()) * WARP_THREADS;
+    let fit = (u64::from(SM_REGISTERS) / threads) as u32 / REGISTER_UNIT * REGISTER_UNIT;
+    let fit = fit.clamp(REGISTERS_MIN, REGISTERS_MAX);
+    fit.min(function.maxnreg.unwrap_or(REGISTERS_MAX))
 }

@@ -1,0 +1,157 @@
+//! Loads and stores of vectors: what a lane accesses is one access of the host, up to 16 bytes.
+//!
+//! PTX leaves open in which order the elements of a vector are read and written (9.7.9.1), but an aligned vector is one access on
+//! every GPU, and programs rely on it: CUB's scans hand a sum and its state from block to block as a pair.
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::{asm, x86_64::__m128i};
+
+use super::core::{Core, Stop};
+use super::lanes::lanes;
+use super::memory::{Pointers, read8, read16, read32, read64, write8, write16, write32, write64};
+use crate::code::{Mem, SINK, Width};
+
+/// A lane's bytes, the first one lowest.
+type Whole = u128;
+
+impl Core<'_> {
+    pub(crate) fn load_vector(
+        &mut self,
+        width: Width,
+        n: u8,
+        list: u32,
+        mem: &Mem,
+        mask: u32,
+    ) -> Result<(), Stop> {
+        let (step, count) = (width.bytes(), u32::from(n));
+        let mut at = Pointers::new();
+        self.pointers(mem, step * count, mask, false, &mut at)?;
+        // Idle lanes point where a busy one does, but for local memory, where they have their own piece.
+        let all: [Whole; 32] = at.0.map(|at| read(at, step * count));
+        for i in 0..count {
+            let d = self.program.rows[(list + i) as usize];
+            if d == SINK {
+                continue;
+            }
+            let element = all.map(|whole| (whole >> (i * step * 8)) as u64);
+            match width {
+                Width::B32 => self.files.set32(d, mask, &element.map(|e| e as u32)),
+                _ if width.is_wide() => {
+                    let extended = element.map(|e| extended(width, e));
+                    self.files.set64(d, mask, &extended);
+                }
+                _ => {
+                    let extended = element.map(|e| extended(width, e) as u32);
+                    self.files.set32(d, mask, &extended);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn store_vector(
+        &mut self,
+        width: Width,
+        n: u8,
+        list: u32,
+        mem: &Mem,
+        mask: u32,
+    ) -> Result<(), Stop> {
+        let (step, count) = (width.bytes(), u32::from(n));
+        let mut at = Pointers::new();
+        self.pointers(mem, step * count, mask, true, &mut at)?;
+        let mut all: [Whole; 32] = [0; 32];
+        let kept = u64::MAX >> (64 - step * 8);
+        for i in 0..count {
+            let a = self.program.rows[(list + i) as usize];
+            for (l, whole) in all.iter_mut().enumerate() {
+                let element = if width.is_wide() {
+                    self.files.lane64(a, l)
+                } else {
+                    self.files.lane32(a, l).into()
+                };
+                *whole |= Whole::from(element & kept) << (i * step * 8);
+            }
+        }
+        for l in lanes(mask) {
+            write(at.0[l], step * count, all[l]);
+        }
+        Ok(())
+    }
+}
+
+/// The lowest bits of an element as its register has them.
+fn extended(width: Width, element: u64) -> u64 {
+    match width {
+        Width::U8 | Width::U8x64 => element as u8 as u64,
+        Width::S8 | Width::S8x64 => element as i8 as u64,
+        Width::U16 | Width::U16x64 => element as u16 as u64,
+        Width::S16 | Width::S16x64 => element as i16 as u64,
+        Width::S32x64 => element as i32 as u64,
+        Width::B64 => element,
+        _ => element as u32 as u64,
+    }
+}
+
+/// Pointers as [`super::memory`] checks them: in bounds, and aligned to the vector.
+#[inline(always)]
+fn read(at: u64, bytes: u32) -> Whole {
+    match bytes {
+        1 => read8(at).into(),
+        2 => read16(at).into(),
+        4 => read32(at).into(),
+        8 => read64(at).into(),
+        _ => read128(at),
+    }
+}
+
+#[inline(always)]
+fn write(at: u64, bytes: u32, whole: Whole) {
+    match bytes {
+        1 => write8(at, whole as u8),
+        2 => write16(at, whole as u16),
+        4 => write32(at, whole as u32),
+        8 => write64(at, whole as u64),
+        _ => write128(at, whole),
+    }
+}
+
+/// One access where the host has AVX, whose makers promise it for aligned addresses; two elsewhere. In assembly, because a
+/// compiler may make two of what is not.
+#[inline(always)]
+fn read128(at: u64) -> Whole {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let value: __m128i;
+        // SAFETY: see `super::memory`; every x86-64 has SSE.
+        unsafe {
+            asm!("movups {value}, [{at}]", value = out(xmm_reg) value, at = in(reg) at,
+                options(nostack, preserves_flags, readonly));
+        }
+        // SAFETY: any 16 bytes are a number.
+        unsafe { std::mem::transmute::<__m128i, Whole>(value) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        Whole::from(read64(at)) | Whole::from(read64(at + 8)) << 64
+    }
+}
+
+#[inline(always)]
+fn write128(at: u64, whole: Whole) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: any 16 bytes are a vector.
+        let value = unsafe { std::mem::transmute::<Whole, __m128i>(whole) };
+        // SAFETY: as above.
+        unsafe {
+            asm!("movups [{at}], {value}", value = in(xmm_reg) value, at = in(reg) at,
+                options(nostack, preserves_flags));
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        write64(at, whole as u64);
+        write64(at + 8, (whole >> 64) as u64);
+    }
+}
