@@ -93,7 +93,7 @@ def nonsense() -> None:
 
 
 def texture_instruction() -> None:
-    texture = b"tex.cube.v4.f32.f32 {%r1, %r1, %r1, %r1}, [%rd1, {%r1, %r1, %r1, %r1}];"
+    texture = b"tex.2dms.v4.f32.s32 {%r1, %r1, %r1, %r1}, [%rd1, {%r1, %r1, %r1, %r1}];"
     status, _, log = load(STORE.replace(b"mov.u32 %r1, 7;", texture))
     print(status, log)
 

@@ -30,7 +30,7 @@ CASES = {
     "later_ptx": r"CUDA_ERROR_UNSUPPORTED_PTX_VERSION .*version 10\.1",
     "million_registers": r"CUDA_ERROR_INVALID_PTX .*registers of a function is 1000000, the limit is \d+",
     "nonsense": "CUDA_ERROR_INVALID_PTX True True",
-    "texture_instruction": r"CUDA_ERROR_INVALID_PTX .*line \d+.*tex\.cube",
+    "texture_instruction": r"CUDA_ERROR_INVALID_PTX .*line \d+.*tex\.2dms",
     "stack_overflow": "CUDA_SUCCESS CUDA_ERROR_HARDWARE_STACK_ERROR CUDA_ERROR_HARDWARE_STACK_ERROR",
     "link_missing": r"CUDA_ERROR_INVALID_PTX .*external function `nowhere`",
     "link_twice": r"CUDA_ERROR_INVALID_PTX .*`store` is defined twice",
