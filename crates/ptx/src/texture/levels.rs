@@ -15,11 +15,14 @@ pub(crate) enum Detail {
     Gradients([[f32; 3]; 2]),
 }
 
-/// Two levels and the weight of the second: 0 where only the first is read.
+/// Levels and biases have 8 fractional bits, as weights do.
+const ONE: f64 = 256.0;
+
+/// Two levels and the weight of the second, of 1/256: 0 where only the first is read.
 pub(crate) struct Levels {
     pub(crate) first: Texels,
     pub(crate) second: Texels,
-    pub(crate) weight: f64,
+    pub(crate) weight: i32,
 }
 
 impl Levels {
@@ -32,7 +35,7 @@ impl Levels {
             Levels {
                 first,
                 second: first,
-                weight: 0.0,
+                weight: 0,
             }
         };
         if last == 0 {
@@ -41,32 +44,41 @@ impl Levels {
         let mips = &texture.sampler.mips;
         let wanted = match point.detail {
             _ if by_number => return only(0),
-            Detail::Base => 0.0,
-            Detail::Level(level) => level.into(),
-            Detail::Gradients(gradients) => level_of(texture, point, gradients),
+            // A kernel has no neighbours on a screen: nothing that a bias could be added to.
+            Detail::Base => mips.clamped(0.0),
+            Detail::Level(level) => mips.clamped(mips.biased(level.into())),
+            Detail::Gradients(gradients) => {
+                mips.clamped(mips.biased(level_of(texture, point, gradients)))
+            }
         };
-        let detail = mips.clamped(wanted).clamp(0.0, last.into());
+        let detail = wanted.clamp(0.0, last.into());
         if !mips.linear {
             return only((detail + 0.5).floor().min(last.into()) as u32);
         }
-        // 8 fractional bits, cut off.
-        let fixed = (detail * 256.0).floor();
-        let level = (fixed / 256.0).floor();
-        let first = texels.level(level as u32);
+        let fixed = (detail * ONE).floor() as u32;
+        let level = fixed / ONE as u32;
         Levels {
-            first,
-            second: texels.level((level as u32 + 1).min(last)),
-            weight: fixed / 256.0 - level,
+            first: texels.level(level),
+            second: texels.level((level + 1).min(last)),
+            weight: (fixed % ONE as u32) as i32,
         }
     }
 }
 
 impl Mips {
-    fn clamped(&self, detail: f64) -> f64 {
-        let biased = detail + f64::from(self.bias);
-        // A number that is none is the least.
-        biased.max(self.clamp[0].into()).min(self.clamp[1].into())
+    /// Both have 8 fractional bits; a number that is none is 0.
+    fn biased(&self, detail: f64) -> f64 {
+        let detail = if detail.is_nan() { 0.0 } else { detail };
+        fixed(detail) + fixed(self.bias.into())
     }
+
+    fn clamped(&self, detail: f64) -> f64 {
+        detail.min(self.clamp[1].into()).max(self.clamp[0].into())
+    }
+}
+
+fn fixed(number: f64) -> f64 {
+    (number * ONE).trunc() / ONE
 }
 
 /// Of the longer gradient, in texels.

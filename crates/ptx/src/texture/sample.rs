@@ -59,7 +59,7 @@ impl Texture {
         }
         let levels = Levels::of(self, point);
         let by_number = matches!(point.at, Coordinates::Integers(_));
-        let blended = levels.weight != 0.0;
+        let blended = levels.weight != 0;
         if by_number {
             // By numbers there is no border, and lines are those of linear memory (`tex1Dfetch`).
             let at = self
@@ -77,16 +77,13 @@ impl Texture {
         if !self.sampler.linear && !blended {
             return self.nearest(&levels.first, &spot, read);
         }
-        let first = self.filtered(&levels.first, &spot, read)?;
-        let sums = match blended {
-            false => first,
-            true => {
-                let second = self.filtered(&levels.second, &spot, read)?;
-                std::array::from_fn(|i| {
-                    first[i] * (1.0 - levels.weight) + second[i] * levels.weight
-                })
+        let mut sums = self.filtered(&levels.first, &spot, ONE_WEIGHT - levels.weight, read)?;
+        if blended {
+            let more = self.filtered(&levels.second, &spot, levels.weight, read)?;
+            for (sum, more) in sums.iter_mut().zip(more) {
+                *sum += more;
             }
-        };
+        }
         let channel = self.texels.channel;
         Ok(sums.map(|sum| (channel.filtered(sum) as f32).to_bits()))
     }
@@ -139,19 +136,20 @@ impl Texture {
         self.texel(texels, at, spot.layer, read)
     }
 
-    /// Of one level.
+    /// Of one level, what it adds.
     fn filtered<E>(
         &self,
         texels: &Texels,
         spot: &Spot,
+        part: i32,
         read: &mut impl Read<E>,
     ) -> Result<[f64; 4], E> {
         if let (Some(face), true, true) = (spot.face, self.sampler.linear, self.sampler.seamless) {
-            return self.across(face, texels, spot, read);
+            return self.across(face, texels, spot, part, read);
         }
         let spans = self.spans(texels, spot, self.sampler.linear);
         let mut sums = [0.0; 4];
-        let weights = weights(spans.map(|span| span.weight));
+        let weights = weights(part, spans.map(|span| span.weight));
         for (corner, weight) in weights.into_iter().enumerate() {
             // What does not count is not read: it may be infinite.
             if weight != 0 {
@@ -172,6 +170,7 @@ impl Texture {
         face: Face,
         texels: &Texels,
         spot: &Spot,
+        part: i32,
         read: &mut impl Read<E>,
     ) -> Result<[f64; 4], E> {
         let Coordinates::Floats([s, t, _]) = spot.at else {
@@ -179,10 +178,10 @@ impl Texture {
         };
         let n = texels.size[0];
         let sides = [s, t].map(|c| first_of_two(fixed(c, n) * n as f64));
-        let weights = weights([sides[0].1, sides[1].1, 0]);
+        let weights = plane(part, sides[0].1, sides[1].1);
         let first_face = spot.layer - face.number();
         let (mut sums, mut around, mut missing) = ([0.0; 4], [0.0; 4], 0.0);
-        for (corner, weight) in weights.into_iter().take(4).enumerate() {
+        for (corner, weight) in weights.into_iter().enumerate() {
             let side = [corner & 1, corner >> 1];
             let at = [0, 1].map(|axis| sides[axis].0 + side[axis] as f64);
             let weight = f64::from(weight) / f64::from(ONE_WEIGHT);
@@ -401,22 +400,27 @@ fn first_of_two(at: f64) -> (f64, i32) {
     (first, (steps - first * 256.0) as i32)
 }
 
-/// Weights of corners, bit by bit of their number from x on, of 1/256 each as a GPU has them: that of the far corner is rounded, the others are
-/// what is left.
-fn weights([x, y, z]: [i32; 3]) -> [i32; 8] {
-    let product = |a: i32, b: i32| (a * b + ONE_WEIGHT / 2) / ONE_WEIGHT;
-    let (xy, xz, yz) = (product(x, y), product(x, z), product(y, z));
-    let xyz = product(xz, y);
-    [
-        ONE_WEIGHT - x - y - z + xy + xz + yz - xyz,
-        x - xy - xz + xyz,
-        y - xy - yz + xyz,
-        xy - xyz,
-        z - xz - yz + xyz,
-        xz - xyz,
-        yz - xyz,
-        xyz,
-    ]
+/// Weights of corners, bit by bit of their number from x on, of 1/256 each, together `part`: all of them, or what a level counts.
+///
+/// As an H200 has them, to the bit but for some in boxes: the planes share what there is, then columns share what a plane has, then rows
+/// what a column has. A share is rounded, upwards from its half for the far column; its neighbour gets what is left.
+fn weights(part: i32, [x, y, z]: [i32; 3]) -> [i32; 8] {
+    // What two levels give is rounded the other way.
+    let far = (part * z + ONE_WEIGHT / 2 - 1) / ONE_WEIGHT;
+    let ([a, b, c, d], [e, f, g, h]) = (plane(part - far, x, y), plane(far, x, y));
+    [a, b, c, d, e, f, g, h]
+}
+
+fn plane(part: i32, x: i32, y: i32) -> [i32; 4] {
+    let column = share(part, x);
+    let corner = share(column, y);
+    // Downwards from its half here, so that rows of columns that share all add up.
+    let below = ((part - column) * y + ONE_WEIGHT / 2 - 1) / ONE_WEIGHT;
+    [part - column - below, column - corner, below, corner]
+}
+
+fn share(part: i32, weight: i32) -> i32 {
+    (part * weight + ONE_WEIGHT / 2) / ONE_WEIGHT
 }
 
 /// A normalised coordinate has 21 fractional bits where it is multiplied, 22 where the number of texels is a power of two.
