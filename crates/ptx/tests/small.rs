@@ -297,3 +297,15 @@ fn what_is_newer_than_the_target_is_refused() {
     );
     assert!(lower::check(&both).is_ok());
 }
+
+/// They came with sm_100; what takes them takes all of them.
+#[test]
+fn vectors_of_32_bytes_lose_nothing() {
+    let body = "mul.wide.u32 %rd2, %r9, 32; add.u64 %rd2, %rd2, %rd0; cvt.u64.u32 %rd3, %r9; add.u64 %rd4, %rd3, 100; add.u64 %rd5, %rd3, 200;\n\
+        add.u64 %rd6, %rd3, 0x500000000; st.global.v4.u64 [%rd2], {%rd3, %rd4, %rd5, %rd6};\n\
+        ld.global.v4.u64 {%rd3, %rd4, %rd5, %rd6}, [%rd2]; st.global.v4.u64 [%rd2], {%rd6, %rd5, %rd4, %rd3};";
+    let expected: Vec<u32> = (0..32)
+        .flat_map(|t| [t, 5, t + 200, 0, t + 100, 0, t, 0])
+        .collect();
+    assert_eq!(words(&kernel("", body), 256), expected);
+}

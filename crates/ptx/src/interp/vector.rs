@@ -13,6 +13,8 @@ use crate::code::{Mem, SINK, Width};
 
 /// A lane's bytes, the first one lowest.
 type Whole = u128;
+/// Longer vectors, which came with sm_100, are accessed in such parts.
+const WHOLE_BYTES: u32 = 16;
 
 impl Core<'_> {
     pub(crate) fn load_vector(
@@ -27,13 +29,18 @@ impl Core<'_> {
         let mut at = Pointers::new();
         self.pointers(mem, step * count, mask, false, &mut at)?;
         // Idle lanes point where a busy one does, but for local memory, where they have their own piece.
-        let all: [Whole; 32] = at.0.map(|at| read(at, step * count));
+        let mut all: [Whole; 32] = [0; 32];
+        let each = WHOLE_BYTES / step;
         for i in 0..count {
+            if i % each == 0 {
+                let bytes = step * (count - i).min(each);
+                all = at.0.map(|at| read(at + u64::from(i * step), bytes));
+            }
             let d = self.program.rows[(list + i) as usize];
             if d == SINK {
                 continue;
             }
-            let element = all.map(|whole| (whole >> (i * step * 8)) as u64);
+            let element = all.map(|whole| (whole >> (i % each * step * 8)) as u64);
             match width {
                 Width::B32 => self.files.set32(d, mask, &element.map(|e| e as u32)),
                 _ if width.is_wide() => {
@@ -62,6 +69,7 @@ impl Core<'_> {
         self.pointers(mem, step * count, mask, true, &mut at)?;
         let mut all: [Whole; 32] = [0; 32];
         let kept = u64::MAX >> (64 - step * 8);
+        let each = WHOLE_BYTES / step;
         for i in 0..count {
             let a = self.program.rows[(list + i) as usize];
             for (l, whole) in all.iter_mut().enumerate() {
@@ -70,11 +78,16 @@ impl Core<'_> {
                 } else {
                     self.files.lane32(a, l).into()
                 };
-                *whole |= Whole::from(element & kept) << (i * step * 8);
+                *whole |= Whole::from(element & kept) << (i % each * step * 8);
             }
-        }
-        for l in lanes(mask) {
-            write(at.0[l], step * count, all[l]);
+            let done = i % each + 1;
+            if done == each || i + 1 == count {
+                let from = u64::from((i + 1 - done) * step);
+                for l in lanes(mask) {
+                    write(at.0[l] + from, step * done, all[l]);
+                }
+                all = [0; 32];
+            }
         }
         Ok(())
     }
