@@ -145,4 +145,12 @@ impl Rows {
     pub(crate) fn bytes(&self) -> usize {
         self.width * self.height * self.depth
     }
+
+    /// Bytes from the first row's start to the last row's end.
+    pub(crate) fn spanned_bytes(&self) -> usize {
+        if self.bytes() == 0 {
+            return 0;
+        }
+        (self.depth - 1) * self.slice_pitch + (self.height - 1) * self.pitch + self.width
+    }
 }

@@ -96,9 +96,14 @@ pub(crate) fn to_json() -> String {
         let fields = named.map(|(name, value)| format!("\"{name}\": {value}"));
         format!(",\n  \"rdma\": {{{}}}", fields.join(", "))
     });
+    let mirrors = driver().ok().and_then(|driver| driver.mirrors.figures());
+    let mirrors = mirrors.map_or(String::new(), |named| {
+        let fields = named.map(|(name, value)| format!("\"{name}\": {value}"));
+        format!(",\n  \"mirrors\": {{{}}}", fields.join(", "))
+    });
     let times = times::to_json().map_or(String::new(), |times| format!(",\n  \"times\": {times}"));
     format!(
-        "{{\n  \"local\": {local},\n  \"outstanding\": {outstanding},\n  \"shadowed\": {shadowed},\n  \"synchronous\": {synchronous},\n  \"by_call\": {{{by_call}\n  }}{lanes}{rdma}{times}\n}}\n"
+        "{{\n  \"local\": {local},\n  \"outstanding\": {outstanding},\n  \"shadowed\": {shadowed},\n  \"synchronous\": {synchronous},\n  \"by_call\": {{{by_call}\n  }}{lanes}{rdma}{mirrors}{times}\n}}\n"
     )
 }
 

@@ -1,5 +1,7 @@
 //! The kernel's word about written pages, on memory of every kind that programs register.
 
+#![allow(clippy::panic)]
+
 use std::{
     fs::File,
     io::{Read, Write},

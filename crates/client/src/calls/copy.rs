@@ -236,12 +236,12 @@ impl Driver {
         )
     }
 
-    /// Data of pinned memory is taken when the call is made. Where something earlier in the GPU's queues may still
-    /// write that memory, it is waited for: the copy would take what was there before.
-    pub(super) fn settle_pinned(&self, stream: &StreamRef) -> Done {
+    /// Data of pinned memory is taken when the call is made. If earlier work may still write the memory at `source`, the
+    /// call waits for the stream first: otherwise the copy would take the bytes from before that work.
+    pub(super) fn settle_pinned(&self, source: u64, stream: &StreamRef) -> Done {
         let hazard = notes::host_functions_pending()
             || self.session.expects_detached()
-            || self.host.read().has_visible();
+            || self.is_mirrored(source);
         if hazard && !stream.progress().is_idle() {
             self.synchronize_stream(stream)?;
         }
@@ -310,7 +310,7 @@ impl Driver {
                 self.synchronize_stream(stream)
             }
             (Place::Device, Place::Pinned) => {
-                self.settle_pinned(stream)?;
+                self.settle_pinned(src, stream)?;
                 if self.copy_in_registered(dst, src as *const u8, bytes, stream, wait)? {
                     return Ok(());
                 }

@@ -249,8 +249,8 @@ impl Driver {
             (Place::Device, Place::Device) => self.copy_box_here(&request, stream),
             (Place::Device, Place::Shared) if !wait => self.copy_box_here(&request, stream),
             (Place::Device, _) => {
-                if from == Place::Pinned {
-                    self.settle_pinned(stream)?;
+                if let (Place::Pinned, End::Memory(m)) = (from, &src) {
+                    self.settle_pinned(m.address, stream)?;
                 }
                 self.copy_box_in(&request, stream)
             }

@@ -8,6 +8,7 @@ use outboard_api::{
     enums::*,
 };
 use outboard_wire::messages;
+use parking_lot::RwLockReadGuard;
 
 use super::Done;
 use crate::{
@@ -237,25 +238,19 @@ impl Driver {
         Ok(())
     }
 
-    /// Memory that an argument points to and that the server does not see: from now on it does.
+    /// Opens mirrors of memory that arguments point to and that the server does not see, and brings all mirrors up to date.
+    /// The work is sent while what is returned is held. `is_kept`: the work may be done again without naming them again.
     #[inline]
-    pub(crate) fn make_arguments_visible(&self, params: &[u8]) -> Done {
-        if !HostMemory::any_private() {
-            return Ok(());
+    pub(crate) fn make_arguments_visible(
+        &self,
+        params: &[u8],
+        is_kept: impl FnOnce() -> bool,
+    ) -> Result<Option<RwLockReadGuard<'_, ()>>, CUresult> {
+        if HostMemory::may_name_private(params) {
+            return self.open_named(params, is_kept());
         }
-        self.make_words_visible(params)
-    }
-
-    #[cold]
-    fn make_words_visible(&self, params: &[u8]) -> Done {
-        for word in params.as_chunks::<8>().0 {
-            let address = u64::from_le_bytes(*word);
-            let private = self.host.read().find(address).is_some_and(|r| !r.shared);
-            if private {
-                self.make_visible(address)?;
-            }
-        }
-        self.push_visible()
+        self.push_visible()?;
+        Ok(None)
     }
 
     #[inline(always)]
@@ -269,7 +264,7 @@ impl Driver {
     ) -> Done {
         let thread = thread::here();
         self.check_launch_in(Contexts::current_of(&thread)?, kernel, shape)?;
-        self.make_arguments_visible(params)?;
+        let _named = self.make_arguments_visible(params, || stream.is_capturing())?;
         let [grid_x, grid_y, grid_z] = shape.grid;
         let [block_x, block_y, block_z] = shape.block;
         self.submit_from(

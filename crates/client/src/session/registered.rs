@@ -13,7 +13,7 @@ use outboard_wire::{
 };
 
 use super::{Landing, Session, send::DATA_HEAD_BYTES_MAX};
-use crate::{calls::Done, guard, optimise, record, stats, times};
+use crate::{calls::Done, guard, optimise, record, state::written_by_adapter, stats, times};
 
 /// What was posted, registered and written so far.
 pub(crate) struct RdmaFigures {
@@ -141,6 +141,7 @@ impl Session {
     pub(super) fn was_written(&self, landing: &Landing) -> Done {
         let bytes = landing.rows.bytes() as u64;
         self.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+        written_by_adapter(landing.address as u64, landing.rows.spanned_bytes() as u64);
         Ok(())
     }
 }

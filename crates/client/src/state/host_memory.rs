@@ -2,8 +2,7 @@
 //!
 //! Over shm, memory from `cuMemHostAlloc` is a memfd that the server maps at the same address: both sides and the GPU
 //! see the same bytes. Elsewhere, and for memory that the program registers, the server has nothing until the GPU may
-//! touch the memory (it is "visible"): then the server keeps a mirror at the same address, written before work that may
-//! read it and read back before a wait is answered. A shadow remembers what the server has.
+//! touch the memory: then it keeps a mirror (`mirrors.rs`).
 
 use std::{
     collections::BTreeMap,
@@ -11,22 +10,22 @@ use std::{
     os::fd::{AsFd, FromRawFd, OwnedFd},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
 };
 
 use outboard_api::{CUresult, cuda::CUcontext};
-use outboard_wire::{limits::CHUNK_BYTES_MAX, messages};
-use parking_lot::Mutex;
+use outboard_wire::messages;
 
-use super::Driver;
+use super::{
+    Driver,
+    mirrors::{Mirror, Mirrors},
+};
 
 /// Where pinned memory is placed, so that the server finds the same addresses free.
 const PLACE_BASE: u64 = 0x3800_0000_0000;
 const PLACE_BYTES: u64 = 1 << 40;
 const PAGE_BYTES: usize = 4096;
-/// What one write to a mirror compares and sends at a time.
-const WORD_BYTES: usize = 4;
 
 pub(crate) struct HostRange {
     pub(crate) base: u64,
@@ -38,40 +37,36 @@ pub(crate) struct HostRange {
     /// The server sees the same pages.
     pub(crate) shared: bool,
     pub(crate) number: u64,
-    /// The server keeps a mirror.
-    visible: AtomicBool,
-    /// What the server has. Held for moments only: whoever reads the link for everybody takes it too.
-    shadow: Mutex<Vec<u8>>,
-    /// Held while the range is sent.
-    sending: Mutex<()>,
+    pub(super) mirror: Mirror,
 }
 
 impl HostRange {
-    /// What the program has changed since the server was last told, now counted as told.
-    fn take_changes(&self, start: usize, end: usize, exact: bool) -> Vec<(usize, Vec<u8>)> {
-        let mut shadow = self.shadow.lock();
-        let Some(known) = shadow.get_mut(start..end) else {
-            return Vec::new();
-        };
-        // SAFETY: the program's memory, alive until it is unregistered or freed. The program may write to it meanwhile;
-        // what it then reads is unspecified on a local GPU too.
-        let memory = unsafe {
-            std::slice::from_raw_parts((self.base + start as u64) as *const u8, end - start)
-        };
-        if memory == known {
-            return Vec::new();
+    /// The whole pages that the range lies on: first address and end.
+    pub(super) fn pages(&self) -> (u64, u64) {
+        outboard_pages::pages_around(self.base, self.bytes)
+    }
+
+    /// Copies bytes at an offset into `out`, and returns how many before the first that is not mapped any more. The program
+    /// may write to them meanwhile; what is then read is unspecified on a local GPU too.
+    pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> usize {
+        let address = self.base + offset;
+        if self.registered {
+            return outboard_pages::read(address, out);
         }
-        let runs = if exact {
-            differing_runs(memory, known)
-        } else {
-            vec![(0, end - start)]
-        };
-        runs.into_iter()
-            .map(|(at, len)| {
-                known[at..at + len].copy_from_slice(&memory[at..at + len]);
-                (start + at, known[at..at + len].to_vec())
-            })
-            .collect()
+        // SAFETY: memory of the library's, inside the range, mapped until the mirror is closed.
+        unsafe { std::ptr::copy_nonoverlapping(address as *const u8, out.as_mut_ptr(), out.len()) };
+        out.len()
+    }
+
+    /// Writes bytes at an offset, as far as the program has the memory mapped for writing.
+    pub(super) fn write(&self, offset: u64, data: &[u8]) {
+        let address = self.base + offset;
+        if self.registered {
+            outboard_pages::write(address, data);
+            return;
+        }
+        // SAFETY: memory of the library's, inside the range, mapped until the program frees it.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), address as *mut u8, data.len()) };
     }
 }
 
@@ -82,8 +77,10 @@ pub(crate) struct HostMemory {
     next_number: u64,
 }
 
-/// Ranges that the server does not see by itself: only they need a look before a launch, which must not cost a lock.
-static PRIVATE: AtomicUsize = AtomicUsize::new(0);
+/// First address and end of all ranges that the server does not see by itself, 0 where there are none. Arguments of
+/// launches are looked at for addresses in between, which must not cost a lock.
+static PRIVATE_START: AtomicU64 = AtomicU64::new(0);
+static PRIVATE_END: AtomicU64 = AtomicU64::new(0);
 
 impl HostMemory {
     /// The range that an address lies in.
@@ -93,37 +90,32 @@ impl HostMemory {
         (address - range.base < range.bytes).then_some(range)
     }
 
-    /// Whether any kernel argument could point to memory that the server does not see.
+    /// Whether any of these arguments may point to memory that the server does not see.
     #[inline]
-    pub(crate) fn any_private() -> bool {
-        PRIVATE.load(Ordering::Acquire) > 0
+    pub(crate) fn may_name_private(params: &[u8]) -> bool {
+        let end = PRIVATE_END.load(Ordering::Acquire);
+        if end == 0 {
+            return false;
+        }
+        let start = PRIVATE_START.load(Ordering::Acquire);
+        let mut words = params.as_chunks::<8>().0.iter();
+        words.any(|word| (start..end).contains(&u64::from_le_bytes(*word)))
     }
 
-    /// Whether kernels may be writing to a mirror.
-    pub(crate) fn has_visible(&self) -> bool {
-        HostMemory::any_private()
-            && self
-                .ranges
-                .values()
-                .any(|r| r.visible.load(Ordering::Acquire))
+    fn bound_private(&self) {
+        let private = || self.ranges.values().filter(|range| !range.shared);
+        let start = private().map(|r| r.base).min().unwrap_or(0);
+        let end = private().map(|r| r.base + r.bytes).max().unwrap_or(0);
+        // While both change, more addresses are looked up, never fewer.
+        PRIVATE_START.fetch_min(start, Ordering::AcqRel);
+        PRIVATE_END.store(end, Ordering::Release);
+        PRIVATE_START.store(start, Ordering::Release);
     }
 
-    /// Merges what kernels wrote to a mirror into the program's memory: only bytes that changed there.
-    pub(crate) fn take_pages(&self, address: u64, data: &[u8]) {
-        let Some(range) = self.find(address).filter(|r| !r.shared) else {
-            return;
-        };
-        let start = (address - range.base) as usize;
-        let mut shadow = range.shadow.lock();
-        let Some(known) = shadow.get_mut(start..start + data.len()) else {
-            return;
-        };
-        for (index, (known, new)) in known.iter_mut().zip(data).enumerate() {
-            if known != new {
-                *known = *new;
-                // SAFETY: inside a range that the program holds until it unregisters or frees it.
-                unsafe { ((range.base + (start + index) as u64) as *mut u8).write(*new) };
-            }
+    /// Merges what kernels wrote to a mirror into the program's memory.
+    pub(crate) fn take_pages(&self, mirrors: &Mirrors, address: u64, data: &[u8]) {
+        if let Some(range) = self.find(address).filter(|r| !r.shared) {
+            mirrors.take_pages(range, address, data);
         }
     }
 }
@@ -219,39 +211,19 @@ impl Driver {
         self.remove_host(base, true).map(drop)
     }
 
-    /// The GPU may touch the range that this address lies in, from now on.
-    pub(crate) fn make_visible(&self, address: u64) -> Result<(), CUresult> {
-        let range = self.host_range(address)?;
-        if range.shared || range.visible.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let _one_at_a_time = range.sending.lock();
-        if range.visible.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        // The server maps whole pages; the parts outside the range stay untouched on both sides.
-        let start = range.base / PAGE_BYTES as u64 * PAGE_BYTES as u64;
-        let len = (range.base + range.bytes).next_multiple_of(PAGE_BYTES as u64) - start;
-        self.call(
-            &messages::HostMap {
-                va: start,
-                len,
-                flags: range.flags,
-                fd_tag: 0,
-            },
-            |_| (),
-        )?;
-        // A fresh mirror holds zeros.
-        *range.shadow.lock() = vec![0; range.bytes as usize];
-        self.submit(&messages::HostWatch {
-            va: range.base,
-            len: range.bytes,
-        })?;
-        range.visible.store(true, Ordering::Release);
-        Ok(())
+    /// The range that an address lies in, if the server does not see it by itself.
+    pub(super) fn private_range(&self, address: u64) -> Option<Arc<HostRange>> {
+        self.host_range(address).ok().filter(|range| !range.shared)
     }
 
-    fn host_range(&self, address: u64) -> Result<Arc<HostRange>, CUresult> {
+    /// Whether kernels may be writing to the memory at an address.
+    pub(crate) fn is_mirrored(&self, address: u64) -> bool {
+        let host = self.host.read();
+        host.find(address)
+            .is_some_and(|range| range.mirror.is_open())
+    }
+
+    pub(super) fn host_range(&self, address: u64) -> Result<Arc<HostRange>, CUresult> {
         let host = self.host.read();
         let (_, range) = host
             .ranges
@@ -263,50 +235,6 @@ impl Driver {
         } else {
             Err(CUresult::CUDA_ERROR_INVALID_VALUE)
         }
-    }
-
-    /// Before work that may read mirrors: brings them up to date.
-    #[inline]
-    pub(crate) fn push_visible(&self) -> Result<(), CUresult> {
-        if HostMemory::any_private() {
-            return self.push_all_visible();
-        }
-        Ok(())
-    }
-
-    #[cold]
-    fn push_all_visible(&self) -> Result<(), CUresult> {
-        // Nothing is sent under the table's lock: whoever reads the link for everybody takes it too.
-        let visible: Vec<Arc<HostRange>> = {
-            let host = self.host.read();
-            host.ranges
-                .values()
-                .filter(|r| r.visible.load(Ordering::Acquire))
-                .cloned()
-                .collect()
-        };
-        // While kernels may be writing, only what the program itself changed may be sent, to the word.
-        let exact = !self.progress.is_idle();
-        for range in visible {
-            self.push_range(&range, exact)?;
-        }
-        Ok(())
-    }
-
-    fn push_range(&self, range: &HostRange, exact: bool) -> Result<(), CUresult> {
-        // Held from the comparison to the sending, so that a newer state is never overtaken by an older one.
-        let _one_at_a_time = range.sending.lock();
-        let bytes = range.bytes as usize;
-        for page in (0..bytes).step_by(PAGE_BYTES) {
-            let end = bytes.min(page + PAGE_BYTES);
-            for (at, data) in range.take_changes(page, end, exact) {
-                self.submit(&messages::HostWrite {
-                    va: range.base + at as u64,
-                    data: &data,
-                })?;
-            }
-        }
-        Ok(())
     }
 
     pub(super) fn place(&self, bytes: u64, fd: Option<&OwnedFd>) -> Result<u64, CUresult> {
@@ -361,7 +289,6 @@ impl Driver {
         let mut host = self.host.write();
         host.next_number += 1;
         let number = host.next_number;
-        PRIVATE.fetch_add(usize::from(!shared), Ordering::AcqRel);
         let range = HostRange {
             base,
             bytes,
@@ -370,11 +297,10 @@ impl Driver {
             registered,
             shared,
             number,
-            visible: AtomicBool::new(false),
-            shadow: Mutex::default(),
-            sending: Mutex::new(()),
+            mirror: Mirror::default(),
         };
         host.ranges.insert(base, Arc::new(range));
+        host.bound_private();
     }
 
     fn remove_host(&self, base: u64, registered: bool) -> Result<Arc<HostRange>, CUresult> {
@@ -389,36 +315,16 @@ impl Driver {
             return Err(not_ours);
         }
         let range = host.ranges.remove(&base).ok_or(not_ours)?;
-        PRIVATE.fetch_sub(usize::from(!range.shared), Ordering::AcqRel);
+        host.bound_private();
         drop(host);
         self.session.forget(range.base, range.bytes);
-        if range.shared || range.visible.load(Ordering::Acquire) {
-            let start = base / PAGE_BYTES as u64 * PAGE_BYTES as u64;
-            self.submit(&messages::HostUnmap { va: start })?;
+        if range.shared {
+            self.submit(&messages::HostUnmap { va: base })?;
+        } else {
+            self.close_mirror(&range)?;
         }
         Ok(range)
     }
-}
-
-/// Runs of words that differ.
-fn differing_runs(new: &[u8], old: &[u8]) -> Vec<(usize, usize)> {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    for (index, (a, b)) in new
-        .chunks(WORD_BYTES)
-        .zip(old.chunks(WORD_BYTES))
-        .enumerate()
-    {
-        if a == b {
-            continue;
-        }
-        let start = index * WORD_BYTES;
-        match runs.last_mut() {
-            Some((at, len)) if *at + *len == start => *len += a.len(),
-            _ => runs.push((start, a.len())),
-        }
-    }
-    debug_assert!(runs.iter().all(|(_, len)| *len <= CHUNK_BYTES_MAX));
-    runs
 }
 
 pub(super) fn memfd(bytes: u64) -> Result<OwnedFd, CUresult> {
@@ -451,17 +357,6 @@ fn is_mapped(base: u64, bytes: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn runs_are_words_that_differ() {
-        let old = [0u8; 32];
-        let mut new = old;
-        new[5] = 1;
-        new[8] = 1;
-        new[31] = 1;
-        assert_eq!(differing_runs(&new, &old), vec![(4, 8), (28, 4)]);
-        assert_eq!(differing_runs(&old, &old), vec![]);
-    }
 
     #[test]
     fn unmapped_memory_is_noticed() {

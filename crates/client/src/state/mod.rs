@@ -10,6 +10,7 @@ mod graphs;
 mod handles;
 mod host_memory;
 mod libraries;
+mod mirrors;
 mod objects;
 mod pools;
 mod registered;
@@ -46,6 +47,7 @@ pub(crate) use self::{
     handles::{Handles, Kind},
     host_memory::HostMemory,
     libraries::{Kernel, Libraries, Library},
+    mirrors::{Mirrors, written_by_adapter},
     objects::{ObjectRecord, Objects},
     pools::{Owner, Pool, PoolTable, PoolValue, Pools, Scope},
     staging::{SEGMENT_BYTES, Staging},
@@ -63,6 +65,7 @@ pub(crate) struct Driver {
     /// Locked behind `memory`.
     pub(crate) exposed: Exposed,
     pub(crate) host: RwLock<HostMemory>,
+    pub(crate) mirrors: Mirrors,
     pub(crate) streams: Streams,
     pub(crate) captures: Captures,
     pub(crate) graphs: Graphs,
@@ -228,6 +231,9 @@ pub(crate) fn wire_context() -> u64 {
 /// Pages of pinned memory that kernels wrote, sent before a wait is answered.
 pub(crate) fn host_pages(address: u64, data: &[u8]) {
     if let Ok(driver) = driver() {
-        driver.host.read().take_pages(address, data);
+        driver
+            .host
+            .read()
+            .take_pages(&driver.mirrors, address, data);
     }
 }

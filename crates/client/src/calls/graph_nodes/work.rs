@@ -80,7 +80,7 @@ impl Driver {
         self.check_launch(kernel, &shape)?;
         // SAFETY: the caller's promise.
         let params = Box::new(unsafe { Params::gather(kernel, node.kernel_params, node.extra)? });
-        self.make_arguments_visible(params.bytes())?;
+        self.make_arguments_visible(params.bytes(), || true)?;
         Ok(Work::Kernel {
             node: *node,
             kernel,

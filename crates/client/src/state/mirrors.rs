@@ -1,0 +1,504 @@
+//! Host memory that the GPU reaches through a copy of the server's: a mirror, at the same address.
+//!
+//! A mirror is opened when work first names the memory, or when the program asks for its device pointer. Before work that
+//! may read mirrors, the bytes that the program changed are sent; before a wait is answered, the server sends the bytes
+//! that kernels changed. A shadow on this side holds what the server has.
+//!
+//! ```text
+//!  program writes ──► page is marked by the kernel ──► scan before a launch ──► compared with the shadow ──► HostWrite
+//!  HostPages ──► shadow, program's memory                      └─ no page marked: nothing is compared or sent
+//! ```
+//!
+//! A mirror that only a word among a kernel's arguments has opened is closed again when work stops naming it: such a word
+//! may be a stale one. A kernel that goes on using the memory through a pointer of its own then meets an illegal address.
+//!
+//! Lock order: `naming`, `open`, a mirror's `shadow`, the session's sender.
+
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+};
+
+use outboard_api::CUresult;
+use outboard_pages::{PAGE_BYTES, Tracker, pages_around};
+use outboard_wire::messages;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+
+use super::{Driver, driver, host_memory::HostRange};
+use crate::log;
+
+/// How much memory is compared at a time, and the most that one message carries.
+const PIECE_BYTES: usize = 64 << 10;
+/// The unit of a change while kernels may write to the same page.
+const WORD_BYTES: usize = 4;
+/// Looks for changes after which a mirror that no work has named is closed; four times as many each time it is opened again.
+const UNNAMED_LOOKS_MAX: u64 = 256;
+/// A mirror that was opened again this often stays.
+const UNNAMED_LOOKS_LIMIT: u64 = UNNAMED_LOOKS_MAX << 8;
+
+/// The mirrored side of one host range.
+pub(crate) struct Mirror {
+    /// The server keeps a copy.
+    is_open: AtomicBool,
+    /// It stays open until the memory is freed: the program asked for its address on the device.
+    stays: AtomicBool,
+    /// The look before which work last named it.
+    named_at: AtomicU64,
+    unnamed_looks_max: AtomicU64,
+    /// Written pages are found by the kernel; otherwise everything is compared.
+    is_tracked: AtomicBool,
+    /// The bytes that the server has. Held for moments only: the thread that reads the link takes it too.
+    shadow: Mutex<Vec<u8>>,
+    opening: Mutex<()>,
+}
+
+impl Default for Mirror {
+    fn default() -> Self {
+        Mirror {
+            is_open: AtomicBool::new(false),
+            stays: AtomicBool::new(false),
+            named_at: AtomicU64::new(0),
+            unnamed_looks_max: AtomicU64::new(UNNAMED_LOOKS_MAX),
+            is_tracked: AtomicBool::new(false),
+            shadow: Mutex::default(),
+            opening: Mutex::new(()),
+        }
+    }
+}
+
+impl Mirror {
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Acquire)
+    }
+}
+
+/// All mirrors of the session.
+#[derive(Default)]
+pub(crate) struct Mirrors {
+    /// Shared from the moment a launch names memory until it is sent; exclusive while mirrors are closed.
+    naming: RwLock<()>,
+    /// Held from the look for changes until they are sent, so that no newer launch overtakes them.
+    open: Mutex<Open>,
+    count: AtomicUsize,
+    looks: AtomicU64,
+    figures: Figures,
+}
+
+#[derive(Default)]
+struct Open {
+    ranges: Vec<Arc<HostRange>>,
+    /// Runs of pages written since the last look, by any thread.
+    written: Vec<(u64, u64)>,
+    buffer: Vec<u8>,
+}
+
+/// What mirrors have cost.
+#[derive(Default)]
+struct Figures {
+    compared_bytes: AtomicU64,
+    sent_bytes: AtomicU64,
+    received_bytes: AtomicU64,
+    opened: AtomicU64,
+    closed: AtomicU64,
+}
+
+/// Memory that adapters have written, which the kernel does not see as written pages.
+static WRITTEN_BY_ADAPTER: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+
+fn tracker() -> Option<&'static Tracker> {
+    static TRACKER: OnceLock<Option<Tracker>> = OnceLock::new();
+    TRACKER
+        .get_or_init(|| {
+            if std::env::var_os("OUTBOARD_COMPARE").is_some() {
+                return None;
+            }
+            Tracker::new()
+                .inspect_err(|why| {
+                    log::debug(format_args!(
+                        "host memory that kernels touch is compared before each launch: {why}"
+                    ));
+                })
+                .ok()
+        })
+        .as_ref()
+}
+
+impl Mirrors {
+    /// Figures for `OUTBOARD_STATS`: names and values; none if there was no mirror.
+    pub(crate) fn figures(&self) -> Option<[(&'static str, u64); 7]> {
+        let of = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+        let figures = &self.figures;
+        (of(&figures.opened) > 0).then(|| {
+            [
+                ("opened", of(&figures.opened)),
+                ("closed", of(&figures.closed)),
+                ("tracked", u64::from(tracker().is_some())),
+                ("looks", of(&self.looks)),
+                ("compared_bytes", of(&figures.compared_bytes)),
+                ("sent_bytes", of(&figures.sent_bytes)),
+                ("received_bytes", of(&figures.received_bytes)),
+            ]
+        })
+    }
+
+    /// Merges what kernels wrote to a mirror into the program's memory: only bytes that changed there.
+    pub(super) fn take_pages(&self, range: &HostRange, address: u64, data: &[u8]) {
+        let start = (address - range.base) as usize;
+        let mut shadow = range.mirror.shadow.lock();
+        let Some(known) = shadow.get_mut(start..start + data.len()) else {
+            return;
+        };
+        let mut at = 0;
+        while let Some(from) = (at..data.len()).find(|i| known[*i] != data[*i]) {
+            let to = (from..data.len())
+                .find(|i| known[*i] == data[*i])
+                .unwrap_or(data.len());
+            known[from..to].copy_from_slice(&data[from..to]);
+            range.write((start + from) as u64, &data[from..to]);
+            at = to;
+        }
+        let received = &self.figures.received_bytes;
+        received.fetch_add(data.len() as u64, Ordering::Relaxed);
+    }
+}
+
+impl Driver {
+    /// The GPU may touch the range that this address lies in, until the range is freed.
+    pub(crate) fn make_visible(&self, address: u64) -> Result<(), CUresult> {
+        let range = self.host_range(address)?;
+        if range.shared {
+            return Ok(());
+        }
+        range.mirror.stays.store(true, Ordering::Release);
+        self.open_mirror(&range)
+    }
+
+    /// Opens mirrors of private memory that these arguments point to. The launch is sent while what is returned is held.
+    ///
+    /// `is_kept`: the work may be done again, without its arguments being named again.
+    #[cold]
+    pub(crate) fn open_named(
+        &self,
+        params: &[u8],
+        is_kept: bool,
+    ) -> Result<Option<RwLockReadGuard<'_, ()>>, CUresult> {
+        let mut naming = None;
+        for word in params.as_chunks::<8>().0 {
+            let address = u64::from_le_bytes(*word);
+            let Some(range) = self.private_range(address) else {
+                continue;
+            };
+            if is_kept {
+                self.make_visible(address)?;
+                continue;
+            }
+            // Held before the look at whether it is open: from here on it is not closed.
+            naming.get_or_insert_with(|| self.mirrors.naming.read());
+            let look = self.mirrors.looks.load(Ordering::Acquire);
+            range.mirror.named_at.fetch_max(look, Ordering::AcqRel);
+            self.open_mirror(&range)?;
+        }
+        self.push_visible()?;
+        Ok(naming)
+    }
+
+    fn open_mirror(&self, range: &Arc<HostRange>) -> Result<(), CUresult> {
+        let mirror = &range.mirror;
+        if mirror.is_open() {
+            return Ok(());
+        }
+        let _one_at_a_time = mirror.opening.lock();
+        if mirror.is_open() {
+            return Ok(());
+        }
+        // The server maps whole pages; the parts outside the range stay untouched on both sides.
+        let (start, end) = range.pages();
+        self.call(
+            &messages::HostMap {
+                va: start,
+                len: end - start,
+                flags: range.flags,
+                fd_tag: 0,
+            },
+            |_| (),
+        )?;
+        // A fresh mirror holds zeros.
+        *mirror.shadow.lock() = vec![0; range.bytes as usize];
+        self.submit(&messages::HostWatch {
+            va: range.base,
+            len: range.bytes,
+        })?;
+        // Other processes' writes to shared memory mark no page of this one's.
+        let is_tracked = tracker().is_some_and(|tracker| {
+            !(range.registered && outboard_pages::is_shared(start, end))
+                && tracker.watch(start, end).is_ok()
+                && tracker.take_written(start, end, &mut |_, _| ()).is_ok()
+        });
+        mirror.is_tracked.store(is_tracked, Ordering::Release);
+        let mut open = self.mirrors.open.lock();
+        open.ranges.push(range.clone());
+        // What was written before is compared at the next look.
+        open.written.push((start, end));
+        mirror.is_open.store(true, Ordering::Release);
+        self.mirrors.count.fetch_add(1, Ordering::AcqRel);
+        self.mirrors.figures.opened.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Closes the mirror of a range, if it is open: the memory is no longer looked at when this returns.
+    pub(super) fn close_mirror(&self, range: &Arc<HostRange>) -> Result<(), CUresult> {
+        let mut open = self.mirrors.open.lock();
+        match range.mirror.is_open() {
+            true => self.close_in(&mut open, range),
+            false => Ok(()),
+        }
+    }
+
+    fn close_in(&self, open: &mut Open, range: &Arc<HostRange>) -> Result<(), CUresult> {
+        open.ranges.retain(|other| !Arc::ptr_eq(other, range));
+        let mirror = &range.mirror;
+        mirror.is_open.store(false, Ordering::Release);
+        self.mirrors.count.fetch_sub(1, Ordering::AcqRel);
+        self.mirrors.figures.closed.fetch_add(1, Ordering::Relaxed);
+        let (start, end) = range.pages();
+        if mirror.is_tracked.swap(false, Ordering::AcqRel)
+            && let Some(tracker) = tracker()
+        {
+            tracker.forget(start, end);
+        }
+        *mirror.shadow.lock() = Vec::new();
+        self.submit(&messages::HostUnmap { va: start })
+    }
+
+    /// Before work that may read mirrors: brings them up to date.
+    #[inline]
+    pub(crate) fn push_visible(&self) -> Result<(), CUresult> {
+        if self.mirrors.count.load(Ordering::Acquire) > 0 {
+            return self.push_written();
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn push_written(&self) -> Result<(), CUresult> {
+        let mut open = self.mirrors.open.lock();
+        let open = &mut *open;
+        let look = self.mirrors.looks.fetch_add(1, Ordering::AcqRel) + 1;
+        // While kernels may be writing, only what the program itself changed may be sent, to the word.
+        let is_idle = self.progress.is_idle();
+        if is_idle {
+            self.close_unnamed(open, look)?;
+        }
+        open.find_written();
+        let (ranges, written) = (&open.ranges, &open.written);
+        for range in ranges {
+            let (start, end) = (range.base, range.base + range.bytes);
+            if !range.mirror.is_tracked.load(Ordering::Acquire) {
+                self.push_part(range, start, end, !is_idle, &mut open.buffer)?;
+                continue;
+            }
+            for (from, to) in written {
+                let (from, to) = (start.max(*from), end.min(*to));
+                if from < to {
+                    self.push_part(range, from, to, !is_idle, &mut open.buffer)?;
+                }
+            }
+        }
+        open.written.clear();
+        Ok(())
+    }
+
+    /// Closes mirrors that a launch once named and none has for long. All work is done, so that nothing written is lost.
+    fn close_unnamed(&self, open: &mut Open, look: u64) -> Result<(), CUresult> {
+        let is_unnamed = |range: &Arc<HostRange>| {
+            let mirror = &range.mirror;
+            let unnamed = look.saturating_sub(mirror.named_at.load(Ordering::Acquire));
+            unnamed > mirror.unnamed_looks_max.load(Ordering::Relaxed)
+                && !mirror.stays.load(Ordering::Acquire)
+        };
+        if !open.ranges.iter().any(is_unnamed) {
+            return Ok(());
+        }
+        // A launch that is being sent may have named one a moment ago.
+        let Some(_no_launch) = self.mirrors.naming.try_write() else {
+            return Ok(());
+        };
+        let unnamed: Vec<_> = open
+            .ranges
+            .iter()
+            .filter(|r| is_unnamed(r))
+            .cloned()
+            .collect();
+        for range in unnamed {
+            let mirror = &range.mirror;
+            let more = mirror.unnamed_looks_max.load(Ordering::Relaxed) * 4;
+            mirror.unnamed_looks_max.store(more, Ordering::Relaxed);
+            if more > UNNAMED_LOOKS_LIMIT {
+                mirror.stays.store(true, Ordering::Release);
+                continue;
+            }
+            log::debug(format_args!(
+                "host memory at {:#x} has been named by no launch for long: kernels reach it no more until one names it",
+                range.base
+            ));
+            self.close_in(open, &range)?;
+        }
+        Ok(())
+    }
+
+    /// Sends what the program has changed in `[from, to)`.
+    fn push_part(
+        &self,
+        range: &HostRange,
+        from: u64,
+        to: u64,
+        exact: bool,
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), CUresult> {
+        buffer.resize(PIECE_BYTES, 0);
+        let figures = &self.mirrors.figures;
+        let mut at = from;
+        while at < to {
+            // Pieces end where pages do: a hole in the memory costs no more than its own pages.
+            let piece_end = to.min((at / PAGE_BYTES * PAGE_BYTES) + PIECE_BYTES as u64);
+            let wanted = (piece_end - at) as usize;
+            let got = range.read(at - range.base, &mut buffer[..wanted]);
+            let now = &buffer[..got];
+            for (offset, len) in range
+                .mirror
+                .take_changes((at - range.base) as usize, now, exact)
+            {
+                let written = messages::HostWrite {
+                    va: at + offset as u64,
+                    data: &now[offset..offset + len],
+                };
+                if let Err(error) = self.submit(&written) {
+                    range.mirror.forget((at - range.base) as usize, now);
+                    return Err(error);
+                }
+                figures.sent_bytes.fetch_add(len as u64, Ordering::Relaxed);
+            }
+            figures
+                .compared_bytes
+                .fetch_add(got as u64, Ordering::Relaxed);
+            // Memory that the program has unmapped is passed over.
+            at = match got == wanted {
+                true => piece_end,
+                false => pages_around(at + got as u64, 1).1,
+            };
+        }
+        Ok(())
+    }
+}
+
+impl Mirror {
+    /// Runs of bytes in which the program's memory differs from what the server has, now counted as sent.
+    fn take_changes(&self, start: usize, now: &[u8], exact: bool) -> Vec<(usize, usize)> {
+        let mut shadow = self.shadow.lock();
+        let Some(known) = shadow.get_mut(start..start + now.len()) else {
+            return Vec::new();
+        };
+        if now == known {
+            return Vec::new();
+        }
+        let unit = if exact {
+            WORD_BYTES
+        } else {
+            PAGE_BYTES as usize
+        };
+        let runs = differing_runs(now, known, unit);
+        for (at, len) in &runs {
+            known[*at..at + len].copy_from_slice(&now[*at..at + len]);
+        }
+        runs
+    }
+
+    /// The server may not have these bytes: they differ from what it has until they are sent again.
+    fn forget(&self, start: usize, now: &[u8]) {
+        self.is_tracked.store(false, Ordering::Release);
+        if let Some(known) = self.shadow.lock().get_mut(start..start + now.len()) {
+            known
+                .iter_mut()
+                .zip(now)
+                .for_each(|(known, now)| *known = !now);
+        }
+    }
+}
+
+impl Open {
+    /// Asks the kernel for the pages that were written since the last look.
+    fn find_written(&mut self) {
+        self.written.append(&mut WRITTEN_BY_ADAPTER.lock());
+        let Some(tracker) = tracker() else { return };
+        for range in &self.ranges {
+            let mirror = &range.mirror;
+            if !mirror.is_tracked.load(Ordering::Acquire) {
+                continue;
+            }
+            let (start, end) = range.pages();
+            let written = &mut self.written;
+            if tracker
+                .take_written(start, end, &mut |from, to| written.push((from, to)))
+                .is_err()
+            {
+                // The program has put other memory there, or taken its descriptors away.
+                written.push((start, end));
+                let again = tracker.watch(start, end).is_ok();
+                mirror.is_tracked.store(again, Ordering::Release);
+            }
+        }
+    }
+}
+
+/// An adapter has written the answer to a copy into this memory.
+pub(crate) fn written_by_adapter(address: u64, bytes: u64) {
+    if driver().is_ok_and(|driver| driver.mirrors.count.load(Ordering::Acquire) > 0) {
+        let (start, end) = pages_around(address, bytes);
+        WRITTEN_BY_ADAPTER.lock().push((start, end));
+    }
+}
+
+/// Runs of units that differ, as offset and length.
+fn differing_runs(new: &[u8], old: &[u8], unit: usize) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for (index, (a, b)) in new.chunks(unit).zip(old.chunks(unit)).enumerate() {
+        if a == b {
+            continue;
+        }
+        let start = index * unit;
+        match runs.last_mut() {
+            Some((at, len)) if *at + *len == start => *len += a.len(),
+            _ => runs.push((start, a.len())),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_units_that_differ() {
+        let old = [0u8; 32];
+        let mut new = old;
+        new[5] = 1;
+        new[8] = 1;
+        new[31] = 1;
+        assert_eq!(differing_runs(&new, &old, 4), vec![(4, 8), (28, 4)]);
+        assert_eq!(differing_runs(&new, &old, 16), vec![(0, 32)]);
+        assert_eq!(differing_runs(&old, &old, 4), vec![]);
+    }
+
+    #[test]
+    fn changes_are_taken_once_and_again_after_they_were_lost() {
+        let mirror = Mirror::default();
+        *mirror.shadow.lock() = vec![0; 64];
+        let mut now = [0u8; 64];
+        now[9] = 1;
+        assert_eq!(mirror.take_changes(0, &now, true), vec![(8, 4)]);
+        assert_eq!(mirror.take_changes(0, &now, true), vec![]);
+        mirror.forget(0, &now);
+        assert_eq!(mirror.take_changes(0, &now, true), vec![(0, 64)]);
+    }
+}

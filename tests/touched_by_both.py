@@ -1,0 +1,142 @@
+"""Launches after a history of memory that both sides touch: run as `touched_by_both.py HISTORY LAUNCHES`.
+
+The kernel adds one to a word of the GPU's memory. What the launches then cost is in OUTBOARD_STATS.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from ctypes import byref, c_size_t, c_uint32, c_uint64, c_void_p
+
+PTX = b"""
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry add(.param .u64 where, .param .u64 stale)
+{
+    .reg .b64 %rd<2>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd1, [where];
+    ld.global.u32 %r1, [%rd1];
+    add.u32 %r1, %r1, 1;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+"""
+BYTES = 1 << 20
+PAGE_BYTES = 4096
+MAPPED = 2
+# More than the launches after which memory that nothing names is no longer looked at.
+UNNAMED = 300
+
+cuda = ctypes.CDLL("libcuda.so.1")
+
+
+def check(name: str, *args: object) -> None:
+    status = getattr(cuda, name)(*args)
+    assert status == 0, f"{name}: {status}"
+
+
+class Program:
+    def __init__(self) -> None:
+        context, module, self.kernel, self.device = c_void_p(), c_void_p(), c_void_p(), c_uint64()
+        check("cuInit", 0)
+        check("cuDevicePrimaryCtxRetain", byref(context), 0)
+        check("cuCtxSetCurrent", context)
+        check("cuModuleLoadData", byref(module), PTX)
+        check("cuModuleGetFunction", byref(self.kernel), module, b"add")
+        check("cuMemAlloc_v2", byref(self.device), c_size_t(4096))
+        check("cuMemsetD8_v2", self.device, 0, c_size_t(4096))
+        self.launched = 0
+
+    def launch(self, where: int = 0, stale: int = 0) -> None:
+        words = (c_uint64 * 2)(where or self.device.value, stale)
+        arguments = (c_void_p * 2)(ctypes.addressof(words), ctypes.addressof(words) + 8)
+        check("cuLaunchKernel", self.kernel, 1, 1, 1, 1, 1, 1, 0, c_void_p(), arguments, c_void_p())
+        self.launched += not where
+
+    def wait(self) -> None:
+        check("cuCtxSynchronize")
+
+    def pinned(self, flags: int = 0) -> int:
+        memory = c_void_p()
+        check("cuMemHostAlloc", byref(memory), c_size_t(BYTES), flags)
+        assert memory.value
+        return memory.value
+
+    def registered(self, flags: int) -> int:
+        self.region = mmap.mmap(-1, BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = ctypes.addressof(ctypes.c_char.from_buffer(self.region))
+        check("cuMemHostRegister_v2", c_void_p(memory), c_size_t(BYTES), flags)
+        return memory
+
+    def fill(self, memory: int) -> None:
+        ctypes.memset(memory, 1, BYTES)
+
+    def expect(self, address: int, value: int) -> None:
+        self.wait()
+        found = c_uint32.from_address(address).value
+        assert found == value, f"{found} where {value} belongs"
+
+
+def history(program: Program, name: str) -> int:
+    """Makes the history; the address that every launch is to change by the program's hand, or 0."""
+    if name == "none":
+        return 0
+    if name in ("registered", "registered_written"):
+        memory = program.registered(MAPPED)
+    elif name in ("mapped", "mapped_written"):
+        memory = program.pinned(MAPPED)
+    else:
+        memory = program.pinned()
+    program.fill(memory)
+    if name == "pinned":
+        return 0
+    if name == "stale_word":
+        program.launch(stale=memory + 64)
+        for _ in range(UNNAMED):
+            program.launch()
+        program.wait()
+        return 0
+    # The kernel really works on it: what both sides wrote is right, on both sides.
+    program.launch(memory)
+    program.expect(memory, 0x01010102)
+    c_uint32.from_address(memory).value = 5
+    program.launch(memory)
+    program.expect(memory, 6)
+    if name == "freed":
+        check("cuMemFreeHost", c_void_p(memory))
+        return 0
+    if name == "forked":
+        child = os.fork()
+        if child == 0:
+            ctypes.memset(memory, 9, BYTES)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    program.launch(memory)
+    program.expect(memory, 7)
+    return memory + BYTES // 2 if name.endswith("written") else 0
+
+
+def main(name: str, launches: int) -> None:
+    program = Program()
+    written = history(program, name)
+    program.wait()
+    for number in range(launches):
+        if written:
+            c_uint32.from_address(written).value = number
+        program.launch(written)
+    program.wait()
+    if written:
+        assert c_uint32.from_address(written).value == launches
+    out = c_uint32()
+    check("cuMemcpyDtoH_v2", byref(out), program.device, c_size_t(4))
+    assert out.value == program.launched, (out.value, program.launched)
+    print("right")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
