@@ -216,9 +216,7 @@ unsafe fn attribute(driver: &Driver, out: *mut c_void, attribute: u32, address: 
                 });
             }
             CU_POINTER_ATTRIBUTE_DEVICE_POINTER => {
-                if pointer.host {
-                    driver.make_visible(address)?;
-                }
+                // PyTorch asks this of all pinned memory, to see what it is: the GPU gets at the memory when work names it.
                 out.cast::<u64>().write(address);
             }
             CU_POINTER_ATTRIBUTE_HOST_POINTER if pointer.host => out.cast::<u64>().write(address),

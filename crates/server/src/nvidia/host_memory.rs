@@ -28,6 +28,8 @@ use crate::device::{Cx, Failure};
 const PORTABLE_DEVICEMAP: u32 = 3;
 /// The grain of [`Nvidia::take_host_pages`].
 const PAGE_BYTES: u64 = 4096;
+/// What is compared at once: in the processor's nearest cache, and 16 pages.
+const PART_BYTES: usize = 16 * PAGE_BYTES as usize;
 /// Where user space ends on x86-64 with four levels of page tables, and where it may begin.
 const USER_ADDRESS_MIN: u64 = 1 << 16;
 const USER_ADDRESS_MAX: u64 = 1 << 47;
@@ -151,6 +153,17 @@ impl HostRange {
                 .is_some_and(|end| end <= self.va + self.len)
     }
 
+    /// Whether the bytes at an address are these. The GPU may write at the same time: then either answer is right.
+    fn is_equal(&self, va: u64, known: &[u8]) -> bool {
+        if !self.holds(va, known.len() as u64) {
+            return true;
+        }
+        // SAFETY: inside this mapping. Not a reference: the GPU may write meanwhile.
+        let order =
+            unsafe { libc::memcmp(self.pointer(va).cast(), known.as_ptr().cast(), known.len()) };
+        order == 0
+    }
+
     /// The GPU may write at the same time: then some bytes are old and some new, as on a local GPU.
     fn read(&self, va: u64, out: &mut [u8]) {
         if self.holds(va, out.len() as u64) {
@@ -219,13 +232,19 @@ impl HostRanges {
             let Some((_, range)) = self.ranges.range(..=watch.va).next_back() else {
                 continue;
             };
-            for (i, page) in watch.known.chunks_mut(PAGE_BYTES as usize).enumerate() {
-                let va = watch.va + i as u64 * PAGE_BYTES;
-                let now = &mut now[..page.len()];
-                range.read(va, now);
-                if now != page {
-                    page.copy_from_slice(now);
-                    changed(va, page);
+            for (i, part) in watch.known.chunks_mut(PART_BYTES).enumerate() {
+                let start = watch.va + (i * PART_BYTES) as u64;
+                if range.is_equal(start, part) {
+                    continue;
+                }
+                for (j, page) in part.chunks_mut(PAGE_BYTES as usize).enumerate() {
+                    let va = start + j as u64 * PAGE_BYTES;
+                    let now = &mut now[..page.len()];
+                    range.read(va, now);
+                    if now != page {
+                        page.copy_from_slice(now);
+                        changed(va, page);
+                    }
                 }
             }
         }

@@ -11,6 +11,7 @@ use std::{
 };
 
 use outboard_api::CUresult;
+use outboard_pages::Tracker;
 use outboard_ptx::device::{Fence, Gpu};
 use outboard_wire::messages;
 
@@ -39,10 +40,14 @@ pub(super) struct HostMemory {
     /// Unmapped by the client; work that was submitted before may still use it.
     leaving: Vec<(Fence, u64, Region)>,
     mirror_bytes: u64,
+    /// Finds the pages of mirrors that kernels have written; opened with the first that is watched.
+    tracker: Option<Option<Tracker>>,
 }
 
 struct Region {
     bytes: u64,
+    /// Only its written pages are compared.
+    is_tracked: bool,
     /// The client's own memory; else a mirror.
     shared: bool,
     /// Parts that are compared, with what the client knows of them.
@@ -178,19 +183,78 @@ impl HostMemory {
     pub(super) fn take_changes(&mut self, gpu: &Gpu, changed: &mut dyn FnMut(u64, &[u8])) {
         self.sweep();
         let mut now = Vec::new();
+        let written = self.take_written();
         for region in self.regions.values_mut() {
             for (start, known) in &mut region.watched {
-                for (index, known) in known.chunks_mut(RUN_BYTES_MAX).enumerate() {
-                    let va = start + (index * RUN_BYTES_MAX) as u64;
-                    now.resize(known.len(), 0);
-                    if gpu.memory().read(va, &mut now).is_err() || now == known {
-                        continue;
-                    }
-                    report(va, known, &now, changed);
-                    known.copy_from_slice(&now);
+                let whole = [(*start, start + known.len() as u64)];
+                let parts = if region.is_tracked {
+                    &written[..]
+                } else {
+                    &whole
+                };
+                for (from, to) in parts {
+                    compare(gpu, *start, known, (*from, *to), &mut now, changed);
                 }
             }
         }
+    }
+
+    /// Runs of pages of tracked mirrors that were written since the last look.
+    fn take_written(&mut self) -> Vec<(u64, u64)> {
+        let mut written = Vec::new();
+        let Some(Some(tracker)) = &self.tracker else {
+            return written;
+        };
+        for (va, region) in self.regions.iter_mut().filter(|(_, r)| r.is_tracked) {
+            let (start, end) = outboard_pages::pages_around(*va, region.bytes);
+            if let Err(error) =
+                tracker.take_written(start, end, &mut |from, to| written.push((from, to)))
+            {
+                tracing::debug!(%error, "a mirror is compared from now on");
+                region.is_tracked = false;
+            }
+        }
+        written
+    }
+
+    /// Has the kernel watch the pages of a region, if it can.
+    fn track(&mut self, va: u64) {
+        let tracker = self.tracker.get_or_insert_with(|| {
+            let opened = Tracker::new();
+            opened
+                .inspect_err(|why| tracing::debug!(%why, "mirrors are compared"))
+                .ok()
+        });
+        let (Some(tracker), Some(region)) = (tracker, self.regions.get_mut(&va)) else {
+            return;
+        };
+        let (start, end) = outboard_pages::pages_around(va, region.bytes);
+        region.is_tracked = tracker.watch(start, end).is_ok();
+    }
+}
+
+/// Reports what has changed in a part of memory since it was `known`, which begins at `start`.
+fn compare(
+    gpu: &Gpu,
+    start: u64,
+    known: &mut [u8],
+    (from, to): (u64, u64),
+    now: &mut Vec<u8>,
+    changed: &mut dyn FnMut(u64, &[u8]),
+) {
+    let (from, to) = (from.max(start), to.min(start + known.len() as u64));
+    if from >= to {
+        return;
+    }
+    let part = &mut known[(from - start) as usize..(to - start) as usize];
+    for (index, known) in part.chunks_mut(RUN_BYTES_MAX).enumerate() {
+        let va = from + (index * RUN_BYTES_MAX) as u64;
+        now.resize(known.len(), 0);
+        if gpu.memory().read(va, now).is_err() || now == known {
+            continue;
+        }
+        report(va, known, now, changed);
+        known.copy_from_slice(now);
     }
 }
 
@@ -261,6 +325,7 @@ impl Soft {
         }
         let region = Region {
             bytes: m.len,
+            is_tracked: false,
             shared,
             watched: BTreeMap::new(),
         };
@@ -318,7 +383,7 @@ impl Soft {
         _: &mut Cx<'_>,
         m: &messages::HostWatch,
     ) -> Result<(), Failure> {
-        let (_, region) = self.host.find(m.va, m.len)?;
+        let (va, region) = self.host.find(m.va, m.len)?;
         if region.shared {
             // The client sees what kernels write as they write it.
             return Ok(());
@@ -347,6 +412,9 @@ impl Soft {
                 .map_err(|error| invalid(error.to_string()))?;
             region.watched.insert(at, known);
             at = to;
+        }
+        if !region.is_tracked {
+            self.host.track(va);
         }
         Ok(())
     }
