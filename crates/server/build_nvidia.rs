@@ -379,7 +379,6 @@ fn extent(symbol: &str) -> &'static str {
             "rows(m.dst_pitch, m.width.saturating_mul(4), m.height)"
         }
         "cuStreamWaitValue64_v2" | "cuStreamWriteValue64_v2" => "8",
-        "cuStreamAttachMemAsync" => "m.length.max(1)",
         _ => "4",
     }
 }

@@ -33,9 +33,9 @@ const SYNC_COPY_BYTES_MAX: usize = 64 << 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     Device,
-    /// Pinned host memory that the server sees at the same address.
+    /// Pinned host memory that the server sees at the same address: the same memory, or a mirror that stays.
     Shared,
-    /// Pinned host memory that it does not see.
+    /// Other pinned host memory.
     Pinned,
     Pageable,
 }
@@ -62,7 +62,7 @@ impl Driver {
         Ok(match host.find(address) {
             // A range that runs over the end of pinned memory is as good as pageable.
             Some(r) if bytes > r.base + r.bytes - address => Place::Pageable,
-            Some(r) if r.shared => Place::Shared,
+            Some(r) if r.shared || r.mirror.stays_open() => Place::Shared,
             Some(_) => Place::Pinned,
             None => Place::Pageable,
         })
@@ -225,6 +225,7 @@ impl Driver {
     }
 
     fn copy_here(&self, dst: u64, src: u64, bytes: u64, stream: &StreamRef) -> Done {
+        self.push_visible()?;
         self.submit_to(
             stream,
             &messages::Copy {
@@ -304,8 +305,10 @@ impl Driver {
             (Place::Device, Place::Shared) if !wait => {
                 self.copy_here(dst, src, bytes as u64, stream)
             }
-            // Waiting for the GPU is faster than copying much.
-            (Place::Device, Place::Shared) if bytes > SYNC_COPY_BYTES_MAX => {
+            // Waiting for the GPU is faster than copying much; and what earlier work may still write cannot be taken along.
+            (Place::Device, Place::Shared)
+                if bytes > SYNC_COPY_BYTES_MAX || !stream.progress().is_idle() =>
+            {
                 self.copy_here(dst, src, bytes as u64, stream)?;
                 self.synchronize_stream(stream)
             }

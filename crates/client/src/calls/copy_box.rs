@@ -248,6 +248,11 @@ impl Driver {
         match (to, from) {
             (Place::Device, Place::Device) => self.copy_box_here(&request, stream),
             (Place::Device, Place::Shared) if !wait => self.copy_box_here(&request, stream),
+            // What earlier work may still write cannot be taken along.
+            (Place::Device, Place::Shared) if !stream.progress().is_idle() => {
+                self.copy_box_here(&request, stream)?;
+                self.synchronize_stream(stream)
+            }
             (Place::Device, _) => {
                 if let (Place::Pinned, End::Memory(m)) = (from, &src) {
                     self.settle_pinned(m.address, stream)?;
@@ -280,6 +285,7 @@ impl Driver {
 
     /// Both ends mean the same on the server.
     fn copy_box_here(&self, request: &Request, stream: &StreamRef) -> Done {
+        self.push_visible()?;
         let whole = Piece {
             at: [0; 3],
             extent: request.extent,

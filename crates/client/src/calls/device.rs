@@ -65,12 +65,14 @@ pub(crate) unsafe fn cuDeviceGetAttribute(
     attribute: u32,
     device: CUdevice,
 ) -> Done {
-    let card = driver()?.card(device)?;
+    let driver = driver()?;
+    let card = driver.card(device)?;
     // What this library does not serve is not there, whatever the device could do.
     let answer = match attribute {
-        CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY
-        | CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
-        | CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS
+        CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY => 1,
+        // The program and kernels may use it at the same time where it is the same memory for both.
+        CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS => i32::from(driver.session.shares_memory()),
+        CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS
         | CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
         | CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST
         | CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED

@@ -39,6 +39,9 @@ pub(crate) unsafe fn cuMemFreeHost(address: *mut c_void) -> Done {
     if address.is_null() {
         return Ok(());
     }
+    if driver.is_managed(address as u64) {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
     // As on a local GPU: work that uses the memory is finished first.
     if driver.contexts.current().is_ok() && !driver.progress.is_idle() {
         let _ = driver.synchronize_context();
@@ -89,7 +92,7 @@ pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(
 
 pub(crate) unsafe fn cuMemHostGetFlags(flags: *mut u32, host: *mut c_void) -> Done {
     let found = driver()?.host.read().find(host as u64).map(|r| {
-        if r.registered {
+        if r.is_registered() {
             r.flags
         } else {
             r.flags | HOSTALLOC_DEVICEMAP

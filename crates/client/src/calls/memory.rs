@@ -113,6 +113,13 @@ pub(crate) unsafe fn cuMemFree_v2(address: CUdeviceptr) -> Done {
         .map(|a| a.kind);
     match kind {
         Some(AllocationKind::Pool(pool)) => driver.pool_free_now(address, pool),
+        None if driver.is_managed(address) => {
+            // As on a local GPU: work that uses the memory is finished first.
+            if driver.contexts.current().is_ok() && !driver.progress.is_idle() {
+                let _ = driver.synchronize_context();
+            }
+            driver.free_managed(address)
+        }
         _ => driver.release(address),
     }
 }
@@ -154,6 +161,7 @@ struct Pointer {
     context: CUcontext,
     device: i32,
     host: bool,
+    managed: bool,
     base: u64,
     bytes: u64,
     number: u64,
@@ -172,6 +180,7 @@ fn look_up(driver: &Driver, address: u64) -> Option<Pointer> {
             context: a.context,
             device: a.device,
             host: false,
+            managed: false,
             base: a.base,
             bytes: a.bytes,
             number: a.number,
@@ -185,6 +194,7 @@ fn look_up(driver: &Driver, address: u64) -> Option<Pointer> {
             context: r.context,
             device,
             host: true,
+            managed: r.advices().is_some(),
             base: r.base,
             bytes: r.bytes,
             number: r.number | 1 << 40,
@@ -209,11 +219,12 @@ unsafe fn attribute(driver: &Driver, out: *mut c_void, attribute: u32, address: 
         match attribute {
             CU_POINTER_ATTRIBUTE_CONTEXT => out.cast::<CUcontext>().write(pointer.context),
             CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
-                out.cast::<u32>().write(if pointer.host {
-                    CU_MEMORYTYPE_HOST
-                } else {
-                    CU_MEMORYTYPE_DEVICE
-                });
+                out.cast::<u32>()
+                    .write(if pointer.host && !pointer.managed {
+                        CU_MEMORYTYPE_HOST
+                    } else {
+                        CU_MEMORYTYPE_DEVICE
+                    });
             }
             CU_POINTER_ATTRIBUTE_DEVICE_POINTER => {
                 // PyTorch asks this of all pinned memory, to see what it is: the GPU gets at the memory when work names it.
@@ -222,8 +233,10 @@ unsafe fn attribute(driver: &Driver, out: *mut c_void, attribute: u32, address: 
             CU_POINTER_ATTRIBUTE_HOST_POINTER if pointer.host => out.cast::<u64>().write(address),
             CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => out.cast::<u32>().write(0),
             CU_POINTER_ATTRIBUTE_BUFFER_ID => out.cast::<u64>().write(pointer.number),
-            CU_POINTER_ATTRIBUTE_IS_MANAGED
-            | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
+            CU_POINTER_ATTRIBUTE_IS_MANAGED => {
+                out.cast::<u32>().write(u32::from(pointer.managed));
+            }
+            CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
             | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => {
                 out.cast::<u32>().write(0);
             }
@@ -322,46 +335,4 @@ pub(crate) unsafe fn cuPointerSetAttribute(
     look_up(driver, address)
         .map(|_| ())
         .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
-}
-
-/// Hints about memory that is where it is: there is no managed memory to move.
-pub(crate) unsafe fn cuMemAdvise(
-    address: CUdeviceptr,
-    _bytes: usize,
-    _advice: u32,
-    _device: i32,
-) -> Done {
-    driver()?.device_address(address)?;
-    Err(CUresult::CUDA_ERROR_INVALID_VALUE)
-}
-
-pub(crate) unsafe fn cuMemAdvise_v2(
-    address: CUdeviceptr,
-    _bytes: usize,
-    _advice: u32,
-    _location: outboard_api::cuda::CUmemLocation,
-) -> Done {
-    driver()?.device_address(address)?;
-    Err(CUresult::CUDA_ERROR_INVALID_VALUE)
-}
-
-pub(crate) unsafe fn cuMemPrefetchAsync(
-    address: CUdeviceptr,
-    _bytes: usize,
-    _device: i32,
-    _stream: outboard_api::cuda::CUstream,
-) -> Done {
-    driver()?.device_address(address)?;
-    Err(CUresult::CUDA_ERROR_INVALID_VALUE)
-}
-
-pub(crate) unsafe fn cuMemPrefetchAsync_v2(
-    address: CUdeviceptr,
-    _bytes: usize,
-    _location: outboard_api::cuda::CUmemLocation,
-    _flags: u32,
-    _stream: outboard_api::cuda::CUstream,
-) -> Done {
-    driver()?.device_address(address)?;
-    Err(CUresult::CUDA_ERROR_INVALID_VALUE)
 }

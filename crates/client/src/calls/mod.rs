@@ -21,6 +21,7 @@ mod kernel;
 mod launch;
 mod legacy_launch;
 mod link;
+mod managed;
 mod memory;
 mod module;
 mod pool;
@@ -33,7 +34,7 @@ use outboard_api::CUresult;
 
 pub(crate) use self::{
     capture::*, context::*, copy::*, device::*, entry_points::*, event::*, graph::*,
-    graph_nodes::*, host::*, kernel::*, launch::*, memory::*, module::*, stream::*,
+    graph_nodes::*, host::*, kernel::*, launch::*, managed::*, memory::*, module::*, stream::*,
 };
 
 pub(crate) use self::{

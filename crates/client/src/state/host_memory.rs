@@ -19,6 +19,7 @@ use outboard_wire::messages;
 
 use super::{
     Driver,
+    managed::Advices,
     mirrors::{Mirror, Mirrors},
 };
 
@@ -27,20 +28,42 @@ const PLACE_BASE: u64 = 0x3800_0000_0000;
 const PLACE_BYTES: u64 = 1 << 40;
 const PAGE_BYTES: usize = 4096;
 
+/// The call that a range of host memory comes from.
+pub(crate) enum Origin {
+    /// `cuMemHostAlloc`
+    Pinned,
+    /// `cuMemHostRegister`: the memory is the program's.
+    Registered,
+    /// `cuMemAllocManaged`
+    Managed(Advices),
+}
+
 pub(crate) struct HostRange {
     pub(crate) base: u64,
     pub(crate) bytes: u64,
     /// `CU_MEMHOSTALLOC_*` or `CU_MEMHOSTREGISTER_*`
     pub(crate) flags: u32,
     pub(crate) context: CUcontext,
-    pub(crate) registered: bool,
+    pub(crate) origin: Origin,
     /// The server sees the same pages.
     pub(crate) shared: bool,
     pub(crate) number: u64,
-    pub(super) mirror: Mirror,
+    pub(crate) mirror: Mirror,
 }
 
 impl HostRange {
+    pub(crate) fn is_registered(&self) -> bool {
+        matches!(self.origin, Origin::Registered)
+    }
+
+    /// The advice for managed memory; none for other memory.
+    pub(crate) fn advices(&self) -> Option<&Advices> {
+        match &self.origin {
+            Origin::Managed(advices) => Some(advices),
+            Origin::Pinned | Origin::Registered => None,
+        }
+    }
+
     /// The whole pages that the range lies on: first address and end.
     pub(super) fn pages(&self) -> (u64, u64) {
         outboard_pages::pages_around(self.base, self.bytes)
@@ -50,7 +73,7 @@ impl HostRange {
     /// may write to them meanwhile; what is then read is unspecified on a local GPU too.
     pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> usize {
         let address = self.base + offset;
-        if self.registered {
+        if self.is_registered() {
             return outboard_pages::read(address, out);
         }
         // SAFETY: memory of the library's, inside the range, mapped until the mirror is closed.
@@ -61,7 +84,7 @@ impl HostRange {
     /// Writes bytes at an offset, as far as the program has the memory mapped for writing.
     pub(super) fn write(&self, offset: u64, data: &[u8]) {
         let address = self.base + offset;
-        if self.registered {
+        if self.is_registered() {
             outboard_pages::write(address, data);
             return;
         }
@@ -123,6 +146,16 @@ impl HostMemory {
 impl Driver {
     /// `cuMemHostAlloc`
     pub(crate) fn host_allocate(&self, bytes: u64, flags: u32) -> Result<u64, CUresult> {
+        self.place_host(bytes, flags, Origin::Pinned)
+    }
+
+    /// Host memory of the library's, for the program.
+    pub(super) fn place_host(
+        &self,
+        bytes: u64,
+        flags: u32,
+        origin: Origin,
+    ) -> Result<u64, CUresult> {
         let context = self.contexts.current()?;
         let rounded = bytes
             .checked_next_multiple_of(PAGE_BYTES as u64)
@@ -134,7 +167,7 @@ impl Driver {
         } else {
             self.place(rounded, None)?
         };
-        self.insert_host(base, bytes, flags, context.handle, false, shared);
+        self.insert_host(base, bytes, flags, context.handle, origin, shared);
         Ok(base)
     }
 
@@ -202,7 +235,14 @@ impl Driver {
         if !is_mapped(base, bytes) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        self.insert_host(base, bytes, flags, context.handle, true, false);
+        self.insert_host(
+            base,
+            bytes,
+            flags,
+            context.handle,
+            Origin::Registered,
+            false,
+        );
         Ok(())
     }
 
@@ -283,7 +323,7 @@ impl Driver {
         bytes: u64,
         flags: u32,
         context: CUcontext,
-        registered: bool,
+        origin: Origin,
         shared: bool,
     ) {
         let mut host = self.host.write();
@@ -294,7 +334,7 @@ impl Driver {
             bytes,
             flags,
             context,
-            registered,
+            origin,
             shared,
             number,
             mirror: Mirror::default(),
@@ -311,7 +351,7 @@ impl Driver {
             CUresult::CUDA_ERROR_INVALID_VALUE
         };
         let range = host.ranges.get(&base);
-        if range.is_none_or(|r| r.registered != registered) {
+        if range.is_none_or(|r| r.is_registered() != registered) {
             return Err(not_ours);
         }
         let range = host.ranges.remove(&base).ok_or(not_ours)?;

@@ -70,6 +70,11 @@ impl Mirror {
     pub(crate) fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Acquire)
     }
+
+    /// Whether the memory stays within reach of the GPU until it is freed.
+    pub(crate) fn stays_open(&self) -> bool {
+        self.is_open() && self.stays.load(Ordering::Acquire)
+    }
 }
 
 /// All mirrors of the session.
@@ -182,6 +187,10 @@ impl Driver {
         params: &[u8],
         is_kept: bool,
     ) -> Result<Option<RwLockReadGuard<'_, ()>>, CUresult> {
+        // Copies into pinned memory that have not landed yet would be missing in what is sent below.
+        if !is_kept && self.session.expects_detached() {
+            self.synchronize_context()?;
+        }
         let mut naming = None;
         for word in params.as_chunks::<8>().0 {
             let address = u64::from_le_bytes(*word);
@@ -230,7 +239,7 @@ impl Driver {
         })?;
         // Other processes' writes to shared memory mark no page of this one's.
         let is_tracked = tracker().is_some_and(|tracker| {
-            !(range.registered && outboard_pages::is_shared(start, end))
+            !(range.is_registered() && outboard_pages::is_shared(start, end))
                 && tracker.watch(start, end).is_ok()
                 && tracker.take_written(start, end, &mut |_, _| ()).is_ok()
         });

@@ -10,6 +10,7 @@ mod graphs;
 mod handles;
 mod host_memory;
 mod libraries;
+mod managed;
 mod mirrors;
 mod objects;
 mod pools;
@@ -47,6 +48,7 @@ pub(crate) use self::{
     handles::{Handles, Kind},
     host_memory::HostMemory,
     libraries::{Kernel, Libraries, Library},
+    managed::{Advice, Advices, Processor},
     mirrors::{Mirrors, written_by_adapter},
     objects::{ObjectRecord, Objects},
     pools::{Owner, Pool, PoolTable, PoolValue, Pools, Scope},
