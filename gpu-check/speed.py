@@ -11,6 +11,7 @@ of optimisation: local, shm, tcp, shm:sync, tcp:or+sr.
 from __future__ import annotations
 
 import argparse
+import random
 import signal
 import statistics
 import sys
@@ -23,7 +24,7 @@ import kept
 import machine
 from process import Mode, Runner
 from server import Server, ServerError
-from speed_cases import CASES, STARTUP, STARTUP_MODULE, STARTUP_TARGETS_S, select
+from speed_cases import CASES, HISTORY, STARTUP, STARTUP_MODULE, STARTUP_TARGETS_S, select
 from suite import ROOT, Group
 from turns import Case, Outcome, Player, PlayerError, Table, significant
 
@@ -57,6 +58,8 @@ class Results:
     def __init__(self, path: Path, about: dict[str, Any], modes: list[str]) -> None:
         self.path = path
         self.modes = modes
+        # The seed of the order in which the cases ran, after a history of pinned memory; None: as they are listed.
+        self.mixed: int | None = None
         self.complete = False
         self.errors: list[str] = []
         self.cases: dict[str, dict[str, Any]] = {}
@@ -74,6 +77,7 @@ class Results:
             "format": FORMAT_VERSION,
             "machine": self._about,
             "modes": self.modes,
+            "mixed": self.mixed,
             "complete": self.complete,
             "errors": self.errors,
             "cases": self.cases,
@@ -103,6 +107,8 @@ def main(
         print(f"speed: {error}", file=sys.stderr)
         return EXIT_USAGE
     with_startup = not options.only or STARTUP in options.only
+    if options.mixed is not None:
+        chosen = mixed(chosen, options.mixed)
     if options.dry_run:
         for case in chosen:
             print(f"{case.group}: {case.name}: {case.title}")
@@ -128,6 +134,7 @@ def _run(
     deadline = time.monotonic() + options.budget_s
     outboard = [str(options.outboard)]
     results = Results(options.out, machine.describe(outboard), options.modes)
+    results.mixed = options.mixed
     links = [link for link in LINKS if any(mode.partition(":")[0] == link for mode in options.modes)]
     server_log = options.log_dir / "server.log"
     server_log.unlink(missing_ok=True)
@@ -166,6 +173,13 @@ def _run(
         print(f"speed: {error}", file=sys.stderr)
     print(f"\nresults: {options.out}, logs: {options.log_dir}")
     return 0 if results.ok and results.complete else EXIT_FAILED
+
+
+def mixed(cases: tuple[Case, ...], seed: int) -> tuple[Case, ...]:
+    """The cases in an order by seed, after what programs do with pinned memory."""
+    order = list(cases)
+    random.Random(seed).shuffle(order)
+    return (HISTORY, *order)
 
 
 def mode_of(name: str, urls: dict[str, str]) -> Mode:
@@ -272,6 +286,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="where the results are written (JSON)")
     parser.add_argument("--only", type=names, default=[], metavar="NAME,...", help="these cases or groups only")
     parser.add_argument("--modes", type=modes_of, default=list(MODES), metavar="local,shm,tcp,LINK:LEVEL")
+    parser.add_argument("--mixed", type=int, metavar="SEED", help="in an order by seed, after copies of pinned memory")
     parser.add_argument("--rounds", type=int, default=ROUNDS_MAX, help="turns of each mode at most")
     parser.add_argument("--turn-s", type=float, default=TURN_S, help="the length of a turn")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="for everything; shared out among the cases")

@@ -100,6 +100,17 @@ CASES: tuple[Case, ...] = (
         targets={"shm": 1.05},
     ),
     Case("item", "tensor.item()", "micro", "item", calls=50, group="calls", targets={"shm": 1.1}),
+    *(
+        Case(name, title, "torch_more", name, group="more", targets={"shm": 1.05})
+        for name, title in (
+            ("cholesky_svdvals", "cholesky + svdvals of 256"),
+            ("sdpa", "attention, 2x8x512x64, waited for"),
+            ("two_streams", "two streams joined by events, waited for"),
+            ("embedding_bag", "EmbeddingBag of 4,096 words, with its copies"),
+            ("sparse_product", "sparse product of 4096, with item()"),
+            ("graph_convolution", "a layer of a graph network, with item()"),
+        )
+    ),
     # 0.97 of local's bandwidth.
     *(
         Case(name, title, "micro", name, group="copies", targets={"shm": 1.03})
@@ -115,6 +126,10 @@ CASES: tuple[Case, ...] = (
             ("d2h_pageable", "64 MB pageable to host"),
         )
     ),
+)
+# What programs do before they come to their work; `--mixed` begins with it.
+HISTORY = Case(
+    "pinned_history", "pinned memory of 4 KiB to 64 MiB, up and down", "torch_more", "pinned_history", group="history"
 )
 GROUPS = tuple(dict.fromkeys(case.group for case in CASES))
 # A process of its own each time, so no case like the others; named in --only all the same.

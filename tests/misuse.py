@@ -223,7 +223,7 @@ def out_of_memory() -> None:
 
 
 def unsupported() -> None:
-    print(call("cuMemAllocManaged", byref(c_uint64()), c_size_t(64), 1))
+    print(call("cuMulticastCreate", byref(c_uint64()), byref(c_uint64())))
 
 
 def null_outputs() -> None:

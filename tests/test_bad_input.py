@@ -64,7 +64,7 @@ def test_misuse(server: Server, link: str, case: str) -> None:
 
 def test_unsupported_calls_are_named(server: Server, link: str) -> None:
     done = server.run(link, sys.executable, MISUSE, "unsupported")
-    assert "cuMemAllocManaged is not supported" in done.stderr
+    assert "cuMulticastCreate is not supported" in done.stderr
 
 
 def test_a_program_without_a_log_is_told_why_its_image_is_refused(server: Server, link: str) -> None:

@@ -27,7 +27,6 @@ PTX = b"""
 }
 """
 BYTES = 1 << 20
-PAGE_BYTES = 4096
 MAPPED = 2
 # More than the launches after which memory that nothing names is no longer looked at.
 UNNAMED = 300
@@ -67,6 +66,11 @@ class Program:
         assert memory.value
         return memory.value
 
+    def managed(self) -> int:
+        memory = c_uint64()
+        check("cuMemAllocManaged", byref(memory), c_size_t(BYTES), 1)
+        return memory.value
+
     def registered(self, flags: int) -> int:
         self.region = mmap.mmap(-1, BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory = ctypes.addressof(ctypes.c_char.from_buffer(self.region))
@@ -83,11 +87,13 @@ class Program:
 
 
 def history(program: Program, name: str) -> int:
-    """Makes the history; the address that every launch is to change by the program's hand, or 0."""
+    """Makes the history; the address of the words that program and launches change in turns, or 0."""
     if name == "none":
         return 0
-    if name in ("registered", "registered_written"):
+    if name in ("registered", "registered_written", "forked"):
         memory = program.registered(MAPPED)
+    elif name in ("managed", "managed_written"):
+        memory = program.managed()
     elif name in ("mapped", "mapped_written"):
         memory = program.pinned(MAPPED)
     else:
@@ -127,11 +133,12 @@ def main(name: str, launches: int) -> None:
     program.wait()
     for number in range(launches):
         if written:
-            c_uint32.from_address(written).value = number
-        program.launch(written)
+            # A word of its own for each launch: the kernels before may still run.
+            c_uint32.from_address(written + 4 * number).value = number
+        program.launch(written + 4 * number if written else 0)
     program.wait()
-    if written:
-        assert c_uint32.from_address(written).value == launches
+    for number in range(launches if written else 0):
+        program.expect(written + 4 * number, number + 1)
     out = c_uint32()
     check("cuMemcpyDtoH_v2", byref(out), program.device, c_size_t(4))
     assert out.value == program.launched, (out.value, program.launched)

@@ -1,0 +1,67 @@
+"""Memory that program and kernels both touch: a launch pays for the pages that changed, whatever came before it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import Server
+
+PROGRAM = Path(__file__).with_name("touched_by_both.py")
+PAGE_BYTES = 4096
+FEW, MANY = 50, 250
+UNCHANGED = ["none", "pinned", "stale_word", "mapped", "registered", "managed", "freed", "forked"]
+CHANGED = ["mapped_written", "registered_written", "managed_written"]
+
+
+def figures(server: Server, link: str, folder: Path, history: str, launches: int, **env: str) -> dict[str, int]:
+    """What mirrors have cost in a run; nothing where there was none."""
+    stats = folder / f"{launches}.json"
+    env["OUTBOARD_STATS"] = str(stats)
+    done = server.run(link, sys.executable, PROGRAM, history, str(launches), env=env)
+    assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
+    return json.loads(stats.read_text()).get("mirrors", {})
+
+
+def per_launch(server: Server, link: str, folder: Path, history: str, figure: str) -> float:
+    few, many = (figures(server, link, folder, history, launches) for launches in (FEW, MANY))
+    if many and not many["tracked"]:
+        pytest.skip("this kernel does not say which pages were written")
+    return (many.get(figure, 0) - few.get(figure, 0)) / (MANY - FEW)
+
+
+@pytest.mark.parametrize("history", UNCHANGED)
+def test_where_nothing_changed_nothing_is_compared_or_sent(
+    server: Server, link: str, tmp_path: Path, history: str
+) -> None:
+    assert per_launch(server, link, tmp_path, history, "compared_bytes") == 0
+    assert per_launch(server, link, tmp_path, history, "sent_bytes") == 0
+
+
+@pytest.mark.parametrize("history", [*UNCHANGED[:3], "freed"])
+def test_memory_that_work_no_longer_names_is_not_looked_at(
+    server: Server, link: str, tmp_path: Path, history: str
+) -> None:
+    assert per_launch(server, link, tmp_path, history, "looks") == 0
+
+
+@pytest.mark.parametrize("history", CHANGED)
+def test_a_page_that_changed_is_one_page(server: Server, link: str, tmp_path: Path, history: str) -> None:
+    compared = per_launch(server, link, tmp_path, history, "compared_bytes")
+    if link == "shm" and not history.startswith("registered"):
+        assert compared == 0, "shared memory has no mirror"
+        return
+    # The page that the program wrote, and now and then the one that a kernel wrote before.
+    assert PAGE_BYTES <= compared <= 2 * PAGE_BYTES
+    assert per_launch(server, link, tmp_path, history, "sent_bytes") <= PAGE_BYTES
+
+
+@pytest.mark.parametrize("history", [*UNCHANGED[3:], *CHANGED])
+def test_the_results_are_right_where_the_kernel_does_not_tell(
+    server: Server, link: str, tmp_path: Path, history: str
+) -> None:
+    found = figures(server, link, tmp_path, history, FEW, OUTBOARD_COMPARE="1")
+    assert not found or found["tracked"] == 0
