@@ -13,7 +13,7 @@ from conftest import Server
 PROGRAM = Path(__file__).with_name("touched_by_both.py")
 PAGE_BYTES = 4096
 FEW, MANY = 50, 250
-UNCHANGED = ["none", "pinned", "stale_word", "mapped", "registered", "managed", "freed", "forked"]
+UNCHANGED = ["none", "pinned", "stale_word", "mapped", "registered", "managed", "freed", "forked", "unmapped"]
 CHANGED = ["mapped_written", "registered_written", "managed_written"]
 
 
@@ -59,7 +59,11 @@ def test_a_page_that_changed_is_one_page(server: Server, link: str, tmp_path: Pa
     assert per_launch(server, link, tmp_path, history, "sent_bytes") <= PAGE_BYTES
 
 
-@pytest.mark.parametrize("history", [*UNCHANGED[3:], *CHANGED])
+def test_memory_that_was_mapped_over_is_told_to_the_server(server: Server, link: str, tmp_path: Path) -> None:
+    figures(server, link, tmp_path, "mapped_over", FEW)
+
+
+@pytest.mark.parametrize("history", [*UNCHANGED[3:], *CHANGED, "mapped_over"])
 def test_the_results_are_right_where_the_kernel_does_not_tell(
     server: Server, link: str, tmp_path: Path, history: str
 ) -> None:

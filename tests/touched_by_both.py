@@ -32,6 +32,7 @@ MAPPED = 2
 UNNAMED = 300
 
 cuda = ctypes.CDLL("libcuda.so.1")
+libc = ctypes.CDLL(None)
 
 
 def check(name: str, *args: object) -> None:
@@ -90,7 +91,7 @@ def history(program: Program, name: str) -> int:
     """Makes the history; the address of the words that program and launches change in turns, or 0."""
     if name == "none":
         return 0
-    if name in ("registered", "registered_written", "forked"):
+    if name in ("registered", "registered_written", "forked", "unmapped", "mapped_over"):
         memory = program.registered(MAPPED)
     elif name in ("managed", "managed_written"):
         memory = program.managed()
@@ -124,6 +125,16 @@ def history(program: Program, name: str) -> int:
         assert os.waitpid(child, 0)[1] == 0
     program.launch(memory)
     program.expect(memory, 7)
+    if name == "unmapped":
+        assert libc.munmap(c_void_p(memory + BYTES // 4), c_size_t(BYTES // 4)) == 0
+    if name == "mapped_over":
+        libc.mmap.restype = c_void_p
+        private_fixed = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10
+        over = libc.mmap(c_void_p(memory), c_size_t(BYTES // 4), 3, private_fixed, -1, 0)
+        assert over == memory
+        c_uint32.from_address(memory).value = 50
+        program.launch(memory)
+        program.expect(memory, 51)
     return memory + BYTES // 2 if name.endswith("written") else 0
 
 

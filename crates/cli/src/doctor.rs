@@ -3,6 +3,7 @@
 use std::{process::ExitCode, time::Duration};
 
 use outboard_link::{Endpoint, rdma_devices};
+use outboard_pages::Tracker;
 use outboard_server::{nvidia::gpu_direct_report, supervisor::DeviceKind};
 use outboard_wire::{handshake::PROTOCOL_VERSION, limits::RDMA_RING_BYTES, messages::FINGERPRINT};
 use rustix::process::{Resource, getrlimit};
@@ -81,6 +82,7 @@ pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         shared_memory(),
         address_space(),
         descriptors(),
+        written_pages(),
         local_device(),
     ];
     let is_rdma = matches!(endpoint, Endpoint::Rdma { .. });
@@ -179,6 +181,19 @@ fn descriptors() -> Finding {
         count => Finding::ok(
             WHAT,
             count.map_or("not limited".into(), |count| format!("{count} at most")),
+        ),
+    }
+}
+
+/// Finds out how the client learns of written host memory that kernels touch.
+fn written_pages() -> Finding {
+    const WHAT: &str = "memory that kernels touch";
+    match Tracker::new() {
+        Ok(_) => Finding::ok(WHAT, "the kernel says which pages were written"),
+        Err(why) => Finding::note(
+            WHAT,
+            format!("is compared before each launch: {why}"),
+            "a kernel from Linux 6.7 on, and a sandbox that allows userfaultfd; matters only where kernels read host memory in place",
         ),
     }
 }

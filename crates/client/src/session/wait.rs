@@ -9,7 +9,12 @@ use outboard_api::CUresult;
 use outboard_link::Wait;
 
 use super::{Group, Incoming, Session};
-use crate::{naps::Naps, notes, state::Word, stats, times};
+use crate::{
+    naps::Naps,
+    notes,
+    state::{Word, waited_with_mirrors},
+    stats, times,
+};
 
 /// How long a thread looks at the GPU's word without a pause, where there are cores to spare: the driver's own waits do
 /// so for as long as it takes. After that it naps between looks, so that a wait ends late by a thousandth at most.
@@ -29,6 +34,7 @@ impl Session {
     /// Waits until a group is complete. Ends with an error when the server is gone.
     pub(crate) fn wait(&self, group: &Arc<Group>) -> Result<Vec<u8>, CUresult> {
         stats::waited();
+        waited_with_mirrors();
         // The end of the session is noticed below.
         let _ = self.send_batch();
         times::waiting(|| self.wait_for_group(group))

@@ -77,11 +77,9 @@ impl Driver {
             .place_host(bytes, 0, Origin::Managed(Advices::default()))
             .and_then(|base| {
                 // Pointers to managed memory lie anywhere: kernels may use it without its being named.
-                self.make_visible(base)
-                    .map(|()| base)
-                    .inspect_err(|_| {
-                        let _ = self.host_free(base);
-                    })
+                self.make_visible(base).map(|()| base).inspect_err(|_| {
+                    let _ = self.host_free(base);
+                })
             });
         base.inspect_err(|_| self.memory.lock().refund(context.device, bytes))
     }

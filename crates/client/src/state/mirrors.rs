@@ -31,10 +31,14 @@ use crate::log;
 const PIECE_BYTES: usize = 64 << 10;
 /// The unit of a change while kernels may write to the same page.
 const WORD_BYTES: usize = 4;
-/// Looks for changes after which a mirror that no work has named is closed; four times as many each time it is opened again.
+/// Looks for changes after which a mirror that no work has named is closed.
 const UNNAMED_LOOKS_MAX: u64 = 256;
+/// Waits after which it is closed: at each the server compares the mirror, and a few of them cost what opening it again does.
+const UNNAMED_WAITS_MAX: u64 = 4;
+/// Both grow by this each time the mirror is opened again.
+const PATIENCE_GROWTH: u64 = 4;
 /// A mirror that was opened again this often stays.
-const UNNAMED_LOOKS_LIMIT: u64 = UNNAMED_LOOKS_MAX << 8;
+const REOPENED_MAX: u64 = 4;
 
 /// The mirrored side of one host range.
 pub(crate) struct Mirror {
@@ -42,9 +46,11 @@ pub(crate) struct Mirror {
     is_open: AtomicBool,
     /// It stays open until the memory is freed: the program asked for its address on the device.
     stays: AtomicBool,
-    /// The look before which work last named it.
-    named_at: AtomicU64,
-    unnamed_looks_max: AtomicU64,
+    /// The look and the wait before which work last named it.
+    named_at_look: AtomicU64,
+    named_at_wait: AtomicU64,
+    /// How often it was closed because no work named it.
+    closed_unnamed: AtomicU64,
     /// Written pages are found by the kernel; otherwise everything is compared.
     is_tracked: AtomicBool,
     /// The bytes that the server has. Held for moments only: the thread that reads the link takes it too.
@@ -57,8 +63,9 @@ impl Default for Mirror {
         Mirror {
             is_open: AtomicBool::new(false),
             stays: AtomicBool::new(false),
-            named_at: AtomicU64::new(0),
-            unnamed_looks_max: AtomicU64::new(UNNAMED_LOOKS_MAX),
+            named_at_look: AtomicU64::new(0),
+            named_at_wait: AtomicU64::new(0),
+            closed_unnamed: AtomicU64::new(0),
             is_tracked: AtomicBool::new(false),
             shadow: Mutex::default(),
             opening: Mutex::new(()),
@@ -109,6 +116,14 @@ struct Figures {
 
 /// Memory that adapters have written, which the kernel does not see as written pages.
 static WRITTEN_BY_ADAPTER: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+
+/// Waits of the program's threads for the server.
+static WAITS: AtomicU64 = AtomicU64::new(0);
+
+/// A thread waits for the server, which compares mirrors before it answers.
+pub(crate) fn waited() {
+    WAITS.fetch_add(1, Ordering::AcqRel);
+}
 
 fn tracker() -> Option<&'static Tracker> {
     static TRACKER: OnceLock<Option<Tracker>> = OnceLock::new();
@@ -204,7 +219,7 @@ impl Driver {
             // Held before the look at whether it is open: from here on it is not closed.
             naming.get_or_insert_with(|| self.mirrors.naming.read());
             let look = self.mirrors.looks.load(Ordering::Acquire);
-            range.mirror.named_at.fetch_max(look, Ordering::AcqRel);
+            range.mirror.named(look);
             self.open_mirror(&range)?;
         }
         self.push_visible()?;
@@ -319,12 +334,7 @@ impl Driver {
 
     /// Closes mirrors that a launch once named and none has for long. All work is done, so that nothing written is lost.
     fn close_unnamed(&self, open: &mut Open, look: u64) -> Result<(), CUresult> {
-        let is_unnamed = |range: &Arc<HostRange>| {
-            let mirror = &range.mirror;
-            let unnamed = look.saturating_sub(mirror.named_at.load(Ordering::Acquire));
-            unnamed > mirror.unnamed_looks_max.load(Ordering::Relaxed)
-                && !mirror.stays.load(Ordering::Acquire)
-        };
+        let is_unnamed = |range: &Arc<HostRange>| range.mirror.is_unnamed(look);
         if !open.ranges.iter().any(is_unnamed) {
             return Ok(());
         }
@@ -340,9 +350,7 @@ impl Driver {
             .collect();
         for range in unnamed {
             let mirror = &range.mirror;
-            let more = mirror.unnamed_looks_max.load(Ordering::Relaxed) * 4;
-            mirror.unnamed_looks_max.store(more, Ordering::Relaxed);
-            if more > UNNAMED_LOOKS_LIMIT {
+            if mirror.closed_unnamed.fetch_add(1, Ordering::Relaxed) >= REOPENED_MAX {
                 mirror.stays.store(true, Ordering::Release);
                 continue;
             }
@@ -401,6 +409,24 @@ impl Driver {
 }
 
 impl Mirror {
+    /// Work names it.
+    fn named(&self, look: u64) {
+        self.named_at_look.fetch_max(look, Ordering::AcqRel);
+        let wait = WAITS.load(Ordering::Acquire);
+        self.named_at_wait.fetch_max(wait, Ordering::AcqRel);
+    }
+
+    /// Whether no work has named it for so long that it is to be closed.
+    fn is_unnamed(&self, look: u64) -> bool {
+        let closed = self.closed_unnamed.load(Ordering::Relaxed) as u32;
+        let patience = PATIENCE_GROWTH.saturating_pow(closed);
+        let since = |at: &AtomicU64, now: u64| now.saturating_sub(at.load(Ordering::Acquire));
+        let waits = since(&self.named_at_wait, WAITS.load(Ordering::Acquire));
+        let is_long = since(&self.named_at_look, look) > UNNAMED_LOOKS_MAX * patience
+            || waits > UNNAMED_WAITS_MAX * patience;
+        is_long && !self.stays.load(Ordering::Acquire)
+    }
+
     /// Runs of bytes in which the program's memory differs from what the server has, now counted as sent.
     fn take_changes(&self, start: usize, now: &[u8], exact: bool) -> Vec<(usize, usize)> {
         let mut shadow = self.shadow.lock();

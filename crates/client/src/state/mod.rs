@@ -49,7 +49,7 @@ pub(crate) use self::{
     host_memory::HostMemory,
     libraries::{Kernel, Libraries, Library},
     managed::{Advice, Advices, Processor},
-    mirrors::{Mirrors, written_by_adapter},
+    mirrors::{Mirrors, waited as waited_with_mirrors, written_by_adapter},
     objects::{ObjectRecord, Objects},
     pools::{Owner, Pool, PoolTable, PoolValue, Pools, Scope},
     staging::{SEGMENT_BYTES, Staging},
