@@ -5,7 +5,11 @@ use std::{process::ExitCode, time::Duration};
 use outboard_link::{Endpoint, rdma_devices};
 use outboard_pages::Tracker;
 use outboard_server::{nvidia::gpu_direct_report, supervisor::DeviceKind};
-use outboard_wire::{handshake::PROTOCOL_VERSION, limits::RDMA_RING_BYTES, messages::FINGERPRINT};
+use outboard_wire::{
+    handshake::PROTOCOL_VERSION,
+    limits::{LANES, RDMA_RING_BYTES},
+    messages::FINGERPRINT,
+};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
@@ -18,6 +22,8 @@ const DESCRIPTORS_MIN: u64 = 256;
 /// Both rings of a rdma link, and what its queues take.
 const RDMA_LOCKED_BYTES: u64 = 2 * RDMA_RING_BYTES as u64 + (1 << 20);
 const PINGS: usize = 200;
+/// Bytes on their way at 100 Gbps and 1 ms.
+const FULL_AT_1_MS_BYTES: u64 = 12_500_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -83,6 +89,7 @@ pub(crate) fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         address_space(),
         descriptors(),
         written_pages(),
+        tcp_buffers(),
         local_device(),
     ];
     let is_rdma = matches!(endpoint, Endpoint::Rdma { .. });
@@ -196,6 +203,33 @@ fn written_pages() -> Finding {
             "a kernel from Linux 6.7 on, and a sandbox that allows userfaultfd; matters only where kernels read host memory in place",
         ),
     }
+}
+
+/// Compares the kernel's buffers for one connection with what a long, fast network holds.
+fn tcp_buffers() -> Finding {
+    const WHAT: &str = "tcp buffers";
+    let most = |name: &str| -> Option<u64> {
+        let text = std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok()?;
+        text.split_ascii_whitespace().nth(2)?.parse().ok()
+    };
+    let (Some(sent), Some(received)) = (most("tcp_wmem"), most("tcp_rmem")) else {
+        return Finding::ok(WHAT, "the system does not say how large they may be");
+    };
+    // The kernel counts its own records into the buffer: about half of it is data.
+    let data_bytes = sent.min(received) / 2;
+    let gbps_at_1_ms = data_bytes as f64 * 8.0 / 1e6;
+    let found = format!(
+        "{} KiB for one connection: {gbps_at_1_ms:.0} Gbps at 1 ms RTT, and {LANES} times that for copies of 2 MiB and more",
+        sent.min(received) / 1024
+    );
+    if data_bytes * LANES as u64 >= FULL_AT_1_MS_BYTES {
+        return Finding::ok(WHAT, found);
+    }
+    Finding::note(
+        WHAT,
+        found,
+        "where RTT times bandwidth is more: sysctl net.ipv4.tcp_wmem='4096 65536 33554432' net.ipv4.tcp_rmem='4096 131072 33554432'",
+    )
 }
 
 /// Matters only where this machine is to be the server.
