@@ -274,8 +274,9 @@ pub enum Shift64 {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carry {
-    /// d = a + b (+ carry), writing the carry or not: see `CarryOp`.
+    /// d = a + b, and one more if the carry flag is read and set; writes whether it carries.
     Add,
+    /// d = a - b, and one less if the carry flag is read and not set; writes whether nothing was borrowed.
     Sub,
     MadLo,
     MadHiU,

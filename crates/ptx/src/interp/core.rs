@@ -4,7 +4,7 @@ use super::Env;
 use super::lanes::Files;
 use super::memory::RangeCache;
 use super::warp::Storage;
-use crate::code::{CONST, Op, Program, Row, control_ops};
+use crate::code::{CONST, Carry, Op, Program, Row, control_ops};
 use crate::error::FaultKind;
 use crate::memory::Ranges;
 
@@ -116,13 +116,7 @@ impl Core<'_> {
                 b,
                 c,
             } => {
-                let carry = files.carry32(
-                    op,
-                    if read { self.storage.carry } else { 0 },
-                    mask,
-                    d,
-                    [a, b, c],
-                );
+                let carry = files.carry32(op, self.carry_in(op, read), mask, d, [a, b, c]);
                 self.set_carry(write, mask, carry);
             }
             Op::Carry64 {
@@ -134,13 +128,7 @@ impl Core<'_> {
                 b,
                 c,
             } => {
-                let carry = files.carry64(
-                    op,
-                    if read { self.storage.carry } else { 0 },
-                    mask,
-                    d,
-                    [a, b, c],
-                );
+                let carry = files.carry64(op, self.carry_in(op, read), mask, d, [a, b, c]);
                 self.set_carry(write, mask, carry);
             }
             Op::Cvt { cvt, d, a } => files.cvt(cvt, mask, d, a),
@@ -243,6 +231,15 @@ impl Core<'_> {
             control_ops!() => {}
         }
         Ok(())
+    }
+
+    /// Lanes whose flag an operation adds: the carry flag if it reads it, otherwise nothing carried, nothing borrowed.
+    fn carry_in(&self, op: Carry, read: bool) -> u32 {
+        match op {
+            _ if read => self.storage.carry,
+            Carry::Sub => u32::MAX,
+            _ => 0,
+        }
     }
 
     fn set_carry(&mut self, write: bool, mask: u32, carry: u32) {

@@ -32,7 +32,8 @@ pub(super) fn szext(a: u32, b: u32, signed: bool, wrap: bool) -> u32 {
     }
 }
 
-/// All lanes of an operation with carry, and the carries out. A borrow is kept as a set flag.
+/// Computes an operation with carry for all lanes, and the carries out. A subtraction adds the complement, as GPUs do:
+/// the flag that it reads and writes is set if nothing was borrowed.
 pub(super) fn carry_rows(
     op: Carry,
     carry_in: u32,
@@ -47,19 +48,15 @@ pub(super) fn carry_rows(
         let carry = u128::from(carry_in >> l & 1);
         let signed = |v: u64| ((v << (64 - bits)) as i64 >> (64 - bits)) as u64;
         let (x, y) = match op {
-            Carry::Add | Carry::Sub => (a, b),
+            Carry::Add => (a, b),
+            Carry::Sub => (a, !b & field),
             Carry::MadLo => (a.wrapping_mul(b) & field, c),
             Carry::MadHiU if bits == 32 => (a * b >> 32, c),
             Carry::MadHiS if bits == 32 => ((signed(a).wrapping_mul(signed(b)) >> 32) & field, c),
             Carry::MadHiU => (mul_hi(a, b, false), c),
             Carry::MadHiS => (mul_hi(a, b, true), c),
         };
-        let sum = match op {
-            Carry::Sub => u128::from(x)
-                .wrapping_sub(u128::from(y))
-                .wrapping_sub(carry),
-            _ => u128::from(x) + u128::from(y) + carry,
-        };
+        let sum = u128::from(x) + u128::from(y) + carry;
         *out = sum as u64 & field;
         carry_out |= u32::from(sum >> bits & 1 != 0) << l;
     }
