@@ -298,14 +298,75 @@ fn what_is_newer_than_the_target_is_refused() {
     assert!(lower::check(&both).is_ok());
 }
 
-/// They came with sm_100; what takes them takes all of them.
+/// A kernel for sm_100, which has vectors of 32 bytes.
+fn kernel_100(body: &str) -> String {
+    kernel("", body)
+        .replace("sm_80", "sm_100")
+        .replace(".version 8.3", ".version 8.8")
+}
+
 #[test]
 fn vectors_of_32_bytes_lose_nothing() {
     let body = "mul.wide.u32 %rd2, %r9, 32; add.u64 %rd2, %rd2, %rd0; cvt.u64.u32 %rd3, %r9; add.u64 %rd4, %rd3, 100; add.u64 %rd5, %rd3, 200;\n\
         add.u64 %rd6, %rd3, 0x500000000; st.global.v4.u64 [%rd2], {%rd3, %rd4, %rd5, %rd6};\n\
-        ld.global.v4.u64 {%rd3, %rd4, %rd5, %rd6}, [%rd2]; st.global.v4.u64 [%rd2], {%rd6, %rd5, %rd4, %rd3};";
+        ld.global.v4.b64 {%rd3, %rd4, %rd5, %rd6}, [%rd2]; st.v4.b64 [%rd2], {%rd6, %rd5, %rd4, %rd3};";
     let expected: Vec<u32> = (0..32)
         .flat_map(|t| [t, 5, t + 200, 0, t + 100, 0, t, 0])
         .collect();
-    assert_eq!(words(&kernel("", body), 256), expected);
+    assert_eq!(words(&kernel_100(body), 256), expected);
+    // Eight words, of which a load may leave some out; by all lanes and by some.
+    let body = ".reg .b32 %x<9>; mul.wide.u32 %rd2, %r9, 32; add.u64 %rd2, %rd2, %rd0; mul.lo.u32 %x0, %r9, 10;
+        add.u32 %x1, %x0, 1; add.u32 %x2, %x0, 2; add.u32 %x3, %x0, 3; add.u32 %x4, %x0, 4; add.u32 %x5, %x0, 5; add.u32 %x6, %x0, 6; add.u32 %x7, %x0, 7;
+        st.volatile.global.v8.u32 [%rd2], {%x0, %x1, %x2, %x3, %x4, %x5, %x6, %x7}; mov.b32 %x8, -1;
+        setp.lt.u32 %p0, %r9, 16; @%p0 ld.relaxed.gpu.global.v8.b32 {%x7, %x6, _, %x4, %x3, %x2, %x1, %x0}, [%rd2];
+        @!%p0 ld.global.nc.v8.b32 {%x0, %x1, %x2, %x3, %x4, %x5, %x6, %x7}, [%rd2];
+        st.v8.f32 [%rd2], {%x0, %x1, %x2, %x3, %x4, %x5, %x6, %x7};";
+    let expected: Vec<u32> = (0..32u32)
+        .flat_map(|t| {
+            let order = match t {
+                0..16 => [7, 6, 5, 4, 3, 5, 1, 0],
+                _ => [0, 1, 2, 3, 4, 5, 6, 7],
+            };
+            order.map(|i| t * 10 + i)
+        })
+        .collect();
+    assert_eq!(words(&kernel_100(body), 256), expected);
+}
+
+/// NVIDIA's assembler refuses all of these.
+#[test]
+fn vectors_of_32_bytes_are_refused_before_sm_100() {
+    let vectors = [
+        "ld.global.v4.u64 {%rd3, %rd4, %rd5, %rd6}, [%rd2];",
+        "st.global.v4.b64 [%rd2], {%rd3, %rd4, %rd5, %rd6};",
+        "ld.v4.f64 {%rd3, %rd4, %rd5, %rd6}, [%rd2];",
+        "ld.global.v8.b32 {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7}, [%rd2];",
+        "st.relaxed.gpu.global.v8.f32 [%rd2], {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7};",
+    ];
+    for vector in vectors {
+        let new = kernel_100(vector);
+        assert!(lower::check(&new).is_ok(), "{vector}");
+        for old in [
+            new.replace("sm_100", "sm_90"),
+            new.replace(".version 8.8", ".version 8.7"),
+        ] {
+            let Err(Error::Unsupported { at, .. }) = lower::check(&old) else {
+                panic!("{vector}");
+            };
+            let line = old.lines().nth(at.line as usize - 1).unwrap();
+            assert!(line.contains(vector), "{line}");
+        }
+    }
+    for vector in [
+        "ld.local.v4.b64 {%rd3, %rd4, %rd5, %rd6}, [there];",
+        "ld.shared.v8.b32 {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7}, [%r1];",
+        "ld.global.v8.b64 {%rd2, %rd3, %rd4, %rd5, %rd6, %rd7, %rd8, %rd9}, [%rd2];",
+        "ld.global.v8.u16 {%h0, %h1, %h2, %h3, %h0, %h1, %h2, %h3}, [%rd2];",
+    ] {
+        let text = kernel_100(&format!(".local .align 32 .b8 there[32]; {vector}"));
+        assert!(
+            matches!(lower::check(&text), Err(Error::Invalid { .. })),
+            "{vector}"
+        );
+    }
 }

@@ -15,6 +15,10 @@ const ORDER_AND_CACHE: [&str; 15] = [
 ];
 const CACHE: [&str; 4] = ["lu", "cv", "wt", "unified"];
 
+/// First architecture with loads and stores of 32 bytes, and the first PTX.
+const SECTOR_SM_MIN: u32 = 100;
+const SECTOR_PTX_MIN: (u32, u32) = (8, 8);
+
 /// An element of a vector operand.
 enum Part<'o, 'a> {
     Operand(&'o Operand<'a>),
@@ -67,13 +71,44 @@ impl<'a> Lowering<'_, '_, 'a> {
         policy
     }
 
-    fn vector(&self, insn: &mut Insn<'_, 'a>) -> Result<Option<usize>, Error> {
-        match insn.mods.take_any(&["v2", "v4", "v8"]) {
-            None => Ok(None),
-            Some("v2") => Ok(Some(2)),
-            Some("v4") => Ok(Some(4)),
-            Some(_) => Err(self.unsupported("vectors of 8")),
+    /// Elements of the vector that the opcode names, if it names one, and the type of each.
+    fn elements(
+        &self,
+        insn: &mut Insn<'_, 'a>,
+        space: Option<MemSpace>,
+    ) -> Result<(Option<usize>, Type), Error> {
+        let n = match insn.mods.take_any(&["v2", "v4", "v8"]) {
+            None => return Ok((None, self.need_type(insn)?)),
+            Some("v2") => 2,
+            Some("v4") => 4,
+            Some(_) => 8,
+        };
+        let ty = self.need_type(insn)?;
+        let bytes = n * ty.bytes();
+        if bytes > 16 {
+            self.whole_sector(bytes, space)?;
+        } else if n == 8 {
+            return Err(self.invalid("vectors of 8 have elements of 32 bits"));
         }
+        Ok((Some(n as usize), ty))
+    }
+
+    /// Fails unless a vector of more than 16 bytes is one of 32, in a space and a text that have it.
+    fn whole_sector(&self, bytes: u32, space: Option<MemSpace>) -> Result<(), Error> {
+        if bytes != 32 {
+            return Err(self.invalid("a vector of more than 256 bits"));
+        }
+        if self.target < SECTOR_SM_MIN || self.context.ast.version < SECTOR_PTX_MIN {
+            let (major, minor) = SECTOR_PTX_MIN;
+            return Err(self.unsupported(&format!(
+                "a vector of 256 bits, which needs sm_{SECTOR_SM_MIN} and PTX {major}.{minor}, in a text for sm_{}",
+                self.target
+            )));
+        }
+        if !matches!(space, None | Some(MemSpace::Global)) {
+            return Err(self.invalid("a vector of 256 bits outside global memory"));
+        }
+        Ok(())
     }
 
     /// The elements of `{a, b}`, or of a vector register.
@@ -101,8 +136,8 @@ impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn load(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         let policy = self.hints(insn);
         self.arity(insn, &[if policy { 3 } else { 2 }])?;
-        let (space, vector) = (self.space(insn)?, self.vector(insn)?);
-        let ty = self.need_type(insn)?;
+        let space = self.space(insn)?;
+        let (vector, ty) = self.elements(insn, space)?;
         let mem = self.mem(&insn.ops[1], space)?;
         if ty == Type::B128 && vector.is_none() {
             return self.load_wide(sole(&insn.ops[0]), mem);
@@ -166,8 +201,8 @@ impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn store(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         let policy = self.hints(insn);
         self.arity(insn, &[if policy { 3 } else { 2 }])?;
-        let (space, vector) = (self.space(insn)?, self.vector(insn)?);
-        let ty = self.need_type(insn)?;
+        let space = self.space(insn)?;
+        let (vector, ty) = self.elements(insn, space)?;
         let mem = self.mem(&insn.ops[0], space)?;
         if mem.space == MemSpace::Param {
             return Err(self.invalid("kernel parameters are read only"));
