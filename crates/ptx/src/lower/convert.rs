@@ -4,8 +4,8 @@ use super::function::{Lowering, Symbol};
 use super::instruction::Insn;
 use super::operand::Fit;
 use crate::code::{
-    Bin32, Bin64, BinF32, Cmp, CmpType, Cvt, CvtType, FloatFlags, LOCAL_WINDOW, MemSpace, Narrow,
-    Op, PARAM_WINDOW, Pred, Rounding, Row, SHARED_WINDOW, SINK, Un32, Un64,
+    Bin32, Bin64, BinF32, Cmp, CmpType, Cvt, CvtType, FloatFlags, LOCAL_WINDOW, MemSpace, Op,
+    PARAM_WINDOW, Pred, Rounding, Row, SHARED_WINDOW, SINK, Un32, Un64,
 };
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
@@ -18,7 +18,11 @@ const NONE: FloatFlags = FloatFlags {
 impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn mov(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         self.arity(insn, &[2])?;
+        let vector = insn.mods.take_any(&["v2", "v4"]);
         let ty = self.need_type(insn)?;
+        if let Some(vector) = vector {
+            return self.mov_vector(insn, if vector == "v2" { 2 } else { 4 }, ty);
+        }
         if ty == Type::Pred {
             let d = self.pred_dest(&insn.ops[0])?;
             let (a, negated) = self.pred(&insn.ops[1])?;
@@ -32,9 +36,13 @@ impl<'a> Lowering<'_, '_, 'a> {
         if ty == Type::B128 {
             return self.mov_wide(insn);
         }
+        if let Some(parts) = self.parts(&insn.ops[0]) {
+            return self.unpack(&parts, &insn.ops[1], ty);
+        }
+        if let Some(parts) = self.parts(&insn.ops[1]) {
+            return self.pack(&insn.ops[0], &parts, ty);
+        }
         match (&insn.ops[0], &insn.ops[1]) {
-            (Operand::Vector(parts), whole) => self.unpack(parts, whole, ty),
-            (whole, Operand::Vector(parts)) => self.pack(whole, parts, ty),
             (to, from) if ty.bytes() == 8 => {
                 let a = self.src64(from, ty)?;
                 let d = self.dst(to, ty)?;
@@ -47,21 +55,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             (to, from) if ty.bytes() <= 4 => {
                 let a = match *from {
                     // `mov.u32 %r, shared_variable`: state space addresses of 32 bits.
-                    Operand::Name(name) | Operand::Offset(name, _) if self.is_symbol(name) => {
-                        let offset = if let Operand::Offset(_, offset) = *from {
-                            offset
-                        } else {
-                            0
-                        };
-                        let wide = self.symbol_address(name, offset)?;
-                        let a = self.temp32()?;
-                        self.emit(Op::Narrow {
-                            op: Narrow::Low,
-                            d: a,
-                            a: wide,
-                        })?;
-                        a
-                    }
+                    Operand::Name(name) if self.is_symbol(name) => self.narrow_address(name, 0)?,
                     _ => self.src32(from, ty)?,
                 };
                 let d = self.dst(to, ty)?;
@@ -76,7 +70,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    fn is_symbol(&self, name: &str) -> bool {
+    pub(super) fn is_symbol(&self, name: &str) -> bool {
         matches!(
             self.find(name),
             Some(
@@ -86,123 +80,6 @@ impl<'a> Lowering<'_, '_, 'a> {
                     | Symbol::KernelParam { .. }
             )
         )
-    }
-
-    /// `mov.b64 {lo, hi}, x`
-    fn unpack(
-        &mut self,
-        parts: &[Operand<'a>],
-        whole: &Operand<'a>,
-        ty: Type,
-    ) -> Result<(), Error> {
-        let part = self.part_type(parts.len(), ty)?;
-        let words = if ty.bytes() == 8 {
-            let a = self.src64(whole, ty)?;
-            let (lo, hi) = (self.temp32()?, self.temp32()?);
-            self.emit(Op::Narrow {
-                op: Narrow::Low,
-                d: lo,
-                a,
-            })?;
-            self.emit(Op::Narrow {
-                op: Narrow::High,
-                d: hi,
-                a,
-            })?;
-            [lo, hi]
-        } else {
-            // A copy: the first part may be written over the whole.
-            let (a, copy) = (self.src32(whole, ty)?, self.temp32()?);
-            self.emit(Op::Un32 {
-                op: Un32::Mov,
-                flags: NONE,
-                d: copy,
-                a,
-            })?;
-            [copy, copy]
-        };
-        for (i, to) in parts.iter().enumerate() {
-            if *to == Operand::Name("_") {
-                continue;
-            }
-            let (d, _) = self.dest(to, part, Fit::Exact)?;
-            let bit = i as u32 * part.bytes() * 8;
-            let (word, bit) = (words[(bit / 32) as usize], bit % 32);
-            match part.bytes() {
-                4 => self.emit(Op::Un32 {
-                    op: Un32::Mov,
-                    flags: NONE,
-                    d,
-                    a: word,
-                })?,
-                bytes => {
-                    let (pos, len) = (self.const32(bit), self.const32(bytes * 8));
-                    self.emit(Op::Tern32 {
-                        op: crate::code::Tern32::BfeU,
-                        d,
-                        a: word,
-                        b: pos,
-                        c: len,
-                    })?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn pack(&mut self, whole: &Operand<'a>, parts: &[Operand<'a>], ty: Type) -> Result<(), Error> {
-        let part = self.part_type(parts.len(), ty)?;
-        let mut words = Vec::with_capacity(parts.len());
-        for from in parts {
-            words.push(self.src32(from, part)?);
-        }
-        let mut bytes = part.bytes();
-        while words.len() > 1 && bytes < 4 {
-            let mut merged = Vec::with_capacity(words.len() / 2);
-            for pair in words.chunks(2) {
-                let d = self.temp32()?;
-                if bytes == 2 {
-                    self.emit(Op::Bin32 {
-                        op: Bin32::Pack16,
-                        d,
-                        a: pair[0],
-                        b: pair[1],
-                    })?;
-                } else {
-                    let (pos, len) = (self.const32(8), self.const32(8));
-                    self.emit(Op::Bfi32 {
-                        d,
-                        a: pair[1],
-                        b: pair[0],
-                        pos,
-                        len,
-                    })?;
-                }
-                merged.push(d);
-            }
-            words = merged;
-            bytes *= 2;
-        }
-        let d = self.dst(whole, ty)?;
-        match *words.as_slice() {
-            [lo, hi] => self.emit(Op::Pack64 { d, lo, hi }),
-            [a] => self.emit(Op::Un32 {
-                op: Un32::Mov,
-                flags: NONE,
-                d,
-                a,
-            }),
-            _ => Err(self.unsupported("this vector")),
-        }
-    }
-
-    fn part_type(&self, parts: usize, ty: Type) -> Result<Type, Error> {
-        match (ty.bytes(), parts) {
-            (2, 2) | (4, 4) | (8, 8) => Ok(Type::B8),
-            (4, 2) | (8, 4) => Ok(Type::B16),
-            (8, 2) => Ok(Type::B32),
-            _ => Err(self.unsupported("this vector")),
-        }
     }
 
     pub(super) fn cvt(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {

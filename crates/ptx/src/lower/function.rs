@@ -4,9 +4,8 @@ use std::collections::HashMap;
 
 use super::Context;
 use super::modifiers::Modifiers;
-use crate::code::{
-    Base, Code, Function, Guard, Mem, MemSpace, Op, Pred, Row, Special, StackOp, Width,
-};
+pub(super) use super::symbol::Symbol;
+use crate::code::{Base, Code, Function, Guard, Mem, MemSpace, Op, Pred, Row, StackOp, Width};
 use crate::error::{Error, Position};
 use crate::limits::{
     INSTRUCTIONS_MAX, LOCAL_BYTES_MAX, PREDICATES_PER_FUNCTION_MAX, REGISTERS_PER_FUNCTION_MAX,
@@ -18,52 +17,11 @@ use crate::parse::lexer::clipped;
 /// Frames of functions are multiples of this, so that every natural alignment survives.
 pub(super) const FRAME_ALIGN: u32 = 16;
 
-/// What a name stands for inside a function.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Symbol {
-    /// Type as declared; the index is a row of the file of its width, or a predicate.
-    Register {
-        ty: Type,
-        index: u32,
-    },
-    /// A vector register `.reg .v4 .f32 v`: first of `count` consecutive registers.
-    VectorRegister {
-        ty: Type,
-        index: u32,
-        count: u32,
-    },
-    /// In kernel parameter space.
-    KernelParam {
-        offset: u32,
-        bytes: u32,
-    },
-    /// In the frame: locals, parameters of functions, parameters of calls.
-    Frame {
-        offset: u32,
-        bytes: u32,
-    },
-    Shared {
-        offset: u32,
-    },
-    DynamicShared,
-    /// Absolute address.
-    Global {
-        address: u64,
-    },
-    Function {
-        index: u32,
-    },
-    Label {
-        id: u32,
-    },
-    Special(Special),
-}
-
 #[derive(Default)]
 pub(super) struct Scope<'a> {
     names: HashMap<&'a str, Symbol>,
-    /// `%r<N>`: prefix to type, first index and N.
-    ranges: HashMap<&'a str, (Type, u32, u32)>,
+    /// `%r<N>`: prefix to what `%r0` is and N.
+    ranges: HashMap<&'a str, (Symbol, u32)>,
     pub(super) targets: HashMap<&'a str, Vec<&'a str>>,
     /// Call prototypes: sizes of return values and parameters.
     pub(super) prototypes: HashMap<&'a str, (Vec<u32>, Vec<u32>)>,
@@ -167,16 +125,6 @@ pub(super) fn lower<'a>(
     out.entry = Some(entry);
     (out.rows32, out.rows64, out.preds) = (rows32, rows64, preds);
     out.frame_bytes = frame_bytes.next_multiple_of(FRAME_ALIGN);
-    if !function.kernel {
-        // Shared variables of device functions are shared by all kernels that may call them: not laid out per kernel.
-        if shared_bytes > context.layout.shared_bytes {
-            return Err(Error::Unsupported {
-                at: function.at,
-                instruction: format!(".func {}", clipped(function.name)),
-                reason: "shared variables declared inside a device function".into(),
-            });
-        }
-    }
     Ok(shared_bytes)
 }
 
@@ -188,7 +136,7 @@ impl<'a> Lowering<'_, '_, 'a> {
     ) -> Result<(), Error> {
         for (var, slot) in function.returns.iter().zip(&info.returns) {
             if var.space == Space::Reg {
-                let index = self.register(var.ty, 1)?;
+                let index = self.scalar(var)?;
                 self.declare(var.name, Symbol::Register { ty: var.ty, index }, var.at)?;
                 self.reg_returns.push((var.ty, index, slot.offset));
             } else {
@@ -209,7 +157,7 @@ impl<'a> Lowering<'_, '_, 'a> {
                     bytes: slot.bytes,
                 }
             } else if var.space == Space::Reg {
-                let index = self.register(var.ty, 1)?;
+                let index = self.scalar(var)?;
                 let mem = Mem {
                     space: MemSpace::Frame,
                     base: Base::None,
@@ -362,22 +310,12 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.at = var.at;
         let symbol = match var.space {
             Space::Reg => {
-                let index = self.register(var.ty, var.count)?;
+                let symbol = self.registers(var)?;
                 if var.ranged {
-                    self.scope()
-                        .ranges
-                        .insert(var.name, (var.ty, index, var.count));
+                    self.scope().ranges.insert(var.name, (symbol, var.count));
                     return Ok(());
                 }
-                if var.count > 1 {
-                    Symbol::VectorRegister {
-                        ty: var.ty,
-                        index,
-                        count: var.count,
-                    }
-                } else {
-                    Symbol::Register { ty: var.ty, index }
-                }
+                symbol
             }
             Space::Local | Space::Param => {
                 let offset = self.frame(var.bytes, var.align)?;
@@ -388,6 +326,13 @@ impl<'a> Lowering<'_, '_, 'a> {
             }
             Space::Shared if var.linkage == Linkage::Extern || var.bytes == 0 => {
                 Symbol::DynamicShared
+            }
+            Space::Shared if !self.kernel => {
+                let Some(offset) = self.context.layout.inner(var) else {
+                    return Err(self.unsupported("this variable inside a function"));
+                };
+                let offset = offset as u32;
+                Symbol::Shared { offset }
             }
             Space::Shared => {
                 let offset =
@@ -414,6 +359,28 @@ impl<'a> Lowering<'_, '_, 'a> {
             }
         };
         self.declare(var.name, symbol, var.at)
+    }
+
+    /// The register of a parameter.
+    fn scalar(&mut self, var: &Variable<'a>) -> Result<u32, Error> {
+        self.at = var.at;
+        if var.ranged || var.bytes != u64::from(var.ty.bytes()) {
+            return Err(self.invalid("a vector of registers as parameter"));
+        }
+        self.register(var.ty, 1)
+    }
+
+    /// The registers that a declaration names, the first of a range.
+    fn registers(&mut self, var: &Variable<'a>) -> Result<Symbol, Error> {
+        let (ty, elements) = (var.ty, (var.bytes / u64::from(var.ty.bytes())) as u32);
+        if elements > 1 && (ty == Type::Pred || elements > 4 || elements * ty.bytes() > 16) {
+            return Err(self.invalid("a vector register of this type"));
+        }
+        let index = self.register(ty, var.count.saturating_mul(elements))?;
+        Ok(match elements {
+            1 => Symbol::Register { ty, index },
+            count => Symbol::VectorRegister { ty, index, count },
+        })
     }
 
     /// A place in the frame.
@@ -477,14 +444,10 @@ impl<'a> Lowering<'_, '_, 'a> {
                 return Some(symbol);
             }
             let range = number.and_then(|n| Some((n, *scope.ranges.get(prefix)?)));
-            if let Some((n, (ty, first, count))) = range
+            if let Some((n, (first, count))) = range
                 && n < count
             {
-                let rows = if ty == Type::B128 { 2 } else { 1 };
-                return Some(Symbol::Register {
-                    ty,
-                    index: first + n * rows,
-                });
+                return Some(first.following(n));
             }
         }
         if let Some(special) = super::special::special(name) {
@@ -501,10 +464,15 @@ impl<'a> Lowering<'_, '_, 'a> {
                 },
             });
         }
-        self.context
-            .function_index
-            .get(&(self.unit, name))
-            .map(|&index| Symbol::Function { index })
+        let function = self.context.function_index.get(&(self.unit, name));
+        match function {
+            Some(&index) => Some(Symbol::Function { index }),
+            None => {
+                let (vector, element) = name.split_once('.')?;
+                (!vector.is_empty() && !element.contains('.')).then_some(())?;
+                self.find(vector)?.element(element)
+            }
+        }
     }
 
     pub(super) fn fixup(&mut self, fixup: Fixup, label: &str) -> Result<(), Error> {

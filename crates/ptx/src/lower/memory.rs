@@ -1,6 +1,6 @@
 //! Loads, stores, atomics, fences (PTX ISA 9.7.9, 9.7.13).
 
-use super::function::{Lowering, Symbol};
+use super::function::Lowering;
 use super::instruction::Insn;
 use super::operand::Fit;
 use crate::code::{AtomOp, Base, MemSpace, Op, Row, SINK};
@@ -18,12 +18,6 @@ const CACHE: [&str; 4] = ["lu", "cv", "wt", "unified"];
 /// First architecture with loads and stores of 32 bytes, and the first PTX.
 const SECTOR_SM_MIN: u32 = 100;
 const SECTOR_PTX_MIN: (u32, u32) = (8, 8);
-
-/// An element of a vector operand.
-enum Part<'o, 'a> {
-    Operand(&'o Operand<'a>),
-    Register(Row, Type),
-}
 
 /// Triton writes `{ %r1 }` for a scalar.
 fn sole<'o, 'a>(operand: &'o Operand<'a>) -> &'o Operand<'a> {
@@ -111,28 +105,6 @@ impl<'a> Lowering<'_, '_, 'a> {
         Ok(())
     }
 
-    /// The elements of `{a, b}`, or of a vector register.
-    fn vector_parts<'o>(
-        &self,
-        operand: &'o Operand<'a>,
-        n: usize,
-    ) -> Result<Vec<Part<'o, 'a>>, Error> {
-        let parts: Vec<_> = match operand {
-            Operand::Vector(parts) => parts.iter().map(Part::Operand).collect(),
-            Operand::Name(name) => match self.find(name) {
-                Some(Symbol::VectorRegister { ty, index, count }) => (index..index + count)
-                    .map(|row| Part::Register(row, ty))
-                    .collect(),
-                _ => return Err(self.invalid("expected a vector")),
-            },
-            _ => return Err(self.invalid("expected a vector")),
-        };
-        if parts.len() != n {
-            return Err(self.invalid("vector of another length"));
-        }
-        Ok(parts)
-    }
-
     pub(super) fn load(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         let policy = self.hints(insn);
         self.arity(insn, &[if policy { 3 } else { 2 }])?;
@@ -161,10 +133,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         let mut rows = Vec::with_capacity(n);
         let mut declared = None;
         for part in self.vector_parts(&insn.ops[0], n)? {
-            let (row, of) = match part {
-                Part::Operand(operand) => self.dest(operand, ty, Fit::Wider)?,
-                Part::Register(row, of) => (row, of),
-            };
+            let (row, of) = self.part_dest(&part, ty, Fit::Wider)?;
             if row != SINK
                 && declared
                     .replace(of)
@@ -224,12 +193,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         };
         let mut rows = Vec::with_capacity(n);
         for part in self.vector_parts(&insn.ops[1], n)? {
-            rows.push(match part {
-                Part::Register(row, of) if of.bytes() == ty.bytes() => row,
-                Part::Register(..) => return Err(self.invalid("a vector of another type")),
-                Part::Operand(part) if ty.bytes() == 8 => self.src64(part, ty)?,
-                Part::Operand(part) => self.src32_fit(part, ty, Fit::Wider)?,
-            });
+            rows.push(self.part_src(&part, ty, Fit::Wider)?);
         }
         let list = self.rows(&rows);
         self.emit(Op::StVec {

@@ -2,10 +2,9 @@
 
 use super::function::{Lowering, Symbol};
 use super::special::SPECIAL_UNSUPPORTED;
-use crate::code::FloatFlags;
 use crate::code::{
-    Base, CONST, FUNCTION_WINDOW, Mem, MemSpace, Op, Pred, Row, SINK, SINK_PRED, Special, Un32,
-    Width,
+    Base, Bin32, Bin64, CONST, FUNCTION_WINDOW, FloatFlags, Mem, MemSpace, Narrow, Op, Pred, Row,
+    SINK, SINK_PRED, Special, Un32, Width,
 };
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
@@ -197,7 +196,7 @@ impl<'a> Lowering<'_, '_, 'a> {
                     if declared.bytes() == 8 {
                         let d = self.temp32()?;
                         self.emit(Op::Narrow {
-                            op: crate::code::Narrow::Low,
+                            op: Narrow::Low,
                             d,
                             a: index,
                         })?;
@@ -212,38 +211,58 @@ impl<'a> Lowering<'_, '_, 'a> {
                 }
                 Some(Symbol::Shared { offset }) => Ok(self.const32(offset)),
                 Some(_) => Err(self.invalid(&format!("`{}` is no 32-bit value", clipped(name)))),
-                None => match name.rsplit_once('.').map(|(v, e)| (self.find(v), e)) {
-                    Some((
-                        Some(Symbol::VectorRegister {
-                            ty: declared,
-                            index,
-                            count,
-                        }),
-                        element,
-                    )) => {
-                        self.check_width(declared, ty, fit, name)?;
-                        self.element(index, count, element)
-                    }
-                    _ => Err(self.unknown(name)),
-                },
+                None => Err(self.unknown(name)),
             },
+            Operand::Offset(name, offset) if self.is_symbol(name) => {
+                self.narrow_address(name, offset)
+            }
+            Operand::Offset(name, offset) => self.sum32(name, offset, ty, fit),
             _ => Err(self.invalid("expected a register or constant")),
         }
     }
 
-    fn element(&self, index: u32, count: u32, element: &str) -> Result<Row, Error> {
-        let n = match element {
-            "x" | "r" => 0,
-            "y" | "g" => 1,
-            "z" | "b" => 2,
-            "w" | "a" => 3,
-            _ => u32::MAX,
-        };
-        if n < count {
-            Ok(index + n)
-        } else {
-            Err(self.invalid("no such vector element"))
+    /// `%r1+4` where a value stands: the register plus a constant, of the register's width.
+    fn sum32(&mut self, name: &'a str, offset: i64, ty: Type, fit: Fit) -> Result<Row, Error> {
+        let declared = self.summand(name, ty)?;
+        let a = self.src32_fit(&Operand::Name(name), ty, fit)?;
+        let (b, d) = (self.const32(offset as u32), self.temp32()?);
+        self.emit(Op::Bin32 {
+            op: Bin32::Add,
+            d,
+            a,
+            b,
+        })?;
+        if declared.bytes() == 2 {
+            self.truncate16(d, d)?;
         }
+        Ok(d)
+    }
+
+    /// The type of a register to which a constant may be added.
+    fn summand(&self, name: &str, ty: Type) -> Result<Type, Error> {
+        match self.find(name) {
+            Some(Symbol::Register { ty: declared, .. })
+                if !declared.is_float() && !ty.is_float() =>
+            {
+                Ok(declared)
+            }
+            Some(_) => Err(self.invalid(&format!(
+                "a constant added to `{}`, which is no register of integers",
+                clipped(name)
+            ))),
+            None => Err(self.unknown(name)),
+        }
+    }
+
+    /// The low half of a symbol's address: addresses in small spaces have 32 bits.
+    pub(super) fn narrow_address(&mut self, name: &str, offset: i64) -> Result<Row, Error> {
+        let (wide, d) = (self.symbol_address(name, offset)?, self.temp32()?);
+        self.emit(Op::Narrow {
+            op: Narrow::Low,
+            d,
+            a: wide,
+        })?;
+        Ok(d)
     }
 
     pub(super) fn special32(&mut self, which: Special, d: Row) -> Result<(), Error> {
@@ -251,7 +270,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             let wide = self.temp64()?;
             self.emit(Op::Special64 { which, d: wide })?;
             return self.emit(Op::Narrow {
-                op: crate::code::Narrow::Low,
+                op: Narrow::Low,
                 d,
                 a: wide,
             });
@@ -284,22 +303,23 @@ impl<'a> Lowering<'_, '_, 'a> {
                     Ok(d)
                 }
                 Some(_) => self.symbol_address(name, 0),
-                None => match name.rsplit_once('.').map(|(v, e)| (self.find(v), e)) {
-                    Some((
-                        Some(Symbol::VectorRegister {
-                            ty: declared,
-                            index,
-                            count,
-                        }),
-                        element,
-                    )) => {
-                        self.check_width(declared, ty, Fit::Exact, name)?;
-                        self.element(index, count, element)
-                    }
-                    _ => Err(self.unknown(name)),
-                },
+                None => Err(self.unknown(name)),
             },
-            Operand::Offset(name, offset) => self.symbol_address(name, offset),
+            Operand::Offset(name, offset) => match self.find(name) {
+                Some(Symbol::Register { .. }) => {
+                    self.summand(name, ty)?;
+                    let a = self.src64(&Operand::Name(name), ty)?;
+                    let (b, d) = (self.const64(offset as u64), self.temp64()?);
+                    self.emit(Op::Bin64 {
+                        op: Bin64::Add,
+                        d,
+                        a,
+                        b,
+                    })?;
+                    Ok(d)
+                }
+                _ => self.symbol_address(name, offset),
+            },
             _ => Err(self.invalid("expected a register or constant")),
         }
     }
@@ -340,7 +360,7 @@ impl<'a> Lowering<'_, '_, 'a> {
                 if offset != 0 {
                     let b = self.const64(offset as u64);
                     self.emit(Op::Bin64 {
-                        op: crate::code::Bin64::Add,
+                        op: Bin64::Add,
                         d,
                         a: d,
                         b,
@@ -372,20 +392,7 @@ impl<'a> Lowering<'_, '_, 'a> {
                     Ok((index, declared))
                 }
                 Some(_) => Err(self.invalid(&format!("`{}` cannot be written", clipped(name)))),
-                None => match name.rsplit_once('.').map(|(v, e)| (self.find(v), e)) {
-                    Some((
-                        Some(Symbol::VectorRegister {
-                            ty: declared,
-                            index,
-                            count,
-                        }),
-                        element,
-                    )) => {
-                        self.check_width(declared, ty, fit, name)?;
-                        Ok((self.element(index, count, element)?, declared))
-                    }
-                    _ => Err(self.unknown(name)),
-                },
+                None => Err(self.unknown(name)),
             },
             _ => Err(self.invalid("expected a destination register")),
         }

@@ -28,6 +28,8 @@ pub(super) struct Parser<'a> {
     unit: u32,
     /// Whether the operands at hand are those of a call, whose lists have parentheses.
     pub(super) in_call: bool,
+    /// Whether what is being read is a kernel's body.
+    pub(super) in_kernel: bool,
     /// [`Module::inner`], so far.
     pub(super) inner: Vec<Variable<'a>>,
 }
@@ -49,6 +51,7 @@ impl<'a> Parser<'a> {
             depth: 0,
             unit: 0,
             in_call: false,
+            in_kernel: false,
             inner: Vec::new(),
         })
     }
@@ -209,6 +212,7 @@ impl<'a> Parser<'a> {
                 }
                 Token::Word(".pragma") => self.debug_line()?,
                 Token::Punct(b'{') => {
+                    self.in_kernel = function.kernel;
                     function.body = Some(self.body()?);
                     return Ok(function);
                 }
@@ -230,34 +234,6 @@ impl<'a> Parser<'a> {
             }
             *slot = u32::try_from(self.integer("an extent")?)
                 .map_err(|_| self.expected("an extent of 32 bits"))?;
-        }
-        Ok(out)
-    }
-
-    /// `( .param .b32 a, .reg .f32 %f1 )`
-    pub(super) fn params(&mut self) -> Result<Vec<Variable<'a>>, Error> {
-        let mut out = Vec::new();
-        self.punct(b'(')?;
-        while !self.take_punct(b')')? {
-            if !out.is_empty() {
-                self.punct(b',')?;
-            }
-            let Some(space @ (Space::Param | Space::Reg)) = self.space() else {
-                return Err(self.expected("`.param` or `.reg`"));
-            };
-            self.advance()?;
-            let (ty, align, vector) = self.variable_type(space)?;
-            // Pointer attributes of kernel parameters: `.ptr .global .align 4`.
-            while let Token::Word(".ptr" | ".global" | ".shared" | ".const" | ".local" | ".align") =
-                self.token
-            {
-                let aligned = self.token == Token::Word(".align");
-                self.advance()?;
-                if aligned {
-                    self.integer("an alignment")?;
-                }
-            }
-            out.push(self.declarator(space, Linkage::Local, ty, align, vector)?);
         }
         Ok(out)
     }
@@ -296,7 +272,10 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn variable_type(&mut self, space: Space) -> Result<(Type, Option<u32>, u32), Error> {
+    pub(super) fn variable_type(
+        &mut self,
+        space: Space,
+    ) -> Result<(Type, Option<u32>, u32), Error> {
         let (mut align, mut vector) = (None, 1);
         loop {
             let Token::Word(word) = self.token else {
@@ -331,7 +310,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn declarator(
+    pub(super) fn declarator(
         &mut self,
         space: Space,
         linkage: Linkage,
@@ -365,7 +344,7 @@ impl<'a> Parser<'a> {
         }
         let mut dims = Vec::new();
         let mut unsized_array = false;
-        while self.take_punct(b'[')? {
+        while space != Space::Reg && self.take_punct(b'[')? {
             if self.take_punct(b']')? {
                 unsized_array = dims.is_empty();
                 continue;

@@ -44,7 +44,13 @@ impl<'a> Parser<'a> {
                 }
                 let mut variables = Vec::new();
                 self.variables(Linkage::Local, &mut variables)?;
-                let lasts = |v: &&Variable<'a>| matches!(v.space, Space::Global | Space::Const);
+                // Shared variables of a device function are there in every kernel, as those outside functions are.
+                let in_kernel = self.in_kernel;
+                let lasts = |v: &&Variable<'a>| match v.space {
+                    Space::Global | Space::Const => true,
+                    Space::Shared => !in_kernel && v.bytes > 0,
+                    _ => false,
+                };
                 self.inner.extend(variables.iter().filter(lasts).cloned());
                 out.extend(variables.into_iter().map(Statement::Variable));
             }
@@ -103,6 +109,34 @@ impl<'a> Parser<'a> {
             _ => out.push(Statement::Label(name, at)),
         }
         Ok(())
+    }
+
+    /// `( .param .b32 a, .reg .f32 %f1 )`
+    pub(super) fn params(&mut self) -> Result<Vec<Variable<'a>>, Error> {
+        let mut out = Vec::new();
+        self.punct(b'(')?;
+        while !self.take_punct(b')')? {
+            if !out.is_empty() {
+                self.punct(b',')?;
+            }
+            let Some(space @ (Space::Param | Space::Reg)) = self.space() else {
+                return Err(self.expected("`.param` or `.reg`"));
+            };
+            self.advance()?;
+            let (ty, align, vector) = self.variable_type(space)?;
+            // Pointer attributes of kernel parameters: `.ptr .global .align 4`.
+            while let Token::Word(".ptr" | ".global" | ".shared" | ".const" | ".local" | ".align") =
+                self.token
+            {
+                let aligned = self.token == Token::Word(".align");
+                self.advance()?;
+                if aligned {
+                    self.integer("an alignment")?;
+                }
+            }
+            out.push(self.declarator(space, Linkage::Local, ty, align, vector)?);
+        }
+        Ok(out)
     }
 
     fn take_word(&mut self, word: &str) -> Result<bool, Error> {
