@@ -39,7 +39,7 @@ CASES = {
     "missing_arguments": INVALID_VALUE,
     "short_buffer": INVALID_VALUE,
     "too_many_threads": INVALID_VALUE,
-    "wild_handles": " ".join([INVALID_HANDLE] * 5 + ["CUDA_ERROR_INVALID_CONTEXT", INVALID_HANDLE]),
+    "wild_handles": " ".join([INVALID_HANDLE] * 4 + [INVALID_VALUE, "CUDA_ERROR_INVALID_CONTEXT", INVALID_HANDLE]),
     "destroyed_handles": f"{INVALID_HANDLE} {INVALID_HANDLE}",
     "wild_pointer_in_copy": " ".join([INVALID_VALUE] * 4),
     "past_the_end": INVALID_VALUE,

@@ -9,6 +9,8 @@ use outboard_api::{
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+    // Programs close the library and open it again; its threads, handlers and sessions outlive that.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     let calls = decl::driver()?;
     let ops = decl::ops()?;
     let mut out = String::new();
@@ -142,6 +144,7 @@ fn derived(
         params.join(", ")
     )?;
     writeln!(out, "        let driver = driver()?;")?;
+    out.push_str(&checks(call));
     let mut fields = Vec::new();
     for (param, direction) in call.params.iter().zip(directions) {
         let (c, field) = (name(&param.name), decl::snake_case(&param.name));
@@ -239,6 +242,39 @@ fn derived(
         call.symbol
     )?;
     Ok(())
+}
+
+/// What the driver checks at the call about memory that is set or watched, before the message says it.
+fn checks(call: &Call) -> String {
+    let param = |name: &str| call.params.iter().any(|p| p.name == name);
+    if let Some(rest) = call.symbol.strip_prefix("cuMemsetD") {
+        let element = match rest.trim_start_matches("2D") {
+            bits if bits.starts_with("32") => 4,
+            bits if bits.starts_with("16") => 2,
+            _ => 1,
+        };
+        let [pitch, width, height] = match param("N") {
+            true => ["0".to_string(), name("N"), "1".to_string()],
+            false => ["dstPitch", "Width", "Height"].map(name),
+        };
+        let address = name("dstDevice");
+        return format!(
+            "        if !driver.check_memset({address}, {element}, {pitch} as u64, [{width} as u64, {height} as u64])? {{ return Ok(()); }}\n"
+        );
+    }
+    for (start, flags) in [
+        ("cuStreamWaitValue", "WAIT"),
+        ("cuStreamWriteValue", "WRITE"),
+    ] {
+        if let Some(rest) = call.symbol.strip_prefix(start) {
+            let bytes = if rest.starts_with("64") { 8 } else { 4 };
+            let (address, given) = (name("addr"), name("flags"));
+            return format!(
+                "        calls::check_word({address}, {bytes}, {given}, calls::{flags}_VALUE_FLAGS)?;\n"
+            );
+        }
+    }
+    String::new()
 }
 
 fn wire_type(ty: decl::Type) -> &'static str {

@@ -55,10 +55,33 @@ pub(crate) fn find(id: &CUuuid) -> Result<*const c_void, CUresult> {
     match table {
         Some((_, table)) => Ok(table.0.as_ptr().cast()),
         None => {
-            log::debug(format_args!("private table {id:032x} is not served"));
-            Err(CUresult::CUDA_ERROR_NOT_FOUND)
+            name_once(id);
+            Err(CUresult::CUDA_ERROR_INVALID_VALUE)
         }
     }
+}
+
+/// Says once which private table a library asked for in vain.
+fn name_once(id: u128) {
+    const NAMED_MAX: usize = 64;
+    static NAMED: Mutex<Vec<u128>> = Mutex::new(Vec::new());
+    let mut named = NAMED.lock();
+    if named.contains(&id) || named.len() == NAMED_MAX {
+        return;
+    }
+    named.push(id);
+    log::warn(format_args!(
+        "the driver's private table {} is not supported",
+        spelled(id)
+    ));
+}
+
+/// A UUID as it is usually written: `6e163fbe-b958-444d-835c-e182aff1991e`.
+fn spelled(id: u128) -> String {
+    let digits = format!("{id:032x}");
+    [0..8, 8..12, 12..16, 16..20, 20..32]
+        .map(|part| &digits[part])
+        .join("-")
 }
 
 /// Clusters came with compute capability 9.
@@ -438,5 +461,18 @@ fn answer(call: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
         Ok(Ok(())) => CUresult::CUDA_SUCCESS,
         Ok(Err(error)) => error,
         Err(_) => CUresult::CUDA_ERROR_UNKNOWN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_named_as_uuids_are_written() {
+        assert_eq!(
+            spelled(CUDART_INTERFACE),
+            "6bd5fb6c-5bf4-e74a-8987-d93912fd9df9"
+        );
     }
 }

@@ -27,6 +27,7 @@ use crate::{
 /// Calls that no capture observes and that a captured sequence may depend on: forbidden or not by the modes of the
 /// thread and of the captures. In order.
 const UNSAFE_CALLS: &[&str] = &[
+    "cuCtxSetLimit",
     "cuEventQuery",
     "cuMemAllocHost_v2",
     "cuMemAllocPitch_v2",
@@ -36,10 +37,6 @@ const UNSAFE_CALLS: &[&str] = &[
     "cuMemHostAlloc",
     "cuMemHostRegister_v2",
     "cuMemHostUnregister",
-    "cuModuleLoad",
-    "cuModuleLoadData",
-    "cuModuleLoadDataEx",
-    "cuModuleLoadFatBinary",
 ];
 /// Calls that wait for all streams of the context.
 const CONTEXT_CALLS: &[&str] = &["cuCtxSynchronize", "cuCtxSynchronize_v2"];
@@ -259,11 +256,14 @@ pub(crate) unsafe fn cuStreamBeginCaptureToGraph(
 pub(crate) unsafe fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> Done {
     let driver = driver()?;
     // SAFETY: see the module's contract.
-    unsafe { put(graph, CUgraph::NULL)? };
+    unsafe { put_optional(graph, CUgraph::NULL) };
     let stream = driver.stream(stream)?;
     let capture = driver
         .capture_of(&stream)
         .ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
+    if graph.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
     if capture.origin != stream.wire() {
         capture.spoil();
         return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);

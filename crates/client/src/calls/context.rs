@@ -92,7 +92,11 @@ pub(crate) unsafe fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: C
     let driver = driver()?;
     driver.card(device)?;
     let primary = driver.contexts.primary(device)?;
+    if context.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
     driver.create_on_server(primary)?;
+    primary.revive();
     primary.retained.fetch_add(1, Ordering::AcqRel);
     // SAFETY: see the module's contract.
     unsafe { put(context, primary.handle) }
@@ -106,7 +110,11 @@ pub(crate) unsafe fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> Done {
         .retained
         .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1))
     {
-        Ok(1) => driver.destroy_context(primary),
+        Ok(1) => {
+            driver.destroy_context(primary)?;
+            primary.end();
+            Ok(())
+        }
         Ok(_) => Ok(()),
         Err(_) => Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
     }
@@ -133,6 +141,9 @@ pub(crate) unsafe fn cuDevicePrimaryCtxGetState(
     let driver = driver()?;
     driver.card(device)?;
     let primary = driver.contexts.primary(device)?;
+    if flags.is_null() && active.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
     // SAFETY: see the module's contract.
     unsafe {
         put_optional(flags, primary.flags.load(Ordering::Relaxed));
@@ -215,6 +226,9 @@ pub(crate) unsafe fn cuCtxCreate_v4(
 
 pub(crate) unsafe fn cuCtxDestroy_v2(context: CUcontext) -> Done {
     let driver = driver()?;
+    if context.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
     let context = driver.contexts.get(context)?;
     if context.primary {
         return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
@@ -240,7 +254,11 @@ pub(crate) unsafe fn cuCtxDetach(context: CUcontext) -> Done {
 }
 
 pub(crate) unsafe fn cuCtxPushCurrent_v2(context: CUcontext) -> Done {
-    push_context(driver()?.contexts.get(context)?);
+    let driver = driver()?;
+    if context.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    push_context(driver.contexts.get(context)?);
     Ok(())
 }
 
@@ -268,6 +286,10 @@ pub(crate) unsafe fn cuCtxGetCurrent(context: *mut CUcontext) -> Done {
 }
 
 pub(crate) unsafe fn cuCtxGetDevice(device: *mut CUdevice) -> Done {
+    // The driver looks at the output first, even before `cuInit`.
+    if device.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
     // SAFETY: see the module's contract.
     unsafe { put(device, driver()?.contexts.current()?.device) }
 }
@@ -361,4 +383,22 @@ pub(crate) unsafe fn cuCtxSynchronize_v2(context: CUcontext) -> Done {
     let done = driver.synchronize_context();
     let _ = pop_context();
     done
+}
+
+/// There is no access between devices, as `cuDeviceCanAccessPeer` says: copies between them go through `cuMemcpyPeer`.
+pub(crate) unsafe fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) -> Done {
+    let driver = driver()?;
+    driver.contexts.current()?;
+    driver.contexts.get(peer)?;
+    Err(match flags {
+        0 => CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+        _ => CUresult::CUDA_ERROR_INVALID_VALUE,
+    })
+}
+
+pub(crate) unsafe fn cuCtxDisablePeerAccess(peer: CUcontext) -> Done {
+    let driver = driver()?;
+    driver.contexts.current()?;
+    driver.contexts.get(peer)?;
+    Err(CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED)
 }

@@ -213,6 +213,9 @@ pub(crate) unsafe fn cuDeviceGetP2PAttribute(
     peer: CUdevice,
 ) -> Done {
     let driver = driver()?;
+    if value.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
     driver.card(device)?;
     driver.card(peer)?;
     if device == peer {
@@ -253,6 +256,7 @@ pub(crate) unsafe fn cuDeviceGetTexture1DLinearMaxWidth(
 }
 
 pub(crate) unsafe fn cuFlushGPUDirectRDMAWrites(_target: u32, _scope: u32) -> Done {
+    driver()?.contexts.current()?;
     Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
 }
 

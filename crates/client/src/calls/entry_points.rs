@@ -109,7 +109,10 @@ unsafe fn find(
     flags: u64,
 ) -> Result<*mut c_void, Option<CUresult>> {
     static TABLE: std::sync::OnceLock<Option<Table>> = std::sync::OnceLock::new();
-    if symbol.is_null() || version < 0 {
+    let known = u64::from(
+        CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM,
+    );
+    if symbol.is_null() || version < 0 || flags & !known != 0 {
         return Err(Some(CUresult::CUDA_ERROR_INVALID_VALUE));
     }
     // SAFETY: a C string of the caller's, checked above.
@@ -136,11 +139,11 @@ unsafe fn find(
 
 /// Between these, calls are timed where times are asked for; there is nothing else to switch on here.
 pub(crate) unsafe fn cuProfilerStart() -> Done {
-    driver().map(|_| times::restart())
+    driver()?.contexts.current().map(|_| times::restart())
 }
 
 pub(crate) unsafe fn cuProfilerStop() -> Done {
-    driver().map(|_| times::stop())
+    driver()?.contexts.current().map(|_| times::stop())
 }
 
 pub(crate) unsafe fn cuProfilerInitialize() -> Done {

@@ -121,8 +121,8 @@ pub(crate) unsafe fn cuGraphInstantiateWithParams(
 
 pub(crate) unsafe fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Done {
     let driver = driver()?;
-    let exec = driver.wire_graphexec(exec)?;
     let stream = driver.work_stream(stream)?;
+    let exec = driver.wire_graphexec(exec)?;
     driver.push_visible()?;
     if !stream.is_capturing() {
         driver.graphs.launched();

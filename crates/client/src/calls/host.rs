@@ -22,10 +22,15 @@ pub(crate) unsafe fn cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) 
 
 pub(crate) unsafe fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: u32) -> Done {
     let known = HOSTALLOC_PORTABLE | HOSTALLOC_DEVICEMAP | HOSTALLOC_WRITECOMBINED;
-    if address.is_null() || bytes == 0 || flags & !known != 0 {
+    let driver = driver()?;
+    driver.contexts.current()?;
+    if address.is_null() || flags & !known != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let driver = driver()?;
+    if bytes == 0 {
+        // SAFETY: see the module's contract.
+        return unsafe { put(address, std::ptr::null_mut()) };
+    }
     let base = driver.host_allocate(bytes as u64, flags)?;
     if flags & HOSTALLOC_DEVICEMAP != 0 {
         driver.make_visible(base)?;

@@ -200,6 +200,25 @@ pub(crate) unsafe fn attribute_bytes(config: &CUlaunchConfig) -> Result<&[u8], C
     })
 }
 
+/// Refuses a cluster with some dimensions of 0, and a grid that is not made of whole clusters. All three 0 is no cluster.
+fn check_clusters(attributes: &[u8], grid: [u32; 3]) -> Done {
+    for record in attributes.chunks_exact(size_of::<CUlaunchAttribute>()) {
+        let word = |at: usize| {
+            let bytes = record[at..].first_chunk::<4>();
+            bytes.map_or(0, |bytes| u32::from_le_bytes(*bytes))
+        };
+        let cluster = [word(8), word(12), word(16)];
+        if word(0) != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION || cluster == [0; 3] {
+            continue;
+        }
+        let whole = |(grid, cluster): (&u32, &u32)| grid.checked_rem(*cluster) == Some(0);
+        if !grid.iter().zip(&cluster).all(whole) {
+            return Err(CUresult::CUDA_ERROR_INVALID_CLUSTER_SIZE);
+        }
+    }
+    Ok(())
+}
+
 impl Driver {
     /// What the driver reports at the call, this reports at the call.
     pub(crate) fn check_launch(&self, kernel: &Kernel, shape: &Shape) -> Done {
@@ -253,6 +272,15 @@ impl Driver {
         Ok(None)
     }
 
+    /// A launch that is refused ends what its stream captures.
+    #[cold]
+    fn refused(&self, stream: &StreamRef, error: CUresult) -> CUresult {
+        if let Some(capture) = self.capture_of(stream) {
+            capture.spoil();
+        }
+        error
+    }
+
     #[inline(always)]
     fn launch(
         &self,
@@ -263,7 +291,9 @@ impl Driver {
         params: &[u8],
     ) -> Done {
         let thread = thread::here();
-        self.check_launch_in(Contexts::current_of(&thread)?, kernel, shape)?;
+        if let Err(error) = self.check_launch_in(Contexts::current_of(&thread)?, kernel, shape) {
+            return Err(self.refused(stream, error));
+        }
         let _named = self.make_arguments_visible(params, || stream.is_capturing())?;
         let [grid_x, grid_y, grid_z] = shape.grid;
         let [block_x, block_y, block_z] = shape.block;
@@ -343,6 +373,9 @@ pub(crate) unsafe fn cuLaunchKernelEx(
     };
     // SAFETY: as above.
     let attributes = unsafe { attribute_bytes(config)? };
+    if !attributes.is_empty() {
+        check_clusters(attributes, shape.grid)?;
+    }
     let mut gathered = Params::none();
     // SAFETY: see the module's contract.
     unsafe { gathered.fill(kernel, params, extra)? };
@@ -408,5 +441,34 @@ fn check_cooperative(
         Err(CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE)
     } else {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grids_are_made_of_whole_clusters() {
+        let check = |kind: u32, cluster: [u32; 3], grid| {
+            let mut attributes = vec![0; 2 * size_of::<CUlaunchAttribute>()];
+            let record = &mut attributes[size_of::<CUlaunchAttribute>()..];
+            record[..4].copy_from_slice(&kind.to_le_bytes());
+            for (at, dimension) in [8, 12, 16].into_iter().zip(cluster) {
+                record[at..at + 4].copy_from_slice(&dimension.to_le_bytes());
+            }
+            check_clusters(&attributes, grid)
+        };
+        // What an H100's driver (580.159.04) answered.
+        let refused = Err(CUresult::CUDA_ERROR_INVALID_CLUSTER_SIZE);
+        let clusters = |cluster| check(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, cluster, [4, 1, 1]);
+        assert_eq!(clusters([0, 0, 0]), Ok(()));
+        assert_eq!(clusters([1, 1, 1]), Ok(()));
+        assert_eq!(clusters([2, 1, 1]), Ok(()));
+        assert_eq!(clusters([0, 1, 1]), refused);
+        assert_eq!(clusters([2, 1, 0]), refused);
+        assert_eq!(clusters([3, 1, 1]), refused);
+        let other = check(CU_LAUNCH_ATTRIBUTE_PRIORITY, [3, 0, 0], [4, 1, 1]);
+        assert_eq!(other, Ok(()));
     }
 }

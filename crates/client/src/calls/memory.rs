@@ -8,8 +8,10 @@ use outboard_api::{
     enums::*,
 };
 use outboard_wire::messages;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 
-use super::{Done, put, put_optional};
+use super::{Done, copy::Place, put, put_optional};
 use crate::state::{AllocationKind, Chunk, Driver, driver, wire_context};
 
 impl Driver {
@@ -60,11 +62,58 @@ impl Driver {
     }
 }
 
+/// `CU_STREAM_WAIT_VALUE_*`: how to compare (2 bits), and whether remote writes are flushed.
+pub(crate) const WAIT_VALUE_FLAGS: u32 = 3 | 1 << 30;
+/// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`
+pub(crate) const WRITE_VALUE_FLAGS: u32 = 1;
+
+/// Checks what a stream writes or waits for: an aligned word, and flags that there are.
+pub(crate) fn check_word(address: CUdeviceptr, bytes: u64, flags: u32, known: u32) -> Done {
+    match address.is_multiple_of(bytes) && flags & !known == 0 {
+        true => Ok(()),
+        false => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+impl Driver {
+    /// Checks a memset as the driver does at the call: aligned, within one allocation, rows that do not overlap. False if
+    /// there is nothing to set.
+    #[inline]
+    pub(crate) fn check_memset(
+        &self,
+        address: CUdeviceptr,
+        element: u64,
+        pitch: u64,
+        [width, height]: [u64; 2],
+    ) -> Result<bool, CUresult> {
+        self.contexts.current()?;
+        if width == 0 || height == 0 {
+            return Ok(false);
+        }
+        let row = width.checked_mul(element);
+        let bytes = match height {
+            1 => row,
+            _ => row
+                .filter(|row| pitch >= *row && pitch.is_multiple_of(element))
+                .and_then(|row| pitch.checked_mul(height - 1)?.checked_add(row)),
+        };
+        let bytes = bytes
+            .filter(|_| address.is_multiple_of(element))
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        match self.place_of(address, bytes)? {
+            Place::Pageable => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+            _ => Ok(true),
+        }
+    }
+}
+
 pub(crate) unsafe fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) -> Done {
+    let driver = driver()?;
+    driver.contexts.current()?;
     if address.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let base = driver()?.allocate(bytes as u64, AllocationKind::Plain)?;
+    let base = driver.allocate(bytes as u64, AllocationKind::Plain)?;
     // SAFETY: see the module's contract.
     unsafe { put(address, base) }
 }
@@ -141,6 +190,7 @@ pub(crate) unsafe fn cuMemGetAddressRange_v2(
     address: CUdeviceptr,
 ) -> Done {
     let driver = driver()?;
+    driver.contexts.current()?;
     let found = driver
         .memory
         .lock()
@@ -231,7 +281,9 @@ unsafe fn attribute(driver: &Driver, out: *mut c_void, attribute: u32, address: 
                 out.cast::<u64>().write(address);
             }
             CU_POINTER_ATTRIBUTE_HOST_POINTER if pointer.host => out.cast::<u64>().write(address),
-            CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => out.cast::<u32>().write(0),
+            CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => out
+                .cast::<u32>()
+                .write(u32::from(driver.sync_memops.contains(pointer.number))),
             CU_POINTER_ATTRIBUTE_BUFFER_ID => out.cast::<u64>().write(pointer.number),
             CU_POINTER_ATTRIBUTE_IS_MANAGED => {
                 out.cast::<u32>().write(u32::from(pointer.managed));
@@ -322,7 +374,34 @@ unsafe fn zero(out: *mut c_void, which: u32) -> Done {
     Ok(())
 }
 
-/// `SYNC_MEMOPS` is the one attribute that can be set: copies here are at least as synchronous as it asks.
+/// Allocations whose `SYNC_MEMOPS` is set, by number, with an address in each. Numbers are never used again.
+#[derive(Default)]
+pub(crate) struct SyncMemops(Mutex<FxHashMap<u64, u64>>);
+
+impl SyncMemops {
+    /// As many are kept before those of freed allocations are looked for.
+    const KEPT_MIN: usize = 1024;
+
+    fn contains(&self, number: u64) -> bool {
+        self.0.lock().contains_key(&number)
+    }
+
+    fn set(&self, driver: &Driver, number: u64, address: u64, on: bool) {
+        let mut kept = self.0.lock();
+        if !on {
+            kept.remove(&number);
+            return;
+        }
+        if kept.len() >= Self::KEPT_MIN && kept.len().is_power_of_two() {
+            kept.retain(|number, address| {
+                look_up(driver, *address).is_some_and(|found| found.number == *number)
+            });
+        }
+        kept.insert(number, address);
+    }
+}
+
+/// Sets `SYNC_MEMOPS`, the one attribute that can be set. Copies here are at least as synchronous as it asks.
 pub(crate) unsafe fn cuPointerSetAttribute(
     value: *const c_void,
     which: u32,
@@ -332,7 +411,11 @@ pub(crate) unsafe fn cuPointerSetAttribute(
     if value.is_null() || which != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    look_up(driver, address)
-        .map(|_| ())
-        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+    let pointer = look_up(driver, address).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    // SAFETY: this attribute's value is an unsigned int; not NULL, as checked above.
+    let on = unsafe { value.cast::<u32>().read_unaligned() } != 0;
+    driver
+        .sync_memops
+        .set(driver, pointer.number, pointer.base, on);
+    Ok(())
 }

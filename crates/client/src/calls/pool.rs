@@ -367,6 +367,10 @@ unsafe fn allocate(
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let stream = driver.stream(stream)?;
+    if bytes == 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { put(address, 0) };
+    }
     refuse_capture(&stream, call)?;
     // SAFETY: the caller's promise.
     unsafe { put(address, driver.pool_allocate(bytes as u64, pool, &stream)?) }
@@ -376,7 +380,7 @@ pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> D
     let driver = driver()?;
     let stream = driver.stream(stream)?;
     if address == 0 {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        return Ok(());
     }
     driver.session.check()?;
     refuse_capture(&stream, "cuMemFreeAsync")?;

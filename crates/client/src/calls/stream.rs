@@ -5,8 +5,8 @@ use std::{ffi::c_void, sync::Arc};
 use outboard_api::{
     CUresult,
     cuda::{
-        CUcontext, CUdevice, CUevent, CUgreenCtx, CUhostFn, CUstream, CUstreamBatchMemOpParams,
-        CUstreamCallback,
+        CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUevent, CUgreenCtx, CUhostFn,
+        CUstream, CUstreamBatchMemOpParams, CUstreamCallback,
     },
     enums::*,
 };
@@ -176,9 +176,12 @@ pub(crate) unsafe fn cuStreamCreateWithPriority(
 }
 
 pub(crate) unsafe fn cuStreamDestroy_v2(stream: CUstream) -> Done {
+    // The default streams cannot be destroyed. The driver says so even before `cuInit`.
+    if [CUstream(0), CU_STREAM_LEGACY, CU_STREAM_PER_THREAD].contains(&stream) {
+        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
     let driver = driver()?;
     match driver.stream(stream)? {
-        // The default streams cannot be destroyed.
         StreamRef::Legacy(_) => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
         StreamRef::Own(own) => {
             driver.leave_capture(&StreamRef::Own(own.clone()));
@@ -316,6 +319,9 @@ pub(crate) unsafe fn cuStreamCopyAttributes(dst: CUstream, src: CUstream) -> Don
         CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
         CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY,
     ];
+    if dst == src {
+        return driver()?.stream(dst).map(|_| ());
+    }
     for attribute in copied {
         let mut value = [0u64; STREAM_ATTRIBUTE_BYTES / 8];
         // SAFETY: a record of the right size.

@@ -22,7 +22,7 @@ use super::{
     Captures, Contexts, DRIVER, DeviceMemory, Driver, Exposed, Graphs, Handles, HostMemory,
     Libraries, Mirrors, Objects, Pools, Progress, Staging, Streams,
 };
-use crate::{exit, log, record, session::Session};
+use crate::{calls::SyncMemops, exit, log, record, session::Session};
 
 /// How long a server may take to set a session up: it loads the driver and creates contexts.
 const CONNECT_S_MAX: u64 = 60;
@@ -102,6 +102,7 @@ fn open() -> Result<Driver, CUresult> {
         libraries: Libraries::default(),
         handles: Handles::default(),
         objects: Objects::default(),
+        sync_memops: SyncMemops::default(),
         pools: Pools::default(),
         virtual_memory: Mutex::default(),
         tensor_maps: Mutex::default(),

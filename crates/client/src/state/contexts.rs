@@ -35,6 +35,18 @@ pub(crate) struct Context {
     pub(crate) limits: LaunchLimits,
 }
 
+impl Context {
+    /// A primary context's last holder has released it: where it is current, calls answer that it is destroyed.
+    pub(crate) fn end(&self) {
+        self.destroyed.store(true, Ordering::Release);
+    }
+
+    /// A primary context is held again.
+    pub(crate) fn revive(&self) {
+        self.destroyed.store(false, Ordering::Release);
+    }
+}
+
 /// What a device's attributes say of any launch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LaunchLimits {
@@ -165,7 +177,8 @@ impl Contexts {
     pub(crate) fn current_of(thread: &thread::Local) -> Result<&'static Context, CUresult> {
         match thread.context.get() {
             Some(context) if !context.destroyed.load(Ordering::Acquire) => Ok(context),
-            _ => Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
+            Some(_) => Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED),
+            None => Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
         }
     }
 

@@ -125,7 +125,7 @@ impl Graphs {
             .nodes
             .get(&node)
             .map(|(graph, _)| *graph)
-            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 
     pub(crate) fn record(&self, node: u64) -> Result<NodeRecord, CUresult> {
@@ -134,7 +134,7 @@ impl Graphs {
             .nodes
             .get(&node)
             .map(|(_, record)| record.clone())
-            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 
     fn forget_node(&self, node: u64) -> Result<(), CUresult> {
@@ -142,7 +142,7 @@ impl Graphs {
         let (graph, _) = known
             .nodes
             .remove(&node)
-            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         if let Some(nodes) = known.of_graph.get_mut(&graph) {
             nodes.retain(|n| *n != node);
         }
@@ -220,19 +220,13 @@ mod tests {
         graphs.learn_shown(2, [20]);
         assert_eq!(graphs.graph_of(11), Ok(1));
         graphs.forget_graph(1);
-        assert_eq!(
-            graphs.graph_of(10),
-            Err(CUresult::CUDA_ERROR_INVALID_HANDLE)
-        );
-        assert_eq!(
-            graphs.graph_of(11),
-            Err(CUresult::CUDA_ERROR_INVALID_HANDLE)
-        );
+        assert_eq!(graphs.graph_of(10), Err(CUresult::CUDA_ERROR_INVALID_VALUE));
+        assert_eq!(graphs.graph_of(11), Err(CUresult::CUDA_ERROR_INVALID_VALUE));
         assert_eq!(graphs.graph_of(20), Ok(2));
         assert_eq!(graphs.forget_node(20), Ok(()));
         assert_eq!(
             graphs.forget_node(20),
-            Err(CUresult::CUDA_ERROR_INVALID_HANDLE)
+            Err(CUresult::CUDA_ERROR_INVALID_VALUE)
         );
     }
 

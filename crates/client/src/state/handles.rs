@@ -47,6 +47,14 @@ impl Kind {
         u64::from(self as u8) << KIND_SHIFT | number
     }
 
+    /// The driver's answer to a handle of this kind that stands for nothing.
+    fn unknown(self) -> CUresult {
+        match self {
+            Kind::Graph | Kind::GraphExec | Kind::Node => CUresult::CUDA_ERROR_INVALID_VALUE,
+            _ => CUresult::CUDA_ERROR_INVALID_HANDLE,
+        }
+    }
+
     /// The number inside a handle of this kind.
     pub(crate) fn number(self, handle: u64) -> Option<u64> {
         (kind_of(handle) == self as u8).then_some(handle & ((1 << KIND_SHIFT) - 1))
@@ -86,21 +94,13 @@ impl Handles {
 
     pub(crate) fn check(&self, kind: Kind, handle: u64) -> Result<u64, CUresult> {
         let known = kind_of(handle) == kind as u8 && self.known.read().contains(&handle);
-        if known {
-            Ok(handle)
-        } else {
-            Err(CUresult::CUDA_ERROR_INVALID_HANDLE)
-        }
+        known.then_some(handle).ok_or(kind.unknown())
     }
 
     /// The object is destroyed.
     pub(crate) fn retire(&self, kind: Kind, handle: u64) -> Result<u64, CUresult> {
         let known = kind_of(handle) == kind as u8 && self.known.write().remove(&handle);
-        if known {
-            Ok(handle)
-        } else {
-            Err(CUresult::CUDA_ERROR_INVALID_HANDLE)
-        }
+        known.then_some(handle).ok_or(kind.unknown())
     }
 }
 

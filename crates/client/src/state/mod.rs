@@ -32,7 +32,7 @@ use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
 use crate::{
-    calls::{Link, Prepared},
+    calls::{Link, Prepared, SyncMemops},
     session::Session,
     stats, thread,
 };
@@ -74,6 +74,7 @@ pub(crate) struct Driver {
     pub(crate) libraries: Libraries,
     pub(crate) handles: Handles,
     pub(crate) objects: Objects,
+    pub(crate) sync_memops: SyncMemops,
     pub(crate) pools: Pools,
     /// Locked before `memory`.
     pub(crate) virtual_memory: Mutex<VirtualMemory>,

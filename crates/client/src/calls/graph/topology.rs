@@ -96,11 +96,12 @@ unsafe fn put_nodes(out: *mut CUgraphNode, room: *mut usize, count: u64, nodes: 
 unsafe fn wanted<T>(out: *const T, room: *const usize) -> Result<u32, CUresult> {
     // SAFETY: the caller's promise.
     let room = unsafe { room.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    Ok(if out.is_null() {
-        0
-    } else {
-        (*room).min(NODES_MAX) as u32
-    })
+    match (out.is_null(), *room) {
+        (true, _) => Ok(0),
+        // The driver refuses an array without room.
+        (false, 0) => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        (false, room) => Ok(room.min(NODES_MAX) as u32),
+    }
 }
 
 /// An answer that is cut short must not pass for a whole one.

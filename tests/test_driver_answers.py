@@ -1,0 +1,38 @@
+"""Small questions with wrong, freed or missing arguments are answered as a GPU's driver answered them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from conftest import Server
+
+PROGRAM = Path(__file__).with_name("driver_answers.py")
+RECORDED = json.loads(PROGRAM.with_suffix(".json").read_text())
+ANSWERS: dict[str, str] = RECORDED["answers"]
+DIFFERS: dict[str, dict[str, str]] = RECORDED["differs"]
+# The driver reads whatever a wrong pointer leads to.
+CRASH = "crash"
+
+
+def test_answers_are_a_drivers(server: Server, link: str, tmp_path: Path) -> None:
+    path = tmp_path / "answers.json"
+    done = server.run(link, sys.executable, PROGRAM, env={"ANSWERS_JSON": str(path)})
+    assert done.returncode == 0, done.stderr
+    answers: dict[str, str] = json.loads(path.read_text())["answers"]
+    wanted = {
+        name: DIFFERS[name]["outboard"] if name in DIFFERS else answer
+        for name, answer in ANSWERS.items()
+        if answer != CRASH
+    }
+    assert {name: answers.get(name) for name in wanted} == wanted
+    # Whatever the driver does, the program goes on.
+    assert not {name for name, answer in answers.items() if answer in (CRASH, "hangs") or name.endswith(".end")}
+
+
+def test_differences_are_differences_and_have_reasons() -> None:
+    assert len(ANSWERS) > 120
+    for name, differs in DIFFERS.items():
+        assert ANSWERS[name] not in (CRASH, differs["outboard"]), name
+        assert differs["why"], name
