@@ -12,6 +12,8 @@ const PRIVATE_SLOTS: usize = 270;
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libnvidia-ml.so.1");
+    // Programs close the library and open it again; its threads, handlers and sessions outlive that.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rerun-if-changed=build.rs");
     let calls = nvml::calls()?;
     let mut out = String::new();

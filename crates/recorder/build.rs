@@ -146,6 +146,8 @@ const OURS: &[&str] = &["cuGetProcAddress", "cuGetProcAddress_v2"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+    // Programs close the library and open it again; its threads, handlers and sessions outlive that.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     let (calls, ops) = (decl::driver()?, decl::ops()?);
     let mut out = String::new();
     let mut exports = Vec::new();

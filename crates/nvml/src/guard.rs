@@ -36,7 +36,7 @@ pub(crate) fn unsupported(call: usize) -> nvmlReturn_t {
         .get(call)
         .is_some_and(|said| !said.swap(true, Ordering::Relaxed))
     {
-        log::debug(format_args!("{} is not supported", name(call)));
+        log::warn(format_args!("{} is not supported", name(call)));
     }
     nvmlReturn_t::NOT_SUPPORTED
 }

@@ -10,6 +10,7 @@
 use std::{
     ffi::{c_char, c_void},
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::Mutex,
 };
 
 use outboard_wire::doc::NvmlProcess;
@@ -34,8 +35,35 @@ pub(crate) fn table(id: &nvmlUuid) -> Result<*const c_void> {
     if *id == NVIDIA_SMI {
         return Ok(SLOTS.as_ptr().cast());
     }
-    log::debug(format_args!("there is no private table {id:02x?}"));
+    name_once(id);
     Err(nvmlReturn_t::NOT_SUPPORTED)
+}
+
+/// Says once which private table a program asked for in vain.
+fn name_once(id: &nvmlUuid) {
+    const NAMED_MAX: usize = 64;
+    static NAMED: Mutex<Vec<nvmlUuid>> = Mutex::new(Vec::new());
+    let Ok(mut named) = NAMED.lock() else { return };
+    if named.contains(id) || named.len() == NAMED_MAX {
+        return;
+    }
+    named.push(*id);
+    log::warn(format_args!(
+        "the private table {} is not supported",
+        spelled(id)
+    ));
+}
+
+/// A GUID as it is usually written. In memory its first three numbers are little-endian.
+fn spelled(id: &nvmlUuid) -> String {
+    let [a0, a1, a2, a3, b0, b1, c0, c1, rest @ ..] = *id;
+    let (a, b, c) = (
+        u32::from_le_bytes([a0, a1, a2, a3]),
+        u16::from_le_bytes([b0, b1]),
+        u16::from_le_bytes([c0, c1]),
+    );
+    let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{a:08x}-{b:04x}-{c:04x}-{}-{}", &rest[..4], &rest[4..])
 }
 
 /// An entry: the size of the table, or a function.
@@ -135,5 +163,15 @@ fn guard(body: impl FnOnce() -> Result) -> nvmlReturn_t {
         Ok(Ok(())) => nvmlReturn_t::SUCCESS,
         Ok(Err(error)) => error,
         Err(_) => nvmlReturn_t::UNKNOWN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_named_as_guids_are_written() {
+        assert_eq!(spelled(&NVIDIA_SMI), "6c3efec4-8fc9-4e6c-a327-ee696e12f7c4");
     }
 }

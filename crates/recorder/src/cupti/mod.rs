@@ -309,7 +309,8 @@ pub(crate) fn call_ends() -> u32 {
 }
 
 extern "C" fn at_exit() {
-    if !IS_ON.swap(false, Ordering::AcqRel) {
+    // A forked child has no recording, and CUPTI's locks in whatever state its parent's threads had them.
+    if !IS_ON.swap(false, Ordering::AcqRel) || live::live().is_none() {
         return;
     }
     if let Some(cupti) = CUPTI.get() {

@@ -1,0 +1,83 @@
+"""Forks while calls are kept back; the child ends by exit(). Run as `forks.py STATS`: prints what came of it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import tempfile
+import time
+from ctypes import byref, c_int, c_uint64, c_void_p
+from pathlib import Path
+
+CHILD_S_MAX = 20
+ADDED = 5
+
+PTX = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry add(.param .u64 where)
+{
+    .reg .b64 %rd<2>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd1, [where];
+    atom.global.add.u32 %r1, [%rd1], 1;
+    ret;
+}
+"""
+
+cuda = ctypes.CDLL("libcuda.so.1")
+
+
+def must(function: str, *arguments: object) -> None:
+    status = getattr(cuda, function)(*arguments)
+    assert status == 0, f"{function}: {status}"
+
+
+def child_ends(folder: Path) -> str:
+    """A child that opens files, which get the numbers of descriptors that were closed in it, and calls exit()."""
+    child = os.fork()
+    if child == 0:
+        for number in range(64):
+            os.open(folder / str(number), os.O_CREAT | os.O_RDWR)
+        ctypes.CDLL(None).exit(0)
+    deadline = time.monotonic() + CHILD_S_MAX
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return f"exit {os.waitstatus_to_exitcode(status)}"
+        time.sleep(0.01)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return "hangs"
+
+
+def main(stats: Path) -> None:
+    context, module, function, counter, value = c_void_p(), c_void_p(), c_void_p(), c_uint64(), c_int()
+    must("cuInit", 0)
+    must("cuDevicePrimaryCtxRetain", byref(context), 0)
+    must("cuCtxSetCurrent", context)
+    must("cuModuleLoadData", byref(module), PTX + b"\0")
+    must("cuModuleGetFunction", byref(function), module, b"add")
+    must("cuMemAlloc_v2", byref(counter), 4)
+    must("cuMemsetD32_v2", counter, 0, ctypes.c_size_t(1))
+    must("cuCtxSynchronize")
+    arguments = (c_void_p * 1)(ctypes.addressof(counter))
+
+    def add() -> None:
+        for _ in range(ADDED):
+            must("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, None, arguments, None)
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for _ in range(20):
+            add()
+            print(child_ends(folder), sum(file.stat().st_size for file in folder.iterdir()), stats.exists())
+    add()
+    must("cuMemcpyDtoH_v2", byref(value), counter, ctypes.c_size_t(4))
+    print(value.value)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,64 @@
+"""What the library does where processes fork, end, or close it and open it again; what it says that it has not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import OUTBOARD, Server
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("level", ["batch=64", "or+sr+local"])
+def test_a_child_that_exits_leaves_its_parent_alone(server: Server, link: str, level: str, tmp_path: Path) -> None:
+    stats = tmp_path / "stats.json"
+    env = {"OUTBOARD_STATS": str(stats), "OUTBOARD_OPTIMISE": level}
+    done = server.run(link, sys.executable, HERE / "forks.py", stats, env=env)
+    # Each child ended, wrote nothing into its files, and no counts; each launch of the parent's ran once.
+    assert done.stdout.splitlines() == ["exit 0 0 False"] * 20 + ["105"], done.stderr
+    assert sum(json.loads(stats.read_text())["by_call"]["cuLaunchKernel"].values()) == 105
+    assert "lost" not in done.stderr
+
+
+def test_a_library_that_is_closed_can_be_used_again(server: Server, link: str) -> None:
+    program = HERE / "closes.py"
+    done = server.run(link, sys.executable, program, "libcuda.so.1", "cuInit:0", "cuDeviceGetCount")
+    assert done.stdout.splitlines()[:3] == ["0 0"] * 3, done.stdout + done.stderr
+    done = server.run(link, sys.executable, program, "libnvidia-ml.so.1", "nvmlInit_v2:0", "nvmlDeviceGetCount_v2")
+    assert done.stdout.splitlines()[:3] == ["0 0"] * 3, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("library", ["client", "nvml", "recorder"])
+def test_a_library_that_is_closed_stays(library: str) -> None:
+    path = OUTBOARD.parent / f"liboutboard_{library}.so"
+    done = subprocess.run([sys.executable, HERE / "closes.py", path], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "True", done.stderr
+
+
+ASKS_FOR_TABLES = """
+import ctypes
+cuda, nvml = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
+table = ctypes.c_void_p(1)
+for _ in range(3):
+    assert cuda.cuGetExportTable(ctypes.byref(table), bytes.fromhex("6e163fbf" "b958444d835ce182aff1991e")) != 0
+    assert table.value is None
+assert nvml.nvmlInit_v2() == 0
+for _ in range(3):
+    assert nvml.nvmlSystemEventSetCreate(None) == 3
+    assert nvml.nvmlInternalGetExportTable(ctypes.byref(table), bytes(range(16))) == 3
+"""
+
+
+def test_what_is_not_there_is_named_once(server: Server, link: str) -> None:
+    done = server.run(link, sys.executable, "-c", ASKS_FOR_TABLES)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [
+        "outboard: the driver's private table 6e163fbf-b958-444d-835c-e182aff1991e is not supported",
+        "outboard: nvml: nvmlSystemEventSetCreate is not supported",
+        "outboard: nvml: the private table 03020100-0504-0706-0809-0a0b0c0d0e0f is not supported",
+    ]
