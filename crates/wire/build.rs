@@ -2,7 +2,10 @@
 
 use std::{env, error::Error, fmt::Write, fs, path::Path};
 
-use outboard_api::decl::{self, Answer, Field, Type};
+use outboard_api::{
+    decl::{self, Answer, Field, Type},
+    documents,
+};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut out = String::new();
@@ -105,14 +108,45 @@ fn main() -> Result<(), Box<dyn Error>> {
         out,
         "        _ => return Err(DecodeError::UnknownMessage {{ number }}),\n    }}) }}\n}}"
     )?;
+    let documents = declared_documents()?;
+    writeln!(
+        out,
+        "#[cfg(test)]\npub(crate) const DOCUMENTS: &str = {documents:?};"
+    )?;
     writeln!(
         out,
         "/// Both ends of a connection must have been built from the same declarations.\npub const FINGERPRINT: u64 = {};",
-        decl::fingerprint()
+        decl::fingerprint(&documents)
     )?;
 
     fs::write(Path::new(&env::var("OUT_DIR")?).join("messages.rs"), out)?;
     Ok(())
+}
+
+/// The documents of the handshake and of messages, as this crate's sources declare them.
+fn declared_documents() -> Result<String, Box<dyn Error>> {
+    let mut out = String::new();
+    let mut folders = vec![Path::new("src").to_path_buf()];
+    let mut files = Vec::new();
+    while let Some(folder) = folders.pop() {
+        println!("cargo:rerun-if-changed={}", folder.display());
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => files.push(path),
+            }
+        }
+    }
+    files.sort();
+    for file in files {
+        let is_document = file.starts_with("src/doc") || file == Path::new("src/doc.rs");
+        out.push_str(&documents::declarations(
+            &fs::read_to_string(file)?,
+            is_document,
+        ));
+    }
+    Ok(out)
 }
 
 enum Bytes {

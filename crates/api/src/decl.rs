@@ -256,14 +256,16 @@ pub fn section(symbol: &str) -> Option<&'static str> {
     None
 }
 
-/// A number that changes whenever the messages do: both ends of a connection must have the same.
-pub fn fingerprint() -> u64 {
+/// A number that changes whenever the messages do, or the declarations of the documents in them: both ends of a connection
+/// must have the same.
+pub fn fingerprint(documents: &str) -> u64 {
     // FNV-1a over the declaration's text: no more is asked of it than to differ between versions.
     let derived = DRIVER.lines().filter(|l| l.ends_with("derived"));
     SESSION
         .lines()
         .filter(|l| !l.starts_with('#'))
         .chain(derived)
+        .chain(documents.lines())
         .flat_map(str::bytes)
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -3,6 +3,7 @@
 //! - `driver.calls`: every function that `libcuda.so.1` exports, with its class.
 //! - `session.ops`: every message of a session that is not a driver call of its own.
 //! - [`decl`]: both files, parsed; client stubs, codecs, dispatch and the coverage table are generated from it.
+//! - [`documents`]: what Rust sources declare of the documents inside messages, for the protocol's fingerprint.
 //! - `nvml.calls`, [`nvml`]: every function of `libnvidia-ml.so.1`, and whether it is served.
 //! - [`cuda`], [`enums`], [`CUresult`]: CUDA's own types and numbers.
 //! - [`coverage`]: `docs/coverage.md`, written from all of these.
@@ -14,6 +15,7 @@ pub mod coverage;
 #[allow(non_camel_case_types)]
 pub mod cuda;
 pub mod decl;
+pub mod documents;
 #[allow(non_upper_case_globals)]
 pub mod enums;
 pub mod ffi;

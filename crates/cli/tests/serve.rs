@@ -84,15 +84,25 @@ fn clients_of_other_releases_are_told() {
     let hello = encode_hello(&hello(Purpose::Session)).unwrap();
     let mut old = hello.clone();
     old[8..10].copy_from_slice(&0u16.to_le_bytes());
-    let mut other = hello;
+    let mut other = hello.clone();
     other[16] ^= 1;
+    let mut later = hello;
+    // The document begins with the release: its length, and "0.1.0" or the like.
+    later[PREAMBLE_BYTES + 1] = b'9';
     for endpoint in server.endpoints() {
         let why = refusal(&say(&endpoint, &old));
         let differ = format!("protocol versions differ: here 0, there {PROTOCOL_VERSION}");
         assert!(why.contains(&differ), "{why}");
         let why = refusal(&say(&endpoint, &other));
-        assert!(why.contains("different call declarations"), "{why}");
+        assert!(why.contains("different declarations (here"), "{why}");
         assert!(why.contains("use the same release"), "{why}");
+        let why = refusal(&say(&endpoint, &later));
+        let release = env!("CARGO_PKG_VERSION");
+        let differ = format!(
+            "different releases (here 9{}, there {release})",
+            &release[1..]
+        );
+        assert!(why.contains(&differ), "{why}");
     }
 }
 

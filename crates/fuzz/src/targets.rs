@@ -135,7 +135,7 @@ fn handshake(data: &[u8]) {
         return;
     };
     if let Ok(preamble) = Preamble::decode(preamble) {
-        let _ = preamble.check();
+        let _ = preamble.check(document);
         let _ = handshake::decode_welcome(&preamble, document);
     }
     let _ = handshake::decode_hello(document);
@@ -199,7 +199,7 @@ fn requests() -> Vec<Vec<u8>> {
 
 fn hellos() -> Vec<Vec<u8>> {
     let hello = ClientHello {
-        release: "0.1.0".into(),
+        release: handshake::RELEASE.into(),
         purpose: Purpose::Session,
         pid: 1,
         program: "python3".into(),

@@ -44,7 +44,7 @@ pub fn dial(
     // A refusal says more than a differing version would: read it first.
     let mut document = vec![0; preamble.document_bytes];
     if !preamble.refused {
-        preamble.check()?;
+        preamble.check_version()?;
     }
     stream.read_exact_deadline(&mut document, deadline)?;
     let welcome = handshake::decode_welcome(&preamble, &document)?;

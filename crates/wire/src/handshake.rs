@@ -11,6 +11,8 @@
 //!   24      ...    postcard of ClientHello    postcard of ServerWelcome, or UTF-8: why refused
 //! ```
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thiserror::Error;
 
@@ -19,6 +21,10 @@ use crate::{doc::DeviceCard, limits, messages::FINGERPRINT, network::Network};
 pub const MAGIC: [u8; 8] = *b"OUTBOARD";
 pub const PROTOCOL_VERSION: u16 = 3;
 pub const PREAMBLE_BYTES: usize = 24;
+/// The release that this is part of.
+pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
+/// No release's name is longer.
+const RELEASE_BYTES_MAX: usize = 64;
 
 /// What a client wants of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +41,7 @@ pub enum Purpose {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientHello {
-    /// The release that the client is part of.
+    /// The release that the client is part of. First in every release, so that any other can read it.
     pub release: String,
     pub purpose: Purpose,
     pub pid: u32,
@@ -63,8 +69,9 @@ pub struct Clock {
     pub now_ns: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerWelcome {
+    /// First, as in [`ClientHello`].
     pub release: String,
     pub session: u64,
     /// What the server's driver calls itself: 13000 is CUDA 13.0.
@@ -91,15 +98,54 @@ pub enum HandshakeError {
     )]
     Version { ours: u16, theirs: u16 },
     #[error(
-        "the two sides were built from different call declarations (here {ours:016x}, there {theirs:016x}); use the same release of Outboard on both sides"
+        "the two sides were built from different declarations (here {ours}, there {theirs}); use the same release of Outboard on both sides"
     )]
-    Fingerprint { ours: u64, theirs: u64 },
+    Fingerprint { ours: Build, theirs: Build },
+    #[error(
+        "the two sides are of different releases (here {ours}, there {theirs}); use the same release of Outboard on both sides"
+    )]
+    Release { ours: String, theirs: String },
     #[error("the handshake's document is {len} bytes long, at most {max} are accepted")]
     TooLong { len: usize, max: usize },
     #[error("the handshake's document cannot be read: {0}")]
     Document(String),
     #[error("the server refused the session: {0}")]
     Refused(String),
+}
+
+/// What one side was built from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Build {
+    pub release: String,
+    pub fingerprint: u64,
+}
+
+impl fmt::Display for Build {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} with {:016x}", self.release, self.fingerprint)
+    }
+}
+
+impl HandshakeError {
+    /// The same error as the other side puts it: what is "here" for one is "there" for the other.
+    #[must_use]
+    pub fn from_the_other_side(self) -> HandshakeError {
+        match self {
+            HandshakeError::Version { ours, theirs } => HandshakeError::Version {
+                ours: theirs,
+                theirs: ours,
+            },
+            HandshakeError::Fingerprint { ours, theirs } => HandshakeError::Fingerprint {
+                ours: theirs,
+                theirs: ours,
+            },
+            HandshakeError::Release { ours, theirs } => HandshakeError::Release {
+                ours: theirs,
+                theirs: ours,
+            },
+            other => other,
+        }
+    }
 }
 
 /// The fixed part, read before anything else.
@@ -152,18 +198,30 @@ impl Preamble {
         Ok(preamble)
     }
 
-    /// Version and fingerprint must be ours.
-    pub fn check(&self) -> Result<(), HandshakeError> {
-        if self.version != PROTOCOL_VERSION {
-            return Err(HandshakeError::Version {
+    /// The protocol's version must be ours. Checked before the document is read, which may be anything otherwise.
+    pub fn check_version(&self) -> Result<(), HandshakeError> {
+        match self.version == PROTOCOL_VERSION {
+            true => Ok(()),
+            false => Err(HandshakeError::Version {
                 ours: PROTOCOL_VERSION,
                 theirs: self.version,
-            });
+            }),
         }
+    }
+
+    /// Version and fingerprint must be ours. Of a document of another form the release alone is read.
+    pub fn check(&self, document: &[u8]) -> Result<(), HandshakeError> {
+        self.check_version()?;
         if self.fingerprint != FINGERPRINT {
             return Err(HandshakeError::Fingerprint {
-                ours: FINGERPRINT,
-                theirs: self.fingerprint,
+                ours: Build {
+                    release: RELEASE.into(),
+                    fingerprint: FINGERPRINT,
+                },
+                theirs: Build {
+                    release: plain(release_of(document)),
+                    fingerprint: self.fingerprint,
+                },
             });
         }
         Ok(())
@@ -199,8 +257,11 @@ pub fn encode_refusal(why: &str) -> Vec<u8> {
     )
 }
 
+/// The client's document, if the client is of this release.
 pub fn decode_hello(document: &[u8]) -> Result<ClientHello, HandshakeError> {
-    from_document(document)
+    let hello: ClientHello = from_document(document)?;
+    check_release(&hello.release)?;
+    Ok(hello)
 }
 
 /// The server's document after its preamble, whichever it is.
@@ -213,8 +274,34 @@ pub fn decode_welcome(
             String::from_utf8_lossy(document).into_owned(),
         ));
     }
-    preamble.check()?;
-    from_document(document)
+    preamble.check(document)?;
+    let welcome: ServerWelcome = from_document(document)?;
+    check_release(&welcome.release)?;
+    Ok(welcome)
+}
+
+fn check_release(theirs: &str) -> Result<(), HandshakeError> {
+    match theirs == RELEASE {
+        true => Ok(()),
+        false => Err(HandshakeError::Release {
+            ours: RELEASE.into(),
+            theirs: plain(theirs),
+        }),
+    }
+}
+
+/// What a document begins with; nothing if that is no text.
+fn release_of(document: &[u8]) -> &str {
+    postcard::take_from_bytes(document).map_or("", |(release, _)| release)
+}
+
+/// A peer's release as an error may name it.
+fn plain(release: &str) -> String {
+    let is_plain = release.bytes().all(|byte| byte.is_ascii_graphic());
+    match is_plain && (1..=RELEASE_BYTES_MAX).contains(&release.len()) {
+        true => release.into(),
+        false => "an unknown release".into(),
+    }
 }
 
 fn to_document<T: Serialize>(value: &T) -> Result<Vec<u8>, HandshakeError> {
@@ -231,4 +318,84 @@ fn to_document<T: Serialize>(value: &T) -> Result<Vec<u8>, HandshakeError> {
 
 fn from_document<T: DeserializeOwned>(document: &[u8]) -> Result<T, HandshakeError> {
     postcard::from_bytes(document).map_err(|e| HandshakeError::Document(e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(release: &str) -> (Preamble, Vec<u8>) {
+        let hello = ClientHello {
+            release: release.into(),
+            purpose: Purpose::Greeting,
+            pid: 1,
+            program: "test".into(),
+            emulation: None,
+            is_rdma: false,
+        };
+        let bytes = encode_hello(&hello).unwrap();
+        let (preamble, document) = bytes.split_at(PREAMBLE_BYTES);
+        let preamble = Preamble::decode(preamble.try_into().unwrap()).unwrap();
+        (preamble, document.to_vec())
+    }
+
+    #[test]
+    fn another_release_is_refused_and_both_are_named() {
+        let (preamble, document) = hello(RELEASE);
+        assert_eq!(preamble.check(&document), Ok(()));
+        assert_eq!(decode_hello(&document).unwrap().release, RELEASE);
+        let error = decode_hello(&hello("9.8.7").1).unwrap_err();
+        let said = format!("different releases (here {RELEASE}, there 9.8.7)");
+        assert!(error.to_string().contains(&said), "{error}");
+        let there = error.from_the_other_side().to_string();
+        let said = format!("here 9.8.7, there {RELEASE}");
+        assert!(there.contains(&said), "{there}");
+        let welcome = encode_welcome(&ServerWelcome {
+            release: "\u{1b}[H".into(),
+            ..ServerWelcome::default()
+        });
+        let error = decode_welcome(&preamble, &welcome.unwrap()[PREAMBLE_BYTES..]).unwrap_err();
+        assert!(
+            error.to_string().contains("there an unknown release"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_fingerprint_covers_the_documents() {
+        let documents = crate::messages::DOCUMENTS;
+        for name in [
+            "ClientHello",
+            "ServerWelcome",
+            "DeviceCard",
+            "KernelCard",
+            "NvmlSnapshot",
+            "TensorMapArguments",
+        ] {
+            assert!(
+                documents.contains(&format!("pub struct {name} {{")),
+                "{name}"
+            );
+        }
+        assert!(documents.contains("pub exact_memory: bool"));
+        assert!(documents.contains("pub const LAUNCH_ATTRIBUTE_BYTES: usize = 72;"));
+        let other = documents.replacen("pub exact_memory: bool, ", "", 1);
+        assert_eq!(outboard_api::decl::fingerprint(documents), FINGERPRINT);
+        assert_ne!(outboard_api::decl::fingerprint(&other), FINGERPRINT);
+    }
+
+    #[test]
+    fn other_declarations_are_refused_with_both_releases() {
+        let (mut preamble, document) = hello("9.8.7");
+        preamble.fingerprint ^= 1;
+        let (ours, theirs) = (FINGERPRINT, FINGERPRINT ^ 1);
+        let said = preamble.check(&document).unwrap_err().to_string();
+        let named = format!("here {RELEASE} with {ours:016x}, there 9.8.7 with {theirs:016x}");
+        assert!(said.contains(&named), "{said}");
+        // A document that begins otherwise is not believed.
+        for document in [&b""[..], &[0xff; 40], b"\x03\x1b[H", &[200, 1]] {
+            let said = preamble.check(document).unwrap_err().to_string();
+            assert!(said.contains("there an unknown release with"), "{said}");
+        }
+    }
 }

@@ -249,7 +249,7 @@ pub fn is_alive(pid: Pid) -> bool {
 
 pub fn hello(purpose: Purpose) -> ClientHello {
     ClientHello {
-        release: "test".into(),
+        release: outboard_wire::handshake::RELEASE.into(),
         purpose,
         pid: std::process::id(),
         program: "test".into(),

@@ -15,7 +15,7 @@ use outboard_api::{
     optimise::{self, Level},
 };
 use outboard_link::{Endpoint, dial, emulated};
-use outboard_wire::handshake::{ClientHello, Purpose};
+use outboard_wire::handshake::{ClientHello, Purpose, RELEASE};
 use parking_lot::{Mutex, RwLock};
 
 use super::{
@@ -65,7 +65,7 @@ fn open() -> Result<Driver, CUresult> {
         .parse()
         .map_err(|error| fail(format!("OUTBOARD_GPU={url}: {error}")))?;
     let hello = ClientHello {
-        release: env!("CARGO_PKG_VERSION").into(),
+        release: RELEASE.into(),
         purpose: Purpose::Session,
         pid: std::process::id(),
         program: program_name(),

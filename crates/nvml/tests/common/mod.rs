@@ -132,7 +132,7 @@ fn serve(mut stream: Stream, shared: &Shared) {
     let hello = handshake::decode_hello(&document).unwrap();
     assert_eq!(hello.purpose, Purpose::Management);
     let welcome = ServerWelcome {
-        release: "test".into(),
+        release: outboard_wire::handshake::RELEASE.into(),
         session: 1,
         driver_version: 13000,
         ptx_only: false,

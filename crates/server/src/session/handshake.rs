@@ -7,8 +7,8 @@ use std::{
 
 use outboard_link::Stream;
 use outboard_wire::handshake::{
-    ClientHello, HandshakeError, PREAMBLE_BYTES, Preamble, Purpose, ServerWelcome, decode_hello,
-    encode_refusal, encode_welcome,
+    ClientHello, HandshakeError, PREAMBLE_BYTES, Preamble, Purpose, RELEASE, ServerWelcome,
+    decode_hello, encode_refusal, encode_welcome,
 };
 use thiserror::Error;
 
@@ -49,29 +49,19 @@ fn read_document(
     deadline: Instant,
 ) -> Result<ClientHello, Error> {
     let preamble = Preamble::decode(preamble)?;
-    // Before the document is read: a client of another version may have one of another form.
-    preamble.check()?;
+    preamble.check_version()?;
     let mut document = vec![0; preamble.document_bytes];
     stream.read_exact_deadline(&mut document, deadline)?;
+    // Before the document is decoded: a client of another release may have one of another form.
+    preamble.check(&document)?;
     Ok(decode_hello(&document)?)
 }
 
-/// The same error, told to the other side: what is "here" for us is "there" for the client.
+/// The error as the client is told it.
 fn from_the_client(error: &Error) -> String {
-    match *error {
-        Error::Handshake(HandshakeError::Version { ours, theirs }) => HandshakeError::Version {
-            ours: theirs,
-            theirs: ours,
-        }
-        .to_string(),
-        Error::Handshake(HandshakeError::Fingerprint { ours, theirs }) => {
-            HandshakeError::Fingerprint {
-                ours: theirs,
-                theirs: ours,
-            }
-            .to_string()
-        }
-        ref other => other.to_string(),
+    match error {
+        Error::Handshake(error) => error.clone().from_the_other_side().to_string(),
+        other => other.to_string(),
     }
 }
 
@@ -100,7 +90,7 @@ pub fn welcome(
     spares_to_come: u32,
 ) -> Result<ServerWelcome, Failure> {
     let mut welcome = ServerWelcome {
-        release: env!("CARGO_PKG_VERSION").into(),
+        release: RELEASE.into(),
         session,
         driver_version: 0,
         ptx_only: false,
