@@ -173,6 +173,7 @@ fn requests() -> Vec<Vec<u8>> {
         framed(&messages::CopyIn {
             dst: 1 << 45,
             stream: 0,
+            sync: 1,
             data: b"sixteen bytes...",
         }),
         framed(&messages::LibraryLoad {

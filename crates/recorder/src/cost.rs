@@ -172,6 +172,7 @@ fn copy_there() -> Cost {
         src: 0,
         len: 0,
         stream: 0,
+        sync: 0,
     };
     Cost::new(Class::Outstanding, request_len(&message) as u64, 0)
 }

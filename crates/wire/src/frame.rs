@@ -103,7 +103,7 @@ pub fn request_len<'a, M: Op<'a>>(message: &M) -> usize {
 
 /// The length of the frames that take so many bytes to the device over a network.
 pub fn copy_in_len(bytes: u64) -> u64 {
-    const EACH: u64 = (HEADER_BYTES + 8 + 8 + 4) as u64;
+    const EACH: u64 = (HEADER_BYTES + 8 + 8 + 4 + 4) as u64;
     bytes + EACH * bytes.div_ceil(CHUNK_BYTES_MAX as u64)
 }
 
@@ -196,11 +196,11 @@ fn encode_head<'a, M: Op<'a>>(
 pub fn copied_data_at(head: &[u8], len: usize) -> Option<usize> {
     let mut r = Reader::new(head);
     match RequestHeader::decode(&mut r).ok()?.op {
-        // dst and stream
-        CopyIn::NUMBER => r.take::<16>(CopyIn::NAME).map(drop).ok()?,
-        // stream and desc
+        // dst, stream and sync
+        CopyIn::NUMBER => r.take::<20>(CopyIn::NAME).map(drop).ok()?,
+        // stream, sync and desc
         CopyBoxIn::NUMBER => {
-            r.take::<8>(CopyBoxIn::NAME).ok()?;
+            r.take::<12>(CopyBoxIn::NAME).ok()?;
             r.bytes(CopyBoxIn::NAME).map(drop).ok()?;
         }
         _ => return None,
@@ -244,6 +244,7 @@ mod tests {
         let copy = CopyIn {
             dst: 1,
             stream: 2,
+            sync: 0,
             data: &data,
         };
         assert_eq!(copy_in_len(300), request_len(&copy) as u64);
@@ -265,10 +266,12 @@ mod tests {
         let copy = CopyIn {
             dst: 1,
             stream: 2,
+            sync: 0,
             data,
         };
         let copy_box = CopyBoxIn {
             stream: 2,
+            sync: 1,
             desc: b"a box",
             data,
         };

@@ -1,6 +1,7 @@
 //! Copies of one dimension. Where the bytes go decides what a copy costs:
 //!
-//! - host to device: the bytes travel with the message; nobody waits;
+//! - host to device: the bytes travel with the message; nobody waits. The message of a synchronous copy says that it is one, and
+//!   the server has whatever is sent later, to any stream, follow it;
 //! - device to device, and between the device and memory that both sides share: a message of a few words;
 //! - device to host: the answer carries the bytes. Into pinned memory the call does not wait for them; into other
 //!   memory it does, as on a local GPU.
@@ -98,15 +99,23 @@ impl Driver {
         }
     }
 
-    /// The bytes are taken along: over shm in memory that the GPU reads, elsewhere in pieces that travel with the message.
-    fn copy_in(&self, dst: u64, src: *const u8, bytes: usize, stream: &StreamRef) -> Done {
+    /// Takes the bytes along: over shm in memory that the GPU reads, elsewhere in pieces that travel with the message. Nobody
+    /// waits for the GPU: if the program's call is synchronous (`wait`), the server orders all later work after the copy.
+    fn copy_in(
+        &self,
+        dst: u64,
+        src: *const u8,
+        bytes: usize,
+        stream: &StreamRef,
+        wait: bool,
+    ) -> Done {
         // SAFETY: the caller's source, as the driver API asks of it.
         let data = unsafe { std::slice::from_raw_parts(src, bytes) };
-        if self.place_on_gpu(dst, data, None, stream)? {
+        if self.place_on_gpu(dst, data, None, stream, wait)? {
             return Ok(());
         }
         let staged = if bytes > INLINE_BYTES_MAX && self.has_board() {
-            self.stage_in(dst, data, stream)?
+            self.stage_in(dst, data, stream, wait)?
         } else {
             0
         };
@@ -117,6 +126,7 @@ impl Driver {
                 let message = messages::CopyIn {
                     dst: dst + offset as u64,
                     stream: stream.wire(),
+                    sync: u32::from(wait),
                     data: piece,
                 };
                 self.session.post_without_data(context, &message)?;
@@ -134,6 +144,7 @@ impl Driver {
                 &messages::CopyIn {
                     dst: dst + (index * CHUNK_BYTES_MAX) as u64,
                     stream: stream.wire(),
+                    sync: u32::from(wait),
                     data: piece,
                 },
             )?;
@@ -224,6 +235,8 @@ impl Driver {
         Ok((done + left.div_ceil(CHUNK_BYTES_MAX)) as u64)
     }
 
+    /// Copies between addresses that mean the same on both sides. Between two places on devices CUDA's synchronous copies do not
+    /// wait either, nor does anything in other streams wait for them.
     fn copy_here(&self, dst: u64, src: u64, bytes: u64, stream: &StreamRef) -> Done {
         self.push_visible()?;
         self.submit_to(
@@ -233,6 +246,7 @@ impl Driver {
                 src,
                 len: bytes,
                 stream: stream.wire(),
+                sync: 0,
             },
         )
     }
@@ -317,9 +331,9 @@ impl Driver {
                 if self.copy_in_registered(dst, src as *const u8, bytes, stream, wait)? {
                     return Ok(());
                 }
-                self.copy_in(dst, src as *const u8, bytes, stream)
+                self.copy_in(dst, src as *const u8, bytes, stream, wait)
             }
-            (Place::Device, _) => self.copy_in(dst, src as *const u8, bytes, stream),
+            (Place::Device, _) => self.copy_in(dst, src as *const u8, bytes, stream, wait),
             (Place::Shared, Place::Device) => {
                 self.copy_here(dst, src, bytes as u64, stream)?;
                 if wait {

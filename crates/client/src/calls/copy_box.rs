@@ -257,7 +257,7 @@ impl Driver {
                 if let (Place::Pinned, End::Memory(m)) = (from, &src) {
                     self.settle_pinned(m.address, stream)?;
                 }
-                self.copy_box_in(&request, stream)
+                self.copy_box_in(&request, stream, wait)
             }
             (Place::Shared, Place::Device) => {
                 self.copy_box_here(&request, stream)?;
@@ -305,7 +305,7 @@ impl Driver {
     }
 
     /// The source's rows travel with the messages.
-    fn copy_box_in(&self, request: &Request, stream: &StreamRef) -> Done {
+    fn copy_box_in(&self, request: &Request, stream: &StreamRef, wait: bool) -> Done {
         let End::Memory(src) = &request.src else {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         };
@@ -329,6 +329,7 @@ impl Driver {
                 stream,
                 &messages::CopyBoxIn {
                     stream: stream.wire(),
+                    sync: u32::from(wait),
                     desc: &desc,
                     data: &packed,
                 },

@@ -104,11 +104,12 @@ impl Driver {
         data: &[u8],
         source: Option<&Registered>,
         stream: &StreamRef,
+        wait: bool,
     ) -> Result<bool, CUresult> {
         if data.len() < PLACED_BYTES_MIN || !self.session.registers() {
             return Ok(false);
         }
-        self.place_where_allowed(dst, data, source, stream)
+        self.place_where_allowed(dst, data, source, stream, wait)
     }
 
     #[cold]
@@ -118,6 +119,7 @@ impl Driver {
         data: &[u8],
         source: Option<&Registered>,
         stream: &StreamRef,
+        wait: bool,
     ) -> Result<bool, CUresult> {
         if self.session.gpu_memory() == GpuMemory::Off
             || !self.is_quiet(stream)
@@ -129,7 +131,7 @@ impl Driver {
         let pieces = data.len().div_ceil(CHUNK_BYTES_MAX);
         let mut dst = dst;
         for piece in data.chunks(data.len().div_ceil(pieces)) {
-            self.place_piece(dst, piece, source, stream)?;
+            self.place_piece(dst, piece, source, stream, wait)?;
             dst += piece.len() as u64;
         }
         Ok(true)
@@ -141,6 +143,7 @@ impl Driver {
         data: &[u8],
         source: Option<&Registered>,
         stream: &StreamRef,
+        wait: bool,
     ) -> Result<(), CUresult> {
         let mut table = self.exposed.0.lock();
         let Some(target) = table.find(dst, data.len() as u64) else {
@@ -149,6 +152,7 @@ impl Driver {
             let message = messages::CopyIn {
                 dst,
                 stream: stream.wire(),
+                sync: u32::from(wait),
                 data,
             };
             return self.submit_to(stream, &message);

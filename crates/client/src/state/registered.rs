@@ -53,7 +53,7 @@ impl Driver {
         };
         // SAFETY: the caller's source, as the driver API asks of it.
         let data = unsafe { std::slice::from_raw_parts(src, bytes) };
-        if self.place_on_gpu(dst, data, Some(&source), stream)? {
+        if self.place_on_gpu(dst, data, Some(&source), stream, wait)? {
             if wait {
                 self.session.wait_until_read()?;
             }
@@ -63,6 +63,7 @@ impl Driver {
             let message = messages::CopyIn {
                 dst: dst + (index * CHUNK_BYTES_MAX) as u64,
                 stream: stream.wire(),
+                sync: u32::from(wait),
                 data,
             };
             match data.len() < PLACED_BYTES_MIN {

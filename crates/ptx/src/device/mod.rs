@@ -191,6 +191,11 @@ impl Gpu {
         self.shared.with(|s| s.upload(stream, dst, extent, data))
     }
 
+    /// Orders all work submitted from now on, to any stream of any context, after what this stream has been given.
+    pub fn settle(&self, stream: StreamId) -> Result<(), Error> {
+        self.shared.with(|s| s.settle_stream(stream))
+    }
+
     /// Queues a copy out of memory; the fence carries the bytes, rows packed.
     pub fn download(&self, stream: StreamId, src: Rows, extent: Extent) -> Result<Fence, Error> {
         let (context, task, cell) = self.shared.with(|s| s.download(stream, src, extent))?;

@@ -69,6 +69,8 @@ pub(super) struct State {
     host_tasks: usize,
     /// What every new task depends on: a change of the memory map that its addresses may need.
     pub(super) barrier: Option<TaskId>,
+    /// What every new task of every stream depends on, by the stream that has it: synchronous copies under way.
+    pub(super) settled: Vec<(StreamId, TaskId)>,
     /// Ranges that calls may name, by first address, with their ends: the memory map as of the last call.
     pub(super) mapped: BTreeMap<u64, u64>,
     pub(super) deferred: Vec<Deferred>,
@@ -104,6 +106,7 @@ impl State {
             host_running: FxHashMap::default(),
             host_tasks: 0,
             barrier: None,
+            settled: Vec::new(),
             mapped: BTreeMap::new(),
             deferred: Vec::new(),
             contexts: FxHashMap::default(),
@@ -231,6 +234,9 @@ impl State {
         }
         if self.barrier == Some(id) {
             self.barrier = None;
+        }
+        if !self.settled.is_empty() {
+            self.settled.retain(|(_, task)| *task != id);
         }
         let Some(context_id) = task.context else {
             return;

@@ -171,6 +171,7 @@ impl State {
     /// What the next task of a stream depends on.
     fn stream_deps(&self, stream: &Stream) -> Vec<TaskId> {
         let mut deps: Vec<TaskId> = self.barrier.into_iter().chain(stream.last).collect();
+        deps.extend(self.settled.iter().map(|(_, task)| *task));
         let Some(context) = self.contexts.get(&stream.context) else {
             return deps;
         };
@@ -259,6 +260,19 @@ impl State {
         let deps = self.stream_deps(stream);
         let task = self.start_exec(context, priority, deps, exec)?;
         self.set_last(id, task);
+        Ok(())
+    }
+
+    /// Orders all work submitted from now on, to any stream of any context, after what this stream has been given. A task
+    /// of the stream follows its earlier ones, so the last one stands for all of them.
+    pub(super) fn settle_stream(&mut self, id: StreamId) -> Result<(), Error> {
+        let stream = self.stream(id)?;
+        if stream.joined.is_some() {
+            return Ok(());
+        }
+        let last = stream.last.filter(|task| self.is_live(*task));
+        self.settled.retain(|(stream, _)| *stream != id);
+        self.settled.extend(last.map(|task| (id, task)));
         Ok(())
     }
 

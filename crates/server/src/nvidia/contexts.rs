@@ -20,6 +20,8 @@ pub(super) struct Context {
     pub(super) device: usize,
     /// Whether anything was submitted to its default stream.
     pub(super) legacy_used: bool,
+    /// The last synchronous copy that its default stream's work follows (`settled.rs`).
+    pub(super) seen: u64,
 }
 
 impl Context {
@@ -28,6 +30,7 @@ impl Context {
             device: hold.device,
             hold,
             legacy_used: false,
+            seen: 0,
         }
     }
 }
@@ -90,6 +93,7 @@ impl Nvidia {
             .retain(|array| !matches!(array, Array::Whole(o) if Arc::ptr_eq(&o.hold, gone)));
         self.mipmaps.retain(|o| !Arc::ptr_eq(&o.hold, gone));
         self.graphs.forget_context(gone);
+        self.settled.forget_context(gone.handle);
         self.forget_functions(m.context);
         self.graveyard
             .bury(Retired::Other(Box::new(context.hold)), None, marks);
@@ -153,7 +157,7 @@ impl Nvidia {
         let handle = self.context(cx.context)?.hold.handle;
         self.driver.cuCtxSetCurrent(handle)?;
         self.current = Some(cx.context);
-        Ok(())
+        self.follow_entered(cx)
     }
 
     pub(super) fn context(&self, id: u64) -> Result<&Context, Failure> {

@@ -30,7 +30,8 @@ impl Nvidia {
         self.enter(cx)?;
         let (dst, src) = (self.known(m.dst, m.len)?, self.known(m.src, m.len)?);
         let stream = self.real_stream(m.stream)?;
-        Ok(self.driver.memcpy(dst, src, stream)?)
+        self.driver.memcpy(dst, src, stream)?;
+        self.settle_copy(m.stream, m.sync)
     }
 
     pub(super) fn copy_in(
@@ -42,7 +43,8 @@ impl Nvidia {
         let dst = self.known(m.dst, m.data.len() as u64)?;
         self.send(cx, m.stream, m.data, |device, src, stream| {
             Ok(device.driver.memcpy(dst, src, stream)?)
-        })
+        })?;
+        self.settle_copy(m.stream, m.sync)
     }
 
     pub(super) fn copy_out(
@@ -78,7 +80,8 @@ impl Nvidia {
         self.send(cx, m.stream, m.data, |device, src, stream| {
             let copy = device.checked_box(desc, Some(src))?;
             Ok(device.driver.memcpy_box(&copy, stream)?)
-        })
+        })?;
+        self.settle_copy(m.stream, m.sync)
     }
 
     pub(super) fn copy_box_out(

@@ -32,6 +32,7 @@ mod modules;
 mod nvml;
 mod owned;
 mod printed;
+mod settled;
 mod staging;
 mod streams;
 mod table;
@@ -68,6 +69,7 @@ use self::{
     nvml::Nvml,
     owned::{ContextHold, Owned},
     printed::{Captured, Printing},
+    settled::Settled,
     staging::Staging,
     streams::{Event, Stream},
     table::{Driver, Record, real},
@@ -178,6 +180,7 @@ struct Nvidia {
     mipmaps: Shadow<Owned<real::Mipmap>>,
     events: Shadow<Event>,
     streams: Shadow<Stream>,
+    settled: Settled,
     graveyard: Graveyard,
     /// Marks in every busy stream, as long as nothing was submitted since.
     recent_marks: Option<Marks>,
@@ -290,6 +293,7 @@ impl Nvidia {
             events: Shadow::new("event"),
             streams: Shadow::new("stream"),
             graveyard: Graveyard::default(),
+            settled: Settled::default(),
             recent_marks: None,
             orphans: Vec::new(),
             captures: FxHashMap::default(),
@@ -336,6 +340,7 @@ impl Nvidia {
         forget(self.driver.clone());
         forget(self.base.clone());
         forget(self.staging.clone());
+        forget(take(&mut self.settled));
         forget(take(&mut self.boards));
         forget(take(&mut self.graveyard));
         forget(take(&mut self.memory));

@@ -114,6 +114,11 @@ impl Mark {
         ready(self.hold.driver.cuEventQuery(self.event))
     }
 
+    /// Has what is submitted to a stream from now on wait for the point.
+    pub(super) fn hold_up(&self, stream: real::Stream) -> Result<(), Refused> {
+        self.hold.driver.cuStreamWaitEvent(stream, self.event, 0)
+    }
+
     /// Lets the driver write out what kernels printed: it does so in calls that synchronise. The mark is reached, so
     /// that the call does not wait.
     fn flush_printed(&self) -> Result<(), Refused> {

@@ -25,8 +25,8 @@ use super::{
 use crate::device::{Cx, Failure, Pending};
 
 /// The client's numbers of the default stream, as null and as `CU_STREAM_LEGACY`.
-const STREAM_NULL: u64 = 0;
-const STREAM_LEGACY: u64 = 1;
+pub(super) const STREAM_NULL: u64 = 0;
+pub(super) const STREAM_LEGACY: u64 = 1;
 /// `cuStreamBatchMemOp` takes at most this many operations.
 const MEM_OPS_MAX: usize = 256;
 const MEM_OP_BYTES: usize = size_of::<CUstreamBatchMemOpParams>();
@@ -37,6 +37,8 @@ pub(super) struct Stream {
     pub(super) used: bool,
     /// Whether the default stream waits for it, and it for that.
     pub(super) is_blocking: bool,
+    /// The last synchronous copy that its work follows (`settled.rs`).
+    pub(super) seen: u64,
 }
 
 impl Stream {
@@ -80,6 +82,7 @@ impl Nvidia {
             owned,
             used: false,
             is_blocking,
+            seen: 0,
         };
         self.streams.insert(m.stream, stream)
     }
@@ -255,7 +258,11 @@ impl Nvidia {
         if id > STREAM_LEGACY {
             let stream = self.streams.get_mut(id)?;
             stream.used = true;
-            return Ok(stream.handle());
+            let handle = stream.handle();
+            if stream.seen != self.settled.number {
+                self.follow(id)?;
+            }
+            return Ok(handle);
         }
         if let Some(context) = self.current
             && let Ok(context) = self.contexts.get_mut(context)
@@ -266,7 +273,7 @@ impl Nvidia {
     }
 
     /// The driver's stream of a number, for looking at it.
-    fn peek_stream(&self, id: u64) -> Result<real::Stream, Failure> {
+    pub(super) fn peek_stream(&self, id: u64) -> Result<real::Stream, Failure> {
         match id {
             STREAM_NULL => Ok(real::Stream::NULL),
             STREAM_LEGACY => Ok(real::Stream::LEGACY),

@@ -1,6 +1,6 @@
 //! Copies and memsets.
 
-use outboard_ptx::device::{Copy, Extent, Op, Rows, Set};
+use outboard_ptx::device::{Copy, Extent, Op, Rows, Set, StreamId};
 use outboard_wire::{
     doc::{self, BoxEnd, CopyBox},
     limits::CHUNK_BYTES_MAX,
@@ -20,8 +20,17 @@ impl Soft {
         self.gpu.submit(stream, op).map_err(failure)
     }
 
+    /// Has all later work of every stream follow a copy just submitted, if that was a synchronous call's.
+    fn settle(&self, stream: StreamId, sync: u32) -> Result<(), Failure> {
+        match sync {
+            0 => Ok(()),
+            _ => self.gpu.settle(stream).map_err(failure),
+        }
+    }
+
     pub(super) fn copy(&mut self, cx: &mut Cx<'_>, m: &messages::Copy) -> Result<(), Failure> {
-        self.submit(cx, m.stream, Op::Copy(Copy::line(m.dst, m.src, m.len)))
+        self.submit(cx, m.stream, Op::Copy(Copy::line(m.dst, m.src, m.len)))?;
+        self.settle(self.stream(cx, m.stream)?, m.sync)
     }
 
     pub(super) fn copy_in(
@@ -34,7 +43,8 @@ impl Soft {
         let extent = Extent::line(m.data.len() as u64);
         self.gpu
             .upload(stream, Rows::line(m.dst), extent, m.data)
-            .map_err(failure)
+            .map_err(failure)?;
+        self.settle(stream, m.sync)
     }
 
     pub(super) fn copy_placed(
@@ -100,7 +110,8 @@ impl Soft {
         self.touched = true;
         self.gpu
             .upload(stream, dst, extent, m.data)
-            .map_err(failure)
+            .map_err(failure)?;
+        self.settle(stream, m.sync)
     }
 
     pub(super) fn copy_box_out(

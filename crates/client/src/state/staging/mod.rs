@@ -73,16 +73,17 @@ struct Shared {
 
 impl Driver {
     /// Copies to the device through staging; answers how many bytes it took, which is less than all where no memory was
-    /// to be had in time.
+    /// to be had in time. `wait`: the program's call is synchronous.
     pub(crate) fn stage_in(
         &self,
         dst: u64,
         data: &[u8],
         stream: &StreamRef,
+        wait: bool,
     ) -> Result<usize, CUresult> {
         if data.len() <= SHARED_BYTES_MAX {
             let start = Instant::now();
-            while !self.stage_small(dst, data, stream)? {
+            while !self.stage_small(dst, data, stream, wait)? {
                 if !self.wait_for_segment(start) {
                     return Ok(0);
                 }
@@ -111,6 +112,7 @@ impl Driver {
                 src: address,
                 len: piece.len() as u64,
                 stream: stream.wire(),
+                sync: u32::from(wait),
             };
             self.submit_to_in(context, stream, &message)?;
             let fence = self.fence_in(context, stream)?;
@@ -125,7 +127,13 @@ impl Driver {
     }
 
     /// Several small copies use one segment, and one fence.
-    fn stage_small(&self, dst: u64, data: &[u8], stream: &StreamRef) -> Result<bool, CUresult> {
+    fn stage_small(
+        &self,
+        dst: u64,
+        data: &[u8],
+        stream: &StreamRef,
+        wait: bool,
+    ) -> Result<bool, CUresult> {
         let mut shared = self.staging.shared.lock();
         let room = data.len().next_multiple_of(ALIGN);
         if let Some(full) = shared.take_if(|s| s.used + room > SEGMENT_BYTES) {
@@ -173,6 +181,7 @@ impl Driver {
                 src: address,
                 len: data.len() as u64,
                 stream: stream.wire(),
+                sync: u32::from(wait),
             },
         )?;
         Ok(true)
@@ -210,6 +219,7 @@ impl Driver {
                 src: src + offset as u64,
                 len: len as u64,
                 stream: stream.wire(),
+                sync: 0,
             };
             self.submit_to_in(context, stream, &message)?;
             let fence = self.fence_in(context, stream)?;

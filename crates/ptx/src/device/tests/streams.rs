@@ -79,6 +79,42 @@ fn synchronising_with_the_legacy_stream_waits_for_blocking_streams() {
 }
 
 #[test]
+fn what_is_settled_comes_first_in_every_later_stream_and_holds_up_no_earlier_work() {
+    let b = bench();
+    let (early, free, gate) = (b.non_blocking(), b.non_blocking(), gate());
+    let elsewhere = b.gpu.create_context();
+    let elsewhere = b.gpu.legacy_stream(elsewhere).unwrap();
+    b.gpu.submit(b.legacy(), gated(&gate)).unwrap();
+    b.set32(b.legacy(), b.base, 1);
+    b.set32(early, b.base + 4, 1);
+    b.gpu.settle(b.legacy()).unwrap();
+    b.sync(early).unwrap();
+    assert_eq!(b.peek32(b.base + 4), 1);
+    // Later work: of a stream that was there, of one that is new, of another context, and behind an event.
+    let (new, waits, event) = (b.non_blocking(), b.non_blocking(), b.event());
+    b.gpu.submit(free, Op::RecordEvent(event)).unwrap();
+    b.gpu.submit(waits, Op::WaitEvent(event)).unwrap();
+    let line = |to: u64| Op::Copy(Copy::line(b.base + to, b.base, 4));
+    for (to, stream) in [(8, free), (12, new), (16, elsewhere), (20, waits)] {
+        b.gpu.submit(stream, line(to)).unwrap();
+    }
+    let (src, extent) = (Rows::line(b.base), Extent::line(4));
+    let mut fetched = b.gpu.download(early, src, extent).unwrap();
+    assert!(stays_pending(&mut fetched));
+    // Work of the settled stream that comes later holds nobody up.
+    let never = Arc::new(AtomicBool::new(false));
+    b.gpu.submit(b.legacy(), gated(&never)).unwrap();
+    open(&gate);
+    wait(&mut fetched).unwrap();
+    assert_eq!(fetched.data().unwrap(), [1, 0, 0, 0]);
+    for (to, stream) in [(8, free), (12, new), (16, elsewhere), (20, waits)] {
+        b.sync(stream).unwrap();
+        assert_eq!(b.peek32(b.base + to), 1, "{to}");
+    }
+    open(&never);
+}
+
+#[test]
 fn a_wait_is_for_the_event_as_it_was() {
     let b = bench();
     let (one, two, event) = (b.non_blocking(), b.non_blocking(), b.event());

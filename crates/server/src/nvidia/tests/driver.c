@@ -115,12 +115,15 @@ result cuMemsetD8Async(uint64_t dst, unsigned char value, size_t len, uintptr_t 
   memset((void *)dst, value, len);
   return SUCCESS;
 }
+result cuMemsetD8_v2(uint64_t dst, unsigned char value, size_t len) { return cuMemsetD8Async(dst, value, len, 0); }
 result cuStreamCreateWithPriority(uintptr_t *s, unsigned flags, int priority) {
   static atomic_int made;
   *s = 0x100 + ++made; live_streams++; return SUCCESS;
 }
 result cuStreamDestroy_v2(uintptr_t s) { live_streams--; return SUCCESS; }
-result cuStreamWaitEvent(uintptr_t s, event *e, unsigned flags) { return SUCCESS; }
+static atomic_int waits;
+int fake_waits(void) { return waits; }
+result cuStreamWaitEvent(uintptr_t s, event *e, unsigned flags) { waits++; return SUCCESS; }
 result cuStreamIsCapturing(uintptr_t s, int *capturing) { *capturing = 0; return SUCCESS; }
 result cuEventCreate(event **e, unsigned flags) {
   *e = calloc(1, sizeof **e); (*e)->context = current; live_events++; return SUCCESS;

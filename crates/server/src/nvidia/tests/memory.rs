@@ -17,6 +17,7 @@ fn data_goes_in_and_out_and_everything_is_given_back() {
         client.done(Request::CopyIn(messages::CopyIn {
             dst: va + 100,
             stream,
+            sync: 0,
             data: &data,
         }));
         client.done(Request::Copy(messages::Copy {
@@ -24,6 +25,7 @@ fn data_goes_in_and_out_and_everything_is_given_back() {
             src: va + 100,
             len: data.len() as u64,
             stream,
+            sync: 0,
         }));
         let mut out = client.wait(Request::CopyOut(messages::CopyOut {
             src: va + MIB,

@@ -20,6 +20,7 @@ use crate::{
 
 mod board;
 mod memory;
+mod settled;
 
 const MIB: u64 = 1 << 20;
 const CONTEXT: u64 = 0x10;
@@ -192,6 +193,7 @@ fn data_is_copied_from_where_it_was_received() {
         client.done(Request::CopyIn(messages::CopyIn {
             dst: va,
             stream: 0,
+            sync: 0,
             data: placed.bytes(),
         }));
         // The GPU's copy keeps it.
@@ -220,6 +222,7 @@ fn data_is_copied_from_where_it_was_received() {
         dst: va,
         stream: 0,
         data: &placed.bytes()[1..],
+        sync: 0,
     }));
     client.placed = None;
     assert_eq!(Arc::strong_count(&placed), 1);
@@ -329,6 +332,7 @@ fn wild_addresses_and_handles_never_reach_the_driver() {
             src,
             len,
             stream,
+            sync: 0,
         };
         let status = client.refused(Request::Copy(copy));
         assert_eq!(status, CUresult::CUDA_ERROR_INVALID_VALUE);

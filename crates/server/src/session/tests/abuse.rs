@@ -12,7 +12,7 @@ fn malformed_messages_end_the_session_with_the_reason() {
     };
     // A long copy to the device that says its data has `len` bytes.
     let copy_in = |len: u32, data: usize| {
-        let fields = [0; 16];
+        let fields = [0; 20];
         let mut frame = [
             &header(messages::CopyIn::NUMBER)[..],
             &fields,

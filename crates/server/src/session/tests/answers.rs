@@ -50,6 +50,7 @@ fn data_for_the_device_is_received_where_the_device_wants_it() {
                         0,
                         &messages::CopyBoxIn {
                             stream,
+                            sync: 0,
                             desc,
                             data: &data,
                         },
@@ -63,6 +64,7 @@ fn data_for_the_device_is_received_where_the_device_wants_it() {
                         &messages::CopyIn {
                             dst,
                             stream,
+                            sync: 0,
                             data: &data,
                         },
                     );

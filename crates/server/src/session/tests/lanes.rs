@@ -46,6 +46,7 @@ fn announce(client: &mut Client, dst: u64, data: &[u8]) {
     let message = messages::CopyIn {
         dst,
         stream: 0,
+        sync: 0,
         data,
     };
     let len = encode_request_head_for_lane(&mut head, 7, &message).unwrap();
@@ -103,7 +104,13 @@ fn copies_happen_in_the_order_of_their_messages() {
             // One that brings its data along takes no number.
             let (dst, stream) = (100, 0);
             let data = &[9; 40_000][..];
-            client.send(0, &messages::CopyIn { dst, stream, data });
+            let message = messages::CopyIn {
+                dst,
+                stream,
+                sync: 0,
+                data,
+            };
+            client.send(0, &message);
         }
     }
     let copies = executed(&mut client);

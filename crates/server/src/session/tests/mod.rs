@@ -161,6 +161,7 @@ impl Device for Fake {
         let m = messages::CopyIn {
             dst: m.desc.len() as u64,
             stream: m.stream,
+            sync: m.sync,
             data: m.data,
         };
         self.copy_in(cx, &m)

@@ -92,6 +92,7 @@ fn a_copy_to_nowhere_is_refused_and_does_no_harm() {
             src,
             len,
             stream: 0,
+            sync: 0,
         };
         assert_eq!(
             c.status(Request::Copy(copy)),

@@ -67,6 +67,7 @@ fn memory_that_is_freed_while_in_use_goes_later() {
             src: at,
             len: 4,
             stream: 0,
+            sync: 0,
         };
         c.done(Request::Copy(copy));
         c.done(Request::MemUnmap(m::MemUnmap { va: at, len }));

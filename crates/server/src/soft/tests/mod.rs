@@ -138,6 +138,7 @@ impl Client {
             dst,
             stream: 0,
             data,
+            sync: 0,
         }));
     }
 

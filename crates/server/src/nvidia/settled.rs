@@ -1,0 +1,155 @@
+//! Synchronous copies that nobody waited for: work that is sent later, to any stream of any context, is done after them.
+//!
+//! ```text
+//!  default stream   kernel ── copy (sync) ── mark
+//!                                             └───────────┐ cuStreamWaitEvent, in front of its next work
+//!  another stream   kernel of before ─────────────────────┴─ kernel sent later
+//! ```
+//!
+//! Each such copy has a mark behind it, and a number. A stream remembers up to which number it has waited, so that work of a
+//! stream costs one comparison as long as there was no new copy. What the driver orders by itself needs no wait: the same
+//! stream; the default stream and blocking streams of one context.
+
+use super::{
+    Nvidia,
+    owned::Mark,
+    streams::{STREAM_LEGACY, STREAM_NULL},
+    table::real,
+};
+use crate::device::{Cx, Failure};
+
+/// Past so many copies' marks, those that are reached are looked for whenever another stream has one.
+const MARKS_MAX: usize = 8;
+
+#[derive(Default)]
+pub(super) struct Settled {
+    /// Of the last synchronous copy; 0 before the first.
+    pub(super) number: u64,
+    /// The last one of each stream, which stands for those before it.
+    copies: Vec<Copied>,
+}
+
+struct Copied {
+    number: u64,
+    place: Place,
+    mark: Mark,
+}
+
+/// A stream as far as its order with others is concerned.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Place {
+    context: real::Context,
+    /// The session's number of it.
+    stream: u64,
+    is_blocking: bool,
+}
+
+impl Place {
+    fn is_default(self) -> bool {
+        self.stream == STREAM_NULL
+    }
+
+    /// Whether the driver has later work here follow earlier work there.
+    fn follows(self, other: Place) -> bool {
+        let waits =
+            self.is_default() && other.is_blocking || self.is_blocking && other.is_default();
+        self == other || waits && self.context == other.context
+    }
+}
+
+impl Settled {
+    /// A context is gone, and what was copied in it.
+    pub(super) fn forget_context(&mut self, context: real::Context) {
+        self.copies.retain(|copied| copied.place.context != context);
+    }
+}
+
+impl Nvidia {
+    /// Has all later work follow what was submitted to this stream, if `sync` says so.
+    pub(super) fn settle_copy(&mut self, stream_id: u64, sync: u32) -> Result<(), Failure> {
+        if sync == 0 {
+            return Ok(());
+        }
+        let stream = self.peek_stream(stream_id)?;
+        if self.capturing(stream)? {
+            return Ok(());
+        }
+        let place = self.place(stream_id)?;
+        let mark = self.stream_hold(stream_id)?.mark(stream)?;
+        let copies = &mut self.settled.copies;
+        copies.retain(|copied| copied.place != place);
+        if copies.len() >= MARKS_MAX {
+            copies.retain(|copied| !copied.mark.reached().unwrap_or(true));
+        }
+        self.settled.number += 1;
+        let number = self.settled.number;
+        self.settled.copies.push(Copied {
+            number,
+            place,
+            mark,
+        });
+        Ok(())
+    }
+
+    /// Lets a stream wait for the copies that it has not waited for yet.
+    #[cold]
+    pub(super) fn follow(&mut self, stream_id: u64) -> Result<(), Failure> {
+        let stream = self.peek_stream(stream_id)?;
+        // What is captured is done later, by a launch of the graph.
+        if self.capturing(stream).unwrap_or(true) {
+            return Ok(());
+        }
+        let place = self.place(stream_id)?;
+        let seen = *self.seen(stream_id)?;
+        let mut waited = Ok(());
+        self.settled.copies.retain(|copied| {
+            if copied.number <= seen || place.follows(copied.place) {
+                return true;
+            }
+            // After a fault of the GPU nothing runs any more.
+            let is_done = copied.mark.reached().unwrap_or(true);
+            if !is_done && waited.is_ok() {
+                waited = copied.mark.hold_up(stream);
+            }
+            !is_done
+        });
+        waited?;
+        *self.seen(stream_id)? = self.settled.number;
+        Ok(())
+    }
+
+    fn place(&self, stream_id: u64) -> Result<Place, Failure> {
+        let context = self.stream_hold(stream_id)?.handle;
+        Ok(match stream_id {
+            STREAM_NULL | STREAM_LEGACY => Place {
+                context,
+                stream: STREAM_NULL,
+                is_blocking: true,
+            },
+            id => Place {
+                context,
+                stream: id,
+                is_blocking: self.streams.get(id)?.is_blocking,
+            },
+        })
+    }
+
+    /// Up to which copy a stream has waited.
+    fn seen(&mut self, stream_id: u64) -> Result<&mut u64, Failure> {
+        match (stream_id, self.current) {
+            (STREAM_NULL | STREAM_LEGACY, Some(context)) => {
+                Ok(&mut self.contexts.get_mut(context)?.seen)
+            }
+            (id, _) => Ok(&mut self.streams.get_mut(id)?.seen),
+        }
+    }
+
+    /// Does the same for the default stream of a context that has just become current: work that is submitted there without a
+    /// stream's number follows copies of other contexts, too.
+    pub(super) fn follow_entered(&mut self, cx: &Cx<'_>) -> Result<(), Failure> {
+        match self.context(cx.context)?.seen == self.settled.number {
+            true => Ok(()),
+            false => self.follow(STREAM_NULL),
+        }
+    }
+}
