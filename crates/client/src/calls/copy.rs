@@ -20,7 +20,7 @@ use outboard_wire::{
 
 use super::Done;
 use crate::{
-    guard, notes, record,
+    guard, record,
     session::{Group, Landing, Rows, Sink},
     state::{Driver, SEGMENT_BYTES, StreamRef, driver, wire_context},
 };
@@ -252,15 +252,12 @@ impl Driver {
     }
 
     /// Data of pinned memory is taken when the call is made. If earlier work may still write the memory at `source`, the
-    /// call waits for the stream first: otherwise the copy would take the bytes from before that work.
+    /// call waits for that work first: otherwise the copy would take the bytes from before it.
     pub(super) fn settle_pinned(&self, source: u64, stream: &StreamRef) -> Done {
-        let hazard = notes::host_functions_pending()
-            || self.session.expects_detached()
-            || self.is_mirrored(source);
-        if hazard && !stream.progress().is_idle() {
-            self.synchronize_stream(stream)?;
+        if self.is_mirrored(source) {
+            return self.settle_stream(stream);
         }
-        Ok(())
+        self.settle_host(stream)
     }
 
     /// Any copy: directions are found by address.
@@ -315,16 +312,19 @@ impl Driver {
         }
         match (to, from) {
             (Place::Device, Place::Device) => self.copy_here(dst, src, bytes as u64, stream),
-            // The source may change as soon as a synchronous copy returns, so its bytes are taken along.
             (Place::Device, Place::Shared) if !wait => {
                 self.copy_here(dst, src, bytes as u64, stream)
             }
-            // Waiting for the GPU is faster than copying much; and what earlier work may still write cannot be taken along.
-            (Place::Device, Place::Shared)
-                if bytes > SYNC_COPY_BYTES_MAX || !stream.progress().is_idle() =>
-            {
+            // Waiting for the GPU is faster than copying much.
+            (Place::Device, Place::Shared) if bytes > SYNC_COPY_BYTES_MAX => {
                 self.copy_here(dst, src, bytes as u64, stream)?;
                 self.synchronize_stream(stream)
+            }
+            // The source may change as soon as a synchronous copy returns, so its bytes are taken along: when nothing that
+            // comes before the copy can still write them.
+            (Place::Device, Place::Shared) => {
+                self.settle_stream(stream)?;
+                self.copy_in(dst, src as *const u8, bytes, stream, wait)
             }
             (Place::Device, Place::Pinned) => {
                 self.settle_pinned(src, stream)?;
@@ -333,12 +333,18 @@ impl Driver {
                 }
                 self.copy_in(dst, src as *const u8, bytes, stream, wait)
             }
-            (Place::Device, _) => self.copy_in(dst, src as *const u8, bytes, stream, wait),
+            (Place::Device, _) => {
+                if wait {
+                    self.settle_host(stream)?;
+                }
+                self.copy_in(dst, src as *const u8, bytes, stream, wait)
+            }
             (Place::Shared, Place::Device) => {
                 self.copy_here(dst, src, bytes as u64, stream)?;
                 if wait {
                     self.synchronize_stream(stream)
                 } else {
+                    self.host_is_written(stream);
                     Ok(())
                 }
             }
@@ -383,6 +389,9 @@ impl Driver {
                 Place::Pinned => self.make_visible(address)?,
                 Place::Pageable => return self.refuse_captured(stream),
             }
+        }
+        if to != Place::Device {
+            self.host_is_written(stream);
         }
         self.copy_here(dst, src, bytes as u64, stream)
     }

@@ -243,19 +243,20 @@ impl Driver {
                     _ => {}
                 }
             }
+            if to != Place::Device {
+                self.host_is_written(stream);
+            }
             return self.copy_box_here(&request, stream);
         }
         match (to, from) {
             (Place::Device, Place::Device) => self.copy_box_here(&request, stream),
             (Place::Device, Place::Shared) if !wait => self.copy_box_here(&request, stream),
-            // What earlier work may still write cannot be taken along.
-            (Place::Device, Place::Shared) if !stream.progress().is_idle() => {
-                self.copy_box_here(&request, stream)?;
-                self.synchronize_stream(stream)
-            }
             (Place::Device, _) => {
-                if let (Place::Pinned, End::Memory(m)) = (from, &src) {
-                    self.settle_pinned(m.address, stream)?;
+                match (from, &src) {
+                    (Place::Pinned, End::Memory(m)) => self.settle_pinned(m.address, stream)?,
+                    (Place::Pinned | Place::Shared, _) => self.settle_stream(stream)?,
+                    _ if wait => self.settle_host(stream)?,
+                    _ => {}
                 }
                 self.copy_box_in(&request, stream, wait)
             }
@@ -264,6 +265,7 @@ impl Driver {
                 if wait {
                     self.synchronize_stream(stream)
                 } else {
+                    self.host_is_written(stream);
                     Ok(())
                 }
             }

@@ -133,7 +133,9 @@ pub(crate) unsafe fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Done 
             exec,
             stream: stream.wire(),
         },
-    )
+    )?;
+    driver.graph_was_launched();
+    Ok(())
 }
 
 /// # Safety

@@ -20,7 +20,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::{
     Captures, Contexts, DRIVER, DeviceMemory, Driver, Exposed, Graphs, Handles, HostMemory,
-    Libraries, Mirrors, Objects, Pools, Progress, Staging, Streams,
+    HostWrites, Libraries, Mirrors, Objects, Pools, Progress, Staging, Streams,
 };
 use crate::{calls::SyncMemops, exit, log, record, session::Session};
 
@@ -95,6 +95,7 @@ fn open() -> Result<Driver, CUresult> {
         memory: Mutex::new(memory),
         exposed: Exposed::default(),
         host: RwLock::new(HostMemory::default()),
+        host_writes: HostWrites::default(),
         mirrors: Mirrors::default(),
         streams: Streams::default(),
         captures: Captures::default(),

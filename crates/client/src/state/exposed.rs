@@ -239,7 +239,7 @@ impl Driver {
     }
 
     /// Whether all work is known to be done that a copy in this stream would wait for. Data that our adapter wrote is no work.
-    fn is_quiet(&self, stream: &StreamRef) -> bool {
+    pub(super) fn is_quiet(&self, stream: &StreamRef) -> bool {
         let own = &stream.stream().progress;
         let is_own_quiet = own.is_complete(own.work_mark());
         match stream {

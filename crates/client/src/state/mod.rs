@@ -9,6 +9,7 @@ mod exposed;
 mod graphs;
 mod handles;
 mod host_memory;
+mod host_writes;
 mod libraries;
 mod managed;
 mod mirrors;
@@ -47,6 +48,7 @@ pub(crate) use self::{
     graphs::{Graphs, KernelRecord, NodeRecord},
     handles::{Handles, Kind},
     host_memory::HostMemory,
+    host_writes::HostWrites,
     libraries::{Kernel, Libraries, Library},
     managed::{Advice, Advices, Processor},
     mirrors::{Mirrors, waited as waited_with_mirrors, written_by_adapter},
@@ -67,6 +69,7 @@ pub(crate) struct Driver {
     /// Locked behind `memory`.
     pub(crate) exposed: Exposed,
     pub(crate) host: RwLock<HostMemory>,
+    host_writes: HostWrites,
     pub(crate) mirrors: Mirrors,
     pub(crate) streams: Streams,
     pub(crate) captures: Captures,

@@ -109,6 +109,11 @@ impl Driver {
         context: CUcontext,
     ) -> Result<Work, CUresult> {
         let copy = self.copy_box(copy)?;
+        if let BoxEnd::Pitched { address, .. } = copy.dst
+            && self.place_of(address, 1)? != Place::Device
+        {
+            self.graph_writes_host();
+        }
         let desc = doc::to_bytes(&copy).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
         Ok(Work::Copy {
             desc,

@@ -1,0 +1,474 @@
+"""Random sequences of driver calls, what they read held against a model of CUDA's ordering rules.
+
+`ordering.py SEED PROGRAMS SECONDS` plays that many programs, or as many as the time allows. A program that reads what
+no order allows is made as short as it can be and printed, one call a line; `ordering.py --play FILE` plays such lines
+again.
+
+The model knows no times. Each piece of work has the set of works that must be done before it; a read may see any write
+that no other write must hide from it. Sequences are legal: what the host writes, no work under way reads or writes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import sys
+import time
+from ctypes import byref, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Step = list[Any]
+Spot = tuple[str, int]
+
+PARTS = 4
+PART_WORDS = [16, 1024, 16 << 10, 64 << 10, 512 << 10]
+BUFFERS = {"device": ["D0", "D1", "D2", "D3"], "host": ["P0", "P1", "H0", "H1"]}  # P: pinned, H: pageable
+ALL = BUFFERS["device"] + BUFFERS["host"]
+STREAMS = ["default", "blocking0", "blocking1", "free0", "free1", "free2"]
+EVENTS = 3
+FIRST_VALUE = 1
+SPIN_STEPS = 100_000
+VALUES_MAX = 64
+TRIES = 6
+SHRINK_S_MAX = 20.0
+THREADS = 256
+NON_BLOCKING, THREAD_LOCAL = 1, 1
+
+PTX = b"""
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry add(.param .u64 to, .param .u64 from, .param .u32 count, .param .u32 more)
+{
+    .reg .pred %p<2>;
+    .reg .b32 %r<8>;
+    .reg .b64 %rd<6>;
+    ld.param.u64 %rd1, [to];
+    ld.param.u64 %rd2, [from];
+    ld.param.u32 %r1, [count];
+    ld.param.u32 %r2, [more];
+    mov.u32 %r3, %ctaid.x;
+    mov.u32 %r4, %ntid.x;
+    mov.u32 %r5, %tid.x;
+    mad.lo.u32 %r6, %r3, %r4, %r5;
+    setp.ge.u32 %p1, %r6, %r1;
+    @%p1 ret;
+    mul.wide.u32 %rd3, %r6, 4;
+    add.s64 %rd4, %rd2, %rd3;
+    add.s64 %rd5, %rd1, %rd3;
+    ld.global.u32 %r7, [%rd4];
+    add.u32 %r7, %r7, %r2;
+    st.global.u32 [%rd5], %r7;
+    ret;
+}
+.visible .entry spin(.param .u32 steps)
+{
+    .reg .pred %p<2>;
+    .reg .b32 %r<3>;
+    ld.param.u32 %r1, [steps];
+    mov.u32 %r2, 0;
+again:
+    add.u32 %r2, %r2, 1;
+    setp.lt.u32 %p1, %r2, %r1;
+    @%p1 bra again;
+    ret;
+}
+"""
+
+
+@dataclass
+class Work:
+    """Something that reads and writes: of a stream, or of the host."""
+
+    before: int  # a bit for each work that must be done before it
+    # What it writes, by place: a value, or what another place holds and a number more.
+    writes: dict[Spot, int | tuple[Spot, int]] = field(default_factory=dict)
+    touches: set[Spot] = field(default_factory=set)
+
+
+class Model:
+    """The order that CUDA promises, and what reads may see in it."""
+
+    def __init__(self) -> None:
+        self.works: list[Work] = []
+        self.last: dict[str, int] = {}
+        self.events: dict[int, int] = {}
+        self.done = 0  # what the host knows to be done
+        self.seen: list[tuple[int, Spot, list[int], int]] = []
+        self.values: dict[tuple[int, Spot], set[int] | None] = {}
+        self.host({(name, part): FIRST_VALUE for name in ALL for part in range(PARTS)})
+
+    def add(self, before: int, writes: dict[Spot, int | tuple[Spot, int]], reads: set[Spot] | None = None) -> int:
+        sources = {source[0] for source in writes.values() if isinstance(source, tuple)}
+        self.works.append(Work(before, writes, set(writes) | sources | (reads or set())))
+        return len(self.works) - 1
+
+    def through(self, work: int) -> int:
+        return self.works[work].before | 1 << work
+
+    def host(self, writes: dict[Spot, int | tuple[Spot, int]], reads: set[Spot] | None = None) -> int:
+        """Work of the host: all that comes later comes after it."""
+        work = self.add(self.done, writes, reads)
+        self.done |= 1 << work
+        return work
+
+    def on(self, stream: str, writes: dict[Spot, int | tuple[Spot, int]], after: int | None = None) -> int:
+        """Work of a stream. The default stream and blocking ones wait for each other."""
+        waited = [stream]
+        if stream == "default":
+            waited += [s for s in self.last if s.startswith("blocking")]
+        elif stream.startswith("blocking"):
+            waited.append("default")
+        before = self.done if after is None else self.done | self.through(after)
+        for other in waited:
+            if other in self.last:
+                before |= self.through(self.last[other])
+        self.last[stream] = self.add(before, writes)
+        return self.last[stream]
+
+    def is_free(self, spots: set[Spot]) -> bool:
+        """Whether the host may write there."""
+        return all(self.done >> i & 1 for i, work in enumerate(self.works) if work.touches & spots)
+
+    def may_see(self, reader: int, spot: Spot) -> set[int] | None:
+        """Values that a work may read; None where they are too many to tell, or depend on themselves."""
+        key = (reader, spot)
+        if key not in self.values:
+            self.values[key] = None
+            self.values[key] = self.find(reader, spot)
+        return self.values[key]
+
+    def find(self, reader: int, spot: Spot) -> set[int] | None:
+        before = self.works[reader].before
+        writers = [i for i, work in enumerate(self.works) if spot in work.writes and i != reader]
+        writers = [i for i in writers if not self.works[i].before >> reader & 1]
+        hides = [i for i in writers if before >> i & 1]
+        values: set[int] = set()
+        for writer in writers:
+            if any(self.works[other].before >> writer & 1 for other in hides):
+                continue
+            source = self.works[writer].writes[spot]
+            if isinstance(source, int):
+                values.add(source)
+                continue
+            place, more = source
+            read = self.may_see(writer, place)
+            if read is None or len(values) > VALUES_MAX:
+                return None
+            values |= {value + more for value in read}
+        return values
+
+    def wrong(self) -> str | None:
+        """The first read that no order allows."""
+        for reader, spot, got, step in self.seen:
+            allowed = self.may_see(reader, spot)
+            if allowed is not None and not set(got) <= allowed:
+                return f"{spot[0]} part {spot[1]}, read by call {step}: {sorted(got)}, allowed {sorted(allowed)}"
+        return None
+
+
+def spots(name: str, first: int, parts: int) -> list[Spot]:
+    return [(name, part) for part in range(first, first + parts)]
+
+
+class Player:
+    """The driver's side: memory that all programs share, streams and events that each makes as it goes."""
+
+    def __init__(self) -> None:
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+        context, module = c_void_p(), c_void_p()
+        self.do("cuInit", 0)
+        self.do("cuDevicePrimaryCtxRetain", byref(context), 0)
+        self.do("cuCtxSetCurrent", context)
+        self.do("cuModuleLoadData", byref(module), PTX)
+        self.kernels: dict[str, c_void_p] = {}
+        for name in ["add", "spin"]:
+            self.kernels[name] = c_void_p()
+            self.do("cuModuleGetFunction", byref(self.kernels[name]), module, name.encode())
+        words = PARTS * max(PART_WORDS)
+        self.device: dict[str, int] = {}
+        self.memory: dict[str, Any] = {}
+        for name in BUFFERS["device"]:
+            address = c_uint64()
+            self.do("cuMemAlloc_v2", byref(address), c_size_t(4 * words))
+            self.device[name] = address.value
+        for name in BUFFERS["host"]:
+            if name.startswith("P"):
+                pinned = c_void_p()
+                self.do("cuMemHostAlloc", byref(pinned), c_size_t(4 * words), c_uint(0))
+                self.memory[name] = np.ctypeslib.as_array((c_uint32 * words).from_address(pinned.value or 0))
+            else:
+                self.memory[name] = np.zeros(words, np.uint32)
+
+    def do(self, name: str, *arguments: Any) -> None:
+        status = getattr(self.cuda, name)(*arguments)
+        assert status == 0, f"{name}: {status}"
+
+    def play(self, steps: list[Step]) -> str | None:
+        """What is wrong with a program's reads, if anything."""
+        self.words = steps[0][1]
+        self.streams: dict[str, c_void_p] = {"default": c_void_p()}
+        self.events: dict[int, c_void_p] = {}
+        for name in BUFFERS["device"]:
+            self.do("cuMemsetD32_v2", c_uint64(self.device[name]), c_uint(FIRST_VALUE), c_size_t(PARTS * self.words))
+        for name in BUFFERS["host"]:
+            self.memory[name][: PARTS * self.words] = FIRST_VALUE
+        self.do("cuCtxSynchronize")
+        self.model = Model()
+        for self.at, step in enumerate(steps[1:], start=1):
+            getattr(self, step[0])(*step[1:])
+        self.context()
+        for name in BUFFERS["host"]:
+            self.look(name)
+        for name in BUFFERS["device"]:
+            self.copy_out("H0", name, 0, PARTS, None)
+            self.look("H0")
+        for stream in list(self.streams.values())[1:]:
+            self.do("cuStreamDestroy_v2", stream)
+        for event in self.events.values():
+            self.do("cuEventDestroy_v2", event)
+        return self.model.wrong()
+
+    def stream(self, name: str) -> c_void_p:
+        if name not in self.streams:
+            self.streams[name] = c_void_p()
+            flags = 0 if name.startswith("blocking") else NON_BLOCKING
+            self.do("cuStreamCreate", byref(self.streams[name]), c_uint(flags))
+        return self.streams[name]
+
+    def place(self, name: str, first: int) -> c_uint64:
+        base = self.device[name] if name in self.device else self.memory[name].ctypes.data
+        return c_uint64(base + 4 * first * self.words)
+
+    def event(self, number: int) -> c_void_p:
+        if number not in self.events:
+            self.events[number] = c_void_p()
+            self.do("cuEventCreate", byref(self.events[number]), c_uint(0))
+        return self.events[number]
+
+    # The calls of a program.
+
+    def fill(self, name: str, first: int, parts: int, value: int) -> None:
+        written = spots(name, first, parts)
+        if self.model.is_free(set(written)):
+            self.memory[name][first * self.words : (first + parts) * self.words] = value
+            self.model.host(dict.fromkeys(written, value))
+
+    def look(self, name: str) -> None:
+        reader = self.model.host({}, set(spots(name, 0, PARTS)))
+        for spot in spots(name, 0, PARTS):
+            part = self.memory[name][spot[1] * self.words : (spot[1] + 1) * self.words]
+            self.model.seen.append((reader, spot, [int(value) for value in np.unique(part)], self.at))
+
+    def copy(self, kind: str, to: str, source: str, first: int, parts: int, stream: str | None) -> None:
+        arguments = [self.place(to, first), self.place(source, first), c_size_t(4 * parts * self.words)]
+        if stream is None:
+            self.do(f"cuMemcpy{kind}_v2", *arguments)
+        else:
+            self.do(f"cuMemcpy{kind}Async_v2", *arguments, self.stream(stream))
+        moved = {spot: ((source, spot[1]), 0) for spot in spots(to, first, parts)}
+        work = self.model.on(stream or "default", moved)
+        if stream is None and kind != "DtoD":
+            self.model.done |= self.model.through(work)
+
+    def copy_in(self, to: str, source: str, first: int, parts: int, stream: str | None) -> None:
+        self.copy("HtoD", to, source, first, parts, stream)
+
+    def copy_out(self, to: str, source: str, first: int, parts: int, stream: str | None) -> None:
+        self.copy("DtoH", to, source, first, parts, stream)
+
+    def copy_here(self, to: str, source: str, first: int, parts: int, stream: str | None) -> None:
+        self.copy("DtoD", to, source, first, parts, stream)
+
+    def set(self, name: str, first: int, parts: int, value: int, stream: str | None) -> None:
+        arguments = [self.place(name, first), c_uint(value), c_size_t(parts * self.words)]
+        if stream is None:
+            self.do("cuMemsetD32_v2", *arguments)
+        else:
+            self.do("cuMemsetD32Async", *arguments, self.stream(stream))
+        self.model.on(stream or "default", dict.fromkeys(spots(name, first, parts), value))
+
+    def launch(self, kernel: str, blocks: int, threads: int, arguments: list[Any], stream: c_void_p) -> None:
+        pointers = (c_void_p * len(arguments))(*[ctypes.cast(byref(a), c_void_p) for a in arguments])
+        shape = [c_uint(n) for n in (blocks, 1, 1, threads, 1, 1, 0)]
+        self.do("cuLaunchKernel", self.kernels[kernel], *shape, stream, pointers, None)
+
+    def add(self, to: str, source: str, first: int, parts: int, more: int, stream: str) -> None:
+        count = parts * self.words
+        arguments = [self.place(to, first), self.place(source, first), c_uint(count), c_uint(more)]
+        self.launch("add", -(-count // THREADS), THREADS, arguments, self.stream(stream))
+        self.model.on(stream, {spot: ((source, spot[1]), more) for spot in spots(to, first, parts)})
+
+    def busy(self, stream: str) -> None:
+        self.launch("spin", 1, 1, [c_uint(SPIN_STEPS)], self.stream(stream))
+        self.model.on(stream, {})
+
+    def graph(self, parts: list[Step], stream: str) -> None:
+        """Captures calls and launches them as one graph, in this stream."""
+        graph, executable = c_void_p(), c_void_p()
+        captured, launched = self.stream("captured"), self.stream(stream)
+        self.do("cuStreamBeginCapture_v2", captured, c_int(THREAD_LOCAL))
+        # The calls go to the captured stream, their effects to the one that the graph is launched in.
+        self.streams[stream] = captured
+        for part in parts:
+            getattr(self, part[0])(*part[1:], stream)
+        self.streams[stream] = launched
+        self.do("cuStreamEndCapture", captured, byref(graph))
+        self.do("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
+        self.do("cuGraphLaunch", executable, launched)
+        self.do("cuGraphExecDestroy", executable)
+        self.do("cuGraphDestroy", graph)
+
+    def record(self, event: int, stream: str) -> None:
+        self.do("cuEventRecord", self.event(event), self.stream(stream))
+        self.model.events[event] = self.model.on(stream, {})
+
+    def wait(self, event: int, stream: str) -> None:
+        self.do("cuStreamWaitEvent", self.stream(stream), self.event(event), c_uint(0))
+        self.model.on(stream, {}, self.model.events.get(event))
+
+    def finish_event(self, event: int) -> None:
+        self.do("cuEventSynchronize", self.event(event))
+        if event in self.model.events:
+            self.model.done |= self.model.through(self.model.events[event])
+
+    def finish_stream(self, stream: str) -> None:
+        self.do("cuStreamSynchronize", self.stream(stream))
+        if stream in self.model.last:
+            self.model.done |= self.model.through(self.model.last[stream])
+
+    def context(self) -> None:
+        self.do("cuCtxSynchronize")
+        self.model.done = (1 << len(self.model.works)) - 1
+
+
+def program(seed: int) -> list[Step]:
+    """A sequence of calls: the first entry is the length of a part of a buffer."""
+    r = random.Random(seed)
+    value = iter(range(1000, 10**9, 1000))
+
+    def part() -> tuple[int, int]:
+        first = r.choice([0, 0, 0, 1, 2])
+        return first, r.randint(1, PARTS - first) if r.random() < 0.4 else PARTS - first
+
+    def device() -> str:
+        return r.choice(BUFFERS["device"][: r.choice([1, 2, 4])])
+
+    def host(pinned: bool = False) -> str:
+        return r.choice(["P0", "P1"] if pinned else BUFFERS["host"])
+
+    def stream() -> str:
+        return r.choice(STREAMS)
+
+    def captured() -> Step:
+        kind = r.choice(["copy_in", "copy_out", "copy_here", "set", "add", "add"])
+        return work(kind, True)
+
+    def work(kind: str, pinned: bool = False) -> Step:
+        first, parts = part()
+        match kind:
+            case "copy_in":
+                return [kind, device(), host(pinned), first, parts]
+            case "copy_out":
+                return [kind, host(pinned), device(), first, parts]
+            case "copy_here":
+                to, source = r.sample(BUFFERS["device"], 2)
+                return [kind, to, source, first, parts]
+            case "set":
+                return [kind, device(), first, parts, next(value)]
+            case _:
+                return ["add", device(), device(), first, parts, r.randint(1, 9)]
+
+    def step() -> list[Step]:
+        match r.choice("wwwwwwwwSSSSSbbbfflleEcsgg"):
+            case "w":
+                kind = r.choice(["copy_in", "copy_out", "copy_here", "set", "add", "add", "add"])
+                # Without a stream these two are asynchronous all the same.
+                is_plain = kind in ("copy_here", "set") and r.random() < 0.3
+                return [[*work(kind), None if is_plain else stream()]]
+            case "S":
+                # A synchronous copy, behind something that takes a while, and something that looks at it.
+                name, to = host(), device()
+                copy = [["fill", name, 0, PARTS, next(value)], ["copy_in", to, name, *part(), None]]
+                reads = ["copy_out", host(), to] if r.random() < 0.5 else ["add", device(), to]
+                reads += [*part(), 3] if reads[0] == "add" else part()
+                before = [["busy", r.choice(STREAMS[:3])]] if r.random() < 0.7 else []
+                return [*before, *copy, [*reads, r.choice(STREAMS[3:]) if r.random() < 0.7 else stream()]]
+            case "b":
+                return [["busy", stream()]]
+            case "f":
+                return [["fill", host(), *part(), next(value)]]
+            case "l":
+                return [["copy_out", name := host(), device(), *part(), None], ["look", name]]
+            case "e":
+                event = r.randrange(EVENTS)
+                return [["record", event, stream()], ["wait", event, stream()]]
+            case "E":
+                event = r.randrange(EVENTS)
+                return [["record", event, stream()], ["finish_event", event], ["look", host()]]
+            case "c":
+                return [["context"]]
+            case "s":
+                return [["finish_stream", stream()], ["look", host()]]
+            case _:
+                return [["graph", [captured() for _ in range(r.randint(1, 4))], stream()]]
+
+    steps: list[Step] = [["words", r.choice(PART_WORDS)]]
+    for _ in range(r.randint(8, 24)):
+        steps += step()
+    return steps
+
+
+def shrink(player: Player, steps: list[Step], why: str) -> tuple[list[Step], str]:
+    """The shortest sequence found that still fails, and how it fails."""
+    deadline = time.monotonic() + SHRINK_S_MAX
+
+    def fails(candidate: list[Step]) -> str | None:
+        for _ in range(TRIES):
+            if (wrong := player.play(candidate)) or time.monotonic() > deadline:
+                return wrong
+        return None
+
+    chunk = len(steps) // 2
+    while chunk > 0 and time.monotonic() < deadline:
+        at = 1
+        while at < len(steps):
+            candidate = steps[:at] + steps[at + chunk :]
+            if wrong := fails(candidate):
+                steps, why = candidate, wrong
+            else:
+                at += chunk
+        chunk //= 2
+    return steps, why
+
+
+def main(arguments: list[str]) -> int:
+    player = Player()
+    if arguments[0] == "--play":
+        wrong = player.play([json.loads(line) for line in Path(arguments[1]).read_text().splitlines()])
+        print(wrong or "as CUDA orders it")
+        return 1 if wrong else 0
+    seed, programs, seconds = int(arguments[0]), int(arguments[1]), float(arguments[2])
+    deadline = time.monotonic() + seconds
+    played = reads = 0
+    for number in range(seed, seed + programs):
+        if time.monotonic() > deadline:
+            break
+        steps = program(number)
+        wrong = player.play(steps)
+        played, reads = played + 1, reads + len(player.model.seen)
+        if wrong:
+            steps, wrong = shrink(player, steps, wrong)
+            print(f"seed {number}: {wrong}", *map(json.dumps, steps), sep="\n")
+            return 1
+    print(f"{played} programs, {reads} reads, all as CUDA orders them")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,44 @@
+"""What random programs read is what CUDA's ordering rules allow."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from conftest import Server
+from ordering import FIRST_VALUE, Model
+
+PROGRAM = Path(__file__).with_name("ordering.py")
+SEED, PROGRAMS, SECONDS = 1, 100, 6
+
+
+def test_random_programs(server: Server, link: str) -> None:
+    done = server.run(link, sys.executable, PROGRAM, str(SEED), str(PROGRAMS), str(SECONDS))
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{server.log.read_text()[-4000:]}"
+    assert "all as CUDA orders them" in done.stdout
+
+
+def read_after(prepare: str) -> set[int] | None:
+    """What a work of `free0` may read of a place that the default stream wrote before."""
+    model, spot = Model(), ("D0", 0)
+    copy = model.on("default", {spot: 7})
+    match prepare:
+        case "synchronous":
+            model.done |= model.through(copy)
+        case "event":
+            model.on("free0", {}, copy)
+    return model.may_see(model.on("free0", {}), spot)
+
+
+def test_the_model_knows_what_orders_works() -> None:
+    assert read_after("nothing") == {FIRST_VALUE, 7}
+    assert read_after("synchronous") == {7}
+    assert read_after("event") == {7}
+    # The default stream and blocking streams wait for each other; what is written later may be seen early elsewhere.
+    model, spot = Model(), ("D0", 0)
+    model.on("blocking0", {spot: 5})
+    middle = model.on("default", {})
+    free = model.on("free0", {})
+    model.on("blocking1", {spot: (spot, 2)})
+    assert model.may_see(middle, spot) == {5}
+    assert model.may_see(free, spot) == {FIRST_VALUE, 5, 7}
