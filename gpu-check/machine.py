@@ -28,7 +28,15 @@ PACKAGES = (
     "cupy-cuda12x",
     "numba",
     "numba-cuda",
+    "nvidia-cublas",
+    "nvidia-cudnn-cu13",
+    "nvidia-cufft",
+    "nvidia-curand",
+    "nvidia-cusolver",
+    "nvidia-cusparse",
     "nvidia-ml-py",
+    "nvidia-nccl-cu13",
+    "nvidia-nvjitlink",
     "numpy",
 )
 QUERY_S_MAX = 20

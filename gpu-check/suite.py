@@ -113,7 +113,7 @@ def groups() -> tuple[Group, ...]:
         Group("os_exit", _workloads("faults", "os_exit"), exit_code=7),
         Group(
             "jax",
-            _workloads("jax_programs", "jax_matmul", "jax_grad"),
+            _workloads("jax_programs", "jax_matmul", "jax_grad", "jax_convolution", "jax_fft", "jax_linear_algebra"),
             environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
         ),
         Group(
@@ -130,6 +130,32 @@ def groups() -> tuple[Group, ...]:
                 "cupy_programs", "cupy_elementwise", "cupy_reduction", "cupy_rawkernel", "cupy_matmul", "cupy_sort"
             ),
         ),
+        Group(
+            "fft",
+            _workloads("torch_fft", "fft_single", "fft_double", "fft_half", "fft_many_plans", "fft_convolution"),
+        ),
+        Group(
+            "libraries",
+            _workloads(
+                "torch_libraries", "cublaslt", "cusolver", "cusparse", "cudnn_graphs", "cudnn_benchmark", "nvjpeg"
+            ),
+        ),
+        Group(
+            "cupy_libraries",
+            _workloads(
+                "cupy_libraries",
+                "cupy_fft",
+                "cupy_fft_callback",
+                "curand",
+                "cupy_cusolver",
+                "cupy_cusparse",
+                "nvrtc",
+                "nvjitlink",
+                "npp",
+            ),
+        ),
+        Group("nccl", _workloads("nccl_programs", "nccl_collectives", "nccl_data_parallel", "nccl_close")),
+        Group("ipc", _workloads("ipc_programs", "ipc_tensors")),
         Group("numba", _workloads("numba_programs", "numba_saxpy", "numba_shared_sum")),
     )
     return tuple(group for group in suite if group.workloads)

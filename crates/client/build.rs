@@ -159,7 +159,12 @@ fn derived(
                     fields.push(format!("{field}: driver.{verb}_{}({c})?", handle.name()));
                 }
                 Some(decl::Type::U64) if param.ctype == "CUdeviceptr" => {
-                    fields.push(format!("{field}: driver.device_address({c})?"))
+                    let stream = call.params.iter().find(|p| p.ctype == "CUstream");
+                    let address = match stream.filter(|_| call.symbol.starts_with("cuMemset")) {
+                        Some(stream) => format!("settable({c}, {})", name(&stream.name)),
+                        None => format!("device_address({c})"),
+                    };
+                    fields.push(format!("{field}: driver.{address}?"))
                 }
                 Some(ty) => fields.push(format!("{field}: {c} as {}", wire_type(ty))),
                 None => return Err(format!("{}: {}", call.symbol, param.ctype).into()),

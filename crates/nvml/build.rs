@@ -159,6 +159,8 @@ const ENUMS: &[&str] = &[
     "nvmlDeviceArchitecture_t",
     "nvmlEccCounterType_t",
     "nvmlEnableState_t",
+    "nvmlGpuP2PCapsIndex_t",
+    "nvmlGpuP2PStatus_t",
     "nvmlGpuVirtualizationMode_t",
     "nvmlMemoryErrorType_t",
     "nvmlPcieUtilCounter_t",

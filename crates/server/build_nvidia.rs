@@ -113,6 +113,7 @@ const WITH_POINTERS: &[&str] = &[
     "cuGraphAddMemsetNode",
     "cuGraphAddMemcpyNode",
     "cuGraphAddKernelNode_v2",
+    "cuGraphKernelNodeGetParams_v2",
     "cuGraphExecKernelNodeSetParams_v2",
     "cuGraphExecMemsetNodeSetParams",
     "cuGraphExecMemcpyNodeSetParams",
@@ -287,11 +288,18 @@ fn derived_body(
             Direction::In => {
                 if param.ctype == "CUdeviceptr" {
                     touches_memory = true;
-                    writeln!(
-                        out,
-                        "        self.known(m.{name}, {})?;",
-                        extent(&call.symbol)
-                    )?;
+                    let extent = extent(&call.symbol);
+                    let stream = call.params.iter().find(|p| p.ctype == "CUstream");
+                    match stream.filter(|_| call.symbol.starts_with("cuMemset")) {
+                        Some(stream) => {
+                            let stream = decl::snake_case(&stream.name);
+                            writeln!(
+                                out,
+                                "        self.settable(m.{name}, {extent}, m.{stream})?;"
+                            )?;
+                        }
+                        None => writeln!(out, "        self.known(m.{name}, {extent})?;")?,
+                    }
                 }
                 arguments.push(match decl::scalar(&param.ctype) {
                     Some(Type::Handle(handle)) => {
@@ -346,7 +354,7 @@ fn derived_body(
     if touches_memory {
         writeln!(
             out,
-            "        // SAFETY: the addresses have been checked to be the session's.\n        {bound}unsafe {{ {invoked} }}?;"
+            "        // SAFETY: the addresses are the session's, or those of captured work that never runs.\n        {bound}unsafe {{ {invoked} }}?;"
         )?;
     } else {
         writeln!(out, "        {bound}{invoked}?;")?;

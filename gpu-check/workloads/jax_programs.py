@@ -1,4 +1,4 @@
-"""JAX: a matrix product and the gradient of a small network.
+"""JAX: a matrix product, the gradient of a small network, convolutions, transforms.
 
 XLA picks kernels by timing them, so bits may differ from run to run; values are compared instead.
 """
@@ -70,4 +70,54 @@ def jax_grad(settings: Settings) -> Result:
     return result
 
 
-WORKLOADS = {"jax_matmul": jax_matmul, "jax_grad": jax_grad}
+def jax_convolution(settings: Settings) -> Result:
+    """A convolution by cuDNN, with its gradients."""
+    _require_gpu()
+    keys = jax.random.split(jax.random.key(1), 2)
+    x, weight = jax.random.normal(keys[0], (8, 32, 32, 16)), jax.random.normal(keys[1], (3, 3, 16, 32))
+
+    def convolve(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(
+            x, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), precision="highest"
+        )
+
+    output = jax.jit(convolve)(x, weight)
+    host = np.pad(np.asarray(x, dtype=np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    filters = np.asarray(weight, dtype=np.float64)
+    expected = sum(host[:, i : i + 32, j : j + 32] @ filters[i, j] for i in range(3) for j in range(3))
+    error = np.abs(np.asarray(output) - expected).max() / np.abs(expected).max()
+    require(error < 1e-4, f"the convolution is off by {error:.3g} of the largest value")
+    gradients = jax.jit(jax.grad(lambda x, w: (convolve(x, w) ** 2).sum(), argnums=(0, 1)))(x, weight)
+    return _result([output, *gradients], {})
+
+
+def jax_fft(settings: Settings) -> Result:
+    _require_gpu()
+    x = np.random.default_rng(2).standard_normal((6, 40, 64), dtype=np.float32)
+    outputs = [jax.jit(jnp.fft.rfftn)(x), jax.jit(jnp.fft.fft2)(x)]
+    for output, expected in zip(outputs, (np.fft.rfftn(x), np.fft.fft2(x)), strict=True):
+        error = np.abs(np.asarray(output) - expected).max() / np.abs(expected).max()
+        require(error < 1e-5, f"a transform is off by {error:.3g} of the largest value")
+    return _result([jnp.abs(output) for output in outputs], {})
+
+
+def jax_linear_algebra(settings: Settings) -> Result:
+    """Decompositions, by cuSOLVER."""
+    _require_gpu()
+    matrix = np.random.default_rng(3).standard_normal((64, 64), dtype=np.float32)
+    u, values, v = jnp.linalg.svd(matrix)
+    q, r = jnp.linalg.qr(matrix)
+    products = [(u * values) @ v, q @ r]
+    for product in products:
+        error = np.abs(np.asarray(product) - matrix).max()
+        require(error < 1e-2, f"a product of factors is off by {error:.3g}")
+    return _result([values], {})
+
+
+WORKLOADS = {
+    "jax_matmul": jax_matmul,
+    "jax_grad": jax_grad,
+    "jax_convolution": jax_convolution,
+    "jax_fft": jax_fft,
+    "jax_linear_algebra": jax_linear_algebra,
+}

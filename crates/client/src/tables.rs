@@ -2,13 +2,13 @@
 //! Slot 0 holds the table's size in bytes, except for CONTEXT_LOCAL_STORAGE, which has none.
 
 use std::{
-    ffi::{c_int, c_void},
+    ffi::{c_char, c_int, c_void},
     sync::OnceLock,
 };
 
 use outboard_api::{
     CUresult,
-    cuda::{CUcontext, CUdevice, CUstream, CUuuid},
+    cuda::{CUcontext, CUdevice, CUfunction, CUmodule, CUstream, CUuuid},
     enums::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
 };
 use outboard_wire::messages;
@@ -30,7 +30,7 @@ unsafe impl Sync for Table {}
 // SAFETY: as above.
 unsafe impl Send for Table {}
 
-const SLOTS_MAX: usize = 96;
+const SLOTS_MAX: usize = 128;
 
 const CUDART_INTERFACE: u128 = 0x6bd5_fb6c_5bf4_e74a_8987_d939_12fd_9df9;
 const TOOLS_RUNTIME_HOOKS: u128 = 0xa094_798c_2e74_2e74_93f2_0800_200c_0a66;
@@ -40,6 +40,7 @@ const CONTEXT_CHECKS: u128 = 0x263e_8860_7cd2_6143_92f6_bbd5_006d_fa7e;
 const INTEGRITY_CHECK: u128 = 0xd408_2055_bde6_704b_8d34_ba12_3c66_e1f2;
 const CLUSTER_TOPOLOGY: u128 = 0x1734_dc26_800d_4745_8726_c0f1_e7dd_8bca;
 const CTX_STREAM_ID: u128 = 0x2131_8c60_9714_3248_8ca6_41ff_7324_c8f2;
+const MODULE_ITERATOR: u128 = 0x6e16_3fbe_b958_444d_835c_e182_aff1_991e;
 
 /// The table of this id; NULL and an error for an id that is not served, so that no caller jumps into nothing.
 pub(crate) fn find(id: &CUuuid) -> Result<*const c_void, CUresult> {
@@ -164,6 +165,7 @@ fn make() -> Vec<(u128, Table)> {
                 ],
             ),
         ),
+        (MODULE_ITERATOR, sized(99, &[(7, module_functions as Slot)])),
     ]
 }
 
@@ -193,10 +195,7 @@ unsafe extern "C" fn cudart_primary_context(out: *mut CUcontext, device: CUdevic
 }
 
 /// CUDART_INTERFACE[1], [6], [8]: load a module from a fatbin wrapper or header.
-unsafe extern "C" fn cudart_load_module(
-    module: *mut outboard_api::cuda::CUmodule,
-    image: *const c_void,
-) -> CUresult {
+unsafe extern "C" fn cudart_load_module(module: *mut CUmodule, image: *const c_void) -> CUresult {
     // SAFETY: as for cuModuleLoadData.
     answer(|| unsafe { calls::cuModuleLoadData(module, image) })
 }
@@ -318,6 +317,34 @@ unsafe extern "C" fn stream_id_of_private(
 ) -> CUresult {
     // SAFETY: as for cuStreamGetId.
     answer(|| unsafe { calls::cuStreamGetId(CUstream(private as usize), out) })
+}
+
+type EachFunction =
+    Option<unsafe extern "C" fn(opaque: *mut c_void, function: CUfunction, name: *const c_char)>;
+
+/// MODULE_ITERATOR[7]: hands each function of a module and its name to `each`, returns how many there are.
+/// cuFFT takes the only kernel of a module this way, without its name, and refuses any count but 1.
+unsafe extern "C" fn module_functions(
+    _context: CUcontext,
+    module: CUmodule,
+    each: EachFunction,
+    opaque: *mut c_void,
+) -> u64 {
+    let mut count = 0;
+    let done = answer(|| {
+        let library = driver()?.libraries.get(module.0)?;
+        let each = each.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        for kernel in &library.kernels {
+            // SAFETY: the caller's function, called with the caller's `opaque`.
+            unsafe { each(opaque, CUfunction(kernel.handle()), kernel.name.as_ptr()) };
+            count += 1;
+        }
+        Ok(())
+    });
+    if done != CUresult::CUDA_SUCCESS {
+        log::debug(format_args!("the functions of a module: {done}"));
+    }
+    count
 }
 
 /// CLUSTER_TOPOLOGY[4]: one byte for each pair of multiprocessors, in two arrays: its group, its place in the group.

@@ -48,6 +48,32 @@ fn what_the_server_says_arrives() {
 }
 
 #[test]
+fn no_device_reaches_into_another() {
+    let _turn = turn();
+    let _session = Session::start(Kind::Shm);
+    let (first, second) = (device(0), device(1));
+    let status = |a, b, index| {
+        let mut status = 77;
+        // SAFETY: a place for the answer.
+        match unsafe { nvmlDeviceGetP2PStatus(a, b, index, &mut status) } {
+            nvmlReturn_t::SUCCESS => Ok(status),
+            error => Err(error),
+        }
+    };
+    for index in 0..5 {
+        assert_eq!(status(first, first, index), Ok(5));
+        assert_eq!(status(first, second, index), Ok(5));
+        assert_eq!(status(second, first, index), Ok(5));
+    }
+    let invalid = Err(nvmlReturn_t::INVALID_ARGUMENT);
+    assert_eq!(status(first, first, 5), invalid);
+    assert_eq!(status(first, nvmlDevice_t(0), 0), invalid);
+    // SAFETY: a null pointer is refused.
+    let refused = unsafe { nvmlDeviceGetP2PStatus(first, first, 0, null_mut()) };
+    assert_eq!(refused, nvmlReturn_t::INVALID_ARGUMENT);
+}
+
+#[test]
 fn what_the_driver_refuses_is_not_supported() {
     let _turn = turn();
     let _session = Session::start(Kind::Shm);

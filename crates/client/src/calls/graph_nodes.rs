@@ -1,6 +1,7 @@
 //! The nodes of graphs that programs build by hand: added, changed, asked for their parameters. What a node does is in
 //! `work`, once for nodes that are added and for nodes that are changed.
 
+mod captured;
 mod work;
 
 use std::ffi::c_void;
@@ -316,7 +317,11 @@ pub(crate) unsafe fn cuGraphExecKernelNodeSetParams(
 }
 
 fn kernel_params(node: CUgraphNode) -> Result<CUDA_KERNEL_NODE_PARAMS, CUresult> {
-    match recorded(node)? {
+    let recorded = match recorded(node)? {
+        NodeRecord::Unknown => NodeRecord::Kernel(driver()?.learn_kernel(node)?),
+        recorded => recorded,
+    };
+    match recorded {
         NodeRecord::Kernel(kernel) => {
             let ([grid_dim_x, grid_dim_y, grid_dim_z], [block_dim_x, block_dim_y, block_dim_z]) =
                 (kernel.grid, kernel.block);

@@ -26,7 +26,7 @@ use std::sync::OnceLock;
 
 use outboard_api::{
     CUresult,
-    cuda::{CUcontext, CUdevice, CUdeviceptr},
+    cuda::{CUcontext, CUdevice, CUdeviceptr, CUstream},
 };
 use outboard_wire::{Op, doc::DeviceCard, handshake::ServerWelcome};
 use parking_lot::{Mutex, RwLock};
@@ -225,6 +225,16 @@ impl Driver {
         self.make_visible(address)?;
         self.push_visible()?;
         Ok(address)
+    }
+
+    /// An address that a memset in a stream names. A capture takes any: cuDNN captures what it never runs.
+    pub(crate) fn settable(&self, address: CUdeviceptr, stream: CUstream) -> Result<u64, CUresult> {
+        self.device_address(address).or_else(|refused| {
+            match self.capture_of(&self.stream(stream)?) {
+                Some(capture) if !capture.is_spoiled() => Ok(address),
+                _ => Err(refused),
+            }
+        })
     }
 }
 

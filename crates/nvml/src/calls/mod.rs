@@ -8,6 +8,7 @@ mod events;
 mod library;
 mod memory;
 mod pci;
+mod peers;
 mod processes;
 mod sensors;
 
@@ -16,7 +17,8 @@ use std::{ffi::c_char, sync::Arc};
 use outboard_wire::doc::NvmlDevice;
 
 pub(crate) use self::{
-    answers::*, devices::*, events::*, library::*, memory::*, pci::*, processes::*, sensors::*,
+    answers::*, devices::*, events::*, library::*, memory::*, pci::*, peers::*, processes::*,
+    sensors::*,
 };
 use crate::{
     session::{self, Age, Snapshot},

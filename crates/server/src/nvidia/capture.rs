@@ -39,13 +39,17 @@ impl Nvidia {
     ) -> Result<messages::CaptureEndReply, Failure> {
         self.enter(cx)?;
         let stream = self.real_stream(m.stream)?;
-        let id = self.driver.capture(stream).map(|capture| capture.id);
+        let capture = self.driver.capture(stream);
+        let id = capture.as_ref().map(|capture| capture.id);
         let ended = self.driver.cuStreamEndCapture(stream);
         // Where it was begun a capture ends even with an error; elsewhere it goes on.
         let adds = self.captures.remove(&m.stream).unwrap_or(true);
         if !adds && !ended.is_ok_and(|graph| !graph.is_null()) {
             // The client may have been shown the graph in the making, which is gone now.
             let _ = self.graphs.forget(m.graph);
+            if let Ok(capture) = &capture {
+                self.graphs.forget_stray(capture.graph);
+            }
         }
         let graph = ended?;
         let memory = id

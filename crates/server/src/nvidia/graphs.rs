@@ -13,7 +13,7 @@ use outboard_wire::{
     codec::{id_bytes, ids},
     messages,
 };
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
     Nvidia,
@@ -33,9 +33,9 @@ use crate::{
 /// Memory that captured copies read.
 pub(super) type Memory = Vec<Arc<Part>>;
 
-struct Exec {
+pub(super) struct Exec {
     owned: Owned<real::GraphExec>,
-    memory: Memory,
+    pub(super) memory: Memory,
 }
 
 struct Node {
@@ -45,13 +45,15 @@ struct Node {
 
 pub(super) struct Graphs {
     graphs: Shadow<real::Graph>,
-    execs: Shadow<Exec>,
+    pub(super) execs: Shadow<Exec>,
     nodes: Shadow<Node>,
     /// The first number of each graph.
     graph_ids: FxHashMap<real::Graph, u64>,
     node_ids: FxHashMap<real::Node, u64>,
     /// What copies read that were captured into a graph, its clones or its children.
     memory: FxHashMap<real::Graph, Memory>,
+    /// Graphs with a memset of memory that is not the session's; see [`super::captured`].
+    strays: FxHashSet<real::Graph>,
     driver: Arc<Driver>,
 }
 
@@ -64,6 +66,7 @@ impl Graphs {
             graph_ids: FxHashMap::default(),
             node_ids: FxHashMap::default(),
             memory: FxHashMap::default(),
+            strays: FxHashSet::default(),
             driver: driver.clone(),
         }
     }
@@ -85,8 +88,35 @@ impl Graphs {
         }
     }
 
-    fn memory_of(&self, graph: real::Graph) -> Memory {
+    /// Hands on to a graph what it must keep of one that became part of it.
+    pub(super) fn inherit(&mut self, graph: real::Graph, part: real::Graph) {
+        self.remember(graph, self.memory_of(part));
+        if self.strays.contains(&part) {
+            self.strays.insert(graph);
+        }
+    }
+
+    pub(super) fn memory_of(&self, graph: real::Graph) -> Memory {
         self.memory.get(&graph).cloned().unwrap_or_default()
+    }
+
+    pub(super) fn mark_stray(&mut self, graph: real::Graph) {
+        self.strays.insert(graph);
+    }
+
+    pub(super) fn forget_stray(&mut self, graph: real::Graph) {
+        self.strays.remove(&graph);
+    }
+
+    /// Refuses a graph that would write to memory which is not the session's.
+    pub(super) fn check_runnable(&self, graph: real::Graph) -> Result<(), Failure> {
+        match self.strays.contains(&graph) {
+            false => Ok(()),
+            true => Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                "a captured memset is of memory that is not this session's",
+            )),
+        }
     }
 
     pub(super) fn id_of(&self, handle: real::Graph) -> Option<u64> {
@@ -131,6 +161,7 @@ impl Graphs {
         let handle = self.graphs.remove(id)?;
         self.graphs.retain(|other| *other != handle);
         self.graph_ids.remove(&handle);
+        self.strays.remove(&handle);
         let node_ids = &mut self.node_ids;
         self.nodes.retain(|node| {
             let gone = node.graph == handle;
@@ -157,7 +188,7 @@ impl Graphs {
 impl Drop for Graphs {
     fn drop(&mut self) {
         self.execs.drain().for_each(drop);
-        let mut destroyed = rustc_hash::FxHashSet::default();
+        let mut destroyed = FxHashSet::default();
         for (_, graph) in self.graphs.drain() {
             if destroyed.insert(graph) {
                 given_back(self.driver.cuGraphDestroy(graph));
@@ -174,6 +205,7 @@ impl Nvidia {
     ) -> Result<messages::GraphInstantiateReply, Failure> {
         self.enter(cx)?;
         let graph = self.real_graph(m.graph)?;
+        self.graphs.check_runnable(graph)?;
         let memory = self.graphs.memory_of(graph);
         // Uploading ahead saves time at the first launch, and is another call's to do.
         let flags = m.flags & !u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD);
@@ -208,19 +240,6 @@ impl Nvidia {
         let stream = self.real_stream(m.h_stream)?;
         let exec = self.real_graphexec(m.h_graph)?;
         Ok(self.driver.cuGraphUpload(exec, stream)?)
-    }
-
-    pub(super) fn cu_graph_clone(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::CuGraphClone,
-    ) -> Result<(), Failure> {
-        self.enter(cx)?;
-        let original = self.real_graph(m.original_graph)?;
-        let clone = self.driver.cuGraphClone(original)?;
-        let memory = self.graphs.memory_of(original);
-        self.graphs.remember(clone, memory);
-        self.graphs.bind(m.ph_graph_clone, clone)
     }
 
     pub(super) fn cu_graph_destroy(
@@ -321,6 +340,7 @@ impl Nvidia {
     ) -> Result<messages::GraphExecUpdateReply, Failure> {
         self.enter(cx)?;
         let graph = self.real_graph(m.graph)?;
+        self.graphs.check_runnable(graph)?;
         let memory = self.graphs.memory_of(graph);
         let exec = self.graphs.execs.get_mut(m.exec)?;
         let result = self.driver.graph_exec_update(exec.owned.handle(), graph)?;
@@ -378,19 +398,6 @@ impl Nvidia {
     ) -> Result<(), Failure> {
         self.enter(cx)?;
         self.add_node(m.graph, m.node, m.dependencies, &NodeWork::Empty)
-    }
-
-    pub(super) fn graph_add_child(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::GraphAddChild<'_>,
-    ) -> Result<(), Failure> {
-        self.enter(cx)?;
-        let (graph, child) = (self.real_graph(m.graph)?, self.real_graph(m.child)?);
-        self.add_node(m.graph, m.node, m.dependencies, &NodeWork::Child(child))?;
-        let memory = self.graphs.memory_of(child);
-        self.graphs.remember(graph, memory);
-        Ok(())
     }
 
     pub(super) fn graph_add_event(
@@ -513,19 +520,6 @@ impl Nvidia {
         self.set_node(m.exec, m.node, &work)
     }
 
-    pub(super) fn graph_exec_set_child(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::GraphExecSetChild,
-    ) -> Result<(), Failure> {
-        self.enter(cx)?;
-        let child = self.real_graph(m.child)?;
-        self.set_node(m.exec, m.node, &NodeWork::Child(child))?;
-        let memory = self.graphs.memory_of(child);
-        self.graphs.execs.get_mut(m.exec)?.memory.extend(memory);
-        Ok(())
-    }
-
     pub(super) fn graph_dot(
         &mut self,
         cx: &mut Cx<'_>,
@@ -557,7 +551,7 @@ impl Nvidia {
         self.graphs.bind(id, handle)
     }
 
-    fn add_node(
+    pub(super) fn add_node(
         &mut self,
         graph: u64,
         node: u64,
@@ -571,7 +565,12 @@ impl Nvidia {
         self.graphs.bind_node(node, made, graph)
     }
 
-    fn set_node(&mut self, exec: u64, node: u64, work: &NodeWork<'_>) -> Result<(), Failure> {
+    pub(super) fn set_node(
+        &mut self,
+        exec: u64,
+        node: u64,
+        work: &NodeWork<'_>,
+    ) -> Result<(), Failure> {
         let (exec, node) = (self.real_graphexec(exec)?, self.real_node(node)?);
         // SAFETY: as for `add_node`.
         Ok(unsafe { self.driver.graph_exec_set(exec, node, work) }?)

@@ -15,6 +15,7 @@ mod addresses;
 mod board;
 mod calls;
 mod capture;
+mod captured;
 mod contents;
 mod contexts;
 mod copies;

@@ -251,6 +251,29 @@ impl Nvidia {
         Ok(messages::OccupancyReply { value })
     }
 
+    /// The number and the parameters (offset, size) of a kernel that has been launched, by its function or itself.
+    #[allow(clippy::type_complexity)]
+    pub(super) fn kernel_of(
+        &self,
+        function: usize,
+        kernel: usize,
+    ) -> Result<Option<(u64, Vec<(u32, u32)>)>, Failure> {
+        for (library, of) in self.libraries.iter() {
+            for (index, known) in of.kernels.iter().enumerate() {
+                let Some(handle) = known.handle else { continue };
+                let is_it = match function {
+                    0 => handle.raw() == kernel,
+                    _ => known.functions.iter().any(|(_, f)| f.raw() == function),
+                };
+                if is_it {
+                    let layout = params_of(&self.driver, handle)?;
+                    return Ok(Some((library << 32 | index as u64, layout)));
+                }
+            }
+        }
+        Ok(None)
+    }
+
     /// The kernel's function in the current context, found at its first use.
     #[inline]
     pub(super) fn real_kernel(
@@ -391,24 +414,29 @@ fn reply(
 fn enumerate(driver: &Driver, library: real::Library) -> Result<LibraryCard, Failure> {
     let mut kernels = Vec::new();
     for kernel in driver.library_kernels(library)? {
-        let mut params = Vec::new();
-        for index in 0..PARAMS_MAX {
-            match driver.cuKernelGetParamInfo(kernel, index) {
-                Ok((offset, size)) => params.push((offset as u32, size as u32)),
-                Err(Refused {
-                    status: CUresult::CUDA_ERROR_INVALID_VALUE,
-                    ..
-                }) => break,
-                Err(refused) => return Err(refused.into()),
-            }
-        }
         kernels.push(KernelCard {
             name: driver.kernel_name(kernel)?.to_string_lossy().into_owned(),
-            params,
+            params: params_of(driver, kernel)?,
             bounds: LaunchBounds::default(),
         });
     }
     Ok(LibraryCard { kernels })
+}
+
+/// Offset and size of each parameter.
+fn params_of(driver: &Driver, kernel: real::DeviceKernel) -> Result<Vec<(u32, u32)>, Refused> {
+    let mut params = Vec::new();
+    for index in 0..PARAMS_MAX {
+        match driver.cuKernelGetParamInfo(kernel, index) {
+            Ok((offset, size)) => params.push((offset as u32, size as u32)),
+            Err(Refused {
+                status: CUresult::CUDA_ERROR_INVALID_VALUE,
+                ..
+            }) => break,
+            Err(refused) => return Err(refused),
+        }
+    }
+    Ok(params)
 }
 
 /// Seven numbers, then launch attributes.

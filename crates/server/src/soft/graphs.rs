@@ -300,6 +300,32 @@ impl Soft {
         self.add_node(m.graph, m.node, m.dependencies, Op::Launch(launch))
     }
 
+    pub(super) fn graph_kernel_params(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::GraphKernelParams,
+    ) -> Result<messages::GraphKernelParamsReply<'static>, Failure> {
+        let Node { graph, node } = *self.nodes.get(m.node)?;
+        let Op::Launch(launch) = self.gpu.node_op(graph, node).map_err(failure)? else {
+            return Err(invalid("the parameters of a node that is no kernel"));
+        };
+        let kernel = self
+            .kernel_of(&launch.code)
+            .ok_or_else(|| Failure::unsupported("a node of a kernel whose module is gone"))?;
+        let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (launch.grid, launch.block);
+        Ok(messages::GraphKernelParamsReply {
+            kernel,
+            grid_x,
+            grid_y,
+            grid_z,
+            block_x,
+            block_y,
+            block_z,
+            shared_bytes: launch.shared_bytes,
+            params: launch.params.to_vec().into(),
+        })
+    }
+
     fn set_exec_node(&mut self, exec: u64, node: u64, op: Op) -> Result<(), Failure> {
         let (exec, node) = (self.exec(exec)?, self.nodes.get(node)?.node);
         self.gpu.set_exec_node(exec, node, op).map_err(failure)

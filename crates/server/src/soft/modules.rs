@@ -63,6 +63,15 @@ impl Soft {
         Ok((library, kernel.ok_or_else(|| Failure::wild("kernel", id))?))
     }
 
+    /// The number of a kernel by its code.
+    pub(super) fn kernel_of(&self, code: &Arc<dyn Code>) -> Option<u64> {
+        self.libraries.iter().find_map(|(library, of)| {
+            let mut kernels = of.kernels.iter();
+            let index = kernels.position(|kernel| Arc::ptr_eq(&kernel.code, code))?;
+            Some(library << 32 | index as u64)
+        })
+    }
+
     pub(super) fn facts(
         &self,
         id: u64,

@@ -108,6 +108,7 @@ device! {
     graph_add_memset(m::GraphAddMemset<'_>) -> ();
     graph_add_copy(m::GraphAddCopy<'_>) -> ();
     graph_add_kernel(m::GraphAddKernel<'_>) -> ();
+    graph_kernel_params(m::GraphKernelParams) -> m::GraphKernelParamsReply<'static>;
     graph_exec_set_kernel(m::GraphExecSetKernel<'_>) -> ();
     graph_exec_set_memset(m::GraphExecSetMemset) -> ();
     graph_exec_set_copy(m::GraphExecSetCopy<'_>) -> ();

@@ -1,0 +1,225 @@
+//! Graphs that were captured or put together from others: what they inherit, what their nodes do, what they must not.
+//!
+//! cuDNN captures an engine with made-up addresses, reads from the graph which kernels it takes, and drops the graph. The
+//! driver takes any address for a memset while it captures, and so does [`Nvidia::settable`]. What runs is another
+//! matter: a memset could then reach memory of this process. A graph with such a memset is a stray, so are its clones and
+//! those that it is a child of, and none of them is instantiated.
+
+use outboard_api::{
+    cuda::{CUDA_KERNEL_NODE_PARAMS, CUcontext, CUfunction, CUkernel},
+    enums::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+};
+use outboard_wire::messages;
+
+use super::{
+    Nvidia,
+    graph_calls::NodeWork,
+    table::{Driver, Refused, real},
+};
+use crate::device::{Cx, Failure};
+
+/// `CU_LAUNCH_PARAM_END`, `_BUFFER_POINTER`, `_BUFFER_SIZE`
+const PARAM_END: usize = 0;
+const PARAM_BUFFER_POINTER: usize = 1;
+const PARAM_BUFFER_SIZE: usize = 2;
+
+const NO_KERNEL: CUDA_KERNEL_NODE_PARAMS = CUDA_KERNEL_NODE_PARAMS {
+    func: CUfunction::NULL,
+    grid_dim_x: 0,
+    grid_dim_y: 0,
+    grid_dim_z: 0,
+    block_dim_x: 0,
+    block_dim_y: 0,
+    block_dim_z: 0,
+    shared_mem_bytes: 0,
+    kernel_params: std::ptr::null_mut(),
+    extra: std::ptr::null_mut(),
+    kern: CUkernel::NULL,
+    ctx: CUcontext::NULL,
+};
+
+impl Nvidia {
+    /// Checks memory that a memset names: the session's, or any at all if the stream captures.
+    pub(super) fn settable(&mut self, address: u64, len: u64, stream: u64) -> Result<(), Failure> {
+        let Err(unknown) = self.known(address, len) else {
+            return Ok(());
+        };
+        let stream = self.real_stream(stream)?;
+        match self.driver.capture(stream) {
+            Ok(capture) if capture.status == CU_STREAM_CAPTURE_STATUS_ACTIVE => {
+                self.graphs.mark_stray(capture.graph);
+                Ok(())
+            }
+            _ => Err(unknown),
+        }
+    }
+
+    pub(super) fn cu_graph_clone(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::CuGraphClone,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let original = self.real_graph(m.original_graph)?;
+        let clone = self.driver.cuGraphClone(original)?;
+        self.graphs.inherit(clone, original);
+        self.graphs.bind(m.ph_graph_clone, clone)
+    }
+
+    pub(super) fn graph_add_child(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphAddChild<'_>,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let (graph, child) = (self.real_graph(m.graph)?, self.real_graph(m.child)?);
+        self.add_node(m.graph, m.node, m.dependencies, &NodeWork::Child(child))?;
+        self.graphs.inherit(graph, child);
+        Ok(())
+    }
+
+    pub(super) fn graph_exec_set_child(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphExecSetChild,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let child = self.real_graph(m.child)?;
+        self.graphs.check_runnable(child)?;
+        self.set_node(m.exec, m.node, &NodeWork::Child(child))?;
+        let memory = self.graphs.memory_of(child);
+        self.graphs.execs.get_mut(m.exec)?.memory.extend(memory);
+        Ok(())
+    }
+
+    pub(super) fn graph_kernel_params(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphKernelParams,
+    ) -> Result<messages::GraphKernelParamsReply<'static>, Failure> {
+        self.enter(cx)?;
+        let node = self.driver.kernel_node(self.real_node(m.node)?)?;
+        let (kernel, layout) = self
+            .kernel_of(node.func.0, node.kern.0)?
+            .ok_or_else(|| Failure::unsupported("a kernel node of a kernel that no module has"))?;
+        // SAFETY: the driver's own record of the node, read before any other call, and the layout of its kernel.
+        let params = unsafe { packed(&node, &layout) };
+        Ok(messages::GraphKernelParamsReply {
+            kernel,
+            grid_x: node.grid_dim_x,
+            grid_y: node.grid_dim_y,
+            grid_z: node.grid_dim_z,
+            block_x: node.block_dim_x,
+            block_y: node.block_dim_y,
+            block_z: node.block_dim_z,
+            shared_bytes: node.shared_mem_bytes,
+            params: params.into(),
+        })
+    }
+}
+
+impl Driver {
+    /// A kernel node's parameters. Their values lie in the driver, valid until the node changes or goes.
+    fn kernel_node(&self, node: real::Node) -> Result<CUDA_KERNEL_NODE_PARAMS, Refused> {
+        let mut params = NO_KERNEL;
+        // SAFETY: room for the answer.
+        unsafe { self.cuGraphKernelNodeGetParams_v2(node, &mut params) }?;
+        Ok(params)
+    }
+}
+
+/// The parameters as one buffer. `layout` has the offset and the size of each.
+///
+/// # Safety
+/// `node` is the driver's answer for a node of a kernel with these parameters, and the node has not changed since.
+unsafe fn packed(node: &CUDA_KERNEL_NODE_PARAMS, layout: &[(u32, u32)]) -> Vec<u8> {
+    let end = layout.iter().map(|(offset, size)| offset + size).max();
+    let mut buffer = vec![0u8; end.unwrap_or(0) as usize];
+    if !node.kernel_params.is_null() {
+        for (index, (offset, size)) in layout.iter().enumerate() {
+            let to = &mut buffer[*offset as usize..(offset + size) as usize];
+            // SAFETY: one pointer for each parameter, to as many bytes as the parameter has.
+            unsafe {
+                let from = (*node.kernel_params.add(index)).cast::<u8>();
+                to.copy_from_slice(std::slice::from_raw_parts(from, to.len()));
+            }
+        }
+    } else if !node.extra.is_null() {
+        // SAFETY: the driver's list, which ends with its end mark.
+        let given = unsafe { extra_buffer(node.extra) };
+        let len = given.len().min(buffer.len());
+        buffer[..len].copy_from_slice(&given[..len]);
+    }
+    buffer
+}
+
+/// The packed parameters in a list of options: a pointer and a size, each after its mark.
+///
+/// # Safety
+/// A list as `cuLaunchKernel` takes it in `extra`.
+unsafe fn extra_buffer<'a>(mut extra: *mut *mut std::ffi::c_void) -> &'a [u8] {
+    let (mut start, mut len) = (std::ptr::null::<u8>(), 0);
+    // SAFETY: the caller's promise: pairs up to the end mark.
+    unsafe {
+        while *extra as usize != PARAM_END {
+            match *extra as usize {
+                PARAM_BUFFER_POINTER => start = (*extra.add(1)).cast(),
+                PARAM_BUFFER_SIZE => len = *(*extra.add(1)).cast::<usize>(),
+                _ => break,
+            }
+            extra = extra.add(2);
+        }
+        match start.is_null() {
+            true => &[],
+            false => std::slice::from_raw_parts(start, len),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::c_void;
+
+    use super::*;
+
+    fn at<T>(value: &mut T) -> *mut c_void {
+        (&raw mut *value).cast()
+    }
+
+    #[test]
+    fn parameters_are_packed_where_the_kernel_wants_them() {
+        let (mut first, mut second) = (7u32, 0x1122_3344_5566_7788_u64);
+        let mut pointers = [at(&mut first), at(&mut second)];
+        let node = CUDA_KERNEL_NODE_PARAMS {
+            kernel_params: pointers.as_mut_ptr(),
+            ..NO_KERNEL
+        };
+        // SAFETY: two parameters of these sizes.
+        let buffer = unsafe { packed(&node, &[(0, 4), (8, 8)]) };
+        assert_eq!(buffer[..4], 7u32.to_ne_bytes());
+        assert_eq!(buffer[8..], second.to_ne_bytes());
+    }
+
+    #[test]
+    fn a_packed_buffer_is_taken_as_it_is() {
+        let (mut bytes, mut len) = ([1u8, 2, 3, 4], 4usize);
+        let mut extra = [
+            PARAM_BUFFER_POINTER as *mut c_void,
+            at(&mut bytes),
+            PARAM_BUFFER_SIZE as *mut c_void,
+            at(&mut len),
+            PARAM_END as *mut c_void,
+        ];
+        let node = CUDA_KERNEL_NODE_PARAMS {
+            extra: extra.as_mut_ptr(),
+            ..NO_KERNEL
+        };
+        // SAFETY: a list of two options and its end.
+        assert_eq!(unsafe { packed(&node, &[(0, 2), (2, 2)]) }, [1, 2, 3, 4]);
+        // SAFETY: as above; a kernel that takes more is given zeros.
+        assert_eq!(unsafe { packed(&node, &[(0, 6)]) }, [1, 2, 3, 4, 0, 0]);
+        let nothing = NO_KERNEL;
+        // SAFETY: no parameters at all.
+        assert!(unsafe { packed(&nothing, &[]) }.is_empty());
+    }
+}

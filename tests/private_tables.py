@@ -1,0 +1,50 @@
+"""The driver's table by which cuFFT finds the kernel of a module, called as cuFFT calls it. Prints what came of it."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, byref, c_char_p, c_uint64, c_void_p
+
+from misuse import STORE, call, load, must
+
+MODULE_ITERATOR = bytes.fromhex("6e163fbeb958444d835ce182aff1991e")
+FUNCTIONS_SLOT = 7
+
+Each = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_char_p)
+SECOND = STORE.split(b".address_size 64")[1].replace(b"store", b"other")
+
+
+def functions(module: c_void_p) -> tuple[int, list[tuple[int | None, bytes]]]:
+    """The count that the table answers, and what it called back with."""
+    table = POINTER(c_void_p)()
+    assert call("cuGetExportTable", byref(table), MODULE_ITERATOR) == "CUDA_SUCCESS"
+    assert (table[0] or 0) > 8 * FUNCTIONS_SLOT, "cuFFT wants this many slots"
+    seen: list[tuple[int | None, bytes]] = []
+
+    def each(opaque: int | None, function: int | None, name: bytes) -> None:
+        assert opaque == 77
+        seen.append((function, name))
+
+    signature = ctypes.CFUNCTYPE(c_uint64, c_void_p, c_void_p, Each, c_void_p)
+    return signature(table[FUNCTIONS_SLOT])(None, module, Each(each), 77), seen
+
+
+def main() -> None:
+    must("cuInit", 0)
+    context = c_void_p()
+    must("cuDevicePrimaryCtxRetain", byref(context), 0)
+    must("cuCtxSetCurrent", context)
+    for image in (STORE, STORE.replace(b"\0", b"") + SECOND):
+        status, module, log = load(image)
+        assert status == "CUDA_SUCCESS", log
+        count, seen = functions(module)
+        for function, name in seen:
+            found = c_void_p()
+            must("cuModuleGetFunction", byref(found), module, name)
+            assert found.value == function, f"{name.decode()} is another function"
+        print(count, sorted(name.decode() for _, name in seen))
+    print(*functions(c_void_p(1234)))
+
+
+if __name__ == "__main__":
+    main()
