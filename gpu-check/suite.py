@@ -109,6 +109,7 @@ def groups() -> tuple[Group, ...]:
             "compile",
             _workloads("torch_compiled", "compiled_mlp") + _counted("torch_compiled", compiled_softmax=0),
         ),
+        Group("soak", _workloads("torch_soak", "soak")),
         Group("device_assert", _workloads("faults", "device_assert")),
         Group("os_exit", _workloads("faults", "os_exit"), exit_code=7),
         Group(
