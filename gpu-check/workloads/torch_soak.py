@@ -1,8 +1,8 @@
 """A long mixed program: steps in an order by seed, in one process, each with the result that it must have.
 
 What other workloads try alone happens here after each other and beside each other: copies of every size from pinned and
-pageable memory, memory that kernels read in place, managed memory, streams, events, threads, graphs, allocations up to the
-last byte and back, libraries that are loaded late.
+pageable memory, memory that kernels read in place, managed memory, streams, events, threads, graphs, allocations up to
+the last byte and back, libraries that are loaded late.
 """
 
 from __future__ import annotations
