@@ -59,6 +59,10 @@ def test_a_page_that_changed_is_one_page(server: Server, link: str, tmp_path: Pa
     assert per_launch(server, link, tmp_path, history, "sent_bytes") <= PAGE_BYTES
 
 
+def test_work_after_a_host_function_sees_what_it_wrote(server: Server, link: str, tmp_path: Path) -> None:
+    figures(server, link, tmp_path, "host_function", FEW)
+
+
 def test_memory_that_was_mapped_over_is_told_to_the_server(server: Server, link: str, tmp_path: Path) -> None:
     figures(server, link, tmp_path, "mapped_over", FEW)
 

@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import os
 import sys
+import time
 from ctypes import byref, c_size_t, c_uint32, c_uint64, c_void_p
 
 PTX = b"""
@@ -81,6 +82,17 @@ class Program:
     def fill(self, memory: int) -> None:
         ctypes.memset(memory, 1, BYTES)
 
+    def write_in_order(self, address: int, value: int) -> None:
+        """Writes a word when all earlier work is done, before all later work."""
+
+        def write(_: object) -> None:
+            # The launch after it has been sent long ago.
+            time.sleep(0.05)
+            c_uint32.from_address(address).value = value
+
+        self.function = ctypes.CFUNCTYPE(None, c_void_p)(write)
+        check("cuLaunchHostFunc", c_void_p(), self.function, c_void_p())
+
     def expect(self, address: int, value: int) -> None:
         self.wait()
         found = c_uint32.from_address(address).value
@@ -93,7 +105,7 @@ def history(program: Program, name: str) -> int:
         return 0
     if name in ("registered", "registered_written", "forked", "unmapped", "mapped_over"):
         memory = program.registered(MAPPED)
-    elif name in ("managed", "managed_written"):
+    elif name in ("managed", "managed_written", "host_function"):
         memory = program.managed()
     elif name in ("mapped", "mapped_written"):
         memory = program.pinned(MAPPED)
@@ -125,6 +137,10 @@ def history(program: Program, name: str) -> int:
         assert os.waitpid(child, 0)[1] == 0
     program.launch(memory)
     program.expect(memory, 7)
+    if name == "host_function":
+        program.write_in_order(memory, 70)
+        program.launch(memory)
+        program.expect(memory, 71)
     if name == "unmapped":
         assert libc.munmap(c_void_p(memory + BYTES // 4), c_size_t(BYTES // 4)) == 0
     if name == "mapped_over":

@@ -146,6 +146,10 @@ fn run_host_functions(session: &'static Session) {
             queue().0.lock().registered.remove(&number);
             session.attended();
         }
+        // Work after the function sees what it wrote. An error is the next call's.
+        if let Ok(driver) = state::driver() {
+            let _ = driver.push_visible();
+        }
         let _ = session.tell(&messages::HostFuncDone { call: number });
     }
 }

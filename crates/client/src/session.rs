@@ -320,6 +320,14 @@ impl Session {
             .any(|e| matches!(&e.sink, Sink::Memory(l) if l.detached))
     }
 
+    /// Whether copies that nobody waits for are on their way into this memory.
+    pub(crate) fn expects_detached_in(&self, base: u64, bytes: u64) -> bool {
+        self.waiters.lock().values().any(|e| match &e.sink {
+            Sink::Memory(l) => l.detached && (l.address as u64).wrapping_sub(base) < bytes,
+            _ => false,
+        })
+    }
+
     /// Where a long answer is received to: a copy's plain destination.
     fn place(&self, head: &[u8], len: usize) -> Option<Place> {
         let token = copied_to(head, len)?;

@@ -189,8 +189,19 @@ impl Driver {
         if range.shared {
             return Ok(());
         }
-        range.mirror.stays.store(true, Ordering::Release);
+        if !range.mirror.stays_open() {
+            range.mirror.stays.store(true, Ordering::Release);
+            self.land_copies(&range);
+        }
         self.open_mirror(&range)
+    }
+
+    /// Waits for copies that are on their way into this memory: work that reads the mirror would miss them.
+    fn land_copies(&self, range: &HostRange) {
+        while self.session.expects_detached_in(range.base, range.bytes) {
+            self.session.poll();
+            std::thread::yield_now();
+        }
     }
 
     /// Opens mirrors of private memory that these arguments point to. The launch is sent while what is returned is held.
@@ -202,10 +213,6 @@ impl Driver {
         params: &[u8],
         is_kept: bool,
     ) -> Result<Option<RwLockReadGuard<'_, ()>>, CUresult> {
-        // Copies into pinned memory that have not landed yet would be missing in what is sent below.
-        if !is_kept && self.session.expects_detached() {
-            self.synchronize_context()?;
-        }
         let mut naming = None;
         for word in params.as_chunks::<8>().0 {
             let address = u64::from_le_bytes(*word);
@@ -220,6 +227,7 @@ impl Driver {
             naming.get_or_insert_with(|| self.mirrors.naming.read());
             let look = self.mirrors.looks.load(Ordering::Acquire);
             range.mirror.named(look);
+            self.land_copies(&range);
             self.open_mirror(&range)?;
         }
         self.push_visible()?;
