@@ -231,3 +231,20 @@ def test_another_release_is_refused(server: Server, link: str, tmp_path: Path) -
         while piece := raw.recv(65536):
             answer += piece
     assert b"999" in answer and b"version" in answer, answer
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_memory_that_is_taken_away_harms_nobody(server: Server, sealed: bool, tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    preloaded = tmp_path / "shrinks.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", preloaded, here / "shrinks.c"], check=True)
+    with server.log.open() as log:
+        log.seek(0, os.SEEK_END)
+        env = {"SHRINKS": str(preloaded), **({"SEALED": "1"} if sealed else {})}
+        program = 'LD_PRELOAD=$SHRINKS exec "$0" "$1"'
+        done = server.run("shm", "sh", "-c", program, sys.executable, here / "shrinks.py", env=env)
+        # What is sealed does not shrink; what is not is no pinned memory.
+        wanted = ["0 0 True", "0 0"] if sealed else [r"[^0]\d* [^0]\d* True"]
+        assert re.fullmatch("\n".join(wanted) + "\n", done.stdout), done.stdout + done.stderr
+        still_serves(server, "shm")
+        assert "killed" not in log.read()

@@ -367,18 +367,24 @@ impl Driver {
     }
 }
 
+/// Memory of this many bytes for ever, as the server asks of what it maps.
 pub(super) fn memfd(bytes: u64) -> Result<OwnedFd, CUresult> {
+    const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: a literal name; the result is checked.
-    let fd = unsafe { libc::memfd_create(c"outboard-pinned".as_ptr(), libc::MFD_CLOEXEC) };
+    let fd = unsafe { libc::memfd_create(c"outboard-pinned".as_ptr(), flags) };
     if fd < 0 {
         return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     }
     // SAFETY: a descriptor just made, owned by nobody else.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: as above; the result is checked.
-    let sized =
-        unsafe { libc::ftruncate(std::os::fd::AsRawFd::as_raw_fd(&fd), bytes as libc::off_t) };
-    if sized == 0 {
+    let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
+    // SAFETY: calls with numbers alone; the results are checked.
+    let is_made = unsafe {
+        libc::ftruncate(number, bytes as libc::off_t) == 0
+            && libc::fcntl(number, libc::F_ADD_SEALS, SEALS) == 0
+    };
+    if is_made {
         Ok(fd)
     } else {
         Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)

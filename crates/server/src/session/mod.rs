@@ -48,6 +48,7 @@ use std::{
     collections::VecDeque,
     net::SocketAddr,
     num::NonZeroU64,
+    os::fd::OwnedFd,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -63,7 +64,7 @@ use outboard_wire::{
     limits::{CHUNK_BYTES_MAX, PLACED_BYTES_MIN},
     messages::{HostCallNote, HostPagesNote, LanesOpen, NetworkSet, Ping, PrintNote},
 };
-use rustix::thread::set_current_timer_slack;
+use rustix::{fs::SealFlags, thread::set_current_timer_slack};
 use thiserror::Error;
 use tracing::{Level, debug, enabled, trace};
 
@@ -357,6 +358,7 @@ impl Session<'_> {
                     .borrow_mut()
                     .recv_fd(tag, Duration::from_millis(limits::FD_MS_MAX))
                     .map_err(|e| Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, e.to_string()))
+                    .and_then(unshrinkable)
             };
             let mut cx = Cx {
                 context: header.context,
@@ -526,4 +528,17 @@ fn place(device: &mut dyn Device, purpose: Purpose, head: &[u8], len: usize) -> 
     let skip = copied_data_at(head, len)?;
     let memory = device.room(len - skip)?;
     Some(Place { skip, memory })
+}
+
+/// Memory that a client hands over, if it cannot shrink: the client would end this process by taking away pages that are
+/// mapped here. Only memory files have seals.
+fn unshrinkable(file: OwnedFd) -> Result<OwnedFd, Failure> {
+    let seals = rustix::fs::fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
+    match seals.contains(SealFlags::SHRINK) {
+        true => Ok(file),
+        false => Err(Failure::new(
+            CUresult::CUDA_ERROR_INVALID_VALUE,
+            "shared memory that is not sealed against shrinking",
+        )),
+    }
 }

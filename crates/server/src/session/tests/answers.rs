@@ -1,5 +1,7 @@
 //! What is answered, and in which order.
 
+use rustix::fs::{MemfdFlags, SealFlags};
+
 use super::*;
 
 #[test]
@@ -250,8 +252,8 @@ fn a_lost_gpu_fails_every_wait() {
 #[test]
 fn prints_and_pages_precede_the_answer_to_a_wait() {
     let mut client = Client::shm();
-    let mut file = File::from(memfd());
-    file.write_all(b"hello from a kernel").unwrap();
+    let mut file = File::from(memfd(20, SealFlags::SHRINK));
+    file.write_all(b"hello from a kernel!").unwrap();
     client.sender.send_fd(77, file.as_fd()).unwrap();
     let (va, len, flags, fd_tag) = (1 << 30, 4096, 0, 77);
     client.send(
@@ -270,7 +272,7 @@ fn prints_and_pages_precede_the_answer_to_a_wait() {
     client.recv_nothing(20);
     client.board.done.store(1, SeqCst);
     match client.recv().note() {
-        Note::Print(print) => assert_eq!(print.text, b"hello from a kernel"),
+        Note::Print(print) => assert_eq!(print.text, b"hello from a kernel!"),
         other => panic!("{other:?}"),
     }
     match client.recv().note() {
@@ -341,8 +343,45 @@ fn more_copies_than_may_wait_do_not_hold_up_what_they_wait_for() {
     }
 }
 
-fn memfd() -> OwnedFd {
-    rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
+fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("test", flags).unwrap();
+    rustix::fs::ftruncate(&file, bytes).unwrap();
+    rustix::fs::fcntl_add_seals(&file, seals).unwrap();
+    file
+}
+
+#[test]
+fn memory_that_could_shrink_is_refused() {
+    let mut client = Client::shm();
+    let unsealed = memfd(4096, SealFlags::GROW | SealFlags::SEAL);
+    let no_memory = rustix::fs::open(
+        "/dev/null",
+        rustix::fs::OFlags::RDWR,
+        rustix::fs::Mode::empty(),
+    )
+    .unwrap();
+    for (token, file) in [(1, &unsealed), (2, &no_memory)] {
+        let fd_tag = u64::from(token);
+        client.sender.send_fd(fd_tag, file.as_fd()).unwrap();
+        let (va, len, flags) = (1 << 30, 4096, 0);
+        client.send(
+            token,
+            &messages::HostMap {
+                va,
+                len,
+                flags,
+                fd_tag,
+            },
+        );
+        let (answered, status, _) = client.recv().failure();
+        assert_eq!(
+            (answered, status),
+            (token, CUresult::CUDA_ERROR_INVALID_VALUE)
+        );
+    }
+    client.send(3, &messages::Ping {});
+    assert!(client.recv().is_answer_to(3));
 }
 
 #[test]
