@@ -226,6 +226,15 @@ def unsupported() -> None:
     print(call("cuMulticastCreate", byref(c_uint64()), byref(c_uint64())))
 
 
+def other_processes() -> None:
+    """Nothing of a software device can be shared, and nobody waits to be told."""
+    data, event = c_uint64(), c_void_p()
+    handle = ctypes.create_string_buffer(64)
+    must("cuMemAlloc_v2", byref(data), c_size_t(64))
+    print(call("cuIpcGetMemHandle", handle, data), call("cuEventCreate", byref(event), 6))
+    print(call("cuIpcGetMemHandle", handle, c_uint64(64)), call("cuIpcCloseMemHandle", data))
+
+
 def null_outputs() -> None:
     print(call("cuMemAlloc_v2", None, c_size_t(64)), call("cuDeviceGet", None, 0), call("cuStreamCreate", None, 0))
 

@@ -46,6 +46,7 @@ CASES = {
     "wild_pointer_in_kernel": "CUDA_SUCCESS" + " CUDA_ERROR_ILLEGAL_ADDRESS" * 3,
     "out_of_memory": "CUDA_ERROR_OUT_OF_MEMORY CUDA_SUCCESS CUDA_SUCCESS",
     "unsupported": "CUDA_ERROR_NOT_SUPPORTED",
+    "other_processes": "CUDA_ERROR_NOT_SUPPORTED CUDA_ERROR_NOT_SUPPORTED\n" + f"{INVALID_VALUE} {INVALID_VALUE}",
     "null_outputs": " ".join([INVALID_VALUE] * 3),
 }
 

@@ -92,6 +92,10 @@ const WITH_POINTERS: &[&str] = &[
     "cuStreamGetCaptureInfo_v3",
     "cuStreamUpdateCaptureDependencies",
     "cuStreamUpdateCaptureDependencies_v2",
+    "cuMemExportToShareableHandle",
+    "cuMemImportFromShareableHandle",
+    "cuIpcGetEventHandle",
+    "cuIpcOpenEventHandle",
     "cuLaunchHostFunc",
     "cuLaunchKernel",
     "cuLaunchKernelEx",
@@ -508,6 +512,7 @@ fn raw_type(ctype: &str) -> Result<String, String> {
         "CUmodule" => "real::Module".into(),
         "CUhostFn" => "CUhostFn".into(),
         "CUuuid" => "CUuuid".into(),
+        "CUipcEventHandle" => "CUipcEventHandle".into(),
         _ => match decl::scalar(ctype) {
             Some(Type::U8) => "u8".into(),
             Some(Type::U16) => "u16".into(),

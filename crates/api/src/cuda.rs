@@ -44,6 +44,20 @@ pub struct CUuuid {
     pub bytes: [u8; 16],
 }
 
+/// `CUipcMemHandle`, which programs pass on as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct CUipcMemHandle {
+    pub reserved: [u8; 64],
+}
+
+/// `CUipcEventHandle`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct CUipcEventHandle {
+    pub reserved: [u8; 64],
+}
+
 /// `CUdevprop`, what the deprecated `cuDeviceGetProperties` fills.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]

@@ -298,6 +298,7 @@ pub const CU_EVENT_DEFAULT: u32 = 0;
 pub const CU_EVENT_BLOCKING_SYNC: u32 = 1;
 pub const CU_EVENT_DISABLE_TIMING: u32 = 2;
 pub const CU_EVENT_INTERPROCESS: u32 = 4;
+pub const CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: u32 = 1;
 
 // CUarray_format
 pub const CU_AD_FORMAT_UNSIGNED_INT8: u32 = 1;

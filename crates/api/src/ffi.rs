@@ -79,6 +79,8 @@ const KNOWN: &[&str] = &[
     "CUstreamCallback",
     "CUoccupancyB2DSize",
     "CUuuid",
+    "CUipcEventHandle",
+    "CUipcMemHandle",
     "CUdevprop",
     "CUDA_MEMCPY2D",
     "CUDA_MEMCPY3D",

@@ -20,8 +20,8 @@ pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> Done {
     if event.is_null() || flags & !known != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    if flags & CU_EVENT_INTERPROCESS != 0 {
-        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    if flags & CU_EVENT_INTERPROCESS != 0 && flags & CU_EVENT_DISABLE_TIMING == 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let driver = driver()?;
     let context = driver.contexts.current()?;
@@ -30,6 +30,10 @@ pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> Done {
         event: handle,
         flags,
     })?;
+    if flags & CU_EVENT_INTERPROCESS != 0 {
+        // Not every device has them.
+        driver.settle()?;
+    }
     driver.streams.insert_event(handle, context.handle, flags);
     // SAFETY: see the module's contract.
     unsafe { put(event, CUevent(handle as usize)) }
@@ -79,6 +83,10 @@ pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, fl
         },
     )?;
     event.progress.submit();
+    if event.is_shared() {
+        // What the program tells the other process from here on must not overtake the record.
+        driver.settle()?;
+    }
     *recorded = Some((stream.stream().clone(), stream.progress().mark()));
     let mark = event.progress.mark();
     drop(recorded);
@@ -118,6 +126,7 @@ pub(crate) unsafe fn cuEventQuery(event: CUevent) -> Done {
     let event = driver.streams.event(event)?;
     event.settle();
     driver.refuse_captured_event(&event)?;
+    event.doubt();
     event.watched.store(true, Ordering::Release);
     driver.query(
         &Reached::at(&event.progress, event.progress.mark()),
@@ -131,6 +140,7 @@ pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> Done {
     let event = driver.streams.event(event)?;
     driver.refuse_captured_event(&event)?;
     event.settle();
+    event.doubt();
     if !event.progress.is_idle() {
         driver.push_visible()?;
         event.watched.store(true, Ordering::Release);

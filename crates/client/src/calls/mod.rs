@@ -17,6 +17,7 @@ mod graph;
 mod graph_nodes;
 mod graph_params;
 mod host;
+mod ipc;
 mod kernel;
 mod launch;
 mod legacy_launch;
@@ -34,7 +35,8 @@ use outboard_api::CUresult;
 
 pub(crate) use self::{
     capture::*, context::*, copy::*, device::*, entry_points::*, event::*, graph::*,
-    graph_nodes::*, host::*, kernel::*, launch::*, managed::*, memory::*, module::*, stream::*,
+    graph_nodes::*, host::*, ipc::*, kernel::*, launch::*, managed::*, memory::*, module::*,
+    stream::*,
 };
 
 pub(crate) use self::{

@@ -221,7 +221,12 @@ pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: 
             event: event.handle,
             flags,
         },
-    )
+    )?;
+    match event.is_shared() {
+        // The wait is for the record that is there now, not for one that another process makes later.
+        true => driver.settle(),
+        false => Ok(()),
+    }
 }
 
 pub(crate) unsafe fn cuStreamGetPriority(stream: CUstream, priority: *mut i32) -> Done {

@@ -34,6 +34,8 @@ pub(crate) enum Kind {
     Mapped { allocation: u64, device_may: u32 },
     /// A variable of a module
     Global,
+    /// `cuIpcOpenMemHandle`
+    Foreign,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -247,6 +249,18 @@ impl DeviceMemory {
                 Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
             }
         }
+    }
+
+    /// Addresses for memory that counts against another session's quota.
+    pub(crate) fn take_addresses(&mut self, bytes: u64) -> Result<Chunk, CUresult> {
+        match self.window.take(bytes, CHUNK_BYTES) {
+            Some(base) => Ok(Chunk { base, bytes }),
+            None => Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
+        }
+    }
+
+    pub(crate) fn give_addresses(&mut self, chunk: Chunk) {
+        self.window.give(chunk.base, chunk.bytes);
     }
 
     /// The end of a chunk that was taken.

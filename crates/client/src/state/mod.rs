@@ -43,7 +43,7 @@ pub(crate) use self::{
     captures::{Beginning, Capture, Captures, exchange_thread_mode},
     connect::{abandon_after_fork, connect, send_all_at_exit},
     contexts::{Context, Contexts, current_context, pop_context, push_context, set_context},
-    device_memory::{Allocation, Chunk, DeviceMemory, Kind as AllocationKind},
+    device_memory::{Allocation, CHUNK_BYTES, Chunk, DeviceMemory, Kind as AllocationKind},
     exposed::Exposed,
     graphs::{Graphs, KernelRecord, NodeRecord},
     handles::{Handles, Kind},
@@ -228,13 +228,26 @@ impl Driver {
     }
 
     /// An address that a memset in a stream names. A capture takes any: cuDNN captures what it never runs.
+    #[inline]
     pub(crate) fn settable(&self, address: CUdeviceptr, stream: CUstream) -> Result<u64, CUresult> {
-        self.device_address(address).or_else(|refused| {
-            match self.capture_of(&self.stream(stream)?) {
-                Some(capture) if !capture.is_spoiled() => Ok(address),
-                _ => Err(refused),
-            }
-        })
+        match self.device_address(address) {
+            Ok(address) => Ok(address),
+            Err(refused) => self.captured_address(address, stream, refused),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn captured_address(
+        &self,
+        address: CUdeviceptr,
+        stream: CUstream,
+        refused: CUresult,
+    ) -> Result<u64, CUresult> {
+        match self.capture_of(&self.stream(stream)?) {
+            Some(capture) if !capture.is_spoiled() => Ok(address),
+            _ => Err(refused),
+        }
     }
 }
 

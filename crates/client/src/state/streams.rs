@@ -12,6 +12,7 @@ use std::{
 use outboard_api::{
     CUresult,
     cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUcontext, CUevent, CUstream},
+    enums::CU_EVENT_INTERPROCESS,
 };
 use outboard_wire::messages;
 use parking_lot::{Mutex, RwLock};
@@ -130,6 +131,18 @@ pub(crate) enum StreamRef {
 }
 
 impl Event {
+    /// Whether other processes may record it too.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.flags & CU_EVENT_INTERPROCESS != 0
+    }
+
+    /// Forgets that a shared event is reached: only the server knows of records that others made.
+    pub(crate) fn doubt(&self) {
+        if self.is_shared() {
+            self.progress.submit();
+        }
+    }
+
     /// What is known of its stream decides for the event too.
     pub(crate) fn settle(&self) {
         let mark = self.progress.mark();

@@ -9,7 +9,11 @@ use std::{
 use outboard_api::{
     CUresult,
     cuda::{CUmemAllocationProp, CUmemLocation},
-    enums::{CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE},
+    enums::{
+        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+        CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        CU_MEM_LOCATION_TYPE_DEVICE,
+    },
 };
 use outboard_wire::messages;
 
@@ -131,6 +135,13 @@ impl Memory {
             .map(|mapping| mapping.allocation.hold.device)
     }
 
+    /// Base, length, device and physical memory of what `mem_map` mapped around an address.
+    pub(super) fn exportable(&self, address: u64) -> Option<(u64, u64, usize, real::Allocation)> {
+        let mapping = self.holding(address, 1).filter(|m| m.private)?;
+        let device = mapping.allocation.hold.device;
+        Some((mapping.va, mapping.len, device, mapping.allocation.handle()))
+    }
+
     fn holding(&self, address: u64, len: u64) -> Option<&Mapping> {
         let (va, mapping) = self.mapped.range(..=address).next_back()?;
         let end = address.checked_add(len)?;
@@ -165,6 +176,21 @@ impl Nvidia {
         let mut mapping = self.map(&allocation, m.va, m.len, 0)?;
         mapping.private = true;
         self.give_access(device, m.va, m.len)?;
+        self.keep_mapping(mapping)
+    }
+
+    /// Maps memory of another session.
+    pub(super) fn map_foreign(
+        &mut self,
+        device: usize,
+        allocation: Arc<Owned<real::Allocation>>,
+        va: u64,
+        len: u64,
+    ) -> Result<(), Failure> {
+        self.in_window(va, len)?;
+        self.vacate(va, len)?;
+        let mapping = self.map(&allocation, va, len, 0)?;
+        self.give_access(device, va, len)?;
         self.keep_mapping(mapping)
     }
 
@@ -263,6 +289,18 @@ impl Nvidia {
     ) -> Result<Owned<real::Allocation>, Failure> {
         let mut properties = properties(self.devices[device].ordinal);
         properties.gpu_direct_rdma_capable = self.gpu_direct.is_wanted.into();
+        let (ordinal, can_share) = (
+            self.devices[device].ordinal,
+            CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+        );
+        // So that other processes can be given it later, as any memory of `cuMemAlloc` can.
+        if self
+            .driver
+            .cuDeviceGetAttribute(can_share, ordinal)
+            .is_ok_and(|can| can != 0)
+        {
+            properties.requested_handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        }
         let created = match self.driver.cuMemCreate(len, &properties, 0) {
             Err(refused) if refused.status == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 // What is freed but not yet given back may make room.
@@ -346,6 +384,7 @@ impl Nvidia {
         for (start, _) in inside {
             if let Some(mapping) = self.memory.mapped.remove(&start) {
                 self.addresses.remove(start);
+                self.ipc.withdraw_memory(start);
                 let range = Some((mapping.va, mapping.len));
                 self.graveyard
                     .bury(Retired::Mapping(mapping), range, marks.clone());

@@ -26,6 +26,7 @@ mod graveyard;
 mod host;
 mod host_calls;
 mod host_memory;
+mod ipc;
 mod jit;
 mod launch;
 mod memory;
@@ -64,6 +65,7 @@ use self::{
     graveyard::{Graveyard, Marks},
     host_calls::HostCalls,
     host_memory::{HostRanges, Part},
+    ipc::Ipc,
     jit::Link,
     memory::Memory,
     modules::Library,
@@ -193,6 +195,7 @@ struct Nvidia {
     capture_memory: FxHashMap<u64, Vec<Arc<Part>>>,
     staging: Arc<Staging>,
     gpu_direct: GpuDirect,
+    ipc: Ipc,
     boards: Boards,
     host: HostRanges,
     addresses: AddressBook,
@@ -301,6 +304,7 @@ impl Nvidia {
             capture_memory: FxHashMap::default(),
             staging: Staging::new(&base),
             gpu_direct: GpuDirect::default(),
+            ipc: Ipc::default(),
             boards: Boards::default(),
             host: HostRanges::default(),
             addresses: AddressBook::default(),

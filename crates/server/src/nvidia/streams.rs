@@ -6,6 +6,7 @@ use outboard_api::{
     CUresult,
     cuda::CUstreamBatchMemOpParams,
     enums::{
+        CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS,
         CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE,
         CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT,
         CU_STREAM_MEM_OP_BARRIER, CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES,
@@ -54,11 +55,20 @@ impl Stream {
 pub(super) struct Event {
     current: Arc<Owned<real::Event>>,
     flags: u32,
-    /// A graph holds the real event, which then cannot be replaced.
+    /// A graph or another process holds the real event, which then cannot be replaced.
     in_graph: bool,
 }
 
 impl Event {
+    /// An event of another process.
+    pub(super) fn shared(event: Owned<real::Event>) -> Event {
+        Event {
+            current: Arc::new(event),
+            flags: CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING,
+            in_graph: true,
+        }
+    }
+
     pub(super) fn hold(&self) -> &Arc<ContextHold> {
         &self.current.hold
     }
@@ -179,7 +189,7 @@ impl Nvidia {
         let event = Event {
             current: Arc::new(self.make_event(self.current_hold(), m.flags)?),
             flags: m.flags,
-            in_graph: false,
+            in_graph: m.flags & CU_EVENT_INTERPROCESS != 0,
         };
         self.events.insert(m.event, event)
     }
@@ -190,6 +200,7 @@ impl Nvidia {
         m: &messages::EventDestroy,
     ) -> Result<(), Failure> {
         self.enter(cx)?;
+        self.ipc.withdraw_event(m.event);
         self.events.remove(m.event).map(drop)
     }
 

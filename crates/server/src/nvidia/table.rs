@@ -11,8 +11,8 @@ use outboard_api::{
     CUresult,
     cuda::{
         CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
-        CUgraphEdgeData, CUgraphExecUpdateResultInfo, CUhostFn, CUlaunchConfig, CUmemAccessDesc,
-        CUmemAllocationProp, CUstreamBatchMemOpParams, CUtensorMap, CUuuid,
+        CUgraphEdgeData, CUgraphExecUpdateResultInfo, CUhostFn, CUipcEventHandle, CUlaunchConfig,
+        CUmemAccessDesc, CUmemAllocationProp, CUstreamBatchMemOpParams, CUtensorMap, CUuuid,
     },
 };
 

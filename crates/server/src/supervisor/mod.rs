@@ -18,7 +18,7 @@
 mod devices;
 mod inherit;
 pub mod limits;
-mod pass_fd;
+pub(crate) mod pass_fd;
 mod reporter;
 mod signals;
 mod spares;

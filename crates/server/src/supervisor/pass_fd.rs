@@ -18,7 +18,7 @@ use rustix::{
 };
 
 /// Sends a few bytes and a descriptor with them. Into an empty socket this does not wait.
-pub(super) fn send(socket: &UnixStream, bytes: &[u8], fd: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn send(socket: &UnixStream, bytes: &[u8], fd: BorrowedFd<'_>) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = [fd];
@@ -37,7 +37,7 @@ pub(super) fn send(socket: &UnixStream, bytes: &[u8], fd: BorrowedFd<'_>) -> io:
 }
 
 /// The next bytes, and the descriptor that came with them. No bytes: the other end is closed.
-pub(super) fn receive(
+pub(crate) fn receive(
     socket: &UnixStream,
     bytes: &mut [u8],
 ) -> io::Result<(usize, Option<OwnedFd>)> {

@@ -19,6 +19,7 @@ use crate::{
 };
 
 mod board;
+mod ipc;
 mod memory;
 mod settled;
 
@@ -117,6 +118,18 @@ impl Client {
             service: &mut |_, _| {},
         };
         dispatch(&mut self.device, &mut cx, &request, &mut Vec::new())
+    }
+
+    /// Calls the device itself, for what it answers.
+    fn with<T>(&mut self, call: impl FnOnce(&mut Nvidia, &mut Cx<'_>) -> T) -> T {
+        let mut cx = Cx {
+            context: self.context,
+            images: &mut self.images,
+            placed: None,
+            fds: &mut |_| Err(Failure::unsupported("a file descriptor")),
+            service: &mut |_, _| {},
+        };
+        call(&mut self.device, &mut cx)
     }
 
     fn done(&mut self, request: Request<'_>) {
