@@ -310,6 +310,21 @@ pub enum Op {
         a: Row,
         b: Row,
     },
+    /// Two singles to a pair of 8-bit floats, saturated to finite numbers: a is the high one.
+    PackFloat8 {
+        format: Float8,
+        relu: bool,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    /// A pair of 8-bit floats to a pair of f16.
+    UnpackFloat8 {
+        format: Float8,
+        relu: bool,
+        d: Row,
+        a: Row,
+    },
     /// f32 with its mantissa rounded to 10 bits, ties away.
     CvtTf32 {
         d: Row,

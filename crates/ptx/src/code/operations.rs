@@ -315,6 +315,14 @@ pub enum CmpType {
 }
 
 /// Source or destination of `cvt`.
+/// 8-bit floats, by the bits of their exponent and mantissa.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Float8 {
+    /// Without infinities: the largest number is 448.
+    E4M3,
+    E5M2,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CvtType {
     U8,

@@ -153,6 +153,7 @@ fn converted_nan(cvt: Cvt, bits: u64) -> u64 {
         (CvtType::F64, CvtType::F64) => bits,
         (CvtType::F64, CvtType::F32) => narrowed(31, 23),
         (CvtType::F64, CvtType::F16) => narrowed(15, 10),
+        (CvtType::F64, CvtType::Bf16) => narrowed(15, 7),
         (CvtType::F32, CvtType::F64) if !cvt.ftz => {
             f64::from(f32::from_bits(bits as u32)).to_bits() | QUIET
         }

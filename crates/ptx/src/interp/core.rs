@@ -140,6 +140,16 @@ impl Core<'_> {
                 a,
                 b,
             } => files.cvt_pack(to, rounding, relu, mask, d, a, b),
+            Op::PackFloat8 {
+                format,
+                relu,
+                d,
+                a,
+                b,
+            } => files.pack_float8(format, relu, mask, [d, a, b]),
+            Op::UnpackFloat8 { format, relu, d, a } => {
+                files.unpack_float8(format, relu, mask, d, a)
+            }
             Op::CvtTf32 { d, a } => files.cvt_tf32(mask, d, a),
             Op::Setp {
                 ty,

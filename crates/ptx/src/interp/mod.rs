@@ -32,6 +32,7 @@ mod fast_half;
 mod fast_memory;
 mod fast_scatter;
 mod float;
+mod float8;
 mod fuse;
 pub(crate) mod half;
 mod integer;

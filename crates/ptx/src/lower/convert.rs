@@ -83,6 +83,10 @@ impl<'a> Lowering<'_, '_, 'a> {
     }
 
     pub(super) fn cvt(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
+        let names = super::float8::NAMES;
+        if insn.mods.all().iter().any(|part| names.contains(part)) {
+            return self.cvt_float8(insn);
+        }
         let integral = insn.mods.take_map(|part| {
             Some(match part {
                 "rni" => Rounding::Nearest,

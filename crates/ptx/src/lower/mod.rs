@@ -7,6 +7,7 @@ mod compare;
 mod control;
 mod convert;
 mod float;
+mod float8;
 mod function;
 mod instruction;
 mod integer;

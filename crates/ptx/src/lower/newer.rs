@@ -6,6 +6,9 @@ use super::modifiers::Modifiers;
 /// The architecture that an instruction needs, where that is more than what its name says.
 pub(super) fn needs(name: &str, mods: &Modifiers<'_>) -> Option<u32> {
     let has = |wanted: &str| mods.all().contains(&wanted);
+    if name == "cvt" && super::float8::NAMES.iter().any(|format| has(format)) {
+        return Some(89);
+    }
     let brain = has("bf16") || has("bf16x2");
     let newer = match name {
         "add" | "sub" | "mul" | "tanh" | "ex2" | "set" | "setp" => brain,
