@@ -11,11 +11,12 @@
 //! ```
 //!
 //! `name:type` is an operand (see [`crate::form`]). What stands behind `=>` says how results are judged ([`Check`]);
-//! without it they are the H200's, bit by bit. What a line needs beyond registers stands before it, as PTX, and ends in `;`.
+//! without it they are the H200's, bit by bit. `=> from sm_90` is for what came after sm_80 and runs here: its text is for
+//! that architecture; a check may follow, as `=> from sm_90: near`. What a line needs beyond registers stands before it, as PTX, and ends in `;`.
 
 use thiserror::Error;
 
-use crate::form::Form;
+use crate::form::{Form, TARGET};
 
 const FILES: [(&str, &str); 5] = [
     ("integer.forms", include_str!("forms/integer.forms")),
@@ -74,6 +75,8 @@ pub struct Line {
     /// The line with its lists, without what follows `=>`.
     pub pattern: String,
     pub check: Check,
+    /// What the text is for: 80 of `sm_80`.
+    pub target: u32,
     pub forms: Vec<Form>,
 }
 
@@ -119,14 +122,17 @@ fn read(file: &'static str, text: &str, out: &mut Vec<Line>) -> Result<(), Decla
         }
         let (pattern, check) = line.split_once("=>").unwrap_or((line, ""));
         let pattern = substitute(pattern.trim(), &lists);
-        let check = judged(check.trim()).ok_or_else(|| fail(format!("no check: `{check}`")))?;
+        let (target, check) = since(check.trim());
+        let check = judged(check).ok_or_else(|| fail(format!("no check: `{check}`")))?;
         let forms = expand(&pattern)
             .map_err(&fail)?
             .iter()
             .map(|text| Form::parse(text))
+            .map(|form| form.map(|form| Form { target, ..form }))
             .collect::<Result<Vec<_>, _>>()
             .map_err(&fail)?;
         out.push(Line {
+            target,
             chapter: chapter.clone(),
             section: section.clone(),
             title: title.clone(),
@@ -136,6 +142,16 @@ fn read(file: &'static str, text: &str, out: &mut Vec<Line>) -> Result<(), Decla
         });
     }
     Ok(())
+}
+
+/// Splits `from sm_90: near` into 90 and `near`.
+fn since(check: &str) -> (u32, &str) {
+    let split = || {
+        let rest = check.strip_prefix("from sm_")?;
+        let (target, check) = rest.split_once(": ").unwrap_or((rest, ""));
+        Some((target.parse().ok()?, check))
+    };
+    split().unwrap_or((TARGET, check))
 }
 
 fn judged(text: &str) -> Option<Check> {
@@ -240,6 +256,13 @@ mod tests {
                 "mul.wide.x.u16 d:u32, a:u16",
             ]
         );
+    }
+
+    #[test]
+    fn later_architectures_are_named_before_the_check() {
+        assert_eq!(since("from sm_90"), (90, ""));
+        assert_eq!(since("from sm_89: within tanh"), (89, "within tanh"));
+        assert_eq!(since("needs sm_90"), (TARGET, "needs sm_90"));
     }
 
     #[test]

@@ -121,6 +121,9 @@ impl Operand {
     }
 }
 
+/// What texts are for, unless a form came later.
+pub const TARGET: u32 = 80;
+
 /// One form.
 #[derive(Clone, Debug)]
 pub struct Form {
@@ -131,6 +134,8 @@ pub struct Form {
     /// PTX, without the final `;`.
     pub text: String,
     pub operands: Vec<Operand>,
+    /// The architecture that its text is for.
+    pub target: u32,
 }
 
 impl Form {
@@ -184,6 +189,7 @@ impl Form {
             before: before.into(),
             text,
             operands,
+            target: TARGET,
         })
     }
 

@@ -9,8 +9,9 @@ use std::ptr::{null, null_mut};
 
 use thiserror::Error;
 
+use crate::form::TARGET;
 use crate::job::{Job, Outcome};
-use crate::kernel::HEADER;
+use crate::kernel::header;
 
 use objects::{ArrayDescriptor, Copy3d, ResourceDesc, TextureDesc, ViewDesc};
 
@@ -187,7 +188,9 @@ impl Gpu {
     /// Jobs of one level of optimisation.
     fn load(&self, jobs: &[Job]) -> Result<Handle, String> {
         let optimised = jobs.iter().all(|job| job.optimised);
-        let mut text = HEADER.to_owned();
+        // What is for an earlier architecture is the same for a later one.
+        let target = jobs.iter().map(|job| job.target).max();
+        let mut text = header(target.unwrap_or(TARGET));
         for job in jobs {
             text.push_str(&job.text);
         }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::form::Form;
+use crate::form::{Form, TARGET};
 use crate::fuzz;
 use crate::kernel;
 use crate::textures::Setup;
@@ -17,6 +17,8 @@ pub struct Job {
     pub what: String,
     /// PTX of the kernel, without the header of a module. The kernel's name is [`Job::kernel`].
     pub text: String,
+    /// The architecture that it is for.
+    pub target: u32,
     pub blocks: u32,
     pub threads: u32,
     pub input: Vec<u8>,
@@ -45,6 +47,7 @@ impl Job {
             key,
             what: form.declared.clone(),
             text: kernel::text(form, &Job::name(key), cases),
+            target: form.target,
             blocks: (cases / BLOCK) as u32,
             threads: BLOCK as u32,
             input,
@@ -60,6 +63,7 @@ impl Job {
             key,
             what: format!("program {seed}"),
             text: fuzz::kernel(&Job::name(key), body),
+            target: TARGET,
             blocks: fuzz::BLOCKS,
             threads: fuzz::THREADS,
             input: fuzz::input(seed),
@@ -67,6 +71,11 @@ impl Job {
             setup: None,
             optimised: true,
         }
+    }
+
+    /// A module of this kernel alone.
+    pub fn module(&self) -> String {
+        format!("{}{}", kernel::header(self.target), self.text)
     }
 
     /// The kernel's name.

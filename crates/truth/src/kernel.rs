@@ -5,7 +5,10 @@ use std::fmt::Write;
 use crate::form::{Form, Kind, Operand, Role, Space};
 use crate::values::BLOCK;
 
-pub const HEADER: &str = ".version 8.8\n.target sm_80\n.address_size 64\n";
+/// Lines before a module's kernels.
+pub fn header(target: u32) -> String {
+    format!(".version 8.8\n.target sm_{target}\n.address_size 64\n")
+}
 
 /// Bytes from the start of the output to each result, and of the whole.
 pub fn layout(form: &Form, cases: usize) -> (Vec<usize>, usize) {

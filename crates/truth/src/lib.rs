@@ -17,6 +17,7 @@
 //! ```text
 //! cargo build --release -p outboard-truth              # the file `truth` needs libcuda.so.1 and nothing else
 //! truth record h200.zst                                # where a GPU is
+//! truth record --onto h200.zst more.zst                # where a GPU is: what a recording lacks, with all that it has
 //! truth compare h200.zst                               # anywhere
 //! truth record --textures h200-textures.zst            # textures and surfaces, by themselves ([`textures`])
 //! truth compare --textures h200-textures.zst

@@ -1,12 +1,13 @@
 //! `truth`: records what a GPU makes of every declared form, and compares the software device with it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Parser;
 use outboard_truth::compare::{self, Verdict};
 use outboard_truth::declare::{self, Check, Line};
+use outboard_truth::form::TARGET;
 use outboard_truth::fuzz::{self, hunt};
 use outboard_truth::gpu::Gpu;
 use outboard_truth::job::Job;
@@ -28,6 +29,9 @@ enum Arguments {
         /// Textures and surfaces, nothing else.
         #[arg(long)]
         textures: bool,
+        /// Only forms, or probes of textures, that this recording lacks, written together with it.
+        #[arg(long)]
+        onto: Option<PathBuf>,
     },
     /// What `record` starts.
     #[command(hide = true)]
@@ -38,6 +42,8 @@ enum Arguments {
         careful: bool,
         #[arg(long)]
         textures: bool,
+        #[arg(long)]
+        onto: Option<PathBuf>,
     },
     /// Compare the software device with a recording; print every difference.
     Compare {
@@ -105,7 +111,14 @@ fn main() -> Result<()> {
         Arguments::Record {
             file,
             budget_s,
+            textures,
+            onto: Some(onto),
+        } => record_missing(&file, Duration::from_secs(budget_s), textures, &onto)?,
+        Arguments::Record {
+            file,
+            budget_s,
             textures: true,
+            onto: None,
         } => {
             let jobs = texture_jobs();
             let recording = record::record(&jobs, &["--textures"], Duration::from_secs(budget_s))?;
@@ -129,10 +142,12 @@ fn main() -> Result<()> {
             from,
             careful,
             textures,
+            onto,
         } => {
-            let jobs = match textures {
-                true => texture_jobs(),
-                false => Work::new()?.jobs,
+            let jobs = match (onto, textures) {
+                (Some(onto), _) => missing_jobs(&Recording::read(&onto)?, textures)?,
+                (None, true) => texture_jobs(),
+                (None, false) => Work::new()?.jobs,
             };
             record::work(&jobs, from, careful)?;
         }
@@ -218,7 +233,8 @@ fn main() -> Result<()> {
                 Some(seed) => vec![work::generator(&lines)?.program(seed, length).job()],
                 None => work::forms(&lines).map(Job::of_form).collect(),
             };
-            print!("{}", kernel::HEADER);
+            let target = jobs.iter().map(|job| job.target).max();
+            print!("{}", kernel::header(target.unwrap_or(TARGET)));
             for job in jobs {
                 print!("// {}\n{}", job.what, job.text);
             }
@@ -266,6 +282,29 @@ fn compare_forms(lines: &[Line], recording: &Recording, soft: &Soft, only: &str,
         "{}: {agree} forms agree, {differ} differ, {refused} are refused, {load} only load, {not_recorded} are not recorded",
         recording.device
     );
+}
+
+/// Jobs of forms, or of probes of textures, that a recording does not have.
+fn missing_jobs(recording: &Recording, textures: bool) -> Result<Vec<Job>> {
+    let mut jobs = match textures {
+        true => texture_jobs(),
+        false => work::forms(&declare::lines()?).map(Job::of_form).collect(),
+    };
+    jobs.retain(|job| recording.outcome(job.key).is_none());
+    Ok(jobs)
+}
+
+fn record_missing(file: &Path, budget: Duration, textures: bool, onto: &Path) -> Result<()> {
+    let mut recording = Recording::read(onto)?;
+    let jobs = missing_jobs(&recording, textures)?;
+    let path = onto.display().to_string();
+    let mut which = vec!["--onto", &path];
+    which.extend(textures.then_some("--textures"));
+    let added = record::record(&jobs, &which, budget)?;
+    let (done, all) = (added.entries.len(), jobs.len());
+    println!("{}: {done} of {all} added", added.device);
+    recording.absorb(added);
+    Ok(recording.write(file)?)
 }
 
 fn texture_jobs() -> Vec<Job> {

@@ -65,6 +65,15 @@ impl Recording {
         Recording::decode(&std::fs::read(path)?)
     }
 
+    /// Takes in what another run recorded, and names its device if that is another one.
+    pub fn absorb(&mut self, other: Recording) {
+        if self.device != other.device {
+            let count = other.entries.len();
+            self.device += &format!("; {} ({count} forms)", other.device);
+        }
+        self.entries.extend(other.entries);
+    }
+
     /// What the device made of a job.
     pub fn outcome(&self, key: u64) -> Option<&Outcome> {
         self.entries.get(&key)
@@ -74,6 +83,23 @@ impl Recording {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_added_is_kept_and_named() {
+        let of = |device: &str, key| Recording {
+            device: device.into(),
+            entries: BTreeMap::from([(key, Outcome::Results(vec![key as u8]))]),
+            programs: Vec::new(),
+        };
+        let mut recording = of("one", 1);
+        recording.absorb(of("one", 2));
+        assert_eq!(recording.device, "one");
+        recording.absorb(of("another", 3));
+        assert_eq!(recording.device, "one; another (1 forms)");
+        for key in 1..=3 {
+            assert!(recording.outcome(key).is_some(), "{key}");
+        }
+    }
 
     #[test]
     fn what_is_written_is_read() -> Result<(), RecordingError> {

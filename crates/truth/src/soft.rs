@@ -9,7 +9,6 @@ use outboard_ptx::output::Discard;
 use outboard_ptx::{Launch, Memory, MemoryError, Module};
 
 use crate::job::{Job, Outcome};
-use crate::kernel::HEADER;
 
 const BASE: u64 = 0x5000_0000_0000;
 const WINDOW_BYTES: u64 = 1 << 30;
@@ -35,11 +34,11 @@ impl Soft {
 
     /// Whether a job's text is accepted; why not.
     pub fn load(&self, job: &Job) -> Result<(), outboard_ptx::Error> {
-        Module::load(&format!("{HEADER}{}", job.text), &self.memory).map(drop)
+        Module::load(&job.module(), &self.memory).map(drop)
     }
 
     pub fn run(&self, job: &Job) -> Outcome {
-        let module = match Module::load(&format!("{HEADER}{}", job.text), &self.memory) {
+        let module = match Module::load(&job.module(), &self.memory) {
             Ok(module) => module,
             Err(refusal) => return Outcome::Refused(refusal.to_string()),
         };

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crate::compare::{self, Verdict};
 use crate::declare::{Check, Line};
+use crate::form::TARGET;
 use crate::recording::Recording;
 use crate::soft::Soft;
 
@@ -38,23 +39,20 @@ fn write(out: &mut String, lines: &[Line], recording: &Recording, soft: &Soft) -
         .iter()
         .map(|line| (line, sums(line, recording, soft)))
         .collect();
-    let total = |f: fn(&(&Line, Sums)) -> usize| rows.iter().map(f).sum::<usize>();
     let beyond = |line: &Line| matches!(line.check, Check::Beyond(_));
+    let base = |line: &Line| !beyond(line) && line.target == TARGET;
+    let total = |wanted: &dyn Fn(&Line) -> bool, f: fn(&Line, &Sums) -> usize| {
+        let rows = rows.iter().filter(|(line, _)| wanted(line));
+        rows.map(|(line, sums)| f(line, sums)).sum::<usize>()
+    };
     writeln!(out, "{HEAD}")?;
     writeln!(
         out,
-        "{} forms of sm_80; {} run. {} results are compared with those of: {}, which compiled the text for its own architecture.\n",
-        total(|(l, _)| if matches!(l.check, Check::Beyond(_)) {
-            0
-        } else {
-            l.forms.len()
-        }),
-        total(|(l, s)| if matches!(l.check, Check::Beyond(_)) {
-            0
-        } else {
-            s.runs
-        }),
-        total(|(_, s)| s.of),
+        "{} forms of sm_80; {} run. So do {} forms that came later. {} results are compared with those of: {}, each of which compiled the text for its own architecture.\n",
+        total(&base, |line, _| line.forms.len()),
+        total(&base, |_, sums| sums.runs),
+        total(&|line| line.target > TARGET, |_, sums| sums.runs),
+        total(&|_| true, |_, sums| sums.of),
         recording.device,
     )?;
     let mut chapter = "";
@@ -113,6 +111,7 @@ fn state(line: &Line, sums: &Sums) -> String {
     let all = match (&line.check, sums.refused) {
         (Check::Beyond(what), 0) => format!("needs {what}; runs all the same"),
         (Check::Beyond(what), _) => format!("needs {what}; refused"),
+        (_, 0) if line.target > TARGET => format!("runs from sm_{} on", line.target),
         (_, 0) => "runs".into(),
         (_, refused) if refused == forms => "refused".into(),
         (_, refused) => format!("{} run, {refused} refused", forms - refused),
@@ -128,10 +127,10 @@ fn tested(line: &Line, sums: &Sums) -> String {
     let how = match &line.check {
         Check::Control => return "loading; programs".into(),
         _ if of == 0 && sums.not_recorded == 0 => return "".into(),
-        Check::Exact => format!("H200: {of} results"),
-        Check::Open(_, why) => format!("H200: {apart} of {of} results otherwise: {why}"),
-        Check::Near => format!("H200: {of} results, {apart} in the last bits otherwise"),
-        Check::Within(_) => format!("the manual's bound; H200: {apart} of {of} results otherwise"),
+        Check::Exact => format!("GPU: {of} results"),
+        Check::Open(_, why) => format!("GPU: {apart} of {of} results otherwise: {why}"),
+        Check::Near => format!("GPU: {of} results, {apart} in the last bits otherwise"),
+        Check::Within(_) => format!("the manual's bound; GPU: {apart} of {of} results otherwise"),
         Check::Beyond(_) => String::new(),
     };
     match sums.not_recorded {

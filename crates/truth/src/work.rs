@@ -4,7 +4,7 @@ use outboard_ptx::MemoryError;
 use thiserror::Error;
 
 use crate::declare::{self, Check, DeclarationError, Line};
-use crate::form::Form;
+use crate::form::{Form, TARGET};
 use crate::fuzz::{self, generate::Generator};
 use crate::job::{Job, Outcome};
 use crate::recording::{Recorded, Recording};
@@ -34,7 +34,7 @@ pub fn forms(lines: &[Line]) -> impl Iterator<Item = &Form> {
 pub fn generator(lines: &[Line]) -> Result<Generator<'_>, MemoryError> {
     let soft = Soft::new()?;
     Ok(Generator::new(lines, |form| {
-        soft.load(&Job::of_form(form)).is_ok()
+        form.target == TARGET && soft.load(&Job::of_form(form)).is_ok()
     }))
 }
 

@@ -5,8 +5,9 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::process::Command;
 
+use outboard_truth::form::TARGET;
 use outboard_truth::job::Outcome;
-use outboard_truth::kernel::HEADER;
+use outboard_truth::kernel::header;
 use outboard_truth::recording::Recording;
 use outboard_truth::soft::Soft;
 use outboard_truth::textures::compare::{self, Difference, Verdict};
@@ -35,7 +36,7 @@ fn each_instruction_is_one_of_ptx() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let (mut seen, mut text) = (HashSet::new(), HEADER.to_owned());
+    let (mut seen, mut text) = (HashSet::new(), header(TARGET));
     for probe in corpus::probes() {
         if seen.insert(probe.instruction.clone()) {
             text.push_str(&probe.job().text);

@@ -65,6 +65,7 @@ impl Probe {
             input,
             output_bytes: count * RESULT_WORDS * 4,
             setup: Some(self.setup),
+            target: crate::form::TARGET,
             optimised: true,
         }
     }
