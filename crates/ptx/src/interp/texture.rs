@@ -15,18 +15,56 @@ use crate::error::FaultKind;
 use crate::memory::Ranges;
 use crate::texture::{Bound, Coordinates, Cube, Detail, Place, Point, Texels, Texture, order_code};
 
-impl Core<'_> {
+/// What the lanes before used: most use one object, and texels of one range.
+#[derive(Default)]
+struct Seen<'e> {
+    /// A texture that fits the instruction, and its number.
+    texture: Option<(u64, &'e Texture)>,
+    texels: Range,
+}
+
+/// A range of mapped memory, from its first address to its end.
+#[derive(Default)]
+struct Range {
+    start: u64,
+    end: u64,
+}
+
+impl Range {
+    /// Bytes of a texel's channel, zero-extended.
+    #[inline(always)]
+    fn read(&mut self, ranges: &Ranges, at: u64, bytes: u32, lane: usize) -> Result<u32, Stop> {
+        let size = u64::from(bytes);
+        if at < self.start || at >= self.end {
+            match ranges.find(at) {
+                Some((start, end)) => *self = Range { start, end },
+                None => return Err(access_fault(at, size, false, lane)),
+            }
+        }
+        if self.end - at < size || at & (size - 1) != 0 {
+            return Err(access_fault(at, size, false, lane));
+        }
+        Ok(match bytes {
+            1 => read8(at).into(),
+            2 => read16(at).into(),
+            _ => read32(at),
+        })
+    }
+}
+
+impl<'e> Core<'e> {
     #[inline(never)]
     pub(crate) fn texture(&mut self, index: u32, mask: u32) -> Result<(), Stop> {
         let program = self.program;
         let instruction = &program.textures[index as usize];
+        let mut seen = Seen::default();
         for lane in lanes(mask) {
             match instruction.op {
                 TextureOp::Sample { integers, results } => {
-                    let texture = self.texture_of(instruction, lane)?;
+                    let texture = self.texture_of(instruction, lane, &mut seen.texture)?;
                     let point = self.point(instruction, integers, lane);
                     let texel = texture.sample(&point, &mut |at, bytes| {
-                        read_texel(self.ranges, at, bytes, lane)
+                        seen.texels.read(self.ranges, at, bytes, lane)
                     })?;
                     match results {
                         Results::Words => self.give(instruction, lane, &texel),
@@ -38,10 +76,10 @@ impl Core<'_> {
                     }
                 }
                 TextureOp::Gather { channel } => {
-                    let texture = self.texture_of(instruction, lane)?;
+                    let texture = self.texture_of(instruction, lane, &mut seen.texture)?;
                     let point = self.point(instruction, false, lane);
                     let texels = texture.gather(&point, channel.into(), &mut |at, bytes| {
-                        read_texel(self.ranges, at, bytes, lane)
+                        seen.texels.read(self.ranges, at, bytes, lane)
                     })?;
                     self.give(instruction, lane, &texels);
                 }
@@ -66,6 +104,7 @@ impl Core<'_> {
         instruction.at.map(|row| self.files.lane32(row, lane))
     }
 
+    #[inline(always)]
     fn point(&self, instruction: &TextureInstruction, integers: bool, lane: usize) -> Point {
         let at = self.coordinates(instruction, lane);
         let float = |row| f32::from_bits(self.files.lane32(row, lane));
@@ -95,10 +134,14 @@ impl Core<'_> {
         }
     }
 
-    fn bound(&self, instruction: &TextureInstruction, lane: usize) -> Result<(u64, Bound), Stop> {
+    fn bound(
+        &self,
+        instruction: &TextureInstruction,
+        lane: usize,
+    ) -> Result<(u64, &'e Bound), Stop> {
         let number = self.files.lane64(instruction.object, lane);
         match self.ranges.bound(number) {
-            Some(bound) => Ok((number, *bound)),
+            Some(bound) => Ok((number, bound)),
             None => Err(trap(
                 format!("{number:#x} is no texture or surface object"),
                 lane,
@@ -106,10 +149,22 @@ impl Core<'_> {
         }
     }
 
-    fn texture_of(&self, instruction: &TextureInstruction, lane: usize) -> Result<Texture, Stop> {
+    #[inline(always)]
+    fn texture_of(
+        &self,
+        instruction: &TextureInstruction,
+        lane: usize,
+        seen: &mut Option<(u64, &'e Texture)>,
+    ) -> Result<&'e Texture, Stop> {
+        if let Some((number, texture)) = *seen
+            && self.files.lane64(instruction.object, lane) == number
+        {
+            return Ok(texture);
+        }
         match self.bound(instruction, lane)? {
             (number, Bound::Texture(texture)) => {
                 fits(&texture.texels, instruction.geometry, number, lane)?;
+                *seen = Some((number, texture));
                 Ok(texture)
             }
             (number, Bound::Surface(_)) => Err(trap(
@@ -125,7 +180,7 @@ impl Core<'_> {
         instruction: &TextureInstruction,
         lane: usize,
     ) -> Result<(u64, Texels), Stop> {
-        let (number, Bound::Surface(mut texels)) = self.bound(instruction, lane)? else {
+        let (number, &Bound::Surface(mut texels)) = self.bound(instruction, lane)? else {
             return Err(trap("a texture, used as a surface".into(), lane));
         };
         texels.cube = Cube::No;
@@ -146,7 +201,7 @@ impl Core<'_> {
                 texture.sampler.normalised,
                 texture.linear_memory,
             ),
-            (_, Bound::Surface(texels)) if surface => (texels, false, false),
+            (_, &Bound::Surface(texels)) if surface => (texels, false, false),
             (number, _) => {
                 return Err(trap(
                     format!("{number:#x} is an object of the other kind"),
@@ -299,19 +354,6 @@ impl Core<'_> {
             (_, 8) => self.files.set_lane64(row, lane, value),
             _ => self.files.set_lane32(row, lane, value as u32),
         }
-    }
-}
-
-/// Bytes of a texel's channel, zero-extended.
-fn read_texel(ranges: &Ranges, at: u64, bytes: u32, lane: usize) -> Result<u32, Stop> {
-    let size = u64::from(bytes);
-    match ranges.find(at) {
-        Some((_, end)) if end - at >= size && at.is_multiple_of(size) => Ok(match bytes {
-            1 => read8(at).into(),
-            2 => read16(at).into(),
-            _ => read32(at),
-        }),
-        _ => Err(access_fault(at, size, false, lane)),
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod cube;
 mod levels;
+mod plane;
 mod sample;
 mod surface;
 

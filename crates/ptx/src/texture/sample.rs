@@ -29,7 +29,7 @@ struct Span {
     weight: i32,
 }
 
-const ONE_WEIGHT: i32 = 256;
+pub(super) const ONE_WEIGHT: i32 = 256;
 
 const ONE: Span = Span {
     texels: [Some(0), None],
@@ -38,11 +38,11 @@ const ONE: Span = Span {
 
 /// A point on its way to texels: of cubes, on a face.
 #[derive(Clone, Copy)]
-struct Spot {
-    at: Coordinates,
-    offset: [i32; 3],
-    layer: u64,
-    face: Option<Face>,
+pub(super) struct Spot {
+    pub(super) at: Coordinates,
+    pub(super) offset: [i32; 3],
+    pub(super) layer: u64,
+    pub(super) face: Option<Face>,
 }
 
 /// Reads bytes of memory.
@@ -54,11 +54,24 @@ impl Texture {
     /// Four channels, as registers hold them.
     pub(crate) fn sample<E>(&self, point: &Point, read: &mut impl Read<E>) -> Result<[u32; 4], E> {
         let spot = self.spot(point);
-        if self.linear_memory && !matches!(point.at, Coordinates::Integers(_)) {
+        let by_number = matches!(point.at, Coordinates::Integers(_));
+        if self.linear_memory && !by_number {
             return Ok([0; 4]);
         }
+        if self.texels.levels == 1 && !by_number {
+            // Of one level there is nothing to choose.
+            return match self.sampler.linear {
+                true => {
+                    if let Some(sums) = self.on_plane(&spot, read)? {
+                        return Ok(self.rounded(sums));
+                    }
+                    let sums = self.filtered(&self.texels, &spot, ONE_WEIGHT, read)?;
+                    Ok(self.rounded(sums))
+                }
+                false => self.nearest(&self.texels, &spot, read),
+            };
+        }
         let levels = Levels::of(self, point);
-        let by_number = matches!(point.at, Coordinates::Integers(_));
         let blended = levels.weight != 0;
         if by_number {
             // By numbers there is no border, and lines are those of linear memory (`tex1Dfetch`).
@@ -84,8 +97,21 @@ impl Texture {
                 *sum += more;
             }
         }
-        let channel = self.texels.channel;
-        Ok(sums.map(|sum| (channel.filtered(sum) as f32).to_bits()))
+        Ok(self.rounded(sums))
+    }
+
+    /// What filtering gives, as registers hold it.
+    #[inline(always)]
+    fn rounded(&self, sums: [f64; 4]) -> [u32; 4] {
+        let Texels {
+            channel, channels, ..
+        } = self.texels;
+        let mut out = [0; 4];
+        for (out, sum) in out.iter_mut().zip(sums).take(channels as usize) {
+            *out = (channel.filtered(sum) as f32).to_bits();
+        }
+        // Others are 0, but for a border's, which has none either.
+        out
     }
 
     /// One channel of the four texels that filtering would look at: from the lower left, against the clock, y downwards.
@@ -106,6 +132,7 @@ impl Texture {
         Ok(out)
     }
 
+    #[inline(always)]
     fn spot(&self, point: &Point) -> Spot {
         let layers = self.texels.layers.unwrap_or(1);
         let layer_of = |faces: u64| u64::from(point.layer).min((layers / faces).saturating_sub(1));
@@ -257,15 +284,10 @@ impl Texture {
         normalised: bool,
         linear: bool,
     ) -> Span {
-        let at = match normalised {
-            // Also what is subnormal is 0.
-            _ if !coordinate.is_normal() && !coordinate.is_infinite() => 0.0,
-            true => self.turned(axis, fixed(coordinate, count)) * count as f64,
-            false => coordinate.into(),
-        };
+        let at = self.position(axis, coordinate, count, normalised);
         let offset = offset as f64;
         if !linear {
-            let index = at.floor() + offset;
+            let index = floor(at) + offset;
             return Span {
                 texels: [self.texel_at(count, axis, index, normalised), None],
                 weight: 0,
@@ -281,9 +303,27 @@ impl Texture {
         }
     }
 
+    /// A coordinate in texels.
+    #[inline(always)]
+    pub(super) fn position(
+        &self,
+        axis: usize,
+        coordinate: f32,
+        count: u64,
+        normalised: bool,
+    ) -> f64 {
+        match normalised {
+            // Also what is subnormal is 0.
+            _ if !coordinate.is_normal() && !coordinate.is_infinite() => 0.0,
+            true => self.turned(axis, fixed(coordinate, count)) * count as f64,
+            false => coordinate.into(),
+        }
+    }
+
     /// Where texels come again, a coordinate without whole turns: none of it is left of what is infinite.
     fn turned(&self, axis: usize, at: f64) -> f64 {
         match self.sampler.address[axis] {
+            AddressMode::Wrap | AddressMode::Mirror if (0.0..2.0).contains(&at) => at,
             AddressMode::Wrap | AddressMode::Mirror if at.is_finite() => at.rem_euclid(2.0),
             AddressMode::Wrap | AddressMode::Mirror => 0.0,
             _ => at,
@@ -300,6 +340,10 @@ impl Texture {
         match mode {
             _ if (0.0..n).contains(&index) => Some(index as u64),
             AddressMode::Border => None,
+            AddressMode::Wrap if normalised && index == -1.0 => Some(count - 1),
+            AddressMode::Wrap if normalised && index >= n && index < 2.0 * n => {
+                Some((index - n) as u64)
+            }
             AddressMode::Wrap if normalised => Some(index.rem_euclid(n) as u64),
             AddressMode::Mirror if normalised => {
                 let folded = index.rem_euclid(2.0 * n);
@@ -390,12 +434,18 @@ impl Texture {
 
 /// The first of the two texels around a coordinate, and the weight of the second: the nearest multiple of 1/256, upwards
 /// where two are as near.
-fn first_of_two(at: f64) -> (f64, i32) {
-    let steps = ((at - 0.5) * 256.0 + 0.5).floor();
+#[inline(always)]
+pub(super) fn first_of_two(at: f64) -> (f64, i32) {
+    let steps = (at - 0.5) * 256.0 + 0.5;
+    if steps.abs() < NEAR {
+        let steps = floor_near(steps);
+        return ((steps >> 8) as f64, (steps & 0xff) as i32);
+    }
     if !steps.is_finite() {
         // Nothing is between texels where there is no coordinate.
         return (at, 0);
     }
+    let steps = steps.floor();
     let first = (steps / 256.0).floor();
     (first, (steps - first * 256.0) as i32)
 }
@@ -411,7 +461,8 @@ fn weights(part: i32, [x, y, z]: [i32; 3]) -> [i32; 8] {
     [a, b, c, d, e, f, g, h]
 }
 
-fn plane(part: i32, x: i32, y: i32) -> [i32; 4] {
+#[inline(always)]
+pub(super) fn plane(part: i32, x: i32, y: i32) -> [i32; 4] {
     let column = share(part, x);
     let corner = share(column, y);
     // Downwards from its half here, so that rows of columns that share all add up.
@@ -425,12 +476,28 @@ fn share(part: i32, weight: i32) -> i32 {
 
 /// A normalised coordinate has 21 fractional bits where it is multiplied, 22 where the number of texels is a power of two.
 fn fixed(coordinate: f32, count: u64) -> f64 {
-    let one = if count.is_power_of_two() {
-        f64::from(1 << 22)
+    let bits = if count.is_power_of_two() { 22 } else { 21 };
+    let (one, step) = (f64::from(1 << bits), 1.0 / f64::from(1 << bits));
+    floor(f64::from(coordinate) * one) * step
+}
+
+/// Coordinates below this are whole numbers of 64 bits, with 8 bits after the point.
+const NEAR: f64 = (1u64 << 50) as f64;
+
+/// [`f64::floor`], which calls a function where the host is only known to be an x86-64.
+#[inline(always)]
+fn floor(value: f64) -> f64 {
+    if value.abs() < NEAR {
+        floor_near(value) as f64
     } else {
-        f64::from(1 << 21)
-    };
-    (f64::from(coordinate) * one).floor() / one
+        value.floor()
+    }
+}
+
+#[inline(always)]
+fn floor_near(value: f64) -> i64 {
+    let cut = value as i64;
+    cut - i64::from(cut as f64 > value)
 }
 
 /// IEC 61966-2-1, of 8 bits.
