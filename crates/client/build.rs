@@ -158,6 +158,12 @@ fn derived(
                     };
                     fields.push(format!("{field}: driver.{verb}_{}({c})?", handle.name()));
                 }
+                // Looked up by its checks already.
+                Some(decl::Type::U64)
+                    if call.symbol.starts_with("cuMemsetD") && param.ctype == "CUdeviceptr" =>
+                {
+                    fields.push(format!("{field}: {c}"))
+                }
                 Some(decl::Type::U64) if param.ctype == "CUdeviceptr" => {
                     let stream = call.params.iter().find(|p| p.ctype == "CUstream");
                     let address = match stream.filter(|_| call.symbol.starts_with("cuMemset")) {

@@ -101,9 +101,13 @@ impl Driver {
             .filter(|_| address.is_multiple_of(element))
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         match self.place_of(address, bytes)? {
-            Place::Pageable => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-            _ => Ok(true),
+            Place::Device => {}
+            Place::Shared | Place::Pinned => {
+                self.device_address(address)?;
+            }
+            Place::Pageable => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         }
+        Ok(true)
     }
 }
 

@@ -162,7 +162,10 @@ impl State {
         capture: CaptureId,
         event: EventId,
     ) -> Result<(), Error> {
-        match &self.event(event)?.captured {
+        let event = self.event(event)?;
+        match &event.captured {
+            // Nothing was recorded in it yet: there is nothing to wait for.
+            None if event.last.is_none() => Ok(()),
             Some((other, deps)) if *other == capture => {
                 let deps = deps.clone();
                 self.join(id, capture, deps);

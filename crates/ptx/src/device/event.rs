@@ -18,7 +18,7 @@ pub(super) struct Event {
     pub(super) context: ContextId,
     timing: bool,
     /// The last record: a later one changes what later waits wait for, never what earlier ones do.
-    last: Option<(TaskId, Arc<Record>)>,
+    pub(super) last: Option<(TaskId, Arc<Record>)>,
     /// Where the last record went into a capture: which one, and what it depended on there.
     pub(super) captured: Option<(CaptureId, BTreeSet<NodeId>)>,
 }

@@ -176,6 +176,10 @@ fn captures_do_not_mix() {
         Err(Error::IllegalState(_))
     ));
     b.gpu.begin_capture(one, None).unwrap();
+    // Nothing was recorded in this one: there is nothing to wait for.
+    b.gpu.submit(one, Op::WaitEvent(b.event())).unwrap();
+    b.gpu.end_capture(one).unwrap();
+    b.gpu.begin_capture(one, None).unwrap();
     assert_eq!(
         failed(b.gpu.submit(one, Op::WaitEvent(outside))),
         Some(CaptureError::Isolation)
