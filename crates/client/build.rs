@@ -269,8 +269,13 @@ fn checks(call: &Call) -> String {
             false => ["dstPitch", "Width", "Height"].map(name),
         };
         let address = name("dstDevice");
+        // A stream knows its context; a call without one works in the current context.
+        let context = match param("hStream") {
+            true => "",
+            false => "        driver.contexts.current()?;\n",
+        };
         return format!(
-            "        if !driver.check_memset({address}, {element}, {pitch} as u64, [{width} as u64, {height} as u64])? {{ return Ok(()); }}\n"
+            "{context}        if !driver.check_memset({address}, {element}, {pitch} as u64, [{width} as u64, {height} as u64])? {{ return Ok(()); }}\n"
         );
     }
     for (start, flags) in [

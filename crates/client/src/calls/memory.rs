@@ -86,10 +86,11 @@ impl Driver {
         pitch: u64,
         [width, height]: [u64; 2],
     ) -> Result<bool, CUresult> {
-        self.contexts.current()?;
         if width == 0 || height == 0 {
-            return Ok(false);
+            return self.contexts.current().map(|_| false);
         }
+        // Without a context that is what is wrong; asked last, since every memset passes here.
+        let wrong = |error| self.contexts.current().err().unwrap_or(error);
         let row = width.checked_mul(element);
         let bytes = match height {
             1 => row,
@@ -99,13 +100,13 @@ impl Driver {
         };
         let bytes = bytes
             .filter(|_| address.is_multiple_of(element))
-            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        match self.place_of(address, bytes)? {
+            .ok_or_else(|| wrong(CUresult::CUDA_ERROR_INVALID_VALUE))?;
+        match self.place_of(address, bytes).map_err(wrong)? {
             Place::Device => {}
             Place::Shared | Place::Pinned => {
                 self.device_address(address)?;
             }
-            Place::Pageable => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+            Place::Pageable => return Err(wrong(CUresult::CUDA_ERROR_INVALID_VALUE)),
         }
         Ok(true)
     }
