@@ -162,7 +162,7 @@ fn derived(
                 Some(decl::Type::U64)
                     if call.symbol.starts_with("cuMemsetD") && param.ctype == "CUdeviceptr" =>
                 {
-                    fields.push(format!("{field}: {c}"))
+                    fields.push(format!("{field}: {c} as u64"))
                 }
                 Some(decl::Type::U64) if param.ctype == "CUdeviceptr" => {
                     let stream = call.params.iter().find(|p| p.ctype == "CUstream");
