@@ -42,7 +42,8 @@ impl Driver {
             self.libraries.remove(&library);
         }
         self.objects.remove_context(context.handle.0 as u64);
-        let mut chunks = self.memory.lock().free_context(context.handle);
+        let mut chunks = self.close_foreign(context.handle);
+        chunks.extend(self.memory.lock().free_context(context.handle));
         if context.primary {
             chunks.extend(self.pools_reset(context.device));
         }

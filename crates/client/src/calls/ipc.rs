@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use outboard_api::{
     CUresult,
-    cuda::{CUdeviceptr, CUevent, CUipcEventHandle, CUipcMemHandle},
+    cuda::{CUcontext, CUdeviceptr, CUevent, CUipcEventHandle, CUipcMemHandle},
     enums::*,
 };
 use outboard_wire::messages;
@@ -115,6 +115,22 @@ impl Driver {
             context: wire_context(),
             uses: 1,
         })
+    }
+}
+
+impl Driver {
+    /// Closes what was opened in a context that goes. Returns what the server must unmap.
+    pub(crate) fn close_foreign(&self, context: CUcontext) -> Vec<Chunk> {
+        let mut openings = openings().lock();
+        let mut memory = self.memory.lock();
+        openings
+            .extract_if(|(_, of), _| *of == context.0 as u64)
+            .map(|(_, opened)| {
+                memory.disown(opened.address);
+                memory.give_addresses(opened.chunk);
+                opened.chunk
+            })
+            .collect()
     }
 }
 
