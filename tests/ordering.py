@@ -359,23 +359,23 @@ def program(seed: int) -> list[Step]:
     def device() -> str:
         return r.choice(BUFFERS["device"][: r.choice([1, 2, 4])])
 
-    def host(pinned: bool = False) -> str:
-        return r.choice(["P0", "P1"] if pinned else BUFFERS["host"])
+    def host() -> str:
+        return r.choice(BUFFERS["host"])
 
     def stream() -> str:
         return r.choice(STREAMS)
 
     def captured() -> Step:
         kind = r.choice(["copy_in", "copy_out", "copy_here", "set", "add", "add"])
-        return work(kind, True)
+        return work(kind)
 
-    def work(kind: str, pinned: bool = False) -> Step:
+    def work(kind: str) -> Step:
         first, parts = part()
         match kind:
             case "copy_in":
-                return [kind, device(), host(pinned), first, parts]
+                return [kind, device(), host(), first, parts]
             case "copy_out":
-                return [kind, host(pinned), device(), first, parts]
+                return [kind, host(), device(), first, parts]
             case "copy_here":
                 to, source = r.sample(BUFFERS["device"], 2)
                 return [kind, to, source, first, parts]

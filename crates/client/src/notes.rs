@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     ffi::{c_int, c_void},
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
 };
 
 use outboard_api::{
@@ -47,8 +47,10 @@ pub(crate) fn fault(session: &Session, name: &str, status: CUresult, why: &[u8])
 }
 
 /// A function of the program that a stream is to run.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) enum HostCall {
+    /// Of this library, for a graph.
+    Library(Arc<dyn Fn() + Send + Sync>),
     Function {
         function: CUhostFn,
         user_data: *mut c_void,
@@ -103,7 +105,8 @@ pub(crate) fn register(session: &'static Session, call: HostCall, repeats: bool)
 
 /// Whether any host function is waiting to run: it may write any memory of the program.
 pub(crate) fn host_functions_pending() -> bool {
-    !queue().0.lock().registered.is_empty()
+    let is_program = |(call, _): &(HostCall, bool)| !matches!(call, HostCall::Library(_));
+    queue().0.lock().registered.values().any(is_program)
 }
 
 fn run_host_functions(session: &'static Session) {
@@ -119,11 +122,12 @@ fn run_host_functions(session: &'static Session) {
                 }
             };
             match queue.registered.get(&number) {
-                Some((call, repeats)) => (number, status, *call, *repeats),
+                Some((call, repeats)) => (number, status, call.clone(), *repeats),
                 None => continue,
             }
         };
         match call {
+            HostCall::Library(function) if status == CUresult::CUDA_SUCCESS => function(),
             // A host function is skipped when its stream has failed; a callback is told.
             HostCall::Function {
                 function: Some(function),

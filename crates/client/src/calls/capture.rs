@@ -41,7 +41,7 @@ const UNSAFE_CALLS: &[&str] = &[
 /// Calls that wait for all streams of the context.
 const CONTEXT_CALLS: &[&str] = &["cuCtxSynchronize", "cuCtxSynchronize_v2"];
 /// `CU_STREAM_SET_CAPTURE_DEPENDENCIES`
-const SET_DEPENDENCIES: u32 = 1;
+pub(super) const SET_DEPENDENCIES: u32 = 1;
 /// What an answer has room for at first; asked again where a stream depends on more.
 const DEPENDENCIES_FIRST: u32 = 64;
 const DEPENDENCIES_MAX: u32 = NODES_MAX as u32;
@@ -148,7 +148,7 @@ impl Driver {
     }
 
     /// The nodes that the next captured one will depend on; `None` where the capture has become invalid.
-    fn capture_dependencies(
+    pub(super) fn capture_dependencies(
         &self,
         stream: &StreamRef,
         capture: &Capture,

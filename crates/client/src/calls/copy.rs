@@ -383,6 +383,9 @@ impl Driver {
         to: Place,
         from: Place,
     ) -> Done {
+        if let (Place::Pageable, Place::Device) | (Place::Device, Place::Pageable) = (to, from) {
+            return self.capture_pageable_line(dst, src, bytes as u64, stream, to != Place::Device);
+        }
         for (address, place) in [(dst, to), (src, from)] {
             match place {
                 Place::Device | Place::Shared => {}

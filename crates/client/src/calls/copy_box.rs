@@ -24,7 +24,7 @@ use super::{Done, copy::Place};
 use crate::{
     guard,
     session::{Group, Landing, Sink},
-    state::{Driver, StreamRef, driver, wire_context},
+    state::{Driver, Pageable, StreamRef, driver, wire_context},
 };
 
 /// A copy's arguments, checked as the driver checks them.
@@ -154,14 +154,29 @@ fn request_2d(driver: &Driver, copy: &CUDA_MEMCPY2D) -> Result<Option<Request>, 
     request_3d(driver, &copy)
 }
 
+impl Request {
+    /// All of it, as messages name it.
+    fn whole(&self) -> CopyBox {
+        let whole = Piece {
+            at: [0; 3],
+            extent: self.extent,
+        };
+        copy_of(self.dst.wire(whole), self.src.wire(whole), self.extent)
+    }
+}
+
 /// A message's description of a piece.
 fn describe(
     dst: (BoxEnd, [u64; 3]),
     src: (BoxEnd, [u64; 3]),
     extent: Extent,
 ) -> Result<Vec<u8>, CUresult> {
+    doc::to_bytes(&copy_of(dst, src, extent)).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)
+}
+
+fn copy_of(dst: (BoxEnd, [u64; 3]), src: (BoxEnd, [u64; 3]), extent: Extent) -> CopyBox {
     let ((dst, [dst_x, dst_y, dst_z]), (src, [src_x, src_y, src_z])) = (dst, src);
-    let copy = CopyBox {
+    CopyBox {
         src,
         src_x,
         src_y,
@@ -173,8 +188,7 @@ fn describe(
         width: extent.width,
         height: extent.height,
         depth: extent.depth,
-    };
-    doc::to_bytes(&copy).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)
+    }
 }
 
 impl Driver {
@@ -236,6 +250,18 @@ impl Driver {
             if wait {
                 self.refuse_captured(stream)?;
             }
+            match (&dst, to, &src, from) {
+                (End::Memory(host), Place::Pageable, _, Place::Device)
+                | (_, Place::Device, End::Memory(host), Place::Pageable) => {
+                    let host = Pageable {
+                        address: host.address,
+                        rows: host.rows(extent),
+                        to_host: to != Place::Device,
+                    };
+                    return self.capture_pageable(stream, host, request.whole());
+                }
+                _ => {}
+            }
             for (end, place) in [(&dst, to), (&src, from)] {
                 match (end, place) {
                     (End::Memory(m), Place::Pinned) => self.make_visible(m.address)?,
@@ -288,15 +314,7 @@ impl Driver {
     /// Both ends mean the same on the server.
     fn copy_box_here(&self, request: &Request, stream: &StreamRef) -> Done {
         self.push_visible()?;
-        let whole = Piece {
-            at: [0; 3],
-            extent: request.extent,
-        };
-        let desc = describe(
-            request.dst.wire(whole),
-            request.src.wire(whole),
-            request.extent,
-        )?;
+        let desc = doc::to_bytes(&request.whole()).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
         self.submit_to(
             stream,
             &messages::CopyBox {

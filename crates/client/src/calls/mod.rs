@@ -25,6 +25,7 @@ mod link;
 mod managed;
 mod memory;
 mod module;
+mod pageable;
 mod pool;
 mod stream;
 mod tensor_map;

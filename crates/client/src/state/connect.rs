@@ -20,7 +20,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::{
     Captures, Contexts, DRIVER, DeviceMemory, Driver, Exposed, Graphs, Handles, HostMemory,
-    HostWrites, Libraries, Mirrors, Objects, Pools, Progress, Staging, Streams,
+    HostWrites, Libraries, Mirrors, Objects, Pools, Progress, Staging, StandIns, Streams,
 };
 use crate::{calls::SyncMemops, exit, log, record, session::Session};
 
@@ -97,6 +97,7 @@ fn open() -> Result<Driver, CUresult> {
         host: RwLock::new(HostMemory::default()),
         host_writes: HostWrites::default(),
         mirrors: Mirrors::default(),
+        stand_ins: StandIns::default(),
         streams: Streams::default(),
         captures: Captures::default(),
         graphs: Graphs::default(),

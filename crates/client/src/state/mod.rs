@@ -18,6 +18,7 @@ mod pools;
 mod registered;
 mod slots;
 mod staging;
+mod stand_ins;
 mod streams;
 mod tensor_maps;
 mod virtual_memory;
@@ -55,6 +56,7 @@ pub(crate) use self::{
     objects::{ObjectRecord, Objects},
     pools::{Owner, Pool, PoolTable, PoolValue, Pools, Scope},
     staging::{SEGMENT_BYTES, Staging},
+    stand_ins::{Pageable, StandIns},
     streams::{Event, Progress, Stream, StreamRef, Streams},
     tensor_maps::TensorMaps,
     virtual_memory::{Physical, VirtualMemory},
@@ -71,6 +73,7 @@ pub(crate) struct Driver {
     pub(crate) host: RwLock<HostMemory>,
     host_writes: HostWrites,
     pub(crate) mirrors: Mirrors,
+    stand_ins: StandIns,
     pub(crate) streams: Streams,
     pub(crate) captures: Captures,
     pub(crate) graphs: Graphs,
@@ -264,5 +267,6 @@ pub(crate) fn host_pages(address: u64, data: &[u8]) {
             .host
             .read()
             .take_pages(&driver.mirrors, address, data);
+        driver.stand_ins.take_pages(address, data);
     }
 }

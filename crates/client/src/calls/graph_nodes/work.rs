@@ -24,7 +24,8 @@ use crate::{
     },
     log,
     notes::{self, HostCall},
-    state::{Driver, Kernel, KernelRecord, NodeRecord, wire_context},
+    session::Rows,
+    state::{Driver, Kernel, KernelRecord, NodeRecord, Pageable, wire_context},
 };
 /// What a node does, taken from the program's records.
 pub(super) enum Work {
@@ -43,6 +44,8 @@ pub(super) enum Work {
         desc: Vec<u8>,
         context: u64,
     },
+    /// A copy of pageable memory: a graph that makes it, which goes once it is put into another.
+    Pageable(u64),
     Host(CUDA_HOST_NODE_PARAMS),
     Child(u64),
     Empty,
@@ -108,7 +111,11 @@ impl Driver {
         copy: &CUDA_MEMCPY3D,
         context: CUcontext,
     ) -> Result<Work, CUresult> {
-        let copy = self.copy_box(copy)?;
+        let (copy, host) = self.copy_box(copy)?;
+        if let Some(host) = host {
+            let context = self.node_context(context)?;
+            return self.pageable_graph(host, copy, context).map(Work::Pageable);
+        }
         if let BoxEnd::Pitched { address, .. } = copy.dst
             && self.place_of(address, 1)? != Place::Device
         {
@@ -121,8 +128,9 @@ impl Driver {
         })
     }
 
-    /// A copy between memory that both sides have at the same address: the server makes it at every launch.
-    fn copy_box(&self, copy: &CUDA_MEMCPY3D) -> Result<CopyBox, CUresult> {
+    /// A copy that the server makes at every launch, and the side of it that is pageable memory of the program's. Other memory
+    /// both sides have at the same address.
+    fn copy_box(&self, copy: &CUDA_MEMCPY3D) -> Result<(CopyBox, Option<Pageable>), CUresult> {
         if copy.src_lod != 0
             || copy.dst_lod != 0
             || copy.width_in_bytes == 0
@@ -163,27 +171,53 @@ impl Driver {
                 copy.dst_z as u64,
             ],
         };
-        Ok(CopyBox {
-            src: self.box_end(&src, extent)?,
+        let ((src_end, from), (dst_end, to)) =
+            (self.box_end(&src, extent)?, self.box_end(&dst, extent)?);
+        let host = match (from, to) {
+            (Some(_), Some(_)) => return Err(refuse_pageable()),
+            (Some((address, rows)), None) => Some((address, rows, false, &dst_end)),
+            (None, Some((address, rows))) => Some((address, rows, true, &src_end)),
+            (None, None) => None,
+        };
+        let host = match host {
+            Some((_, _, _, BoxEnd::Pitched { address, .. }))
+                if self.place_of(*address, 1)? != Place::Device =>
+            {
+                return Err(refuse_pageable());
+            }
+            Some((address, rows, to_host, _)) => Some(Pageable {
+                address,
+                rows,
+                to_host,
+            }),
+            None => None,
+        };
+        let copy = CopyBox {
+            src: src_end,
             src_x: src.at[0],
             src_y: src.at[1],
             src_z: src.at[2],
-            dst: self.box_end(&dst, extent)?,
+            dst: dst_end,
             dst_x: dst.at[0],
             dst_y: dst.at[1],
             dst_z: dst.at[2],
             width,
             height,
             depth,
-        })
+        };
+        Ok((copy, host))
     }
 
-    fn box_end(&self, side: &Side, extent: [u64; 3]) -> Result<BoxEnd, CUresult> {
+    /// One side; if it is pageable, its first byte and its rows.
+    fn box_end(
+        &self,
+        side: &Side,
+        extent: [u64; 3],
+    ) -> Result<(BoxEnd, Option<(u64, Rows)>), CUresult> {
         let address = match side.kind {
             CU_MEMORYTYPE_ARRAY => {
-                return Ok(BoxEnd::Array {
-                    array: self.wire_array(side.array)?,
-                });
+                let array = self.wire_array(side.array)?;
+                return Ok((BoxEnd::Array { array }, None));
             }
             CU_MEMORYTYPE_HOST => side.host,
             CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => side.device,
@@ -195,12 +229,24 @@ impl Driver {
         let start = address
             .checked_add(first)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        self.check_reachable(start, bytes, "a copy node")?;
-        Ok(BoxEnd::Pitched {
+        let end = BoxEnd::Pitched {
             address,
             pitch_bytes,
             height,
-        })
+        };
+        if side.kind != CU_MEMORYTYPE_DEVICE && self.place_of(start, bytes)? == Place::Pageable {
+            let [width, rows, depth] = extent.map(|n| n as usize);
+            let rows = Rows {
+                width,
+                height: rows,
+                depth,
+                pitch: pitch_bytes as usize,
+                slice_pitch: (pitch_bytes * height) as usize,
+            };
+            return Ok((end, Some((start, rows))));
+        }
+        self.check_reachable(start, bytes, "a copy node")?;
+        Ok((end, None))
     }
 
     /// Memory that a launch will touch: it must be the device's, or pinned.
@@ -241,6 +287,17 @@ impl Driver {
                 },
                 |_| (),
             ),
+            Work::Pageable(child) => {
+                let message = messages::GraphAddChild {
+                    graph,
+                    node,
+                    dependencies,
+                    child: *child,
+                };
+                let added = session.call(here, &message, |_| ());
+                self.drop_graph(*child)?;
+                added
+            }
             Work::Child(child) => session.call(
                 here,
                 &messages::GraphAddChild {
@@ -334,6 +391,16 @@ impl Driver {
     pub(super) fn set_exec(&self, exec: u64, node: u64, work: &Work) -> Done {
         let session = self.session;
         match work {
+            Work::Pageable(child) => {
+                let message = messages::GraphExecSetChild {
+                    exec,
+                    node,
+                    child: *child,
+                };
+                let set = session.call(wire_context(), &message, |_| ());
+                self.drop_graph(*child)?;
+                set
+            }
             Work::Child(child) => session.call(
                 wire_context(),
                 &messages::GraphExecSetChild {
@@ -394,6 +461,11 @@ impl Driver {
     }
 }
 
+fn refuse_pageable() -> CUresult {
+    log::warn("copy nodes between pageable memory and other memory of the host are not supported");
+    CUresult::CUDA_ERROR_NOT_SUPPORTED
+}
+
 impl Work {
     /// What is remembered of a node, for those who ask.
     pub(super) fn record(&self) -> NodeRecord {
@@ -406,9 +478,11 @@ impl Work {
             } => NodeRecord::Kernel(Arc::new(KernelRecord::new(node, kernel, params.bytes()))),
             Work::Memset { memset, .. } => NodeRecord::Memset(*memset),
             Work::Host(host) => NodeRecord::Host(*host),
-            Work::Copy { .. } | Work::Child(_) | Work::Empty | Work::Event { .. } => {
-                NodeRecord::Unknown
-            }
+            Work::Copy { .. }
+            | Work::Pageable(_)
+            | Work::Child(_)
+            | Work::Empty
+            | Work::Event { .. } => NodeRecord::Unknown,
         }
     }
 }

@@ -1,0 +1,174 @@
+//! Copies between the device and pageable memory in graphs: the memory is read and written whenever the graph is launched.
+//!
+//! ```text
+//!  one node of the program's graph: a child graph
+//!    to the device     host function: program ──► stand-in ── copy: stand-in ──► device
+//!    to the host       copy: device ──► stand-in ── host function: stand-in ──► program
+//! ```
+//!
+//! So the program's memory is read when the node's turn comes, behind whatever the graph had written there before, and it is
+//! written before anything behind the node, the wait for the graph too.
+
+use std::sync::Arc;
+
+use outboard_api::{CUresult, cuda::CUgraph};
+use outboard_wire::{
+    codec::id_bytes,
+    doc::{self, BoxEnd, CopyBox},
+    messages,
+};
+
+use super::{Done, capture::SET_DEPENDENCIES};
+use crate::{
+    notes::{self, HostCall},
+    session::Rows,
+    state::{Driver, Kind, NodeRecord, Pageable, StreamRef, driver, wire_context},
+};
+
+impl Driver {
+    /// A graph that makes a copy one side of which is pageable, to be put into another as a child. The caller drops it.
+    pub(super) fn pageable_graph(
+        &self,
+        host: Pageable,
+        mut copy: CopyBox,
+        context: u64,
+    ) -> Result<u64, CUresult> {
+        let stand_in = self.stand_in(&host)?;
+        let end = BoxEnd::Pitched {
+            address: stand_in.address,
+            pitch_bytes: copy.width,
+            height: copy.height,
+        };
+        if host.to_host {
+            (copy.dst, copy.dst_x, copy.dst_y, copy.dst_z) = (end, 0, 0, 0);
+        } else {
+            (copy.src, copy.src_x, copy.src_y, copy.src_z) = (end, 0, 0, 0);
+        }
+        let desc = doc::to_bytes(&copy).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
+        let graph = self.mint_graph();
+        self.call(
+            &messages::CuGraphCreate {
+                ph_graph: graph,
+                flags: 0,
+            },
+            |_| (),
+        )?;
+        self.handle_graph(graph);
+        let moves = move || {
+            if let Ok(driver) = driver() {
+                driver.move_stand_in(&host, &stand_in);
+            }
+        };
+        let call = notes::register(self.session, HostCall::Library(Arc::new(moves)), true);
+        let (function, moved) = (self.handles.mint(Kind::Node), self.handles.mint(Kind::Node));
+        let add_function = |dependencies: &[u8]| {
+            let message = messages::GraphAddHost {
+                graph,
+                node: function,
+                dependencies,
+                call,
+            };
+            self.session.call(wire_context(), &message, |_| ())
+        };
+        let add_copy = |dependencies: &[u8]| {
+            let message = messages::GraphAddCopy {
+                graph,
+                node: moved,
+                dependencies,
+                desc: &desc,
+            };
+            self.session.call(context, &message, |_| ())
+        };
+        let added = match host.to_host {
+            true => add_copy(&[]).and_then(|()| add_function(&id_bytes(&[moved]))),
+            false => add_function(&[]).and_then(|()| add_copy(&id_bytes(&[function]))),
+        };
+        if host.to_host {
+            self.graph_writes_host();
+        }
+        match added {
+            Ok(()) => Ok(graph),
+            Err(error) => {
+                self.drop_graph(graph)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Destroys a graph of this library's own.
+    pub(super) fn drop_graph(&self, graph: u64) -> Done {
+        let h_graph = self.retire_graph(CUgraph(graph as usize))?;
+        self.submit(&messages::CuGraphDestroy { h_graph })
+    }
+
+    pub(super) fn capture_pageable_line(
+        &self,
+        dst: u64,
+        src: u64,
+        bytes: u64,
+        stream: &StreamRef,
+        to_host: bool,
+    ) -> Done {
+        let line = |address| BoxEnd::Pitched {
+            address,
+            pitch_bytes: bytes,
+            height: 1,
+        };
+        let copy = CopyBox {
+            src: line(src),
+            src_x: 0,
+            src_y: 0,
+            src_z: 0,
+            dst: line(dst),
+            dst_x: 0,
+            dst_y: 0,
+            dst_z: 0,
+            width: bytes,
+            height: 1,
+            depth: 1,
+        };
+        let host = Pageable {
+            address: if to_host { dst } else { src },
+            rows: Rows::contiguous(bytes as usize),
+            to_host,
+        };
+        self.capture_pageable(stream, host, copy)
+    }
+
+    /// Captures a copy one side of which is pageable.
+    pub(super) fn capture_pageable(
+        &self,
+        stream: &StreamRef,
+        host: Pageable,
+        copy: CopyBox,
+    ) -> Done {
+        let invalidated = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        let capture = self
+            .capture_of(stream)
+            .filter(|capture| !capture.is_spoiled())
+            .ok_or(invalidated)?;
+        let after = self
+            .capture_dependencies(stream, &capture)?
+            .ok_or(invalidated)?;
+        let child = self.pageable_graph(host, copy, wire_context())?;
+        let node = self.handles.mint(Kind::Node);
+        let add = messages::GraphAddChild {
+            graph: capture.graph,
+            node,
+            dependencies: &id_bytes(&after),
+            child,
+        };
+        let go_on = messages::CaptureUpdate {
+            stream: stream.wire(),
+            nodes: &id_bytes(&[node]),
+            flags: SET_DEPENDENCIES,
+        };
+        let added = self
+            .call(&add, |_| ())
+            .and_then(|()| self.call(&go_on, |_| ()));
+        self.drop_graph(child)?;
+        added?;
+        self.graphs.learn(capture.graph, node, NodeRecord::Unknown);
+        Ok(())
+    }
+}

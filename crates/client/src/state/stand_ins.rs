@@ -1,0 +1,162 @@
+//! Pinned memory that stands in for pageable memory in graphs, which copy when they are launched, without the program.
+//!
+//! A graph's copy is between the device and the stand-in; a host function of the graph moves the bytes between the stand-in and the
+//! program's memory (`calls/pageable.rs`). Over shm both sides and the GPU see a stand-in. Elsewhere the server has a mirror of it at
+//! the same address: the client writes it before the function is over, and is sent what the GPU wrote before the function is called.
+//!
+//! Graphs are cloned, updated and put into each other, so nobody knows when the last of them is gone: stand-ins stay. There is
+//! one for each piece of memory and direction, however many graphs copy it.
+
+use std::sync::Arc;
+
+use outboard_api::CUresult;
+use outboard_wire::{limits::CHUNK_BYTES_MAX, messages};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use super::Driver;
+use crate::session::Rows;
+
+const PAGE_BYTES: u64 = 4096;
+
+/// The program's side of a graph's copy.
+#[derive(Clone, Copy)]
+pub(crate) struct Pageable {
+    pub(crate) address: u64,
+    pub(crate) rows: Rows,
+    pub(crate) to_host: bool,
+}
+
+impl Pageable {
+    fn bytes(&self) -> u64 {
+        (self.rows.width * self.rows.height * self.rows.depth) as u64
+    }
+
+    /// First bytes of its rows, in the order in which they are packed.
+    fn each_row(self) -> impl Iterator<Item = u64> {
+        let Rows {
+            height,
+            depth,
+            pitch,
+            slice_pitch,
+            ..
+        } = self.rows;
+        (0..depth)
+            .flat_map(move |z| (0..height).map(move |y| z * slice_pitch + y * pitch))
+            .map(move |offset| self.address + offset as u64)
+    }
+}
+
+/// Holds the rows of one piece of pageable memory, packed.
+pub(crate) struct StandIn {
+    pub(crate) address: u64,
+    bytes: u64,
+    shared: bool,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct Key {
+    address: u64,
+    bytes: u64,
+    to_host: bool,
+}
+
+#[derive(Default)]
+pub(crate) struct StandIns(Mutex<FxHashMap<Key, Arc<StandIn>>>);
+
+impl StandIns {
+    /// Takes in what the GPU wrote to a mirror.
+    pub(crate) fn take_pages(&self, address: u64, data: &[u8]) {
+        let all = self.0.lock();
+        let holds = |s: &&Arc<StandIn>| {
+            !s.shared
+                && s.address <= address
+                && address + data.len() as u64 <= s.address + s.bytes.next_multiple_of(PAGE_BYTES)
+        };
+        if all.values().find(holds).is_some() {
+            // SAFETY: inside a mapping of this library's own, which stays; only a host function of a graph that has been
+            // told of by a later message reads it.
+            unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), address as *mut u8, data.len()) };
+        }
+    }
+}
+
+impl Driver {
+    pub(crate) fn stand_in(&self, host: &Pageable) -> Result<Arc<StandIn>, CUresult> {
+        let bytes = host.bytes();
+        let key = Key {
+            address: host.address,
+            bytes,
+            to_host: host.to_host,
+        };
+        if let Some(known) = self.stand_ins.0.lock().get(&key) {
+            return Ok(known.clone());
+        }
+        let made = Arc::new(self.make_stand_in(bytes, host.to_host)?);
+        // If another thread was faster, its own is used.
+        Ok(self.stand_ins.0.lock().entry(key).or_insert(made).clone())
+    }
+
+    fn make_stand_in(&self, bytes: u64, to_host: bool) -> Result<StandIn, CUresult> {
+        let rounded = bytes
+            .checked_next_multiple_of(PAGE_BYTES)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        if self.session.shares_memory() {
+            let address = self.share_memory(rounded)?;
+            return Ok(StandIn {
+                address,
+                bytes,
+                shared: true,
+            });
+        }
+        let address = self.place(rounded, None)?;
+        let message = messages::HostMap {
+            va: address,
+            len: rounded,
+            flags: 0,
+            fd_tag: 0,
+        };
+        self.call(&message, |_| ())?;
+        if to_host {
+            self.submit(&messages::HostWatch {
+                va: address,
+                len: bytes,
+            })?;
+        }
+        Ok(StandIn {
+            address,
+            bytes,
+            shared: false,
+        })
+    }
+
+    /// Moves the bytes of a copy between the program's memory and its stand-in. Runs as a host function of the graph.
+    pub(crate) fn move_stand_in(&self, host: &Pageable, stand_in: &StandIn) {
+        let width = host.rows.width;
+        for (index, row) in host.each_row().enumerate() {
+            let packed = (stand_in.address + (index * width) as u64) as *mut u8;
+            let row = row as *mut u8;
+            // SAFETY: the program keeps the memory of a graph's copy while the graph runs, as the driver API asks of it; the
+            // stand-in has room for all rows.
+            unsafe {
+                match host.to_host {
+                    true => std::ptr::copy_nonoverlapping(packed, row, width),
+                    false => std::ptr::copy_nonoverlapping(row, packed, width),
+                }
+            }
+        }
+        if host.to_host || stand_in.shared {
+            return;
+        }
+        // SAFETY: a mapping of this library's own; it is written only here.
+        let data = unsafe {
+            std::slice::from_raw_parts(stand_in.address as *const u8, stand_in.bytes as usize)
+        };
+        let mut va = stand_in.address;
+        for data in data.chunks(CHUNK_BYTES_MAX) {
+            // A session that is gone has no use for it, and whoever waits is told.
+            let _ = self.session.tell(&messages::HostWrite { va, data });
+            va += data.len() as u64;
+        }
+    }
+}
