@@ -38,6 +38,7 @@ TRIES = 6
 SHRINK_S_MAX = 20.0
 THREADS = 256
 NON_BLOCKING, THREAD_LOCAL = 1, 1
+HOST_FUNCTION = ctypes.CFUNCTYPE(None, c_void_p)
 
 PTX = b"""
 .version 7.0
@@ -214,6 +215,7 @@ class Player:
         self.words = steps[0][1]
         self.streams: dict[str, c_void_p] = {"default": c_void_p()}
         self.events: dict[int, c_void_p] = {}
+        self.kept: list[Any] = []
         for name in BUFFERS["device"]:
             self.do("cuMemsetD32_v2", c_uint64(self.device[name]), c_uint(FIRST_VALUE), c_size_t(PARTS * self.words))
         for name in BUFFERS["host"]:
@@ -324,6 +326,17 @@ class Player:
         self.do("cuGraphExecDestroy", executable)
         self.do("cuGraphDestroy", graph)
 
+    def host(self, name: str, first: int, parts: int, value: int, stream: str) -> None:
+        """A function of the program's, in a stream, that writes memory."""
+        target = self.memory[name][first * self.words : (first + parts) * self.words]
+
+        def write(_: int) -> None:
+            target[:] = value
+
+        self.kept.append(HOST_FUNCTION(write))
+        self.do("cuLaunchHostFunc", self.stream(stream), self.kept[-1], None)
+        self.model.on(stream, dict.fromkeys(spots(name, first, parts), value))
+
     def record(self, event: int, stream: str) -> None:
         self.do("cuEventRecord", self.event(event), self.stream(stream))
         self.model.events[event] = self.model.on(stream, {})
@@ -366,7 +379,7 @@ def program(seed: int) -> list[Step]:
         return r.choice(STREAMS)
 
     def captured() -> Step:
-        kind = r.choice(["copy_in", "copy_out", "copy_here", "set", "add", "add"])
+        kind = r.choice(["copy_in", "copy_out", "copy_here", "set", "add", "add", "host"])
         return work(kind)
 
     def work(kind: str) -> Step:
@@ -381,13 +394,15 @@ def program(seed: int) -> list[Step]:
                 return [kind, to, source, first, parts]
             case "set":
                 return [kind, device(), first, parts, next(value)]
+            case "host":
+                return [kind, host(), first, parts, next(value)]
             case _:
                 return ["add", device(), device(), first, parts, r.randint(1, 9)]
 
     def step() -> list[Step]:
         match r.choice("wwwwwwwwSSSSSbbbfflleEcsgg"):
             case "w":
-                kind = r.choice(["copy_in", "copy_out", "copy_here", "set", "add", "add", "add"])
+                kind = r.choice(["copy_in", "copy_out", "copy_here", "set", "add", "add", "add", "host"])
                 # Without a stream these two are asynchronous all the same.
                 is_plain = kind in ("copy_here", "set") and r.random() < 0.3
                 return [[*work(kind), None if is_plain else stream()]]

@@ -40,7 +40,7 @@ WAITED = """
     fp64_math            256  226  198   48
     graph_capture        289  187  175   37
     graph_nodes          288  250  240   78
-    graph_pageable       1    1    1    1
+    graph_pageable       236  197  191  56
     half_precision       186  157  142   10
     histogram_atomics    142  138  135    6
     host_callbacks       277  165  155   23

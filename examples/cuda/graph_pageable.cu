@@ -101,16 +101,16 @@ static void captured(cudaStream_t stream, int* device)
 }
 
 // A function of the graph writes what a later node of it copies.
-static void fed_by_a_host_function(cudaStream_t stream, int* device)
+static void fed_by_a_host_function(cudaStream_t stream, int* device, int* in, const char* what)
 {
-    std::vector<int> in(COUNT), out(COUNT);
-    Filled filled{in.data(), COUNT, 1000};
+    std::vector<int> out(COUNT);
+    Filled filled{in, COUNT, 1000};
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     size_t bytes = COUNT * sizeof(int);
     CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
     CHECK(cudaLaunchHostFunc(stream, fill, &filled));
-    CHECK(cudaMemcpyAsync(device, in.data(), bytes, cudaMemcpyHostToDevice, stream));
+    CHECK(cudaMemcpyAsync(device, in, bytes, cudaMemcpyHostToDevice, stream));
     add<<<blocks_for(COUNT, THREADS), THREADS, 0, stream>>>(device, COUNT, 3);
     CHECK(cudaMemcpyAsync(out.data(), device, bytes, cudaMemcpyDeviceToHost, stream));
     CHECK(cudaStreamEndCapture(stream, &graph));
@@ -121,7 +121,7 @@ static void fed_by_a_host_function(cudaStream_t stream, int* device)
         CHECK(cudaStreamSynchronize(stream));
         right &= holds(out, round * 1000 + 3);
     }
-    expect(right, "copies of what a host function of the graph has written");
+    expect(right, "copies of %s memory that a host function of the graph has written", what);
     CHECK(cudaGraphExecDestroy(exec));
     CHECK(cudaGraphDestroy(graph));
 }
@@ -210,7 +210,12 @@ int main()
     DeviceBuffer<int> device(COUNT);
     DeviceBuffer<unsigned long long> total(1);
     captured(stream, device.data());
-    fed_by_a_host_function(stream, device.data());
+    std::vector<int> pageable(COUNT);
+    fed_by_a_host_function(stream, device.data(), pageable.data(), "pageable");
+    int* pinned = nullptr;
+    CHECK(cudaMallocHost(&pinned, COUNT * sizeof(int)));
+    fed_by_a_host_function(stream, device.data(), pinned, "pinned");
+    CHECK(cudaFreeHost(pinned));
     rows(stream, device.data());
     by_hand(stream, device.data(), total.data());
     CHECK(cudaStreamDestroy(stream));

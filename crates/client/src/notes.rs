@@ -146,13 +146,13 @@ fn run_host_functions(session: &'static Session) {
             }
             _ => {}
         }
+        // Work behind it reads what it has written to memory that the server keeps a mirror of.
+        if let Ok(driver) = state::driver() {
+            let _ = driver.push_visible();
+        }
         if !repeats {
             queue().0.lock().registered.remove(&number);
             session.attended();
-        }
-        // Work after the function sees what it wrote. An error is the next call's.
-        if let Ok(driver) = state::driver() {
-            let _ = driver.push_visible();
         }
         let _ = session.tell(&messages::HostFuncDone { call: number });
     }

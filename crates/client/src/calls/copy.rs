@@ -20,7 +20,7 @@ use outboard_wire::{
 
 use super::Done;
 use crate::{
-    guard, record,
+    guard, notes, record,
     session::{Group, Landing, Rows, Sink},
     state::{Driver, SEGMENT_BYTES, StreamRef, driver, wire_context},
 };
@@ -251,6 +251,16 @@ impl Driver {
         )
     }
 
+    /// Waits for what comes before a copy of pageable memory, where the program could tell, or a host function may still write
+    /// the memory: its bytes are taken when the call is made.
+    pub(super) fn settle_pageable(&self, stream: &StreamRef, wait: bool) -> Done {
+        match wait {
+            true => self.settle_host(stream),
+            false if notes::host_functions_pending() => self.settle_stream(stream),
+            false => Ok(()),
+        }
+    }
+
     /// Data of pinned memory is taken when the call is made. If earlier work may still write the memory at `source`, the
     /// call waits for that work first: otherwise the copy would take the bytes from before it.
     pub(super) fn settle_pinned(&self, source: u64, stream: &StreamRef) -> Done {
@@ -313,7 +323,9 @@ impl Driver {
         match (to, from) {
             (Place::Device, Place::Device) => self.copy_here(dst, src, bytes as u64, stream),
             (Place::Device, Place::Shared) if !wait => {
-                self.copy_here(dst, src, bytes as u64, stream)
+                self.copy_here(dst, src, bytes as u64, stream)?;
+                self.host_is_used(stream);
+                Ok(())
             }
             // Waiting for the GPU is faster than copying much.
             (Place::Device, Place::Shared) if bytes > SYNC_COPY_BYTES_MAX => {
@@ -329,14 +341,15 @@ impl Driver {
             (Place::Device, Place::Pinned) => {
                 self.settle_pinned(src, stream)?;
                 if self.copy_in_registered(dst, src as *const u8, bytes, stream, wait)? {
+                    if !wait {
+                        self.host_is_used(stream);
+                    }
                     return Ok(());
                 }
                 self.copy_in(dst, src as *const u8, bytes, stream, wait)
             }
             (Place::Device, _) => {
-                if wait {
-                    self.settle_host(stream)?;
-                }
+                self.settle_pageable(stream, wait)?;
                 self.copy_in(dst, src as *const u8, bytes, stream, wait)
             }
             (Place::Shared, Place::Device) => {
@@ -344,7 +357,7 @@ impl Driver {
                 if wait {
                     self.synchronize_stream(stream)
                 } else {
-                    self.host_is_written(stream);
+                    self.host_is_used(stream);
                     Ok(())
                 }
             }
@@ -393,8 +406,8 @@ impl Driver {
                 Place::Pageable => return self.refuse_captured(stream),
             }
         }
-        if to != Place::Device {
-            self.host_is_written(stream);
+        if (to, from) != (Place::Device, Place::Device) {
+            self.host_is_used(stream);
         }
         self.copy_here(dst, src, bytes as u64, stream)
     }

@@ -269,20 +269,23 @@ impl Driver {
                     _ => {}
                 }
             }
-            if to != Place::Device {
-                self.host_is_written(stream);
+            if (to, from) != (Place::Device, Place::Device) {
+                self.host_is_used(stream);
             }
             return self.copy_box_here(&request, stream);
         }
         match (to, from) {
             (Place::Device, Place::Device) => self.copy_box_here(&request, stream),
-            (Place::Device, Place::Shared) if !wait => self.copy_box_here(&request, stream),
+            (Place::Device, Place::Shared) if !wait => {
+                self.copy_box_here(&request, stream)?;
+                self.host_is_used(stream);
+                Ok(())
+            }
             (Place::Device, _) => {
                 match (from, &src) {
                     (Place::Pinned, End::Memory(m)) => self.settle_pinned(m.address, stream)?,
                     (Place::Pinned | Place::Shared, _) => self.settle_stream(stream)?,
-                    _ if wait => self.settle_host(stream)?,
-                    _ => {}
+                    _ => self.settle_pageable(stream, wait)?,
                 }
                 self.copy_box_in(&request, stream, wait)
             }
@@ -291,7 +294,7 @@ impl Driver {
                 if wait {
                     self.synchronize_stream(stream)
                 } else {
-                    self.host_is_written(stream);
+                    self.host_is_used(stream);
                     Ok(())
                 }
             }

@@ -83,9 +83,7 @@ impl Driver {
             true => add_copy(&[]).and_then(|()| add_function(&id_bytes(&[moved]))),
             false => add_function(&[]).and_then(|()| add_copy(&id_bytes(&[function]))),
         };
-        if host.to_host {
-            self.graph_writes_host();
-        }
+        self.graph_uses_host();
         match added {
             Ok(()) => Ok(graph),
             Err(error) => {

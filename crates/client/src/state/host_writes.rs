@@ -1,8 +1,8 @@
-//! Work under way that writes memory of the host: copies into pinned memory, graphs that have such copies, host functions.
+//! Work under way that reads or writes memory of the host: copies of pinned memory, graphs that have such copies, host functions.
 //!
 //! A synchronous copy to the device does not wait for the GPU, although CUDA's is over when it returns, and with it all that it
-//! waited for. Streams cannot tell the difference: the server keeps their order. The program itself could, in memory that such
-//! work writes, and so could a copy whose bytes are taken along too early. Only then is that work waited for.
+//! waited for. Streams cannot tell the difference: the server keeps their order. The program itself could, by memory that such
+//! work writes or has yet to read, and so could a copy whose bytes are taken along too early. Only then is that work waited for.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -21,15 +21,15 @@ pub(crate) struct HostWrites {
 
 impl Driver {
     /// Such work was just sent to a stream, or captured.
-    pub(crate) fn host_is_written(&self, stream: &StreamRef) {
+    pub(crate) fn host_is_used(&self, stream: &StreamRef) {
         match stream.is_capturing() {
-            true => self.graph_writes_host(),
+            true => self.graph_uses_host(),
             false => self.note_host_write(),
         }
     }
 
     /// A graph contains such work.
-    pub(crate) fn graph_writes_host(&self) {
+    pub(crate) fn graph_uses_host(&self) {
         self.host_writes.by_graphs.store(true, Ordering::Release);
     }
 
@@ -46,8 +46,8 @@ impl Driver {
         self.host_writes.last.fetch_max(mark, Ordering::AcqRel);
     }
 
-    /// Waits for all that a copy in this stream would wait for, if some of it may write memory of the host that the program
-    /// looks at afterwards, or that the copy reads.
+    /// Waits for all that a copy in this stream would wait for, if some of it may use memory of the host that the program
+    /// looks at or changes afterwards, or that the copy reads.
     pub(crate) fn settle_host(&self, stream: &StreamRef) -> Result<(), CUresult> {
         let last = self.host_writes.last.load(Ordering::Acquire);
         let hazard = !self.progress.is_complete(last)

@@ -116,10 +116,12 @@ impl Driver {
             let context = self.node_context(context)?;
             return self.pageable_graph(host, copy, context).map(Work::Pageable);
         }
-        if let BoxEnd::Pitched { address, .. } = copy.dst
-            && self.place_of(address, 1)? != Place::Device
-        {
-            self.graph_writes_host();
+        for end in [copy.src, copy.dst] {
+            if let BoxEnd::Pitched { address, .. } = end
+                && self.place_of(address, 1)? != Place::Device
+            {
+                self.graph_uses_host();
+            }
         }
         let desc = doc::to_bytes(&copy).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
         Ok(Work::Copy {

@@ -7,6 +7,42 @@ use outboard_api::enums::*;
 use super::*;
 
 #[test]
+fn a_synchronous_copy_comes_before_what_is_sent_later_to_any_stream() {
+    let mut c = client();
+    let stream = c.mint();
+    c.done(Request::StreamCreate(m::StreamCreate {
+        stream,
+        flags: CU_STREAM_NON_BLOCKING,
+        priority: 0,
+    }));
+    for (call, sync) in [(1, 0), (2, 1)] {
+        let dst = c.base;
+        c.done(Request::HostFunc(m::HostFunc { stream: 0, call }));
+        let data = &[call as u8; 8];
+        c.done(Request::CopyIn(m::CopyIn {
+            dst,
+            stream: 0,
+            sync,
+            data,
+        }));
+        let ask = Request::CopyOut(m::CopyOut {
+            src: dst,
+            len: 8,
+            stream,
+        });
+        let (Outcome::Wait(mut pending), _) = c.send(&ask).unwrap() else {
+            panic!("nothing to wait for");
+        };
+        assert_eq!(pending.ready().unwrap(), sync == 0);
+        c.done(Request::HostFuncDone(m::HostFuncDone { call }));
+        assert_eq!(pending.ready(), Ok(true));
+        // What was there before the copy, and the copy's.
+        assert_eq!(pending.data().unwrap()[0], [0, 2][sync as usize]);
+        c.sync().unwrap();
+    }
+}
+
+#[test]
 fn the_quota_is_kept() {
     let mut c = client();
     let map = |va, len| Request::MemMap(m::MemMap { va, len });
