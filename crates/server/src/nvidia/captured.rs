@@ -6,6 +6,7 @@
 //! those that it is a child of, and none of them is instantiated.
 
 use outboard_api::{
+    CUresult,
     cuda::{CUDA_KERNEL_NODE_PARAMS, CUcontext, CUfunction, CUkernel},
     enums::CU_STREAM_CAPTURE_STATUS_ACTIVE,
 };
@@ -14,6 +15,7 @@ use outboard_wire::messages;
 use super::{
     Nvidia,
     graph_calls::NodeWork,
+    graphs::Graphs,
     table::{Driver, Refused, real},
 };
 use crate::device::{Cx, Failure};
@@ -37,6 +39,35 @@ const NO_KERNEL: CUDA_KERNEL_NODE_PARAMS = CUDA_KERNEL_NODE_PARAMS {
     kern: CUkernel::NULL,
     ctx: CUcontext::NULL,
 };
+
+impl Graphs {
+    /// Hands on to a graph what it must keep of one that became part of it.
+    pub(super) fn inherit(&mut self, graph: real::Graph, part: real::Graph) {
+        self.remember(graph, self.memory_of(part));
+        if self.strays.contains(&part) {
+            self.strays.insert(graph);
+        }
+    }
+
+    pub(super) fn mark_stray(&mut self, graph: real::Graph) {
+        self.strays.insert(graph);
+    }
+
+    pub(super) fn forget_stray(&mut self, graph: real::Graph) {
+        self.strays.remove(&graph);
+    }
+
+    /// Refuses a graph that would write to memory which is not the session's.
+    pub(super) fn check_runnable(&self, graph: real::Graph) -> Result<(), Failure> {
+        match self.strays.contains(&graph) {
+            false => Ok(()),
+            true => Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                "a captured memset is of memory that is not this session's",
+            )),
+        }
+    }
+}
 
 impl Nvidia {
     /// Checks memory that a memset names: the session's, or any at all if the stream captures.

@@ -53,7 +53,7 @@ pub(super) struct Graphs {
     /// What copies read that were captured into a graph, its clones or its children.
     memory: FxHashMap<real::Graph, Memory>,
     /// Graphs with a memset of memory that is not the session's; see [`super::captured`].
-    strays: FxHashSet<real::Graph>,
+    pub(super) strays: FxHashSet<real::Graph>,
     driver: Arc<Driver>,
 }
 
@@ -88,35 +88,8 @@ impl Graphs {
         }
     }
 
-    /// Hands on to a graph what it must keep of one that became part of it.
-    pub(super) fn inherit(&mut self, graph: real::Graph, part: real::Graph) {
-        self.remember(graph, self.memory_of(part));
-        if self.strays.contains(&part) {
-            self.strays.insert(graph);
-        }
-    }
-
     pub(super) fn memory_of(&self, graph: real::Graph) -> Memory {
         self.memory.get(&graph).cloned().unwrap_or_default()
-    }
-
-    pub(super) fn mark_stray(&mut self, graph: real::Graph) {
-        self.strays.insert(graph);
-    }
-
-    pub(super) fn forget_stray(&mut self, graph: real::Graph) {
-        self.strays.remove(&graph);
-    }
-
-    /// Refuses a graph that would write to memory which is not the session's.
-    pub(super) fn check_runnable(&self, graph: real::Graph) -> Result<(), Failure> {
-        match self.strays.contains(&graph) {
-            false => Ok(()),
-            true => Err(Failure::new(
-                CUresult::CUDA_ERROR_INVALID_VALUE,
-                "a captured memset is of memory that is not this session's",
-            )),
-        }
     }
 
     pub(super) fn id_of(&self, handle: real::Graph) -> Option<u64> {
