@@ -165,12 +165,7 @@ fn derived(
                     fields.push(format!("{field}: {c} as u64"))
                 }
                 Some(decl::Type::U64) if param.ctype == "CUdeviceptr" => {
-                    let stream = call.params.iter().find(|p| p.ctype == "CUstream");
-                    let address = match stream.filter(|_| call.symbol.starts_with("cuMemset")) {
-                        Some(stream) => format!("settable({c}, {})", name(&stream.name)),
-                        None => format!("device_address({c})"),
-                    };
-                    fields.push(format!("{field}: driver.{address}?"))
+                    fields.push(format!("{field}: driver.device_address({c})?"))
                 }
                 Some(ty) => fields.push(format!("{field}: {c} as {}", wire_type(ty))),
                 None => return Err(format!("{}: {}", call.symbol, param.ctype).into()),
@@ -270,12 +265,12 @@ fn checks(call: &Call) -> String {
         };
         let address = name("dstDevice");
         // A stream knows its context; a call without one works in the current context.
-        let context = match param("hStream") {
-            true => "",
-            false => "        driver.contexts.current()?;\n",
+        let (context, stream) = match param("hStream") {
+            true => ("", format!("Some({})", name("hStream"))),
+            false => ("        driver.contexts.current()?;\n", "None".into()),
         };
         return format!(
-            "{context}        if !driver.check_memset({address}, {element}, {pitch} as u64, [{width} as u64, {height} as u64])? {{ return Ok(()); }}\n"
+            "{context}        if !driver.check_memset({address}, {element}, {pitch} as u64, [{width} as u64, {height} as u64], {stream})? {{ return Ok(()); }}\n"
         );
     }
     for (start, flags) in [

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use outboard_api::{
     CUresult,
-    cuda::{CUcontext, CUdeviceptr},
+    cuda::{CUcontext, CUdeviceptr, CUstream},
     enums::*,
 };
 use outboard_wire::messages;
@@ -85,6 +85,7 @@ impl Driver {
         element: u64,
         pitch: u64,
         [width, height]: [u64; 2],
+        stream: Option<CUstream>,
     ) -> Result<bool, CUresult> {
         if width == 0 || height == 0 {
             return self.contexts.current().map(|_| false);
@@ -101,14 +102,28 @@ impl Driver {
         let bytes = bytes
             .filter(|_| address.is_multiple_of(element))
             .ok_or_else(|| wrong(CUresult::CUDA_ERROR_INVALID_VALUE))?;
-        match self.place_of(address, bytes).map_err(wrong)? {
-            Place::Device => {}
-            Place::Shared | Place::Pinned => {
-                self.device_address(address)?;
-            }
-            Place::Pageable => return Err(wrong(CUresult::CUDA_ERROR_INVALID_VALUE)),
+        let refused = match self.place_of(address, bytes) {
+            Ok(Place::Device) => return Ok(true),
+            Ok(Place::Shared | Place::Pinned) => return self.device_address(address).map(|_| true),
+            Ok(Place::Pageable) => wrong(CUresult::CUDA_ERROR_INVALID_VALUE),
+            Err(error) => wrong(error),
+        };
+        self.take_while_captured(stream, refused)
+    }
+
+    /// Takes any address if the memset is captured: cuDNN captures what it never runs.
+    #[cold]
+    #[inline(never)]
+    fn take_while_captured(
+        &self,
+        stream: Option<CUstream>,
+        refused: CUresult,
+    ) -> Result<bool, CUresult> {
+        let stream = stream.ok_or(refused)?;
+        match self.capture_of(&self.stream(stream)?) {
+            Some(capture) if !capture.is_spoiled() => Ok(true),
+            _ => Err(refused),
         }
-        Ok(true)
     }
 }
 

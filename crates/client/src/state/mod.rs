@@ -27,7 +27,7 @@ use std::sync::OnceLock;
 
 use outboard_api::{
     CUresult,
-    cuda::{CUcontext, CUdevice, CUdeviceptr, CUstream},
+    cuda::{CUcontext, CUdevice, CUdeviceptr},
 };
 use outboard_wire::{Op, doc::DeviceCard, handshake::ServerWelcome};
 use parking_lot::{Mutex, RwLock};
@@ -228,29 +228,6 @@ impl Driver {
         self.make_visible(address)?;
         self.push_visible()?;
         Ok(address)
-    }
-
-    /// An address that a memset in a stream names. A capture takes any: cuDNN captures what it never runs.
-    #[inline]
-    pub(crate) fn settable(&self, address: CUdeviceptr, stream: CUstream) -> Result<u64, CUresult> {
-        match self.device_address(address) {
-            Ok(address) => Ok(address),
-            Err(refused) => self.captured_address(address, stream, refused),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn captured_address(
-        &self,
-        address: CUdeviceptr,
-        stream: CUstream,
-        refused: CUresult,
-    ) -> Result<u64, CUresult> {
-        match self.capture_of(&self.stream(stream)?) {
-            Some(capture) if !capture.is_spoiled() => Ok(address),
-            _ => Err(refused),
-        }
     }
 }
 

@@ -25,6 +25,7 @@ fn write(client: &mut Client, dst: u64, data: &[u8]) {
     client.done(Request::CopyIn(messages::CopyIn {
         dst,
         stream: 0,
+        sync: 0,
         data,
     }));
 }
