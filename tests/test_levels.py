@@ -57,7 +57,7 @@ WAITED = """
     scan                 194  159  137    8
     separate_compilation 145  140  137    7
     streams_events       281  169  151   14
-    sync_copy_order      509  312  304  116
+    sync_copy_order      509  328  320  132
     tensor_cores         302  207  167   21
     textures             603  403  360  203
     two_threads          349  220  210   52

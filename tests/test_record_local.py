@@ -146,10 +146,10 @@ int cuDeviceGetCount(int *count) { *count = 0; return 0; }
 
 def test_what_is_not_recorded_passes(server: Server, tmp_path: Path) -> None:
     # Not served by what is the driver here: it says so itself, with its own error.
-    script = "import ctypes; c = ctypes.CDLL('libcuda.so.1'); print(c.cuIpcCloseMemHandle(ctypes.c_uint64(1)))"
+    script = "import ctypes; c = ctypes.CDLL('libcuda.so.1'); print(c.cuGreenCtxDestroy(ctypes.c_uint64(1)))"
     done = record_here(server, tmp_path / "a", sys.executable, "-c", script)
     assert done.returncode == 0 and done.stdout == "801\n", done.stdout + done.stderr
-    assert "cuIpcCloseMemHandle is not supported" in done.stderr
+    assert "cuGreenCtxDestroy is not supported" in done.stderr
 
 
 def test_a_driver_without_a_function(server: Server, tmp_path: Path) -> None:
@@ -160,13 +160,13 @@ def test_a_driver_without_a_function(server: Server, tmp_path: Path) -> None:
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     script = (
         "import ctypes; c = ctypes.CDLL('libcuda.so.1');"
-        "print(c.cuInit(0), c.cuInit(1), c.cuCtxSynchronize(), c.cuCtxSynchronize(), c.cuIpcCloseMemHandle(1))"
+        "print(c.cuInit(0), c.cuInit(1), c.cuCtxSynchronize(), c.cuCtxSynchronize(), c.cuGreenCtxDestroy(1))"
     )
     file = tmp_path / "a"
     done = record_here(server, file, sys.executable, "-c", script, OUTBOARD_DRIVER=str(library))
     assert done.returncode == 0 and done.stdout == "0 1 500 500 500\n", done.stdout + done.stderr
     assert done.stderr.count("the driver has no cuCtxSynchronize") == 1
-    assert done.stderr.count("the driver has no cuIpcCloseMemHandle") == 1
+    assert done.stderr.count("the driver has no cuGreenCtxDestroy") == 1
     assert {f["name"]: f["calls"] for f in show(file)["functions"]} == {"cuInit": 2, "cuCtxSynchronize": 2}
 
 

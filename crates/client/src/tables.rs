@@ -40,6 +40,8 @@ const CONTEXT_CHECKS: u128 = 0x263e_8860_7cd2_6143_92f6_bbd5_006d_fa7e;
 const INTEGRITY_CHECK: u128 = 0xd408_2055_bde6_704b_8d34_ba12_3c66_e1f2;
 const CLUSTER_TOPOLOGY: u128 = 0x1734_dc26_800d_4745_8726_c0f1_e7dd_8bca;
 const CTX_STREAM_ID: u128 = 0x2131_8c60_9714_3248_8ca6_41ff_7324_c8f2;
+/// Refused on purpose, in silence: every runtime asks for it, and works without.
+const LOGGING: u128 = 0xf8cf_f951_2146_8b4e_b9e2_fb46_9e7c_0dd9;
 const MODULE_ITERATOR: u128 = 0x6e16_3fbe_b958_444d_835c_e182_aff1_991e;
 
 /// The table of this id; NULL and an error for an id that is not served, so that no caller jumps into nothing.
@@ -67,7 +69,7 @@ fn name_once(id: u128) {
     const NAMED_MAX: usize = 64;
     static NAMED: Mutex<Vec<u128>> = Mutex::new(Vec::new());
     let mut named = NAMED.lock();
-    if named.contains(&id) || named.len() == NAMED_MAX {
+    if id == LOGGING || named.contains(&id) || named.len() == NAMED_MAX {
         return;
     }
     named.push(id);
