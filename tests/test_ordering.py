@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from conftest import Server
+import pytest
+
+from conftest import EXAMPLES, Server
 from ordering import FIRST_VALUE, Model
 
 PROGRAM = Path(__file__).with_name("ordering.py")
@@ -16,6 +18,14 @@ def test_random_programs(server: Server, link: str) -> None:
     done = server.run(link, sys.executable, PROGRAM, str(SEED), str(PROGRAMS), str(SECONDS))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{server.log.read_text()[-4000:]}"
     assert "all as CUDA orders them" in done.stdout
+
+
+@pytest.mark.parametrize("program", ["sync_copy_order", "graph_pageable"])
+def test_what_cuda_leaves_open_is_seen(server: Server, link: str, program: str) -> None:
+    """A synchronous copy of pageable memory is over when it returns; a graph's copy reads when its turn comes."""
+    done = server.run(link, EXAMPLES / program)
+    assert done.returncode == 0, done.stdout
+    assert "# seen: " in done.stdout and "# not seen" not in done.stdout, done.stdout
 
 
 def read_after(prepare: str) -> set[int] | None:

@@ -30,6 +30,20 @@ inline bool expect(bool holds, const char* format, ...)
     return holds;
 }
 
+// Prints what CUDA leaves open: drivers may differ, and no answer is wrong.
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+inline void observe(bool holds, const char* format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    std::printf(holds ? "# seen: " : "# not seen: ");
+    std::vprintf(format, arguments);
+    std::printf("\n");
+    va_end(arguments);
+}
+
 // The last line of every example and its exit code.
 inline int verdict(const char* name)
 {

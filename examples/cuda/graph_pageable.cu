@@ -1,6 +1,8 @@
 // Graphs that copy from and to ordinary memory: it is read and written whenever the graph is launched, captured or built by hand.
 #include "check.h"
 
+#include <cstring>
+
 constexpr int COUNT = 70'000;
 constexpr unsigned THREADS = 256;
 
@@ -103,6 +105,7 @@ static void captured(cudaStream_t stream, int* device)
 // A function of the graph writes what a later node of it copies.
 static void fed_by_a_host_function(cudaStream_t stream, int* device, int* in, const char* what)
 {
+    bool is_pageable = std::strcmp(what, "pageable") == 0;
     std::vector<int> out(COUNT);
     Filled filled{in, COUNT, 1000};
     cudaGraph_t graph;
@@ -121,7 +124,9 @@ static void fed_by_a_host_function(cudaStream_t stream, int* device, int* in, co
         CHECK(cudaStreamSynchronize(stream));
         right &= holds(out, round * 1000 + 3);
     }
-    expect(right, "copies of %s memory that a host function of the graph has written", what);
+    // When a graph's copy of pageable memory reads it, CUDA leaves open: an H100's driver does before the function has run.
+    if (!is_pageable) expect(right, "copies of %s memory that a host function of the graph has written", what);
+    else observe(right, "copies of %s memory that a host function of the graph has written", what);
     CHECK(cudaGraphExecDestroy(exec));
     CHECK(cudaGraphDestroy(graph));
 }

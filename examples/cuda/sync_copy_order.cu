@@ -99,7 +99,9 @@ static void lines(Memory& memory, cudaStream_t stream)
                 if (bytes <= MIB) std::memset(source, 0xee, bytes);
                 old += old_words(memory, memory.device, bytes, stream);
             }
-            expect(old == 0, "%zu KiB of %s memory, seen by a kernel in another stream", bytes / KIB, pinned ? "pinned" : "pageable");
+            // CUDA lets a copy of pageable memory return when its bytes have been taken: an H100's driver does, from 1 MiB on.
+            if (pinned) expect(old == 0, "%zu KiB of pinned memory, seen by a kernel in another stream", bytes / KIB);
+            else observe(old == 0, "%zu KiB of pageable memory, by a kernel in another stream", bytes / KIB);
         }
     }
 }
@@ -203,7 +205,7 @@ static void own_default_stream(Memory& memory)
     spin<<<1, 1, 0, cudaStreamPerThread>>>(200'000, memory.others);
     CHECK_LAUNCH();
     CHECK(cudaMemcpy_ptds(memory.device, memory.pageable, bytes, cudaMemcpyHostToDevice));
-    expect(old_words(memory, memory.device, bytes, blocking) == 0, "a copy in a thread's own default stream");
+    observe(old_words(memory, memory.device, bytes, blocking) == 0, "a copy of pageable memory in a thread's own default stream");
     CHECK(cudaStreamDestroy(blocking));
 }
 

@@ -37,8 +37,8 @@ const UNNAMED_LOOKS_MAX: u64 = 256;
 const UNNAMED_WAITS_MAX: u64 = 4;
 /// Both grow by this each time the mirror is opened again.
 const PATIENCE_GROWTH: u64 = 4;
-/// A mirror that was opened again this often stays.
-const REOPENED_MAX: u64 = 4;
+/// Up to this many times.
+const GROWTH_TIMES_MAX: u64 = 4;
 
 /// The mirrored side of one host range.
 pub(crate) struct Mirror {
@@ -358,10 +358,7 @@ impl Driver {
             .collect();
         for range in unnamed {
             let mirror = &range.mirror;
-            if mirror.closed_unnamed.fetch_add(1, Ordering::Relaxed) >= REOPENED_MAX {
-                mirror.stays.store(true, Ordering::Release);
-                continue;
-            }
+            mirror.closed_unnamed.fetch_add(1, Ordering::Relaxed);
             log::debug(format_args!(
                 "host memory at {:#x} has been named by no launch for long: kernels reach it no more until one names it",
                 range.base
@@ -426,8 +423,8 @@ impl Mirror {
 
     /// Whether no work has named it for so long that it is to be closed.
     fn is_unnamed(&self, look: u64) -> bool {
-        let closed = self.closed_unnamed.load(Ordering::Relaxed) as u32;
-        let patience = PATIENCE_GROWTH.saturating_pow(closed);
+        let closed = self.closed_unnamed.load(Ordering::Relaxed);
+        let patience = PATIENCE_GROWTH.pow(closed.min(GROWTH_TIMES_MAX) as u32);
         let since = |at: &AtomicU64, now: u64| now.saturating_sub(at.load(Ordering::Acquire));
         let waits = since(&self.named_at_wait, WAITS.load(Ordering::Acquire));
         let is_long = since(&self.named_at_look, look) > UNNAMED_LOOKS_MAX * patience
