@@ -106,18 +106,27 @@ static void lines(Memory& memory, cudaStream_t stream)
     }
 }
 
+// Holds copies of pinned memory to what CUDA promises, and looks what becomes of pageable memory.
+static void seen(bool pinned, bool holds, const char* what)
+{
+    const char* memory = pinned ? "pinned" : "pageable";
+    char text[80];
+    std::snprintf(text, sizeof text, "%s %s memory", what, memory);
+    if (pinned) expect(holds, "%s", text);
+    else observe(holds, "%s", text);
+}
+
 // Other copies that return when they are over.
 static void shapes(Memory& memory, cudaStream_t stream)
 {
     const size_t width = 12 * KIB, height = 200, bytes = width * height;
     for (bool pinned : {false, true}) {
         unsigned* source = pinned ? memory.pinned : memory.pageable;
-        const char* what = pinned ? "pinned" : "pageable";
         fill(source, 2 * bytes);
         busy(memory);
         // Every other row's worth of the source.
         CHECK(cudaMemcpy2D(memory.device, width, source, 2 * width, width, height, cudaMemcpyHostToDevice));
-        expect(old_words(memory, memory.device, bytes, stream) == 0, "rows of %s memory", what);
+        seen(pinned, old_words(memory, memory.device, bytes, stream) == 0, "rows of");
 
         cudaMemcpy3DParms box = {};
         box.srcPtr = make_cudaPitchedPtr(source, 2 * width, width, height / 4);
@@ -127,14 +136,14 @@ static void shapes(Memory& memory, cudaStream_t stream)
         fill(source, 2 * bytes);
         busy(memory);
         CHECK(cudaMemcpy3D(&box));
-        expect(old_words(memory, memory.device, bytes / 2, stream) == 0, "slices of %s memory", what);
+        seen(pinned, old_words(memory, memory.device, bytes / 2, stream) == 0, "slices of");
 
         fill(source, sizeof symbol);
         busy(memory);
         CHECK(cudaMemcpyToSymbol(symbol, source, sizeof symbol));
         void* address = nullptr;
         CHECK(cudaGetSymbolAddress(&address, symbol));
-        expect(old_words(memory, (unsigned*)address, sizeof symbol, stream) == 0, "a variable set from %s memory", what);
+        seen(pinned, old_words(memory, (unsigned*)address, sizeof symbol, stream) == 0, "a variable set from");
     }
 }
 
@@ -162,14 +171,14 @@ static void readers(Memory& memory, cudaStream_t stream)
     CHECK(cudaMemcpyAsync(&others, memory.others, sizeof others, cudaMemcpyDeviceToHost, stream));
     CHECK(cudaMemsetAsync(memory.others, 0, sizeof others, stream));
     CHECK(cudaStreamSynchronize(stream));
-    expect(others == 0, "a graph");
+    observe(others == 0, "a graph");
     CHECK(cudaGraphExecDestroy(exec));
     CHECK(cudaGraphDestroy(graph));
 
     copy();
     CHECK(cudaMemcpyAsync(memory.pinned, memory.device, bytes, cudaMemcpyDeviceToHost, stream));
     CHECK(cudaStreamSynchronize(stream));
-    expect(memory.pinned[0] == latest && memory.pinned[count - 1] == latest, "a copy back");
+    observe(memory.pinned[0] == latest && memory.pinned[count - 1] == latest, "a copy back");
 
     cudaEvent_t event;
     cudaStream_t second;
@@ -178,21 +187,21 @@ static void readers(Memory& memory, cudaStream_t stream)
     copy();
     CHECK(cudaEventRecord(event, stream));
     CHECK(cudaStreamWaitEvent(second, event, 0));
-    expect(old_words(memory, memory.device, bytes, second) == 0, "work behind an event of another stream");
+    observe(old_words(memory, memory.device, bytes, second) == 0, "work behind an event of another stream");
     CHECK(cudaStreamDestroy(second));
     CHECK(cudaEventDestroy(event));
 
     copy();
     CHECK(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking));
-    expect(old_words(memory, memory.device, bytes, second) == 0, "a stream that was made behind the copy");
+    observe(old_words(memory, memory.device, bytes, second) == 0, "a stream that was made behind the copy");
     CHECK(cudaStreamDestroy(second));
 
     unsigned old = 1;
     copy();
     std::thread([&] { old = old_words(memory, memory.device, bytes, stream); }).join();
-    expect(old == 0, "another thread");
+    observe(old == 0, "another thread");
     std::thread(copy).join();
-    expect(old_words(memory, memory.device, bytes, stream) == 0, "what another thread copied");
+    observe(old_words(memory, memory.device, bytes, stream) == 0, "what another thread copied");
 }
 
 // A copy in a thread's own default stream, seen from a stream that does not wait for it.

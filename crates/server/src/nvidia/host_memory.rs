@@ -19,6 +19,7 @@ use outboard_wire::messages;
 use super::{
     Nvidia,
     addresses::Span,
+    compare,
     graveyard::Retired,
     owned::{ContextHold, given_back},
 };
@@ -28,7 +29,7 @@ use crate::device::{Cx, Failure};
 const PORTABLE_DEVICEMAP: u32 = 3;
 /// The grain of [`Nvidia::take_host_pages`].
 const PAGE_BYTES: u64 = 4096;
-/// What is compared at once: in the processor's nearest cache, and 16 pages.
+/// What is compared at once, by one thread.
 const PART_BYTES: usize = 16 * PAGE_BYTES as usize;
 /// Where user space ends on x86-64 with four levels of page tables, and where it may begin.
 const USER_ADDRESS_MIN: u64 = 1 << 16;
@@ -153,17 +154,6 @@ impl HostRange {
                 .is_some_and(|end| end <= self.va + self.len)
     }
 
-    /// Whether the bytes at an address are these. The GPU may write at the same time: then either answer is right.
-    fn is_equal(&self, va: u64, known: &[u8]) -> bool {
-        if !self.holds(va, known.len() as u64) {
-            return true;
-        }
-        // SAFETY: inside this mapping. Not a reference: the GPU may write meanwhile.
-        let order =
-            unsafe { libc::memcmp(self.pointer(va).cast(), known.as_ptr().cast(), known.len()) };
-        order == 0
-    }
-
     /// The GPU may write at the same time: then some bytes are old and some new, as on a local GPU.
     fn read(&self, va: u64, out: &mut [u8]) {
         if self.holds(va, out.len() as u64) {
@@ -228,26 +218,46 @@ impl HostRanges {
     /// Hands over the watched pages that changed since they were last handed over or written by the client.
     pub(super) fn take_changed(&mut self, changed: &mut dyn FnMut(u64, &[u8])) {
         let mut now = [0; PAGE_BYTES as usize];
-        for watch in &mut self.watches {
+        for (watch, at) in self.differing_parts() {
+            let Some(watch) = self.watches.get_mut(watch) else {
+                continue;
+            };
             let Some((_, range)) = self.ranges.range(..=watch.va).next_back() else {
                 continue;
             };
-            for (i, part) in watch.known.chunks_mut(PART_BYTES).enumerate() {
-                let start = watch.va + (i * PART_BYTES) as u64;
-                if range.is_equal(start, part) {
-                    continue;
-                }
-                for (j, page) in part.chunks_mut(PAGE_BYTES as usize).enumerate() {
-                    let va = start + j as u64 * PAGE_BYTES;
-                    let now = &mut now[..page.len()];
-                    range.read(va, now);
-                    if now != page {
-                        page.copy_from_slice(now);
-                        changed(va, page);
-                    }
+            let end = watch.known.len().min(at + PART_BYTES);
+            let pages = watch.known[at..end].chunks_mut(PAGE_BYTES as usize);
+            for (i, page) in pages.enumerate() {
+                let va = watch.va + (at + i * PAGE_BYTES as usize) as u64;
+                let now = &mut now[..page.len()];
+                range.read(va, now);
+                if now != page {
+                    page.copy_from_slice(now);
+                    changed(va, page);
                 }
             }
         }
+    }
+
+    /// Parts of watched memory that are not what the client knows: a watch's index, and the part's offset in its memory.
+    fn differing_parts(&self) -> Vec<(usize, usize)> {
+        let mut parts = Vec::new();
+        for (index, watch) in self.watches.iter().enumerate() {
+            let Some((_, range)) = self.ranges.range(..=watch.va).next_back() else {
+                continue;
+            };
+            if range.holds(watch.va, watch.known.len() as u64) {
+                let known = watch.known.chunks(PART_BYTES).enumerate();
+                parts.extend(known.map(|(i, known)| compare::Part {
+                    watch: index,
+                    at: i * PART_BYTES,
+                    address: watch.va + (i * PART_BYTES) as u64,
+                    known,
+                }));
+            }
+        }
+        // SAFETY: every part lies in a mapping of `self`'s, which stays while it is borrowed.
+        unsafe { compare::differing(&parts) }
     }
 }
 

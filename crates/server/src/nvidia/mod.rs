@@ -16,6 +16,7 @@ mod board;
 mod calls;
 mod capture;
 mod captured;
+mod compare;
 mod contents;
 mod contexts;
 mod copies;

@@ -1,0 +1,94 @@
+//! Finds the parts of mirrors that the GPU has changed: it writes past the processor's page tables, so they are compared with
+//! what the client knows, by several threads where it is much.
+
+use std::thread;
+
+/// Bytes that are worth a further thread, which takes some 30 us to start.
+const THREAD_BYTES_MIN: usize = 4 << 20;
+const THREADS_MAX: usize = 8;
+
+/// A part of a mirror, and its bytes as the client knows them.
+pub(super) struct Part<'a> {
+    /// The watch that it belongs to, by index.
+    pub(super) watch: usize,
+    /// Its offset in the watch's memory.
+    pub(super) at: usize,
+    pub(super) address: u64,
+    pub(super) known: &'a [u8],
+}
+
+/// The parts whose memory differs from what is known, in their order: watch and offset.
+///
+/// # Safety
+/// All of each part's memory is mapped until this returns.
+pub(super) unsafe fn differing(parts: &[Part<'_>]) -> Vec<(usize, usize)> {
+    let bytes: usize = parts.iter().map(|part| part.known.len()).sum();
+    let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
+    let threads = (bytes / THREAD_BYTES_MIN).clamp(1, cores.min(THREADS_MAX));
+    let share = parts.len().div_ceil(threads).max(1);
+    let mut shares = parts.chunks(share);
+    let own = shares.next().unwrap_or_default();
+    thread::scope(|scope| {
+        let others: Vec<_> = shares
+            .map(|share| {
+                // SAFETY: the caller's promise.
+                let look = move || unsafe { look(share) };
+                // Where no thread is to be had the work is done here.
+                let thread = thread::Builder::new().spawn_scoped(scope, look).ok();
+                (share, thread)
+            })
+            .collect();
+        // SAFETY: the caller's promise.
+        let mut found = unsafe { look(own) };
+        for (share, thread) in others {
+            let theirs = thread.and_then(|thread| thread.join().ok());
+            // SAFETY: the caller's promise.
+            found.extend(theirs.unwrap_or_else(|| unsafe { look(share) }));
+        }
+        found
+    })
+}
+
+/// # Safety
+/// As for [`differing`].
+unsafe fn look(parts: &[Part<'_>]) -> Vec<(usize, usize)> {
+    let differs = |part: &&Part<'_>| {
+        let memory = part.address as *const libc::c_void;
+        // SAFETY: the caller's promise. Not a reference: the GPU may write meanwhile, and then either answer is right.
+        unsafe { libc::memcmp(memory, part.known.as_ptr().cast(), part.known.len()) != 0 }
+    };
+    let found = parts.iter().filter(differs);
+    found.map(|part| (part.watch, part.at)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_that_differ_are_found_by_any_number_of_threads() {
+        const PART_BYTES: usize = 1 << 20;
+        for count in [0, 1, 3, 40] {
+            let mut memory = vec![7u8; count * PART_BYTES];
+            let known = memory.clone();
+            let changed: Vec<usize> = (0..count).step_by(3).collect();
+            for part in &changed {
+                memory[part * PART_BYTES + 5] = 8;
+            }
+            let parts: Vec<Part<'_>> = known
+                .chunks(PART_BYTES)
+                .enumerate()
+                .map(|(i, known)| Part {
+                    watch: 2,
+                    at: i * PART_BYTES,
+                    address: memory[i * PART_BYTES..].as_ptr() as u64,
+                    known,
+                })
+                .collect();
+            // SAFETY: memory of the test's.
+            let found = unsafe { differing(&parts) };
+            let wanted: Vec<_> = changed.iter().map(|part| (2, part * PART_BYTES)).collect();
+            assert_eq!(found, wanted, "{count} parts");
+        }
+    }
+}
