@@ -32,13 +32,10 @@ const PIECE_BYTES: usize = 64 << 10;
 /// The unit of a change while kernels may write to the same page.
 const WORD_BYTES: usize = 4;
 /// Looks for changes after which a mirror that no work has named is closed.
-const UNNAMED_LOOKS_MAX: u64 = 256;
-/// Waits after which it is closed: at each the server compares the mirror, and a few of them cost what opening it again does.
-const UNNAMED_WAITS_MAX: u64 = 4;
-/// Both grow by this each time the mirror is opened again.
-const PATIENCE_GROWTH: u64 = 4;
-/// Up to this many times.
-const GROWTH_TIMES_MAX: u64 = 4;
+const UNNAMED_LOOKS_MAX: u64 = 1024;
+/// Waits after which it is closed: at each the server compares the mirror. By then keeping it has cost about what opening it
+/// again does, so that no order of work costs more than twice what the best choice would.
+const UNNAMED_WAITS_MAX: u64 = 8;
 
 /// The mirrored side of one host range.
 pub(crate) struct Mirror {
@@ -49,8 +46,6 @@ pub(crate) struct Mirror {
     /// The look and the wait before which work last named it.
     named_at_look: AtomicU64,
     named_at_wait: AtomicU64,
-    /// How often it was closed because no work named it.
-    closed_unnamed: AtomicU64,
     /// Written pages are found by the kernel; otherwise everything is compared.
     is_tracked: AtomicBool,
     /// The bytes that the server has. Held for moments only: the thread that reads the link takes it too.
@@ -65,7 +60,6 @@ impl Default for Mirror {
             stays: AtomicBool::new(false),
             named_at_look: AtomicU64::new(0),
             named_at_wait: AtomicU64::new(0),
-            closed_unnamed: AtomicU64::new(0),
             is_tracked: AtomicBool::new(false),
             shadow: Mutex::default(),
             opening: Mutex::new(()),
@@ -357,8 +351,6 @@ impl Driver {
             .cloned()
             .collect();
         for range in unnamed {
-            let mirror = &range.mirror;
-            mirror.closed_unnamed.fetch_add(1, Ordering::Relaxed);
             log::debug(format_args!(
                 "host memory at {:#x} has been named by no launch for long: kernels reach it no more until one names it",
                 range.base
@@ -423,12 +415,10 @@ impl Mirror {
 
     /// Whether no work has named it for so long that it is to be closed.
     fn is_unnamed(&self, look: u64) -> bool {
-        let closed = self.closed_unnamed.load(Ordering::Relaxed);
-        let patience = PATIENCE_GROWTH.pow(closed.min(GROWTH_TIMES_MAX) as u32);
         let since = |at: &AtomicU64, now: u64| now.saturating_sub(at.load(Ordering::Acquire));
         let waits = since(&self.named_at_wait, WAITS.load(Ordering::Acquire));
-        let is_long = since(&self.named_at_look, look) > UNNAMED_LOOKS_MAX * patience
-            || waits > UNNAMED_WAITS_MAX * patience;
+        let is_long =
+            waits > UNNAMED_WAITS_MAX || since(&self.named_at_look, look) > UNNAMED_LOOKS_MAX;
         is_long && !self.stays.load(Ordering::Acquire)
     }
 
