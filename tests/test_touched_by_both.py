@@ -84,3 +84,10 @@ def test_the_results_are_right_where_the_kernel_does_not_tell(
 ) -> None:
     found = figures(server, link, tmp_path, history, FEW, OUTBOARD_COMPARE="1")
     assert not found or found["tracked"] == 0
+
+
+@pytest.mark.parametrize("compare", ["", "1"])
+def test_threads_and_kernels_on_the_same_pages(server: Server, link: str, compare: str) -> None:
+    env = {"OUTBOARD_COMPARE": compare} if compare else {}
+    done = server.run(link, sys.executable, PROGRAM.with_name("touched_by_threads.py"), "2", env=env)
+    assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
