@@ -3,7 +3,10 @@
 use std::{
     collections::{HashMap, VecDeque},
     ffi::{c_int, c_void},
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use outboard_api::{
@@ -87,6 +90,9 @@ fn queue() -> &'static (Mutex<Queue>, Condvar) {
     })
 }
 
+/// Host functions that have not run, for a look without a lock. Changed under the queue's lock.
+static REGISTERED: AtomicUsize = AtomicUsize::new(0);
+
 /// Registers a function and names it. `repeats`: a graph may run it again.
 pub(crate) fn register(session: &'static Session, call: HostCall, repeats: bool) -> u64 {
     session.attend();
@@ -95,6 +101,7 @@ pub(crate) fn register(session: &'static Session, call: HostCall, repeats: bool)
     let number = queue.next;
     queue.next += 1;
     queue.registered.insert(number, (call, repeats));
+    REGISTERED.store(queue.registered.len(), Ordering::Release);
     if !queue.running {
         queue.running = spawn("outboard-host-functions", move || {
             run_host_functions(session)
@@ -104,7 +111,13 @@ pub(crate) fn register(session: &'static Session, call: HostCall, repeats: bool)
 }
 
 /// Whether any host function is waiting to run: it may write any memory of the program.
+#[inline]
 pub(crate) fn host_functions_pending() -> bool {
+    REGISTERED.load(Ordering::Acquire) > 0 && program_functions_pending()
+}
+
+#[cold]
+fn program_functions_pending() -> bool {
     let is_program = |(call, _): &(HostCall, bool)| !matches!(call, HostCall::Library(_));
     queue().0.lock().registered.values().any(is_program)
 }
@@ -151,7 +164,10 @@ fn run_host_functions(session: &'static Session) {
             let _ = driver.push_visible();
         }
         if !repeats {
-            queue().0.lock().registered.remove(&number);
+            let mut queue = queue().0.lock();
+            queue.registered.remove(&number);
+            REGISTERED.store(queue.registered.len(), Ordering::Release);
+            drop(queue);
             session.attended();
         }
         let _ = session.tell(&messages::HostFuncDone { call: number });

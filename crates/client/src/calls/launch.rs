@@ -265,6 +265,9 @@ impl Driver {
         params: &[u8],
         is_kept: impl FnOnce() -> bool,
     ) -> Result<Option<RwLockReadGuard<'_, ()>>, CUresult> {
+        if !HostMemory::any_private() {
+            return Ok(None);
+        }
         if HostMemory::may_name_private(params) {
             return self.open_named(params, is_kept());
         }

@@ -113,13 +113,15 @@ impl HostMemory {
         (address - range.base < range.bytes).then_some(range)
     }
 
-    /// Whether any of these arguments may point to memory that the server does not see.
+    /// Whether there is memory that the server does not see by itself.
     #[inline]
+    pub(crate) fn any_private() -> bool {
+        PRIVATE_END.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether any of these arguments may point to such memory.
     pub(crate) fn may_name_private(params: &[u8]) -> bool {
         let end = PRIVATE_END.load(Ordering::Acquire);
-        if end == 0 {
-            return false;
-        }
         let start = PRIVATE_START.load(Ordering::Acquire);
         let mut words = params.as_chunks::<8>().0.iter();
         words.any(|word| (start..end).contains(&u64::from_le_bytes(*word)))
