@@ -250,7 +250,7 @@ fn derived(
     Ok(())
 }
 
-/// What the driver checks at the call about memory that is set or watched, before the message says it.
+/// Generates the checks of memory that the driver makes during a memset or stream memory operation.
 fn checks(call: &Call) -> String {
     let param = |name: &str| call.params.iter().any(|p| p.name == name);
     if let Some(rest) = call.symbol.strip_prefix("cuMemsetD") {

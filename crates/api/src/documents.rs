@@ -1,4 +1,4 @@
-//! What a Rust source declares of the documents that client and server exchange, for the protocol's fingerprint.
+//! Extracts the documents that a Rust source declares, for the protocol's fingerprint.
 
 use std::fmt::Write;
 
@@ -44,7 +44,7 @@ pub fn declarations(source: &str, constants: bool) -> String {
     out
 }
 
-/// Whether all brackets are closed, and an item has its end.
+/// True if all brackets are closed and the item has ended.
 fn is_whole(text: &str, is_attribute: bool) -> bool {
     let depth = text.chars().fold(0i32, |depth, c| match c {
         '(' | '[' | '{' => depth + 1,

@@ -320,7 +320,7 @@ impl Session {
             .any(|e| matches!(&e.sink, Sink::Memory(l) if l.detached))
     }
 
-    /// Whether copies that nobody waits for are on their way into this memory.
+    /// True if an asynchronous copy into this memory has not arrived yet.
     pub(crate) fn expects_detached_in(&self, base: u64, bytes: u64) -> bool {
         self.waiters.lock().values().any(|e| match &e.sink {
             Sink::Memory(l) => l.detached && (l.address as u64).wrapping_sub(base) < bytes,

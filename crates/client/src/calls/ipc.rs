@@ -17,7 +17,7 @@ use crate::state::{AllocationKind, CHUNK_BYTES, Chunk, Driver, Kind, driver, wir
 const MEMORY_MARK: [u8; 8] = *b"OB-IPC-M";
 const EVENT_MARK: [u8; 8] = *b"OB-IPC-E";
 const TICKET_BYTES: usize = 24;
-/// What another process may say of its memory's length.
+/// Greatest length that a handle from another process may state.
 const LEN_BYTES_MAX: u64 = 1 << 40;
 
 /// A handle of memory, read.

@@ -113,13 +113,13 @@ impl HostMemory {
         (address - range.base < range.bytes).then_some(range)
     }
 
-    /// Whether there is memory that the server does not see by itself.
+    /// True if some host memory is not mapped by the server.
     #[inline]
     pub(crate) fn any_private() -> bool {
         PRIVATE_END.load(Ordering::Acquire) > 0
     }
 
-    /// Whether any of these arguments may point to such memory.
+    /// True if one of these arguments may point to host memory that the server does not map.
     pub(crate) fn may_name_private(params: &[u8]) -> bool {
         let end = PRIVATE_END.load(Ordering::Acquire);
         let start = PRIVATE_START.load(Ordering::Acquire);

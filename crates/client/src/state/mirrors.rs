@@ -183,6 +183,8 @@ impl Driver {
         if range.shared {
             return Ok(());
         }
+        // Not closed between the two: it is open already, and from now on it stays.
+        let _naming = self.mirrors.naming.read();
         if !range.mirror.stays_open() {
             range.mirror.stays.store(true, Ordering::Release);
             self.land_copies(&range);
@@ -265,8 +267,9 @@ impl Driver {
         open.ranges.push(range.clone());
         // What was written before is compared at the next look.
         open.written.push((start, end));
-        mirror.is_open.store(true, Ordering::Release);
+        // Counted first: a launch that finds it open must not find that there is nothing to look at.
         self.mirrors.count.fetch_add(1, Ordering::AcqRel);
+        mirror.is_open.store(true, Ordering::Release);
         self.mirrors.figures.opened.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

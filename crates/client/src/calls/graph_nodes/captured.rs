@@ -1,4 +1,4 @@
-//! What nodes do that the program did not make itself: asked of the server, once.
+//! Parameters of captured nodes, asked of the server once for each node.
 
 use std::sync::Arc;
 
