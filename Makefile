@@ -1,6 +1,7 @@
 # make demo       sets everything up and runs a stock CUDA program through Outboard, on a GPU if there is one
 # make test       every test, without a GPU
 # make gpu-check  the same programs on this machine's GPU and through Outboard, compared; writes docs/results/
+# make gpu-suites other people's programs and tests, on this machine's GPU and through Outboard; writes docs/results/
 # make speed      programs timed on this machine's GPU and through Outboard, in turns; writes docs/results/
 # make paper-remoting   the measurements of a paper on remote GPUs, on this machine's GPU; and -plots, docs/remoting.md from them
 # make paper-requirements   what outboard require predicts against emulated networks, on this machine's GPU; and -page
@@ -24,11 +25,16 @@ PAPER := docs/results/paper-remoting.json
 PAPER_BUDGET_S ?= 900
 REQUIREMENTS := docs/results/paper-requirements.json
 RECORDINGS := recordings/h200
+# One case in SLICES of each suite; where checkouts lie; and which suites, all without a name.
+SLICES ?= 1
+SOURCES ?= build/suites
+SUITES ?=
+SUITES_RESULTS := docs/results/gpu-suites.json
 # Parts (figure3,table2,...) and cases; what is not asked for stays as it is.
 PARTS ?=
 CASES ?=
 
-.PHONY: demo test lint unit loom fuzz programs packages instructions test-rdma gpu-check speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page build examples coverage ptx-table install clean
+.PHONY: demo test lint unit loom fuzz programs packages instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page build examples coverage ptx-table install clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -95,6 +101,13 @@ test-rdma: $(TOOLCHAIN) examples
 
 gpu-check: build
 	python3 gpu-check/run.py --outboard $(RELEASE)/outboard --out docs/results/$(NAME).json
+
+gpu-suites: build
+	python3 gpu-check/outside/build.py --sources $(SOURCES)
+	python3 gpu-check/gpu_suites.py --outboard $(RELEASE)/outboard --out $(SUITES_RESULTS) --sources $(SOURCES) --slices $(SLICES) $(if $(SUITES),--suites $(SUITES))
+
+gpu-suites-page:
+	python3 gpu-check/gpu_suites.py --page $(SUITES_RESULTS) > docs/gpu-suites.md
 
 speed: build
 	python3 gpu-check/speed.py --outboard $(RELEASE)/outboard --out docs/results/$(SPEED).json --budget-s $(BUDGET_S)
