@@ -173,6 +173,14 @@ def too_many_threads() -> None:
     print(launch(kernel(), pointer_argument(0), threads=1025))
 
 
+def more_threads_than_compiled_for() -> None:
+    status, module, log = load(STORE.replace(b"\n{", b"\n.maxntid 64, 1, 1\n{", 1))
+    assert status == "CUDA_SUCCESS", log
+    function = c_void_p()
+    must("cuModuleGetFunction", byref(function), module, b"store")
+    print(launch(function, pointer_argument(0), threads=65))
+
+
 def wild_handles() -> None:
     wild = c_void_p(0xDEAD_BEEF_0000)
     print(

@@ -39,6 +39,7 @@ CASES = {
     "missing_arguments": INVALID_VALUE,
     "short_buffer": INVALID_VALUE,
     "too_many_threads": INVALID_VALUE,
+    "more_threads_than_compiled_for": INVALID_VALUE,
     "wild_handles": " ".join([INVALID_HANDLE] * 4 + [INVALID_VALUE, "CUDA_ERROR_INVALID_CONTEXT", INVALID_HANDLE]),
     "destroyed_handles": f"{INVALID_HANDLE} {INVALID_HANDLE}",
     "wild_pointer_in_copy": " ".join([INVALID_VALUE] * 4),

@@ -21,6 +21,9 @@ pub(crate) const PARAM_BYTES_MAX: usize = 32_764;
 /// Parameter buffers up to this lie on the stack.
 const SMALL_BYTES: usize = 512;
 const ATTRIBUTES_MAX: u32 = 64;
+const WARP_THREADS: u32 = 32;
+/// A warp's registers are handed out in so many at a time, on every GPU since Kepler.
+const WARP_REGISTERS_UNIT: u32 = 256;
 
 /// `CU_LAUNCH_PARAM_*`, the keys of the `extra` array.
 const EXTRA_END: usize = 0;
@@ -240,13 +243,20 @@ impl Driver {
         if kernel.surely_takes(threads, shape.shared_bytes) {
             return Ok(());
         }
-        self.check_attributes(kernel, threads, shape.shared_bytes)
+        self.check_attributes(context, kernel, threads, shape.shared_bytes)
     }
 
     #[cold]
-    fn check_attributes(&self, kernel: &Kernel, threads: u64, shared_bytes: u32) -> Done {
-        if threads > kernel.attribute(self, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)? as u64 {
-            return Err(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+    fn check_attributes(
+        &self,
+        context: &Context,
+        kernel: &Kernel,
+        threads: u64,
+        shared_bytes: u32,
+    ) -> Done {
+        let most = kernel.attribute(self, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
+        if i128::from(threads) > i128::from(most) {
+            return Err(self.too_many_threads(context, kernel, most)?);
         }
         if shared_bytes > 0 {
             let most = kernel.attribute(self, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)?;
@@ -255,6 +265,26 @@ impl Driver {
             }
         }
         Ok(())
+    }
+
+    /// The error of a block that is larger than the `most` threads a kernel takes. The driver blames the call if the
+    /// kernel was compiled for so few, and the resources if its registers suffice for no more.
+    fn too_many_threads(
+        &self,
+        context: &Context,
+        kernel: &Kernel,
+        most: i32,
+    ) -> Result<CUresult, CUresult> {
+        let registers = kernel.attribute(self, CU_FUNC_ATTRIBUTE_NUM_REGS)?;
+        let all = self.attribute(context.device, CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK);
+        let warp_registers =
+            (registers.max(1).unsigned_abs() * WARP_THREADS).next_multiple_of(WARP_REGISTERS_UNIT);
+        let by_registers = all.unsigned_abs() / warp_registers * WARP_THREADS;
+        Ok(if most.unsigned_abs() < by_registers {
+            CUresult::CUDA_ERROR_INVALID_VALUE
+        } else {
+            CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+        })
     }
 
     /// Opens mirrors of memory that arguments point to and that the server does not see, and brings all mirrors up to date.

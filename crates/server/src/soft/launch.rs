@@ -91,10 +91,9 @@ impl Soft {
         }
         let most = block_threads_max(facts);
         if threads > most {
-            return Err(Failure::new(
-                CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
-                format!("{name}: blocks of {threads} threads; it was compiled for {most}"),
-            ));
+            return Err(invalid(format!(
+                "{name}: blocks of {threads} threads; it was compiled for {most}"
+            )));
         }
         if facts
             .required_threads
