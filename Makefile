@@ -25,8 +25,8 @@ PAPER := docs/results/paper-remoting.json
 PAPER_BUDGET_S ?= 900
 REQUIREMENTS := docs/results/paper-requirements.json
 RECORDINGS := recordings/h200
-# One case in SLICES of each suite; where checkouts lie; and which suites, all without a name.
-SLICES ?= 1
+# Part of each suite that runs; where checkouts lie; and which suites, all without a name.
+SLICE ?= 1/1
 SOURCES ?= build/suites
 SUITES ?=
 SUITES_RESULTS := docs/results/gpu-suites.json
@@ -104,7 +104,7 @@ gpu-check: build
 
 gpu-suites: build
 	python3 gpu-check/outside/build.py --sources $(SOURCES)
-	python3 gpu-check/gpu_suites.py --outboard $(RELEASE)/outboard --out $(SUITES_RESULTS) --sources $(SOURCES) --slices $(SLICES) $(if $(SUITES),--suites $(SUITES))
+	python3 gpu-check/gpu_suites.py --outboard $(RELEASE)/outboard --out $(SUITES_RESULTS) --sources $(SOURCES) --slice $(SLICE) $(if $(SUITES),--suites $(SUITES))
 
 gpu-suites-page:
 	python3 gpu-check/gpu_suites.py --page $(SUITES_RESULTS) > docs/gpu-suites.md

@@ -23,7 +23,7 @@ from typing import Any
 
 import machine
 from outside import results
-from outside.cases import LEFT_OUT, SKIP, Outcome, kept
+from outside.cases import LEFT_OUT, SKIP, Outcome, kept, part_of
 from outside.compare import DEFECTS, equal, judge
 from outside.pool import Limits, Pool, Unusable, Where
 from server import Server, ServerError
@@ -40,6 +40,7 @@ SUITES = (
     "jax_unit",
     "cupy_unit",
     "nccl_tests",
+    "cutlass",
 )
 LINKS = {"shm": "shm", "tcp": "tcp", "soft": "shm"}
 MODES = ("local", "shm", "tcp", "soft")
@@ -96,7 +97,8 @@ class Check:
         for server in self.servers.values():
             server.start()
         described = machine.describe([str(self.options.outboard)])
-        settings = {name: getattr(self.options, name) for name in ("slices", "seed", "case_s", "modes")}
+        settings = {name: getattr(self.options, name) for name in ("seed", "case_s", "modes")}
+        settings["slice"] = "/".join(map(str, self.options.slice))
         suites: dict[str, Any] = {}
         for name in self.options.suites:
             started = time.monotonic()
@@ -118,7 +120,7 @@ class Check:
         deadline = time.monotonic() + self.options.budget_s
         pools = {mode: self._pool(name, mode, deadline) for mode in self.options.modes}
         try:
-            names = kept(next(iter(pools.values())).list_cases(), self.options.slices, self.options.seed)
+            names = kept(next(iter(pools.values())).list_cases(), self.options.slice, self.options.seed)
         except Unusable as why:
             return {"missing": str(why)}
         processes = max(1, self.options.processes // len(pools))
@@ -205,15 +207,15 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sources", type=Path, default=ROOT / "build" / "suites", help="where checkouts lie")
     parser.add_argument("--suites", type=_among(SUITES), default=list(SUITES), metavar="NAME,...")
     parser.add_argument("--modes", type=_among(MODES), default=["local", "shm", "tcp"], metavar="local,shm,tcp,soft")
-    parser.add_argument("--slices", type=int, default=1, metavar="K", help="run one case in K, by the hash of its name")
+    parser.add_argument("--slice", type=part_of, default=(1, 1), metavar="I/K", help="part of the cases, by their hash")
     parser.add_argument("--seed", type=int, default=0, help="order of the cases")
     parser.add_argument("--budget-s", type=float, default=600.0, help="most seconds for a suite")
     parser.add_argument("--case-s", type=float, default=CASE_S, help="most seconds for a case")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="at once, in all modes together")
     parser.add_argument("--log-dir", type=Path, default=ROOT / "build" / "gpu-suites")
     options = parser.parse_args(arguments)
-    if options.slices < 1 or options.processes < 1:
-        parser.error("--slices and --processes begin at 1")
+    if options.processes < 1:
+        parser.error("--processes begins at 1")
     return options
 
 

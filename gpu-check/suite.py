@@ -138,7 +138,14 @@ def groups() -> tuple[Group, ...]:
         Group(
             "libraries",
             _workloads(
-                "torch_libraries", "cublaslt", "cusolver", "cusparse", "cudnn_graphs", "cudnn_benchmark", "nvjpeg"
+                "torch_libraries",
+                "cublaslt",
+                "cusolver",
+                "cusparse",
+                "cusparselt",
+                "cudnn_graphs",
+                "cudnn_benchmark",
+                "nvjpeg",
             ),
         ),
         Group(
@@ -153,6 +160,8 @@ def groups() -> tuple[Group, ...]:
                 "nvrtc",
                 "nvjitlink",
                 "npp",
+                "cutensor",
+                "rmm",
             ),
         ),
         Group("nccl", _workloads("nccl_programs", "nccl_collectives", "nccl_data_parallel", "nccl_close")),

@@ -10,7 +10,6 @@ compute_80` embeds PTX alone, as the software device needs it. What does not com
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -28,6 +27,8 @@ COMPILE_S_MAX = 180
 NOT_HERE = ("OpenGL", "GLUT", "EGL", "Vulkan", "MPI", "FreeImage", "NVSCI", "LLVM", "X11", "D3D", "nvmedia", "cudla")
 # Samples whose kernels start kernels, or call functions of other files.
 SEPARATE = ("cdp", "simpleSeparateCompilation", "newdelete", "graphConditionalNodes", "FunctionPointers")
+# Examples of a later number are for GPUs after Hopper.
+CUTLASS_LAST = 65
 SELF_CHECKING = re.compile(rb"PASS|pass(ed)?\b", re.IGNORECASE)
 
 
@@ -132,7 +133,21 @@ def nccl_tests(sources: Path, built: Path, compiler: Compiler) -> Iterator[Progr
             )
 
 
-KINDS = {"cuda_samples": cuda_samples, "hecbench": hecbench, "nccl_tests": nccl_tests}
+def cutlass(sources: Path, built: Path, compiler: Compiler) -> Iterator[Program]:
+    """CUTLASS's examples that need no later GPU than the compiler is for."""
+    root = sources / "cutlass"
+    for folder in sorted(root.glob("examples/[0-9][0-9]_*/")):
+        if int(folder.name[:2]) > CUTLASS_LAST or "distributed" in folder.name:
+            continue
+        for source in sorted(folder.glob("*.cu")):
+            program = built / source.stem
+            command = [compiler.nvcc, "-O2", "-w", "-std=c++17", "--expt-relaxed-constexpr", *compiler.target]
+            command += [f"-I{root / name}" for name in ("include", "tools/util/include", "examples/common")]
+            command += [str(source), "-o", str(program), *compiler.libraries, "-lcuda"]
+            yield Program(source.stem, folder, [command], program)
+
+
+KINDS = {"cuda_samples": cuda_samples, "hecbench": hecbench, "nccl_tests": nccl_tests, "cutlass": cutlass}
 
 
 def build(suite: str, programs: list[Program], built: Path, jobs: int, deadline: float) -> dict[str, str]:
@@ -179,7 +194,6 @@ def main() -> int:
     parser.add_argument("--arch", default="sm_90", help="sm_NN, or compute_NN for PTX alone")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", default=",".join(KINDS), metavar="SUITE,...")
-    parser.add_argument("--slices", type=int, default=1, metavar="K", help="one program in K, by the hash of its name")
     parser.add_argument("--budget-s", type=float, default=float("inf"))
     parser.add_argument("--library-path", action="append", default=[], help="passed to nvcc as -L")
     options = parser.parse_args()
@@ -188,16 +202,12 @@ def main() -> int:
     for suite in options.only.split(","):
         built = options.sources.resolve() / "built" / suite
         built.mkdir(parents=True, exist_ok=True)
-        programs = [p for p in KINDS[suite](options.sources.resolve(), built, compiler) if _kept(p, options.slices)]
+        programs = list(KINDS[suite](options.sources.resolve(), built, compiler))
         failures = build(suite, programs, built, options.jobs, deadline)
         print(f"{suite}: {len(programs) - len(failures)} of {len(programs)} compiled", flush=True)
         for name, why in sorted(failures.items()):
             print(f"  {name}: {why}")
     return 0
-
-
-def _kept(program: Program, slices: int) -> bool:
-    return int.from_bytes(hashlib.sha256(program.name.encode()).digest()[:8], "little") % slices == 0
 
 
 if __name__ == "__main__":

@@ -61,11 +61,20 @@ def last_line(text: str) -> str:
     return lines[-1][:DETAIL_CHARACTERS_MAX] if lines else ""
 
 
-def kept(names: list[str], slices: int, seed: int) -> list[str]:
-    """Returns one name in `slices`, chosen by hash, in an order that depends on the seed alone."""
-    chosen = sorted(name for name in set(names) if _hash(name) % slices == 0)
+def kept(names: list[str], part: tuple[int, int], seed: int) -> list[str]:
+    """Returns the names of part I of K, chosen by hash, in an order that depends on the seed alone."""
+    index, parts = part
+    chosen = sorted(name for name in set(names) if _hash(name) % parts == index - 1)
     random.Random(seed).shuffle(chosen)
     return chosen
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """Reads `I/K`, with 1 <= I <= K. Raises ValueError."""
+    index, parts = (int(word) for word in text.split("/"))
+    if not 1 <= index <= parts:
+        raise ValueError(text)
+    return index, parts
 
 
 def _hash(name: str) -> int:

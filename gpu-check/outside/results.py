@@ -89,7 +89,7 @@ def _heading(document: dict[str, Any]) -> list[str]:
         "`make gpu-suites` writes the results, `gpu_suites.py --page` this page from them.",
         "",
         f"{machine['date_utc'][:10]}, {gpu}, commit `{machine['commit'][:12]}`; {versions}; "
-        f"one case in {settings['slices']}, seed {settings['seed']}, {settings['case_s']:g} s for a case at most.",
+        f"part {settings['slice']} of the cases, seed {settings['seed']}, {settings['case_s']:g} s for a case at most.",
     ]
 
 

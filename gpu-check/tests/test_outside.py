@@ -11,7 +11,7 @@ import pytest
 
 import gpu_suites
 from outside import build, programs, results
-from outside.cases import CRASH, FAIL, HANG, LEFT_OUT, PASS, SKIP, Outcome, kept, parse
+from outside.cases import CRASH, FAIL, HANG, LEFT_OUT, PASS, SKIP, Outcome, kept, parse, part_of
 from outside.compare import (
     DIFFERS,
     FAILS,
@@ -138,10 +138,12 @@ def test_verdicts(local, remote, verdict):
 
 def test_slices_part_the_names_and_ignore_their_order():
     names = [f"case {i}" for i in range(300)]
-    chosen = kept(names, 3, seed=1)
+    chosen = kept(names, (1, 3), seed=1)
     assert 60 < len(chosen) < 140
-    assert sorted(kept(names[::-1], 3, seed=2)) == sorted(chosen) and kept(names, 3, seed=2) != chosen
-    assert len(kept(names, 1, seed=0)) == 300
+    assert sorted(kept(names[::-1], (1, 3), seed=2)) == sorted(chosen) and kept(names, (1, 3), seed=2) != chosen
+    assert sorted(name for i in (1, 2, 3) for name in kept(names, (i, 3), seed=0)) == sorted(names)
+    with pytest.raises(ValueError):
+        part_of("4/3")
 
 
 def test_events_from_a_child_are_not_trusted():

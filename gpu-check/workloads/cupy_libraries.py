@@ -235,6 +235,57 @@ def npp(settings: Settings) -> Result:
     return Result(digest=_digest(out))
 
 
+def cutensor(settings: Settings) -> Result:
+    """A contraction of two tensors, and a sum over one of a tensor's axes."""
+    try:
+        from cupyx import cutensor as tensors
+
+        tensors.get_handle()
+    except (ImportError, AttributeError, RuntimeError) as error:
+        raise SkipWorkload(f"cuTENSOR is not installed: {error}") from error
+    a, b = (np.random.default_rng(s).random((24, 16, 32), dtype=np.float32) for s in (10, 11))
+    out = cp.zeros((24, 24), dtype=cp.float32)
+    tensors.contraction(1.0, cp.asarray(a), "ikl", cp.asarray(b), "jkl", 0.0, out, "ij")
+    require(np.allclose(cp.asnumpy(out), np.einsum("ikl,jkl->ij", a, b), rtol=1e-3), "the contraction is wrong")
+    summed = cp.zeros((24, 32), dtype=cp.float32)
+    tensors.reduction(1.0, cp.asarray(a), "ikl", 0.0, summed, "il")
+    require(np.allclose(cp.asnumpy(summed), a.sum(axis=1), rtol=1e-3), "the sum is wrong")
+    return Result(digest=_digest(out, summed))
+
+
+def rmm(settings: Settings) -> Result:
+    """CuPy's arrays in RMM's pools: its own, the driver's, and its arena, over and over."""
+    try:
+        import rmm as manager
+        from rmm.allocators.cupy import rmm_cupy_allocator
+    except ImportError as error:
+        raise SkipWorkload(f"RMM is not installed: {error}") from error
+    resources = manager.mr
+    upstream = resources.CudaMemoryResource()
+    kinds = [
+        resources.PoolMemoryResource(upstream, initial_pool_size=1 << 24, maximum_pool_size=1 << 28),
+        resources.CudaAsyncMemoryResource(),
+        resources.ArenaMemoryResource(upstream, 1 << 26),
+    ]
+    before = cp.cuda.get_allocator()
+    totals = []
+    try:
+        for resource in kinds:
+            manager.mr.set_current_device_resource(resource)
+            cp.cuda.set_allocator(rmm_cupy_allocator)
+            for size in (1, 1000, 1 << 20):
+                values = cp.arange(size, dtype=cp.int64)
+                totals.append(int((values * 3).sum()))
+                require(totals[-1] == 3 * size * (size - 1) // 2, f"the sum of {size} numbers is wrong")
+            data = manager.DeviceBuffer.to_device(np.arange(256, dtype=np.uint8))
+            require(data.copy_to_host().tobytes() == bytes(range(256)), "the bytes of a buffer are wrong")
+            del values, data
+    finally:
+        cp.cuda.set_allocator(before)
+        manager.mr.set_current_device_resource(upstream)
+    return Result(facts={"totals": totals})
+
+
 def _library(*names: str) -> ctypes.CDLL:
     for name in names:
         try:
@@ -258,4 +309,6 @@ WORKLOADS = {
     "nvrtc": nvrtc,
     "nvjitlink": nvjitlink,
     "npp": npp,
+    "cutensor": cutensor,
+    "rmm": rmm,
 }

@@ -1,4 +1,4 @@
-"""cuBLASLt, cuSOLVER, cuSPARSE, cuDNN's graphs and nvJPEG, as PyTorch calls them."""
+"""cuBLASLt, cuSOLVER, cuSPARSE, cuSPARSELt, cuDNN's graphs and nvJPEG, as PyTorch calls them."""
 
 from __future__ import annotations
 
@@ -149,10 +149,26 @@ def nvjpeg(settings: Settings) -> Result:
     return Result(digest=digest(packed, unpacked))
 
 
+def cusparselt(settings: Settings) -> Result:
+    """A product with a matrix of which two in four elements are zero, compressed by cuSPARSELt."""
+    if not torch.backends.cusparselt.is_available():
+        raise SkipWorkload("cuSPARSELt is not installed")
+    dense = random(256, 256, seed=20).to(DEVICE, torch.float16)
+    mask = torch.tensor([1, 0, 1, 0], device=DEVICE, dtype=torch.bool).tile(256, 64)
+    pruned, other = dense * mask, random(256, 128, seed=21).to(DEVICE, torch.float16)
+    compressed = torch._cslt_compress(pruned)
+    product = torch._cslt_sparse_mm(compressed, other)
+    require_close(product.cpu(), pruned.cpu().double() @ other.cpu().double(), 0.02, "cuSPARSELt")
+    best = torch._cslt_sparse_mm_search(compressed, other)
+    require(0 <= best < 1000, f"algorithm {best} is found to be the fastest")
+    return Result(digest=digest(product), numbers=numbers(product))
+
+
 WORKLOADS = {
     "cublaslt": cublaslt,
     "cusolver": cusolver,
     "cusparse": cusparse,
+    "cusparselt": cusparselt,
     "cudnn_graphs": cudnn_graphs,
     "cudnn_benchmark": cudnn_benchmark,
     "nvjpeg": nvjpeg,
