@@ -29,7 +29,7 @@ RECORDINGS := recordings/h200
 SLICE ?= 1/1
 SOURCES ?= build/suites
 SUITES ?=
-SUITES_RESULTS := docs/results/gpu-suites.json
+SUITES_RESULTS ?= docs/results/gpu-suites.json
 # Parts (figure3,table2,...) and cases; what is not asked for stays as it is.
 PARTS ?=
 CASES ?=

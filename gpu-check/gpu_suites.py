@@ -98,7 +98,6 @@ class Check:
             server.start()
         described = machine.describe([str(self.options.outboard)])
         settings = {name: getattr(self.options, name) for name in ("seed", "case_s", "modes")}
-        settings["slice"] = "/".join(map(str, self.options.slice))
         suites: dict[str, Any] = {}
         for name in self.options.suites:
             started = time.monotonic()
@@ -120,7 +119,8 @@ class Check:
         deadline = time.monotonic() + self.options.budget_s
         pools = {mode: self._pool(name, mode, deadline) for mode in self.options.modes}
         try:
-            names = kept(next(iter(pools.values())).list_cases(), self.options.slice, self.options.seed)
+            every = [case for case in next(iter(pools.values())).list_cases() if self.options.match in case]
+            names = kept(every, self.options.slice, self.options.seed)
         except Unusable as why:
             return {"missing": str(why)}
         processes = max(1, self.options.processes // len(pools))
@@ -138,7 +138,7 @@ class Check:
             (self.options.log_dir / f"{name}-{mode}.outcomes").write_text("\n".join(lines) + "\n")
             log = {case: [run.fields() for run in runs_] for case, runs_ in sorted(done.items())}
             (self.options.log_dir / f"{name}-{mode}.json").write_text(json.dumps(log, indent=0) + "\n")
-        summary = results.summarise(runs)
+        summary = {"slice": "/".join(map(str, self.options.slice)), **results.summarise(runs)}
         summary["unusable"] = {mode: pool.unusable for mode, pool in pools.items() if pool.unusable}
         return summary
 
@@ -208,6 +208,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--suites", type=_among(SUITES), default=list(SUITES), metavar="NAME,...")
     parser.add_argument("--modes", type=_among(MODES), default=["local", "shm", "tcp"], metavar="local,shm,tcp,soft")
     parser.add_argument("--slice", type=part_of, default=(1, 1), metavar="I/K", help="part of the cases, by their hash")
+    parser.add_argument("--match", default="", metavar="TEXT", help="only the cases whose names have this in them")
     parser.add_argument("--seed", type=int, default=0, help="order of the cases")
     parser.add_argument("--budget-s", type=float, default=600.0, help="most seconds for a suite")
     parser.add_argument("--case-s", type=float, default=CASE_S, help="most seconds for a case")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from outside.cases import FAIL, LEFT_OUT, PASS, SKIP, Outcome
+from outside.cases import FAIL, HANG, LEFT_OUT, PASS, SKIP, Outcome
 
 SAME = "same"
 DIFFERS = "differs"
@@ -17,7 +17,7 @@ NUMBERS = "same numbers"
 # Two local runs do not even give the same numbers, or not the same outcome.
 IRREPRODUCIBLE = "not reproducible locally"
 SKIPPED = "skipped"
-# The case had no turn in one of the modes.
+# The case had no turn in one of the modes, or too little time on the local GPU.
 NOT_COMPARED = "not compared"
 # There is no local GPU, and the case fails by its own measure.
 FAILS = "fails"
@@ -38,7 +38,7 @@ def judge(local: list[Outcome], remote: list[Outcome]) -> str:
         return NOT_COMPARED
     if not local:
         return {PASS: SAME, SKIP: SKIPPED}.get(remote[0].outcome, FAILS)
-    if local[0].outcome == LEFT_OUT:
+    if local[0].outcome == LEFT_OUT or (local[0].outcome == HANG and remote[0].outcome == PASS):
         return NOT_COMPARED
     if equal(local[0], remote[0]):
         return {PASS: SAME, SKIP: SKIPPED}.get(remote[0].outcome, LOCAL_FAILS)

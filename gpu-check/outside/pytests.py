@@ -20,7 +20,8 @@ class Pytests(Suite):
         present = [str(root / name) for name in files if (root / name).exists()]
         if not present:
             raise Missing(f"no checkout with {files[0]} at {root}")
-        base = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly", f"--rootdir={root}"]
+        # Without -s pytest would put its own standard input in place of the one that names the cases.
+        base = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly", f"--rootdir={root}"]
         self._arguments = [*base, *options, "--continue-on-collection-errors", *present]
         self._items: dict[str, Any] = {}
 

@@ -67,13 +67,13 @@ def page(document: dict[str, Any]) -> str:
     """Returns the Markdown page of the results: a table of counts, and every difference by name."""
     lines = ["# Other people's programs and tests", "", *_heading(document), ""]
     shown = [verdict for verdict in VERDICTS if _total(document, verdict)]
-    lines += ["| suite | cases | mode | " + " | ".join(shown) + " |", "|---|---|---|" + "---|" * len(shown)]
+    lines += ["| suite | part | cases | mode | " + " | ".join(shown) + " |", "|---|---|---|---|" + "---|" * len(shown)]
     for name, suite in document["suites"].items():
         if "missing" in suite:
-            lines.append(f"| {name} | - | not run: {suite['missing']} |" + " |" * len(shown))
+            lines.append(f"| {name} | - | - | not run: {suite['missing']} |" + " |" * len(shown))
         for mode, counted in suite.get("modes", {}).items():
             cells = " | ".join(str(counted.get(verdict, 0)) for verdict in shown)
-            lines.append(f"| {name} | {suite['cases']} | {mode} | {cells} |")
+            lines.append(f"| {name} | {suite.get('slice', '1/1')} | {suite['cases']} | {mode} | {cells} |")
     lines += ["", *_differences(document)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -89,7 +89,7 @@ def _heading(document: dict[str, Any]) -> list[str]:
         "`make gpu-suites` writes the results, `gpu_suites.py --page` this page from them.",
         "",
         f"{machine['date_utc'][:10]}, {gpu}, commit `{machine['commit'][:12]}`; {versions}; "
-        f"part {settings['slice']} of the cases, seed {settings['seed']}, {settings['case_s']:g} s for a case at most.",
+        f"seed {settings['seed']}, {settings['case_s']:g} s for a case at most.",
     ]
 
 

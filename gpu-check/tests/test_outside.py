@@ -98,7 +98,7 @@ def test_whole_check_names_every_difference(tmp_path, monkeypatch):
         "spoils",
     ]
     page = results.page(document)
-    assert "| outside_fakes.fake_suite | 10 | shm | 1 | 1 | 1 | 1 | 1 | 5 |" in page
+    assert "| outside_fakes.fake_suite | 1/1 | 10 | shm | 1 | 1 | 1 | 1 | 1 | 5 |" in page
     assert "| `hangs through it` | shm | differs | pass | hang" in page
     lines = (tmp_path / "logs" / f"{SUITE}-shm.outcomes").read_text().splitlines()
     assert "other_bits pass remote" in lines and "skips skip -" in lines
@@ -119,6 +119,8 @@ def passed(digest, *numbers):
         ([Outcome(FAIL)], [Outcome(CRASH)], DIFFERS),
         ([Outcome(FAIL), Outcome(FAIL)], [passed("a"), passed("a")], DIFFERS),
         ([Outcome(HANG)], [Outcome(HANG)], LOCAL_FAILS),
+        ([Outcome(HANG)], [passed("a")], NOT_COMPARED),
+        ([passed("a")], [Outcome(HANG)], DIFFERS),
         ([passed("a"), passed("a")], [passed("b"), passed("b")], DIFFERS),
         ([passed("a"), passed("a")], [passed("b"), passed("a")], UNSTEADY),
         ([passed("a"), passed("a")], [Outcome(FAIL), Outcome(LEFT_OUT)], DIFFERS),
@@ -191,3 +193,19 @@ def test_usage_without_a_gpu(tmp_path):
     command = [sys.executable, str(Path(gpu_suites.__file__)), "--outboard", "x", "--out", str(tmp_path / "r.json")]
     done = subprocess.run([*command, "--modes", "other"], capture_output=True, text=True)
     assert done.returncode == 2 and "known are local, shm, tcp, soft" in done.stderr
+
+
+def test_pytest_runs_what_is_named_in_one_collection(tmp_path):
+    (tmp_path / "test_fake.py").write_text(
+        "import pytest\n"
+        "@pytest.fixture\ndef two():\n    yield 2\n"
+        "@pytest.mark.parametrize('n', [2, 3])\ndef test_number(n, two):\n    print('said')\n    assert n == two\n"
+        "@pytest.mark.skip(reason='not here')\ndef test_skipped(): pass\n"
+    )
+    tests = pool(tmp_path, "local", sources=tmp_path)
+    tests.suite = "outside_fakes.fake_pytests"
+    names = tests.list_cases()
+    assert names == ["test_fake.py::test_number[2]", "test_fake.py::test_number[3]", "test_fake.py::test_skipped"]
+    outcomes = tests.run(names[::-1] + names[:1], 1)
+    assert [outcomes[name].outcome for name in names] == [PASS, FAIL, SKIP]
+    assert outcomes[names[1]].detail == "assert 3 == 2" and "not here" in outcomes[names[2]].detail
