@@ -59,7 +59,9 @@ class Sum:
         elif tensor.is_quantized:
             self.add(tensor.int_repr())
         else:
-            self._plain(tensor.resolve_conj().resolve_neg().cpu().contiguous())
+            # A clone: one element is contiguous with any stride, and bytes want the stride to be 1.
+            plain = tensor.resolve_conj().resolve_neg().cpu()
+            self._plain(plain.clone(memory_format=torch.contiguous_format))
 
     def _plain(self, tensor: torch.Tensor) -> None:
         self._hash.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
