@@ -127,6 +127,7 @@ const WITH_POINTERS: &[&str] = &[
     "cuLibraryGetKernel",
     "cuLibraryEnumerateKernels",
     "cuLibraryGetGlobal",
+    "cuLibraryGetManaged",
     "cuKernelGetName",
     "cuLinkCreate_v2",
     "cuLinkAddData_v2",

@@ -10,7 +10,7 @@ use crate::interp::lanes::{Lanes32, Lanes64};
 use crate::interp::step::Steps;
 use crate::lower::layout::Layout;
 use crate::lower::{self, Kernel};
-use crate::memory::Memory;
+use crate::memory::{Memory, MemoryError, PAGE_BYTES};
 use crate::parse;
 
 /// A `.global` or `.const` variable.
@@ -20,7 +20,12 @@ pub struct Global {
     pub address: u64,
     pub bytes: u64,
     pub constant: bool,
+    /// `.attribute(.managed)`
+    pub managed: bool,
 }
+
+/// Finds memory for so many bytes of managed variables.
+pub type ManagedPlace<'p> = &'p mut dyn FnMut(u64) -> Result<u64, MemoryError>;
 
 /// PTX ready to run. Dropping it frees its variables: no launch may still use it, which borrowing enforces.
 #[derive(Debug)]
@@ -41,15 +46,44 @@ pub struct Module {
 }
 
 impl Module {
-    /// Parses and lowers `ptx`, and puts its variables into the internal area of `memory`.
+    /// Parses and lowers `ptx`, and puts its variables into the internal area of `memory`. The host reaches managed
+    /// variables by copies alone.
     pub fn load(ptx: &str, memory: &Memory) -> Result<Self, Error> {
+        Self::load_at(ptx, memory, None)
+    }
+
+    /// Loads `ptx`. Managed variables go where `managed` says, which is given their bytes; that memory is the caller's,
+    /// zeroed, and outlives the module's launches.
+    pub fn load_with(ptx: &str, memory: &Memory, managed: ManagedPlace<'_>) -> Result<Self, Error> {
+        Self::load_at(ptx, memory, Some(managed))
+    }
+
+    fn load_at(
+        ptx: &str,
+        memory: &Memory,
+        managed: Option<ManagedPlace<'_>>,
+    ) -> Result<Self, Error> {
         let ast = parse::parse(ptx)?;
-        let layout = Layout::new(&ast)?;
-        let allocation = match layout.global_bytes {
+        let mut layout = Layout::new(&ast)?;
+        let own_place = layout.global_bytes.next_multiple_of(PAGE_BYTES);
+        let own_bytes = match managed {
+            None if layout.managed_bytes > 0 => own_place + layout.managed_bytes,
+            _ => layout.global_bytes,
+        };
+        let allocation = match own_bytes {
             0 => None,
             bytes => Some(memory.allocate_internal(bytes, 256)?),
         };
-        let loaded = Self::build(ptx, &ast, &layout, memory, allocation);
+        let base = allocation.unwrap_or(0);
+        let placed = match (layout.managed_bytes, managed) {
+            (0, _) => Ok(()),
+            (_, None) => Ok(layout.place_managed(base + own_place, base)),
+            (bytes, Some(place)) => place(bytes).map(|at| layout.place_managed(at, base)),
+        };
+        let loaded = match placed {
+            Ok(()) => Self::build(ptx, &ast, &layout, memory, allocation),
+            Err(error) => Err(error.into()),
+        };
         if loaded.is_err()
             && let Some(address) = allocation
         {
@@ -74,14 +108,15 @@ impl Module {
                 let index = *lowered.functions.get(&(unit, name))?;
                 Some(FUNCTION_WINDOW | u64::from(index))
             },
-            |offset, bytes| Ok(memory.write(base + offset, bytes)?),
+            |offset, bytes| Ok(memory.write(base.wrapping_add(offset), bytes)?),
         )?;
         let mut globals: Vec<_> = layout
             .globals()
             .map(|(name, symbol)| Global {
                 name: name.to_owned(),
-                address: base + symbol.offset,
+                address: base.wrapping_add(symbol.offset),
                 bytes: symbol.bytes,
+                managed: symbol.managed,
                 constant: symbol.space == parse::ast::Space::Const,
             })
             .collect();

@@ -24,7 +24,7 @@ use outboard_wire::{
 use super::{Done, put, put_optional};
 use crate::{
     log,
-    state::{AllocationKind, Driver, Kind, Library, current_context, driver},
+    state::{AllocationKind, Driver, Global, Kind, Library, current_context, driver},
 };
 
 /// What a program passes along with an image: options, and where it wants the JIT's words.
@@ -239,21 +239,23 @@ impl Driver {
 
     fn unload(&self, library: &Library) -> Done {
         self.libraries.remove(library);
-        let globals: Vec<u64> = library.globals.lock().values().map(|(va, _)| *va).collect();
-        let mut memory = self.memory.lock();
-        for base in globals {
-            memory.disown(base);
+        let globals: Vec<Global> = library.globals.lock().values().copied().collect();
+        for global in globals {
+            if global.managed {
+                self.disown_variable(global.address);
+            } else {
+                self.memory.lock().disown(global.address);
+            }
         }
-        drop(memory);
         self.submit(&messages::LibraryUnload {
             library: library.number,
         })
     }
 
-    /// A variable of a library in the current context: address and size.
-    fn global(&self, library: &Library, name: &[u8]) -> Result<(u64, u64), CUresult> {
-        let context = self.contexts.current()?;
-        let key = (context.handle.0, name.to_vec());
+    /// A variable of a library in the current context; a managed one is the same in all, and without a context.
+    fn global(&self, library: &Library, name: &[u8]) -> Result<Global, CUresult> {
+        let context = self.contexts.current();
+        let key = (context.map_or(0, |c| c.handle.0), name.to_vec());
         if let Some(known) = library.globals.lock().get(&key) {
             return Ok(*known);
         }
@@ -262,15 +264,24 @@ impl Driver {
                 library: library.number,
                 name,
             },
-            |reply| (reply.va, reply.len),
+            |reply| Global {
+                address: reply.va,
+                bytes: reply.len,
+                managed: reply.managed != 0,
+            },
         )?;
-        self.memory.lock().adopt(
-            found.0,
-            found.1,
-            context.handle,
-            context.device,
-            AllocationKind::Global,
-        );
+        if found.managed {
+            self.adopt_variable(found.address, found.bytes)?;
+        } else {
+            let context = context?;
+            self.memory.lock().adopt(
+                found.address,
+                found.bytes,
+                context.handle,
+                context.device,
+                AllocationKind::Global,
+            );
+        }
         library.globals.lock().insert(key, found);
         Ok(found)
     }
@@ -465,6 +476,7 @@ unsafe fn put_global(
     bytes: *mut usize,
     library: usize,
     name: *const c_char,
+    is_managed: bool,
 ) -> Done {
     let driver = driver()?;
     let library = driver.libraries.get(library)?;
@@ -472,10 +484,14 @@ unsafe fn put_global(
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     // SAFETY: the caller's promise.
+    let found = driver.global(&library, unsafe { CStr::from_ptr(name) }.to_bytes())?;
+    if is_managed && !found.managed {
+        return Err(CUresult::CUDA_ERROR_NOT_FOUND);
+    }
+    // SAFETY: the caller's promise.
     unsafe {
-        let (va, len) = driver.global(&library, CStr::from_ptr(name).to_bytes())?;
-        put_optional(address, va);
-        put_optional(bytes, len as usize);
+        put_optional(address, found.address);
+        put_optional(bytes, found.bytes as usize);
     }
     Ok(())
 }
@@ -487,7 +503,7 @@ pub(crate) unsafe fn cuModuleGetGlobal_v2(
     name: *const c_char,
 ) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { put_global(address, bytes, module.0, name) }
+    unsafe { put_global(address, bytes, module.0, name, false) }
 }
 
 pub(crate) unsafe fn cuLibraryGetGlobal(
@@ -497,17 +513,17 @@ pub(crate) unsafe fn cuLibraryGetGlobal(
     name: *const c_char,
 ) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { put_global(address, bytes, library.0, name) }
+    unsafe { put_global(address, bytes, library.0, name, false) }
 }
 
 pub(crate) unsafe fn cuLibraryGetManaged(
-    _address: *mut CUdeviceptr,
-    _bytes: *mut usize,
+    address: *mut CUdeviceptr,
+    bytes: *mut usize,
     library: CUlibrary,
-    _name: *const c_char,
+    name: *const c_char,
 ) -> Done {
-    driver()?.libraries.get(library.0)?;
-    Err(CUresult::CUDA_ERROR_NOT_FOUND)
+    // SAFETY: see the module's contract.
+    unsafe { put_global(address, bytes, library.0, name, true) }
 }
 
 pub(crate) unsafe fn cuLibraryGetModule(module: *mut CUmodule, library: CUlibrary) -> Done {

@@ -95,6 +95,7 @@ fn open() -> Result<Driver, CUresult> {
         memory: Mutex::new(memory),
         exposed: Exposed::default(),
         host: RwLock::new(HostMemory::default()),
+        variables: Mutex::default(),
         host_writes: HostWrites::default(),
         mirrors: Mirrors::default(),
         stand_ins: StandIns::default(),

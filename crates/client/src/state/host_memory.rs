@@ -36,6 +36,8 @@ pub(crate) enum Origin {
     Registered,
     /// `cuMemAllocManaged`
     Managed(Advices),
+    /// A `__managed__` variable: the server's memory, mirrored by the client.
+    Variable(Advices),
 }
 
 pub(crate) struct HostRange {
@@ -56,10 +58,14 @@ impl HostRange {
         matches!(self.origin, Origin::Registered)
     }
 
+    pub(crate) fn is_variable(&self) -> bool {
+        matches!(self.origin, Origin::Variable(_))
+    }
+
     /// The advice for managed memory; none for other memory.
     pub(crate) fn advices(&self) -> Option<&Advices> {
         match &self.origin {
-            Origin::Managed(advices) => Some(advices),
+            Origin::Managed(advices) | Origin::Variable(advices) => Some(advices),
             Origin::Pinned | Origin::Registered => None,
         }
     }
@@ -319,7 +325,7 @@ impl Driver {
         Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
     }
 
-    fn insert_host(
+    pub(super) fn insert_host(
         &self,
         base: u64,
         bytes: u64,
@@ -345,7 +351,11 @@ impl Driver {
         host.bound_private();
     }
 
-    fn remove_host(&self, base: u64, registered: bool) -> Result<Arc<HostRange>, CUresult> {
+    pub(super) fn remove_host(
+        &self,
+        base: u64,
+        registered: bool,
+    ) -> Result<Arc<HostRange>, CUresult> {
         let mut host = self.host.write();
         let not_ours = if registered {
             CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED

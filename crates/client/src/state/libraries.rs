@@ -31,13 +31,22 @@ const KERNELS_MAX: usize = 1 << 31;
 /// Context and name of a variable.
 type GlobalKey = (usize, Vec<u8>);
 
+/// A variable of a library.
+#[derive(Clone, Copy)]
+pub(crate) struct Global {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    /// `__managed__`
+    pub(crate) managed: bool,
+}
+
 pub(crate) struct Library {
     /// On the wire.
     pub(crate) number: u64,
     pub(crate) kernels: Vec<&'static Kernel>,
     by_name: HashMap<&'static [u8], usize>,
-    /// Address and size of the variables asked for so far.
-    pub(crate) globals: Mutex<HashMap<GlobalKey, (u64, u64)>>,
+    /// The variables asked for so far.
+    pub(crate) globals: Mutex<HashMap<GlobalKey, Global>>,
     /// Loaded by `cuModuleLoad*`: it belongs to this context.
     pub(crate) context: Option<CUcontext>,
 }

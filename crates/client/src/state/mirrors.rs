@@ -241,16 +241,18 @@ impl Driver {
         }
         // The server maps whole pages; the parts outside the range stay untouched on both sides.
         let (start, end) = range.pages();
-        self.call(
-            &messages::HostMap {
-                va: start,
-                len: end - start,
-                flags: range.flags,
-                fd_tag: 0,
-            },
-            |_| (),
-        )?;
-        // A fresh mirror holds zeros.
+        if !range.is_variable() {
+            self.call(
+                &messages::HostMap {
+                    va: start,
+                    len: end - start,
+                    flags: range.flags,
+                    fd_tag: 0,
+                },
+                |_| (),
+            )?;
+        }
+        // A fresh mirror holds zeros, and the server takes that for granted of a variable.
         *mirror.shadow.lock() = vec![0; range.bytes as usize];
         self.submit(&messages::HostWatch {
             va: range.base,
@@ -296,7 +298,10 @@ impl Driver {
             tracker.forget(start, end);
         }
         *mirror.shadow.lock() = Vec::new();
-        self.submit(&messages::HostUnmap { va: start })
+        match range.is_variable() {
+            true => Ok(()),
+            false => self.submit(&messages::HostUnmap { va: start }),
+        }
     }
 
     /// Before work that may read mirrors: brings them up to date.

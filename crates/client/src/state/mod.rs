@@ -50,7 +50,7 @@ pub(crate) use self::{
     handles::{Handles, Kind},
     host_memory::HostMemory,
     host_writes::HostWrites,
-    libraries::{Kernel, Libraries, Library},
+    libraries::{Global, Kernel, Libraries, Library},
     managed::{Advice, Advices, Processor},
     mirrors::{Mirrors, waited as waited_with_mirrors, written_by_adapter},
     objects::{ObjectRecord, Objects},
@@ -71,6 +71,7 @@ pub(crate) struct Driver {
     /// Locked behind `memory`.
     pub(crate) exposed: Exposed,
     pub(crate) host: RwLock<HostMemory>,
+    variables: Mutex<managed::Variables>,
     host_writes: HostWrites,
     pub(crate) mirrors: Mirrors,
     stand_ins: StandIns,

@@ -354,7 +354,7 @@ impl<'a> Lowering<'_, '_, 'a> {
                     return Err(self.unsupported("this variable inside a function"));
                 };
                 Symbol::Global {
-                    address: self.context.base + offset,
+                    address: self.context.base.wrapping_add(offset),
                 }
             }
         };
@@ -460,7 +460,7 @@ impl<'a> Lowering<'_, '_, 'a> {
                     offset: symbol.offset as u32,
                 },
                 _ => Symbol::Global {
-                    address: self.context.base + symbol.offset,
+                    address: self.context.base.wrapping_add(symbol.offset),
                 },
             });
         }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use super::link::{Declaration, resolve};
 use crate::error::Error;
 use crate::limits::{CONST_BYTES_MAX, SHARED_OPTIN_BYTES_MAX};
+use crate::memory::PAGE_BYTES;
 use crate::parse::ast::{Init, Linkage, Module, Space, Type, Variable};
 use crate::parse::lexer::clipped;
 
@@ -21,6 +22,8 @@ pub struct Layout<'a> {
     /// Where in it constants end.
     pub const_end: u64,
     pub const_bytes: u64,
+    /// `.attribute(.managed)` variables have an area of their own, each its own pages.
+    pub managed_bytes: u64,
     /// Module-wide `.shared` variables: the first bytes of every kernel's shared memory.
     pub shared_bytes: u32,
     /// The largest alignment that an `.extern .shared` array asks for, at least 16.
@@ -33,6 +36,8 @@ pub struct Symbol {
     /// In the area of the space.
     pub offset: u64,
     pub bytes: u64,
+    /// In the area of managed variables, until [`Layout::place_managed`].
+    pub managed: bool,
     /// `.extern .shared name[]`
     pub dynamic: bool,
 }
@@ -96,6 +101,7 @@ impl<'a> Layout<'a> {
             space: var.space,
             offset: 0,
             bytes: var.bytes,
+            managed: var.managed && var.space == Space::Global,
             dynamic: false,
         };
         match var.space {
@@ -123,7 +129,11 @@ impl<'a> Layout<'a> {
                 ));
             }
             Space::Global | Space::Const => {
-                symbol.offset = self.global_bytes.next_multiple_of(align);
+                let (area, align) = match symbol.managed {
+                    true => (&mut self.managed_bytes, align.max(PAGE_BYTES)),
+                    false => (&mut self.global_bytes, align),
+                };
+                symbol.offset = area.next_multiple_of(align);
                 let end = symbol.offset.checked_add(var.bytes);
                 let Some(end) = end.filter(|&end| end <= crate::limits::VARIABLE_BYTES_MAX) else {
                     return Err(Error::Limit {
@@ -133,7 +143,7 @@ impl<'a> Layout<'a> {
                         limit: crate::limits::VARIABLE_BYTES_MAX,
                     });
                 };
-                self.global_bytes = end;
+                *area = end;
                 if var.space == Space::Const {
                     self.const_bytes += var.bytes;
                     if self.const_bytes > CONST_BYTES_MAX {
@@ -154,6 +164,14 @@ impl<'a> Layout<'a> {
             }
         }
         Ok(symbol)
+    }
+
+    /// Moves the managed variables to their own area. Offsets count from `base` from then on.
+    pub fn place_managed(&mut self, managed_base: u64, base: u64) {
+        let symbols = self.symbols.values_mut().chain(self.inner.values_mut());
+        for symbol in symbols.filter(|symbol| symbol.managed) {
+            symbol.offset = (managed_base + symbol.offset).wrapping_sub(base);
+        }
     }
 
     /// Where a variable declared inside a function stands.
@@ -199,7 +217,7 @@ impl<'a> Layout<'a> {
                     Init::Symbol { name, offset, mask } => {
                         let address = match self.find(var.unit, name) {
                             Some(s) if matches!(s.space, Space::Global | Space::Const) => {
-                                Some(base + s.offset)
+                                Some(base.wrapping_add(s.offset))
                             }
                             Some(s) => Some(s.offset),
                             None => function(var.unit, name),

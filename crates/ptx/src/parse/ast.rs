@@ -157,6 +157,8 @@ pub struct Variable<'a> {
     /// Registers that `%r<N>` declares: N, otherwise 1.
     pub count: u32,
     pub ranged: bool,
+    /// `.attribute(.managed)`
+    pub managed: bool,
     pub init: Vec<Init<'a>>,
     pub at: Position,
 }

@@ -40,6 +40,14 @@ struct Prefix {
     linkage: Linkage,
 }
 
+/// The part of a declaration that its variables share: `.align 8 .v2 .u32`.
+pub(super) struct Head {
+    ty: Type,
+    align: Option<u32>,
+    vector: u32,
+    managed: bool,
+}
+
 impl<'a> Parser<'a> {
     fn new(text: &'a str) -> Result<Self, Error> {
         let mut lexer = Lexer::new(text);
@@ -173,7 +181,7 @@ impl<'a> Parser<'a> {
         self.advance()?;
         let at = self.at;
         while let Token::Word(".attribute") = self.token {
-            self.skip_attribute()?;
+            self.attribute()?;
         }
         let returns = if !kernel && self.token == Token::Punct(b'(') {
             self.params()?
@@ -220,6 +228,16 @@ impl<'a> Parser<'a> {
                     self.advance()?;
                     return Ok(function);
                 }
+                // Old compilers end a declaration of a function with nothing.
+                Token::Word(
+                    ".visible" | ".extern" | ".weak" | ".func" | ".entry" | ".global" | ".const"
+                    | ".shared" | ".file" | ".version",
+                )
+                | Token::End
+                    if !function.kernel =>
+                {
+                    return Ok(function);
+                }
                 _ => return Err(self.expected("a function body, `;` or a performance directive")),
             }
         }
@@ -263,20 +281,17 @@ impl<'a> Parser<'a> {
             return Err(self.expected("a state space"));
         };
         self.advance()?;
-        let (ty, align, vector) = self.variable_type(space)?;
+        let head = self.variable_type(space)?;
         loop {
-            out.push(self.declarator(space, linkage, ty, align, vector)?);
+            out.push(self.declarator(space, linkage, &head)?);
             if !self.take_punct(b',')? {
                 return self.punct(b';');
             }
         }
     }
 
-    pub(super) fn variable_type(
-        &mut self,
-        space: Space,
-    ) -> Result<(Type, Option<u32>, u32), Error> {
-        let (mut align, mut vector) = (None, 1);
+    pub(super) fn variable_type(&mut self, space: Space) -> Result<Head, Error> {
+        let (mut align, mut vector, mut managed) = (None, 1, false);
         loop {
             let Token::Word(word) = self.token else {
                 return Err(self.expected("a type"));
@@ -290,7 +305,7 @@ impl<'a> Parser<'a> {
                     }
                     align = Some(value as u32);
                 }
-                ".attribute" => self.skip_attribute()?,
+                ".attribute" => managed |= self.attribute()?,
                 ".v2" | ".v4" | ".v8" => {
                     vector = u32::from(word.as_bytes()[2] - b'0');
                     self.advance()?;
@@ -304,7 +319,12 @@ impl<'a> Parser<'a> {
                         return Err(self.expected("a type that can be stored"));
                     }
                     self.advance()?;
-                    return Ok((ty, align, vector));
+                    return Ok(Head {
+                        ty,
+                        align,
+                        vector,
+                        managed,
+                    });
                 }
             }
         }
@@ -314,10 +334,9 @@ impl<'a> Parser<'a> {
         &mut self,
         space: Space,
         linkage: Linkage,
-        ty: Type,
-        align: Option<u32>,
-        vector: u32,
+        head: &Head,
     ) -> Result<Variable<'a>, Error> {
+        let (ty, vector) = (head.ty, head.vector);
         let at = self.at;
         let name = self.word("a name")?;
         let element = u64::from(ty.bytes() * vector);
@@ -327,10 +346,11 @@ impl<'a> Parser<'a> {
             linkage,
             ty,
             name,
-            align: align.unwrap_or(element as u32),
+            align: head.align.unwrap_or(element as u32),
             bytes: element,
             count: vector,
             ranged: false,
+            managed: head.managed,
             init: Vec::new(),
             at,
         };
@@ -483,12 +503,14 @@ impl<'a> Parser<'a> {
         })
     }
 
-    fn skip_attribute(&mut self) -> Result<(), Error> {
+    /// `.attribute(.managed, .unified(1, 2))`: whether `.managed` is in the list.
+    fn attribute(&mut self) -> Result<bool, Error> {
         self.advance()?;
         self.punct(b'(')?;
-        let mut open = 1;
+        let (mut open, mut managed) = (1, false);
         while open > 0 {
             match self.token {
+                Token::Word(".managed") => managed = true,
                 Token::Punct(b'(') => open += 1,
                 Token::Punct(b')') => open -= 1,
                 Token::End => return Err(self.expected("`)`")),
@@ -496,7 +518,7 @@ impl<'a> Parser<'a> {
             }
             self.advance()?;
         }
-        Ok(())
+        Ok(managed)
     }
 
     /// `.loc 1 2 3, function_name $x, inlined_at 1 2 3`, `.file 1 "a"`, `.pragma "x";`: all of their line.

@@ -123,7 +123,7 @@ impl<'a> Parser<'a> {
                 return Err(self.expected("`.param` or `.reg`"));
             };
             self.advance()?;
-            let (ty, align, vector) = self.variable_type(space)?;
+            let head = self.variable_type(space)?;
             // Pointer attributes of kernel parameters: `.ptr .global .align 4`.
             while let Token::Word(".ptr" | ".global" | ".shared" | ".const" | ".local" | ".align") =
                 self.token
@@ -134,7 +134,7 @@ impl<'a> Parser<'a> {
                     self.integer("an alignment")?;
                 }
             }
-            out.push(self.declarator(space, Linkage::Local, ty, align, vector)?);
+            out.push(self.declarator(space, Linkage::Local, &head)?);
         }
         Ok(out)
     }

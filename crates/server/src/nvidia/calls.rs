@@ -246,6 +246,17 @@ impl Driver {
         Ok((address, len))
     }
 
+    pub(super) fn library_managed(
+        &self,
+        library: real::Library,
+        name: &CStr,
+    ) -> Result<(u64, u64), Refused> {
+        let (mut address, mut len) = (0, 0);
+        // SAFETY: room for the answers; a name that ends with a NUL.
+        unsafe { self.cuLibraryGetManaged(&mut address, &mut len, library, name.as_ptr()) }?;
+        Ok((address, len))
+    }
+
     pub(super) fn texture(
         &self,
         resource: &Record<144>,

@@ -44,6 +44,8 @@ pub(super) struct HostRange {
     len: u64,
     registered: bool,
     mirror: bool,
+    /// A managed variable, memory of the driver's, which a library has as long as it is loaded.
+    variable: bool,
 }
 
 impl HostRange {
@@ -100,6 +102,7 @@ impl HostRange {
             len,
             registered: false,
             mirror: file.is_none(),
+            variable: false,
         };
         if mapped == libc::MAP_FAILED {
             let error = std::io::Error::last_os_error();
@@ -177,6 +180,9 @@ impl Drop for HostRange {
             // SAFETY: registered by this object; the graveyard saw the GPU's last use.
             given_back(unsafe { self.hold.driver.cuMemHostUnregister(base) });
         }
+        if self.variable {
+            return;
+        }
         // SAFETY: mapped by this object, and nothing refers to it any more.
         unsafe { libc::munmap(base, self.len as usize) };
     }
@@ -213,6 +219,47 @@ impl HostRanges {
                     format!("{va:#x} and {len:#x} bytes are in no mirror of this session"),
                 )
             })
+    }
+
+    /// Takes a managed variable for a watched mirror, of which the client holds zeros; false if it is one already.
+    pub(super) fn keep_managed(
+        &mut self,
+        hold: &Arc<ContextHold>,
+        va: u64,
+        len: u64,
+    ) -> Result<bool, Failure> {
+        if self.ranges.contains_key(&va) {
+            return Ok(false);
+        }
+        if self.bytes.saturating_add(len) > HOST_MAPPED_BYTES_MAX {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                format!("more than {HOST_MAPPED_BYTES_MAX} bytes of host memory"),
+            ));
+        }
+        self.bytes += len;
+        self.ranges.insert(
+            va,
+            HostRange {
+                hold: hold.clone(),
+                va,
+                len,
+                registered: false,
+                mirror: true,
+                variable: true,
+            },
+        );
+        let known = vec![0; len as usize];
+        self.watches.push(Watch { va, known });
+        Ok(true)
+    }
+
+    /// Looks no more at a managed variable, whose memory goes with its library.
+    pub(super) fn forget_managed(&mut self, va: u64) {
+        if let Some(range) = self.ranges.remove(&va) {
+            self.bytes -= range.len;
+            self.watches.retain(|watch| watch.va != va);
+        }
     }
 
     /// Hands over the watched pages that changed since they were last handed over or written by the client.
@@ -297,6 +344,10 @@ impl Nvidia {
         _cx: &mut Cx<'_>,
         m: &messages::HostUnmap,
     ) -> Result<(), Failure> {
+        let known = self.host.ranges.get(&m.va);
+        if known.is_none_or(|range| range.variable) {
+            return Err(Failure::wild("host memory", m.va));
+        }
         let range = self
             .host
             .ranges

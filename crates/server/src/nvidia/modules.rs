@@ -35,6 +35,8 @@ pub(super) struct Library {
     owned: Owned<real::Library>,
     kernels: Vec<Kernel>,
     may_print: bool,
+    /// Addresses of the managed variables that the client has asked for.
+    managed: Vec<u64>,
     /// The compiler may write to its logs later, when it compiles lazily.
     _options: Box<Options>,
 }
@@ -126,6 +128,7 @@ impl Nvidia {
             owned,
             kernels,
             may_print: contents.may_print,
+            managed: Vec::new(),
             _options: options,
         };
         self.libraries.insert(m.library, library)?;
@@ -138,6 +141,9 @@ impl Nvidia {
         m: &messages::LibraryUnload,
     ) -> Result<(), Failure> {
         let library = self.libraries.remove(m.library)?;
+        for va in &library.managed {
+            self.host.forget_managed(*va);
+        }
         let marks = self.busy_marks();
         self.graveyard
             .bury(Retired::Other(Box::new(library)), None, marks);
@@ -152,12 +158,24 @@ impl Nvidia {
         self.enter(cx)?;
         let name = jit::c_string("a variable's name", m.name)?;
         let library = self.libraries.get(m.library)?.owned.handle();
-        let (va, len) = self.driver.library_global(library, &name)?;
+        // The driver knows a managed variable by that call alone.
+        let managed = self.driver.library_managed(library, &name).ok();
+        let (va, len) = match managed {
+            Some(found) => found,
+            None => self.driver.library_global(library, &name)?,
+        };
         // Asked for before, or a neighbour that the driver placed in the same range.
         if self.addresses.check(va, len).is_err() && !self.addresses.insert(va, len) {
             tracing::warn!(va, len, "a variable overlaps other memory of the session");
         }
-        Ok(messages::LibraryGlobalReply { va, len })
+        if managed.is_some() && self.host.keep_managed(&self.base, va, len)? {
+            self.libraries.get_mut(m.library)?.managed.push(va);
+        }
+        Ok(messages::LibraryGlobalReply {
+            va,
+            len,
+            managed: managed.is_some().into(),
+        })
     }
 
     pub(super) fn kernel_attributes(

@@ -93,6 +93,10 @@ impl Soft {
         cx: &mut Cx<'_>,
         _: &messages::FenceContext,
     ) -> Result<Pending, Failure> {
+        // Without a context it is behind the work of all.
+        if cx.context == 0 {
+            return Ok(pending(self.gpu.fence_all()));
+        }
         let context = self.context(cx.context)?;
         self.gpu
             .context_fence(context.id)

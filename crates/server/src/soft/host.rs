@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeMap,
     os::fd::{AsRawFd, OwnedFd},
+    sync::atomic::{AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -28,6 +29,12 @@ const MIRROR_BYTES_MAX: u64 = 256 << 30;
 const RUN_BYTES_MAX: usize = 64 << 10;
 /// How long a mapping waits for work that may still use what was there before. The one place that waits.
 const REUSE_MS_MAX: u64 = 10_000;
+/// Where managed variables go: behind the client's pinned memory.
+const MANAGED_BASE: u64 = 0x3a00_0000_0000;
+const MANAGED_BYTES: u64 = 1 << 40;
+/// Distance of the next managed variables from [`MANAGED_BASE`], of all devices of this process.
+static MANAGED_NEXT: AtomicU64 = AtomicU64::new(0);
+const PLACE_TRIES_MAX: u32 = 64;
 /// Host memory below this is nobody's.
 const ADDRESS_MIN: u64 = 64 << 10;
 
@@ -40,12 +47,16 @@ pub(super) struct HostMemory {
     /// Unmapped by the client; work that was submitted before may still use it.
     leaving: Vec<(Fence, u64, Region)>,
     mirror_bytes: u64,
+    /// Parts that the client has not been told of, whenever they were written.
+    untold: Vec<(u64, u64)>,
     /// Finds the pages of mirrors that kernels have written; opened with the first that is watched.
     tracker: Option<Option<Tracker>>,
 }
 
 struct Region {
     bytes: u64,
+    /// Managed variables of this library: it ends with it alone.
+    library: Option<u64>,
     /// Only its written pages are compared.
     is_tracked: bool,
     /// The client's own memory; else a mirror.
@@ -201,7 +212,7 @@ impl HostMemory {
 
     /// Runs of pages of tracked mirrors that were written since the last look.
     fn take_written(&mut self) -> Vec<(u64, u64)> {
-        let mut written = Vec::new();
+        let mut written = std::mem::take(&mut self.untold);
         let Some(Some(tracker)) = &self.tracker else {
             return written;
         };
@@ -323,20 +334,84 @@ impl Soft {
             self.host.map_mirror(m.va, m.len)?;
             self.host.mirror_bytes += m.len;
         }
-        let region = Region {
-            bytes: m.len,
-            is_tracked: false,
-            shared,
-            watched: BTreeMap::new(),
-        };
-        // SAFETY: the pages were mapped just now, readable and writable, and stay until the region is dropped, which
-        // happens when all work submitted before its unregistration is done.
-        if let Err(error) = unsafe { self.gpu.register_host(m.va, m.len) } {
-            self.host.drop_region(m.va, &region);
+        self.keep_region(
+            m.va,
+            Region {
+                bytes: m.len,
+                library: None,
+                is_tracked: false,
+                shared,
+                watched: BTreeMap::new(),
+            },
+        )
+    }
+
+    /// Lets kernels reach a region whose pages were mapped just now.
+    fn keep_region(&mut self, va: u64, region: Region) -> Result<(), Failure> {
+        // SAFETY: the pages are readable and writable, and stay until the region is dropped, which happens when all work
+        // submitted before its unregistration is done.
+        if let Err(error) = unsafe { self.gpu.register_host(va, region.bytes) } {
+            self.host.drop_region(va, &region);
             return Err(failure(error));
         }
-        self.host.regions.insert(m.va, region);
+        self.host.regions.insert(va, region);
         Ok(())
+    }
+
+    /// Makes room for a library's managed variables, zeroed, at an address that is probably free in the client too.
+    pub(super) fn managed_place(&mut self, library: u64, bytes: u64) -> Result<u64, Failure> {
+        let room = MIRROR_BYTES_MAX.saturating_sub(self.host.mirror_bytes);
+        if bytes == 0 || bytes > room {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                format!("{bytes} bytes of managed variables; {room} are left"),
+            ));
+        }
+        let mut tries = 0;
+        let va = loop {
+            // A gap keeps libraries apart.
+            let step = bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES;
+            let va = MANAGED_BASE + MANAGED_NEXT.fetch_add(step, Ordering::Relaxed) % MANAGED_BYTES;
+            match self.host.map_mirror(va, bytes) {
+                Ok(()) => break va,
+                Err(error) if tries == PLACE_TRIES_MAX => return Err(error),
+                Err(_) => tries += 1,
+            }
+        };
+        self.host.mirror_bytes += bytes;
+        let region = Region {
+            bytes,
+            library: Some(library),
+            is_tracked: false,
+            shared: false,
+            watched: BTreeMap::new(),
+        };
+        self.keep_region(va, region).map(|()| va)
+    }
+
+    /// Has the client told of what kernels write to a managed variable. It holds zeros so far.
+    pub(super) fn managed_watch(&mut self, va: u64, bytes: u64) -> Result<(), Failure> {
+        let (start, region) = self.host.find(va, bytes)?;
+        if region.watched.contains_key(&va) {
+            return Ok(());
+        }
+        region.watched.insert(va, vec![0; bytes as usize]);
+        if !region.is_tracked {
+            self.host.track(start);
+        }
+        self.host.untold.push((va, va + bytes));
+        self.touched = true;
+        Ok(())
+    }
+
+    /// Gives a library's managed variables back, once no work uses them.
+    pub(super) fn managed_end(&mut self, library: u64) -> Result<(), Failure> {
+        let mut regions = self.host.regions.iter();
+        let found = regions.find(|(_, region)| region.library == Some(library));
+        match found.map(|(va, _)| *va) {
+            Some(va) => self.leave(va),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn host_unmap(
@@ -344,14 +419,22 @@ impl Soft {
         _: &mut Cx<'_>,
         m: &messages::HostUnmap,
     ) -> Result<(), Failure> {
-        let region = self.host.regions.remove(&m.va).ok_or_else(|| {
-            Failure::new(
+        let region = self.host.regions.get(&m.va);
+        if region.is_none_or(|region| region.library.is_some()) {
+            return Err(Failure::new(
                 CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
                 format!("no host memory is mapped at {:#x}", m.va),
-            )
-        })?;
-        self.gpu.unregister_host(m.va).map_err(failure)?;
-        self.host.leaving.push((self.gpu.fence_all(), m.va, region));
+            ));
+        }
+        self.leave(m.va)
+    }
+
+    /// Takes a region from later work; its pages go when earlier work is done.
+    fn leave(&mut self, va: u64) -> Result<(), Failure> {
+        self.gpu.unregister_host(va).map_err(failure)?;
+        if let Some(region) = self.host.regions.remove(&va) {
+            self.host.leaving.push((self.gpu.fence_all(), va, region));
+        }
         self.host.sweep();
         Ok(())
     }

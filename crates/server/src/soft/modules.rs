@@ -6,6 +6,7 @@ use outboard_api::{CUresult, enums::*};
 use outboard_image::{Arch, Format, Image, ptx};
 use outboard_ptx::{
     device::{Code, ModuleKernel},
+    memory::MemoryError,
     module::Module,
 };
 use outboard_wire::{
@@ -50,6 +51,21 @@ pub(super) struct Link {
 struct Refused {
     status: CUresult,
     log: String,
+}
+
+impl Refused {
+    fn new(error: outboard_ptx::error::Error) -> Refused {
+        Refused {
+            status: match &error {
+                outboard_ptx::error::Error::Memory(_) => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                outboard_ptx::error::Error::Version { .. } => {
+                    CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+                }
+                _ => CUresult::CUDA_ERROR_INVALID_PTX,
+            },
+            log: error.to_string(),
+        }
+    }
 }
 
 impl Soft {
@@ -98,7 +114,7 @@ impl Soft {
         };
         let loaded = select(&image, self.capability).and_then(|(text, target)| {
             self.may_print |= text.contains(PRINT_SYMBOL);
-            self.load(&text, target)
+            self.load(m.library, &text, target)
         });
         let (status, card, error_log) = match loaded {
             Ok(library) => {
@@ -107,6 +123,7 @@ impl Soft {
                 (CUresult::CUDA_SUCCESS, card, Vec::new())
             }
             Err(refused) => {
+                self.managed_end(m.library)?;
                 tracing::info!(status = %refused.status, reason = refused.log, "an image was refused");
                 (refused.status, Vec::new(), refused.log.into_bytes())
             }
@@ -120,17 +137,15 @@ impl Soft {
         })
     }
 
-    fn load(&self, text: &str, target: Arch) -> Result<Library, Refused> {
-        let module = Module::load(text, self.gpu.memory()).map_err(|error| Refused {
-            status: match &error {
-                outboard_ptx::error::Error::Memory(_) => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
-                outboard_ptx::error::Error::Version { .. } => {
-                    CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
-                }
-                _ => CUresult::CUDA_ERROR_INVALID_PTX,
-            },
-            log: error.to_string(),
-        })?;
+    fn load(&mut self, number: u64, text: &str, target: Arch) -> Result<Library, Refused> {
+        let memory = self.gpu.memory().clone();
+        let module = Module::load_with(text, &memory, &mut |bytes| {
+            self.managed_place(number, bytes).map_err(|failure| {
+                tracing::info!(reason = %failure, "no room for managed variables");
+                MemoryError::OutOfMemory { bytes }
+            })
+        })
+        .map_err(Refused::new)?;
         let module = Arc::new(module);
         let kernels = module
             .kernels()
@@ -158,7 +173,8 @@ impl Soft {
         _: &mut Cx<'_>,
         m: &messages::LibraryUnload,
     ) -> Result<(), Failure> {
-        self.libraries.remove(m.library).map(|_| ())
+        self.libraries.remove(m.library)?;
+        self.managed_end(m.library)
     }
 
     pub(super) fn library_global(
@@ -174,9 +190,14 @@ impl Soft {
                 format!("the library has no variable {name:?}"),
             )
         })?;
+        let (va, len, managed) = (global.address, global.bytes, global.managed);
+        if managed {
+            self.managed_watch(va, len)?;
+        }
         Ok(messages::LibraryGlobalReply {
-            va: global.address,
-            len: global.bytes,
+            va,
+            len,
+            managed: managed.into(),
         })
     }
 
@@ -390,7 +411,10 @@ impl Soft {
                     status: CUresult::CUDA_ERROR_INVALID_PTX,
                     log: error.to_string(),
                 })
-                .and_then(|header| self.load(&text, header.target))
+                .and_then(|_| {
+                    Module::load(&text, self.gpu.memory()).map_err(Refused::new)?;
+                    Ok(())
+                })
         };
         let mut reply = messages::LinkCompleteReply {
             status: CUresult::CUDA_SUCCESS.0,

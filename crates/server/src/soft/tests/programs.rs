@@ -115,6 +115,71 @@ fn variables_of_a_module() {
     assert_eq!(c.status(global(b"nothing")), CUresult::CUDA_ERROR_NOT_FOUND);
 }
 
+const MANAGED: &str = ".version 8.0
+.target sm_80
+.address_size 64
+.visible .global .attribute(.managed) .align 4 .u32 counter = 40;
+.visible .global .attribute(.managed) .align 8 .b8 many[20000];
+.visible .global .align 4 .u32 step = 2;
+.visible .global .align 8 .u64 pointer = counter;
+.visible .entry add() {
+    .reg .b32 %r<4>; .reg .b64 %rd<3>;
+    ld.global.u32 %r1, [step];
+    ld.global.u64 %rd1, [pointer];
+    ld.u32 %r2, [%rd1];
+    add.u32 %r2, %r2, %r1;
+    st.global.u32 [counter], %r2;
+    st.global.u32 [many+16000], %r2;
+    ret;
+}";
+
+#[test]
+fn managed_variables_are_mirrors_until_their_library_goes() {
+    let mut c = client();
+    let (library, _, _, _) = c.load(MANAGED.as_bytes());
+    let global = |name| Request::LibraryGlobal(m::LibraryGlobal { library, name });
+    let counter: m::LibraryGlobalReply = c.ask(global(b"counter"));
+    let many: m::LibraryGlobalReply = c.ask(global(b"many"));
+    let step: m::LibraryGlobalReply = c.ask(global(b"step"));
+    assert_eq!([counter.managed, many.managed, step.managed], [1, 1, 0]);
+    // Each has pages of its own, outside of the window of the device.
+    assert!(counter.va.is_multiple_of(4096) && many.va.is_multiple_of(4096));
+    assert!(counter.va > c.base + super::super::WINDOW_BYTES);
+    let mut taken = Vec::new();
+    let mut take = |c: &mut Client| {
+        taken.clear();
+        c.device
+            .take_host_pages(&mut |va, bytes| taken.push((va, bytes.to_vec())));
+        taken.clone()
+    };
+    // The client is taken to hold zeros: it is told the first contents once.
+    assert_eq!(take(&mut c), [(counter.va, vec![40, 0, 0, 0])]);
+    assert_eq!(take(&mut c), []);
+    c.done(Request::HostWrite(m::HostWrite {
+        va: counter.va,
+        data: &[100, 0, 0, 0],
+    }));
+    c.done(Request::Launch(launch(library << 32, 1, 1, &[])));
+    c.sync().unwrap();
+    let sum = vec![102, 0, 0, 0];
+    assert_eq!(
+        take(&mut c),
+        [(counter.va, sum.clone()), (many.va + 16000, sum)]
+    );
+    // It goes with its library alone.
+    let unmap = || Request::HostUnmap(m::HostUnmap { va: counter.va });
+    assert_eq!(
+        c.status(unmap()),
+        CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
+    );
+    c.done(Request::LibraryUnload(m::LibraryUnload { library }));
+    let write = m::HostWrite {
+        va: counter.va,
+        data: &[1],
+    };
+    assert!(c.send(&Request::HostWrite(write)).is_err());
+}
+
 #[test]
 fn kernels_print() {
     let mut c = client();
