@@ -13,7 +13,10 @@ use crate::code::{
 };
 use crate::error::FaultKind;
 use crate::memory::Ranges;
-use crate::texture::{Bound, Coordinates, Cube, Detail, Place, Point, Texels, Texture, order_code};
+use crate::texture::{
+    Bound, Bytes, Channel, Coordinates, Cube, Detail, Floats, Format, Place, Point, Quick, Texels,
+    Texture, order_code,
+};
 
 /// What the lanes before used: most use one object, and texels of one range.
 #[derive(Default)]
@@ -58,6 +61,11 @@ impl<'e> Core<'e> {
         let program = self.program;
         let instruction = &program.textures[index as usize];
         let mut seen = Seen::default();
+        if let TextureOp::Sample { integers, results } = instruction.op
+            && self.sample_quickly(instruction, mask, integers, results)?
+        {
+            return Ok(());
+        }
         for lane in lanes(mask) {
             match instruction.op {
                 TextureOp::Sample { integers, results } => {
@@ -66,14 +74,7 @@ impl<'e> Core<'e> {
                     let texel = texture.sample(&point, &mut |at, bytes| {
                         seen.texels.read(self.ranges, at, bytes, lane)
                     })?;
-                    match results {
-                        Results::Words => self.give(instruction, lane, &texel),
-                        Results::Halves => self.give(instruction, lane, &texel.map(half)),
-                        Results::Packed => {
-                            let [r, g, b, a] = texel.map(half);
-                            self.give(instruction, lane, &[r | g << 16, b | a << 16]);
-                        }
-                    }
+                    self.give_texel(instruction, results, lane, texel);
                 }
                 TextureOp::Gather { channel } => {
                     let texture = self.texture_of(instruction, lane, &mut seen.texture)?;
@@ -100,6 +101,83 @@ impl<'e> Core<'e> {
         Ok(())
     }
 
+    /// `tex` for lanes that all name one texture, if there is a quick way for it; nothing is done if it returns false.
+    fn sample_quickly(
+        &mut self,
+        instruction: &TextureInstruction,
+        mask: u32,
+        integers: bool,
+        results: Results,
+    ) -> Result<bool, Stop> {
+        let objects = self.files.row64(instruction.object);
+        let first = mask.trailing_zeros() as usize & 31;
+        if lanes(mask).any(|lane| objects[lane] != objects[first]) {
+            return Ok(false);
+        }
+        let texture = self.texture_of(instruction, first, &mut None)?;
+        let Some(quick) = texture.quick(integers, |at| self.ranges.find(at)) else {
+            return Ok(false);
+        };
+        match texture.texels.channel {
+            Channel::Float => self.each_lane(instruction, mask, &quick, Floats, integers, results),
+            Channel::U8 => self.each_lane(instruction, mask, &quick, Bytes, integers, results),
+            other => self.each_lane(instruction, mask, &quick, other, integers, results),
+        }
+        Ok(true)
+    }
+
+    #[inline(always)]
+    fn each_lane<F: Format>(
+        &self,
+        instruction: &TextureInstruction,
+        mask: u32,
+        quick: &Quick<'_>,
+        format: F,
+        integers: bool,
+        results: Results,
+    ) {
+        let linear = quick.is_linear();
+        for lane in lanes(mask) {
+            let at = self.coordinates(instruction, lane);
+            let offset = self.offset(instruction, lane);
+            let layer = self.files.lane32(instruction.layer, lane);
+            let texel = if integers {
+                quick.numbered(format, at.map(|c| c as i32), offset, layer)
+            } else if linear {
+                quick.filtered(format, at.map(f32::from_bits), offset, quick.layer(layer))
+            } else {
+                quick.nearest(format, at.map(f32::from_bits), offset, quick.layer(layer))
+            };
+            self.give_texel(instruction, results, lane, texel);
+        }
+    }
+
+    #[inline(always)]
+    fn give_texel(
+        &self,
+        instruction: &TextureInstruction,
+        results: Results,
+        lane: usize,
+        texel: [u32; 4],
+    ) {
+        match results {
+            Results::Words => self.give(instruction, lane, &texel),
+            Results::Halves => self.give(instruction, lane, &texel.map(half)),
+            Results::Packed => {
+                let [r, g, b, a] = texel.map(half);
+                self.give(instruction, lane, &[r | g << 16, b | a << 16]);
+            }
+        }
+    }
+
+    /// Of so many bits, with a sign.
+    #[inline(always)]
+    fn offset(&self, instruction: &TextureInstruction, lane: usize) -> [i32; 3] {
+        instruction
+            .offset
+            .map(|row| (self.files.lane32(row, lane) as i32) << 28 >> 28)
+    }
+
     fn coordinates(&self, instruction: &TextureInstruction, lane: usize) -> [u32; 3] {
         instruction.at.map(|row| self.files.lane32(row, lane))
     }
@@ -114,10 +192,7 @@ impl<'e> Core<'e> {
                 false => Coordinates::Floats(at.map(f32::from_bits)),
             },
             layer: self.files.lane32(instruction.layer, lane),
-            offset: instruction
-                .offset
-                // Of so many bits, with a sign.
-                .map(|row| (self.files.lane32(row, lane) as i32) << 28 >> 28),
+            offset: self.offset(instruction, lane),
             detail: match instruction.detail {
                 DetailRows::Base => Detail::Base,
                 DetailRows::Level(row) => Detail::Level(float(row)),

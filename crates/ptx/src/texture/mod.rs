@@ -6,10 +6,12 @@
 mod cube;
 mod levels;
 mod plane;
+mod quick;
 mod sample;
 mod surface;
 
 pub(crate) use self::levels::Detail;
+pub(crate) use self::quick::{Bytes, Floats, Format, Quick};
 pub(crate) use self::sample::{Coordinates, Point};
 pub(crate) use self::surface::Place;
 

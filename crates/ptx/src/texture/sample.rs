@@ -321,7 +321,8 @@ impl Texture {
     }
 
     /// Where texels come again, a coordinate without whole turns: none of it is left of what is infinite.
-    fn turned(&self, axis: usize, at: f64) -> f64 {
+    #[inline(always)]
+    pub(super) fn turned(&self, axis: usize, at: f64) -> f64 {
         match self.sampler.address[axis] {
             AddressMode::Wrap | AddressMode::Mirror if (0.0..2.0).contains(&at) => at,
             AddressMode::Wrap | AddressMode::Mirror if at.is_finite() => at.rem_euclid(2.0),
@@ -331,7 +332,13 @@ impl Texture {
     }
 
     /// A texel by its number, a whole one, none for the border.
-    fn texel_at(&self, count: u64, axis: usize, index: f64, normalised: bool) -> Option<u64> {
+    pub(super) fn texel_at(
+        &self,
+        count: u64,
+        axis: usize,
+        index: f64,
+        normalised: bool,
+    ) -> Option<u64> {
         let n = count as f64;
         let mode = match self.linear_memory {
             true => AddressMode::Border,
@@ -359,7 +366,7 @@ impl Texture {
     }
 
     /// Channels that a format has not are 0 of the border, too.
-    fn border_words(&self) -> [u32; 4] {
+    pub(super) fn border_words(&self) -> [u32; 4] {
         let texels = &self.texels;
         let border = self.sampler.border;
         std::array::from_fn(
@@ -370,7 +377,7 @@ impl Texture {
         )
     }
 
-    fn border_floats(&self) -> [f64; 4] {
+    pub(super) fn border_floats(&self) -> [f64; 4] {
         let texels = &self.texels;
         let border = self.sampler.border;
         std::array::from_fn(
@@ -432,11 +439,17 @@ impl Texture {
     }
 }
 
+/// A coordinate in steps of weights, from the middle of the first texel on.
+#[inline(always)]
+pub(super) fn in_steps(at: f64) -> f64 {
+    (at - 0.5) * 256.0 + 0.5
+}
+
 /// The first of the two texels around a coordinate, and the weight of the second: the nearest multiple of 1/256, upwards
 /// where two are as near.
 #[inline(always)]
 pub(super) fn first_of_two(at: f64) -> (f64, i32) {
-    let steps = (at - 0.5) * 256.0 + 0.5;
+    let steps = in_steps(at);
     if steps.abs() < NEAR {
         let steps = floor_near(steps);
         return ((steps >> 8) as f64, (steps & 0xff) as i32);
@@ -454,7 +467,8 @@ pub(super) fn first_of_two(at: f64) -> (f64, i32) {
 ///
 /// As an H200 has them, to the bit but for some in boxes: the planes share what there is, then columns share what a plane has, then rows
 /// what a column has. A share is rounded, upwards from its half for the far column; its neighbour gets what is left.
-fn weights(part: i32, [x, y, z]: [i32; 3]) -> [i32; 8] {
+#[inline(always)]
+pub(super) fn weights(part: i32, [x, y, z]: [i32; 3]) -> [i32; 8] {
     // What two levels give is rounded the other way.
     let far = (part * z + ONE_WEIGHT / 2 - 1) / ONE_WEIGHT;
     let ([a, b, c, d], [e, f, g, h]) = (plane(part - far, x, y), plane(far, x, y));
@@ -470,6 +484,7 @@ pub(super) fn plane(part: i32, x: i32, y: i32) -> [i32; 4] {
     [part - column - below, column - corner, below, corner]
 }
 
+#[inline(always)]
 fn share(part: i32, weight: i32) -> i32 {
     (part * weight + ONE_WEIGHT / 2) / ONE_WEIGHT
 }
@@ -482,11 +497,11 @@ fn fixed(coordinate: f32, count: u64) -> f64 {
 }
 
 /// Coordinates below this are whole numbers of 64 bits, with 8 bits after the point.
-const NEAR: f64 = (1u64 << 50) as f64;
+pub(super) const NEAR: f64 = (1u64 << 50) as f64;
 
 /// [`f64::floor`], which calls a function where the host is only known to be an x86-64.
 #[inline(always)]
-fn floor(value: f64) -> f64 {
+pub(super) fn floor(value: f64) -> f64 {
     if value.abs() < NEAR {
         floor_near(value) as f64
     } else {
@@ -494,9 +509,12 @@ fn floor(value: f64) -> f64 {
     }
 }
 
+/// [`f64::floor`] of what is below [`NEAR`], on either side of 0.
 #[inline(always)]
-fn floor_near(value: f64) -> i64 {
-    let cut = value as i64;
+pub(super) fn floor_near(value: f64) -> i64 {
+    debug_assert!(value.abs() < NEAR);
+    // SAFETY: a number within the range of 64 bits: callers have looked.
+    let cut = unsafe { value.to_int_unchecked::<i64>() };
     cut - i64::from(cut as f64 > value)
 }
 

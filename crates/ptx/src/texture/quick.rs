@@ -1,0 +1,467 @@
+//! The quick way of `tex`: textures of one level that is mapped as a whole, with what all lanes share worked out once for an
+//! instruction. It gives to the bit what the general way gives, which does the rest.
+
+use super::sample::{NEAR, ONE_WEIGHT, first_of_two, floor, floor_near, in_steps, plane, weights};
+use super::{AddressMode, Channel, Cube, Texture};
+
+/// A texture whose texels need no more checks.
+pub(crate) struct Quick<'t> {
+    texture: &'t Texture,
+    axes: [Axis; 3],
+    /// Distances of neighbours along x, y and z in bytes.
+    strides: [u64; 3],
+    /// The last layer.
+    layer_last: u64,
+    channels: usize,
+    /// A point's texel outside, as registers hold it.
+    outside: [u32; 4],
+    /// What filtering takes for texels outside.
+    border: [f64; 4],
+    /// Points give fractions of integers.
+    fractions: bool,
+    /// Integer coordinates meet lines that have no numbers.
+    is_empty: bool,
+}
+
+/// Coordinates along an axis.
+struct Axis {
+    used: bool,
+    count: u64,
+    n: f64,
+    normalised: bool,
+    clamps: bool,
+    /// Fractional bits of normalised coordinates: their number of steps, and a step.
+    steps: f64,
+    step: f64,
+}
+
+/// Where the border is, among numbers of texels.
+const BORDER: u64 = u64::MAX;
+
+/// Texels next to a coordinate, or [`BORDER`], and the weight of the second.
+type Pair = ([u64; 2], i32);
+
+/// A channel's type, known when this is compiled for the commonest ones.
+pub(crate) trait Format: Copy {
+    fn channel(self) -> Channel;
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Floats;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Bytes;
+
+impl Format for Floats {
+    #[inline(always)]
+    fn channel(self) -> Channel {
+        Channel::Float
+    }
+}
+
+impl Format for Bytes {
+    #[inline(always)]
+    fn channel(self) -> Channel {
+        Channel::U8
+    }
+}
+
+impl Format for Channel {
+    #[inline(always)]
+    fn channel(self) -> Channel {
+        self
+    }
+}
+
+impl Texture {
+    /// The quick way, if there is one for coordinates of this kind. `mapped` gives the range of memory that an address is in.
+    pub(crate) fn quick(
+        &self,
+        by_number: bool,
+        mapped: impl FnOnce(u64) -> Option<(u64, u64)>,
+    ) -> Option<Quick<'_>> {
+        let texels = &self.texels;
+        let general = texels.levels != 1
+            || texels.cube != Cube::No
+            || self.sampler.srgb
+            || self.linear_memory && !by_number
+            || texels.size.contains(&0);
+        if general || !self.is_readable(mapped) {
+            return None;
+        }
+        let is_line = texels.dimensions == 1 && texels.layers.is_none();
+        let rows_of_lines = self.sampler.linear && is_line && !by_number;
+        let fractions = texels.channel.is_fraction() && !self.sampler.as_integers;
+        Some(Quick {
+            axes: [0, 1, 2].map(|axis| {
+                let used = axis < texels.dimensions as usize || rows_of_lines && axis == 1;
+                Axis::new(self, axis, used)
+            }),
+            strides: [
+                texels.texel_bytes(),
+                texels.pitch_bytes,
+                texels.slice_bytes(),
+            ],
+            layer_last: texels.layers.map_or(0, |layers| layers.saturating_sub(1)),
+            channels: texels.channels as usize,
+            outside: match fractions || texels.channel == Channel::Half {
+                true => self.border_floats().map(|value| (value as f32).to_bits()),
+                false => self.border_words(),
+            },
+            border: self.border_floats(),
+            fractions,
+            is_empty: by_number && is_line && !self.linear_memory,
+            texture: self,
+        })
+    }
+
+    /// Whether all texels lie in one range of memory, where their channels may be read.
+    fn is_readable(&self, mapped: impl FnOnce(u64) -> Option<(u64, u64)>) -> bool {
+        let texels = &self.texels;
+        let bytes = u64::from(texels.channel.bytes());
+        let is_aligned = (texels.address | texels.pitch_bytes).is_multiple_of(bytes);
+        // A pitch may reach beyond the last row's end.
+        let row = texels.size[0].checked_mul(texels.texel_bytes());
+        let all = texels
+            .bytes()
+            .zip(row)
+            .and_then(|(all, row)| all.checked_sub(texels.pitch_bytes)?.checked_add(row));
+        let (Some(all), Some((_, end))) = (all, mapped(texels.address)) else {
+            return false;
+        };
+        is_aligned && all <= end - texels.address
+    }
+}
+
+impl Axis {
+    fn new(texture: &Texture, axis: usize, used: bool) -> Axis {
+        let count = texture.texels.size[axis];
+        let bits = if count.is_power_of_two() { 22 } else { 21 };
+        let normalised = texture.sampler.normalised;
+        Axis {
+            used,
+            count,
+            n: count as f64,
+            normalised,
+            clamps: match texture.sampler.address[axis] {
+                AddressMode::Clamp => true,
+                AddressMode::Border => false,
+                AddressMode::Wrap | AddressMode::Mirror => !normalised,
+            } && !texture.linear_memory,
+            steps: f64::from(1 << bits),
+            step: 1.0 / f64::from(1 << bits),
+        }
+    }
+}
+
+impl Quick<'_> {
+    pub(crate) fn is_linear(&self) -> bool {
+        self.texture.sampler.linear
+    }
+
+    #[inline(always)]
+    pub(crate) fn layer(&self, layer: u32) -> u64 {
+        u64::from(layer).min(self.layer_last)
+    }
+
+    /// The texel of a number along each axis; what lies outside is 0.
+    #[inline(always)]
+    pub(crate) fn numbered<F: Format>(
+        &self,
+        format: F,
+        at: [i32; 3],
+        offset: [i32; 3],
+        layer: u32,
+    ) -> [u32; 4] {
+        let mut texel = [0; 3];
+        let beyond = self.texture.texels.layers.is_some() && u64::from(layer) > self.layer_last;
+        if self.is_empty || beyond {
+            return [0; 4];
+        }
+        for axis in 0..3 {
+            if self.axes[axis].used {
+                let index = i64::from(at[axis]) + i64::from(offset[axis]);
+                match u64::try_from(index) {
+                    Ok(index) if index < self.axes[axis].count => texel[axis] = index,
+                    _ => return [0; 4],
+                }
+            }
+        }
+        self.words(format, self.address(texel, self.layer(layer)))
+    }
+
+    /// The texel that a point is in.
+    #[inline(always)]
+    pub(crate) fn nearest<F: Format>(
+        &self,
+        format: F,
+        at: [f32; 3],
+        offset: [i32; 3],
+        layer: u64,
+    ) -> [u32; 4] {
+        let mut texel = [0; 3];
+        for axis in 0..3 {
+            if self.axes[axis].used {
+                let position = self.position(axis, at[axis]);
+                texel[axis] = self.nearest_texel(axis, position, offset[axis]);
+                if texel[axis] == BORDER {
+                    return self.outside;
+                }
+            }
+        }
+        self.words(format, self.address(texel, layer))
+    }
+
+    /// The texels around a point, filtered.
+    #[inline(always)]
+    pub(crate) fn filtered<F: Format>(
+        &self,
+        format: F,
+        at: [f32; 3],
+        offset: [i32; 3],
+        layer: u64,
+    ) -> [u32; 4] {
+        let [x, y] = [0, 1].map(|axis| self.pair(axis, at[axis], offset[axis]));
+        let mut sums = [0.0; 4];
+        if self.axes[2].used {
+            let z = self.pair(2, at[2], offset[2]);
+            let weights = weights(ONE_WEIGHT, [x.1, y.1, z.1]);
+            for (corner, weight) in weights.into_iter().enumerate() {
+                let texel = [x.0[corner & 1], y.0[corner >> 1 & 1], z.0[corner >> 2]];
+                self.add(format, texel, layer, weight, &mut sums);
+            }
+        } else {
+            let weights = plane(ONE_WEIGHT, x.1, y.1);
+            // Numbers of texels are far below the border's.
+            if x.0[0] | x.0[1] | y.0[0] | y.0[1] != BORDER {
+                return match self.channels {
+                    1 => self.corners::<F, 1>(format, x.0, y.0, layer, weights),
+                    2 => self.corners::<F, 2>(format, x.0, y.0, layer, weights),
+                    _ => self.corners::<F, 4>(format, x.0, y.0, layer, weights),
+                };
+            }
+            for (corner, weight) in weights.into_iter().enumerate() {
+                let texel = [x.0[corner & 1], y.0[corner >> 1], 0];
+                self.add(format, texel, layer, weight, &mut sums);
+            }
+        }
+        let mut out = [0; 4];
+        for (out, sum) in out.iter_mut().zip(sums).take(self.channels) {
+            *out = (rounded(format.channel(), sum) as f32).to_bits();
+        }
+        out
+    }
+
+    /// Four texels of a plane, none of them outside, of `N` channels.
+    #[inline(always)]
+    fn corners<F: Format, const N: usize>(
+        &self,
+        format: F,
+        columns: [u64; 2],
+        rows: [u64; 2],
+        layer: u64,
+        weights: [i32; 4],
+    ) -> [u32; 4] {
+        let [column, row, slice] = self.strides;
+        let base = self.texture.texels.address + layer * slice;
+        let rows = rows.map(|y| base + y * row);
+        let columns = columns.map(|x| x * column);
+        let channel = format.channel();
+        let mut sums = [0.0; N];
+        for (corner, weight) in weights.into_iter().enumerate() {
+            // What does not count is not read: it may be infinite.
+            if weight == 0 {
+                continue;
+            }
+            let weight = f64::from(weight) * (1.0 / ONE_WEIGHT as f64);
+            let at = rows[corner >> 1] + columns[corner & 1];
+            for (i, sum) in (0..).zip(&mut sums) {
+                let bits = read(at + i * u64::from(channel.bytes()), channel);
+                *sum += weight * exact(channel, bits);
+            }
+        }
+        let mut out = [0; 4];
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = (rounded(channel, sum) as f32).to_bits();
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn add<F: Format>(
+        &self,
+        format: F,
+        texel: [u64; 3],
+        layer: u64,
+        weight: i32,
+        sums: &mut [f64; 4],
+    ) {
+        // What does not count is not read: it may be infinite.
+        if weight == 0 {
+            return;
+        }
+        let weight = f64::from(weight) * (1.0 / ONE_WEIGHT as f64);
+        if texel.contains(&BORDER) {
+            for (sum, value) in sums.iter_mut().zip(self.border) {
+                *sum += weight * value;
+            }
+            return;
+        }
+        let at = self.address(texel, layer);
+        let channel = format.channel();
+        for (i, sum) in (0..).zip(&mut sums[..self.channels]) {
+            let bits = read(at + i * u64::from(channel.bytes()), channel);
+            *sum += weight * exact(channel, bits);
+        }
+    }
+
+    /// A coordinate in texels.
+    #[inline(always)]
+    fn position(&self, axis: usize, coordinate: f32) -> f64 {
+        let of = &self.axes[axis];
+        if !coordinate.is_normal() && !coordinate.is_infinite() {
+            return 0.0;
+        }
+        if !of.normalised {
+            return coordinate.into();
+        }
+        let fixed = floor(f64::from(coordinate) * of.steps) * of.step;
+        self.texture.turned(axis, fixed) * of.n
+    }
+
+    #[inline(always)]
+    fn nearest_texel(&self, axis: usize, position: f64, offset: i32) -> u64 {
+        let of = &self.axes[axis];
+        if position.abs() < NEAR {
+            let index = floor_near(position) + i64::from(offset);
+            if (index as u64) < of.count {
+                return index as u64;
+            }
+            if of.clamps {
+                return index.clamp(0, of.count as i64 - 1) as u64;
+            }
+        }
+        self.texel(axis, floor(position) + f64::from(offset))
+    }
+
+    /// A texel by its number, a whole one.
+    #[cold]
+    fn texel(&self, axis: usize, index: f64) -> u64 {
+        let of = &self.axes[axis];
+        if (0.0..of.n).contains(&index) {
+            return index as i64 as u64;
+        }
+        if of.clamps {
+            return index.clamp(0.0, of.n - 1.0) as u64;
+        }
+        let texel = self.texture.texel_at(of.count, axis, index, of.normalised);
+        texel.unwrap_or(BORDER)
+    }
+
+    #[inline(always)]
+    fn pair(&self, axis: usize, coordinate: f32, offset: i32) -> Pair {
+        let of = &self.axes[axis];
+        if !of.used {
+            return ([0; 2], 0);
+        }
+        let position = self.position(axis, coordinate);
+        let steps = in_steps(position);
+        if steps.abs() < NEAR {
+            let steps = floor_near(steps);
+            let (first, weight) = ((steps >> 8) + i64::from(offset), (steps & 0xff) as i32);
+            let last = of.count - 1;
+            // What is negative is a large number here.
+            if (first as u64) < last {
+                return ([first as u64, first as u64 + 1], weight);
+            }
+            if of.clamps {
+                let clamped = |i: i64| i.clamp(0, last as i64) as u64;
+                return ([clamped(first), clamped(first + 1)], weight);
+            }
+        }
+        self.far_pair(axis, position, offset)
+    }
+
+    /// [`Quick::pair`] of what lies outside, or nowhere.
+    #[cold]
+    fn far_pair(&self, axis: usize, position: f64, offset: i32) -> Pair {
+        let (first, weight) = first_of_two(position);
+        let first = first + f64::from(offset);
+        ([first, first + 1.0].map(|i| self.texel(axis, i)), weight)
+    }
+
+    #[inline(always)]
+    fn address(&self, [x, y, z]: [u64; 3], layer: u64) -> u64 {
+        let [column, row, slice] = self.strides;
+        self.texture.texels.address + (z + layer) * slice + y * row + x * column
+    }
+
+    /// A texel as registers hold it.
+    #[inline(always)]
+    fn words<F: Format>(&self, format: F, at: u64) -> [u32; 4] {
+        let channel = format.channel();
+        let mut out = [0; 4];
+        for (i, out) in (0..).zip(&mut out[..self.channels]) {
+            let bits = read(at + i * u64::from(channel.bytes()), channel);
+            *out = match self.fractions {
+                true => (exact(channel, bits) as f32).to_bits(),
+                false => channel.integer(bits),
+            };
+        }
+        out
+    }
+}
+
+/// A channel's bits, zero-extended.
+#[inline(always)]
+fn read(at: u64, channel: Channel) -> u32 {
+    use crate::interp::memory::{read8, read16, read32};
+    match channel.bytes() {
+        1 => read8(at).into(),
+        2 => read16(at).into(),
+        _ => read32(at),
+    }
+}
+
+/// [`Channel::float`], where the compiler sees the commonest type.
+#[inline(always)]
+fn exact(channel: Channel, bits: u32) -> f64 {
+    match channel {
+        Channel::Float => f32::from_bits(bits).into(),
+        channel => channel.float(bits),
+    }
+}
+
+/// [`Channel::filtered`], without a call for fractions.
+#[inline(always)]
+fn rounded(channel: Channel, sum: f64) -> f64 {
+    match channel {
+        Channel::Float => sum,
+        Channel::U8 | Channel::U16 => round(sum * 65535.0) / 65535.0,
+        channel => channel.filtered(sum),
+    }
+}
+
+/// [`f64::round`], which calls a function where the host is only known to be an x86-64.
+#[inline(always)]
+fn round(value: f64) -> f64 {
+    if !(0.0..NEAR).contains(&value) {
+        return value.round();
+    }
+    let cut = value as i64 as f64;
+    cut + f64::from(u8::from(value - cut >= 0.5))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_is_that_of_the_language() {
+        let halves = (0..2000u32).map(|i| f64::from(i) / 8.0);
+        let next = |x: f64| [x, x.next_up(), x.next_down()];
+        for value in halves.flat_map(next).chain([-0.0, -1.5, 1e300, f64::NAN]) {
+            assert_eq!(round(value).to_bits(), value.round().to_bits(), "{value:e}");
+        }
+    }
+}
