@@ -14,6 +14,7 @@ use crate::error::{Error, Fault, FaultKind};
 use crate::heap::Heap;
 use crate::interp::Env;
 use crate::interp::block::{Block, BlockProgress};
+use crate::interp::children::{Children, Work};
 use crate::interp::memory::RangeCache;
 use crate::limits::{
     BLOCK_EXTENT_MAX, BLOCK_THREADS_MAX, COOPERATIVE_BLOCKS_MAX, GRID_EXTENT_MAX, LOCAL_BYTES_MAX,
@@ -158,14 +159,69 @@ pub fn validate(
 impl Launch<'_> {
     /// Runs the kernel to its end on this thread and `workers - 1` others.
     pub fn run(&self) -> Result<Stats, LaunchError> {
-        self.run_on(None, None)
+        self.run_all(None, 0)
+    }
+
+    /// Runs the kernel, then what it has launched, each with what that has launched in turn.
+    fn run_all(&self, checker: Option<&Checker>, depth: u32) -> Result<Stats, LaunchError> {
+        let kernels = self.module.kernels();
+        let children = Children::new(kernels, depth);
+        let mut stats = self.run_on(checker, None, &children)?;
+        for work in children.into_work() {
+            let child = match work {
+                Work::Grid(child) => child,
+                Work::Copy { to, from, bytes } => {
+                    self.copy(to, from, bytes)?;
+                    continue;
+                }
+            };
+            let launch = Launch {
+                kernel: &kernels[child.kernel].name,
+                grid: child.grid,
+                block: child.block,
+                dynamic_shared_bytes: child.shared_bytes,
+                params: &child.params,
+                cooperative: false,
+                envregs: [0; 32],
+                ..*self
+            };
+            let more = launch.run_all(checker, depth + 1)?;
+            stats.blocks += more.blocks;
+            stats.warp_instructions += more.warp_instructions;
+        }
+        Ok(stats)
+    }
+
+    /// A copy that a kernel asked for.
+    fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<(), LaunchError> {
+        let memory = self.module.memory();
+        let copied = match bytes {
+            0 => Ok(()),
+            _ => memory.copy(to, from, bytes),
+        };
+        copied.map_err(|_| {
+            let write = !memory.is_mapped(to, bytes);
+            let address = if write { to } else { from };
+            LaunchError::Fault(Fault {
+                kind: FaultKind::IllegalAddress {
+                    address,
+                    bytes: 1,
+                    write,
+                },
+                kernel: self.kernel.to_owned(),
+                block: [0; 3],
+                thread: [0; 3],
+                line: 0,
+            })
+        })
     }
 
     /// Runs it and counts: how often a warp executed each line of the PTX text.
     pub fn run_counted(&self) -> Result<BTreeMap<u32, u64>, LaunchError> {
         let lines = &self.module.program().lines;
         let counts: Vec<_> = lines.iter().map(|_| AtomicU64::new(0)).collect();
-        self.run_on(None, Some(&counts))?;
+        let children = Children::new(self.module.kernels(), 0);
+        self.run_on(None, Some(&counts), &children)?;
         let mut by_line = BTreeMap::new();
         for (line, count) in lines.iter().zip(counts) {
             let count = count.into_inner();
@@ -178,13 +234,14 @@ impl Launch<'_> {
 
     /// Runs it on this thread alone, watched.
     pub fn run_watched(&self, checker: &Checker) -> Result<Stats, LaunchError> {
-        self.run_on(Some(checker), None)
+        self.run_all(Some(checker), 0)
     }
 
     fn run_on(
         &self,
         checker: Option<&Checker>,
         counts: Option<&[AtomicU64]>,
+        children: &Children<'_>,
     ) -> Result<Stats, LaunchError> {
         let kernel = self.module.kernel(self.kernel)?;
         validate(
@@ -251,6 +308,7 @@ impl Launch<'_> {
             envregs: self.envregs,
             output: self.output,
             heap: self.heap,
+            children,
             launch_id: NEXT_LAUNCH.fetch_add(1, Ordering::Relaxed),
             workers: workers as u32,
             start: Instant::now(),

@@ -50,3 +50,6 @@ pub const REGISTER_ROWS_MAX: usize = 1 << 17;
 pub const PRINTF_STRING_BYTES_MAX: usize = 64 << 10;
 /// Field width and precision of a device `printf` conversion.
 pub const PRINTF_WIDTH_MAX: usize = 4096;
+/// How deep kernels may launch kernels, as on a GPU, and how much one grid's threads may ask for.
+pub const CHILD_DEPTH_MAX: u32 = 24;
+pub const CHILDREN_MAX: usize = 1 << 16;

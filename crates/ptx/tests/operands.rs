@@ -167,3 +167,57 @@ fn what_is_no_operand_is_refused() {
     let dots = format!("mov.u32 %r0, v{};", ".x".repeat(500_000));
     assert!(lower::check(&text("", &dots)).is_err());
 }
+
+#[test]
+fn votes_and_shuffles_of_texts_before_sm_70_need_no_mask() {
+    let text = ".version 6.5
+.target sm_60
+.address_size 64
+.visible .func (.param .b32 sum) add_two (.param .b32 a, .param .b32 b)
+
+.visible .func (.param .b32 sum) add_two (.param .b32 a, .param .b32 b)
+{
+    .reg .b32 %x<3>;
+    ld.param.u32 %x0, [a]; ld.param.u32 %x1, [b]; add.u32 %x2, %x0, %x1;
+    st.param.b32 [sum], %x2;
+    ret;
+}
+.visible .entry k(.param .u64 out) {
+    .reg .b64 %rd<4>; .reg .b32 %r<8>; .reg .pred %p<4>;
+    ld.param.u64 %rd0, [out];
+    mov.u32 %r0, %tid.x;
+    mul.wide.u32 %rd1, %r0, 4; add.u64 %rd0, %rd0, %rd1;
+    setp.gt.u32 %p0, %r0, 20;
+    vote.ballot.b32 %r1, %p0;
+    vote.any.pred %p1, %p0; vote.all.pred %p2, !%p0;
+    selp.b32 %r2, 1, 0, %p1; selp.b32 %r3, 2, 0, %p2;
+    shfl.down.b32 %r4|%p3, %r0, 1, 31;
+    { .param .b32 p0; .param .b32 p1; .param .b32 p2;
+      st.param.b32 [p0], %r1; st.param.b32 [p1], %r2;
+      call.uni (p2), add_two, (p0, p1); ld.param.b32 %r1, [p2]; }
+    add.u32 %r1, %r1, %r3;
+    setp.lt.u32 %p3, %r0, 4;
+    @%p3 vote.ballot.b32 %r4, %p1;
+    xor.b32 %r1, %r1, %r4;
+    st.global.u32 [%rd0], %r1;
+    ret;
+}";
+    let device = Device::new(text);
+    let out = device.alloc(32 * 4);
+    device.run("k", 1, 32, &[Arg::Ptr(out)]);
+    let expected: Vec<u32> = (0..32u32)
+        .map(|lane| {
+            let last = match lane {
+                0..4 => 0xf,
+                31 => 31,
+                _ => lane + 1,
+            };
+            (0xffe0_0000 + 1) ^ last
+        })
+        .collect();
+    assert_eq!(device.download::<u32>(out, 32), expected);
+    let later = text.replace("sm_60", "sm_70");
+    let memory = outboard_ptx::Memory::reserve(0x2e00_0000_0000, 1 << 30, 64 << 20).unwrap();
+    let error = outboard_ptx::Module::load(&later, &memory).unwrap_err();
+    assert!(error.to_string().contains("without .sync"), "{error}");
+}

@@ -121,6 +121,14 @@ pub enum Runtime {
     Malloc,
     Free,
     AssertFail,
+    /// `__cudaCDP2*`: a launch's parameters, a launch, a copy, a stream, memory; and what has nothing to do here.
+    ChildBuffer,
+    ChildLaunch,
+    ChildCopy,
+    ChildStream,
+    ChildMalloc,
+    ChildFree,
+    ChildNothing,
 }
 
 /// Guard of an instruction: runs where the predicate is `!negated`.

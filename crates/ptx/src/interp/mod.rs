@@ -20,6 +20,7 @@ mod approx;
 mod atomic;
 pub(crate) mod block;
 mod call;
+pub(crate) mod children;
 mod collective;
 mod compare;
 mod convert;
@@ -64,6 +65,7 @@ use std::time::Instant;
 use crate::check::Watching;
 use crate::code::Program;
 use crate::heap::Heap;
+use crate::interp::children::Children;
 use crate::lower::Kernel;
 use crate::output::Output;
 
@@ -86,6 +88,7 @@ pub(crate) struct Env<'e> {
     pub(crate) envregs: [u32; 32],
     pub(crate) output: &'e dyn Output,
     pub(crate) heap: Option<&'e Heap>,
+    pub(crate) children: &'e Children<'e>,
     pub(crate) launch_id: u64,
     pub(crate) workers: u32,
     pub(crate) start: Instant,

@@ -35,27 +35,33 @@ impl Core<'_> {
                     }
                 }
                 Runtime::AssertFail => return Err(self.assert_fail(call, lane)?),
+                child => self.child_call(child, call, lane)?,
             }
         }
         Ok(())
     }
 
     /// Parameter `i` of the call in the lane's frame, zero-extended.
-    fn param(&self, call: &Call, i: usize, lane: usize) -> u64 {
+    pub(super) fn param(&self, call: &Call, i: usize, lane: usize) -> u64 {
+        self.param_part(call, i, 0, call.params[i].bytes, lane)
+    }
+
+    /// Up to eight bytes of a parameter, which has so many from `at` on.
+    pub(super) fn param_part(&self, call: &Call, i: usize, at: u32, len: u32, lane: usize) -> u64 {
         let slot = call.params[i];
         let mut bytes = [0u8; 8];
-        for (k, byte) in bytes.iter_mut().enumerate().take(slot.bytes as usize) {
+        for (k, byte) in bytes.iter_mut().enumerate().take(len as usize) {
             let at = self.local as u64
                 + lane as u64 * self.stride
                 + self.frame_local
-                + u64::from(slot.offset)
+                + u64::from(slot.offset + at)
                 + k as u64;
             *byte = read8(at);
         }
         u64::from_le_bytes(bytes)
     }
 
-    fn set_result(&mut self, call: &Call, lane: usize, value: u64) {
+    pub(super) fn set_result(&mut self, call: &Call, lane: usize, value: u64) {
         let Some(slot) = call.returns.first() else {
             return;
         };

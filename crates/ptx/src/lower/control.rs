@@ -180,12 +180,38 @@ impl<'a> Lowering<'_, '_, 'a> {
             "malloc" => (Runtime::Malloc, (&[8], 1)),
             "free" => (Runtime::Free, (&[], 1)),
             "__assertfail" => (Runtime::AssertFail, (&[], 5)),
-            _ => return Err(self.unsupported(&format!("external function `{}`", clipped(&name)))),
+            "__cudaCDP2GetParameterBufferV2" if params == [8, 12, 12, 4] => {
+                (Runtime::ChildBuffer, (&[8], 4))
+            }
+            "__cudaCDP2LaunchDeviceV2" => (Runtime::ChildLaunch, (&[4], 2)),
+            "__cudaCDP2MemcpyAsync" => (Runtime::ChildCopy, (&[4], 5)),
+            "__cudaCDP2StreamCreateWithFlags" | "__cudaCDP2EventCreateWithFlags" => {
+                (Runtime::ChildStream, (&[4], 2))
+            }
+            "__cudaCDP2Malloc" => (Runtime::ChildMalloc, (&[4], 2)),
+            "__cudaCDP2Free" => (Runtime::ChildFree, (&[4], 1)),
+            "__cudaCDP2StreamDestroy" | "__cudaCDP2EventDestroy" => {
+                (Runtime::ChildNothing, (&[4], 1))
+            }
+            "__cudaCDP2EventRecord" => (Runtime::ChildNothing, (&[4], 2)),
+            "__cudaCDP2StreamWaitEvent" => (Runtime::ChildNothing, (&[4], 3)),
+            "__cudaCDP2GetLastError" | "__cudaCDP2PeekAtLastError" => {
+                (Runtime::ChildNothing, (&[4], 0))
+            }
+            // No text is kept for errors.
+            "__cudaCDP2GetErrorString" | "__cudaCDP2GetErrorName" => {
+                (Runtime::ChildNothing, (&[8], 1))
+            }
+            _ => return Err(self.unsupported(&external(&name))),
         };
         if returns != expected.0 || params.len() != expected.1 {
             return Err(self.invalid("another declaration than the device runtime's"));
         }
-        self.context.program.uses_heap |= matches!(runtime, Runtime::Malloc | Runtime::Free);
+        let without = matches!(
+            runtime,
+            Runtime::Vprintf | Runtime::AssertFail | Runtime::ChildNothing
+        );
+        self.context.program.uses_heap |= !without;
         Ok((Callee::Runtime(runtime), returns, params))
     }
 
@@ -244,4 +270,18 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
         Ok(ParamSlot { offset, bytes })
     }
+}
+
+/// Says what a function that is defined nowhere would have done, where its name tells.
+fn external(name: &str) -> String {
+    let why = match name {
+        _ if name.starts_with("__cudaCDP2") => {
+            ": the software GPU does not serve this function of dynamic parallelism"
+        }
+        _ if name.starts_with("cudaGraph") => {
+            ": graphs' conditions and launches from kernels are not served by the software GPU"
+        }
+        _ => ", which is defined nowhere",
+    };
+    format!("external function `{}`{why}", clipped(name))
 }

@@ -96,9 +96,29 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
+    /// Whether `.sync` is there. Texts for what came before sm_70 may do without it.
+    fn may_sync(&self, insn: &mut Insn<'_, 'a>) -> Result<bool, Error> {
+        match insn.mods.take("sync") {
+            false if self.target >= 70 => {
+                Err(self.unsupported("the form without .sync, gone since sm_70"))
+            }
+            sync => Ok(sync),
+        }
+    }
+
+    /// The lanes that take part: without an operand those that are together.
+    fn member_mask(&mut self, operand: Option<&Operand<'a>>) -> Result<Row, Error> {
+        if let Some(operand) = operand {
+            return self.src32(operand, Type::B32);
+        }
+        let d = self.temp32()?;
+        self.emit(Op::ActiveMask { d })?;
+        Ok(d)
+    }
+
     pub(super) fn shfl(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
-        self.need_sync(insn)?;
-        self.arity(insn, &[5])?;
+        let sync = self.may_sync(insn)?;
+        self.arity(insn, &[if sync { 5 } else { 4 }])?;
         let mode = match insn.mods.take_any(&["up", "down", "bfly", "idx"]) {
             Some("up") => Shfl::Up,
             Some("down") => Shfl::Down,
@@ -112,10 +132,8 @@ impl<'a> Lowering<'_, '_, 'a> {
             self.src32(&insn.ops[1], ty)?,
             self.src32(&insn.ops[2], Type::U32)?,
         );
-        let (c, mask) = (
-            self.src32(&insn.ops[3], Type::U32)?,
-            self.src32(&insn.ops[4], Type::B32)?,
-        );
+        let c = self.src32(&insn.ops[3], Type::U32)?;
+        let mask = self.member_mask(insn.ops.get(4))?;
         let list = self.rows(&[b, c, mask]);
         self.emit(Op::Shfl {
             mode,
@@ -127,8 +145,8 @@ impl<'a> Lowering<'_, '_, 'a> {
     }
 
     pub(super) fn vote(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
-        self.need_sync(insn)?;
-        self.arity(insn, &[3])?;
+        let sync = self.may_sync(insn)?;
+        self.arity(insn, &[if sync { 3 } else { 2 }])?;
         let mode = match insn.mods.take_any(&["all", "any", "uni", "ballot"]) {
             Some("all") => Vote::All,
             Some("any") => Vote::Any,
@@ -143,7 +161,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             (SINK, self.pred_dest(&insn.ops[0])?)
         };
         let (pred, negated) = self.pred(&insn.ops[1])?;
-        let mask = self.src32(&insn.ops[2], Type::B32)?;
+        let mask = self.member_mask(insn.ops.get(2))?;
         self.emit(Op::Vote {
             mode,
             d,
