@@ -449,7 +449,7 @@ fn round(value: f64) -> f64 {
         return value.round();
     }
     let cut = value as i64 as f64;
-    cut + f64::from(u8::from(value - cut >= 0.5))
+    (cut + f64::from(u8::from(value - cut >= 0.5))).copysign(value)
 }
 
 #[cfg(test)]
