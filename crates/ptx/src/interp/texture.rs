@@ -136,18 +136,47 @@ impl<'e> Core<'e> {
         integers: bool,
         results: Results,
     ) {
+        // Copies: a result may go where a coordinate came from.
+        let [x, y, z] = [0, 1, 2].map(|axis| self.files.get32(instruction.at[axis]));
+        let offsets = [0, 1, 2].map(|axis| self.files.get32(instruction.offset[axis]));
+        let layers = self.files.get32(instruction.layer);
         let linear = quick.is_linear();
+        let mut texels = [[0; 32]; 4];
         for lane in lanes(mask) {
-            let at = self.coordinates(instruction, lane);
-            let offset = self.offset(instruction, lane);
-            let layer = self.files.lane32(instruction.layer, lane);
+            let lane = lane & 31;
+            let offset = [
+                short(offsets[0][lane]),
+                short(offsets[1][lane]),
+                short(offsets[2][lane]),
+            ];
+            let at = [x[lane], y[lane], z[lane]];
+            let layer = layers[lane];
             let texel = if integers {
-                quick.numbered(format, at.map(|c| c as i32), offset, layer)
-            } else if linear {
-                quick.filtered(format, at.map(f32::from_bits), offset, quick.layer(layer))
+                let at = [at[0] as i32, at[1] as i32, at[2] as i32];
+                quick.numbered(format, at, offset, layer)
             } else {
-                quick.nearest(format, at.map(f32::from_bits), offset, quick.layer(layer))
+                let float = f32::from_bits;
+                let at = [float(at[0]), float(at[1]), float(at[2])];
+                match linear {
+                    true => quick.filtered(format, at, offset, quick.layer(layer)),
+                    false => quick.nearest(format, at, offset, quick.layer(layer)),
+                }
             };
+            texels[0][lane] = texel[0];
+            texels[1][lane] = texel[1];
+            texels[2][lane] = texel[2];
+            texels[3][lane] = texel[3];
+        }
+        if results == Results::Words {
+            for (&row, values) in instruction.values.iter().zip(&texels) {
+                if row != SINK {
+                    self.files.set32(row, mask, values);
+                }
+            }
+            return;
+        }
+        for lane in lanes(mask) {
+            let texel = [0, 1, 2, 3].map(|i: usize| texels[i][lane & 31]);
             self.give_texel(instruction, results, lane, texel);
         }
     }
@@ -170,14 +199,6 @@ impl<'e> Core<'e> {
         }
     }
 
-    /// Of so many bits, with a sign.
-    #[inline(always)]
-    fn offset(&self, instruction: &TextureInstruction, lane: usize) -> [i32; 3] {
-        instruction
-            .offset
-            .map(|row| (self.files.lane32(row, lane) as i32) << 28 >> 28)
-    }
-
     fn coordinates(&self, instruction: &TextureInstruction, lane: usize) -> [u32; 3] {
         instruction.at.map(|row| self.files.lane32(row, lane))
     }
@@ -192,7 +213,9 @@ impl<'e> Core<'e> {
                 false => Coordinates::Floats(at.map(f32::from_bits)),
             },
             layer: self.files.lane32(instruction.layer, lane),
-            offset: self.offset(instruction, lane),
+            offset: instruction
+                .offset
+                .map(|row| short(self.files.lane32(row, lane))),
             detail: match instruction.detail {
                 DetailRows::Base => Detail::Base,
                 DetailRows::Level(row) => Detail::Level(float(row)),
@@ -430,6 +453,12 @@ impl<'e> Core<'e> {
             _ => self.files.set_lane32(row, lane, value as u32),
         }
     }
+}
+
+/// An offset, of so many bits, with a sign.
+#[inline(always)]
+fn short(offset: u32) -> i32 {
+    (offset as i32) << 28 >> 28
 }
 
 fn beyond(number: u64, bytes: u64, place: &Place, lane: usize) -> Stop {

@@ -221,7 +221,8 @@ impl Quick<'_> {
         offset: [i32; 3],
         layer: u64,
     ) -> [u32; 4] {
-        let [x, y] = [0, 1].map(|axis| self.pair(axis, at[axis], offset[axis]));
+        let x = self.pair(0, at[0], offset[0]);
+        let y = self.pair(1, at[1], offset[1]);
         let mut sums = [0.0; 4];
         if self.axes[2].used {
             let z = self.pair(2, at[2], offset[2]);
@@ -264,8 +265,8 @@ impl Quick<'_> {
     ) -> [u32; 4] {
         let [column, row, slice] = self.strides;
         let base = self.texture.texels.address + layer * slice;
-        let rows = rows.map(|y| base + y * row);
-        let columns = columns.map(|x| x * column);
+        let rows = [base + rows[0] * row, base + rows[1] * row];
+        let columns = [columns[0] * column, columns[1] * column];
         let channel = format.channel();
         let mut sums = [0.0; N];
         for (corner, weight) in weights.into_iter().enumerate() {
