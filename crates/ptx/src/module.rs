@@ -76,12 +76,15 @@ impl Module {
         };
         let base = allocation.unwrap_or(0);
         let placed = match (layout.managed_bytes, managed) {
-            (0, _) => Ok(()),
-            (_, None) => Ok(layout.place_managed(base + own_place, base)),
-            (bytes, Some(place)) => place(bytes).map(|at| layout.place_managed(at, base)),
+            (0, _) => Ok(0),
+            (_, None) => Ok(base + own_place),
+            (bytes, Some(place)) => place(bytes),
         };
         let loaded = match placed {
-            Ok(()) => Self::build(ptx, &ast, &layout, memory, allocation),
+            Ok(at) => {
+                layout.place_managed(at, base);
+                Self::build(ptx, &ast, &layout, memory, allocation)
+            }
             Err(error) => Err(error.into()),
         };
         if loaded.is_err()
