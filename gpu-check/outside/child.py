@@ -1,7 +1,7 @@
 """A process that runs cases of one suite, one after the other, as it is told on standard input.
 
     python child.py SUITE --sources DIR --list       names of all cases, as events
-    python child.py SUITE --sources DIR              runs the name on each line of standard input
+    python child.py SUITE --sources DIR              runs the name, a JSON string, on each line of its input
 
 Events are JSON lines on the standard output that the process was started with; whatever a case prints goes to
 standard error.
@@ -94,7 +94,7 @@ def _serve(suite: Suite, tell: Callable[..., None]) -> None:
     """Runs what standard input names, until it ends or the process is of no more use."""
     tell(event="ready")
     for line in sys.stdin:
-        name = line.rstrip("\n")
+        name = str(json.loads(line))
         outcome = _run(suite, name)
         spoiled = outcome.outcome == FAIL and not suite.healthy()
         tell(event="result", name=name, spoiled=spoiled, **outcome.fields())

@@ -194,7 +194,7 @@ class _Child:
         if send:
             assert self.process.stdin is not None
             try:
-                self.process.stdin.write(send.encode() + b"\n")
+                self.process.stdin.write(json.dumps(send).encode() + b"\n")
                 self.process.stdin.flush()
             except OSError:
                 self.closed = True
