@@ -42,7 +42,7 @@ demo: build
 
 build:
 	@mkdir -p build
-	$(CARGO) build --release --quiet -p outboard-cli -p outboard-client -p outboard-nvml -p outboard-recorder
+	$(CARGO) build --release --quiet -p outboard-cli -p outboard-client -p outboard-nvml -p outboard-cupti -p outboard-recorder
 
 examples: $(TOOLCHAIN)
 	@$(MAKE) --no-print-directory -C examples -j$(shell nproc)
@@ -76,7 +76,7 @@ fuzz:
 
 # Programs that nobody relinked, over shm and tcp, on the software device; and everything that should fail.
 programs: $(TOOLCHAIN) examples
-	$(CARGO) build --quiet -p outboard-cli -p outboard-client -p outboard-nvml -p outboard-recorder
+	$(CARGO) build --quiet -p outboard-cli -p outboard-client -p outboard-nvml -p outboard-cupti -p outboard-recorder
 	$(TOOLCHAIN) -m pytest -q tests --ignore tests/instructions --ignore tests/packages --ignore tests/rdma
 	$(TOOLCHAIN) -m pytest -q gpu-check/tests
 
@@ -84,7 +84,7 @@ programs: $(TOOLCHAIN) examples
 # installed, for want of space or of a network, is skipped, and said so at the end.
 packages: $(TOOLCHAIN)
 	python3 tools/packages.py --skipped $(PACKAGES_SKIPPED) numba_cupy torch
-	$(CARGO) build --quiet -p outboard-cli -p outboard-client -p outboard-nvml
+	$(CARGO) build --quiet -p outboard-cli -p outboard-client -p outboard-nvml -p outboard-cupti
 	$(TOOLCHAIN) -m pytest -q tests/packages
 
 # What the hot calls cost a program, counted by callgrind; never skipped for want of valgrind.
@@ -96,7 +96,7 @@ instructions: $(TOOLCHAIN)
 
 # Verbs of a real kernel with software RoCE, in guests of QEMU. Skipped, and said so at the end, only where there can be none.
 test-rdma: $(TOOLCHAIN) examples
-	$(CARGO) build --quiet -p outboard-cli -p outboard-client -p outboard-nvml
+	$(CARGO) build --quiet -p outboard-cli -p outboard-client -p outboard-nvml -p outboard-cupti
 	$(TOOLCHAIN) -m pytest -q tests/rdma || { echo "RDMA: once more what failed: an emulated machine on a busy host loses its patience"; $(TOOLCHAIN) -m pytest -q tests/rdma --last-failed --last-failed-no-failures none; }
 
 gpu-check: build
@@ -140,9 +140,11 @@ install: build
 	install -D -m 755 $(RELEASE)/outboard $(DESTDIR)$(PREFIX)/bin/outboard
 	install -D -m 755 $(RELEASE)/liboutboard_client.so $(DESTDIR)$(PREFIX)/lib/outboard/libcuda.so.1
 	install -D -m 755 $(RELEASE)/liboutboard_nvml.so $(DESTDIR)$(PREFIX)/lib/outboard/libnvidia-ml.so.1
+	install -D -m 755 $(RELEASE)/liboutboard_cupti.so $(DESTDIR)$(PREFIX)/lib/outboard/libcupti.so.13
 	install -D -m 755 $(RELEASE)/liboutboard_recorder.so $(DESTDIR)$(PREFIX)/lib/outboard/recorder/libcuda.so.1
 	ln -sf libcuda.so.1 $(DESTDIR)$(PREFIX)/lib/outboard/recorder/libcuda.so
 	ln -sf libcuda.so.1 $(DESTDIR)$(PREFIX)/lib/outboard/libcuda.so
+	ln -sf libcupti.so.13 $(DESTDIR)$(PREFIX)/lib/outboard/libcupti.so
 	ln -sf libnvidia-ml.so.1 $(DESTDIR)$(PREFIX)/lib/outboard/libnvidia-ml.so
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	$(RELEASE)/outboard man > $(DESTDIR)$(PREFIX)/share/man/man1/outboard.1

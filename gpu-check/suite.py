@@ -109,6 +109,14 @@ def groups() -> tuple[Group, ...]:
             "compile",
             _workloads("torch_compiled", "compiled_mlp") + _counted("torch_compiled", compiled_softmax=0),
         ),
+        Group(
+            "profiler",
+            tuple(
+                # Times of kernels, which the GPU needs locally too.
+                Workload(name, "torch_profiler", name, number_tolerance_relative=0.05)
+                for name in ("profiler_resnet18", "profiler_bert", "profiler_graph", "profiler_copies", "profiler_many")
+            ),
+        ),
         Group("soak", _workloads("torch_soak", "soak")),
         Group("device_assert", _workloads("faults", "device_assert")),
         Group("os_exit", _workloads("faults", "os_exit"), exit_code=7),

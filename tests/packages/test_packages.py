@@ -22,6 +22,7 @@ PROGRAMS = {
     "cupy_libraries": "numba_cupy",
     "triton_tutorials": "torch",
     "torch_stock": "torch",
+    "torch_profiler": "torch",
 }
 # Those whose PTX is for a later device than the software device is by default.
 NEWER = {"cupy_libraries": "12.0"}

@@ -7,13 +7,17 @@
 //! - `nvml.calls`, [`nvml`]: every function of `libnvidia-ml.so.1`, and whether it is served.
 //! - [`cuda`], [`enums`], [`CUresult`]: CUDA's own types and numbers.
 //! - [`coverage`]: `docs/coverage.md`, written from all of these.
+//! - [`activity`]: what `libcuda.so.1` and `libcupti.so.13` tell each other.
+//! - `cupti.calls`, `cupti.cbids`, [`cupti`]: every function of `libcupti.so.13`, and the numbers of what it tells of.
 //! - [`optimise`]: the levels of `outboard run --optimise`.
 //! - [`ffi`]: the declared calls as Rust spells them, for build scripts.
 //! - [`procaddr`]: which symbol `cuGetProcAddress` answers for a name, a version and flags.
 
+pub mod activity;
 pub mod coverage;
 #[allow(non_camel_case_types)]
 pub mod cuda;
+pub mod cupti;
 pub mod decl;
 pub mod documents;
 #[allow(non_upper_case_globals)]

@@ -190,6 +190,9 @@ pub(crate) struct RunArgs {
     /// Print how many calls were answered locally, sent ahead, and waited for
     #[arg(long)]
     pub(crate) stats: bool,
+    /// Leave the program's own libcupti.so.13 in place: torch.profiler then sees no GPU
+    #[arg(long)]
+    pub(crate) no_profiler: bool,
     /// Which calls wait for the server; results are the same at every level
     #[arg(long, value_name = "LEVEL", env = VARIABLE, default_value_t, long_help = levels_help())]
     pub(crate) optimise: Level,

@@ -31,6 +31,12 @@ pub(crate) const NVML: Library = Library {
     built_name: "liboutboard_nvml.so",
     installed_in: "outboard",
 };
+/// What PyTorch's profiler asks. Its path is preloaded, since PyTorch's own comes first by its RPATH.
+pub(crate) const CUPTI: Library = Library {
+    names: ["libcupti.so.13", "libcupti.so"],
+    built_name: "liboutboard_cupti.so",
+    installed_in: "outboard",
+};
 /// Passes everything on to this machine's driver and records it. Apart from the others: it bears a name of theirs.
 const RECORDER: Library = Library {
     names: CUDA.names,
@@ -80,6 +86,10 @@ pub(crate) fn folder() -> anyhow::Result<PathBuf> {
         Err(error) => {
             eprintln!("outboard: programs will see no NVML (as nvidia-smi needs it): {error}")
         }
+    }
+    match CUPTI.find() {
+        Ok(cupti) => links.extend(CUPTI.names.iter().map(|n| (*n, cupti.clone()))),
+        Err(error) => eprintln!("outboard: nothing can be profiled: {error}"),
     }
     folder_of(&cuda, links)
 }

@@ -5,6 +5,7 @@ mod bench;
 mod doctor;
 mod libraries;
 mod peer;
+mod preload;
 mod probe;
 mod ptxas;
 mod require;

@@ -2,7 +2,7 @@
 
 use std::{
     env,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     io::ErrorKind,
     os::unix::process::CommandExt,
     path::Path,
@@ -14,10 +14,12 @@ use outboard_api::optimise::VARIABLE;
 use outboard_link::{Endpoint, emulated};
 use outboard_trace::live;
 
-use crate::{args::RunArgs, libraries, peer, serve::default_endpoint};
+use crate::{args::RunArgs, libraries, peer, preload, serve::default_endpoint};
 
 /// NVTX, which is compiled into programs, loads this library and tells it of the program's ranges.
 const NVTX_VARIABLE: &str = "NVTX_INJECTION64_PATH";
+/// Libraries that the loader loads in front of a program's own.
+const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 /// Names the driver behind the library that records.
 const DRIVER_VARIABLE: &str = "OUTBOARD_DRIVER";
 /// What the library is told to inject.
@@ -64,6 +66,9 @@ fn behind_a_server(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> 
     }
     if args.stats {
         command.env("OUTBOARD_STATS", "-");
+    }
+    if !args.no_profiler {
+        command.envs(profiler(&folder, command.get_program()));
     }
     if let Some(path) = &args.record {
         let variables = recording(live::VARIABLE, path, args.iterations.as_deref(), &folder)?;
@@ -118,6 +123,27 @@ pub(crate) fn environment(
 ) -> impl Iterator<Item = (&'static str, OsString)> {
     let gpu = ("OUTBOARD_GPU", endpoint.to_string().into());
     library_environment(folder).into_iter().chain([gpu])
+}
+
+/// What has a program load our CUPTI first: PyTorch finds its own by its RPATH, which comes before LD_LIBRARY_PATH. What the
+/// user preloads stays, in front. Nothing is preloaded into a program that cannot load it, being of another architecture
+/// or another C library: the loader would complain, or give up.
+fn profiler(folder: &Path, program: &OsStr) -> Option<(&'static str, OsString)> {
+    let library = folder.join(libraries::CUPTI.names[0]);
+    // The variable's separators cannot be quoted.
+    let is_plain = |b: &u8| !matches!(b, b':' | b' ' | b'\t' | b'\n');
+    let usable = library.exists()
+        && library.as_os_str().as_encoded_bytes().iter().all(is_plain)
+        && preload::can_load(program);
+    usable.then(|| {
+        let given = env::var_os(PRELOAD_VARIABLE).filter(|given| !given.is_empty());
+        let mut all = given.map_or_else(OsString::new, |mut given| {
+            given.push(":");
+            given
+        });
+        all.push(library);
+        (PRELOAD_VARIABLE, all)
+    })
 }
 
 /// What makes a program load the libraries in the folder.

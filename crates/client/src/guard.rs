@@ -12,7 +12,7 @@ use outboard_api::{
 };
 use outboard_trace::live::Subject;
 
-use crate::{calls, entry::CALLS, log, optimise, record, stats, times};
+use crate::{activity, calls, entry::CALLS, log, optimise, record, stats, times};
 
 /// What is out of the ordinary in this process; 0 for nothing, which is all that a call looks at.
 static UNUSUAL: AtomicU8 = AtomicU8::new(0);
@@ -24,6 +24,8 @@ const LOWERED: u8 = 2;
 const TIMED: u8 = 4;
 /// Calls are recorded.
 const RECORDED: u8 = 8;
+/// Somebody is told of calls.
+const PROFILED: u8 = 16;
 
 pub(crate) fn mark_forked() {
     UNUSUAL.fetch_or(FORKED, Ordering::Relaxed);
@@ -39,6 +41,19 @@ pub(crate) fn mark_timed() {
 
 pub(crate) fn mark_recorded() {
     UNUSUAL.fetch_or(RECORDED, Ordering::Relaxed);
+}
+
+/// Calls are told from now on, or no longer.
+pub(crate) fn mark_profiled(on: bool) {
+    match on {
+        true => UNUSUAL.fetch_or(PROFILED, Ordering::Relaxed),
+        false => UNUSUAL.fetch_and(!PROFILED, Ordering::Relaxed),
+    };
+}
+
+#[inline]
+pub(crate) fn is_profiled() -> bool {
+    UNUSUAL.load(Ordering::Relaxed) & PROFILED != 0
 }
 
 #[inline]
@@ -73,13 +88,17 @@ pub(crate) fn enter(
     if unusual & FORKED != 0 {
         return CUresult::CUDA_ERROR_NOT_INITIALIZED;
     }
-    let (outer, start, recorded) = match unusual {
-        0 => (number, None, None),
+    let (outer, start, recorded, told) = match unusual {
+        0 => (number, None, None, None),
         _ => (
             optimise::begin(number),
             (unusual & TIMED != 0).then(times::begin),
             match unusual & RECORDED != 0 {
                 true => record::begin(&subject()),
+                false => None,
+            },
+            match unusual & PROFILED != 0 {
+                true => activity::begin(number),
                 false => None,
             },
         ),
@@ -113,6 +132,9 @@ pub(crate) fn enter(
     }
     if let Some(recorded) = recorded {
         record::end(number, kind, recorded, result);
+    }
+    if let Some(told) = told {
+        activity::end(number, told, result);
     }
     result
 }

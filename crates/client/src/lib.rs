@@ -19,6 +19,7 @@
 
 #![allow(clippy::missing_safety_doc)]
 
+mod activity;
 mod calls;
 mod emulate;
 mod entry;

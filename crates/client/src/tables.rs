@@ -8,6 +8,7 @@ use std::{
 
 use outboard_api::{
     CUresult,
+    activity::{ACTIVITY_TABLE, RUNTIME_CALLS},
     cuda::{CUcontext, CUdevice, CUfunction, CUmodule, CUstream, CUuuid},
     enums::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
 };
@@ -16,7 +17,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use crate::{
-    calls, integrity, log,
+    activity, calls, integrity, log,
     state::{self, driver},
 };
 
@@ -42,11 +43,16 @@ const CLUSTER_TOPOLOGY: u128 = 0x1734_dc26_800d_4745_8726_c0f1_e7dd_8bca;
 const CTX_STREAM_ID: u128 = 0x2131_8c60_9714_3248_8ca6_41ff_7324_c8f2;
 /// Refused on purpose, in silence: every runtime asks for it, and works without.
 const LOGGING: u128 = 0xf8cf_f951_2146_8b4e_b9e2_fb46_9e7c_0dd9;
+/// Asked for by NVIDIA's CUPTI alone, of CUDA 12 and 13.
+const CUPTI: u128 = 0x7cb6_3f9b_9ca4_8e42_a484_beb6_6e6a_ed7f;
 const MODULE_ITERATOR: u128 = 0x6e16_3fbe_b958_444d_835c_e182_aff1_991e;
 
 /// The table of this id; NULL and an error for an id that is not served, so that no caller jumps into nothing.
 pub(crate) fn find(id: &CUuuid) -> Result<*const c_void, CUresult> {
     static TABLES: OnceLock<Vec<(u128, Table)>> = OnceLock::new();
+    if id.bytes == ACTIVITY_TABLE {
+        return Ok((&raw const activity::TABLE).cast());
+    }
     let id = u128::from_be_bytes(id.bytes);
     if id == CLUSTER_TOPOLOGY && !has_clusters() {
         return Err(CUresult::CUDA_ERROR_NOT_FOUND);
@@ -73,6 +79,13 @@ fn name_once(id: u128) {
         return;
     }
     named.push(id);
+    if id == CUPTI {
+        log::warn(
+            "NVIDIA's own CUPTI finds no GPU here. `outboard run` puts Outboard's libcupti.so.13 in its place, which \
+             serves programs of CUDA 13 (torch.profiler); programs of CUDA 12 cannot be profiled",
+        );
+        return;
+    }
     log::warn(format_args!(
         "the driver's private table {} is not supported",
         spelled(id)
@@ -122,7 +135,7 @@ fn make() -> Vec<(u128, Table)> {
             sized(
                 7,
                 &[
-                    (1, ignore as Slot),
+                    (1, activity::runtime as Slot),
                     (2, hooks_buffer_large as Slot),
                     (3, ignore as Slot),
                     (4, ignore as Slot),
@@ -202,11 +215,10 @@ unsafe extern "C" fn cudart_load_module(module: *mut CUmodule, image: *const c_v
     answer(|| unsafe { calls::cuModuleLoadData(module, image) })
 }
 
-/// TOOLS_RUNTIME_HOOKS[2]: a zeroed buffer for the runtime's hooks.
+/// TOOLS_RUNTIME_HOOKS[2]: a word for each call of the runtime, which it looks at before it tells slot 1 of the call.
 unsafe extern "C" fn hooks_buffer_large(buffer: *mut *mut c_void, bytes: *mut usize) {
-    static mut BUFFER: [u64; 512] = [0; 512];
-    // SAFETY: the caller's outputs; the buffer is the runtime's to write from here on.
-    unsafe { hand_out(buffer, bytes, (&raw mut BUFFER).cast(), 1024) }
+    // SAFETY: the caller's outputs; the words are there for ever.
+    unsafe { hand_out(buffer, bytes, activity::runtime_words(), RUNTIME_CALLS) }
 }
 
 /// TOOLS_RUNTIME_HOOKS[6]: a smaller one.

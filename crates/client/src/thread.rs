@@ -15,6 +15,8 @@ pub(crate) struct Local {
     /// What it has sent and will be answered, where calls are recorded.
     pub(crate) request_bytes: Cell<u64>,
     pub(crate) response_bytes: Cell<u64>,
+    /// The number of the call at hand, where somebody profiles.
+    pub(crate) call: Cell<u32>,
 }
 
 impl Local {
@@ -35,6 +37,7 @@ thread_local! {
             did: Cell::new(Did::Nothing),
             request_bytes: Cell::new(0),
             response_bytes: Cell::new(0),
+            call: Cell::new(0),
         }
     };
 }

@@ -147,6 +147,7 @@ fn documents(data: &[u8]) {
     let _ = doc::from_bytes::<doc::CopyBox>(data);
     let _ = doc::from_bytes::<doc::DeviceCard>(data);
     let _ = doc::from_bytes::<doc::NvmlSnapshot>(data);
+    let _ = doc::from_bytes::<doc::Activities>(data);
 }
 
 fn url(data: &[u8]) {

@@ -8,6 +8,7 @@
 //! - [`log`]: standard error, wherever a device leads it.
 //! - [`images`]: module images by their hash, kept across sessions.
 
+mod activity;
 pub mod device;
 pub mod images;
 pub mod log;

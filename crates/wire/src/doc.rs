@@ -1,10 +1,12 @@
 //! The documents inside messages: whatever is asked rarely and has many fields.
 
+mod activity;
 mod nvml;
 mod tensor_map;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+pub use activity::*;
 pub use nvml::*;
 pub use tensor_map::*;
 

@@ -17,8 +17,28 @@ pub struct RequestHeader {
     pub lane: u16,
     /// Names the answer; 0 where none is wanted.
     pub token: u32,
-    /// The context that is current for the calling thread; 0 where none is.
+    /// The context that is current for the calling thread; 0 where none is. While the client profiles, also the number of the
+    /// program's call: [`of_call`].
     pub context: u64,
+}
+
+/// Where the number of a call lies in [`RequestHeader::context`], whose handles use neither these bits nor get so far.
+const CALL_SHIFT: u32 = 24;
+const CALL_BITS: u64 = (u32::MAX as u64) << CALL_SHIFT;
+
+/// Puts the number of the program's call into a header's context. A context whose handle needs these bits stays alone.
+#[inline]
+pub fn of_call(context: u64, call: u32) -> u64 {
+    match context & CALL_BITS {
+        0 => context | u64::from(call) << CALL_SHIFT,
+        _ => context,
+    }
+}
+
+/// Takes the context of a header and the number of the call apart; 0 for none.
+#[inline]
+pub fn context_and_call(context: u64) -> (u64, u32) {
+    (context & !CALL_BITS, (context >> CALL_SHIFT) as u32)
 }
 
 /// In front of every answer and note from server to client.
@@ -230,6 +250,22 @@ pub fn decode_reply(frame: &[u8]) -> Result<(ReplyHeader, Reader<'_>), DecodeErr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_context_and_a_call_come_apart_again() {
+        for context in [0, 1, 0x4300_0000_0000_0001, 0x43ff_ffff] {
+            let alone = context & !CALL_BITS;
+            for call in [1, 77, u32::MAX] {
+                assert_eq!(context_and_call(of_call(alone, call)), (alone, call));
+                // Twice is once.
+                assert_eq!(
+                    of_call(of_call(alone, call), call + u32::from(call == 1)),
+                    of_call(alone, call)
+                );
+            }
+            assert_eq!(context_and_call(alone), (alone, 0));
+        }
+    }
     use crate::messages::{HostWrite, Request};
 
     fn framed<'a, M: Op<'a>>(message: &M) -> Vec<u8> {

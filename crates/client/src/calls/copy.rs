@@ -20,7 +20,7 @@ use outboard_wire::{
 
 use super::Done;
 use crate::{
-    guard, notes, record,
+    activity, guard, notes, record,
     session::{Group, Landing, Rows, Sink},
     state::{Driver, SEGMENT_BYTES, StreamRef, driver, wire_context},
 };
@@ -121,7 +121,7 @@ impl Driver {
         };
         let (dst, data) = (dst + staged as u64, &data[staged..]);
         if data.len() >= LANE_COPY_BYTES_MIN && self.session.has_lanes() {
-            let context = wire_context();
+            let context = activity::tagged(wire_context());
             let announce = |offset: usize, piece: &[u8]| {
                 let message = messages::CopyIn {
                     dst: dst + offset as u64,

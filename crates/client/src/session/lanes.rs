@@ -35,7 +35,9 @@ use outboard_wire::{
 use parking_lot::{Condvar, Mutex};
 
 use super::{Incoming, Session, Sink, send::DATA_HEAD_BYTES_MAX};
-use crate::{calls::Done, guard, helpers::Helpers, log, notes, optimise, record, stats, times};
+use crate::{
+    activity, calls::Done, guard, helpers::Helpers, log, notes, optimise, record, stats, times,
+};
 
 /// When a lane ends, what the server said last on its own connection is read for so long before the session is given up.
 const LAST_WORDS_MS_MAX: u64 = 100;
@@ -268,7 +270,7 @@ impl Session {
         context: u64,
         message: &M,
     ) -> Result<(), CUresult> {
-        let len = request_len(message);
+        let (context, len) = (activity::tagged(context), request_len(message));
         if guard::is_recorded() {
             record::sent(len);
         }

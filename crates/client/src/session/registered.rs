@@ -13,7 +13,9 @@ use outboard_wire::{
 };
 
 use super::{Landing, Session, send::DATA_HEAD_BYTES_MAX};
-use crate::{calls::Done, guard, optimise, record, state::written_by_adapter, stats, times};
+use crate::{
+    activity, calls::Done, guard, optimise, record, state::written_by_adapter, stats, times,
+};
 
 /// What was posted, registered and written so far.
 pub(crate) struct RdmaFigures {
@@ -71,7 +73,7 @@ impl Session {
         }
         let mut room = [0; DATA_HEAD_BYTES_MAX];
         let sent = times::sending(|| {
-            let (len, data) = encode_request_head(&mut room, 0, context, message)
+            let (len, data) = encode_request_head(&mut room, 0, activity::tagged(context), message)
                 .ok_or(Error::Misuse("a message that has no data"))?;
             let bulk = Bulk {
                 data,
@@ -102,7 +104,7 @@ impl Session {
         let mut room = [0; DATA_HEAD_BYTES_MAX];
         let len = request_len(message);
         let sent = times::sending(|| {
-            encode_request(&mut room[..len], 0, context, message)
+            encode_request(&mut room[..len], 0, activity::tagged(context), message)
                 .map_err(|_| Error::Misuse("a message longer than it said"))?;
             let target = Some(target);
             let bulk = Bulk {

@@ -11,7 +11,7 @@ use outboard_wire::{
 use parking_lot::MutexGuard;
 
 use super::Session;
-use crate::{guard, optimise, record, times};
+use crate::{activity, guard, optimise, record, times};
 
 /// What is in front of a message's data, at most; where it is longer the data is copied along.
 pub(super) const DATA_HEAD_BYTES_MAX: usize = 512;
@@ -29,6 +29,7 @@ impl Session {
 
     #[cold]
     fn submit_unusual<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
+        let context = activity::tagged(context);
         if optimise::is_lowered() {
             return self.submit_lowered(context, message);
         }
@@ -42,6 +43,7 @@ impl Session {
         context: u64,
         message: &M,
     ) -> Result<(), CUresult> {
+        let context = activity::tagged(context);
         if guard::is_recorded() {
             record::sent(request_len(message));
         }

@@ -16,6 +16,7 @@
 //! Locks, in order: the state of the device, then the engine's lock of the memory map. Runners hold neither while
 //! they wait for work, and only the second while they work.
 
+mod activity;
 mod capture;
 mod error;
 mod event;
@@ -34,6 +35,7 @@ mod work;
 use std::sync::Arc;
 
 pub use self::{
+    activity::{About, Done, Finished},
     capture::CaptureInfo,
     error::{CaptureError, Cause, Error, Stuck},
     event::EventId,
@@ -282,6 +284,23 @@ impl Gpu {
     /// Whether host functions are queued or running.
     pub fn awaits_host_calls(&self) -> bool {
         self.shared.with(|s| s.has_host_tasks())
+    }
+
+    // What was done when
+
+    /// Has work timed that is submitted from now on, or no more.
+    pub fn keep_activity(&self, is_kept: bool) {
+        self.shared.with(|s| s.keep_activity(is_kept));
+    }
+
+    /// Names the call that submits what follows.
+    pub fn of_call(&self, call: u32) {
+        self.shared.with(|s| s.of_call(call));
+    }
+
+    /// The timed work that is done, at most so much; how much was dropped since the last time; whether more is left.
+    pub fn take_activity(&self, max: usize) -> (Vec<Done>, u64, bool) {
+        self.shared.with(|s| s.take_activity(max))
     }
 
     // Capture

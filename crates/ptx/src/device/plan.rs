@@ -205,7 +205,9 @@ impl State {
         deps.extend(exec.last);
         // Out of the map while its tasks are made: making them needs the rest of the state.
         let mut exec = self.execs.remove(&id).ok_or_else(|| no_exec(id))?;
+        self.activity.now.graph = id.0;
         let task = self.start_plan(context, priority, &deps, &exec.plan);
+        (self.activity.now.graph, self.activity.now.node) = (0, 0);
         if let Ok(task) = task {
             exec.last = Some(task);
         }
@@ -231,6 +233,7 @@ impl State {
             };
             // Steps that are done already are no dependencies, and long lists of them cost.
             deps.retain(|task| self.is_live(*task));
+            self.activity.now.node = step.node.0;
             let task = match &step.action {
                 _ if !step.enabled => self.start(context, priority, deps, &Op::Empty)?,
                 Action::Op(op) => self.start(context, priority, deps, op)?,

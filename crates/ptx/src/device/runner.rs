@@ -4,12 +4,13 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{
+    activity::{Done, Finished},
     error::{Cause, Stuck},
     schedule::State,
 };
@@ -76,6 +77,7 @@ impl Shared {
             if let Some(job) = state.take() {
                 self.call_runners(&mut state);
                 let memory = state.memory.clone();
+                let start = Instant::now();
                 let result = MutexGuard::unlocked(&mut state, || {
                     let run = || job.work.run(&memory, &job.cancel);
                     // A bug in the interpreter must cost one context, not the whole device.
@@ -87,6 +89,17 @@ impl Shared {
                         })
                     })
                 });
+                if let Some(about) = job.about
+                    && let Some(what) = Finished::of(&job.work)
+                {
+                    let end = Instant::now();
+                    state.activity.add(Done {
+                        about,
+                        start,
+                        end,
+                        what,
+                    });
+                }
                 state.complete(job.id, result);
                 self.call_runners(&mut state);
                 continue;

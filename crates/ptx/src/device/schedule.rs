@@ -9,11 +9,13 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Instant,
 };
 
 use rustc_hash::FxHashMap;
 
 use super::{
+    activity::{About, Activity, Done, Finished},
     capture::{Capture, CaptureId},
     error::{Error, Stuck},
     event::{Event, EventId},
@@ -41,6 +43,8 @@ struct Task {
     /// Unfinished tasks that this one depends on.
     waits: usize,
     dependents: Vec<TaskId>,
+    /// What it belongs to, if it is to be timed.
+    about: Option<About>,
 }
 
 /// A host function whose turn has come, or that will never run.
@@ -80,6 +84,7 @@ pub(super) struct State {
     pub(super) graphs: FxHashMap<GraphId, Graph>,
     pub(super) execs: FxHashMap<ExecId, Exec>,
     pub(super) captures: FxHashMap<CaptureId, Capture>,
+    pub(super) activity: Activity,
     pub(super) runners: usize,
     pub(super) idle: usize,
     pub(super) poller: bool,
@@ -90,6 +95,7 @@ pub(super) struct Job {
     pub(super) id: TaskId,
     pub(super) work: Work,
     pub(super) cancel: Arc<AtomicBool>,
+    pub(super) about: Option<About>,
 }
 
 impl State {
@@ -115,6 +121,7 @@ impl State {
             graphs: FxHashMap::default(),
             execs: FxHashMap::default(),
             captures: FxHashMap::default(),
+            activity: Activity::default(),
             runners: 0,
             idle: 0,
             poller: false,
@@ -169,6 +176,7 @@ impl State {
         let task = Task {
             context,
             priority,
+            about: self.activity.about(context, &work),
             work,
             waits,
             dependents: Vec::new(),
@@ -202,7 +210,19 @@ impl State {
                     result => self.finish(id, result.map(|_| ()), &mut ready),
                 },
                 work if work.is_short() => {
+                    let timed = task.about.map(|about| (about, Instant::now()));
                     let result = work.run(&self.memory, &AtomicBool::new(false));
+                    if let Some((about, start)) = timed
+                        && let Some(what) = Finished::of(work)
+                    {
+                        let end = Instant::now();
+                        self.activity.add(Done {
+                            about,
+                            start,
+                            end,
+                            what,
+                        });
+                    }
                     self.finish(id, result, &mut ready);
                 }
                 _ => {
@@ -281,6 +301,7 @@ impl State {
                 continue;
             };
             let context = task.context;
+            let about = task.about;
             let work = std::mem::replace(&mut task.work, Work::Nothing);
             if let Some(stuck) = self.lost(context) {
                 self.complete(id, Err(stuck));
@@ -288,7 +309,12 @@ impl State {
             }
             let cancel = Arc::new(AtomicBool::new(false));
             self.running.insert(id, (context, cancel.clone()));
-            return Some(Job { id, work, cancel });
+            return Some(Job {
+                id,
+                work,
+                cancel,
+                about,
+            });
         }
         None
     }

@@ -20,8 +20,20 @@ pub(super) const STREAMS_MAX: usize = 1 << 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContextId(pub(super) u64);
 
+impl ContextId {
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub(super) u64);
+
+impl StreamId {
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
 
 pub(super) struct Context {
     pub(super) legacy: StreamId,
@@ -220,6 +232,7 @@ impl State {
         let stream = self.stream(id)?;
         let (context, priority) = (stream.context, stream.priority);
         let deps = self.stream_deps(stream);
+        self.activity.now.stream = Some(id);
         let task = self.start(context, priority, deps, &op)?;
         self.set_last(id, task);
         Ok(())
@@ -261,6 +274,7 @@ impl State {
         let stream = self.stream(id)?;
         let (context, priority) = (stream.context, stream.priority);
         let deps = self.stream_deps(stream);
+        self.activity.now.stream = Some(id);
         let task = self.start_exec(context, priority, deps, exec)?;
         self.set_last(id, task);
         Ok(())
@@ -295,6 +309,7 @@ impl State {
         }
         self.check_span(dst, extent)?;
         let (context, priority, deps) = self.transfer(id)?;
+        self.activity.now.stream = Some(id);
         let work = Work::Upload(dst, extent, data.to_vec());
         let task = self.add(Some(context), priority, &deps, work);
         self.set_last(id, task);
@@ -310,6 +325,7 @@ impl State {
     ) -> Result<(ContextId, TaskId, Arc<Downloaded>), Error> {
         self.check_span(src, extent)?;
         let (context, priority, deps) = self.transfer(id)?;
+        self.activity.now.stream = Some(id);
         let cell = Arc::new(Downloaded::default());
         let work = Work::Download(src, extent, cell.clone());
         let task = self.add(Some(context), priority, &deps, work);

@@ -31,6 +31,10 @@ pub trait Host: Send {
     fn cards(&mut self, workers_to_come: u32) -> Result<Vec<DeviceCard>, Failure>;
     /// CUDA version of the driver: 13000 is 13.0.
     fn driver_version(&mut self) -> u32;
+    /// Names the program's call that the messages to come are of, while the client profiles; 0 for none.
+    fn of_call(&mut self, call: u32) {
+        let _ = call;
+    }
     /// Reserves the address window in which the client will place device memory: base and length.
     fn reserve_window(&mut self) -> Result<(u64, u64), Failure>;
     /// Whether the client is to give every allocation memory of its own: [`ServerWelcome::exact_memory`].

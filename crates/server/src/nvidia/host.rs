@@ -18,7 +18,7 @@ use outboard_wire::{
 };
 
 use super::{
-    Nvidia,
+    Nvidia, activity,
     memory::{Window, properties},
     nvml::{self, Nvml},
     owned::ContextHold,
@@ -85,6 +85,10 @@ impl Host for Nvidia {
         self.driver
             .cuDriverGetVersion()
             .map_or(0, i32::unsigned_abs)
+    }
+
+    fn of_call(&mut self, call: u32) {
+        activity::of_call(call);
     }
 
     fn reserve_window(&mut self) -> Result<(u64, u64), Failure> {

@@ -11,6 +11,7 @@
 //! Locks, none held while another is taken: the event pool of a context, the staging pool, the table of host calls, the
 //! printed text.
 
+mod activity;
 mod addresses;
 mod board;
 mod calls;

@@ -59,7 +59,7 @@ use outboard_link::{Link, Place, Receiver, Segment, Wait, lanes_wanted};
 use outboard_ptx::Printed;
 use outboard_wire::{
     DecodeError, Message as _, Op as _, Reader,
-    frame::{ON_A_LANE, RequestHeader, copied_data_at},
+    frame::{ON_A_LANE, RequestHeader, context_and_call, copied_data_at},
     handshake::Purpose,
     limits::{CHUNK_BYTES_MAX, PLACED_BYTES_MIN},
     messages::{HostCallNote, HostPagesNote, LanesOpen, NetworkSet, Ping, PrintNote},
@@ -129,6 +129,7 @@ fn serve_with_lanes(
         printed: Printed::default(),
         host_calls: Vec::new(),
         early: VecDeque::new(),
+        call: 0,
     };
     let end = loop {
         if let Err(end) = session.turn() {
@@ -191,6 +192,8 @@ struct Session<'d> {
     host_calls: Vec<(u64, CUresult)>,
     /// Messages received while another was executed.
     early: VecDeque<Vec<u8>>,
+    /// The program's call that the last message was of, as the device was told.
+    call: u32,
 }
 
 impl Session<'_> {
@@ -266,6 +269,12 @@ impl Session<'_> {
         let start = self.looked_at.take().unwrap_or_else(Instant::now);
         let mut r = Reader::split(frame, data);
         let header = RequestHeader::decode(&mut r).map_err(|why| End::Malformed { op: 0, why })?;
+        let (context, call) = context_and_call(header.context);
+        let header = RequestHeader { context, ..header };
+        if call != self.call {
+            self.call = call;
+            self.device.of_call(call);
+        }
         if execute::is_fence(header.op) {
             // The client may see the device's word before our answer: it must then have all faults.
             self.outbox.send_held_faults()?;

@@ -20,7 +20,7 @@ pub(super) struct Context {
     pub(super) id: ContextId,
     pub(super) device: usize,
     /// The null stream, by number: it outlives a fault, asking for it must not.
-    legacy: StreamId,
+    pub(super) legacy: StreamId,
     limits: FxHashMap<u32, u64>,
 }
 

@@ -7,6 +7,7 @@
 //!
 //! `unsafe` lives in [`host`], memory of the client's at the client's own addresses, and where adapters are let at memory.
 
+mod activity;
 mod arrays;
 mod capability;
 mod capture;
@@ -147,6 +148,7 @@ struct Soft {
     heap_used: bool,
     /// Whether accesses beside and after allocations are to be found.
     exact_memory: bool,
+    activity: activity::Kept,
 }
 
 impl Soft {
@@ -199,6 +201,7 @@ impl Soft {
             // What is found comes as what kernels print.
             may_print: checks.any(),
             heap_used: false,
+            activity: activity::Kept::default(),
         })
     }
 
@@ -265,6 +268,10 @@ impl Host for Soft {
 
     fn driver_version(&mut self) -> u32 {
         CUDA_VERSION
+    }
+
+    fn of_call(&mut self, call: u32) {
+        self.gpu.of_call(call);
     }
 
     fn reserve_window(&mut self) -> Result<(u64, u64), Failure> {

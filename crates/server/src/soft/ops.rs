@@ -138,5 +138,8 @@ device! {
     link_complete(m::LinkComplete) -> m::LinkCompleteReply<'static>;
     launch(m::Launch<'_>) -> ();
     occupancy(m::Occupancy<'_>) -> m::OccupancyReply;
+    activity_enable(m::ActivityEnable) -> m::ActivityEnableReply<'static>;
+    activity_clock(m::ActivityClock) -> m::ActivityClockReply;
+    activity_take(m::ActivityTake) -> m::ActivityTakeReply<'static>;
     nvml_snapshot(m::NvmlSnapshot) -> m::NvmlSnapshotReply<'static>;
 }

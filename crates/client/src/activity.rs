@@ -1,0 +1,161 @@
+//! What the `libcupti.so.13` beside this library is told and may ask: calls as they begin and end, and what the server's
+//! device has done. Nobody is told anything, and nothing is asked, until that library attaches its hooks.
+//!
+//! While hooks are attached every message of a call bears the call's number (`wire::frame::of_call`), by which the server
+//! says what each piece of work was for.
+
+use std::{
+    ffi::c_void,
+    ptr,
+    sync::atomic::{AtomicPtr, Ordering},
+};
+
+use outboard_api::{
+    CUresult,
+    activity::{ACTIVITY_VERSION, Hooks, RUNTIME_CALLS, RuntimeCall, Table, Take},
+};
+use outboard_wire::{
+    frame,
+    messages::{ActivityClock, ActivityEnable, ActivityTake},
+};
+
+use crate::{calls, entry::CALLS, guard, state::driver, thread};
+
+static HOOKS: AtomicPtr<Hooks> = AtomicPtr::new(ptr::null_mut());
+
+/// The words that CUDA runtimes look at before they tell of a call: theirs to read, libcupti's to write.
+static mut RUNTIME: [u32; RUNTIME_CALLS] = [0; RUNTIME_CALLS];
+
+/// A call that somebody is told of.
+pub(crate) struct Begun {
+    token: u64,
+    /// The number of the call that it was made from.
+    outer: u32,
+}
+
+fn hooks() -> Option<&'static Hooks> {
+    // SAFETY: NULL, or hooks that stay valid for ever.
+    unsafe { HOOKS.load(Ordering::Acquire).as_ref() }
+}
+
+/// A call begins.
+#[cold]
+pub(crate) fn begin(number: usize) -> Option<Begun> {
+    let hooks = hooks()?;
+    let mut token = 0;
+    let call = (hooks.driver_begins)(number as u32, &mut token);
+    let outer = thread::here().call.replace(call);
+    Some(Begun { token, outer })
+}
+
+/// It returns.
+#[cold]
+pub(crate) fn end(number: usize, begun: Begun, result: CUresult) {
+    thread::here().call.set(begun.outer);
+    if let Some(hooks) = hooks() {
+        (hooks.driver_ends)(number as u32, begun.token, result);
+    }
+}
+
+/// The context of a message with the number of the call at hand, where calls have numbers.
+#[inline]
+pub(crate) fn tagged(context: u64) -> u64 {
+    match guard::is_profiled() {
+        true => frame::of_call(context, thread::here().call.get()),
+        false => context,
+    }
+}
+
+/// The words and their count, for `TOOLS_RUNTIME_HOOKS`.
+pub(crate) fn runtime_words() -> *mut c_void {
+    (&raw mut RUNTIME).cast()
+}
+
+/// `TOOLS_RUNTIME_HOOKS[1]`: a CUDA runtime's call whose word is set begins or ends.
+pub(crate) unsafe extern "C" fn runtime(cbid: u32, call: *mut RuntimeCall) {
+    if let Some(hooks) = hooks() {
+        // SAFETY: what the runtime passes on.
+        unsafe { (hooks.runtime)(cbid, call) };
+    }
+}
+
+pub(crate) static TABLE: Table = Table {
+    version: ACTIVITY_VERSION,
+    attach,
+    call_name,
+    runtime_calls: (&raw mut RUNTIME).cast(),
+    enable,
+    clock,
+    take,
+};
+
+unsafe extern "C" fn attach(hooks: *const Hooks) {
+    HOOKS.store(hooks.cast_mut(), Ordering::Release);
+    guard::mark_profiled(!hooks.is_null());
+}
+
+extern "C" fn call_name(number: u32, len: *mut usize) -> *const u8 {
+    let name = CALLS.get(number as usize).map_or("", |(name, _)| name);
+    // SAFETY: libcupti's output.
+    unsafe { len.write(name.len()) };
+    match name.is_empty() {
+        true => ptr::null(),
+        false => name.as_ptr(),
+    }
+}
+
+/// Runs what libcupti asks for.
+fn answer(call: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
+    guard::enter_own("libcupti", call)
+}
+
+unsafe extern "C" fn enable(
+    kinds: u32,
+    source: *mut u8,
+    reason: *mut c_void,
+    take: Take,
+) -> CUresult {
+    answer(|| {
+        // SAFETY: a call without pointers.
+        unsafe { calls::cuInit(0)? };
+        let asked = ActivityEnable { kinds };
+        driver()?.session.call(0, &asked, |reply| {
+            let text = &reply.reason;
+            // SAFETY: libcupti's outputs, and bytes that are there as long as it is called.
+            unsafe {
+                source.write(reply.source);
+                take(reason, text.as_ptr(), text.len());
+            }
+        })
+    })
+}
+
+unsafe extern "C" fn clock(now_ns: *mut u64) -> CUresult {
+    answer(|| {
+        let now = driver()?
+            .session
+            .call(0, &ActivityClock {}, |reply| reply.now_ns)?;
+        // SAFETY: libcupti's output.
+        unsafe { now_ns.write(now) };
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn take(
+    flags: u32,
+    activities_max: u32,
+    opaque: *mut c_void,
+    take: Take,
+) -> CUresult {
+    answer(|| {
+        let asked = ActivityTake {
+            flags,
+            activities_max,
+        };
+        driver()?.session.call(0, &asked, |reply| {
+            let bytes = &reply.document;
+            // SAFETY: bytes that are there as long as it is called.
+            unsafe { take(opaque, bytes.as_ptr(), bytes.len()) };
+        })
+    })
+}

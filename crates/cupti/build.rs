@@ -1,0 +1,62 @@
+//! Generates the functions that are not served, and the numbers of what is told of, from the declarations in `outboard-api`.
+
+use std::{env, error::Error, fmt::Write, fs, path::Path};
+
+use outboard_api::cupti::{self, Traced};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcupti.so.13");
+    // Programs ask for each function under a version that is the library's name.
+    println!("cargo:rustc-cdylib-link-arg=-fuse-ld=bfd");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,--default-symver");
+    // Programs close the library and open it again; what it has given to libcuda outlives that.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    println!("cargo:rerun-if-changed=build.rs");
+    let calls = cupti::calls()?;
+    let mut out = String::new();
+    for (number, call) in calls.iter().enumerate() {
+        let name = &call.name;
+        match call.is_served {
+            // One that is declared and not written is an error here.
+            true => writeln!(
+                out,
+                "const _: *const () = crate::calls::{name} as *const ();"
+            )?,
+            // The arguments are not looked at, so that they need no types.
+            // NVTX takes 0 for a refusal.
+            false if name.starts_with("InitializeInjection") => writeln!(
+                out,
+                "#[unsafe(no_mangle)]\npub extern \"C\" fn {name}() -> i32 {{ let _ = crate::log::unsupported({number}); 0 }}"
+            )?,
+            false => writeln!(
+                out,
+                "#[unsafe(no_mangle)]\npub extern \"C\" fn {name}() -> Status {{ crate::log::unsupported({number}) }}"
+            )?,
+        }
+    }
+    writeln!(
+        out,
+        "/// Every exported function.\npub static CALLS: [&str; {}] = [",
+        calls.len()
+    )?;
+    for call in &calls {
+        writeln!(out, "    \"{}\",", call.name)?;
+    }
+    writeln!(out, "];")?;
+    table(&mut out, "DRIVER", &cupti::traced("driver")?)?;
+    table(&mut out, "RUNTIME", &cupti::traced("runtime")?)?;
+    fs::write(Path::new(&env::var("OUT_DIR")?).join("entry.rs"), out)?;
+    Ok(())
+}
+
+fn table(out: &mut String, name: &str, traced: &[Traced]) -> Result<(), Box<dyn Error>> {
+    writeln!(
+        out,
+        "/// CUPTI's numbers and names, by number.\npub static {name}: &[(u32, &CStr)] = &["
+    )?;
+    for Traced { number, name } in traced {
+        writeln!(out, "    ({number}, c\"{name}\"),")?;
+    }
+    writeln!(out, "];")?;
+    Ok(())
+}

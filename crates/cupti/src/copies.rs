@@ -1,0 +1,159 @@
+//! Copies between host and device as the program made them: which memory of its own they touched, which the server does not
+//! see, and one record for a copy that was sent in pieces.
+
+use std::{
+    collections::BTreeMap,
+    ffi::{c_int, c_void},
+    sync::OnceLock,
+};
+
+use outboard_wire::doc::{Activity, ActivityWhat};
+use parking_lot::Mutex;
+
+/// Copies whose memory is remembered until their work is taken.
+const COPIES_MAX: usize = 1 << 18;
+/// `CUPTI_ACTIVITY_MEMCPY_KIND_*`, `CUPTI_ACTIVITY_MEMORY_KIND_*`.
+const TO_DEVICE: u8 = 1;
+const TO_HOST: u8 = 2;
+const PAGEABLE: u8 = 1;
+const PINNED: u8 = 2;
+/// Numbers of `cudaMemcpy` and `cudaMemcpyAsync`, also those of the thread's own stream: destination and source come first.
+const COPIES: [u32; 4] = [31, 41, 215, 225];
+const POINTER_ATTRIBUTE_MEMORY_TYPE: u32 = 2;
+const MEMORY_TYPE_HOST: u32 = 1;
+const MEMORY_TYPE_DEVICE: u32 = 2;
+
+/// The kind of the host memory that a call of this number copied from or to.
+static HOST_MEMORY: Mutex<BTreeMap<u32, u8>> = Mutex::new(BTreeMap::new());
+
+/// Notes which memory of the host a runtime's call copies.
+///
+/// # Safety
+/// The parameters of the runtime's call of this number, as CUPTI's headers declare them, or NULL.
+pub(crate) unsafe fn note(cbid: u32, params: *const c_void, call: u32) {
+    if !COPIES.contains(&cbid) || params.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promise: both begin with two pointers.
+    let ends = unsafe { params.cast::<[u64; 2]>().read() };
+    let host = ends.into_iter().find_map(kind_of_host);
+    if let Some(kind) = host {
+        let mut copies = HOST_MEMORY.lock();
+        if copies.len() >= COPIES_MAX {
+            copies.pop_first();
+        }
+        copies.insert(call, kind);
+    }
+}
+
+/// The kind of memory at an address, if it is the host's.
+fn kind_of_host(address: u64) -> Option<u8> {
+    type Attribute = unsafe extern "C" fn(*mut c_void, u32, u64) -> c_int;
+    static ATTRIBUTE: OnceLock<Option<Attribute>> = OnceLock::new();
+    let attribute = (*ATTRIBUTE.get_or_init(|| {
+        // SAFETY: the driver is loaded: it has told of the call.
+        let found = unsafe {
+            let handle = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+            libc::dlsym(handle, c"cuPointerGetAttribute".as_ptr())
+        };
+        // SAFETY: the driver's function has this type.
+        (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Attribute>(found) })
+    }))?;
+    let mut kind = 0u32;
+    // SAFETY: room for the answer; the address is only looked up.
+    let status = unsafe {
+        attribute(
+            (&raw mut kind).cast(),
+            POINTER_ATTRIBUTE_MEMORY_TYPE,
+            address,
+        )
+    };
+    match (status, kind) {
+        (0, MEMORY_TYPE_DEVICE) => None,
+        (0, MEMORY_TYPE_HOST) => Some(PINNED),
+        (0, _) => None,
+        _ => Some(PAGEABLE),
+    }
+}
+
+/// A copy with the program's own kind of memory at the host's end.
+pub(crate) fn with_host_memory(mut activity: Activity) -> Activity {
+    if let ActivityWhat::Copy {
+        kind,
+        source,
+        destination,
+        ..
+    } = &mut activity.what
+    {
+        let host = HOST_MEMORY.lock().remove(&activity.call);
+        match (*kind, host) {
+            (TO_DEVICE, Some(host)) => *source = host,
+            (TO_HOST, Some(host)) => *destination = host,
+            _ => {}
+        }
+    }
+    activity
+}
+
+/// Puts a piece of a copy behind the pieces before it; false where it is none.
+pub(crate) fn join(whole: &mut Activity, piece: &Activity) -> bool {
+    let is_same = (whole.call, whole.stream, whole.graph, whole.graph_node)
+        == (piece.call, piece.stream, piece.graph, piece.graph_node);
+    let (
+        ActivityWhat::Copy { bytes, kind, .. },
+        ActivityWhat::Copy {
+            bytes: more,
+            kind: same,
+            ..
+        },
+    ) = (&mut whole.what, &piece.what)
+    else {
+        return false;
+    };
+    let is_joined = is_same && whole.graph == 0 && kind == same;
+    if is_joined {
+        *bytes += more;
+        whole.start_ns = whole.start_ns.min(piece.start_ns);
+        whole.end_ns = whole.end_ns.max(piece.end_ns);
+    }
+    is_joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copy(call: u32, kind: u8, bytes: u64, start_ns: u64, end_ns: u64) -> Activity {
+        Activity {
+            call,
+            device: 0,
+            context: 1,
+            stream: 7,
+            start_ns,
+            end_ns,
+            graph: 0,
+            graph_node: 0,
+            what: ActivityWhat::Copy {
+                bytes,
+                kind,
+                source: PINNED,
+                destination: 3,
+                flags: 1,
+            },
+        }
+    }
+
+    #[test]
+    fn pieces_of_one_call_are_one_copy() {
+        let mut whole = copy(5, TO_DEVICE, 100, 10, 20);
+        assert!(join(&mut whole, &copy(5, TO_DEVICE, 50, 25, 40)));
+        assert_eq!(whole, copy(5, TO_DEVICE, 150, 10, 40));
+        assert!(!join(&mut whole, &copy(6, TO_DEVICE, 50, 25, 40)));
+        assert!(!join(&mut whole, &copy(5, TO_HOST, 50, 25, 40)));
+        let in_graph = Activity {
+            graph: 3,
+            ..copy(5, TO_DEVICE, 1, 1, 2)
+        };
+        assert!(!join(&mut in_graph.clone(), &in_graph));
+    }
+}

@@ -1,0 +1,461 @@
+//! What the program has enabled, and the work that is taken from the server for it.
+
+use std::{
+    ffi::c_void,
+    sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
+};
+
+use outboard_api::activity::RUNTIME_CALLS;
+use outboard_wire::doc::{
+    ACTIVITY_COPIES, ACTIVITY_KERNELS, ACTIVITY_MEMSETS, ACTIVITY_NONE, Activity, ActivityWhat,
+};
+use parking_lot::Mutex;
+
+use crate::{
+    buffers, clock, copies, driver,
+    entry::{DRIVER, RUNTIME},
+    hooks::{self, HOOKS},
+    log, names, records,
+    records::{Kernel, Memcpy, Memset, Overhead},
+    status::Status,
+};
+
+/// `CUpti_CallbackFunc`.
+pub(crate) type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
+
+/// `CUpti_ActivityKind`s are less.
+const KINDS: usize = 64;
+/// CUPTI's numbers of calls are less.
+const CALLS: usize = 1024;
+/// Pieces of work in one answer.
+const TAKEN_MAX: u32 = 1 << 14;
+/// Calls after which work is taken unasked: the server keeps as much as a million pieces.
+const CALLS_UNTAKEN_MAX: u32 = 1 << 17;
+/// `CUPTI_ACTIVITY_OVERHEAD_CUPTI_BUFFER_FLUSH`, `CUPTI_ACTIVITY_OBJECT_THREAD`.
+const OVERHEAD_FLUSH: u32 = 1 << 16;
+const OBJECT_THREAD: u32 = 2;
+
+/// Kinds that are served; those that the server tells of with their bits there.
+const SERVED: [(u32, u32); 8] = [
+    (records::MEMCPY, ACTIVITY_COPIES),
+    (records::MEMSET, ACTIVITY_MEMSETS),
+    (records::KERNEL, ACTIVITY_KERNELS),
+    (records::CONCURRENT_KERNEL, ACTIVITY_KERNELS),
+    (records::DRIVER, 0),
+    (records::RUNTIME, 0),
+    (records::OVERHEAD, 0),
+    (records::EXTERNAL_CORRELATION, 0),
+];
+
+static WANTED: [AtomicBool; KINDS] = [const { AtomicBool::new(false) }; KINDS];
+/// Calls that the program does not want to be told of.
+static DRIVER_OFF: [AtomicBool; CALLS] = [const { AtomicBool::new(false) }; CALLS];
+static RUNTIME_OFF: [AtomicBool; CALLS] = [const { AtomicBool::new(false) }; CALLS];
+/// Calls that the subscriber is called for.
+static CALLED_BACK: [AtomicBool; CALLS] = [const { AtomicBool::new(false) }; CALLS];
+static UNTAKEN: AtomicU32 = AtomicU32::new(0);
+static THREAD_ID_TYPE: AtomicU8 = AtomicU8::new(0);
+/// What the server was asked for last. Held while it is asked, so that two threads do not cross.
+static ASKED: Mutex<Option<u32>> = Mutex::new(None);
+/// Held while work is taken, so that it is written in its order.
+static TAKING: Mutex<()> = Mutex::new(());
+
+struct Subscriber {
+    function: Callback,
+    user: usize,
+}
+
+static SUBSCRIBER: Mutex<Option<Subscriber>> = Mutex::new(None);
+
+pub(crate) fn wants(kind: u32) -> bool {
+    WANTED
+        .get(kind as usize)
+        .is_some_and(|wanted| wanted.load(Ordering::Relaxed))
+}
+
+pub(crate) fn wants_driver(cbid: u32) -> bool {
+    wants(records::DRIVER) && !is_set(&DRIVER_OFF, cbid)
+}
+
+pub(crate) fn wants_runtime(cbid: u32) -> bool {
+    wants(records::RUNTIME) && !is_set(&RUNTIME_OFF, cbid)
+}
+
+fn is_set(flags: &[AtomicBool], cbid: u32) -> bool {
+    flags
+        .get(cbid as usize)
+        .is_some_and(|flag| flag.load(Ordering::Relaxed))
+}
+
+/// Writes records of this kind from now on, or no longer.
+pub(crate) fn enable(kind: u32, on: bool) -> Result<(), Status> {
+    let wanted = WANTED.get(kind as usize).ok_or(Status::INVALID_KIND)?;
+    if !SERVED.iter().any(|(served, _)| *served == kind) {
+        static SAID: [AtomicBool; KINDS] = [const { AtomicBool::new(false) }; KINDS];
+        if on && let Some(said) = SAID.get(kind as usize) {
+            log::warn_once(
+                said,
+                format_args!("cuptiActivityEnable: activities of kind {kind} are not supported"),
+            );
+        }
+        return Err(Status::NOT_SUPPORTED);
+    }
+    driver::table()?;
+    wanted.store(on, Ordering::Relaxed);
+    apply()
+}
+
+/// Tells server, libcuda and runtimes what is wanted now.
+fn apply() -> Result<(), Status> {
+    let kinds = SERVED
+        .iter()
+        .filter(|(kind, _)| wants(*kind))
+        .fold(0, |kinds, (_, bit)| kinds | bit);
+    let mut asked = ASKED.lock();
+    if asked.unwrap_or(0) != kinds {
+        let (source, reason) = driver::enable(kinds)?;
+        if kinds != 0 && asked.is_none_or(|before| before == 0) {
+            clock::compare()?;
+        }
+        *asked = Some(kinds);
+        static SAID: AtomicBool = AtomicBool::new(false);
+        if kinds != 0 && source == ACTIVITY_NONE {
+            log::warn_once(
+                &SAID,
+                format_args!("calls are profiled, the GPU's work is not: {reason}"),
+            );
+        }
+    }
+    drop(asked);
+    let is_called_back =
+        SUBSCRIBER.lock().is_some() && CALLED_BACK.iter().any(|flag| flag.load(Ordering::Relaxed));
+    let any = SERVED.iter().any(|(kind, _)| wants(*kind));
+    driver::attach((any || is_called_back).then_some(&HOOKS))?;
+    choose_runtime_calls(is_called_back)
+}
+
+/// Sets the words by which CUDA runtimes know what to tell of.
+fn choose_runtime_calls(is_called_back: bool) -> Result<(), Status> {
+    let words = driver::table()?.runtime_calls;
+    // Their numbers are those of the work of the calls.
+    let numbers = wants(records::RUNTIME) || wants(records::EXTERNAL_CORRELATION);
+    for cbid in 1..RUNTIME_CALLS as u32 {
+        let known = hooks::name(RUNTIME, cbid).is_some();
+        let wanted = known
+            && (numbers && !is_set(&RUNTIME_OFF, cbid)
+                || is_called_back && is_set(&CALLED_BACK, cbid));
+        // SAFETY: so many words of libcuda's, which are there for ever; runtimes read them at any time.
+        unsafe { AtomicU32::from_ptr(words.add(cbid as usize)) }
+            .store(u32::from(wanted), Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// Whether records of one call of the driver, or of the runtime, are written.
+pub(crate) fn enable_call(domain: u32, cbid: u32, on: bool) -> Result<(), Status> {
+    let (flags, known) = match domain {
+        hooks::DOMAIN_RUNTIME => (&RUNTIME_OFF, hooks::name(RUNTIME, cbid)),
+        _ => (&DRIVER_OFF, hooks::name(DRIVER, cbid)),
+    };
+    let flag = flags.get(cbid as usize).filter(|_| known.is_some());
+    flag.ok_or(Status::INVALID_PARAMETER)?
+        .store(!on, Ordering::Relaxed);
+    match domain == hooks::DOMAIN_RUNTIME && wants(records::RUNTIME) {
+        true => apply(),
+        false => Ok(()),
+    }
+}
+
+/// The function that is called for this call of a runtime.
+pub(crate) fn subscriber(cbid: u32) -> Option<(Callback, usize)> {
+    if !is_set(&CALLED_BACK, cbid) {
+        return None;
+    }
+    let subscriber = SUBSCRIBER.lock();
+    subscriber.as_ref().map(|s| (s.function, s.user))
+}
+
+pub(crate) fn subscribe(function: Callback, user: *mut c_void) -> Result<(), Status> {
+    driver::table()?;
+    let mut subscriber = SUBSCRIBER.lock();
+    if subscriber.is_some() {
+        return Err(Status::MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED);
+    }
+    *subscriber = Some(Subscriber {
+        function,
+        user: user as usize,
+    });
+    Ok(())
+}
+
+pub(crate) fn unsubscribe() -> Result<(), Status> {
+    let gone = SUBSCRIBER.lock().take();
+    gone.ok_or(Status::INVALID_PARAMETER)?;
+    for flag in &CALLED_BACK {
+        flag.store(false, Ordering::Relaxed);
+    }
+    apply()
+}
+
+/// Calls the subscriber for one call of the runtime, or for all, or no longer.
+pub(crate) fn call_back(cbid: Option<u32>, on: bool) -> Result<(), Status> {
+    match cbid {
+        Some(cbid) => CALLED_BACK
+            .get(cbid as usize)
+            .filter(|_| hooks::name(RUNTIME, cbid).is_some())
+            .ok_or(Status::INVALID_PARAMETER)?
+            .store(on, Ordering::Relaxed),
+        None => {
+            for (cbid, _) in RUNTIME {
+                if let Some(flag) = CALLED_BACK.get(*cbid as usize) {
+                    flag.store(on, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+    apply()
+}
+
+pub(crate) fn thread_id_type() -> u8 {
+    THREAD_ID_TYPE.load(Ordering::Relaxed)
+}
+
+pub(crate) fn set_thread_id_type(to: u8) {
+    THREAD_ID_TYPE.store(to, Ordering::Relaxed);
+}
+
+/// How records name the calling thread: by its number in the system, or by the low half of its `pthread_t`.
+pub(crate) fn thread_number(tid: libc::pid_t) -> u32 {
+    const BY_SYSTEM: u8 = 1;
+    match thread_id_type() {
+        BY_SYSTEM => tid.cast_unsigned(),
+        // SAFETY: asks for the thread's handle.
+        _ => unsafe { libc::pthread_self() as u32 },
+    }
+}
+
+/// A call has ended: now and then the work that is done is taken, so that the server need not keep it.
+pub(crate) fn call_ended() {
+    if UNTAKEN.fetch_add(1, Ordering::Relaxed) >= CALLS_UNTAKEN_MAX {
+        // What goes wrong is said; the program's call has succeeded.
+        let _ = take(0);
+    }
+}
+
+/// Writes records of all work that is done.
+pub(crate) fn take(flags: u32) -> Result<(), Status> {
+    let _taking = TAKING.lock();
+    if ASKED.lock().is_none() {
+        return Ok(());
+    }
+    UNTAKEN.store(0, Ordering::Relaxed);
+    let start = clock::program();
+    clock::compare()?;
+    let map = clock::map().ok_or(Status::UNKNOWN)?;
+    // The last copy, whose next piece may be in the next answer.
+    let mut copy = None;
+    loop {
+        let taken = driver::take(flags, TAKEN_MAX)?;
+        if taken.dropped > 0 {
+            log::warn(format_args!(
+                "{} pieces of the GPU's work are missing: nobody took them in time",
+                taken.dropped
+            ));
+            buffers::add_dropped(taken.dropped);
+        }
+        for activity in &taken.done {
+            if copy
+                .as_mut()
+                .is_some_and(|whole| copies::join(whole, activity))
+            {
+                continue;
+            }
+            copy.take().iter().for_each(|whole| write(whole, &[], &map));
+            match activity.what {
+                ActivityWhat::Copy { .. } => copy = Some(copies::with_host_memory(*activity)),
+                _ => write(activity, &taken.names, &map),
+            }
+        }
+        if !taken.more {
+            break;
+        }
+    }
+    copy.iter().for_each(|whole| write(whole, &[], &map));
+    if wants(records::OVERHEAD) {
+        write_overhead(start);
+    }
+    Ok(())
+}
+
+fn write_overhead(start: u64) {
+    // SAFETY: asks for the thread's number.
+    let thread = unsafe { libc::gettid() };
+    buffers::write(&Overhead {
+        kind: records::OVERHEAD,
+        overheadKind: OVERHEAD_FLUSH,
+        objectKind: OBJECT_THREAD,
+        processId: std::process::id(),
+        threadId: thread_number(thread),
+        objectPad: 0,
+        start,
+        end: clock::program(),
+        correlationId: 0,
+        reserved0: 0,
+        overheadData: 0,
+    });
+}
+
+fn write(activity: &Activity, names: &[String], map: &clock::Map) {
+    let start = map.program(activity.start_ns);
+    let end = map.program(activity.end_ns);
+    match activity.what {
+        ActivityWhat::Kernel { name, .. } => {
+            let name = names.get(name as usize).map_or("", String::as_str);
+            write_kernel(activity, name, start, end);
+        }
+        ActivityWhat::Copy {
+            bytes,
+            kind,
+            source,
+            destination,
+            flags,
+        } => buffers::write(&Memcpy {
+            kind: records::MEMCPY,
+            copyKind: kind,
+            srcKind: source,
+            dstKind: destination,
+            flags,
+            bytes,
+            start,
+            end,
+            deviceId: activity.device,
+            contextId: activity.context,
+            streamId: activity.stream,
+            correlationId: activity.call,
+            runtimeCorrelationId: 0,
+            pad: 0,
+            reserved0: 0,
+            graphNodeId: activity.graph_node,
+            graphId: activity.graph,
+            channelID: 0,
+            channelType: 0,
+            isDeviceLaunched: 0,
+            pad2: [0; 3],
+            copyCount: 1,
+        }),
+        ActivityWhat::Memset {
+            bytes,
+            value,
+            memory,
+            flags,
+        } => buffers::write(&Memset {
+            kind: records::MEMSET,
+            value,
+            bytes,
+            start,
+            end,
+            deviceId: activity.device,
+            contextId: activity.context,
+            streamId: activity.stream,
+            correlationId: activity.call,
+            flags: flags.into(),
+            memoryKind: memory.into(),
+            pad: 0,
+            reserved0: 0,
+            graphNodeId: activity.graph_node,
+            graphId: activity.graph,
+            channelID: 0,
+            channelType: 0,
+            isDeviceLaunched: 0,
+            pad2: [0; 3],
+        }),
+    }
+}
+
+fn write_kernel(activity: &Activity, name: &str, start: u64, end: u64) {
+    let ActivityWhat::Kernel {
+        grid,
+        block,
+        cluster,
+        static_shared_bytes,
+        dynamic_shared_bytes,
+        shared_executed_bytes,
+        registers,
+        local_bytes_per_thread,
+        local_bytes_total,
+        launch_type,
+        grid_id,
+        ..
+    } = activity.what
+    else {
+        return;
+    };
+    let kind = match wants(records::KERNEL) && !wants(records::CONCURRENT_KERNEL) {
+        true => records::KERNEL,
+        false => records::CONCURRENT_KERNEL,
+    };
+    buffers::write(&Kernel {
+        kind,
+        cacheConfig: 0,
+        sharedMemoryConfig: 0,
+        registersPerThread: registers,
+        partitionedGlobalCacheRequested: 0,
+        partitionedGlobalCacheExecuted: 0,
+        start,
+        end,
+        completed: 0,
+        deviceId: activity.device,
+        contextId: activity.context,
+        streamId: activity.stream,
+        gridX: grid[0],
+        gridY: grid[1],
+        gridZ: grid[2],
+        blockX: block[0],
+        blockY: block[1],
+        blockZ: block[2],
+        staticSharedMemory: static_shared_bytes,
+        dynamicSharedMemory: dynamic_shared_bytes,
+        localMemoryPerThread: local_bytes_per_thread,
+        localMemoryTotal: u32::try_from(local_bytes_total).unwrap_or(u32::MAX),
+        correlationId: activity.call,
+        gridId: grid_id,
+        name: names::keep(name).as_ptr(),
+        reserved0: 0,
+        queued: 0,
+        submitted: 0,
+        launchType: launch_type,
+        isSharedMemoryCarveoutRequested: 0,
+        sharedMemoryCarveoutRequested: 0,
+        padding: 0,
+        sharedMemoryExecuted: shared_executed_bytes,
+        graphNodeId: activity.graph_node,
+        shmemLimitConfig: 0,
+        graphId: activity.graph,
+        pAccessPolicyWindow: 0,
+        channelID: 0,
+        channelType: 0,
+        clusterX: cluster[0],
+        clusterY: cluster[1],
+        clusterZ: cluster[2],
+        clusterSchedulingPolicy: 0,
+        localMemoryTotal_v2: local_bytes_total,
+        maxPotentialClusterSize: 0,
+        maxActiveClusters: 0,
+        isDeviceLaunched: 0,
+        padding3: [0; 7],
+    });
+}
+
+/// Ends all that was enabled.
+pub(crate) fn finalize() -> Result<(), Status> {
+    let taken = take(1);
+    for wanted in &WANTED {
+        wanted.store(false, Ordering::Relaxed);
+    }
+    *SUBSCRIBER.lock() = None;
+    for flag in CALLED_BACK.iter().chain(&DRIVER_OFF).chain(&RUNTIME_OFF) {
+        flag.store(false, Ordering::Relaxed);
+    }
+    buffers::flush();
+    taken.and(apply())
+}

@@ -1,0 +1,184 @@
+/* Uses CUPTI's activity interface as a profiler does, and prints every record: what tests/test_profiler.py reads. Types are
+ * declared here, so that no header of CUPTI's is needed; offsets are those of cupti_activity.h. */
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef void (*request_t)(uint8_t **, size_t *, size_t *);
+typedef void (*complete_t)(void *, uint32_t, uint8_t *, size_t, size_t);
+extern int cuptiActivityRegisterCallbacks(request_t, complete_t);
+extern int cuptiActivityEnable(uint32_t), cuptiActivityDisable(uint32_t), cuptiActivityFlushAll(uint32_t);
+extern int cuptiActivityGetNextRecord(uint8_t *, size_t, uint8_t **);
+extern int cuptiActivityGetNumDroppedRecords(void *, uint32_t, size_t *);
+extern int cuptiActivityPushExternalCorrelationId(uint32_t, uint64_t);
+extern int cuptiActivityPopExternalCorrelationId(uint32_t, uint64_t *);
+extern int cuptiGetTimestamp(uint64_t *), cuptiGetVersion(uint32_t *), cuptiFinalize(void);
+extern int cuptiSubscribe(void **, void *, void *), cuptiUnsubscribe(void *);
+extern int cuptiEnableCallback(uint32_t, void *, uint32_t, uint32_t);
+extern int cuptiEventGroupCreate(void);
+
+#define DO(call) do { int s = (int)(call); if (s) { printf("failed %s: %d\n", #call, s); exit(1); } } while (0)
+#define U32(r, at) (*(uint32_t *)((r) + (at)))
+#define U64(r, at) (*(uint64_t *)((r) + (at)))
+
+static const char *const ptx =
+    ".version 7.0\n.target sm_70\n.address_size 64\n"
+    ".visible .entry fill(.param .u64 p, .param .u32 v) {\n"
+    ".reg .b64 %d<4>; .reg .b32 %r<4>;\n"
+    "ld.param.u64 %d1, [p]; ld.param.u32 %r1, [v]; cvta.to.global.u64 %d2, %d1;\n"
+    "mov.u32 %r2, %tid.x; mul.wide.u32 %d3, %r2, 4; add.s64 %d2, %d2, %d3; st.global.u32 [%d2], %r1; ret; }\n";
+
+static size_t buffer_bytes = 1 << 16;
+static int is_stingy;
+
+static void request(uint8_t **buffer, size_t *bytes, size_t *records_max)
+{
+    *buffer = is_stingy ? 0 : aligned_alloc(8, buffer_bytes);
+    *bytes = is_stingy ? 0 : buffer_bytes;
+    *records_max = 0;
+}
+
+static void complete(void *context, uint32_t stream, uint8_t *buffer, size_t bytes, size_t valid)
+{
+    uint8_t *r = 0;
+    (void)context, (void)stream, (void)bytes;
+    while (!cuptiActivityGetNextRecord(buffer, valid, &r)) switch (U32(r, 0)) {
+        case 1:
+            printf("copy call %u bytes %lu kind %u from %u to %u stream %u at %lu %lu\n", U32(r, 44), U64(r, 8), r[4], r[5], r[6],
+                   U32(r, 40), U64(r, 16), U64(r, 24));
+            break;
+        case 2:
+            printf("memset call %u bytes %lu value %u graph %u node %lu at %lu %lu\n", U32(r, 44), U64(r, 8), U32(r, 4),
+                   U32(r, 72), U64(r, 64), U64(r, 16), U64(r, 24));
+            break;
+        case 10:
+            printf("kernel call %u name %s grid %u block %u stream %u at %lu %lu\n", U32(r, 92), *(char **)(r + 104), U32(r, 52),
+                   U32(r, 64), U32(r, 48), U64(r, 16), U64(r, 24));
+            break;
+        case 4: case 5:
+            printf("%s call %u cbid %u result %u at %lu %lu\n", U32(r, 0) == 4 ? "driver" : "runtime", U32(r, 32), U32(r, 4),
+                   U32(r, 36), U64(r, 8), U64(r, 16));
+            break;
+        case 39: printf("external call %u kind %u id %lu\n", U32(r, 16), U32(r, 4), U64(r, 8)); break;
+        default: printf("other %u\n", U32(r, 0));
+    }
+    free(buffer);
+}
+
+static void called(void *user, uint32_t domain, uint32_t cbid, const void *data)
+{
+    printf("called %s domain %u cbid %u site %u\n", (char *)user, domain, cbid, *(const uint32_t *)data);
+}
+
+static CUfunction fill;
+static void *there;
+
+static void launch(unsigned value)
+{
+    void *arguments[] = {&there, &value};
+    DO(cuLaunchKernel(fill, 2, 1, 1, 32, 1, 1, 0, 0, arguments, 0));
+}
+
+static void work(void)
+{
+    static char here[100000];
+    uint64_t id = 0;
+
+    DO(cuptiActivityPushExternalCorrelationId(3, 77));
+    DO(cudaMemset(there, 7, 4096));
+    DO(cuptiActivityPopExternalCorrelationId(3, &id));
+    DO(id != 77);
+    DO(cudaMemcpy(there, here, sizeof here, cudaMemcpyHostToDevice));
+    launch(5);
+    DO(cudaMemcpy(here, there, 128, cudaMemcpyDeviceToHost));
+    DO(here[4] != 5);
+}
+
+static void replay(void)
+{
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    DO(cudaStreamCreate(&stream));
+    DO(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    DO(cudaMemsetAsync(there, 1, 64, stream));
+    DO(cudaMemsetAsync(there, 2, 32, stream));
+    DO(cudaStreamEndCapture(stream, &graph));
+    DO(cudaGraphInstantiate(&exec, graph, 0));
+    DO(cudaGraphLaunch(exec, stream));
+    DO(cudaStreamSynchronize(stream));
+}
+
+int main(int count, char **arguments)
+{
+    static const uint32_t kinds[] = {1, 2, 10, 39, 5, 4};
+    const char *what = count > 1 ? arguments[1] : "all";
+    CUmodule module;
+    uint64_t before, after;
+    uint32_t version;
+    size_t dropped, i;
+    void *subscriber;
+
+    setvbuf(stdout, 0, _IOLBF, 0);
+    DO(cuptiGetVersion(&version));
+    printf("version %u\n", version);
+    if (!strcmp(what, "alone")) {
+        printf("enable %d flush %d\n", cuptiActivityEnable(10), cuptiActivityFlushAll(0));
+        return 0;
+    }
+    DO(cudaMalloc(&there, 100000));
+    DO(cuModuleLoadData(&module, ptx));
+    DO(cuModuleGetFunction(&fill, module, "fill"));
+    launch(1);
+    DO(cudaDeviceSynchronize());
+    printf("unsupported %d kind %d wrong %d\n", cuptiEventGroupCreate(), cuptiActivityEnable(38), cuptiActivityEnable(1000));
+    is_stingy = !strcmp(what, "stingy");
+    if (!strcmp(what, "small")) buffer_bytes = 300;
+    DO(cuptiActivityRegisterCallbacks(request, complete));
+    DO(cuptiGetTimestamp(&before));
+    for (i = 0; i < sizeof kinds / sizeof *kinds; i++) DO(cuptiActivityEnable(kinds[i]));
+    if (!strcmp(what, "many")) {
+        for (i = 0; i < 10000; i++) launch(i);
+        for (i = 0; i < 6; i++) DO(cuptiActivityDisable(kinds[i]));
+    } else if (!strcmp(what, "graph")) {
+        replay();
+    } else if (!strcmp(what, "callbacks")) {
+        DO(cuptiSubscribe(&subscriber, called, "user"));
+        printf("second %d\n", cuptiSubscribe(&subscriber, called, "user"));
+        DO(cuptiEnableCallback(1, subscriber, 2, 49));
+        printf("driver %d\n", cuptiEnableCallback(1, subscriber, 1, 1));
+        work();
+        DO(cuptiUnsubscribe(subscriber));
+        work();
+    } else if (!strcmp(what, "fork")) {
+        int status;
+        pid_t child = fork();
+        if (!child) _exit(cuptiActivityFlushAll(0) == 15 && cuptiActivityEnable(10) == 15 ? 0 : 1);
+        waitpid(child, &status, 0);
+        printf("child %d\n", status);
+        work();
+    } else {
+        work();
+    }
+    DO(cudaDeviceSynchronize());
+    DO(cuptiActivityFlushAll(1));
+    DO(cuptiGetTimestamp(&after));
+    DO(cuptiActivityGetNumDroppedRecords(0, 0, &dropped));
+    printf("between %lu %lu dropped %zu\n", before, after, dropped);
+    if (!strcmp(what, "twice")) {
+        DO(cuptiFinalize());
+        launch(3);
+        DO(cuptiActivityRegisterCallbacks(request, complete));
+        DO(cuptiActivityEnable(10));
+        launch(4);
+        DO(cudaDeviceSynchronize());
+        DO(cuptiActivityFlushAll(0));
+    }
+    printf("done\n");
+    return 0;
+}

@@ -1,0 +1,155 @@
+"""CUPTI's activity interface as a profiler uses it, on the software device: `profiled.c` prints every record."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, Server
+
+HERE = Path(__file__).parent
+TOOLCHAIN = ROOT / ".toolchain"
+LIBCUPTI = ROOT / "target" / "debug" / "liboutboard_cupti.so"
+# CUPTI's numbers.
+CUDA_MEMSET, CUDA_MEMCPY, CU_LAUNCH_KERNEL, CUDA_GRAPH_LAUNCH = 49, 31, 307, 311
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("profiled")
+    (folder / "libcupti.so").symlink_to(LIBCUPTI)
+    (folder / "libcupti.so.13").symlink_to(LIBCUPTI)
+    built = folder / "profiled"
+    flags = [f"-I{TOOLCHAIN}/include", f"-L{TOOLCHAIN}/lib", f"-L{TOOLCHAIN}/lib/stubs", f"-L{folder}"]
+    libraries = ["-lcudart", "-lcuda", "-lcupti", f"-Wl,-rpath,{TOOLCHAIN}/lib:{folder}"]
+    subprocess.run(["cc", *flags, "-o", built, HERE / "profiled.c", *libraries], check=True)
+    yield built
+
+
+def run(server: Server, link: str, program: Path, what: str, **options: object) -> tuple[list[str], str]:
+    done = server.run(link, program, what, timeout=60, **options)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr}\n{server.log.read_text()[-2000:]}"
+    lines = done.stdout.splitlines()
+    assert lines[0] == "version 130001" and lines[-1] == "done"
+    return lines, done.stderr
+
+
+def records(lines: list[str], kind: str) -> list[dict[str, str]]:
+    """The records of a kind: their words, by the word in front of each."""
+    found = []
+    for line in lines:
+        if line.startswith(f"{kind} call "):
+            *words, at, begin, end = line.split()[1:]
+            assert at == "at"
+            found.append(dict(zip(words[::2], words[1::2], strict=True)) | {"at": begin, "end": end})
+    return found
+
+
+def between(lines: list[str]) -> tuple[int, int, int]:
+    [found] = re.findall(r"^between (\d+) (\d+) dropped (\d+)$", "\n".join(lines), re.MULTILINE)
+    return tuple(map(int, found))
+
+
+def test_work_bears_the_number_of_its_call(server: Server, link: str, program: Path) -> None:
+    lines, stderr = run(server, link, program, "all")
+    runtime = {r["call"]: int(r["cbid"]) for r in records(lines, "runtime")}
+    driver = {r["call"]: int(r["cbid"]) for r in records(lines, "driver")}
+    [kernel] = records(lines, "kernel")
+    assert (kernel["name"], kernel["grid"], kernel["block"], kernel["stream"]) == ("fill", "2", "32", "7")
+    assert driver[kernel["call"]] == CU_LAUNCH_KERNEL
+    [memset] = records(lines, "memset")
+    assert (memset["bytes"], runtime[memset["call"]]) == ("4096", CUDA_MEMSET)
+    copies = [(c["bytes"], c["kind"], c["from"], c["to"], runtime[c["call"]]) for c in records(lines, "copy")]
+    # Of and to pageable memory of the host.
+    assert copies == [("100000", "1", "1", "3", CUDA_MEMCPY), ("128", "2", "3", "1", CUDA_MEMCPY)]
+    # The number that was pushed belongs to the call made meanwhile, and to no other.
+    external = re.findall(r"external call (\d+) kind (\d) id (\d+)", "\n".join(lines))
+    assert external == [(memset["call"], "3", "77")]
+    # A driver call that the runtime makes has no record of its own.
+    assert not runtime.keys() & driver.keys()
+    begin, end, dropped = between(lines)
+    for kind in ("kernel", "memset", "copy", "runtime", "driver"):
+        for record in records(lines, kind):
+            assert begin <= int(record["at"]) <= int(record["end"]) <= end, (kind, record)
+    calls = {r["call"]: int(r["at"]) for kind in ("runtime", "driver") for r in records(lines, kind)}
+    for kind in ("kernel", "memset", "copy"):
+        for record in records(lines, kind):
+            # Nothing runs before it was asked for, but for the error of the clocks' comparison.
+            assert int(record["at"]) > calls[record["call"]] - 1_000_000
+    assert dropped == 0
+    assert "unsupported 27 kind 27 wrong 21" in lines
+    assert stderr.count("cuptiEventGroupCreate is not supported") == 1
+    assert "activities of kind 38 are not supported" in stderr
+
+
+def test_nodes_of_a_graph_bear_graph_and_node(server: Server, link: str, program: Path) -> None:
+    lines, _ = run(server, link, program, "graph")
+    runtime = {r["call"]: int(r["cbid"]) for r in records(lines, "runtime")}
+    nodes = records(lines, "memset")
+    assert [node["bytes"] for node in nodes] == ["64", "32"]
+    assert {runtime[node["call"]] for node in nodes} == {CUDA_GRAPH_LAUNCH}
+    assert len({node["graph"] for node in nodes}) == 1 and nodes[0]["graph"] != "0"
+    assert len({node["node"] for node in nodes}) == 2
+
+
+def test_nothing_is_lost_of_ten_thousand_kernels(server: Server, link: str, program: Path) -> None:
+    lines, _ = run(server, link, program, "many")
+    kernels, launches = records(lines, "kernel"), records(lines, "driver")
+    dropped = between(lines)[2]
+    assert len(kernels) == 10_000 and dropped == 0
+    assert {kernel["call"] for kernel in kernels} <= {launch["call"] for launch in launches}
+    starts = [int(kernel["at"]) for kernel in kernels]
+    assert starts == sorted(starts)
+
+
+def test_records_without_a_buffer_are_counted(server: Server, program: Path) -> None:
+    lines, _ = run(server, "shm", program, "stingy")
+    assert between(lines)[2] >= 4 and not records(lines, "kernel")
+    # A buffer that takes one record at a time.
+    lines, _ = run(server, "shm", program, "small")
+    assert between(lines)[2] == 0 and len(records(lines, "kernel")) == 1
+
+
+def test_a_subscriber_is_called_for_what_it_asked(server: Server, program: Path) -> None:
+    lines, stderr = run(server, "shm", program, "callbacks")
+    called = [line for line in lines if line.startswith("called")]
+    assert called == [f"called user domain 2 cbid {CUDA_MEMSET} site {site}" for site in (0, 1)]
+    assert "second 39" in lines and "driver 27" in lines
+    assert "callbacks of domain 1 are not supported" in stderr
+
+
+def test_twice_and_in_a_child(server: Server, program: Path) -> None:
+    lines, _ = run(server, "shm", program, "twice")
+    # The second profile has its own kernel, and not the one between both.
+    assert len(records(lines, "kernel")) == 2
+    lines, _ = run(server, "shm", program, "fork")
+    assert "child 0" in lines and len(records(lines, "kernel")) == 1
+
+
+def test_without_outboards_driver_it_says_so(program: Path) -> None:
+    stub = program.parent / "libcuda.so.1"
+    source = "int cuGetExportTable(void **t, void *i) { (void)t, (void)i; return 1; }"
+    names = sorted(set(re.findall(r"\bcu[A-Z]\w+(?=\()", (HERE / "profiled.c").read_text())))
+    more = "".join(f"int {name}(void) {{ return 100; }}\n" for name in names)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", stub, "-x", "c", "-", "-Wl,-soname,libcuda.so.1"],
+        input=source + more + "int cuMemsetD8_v2(void){return 100;}",
+        text=True,
+        check=True,
+    )
+    environment = {"LD_LIBRARY_PATH": str(program.parent)}
+    done = subprocess.run([program, "alone"], env=environment, capture_output=True, text=True, timeout=30)
+    assert done.stdout.splitlines()[1:] == ["enable 15 flush 15"], done.stderr
+    assert done.stderr.count("libcuda.so.1 is not Outboard's") == 1
+
+
+def test_run_preloads_it_behind_what_is_there(server: Server) -> None:
+    show = "import os; print(os.environ.get('LD_PRELOAD', ''))"
+    loaded = server.run("shm", sys.executable, "-c", show, env={"LD_PRELOAD": "libm.so.6"}).stdout.strip()
+    first, last = loaded.split(":")
+    assert first == "libm.so.6" and Path(last).name == "libcupti.so.13"
