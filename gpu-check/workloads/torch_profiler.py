@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import json
+import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +24,10 @@ from torch_tools import DEVICE, first_result, healthy, random, synchronize
 __all__ = ["WORKLOADS", "first_result", "healthy"]
 
 STEPS = 3
-# Names whose kernels' times are compared one by one: those that take longest.
+# Names whose kernels' times are compared one by one: those with the most threads.
 NAMES = 8
+# Below, a kernel's time moves by more than a twentieth from run to run on any GPU.
+LONG_US = 1000
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -123,10 +126,14 @@ def _seen(events: list[dict[str, Any]]) -> Result:
     require(not before, f"{len(before)} pieces of work end before they begin")
     names = [event["name"] for event in gpu]
     kernels: dict[str, float] = collections.defaultdict(float)
+    threads: dict[str, int] = collections.Counter()
     for event in of["kernel"]:
         kernels[event["name"]] += event["dur"]
-    longest = sorted(kernels, key=kernels.__getitem__, reverse=True)[:NAMES]
-    shapes = [f"{e['name']} {e['args'].get('grid')} {e['args'].get('block')}" for e in of["kernel"]]
+        threads[event["name"]] += math.prod(event["args"]["grid"]) * math.prod(event["args"]["block"])
+    # The same names in every mode, which those that took longest would not be.
+    largest = sorted(threads, key=lambda name: (-threads[name], name))[:NAMES]
+    launched = [e for e in gpu if e["cat"] == "kernel"]
+    shapes = [f"{e['name']} {e['args'].get('grid')} {e['args'].get('block')}" for e in launched]
     streams = collections.Counter(e["args"].get("stream") for e in gpu)
     starts = {e["args"]["correlation"]: e["ts"] for cat in ("cuda_runtime", "cuda_driver") for e in of[cat]}
     early = [starts[e["args"]["correlation"]] - e["ts"] for e in gpu if e["args"]["correlation"] in starts]
@@ -146,7 +153,7 @@ def _seen(events: list[dict[str, Any]]) -> Result:
             "begins before its call": sum(us > 20 for us in early),
         },
         numbers={"all kernels, us": sum(kernels.values())}
-        | {f"us of {_short(name)}": kernels[name] for name in longest if kernels[name] > 50},
+        | {f"us of {_short(name)}": kernels[name] for name in largest if sum(kernels.values()) > LONG_US},
         timings_ms={
             "gpu_memcpy": sum(e["dur"] for e in of["gpu_memcpy"]) / 1e3,
             "gpu_memset": sum(e["dur"] for e in of["gpu_memset"]) / 1e3,

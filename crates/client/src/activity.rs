@@ -57,6 +57,28 @@ pub(crate) fn end(number: usize, begun: Begun, result: CUresult) {
     }
 }
 
+/// The number of the call at hand, for threads that help with it.
+pub(crate) fn call() -> u32 {
+    thread::here().call.get()
+}
+
+/// A thread that helps with another's call, until this is dropped.
+pub(crate) struct Helping {
+    outer: u32,
+}
+
+pub(crate) fn help(call: u32) -> Helping {
+    Helping {
+        outer: thread::here().call.replace(call),
+    }
+}
+
+impl Drop for Helping {
+    fn drop(&mut self) {
+        thread::here().call.set(self.outer);
+    }
+}
+
 /// The context of a message with the number of the call at hand, where calls have numbers.
 #[inline]
 pub(crate) fn tagged(context: u64) -> u64 {

@@ -9,7 +9,7 @@ use std::{
 use outboard_api::CUresult;
 use parking_lot::{Condvar, Mutex};
 
-use crate::{calls::Done, notes};
+use crate::{activity, calls::Done, notes};
 
 /// More than this do not copy faster.
 const HELPERS_MAX: usize = 3;
@@ -80,7 +80,9 @@ impl Helpers {
         };
         let pieces = Mutex::new(pieces);
         let failed: Mutex<Option<CUresult>> = Mutex::new(None);
+        let call = activity::call();
         let participate = || {
+            let _of_call = activity::help(call);
             loop {
                 let next = pieces.lock().next();
                 let Some(piece) = next.filter(|_| failed.lock().is_none()) else {

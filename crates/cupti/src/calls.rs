@@ -7,6 +7,8 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
 };
 
+use parking_lot::Mutex;
+
 use crate::{
     buffers::{self, Complete, Request},
     clock::{self, Timestamp},
@@ -169,14 +171,19 @@ pub(crate) extern "C" fn cuptiActivityEnableLatencyTimestamps(enable: u8) -> Sta
     not_kept("cuptiActivityEnableLatencyTimestamps", enable)
 }
 
-fn not_kept(name: &str, enable: u8) -> Status {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    enter(name, || match enable {
-        0 => Ok(()),
-        _ => {
-            log::warn_once(&SAID, format_args!("{name} is not supported"));
-            Err(Status::NOT_SUPPORTED)
+/// Takes a setting that changes nothing as long as it is off.
+fn not_kept(name: &'static str, enable: u8) -> Status {
+    static SAID: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+    enter(name, || {
+        if enable == 0 {
+            return Ok(());
         }
+        let mut said = SAID.lock();
+        if !said.contains(&name) {
+            said.push(name);
+            log::warn(format_args!("{name} is not supported"));
+        }
+        Err(Status::NOT_SUPPORTED)
     })
 }
 
@@ -197,10 +204,7 @@ pub(crate) extern "C" fn cuptiActivityFlushAll(flags: u32) -> Status {
 /// Buffers are given back when they are full and when the program asks: at most later than a period would.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuptiActivityFlushPeriod(period_ms: u32) -> Status {
-    enter("cuptiActivityFlushPeriod", || match period_ms {
-        0 => Ok(()),
-        _ => Err(Status::NOT_SUPPORTED),
-    })
+    not_kept("cuptiActivityFlushPeriod", u8::from(period_ms != 0))
 }
 
 #[unsafe(no_mangle)]
