@@ -43,8 +43,11 @@ const CLUSTER_TOPOLOGY: u128 = 0x1734_dc26_800d_4745_8726_c0f1_e7dd_8bca;
 const CTX_STREAM_ID: u128 = 0x2131_8c60_9714_3248_8ca6_41ff_7324_c8f2;
 /// Refused on purpose, in silence: every runtime asks for it, and works without.
 const LOGGING: u128 = 0xf8cf_f951_2146_8b4e_b9e2_fb46_9e7c_0dd9;
-/// Asked for by NVIDIA's CUPTI alone, of CUDA 12 and 13.
-const CUPTI: u128 = 0x7cb6_3f9b_9ca4_8e42_a484_beb6_6e6a_ed7f;
+/// Asked for by NVIDIA's CUPTI alone: of CUDA 12.8 and 13.2, and of 13.0.
+const CUPTI: [u128; 2] = [
+    0x7cb6_3f9b_9ca4_8e42_a484_beb6_6e6a_ed7f,
+    0x2c8e_0ad8_0710_ab4e_90dd_5471_9fe5_f74b,
+];
 const MODULE_ITERATOR: u128 = 0x6e16_3fbe_b958_444d_835c_e182_aff1_991e;
 
 /// The table of this id; NULL and an error for an id that is not served, so that no caller jumps into nothing.
@@ -79,7 +82,7 @@ fn name_once(id: u128) {
         return;
     }
     named.push(id);
-    if id == CUPTI {
+    if CUPTI.contains(&id) {
         log::warn(
             "NVIDIA's own CUPTI finds no GPU here. `outboard run` puts Outboard's libcupti.so.13 in its place, which \
              serves programs of CUDA 13 (torch.profiler); programs of CUDA 12 cannot be profiled",
