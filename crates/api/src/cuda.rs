@@ -281,6 +281,16 @@ pub struct CUctxCreateParams {
     pub cig_params: *mut c_void,
 }
 
+/// `CUDA_BATCH_MEM_OP_NODE_PARAMS`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUDA_BATCH_MEM_OP_NODE_PARAMS {
+    pub ctx: CUcontext,
+    pub count: u32,
+    pub params: *mut CUstreamBatchMemOpParams,
+    pub flags: u32,
+}
+
 /// `CUstreamBatchMemOpParams`: a union, padded to 48 bytes; the operation is the first word of every member.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -323,6 +333,7 @@ const _: () = {
     assert!(size_of::<CUgraphEdgeData>() == 8);
     assert!(size_of::<CUctxCreateParams>() == 24);
     assert!(size_of::<CUstreamBatchMemOpParams>() == 48);
+    assert!(size_of::<CUDA_BATCH_MEM_OP_NODE_PARAMS>() == 32);
     assert!(size_of::<CUtensorMap>() == 128);
     assert!(size_of::<CUdevprop>() == 56);
 };

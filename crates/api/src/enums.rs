@@ -450,6 +450,16 @@ pub const CU_LIBRARY_NUM_OPTIONS: u32 = 2;
 pub const CU_MODULE_EAGER_LOADING: u32 = 1;
 pub const CU_MODULE_LAZY_LOADING: u32 = 2;
 
+// CUgraphConditionalNodeType, and the flag of cuGraphConditionalHandleCreate
+pub const CU_GRAPH_COND_TYPE_IF: u32 = 0;
+pub const CU_GRAPH_COND_TYPE_WHILE: u32 = 1;
+pub const CU_GRAPH_COND_TYPE_SWITCH: u32 = 2;
+pub const CU_GRAPH_COND_ASSIGN_DEFAULT: u32 = 1;
+
+// CUuserObject_flags, CUuserObjectRetain_flags
+pub const CU_USER_OBJECT_NO_DESTRUCTOR_SYNC: u32 = 1;
+pub const CU_GRAPH_USER_OBJECT_MOVE: u32 = 1;
+
 // CUgraphInstantiateResult
 pub const CUDA_GRAPH_INSTANTIATE_SUCCESS: u32 = 0;
 pub const CUDA_GRAPH_INSTANTIATE_ERROR: u32 = 1;

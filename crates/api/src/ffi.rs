@@ -92,6 +92,7 @@ const KNOWN: &[&str] = &[
     "CUmemAccessDesc",
     "CUmemPoolProps",
     "CUDA_KERNEL_NODE_PARAMS",
+    "CUDA_BATCH_MEM_OP_NODE_PARAMS",
     "CUDA_MEMSET_NODE_PARAMS",
     "CUDA_HOST_NODE_PARAMS",
     "CUDA_GRAPH_INSTANTIATE_PARAMS",

@@ -11,7 +11,7 @@ use std::{
 
 use outboard_api::{
     CUresult,
-    cuda::{CUhostFn, CUstream, CUstreamCallback},
+    cuda::{CUDA_HOST_NODE_PARAMS, CUhostFn, CUstream, CUstreamCallback},
 };
 use outboard_wire::messages::{self, Note};
 use parking_lot::{Condvar, Mutex};
@@ -108,6 +108,23 @@ pub(crate) fn register(session: &'static Session, call: HostCall, repeats: bool)
         });
     }
     number
+}
+
+/// A registered function of the program's, as graphs' nodes name it.
+pub(crate) fn function_of(call: u64) -> Option<CUDA_HOST_NODE_PARAMS> {
+    match queue().0.lock().registered.get(&call) {
+        Some((
+            HostCall::Function {
+                function,
+                user_data,
+            },
+            _,
+        )) => Some(CUDA_HOST_NODE_PARAMS {
+            func: *function,
+            user_data: *user_data,
+        }),
+        _ => None,
+    }
 }
 
 /// Whether any host function is waiting to run: it may write any memory of the program.

@@ -1,12 +1,14 @@
 //! The documents inside messages: whatever is asked rarely and has many fields.
 
 mod activity;
+mod graph;
 mod nvml;
 mod tensor_map;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub use activity::*;
+pub use graph::*;
 pub use nvml::*;
 pub use tensor_map::*;
 

@@ -11,8 +11,8 @@ use std::{
 use outboard_api::{
     CUresult,
     cuda::{
-        CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraph, CUgraphExec, CUgraphExecUpdateResultInfo,
-        CUgraphNode, CUstream,
+        CUDA_GRAPH_INSTANTIATE_PARAMS, CUdevice, CUgraph, CUgraphExec, CUgraphExecUpdateResultInfo,
+        CUgraphNode, CUhostFn, CUstream, CUuserObject,
     },
     enums::*,
 };
@@ -22,7 +22,7 @@ pub(crate) use self::topology::*;
 use super::{Done, put, put_optional};
 use crate::{
     log,
-    state::{Driver, driver},
+    state::{Driver, Kind, NodeRecord, driver},
 };
 
 impl Driver {
@@ -30,36 +30,53 @@ impl Driver {
     fn instantiate(&self, graph: CUgraph, flags: u64) -> (Result<CUgraphExec, CUresult>, u32) {
         let known = u64::from(
             CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH
-                | CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY,
+                | CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
+                | CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH,
         );
-        if flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0 {
-            log::warn("graphs that kernels launch are not supported");
-            return (
-                Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
-                CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED,
-            );
-        }
         if flags & !known != 0 {
             return (
                 Err(CUresult::CUDA_ERROR_INVALID_VALUE),
                 CUDA_GRAPH_INSTANTIATE_ERROR,
             );
         }
-        let exec = self.mint_graphexec();
-        let status = self.wire_graph(graph).and_then(|graph| {
-            self.call(
-                &messages::GraphInstantiate { graph, exec, flags },
-                |reply| reply.status,
-            )
-        });
-        match status {
-            Ok(CUDA_GRAPH_INSTANTIATE_SUCCESS) => (
-                Ok(self.handle_graphexec(exec)),
-                CUDA_GRAPH_INSTANTIATE_SUCCESS,
+        match self.instantiated(graph, flags) {
+            Ok((exec, CUDA_GRAPH_INSTANTIATE_SUCCESS)) => {
+                (Ok(exec), CUDA_GRAPH_INSTANTIATE_SUCCESS)
+            }
+            Ok((_, status)) => (Err(CUresult::CUDA_ERROR_INVALID_VALUE), status),
+            Err(CUresult::CUDA_ERROR_NOT_SUPPORTED) => (
+                Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+                CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED,
             ),
-            Ok(status) => (Err(CUresult::CUDA_ERROR_INVALID_VALUE), status),
             Err(error) => (Err(error), CUDA_GRAPH_INSTANTIATE_ERROR),
         }
+    }
+
+    fn instantiated(&self, graph: CUgraph, flags: u64) -> Result<(CUgraphExec, u32), CUresult> {
+        let graph = self.wire_graph(graph)?;
+        let by_kernels = flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0;
+        if self.graph_memory.is_instantiated(graph) || by_kernels && self.graph_memory.is_in(graph)
+        {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let exec = self.mint_graphexec();
+        let message = messages::GraphInstantiate { graph, exec, flags };
+        let (status, device_handle) =
+            self.call(&message, |reply| (reply.status, reply.device_handle))?;
+        if status != CUDA_GRAPH_INSTANTIATE_SUCCESS {
+            return Ok((CUgraphExec::NULL, status));
+        }
+        let frees = u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+        self.graph_memory
+            .instantiated(exec, graph, flags & frees != 0);
+        self.user_objects.instantiated(exec, graph);
+        let mut handle = self.handle_graphexec(exec);
+        if device_handle != 0 {
+            // Kernels are given this one, as a parameter that nobody can tell from a number.
+            handle = CUgraphExec(device_handle as usize);
+            self.graphs.known_to_kernels(handle.0, exec);
+        }
+        Ok((handle, status))
     }
 }
 
@@ -110,7 +127,7 @@ pub(crate) unsafe fn cuGraphInstantiateWithParams(
     let made = instantiated?;
     if params.flags & upload != 0 {
         let message = messages::CuGraphUpload {
-            h_graph: made.0 as u64,
+            h_graph: driver.wire_graphexec(made)?,
             h_stream: driver.wire_stream(params.upload_stream)?,
         };
         driver.submit(&message)?;
@@ -123,6 +140,12 @@ pub(crate) unsafe fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Done 
     let driver = driver()?;
     let stream = driver.work_stream(stream)?;
     let exec = driver.wire_graphexec(exec)?;
+    if driver.graph_memory.is_in_exec(exec) {
+        if stream.is_capturing() {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        driver.graph_memory.launch(exec)?;
+    }
     driver.push_visible()?;
     if !stream.is_capturing() {
         driver.graphs.launched();
@@ -138,15 +161,26 @@ pub(crate) unsafe fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Done 
     Ok(())
 }
 
-/// # Safety
-/// Handles only.
-unsafe fn exec_update(exec: CUgraphExec, graph: CUgraph) -> Result<u32, CUresult> {
+/// What came of an update, and the nodes of the graph that it failed at.
+fn exec_update(exec: CUgraphExec, graph: CUgraph) -> Result<CUgraphExecUpdateResultInfo, CUresult> {
     let driver = driver()?;
+    let graph = driver.wire_graph(graph)?;
     let message = messages::GraphExecUpdate {
         exec: driver.wire_graphexec(exec)?,
-        graph: driver.wire_graph(graph)?,
+        graph,
+        first_node: driver.handles.mint_range(Kind::Node, 2),
     };
-    driver.call(&message, |reply| reply.result)
+    let (result, nodes) = driver.call(&message, |reply| {
+        (reply.result, [reply.error_node, reply.error_from_node])
+    })?;
+    let shown = nodes.into_iter().filter(|node| *node != 0);
+    driver.graphs.learn_shown(graph, shown);
+    let [error_node, error_from_node] = nodes.map(|node| CUgraphNode(node as usize));
+    Ok(CUgraphExecUpdateResultInfo {
+        result,
+        error_node,
+        error_from_node,
+    })
 }
 
 fn updated(result: u32) -> Done {
@@ -173,9 +207,9 @@ pub(crate) unsafe fn cuGraphExecUpdate_v2(
             error_from_node: CUgraphNode::NULL,
         };
         put(info, failed)?;
-        let result = exec_update(exec, graph)?;
-        put(info, CUgraphExecUpdateResultInfo { result, ..failed })?;
-        updated(result)
+        let told = exec_update(exec, graph)?;
+        put(info, told)?;
+        updated(told.result)
     }
 }
 
@@ -192,10 +226,186 @@ pub(crate) unsafe fn cuGraphExecUpdate(
     unsafe {
         put_optional(error_node, CUgraphNode::NULL);
         put(result_out, CU_GRAPH_EXEC_UPDATE_ERROR)?;
-        let result = exec_update(exec, graph)?;
-        put(result_out, result)?;
-        updated(result)
+        let told = exec_update(exec, graph)?;
+        put(result_out, told.result)?;
+        put_optional(error_node, told.error_node);
+        updated(told.result)
     }
+}
+
+pub(crate) unsafe fn cuGraphClone(out: *mut CUgraph, original: CUgraph) -> Done {
+    let driver = driver()?;
+    let graph = driver.wire_graph(original)?;
+    if out.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    if driver.graph_memory.is_in(graph) || driver.graphs.has_conditions(graph) {
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    let clone = driver.mint_graph();
+    driver.call(&messages::GraphClone { graph, clone }, |_| ())?;
+    let handle = driver.handle_graph(clone);
+    driver.user_objects.inherit(clone, graph);
+    // Copies of pageable memory look like child graphs to the server, and must not to the program.
+    for (node, record) in driver.graphs.pageable_nodes(graph) {
+        let found = driver.find_in_clone(node, clone)?;
+        driver.graphs.learn(clone, found, record);
+    }
+    // SAFETY: see the module's contract.
+    unsafe { put(out, handle) }
+}
+
+impl Driver {
+    fn find_in_clone(&self, node: u64, clone: u64) -> Result<u64, CUresult> {
+        let message = messages::GraphFindInClone {
+            node,
+            clone,
+            first_node: self.handles.mint(Kind::Node),
+        };
+        self.call(&message, |reply| reply.node)
+    }
+}
+
+pub(crate) unsafe fn cuGraphNodeFindInClone(
+    out: *mut CUgraphNode,
+    node: CUgraphNode,
+    clone: CUgraph,
+) -> Done {
+    let driver = driver()?;
+    let (node, clone) = (driver.wire_node(node)?, driver.wire_graph(clone)?);
+    if out.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let found = driver.find_in_clone(node, clone)?;
+    driver.graphs.learn_shown(clone, [found]);
+    // SAFETY: see the module's contract.
+    unsafe { put(out, CUgraphNode(found as usize)) }
+}
+
+pub(crate) unsafe fn cuGraphNodeGetType(node: CUgraphNode, out: *mut u32) -> Done {
+    let driver = driver()?;
+    let number = driver.wire_node(node)?;
+    if out.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let kind = match driver.graphs.record(number)? {
+        NodeRecord::Copy { .. } => CU_GRAPH_NODE_TYPE_MEMCPY,
+        NodeRecord::Alloc(_) => CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+        NodeRecord::Free(_) => CU_GRAPH_NODE_TYPE_MEM_FREE,
+        _ => driver.call(&messages::GraphNodeType { node: number }, |reply| {
+            reply.node_type
+        })?,
+    };
+    // SAFETY: see the module's contract.
+    unsafe { put(out, kind) }
+}
+
+/// What a context of the current thread's device keeps for graphs.
+fn graph_device(device: CUdevice) -> Result<&'static Driver, CUresult> {
+    let driver = driver()?;
+    driver.card(device)?;
+    Ok(driver)
+}
+
+pub(crate) unsafe fn cuDeviceGetGraphMemAttribute(
+    device: CUdevice,
+    attribute: u32,
+    value: *mut c_void,
+) -> Done {
+    let told = graph_device(device)?
+        .graph_memory
+        .attribute(device, attribute)?;
+    // SAFETY: see the module's contract.
+    unsafe { put(value.cast::<u64>(), told) }
+}
+
+pub(crate) unsafe fn cuDeviceSetGraphMemAttribute(
+    device: CUdevice,
+    attribute: u32,
+    value: *mut c_void,
+) -> Done {
+    let driver = graph_device(device)?;
+    // SAFETY: see the module's contract.
+    let value: &u64 = unsafe { record(value) }?;
+    driver.graph_memory.set_attribute(attribute, *value)
+}
+
+/// Nothing is kept that no graph holds.
+pub(crate) unsafe fn cuDeviceGraphMemTrim(device: CUdevice) -> Done {
+    graph_device(device).map(|_| ())
+}
+
+pub(crate) unsafe fn cuUserObjectCreate(
+    out: *mut CUuserObject,
+    argument: *mut c_void,
+    destroy: CUhostFn,
+    references: u32,
+    flags: u32,
+) -> Done {
+    let driver = driver()?;
+    let limit = i32::MAX.unsigned_abs();
+    if out.is_null()
+        || destroy.is_none()
+        || !(1..=limit).contains(&references)
+        || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
+    {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let object = driver
+        .user_objects
+        .create(destroy, argument, u64::from(references));
+    // SAFETY: see the module's contract.
+    unsafe { put(out, CUuserObject(object as usize)) }
+}
+
+/// References come in numbers from 1 on.
+fn counted(count: u32) -> Result<u64, CUresult> {
+    match count {
+        0 => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        count if count > i32::MAX.unsigned_abs() => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        count => Ok(u64::from(count)),
+    }
+}
+
+pub(crate) unsafe fn cuUserObjectRetain(object: CUuserObject, count: u32) -> Done {
+    let driver = driver()?;
+    driver.user_objects.retain(object.0 as u64, counted(count)?)
+}
+
+pub(crate) unsafe fn cuUserObjectRelease(object: CUuserObject, count: u32) -> Done {
+    let driver = driver()?;
+    driver
+        .user_objects
+        .release(object.0 as u64, counted(count)?)
+}
+
+pub(crate) unsafe fn cuGraphRetainUserObject(
+    graph: CUgraph,
+    object: CUuserObject,
+    count: u32,
+    flags: u32,
+) -> Done {
+    let driver = driver()?;
+    let graph = driver.wire_graph(graph)?;
+    if flags & !CU_GRAPH_USER_OBJECT_MOVE != 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let moved = flags & CU_GRAPH_USER_OBJECT_MOVE != 0;
+    driver
+        .user_objects
+        .graph_retains(graph, object.0 as u64, counted(count)?, moved)
+}
+
+pub(crate) unsafe fn cuGraphReleaseUserObject(
+    graph: CUgraph,
+    object: CUuserObject,
+    count: u32,
+) -> Done {
+    let driver = driver()?;
+    let graph = driver.wire_graph(graph)?;
+    driver
+        .user_objects
+        .graph_releases(graph, object.0 as u64, counted(count)?)
 }
 
 pub(crate) unsafe fn cuGraphDebugDotPrint(graph: CUgraph, path: *const c_char, flags: u32) -> Done {

@@ -182,6 +182,12 @@ pub(crate) unsafe fn cuMemFree_v2(address: CUdeviceptr) -> Done {
         .map(|a| a.kind);
     match kind {
         Some(AllocationKind::Pool(pool)) => driver.pool_free_now(address, pool),
+        Some(AllocationKind::Graph) => {
+            if driver.contexts.current().is_ok() && !driver.progress.is_idle() {
+                driver.synchronize_context()?;
+            }
+            driver.graph_free(address)
+        }
         None if driver.is_managed(address) => {
             // As on a local GPU: work that uses the memory is finished first.
             if driver.contexts.current().is_ok() && !driver.progress.is_idle() {

@@ -44,6 +44,8 @@ pub(crate) use self::{
     copy_box::*, legacy_launch::*, link::*, pool::*, tensor_map::*, texture::*, virtual_memory::*,
 };
 
+pub(crate) use self::graph_params::AllocParams;
+
 pub(crate) type Done = Result<(), CUresult>;
 
 /// Writes an output; a NULL output is the caller's error.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use outboard_api::{CUresult, cuda::CUgraph};
 use outboard_wire::{
     codec::id_bytes,
-    doc::{self, BoxEnd, CopyBox},
+    doc::{self, BoxEnd, CopyBox, NodeWork},
     messages,
 };
 
@@ -44,7 +44,6 @@ impl Driver {
         } else {
             (copy.src, copy.src_x, copy.src_y, copy.src_z) = (end, 0, 0, 0);
         }
-        let desc = doc::to_bytes(&copy).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
         let graph = self.mint_graph();
         self.call(
             &messages::CuGraphCreate {
@@ -61,24 +60,26 @@ impl Driver {
         };
         let call = notes::register(self.session, HostCall::Library(Arc::new(moves)), true);
         let (function, moved) = (self.handles.mint(Kind::Node), self.handles.mint(Kind::Node));
-        let add_function = |dependencies: &[u8]| {
-            let message = messages::GraphAddHost {
+        let add = |node: u64, dependencies: &[u8], work: &NodeWork, context: u64| {
+            let work = doc::to_bytes(work).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
+            let message = messages::GraphAdd {
                 graph,
-                node: function,
+                node,
                 dependencies,
-                call,
-            };
-            self.session.call(wire_context(), &message, |_| ())
-        };
-        let add_copy = |dependencies: &[u8]| {
-            let message = messages::GraphAddCopy {
-                graph,
-                node: moved,
-                dependencies,
-                desc: &desc,
+                work: &work,
             };
             self.session.call(context, &message, |_| ())
         };
+        let add_function = |dependencies: &[u8]| {
+            add(
+                function,
+                dependencies,
+                &NodeWork::Host(call),
+                wire_context(),
+            )
+        };
+        let add_copy =
+            |dependencies: &[u8]| add(moved, dependencies, &NodeWork::Copy(copy), context);
         let added = match host.to_host {
             true => add_copy(&[]).and_then(|()| add_function(&id_bytes(&[moved]))),
             false => add_function(&[]).and_then(|()| add_copy(&id_bytes(&[function]))),
@@ -140,6 +141,24 @@ impl Driver {
         host: Pageable,
         copy: CopyBox,
     ) -> Done {
+        let node = self.copy_record(&copy);
+        let child = self.pageable_graph(host, copy, wire_context())?;
+        let record = NodeRecord::Copy {
+            copy: node,
+            pageable: true,
+        };
+        let captured = self.capture_node(stream, &NodeWork::Child(child), record);
+        self.drop_graph(child)?;
+        captured.map(|_| ())
+    }
+
+    /// Adds a node to a capture, behind what the stream has captured. Answers the capture's graph and the node.
+    pub(super) fn capture_node(
+        &self,
+        stream: &StreamRef,
+        work: &NodeWork,
+        record: NodeRecord,
+    ) -> Result<(u64, u64), CUresult> {
         let invalidated = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
         let capture = self
             .capture_of(stream)
@@ -148,25 +167,22 @@ impl Driver {
         let after = self
             .capture_dependencies(stream, &capture)?
             .ok_or(invalidated)?;
-        let child = self.pageable_graph(host, copy, wire_context())?;
         let node = self.handles.mint(Kind::Node);
-        let add = messages::GraphAddChild {
+        let work = doc::to_bytes(work).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
+        let add = messages::GraphAdd {
             graph: capture.graph,
             node,
             dependencies: &id_bytes(&after),
-            child,
+            work: &work,
         };
         let go_on = messages::CaptureUpdate {
             stream: stream.wire(),
             nodes: &id_bytes(&[node]),
             flags: SET_DEPENDENCIES,
         };
-        let added = self
-            .call(&add, |_| ())
-            .and_then(|()| self.call(&go_on, |_| ()));
-        self.drop_graph(child)?;
-        added?;
-        self.graphs.learn(capture.graph, node, NodeRecord::Unknown);
-        Ok(())
+        self.call(&add, |_| ())?;
+        self.call(&go_on, |_| ())?;
+        self.graphs.learn(capture.graph, node, record);
+        Ok((capture.graph, node))
     }
 }

@@ -12,7 +12,6 @@ use outboard_wire::messages;
 pub(crate) use self::properties::*;
 use super::{Done, put};
 use crate::{
-    log,
     session::{Group, Sink},
     state::{
         AllocationKind, Chunk, Driver, Kind, Owner, Pool, PoolTable, Scope, StreamRef, driver,
@@ -25,17 +24,6 @@ fn owner_of(stream: &StreamRef) -> Owner {
         context: stream.stream().context.0,
         stream: stream.stream().handle,
     }
-}
-
-/// Streams of a capture have no memory yet: graphs that allocate are not served.
-fn refuse_capture(stream: &StreamRef, call: &str) -> Done {
-    if stream.is_capturing() {
-        log::warn(format_args!(
-            "{call} in a stream that is being captured is not supported"
-        ));
-        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
-    }
-    Ok(())
 }
 
 impl Driver {
@@ -332,7 +320,7 @@ pub(crate) unsafe fn cuMemAllocAsync(
     stream: CUstream,
 ) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { allocate(address, bytes, None, stream, "cuMemAllocAsync") }
+    unsafe { allocate(address, bytes, None, stream) }
 }
 
 pub(crate) unsafe fn cuMemAllocFromPoolAsync(
@@ -342,15 +330,7 @@ pub(crate) unsafe fn cuMemAllocFromPoolAsync(
     stream: CUstream,
 ) -> Done {
     // SAFETY: see the module's contract.
-    unsafe {
-        allocate(
-            address,
-            bytes,
-            Some(pool.0 as u64),
-            stream,
-            "cuMemAllocFromPoolAsync",
-        )
-    }
+    unsafe { allocate(address, bytes, Some(pool.0 as u64), stream) }
 }
 
 /// # Safety
@@ -360,7 +340,6 @@ unsafe fn allocate(
     bytes: usize,
     pool: Option<u64>,
     stream: CUstream,
-    call: &str,
 ) -> Done {
     let driver = driver()?;
     if address.is_null() {
@@ -371,7 +350,10 @@ unsafe fn allocate(
         // SAFETY: the caller's promise.
         return unsafe { put(address, 0) };
     }
-    refuse_capture(&stream, call)?;
+    if stream.is_capturing() {
+        // SAFETY: the caller's promise.
+        return unsafe { put(address, driver.capture_allocation(&stream, bytes)?) };
+    }
     // SAFETY: the caller's promise.
     unsafe { put(address, driver.pool_allocate(bytes as u64, pool, &stream)?) }
 }
@@ -383,7 +365,9 @@ pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> D
         return Ok(());
     }
     driver.session.check()?;
-    refuse_capture(&stream, "cuMemFreeAsync")?;
+    if stream.is_capturing() {
+        return driver.capture_free(&stream, address);
+    }
     let kind = driver
         .memory
         .lock()
@@ -397,6 +381,11 @@ pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> D
             stream.progress().submit();
             driver.progress.submit();
             Ok(())
+        }
+        Some(AllocationKind::Graph) => {
+            stream.progress().submit();
+            driver.progress.submit();
+            driver.graph_free(address)
         }
         // The server lets go of memory when what was sent before is done with it.
         Some(AllocationKind::Plain) => driver.release(address),

@@ -19,8 +19,9 @@ use outboard_wire::handshake::{ClientHello, Purpose, RELEASE};
 use parking_lot::{Mutex, RwLock};
 
 use super::{
-    Captures, Contexts, DRIVER, DeviceMemory, Driver, Exposed, Graphs, Handles, HostMemory,
-    HostWrites, Libraries, Mirrors, Objects, Pools, Progress, Staging, StandIns, Streams,
+    Captures, Contexts, DRIVER, DeviceMemory, Driver, Exposed, GraphMemory, Graphs, Handles,
+    HostMemory, HostWrites, Libraries, Mirrors, Objects, Pools, Progress, Staging, StandIns,
+    Streams, UserObjects,
 };
 use crate::{calls::SyncMemops, exit, log, record, session::Session};
 
@@ -102,6 +103,8 @@ fn open() -> Result<Driver, CUresult> {
         streams: Streams::default(),
         captures: Captures::default(),
         graphs: Graphs::default(),
+        graph_memory: GraphMemory::default(),
+        user_objects: UserObjects::default(),
         libraries: Libraries::default(),
         handles: Handles::default(),
         objects: Objects::default(),

@@ -30,6 +30,8 @@ pub(crate) enum Kind {
     Plain,
     /// `cuMemAllocAsync`, from this pool
     Pool(u64),
+    /// A graph's, by one of its nodes
+    Graph,
     /// An address range of `cuMemAddressReserve`
     Reserved,
     /// `cuMemMap` inside one

@@ -10,14 +10,16 @@ use std::{
 use outboard_api::{
     CUresult,
     cuda::{
-        CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMSET_NODE_PARAMS, CUfunction,
-        CUgraph, CUgraphNode, CUkernel,
+        CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
+        CUcontext, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUkernel,
+        CUstreamBatchMemOpParams,
     },
 };
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::{Driver, Kernel, Kind, streams::Event};
+use crate::calls::AllocParams;
 
 /// What a node does, where the program said so.
 #[derive(Clone)]
@@ -27,9 +29,67 @@ pub(crate) enum NodeRecord {
     Kernel(Arc<KernelRecord>),
     Memset(CUDA_MEMSET_NODE_PARAMS),
     Host(CUDA_HOST_NODE_PARAMS),
+    /// pageable: a child graph stands in for it.
+    Copy {
+        copy: CUDA_MEMCPY3D,
+        pageable: bool,
+    },
+    /// Recorded or waited for.
+    Event(CUevent),
+    MemOps(Arc<MemOpsRecord>),
+    Alloc(AllocParams),
+    /// The graphs of a conditional node: programs get a pointer into this.
+    Conditional(Arc<[CUgraph]>),
+    /// Frees the memory at this address.
+    Free(u64),
 }
 
-// SAFETY: a host function's pointers are the program's, given for a call on another thread.
+/// Operations on memory in one node: programs that ask for them get a pointer into this.
+pub(crate) struct MemOpsRecord {
+    ops: Box<[CUstreamBatchMemOpParams]>,
+    /// As the program named it.
+    pub(crate) named_context: CUcontext,
+    context: u64,
+    pub(crate) flags: u32,
+}
+
+// SAFETY: plain records; an alias in them is never followed.
+unsafe impl Send for MemOpsRecord {}
+// SAFETY: as above.
+unsafe impl Sync for MemOpsRecord {}
+
+impl MemOpsRecord {
+    /// `context`: as messages name it.
+    pub(crate) fn new(
+        ops: &[CUstreamBatchMemOpParams],
+        named_context: CUcontext,
+        context: u64,
+        flags: u32,
+    ) -> MemOpsRecord {
+        MemOpsRecord {
+            ops: ops.into(),
+            named_context,
+            context,
+            flags,
+        }
+    }
+
+    pub(crate) fn ops(&self) -> &[CUstreamBatchMemOpParams] {
+        &self.ops
+    }
+
+    pub(crate) fn context(&self) -> u64 {
+        self.context
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        let bytes = size_of_val(&*self.ops);
+        // SAFETY: plain records without padding that matters, as many bytes as they have.
+        unsafe { std::slice::from_raw_parts(self.ops.as_ptr().cast(), bytes) }
+    }
+}
+
+// SAFETY: a copy's pointers are the program's, passed on, never followed here; a host function's pointers are the program's, given for a call on another thread.
 unsafe impl Send for NodeRecord {}
 
 /// A kernel node's parameters: programs that ask for them get pointers into this.
@@ -90,6 +150,8 @@ pub(crate) struct Graphs {
     known: Mutex<Known>,
     /// Events that some graph records.
     events: Mutex<Vec<Weak<Event>>>,
+    /// Executable graphs that kernels may launch, by the server's own handle, which kernels are given.
+    by_kernels: Mutex<FxHashMap<usize, u64>>,
 }
 
 #[derive(Default)]
@@ -135,6 +197,31 @@ impl Graphs {
             .get(&node)
             .map(|(_, record)| record.clone())
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+    }
+
+    /// Nodes of a graph that were copies of pageable memory when they were made or last changed.
+    pub(crate) fn pageable_nodes(&self, graph: u64) -> Vec<(u64, NodeRecord)> {
+        let known = self.known.lock();
+        let nodes = known.of_graph.get(&graph).into_iter().flatten();
+        let records = nodes.filter_map(|node| Some((*node, known.nodes.get(node)?.1.clone())));
+        records
+            .filter(|(_, record)| matches!(record, NodeRecord::Copy { pageable: true, .. }))
+            .collect()
+    }
+
+    /// Whether a graph has conditional nodes.
+    pub(crate) fn has_conditions(&self, graph: u64) -> bool {
+        let known = self.known.lock();
+        let mut nodes = known.of_graph.get(&graph).into_iter().flatten();
+        nodes.any(|node| {
+            let record = known.nodes.get(node).map(|(_, record)| record);
+            matches!(record, Some(NodeRecord::Conditional(_)))
+        })
+    }
+
+    /// An executable graph that kernels know by another handle, which is the program's too.
+    pub(crate) fn known_to_kernels(&self, handle: usize, exec: u64) {
+        self.by_kernels.lock().insert(handle, exec);
     }
 
     fn forget_node(&self, node: u64) -> Result<(), CUresult> {
@@ -184,7 +271,45 @@ impl Driver {
     pub(crate) fn retire_graph(&self, graph: CUgraph) -> Result<u64, CUresult> {
         let number = self.handles.retire(Kind::Graph, graph.0 as u64)?;
         self.graphs.forget_graph(number);
+        self.user_objects.graph_gone(number);
+        self.graph_memory_gone(number);
         Ok(number)
+    }
+
+    /// The number of an executable graph, from its own handle or the one that kernels know it by.
+    pub(crate) fn wire_graphexec(&self, exec: CUgraphExec) -> Result<u64, CUresult> {
+        match self.handles.check(Kind::GraphExec, exec.0 as u64) {
+            Ok(number) => Ok(number),
+            Err(unknown) => self
+                .graphs
+                .by_kernels
+                .lock()
+                .get(&exec.0)
+                .copied()
+                .ok_or(unknown),
+        }
+    }
+
+    pub(crate) fn retire_graphexec(&self, exec: CUgraphExec) -> Result<u64, CUresult> {
+        let number = self.wire_graphexec(exec)?;
+        self.handles.retire(Kind::GraphExec, number)?;
+        self.graphs
+            .by_kernels
+            .lock()
+            .retain(|_, known| *known != number);
+        self.user_objects_of_exec_gone(number);
+        self.graph_memory_exec_gone(number);
+        Ok(number)
+    }
+
+    pub(crate) fn mint_graphexec(&self) -> u64 {
+        self.handles.mint(Kind::GraphExec)
+    }
+
+    /// The CUDA handle of an executable graph that exists now.
+    pub(crate) fn handle_graphexec(&self, number: u64) -> CUgraphExec {
+        self.handles.learn(number);
+        CUgraphExec(number as usize)
     }
 
     pub(crate) fn mint_graph(&self) -> u64 {
@@ -202,6 +327,9 @@ impl Driver {
     }
 
     pub(crate) fn retire_node(&self, node: CUgraphNode) -> Result<u64, CUresult> {
+        if let NodeRecord::Alloc(_) | NodeRecord::Free(_) = self.graphs.record(node.0 as u64)? {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
         self.graphs
             .forget_node(node.0 as u64)
             .map(|()| node.0 as u64)

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use outboard_api::{
     CUresult,
-    cuda::{CUarray, CUcontext, CUfunction, CUgraphExec, CUlinkState, CUmipmappedArray, CUstream},
+    cuda::{CUarray, CUcontext, CUfunction, CUlinkState, CUmipmappedArray, CUstream},
 };
 use parking_lot::RwLock;
 use rustc_hash::FxHashSet;
@@ -131,7 +131,6 @@ macro_rules! stateless {
 }
 
 stateless! {
-    GraphExec CUgraphExec: wire_graphexec retire_graphexec mint_graphexec handle_graphexec;
     Array CUarray: wire_array retire_array mint_array handle_array;
     Mipmap CUmipmappedArray: wire_mipmap retire_mipmap mint_mipmap handle_mipmap;
     Link CUlinkState: wire_link retire_link mint_link handle_link;

@@ -6,6 +6,7 @@ mod connect;
 mod contexts;
 mod device_memory;
 mod exposed;
+mod graph_memory;
 mod graphs;
 mod handles;
 mod host_memory;
@@ -21,6 +22,7 @@ mod staging;
 mod stand_ins;
 mod streams;
 mod tensor_maps;
+mod user_objects;
 mod virtual_memory;
 
 use std::sync::OnceLock;
@@ -46,7 +48,8 @@ pub(crate) use self::{
     contexts::{Context, Contexts, current_context, pop_context, push_context, set_context},
     device_memory::{Allocation, CHUNK_BYTES, Chunk, DeviceMemory, Kind as AllocationKind},
     exposed::Exposed,
-    graphs::{Graphs, KernelRecord, NodeRecord},
+    graph_memory::GraphMemory,
+    graphs::{Graphs, KernelRecord, MemOpsRecord, NodeRecord},
     handles::{Handles, Kind},
     host_memory::HostMemory,
     host_writes::HostWrites,
@@ -59,6 +62,7 @@ pub(crate) use self::{
     stand_ins::{Pageable, StandIns},
     streams::{Event, Progress, Stream, StreamRef, Streams},
     tensor_maps::TensorMaps,
+    user_objects::UserObjects,
     virtual_memory::{Physical, VirtualMemory},
 };
 
@@ -78,6 +82,8 @@ pub(crate) struct Driver {
     pub(crate) streams: Streams,
     pub(crate) captures: Captures,
     pub(crate) graphs: Graphs,
+    pub(crate) graph_memory: GraphMemory,
+    pub(crate) user_objects: UserObjects,
     pub(crate) libraries: Libraries,
     pub(crate) handles: Handles,
     pub(crate) objects: Objects,

@@ -129,6 +129,8 @@ pub enum Runtime {
     ChildMalloc,
     ChildFree,
     ChildNothing,
+    /// `cudaGraphSetConditional`: a condition's handle is the address of its value.
+    SetConditional,
 }
 
 /// Guard of an instruction: runs where the predicate is `!negated`.

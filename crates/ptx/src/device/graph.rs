@@ -5,7 +5,11 @@ use std::{
     fmt::Write,
 };
 
-use super::{error::Error, schedule::State, work::Op};
+use super::{
+    error::Error,
+    schedule::State,
+    work::{Body, Conditional, ConditionalKind, Op},
+};
 
 /// Nodes of one graph.
 pub(super) const GRAPH_NODES_MAX: usize = 1 << 20;
@@ -20,10 +24,15 @@ pub struct GraphId(pub(super) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub(super) u64);
 
+/// `CUgraphEdgeData`: kept and answered. Every edge orders its two nodes wholly, which all kinds allow.
+pub type Edge = [u8; 8];
+
 /// A graph; ids of nodes ascend in the order of creation.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     pub(super) nodes: BTreeMap<NodeId, Node>,
+    /// Addresses of conditions and the values that they begin with.
+    pub(super) defaults: Vec<(u64, u32)>,
 }
 
 #[derive(Clone, Debug)]
@@ -31,6 +40,17 @@ pub(super) struct Node {
     pub(super) op: Op,
     pub(super) deps: BTreeSet<NodeId>,
     dependents: BTreeSet<NodeId>,
+    /// Of edges from these dependencies that do more than order two nodes.
+    edges: BTreeMap<NodeId, Edge>,
+    pub(super) attributes: BTreeMap<u32, [u8; 64]>,
+    /// The node that this one is a clone's copy of.
+    origin: Option<NodeId>,
+}
+
+impl Node {
+    pub(super) fn edge(&self, from: NodeId) -> Edge {
+        self.edges.get(&from).copied().unwrap_or_default()
+    }
 }
 
 impl Graph {
@@ -43,7 +63,7 @@ impl Graph {
         for dep in &deps {
             self.node(*dep)?;
         }
-        if let Op::Child(child) = &op
+        if let Op::Child(Body::Fixed(child)) = &op
             && child.depth() + 1 >= GRAPH_DEPTH_MAX
         {
             return Err(Error::Unsupported(format!(
@@ -59,17 +79,49 @@ impl Graph {
             op,
             deps,
             dependents: BTreeSet::new(),
+            edges: BTreeMap::new(),
+            attributes: BTreeMap::new(),
+            origin: None,
         };
         self.nodes.insert(id, node);
         Ok(())
     }
 
     fn depth(&self) -> usize {
-        let children = self.nodes.values().filter_map(|n| match &n.op {
-            Op::Child(child) => Some(child.depth() + 1),
-            _ => None,
+        let bodies = self.nodes.values().flat_map(|n| n.op.bodies());
+        let depths = bodies.map(|body| match body {
+            Body::Fixed(graph) => graph.depth() + 1,
+            Body::Open(_) => 1,
         });
-        children.max().unwrap_or(0)
+        depths.max().unwrap_or(0)
+    }
+
+    /// The node that was cloned from `origin`.
+    pub(super) fn made_from(&self, origin: NodeId) -> Option<NodeId> {
+        let mut nodes = self.nodes.iter();
+        nodes
+            .find(|(_, node)| node.origin == Some(origin))
+            .map(|(id, _)| *id)
+    }
+
+    pub(super) fn set_attribute(
+        &mut self,
+        node: NodeId,
+        attribute: Option<(u32, [u8; 64])>,
+    ) -> Result<(), Error> {
+        let node = self.nodes.get_mut(&node).ok_or_else(|| no_node(node))?;
+        if !matches!(node.op, Op::Launch(_)) {
+            return Err(Error::InvalidValue(
+                "an attribute of a node that is no kernel".into(),
+            ));
+        }
+        match attribute {
+            Some((attribute, value)) => {
+                node.attributes.insert(attribute, value);
+            }
+            None => node.attributes.clear(),
+        }
+        Ok(())
     }
 
     pub(super) fn node(&self, id: NodeId) -> Result<&Node, Error> {
@@ -86,14 +138,36 @@ impl Graph {
     }
 
     /// Pairs: the second depends on the first.
-    pub fn edges(&self) -> impl Iterator<Item = (NodeId, NodeId)> {
+    pub fn edges(&self) -> impl Iterator<Item = (NodeId, NodeId, Edge)> {
         let nodes = self.nodes.iter();
-        nodes.flat_map(|(to, node)| node.deps.iter().map(|from| (*from, *to)))
+        nodes.flat_map(|(to, node)| {
+            let deps = node.deps.iter();
+            deps.map(|from| (*from, *to, node.edge(*from)))
+        })
     }
 
-    pub(super) fn add_edges(&mut self, edges: &[(NodeId, NodeId)]) -> Result<(), Error> {
+    pub(super) fn remove_edges(&mut self, edges: &[(NodeId, NodeId, Edge)]) -> Result<(), Error> {
+        for (from, to, edge) in edges {
+            let node = self.node(*to)?;
+            if !node.deps.contains(from) || node.edge(*from) != *edge {
+                return Err(Error::InvalidValue("no such edge".into()));
+            }
+        }
+        for (from, to, _) in edges {
+            if let Some(node) = self.nodes.get_mut(to) {
+                node.deps.remove(from);
+                node.edges.remove(from);
+            }
+            if let Some(node) = self.nodes.get_mut(from) {
+                node.dependents.remove(to);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn add_edges(&mut self, edges: &[(NodeId, NodeId, Edge)]) -> Result<(), Error> {
         let mut new = BTreeSet::new();
-        for (from, to) in edges {
+        for (from, to, _) in edges {
             self.node(*from)?;
             if from == to || self.node(*to)?.deps.contains(from) || !new.insert((from, to)) {
                 return Err(Error::InvalidValue(
@@ -101,9 +175,12 @@ impl Graph {
                 ));
             }
         }
-        for (from, to) in edges {
+        for (from, to, edge) in edges {
             if let Some(node) = self.nodes.get_mut(to) {
                 node.deps.insert(*from);
+                if *edge != Edge::default() {
+                    node.edges.insert(*from, *edge);
+                }
             }
             if let Some(node) = self.nodes.get_mut(from) {
                 node.dependents.insert(*to);
@@ -124,6 +201,7 @@ impl Graph {
         for dependent in &node.dependents {
             if let Some(dependent) = self.nodes.get_mut(dependent) {
                 dependent.deps.remove(&id);
+                dependent.edges.remove(&id);
             }
         }
     }
@@ -154,19 +232,20 @@ impl Graph {
             let mut label = format!("{index}\\n{}", node.op.kind());
             if verbose || matches!(node.op, Op::Launch(_)) {
                 let text = match &node.op {
-                    Op::Child(_) => String::new(),
+                    Op::Child(_) | Op::Conditional(_) => String::new(),
                     op => format!("\\n{op:?}"),
                 };
                 label.push_str(&text.replace('"', "'"));
             }
             let _ = writeln!(out, "  \"{prefix}{}\" [label=\"{label}\"];", id.0);
-            if let Op::Child(child) = &node.op {
-                let _ = writeln!(out, "  subgraph \"cluster_{prefix}{}\" {{", id.0);
-                child.dot_into(out, &format!("{prefix}{}_", id.0), verbose);
+            for (index, body) in node.op.bodies().iter().enumerate() {
+                let Body::Fixed(body) = body else { continue };
+                let _ = writeln!(out, "  subgraph \"cluster_{prefix}{}_{index}\" {{", id.0);
+                body.dot_into(out, &format!("{prefix}{}_{index}_", id.0), verbose);
                 out.push_str("  }\n");
             }
         }
-        for (from, to) in self.edges() {
+        for (from, to, _) in self.edges() {
             let _ = writeln!(out, "  \"{prefix}{}\" -> \"{prefix}{}\";", from.0, to.0);
         }
     }
@@ -183,7 +262,25 @@ impl Op {
             Op::Empty => "EMPTY",
             Op::WaitEvent(_) => "WAIT_EVENT",
             Op::RecordEvent(_) => "EVENT_RECORD",
-            Op::Value(_) => "BATCH_MEM_OP",
+            Op::Value(_) | Op::Batch(_) => "BATCH_MEM_OP",
+            Op::Conditional(_) => "CONDITIONAL",
+        }
+    }
+
+    /// The graphs inside a node.
+    pub(super) fn bodies(&self) -> &[Body] {
+        match self {
+            Op::Child(body) => std::slice::from_ref(body),
+            Op::Conditional(conditional) => &conditional.bodies,
+            _ => &[],
+        }
+    }
+
+    fn bodies_mut(&mut self) -> &mut [Body] {
+        match self {
+            Op::Child(body) => std::slice::from_mut(body),
+            Op::Conditional(conditional) => &mut conditional.bodies,
+            _ => &mut [],
         }
     }
 }
@@ -217,12 +314,101 @@ impl State {
         if self.captures.values().any(|c| c.graph == id) {
             return Err(Error::IllegalState("the graph is being captured"));
         }
-        self.graphs.remove(&id).map(|_| ()).ok_or(no_graph(id))
+        let graph = self.graphs.remove(&id).ok_or(no_graph(id))?;
+        graph
+            .nodes
+            .values()
+            .for_each(|node| self.drop_bodies(&node.op));
+        Ok(())
+    }
+
+    /// The graphs inside a node go with it.
+    fn drop_bodies(&mut self, op: &Op) {
+        for body in op.bodies() {
+            if let Body::Open(inner) = body {
+                // One that captures is taken along by the end of its capture.
+                let _ = self.destroy_graph(*inner);
+            }
+        }
+    }
+
+    /// A copy of a graph, with copies of the graphs inside it that are still being built.
+    pub(super) fn fixed_graph(&self, id: GraphId) -> Result<Graph, Error> {
+        self.fixed(id, GRAPH_DEPTH_MAX)
+    }
+
+    fn fixed(&self, id: GraphId, depth: usize) -> Result<Graph, Error> {
+        let Some(depth) = depth.checked_sub(1) else {
+            return Err(Error::Unsupported(format!(
+                "graphs nested deeper than {GRAPH_DEPTH_MAX}"
+            )));
+        };
+        let mut graph = self.graph(id)?.clone();
+        for node in graph.nodes.values_mut() {
+            for body in node.op.bodies_mut() {
+                if let Body::Open(inner) = body {
+                    *body = Body::Fixed(Box::new(self.fixed(*inner, depth)?));
+                }
+            }
+        }
+        Ok(graph)
+    }
+
+    pub(super) fn open_child(&mut self, graph: GraphId, node: NodeId) -> Result<GraphId, Error> {
+        let body = match &self.graph(graph)?.node(node)?.op {
+            Op::Child(Body::Open(inner)) => return Ok(*inner),
+            Op::Child(Body::Fixed(body)) => (**body).clone(),
+            _ => return Err(Error::InvalidValue("the node has no child graph".into())),
+        };
+        let inner = self.renamed(body);
+        let inner = self.create_graph(inner)?;
+        if let Some(node) = self.graph_mut(graph)?.nodes.get_mut(&node) {
+            node.op = Op::Child(Body::Open(inner));
+        }
+        Ok(inner)
+    }
+
+    pub(super) fn add_conditional(
+        &mut self,
+        graph: GraphId,
+        (word, kind, size): (u64, ConditionalKind, usize),
+        deps: &[NodeId],
+    ) -> Result<(NodeId, Vec<GraphId>), Error> {
+        let allowed = match kind {
+            ConditionalKind::If => (1..=2).contains(&size),
+            ConditionalKind::While => size == 1,
+            ConditionalKind::Switch => (1..=GRAPHS_MAX).contains(&size),
+        };
+        if !allowed {
+            return Err(Error::InvalidValue(format!("{size} graphs of a condition")));
+        }
+        let graphs = (0..size)
+            .map(|_| self.create_graph(Graph::default()))
+            .collect::<Result<Vec<_>, _>>()?;
+        let op = Op::Conditional(Conditional {
+            word,
+            kind,
+            bodies: graphs.iter().map(|graph| Body::Open(*graph)).collect(),
+        });
+        match self.add_node(graph, op, deps) {
+            Ok(node) => Ok((node, graphs)),
+            Err(error) => {
+                for graph in graphs {
+                    self.graphs.remove(&graph);
+                }
+                Err(error)
+            }
+        }
     }
 
     /// The same nodes and edges, with ids of their own.
     pub(super) fn clone_graph(&mut self, id: GraphId) -> Result<GraphId, Error> {
-        let graph = self.graph(id)?.clone();
+        let graph = self.fixed_graph(id)?;
+        let clone = self.renamed(graph);
+        self.create_graph(clone)
+    }
+
+    fn renamed(&mut self, graph: Graph) -> Graph {
         let ids: BTreeMap<NodeId, NodeId> = graph
             .nodes()
             .map(|old| (old, NodeId(self.fresh())))
@@ -234,13 +420,20 @@ impl State {
                 op: node.op.clone(),
                 deps: renamed(&node.deps),
                 dependents: renamed(&node.dependents),
+                edges: node
+                    .edges
+                    .iter()
+                    .filter_map(|(from, edge)| Some((*ids.get(from)?, *edge)))
+                    .collect(),
+                attributes: node.attributes.clone(),
+                origin: Some(*old),
             };
             Some((*ids.get(old)?, node))
         });
-        let clone = Graph {
+        Graph {
             nodes: nodes.collect(),
-        };
-        self.create_graph(clone)
+            defaults: graph.defaults.clone(),
+        }
     }
 
     /// Adds a node; duplicates among its dependencies are refused, as CUDA does.
@@ -272,14 +465,16 @@ impl State {
                 op.kind()
             )));
         }
-        node.op = op;
+        let old = std::mem::replace(&mut node.op, op);
+        self.drop_bodies(&old);
         Ok(())
     }
 
     pub(super) fn remove_node(&mut self, graph: GraphId, node: NodeId) -> Result<(), Error> {
         let graph = self.graph_mut(graph)?;
-        graph.node(node)?;
+        let op = graph.node(node)?.op.clone();
         graph.remove(node);
+        self.drop_bodies(&op);
         Ok(())
     }
 
@@ -289,14 +484,20 @@ impl State {
         graph: GraphId,
         node: NodeId,
         dependents: bool,
-    ) -> Result<Vec<NodeId>, Error> {
-        let node = self.graph(graph)?.node(node)?;
-        let set = if dependents {
-            &node.dependents
-        } else {
-            &node.deps
-        };
-        Ok(set.iter().copied().collect())
+    ) -> Result<Vec<(NodeId, Edge)>, Error> {
+        let graph = self.graph(graph)?;
+        let own = graph.node(node)?;
+        if !dependents {
+            return Ok(own
+                .deps
+                .iter()
+                .map(|from| (*from, own.edge(*from)))
+                .collect());
+        }
+        own.dependents
+            .iter()
+            .map(|to| Ok((*to, graph.node(*to)?.edge(node))))
+            .collect()
     }
 }
 

@@ -173,7 +173,9 @@ impl State {
                 }
                 self.check_span(Rows::line(op.address), Extent::line(op.bytes()))
             }
+            Op::Batch(ops) => ops.iter().try_for_each(|op| self.check(&Op::Value(*op))),
             Op::RecordEvent(event) | Op::WaitEvent(event) => self.event(*event).map(|_| ()),
+            Op::Conditional(c) => self.check_span(Rows::line(c.word), Extent::line(4)),
             Op::Launch(_) | Op::Host(_) | Op::Empty | Op::Child(_) => Ok(()),
         }
     }

@@ -39,13 +39,16 @@ pub use self::{
     capture::CaptureInfo,
     error::{CaptureError, Cause, Error, Stuck},
     event::EventId,
-    graph::{Graph, GraphId, NodeId},
+    graph::{Edge, Graph, GraphId, NodeId},
     kernel::{Limits, Machine, ModuleKernel},
     physical::Physical,
-    plan::{ExecId, UpdateError},
+    plan::{ExecId, UpdateError, UpdateFailure},
     schedule::HostCall,
     stream::{ContextId, StreamId, StreamKind},
-    work::{Action, Code, Copy, Extent, Launch, Op, Rows, Set, ValueOp},
+    work::{
+        Action, Body, Code, Conditional, ConditionalKind, Copy, Extent, Launch, Op, Rows, Set,
+        ValueOp,
+    },
 };
 use self::{
     runner::Shared,
@@ -346,9 +349,77 @@ impl Gpu {
         self.shared.with(|s| s.destroy_graph(graph))
     }
 
-    /// A copy of the graph as it is now, to ask about or to put into another.
+    /// A copy of the graph as it is now, with the graphs inside it, to ask about or to put into another.
     pub fn graph(&self, graph: GraphId) -> Result<Graph, Error> {
-        self.shared.with(|s| s.graph(graph).cloned())
+        self.shared.with(|s| s.fixed_graph(graph))
+    }
+
+    /// The graph inside a child graph's node, to ask about and to build on.
+    pub fn open_child(&self, graph: GraphId, node: NodeId) -> Result<GraphId, Error> {
+        self.shared.with(|s| s.open_child(graph, node))
+    }
+
+    /// The node of a clone that was made from this one.
+    pub fn find_in_clone(&self, node: NodeId, clone: GraphId) -> Result<Option<NodeId>, Error> {
+        self.shared.with(|s| Ok(s.graph(clone)?.made_from(node)))
+    }
+
+    /// Adds a node that runs graphs under a condition: they are made with it, empty.
+    pub fn add_conditional(
+        &self,
+        graph: GraphId,
+        conditional: (u64, ConditionalKind, usize),
+        deps: &[NodeId],
+    ) -> Result<(NodeId, Vec<GraphId>), Error> {
+        self.shared
+            .with(|s| s.add_conditional(graph, conditional, deps))
+    }
+
+    /// Gives a condition a value whenever the graph begins to run.
+    pub fn set_default(&self, graph: GraphId, word: u64, value: u32) -> Result<(), Error> {
+        self.shared.with(|s| {
+            s.graph_mut(graph)?.defaults.push((word, value));
+            Ok(())
+        })
+    }
+
+    pub fn node_attribute(
+        &self,
+        graph: GraphId,
+        node: NodeId,
+        attribute: u32,
+    ) -> Result<Option<[u8; 64]>, Error> {
+        self.shared.with(|s| {
+            Ok(s.graph(graph)?
+                .node(node)?
+                .attributes
+                .get(&attribute)
+                .copied())
+        })
+    }
+
+    /// Keeps a launch attribute of a kernel node; `None` forgets all of them.
+    pub fn set_node_attribute(
+        &self,
+        graph: GraphId,
+        node: NodeId,
+        attribute: Option<(u32, [u8; 64])>,
+    ) -> Result<(), Error> {
+        self.shared
+            .with(|s| s.graph_mut(graph)?.set_attribute(node, attribute))
+    }
+
+    pub fn remove_edges(
+        &self,
+        graph: GraphId,
+        edges: &[(NodeId, NodeId, Edge)],
+    ) -> Result<(), Error> {
+        self.shared
+            .with(|s| s.graph_mut(graph)?.remove_edges(edges))
+    }
+
+    pub fn has_graph(&self, graph: GraphId) -> bool {
+        self.shared.with(|s| s.graph(graph).is_ok())
     }
 
     pub fn add_node(&self, graph: GraphId, op: Op, deps: &[NodeId]) -> Result<NodeId, Error> {
@@ -368,7 +439,7 @@ impl Gpu {
         self.shared.with(|s| s.remove_node(graph, node))
     }
 
-    pub fn add_edges(&self, graph: GraphId, edges: &[(NodeId, NodeId)]) -> Result<(), Error> {
+    pub fn add_edges(&self, graph: GraphId, edges: &[(NodeId, NodeId, Edge)]) -> Result<(), Error> {
         self.shared.with(|s| s.graph_mut(graph)?.add_edges(edges))
     }
 
@@ -377,7 +448,7 @@ impl Gpu {
         graph: GraphId,
         node: NodeId,
         dependents: bool,
-    ) -> Result<Vec<NodeId>, Error> {
+    ) -> Result<Vec<(NodeId, Edge)>, Error> {
         self.shared.with(|s| s.neighbours(graph, node, dependents))
     }
 
@@ -406,7 +477,7 @@ impl Gpu {
         &self,
         exec: ExecId,
         graph: GraphId,
-    ) -> Result<Result<(), UpdateError>, Error> {
+    ) -> Result<Result<(), UpdateFailure>, Error> {
         self.shared.with(|s| s.update_exec(exec, graph))
     }
 

@@ -1,13 +1,13 @@
 //! Instantiated graphs: checked copies, ready to be launched again and again.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    error::Error,
+    error::{Cause, Error, Stuck},
     graph::{Graph, GraphId, NodeId},
     schedule::{State, TaskId},
     stream::ContextId,
-    work::{Op, Work},
+    work::{Action as ValueAction, Body, Conditional, ConditionalKind, Op, ValueOp, Work},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,6 +28,15 @@ pub(super) struct Exec {
 struct Plan {
     steps: Vec<Step>,
     order: Vec<usize>,
+    /// Addresses of conditions and the values that they begin with.
+    defaults: Vec<(u64, u32)>,
+}
+
+/// A conditional node, with plans of its graphs.
+#[derive(Debug)]
+pub(super) struct Branch {
+    condition: Conditional,
+    plans: Vec<Plan>,
 }
 
 #[derive(Debug)]
@@ -43,6 +52,7 @@ struct Step {
 enum Action {
     Op(Op),
     Child(Plan),
+    Branch(Arc<Branch>),
 }
 
 /// Why an instantiated graph could not take over another graph: `CUgraphExecUpdateResult`.
@@ -50,18 +60,55 @@ enum Action {
 pub enum UpdateError {
     TopologyChanged,
     NodeTypeChanged,
+    ParametersChanged,
+}
+
+/// Why an update did not take place, and the node of the new graph that it failed at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UpdateFailure {
+    pub error: UpdateError,
+    pub node: Option<NodeId>,
+}
+
+impl UpdateError {
+    fn at(self, node: NodeId) -> UpdateFailure {
+        UpdateFailure {
+            error: self,
+            node: Some(node),
+        }
+    }
+}
+
+impl Action {
+    fn new(op: &Op) -> Result<Action, Error> {
+        Ok(match op {
+            Op::Child(body) => Action::Child(Plan::of(body)?),
+            Op::Conditional(condition) => {
+                let plans = condition.bodies.iter().map(Plan::of);
+                Action::Branch(Arc::new(Branch {
+                    plans: plans.collect::<Result<_, _>>()?,
+                    condition: condition.clone(),
+                }))
+            }
+            op => Action::Op(op.clone()),
+        })
+    }
 }
 
 impl Plan {
+    fn of(body: &Body) -> Result<Plan, Error> {
+        match body {
+            Body::Fixed(graph) => Plan::new(graph),
+            Body::Open(_) => Err(Error::Unsupported("a graph that is being built".into())),
+        }
+    }
+
     fn new(graph: &Graph) -> Result<Plan, Error> {
         let index: BTreeMap<NodeId, usize> =
             graph.nodes().enumerate().map(|(i, id)| (id, i)).collect();
         let mut steps = Vec::with_capacity(index.len());
         for (id, node) in &graph.nodes {
-            let action = match &node.op {
-                Op::Child(child) => Action::Child(Plan::new(child)?),
-                op => Action::Op(op.clone()),
-            };
+            let action = Action::new(&node.op)?;
             steps.push(Step {
                 node: *id,
                 action,
@@ -75,31 +122,47 @@ impl Plan {
             });
         }
         let order = sort(&mut steps)?;
-        Ok(Plan { steps, order })
+        Ok(Plan {
+            steps,
+            order,
+            defaults: graph.defaults.clone(),
+        })
     }
 
     /// All tasks that a launch makes.
     fn tasks(&self) -> usize {
         let tasks = self.steps.iter().map(|step| match &step.action {
-            Action::Op(_) => 1,
+            Action::Op(Op::Batch(ops)) => ops.len() + 1,
+            Action::Op(_) | Action::Branch(_) => 1,
             Action::Child(plan) => plan.tasks(),
         });
-        tasks.sum::<usize>() + 1
+        tasks.sum::<usize>() + self.defaults.len() + 1
     }
 
     /// The same shape with other operations, or why not.
-    fn check_update(&self, new: &Plan) -> Result<(), UpdateError> {
+    fn check_update(&self, new: &Plan) -> Result<(), UpdateFailure> {
         if self.steps.len() != new.steps.len() {
-            return Err(UpdateError::TopologyChanged);
+            return Err(UpdateFailure {
+                error: UpdateError::TopologyChanged,
+                node: None,
+            });
         }
+        let nodes: Vec<NodeId> = new.steps.iter().map(|step| step.node).collect();
         for (old, new) in self.steps.iter().zip(&new.steps) {
+            let at = new.node;
             match (&old.action, &new.action) {
                 (Action::Op(a), Action::Op(b)) if a.kind() == b.kind() => {}
                 (Action::Child(a), Action::Child(b)) => a.check_update(b)?,
-                _ => return Err(UpdateError::NodeTypeChanged),
+                (Action::Branch(a), Action::Branch(b)) => a.check_update(b, new.node)?,
+                _ => return Err(UpdateError::NodeTypeChanged.at(new.node)),
             }
             if old.deps != new.deps {
-                return Err(UpdateError::TopologyChanged);
+                // The driver names the node where the edge that differs begins.
+                let (a, b) = (&old.deps, &new.deps);
+                let differs = a.iter().find(|dep| !b.contains(dep));
+                let differs = differs.or_else(|| b.iter().find(|dep| !a.contains(dep)));
+                let node = differs.map_or(at, |dep| nodes[*dep]);
+                return Err(UpdateError::TopologyChanged.at(node));
             }
         }
         Ok(())
@@ -107,6 +170,7 @@ impl Plan {
 
     /// Takes over operations; nodes keep their names and whether they are enabled.
     fn update(&mut self, new: Plan) {
+        self.defaults = new.defaults;
         for (old, new) in self.steps.iter_mut().zip(new.steps) {
             match (&mut old.action, new.action) {
                 (Action::Child(old), Action::Child(new)) => old.update(new),
@@ -121,6 +185,22 @@ impl Plan {
             kind: "node of the instantiated graph",
             id: node.0,
         })
+    }
+}
+
+impl Branch {
+    /// Whether the condition is looked at again when its graph has run.
+    pub(super) fn repeats(&self) -> bool {
+        self.condition.kind == ConditionalKind::While
+    }
+
+    fn check_update(&self, new: &Branch, node: NodeId) -> Result<(), UpdateFailure> {
+        let (a, b) = (&self.condition, &new.condition);
+        if (a.word, a.kind, a.bodies.len()) != (b.word, b.kind, b.bodies.len()) {
+            return Err(UpdateError::ParametersChanged.at(node));
+        }
+        let mut plans = self.plans.iter().zip(&new.plans);
+        plans.try_for_each(|(old, new)| old.check_update(new))
     }
 }
 
@@ -171,7 +251,7 @@ impl State {
         flags: u64,
     ) -> Result<ExecId, Error> {
         self.context(context)?;
-        let graph = self.graph(graph)?.clone();
+        let graph = self.fixed_graph(graph)?;
         let plan = Plan::new(&graph)?;
         let id = ExecId(self.fresh());
         let exec = Exec {
@@ -222,6 +302,8 @@ impl State {
         deps: &[TaskId],
         plan: &Plan,
     ) -> Result<TaskId, Error> {
+        let deps = self.start_defaults(context, priority, deps, plan);
+        let deps = &deps[..];
         let mut tasks: Vec<Option<TaskId>> = vec![None; plan.steps.len()];
         let mut leaves = deps.to_vec();
         for index in &plan.order {
@@ -238,6 +320,13 @@ impl State {
                 _ if !step.enabled => self.start(context, priority, deps, &Op::Empty)?,
                 Action::Op(op) => self.start(context, priority, deps, op)?,
                 Action::Child(plan) => self.start_plan(context, priority, &deps, plan)?,
+                Action::Branch(branch) => {
+                    let work = Work::Branch {
+                        branch: branch.clone(),
+                        ran: false,
+                    };
+                    self.add(Some(context), priority, &deps, work)
+                }
             };
             tasks[*index] = Some(task);
             if step.is_leaf {
@@ -248,12 +337,60 @@ impl State {
         Ok(self.add(Some(context), priority, &leaves, Work::Nothing))
     }
 
+    /// Gives the conditions of a graph their first values. Answers what its nodes depend on.
+    fn start_defaults(
+        &mut self,
+        context: ContextId,
+        priority: i32,
+        deps: &[TaskId],
+        plan: &Plan,
+    ) -> Vec<TaskId> {
+        let mut deps = deps.to_vec();
+        for (word, value) in &plan.defaults {
+            let set = Work::Value(ValueOp {
+                address: *word,
+                value: u64::from(*value),
+                wide: false,
+                action: ValueAction::Write,
+            });
+            deps = vec![self.add(Some(context), priority, &deps, set)];
+        }
+        deps
+    }
+
+    /// Starts the graph that a condition chooses now. Answers the task that ends it; none if nothing is to run.
+    pub(super) fn start_branch(
+        &mut self,
+        context: ContextId,
+        priority: i32,
+        branch: &Branch,
+    ) -> Result<Option<TaskId>, Stuck> {
+        let mut word = [0; 4];
+        let Branch { condition, plans } = branch;
+        let read = self.memory.read(condition.word, &mut word);
+        read.map_err(|error| Stuck {
+            cause: Cause::IllegalAddress,
+            message: error.to_string(),
+        })?;
+        let chosen = condition.chosen(u32::from_le_bytes(word));
+        let Some(plan) = chosen.and_then(|index| plans.get(index)) else {
+            return Ok(None);
+        };
+        let started = self
+            .check_room(plan.tasks())
+            .and_then(|()| self.start_plan(context, priority, &[], plan));
+        started.map(Some).map_err(|error| Stuck {
+            cause: Cause::LaunchFailed,
+            message: format!("a graph of a conditional node: {error}"),
+        })
+    }
+
     pub(super) fn update_exec(
         &mut self,
         id: ExecId,
         graph: GraphId,
-    ) -> Result<Result<(), UpdateError>, Error> {
-        let graph = self.graph(graph)?.clone();
+    ) -> Result<Result<(), UpdateFailure>, Error> {
+        let graph = self.fixed_graph(graph)?;
         let plan = Plan::new(&graph)?;
         let exec = self.exec_mut(id)?;
         if let Err(error) = exec.plan.check_update(&plan) {
@@ -270,10 +407,7 @@ impl State {
     /// Changes what a node of an instantiated graph does; launches that are under way keep the old.
     pub(super) fn set_exec_node(&mut self, id: ExecId, node: NodeId, op: Op) -> Result<(), Error> {
         self.check(&op)?;
-        let action = match &op {
-            Op::Child(child) => Action::Child(Plan::new(child)?),
-            op => Action::Op(op.clone()),
-        };
+        let action = Action::new(&op)?;
         let exec = self.exec_mut(id)?;
         let step = exec.plan.step(node)?;
         match (&step.action, &action) {

@@ -21,7 +21,7 @@ use super::{
     event::{Event, EventId},
     graph::{Graph, GraphId},
     map::Deferred,
-    plan::{Exec, ExecId},
+    plan::{Branch, Exec, ExecId},
     stream::{Context, ContextId, Stream, StreamId},
     work::Work,
 };
@@ -209,6 +209,10 @@ impl State {
                     Ok(false) => self.polling.push(id),
                     result => self.finish(id, result.map(|_| ()), &mut ready),
                 },
+                Work::Branch { branch, ran } => {
+                    let (branch, ran) = (branch.clone(), *ran);
+                    self.branch(id, &branch, ran, &mut ready);
+                }
                 work if work.is_short() => {
                     let timed = task.about.map(|about| (about, Instant::now()));
                     let result = work.run(&self.memory, &AtomicBool::new(false));
@@ -229,6 +233,36 @@ impl State {
                     self.ready.insert((priority, id));
                 }
             }
+        }
+    }
+
+    /// A conditional node whose turn has come, or one of whose graphs has run.
+    fn branch(&mut self, id: TaskId, branch: &Branch, ran: bool, ready: &mut Vec<TaskId>) {
+        let task = self.tasks.get(&id);
+        let Some((Some(context), priority)) = task.map(|t| (t.context, t.priority)) else {
+            return;
+        };
+        if ran && !branch.repeats() {
+            return self.finish(id, Ok(()), ready);
+        }
+        let last = match self.start_branch(context, priority, branch) {
+            Ok(Some(last)) => last,
+            Ok(None) => return self.finish(id, Ok(()), ready),
+            Err(stuck) => return self.finish(id, Err(stuck), ready),
+        };
+        if let Some(task) = self.tasks.get_mut(&id)
+            && let Work::Branch { ran, .. } = &mut task.work
+        {
+            *ran = true;
+        }
+        if let Some(end) = self.tasks.get_mut(&last) {
+            end.dependents.push(id);
+            if let Some(task) = self.tasks.get_mut(&id) {
+                task.waits = 1;
+            }
+        } else {
+            // It is over already: looked at again later, so that an endless loop of short work holds no lock.
+            self.polling.push(id);
         }
     }
 

@@ -11,7 +11,7 @@ use super::{
     event::EventId,
     plan::ExecId,
     schedule::{State, TaskId},
-    work::{Downloaded, Extent, Op, Rows, Work},
+    work::{Body, Downloaded, Extent, Op, Rows, Work},
 };
 
 /// Streams of one device.
@@ -258,7 +258,16 @@ impl State {
                 deps.extend(self.event_task(*event)?);
                 Work::Nothing
             }
-            Op::Child(_) => return Err(Error::Unsupported("a graph outside a graph".into())),
+            Op::Batch(ops) => {
+                let mut last = self.add(Some(context), priority, &deps, Work::Nothing);
+                for op in ops.iter() {
+                    last = self.add(Some(context), priority, &[last], Work::Value(*op));
+                }
+                return Ok(last);
+            }
+            Op::Child(_) | Op::Conditional(_) => {
+                return Err(Error::Unsupported("a graph outside a graph".into()));
+            }
         };
         Ok(self.add(Some(context), priority, &deps, work))
     }
@@ -268,7 +277,7 @@ impl State {
         let stream = self.stream(id)?;
         if stream.joined.is_some() {
             let graph = self.exec(exec)?.graph.clone();
-            return self.capture(id, Op::Child(Box::new(graph)));
+            return self.capture(id, Op::Child(Body::Fixed(Box::new(graph))));
         }
         self.check_implicit(id)?;
         let stream = self.stream(id)?;

@@ -14,7 +14,8 @@ use parking_lot::Mutex;
 use super::{
     error::{Cause, Error, Stuck},
     event::EventId,
-    graph::Graph,
+    graph::{Graph, GraphId},
+    plan::Branch,
 };
 use crate::{error::Fault, memory::Memory};
 
@@ -276,7 +277,51 @@ pub enum Op {
     Empty,
     RecordEvent(EventId),
     WaitEvent(EventId),
-    Child(Box<Graph>),
+    /// Operations on memory, one after the other.
+    Batch(Arc<[ValueOp]>),
+    Child(Body),
+    Conditional(Conditional),
+}
+
+/// A graph inside a node.
+#[derive(Clone, Debug)]
+pub enum Body {
+    /// As it was when it was put there.
+    Fixed(Box<Graph>),
+    /// A graph of the device that somebody may go on building.
+    Open(GraphId),
+}
+
+/// A node that runs one of its graphs, or none, or one again and again.
+#[derive(Clone, Debug)]
+pub struct Conditional {
+    /// Address of the condition's value, 32 bits.
+    pub word: u64,
+    pub kind: ConditionalKind,
+    pub bodies: Vec<Body>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConditionalKind {
+    /// The first graph where the value is not 0, else the second, if there is one.
+    If,
+    /// The graph, as long as the value is not 0.
+    While,
+    /// The graph that the value counts.
+    Switch,
+}
+
+impl Conditional {
+    /// The graph that a value of the condition chooses.
+    pub(super) fn chosen(&self, value: u32) -> Option<usize> {
+        let index = match self.kind {
+            ConditionalKind::If => usize::from(value == 0),
+            ConditionalKind::While if value == 0 => return None,
+            ConditionalKind::While => 0,
+            ConditionalKind::Switch => value as usize,
+        };
+        (index < self.bodies.len()).then_some(index)
+    }
 }
 
 /// What a task does.
@@ -291,6 +336,12 @@ pub(super) enum Work {
     Host(u64),
     Record(Arc<Record>),
     Nothing,
+    /// A conditional node.
+    Branch {
+        branch: Arc<Branch>,
+        /// One of its graphs has run.
+        ran: bool,
+    },
     /// Changes of the memory map that had to wait for running work.
     Map(Mapping),
     Unmap(u64),
@@ -325,7 +376,11 @@ impl Work {
                 Err(_) => return true,
             },
             Work::Launch(_) | Work::Map(_) | Work::Unmap(_) => return false,
-            Work::Value(_) | Work::Host(_) | Work::Record(_) | Work::Nothing => return true,
+            Work::Value(_)
+            | Work::Host(_)
+            | Work::Record(_)
+            | Work::Nothing
+            | Work::Branch { .. } => return true,
         };
         extent
             .bytes()
@@ -382,7 +437,7 @@ impl Work {
                 }
                 Ok(())
             }
-            Work::Host(_) | Work::Nothing => Ok(()),
+            Work::Host(_) | Work::Nothing | Work::Branch { .. } => Ok(()),
         }
     }
 }

@@ -35,6 +35,7 @@ impl Core<'_> {
                     }
                 }
                 Runtime::AssertFail => return Err(self.assert_fail(call, lane)?),
+                Runtime::SetConditional => self.set_conditional(call, lane)?,
                 child => self.child_call(child, call, lane)?,
             }
         }
@@ -74,6 +75,19 @@ impl Core<'_> {
             );
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, count);
         }
+    }
+
+    fn set_conditional(&mut self, call: &Call, lane: usize) -> Result<(), Stop> {
+        let (handle, value) = (self.param(call, 0, lane), self.param(call, 1, lane) as u32);
+        if !handle.is_multiple_of(4) {
+            let reason = format!("{handle:#x} is no handle of a condition");
+            return Err(Trouble::at_lane(FaultKind::Trap { reason }, lane));
+        }
+        let word = self.lane_pointer(handle, 4, lane)?;
+        // SAFETY: four mapped bytes, aligned; whoever reads them meanwhile reads them as one atomic word.
+        unsafe { std::sync::atomic::AtomicU32::from_ptr(word.cast_mut().cast()) }
+            .store(value, std::sync::atomic::Ordering::Release);
+        Ok(())
     }
 
     /// A C string at a generic address.

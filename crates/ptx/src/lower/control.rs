@@ -180,6 +180,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             "malloc" => (Runtime::Malloc, (&[8], 1)),
             "free" => (Runtime::Free, (&[], 1)),
             "__assertfail" => (Runtime::AssertFail, (&[], 5)),
+            "cudaGraphSetConditional" => (Runtime::SetConditional, (&[], 2)),
             "__cudaCDP2GetParameterBufferV2" if params == [8, 12, 12, 4] => {
                 (Runtime::ChildBuffer, (&[8], 4))
             }
@@ -209,7 +210,10 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
         let without = matches!(
             runtime,
-            Runtime::Vprintf | Runtime::AssertFail | Runtime::ChildNothing
+            Runtime::Vprintf
+                | Runtime::AssertFail
+                | Runtime::ChildNothing
+                | Runtime::SetConditional
         );
         self.context.program.uses_heap |= !without;
         Ok((Callee::Runtime(runtime), returns, params))

@@ -14,7 +14,6 @@ use outboard_wire::messages;
 
 use super::{
     Nvidia,
-    graph_calls::NodeWork,
     graphs::Graphs,
     table::{Driver, Refused, real},
 };
@@ -43,8 +42,8 @@ const NO_KERNEL: CUDA_KERNEL_NODE_PARAMS = CUDA_KERNEL_NODE_PARAMS {
 impl Graphs {
     /// Hands on to a graph what it must keep of one that became part of it.
     pub(super) fn inherit(&mut self, graph: real::Graph, part: real::Graph) {
-        self.remember(graph, self.memory_of(part));
-        if self.strays.contains(&part) {
+        self.remember(graph, self.memory_inside(part));
+        if self.check_runnable(part).is_err() {
             self.strays.insert(graph);
         }
     }
@@ -59,7 +58,8 @@ impl Graphs {
 
     /// Refuses a graph that would write to memory which is not the session's.
     pub(super) fn check_runnable(&self, graph: real::Graph) -> Result<(), Failure> {
-        match self.strays.contains(&graph) {
+        let mut graphs = self.parts_of(graph).into_iter().chain([graph]);
+        match graphs.any(|graph| self.strays.contains(&graph)) {
             false => Ok(()),
             true => Err(Failure::new(
                 CUresult::CUDA_ERROR_INVALID_VALUE,
@@ -85,73 +85,22 @@ impl Nvidia {
         }
     }
 
-    pub(super) fn cu_graph_clone(
+    pub(super) fn graph_clone(
         &mut self,
         cx: &mut Cx<'_>,
-        m: &messages::CuGraphClone,
+        m: &messages::GraphClone,
     ) -> Result<(), Failure> {
         self.enter(cx)?;
-        let original = self.real_graph(m.original_graph)?;
+        let original = self.real_graph(m.graph)?;
         let clone = self.driver.cuGraphClone(original)?;
         self.graphs.inherit(clone, original);
-        self.graphs.bind(m.ph_graph_clone, clone)
-    }
-
-    pub(super) fn graph_add_child(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::GraphAddChild<'_>,
-    ) -> Result<(), Failure> {
-        self.enter(cx)?;
-        let (graph, child) = (self.real_graph(m.graph)?, self.real_graph(m.child)?);
-        self.add_node(m.graph, m.node, m.dependencies, &NodeWork::Child(child))?;
-        self.graphs.inherit(graph, child);
-        Ok(())
-    }
-
-    pub(super) fn graph_exec_set_child(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::GraphExecSetChild,
-    ) -> Result<(), Failure> {
-        self.enter(cx)?;
-        let child = self.real_graph(m.child)?;
-        self.graphs.check_runnable(child)?;
-        self.set_node(m.exec, m.node, &NodeWork::Child(child))?;
-        let memory = self.graphs.memory_of(child);
-        self.graphs.execs.get_mut(m.exec)?.memory.extend(memory);
-        Ok(())
-    }
-
-    pub(super) fn graph_kernel_params(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::GraphKernelParams,
-    ) -> Result<messages::GraphKernelParamsReply<'static>, Failure> {
-        self.enter(cx)?;
-        let node = self.driver.kernel_node(self.real_node(m.node)?)?;
-        let (kernel, layout) = self
-            .kernel_of(node.func.0, node.kern.0)?
-            .ok_or_else(|| Failure::unsupported("a kernel node of a kernel that no module has"))?;
-        // SAFETY: the driver's own record of the node, read before any other call, and the layout of its kernel.
-        let params = unsafe { packed(&node, &layout) };
-        Ok(messages::GraphKernelParamsReply {
-            kernel,
-            grid_x: node.grid_dim_x,
-            grid_y: node.grid_dim_y,
-            grid_z: node.grid_dim_z,
-            block_x: node.block_dim_x,
-            block_y: node.block_dim_y,
-            block_z: node.block_dim_z,
-            shared_bytes: node.shared_mem_bytes,
-            params: params.into(),
-        })
+        self.graphs.bind(m.clone, clone)
     }
 }
 
 impl Driver {
     /// A kernel node's parameters. Their values lie in the driver, valid until the node changes or goes.
-    fn kernel_node(&self, node: real::Node) -> Result<CUDA_KERNEL_NODE_PARAMS, Refused> {
+    pub(super) fn kernel_node(&self, node: real::Node) -> Result<CUDA_KERNEL_NODE_PARAMS, Refused> {
         let mut params = NO_KERNEL;
         // SAFETY: room for the answer.
         unsafe { self.cuGraphKernelNodeGetParams_v2(node, &mut params) }?;
@@ -163,7 +112,7 @@ impl Driver {
 ///
 /// # Safety
 /// `node` is the driver's answer for a node of a kernel with these parameters, and the node has not changed since.
-unsafe fn packed(node: &CUDA_KERNEL_NODE_PARAMS, layout: &[(u32, u32)]) -> Vec<u8> {
+pub(super) unsafe fn packed(node: &CUDA_KERNEL_NODE_PARAMS, layout: &[(u32, u32)]) -> Vec<u8> {
     let end = layout.iter().map(|(offset, size)| offset + size).max();
     let mut buffer = vec![0u8; end.unwrap_or(0) as usize];
     if !node.kernel_params.is_null() {

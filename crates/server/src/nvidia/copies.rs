@@ -235,19 +235,16 @@ impl Nvidia {
         desc: &[u8],
         packed: Option<Span>,
     ) -> Result<CheckedBox, Failure> {
-        let copy = parse_box(desc)?;
-        let src = self.box_end(
-            &copy,
-            copy.src,
-            [copy.src_x, copy.src_y, copy.src_z],
-            packed,
-        )?;
-        let dst = self.box_end(
-            &copy,
-            copy.dst,
-            [copy.dst_x, copy.dst_y, copy.dst_z],
-            packed,
-        )?;
+        self.checked_copy(&parse_box(desc)?, packed)
+    }
+
+    pub(super) fn checked_copy(
+        &self,
+        copy: &CopyBox,
+        packed: Option<Span>,
+    ) -> Result<CheckedBox, Failure> {
+        let src = self.box_end(copy, copy.src, [copy.src_x, copy.src_y, copy.src_z], packed)?;
+        let dst = self.box_end(copy, copy.dst, [copy.dst_x, copy.dst_y, copy.dst_z], packed)?;
         let copy = CUDA_MEMCPY3D {
             src_x_in_bytes: src.at[0] as usize,
             src_y: src.at[1] as usize,

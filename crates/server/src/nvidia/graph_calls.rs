@@ -11,8 +11,9 @@ use std::{
 use outboard_api::{
     CUresult,
     cuda::{
-        CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMSET_NODE_PARAMS, CUcontext,
-        CUfunction, CUgraphEdgeData, CUgraphExecUpdateResultInfo, CUgraphNode, CUkernel,
+        CUDA_BATCH_MEM_OP_NODE_PARAMS, CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS,
+        CUDA_MEMSET_NODE_PARAMS, CUcontext, CUfunction, CUgraphEdgeData,
+        CUgraphExecUpdateResultInfo, CUgraphNode, CUkernel, CUstreamBatchMemOpParams,
     },
 };
 
@@ -23,6 +24,7 @@ use super::{
 use crate::device::Failure;
 
 /// What a graph node does.
+#[derive(Clone)]
 pub(super) enum NodeWork<'a> {
     Empty,
     Child(real::Graph),
@@ -32,6 +34,8 @@ pub(super) enum NodeWork<'a> {
     Memset(CUDA_MEMSET_NODE_PARAMS, real::Context),
     Copy(&'a CheckedBox, real::Context),
     Kernel(real::Kernel, Shape, &'a [u8]),
+    /// Each record was checked.
+    MemOps(Vec<CUstreamBatchMemOpParams>, real::Context),
 }
 
 /// The state of a capturing stream.
@@ -153,16 +157,16 @@ impl Driver {
         &self,
         node: real::Node,
         which: Neighbours,
-    ) -> Result<Vec<real::Node>, Refused> {
-        node_list(|nodes, count| {
-            // SAFETY: null, or room for as many nodes as `count` says; the edges' kinds are not asked for.
+    ) -> Result<(Vec<real::Node>, Vec<CUgraphEdgeData>), Refused> {
+        edge_ends(|nodes, edges, count| {
+            // SAFETY: null, or room for as many nodes and edges as `count` says.
             let asked = unsafe {
                 match which {
                     Neighbours::Dependencies => {
-                        self.cuGraphNodeGetDependencies_v2(node, nodes, ptr::null_mut(), count)
+                        self.cuGraphNodeGetDependencies_v2(node, nodes, edges, count)
                     }
                     Neighbours::Dependents => {
-                        self.cuGraphNodeGetDependentNodes_v2(node, nodes, ptr::null_mut(), count)
+                        self.cuGraphNodeGetDependentNodes_v2(node, nodes, edges, count)
                     }
                 }
             };
@@ -183,33 +187,55 @@ impl Driver {
         })
     }
 
-    /// Pairs of nodes: from, to.
+    /// Edges: from, to, and what they do more than order the two.
     pub(super) fn graph_edges(
         &self,
         graph: real::Graph,
-    ) -> Result<(Vec<real::Node>, Vec<real::Node>), Refused> {
-        let ask = |from: *mut real::Node, to: *mut real::Node, count: &mut u64| {
-            // SAFETY: null, or room for as many nodes as `count` says; the edges' kinds are not asked for.
-            match unsafe { self.cuGraphGetEdges_v2(graph, from, to, ptr::null_mut(), count) } {
+    ) -> Result<(Vec<real::Node>, Vec<real::Node>, Vec<CUgraphEdgeData>), Refused> {
+        let mut to = Vec::new();
+        let (from, edges) = edge_ends(|from, edges, count| {
+            to = match from.is_null() {
+                true => Vec::new(),
+                false => vec![real::Node::NULL; *count as usize],
+            };
+            let ends = match from.is_null() {
+                true => ptr::null_mut(),
+                false => to.as_mut_ptr(),
+            };
+            // SAFETY: null, or room for as many nodes and edges as `count` says.
+            match unsafe { self.cuGraphGetEdges_v2(graph, from, ends, edges, count) } {
                 // SAFETY: as above.
                 Err(refused) if refused.is_missing() => unsafe {
-                    self.cuGraphGetEdges(graph, from, to, count)
+                    self.cuGraphGetEdges(graph, from, ends, count)
                 },
                 asked => asked,
             }
+        })?;
+        to.truncate(from.len());
+        Ok((from, to, edges))
+    }
+
+    pub(super) fn graph_remove_dependencies(
+        &self,
+        graph: real::Graph,
+        from: &[real::Node],
+        to: &[real::Node],
+        edges: &[CUgraphEdgeData],
+    ) -> Result<(), Refused> {
+        let count = from.len() as u64;
+        let (from, to) = (from.as_ptr(), to.as_ptr());
+        let data = match edges.is_empty() {
+            true => ptr::null(),
+            false => edges.as_ptr(),
         };
-        let mut count = 0;
-        ask(ptr::null_mut(), ptr::null_mut(), &mut count)?;
-        let (mut from, mut to) = (
-            vec![real::Node::NULL; count as usize],
-            vec![real::Node::NULL; count as usize],
-        );
-        if count > 0 {
-            ask(from.as_mut_ptr(), to.as_mut_ptr(), &mut count)?;
+        // SAFETY: as many nodes as said at both ends, and as many edges or none.
+        match unsafe { self.cuGraphRemoveDependencies_v2(graph, from, to, data, count) } {
+            // SAFETY: as above.
+            Err(refused) if refused.is_missing() && edges.is_empty() => unsafe {
+                self.cuGraphRemoveDependencies(graph, from, to, count)
+            },
+            done => done,
         }
-        from.truncate(count as usize);
-        to.truncate(count as usize);
-        Ok((from, to))
     }
 
     pub(super) fn graph_add_dependencies(
@@ -277,6 +303,10 @@ impl Driver {
                     let kernel = kernel_node(*kernel, *shape, extra_pointer(&mut extra, params));
                     self.cuGraphAddKernelNode_v2(node, graph, after, count, &kernel)
                 }
+                NodeWork::MemOps(ops, context) => {
+                    let ops = mem_ops_record(ops, *context);
+                    self.cuGraphAddBatchMemOpNode(node, graph, after, count, &ops)
+                }
             }
         }?;
         Ok(made)
@@ -308,20 +338,58 @@ impl Driver {
                 NodeWork::Child(child) => {
                     self.cuGraphExecChildGraphNodeSetParams(exec, node, *child)
                 }
-                NodeWork::Empty
-                | NodeWork::EventRecord(_)
-                | NodeWork::EventWait(_)
-                | NodeWork::Host(_) => Ok(()),
+                NodeWork::Host(host) => self.cuGraphExecHostNodeSetParams(exec, node, host),
+                NodeWork::EventRecord(event) => {
+                    self.cuGraphExecEventRecordNodeSetEvent(exec, node, *event)
+                }
+                NodeWork::EventWait(event) => {
+                    self.cuGraphExecEventWaitNodeSetEvent(exec, node, *event)
+                }
+                NodeWork::MemOps(ops, context) => {
+                    let ops = mem_ops_record(ops, *context);
+                    self.cuGraphExecBatchMemOpNodeSetParams(exec, node, &ops)
+                }
+                NodeWork::Empty => Ok(()),
             }
         }
     }
 
-    /// The result of the update, whether it took place or not.
+    /// # Safety
+    /// As for [`Driver::graph_add`].
+    pub(super) unsafe fn graph_set(
+        &self,
+        node: real::Node,
+        work: &NodeWork<'_>,
+    ) -> Result<(), Refused> {
+        // SAFETY: the records are read before the call returns, parameters included.
+        unsafe {
+            match work {
+                NodeWork::Memset(memset, _) => self.cuGraphMemsetNodeSetParams(node, memset),
+                NodeWork::Copy(copy, _) => self.cuGraphMemcpyNodeSetParams(node, &copy.0),
+                NodeWork::Kernel(kernel, shape, params) => {
+                    let mut len = params.len();
+                    let mut extra = extra(params, &mut len);
+                    let kernel = kernel_node(*kernel, *shape, extra_pointer(&mut extra, params));
+                    self.cuGraphKernelNodeSetParams_v2(node, &kernel)
+                }
+                NodeWork::Host(host) => self.cuGraphHostNodeSetParams(node, host),
+                NodeWork::EventRecord(event) => self.cuGraphEventRecordNodeSetEvent(node, *event),
+                NodeWork::EventWait(event) => self.cuGraphEventWaitNodeSetEvent(node, *event),
+                NodeWork::MemOps(ops, context) => {
+                    let ops = mem_ops_record(ops, *context);
+                    self.cuGraphBatchMemOpNodeSetParams(node, &ops)
+                }
+                NodeWork::Empty | NodeWork::Child(_) => Ok(()),
+            }
+        }
+    }
+
+    /// What became of the update, whether it took place or not.
     pub(super) fn graph_exec_update(
         &self,
         exec: real::GraphExec,
         graph: real::Graph,
-    ) -> Result<u32, Refused> {
+    ) -> Result<Updated, Refused> {
         let mut info = CUgraphExecUpdateResultInfo {
             result: 0,
             error_node: CUgraphNode::NULL,
@@ -332,7 +400,11 @@ impl Driver {
             Err(refused) if refused.status != CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE => {
                 Err(refused)
             }
-            _ => Ok(info.result),
+            _ => Ok(Updated {
+                result: info.result,
+                error_node: real::Node::of_driver(info.error_node.0),
+                error_from_node: real::Node::of_driver(info.error_from_node.0),
+            }),
         }
     }
 
@@ -374,6 +446,41 @@ fn kernel_node(
         kern: CUkernel::NULL,
         ctx: CUcontext::NULL,
     }
+}
+
+/// What became of an update, and the nodes that it failed at; null where there are none.
+pub(super) struct Updated {
+    pub(super) result: u32,
+    pub(super) error_node: real::Node,
+    pub(super) error_from_node: real::Node,
+}
+
+fn mem_ops_record(
+    ops: &[CUstreamBatchMemOpParams],
+    context: real::Context,
+) -> CUDA_BATCH_MEM_OP_NODE_PARAMS {
+    CUDA_BATCH_MEM_OP_NODE_PARAMS {
+        ctx: CUcontext(context.raw()),
+        count: ops.len() as u32,
+        params: ops.as_ptr().cast_mut(),
+        flags: 0,
+    }
+}
+
+/// Asks for the count, then for as many nodes and the edges that they are at the end of.
+fn edge_ends(
+    mut ask: impl FnMut(*mut real::Node, *mut CUgraphEdgeData, &mut u64) -> Result<(), Refused>,
+) -> Result<(Vec<real::Node>, Vec<CUgraphEdgeData>), Refused> {
+    let mut count = 0;
+    ask(ptr::null_mut(), ptr::null_mut(), &mut count)?;
+    let mut nodes = vec![real::Node::NULL; count as usize];
+    let mut edges = vec![CUgraphEdgeData::default(); count as usize];
+    if count > 0 {
+        ask(nodes.as_mut_ptr(), edges.as_mut_ptr(), &mut count)?;
+    }
+    nodes.truncate(count as usize);
+    edges.truncate(count as usize);
+    Ok((nodes, edges))
 }
 
 /// Asks for the count, then for as many nodes.

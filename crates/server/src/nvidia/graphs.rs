@@ -5,10 +5,7 @@
 
 use std::sync::Arc;
 
-use outboard_api::{
-    CUresult, cuda::CUDA_MEMSET_NODE_PARAMS, cuda::CUgraphEdgeData,
-    enums::CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
-};
+use outboard_api::{CUresult, cuda::CUgraphEdgeData, enums::*};
 use outboard_wire::{
     codec::{id_bytes, ids},
     messages,
@@ -17,9 +14,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
     Nvidia,
-    addresses::rows,
-    calls::Shape,
-    graph_calls::{Neighbours, NodeWork},
+    graph_calls::Neighbours,
     graveyard::Retired,
     host_memory::Part,
     owned::{ContextHold, Owned, given_back},
@@ -29,6 +24,21 @@ use crate::{
     device::{Cx, Failure},
     shadow::Shadow,
 };
+
+/// Nodes, the nodes that edges lead to from them, and what edges do more than order them, if any of them does.
+type EdgeList = (Vec<real::Node>, Vec<real::Node>, Vec<CUgraphEdgeData>);
+
+/// Edge data for a message: nothing where all edges simply order two nodes.
+fn edge_bytes(edges: &[CUgraphEdgeData]) -> Vec<u8> {
+    if edges.iter().all(|e| *e == CUgraphEdgeData::default()) {
+        return Vec::new();
+    }
+    let bytes = edges.iter().flat_map(|e| {
+        let [a, b, c, d, f] = e.reserved;
+        [e.from_port, e.to_port, e.kind, a, b, c, d, f]
+    });
+    bytes.collect()
+}
 
 /// Memory that captured copies read.
 pub(super) type Memory = Vec<Arc<Part>>;
@@ -43,6 +53,13 @@ struct Node {
     graph: real::Graph,
 }
 
+/// Where a graph inside another is.
+#[derive(Clone, Copy)]
+struct PartOf {
+    graph: real::Graph,
+    node: real::Node,
+}
+
 pub(super) struct Graphs {
     graphs: Shadow<real::Graph>,
     pub(super) execs: Shadow<Exec>,
@@ -54,6 +71,8 @@ pub(super) struct Graphs {
     memory: FxHashMap<real::Graph, Memory>,
     /// Graphs with a memset of memory that is not the session's; see [`super::captured`].
     pub(super) strays: FxHashSet<real::Graph>,
+    /// Graphs inside nodes of others, which go with them.
+    parts: FxHashMap<real::Graph, PartOf>,
     driver: Arc<Driver>,
 }
 
@@ -67,6 +86,7 @@ impl Graphs {
             node_ids: FxHashMap::default(),
             memory: FxHashMap::default(),
             strays: FxHashSet::default(),
+            parts: FxHashMap::default(),
             driver: driver.clone(),
         }
     }
@@ -90,6 +110,12 @@ impl Graphs {
 
     pub(super) fn memory_of(&self, graph: real::Graph) -> Memory {
         self.memory.get(&graph).cloned().unwrap_or_default()
+    }
+
+    /// What copies read in a graph and the graphs inside it.
+    pub(super) fn memory_inside(&self, graph: real::Graph) -> Memory {
+        let graphs = self.parts_of(graph).into_iter().chain([graph]);
+        graphs.flat_map(|graph| self.memory_of(graph)).collect()
     }
 
     pub(super) fn id_of(&self, handle: real::Graph) -> Option<u64> {
@@ -118,7 +144,7 @@ impl Graphs {
         Ok(ids)
     }
 
-    fn bind_node(
+    pub(super) fn bind_node(
         &mut self,
         id: u64,
         handle: real::Node,
@@ -129,9 +155,63 @@ impl Graphs {
         Ok(())
     }
 
-    /// Forgets a graph with its nodes, whose handles the driver will use again.
+    /// Binds a graph inside a node to a number. It goes with the node.
+    pub(super) fn bind_part(
+        &mut self,
+        id: u64,
+        part: real::Graph,
+        (graph, node): (real::Graph, real::Node),
+    ) -> Result<(), Failure> {
+        self.bind(id, part)?;
+        self.parts.insert(part, PartOf { graph, node });
+        Ok(())
+    }
+
+    /// The graphs inside this one, at any depth.
+    pub(super) fn parts_of(&self, graph: real::Graph) -> Vec<real::Graph> {
+        let mut found = Vec::new();
+        let mut left = vec![graph];
+        while let Some(outer) = left.pop() {
+            let inner = self.parts.iter().filter(|(_, at)| at.graph == outer);
+            let inner: Vec<_> = inner.map(|(part, _)| *part).collect();
+            found.extend(&inner);
+            left.extend(inner);
+        }
+        found
+    }
+
+    fn forget_parts_in(&mut self, node: real::Node) -> Memory {
+        let inner = self.parts.iter().filter(|(_, at)| at.node == node);
+        let inner: Vec<_> = inner.map(|(part, _)| *part).collect();
+        let mut memory = Vec::new();
+        for part in inner {
+            for deeper in self.parts_of(part).into_iter().chain([part]) {
+                self.parts.remove(&deeper);
+                memory.extend(self.forget_handle(deeper));
+            }
+        }
+        memory
+    }
+
+    /// Forgets a graph with its nodes and the graphs inside it, whose handles the driver will use again.
     pub(super) fn forget(&mut self, id: u64) -> Result<(real::Graph, Memory), Failure> {
-        let handle = self.graphs.remove(id)?;
+        let handle = *self.graphs.get(id)?;
+        if self.parts.contains_key(&handle) {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                "a graph inside another goes with it",
+            ));
+        }
+        let mut memory = Vec::new();
+        for part in self.parts_of(handle) {
+            self.parts.remove(&part);
+            memory.extend(self.forget_handle(part));
+        }
+        memory.extend(self.forget_handle(handle));
+        Ok((handle, memory))
+    }
+
+    fn forget_handle(&mut self, handle: real::Graph) -> Memory {
         self.graphs.retain(|other| *other != handle);
         self.graph_ids.remove(&handle);
         self.strays.remove(&handle);
@@ -143,7 +223,7 @@ impl Graphs {
             }
             !gone
         });
-        Ok((handle, self.memory.remove(&handle).unwrap_or_default()))
+        self.memory.remove(&handle).unwrap_or_default()
     }
 
     /// Gives nothing back, at an end where the driver would wait for ever.
@@ -163,7 +243,7 @@ impl Drop for Graphs {
         self.execs.drain().for_each(drop);
         let mut destroyed = FxHashSet::default();
         for (_, graph) in self.graphs.drain() {
-            if destroyed.insert(graph) {
+            if !self.parts.contains_key(&graph) && destroyed.insert(graph) {
                 given_back(self.driver.cuGraphDestroy(graph));
             }
         }
@@ -179,7 +259,7 @@ impl Nvidia {
         self.enter(cx)?;
         let graph = self.real_graph(m.graph)?;
         self.graphs.check_runnable(graph)?;
-        let memory = self.graphs.memory_of(graph);
+        let memory = self.graphs.memory_inside(graph);
         // Uploading ahead saves time at the first launch, and is another call's to do.
         let flags = m.flags & !u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD);
         let handle = self.driver.cuGraphInstantiateWithFlags(graph, flags)?;
@@ -187,7 +267,11 @@ impl Nvidia {
             driver.cuGraphExecDestroy(handle)
         });
         self.graphs.execs.insert(m.exec, Exec { owned, memory })?;
-        Ok(messages::GraphInstantiateReply { status: 0 })
+        let by_kernels = m.flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0;
+        Ok(messages::GraphInstantiateReply {
+            status: 0,
+            device_handle: if by_kernels { handle.raw() as u64 } else { 0 },
+        })
     }
 
     pub(super) fn graph_launch(
@@ -236,6 +320,8 @@ impl Nvidia {
         self.driver.cuGraphDestroyNode(handle)?;
         self.graphs.nodes.remove(m.h_node)?;
         self.graphs.node_ids.remove(&handle);
+        let memory = self.graphs.forget_parts_in(handle);
+        self.bury_memory(memory);
         Ok(())
     }
 
@@ -273,7 +359,7 @@ impl Nvidia {
     ) -> Result<messages::GraphEdgesReply<'static>, Failure> {
         self.enter(cx)?;
         let graph = self.real_graph(m.graph)?;
-        let (from, to) = self.driver.graph_edges(graph)?;
+        let (from, to, edges) = self.driver.graph_edges(graph)?;
         let shown = from.len().min(m.edges_max as usize);
         // Fresh numbers for one end, then for the other.
         let from_ids = self.graphs.node_ids(graph, &from[..shown], m.first_node)?;
@@ -283,6 +369,7 @@ impl Nvidia {
             count: from.len() as u64,
             from: id_bytes(&from_ids).into(),
             to: id_bytes(&to_ids).into(),
+            edges: edge_bytes(&edges[..shown]).into(),
         })
     }
 
@@ -298,11 +385,13 @@ impl Nvidia {
             0 => Neighbours::Dependencies,
             _ => Neighbours::Dependents,
         };
-        let nodes = self.driver.graph_neighbours(handle, which)?;
+        let (nodes, edges) = self.driver.graph_neighbours(handle, which)?;
         let ids = self.answer_nodes(graph, &nodes, m.first_node, m.nodes_max)?;
+        let shown = edges.len().min(m.nodes_max as usize);
         Ok(messages::GraphNodeNeighboursReply {
             count: nodes.len() as u64,
             nodes: ids.into(),
+            edges: edge_bytes(&edges[..shown]).into(),
         })
     }
 
@@ -314,13 +403,24 @@ impl Nvidia {
         self.enter(cx)?;
         let graph = self.real_graph(m.graph)?;
         self.graphs.check_runnable(graph)?;
-        let memory = self.graphs.memory_of(graph);
+        let memory = self.graphs.memory_inside(graph);
         let exec = self.graphs.execs.get_mut(m.exec)?;
-        let result = self.driver.graph_exec_update(exec.owned.handle(), graph)?;
-        if result == 0 {
+        let info = self.driver.graph_exec_update(exec.owned.handle(), graph)?;
+        if info.result == 0 {
             exec.memory.extend(memory);
         }
-        Ok(messages::GraphExecUpdateReply { result })
+        let mut number = |node: real::Node, fresh: u64| match node.is_null() {
+            true => Ok(0),
+            false => {
+                let found = self.graphs.node_ids(graph, &[node], fresh);
+                found.map(|ids| ids.first().copied().unwrap_or(0))
+            }
+        };
+        Ok(messages::GraphExecUpdateReply {
+            result: info.result,
+            error_node: number(info.error_node, m.first_node)?,
+            error_from_node: number(info.error_from_node, m.first_node.wrapping_add(1))?,
+        })
     }
 
     pub(super) fn graph_add_dependencies(
@@ -330,167 +430,52 @@ impl Nvidia {
     ) -> Result<(), Failure> {
         self.enter(cx)?;
         let graph = self.real_graph(m.graph)?;
-        let (from, to) = (self.real_nodes(m.from)?, self.real_nodes(m.to)?);
-        if from.len() != to.len() {
-            return Err(Failure::new(
-                CUresult::CUDA_ERROR_INVALID_VALUE,
-                format!("edges from {} nodes to {}", from.len(), to.len()),
-            ));
-        }
-        let (records, rest) = m.edges.as_chunks::<8>();
-        if !rest.is_empty() || !records.is_empty() && records.len() != from.len() {
+        let (from, to, edges) = self.edge_list(m.from, m.to, m.edges)?;
+        Ok(self
+            .driver
+            .graph_add_dependencies(graph, &from, &to, &edges)?)
+    }
+
+    pub(super) fn graph_remove_dependencies(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphRemoveDependencies<'_>,
+    ) -> Result<(), Failure> {
+        self.enter(cx)?;
+        let graph = self.real_graph(m.graph)?;
+        let (from, to, edges) = self.edge_list(m.from, m.to, m.edges)?;
+        Ok(self
+            .driver
+            .graph_remove_dependencies(graph, &from, &to, &edges)?)
+    }
+
+    fn edge_list(&self, from: &[u8], to: &[u8], edges: &[u8]) -> Result<EdgeList, Failure> {
+        let (from, to) = (self.real_nodes(from)?, self.real_nodes(to)?);
+        let (records, rest) = edges.as_chunks::<8>();
+        if from.len() != to.len()
+            || !rest.is_empty()
+            || !records.is_empty() && records.len() != from.len()
+        {
             return Err(Failure::new(
                 CUresult::CUDA_ERROR_INVALID_VALUE,
                 format!(
-                    "{} bytes of edge data for {} edges",
-                    m.edges.len(),
-                    from.len()
+                    "edges from {} nodes to {}, {} bytes of edge data",
+                    from.len(),
+                    to.len(),
+                    edges.len()
                 ),
             ));
         }
-        let edges: Vec<CUgraphEdgeData> = records
-            .iter()
-            .map(
+        let edges =
+            records.iter().map(
                 |[from_port, to_port, kind, reserved @ ..]| CUgraphEdgeData {
                     from_port: *from_port,
                     to_port: *to_port,
                     kind: *kind,
                     reserved: *reserved,
                 },
-            )
-            .collect();
-        Ok(self
-            .driver
-            .graph_add_dependencies(graph, &from, &to, &edges)?)
-    }
-
-    pub(super) fn graph_add_empty(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::GraphAddEmpty<'_>,
-    ) -> Result<(), Failure> {
-        self.enter(cx)?;
-        self.add_node(m.graph, m.node, m.dependencies, &NodeWork::Empty)
-    }
-
-    pub(super) fn graph_add_event(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::GraphAddEvent<'_>,
-    ) -> Result<(), Failure> {
-        self.enter(cx)?;
-        let event = self.kept_event(m.event)?;
-        let work = match m.wait {
-            0 => NodeWork::EventRecord(event),
-            _ => NodeWork::EventWait(event),
-        };
-        self.add_node(m.graph, m.node, m.dependencies, &work)
-    }
-
-    pub(super) fn graph_add_host(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::GraphAddHost<'_>,
-    ) -> Result<(), Failure> {
-        self.enter(cx)?;
-        let work = self.host_node(m.call);
-        self.add_node(m.graph, m.node, m.dependencies, &work)
-    }
-
-    pub(super) fn graph_add_memset(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::GraphAddMemset<'_>,
-    ) -> Result<(), Failure> {
-        self.enter(cx)?;
-        let memset = CUDA_MEMSET_NODE_PARAMS {
-            dst: m.dst,
-            pitch: m.pitch as usize,
-            value: m.value,
-            element_size: m.element_size,
-            width: m.width as usize,
-            height: m.height as usize,
-        };
-        let work = self.memset_work(memset)?;
-        self.add_node(m.graph, m.node, m.dependencies, &work)
-    }
-
-    pub(super) fn graph_add_copy(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::GraphAddCopy<'_>,
-    ) -> Result<(), Failure> {
-        self.enter(cx)?;
-        let copy = self.checked_box(m.desc, None)?;
-        let work = NodeWork::Copy(&copy, self.current_hold().handle);
-        self.add_node(m.graph, m.node, m.dependencies, &work)
-    }
-
-    pub(super) fn graph_add_kernel(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::GraphAddKernel<'_>,
-    ) -> Result<(), Failure> {
-        self.enter(cx)?;
-        let shape = Shape {
-            grid: [m.grid_x, m.grid_y, m.grid_z],
-            block: [m.block_x, m.block_y, m.block_z],
-            shared_bytes: m.shared_bytes,
-        };
-        let work = NodeWork::Kernel(
-            self.launchable(cx, m.kernel, m.params, None)?,
-            shape,
-            m.params,
-        );
-        self.add_node(m.graph, m.node, m.dependencies, &work)
-    }
-
-    pub(super) fn graph_exec_set_kernel(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::GraphExecSetKernel<'_>,
-    ) -> Result<(), Failure> {
-        self.enter(cx)?;
-        let shape = Shape {
-            grid: [m.grid_x, m.grid_y, m.grid_z],
-            block: [m.block_x, m.block_y, m.block_z],
-            shared_bytes: m.shared_bytes,
-        };
-        let work = NodeWork::Kernel(
-            self.launchable(cx, m.kernel, m.params, None)?,
-            shape,
-            m.params,
-        );
-        self.set_node(m.exec, m.node, &work)
-    }
-
-    pub(super) fn graph_exec_set_memset(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::GraphExecSetMemset,
-    ) -> Result<(), Failure> {
-        self.enter(cx)?;
-        let memset = CUDA_MEMSET_NODE_PARAMS {
-            dst: m.dst,
-            pitch: m.pitch as usize,
-            value: m.value,
-            element_size: m.element_size,
-            width: m.width as usize,
-            height: m.height as usize,
-        };
-        let work = self.memset_work(memset)?;
-        self.set_node(m.exec, m.node, &work)
-    }
-
-    pub(super) fn graph_exec_set_copy(
-        &mut self,
-        cx: &mut Cx<'_>,
-        m: &messages::GraphExecSetCopy<'_>,
-    ) -> Result<(), Failure> {
-        self.enter(cx)?;
-        let copy = self.checked_box(m.desc, None)?;
-        let work = NodeWork::Copy(&copy, self.current_hold().handle);
-        self.set_node(m.exec, m.node, &work)
+            );
+        Ok((from, to, edges.collect()))
     }
 
     pub(super) fn graph_dot(
@@ -516,44 +501,17 @@ impl Nvidia {
         Ok(self.graphs.nodes.get(id)?.handle)
     }
 
+    /// The graph that a node is in.
+    pub(super) fn graph_of_node(&self, id: u64) -> Result<real::Graph, Failure> {
+        Ok(self.graphs.nodes.get(id)?.graph)
+    }
+
     pub(super) fn real_nodes(&self, bytes: &[u8]) -> Result<Vec<real::Node>, Failure> {
         ids(bytes).map(|id| self.real_node(id)).collect()
     }
 
     pub(super) fn bind_graph(&mut self, id: u64, handle: real::Graph) -> Result<(), Failure> {
         self.graphs.bind(id, handle)
-    }
-
-    pub(super) fn add_node(
-        &mut self,
-        graph: u64,
-        node: u64,
-        dependencies: &[u8],
-        work: &NodeWork<'_>,
-    ) -> Result<(), Failure> {
-        let graph = self.real_graph(graph)?;
-        let dependencies = self.real_nodes(dependencies)?;
-        // SAFETY: a memset's addresses were checked when it was made; host functions keep their data for ever.
-        let made = unsafe { self.driver.graph_add(graph, &dependencies, work) }?;
-        self.graphs.bind_node(node, made, graph)
-    }
-
-    pub(super) fn set_node(
-        &mut self,
-        exec: u64,
-        node: u64,
-        work: &NodeWork<'_>,
-    ) -> Result<(), Failure> {
-        let (exec, node) = (self.real_graphexec(exec)?, self.real_node(node)?);
-        // SAFETY: as for `add_node`.
-        Ok(unsafe { self.driver.graph_exec_set(exec, node, work) }?)
-    }
-
-    fn memset_work(&self, memset: CUDA_MEMSET_NODE_PARAMS) -> Result<NodeWork<'static>, Failure> {
-        let width = (memset.width as u64).saturating_mul(u64::from(memset.element_size));
-        let len = rows(memset.pitch as u64, width, memset.height as u64);
-        self.known(memset.dst, len)?;
-        Ok(NodeWork::Memset(memset, self.current_hold().handle))
     }
 
     fn answer_nodes(

@@ -33,6 +33,7 @@ mod jit;
 mod launch;
 mod memory;
 mod modules;
+mod node_work;
 mod nvml;
 mod owned;
 mod printed;

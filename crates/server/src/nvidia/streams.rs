@@ -160,7 +160,18 @@ impl Nvidia {
         m: &messages::StreamMemOps<'_>,
     ) -> Result<(), Failure> {
         self.enter(cx)?;
-        let mut ops = mem_ops(m.ops)?;
+        let mut ops = self.checked_mem_ops(m.ops)?;
+        let stream = self.real_stream(m.stream)?;
+        // SAFETY: every address was checked above.
+        Ok(unsafe { self.driver.mem_ops(stream, &mut ops, m.flags) }?)
+    }
+
+    /// Memory operations whose addresses are the session's.
+    pub(super) fn checked_mem_ops(
+        &self,
+        records: &[u8],
+    ) -> Result<Vec<CUstreamBatchMemOpParams>, Failure> {
+        let ops = mem_ops(records)?;
         for op in &ops {
             let len = match op.operation {
                 CU_STREAM_MEM_OP_WAIT_VALUE_32 | CU_STREAM_MEM_OP_WRITE_VALUE_32 => 4,
@@ -175,9 +186,7 @@ impl Nvidia {
             };
             self.known(op.address, len)?;
         }
-        let stream = self.real_stream(m.stream)?;
-        // SAFETY: every address was checked above.
-        Ok(unsafe { self.driver.mem_ops(stream, &mut ops, m.flags) }?)
+        Ok(ops)
     }
 
     pub(super) fn event_create(
@@ -309,6 +318,20 @@ impl Nvidia {
         let event = self.events.get_mut(id)?;
         event.in_graph = true;
         Ok(event.current.handle())
+    }
+
+    /// The number of an event that the driver named.
+    pub(super) fn event_number(&self, event: real::Event) -> Result<u64, Failure> {
+        let mut events = self.events.iter();
+        events
+            .find(|(_, known)| known.current.handle() == event)
+            .map(|(number, _)| number)
+            .ok_or_else(|| {
+                Failure::new(
+                    CUresult::CUDA_ERROR_INVALID_VALUE,
+                    "a node's event that is gone",
+                )
+            })
     }
 
     /// Whether what is submitted to a stream is captured.

@@ -10,9 +10,10 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use outboard_api::{
     CUresult,
     cuda::{
-        CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
-        CUgraphEdgeData, CUgraphExecUpdateResultInfo, CUhostFn, CUipcEventHandle, CUlaunchConfig,
-        CUmemAccessDesc, CUmemAllocationProp, CUstreamBatchMemOpParams, CUtensorMap, CUuuid,
+        CUDA_BATCH_MEM_OP_NODE_PARAMS, CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS,
+        CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUgraphEdgeData, CUgraphExecUpdateResultInfo,
+        CUhostFn, CUipcEventHandle, CUlaunchConfig, CUmemAccessDesc, CUmemAllocationProp,
+        CUstreamBatchMemOpParams, CUtensorMap, CUuuid,
     },
 };
 
@@ -178,6 +179,13 @@ pub(super) mod real {
                 }
             }
         )*};
+    }
+
+    impl Node {
+        /// A node that the driver named in a record of its own.
+        pub(in crate::nvidia) fn of_driver(handle: usize) -> Node {
+            Node(handle)
+        }
     }
 
     handles! {

@@ -1,7 +1,5 @@
 //! Contexts, their limits, and waiting for them.
 
-use std::borrow::Cow;
-
 use outboard_api::{CUresult, enums::*};
 use outboard_ptx::{
     device::{ContextId, Limits, StreamId},
@@ -184,28 +182,6 @@ impl Soft {
     }
 
     /// Graphs own no memory here: memory nodes are not supported.
-    pub(super) fn cu_device_get_graph_mem_attribute(
-        &mut self,
-        _: &mut Cx<'_>,
-        m: &messages::CuDeviceGetGraphMemAttribute,
-    ) -> Result<messages::CuDeviceGetGraphMemAttributeReply<'static>, Failure> {
-        self.device(m.device)?;
-        if m.attr > 3 {
-            return Err(invalid(format!("graph memory attribute {}", m.attr)));
-        }
-        Ok(messages::CuDeviceGetGraphMemAttributeReply {
-            value: Cow::Owned(0u64.to_le_bytes().to_vec()),
-        })
-    }
-
-    pub(super) fn cu_device_graph_mem_trim(
-        &mut self,
-        _: &mut Cx<'_>,
-        m: &messages::CuDeviceGraphMemTrim,
-    ) -> Result<(), Failure> {
-        self.device(m.device).map(|_| ())
-    }
-
     pub(super) fn device(&self, ordinal: i32) -> Result<usize, Failure> {
         let index = usize::try_from(ordinal)
             .ok()

@@ -147,11 +147,14 @@ fn extent(desc: &CopyBox) -> Extent {
 impl Soft {
     /// A copy both of whose ends are memory here.
     pub(super) fn box_copy(&self, bytes: &[u8]) -> Result<Copy, Failure> {
-        let desc = read_box(bytes)?;
+        self.box_of(&read_box(bytes)?)
+    }
+
+    pub(super) fn box_of(&self, desc: &CopyBox) -> Result<Copy, Failure> {
         Ok(Copy {
-            dst: self.destination(&desc)?,
-            src: self.source(&desc)?,
-            extent: extent(&desc),
+            dst: self.destination(desc)?,
+            src: self.source(desc)?,
+            extent: extent(desc),
         })
     }
 

@@ -2,13 +2,20 @@
 
 use std::borrow::Cow;
 
-use outboard_api::enums::*;
-use outboard_ptx::device::{ExecId, GraphId, NodeId, Op, Set, UpdateError};
-use outboard_wire::{codec, messages};
+use outboard_api::{CUresult, enums::*};
+use outboard_ptx::device::{
+    Body, ConditionalKind, Copy, Edge, EventId, ExecId, GraphId, NodeId, Op, Rows, Set, UpdateError,
+};
+use outboard_wire::{
+    codec,
+    doc::{self, BoxEnd, ConditionalWork, CopyBox, KernelWork, MemsetWork, NodeWork},
+    messages,
+};
 
 use super::{
     Soft,
     launch::Shape,
+    streams::mem_ops,
     wait::{failure, invalid},
 };
 use crate::device::{Cx, Failure};
@@ -22,6 +29,59 @@ pub(super) struct Node {
 
 /// Edges in one answer. Three answers of this size fit into a frame.
 const HANDLES_MAX: u32 = 1 << 15;
+
+/// Launch attributes that a kernel node keeps.
+const NODE_ATTRIBUTES: &[u32] = &[
+    CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
+    CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+    CU_LAUNCH_ATTRIBUTE_PRIORITY,
+    CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP,
+    CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN,
+    CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+];
+
+fn known_attribute(attribute: u32) -> Result<(), Failure> {
+    match NODE_ATTRIBUTES.contains(&attribute) {
+        true => Ok(()),
+        false => Err(Failure::unsupported(&format!(
+            "launch attribute {attribute} of a kernel node"
+        ))),
+    }
+}
+
+fn node_work(bytes: &[u8]) -> Result<NodeWork, Failure> {
+    doc::from_bytes(bytes).map_err(|e| invalid(format!("what a node does: {e}")))
+}
+
+/// Edge data, or nothing where all edges simply order two nodes.
+fn edge_bytes(edges: &[Edge]) -> Vec<u8> {
+    match edges.iter().all(|edge| *edge == Edge::default()) {
+        true => Vec::new(),
+        false => edges.concat(),
+    }
+}
+
+/// A copy within memory as the message describes it. Rows of arrays are at addresses that no program knows.
+fn box_from(copy: &Copy) -> CopyBox {
+    let end = |rows: &Rows| BoxEnd::Pitched {
+        address: rows.address,
+        pitch_bytes: rows.pitch_bytes,
+        height: rows.slice_rows,
+    };
+    CopyBox {
+        src: end(&copy.src),
+        src_x: 0,
+        src_y: 0,
+        src_z: 0,
+        dst: end(&copy.dst),
+        dst_x: 0,
+        dst_y: 0,
+        dst_z: 0,
+        width: copy.extent.width,
+        height: copy.extent.height,
+        depth: copy.extent.depth,
+    }
+}
 
 impl Soft {
     /// A node handle's own graph has to be the graph of the call.
@@ -123,6 +183,7 @@ impl Soft {
         })?;
         Ok(messages::GraphInstantiateReply {
             status: CUDA_GRAPH_INSTANTIATE_SUCCESS,
+            device_handle: 0,
         })
     }
 
@@ -161,12 +222,15 @@ impl Soft {
         let graph = self.gpu.graph(id).map_err(failure)?;
         let count = graph.edges().count() as u64;
         let (mut from, mut to, mut fresh) = (Vec::new(), Vec::new(), m.first_node);
-        for (a, b) in graph.edges().take(m.edges_max.min(HANDLES_MAX) as usize) {
+        let mut edges = Vec::new();
+        for (a, b, edge) in graph.edges().take(m.edges_max.min(HANDLES_MAX) as usize) {
             from.push(self.node_handle(id, a, &mut fresh)?);
             to.push(self.node_handle(id, b, &mut fresh)?);
+            edges.push(edge);
         }
         Ok(messages::GraphEdgesReply {
             count,
+            edges: Cow::Owned(edge_bytes(&edges)),
             from: Cow::Owned(codec::id_bytes(&from)),
             to: Cow::Owned(codec::id_bytes(&to)),
         })
@@ -178,13 +242,18 @@ impl Soft {
         m: &messages::GraphNodeNeighbours,
     ) -> Result<messages::GraphNodeNeighboursReply<'static>, Failure> {
         let Node { graph, node } = *self.nodes.get(m.node)?;
-        let nodes = self
+        let neighbours = self
             .gpu
             .neighbours(graph, node, m.dependents != 0)
             .map_err(failure)?;
+        let (nodes, mut edges): (Vec<_>, Vec<_>) = neighbours.into_iter().unzip();
+        edges.truncate(m.nodes_max.min(HANDLES_MAX) as usize);
         let (count, nodes) = self.node_list(graph, &nodes, m.first_node, m.nodes_max)?;
-        let nodes = Cow::Owned(nodes);
-        Ok(messages::GraphNodeNeighboursReply { count, nodes })
+        Ok(messages::GraphNodeNeighboursReply {
+            count,
+            nodes: Cow::Owned(nodes),
+            edges: Cow::Owned(edge_bytes(&edges)),
+        })
     }
 
     pub(super) fn graph_exec_update(
@@ -193,12 +262,31 @@ impl Soft {
         m: &messages::GraphExecUpdate,
     ) -> Result<messages::GraphExecUpdateReply, Failure> {
         let (exec, graph) = (self.exec(m.exec)?, self.graph(m.graph)?);
-        let result = match self.gpu.update_exec(exec, graph).map_err(failure)? {
-            Ok(()) => CU_GRAPH_EXEC_UPDATE_SUCCESS,
-            Err(UpdateError::TopologyChanged) => CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED,
-            Err(UpdateError::NodeTypeChanged) => CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED,
+        let failed = match self.gpu.update_exec(exec, graph).map_err(failure)? {
+            Ok(()) => {
+                return Ok(messages::GraphExecUpdateReply {
+                    result: CU_GRAPH_EXEC_UPDATE_SUCCESS,
+                    error_node: 0,
+                    error_from_node: 0,
+                });
+            }
+            Err(failed) => failed,
         };
-        Ok(messages::GraphExecUpdateReply { result })
+        let result = match failed.error {
+            UpdateError::TopologyChanged => CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED,
+            UpdateError::NodeTypeChanged => CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED,
+            UpdateError::ParametersChanged => CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED,
+        };
+        let mut fresh = m.first_node;
+        let error_node = match failed.node {
+            Some(node) => self.node_handle(graph, node, &mut fresh)?,
+            None => 0,
+        };
+        Ok(messages::GraphExecUpdateReply {
+            result,
+            error_node,
+            error_from_node: 0,
+        })
     }
 
     pub(super) fn graph_add_dependencies(
@@ -206,178 +294,308 @@ impl Soft {
         _: &mut Cx<'_>,
         m: &messages::GraphAddDependencies<'_>,
     ) -> Result<(), Failure> {
-        if m.edges.iter().any(|byte| *byte != 0) {
-            return Err(Failure::unsupported("programmatic graph edges"));
-        }
-        let graph = self.graph(m.graph)?;
-        let (from, to) = (self.nodes(graph, m.from)?, self.nodes(graph, m.to)?);
-        if from.len() != to.len() {
+        let edges = self.edge_list(m.graph, m.from, m.to, m.edges)?;
+        self.gpu
+            .add_edges(self.graph(m.graph)?, &edges)
+            .map_err(failure)
+    }
+
+    pub(super) fn graph_remove_dependencies(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::GraphRemoveDependencies<'_>,
+    ) -> Result<(), Failure> {
+        let edges = self.edge_list(m.graph, m.from, m.to, m.edges)?;
+        self.gpu
+            .remove_edges(self.graph(m.graph)?, &edges)
+            .map_err(failure)
+    }
+
+    fn edge_list(
+        &self,
+        graph: u64,
+        from: &[u8],
+        to: &[u8],
+        edges: &[u8],
+    ) -> Result<Vec<(NodeId, NodeId, Edge)>, Failure> {
+        let graph = self.graph(graph)?;
+        let (from, to) = (self.nodes(graph, from)?, self.nodes(graph, to)?);
+        let (records, rest) = edges.as_chunks::<8>();
+        if from.len() != to.len()
+            || !rest.is_empty()
+            || !records.is_empty() && records.len() != from.len()
+        {
             return Err(invalid(format!(
-                "edges from {} nodes to {}",
+                "edges from {} nodes to {}, {} bytes of edge data",
                 from.len(),
-                to.len()
+                to.len(),
+                edges.len()
             )));
         }
-        let edges: Vec<_> = from.into_iter().zip(to).collect();
-        self.gpu.add_edges(graph, &edges).map_err(failure)
+        let kinds = records.iter().copied().chain(std::iter::repeat([0; 8]));
+        Ok(from
+            .into_iter()
+            .zip(to)
+            .zip(kinds)
+            .map(|((from, to), edge)| (from, to, edge))
+            .collect())
     }
 
-    pub(super) fn graph_add_empty(
+    pub(super) fn graph_add(
         &mut self,
         _: &mut Cx<'_>,
-        m: &messages::GraphAddEmpty<'_>,
+        m: &messages::GraphAdd<'_>,
     ) -> Result<(), Failure> {
-        self.add_node(m.graph, m.node, m.dependencies, Op::Empty)
-    }
-
-    pub(super) fn graph_add_child(
-        &mut self,
-        _: &mut Cx<'_>,
-        m: &messages::GraphAddChild<'_>,
-    ) -> Result<(), Failure> {
-        let child = self.gpu.graph(self.graph(m.child)?).map_err(failure)?;
-        self.add_node(m.graph, m.node, m.dependencies, Op::Child(Box::new(child)))
-    }
-
-    pub(super) fn graph_add_event(
-        &mut self,
-        _: &mut Cx<'_>,
-        m: &messages::GraphAddEvent<'_>,
-    ) -> Result<(), Failure> {
-        let event = *self.events.get(m.event)?;
-        let op = match m.wait {
-            0 => Op::RecordEvent(event),
-            _ => Op::WaitEvent(event),
-        };
+        let work = node_work(m.work)?;
+        if let NodeWork::Conditional(conditional) = work {
+            return self.add_conditional(m, &conditional);
+        }
+        let op = self.op(work)?;
         self.add_node(m.graph, m.node, m.dependencies, op)
     }
 
-    pub(super) fn graph_add_host(
+    fn add_conditional(
         &mut self,
-        _: &mut Cx<'_>,
-        m: &messages::GraphAddHost<'_>,
+        m: &messages::GraphAdd<'_>,
+        conditional: &ConditionalWork,
     ) -> Result<(), Failure> {
-        self.add_node(m.graph, m.node, m.dependencies, Op::Host(m.call))
-    }
-
-    pub(super) fn graph_add_memset(
-        &mut self,
-        _: &mut Cx<'_>,
-        m: &messages::GraphAddMemset<'_>,
-    ) -> Result<(), Failure> {
-        let set = Set {
-            dst: m.dst,
-            pitch_bytes: m.pitch,
-            value: m.value,
-            element_bytes: m.element_size,
-            width: m.width,
-            height: m.height,
+        let graph = self.graph(m.graph)?;
+        let deps = self.nodes(graph, m.dependencies)?;
+        if !self.conditions.take(conditional.handle, graph) {
+            return Err(invalid(
+                "a condition's handle that is none of this graph, or in use",
+            ));
+        }
+        let kind = match conditional.kind {
+            CU_GRAPH_COND_TYPE_IF => ConditionalKind::If,
+            CU_GRAPH_COND_TYPE_WHILE => ConditionalKind::While,
+            CU_GRAPH_COND_TYPE_SWITCH => ConditionalKind::Switch,
+            other => return Err(invalid(format!("a conditional node of type {other}"))),
         };
-        self.add_node(m.graph, m.node, m.dependencies, Op::Set(set))
+        let shape = (conditional.handle, kind, conditional.bodies.len());
+        let (node, bodies) = self
+            .gpu
+            .add_conditional(graph, shape, &deps)
+            .inspect_err(|_| self.conditions.give_back(conditional.handle, graph))
+            .map_err(failure)?;
+        self.bind_node(m.node, graph, node)?;
+        for (id, body) in conditional.bodies.iter().zip(bodies) {
+            self.graphs.insert(*id, body)?;
+        }
+        Ok(())
     }
 
-    pub(super) fn graph_add_copy(
+    pub(super) fn graph_conditional(
         &mut self,
         _: &mut Cx<'_>,
-        m: &messages::GraphAddCopy<'_>,
-    ) -> Result<(), Failure> {
-        let copy = self.box_copy(m.desc)?;
-        self.add_node(m.graph, m.node, m.dependencies, Op::Copy(copy))
+        m: &messages::GraphConditional,
+    ) -> Result<messages::GraphConditionalReply, Failure> {
+        let graph = self.graph(m.graph)?;
+        if m.flags & !CU_GRAPH_COND_ASSIGN_DEFAULT != 0 {
+            return Err(invalid(format!("flags {:#x} of a condition", m.flags)));
+        }
+        let handle = self.conditions.make(&self.gpu, graph)?;
+        if m.flags & CU_GRAPH_COND_ASSIGN_DEFAULT != 0 {
+            self.gpu
+                .set_default(graph, handle, m.initial)
+                .map_err(failure)?;
+        }
+        Ok(messages::GraphConditionalReply { handle })
     }
 
-    pub(super) fn graph_add_kernel(
-        &mut self,
-        _: &mut Cx<'_>,
-        m: &messages::GraphAddKernel<'_>,
-    ) -> Result<(), Failure> {
-        let shape = Shape {
-            grid: [m.grid_x, m.grid_y, m.grid_z],
-            block: [m.block_x, m.block_y, m.block_z],
-            shared_bytes: m.shared_bytes,
-            cooperative: false,
-        };
-        let launch = self.prepare(m.kernel, shape, m.params)?;
-        self.add_node(m.graph, m.node, m.dependencies, Op::Launch(launch))
-    }
-
-    pub(super) fn graph_kernel_params(
-        &mut self,
-        _: &mut Cx<'_>,
-        m: &messages::GraphKernelParams,
-    ) -> Result<messages::GraphKernelParamsReply<'static>, Failure> {
-        let Node { graph, node } = *self.nodes.get(m.node)?;
-        let Op::Launch(launch) = self.gpu.node_op(graph, node).map_err(failure)? else {
-            return Err(invalid("the parameters of a node that is no kernel"));
-        };
-        let kernel = self
-            .kernel_of(&launch.code)
-            .ok_or_else(|| Failure::unsupported("a node of a kernel whose module is gone"))?;
-        let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (launch.grid, launch.block);
-        Ok(messages::GraphKernelParamsReply {
-            kernel,
-            grid_x,
-            grid_y,
-            grid_z,
-            block_x,
-            block_y,
-            block_z,
-            shared_bytes: launch.shared_bytes,
-            params: launch.params.to_vec().into(),
+    /// What a node does, for the device.
+    fn op(&mut self, work: NodeWork) -> Result<Op, Failure> {
+        Ok(match work {
+            NodeWork::Empty => Op::Empty,
+            NodeWork::Kernel(kernel) => {
+                let shape = Shape {
+                    grid: kernel.grid,
+                    block: kernel.block,
+                    shared_bytes: kernel.shared_bytes,
+                    cooperative: false,
+                };
+                Op::Launch(self.prepare(kernel.kernel, shape, &kernel.params)?)
+            }
+            NodeWork::Memset(set) => Op::Set(Set {
+                dst: set.dst,
+                pitch_bytes: set.pitch,
+                value: set.value,
+                element_bytes: set.element_size,
+                width: set.width,
+                height: set.height,
+            }),
+            NodeWork::Copy(copy) => Op::Copy(self.box_of(&copy)?),
+            NodeWork::Host(call) => Op::Host(call),
+            NodeWork::Child(child) => {
+                let child = self.gpu.graph(self.graph(child)?).map_err(failure)?;
+                Op::Child(Body::Fixed(Box::new(child)))
+            }
+            NodeWork::RecordEvent(event) => Op::RecordEvent(*self.events.get(event)?),
+            NodeWork::WaitEvent(event) => Op::WaitEvent(*self.events.get(event)?),
+            NodeWork::MemOps(records) => Op::Batch(mem_ops(&records)?.into()),
+            NodeWork::Conditional(_) => {
+                return Err(invalid("a conditional node cannot be changed"));
+            }
         })
     }
 
-    fn set_exec_node(&mut self, exec: u64, node: u64, op: Op) -> Result<(), Failure> {
-        let (exec, node) = (self.exec(exec)?, self.nodes.get(node)?.node);
-        self.gpu.set_exec_node(exec, node, op).map_err(failure)
-    }
-
-    pub(super) fn graph_exec_set_kernel(
+    pub(super) fn graph_set(
         &mut self,
         _: &mut Cx<'_>,
-        m: &messages::GraphExecSetKernel<'_>,
+        m: &messages::GraphSet<'_>,
     ) -> Result<(), Failure> {
-        let shape = Shape {
-            grid: [m.grid_x, m.grid_y, m.grid_z],
-            block: [m.block_x, m.block_y, m.block_z],
-            shared_bytes: m.shared_bytes,
-            cooperative: false,
+        let op = self.op(node_work(m.work)?)?;
+        let Node { graph, node } = *self.nodes.get(m.node)?;
+        match m.exec {
+            0 => self.gpu.set_node(graph, node, op),
+            exec => self.gpu.set_exec_node(self.exec(exec)?, node, op),
+        }
+        .map_err(failure)
+    }
+
+    pub(super) fn graph_work(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::GraphWork,
+    ) -> Result<messages::GraphWorkReply<'static>, Failure> {
+        let Node { graph, node } = *self.nodes.get(m.node)?;
+        let work = match self.gpu.node_op(graph, node).map_err(failure)? {
+            Op::Launch(launch) => NodeWork::Kernel(KernelWork {
+                kernel: self.kernel_of(&launch.code).ok_or_else(|| {
+                    Failure::unsupported("a node of a kernel whose module is gone")
+                })?,
+                grid: launch.grid,
+                block: launch.block,
+                shared_bytes: launch.shared_bytes,
+                params: launch.params.to_vec(),
+            }),
+            Op::Set(set) => NodeWork::Memset(MemsetWork {
+                dst: set.dst,
+                pitch: set.pitch_bytes,
+                value: set.value,
+                element_size: set.element_bytes,
+                width: set.width,
+                height: set.height,
+            }),
+            Op::Copy(copy) => NodeWork::Copy(box_from(&copy)),
+            Op::Host(call) => NodeWork::Host(call),
+            Op::Empty => NodeWork::Empty,
+            Op::RecordEvent(event) => NodeWork::RecordEvent(self.event_number(event)?),
+            Op::WaitEvent(event) => NodeWork::WaitEvent(self.event_number(event)?),
+            Op::Value(_) | Op::Batch(_) | Op::Child(_) | Op::Conditional(_) => {
+                return Err(Failure::unsupported("the parameters of such a node"));
+            }
         };
-        let launch = self.prepare(m.kernel, shape, m.params)?;
-        self.set_exec_node(m.exec, m.node, Op::Launch(launch))
+        let work = doc::to_bytes(&work)
+            .map_err(|e| Failure::new(CUresult::CUDA_ERROR_UNKNOWN, e.to_string()))?;
+        Ok(messages::GraphWorkReply {
+            work: Cow::Owned(work),
+        })
     }
 
-    pub(super) fn graph_exec_set_memset(
+    fn event_number(&self, event: EventId) -> Result<u64, Failure> {
+        let mut events = self.events.iter();
+        let found = events.find(|(_, known)| **known == event);
+        found
+            .map(|(number, _)| number)
+            .ok_or_else(|| invalid("a node's event that is gone"))
+    }
+
+    pub(super) fn graph_child(
         &mut self,
         _: &mut Cx<'_>,
-        m: &messages::GraphExecSetMemset,
-    ) -> Result<(), Failure> {
-        let set = Set {
-            dst: m.dst,
-            pitch_bytes: m.pitch,
-            value: m.value,
-            element_bytes: m.element_size,
-            width: m.width,
-            height: m.height,
+        m: &messages::GraphChild,
+    ) -> Result<messages::GraphChildReply, Failure> {
+        let Node { graph, node } = *self.nodes.get(m.node)?;
+        let child = self.gpu.open_child(graph, node).map_err(failure)?;
+        let known = self.graphs.iter().find(|(_, id)| **id == child);
+        let known = known.map(|(number, _)| number);
+        if known.is_none() {
+            self.graphs.insert(m.graph, child)?;
+        }
+        Ok(messages::GraphChildReply {
+            graph: known.unwrap_or(m.graph),
+        })
+    }
+
+    pub(super) fn graph_find_in_clone(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::GraphFindInClone,
+    ) -> Result<messages::GraphFindInCloneReply, Failure> {
+        let (node, clone) = (self.nodes.get(m.node)?.node, self.graph(m.clone)?);
+        let found = self.gpu.find_in_clone(node, clone).map_err(failure)?;
+        let found = found.ok_or_else(|| invalid("the graph is no clone of the node's"))?;
+        let mut fresh = m.first_node;
+        let node = self.node_handle(clone, found, &mut fresh)?;
+        Ok(messages::GraphFindInCloneReply { node })
+    }
+
+    pub(super) fn graph_node_attribute(
+        &mut self,
+        _: &mut Cx<'_>,
+        m: &messages::GraphNodeAttribute,
+    ) -> Result<messages::GraphNodeAttributeReply<'static>, Failure> {
+        let Node { graph, node } = *self.nodes.get(m.node)?;
+        known_attribute(m.attribute)?;
+        let Op::Launch(launch) = self.gpu.node_op(graph, node).map_err(failure)? else {
+            return Err(invalid("an attribute of a node that is no kernel"));
         };
-        self.set_exec_node(m.exec, m.node, Op::Set(set))
+        let kept = self.gpu.node_attribute(graph, node, m.attribute);
+        let value = kept.map_err(failure)?.unwrap_or_else(|| {
+            let mut value = [0; 64];
+            value[0] =
+                u8::from(m.attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && launch.cooperative);
+            value
+        });
+        Ok(messages::GraphNodeAttributeReply {
+            value: Cow::Owned(value.to_vec()),
+        })
     }
 
-    pub(super) fn graph_exec_set_copy(
+    pub(super) fn graph_node_set_attribute(
         &mut self,
         _: &mut Cx<'_>,
-        m: &messages::GraphExecSetCopy<'_>,
+        m: &messages::GraphNodeSetAttribute<'_>,
     ) -> Result<(), Failure> {
-        let copy = self.box_copy(m.desc)?;
-        self.set_exec_node(m.exec, m.node, Op::Copy(copy))
+        let Node { graph, node } = *self.nodes.get(m.node)?;
+        known_attribute(m.attribute)?;
+        let value: [u8; 64] = m
+            .value
+            .try_into()
+            .map_err(|_| invalid("an attribute's value that has not 64 bytes"))?;
+        if m.attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE {
+            let Op::Launch(mut launch) = self.gpu.node_op(graph, node).map_err(failure)? else {
+                return Err(invalid("an attribute of a node that is no kernel"));
+            };
+            launch.cooperative = value[0] != 0;
+            self.gpu
+                .set_node(graph, node, Op::Launch(launch))
+                .map_err(failure)?;
+        }
+        self.gpu
+            .set_node_attribute(graph, node, Some((m.attribute, value)))
+            .map_err(failure)
     }
 
-    pub(super) fn graph_exec_set_child(
+    pub(super) fn cu_graph_kernel_node_copy_attributes(
         &mut self,
         _: &mut Cx<'_>,
-        m: &messages::GraphExecSetChild,
+        m: &messages::CuGraphKernelNodeCopyAttributes,
     ) -> Result<(), Failure> {
-        let child = self.gpu.graph(self.graph(m.child)?).map_err(failure)?;
-        self.set_exec_node(m.exec, m.node, Op::Child(Box::new(child)))
+        let (to, from) = (*self.nodes.get(m.dst)?, *self.nodes.get(m.src)?);
+        self.gpu
+            .set_node_attribute(to.graph, to.node, None)
+            .map_err(failure)?;
+        for attribute in NODE_ATTRIBUTES {
+            let value = self.gpu.node_attribute(from.graph, from.node, *attribute);
+            if let Some(value) = value.map_err(failure)? {
+                self.gpu
+                    .set_node_attribute(to.graph, to.node, Some((*attribute, value)))
+                    .map_err(failure)?;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn graph_dot(
@@ -411,14 +629,14 @@ impl Soft {
         })
     }
 
-    pub(super) fn cu_graph_clone(
+    pub(super) fn graph_clone(
         &mut self,
         _: &mut Cx<'_>,
-        m: &messages::CuGraphClone,
+        m: &messages::GraphClone,
     ) -> Result<(), Failure> {
-        let graph = self.graph(m.original_graph)?;
+        let graph = self.graph(m.graph)?;
         let clone = self.gpu.clone_graph(graph).map_err(failure)?;
-        self.adopt_graph(m.ph_graph_clone, clone)
+        self.adopt_graph(m.clone, clone)
     }
 
     pub(super) fn cu_graph_destroy(
@@ -429,17 +647,23 @@ impl Soft {
         let graph = self.graph(m.h_graph)?;
         self.gpu.destroy_graph(graph).map_err(failure)?;
         self.graphs.remove(m.h_graph)?;
-        let handles: Vec<u64> = self
-            .nodes
-            .iter()
-            .filter(|(_, node)| node.graph == graph)
-            .map(|(id, _)| id)
-            .collect();
-        for id in handles {
-            let node = self.nodes.remove(id)?;
-            self.node_handles.remove(&node.node);
-        }
+        self.forget_gone();
         Ok(())
+    }
+
+    /// Forgets the numbers of graphs that went with another graph or a node, and of their nodes.
+    fn forget_gone(&mut self) {
+        let gpu = &self.gpu;
+        self.graphs.retain(|graph| gpu.has_graph(*graph));
+        let handles = &mut self.node_handles;
+        self.nodes.retain(|node| {
+            let stays = gpu.has_graph(node.graph);
+            if !stays {
+                handles.remove(&node.node);
+            }
+            stays
+        });
+        self.conditions.forget_gone(|graph| gpu.has_graph(graph));
     }
 
     pub(super) fn cu_graph_destroy_node(
@@ -451,6 +675,7 @@ impl Soft {
         self.gpu.remove_node(graph, node).map_err(failure)?;
         self.nodes.remove(m.h_node)?;
         self.node_handles.remove(&node);
+        self.forget_gone();
         Ok(())
     }
 
@@ -498,12 +723,12 @@ impl Soft {
             .map_err(failure)
     }
 
-    pub(super) fn cu_graph_node_get_type(
+    pub(super) fn graph_node_type(
         &mut self,
         _: &mut Cx<'_>,
-        m: &messages::CuGraphNodeGetType,
-    ) -> Result<messages::CuGraphNodeGetTypeReply, Failure> {
-        let Node { graph, node } = *self.nodes.get(m.h_node)?;
+        m: &messages::GraphNodeType,
+    ) -> Result<messages::GraphNodeTypeReply, Failure> {
+        let Node { graph, node } = *self.nodes.get(m.node)?;
         let node_type = match self.gpu.node_op(graph, node).map_err(failure)? {
             Op::Launch(_) => CU_GRAPH_NODE_TYPE_KERNEL,
             Op::Copy(_) => CU_GRAPH_NODE_TYPE_MEMCPY,
@@ -513,9 +738,10 @@ impl Soft {
             Op::Empty => CU_GRAPH_NODE_TYPE_EMPTY,
             Op::WaitEvent(_) => CU_GRAPH_NODE_TYPE_WAIT_EVENT,
             Op::RecordEvent(_) => CU_GRAPH_NODE_TYPE_EVENT_RECORD,
-            Op::Value(_) => CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+            Op::Value(_) | Op::Batch(_) => CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+            Op::Conditional(_) => CU_GRAPH_NODE_TYPE_CONDITIONAL,
         };
-        Ok(messages::CuGraphNodeGetTypeReply { node_type })
+        Ok(messages::GraphNodeTypeReply { node_type })
     }
 
     /// Instantiated graphs are ready as they are.

@@ -12,6 +12,7 @@ mod arrays;
 mod capability;
 mod capture;
 mod card;
+mod conditions;
 mod contexts;
 mod copies;
 mod graphs;
@@ -124,6 +125,7 @@ struct Soft {
     nodes: Shadow<graphs::Node>,
     node_handles: FxHashMap<NodeId, u64>,
     execs: Shadow<ExecId>,
+    conditions: conditions::Conditions,
     libraries: Shadow<modules::Library>,
     links: Shadow<modules::Link>,
     allocations: Shadow<memory::Allocation>,
@@ -185,6 +187,7 @@ impl Soft {
             nodes: Shadow::new("graph node"),
             node_handles: FxHashMap::default(),
             execs: Shadow::new("instantiated graph"),
+            conditions: conditions::Conditions::default(),
             libraries: Shadow::new("library"),
             links: Shadow::new("link"),
             allocations: Shadow::new("allocation"),

@@ -204,15 +204,11 @@ impl Soft {
         m: &messages::StreamMemOps<'_>,
     ) -> Result<(), Failure> {
         let stream = self.stream(cx, m.stream)?;
-        let (records, rest) = m.ops.as_chunks::<MEM_OP_BYTES>();
-        if !rest.is_empty() || m.flags != 0 {
-            return Err(invalid(
-                "a list of memory operations that is cut, or with flags",
-            ));
+        if m.flags != 0 {
+            return Err(invalid("memory operations with flags"));
         }
         // All are checked before the first is queued.
-        let ops: Vec<_> = records.iter().map(mem_op).collect::<Result<_, _>>()?;
-        for op in ops.into_iter().flatten() {
+        for op in mem_ops(m.ops)? {
             self.gpu.submit(stream, Op::Value(op)).map_err(failure)?;
         }
         self.touched = true;
@@ -332,6 +328,16 @@ fn write_action(flags: u32) -> Result<Action, Failure> {
         }
         _ => Err(invalid(format!("flags {flags:#x} of a write to memory"))),
     }
+}
+
+/// Records of `CUstreamBatchMemOpParams`, without those that order writes: they are in order here.
+pub(super) fn mem_ops(bytes: &[u8]) -> Result<Vec<ValueOp>, Failure> {
+    let (records, rest) = bytes.as_chunks::<MEM_OP_BYTES>();
+    if !rest.is_empty() {
+        return Err(invalid("a list of memory operations that is cut"));
+    }
+    let ops = records.iter().map(mem_op).collect::<Result<Vec<_>, _>>()?;
+    Ok(ops.into_iter().flatten().collect())
 }
 
 /// One `CUstreamBatchMemOpParams`: operation at 0, address at 8, value at 16, flags at 24. None for what orders

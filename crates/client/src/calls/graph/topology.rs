@@ -193,7 +193,7 @@ pub(crate) unsafe fn cuGraphGetEdges_v2(
         let first_node = driver
             .handles
             .mint_range(Kind::Node, 2 * u64::from(edges_max));
-        let (known, starts, ends) = driver.call(
+        let (known, starts, ends, told) = driver.call(
             &messages::GraphEdges {
                 graph,
                 first_node,
@@ -204,6 +204,7 @@ pub(crate) unsafe fn cuGraphGetEdges_v2(
                     reply.count,
                     ids(&reply.from).collect::<Vec<_>>(),
                     ids(&reply.to).collect::<Vec<_>>(),
+                    told_edges(&reply.edges),
                 )
             },
         )?;
@@ -212,7 +213,7 @@ pub(crate) unsafe fn cuGraphGetEdges_v2(
             .learn_shown(graph, starts.iter().chain(&ends).copied());
         let room = if from.is_null() { 0 } else { *count };
         check_whole(known, room)?;
-        put_plain_edges(edges, room);
+        put_edges(edges, from, room, &told)?;
         let mut same = *count;
         put_nodes(from, count, known, &starts);
         put_nodes(to, &mut same, known, &ends);
@@ -220,15 +221,42 @@ pub(crate) unsafe fn cuGraphGetEdges_v2(
     Ok(())
 }
 
+/// What edges do more than order two nodes; nothing where none does.
+fn told_edges(bytes: &[u8]) -> Vec<CUgraphEdgeData> {
+    let (records, _) = bytes.as_chunks::<8>();
+    let edges = records.iter().map(
+        |[from_port, to_port, kind, reserved @ ..]| CUgraphEdgeData {
+            from_port: *from_port,
+            to_port: *to_port,
+            kind: *kind,
+            reserved: *reserved,
+        },
+    );
+    edges.collect()
+}
+
+/// Writes what edges do. If they do more than order two nodes, a program that asks for the nodes alone is refused.
+///
 /// # Safety
 /// `edges` is NULL or has `room` entries.
-unsafe fn put_plain_edges(edges: *mut CUgraphEdgeData, room: usize) {
-    if !edges.is_null() {
-        for index in 0..room {
-            // SAFETY: the caller's promise.
-            unsafe { edges.add(index).write(CUgraphEdgeData::default()) };
-        }
+unsafe fn put_edges(
+    edges: *mut CUgraphEdgeData,
+    nodes: *const CUgraphNode,
+    room: usize,
+    told: &[CUgraphEdgeData],
+) -> Done {
+    if edges.is_null() {
+        return match nodes.is_null() || told.is_empty() {
+            true => Ok(()),
+            false => Err(CUresult::CUDA_ERROR_LOSSY_QUERY),
+        };
     }
+    for index in 0..room {
+        let edge = told.get(index).copied().unwrap_or_default();
+        // SAFETY: the caller's promise.
+        unsafe { edges.add(index).write(edge) };
+    }
+    Ok(())
 }
 
 /// # Safety
@@ -256,13 +284,14 @@ unsafe fn neighbours(
             first_node,
             nodes_max,
         };
-        let (count, nodes) = driver.call(&message, |reply| {
-            (reply.count, ids(&reply.nodes).collect::<Vec<_>>())
+        let (count, nodes, told) = driver.call(&message, |reply| {
+            let nodes = ids(&reply.nodes).collect::<Vec<_>>();
+            (reply.count, nodes, told_edges(&reply.edges))
         })?;
         driver.graphs.learn_shown(graph, nodes.iter().copied());
         let places = if out.is_null() { 0 } else { *room };
         check_whole(count, places)?;
-        put_plain_edges(edges, places);
+        put_edges(edges, out, places, &told)?;
         put_nodes(out, room, count, &nodes);
     }
     Ok(())
@@ -336,6 +365,56 @@ pub(crate) unsafe fn cuGraphAddDependencies_v2(
     driver.add_dependencies(graph, &from, &to, &edges)
 }
 
+pub(crate) unsafe fn cuGraphRemoveDependencies(
+    graph: CUgraph,
+    from: *const CUgraphNode,
+    to: *const CUgraphNode,
+    count: usize,
+) -> Done {
+    // SAFETY: see the module's contract.
+    unsafe { cuGraphRemoveDependencies_v2(graph, from, to, std::ptr::null(), count) }
+}
+
+pub(crate) unsafe fn cuGraphRemoveDependencies_v2(
+    graph: CUgraph,
+    from: *const CUgraphNode,
+    to: *const CUgraphNode,
+    edges: *const CUgraphEdgeData,
+    count: usize,
+) -> Done {
+    let driver = driver()?;
+    let graph = driver.wire_graph(graph)?;
+    // SAFETY: arrays of `count` entries, as the caller says.
+    let (from, to, edges) = unsafe {
+        (
+            node_ids(driver, from, count)?,
+            node_ids(driver, to, count)?,
+            edge_list(edges, count),
+        )
+    };
+    if from.is_empty() {
+        return Ok(());
+    }
+    if driver.graph_memory.is_in(graph) {
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    let message = messages::GraphRemoveDependencies {
+        graph,
+        from: &id_bytes(&from),
+        to: &id_bytes(&to),
+        edges: &edge_bytes(&edges),
+    };
+    driver.call(&message, |_| ())
+}
+
+fn edge_bytes(edges: &[CUgraphEdgeData]) -> Vec<u8> {
+    let bytes = edges.iter().flat_map(|e| {
+        let [a, b, c, d, f] = e.reserved;
+        [e.from_port, e.to_port, e.kind, a, b, c, d, f]
+    });
+    bytes.collect()
+}
+
 /// A kind for each edge; nothing where all of them simply order two nodes.
 ///
 /// # Safety
@@ -366,19 +445,12 @@ impl Driver {
         if from.is_empty() {
             return Ok(());
         }
-        let edges: Vec<u8> = edges
-            .iter()
-            .flat_map(|e| {
-                let [a, b, c, d, f] = e.reserved;
-                [e.from_port, e.to_port, e.kind, a, b, c, d, f]
-            })
-            .collect();
         self.call(
             &messages::GraphAddDependencies {
                 graph,
                 from: &id_bytes(from),
                 to: &id_bytes(to),
-                edges: &edges,
+                edges: &edge_bytes(edges),
             },
             |_| (),
         )

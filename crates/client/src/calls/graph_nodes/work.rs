@@ -6,12 +6,12 @@ use outboard_api::{
     CUresult,
     cuda::{
         CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
-        CUcontext, CUevent, CUfunction,
+        CUcontext, CUevent, CUfunction, CUgraph,
     },
     enums::*,
 };
 use outboard_wire::{
-    doc::{self, BoxEnd, CopyBox},
+    doc::{self, BoxEnd, ConditionalWork, CopyBox, KernelWork, MemsetWork, NodeWork},
     messages,
 };
 
@@ -19,13 +19,13 @@ use crate::{
     calls::{
         Done,
         copy::Place,
-        graph_params::{Side, memset_bytes},
+        graph_params::{AllocParams, Side, memset_bytes},
         launch::{Params, Shape},
     },
     log,
     notes::{self, HostCall},
     session::Rows,
-    state::{Driver, Kernel, KernelRecord, NodeRecord, Pageable, wire_context},
+    state::{Driver, Kernel, KernelRecord, MemOpsRecord, NodeRecord, Pageable, wire_context},
 };
 /// What a node does, taken from the program's records.
 pub(super) enum Work {
@@ -41,11 +41,16 @@ pub(super) enum Work {
         context: u64,
     },
     Copy {
-        desc: Vec<u8>,
+        /// As the program described it.
+        node: CUDA_MEMCPY3D,
+        copy: CopyBox,
         context: u64,
     },
     /// A copy of pageable memory: a graph that makes it, which goes once it is put into another.
-    Pageable(u64),
+    Pageable {
+        node: CUDA_MEMCPY3D,
+        child: u64,
+    },
     Host(CUDA_HOST_NODE_PARAMS),
     Child(u64),
     Empty,
@@ -53,10 +58,21 @@ pub(super) enum Work {
         event: CUevent,
         wait: bool,
     },
+    MemOps(Arc<MemOpsRecord>),
+    Conditional {
+        handle: u64,
+        kind: u32,
+        /// Numbers of the graphs that are made with the node.
+        bodies: Vec<u64>,
+        context: u64,
+    },
+    /// Memory of the graph's, kept by this library: the node only orders.
+    Alloc(AllocParams),
+    Free(u64),
 }
 
 impl Driver {
-    fn node_context(&self, context: CUcontext) -> Result<u64, CUresult> {
+    pub(super) fn node_context(&self, context: CUcontext) -> Result<u64, CUresult> {
         if context.is_null() {
             Ok(wire_context())
         } else {
@@ -111,10 +127,12 @@ impl Driver {
         copy: &CUDA_MEMCPY3D,
         context: CUcontext,
     ) -> Result<Work, CUresult> {
+        let node = *copy;
         let (copy, host) = self.copy_box(copy)?;
         if let Some(host) = host {
             let context = self.node_context(context)?;
-            return self.pageable_graph(host, copy, context).map(Work::Pageable);
+            let child = self.pageable_graph(host, copy, context)?;
+            return Ok(Work::Pageable { node, child });
         }
         for end in [copy.src, copy.dst] {
             if let BoxEnd::Pitched { address, .. } = end
@@ -123,9 +141,9 @@ impl Driver {
                 self.graph_uses_host();
             }
         }
-        let desc = doc::to_bytes(&copy).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
         Ok(Work::Copy {
-            desc,
+            node,
+            copy,
             context: self.node_context(context)?,
         })
     }
@@ -276,83 +294,24 @@ impl Driver {
         )
     }
 
-    pub(super) fn add(&self, graph: u64, node: u64, dependencies: &[u8], work: &Work) -> Done {
+    /// What a node does, as messages say it, and the context that it is for.
+    fn told(&self, work: &Work) -> Result<(NodeWork, u64), CUresult> {
         let here = wire_context();
-        let session = self.session;
-        match work {
-            Work::Empty => session.call(
-                here,
-                &messages::GraphAddEmpty {
-                    graph,
-                    node,
-                    dependencies,
-                },
-                |_| (),
-            ),
-            Work::Pageable(child) => {
-                let message = messages::GraphAddChild {
-                    graph,
-                    node,
-                    dependencies,
-                    child: *child,
-                };
-                let added = session.call(here, &message, |_| ());
-                self.drop_graph(*child)?;
-                added
-            }
-            Work::Child(child) => session.call(
-                here,
-                &messages::GraphAddChild {
-                    graph,
-                    node,
-                    dependencies,
-                    child: *child,
-                },
-                |_| (),
-            ),
-            Work::Host(host) => {
-                let call = self.host_call(host);
-                session.call(
-                    here,
-                    &messages::GraphAddHost {
-                        graph,
-                        node,
-                        dependencies,
-                        call,
-                    },
-                    |_| (),
-                )
-            }
+        Ok(match work {
+            Work::Empty | Work::Alloc(_) | Work::Free(_) => (NodeWork::Empty, here),
+            Work::Pageable { child, .. } | Work::Child(child) => (NodeWork::Child(*child), here),
+            Work::Host(host) => (NodeWork::Host(self.host_call(host)), here),
             Work::Event { event, wait } => {
-                let event = self.streams.event(*event)?;
-                let message = messages::GraphAddEvent {
-                    graph,
-                    node,
-                    dependencies,
-                    event: event.handle,
-                    wait: u8::from(*wait),
+                let event = self.streams.event(*event)?.handle;
+                let told = match wait {
+                    true => NodeWork::WaitEvent(event),
+                    false => NodeWork::RecordEvent(event),
                 };
-                session.call(here, &message, |_| ())?;
-                if !*wait {
-                    self.graphs.records_event(&event);
-                }
-                Ok(())
+                (told, here)
             }
-            Work::Copy { desc, context } => session.call(
-                *context,
-                &messages::GraphAddCopy {
-                    graph,
-                    node,
-                    dependencies,
-                    desc,
-                },
-                |_| (),
-            ),
+            Work::Copy { copy, context, .. } => (NodeWork::Copy(*copy), *context),
             Work::Memset { memset, context } => {
-                let message = messages::GraphAddMemset {
-                    graph,
-                    node,
-                    dependencies,
+                let told = MemsetWork {
                     dst: memset.dst,
                     pitch: memset.pitch as u64,
                     value: memset.value,
@@ -360,7 +319,7 @@ impl Driver {
                     width: memset.width as u64,
                     height: memset.height as u64,
                 };
-                session.call(*context, &message, |_| ())
+                (NodeWork::Memset(told), *context)
             }
             Work::Kernel {
                 kernel,
@@ -369,97 +328,67 @@ impl Driver {
                 context,
                 ..
             } => {
-                let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) =
-                    (shape.grid, shape.block);
-                let message = messages::GraphAddKernel {
-                    graph,
-                    node,
-                    dependencies,
+                let told = KernelWork {
                     kernel: kernel.wire,
-                    grid_x,
-                    grid_y,
-                    grid_z,
-                    block_x,
-                    block_y,
-                    block_z,
+                    grid: shape.grid,
+                    block: shape.block,
                     shared_bytes: shape.shared_bytes,
-                    params: params.bytes(),
+                    params: params.bytes().to_vec(),
                 };
-                session.call(*context, &message, |_| ())
+                (NodeWork::Kernel(told), *context)
             }
-        }
+            Work::MemOps(ops) => (NodeWork::MemOps(ops.bytes().to_vec()), ops.context()),
+            Work::Conditional {
+                handle,
+                kind,
+                bodies,
+                context,
+            } => {
+                let told = ConditionalWork {
+                    handle: *handle,
+                    kind: *kind,
+                    bodies: bodies.clone(),
+                };
+                (NodeWork::Conditional(told), *context)
+            }
+        })
     }
 
-    pub(super) fn set_exec(&self, exec: u64, node: u64, work: &Work) -> Done {
-        let session = self.session;
+    pub(super) fn add(&self, graph: u64, node: u64, dependencies: &[u8], work: &Work) -> Done {
+        let (told, context) = self.told(work)?;
+        let told = doc::to_bytes(&told).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
+        let message = messages::GraphAdd {
+            graph,
+            node,
+            dependencies,
+            work: &told,
+        };
+        let added = self.session.call(context, &message, |_| ());
+        self.told_work(work, added)
+    }
+
+    /// Changes what a node does: of an executable graph, or (0) of the graph that it is in.
+    pub(super) fn set(&self, exec: u64, node: u64, work: &Work) -> Done {
+        let (told, context) = self.told(work)?;
+        let told = doc::to_bytes(&told).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
+        let message = messages::GraphSet {
+            exec,
+            node,
+            work: &told,
+        };
+        let set = self.session.call(context, &message, |_| ());
+        self.told_work(work, set)
+    }
+
+    fn told_work(&self, work: &Work, result: Done) -> Done {
         match work {
-            Work::Pageable(child) => {
-                let message = messages::GraphExecSetChild {
-                    exec,
-                    node,
-                    child: *child,
-                };
-                let set = session.call(wire_context(), &message, |_| ());
-                self.drop_graph(*child)?;
-                set
+            Work::Pageable { child, .. } => self.drop_graph(*child)?,
+            Work::Event { event, wait: false } if result.is_ok() => {
+                self.graphs.records_event(&self.streams.event(*event)?);
             }
-            Work::Child(child) => session.call(
-                wire_context(),
-                &messages::GraphExecSetChild {
-                    exec,
-                    node,
-                    child: *child,
-                },
-                |_| (),
-            ),
-            Work::Copy { desc, context } => session.call(
-                *context,
-                &messages::GraphExecSetCopy { exec, node, desc },
-                |_| (),
-            ),
-            Work::Memset { memset, context } => {
-                let message = messages::GraphExecSetMemset {
-                    exec,
-                    node,
-                    dst: memset.dst,
-                    pitch: memset.pitch as u64,
-                    value: memset.value,
-                    element_size: memset.element_size,
-                    width: memset.width as u64,
-                    height: memset.height as u64,
-                };
-                session.call(*context, &message, |_| ())
-            }
-            Work::Kernel {
-                kernel,
-                shape,
-                params,
-                context,
-                ..
-            } => {
-                let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) =
-                    (shape.grid, shape.block);
-                let message = messages::GraphExecSetKernel {
-                    exec,
-                    node,
-                    kernel: kernel.wire,
-                    grid_x,
-                    grid_y,
-                    grid_z,
-                    block_x,
-                    block_y,
-                    block_z,
-                    shared_bytes: shape.shared_bytes,
-                    params: params.bytes(),
-                };
-                session.call(*context, &message, |_| ())
-            }
-            Work::Empty => Ok(()),
-            Work::Host(_) | Work::Event { .. } => {
-                log::warn("a host function or an event of an instantiated graph cannot be changed");
-                Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
-            }
+            _ => {}
         }
+        result
     }
 }
 
@@ -480,11 +409,22 @@ impl Work {
             } => NodeRecord::Kernel(Arc::new(KernelRecord::new(node, kernel, params.bytes()))),
             Work::Memset { memset, .. } => NodeRecord::Memset(*memset),
             Work::Host(host) => NodeRecord::Host(*host),
-            Work::Copy { .. }
-            | Work::Pageable(_)
-            | Work::Child(_)
-            | Work::Empty
-            | Work::Event { .. } => NodeRecord::Unknown,
+            Work::Copy { node, .. } => NodeRecord::Copy {
+                copy: *node,
+                pageable: false,
+            },
+            Work::Pageable { node, .. } => NodeRecord::Copy {
+                copy: *node,
+                pageable: true,
+            },
+            Work::Event { event, .. } => NodeRecord::Event(*event),
+            Work::MemOps(ops) => NodeRecord::MemOps(ops.clone()),
+            Work::Alloc(params) => NodeRecord::Alloc(*params),
+            Work::Free(address) => NodeRecord::Free(*address),
+            Work::Conditional { bodies, .. } => {
+                NodeRecord::Conditional(bodies.iter().map(|body| CUgraph(*body as usize)).collect())
+            }
+            Work::Child(_) | Work::Empty => NodeRecord::Unknown,
         }
     }
 }

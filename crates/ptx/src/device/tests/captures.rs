@@ -40,7 +40,7 @@ fn a_fork_and_a_join_become_a_diamond() {
     };
     assert_eq!(
         shape.edges().collect::<Vec<_>>(),
-        [(a, l), (a, r), (l, e), (r, e)]
+        [(a, l), (a, r), (l, e), (r, e)].map(|(from, to)| (from, to, Edge::default()))
     );
     // Nothing ran yet.
     assert_eq!(b.peek32(b.base), 0);
@@ -212,11 +212,11 @@ fn dependencies_can_be_set_and_graphs_continued() {
     let nodes: Vec<_> = b.gpu.graph(graph).unwrap().nodes().collect();
     assert_eq!(
         b.gpu.neighbours(graph, first, true).unwrap(),
-        [nodes[1], nodes[2], nodes[3]]
+        [nodes[1], nodes[2], nodes[3]].map(|node| (node, Edge::default()))
     );
     assert_eq!(
         b.gpu.neighbours(graph, nodes[3], false).unwrap(),
-        [first, nodes[2]]
+        [first, nodes[2]].map(|node| (node, Edge::default()))
     );
 }
 

@@ -39,10 +39,15 @@ fn a_diamond_runs_in_order_every_time() {
     assert_eq!(shape.nodes().collect::<Vec<_>>(), [root, left, right, end]);
     assert_eq!(
         shape.edges().collect::<Vec<_>>(),
-        [(root, left), (root, right), (left, end), (right, end)]
+        [(root, left), (root, right), (left, end), (right, end)].map(|(from, to)| (
+            from,
+            to,
+            Edge::default()
+        ))
     );
-    assert_eq!(b.gpu.neighbours(graph, root, true).unwrap(), [left, right]);
-    assert_eq!(b.gpu.neighbours(graph, end, false).unwrap(), [left, right]);
+    let both = [left, right].map(|node| (node, Edge::default()));
+    assert_eq!(b.gpu.neighbours(graph, root, true).unwrap(), both);
+    assert_eq!(b.gpu.neighbours(graph, end, false).unwrap(), both);
     let exec = b.gpu.instantiate(b.context, graph, 3).unwrap();
     assert_eq!(b.gpu.exec_flags(exec), Ok(3));
     // What was instantiated does not follow the graph.
@@ -90,10 +95,24 @@ fn cycles_and_wrong_edges_are_refused() {
     let one = b.gpu.add_node(graph, Op::Empty, &[]).unwrap();
     let two = b.gpu.add_node(graph, Op::Empty, &[one]).unwrap();
     assert!(b.gpu.add_node(graph, Op::Empty, &[one, one]).is_err());
-    assert!(b.gpu.add_edges(graph, &[(one, two)]).is_err());
-    assert!(b.gpu.add_edges(graph, &[(one, one)]).is_err());
-    assert!(b.gpu.add_edges(graph, &[(NodeId(999), one)]).is_err());
-    b.gpu.add_edges(graph, &[(two, one)]).unwrap();
+    assert!(
+        b.gpu
+            .add_edges(graph, &[(one, two, Edge::default())])
+            .is_err()
+    );
+    assert!(
+        b.gpu
+            .add_edges(graph, &[(one, one, Edge::default())])
+            .is_err()
+    );
+    assert!(
+        b.gpu
+            .add_edges(graph, &[(NodeId(999), one, Edge::default())])
+            .is_err()
+    );
+    b.gpu
+        .add_edges(graph, &[(two, one, Edge::default())])
+        .unwrap();
     assert!(matches!(
         b.gpu.instantiate(b.context, graph, 0),
         Err(Error::InvalidValue(_))
@@ -137,7 +156,10 @@ fn an_instantiated_graph_can_be_changed() {
     b.gpu.add_node(other, Op::Empty, &[]).unwrap();
     assert_eq!(
         b.gpu.update_exec(exec, other),
-        Ok(Err(UpdateError::TopologyChanged))
+        Ok(Err(UpdateFailure {
+            error: UpdateError::TopologyChanged,
+            node: None
+        }))
     );
     let kinds = b.gpu.create_graph().unwrap();
     let first = b.gpu.add_node(kinds, Op::Empty, &[]).unwrap();
@@ -158,7 +180,10 @@ fn child_graphs_host_functions_and_events() {
     let child = Box::new(b.gpu.graph(child).unwrap());
     let event = b.event();
     let graph = b.gpu.create_graph().unwrap();
-    let nested = b.gpu.add_node(graph, Op::Child(child), &[]).unwrap();
+    let nested = b
+        .gpu
+        .add_node(graph, Op::Child(Body::Fixed(child)), &[])
+        .unwrap();
     let record = b
         .gpu
         .add_node(graph, Op::RecordEvent(event), &[nested])

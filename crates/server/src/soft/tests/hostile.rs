@@ -39,7 +39,7 @@ fn wild_handles_are_errors() {
             first_node: 1,
             nodes_max: 1,
         }),
-        Request::CuGraphNodeGetType(m::CuGraphNodeGetType { h_node: WILD }),
+        Request::GraphNodeType(m::GraphNodeType { node: WILD }),
         Request::LibraryUnload(m::LibraryUnload { library: WILD }),
         Request::LinkComplete(m::LinkComplete { link: WILD }),
         Request::ContextDestroy(m::ContextDestroy { context: WILD }),

@@ -346,10 +346,9 @@ fn a_captured_graph_runs_again_and_again() {
     let ids: Vec<u64> = outboard_wire::codec::ids(&nodes.nodes).collect();
     // The kernel keeps the number under which it was seen during the capture.
     assert_eq!((nodes.count, ids), (2, vec![1 << 21, first_node]));
-    let kind: m::CuGraphNodeGetTypeReply =
-        c.ask(Request::CuGraphNodeGetType(m::CuGraphNodeGetType {
-            h_node: first_node,
-        }));
+    let kind: m::GraphNodeTypeReply = c.ask(Request::GraphNodeType(m::GraphNodeType {
+        h_node: first_node,
+    }));
     assert_eq!(kind.node_type, CU_GRAPH_NODE_TYPE_KERNEL);
     let made: m::GraphInstantiateReply = c.ask(Request::GraphInstantiate(m::GraphInstantiate {
         graph,
