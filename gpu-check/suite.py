@@ -174,6 +174,7 @@ def groups() -> tuple[Group, ...]:
         ),
         Group("nccl", _workloads("nccl_programs", "nccl_collectives", "nccl_data_parallel", "nccl_close")),
         Group("ipc", _workloads("ipc_programs", "ipc_tensors")),
+        Group("random-calls", _workloads("random_calls", "random_calls")),
         Group("numba", _workloads("numba_programs", "numba_saxpy", "numba_shared_sum")),
     )
     return tuple(group for group in suite if group.workloads)

@@ -2,7 +2,8 @@
 
 `ordering.py SEED PROGRAMS SECONDS` plays that many programs, or as many as the time allows. A program that reads what
 no order allows is made as short as it can be and printed, one call a line; `ordering.py --play FILE` plays such lines
-again.
+again. `ordering.py --answers SEED PROGRAMS` prints what each program was answered, reads whose values the rules settle
+and statuses of wrong calls too: the same on every driver. `random_calls.py` compares and shrinks.
 
 The model knows no times. Each piece of work has the set of works that must be done before it; a read may see any write
 that no other write must hide from it. Sequences are legal: what the host writes, no work under way reads or writes.
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import random
 import sys
 import time
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,7 +29,8 @@ Spot = tuple[str, int]
 
 PARTS = 4
 PART_WORDS = [16, 1024, 16 << 10, 64 << 10, 512 << 10]
-BUFFERS = {"device": ["D0", "D1", "D2", "D3"], "host": ["P0", "P1", "H0", "H1"]}  # P: pinned, H: pageable
+# D: cuMemAlloc, Q: of a pool; P: pinned, H: pageable, R: registered.
+BUFFERS = {"device": ["D0", "D1", "D2", "Q0"], "host": ["P0", "H0", "P1", "H1", "R0"]}
 ALL = BUFFERS["device"] + BUFFERS["host"]
 STREAMS = ["default", "blocking0", "blocking1", "free0", "free1", "free2"]
 EVENTS = 3
@@ -39,6 +42,11 @@ SHRINK_S_MAX = 20.0
 THREADS = 256
 NON_BLOCKING, THREAD_LOCAL = 1, 1
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, c_void_p)
+# How rows of a buffer are copied.
+WAYS = ["plain", "plain", "plain", "2D", "3D"]
+WAYS_HERE = [*WAYS, "peer"]
+GRAPHS = ["plain", "plain", "clone", "twice", "update", "child"]
+HOST, DEVICE = 1, 2
 
 PTX = b"""
 .version 7.0
@@ -82,6 +90,46 @@ again:
 """
 
 
+class Copy2D(ctypes.Structure):
+    """`CUDA_MEMCPY2D`"""
+
+    _fields_: ClassVar = [
+        (side + name, kind)
+        for side in ("src", "dst")
+        for name, kind in [
+            ("X", c_size_t),
+            ("Y", c_size_t),
+            ("Type", c_uint),
+            ("Host", c_void_p),
+            ("Device", c_uint64),
+            ("Array", c_void_p),
+            ("Pitch", c_size_t),
+        ]
+    ] + [("width", c_size_t), ("height", c_size_t)]
+
+
+class Copy3D(ctypes.Structure):
+    """`CUDA_MEMCPY3D`"""
+
+    _fields_: ClassVar = [
+        (side + name, kind)
+        for side in ("src", "dst")
+        for name, kind in [
+            ("X", c_size_t),
+            ("Y", c_size_t),
+            ("Z", c_size_t),
+            ("Lod", c_size_t),
+            ("Type", c_uint),
+            ("Host", c_void_p),
+            ("Device", c_uint64),
+            ("Array", c_void_p),
+            ("Reserved", c_void_p),
+            ("Pitch", c_size_t),
+            ("Height", c_size_t),
+        ]
+    ] + [("width", c_size_t), ("height", c_size_t), ("depth", c_size_t)]
+
+
 @dataclass
 class Work:
     """Something that reads and writes: of a stream, or of the host."""
@@ -102,6 +150,8 @@ class Model:
         self.done = 0  # what the host knows to be done
         self.seen: list[tuple[int, Spot, list[int], int]] = []
         self.values: dict[tuple[int, Spot], set[int] | None] = {}
+        self.tape: list[dict[Spot, int | tuple[Spot, int]]] = []
+        self.muted = False
         self.host({(name, part): FIRST_VALUE for name in ALL for part in range(PARTS)})
 
     def add(self, before: int, writes: dict[Spot, int | tuple[Spot, int]], reads: set[Spot] | None = None) -> int:
@@ -120,6 +170,9 @@ class Model:
 
     def on(self, stream: str, writes: dict[Spot, int | tuple[Spot, int]], after: int | None = None) -> int:
         """Work of a stream. The default stream and blocking ones wait for each other."""
+        self.tape.append(writes)
+        if self.muted:
+            return -1
         waited = [stream]
         if stream == "default":
             waited += [s for s in self.last if s.startswith("blocking")]
@@ -164,6 +217,15 @@ class Model:
             values |= {value + more for value in read}
         return values
 
+    def settled(self) -> list[tuple[int, str, int, int]]:
+        """Reads that could only see one value: call, place, what was seen."""
+        found = []
+        for reader, (name, part), got, step in self.seen:
+            allowed = self.may_see(reader, (name, part))
+            if allowed is not None and len(allowed) == 1 and len(got) == 1:
+                found.append((step, name, part, got[0]))
+        return found
+
     def wrong(self) -> str | None:
         """The first read that no order allows."""
         for reader, spot, got, step in self.seen:
@@ -191,18 +253,27 @@ class Player:
         for name in ["add", "spin"]:
             self.kernels[name] = c_void_p()
             self.do("cuModuleGetFunction", byref(self.kernels[name]), module, name.encode())
+        self.context_handle = context
         words = PARTS * max(PART_WORDS)
         self.device: dict[str, int] = {}
         self.memory: dict[str, Any] = {}
         for name in BUFFERS["device"]:
             address = c_uint64()
-            self.do("cuMemAlloc_v2", byref(address), c_size_t(4 * words))
+            if name.startswith("Q"):
+                self.do("cuMemAllocAsync", byref(address), c_size_t(4 * words), c_void_p())
+            else:
+                self.do("cuMemAlloc_v2", byref(address), c_size_t(4 * words))
             self.device[name] = address.value
         for name in BUFFERS["host"]:
             if name.startswith("P"):
                 pinned = c_void_p()
                 self.do("cuMemHostAlloc", byref(pinned), c_size_t(4 * words), c_uint(0))
                 self.memory[name] = np.ctypeslib.as_array((c_uint32 * words).from_address(pinned.value or 0))
+            elif name.startswith("R"):
+                self.mapping = mmap.mmap(-1, 4 * words)
+                self.memory[name] = np.frombuffer(self.mapping, np.uint32)
+                where = c_void_p(self.memory[name].ctypes.data)
+                self.do("cuMemHostRegister_v2", where, c_size_t(4 * words), c_uint(0))
             else:
                 self.memory[name] = np.zeros(words, np.uint32)
 
@@ -222,13 +293,15 @@ class Player:
             self.memory[name][: PARTS * self.words] = FIRST_VALUE
         self.do("cuCtxSynchronize")
         self.model = Model()
+        self.answers: list[Any] = []
+        self.word = 0
         for self.at, step in enumerate(steps[1:], start=1):
             getattr(self, step[0])(*step[1:])
         self.context()
         for name in BUFFERS["host"]:
             self.look(name)
         for name in BUFFERS["device"]:
-            self.copy_out("H0", name, 0, PARTS, None)
+            self.copy_out("H0", name, 0, PARTS, "plain", None)
             self.look("H0")
         for stream in list(self.streams.values())[1:]:
             self.do("cuStreamDestroy_v2", stream)
@@ -240,7 +313,8 @@ class Player:
         if name not in self.streams:
             self.streams[name] = c_void_p()
             flags = 0 if name.startswith("blocking") else NON_BLOCKING
-            self.do("cuStreamCreate", byref(self.streams[name]), c_uint(flags))
+            priority = -1 if name.endswith("1") else 0
+            self.do("cuStreamCreateWithPriority", byref(self.streams[name]), c_uint(flags), c_int(priority))
         return self.streams[name]
 
     def place(self, name: str, first: int) -> c_uint64:
@@ -267,25 +341,48 @@ class Player:
             part = self.memory[name][spot[1] * self.words : (spot[1] + 1) * self.words]
             self.model.seen.append((reader, spot, [int(value) for value in np.unique(part)], self.at))
 
-    def copy(self, kind: str, to: str, source: str, first: int, parts: int, stream: str | None) -> None:
-        arguments = [self.place(to, first), self.place(source, first), c_size_t(4 * parts * self.words)]
-        if stream is None:
-            self.do(f"cuMemcpy{kind}_v2", *arguments)
-        else:
-            self.do(f"cuMemcpy{kind}Async_v2", *arguments, self.stream(stream))
+    def copy(self, kind: str, to: str, source: str, first: int, parts: int, way: str, stream: str | None) -> None:
+        ends = [self.place(to, first), self.place(source, first)]
+        call, arguments = f"cuMemcpy{kind}", [*ends, c_size_t(4 * parts * self.words)]
+        if way == "peer":
+            own = self.context_handle
+            call, arguments = "cuMemcpyPeer", [ends[0], own, ends[1], own, arguments[2]]
+        elif way != "plain":
+            call, arguments = f"cuMemcpy{way}", [byref(self.box(way, to, source, first, parts))]
+        if stream is not None:
+            call, arguments = f"{call}Async", [*arguments, self.stream(stream)]
+        self.do(call if way == "peer" else f"{call}_v2", *arguments)
         moved = {spot: ((source, spot[1]), 0) for spot in spots(to, first, parts)}
         work = self.model.on(stream or "default", moved)
         if stream is None and kind != "DtoD":
             self.model.done |= self.model.through(work)
 
-    def copy_in(self, to: str, source: str, first: int, parts: int, stream: str | None) -> None:
-        self.copy("HtoD", to, source, first, parts, stream)
+    def box(self, way: str, to: str, source: str, first: int, parts: int) -> Copy2D | Copy3D:
+        """A copy whose rows are the parts of a buffer."""
+        row = 4 * self.words
+        copy: Any = Copy2D() if way == "2D" else Copy3D()
+        for side, name in (("src", source), ("dst", to)):
+            is_device = name in self.device
+            setattr(copy, side + "Type", DEVICE if is_device else HOST)
+            base = self.place(name, first).value
+            setattr(copy, side + ("Device" if is_device else "Host"), base)
+            setattr(copy, side + "Pitch", row)
+            if way == "3D":
+                setattr(copy, side + "Height", 1)
+        copy.width = row
+        copy.height, depth = (parts, 1) if way == "2D" else (1, parts)
+        if way == "3D":
+            copy.depth = depth
+        return copy
 
-    def copy_out(self, to: str, source: str, first: int, parts: int, stream: str | None) -> None:
-        self.copy("DtoH", to, source, first, parts, stream)
+    def copy_in(self, to: str, source: str, first: int, parts: int, way: str, stream: str | None) -> None:
+        self.copy("HtoD", to, source, first, parts, way, stream)
 
-    def copy_here(self, to: str, source: str, first: int, parts: int, stream: str | None) -> None:
-        self.copy("DtoD", to, source, first, parts, stream)
+    def copy_out(self, to: str, source: str, first: int, parts: int, way: str, stream: str | None) -> None:
+        self.copy("DtoH", to, source, first, parts, way, stream)
+
+    def copy_here(self, to: str, source: str, first: int, parts: int, way: str, stream: str | None) -> None:
+        self.copy("DtoD", to, source, first, parts, way, stream)
 
     def set(self, name: str, first: int, parts: int, value: int, stream: str | None) -> None:
         arguments = [self.place(name, first), c_uint(value), c_size_t(parts * self.words)]
@@ -310,21 +407,117 @@ class Player:
         self.launch("spin", 1, 1, [c_uint(SPIN_STEPS)], self.stream(stream))
         self.model.on(stream, {})
 
-    def graph(self, parts: list[Step], stream: str) -> None:
-        """Captures calls and launches them as one graph, in this stream."""
-        graph, executable = c_void_p(), c_void_p()
+    def capture(self, parts: list[Step], stream: str) -> c_void_p:
+        """A graph of calls. The calls go to the captured stream, their effects to the one that it is launched in."""
+        graph = c_void_p()
         captured, launched = self.stream("captured"), self.stream(stream)
         self.do("cuStreamBeginCapture_v2", captured, c_int(THREAD_LOCAL))
-        # The calls go to the captured stream, their effects to the one that the graph is launched in.
         self.streams[stream] = captured
         for part in parts:
             getattr(self, part[0])(*part[1:], stream)
         self.streams[stream] = launched
         self.do("cuStreamEndCapture", captured, byref(graph))
-        self.do("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
-        self.do("cuGraphLaunch", executable, launched)
+        return graph
+
+    def graph(self, parts: list[Step], way: str, stream: str) -> None:
+        """Captures calls and launches them as a graph: as it is, cloned, updated, inside another, twice."""
+        executable, graphs = c_void_p(), []
+        if way == "update":
+            self.model.muted = True
+            graphs.append(self.capture([changed(part) for part in parts], stream))
+            self.model.muted = False
+            self.do("cuGraphInstantiateWithFlags", byref(executable), graphs[0], c_uint64(0))
+        self.model.tape.clear()
+        graphs.append(self.capture(parts, stream))
+        launched = graphs[-1]
+        if way == "clone":
+            graphs.append(c_void_p())
+            self.do("cuGraphClone", byref(graphs[-1]), launched)
+            launched = graphs[-1]
+        elif way == "child":
+            graphs.append(c_void_p())
+            node = c_void_p()
+            self.do("cuGraphCreate", byref(graphs[-1]), c_uint(0))
+            self.do("cuGraphAddChildGraphNode", byref(node), graphs[-1], None, c_size_t(0), launched)
+            launched = graphs[-1]
+        if way == "update":
+            self.do("cuGraphExecUpdate_v2", executable, launched, (c_uint64 * 3)())
+        else:
+            self.do("cuGraphInstantiateWithFlags", byref(executable), launched, c_uint64(0))
+        self.told(launched)
+        self.do("cuGraphLaunch", executable, self.stream(stream))
+        if way == "twice":
+            self.do("cuGraphLaunch", executable, self.stream(stream))
+            for writes in list(self.model.tape):
+                self.model.on(stream, writes)
         self.do("cuGraphExecDestroy", executable)
-        self.do("cuGraphDestroy", graph)
+        for graph in graphs:
+            self.do("cuGraphDestroy", graph)
+
+    def told(self, graph: c_void_p) -> None:
+        """What the driver says that a graph is made of."""
+        count, edges = c_size_t(), c_size_t()
+        self.do("cuGraphGetNodes", graph, None, byref(count))
+        self.do("cuGraphGetEdges", graph, None, None, byref(edges))
+        nodes = (c_void_p * max(count.value, 1))()
+        if count.value > 0:
+            self.do("cuGraphGetNodes", graph, nodes, byref(count))
+        kinds = []
+        for node in nodes[: count.value]:
+            kind = c_uint()
+            self.do("cuGraphNodeGetType", c_void_p(node), byref(kind))
+            kinds.append(kind.value)
+        self.answers.append([self.at, sorted(kinds), edges.value])
+
+    def word_between(self, first: str, second: str) -> None:
+        """A stream waits for a word that another writes."""
+        self.word += 1
+        if not hasattr(self, "words_at"):
+            self.words_at = c_uint64()
+            self.do("cuMemAlloc_v2", byref(self.words_at), c_size_t(4))
+        if self.word == 1:
+            self.do("cuMemsetD32_v2", self.words_at, c_uint(0), c_size_t(1))
+            self.context()
+        self.do("cuStreamWriteValue32_v2", self.stream(first), self.words_at, c_uint32(self.word), c_uint(0))
+        written = self.model.on(first, {})
+        self.do("cuStreamWaitValue32_v2", self.stream(second), self.words_at, c_uint32(self.word), c_uint(0))
+        self.model.on(second, {}, written)
+
+    def ask(self, what: str, name: str) -> None:
+        """A question, or a wrong call: whatever the answer is, all drivers give it."""
+        null, wild, out = c_void_p(), c_void_p(16), c_uint64()
+        stream = self.stream(name)
+        flags = c_uint()
+        calls: dict[str, list[Any]] = {
+            "cuStreamGetFlags": [stream, byref(flags)],
+            "cuStreamGetPriority": [stream, byref(flags)],
+            "cuStreamIsCapturing": [stream, byref(flags)],
+            "cuStreamEndCapture": [stream, byref(out)],
+            "cuStreamBeginCapture_v2": [c_void_p(1), c_int(THREAD_LOCAL)],
+            "cuMemAlloc_v2": [byref(out), c_size_t(0)],
+            "cuMemFree_v2": [c_uint64(self.device["D0"] + 4)],
+            "cuMemFreeHost": [c_void_p(self.memory["H0"].ctypes.data)],
+            "cuMemcpyHtoD_v2": [c_uint64(0), null, c_size_t(4)],
+            "cuMemcpyDtoDAsync_v2": [c_uint64(self.device["D0"]), c_uint64(16), c_size_t(4), stream],
+            "cuMemsetD32Async": [c_uint64(self.device["D0"] + 2), c_uint(1), c_size_t(1), stream],
+            "cuMemsetD8Async": [c_uint64(self.device["D0"]), c_uint(1), c_size_t(1 << 40), stream],
+            "cuStreamWaitEvent": [stream, null, c_uint(0)],
+            "cuEventRecord": [null, stream],
+            "cuLaunchHostFunc": [stream, None, None],
+            "cuGraphLaunch": [null, stream],
+            "cuGraphDestroy": [null],
+            "cuGraphCreate": [byref(out), c_uint(1)],
+            "cuGraphInstantiateWithFlags": [byref(out), null, c_uint64(0)],
+            "cuMemHostGetFlags": [byref(flags), c_void_p(self.memory["P0"].ctypes.data)],
+            "cuMemHostRegister_v2": [c_void_p(self.memory["R0"].ctypes.data), c_size_t(4096), c_uint(0)],
+            "cuMemFreeAsync": [c_uint64(self.device["D0"] + 4), stream],
+            "cuLaunchKernel": [self.kernels["spin"], *[c_uint(0)] * 7, stream, None, None],
+            "cuStreamGetCaptureInfo_v2": [stream, byref(flags), None, None, None, None],
+            "cuStreamWaitValue32_v2": [stream, c_uint64(self.device["D0"] + 1), c_uint32(0), c_uint(0)],
+        }
+        del wild
+        status = getattr(self.cuda, what)(*calls[what])
+        self.answers.append([self.at, what, status, flags.value])
 
     def host(self, name: str, first: int, parts: int, value: int, stream: str) -> None:
         """A function of the program's, in a stream, that writes memory."""
@@ -360,6 +553,24 @@ class Player:
         self.model.done = (1 << len(self.model.works)) - 1
 
 
+QUESTIONS = """cuStreamGetFlags cuStreamGetPriority cuStreamIsCapturing cuStreamEndCapture cuStreamBeginCapture_v2
+cuMemAlloc_v2 cuMemFree_v2 cuMemFreeHost cuMemcpyHtoD_v2 cuMemcpyDtoDAsync_v2 cuMemsetD32Async cuMemsetD8Async
+cuStreamWaitEvent cuEventRecord cuLaunchHostFunc cuGraphLaunch cuGraphDestroy cuGraphCreate cuGraphInstantiateWithFlags
+cuMemHostGetFlags cuMemHostRegister_v2 cuMemFreeAsync cuLaunchKernel cuStreamGetCaptureInfo_v2
+cuStreamWaitValue32_v2""".split()
+
+
+def changed(part: Step) -> Step:
+    """A call that writes something else to the same place: what an update of a graph replaces."""
+    match part[0]:
+        case "set" | "host":
+            return [*part[:4], part[4] + 1, *part[5:]]
+        case "add":
+            return [*part[:5], part[5] + 1]
+        case _:
+            return part
+
+
 def program(seed: int) -> list[Step]:
     """A sequence of calls: the first entry is the length of a part of a buffer."""
     r = random.Random(seed)
@@ -379,19 +590,20 @@ def program(seed: int) -> list[Step]:
         return r.choice(STREAMS)
 
     def captured() -> Step:
-        kind = r.choice(["copy_in", "copy_out", "copy_here", "set", "add", "add", "host"])
-        return work(kind)
+        call = work(r.choice(["copy_in", "copy_out", "copy_here", "set", "add", "add", "host"]))
+        # A copy between peers cannot be captured.
+        return [way if way != "peer" else "plain" for way in call]
 
     def work(kind: str) -> Step:
         first, parts = part()
         match kind:
             case "copy_in":
-                return [kind, device(), host(), first, parts]
+                return [kind, device(), host(), first, parts, r.choice(WAYS)]
             case "copy_out":
-                return [kind, host(), device(), first, parts]
+                return [kind, host(), device(), first, parts, r.choice(WAYS)]
             case "copy_here":
                 to, source = r.sample(BUFFERS["device"], 2)
-                return [kind, to, source, first, parts]
+                return [kind, to, source, first, parts, r.choice(WAYS_HERE)]
             case "set":
                 return [kind, device(), first, parts, next(value)]
             case "host":
@@ -400,7 +612,7 @@ def program(seed: int) -> list[Step]:
                 return ["add", device(), device(), first, parts, r.randint(1, 9)]
 
     def step() -> list[Step]:
-        match r.choice("wwwwwwwwSSSSSbbbfflleEcsgg"):
+        match r.choice("wwwwwwwwSSSSSbbbfflleEcsgggvqq"):
             case "w":
                 kind = r.choice(["copy_in", "copy_out", "copy_here", "set", "add", "add", "add", "host"])
                 # Without a stream these two are asynchronous all the same.
@@ -409,9 +621,9 @@ def program(seed: int) -> list[Step]:
             case "S":
                 # A synchronous copy, behind something that takes a while, and something that looks at it.
                 name, to = host(), device()
-                copy = [["fill", name, 0, PARTS, next(value)], ["copy_in", to, name, *part(), None]]
+                copy = [["fill", name, 0, PARTS, next(value)], ["copy_in", to, name, *part(), r.choice(WAYS), None]]
                 reads = ["copy_out", host(), to] if r.random() < 0.5 else ["add", device(), to]
-                reads += [*part(), 3] if reads[0] == "add" else part()
+                reads += [*part(), 3] if reads[0] == "add" else [*part(), r.choice(WAYS)]
                 before = [["busy", r.choice(STREAMS[:3])]] if r.random() < 0.7 else []
                 return [*before, *copy, [*reads, r.choice(STREAMS[3:]) if r.random() < 0.7 else stream()]]
             case "b":
@@ -419,7 +631,7 @@ def program(seed: int) -> list[Step]:
             case "f":
                 return [["fill", host(), *part(), next(value)]]
             case "l":
-                return [["copy_out", name := host(), device(), *part(), None], ["look", name]]
+                return [["copy_out", name := host(), device(), *part(), r.choice(WAYS), None], ["look", name]]
             case "e":
                 event = r.randrange(EVENTS)
                 return [["record", event, stream()], ["wait", event, stream()]]
@@ -430,8 +642,12 @@ def program(seed: int) -> list[Step]:
                 return [["context"]]
             case "s":
                 return [["finish_stream", stream()], ["look", host()]]
+            case "v":
+                return [["word_between", *r.sample(STREAMS, 2)]]
+            case "q":
+                return [["ask", r.choice(QUESTIONS), stream()]]
             case _:
-                return [["graph", [captured() for _ in range(r.randint(1, 4))], stream()]]
+                return [["graph", [captured() for _ in range(r.randint(1, 4))], r.choice(GRAPHS), stream()]]
 
     steps: list[Step] = [["words", r.choice(PART_WORDS)]]
     for _ in range(r.randint(8, 24)):
@@ -462,12 +678,30 @@ def shrink(player: Player, steps: list[Step], why: str) -> tuple[list[Step], str
     return steps, why
 
 
+def say(player: Player, steps: list[Step]) -> None:
+    """Plays a program and prints what it was answered, on one line."""
+    wrong = player.play(steps)
+    print(json.dumps([wrong, player.answers, player.model.settled()]), flush=True)
+
+
+def say_answers(player: Player, seed: int, programs: int) -> int:
+    for number in range(seed, seed + programs):
+        say(player, program(number))
+    return 0
+
+
 def main(arguments: list[str]) -> int:
     player = Player()
     if arguments[0] == "--play":
         wrong = player.play([json.loads(line) for line in Path(arguments[1]).read_text().splitlines()])
         print(wrong or "as CUDA orders it")
         return 1 if wrong else 0
+    if arguments[0] == "--answers":
+        return say_answers(player, int(arguments[1]), int(arguments[2]))
+    if arguments[0] == "--answers-of":
+        for line in Path(arguments[1]).read_text().splitlines():
+            say(player, json.loads(line))
+        return 0
     seed, programs, seconds = int(arguments[0]), int(arguments[1]), float(arguments[2])
     deadline = time.monotonic() + seconds
     played = reads = 0

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import EXAMPLES, Server
-from ordering import FIRST_VALUE, Model
+from conftest import EXAMPLES, OUTBOARD, Server, start_server
+from ordering import FIRST_VALUE, Model, program
+from random_calls import answers, shrink
 
 PROGRAM = Path(__file__).with_name("ordering.py")
 SEED, PROGRAMS, SECONDS = 1, 100, 6
@@ -20,12 +21,37 @@ def test_random_programs(server: Server, link: str) -> None:
     assert "all as CUDA orders them" in done.stdout
 
 
+@pytest.mark.skipif("release" in OUTBOARD.parts, reason="only a build with debug assertions has the fault")
+def test_an_overtaken_copy_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The random programs find a synchronous copy that later work of other streams overtakes, when that is put back."""
+    monkeypatch.setenv("OUTBOARD_FAULT", "overtaken-copies")
+    server = start_server(tmp_path)
+    try:
+        done = server.run("shm", sys.executable, PROGRAM, str(SEED), "1000", "30")
+        assert done.returncode == 1, f"{done.stdout}\n{done.stderr}"
+        shortest = done.stdout.splitlines()[2:]
+        assert 2 <= len(shortest) <= 6, done.stdout
+    finally:
+        server.stop()
+
+
 @pytest.mark.parametrize("program", ["sync_copy_order", "graph_pageable"])
 def test_what_cuda_leaves_open_is_seen(server: Server, link: str, program: str) -> None:
     """A synchronous copy of pageable memory is over when it returns; a graph's copy reads when its turn comes."""
     done = server.run(link, EXAMPLES / program)
     assert done.returncode == 0, done.stdout
     assert "# seen: " in done.stdout and "# not seen" not in done.stdout, done.stdout
+
+
+def test_both_links_answer_alike(server: Server) -> None:
+    """The same programs over shm and, waiting for every call, over tcp."""
+    run = [str(OUTBOARD), "run", "--gpu"]
+    shm, tcp = [*run, server.urls["shm"], "--"], [*run, server.urls["tcp"], "--optimise", "sync", "--"]
+    batch = [program(seed) for seed in range(900, 908)]
+    for steps, one, other in zip(batch, answers(shm, batch), answers(tcp, batch), strict=True):
+        if one != other:
+            shortest, why = shrink(shm, tcp, steps, "", 20)
+            pytest.fail(f"{why}\n{shortest}")
 
 
 def read_after(prepare: str) -> set[int] | None:

@@ -228,6 +228,23 @@ pub struct CUDA_KERNEL_NODE_PARAMS {
     pub ctx: CUcontext,
 }
 
+impl CUDA_KERNEL_NODE_PARAMS {
+    pub const EMPTY: CUDA_KERNEL_NODE_PARAMS = CUDA_KERNEL_NODE_PARAMS {
+        func: CUfunction::NULL,
+        grid_dim_x: 0,
+        grid_dim_y: 0,
+        grid_dim_z: 0,
+        block_dim_x: 0,
+        block_dim_y: 0,
+        block_dim_z: 0,
+        shared_mem_bytes: 0,
+        kernel_params: std::ptr::null_mut(),
+        extra: std::ptr::null_mut(),
+        kern: CUkernel::NULL,
+        ctx: CUcontext::NULL,
+    };
+}
+
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct CUDA_MEMSET_NODE_PARAMS {

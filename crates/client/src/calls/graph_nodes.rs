@@ -553,7 +553,7 @@ fn kernel_params(node: CUgraphNode) -> Result<CUDA_KERNEL_NODE_PARAMS, CUresult>
                 block_dim_z,
                 shared_mem_bytes: kernel.shared_bytes,
                 kernel_params: kernel.pointers(),
-                ..no_kernel()
+                ..CUDA_KERNEL_NODE_PARAMS::EMPTY
             })
         }
         _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),

@@ -84,7 +84,7 @@ pub(super) unsafe fn widened(params: *const c_void) -> Result<CUDA_KERNEL_NODE_P
     if params.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let mut wide = no_kernel();
+    let mut wide = CUDA_KERNEL_NODE_PARAMS::EMPTY;
     // SAFETY: the fields that both records have, in a record of the caller's and one of our own.
     unsafe {
         std::ptr::copy_nonoverlapping(
@@ -94,23 +94,6 @@ pub(super) unsafe fn widened(params: *const c_void) -> Result<CUDA_KERNEL_NODE_P
         )
     };
     Ok(wide)
-}
-
-pub(super) fn no_kernel() -> CUDA_KERNEL_NODE_PARAMS {
-    CUDA_KERNEL_NODE_PARAMS {
-        func: CUfunction::NULL,
-        grid_dim_x: 0,
-        grid_dim_y: 0,
-        grid_dim_z: 0,
-        block_dim_x: 0,
-        block_dim_y: 0,
-        block_dim_z: 0,
-        shared_mem_bytes: 0,
-        kernel_params: std::ptr::null_mut(),
-        extra: std::ptr::null_mut(),
-        kern: CUkernel::NULL,
-        ctx: CUcontext::NULL,
-    }
 }
 
 /// The bytes from the first to the last that a memset writes.
@@ -239,7 +222,7 @@ mod tests {
             shared_mem_bytes: 9,
             kern: CUkernel(7),
             ctx: CUcontext(8),
-            ..no_kernel()
+            ..CUDA_KERNEL_NODE_PARAMS::EMPTY
         };
         // SAFETY: a record at least as long as the old one.
         let wide = unsafe { widened((&raw const old).cast()) }.expect("a record");

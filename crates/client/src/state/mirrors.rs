@@ -14,9 +14,12 @@
 //!
 //! Lock order: `naming`, `open`, a mirror's `shadow`, the session's sender.
 
-use std::sync::{
-    Arc, OnceLock,
-    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use outboard_api::CUresult;
@@ -36,6 +39,9 @@ const UNNAMED_LOOKS_MAX: u64 = 1024;
 /// Waits after which it is closed: at each the server compares the mirror. By then keeping it has cost about what opening it
 /// again does, so that no order of work costs more than twice what the best choice would.
 const UNNAMED_WAITS_MAX: u64 = 8;
+
+/// How long work that first names memory waits for copies on their way into it.
+const LANDING_MAX: Duration = Duration::from_secs(60);
 
 /// The mirrored side of one host range.
 pub(crate) struct Mirror {
@@ -187,17 +193,30 @@ impl Driver {
         let _naming = self.mirrors.naming.read();
         if !range.mirror.stays_open() {
             range.mirror.stays.store(true, Ordering::Release);
-            self.land_copies(&range);
+            if let Err(error) = self.land_copies(&range) {
+                range.mirror.stays.store(false, Ordering::Release);
+                return Err(error);
+            }
         }
         self.open_mirror(&range)
     }
 
     /// Waits for copies that are on their way into this memory: work that reads the mirror would miss them.
-    fn land_copies(&self, range: &HostRange) {
+    /// One that waits for something that the calling thread would do later never comes: the work is refused then.
+    fn land_copies(&self, range: &HostRange) -> Result<(), CUresult> {
+        let begin = Instant::now();
         while self.session.expects_detached_in(range.base, range.bytes) {
             self.session.poll();
             std::thread::yield_now();
+            if begin.elapsed() > LANDING_MAX {
+                log::warn(format_args!(
+                    "work that first names pinned memory while a copy is on its way into it, which has not come in {} s, is not supported: a stream may wait for what comes later",
+                    LANDING_MAX.as_secs()
+                ));
+                return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+            }
         }
+        Ok(())
     }
 
     /// Opens mirrors of private memory that these arguments point to. The launch is sent while what is returned is held.
@@ -223,7 +242,7 @@ impl Driver {
             naming.get_or_insert_with(|| self.mirrors.naming.read());
             let look = self.mirrors.looks.load(Ordering::Acquire);
             range.mirror.named(look);
-            self.land_copies(&range);
+            self.land_copies(&range)?;
             self.open_mirror(&range)?;
         }
         self.push_visible()?;

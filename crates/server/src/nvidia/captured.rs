@@ -6,9 +6,7 @@
 //! those that it is a child of, and none of them is instantiated.
 
 use outboard_api::{
-    CUresult,
-    cuda::{CUDA_KERNEL_NODE_PARAMS, CUcontext, CUfunction, CUkernel},
-    enums::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+    CUresult, cuda::CUDA_KERNEL_NODE_PARAMS, enums::CU_STREAM_CAPTURE_STATUS_ACTIVE,
 };
 use outboard_wire::messages;
 
@@ -23,21 +21,6 @@ use crate::device::{Cx, Failure};
 const PARAM_END: usize = 0;
 const PARAM_BUFFER_POINTER: usize = 1;
 const PARAM_BUFFER_SIZE: usize = 2;
-
-const NO_KERNEL: CUDA_KERNEL_NODE_PARAMS = CUDA_KERNEL_NODE_PARAMS {
-    func: CUfunction::NULL,
-    grid_dim_x: 0,
-    grid_dim_y: 0,
-    grid_dim_z: 0,
-    block_dim_x: 0,
-    block_dim_y: 0,
-    block_dim_z: 0,
-    shared_mem_bytes: 0,
-    kernel_params: std::ptr::null_mut(),
-    extra: std::ptr::null_mut(),
-    kern: CUkernel::NULL,
-    ctx: CUcontext::NULL,
-};
 
 impl Graphs {
     /// Hands on to a graph what it must keep of one that became part of it.
@@ -101,7 +84,7 @@ impl Nvidia {
 impl Driver {
     /// A kernel node's parameters. Their values lie in the driver, valid until the node changes or goes.
     pub(super) fn kernel_node(&self, node: real::Node) -> Result<CUDA_KERNEL_NODE_PARAMS, Refused> {
-        let mut params = NO_KERNEL;
+        let mut params = CUDA_KERNEL_NODE_PARAMS::EMPTY;
         // SAFETY: room for the answer.
         unsafe { self.cuGraphKernelNodeGetParams_v2(node, &mut params) }?;
         Ok(params)
@@ -172,7 +155,7 @@ mod tests {
         let mut pointers = [at(&mut first), at(&mut second)];
         let node = CUDA_KERNEL_NODE_PARAMS {
             kernel_params: pointers.as_mut_ptr(),
-            ..NO_KERNEL
+            ..CUDA_KERNEL_NODE_PARAMS::EMPTY
         };
         // SAFETY: two parameters of these sizes.
         let buffer = unsafe { packed(&node, &[(0, 4), (8, 8)]) };
@@ -192,13 +175,13 @@ mod tests {
         ];
         let node = CUDA_KERNEL_NODE_PARAMS {
             extra: extra.as_mut_ptr(),
-            ..NO_KERNEL
+            ..CUDA_KERNEL_NODE_PARAMS::EMPTY
         };
         // SAFETY: a list of two options and its end.
         assert_eq!(unsafe { packed(&node, &[(0, 2), (2, 2)]) }, [1, 2, 3, 4]);
         // SAFETY: as above; a kernel that takes more is given zeros.
         assert_eq!(unsafe { packed(&node, &[(0, 6)]) }, [1, 2, 3, 4, 0, 0]);
-        let nothing = NO_KERNEL;
+        let nothing = CUDA_KERNEL_NODE_PARAMS::EMPTY;
         // SAFETY: no parameters at all.
         assert!(unsafe { packed(&nothing, &[]) }.is_empty());
     }

@@ -120,6 +120,8 @@ struct Soft {
     used_bytes: Vec<u64>,
     contexts: Shadow<contexts::Context>,
     streams: Shadow<streams::Stream>,
+    /// Attributes of the null stream.
+    null_attributes: FxHashMap<u32, Vec<u8>>,
     events: Shadow<EventId>,
     graphs: Shadow<GraphId>,
     nodes: Shadow<graphs::Node>,
@@ -182,6 +184,7 @@ impl Soft {
             used_bytes: vec![0; options.devices],
             contexts: Shadow::new("context"),
             streams: Shadow::new("stream"),
+            null_attributes: FxHashMap::default(),
             events: Shadow::new("event"),
             graphs: Shadow::new("graph"),
             nodes: Shadow::new("graph node"),

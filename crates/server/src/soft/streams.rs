@@ -120,8 +120,12 @@ impl Soft {
         if m.value.len() > ATTRIBUTE_VALUE_BYTES {
             return Err(invalid(format!("an attribute of {} bytes", m.value.len())));
         }
-        let stream = self.streams.get_mut(m.stream)?;
-        stream.attributes.insert(m.attribute, m.value.to_vec());
+        let attributes = match m.stream {
+            // The null stream is the same whichever way it is named.
+            0 | 1 => &mut self.null_attributes,
+            id => &mut self.streams.get_mut(id)?.attributes,
+        };
+        attributes.insert(m.attribute, m.value.to_vec());
         Ok(())
     }
 
@@ -132,7 +136,7 @@ impl Soft {
     ) -> Result<messages::StreamGetAttributeReply<'static>, Failure> {
         check_attribute(m.attribute)?;
         let set = match m.stream {
-            0 | 1 => None,
+            0 | 1 => self.null_attributes.get(&m.attribute),
             id => self.streams.get(id)?.attributes.get(&m.attribute),
         };
         let mut value = set.cloned().unwrap_or_default();

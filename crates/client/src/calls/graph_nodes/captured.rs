@@ -16,7 +16,7 @@ use outboard_wire::{
 };
 
 use crate::{
-    calls::{copy::Place, graph_params::no_kernel},
+    calls::copy::Place,
     notes,
     state::{Driver, KernelRecord, Kind, MemOpsRecord, NodeRecord, wire_context},
 };
@@ -87,7 +87,7 @@ impl Driver {
             block_dim_y,
             block_dim_z,
             shared_mem_bytes: work.shared_bytes,
-            ..no_kernel()
+            ..CUDA_KERNEL_NODE_PARAMS::EMPTY
         };
         Ok(Arc::new(KernelRecord::new(&shape, kernel, &work.params)))
     }

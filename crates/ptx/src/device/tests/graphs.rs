@@ -243,3 +243,98 @@ fn a_fault_in_a_graph_ends_the_context() {
     ));
     assert_eq!(b.peek32(b.base), 0);
 }
+
+#[test]
+fn a_conditional_node_runs_what_its_word_chooses() {
+    let b = bench();
+    let stream = b.non_blocking();
+    let (word, out) = (b.base, b.base + 64);
+    for (kind, size, value, wanted) in [
+        (ConditionalKind::If, 1, 0, 0),
+        (ConditionalKind::If, 1, 9, 1),
+        (ConditionalKind::If, 2, 0, 2),
+        (ConditionalKind::Switch, 3, 2, 3),
+        (ConditionalKind::Switch, 3, 3, 0),
+    ] {
+        let graph = b.gpu.create_graph().unwrap();
+        b.gpu.set_default(graph, word, value).unwrap();
+        let (_, bodies) = b
+            .gpu
+            .add_conditional(graph, (word, kind, size), &[])
+            .unwrap();
+        for (index, body) in bodies.iter().enumerate() {
+            b.gpu
+                .add_node(*body, set32(out, index as u32 + 1), &[])
+                .unwrap();
+        }
+        let exec = b.gpu.instantiate(b.context, graph, 0).unwrap();
+        b.set32(stream, out, 0);
+        b.gpu.launch_graph(exec, stream).unwrap();
+        b.sync(stream).unwrap();
+        assert_eq!(b.peek32(out), wanted, "{kind:?} of {size}, value {value}");
+        b.gpu.destroy_graph(graph).unwrap();
+        assert!(
+            bodies.iter().all(|body| !b.gpu.has_graph(*body)),
+            "bodies go along"
+        );
+    }
+}
+
+#[test]
+fn a_loop_runs_until_its_word_is_cleared() {
+    let b = bench();
+    let stream = b.non_blocking();
+    let (word, out) = (b.base, b.base + 64);
+    let graph = b.gpu.create_graph().unwrap();
+    b.gpu.set_default(graph, word, 1).unwrap();
+    let shape = (word, ConditionalKind::While, 1);
+    let (node, bodies) = b.gpu.add_conditional(graph, shape, &[]).unwrap();
+    // The condition is cleared by the body, as the last of what it does.
+    let first = b.gpu.add_node(bodies[0], set32(out, 7), &[]).unwrap();
+    b.gpu.add_node(bodies[0], set32(word, 0), &[first]).unwrap();
+    b.gpu.add_node(graph, set32(out + 4, 8), &[node]).unwrap();
+    let exec = b.gpu.instantiate(b.context, graph, 0).unwrap();
+    for _ in 0..2 {
+        b.gpu.launch_graph(exec, stream).unwrap();
+        b.sync(stream).unwrap();
+        assert_eq!((b.peek32(out), b.peek32(out + 4)), (7, 8));
+    }
+    assert!(
+        b.gpu
+            .add_conditional(graph, (word, ConditionalKind::While, 2), &[])
+            .is_err()
+    );
+    // A loop that nobody ends does not hold the device's lock, and ends with the device.
+    let endless = b.gpu.create_graph().unwrap();
+    b.gpu.set_default(endless, word, 1).unwrap();
+    b.gpu.add_conditional(endless, shape, &[]).unwrap();
+    let exec = b.gpu.instantiate(b.context, endless, 0).unwrap();
+    b.gpu.launch_graph(exec, stream).unwrap();
+    assert!(!b.gpu.is_idle());
+}
+
+#[test]
+fn child_graphs_are_opened_and_nodes_found_in_clones() {
+    let b = bench();
+    let stream = b.non_blocking();
+    let inner = b.gpu.create_graph().unwrap();
+    let leaf = b.gpu.add_node(inner, set32(b.base, 5), &[]).unwrap();
+    let body = Body::Fixed(Box::new(b.gpu.graph(inner).unwrap()));
+    let graph = b.gpu.create_graph().unwrap();
+    let nested = b.gpu.add_node(graph, Op::Child(body), &[]).unwrap();
+    let opened = b.gpu.open_child(graph, nested).unwrap();
+    assert_eq!(b.gpu.open_child(graph, nested), Ok(opened));
+    let copy = b.gpu.graph(opened).unwrap().nodes().next().unwrap();
+    assert_ne!(copy, leaf);
+    b.gpu.set_node(opened, copy, set32(b.base, 6)).unwrap();
+    let clone = b.gpu.clone_graph(graph).unwrap();
+    assert!(b.gpu.find_in_clone(nested, clone).unwrap().is_some());
+    assert_eq!(b.gpu.find_in_clone(nested, graph), Ok(None));
+    for each in [graph, clone] {
+        b.set32(stream, b.base, 0);
+        let exec = b.gpu.instantiate(b.context, each, 0).unwrap();
+        b.gpu.launch_graph(exec, stream).unwrap();
+        b.sync(stream).unwrap();
+        assert_eq!(b.peek32(b.base), 6);
+    }
+}

@@ -2,6 +2,7 @@
 
 use outboard_api::enums::*;
 use outboard_ptx::Printed;
+use outboard_wire::doc::{self, KernelWork, NodeWork};
 
 use super::*;
 
@@ -347,7 +348,7 @@ fn a_captured_graph_runs_again_and_again() {
     // The kernel keeps the number under which it was seen during the capture.
     assert_eq!((nodes.count, ids), (2, vec![1 << 21, first_node]));
     let kind: m::GraphNodeTypeReply = c.ask(Request::GraphNodeType(m::GraphNodeType {
-        h_node: first_node,
+        node: first_node,
     }));
     assert_eq!(kind.node_type, CU_GRAPH_NODE_TYPE_KERNEL);
     let made: m::GraphInstantiateReply = c.ask(Request::GraphInstantiate(m::GraphInstantiate {
@@ -370,18 +371,18 @@ fn a_captured_graph_runs_again_and_again() {
     }
     // Another address for the kernel.
     let elsewhere = params(&[c.base + 4]);
-    c.done(Request::GraphExecSetKernel(m::GraphExecSetKernel {
+    let work = doc::to_bytes(&NodeWork::Kernel(KernelWork {
+        kernel: kernel("increment"),
+        grid: [2, 1, 1],
+        block: [1, 1, 1],
+        shared_bytes: 0,
+        params: elsewhere,
+    }))
+    .unwrap();
+    c.done(Request::GraphSet(m::GraphSet {
         exec,
         node: first_node,
-        kernel: kernel("increment"),
-        grid_x: 2,
-        grid_y: 1,
-        grid_z: 1,
-        block_x: 1,
-        block_y: 1,
-        block_z: 1,
-        shared_bytes: 0,
-        params: &elsewhere,
+        work: &work,
     }));
     c.write_words(c.base, &[0, 0]);
     c.sync().unwrap();
