@@ -553,11 +553,33 @@ class Player:
         self.model.done = (1 << len(self.model.works)) - 1
 
 
-QUESTIONS = """cuStreamGetFlags cuStreamGetPriority cuStreamIsCapturing cuStreamEndCapture cuStreamBeginCapture_v2
-cuMemAlloc_v2 cuMemFree_v2 cuMemFreeHost cuMemcpyHtoD_v2 cuMemcpyDtoDAsync_v2 cuMemsetD32Async cuMemsetD8Async
-cuStreamWaitEvent cuEventRecord cuLaunchHostFunc cuGraphLaunch cuGraphDestroy cuGraphCreate cuGraphInstantiateWithFlags
-cuMemHostGetFlags cuMemHostRegister_v2 cuMemFreeAsync cuLaunchKernel cuStreamGetCaptureInfo_v2
-cuStreamWaitValue32_v2""".split()
+QUESTIONS = [
+    "cuStreamGetFlags",
+    "cuStreamGetPriority",
+    "cuStreamIsCapturing",
+    "cuStreamEndCapture",
+    "cuStreamBeginCapture_v2",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemFreeHost",
+    "cuMemcpyHtoD_v2",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemsetD32Async",
+    "cuMemsetD8Async",
+    "cuStreamWaitEvent",
+    "cuEventRecord",
+    "cuLaunchHostFunc",
+    "cuGraphLaunch",
+    "cuGraphDestroy",
+    "cuGraphCreate",
+    "cuGraphInstantiateWithFlags",
+    "cuMemHostGetFlags",
+    "cuMemHostRegister_v2",
+    "cuMemFreeAsync",
+    "cuLaunchKernel",
+    "cuStreamGetCaptureInfo_v2",
+    "cuStreamWaitValue32_v2",
+]
 
 
 def changed(part: Step) -> Step:
@@ -621,11 +643,12 @@ def program(seed: int) -> list[Step]:
             case "S":
                 # A synchronous copy, behind something that takes a while, and something that looks at it.
                 name, to = host(), device()
-                copy = [["fill", name, 0, PARTS, next(value)], ["copy_in", to, name, *part(), r.choice(WAYS), None]]
+                fill = ["fill", name, 0, PARTS, next(value)]
+                busy = [["busy", r.choice(STREAMS[:3])]] * r.choice([0, 1, 3])
+                copy = ["copy_in", to, name, *part(), r.choice(WAYS), None]
                 reads = ["copy_out", host(), to] if r.random() < 0.5 else ["add", device(), to]
                 reads += [*part(), 3] if reads[0] == "add" else [*part(), r.choice(WAYS)]
-                before = [["busy", r.choice(STREAMS[:3])]] if r.random() < 0.7 else []
-                return [*before, *copy, [*reads, r.choice(STREAMS[3:]) if r.random() < 0.7 else stream()]]
+                return [fill, *busy, copy, [*reads, r.choice(STREAMS[3:]) if r.random() < 0.7 else stream()]]
             case "b":
                 return [["busy", stream()]]
             case "f":

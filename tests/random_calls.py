@@ -1,7 +1,7 @@
 """The same random programs of driver calls on two drivers: equal answers, or the shortest program that differs.
 
-`random_calls.py [--seed N] [--programs N] [--seconds S] LEFT --- RIGHT`: LEFT and RIGHT are what `ordering.py` is started
-with, such as `env` for the machine's own driver and `outboard run --gpu URL --` for one through Outboard.
+`random_calls.py [--seed N] [--programs N] [--seconds S] LEFT --- RIGHT`: LEFT and RIGHT are what `ordering.py` is
+started with, such as `env` for the machine's own driver and `outboard run --gpu URL --` for one through Outboard.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ use super::{
     graph::{edge_list, node_ids, record},
     graph_params::{
         AllocParams, ConditionalParams, CopyNodeParams, KERNEL_V1_BYTES, MemsetNodeParams,
-        NodeParams, no_kernel, widened,
+        NodeParams, widened,
     },
     put,
 };

@@ -6,7 +6,7 @@ use outboard_api::{
     CUresult,
     cuda::{
         CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUarray, CUcontext,
-        CUfunction, CUgraph, CUkernel,
+        CUgraph,
     },
 };
 
@@ -151,6 +151,8 @@ impl Side {
 
 #[cfg(test)]
 mod tests {
+    use outboard_api::cuda::{CUfunction, CUkernel};
+
     use super::*;
 
     fn memset(pitch: usize, element_size: u32, width: usize, height: usize) -> Option<u64> {

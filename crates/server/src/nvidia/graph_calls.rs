@@ -19,6 +19,7 @@ use outboard_api::{
 
 use super::{
     calls::{CheckedBox, Shape, extra, extra_pointer},
+    graphs::EdgeList,
     table::{Driver, Refused, real},
 };
 use crate::device::Failure;
@@ -188,10 +189,7 @@ impl Driver {
     }
 
     /// Edges: from, to, and what they do more than order the two.
-    pub(super) fn graph_edges(
-        &self,
-        graph: real::Graph,
-    ) -> Result<(Vec<real::Node>, Vec<real::Node>, Vec<CUgraphEdgeData>), Refused> {
+    pub(super) fn graph_edges(&self, graph: real::Graph) -> Result<EdgeList, Refused> {
         let mut to = Vec::new();
         let (from, edges) = edge_ends(|from, edges, count| {
             to = match from.is_null() {

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Nodes, the nodes that edges lead to from them, and what edges do more than order them, if any of them does.
-type EdgeList = (Vec<real::Node>, Vec<real::Node>, Vec<CUgraphEdgeData>);
+pub(super) type EdgeList = (Vec<real::Node>, Vec<real::Node>, Vec<CUgraphEdgeData>);
 
 /// Edge data for a message: nothing where all edges simply order two nodes.
 fn edge_bytes(edges: &[CUgraphEdgeData]) -> Vec<u8> {
