@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
+import os
 import random
 import sys
 import time
@@ -38,7 +39,7 @@ FIRST_VALUE = 1
 SPIN_STEPS = 100_000
 VALUES_MAX = 64
 TRIES = 6
-SHRINK_S_MAX = 20.0
+SHRINK_S_MAX = float(os.environ.get("ORDERING_SHRINK_S", "20"))
 THREADS = 256
 NON_BLOCKING, THREAD_LOCAL = 1, 1
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, c_void_p)
@@ -441,7 +442,10 @@ class Player:
             self.do("cuGraphAddChildGraphNode", byref(node), graphs[-1], None, c_size_t(0), launched)
             launched = graphs[-1]
         if way == "update":
-            self.do("cuGraphExecUpdate_v2", executable, launched, (c_uint64 * 3)())
+            # A GPU's driver refuses to update copies of a pool's memory.
+            if self.cuda.cuGraphExecUpdate_v2(executable, launched, (c_uint64 * 3)()) != 0:
+                self.do("cuGraphExecDestroy", executable)
+                self.do("cuGraphInstantiateWithFlags", byref(executable), launched, c_uint64(0))
         else:
             self.do("cuGraphInstantiateWithFlags", byref(executable), launched, c_uint64(0))
         self.told(launched)
