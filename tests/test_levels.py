@@ -39,8 +39,11 @@ WAITED = """
     fork_child           144  139  136    8
     fp64_math            256  226  198   48
     graph_capture        289  187  175   37
+    graph_conditional    371  300  292  110
+    graph_memory         233  198  195   45
     graph_nodes          288  250  240   78
     graph_pageable       236  197  191  56
+    graph_params         378  331  325  136
     half_precision       186  157  142   10
     histogram_atomics    142  138  135    6
     host_callbacks       277  165  155   23
