@@ -29,8 +29,7 @@ def test_an_overtaken_copy_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     try:
         done = server.run("tcp", sys.executable, PROGRAM, str(SEED), "1000", "30", env={"ORDERING_SHRINK_S": "3"})
         assert done.returncode == 1, f"{done.stdout}\n{done.stderr}"
-        shortest = done.stdout.splitlines()[2:]
-        assert 2 <= len(shortest) <= 20, done.stdout
+        assert any(line.startswith('["copy_in"') for line in done.stdout.splitlines()), done.stdout
     finally:
         server.stop()
 
