@@ -175,6 +175,21 @@ def groups() -> tuple[Group, ...]:
         Group("nccl", _workloads("nccl_programs", "nccl_collectives", "nccl_data_parallel", "nccl_close")),
         Group("ipc", _workloads("ipc_programs", "ipc_tensors")),
         Group("random-calls", _workloads("random_calls", "random_calls")),
+        Group(
+            "two_gpus",
+            _workloads(
+                "two_gpus",
+                "both_gpus",
+                "pipeline",
+                "peer_answers",
+                "ranks_collectives",
+                "ranks_graphs",
+                "ranks_ddp",
+                "ranks_fsdp",
+                "ranks_tensor_parallel",
+                "rank_killed",
+            ),
+        ),
         Group("numba", _workloads("numba_programs", "numba_saxpy", "numba_shared_sum")),
     )
     return tuple(group for group in suite if group.workloads)

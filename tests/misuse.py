@@ -166,7 +166,7 @@ def missing_arguments() -> None:
 def short_buffer() -> None:
     buffer, size = c_uint64(), c_size_t(4)
     extra = (c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 0)
-    print(launch(kernel(), None, extra=extra))
+    print(launch(kernel(), None, extra=extra), call("cuCtxSynchronize"))
 
 
 def too_many_threads() -> None:
@@ -234,12 +234,19 @@ def unsupported() -> None:
     print(call("cuMulticastCreate", byref(c_uint64()), byref(c_uint64())))
 
 
+class IpcHandle(ctypes.Structure):
+    """`CUipcEventHandle`, which is passed by value."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
+
+
 def other_processes() -> None:
-    """Nothing of a software device can be shared, and nobody waits to be told."""
+    """Handles of memory and events that are none; `peers.py` has those that are."""
     data, event = c_uint64(), c_void_p()
     handle = ctypes.create_string_buffer(64)
     must("cuMemAlloc_v2", byref(data), c_size_t(64))
-    print(call("cuIpcGetMemHandle", handle, data), call("cuEventCreate", byref(event), 6))
+    must("cuEventCreate", byref(event), 2)
+    print(call("cuIpcGetEventHandle", handle, event), call("cuIpcOpenEventHandle", byref(event), IpcHandle()))
     print(call("cuIpcGetMemHandle", handle, c_uint64(64)), call("cuIpcCloseMemHandle", data))
 
 

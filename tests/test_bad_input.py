@@ -37,7 +37,8 @@ CASES = {
     "half_fatbin": r"CUDA_ERROR_INVALID_IMAGE|CUDA_ERROR_NO_BINARY_FOR_GPU|CUDA_ERROR_INVALID_PTX",
     "empty_image": r"CUDA_ERROR_INVALID_\w+ CUDA_ERROR_INVALID_VALUE",
     "missing_arguments": INVALID_VALUE,
-    "short_buffer": INVALID_VALUE,
+    # The rest of the pointer is zeros.
+    "short_buffer": "CUDA_SUCCESS CUDA_ERROR_ILLEGAL_ADDRESS",
     "too_many_threads": INVALID_VALUE,
     "more_threads_than_compiled_for": INVALID_VALUE,
     "wild_handles": " ".join([INVALID_HANDLE] * 4 + [INVALID_VALUE, "CUDA_ERROR_INVALID_CONTEXT", INVALID_HANDLE]),
@@ -47,7 +48,7 @@ CASES = {
     "wild_pointer_in_kernel": "CUDA_SUCCESS" + " CUDA_ERROR_ILLEGAL_ADDRESS" * 3,
     "out_of_memory": "CUDA_ERROR_OUT_OF_MEMORY CUDA_SUCCESS CUDA_SUCCESS",
     "unsupported": "CUDA_ERROR_NOT_SUPPORTED",
-    "other_processes": "CUDA_ERROR_NOT_SUPPORTED CUDA_ERROR_NOT_SUPPORTED\n" + f"{INVALID_VALUE} {INVALID_VALUE}",
+    "other_processes": f"{INVALID_VALUE} {INVALID_VALUE}\n{INVALID_VALUE} {INVALID_VALUE}",
     "null_outputs": " ".join([INVALID_VALUE] * 3),
 }
 

@@ -167,6 +167,9 @@ fn derived(
                 Some(decl::Type::U64) if param.ctype == "CUdeviceptr" => {
                     fields.push(format!("{field}: driver.device_address({c})?"))
                 }
+                Some(_) if param.ctype == "CUdevice" => {
+                    fields.push(format!("{field}: driver.devices.server({c})?"))
+                }
                 Some(ty) => fields.push(format!("{field}: {c} as {}", wire_type(ty))),
                 None => return Err(format!("{}: {}", call.symbol, param.ctype).into()),
             },

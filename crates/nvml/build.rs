@@ -125,6 +125,7 @@ fn rust_type(ctype: &str) -> Result<String, String> {
 }
 
 const PRIMITIVES: &[(&str, &str)] = &[
+    ("unsigned long", "u64"),
     ("char", "c_char"),
     ("int", "i32"),
     ("unsigned int", "u32"),
@@ -139,6 +140,8 @@ const STRUCTS: &[&str] = &[
     "nvmlEventData_t",
     "nvmlEventSet_t",
     "nvmlFieldValue_t",
+    "nvmlGpuFabricInfoV_t",
+    "nvmlGpuFabricInfo_t",
     "nvmlMemory_t",
     "nvmlMemory_v2_t",
     "nvmlPciInfo_t",
@@ -152,6 +155,10 @@ const STRUCTS: &[&str] = &[
 ];
 
 const ENUMS: &[&str] = &[
+    "nvmlAffinityScope_t",
+    "nvmlGpuTopologyLevel_t",
+    "nvmlIntNvLinkDeviceType_t",
+    "nvmlNvLinkCapability_t",
     "nvmlBrandType_t",
     "nvmlClockId_t",
     "nvmlClockType_t",

@@ -156,6 +156,7 @@ const PRIMITIVES: &[(&str, &str)] = &[
 /// Enums that are passed by pointer.
 const ENUMS: &[&str] = &[
     "CUstreamCaptureStatus",
+    "CUatomicOperation",
     "CUstreamCaptureMode",
     "CUfunc_cache",
     "CUsharedconfig",

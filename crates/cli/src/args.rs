@@ -108,6 +108,9 @@ pub(crate) struct ServeArgs {
     /// Threads of the soft device, for each program [default: one for each core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
+    /// Soft devices that each program sees [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub(crate) devices: Option<u8>,
     /// Compute capability of the soft device: 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 or 12.0. PTX for later ones is refused as a GPU
     /// of this one would; what is newer than 8.0 in PTX that is not is refused by its line (docs/software-gpu.md)
     /// [default: 8.0]
@@ -353,6 +356,8 @@ pub(crate) struct WorkerArgs {
     pub(crate) memory: Option<u64>,
     #[arg(long)]
     pub(crate) threads: Option<usize>,
+    #[arg(long)]
+    pub(crate) devices: Option<usize>,
     #[arg(long)]
     pub(crate) capability: Option<Capability>,
     #[command(flatten)]

@@ -31,6 +31,10 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         args.threads.map(|count| count.to_string().into()),
     );
     push(
+        "--devices",
+        args.devices.map(|count| count.to_string().into()),
+    );
+    push(
         "--capability",
         args.capability.map(|one| one.to_string().into()),
     );
@@ -40,8 +44,8 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         "--check and --seed are the soft device's: add --device soft"
     );
     anyhow::ensure!(
-        kind == DeviceKind::Soft || args.capability.is_none(),
-        "--capability is the soft device's: add --device soft"
+        kind == DeviceKind::Soft || args.capability.is_none() && args.devices.is_none(),
+        "--capability and --devices are the soft device's: add --device soft"
     );
     anyhow::ensure!(
         kind != DeviceKind::Soft || args.memory.is_none_or(|n| n <= SOFT_MEMORY_BYTES_MAX),
@@ -87,6 +91,7 @@ pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<ExitCode> {
             kind: args.device,
             memory_bytes: args.memory,
             threads: args.threads,
+            devices: args.devices.unwrap_or(1),
             capability: args.capability.unwrap_or_default(),
             watch: Watch {
                 checks: args.watch.check.unwrap_or_default(),

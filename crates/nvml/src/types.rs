@@ -216,6 +216,33 @@ pub struct nvmlFieldValue_t {
     pub value: u64,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvmlGpuFabricInfo_t {
+    pub cluster_uuid: [u8; 16],
+    pub status: nvmlReturn_t,
+    pub clique_id: u32,
+    pub state: u8,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvmlGpuFabricInfo_v2_t {
+    pub version: u32,
+    pub v1: nvmlGpuFabricInfo_t,
+    pub health_mask: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvmlGpuFabricInfo_v3_t {
+    pub v2: nvmlGpuFabricInfo_v2_t,
+    pub health_summary: u8,
+}
+
+/// What the calls of the second version and of the third fill.
+pub type nvmlGpuFabricInfoV_t = nvmlGpuFabricInfo_v2_t;
+
 /// `NVML_STRUCT_VERSION`: the size of a record and its version, which tell the library what the caller knows.
 pub const fn struct_version<T>(version: u32) -> u32 {
     size_of::<T>() as u32 | version << 24
@@ -240,5 +267,8 @@ const _: () = {
     assert!(struct_version::<nvmlTemperature_t>(1) == 0x0100_000c);
     assert!(struct_version::<nvmlUUID_t>(1) == 0x0100_0034);
     assert!(size_of::<nvmlFieldValue_t>() == 40);
+    assert!(struct_version::<nvmlGpuFabricInfo_v2_t>(2) == 0x0200_0024);
+    assert!(struct_version::<nvmlGpuFabricInfo_v3_t>(3) == 0x0300_0028);
+    assert!(std::mem::offset_of!(nvmlGpuFabricInfo_v2_t, health_mask) == 32);
     assert!(std::mem::offset_of!(nvmlFieldValue_t, value) == 32);
 };

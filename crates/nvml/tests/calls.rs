@@ -48,7 +48,7 @@ fn what_the_server_says_arrives() {
 }
 
 #[test]
-fn no_device_reaches_into_another() {
+fn how_devices_reach_each_other_is_what_the_server_says() {
     let _turn = turn();
     let _session = Session::start(Kind::Shm);
     let (first, second) = (device(0), device(1));
@@ -60,17 +60,115 @@ fn no_device_reaches_into_another() {
             error => Err(error),
         }
     };
-    for index in 0..5 {
-        assert_eq!(status(first, first, index), Ok(5));
-        assert_eq!(status(first, second, index), Ok(5));
-        assert_eq!(status(second, first, index), Ok(5));
-    }
+    assert_eq!(
+        [0, 4, 5, 6, 100].map(|i| status(first, first, i)),
+        [0, 5, 0, 0, 0].map(Ok)
+    );
+    assert_eq!(
+        [0, 1, 2].map(|i| status(first, second, i)),
+        [0, 1, 5].map(Ok)
+    );
+    assert_eq!(status(first, second, 3), Err(nvmlReturn_t::GPU_IS_LOST));
     let invalid = Err(nvmlReturn_t::INVALID_ARGUMENT);
-    assert_eq!(status(first, first, 5), invalid);
+    // What is said of the first index that is none is said of all.
+    assert_eq!([5, 6, 100].map(|i| status(first, second, i)), [invalid; 3]);
+    assert_eq!(status(second, first, 0), Err(nvmlReturn_t::NOT_SUPPORTED));
     assert_eq!(status(first, nvmlDevice_t(0), 0), invalid);
     // SAFETY: a null pointer is refused.
     let refused = unsafe { nvmlDeviceGetP2PStatus(first, first, 0, null_mut()) };
     assert_eq!(refused, nvmlReturn_t::INVALID_ARGUMENT);
+    let mut level = 0;
+    // SAFETY: a place for the answer, as below.
+    let found = unsafe { nvmlDeviceGetTopologyCommonAncestor(first, second, &mut level) };
+    assert_eq!((found, level), (nvmlReturn_t::SUCCESS, 30));
+    for (level, near) in [(10, 0), (30, 1), (50, 1)] {
+        let (mut count, mut devices) = (4, [nvmlDevice_t(0); 4]);
+        // SAFETY: as much room as said.
+        let found = unsafe {
+            nvmlDeviceGetTopologyNearestGpus(first, level, &mut count, devices.as_mut_ptr())
+        };
+        assert_eq!((found, count), (nvmlReturn_t::SUCCESS, near));
+        assert_eq!(devices[0] == second, near == 1);
+    }
+}
+
+#[test]
+fn links_and_affinities_arrive() {
+    let _turn = turn();
+    let _session = Session::start(Kind::Shm);
+    let gpu = device(0);
+    let state = |link| {
+        let mut up = 77;
+        // SAFETY: a place for the answer.
+        (unsafe { nvmlDeviceGetNvLinkState(gpu, link, &mut up) }, up)
+    };
+    assert_eq!(state(0), (nvmlReturn_t::SUCCESS, 1));
+    assert_eq!(state(1), (nvmlReturn_t::SUCCESS, 0));
+    assert_eq!(state(2), (nvmlReturn_t::INVALID_ARGUMENT, 77));
+    let (mut can, mut info) = (0, nvmlGpuFabricInfo_v3(3));
+    // SAFETY: a place for each answer.
+    unsafe {
+        assert_eq!(
+            nvmlDeviceGetNvLinkCapability(gpu, 0, 0, &mut can),
+            nvmlReturn_t::SUCCESS
+        );
+        let beyond = nvmlDeviceGetNvLinkCapability(gpu, 0, 6, &mut can);
+        assert_eq!(beyond, nvmlReturn_t::INVALID_ARGUMENT);
+        let mut pci = zeroed::<nvmlPciInfo_t>();
+        assert_eq!(
+            nvmlDeviceGetNvLinkRemotePciInfo_v2(gpu, 0, &mut pci),
+            nvmlReturn_t::SUCCESS
+        );
+        assert_eq!(pci.legacy.bus, 0x9a);
+        let none = nvmlDeviceGetNvLinkRemotePciInfo_v2(gpu, 1, &mut pci);
+        assert_eq!(none, nvmlReturn_t::NOT_SUPPORTED);
+        let told = nvmlDeviceGetGpuFabricInfoV(gpu, (&raw mut info).cast());
+        assert_eq!(told, nvmlReturn_t::SUCCESS);
+        assert_eq!(
+            (
+                info.v2.v1.clique_id,
+                info.v2.health_mask,
+                info.health_summary
+            ),
+            (5, 77, 2)
+        );
+        info = nvmlGpuFabricInfo_v3(9);
+        let wrong = nvmlDeviceGetGpuFabricInfoV(gpu, (&raw mut info).cast());
+        assert_eq!(wrong, nvmlReturn_t::ARGUMENT_VERSION_MISMATCH);
+        let mut set = [7; 3];
+        assert_eq!(
+            nvmlDeviceGetCpuAffinity(gpu, 3, set.as_mut_ptr()),
+            nvmlReturn_t::SUCCESS
+        );
+        assert_eq!(set, [0xffff_ffff, 3, 0]);
+        let small = nvmlDeviceGetCpuAffinity(gpu, 1, set.as_mut_ptr());
+        assert_eq!(small, nvmlReturn_t::INSUFFICIENT_SIZE);
+        let memory = nvmlDeviceGetMemoryAffinity(gpu, 3, set.as_mut_ptr(), 0);
+        assert_eq!((memory, set), (nvmlReturn_t::SUCCESS, [2, 0, 0]));
+        let scope = nvmlDeviceGetMemoryAffinity(gpu, 3, set.as_mut_ptr(), 2);
+        assert_eq!(scope, nvmlReturn_t::INVALID_ARGUMENT);
+        // A field of a link: its scope says which.
+        let mut fields = [zeroed::<nvmlFieldValue_t>(); 2];
+        for (link, field) in fields.iter_mut().enumerate() {
+            (field.field_id, field.scope_id) = (165, link as u32);
+        }
+        let told = nvmlDeviceGetFieldValues(gpu, 2, fields.as_mut_ptr());
+        assert_eq!(told, nvmlReturn_t::SUCCESS);
+        assert_eq!(fields[0].nvml_return, nvmlReturn_t::NOT_SUPPORTED);
+        assert_eq!(
+            (fields[1].nvml_return, fields[1].value),
+            (nvmlReturn_t::SUCCESS, 1)
+        );
+    }
+}
+
+/// A record for the fabric's state, of a version that is stated.
+#[allow(non_snake_case)]
+fn nvmlGpuFabricInfo_v3(version: u32) -> nvmlGpuFabricInfo_v3_t {
+    // SAFETY: plain numbers.
+    let mut info = unsafe { zeroed::<nvmlGpuFabricInfo_v3_t>() };
+    info.v2.version = struct_version::<nvmlGpuFabricInfo_v3_t>(version);
+    info
 }
 
 #[test]

@@ -7,7 +7,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
@@ -263,6 +266,17 @@ impl Memory {
         // SAFETY: mapped and writable while the lock is held.
         unsafe { std::ptr::copy(data.as_ptr(), address as *mut u8, data.len()) };
         self.mark_written(address, data.len() as u64);
+        Ok(())
+    }
+
+    /// Makes a word of 8 bytes at least `value`, at once for every process that maps it.
+    pub(crate) fn raise(&self, address: u64, value: u64) -> Result<(), MemoryError> {
+        let ranges = self.shared.inner.read();
+        ranges.require(address, 8)?;
+        // SAFETY: mapped and writable while the lock is held; whoever submits the operation checked that it is aligned.
+        let word = unsafe { AtomicU64::from_ptr(address as *mut u64) };
+        word.fetch_max(value, Ordering::AcqRel);
+        self.mark_written(address, 8);
         Ok(())
     }
 

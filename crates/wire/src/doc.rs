@@ -30,6 +30,19 @@ pub struct DeviceCard {
     pub stream_priorities: (i32, i32),
     /// Granularity of `cuMemCreate`: minimum, recommended.
     pub granularity_bytes: (u64, u64),
+    /// By the number of the other device; the entry of the device itself says no.
+    pub peers: Vec<PeerCard>,
+}
+
+/// What one device may do with the memory of another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct PeerCard {
+    /// What `cuDeviceCanAccessPeer` answers.
+    pub can_access: bool,
+    /// By `CUdevice_P2PAttribute` number; `None` where the driver refuses the question.
+    pub attributes: Vec<Option<i32>>,
+    /// What `cuDeviceGetP2PAtomicCapabilities` answers, by `CUatomicOperation`; empty where the driver has no such call.
+    pub atomics: Vec<u32>,
 }
 
 /// What a loaded library contains.

@@ -26,7 +26,7 @@ impl Driver {
         }
         let message = messages::ContextCreate {
             context: context.handle.0 as u64,
-            device: context.device,
+            device: self.devices.server(context.device)?,
             flags: context.flags.load(Ordering::Relaxed),
             primary: u8::from(context.primary),
         };
@@ -36,6 +36,7 @@ impl Driver {
     /// Everything that lived in a context goes with it.
     fn destroy_context(&self, context: &Context) -> Done {
         tables::destroy_storage(context.handle);
+        self.contexts.forget_peer(context);
         self.captures.remove_context(context.handle);
         self.streams.remove_context(context.handle);
         for library in self.libraries.of_context(context.handle) {
@@ -386,20 +387,41 @@ pub(crate) unsafe fn cuCtxSynchronize_v2(context: CUcontext) -> Done {
     done
 }
 
-/// There is no access between devices, as `cuDeviceCanAccessPeer` says: copies between them go through `cuMemcpyPeer`.
+/// The two contexts of a call about peer access.
+fn peers(
+    driver: &Driver,
+    peer: CUcontext,
+) -> Result<(&'static Context, &'static Context), CUresult> {
+    let current = driver.contexts.current()?;
+    match driver.contexts.get(peer) {
+        Ok(peer) => Ok((current, peer)),
+        Err(_) if driver.contexts.was_made(peer) => Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED),
+        Err(error) => Err(error),
+    }
+}
+
+/// Every device that can reach memory of `cuMemAlloc` may use it on the server from the start; what the program is granted
+/// is counted here.
 pub(crate) unsafe fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) -> Done {
     let driver = driver()?;
-    driver.contexts.current()?;
-    driver.contexts.get(peer)?;
-    Err(match flags {
-        0 => CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
-        _ => CUresult::CUDA_ERROR_INVALID_VALUE,
-    })
+    let (current, peer) = peers(driver, peer)?;
+    if flags != 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    if !driver.can_access(current.device, peer.device)? {
+        return Err(CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+    }
+    match current.enable_peer(peer) {
+        true => Ok(()),
+        false => Err(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED),
+    }
 }
 
 pub(crate) unsafe fn cuCtxDisablePeerAccess(peer: CUcontext) -> Done {
     let driver = driver()?;
-    driver.contexts.current()?;
-    driver.contexts.get(peer)?;
-    Err(CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED)
+    let (current, peer) = peers(driver, peer)?;
+    match current.disable_peer(peer) {
+        true => Ok(()),
+        false => Err(CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED),
+    }
 }

@@ -502,6 +502,8 @@ pub(crate) unsafe fn cuMemcpyPeer(
     _src_context: CUcontext,
     bytes: usize,
 ) -> Done {
+    check_device(dst, bytes)?;
+    check_device(src, bytes)?;
     copy_now(dst, src, bytes)
 }
 
@@ -513,6 +515,8 @@ pub(crate) unsafe fn cuMemcpyPeerAsync(
     bytes: usize,
     stream: CUstream,
 ) -> Done {
+    check_device(dst, bytes)?;
+    check_device(src, bytes)?;
     copy_on(stream, dst, src, bytes)
 }
 

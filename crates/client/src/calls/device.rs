@@ -7,10 +7,10 @@ use outboard_api::{
     cuda::{CUdevice, CUdevprop, CUuuid},
     enums::*,
 };
-use outboard_wire::messages;
+use outboard_wire::{doc::PeerCard, messages};
 
 use super::{Done, put, put_name};
-use crate::state::driver;
+use crate::state::{Driver, driver};
 
 pub(crate) unsafe fn cuDeviceGet(device: *mut CUdevice, ordinal: i32) -> Done {
     driver()?.card(ordinal)?;
@@ -75,10 +75,8 @@ pub(crate) unsafe fn cuDeviceGetAttribute(
         CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS
         | CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
         | CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST
-        | CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
-        | CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
@@ -193,22 +191,38 @@ fn parse_bus_id(text: &str) -> Option<(u32, u32, u32)> {
     }
 }
 
+impl Driver {
+    /// What the server says of two devices.
+    fn peer(&self, device: CUdevice, peer: CUdevice) -> Result<Option<&PeerCard>, CUresult> {
+        self.card(peer)?;
+        Ok(self.card(device)?.peers.get(peer as usize))
+    }
+
+    /// Whether one device can use the memory of another, which may be hidden from the program.
+    pub(super) fn reaches(&self, device: CUdevice, owner: CUdevice) -> Result<bool, CUresult> {
+        let peer = self.card(device)?.peers.get(owner as usize);
+        Ok(peer.is_some_and(|p| p.can_access))
+    }
+
+    /// Whether one device can use the memory of another.
+    pub(super) fn can_access(&self, device: CUdevice, peer: CUdevice) -> Result<bool, CUresult> {
+        Ok(self.peer(device, peer)?.is_some_and(|p| p.can_access))
+    }
+}
+
 pub(crate) unsafe fn cuDeviceCanAccessPeer(
     can: *mut i32,
     device: CUdevice,
     peer: CUdevice,
 ) -> Done {
-    let driver = driver()?;
-    driver.card(device)?;
-    driver.card(peer)?;
-    // Peer access is not served: copies between devices go through cuMemcpyPeer.
+    let answer = driver()?.can_access(device, peer)?;
     // SAFETY: see the module's contract.
-    unsafe { put(can, 0) }
+    unsafe { put(can, i32::from(answer)) }
 }
 
 pub(crate) unsafe fn cuDeviceGetP2PAttribute(
     value: *mut i32,
-    _attribute: u32,
+    attribute: u32,
     device: CUdevice,
     peer: CUdevice,
 ) -> Done {
@@ -216,13 +230,46 @@ pub(crate) unsafe fn cuDeviceGetP2PAttribute(
     if value.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    driver.card(device)?;
-    driver.card(peer)?;
+    let found = driver.peer(device, peer)?;
     if device == peer {
         return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
     }
+    let answer = found
+        .and_then(|p| p.attributes.get(attribute as usize).copied().flatten())
+        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     // SAFETY: see the module's contract.
-    unsafe { put(value, 0) }
+    unsafe { put(value, answer) }
+}
+
+pub(crate) unsafe fn cuDeviceGetP2PAtomicCapabilities(
+    capabilities: *mut u32,
+    operations: *const u32,
+    count: u32,
+    device: CUdevice,
+    peer: CUdevice,
+) -> Done {
+    let driver = driver()?;
+    if capabilities.is_null() || operations.is_null() || count == 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let found = driver.peer(device, peer)?;
+    if device == peer {
+        return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
+    }
+    let known = found.map_or(&[][..], |p| &p.atomics);
+    if known.is_empty() {
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    for index in 0..count as usize {
+        // SAFETY: `count` operations of the caller's.
+        let operation = unsafe { *operations.add(index) };
+        let answer = known
+            .get(operation as usize)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        // SAFETY: room for `count` answers.
+        unsafe { *capabilities.add(index) = *answer };
+    }
+    Ok(())
 }
 
 pub(crate) unsafe fn cuDeviceGetExecAffinitySupport(
@@ -247,7 +294,7 @@ pub(crate) unsafe fn cuDeviceGetTexture1DLinearMaxWidth(
         &messages::Texture1dWidthMax {
             format,
             channels,
-            device,
+            device: driver.devices.server(device)?,
         },
         |reply| reply.elements,
     )?;

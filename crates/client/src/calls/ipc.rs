@@ -93,9 +93,10 @@ impl Driver {
             ticket: &handle.ticket,
             va: chunk.base,
             len: chunk.bytes,
+            own: 0,
         };
         let device = match self.call(&question, |reply| reply.device) {
-            Ok(device) => device as i32,
+            Ok(device) => self.devices.client(device)?,
             Err(error) => {
                 self.memory.lock().give_addresses(chunk);
                 return Err(error);

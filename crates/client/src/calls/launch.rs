@@ -173,11 +173,14 @@ impl Params {
         let (needed, Some(len)) = (kernel.param_bytes as usize, len) else {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         };
-        if !ended || buffer.is_null() && len > 0 || len < needed || len > PARAM_BYTES_MAX {
+        if !ended || buffer.is_null() && len > 0 || len > PARAM_BYTES_MAX {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
+        // A buffer may end before the parameters do, as NCCL's do: what a kernel finds there is its own business.
+        let given = len.min(needed);
+        let room = self.room(needed, given < needed);
         // SAFETY: `len` bytes of the caller's, of which the kernel's own are taken.
-        unsafe { std::ptr::copy_nonoverlapping(buffer, self.room(needed, false), needed) };
+        unsafe { std::ptr::copy_nonoverlapping(buffer, room, given) };
         self.len = needed;
         Ok(())
     }

@@ -188,6 +188,7 @@ pub(crate) unsafe fn cuMemFree_v2(address: CUdeviceptr) -> Done {
             }
             driver.graph_free(address)
         }
+        Some(AllocationKind::Imported(pool)) => driver.free_imported(address, pool),
         None if driver.is_managed(address) => {
             // As on a local GPU: work that uses the memory is finished first.
             if driver.contexts.current().is_ok() && !driver.progress.is_idle() {
@@ -243,14 +244,35 @@ struct Pointer {
     number: u64,
     mapped: bool,
     pool: u64,
+    /// Whether `cuIpcGetMemHandle` takes it.
+    has_old_handle: bool,
+}
+
+impl Driver {
+    /// What memory at an address may be exported as.
+    fn handle_types(&self, address: u64) -> u32 {
+        let kind = self.memory.lock().find(address).map(|a| a.kind);
+        match kind {
+            Some(AllocationKind::Pool(pool)) => {
+                let table = self.pools.lock();
+                table.pools.get(&pool).map_or(0, |p| p.handle_types)
+            }
+            Some(AllocationKind::Mapped { allocation, .. }) => {
+                let table = self.virtual_memory.lock();
+                table
+                    .properties(allocation)
+                    .map_or(0, |p| p.requested_handle_types)
+            }
+            _ => 0,
+        }
+    }
 }
 
 fn look_up(driver: &Driver, address: u64) -> Option<Pointer> {
     if let Some(a) = driver.memory.lock().find(address) {
-        let pool = if let AllocationKind::Pool(pool) = a.kind {
-            pool
-        } else {
-            0
+        let pool = match a.kind {
+            AllocationKind::Pool(pool) | AllocationKind::Imported(pool) => pool,
+            _ => 0,
         };
         return Some(Pointer {
             context: a.context,
@@ -262,6 +284,7 @@ fn look_up(driver: &Driver, address: u64) -> Option<Pointer> {
             number: a.number,
             mapped: true,
             pool,
+            has_old_handle: a.kind == AllocationKind::Plain,
         });
     }
     if let Some(r) = driver.host.read().find(address) {
@@ -276,6 +299,7 @@ fn look_up(driver: &Driver, address: u64) -> Option<Pointer> {
             number: r.number | 1 << 40,
             mapped: true,
             pool: 0,
+            has_old_handle: false,
         });
     }
     None
@@ -314,15 +338,17 @@ unsafe fn attribute(driver: &Driver, out: *mut c_void, attribute: u32, address: 
             CU_POINTER_ATTRIBUTE_IS_MANAGED => {
                 out.cast::<u32>().write(u32::from(pointer.managed));
             }
-            CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
-            | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => {
-                out.cast::<u32>().write(0);
+            CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => {
+                out.cast::<u32>().write(u32::from(pointer.has_old_handle));
             }
+            CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => out.cast::<u32>().write(0),
             CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => out.cast::<i32>().write(pointer.device),
             CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => out.cast::<u64>().write(pointer.base),
             CU_POINTER_ATTRIBUTE_RANGE_SIZE => out.cast::<usize>().write(pointer.bytes as usize),
             CU_POINTER_ATTRIBUTE_MAPPED => out.cast::<u32>().write(u32::from(pointer.mapped)),
-            CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => out.cast::<u64>().write(0),
+            CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => out
+                .cast::<u64>()
+                .write(u64::from(driver.handle_types(address))),
             // Read and write.
             CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => out.cast::<u32>().write(3),
             CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => out.cast::<u64>().write(pointer.pool),

@@ -27,6 +27,7 @@ mod memory;
 mod module;
 mod pageable;
 mod pool;
+mod shareable;
 mod stream;
 mod tensor_map;
 mod texture;
@@ -41,7 +42,8 @@ pub(crate) use self::{
 };
 
 pub(crate) use self::{
-    copy_box::*, legacy_launch::*, link::*, pool::*, tensor_map::*, texture::*, virtual_memory::*,
+    copy_box::*, legacy_launch::*, link::*, pool::*, shareable::*, tensor_map::*, texture::*,
+    virtual_memory::*,
 };
 
 pub(crate) use self::graph_params::AllocParams;

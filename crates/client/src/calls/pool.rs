@@ -2,6 +2,7 @@
 //! What programs do with pools themselves is in `properties`.
 
 mod properties;
+mod shared;
 
 use outboard_api::{
     CUresult,
@@ -9,7 +10,7 @@ use outboard_api::{
 };
 use outboard_wire::messages;
 
-pub(crate) use self::properties::*;
+pub(crate) use self::{properties::*, shared::*};
 use super::{Done, put};
 use crate::{
     session::{Group, Sink},
@@ -96,6 +97,9 @@ impl Driver {
             Some(handle) => handle,
             None => table.current_pool(device, || self.mint_pool_handle()),
         };
+        if table.get(handle)?.is_imported {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
         let base = self.pool_block(&mut table, handle, block_bytes, owner)?;
         let device = table.get(handle)?.device;
         let context = self.primary_context(device)?;
@@ -387,6 +391,7 @@ pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> D
             driver.progress.submit();
             driver.graph_free(address)
         }
+        Some(AllocationKind::Imported(handle)) => driver.free_imported(address, handle),
         // The server lets go of memory when what was sent before is done with it.
         Some(AllocationKind::Plain) => driver.release(address),
         _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),

@@ -15,7 +15,10 @@ use outboard_wire::messages;
 use super::{Done, put};
 use crate::{
     log,
-    state::{Allocation, AllocationKind, DeviceMemory, Driver, Kind, Physical, driver},
+    state::{
+        Access, Allocation, AllocationKind, CHUNK_BYTES, DeviceMemory, Driver, Kind, Physical,
+        driver,
+    },
 };
 
 /// What ranges of addresses are multiples of, at least: the host's pages.
@@ -30,19 +33,41 @@ impl Driver {
         if properties.kind != CU_MEM_ALLOCATION_TYPE_PINNED {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        if properties.location.kind != CU_MEM_LOCATION_TYPE_DEVICE {
-            log::warn("cuMemCreate in host memory is not supported");
-            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        match properties.location.kind {
+            CU_MEM_LOCATION_TYPE_DEVICE => {}
+            // NCCL tries it, and does without.
+            CU_MEM_LOCATION_TYPE_HOST_NUMA => {
+                log::warn("cuMemCreate in host memory is not supported");
+                return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+            }
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         }
         let card = self.card(properties.location.id)?;
         Ok((properties.location.id, card.granularity_bytes.0.max(1)))
     }
 
     /// The last use of physical memory is over.
-    fn give_back(&self, memory: &mut DeviceMemory, handle: u64, physical: &Physical) -> Done {
-        memory.refund(physical.device, physical.bytes);
+    pub(super) fn give_back(
+        &self,
+        memory: &mut DeviceMemory,
+        handle: u64,
+        physical: &Physical,
+    ) -> Done {
+        if !physical.is_foreign {
+            memory.refund(physical.device, physical.bytes);
+        }
         self.submit(&messages::AllocationRelease { allocation: handle })
     }
+}
+
+fn is_host(properties: &CUmemAllocationProp) -> bool {
+    properties.kind == CU_MEM_ALLOCATION_TYPE_PINNED
+        && matches!(
+            properties.location.kind,
+            CU_MEM_LOCATION_TYPE_HOST
+                | CU_MEM_LOCATION_TYPE_HOST_NUMA
+                | CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT
+        )
 }
 
 /// The mappings that make up exactly a range.
@@ -98,7 +123,14 @@ pub(crate) unsafe fn cuMemGetAllocationGranularity(
     let driver = driver()?;
     // SAFETY: NULL or a record of the caller's.
     let properties = unsafe { properties.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let (device, least) = driver.device_of_properties(properties)?;
+    let (device, least) = match is_host(properties) {
+        // Asked before memory is, and what is then refused is the memory. The host's pages come in the same pieces.
+        true => (
+            driver.contexts.current().map_or(0, |c| c.device),
+            CHUNK_BYTES,
+        ),
+        false => driver.device_of_properties(properties)?,
+    };
     let bytes = match option {
         CU_MEM_ALLOC_GRANULARITY_MINIMUM => least,
         CU_MEM_ALLOC_GRANULARITY_RECOMMENDED => driver.card(device)?.granularity_bytes.1.max(least),
@@ -108,7 +140,6 @@ pub(crate) unsafe fn cuMemGetAllocationGranularity(
     unsafe { put(granularity, bytes as usize) }
 }
 
-/// Memory that could be exported as a file descriptor is made like any other; it is the export that is refused, by name.
 pub(crate) unsafe fn cuMemCreate(
     handle: *mut CUmemGenericAllocationHandle,
     bytes: usize,
@@ -123,11 +154,13 @@ pub(crate) unsafe fn cuMemCreate(
     if handle.is_null() || bytes == 0 || !bytes.is_multiple_of(granularity) || flags != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    if !matches!(
-        properties.requested_handle_types,
-        CU_MEM_HANDLE_TYPE_NONE | CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-    ) {
-        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    match properties.requested_handle_types {
+        CU_MEM_HANDLE_TYPE_NONE | CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR => {}
+        // A thing of Windows.
+        CU_MEM_HANDLE_TYPE_WIN32 | CU_MEM_HANDLE_TYPE_WIN32_KMT => {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        _ => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
     }
     driver.contexts.current()?;
     // Compression is a wish that may stay unfulfilled; what was granted can be asked.
@@ -136,13 +169,14 @@ pub(crate) unsafe fn cuMemCreate(
         compression_type: 0,
         ..*properties
     };
+    driver.forget_closed_exports()?;
     let allocation = driver.handles.mint(Kind::Allocation);
     let mut table = driver.virtual_memory.lock();
     driver.charge_physical(device, bytes)?;
     driver
         .submit(&messages::AllocationCreate {
             allocation,
-            device,
+            device: driver.devices.server(device)?,
             len: bytes,
         })
         .inspect_err(|_| {
@@ -187,7 +221,11 @@ pub(crate) unsafe fn cuMemMap(
     let mut table = driver.virtual_memory.lock();
     let physical = table.get(handle)?;
     let device = physical.device;
-    let granularity = driver.card(device)?.granularity_bytes.0.max(1);
+    // All devices of a server have the same; a hidden one has no card.
+    let granularity = driver
+        .cards()
+        .first()
+        .map_or(1, |c| c.granularity_bytes.0.max(1));
     let aligned = address.is_multiple_of(granularity) && bytes.is_multiple_of(granularity);
     // The driver takes no offset but 0.
     if bytes == 0 || offset != 0 || flags != 0 || !aligned || bytes > physical.bytes {
@@ -215,7 +253,7 @@ pub(crate) unsafe fn cuMemMap(
         device,
         AllocationKind::Mapped {
             allocation: handle,
-            device_may: CU_MEM_ACCESS_FLAGS_PROT_NONE,
+            access: Access::default(),
         },
     );
     Ok(())
@@ -272,21 +310,27 @@ pub(crate) unsafe fn cuMemSetAccess(
         ) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        let own: Vec<&Allocation> = found
-            .iter()
-            .filter(|m| m.device == desc.location.id)
-            .collect();
-        // Peers follow the memory's own device: the server gives access to all that can reach it.
-        for mapping in own {
-            let (va, len, flags) = (mapping.base, mapping.bytes, desc.flags);
-            let access = messages::AllocationAccess { va, len, flags };
-            driver.conceal(va, len, || driver.submit(&access))?;
+        let (device, flags) = (desc.location.id, desc.flags);
+        for mapping in &found {
+            if device != mapping.device && !driver.reaches(device, mapping.device)? {
+                return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
+            }
+        }
+        for mapping in &found {
+            let (va, len) = (mapping.base, mapping.bytes);
+            let message = messages::AllocationAccess {
+                va,
+                len,
+                device: driver.devices.server(device)?,
+                flags,
+            };
+            driver.conceal(va, len, || driver.submit(&message))?;
             if let Some(Allocation {
-                kind: AllocationKind::Mapped { device_may, .. },
+                kind: AllocationKind::Mapped { access, .. },
                 ..
-            }) = memory.find_mut(mapping.base)
+            }) = memory.find_mut(va)
             {
-                *device_may = desc.flags;
+                access.set(device, flags);
             }
         }
     }
@@ -311,13 +355,10 @@ pub(crate) unsafe fn cuMemGetAccess(
         .find(address)
         .copied()
         .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let AllocationKind::Mapped { device_may, .. } = found.kind else {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    };
-    let may = if found.device == location.id {
-        device_may
-    } else {
-        CU_MEM_ACCESS_FLAGS_PROT_NONE
+    let may = match found.kind {
+        AllocationKind::Mapped { access, .. } => access.of(location.id),
+        // What it says of memory that was not mapped by hand, whoever may use that.
+        _ => CU_MEM_ACCESS_FLAGS_PROT_NONE,
     };
     // SAFETY: see the module's contract.
     unsafe { put(flags, u64::from(may)) }

@@ -19,9 +19,10 @@ use outboard_wire::handshake::{ClientHello, Purpose, RELEASE};
 use parking_lot::{Mutex, RwLock};
 
 use super::{
-    Captures, Contexts, DRIVER, DeviceMemory, Driver, Exposed, GraphMemory, Graphs, Handles,
-    HostMemory, HostWrites, Libraries, Mirrors, Objects, Pools, Progress, Staging, StandIns,
-    Streams, UserObjects,
+    Captures, Contexts, DRIVER, DeviceMemory, DeviceOrder, Driver, Exposed, GraphMemory, Graphs,
+    Handles, HostMemory, HostWrites, Libraries, Mirrors, Objects, Pools, Progress, Staging,
+    StandIns, Streams, UserObjects,
+    visible::{ORDER_VARIABLE, VISIBLE_VARIABLE},
 };
 use crate::{calls::SyncMemops, exit, log, record, session::Session};
 
@@ -73,16 +74,18 @@ fn open() -> Result<Driver, CUresult> {
         emulation: emulated::asked().map_err(|error| fail(error.to_string()))?,
         is_rdma: false,
     };
-    let (link, socket, welcome) = dial(&endpoint, &hello, Duration::from_secs(CONNECT_S_MAX))
+    let (link, socket, mut welcome) = dial(&endpoint, &hello, Duration::from_secs(CONNECT_S_MAX))
         .map_err(|error| {
-            let said = error.to_string();
-            // Where nobody listens, the link names the address itself.
-            fail(if said.contains(&url) {
-                said
-            } else {
-                format!("{url}: {said}")
-            })
-        })?;
+        let said = error.to_string();
+        // Where nobody listens, the link names the address itself.
+        fail(if said.contains(&url) {
+            said
+        } else {
+            format!("{url}: {said}")
+        })
+    })?;
+    let (visible, order) = (setting(VISIBLE_VARIABLE), setting(ORDER_VARIABLE));
+    let devices = DeviceOrder::apply(&mut welcome, visible.as_deref(), order.as_deref())?;
     let memory = DeviceMemory::reserve(&welcome).map_err(|why| fail(format!("{url}: {why}")))?;
     // Lives as long as the process: threads of the library use it until the end.
     crate::optimise::choose(level);
@@ -118,7 +121,13 @@ fn open() -> Result<Driver, CUresult> {
         staging: Staging::default(),
         progress: Progress::default(),
         welcome,
+        devices,
     })
+}
+
+/// A variable of the environment, if it is set at all.
+fn setting(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
 fn program_name() -> String {

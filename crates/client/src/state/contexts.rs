@@ -11,8 +11,8 @@ use outboard_api::{
     enums::*,
 };
 use outboard_wire::doc::DeviceCard;
-use parking_lot::RwLock;
-use rustc_hash::FxHashMap;
+use parking_lot::{Mutex, RwLock};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Kind;
 use crate::thread;
@@ -31,6 +31,8 @@ pub(crate) struct Context {
     /// Whether the server has been told of it.
     pub(crate) created: AtomicBool,
     destroyed: AtomicBool,
+    /// Numbers of the contexts whose memory kernels of this one may use (`cuCtxEnablePeerAccess`).
+    peers: Mutex<FxHashSet<u64>>,
     /// Its device's.
     pub(crate) limits: LaunchLimits,
 }
@@ -39,6 +41,21 @@ impl Context {
     /// A primary context's last holder has released it: where it is current, calls answer that it is destroyed.
     pub(crate) fn end(&self) {
         self.destroyed.store(true, Ordering::Release);
+    }
+
+    /// Grants access to the memory of a context; false if it is granted already.
+    pub(crate) fn enable_peer(&self, peer: &Context) -> bool {
+        self.peers.lock().insert(peer.number)
+    }
+
+    /// Takes access back; false if it was not granted.
+    pub(crate) fn disable_peer(&self, peer: &Context) -> bool {
+        self.peers.lock().remove(&peer.number)
+    }
+
+    /// Forgets all grants, as the end of the context does.
+    pub(crate) fn forget_peers(&self) {
+        self.peers.lock().clear();
     }
 
     /// A primary context is held again.
@@ -167,6 +184,13 @@ impl Contexts {
             .ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
     }
 
+    /// Whether a handle is, or was, a context's.
+    pub(crate) fn was_made(&self, context: CUcontext) -> bool {
+        let made = 1..self.next.load(Ordering::Relaxed);
+        made.into_iter()
+            .any(|number| Kind::Context.tag(number) as usize == context.0)
+    }
+
     /// The calling thread's current context.
     #[inline]
     pub(crate) fn current(&self) -> Result<&'static Context, CUresult> {
@@ -206,6 +230,14 @@ impl Contexts {
             <= 1
     }
 
+    /// The end of a context ends the access that it has, and the access to it.
+    pub(crate) fn forget_peer(&self, context: &Context) {
+        context.forget_peers();
+        for other in self.all.read().values() {
+            other.disable_peer(context);
+        }
+    }
+
     pub(crate) fn remove(&self, context: CUcontext) {
         if let Some(context) = self.all.write().remove(&context.0) {
             context.destroyed.store(true, Ordering::Release);
@@ -231,6 +263,7 @@ fn make(
         retained: AtomicU32::new(0),
         created: AtomicBool::new(false),
         destroyed: AtomicBool::new(false),
+        peers: Mutex::default(),
         limits,
     }))
 }

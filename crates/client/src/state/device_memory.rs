@@ -12,6 +12,10 @@ use std::collections::BTreeMap;
 use outboard_api::{
     CUresult,
     cuda::{CUcontext, CUdevice},
+    enums::{
+        CU_MEM_ACCESS_FLAGS_PROT_NONE, CU_MEM_ACCESS_FLAGS_PROT_READ,
+        CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    },
 };
 use outboard_wire::handshake::ServerWelcome;
 
@@ -24,6 +28,41 @@ const SMALL_BYTES_MAX: u64 = 1 << 20;
 /// cudaMalloc promises 256; the driver gives 512.
 const ALIGN_BYTES: u64 = 512;
 
+/// Which devices may use mapped memory: a bit for each, by its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Access {
+    read: u64,
+    write: u64,
+}
+
+impl Access {
+    fn is_none(self) -> bool {
+        self.read == 0
+    }
+
+    /// `CUmemAccess_flags` of a device.
+    pub(crate) fn of(self, device: CUdevice) -> u32 {
+        let bit = 1_u64.checked_shl(device.unsigned_abs()).unwrap_or(0);
+        match (self.read & bit != 0, self.write & bit != 0) {
+            (_, true) => CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            (true, false) => CU_MEM_ACCESS_FLAGS_PROT_READ,
+            (false, false) => CU_MEM_ACCESS_FLAGS_PROT_NONE,
+        }
+    }
+
+    pub(crate) fn set(&mut self, device: CUdevice, flags: u32) {
+        let bit = 1_u64.checked_shl(device.unsigned_abs()).unwrap_or(0);
+        self.read &= !bit;
+        self.write &= !bit;
+        if flags != CU_MEM_ACCESS_FLAGS_PROT_NONE {
+            self.read |= bit;
+        }
+        if flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE {
+            self.write |= bit;
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// `cuMemAlloc`
@@ -35,11 +74,13 @@ pub(crate) enum Kind {
     /// An address range of `cuMemAddressReserve`
     Reserved,
     /// `cuMemMap` inside one
-    Mapped { allocation: u64, device_may: u32 },
+    Mapped { allocation: u64, access: Access },
     /// A variable of a module
     Global,
     /// `cuIpcOpenMemHandle`
     Foreign,
+    /// `cuMemPoolImportPointer`, into this pool
+    Imported(u64),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -56,7 +97,7 @@ pub(crate) struct Allocation {
 impl Allocation {
     /// Mapped memory cannot be touched before `cuMemSetAccess` allows it.
     pub(crate) fn may_be_used(&self) -> bool {
-        !matches!(self.kind, Kind::Mapped { device_may: 0, .. })
+        !matches!(self.kind, Kind::Mapped { access, .. } if access.is_none())
     }
 }
 

@@ -24,6 +24,7 @@ mod streams;
 mod tensor_maps;
 mod user_objects;
 mod virtual_memory;
+mod visible;
 
 use std::sync::OnceLock;
 
@@ -46,7 +47,7 @@ pub(crate) use self::{
     captures::{Beginning, Capture, Captures, exchange_thread_mode},
     connect::{abandon_after_fork, connect, send_all_at_exit},
     contexts::{Context, Contexts, current_context, pop_context, push_context, set_context},
-    device_memory::{Allocation, CHUNK_BYTES, Chunk, DeviceMemory, Kind as AllocationKind},
+    device_memory::{Access, Allocation, CHUNK_BYTES, Chunk, DeviceMemory, Kind as AllocationKind},
     exposed::Exposed,
     graph_memory::GraphMemory,
     graphs::{Graphs, KernelRecord, MemOpsRecord, NodeRecord},
@@ -57,19 +58,22 @@ pub(crate) use self::{
     managed::{Advice, Advices, Processor},
     mirrors::{Mirrors, waited as waited_with_mirrors, written_by_adapter},
     objects::{ObjectRecord, Objects},
-    pools::{Owner, Pool, PoolTable, PoolValue, Pools, Scope},
+    pools::{Owner, POOL_ID_BYTES, Pool, PoolId, PoolTable, PoolValue, Pools, Scope},
     staging::{SEGMENT_BYTES, Staging},
     stand_ins::{Pageable, StandIns},
     streams::{Event, Progress, Stream, StreamRef, Streams},
     tensor_maps::TensorMaps,
     user_objects::UserObjects,
     virtual_memory::{Physical, VirtualMemory},
+    visible::DeviceOrder,
 };
 
 /// All of it, from `cuInit` to the end of the process.
 pub(crate) struct Driver {
     pub(crate) session: &'static Session,
+    /// Of the visible devices alone.
     pub(crate) welcome: ServerWelcome,
+    pub(crate) devices: DeviceOrder,
     pub(crate) contexts: Contexts,
     pub(crate) memory: Mutex<DeviceMemory>,
     /// Locked behind `memory`.

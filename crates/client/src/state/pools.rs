@@ -84,7 +84,19 @@ pub(crate) struct Pool {
     used_high: u64,
     /// What other devices may do, where it was set.
     pub(crate) access: FxHashMap<CUdevice, u32>,
+    /// What it may be exported as.
+    pub(crate) handle_types: u32,
+    /// What other processes know it by, once one was told.
+    pub(crate) id: Option<PoolId>,
+    /// A pool of another process: nothing is allocated from it here.
+    pub(crate) is_imported: bool,
+    /// The memory that each of its blocks here lies in, by the block's address.
+    pub(crate) imports: FxHashMap<u64, Chunk>,
 }
+
+pub(crate) const POOL_ID_BYTES: usize = 12;
+/// A random number that stands for a pool in all processes.
+pub(crate) type PoolId = [u8; POOL_ID_BYTES];
 
 impl Pool {
     pub(crate) fn new(device: CUdevice, bytes_max: u64) -> Pool {
@@ -103,6 +115,20 @@ impl Pool {
             used: 0,
             used_high: 0,
             access: FxHashMap::default(),
+            handle_types: CU_MEM_HANDLE_TYPE_NONE,
+            id: None,
+            is_imported: false,
+            imports: FxHashMap::default(),
+        }
+    }
+
+    /// A pool of another process.
+    pub(crate) fn imported(device: CUdevice, id: PoolId) -> Pool {
+        Pool {
+            id: Some(id),
+            is_imported: true,
+            handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            ..Pool::new(device, 0)
         }
     }
 
@@ -258,7 +284,7 @@ impl Pool {
 
     /// Whether a destroyed pool has nothing left to wait for.
     pub(crate) fn is_over(&self) -> bool {
-        self.destroyed && self.chunks.is_empty()
+        self.destroyed && self.chunks.is_empty() && self.imports.is_empty()
     }
 
     /// Streams whose frees are not known to be complete, of blocks at least this large.

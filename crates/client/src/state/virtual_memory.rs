@@ -1,4 +1,6 @@
-//! Physical memory of `cuMemCreate`: who holds it. It lives while a handle or a mapping does.
+//! Physical memory of `cuMemCreate`: who holds it. It lives while a handle, a mapping or a descriptor does.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use outboard_api::{
     CUresult,
@@ -13,6 +15,29 @@ pub(crate) struct Physical {
     /// `cuMemCreate` and `cuMemRetainAllocationHandle`, less `cuMemRelease`.
     handles: u32,
     mappings: u32,
+    /// Memory of another session, which its own quota is charged for.
+    pub(crate) is_foreign: bool,
+    /// Our ends of the descriptors that name this memory to other processes.
+    exports: Vec<OwnedFd>,
+}
+
+impl Physical {
+    /// Whether any copy of a descriptor is still open in any process.
+    fn is_exported(&mut self) -> bool {
+        self.exports.retain(|ours| !is_hung_up(ours.as_fd()));
+        !self.exports.is_empty()
+    }
+}
+
+/// Whether the other end of a pair of sockets is closed for good.
+fn is_hung_up(end: BorrowedFd<'_>) -> bool {
+    let mut poll = libc::pollfd {
+        fd: end.as_raw_fd(),
+        events: 0,
+        revents: 0,
+    };
+    // SAFETY: one record, as said; the call does not wait.
+    unsafe { libc::poll(&mut poll, 1, 0) == 1 && poll.revents & libc::POLLHUP != 0 }
 }
 
 // SAFETY: the properties' pointer is never followed here; it is always NULL.
@@ -39,8 +64,40 @@ impl VirtualMemory {
                 properties,
                 handles: 1,
                 mappings: 0,
+                is_foreign: false,
+                exports: Vec::new(),
             },
         );
+    }
+
+    /// Memory of another session.
+    pub(crate) fn adopt(
+        &mut self,
+        handle: u64,
+        device: CUdevice,
+        bytes: u64,
+        properties: CUmemAllocationProp,
+    ) {
+        self.create(handle, device, bytes, properties);
+        if let Some(physical) = self.physical.get_mut(&handle) {
+            physical.is_foreign = true;
+        }
+    }
+
+    /// A descriptor names this memory for as long as the other end of `ours` is open anywhere.
+    pub(crate) fn export(&mut self, handle: u64, ours: OwnedFd) {
+        if let Some(physical) = self.physical.get_mut(&handle) {
+            physical.exports.push(ours);
+        }
+    }
+
+    /// What only descriptors kept, the last of which are closed by now.
+    pub(crate) fn take_forgotten(&mut self) -> Vec<(u64, Physical)> {
+        self.physical
+            .extract_if(|_, p| {
+                p.handles == 0 && p.mappings == 0 && !p.exports.is_empty() && !p.is_exported()
+            })
+            .collect()
     }
 
     /// Memory that the program holds a handle of.
@@ -49,6 +106,11 @@ impl VirtualMemory {
             .get(&handle)
             .filter(|p| p.handles > 0)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+    }
+
+    /// What memory was made as, while a handle or a mapping holds it.
+    pub(crate) fn properties(&self, handle: u64) -> Option<&CUmemAllocationProp> {
+        self.physical.get(&handle).map(|p| &p.properties)
     }
 
     pub(crate) fn retain(&mut self, handle: u64) -> Result<(), CUresult> {
@@ -87,8 +149,8 @@ impl VirtualMemory {
     fn take_unused(&mut self, handle: u64) -> Option<Physical> {
         let unused = self
             .physical
-            .get(&handle)
-            .is_some_and(|p| p.handles == 0 && p.mappings == 0);
+            .get_mut(&handle)
+            .is_some_and(|p| p.handles == 0 && p.mappings == 0 && !p.is_exported());
         if unused {
             self.physical.remove(&handle)
         } else {

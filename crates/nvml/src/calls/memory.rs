@@ -150,7 +150,7 @@ pub(crate) unsafe fn nvmlDeviceGetFieldValues(
             .get()?
             .fields
             .iter()
-            .find(|f| f.id == value.field_id && value.scope_id == 0);
+            .find(|f| f.id == value.field_id && f.scope == value.scope_id);
         match field {
             Some(field) => {
                 value.timestamp = found.snapshot.taken_us;

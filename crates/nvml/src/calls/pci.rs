@@ -36,14 +36,8 @@ pub(crate) unsafe fn nvmlDeviceGetPciInfo_v3(
     pci: *mut nvmlPciInfo_t,
 ) -> Result {
     let found = Device::find(device, Age::Any)?;
-    let of = &found.get()?.pci;
-    let info = nvmlPciInfo_t {
-        legacy: first_version(of),
-        pci_sub_system_id: of.subsystem_id,
-        bus_id: array(&of.bus_id),
-    };
     // SAFETY: the caller's record.
-    unsafe { put(pci, info) }
+    unsafe { put(pci, record(&found.get()?.pci)) }
 }
 
 pub(crate) unsafe fn nvmlDeviceGetPcieThroughput(
@@ -61,6 +55,15 @@ pub(crate) unsafe fn nvmlDeviceGetPcieThroughput(
     };
     // SAFETY: the caller's pointer.
     unsafe { put(value, known(answer)?) }
+}
+
+/// The third version of the record.
+pub(super) fn record(of: &NvmlPci) -> nvmlPciInfo_t {
+    nvmlPciInfo_t {
+        legacy: first_version(of),
+        pci_sub_system_id: of.subsystem_id,
+        bus_id: array(&of.bus_id),
+    }
 }
 
 /// Spells the domain with four digits, as NVML did before version 3 of the record.

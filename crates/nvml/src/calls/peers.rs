@@ -1,26 +1,274 @@
-//! Pairs of devices. NCCL asks of every pair before anything else, a device and itself included.
+//! How devices are connected: pairs of them, NVLinks, the fabric, processors near them. NCCL asks for all of it before
+//! anything else, each pair of devices included.
 
-use super::*;
+use outboard_wire::doc::{NvmlAnswer, NvmlFabric, NvmlLink, NvmlPeer};
 
-/// `nvmlGpuP2PStatus_t`.
-const P2P_STATUS_NOT_SUPPORTED: u32 = 5;
-/// `NVML_P2P_CAPS_INDEX_UNKNOWN`, one past the last of `nvmlGpuP2PCapsIndex_t`.
-const P2P_CAPS: u32 = 5;
+use super::{memory::check_version, pci::record, *};
+use crate::types::{
+    nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlPciInfo_t,
+    struct_version,
+};
 
-/// No session reaches from one device into another: `cuDeviceCanAccessPeer` says so too. Of a device and itself a driver
-/// says the same (580.159 on an H100, each of the five abilities).
+/// `NVML_AFFINITY_SCOPE_SOCKET`, the last scope.
+const SCOPE_LAST: u32 = 1;
+
+/// What the server's library said, with its error.
+fn said((status, value): NvmlAnswer) -> Result<u32> {
+    match nvmlReturn_t(status) {
+        nvmlReturn_t::SUCCESS => Ok(value),
+        error => Err(error),
+    }
+}
+
+/// # Safety
+/// `out` is null or can be written.
+unsafe fn put_of_pair(
+    device1: nvmlDevice_t,
+    device2: nvmlDevice_t,
+    out: *mut u32,
+    answer: impl Fn(&NvmlPeer) -> Result<u32>,
+) -> Result {
+    let found = Device::find(device1, Age::Any)?;
+    let other = Device::find(device2, Age::Any)?;
+    check(out)?;
+    let peer = known(found.get()?.peers.get(other.index))?;
+    // SAFETY: the caller's pointer.
+    unsafe { put(out, answer(peer)?) }
+}
+
 pub(crate) unsafe fn nvmlDeviceGetP2PStatus(
     device1: nvmlDevice_t,
     device2: nvmlDevice_t,
     p2p_index: u32,
     p2p_status: *mut u32,
 ) -> Result {
-    Device::find(device1, Age::Any)?;
-    Device::find(device2, Age::Any)?;
-    check(p2p_status)?;
-    if p2p_index >= P2P_CAPS {
-        return Err(nvmlReturn_t::INVALID_ARGUMENT);
+    let answer = |peer: &NvmlPeer| {
+        // What is said of the first index that is none holds for all others.
+        let known = peer.p2p_status.get(p2p_index as usize);
+        said(
+            *known
+                .or(peer.p2p_status.last())
+                .ok_or(nvmlReturn_t::NOT_SUPPORTED)?,
+        )
+    };
+    // SAFETY: the caller's pointer.
+    unsafe { put_of_pair(device1, device2, p2p_status, answer) }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetTopologyCommonAncestor(
+    device1: nvmlDevice_t,
+    device2: nvmlDevice_t,
+    path_info: *mut u32,
+) -> Result {
+    // SAFETY: the caller's pointer.
+    unsafe { put_of_pair(device1, device2, path_info, |peer| said(peer.ancestor)) }
+}
+
+/// The devices that are as near to a device as a level says, or nearer.
+pub(crate) unsafe fn nvmlDeviceGetTopologyNearestGpus(
+    device: nvmlDevice_t,
+    level: u32,
+    count: *mut u32,
+    devices: *mut nvmlDevice_t,
+) -> Result {
+    let found = Device::find(device, Age::Any)?;
+    check(count)?;
+    let peers = found.get()?.peers.iter().enumerate();
+    let near: Vec<nvmlDevice_t> = peers
+        .filter(|(index, peer)| {
+            *index != found.index && said(peer.ancestor).is_ok_and(|ancestor| ancestor <= level)
+        })
+        .map(|(index, _)| handle_of(index))
+        .collect();
+    // SAFETY: not null, as checked; the caller's.
+    let room = unsafe { count.read_unaligned() } as usize;
+    if room > 0 {
+        check(devices)?;
+    }
+    for (index, handle) in near.iter().take(room).enumerate() {
+        // SAFETY: as much room as the caller said.
+        unsafe { put(devices.add(index), *handle)? };
     }
     // SAFETY: the caller's pointer.
-    unsafe { put(p2p_status, P2P_STATUS_NOT_SUPPORTED) }
+    unsafe { put(count, near.len() as u32) }
+}
+
+/// # Safety
+/// `out` is null or can be written.
+unsafe fn put_of_link<T>(
+    device: nvmlDevice_t,
+    link: u32,
+    out: *mut T,
+    answer: impl Fn(&NvmlLink) -> Result<T>,
+) -> Result {
+    let found = Device::find(device, Age::Any)?;
+    check(out)?;
+    let links = &found.get()?.nvlinks;
+    if links.is_empty() {
+        return Err(nvmlReturn_t::NOT_SUPPORTED);
+    }
+    let link = links
+        .get(link as usize)
+        .ok_or(nvmlReturn_t::INVALID_ARGUMENT)?;
+    // SAFETY: the caller's pointer.
+    unsafe { put(out, answer(link)?) }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetNvLinkState(
+    device: nvmlDevice_t,
+    link: u32,
+    is_active: *mut u32,
+) -> Result {
+    // SAFETY: the caller's pointer.
+    unsafe { put_of_link(device, link, is_active, |l| said(l.state)) }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetNvLinkVersion(
+    device: nvmlDevice_t,
+    link: u32,
+    version: *mut u32,
+) -> Result {
+    // SAFETY: the caller's pointer.
+    unsafe { put_of_link(device, link, version, |l| said(l.version)) }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetNvLinkCapability(
+    device: nvmlDevice_t,
+    link: u32,
+    capability: u32,
+    result: *mut u32,
+) -> Result {
+    let answer = |l: &NvmlLink| {
+        let known = l.capabilities.get(capability as usize);
+        said(*known.ok_or(nvmlReturn_t::INVALID_ARGUMENT)?)
+    };
+    // SAFETY: the caller's pointer.
+    unsafe { put_of_link(device, link, result, answer) }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetNvLinkRemoteDeviceType(
+    device: nvmlDevice_t,
+    link: u32,
+    remote_type: *mut u32,
+) -> Result {
+    // SAFETY: the caller's pointer.
+    unsafe { put_of_link(device, link, remote_type, |l| said(l.remote_type)) }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
+    device: nvmlDevice_t,
+    link: u32,
+    pci: *mut nvmlPciInfo_t,
+) -> Result {
+    let answer = |l: &NvmlLink| Ok(record(known(l.remote.as_ref())?));
+    // SAFETY: the caller's record.
+    unsafe { put_of_link(device, link, pci, answer) }
+}
+
+fn first_fabric(of: &NvmlFabric) -> nvmlGpuFabricInfo_t {
+    nvmlGpuFabricInfo_t {
+        cluster_uuid: of.cluster_uuid,
+        status: nvmlReturn_t(of.status),
+        clique_id: of.clique,
+        state: of.state,
+    }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetGpuFabricInfo(
+    device: nvmlDevice_t,
+    info: *mut nvmlGpuFabricInfo_t,
+) -> Result {
+    let found = Device::find(device, Age::Any)?;
+    let of = known(found.get()?.fabric)?;
+    // SAFETY: the caller's record.
+    unsafe { put(info, first_fabric(&of)) }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetGpuFabricInfoV(
+    device: nvmlDevice_t,
+    info: *mut nvmlGpuFabricInfo_v2_t,
+) -> Result {
+    let found = Device::find(device, Age::Any)?;
+    check(info)?;
+    let of = known(found.get()?.fabric)?;
+    let mut second = nvmlGpuFabricInfo_v2_t {
+        version: struct_version::<nvmlGpuFabricInfo_v2_t>(2),
+        v1: first_fabric(&of),
+        health_mask: of.health_mask,
+    };
+    // SAFETY: the caller's record, which starts with its version.
+    if unsafe { check_version(info.cast(), second.version) }.is_ok() {
+        // SAFETY: the caller's record is of this version.
+        return unsafe { put(info, second) };
+    }
+    let version = struct_version::<nvmlGpuFabricInfo_v3_t>(3);
+    // SAFETY: as above.
+    unsafe { check_version(info.cast(), version)? };
+    second.version = version;
+    let third = nvmlGpuFabricInfo_v3_t {
+        v2: second,
+        health_summary: of.health_summary.unwrap_or_default(),
+    };
+    // SAFETY: the caller's record is of this version.
+    unsafe { put(info.cast(), third) }
+}
+
+/// # Safety
+/// `set` is null or has room for `words`.
+unsafe fn put_set(
+    device: nvmlDevice_t,
+    words: u32,
+    set: *mut u64,
+    answer: impl Fn(&NvmlDevice) -> Option<&Vec<u64>>,
+) -> Result {
+    let found = Device::find(device, Age::Any)?;
+    check(set)?;
+    if words == 0 {
+        return Err(nvmlReturn_t::INVALID_ARGUMENT);
+    }
+    let of = known(answer(found.get()?))?;
+    if of.iter().skip(words as usize).any(|word| *word != 0) {
+        return Err(nvmlReturn_t::INSUFFICIENT_SIZE);
+    }
+    for index in 0..words as usize {
+        let word = of.get(index).copied().unwrap_or_default();
+        // SAFETY: as much room as the caller said.
+        unsafe { put(set.add(index), word)? };
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn nvmlDeviceGetCpuAffinity(
+    device: nvmlDevice_t,
+    words: u32,
+    set: *mut u64,
+) -> Result {
+    // SAFETY: the caller's words.
+    unsafe { put_set(device, words, set, |d| d.cpu_affinity.as_ref()) }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetCpuAffinityWithinScope(
+    device: nvmlDevice_t,
+    words: u32,
+    set: *mut u64,
+    scope: u32,
+) -> Result {
+    if scope > SCOPE_LAST {
+        return Err(nvmlReturn_t::INVALID_ARGUMENT);
+    }
+    // SAFETY: the caller's words.
+    unsafe { nvmlDeviceGetCpuAffinity(device, words, set) }
+}
+
+pub(crate) unsafe fn nvmlDeviceGetMemoryAffinity(
+    device: nvmlDevice_t,
+    words: u32,
+    set: *mut u64,
+    scope: u32,
+) -> Result {
+    if scope > SCOPE_LAST {
+        return Err(nvmlReturn_t::INVALID_ARGUMENT);
+    }
+    // SAFETY: the caller's words.
+    unsafe { put_set(device, words, set, |d| d.memory_affinity.as_ref()) }
 }

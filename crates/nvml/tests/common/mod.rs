@@ -16,7 +16,10 @@ use std::{
 use outboard_link::{Endpoint, Kind, Listener, Stream, Wait};
 use outboard_wire::{
     Message, Op, Reader, Writer,
-    doc::{self, NvmlDevice, NvmlField, NvmlMemory, NvmlPci, NvmlProcess, NvmlSnapshot},
+    doc::{
+        self, NvmlDevice, NvmlFabric, NvmlField, NvmlLink, NvmlMemory, NvmlPci, NvmlPeer,
+        NvmlProcess, NvmlSnapshot,
+    },
     frame::{HEADER_BYTES, ReplyHeader, RequestHeader},
     handshake::{self, PREAMBLE_BYTES, Preamble, Purpose, ServerWelcome},
     messages,
@@ -308,13 +311,58 @@ fn talkative() -> NvmlDevice {
         mig_devices_max: Some(7),
         inforom_status: Some(0),
         nvlinks_active: 18,
+        nvlinks: vec![
+            NvmlLink {
+                state: (0, 1),
+                version: (0, 6),
+                capabilities: vec![(0, 1); 6],
+                remote_type: (0, 2),
+                remote: Some(NvmlPci {
+                    bus: 0x9a,
+                    bus_id: "00000000:9A:00.0".into(),
+                    ..NvmlPci::default()
+                }),
+            },
+            NvmlLink {
+                state: (0, 0),
+                ..NvmlLink::default()
+            },
+        ],
+        peers: vec![
+            NvmlPeer {
+                p2p_status: vec![(0, 0), (0, 0), (0, 0), (0, 0), (0, 5), (0, 0)],
+                ancestor: (3, 0),
+            },
+            NvmlPeer {
+                p2p_status: vec![(0, 0), (0, 1), (0, 5), (15, 0), (0, 5), (2, 0)],
+                ancestor: (0, 30),
+            },
+        ],
+        fabric: Some(NvmlFabric {
+            cluster_uuid: [9; 16],
+            status: 0,
+            clique: 5,
+            state: 3,
+            health_mask: 77,
+            health_summary: Some(2),
+        }),
+        cpu_affinity: Some(vec![0xffff_ffff, 3, 0]),
+        memory_affinity: Some(vec![2]),
         fields: vec![
             NvmlField {
+                scope: 1,
+                id: 165,
+                value_type: 1,
+                bits: 1,
+            },
+            NvmlField {
+                scope: 0,
                 id: 83,
                 value_type: 3,
                 bits: 1 << 40,
             },
             NvmlField {
+                scope: 0,
                 id: 186,
                 value_type: 1,
                 bits: 123_456,

@@ -61,6 +61,28 @@ impl State {
         Ok(())
     }
 
+    /// Makes a mapped range memory that other processes can map too. `None` while work is under way that may use it.
+    pub(super) fn share(&mut self, address: u64) -> Result<Option<Physical>, Error> {
+        let (base, _) = self.memory.window();
+        let window_end = base + self.memory.mappable_bytes();
+        let end = *self
+            .mapped
+            .get(&address)
+            .filter(|end| address >= base && **end <= window_end)
+            .ok_or_else(|| invalid(MemoryError::NotMapped { address }))?;
+        let barrier = self.barrier.is_some_and(|task| self.is_live(task));
+        if barrier || !self.all_tails().is_empty() {
+            return Ok(None);
+        }
+        let bytes = end - address;
+        if !bytes.is_multiple_of(PAGE_BYTES) {
+            return Err(Error::Unsupported(
+                "sharing memory that is no whole pages".into(),
+            ));
+        }
+        Physical::replace(&self.memory, address, bytes).map(Some)
+    }
+
     /// Takes a range that [`State::map`] was given, by its first address; returns its length.
     pub(super) fn unmap(&mut self, address: u64) -> Result<u64, Error> {
         let (base, len) = self.memory.window();

@@ -125,6 +125,12 @@ impl Gpu {
             .with(|s| s.map(address, bytes, Some((physical.clone(), offset))))
     }
 
+    /// The memory behind a range, by its first address, for other processes to map; `None` while work is under way. To be
+    /// asked once: it takes the place of what was there.
+    pub fn share(&self, address: u64) -> Result<Option<Physical>, Error> {
+        self.shared.with(|s| s.share(address))
+    }
+
     /// Takes a range by its first address, when all that was submitted is done; its length.
     pub fn unmap(&self, address: u64) -> Result<u64, Error> {
         self.shared.with(|s| s.unmap(address))

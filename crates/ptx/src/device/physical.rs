@@ -2,11 +2,14 @@
 
 use std::{
     fmt, io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        unix::fs::FileExt,
+    },
     sync::Arc,
 };
 
-use super::work::Mapping;
+use super::{error::Error, work::Mapping};
 use crate::memory::{Memory, MemoryError};
 
 /// Memory without an address, in an anonymous file. Clones are the same memory.
@@ -42,9 +45,66 @@ impl Physical {
         })
     }
 
+    /// Memory of another process.
+    pub fn from_file(file: OwnedFd, bytes: u64) -> Physical {
+        Physical {
+            file: Arc::new(file),
+            bytes,
+        }
+    }
+
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Takes the place of mapped memory that nothing uses now, with what it holds.
+    pub(super) fn replace(memory: &Memory, address: u64, bytes: u64) -> Result<Physical, Error> {
+        let failed = |error: io::Error| Error::InvalidValue(format!("memory to share: {error}"));
+        let physical = Physical::new(bytes).map_err(failed)?;
+        let mut piece = vec![0; PIECE_BYTES.min(bytes as usize)];
+        let mut at = 0;
+        while at < bytes {
+            let len = (bytes - at).min(PIECE_BYTES as u64) as usize;
+            let piece = &mut piece[..len];
+            memory
+                .read(address + at, piece)
+                .map_err(|e| Error::InvalidValue(e.to_string()))?;
+            // Memory that nobody wrote stays without pages.
+            if piece.iter().any(|byte| *byte != 0) {
+                let file = std::fs::File::from(physical.file.try_clone().map_err(failed)?);
+                file.write_all_at(piece, at).map_err(failed)?;
+            }
+            at += len as u64;
+        }
+        match map_file(&physical.file, 0, address, bytes) {
+            true => Ok(physical),
+            false => Err(failed(io::Error::last_os_error())),
+        }
+    }
+}
+
+/// What is copied at once.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Puts pages of a file where anonymous ones are.
+fn map_file(file: &OwnedFd, offset: u64, address: u64, bytes: u64) -> bool {
+    // SAFETY: the range is mapped by us as anonymous pages and belongs to nobody else; replacing them by pages of the file
+    // keeps it readable and writable throughout.
+    let got = unsafe {
+        libc::mmap(
+            address as *mut libc::c_void,
+            bytes as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_FIXED,
+            file.as_raw_fd(),
+            offset as i64,
+        )
+    };
+    got != libc::MAP_FAILED
 }
 
 impl Mapping {
@@ -54,19 +114,7 @@ impl Mapping {
         let Some((physical, offset)) = &self.backing else {
             return Ok(());
         };
-        // SAFETY: the range was just mapped by us as anonymous pages and belongs to nobody else; replacing them by
-        // pages of the file keeps it readable and writable throughout.
-        let got = unsafe {
-            libc::mmap(
-                self.address as *mut libc::c_void,
-                self.bytes as usize,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_FIXED,
-                physical.file.as_raw_fd(),
-                *offset as i64,
-            )
-        };
-        if got == libc::MAP_FAILED {
+        if !map_file(&physical.file, *offset, self.address, self.bytes) {
             let _ = memory.unmap(self.address);
             return Err(MemoryError::OutOfMemory { bytes: self.bytes });
         }

@@ -226,6 +226,8 @@ pub struct ValueOp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     Write,
+    /// Writes 8 bytes, unless more is there already.
+    Raise,
     /// Until `memory - value`, as a signed number, is not negative.
     WaitGreaterOrEqual,
     WaitEqual,
@@ -247,6 +249,9 @@ impl ValueOp {
             return touch(memory.write(self.address, &self.value.to_le_bytes()[..bytes]))
                 .map(|()| true);
         }
+        if self.action == Action::Raise {
+            return touch(memory.raise(self.address, self.value)).map(|()| true);
+        }
         let mut word = [0; 8];
         touch(memory.read(self.address, &mut word[..bytes]))?;
         let found = u64::from_le_bytes(word);
@@ -260,7 +265,7 @@ impl ValueOp {
             Action::WaitGreaterOrEqual => found.wrapping_sub(self.value) & sign == 0,
             Action::WaitEqual => found == self.value & mask,
             Action::WaitAnd => found & self.value & mask != 0,
-            Action::WaitNor | Action::Write => !(found | self.value) & mask != 0,
+            Action::WaitNor | Action::Write | Action::Raise => !(found | self.value) & mask != 0,
         })
     }
 }

@@ -64,6 +64,14 @@ impl Driver {
         Ok(luid)
     }
 
+    /// What an atomic operation of one device can do in memory of another: `CUatomicOperationCapability` bits.
+    pub(super) fn peer_atomics(&self, op: u32, user: i32, owner: i32) -> Result<u32, Refused> {
+        let mut capabilities = 0;
+        // SAFETY: one operation, and room for one answer, as said.
+        unsafe { self.cuDeviceGetP2PAtomicCapabilities(&mut capabilities, &op, 1, user, owner) }?;
+        Ok(capabilities)
+    }
+
     /// Lets a device read or write mapped memory, or neither.
     pub(super) fn set_access(&self, span: Span, device: i32, flags: u32) -> Result<(), Refused> {
         let access = CUmemAccessDesc {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use outboard_api::CUresult;
-use outboard_wire::messages;
+use outboard_api::{CUresult, enums::CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED};
+use outboard_wire::{doc::PeerCard, messages};
 
 use super::{
     Array, Gpu, Nvidia,
@@ -49,7 +49,37 @@ pub(super) fn find_peers(driver: &Driver, devices: &mut [Gpu]) {
     }
 }
 
+/// Devices asked about their atomics one by one: `CUatomicOperation` has this many members.
+const ATOMIC_OPERATIONS: u32 = 13;
+
 impl Nvidia {
+    /// What a device may do with the memory of each device of the session.
+    pub(super) fn peer_cards(&self, device: usize) -> Vec<PeerCard> {
+        let user = self.devices[device].ordinal;
+        let others = self.devices.iter().enumerate();
+        others
+            .map(|(number, owner)| {
+                if number == device {
+                    return PeerCard::default();
+                }
+                let attribute = |a| {
+                    self.driver
+                        .cuDeviceGetP2PAttribute(a, user, owner.ordinal)
+                        .ok()
+                };
+                PeerCard {
+                    can_access: owner.peers.contains(&device),
+                    attributes: (0..=CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED)
+                        .map(attribute)
+                        .collect(),
+                    atomics: (0..ATOMIC_OPERATIONS)
+                        .map_while(|op| self.driver.peer_atomics(op, user, owner.ordinal).ok())
+                        .collect(),
+                }
+            })
+            .collect()
+    }
+
     pub(super) fn context_create(
         &mut self,
         _cx: &mut Cx<'_>,

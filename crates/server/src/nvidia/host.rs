@@ -227,6 +227,7 @@ impl Nvidia {
             pci_device,
             stream_priorities,
             granularity_bytes,
+            peers: self.peer_cards(device),
         })
     }
 

@@ -43,6 +43,12 @@ const SETTLE_POLL_US: u64 = 20;
 /// Past so many freed mappings each further one looks whether some can be given back.
 const GRAVES_MAX: usize = 64;
 
+/// Physical memory of `cuMemCreate`, or of another session's.
+pub(super) struct Allocation {
+    pub(super) memory: Arc<Owned<real::Allocation>>,
+    pub(super) len: u64,
+}
+
 /// Physical memory at an address; unmapped when dropped.
 pub(super) struct Mapping {
     driver: Arc<Driver>,
@@ -210,7 +216,10 @@ impl Nvidia {
         self.enter(cx)?;
         self.real_device(m.device)?;
         let allocation = self.create_allocation(m.device as usize, m.len)?;
-        self.allocations.insert(m.allocation, Arc::new(allocation))
+        let memory = Arc::new(allocation);
+        let len = m.len;
+        self.allocations
+            .insert(m.allocation, Allocation { memory, len })
     }
 
     pub(super) fn allocation_release(
@@ -218,6 +227,7 @@ impl Nvidia {
         _cx: &mut Cx<'_>,
         m: &messages::AllocationRelease,
     ) -> Result<(), Failure> {
+        self.ipc.withdraw_allocation(m.allocation);
         // Mappings hold the memory for as long as they last.
         self.allocations.remove(m.allocation).map(drop)
     }
@@ -230,7 +240,7 @@ impl Nvidia {
         self.enter(cx)?;
         self.in_window(m.va, m.len)?;
         self.vacate(m.va, m.len)?;
-        let allocation = self.allocations.get(m.allocation)?.clone();
+        let allocation = self.allocations.get(m.allocation)?.memory.clone();
         let mapping = self.map(&allocation, m.va, m.len, m.offset)?;
         self.keep_mapping(mapping)
     }
@@ -251,12 +261,8 @@ impl Nvidia {
         self.enter(cx)?;
         self.in_window(m.va, m.len)?;
         let span = self.known(m.va, m.len)?;
-        let owner = self.memory.mapped.range(..=m.va).next_back();
-        let device = owner.map_or(0, |(_, mapping)| mapping.allocation.hold.device);
-        for device in self.reachable(device) {
-            self.driver.set_access(span, device, m.flags)?;
-        }
-        Ok(())
+        let device = self.real_device(m.device)?;
+        Ok(self.driver.set_access(span, device, m.flags)?)
     }
 
     /// Frees what the GPU has done with. Called wherever the session passes by with time to spare.

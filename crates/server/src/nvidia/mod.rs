@@ -35,6 +35,7 @@ mod memory;
 mod modules;
 mod node_work;
 mod nvml;
+mod nvml_peers;
 mod owned;
 mod printed;
 mod settled;
@@ -70,7 +71,7 @@ use self::{
     host_memory::{HostRanges, Part},
     ipc::Ipc,
     jit::Link,
-    memory::Memory,
+    memory::{Allocation, Memory},
     modules::Library,
     nvml::Nvml,
     owned::{ContextHold, Owned},
@@ -203,7 +204,7 @@ struct Nvidia {
     host: HostRanges,
     addresses: AddressBook,
     memory: Memory,
-    allocations: Shadow<Arc<Owned<real::Allocation>>>,
+    allocations: Shadow<Allocation>,
     nvml: Option<Nvml>,
     /// What does not change of the devices, once it was asked for.
     cards: Vec<DeviceCard>,

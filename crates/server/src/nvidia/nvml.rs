@@ -9,8 +9,8 @@ use std::{
 use libloading::os::unix::Library;
 use outboard_api::CUresult;
 use outboard_wire::doc::{
-    self, NVML_FIELDS, NVML_SAMPLES, NvmlDevice, NvmlField, NvmlMemory, NvmlPci, NvmlProcess,
-    NvmlSnapshot,
+    self, NVML_FIELDS, NVML_LINK_FIELDS, NVML_SAMPLES, NvmlDevice, NvmlField, NvmlMemory, NvmlPci,
+    NvmlProcess, NvmlSnapshot,
 };
 
 use super::table::{Driver, open_library, symbol_address};
@@ -25,16 +25,16 @@ const MEMORY_V2_VERSION: u32 = size_of::<MemoryV2>() as u32 | 2 << 24;
 /// `NVML_TEMPERATURE_THRESHOLD_COUNT`.
 const TEMPERATURE_THRESHOLDS: u32 = 8;
 const PROCESSES_MAX: u32 = 256;
-const NVLINKS_MAX: u32 = 18;
+pub(super) const NVLINKS_MAX: u32 = 18;
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: u64 = u64::MAX;
 
-type DeviceHandle = *mut c_void;
+pub(super) type DeviceHandle = *mut c_void;
 
 /// `nvmlPciInfo_t`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct PciInfo {
+pub(super) struct PciInfo {
     bus_id_legacy: [c_char; 16],
     domain: u32,
     bus: u32,
@@ -42,6 +42,17 @@ struct PciInfo {
     device_id: u32,
     subsystem_id: u32,
     bus_id: [c_char; 32],
+}
+
+impl PciInfo {
+    pub(super) fn fill(&self, pci: &mut NvmlPci) {
+        pci.domain = self.domain;
+        pci.bus = self.bus;
+        pci.device = self.device;
+        pci.bus_id = text(&self.bus_id);
+        pci.device_id = self.device_id;
+        pci.subsystem_id = self.subsystem_id;
+    }
 }
 
 /// `nvmlMemory_v2_t`.
@@ -147,7 +158,10 @@ pub(super) fn snapshot(
                     format!("{LIBRARY} does not know {uuid}"),
                 )
             })?;
-            Ok(nvml.describe(handle, uuid, detail))
+            Ok(NvmlDevice {
+                peers: nvml.peers(handle, uuids),
+                ..nvml.describe(handle, uuid, detail)
+            })
         })
         .collect::<Result<_, Failure>>()?;
     Ok(NvmlSnapshot {
@@ -216,7 +230,7 @@ impl Nvml {
     }
 
     /// `F` is the type of the function of this name in `nvml.h`.
-    fn function<F: Copy>(&self, name: &str) -> Option<F> {
+    pub(super) fn function<F: Copy>(&self, name: &str) -> Option<F> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
         let address = symbol_address(&self.library, name);
         if address.is_null() {
@@ -227,7 +241,7 @@ impl Nvml {
         Some(unsafe { std::mem::transmute_copy(&address) })
     }
 
-    fn device(&self, uuid: &str) -> Option<DeviceHandle> {
+    pub(super) fn device(&self, uuid: &str) -> Option<DeviceHandle> {
         type Ask = unsafe extern "C" fn(*const c_char, *mut DeviceHandle) -> u32;
         let function = self.function::<Ask>("nvmlDeviceGetHandleByUUID")?;
         let uuid = CString::new(uuid).ok()?;
@@ -356,12 +370,7 @@ impl Nvml {
             ..NvmlPci::default()
         };
         if let Some(info) = info {
-            pci.domain = info.domain;
-            pci.bus = info.bus;
-            pci.device = info.device;
-            pci.bus_id = text(&info.bus_id);
-            pci.device_id = info.device_id;
-            pci.subsystem_id = info.subsystem_id;
+            info.fill(&mut pci);
         }
         pci
     }
@@ -407,10 +416,14 @@ impl Nvml {
         let Some(function) = self.function::<Ask>("nvmlDeviceGetFieldValues") else {
             return Vec::new();
         };
-        let mut values: Vec<FieldValue> = NVML_FIELDS
-            .iter()
-            .map(|field| FieldValue {
-                field: *field,
+        let plain = NVML_FIELDS.iter().map(|field| (*field, 0));
+        let of_links = (0..NVLINKS_MAX)
+            .flat_map(|link| NVML_LINK_FIELDS.iter().map(move |field| (*field, link)));
+        let mut values: Vec<FieldValue> = plain
+            .chain(of_links)
+            .map(|(field, scope)| FieldValue {
+                field,
+                scope,
                 ..FieldValue::default()
             })
             .collect();
@@ -423,6 +436,7 @@ impl Nvml {
             .filter(|value| value.status == 0)
             .map(|value| NvmlField {
                 id: value.field,
+                scope: value.scope,
                 value_type: value.value_type,
                 bits: value.value,
             })
@@ -509,6 +523,11 @@ impl Nvml {
             mig_devices_max: number("nvmlDeviceGetMaxMigDeviceCount"),
             inforom_status: self.status(device, "nvmlDeviceValidateInforom"),
             nvlinks_active: nvlinks.count() as u32,
+            nvlinks: self.links(device),
+            fabric: self.fabric(device),
+            cpu_affinity: self.cpu_affinity(device),
+            memory_affinity: self.memory_affinity(device),
+            peers: Vec::new(),
             fields: self.fields(device),
         }
     }

@@ -2,7 +2,7 @@
 //! to a program.
 
 use outboard_api::enums::*;
-use outboard_wire::doc::DeviceCard;
+use outboard_wire::doc::{DeviceCard, PeerCard};
 
 use super::{Capability, memory::GRANULARITY_BYTES, streams::PRIORITIES};
 
@@ -28,16 +28,21 @@ const CUBE_LAYERS_MAX: i32 = 2_046;
 /// A thousandth of this is a cycle of `%clock64`: the interpreter counts nanoseconds.
 const CLOCK_KHZ: i32 = 1_000_000;
 
+pub(super) fn uuid(ordinal: usize) -> [u8; 16] {
+    let mut uuid = *b"outboard-soft-00";
+    uuid[14] = b'0' + (ordinal / 10) as u8;
+    uuid[15] = b'0' + (ordinal % 10) as u8;
+    uuid
+}
+
 /// The card of device `ordinal`.
 pub(super) fn card(
     ordinal: usize,
+    devices: usize,
     memory_bytes: u64,
     threads: usize,
     capability: Capability,
 ) -> DeviceCard {
-    let mut uuid = *b"outboard-soft-00";
-    uuid[14] = b'0' + (ordinal / 10) as u8;
-    uuid[15] = b'0' + (ordinal % 10) as u8;
     let mut attributes = vec![None; CU_DEVICE_ATTRIBUTE_MAX as usize];
     for (attribute, value) in attribute_values(ordinal, threads, capability) {
         if let Some(place) = attributes.get_mut(attribute as usize) {
@@ -46,7 +51,7 @@ pub(super) fn card(
     }
     DeviceCard {
         name: NAME.into(),
-        uuid,
+        uuid: uuid(ordinal),
         luid: [0; 8],
         memory_bytes,
         quota_bytes: memory_bytes,
@@ -56,6 +61,33 @@ pub(super) fn card(
         pci_device: ordinal as u32,
         stream_priorities: PRIORITIES,
         granularity_bytes: (GRANULARITY_BYTES, GRANULARITY_BYTES),
+        peers: (0..devices).map(|other| peer(ordinal, other)).collect(),
+    }
+}
+
+/// All devices of a session lie in one memory: what one may do with its own, it may do with that of others.
+fn peer(ordinal: usize, other: usize) -> PeerCard {
+    if ordinal == other {
+        return PeerCard::default();
+    }
+    let attributes = [
+        (CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK, 0),
+        (CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 1),
+        (CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, 1),
+        (CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED, 1),
+        (
+            CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED,
+            0,
+        ),
+    ];
+    let mut answers = vec![None; attributes.len() + 1];
+    for (attribute, value) in attributes {
+        answers[attribute as usize] = Some(value);
+    }
+    PeerCard {
+        can_access: true,
+        attributes: answers,
+        atomics: Vec::new(),
     }
 }
 
@@ -181,7 +213,7 @@ fn attribute_values(ordinal: usize, threads: usize, capability: Capability) -> V
         (CU_DEVICE_ATTRIBUTE_GENERIC_COMPRESSION_SUPPORTED, NO),
         (
             CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
-            NO,
+            YES,
         ),
         (CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_WIN32_HANDLE_SUPPORTED, NO),
         (
@@ -241,7 +273,7 @@ fn attribute_values(ordinal: usize, threads: usize, capability: Capability) -> V
         (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS, 0),
         (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, 0),
         (CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, NO),
-        (CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, NO),
+        (CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, YES),
         (CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED, NO),
         (CU_DEVICE_ATTRIBUTE_D3D12_CIG_SUPPORTED, NO),
         (CU_DEVICE_ATTRIBUTE_VULKAN_CIG_SUPPORTED, NO),

@@ -15,8 +15,8 @@ pub(super) const GRANULARITY_BYTES: u64 = 2 << 20;
 
 /// A physical allocation (`cuMemCreate`).
 pub(super) struct Allocation {
-    physical: Physical,
-    charge: Charge,
+    pub(super) physical: Physical,
+    pub(super) charge: Charge,
     /// Mappings of it; its memory counts until the last of them is gone and the handle too.
     mappings: usize,
     released: bool,
@@ -25,8 +25,23 @@ pub(super) struct Allocation {
 /// Memory that counts against a device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Charge {
-    device: usize,
+    pub(super) device: usize,
     bytes: u64,
+}
+
+impl Charge {
+    /// Of memory of another session, which counts there.
+    pub(super) fn foreign(device: usize) -> Charge {
+        Charge { device, bytes: 0 }
+    }
+}
+
+/// Memory of `mem_map`, or of another session's.
+pub(super) struct Mapped {
+    pub(super) bytes: u64,
+    pub(super) charge: Charge,
+    /// What other sessions are given, once one was.
+    pub(super) shared: Option<Physical>,
 }
 
 /// A part of an allocation at an address. Kernels may touch it once access is granted.
@@ -35,7 +50,20 @@ pub(super) struct Mapping {
     allocation: u64,
     bytes: u64,
     offset: u64,
-    accessible: bool,
+    /// Devices that may use it, a bit for each.
+    users: u64,
+}
+
+impl Allocation {
+    /// Memory of another session.
+    pub(super) fn foreign(physical: Physical, device: usize) -> Allocation {
+        Allocation {
+            physical,
+            charge: Charge::foreign(device),
+            mappings: 0,
+            released: false,
+        }
+    }
 }
 
 impl Soft {
@@ -65,7 +93,12 @@ impl Soft {
             self.refund(charge);
             return Err(failure(error));
         }
-        self.mapped.insert(m.va, charge);
+        let mapped = Mapped {
+            bytes: m.len,
+            charge,
+            shared: None,
+        };
+        self.mapped.insert(m.va, mapped);
         Ok(())
     }
 
@@ -74,10 +107,11 @@ impl Soft {
         _: &mut Cx<'_>,
         m: &messages::MemUnmap,
     ) -> Result<(), Failure> {
-        let charge = *self
+        let charge = self
             .mapped
             .get(&m.va)
-            .filter(|charge| charge.bytes == m.len)
+            .filter(|mapped| mapped.bytes == m.len)
+            .map(|mapped| mapped.charge)
             .ok_or_else(|| {
                 invalid(format!(
                     "{} bytes at {:#x} are not one mapping",
@@ -86,6 +120,7 @@ impl Soft {
             })?;
         self.gpu.unmap(m.va).map_err(failure)?;
         self.mapped.remove(&m.va);
+        self.shares.withdraw_memory(m.va);
         self.refund(charge);
         Ok(())
     }
@@ -134,7 +169,7 @@ impl Soft {
         self.drop_unused(m.allocation)
     }
 
-    fn live_allocation(&mut self, id: u64) -> Result<&mut Allocation, Failure> {
+    pub(super) fn live_allocation(&mut self, id: u64) -> Result<&mut Allocation, Failure> {
         let allocation = self.allocations.get_mut(id)?;
         if allocation.released {
             return Err(Failure::wild("allocation", id));
@@ -148,6 +183,7 @@ impl Soft {
         if allocation.released && allocation.mappings == 0 {
             let charge = allocation.charge;
             self.allocations.remove(id)?;
+            self.shares.withdraw_allocation(id);
             self.refund(charge);
         }
         Ok(())
@@ -184,7 +220,7 @@ impl Soft {
             allocation: m.allocation,
             bytes: m.len,
             offset: m.offset,
-            accessible: false,
+            users: 0,
         };
         self.mappings.insert(m.va, mapping);
         self.live_allocation(m.allocation)?.mappings += 1;
@@ -197,7 +233,7 @@ impl Soft {
         m: &messages::AllocationUnmap,
     ) -> Result<(), Failure> {
         for (va, mapping) in self.mappings_within(m.va, m.len)? {
-            if mapping.accessible {
+            if mapping.users != 0 {
                 self.gpu.unmap(va).map_err(failure)?;
             }
             self.mappings.remove(&va);
@@ -221,8 +257,17 @@ impl Soft {
             }
             flags => return Err(invalid(format!("access flags {flags:#x}"))),
         };
+        let bit = 1 << self.device(m.device)?;
         for (va, mapping) in self.mappings_within(m.va, m.len)? {
-            if mapping.accessible == accessible {
+            let users = match accessible {
+                true => mapping.users | bit,
+                false => mapping.users & !bit,
+            };
+            if let Some(mapping) = self.mappings.get_mut(&va) {
+                mapping.users = users;
+            }
+            // All devices have one view of memory: who may use it is told apart for the first and for the last alone.
+            if (mapping.users != 0) == (users != 0) {
                 continue;
             }
             if accessible {
@@ -232,9 +277,6 @@ impl Soft {
                     .map_err(failure)?;
             } else {
                 self.gpu.unmap(va).map_err(failure)?;
-            }
-            if let Some(mapping) = self.mappings.get_mut(&va) {
-                mapping.accessible = accessible;
             }
         }
         Ok(())

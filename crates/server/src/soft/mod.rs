@@ -17,6 +17,7 @@ mod contexts;
 mod copies;
 mod graphs;
 mod host;
+mod ipc;
 mod launch;
 mod memory;
 mod modules;
@@ -132,9 +133,11 @@ struct Soft {
     links: Shadow<modules::Link>,
     allocations: Shadow<memory::Allocation>,
     /// Memory by its address.
-    mapped: BTreeMap<u64, memory::Charge>,
+    mapped: BTreeMap<u64, memory::Mapped>,
     /// Parts of allocations by their address.
     mappings: BTreeMap<u64, memory::Mapping>,
+    /// What other sessions are given, and have given.
+    shares: ipc::Shares,
     arrays: Shadow<arrays::ArrayObject>,
     mipmaps: Shadow<arrays::MipmapObject>,
     textures: Shadow<textures::TextureObject>,
@@ -196,6 +199,7 @@ impl Soft {
             allocations: Shadow::new("allocation"),
             mapped: BTreeMap::new(),
             mappings: BTreeMap::new(),
+            shares: ipc::Shares::default(),
             arrays: Shadow::new("array"),
             mipmaps: Shadow::new("mipmapped array"),
             textures: Shadow::new("texture"),
@@ -226,6 +230,7 @@ impl Drop for Soft {
     fn drop(&mut self) {
         // Nothing may run when the client's memory goes.
         self.gpu.stop();
+        self.shares.end();
         self.host.clear();
     }
 }
@@ -268,7 +273,15 @@ impl Host for Soft {
 
     fn cards(&mut self, _: u32) -> Result<Vec<DeviceCard>, Failure> {
         Ok((0..self.used_bytes.len())
-            .map(|ordinal| card::card(ordinal, self.memory_bytes, self.threads, self.capability))
+            .map(|ordinal| {
+                card::card(
+                    ordinal,
+                    self.used_bytes.len(),
+                    self.memory_bytes,
+                    self.threads,
+                    self.capability,
+                )
+            })
             .collect())
     }
 

@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use outboard_wire::doc::{NvmlDevice, NvmlMemory, NvmlPci, NvmlProcess, NvmlSnapshot};
+use outboard_wire::doc::{
+    NVML_P2P_INDICES, NvmlDevice, NvmlMemory, NvmlPci, NvmlPeer, NvmlProcess, NvmlSnapshot,
+};
 
 use super::{Soft, card};
 
@@ -22,7 +24,13 @@ impl Soft {
     }
 
     fn nvml_device(&self, ordinal: usize) -> NvmlDevice {
-        let card = card::card(ordinal, self.memory_bytes, self.threads, self.capability);
+        let card = card::card(
+            ordinal,
+            self.used_bytes.len(),
+            self.memory_bytes,
+            self.threads,
+            self.capability,
+        );
         let used_bytes = self.used_bytes[ordinal];
         let busy = u32::from(!self.gpu.is_idle()) * 100;
         let facts = self.capability.facts();
@@ -61,8 +69,31 @@ impl Soft {
             } else {
                 vec![process]
             },
+            peers: (0..self.used_bytes.len())
+                .map(|other| peer(ordinal, other))
+                .collect(),
             ..NvmlDevice::default()
         }
+    }
+}
+
+/// All devices of a session lie in one memory, and on one board.
+fn peer(ordinal: usize, other: usize) -> NvmlPeer {
+    const SUCCESS: u32 = 0;
+    const INVALID_ARGUMENT: u32 = 2;
+    const STATUS_OK: u32 = 0;
+    const STATUS_NOT_SUPPORTED: u32 = 5;
+    /// `NVML_P2P_CAPS_INDEX_NVLINK`.
+    const NVLINK: u32 = 2;
+    const ANCESTOR_INTERNAL: u32 = 0;
+    let status = |index| match index {
+        _ if index + 1 == NVML_P2P_INDICES => (INVALID_ARGUMENT, 0),
+        _ if ordinal == other || index == NVLINK => (SUCCESS, STATUS_NOT_SUPPORTED),
+        _ => (SUCCESS, STATUS_OK),
+    };
+    NvmlPeer {
+        p2p_status: (0..NVML_P2P_INDICES).map(status).collect(),
+        ancestor: (SUCCESS, ANCESTOR_INTERNAL),
     }
 }
 

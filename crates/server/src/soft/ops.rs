@@ -36,6 +36,12 @@ device! {
     stream_get_attribute(m::StreamGetAttribute) -> m::StreamGetAttributeReply<'static>;
     event_create(m::EventCreate) -> ();
     event_destroy(m::EventDestroy) -> ();
+    ipc_export_memory(m::IpcExportMemory) -> m::IpcExportMemoryReply<'static>;
+    ipc_open_memory(m::IpcOpenMemory<'_>) -> m::IpcOpenMemoryReply;
+    ipc_export_allocation(m::IpcExportAllocation) -> m::IpcExportAllocationReply<'static>;
+    ipc_open_allocation(m::IpcOpenAllocation<'_>) -> m::IpcOpenAllocationReply;
+    ipc_export_event(m::IpcExportEvent) -> m::IpcExportEventReply<'static>;
+    ipc_open_event(m::IpcOpenEvent<'_>) -> ();
     event_elapsed(m::EventElapsed) -> m::EventElapsedReply;
     host_func(m::HostFunc) -> ();
     host_func_done(m::HostFuncDone) -> ();

@@ -81,7 +81,8 @@ impl Soft {
         m: &messages::FenceEvent,
     ) -> Result<Pending, Failure> {
         let event = *self.events.get(m.event)?;
-        self.gpu.event_fence(event).map(pending).map_err(failure)
+        let fence = self.gpu.event_fence(event).map_err(failure)?;
+        Ok(self.shares.with_others(m.event, pending(fence)))
     }
 
     pub(super) fn stream_wait_event(
@@ -90,7 +91,11 @@ impl Soft {
         m: &messages::StreamWaitEvent,
     ) -> Result<(), Failure> {
         let (stream, event) = (self.stream(cx, m.stream)?, *self.events.get(m.event)?);
-        self.event_op(stream, Op::WaitEvent(event), m.flags)
+        self.event_op(stream, Op::WaitEvent(event), m.flags)?;
+        match self.shares.wait_op(m.event) {
+            Some(op) => self.gpu.submit(stream, op).map_err(failure),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn event_record(
@@ -99,7 +104,11 @@ impl Soft {
         m: &messages::EventRecord,
     ) -> Result<(), Failure> {
         let (stream, event) = (self.stream(cx, m.stream)?, *self.events.get(m.event)?);
-        self.event_op(stream, Op::RecordEvent(event), m.flags)
+        self.event_op(stream, Op::RecordEvent(event), m.flags)?;
+        match self.shares.record_op(m.event) {
+            Some(op) => self.gpu.submit(stream, op).map_err(failure),
+            None => Ok(()),
+        }
     }
 
     fn event_op(&mut self, stream: StreamId, op: Op, flags: u32) -> Result<(), Failure> {
@@ -151,10 +160,7 @@ impl Soft {
         cx: &mut Cx<'_>,
         m: &messages::EventCreate,
     ) -> Result<(), Failure> {
-        const KNOWN: u32 = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
-        if m.flags & CU_EVENT_INTERPROCESS != 0 {
-            return Err(Failure::unsupported("events shared between processes"));
-        }
+        const KNOWN: u32 = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
         if m.flags & !KNOWN != 0 {
             return Err(invalid(format!("event flags {:#x}", m.flags)));
         }
@@ -163,7 +169,11 @@ impl Soft {
         let event = self.gpu.create_event(context, timing).map_err(failure)?;
         self.events.insert(m.event, event).inspect_err(|_| {
             let _ = self.gpu.destroy_event(event);
-        })
+        })?;
+        match m.flags & CU_EVENT_INTERPROCESS {
+            0 => Ok(()),
+            _ => self.create_state(m.event),
+        }
     }
 
     pub(super) fn event_destroy(
@@ -172,6 +182,7 @@ impl Soft {
         m: &messages::EventDestroy,
     ) -> Result<(), Failure> {
         let event: EventId = self.events.remove(m.event)?;
+        self.shares.withdraw_event(&self.gpu, m.event);
         self.gpu.destroy_event(event).map_err(failure)
     }
 

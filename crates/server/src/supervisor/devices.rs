@@ -25,6 +25,8 @@ pub struct DeviceOptions {
     pub memory_bytes: Option<u64>,
     /// Threads of the soft device; one for each core by default.
     pub threads: Option<usize>,
+    /// Soft devices, at least 1.
+    pub devices: usize,
     /// What the soft device passes for.
     pub capability: Capability,
     /// The soft device's: what kernels are watched for.
@@ -81,6 +83,7 @@ pub(super) fn open(options: &DeviceOptions, ahead: bool) -> Result<Box<dyn Devic
         DeviceKind::Soft => soft::open(soft::SoftOptions {
             memory_bytes: options.memory_bytes,
             threads: options.threads,
+            devices: options.devices,
             capability: options.capability,
             watch: options.watch,
             ..Default::default()

@@ -105,9 +105,65 @@ pub struct NvmlDevice {
     pub inforom_status: Option<u32>,
     /// Links that are up.
     pub nvlinks_active: u32,
-    /// What `nvmlDeviceGetFieldValues` answers to [`NVML_FIELDS`], less those that the driver refuses.
+    /// By link number, up to the last one that the driver knows.
+    pub nvlinks: Vec<NvmlLink>,
+    /// By the number of the other device, the device itself included.
+    pub peers: Vec<NvmlPeer>,
+    /// `nvmlDeviceGetGpuFabricInfoV`; `None` where the GPU belongs to no fabric.
+    pub fabric: Option<NvmlFabric>,
+    /// CPUs near the device, as bits of 64-bit words; and NUMA nodes.
+    pub cpu_affinity: Option<Vec<u64>>,
+    pub memory_affinity: Option<Vec<u64>>,
+    /// What `nvmlDeviceGetFieldValues` answers to [`NVML_FIELDS`] and [`NVML_LINK_FIELDS`], less those that the driver
+    /// refuses.
     pub fields: Vec<NvmlField>,
 }
+
+/// `nvmlReturn_t` of a question, and the value where that is 0.
+pub type NvmlAnswer = (u32, u32);
+
+/// `nvmlDeviceGetP2PStatus` is asked for the indices below this; the last is the first that nvml.h does not define.
+pub const NVML_P2P_INDICES: u32 = 6;
+/// `NVML_NVLINK_CAP_COUNT`.
+pub const NVML_LINK_CAPABILITIES: u32 = 6;
+
+/// One device as seen from another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct NvmlPeer {
+    /// `nvmlDeviceGetP2PStatus`, by index.
+    pub p2p_status: Vec<NvmlAnswer>,
+    /// `nvmlDeviceGetTopologyCommonAncestor`.
+    pub ancestor: NvmlAnswer,
+}
+
+/// One NVLink of a device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct NvmlLink {
+    /// 1: up.
+    pub state: NvmlAnswer,
+    pub version: NvmlAnswer,
+    /// By `nvmlNvLinkCapability_t`.
+    pub capabilities: Vec<NvmlAnswer>,
+    /// `nvmlIntNvLinkDeviceType_t`.
+    pub remote_type: NvmlAnswer,
+    /// The device at the other end; its link's generation and width are not known.
+    pub remote: Option<NvmlPci>,
+}
+
+/// `nvmlGpuFabricInfo_v3_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct NvmlFabric {
+    pub cluster_uuid: [u8; 16],
+    pub status: u32,
+    pub clique: u32,
+    pub state: u8,
+    pub health_mask: u32,
+    /// `None` where the driver knows version 2 of the record only.
+    pub health_summary: Option<u8>,
+}
+
+/// The fields of a snapshot that every NVLink has, the link being the field's scope: speed, state, version.
+pub const NVML_LINK_FIELDS: &[u32] = &[164, 165, 166];
 
 /// The fields of a snapshot: `NVML_FI_DEV_*` of nvml.h, all of scope 0.
 pub const NVML_FIELDS: &[u32] = &[
@@ -128,6 +184,8 @@ pub const NVML_FIELDS: &[u32] = &[
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct NvmlField {
     pub id: u32,
+    /// Which of several: the number of a link.
+    pub scope: u32,
     /// `nvmlValueType_t`: says which member of `nvmlValue_t` is meant.
     pub value_type: u32,
     /// The eight bytes of `nvmlValue_t`.

@@ -24,16 +24,21 @@ pub(crate) unsafe fn cuMemPoolCreate(
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let device = device_of(driver, &properties.location, properties.alloc_type)?;
-    if properties.handle_types != CU_MEM_HANDLE_TYPE_NONE {
-        log::warn("cuMemPoolCreate: pools that other processes can open are not supported");
-        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    match properties.handle_types {
+        CU_MEM_HANDLE_TYPE_NONE | CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR => {}
+        // Things of Windows.
+        CU_MEM_HANDLE_TYPE_WIN32 | CU_MEM_HANDLE_TYPE_WIN32_KMT => {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        _ => {
+            log::warn("cuMemPoolCreate: pools can be shared as POSIX file descriptors alone");
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
     }
     let handle = driver.mint_pool_handle();
-    driver
-        .pools
-        .lock()
-        .pools
-        .insert(handle, Pool::new(device, properties.max_size as u64));
+    let mut created = Pool::new(device, properties.max_size as u64);
+    created.handle_types = properties.handle_types;
+    driver.pools.lock().pools.insert(handle, created);
     // SAFETY: see the module's contract.
     unsafe { put(pool, CUmemoryPool(handle as usize)) }
 }
@@ -79,6 +84,7 @@ pub(crate) unsafe fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) -> Done {
     let driver = driver()?;
     let mut table = driver.pools.lock();
     let pool = table.get(pool.0 as u64)?;
+    refuse_import(pool)?;
     let (device, released) = (pool.device, pool.release_above(keep as u64));
     driver.unmap_chunks(device, &released);
     Ok(())
@@ -90,11 +96,12 @@ pub(crate) unsafe fn cuMemPoolGetAttribute(
     value: *mut c_void,
 ) -> Done {
     let driver = driver()?;
-    let found = driver
-        .pools
-        .lock()
-        .get(pool.0 as u64)?
-        .attribute(attribute)?;
+    let found = {
+        let mut table = driver.pools.lock();
+        let pool = table.get(pool.0 as u64)?;
+        refuse_import(pool)?;
+        pool.attribute(attribute)?
+    };
     // SAFETY: an output of the type that the attribute has.
     unsafe {
         match found {
@@ -121,11 +128,18 @@ pub(crate) unsafe fn cuMemPoolSetAttribute(
             u64::from(*value.cast::<u32>())
         }
     };
-    driver
-        .pools
-        .lock()
-        .get(pool.0 as u64)?
-        .set_attribute(attribute, read)
+    let mut table = driver.pools.lock();
+    let pool = table.get(pool.0 as u64)?;
+    refuse_import(pool)?;
+    pool.set_attribute(attribute, read)
+}
+
+/// What a pool of another process holds is not known here.
+fn refuse_import(pool: &Pool) -> Done {
+    match pool.is_imported {
+        true => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        false => Ok(()),
+    }
 }
 
 pub(crate) unsafe fn cuMemPoolGetAccess(
@@ -136,7 +150,8 @@ pub(crate) unsafe fn cuMemPoolGetAccess(
     let driver = driver()?;
     // SAFETY: NULL or a record of the caller's.
     let location = unsafe { location.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let device = device_of(driver, location, CU_MEM_ALLOCATION_TYPE_PINNED)?;
+    let device = device_of(driver, location, CU_MEM_ALLOCATION_TYPE_PINNED)
+        .map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let mut table = driver.pools.lock();
     let pool = table.get(pool.0 as u64)?;
     let own = pool.device == device;
@@ -164,15 +179,19 @@ pub(crate) unsafe fn cuMemPoolSetAccess(
         // SAFETY: `count` records of the caller's.
         let desc = unsafe { &*map.add(index) };
         let device = device_of(driver, &desc.location, CU_MEM_ALLOCATION_TYPE_PINNED)?;
-        let known = matches!(
-            desc.flags,
-            CU_MEM_ACCESS_FLAGS_PROT_NONE
-                | CU_MEM_ACCESS_FLAGS_PROT_READ
-                | CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        );
-        // A device's access to its own pool cannot be taken away.
-        if !known || device == pool.device && desc.flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        match desc.flags {
+            CU_MEM_ACCESS_FLAGS_PROT_READWRITE => {}
+            // A device's access to its own pool cannot be taken away.
+            CU_MEM_ACCESS_FLAGS_PROT_NONE if device == pool.device => {
+                return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
+            }
+            CU_MEM_ACCESS_FLAGS_PROT_NONE => {}
+            CU_MEM_ACCESS_FLAGS_PROT_READ => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        }
+        let reaches = device == pool.device || driver.reaches(device, pool.device)?;
+        if !reaches {
+            return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
         }
         pool.access.insert(device, desc.flags);
     }

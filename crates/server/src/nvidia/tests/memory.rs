@@ -128,7 +128,14 @@ fn a_mapping_of_the_clients_own_allocation_is_never_handed_to_another() {
             offset: 0,
         })
     };
-    let access = |va| Request::AllocationAccess(messages::AllocationAccess { va, len, flags: 3 });
+    let access = |va| {
+        Request::AllocationAccess(messages::AllocationAccess {
+            va,
+            len,
+            device: 0,
+            flags: 3,
+        })
+    };
     client.done(map(va));
     client.done(access(va));
     client.done(map(va + 4 * MIB));

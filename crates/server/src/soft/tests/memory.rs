@@ -132,7 +132,14 @@ fn physical_allocations_can_be_mapped_again() {
             offset,
         })
     };
-    let access = |va, flags| Request::AllocationAccess(m::AllocationAccess { va, len, flags });
+    let access = |va, flags| {
+        Request::AllocationAccess(m::AllocationAccess {
+            va,
+            len,
+            device: 0,
+            flags,
+        })
+    };
     c.done(map(one, 0));
     c.done(map(two, 0));
     assert_eq!(c.status(map(two, len)), CUresult::CUDA_ERROR_INVALID_VALUE);

@@ -1,0 +1,335 @@
+//! Pools of other processes: a pool travels as a descriptor, its blocks as records that say where they lie.
+
+use std::{
+    ffi::c_void,
+    os::fd::{FromRawFd, IntoRawFd, OwnedFd},
+};
+
+use outboard_api::{
+    CUresult,
+    cuda::{CUdevice, CUdeviceptr, CUmemoryPool},
+    enums::*,
+};
+use outboard_wire::messages;
+
+use super::{Done, put};
+use crate::{
+    calls::shareable::{POOL_MARK, borrowed, descriptor, ticket_of},
+    log,
+    state::{AllocationKind, Chunk, Driver, POOL_ID_BYTES, Pool, PoolId, driver},
+};
+
+const TICKET_BYTES: usize = 24;
+const RECORD_BYTES: usize = 64;
+const RECORD_MARK: [u8; 4] = *b"OBPP";
+/// Greatest length that a record from another process may state.
+const LEN_BYTES_MAX: u64 = 1 << 40;
+
+/// A block of a pool, as another process is told of it.
+struct Record {
+    pool: PoolId,
+    ticket: [u8; TICKET_BYTES],
+    /// Length of what the server maps, and the block in it.
+    len: u64,
+    offset: u64,
+    bytes: u64,
+}
+
+impl Record {
+    fn write(&self) -> [u8; RECORD_BYTES] {
+        let words = [self.len, self.offset, self.bytes]
+            .map(u64::to_ne_bytes)
+            .concat();
+        let all = [&RECORD_MARK[..], &self.pool, &self.ticket, &words].concat();
+        let mut record = [0; RECORD_BYTES];
+        record.copy_from_slice(&all);
+        record
+    }
+
+    /// A record that the program was given by another. Nothing in it is to be trusted.
+    fn read(record: &[u8; RECORD_BYTES]) -> Option<Record> {
+        let rest = record.strip_prefix(&RECORD_MARK)?;
+        let (pool, rest) = rest.split_first_chunk::<POOL_ID_BYTES>()?;
+        let (ticket, rest) = rest.split_first_chunk::<TICKET_BYTES>()?;
+        let (words, _) = rest.as_chunks::<8>();
+        let [len, offset, bytes] = words else {
+            return None;
+        };
+        let [len, offset, bytes] = [len, offset, bytes].map(|word| u64::from_ne_bytes(*word));
+        let is_sound = len.is_multiple_of(crate::state::CHUNK_BYTES)
+            && len <= LEN_BYTES_MAX
+            && bytes > 0
+            && offset.checked_add(bytes).is_some_and(|end| end <= len);
+        is_sound.then_some(Record {
+            pool: *pool,
+            ticket: *ticket,
+            len,
+            offset,
+            bytes,
+        })
+    }
+}
+
+/// A number that no other pool has.
+fn fresh_id() -> Result<PoolId, CUresult> {
+    let mut id = [0; POOL_ID_BYTES];
+    // SAFETY: as much room as said.
+    let got = unsafe { libc::getrandom(id.as_mut_ptr().cast(), id.len(), 0) };
+    match usize::try_from(got) {
+        Ok(POOL_ID_BYTES) => Ok(id),
+        _ => Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM),
+    }
+}
+
+/// Pools travel as descriptors alone.
+fn check_kind(call: &str, kind: u32, flags: u64) -> Done {
+    if flags != 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    if kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
+        log::warn(format_args!(
+            "{call}: only POSIX file descriptors are supported"
+        ));
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuMemPoolExportToShareableHandle(
+    shareable: *mut c_void,
+    pool: CUmemoryPool,
+    kind: u32,
+    flags: u64,
+) -> Done {
+    let driver = driver()?;
+    if shareable.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    check_kind("cuMemPoolExportToShareableHandle", kind, flags)?;
+    let (id, device) = {
+        let mut table = driver.pools.lock();
+        let pool = table.get(pool.0 as u64)?;
+        if pool.handle_types & kind == 0 || pool.is_imported {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let id = match pool.id {
+            Some(id) => id,
+            None => *pool.id.insert(fresh_id()?),
+        };
+        (id, driver.devices.server(pool.device)?)
+    };
+    let mut ticket = [0; TICKET_BYTES];
+    ticket[..POOL_ID_BYTES].copy_from_slice(&id);
+    ticket[POOL_ID_BYTES..][..4].copy_from_slice(&device.to_ne_bytes());
+    let (theirs, _) = descriptor(POOL_MARK, &ticket).map_err(|error| {
+        log::warn(format_args!(
+            "cuMemPoolExportToShareableHandle: a pair of sockets: {error}"
+        ));
+        CUresult::CUDA_ERROR_OPERATING_SYSTEM
+    })?;
+    let number = theirs.into_raw_fd();
+    // SAFETY: a handle of this type is an `int`; see the module's contract.
+    unsafe { put(shareable.cast(), number) }.inspect_err(|_| {
+        // SAFETY: made a moment ago, and nobody's yet.
+        drop(unsafe { OwnedFd::from_raw_fd(number) });
+    })
+}
+
+pub(crate) unsafe fn cuMemPoolImportFromShareableHandle(
+    pool: *mut CUmemoryPool,
+    os_handle: *mut c_void,
+    kind: u32,
+    flags: u64,
+) -> Done {
+    let driver = driver()?;
+    if pool.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    check_kind("cuMemPoolImportFromShareableHandle", kind, flags)?;
+    // SAFETY: only looked at during this call.
+    let descriptor = unsafe { borrowed(os_handle)? };
+    let ticket = ticket_of(POOL_MARK, descriptor).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let (id, rest) = ticket
+        .split_first_chunk::<POOL_ID_BYTES>()
+        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let number = rest.first_chunk().map_or(0, |b| u32::from_ne_bytes(*b));
+    let device = driver.devices.client(number)?;
+    let handle = driver.mint_pool_handle();
+    let imported = Pool::imported(device, *id);
+    driver.pools.lock().pools.insert(handle, imported);
+    // SAFETY: see the module's contract.
+    unsafe { put(pool, CUmemoryPool(handle as usize)) }
+}
+
+pub(crate) unsafe fn cuMemPoolExportPointer(data: *mut c_void, address: CUdeviceptr) -> Done {
+    let driver = driver()?;
+    if data.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let found = driver.memory.lock().find(address).copied();
+    let block = found
+        .filter(|block| block.base == address)
+        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let AllocationKind::Pool(handle) = block.kind else {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    };
+    let (id, device) = {
+        let mut table = driver.pools.lock();
+        let pool = table.get(handle)?;
+        let shares = pool.handle_types != CU_MEM_HANDLE_TYPE_NONE;
+        let id = match (pool.id, shares) {
+            (Some(id), _) => id,
+            (None, true) => *pool.id.insert(fresh_id()?),
+            (None, false) => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        };
+        (id, pool.device)
+    };
+    let question = messages::IpcExportMemory { va: block.base };
+    let context = driver.context_of_device(device)?;
+    let (ticket, base, len) = driver.session.call(context, &question, |reply| {
+        (reply.ticket.to_vec(), reply.base, reply.len)
+    })?;
+    let record = Record {
+        pool: id,
+        ticket: ticket
+            .try_into()
+            .map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?,
+        len,
+        offset: block
+            .base
+            .checked_sub(base)
+            .ok_or(CUresult::CUDA_ERROR_UNKNOWN)?,
+        bytes: block.bytes,
+    };
+    // SAFETY: a record of 64 bytes; see the module's contract.
+    unsafe { put(data.cast(), record.write()) }
+}
+
+impl Driver {
+    /// Maps the memory that a block of another process lies in.
+    fn import_chunk(&self, device: CUdevice, record: &Record) -> Result<Chunk, CUresult> {
+        let chunk = self.memory.lock().take_addresses(record.len)?;
+        let question = messages::IpcOpenMemory {
+            ticket: &record.ticket,
+            va: chunk.base,
+            len: chunk.bytes,
+            own: 1,
+        };
+        let opened = self
+            .context_near(device)
+            .and_then(|context| self.session.call(context, &question, |_| ()));
+        match opened {
+            Ok(()) => Ok(chunk),
+            Err(error) => {
+                self.memory.lock().give_addresses(chunk);
+                Err(error)
+            }
+        }
+    }
+
+    /// A context of a device, as messages name it; the current one if the device is hidden from the program.
+    fn context_near(&self, device: CUdevice) -> Result<u64, CUresult> {
+        self.context_of_device(device)
+            .or_else(|_| Ok(self.contexts.current()?.handle.0 as u64))
+    }
+
+    /// Gives back a block of another process's pool: this process's use of it ends in the order of what was sent.
+    pub(crate) fn free_imported(&self, address: u64, handle: u64) -> Done {
+        let mut table = self.pools.lock();
+        let pool = table
+            .pools
+            .get_mut(&handle)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let chunk = pool
+            .imports
+            .remove(&address)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let context = self.context_near(pool.device)?;
+        // Unmapped before anybody else can be given the addresses: the lock is held until the message is sent.
+        let mut memory = self.memory.lock();
+        memory.disown(address);
+        memory.give_addresses(chunk);
+        self.unmap(context, chunk)
+    }
+}
+
+pub(crate) unsafe fn cuMemPoolImportPointer(
+    address: *mut CUdeviceptr,
+    pool: CUmemoryPool,
+    data: *mut c_void,
+) -> Done {
+    let driver = driver()?;
+    if address.is_null() || data.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: a record of 64 bytes of the caller's; programs of C do not always align.
+    let record = unsafe { data.cast::<[u8; RECORD_BYTES]>().read_unaligned() };
+    let record = Record::read(&record).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let handle = pool.0 as u64;
+    let mut table = driver.pools.lock();
+    let pool = table.get(handle)?;
+    if !pool.is_imported || pool.id != Some(record.pool) {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let device = pool.device;
+    let context = match driver.primary_context(device) {
+        Ok(context) => context,
+        Err(_) => driver.contexts.current()?.handle,
+    };
+    let chunk = driver.import_chunk(device, &record)?;
+    let base = chunk.base + record.offset;
+    pool.imports.insert(base, chunk);
+    driver.memory.lock().adopt(
+        base,
+        record.bytes,
+        context,
+        device,
+        AllocationKind::Imported(handle),
+    );
+    // SAFETY: see the module's contract.
+    unsafe { put(address, base) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECORD: Record = Record {
+        pool: [3; POOL_ID_BYTES],
+        ticket: [5; TICKET_BYTES],
+        len: 32 << 20,
+        offset: 4096,
+        bytes: 1000,
+    };
+
+    #[test]
+    fn a_record_says_where_a_block_lies() {
+        let read = Record::read(&RECORD.write()).unwrap();
+        assert_eq!((read.pool, read.ticket), (RECORD.pool, RECORD.ticket));
+        assert_eq!((read.len, read.offset, read.bytes), (32 << 20, 4096, 1000));
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_is_refused() {
+        for (len, offset, bytes) in [
+            (0, 0, 0),
+            (1 << 20, 0, 1),
+            (2 << 20, 2 << 20, 1),
+            (2 << 20, u64::MAX, 2),
+            (2 << 50, 0, 1),
+            (2 << 20, 0, 0),
+        ] {
+            let wrong = Record {
+                len,
+                offset,
+                bytes,
+                ..RECORD
+            };
+            assert!(
+                Record::read(&wrong.write()).is_none(),
+                "{len} {offset} {bytes}"
+            );
+        }
+        assert!(Record::read(&[0; RECORD_BYTES]).is_none());
+    }
+}

@@ -1,0 +1,304 @@
+//! Offices: where a session hands what it shares to other sessions of this machine, each in a worker process of its own.
+//!
+//! ```text
+//!  session A                                             session B
+//!    cuIpcGetMemHandle(p) ── ipc_export_memory ──►         cuIpcOpenMemHandle(handle) ── ipc_open_memory ──►
+//!    worker A: a descriptor of p's physical memory         worker B: connects to the office that the ticket names,
+//!      in its office, a number for it                        takes the descriptor, maps it where B's client says
+//!        └── ticket: the office's name, the number ── by way of the programs ──┘
+//! ```
+//!
+//! An office is a listening socket without a file; its name is 128 random bits, so that only who was given a ticket finds
+//! it, and it serves processes of its own user alone. Descriptors go when their memory is unmapped or their event destroyed.
+
+use std::{
+    fmt::Write as _,
+    io::{self, Read, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr, UnixListener, UnixStream},
+    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use outboard_api::CUresult;
+use rustc_hash::FxHashMap;
+
+use crate::{device::Failure, supervisor::pass_fd};
+
+/// Ends of the socket that do not read or write within this are left.
+const PATIENCE: Duration = Duration::from_secs(2);
+const TOKEN_BYTES: usize = 16;
+/// The office's name, the number of what is exported.
+const TICKET_BYTES: usize = TOKEN_BYTES + 8;
+pub(crate) const UUID_BYTES: usize = 16;
+pub(crate) const EVENT_BYTES: usize = 64;
+/// What an office answers: kind, length of memory, its device, a driver's event handle.
+const ANSWER_BYTES: usize = 1 + 8 + UUID_BYTES + EVENT_BYTES;
+const KIND_MEMORY: u8 = 1;
+const KIND_EVENT: u8 = 2;
+/// Exports of one session at a time. Each piece of memory holds a descriptor.
+const EXPORTS_MAX: usize = 4096;
+
+/// What a session lets others have.
+pub(crate) enum Export {
+    Memory {
+        file: OwnedFd,
+        len: u64,
+        device: [u8; UUID_BYTES],
+    },
+    Event {
+        /// A driver's own handle.
+        handle: [u8; EVENT_BYTES],
+        /// The memory that the event's state lies in, where no driver keeps it.
+        state: Option<OwnedFd>,
+    },
+}
+
+type Exports = Arc<Mutex<FxHashMap<u64, Export>>>;
+
+fn lock(exports: &Exports) -> MutexGuard<'_, FxHashMap<u64, Export>> {
+    exports.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What this session exports, and where it hands it out.
+#[derive(Default)]
+pub(crate) struct Office {
+    token: Option<[u8; TOKEN_BYTES]>,
+    exports: Exports,
+    next: u64,
+}
+
+impl Office {
+    pub(crate) fn remove(&mut self, number: u64) {
+        lock(&self.exports).remove(&number);
+    }
+
+    pub(crate) fn add(&mut self, export: Export) -> Result<u64, Failure> {
+        let mut exports = lock(&self.exports);
+        if exports.len() >= EXPORTS_MAX {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                format!("more than {EXPORTS_MAX} exports to other processes"),
+            ));
+        }
+        self.next += 1;
+        exports.insert(self.next, export);
+        Ok(self.next)
+    }
+
+    /// The ticket of an export. The first one opens the office.
+    pub(crate) fn ticket(&mut self, number: u64) -> Result<Vec<u8>, Failure> {
+        let token = match self.token {
+            Some(token) => token,
+            None => {
+                let token = open_office(self.exports.clone()).map_err(|error| {
+                    Failure::new(
+                        CUresult::CUDA_ERROR_OPERATING_SYSTEM,
+                        format!("a socket to hand memory to other processes: {error}"),
+                    )
+                })?;
+                *self.token.insert(token)
+            }
+        };
+        Ok([&token[..], &number.to_ne_bytes()].concat())
+    }
+
+    /// What a handle's ticket is for. One of this very session is refused, as the driver refuses it.
+    pub(crate) fn redeem(&self, ticket: &[u8]) -> Result<Export, Failure> {
+        let is_own = self
+            .token
+            .as_ref()
+            .is_some_and(|token| ticket.starts_with(token));
+        if is_own {
+            return Err(Failure::new(
+                CUresult::CUDA_ERROR_INVALID_CONTEXT,
+                "an IPC handle cannot be opened by the process that made it",
+            ));
+        }
+        self.redeem_any(ticket)
+    }
+
+    /// What a ticket is for, this session's own too: descriptors may come back to the process that made them.
+    pub(crate) fn redeem_any(&self, ticket: &[u8]) -> Result<Export, Failure> {
+        let invalid = || Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, "no IPC handle of ours");
+        let ticket: [u8; TICKET_BYTES] = ticket.try_into().map_err(|_| invalid())?;
+        let (token, number) = ticket
+            .split_first_chunk::<TOKEN_BYTES>()
+            .ok_or_else(invalid)?;
+        ask(token, number).map_err(|error| {
+            Failure::new(
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                format!("what an IPC handle names is not there (any more): {error}"),
+            )
+        })
+    }
+}
+
+fn address(token: &[u8; TOKEN_BYTES]) -> io::Result<SocketAddr> {
+    let mut name = "outboard-ipc-".to_string();
+    for byte in token {
+        let _ = write!(name, "{byte:02x}");
+    }
+    SocketAddr::from_abstract_name(name)
+}
+
+/// Listens under a new name and serves whoever comes, until the process ends.
+fn open_office(exports: Exports) -> io::Result<[u8; TOKEN_BYTES]> {
+    let mut token = [0; TOKEN_BYTES];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut token)?;
+    let listener = UnixListener::bind_addr(&address(&token)?)?;
+    std::thread::Builder::new()
+        .name("ipc".into())
+        .spawn(move || {
+            for visitor in listener.incoming().flatten() {
+                if let Err(error) = serve(visitor, &exports) {
+                    tracing::debug!(%error, "an IPC visitor");
+                }
+            }
+        })?;
+    Ok(token)
+}
+
+/// One question, one answer. Others wait for [`PATIENCE`] at most.
+fn serve(mut visitor: UnixStream, exports: &Exports) -> io::Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(&visitor)?;
+    if peer.uid != rustix::process::geteuid() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    visitor.set_read_timeout(Some(PATIENCE))?;
+    visitor.set_write_timeout(Some(PATIENCE))?;
+    let mut number = [0; 8];
+    visitor.read_exact(&mut number)?;
+    let (answer, file) = {
+        let exports = lock(exports);
+        let export = exports.get(&u64::from_ne_bytes(number));
+        match export.ok_or(io::ErrorKind::NotFound)? {
+            found @ Export::Memory { file, .. } => (encode(found), Some(file.try_clone()?)),
+            found @ Export::Event { state, .. } => {
+                let state = state.as_ref().map(OwnedFd::try_clone).transpose()?;
+                (encode(found), state)
+            }
+        }
+    };
+    match file {
+        Some(file) => pass_fd::send(&visitor, &answer, file.as_fd()),
+        None => visitor.write_all(&answer),
+    }
+}
+
+fn encode(export: &Export) -> [u8; ANSWER_BYTES] {
+    let mut answer = [0; ANSWER_BYTES];
+    match export {
+        Export::Memory { len, device, .. } => {
+            answer[0] = KIND_MEMORY;
+            answer[1..9].copy_from_slice(&len.to_ne_bytes());
+            answer[9..9 + UUID_BYTES].copy_from_slice(device);
+        }
+        Export::Event { handle, .. } => {
+            answer[0] = KIND_EVENT;
+            answer[9 + UUID_BYTES..].copy_from_slice(handle);
+        }
+    }
+    answer
+}
+
+/// Asks another worker's office.
+fn ask(token: &[u8; TOKEN_BYTES], number: &[u8]) -> io::Result<Export> {
+    let mut office = UnixStream::connect_addr(&address(token)?)?;
+    office.set_read_timeout(Some(PATIENCE))?;
+    office.set_write_timeout(Some(PATIENCE))?;
+    office.write_all(number)?;
+    let mut answer = [0; ANSWER_BYTES];
+    let (len, file) = pass_fd::receive(&office, &mut answer)?;
+    if len != ANSWER_BYTES {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    decode(&answer, file).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+fn decode(answer: &[u8; ANSWER_BYTES], file: Option<OwnedFd>) -> Option<Export> {
+    let (kind, rest) = answer.split_first()?;
+    let (len, rest) = rest.split_first_chunk::<8>()?;
+    let (device, rest) = rest.split_first_chunk::<UUID_BYTES>()?;
+    match *kind {
+        KIND_MEMORY => Some(Export::Memory {
+            file: file?,
+            len: u64::from_ne_bytes(*len),
+            device: *device,
+        }),
+        KIND_EVENT => Some(Export::Event {
+            handle: rest.try_into().ok()?,
+            state: file,
+        }),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, io::Seek as _};
+
+    use super::*;
+
+    fn file_with(text: &str) -> OwnedFd {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file.rewind().unwrap();
+        file.into()
+    }
+
+    #[test]
+    fn a_ticket_is_good_in_another_session_for_as_long_as_the_export() {
+        let (mut exporter, importer) = (Office::default(), Office::default());
+        let memory = Export::Memory {
+            file: file_with("physical memory"),
+            len: 2 << 20,
+            device: [7; UUID_BYTES],
+        };
+        let number = exporter.add(memory).unwrap();
+        let memory = number;
+        let ticket = exporter.ticket(number).unwrap();
+        let handle = std::array::from_fn(|i| i as u8);
+        let state = None;
+        let number = exporter.add(Export::Event { handle, state }).unwrap();
+        let event = exporter.ticket(number).unwrap();
+
+        match importer.redeem(&ticket) {
+            Ok(Export::Memory { file, len, device }) => {
+                let mut text = String::new();
+                File::from(file).read_to_string(&mut text).unwrap();
+                assert_eq!(
+                    (text.as_str(), len, device),
+                    ("physical memory", 2 << 20, [7; 16])
+                );
+            }
+            _ => panic!("no memory"),
+        }
+        assert!(
+            matches!(importer.redeem(&event), Ok(Export::Event { handle: got, .. }) if got == handle)
+        );
+        let status = |ipc: &Office, ticket: &[u8]| ipc.redeem(ticket).err().map(|f| f.status);
+        // Not in the session that made it, and not once it is withdrawn.
+        let own = Some(CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        assert_eq!(status(&exporter, &ticket), own);
+        assert!(exporter.redeem_any(&ticket).is_ok());
+        exporter.remove(memory);
+        let gone = Some(CUresult::CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(status(&importer, &ticket), gone);
+        // Nor is nonsense, or an office that is not there.
+        assert_eq!(status(&importer, &ticket[1..]), gone);
+        assert_eq!(status(&importer, &[9; TICKET_BYTES]), gone);
+    }
+
+    #[test]
+    fn an_answer_without_its_descriptor_is_none() {
+        let mut answer = [0; ANSWER_BYTES];
+        answer[0] = KIND_MEMORY;
+        assert!(decode(&answer, None).is_none());
+        answer[0] = 3;
+        assert!(decode(&answer, Some(file_with(""))).is_none());
+    }
+}

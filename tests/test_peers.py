@@ -1,0 +1,45 @@
+"""Several devices of one server, and several processes of one program, on the software device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import Server, start_server
+
+PROGRAM = Path(__file__).with_name("peers.py")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = start_server(tmp_path_factory.mktemp("server"), "--devices", "2")
+    yield server
+    assert server.process.poll() is None, f"the server died:\n{server.log.read_text()}"
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("case", ["access", "descriptors", "handles", "forged", "pools", "hidden"])
+def test_peers(server: Server, link: str, case: str) -> None:
+    done = server.run(link, sys.executable, PROGRAM, case)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
+
+
+# More of them, as two H200 answered, are a unit test of the library.
+@pytest.mark.parametrize(
+    ("visible", "answer"),
+    [
+        ("1", "SUCCESS 1"),
+        (" 1 , 0", "SUCCESS 10"),
+        ("0,7,1", "SUCCESS 0"),
+        ("GPU-6f7574626f6172642d736f66742d3031", "SUCCESS 1"),
+        ("-1", "NO_DEVICE "),
+        ("", "NO_DEVICE "),
+        ("1,1", "INVALID_DEVICE "),
+    ],
+)
+def test_visible_devices(server: Server, link: str, visible: str, answer: str) -> None:
+    done = server.run(link, sys.executable, PROGRAM, "visible", env={"CUDA_VISIBLE_DEVICES": visible})
+    assert done.stdout == answer + "\nright\n", done.stdout + done.stderr
