@@ -31,7 +31,7 @@ TARGET = 0.97
 
 
 def often(size: int) -> int:
-    return 200 if size <= 1 << 16 else 100 if size <= 1 << 24 else 20
+    return 2000 if size <= 1 << 18 else 200 if size <= 1 << 24 else 20
 
 
 class Pair:

@@ -376,8 +376,9 @@ def forged() -> None:
         forged_event = IpcHandle.from_buffer_copy(data[64:72] + bytes([data[72] ^ 1]) + data[73:])
         null, pair = os.open("/dev/null", os.O_RDWR), socket.socketpair()
         pair[1].send(b"OB-FD-M1" + bytes(24))
-        for number in (-1, 99_999, null, pair[0].fileno(), pair[1].fileno()):
-            expect("INVALID_VALUE", "cuMemImportFromShareableHandle", byref(handle), number, FD)
+        for number in (-1, 99_999, null, pair[1].fileno()):
+            expect("UNKNOWN", "cuMemImportFromShareableHandle", byref(handle), number, FD)
+        expect("INVALID_VALUE", "cuMemImportFromShareableHandle", byref(handle), pair[0].fileno(), FD)
         expect("INVALID_VALUE", "cuIpcOpenMemHandle_v2", byref(where), forged_memory, 1)
         expect("INVALID_VALUE", "cuIpcOpenEventHandle", byref(event), forged_event)
         expect("INVALID_VALUE", "cuIpcOpenMemHandle_v2", byref(where), IpcHandle(), 1)

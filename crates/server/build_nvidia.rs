@@ -90,6 +90,7 @@ const WITH_POINTERS: &[&str] = &[
     "cuMemSetAccess",
     "cuMemGetHandleForAddressRange",
     "cuMemcpyAsync",
+    "cuMemcpyPeerAsync",
     "cuMemcpy3DAsync_v2",
     "cuStreamSetAttribute",
     "cuStreamGetAttribute",

@@ -371,10 +371,7 @@ fn before_and_after_initialisation() {
         unsafe { nvmlDeviceGetCount_v2(&mut count) },
         nvmlReturn_t::UNINITIALIZED
     );
-    assert_eq!(
-        nvmlDeviceGetTopologyCommonAncestor(),
-        nvmlReturn_t::UNINITIALIZED
-    );
+    assert_eq!(nvmlSystemGetTopologyGpuSet(), nvmlReturn_t::UNINITIALIZED);
     assert_eq!(shutdown(), nvmlReturn_t::UNINITIALIZED);
     let _session = Session::start(Kind::Shm);
     let gpu = device(0);

@@ -110,9 +110,14 @@ pub(crate) unsafe fn cuKernelGetAttribute(
     kernel: CUkernel,
     device: CUdevice,
 ) -> Done {
-    driver()?.card(device)?;
+    let driver = driver()?;
+    driver.card(device)?;
+    let kernel = driver.libraries.kernel(CUfunction(kernel.0))?;
+    if value.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
     // SAFETY: see the module's contract.
-    unsafe { cuFuncGetAttribute(value, attribute, CUfunction(kernel.0)) }
+    unsafe { put(value, kernel.attribute_on(driver, device, attribute)?) }
 }
 
 pub(crate) unsafe fn cuFuncSetAttribute(function: CUfunction, attribute: u32, value: i32) -> Done {
@@ -134,7 +139,7 @@ pub(crate) unsafe fn cuKernelSetAttribute(
     driver
         .libraries
         .kernel(CUfunction(kernel.0))?
-        .set_attribute(driver, attribute, value)
+        .set_attribute_on(driver, device, attribute, value)
 }
 
 /// A preference without effect on results; kernels of libraries take it for all devices.

@@ -281,7 +281,7 @@ impl Driver {
     }
 
     /// A context of a device, as messages name it: the current one, or the primary one.
-    fn context_of_device(&self, device: CUdevice) -> Result<u64, CUresult> {
+    pub(crate) fn context_of_device(&self, device: CUdevice) -> Result<u64, CUresult> {
         match self.contexts.current() {
             Ok(current) if current.device == device => Ok(wire_context()),
             _ => {

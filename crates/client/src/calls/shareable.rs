@@ -67,7 +67,7 @@ pub(super) unsafe fn borrowed<'a>(os_handle: *mut c_void) -> Result<BorrowedFd<'
     let number = i32::try_from(os_handle as usize)
         .ok()
         .filter(|number| *number >= 0)
-        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        .ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
     // SAFETY: not -1, and open for as long as the caller promises.
     Ok(unsafe { BorrowedFd::borrow_raw(number) })
 }
@@ -145,14 +145,19 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
     if handle.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    if kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
-        log::warn("cuMemImportFromShareableHandle: only POSIX file descriptors are supported");
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    match kind {
+        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR => {}
+        CU_MEM_HANDLE_TYPE_NONE => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        _ => {
+            log::warn("cuMemImportFromShareableHandle: only POSIX file descriptors are supported");
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
     }
     driver.forget_closed_exports()?;
     // SAFETY: only looked at during this call.
     let descriptor = unsafe { borrowed(os_handle)? };
-    let ticket = ticket_of(MEMORY_MARK, descriptor).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    // What the driver answers to a descriptor that is none of its own.
+    let ticket = ticket_of(MEMORY_MARK, descriptor).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
     let allocation = driver.handles.mint(Kind::Allocation);
     let question = messages::IpcOpenAllocation {
         allocation,

@@ -11,7 +11,7 @@ use std::{
 
 use outboard_api::{
     CUresult,
-    cuda::{CUcontext, CUfunction},
+    cuda::{CUcontext, CUdevice, CUfunction},
     enums::*,
 };
 use outboard_wire::{
@@ -71,7 +71,7 @@ pub(crate) struct Kernel {
     pub(crate) requested: AtomicBool,
     attributes: OnceLock<Vec<i32>>,
     /// Set by `cuFuncSetAttribute`, over what the image says.
-    overrides: RwLock<FxHashMap<u32, i32>>,
+    overrides: RwLock<FxHashMap<(CUdevice, u32), i32>>,
     /// Answers to occupancy questions: they depend on nothing but the kernel and the question.
     pub(crate) occupancy: Mutex<HashMap<OccupancyKey, u64>>,
 }
@@ -205,7 +205,17 @@ impl Kernel {
 
     /// An attribute, asked of the server once for all of the kernel's.
     pub(crate) fn attribute(&self, driver: &Driver, attribute: u32) -> Result<i32, CUresult> {
-        if let Some(value) = self.overrides.read().get(&attribute) {
+        self.attribute_on(driver, current_device(driver), attribute)
+    }
+
+    /// An attribute as it is on a device: each has what was set there.
+    pub(crate) fn attribute_on(
+        &self,
+        driver: &Driver,
+        device: CUdevice,
+        attribute: u32,
+    ) -> Result<i32, CUresult> {
+        if let Some(value) = self.overrides.read().get(&(device, attribute)) {
             return Ok(*value);
         }
         let values = match self.attributes.get() {
@@ -240,10 +250,21 @@ impl Kernel {
                     && !self.is_altered.load(Ordering::Acquire))
     }
 
-    /// Sets an attribute here and there. What is refused is refused here.
+    /// Sets an attribute on the current device.
     pub(crate) fn set_attribute(
         &self,
         driver: &Driver,
+        attribute: u32,
+        value: i32,
+    ) -> Result<(), CUresult> {
+        self.set_attribute_on(driver, current_device(driver), attribute, value)
+    }
+
+    /// Sets an attribute on a device, here and there. What is refused is refused here.
+    pub(crate) fn set_attribute_on(
+        &self,
+        driver: &Driver,
+        device: CUdevice,
         attribute: u32,
         value: i32,
     ) -> Result<(), CUresult> {
@@ -260,7 +281,6 @@ impl Kernel {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         if attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES {
-            let device = driver.contexts.current().map_or(0, |c| c.device);
             let most = driver.attribute(
                 device,
                 CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
@@ -271,17 +291,27 @@ impl Kernel {
             }
         }
         // Set again to what it is: nothing to send.
-        if self.overrides.read().get(&attribute) == Some(&value) {
+        if self.overrides.read().get(&(device, attribute)) == Some(&value) {
             return Ok(());
         }
-        driver.submit(&messages::KernelSetAttribute {
+        let message = messages::KernelSetAttribute {
             kernel: self.wire,
             attribute,
             value,
-        })?;
-        self.overrides.write().insert(attribute, value);
+        };
+        match driver.contexts.current() {
+            Ok(current) if current.device != device => {
+                driver.submit_in(driver.context_of_device(device)?, &message)?;
+            }
+            _ => driver.submit(&message)?,
+        }
+        self.overrides.write().insert((device, attribute), value);
         self.is_altered.store(true, Ordering::Release);
         self.occupancy.lock().clear();
         Ok(())
     }
+}
+/// The current context's device.
+fn current_device(driver: &Driver) -> CUdevice {
+    driver.contexts.current().map_or(0, |c| c.device)
 }

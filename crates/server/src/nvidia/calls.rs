@@ -91,6 +91,19 @@ impl Driver {
         unsafe { self.cuMemcpyAsync(dst.address(), src.address(), len, stream) }
     }
 
+    pub(super) fn memcpy_peer(
+        &self,
+        dst: Span,
+        to: real::Context,
+        src: Span,
+        from: real::Context,
+        stream: real::Stream,
+    ) -> Result<(), Refused> {
+        let len = dst.len().min(src.len());
+        // SAFETY: both spans are memory of the session, in the contexts given.
+        unsafe { self.cuMemcpyPeerAsync(dst.address(), to, src.address(), from, len, stream) }
+    }
+
     pub(super) fn memcpy_box(
         &self,
         copy: &CheckedBox,

@@ -21,7 +21,7 @@ use super::{
     host_memory::Pinned,
     owned::{ContextHold, given_back},
     staging::{Slot, SlotWait, Staging},
-    table::real,
+    table::{Refused, real},
 };
 use crate::device::{Cx, Failure, Pending, Rooms};
 
@@ -30,8 +30,36 @@ impl Nvidia {
         self.enter(cx)?;
         let (dst, src) = (self.known(m.dst, m.len)?, self.known(m.src, m.len)?);
         let stream = self.real_stream(m.stream)?;
-        self.driver.memcpy(dst, src, stream)?;
+        if let Err(refused) = self.driver.memcpy(dst, src, stream) {
+            self.copy_between(m, dst, src, stream, refused)?;
+        }
         self.settle_copy(m.stream, m.sync)
+    }
+
+    /// A copy between memory of two devices that neither may use the other's of: told where each lies, the driver does it.
+    #[cold]
+    fn copy_between(
+        &mut self,
+        m: &messages::Copy,
+        dst: Span,
+        src: Span,
+        stream: real::Stream,
+        refused: Refused,
+    ) -> Result<(), Failure> {
+        let places = (
+            self.memory.device_of(m.dst, m.len),
+            self.memory.device_of(m.src, m.len),
+        );
+        let (Some(to), Some(from)) = places else {
+            return Err(refused.into());
+        };
+        if to == from || refused.status != CUresult::CUDA_ERROR_INVALID_VALUE {
+            return Err(refused.into());
+        }
+        let (to, from) = (self.hold_of(to)?, self.hold_of(from)?);
+        Ok(self
+            .driver
+            .memcpy_peer(dst, to.handle, src, from.handle, stream)?)
     }
 
     pub(super) fn copy_in(

@@ -86,7 +86,6 @@ pub(super) fn open(options: &DeviceOptions, ahead: bool) -> Result<Box<dyn Devic
             devices: options.devices,
             capability: options.capability,
             watch: options.watch,
-            ..Default::default()
         }),
     }
 }

@@ -148,7 +148,7 @@ pub(crate) unsafe fn cuMemPoolImportFromShareableHandle(
     check_kind("cuMemPoolImportFromShareableHandle", kind, flags)?;
     // SAFETY: only looked at during this call.
     let descriptor = unsafe { borrowed(os_handle)? };
-    let ticket = ticket_of(POOL_MARK, descriptor).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let ticket = ticket_of(POOL_MARK, descriptor).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
     let (id, rest) = ticket
         .split_first_chunk::<POOL_ID_BYTES>()
         .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;

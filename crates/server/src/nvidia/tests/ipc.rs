@@ -14,7 +14,12 @@ fn export(
 }
 
 fn open(client: &mut Client, ticket: &[u8], va: u64, len: u64) -> Result<u32, CUresult> {
-    let message = messages::IpcOpenMemory { ticket, va, len };
+    let message = messages::IpcOpenMemory {
+        ticket,
+        va,
+        len,
+        own: 0,
+    };
     client.with(|device, cx| {
         let opened = device.ipc_open_memory(cx, &message);
         opened.map(|reply| reply.device).map_err(|f| f.status)
