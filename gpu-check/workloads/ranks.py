@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -19,11 +17,10 @@ import torch.distributed as distributed
 from torch import nn
 
 STEPS = 5
-# How long NCCL's watchdog waits for a collective, in the case that wants it to bark.
-WATCHDOG_S = 8
+TIMEOUT_S = 60
 
 
-def start(rank: int, port: str, timeout_s: float = 60) -> torch.device:
+def start(rank: int, port: str) -> torch.device:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     distributed.init_process_group(
@@ -32,7 +29,7 @@ def start(rank: int, port: str, timeout_s: float = 60) -> torch.device:
         rank=rank,
         world_size=2,
         device_id=device,
-        timeout=datetime.timedelta(seconds=timeout_s),
+        timeout=datetime.timedelta(seconds=TIMEOUT_S),
     )
     return device
 
@@ -128,19 +125,6 @@ def graphs(rank: int, device: torch.device) -> dict[str, Any]:
     return {"sums": sums}
 
 
-def killed(rank: int, device: torch.device) -> dict[str, Any]:
-    """The second rank dies in the middle of it."""
-    x = torch.ones(1 << 24, device=device)
-    for step in range(1000):
-        distributed.all_reduce(x)
-        x /= 2
-        if rank == 1 and step == 20:
-            torch.cuda.synchronize()
-            os.kill(os.getpid(), signal.SIGKILL)
-    torch.cuda.synchronize()
-    return {"ended": "as if nobody had died"}
-
-
 def serve(rank: int, device: torch.device) -> dict[str, Any]:
     """Measures what it is told: bytes and how often, a line each."""
     print(json.dumps({"ready": True}), flush=True)
@@ -170,14 +154,13 @@ CASES: dict[str, Callable[[int, torch.device], dict[str, Any]]] = {
     "fsdp": fsdp,
     "tensor_parallel": tensor_parallel,
     "graphs": graphs,
-    "killed": killed,
     "serve": serve,
 }
 
 
 def main() -> None:
     case, rank, port = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    device = start(rank, port, WATCHDOG_S if case == "killed" else 60)
+    device = start(rank, port)
     computed = CASES[case](rank, device)
     print(json.dumps(computed), flush=True)
     distributed.destroy_process_group()

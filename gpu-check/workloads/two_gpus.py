@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,15 +14,13 @@ from typing import Any
 import torch
 
 from harness import CheckFailed, Result, Settings, SkipWorkload, require
-from torch_tools import digest, first_result, healthy, random, synchronize
+from torch_tools import digest, first_result, healthy, random
 
 __all__ = ["WORKLOADS", "first_result", "healthy"]
 
 RANKS = Path(__file__).with_name("ranks.py")
 QUESTIONS = Path(__file__).with_name("peer_questions.py")
 RANKS_S_MAX = 90
-# A rank that is left alone: NCCL's watchdog barks after 8 s, and PyTorch takes its time to end the process.
-LEFT_S_MAX = 60
 # Questions whose answers are another machine's, or differ for a reason.
 UNLIKE = {
     "create, host NUMA": "host memory of cuMemCreate is not served",
@@ -127,32 +124,6 @@ def ranks_tensor_parallel(settings: Settings) -> Result:
     return _losses("tensor_parallel")
 
 
-def rank_killed(settings: Settings) -> Result:
-    """One rank is killed during an all-reduce: the other ends by NCCL's watchdog, as it does locally."""
-    _need_two()
-    left, dies = processes = _start_ranks("killed")
-    try:
-        dies.wait(RANKS_S_MAX)
-        require(dies.returncode == -signal.SIGKILL, f"the rank to die ended with {dies.returncode}")
-        begun = time.monotonic()
-        try:
-            left.communicate(timeout=LEFT_S_MAX)
-        except subprocess.TimeoutExpired as error:
-            raise CheckFailed(f"the rank that is left hangs for {LEFT_S_MAX} s") from error
-        seconds = time.monotonic() - begun
-        require(left.returncode != 0, "the rank that is left ended as if nobody had died")
-    finally:
-        for process in processes:
-            process.kill()
-    # The GPUs are still there for the next program.
-    synchronize()
-    x = torch.ones(10, device="cuda:1").sum().item()
-    require(x == 10, "the GPU of the dead rank")
-    result = Result(facts={"exit": left.returncode})
-    result.timings_ms = {"until the other ends": seconds * 1e3}
-    return result
-
-
 def both_gpus(settings: Settings) -> Result:
     """One process: copies between its GPUs, events and streams of both, DataParallel."""
     _need_two()
@@ -238,6 +209,5 @@ WORKLOADS = {
         ranks_ddp,
         ranks_fsdp,
         ranks_tensor_parallel,
-        rank_killed,
     )
 }

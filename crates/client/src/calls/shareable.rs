@@ -167,7 +167,8 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
     let device = driver.devices.client(device)?;
     let properties = CUmemAllocationProp {
         kind: CU_MEM_ALLOCATION_TYPE_PINNED,
-        requested_handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        // As the driver has it: what was imported is not exported again.
+        requested_handle_types: CU_MEM_HANDLE_TYPE_NONE,
         location: CUmemLocation {
             kind: CU_MEM_LOCATION_TYPE_DEVICE,
             id: device,

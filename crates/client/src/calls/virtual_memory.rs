@@ -301,7 +301,9 @@ pub(crate) unsafe fn cuMemSetAccess(
             log::warn("cuMemSetAccess for the host is not supported");
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
-        driver.card(desc.location.id)?;
+        driver
+            .card(desc.location.id)
+            .map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
         if !matches!(
             desc.flags,
             CU_MEM_ACCESS_FLAGS_PROT_NONE
@@ -345,10 +347,16 @@ pub(crate) unsafe fn cuMemGetAccess(
     let driver = driver()?;
     // SAFETY: NULL or a record of the caller's.
     let location = unsafe { location.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    if location.kind != CU_MEM_LOCATION_TYPE_DEVICE {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    let is_host = matches!(
+        location.kind,
+        CU_MEM_LOCATION_TYPE_HOST | CU_MEM_LOCATION_TYPE_HOST_NUMA
+    );
+    if !is_host && location.kind != CU_MEM_LOCATION_TYPE_DEVICE {
+        return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
     }
-    driver.card(location.id)?;
+    if !is_host {
+        driver.card(location.id)?;
+    }
     let found = driver
         .memory
         .lock()
@@ -356,7 +364,7 @@ pub(crate) unsafe fn cuMemGetAccess(
         .copied()
         .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let may = match found.kind {
-        AllocationKind::Mapped { access, .. } => access.of(location.id),
+        AllocationKind::Mapped { access, .. } if !is_host => access.of(location.id),
         // What it says of memory that was not mapped by hand, whoever may use that.
         _ => CU_MEM_ACCESS_FLAGS_PROT_NONE,
     };
