@@ -35,18 +35,25 @@ static const char *const ptx =
 
 static size_t buffer_bytes = 1 << 16;
 static int is_stingy;
+/* The two functions call CUDA, and the second one CUPTI. */
+static int is_calling, flushed_inside = -1;
 
 static void request(uint8_t **buffer, size_t *bytes, size_t *records_max)
 {
     *buffer = is_stingy ? 0 : aligned_alloc(8, buffer_bytes);
     *bytes = is_stingy ? 0 : buffer_bytes;
     *records_max = 0;
+    if (is_calling) cudaDeviceSynchronize();
 }
 
 static void complete(void *context, uint32_t stream, uint8_t *buffer, size_t bytes, size_t valid)
 {
     uint8_t *r = 0;
     (void)context, (void)stream, (void)bytes;
+    if (is_calling) {
+        cudaDeviceSynchronize();
+        flushed_inside = cuptiActivityFlushAll(0);
+    }
     while (!cuptiActivityGetNextRecord(buffer, valid, &r)) switch (U32(r, 0)) {
         case 1:
             printf("copy call %u bytes %lu kind %u from %u to %u stream %u at %lu %lu\n", U32(r, 44), U64(r, 8), r[4], r[5], r[6],
@@ -139,6 +146,7 @@ int main(int count, char **arguments)
     printf("unsupported %d kind %d wrong %d\n", cuptiEventGroupCreate(), cuptiActivityEnable(38), cuptiActivityEnable(1000));
     is_stingy = !strcmp(what, "stingy");
     if (!strcmp(what, "small")) buffer_bytes = 300;
+    if (!strcmp(what, "calling")) is_calling = 1, buffer_bytes = 300;
     DO(cuptiActivityRegisterCallbacks(request, complete));
     DO(cuptiGetTimestamp(&before));
     for (i = 0; i < sizeof kinds / sizeof *kinds; i++) DO(cuptiActivityEnable(kinds[i]));
@@ -169,6 +177,7 @@ int main(int count, char **arguments)
     DO(cuptiActivityFlushAll(1));
     DO(cuptiGetTimestamp(&after));
     DO(cuptiActivityGetNumDroppedRecords(0, 0, &dropped));
+    if (is_calling) printf("inside %d\n", flushed_inside);
     printf("between %lu %lu dropped %zu\n", before, after, dropped);
     if (!strcmp(what, "twice")) {
         DO(cuptiFinalize());

@@ -115,6 +115,15 @@ def test_records_without_a_buffer_are_counted(server: Server, program: Path) -> 
     assert between(lines)[2] == 0 and len(records(lines, "kernel")) == 1
 
 
+def test_functions_for_buffers_may_call_cuda(server: Server, program: Path) -> None:
+    """Their calls are not profiled, which would ask for a buffer again; taking the work while it is taken is refused."""
+    lines, stderr = run(server, "shm", program, "calling")
+    assert "inside 7" in lines and "cuptiActivityFlushAll cannot be called" in stderr
+    assert between(lines)[2] == 0 and len(records(lines, "kernel")) == 1
+    # The calls of work(), and the one that waits for it.
+    assert len(records(lines, "runtime")) == 4
+
+
 def test_a_subscriber_is_called_for_what_it_asked(server: Server, program: Path) -> None:
     lines, stderr = run(server, "shm", program, "callbacks")
     called = [line for line in lines if line.startswith("called")]

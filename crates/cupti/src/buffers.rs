@@ -1,6 +1,6 @@
 //! Buffers of the program's, filled with records and given back.
 
-use std::ffi::c_void;
+use std::{cell::Cell, ffi::c_void};
 
 use parking_lot::Mutex;
 
@@ -41,6 +41,22 @@ static BUFFERS: Mutex<Buffers> = Mutex::new(Buffers {
     dropped: 0,
 });
 
+thread_local! {
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is in one of the program's two functions.
+pub(crate) fn is_in_callback() -> bool {
+    IN_CALLBACK.get()
+}
+
+/// Runs one of the program's two functions.
+fn in_callback(run: impl FnOnce()) {
+    let outer = IN_CALLBACK.replace(true);
+    run();
+    IN_CALLBACK.set(outer);
+}
+
 /// Buffers come from and go to these functions from now on.
 pub(crate) fn register(request: Request, complete: Complete) {
     BUFFERS.lock().callbacks = Some((request, complete));
@@ -50,8 +66,12 @@ pub(crate) fn is_registered() -> bool {
     BUFFERS.lock().callbacks.is_some()
 }
 
-/// Writes a record, or counts it as dropped where the program has no buffer for it.
+/// Writes a record, or counts it as dropped where the program has no buffer for it. Calls that the program's two functions
+/// make have no records: each would ask for a buffer again, without end.
 pub(crate) fn write<R: Record>(record: &R) {
+    if is_in_callback() {
+        return;
+    }
     let mut full = None;
     let mut asked = false;
     let callbacks = loop {
@@ -128,7 +148,7 @@ impl Buffer {
     unsafe fn request(request: Request) -> Option<Buffer> {
         let (mut address, mut bytes, mut records_max) = (std::ptr::null_mut::<u8>(), 0, 0);
         // SAFETY: the caller's promise; three outputs.
-        unsafe { request(&mut address, &mut bytes, &mut records_max) };
+        in_callback(|| unsafe { request(&mut address, &mut bytes, &mut records_max) });
         let is_usable = !address.is_null() && (address as usize).is_multiple_of(ALIGN);
         is_usable.then_some(Buffer {
             address: address as usize,
@@ -143,7 +163,7 @@ impl Buffer {
     /// A function of the program's of this type; the memory is its own from now on.
     unsafe fn complete(self, complete: Complete) {
         // SAFETY: the caller's promise.
-        unsafe {
+        in_callback(|| unsafe {
             complete(
                 std::ptr::null_mut(),
                 0,
@@ -151,7 +171,7 @@ impl Buffer {
                 self.bytes,
                 self.used,
             );
-        }
+        });
     }
 
     /// Appends a record; false where it does not fit.

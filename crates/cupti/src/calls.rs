@@ -194,6 +194,12 @@ pub(crate) extern "C" fn cuptiActivityFlushAll(flags: u32) -> Status {
         if !buffers::is_registered() {
             return Err(Status::INVALID_PARAMETER);
         }
+        if buffers::is_in_callback() {
+            log::warn(format_args!(
+                "cuptiActivityFlushAll cannot be called by the functions for buffers"
+            ));
+            return Err(Status::INVALID_OPERATION);
+        }
         let taken = profile::take(flags);
         // What there is goes to the program, whatever became of the rest.
         buffers::flush();

@@ -13,8 +13,8 @@
 //! Where `libcuda.so.1` is not Outboard's, or none is there, every function says so once on stderr and answers
 //! `CUPTI_ERROR_NOT_INITIALIZED`: the program goes on without times of the GPU.
 //!
-//! Locks, none held while another is taken, and none while the program's callbacks run: what is enabled; the buffers;
-//! the clock; the names.
+//! Locks, none held while the program's callbacks run: what is enabled; the buffers; the clock; the names. One is held
+//! meanwhile, so that work is written in its order: that of taking it, which these callbacks therefore cannot do.
 
 mod buffers;
 mod calls;

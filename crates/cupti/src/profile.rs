@@ -236,14 +236,19 @@ pub(crate) fn thread_number(tid: libc::pid_t) -> u32 {
 
 /// A call has ended: now and then the work that is done is taken, so that the server need not keep it.
 pub(crate) fn call_ended() {
-    if UNTAKEN.fetch_add(1, Ordering::Relaxed) >= CALLS_UNTAKEN_MAX {
+    if UNTAKEN.fetch_add(1, Ordering::Relaxed) >= CALLS_UNTAKEN_MAX && !buffers::is_in_callback() {
         // What goes wrong is said; the program's call has succeeded.
         let _ = take(0);
     }
 }
 
 /// Writes records of all work that is done.
+///
+/// Not in the functions that the program has for its buffers: one of them may have been called by this very function.
 pub(crate) fn take(flags: u32) -> Result<(), Status> {
+    if buffers::is_in_callback() {
+        return Err(Status::INVALID_OPERATION);
+    }
     let _taking = TAKING.lock();
     if ASKED.lock().is_none() {
         return Ok(());

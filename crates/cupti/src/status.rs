@@ -34,6 +34,7 @@ impl Status {
 
 statuses! {
     INVALID_PARAMETER = 1;
+    INVALID_OPERATION = 7;
     OUT_OF_MEMORY = 8;
     MAX_LIMIT_REACHED = 12;
     NOT_INITIALIZED = 15;
