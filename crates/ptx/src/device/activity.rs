@@ -1,6 +1,6 @@
 //! When work was done, kept for a profiler that asks for it.
 
-use std::{collections::VecDeque, time::Instant};
+use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use super::{
     schedule::State,
@@ -57,7 +57,11 @@ impl Finished {
     pub(super) fn of(work: &Work) -> Option<Finished> {
         let bytes = |extent: &super::Extent| extent.bytes().unwrap_or(0);
         Some(match work {
-            Work::Launch(launch) => Finished::Launch(launch.clone()),
+            // Without its parameters: kept for a million launches they are gigabytes, and nobody asks for them.
+            Work::Launch(launch) => Finished::Launch(Launch {
+                params: Arc::default(),
+                ..launch.clone()
+            }),
             Work::Copy(copy) => Finished::Copy {
                 dst: copy.dst.address,
                 src: copy.src.address,

@@ -1,5 +1,6 @@
 //! The device's semantics, with closures for kernels.
 
+mod activity;
 mod captures;
 mod graphs;
 mod order;
