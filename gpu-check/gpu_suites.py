@@ -64,8 +64,14 @@ def main(arguments: list[str] | None = None) -> int:
     if set(options.modes) - {"soft"} and not machine.has_gpu():
         print("gpu-suites: there is no NVIDIA GPU with a driver here: --modes soft needs none", file=sys.stderr)
         return EXIT_USAGE
+    try:
+        # Now, and not when the first suite has run for as long as it may.
+        results.check(options.out)
+        options.log_dir.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        print(f"gpu-suites: results or logs cannot be written: {error}", file=sys.stderr)
+        return EXIT_USAGE
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_DIFFERENT))
-    options.log_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpu-suites-") as scratch:
         check = Check(options, Path(scratch))
         try:

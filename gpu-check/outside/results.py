@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,14 @@ def defects(suites: dict[str, Any]) -> int:
         for counted in suite.get("modes", {}).values()
         for verdict in DEFECTS
     )
+
+
+def check(path: Path) -> None:
+    """Finds out whether results can be written there, and changes nothing. OSError, ValueError."""
+    kept.load(path, {"format": FORMAT_VERSION, "machine": {}, "settings": {}, "suites": {}})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass
 
 
 def write(path: Path, machine: dict[str, Any], settings: dict[str, Any], suites: dict[str, Any]) -> None:

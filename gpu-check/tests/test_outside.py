@@ -189,6 +189,15 @@ def test_build_reads_a_sample_and_its_libraries(tmp_path):
     assert "arch=compute_80,code=compute_80" in command
 
 
+def test_results_that_cannot_be_written_are_said_at_once(tmp_path):
+    (tmp_path / "other.json").write_text("{}")
+    command = [sys.executable, str(Path(gpu_suites.__file__)), "--outboard", "x", "--modes", "soft"]
+    for out in (tmp_path, tmp_path / "other.json", tmp_path / "other.json" / "r.json", Path("/proc/none/r.json")):
+        done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.startswith("gpu-suites: results or logs cannot be written: "), done.stderr
+
+
 def test_usage_without_a_gpu(tmp_path):
     command = [sys.executable, str(Path(gpu_suites.__file__)), "--outboard", "x", "--out", str(tmp_path / "r.json")]
     done = subprocess.run([*command, "--modes", "other"], capture_output=True, text=True)
