@@ -15,6 +15,8 @@ use super::{
 pub(super) const GRAPH_NODES_MAX: usize = 1 << 20;
 /// Graphs inside graphs.
 pub(super) const GRAPH_DEPTH_MAX: usize = 32;
+/// What a graph inside another takes at least, in nodes.
+const GRAPH_INSIDE_NODES: usize = 16;
 /// Graphs of one device.
 pub(super) const GRAPHS_MAX: usize = 1 << 20;
 
@@ -285,6 +287,12 @@ impl Op {
     }
 }
 
+fn too_large() -> Error {
+    Error::Unsupported(format!(
+        "a graph of more than {GRAPH_NODES_MAX} nodes with those of the graphs inside it, each of which counts as {GRAPH_INSIDE_NODES} more"
+    ))
+}
+
 fn no_node(id: NodeId) -> Error {
     Error::InvalidHandle {
         kind: "graph node",
@@ -334,7 +342,27 @@ impl State {
 
     /// A copy of a graph, with copies of the graphs inside it that are still being built.
     pub(super) fn fixed_graph(&self, id: GraphId) -> Result<Graph, Error> {
+        let mut left = GRAPH_NODES_MAX;
+        self.take_nodes(self.graph(id)?, GRAPH_DEPTH_MAX, &mut left)?;
         self.fixed(id, GRAPH_DEPTH_MAX)
+    }
+
+    /// Takes what is in a graph, with the graphs inside it, off what one may have: a graph that is twice in one that is twice
+    /// in the next becomes as large as memory within few calls.
+    fn take_nodes(&self, graph: &Graph, depth: usize, left: &mut usize) -> Result<(), Error> {
+        *left = left.checked_sub(graph.nodes.len()).ok_or_else(too_large)?;
+        for body in graph.nodes.values().flat_map(|node| node.op.bodies()) {
+            *left = left.checked_sub(GRAPH_INSIDE_NODES).ok_or_else(too_large)?;
+            match body {
+                Body::Fixed(inner) => self.take_nodes(inner, depth, left)?,
+                // Those that are deeper are refused when they are copied.
+                Body::Open(inner) if depth > 0 => {
+                    self.take_nodes(self.graph(*inner)?, depth - 1, left)?;
+                }
+                Body::Open(_) => {}
+            }
+        }
+        Ok(())
     }
 
     fn fixed(&self, id: GraphId, depth: usize) -> Result<Graph, Error> {

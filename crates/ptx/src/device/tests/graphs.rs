@@ -342,3 +342,27 @@ fn child_graphs_are_opened_and_nodes_found_in_clones() {
         assert_eq!(b.peek32(b.base), 6);
     }
 }
+
+#[test]
+fn graphs_that_double_with_every_call_end_before_memory_does() {
+    let b = bench();
+    let mut graph = b.gpu.create_graph().unwrap();
+    b.gpu.add_node(graph, Op::Empty, &[]).unwrap();
+    for doubled in 0..20 {
+        let Ok(inner) = b.gpu.graph(graph) else {
+            // So often doubled there are 2^16 graphs, which count as 2^20 nodes, and their own nodes come on top.
+            assert_eq!(doubled, 15);
+            assert!(matches!(
+                b.gpu.clone_graph(graph),
+                Err(Error::Unsupported(_))
+            ));
+            return;
+        };
+        graph = b.gpu.create_graph().unwrap();
+        for _ in 0..2 {
+            let body = Body::Fixed(Box::new(inner.clone()));
+            b.gpu.add_node(graph, Op::Child(body), &[]).unwrap();
+        }
+    }
+    panic!("a graph of a million graphs");
+}
