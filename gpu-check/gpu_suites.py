@@ -152,8 +152,14 @@ class Check:
         threads = [threading.Thread(target=pool.run, args=(names, processes)) for pool in pools.values()]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            # Ctrl-C, or SIGTERM: the threads would go on, and start servers again, until the suite's budget is used up.
+            for pool in pools.values():
+                pool.stop()
+            raise
         return [(mode, pool.outcomes) for mode, pool in pools.items()]
 
     def _again(self, runs: dict[str, dict[str, list[Outcome]]]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -65,6 +66,8 @@ class Pool:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _started: int = 0
     _failed_starts: int = 0
+    _stopped: bool = False
+    _children: list[_Child] = field(default_factory=list)
 
     def list_cases(self) -> list[str]:
         """Asks a process of its own for the names. Raises Unusable."""
@@ -99,8 +102,17 @@ class Pool:
             self.outcomes.setdefault(name, Outcome(LEFT_OUT, detail=self.unusable))
         return self.outcomes
 
+    def stop(self) -> None:
+        """Ends the processes, from another thread than the one in `run`, which returns soon after."""
+        with self._lock:
+            self._stopped = True
+            for child in self._children:
+                child.kill()
+
     def _work(self, waiting: deque[str]) -> None:
         while waiting and time.monotonic() < self.limits.deadline and self._failed_starts < FAILED_STARTS_MAX:
+            if self._stopped:
+                break
             try:
                 self.where.prepare()
                 started = self._attempt(waiting)
@@ -113,6 +125,10 @@ class Pool:
         """Runs cases in one process until none is left or it is lost. Tells whether it started at all."""
         command = self.where.through([self.python, str(CHILD), self.suite, "--sources", str(self.sources)])
         with _Child(command, self.where.environment, self._log()) as child:
+            with self._lock:
+                self._children.append(child)
+            if self._stopped:
+                return False
             event = child.event(min(time.monotonic() + self.limits.start_s, self.limits.deadline))
             if event is None or event.get("event") != "ready":
                 why = (event or {}).get("why") or last_line(child.stderr(0))
@@ -175,6 +191,10 @@ class _Child:
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         self._selector.register(self.process.stdout, selectors.EVENT_READ)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def __enter__(self) -> _Child:
         return self

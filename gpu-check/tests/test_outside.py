@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -54,6 +56,33 @@ def test_the_deadline_leaves_the_rest_out(tmp_path):
     late = pool(tmp_path, "shm", case_s=60.0, seconds=1.5)
     outcomes = late.run(["hangs through it", "right"], 1)
     assert [outcomes[name].outcome for name in ("hangs through it", "right")] == [LEFT_OUT, LEFT_OUT]
+
+
+def test_a_check_that_is_interrupted_ends_its_pools(tmp_path, monkeypatch):
+    """What Ctrl-C does in the main thread while the pools run in theirs."""
+    held = pool(tmp_path, "shm", case_s=60.0)
+    monkeypatch.setattr(gpu_suites, "threading", Interrupted)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        gpu_suites.Check._all(None, {"shm": held}, ["hangs through it"] * 3, 2)
+    for thread in Interrupted.started:
+        thread.end()
+    assert time.monotonic() - began < 20.0
+
+
+class Interrupted:
+    """The module threading, whose threads are interrupted when they are waited for."""
+
+    started: ClassVar[list[threading.Thread]] = []
+
+    class Thread(threading.Thread):
+        def join(self, timeout=None):
+            Interrupted.started.append(self)
+            time.sleep(1.0)
+            raise KeyboardInterrupt
+
+        def end(self):
+            super().join(30.0)
 
 
 def test_a_suite_that_is_not_here_says_why(tmp_path):
