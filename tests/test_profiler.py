@@ -116,7 +116,7 @@ def test_records_without_a_buffer_are_counted(server: Server, program: Path) -> 
 
 
 def test_functions_for_buffers_may_call_cuda(server: Server, program: Path) -> None:
-    """Their calls are not profiled, which would ask for a buffer again; taking the work while it is taken is refused."""
+    """Their calls are not profiled, which would ask for a buffer again; a flush during a flush is refused."""
     lines, stderr = run(server, "shm", program, "calling")
     assert "inside 7" in lines and "cuptiActivityFlushAll cannot be called" in stderr
     assert between(lines)[2] == 0 and len(records(lines, "kernel")) == 1
