@@ -33,6 +33,7 @@ impl Setting {
         let libraries = [
             ("libcuda.so.1", library.as_path()),
             ("libnvidia-ml.so.1", &library),
+            ("libcupti.so.13", &library),
         ];
         let executable = install(dir.path(), &libraries);
         Setting {
@@ -108,12 +109,13 @@ fn the_program_finds_our_libraries_and_the_server() {
     assert_eq!(path, format!("{folder}:/before"));
     assert_eq!(driver, format!("{folder}/libcuda.so.1"));
     assert_eq!((stats, cuda), ("", "/cuda"));
-    let names: Vec<_> = lines.by_ref().take(4).collect();
+    let names: Vec<_> = lines.by_ref().take(5).collect();
     assert_eq!(
         names,
         [
             "libcuda.so",
             "libcuda.so.1",
+            "libcupti.so.13",
             "libnvidia-ml.so",
             "libnvidia-ml.so.1"
         ]
