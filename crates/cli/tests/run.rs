@@ -109,12 +109,13 @@ fn the_program_finds_our_libraries_and_the_server() {
     assert_eq!(path, format!("{folder}:/before"));
     assert_eq!(driver, format!("{folder}/libcuda.so.1"));
     assert_eq!((stats, cuda), ("", "/cuda"));
-    let names: Vec<_> = lines.by_ref().take(5).collect();
+    let names: Vec<_> = lines.by_ref().take(6).collect();
     assert_eq!(
         names,
         [
             "libcuda.so",
             "libcuda.so.1",
+            "libcupti.so",
             "libcupti.so.13",
             "libnvidia-ml.so",
             "libnvidia-ml.so.1"
