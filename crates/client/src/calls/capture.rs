@@ -136,13 +136,13 @@ impl Driver {
         result
     }
 
-    /// A stream goes: a capture that began on it goes along, another one is spoiled.
+    /// Ends the capture that began on a stream being destroyed; one that it only joined goes on.
     pub(crate) fn leave_capture(&self, stream: &StreamRef) {
         let Some(capture) = self.capture_of(stream) else {
             return;
         };
-        capture.spoil();
         if capture.origin == stream.wire() {
+            capture.spoil();
             let _ = self.close_capture(&capture);
         }
     }

@@ -22,6 +22,8 @@ pub(super) struct Capture {
     /// The graph was there before: it stays when the capture fails.
     owns_graph: bool,
     valid: bool,
+    /// What destroyed streams would have had their next nodes depend on.
+    left: BTreeSet<NodeId>,
 }
 
 /// A stream's part in a capture.
@@ -77,6 +79,7 @@ impl State {
                 graph,
                 owns_graph,
                 valid: true,
+                left: BTreeSet::new(),
             },
         );
         self.join(id, capture, deps);
@@ -247,16 +250,19 @@ impl State {
         let before = graph.ancestors(deps);
         let parts = self.streams.values().filter_map(|s| s.joined.as_ref());
         let mut others = parts.filter(|j| j.capture == capture);
-        others.all(|j| j.deps.is_subset(&before))
+        let left = self.captures.get(&capture).map(|c| &c.left);
+        others.all(|j| j.deps.is_subset(&before)) && left.is_none_or(|l| l.is_subset(&before))
     }
 
-    /// A stream goes away during a capture.
-    pub(super) fn leave_capture(&mut self, id: StreamId, capture_id: CaptureId) {
-        let Some(capture) = self.captures.get(&capture_id) else {
+    /// Takes a destroyed stream out of its capture, which goes on unless it began there: what the
+    /// stream captured must come before the end all the same.
+    pub(super) fn leave_capture(&mut self, id: StreamId, joined: Joined) {
+        let capture_id = joined.capture;
+        let Some(capture) = self.captures.get_mut(&capture_id) else {
             return;
         };
         if capture.origin != id {
-            self.invalidate(capture_id);
+            capture.left.extend(joined.deps);
             return;
         }
         if capture.owns_graph {

@@ -158,7 +158,7 @@ impl State {
             return;
         };
         if let Some(joined) = stream.joined {
-            self.leave_capture(id, joined.capture);
+            self.leave_capture(id, joined);
         }
         let last = stream.last.filter(|task| self.is_live(*task));
         if let (Some(task), Some(context)) = (last, self.contexts.get_mut(&stream.context)) {

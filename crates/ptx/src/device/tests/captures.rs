@@ -257,3 +257,23 @@ fn a_destroyed_stream_takes_its_capture_along() {
     b.sync(side).unwrap();
     assert_eq!(b.peek32(b.base), 4);
 }
+
+#[test]
+fn a_capture_goes_on_without_a_destroyed_stream_that_joined_it() {
+    for joined_again in [true, false] {
+        let b = bench();
+        let (stream, side) = (b.non_blocking(), b.non_blocking());
+        let (fork, join) = (b.event(), b.event());
+        b.gpu.begin_capture(stream, None).unwrap();
+        b.set32(stream, b.base, 1);
+        b.gpu.submit(stream, Op::RecordEvent(fork)).unwrap();
+        b.gpu.submit(side, Op::WaitEvent(fork)).unwrap();
+        if !joined_again {
+            b.set32(side, b.base, 2);
+        }
+        b.gpu.submit(side, Op::RecordEvent(join)).unwrap();
+        b.gpu.destroy_stream(side).unwrap();
+        b.set32(stream, b.base, 3);
+        assert_eq!(b.gpu.end_capture(stream).is_ok(), joined_again);
+    }
+}
