@@ -395,9 +395,13 @@ def forged() -> None:
         start = time.monotonic()
         answers = set()
         while time.monotonic() - start < 10:
+            opened = call("cuIpcOpenMemHandle_v2", byref(where), IpcHandle.from_buffer_copy(data[:64]), 1)
+            if opened == "SUCCESS":
+                # Memory that is open opens again, whatever became of its owner.
+                must("cuIpcCloseMemHandle", where)
             answers = {
+                opened,
                 call("cuMemImportFromShareableHandle", byref(handle), descriptor, FD),
-                call("cuIpcOpenMemHandle_v2", byref(where), IpcHandle.from_buffer_copy(data[:64]), 1),
                 call("cuIpcOpenEventHandle", byref(event), IpcHandle.from_buffer_copy(data[64:])),
             }
             if answers == {"INVALID_VALUE"}:
