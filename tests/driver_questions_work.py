@@ -557,6 +557,38 @@ def unjoined(state: State) -> tuple[str, ...]:
     return answers
 
 
+def side_stream(works: bool, then: str) -> Question:
+    """What a stream that joined a capture leaves open: with work of its own, and then destroyed or sent elsewhere."""
+
+    def ask(state: State) -> tuple[str, ...]:
+        first, second = got("cuStreamCreate", 1), got("cuStreamCreate", 1)
+        must("cuStreamBeginCapture_v2", first, 1)
+        must("cuLaunchKernel", state.empty, 1, 1, 1, 1, 1, 1, 0, first, None, None)
+        must("cuEventRecord", state.event, first)
+        must("cuStreamWaitEvent", second, state.event, 0)
+        if works:
+            must("cuLaunchKernel", state.empty, 1, 1, 1, 1, 1, 1, 0, second, None, None)
+        status, number, graph, nodes, count = c_int(), c_uint64(), c_void_p(), c_void_p(), c_size_t()
+        asked = [byref(status), byref(number), byref(graph), byref(nodes), byref(count)]
+        must("cuStreamGetCaptureInfo_v2", second, *asked)
+        if then == "destroyed":
+            answers = [call("cuStreamDestroy_v2", second)]
+        elif then == "nowhere":
+            answers = [call("cuStreamUpdateCaptureDependencies", second, None, 0, 1)]
+        else:
+            node = got("cuGraphAddEmptyNode", graph, nodes, count if then == "added" else 0)
+            answers = [call("cuStreamUpdateCaptureDependencies", second, byref(node), 1, 1)]
+            if then == "added, then work":
+                answers += [call("cuLaunchKernel", state.empty, 1, 1, 1, 1, 1, 1, 0, second, None, None)]
+        answers += [call("cuStreamEndCapture", first, byref(graph)), "graph" if graph else "none"]
+        must("cuStreamDestroy_v2", first)
+        if then != "destroyed":
+            must("cuStreamDestroy_v2", second)
+        return tuple(answers)
+
+    return ask
+
+
 CAPTURES: dict[str, Question] = {
     "begin null stream": q("cuStreamBeginCapture_v2", None, 0),
     "begin legacy stream": q("cuStreamBeginCapture_v2", 1, 0),
@@ -598,3 +630,7 @@ CAPTURES: dict[str, Question] = {
     "create a context": capturing("cuDevicePrimaryCtxRetain", c_void_p, 0),
     "wait for a wild event": capturing("cuStreamWaitEvent", "captured", None, 0),
 }
+for has_work in (False, True):
+    for ending in ("destroyed", "nowhere", "added", "added apart", "added, then work"):
+        question = side_stream(has_work, ending)
+        CAPTURES[f"side stream {'with' if has_work else 'without'} work, {ending}"] = question

@@ -26,3 +26,8 @@ def test_cudnn_reads_what_it_captured(server: Server, link: str) -> None:
         *nodes,
         *nodes,
     ]
+
+
+def test_nccl_captures_what_its_streams_do(server: Server, link: str) -> None:
+    done = server.run(link, sys.executable, HERE / "strong_streams.py")
+    assert (done.returncode, done.stdout) == (0, "364 1\n"), done.stderr

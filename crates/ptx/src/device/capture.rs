@@ -31,6 +31,8 @@ pub(super) struct Joined {
     pub(super) capture: CaptureId,
     /// What the stream's next node depends on.
     deps: BTreeSet<NodeId>,
+    /// Of those, the ones that the program named itself: the capture may end without them.
+    named: BTreeSet<NodeId>,
 }
 
 /// What `cuStreamGetCaptureInfo` answers.
@@ -90,7 +92,14 @@ impl State {
         if let Some(stream) = self.streams.get_mut(&id) {
             match &mut stream.joined {
                 Some(joined) => joined.deps.extend(deps),
-                None => stream.joined = Some(Joined { capture, deps }),
+                None => {
+                    let named = BTreeSet::new();
+                    stream.joined = Some(Joined {
+                        capture,
+                        deps,
+                        named,
+                    });
+                }
             }
         }
     }
@@ -131,14 +140,15 @@ impl State {
         };
         let node = NodeId(self.fresh());
         self.graph_mut(graph)?.add(node, op, deps)?;
-        self.set_capture_deps(id, BTreeSet::from([node]));
+        if let Some(joined) = self.joined_mut(id) {
+            joined.deps = BTreeSet::from([node]);
+            joined.named.clear();
+        }
         Ok(node)
     }
 
-    fn set_capture_deps(&mut self, id: StreamId, deps: BTreeSet<NodeId>) {
-        if let Some(joined) = self.streams.get_mut(&id).and_then(|s| s.joined.as_mut()) {
-            joined.deps = deps;
-        }
+    fn joined_mut(&mut self, id: StreamId) -> Option<&mut Joined> {
+        self.streams.get_mut(&id).and_then(|s| s.joined.as_mut())
     }
 
     /// The event remembers where the stream is in the graph, for other streams to fork from.
@@ -242,7 +252,7 @@ impl State {
         Err(error.into())
     }
 
-    /// Whether all that other streams captured comes before `deps`.
+    /// Whether all that other streams captured comes before `deps`, but for nodes that the program named itself.
     fn is_joined(&self, capture: CaptureId, graph: GraphId, deps: &BTreeSet<NodeId>) -> bool {
         let Ok(graph) = self.graph(graph) else {
             return false;
@@ -251,7 +261,8 @@ impl State {
         let parts = self.streams.values().filter_map(|s| s.joined.as_ref());
         let mut others = parts.filter(|j| j.capture == capture);
         let left = self.captures.get(&capture).map(|c| &c.left);
-        others.all(|j| j.deps.is_subset(&before)) && left.is_none_or(|l| l.is_subset(&before))
+        others.all(|j| j.deps.difference(&j.named).all(|node| before.contains(node)))
+            && left.is_none_or(|l| l.is_subset(&before))
     }
 
     /// Takes a destroyed stream out of its capture, which goes on unless it began there: what the
@@ -262,7 +273,7 @@ impl State {
             return;
         };
         if capture.origin != id {
-            capture.left.extend(joined.deps);
+            capture.left.extend(joined.deps.difference(&joined.named));
             return;
         }
         if capture.owns_graph {
@@ -324,11 +335,14 @@ impl State {
         for node in nodes {
             self.graph(graph)?.node(*node)?;
         }
-        let mut deps: BTreeSet<NodeId> = nodes.iter().copied().collect();
-        if let (false, Some(joined)) = (replace, &self.stream(id)?.joined) {
-            deps.extend(&joined.deps);
+        if let Some(joined) = self.joined_mut(id) {
+            if replace {
+                joined.deps.clear();
+                joined.named.clear();
+            }
+            joined.deps.extend(nodes);
+            joined.named.extend(nodes);
         }
-        self.set_capture_deps(id, deps);
         Ok(())
     }
 }
