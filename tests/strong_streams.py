@@ -1,6 +1,6 @@
 """A capture as NCCL makes it, whose streams follow each other inside a graph and between graphs, then its launches.
 
-NCCL's streams live inside a capture only by a node that it adds itself, and a stream of a moment finds an event's nodes.
+NCCL's streams live inside a capture only by a node that it adds itself; a stream of a moment finds an event's nodes.
 """
 
 from __future__ import annotations

@@ -261,8 +261,11 @@ impl State {
         let parts = self.streams.values().filter_map(|s| s.joined.as_ref());
         let mut others = parts.filter(|j| j.capture == capture);
         let left = self.captures.get(&capture).map(|c| &c.left);
-        others.all(|j| j.deps.difference(&j.named).all(|node| before.contains(node)))
-            && left.is_none_or(|l| l.is_subset(&before))
+        others.all(|j| {
+            j.deps
+                .difference(&j.named)
+                .all(|node| before.contains(node))
+        }) && left.is_none_or(|l| l.is_subset(&before))
     }
 
     /// Takes a destroyed stream out of its capture, which goes on unless it began there: what the
