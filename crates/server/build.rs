@@ -1,4 +1,4 @@
-//! Generates `trait Device`, one method a message, and the dispatch from messages to it.
+//! Generates `trait Device`, one method per message, and the dispatch of messages to it.
 
 use std::{env, error::Error, fmt::Write, fs, path::Path};
 
@@ -6,7 +6,7 @@ mod build_nvidia;
 
 use outboard_api::decl::{self, Answer, Op, Type};
 
-/// Messages about the session rather than the device: `session/` answers them.
+/// Messages about the session rather than the device; `session/` answers them.
 const SESSION_OPS: &[&str] = &[
     "ping",
     "echo",

@@ -1,4 +1,4 @@
-//! What devices have in common that tell a profiler what they have done.
+//! Helpers shared by the devices that record their activity for a profiler.
 
 use outboard_api::CUresult;
 use outboard_wire::{doc, messages};
@@ -6,12 +6,12 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::device::Failure;
 
-/// The most pieces of work in one answer: some 100 bytes each.
+/// Records in one answer at most, some 100 bytes each.
 pub(crate) const ACTIVITIES_PER_ANSWER_MAX: u32 = 1 << 15;
-/// The most that a device keeps until it is taken; what finds no room is counted.
+/// Records that a device keeps until they are taken; further ones are only counted.
 pub(crate) const ACTIVITIES_KEPT_MAX: usize = 1 << 20;
 
-/// Reads the clock that all times of a device's activity are on.
+/// Reads the clock that the times of every device's activity are on.
 pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     (now.tv_sec as u64)
@@ -19,7 +19,7 @@ pub(crate) fn now_ns() -> u64 {
         .wrapping_add(now.tv_nsec as u64)
 }
 
-/// Makes the answer of `activity_take`.
+/// Encodes the answer of `activity_take`.
 pub(crate) fn taken(
     activities: &doc::Activities,
 ) -> Result<messages::ActivityTakeReply<'static>, Failure> {

@@ -1,4 +1,4 @@
-//! Module images by their BLAKE3 hash: received once, kept across sessions.
+//! Module images by BLAKE3 hash: each is received once and kept across sessions.
 
 use std::{
     collections::HashMap,
@@ -17,25 +17,26 @@ use crate::device::Failure;
 
 /// The longest image that a session may send.
 pub const IMAGE_BYTES_MAX: u64 = 4 << 30;
-/// Images in the middle of being received, all together.
+/// Images being received at one time.
 pub const IMAGES_RECEIVING_MAX: usize = 16;
-/// Images that one session has in memory, whole and in part.
+/// Bytes of images that one session holds in memory, whole and partial.
 pub const IMAGES_BYTES_MAX: u64 = 8 << 30;
-/// Past this, images that the folder has too are dropped from memory, the least recently used first.
+/// Bytes above which images that the folder also has are dropped from memory, the least recently
+/// used first.
 pub const IMAGES_IDLE_BYTES_MAX: u64 = 1 << 30;
-/// What the folder keeps; the images that were not asked for longest are removed first.
+/// Bytes that the folder keeps; above this the least recently used images are removed.
 pub const CACHE_BYTES_MAX: u64 = 16 << 30;
-/// A note ends with its BLAKE3 hash.
+/// Length of the BLAKE3 hash that ends each note.
 const NOTE_CHECK_BYTES: usize = 32;
 
 pub type Hash = [u8; 32];
 
-/// This session's images, in front of a folder that all sessions share.
+/// One session's images, held in memory and backed by a folder that all sessions share.
 pub struct ImageStore {
     held: HashMap<Hash, Held>,
     receiving: HashMap<Hash, Vec<u8>>,
     folder: Option<PathBuf>,
-    /// Counts uses, to tell the least recent.
+    /// Counts uses, to find the least recently used image.
     clock: u64,
     idle_bytes_max: u64,
 }
@@ -43,13 +44,14 @@ pub struct ImageStore {
 /// An image that the session may load.
 struct Held {
     len: u64,
-    /// `None` where only the folder still has it.
+    /// `None` if only the folder still has it.
     image: Option<Arc<Vec<u8>>>,
     used: u64,
 }
 
 impl ImageStore {
-    /// `folder` holds images between sessions; without one, or where it cannot be written, a session sends all of its own.
+    /// Makes an empty store. `folder` holds images between sessions; without a writable one, each
+    /// session receives all its images.
     pub fn new(folder: Option<PathBuf>) -> ImageStore {
         ImageStore {
             held: HashMap::new(),
@@ -69,7 +71,7 @@ impl ImageStore {
         })
     }
 
-    /// Whether the image need not be sent.
+    /// Whether the image is here and need not be sent.
     pub fn offer(&mut self, hash: &Hash, len: u64) -> bool {
         if self.held.contains_key(hash) {
             return true;
@@ -84,7 +86,7 @@ impl ImageStore {
         true
     }
 
-    /// A piece of an image. Pieces come in order.
+    /// Takes one piece of an image. Pieces come in order.
     pub fn put(&mut self, hash: &Hash, offset: u64, len: u64, data: &[u8]) -> Result<(), Failure> {
         let wrong = |what: String| Failure::new(CUresult::CUDA_ERROR_INVALID_IMAGE, what);
         if len > IMAGE_BYTES_MAX {
@@ -132,14 +134,15 @@ impl ImageStore {
         Ok(())
     }
 
-    /// An image made here (a linker's output): the client may ask for it, or load it.
+    /// Adds an image made on the server, such as a linker's output; the client may fetch it or load
+    /// it.
     pub fn hold(&mut self, image: Vec<u8>) -> Hash {
         let hash = *blake3::hash(&image).as_bytes();
         self.insert(hash, image);
         hash
     }
 
-    /// The image that a client wants to load; `None` where it has to be sent first.
+    /// Returns the image that a client wants to load, or `None` if the client must send it first.
     pub fn find(&mut self, hash: &Hash, len: u64) -> Option<Arc<Vec<u8>>> {
         match self.offer(hash, len) {
             true => self.get(hash).ok(),
@@ -163,7 +166,7 @@ impl ImageStore {
             .ok_or_else(|| missing("the image has vanished from the server's cache"))
     }
 
-    /// What an earlier session found out of an image and kept under this label.
+    /// Returns the note that an earlier session derived from an image and kept under this label.
     pub fn note(&self, hash: &Hash, label: &str) -> Option<Vec<u8>> {
         let path = note_name(self.folder.as_deref()?, hash, label);
         let mut note = fs::read(&path).ok()?;
@@ -179,21 +182,22 @@ impl ImageStore {
         Some(note)
     }
 
-    /// Keeps a note beside an image, if the image itself is kept. A label is part of a file's name.
+    /// Keeps a note beside an image, if the folder holds the image. The label becomes part of a
+    /// file name.
     pub fn keep_note(&mut self, hash: &Hash, label: &str, note: &[u8]) {
         let Some(folder) = self.folder.as_deref() else {
             return;
         };
         if file_name(folder, hash).exists() {
             let file = note_name(folder, hash, label);
-            // Without it the next session finds out by itself.
+            // Without the note the next session derives it anew.
             if let Err(error) = write_whole(folder, &file, &[note, &note_check(note)]) {
                 tracing::debug!(file = %file.display(), %error, "a note that cannot be kept");
             }
         }
     }
 
-    /// Forgets an image that was loaded: the device keeps what it needs.
+    /// Drops an image that was loaded; the device keeps its own copy.
     pub fn release(&mut self, hash: &Hash) {
         self.held.remove(hash);
     }
@@ -234,7 +238,7 @@ impl ImageStore {
         }
     }
 
-    /// Whole images and parts, in memory.
+    /// Bytes of whole and partial images in memory.
     fn bytes(&self) -> u64 {
         let held = self.held.values().filter_map(|held| held.image.as_deref());
         let held: usize = held.map(Vec::len).sum();
@@ -264,7 +268,7 @@ fn note_name(folder: &Path, hash: &Hash, label: &str) -> PathBuf {
     file_name(folder, hash).with_extension(label)
 }
 
-/// A note that was cut or altered is as good as none.
+/// Checksum of a note: a truncated or altered note counts as none.
 fn note_check(note: &[u8]) -> [u8; NOTE_CHECK_BYTES] {
     *blake3::hash(note).as_bytes()
 }
@@ -275,7 +279,7 @@ fn read_kept(folder: &Path, hash: &Hash, len: u64) -> Option<Vec<u8>> {
         return None;
     }
     let image = fs::read(&path).ok()?;
-    // A cut or altered file is as good as none.
+    // A truncated or altered file counts as none.
     if blake3::hash(&image).as_bytes() != hash {
         let _ = fs::remove_file(&path);
         return None;
@@ -284,14 +288,15 @@ fn read_kept(folder: &Path, hash: &Hash, len: u64) -> Option<Vec<u8>> {
     Some(image)
 }
 
-/// Its time of change says when it was last of use. A cache that cannot be written to is still good to read from.
+/// Sets the file's modification time, which records its last use. Failing to is harmless: a
+/// read-only cache still serves reads.
 fn touch(path: &Path) {
     let file = fs::File::options().write(true).open(path);
     let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
 }
 
 fn keep(folder: &Path, hash: &Hash, image: &[u8]) -> std::io::Result<()> {
-    // What programs run on the GPU is nobody else's business.
+    // Images are private: they tell others what programs run on the GPU.
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -304,7 +309,7 @@ fn keep(folder: &Path, hash: &Hash, image: &[u8]) -> std::io::Result<()> {
     trim(folder, CACHE_BYTES_MAX)
 }
 
-/// Under its name the file is there as a whole or not at all.
+/// Writes a file atomically: under its name it exists in whole or not at all.
 fn write_whole(folder: &Path, path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
     let partial = folder.join(format!(".{}.partial", std::process::id()));
     let written = fs::File::create(&partial)
@@ -316,7 +321,7 @@ fn write_whole(folder: &Path, path: &Path, parts: &[&[u8]]) -> std::io::Result<(
         })
 }
 
-/// Removes what was not of use for longest, until the rest is within the limit.
+/// Removes the least recently used files until the rest is within the limit.
 fn trim(folder: &Path, bytes_max: u64) -> std::io::Result<()> {
     let mut images = Vec::new();
     for entry in fs::read_dir(folder)? {

@@ -1,12 +1,13 @@
-//! The side with the GPU.
+//! The server: the side with the GPU.
 //!
-//! - [`device`]: `trait Device`, one method a message, consumed by [`session`].
+//! - [`device`]: `trait Device`, one method per message, called by [`session`].
 //! - [`nvidia`]: the machine's own driver, loaded at run time.
 //! - [`soft`]: PTX on the CPU.
-//! - `office`: what a session shares with others of this machine.
-//! - [`session`]: one client: its messages in order, answers when the device is done, everything given back at the end.
+//! - `office`: shares memory and events with other sessions of this machine.
+//! - [`session`]: serves one client: messages in order, replies when the device is done, everything
+//!   released at the end.
 //! - [`supervisor`]: sockets, and a worker process for each client.
-//! - [`log`]: standard error, wherever a device leads it.
+//! - [`log`]: the server's own log, even while a device redirects standard error.
 //! - [`images`]: module images by their hash, kept across sessions.
 
 mod activity;

@@ -1,4 +1,5 @@
-//! Where this process writes its own log, while a device has led standard error elsewhere.
+//! Output for this process's log, which stays on the original standard error while a device
+//! redirects it.
 
 use std::{
     fs::File,
@@ -13,13 +14,13 @@ static KEPT: OnceLock<File> = OnceLock::new();
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Stderr;
 
-/// For a subscriber of `tracing`.
+/// Makes the writer that a `tracing` subscriber logs to.
 pub fn stderr() -> Stderr {
     Stderr
 }
 
-/// A copy of standard error, taken before it is led elsewhere. The first one stays. Panics are logged from then on, too: what they
-/// say would otherwise go elsewhere.
+/// Stores a copy of standard error, taken before a device redirects it; only the first call has an
+/// effect. Panics are logged from then on, because their text would go to the redirected stream.
 pub(crate) fn keep(fd: OwnedFd) {
     if KEPT.set(fd.into()).is_ok() {
         std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));

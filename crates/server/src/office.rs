@@ -1,4 +1,5 @@
-//! Offices: where a session hands what it shares to other sessions of this machine, each in a worker process of its own.
+//! Offices: each worker process has one, where sessions of this machine fetch what its session
+//! shares.
 //!
 //! ```text
 //!  session A                                             session B
@@ -8,8 +9,9 @@
 //!        └── ticket: the office's name, the number ── by way of the programs ──┘
 //! ```
 //!
-//! An office is a listening socket without a file; its name is 128 random bits, so that only who was given a ticket finds
-//! it, and it serves processes of its own user alone. Descriptors go when their memory is unmapped or their event destroyed.
+//! An office is a listening abstract socket. Its name is 128 random bits, so only holders of a
+//! ticket find it, and it serves only processes of its own user. A descriptor is closed when its
+//! memory is unmapped or its event is destroyed.
 
 use std::{
     fmt::Write as _,
@@ -28,21 +30,21 @@ use rustc_hash::FxHashMap;
 
 use crate::{device::Failure, supervisor::pass_fd};
 
-/// Ends of the socket that do not read or write within this are left.
+/// Timeout for reading from and writing to the other end of the socket.
 const PATIENCE: Duration = Duration::from_secs(2);
 const TOKEN_BYTES: usize = 16;
-/// The office's name, the number of what is exported.
+/// Length of a ticket: the office's name and the export's number.
 const TICKET_BYTES: usize = TOKEN_BYTES + 8;
 pub(crate) const UUID_BYTES: usize = 16;
 pub(crate) const EVENT_BYTES: usize = 64;
-/// What an office answers: kind, length of memory, its device, a driver's event handle.
+/// Length of an office's answer: kind, length of memory, device, a driver's event handle.
 const ANSWER_BYTES: usize = 1 + 8 + UUID_BYTES + EVENT_BYTES;
 const KIND_MEMORY: u8 = 1;
 const KIND_EVENT: u8 = 2;
 /// Exports of one session at a time. Each piece of memory holds a descriptor.
 const EXPORTS_MAX: usize = 4096;
 
-/// What a session lets others have.
+/// Memory or an event that a session shares.
 pub(crate) enum Export {
     Memory {
         file: OwnedFd,
@@ -50,9 +52,9 @@ pub(crate) enum Export {
         device: [u8; UUID_BYTES],
     },
     Event {
-        /// A driver's own handle.
+        /// The driver's own IPC handle.
         handle: [u8; EVENT_BYTES],
-        /// The memory that the event's state lies in, where no driver keeps it.
+        /// Memory that holds the event's state, if no driver keeps it.
         state: Option<OwnedFd>,
     },
 }
@@ -63,7 +65,7 @@ fn lock(exports: &Exports) -> MutexGuard<'_, FxHashMap<u64, Export>> {
     exports.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What this session exports, and where it hands it out.
+/// The exports of this session, and the token of the socket that hands them out.
 #[derive(Default)]
 pub(crate) struct Office {
     token: Option<[u8; TOKEN_BYTES]>,
@@ -89,7 +91,7 @@ impl Office {
         Ok(self.next)
     }
 
-    /// The ticket of an export. The first one opens the office.
+    /// Returns the ticket of an export. The first call opens the office.
     pub(crate) fn ticket(&mut self, number: u64) -> Result<Vec<u8>, Failure> {
         let token = match self.token {
             Some(token) => token,
@@ -106,7 +108,8 @@ impl Office {
         Ok([&token[..], &number.to_ne_bytes()].concat())
     }
 
-    /// What a handle's ticket is for. One of this very session is refused, as the driver refuses it.
+    /// Fetches the export that a ticket names. A ticket of this session itself is refused, as the
+    /// driver does.
     pub(crate) fn redeem(&self, ticket: &[u8]) -> Result<Export, Failure> {
         let is_own = self
             .token
@@ -121,7 +124,8 @@ impl Office {
         self.redeem_any(ticket)
     }
 
-    /// What a ticket is for, this session's own too: descriptors may come back to the process that made them.
+    /// Fetches the export that a ticket names, even this session's own: a file descriptor may come
+    /// back to the process that exported it.
     pub(crate) fn redeem_any(&self, ticket: &[u8]) -> Result<Export, Failure> {
         let invalid = || Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, "no IPC handle of ours");
         let ticket: [u8; TICKET_BYTES] = ticket.try_into().map_err(|_| invalid())?;
@@ -145,7 +149,7 @@ fn address(token: &[u8; TOKEN_BYTES]) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(name)
 }
 
-/// Listens under a new name and serves whoever comes, until the process ends.
+/// Opens a socket under a new random name and serves its visitors until the process ends.
 fn open_office(exports: Exports) -> io::Result<[u8; TOKEN_BYTES]> {
     let mut token = [0; TOKEN_BYTES];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut token)?;
@@ -162,7 +166,7 @@ fn open_office(exports: Exports) -> io::Result<[u8; TOKEN_BYTES]> {
     Ok(token)
 }
 
-/// One question, one answer. Others wait for [`PATIENCE`] at most.
+/// Answers one visitor's single question. The next visitor waits [`PATIENCE`] at most.
 fn serve(mut visitor: UnixStream, exports: &Exports) -> io::Result<()> {
     let peer = rustix::net::sockopt::socket_peercred(&visitor)?;
     if peer.uid != rustix::process::geteuid() {
@@ -205,7 +209,7 @@ fn encode(export: &Export) -> [u8; ANSWER_BYTES] {
     answer
 }
 
-/// Asks another worker's office.
+/// Asks another worker's office for an export.
 fn ask(token: &[u8; TOKEN_BYTES], number: &[u8]) -> io::Result<Export> {
     let mut office = UnixStream::connect_addr(&address(token)?)?;
     office.set_read_timeout(Some(PATIENCE))?;
@@ -281,14 +285,14 @@ mod tests {
             matches!(importer.redeem(&event), Ok(Export::Event { handle: got, .. }) if got == handle)
         );
         let status = |ipc: &Office, ticket: &[u8]| ipc.redeem(ticket).err().map(|f| f.status);
-        // Not in the session that made it, and not once it is withdrawn.
+        // Neither the session that made it nor, once it is withdrawn, any other can redeem it.
         let own = Some(CUresult::CUDA_ERROR_INVALID_CONTEXT);
         assert_eq!(status(&exporter, &ticket), own);
         assert!(exporter.redeem_any(&ticket).is_ok());
         exporter.remove(memory);
         let gone = Some(CUresult::CUDA_ERROR_INVALID_VALUE);
         assert_eq!(status(&importer, &ticket), gone);
-        // Nor is nonsense, or an office that is not there.
+        // Neither can a malformed ticket or one of an office that does not exist.
         assert_eq!(status(&importer, &ticket[1..]), gone);
         assert_eq!(status(&importer, &[9; TICKET_BYTES]), gone);
     }

@@ -1,13 +1,13 @@
-//! Handles of the client, and what they stand for here.
+//! Tables from the client's handles to the server's objects.
 
 use rustc_hash::FxHashMap;
 
 use crate::device::Failure;
 
-/// The most objects of one kind in a session.
+/// Objects of one kind in a session.
 pub const OBJECTS_MAX: usize = 1 << 22;
 
-/// One kind of handle: the client's number to the device's own object.
+/// A table from the client's numbers to the device's own objects, for one kind of handle.
 pub struct Shadow<T> {
     kind: &'static str,
     objects: FxHashMap<u64, T>,
@@ -21,7 +21,7 @@ impl<T> Shadow<T> {
         }
     }
 
-    /// Binds a number that the client minted. A number in use is the client's fault.
+    /// Binds a number that the client chose. A number already in use is the client's fault.
     pub fn insert(&mut self, id: u64, object: T) -> Result<(), Failure> {
         use outboard_api::CUresult;
         if self.objects.len() >= OBJECTS_MAX {

@@ -1,4 +1,4 @@
-//! Answers that have become ready, and copies that are to become ordinary ones.
+//! Sends replies that have become ready, and turns adapter copies into ordinary copies.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ use crate::{
     images::ImageStore,
 };
 
-/// An ordinary copy out of the device, in place of one that the adapter was to take its data from.
+/// Starts an ordinary copy from the device in place of one that the adapter was to read.
 pub(super) fn restaged(
     device: &mut dyn Device,
     images: &mut ImageStore,
@@ -39,7 +39,7 @@ pub(super) fn restaged(
     device.copy_out(&mut cx, &m)
 }
 
-/// Answers what has been found ready.
+/// Sends the replies that are ready.
 pub(super) fn send_answers(
     waiting: &mut WaitingList,
     outbox: &mut Outbox,

@@ -1,4 +1,5 @@
-//! One message: decoded, checked against what every session promises, answered here or handed to the device.
+//! Executes one message: decodes it, checks it against every session's limits, and answers it here
+//! or hands it to the device.
 
 use outboard_api::CUresult;
 use outboard_link::RdmaTarget;
@@ -23,20 +24,20 @@ use crate::{
     images::ImageStore,
 };
 
-/// What became of a message.
+/// The result of executing a message.
 pub(super) struct Executed {
     pub(super) outcome: Result<Outcome, Failure>,
     /// The stream whose order a pending answer follows.
     pub(super) stream: Option<u64>,
-    /// The length of the data in a pending answer, where it has any.
+    /// Length of the data in a pending reply, in bytes, if the reply has data.
     pub(super) reply_bytes: Option<u64>,
-    /// Where that data is to be written, over a link that can.
+    /// Client memory that the reply's data is written to, if the link has remote memory.
     pub(super) to: Option<RdmaTarget>,
-    /// Where the adapter takes it from, once what is waited for is reached.
+    /// Device memory that the adapter reads the data from, once the pending mark is reached.
     pub(super) source: Option<Source>,
 }
 
-/// Whether the message is data with a few numbers in front, to be used where it was received.
+/// Whether the message is a few numbers followed by data, which is used where it was received.
 pub(super) fn is_bulk(op: u16) -> bool {
     matches!(
         op,
@@ -44,18 +45,22 @@ pub(super) fn is_bulk(op: u16) -> bool {
     )
 }
 
-/// Whether the message ends in data that may come on a lane.
+/// Whether the message ends in data that may arrive on a data connection.
 pub(super) fn takes_data(op: u16) -> bool {
     matches!(op, CopyIn::NUMBER | CopyBoxIn::NUMBER)
 }
 
-/// Whether the client may see the device's own word that this is reached.
+/// Whether the client may see the fence's value on the board before its reply.
 pub(super) fn is_fence(op: u16) -> bool {
     matches!(op, FenceStream::NUMBER | FenceContext::NUMBER)
 }
 
-/// The queue that a fence is about. An ordinary copy in the same one that takes the place of one that is waited for is
-/// answered before it, one in another may not be: a fence of all queues is about none.
+/// Returns the queue that a fence waits for, if the message is a fence.
+///
+/// No fence may be answered before the copies sent before it. Copies of its own queue are always
+/// answered first, even if they become ordinary copies after the fence was executed. Copies of
+/// other queues must become ordinary copies before the fence is executed; for a context's fence
+/// these are the copies of all streams.
 pub(super) fn fenced(op: u16, context: u64, body: &Reader<'_>) -> Option<Queue> {
     match op {
         FenceStream::NUMBER => {
@@ -68,7 +73,7 @@ pub(super) fn fenced(op: u16, context: u64, body: &Reader<'_>) -> Option<Queue> 
     }
 }
 
-/// Whether the message leaves the device's memory, and the order of its work, as they are.
+/// Whether the message neither changes device memory nor adds work that could.
 pub(super) fn leaves_memory(op: u16) -> bool {
     matches!(
         op,
@@ -86,7 +91,8 @@ pub(super) fn leaves_memory(op: u16) -> bool {
     )
 }
 
-/// An error is the client's breach of the protocol; whatever else goes wrong is in the outcome.
+/// Executes one message. The error means that the client broke the protocol; every other failure is
+/// in `Executed::outcome`.
 pub(super) fn execute<'a>(
     device: &mut dyn Device,
     purpose: Purpose,
@@ -147,7 +153,7 @@ pub(super) fn execute<'a>(
             }
         })
         .and_then(|outcome| match reply.len() {
-            // An answer is one frame.
+            // A reply is one frame.
             len if len > limits::REPLY_BYTES_MAX => Err(Failure::new(
                 CUresult::CUDA_ERROR_NOT_SUPPORTED,
                 format!(
@@ -190,7 +196,8 @@ fn too_long(len: u64) -> Failure {
     )
 }
 
-/// What the packed rows of the box occupy. A description that cannot be read is the device's to refuse.
+/// Length of the box's rows without padding, in bytes. Returns 0 for a description that cannot be
+/// decoded, which the device then refuses.
 fn box_bytes(m: &CopyBoxOut<'_>) -> u64 {
     doc::from_bytes::<doc::CopyBox>(m.desc).map_or(0, |desc| {
         desc.width

@@ -1,17 +1,20 @@
-//! Device memory that adapters use where it lies: the client's writes it, ours reads it.
+//! Exposed memory: device memory that adapters use in place. The client's adapter writes it, the
+//! server's adapter reads it.
 //!
-//! A mapping is registered whole, or the piece of it that a copy is about where it is long; when a copy out of it is not the
-//! first, or when the client asks, which then may write all of it. What is registered is the session's own, and is given up before
-//! it is unmapped. Whatever cannot be registered is copied by way of pinned memory.
+//! A mapping is registered as a whole, or, if it is long, the piece of it that a copy uses. That
+//! happens at the second copy out of it, or when the client asks, which then may write all of it.
+//! Every registration belongs to the session and ends before the memory is unmapped. Memory that
+//! cannot be registered is copied through pinned memory.
 //!
 //! # When the adapter may read
 //!
-//! A copy out of the device may see what the stream did before, and nothing of what is done behind it. So the adapter reads
-//! when a [mark](crate::device::Host::mark) in the stream is reached, and whatever may change memory is not executed before it has.
-//! If such a message comes while the mark is not reached, the copies that wait become ordinary ones, which are in the
-//! stream before the message's work is.
+//! A copy out of the device may see the work that its stream did before, and nothing of the work
+//! after it. So the adapter reads once a [mark](crate::device::Host::mark) in the stream is
+//! reached, and no message that may change memory is executed before that. If such a message comes
+//! before the mark is reached, the waiting copies become ordinary copies, which the stream executes
+//! before the message's work.
 //!
-//! When the client's adapter may write, the client knows: see `CopyPlaced`.
+//! The client knows when its own adapter may write: see `CopyPlaced`.
 
 use std::collections::BTreeMap;
 
@@ -27,18 +30,18 @@ use tracing::{debug, info};
 
 use crate::device::{Device, Failure, Way};
 
-/// After so many refusals, and nothing that was registered, nothing more is tried.
+/// Refusals after which the session stops trying to register, if no registration ever succeeded.
 const REFUSALS_MAX: u32 = 4;
 
 pub(super) struct Exposed {
     registrar: Option<Registrar>,
-    /// What may work; none where adapters are not let at device memory.
+    /// Ways of registering that may still work; empty if adapters may not use device memory.
     ways: Vec<Way>,
-    /// By address: disjoint.
+    /// Registered and refused pieces by address. They never overlap.
     pieces: BTreeMap<u64, Piece>,
     registered: usize,
     bytes: u64,
-    /// The way by which something was registered, which has been said.
+    /// The way by which a registration succeeded and which was logged.
     said: Option<Way>,
     refusals: u32,
 }
@@ -49,16 +52,16 @@ struct Piece {
 }
 
 enum State {
-    /// One copy was about it.
+    /// One copy has used it.
     Seen,
     Registered(Registered),
     Refused,
 }
 
-/// Memory that our adapter may read.
+/// Device memory that the server's adapter may read.
 pub(super) struct Source {
     pub(super) registered: Registered,
-    /// The context of the message that asked for it.
+    /// Context of the message that asked for the copy.
     pub(super) context: u64,
     pub(super) src: u64,
     pub(super) len: u64,
@@ -66,7 +69,7 @@ pub(super) struct Source {
 }
 
 impl Exposed {
-    /// What a session over this link has; without a registrar nothing.
+    /// Creates the session's state. Without a registrar nothing is ever exposed.
     pub(super) fn new(registrar: Option<Registrar>, device: &mut dyn Device) -> Exposed {
         let wanted = registrar
             .as_ref()
@@ -89,7 +92,8 @@ impl Exposed {
         }
     }
 
-    /// What a copy out of the device takes its data from, where it may.
+    /// Returns the registered memory that a copy out of the device may be read from, if there is
+    /// any.
     pub(super) fn source(
         &mut self,
         device: &mut dyn Device,
@@ -117,7 +121,7 @@ impl Exposed {
         })
     }
 
-    /// Lets the client's adapter write the memory around what it names.
+    /// Registers the mapping around the named address, so that the client's adapter may write it.
     pub(super) fn expose(
         &mut self,
         device: &mut dyn Device,
@@ -135,14 +139,14 @@ impl Exposed {
         Ok(messages::MemoryExposeReply { base, bytes, key })
     }
 
-    /// The client writes it no more.
+    /// Ends the registration at `base`: the client's adapter no longer writes there.
     pub(super) fn conceal(&mut self, base: u64) {
         if let Some(piece) = self.pieces.remove(&base) {
             self.gave_up(&piece);
         }
     }
 
-    /// These addresses are about to be other memory, or none.
+    /// Ends all registrations in a range that is about to be unmapped or mapped anew.
     pub(super) fn forget(&mut self, va: u64, len: u64) {
         let end = va.saturating_add(len);
         let before = self.pieces.range(..end).rev();
@@ -160,7 +164,7 @@ impl Exposed {
         }
     }
 
-    /// The piece that all of these bytes are in.
+    /// Returns the piece that holds all of these bytes: its base and length.
     fn around(&self, device: &dyn Device, address: u64, len: u64) -> Option<(u64, u64)> {
         let end = address.checked_add(len)?;
         let known = self.pieces.range(..=address).next_back();
@@ -230,7 +234,7 @@ impl Exposed {
                         let by = way.name();
                         info!("adapters use the GPU's memory where it lies, by {by}");
                     }
-                    // What is before it has just failed.
+                    // The ways before this one have just failed.
                     self.ways.drain(..at);
                     return Some(registered);
                 }

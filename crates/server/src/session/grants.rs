@@ -1,5 +1,6 @@
-//! Memory for the data of a client's long messages, which its adapter writes there: the device's, so that the GPU copies from where
-//! the adapter wrote, or else the link's own.
+//! Grants of memory for the data of a client's long messages, which the client's adapter writes
+//! there. The device's pinned memory comes first, because the GPU copies from it directly, then the
+//! link's own.
 
 use outboard_link::{Kind, Link};
 use outboard_wire::limits::{CHUNK_BYTES_MAX, RDMA_GRANTS};
@@ -7,10 +8,10 @@ use tracing::debug;
 
 use super::{End, Session};
 
-/// Whether the client is given some.
+/// Whether the client is given memory for long messages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Grants {
-    /// The link has no use for it, or none can be registered.
+    /// The link does not use grants, or no memory can be registered.
     Never,
     /// The client has sent no long message yet.
     NotYet,
@@ -27,7 +28,8 @@ impl Grants {
 }
 
 impl Session<'_> {
-    /// Replaces what was used; the first message whose data came through the ring is what begins it.
+    /// Grants new memory for each grant that was used. Granting begins after the first long message
+    /// whose data came through the ring.
     pub(super) fn grant(&mut self, came_through_ring: bool) -> Result<(), End> {
         if self.grants == Grants::NotYet && came_through_ring {
             self.grants = Grants::Given;
@@ -35,7 +37,8 @@ impl Session<'_> {
         while self.grants == Grants::Given && self.receiver.granted() < RDMA_GRANTS {
             let room = self.device.room(CHUNK_BYTES_MAX);
             if room.is_none() && self.device.rooms().is_some() {
-                // Too much of it is in use; what comes meanwhile comes through the ring.
+                // The device's pinned memory is in use; until some is free, data comes through the
+                // ring.
                 break;
             }
             if !self.receiver.grant(room, CHUNK_BYTES_MAX)? {

@@ -15,7 +15,7 @@ use thiserror::Error;
 use super::limits;
 use crate::device::{Device, Failure};
 
-/// Why a connection became no session.
+/// Why a connection did not become a session.
 #[derive(Debug, Error)]
 pub enum Error {
     #[error(transparent)]
@@ -24,18 +24,19 @@ pub enum Error {
     Handshake(#[from] HandshakeError),
     #[error("the device cannot be used: {0}")]
     Device(#[from] Failure),
-    /// The text is what the client is told.
+    /// The reason as it is sent to the client.
     #[error("{0}")]
     Refused(String),
 }
 
-/// The client's first message. A client that is not of this release is told so before the error returns.
+/// Reads the client's first message. A client of another release is told so before the error
+/// returns.
 pub fn read_hello(stream: &mut Stream, deadline: Instant) -> Result<ClientHello, Error> {
     let mut bytes = [0; PREAMBLE_BYTES];
     stream.read_exact_deadline(&mut bytes, deadline)?;
     let hello = read_document(stream, &bytes, deadline);
     match &hello {
-        // Whatever it is, it would not understand the answer.
+        // A peer that is not Outboard would not understand an answer.
         Err(Error::Handshake(HandshakeError::NotOutboard { .. }) | Error::Link(_)) => {}
         Err(error) => refuse(stream, &from_the_client(error)),
         Ok(_) => {}
@@ -52,12 +53,12 @@ fn read_document(
     preamble.check_version()?;
     let mut document = vec![0; preamble.document_bytes];
     stream.read_exact_deadline(&mut document, deadline)?;
-    // Before the document is decoded: a client of another release may have one of another form.
+    // Checked before the document is decoded: another release may encode it differently.
     preamble.check(&document)?;
     Ok(decode_hello(&document)?)
 }
 
-/// The error as the client is told it.
+/// Words the error as it is shown to the client.
 fn from_the_client(error: &Error) -> String {
     match error {
         Error::Handshake(error) => error.clone().from_the_other_side().to_string(),
@@ -65,24 +66,25 @@ fn from_the_client(error: &Error) -> String {
     }
 }
 
-/// Tells a client why there will be no session, and gives it a moment to read it.
+/// Tells a client why it gets no session, and waits briefly for it to read that.
 pub fn refuse(stream: &mut Stream, why: &str) {
     let deadline = Instant::now() + Duration::from_millis(limits::PARTING_MS_MAX);
-    // A client that is gone need not be told.
+    // A client that has left need not be told.
     if stream
         .write_all_deadline(&encode_refusal(why), deadline)
         .is_err()
     {
         return;
     }
-    // A socket that is closed with unread bytes in it takes back what was sent last; so the client closes first.
+    // Closing a socket that holds unread bytes discards what was sent last (TCP reset), so the
+    // client closes first.
     if rustix::net::shutdown(stream.as_fd(), rustix::net::Shutdown::Write).is_ok() {
         while stream.read_exact_deadline(&mut [0; 1], deadline).is_ok() {}
     }
 }
 
-/// What the client is told of the server and its devices. Only a session gets an address window. Memory that spare
-/// workers are yet to take is not leased to it.
+/// Makes the server's answer to the hello. Only a session gets an address window. Device memory
+/// that spare workers will still take is not leased to it.
 pub fn welcome(
     device: Option<&mut (dyn Device + 'static)>,
     session: u64,

@@ -9,7 +9,8 @@ use super::{End, Session};
 use crate::device::Failure;
 
 impl Session<'_> {
-    /// What is finished by now is answered first: a client that asks "is it done" and then this has the truth.
+    /// Answers a ping after all replies that are ready, so a client that queries an event and then
+    /// pings knows the result.
     pub(super) fn answer_ping(&mut self, header: RequestHeader, start: Instant) -> Result<(), End> {
         self.answer_ready()?;
         self.tally.count(
@@ -23,7 +24,7 @@ impl Session<'_> {
         Ok(self.outbox.flush()?)
     }
 
-    /// The answer is the first to go over the new network.
+    /// Changes the emulated network. The reply is the first frame that goes over the new one.
     pub(super) fn change_network(
         &mut self,
         header: RequestHeader,

@@ -1,30 +1,33 @@
-//! One client: its messages executed strictly in order, answers when the device is done, and whatever the device has to
-//! say unasked.
+//! One client's session: executes its messages strictly in order, replies when the device is done,
+//! and sends the device's notes.
 //!
-//! One thread does it all and never blocks on the GPU: what takes time is a [`Pending`](crate::device::Pending) in the
-//! [`waiting`] list, polled between messages.
+//! One thread does all of it and never blocks on the GPU. Work that takes time is a
+//! [`Pending`](crate::device::Pending) in the [`waiting`] list, which is polled between messages.
 //!
 //! # Order of answers
 //!
-//! When a pending is ready, every earlier one is polled again and answered first, if it is ready too. A client that sees
-//! a fence answered has therefore received the data of all copies in front of it. Faults are sent when they happen, and
-//! what kernels printed or wrote to host memory is sent in front of the answers of a round.
+//! When a pending reply is ready, every earlier one is polled again and sent first if it is ready
+//! too. So a client that receives a fence's reply has already received the data of all copies
+//! before it. Faults are sent when they happen. Output of kernels and host memory that kernels
+//! wrote are sent before the replies that became ready at the same poll.
 //!
 //! # Why sending cannot deadlock
 //!
-//! Sending blocks while the client does not read, and this thread does not receive while it sends. Two such sides could
-//! wait for each other for ever, were it not for the client's duty: a thread of its reads whenever an answer or a note
-//! can come, and that thread neither sends nor takes a lock that a sender holds. Our sends then end as soon as that
-//! thread has caught up; after them we receive, and the client's senders go on. A client that breaks the duty blocks
-//! its own worker process and nobody else's; the supervisor ends that one with a signal, as it ends all workers.
+//! Sending blocks while the client does not read, and this thread does not receive while it sends.
+//! Two such sides could wait for each other for ever. The client's duty prevents that: one of its
+//! threads reads whenever a reply or a note can come, and that thread neither sends nor takes a
+//! lock that a sender holds. The server's send then ends as soon as that thread has read enough;
+//! after it the server receives, and the client's senders go on. A client that breaks this duty
+//! blocks only its own worker process, which the supervisor ends with a signal like any other.
 //!
 //! # When too much is waiting
 //!
-//! Past [`WAITING_MAX`](limits::WAITING_MAX) answers or [`WAITING_BYTES_MAX`](limits::WAITING_BYTES_MAX) of their data
-//! no message is received until one is answered, so that a client that copies out faster than the link carries cannot
-//! fill the server's memory. But work may also wait for a message that is still to come (a host function's end, a value
-//! that a stream waits for), so after [`STALL_MS_MAX`](limits::STALL_MS_MAX) without an answer messages are received
-//! again, up to limits at which the message fails.
+//! Above [`WAITING_MAX`](limits::WAITING_MAX) pending replies or
+//! [`WAITING_BYTES_MAX`](limits::WAITING_BYTES_MAX) of their data, no message is received until a
+//! reply is sent. So a client that copies out faster than the link carries cannot fill the server's
+//! memory. But the work may itself need a message that has yet to come: the end of a host function,
+//! or a value that a stream waits for. So after [`STALL_MS_MAX`](limits::STALL_MS_MAX) without a
+//! reply, messages are received again, up to hard limits above which a message fails.
 
 mod answers;
 mod execute;
@@ -82,7 +85,8 @@ use relay::Relay;
 pub use tally::Tally;
 use waiting::{Admission, Queue, Waiting, WaitingList};
 
-/// Serves one client until it leaves or breaks a rule. The device is the caller's, who drops it afterwards.
+/// Serves one client until it leaves or breaks the protocol. The caller owns the device and drops
+/// it afterwards.
 pub fn serve(
     device: &mut dyn Device,
     link: Link,
@@ -92,7 +96,7 @@ pub fn serve(
     serve_with_lanes(device, link, purpose, images, lanes_wanted())
 }
 
-/// The same with a bound for the lanes that the session may have.
+/// Serves one client, with a bound on its data connections.
 fn serve_with_lanes(
     device: &mut dyn Device,
     link: Link,
@@ -100,7 +104,7 @@ fn serve_with_lanes(
     images: ImageStore,
     lanes_max: usize,
 ) -> (End, Tally) {
-    // The kernel lets a sleep end 50 us late unless it is told otherwise: as long as some kernels run.
+    // By default the kernel may end a sleep 50 us late, as long as some kernels run.
     if let Err(error) = set_current_timer_slack(NonZeroU64::new(limits::TIMER_SLACK_NS)) {
         debug!(%error, "timers stay coarse");
     }
@@ -137,7 +141,7 @@ fn serve_with_lanes(
         }
     };
     if let End::Malformed { op, .. } = end {
-        // A client that cannot be told any more has at least been logged.
+        // If the client cannot be told any more, the log still has the reason.
         let _ = session.outbox.farewell(op, &end.to_string());
     }
     if !session.waiting.is_empty() {
@@ -152,7 +156,7 @@ fn serve_with_lanes(
 pub enum End {
     #[error("the client left")]
     ClientLeft,
-    /// The client's fault; it is told.
+    /// The client broke the protocol; it is told so.
     #[error("the client sent a malformed message: {} (number {op}): {why}", tally::name(*op))]
     Malformed { op: u16, why: DecodeError },
     #[error(transparent)]
@@ -177,34 +181,36 @@ struct Session<'d> {
     outbox: Outbox,
     waiting: WaitingList,
     lanes: Lanes,
-    /// Ours, where there can be lanes.
+    /// The server's address, if the link can have data connections.
     address: Option<SocketAddr>,
     pace: Pace,
     tally: Tally,
-    /// When the last message was done, if nothing has been waited for since.
+    /// When the last message was done, if the session has not waited since. Spares a look at the
+    /// clock.
     looked_at: Option<Instant>,
     grants: Grants,
     exposed: Exposed,
-    /// The message in hand, where it is not bulk data.
+    /// Copy of the message in execution, unless it is bulk data.
     frame: Vec<u8>,
     reply: Vec<u8>,
     printed: Printed,
     host_calls: Vec<(u64, CUresult)>,
     /// Messages received while another was executed.
     early: VecDeque<Vec<u8>>,
-    /// The program's call that the last message was of, as the device was told.
+    /// The program's call that the device was last told of (a profile's call number).
     call: u32,
 }
 
 impl Session<'_> {
-    /// Receives what has come, answers what is ready; waits if there was neither.
+    /// Receives messages and sends ready replies; waits if there was neither.
     fn turn(&mut self) -> Result<(), End> {
         let mut is_idle = true;
         let admission = self.waiting.admission(Instant::now());
         if admission != Admission::Stalled {
             for _ in 0..limits::MESSAGES_PER_TURN_MAX {
                 if self.waiting.has_sources(None) {
-                    // What is reached may be read at once, and need not become an ordinary copy for what comes next.
+                    // A copy whose mark is reached can be read by the adapter now, before the next
+                    // message would make it an ordinary copy.
                     self.answer_ready()?;
                 }
                 if !self.take_message(Wait::Poll)? {
@@ -243,7 +249,7 @@ impl Session<'_> {
             (Admission::Stalled, Wait::Until(until)) => {
                 thread::sleep(until.saturating_duration_since(Instant::now()));
             }
-            // Not reached: what stalls is waited for.
+            // Not reached: a stalled session has pending replies, and so a bounded wait.
             (Admission::Stalled, Wait::Forever) => {}
         }
         Ok(())
@@ -251,7 +257,7 @@ impl Session<'_> {
 
     /// Executes the next message, if there is one.
     fn take_message(&mut self, wait: Wait) -> Result<bool, End> {
-        // What came while a message was executed goes first.
+        // Messages that came while another was executed go first.
         let early = self.early.pop_front();
         let (frame, placed): (&[u8], Option<Arc<dyn Segment>>) = match &early {
             Some(frame) => (frame, None),
@@ -265,7 +271,7 @@ impl Session<'_> {
             }
         };
         let data = placed.as_ref().map_or(&[][..], |placed| placed.bytes());
-        // Between two messages that follow each other at once lies nothing worth another look at the clock.
+        // Messages that follow each other at once share one look at the clock.
         let start = self.looked_at.take().unwrap_or_else(Instant::now);
         let mut r = Reader::split(frame, data);
         let header = RequestHeader::decode(&mut r).map_err(|why| End::Malformed { op: 0, why })?;
@@ -276,7 +282,8 @@ impl Session<'_> {
             self.device.of_call(call);
         }
         if execute::is_fence(header.op) {
-            // The client may see the device's word before our answer: it must then have all faults.
+            // The client may see the fence's value before its reply, and must have all faults by
+            // then.
             self.outbox.send_held_faults()?;
         }
         let is_change = !execute::leaves_memory(header.op);
@@ -308,7 +315,7 @@ impl Session<'_> {
                 .map_err(|why| End::Malformed { op: header.op, why })?;
             return self.open_lanes(header, &asked).map(|()| true);
         }
-        // The data of this message, where it comes on a lane.
+        // Takes the data of this message, if it comes on a data connection.
         let (head, brought);
         let (frame, placed, r) = if header.lane == ON_A_LANE && execute::takes_data(header.op) {
             head = frame.to_vec();
@@ -324,7 +331,8 @@ impl Session<'_> {
         let is_long = frame.len() >= PLACED_BYTES_MIN;
         self.reply.clear();
         let result = if execute::is_bulk(header.op) {
-            // Used where it lies: data only, which the client may alter meanwhile at its own cost.
+            // Bulk data is used in place. The client may alter it meanwhile, which harms only its
+            // own data.
             let mut no_fds = |_| Err(Failure::unsupported("a file descriptor with bulk data"));
             let mut cx = Cx {
                 context: header.context,
@@ -343,7 +351,7 @@ impl Session<'_> {
                 &mut self.reply,
             )
         } else {
-            // Over shm the client could change the message between two looks at it.
+            // Copied, because over shm the client could change the message between check and use.
             self.frame.clear();
             self.frame.extend_from_slice(frame);
             let body = self.frame.get(outboard_wire::frame::HEADER_BYTES..);
@@ -357,7 +365,7 @@ impl Session<'_> {
                 early: &mut self.early,
             };
             let mut service = |reached: &[(u64, CUresult)], done: &mut Vec<u64>| {
-                // A client that is gone is noticed when the message is done.
+                // A client that has left is noticed after the message is done.
                 if let Err(error) = relay.turn(reached, done) {
                     debug!(%error, "while a message was executed");
                 }
@@ -408,7 +416,7 @@ impl Session<'_> {
         Ok(true)
     }
 
-    /// Answers a message, or notes down that it will be answered.
+    /// Sends a message's reply, or adds it to the pending ones.
     fn settle(
         &mut self,
         header: RequestHeader,
@@ -446,7 +454,8 @@ impl Session<'_> {
         };
         self.tally.failed(op);
         debug!(op = tally::name(op), token, %failure, "failed");
-        // After a fault the client asks no more: what its kernels printed comes with the news, or never.
+        // The client asks nothing after a sticky fault, so what its kernels printed is sent now or
+        // never.
         self.send_printed(failure.status.is_sticky())?;
         if token == 0 {
             self.outbox.fault(op, &failure)?;
@@ -456,7 +465,7 @@ impl Session<'_> {
         Ok(self.outbox.flush()?)
     }
 
-    /// Answers what the device has finished.
+    /// Sends the replies that the device has finished.
     fn answer_ready(&mut self) -> Result<bool, End> {
         self.outbox.let_go();
         if !self.waiting.poll() {
@@ -514,8 +523,9 @@ impl Session<'_> {
         if self.host_calls.is_empty() {
             return Ok(false);
         }
-        // A host function may look at what was copied out, printed or written in front of it. Copies can have become ready
-        // since they were last looked at; those behind the function cannot, before it is done.
+        // A host function may read what was copied out, printed or written before it. Copies may
+        // have become ready since the last poll; those after the function cannot be, because the
+        // function is not done.
         self.answer_ready()?;
         self.send_printed(false)?;
         self.send_host_pages()?;
@@ -529,7 +539,8 @@ impl Session<'_> {
     }
 }
 
-/// Where a long frame goes: the data of a copy to the device into memory that the device copies from.
+/// Chooses memory for a long frame: data of a copy to the device goes into memory that the device
+/// copies from.
 fn place(device: &mut dyn Device, purpose: Purpose, head: &[u8], len: usize) -> Option<Place> {
     if purpose != Purpose::Session {
         return None;
@@ -539,8 +550,9 @@ fn place(device: &mut dyn Device, purpose: Purpose, head: &[u8], len: usize) -> 
     Some(Place { skip, memory })
 }
 
-/// Memory that a client hands over, if it cannot shrink: the client would end this process by taking away pages that are
-/// mapped here. Only memory files have seals.
+/// Accepts the client's shared memory only if it is sealed against shrinking. Otherwise the client
+/// could end this process with SIGBUS by removing pages that are mapped here. Only memory files
+/// have seals.
 fn unshrinkable(file: OwnedFd) -> Result<OwnedFd, Failure> {
     let seals = rustix::fs::fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
     match seals.contains(SealFlags::SHRINK) {

@@ -1,4 +1,4 @@
-//! Answers and notes on their way to the client.
+//! Replies and notes on their way to the client.
 
 use std::time::{Duration, Instant};
 
@@ -15,11 +15,11 @@ use outboard_wire::{
 use super::{exposed::Source, limits, tally, waiting::Waiting};
 use crate::device::Failure;
 
-/// What became of an answer with data.
+/// Whether a long reply was sent by the adapter.
 pub(super) enum Placed {
-    /// So many bytes were sent.
+    /// It was, with this many bytes of data.
     Yes(usize),
-    /// It is to be answered as all others are.
+    /// It was not, and is to be sent as an ordinary reply.
     No(Waiting),
 }
 
@@ -31,10 +31,11 @@ impl Payload for Waiting {
 
 pub(super) struct Outbox {
     sender: Sender,
-    /// Answers given to lanes: what is sent here counts behind them.
+    /// Replies handed to data connections. Each frame sent here carries the count, and takes effect
+    /// after them.
     given: u32,
     faults: FaultBudget,
-    /// The adapter may be reading the device's memory.
+    /// The adapter may still be reading device memory.
     is_reading: bool,
 }
 
@@ -48,12 +49,13 @@ impl Outbox {
         }
     }
 
-    /// Answers go over another network from now on; false where none is emulated.
+    /// Sends replies over another emulated network from now on. Returns false if no network is
+    /// emulated.
     pub(super) fn change_network(&mut self, network: &Network) -> bool {
         self.sender.change_network(network)
     }
 
-    /// The answer to a message that succeeded.
+    /// Sends the reply to a message that succeeded.
     pub(super) fn reply(&mut self, op: u16, token: u32, parts: &[&[u8]]) -> Result<(), Error> {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         if len > limits::REPLY_BYTES_MAX {
@@ -69,8 +71,8 @@ impl Outbox {
         }
     }
 
-    /// The answer to a message whose data is long, over rdma: the adapter takes it from where it lies, if that memory can be
-    /// registered, and writes it where the client asked for it, if it did.
+    /// Sends a long reply over rdma. The adapter reads the data in place if its memory can be
+    /// registered, and writes it to the client's memory if the client named some.
     pub(super) fn place(&mut self, entry: Waiting) -> Result<Placed, Error> {
         let (Some(registrar), Ok(Some(data))) = (self.sender.registrar(), entry.reply_data())
         else {
@@ -99,8 +101,9 @@ impl Outbox {
         Ok(Placed::Yes(len))
     }
 
-    /// The answer to a copy whose data the adapter takes from the device's memory; tells how much. That must not change before
-    /// [`wait_until_device_read`](Self::wait_until_device_read).
+    /// Sends a copy's reply whose data the adapter reads from device memory, and returns its length
+    /// in bytes. That memory must not change before
+    /// [`wait_until_device_read`](Self::wait_until_device_read) returns.
     pub(super) fn take_from_device(
         &mut self,
         token: u32,
@@ -127,7 +130,7 @@ impl Outbox {
         Ok(source.len as usize)
     }
 
-    /// Before the device's memory changes.
+    /// Waits until the adapter has read device memory. Called before that memory changes.
     #[inline]
     pub(super) fn wait_until_device_read(&mut self) -> Result<(), Error> {
         match std::mem::take(&mut self.is_reading) {
@@ -136,17 +139,17 @@ impl Outbox {
         }
     }
 
-    /// What registers memory, over rdma.
+    /// Returns the registrar of memory, if the link is rdma.
     pub(super) fn registrar(&self) -> Option<Registrar> {
         self.sender.registrar()
     }
 
-    /// Lets go what the adapter has read.
+    /// Releases memory that the adapter has finished reading.
     pub(super) fn let_go(&mut self) {
         self.sender.let_go();
     }
 
-    /// The answer to a message that failed.
+    /// Sends the reply to a message that failed.
     pub(super) fn failure(&mut self, token: u32, failure: &Failure) -> Result<(), Error> {
         let reason = cut(&failure.message);
         let header = self.header(token, failure.status)?;
@@ -154,12 +157,13 @@ impl Outbox {
         self.sender.send(&[&header, &len, reason])
     }
 
-    /// The header of an answer that goes over a lane, to be followed by [`gave`](Self::gave) once it does.
+    /// Makes the header of a reply that goes over a data connection. The caller calls
+    /// [`gave`](Self::gave) once the reply is handed over.
     pub(super) fn lane_header(&self, token: u32) -> Result<[u8; HEADER_BYTES], Error> {
         self.header(token, CUresult::CUDA_SUCCESS)
     }
 
-    /// An answer was given to a lane.
+    /// Counts a reply that was handed to a data connection.
     pub(super) fn gave(&mut self) {
         self.given = self.given.wrapping_add(1);
     }
@@ -184,7 +188,7 @@ impl Outbox {
         self.sender.commit(len)
     }
 
-    /// A message that nobody waits for failed.
+    /// Reports the failure of a message that has no reply.
     pub(super) fn fault(&mut self, op: u16, failure: &Failure) -> Result<(), Error> {
         match self.faults.admit(op, failure, Instant::now()) {
             true => self.send_fault(op, failure, 0),
@@ -196,7 +200,8 @@ impl Outbox {
         self.faults.held.is_some()
     }
 
-    /// Before a wait is answered the client must know of all faults.
+    /// Sends faults that the budget held back. Called before a wait is answered, when the client
+    /// must know all faults.
     pub(super) fn send_held_faults(&mut self) -> Result<(), Error> {
         match self.faults.held.take() {
             Some(held) => {
@@ -215,7 +220,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// The last word to a client that broke the protocol.
+    /// Sends the last note to a client that broke the protocol.
     pub(super) fn farewell(&mut self, op: u16, why: &str) -> Result<(), Error> {
         let why = format!("the server ends this session: {why}");
         let note = FaultNote {
@@ -247,7 +252,8 @@ impl Outbox {
     }
 }
 
-/// A client that makes the same mistake in a loop is told so many times a second, and at once.
+/// Limits fault notes, for a client that makes the same mistake in a loop: up to
+/// FAULTS_PER_SECOND_MAX are sent at once.
 #[derive(Default)]
 struct FaultBudget {
     window_start: Option<Instant>,
@@ -255,7 +261,7 @@ struct FaultBudget {
     held: Option<HeldFault>,
 }
 
-/// The first fault beyond the budget.
+/// The first fault above the limit, sent later.
 struct HeldFault {
     op: u16,
     failure: Failure,
@@ -263,10 +269,10 @@ struct HeldFault {
 }
 
 impl FaultBudget {
-    /// Whether to send it now; otherwise it is held, or counted.
+    /// Returns whether to send the fault now; otherwise it is held, or counted.
     fn admit(&mut self, op: u16, failure: &Failure, now: Instant) -> bool {
         if let Some(held) = &mut self.held {
-            // The loss of the context must not hide behind a lesser error.
+            // A sticky error, the loss of the context, replaces a lesser one.
             if failure.status.is_sticky() && !held.failure.status.is_sticky() {
                 held.op = op;
                 held.failure = failure.clone();
@@ -314,7 +320,7 @@ fn note_header(note: u16, given: u32) -> ReplyHeader {
     }
 }
 
-/// Never happens: room is asked for by the length that the message itself gives.
+/// Never called: the frame is reserved by the length that the message itself gives.
 fn defect(_: EncodeError) -> Error {
     Error::Misuse("a message that is longer than it says")
 }

@@ -1,5 +1,5 @@
-//! How to wait for the device: at first busily, then with sleeps in proportion to the time already waited, so that
-//! neither a short wait is late nor a long one costs a core.
+//! Poll policy: waits for the device busily at first, then with sleeps in proportion to the time
+//! already waited. So a short wait ends promptly, and a long one does not occupy a core.
 
 use std::{
     hint, thread,
@@ -36,7 +36,7 @@ impl Pace {
         self.idle_since = None;
     }
 
-    /// How long to wait for a message before the device is asked again.
+    /// Returns how long to wait for a message before the device is polled again.
     pub(super) fn next_wait(&mut self) -> Wait {
         let now = Instant::now();
         let since = *self.idle_since.get_or_insert(now);

@@ -1,4 +1,4 @@
-//! What goes on while the device is held up.
+//! Host functions and messages during a device call that blocks.
 
 use std::{cell::RefCell, collections::VecDeque};
 
@@ -12,8 +12,9 @@ use outboard_wire::{
 
 use super::{Tally, WaitingList, answers::send_answers, lanes::Lanes, limits, outbox::Outbox};
 
-/// The session's business while the device is held up in a call of its own: host functions, and the copies in front of
-/// them. Without it a driver that waits for a stream would wait for a host function that nobody runs.
+/// Serves the client while the device blocks in a call of its own: forwards host functions, and
+/// first the copies before them. A driver call that waits for a stream would otherwise wait for a
+/// host function that nobody runs.
 pub(super) struct Relay<'r, 's> {
     pub(super) receiver: &'r RefCell<&'s mut Receiver>,
     pub(super) outbox: &'r mut Outbox,
@@ -52,7 +53,7 @@ impl Relay<'_, '_> {
     }
 }
 
-/// The host function that a message says is done.
+/// Returns the host function that this message reports as done, if it does.
 fn host_func_done(frame: &[u8]) -> Option<u64> {
     let mut r = Reader::new(frame);
     let header = RequestHeader::decode(&mut r).ok()?;

@@ -1,30 +1,30 @@
-//! What a session did, message by message, for the log.
+//! Message statistics of a session, for the log.
 
 use std::{fmt, time::Duration};
 
 use outboard_wire::messages;
 
-/// Counts by message.
+/// Counts for each message.
 #[derive(Debug, Clone)]
 pub struct Tally {
-    /// By the message's number.
+    /// Indexed by the message's number.
     ops: Vec<OpTally>,
 }
 
-/// What one kind of message amounted to.
+/// Counts of one message, or of all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OpTally {
     pub calls: u64,
     pub failures: u64,
     pub received_bytes: u64,
     pub sent_bytes: u64,
-    /// In the device's hands.
+    /// Time spent in the device's method.
     pub executing: Duration,
-    /// From receipt to answer, of messages that wait for the GPU.
+    /// Time from receipt to reply, for messages that wait for the GPU.
     pub waiting: Duration,
 }
 
-/// The declared name of a message.
+/// Returns the declared name of a message.
 pub(super) fn name(op: u16) -> &'static str {
     messages::OPS
         .get(usize::from(op))
@@ -59,7 +59,7 @@ impl Tally {
         self.at(op).failures += 1;
     }
 
-    /// All messages together.
+    /// Returns the sum over all messages.
     pub fn total(&self) -> OpTally {
         self.ops.iter().fold(OpTally::default(), |sum, op| OpTally {
             calls: sum.calls + op.calls,
@@ -71,7 +71,7 @@ impl Tally {
         })
     }
 
-    /// Those that occurred, the most time-consuming first.
+    /// Returns the messages that occurred, those with the most executing time first.
     pub fn by_name(&self) -> Vec<(&'static str, OpTally)> {
         let mut used: Vec<_> = self
             .ops
@@ -84,7 +84,7 @@ impl Tally {
         used
     }
 
-    /// `op` was executed, so it is one of the declared messages.
+    /// `op` was executed before, so it is a declared message.
     fn at(&mut self, op: u16) -> &mut OpTally {
         let index = usize::from(op).min(self.ops.len() - 1);
         &mut self.ops[index]

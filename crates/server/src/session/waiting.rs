@@ -1,4 +1,4 @@
-//! Answers that wait for the device.
+//! Replies that wait for the device.
 
 use std::time::{Duration, Instant};
 
@@ -10,27 +10,28 @@ use rustc_hash::FxHashSet;
 use super::{exposed::Source, limits, tally};
 use crate::device::{Failure, Pending};
 
-/// What is known of the order in which pendings become ready: those of one queue do so one after another.
+/// What is known of the order in which replies become ready: those of one stream become ready one
+/// after another. `Own` says nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Queue {
     Stream { context: u64, stream: u64 },
     Own,
 }
 
-/// A message that was executed and is not answered yet.
+/// A message that was executed and has no reply yet.
 pub(super) struct Waiting {
     pub(super) op: u16,
     pub(super) token: u32,
     pub(super) since: Instant,
-    /// Its answer may go over a lane.
+    /// Its reply may go over a data connection.
     pub(super) on_lane: bool,
-    /// Its data is to be written there, where the link can.
+    /// Client memory that its data is written to, if the link has remote memory.
     pub(super) to: Option<RdmaTarget>,
-    /// The adapter is to take its data from the device's memory once it is ready.
+    /// Device memory that the adapter reads its data from, once the pending mark is reached.
     pub(super) source: Option<Source>,
     queue: Queue,
     has_data: bool,
-    /// What its data occupies at most.
+    /// Length of its data at most, in bytes.
     bytes: u64,
     pending: Pending,
     result: Option<Result<(), Failure>>,
@@ -40,7 +41,7 @@ pub(super) struct Waiting {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Admission {
     Open,
-    /// Too much waits; not before something was answered.
+    /// Too much waits: nothing is received before a reply was sent.
     Stalled,
 }
 
@@ -48,11 +49,11 @@ pub(super) enum Admission {
 pub(super) struct WaitingList {
     entries: Vec<Waiting>,
     bytes: u64,
-    /// When an answer was last ready, or the list last left its bounds.
+    /// When a reply was last ready, or when the list last reached its limits.
     progress_at: Option<Instant>,
-    /// Queues found not ready, in one pass.
+    /// Queues found not ready during one poll.
     blocked: FxHashSet<Queue>,
-    /// Entries with a source.
+    /// Entries with a source, which the adapter is to read.
     sources: usize,
 }
 
@@ -81,17 +82,17 @@ impl Waiting {
         }
     }
 
-    /// What its data occupies, at most.
+    /// Returns the length of its data at most, in bytes.
     pub(super) fn bytes(&self) -> usize {
         usize::try_from(self.bytes).unwrap_or(usize::MAX)
     }
 
-    /// The memory that its data is part of, if that outlives the session.
+    /// Returns the memory that its data is part of, if that outlives the session.
     pub(super) fn lasting(&self) -> Option<Lasting> {
         self.pending.lasting()
     }
 
-    /// The data that the declared answer has, once ready.
+    /// Returns the data of the reply, if its declaration has data. To be called once ready.
     pub(super) fn reply_data(&self) -> Result<Option<&[u8]>, Failure> {
         if !self.has_data {
             return Ok(None);
@@ -144,14 +145,15 @@ impl WaitingList {
         Ok(())
     }
 
-    /// Whether anybody waits for the adapter to take data from the device's memory; if only in this queue, with `but`.
+    /// Whether a copy waits for the adapter to read device memory. With `but`, copies of that queue
+    /// do not count.
     #[inline]
     pub(super) fn has_sources(&self, but: Option<Queue>) -> bool {
         let is_other = |entry: &Waiting| entry.source.is_some() && Some(entry.queue) != but;
         self.sources > 0 && self.entries.iter().any(is_other)
     }
 
-    /// Has `copy` make ordinary copies of those.
+    /// Replaces each copy that waits for the adapter with the ordinary copy that `copy` starts.
     pub(super) fn restage(&mut self, mut copy: impl FnMut(&Source) -> Result<Pending, Failure>) {
         self.sources = 0;
         for entry in &mut self.entries {
@@ -161,7 +163,7 @@ impl WaitingList {
             match copy(&source) {
                 Ok(pending) => {
                     entry.pending = pending;
-                    // It may have been ready without having been answered.
+                    // The mark may have been reached without a reply having been sent.
                     entry.result = None;
                 }
                 Err(failure) => entry.result = Some(Err(failure)),
@@ -184,12 +186,13 @@ impl WaitingList {
         }
     }
 
-    /// Looks which are ready, and tells whether any is. If one is, so is known of every earlier one that was ready
-    /// before it: an earlier one can have become ready after it was looked at and before the later one was.
+    /// Polls all entries, and returns whether any is ready. An earlier entry may become ready after
+    /// it was polled and before a later one was; so entries before the last ready one are polled
+    /// again until none changes.
     pub(super) fn poll(&mut self) -> bool {
         let mut end = self.entries.len();
         while self.poll_first(end) {
-            // Everything in front of the last ready one once more, until nothing new turns up.
+            // Polls everything before the last ready entry again, until nothing new turns up.
             end = self
                 .entries
                 .iter()
@@ -199,14 +202,14 @@ impl WaitingList {
         self.entries.iter().any(|e| e.result.is_some())
     }
 
-    /// Whether one of those that are ready has found its context lost.
+    /// Whether a ready entry reports that its context is lost.
     pub(super) fn any_lost(&self) -> bool {
         let lost =
             |e: &Waiting| matches!(&e.result, Some(Err(failure)) if failure.status.is_sticky());
         self.entries.iter().any(lost)
     }
 
-    /// Looks at the first `end` entries; tells whether one has become ready.
+    /// Polls the first `end` entries; returns whether one has become ready.
     fn poll_first(&mut self, end: usize) -> bool {
         self.blocked.clear();
         let mut is_new = false;
@@ -231,7 +234,7 @@ impl WaitingList {
         is_new
     }
 
-    /// Removes the ready ones, in order.
+    /// Removes the ready entries, in order.
     pub(super) fn take_ready(
         &mut self,
         now: Instant,

@@ -1,4 +1,4 @@
-//! Which device a worker opens.
+//! The device that a worker opens.
 
 use std::str::FromStr;
 
@@ -8,28 +8,28 @@ use crate::{
     soft::{self, Capability, Watch},
 };
 
-/// The kinds of device that a server can offer.
+/// Kinds of device that a server can offer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// This machine's GPUs, through its driver.
+    /// This machine's GPUs, through their driver.
     Nvidia,
     /// PTX on the CPU.
     Soft,
 }
 
-/// What a session gets.
+/// The device that a session gets.
 #[derive(Debug, Clone)]
 pub struct DeviceOptions {
     pub kind: DeviceKind,
-    /// Device memory that a session may allocate on each device; all of it by default.
+    /// Memory that a session may allocate on each device, in bytes; by default all of it.
     pub memory_bytes: Option<u64>,
-    /// Threads of the soft device; one for each core by default.
+    /// Threads of the soft device; by default one for each core.
     pub threads: Option<usize>,
-    /// Soft devices, at least 1.
+    /// Number of soft devices, at least 1.
     pub devices: usize,
-    /// What the soft device passes for.
+    /// Compute capability that the soft device reports.
     pub capability: Capability,
-    /// The soft device's: what kernels are watched for.
+    /// Mistakes that the soft device watches kernels for.
     pub watch: Watch,
 }
 
@@ -41,7 +41,7 @@ impl DeviceKind {
         }
     }
 
-    /// Whether machine code is of no use to it.
+    /// Whether the device cannot run machine code, only PTX.
     pub fn is_ptx_only(self) -> bool {
         match self {
             DeviceKind::Nvidia => false,
@@ -49,7 +49,7 @@ impl DeviceKind {
         }
     }
 
-    /// Why this machine cannot offer it.
+    /// Returns an error if this machine cannot offer the device.
     pub fn check(self) -> Result<(), String> {
         match self {
             DeviceKind::Nvidia => nvidia::available().map(drop),
@@ -72,7 +72,7 @@ impl FromStr for DeviceKind {
     }
 }
 
-/// `ahead`: before its client is there.
+/// Opens the device; `ahead` says that its client is not there yet.
 pub(super) fn open(options: &DeviceOptions, ahead: bool) -> Result<Box<dyn Device>, Failure> {
     match options.kind {
         DeviceKind::Nvidia => nvidia::open(NvidiaOptions {

@@ -14,15 +14,17 @@ use rustix::{
     process::{Signal, getpid, getppid, set_parent_process_death_signal},
 };
 
-/// This very program, even if its file was replaced meanwhile: supervisor and worker are then of one release.
+/// Starts this program itself, even if its file was replaced meanwhile, so supervisor and worker
+/// are of one release.
 pub(super) fn this_executable() -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("outboard");
     command
 }
 
-/// Starts `command` with each descriptor's number as the value of its flag. The child gets no input, logs to our standard
-/// error, is out of reach of the terminal's Ctrl-C, and does not survive us.
+/// Starts `command` with each descriptor's number as the value of its flag. The child has no input,
+/// logs to the server's standard error, does not receive the terminal's Ctrl-C, and is killed when
+/// the server dies.
 pub(super) fn pass(command: &mut Command, fds: &[(&str, OwnedFd)]) -> io::Result<Child> {
     command
         .stdin(Stdio::null())
@@ -36,12 +38,13 @@ pub(super) fn pass(command: &mut Command, fds: &[(&str, OwnedFd)]) -> io::Result
     let supervisor = getpid();
     let prepare = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // It may have died before the line above.
+        // The supervisor may have died before the line above.
         if getppid() != Some(supervisor) {
             return Err(io::ErrorKind::NotFound.into());
         }
         for &number in &numbers {
-            // SAFETY: the parent holds the descriptors open until spawn has returned, and we are its copy.
+            // SAFETY: the parent holds the descriptors open until spawn has returned, and this
+            // process is a copy of it.
             let fd = unsafe { BorrowedFd::borrow_raw(number) };
             fcntl_setfd(fd, FdFlags::empty())?;
         }
@@ -52,16 +55,17 @@ pub(super) fn pass(command: &mut Command, fds: &[(&str, OwnedFd)]) -> io::Result
     command.spawn()
 }
 
-/// A descriptor whose number came on the command line.
+/// Takes ownership of a descriptor whose number came on the command line.
 pub(super) fn take(number: RawFd) -> io::Result<OwnedFd> {
     if number <= 2 {
         return Err(io::Error::other("the standard streams are not passed on"));
     }
-    // SAFETY: fcntl tells whether the number is an open descriptor.
+    // SAFETY: fcntl accepts any number; it fails if the number is no open descriptor.
     if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it is open, and was made for us by the supervisor: nothing else in this process knows of it.
+    // SAFETY: the descriptor is open, and the supervisor made it for this process, so nothing else
+    // here owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(number) };
     fcntl_setfd(&fd, FdFlags::CLOEXEC)?;
     Ok(fd)

@@ -1,4 +1,5 @@
-//! The process that owns the sockets: accepts clients, and gives each a worker process of its own.
+//! The supervisor: the process that owns the sockets, accepts clients, and gives each a worker
+//! process of its own.
 //!
 //! ```text
 //!  supervisor ── listeners                        worker (one for each client)
@@ -10,10 +11,11 @@
 //!      │◄──────────────────────────────── SIGCHLD ────┘
 //! ```
 //!
-//! The supervisor reads nothing that a client sent. Bytes of strangers reach a process that has no device yet, and of
-//! these [`limits::HANDSHAKES_MAX`] exist at most; further clients wait in the listener's backlog. A place among the
-//! sessions is taken only by a client that has said a proper hello. A worker that was started ahead, with its device open
-//! ([`spares`]), gets the client from there on.
+//! The supervisor reads nothing that a client sent. Bytes of strangers reach only a process that
+//! has no device yet, and at most [`limits::HANDSHAKES_MAX`] of these exist; further clients wait
+//! in the listener's backlog. A client takes a place among the sessions only after a proper hello.
+//! A worker that was started ahead, with its device open ([`spares`]), takes the client over at
+//! that moment.
 
 mod devices;
 mod inherit;
@@ -52,20 +54,20 @@ use signals::Signals;
 use spares::Spares;
 pub use worker::{WorkerOptions, run_worker};
 
-/// What a server is to do.
+/// The settings of a server.
 #[derive(Debug, Clone)]
 pub struct ServeOptions {
     pub listen: Vec<Endpoint>,
-    /// Programs that run at the same time at most.
+    /// Programs served at the same time, at most.
     pub sessions_max: usize,
     /// Workers kept ready, each with its device open.
     pub spares: usize,
-    /// Arguments with which this executable becomes a worker; `--control` is appended, and `--spare`, or `--fd`,
-    /// `--session` and perhaps `--facts`.
+    /// Arguments with which this executable becomes a worker. `--control` is appended, and either
+    /// `--spare`, or `--fd`, `--session` and perhaps `--facts`.
     pub worker_args: Vec<OsString>,
 }
 
-/// Why a server cannot serve.
+/// Why a server cannot start.
 #[derive(Debug, Error)]
 pub enum ServeError {
     #[error("cannot listen at {endpoint}: {source}")]
@@ -91,7 +93,7 @@ impl ServeError {
     }
 }
 
-/// A server that listens.
+/// A listening server.
 pub struct Supervisor {
     listeners: Vec<Listener>,
     options: ServeOptions,
@@ -99,7 +101,7 @@ pub struct Supervisor {
     workers: Vec<Worker>,
     spares: Spares,
     session_last: u64,
-    /// After a failure of the system no client is accepted until then.
+    /// Time until which no client is accepted, after a failure of the system.
     paused_until: Option<Instant>,
 }
 
@@ -116,10 +118,10 @@ struct Worker {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Handshake,
-    /// It gives its client to a spare, which is another worker of the same session.
+    /// The worker hands its client to a spare, which is another worker of the same session.
     HandingOver,
     Serving(Purpose),
-    /// Refused, or told to end.
+    /// The worker was refused, or told to end.
     Leaving,
 }
 
@@ -150,7 +152,7 @@ impl Supervisor {
         })
     }
 
-    /// Where it listens, with the ports that the system chose.
+    /// Returns the addresses it listens at, with the ports that the system chose.
     pub fn endpoints(&self) -> impl Iterator<Item = &Endpoint> {
         self.listeners.iter().map(Listener::endpoint)
     }
@@ -178,7 +180,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Sleeps until a signal, a client, or a worker with a question.
+    /// Sleeps until a signal, a client, or a worker's question arrives.
     fn wait(&mut self) -> Result<News, ServeError> {
         let now = Instant::now();
         if self.paused_until.is_some_and(|until| until <= now) {
@@ -241,7 +243,7 @@ impl Supervisor {
         }
         let (stream, peer) = match self.listeners[at].accept(Some(Instant::now())) {
             Ok(accepted) => accepted,
-            // The client was gone again.
+            // The client left before it was accepted.
             Err(outboard_link::Error::TimedOut { .. }) => return,
             Err(error) => return self.pause("accepting a client", &error),
         };
@@ -263,7 +265,8 @@ impl Supervisor {
         }
     }
 
-    /// Out of descriptors or processes: trying again at once would only burn time.
+    /// Stops accepting for a moment: without descriptors or processes, trying again at once would
+    /// fail again.
     fn pause(&mut self, doing: &str, error: &dyn fmt::Display) {
         error!(%error, "{doing} failed; no client is accepted for a moment");
         self.paused_until = Some(Instant::now() + Duration::from_millis(limits::PAUSE_MS));
@@ -285,7 +288,7 @@ impl Supervisor {
         start(command, fds)
     }
 
-    /// A worker has read its client's hello and asks for a place, or says that no spare took its client.
+    /// Gives a place to a worker that has read its client's hello, or whose client no spare took.
     fn admit(&mut self, session: u64) {
         let is_heard = |w: &Worker| w.session == session && w.control.is_some();
         let Some(at) = self.workers.iter().position(is_heard) else {
@@ -314,7 +317,7 @@ impl Supervisor {
             }
             (Phase::Handshake, Some(limits::ASK_SESSION)) => Purpose::Session,
             (Phase::Handshake, Some(limits::ASK_QUERY)) => Purpose::Query,
-            // It found no proper hello, or has handed its client over, and is about to end.
+            // The worker found no proper hello, or has handed its client over, and is about to end.
             _ => {
                 self.workers[at].phase = Phase::Leaving;
                 return;
@@ -329,7 +332,7 @@ impl Supervisor {
             warn!(session, %peer, "refused: all of the {max} {what} are in use");
             let why = format!("all of its {max} {what} are in use; try again later");
             self.workers[at].phase = Phase::Leaving;
-            // A few bytes into an empty socket; a worker that died is reaped.
+            // A few bytes into an empty socket do not block; a worker that died is reaped.
             let _ = control.write_all(&[&[limits::ANSWER_NO], why.as_bytes()].concat());
             return;
         }
@@ -341,7 +344,7 @@ impl Supervisor {
         let _ = control.write_all(&[limits::ANSWER_YES, self.spares.to_come()]);
     }
 
-    /// Lets a spare take over what worker `at` was to serve, if there is one.
+    /// Lets a spare take over the client of worker `at`, if a spare is ready.
     fn hand_over(&mut self, at: usize, control: &UnixStream) -> bool {
         let Worker {
             session, ref peer, ..
@@ -360,12 +363,12 @@ impl Supervisor {
             started: Instant::now(),
             phase: Phase::Serving(Purpose::Session),
         });
-        // A worker that died takes its client with it; the spare finds its channel closed.
+        // A worker that died takes its client with it; the spare then finds its channel closed.
         let _ = pass_fd::send(control, &[limits::ANSWER_HAND_OVER], channel.as_fd());
         true
     }
 
-    /// Clients that have a place. One that is handed over is counted once.
+    /// Counts the clients that have a place. A client being handed over counts once.
     fn serving(&self, purpose: Purpose) -> usize {
         let serves = |w: &&Worker| w.phase == Phase::Serving(purpose);
         let has_no_spare = |w: &&Worker| {
@@ -395,7 +398,8 @@ impl Supervisor {
             });
     }
 
-    /// A worker ends by itself when its client says nothing; one that does not is ended.
+    /// Ends workers stuck in the handshake. A worker normally ends by itself when its client says
+    /// nothing.
     fn expire(&mut self) {
         let now = Instant::now();
         for worker in &mut self.workers {
@@ -422,14 +426,15 @@ impl Supervisor {
         while !self.workers.is_empty() && Instant::now() < deadline && !self.signals.is_urgent() {
             let tick = Timespec::try_from(Duration::from_millis(limits::STOP_TICK_MS)).ok();
             let mut fds = [PollFd::new(&self.signals, PollFlags::IN)];
-            // An interrupted wait is as good as a finished one.
+            // An interrupted wait does no harm.
             let _ = poll(&mut fds, tick.as_ref());
             self.signals.drain();
             self.reap();
         }
         for mut worker in self.workers.drain(..) {
             worker.signal(Signal::KILL);
-            // SIGKILL cannot be held off, except by a driver that is stuck in the kernel: do not wait for that.
+            // SIGKILL works at once unless a driver is stuck in the kernel: the wait for that is
+            // bounded.
             let deadline = Instant::now() + Duration::from_millis(limits::STOP_MS_MAX);
             while matches!(worker.child.try_wait(), Ok(None)) && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
@@ -445,7 +450,7 @@ impl Supervisor {
 
 #[derive(Default)]
 struct News {
-    /// By session: positions change when workers are reaped.
+    /// Workers by session, because positions change when workers are reaped.
     controls: Vec<u64>,
     spares: Vec<u64>,
     listeners: Vec<usize>,
@@ -464,7 +469,7 @@ fn start_spare(options: &ServeOptions) -> io::Result<(Child, UnixStream)> {
     start(command, Vec::new())
 }
 
-/// A worker process, and the socket on which it talks with us.
+/// Starts a worker process; returns it with the socket on which it talks to the supervisor.
 fn start(mut command: Command, mut fds: Vec<(&str, OwnedFd)>) -> io::Result<(Child, UnixStream)> {
     let (control, theirs) = UnixStream::pair()?;
     control.set_nonblocking(true)?;
@@ -473,14 +478,15 @@ fn start(mut command: Command, mut fds: Vec<(&str, OwnedFd)>) -> io::Result<(Chi
 }
 
 impl Worker {
-    /// When the handshake has taken too long, with room for the worker to find out by itself first.
+    /// Returns when the handshake has taken too long, leaving the worker time to notice that first.
     fn deadline(&self) -> Instant {
         self.started + 2 * Duration::from_millis(HANDSHAKE_MS_MAX)
     }
 
     fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
-        // Not reaped yet, so the pid is still its own; it may have ended, which is what is wanted.
+        // The process is not reaped yet, so the pid is still its own. It may have ended, which is
+        // just as well.
         let _ = kill_process(pid, signal);
     }
 

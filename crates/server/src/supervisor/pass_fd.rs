@@ -1,4 +1,4 @@
-//! Descriptors between the server's own processes.
+//! Passes descriptors between the server's own processes.
 
 use std::{
     io::{self, ErrorKind, IoSlice, IoSliceMut},
@@ -17,7 +17,7 @@ use rustix::{
     },
 };
 
-/// Sends a few bytes and a descriptor with them. Into an empty socket this does not wait.
+/// Sends a few bytes together with a descriptor. Does not wait if the socket's buffer is empty.
 pub(crate) fn send(socket: &UnixStream, bytes: &[u8], fd: BorrowedFd<'_>) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -36,7 +36,8 @@ pub(crate) fn send(socket: &UnixStream, bytes: &[u8], fd: BorrowedFd<'_>) -> io:
     }
 }
 
-/// The next bytes, and the descriptor that came with them. No bytes: the other end is closed.
+/// Receives bytes and the descriptor that came with them. Zero bytes mean that the other end is
+/// closed.
 pub(crate) fn receive(
     socket: &UnixStream,
     bytes: &mut [u8],

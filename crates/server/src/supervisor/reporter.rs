@@ -1,4 +1,4 @@
-//! The device of a connection that asks as the management library: it opens none.
+//! The device of connections that only ask as the management library does: it opens no GPU.
 
 use std::{
     fs::File,
@@ -26,8 +26,8 @@ use crate::{
     nvidia,
 };
 
-/// What a spare worker found out when it opened the devices: a document of `NVML_FACTS` in a file that nobody can change
-/// any more, and every later worker inherits.
+/// Writes the facts that a spare worker found when it opened the devices, a document of
+/// `NVML_FACTS`, to a sealed file that every later worker inherits.
 pub(super) fn seal_facts(document: &[u8]) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = File::from(rustix::fs::memfd_create("outboard-facts", flags)?);
@@ -37,7 +37,8 @@ pub(super) fn seal_facts(document: &[u8]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// What [`seal_facts`] wrote. The descriptor is shared with others, and its position with it.
+/// Reads what [`seal_facts`] wrote, at explicit offsets because other processes share the file
+/// position.
 fn read_facts(fd: OwnedFd) -> io::Result<Vec<u8>> {
     let file = File::from(fd);
     let len = file.metadata()?.len().min(limits::FACTS_BYTES_MAX);
@@ -46,7 +47,7 @@ fn read_facts(fd: OwnedFd) -> io::Result<Vec<u8>> {
     Ok(document)
 }
 
-/// Answers from the facts where they suffice, and opens the management library where they do not.
+/// Answers from the facts if they suffice; otherwise opens the management library.
 pub(super) struct Reporter {
     options: DeviceOptions,
     facts: Option<Vec<u8>>,
@@ -55,7 +56,7 @@ pub(super) struct Reporter {
 
 enum Source {
     Nvidia(nvidia::Monitor),
-    /// A device like any other: it costs nothing.
+    /// An ordinary soft device: opening it costs nothing.
     Soft(Box<dyn Device>),
 }
 
@@ -110,7 +111,7 @@ impl Device for Reporter {
     }
 }
 
-/// It has no devices, and nothing runs on it.
+/// Has no devices, and nothing runs on it.
 impl Host for Reporter {
     fn cards(&mut self, _: u32) -> Result<Vec<DeviceCard>, Failure> {
         Ok(Vec::new())

@@ -1,4 +1,4 @@
-//! Signals as something to poll for.
+//! Signals as a descriptor that can be polled.
 
 use std::{
     io::{self, Read},
@@ -18,7 +18,7 @@ use signal_hook::{
     low_level,
 };
 
-/// Readable when SIGINT, SIGTERM or SIGCHLD came.
+/// Becomes readable when SIGINT, SIGTERM or SIGCHLD arrives.
 pub(super) struct Signals {
     wake: UnixStream,
     stops: Arc<AtomicUsize>,
@@ -40,11 +40,11 @@ impl Signals {
             let count = move || {
                 stops.fetch_add(1, Ordering::Relaxed);
             };
-            // SAFETY: the handler does nothing but an atomic addition, which is safe at any moment.
+            // SAFETY: the handler does only an atomic addition, which is async-signal-safe.
             let id = unsafe { low_level::register(signal, count) }?;
             signals.ids.push(id);
         }
-        // After the counting, so that whoever wakes finds the count.
+        // Registered after the counters, so that the reader finds the signal counted.
         for signal in [SIGINT, SIGTERM, SIGCHLD] {
             signals
                 .ids
@@ -57,7 +57,7 @@ impl Signals {
         self.stops.load(Ordering::Relaxed) > 0
     }
 
-    /// Asked to stop a second time.
+    /// Whether the user has asked twice to stop.
     pub(super) fn is_urgent(&self) -> bool {
         self.stops.load(Ordering::Relaxed) > 1
     }

@@ -1,4 +1,5 @@
-//! Workers that are started before their client is there: the device is open, the driver loaded, a context made.
+//! Spares: workers started before their client comes, with the driver loaded, the device open and a
+//! context made.
 //!
 //! ```text
 //!  supervisor                    spare                         worker of a new connection (no device yet)
@@ -12,9 +13,9 @@
 //!      │                           │ welcomes, serves              │
 //! ```
 //!
-//! Bytes of strangers are read by a process that has no device, as without spares; a spare is used up by a client that
-//! has said a proper hello and has a place. A spare that fails before its "D" closes the channel: the other worker then
-//! says "K", opens a device itself and serves on.
+//! As without spares, a process that has no device reads the bytes of strangers: a spare is used
+//! only for a client with a proper hello and a place. A spare that fails before its "D" closes the
+//! channel; the other worker then says "K", opens a device itself and serves the client.
 
 use std::{
     io,
@@ -35,19 +36,19 @@ use super::{limits, pass_fd};
 pub(super) struct Spares {
     wanted: usize,
     idle: Vec<Spare>,
-    /// No further one is started before.
+    /// Earliest start of the next spare.
     next_at: Instant,
-    /// How long to wait after the next failure.
+    /// Pause after the next failure.
     retry: Duration,
     id_last: u64,
-    /// What the last one that got ready knew of the devices.
+    /// Facts about the devices, from the last spare that became ready.
     facts: Option<OwnedFd>,
 }
 
 struct Spare {
     id: u64,
     child: Child,
-    /// Until its end is closed.
+    /// Open until the spare closes its end.
     control: Option<UnixStream>,
     started: Instant,
     is_ready: bool,
@@ -65,18 +66,18 @@ impl Spares {
         }
     }
 
-    /// Those whose context has yet to take its memory.
+    /// Counts the spares whose context has yet to take its device memory.
     pub(super) fn to_come(&self) -> u8 {
         let ready = self.idle.iter().filter(|spare| spare.is_ready).count();
         u8::try_from(self.wanted.saturating_sub(ready)).unwrap_or(u8::MAX)
     }
 
-    /// What the management library says of the devices.
+    /// Returns the management library's constant answers about the devices.
     pub(super) fn facts(&self) -> Option<&OwnedFd> {
         self.facts.as_ref()
     }
 
-    /// When something is to be done although nothing is heard.
+    /// Returns when to act even if nothing is heard.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.idle.iter().find(|spare| !spare.is_ready) {
             Some(starting) => Some(starting.deadline()),
@@ -89,7 +90,8 @@ impl Spares {
         controls.filter_map(|spare| Some((spare.id, spare.control.as_ref()?)))
     }
 
-    /// Starts the next one when it is due. One at a time: opening a device keeps its driver busy.
+    /// Starts the next spare when it is due. One at a time, because opening a device keeps its
+    /// driver busy.
     pub(super) fn refill(&mut self, start: impl FnOnce() -> io::Result<(Child, UnixStream)>) {
         let now = Instant::now();
         if let Some(stuck) = self
@@ -120,7 +122,7 @@ impl Spares {
         }
     }
 
-    /// A spare has said something, or closed its end.
+    /// Reads what a spare said, or notices that it closed its end.
     pub(super) fn listen(&mut self, id: u64) {
         let Some(spare) = self.idle.iter_mut().find(|spare| spare.id == id) else {
             return;
@@ -139,7 +141,7 @@ impl Spares {
                 self.facts = facts.or(self.facts.take());
             }
             Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // It is about to end; its exit status says more.
+            // The spare is about to end; its exit status says more.
             _ => {
                 spare.control = None;
                 spare.is_ready = false;
@@ -147,7 +149,7 @@ impl Spares {
         }
     }
 
-    /// Notices those that ended without a word.
+    /// Removes spares that ended without a word.
     pub(super) fn reap(&mut self) {
         let mut ended = Vec::new();
         self.idle
@@ -163,7 +165,8 @@ impl Spares {
         }
     }
 
-    /// A spare that is told to take over `session`: its process, and the channel on which it expects the client.
+    /// Assigns a ready spare to `session`: returns its process, and the channel on which it expects
+    /// the client.
     pub(super) fn take(&mut self, session: u64) -> Option<(Child, UnixStream)> {
         while let Some(at) = self.idle.iter().position(|spare| spare.is_ready) {
             let spare = self.idle.remove(at);
@@ -183,7 +186,7 @@ impl Spares {
                     self.retry = Duration::from_millis(limits::SPARE_RETRY_MS_MIN);
                     return Some((spare.child, channel));
                 }
-                // It has just died.
+                // The spare has just died.
                 Err(error) => {
                     debug!(%error, "a spare worker cannot be reached");
                     spare.end();
@@ -193,7 +196,7 @@ impl Spares {
         None
     }
 
-    /// Ends all of them: none has a client.
+    /// Ends all spares; none has a client.
     pub(super) fn end(&mut self) {
         for spare in &self.idle {
             spare.kill();
@@ -211,7 +214,7 @@ impl Spares {
             "a spare worker {what}; the next one is started in {} s, clients get fresh ones meanwhile",
             self.retry.as_secs()
         );
-        // Said once, not for as long as it goes on.
+        // A warning for the first failure only, not while failures go on.
         match self.retry <= Duration::from_millis(limits::SPARE_RETRY_MS_MIN) {
             true => warn!("{text}"),
             false => debug!("{text}"),
@@ -227,11 +230,12 @@ impl Spare {
     }
 
     fn kill(&self) {
-        // Not reaped yet, so the pid is still its own; it may have ended, which is what is wanted.
+        // The process is not reaped yet, so the pid is still its own. It may have ended, which is
+        // just as well.
         let _ = kill_process(Pid::from_child(&self.child), Signal::KILL);
     }
 
-    /// Waits for its end, but not for a driver that is stuck in the kernel.
+    /// Kills the spare and waits for its end, but not for a driver that is stuck in the kernel.
     fn end(mut self) {
         self.kill();
         let deadline = Instant::now() + Duration::from_millis(limits::STOP_MS_MAX);

@@ -1,4 +1,4 @@
-//! A worker: one process, one client.
+//! A worker: one process for one client.
 
 use std::{
     io::{self, Read, Write},
@@ -32,33 +32,34 @@ use crate::{
     },
 };
 
-/// What the supervisor tells a worker.
+/// The settings that the supervisor passes to a worker.
 #[derive(Debug, Clone)]
 pub struct WorkerOptions {
-    /// The way back to the supervisor.
+    /// The connection to the supervisor.
     pub control: RawFd,
-    /// The client's socket and its session; without one the worker is a spare.
+    /// The client's socket and its session; without them the worker is a spare.
     pub client: Option<(RawFd, u64)>,
-    /// What is asked of the adapter, where the client's socket is for a rdma link.
+    /// Options for the adapter, if the client's link is rdma.
     pub rdma: Option<RdmaOptions>,
-    /// A file of what the management library says of the devices.
+    /// A file with the management library's constant answers about the devices.
     pub facts: Option<RawFd>,
     pub device: DeviceOptions,
-    /// Where module images are kept between sessions.
+    /// Folder that keeps module images between sessions.
     pub cache: Option<PathBuf>,
 }
 
-/// What processes are called in lists, so that a spare can be told from a worker with a client.
+/// Process names in `ps` and `top`, by which a spare can be told from a worker with a client.
 const NAME_WORKER: &str = "outboard-worker";
 const NAME_SPARE: &str = "outboard-spare";
 
-/// What a client is told that takes the address for another kind: first one that does not want RDMA, then one that does.
+/// Texts for a client that uses the wrong kind of address: first for one that does not want RDMA,
+/// then for one that does.
 const WRONG_LINK: [&str; 2] = [
     "this port is that of an rdma:// address, not of a tcp:// one",
     "this port is that of a tcp:// address, not of an rdma:// one",
 ];
 
-/// Serves one client. An error is the server's trouble; a client's misbehaviour is only logged.
+/// Serves one client. The error is a failure of the server; a client's misbehaviour is only logged.
 pub fn run_worker(options: WorkerOptions) -> io::Result<()> {
     let control = UnixStream::from(inherit::take(options.control)?);
     match options.client {
@@ -67,7 +68,8 @@ pub fn run_worker(options: WorkerOptions) -> io::Result<()> {
     }
 }
 
-/// Started for its client, whose hello it reads before there is a device.
+/// Serves the client for which this worker was started, reading its hello before a device is
+/// opened.
 fn run_fresh(
     options: &WorkerOptions,
     mut control: UnixStream,
@@ -102,7 +104,8 @@ fn run_fresh(
             if hand_over(channel, &stream, &hello) {
                 return Ok(());
             }
-            // All spares that are wanted are yet to come, this one too; their number does not matter much here.
+            // All wanted spares, this one too, have yet to come; the exact number matters little
+            // here.
             control.write_all(&[limits::KEPT])?;
             1
         }
@@ -139,7 +142,7 @@ fn run_fresh(
     }
 }
 
-/// Started ahead: opens the device, then waits for a client whose hello another worker has read.
+/// Opens the device ahead of time, then waits for a client whose hello another worker has read.
 fn run_spare(options: &WorkerOptions, mut control: UnixStream) -> io::Result<()> {
     name(NAME_SPARE);
     let span = info_span!("spare").entered();
@@ -160,7 +163,7 @@ fn run_spare(options: &WorkerOptions, mut control: UnixStream) -> io::Result<()>
     let mut word = [0; SPARE_TAKE_BYTES];
     let (len, channel) = pass_fd::receive(&control, &mut word)?;
     let Some(channel) = channel else {
-        // The server is gone, or stops.
+        // The server has gone, or is stopping.
         return Ok(());
     };
     let [limits::SPARE_TAKE, session @ .., spares_to_come] = word else {
@@ -185,7 +188,8 @@ fn run_spare(options: &WorkerOptions, mut control: UnixStream) -> io::Result<()>
         session,
         spares_to_come,
     };
-    // Fails where the GPU was lost meanwhile: the channel closes, and the other worker opens the device anew.
+    // Fails if the GPU was lost meanwhile: the channel then closes, and the other worker opens the
+    // device anew.
     let welcome = client
         .welcome(Some(&mut *device), options)
         .map_err(io::Error::other)?;
@@ -194,16 +198,17 @@ fn run_spare(options: &WorkerOptions, mut control: UnixStream) -> io::Result<()>
     client.serve(Some(device), &welcome, options)
 }
 
-/// The supervisor's word to a spare: what it is, the session, how many spares are to come.
+/// Length of the supervisor's message to a spare: its kind, the session, the number of spares to
+/// come.
 const SPARE_TAKE_BYTES: usize = 1 + 8 + 1;
 
-/// One client that has a place.
+/// A client that has a place.
 struct Client {
     stream: Stream,
     hello: ClientHello,
     peer: String,
     session: u64,
-    /// Workers whose contexts will take device memory that is free now.
+    /// Workers whose contexts will still take device memory that is free now.
     spares_to_come: u8,
 }
 
@@ -220,7 +225,7 @@ impl Client {
         })
     }
 
-    /// Serves it until it leaves.
+    /// Serves the client until it leaves.
     fn serve(
         mut self,
         device: Option<Box<dyn Device>>,
@@ -277,7 +282,7 @@ enum Place {
     Here {
         spares_to_come: u8,
     },
-    /// With the spare at the other end.
+    /// With the spare at the other end of the channel.
     WithSpare(OwnedFd),
 }
 
@@ -311,7 +316,8 @@ fn ask_for_a_place(
     }
 }
 
-/// Gives the client to a spare; whether it took it. Ends when the spare answers or dies.
+/// Offers the client to a spare; returns whether the spare took it. Ends when the spare answers or
+/// dies.
 fn hand_over(channel: OwnedFd, stream: &Stream, hello: &ClientHello) -> bool {
     let mut channel = UnixStream::from(channel);
     let offer = |channel: &mut UnixStream| -> io::Result<u8> {
@@ -331,7 +337,7 @@ fn hand_over(channel: OwnedFd, stream: &Stream, hello: &ClientHello) -> bool {
     }
 }
 
-/// The other end of [`hand_over`]; `None` where the worker that had the client is gone.
+/// Receives the client that [`hand_over`] sends; `None` if the worker that had it is gone.
 fn receive_client(channel: &UnixStream) -> io::Result<Option<(Stream, ClientHello)>> {
     let timeout = Duration::from_millis(HANDSHAKE_MS_MAX);
     channel.set_read_timeout(Some(timeout))?;
@@ -350,8 +356,8 @@ fn receive_client(channel: &UnixStream) -> io::Result<Option<(Stream, ClientHell
     }
 }
 
-/// What a spare is told of the link: one byte, 0 for one over the socket itself; else the length of the options for RDMA and
-/// one more, and then those.
+/// Tells a spare the kind of link: the byte 0 for a link over the socket itself; otherwise one byte
+/// with the length of the RDMA options plus one, then the options' text.
 fn rdma_word(options: Option<&RdmaOptions>) -> io::Result<Vec<u8>> {
     let Some(options) = options else {
         return Ok(vec![0]);
@@ -388,7 +394,7 @@ fn peer(stream: &Stream) -> String {
     }
 }
 
-/// A name that cannot be set is a missing convenience.
+/// Names this process. A failure is ignored: the name is only a convenience.
 fn name(name: &str) {
     let name = std::ffi::CString::new(name).unwrap_or_default();
     let _ = rustix::thread::set_name(&name);
@@ -428,15 +434,15 @@ fn report(tally: &Tally) {
     }
 }
 
-/// The client has what it wanted to know, and leaves.
+/// Waits briefly for a client that has its answer to leave.
 fn part(link: Link) {
     let (_sender, mut receiver) = link.split();
     let until = Instant::now() + Duration::from_millis(limits::GREETING_MS_MAX);
-    // Whatever it says instead is not listened to.
+    // Anything that it sends instead is ignored.
     let _ = receiver.recv(Wait::Until(until));
 }
 
-/// What the device cannot give back in time, the end of the process will.
+/// Releases the device within a time limit; after it the process exits, which releases the rest.
 fn give_back(device: Box<dyn Device>) {
     thread::spawn(|| {
         thread::sleep(Duration::from_millis(limits::GIVE_BACK_MS_MAX));
