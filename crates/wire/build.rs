@@ -123,7 +123,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The documents of the handshake and of messages, as this crate's sources declare them.
+/// Returns the declarations in this crate's sources of the documents of handshake and messages.
 fn declared_documents() -> Result<String, Box<dyn Error>> {
     let mut out = String::new();
     let mut folders = vec![Path::new("src").to_path_buf()];
@@ -162,7 +162,8 @@ fn reply(out: &mut String, name: &str, fields: &[Field]) -> Result<(), Box<dyn E
     message(out, &format!("{name}Reply"), name, fields, Bytes::Cow)
 }
 
-/// A struct, its length, its encoder and its decoder. Scalars come first, packed little-endian; byte fields follow with their lengths.
+/// Writes a struct with its length, encoder and decoder. Scalars come first, packed little-endian;
+/// byte fields follow with their lengths.
 fn message(
     out: &mut String,
     name: &str,
@@ -251,7 +252,7 @@ fn message(
     Ok(())
 }
 
-/// The encoder of all but the data, for a message that ends in data.
+/// Writes the encoder of everything before the data, for a message that ends in data.
 fn head(fields: &[Field]) -> Result<String, Box<dyn Error>> {
     let mut out = String::new();
     let (mut variable, scalars): (Vec<&Field>, Vec<&Field>) =

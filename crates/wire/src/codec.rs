@@ -1,9 +1,10 @@
-//! Little-endian fields in declared order; byte fields carry a `u32` length and come last.
+//! Encodes fields little-endian, in declared order; byte fields come last, each after its length as
+//! `u32`.
 
 use outboard_api::decl::Answer;
 use thiserror::Error;
 
-/// A message that can be laid out and read back.
+/// A message that can be encoded and decoded.
 pub trait Message<'a>: Clone {
     /// The name in the declaration.
     const NAME: &'static str;
@@ -12,7 +13,7 @@ pub trait Message<'a>: Clone {
     fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError>;
 }
 
-/// A message from client to server, and what answers it.
+/// A message from client to server, and the type of its reply.
 pub trait Op<'a>: Message<'a> {
     const NUMBER: u16;
     const ANSWER: Answer;
@@ -20,8 +21,8 @@ pub trait Op<'a>: Message<'a> {
     /// Whether the message ends in `data`.
     const HAS_DATA: bool = false;
 
-    /// For a message that ends in `data`: lays out all that is in front of the data, whose length is the last of it, and
-    /// gives the data, to be sent from where it lies.
+    /// For a message that ends in `data`: encodes everything before the data, of which the data's
+    /// length is the last field. Returns the data, to be sent from where it is.
     #[inline]
     fn encode_head(&self, w: &mut Writer<'_>) -> Result<Option<&'a [u8]>, EncodeError> {
         let _ = w;
@@ -29,7 +30,7 @@ pub trait Op<'a>: Message<'a> {
     }
 }
 
-/// The peer sent bytes that are no message.
+/// The peer sent bytes that are not a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum DecodeError {
     #[error("the message ends inside {message}: {wanted} more bytes wanted, {left} left")]
@@ -46,7 +47,7 @@ pub enum DecodeError {
     NoLane,
 }
 
-/// The room given is not what `encoded_len` asked for: a defect of ours, reported rather than hidden.
+/// The room given is not what `encoded_len` asked for: a defect of ours, which is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("{wanted} bytes do not fit into the {left} left of a frame")]
 pub struct EncodeError {
@@ -81,8 +82,8 @@ impl<'w> Writer<'w> {
         Ok(())
     }
 
-    /// Room for the next `N` bytes, all of which are to be written: one check for all fields of a message that have a
-    /// fixed size.
+    /// Returns room for the next `N` bytes, all of which the caller writes: one check for all
+    /// fields of fixed size of a message.
     #[inline(always)]
     pub fn array<const N: usize>(&mut self) -> Result<&'w mut [u8; N], EncodeError> {
         let left = self.left.len();
@@ -108,7 +109,7 @@ impl<'w> Writer<'w> {
         self.put(bytes)
     }
 
-    /// Room not yet written.
+    /// Bytes not yet written.
     pub fn left(&self) -> usize {
         self.left.len()
     }
@@ -118,7 +119,7 @@ impl<'w> Writer<'w> {
 #[derive(Debug, Clone)]
 pub struct Reader<'a> {
     left: &'a [u8],
-    /// What the last byte field holds, where that was received elsewhere.
+    /// The content of the last byte field, if that was received into other memory.
     tail: &'a [u8],
 }
 
@@ -130,7 +131,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A frame in two parts: the second is what its last byte field holds.
+    /// Reads a frame in two parts, of which the second is the content of the last byte field.
     pub fn split(head: &'a [u8], tail: &'a [u8]) -> Reader<'a> {
         Reader { left: head, tail }
     }
@@ -167,17 +168,17 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    /// All that was not read yet, of a frame in one part.
+    /// All bytes not yet read, of a frame in one part.
     pub fn rest(&self) -> &'a [u8] {
         self.left
     }
 
-    /// Bytes not yet read.
+    /// Number of bytes not yet read.
     pub fn left(&self) -> usize {
         self.left.len() + self.tail.len()
     }
 
-    /// Everything must have been read.
+    /// Checks that everything was read.
     pub fn end(&self) -> Result<(), DecodeError> {
         match self.left() {
             0 => Ok(()),
@@ -186,7 +187,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A list of handles as a byte field holds it.
+/// Reads a list of handles from a byte field.
 pub fn ids(bytes: &[u8]) -> impl ExactSizeIterator<Item = u64> + '_ {
     bytes
         .as_chunks::<8>()
@@ -195,7 +196,7 @@ pub fn ids(bytes: &[u8]) -> impl ExactSizeIterator<Item = u64> + '_ {
         .map(|chunk| u64::from_le_bytes(*chunk))
 }
 
-/// The byte field of a list of handles.
+/// Encodes a list of handles as a byte field.
 pub fn id_bytes(ids: &[u64]) -> Vec<u8> {
     ids.iter().flat_map(|id| id.to_le_bytes()).collect()
 }

@@ -1,4 +1,4 @@
-//! The documents inside messages: whatever is asked rarely and has many fields.
+//! Documents inside messages: records with many fields that are rarely asked for.
 
 mod activity;
 mod graph;
@@ -12,16 +12,16 @@ pub use graph::*;
 pub use nvml::*;
 pub use tensor_map::*;
 
-/// All that the client answers by itself about one device.
+/// Everything that the client answers by itself about one device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct DeviceCard {
     pub name: String,
     pub uuid: [u8; 16],
     pub luid: [u8; 8],
     pub memory_bytes: u64,
-    /// The device memory leased to this session: what it may allocate in all.
+    /// Device memory leased to this session: the most it may allocate.
     pub quota_bytes: u64,
-    /// By `CUdevice_attribute` number; `None` where the driver refuses the question.
+    /// By `CUdevice_attribute` number; `None` if the driver refuses the question.
     pub attributes: Vec<Option<i32>>,
     pub pci_domain: u32,
     pub pci_bus: u32,
@@ -30,22 +30,23 @@ pub struct DeviceCard {
     pub stream_priorities: (i32, i32),
     /// Granularity of `cuMemCreate`: minimum, recommended.
     pub granularity_bytes: (u64, u64),
-    /// By the number of the other device; the entry of the device itself says no.
+    /// By the number of the other device; the device's own entry grants nothing.
     pub peers: Vec<PeerCard>,
 }
 
-/// What one device may do with the memory of another.
+/// Access that one device has to the memory of another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct PeerCard {
-    /// What `cuDeviceCanAccessPeer` answers.
+    /// The answer of `cuDeviceCanAccessPeer`.
     pub can_access: bool,
-    /// By `CUdevice_P2PAttribute` number; `None` where the driver refuses the question.
+    /// By `CUdevice_P2PAttribute` number; `None` if the driver refuses the question.
     pub attributes: Vec<Option<i32>>,
-    /// What `cuDeviceGetP2PAtomicCapabilities` answers, by `CUatomicOperation`; empty where the driver has no such call.
+    /// The answer of `cuDeviceGetP2PAtomicCapabilities`, by `CUatomicOperation`; empty if the
+    /// driver has no such call.
     pub atomics: Vec<u32>,
 }
 
-/// What a loaded library contains.
+/// Content of a loaded library.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct LibraryCard {
     pub kernels: Vec<KernelCard>,
@@ -56,23 +57,25 @@ pub struct KernelCard {
     pub name: String,
     /// Offset and size of each parameter in the parameter buffer, in order.
     pub params: Vec<(u32, u32)>,
-    /// Launches within these bounds need not wait for the kernel's attributes; 0 where the image does not say.
+    /// Bounds within which a launch need not wait for the kernel's attributes; 0 if the image does
+    /// not say.
     pub bounds: LaunchBounds,
 }
 
-/// What every driver grants a kernel, however it counts in detail.
+/// Threads and memory that every driver grants a kernel, however it computes the exact limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct LaunchBounds {
-    /// Threads of a block.
+    /// Threads per block.
     pub threads: u32,
-    /// Dynamic shared memory of a block, as long as no attribute was set.
+    /// Dynamic shared memory per block, as long as no attribute was set.
     pub dynamic_shared_bytes: u32,
 }
 
-/// The options of `cuModuleLoadDataEx`, `cuLibraryLoadData` and `cuLinkCreate` that mean something on another machine.
+/// The options of `cuModuleLoadDataEx`, `cuLibraryLoadData` and `cuLinkCreate` that have a meaning
+/// on another machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct JitOptions {
-    /// `CUjit_option` and its value where that is a number.
+    /// `CUjit_option` and its value, for options whose value is a number.
     pub numbers: Vec<(u32, u32)>,
     pub info_log_bytes: u32,
     pub error_log_bytes: u32,
@@ -83,7 +86,7 @@ pub struct JitOptions {
 pub enum BoxEnd {
     /// The rows travel with the message, packed.
     Packed,
-    /// Memory at an address that means the same on both sides.
+    /// Memory at an address that is valid on both sides.
     Pitched {
         address: u64,
         pitch_bytes: u64,
@@ -110,12 +113,12 @@ pub struct CopyBox {
     pub depth: u64,
 }
 
-/// A document as a byte field.
+/// Encodes a document as a byte field.
 pub fn to_bytes<T: Serialize>(document: &T) -> Result<Vec<u8>, postcard::Error> {
     postcard::to_stdvec(document)
 }
 
-/// A byte field as a document.
+/// Decodes a document from a byte field.
 pub fn from_bytes<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, postcard::Error> {
     postcard::from_bytes(bytes)
 }

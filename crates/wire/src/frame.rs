@@ -1,4 +1,5 @@
-//! The sixteen bytes in front of every message. A link carries whole frames; how it marks their ends is its own affair.
+//! The header of sixteen bytes at the start of every message. A link carries whole frames; how it
+//! marks their ends is the link's own affair.
 
 use crate::{
     codec::{DecodeError, EncodeError, Message as _, Op, Reader, Writer},
@@ -8,25 +9,27 @@ use crate::{
 
 pub const HEADER_BYTES: usize = 16;
 
-/// In front of every message from client to server.
+/// Header of every message from client to server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestHeader {
     /// The message's number.
     pub op: u16,
-    /// 0, or [`ON_A_LANE`]: the message's data, or the data of its answer, may come on a lane.
+    /// 0, or [`ON_A_LANE`]: the message's data, or the data of its reply, may come on a data
+    /// connection.
     pub lane: u16,
-    /// Names the answer; 0 where none is wanted.
+    /// Names the reply; 0 if none is wanted.
     pub token: u32,
-    /// The context that is current for the calling thread; 0 where none is. While the client profiles, also the number of the
-    /// program's call: [`of_call`].
+    /// The context that is current for the calling thread; 0 if there is none. While the client
+    /// profiles, also the number of the program's call ([`of_call`]).
     pub context: u64,
 }
 
-/// Where the number of a call lies in [`RequestHeader::context`], whose handles use neither these bits nor get so far.
+/// Bits of [`RequestHeader::context`] that hold a call's number. Handles of contexts leave them 0.
 const CALL_SHIFT: u32 = 24;
 const CALL_BITS: u64 = (u32::MAX as u64) << CALL_SHIFT;
 
-/// Puts the number of the program's call into a header's context. A context whose handle needs these bits stays alone.
+/// Adds the number of the program's call to a header's context. A context whose handle uses these
+/// bits is returned unchanged.
 #[inline]
 pub fn of_call(context: u64, call: u32) -> u64 {
     match context & CALL_BITS {
@@ -35,38 +38,42 @@ pub fn of_call(context: u64, call: u32) -> u64 {
     }
 }
 
-/// Takes the context of a header and the number of the call apart; 0 for none.
+/// Splits a header's context into the context and the number of the call, 0 for none.
 #[inline]
 pub fn context_and_call(context: u64) -> (u64, u32) {
     (context & !CALL_BITS, (context >> CALL_SHIFT) as u32)
 }
 
-/// In front of every answer and note from server to client.
+/// Header of every reply and note from server to client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplyHeader {
-    /// 0: the answer to `token`; else a note of that number.
+    /// 0 for the reply to `token`, otherwise the note's number.
     pub note: u16,
-    /// How this answer's data came, where that is out of the ordinary: [`WRITTEN`], [`FROM_GPU`].
+    /// [`WRITTEN`] or [`FROM_GPU`] if the reply's data came by that way, otherwise 0.
     pub placed: u16,
     pub token: u32,
-    /// The `CUresult` of the call answered. Where it is not 0, no reply follows, but a byte field with the reason.
+    /// The `CUresult` of the call. Unless it is 0, the frame holds the reason as a byte field
+    /// instead of a reply.
     pub status: u32,
-    /// How many answers had been given to lanes before this frame was sent: on a lane, before this answer was. The frame
-    /// counts only when those have arrived. Starts again at 0 after 2^32.
+    /// Number of replies that the server had handed to data connections before it sent this frame;
+    /// for a reply on a data connection, before that reply. The client acts on the frame only after
+    /// that many have arrived. Wraps to 0 at 2^32.
     pub lanes_before: u32,
 }
 
-/// The data has been written where its message asked for it, and is not in the answer.
+/// The data was written where its message asked for it, and is not in the reply.
 pub const WRITTEN: u16 = 1;
-/// The adapter took it from the GPU's memory.
+/// The data was written as [`WRITTEN`] says, by the adapter, from the GPU's memory.
 pub const FROM_GPU: u16 = 2;
 
-/// The n-th message of a session that says so and ends in data has only the length of the data in its own frame; the data
-/// is in the lane frame of that number, counted from 0. Such a frame is sent before the message that it belongs to. The
-/// answer to a message that asks for data comes on any lane, as the frame that it would have been on the session's own
-/// connection, or there.
+/// The data comes on a data connection. For a message that ends in data, its own frame holds only
+/// the data's length; the n-th such message of a session, counted from 0, finds its data in the
+/// frame with the number n on one of the data connections, which is sent before the message. For a
+/// message that asks for data, the reply comes whole either on any data connection or on the
+/// session's own.
 pub const ON_A_LANE: u16 = 1;
-/// In front of the data in a frame that goes to the server on a lane: its number, as u64.
+/// Length of what comes before the data in a frame to the server on a data connection: the frame's
+/// number, as u64.
 pub const LANE_HEAD_BYTES: usize = 8;
 
 const _: () = assert!(HEADER_BYTES == 2 + 2 + 4 + 8);
@@ -115,26 +122,26 @@ impl ReplyHeader {
     }
 }
 
-/// The length of the frame that carries this message.
+/// Length of the frame that carries this message.
 #[inline]
 pub fn request_len<'a, M: Op<'a>>(message: &M) -> usize {
     HEADER_BYTES + message.encoded_len()
 }
 
-/// The length of the frames that take so many bytes to the device over a network.
+/// Length of all frames that take `bytes` to the device over a network.
 pub fn copy_in_len(bytes: u64) -> u64 {
     const EACH: u64 = (HEADER_BYTES + 8 + 8 + 4 + 4) as u64;
     bytes + EACH * bytes.div_ceil(CHUNK_BYTES_MAX as u64)
 }
 
-/// The lengths of the frames that ask for so many bytes of the device over a network, and of those that answer.
+/// Lengths of all frames that ask for `bytes` of the device over a network, and of all replies.
 pub fn copy_out_len(bytes: u64) -> (u64, u64) {
     const EACH: u64 = (HEADER_BYTES + 8 + 8 + 8) as u64;
     let pieces = bytes.div_ceil(CHUNK_BYTES_MAX as u64);
     (EACH * pieces, bytes + REPLY_DATA_AT as u64 * pieces)
 }
 
-/// Lays a whole frame out in `room`, which is `request_len` long.
+/// Lays out a whole frame in `room`, which is `request_len` long.
 #[inline(always)]
 pub fn encode_request<'a, M: Op<'a>>(
     room: &mut [u8],
@@ -147,7 +154,7 @@ pub fn encode_request<'a, M: Op<'a>>(
     message.encode(&mut w)
 }
 
-/// As [`encode_request`], for a message whose answer may come on a lane.
+/// Like [`encode_request`], for a message whose reply may come on a data connection.
 pub fn encode_request_for_lane<'a, M: Op<'a>>(
     room: &mut [u8],
     token: u32,
@@ -173,8 +180,8 @@ fn request_header<'a, M: Op<'a>>(token: u32, context: u64) -> RequestHeader {
     }
 }
 
-/// As [`encode_request`] for a message that ends in data, without the data: the length of what is in front of it, and
-/// the data. `None` for all other messages, and where `room` is too short.
+/// Lays out all but the data of a message that ends in data. Returns the length before the data,
+/// and the data. `None` for all other messages, and if `room` is too short.
 #[inline]
 pub fn encode_request_head<'a, M: Op<'a>>(
     room: &mut [u8],
@@ -185,7 +192,7 @@ pub fn encode_request_head<'a, M: Op<'a>>(
     encode_head(room, request_header::<M>(token, context), message)
 }
 
-/// As [`encode_request_head`], for a message whose data comes on a lane.
+/// Like [`encode_request_head`], for a message whose data comes on a data connection.
 pub fn encode_request_head_for_lane<'a, M: Op<'a>>(
     room: &mut [u8],
     context: u64,
@@ -211,8 +218,8 @@ fn encode_head<'a, M: Op<'a>>(
     Some((len - w.left(), data))
 }
 
-/// Where the data of a copy to the device begins in its frame of `len` bytes, which starts with `head`. `None` for all
-/// other messages, and for one whose data does not end where the frame does.
+/// Offset of the data of a copy to the device in its frame of `len` bytes, which starts with
+/// `head`. `None` for all other messages, and if the data does not end with the frame.
 pub fn copied_data_at(head: &[u8], len: usize) -> Option<usize> {
     let mut r = Reader::new(head);
     match RequestHeader::decode(&mut r).ok()?.op {
@@ -230,10 +237,11 @@ pub fn copied_data_at(head: &[u8], len: usize) -> Option<usize> {
     (at + data_len == len).then_some(at)
 }
 
-/// Where the data of a successful answer that consists of data begins in its frame.
+/// Offset of the data in the frame of a successful reply that consists of data.
 pub const REPLY_DATA_AT: usize = HEADER_BYTES + 4;
 
-/// Whose answer a frame of `len` bytes is that starts with `head` and consists of data. `None` for all other frames.
+/// Token of the reply in a frame of `len` bytes that starts with `head`, if the reply is successful
+/// and consists of data. `None` for all other frames.
 pub fn copied_to(head: &[u8], len: usize) -> Option<u32> {
     let (header, mut r) = decode_reply(head).ok()?;
     let data_len = u32::from_le_bytes(r.take("an answer").ok()?) as usize;
@@ -241,7 +249,7 @@ pub fn copied_to(head: &[u8], len: usize) -> Option<u32> {
     is_data.then_some(header.token)
 }
 
-/// A frame from the server: its header, and a reader over what follows.
+/// Splits a frame from the server into its header and a reader of the rest.
 pub fn decode_reply(frame: &[u8]) -> Result<(ReplyHeader, Reader<'_>), DecodeError> {
     let mut r = Reader::new(frame);
     Ok((ReplyHeader::decode(&mut r)?, r))
@@ -257,7 +265,7 @@ mod tests {
             let alone = context & !CALL_BITS;
             for call in [1, 77, u32::MAX] {
                 assert_eq!(context_and_call(of_call(alone, call)), (alone, call));
-                // Twice is once.
+                // Adding a number twice is adding it once.
                 assert_eq!(
                     of_call(of_call(alone, call), call + u32::from(call == 1)),
                     of_call(alone, call)
@@ -338,7 +346,7 @@ mod tests {
         assert_eq!(encode_request_head(&mut [0; 35], 3, 5, &copy), None);
         let fence = crate::messages::Ping {};
         assert_eq!(encode_request_head(&mut [0; 100], 3, 5, &fence), None);
-        // Where it lies at the server is nobody's choice.
+        // The server alone decides where such data lies.
         let write = framed(&HostWrite { va: 1, data });
         assert_eq!(copied_data_at(&write, write.len()), None);
     }

@@ -1,5 +1,5 @@
-//! The first bytes of a connection, the same for every version of Outboard ever, so that an old client and a new
-//! server can tell each other what they are.
+//! The first bytes of a connection. They are the same in every version of Outboard, so that an old
+//! client and a new server can tell each other their versions.
 //!
 //! ```text
 //!   offset  bytes  client's Hello             server's Welcome
@@ -21,74 +21,78 @@ use crate::{doc::DeviceCard, limits, messages::FINGERPRINT, network::Network};
 pub const MAGIC: [u8; 8] = *b"OUTBOARD";
 pub const PROTOCOL_VERSION: u16 = 3;
 pub const PREAMBLE_BYTES: usize = 24;
-/// The release that this is part of.
+/// The release that this code is part of.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
-/// No release's name is longer.
+/// Longest release name that is accepted.
 const RELEASE_BYTES_MAX: usize = 64;
 
-/// What a client wants of the server.
+/// Reason why a client connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Purpose {
     /// Run a CUDA program.
     Session,
-    /// Say what the devices are (`outboard doctor`): they are opened, but no memory is to be had.
+    /// Describe the devices (`outboard doctor`): they are opened, but no memory can be allocated.
     Query,
-    /// Whether a server of this release answers (`outboard run`): no device is opened, none is named.
+    /// Check that a server of this release answers (`outboard run`): no device is opened or named.
     Greeting,
-    /// Answer the management library: no device is opened, none is named.
+    /// Answer the management library: no device is opened or named.
     Management,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientHello {
-    /// The release that the client is part of. First in every release, so that any other can read it.
+    /// The release that the client is part of. It comes first in every release, so that any other
+    /// release can read it.
     pub release: String,
     pub purpose: Purpose,
     pub pid: u32,
     /// The program's name, for the server's log.
     pub program: String,
-    /// The network that both sides are to emulate between them; the server obeys, or refuses.
+    /// The network that both sides are to emulate between them; the server emulates it or refuses
+    /// the client.
     pub emulation: Option<Emulation>,
-    /// What follows on this connection arranges RDMA, rather than being frames. Whoever dials sets it by the address.
+    /// True if this connection goes on to set up RDMA instead of carrying frames. The dialling side
+    /// sets it by the address.
     pub is_rdma: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Emulation {
     pub network: Network,
-    /// The client's: the server must have the same.
+    /// The client's clock; the server must have the same one.
     pub clock: Clock,
 }
 
-/// By what processes are known to look at the same clock.
+/// Identifies a clock, so that two processes can tell whether theirs is the same.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clock {
-    /// What the kernel says of itself in `/proc/sys/kernel/random/boot_id`.
+    /// The text of `/proc/sys/kernel/random/boot_id`.
     pub boot_id: String,
-    /// `CLOCK_MONOTONIC` when this was written.
+    /// `CLOCK_MONOTONIC` when this document was written.
     pub now_ns: u64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerWelcome {
-    /// First, as in [`ClientHello`].
+    /// Comes first, as in [`ClientHello`].
     pub release: String,
     pub session: u64,
-    /// What the server's driver calls itself: 13000 is CUDA 13.0.
+    /// The version of the server's driver: 13000 is CUDA 13.0.
     pub driver_version: u32,
-    /// Its devices run PTX and no machine code: whoever compiles kernels for them must leave it at PTX.
+    /// The devices run PTX and no machine code, so a compiler of kernels for them must stop at PTX.
     #[serde(default)]
     pub ptx_only: bool,
-    /// The address range in which the client may place device memory. Empty for all but `Purpose::Session`.
+    /// Address range in which the client may place device memory. Empty unless the purpose is
+    /// `Purpose::Session`.
     pub window_base: u64,
     pub window_bytes: u64,
-    /// Every allocation is to have memory of its own, to the byte, at an address that is not used again: the server finds accesses
-    /// beside and after it.
+    /// The client must give each allocation memory of its own, exact to the byte, at an address
+    /// that is not used again: the server finds accesses before and after it.
     pub exact_memory: bool,
     pub devices: Vec<DeviceCard>,
 }
 
-/// Why no session came about.
+/// Reason why no session came about.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HandshakeError {
     #[error("the peer does not speak Outboard's protocol (its first bytes are {first:02x?})")]
@@ -113,7 +117,7 @@ pub enum HandshakeError {
     Refused(String),
 }
 
-/// What one side was built from.
+/// Release and declarations that one side was built from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Build {
     pub release: String,
@@ -127,7 +131,7 @@ impl fmt::Display for Build {
 }
 
 impl HandshakeError {
-    /// The same error as the other side puts it: what is "here" for one is "there" for the other.
+    /// Returns the error as the other side words it: "here" becomes "there".
     #[must_use]
     pub fn from_the_other_side(self) -> HandshakeError {
         match self {
@@ -148,7 +152,7 @@ impl HandshakeError {
     }
 }
 
-/// The fixed part, read before anything else.
+/// The fixed part of a hello or welcome, read before anything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preamble {
     pub version: u16,
@@ -158,7 +162,7 @@ pub struct Preamble {
 }
 
 impl Preamble {
-    /// Says what is wrong with the peer; a refusal is passed through so that its reason can be read.
+    /// Decodes the peer's preamble. A refusal is no error here, so that its reason can be read.
     pub fn decode(bytes: &[u8; PREAMBLE_BYTES]) -> Result<Preamble, HandshakeError> {
         let [
             m0,
@@ -198,7 +202,8 @@ impl Preamble {
         Ok(preamble)
     }
 
-    /// The protocol's version must be ours. Checked before the document is read, which may be anything otherwise.
+    /// Checks that the protocol's version is ours. Called before the document is read, whose form
+    /// depends on it.
     pub fn check_version(&self) -> Result<(), HandshakeError> {
         match self.version == PROTOCOL_VERSION {
             true => Ok(()),
@@ -209,7 +214,8 @@ impl Preamble {
         }
     }
 
-    /// Version and fingerprint must be ours. Of a document of another form the release alone is read.
+    /// Checks that version and fingerprint are ours. Of a document with another fingerprint only
+    /// the release is read.
     pub fn check(&self, document: &[u8]) -> Result<(), HandshakeError> {
         self.check_version()?;
         if self.fingerprint != FINGERPRINT {
@@ -239,17 +245,17 @@ impl Preamble {
     }
 }
 
-/// The whole of the client's first message.
+/// Encodes the client's whole first message.
 pub fn encode_hello(hello: &ClientHello) -> Result<Vec<u8>, HandshakeError> {
     Ok(Preamble::encode(false, &to_document(hello)?))
 }
 
-/// The server's answer where it takes the client.
+/// Encodes the server's answer to a client that it accepts.
 pub fn encode_welcome(welcome: &ServerWelcome) -> Result<Vec<u8>, HandshakeError> {
     Ok(Preamble::encode(false, &to_document(welcome)?))
 }
 
-/// The server's answer where it does not.
+/// Encodes the server's answer to a client that it refuses.
 pub fn encode_refusal(why: &str) -> Vec<u8> {
     Preamble::encode(
         true,
@@ -257,14 +263,14 @@ pub fn encode_refusal(why: &str) -> Vec<u8> {
     )
 }
 
-/// The client's document, if the client is of this release.
+/// Decodes the client's document, if the client is of this release.
 pub fn decode_hello(document: &[u8]) -> Result<ClientHello, HandshakeError> {
     let hello: ClientHello = from_document(document)?;
     check_release(&hello.release)?;
     Ok(hello)
 }
 
-/// The server's document after its preamble, whichever it is.
+/// Decodes the server's document after its preamble, a welcome or a refusal.
 pub fn decode_welcome(
     preamble: &Preamble,
     document: &[u8],
@@ -290,12 +296,12 @@ fn check_release(theirs: &str) -> Result<(), HandshakeError> {
     }
 }
 
-/// What a document begins with; nothing if that is no text.
+/// Reads the release at a document's start; empty if that is not text.
 fn release_of(document: &[u8]) -> &str {
     postcard::take_from_bytes(document).map_or("", |(release, _)| release)
 }
 
-/// A peer's release as an error may name it.
+/// Returns a peer's release if an error may show it, otherwise a fixed text.
 fn plain(release: &str) -> String {
     let is_plain = release.bytes().all(|byte| byte.is_ascii_graphic());
     match is_plain && (1..=RELEASE_BYTES_MAX).contains(&release.len()) {
@@ -392,7 +398,7 @@ mod tests {
         let said = preamble.check(&document).unwrap_err().to_string();
         let named = format!("here {RELEASE} with {ours:016x}, there 9.8.7 with {theirs:016x}");
         assert!(said.contains(&named), "{said}");
-        // A document that begins otherwise is not believed.
+        // A document with another beginning is not believed.
         for document in [&b""[..], &[0xff; 40], b"\x03\x1b[H", &[200, 1]] {
             let said = preamble.check(document).unwrap_err().to_string();
             assert!(said.contains("there an unknown release with"), "{said}");

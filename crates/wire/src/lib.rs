@@ -1,4 +1,4 @@
-//! The protocol of a session, without any input or output: what the bytes are, never how they travel.
+//! Encodes and decodes the bytes of a session. Does no input or output: that is crate `link`'s.
 //!
 //! ```text
 //!   Hello ─────────────►            one each, over the raw connection          [handshake]
@@ -7,7 +7,8 @@
 //!         ◄──────── ReplyHeader + reply or note
 //! ```
 //!
-//! Nothing here trusts the other end: every decoder is bounded and answers an error for bytes that mean nothing.
+//! Nothing here trusts the peer: every decoder has limits, and returns an error for bytes that have
+//! no meaning.
 
 pub mod codec;
 pub mod doc;

@@ -1,6 +1,8 @@
-//! What a network is, for whoever emulates one: `rtt=10us,bandwidth=1Gbps,jitter=2us,tail=50us@0.1%,seed=7`.
+//! The description of a network to emulate:
+//! `rtt=10us,bandwidth=1Gbps,jitter=2us,tail=50us@0.1%,seed=7`.
 //!
-//! Bits and bytes are told apart by the letter alone, as everywhere else: `1Gbps` and `1Gbit/s` are bits, `125MB/s` bytes.
+//! As everywhere, the letter alone says bits or bytes: `1Gbps` and `1Gbit/s` are bits, `125MB/s` is
+//! bytes.
 
 mod known;
 mod units;
@@ -13,16 +15,16 @@ use thiserror::Error;
 pub use self::known::{KNOWN, Known};
 pub use self::units::{parse_duration, show_duration};
 
-/// The longest round trip, and the longest delay of any other kind, that is taken for meant.
+/// Longest round trip, and longest delay of any other kind, that a description may have.
 pub const DELAY_NS_MAX: u64 = 10_000_000_000;
-/// The least and the most bits a second that are.
+/// Least and most bits a second that a description may have.
 pub const BANDWIDTH_BPS_MIN: u64 = 1_000_000;
 pub const BANDWIDTH_BPS_MAX: u64 = 10_000_000_000_000;
 /// Tails are given in millionths of the messages.
 pub const TAIL_PPM_MAX: u32 = 1_000_000;
 
-/// A network as its two ends see it. [`Display`](fmt::Display) gives the form that [`FromStr`] reads back as the same
-/// value. The default one delays nothing.
+/// A network as its two ends see it. [`FromStr`] reads what [`Display`](fmt::Display) writes as an
+/// equal value. The default network delays nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Network {
@@ -37,14 +39,14 @@ pub struct Network {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bandwidth(NonZeroU64);
 
-/// Some messages take longer by far, as one does that was lost and sent again.
+/// Share of the messages that take much longer, like a message that was lost and sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tail {
     pub(crate) extra_ns: u64,
     pub(crate) ppm: u32,
 }
 
-/// Why a text describes no network. The reason says what would.
+/// Reason why a text describes no network, and what would describe one.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "bad network {text:?}: {reason}; a network is rtt=10us,bandwidth=1Gbps (one of the two at least), with jitter=2us, \
@@ -57,7 +59,7 @@ pub struct NetworkError {
 }
 
 impl Network {
-    /// A network without jitter. A round trip of zero and no bandwidth mean: no delay.
+    /// Creates a network without jitter. With a zero round trip and no bandwidth it delays nothing.
     pub fn new(rtt: Duration, bandwidth: Option<Bandwidth>) -> Result<Network, NetworkError> {
         let ns = u64::try_from(rtt.as_nanos()).unwrap_or(u64::MAX);
         if ns > DELAY_NS_MAX {
@@ -73,17 +75,17 @@ impl Network {
         })
     }
 
-    /// What an empty message takes there and back.
+    /// Time that an empty message takes there and back.
     pub fn rtt(&self) -> Duration {
         Duration::from_nanos(self.rtt_ns)
     }
 
-    /// What each direction carries; `None`: without bound.
+    /// Bits a second in each direction; `None` if there is no limit.
     pub fn bandwidth(&self) -> Option<Bandwidth> {
         self.bandwidth
     }
 
-    /// The mean of what each message takes longer, exponentially distributed, in each direction.
+    /// Mean of the extra time of each message, exponentially distributed, in each direction.
     pub fn jitter(&self) -> Duration {
         Duration::from_nanos(self.jitter_ns)
     }
@@ -92,12 +94,12 @@ impl Network {
         self.tail
     }
 
-    /// From which jitter and tail are drawn: the same seed delays the same messages.
+    /// Seed of jitter and tail: equal seeds delay the same messages.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Takes in one `key=value`.
+    /// Applies one `key=value`.
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         match key {
             "rtt" => self.rtt_ns = units::parse_ns(value)?,
@@ -199,7 +201,7 @@ impl From<Network> for String {
 }
 
 impl Bandwidth {
-    /// `None` outside of what is taken for meant.
+    /// Returns `None` outside of [`BANDWIDTH_BPS_MIN`] to [`BANDWIDTH_BPS_MAX`].
     pub fn from_bps(bps: u64) -> Option<Bandwidth> {
         let is_meant = (BANDWIDTH_BPS_MIN..=BANDWIDTH_BPS_MAX).contains(&bps);
         NonZeroU64::new(bps).filter(|_| is_meant).map(Bandwidth)
@@ -211,12 +213,12 @@ impl Bandwidth {
 }
 
 impl Tail {
-    /// What such a message takes longer.
+    /// Extra time of a message in the tail.
     pub fn extra(self) -> Duration {
         Duration::from_nanos(self.extra_ns)
     }
 
-    /// How many of a million messages do.
+    /// Messages in the tail, per million.
     pub fn ppm(self) -> u32 {
         self.ppm
     }

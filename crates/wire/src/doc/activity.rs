@@ -1,33 +1,33 @@
-//! What the GPU has done, for a profiler: the documents of `activity_take`.
+//! Work that the GPU has done, for a profiler: the documents of `activity_take`.
 
 use serde::{Deserialize, Serialize};
 
-/// Kinds of work that a profiler can ask for, a bit each: the field `kinds` of `activity_enable`.
+/// Kinds of work that a profiler can ask for, one bit each: the field `kinds` of `activity_enable`.
 pub const ACTIVITY_KERNELS: u32 = 1;
 pub const ACTIVITY_COPIES: u32 = 2;
 pub const ACTIVITY_MEMSETS: u32 = 4;
 
-/// Where the times come from: the answer of `activity_enable`.
+/// Source of the times: the reply to `activity_enable`.
 pub const ACTIVITY_NONE: u8 = 0;
 pub const ACTIVITY_CUPTI: u8 = 1;
 pub const ACTIVITY_SOFT: u8 = 2;
 
-/// Some of the work that is done.
+/// A batch of finished work.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct Activities {
-    /// Names of kernels, as [`ActivityWhat::Kernel`] counts them.
+    /// Names of kernels, which [`ActivityWhat::Kernel`] gives by index.
     pub names: Vec<String>,
     pub done: Vec<Activity>,
-    /// Pieces of work that found no room since the last time, and are lost.
+    /// Pieces of work that found no room since the last time and are lost.
     pub dropped: u64,
-    /// Whether more is there to take.
+    /// True if more is there to take.
     pub more: bool,
 }
 
 /// One piece of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Activity {
-    /// The number of the program's call that started it.
+    /// Number of the program's call that started it.
     pub call: u32,
     pub device: u32,
     /// Numbers of context and stream, as CUPTI counts them.
@@ -45,7 +45,7 @@ pub struct Activity {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ActivityWhat {
     Kernel {
-        /// Its place in [`Activities::names`].
+        /// Index into [`Activities::names`].
         name: u32,
         grid: [i32; 3],
         block: [i32; 3],

@@ -1,16 +1,16 @@
-//! What a node of a graph does.
+//! The work of a graph's node.
 
 use serde::{Deserialize, Serialize};
 
 use super::CopyBox;
 
-/// What a node does. Handles are the client's numbers.
+/// The work of one node. Handles are the client's numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeWork {
     Empty,
     Kernel(KernelWork),
     Memset(MemsetWork),
-    /// Host sides are memory that both sides map.
+    /// Host memory in it is memory that both sides map.
     Copy(CopyBox),
     /// A host function, by its number.
     Host(u64),
@@ -23,7 +23,7 @@ pub enum NodeWork {
     Conditional(ConditionalWork),
 }
 
-/// A launch, without its stream.
+/// A kernel launch, without its stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelWork {
     pub kernel: u64,
@@ -48,10 +48,10 @@ pub struct MemsetWork {
 /// `CUDA_CONDITIONAL_NODE_PARAMS`
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConditionalWork {
-    /// As `graph_conditional` answered it.
+    /// The handle from the reply to `graph_conditional`.
     pub handle: u64,
     /// `CUgraphConditionalNodeType`
     pub kind: u32,
-    /// Numbers for the node's graphs, which are made with it.
+    /// Numbers for the node's graphs, which are created with it.
     pub bodies: Vec<u64>,
 }

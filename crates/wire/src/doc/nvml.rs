@@ -1,15 +1,16 @@
-//! What NVML says of a server's devices at one moment. `None` where the driver refuses the question.
+//! NVML's answers about a server's devices at one moment. `None` if the driver refuses the
+//! question.
 
 use serde::{Deserialize, Serialize};
 
-/// What a snapshot must have: what stays as it is (names, sizes, limits), from whenever; ...
+/// A snapshot of facts that do not change (names, sizes, limits), from any time.
 pub const NVML_FACTS: u32 = 0;
-/// ... also what changes (clocks, memory in use, processes), as it is now; ...
+/// A snapshot that has also what changes (clocks, memory in use, processes), as it is now.
 pub const NVML_NOW: u32 = 1;
-/// ... also what is measured over a time: a counter of PCIe's takes 20 ms.
+/// A snapshot that has also what is measured over a time: a PCIe counter takes 20 ms.
 pub const NVML_SAMPLES: u32 = 2;
 
-/// The answer to `nvml_snapshot`.
+/// The reply to `nvml_snapshot`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct NvmlSnapshot {
     /// `nvmlSystemGetDriverVersion`: "580.159.04".
@@ -40,7 +41,7 @@ pub struct NvmlDevice {
     pub minor_number: Option<u32>,
     pub board_id: Option<u32>,
     pub multi_gpu_board: Option<u32>,
-    /// The number of the GPU's socket on its baseboard.
+    /// Number of the GPU's socket on its baseboard.
     pub module_id: Option<u32>,
 
     pub pci: NvmlPci,
@@ -92,16 +93,16 @@ pub struct NvmlDevice {
     pub accounting_mode: Option<u32>,
     /// `nvmlGpuVirtualizationMode_t`.
     pub virtualization_mode: Option<u32>,
-    /// GSP firmware; `None` where the GPU runs without.
+    /// GSP firmware; `None` if the GPU runs without it.
     pub gsp_firmware_version: Option<String>,
-    /// Processes with a CUDA context on it.
+    /// Processes with a CUDA context on the device.
     pub processes_compute: Vec<NvmlProcess>,
     pub processes_graphics: Vec<NvmlProcess>,
     /// Clients of a Multi-Process Service.
     pub processes_mps: Vec<NvmlProcess>,
-    /// Into how many devices MIG could divide it at most.
+    /// Most devices into which MIG could divide it.
     pub mig_devices_max: Option<u32>,
-    /// What `nvmlDeviceValidateInforom` answers: 0 where the infoROM is intact.
+    /// The answer of `nvmlDeviceValidateInforom`: 0 if the infoROM is intact.
     pub inforom_status: Option<u32>,
     /// Links that are up.
     pub nvlinks_active: u32,
@@ -109,25 +110,26 @@ pub struct NvmlDevice {
     pub nvlinks: Vec<NvmlLink>,
     /// By the number of the other device, the device itself included.
     pub peers: Vec<NvmlPeer>,
-    /// `nvmlDeviceGetGpuFabricInfoV`; `None` where the GPU belongs to no fabric.
+    /// `nvmlDeviceGetGpuFabricInfoV`; `None` if the GPU belongs to no fabric.
     pub fabric: Option<NvmlFabric>,
-    /// CPUs near the device, as bits of 64-bit words; and NUMA nodes.
+    /// CPUs near the device, as bits of 64-bit words; the NUMA nodes follow in the same form.
     pub cpu_affinity: Option<Vec<u64>>,
     pub memory_affinity: Option<Vec<u64>>,
-    /// What `nvmlDeviceGetFieldValues` answers to [`NVML_FIELDS`] and [`NVML_LINK_FIELDS`], less those that the driver
-    /// refuses.
+    /// The answers of `nvmlDeviceGetFieldValues` to [`NVML_FIELDS`] and [`NVML_LINK_FIELDS`], less
+    /// those that the driver refuses.
     pub fields: Vec<NvmlField>,
 }
 
-/// `nvmlReturn_t` of a question, and the value where that is 0.
+/// `nvmlReturn_t` of a question, and the value if that is 0.
 pub type NvmlAnswer = (u32, u32);
 
-/// `nvmlDeviceGetP2PStatus` is asked for the indices below this; the last is the first that nvml.h does not define.
+/// `nvmlDeviceGetP2PStatus` is asked for the indices below this one; the last is the first that
+/// nvml.h does not define.
 pub const NVML_P2P_INDICES: u32 = 6;
 /// `NVML_NVLINK_CAP_COUNT`.
 pub const NVML_LINK_CAPABILITIES: u32 = 6;
 
-/// One device as seen from another.
+/// One device as another one sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct NvmlPeer {
     /// `nvmlDeviceGetP2PStatus`, by index.
@@ -158,11 +160,12 @@ pub struct NvmlFabric {
     pub clique: u32,
     pub state: u8,
     pub health_mask: u32,
-    /// `None` where the driver knows version 2 of the record only.
+    /// `None` if the driver knows only version 2 of the record.
     pub health_summary: Option<u8>,
 }
 
-/// The fields of a snapshot that every NVLink has, the link being the field's scope: speed, state, version.
+/// The fields of a snapshot that every NVLink has (speed, state, version). The field's scope is the
+/// link.
 pub const NVML_LINK_FIELDS: &[u32] = &[164, 165, 166];
 
 /// The fields of a snapshot: `NVML_FI_DEV_*` of nvml.h, all of scope 0.
@@ -184,9 +187,9 @@ pub const NVML_FIELDS: &[u32] = &[
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct NvmlField {
     pub id: u32,
-    /// Which of several: the number of a link.
+    /// The link's number, for the fields that each link has.
     pub scope: u32,
-    /// `nvmlValueType_t`: says which member of `nvmlValue_t` is meant.
+    /// `nvmlValueType_t`: the member of `nvmlValue_t` that holds the value.
     pub value_type: u32,
     /// The eight bytes of `nvmlValue_t`.
     pub bits: u64,
@@ -204,27 +207,27 @@ pub struct NvmlPci {
     pub subsystem_id: u32,
     pub link_generation: Option<u32>,
     pub link_generation_max: Option<u32>,
-    /// The greatest that the GPU itself can do, wherever it is plugged in.
+    /// Greatest generation of the GPU itself, whatever slot it is in.
     pub link_generation_device_max: Option<u32>,
     pub link_width: Option<u32>,
     pub link_width_max: Option<u32>,
-    /// Kilobytes a second sent and received by the GPU: one of [`NVML_SAMPLES`].
+    /// Kilobytes a second that the GPU sends and receives: measured for [`NVML_SAMPLES`].
     pub throughput_kilobytes_per_s: Option<(u32, u32)>,
     pub replays: Option<u32>,
 }
 
-/// `nvmlDeviceGetMemoryInfo` counts reserved memory as used; `_v2` tells it apart.
+/// `nvmlDeviceGetMemoryInfo` counts reserved memory as used; `_v2` counts it separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct NvmlMemory {
     pub total_bytes: u64,
     pub free_bytes: u64,
-    /// Without what is reserved.
+    /// Without reserved memory.
     pub used_bytes: u64,
-    /// `None` where the driver has no `_v2`; `used_bytes` then includes it.
+    /// `None` if the driver has no `_v2`; `used_bytes` then includes it.
     pub reserved_bytes: Option<u64>,
 }
 
-/// A process of the server's machine; its number means nothing on the client's.
+/// A process of the server's machine; its number has no meaning on the client's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct NvmlProcess {
     pub pid: u32,

@@ -10,7 +10,7 @@ pub const TENSOR_MAP_IM2COL_WIDE: u32 = 2;
 /// The greatest rank of a tensor map (CUDA driver API, "Tensor Map Object Management").
 pub const TENSOR_MAP_RANK_MAX: usize = 5;
 
-/// What the three encoders take; fields that a kind does not have are empty or 0.
+/// Arguments of the three encoders; fields that a kind does not have are empty or 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct TensorMapArguments {
     pub data_type: u32,
@@ -36,8 +36,8 @@ pub struct TensorMapArguments {
     pub oob_fill: u32,
 }
 
-/// `CUDA_RESOURCE_DESC` as `texture_create` and `surface_create` carry it: the record of `cuda.h`, with the minted id of
-/// the array or mipmapped array in the eight bytes where the record has its handle.
+/// `CUDA_RESOURCE_DESC` in `texture_create` and `surface_create`: the record of `cuda.h`, in which
+/// the minted id of the array or mipmapped array stands in place of the eight bytes of the handle.
 pub const RESOURCE_DESC_BYTES: usize = 144;
 pub const RESOURCE_DESC_HANDLE_OFFSET: usize = 8;
 /// `CUDA_TEXTURE_DESC`.
@@ -47,12 +47,13 @@ pub const RESOURCE_VIEW_DESC_BYTES: usize = 112;
 
 /// `CUlaunchAttribute`: id at 0, value at 8. Event handles inside values are minted ids.
 pub const LAUNCH_ATTRIBUTE_BYTES: usize = 72;
-/// What `occupancy`'s `config` begins with: grid x y z, block x y z, shared bytes, each a `u32`; launch attributes follow.
+/// Start of `occupancy`'s `config`: grid x y z, block x y z, shared bytes, each a `u32`; launch
+/// attributes follow.
 pub const OCCUPANCY_CONFIG_BYTES: usize = 28;
 
 /// `occupancy`'s `query`.
 pub const OCCUPANCY_BLOCKS_PER_MULTIPROCESSOR: u32 = 0;
-/// `block_size` threads a block, `shared_bytes` holding the number of blocks.
+/// For `block_size` threads per block; `shared_bytes` holds the number of blocks.
 pub const OCCUPANCY_SHARED_BYTES_PER_BLOCK: u32 = 1;
 pub const OCCUPANCY_ACTIVE_CLUSTERS: u32 = 2;
 pub const OCCUPANCY_CLUSTER_SIZE_MAX: u32 = 3;

@@ -2,7 +2,7 @@
 
 use super::{Bandwidth, Network};
 
-/// A network with its name, and where its numbers are from.
+/// A network with its name, and the source of its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Known {
     pub name: &'static str,
@@ -12,8 +12,8 @@ pub struct Known {
     pub source: &'static str,
 }
 
-/// Every one of them, the fastest first. "The paper" is "Characterizing Network Requirements for GPU API Remoting in AI
-/// Applications" (Wang et al., 2024).
+/// All named networks, the fastest first. "The paper" is "Characterizing Network Requirements for
+/// GPU API Remoting in AI Applications" (Wang et al., 2024).
 pub const KNOWN: &[Known] = &[
     Known {
         name: "shm",

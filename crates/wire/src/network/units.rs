@@ -4,7 +4,8 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use super::{BANDWIDTH_BPS_MAX, BANDWIDTH_BPS_MIN, Bandwidth, DELAY_NS_MAX, TAIL_PPM_MAX, Tail};
 
-/// Units of time in nanoseconds, the ones that are written first. Both of Unicode's letters for micro are in use.
+/// Units of time in nanoseconds, first those that are written. Unicode has two letters for micro,
+/// and both are read.
 const TIMES: [(&str, u64); 6] = [
     ("s", 1_000_000_000),
     ("ms", 1_000_000),
@@ -14,12 +15,12 @@ const TIMES: [(&str, u64); 6] = [
     ("\u{3bc}s", 1_000),
 ];
 
-/// A time that may be a network's: more than nothing, at most [`DELAY_NS_MAX`].
+/// Parses a network's time: more than zero, at most [`DELAY_NS_MAX`].
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     parse_ns(text).map(Duration::from_nanos)
 }
 
-/// As short as it gets without loss: `1.38us`.
+/// Writes a time as short as it gets without loss: `1.38us`.
 pub fn show_duration(duration: Duration) -> String {
     let ns = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
     let (unit, size) = TIMES[..4]
@@ -89,7 +90,7 @@ impl FromStr for Bandwidth {
     }
 }
 
-/// How many bits a second one of `unit` is: a prefix, then the letter that says bits or bytes, then what says a second.
+/// Bits a second of one `unit`: a prefix, then a letter for bits or bytes, then "a second".
 fn bits_of(unit: &str) -> Option<u64> {
     let each = ["bit/s", "bps", "b/s", "B/s", "Bps"];
     let name = each.into_iter().find(|name| unit.ends_with(name))?;
@@ -155,13 +156,13 @@ impl fmt::Display for Tail {
     }
 }
 
-/// The number, which is more than nothing, and what follows it.
+/// Splits a text into its number, which must be positive, and what follows.
 fn split(text: &str) -> Result<(f64, &str), String> {
     let text = text.trim();
     let bytes = text.as_bytes();
     let belongs = |at: usize| match bytes[at] {
         b'0'..=b'9' | b'.' | b'+' | b'-' => true,
-        // An exponent, which no unit starts with.
+        // An exponent; no unit starts with this letter.
         b'e' | b'E' => {
             at > 0
                 && bytes
@@ -187,7 +188,7 @@ fn split(text: &str) -> Result<(f64, &str), String> {
     Ok((number, unit.trim_start()))
 }
 
-/// `value / size`, of which `size` is a power of ten, without loss and without zeros at the end.
+/// `value / size` for a power of ten `size`, without loss and without trailing zeros.
 fn decimal(value: u64, size: u64) -> String {
     let width = size.ilog10() as usize;
     let whole = value / size;
