@@ -1,6 +1,6 @@
-//! Round trips and one-way streams over each kind of link, between two threads of this process, and the same over a bare
-//! socket: `cargo bench -p outboard-link`. The numbers are this machine's; compare two versions, or a link and the bare
-//! socket, in one sitting: they are measured in turns.
+//! Round trips and one-way streams over each kind of link, between two threads of this process, and
+//! the same over a bare socket: `cargo bench -p outboard-link`. The numbers are this machine's;
+//! compare two versions, or a link and the bare socket, in one sitting: they are measured in turns.
 
 mod raw;
 
@@ -15,11 +15,11 @@ use outboard_link::{
 };
 
 const LENS: [usize; 5] = [16, 64, 1 << 10, 64 << 10, 1 << 20];
-/// Small frames between two looks at the clock, which costs as much as one of them.
+/// Small frames between two looks at the clock: a look costs as much as a frame.
 const SENDS: u32 = 16;
-/// How long each number is measured, each time.
+/// Length of each measurement.
 const SPAN: Duration = Duration::from_millis(200);
-/// Each number is the median of so many, taken in turns.
+/// Each number is the median of this many measurements, taken in turns.
 const ROUNDS: usize = 5;
 
 fn main() {
@@ -58,7 +58,7 @@ fn measure(name: &str, fixture: &impl Fixture) {
     }
 }
 
-/// Small frames against a ping-pong of the same bytes over a bare socket that spins.
+/// Compares small frames with a ping-pong of as many bytes over a bare socket that spins.
 fn compare_round_trips() {
     println!(
         "\nround trips    bare socket, spinning   bare socket, blocking     tcp link   link - spinning"
@@ -79,7 +79,7 @@ fn compare_round_trips() {
     }
 }
 
-/// What a small frame costs the thread that sends it, when it does so every few microseconds.
+/// Measures the cost of a small frame for a thread that sends one every few microseconds.
 fn compare_sends() {
     const GAP: Duration = Duration::from_micros(4);
     println!(
@@ -104,8 +104,8 @@ fn compare_sends() {
     }
 }
 
-/// The frames of a large copy, from memory that lies somewhere to memory that lies somewhere, against the same bytes over
-/// a bare socket.
+/// Compares the frames of a large copy, from memory to memory, with as many bytes over a bare
+/// socket.
 fn compare_copies() {
     println!(
         "\ncopies, GB/s    bare socket   link, placed   link, in its buffer and copied   placed / bare"
@@ -126,7 +126,7 @@ fn compare_copies() {
     }
 }
 
-/// Whether one connection fills the path.
+/// Shows whether one connection fills the path.
 fn compare_sockets() {
     println!("\nbare sockets side by side, GB/s");
     for count in [1, 2, 4, 8] {

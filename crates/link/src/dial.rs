@@ -1,4 +1,4 @@
-//! From an address to a session: connect, say hello, read the welcome.
+//! Opens a session at an address: connects, sends the hello, reads the welcome.
 
 use std::{
     os::fd::{AsFd, AsRawFd, RawFd},
@@ -12,7 +12,7 @@ use outboard_wire::{
 
 use crate::{Endpoint, Error, Link, connect};
 
-/// Why no session came about.
+/// Reason why no session came about.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
     #[error(transparent)]
@@ -21,8 +21,8 @@ pub enum DialError {
     Handshake(#[from] HandshakeError),
 }
 
-/// Opens a session. `timeout` bounds the whole of it. The number of the link's socket is for a forked child, which must
-/// close its copy so that the server can notice the parent's end.
+/// Opens a session within `timeout`. Returns also the number of the link's socket: a forked child
+/// must close its copy, so that the server can notice the parent's end.
 pub fn dial(
     endpoint: &Endpoint,
     hello: &ClientHello,
@@ -41,7 +41,7 @@ pub fn dial(
     let mut preamble = [0; PREAMBLE_BYTES];
     stream.read_exact_deadline(&mut preamble, deadline)?;
     let preamble = Preamble::decode(&preamble)?;
-    // A refusal says more than a differing version would: read it first.
+    // A refusal says more than a version that differs, so it is read first.
     let mut document = vec![0; preamble.document_bytes];
     if !preamble.refused {
         preamble.check_version()?;

@@ -1,4 +1,4 @@
-//! Where a server listens: `shm:///path`, `tcp://host:port` or `rdma://host:port?device=...`.
+//! Addresses of servers: `shm:///path`, `tcp://host:port` or `rdma://host:port?device=...`.
 
 use std::{
     fmt,
@@ -10,17 +10,18 @@ use std::{
 use crate::rdma::RdmaOptions;
 use outboard_wire::limits::{PORT_DEFAULT, UNIX_PATH_BYTES_MAX};
 
-/// The address of a server. [`Display`](fmt::Display) gives the form that [`FromStr`] reads back as the same value.
+/// The address of a server. [`FromStr`] reads what [`Display`](fmt::Display) writes as an equal
+/// value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Endpoint {
-    /// A unix socket on this host; what follows the handshake travels through shared memory.
+    /// A unix socket on this host; everything after the handshake travels through shared memory.
     Shm(PathBuf),
     Tcp {
         host: Host,
         port: u16,
     },
-    /// A tcp port, too, over which the two sides arrange what their network adapters do.
+    /// A tcp port over which the two sides set up RDMA.
     Rdma {
         host: Host,
         port: u16,
@@ -37,7 +38,7 @@ pub enum Host {
     Name(String),
 }
 
-/// Why a URL names no server.
+/// Reason why a URL names no server.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "bad server address {url:?}: {reason}; accepted are shm:///absolute/path, shm:relative/path, tcp://host, \

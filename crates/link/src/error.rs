@@ -1,9 +1,9 @@
-//! What can go wrong on a link, and whose fault it is.
+//! Errors of a link, each of which says whose fault it is.
 
 use std::io;
 
-/// An error of a link. After any of them but [`Error::Unsupported`], [`Error::Misuse`], [`Error::FrameTooLarge`] and
-/// [`Error::TimedOut`] the link is of no further use.
+/// An error of a link. The link is unusable after any error except [`Error::Unsupported`],
+/// [`Error::Misuse`], [`Error::FrameTooLarge`] and [`Error::TimedOut`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -46,24 +46,24 @@ pub enum Error {
         kind: &'static str,
     },
 
-    /// Somebody listens there already.
+    /// Another server listens there already.
     #[error("{endpoint} is in use by another server")]
     AddressInUse { endpoint: String },
 
-    /// Nobody listens there.
+    /// No server listens there.
     #[error("no server at {endpoint}: {source}")]
     NoServer { endpoint: String, source: io::Error },
 
-    /// Something that is not a socket lies at the path of a shm endpoint.
+    /// The path of a shm endpoint exists and is not a socket.
     #[error("{path} exists and is not a socket; remove it or choose another path")]
     NotASocket { path: String },
 
-    /// RDMA lacks something, or its device refused.
+    /// RDMA lacks something, or its device refused a request.
     #[cfg(not(loom))]
     #[error(transparent)]
     Rdma(Box<crate::rdma::RdmaError>),
 
-    /// The operating system refused.
+    /// The operating system refused a request.
     #[error("{doing}: {source}")]
     Io {
         doing: &'static str,
@@ -73,14 +73,14 @@ pub enum Error {
 
 #[cfg(not(loom))]
 impl From<crate::rdma::RdmaError> for Error {
-    /// In a box: an error that is long costs every message some instructions.
+    /// Boxes the error: a long error type costs every message some instructions.
     fn from(error: crate::rdma::RdmaError) -> Self {
         Self::Rdma(Box::new(error))
     }
 }
 
 impl Error {
-    /// What RDMA lacks, or its device refused.
+    /// Returns the RDMA error, if it is one.
     #[cfg(not(loom))]
     pub fn rdma(&self) -> Option<&crate::rdma::RdmaError> {
         match self {
@@ -89,7 +89,7 @@ impl Error {
         }
     }
 
-    /// Whether the peer is gone, for whatever reason.
+    /// Returns true if the peer is gone, for whatever reason.
     pub fn is_disconnect(&self) -> bool {
         matches!(
             self,
@@ -97,8 +97,8 @@ impl Error {
         )
     }
 
-    /// For `map_err`: an error of the operating system, met while `doing` something. What a broken connection says is
-    /// turned into what it means.
+    /// Converts an error of the operating system, met while `doing` something, for `map_err`.
+    /// Errors of a broken connection become [`Error::Closed`] or [`Error::Vanished`].
     pub(crate) fn io<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Self {
         move |error| {
             let source = error.into();

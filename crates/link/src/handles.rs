@@ -1,4 +1,4 @@
-//! Handles by which any thread wakes or ends a side of a link.
+//! Handles with which any thread wakes or ends a side of a link.
 
 use std::sync::Arc;
 

@@ -1,9 +1,10 @@
-//! Further connections of a session over tcp, which a key tells from those of strangers.
+//! Data connections: further tcp connections of a session, which prove with a key that they belong
+//! to it.
 //!
 //! ```text
 //!  client                                         server
 //!    │◄── over the session: port, key, how many ────┤ LaneListener::bind, on the address of the session
-//!    ├── connect, "OUTBLANE", key ─────────────────►│ accept: strangers are dropped, whatever they say or do not say
+//!    ├── connect, "OUTBLANE", key ─────────────────►│ accept: drops strangers
 //!    │◄───────────────────────────── "OUTBLANE" ────┤ once all have come
 //! ```
 
@@ -26,14 +27,14 @@ use rustix::{
 
 use crate::{Error, Link, Stream, sys};
 
-/// What a lane's first bytes are, and the answer to them.
+/// First bytes of a data connection in both directions.
 const WORD: [u8; 8] = *b"OUTBLANE";
 const GREETING_BYTES: usize = WORD.len() + LANE_KEY_BYTES;
-/// How soon the end of the session is noticed by whoever waits for its lanes.
+/// Interval at which a server that waits for data connections checks whether the session has ended.
 const TICK: Duration = Duration::from_millis(20);
 
-/// How many lanes a session of this process should have, by the cores of the machine, or by what its environment says
-/// (`OUTBOARD_LANES`, for tests and measurements).
+/// Number of data connections that a session of this process should have, by the machine's cores,
+/// or by the environment (`OUTBOARD_LANES`, for tests and measurements).
 pub fn lanes_wanted() -> usize {
     let by_cores = || match std::thread::available_parallelism().map_or(1, |cores| cores.get()) {
         LANES_CORES_MIN.. => LANES,
@@ -43,7 +44,7 @@ pub fn lanes_wanted() -> usize {
     said().map_or_else(by_cores, |said| said.min(LANES_MAX))
 }
 
-/// Whether the environment says how many.
+/// Returns true if the environment sets the number.
 pub fn lanes_are_said() -> bool {
     said().is_some()
 }
@@ -55,7 +56,7 @@ fn said() -> Option<usize> {
 
 pub type LaneKey = [u8; LANE_KEY_BYTES];
 
-/// Where the lanes of one session are expected.
+/// The port at which a session's data connections arrive.
 pub struct LaneListener {
     listener: TcpListener,
     greeting: [u8; GREETING_BYTES],
@@ -63,7 +64,7 @@ pub struct LaneListener {
 }
 
 impl LaneListener {
-    /// Listens at a port of the system's choice, of the address that the session has here.
+    /// Listens at a port of the system's choice, on the session's own address here.
     pub fn bind(session: SocketAddr, key: &LaneKey) -> Result<Self, Error> {
         const DOING: &str = "listening for the lanes of a session";
         let mut address = session;
@@ -82,8 +83,8 @@ impl LaneListener {
         self.port
     }
 
-    /// Waits until `count` lanes have come, until [`LANES_OPEN_MS_MAX`] have passed, or until `is_over`: all of them, or
-    /// an error. Nobody can connect afterwards.
+    /// Returns `count` data connections once all have come, or an error after [`LANES_OPEN_MS_MAX`]
+    /// or when `is_over` says so. No further connection is accepted afterwards.
     pub fn accept(self, count: usize, is_over: impl Fn() -> bool) -> Result<Vec<Link>, Error> {
         let start = Instant::now();
         let mut lanes: Vec<Stream> = Vec::new();
@@ -109,9 +110,10 @@ impl LaneListener {
                     Said::Nonsense => None,
                 })
                 .collect();
-            // One that connected and went away again is nobody.
+            // A connection that was closed at once is ignored.
             while let Ok((socket, _)) = self.listener.accept() {
-                // Who has the key says it at once: of those that say nothing the eldest makes room.
+                // A client sends the key at once, so of the connections without one the oldest
+                // makes room.
                 if guests.len() >= LANE_GREETINGS_MAX {
                     guests.remove(0);
                 }
@@ -131,7 +133,8 @@ impl LaneListener {
     }
 }
 
-/// Opens `count` lanes, or none. The numbers of their sockets are for a forked child, which must close its copies.
+/// Opens `count` data connections, or none. Returns the numbers of their sockets too: a forked
+/// child must close its copies.
 pub fn open_lanes(
     server: SocketAddr,
     key: &LaneKey,
@@ -146,7 +149,7 @@ pub fn open_lanes(
         stream.write_all_deadline(&greeting(key), deadline)?;
         Ok(stream)
     };
-    // None is answered before all have come.
+    // The server answers none before all have come.
     let lanes: Vec<Stream> = (0..count)
         .map(|_| connect())
         .collect::<Result<_, Error>>()?;
@@ -172,7 +175,7 @@ fn greeting(key: &LaneKey) -> [u8; GREETING_BYTES] {
     bytes
 }
 
-/// A connection that has not said the key yet.
+/// A connection that has not sent the key yet.
 struct Guest {
     stream: Stream,
     said: [u8; GREETING_BYTES],
@@ -196,7 +199,7 @@ impl Guest {
         })
     }
 
-    /// Takes in what it says; never waits for it.
+    /// Reads the bytes that have arrived; never waits.
     fn listen(&mut self, greeting: &[u8; GREETING_BYTES]) -> Said {
         match rustix::net::recv(
             &self.stream,
@@ -248,7 +251,8 @@ mod tests {
     #[test]
     fn lanes_come_among_strangers() {
         let (listener, at) = listener();
-        // Silent ones, more than are kept; one that says half of it; one that says something else; one with a wrong key.
+        // More silent connections than are kept, one that sends half the greeting, one that sends
+        // other bytes, one with a wrong key.
         let silent: Vec<TcpStream> = (0..3 * LANE_GREETINGS_MAX)
             .map(|_| TcpStream::connect(at).unwrap())
             .collect();

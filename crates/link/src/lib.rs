@@ -1,8 +1,10 @@
-//! Links: ordered, reliable pipes of byte frames between a CUDA program and the process that has the GPU.
+//! Links: ordered, reliable pipes of byte frames between a CUDA program and the process that has
+//! the GPU.
 //!
-//! What this crate does *not* do: it gives frames no meaning, starts no thread, keeps no session and never
-//! reconnects. A frame is 1 to [`FRAME_BYTES_MAX`](outboard_wire::limits::FRAME_BYTES_MAX) opaque bytes and arrives
-//! whole, once, and in order, or not at all.
+//! What this crate does *not* do: it gives frames no meaning, starts no thread, keeps no session
+//! and never reconnects. A frame is 1 to
+//! [`FRAME_BYTES_MAX`](outboard_wire::limits::FRAME_BYTES_MAX) opaque bytes. It arrives whole, once
+//! and in order, or not at all.
 //!
 //! ```text
 //!  connect(&Endpoint)  ──► Stream ──┐                        ┌── Stream ◄── Listener::accept()
@@ -10,28 +12,34 @@
 //!      Stream::into_link_client() ──┤                        ├── Stream::into_link_server()
 //!                                   ▼                        ▼
 //!                                 Link ──split──► Sender, Receiver
-//!                                         shm: two rings in one memfd     tcp: length-prefixed frames
-//!                                         rdma: two rings, each written by the other side's adapter
-//!                                         emulated: one of these, and no frame before its time
+//!                                         shm: two rings in one memfd
+//!                                         tcp: frames, each after its length
+//!                                         rdma: two rings that the peer's adapter writes
+//!          emulated: one of the three, and each frame arrives at its time
 //! ```
 //!
-//! * [`Sender::reserve`] hands out room for one frame where the link wants it (in the ring itself over shm), and
-//!   [`Sender::commit`] publishes it. Over tcp and rdma frames leave at [`Sender::flush`].
-//! * Several threads share a link by a lock around its [`Sender`], [`Sender::post`] under the lock, and
-//!   [`Flusher::flush`] without it. A thread of the caller's may run a [`Helper`], which then does the sending.
-//! * [`Receiver::recv`] yields frames in place. Over shm and rdma the bytes lie in memory that the peer can still write: a
-//!   decoder copies every scalar out once, and checks the copy.
-//! * [`Receiver::recv_placed`] receives long frames into memory of the caller's: pinned memory, a copy's destination.
-//! * [`LaneListener`] and [`open_lanes`] make further connections between the two sides of a session, for who wants more
-//!   bytes a second than one connection carries; each is a link of its own, and no order holds between links.
-//! * [`Stream::into_emulated_client`] and [`Stream::into_emulated_server`] make a link as if a network lay in between; see
-//!   [`emulated`]. [`dial`] does so where the hello asks for it.
-//! * A peer that dies is noticed by whoever waits for it, within
+//! * [`Sender::reserve`] hands out room for one frame (over shm in the ring itself), and
+//!   [`Sender::commit`] publishes it. Over tcp and rdma frames are sent by [`Sender::flush`].
+//! * Several threads share a link by a lock around its [`Sender`]: they call [`Sender::post`] under
+//!   the lock and [`Flusher::flush`] without it. A thread of the caller may run a [`Helper`], which
+//!   then sends for all.
+//! * [`Receiver::recv`] yields frames in place. Over shm and rdma their bytes are in memory that
+//!   the peer can still write: a decoder copies every scalar out once, and checks the copy.
+//! * [`Receiver::recv_placed`] receives long frames into the caller's memory: pinned memory, or a
+//!   copy's destination.
+//! * [`LaneListener`] and [`open_lanes`] make data connections between the two sides of a session,
+//!   for more bytes a second than one connection carries. Each is a link of its own, and no order
+//!   holds between links.
+//! * [`Stream::into_emulated_client`] and [`Stream::into_emulated_server`] make a link with a
+//!   network's delays; see [`emulated`]. [`dial`] does so if the hello asks for it.
+//! * A waiting thread notices a peer's death within
 //!   [`PEER_DEATH_MS_MAX`](outboard_wire::limits::PEER_DEATH_MS_MAX) on one host, and within
-//!   [`PEER_VANISHED_MS_MAX`](outboard_wire::limits::PEER_VANISHED_MS_MAX) when a host disappears without a word.
-//! * Everything read from the peer is checked: what breaks a rule is [`Error::PeerMisbehaved`], never a panic.
-//! * File descriptors are close-on-exec. A forked child may drop its copies of a link: only the process that made a
-//!   link can close it.
+//!   [`PEER_VANISHED_MS_MAX`](outboard_wire::limits::PEER_VANISHED_MS_MAX) when a host disappears
+//!   without a word.
+//! * Everything read from the peer is checked: a broken rule is [`Error::PeerMisbehaved`], never a
+//!   panic.
+//! * File descriptors are close-on-exec. A forked child may drop its copies of a link: only the
+//!   process that made a link can close it.
 
 #[cfg(all(feature = "conformance", not(loom)))]
 pub mod conformance;

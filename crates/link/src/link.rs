@@ -1,4 +1,4 @@
-//! The interface of every link: a [`Sender`] and a [`Receiver`], each an enum over the kinds.
+//! The interface of every link: a [`Sender`] and a [`Receiver`], each an enum of the kinds.
 
 use std::{
     fmt,
@@ -28,14 +28,14 @@ use crate::{
 pub enum Kind {
     Shm,
     Tcp,
-    /// Frames written by a network adapter: RoCE or InfiniBand.
+    /// Frames that a network adapter writes: RoCE or InfiniBand.
     Rdma,
-    /// A network that is emulated over one of the others; it shares nothing but frames.
+    /// A network emulated over one of the others; nothing but frames passes.
     Emulated,
 }
 
 impl Kind {
-    /// As in a URL, where it can be there.
+    /// Returns the kind's name, which a URL begins with except for emulated links.
     pub fn name(self) -> &'static str {
         match self {
             Self::Shm => "shm",
@@ -52,7 +52,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// An established link, to be [`split`](Link::split).
+/// An established link, which the caller [`split`](Link::split)s.
 #[non_exhaustive]
 pub enum Link {
     Shm(shm::Connection),
@@ -62,7 +62,7 @@ pub enum Link {
 }
 
 impl Link {
-    /// The same link as if `network` lay between its ends; the peer must do the same at its end.
+    /// Puts an emulated `network` between the link's ends; the peer must do so at its end.
     pub fn emulated(self, network: &Network, end: End) -> Result<Link, Error> {
         emulated::Connection::new(self, network, end).map(Link::Emulated)
     }
@@ -76,7 +76,7 @@ impl Link {
         }
     }
 
-    /// What moves the bytes: itself, or what is beneath an emulated network.
+    /// Returns the kind that moves the bytes: the link's own, or the one below an emulated network.
     pub fn carrier(&self) -> Kind {
         match self {
             Self::Emulated(link) => link.receiver.inner.kind(),
@@ -84,7 +84,8 @@ impl Link {
         }
     }
 
-    /// The addresses of a tcp link, where further connections can be made: ours and the peer's.
+    /// Returns our address and the peer's if further connections can be made to them: those of a
+    /// tcp link.
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         match self {
             Self::Shm(_) | Self::Rdma(_) | Self::Emulated(_) => None,
@@ -92,7 +93,7 @@ impl Link {
         }
     }
 
-    /// The two halves, which may live in different threads.
+    /// Splits the link into its halves, which may be used by different threads.
     pub fn split(self) -> (Sender, Receiver) {
         match self {
             Self::Shm(link) => {
@@ -121,7 +122,7 @@ impl fmt::Debug for Link {
     }
 }
 
-/// How long [`Receiver::recv`] waits for a frame.
+/// Time that [`Receiver::recv`] waits for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// Not at all.
@@ -132,7 +133,8 @@ pub enum Wait {
 
 /// The sending half of a link. Dropping it shuts it down.
 ///
-/// A tag of its own, not one that is worked out from a field's values: every message looks at it several times.
+/// `repr(u8)` gives the enum a tag of its own. Every message reads it several times, and working it
+/// out from a field's values costs more.
 #[non_exhaustive]
 #[repr(u8)]
 pub enum Sender {
@@ -143,7 +145,7 @@ pub enum Sender {
 }
 
 impl Sender {
-    /// Sends over another network from now on; false where none is emulated.
+    /// Sends over another network from now on. Returns false if the link emulates none.
     pub fn change_network(&mut self, network: &Network) -> bool {
         let Self::Emulated(sender) = self else {
             return false;
@@ -152,9 +154,9 @@ impl Sender {
         true
     }
 
-    /// Contiguous room for a frame of `len` bytes, 1 to [`FRAME_BYTES_MAX`]; its content is undefined until written.
-    /// Blocks while the peer does not keep up, for as long as the peer lives. A reservation that is not committed is
-    /// forgotten by the next one.
+    /// Returns contiguous room for a frame of `len` bytes, 1 to [`FRAME_BYTES_MAX`]; its content is
+    /// undefined until written. Blocks while the peer does not keep up, for as long as the peer
+    /// lives. A reservation that is not committed is forgotten at the next one.
     #[inline(always)]
     pub fn reserve(&mut self, len: usize) -> Result<&mut [u8], Error> {
         if len > FRAME_BYTES_MAX {
@@ -171,8 +173,8 @@ impl Sender {
         }
     }
 
-    /// Publishes the first `len` bytes of the reservation as a frame. Over shm the peer sees it at once, over tcp it
-    /// leaves with [`flush`](Sender::flush), or earlier if much is buffered.
+    /// Publishes the first `len` bytes of the reservation as a frame. Over shm the peer sees it at
+    /// once; over tcp it is sent by [`flush`](Sender::flush), or earlier if much is buffered.
     #[inline(always)]
     pub fn commit(&mut self, len: usize) -> Result<(), Error> {
         match self {
@@ -182,8 +184,8 @@ impl Sender {
         }
     }
 
-    /// One frame out of `parts`, for data that lies somewhere already: over tcp, long parts go to the kernel from where
-    /// they are.
+    /// Sends one frame made of `parts`, for data that is already in memory: over tcp, long parts go
+    /// to the kernel without a copy.
     pub fn send(&mut self, parts: &[&[u8]]) -> Result<(), Error> {
         let len = parts.iter().map(|part| part.len()).sum();
         match (&mut *self, len) {
@@ -203,7 +205,8 @@ impl Sender {
         self.commit(len)
     }
 
-    /// Sends whatever is buffered. Blocks while the peer does not keep up, for as long as the peer lives.
+    /// Sends everything buffered. Blocks while the peer does not keep up, for as long as the peer
+    /// lives.
     #[inline(always)]
     pub fn flush(&mut self) -> Result<(), Error> {
         match self {
@@ -213,7 +216,8 @@ impl Sender {
         }
     }
 
-    /// Over other links than shm and tcp, whose messages would cost more instructions with these beside them.
+    /// Reserves over other links than shm and tcp. Kept apart, since inlining it would cost
+    /// messages over shm and tcp some instructions.
     #[cold]
     fn reserve_elsewhere(&mut self, len: usize) -> Result<&mut [u8], Error> {
         match self {
@@ -250,20 +254,21 @@ impl Sender {
         }
     }
 
-    /// Makes what is buffered visible to whoever flushes next, with [`flush`](Sender::flush) or by a [`Flusher`]. Blocks
-    /// while too much is waiting to be sent.
+    /// Makes what is buffered visible to the next flush, by [`flush`](Sender::flush) or a
+    /// [`Flusher`]. Blocks while too much waits to be sent.
     #[inline]
     pub fn post(&mut self) -> Result<(), Error> {
         match self {
             Self::Shm(_) => Ok(()),
             Self::Tcp(sender) => sender.post(),
-            // To post is all that there is to do.
+            // Over rdma posting is sending.
             Self::Rdma(sender) => sender.flush(),
             Self::Emulated(sender) => sender.inner.post(),
         }
     }
 
-    /// A handle by which any thread sends what was [posted](Sender::post), without the sender.
+    /// Returns a handle with which any thread sends what was [posted](Sender::post), without the
+    /// sender.
     pub fn flusher(&self) -> Flusher {
         match self {
             Self::Shm(_) | Self::Rdma(_) => Flusher(None),
@@ -272,8 +277,8 @@ impl Sender {
         }
     }
 
-    /// Passes a file descriptor, for [`Receiver::recv_fd`] with the same `tag`; possible over shm only. It is not
-    /// ordered with frames.
+    /// Passes a file descriptor to a [`Receiver::recv_fd`] with the same `tag`; possible over shm
+    /// only. It is not ordered with frames.
     pub fn send_fd(&mut self, tag: u64, fd: BorrowedFd<'_>) -> Result<(), Error> {
         match self {
             Self::Shm(sender) => sender.send_fd(tag, fd),
@@ -281,7 +286,7 @@ impl Sender {
         }
     }
 
-    /// Tells the peer that no more frames come; those that were sent are delivered first.
+    /// Tells the peer that no more frames come; all frames sent before are delivered first.
     pub fn shutdown(&mut self) {
         match self {
             Self::Shm(sender) => sender.shutdown(),
@@ -291,8 +296,8 @@ impl Sender {
         }
     }
 
-    /// A handle by which any thread ends this side of the link: blocked calls of both halves return
-    /// [`Error::Closed`].
+    /// Returns a handle with which any thread ends this side of the link: blocked calls of both
+    /// halves return [`Error::Closed`].
     pub fn closer(&self) -> Closer {
         match self {
             Self::Shm(sender) => Closer(CloserKind::Shm(sender.closer()), None),
@@ -305,7 +310,8 @@ impl Sender {
         }
     }
 
-    /// What registers memory with the adapter of a rdma link, for [`send_bulk`](Self::send_bulk).
+    /// Returns the object that registers memory with an rdma link's adapter, for
+    /// [`send_bulk`](Self::send_bulk).
     pub fn registrar(&self) -> Option<rdma::Registrar> {
         match self {
             Self::Rdma(sender) => Some(sender.registrar()),
@@ -313,9 +319,9 @@ impl Sender {
         }
     }
 
-    /// Over rdma, one frame of a short `head` and data of at least
-    /// [`PLACED_BYTES_MIN`](outboard_wire::limits::PLACED_BYTES_MIN), which may be read where it lies, and written where the
-    /// peer asked for it: see [`Bulk`](rdma::Bulk). It leaves at once.
+    /// Sends, over rdma, one frame of a short `head` and data of at least
+    /// [`PLACED_BYTES_MIN`](outboard_wire::limits::PLACED_BYTES_MIN). The adapter may read the data
+    /// in place and write it where the peer asked for it: see [`Bulk`](rdma::Bulk). Sent at once.
     pub fn send_bulk(&mut self, head: &[&[u8]], bulk: rdma::Bulk<'_>) -> Result<(), Error> {
         match self {
             Self::Rdma(sender) => sender.send_long(head, bulk).map(drop),
@@ -326,7 +332,8 @@ impl Sender {
         }
     }
 
-    /// The same for data that has an owner, which is kept until it was read.
+    /// Sends data like [`send_bulk`](Self::send_bulk), and keeps its owner until the adapter has
+    /// read it.
     pub fn send_owned(
         &mut self,
         head: &[&[u8]],
@@ -343,7 +350,7 @@ impl Sender {
         }
     }
 
-    /// Waits until all data was read that was sent from where it lies.
+    /// Waits until the adapter has read all data that it reads in place.
     pub fn wait_until_read(&mut self) -> Result<(), Error> {
         match self {
             Self::Rdma(sender) => sender.wait_until_read(),
@@ -351,7 +358,8 @@ impl Sender {
         }
     }
 
-    /// Over rdma, one frame of a short `head` and memory of a GPU, which the adapter reads where it lies.
+    /// Sends, over rdma, one frame of a short `head` and GPU memory, which the adapter reads in
+    /// place.
     pub fn send_device(&mut self, head: &[&[u8]], bulk: rdma::DeviceBulk<'_>) -> Result<(), Error> {
         match self {
             Self::Rdma(sender) => sender.send_device(head, bulk),
@@ -362,7 +370,8 @@ impl Sender {
         }
     }
 
-    /// Waits until the adapter has read all memory of a GPU that was sent: it may change then.
+    /// Waits until the adapter has read all GPU memory that was sent; the memory may change
+    /// afterwards.
     pub fn wait_until_device_read(&mut self) -> Result<(), Error> {
         match self {
             Self::Rdma(sender) => sender.wait_until_device_read(),
@@ -370,14 +379,14 @@ impl Sender {
         }
     }
 
-    /// Lets the owners of data go that is known to have been read.
+    /// Drops the owners of data that is known to have been read.
     pub fn let_go(&mut self) {
         if let Self::Rdma(sender) = self {
             sender.let_go();
         }
     }
 
-    /// What a rdma link has posted so far.
+    /// Returns the counts of what a rdma link has posted.
     pub fn rdma_counts(&self) -> Option<rdma::RdmaCounts> {
         match self {
             Self::Rdma(sender) => Some(sender.counts()),
@@ -403,7 +412,7 @@ impl Sender {
     }
 }
 
-/// `parts` one behind the other, into room of just that length.
+/// Copies `parts`, one after the other, into room of exactly their length.
 pub(crate) fn scatter(mut room: &mut [u8], parts: &[&[u8]]) {
     for part in parts {
         let (start, rest) = room.split_at_mut(part.len());
@@ -412,20 +421,20 @@ pub(crate) fn scatter(mut room: &mut [u8], parts: &[&[u8]]) {
     }
 }
 
-/// Sends what was posted.
+/// Sends frames that were posted.
 #[derive(Clone)]
 pub struct Flusher(Option<tcp::Flusher>);
 
 impl Flusher {
-    /// Sends it, or leaves it to a thread that is sending already: an error that this one meets is the next
-    /// [`Sender::post`]'s.
+    /// Sends what was posted, or leaves it to a thread that is sending already. An error that the
+    /// other thread meets is returned by the next [`Sender::post`].
     #[inline]
     pub fn flush(&self) -> Result<(), Error> {
         self.0.as_ref().map_or(Ok(()), tcp::Flusher::flush)
     }
 
-    /// [`Sender::commit`] and [`Sender::flush`] of the same link's `sender`, which is let go as soon as the order is
-    /// settled: other threads need not wait for the kernel.
+    /// Does [`Sender::commit`] and [`Sender::flush`] for the same link's `sender`, and unlocks it
+    /// as soon as the frame has its place in the order: other threads need not wait for the kernel.
     #[inline(always)]
     pub fn commit(
         &self,
@@ -448,31 +457,32 @@ impl Flusher {
         }
     }
 
-    /// Waits, until `deadline` at most, until everything posted has been handed to the kernel.
+    /// Waits, until `deadline` at most, until the kernel has everything that was posted.
     pub fn flush_until(&self, deadline: Instant) -> Result<(), Error> {
         self.0
             .as_ref()
             .map_or(Ok(()), |flusher| flusher.flush_until(deadline))
     }
 
-    /// What a thread of the caller's can do to make sending cheap for all others, where this link gains by it and the
-    /// machine has a core for it. One thread for a link.
+    /// Returns a [`Helper`] for a thread of the caller, which makes sending cheap for all others,
+    /// if this link gains by it and the machine has a core for it. One thread per link.
     pub fn helper(&self) -> Option<Helper> {
         self.any_helper().filter(|_| spin::has_cores_to_spare())
     }
 
-    /// As [`helper`](Self::helper), whatever the machine.
+    /// Like [`helper`](Self::helper), whatever the machine.
     pub(crate) fn any_helper(&self) -> Option<Helper> {
         self.0.as_ref().map(|flusher| Helper(flusher.helper()))
     }
 }
 
-/// Sends for threads whose sends follow each other closely: it is woken by them, then looks for what they post, and sleeps
-/// again when nothing has come for [`SEND_SPIN_NS_MAX`](outboard_wire::limits::SEND_SPIN_NS_MAX).
+/// Sends for threads that send in quick succession. They wake it; it then looks for what they post,
+/// and sleeps again after [`SEND_SPIN_NS_MAX`](outboard_wire::limits::SEND_SPIN_NS_MAX) without
+/// any.
 pub struct Helper(tcp::Helper);
 
 impl Helper {
-    /// Returns when the link ends.
+    /// Sends until the link ends.
     pub fn run(self) {
         self.0.run();
     }
@@ -488,8 +498,9 @@ pub enum Receiver {
 }
 
 impl Receiver {
-    /// The next frame, valid until the next call; `None` when `wait` ran out or a [`Waker`] woke.
-    /// [`Error::Closed`] once the peer is gone and everything it sent was delivered.
+    /// Returns the next frame, valid until the next call; `None` if `wait` ran out or a [`Waker`]
+    /// woke it. Returns [`Error::Closed`] once the peer is gone and everything that it sent was
+    /// delivered.
     ///
     /// Over shm the peer can still write the bytes: copy a scalar out once, then check the copy.
     #[inline]
@@ -502,11 +513,12 @@ impl Receiver {
         }
     }
 
-    /// As [`recv`](Receiver::recv), but a long frame goes where `place` says, straight from the kernel, if this kind of
-    /// link receives at all: over shm and rdma frames lie in the ring already, or data where it was [granted](Self::grant), and
-    /// `place` is never asked.
+    /// Like [`recv`](Receiver::recv), but a long frame over tcp is received straight into the
+    /// memory that `place` returns. Over shm and rdma frames are in the ring already, or their data
+    /// is in [granted](Self::grant) memory, and `place` is never called.
     ///
-    /// A frame that has begun to be placed goes on there with the next call, whatever that call's `place`.
+    /// A frame that has begun to be placed goes on there in the next call, whatever that call's
+    /// `place`.
     #[inline]
     pub fn recv_placed(
         &mut self,
@@ -524,9 +536,10 @@ impl Receiver {
         }
     }
 
-    /// Over rdma, gives the peer memory for the data of a long frame, which then comes as that frame's tail: the caller's, which
-    /// outlives the link, or `len` bytes of the link's own. Tells whether it did: only the server's side can, so much can be
-    /// given at a time, and not all memory can be registered with an adapter.
+    /// Grants the peer, over rdma, memory for the data of a long frame, which then comes as that
+    /// frame's tail: either the caller's memory, which outlives the link, or `len` bytes of the
+    /// link's own. Returns false if nothing was granted: only the server's side can, the grants at
+    /// a time are limited, and not all memory can be registered with an adapter.
     pub fn grant(&mut self, memory: Option<Box<dyn Segment>>, len: usize) -> Result<bool, Error> {
         match self {
             Self::Rdma(receiver) => receiver.grant(memory, len),
@@ -534,7 +547,7 @@ impl Receiver {
         }
     }
 
-    /// How much of what was [granted](Self::grant) waits for its frame.
+    /// Returns the number of [grants](Self::grant) that wait for their frames.
     pub fn granted(&self) -> usize {
         match self {
             Self::Rdma(receiver) => receiver.granted(),
@@ -542,7 +555,8 @@ impl Receiver {
         }
     }
 
-    /// The file descriptor that the peer sent with `tag`; [`Error::TimedOut`] if it did not come within `wait`.
+    /// Returns the file descriptor that the peer sent with `tag`; [`Error::TimedOut`] if it did not
+    /// come within `wait`.
     pub fn recv_fd(&mut self, tag: u64, wait: Duration) -> Result<OwnedFd, Error> {
         match self {
             Self::Shm(receiver) => receiver.recv_fd(tag, wait),
@@ -550,8 +564,8 @@ impl Receiver {
         }
     }
 
-    /// A handle by which any thread makes a blocked [`recv`](Receiver::recv), or else the next that would block, return
-    /// `None`.
+    /// Returns a handle with which any thread makes a blocked [`recv`](Receiver::recv), or else the
+    /// next that would block, return `None`.
     pub fn waker(&self) -> Waker {
         match self {
             Self::Shm(receiver) => Waker(WakerKind::Shm(receiver.waker()), None),

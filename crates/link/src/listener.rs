@@ -1,4 +1,4 @@
-//! Listening at an [`Endpoint`], and connecting to one.
+//! Listens at an [`Endpoint`], or connects to one.
 
 use std::{
     fs,
@@ -31,13 +31,14 @@ use crate::{
 pub struct Listener {
     socket: OwnedFd,
     endpoint: Endpoint,
-    /// Held for its drop.
+    /// Held to remove the file when dropped.
     _file: Option<SocketFile>,
 }
 
 impl Listener {
-    /// Listens at `endpoint`. A socket file that no server answers at is replaced; one that a server answers at is
-    /// [`Error::AddressInUse`]. Two servers that start at one path in the same instant may both replace it; the later wins.
+    /// Listens at `endpoint`. A socket file is replaced if no server answers there, otherwise the
+    /// result is [`Error::AddressInUse`]. Two servers that start at one path in the same instant
+    /// may both replace it; the later one wins.
     pub fn bind(endpoint: &Endpoint) -> Result<Self, Error> {
         match endpoint {
             Endpoint::Shm(path) => Self::bind_shm(endpoint, path),
@@ -71,17 +72,19 @@ impl Listener {
         }
     }
 
-    /// Where it listens; the port of `tcp://host:0` is the one that the kernel chose.
+    /// Returns the address at which it listens, for `tcp://host:0` with the port that the kernel
+    /// chose.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// The next client; waits for one until `deadline`, if there is one. Errors of a client that went away again before
-    /// it was accepted are skipped.
+    /// Returns the next client; waits for one until `deadline`, if there is one. Clients that
+    /// disconnected before they were accepted are skipped.
     pub fn accept(&self, deadline: Option<Instant>) -> Result<(Stream, Peer), Error> {
         let start = Instant::now();
         loop {
-            // The listening socket is non-blocking: a client that gave up after poll must not leave us stuck here.
+            // The listening socket is non-blocking, so a client that gave up after poll cannot
+            // block this thread.
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
                 Ok(socket) => {
                     let stream = dressed(Stream::try_from(socket)?, &self.endpoint)?;
@@ -112,7 +115,8 @@ impl Listener {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
             .map_err(Error::io(DOING))?;
         rustix::net::bind(&socket, &address).map_err(in_use(endpoint, DOING))?;
-        // Between bind and listen nobody can connect, so the file is never open to others.
+        // Between bind and listen no client can connect, so the socket is never open to other
+        // users.
         let file = SocketFile::new(path).map_err(Error::io(DOING))?;
         fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(Error::io(DOING))?;
         rustix::net::listen(&socket, ACCEPT_BACKLOG_MAX as i32).map_err(in_use(endpoint, DOING))?;
@@ -139,7 +143,7 @@ fn bind_tcp(endpoint: &Endpoint, host: &Host, port: u16) -> Result<(OwnedFd, u16
     Ok((listener.into(), port))
 }
 
-/// As the kind of stream that `endpoint` is for.
+/// Gives the stream the RDMA options of `endpoint`, if it has any.
 fn dressed(stream: Stream, endpoint: &Endpoint) -> Result<Stream, Error> {
     match endpoint {
         Endpoint::Rdma { options, .. } => stream.with_rdma(RdmaOptions::clone(options)),
@@ -147,8 +151,8 @@ fn dressed(stream: Stream, endpoint: &Endpoint) -> Result<Stream, Error> {
     }
 }
 
-/// Connects to the server at `endpoint` within `timeout`, to be followed by the handshake. The lookup of a host's name
-/// takes as long as the resolver does, beyond that.
+/// Connects to the server at `endpoint` within `timeout`, before the handshake. The lookup of a
+/// host's name takes as long as the resolver does, in addition.
 pub fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Stream, Error> {
     let socket = match endpoint {
         Endpoint::Shm(path) => connect_shm(endpoint, path, timeout)?,
@@ -158,7 +162,7 @@ pub fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Stream, Error> 
             port,
             options,
         } => {
-            // What is missing here is said before the server is bothered.
+            // A lack of RDMA here is reported before the server is contacted.
             rdma::check(options)?;
             connect_tcp(endpoint, host, *port, timeout)?
         }
@@ -173,7 +177,8 @@ fn connect_shm(endpoint: &Endpoint, path: &Path, timeout: Duration) -> Result<Ow
     loop {
         match connect_unix(&address) {
             Ok(socket) => return Ok(socket),
-            // The backlog is full, or a signal came; the kernel offers no event for room in it.
+            // The backlog is full, or a signal came. The kernel offers no event for room in the
+            // backlog.
             Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -202,7 +207,8 @@ fn connect_tcp(
     let mut last = None;
     let count = addresses.len();
     for (index, address) in addresses.into_iter().enumerate() {
-        // An address that does not answer leaves its share of the time to the others.
+        // Each address has its share of the time left, so that one without an answer leaves time
+        // for the others.
         let left = deadline.saturating_duration_since(Instant::now()) / (count - index) as u32;
         if left.is_zero() {
             return Err(timed_out("connecting", start));
@@ -233,7 +239,7 @@ fn resolve(host: &Host, port: u16) -> io::Result<Vec<SocketAddr>> {
     }
 }
 
-/// Removes a socket file that no server answers at.
+/// Removes a socket file if no server answers there.
 fn clear_stale_socket(
     endpoint: &Endpoint,
     path: &Path,
@@ -257,7 +263,7 @@ fn clear_stale_socket(
             _ => Ok(()),
         },
         Err(Errno::NOENT) => Ok(()),
-        // Answered, or would be if its backlog were not full.
+        // A server answered, or would if its backlog were not full.
         Ok(_) | Err(Errno::AGAIN) => Err(Error::AddressInUse {
             endpoint: endpoint.to_string(),
         }),
@@ -286,7 +292,8 @@ fn no_server(endpoint: &Endpoint, source: io::Error) -> Error {
     }
 }
 
-/// The file of a unix socket, removed with the listener, by the process that made it, if it is still the same file.
+/// The file of a unix socket. The process that made it removes it with the listener, if it is still
+/// the same file.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
@@ -310,7 +317,7 @@ impl Drop for SocketFile {
         let same_file =
             fs::symlink_metadata(&self.path).is_ok_and(|m| (m.st_dev(), m.st_ino()) == self.inode);
         if same_file && self.owner_pid == std::process::id() {
-            // Nobody is left to tell; the next server replaces the file.
+            // An error cannot be reported here; the next server replaces the file.
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -1,22 +1,24 @@
-//! Long frames received straight into memory of the caller's.
+//! Memory of the caller into which long frames are received directly.
 
 use std::{any::Any, os::fd::OwnedFd};
 
-/// Memory that the end of a long frame is received into. It outlives the frame for as long as its owner wants.
+/// Memory that receives the end of a long frame. It outlives the frame for as long as its owner
+/// wants.
 pub trait Segment: Any + Send + Sync {
-    /// All of it, to be filled.
+    /// All of the memory, to be filled.
     fn room(&mut self) -> &mut [u8];
-    /// All of it, once filled.
+    /// All of the memory, once filled.
     fn bytes(&self) -> &[u8];
-    /// From now on only the first `len` bytes count.
+    /// Limits the content to the first `len` bytes.
     fn truncate(&mut self, len: usize);
-    /// The memory that it is part of, if that is there for longer than any link and so may be registered with an adapter.
+    /// The range that contains this memory, if that range outlives every link and so may be
+    /// registered with an adapter.
     fn lasting(&self) -> Option<Lasting> {
         None
     }
 }
 
-/// Memory that is mapped until whoever registered it says that it is not, or the link ends.
+/// Memory that stays mapped until its registration is given up or the link ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lasting {
     pub(crate) address: u64,
@@ -26,13 +28,15 @@ pub struct Lasting {
 impl Lasting {
     /// # Safety
     ///
-    /// That is so, and if it is registered as a [`RdmaUse::Target`](crate::RdmaUse::Target) nobody minds its bytes changing.
+    /// The range must stay mapped until its registration is given up or the link ends. If it is
+    /// registered as a [`RdmaUse::Target`](crate::RdmaUse::Target), nothing may rely on its
+    /// contents.
     pub unsafe fn new(address: u64, len: usize) -> Self {
         Self { address, len }
     }
 }
 
-/// Memory of a GPU that adapters are let at. Nothing here looks at its bytes.
+/// GPU memory that adapters may access. The processor never reads its bytes.
 #[derive(Debug)]
 pub struct DeviceMemory {
     pub(crate) address: u64,
@@ -40,19 +44,20 @@ pub struct DeviceMemory {
     pub(crate) reach: Reach,
 }
 
-/// What an adapter's driver finds memory of a GPU by.
+/// Means by which an adapter's driver finds GPU memory.
 #[derive(Debug)]
 pub enum Reach {
-    /// Its address: that of mapped memory, or one that a kernel module of the GPU's driver makes out.
+    /// The address: of mapped memory, or one that a kernel module of the GPU's driver resolves.
     Address,
-    /// A dma-buf of just this memory.
+    /// A dma-buf of exactly this memory.
     DmaBuf(OwnedFd),
 }
 
 impl DeviceMemory {
     /// # Safety
     ///
-    /// Until its registration is dropped the memory is what it is now, and nobody minds its bytes changing.
+    /// Until the registration is dropped, the range must stay mapped to the same memory, and
+    /// nothing may rely on its contents.
     pub unsafe fn new(address: u64, len: usize, reach: Reach) -> Self {
         Self {
             address,
@@ -62,32 +67,33 @@ impl DeviceMemory {
     }
 }
 
-/// Data that is sent from where it lies, where it stays and does not change.
+/// Data that is sent in place: it does not move or change while this object lives.
 pub trait Payload: Send {
     fn bytes(&self) -> &[u8];
 }
 
-/// Where a frame goes: its first `skip` bytes into the link's buffer, all others into `memory`, which has room for just
-/// those.
+/// Destination of a frame: the first `skip` bytes go to the link's buffer, all others to `memory`,
+/// whose length is exactly theirs.
 pub struct Place {
     pub skip: usize,
     pub memory: Box<dyn Segment>,
 }
 
-/// Decides about a frame by its first bytes, [`PLACED_HEAD_BYTES`](outboard_wire::limits::PLACED_HEAD_BYTES) or more of
-/// them, and its length. `None`: into the link's buffer.
+/// Chooses a frame's destination by its first bytes,
+/// [`PLACED_HEAD_BYTES`](outboard_wire::limits::PLACED_HEAD_BYTES) or more, and its length. `None`
+/// is the link's buffer.
 ///
-/// A peer that goes away in the middle of the frame lets the memory be dropped unfilled.
+/// If the peer goes away in the middle of the frame, the memory is dropped unfilled.
 pub type Placer<'p> = dyn FnMut(&[u8], usize) -> Option<Place> + 'p;
 
-/// A frame: all of it in `head`, or the rest in memory that the [`Placer`] gave.
+/// A frame: whole in `head`, or with its end in memory that the [`Placer`] chose.
 pub struct Frame<'a> {
     pub head: &'a [u8],
     pub tail: Option<Box<dyn Segment>>,
 }
 
 impl Frame<'_> {
-    /// The length of the whole.
+    /// Length of the whole frame.
     pub fn bytes(&self) -> usize {
         self.head.len() + self.tail.as_ref().map_or(0, |tail| tail.bytes().len())
     }

@@ -1,4 +1,4 @@
-//! Busy waiting that learns whether it pays.
+//! Busy waiting that adapts to how long waits take.
 
 use std::{
     hint,
@@ -9,18 +9,18 @@ use std::{
 
 use outboard_wire::limits::{SPIN_FEW_CORES_NS_MAX, SPIN_NS_MAX, SPIN_RDMA_NS_MAX};
 
-/// The shortest busy wait: about what it costs to look at the clock a few times.
+/// Shortest busy wait: about the cost of a few looks at the clock.
 const SPIN_NS_MIN: u64 = 500;
-/// On one or two cores, busy waiting longer than this gives the core away at every look.
+/// On one or two cores, a busy wait longer than this gives the core away at every look.
 const SPIN_POLITE_NS: u64 = 1_000;
 
-/// A budget of busy waiting for one place that waits: doubled by each wait that ended, or would have, within the longest
-/// budget, and halved by each that took longer. What counts is how long the wait was, not whether the present budget
-/// covered it: two sides that both sleep are slow only because they do.
+/// The busy-wait budget of one place that waits. A wait doubles it if the wait's length was within
+/// the longest budget, and halves it otherwise. The length counts, not whether the present budget
+/// covered it: two sides that both sleep are slow only because they sleep.
 pub(crate) struct Spin {
     budget_ns: u64,
     max_ns: u64,
-    /// The peer runs elsewhere, and does not need this core.
+    /// True if the peer runs on another machine, and does not need this core.
     is_remote: bool,
 }
 
@@ -43,12 +43,12 @@ impl Spin {
         }
     }
 
-    /// Waits until `ready`, for the budget at most. When that was not enough, whoever waited otherwise since `start` is to
-    /// tell by [`ended`](Self::ended).
+    /// Waits until `ready`, for the budget at most. If that was too short, the caller waits by
+    /// other means and then reports the end to [`ended`](Self::ended).
     pub(crate) fn until(&mut self, start: Instant, mut ready: impl FnMut() -> bool) -> bool {
         let machine = machine();
         if machine.cores == 1 && !self.is_remote {
-            // The peer cannot run while we do.
+            // The peer cannot run at the same time as this thread.
             thread::yield_now();
             return ready();
         }
@@ -72,7 +72,8 @@ impl Spin {
         }
     }
 
-    /// The wait that began at `start` and that [`until`](Self::until) was too short for has ended.
+    /// Reports the end of a wait that began at `start` and for which [`until`](Self::until) was too
+    /// short.
     pub(crate) fn ended(&mut self, start: Instant) {
         self.adapt(start.elapsed() < Duration::from_nanos(self.max_ns));
     }
@@ -86,8 +87,9 @@ impl Spin {
     }
 }
 
-/// Whether busy waiting is worth a system call at every look: on one or two cores it made tcp round trips over loopback
-/// half as long again, since the peer and the kernel's own work need the core.
+/// Returns true if busy waiting is worth a system call at every look. On one or two cores it made
+/// tcp round trips over loopback half as long again, since the peer and the kernel's own work need
+/// the core.
 pub(crate) fn has_cores_to_spare() -> bool {
     machine().cores > 2
 }

@@ -1,4 +1,4 @@
-//! A connected socket before it is a link: the handshake's bytes travel here.
+//! A connected socket before it becomes a link: it carries the handshake's bytes.
 
 use std::{
     fmt,
@@ -24,23 +24,25 @@ use crate::{
 
 /// A connected socket that carries raw bytes, in either role.
 ///
-/// A supervisor that accepted it hands it to a worker by inheritance: it turns it into an [`OwnedFd`], most simply to be the
-/// worker's standard input, and the worker's [`Stream::try_from`] takes it over. Over tcp the supervisor must then drop its
-/// own copy, or the client does not learn of the worker's end; over shm the client watches the worker process itself.
+/// A supervisor that accepted it passes it to a worker by inheritance: it turns it into an
+/// [`OwnedFd`], most simply the worker's standard input, and the worker takes it over by
+/// [`Stream::try_from`]. Over tcp the supervisor must then drop its own copy, or the client does
+/// not learn of the worker's end; over shm the client watches the worker process itself.
 #[derive(Debug)]
 pub struct Stream {
     socket: OwnedFd,
     /// Shm, tcp or rdma.
     kind: Kind,
-    /// What this side asks of its adapter.
+    /// Options for this side's adapter.
     rdma: RdmaOptions,
 }
 
-/// Who is at the other end of a [`Stream`].
+/// The other end of a [`Stream`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Peer {
-    /// The process that connected (or that listens). A process of another pid namespace has the pid 0.
+    /// The process that connected (or that listens). A process of another pid namespace has the pid
+    /// 0.
     Process {
         pid: u32,
         uid: u32,
@@ -59,12 +61,13 @@ impl fmt::Display for Peer {
 }
 
 impl Stream {
-    /// What [`Stream::into_link_client`] and [`Stream::into_link_server`] will make of it.
+    /// Returns the kind of link that [`Stream::into_link_client`] and [`Stream::into_link_server`]
+    /// make.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// The same, a tcp connection, but that a rdma link will be made of it. The peer must do so, too.
+    /// Makes a tcp connection one that becomes a rdma link. The peer must do so too.
     pub fn with_rdma(self, options: RdmaOptions) -> Result<Self, Error> {
         match self.kind {
             Kind::Tcp | Kind::Rdma => Ok(Self {
@@ -76,12 +79,12 @@ impl Stream {
         }
     }
 
-    /// What was asked of the adapter, if a rdma link is to be made of it.
+    /// Returns the options for the adapter, if this becomes a rdma link.
     pub fn rdma(&self) -> Option<&RdmaOptions> {
         (self.kind == Kind::Rdma).then_some(&self.rdma)
     }
 
-    /// Who is at the other end.
+    /// Returns the other end.
     pub fn peer(&self) -> Result<Peer, Error> {
         match self.kind {
             Kind::Shm => {
@@ -101,7 +104,7 @@ impl Stream {
         }
     }
 
-    /// Fills `bytes` from the socket, and takes nothing beyond them.
+    /// Fills `bytes` from the socket, and reads nothing after them.
     pub fn read_exact_deadline(
         &mut self,
         bytes: &mut [u8],
@@ -143,8 +146,8 @@ impl Stream {
         Ok(())
     }
 
-    /// The server's side of the link; over shm it makes the rings and passes them on. Does not wait for the client, but over
-    /// rdma, where it hears of the client's rings first.
+    /// Makes the server's side of the link; over shm it creates the rings and passes them on. Does
+    /// not wait for the client, except over rdma, where the client's setup comes first.
     pub fn into_link_server(self) -> Result<Link, Error> {
         match self.kind {
             Kind::Shm => shm::Connection::serve(self.socket, RING_BYTES).map(Link::Shm),
@@ -156,7 +159,7 @@ impl Stream {
         }
     }
 
-    /// As [`into_link_server`](Self::into_link_server), as if `network` lay in between.
+    /// Like [`into_link_server`](Self::into_link_server), with an emulated `network` in between.
     pub fn into_emulated_server(self, network: &Network) -> Result<Link, Error> {
         let link = match self.kind {
             Kind::Shm => {
@@ -168,13 +171,14 @@ impl Stream {
         link?.emulated(network, End::Server)
     }
 
-    /// As [`into_link_client`](Self::into_link_client), as if `network` lay in between.
+    /// Like [`into_link_client`](Self::into_link_client), with an emulated `network` in between.
     pub fn into_emulated_client(self, deadline: Instant, network: &Network) -> Result<Link, Error> {
         let link = self.into_link_client(deadline)?;
         link.emulated(network, End::Client)
     }
 
-    /// The client's side of the link; over shm and rdma it waits for the server's rings until `deadline`.
+    /// Makes the client's side of the link; over shm and rdma it waits for the server's rings until
+    /// `deadline`.
     pub fn into_link_client(self, deadline: Instant) -> Result<Link, Error> {
         match self.kind {
             Kind::Shm => shm::Connection::join(self.socket, deadline).map(Link::Shm),
@@ -202,7 +206,8 @@ impl Stream {
     }
 }
 
-/// An inherited descriptor, which the worker was passed without close-on-exec; it is close-on-exec from here on.
+/// Takes over an inherited descriptor. The worker received it without close-on-exec; it is
+/// close-on-exec afterwards.
 impl TryFrom<OwnedFd> for Stream {
     type Error = Error;
 
@@ -247,7 +252,7 @@ pub(crate) fn timed_out(what: &'static str, start: Instant) -> Error {
     Error::TimedOut { what, ms }
 }
 
-/// `timeout` from now; more than the clock can tell is a day.
+/// Returns the time `timeout` from now, or a day from now if the clock cannot represent that.
 pub(crate) fn deadline_after(timeout: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(timeout)

@@ -1,4 +1,5 @@
-//! The atomics, the locks and the sleeping that rings and senders are made of: the real ones, or loom's, which try every interleaving.
+//! The atomics, locks and futex that rings and senders use: the real ones, or loom's, which tries
+//! every interleaving.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
@@ -15,7 +16,7 @@ pub(crate) use loom::sync::{
 pub(crate) use turn::{Guard, Turn};
 pub(crate) use word::Word;
 
-/// A lock for which a thread may try without waiting.
+/// A lock that a thread may try to take without waiting.
 #[cfg(not(loom))]
 mod turn {
     use parking_lot::{Mutex, MutexGuard};
@@ -40,8 +41,8 @@ mod turn {
     }
 }
 
-/// loom's lock does not count its release as an access, and so never tries what happens when another thread fails to take
-/// it just before: here a flag makes it one.
+/// loom's lock does not count its release as an access, so loom never tries a thread that fails to
+/// take it just before. The flag here makes the release an access.
 #[cfg(loom)]
 mod turn {
     use std::ops::{Deref, DerefMut};
@@ -101,22 +102,23 @@ mod word {
 
     use rustix::thread::futex;
 
-    /// A word in memory shared by processes that a thread can sleep on: a futex, see futex(2).
+    /// A word in memory shared by processes on which a thread can sleep: a futex, see futex(2).
     #[repr(transparent)]
     pub(crate) struct Word(pub(crate) AtomicU32);
 
     impl Word {
-        /// Sleeps while the word holds `expected`, for `timeout` at most; wakes early without a reason, too.
+        /// Sleeps while the word holds `expected`, for at most `timeout`; may also wake without a
+        /// reason.
         pub(crate) fn sleep(&self, expected: u32, timeout: Option<Duration>) {
             let timeout = timeout.and_then(crate::sys::timespec);
-            // Whatever the result, the caller looks again: EAGAIN, EINTR and ETIMEDOUT are ordinary. Not PRIVATE,
-            // since the waker is another process.
+            // The caller looks again, whatever the result: EAGAIN, EINTR and ETIMEDOUT are
+            // ordinary. Not PRIVATE, since the waker is another process.
             let _ = futex::wait(&self.0, futex::Flags::empty(), expected, timeout.as_ref());
         }
 
         /// Wakes the sleeper.
         pub(crate) fn wake(&self) {
-            // Fails only for memory that is not mapped, and this is.
+            // Fails only for memory that is not mapped, and this is mapped.
             let _ = futex::wake(&self.0, futex::Flags::empty(), 1);
         }
     }
@@ -128,7 +130,7 @@ mod word {
 
     use loom::sync::{Condvar, Mutex, atomic::AtomicU32, atomic::Ordering};
 
-    /// A futex by its contract: the comparison and the falling asleep are one step for every waker.
+    /// A futex by its contract: for every waker, the comparison and falling asleep are one step.
     pub(crate) struct Word(pub(crate) AtomicU32, Mutex<()>, Condvar);
 
     impl Word {
@@ -136,7 +138,7 @@ mod word {
             Self(AtomicU32::new(value), Mutex::new(()), Condvar::new())
         }
 
-        /// Without a timeout, so that a lost wake-up is a deadlock, which loom reports.
+        /// Ignores the timeout, so that a lost wake-up is a deadlock, which loom reports.
         pub(crate) fn sleep(&self, expected: u32, _timeout: Option<Duration>) {
             let guard = self.1.lock().unwrap_or_else(|error| error.into_inner());
             if self.0.load(Ordering::Relaxed) == expected {

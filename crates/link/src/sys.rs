@@ -1,4 +1,5 @@
-//! Thin, safe wrappers of system calls: waiting for sockets, passing descriptors, and the two that rustix lacks.
+//! Thin, safe wrappers of system calls: waiting for sockets, passing descriptors, and calls that
+//! rustix lacks.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -16,17 +17,18 @@ use rustix::{
     },
 };
 
-/// `Duration` as the kernel wants it; what does not fit is for ever.
+/// Converts a `Duration` for the kernel; `None`, which means for ever, if it does not fit.
 pub(crate) fn timespec(duration: Duration) -> Option<Timespec> {
     Timespec::try_from(duration).ok()
 }
 
-/// The time left until `deadline`, or for ever.
+/// Returns the time left until `deadline`; `None` if there is none.
 pub(crate) fn left(deadline: Option<Instant>) -> Option<Duration> {
     deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
 }
 
-/// Waits until one of `fds` has news, for `timeout` at most, and tells how many have. A signal counts as "none yet".
+/// Waits until one of `fds` has news, for at most `timeout`, and returns how many have. A signal
+/// counts as none.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<usize> {
     let timeout = timeout.and_then(timespec);
     match poll(fds, timeout.as_ref()) {
@@ -36,7 +38,8 @@ pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Res
     }
 }
 
-/// Waits until `fd` is ready for `events`, or has failed, or the deadline has passed.
+/// Waits until `fd` is ready for `events` or has failed, and returns true; false once the deadline
+/// has passed.
 pub(crate) fn wait_one(
     fd: BorrowedFd<'_>,
     events: PollFlags,
@@ -53,10 +56,11 @@ pub(crate) fn wait_one(
     }
 }
 
-/// Descriptors that travel with one message at most.
+/// Descriptors that travel with one message, at most.
 pub(crate) const FDS_PER_MESSAGE_MAX: usize = 2;
 
-/// Sends `bytes` and, with the first of them, `fds`. Does not block; tells how many bytes went.
+/// Sends `bytes` and, with the first of them, `fds`. Does not block; returns the number of bytes
+/// sent.
 pub(crate) fn send_with_fds(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -71,8 +75,8 @@ pub(crate) fn send_with_fds(
     sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)
 }
 
-/// Receives bytes into `bytes` and appends the descriptors that came with them to `fds`. Does not block. Descriptors
-/// beyond [`FDS_PER_MESSAGE_MAX`] are closed by the kernel and reported as `EMSGSIZE`.
+/// Receives into `bytes` and appends the descriptors that came with them to `fds`. Does not block.
+/// The kernel closes descriptors beyond [`FDS_PER_MESSAGE_MAX`], which is reported as `EMSGSIZE`.
 pub(crate) fn receive_with_fds(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
@@ -93,17 +97,18 @@ pub(crate) fn receive_with_fds(
     Ok(message.bytes)
 }
 
-/// What the kernel knows of a tcp connection: `struct tcp_info` of linux/tcp.h.
+/// Returns the kernel's state of a tcp connection: `struct tcp_info` of linux/tcp.h.
 pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
-    // SAFETY: tcp_info consists of integers, for which zero is a value.
+    // SAFETY: tcp_info consists of integers, for which zero is valid.
     let mut info: libc::tcp_info = unsafe { mem::zeroed() };
-    // SAFETY: tcp_info is plain integers, so any bytes that the kernel writes are a value of it.
+    // SAFETY: tcp_info is plain integers, so any bytes that the kernel writes are valid.
     unsafe { get_option(socket, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) }?;
     Ok(info)
 }
 
-/// The credentials of the process that connected, or that listened: `SO_PEERCRED` of unix(7). The pid is 0 when that
-/// process is of a foreign pid namespace (for which rustix's type has no value).
+/// Returns the credentials of the process that connected, or that listened: `SO_PEERCRED` of
+/// unix(7). The pid is 0 for a process of a foreign pid namespace (rustix's type cannot represent
+/// that).
 pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let mut cred = libc::ucred {
         pid: 0,
@@ -115,19 +120,20 @@ pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred
     Ok(cred)
 }
 
-/// A descriptor of the process that connected, or that listened, at the other end of a unix socket; it becomes readable
-/// when that process ends. Linux 6.5.
+/// Returns a descriptor of the process that connected, or that listened, at the other end of a unix
+/// socket; it becomes readable when that process ends. Linux 6.5.
 pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    /// `SO_PEERPIDFD` of asm-generic/socket.h, the same on x86-64 and arm64.
+    /// `SO_PEERPIDFD` of asm-generic/socket.h, equal on x86-64 and arm64.
     const SO_PEERPIDFD: libc::c_int = 77;
     let mut fd: libc::c_int = -1;
     // SAFETY: a c_int has no invalid bytes.
     unsafe { get_option(socket, libc::SOL_SOCKET, SO_PEERPIDFD, &mut fd) }?;
-    // SAFETY: the kernel just installed this descriptor for us and nobody else knows it.
+    // SAFETY: the kernel just installed this descriptor for us, and nothing else has its number.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Bytes that were sent and not yet acknowledged by the peer's host: `SIOCOUTQ` of tcp(7).
+/// Returns the number of bytes sent and not yet acknowledged by the peer's host: `SIOCOUTQ` of
+/// tcp(7).
 pub(crate) fn unacknowledged_bytes(socket: BorrowedFd<'_>) -> io::Result<usize> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: SIOCOUTQ writes one int, which `bytes` has room for.
@@ -140,7 +146,7 @@ pub(crate) fn unacknowledged_bytes(socket: BorrowedFd<'_>) -> io::Result<usize> 
 
 /// # Safety
 ///
-/// Every byte pattern must be a value of `T`.
+/// Every byte pattern must be a valid `T`.
 unsafe fn get_option<T>(
     socket: BorrowedFd<'_>,
     level: libc::c_int,
@@ -148,7 +154,8 @@ unsafe fn get_option<T>(
     value: &mut T,
 ) -> io::Result<()> {
     let mut len = mem::size_of::<T>() as libc::socklen_t;
-    // SAFETY: `value` has room for `len` bytes, and the kernel writes no more; the caller vouches for the values.
+    // SAFETY: `value` has room for `len` bytes, and the kernel writes no more; the caller vouches
+    // for the values.
     let rc = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -1,4 +1,4 @@
-//! The suite, over each kind of link.
+//! Runs the conformance suite over each kind of link.
 #![cfg(not(loom))]
 
 mod shm {
@@ -25,7 +25,8 @@ mod emulated_tcp {
     outboard_link::conformance_suite!(EmulatedFixture::new(TcpFixture));
 }
 
-/// Over a device of this machine: in a guest with a software device (`tools/rdma-guest`) where there is none.
+/// Runs over a device of this machine. A machine without one uses a guest that has a software
+/// device (`tools/rdma-guest`).
 mod rdma {
     use outboard_link::conformance::RdmaFixture;
 

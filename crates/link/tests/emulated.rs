@@ -1,5 +1,6 @@
-//! What an emulated network promises, over each link that can carry it. The machine may be busy: nothing may ever be early,
-//! and what must not be late is long, or the best of many.
+//! Tests of an emulated network's promises, over each link that can carry it. Since the machine may
+//! be busy, frames must never be early, but a bound on lateness is wide or applies to the best of
+//! several attempts.
 #![cfg(not(loom))]
 
 use std::{
@@ -27,7 +28,8 @@ fn pairs(network: &str) -> [(&'static str, (Side, Side)); 2] {
     [("shm", shm), ("tcp", tcp)]
 }
 
-/// A frame of `len` bytes is in flight for `way_ns + len * byte_ns` at least, and none overtakes another.
+/// A frame of `len` bytes is in flight for `way_ns + len * byte_ns` at least, and none overtakes
+/// another.
 fn nothing_is_early(network: &str, way_ns: u64, byte_ns: f64) {
     const FRAMES: u64 = 400;
     for (carrier, ((mut to_client, _keep), (_keep_too, mut from_server))) in pairs(network) {
@@ -46,7 +48,7 @@ fn nothing_is_early(network: &str, way_ns: u64, byte_ns: f64) {
         });
         let mut wire_free: Option<Instant> = None;
         for number in 0..FRAMES {
-            // However it is waited for.
+            // By every way of waiting.
             let frame = loop {
                 let wait = match number % 3 {
                     0 => Wait::Poll,
@@ -87,7 +89,7 @@ fn no_frame_is_handed_over_before_its_time() {
     );
 }
 
-/// The shortest of some round trips of an echo.
+/// Returns the shortest of several round trips of an echo.
 fn round_trip(
     ((mut to_client, mut from_client), (mut to_server, mut from_server)): (Side, Side),
 ) -> Duration {
@@ -123,7 +125,7 @@ fn a_round_trip_takes_what_the_network_says() {
     }
 }
 
-/// Sends `frames` of 25,000 bytes; the time until the last has arrived.
+/// Sends `frames` of 25,000 bytes; returns the time until the last has arrived.
 fn stream(mut sender: Sender, mut receiver: Receiver, frames: u64) -> Duration {
     let start = Instant::now();
     let sending = thread::spawn(move || {
@@ -140,7 +142,7 @@ fn stream(mut sender: Sender, mut receiver: Receiver, frames: u64) -> Duration {
     took
 }
 
-/// The best of as many tries, over shm and over tcp.
+/// Attempts over shm and over tcp, of which the best counts.
 const TRIES: usize = 3;
 
 /// 200 Mbps: a millisecond a frame.
@@ -184,14 +186,14 @@ fn twice_the_bandwidth_is_half_the_time() {
     }
 }
 
-/// A frame that is on its way keeps nobody from being woken, from giving up, or from being ended.
+/// A receiver that waits for a frame's arrival can be woken, can time out, and can be ended.
 #[test]
 fn waiting_for_a_time_of_arrival_can_be_ended() {
     const WAY: Duration = Duration::from_secs(2);
     for (_, ((mut to_client, _keep), (to_server, mut from_server))) in pairs("rtt=4s") {
         let sent = Instant::now();
         send(&mut to_client, 7, 10).expect("to send");
-        // It is there, and not to be had.
+        // It has been sent, and is not handed over.
         thread::sleep(Duration::from_millis(20));
         assert!(from_server.recv(Wait::Poll).expect("no end").is_none());
         let until = Instant::now() + Duration::from_millis(50);
@@ -244,7 +246,7 @@ fn waiting_long_for_a_time_of_arrival_costs_little() {
         };
         send(&mut to_client, 1, 10).expect("to send");
         let before = time();
-        // Frames that come meanwhile wake nobody.
+        // Frames that come meanwhile do not wake the receiver.
         let sender = thread::spawn(move || {
             for number in 2..200 {
                 send(&mut to_client, number, 10).expect("to send");
@@ -262,7 +264,8 @@ fn waiting_long_for_a_time_of_arrival_costs_little() {
     }
 }
 
-/// A network at the client's end only: what the server sends are the bytes that a hostile one could send.
+/// A network at the client's end only: what the server sends are the bytes that a hostile one could
+/// send.
 struct OneSided<F>(EmulatedFixture<F>);
 
 impl<F: Fixture> Fixture for OneSided<F> {

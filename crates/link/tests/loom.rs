@@ -1,6 +1,6 @@
-//! Every interleaving of the ring's two sides, and of the threads that send over tcp, up to a bound of preemptions: no lost
-//! wake-up (loom reports a deadlock), no byte read before it is written or overwritten before it is read (loom reports a
-//! race), no frame lost or left behind.
+//! Every interleaving of the ring's two sides, and of the threads that send over tcp, up to a bound
+//! of preemptions: no wake-up is lost (loom reports a deadlock), no byte is read before it is
+//! written or overwritten before it is read (loom reports a race), and no frame is lost.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p outboard-link --release --test loom`
 #![cfg(loom)]
@@ -18,7 +18,7 @@ use outboard_link::{
 /// The bytes of a ring, in units of [`ALIGN`].
 struct Slots(Vec<UnsafeCell<u64>>);
 
-// SAFETY: what the tests check: loom panics when two threads touch a cell at once.
+// SAFETY: this is what the tests check: loom panics when two threads touch a cell at once.
 unsafe impl Sync for Slots {}
 // SAFETY: as above.
 unsafe impl Send for Slots {}
@@ -206,7 +206,7 @@ fn an_interrupt_wakes_a_producer_that_waits_for_room() {
     });
 }
 
-/// The socket: what was written, and the number that each thread has come to.
+/// The socket: all bytes written.
 struct Written(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Written {
@@ -236,12 +236,12 @@ fn post_and_flush(outgoing: &Outgoing<Written>, byte: u8) {
     outgoing.flush().unwrap();
 }
 
-/// As a call of the program's does; never waits for the turn.
+/// Sends like a call of the program; never waits for the turn.
 fn send(outgoing: &Outgoing<Written>, byte: u8) {
     send_within(outgoing, byte, usize::MAX);
 }
 
-/// Waits for the turn where anything is posted.
+/// Waits for the turn if anything is posted.
 fn send_or_wait(outgoing: &Outgoing<Written>, byte: u8) {
     send_within(outgoing, byte, 0);
 }
@@ -266,7 +266,7 @@ fn whoever_finds_nobody_sending_sends_for_all(one: Sends, two: Sends) {
         });
         [11, 12].iter().for_each(|byte| two(&outgoing, *byte));
         other.join().unwrap();
-        // Nothing is left behind, and each thread's bytes keep their order.
+        // Nothing remains unsent, and each thread's bytes keep their order.
         let written = written.lock().unwrap();
         assert_eq!(written.len(), 4);
         for [first, second] in [[1, 2], [11, 12]] {
@@ -312,7 +312,7 @@ fn a_helper_leaves_nothing_behind_and_sleeps_and_ends() {
         outgoing
             .send_with(|writer, posted| writer.write(posted).and_then(|()| writer.write(&[3])))
             .unwrap();
-        // By now it is all out, whether the helper looks again or not.
+        // By now everything is sent, whether the helper looks again or not.
         assert_eq!(*written.lock().unwrap(), [1, 2, 3]);
         outgoing.end();
         helper.join().unwrap();

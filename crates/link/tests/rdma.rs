@@ -1,6 +1,7 @@
-//! A rdma link over a cable that is bad: frames that say by their content which they are, while packets get lost; a port that
-//! goes down. Needs two devices and the right to disturb what is between them, which the guest of `make test-rdma` gives:
-//! `OUTBOARD_RDMA_CABLE` names their network interfaces. Without it, nothing is tested, and said so.
+//! A rdma link over a bad cable: frames with known content while packets get lost, and a port that
+//! goes down. Needs two devices and permission to disturb the connection between them, as in the
+//! guest of `make test-rdma`: `OUTBOARD_RDMA_CABLE` names their network interfaces. Without it
+//! nothing is tested, and the tests print that.
 #![cfg(not(loom))]
 // The helpers of tests are no `#[test]`s, which clippy.toml exempts.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -35,7 +36,7 @@ fn system(command: &[&str]) -> String {
     String::from_utf8(done.stdout).unwrap()
 }
 
-/// Packets that leave these interfaces get lost, until dropped.
+/// Loses some of the packets that leave these interfaces, until dropped.
 struct Loss(Vec<String>);
 
 impl Loss {
@@ -47,7 +48,7 @@ impl Loss {
         Self(interfaces.into())
     }
 
-    /// How many were, of each interface.
+    /// Number of packets lost, by interface.
     fn dropped(&self) -> Vec<u64> {
         let count = |interface: &String| {
             let said = system(&["tc", "-s", "qdisc", "show", "dev", interface]);
@@ -66,7 +67,7 @@ impl Drop for Loss {
     }
 }
 
-/// An interface that is down, until dropped.
+/// Takes an interface down, until dropped.
 struct Down<'a>(&'a str);
 
 impl<'a> Down<'a> {
@@ -79,12 +80,12 @@ impl<'a> Down<'a> {
 impl Drop for Down<'_> {
     fn drop(&mut self) {
         system(&["ip", "link", "set", self.0, "up"]);
-        // Until the address of the link is known not to be another's.
+        // Time until the system knows that the link's address is in no other use.
         thread::sleep(Duration::from_secs(3));
     }
 }
 
-/// Frames of all lengths both ways at once, every byte of which is looked at.
+/// Frames of all lengths in both directions at once, with every byte checked.
 fn soak(frames: u64) {
     fn flood(mut sender: Sender, frames: u64) -> Sender {
         let mut random = random_numbers(31);
@@ -124,7 +125,7 @@ fn no_byte_is_wrong_while_packets_get_lost() {
     assert!(dropped.iter().all(|&count| count > 0), "{dropped:?}");
 }
 
-/// Ends in time, or the test does.
+/// Returns a thread's error; fails if the thread does not end in time.
 fn ended(what: &str, thread: thread::JoinHandle<Error>, start: Instant) -> Error {
     while !thread.is_finished() {
         assert!(
@@ -136,7 +137,8 @@ fn ended(what: &str, thread: thread::JoinHandle<Error>, start: Instant) -> Error
     thread.join().unwrap()
 }
 
-/// Both ends of a link whose packets get lost, all of them, are told within the bound, whichever waits for what.
+/// Checks that both ends of a link which loses all packets get an error within the bound, whatever
+/// each waits for.
 fn both_are_told<T>(break_it: impl FnOnce() -> T) {
     let ((mut to_client, _from_client), (_to_server, mut from_server)) = pair(&RdmaFixture);
     send(&mut to_client, 0, 1_000).unwrap();
@@ -163,7 +165,8 @@ fn both_are_told<T>(break_it: impl FnOnce() -> T) {
     let start = Instant::now();
     let error = ended("the sender", sender, start);
     assert!(is_of_the_network(&error), "{error}");
-    // The receiver has nothing of its own that is to be acknowledged; it asks now and then.
+    // The receiver has sent nothing that needs an acknowledgement; it sends from time to time to
+    // find out.
     let error = ended("the receiver", receiver, start);
     assert!(
         error.is_disconnect() || is_of_the_network(&error),
@@ -172,7 +175,8 @@ fn both_are_told<T>(break_it: impl FnOnce() -> T) {
     drop(broken);
 }
 
-/// The peer does not answer; or, as a device without a cable says of itself, it cannot be asked.
+/// Returns true if the peer did not answer, or could not be asked, which a device without a cable
+/// reports.
 fn is_of_the_network(error: &Error) -> bool {
     matches!(error, Error::Vanished { .. })
         || matches!(error.rdma(), Some(RdmaError::Failed { .. }))
@@ -186,7 +190,7 @@ fn a_cable_that_is_cut_ends_the_link_in_time() {
     }
 }
 
-/// And a new link can be made when the port is back.
+/// A new link can be made when the port is back.
 #[test]
 fn a_port_that_goes_down_ends_the_link_in_time() {
     if let Some(cable) = cable("a_port_that_goes_down_ends_the_link_in_time") {

@@ -33,7 +33,7 @@ fn in_ms(ms: u64) -> Instant {
     Instant::now() + Duration::from_millis(ms)
 }
 
-/// The server's stream, then the client's.
+/// Returns the server's stream and the client's.
 fn streams(fixture: &impl Fixture) -> (Stream, Stream) {
     let listener = Listener::bind(&fixture.endpoint()).expect("to listen");
     let client = connect(listener.endpoint(), PATIENCE).expect("to connect");
@@ -60,14 +60,14 @@ fn a_live_server_is_not_displaced_and_a_dead_one_is() {
     let fixture = ShmFixture::default();
     let endpoint = fixture.endpoint();
     let path = path_of(&endpoint);
-    // Leaves its file behind, as a killed server does.
+    // Leaves its file, as a killed server does.
     drop(UnixListener::bind(path).unwrap());
     assert!(path.exists());
     let first = Listener::bind(&endpoint).unwrap();
     let error = Listener::bind(&endpoint).unwrap_err();
     assert!(matches!(error, Error::AddressInUse { .. }), "{error}");
     assert!(error.to_string().contains(&endpoint.to_string()), "{error}");
-    // The attempt left the first as it was.
+    // The attempt did not change the first.
     connect(&endpoint, PATIENCE).unwrap();
     // Once replaced, the first does not remove the file of the second.
     fs::remove_file(path).unwrap();
@@ -190,7 +190,7 @@ fn bytes_of_the_handshake_arrive_and_nothing_beyond_them_is_taken() {
             .unwrap_err();
         assert!(matches!(error, Error::TimedOut { .. }), "{error}");
         assert!(start.elapsed() >= Duration::from_millis(50));
-        // Nobody reads: once the socket is full, writing ends in time, too.
+        // The peer does not read: once the socket is full, writing ends in time, too.
         let much = vec![0; 64 << 20];
         let error = server.write_all_deadline(&much, in_ms(100)).unwrap_err();
         assert!(matches!(error, Error::TimedOut { .. }), "{error}");
@@ -340,7 +340,7 @@ fn random_bytes_through_the_deframer() {
     let mut random = outboard_link::conformance::random_numbers(5);
     for _ in 0..300 {
         let mut data = Vec::new();
-        // Some whole frames, then whatever.
+        // Some whole frames, then arbitrary bytes.
         for _ in 0..random() % 8 {
             let len = 1 + random() % 700;
             data.extend((len as u32).to_le_bytes());
@@ -349,7 +349,7 @@ fn random_bytes_through_the_deframer() {
         data.extend((0..random() % 40).map(|_| random() as u8));
         outboard_link::fuzz_deframer(&data);
     }
-    // A frame longer than the buffer at first is.
+    // A frame longer than the buffer's first size.
     let mut data = (FRAME_BYTES_MAX as u32).to_le_bytes().to_vec();
     data.resize(4 + FRAME_BYTES_MAX, 0xff);
     data.extend([1, 0, 0, 0, 7]);

@@ -15,7 +15,7 @@ use outboard_link::{Error, Listener, Wait, conformance::soon, connect};
 use outboard_wire::limits::PEER_VANISHED_MS_MAX;
 
 const ADDRESS: &str = "OUTBOARD_VANISH_ADDRESS";
-/// The promise, and how much later a look once a second and a slow machine notice it.
+/// The promise, and the delay of a look once a second and of a slow machine.
 const NOTICED: Duration = Duration::from_millis(PEER_VANISHED_MS_MAX + 3_000);
 
 #[test]
@@ -40,7 +40,7 @@ fn a_vanished_host_is_noticed_by_whoever_waits_for_it() {
             (sender, receiver)
         })
         .collect();
-    // Everything that was sent is acknowledged.
+    // Everything that was sent has been acknowledged.
     thread::sleep(Duration::from_millis(500));
     let start = Instant::now();
     network.pull_the_cable();
@@ -50,13 +50,13 @@ fn a_vanished_host_is_noticed_by_whoever_waits_for_it() {
                 let error = match case {
                     // Nothing is outstanding.
                     0 => receiver.recv(Wait::Forever).map(|_| ()),
-                    // A question is, and the answer is waited for.
+                    // A question is outstanding, and the thread waits for its answer.
                     1 => {
                         sender.send(&[b"question"]).unwrap();
                         sender.flush().unwrap();
                         receiver.recv(Wait::Forever).map(|_| ())
                     }
-                    // More is than the socket takes.
+                    // More is outstanding than the socket takes.
                     _ => loop {
                         if let Err(error) = sender.send(&[&[7; 1 << 20]]) {
                             break Err(error);
@@ -107,7 +107,7 @@ impl Network {
     fn new() -> Self {
         let holder = Command::new("unshare").args(["-n", "sleep", "120"]).spawn();
         let network = Self(holder.expect("unshare"));
-        // unshare needs a moment before it is in its namespace.
+        // unshare takes a moment to enter its namespace.
         thread::sleep(Duration::from_millis(500));
         let pid = network.0.id().to_string();
         let cable = [
@@ -132,7 +132,7 @@ impl Network {
         network
     }
 
-    /// A command in the namespace.
+    /// Makes a command that runs in the namespace.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["-t", &self.0.id().to_string(), "-n", program]);

@@ -1,4 +1,4 @@
-//! What the kernel's sockets do by themselves on this machine.
+//! Measures the kernel's bare sockets on this machine.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -17,7 +17,7 @@ fn sockets() -> (TcpStream, TcpStream) {
     (a, b)
 }
 
-/// Round trips of `len` bytes. Spinning: both sides ask the socket until there is something.
+/// Times of round trips of `len` bytes. If spinning, both sides ask the socket until bytes arrive.
 pub(crate) fn round_trips(len: usize, is_spinning: bool, span: Duration) -> Vec<Duration> {
     fn fill(socket: &mut TcpStream, bytes: &mut [u8]) -> bool {
         let mut filled = 0;
@@ -62,7 +62,8 @@ pub(crate) fn round_trips(len: usize, is_spinning: bool, span: Duration) -> Vec<
     times
 }
 
-/// Bytes per nanosecond over `count` connections, each with two threads and writes and reads of `len` bytes.
+/// Bytes per nanosecond over `count` connections, each with two threads and writes and reads of
+/// `len` bytes.
 pub(crate) fn one_way(count: usize, len: usize, span: Duration) -> f64 {
     let start = Instant::now();
     let pairs: Vec<_> = (0..count)

@@ -47,7 +47,7 @@ pub fn every_length_arrives_whole_and_in_order(fixture: &impl Fixture) {
 pub fn a_frame_may_be_shorter_than_reserved(fixture: &impl Fixture) {
     let ((mut to_client, _keep), (_keep_too, mut from_server)) = pair(fixture);
     for (number, &len) in interesting_lens().iter().enumerate() {
-        // A reservation that is not committed leaves nothing behind.
+        // A reservation that is not committed leaves no trace.
         to_client.reserve(len).expect("room").fill(0xee);
         let room = to_client.reserve(FRAME_BYTES_MAX).expect("room");
         super::write_frame(&mut room[..len], number as u64);
@@ -111,7 +111,7 @@ pub fn a_frame_may_come_in_parts(fixture: &impl Fixture) {
     }
 }
 
-/// 200 000 frames a direction take well under a second on a quiet machine.
+/// 200,000 frames in each direction take well under a second on a quiet machine.
 pub fn many_small_frames(fixture: &impl Fixture) {
     const FRAMES: u64 = 200_000;
     let ((mut to_client, _keep), (_keep_too, mut from_server)) = pair(fixture);
@@ -138,7 +138,7 @@ pub fn many_small_frames(fixture: &impl Fixture) {
 pub fn back_pressure_holds_the_sender_back(fixture: &impl Fixture) {
     const LEN: usize = 100_000;
     const FRAMES: u64 = 800;
-    /// A ring, or what the kernel buffers for a tcp connection at both ends, and some frames.
+    /// A ring, or what the kernel buffers for a tcp connection at both ends, plus some frames.
     const IN_FLIGHT_BYTES_MAX: u64 = RING_BYTES as u64 + (12 << 20);
     let ((mut to_client, _keep), (_keep_too, mut from_server)) = pair(fixture);
     let sent = Arc::new(AtomicU64::new(0));

@@ -1,4 +1,4 @@
-//! Waiting, waking, ending: nothing hangs, and nothing that was sent is lost.
+//! Waiting, waking and ending: nothing hangs, and no bytes that were sent are lost.
 
 use std::{
     io::{Read, Seek, Write},
@@ -19,7 +19,7 @@ pub fn what_was_sent_before_the_end_is_delivered(fixture: &impl Fixture) {
             super::write_frame(to_client.reserve(len).expect("room"), number);
             to_client.commit(len).expect("to commit");
         }
-        // Not flushed: the end does that.
+        // Not flushed: ending the link does that.
         drop((to_client, from_client));
         for number in 0..frames {
             expect_frame(&mut from_server, number, len);
@@ -96,7 +96,7 @@ pub fn waiting_ends_in_time(fixture: &impl Fixture) {
     while from_server.recv(Wait::Poll).expect("no error").is_none() {
         assert!(start.elapsed() < Duration::from_secs(5));
     }
-    // A deadline in the past still yields what is there.
+    // A deadline in the past still yields a frame that has arrived.
     send(&mut to_client, 2, 10).expect("to send");
     let past = Instant::now();
     thread::sleep(Duration::from_millis(50));
@@ -123,7 +123,7 @@ pub fn a_waker_ends_waiting_once(fixture: &impl Fixture) {
     assert!(start.elapsed() >= Duration::from_millis(100));
     assert!(start.elapsed() < Duration::from_secs(5));
     other.join().expect("the waker's thread");
-    // Woken before it waits; twice is once.
+    // Woken twice before it waits: one wait ends, not two.
     waker.wake();
     waker.wake();
     assert!(from_server.recv(Wait::Forever).expect("no error").is_none());
@@ -207,7 +207,7 @@ pub fn a_closer_ends_a_blocked_receiver_and_a_blocked_sender(fixture: &impl Fixt
     }
 }
 
-/// Less than 3 % of a core.
+/// Waiting costs less than 3 % of a core.
 pub fn waiting_costs_no_processor_time(fixture: &impl Fixture) {
     let (_server, (_keep, mut from_server)) = pair(fixture);
     let before = clock_gettime(ClockId::ThreadCPUTime);
@@ -249,7 +249,7 @@ pub fn file_descriptors_arrive_by_tag_or_not_at_all(fixture: &impl Fixture) {
             .send_fd(tag as u64, file.as_fd())
             .expect("to pass it");
     }
-    // The last message of a side that is gone by the time it is read.
+    // The last message of a side that is gone before the message is read.
     drop((to_client, from_client));
     for tag in [2u8, 0, 1] {
         let fd = from_server
@@ -270,8 +270,8 @@ pub fn file_descriptors_arrive_by_tag_or_not_at_all(fixture: &impl Fixture) {
     assert!(matches!(sent, Err(Error::Closed)), "{sent:?}");
 }
 
-/// A peer that sends noise instead of a link's bytes. Over shm the noise is on the socket; noise in the rings is a
-/// matter of the ring's own tests.
+/// Noise from the peer instead of a link's bytes. Over shm the noise is on the socket; noise in the
+/// rings is tested with the rings.
 pub fn noise_from_the_peer_is_an_error(fixture: &impl Fixture) {
     for seed in 0..50 {
         let listener = Listener::bind(&fixture.endpoint()).expect("to listen");
@@ -280,14 +280,14 @@ pub fn noise_from_the_peer_is_an_error(fixture: &impl Fixture) {
             let mut random = random_numbers(seed);
             let noise: Vec<u8> = (0..1_000).flat_map(|_| random().to_le_bytes()).collect();
             let mut stream = connect(&endpoint, super::PATIENCE).expect("to connect");
-            // The other side may have had enough before all of it was sent.
+            // The other side may have ended the link before all of it was sent.
             let _ = stream.write_all_deadline(&noise, soon());
             stream
         });
         let (stream, _) = listener.accept(Some(soon())).expect("a client");
         let is_rdma = stream.kind() == Kind::Rdma;
         let link = match stream.into_link_server() {
-            // The noise is where the client's setup should be.
+            // The noise comes in place of the client's setup.
             Err(error) if is_rdma => {
                 assert!(matches!(error, Error::PeerMisbehaved { .. }), "{error}");
                 continue;
@@ -298,7 +298,7 @@ pub fn noise_from_the_peer_is_an_error(fixture: &impl Fixture) {
         let (kind, carrier) = (link.kind(), link.carrier());
         let (_sender, mut receiver) = link.split();
         let error = match carrier {
-            // Nobody listens to the socket.
+            // No thread reads the socket.
             Kind::Shm if kind != carrier => {
                 let deadline = Instant::now() + Duration::from_millis(20);
                 let nothing = receiver.recv(Wait::Until(deadline));
@@ -331,7 +331,8 @@ pub fn noise_from_the_peer_is_an_error(fixture: &impl Fixture) {
 pub fn a_forked_child_does_not_end_the_link(fixture: &impl Fixture) {
     let (server, (mut to_server, mut from_server)) = pair(fixture);
     let (mut to_client, mut from_client) = server;
-    // SAFETY: the child drops the halves, which closes descriptors and unmaps memory, and leaves at once.
+    // SAFETY: the child drops the halves, which closes descriptors and unmaps memory, then exits at
+    // once.
     match unsafe { libc::fork() } {
         -1 => unreachable!("fork failed"),
         0 => {

@@ -1,5 +1,5 @@
-//! What every link must do, whatever it is made of. [`conformance_suite!`](crate::conformance_suite) makes a test of each
-//! case for one [`Fixture`].
+//! Requirements that every kind of link meets. [`conformance_suite!`](crate::conformance_suite)
+//! makes a test of each requirement for one [`Fixture`].
 
 pub mod frames;
 pub mod liveness;
@@ -24,12 +24,12 @@ use crate::{
     rdma,
 };
 
-/// Whatever a test waits for comes within this time, or the test fails: long enough for a busy machine.
+/// Time after which a test fails that still waits: long enough for a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Where a kind of link is tested.
+/// A kind of link, and how tests make links of it.
 pub trait Fixture: Sync {
-    /// An address that nobody listens at.
+    /// Returns an address where no server listens.
     fn endpoint(&self) -> Endpoint;
 
     /// Turns an established link into the one under test.
@@ -37,22 +37,22 @@ pub trait Fixture: Sync {
         link
     }
 
-    /// Why links of this kind cannot be tested on this machine.
+    /// Returns the reason why links of this kind cannot be tested on this machine.
     fn lacks(&self) -> Option<String> {
         None
     }
 
-    /// What a client would be given, where the server listens at `endpoint`.
+    /// Returns the address that a client uses for a server that listens at `endpoint`.
     fn seen_by_client(&self, endpoint: Endpoint) -> Endpoint {
         endpoint
     }
 
-    /// What the supervisor would tell a worker of the socket that it inherits.
+    /// Applies what the supervisor would tell a worker of its inherited socket.
     fn adopt(&self, stream: Stream) -> Stream {
         stream
     }
 
-    /// What goes over a tcp connection in front of a frame's length.
+    /// Returns the bytes sent over a tcp connection before a frame's length.
     fn front(&self) -> Vec<u8> {
         Vec::new()
     }
@@ -67,8 +67,9 @@ impl Fixture for TcpFixture {
     }
 }
 
-/// Links over RDMA devices of this machine: the server's is the one that the environment names (`OUTBOARD_RDMA`), or the
-/// first; the client's the one of `OUTBOARD_RDMA_CLIENT`, or the same. Between two devices there is a cable.
+/// Links over RDMA devices of this machine. The server uses the device of `OUTBOARD_RDMA`, or the
+/// first; the client uses that of `OUTBOARD_RDMA_CLIENT`, or the server's. A cable connects two
+/// different devices.
 pub struct RdmaFixture;
 
 impl Fixture for RdmaFixture {
@@ -76,7 +77,8 @@ impl Fixture for RdmaFixture {
         "rdma://127.0.0.1:0".parse().expect("a valid endpoint")
     }
 
-    /// Where tests must not be left out (`OUTBOARD_RDMA_REQUIRED`) nothing is lacking, and what is makes them fail.
+    /// If tests must not be skipped (`OUTBOARD_RDMA_REQUIRED`), reports nothing as lacking; what is
+    /// lacking then fails them.
     fn lacks(&self) -> Option<String> {
         if std::env::var_os("OUTBOARD_RDMA_REQUIRED").is_some() {
             return None;
@@ -105,7 +107,7 @@ impl Fixture for RdmaFixture {
     }
 }
 
-/// Links over shared memory; the folder of its sockets goes with it.
+/// Links over shared memory; the folder of the sockets is removed with it.
 pub struct ShmFixture(PathBuf);
 
 impl Default for ShmFixture {
@@ -127,14 +129,14 @@ impl Fixture for ShmFixture {
     }
 }
 
-/// The links of another fixture, with a network in between.
+/// The links of another fixture, with an emulated network between their ends.
 pub struct EmulatedFixture<F> {
     carrier: F,
     network: Network,
 }
 
 impl<F> EmulatedFixture<F> {
-    /// A network of every kind of delay, none of which is long.
+    /// Uses a network with every kind of delay, all of them short.
     pub fn new(carrier: F) -> Self {
         Self::with(
             carrier,
@@ -161,7 +163,7 @@ impl<F: Fixture> Fixture for EmulatedFixture<F> {
             .expect("an emulated network")
     }
 
-    /// A stamp whose time has come.
+    /// A stamp whose time has passed.
     fn front(&self) -> Vec<u8> {
         let mut stamp = (STAMP_BYTES as u32).to_le_bytes().to_vec();
         stamp.extend([0; STAMP_BYTES]);
@@ -175,12 +177,12 @@ impl Drop for ShmFixture {
     }
 }
 
-/// Whether a case can be run here; says loudly if not.
+/// Returns true if a case can run here; prints it if not.
 pub fn is_possible(fixture: &impl Fixture, case: &str) -> bool {
     match fixture.lacks() {
         None => true,
         Some(why) => {
-            // Not through the test harness, which keeps it to itself.
+            // Not by the test harness, which would capture it.
             let _ = writeln!(std::io::stderr().lock(), "NOT RUN: {case}: {why}");
             false
         }
@@ -203,14 +205,14 @@ pub fn pair(fixture: &impl Fixture) -> ((Sender, Receiver), (Sender, Receiver)) 
     (server.split(), client.split())
 }
 
-/// Sends a frame that says by its content which one it is, and flushes.
+/// Sends a frame whose content follows from its number, and flushes.
 pub fn send(sender: &mut Sender, number: u64, len: usize) -> Result<(), Error> {
     write_frame(sender.reserve(len)?, number);
     sender.commit(len)?;
     sender.flush()
 }
 
-/// Receives the frame that [`send`] sent.
+/// Receives the frame that [`send`] sent, and checks it.
 pub fn expect_frame(receiver: &mut Receiver, number: u64, len: usize) {
     let frame = receiver
         .recv(Wait::Until(soon()))
@@ -220,7 +222,7 @@ pub fn expect_frame(receiver: &mut Receiver, number: u64, len: usize) {
     check_frame(frame, number);
 }
 
-/// The end of the link, after everything that was sent.
+/// Expects the end of the link as what comes next.
 pub fn expect_end(receiver: &mut Receiver) {
     for _ in 0..2 {
         match receiver.recv(Wait::Until(soon())) {
@@ -230,12 +232,12 @@ pub fn expect_end(receiver: &mut Receiver) {
     }
 }
 
-/// [`PATIENCE`] from now.
+/// Returns the time [`PATIENCE`] from now.
 pub fn soon() -> Instant {
     Instant::now() + PATIENCE
 }
 
-/// Lengths that have once been a boundary of something.
+/// Lengths at the boundaries of anything in this crate.
 pub fn interesting_lens() -> Vec<usize> {
     let mut lens: Vec<usize> = (1..=130).collect();
     for power in 8..=20 {
@@ -247,7 +249,7 @@ pub fn interesting_lens() -> Vec<usize> {
     lens
 }
 
-/// Numbers without a pattern, the same in every run.
+/// Pseudorandom numbers, equal in every run.
 pub fn random_numbers(seed: u64) -> impl FnMut() -> u64 {
     // splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
     let mut state = seed;
@@ -281,7 +283,8 @@ fn content(number: u64, index: usize) -> u64 {
     (number ^ (index as u64) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number
 }
 
-/// A test of each case of the suite, for one [`Fixture`], and the entry point of the processes that some cases start.
+/// Makes a test of each case of the suite for one [`Fixture`], and the entry point of the processes
+/// that some cases start.
 #[macro_export]
 macro_rules! conformance_suite {
     ($fixture:expr) => {
@@ -332,7 +335,7 @@ macro_rules! conformance_suite {
             a_worker_killed_that_inherited_its_socket
         );
 
-        /// Not a test: what the processes run that `processes` starts.
+        /// Not a test: the entry point of the processes that `processes` starts.
         #[test]
         fn child() {
             $crate::conformance::processes::child_main(&$fixture);

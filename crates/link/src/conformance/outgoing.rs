@@ -1,4 +1,4 @@
-//! Sending by whoever is free: several threads, and a helper.
+//! Sending by several threads and a helper, of which the one that has the turn sends for all.
 
 use std::{
     sync::{
@@ -15,7 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::{Fixture, expect_end, expect_frame, pair, send, soon, write_frame};
 use crate::{Error, Flusher, Kind, Sender, Wait};
 
-/// Starts a helper where the link has one, whatever the machine.
+/// Starts a helper if the link has one, whatever the machine.
 fn start_helper(flusher: &Flusher) -> Option<JoinHandle<Duration>> {
     let helper = flusher.any_helper()?;
     Some(thread::spawn(move || {
@@ -35,7 +35,7 @@ fn post(sender: &mut Sender, number: u64, len: usize) -> Result<(), Error> {
     sender.post()
 }
 
-/// Lengths that differ; some go to the kernel from where they lie.
+/// Lengths that differ; some frames go to the kernel without a copy.
 fn len_of(number: u64) -> usize {
     match number % 97 {
         0 => 40_000,
@@ -80,7 +80,7 @@ pub fn frames_of_many_threads_keep_their_order(fixture: &impl Fixture) {
                 })
             })
             .collect();
-        // Everything comes, although nobody sends anything afterwards.
+        // Every frame comes, although no thread sends anything afterwards.
         for number in 0..THREADS * FRAMES {
             expect_frame(&mut from_server, number, len_of(number));
         }
@@ -117,7 +117,7 @@ pub fn a_helper_ends_with_its_link(fixture: &impl Fixture) {
                 helper.join().expect("the helper");
             }
             assert!(start.elapsed() < Duration::from_secs(2));
-            // Too late, and harmless.
+            // Too late, and does no harm.
             let _ = flusher.flush();
         }
     }
@@ -145,7 +145,7 @@ pub fn what_a_helper_meets_is_told_to_the_next_sender(fixture: &impl Fixture) {
     }
 }
 
-/// Less than 3 % of a core, after it was awake.
+/// A helper without work costs less than 3 % of a core after it was awake.
 pub fn a_helper_without_work_costs_nothing(fixture: &impl Fixture) {
     let ((mut to_client, _keep), (_keep_too, mut from_server)) = pair(fixture);
     let flusher = to_client.flusher();
@@ -169,7 +169,7 @@ pub fn a_helper_without_work_costs_nothing(fixture: &impl Fixture) {
 pub fn back_pressure_reaches_threads_that_post(fixture: &impl Fixture) {
     const LEN: usize = 5_000;
     const FRAMES: u64 = 16_000;
-    /// A ring, or what the kernel buffers for a tcp connection at both ends, and what is posted.
+    /// A ring, or what the kernel buffers for a tcp connection at both ends, plus what is posted.
     const IN_FLIGHT_BYTES_MAX: u64 =
         RING_BYTES as u64 + (12 << 20) + 3 * TCP_SEND_BUFFER_BYTES as u64;
     let ((mut to_client, _keep), (_keep_too, mut from_server)) = pair(fixture);
@@ -212,7 +212,7 @@ pub fn the_last_flush_ends_in_time(fixture: &impl Fixture) {
     if to_client.carrier() != Kind::Tcp {
         return;
     }
-    // A peer that does not read, and a thread that has the turn.
+    // A peer that does not read, and a thread that is sending.
     let blocked = thread::spawn(move || {
         while send(&mut to_client, 1, 100_000).is_ok() {}
         to_client
@@ -234,7 +234,7 @@ pub fn a_forked_child_leaves_the_helper_alone(fixture: &impl Fixture) {
     thread::sleep(Duration::from_millis(20));
     let mut number = 0;
     for _ in 0..20 {
-        // Most of the time the helper is awake, and has the turn.
+        // Most of the time the helper is awake and sending.
         for _ in 0..50 {
             post(&mut to_client, number, 100).expect("to post");
             flusher.flush().expect("to flush");

@@ -1,4 +1,4 @@
-//! Long frames received into memory of the caller's.
+//! Long frames that are received into the caller's memory.
 
 use std::{
     cell::Cell,
@@ -19,7 +19,7 @@ use crate::{
     Error, Kind, Listener, Place, Receiver, Sender, Wait, connect, emulated::End, place::Segment,
 };
 
-/// Memory that counts itself.
+/// Memory that counts its instances.
 struct Counted {
     bytes: Vec<u8>,
     alive: Arc<AtomicUsize>,
@@ -55,7 +55,8 @@ impl Drop for Counted {
     }
 }
 
-/// A sender of raw bytes, and the receiving end of the link, over tcp; nothing over shm, where nothing is placed.
+/// A sender of raw bytes, and the receiving end of the link, over tcp; `None` over shm, where no
+/// frame is placed.
 fn raw_to_receiver(fixture: &impl Fixture) -> Option<(crate::Stream, (Sender, Receiver))> {
     let listener = Listener::bind(&fixture.endpoint()).expect("to listen");
     let endpoint = listener.endpoint().clone();
@@ -85,7 +86,7 @@ pub fn long_frames_are_placed_and_short_ones_are_not(fixture: &impl Fixture) {
         for (number, &len) in sent.iter().enumerate() {
             let mut frame = vec![0; len];
             write_frame(&mut frame, number as u64);
-            // Some leave together, some in parts.
+            // Some are sent together, some in parts.
             to_client.send(&[&frame]).expect("to send");
             if number % 3 == 0 {
                 to_client.flush().expect("to flush");
@@ -128,7 +129,7 @@ pub fn long_frames_are_placed_and_short_ones_are_not(fixture: &impl Fixture) {
     }
     drop(sender.join());
     expect_end(&mut from_server);
-    // What was kept has not changed since.
+    // Kept frames have not changed since.
     assert_eq!(alive.load(Ordering::Relaxed), kept.len());
     for (whole, tail) in &kept {
         assert!(whole.ends_with(tail.bytes()));
@@ -159,7 +160,7 @@ pub fn a_placed_frame_goes_on_in_a_later_call(fixture: &impl Fixture) {
                     memory: Counted::boxed(len - 20, &alive),
                 })
             };
-            // Until it has been asked about.
+            // Until the receiver has asked for a place.
             loop {
                 let frame = receiver
                     .recv_placed(Wait::Poll, &mut place)
@@ -174,7 +175,7 @@ pub fn a_placed_frame_goes_on_in_a_later_call(fixture: &impl Fixture) {
         assert_eq!(alive.load(Ordering::Relaxed), 1);
         raw.write_all_deadline(&bytes[bytes.len() - 1..], soon())
             .expect("to write");
-        // Whoever asks for it in one piece gets it so.
+        // A caller that asks for the frame in one piece gets it so.
         expect_frame(&mut receiver, number, LEN);
         assert_eq!(alive.load(Ordering::Relaxed), 0);
     }
@@ -204,7 +205,7 @@ pub fn a_peer_that_goes_away_in_a_placed_frame(fixture: &impl Fixture) {
             matches!(error, Error::Truncated { have, want } if have == cut && want == LEN + 4),
             "{error}"
         );
-        // Nobody fills it any more.
+        // No thread fills it any more.
         assert_eq!(alive.load(Ordering::Relaxed), 0);
     }
 }
@@ -233,7 +234,7 @@ pub fn a_place_that_does_not_fit_is_refused(fixture: &impl Fixture) {
     }
 }
 
-/// A receiver that keeps what it was given still receives nothing beyond the frame that it asks for.
+/// A receiver that keeps earlier frames still receives nothing after the frame that it asks for.
 pub fn back_pressure_holds_while_frames_are_kept(fixture: &impl Fixture) {
     const LEN: usize = 1 << 20;
     const FRAMES: u64 = 64;

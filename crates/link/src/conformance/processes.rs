@@ -1,4 +1,5 @@
-//! Peers that are killed, as real processes: the test's own executable, started again as [`child_main`].
+//! Peers that are killed, as real processes: each is the test's own executable, started again as
+//! [`child_main`].
 
 use std::{
     env, io,
@@ -15,7 +16,7 @@ use crate::{Error, Kind, Listener, Receiver, Sender, Stream, Wait, connect, emul
 
 const ROLE: &str = "OUTBOARD_CONFORMANCE_ROLE";
 const ENDPOINT: &str = "OUTBOARD_CONFORMANCE_ENDPOINT";
-/// The promise, and what a busy machine may add to it.
+/// The promise, and a busy machine's delay.
 const DEATH_NOTICED: Duration = Duration::from_millis(PEER_DEATH_MS_MAX + 400);
 const FORKED_CHILD_LIVES: Duration = Duration::from_secs(2);
 
@@ -25,7 +26,7 @@ pub fn a_peer_killed_in_mid_stream(fixture: &impl Fixture, module: &str) {
         expect_frame(&mut from_client, number, 100);
     }
     child.kill();
-    // What arrives still is in order and whole, but for the last frame of a stream.
+    // Later frames are in order and whole, except for the last frame of a stream.
     let mut number = 5_000;
     let error = loop {
         match from_client.recv(Wait::Until(soon())) {
@@ -78,8 +79,8 @@ pub fn a_peer_killed_while_it_keeps_the_sender_waiting(fixture: &impl Fixture, m
     assert!(took <= DEATH_NOTICED, "noticed after {took:?}");
 }
 
-/// As a program does whose data loader runs in forked workers. Over tcp and rdma the child keeps the connection open, and nothing
-/// tells the two processes apart: the end comes with the child's.
+/// As with a program whose data loader runs in forked workers. Over tcp and rdma the child keeps
+/// the connection open and cannot be told from its parent: the link ends with the child.
 pub fn a_peer_killed_whose_forked_child_lives(fixture: &impl Fixture, module: &str) {
     let (mut child, (_keep, mut from_client)) = client(fixture, module, "parent");
     expect_frame(&mut from_client, 0, 1);
@@ -98,8 +99,8 @@ pub fn a_peer_killed_whose_forked_child_lives(fixture: &impl Fixture, module: &s
     );
 }
 
-/// The supervisor accepts and lets a worker inherit the socket, here as its standard input. Over shm the worker's death
-/// is noticed although the supervisor keeps the socket open.
+/// The supervisor accepts and lets a worker inherit the socket, here as its standard input. Over
+/// shm the worker's death is noticed although the supervisor keeps the socket open.
 pub fn a_worker_killed_that_inherited_its_socket(fixture: &impl Fixture, module: &str) {
     let listener = Listener::bind(&fixture.endpoint()).expect("to listen");
     let endpoint = fixture.seen_by_client(listener.endpoint().clone());
@@ -134,7 +135,7 @@ pub fn a_worker_killed_that_inherited_its_socket(fixture: &impl Fixture, module:
     drop(kept);
 }
 
-/// What a started process does, by its role; nothing in the test process itself.
+/// Runs a started process by its role; does nothing in the test process itself.
 pub fn child_main(fixture: &impl Fixture) {
     let Ok(role) = env::var(ROLE) else { return };
     let stream = match role.as_str() {
@@ -167,7 +168,7 @@ pub fn child_main(fixture: &impl Fixture) {
             thread::sleep(2 * PATIENCE);
         }
         "parent" => {
-            // SAFETY: the child only sleeps and leaves.
+            // SAFETY: the child only sleeps and exits.
             if unsafe { libc::fork() } == 0 {
                 thread::sleep(FORKED_CHILD_LIVES);
                 // SAFETY: always fine; nothing of the test harness runs in the child.
@@ -188,7 +189,7 @@ pub fn child_main(fixture: &impl Fixture) {
     }
 }
 
-/// A client process, and the server's side of its link.
+/// Starts a client process; returns it with the server's side of its link.
 fn client(fixture: &impl Fixture, module: &str, role: &str) -> (Killed, (Sender, Receiver)) {
     let listener = Listener::bind(&fixture.endpoint()).expect("to listen");
     let endpoint = fixture
@@ -202,7 +203,7 @@ fn client(fixture: &impl Fixture, module: &str, role: &str) -> (Killed, (Sender,
 }
 
 fn start(module: &str, role: &str, endpoint: &str, stdin: Stdio) -> Killed {
-    // The test harness knows the test by its path within the crate.
+    // The test harness identifies the test by its path within the crate.
     let path = module
         .split_once("::")
         .map_or("child".into(), |(_, path)| format!("{path}::child"));
@@ -217,7 +218,7 @@ fn start(module: &str, role: &str, endpoint: &str, stdin: Stdio) -> Killed {
     Killed(child)
 }
 
-/// A process that does not outlive its test.
+/// A process that is killed at the end of its test.
 struct Killed(Child);
 
 impl Killed {

@@ -1,4 +1,4 @@
-//! What a program is asked to emulate.
+//! The network that a program is asked to emulate.
 
 use std::env::VarError;
 
@@ -9,10 +9,10 @@ use outboard_wire::{
 
 use super::{Clock, ClockError};
 
-/// Names the network; what `outboard run --emulate` sets.
+/// Names the variable that holds the network; `outboard run --emulate` sets it.
 pub const VARIABLE: &str = "OUTBOARD_EMULATE";
 
-/// Why what is asked for cannot be.
+/// Reason why the network asked for cannot be emulated.
 #[derive(Debug, thiserror::Error)]
 pub enum AskedError {
     #[error("{VARIABLE}: {0}")]
@@ -23,10 +23,10 @@ pub enum AskedError {
     Clock(#[from] ClockError),
 }
 
-/// What this process's environment asks for; nothing where it says nothing.
+/// Reads the network that this process's environment asks for; `None` if it asks for none.
 pub fn asked() -> Result<Option<Emulation>, AskedError> {
     match std::env::var(VARIABLE) {
-        // As shells unset it for one command.
+        // Shells unset a variable for one command in this way.
         Ok(text) if text.is_empty() => Ok(None),
         Ok(text) => Ok(Some(emulation(text.parse()?)?)),
         Err(VarError::NotPresent) => Ok(None),
@@ -34,7 +34,7 @@ pub fn asked() -> Result<Option<Emulation>, AskedError> {
     }
 }
 
-/// What a client's hello says so that this network is emulated.
+/// Makes the part of a client's hello that asks for this network.
 pub fn emulation(network: Network) -> Result<Emulation, ClockError> {
     Ok(Emulation {
         network,

@@ -1,22 +1,22 @@
-//! The one clock that both ends of an emulated network look at.
+//! The clock that both ends of an emulated network read.
 
 use std::fs;
 
 use outboard_wire::{handshake::Clock as Told, limits::CLOCKS_APART_MS_MAX};
 use rustix::time::{ClockId, clock_gettime};
 
-/// The kernel makes it up when it boots; all containers of a machine see the same.
+/// The kernel draws it at boot; all containers of a machine see the same one.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// `CLOCK_MONOTONIC`, which does not go back and is the same on all cores.
+/// Reads `CLOCK_MONOTONIC`, which never goes back and is the same on all cores.
 #[inline]
 pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
-    // Neither is negative: the clock began with the machine.
+    // Neither is negative: the clock starts with the machine.
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Why two processes cannot emulate a network between them.
+/// Reason why two processes cannot emulate a network between them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClockError {
     #[error("{BOOT_ID} cannot be read, which tells whether both ends are on one machine: {0}")]
@@ -31,11 +31,11 @@ pub enum ClockError {
     OtherClock { apart_ms: u64 },
 }
 
-/// What a client says of its clock, and how a server compares it with its own.
+/// Describes a client's clock, and compares a server's clock with it.
 pub struct Clock;
 
 impl Clock {
-    /// This process's.
+    /// Describes this process's clock.
     pub fn told() -> Result<Told, ClockError> {
         let boot_id =
             fs::read_to_string(BOOT_ID).map_err(|error| ClockError::NoBootId(error.to_string()))?;
@@ -45,7 +45,7 @@ impl Clock {
         })
     }
 
-    /// Whether what the other side has just told is this process's clock, too.
+    /// Checks that the clock which the other side has just described is also this process's.
     pub fn compare(theirs: &Told) -> Result<(), ClockError> {
         agree(&Self::told()?, theirs)
     }
@@ -55,11 +55,11 @@ fn agree(ours: &Told, theirs: &Told) -> Result<(), ClockError> {
     if ours.boot_id != theirs.boot_id {
         return Err(ClockError::OtherMachine {
             ours: ours.boot_id.clone(),
-            // Told by whoever connected.
+            // The text comes from the peer.
             theirs: theirs.boot_id.chars().take(64).collect(),
         });
     }
-    // It was told before it was heard, and not long before.
+    // The client read its clock before this server did, and not long before.
     let apart_ns = ours.now_ns.abs_diff(theirs.now_ns);
     if theirs.now_ns > ours.now_ns || apart_ns > CLOCKS_APART_MS_MAX * 1_000_000 {
         let apart_ms = apart_ns / 1_000_000;

@@ -1,4 +1,5 @@
-//! A network that is not there: messages between processes of one machine arrive when they would over one that is.
+//! Emulates a network between processes of one machine: a message arrives when it would over the
+//! real network.
 //!
 //! ```text
 //!   sender                                            receiver
@@ -9,19 +10,21 @@
 //!            └───────┘ └──────────────────┘
 //! ```
 //!
-//! The stamp is a frame of its own, in front of the one that it belongs to and published together with it, so that frames
-//! keep their lengths, their places and their limits, and a frame whose time has not come need not be touched.
+//! The stamp is a frame of its own, before the frame that it belongs to, and both are published
+//! together. So frames keep their lengths, their alignment and their limits, and a frame whose time
+//! has not come need not be touched.
 //!
-//! * Each direction has its own [`Wire`]. A frame is sent when it is committed; what its bytes took to be written is no
-//!   part of the network.
-//! * A frame is never handed over early, and late by what the link beneath takes where that is longer: over shm some
-//!   hundred nanoseconds, over loopback tcp some ten microseconds. A network faster than its carrier is the carrier.
-//! * What is in flight lies in the carrier. A ring is made as large as the network needs, up to
-//!   [`RING_BYTES_MAX`](outboard_wire::limits::RING_BYTES_MAX); beyond that, and beyond what a tcp connection buffers,
-//!   senders wait as they do for a window that is full.
-//! * Nothing goes around it: file descriptors cannot be passed, and [`addresses`](crate::Link::addresses) are not told, so
-//!   that no further connection is made.
-//! * Both ends must be on one machine, since there is one clock: see [`Clock`].
+//! * Each direction has its own [`Wire`]. A frame is sent when it is committed; the time to write
+//!   its bytes is no part of the network.
+//! * A frame is never handed over early. It is late if the carrying link takes longer than the
+//!   network: that takes some hundred nanoseconds over shm, some ten microseconds over loopback
+//!   tcp.
+//! * Frames in flight are stored in the carrier. A ring is made as large as the network needs, up
+//!   to [`RING_BYTES_MAX`](outboard_wire::limits::RING_BYTES_MAX); when the ring, or the buffer of
+//!   a tcp connection, is full, senders wait as they do for a full window.
+//! * Nothing bypasses the network: file descriptors cannot be passed, and
+//!   [`addresses`](crate::Link::addresses) are not given, so that no further connection is made.
+//! * Both ends must be on one machine, since they share one clock: see [`Clock`].
 
 mod asked;
 mod clock;
@@ -52,17 +55,17 @@ use crate::{
     spin,
 };
 
-/// The time of arrival, in nanoseconds of `CLOCK_MONOTONIC`, little-endian.
+/// Length of a stamp: the time of arrival in nanoseconds of `CLOCK_MONOTONIC`, little-endian.
 pub(crate) const STAMP_BYTES: usize = 8;
 
-/// A link over a network that is emulated.
+/// A link over an emulated network.
 pub struct Connection {
     pub(crate) sender: Box<Sender>,
     pub(crate) receiver: Box<Receiver>,
 }
 
 impl Connection {
-    /// What `link` carries is delayed; the peer must do the same.
+    /// Delays what `link` carries; the peer must do so too.
     pub(crate) fn new(link: Link, network: &Network, end: End) -> Result<Self, Error> {
         if matches!(link, Link::Emulated(_) | Link::Rdma(_)) {
             return Err(not_over(link.kind()));
@@ -86,15 +89,16 @@ impl Connection {
     }
 }
 
-/// How large a ring holds what is in flight over a network.
+/// Size of the ring that holds what is in flight over a network.
 pub(crate) fn ring_bytes(network: &Network) -> usize {
-    /// Stands for a bandwidth without bound: about what one core copies.
+    /// Bandwidth assumed for a network without a limit: about what one core copies.
     const BPS_UNBOUND: u64 = 100_000_000_000;
     let bps = network
         .bandwidth()
         .map_or(BPS_UNBOUND, |bandwidth| bandwidth.bps());
     let in_flight = network.rtt().as_secs_f64() / 2.0 * bps as f64 / 8.0;
-    // A quarter more for what is in front of each frame; no float is too large to be the most.
+    // A quarter more for the stamp before each frame. A cast of a float saturates, so none is too
+    // large.
     let bytes = (1.25 * in_flight) as usize;
     bytes
         .saturating_add(RING_BYTES)
@@ -102,7 +106,7 @@ pub(crate) fn ring_bytes(network: &Network) -> usize {
         .next_power_of_two()
 }
 
-/// The sending half: as the one beneath, and a stamp in front of every frame.
+/// The sending half: sends a stamp before every frame of the carrying link.
 pub struct Sender {
     pub(crate) inner: crate::Sender,
     wire: Wire,
@@ -116,9 +120,10 @@ impl Sender {
         self.wire.change(network, self.end);
     }
 
-    /// When the first `len` bytes of the reservation arrive if they are sent now.
+    /// Returns the time at which the first `len` bytes of the reservation arrive if they are sent
+    /// now.
     fn stamp(&mut self, len: usize) -> Result<u64, Error> {
-        // Before they are on the wire.
+        // Checked before the bytes count as sent.
         if len == 0 || len > self.reserved {
             return Err(Error::Misuse("commit of more than was reserved"));
         }
@@ -146,7 +151,7 @@ impl Sender {
         }
     }
 
-    /// A frame of `len` bytes, which is the length of all parts and within the limits.
+    /// Sends a frame of `len` bytes, which is the sum of all parts and within the limits.
     pub(crate) fn send(&mut self, parts: &[&[u8]], len: usize) -> Result<(), Error> {
         if let crate::Sender::Tcp(sender) = &mut self.inner {
             self.reserved = 0;
@@ -158,10 +163,10 @@ impl Sender {
     }
 }
 
-/// The receiving half: as the one beneath, and no frame before its time.
+/// The receiving half: hands out no frame of the carrying link before its time.
 pub struct Receiver {
     pub(crate) inner: crate::Receiver,
-    /// The stamp of the frame that comes next, where it has been taken in.
+    /// The next frame's stamp, if it has been read.
     due_ns: Option<u64>,
     pub(crate) rest: Arc<Rest>,
 }
@@ -195,7 +200,7 @@ impl Receiver {
         Ok(frame)
     }
 
-    /// Whether the next frame may be handed over; waits as told.
+    /// Returns true if the next frame may be handed over; waits for that as `wait` says.
     fn is_due(&mut self, wait: Wait) -> Result<bool, Error> {
         let due_ns = match self.due_ns {
             Some(due_ns) => due_ns,
@@ -222,7 +227,8 @@ impl Receiver {
         Ok(self.wait_until(until_ns)? && until_ns == due_ns)
     }
 
-    /// Sleeps while there is much time, then looks at the clock. False where a waker ended it.
+    /// Sleeps until shortly before `until_ns`, then watches the clock. Returns false if a waker
+    /// ended it.
     fn wait_until(&mut self, until_ns: u64) -> Result<bool, Error> {
         loop {
             let left_ns = until_ns.saturating_sub(now_ns());
@@ -234,7 +240,7 @@ impl Receiver {
                 return Ok(false);
             }
         }
-        // Where there are few cores the peer may need this one; but whoever gives it away gets it back late.
+        // On few cores the peer may need this core; but a core that is given away comes back late.
         let polite_until_ns = match spin::has_cores_to_spare() {
             true => 0,
             false => until_ns.saturating_sub(ARRIVAL_RUDE_NS),
@@ -248,7 +254,8 @@ impl Receiver {
         }
     }
 
-    /// Sleeps for `time` at most. True where a waker has woken, an error where this side was ended.
+    /// Sleeps for at most `time`. Returns true if a waker has woken it, an error if this side was
+    /// closed.
     fn rest_for(&mut self, time: Duration) -> Result<bool, Error> {
         let rest = Arc::clone(&self.rest);
         let mut guard = rest.lock.lock();
@@ -269,7 +276,7 @@ impl Receiver {
     }
 }
 
-/// Where a receiver sleeps that has a frame whose time has not come: not where senders would wake it with every frame.
+/// Lets a receiver sleep whose next frame is not due yet, without being woken by every frame sent.
 #[derive(Default)]
 pub(crate) struct Rest {
     lock: Mutex<()>,
@@ -277,14 +284,14 @@ pub(crate) struct Rest {
 }
 
 impl Rest {
-    /// To be called after the receiver beneath was woken.
+    /// Wakes the receiver. Called after the receiver of the carrying link was woken.
     pub(crate) fn wake(&self) {
         drop(self.lock.lock());
         self.woken.notify_all();
     }
 }
 
-/// A stamp further ahead than any network's would keep a receiver for ever.
+/// Reads a stamp. Refuses one later than any network's, which would hold a receiver up for ever.
 fn read_stamp(frame: &[u8], now_ns: u64) -> Result<u64, Error> {
     let Ok(stamp) = <[u8; STAMP_BYTES]>::try_from(frame) else {
         return Err(Error::PeerMisbehaved {
@@ -305,7 +312,7 @@ fn read_stamp(frame: &[u8], now_ns: u64) -> Result<u64, Error> {
     Ok(due_ns)
 }
 
-/// A network in front of a real one would add to it.
+/// The error for a carrier that is a real network, whose delay would add up with the emulated one.
 #[cold]
 fn not_over(kind: Kind) -> Error {
     Error::Unsupported {

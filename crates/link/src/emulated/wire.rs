@@ -1,4 +1,4 @@
-//! When a message arrives, over a network that is not there. Does no I/O and asks no clock.
+//! Computes when a message arrives over an emulated network. Does no I/O and reads no clock.
 //!
 //! ```text
 //!    sent      the wire is free            all of it is on the wire         handed over
@@ -6,10 +6,11 @@
 //!                   next message waits ──────►│
 //! ```
 //!
-//! A direction has a [`Wire`] of its own. Messages arrive in the order in which they were sent: one that jitter holds up
-//! holds up those behind it. Of the same messages sent at the same times none arrives earlier over a network with a longer
-//! round trip, less bandwidth, more jitter or a longer tail: what is drawn for a message depends on the seed and on how
-//! many were sent before, on nothing else.
+//! Each direction has a [`Wire`] of its own. Messages arrive in the order in which they were sent:
+//! one that jitter delays also delays those after it. Of two networks, the one with a longer round
+//! trip, less bandwidth, more jitter or a longer tail brings no message earlier, if the same
+//! messages are sent at the same times: a message's random delay depends only on the seed and on
+//! the number of messages before it.
 
 use outboard_wire::network::Network;
 
@@ -17,7 +18,7 @@ use outboard_wire::network::Network;
 type Ticks = u128;
 const PLACES: u32 = 32;
 
-/// One end of a link, which draws its delays apart from the other's.
+/// One end of a link. Each end draws its delays independently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
     Client,
@@ -27,7 +28,7 @@ pub enum End {
 /// One direction of a network, at the end that sends.
 pub struct Wire {
     way: Ticks,
-    /// What one byte takes.
+    /// Time on the wire of one byte.
     byte: u64,
     free_at: Ticks,
     last_arrival_ns: u64,
@@ -49,20 +50,20 @@ impl Wire {
         }
     }
 
-    /// Another network for what is sent from now on. What is on the wire stays ahead of it.
+    /// Uses another network for all later messages. Earlier messages stay ahead of them.
     pub fn change(&mut self, network: &Network, end: End) {
         let before = std::mem::replace(self, Wire::new(network, end));
         self.free_at = before.free_at;
         self.last_arrival_ns = before.last_arrival_ns;
     }
 
-    /// When a message of `bytes` arrives that is sent at `now_ns`. To be asked once a message, in their order; no answer
-    /// is earlier than the one before.
+    /// Returns when a message of `bytes` arrives that is sent at `now_ns`. Called once per message,
+    /// in order; no result is earlier than the one before.
     #[inline]
     pub fn arrival_ns(&mut self, now_ns: u64, bytes: usize) -> u64 {
         let begins = (Ticks::from(now_ns) << PLACES).max(self.free_at);
         self.free_at = begins + bytes as Ticks * Ticks::from(self.byte);
-        // Rather late by less than a nanosecond than early.
+        // Rounded up: late by less than a nanosecond, never early.
         let arrives = (self.free_at + self.way + ((1 << PLACES) - 1)) >> PLACES;
         let mut arrival_ns = u64::try_from(arrives).unwrap_or(u64::MAX);
         if let Some(chance) = &mut self.chance {
@@ -73,12 +74,12 @@ impl Wire {
     }
 }
 
-/// What jitter and tail come to, message by message.
+/// Draws each message's jitter and tail.
 struct Chance {
     state: u64,
     jitter_ns: f64,
     tail_ns: u64,
-    /// A draw below this many of 2^32 is a message of the tail.
+    /// A draw below this many of 2^32 makes a message one of the tail.
     tail_below: u64,
 }
 
@@ -96,13 +97,14 @@ impl Chance {
             tail_ns: u64::try_from(tail_ns).unwrap_or(u64::MAX),
             tail_below: (u64::from(ppm) << 32) / 1_000_000,
         };
-        // The two ends go on from different places of the sequence.
+        // The two ends continue at different positions of the sequence.
         chance.state = chance.draw() ^ end as u64;
         chance.draw();
         Some(chance)
     }
 
-    /// Two draws for every message, whatever they are used for: those of the next do not depend on it.
+    /// Draws twice for every message, needed or not, so that later draws do not depend on the
+    /// network.
     fn extra_ns(&mut self) -> u64 {
         let (jitter, tail) = (self.draw(), self.draw());
         // 53 bits of a number above 0, up to 1: the distribution ends at 36.7 times its mean.
@@ -184,12 +186,13 @@ mod tests {
         assert_eq!(wire.arrival_ns(2_200, 100), 8_400);
         // Sent when the wire has been free for long.
         assert_eq!(wire.arrival_ns(50_000, 1_000), 63_000);
-        // What goes the other way has a wire of its own.
+        // The other direction has a wire of its own.
         let mut back = super::Wire::new(&"rtt=10us,bandwidth=1Gbps".parse().unwrap(), End::Server);
         assert_eq!(back.arrival_ns(50_000, 1_000), 63_000);
     }
 
-    /// Parts of a nanosecond are not lost: a million messages of 64 bytes, 2.56 ns each at 200 Gbps.
+    /// Parts of a nanosecond are not lost: a million messages of 64 bytes, 2.56 ns each at 200
+    /// Gbps.
     #[test]
     fn small_messages_add_up() {
         let mut wire = wire("bandwidth=200Gbps");
@@ -219,14 +222,14 @@ mod tests {
         const COUNT: u64 = 100_000;
         let delays = |network: &str, end| {
             let mut wire = super::Wire::new(&network.parse().unwrap(), end);
-            // So far apart that none holds another up.
+            // So far apart that none delays another.
             let sent = (1..=COUNT).map(move |number| number * 1_000_000_000);
             sent.map(move |now| wire.arrival_ns(now, 1) - now)
                 .collect::<Vec<u64>>()
         };
         let ours = delays("rtt=10us,jitter=2us", End::Client);
         let mean = ours.iter().sum::<u64>() as f64 / COUNT as f64;
-        // The mean of so many has a standard deviation of 6.3 ns.
+        // The mean of 100,000 has a standard deviation of 6.3 ns.
         assert!((mean - 7_000.0).abs() < 32.0, "{mean}");
         // Of an exponential distribution 1/e are beyond the mean.
         let beyond = ours.iter().filter(|delay| **delay > 7_000).count() as f64 / COUNT as f64;
@@ -235,7 +238,7 @@ mod tests {
         assert_eq!(ours, delays("rtt=10us,jitter=2us", End::Client));
         assert_ne!(ours, delays("rtt=10us,jitter=2us", End::Server));
         assert_ne!(ours, delays("rtt=10us,jitter=2us,seed=1", End::Client));
-        // The round trip changes nothing about what is drawn.
+        // The round trip does not change the draws.
         let farther = delays("rtt=20us,jitter=2us", End::Client);
         assert!(ours.iter().zip(&farther).all(|(a, b)| a + 5_000 == *b));
     }
@@ -256,7 +259,8 @@ mod tests {
         assert!((0..1_000).all(|now| all.arrival_ns(now * 1_000, 1) >= now * 1_000 + 55_000));
     }
 
-    /// Messages of random sizes at random times, over networks of which one is worse in one or several ways.
+    /// Messages of random sizes at random times, over networks of which one is worse in one or
+    /// several ways.
     #[test]
     fn a_worse_network_brings_nothing_earlier() {
         for seed in 0..400 {
@@ -269,7 +273,7 @@ mod tests {
             ];
             let mut worse = better;
             for (index, value) in worse.iter_mut().enumerate() {
-                // At times by very little.
+                // Sometimes by very little.
                 let by = [0, 1, random(1_000_000)][random(3) as usize];
                 *value = match index {
                     1 => (*value - by.min(*value)).max(1_000_000),

@@ -1,12 +1,12 @@
-//! What libibverbs's ABI is on 64-bit Linux, as far as it is used: `infiniband/verbs.h` of rdma-core, interface
-//! `IBVERBS_1.1`. Names are the header's. Data only; what calls it is in `library.rs`.
+//! The part of libibverbs's ABI on 64-bit Linux that is used: `infiniband/verbs.h` of rdma-core,
+//! interface `IBVERBS_1.1`. Names are the header's. Only data; the calls are in `library.rs`.
 //!
-//! The sizes and offsets below were taken from the header by a C compiler. Structures that the library makes are
-//! declared as far as they are read; nothing here relies on their size.
+//! A C compiler took the sizes and offsets below from the header. Structures that the library makes
+//! are declared as far as they are read; nothing here relies on their size.
 
 use std::ffi::{c_int, c_uint, c_void};
 
-/// Opaque to everyone but the library.
+/// Opaque to all but the library.
 #[repr(C)]
 pub(super) struct ibv_device {
     _private: [u8; 0],
@@ -160,7 +160,7 @@ pub(super) struct ibv_sge {
     pub(super) lkey: u32,
 }
 
-/// With the member `wr.rdma` of its unions; the others are room.
+/// Declares only the member `wr.rdma` of the unions; `_others` is room for the rest.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct ibv_send_wr {
@@ -203,7 +203,7 @@ pub(super) struct ibv_wc {
     pub(super) dlid_path_bits: u8,
 }
 
-/// As the symbol `ibv_query_port` fills it; the library may know more members.
+/// Filled by the symbol `ibv_query_port`; the library may know more members.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct ibv_port_attr {

@@ -1,5 +1,6 @@
-//! Long data over a rdma link: taken from where it lies if that is registered, else by way of the mirror; and written where the peer
-//! wants it if it has said so, else into its ring. Whoever cannot register memory loses nothing but speed.
+//! Sends and receives long data over a rdma link. The adapter reads it in place if the memory is
+//! registered, otherwise in the mirror; it writes it where the peer wants it if the peer has said
+//! so, otherwise into the peer's ring. A process that cannot register memory loses only speed.
 
 use std::time::Instant;
 
@@ -16,20 +17,21 @@ use crate::{
     place::{Frame, Payload, Segment},
 };
 
-/// What is in front of data that is sent so: it goes in one write with what is said of the data.
+/// Longest head of such a frame: it is written together with the description of the data.
 pub(crate) const BULK_HEAD_BYTES_MAX: usize = CHECKED_BYTES_MAX / 2;
 
 /// The data at the end of a long frame.
 pub struct Bulk<'a> {
     pub data: &'a [u8],
-    /// The registered memory that it lies in: it is read there, some time after the call, and must not change before it was.
+    /// The registered memory that holds `data`: the adapter reads it some time after the call, and
+    /// it must not change before.
     pub source: Option<&'a Registered>,
-    /// Where the peer asked for it; it knows by the frame's head.
+    /// Memory that the peer named for the data; the peer recognises the frame by its head.
     pub target: Option<RdmaTarget>,
 }
 
 impl<'a> Bulk<'a> {
-    /// Data that is taken along.
+    /// Data that is copied before the call returns.
     pub(crate) fn copied(data: &'a [u8]) -> Self {
         Self {
             data,
@@ -39,17 +41,18 @@ impl<'a> Bulk<'a> {
     }
 }
 
-/// Data at the end of a long frame that only the adapter can look at: memory of a GPU, so many bytes from an address on.
+/// Data at the end of a long frame that only the adapter can read: `len` bytes of GPU memory from
+/// `address` on.
 #[derive(Clone, Copy)]
 pub struct DeviceBulk<'a> {
     pub address: u64,
     pub len: usize,
     pub source: &'a Registered,
-    /// Where the peer asked for it, else in its ring.
+    /// Memory that the peer named for the data; `None` for its ring.
     pub target: Option<RdmaTarget>,
 }
 
-/// What the device may read still, behind so many requests.
+/// Memory that the device may still read, until the first `behind` requests are done.
 pub(super) struct Kept {
     behind: u64,
     _source: Registered,
@@ -61,8 +64,10 @@ impl Sender {
         self.registrar.clone()
     }
 
-    /// A frame of `head` and `bulk`, of more bytes than [`CHECKED_BYTES_MAX`]; `head` is short. Without a target the data goes
-    /// to the next memory that the peer granted and that has room for it; where there is none, it is part of the frame. Tells whether the data is read later.
+    /// Sends a frame of `head` and `bulk`, of more bytes than [`CHECKED_BYTES_MAX`]; `head` is
+    /// short. Without a target the data goes to the peer's next grant if it has room for the data,
+    /// otherwise it is part of the frame. Returns true if the adapter reads the data after the
+    /// call.
     #[cold]
     pub(crate) fn send_long(&mut self, head: &[&[u8]], bulk: Bulk<'_>) -> Result<bool, Error> {
         let Bulk {
@@ -95,8 +100,8 @@ impl Sender {
         Ok(from.is_some())
     }
 
-    /// A frame of `head` and memory of a GPU, which the adapter reads some time after the call:
-    /// [`device_is_read`](Self::device_is_read) tells when it has.
+    /// Sends a frame of `head` and GPU memory. The adapter reads the memory some time after the
+    /// call: see [`device_is_read`](Self::device_is_read).
     pub(crate) fn send_device(
         &mut self,
         head: &[&[u8]],
@@ -131,7 +136,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Posts a long frame; `data` where it does not lie in registered memory.
+    /// Posts a long frame; `data` is used only if it is not in registered memory.
     fn post_long(&mut self, head: &[&[u8]], long: &Long, data: &[u8]) -> Result<(), Error> {
         let at = self.place(long.footprint())?;
         let (room, copied) = self.producer.reserve_long(at, long);
@@ -163,7 +168,7 @@ impl Sender {
         });
     }
 
-    /// Whether all memory of a GPU that was sent was read: it may change then.
+    /// Returns true if all GPU memory that was sent has been read, so that it may change.
     pub(crate) fn device_is_read(&mut self) -> bool {
         if self.producer.port.queue.progress().1 < self.device_read_behind {
             self.reap();
@@ -171,7 +176,7 @@ impl Sender {
         self.producer.port.queue.progress().1 >= self.device_read_behind
     }
 
-    /// Waits until it was.
+    /// Waits until the adapter has read all GPU memory that was sent.
     pub(crate) fn wait_until_device_read(&mut self) -> Result<(), Error> {
         let start = Instant::now();
         while !self.device_is_read() {
@@ -180,7 +185,8 @@ impl Sender {
         Ok(())
     }
 
-    /// The same with data that has an owner, kept until it was read.
+    /// Sends data like [`send_long`](Self::send_long), and keeps its owner until the adapter has
+    /// read it.
     pub(crate) fn send_owned(
         &mut self,
         head: &[&[u8]],
@@ -202,12 +208,12 @@ impl Sender {
         Ok(())
     }
 
-    /// Lets go what the device is known to have read.
+    /// Drops what the device is known to have read.
     fn reap(&mut self) {
         if self.kept.is_empty() {
             return;
         }
-        // What is wrong with the connection is told by what is sent next.
+        // The next send reports an error of the connection.
         let _ = self.producer.port.poll();
         let (_, done) = self.producer.port.queue.progress();
         while self.kept.front().is_some_and(|kept| kept.behind <= done) {
@@ -215,7 +221,8 @@ impl Sender {
         }
     }
 
-    /// Waits until all data that was sent from where it lies was read: its owner may change it then.
+    /// Waits until the adapter has read all data that it reads in place; its owner may change the
+    /// data afterwards.
     pub(crate) fn wait_until_read(&mut self) -> Result<(), Error> {
         let start = Instant::now();
         loop {
@@ -227,15 +234,16 @@ impl Sender {
         }
     }
 
-    /// As far as is known at once, whether there is any.
+    /// Drops what is known at once to have been read; does not wait.
     pub(crate) fn let_go(&mut self) {
         self.reap();
     }
 }
 
 impl Receiver {
-    /// Gives the peer memory for the data of a long frame: the caller's, which outlives the link, or `len` bytes of the link's
-    /// own. Tells whether it did: there are bounds to how much is given, and to what can be registered.
+    /// Grants the peer memory for the data of a long frame: the caller's, which outlives the link,
+    /// or `len` bytes of the link's own. Returns false if nothing was granted: the grants at a time
+    /// are limited, and so is what can be registered.
     pub(crate) fn grant(
         &mut self,
         memory: Option<Box<dyn Segment>>,
@@ -246,7 +254,7 @@ impl Receiver {
         }
         let registrar = &self.registrar;
         let grant = match memory {
-            // Nobody looks at the bytes before the frame has come that they belong to.
+            // The bytes are not looked at before the frame has come that they belong to.
             Some(memory) => memory
                 .lasting()
                 .and_then(|lasting| registrar.register(lasting, RdmaUse::Target))
@@ -260,7 +268,7 @@ impl Receiver {
         self.consumer.grant(index).map(|()| true)
     }
 
-    /// How many of those are not used yet.
+    /// Number of grants not used yet.
     pub(crate) fn granted(&self) -> usize {
         self.granting.open()
     }

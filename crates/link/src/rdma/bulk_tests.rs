@@ -1,4 +1,5 @@
-//! Long data over the device that this machine has, where it has one: what is copied, where it lands, and who may write where.
+//! Long data over this machine's device, if it has one: what is copied, where it arrives, and who
+//! may write where.
 
 use std::{
     sync::Arc,
@@ -34,12 +35,13 @@ impl Mine {
     }
 
     fn lasting(&self) -> Lasting {
-        // SAFETY: declared before the links that it is registered with, and so dropped after them; looked at when nobody writes.
+        // SAFETY: declared before the links that it is registered with, and so dropped after them;
+        // read while no device writes.
         unsafe { Lasting::new(self.0.as_ptr().expose_provenance() as u64, self.0.len()) }
     }
 }
 
-/// What posting `f` cost.
+/// The cost of posting `f`.
 fn cost(sender: &mut Sender, f: impl FnOnce(&mut Sender)) -> RdmaCounts {
     let before = sender.counts();
     f(sender);
@@ -55,7 +57,7 @@ fn cost(sender: &mut Sender, f: impl FnOnce(&mut Sender)) -> RdmaCounts {
     }
 }
 
-/// Until what was granted can be seen.
+/// Waits until a grant for `len` bytes has arrived.
 fn wait_for_grant(sender: &Sender, len: usize) {
     let start = Instant::now();
     while sender.given.look(len).is_none() {
@@ -64,7 +66,7 @@ fn wait_for_grant(sender: &Sender, len: usize) {
     }
 }
 
-/// The data of the next frame, and whether it lay in memory that was granted.
+/// The data of the next frame, and true if it was in granted memory.
 pub(super) fn received(receiver: &mut Receiver) -> (Vec<u8>, bool) {
     let frame = receiver.recv_placed(Wait::Until(soon())).unwrap().unwrap();
     let (head, rest) = frame.head.split_at(HEAD.len());
@@ -100,10 +102,10 @@ fn data_goes_from_where_it_lies_to_where_it_is_wanted() {
         if is_granted {
             assert!(from_client.grant(None, GRANT_BYTES).unwrap());
             wait_for_grant(&to_server, len);
-            // What one side grants is not granted to itself.
+            // A side cannot use its own grants.
             assert!(to_client.given.look(len).is_none());
         }
-        // From anywhere in it.
+        // From any offset in it.
         let data = &mine.0[GRANT_BYTES - len..];
         let bulk = Bulk {
             data,
@@ -114,9 +116,9 @@ fn data_goes_from_where_it_lies_to_where_it_is_wanted() {
             assert_eq!(sender.send_long(&[HEAD], bulk).unwrap(), is_registered);
         });
         let expected = match (is_granted, is_registered) {
-            // The data where it is wanted, and the frame.
+            // The data to its destination, and the frame.
             (true, _) => 2,
-            // The data, what is in front of it, and the header when both are there.
+            // The data, the head, and the header when both have arrived.
             (false, true) => 3,
             (false, false) => 2,
         };
@@ -135,7 +137,8 @@ fn data_goes_from_where_it_lies_to_where_it_is_wanted() {
     assert_eq!(registrar.figures(), (1, GRANT_BYTES as u64));
 }
 
-/// More than is granted, or fits there, goes through the ring; memory is granted again and again, and no more of it is made.
+/// Data that exceeds the grants goes through the ring; memory is granted again and again, and no
+/// more of it is allocated.
 #[test]
 fn grants_go_round() {
     if !is_possible(&RdmaFixture, "grants_go_round") {
@@ -154,13 +157,13 @@ fn grants_go_round() {
         let data = &mine.0[round..round + len];
         to_server.send_long(&[HEAD], Bulk::copied(data)).unwrap();
         if round % 4 == 2 {
-            // As one frame: too long for what was granted, which waits on.
+            // As one frame: too long for the grant, which remains.
             to_server
                 .send_long(&[HEAD], Bulk::copied(&data[..LEN]))
                 .unwrap();
             let (got, was_placed) = received(&mut from_client);
             assert!(got == data && !was_placed);
-            // In one piece for whoever wants it so.
+            // In one piece for a caller that wants it so.
             let whole = from_client.recv(Wait::Until(soon())).unwrap().unwrap();
             assert!(whole == [HEAD, &data[..LEN]].concat());
             continue;
@@ -174,7 +177,8 @@ fn grants_go_round() {
     assert_eq!(many.count(), super::grants::GRANTS_MAX);
 }
 
-/// Data into memory that the other side named, with a key for it; kept by the link until it was read.
+/// Data into memory that the other side named, with its key; the link keeps the data until it was
+/// read.
 #[test]
 fn data_is_written_where_the_peer_asked_for_it() {
     if !is_possible(&RdmaFixture, "data_is_written_where_the_peer_asked_for_it") {
@@ -210,7 +214,7 @@ fn data_is_written_where_the_peer_asked_for_it() {
         assert_eq!((cost.requests, cost.doorbells), (2, 1));
         let copied = if source.is_none() { LEN as u64 } else { 0 };
         assert_eq!(cost.copied_bytes, copied);
-        // What was copied has no use for its owner any more; what was not keeps it until it was read.
+        // The owner of copied data is dropped at once, any other is kept until the data was read.
         let is_kept = Arc::strong_count(&theirs) == 2;
         assert_eq!(is_kept, source.is_some());
         let (rest, was_granted) = received(&mut from_server);
@@ -222,7 +226,8 @@ fn data_is_written_where_the_peer_asked_for_it() {
     }
 }
 
-/// Whoever writes past what he was given, or by a key of another session, is refused by the adapter, and loses his own session.
+/// A peer that writes beyond its grant, or with a key of another session, is refused by the adapter
+/// and loses only its own session.
 #[test]
 fn a_target_of_somebody_elses_is_refused() {
     if !is_possible(&RdmaFixture, "a_target_of_somebody_elses_is_refused") {
@@ -253,7 +258,7 @@ fn a_target_of_somebody_elses_is_refused() {
             1 => past_the_end(registered(&to_server)),
             2 => as_source(&to_server),
             _ => {
-                // Given up: a key ends with what it was for.
+                // Given up: its key becomes invalid with it.
                 let target = registered(&to_server);
                 to_server.registrar().forget(target.address, LEN);
                 target
@@ -288,7 +293,7 @@ pub(super) fn failure(sender: &mut Sender) -> Error {
     }
 }
 
-/// Memory that cannot be registered costs nothing but a try, and the link goes on.
+/// Memory that cannot be registered costs only the attempt, and the link goes on.
 #[test]
 fn what_cannot_be_registered_harms_nothing() {
     if !is_possible(&RdmaFixture, "what_cannot_be_registered_harms_nothing") {
@@ -298,7 +303,7 @@ fn what_cannot_be_registered_harms_nothing() {
     let ((mut to_client, mut from_client), (mut to_server, mut from_server)) = pair();
     for round in 0..5 {
         for use_ in [RdmaUse::Source, RdmaUse::Target] {
-            // SAFETY: nothing is there, which is the point.
+            // SAFETY: no memory is mapped there, which the test is about.
             let nothing = unsafe { Lasting::new(1 << 30, 1 << 20) };
             assert!(to_server.registrar().register(nothing, use_).is_none());
         }

@@ -1,9 +1,11 @@
-//! What tells memory that a device has written in full from memory that it is writing, or has not written.
+//! Checks that tell memory which a device has written in full from memory that it is still writing,
+//! or has not written.
 //!
-//! InfiniBand promises no order among the bytes of one write, nor that a word appears at once: software devices copy with
-//! whatever the processor is fastest at, and it does tear words. So nothing that the peer writes is believed before the 64
-//! bits that it wrote beside it agree. The position in the stream goes into them, so that what a lap before left behind never
-//! does. This is no defence against a peer that lies: what it says is checked besides.
+//! InfiniBand promises no order among the bytes of one write, nor that a word appears at once:
+//! software devices copy by the processor's fastest means, which do tear words. So nothing that the
+//! peer writes is believed before the 64 bits written beside it agree. They include the position in
+//! the stream, so that bytes of the previous lap never agree. This is no defence against a peer
+//! that lies: its values are checked as well.
 
 use std::sync::atomic::Ordering;
 
@@ -17,20 +19,22 @@ const K: [u64; 4] = [
     0x082e_fa98_ec4e_6c89,
 ];
 
-/// Both halves of the product, folded: every bit of the factors reaches every bit of it.
+/// Folds both halves of the product, so that every bit of the factors reaches every bit of the
+/// result.
 #[inline(always)]
 fn mix(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Of a header at `position`.
+/// The check of a header at `position`.
 #[inline(always)]
 pub(super) fn of_header(position: u64, header: u64) -> u64 {
     mix(position ^ K[0], header ^ K[1])
 }
 
-/// Of a header at `position` and the `len` bytes behind it, which lie at `offset`; both are multiples of 16.
+/// The check of a header at `position` and the `len` bytes after it, which are at `offset`; both
+/// are multiples of 16.
 #[inline]
 pub(super) fn of_frame(
     position: u64,
@@ -48,18 +52,18 @@ pub(super) fn of_frame(
     sum
 }
 
-/// Of a block of control words.
+/// The check of a block of control words.
 #[inline(always)]
 pub(super) fn of_block(position: u64, state: u64) -> u64 {
     mix(position ^ K[2], state ^ K[3])
 }
 
-/// Of a grant.
+/// The check of a grant.
 pub(super) fn of_grant(address: u64, bytes_and_key: u64, number: u64) -> u64 {
     mix(of_block(address, bytes_and_key), number ^ K[1])
 }
 
-/// What the upper half of a header at `position` is.
+/// The upper half of a header at `position`.
 #[inline(always)]
 pub(super) fn tag(position: u64) -> u32 {
     (mix(position ^ K[3], K[0]) >> 32) as u32

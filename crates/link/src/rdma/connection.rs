@@ -1,5 +1,6 @@
-//! A rdma link: two rings, one a direction, each with a reliable connection of its own, so that no half of a link shares a queue
-//! with another thread; and what to do while there is nothing to read or no room to write.
+//! A rdma link: two rings, one per direction, each with a reliable connection of its own, so that
+//! the halves of a link never share a queue. This file has also what a half does while there is
+//! nothing to read or no room to write.
 
 use std::{
     collections::VecDeque,
@@ -26,10 +27,10 @@ use super::{
 };
 use crate::{Error, Stream, Wait, spin::Spin, stream::deadline_after, sys, tcp::liveness::Watch};
 
-/// How long a side sleeps before it looks whether the peer's host answers.
+/// Interval at which a sleeping side looks whether the peer's host answers.
 const TICK: Duration = Duration::from_millis(100);
-/// How long a sleeping side relies on a device that says nothing: one that has nothing to send would never learn that what it
-/// waits for cannot come, where the tcp connection takes another way.
+/// Longest time that a sleeping side relies on a silent device. A device that has nothing to send
+/// would never learn that its peer cannot reach it, while the tcp connection takes another way.
 const HEARTBEAT: Duration = Duration::from_millis(5_000);
 const LINGER: Duration = Duration::from_millis(RDMA_LINGER_MS_MAX);
 
@@ -45,7 +46,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The server's side, over a `stream` whose handshake is through.
+    /// Sets up the server's side, over a `stream` after its handshake.
     pub(crate) fn serve(mut stream: Stream, options: &RdmaOptions) -> Result<Self, Error> {
         let deadline = deadline_after(Duration::from_millis(HANDSHAKE_MS_MAX));
         let theirs = setup::receive(&mut stream, deadline)?;
@@ -54,7 +55,7 @@ impl Connection {
         let prepared = match prepared {
             Ok(prepared) => prepared,
             Err(error) => {
-                // Whether or not it hears why.
+                // The peer may or may not receive the reason.
                 let _ = setup::send(&mut stream, Err(&error.to_string()), deadline);
                 return Err(error);
             }
@@ -64,7 +65,7 @@ impl Connection {
         prepared.finish(stream, &theirs, TO_CLIENT)
     }
 
-    /// The client's side.
+    /// Sets up the client's side.
     pub(crate) fn join(
         mut stream: Stream,
         options: &RdmaOptions,
@@ -83,21 +84,21 @@ impl Connection {
     }
 }
 
-/// The sending half of a rdma link. What every message calls is kept out of line: inlined beside the other links' it would cost
-/// those some instructions a message.
+/// The sending half of a rdma link. The functions that every message calls are kept out of line:
+/// inlined beside those of other links they would cost these some instructions a message.
 pub struct Sender {
     pub(super) producer: Producer<Endpoint>,
     pub(super) is_shut: bool,
-    /// When the consumer was told that this end sleeps, if it has not answered.
+    /// Time at which the consumer was told that this end sleeps, if it has not answered.
     asleep: Option<Instant>,
     spin: Spin,
     pub(super) shared: Arc<Shared>,
     pub(super) registrar: Registrar,
-    /// What the peer granted.
+    /// The peer's grants.
     pub(super) given: Given,
-    /// What the adapter may read still.
+    /// Memory that the adapter may still read.
     pub(super) kept: VecDeque<Kept>,
-    /// Requests, the last of which reads memory of a GPU.
+    /// Number of the last request that reads GPU memory.
     pub(super) device_read_behind: u64,
 }
 
@@ -127,7 +128,7 @@ impl Sender {
         Ok(self.producer.reserve(at, len))
     }
 
-    /// Where a frame of `len` bytes begins, once there is room for it.
+    /// Returns the start of a frame of `len` bytes, once there is room for it.
     #[inline]
     pub(super) fn place(&mut self, len: usize) -> Result<u64, Error> {
         if self.is_shut || self.shared.is_closed() || self.producer.is_refused() {
@@ -154,7 +155,7 @@ impl Sender {
         self.after(result)
     }
 
-    /// What was not posted after an error must not follow later.
+    /// After an error, nothing that was not posted may follow later.
     #[inline]
     pub(super) fn after(&mut self, result: Result<(), Error>) -> Result<(), Error> {
         result.inspect_err(|error| {
@@ -170,7 +171,7 @@ impl Sender {
         if std::mem::replace(&mut self.is_shut, true) || !self.shared.is_ours() {
             return;
         }
-        // A peer that is gone does not miss it.
+        // If the peer is gone, it needs no notice.
         if self.producer.end().is_ok() {
             self.producer.port.settle(LINGER);
         }
@@ -182,7 +183,7 @@ impl Sender {
 
     #[cold]
     fn wait_for_room(&mut self, len: usize) -> Result<u64, Error> {
-        // Or the consumer waits for what this end has yet to post.
+        // Flushed first, or the consumer would wait for frames that this end has not posted.
         self.producer.flush()?;
         let start = Instant::now();
         let mut watch = Watch::default();
@@ -213,7 +214,7 @@ impl Sender {
             port.queue.arm()?;
             port.poll()?;
             if port.is_idle() && !self.producer.may_sleep() {
-                // A word is on its way.
+                // The consumer is being told.
                 self.asleep = None;
                 continue;
             }
@@ -224,14 +225,14 @@ impl Sender {
     }
 }
 
-/// What tests look at.
+/// Access for tests.
 #[cfg(test)]
 impl Sender {
     pub(super) fn mirror(&self) -> std::ops::Range<u64> {
         range(&self.producer.port.memory)
     }
 
-    /// Learns what became of what was posted.
+    /// Collects the results of what was posted.
     pub(super) fn poll(&mut self) -> Result<(), Error> {
         self.producer.port.poll()
     }
@@ -272,20 +273,20 @@ impl Drop for Sender {
 /// The receiving half of a rdma link.
 pub struct Receiver {
     pub(super) consumer: Consumer<Endpoint>,
-    /// What the frame handed out last occupies.
+    /// Bytes in the ring of the frame handed out last.
     held: u64,
-    /// When the producer was told that this end sleeps, if nothing has come since.
+    /// Time at which the producer was told that this end sleeps, if no frame has come since.
     asleep: Option<Instant>,
-    /// What was met, to be told once all that came before has been received.
+    /// An error that was met, returned once everything before it has been received.
     broken: Option<Error>,
     spin: Spin,
     looked_at: Instant,
     watch: Watch,
     shared: Arc<Shared>,
     pub(super) registrar: Registrar,
-    /// What this side granted.
+    /// Grants of this side.
     pub(super) granting: Granting,
-    /// A frame whose data came apart, for who wants it in one piece.
+    /// A frame with separate data, copied together for a caller that wants it in one piece.
     pub(super) whole: Vec<u8>,
 }
 
@@ -311,7 +312,8 @@ impl Receiver {
         }
     }
 
-    /// The next frame: where it lies, and what it says of data that lies elsewhere.
+    /// Returns the next frame's offset and length, and the description of its data if that is
+    /// elsewhere.
     #[inline(always)]
     pub(super) fn next(
         &mut self,
@@ -353,7 +355,7 @@ impl Receiver {
         }
     }
 
-    /// Whether there is a frame; if not, waits as told.
+    /// Returns true if there is a frame; otherwise waits as `wait` says.
     #[cold]
     fn wait_for_frame(&mut self, wait: Wait) -> Result<bool, Error> {
         let deadline = match wait {
@@ -403,7 +405,7 @@ impl Receiver {
             return Ok(());
         }
         if self.consumer.port.is_idle() && !self.consumer.may_sleep() {
-            // A frame is on its way, or is being written.
+            // A frame is coming, or is being written.
             self.asleep = None;
             return Ok(());
         }
@@ -418,7 +420,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Whether there is a frame, or never will be, which is an error.
+    /// Returns true if there is a frame, and an error if there will never be one.
     fn look_again(&mut self, has_slept: bool) -> Result<bool, Error> {
         // The order matters: what was sent before the end must be found after the end was seen.
         if self.broken.is_none() {
@@ -472,12 +474,13 @@ impl Closer {
     }
 }
 
-/// Whether it is time to tell the peer once more that this end sleeps, and so to see whether its device still answers.
+/// Returns true if it is time to tell the peer again that this end sleeps, which shows whether the
+/// peer's device still answers.
 fn is_due(told_at: Instant, port: &Endpoint) -> bool {
     port.is_idle() && told_at.elapsed() >= HEARTBEAT
 }
 
-/// The error once more: it is told to whoever asks, as often as it is asked for.
+/// Copies an error, which every later call returns again.
 fn again(error: &Error) -> Error {
     match error {
         Error::Rdma(error) => Error::Rdma(error.clone()),

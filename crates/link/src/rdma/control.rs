@@ -1,10 +1,12 @@
-//! The words by which the two ends of a direction know of each other, and how one may sleep without missing the other.
+//! Control words with which the two ends of a direction tell each other their state, so that one
+//! may sleep without missing the other.
 //!
-//! Each end has a block of its own, which it writes to the peer's memory when the peer is to know, and which the peer may
-//! read by itself. An end that is about to sleep writes so to the peer, and then reads the peer's block, on one connection:
-//! the read is carried out after the write. The other end stores its position in its block before it looks whether it is slept
-//! upon. Hence one of the two sees the other's word: the sleeper the position, or the other the sleep, and then it makes its
-//! next write one that wakes.
+//! Each end has a block, which it writes into the peer's memory to tell the peer, and which the
+//! peer may also read. An end that is about to sleep first writes so to the peer and then reads the
+//! peer's block, on one connection, so that the read is carried out after the write. The other end
+//! stores its position in its block before it looks whether its peer sleeps. Hence one of the two
+//! sees the other's word: either the sleeper sees the position, or the other end sees the sleep and
+//! wakes the sleeper with its next write.
 
 use std::sync::{
     Arc,
@@ -13,23 +15,23 @@ use std::sync::{
 
 use super::{check, memory::Memory};
 
-/// What a block occupies.
+/// Length of a block.
 pub(super) const BLOCK_BYTES: usize = 24;
-/// The control words of one end of one direction, in a page with the other direction's.
+/// The control words of one end of one direction; a page holds those of both directions.
 pub(super) const CONTROL_BYTES: usize = 512;
-/// Apart from each other by two cache lines, since processors prefetch them in pairs.
+/// Two cache lines apart, since processors prefetch them in pairs.
 pub(super) const OWN: usize = 0;
 pub(super) const TOLD: usize = 128;
 pub(super) const LANDING: usize = 256;
 
-/// What an end says of itself.
+/// The state of an end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Block {
-    /// How far it has produced, or consumed.
+    /// Bytes that it has produced, or consumed.
     pub(super) position: u64,
-    /// Which of its sleeps it is in, or was last in; 0 before the first.
+    /// Number of its current or last sleep; 0 before the first.
     pub(super) sleep: u32,
-    /// It takes no more, or gives no more.
+    /// It consumes no more, or produces no more.
     pub(super) is_closed: bool,
 }
 
@@ -39,12 +41,12 @@ pub(super) struct Control {
     at: usize,
     own: Block,
     told: Block,
-    /// The peer's sleep that was answered.
+    /// Number of the peer's last sleep that was answered.
     woken: u32,
 }
 
 impl Control {
-    /// `at` in fresh memory.
+    /// Control words `at` an offset in fresh memory.
     pub(super) fn new(memory: Arc<Memory>, at: usize) -> Self {
         let mut control = Self {
             memory,
@@ -58,7 +60,7 @@ impl Control {
         control
     }
 
-    /// Lets the peer find `position` when it looks.
+    /// Stores `position` where the peer's read finds it.
     #[inline]
     pub(super) fn publish(&mut self, position: u64) {
         self.own.position = position;
@@ -69,19 +71,20 @@ impl Control {
         }
     }
 
-    /// Says, when it is next told, that this end is about to sleep.
+    /// Marks this end as about to sleep; the next block sent says so.
     pub(super) fn begin_sleep(&mut self) {
         self.own.sleep = self.own.sleep.wrapping_add(1);
         self.publish(self.own.position);
     }
 
-    /// Says, when it is next told, that this end is finished.
+    /// Marks this end as finished; the next block sent says so.
     pub(super) fn close(&mut self) {
         self.own.is_closed = true;
         self.publish(self.own.position);
     }
 
-    /// Whether the peer sleeps upon what was just published, and has not been woken yet: the next write is to wake it.
+    /// Returns true if the peer sleeps without having seen what was just published, and has not
+    /// been woken yet: the next write must wake it.
     #[inline]
     pub(super) fn must_wake(&mut self) -> bool {
         fence(Ordering::SeqCst);
@@ -91,8 +94,8 @@ impl Control {
         must
     }
 
-    /// What the peer said last. What is being written at this moment is as if it had not been: the peer reads, after it has
-    /// written, what was published before this.
+    /// Returns the state that the peer wrote last. A block that is being written counts as not
+    /// written: after its write the peer reads what was published before this call.
     #[inline]
     pub(super) fn told(&mut self) -> Block {
         if let Some(block) = self.read(TOLD) {
@@ -101,14 +104,14 @@ impl Control {
         self.told
     }
 
-    /// What the peer's block was when this end looked at it; `None` if it was changing.
+    /// Returns the peer's block as this end read it; `None` if it was changing.
     pub(super) fn looked(&self) -> Option<Block> {
         self.read(LANDING)
     }
 
     fn read(&self, place: usize) -> Option<Block> {
         let word = |index| self.word(place, index).load(Ordering::Acquire);
-        // Copies, which are what is checked and used.
+        // Copies of the words are checked and used.
         let [position, state, sum] = [word(0), word(1), word(2)];
         (sum == check::of_block(position, state)).then_some(Block {
             position,

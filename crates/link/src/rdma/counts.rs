@@ -1,6 +1,6 @@
-//! What a link has posted.
+//! Counts of what a link has posted.
 
-/// What was counted since the connection was made.
+/// Counts since the connection was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RdmaCounts {
@@ -10,12 +10,13 @@ pub struct RdmaCounts {
     pub doorbells: u64,
     /// Requests whose bytes travelled in the request itself.
     pub inline: u64,
-    /// Wake-ups among them.
+    /// Requests that wake the peer.
     pub wakes: u64,
     /// Bytes of long frames' data that the processor copied into registered memory.
     pub copied_bytes: u64,
-    /// Bytes that the adapter took from where they lay.
+    /// Bytes that the adapter read in place.
     pub direct_bytes: u64,
-    /// Bytes of either kind that it wrote outside the peer's ring, into memory that the peer gave for them.
+    /// Bytes of either kind that the adapter wrote outside the peer's ring, into memory that the
+    /// peer gave for them.
     pub placed_bytes: u64,
 }

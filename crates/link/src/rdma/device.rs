@@ -1,4 +1,4 @@
-//! Which device, port, GID and MTU: opened, asked, and chosen by rule.
+//! Chooses device, port, GID and MTU: opens devices, queries them, and applies the rule.
 
 use std::{
     ffi::CStr,
@@ -14,7 +14,7 @@ use super::{
     library::{Verbs, verbs},
 };
 
-/// The most entries of a port's GID table that are looked at.
+/// Entries of a port's GID table that are looked at, at most.
 const GIDS_MAX: u8 = 255;
 
 /// An opened device.
@@ -30,7 +30,7 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Whether this process opened it: a forked child must leave alone what its parent's device works with.
+    /// Returns true if this process opened it: a forked child must not touch its parent's device.
     pub(super) fn is_ours(&self) -> bool {
         self.owner_pid == std::process::id()
     }
@@ -45,18 +45,19 @@ impl Drop for Context {
     }
 }
 
-/// How long a device waits for an acknowledgement before it sends again: 4.096 us * 2^this, up to four times that by the standard.
+/// Time that a device waits for an acknowledgement before it sends again: 4.096 us * 2^this, by the
+/// standard up to four times that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AckTimeout(pub(super) u8);
 
 impl AckTimeout {
-    /// 67 ms: what is lost with nothing behind it is soon sent again.
+    /// 67 ms, so that a lost packet without later ones is soon sent again.
     pub(super) const ADAPTER: Self = Self(14);
-    /// 268 ms: a software device acknowledges when its processor comes to it, which a busy machine delays by half a second now
-    /// and then.
+    /// 268 ms: a software device acknowledges when its processor gets to it, which a busy machine
+    /// sometimes delays by half a second.
     pub(super) const SOFTWARE: Self = Self(16);
 
-    /// By where the kernel has the device: what has no bus is software.
+    /// Chooses by the kernel's path of the device: one without a bus is software.
     fn of(device: &str) -> Self {
         let place = fs::canonicalize(format!("/sys/class/infiniband/{device}"));
         match place.is_ok_and(|place| !place.starts_with("/sys/devices/virtual")) {
@@ -65,14 +66,14 @@ impl AckTimeout {
         }
     }
 
-    /// After which a device gives its peer up that sends so often.
+    /// Time after which a device gives up a peer that does not answer.
     pub(super) const fn unanswered_ms(self, retries: u8) -> u64 {
         const FACTOR_MAX: u64 = 4;
         (retries as u64 + 1) * FACTOR_MAX * (4_096 << self.0) / 1_000_000
     }
 }
 
-/// A device, and how it is used.
+/// A device with its settings.
 pub(super) struct Chosen {
     pub(super) context: Arc<Context>,
     pub(super) ack_timeout: AckTimeout,
@@ -81,20 +82,20 @@ pub(super) struct Chosen {
     pub(super) is_ethernet: bool,
     pub(super) gid_index: u8,
     pub(super) gid: [u8; 16],
-    /// Bytes.
+    /// In bytes.
     pub(super) mtu: u16,
     pub(super) traffic_class: u8,
     pub(super) pkey_index: u16,
-    /// Without the bit that tells full members from others.
+    /// Without the bit that marks full members.
     pub(super) partition: u16,
 }
 
-/// What is there to choose from, for who wants to know (`outboard doctor`).
+/// A device of this machine, for display (`outboard doctor`).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RdmaDevice {
     pub name: String,
-    /// What would be used of it by default, or why nothing.
+    /// The port and settings used by default, or the reason why it cannot be used.
     pub usable: Result<RdmaPort, RdmaError>,
 }
 
@@ -109,7 +110,7 @@ pub struct RdmaPort {
     pub mtu: u16,
 }
 
-/// The RDMA devices of this machine.
+/// Lists the RDMA devices of this machine.
 pub fn rdma_devices() -> Result<Vec<RdmaDevice>, RdmaError> {
     let names = names(verbs()?)?;
     let open = |name: &String| {
@@ -133,7 +134,7 @@ pub fn rdma_devices() -> Result<Vec<RdmaDevice>, RdmaError> {
     Ok(names.into_iter().map(device).collect())
 }
 
-/// Whether there is a library, and a device of the name that was asked for.
+/// Checks that the library can be loaded and that a device has the name asked for.
 pub(crate) fn check(options: &RdmaOptions) -> Result<(), RdmaError> {
     let options = options
         .with_environment()
@@ -145,7 +146,8 @@ pub(crate) fn check(options: &RdmaOptions) -> Result<(), RdmaError> {
     }
 }
 
-/// The device for a connection whose end here has the address `ours`; `peer` is the peer's GID, where it is known already.
+/// Chooses the device for a connection whose local address is `ours`; `peer` is the peer's GID, if
+/// known already.
 pub(super) fn choose(
     options: &RdmaOptions,
     ours: Option<IpAddr>,
@@ -181,7 +183,7 @@ impl Chosen {
     }
 }
 
-/// Runs `f` on each device; the list is the library's.
+/// Runs `f` on each device until it returns something. The library owns the list.
 fn for_each_device<T>(
     verbs: &Verbs,
     mut f: impl FnMut(*mut ibv_device, String) -> Option<T>,
@@ -314,7 +316,7 @@ fn use_of(
 struct Gid {
     index: u8,
     gid: [u8; 16],
-    /// Not that of RoCE v1, which no router passes on.
+    /// False for RoCE v1, which routers do not forward.
     is_routable: bool,
 }
 
@@ -328,7 +330,7 @@ fn gids(context: &Context, device: &str, port: u8, count: u8) -> Vec<Gid> {
             let is_used = rc == 0 && gid.0[8..].iter().any(|&byte| byte != 0);
             let kind =
                 format!("/sys/class/infiniband/{device}/ports/{port}/gid_attrs/types/{index}");
-            // Without sysfs (some containers) nothing is known, and nothing refused.
+            // Without sysfs (in some containers) the type is unknown, and no GID is refused.
             let is_v1 = fs::read_to_string(kind).is_ok_and(|kind| kind.trim() == "IB/RoCE v1");
             is_used.then_some(Gid {
                 index,
@@ -339,7 +341,7 @@ fn gids(context: &Context, device: &str, port: u8, count: u8) -> Vec<Gid> {
         .collect()
 }
 
-/// The one that was asked for; `None` where there is none at all.
+/// Returns the GID that was asked for; `None` if the table is empty.
 fn said<'g>(
     gids: &'g [Gid],
     index: u8,
@@ -358,8 +360,8 @@ fn said<'g>(
     }
 }
 
-/// The rule: what the tcp connection uses, else what is valid on any link, else the first; of these those that the peer's
-/// can reach, and RoCE v2 before RoCE v1.
+/// Prefers GIDs that can reach the peer's, then RoCE v2 to RoCE v1, then the address of the tcp
+/// connection, then a link-local one, then the first.
 fn preferred(gids: &[Gid], ours: Option<IpAddr>, peer: Option<[u8; 16]>) -> Option<&Gid> {
     let rank = |gid: &&Gid| {
         let reaches = peer.is_none_or(|peer| is_v4(&peer) == is_v4(&gid.gid));
@@ -373,7 +375,7 @@ fn preferred(gids: &[Gid], ours: Option<IpAddr>, peer: Option<[u8; 16]>) -> Opti
     gids.iter().min_by_key(rank)
 }
 
-/// Whether RoCE v2 packets from this GID are IPv4.
+/// Returns true if RoCE v2 packets from this GID are IPv4.
 pub(super) fn is_v4(gid: &[u8; 16]) -> bool {
     Ipv6Addr::from(*gid).to_ipv4_mapped().is_some()
 }
@@ -438,7 +440,7 @@ mod tests {
         assert_eq!(of("2001:db8::1", None), Some(5));
         assert_eq!(of("127.0.0.1", None), Some(1));
         assert_eq!(of("", None), Some(1));
-        // Where the peer has chosen already, what reaches it goes before everything else.
+        // If the peer has chosen already, reaching it matters most.
         assert_eq!(of("127.0.0.1", Some("::ffff:10.0.0.2")), Some(3));
         assert_eq!(of("10.0.0.1", Some("fe80::2")), Some(1));
         assert_eq!(preferred(&[], None, None), None);
@@ -457,7 +459,7 @@ mod tests {
             error.contains("port 1 of RDMA device d has no GID 7; it has [0, 3]"),
             "{error}"
         );
-        // Whichever is asked for.
+        // Whichever index is asked for.
         assert_eq!(said(&[], 7, "d", 1).unwrap(), None);
         assert_eq!(preferred(&[], None, None), None);
     }

@@ -1,5 +1,5 @@
-//! A session's protection domain, and the memory registered in it. Keys of one domain mean nothing in another: that is what
-//! keeps the sessions of one device apart.
+//! A session's protection domain, and the memory registered in it. A key of one domain is invalid
+//! in all others, which isolates the sessions of one device.
 
 use std::{
     os::fd::{AsRawFd, OwnedFd},
@@ -38,16 +38,16 @@ impl Domain {
 impl Drop for Domain {
     fn drop(&mut self) {
         if self.context.is_ours() {
-            // SAFETY: made by `new`; what was made with it holds it by an Arc.
+            // SAFETY: made by `new`; everything made with it holds it by an Arc.
             let _ = unsafe { (self.context.verbs.ibv_dealloc_pd)(self.raw) };
         }
     }
 }
 
-/// What a peer's device may do with memory.
+/// Access of a peer's device to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// Nothing: our own device reads it.
+    /// None: only our own device reads it.
     Local,
     Write,
     WriteAndRead,
@@ -86,14 +86,15 @@ impl Region {
         access: Access,
     ) -> Result<Self, RdmaError> {
         let (address, len) = (memory.address() as *mut _, memory.len());
-        // SAFETY: the memory is there for as long as the region holds it, longer than the registration.
+        // SAFETY: the memory is there for as long as the region holds it, longer than the
+        // registration.
         let raw =
             unsafe { (domain.context.verbs.ibv_reg_mr)(domain.raw, address, len, access.flags()) };
         let raw = NonNull::new(raw).ok_or_else(|| refused(len))?;
         Ok(Self::made(domain, memory, raw))
     }
 
-    /// The same of a device's memory, by the dma-buf that it is; it is named by the addresses that `memory` has.
+    /// Registers device memory by its dma-buf; requests name it by the addresses of `memory`.
     pub(super) fn of_dmabuf(
         domain: &Arc<Domain>,
         memory: Arc<Memory>,
@@ -106,7 +107,8 @@ impl Region {
             });
         };
         let (address, len) = (memory.address(), memory.len());
-        // SAFETY: the registration holds the dma-buf itself; the call fails where it is none, or shorter.
+        // SAFETY: the registration holds the dma-buf itself; the call fails where it is none, or
+        // shorter.
         let raw = unsafe {
             register(
                 domain.raw,
@@ -136,7 +138,7 @@ impl Region {
     }
 }
 
-/// Bytes of a region, as the device names them.
+/// Bytes of a region in the device's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) address: u64,
@@ -167,7 +169,8 @@ impl Drop for Region {
     }
 }
 
-/// Why memory was not registered: a limit on locked memory says ENOMEM, as does memory that has run out.
+/// Finds the reason why memory was not registered: the limit on locked memory gives ENOMEM, as does
+/// a lack of memory.
 fn refused(len: usize) -> RdmaError {
     let error = RdmaError::last("registering memory for RDMA");
     let is_limit = matches!(

@@ -1,4 +1,5 @@
-//! One end of one direction: its queue, its memory and the peer's windows. What it posts for a ring.
+//! One end of one direction: its queue, its memory and the peer's windows. Posts what a ring asks
+//! for.
 
 use std::{
     sync::Arc,
@@ -16,16 +17,17 @@ use super::{
 };
 use crate::Error;
 
-/// How long the device is asked again and again for room before the core is given away, and how long for at a time then.
+/// Time that the device is asked for room without pause, and length of each sleep between two looks
+/// afterwards.
 const ROOM_SPIN: Duration = Duration::from_micros(20);
 const ROOM_NAP: Duration = Duration::from_micros(50);
 
 pub(super) struct Endpoint {
     pub(super) queue: Queue,
-    /// The producer's mirror, the consumer's ring.
+    /// The producer's mirror, or the consumer's ring.
     pub(super) memory: Arc<Region>,
     pub(super) control: Arc<Region>,
-    /// Of this direction, in both sides' control words.
+    /// Offset of this direction in both sides' control words.
     pub(super) control_at: usize,
     pub(super) remote_ring: Window,
     pub(super) remote_control: Window,
@@ -128,7 +130,8 @@ impl Endpoint {
         }
     }
 
-    /// Until `count` requests may be posted. The device has done those before it when the peer's answers, or it gives the peer up.
+    /// Waits until `count` requests may be posted. Earlier requests complete when the peer's device
+    /// answers, or when the device gives the peer up.
     #[cold]
     fn wait_for_room(&mut self, count: usize) -> Result<(), Error> {
         let start = Instant::now();
@@ -141,7 +144,8 @@ impl Endpoint {
         }
     }
 
-    /// Lets a moment pass for who has waited since `start` for something to complete; an error if that cannot be any more.
+    /// Waits a moment for something to complete, on behalf of a caller that has waited since
+    /// `start`. Returns an error if nothing can complete any more.
     pub(super) fn wait_a_moment(&mut self, start: Instant) -> Result<(), Error> {
         if self.shared.is_closed() {
             return Err(Error::Closed);
@@ -152,11 +156,12 @@ impl Endpoint {
         }
         self.queue.check_progress(start)?;
         std::thread::sleep(ROOM_NAP);
-        // A look is a system call, cheaper than the nap.
+        // The look is a system call, cheaper than the sleep.
         self.shared.peer_end().map_or(Ok(()), Err)
     }
 
-    /// Sleeps until something completes; a receiver until a wake-up, too. The queue was armed before it was last looked at.
+    /// Sleeps until something completes; a receiver also until a wake-up. The caller armed the
+    /// queue before it looked there last.
     pub(super) fn sleep(&mut self, is_receiver: bool, timeout: Duration) -> Result<(), Error> {
         let news = self
             .shared
@@ -167,7 +172,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Waits, for `longest` at most, until the peer's device has all that was posted.
+    /// Waits, for `longest` at most, until the peer's device has received all that was posted.
     pub(super) fn settle(&mut self, longest: Duration) {
         let start = Instant::now();
         while self.queue.poll().is_ok() && !self.queue.is_idle() {

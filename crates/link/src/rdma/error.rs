@@ -1,10 +1,10 @@
-//! What RDMA can lack or refuse, and what to do about it.
+//! Errors for what RDMA lacks or refuses, with what the user can do about it.
 
 use std::io;
 
 use crate::Error;
 
-/// Why there is no RDMA link, or no longer one.
+/// Reason why an RDMA link cannot be made, or has failed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RdmaError {
@@ -100,8 +100,8 @@ pub enum RdmaError {
 }
 
 impl RdmaError {
-    /// What a failed connection means to a link: who does not answer, which takes so long, has vanished, and a connection that only says that it is
-    /// over is closed.
+    /// Converts the failure of a connection into a link's error. A peer that did not answer for
+    /// `unanswered_ms` has vanished; a connection that ended without a reason is closed.
     pub(super) fn into_link_error(self, unanswered_ms: u64) -> Error {
         match self {
             Self::Unanswered { .. } => Error::Vanished { ms: unanswered_ms },
@@ -110,13 +110,13 @@ impl RdmaError {
         }
     }
 
-    /// What errno says of the call that just failed while `doing` something.
+    /// Makes an error of errno, for a call that just failed while `doing` something.
     pub(super) fn last(doing: &'static str) -> Self {
         let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0);
         Self::Verbs { doing, errno }
     }
 
-    /// Of calls that return their errno.
+    /// Converts the result of a call that returns its errno.
     pub(super) fn of(rc: i32, doing: &'static str) -> Result<(), Self> {
         match rc {
             0 => Ok(()),

@@ -1,5 +1,5 @@
-//! Memory of a GPU that adapters use where it lies, on the device that this machine has, where it has one. What lies behind a GPU's
-//! addresses is none of the link's business: here it is memory of the test's own.
+//! GPU memory that adapters access in place, over this machine's device, if it has one. A link does
+//! not know what memory a GPU's addresses are of: here it is the test's own.
 
 use std::os::fd::OwnedFd;
 
@@ -23,12 +23,14 @@ fn address(mine: &Mine) -> u64 {
 }
 
 fn registered(sender: &Sender, mine: &Mine) -> Registered {
-    // SAFETY: declared before the links that it is registered with, and so dropped after them; looked at when nobody writes.
+    // SAFETY: declared before the links that it is registered with, and so dropped after them; read
+    // while no device writes.
     let memory = unsafe { DeviceMemory::new(address(mine), mine.0.len(), Reach::Address) };
     sender.registrar().register_device(memory).unwrap()
 }
 
-/// A client's adapter writes it, and its own reads it, with the frame behind that says so.
+/// A client's adapter writes it, and the server's own adapter reads it; the frame that says so
+/// comes after the data.
 #[test]
 fn a_gpu_s_memory_is_written_and_read_where_it_lies() {
     if !is_possible(
@@ -67,7 +69,7 @@ fn a_gpu_s_memory_is_written_and_read_where_it_lies() {
         };
         to_client.send_device(&[HEAD], bulk).unwrap();
         to_client.wait_until_device_read().unwrap();
-        // What is read may change.
+        // Memory that has been read may change.
         assert!(to_client.device_is_read());
         let (rest, _) = received(&mut from_server);
         match target {
@@ -75,7 +77,7 @@ fn a_gpu_s_memory_is_written_and_read_where_it_lies() {
             Some(_) => assert!(rest.is_empty() && program.0 == gpu.0[1..=LEN]),
         }
     }
-    // Beyond what was registered nothing is posted.
+    // Nothing is posted beyond the registered range.
     let beyond = DeviceBulk {
         address: address(&gpu) + 3,
         len: LEN,
@@ -87,7 +89,8 @@ fn a_gpu_s_memory_is_written_and_read_where_it_lies() {
     expect(&mut from_server, 1_000);
 }
 
-/// Past an end, by the key of memory that was freed, of another session's: refused, with nothing written anywhere.
+/// Writes beyond an end, with the key of freed memory, and with a key of another session are
+/// refused and change nothing.
 #[test]
 fn only_what_was_exposed_can_be_written() {
     if !is_possible(&RdmaFixture, "only_what_was_exposed_can_be_written") {
@@ -116,7 +119,7 @@ fn only_what_was_exposed_can_be_written() {
                 start
             }
         };
-        // Freed, in the last case: else it outlives the try.
+        // Freed before the attempt in the last case, otherwise kept until after it.
         let kept = (case != 3).then_some(memory);
         let bulk = Bulk {
             data: &data.0,
@@ -135,12 +138,13 @@ fn only_what_was_exposed_can_be_written() {
             "{case}"
         );
     }
-    // The other session, whose key it was, goes on.
+    // The other session, whose key was used, goes on.
     send(&mut other_to_client, 1_000);
     expect(&mut other_from_server, 1_000);
 }
 
-/// Memory that is none, and a dma-buf that is none or that the device's driver does not take: an error, and the link goes on.
+/// An address without memory, and a file that is no dma-buf or that the device's driver refuses: an
+/// error, and the link goes on.
 #[test]
 fn what_an_adapter_cannot_reach_is_said() {
     if !is_possible(&RdmaFixture, "what_an_adapter_cannot_reach_is_said") {
@@ -148,7 +152,7 @@ fn what_an_adapter_cannot_reach_is_said() {
     }
     let ((mut to_client, _from_client), (_to_server, mut from_server)) = pair();
     let registrar = to_client.registrar();
-    // SAFETY: nothing is there, which is the point.
+    // SAFETY: no memory is mapped there, which the test is about.
     let nothing = unsafe { DeviceMemory::new(1 << 30, 1 << 20, Reach::Address) };
     assert!(registrar.register_device(nothing).is_err());
     let no_dma_buf: OwnedFd = rustix::fs::memfd_create("no dma-buf", MemfdFlags::CLOEXEC).unwrap();

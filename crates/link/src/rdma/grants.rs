@@ -1,7 +1,7 @@
-//! Memory that one side gives the other to write the data of its next long frames into: a table in the producer's control page,
-//! which the consumer writes from afar. Grants are used in the order in which they were given, each once; what is told of one
-//! does not outlive it, but its key does, until the session ends: a peer that writes where it may no longer spoils the data of its
-//! own copies, and nobody else's.
+//! Grants: memory into which one side lets the other write the data of its next long frames. The
+//! consumer writes them by RDMA into a table in the producer's control page. Grants are used once
+//! each, in order. The producer forgets the address after use, but the rkey stays valid until the
+//! session ends: a peer that writes to used memory spoils only the data of its own copies.
 
 use std::{
     collections::VecDeque,
@@ -19,11 +19,12 @@ use crate::{Error, place::Segment};
 /// Grants that may be open at a time.
 pub(super) const GRANTS_MAX: usize = 16;
 pub(super) const GRANT_BYTES: usize = 32;
-/// In the control page, behind the words of both directions: what we grant, from where it is written to what the peer was told.
+/// Offsets in the control page, after the words of both directions: our grants, which the adapter
+/// sends from here, and the peer's, which it writes here.
 pub(super) const OUR_GRANTS: usize = 1024;
 pub(super) const TOLD_GRANTS: usize = OUR_GRANTS + GRANTS_MAX * GRANT_BYTES;
 
-/// The producer's side.
+/// The producer's side: grants received.
 pub(super) struct Given {
     control: Arc<Memory>,
     used: u64,
@@ -34,7 +35,7 @@ impl Given {
         Self { control, used: 0 }
     }
 
-    /// Memory for `len` bytes, if the next grant has come and has room for them.
+    /// Returns the next grant if it has arrived and has room for `len` bytes.
     pub(super) fn look(&self, len: usize) -> Option<RdmaTarget> {
         let [address, bytes_and_key, number, sum] = read(&self.control, self.used);
         let is_next =
@@ -46,21 +47,21 @@ impl Given {
         })
     }
 
-    /// The one that was [looked](Self::look) at is used.
+    /// Marks the grant that [`look`](Self::look) returned as used.
     pub(super) fn use_up(&mut self) {
         self.used += 1;
     }
 }
 
-/// Memory that was granted.
+/// Granted memory.
 pub(super) enum Grant {
-    /// A device's.
+    /// The caller's: pinned memory of a device.
     Placed(Box<dyn Segment>, Registered),
     /// The link's own.
     Own(Own),
 }
 
-/// The consumer's side.
+/// The consumer's side: grants given.
 pub(super) struct Granting {
     control: Arc<Memory>,
     open: VecDeque<Grant>,
@@ -82,7 +83,7 @@ impl Granting {
         self.open.len()
     }
 
-    /// Memory of the link's own, some that was used before if there is any.
+    /// Takes memory of the link's own, which may have been used before.
     pub(super) fn own(
         &self,
         len: usize,
@@ -103,7 +104,8 @@ impl Granting {
         }))
     }
 
-    /// Notes a grant down; the entry of the table is to be written to the producer.
+    /// Records a grant and returns its index in the table; the caller writes that entry to the
+    /// producer.
     pub(super) fn put(&mut self, mut grant: Grant) -> usize {
         let target = match &mut grant {
             Grant::Placed(memory, registered) => {
@@ -131,7 +133,7 @@ impl Granting {
         index
     }
 
-    /// The memory that a frame's `len` bytes of data are in.
+    /// Takes the memory that holds a frame's `len` bytes of data.
     pub(super) fn take(&mut self, len: usize) -> Result<Box<dyn Segment>, Error> {
         let mut memory = match self.open.pop_front() {
             Some(Grant::Placed(memory, _)) => memory,
@@ -163,9 +165,9 @@ fn read(control: &Memory, number: u64) -> [u64; 4] {
     })
 }
 
-/// Memory of the link's own, which goes back to it.
+/// Memory of the link's own, which is returned to the link when dropped.
 pub(super) struct Own {
-    /// There until dropped.
+    /// Present until dropped.
     region: Option<Arc<Region>>,
     len: usize,
     home: Arc<Mutex<Vec<Arc<Region>>>>,
@@ -188,7 +190,8 @@ impl Segment for Own {
     fn room(&mut self) -> &mut [u8] {
         let len = self.len;
         self.region.as_ref().map_or(&mut [], |region| {
-            // SAFETY: this object's alone. The peer's device may write it still if its owner breaks the rule; see `Memory::bytes`.
+            // SAFETY: only this object uses the range. The peer's device may still write it if its
+            // owner breaks the rule; see `Memory::bytes`.
             unsafe { region.memory.room(0, len) }
         })
     }

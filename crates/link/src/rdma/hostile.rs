@@ -1,4 +1,5 @@
-//! Fuzz targets: a peer whose adapter writes what it likes into our ring, with checks that agree, and its setup.
+//! Fuzz targets: a peer whose adapter writes arbitrary bytes with valid checks into our ring, and
+//! arbitrary setup messages.
 
 use std::{
     hint,
@@ -20,7 +21,7 @@ use crate::Error;
 /// Smaller than any ring in use, so that a fuzzer reaches all of it.
 const RING_BYTES: usize = 64 << 10;
 
-/// A device to which nothing matters.
+/// A device that ignores every request.
 struct Nowhere;
 
 impl Port for Nowhere {
@@ -41,11 +42,12 @@ impl Port for Nowhere {
     }
 }
 
-/// Frames of the lengths that `data` says, four bytes each, one behind the other, where the ring holds `data` too.
+/// Receives frames of the lengths in `data`, four bytes each, one after the other, from a ring that
+/// also holds `data`.
 ///
 /// # Panics
 ///
-/// When something is handed out that breaks a promise of the link.
+/// If something is handed out that breaks a promise of the link.
 pub fn fuzz_ring(data: &[u8]) {
     let (Ok(ring), Ok(words)) = (Memory::new(RING_BYTES), Memory::new(CONTROL_BYTES)) else {
         return;
@@ -65,7 +67,7 @@ pub fn fuzz_ring(data: &[u8]) {
         let position = consumer.position();
         let offset = position as usize & (RING_BYTES - 1);
         let header = u64::from(len) | u64::from(check::tag(position)) << 32;
-        // A length that says that there is data elsewhere is one still.
+        // A length that announces separate data is a length, too.
         let covered = match (len & !APART) as usize {
             len @ 1..=CHECKED_BYTES_MAX => len.next_multiple_of(16),
             _ => 0,
@@ -89,7 +91,7 @@ pub fn fuzz_ring(data: &[u8]) {
                 assert!((1..=FRAME_BYTES_MAX).contains(&len));
                 assert!(apart.is_none_or(|data| (1..=FRAME_BYTES_MAX).contains(&data.len)));
                 let bytes = consumer.bytes(offset, len);
-                // Touches every byte, so that one that is not there is found.
+                // Touches every byte, so that an invalid one is found.
                 hint::black_box(
                     bytes
                         .iter()
@@ -104,11 +106,11 @@ pub fn fuzz_ring(data: &[u8]) {
     }
 }
 
-/// A setup message.
+/// Decodes a setup message.
 ///
 /// # Panics
 ///
-/// When one is accepted that breaks a rule.
+/// If one is accepted that breaks a rule.
 pub fn fuzz_setup(data: &[u8]) {
     let mut bytes = [0; SETUP_BYTES];
     let len = data.len().min(SETUP_BYTES);

@@ -1,4 +1,4 @@
-//! libibverbs, loaded when the first RDMA link is wanted: whoever wants none needs none.
+//! Loads libibverbs at the first RDMA link, so that programs without RDMA do not need it.
 
 use std::{
     ffi::{c_char, c_int, c_uint, c_void},
@@ -11,14 +11,15 @@ use super::{abi::*, error::RdmaError};
 
 const NAME: &str = "libibverbs.so.1";
 
-/// Domain, offset in the dma-buf, length, address for the device's use, the dma-buf, access.
+/// Arguments: domain, offset in the dma-buf, length, address for the device's use, the dma-buf,
+/// access.
 type RegDmabufMr = unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
 
-/// Declares the functions once: their types, and how they are found.
+/// Declares the functions once: their types and how they are found.
 macro_rules! functions {
     ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions of the library that are used. None of them is to be called by a forked child for what its
-        /// parent made.
+        /// The functions of the library that are used. A forked child must call none of them on
+        /// objects of its parent.
         #[allow(non_snake_case)]
         pub(super) struct Verbs {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
@@ -30,8 +31,8 @@ macro_rules! functions {
 
         fn resolve(library: Library) -> Result<Verbs, RdmaError> {
             $(
-                // SAFETY: the symbol is a function of this type by the library's public header, whose version the file's
-                // name states.
+                // SAFETY: the symbol is a function of this type by the library's public header,
+                // whose version the file's name states.
                 let $name = unsafe {
                     library.get::<unsafe extern "C" fn($($argument),*) $(-> $result)?>(
                         concat!(stringify!($name), "\0").as_bytes(),
@@ -74,14 +75,15 @@ functions! {
     ibv_wc_status_str(c_uint) -> *const c_char;
 }
 
-/// The library, loaded at the first call.
+/// Returns the library, loaded at the first call.
 pub(super) fn verbs() -> Result<&'static Verbs, RdmaError> {
     static VERBS: OnceLock<Result<Verbs, RdmaError>> = OnceLock::new();
     VERBS.get_or_init(load).as_ref().map_err(Clone::clone)
 }
 
 fn load() -> Result<Verbs, RdmaError> {
-    // SAFETY: libibverbs has constructors of no consequence; it is a system library that the administrator installed.
+    // SAFETY: libibverbs has constructors of no consequence; it is a system library that the
+    // administrator installed.
     let library = unsafe { Library::new(NAME) }.map_err(|error| RdmaError::NoLibrary {
         reason: error.to_string(),
     })?;

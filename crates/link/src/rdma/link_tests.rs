@@ -1,4 +1,5 @@
-//! A link over the device that this machine has, where it has one; else said loudly: what it posts, and a peer that lies.
+//! A link over this machine's device, otherwise the tests print that they did not run: what it
+//! posts, and a peer that lies.
 
 use std::{
     thread,
@@ -53,7 +54,8 @@ pub(super) fn expect(receiver: &mut Receiver, len: usize) {
     assert!(frame.len() == len && frame.iter().all(|&byte| byte == 7));
 }
 
-/// What a launch costs: one request, one doorbell, no copy but the one into the memory that the device reads.
+/// The cost of a launch: one request, one doorbell, no copy except the one into memory that the
+/// device reads.
 #[test]
 fn a_small_frame_is_one_request_and_one_doorbell() {
     if !is_possible(
@@ -65,7 +67,7 @@ fn a_small_frame_is_one_request_and_one_doorbell() {
     let ((_to_client, mut from_client), (mut to_server, _from_server)) = pair();
     for len in [1, 100, 150, 1_000, CHECKED_BYTES_MAX] {
         let before = to_server.counts();
-        // Laid out where the device takes it from.
+        // Laid out where the device reads it.
         let mirror = to_server.mirror();
         let room = to_server.reserve(len).unwrap();
         assert!(mirror.contains(&(room.as_ptr() as u64)));
@@ -85,12 +87,12 @@ fn a_small_frame_is_one_request_and_one_doorbell() {
             !is_inline || after.inline - before.inline == 1,
             "{len} bytes"
         );
-        // And received where the device put it.
+        // Received where the device wrote it.
         let ring = from_client.ring();
         let frame = from_client.recv(Wait::Until(soon())).unwrap().unwrap();
         assert!(ring.contains(&(frame.as_ptr() as u64)));
     }
-    // Longer ones are two requests of one doorbell, and what waits already goes along.
+    // Longer ones are two requests with one doorbell; frames that wait already go with them.
     let before = to_server.counts();
     send(&mut to_server, CHECKED_BYTES_MAX + 1);
     let after = to_server.counts();
@@ -109,7 +111,8 @@ fn a_small_frame_is_one_request_and_one_doorbell() {
     }
 }
 
-/// Nothing is told, and nobody woken, for every frame: words go back once for an eighth of the ring.
+/// The receiver sends no word and no wake-up for every frame: words go back once per eighth of the
+/// ring.
 #[test]
 fn frames_cost_their_receiver_next_to_no_requests() {
     if !is_possible(
@@ -125,14 +128,14 @@ fn frames_cost_their_receiver_next_to_no_requests() {
     for _ in 0..300 {
         expect(&mut from_client, 100);
     }
-    // It may have slept before the first one.
+    // The receiver may have slept before the first frame.
     let posted = from_client.counts().requests;
     assert!(posted < 30, "{posted} requests for 300 frames");
     assert!(to_server.counts().wakes <= 2 + posted);
 }
 
-/// A server that says a key which is another session's: its device refuses what the client writes, that session is not
-/// harmed, and the client is told.
+/// A server that sends another session's key: its device refuses what the client writes, the other
+/// session is unharmed, and the client gets an error.
 #[test]
 fn a_key_of_another_session_is_refused() {
     if !is_possible(&RdmaFixture, "a_key_of_another_session_is_refused") {
@@ -176,7 +179,7 @@ fn a_key_of_another_session_is_refused() {
     expect(&mut from_server, 1_000);
 }
 
-/// What a side hears that is cut or nonsense, and what it says itself where it has no device that suits.
+/// A setup that is cut short or nonsense, and the message of a side without a suitable device.
 #[test]
 fn a_setup_that_is_wrong_is_an_error_on_both_sides() {
     if !is_possible(
@@ -192,7 +195,8 @@ fn a_setup_that_is_wrong_is_an_error_on_both_sides() {
         let error = server.into_link_server().unwrap_err();
         assert!(error.is_disconnect(), "{cut}: {error}");
     }
-    // The server is asked for a device that it does not have; the client learns why there is no link.
+    // The server is asked for a device that it does not have; the client learns why there is no
+    // link.
     let (server, client) = streams();
     let server = server.with_rdma("device=mlx9_9".parse().unwrap()).unwrap();
     assert_eq!(server.kind(), Kind::Rdma);
@@ -207,7 +211,7 @@ fn a_setup_that_is_wrong_is_an_error_on_both_sides() {
         unreachable!("{error}");
     };
     assert!(reason.contains("mlx9_9"), "{reason}");
-    // A client whose partition, kind of address or link layer differs would only be met by silence.
+    // A client with another partition, kind of address or link layer would otherwise wait in vain.
     let (mut server, client) = streams();
     let client = thread::spawn(move || client.into_link_client(soon()).unwrap_err());
     let mut theirs = setup::receive(&mut server, soon()).unwrap();
@@ -220,7 +224,7 @@ fn a_setup_that_is_wrong_is_an_error_on_both_sides() {
     );
 }
 
-/// Packets may be smaller than the port's largest, as either side wishes.
+/// Either side may make packets smaller than the port's largest.
 #[test]
 fn every_mtu_carries_frames() {
     if !is_possible(&RdmaFixture, "every_mtu_carries_frames") {
@@ -245,8 +249,8 @@ fn every_mtu_carries_frames() {
     }
 }
 
-/// Where this process may lock less memory than a link needs, which is only so for one without privileges:
-/// `OUTBOARD_RDMA_MEMLOCK` says that it is.
+/// Runs only if `OUTBOARD_RDMA_MEMLOCK` says that this process may lock less memory than a link
+/// needs, which is so only without privileges.
 #[test]
 fn a_limit_on_locked_memory_is_named() {
     if std::env::var_os("OUTBOARD_RDMA_MEMLOCK").is_none() {
@@ -260,7 +264,7 @@ fn a_limit_on_locked_memory_is_named() {
     };
     assert!(limit < needed, "{error}");
     assert!(error.to_string().contains("ulimit -l"), "{error}");
-    // Nobody waits for what does not come.
+    // The server does not wait for a message that cannot come.
     let error = server.into_link_server().unwrap_err();
     assert!(error.is_disconnect(), "{error}");
 }

@@ -1,13 +1,13 @@
-//! Long frames, whose data need not lie in the mirror, and need not go to the ring.
+//! Long frames, whose data need not be in the mirror and need not go to the ring.
 //!
 //! ```text
-//!  from   the mirror, copied there                 to   the ring
-//!         registered memory that it lies in             memory that the consumer granted beforehand (`grants.rs`)
-//!                                                       memory that the peer's message named
+//!  from   the mirror, into which it is copied     to   the ring
+//!         registered memory that holds it              memory granted before (`grants.rs`)
+//!                                                      memory that the peer's message named
 //! ```
 //!
-//! Where it does not go to the ring, the frame is its head behind 16 bytes that tell how long the data is and how much of the
-//! ring the mirror's copy of it takes the place of.
+//! If the data does not go to the ring, the frame is 16 bytes and the head. The 16 bytes hold the
+//! length of the data, and the part of the ring that corresponds to the data's copy in the mirror.
 
 use std::sync::atomic::Ordering;
 
@@ -20,32 +20,32 @@ use super::{
 };
 use crate::Error;
 
-/// In a length: the frame's data is not in the ring. 16 bytes about it come first.
+/// Flag in a length: the frame's data is not in the ring, and 16 bytes about it come first.
 pub(super) const APART: u32 = 1 << 30;
 pub(super) const APART_BYTES: usize = 16;
 
-/// Where the data of a long frame goes.
+/// Destination of a long frame's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum To {
     Ring,
-    /// Memory that the consumer granted for the next frame that asks for some.
+    /// Memory that the consumer granted for the next frame that can use it.
     Granted(RdmaTarget),
-    /// Memory that the consumer knows of.
+    /// Memory that the consumer named for this frame.
     Named(RdmaTarget),
 }
 
-/// A long frame: its head, and data that is not part of it yet.
+/// A long frame to be sent: its lengths, and where its data comes from and goes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Long {
     pub(super) head: usize,
     pub(super) data: usize,
-    /// Where the data lies; else it is to be copied into the mirror.
+    /// The registered memory that holds the data; `None` if it is to be copied into the mirror.
     pub(super) from: Option<Piece>,
     pub(super) to: To,
 }
 
 impl Long {
-    /// What it occupies behind a header.
+    /// Bytes that the frame takes after its header.
     pub(super) fn footprint(&self) -> usize {
         match (self.to, self.from) {
             (To::Ring, _) => self.head + self.data,
@@ -54,7 +54,7 @@ impl Long {
         }
     }
 
-    /// Where its data, or the copy of it, begins behind the header.
+    /// Offset after the header at which its data, or the copy of it, begins.
     fn data_at(&self) -> usize {
         match self.to {
             To::Ring => self.head,
@@ -63,17 +63,17 @@ impl Long {
     }
 }
 
-/// Data that goes with a frame and was written elsewhere.
+/// Data that belongs to a frame and was written outside the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Apart {
     pub(super) len: usize,
-    /// Into memory that was granted, the oldest; else where this side asked for it.
+    /// True if it is in the oldest granted memory, false if it is where this side asked for it.
     pub(super) is_granted: bool,
 }
 
 impl<P: Port> Producer<P> {
-    /// Room in the mirror for a long frame at `at`, which [`place`](Self::place) said for its footprint: for its head, and for
-    /// its data if that is to be copied there.
+    /// Returns room in the mirror for the head of a long frame at `at`, and for its data if that is
+    /// to be copied there. `at` is the result of [`place`](Self::place) for the frame's footprint.
     pub(super) fn reserve_long(&mut self, at: u64, long: &Long) -> (&mut [u8], &mut [u8]) {
         let is_apart = long.to != To::Ring;
         let copied = if long.from.is_none() { long.data } else { 0 };
@@ -96,11 +96,11 @@ impl<P: Port> Producer<P> {
         (&mut head[..long.head], data)
     }
 
-    /// Makes it a frame, and posts it: with data of somebody else's nothing is to be waited for. The last request is signalled
-    /// if the owner of the data is to know when it is free.
+    /// Makes the reservation a frame and posts it at once, since its data may belong to the caller.
+    /// The last request is signalled if the data's owner must learn when the adapter has read it.
     pub(super) fn commit_long(&mut self, long: &Long) -> Result<(), Error> {
         let (at, _) = std::mem::take(&mut self.reserved);
-        // Three for this one, and one for what is skipped.
+        // Three for this frame, and one for skipped bytes.
         if self.waiting + 4 > WRITES_MAX {
             self.flush()?;
         }
@@ -144,7 +144,7 @@ impl<P: Port> Producer<P> {
     }
 
     fn wait_with(&mut self, op: Op) {
-        // Of the mirror, or in its place.
+        // Bytes of the mirror, or of what is written in place of them.
         self.waiting_bytes += match op {
             Op::Place { len, .. } => len,
             Op::Fill { from, .. } => from.len as usize,
@@ -156,7 +156,7 @@ impl<P: Port> Producer<P> {
 }
 
 impl<P: Port> Consumer<P> {
-    /// A frame whose data is elsewhere.
+    /// A frame with separate data.
     pub(super) fn frame_apart(
         &self,
         offset: usize,
@@ -164,7 +164,7 @@ impl<P: Port> Consumer<P> {
         footprint: usize,
     ) -> Result<Found, Error> {
         let body = offset + HEADER_BYTES;
-        // Copies, which are what is checked and used: the peer can write them at any time.
+        // Copies are checked and used: the peer can write the words at any time.
         let [lens, kind] = [0, 8].map(|at| self.ring.word(body + at).load(Ordering::Relaxed));
         let (data, replaced) = (lens as u32 as usize, (lens >> 32) as usize);
         let left = (self.capacity as usize - offset).saturating_sub(footprint);

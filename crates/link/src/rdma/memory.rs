@@ -1,5 +1,5 @@
-//! Memory that devices read and write. The link's own are pages shared with forked children rather than copied for them, so that
-//! a fork never moves what a device has pinned.
+//! Memory that devices read and write. The link's own memory is shared with forked children, not
+//! copied for them, so that a fork never moves pages that a device has pinned.
 
 use std::{
     ptr::{self, NonNull},
@@ -16,14 +16,14 @@ pub(super) struct Memory {
     is_owned: bool,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; it is accessed through atomics, or through slices whose rules
-// are those of the ring's only producer and only consumer.
+// SAFETY: the mapping belongs to the process, not to a thread; it is accessed through atomics, or
+// through slices under the rules for the ring's only producer and only consumer.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Zeroed pages.
+    /// Maps zeroed pages.
     pub(super) fn new(len: usize) -> Result<Self, Error> {
         const DOING: &str = "making memory for RDMA";
         let flags = MapFlags::SHARED;
@@ -39,7 +39,7 @@ impl Memory {
         })
     }
 
-    /// Memory of somebody else's, for devices only: nothing here makes slices of it.
+    /// Describes memory of another owner, for devices only: no slice of it is made here.
     pub(super) fn elsewhere(address: u64, len: usize) -> Option<Self> {
         let base = ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?);
         Some(Self {
@@ -61,18 +61,20 @@ impl Memory {
     #[inline(always)]
     pub(super) fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset < self.len && self.len - offset >= 8);
-        // SAFETY: within the mapping and aligned; all bytes are values of an atomic, whoever writes them meanwhile.
+        // SAFETY: within the mapping and aligned; any bytes are a valid atomic, and concurrent
+        // writes are allowed.
         unsafe { self.base.add(offset).cast::<AtomicU64>().as_ref() }
     }
 
-    /// The bytes of a frame. A hostile peer can change them while they are read: decoders copy a scalar out before they
-    /// check it, so that the worst is a frame that makes no sense.
+    /// The bytes of a frame. A hostile peer can change them while they are read: a decoder copies a
+    /// scalar out before it checks it, so that at worst a frame makes no sense.
     #[inline]
     pub(super) fn bytes(&self, offset: usize, len: usize) -> &[u8] {
         assert!(offset <= self.len && self.len - offset >= len);
-        // SAFETY: within the mapping. That the bytes do not change while borrowed is the protocol's rule: the producer writes
-        // only where the consumer has given room back. Memory that is written by a device whose owner breaks the rule is
-        // outside what the language describes; see above.
+        // SAFETY: within the mapping. That the bytes do not change while borrowed is the protocol's
+        // rule: the producer writes only where the consumer has given room back. Memory that is
+        // written by a device whose owner breaks the rule is outside what the language describes;
+        // see above.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), len) }
     }
 
@@ -80,12 +82,12 @@ impl Memory {
     ///
     /// # Safety
     ///
-    /// Nobody else in this process has a slice of this range, and no device writes it.
+    /// No other thread of this process has a slice of this range, and no device writes it.
     #[inline]
     #[allow(clippy::mut_from_ref)]
     pub(super) unsafe fn room(&self, offset: usize, len: usize) -> &mut [u8] {
         assert!(offset <= self.len && self.len - offset >= len);
-        // SAFETY: within the mapping, and the caller's alone.
+        // SAFETY: within the mapping; the caller alone uses the range.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(offset), len) }
     }
 }
@@ -95,7 +97,8 @@ impl Drop for Memory {
         if !self.is_owned {
             return;
         }
-        // SAFETY: mapped by `new`, and every reference into it borrows from `self`. An error would mean that it is not mapped.
+        // SAFETY: mapped by `new`, and every reference into it borrows from `self`. An error would
+        // mean that it is not mapped.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

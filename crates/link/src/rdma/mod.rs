@@ -1,21 +1,23 @@
-//! rdma: frames written into the peer's memory by the network adapters, over RoCE v2 or InfiniBand.
+//! rdma: network adapters write frames into the peer's memory, over RoCE v2 or InfiniBand.
 //!
 //! ```text
-//!  abi ─► library ─► device ─► domain, queue      verbs: libibverbs, loaded at run time, and safe types over it
+//!  abi ─► library ─► device ─► domain, queue      verbs: libibverbs and safe types over it
 //!                                   │
-//!  check ─► control ─► ring ─► endpoint           a ring written from afar; all but the endpoint knows no device
-//!             long ─────┘           │              frames whose data is elsewhere
-//!  registry, grants ─► bulk ────────┤              data registered where it lies, and memory given for it
+//!  check ─► control ─► ring ─► endpoint           a ring written by RDMA; endpoint knows devices
+//!             long ─────┘           │              frames with separate data
+//!  registry, grants ─► bulk ────────┤              registered data, and memory granted for it
 //!                                   │
-//!  options, setup, prepared ─► connection         two of them, one a direction, arranged over tcp
+//!  options, setup, prepared ─► connection         two of them, one per direction
 //! ```
 //!
-//! * Whoever wants no rdma link needs no library: it is loaded by the first.
-//! * A frame is laid out in registered memory, and one request writes it to where the receiver looks. Short ones travel in the
-//!   request.
-//! * Nothing that the peer's adapter wrote is believed before its check agrees (`check.rs`), and then as little as over shm.
-//! * Who waits looks at memory, then sleeps, having told the peer so (`control.rs`), and is woken by its next write.
-//! * The tcp connection stays, silent: its end is the peer's.
+//! * The library is loaded by the first rdma link, so that a program without one does not need it.
+//! * A frame is laid out in registered memory, and one request writes it to where the receiver
+//!   looks. Short frames travel in the request itself.
+//! * No byte that the peer's adapter wrote is believed before its check agrees (`check.rs`), and
+//!   then no more than over shm.
+//! * A side that waits looks at memory, then tells the peer that it sleeps (`control.rs`), and is
+//!   woken by the peer's next write.
+//! * The tcp connection stays open and silent: when it ends, the peer is gone.
 
 mod abi;
 mod bulk;

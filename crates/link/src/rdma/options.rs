@@ -1,44 +1,46 @@
-//! What a URL, or the environment, says of the device: `device=mlx5_0&port=1&gid=3&mtu=4096&traffic_class=106&pkey=0xffff`,
-//! and how adapters get at the GPU's memory: `gpu_memory=auto`.
+//! Options in a URL or the environment: for the device,
+//! `device=mlx5_0&port=1&gid=3&mtu=4096&traffic_class=106&pkey=0xffff`; for how adapters access the
+//! GPU's memory, `gpu_memory=auto`.
 
 use std::{fmt, str::FromStr};
 
-/// Where a side's environment says what its URL leaves open, in the same words.
+/// Variable with options, in a URL's form, for what the URL leaves open.
 const ENVIRONMENT: &str = "OUTBOARD_RDMA";
-/// The longest name of a device: `IB_DEVICE_NAME_MAX` of the kernel less its NUL.
+/// Longest name of a device: `IB_DEVICE_NAME_MAX` of the kernel less its NUL.
 const DEVICE_NAME_BYTES_MAX: usize = 63;
 
-/// What was asked of one side's RDMA device. What is left open is chosen: the device and the GID by the address of the tcp
-/// connection, the MTU by the ports of both sides.
+/// Options for one side's RDMA device. What they leave open is chosen: the device and the GID by
+/// the address of the tcp connection, the MTU by the ports of both sides.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct RdmaOptions {
     pub device: Option<String>,
     pub port: Option<u8>,
-    /// Its index in the port's table.
+    /// Index in the port's table.
     pub gid: Option<u8>,
     /// Bytes of payload in one packet: 256, 512, 1024, 2048 or 4096.
     pub mtu: Option<u16>,
-    /// Of the packets that this side sends: the DSCP is its upper six bits.
+    /// For the packets that this side sends: its upper six bits are the DSCP.
     pub traffic_class: Option<u8>,
-    /// The partition, as a P_Key of which the uppermost bit does not matter.
+    /// The partition, as a P_Key whose uppermost bit is ignored.
     pub pkey: Option<u16>,
-    /// Whether adapters use the GPU's memory where it lies: the server says what may be tried, the client whether it wants it.
+    /// Way in which adapters access the GPU's memory in place: the server's option says what may be
+    /// tried, the client's whether it is wanted.
     pub gpu_memory: Option<GpuMemory>,
 }
 
-/// How adapters get at the GPU's memory.
+/// Ways in which adapters access the GPU's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GpuMemory {
-    /// By whichever way works: a dma-buf, else the driver's nvidia-peermem.
+    /// Whichever works: a dma-buf, otherwise the driver's nvidia-peermem.
     #[default]
     Auto,
-    /// As a dma-buf of the GPU driver's, or not at all.
+    /// A dma-buf of the GPU driver's, or none.
     DmaBuf,
-    /// By its address, which a kernel module of the GPU driver's makes out, or not at all.
+    /// The address, which a kernel module of the GPU driver's resolves, or none.
     Peermem,
-    /// Not: data passes through pinned memory.
+    /// None: data passes through pinned memory.
     Off,
 }
 
@@ -50,7 +52,7 @@ impl GpuMemory {
         ("off", Self::Off),
     ];
 
-    /// As the options say it.
+    /// Returns the name in the options' text.
     pub fn name(self) -> &'static str {
         let named = Self::ALL.iter().find(|(_, one)| *one == self);
         named.map_or("auto", |(name, _)| name)
@@ -62,7 +64,7 @@ impl RdmaOptions {
         *self == Self::default()
     }
 
-    /// What this leaves open, as the environment says.
+    /// Takes what this leaves open from the environment.
     pub(crate) fn with_environment(&self) -> Result<Self, String> {
         let said = match std::env::var(ENVIRONMENT) {
             Ok(text) => text
@@ -154,7 +156,7 @@ impl fmt::Display for RdmaOptions {
 }
 
 fn device(name: &str) -> Result<String, String> {
-    // It becomes part of a path under /sys.
+    // The name becomes part of a path under /sys.
     let is_fine = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
     if name.is_empty()
         || name.len() > DEVICE_NAME_BYTES_MAX

@@ -1,4 +1,4 @@
-//! How a rdma link is made: what one side has before it knows of the other, and what becomes of it then.
+//! Makes a rdma link: prepares one side before it knows the other, and connects it afterwards.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -27,10 +27,10 @@ use super::{
 };
 use crate::{Error, Stream};
 
-/// A page, which is what is registered anyway.
+/// A page, since whole pages are registered.
 pub(super) const CONTROL_PAGE_BYTES: usize = 4096;
 
-/// Which way frames go: the index of a direction's queue and control words, on both sides.
+/// Direction of frames: the index of a direction's queue and control words, on both sides.
 pub(super) const TO_CLIENT: usize = 0;
 pub(super) const TO_SERVER: usize = 1;
 
@@ -40,7 +40,7 @@ const _: () = {
     assert!(RDMA_RING_BYTES.is_power_of_two() && RDMA_RING_BYTES >= RING_BYTES_MIN);
 };
 
-/// All that one side has before it knows of the other.
+/// Everything that one side has before it knows the other.
 pub(super) struct Prepared {
     chosen: Chosen,
     ring: Arc<Region>,

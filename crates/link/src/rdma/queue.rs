@@ -1,8 +1,9 @@
-//! One reliable connection: its queue pair, the one completion queue of both its work queues, and the channel that wakes who
-//! sleeps on it. One half of a link owns it; nothing here is shared between threads.
+//! One reliable connection: its queue pair, the one completion queue of both work queues, and the
+//! channel that wakes a thread which sleeps on it. One half of a link owns it; threads share
+//! nothing here.
 //!
-//! Requests are completed in order. Only some are signalled: a signalled request's completion speaks for all before it, so
-//! that the peer's acknowledgement costs the processor nothing for most.
+//! Requests are completed in order. Only some are signalled: the completion of a signalled request
+//! stands for all before it, so that most acknowledgements cost the processor nothing.
 
 use std::{
     collections::VecDeque,
@@ -24,48 +25,50 @@ use crate::Error;
 
 /// Requests that may be outstanding.
 pub(super) const SEND_DEPTH: usize = 256;
-/// A request is signalled when so many before it were not.
+/// A request is signalled after this many that were not.
 const SIGNAL_EVERY: usize = SEND_DEPTH / 4;
-/// Wake-ups that may arrive before the last ones were looked at; more wait at their sender's.
+/// Wake-ups that may arrive before the last ones were looked at; further ones wait at their sender.
 const RECEIVE_DEPTH: usize = 16;
-/// Asked of the device, as it is: a small frame then travels in the request itself and need not be fetched.
+/// Asked of the device, which may grant less: a small frame then travels in the request itself and
+/// need not be fetched.
 const INLINE_BYTES: u32 = 220;
-/// Requests of one doorbell.
+/// Requests per doorbell, at most.
 pub(super) const POSTED_MAX: usize = 16;
 
-/// How often a packet is sent again that nobody acknowledges; then an adapter gives its peer up. Software RoCE takes 7 for
-/// endless, and must: it counts every loss since the last acknowledgement, progress or not, and at a few percent of losses a
-/// long write has more than six. There [`check_progress`](Queue::check_progress) is what ends a wait.
+/// Times that an unacknowledged packet is sent again; then an adapter gives its peer up. Software
+/// RoCE takes 7 for endless, and must have it: it counts every loss since the last acknowledgement,
+/// with progress or not, and at a few per cent of losses a long write has more than six. There
+/// [`check_progress`](Queue::check_progress) ends a wait.
 pub(super) const RETRIES: u8 = 7;
-/// How long a peer's device is left alone that has no request for a wake-up: 0.64 ms. Seven means for ever: such a device
-/// lives, and its process is watched otherwise.
+/// Time before another attempt at a peer's device that has no request posted for a wake-up: 0.64
+/// ms. Seven retries mean endless: such a device lives, and its process is watched by other means.
 const NOT_READY_TIMER: u8 = 12;
 const NOT_READY_RETRIES: u8 = 7;
-/// How long requests may make no progress.
+/// Longest time that requests may make no progress.
 pub(super) const STALLED_MS_MAX: u64 = 8_000;
 const HOP_LIMIT: u8 = 64;
 pub(super) const PSN_MASK: u32 = 0xff_ffff;
 
-/// What a request does.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
     Write,
-    /// Wakes the peer, too, if it sleeps.
+    /// Writes, and wakes the peer if it sleeps.
     WriteAndWake,
     Read,
 }
 
-/// One request: bytes of ours, to (or from) memory of the peer's.
+/// One request: bytes of ours to memory of the peer's, or the reverse for a read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
     pub(super) verb: Verb,
-    /// Of a region that the queue was made with.
+    /// Part of a region that the queue was made with.
     pub(super) piece: Piece,
     pub(super) remote: u64,
     pub(super) rkey: u32,
 }
 
-/// The other end.
+/// Address and settings of the peer's queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Remote {
     pub(super) number: u32,
@@ -80,28 +83,29 @@ pub(super) struct Queue {
     cq: NonNull<ibv_cq>,
     channel: NonNull<ibv_comp_channel>,
     domain: Arc<Domain>,
-    /// What the device reads and writes for this queue.
+    /// Memory that the device reads and writes for this queue.
     _regions: Vec<Arc<Region>>,
     pub(super) psn: u32,
     inline_bytes: usize,
     posted: u64,
     completed: u64,
-    /// Signalled requests: how many were posted with it, and what it means to the owner.
+    /// Signalled requests: the number of requests that each completes, and its mark.
     signals: VecDeque<(u64, u64)>,
     unsignalled: usize,
-    /// What the last completed signal meant.
+    /// Mark of the last completed signal.
     mark: u64,
-    /// When something was last known to be complete.
+    /// Time at which something was last known to be complete.
     progress_at: Option<Instant>,
     woken: u64,
     failed: Option<RdmaError>,
-    /// After which the device gives its peer up, at most.
+    /// Time after which the device gives its peer up, at most.
     unanswered_ms: u64,
     events: u32,
     counts: RdmaCounts,
 }
 
-// SAFETY: libibverbs's objects may be used from any thread, by its documentation; the queue has one owner.
+// SAFETY: libibverbs's objects may be used from any thread, by its documentation; the queue has one
+// owner.
 unsafe impl Send for Queue {}
 
 impl Queue {
@@ -147,7 +151,7 @@ impl Queue {
         Ok(queue)
     }
 
-    /// The number by which the peer reaches it.
+    /// Returns the number of the queue pair, which the peer addresses.
     pub(super) fn number(&self) -> u32 {
         // SAFETY: made by `new`; the library does not change it.
         unsafe { self.qp.as_ref().qp_num }
@@ -165,7 +169,7 @@ impl Queue {
         self.modify(&mut attr, mask, "preparing an RDMA queue pair")
     }
 
-    /// Connects it: from here on it receives and sends.
+    /// Connects the queue pair: afterwards it receives and sends.
     pub(super) fn connect(&self, chosen: &Chosen, remote: &Remote) -> Result<(), RdmaError> {
         let mut attr = ibv_qp_attr {
             qp_state: IBV_QPS_RTR,
@@ -178,7 +182,7 @@ impl Queue {
         };
         attr.ah_attr.port_num = chosen.port;
         attr.ah_attr.dlid = remote.lid;
-        // RoCE knows no other addresses; InfiniBand needs them between subnets.
+        // RoCE has no other addresses; InfiniBand needs them between subnets.
         if chosen.is_ethernet || remote.gid[..8] != chosen.gid[..8] {
             attr.ah_attr.is_global = 1;
             attr.ah_attr.grh = ibv_global_route {
@@ -230,19 +234,21 @@ impl Queue {
         RdmaError::of(rc, doing)
     }
 
-    /// Whether `count` more requests may be posted, as far as is known; [`poll`](Self::poll) may learn of more.
+    /// Returns true if `count` more requests may be posted, as far as is known;
+    /// [`poll`](Self::poll) may learn of more room.
     #[inline]
     pub(super) fn has_room(&self, count: usize) -> bool {
         (self.posted - self.completed) as usize + count <= SEND_DEPTH
     }
 
-    /// Whether all that was posted is known to have been done. Only what was signalled can be.
+    /// Returns true if everything posted is known to be done. Only signalled requests can be known.
     pub(super) fn is_idle(&self) -> bool {
         self.posted == self.completed
     }
 
-    /// Posts `requests` by one doorbell; there is room for them. The last is signalled if `is_signalled`, or when it is time;
-    /// [`done`](Self::done) is `mark` once it is complete. True if it was signalled.
+    /// Posts `requests` by one doorbell; there is room for them. The last is signalled if
+    /// `is_signalled`, or when one is due, and [`done`](Self::done) is `mark` once it is complete.
+    /// Returns true if it was signalled.
     #[inline]
     pub(super) fn post(
         &mut self,
@@ -250,7 +256,7 @@ impl Queue {
         is_signalled: bool,
         mark: u64,
     ) -> Result<bool, Error> {
-        // A launch is one request: what it is described in is no larger than that.
+        // A launch is one request, so its description takes no more stack than for one.
         match requests.len() {
             1 => self.post_some::<1>(requests, is_signalled, mark),
             _ => self.post_some::<POSTED_MAX>(requests, is_signalled, mark),
@@ -309,8 +315,9 @@ impl Queue {
         self.counts.requests += requests.len() as u64;
         self.counts.doorbells += 1;
         let mut bad = ptr::null_mut();
-        // SAFETY: the chain of requests and their pieces outlive the call, which copies them; what they name is memory of
-        // regions that the queue's owner keeps registered for longer than the queue lives.
+        // SAFETY: the chain of requests and their pieces outlive the call, which copies them; the
+        // memory that they name belongs to regions that the queue's owner keeps registered for
+        // longer than the queue lives.
         let rc = unsafe {
             let Some(post) = self.ops().post_send else {
                 return Err(broken("it has no call to post requests"));
@@ -329,8 +336,9 @@ impl Queue {
         Ok(is_signalled)
     }
 
-    /// An error if a request that will be signalled, and was posted `since`, has made no progress for longer than any adapter
-    /// takes to do it or give it up. Some do neither: software RoCE whose own port is down.
+    /// Returns an error if a request that will be signalled, posted at `since`, has made no
+    /// progress for longer than any adapter takes to do it or give it up. Some devices do neither:
+    /// software RoCE whose own port is down.
     pub(super) fn check_progress(&self, since: Instant) -> Result<(), Error> {
         let still = self.progress_at.map_or(since, |at| at.max(since)).elapsed();
         if self.is_idle() || still < Duration::from_millis(STALLED_MS_MAX) {
@@ -340,13 +348,13 @@ impl Queue {
         Err(Error::Vanished { ms })
     }
 
-    /// What the last completed signal was marked with.
+    /// Mark of the last completed signal.
     #[inline]
     pub(super) fn done(&self) -> u64 {
         self.mark
     }
 
-    /// Wake-ups that have come.
+    /// Wake-ups that have arrived.
     pub(super) fn wakes(&self) -> u64 {
         self.woken
     }
@@ -359,16 +367,17 @@ impl Queue {
         &mut self.counts
     }
 
-    /// Requests posted, and of these how many are known to have been done.
+    /// Number of requests posted, and number of these known to be done.
     pub(super) fn progress(&self) -> (u64, u64) {
         (self.posted, self.completed)
     }
 
-    /// Takes in what has completed. An error is that of the connection, which is of no further use.
+    /// Processes completions. An error is the connection's, which is unusable afterwards.
     pub(super) fn poll(&mut self) -> Result<(), Error> {
         loop {
             let mut found = [ibv_wc::default(); 8];
-            // SAFETY: there is room for as many completions as are asked for, and the queue is ours.
+            // SAFETY: there is room for as many completions as are asked for, and the queue is
+            // ours.
             let count = unsafe {
                 let Some(poll) = self.ops().poll_cq else {
                     return Err(broken("it has no call to poll completions"));
@@ -404,7 +413,7 @@ impl Queue {
         Ok(())
     }
 
-    /// The first failure says why; the others follow from it.
+    /// Records a failed completion. The first failure gives the reason; the others follow from it.
     fn note_failure(&mut self, completion: &ibv_wc) {
         let is_consequence = completion.status == IBV_WC_WR_FLUSH_ERR;
         let is_better = match &self.failed {
@@ -421,7 +430,7 @@ impl Queue {
         let status = status.to_string_lossy().into_owned();
         let vendor = completion.vendor_err;
         self.failed = Some(match completion.status {
-            // Nothing else is known: the peer broke the connection, or its device did.
+            // No more is known: the peer, or its device, broke the connection.
             IBV_WC_WR_FLUSH_ERR => RdmaError::Failed {
                 status: String::new(),
                 vendor,
@@ -466,11 +475,12 @@ impl Queue {
     }
 
     fn ops(&self) -> &ibv_context_ops {
-        // SAFETY: the queue pair and its context live; the library fills the table before it returns them.
+        // SAFETY: the queue pair and its context live; the library fills the table before it
+        // returns them.
         unsafe { &(*self.qp.as_ref().context).ops }
     }
 
-    /// From now on the next completion makes [`channel`](Self::channel) readable.
+    /// Makes the next completion turn [`channel`](Self::channel) readable.
     pub(super) fn arm(&mut self) -> Result<(), Error> {
         let rc = match self.ops().req_notify_cq {
             // SAFETY: the queue is ours.
@@ -480,7 +490,7 @@ impl Queue {
         RdmaError::of(rc, "asking for RDMA completion events").map_err(|error| self.fail(error))
     }
 
-    /// Readable when something has completed since [`arm`](Self::arm).
+    /// Readable after something has completed since [`arm`](Self::arm).
     pub(super) fn channel(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel lives as long as `self`, and so does its descriptor.
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
@@ -504,8 +514,8 @@ impl Drop for Queue {
         if !context.is_ours() {
             return;
         }
-        // SAFETY: all three were made by `new` and are used by nobody else; in this order nothing is destroyed before what
-        // uses it, and every event was taken, which the library waits for.
+        // SAFETY: `new` made all three and nothing else uses them; in this order nothing is
+        // destroyed before its users are, and every event was taken, which the library waits for.
         unsafe {
             let _ = (context.verbs.ibv_destroy_qp)(self.qp.as_ptr());
             (context.verbs.ibv_ack_cq_events)(self.cq.as_ptr(), self.events);
@@ -515,7 +525,7 @@ impl Drop for Queue {
     }
 }
 
-/// Tells receive requests from others.
+/// Marks the ids of receive requests.
 const RECEIVE: u64 = 1;
 
 const NOTHING: ibv_send_wr = ibv_send_wr {
@@ -535,7 +545,7 @@ fn broken(what: &'static str) -> Error {
     Error::Misuse(what)
 }
 
-/// A queue pair and its completion queue, or neither.
+/// A queue pair and its completion queue, made together or not at all.
 struct Parts {
     cq: NonNull<ibv_cq>,
     qp: NonNull<ibv_qp>,
@@ -563,7 +573,7 @@ impl Parts {
             let _ = unsafe { (verbs.ibv_destroy_comp_channel)(channel.as_ptr()) };
             return Err(error);
         };
-        // What a device has for requests themselves is found by trying.
+        // The bytes that a device takes in a request are found by trying.
         for inline_bytes in [INLINE_BYTES, 64, 32, 0] {
             let mut attr = ibv_qp_init_attr {
                 qp_context: ptr::null_mut(),
@@ -580,7 +590,8 @@ impl Parts {
                 qp_type: IBV_QPT_RC,
                 sq_sig_all: 0,
             };
-            // SAFETY: the domain is of the context that the queue is of, and `attr` outlives the call.
+            // SAFETY: the domain is of the context that the queue is of, and `attr` outlives the
+            // call.
             let qp = unsafe { (verbs.ibv_create_qp)(domain.raw, &mut attr) };
             if let Some(qp) = NonNull::new(qp) {
                 let inline_bytes = attr.cap.max_inline_data as usize;

@@ -1,6 +1,6 @@
-//! Memory of the program's or the GPU's, registered with the adapter once and kept so: the adapter reads it and writes it where it
-//! lies. Registering costs a system call and pins every page, so what was registered stays so until its owner gives the memory up,
-//! or until too much is.
+//! Memory of the program or the GPU that is registered with the adapter once: the adapter then
+//! reads and writes it in place. Registering costs a system call and pins every page, so a
+//! registration is kept until its owner gives the memory up, or until a limit is reached.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -17,26 +17,27 @@ use super::{
 };
 use crate::place::{DeviceMemory, Lasting, Reach};
 
-/// After a refusal, most likely by the limit on locked memory, nothing new is registered for so long.
+/// Time without new registrations after a refusal, which most likely comes from the limit on locked
+/// memory.
 const REFUSED: Duration = Duration::from_secs(1);
 
-/// What may be done with registered memory.
+/// Permitted use of registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RdmaUse {
     /// Our own adapter reads it.
     Source,
-    /// The peer's adapter writes it, too, whoever has its key.
+    /// The peer's adapter may write it too, with its key.
     Target,
 }
 
-/// Where the peer's adapter is to write, and the key that its owner gave for it.
+/// Address for the peer's adapter to write, and the key that the memory's owner gave for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RdmaTarget {
     pub address: u64,
     pub key: u32,
 }
 
-/// Registers memory for one session, whose keys mean nothing elsewhere and end with it.
+/// Registers memory for one session. Its keys are invalid in other sessions and end with this one.
 #[derive(Clone)]
 pub struct Registrar {
     domain: Arc<Domain>,
@@ -44,7 +45,7 @@ pub struct Registrar {
     gpu_memory: GpuMemory,
 }
 
-/// Memory that the adapter may use for as long as this lives.
+/// Memory that the adapter may use while this value lives.
 #[derive(Clone)]
 pub struct Registered(pub(super) Arc<Region>);
 
@@ -60,8 +61,9 @@ impl Registrar {
         }
     }
 
-    /// The registration of this memory, made if there is none; it is kept until the memory is [forgotten](Self::forget). `None`
-    /// where the system refuses it, above all by its limit on locked memory.
+    /// Returns the registration of this memory, made if there is none, and kept until the memory is
+    /// [forgotten](Self::forget). `None` if the system refuses it, above all by its limit on locked
+    /// memory.
     pub fn register(&self, memory: Lasting, use_: RdmaUse) -> Option<Registered> {
         let Lasting { address, len } = memory;
         let mut cache = self.cache();
@@ -76,13 +78,13 @@ impl Registrar {
         Some(Registered(region))
     }
 
-    /// What this side's options say of the GPU's memory.
+    /// Returns this side's option for the GPU's memory.
     pub fn gpu_memory(&self) -> GpuMemory {
         self.gpu_memory
     }
 
-    /// Registers memory of a GPU until what is returned, and what was sent from there, is dropped. The peer's adapter may
-    /// write it, whoever has its key.
+    /// Registers GPU memory until the returned value, and everything sent from it, is dropped. The
+    /// peer's adapter may write it with its key.
     pub fn register_device(&self, memory: DeviceMemory) -> Result<Registered, RdmaError> {
         let DeviceMemory {
             address,
@@ -102,18 +104,19 @@ impl Registrar {
         region.map(|region| Registered(Arc::new(region)))
     }
 
-    /// The memory at these addresses is not what it was any more. What the adapter still does with it is done with the old pages.
+    /// Drops the registration of addresses that are about to hold other memory. The adapter may
+    /// still use the old pages.
     pub fn forget(&self, address: u64, len: usize) {
         self.cache().forget(address, len);
     }
 
-    /// Registrations made so far, and bytes registered now.
+    /// Returns the number of registrations made so far, and the bytes registered now.
     pub fn figures(&self) -> (u64, u64) {
         let cache = self.cache();
         (cache.made, cache.bytes)
     }
 
-    /// Memory of the link's own that the peer may write.
+    /// Makes memory of the link's own that the peer may write.
     pub(super) fn room(&self, len: usize) -> Option<Arc<Region>> {
         let memory = Memory::new(len).ok()?;
         let region = Region::new(&self.domain, Arc::new(memory), Access::Write);
@@ -126,7 +129,7 @@ impl Registrar {
 }
 
 impl Registered {
-    /// What the peer needs to write at `address`, inside this memory.
+    /// Returns what the peer needs to write at `address`, inside this memory.
     pub fn target(&self, address: u64) -> RdmaTarget {
         RdmaTarget {
             address,
@@ -134,12 +137,12 @@ impl Registered {
         }
     }
 
-    /// `data` as the device names it, if it lies in this memory.
+    /// Returns `data` in the device's terms, if it is in this memory.
     pub(super) fn piece(&self, data: &[u8]) -> Option<Piece> {
         self.piece_at(data.as_ptr().addr() as u64, data.len())
     }
 
-    /// The same of bytes that only the device can look at.
+    /// Like [`piece`](Self::piece), for bytes that only the device can read.
     pub(super) fn piece_at(&self, address: u64, len: usize) -> Option<Piece> {
         let offset = usize::try_from(address.checked_sub(self.0.memory.address())?).ok()?;
         let whole = self.0.memory.len();
@@ -148,7 +151,7 @@ impl Registered {
     }
 }
 
-/// What is registered, by address. There are few: pinned memory is allocated in large pieces.
+/// Registrations by address. There are few: pinned memory is allocated in large pieces.
 struct Cache<R> {
     entries: Vec<Entry<R>>,
     bytes: u64,
@@ -206,7 +209,7 @@ impl<R> Cache<R> {
                 return None;
             }
         }
-        // What nobody uses now may be what keeps this from being locked.
+        // Idle registrations may be what keeps this one from being locked.
         let made = loop {
             match make() {
                 Some(made) => break Some(made),
@@ -232,7 +235,8 @@ impl<R> Cache<R> {
         Some(region)
     }
 
-    /// Gives up what was not used for longest, of what is not in use; false where all is.
+    /// Drops the least recently used registration that is not in use. Returns false if there is
+    /// none.
     fn evict(&mut self) -> bool {
         let idle = self.entries.iter().enumerate();
         let oldest = idle
@@ -272,7 +276,7 @@ mod tests {
         *,
     };
 
-    /// Each registration is its number.
+    /// Each registration is represented by its number.
     fn get(cache: &mut Cache<u64>, address: u64, len: usize, use_: RdmaUse) -> Option<Arc<u64>> {
         let number = cache.made;
         cache.get(address, len, use_, || Some(number))
@@ -296,7 +300,7 @@ mod tests {
             get(cache, address, len, use_).unwrap();
             assert_eq!(cache.made, made + 1, "{address:#x}");
         }
-        // What the peer may write our adapter may read.
+        // Our adapter may read what the peer may write.
         get(cache, 0x1000, 0x10, Target).unwrap();
         assert_eq!(cache.made, 4);
         assert!(get(cache, 0, 0, Source).is_none());
@@ -312,7 +316,7 @@ mod tests {
             assert!(cache.entries.len() <= 3);
         }
         assert!(Arc::ptr_eq(&used, &get(cache, 0, 1_000, Source).unwrap()));
-        // The one that was used last goes last.
+        // The most recently used one goes last.
         let last = cache.made;
         get(cache, 50_000, 1_000, Source).unwrap();
         assert_eq!(cache.made, last);
@@ -336,7 +340,7 @@ mod tests {
         for _ in 0..5 {
             assert!(refused(cache).is_none());
         }
-        // Once more without what nobody uses.
+        // Once more after idle registrations were dropped.
         assert_eq!(asked.get(), 2);
         assert!(cache.entries.is_empty());
         cache.refused_at = None;

@@ -1,4 +1,4 @@
-//! A ring in the consumer's memory, which the producer writes from afar.
+//! A ring in the consumer's memory, which the producer writes by RDMA.
 //!
 //! ```text
 //!  producer                                             consumer
@@ -7,17 +7,20 @@
 //!    own  ── RDMA WRITE: asleep ─────────────────────►  told
 //! ```
 //!
-//! A frame is a header of 16 bytes and its bytes, padded to 16. It does not wrap: one that does not fit before the end of the
-//! ring starts at its beginning, behind a header that says so. The header is a word, whose lower half is the length and whose
-//! upper half says the position once more, and the 64 bits of `check.rs`, which cover a short frame's bytes too: a short frame
-//! is one write, in whatever order its bytes appear. Those of a long one are a write of their own, in front of the header's:
-//! adapters execute writes of one connection in order, and see to it that their effects appear so.
+//! A frame is a header of 16 bytes and its bytes, padded to 16. It does not wrap: if it does not
+//! fit before the end of the ring, it starts at the ring's beginning, and a header in its old place
+//! says so. The header is a word, with the length in its lower half and the position again in its
+//! upper half, and the 64 bits of `check.rs`. These cover a short frame's bytes too: a short frame
+//! is one write, in whatever order its bytes appear. The bytes of a long frame are a write of their
+//! own before the header's: adapters execute the writes of one connection in order, and their
+//! effects appear in that order.
 //!
-//! The data of a long frame may come from elsewhere, or go elsewhere: `long.rs`.
+//! The data of a long frame may come from other memory, or go to it: `long.rs`.
 //!
-//! Credits cannot deadlock. The longest frame, what may be skipped in front of it, what the consumer holds and what it has
-//! taken without saying fit into a ring together: so a producer that waits for room always waits for frames that the consumer
-//! has not looked at, or for a word that is on its way.
+//! Credits cannot deadlock. The longest frame, the bytes skipped before it, the bytes that the
+//! consumer holds, and those that it has taken without saying so fit into a ring together. So a
+//! producer that waits for room always waits for frames that the consumer has not looked at, or for
+//! a word that is coming.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -36,74 +39,75 @@ use crate::Error;
 pub(super) const HEADER_BYTES: usize = 16;
 /// Positions and lengths in the ring are multiples of this.
 pub(super) const ALIGN: usize = 16;
-/// A longer frame is sent by two writes.
+/// Longest frame that is sent by one write; a longer one takes two.
 pub(super) const CHECKED_BYTES_MAX: usize = 1024;
-/// What waits to be posted leaves by itself when it is this much.
+/// Bytes that wait to be posted, after which they are posted without a flush.
 const POST_BYTES_MIN: usize = 64 << 10;
-/// Writes that wait to be posted; a frame adds three at most.
+/// Writes that wait to be posted, at most; a frame adds up to three.
 pub(super) const WRITES_MAX: usize = 12;
 
-/// In place of a length: the rest of the ring is empty; no frame follows.
+/// Values in place of a length: the rest of the ring is empty; no frame follows.
 pub(super) const SKIP: u32 = 0;
 const END: u32 = u32::MAX;
-/// The smallest ring that this file's reasoning holds for.
+/// Smallest ring for which this file's reasoning holds.
 pub(super) const RING_BYTES_MIN: usize = 4 << 20;
 
 const _: () = {
     let longest = HEADER_BYTES + FRAME_BYTES_MAX.next_multiple_of(ALIGN) + APART_BYTES + ALIGN;
-    // Skipped, wanted, held, and an eighth that was not told; and the header that says the end.
+    // Skipped, wanted, held, an eighth that was not told, and the header that marks the end.
     assert!(3 * longest + RING_BYTES_MIN / 8 + HEADER_BYTES <= RING_BYTES_MIN);
     assert!(CHECKED_BYTES_MAX.is_multiple_of(ALIGN));
     assert!((FRAME_BYTES_MAX as u32) < APART);
 };
 
-/// What one end has done by the device.
+/// An operation that one end has the device do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
-    /// These bytes of the mirror to the same place in the ring.
+    /// Writes these bytes of the mirror to the same offset of the ring.
     Ring { offset: usize, len: usize },
-    /// This end's block, to the peer's.
+    /// Writes this end's block to the peer.
     Tell,
-    /// The peer's block, to where it can be looked at.
+    /// Reads the peer's block.
     Look,
-    /// Registered memory to a place in the ring.
+    /// Writes registered memory to an offset of the ring.
     Fill { from: Piece, offset: usize },
-    /// Bytes of the mirror to memory of the peer's.
+    /// Writes bytes of the mirror to memory of the peer.
     Place {
         offset: usize,
         len: usize,
         to: RdmaTarget,
     },
-    /// The same from registered memory.
+    /// Writes registered memory to memory of the peer.
     Carry { from: Piece, to: RdmaTarget },
-    /// This entry of our table of grants, to the peer's.
+    /// Writes this entry of our table of grants to the peer's.
     Grant { index: usize },
 }
 
-/// The device's part: what is posted is carried out in order.
+/// The device as a ring uses it: operations are carried out in the order in which they are posted.
 pub(super) trait Port {
-    /// Posts `ops` by one doorbell, once there is room. The last of them wakes the peer if told so; [`done`](Self::done) is
-    /// `mark` some time after it is complete, and surely if it `is_signalled`.
+    /// Posts `ops` by one doorbell, once there is room. The last wakes the peer if `wakes`.
+    /// [`done`](Self::done) becomes `mark` some time after it is complete, and certainly if
+    /// `is_signalled`.
     fn post(&mut self, ops: &[Op], wakes: bool, is_signalled: bool, mark: u64)
     -> Result<(), Error>;
-    /// The mark of what is known to be complete.
+    /// The mark of the last posting that is known to be complete.
     fn done(&self) -> u64;
-    /// Whether everything posted is known to be complete.
+    /// True if everything posted is known to be complete.
     fn is_idle(&self) -> bool;
-    /// Learns what has completed.
+    /// Processes completions.
     fn poll(&mut self) -> Result<(), Error>;
 }
 
-/// The only one who adds to a ring.
+/// The only one that adds frames to a ring.
 pub(super) struct Producer<P> {
     pub(super) port: P,
     control: Control,
     mirror: Arc<Memory>,
     capacity: u64,
-    /// Behind the last frame that was committed.
+    /// Position after the last committed frame.
     pub(super) position: u64,
     consumed: u64,
-    /// Where the reservation's frame begins, and the bytes it may have.
+    /// Start of the reservation's frame, and the bytes that it may have.
     pub(super) reserved: (u64, usize),
     pub(super) writes: [Op; WRITES_MAX],
     pub(super) waiting: usize,
@@ -128,7 +132,7 @@ impl<P: Port> Producer<P> {
         }
     }
 
-    /// Where a frame of `len` bytes would begin, if there is room for it.
+    /// Start of a frame of `len` bytes, if there is room for it.
     #[inline]
     pub(super) fn place(&mut self, len: usize) -> Result<Option<u64>, Error> {
         let (at, end) = self.fit(len);
@@ -139,17 +143,18 @@ impl<P: Port> Producer<P> {
         Ok((end - self.free_from() <= self.capacity).then_some(at))
     }
 
-    /// Room for the frame at `at`, which [`place`](Self::place) said.
+    /// Returns room for the frame at `at`, a result of [`place`](Self::place).
     #[inline]
     pub(super) fn reserve(&mut self, at: u64, len: usize) -> &mut [u8] {
         self.reserved = (at, len);
         let offset = self.offset(at) + HEADER_BYTES;
-        // SAFETY: between the last committed frame and what the consumer has yet to take, which nobody else has a slice of: there
-        // is one producer, it is borrowed mutably, and its device has read what it was asked to write from here.
+        // SAFETY: the range is between the last committed frame and what the consumer has yet to
+        // take, and no other slice of it exists: there is one producer, it is borrowed mutably, and
+        // its device has finished reading from here.
         unsafe { self.mirror.room(offset, len) }
     }
 
-    /// Makes the first `len` bytes of the reservation a frame, which leaves with [`flush`](Self::flush).
+    /// Makes the first `len` bytes of the reservation a frame, which [`flush`](Self::flush) sends.
     #[inline]
     pub(super) fn commit(&mut self, len: usize) -> Result<(), Error> {
         let (at, reserved) = self.reserved;
@@ -178,7 +183,7 @@ impl<P: Port> Producer<P> {
         Ok(())
     }
 
-    /// Posts what was committed.
+    /// Posts everything that was committed.
     #[inline]
     pub(super) fn flush(&mut self) -> Result<(), Error> {
         self.post_waiting(false)
@@ -191,7 +196,7 @@ impl<P: Port> Producer<P> {
         }
         let count = std::mem::take(&mut self.waiting);
         self.unsignalled_bytes += std::mem::take(&mut self.waiting_bytes);
-        // So that what is free of the mirror is known before all of it is in use.
+        // Signalled, so that free parts of the mirror are known before all of it is in use.
         let is_signalled = is_signalled || self.unsignalled_bytes as u64 >= self.capacity / 8;
         if is_signalled {
             self.unsignalled_bytes = 0;
@@ -202,7 +207,8 @@ impl<P: Port> Producer<P> {
             .post(&self.writes[..count], wakes, is_signalled, self.position)
     }
 
-    /// Posts the word that no frame follows, signalled: once the port is idle, the consumer has all.
+    /// Posts the word after which no frame follows, signalled: once the port is idle, the consumer
+    /// has everything.
     pub(super) fn end(&mut self) -> Result<(), Error> {
         self.flush()?;
         self.put_header(self.position, END, 0);
@@ -214,19 +220,20 @@ impl<P: Port> Producer<P> {
             .post(&[Op::Ring { offset, len }], wakes, true, self.position)
     }
 
-    /// Whether nobody will take what is added.
+    /// Returns true if the consumer takes no more.
     pub(super) fn is_refused(&mut self) -> bool {
         self.control.told().is_closed
     }
 
-    /// Whether the consumer has given room back since it was last looked at.
+    /// Returns true if the consumer has given room back since the last look.
     pub(super) fn has_news(&mut self) -> bool {
         let told = self.control.told();
         told.position != self.consumed || told.is_closed
     }
 
-    /// Tells the consumer that this end will sleep until there is room, and looks at how far it has come meanwhile. Once the port
-    /// is idle, [`may_sleep`](Self::may_sleep) says whether that was nowhere.
+    /// Tells the consumer that this end will sleep until there is room, and reads the consumer's
+    /// position. Once the port is idle, [`may_sleep`](Self::may_sleep) says whether that has not
+    /// moved.
     pub(super) fn begin_sleep(&mut self) -> Result<(), Error> {
         self.control.begin_sleep();
         self.unsignalled_bytes = 0;
@@ -243,11 +250,12 @@ impl<P: Port> Producer<P> {
     /// The least position whose bytes are in use.
     #[inline]
     fn free_from(&self) -> u64 {
-        // The device may read a frame of the mirror again until the peer's has acknowledged it, even if it was consumed.
+        // The device may read a frame of the mirror again until the peer's device has acknowledged
+        // it, even if it was consumed.
         self.consumed.min(self.port.done())
     }
 
-    /// Where a frame of `len` bytes begins, and where it and the word for the end would end.
+    /// Start of a frame of `len` bytes, and end of that frame together with the word for the end.
     #[inline]
     fn fit(&self, len: usize) -> (u64, u64) {
         let footprint = (HEADER_BYTES + len.next_multiple_of(ALIGN)) as u64;
@@ -283,7 +291,8 @@ impl<P: Port> Producer<P> {
         if let Some(Op::Ring { offset: last, len: last_len }) =
             self.waiting.checked_sub(1).map(|at| &mut self.writes[at])
             && *last + *last_len == offset
-            // Bytes of a long frame leave before its header, and so do not grow by what follows.
+            // Bytes of a long frame are sent before its header, and so are not merged with later
+            // ones.
             && *last_len + len <= POST_BYTES_MIN
         {
             *last_len += len;
@@ -299,12 +308,12 @@ impl<P: Port> Producer<P> {
     }
 }
 
-/// What a consumer finds.
+/// Result of a look at the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// Nothing, or not all of it yet.
+    /// No frame, or an incomplete one.
     Nothing,
-    /// A frame's bytes, what it occupies, and what is not in the ring of it.
+    /// A frame's bytes, its footprint, and its separate data.
     Frame {
         offset: usize,
         len: usize,
@@ -315,7 +324,7 @@ pub(super) enum Found {
     End,
 }
 
-/// The only one who takes from a ring.
+/// The only one that takes frames from a ring.
 pub(super) struct Consumer<P> {
     pub(super) port: P,
     control: Control,
@@ -339,12 +348,12 @@ impl<P: Port> Consumer<P> {
         }
     }
 
-    /// Where it looks next.
+    /// Position of the next look.
     pub(super) fn position(&self) -> u64 {
         self.position
     }
 
-    /// What lies at the position. A frame stays there until it is [taken](Self::take).
+    /// Looks for a frame at the position. A frame stays there until it is [taken](Self::take).
     #[inline]
     pub(super) fn look(&mut self) -> Result<Found, Error> {
         loop {
@@ -406,7 +415,7 @@ impl<P: Port> Consumer<P> {
         self.ring.bytes(offset, len)
     }
 
-    /// Takes `bytes`. The producer is told in steps of an eighth of the ring.
+    /// Takes `bytes`. The producer is told once per eighth of the ring.
     #[inline]
     pub(super) fn take(&mut self, bytes: u64) -> Result<(), Error> {
         self.position += bytes;
@@ -424,21 +433,21 @@ impl<P: Port> Consumer<P> {
         self.port.post(&[Op::Tell], wakes, false, self.position)
     }
 
-    /// Lets the producer know of the grant in this entry.
+    /// Sends the producer the grant in this entry.
     pub(super) fn grant(&mut self, index: usize) -> Result<(), Error> {
         self.port
             .post(&[Op::Grant { index }], false, false, self.position)
     }
 
-    /// Tells the producer that nothing more will be taken.
+    /// Tells the producer that no more will be taken.
     pub(super) fn close(&mut self) -> Result<(), Error> {
         self.control.close();
         let wakes = self.control.must_wake();
         self.port.post(&[Op::Tell], wakes, true, self.position)
     }
 
-    /// Tells the producer that this end will sleep until something comes, and looks at how far it has come meanwhile; see
-    /// [`Producer::begin_sleep`].
+    /// Tells the producer that this end will sleep until a frame comes, and reads the producer's
+    /// position; see [`Producer::begin_sleep`].
     pub(super) fn begin_sleep(&mut self) -> Result<(), Error> {
         self.control.begin_sleep();
         self.port
@@ -454,12 +463,13 @@ impl<P: Port> Consumer<P> {
         else {
             return false;
         };
-        // A frame that was skipped to lies further on; the producer counts what it skipped.
+        // After a skip the frame is further on; the producer counts skipped bytes.
         position == self.position && !is_closed
     }
 }
 
-/// A position that the peer said lies between the last one and the furthest that the rules allow.
+/// Checks that a position sent by the peer is between the last one and the furthest that the rules
+/// allow.
 fn check_position(position: u64, seen: u64, furthest: u64) -> Result<(), Error> {
     let moved = position.wrapping_sub(seen);
     if moved > furthest.wrapping_sub(seen) || !moved.is_multiple_of(ALIGN as u64) {

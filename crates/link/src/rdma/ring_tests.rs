@@ -1,5 +1,6 @@
-//! The ring over a device that is as bad as the standard lets one be: bytes of a write appear in any order and one by one, when
-//! they are read from their source is anybody's guess, and everything takes its time.
+//! The ring over the worst device that the standard permits: the bytes of a write appear one by one
+//! in any order, the time at which they are read from their source is arbitrary, and everything
+//! takes its time.
 
 use std::{
     cell::RefCell,
@@ -22,7 +23,7 @@ use crate::{Error, conformance::random_numbers};
 const RING_BYTES: usize = 64 << 10;
 const FRAME_BYTES: usize = 12 << 10;
 
-/// One direction of one connection, in one place.
+/// One direction of one connection, simulated.
 #[derive(Default)]
 struct Wire {
     posted: VecDeque<Job>,
@@ -41,10 +42,10 @@ struct Job {
 
 struct SimPort {
     wire: Rc<RefCell<Wire>>,
-    /// The mirror and the ring, where this end has one; our control words and the peer's.
+    /// The mirror and the ring, if this end has one; our control words and the peer's.
     ring: Option<(Arc<Memory>, Arc<Memory>)>,
     control: (Arc<Memory>, Arc<Memory>),
-    /// Registered memory, of either side.
+    /// Registered memory of both sides.
     elsewhere: Vec<Arc<Memory>>,
 }
 
@@ -118,7 +119,7 @@ fn put_byte(memory: &Memory, at: usize, byte: u8) {
 }
 
 impl Wire {
-    /// Lets some bytes of the oldest write appear, or all of it.
+    /// Makes some bytes of the oldest write appear, or all of them.
     fn step(&mut self, random: &mut impl FnMut() -> u64) {
         let Some(job) = self.posted.front_mut() else {
             return;
@@ -128,7 +129,7 @@ impl Wire {
             _ => 1 + random() as usize % job.left.len(),
         };
         for _ in 0..some {
-            // Mostly in one order or the other, now and then in none.
+            // Mostly in one order or the other, sometimes in random order.
             let at = match random() % 8 {
                 0 => job
                     .left
@@ -220,7 +221,7 @@ impl World {
         true
     }
 
-    /// Takes the frame that is `number`, if it is there.
+    /// Takes the frame with this number, if it has arrived.
     fn receive(&mut self, number: u64, len: usize) -> bool {
         let Found::Frame {
             offset,
@@ -245,7 +246,7 @@ impl World {
 
 fn fill(frame: &mut [u8], number: u64) {
     let mut random = random_numbers(number);
-    // Now and then the content is what a header would be, or hardly differs from what lay there before.
+    // Sometimes the content looks like a header, or hardly differs from what was there before.
     match number % 3 {
         0 => frame.fill(number as u8),
         _ => frame.iter_mut().for_each(|byte| *byte = random() as u8),
@@ -299,11 +300,11 @@ fn frames_arrive_whole_and_in_order_however_their_bytes_do() {
     }
 }
 
-/// Data that comes from elsewhere or goes elsewhere is there when its frame is, and is nowhere else.
+/// Separate data is complete when its frame is, and appears nowhere else.
 #[test]
 fn data_apart_from_its_frame_is_there_when_the_frame_is() {
     const HEAD: usize = 36;
-    // As much as that may be on its way: places are used again.
+    // As many as may be on their way at once: each place is used again.
     const PLACES: u64 = 4;
     let place = |number: u64| (number % PLACES) as usize * FRAME_BYTES;
     for seed in 0..60 {
@@ -334,7 +335,8 @@ fn data_apart_from_its_frame_is_there_when_the_frame_is() {
                         let (head, room) = world.producer.reserve_long(at, &long);
                         head.fill(sent as u8);
                         match long.from {
-                            // SAFETY: nobody else has a slice of it, and the simulated device reads it later.
+                            // SAFETY: no other slice of it exists, and the simulated device reads
+                            // it later.
                             Some(_) => fill(unsafe { world.source.room(place(sent), data) }, sent),
                             None => fill(room, sent),
                         }
@@ -382,7 +384,7 @@ fn data_apart_from_its_frame_is_there_when_the_frame_is() {
     }
 }
 
-/// Whoever sleeps is woken by what he sleeps for, whatever comes first.
+/// A sleeper is woken by what it waits for, whatever comes first.
 #[test]
 fn nobody_sleeps_through_what_he_waits_for() {
     let (mut slept, mut refrained) = (0, 0);
@@ -423,7 +425,7 @@ fn nobody_sleeps_through_what_he_waits_for() {
                 }
                 _ => world.step(&mut random),
             }
-            // All was sent and delivered, and the consumer sleeps on.
+            // Everything was sent and delivered, and the consumer still sleeps.
             let is_still = sent == 40
                 && world.to_consumer.borrow().posted.is_empty()
                 && world.to_producer.borrow().posted.is_empty();
@@ -486,7 +488,7 @@ fn a_producer_is_woken_by_room() {
     }
 }
 
-/// A peer that writes what it likes.
+/// A peer that writes arbitrary values.
 #[test]
 fn what_cannot_be_is_refused_or_not_believed() {
     let put = |world: &World, at: u64, len: u32| {
@@ -507,7 +509,7 @@ fn what_cannot_be_is_refused_or_not_believed() {
             "{len}: {error}"
         );
     }
-    // Data beside a frame of any length, or of none, and what it would replace in the ring.
+    // Separate data of invalid length, or an invalid part of the ring that it would replace.
     for (lens, kind) in [
         (0, 0),
         (u64::from(u32::MAX), 0),
@@ -526,7 +528,8 @@ fn what_cannot_be_is_refused_or_not_believed() {
         let error = world.consumer.look().unwrap_err();
         assert!(error.to_string().contains("data beside a frame"), "{error}");
     }
-    // A long frame within its bounds is one, whatever it holds; a short one must agree with its bytes.
+    // A long frame within its bounds is valid, whatever it holds; a short one must agree with its
+    // bytes.
     let mut world = World::new();
     put(&world, 0, CHECKED_BYTES_MAX as u32 + 1);
     assert!(matches!(
@@ -556,7 +559,7 @@ fn what_cannot_be_is_refused_or_not_believed() {
         }
         let placed = world.producer.place(FRAME_BYTES);
         assert_eq!(placed.is_err(), is_refused, "{position}");
-        // And what does not agree with itself is as if it were not there.
+        // Words that do not agree with their check count as not written.
         world
             .producer_words
             .word(TOLD)
@@ -564,7 +567,7 @@ fn what_cannot_be_is_refused_or_not_believed() {
     }
 }
 
-/// Noise in the ring and in the words of a side that reads and writes: nothing is handed out that is not within it.
+/// Noise in the ring and in a side's words: nothing outside the ring is handed out.
 #[test]
 fn noise_is_never_a_frame_that_is_not_there() {
     for seed in 0..200 {

@@ -1,10 +1,11 @@
-//! What each side tells the other, over the tcp connection, once the handshake is through: a message of fixed length each way,
-//! and a word from the client once it is ready to receive.
+//! Messages of both sides over the tcp connection after the handshake: one of fixed length each
+//! way, and a word from the client once it is ready to receive.
 //!
 //! ```text
 //!  client                                     server
-//!    ├── Setup ─────────────────────────────────►│ chooses its device, registers its rings, connects both queue pairs
-//!    │◄───────────────────── Setup, or why not ──┤
+//!    ├── Setup ─────────────────────────────────►│ chooses its device, registers its rings,
+//!    │                                           │ connects both queue pairs
+//!    │◄───────────────── Setup, or the reason ───┤
 //!    │ connects both                             │
 //!    ├── READY ─────────────────────────────────►│
 //! ```
@@ -24,13 +25,13 @@ use outboard_wire::limits::RING_BYTES_MAX;
 
 /// "OUTBRDMA" in ASCII.
 const MAGIC: [u8; 8] = *b"OUTBRDMA";
-/// Changes with the message, the layout of the control words, or the ring's protocol.
+/// Changed with the message, the layout of the control words, or the ring's protocol.
 const VERSION: u32 = 2;
 const READY: [u8; 8] = *b"OUTRREDY";
 pub(super) const SETUP_BYTES: usize = 256;
 const REASON_BYTES_MAX: usize = 128;
 
-/// One side's, all of it checked.
+/// One side's setup, with every field checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Setup {
     pub(super) gid: [u8; 16],
@@ -38,13 +39,14 @@ pub(super) struct Setup {
     pub(super) mtu: u16,
     pub(super) partition: u16,
     pub(super) is_ethernet: bool,
-    /// The queue pairs of what the server sends, and of what the client sends: their numbers and first packets' numbers.
+    /// Queue pairs for what the server sends and for what the client sends: each with its number
+    /// and first packet's number.
     pub(super) queues: [(u32, u32); 2],
     pub(super) ring: Window,
     pub(super) control: Window,
 }
 
-/// Memory of a side's that the other may write.
+/// Memory of one side that the other may write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Window {
     pub(super) address: u64,
@@ -64,7 +66,7 @@ impl Setup {
         }
     }
 
-    /// Whether our `chosen` device can reach the side that this is of.
+    /// Checks that our `chosen` device can reach the side that sent this setup.
     pub(super) fn suits(&self, chosen: &Chosen) -> Result<(), RdmaError> {
         let layer = |is_ethernet| match is_ethernet {
             true => "Ethernet",
@@ -131,7 +133,7 @@ pub(super) fn encode(said: Result<&Setup, &str>) -> [u8; SETUP_BYTES] {
     bytes
 }
 
-/// Reads a side's message: its setup, or why it has none.
+/// Decodes a side's message: its setup, or the reason why it has none.
 pub(super) fn decode(bytes: &[u8; SETUP_BYTES]) -> Result<Setup, Error> {
     let mut rest = Fields(bytes);
     let magic = u64::from_le_bytes(rest.take());
@@ -151,7 +153,7 @@ pub(super) fn decode(bytes: &[u8; SETUP_BYTES]) -> Result<Setup, Error> {
             .0
             .get(..reason_len.min(REASON_BYTES_MAX))
             .unwrap_or_default();
-        // It is shown to people: what moves their cursor is left out.
+        // The reason is shown to people: characters that move the cursor are left out.
         let reason: String = String::from_utf8_lossy(reason)
             .chars()
             .filter(|c| !c.is_control())
@@ -197,7 +199,7 @@ pub(super) fn decode(bytes: &[u8; SETUP_BYTES]) -> Result<Setup, Error> {
         CONTROL_PAGE_BYTES as u64,
     )?;
     for window in [setup.ring, setup.control] {
-        // Behind which no address would be.
+        // Addresses end after it.
         let most = u64::MAX - window.bytes;
         if window.address > most || !window.address.is_multiple_of(8) {
             return Err(misbehaved("memory at that address", window.address, most));
@@ -231,7 +233,7 @@ pub(super) fn receive_ready(stream: &mut Stream, deadline: Instant) -> Result<()
     expect("a word other than that it is ready", got, ready)
 }
 
-/// The rest of a message. There is always enough of it: its length is fixed.
+/// The unread part of a message. It is always long enough: messages have a fixed length.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -275,7 +277,7 @@ fn misbehaved(what: &'static str, got: u64, allowed: u64) -> Error {
     Error::PeerMisbehaved { what, got, allowed }
 }
 
-/// One that is accepted, for tests and fuzzing.
+/// A valid setup, for tests and fuzzing.
 pub(super) fn example() -> Setup {
     Setup {
         gid: [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8],

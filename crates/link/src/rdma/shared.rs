@@ -1,5 +1,5 @@
-//! What both halves of a link and their handles share: above all the tcp connection that the link was made over, which says
-//! nothing any more but that the peer lives.
+//! State that both halves of a link and their handles share: above all the tcp connection over
+//! which the link was made. It carries no more bytes; it shows only whether the peer lives.
 
 use std::{
     os::fd::OwnedFd,
@@ -25,7 +25,7 @@ pub(super) struct Shared {
     owner_pid: u32,
 }
 
-/// What ended a sleep.
+/// Reason why a sleep ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct News {
     pub(super) is_completion: bool,
@@ -55,14 +55,14 @@ impl Shared {
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         if self.is_ours() {
-            // Wakes whoever sleeps, here and there.
+            // Wakes sleeping threads on both sides.
             let _ = shutdown(&self.socket, Shutdown::Both);
         }
         self.wake();
     }
 
     pub(super) fn wake(&self) {
-        // The counter is full after 2^64 - 2 wake-ups, and readable still.
+        // The counter is full after 2^64 - 2 wake-ups, and then still readable.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
@@ -70,11 +70,11 @@ impl Shared {
         rustix::io::read(&self.wake, &mut [0; 8]).is_ok()
     }
 
-    /// Why the peer is gone, if it is.
+    /// Returns the reason why the peer is gone, if it is.
     pub(super) fn peer_end(&self) -> Option<Error> {
-        // Errors and hang-ups are always reported; what it says is not listened to.
+        // Errors and hang-ups are always reported; bytes from the peer are not asked for.
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
-        // poll fails only when the kernel is out of memory; the next look will tell.
+        // poll fails only when the kernel is out of memory; the next look will show it.
         let is_over = sys::wait(&mut fds, Some(Duration::ZERO)).is_ok_and(|count| count > 0);
         is_over.then(|| match sockopt::socket_error(&self.socket) {
             Ok(Err(error)) => Error::io("watching the peer")(error),
@@ -82,12 +82,14 @@ impl Shared {
         })
     }
 
-    /// Whether the peer's host still answers, as the kernel knows; to be called while waiting.
+    /// Returns an error if the kernel knows that the peer's host no longer answers. Called while
+    /// waiting.
     pub(super) fn watch(&self, watch: &mut Watch) -> Result<(), Error> {
         watch.look(&self.socket)
     }
 
-    /// Sleeps until something has completed, the peer is gone, or, for a receiver, a wake-up is pending.
+    /// Sleeps until something has completed, the peer is gone, or (for a receiver) a wake-up is
+    /// pending.
     pub(super) fn sleep(
         &self,
         channel: std::os::fd::BorrowedFd<'_>,

@@ -1,4 +1,4 @@
-//! The verbs themselves, on whatever device this machine has: skipped, and loudly, where it has none.
+//! Tests of the verbs on this machine's device; if it has none, they print that they did not run.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -80,7 +80,7 @@ fn until(what: &str, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// Posts one request by itself and waits until it is done.
+/// Posts one request and waits until it is done.
 fn run(side: &mut Side, request: impl FnOnce(&Side) -> Request, mark: u64) -> Result<(), Error> {
     let request = request(side);
     side.queue.post(&[request], true, mark)?;
@@ -123,7 +123,7 @@ fn a_ping_comes_back_over_a_real_queue_pair() {
     }
     assert_eq!(one.queue.counts().requests, 100);
     assert_eq!(one.queue.counts().doorbells, 100);
-    // A look at the other's memory, without its doing.
+    // Reads the other's memory without its help.
     other.region.memory.word(64).store(77, Ordering::Relaxed);
     run(&mut one, |one| one.request(Verb::Read, &other, 64, 8), 1000).unwrap();
     assert_eq!(one.region.memory.word(64).load(Ordering::Acquire), 77);
@@ -190,7 +190,7 @@ fn what_is_outside_the_window_or_of_another_session_is_refused() {
         );
         assert_eq!(other.region.memory.word(0).load(Ordering::Acquire), 5);
         assert_eq!(stranger.region.memory.word(0).load(Ordering::Acquire), 6);
-        // The connection is of no further use, and says so.
+        // The connection is unusable, and says so.
         let again = run(&mut one, |one| one.request(Verb::Write, &other, 0, 8), 2).unwrap_err();
         assert!(
             matches!(again.rdma(), Some(RdmaError::AccessRefused { .. })),

@@ -1,7 +1,8 @@
-//! A shm link: frames in rings, and what to do while there is nothing to read or no room to write.
+//! A shm link: frames in rings, and what a half does while there is nothing to read or no room to
+//! write.
 //!
-//! In the ring a frame is eight bytes, whose lower half is its length and whose upper half is 0, then its bytes, padded to
-//! a multiple of eight. Frames and their first bytes are therefore aligned to eight.
+//! In the ring a frame is eight bytes (its length in the lower half, 0 in the upper half), then its
+//! bytes, padded to a multiple of eight. So frames and their first bytes are aligned to eight.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -23,7 +24,7 @@ use super::{
 use crate::{Error, Wait, emulated::STAMP_BYTES, spin::Spin, stream::deadline_after, sys};
 
 const HEADER_BYTES: u64 = 8;
-/// What a frame that is a stamp occupies: [`Sender::commit_stamped`].
+/// Bytes in the ring of a frame that is a stamp: [`Sender::commit_stamped`].
 const STAMP_FOOTPRINT: u64 = HEADER_BYTES + STAMP_BYTES as u64;
 
 /// An established shm link.
@@ -32,7 +33,7 @@ pub struct Connection {
     receiver: Receiver,
 }
 
-/// What both halves and their handles share.
+/// State that both halves and their handles share.
 struct Shared {
     peer: Peer,
     is_closed: AtomicBool,
@@ -43,9 +44,9 @@ struct Shared {
 }
 
 impl Connection {
-    /// `ring_bytes` is a power of two, at most what a client maps.
+    /// Makes the server's side. `ring_bytes` is a power of two, at most what a client maps.
     pub(crate) fn serve(socket: OwnedFd, ring_bytes: usize) -> Result<Self, Error> {
-        // Without either of the two calls the socket alone tells of the client's death.
+        // If neither call works, only the socket shows the client's death.
         let client = sys::peer_pidfd(socket.as_fd()).ok().or_else(|| {
             let pid = sys::peer_credentials(socket.as_fd()).ok()?.pid;
             pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
@@ -133,7 +134,7 @@ impl Sender {
         self.reserve_behind(0, len)
     }
 
-    /// As [`reserve`](Self::reserve), for [`commit_stamped`](Self::commit_stamped).
+    /// Like [`reserve`](Self::reserve), for [`commit_stamped`](Self::commit_stamped).
     pub(crate) fn reserve_stamped(&mut self, len: usize) -> Result<&mut [u8], Error> {
         self.reserve_behind(STAMP_FOOTPRINT, len)
     }
@@ -164,7 +165,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Publishes the stamp as a frame of its own, and the frame behind it, at once.
+    /// Publishes the stamp as a frame of its own, together with the frame after it.
     pub(crate) fn commit_stamped(&mut self, stamp: u64, len: usize) -> Result<(), Error> {
         if len == 0 || len > self.reserved {
             return Err(Error::Misuse("commit of more than was reserved"));
@@ -230,7 +231,7 @@ impl Drop for Sender {
 pub struct Receiver {
     consumer: Consumer<Ring>,
     reader: Reader,
-    /// What the frame handed out last occupies.
+    /// Bytes in the ring of the frame handed out last.
     held: u64,
     spin: Spin,
     alive_at: Instant,
@@ -281,7 +282,8 @@ impl Receiver {
         Waker(Arc::clone(&self.shared))
     }
 
-    /// Whether a [`Waker`] has woken since a wait last ended; an error where this side was ended.
+    /// Returns true if a [`Waker`] has woken since a wait last ended; an error if this side was
+    /// closed.
     pub(crate) fn take_wake(&mut self) -> Result<bool, Error> {
         match self.shared.receive_interrupt.take() {
             true if self.shared.is_closed() => Err(Error::Closed),
@@ -289,7 +291,7 @@ impl Receiver {
         }
     }
 
-    /// Whether there is a frame; if not, waits as told.
+    /// Returns true if there is a frame; otherwise waits as `wait` says.
     #[cold]
     fn wait_for_frame(&mut self, wait: Wait) -> Result<bool, Error> {
         self.consumer.give_back();
@@ -324,7 +326,7 @@ impl Receiver {
         }
     }
 
-    /// Whether there is a frame, or never will be, which is an error.
+    /// Returns true if there is a frame, and an error if there will never be one.
     fn look_again(&mut self) -> Result<bool, Error> {
         // The order matters: what was sent before the end must be found after the end was seen.
         let is_finished =
@@ -338,7 +340,7 @@ impl Receiver {
         Ok(false)
     }
 
-    /// Asks the kernel, once a tick.
+    /// Asks the kernel, once per tick.
     fn is_peer_gone(&mut self) -> bool {
         if self.alive_at.elapsed() < TICK {
             return false;
@@ -395,7 +397,7 @@ impl Shared {
     }
 }
 
-/// What a frame occupies in the ring.
+/// Bytes of a frame in the ring.
 #[inline]
 fn footprint(len: usize) -> u64 {
     HEADER_BYTES + (len as u64).next_multiple_of(ALIGN)

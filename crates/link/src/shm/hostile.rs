@@ -1,4 +1,5 @@
-//! A peer that writes whatever it likes into the memory it shares with us: the fuzz target and the tests.
+//! A peer that writes arbitrary bytes into the memory that it shares with us: the fuzz target and
+//! the tests.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -16,7 +17,7 @@ use crate::{Error, Wait};
 /// Smaller than any ring in use, so that a fuzzer reaches all of it.
 const RING_BYTES: usize = 64 << 10;
 
-/// By which a hostile peer writes what it likes.
+/// Lets a test write into the shared memory as a hostile peer.
 struct Hostile {
     file: OwnedFd,
     /// Keeps the peer alive.
@@ -24,7 +25,7 @@ struct Hostile {
 }
 
 impl Hostile {
-    /// The peer, and our side of the link.
+    /// Makes the peer, and our side of the link.
     fn new() -> Result<(Self, Connection), Error> {
         let (mapping, file) = Mapping::create(RING_BYTES)?;
         let flags = SocketFlags::CLOEXEC;
@@ -44,13 +45,13 @@ impl Hostile {
         Ok(())
     }
 
-    /// How far the peer claims to have filled the ring towards us.
+    /// Sets the position up to which the peer claims to have filled the ring towards us.
     fn produced(&self, position: u64) -> Result<(), Error> {
         let offset = CONTROLS_OFFSET + Direction::ToClient as usize * size_of::<Control>();
         self.write(offset, &position.to_le_bytes())
     }
 
-    /// How far the peer claims to have emptied the ring towards it.
+    /// Sets the position up to which the peer claims to have emptied the ring towards it.
     fn consumed(&self, position: u64) -> Result<(), Error> {
         let control = CONTROLS_OFFSET + Direction::ToServer as usize * size_of::<Control>();
         self.write(control + size_of::<Control>() / 2, &position.to_le_bytes())
@@ -61,12 +62,13 @@ impl Hostile {
     }
 }
 
-/// Fuzz target: our side of a link whose peer wrote `data` into the shared memory. The first eight bytes are the
-/// position that it claims to have produced up to, the next eight the one consumed up to, the others the ring's.
+/// Fuzz target: our side of a link whose peer wrote `data` into the shared memory. The first eight
+/// bytes are the position that it claims to have produced, the next eight the position that it
+/// claims to have consumed, the rest the ring.
 ///
 /// # Panics
 ///
-/// When something is handed out that breaks a promise of the link.
+/// If something is handed out that breaks a promise of the link.
 pub fn fuzz_ring(data: &[u8]) {
     let Some((positions, content)) = data.split_first_chunk::<16>() else {
         return;
@@ -89,7 +91,7 @@ pub fn fuzz_ring(data: &[u8]) {
     let mut total = 0;
     while let Ok(Some(frame)) = receiver.recv(Wait::Poll) {
         assert!((1..=FRAME_BYTES_MAX).contains(&frame.len()));
-        // Touches every byte, so that one that is not there is found.
+        // Touches every byte, so that an invalid one is found.
         std::hint::black_box(
             frame
                 .iter()
@@ -99,7 +101,7 @@ pub fn fuzz_ring(data: &[u8]) {
         total += frame.len();
         assert!(frames <= RING_BYTES / 16 && total <= RING_BYTES);
     }
-    // More than the ring would wait for a peer that does not read; half of it does not.
+    // More than the ring would wait for a peer that does not read; half of the ring does not wait.
     if let Ok(room) = sender.reserve(RING_BYTES / 2) {
         room.fill(1);
         assert!(sender.commit(RING_BYTES / 2).is_ok());
@@ -125,7 +127,7 @@ mod tests {
             (u64::MAX - 7, true),
         ] {
             let (hostile, victim) = Hostile::new().unwrap();
-            // One frame that takes the whole of the ring.
+            // One frame that fills the ring.
             hostile.ring(&8u64.to_le_bytes()).unwrap();
             hostile.produced(position).unwrap();
             let (_sender, mut receiver) = victim.split();

@@ -1,4 +1,4 @@
-//! The memory that both processes map: its layout, its checks, and the only places where it is touched.
+//! The memory that both processes map: its layout, its checks, and the only code that touches it.
 //!
 //! ```text
 //!  file    0           HEAD_BYTES         + ring_bytes        + ring_bytes
@@ -6,8 +6,8 @@
 //!  mapped  │ head │ ring 0 │ ring 0 again │ ring 1 │ ring 1 again │
 //! ```
 //!
-//! Each ring is mapped twice in a row, so that a frame that wraps is contiguous still. The file is sealed against
-//! shrinking, so that no access can fault.
+//! Each ring is mapped twice in a row, so that a frame that wraps is contiguous. The file is sealed
+//! against shrinking, so that no access can fault.
 
 use std::{
     ops::Deref,
@@ -30,12 +30,12 @@ use crate::Error;
 
 /// "outboard" in ASCII, little-endian.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"outboard");
-/// Changes with the layout of the file or the ring's protocol.
+/// Changed with the layout of the file or the ring's protocol.
 pub(super) const LAYOUT_VERSION: u32 = 1;
 /// Room for the header and the control words: one page of the largest page size in use.
 pub(super) const HEAD_BYTES: usize = 64 << 10;
 pub(super) const CONTROLS_OFFSET: usize = 1024;
-/// The smallest ring that does not make a sender of the longest frames wait for each to be read.
+/// Smallest ring in which a sender of the longest frames need not wait for each to be read.
 const RING_BYTES_MIN: usize = (2 * FRAME_BYTES_MAX).next_power_of_two();
 const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
@@ -59,7 +59,7 @@ const _: () = {
     assert!(RING_BYTES_MIN <= RING_BYTES && RING_BYTES <= RING_BYTES_MAX);
 };
 
-/// Which of the two rings.
+/// Direction of frames, which selects one of the two rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     ToClient = 0,
@@ -73,14 +73,14 @@ pub(super) struct Mapping {
     ring_bytes: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; access is through atomics or through the two halves,
-// which are the only ones of their ring in this process.
+// SAFETY: the mapping belongs to the process, not to a thread; it is accessed through atomics or
+// through the two halves, which are the only ones of their ring in this process.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// A fresh, sealed file and its mapping.
+    /// Creates a sealed file and maps it.
     pub(super) fn create(ring_bytes: usize) -> Result<(Self, OwnedFd), Error> {
         const DOING: &str = "making shared memory";
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -97,7 +97,7 @@ impl Mapping {
         Ok((mapping, file))
     }
 
-    /// Maps a file that the peer made, if it is what it should be.
+    /// Maps a file that the peer made, after checking it.
     pub(super) fn open(file: BorrowedFd<'_>, ring_bytes: u64) -> Result<Self, Error> {
         const DOING: &str = "looking at the server's shared memory";
         let ring_bytes_checked = usize::try_from(ring_bytes)
@@ -115,7 +115,7 @@ impl Mapping {
                 expected,
             ));
         }
-        // Fails for what is not a memfd, too.
+        // Fails for a file that is not a memfd, too.
         let seals = rustix::fs::fcntl_get_seals(file).unwrap_or(SealFlags::empty());
         if !seals.contains(SealFlags::SHRINK) {
             return Err(misbehaved(
@@ -144,16 +144,16 @@ impl Mapping {
         }
     }
 
-    /// The part of `direction` that adds frames.
+    /// Returns the part of `direction` that adds frames.
     ///
     /// # Safety
     ///
-    /// At most one in this process, for one mapping and direction.
+    /// Called at most once in this process for one mapping and direction.
     pub(super) unsafe fn writer(self: &Arc<Self>, direction: Direction) -> Writer {
         Writer(Ring::new(self, direction))
     }
 
-    /// The part of `direction` that takes frames.
+    /// Returns the part of `direction` that takes frames.
     pub(super) fn reader(self: &Arc<Self>, direction: Direction) -> Reader {
         Reader(Ring::new(self, direction))
     }
@@ -181,8 +181,8 @@ impl Mapping {
             (ring(2), ring_bytes, ring(1)),
             (ring(3), ring_bytes, ring(1)),
         ] {
-            // SAFETY: `at + len` lies within the reservation above, which is ours alone, and replacing its pages is
-            // what FIXED is for.
+            // SAFETY: `at + len` is within the reservation above, which is ours alone; FIXED
+            // replaces its pages.
             unsafe {
                 rustix::mm::mmap(
                     base.as_ptr().add(at).cast(),
@@ -199,21 +199,23 @@ impl Mapping {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the mapping starts with HEAD_BYTES readable and writable bytes at page alignment, which live as long
-        // as `self`; Header consists of atomics, for which all bytes are values and concurrent writes are fine.
+        // SAFETY: the mapping starts with HEAD_BYTES readable and writable bytes at page alignment,
+        // which live as long as `self`; Header consists of atomics, for which any bytes are valid
+        // and concurrent writes are fine.
         unsafe { self.base.cast::<Header>().as_ref() }
     }
 
     #[inline]
     fn control(&self, direction: Direction) -> &Control {
         let offset = CONTROLS_OFFSET + direction as usize * size_of::<Control>();
-        // SAFETY: within the head and aligned, by the assertions above; Control consists of atomics.
+        // SAFETY: within the head and aligned, by the assertions above; Control consists of
+        // atomics.
         unsafe { self.base.add(offset).cast::<Control>().as_ref() }
     }
 
-    /// Where a ring begins.
+    /// Start of a ring.
     fn bytes(&self, direction: Direction) -> NonNull<u8> {
-        // SAFETY: within the mapping: both rings lie behind its head, each mapped twice in a row.
+        // SAFETY: within the mapping: both rings come after its head, each mapped twice in a row.
         unsafe {
             self.base
                 .add(HEAD_BYTES + direction as usize * 2 * self.ring_bytes)
@@ -223,22 +225,22 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the whole of it was reserved by `map`, and every reference into it borrows from `self`. An error would
-        // mean that it is not mapped.
+        // SAFETY: `map` reserved all of it, and every reference into it borrows from `self`. An
+        // error would mean that it is not mapped.
         let _ =
             unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), mapped_bytes(self.ring_bytes)) };
     }
 }
 
-/// One ring of a mapping; derefs to its control words. Where they and the bytes are is worked out once, not for every
-/// frame.
+/// One ring of a mapping; derefs to its control words. The addresses of these and of the bytes are
+/// computed once, not for every frame.
 #[derive(Clone)]
 pub(super) struct Ring {
     control: NonNull<Control>,
     bytes: NonNull<u8>,
-    /// The ring's size less one.
+    /// The ring's size minus one.
     mask: usize,
-    /// Keeps all of it mapped.
+    /// Keeps the ring mapped.
     _mapping: Arc<Mapping>,
 }
 
@@ -265,7 +267,8 @@ impl Ring {
     #[inline(always)]
     fn bytes(&self, position: u64, len: usize) -> NonNull<u8> {
         assert!(len <= self.mask, "longer than the ring");
-        // SAFETY: the offset and `len` are at most the ring's size, and the ring is mapped twice in a row.
+        // SAFETY: the offset and `len` are at most the ring's size, and the ring is mapped twice in
+        // a row.
         unsafe { self.bytes.add(position as usize & self.mask) }
     }
 }
@@ -288,13 +291,14 @@ impl Writer {
         &self.0
     }
 
-    /// Room for a frame. The peer's process can read and, if it is hostile, write it meanwhile; a caller that only
-    /// writes it cannot be misled.
+    /// Returns room for a frame. The peer's process can read and, if it is hostile, write it
+    /// meanwhile; a caller that only writes cannot be misled.
     #[inline]
     pub(super) fn room(&mut self, position: u64, len: usize) -> &mut [u8] {
         let bytes = self.0.bytes(position, len);
-        // SAFETY: mapped and writable for as long as `self`, and nobody else in this process has a slice of this
-        // range: there is one Writer, it is borrowed mutably, and the Reader of the other process has its own mapping.
+        // SAFETY: mapped and writable for as long as `self`, and no other slice of this range
+        // exists in this process: there is one Writer, it is borrowed mutably, and the Reader of
+        // the other process has its own mapping.
         unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr(), len) }
     }
 
@@ -316,7 +320,7 @@ impl Reader {
         &self.0
     }
 
-    /// Eight bytes at a multiple of eight.
+    /// Reads eight bytes at a multiple of eight.
     #[inline]
     pub(super) fn get_u64(&self, position: u64) -> u64 {
         let bytes = self.0.bytes(position & !7, 8);
@@ -325,15 +329,15 @@ impl Reader {
         u64::from_le(word.load(Ordering::Relaxed))
     }
 
-    /// The bytes of a frame. A hostile peer can change them while they are read: decoders copy a scalar out before they
-    /// check it, so that the worst is a frame that makes no sense.
+    /// The bytes of a frame. A hostile peer can change them while they are read: a decoder copies a
+    /// scalar out before it checks it, so that at worst a frame makes no sense.
     #[inline]
     pub(super) fn bytes(&self, position: u64, len: usize) -> &[u8] {
         let bytes = self.0.bytes(position, len);
-        // SAFETY: mapped and readable for as long as `self`. That the bytes do not change while borrowed is the
-        // protocol's rule: the producer writes only where the consumer has given room back. Memory shared with a
-        // process that breaks the rule is outside what the language describes; decoders keep to volatile-like single
-        // copies, see above.
+        // SAFETY: mapped and readable for as long as `self`. The protocol's rule is that the bytes
+        // do not change while borrowed: the producer writes only where the consumer has given room
+        // back. Memory shared with a process that breaks the rule is outside what the language
+        // describes; decoders keep to single copies, see above.
         unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len) }
     }
 }

@@ -1,5 +1,5 @@
-//! Shared memory: two rings in one memfd, set up over a unix socket that then tells of the peer's death and carries
-//! file descriptors.
+//! Shared memory: two rings in one memfd, set up over a unix socket, which afterwards shows the
+//! peer's death and carries file descriptors.
 
 #[cfg(not(loom))]
 mod connection;

@@ -1,4 +1,5 @@
-//! The process at the other end of a shm link: whether it lives, and descriptors to and from it.
+//! The process at the other end of a shm link: detects its death, and passes descriptors to and
+//! from it.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -18,12 +19,12 @@ use crate::{
     sys,
 };
 
-/// How long a waiting side sleeps before it looks whether the peer lives: half of the promise, since a peer may die
-/// right after it was looked at.
+/// Interval at which a waiting side looks whether the peer lives: half of the promise, since a peer
+/// may die right after a look.
 pub(super) const TICK: Duration = Duration::from_millis(PEER_DEATH_MS_MAX / 2);
 
-/// The server's only message before the rings are in use; its descriptors are the rings' file and, where the kernel
-/// offers it, the worker's pidfd.
+/// The server's only message before the rings are in use. Its descriptors are the rings' file and,
+/// if the kernel offers it, the worker's pidfd.
 pub(super) struct Setup {
     pub(super) ring_bytes: u64,
     pub(super) file: OwnedFd,
@@ -34,8 +35,8 @@ const SETUP_BYTES: usize = 24;
 
 pub(super) struct Peer {
     socket: OwnedFd,
-    /// Readable once the peer process ended. The socket alone would not tell: a child that it forked, or the supervisor
-    /// that accepted it, may hold the other end open.
+    /// Readable once the peer process ended. The socket alone would not show it: a child that the
+    /// peer forked, or the supervisor that accepted it, may hold the other end open.
     pidfd: Option<OwnedFd>,
     owner_pid: u32,
 }
@@ -49,12 +50,12 @@ impl Peer {
         }
     }
 
-    /// Whether this process made the link, rather than having inherited a copy by fork.
+    /// Returns true if this process made the link, false if it inherited a copy by fork.
     pub(super) fn is_ours(&self) -> bool {
         self.owner_pid == std::process::id()
     }
 
-    /// Whether the peer process ended or closed its end of the socket.
+    /// Returns true if the peer process ended or closed its end of the socket.
     pub(super) fn is_gone(&self) -> bool {
         // Errors and hang-ups are always reported; ordinary data is not asked for.
         let socket = PollFd::new(&self.socket, PollFlags::RDHUP);
@@ -63,7 +64,7 @@ impl Peer {
             None => sys::wait(&mut [socket], zero),
             Some(pidfd) => sys::wait(&mut [socket, PollFd::new(pidfd, PollFlags::IN)], zero),
         };
-        // poll fails only when the kernel is out of memory; the next look will tell.
+        // poll fails only when the kernel is out of memory; the next look will show it.
         news.is_ok_and(|count| count > 0)
     }
 
@@ -82,7 +83,7 @@ impl Peer {
     }
 }
 
-/// Descriptors on their way in.
+/// Descriptors that have arrived, and the start of the next message.
 #[derive(Default)]
 pub(super) struct Inbox {
     pending: Vec<(u64, OwnedFd)>,
@@ -107,7 +108,7 @@ impl Inbox {
             if is_closed() {
                 return Err(Error::Closed);
             }
-            // Before the look at the socket: what a peer sent before it died is delivered.
+            // Looked at before the socket: what a peer sent before it died is delivered.
             let was_gone = peer.is_gone();
             let rest = &mut self.tag[self.tag_len..];
             match sys::receive_with_fds(peer.socket.as_fd(), rest, &mut self.fds) {
@@ -225,7 +226,8 @@ pub(super) fn receive_setup(socket: &OwnedFd, deadline: Instant) -> Result<Setup
     })
 }
 
-/// Sends a message whose first byte carries `fds`. While the socket is full, `may_wait` is asked every tick.
+/// Sends a message whose first byte carries `fds`. While the socket is full, `may_wait` is called
+/// every tick.
 fn send_all(
     socket: &OwnedFd,
     bytes: &[u8],
@@ -240,7 +242,8 @@ fn send_all(
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN | Errno::TOOMANYREFS) => {
                 may_wait()?;
-                // A full socket has an event for room; too many descriptors in flight have not.
+                // The kernel has an event for room in a full socket, but none for descriptors in
+                // flight.
                 let tick = Some(Instant::now() + TICK);
                 sys::wait_one(socket.as_fd(), PollFlags::OUT, tick)
                     .map_err(Error::io("waiting to pass a file descriptor"))?;

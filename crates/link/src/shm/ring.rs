@@ -1,13 +1,16 @@
-//! A ring between one producer and one consumer: positions, and sleeping until the other side moves.
+//! A ring between one producer and one consumer: positions, and sleeping until the other side
+//! moves.
 //!
-//! This file knows nothing of the bytes, nor where the control words live, so that `tests/loom.rs` runs exactly this
-//! code. Positions count bytes since the start and never wrap in practice (2^64 bytes); they are multiples of
-//! [`ALIGN`]. Each side keeps its own position to itself and only publishes it, so nothing that the peer writes into
+//! This file does not know the bytes, nor where the control words are, so that `tests/loom.rs` runs
+//! exactly this code. Positions count bytes since the start and never wrap in practice (2^64
+//! bytes); they are multiples of [`ALIGN`]. Each side keeps its own position and only publishes it,
+//! so that nothing the peer writes into shared memory can move it; positions read from the peer are
+//! checked before use.
 //! shared memory can move it; what it reads of the peer is checked before use.
 //!
-//! No wake-up is lost: the sleeper writes `parked`, then reads the other's position; the other writes its position,
-//! then reads `parked`; a sequentially consistent fence between the two steps on both sides means that at least one of
-//! them sees the other's write.
+//! No wake-up is lost: the sleeper writes `parked`, then reads the other's position; the other
+//! writes its position, then reads `parked`; a sequentially consistent fence between the two steps
+//! on both sides means that at least one of them sees the other's write.
 
 use std::{ops::Deref, time::Duration};
 
@@ -19,20 +22,20 @@ use crate::{
 /// Positions are multiples of this, so that every frame starts at a multiple of it.
 pub const ALIGN: u64 = 8;
 
-/// The control words of one ring, in memory that both processes map. What one side writes lies apart from what the
-/// other writes: two cache lines, since processors prefetch them in pairs.
+/// The control words of one ring, in memory that both processes map. The words of the two sides are
+/// two cache lines apart, since processors prefetch them in pairs.
 #[cfg_attr(not(loom), repr(C))]
 pub struct Control {
     produced: Side,
     consumed: Side,
 }
 
-/// What one side publishes, and the word that it sleeps on.
+/// Words that one side publishes, and the word that it sleeps on.
 #[cfg_attr(not(loom), repr(C, align(128)))]
 struct Side {
     /// Bytes produced, or consumed, so far.
     position: AtomicU64,
-    /// Not 0 once this side is finished: no more frames will come, or be taken.
+    /// Not 0 once this side is finished: it adds, or takes, no more frames.
     closed: AtomicU32,
     /// 1 while this side sleeps or is about to.
     parked: Word,
@@ -59,9 +62,9 @@ impl Side {
         }
     }
 
-    /// Sleeps unless `ready`, until woken or `timeout`.
+    /// Sleeps unless `ready`, until woken or until `timeout`.
     fn park(&self, ready: impl FnOnce() -> bool, timeout: Option<Duration>) {
-        // Swaps, not stores: a chain of read-modify-writes has one order that all agree on, loom too.
+        // Swaps, not stores: all threads agree on one order of read-modify-writes, in loom too.
         self.parked.0.swap(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !ready() {
@@ -72,23 +75,25 @@ impl Side {
 }
 
 impl Control {
-    /// Wakes a sleeping consumer, to look at its interrupt flag. For any thread of the consumer's process.
+    /// Wakes a sleeping consumer, to look at its interrupt flag. For any thread of the consumer's
+    /// process.
     pub fn wake_consumer(&self) {
         self.consumed.wake();
     }
 
-    /// Wakes a sleeping producer, to look at its interrupt flag. For any thread of the producer's process.
+    /// Wakes a sleeping producer, to look at its interrupt flag. For any thread of the producer's
+    /// process.
     pub fn wake_producer(&self) {
         self.produced.wake();
     }
 
-    /// No more will come. For any thread of the producer's process.
+    /// Marks the ring as finished by the producer. For any thread of the producer's process.
     pub fn close_producer(&self) {
         self.produced.closed.store(1, Ordering::Release);
         self.consumed.wake();
     }
 
-    /// Nothing more will be taken. For any thread of the consumer's process.
+    /// Marks the ring as finished by the consumer. For any thread of the consumer's process.
     pub fn close_consumer(&self) {
         self.consumed.closed.store(1, Ordering::Release);
         self.produced.wake();
@@ -111,7 +116,7 @@ impl Control {
     }
 }
 
-/// A request, from another thread of this process, that a blocked producer or consumer come back.
+/// A request, from another thread of this process, that a blocked producer or consumer return.
 pub struct Interrupt(AtomicBool);
 
 impl Interrupt {
@@ -120,7 +125,7 @@ impl Interrupt {
         Self(AtomicBool::new(false))
     }
 
-    /// To be followed by the wake-up of the side that sleeps.
+    /// Raises the request. The caller then wakes the sleeping side.
     pub fn raise(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -135,7 +140,7 @@ impl Interrupt {
     }
 }
 
-/// The only one who adds to a ring.
+/// The only one that adds frames to a ring.
 pub struct Producer<C> {
     control: C,
     capacity: u64,
@@ -144,7 +149,8 @@ pub struct Producer<C> {
 }
 
 impl<C: Deref<Target = Control>> Producer<C> {
-    /// `capacity` in bytes, a multiple of [`ALIGN`]. The control words must be fresh.
+    /// Makes a producer. `capacity` is in bytes, a multiple of [`ALIGN`]; the control words must be
+    /// fresh.
     pub fn new(control: C, capacity: u64) -> Self {
         Self {
             control,
@@ -154,13 +160,13 @@ impl<C: Deref<Target = Control>> Producer<C> {
         }
     }
 
-    /// Where the next bytes go, modulo the capacity.
+    /// Position of the next bytes; their offset is the position modulo the capacity.
     #[inline]
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Whether `bytes` more fit.
+    /// Returns true if `bytes` more fit.
     #[inline(always)]
     pub fn has_room(&mut self, bytes: u64) -> Result<bool, Error> {
         if self.capacity - (self.position - self.consumed_seen) >= bytes {
@@ -172,7 +178,8 @@ impl<C: Deref<Target = Control>> Producer<C> {
         Ok(self.capacity - (self.position - consumed) >= bytes)
     }
 
-    /// Makes the next `bytes`, a multiple of [`ALIGN`] for which there is room, visible to the consumer.
+    /// Makes the next `bytes`, a multiple of [`ALIGN`] for which there is room, visible to the
+    /// consumer.
     #[inline(always)]
     pub fn publish(&mut self, bytes: u64) {
         self.position += bytes;
@@ -181,30 +188,31 @@ impl<C: Deref<Target = Control>> Producer<C> {
         self.control.consumed.wake();
     }
 
-    /// Whether the consumer has given room back since last looked; for busy waiting.
+    /// Returns true if the consumer has given room back since the last look; for busy waiting.
     pub fn has_news(&self) -> bool {
         self.control.consumed.position.load(Ordering::Relaxed) != self.consumed_seen
     }
 
-    /// Whether nobody will take what is added.
+    /// Returns true if the consumer takes no more.
     #[inline]
     pub fn is_refused(&self) -> bool {
         self.control.consumed.closed.load(Ordering::Acquire) != 0
     }
 
-    /// Sleeps until the consumer makes progress, closes, or `interrupt` is raised; or without reason.
+    /// Sleeps until the consumer makes progress, closes, or `interrupt` is raised; may wake without
+    /// a reason.
     pub fn sleep(&self, interrupt: &Interrupt, timeout: Option<Duration>) {
         let ready = || self.has_news() || self.is_refused() || interrupt.is_raised();
         self.control.produced.park(ready, timeout);
     }
 
-    /// No more will come.
+    /// Adds no more.
     pub fn close(&self) {
         self.control.close_producer();
     }
 }
 
-/// The only one who takes from a ring.
+/// The only one that takes frames from a ring.
 pub struct Consumer<C> {
     control: C,
     capacity: u64,
@@ -214,7 +222,8 @@ pub struct Consumer<C> {
 }
 
 impl<C: Deref<Target = Control>> Consumer<C> {
-    /// `capacity` in bytes, a multiple of [`ALIGN`]. The control words must be fresh, but for what the producer did.
+    /// Makes a consumer. `capacity` is in bytes, a multiple of [`ALIGN`]; only the producer may
+    /// have changed the control words.
     pub fn new(control: C, capacity: u64) -> Self {
         Self {
             control,
@@ -225,12 +234,12 @@ impl<C: Deref<Target = Control>> Consumer<C> {
         }
     }
 
-    /// Where the next bytes lie, modulo the capacity.
+    /// Position of the next bytes; their offset is the position modulo the capacity.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// How many bytes can be taken; looks for new ones only when there are none.
+    /// Number of bytes that can be taken; looks for new ones only if there are none.
     #[inline]
     pub fn available(&mut self) -> Result<u64, Error> {
         if self.produced_seen == self.position {
@@ -242,8 +251,9 @@ impl<C: Deref<Target = Control>> Consumer<C> {
         Ok(self.produced_seen - self.position)
     }
 
-    /// Takes `bytes` of those available. The producer gets the room back in steps of an eighth of the ring, or
-    /// when the ring is found empty, so that the two do not fight for a cache line at every frame.
+    /// Takes `bytes` of those available. The producer gets the room back once per eighth of the
+    /// ring, or when the ring is found empty, so that the two do not contend for a cache line at
+    /// every frame.
     #[inline]
     pub fn take(&mut self, bytes: u64) {
         debug_assert!(bytes <= self.produced_seen - self.position);
@@ -253,7 +263,7 @@ impl<C: Deref<Target = Control>> Consumer<C> {
         }
     }
 
-    /// Tells the producer of all the room there is. To be called before waiting.
+    /// Gives all free room back to the producer. Called before waiting.
     pub fn give_back(&mut self) {
         if self.position_told != self.position {
             self.position_told = self.position;
@@ -263,29 +273,32 @@ impl<C: Deref<Target = Control>> Consumer<C> {
         }
     }
 
-    /// Whether the producer has added something since last looked; for busy waiting.
+    /// Returns true if the producer has added something since the last look; for busy waiting.
     pub fn has_news(&self) -> bool {
         self.control.produced.position.load(Ordering::Relaxed) != self.produced_seen
     }
 
-    /// Whether the producer closed the ring. What it produced before can be taken still: look for it after this.
+    /// Returns true if the producer closed the ring. Bytes that it added before can still be taken:
+    /// look for them after this call.
     pub fn is_finished(&self) -> bool {
         self.control.produced.closed.load(Ordering::Acquire) != 0
     }
 
-    /// Sleeps until there is something to take, the producer closes, or `interrupt` is raised; or without reason.
+    /// Sleeps until there is something to take, the producer closes, or `interrupt` is raised; may
+    /// wake without a reason.
     pub fn sleep(&self, interrupt: &Interrupt, timeout: Option<Duration>) {
         let ready = || self.has_news() || self.is_finished() || interrupt.is_raised();
         self.control.consumed.park(ready, timeout);
     }
 
-    /// Nothing more will be taken.
+    /// Takes no more.
     pub fn close(&self) {
         self.control.close_consumer();
     }
 }
 
-/// A position read from shared memory lies between the last one seen and the furthest that the rules allow.
+/// Checks that a position read from shared memory is between the last one seen and the furthest
+/// that the rules allow.
 #[inline]
 fn check_position(position: u64, seen: u64, furthest: u64) -> Result<(), Error> {
     let moved = position.wrapping_sub(seen);

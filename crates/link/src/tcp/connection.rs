@@ -1,7 +1,7 @@
-//! A tcp link: buffers in front of a socket, and what to do while the socket is full or empty.
+//! A tcp link: buffers before a socket, and what a half does while the socket is full or empty.
 //!
-//! The socket is never put into non-blocking mode, which it shares with whoever else holds it; every call says
-//! DONTWAIT instead.
+//! The socket is never put into non-blocking mode, which all holders of the socket share; every
+//! call says DONTWAIT instead.
 
 use std::{
     io::IoSlice,
@@ -31,15 +31,16 @@ use super::{
 };
 use crate::{Error, emulated::STAMP_BYTES, link::scatter};
 
-/// A part at least this long is not copied into the send buffer first.
+/// Length from which a part is not copied into the send buffer first.
 const DIRECT_BYTES_MIN: usize = 16 << 10;
-/// Parts of one frame that go to the kernel in one call, the buffered bytes and the length included.
+/// Parts of one frame that go to the kernel in one call, including the buffered bytes and the
+/// length.
 const PARTS_MAX: usize = 16;
 
-/// What is in front of a frame that has a stamp.
+/// Bytes before a frame that has a stamp.
 const STAMPED_BYTES: usize = PREFIX_BYTES + STAMP_BYTES + PREFIX_BYTES;
 
-/// Looks of a helper at what is posted between two at the clock.
+/// Looks of a helper for posted bytes between two looks at the clock.
 const HELPER_LOOKS: u32 = 16;
 
 /// An established tcp link.
@@ -92,7 +93,7 @@ pub struct Sender {
     /// Frames not posted yet.
     batch: Batch,
     reserved: usize,
-    /// And there is no room in `batch` then.
+    /// True after an error or a shutdown; `batch` then has no room.
     is_shut: bool,
     outgoing: Arc<Outgoing<Writer>>,
     shared: Arc<Shared>,
@@ -104,7 +105,7 @@ impl Sender {
         self.reserve_behind(PREFIX_BYTES, len)
     }
 
-    /// As [`reserve`](Self::reserve), for [`commit_stamped`](Self::commit_stamped).
+    /// Like [`reserve`](Self::reserve), for [`commit_stamped`](Self::commit_stamped).
     pub(crate) fn reserve_stamped(&mut self, len: usize) -> Result<&mut [u8], Error> {
         self.reserve_behind(STAMPED_BYTES, len)
     }
@@ -117,14 +118,15 @@ impl Sender {
         }
         self.reserved = len;
         let room = self.batch.unused().get_mut(front..need);
-        // An error that is made to be thrown away costs each message ten instructions.
+        // Not `ok_or`: an error that is made only to be dropped costs each message ten
+        // instructions.
         match room {
             Some(room) => Ok(room),
             None => Err(Error::Misuse("a batch without room")),
         }
     }
 
-    /// Room for a frame and its length, where there is none yet.
+    /// Makes room for a frame and its length if there is none.
     #[cold]
     fn make_room(&mut self, need: usize) -> Result<(), Error> {
         if self.is_shut || self.shared.is_closed() {
@@ -143,7 +145,7 @@ impl Sender {
         self.flush_if_full()
     }
 
-    /// The stamp as a frame of its own, and the frame behind it.
+    /// Commits the stamp as a frame of its own, and the frame after it.
     pub(crate) fn commit_stamped(&mut self, stamp: u64, len: usize) -> Result<(), Error> {
         self.add_stamped(stamp, len)?;
         self.flush_if_full()
@@ -157,7 +159,7 @@ impl Sender {
         Ok(())
     }
 
-    /// The first `len` bytes of the reservation, as a frame behind those in the batch.
+    /// Adds the first `len` bytes of the reservation to the batch as its last frame.
     #[inline(always)]
     fn add(&mut self, len: usize) -> Result<(), Error> {
         if len == 0 || len > self.reserved {
@@ -192,7 +194,7 @@ impl Sender {
         self.send_direct(&(len as u32).to_le_bytes(), parts)
     }
 
-    /// As [`send`](Self::send), behind a stamp.
+    /// Like [`send`](Self::send), after a stamp.
     pub(crate) fn send_stamped(
         &mut self,
         stamp: u64,
@@ -206,7 +208,7 @@ impl Sender {
         self.send_direct(&stamped(stamp, len), parts)
     }
 
-    /// What is in front of a frame, and its parts from where they lie.
+    /// Sends `front`, then the frame's parts without a copy.
     fn send_direct(&mut self, front: &[u8], parts: &[&[u8]]) -> Result<(), Error> {
         if self.is_shut || self.shared.is_closed() {
             return Err(Error::Closed);
@@ -228,7 +230,7 @@ impl Sender {
         self.after_write(result)
     }
 
-    /// Posts what is buffered: it leaves with the next flush, of whichever thread.
+    /// Posts what is buffered: the next flush of any thread sends it.
     #[inline]
     pub(crate) fn post(&mut self) -> Result<(), Error> {
         if self.batch.is_empty() {
@@ -237,7 +239,7 @@ impl Sender {
         self.reserved = 0;
         match self.post_batch()? {
             ..=TCP_SEND_BUFFER_BYTES => Ok(()),
-            // The peer does not keep up, and so this thread waits.
+            // The peer does not keep up, so this thread waits.
             _ => self.send_posted(),
         }
     }
@@ -262,18 +264,19 @@ impl Sender {
         posted.inspect_err(|_| self.shut())
     }
 
-    /// Waits until all that was posted has been sent.
+    /// Waits until everything posted has been sent.
     fn send_posted(&mut self) -> Result<(), Error> {
         let result = self.outgoing.send_with(Write::write);
         self.after_write(result)
     }
 
-    /// After an error part of a frame may have gone: the link is broken and the rest must not follow later.
+    /// After an error part of a frame may have been sent: the link is broken and the rest must not
+    /// follow.
     fn after_write(&mut self, result: Result<(), Error>) -> Result<(), Error> {
         result.inspect_err(|_| self.shut())
     }
 
-    /// Nothing follows: there is no room for it any more.
+    /// Removes the room in the batch, so that no frame can follow.
     #[cold]
     fn shut(&mut self) {
         self.is_shut = true;
@@ -285,7 +288,7 @@ impl Sender {
         if self.is_shut || !self.shared.is_ours() {
             return;
         }
-        // A peer that is gone does not miss it.
+        // If the peer is gone, it needs no notice.
         let _ = self.post_batch().and_then(|_| self.send_posted());
         self.shut();
         self.outgoing.end();
@@ -316,12 +319,12 @@ impl Drop for Sender {
     }
 }
 
-/// Whether a frame goes to the kernel from where its parts lie.
+/// Returns true if the parts of a frame go to the kernel without a copy.
 fn is_direct(parts: &[&[u8]], len: usize) -> bool {
     len >= DIRECT_BYTES_MIN && parts.len() + 2 <= PARTS_MAX
 }
 
-/// The length of a stamp, the stamp, and the length of the frame behind it.
+/// The length of a stamp, the stamp, and the length of the frame after it.
 fn stamped(stamp: u64, len: usize) -> [u8; STAMPED_BYTES] {
     let mut front = [0; STAMPED_BYTES];
     front[..PREFIX_BYTES].copy_from_slice(&(STAMP_BYTES as u32).to_le_bytes());
@@ -343,7 +346,7 @@ impl Flusher {
         self.outgoing.flush()
     }
 
-    /// Commits, and settles where it comes in the order of what is sent; `sender` is that of this link.
+    /// Commits a frame, and fixes its place in the order of sending; `sender` is this link's.
     #[inline(always)]
     pub(crate) fn commit(
         &self,
@@ -377,7 +380,7 @@ impl Flusher {
     }
 }
 
-/// The work of a thread that sends what others post.
+/// Sends, on a thread of its own, what other threads post.
 pub struct Helper(Arc<Outgoing<Writer>>);
 
 impl Helper {
@@ -397,10 +400,10 @@ impl Helper {
     }
 }
 
-/// The socket, for the thread whose turn it is.
+/// The socket, for the thread that has the turn.
 pub(crate) struct Writer {
     socket: Arc<Shared>,
-    /// How often senders have sent by themselves since the clock was looked at, and when that was.
+    /// Sends of the senders themselves since the last look at the clock, and the time of that look.
     sends: u32,
     since: Option<Instant>,
 }
@@ -422,7 +425,7 @@ impl Write for Writer {
         if self.sends < SENDS_CLOSE_MIN {
             return false;
         }
-        // The clock is looked at once for so many sends.
+        // One look at the clock per `SENDS_CLOSE_MIN` sends.
         self.sends = 0;
         let now = Instant::now();
         let before = self.since.replace(now);
@@ -449,7 +452,7 @@ impl Closer {
     pub(crate) fn close(&self) {
         self.shared.is_closed.store(true, Ordering::Release);
         if self.shared.is_ours() {
-            // Wakes whoever waits for the socket.
+            // Wakes threads that wait for the socket.
             let _ = shutdown(&self.shared.socket, Shutdown::Both);
             self.outgoing.end();
         }

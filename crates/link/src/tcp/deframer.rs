@@ -1,4 +1,5 @@
-//! Frames out of a stream of bytes, in place, or long ones into memory of the caller's. Does no I/O.
+//! Splits a stream of bytes into frames, in place, or into the caller's memory for long ones. Does
+//! no I/O.
 
 use std::ops::Range;
 
@@ -11,21 +12,22 @@ use crate::{
     place::{Place, Placer, Segment},
 };
 
-/// The length before each frame.
+/// Length of the field before each frame that holds the frame's length.
 pub(crate) const PREFIX_BYTES: usize = 4;
-/// What is taken in behind a long frame: the start of the next, which is likely to be placed, too, and not more of it.
+/// Bytes received after a long frame: the start of the next frame, and no more of it, since it is
+/// likely to be placed too.
 const PEEK_BYTES: usize = 2 * PLACED_HEAD_BYTES;
 
-/// Bytes that have come in and are not yet handed out as frames.
+/// Bytes that have arrived and are not yet handed out as frames.
 pub(crate) struct Deframer {
     buffer: Vec<u8>,
-    /// What has come in and was not handed out.
+    /// Bytes that have arrived and were not handed out.
     filled: Range<usize>,
-    /// The frame that is being received elsewhere.
+    /// The frame that is being received into the caller's memory.
     placed: Option<Placed>,
-    /// The frame at the front stays in the buffer: that was asked.
+    /// True if the placer was asked about the first frame, which stays in the buffer.
     is_asked: bool,
-    /// The frame handed out last was a long one.
+    /// True if the frame handed out last was a long one.
     was_long: bool,
     placed_min: usize,
     head_min: usize,
@@ -38,7 +40,7 @@ struct Placed {
     want: usize,
 }
 
-/// Where a complete frame lies.
+/// Location of a complete frame.
 pub(crate) struct Parts {
     pub(crate) head: Range<usize>,
     pub(crate) tail: Option<Box<dyn Segment>>,
@@ -61,7 +63,7 @@ impl Deframer {
         }
     }
 
-    /// Where the next frame lies, if it is complete.
+    /// Returns the location of the next frame, if it is complete.
     #[inline]
     pub(crate) fn next(&mut self, place: &mut Placer<'_>) -> Result<Option<Parts>, Error> {
         if self.placed.is_some() {
@@ -94,15 +96,15 @@ impl Deframer {
         &self.buffer[range]
     }
 
-    /// Room for more bytes; to be called when [`next`](Self::next) has none. The buffer grows for a long frame that was
-    /// announced, and never beyond the longest that is allowed.
+    /// Returns room for more bytes. Called when [`next`](Self::next) has no frame. The buffer grows
+    /// for a long frame that was announced, and never beyond the longest frame allowed.
     pub(crate) fn room(&mut self) -> Result<&mut [u8], Error> {
         let frame = self.frame_len()?;
         if let Some(placed) = &mut self.placed {
             return Ok(&mut placed.memory.room()[placed.filled..]);
         }
         let need = match frame {
-            // Its start tells where it goes.
+            // The placer decides by the frame's start.
             Some(len) if len >= self.placed_min && !self.is_asked => PEEK_BYTES,
             Some(len) if len >= self.placed_min => PREFIX_BYTES + len + PEEK_BYTES,
             _ if self.was_long => PEEK_BYTES,
@@ -113,7 +115,7 @@ impl Deframer {
         if self.filled.is_empty() {
             self.filled = 0..0;
         } else if self.filled.start > 0 && self.buffer.len() - self.filled.start < need {
-            // Less than one frame, and once a buffer.
+            // Less than one frame, and once per buffer.
             self.buffer.copy_within(self.filled.clone(), 0);
             self.filled = 0..self.filled.len();
         }
@@ -124,7 +126,7 @@ impl Deframer {
         Ok(&mut self.buffer[self.filled.end..end])
     }
 
-    /// The first `len` bytes of the room were filled.
+    /// Counts the first `len` bytes of the room as received.
     pub(crate) fn filled(&mut self, len: usize) {
         match &mut self.placed {
             Some(placed) => placed.filled += len,
@@ -132,7 +134,7 @@ impl Deframer {
         }
     }
 
-    /// What the end of the stream means here.
+    /// Returns the error for the end of the stream at this point.
     pub(crate) fn end(&self) -> Error {
         if let Some(placed) = &self.placed {
             let head = PREFIX_BYTES + placed.head.len();
@@ -152,12 +154,12 @@ impl Deframer {
         }
     }
 
-    /// The stream has failed: memory that was being filled goes back to whoever gave it.
+    /// Drops memory that was being filled, since the stream has failed.
     pub(crate) fn fail(&mut self) {
         self.placed = None;
     }
 
-    /// Asks where the long frame at the front goes, once enough of it has come in.
+    /// Asks the placer about the long frame at the front, once enough of it has arrived.
     fn ask(&mut self, len: usize, place: &mut Placer<'_>) -> Result<(), Error> {
         let start = self.filled.start + PREFIX_BYTES;
         let have = start..self.filled.end.min(start + len);
@@ -227,12 +229,12 @@ impl Segment for Vec<u8> {
     }
 }
 
-/// Fuzz target: a stream that arrives in pieces, whose sizes are the even bytes of `data`; of the frames that count as
-/// long some are placed, as their bytes say.
+/// Fuzz target: a stream that arrives in pieces, whose sizes are the even bytes of `data`; of the
+/// frames that count as long some are placed, depending on their bytes.
 ///
 /// # Panics
 ///
-/// When frames come out differently from how a straightforward reader sees the same bytes.
+/// If frames come out differently from what a straightforward reader makes of these bytes.
 pub fn fuzz_deframer(data: &[u8]) {
     const PLACED_MIN: usize = 8;
     const HEAD_MIN: usize = 4;

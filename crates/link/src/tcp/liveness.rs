@@ -1,9 +1,11 @@
-//! Whether the peer's host still answers.
+//! Detects that the peer's host no longer answers.
 //!
-//! TCP_USER_TIMEOUT would be simpler, but Linux counts a closed window against it, too (tcp_probe_timer): a server that
-//! computes for longer than the timeout and meanwhile does not read would lose its client. So the connection's own
-//! state is looked at, once a second and only while a thread waits: something unanswered (a retransmission or a window
-//! probe), without interruption, for [`PEER_VANISHED_MS_MAX`]. When nothing is outstanding, keepalive probes do the same.
+//! TCP_USER_TIMEOUT would be simpler, but Linux also counts a closed window against it
+//! (tcp_probe_timer): a server that computes for longer than the timeout and meanwhile does not
+//! read would lose its client. So a waiting thread looks at the connection's own state once a
+//! second. It gives the peer up if a retransmission or a window probe stays unanswered, without
+//! interruption, for [`PEER_VANISHED_MS_MAX`]. When nothing is outstanding, keepalive probes find
+//! the same.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -15,10 +17,10 @@ use rustix::net::sockopt;
 
 use crate::{Error, sys};
 
-/// How often a waiting side looks.
+/// Interval at which a waiting side looks.
 pub(super) const TICK: Duration = Duration::from_millis(1_000);
-/// Silence before the first keepalive probe, between probes, and probes without an answer that end the connection; in
-/// sum [`PEER_VANISHED_MS_MAX`].
+/// Silence before the first keepalive probe, time between probes, and unanswered probes that end
+/// the connection; in sum [`PEER_VANISHED_MS_MAX`].
 const KEEPALIVE_IDLE_MS: u64 = 5_000;
 const KEEPALIVE_INTERVAL_MS: u64 = 2_000;
 const KEEPALIVE_PROBES: u32 = 5;
@@ -38,16 +40,17 @@ pub(crate) fn configure(socket: &OwnedFd) -> Result<(), Error> {
     sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES).map_err(Error::io(DOING))
 }
 
-/// The watch of one thread that waits for the peer.
+/// The state of one thread that waits for the peer.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     unanswered_since: Option<Instant>,
 }
 
 impl Watch {
-    /// To be called about every [`TICK`] while waiting.
+    /// Looks once. Called about every [`TICK`] while waiting.
     pub(crate) fn look(&mut self, socket: &OwnedFd) -> Result<(), Error> {
-        // A kernel that cannot tell (some sandboxes) leaves it to keepalive and retransmission timeouts.
+        // If the kernel gives no information (some sandboxes), keepalive and retransmission
+        // timeouts do the work.
         let Ok(info) = sys::tcp_info(socket.as_fd()) else {
             return Ok(());
         };

@@ -1,4 +1,4 @@
-//! tcp: frames behind a 4-byte little-endian length.
+//! tcp: frames, each after its length in 4 little-endian bytes.
 
 #[cfg(not(loom))]
 mod connection;

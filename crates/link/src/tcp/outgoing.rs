@@ -1,23 +1,26 @@
-//! Bytes on their way out, in one order, sent by whoever is free.
+//! Orders outgoing bytes, and sends them by whichever thread is free.
 //!
-//! A sender tries to take the turn. If nobody has it and nothing is posted, its bytes leave as they are. If somebody has
-//! it, they are posted and left to that thread, which looks for more after it has given the turn back. So nothing waits for
-//! company, and what has come together while the socket was busy leaves together.
+//! A sender tries to take the turn. If no thread has it and nothing is posted, its bytes are sent
+//! at once. If another thread has it, they are posted and left to that thread, which looks for more
+//! after it has given the turn back. So bytes do not wait to be joined, and bytes that were posted
+//! while the socket was busy are sent together.
 //!
-//! A helper thread may take the turn and keep it while bytes come fast: posting is all that a sender then does. Whoever
-//! needs the turn for itself says so, and the helper lets go.
+//! A helper thread may take the turn and keep it while bytes come fast: a sender then only posts. A
+//! thread that needs the turn itself says so, and the helper gives it up.
 //!
 //! # Why no byte is left behind
 //!
-//! A thread that leaves its bytes to another has first said that they are posted, then passed a fence, then failed to take
-//! the turn. The thread that had the turn has first given it back, then passes a fence, then looks whether anything is
-//! posted. Whichever fence comes second, the thread behind it sees what the other did: either the bytes are found, or the
-//! turn was free. `tests/loom.rs` runs exactly this file.
+//! A thread that leaves its bytes to another has first said that they are posted, then passed a
+//! fence, then failed to take the turn. The thread that had the turn has first given it back, then
+//! passes a fence, then looks whether anything is posted. The thread whose fence comes second sees
+//! what the other did before its own: either it finds the bytes, or the turn was free.
+//! `tests/loom.rs` runs exactly this file.
 //!
 //! # Why the order stays
 //!
-//! Bytes go past what is posted only where nothing is, and only the thread that has the turn takes away what is. So a
-//! thread that finds nothing posted while it has the turn knows that all it posted before has been written.
+//! Bytes are sent without being posted only if nothing is posted, and only the thread that has the
+//! turn takes posted bytes away. So a thread that has the turn and finds nothing posted knows that
+//! everything it posted before has been written.
 
 use std::mem;
 
@@ -26,25 +29,26 @@ use crate::{
     sync::{AtomicBool, AtomicU32, Condvar, Guard, Mutex, MutexGuard, Ordering, Turn, fence},
 };
 
-/// Where the bytes go.
+/// Destination of the bytes.
 pub trait Write {
-    /// All of them; blocks while the peer does not keep up.
+    /// Writes all of `bytes`; blocks while the peer does not keep up.
     fn write(&mut self, bytes: &[u8]) -> Result<(), Error>;
 
-    /// A sender has sent by itself. Whether a helper should rather do it, so fast do they follow each other.
+    /// Called after a sender has sent by itself. Returns true if sends follow each other so fast
+    /// that a helper should do them.
     fn wants_help(&mut self) -> bool {
         false
     }
 }
 
-/// The least that a batch has room for once it has any.
+/// Least room that a batch has, once it has any.
 const BATCH_BYTES_MIN: usize = 4 << 10;
 
-/// Bytes in a row. Never shrinks, so that room in it costs no zeroing.
+/// Contiguous bytes. Never shrinks, so that using its room again costs no zeroing.
 #[derive(Default)]
 pub struct Batch {
     bytes: Box<[u8]>,
-    /// At most as many as there are bytes.
+    /// At most the length of `bytes`.
     len: usize,
 }
 
@@ -64,13 +68,13 @@ impl Batch {
         self.bytes.get(..self.len).unwrap_or_default()
     }
 
-    /// The room behind the bytes that are there.
+    /// The room after the bytes that are there.
     #[inline(always)]
     pub fn unused(&mut self) -> &mut [u8] {
         self.bytes.get_mut(self.len..).unwrap_or_default()
     }
 
-    /// Room for `len` bytes behind those that are there.
+    /// Makes room for `len` bytes after those that are there.
     pub fn room(&mut self, len: usize) -> &mut [u8] {
         let end = self.len + len;
         if self.bytes.len() < end {
@@ -82,7 +86,7 @@ impl Batch {
         &mut self.bytes[self.len..end]
     }
 
-    /// The first `len` bytes of the room count from now on.
+    /// Adds the first `len` bytes of the room.
     #[inline]
     pub fn add(&mut self, len: usize) {
         self.len = (self.len + len).min(self.bytes.len());
@@ -99,35 +103,35 @@ impl Batch {
     }
 }
 
-/// What senders share.
+/// State that senders share.
 pub struct Outgoing<W> {
     posted: Apart<Mutex<Posted>>,
-    /// What `posted` comes to, for threads that look without its lock: changed under it only.
+    /// The state of `posted`, for threads that look without its lock; changed only under it.
     state: AtomicU32,
     /// A thread that tries in vain reads one word, which does not change while the turn is kept.
     turn: Apart<Turn<Box<Sending<W>>>>,
-    /// Threads that need the turn for themselves.
+    /// Number of threads that wait for the turn.
     wanted: AtomicU32,
     has_helper: AtomicBool,
     nap: Mutex<Nap>,
     called: Condvar,
 }
 
-/// In cache lines of its own, two of which are fetched at a time.
+/// Keeps a value in cache lines of its own; two are fetched at a time.
 #[repr(align(128))]
 struct Apart<T>(T);
 
 /// Nothing is posted.
 const IDLE: u32 = 0;
-/// Something is.
+/// Bytes are posted.
 const POSTED: u32 = 1;
-/// Part of a frame may have gone: nothing must follow, and nothing is posted any more.
+/// Part of a frame may have been sent: no byte may follow, and none is posted any more.
 const BROKEN: u32 = 2;
 
 #[derive(Default)]
 struct Posted {
     batch: Batch,
-    /// What a helper met, for the next sender.
+    /// An error that a helper met, for the next sender.
     error: Option<Error>,
 }
 
@@ -159,9 +163,9 @@ impl<W: Write> Outgoing<W> {
         }
     }
 
-    /// Settles where `batch` comes in the order of what is sent. What it returns is to be sent, best without the lock that
-    /// the sender was under; `None` where another thread sends. Waits for the turn where more than `posted_bytes_max` is
-    /// posted.
+    /// Fixes the place of `batch` in the order of sending. The caller sends the result, best after
+    /// releasing the lock that the sender is under; `None` if another thread sends it. Waits for
+    /// the turn if more than `posted_bytes_max` is posted.
     #[inline(always)]
     pub fn begin(
         &self,
@@ -180,7 +184,7 @@ impl<W: Write> Outgoing<W> {
         }
     }
 
-    /// As `begin`, where the turn is taken or something is posted.
+    /// Like `begin`, if the turn is taken or something is posted.
     #[inline(never)]
     fn begin_behind<'a>(
         &'a self,
@@ -199,7 +203,7 @@ impl<W: Write> Outgoing<W> {
             outgoing: self,
             turn,
         };
-        // Nothing is left where the thread that had the turn has sent it.
+        // Empty if the thread that had the turn has sent it.
         self.take(&mut leaving.turn);
         match self.is_broken() {
             true => Err(Error::Closed),
@@ -207,8 +211,8 @@ impl<W: Write> Outgoing<W> {
         }
     }
 
-    /// Puts `batch` behind what is posted, and tells how many bytes that makes. They leave with the next
-    /// [`flush`](Self::flush), of any thread.
+    /// Adds `batch` to what is posted, and returns the number of bytes posted. The next
+    /// [`flush`](Self::flush) of any thread sends them.
     #[inline]
     pub fn post(&self, batch: &mut Batch) -> Result<usize, Error> {
         let mut posted = lock(&self.posted.0);
@@ -244,7 +248,7 @@ impl<W: Write> Outgoing<W> {
         }
     }
 
-    /// Waits for the turn, and lets `write` send, with what is posted in front.
+    /// Waits for the turn, and lets `write` send, after what is posted.
     pub fn send_with(
         &self,
         write: impl FnOnce(&mut W, &[u8]) -> Result<(), Error>,
@@ -260,7 +264,8 @@ impl<W: Write> Outgoing<W> {
         turn
     }
 
-    /// As [`send_with`](Self::send_with), unless the turn is still taken when `is_late` says so.
+    /// Like [`send_with`](Self::send_with), unless the turn is still taken when `is_late` returns
+    /// true.
     pub fn try_send_with(
         &self,
         mut is_late: impl FnMut() -> bool,
@@ -278,8 +283,8 @@ impl<W: Write> Outgoing<W> {
         turn.map_or(Ok(()), |turn| self.send_in_turn(turn, write))
     }
 
-    /// The life of a helper thread: asleep until called, then sending while `keep_on`, which is told whether anything was
-    /// sent since it was last asked. Returns when [`end`](Self::end) was called.
+    /// Runs a helper thread: it sleeps until called, then sends while `keep_on`, whose argument
+    /// says whether anything was sent since the last call. Returns after [`end`](Self::end).
     pub fn help(&self, mut keep_on: impl FnMut(bool) -> bool) {
         self.has_helper.store(true, Ordering::Relaxed);
         while self.sleep() {
@@ -302,7 +307,7 @@ impl<W: Write> Outgoing<W> {
                     is_over = !keep_on(mem::take(&mut has_sent));
                 }
                 drop(turn);
-                // What was posted while the turn was taken and not looked for any more.
+                // Bytes that were posted while the turn was taken, after the last look for them.
                 if let Err(error) = result.and_then(|()| self.flush()) {
                     lock(&self.posted.0).error = Some(error);
                     return;
@@ -340,7 +345,8 @@ impl<W: Write> Outgoing<W> {
         !nap.is_over
     }
 
-    /// Sends what is posted; tells whether anything was. Whoever lets the turn go afterwards looks for more.
+    /// Sends what is posted; returns true if there was any. The caller looks for more after it
+    /// gives the turn back.
     fn drain(&self, turn: &mut Sending<W>) -> Result<bool, Error> {
         self.take(turn);
         let has_any = !turn.batch.is_empty();
@@ -348,7 +354,7 @@ impl<W: Write> Outgoing<W> {
         Ok(has_any)
     }
 
-    /// Sends what has been taken over into the turn.
+    /// Sends the bytes that were moved into the turn.
     #[inline(always)]
     fn write(&self, turn: &mut Sending<W>) -> Result<(), Error> {
         if turn.batch.is_empty() {
@@ -362,7 +368,8 @@ impl<W: Write> Outgoing<W> {
         }
     }
 
-    /// Lets the turn go, which may have been used to send; tells whether there is more to be sent.
+    /// Gives back the turn, which may have been used to send; returns true if there is more to
+    /// send.
     #[inline(always)]
     fn give_back(&self, mut turn: Guard<'_, Box<Sending<W>>>, has_sent: bool) -> bool {
         let wants_help =
@@ -396,7 +403,7 @@ impl<W: Write> Outgoing<W> {
         self.flush()
     }
 
-    /// Takes what is posted over into the turn.
+    /// Moves what is posted into the turn.
     fn take(&self, turn: &mut Sending<W>) {
         let mut posted = lock(&self.posted.0);
         if !self.is_broken() {
@@ -405,12 +412,12 @@ impl<W: Write> Outgoing<W> {
         }
     }
 
-    /// For a thread that has the turn or the lock of what is posted.
+    /// Called by a thread that has the turn or the lock of `posted`.
     fn is_broken(&self) -> bool {
         self.state.load(Ordering::Relaxed) == BROKEN
     }
 
-    /// After an error of a thread that has the turn.
+    /// Records an error of a thread that has the turn.
     #[cold]
     fn broken(&self, error: Error) -> Error {
         let mut posted = lock(&self.posted.0);
@@ -420,7 +427,8 @@ impl<W: Write> Outgoing<W> {
     }
 }
 
-/// Bytes whose turn it is. They are lost, and all order with them, unless they are [sent](Self::send).
+/// Bytes whose place in the order is fixed. Unless they are [sent](Self::send), they are lost, and
+/// the order with them.
 #[must_use]
 pub struct Leaving<'a, W> {
     outgoing: &'a Outgoing<W>,
@@ -428,7 +436,7 @@ pub struct Leaving<'a, W> {
 }
 
 impl<W: Write> Leaving<'_, W> {
-    /// Sends them, and what is posted meanwhile.
+    /// Sends them, and what was posted meanwhile.
     #[inline(always)]
     pub fn send(mut self) -> Result<(), Error> {
         self.outgoing.write(&mut self.turn)?;

@@ -1,4 +1,4 @@
-//! Receiving: frames out of what the socket has, and what to do while it has nothing.
+//! Receives frames from the socket, and waits while it is empty.
 
 use std::{sync::Arc, time::Instant};
 
@@ -19,10 +19,11 @@ use crate::{
 /// The receiving half of a tcp link.
 pub struct Receiver {
     deframer: Deframer,
-    /// A frame that was begun by [`recv_placed`](Self::recv_placed) and is wanted in one piece.
+    /// A frame whose placing was begun by [`recv_placed`](Self::recv_placed), and that is now
+    /// wanted in one piece.
     joined: Vec<u8>,
     spin: Spin,
-    /// The socket was empty when last looked at.
+    /// True if the socket was empty at the last look.
     is_dry: bool,
     watch: Watch,
     shared: Arc<Shared>,
@@ -88,7 +89,8 @@ impl Receiver {
         Waker(Arc::clone(&self.shared))
     }
 
-    /// Whether a [`Waker`] has woken since a wait last ended; an error where this side was ended.
+    /// Returns true if a [`Waker`] has woken since a wait last ended; an error if this side was
+    /// closed.
     pub(crate) fn take_wake(&mut self) -> Result<bool, Error> {
         match self.shared.take_wake() {
             true if self.shared.is_closed() => Err(Error::Closed),
@@ -96,14 +98,15 @@ impl Receiver {
         }
     }
 
-    /// Takes in what has arrived; if nothing has, waits as told. False when the waiting ended without bytes.
+    /// Reads the bytes that have arrived; if there are none, waits as `wait` says. Returns false if
+    /// the wait ended without bytes.
     fn fill(&mut self, wait: Wait) -> Result<bool, Error> {
         let deadline = match wait {
             Wait::Poll => return self.read(),
             Wait::Until(deadline) => Some(deadline),
             Wait::Forever => None,
         };
-        // A look at a socket that was empty a moment ago costs as much as the look that finds something.
+        // A look at a socket that was empty a moment ago costs as much as one that finds bytes.
         if !self.is_dry && self.read()? {
             return Ok(true);
         }
@@ -138,7 +141,7 @@ impl Receiver {
         }
     }
 
-    /// Asks the socket again and again: the look that finds bytes takes them in.
+    /// Reads from the socket until bytes arrive or the busy wait ends.
     fn spin(&mut self, start: Instant) -> Result<bool, Error> {
         let mut read = Ok(false);
         let Self {
@@ -155,7 +158,7 @@ impl Receiver {
         read
     }
 
-    /// Takes in what has arrived, without waiting.
+    /// Reads the bytes that have arrived, without waiting.
     fn read(&mut self) -> Result<bool, Error> {
         self.shared.read(&mut self.deframer, &mut self.is_dry)
     }

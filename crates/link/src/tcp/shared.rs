@@ -1,4 +1,4 @@
-//! The socket itself: what both halves of a connection and their handles share.
+//! The socket: state that both halves of a connection and their handles share.
 
 use std::{
     io::IoSlice,
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{Error, stream, sys};
 
-/// What both halves and their handles share.
+/// State that both halves and their handles share.
 pub(super) struct Shared {
     pub(super) socket: OwnedFd,
     /// Readable while a wake-up of the receiver is pending.
@@ -39,7 +39,7 @@ impl Shared {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Takes in what has arrived, without waiting, and tells whether that was all.
+    /// Reads the bytes that have arrived, without waiting; returns true if there were any.
     pub(super) fn read(&self, deframer: &mut Deframer, is_dry: &mut bool) -> Result<bool, Error> {
         loop {
             let room = deframer.room()?;
@@ -63,7 +63,7 @@ impl Shared {
     }
 
     pub(super) fn wake(&self) {
-        // The counter is full after 2^64 - 2 wake-ups, and readable still.
+        // The counter is full after 2^64 - 2 wake-ups, and then still readable.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
@@ -71,7 +71,7 @@ impl Shared {
         rustix::io::read(&self.wake, &mut [0; 8]).is_ok()
     }
 
-    /// Sends all of it, or what the peer takes until the deadline.
+    /// Sends all of `slices`, or what the peer takes before the deadline.
     pub(super) fn write_all(
         &self,
         mut slices: &mut [IoSlice<'_>],
@@ -113,8 +113,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Lets what was sent arrive. Closing a socket that holds unread bytes resets the connection, and that would throw
-    /// away what is still on its way to the peer.
+    /// Waits until the peer's host has what was sent. Closing a socket that holds unread bytes
+    /// resets the connection, which would discard bytes that are still on their way.
     pub(super) fn linger(&self) {
         let deadline = Instant::now() + Duration::from_millis(LINGER_MS_MAX);
         let mut unread = [0; 4096];
