@@ -1,4 +1,4 @@
-//! Arrays and mipmapped arrays: rows of device memory without gaps, level after level.
+//! Arrays and mipmapped arrays: rows of device memory without padding, one level after the other.
 
 use std::borrow::Cow;
 
@@ -21,22 +21,22 @@ use crate::device::{Cx, Failure};
 /// `CUDA_ARRAY_DESCRIPTOR` and `CUDA_ARRAY3D_DESCRIPTOR`.
 const ARRAY_DESC_BYTES: usize = 24;
 const ARRAY3D_DESC_BYTES: usize = 40;
-/// Flags of the latter.
+/// Flags of `CUDA_ARRAY3D_DESCRIPTOR`.
 const LAYERED: u32 = 0x01;
 const SURFACE_LDST: u32 = 0x02;
 const CUBEMAP: u32 = 0x04;
 const TEXTURE_GATHER: u32 = 0x08;
 
-/// Memory of texels, and what of the card's it takes.
+/// Memory of texels, and its charge against the device's size.
 pub(super) struct Owned {
     _memory: Array,
     pub(super) charge: Charge,
 }
 
-/// Whose an array's memory is.
+/// Who owns an array's memory.
 enum Memory {
     Owned(Owned),
-    /// Of the mipmapped array with this number, with which it goes.
+    /// The mipmapped array with this number owns it, and frees it.
     LevelOf(u64),
 }
 
@@ -112,7 +112,7 @@ impl Soft {
             .inspect_err(|_| self.refund(charge))
     }
 
-    /// Memory for all levels, at the address that the texels then have.
+    /// Allocates memory for all levels, and sets the texels' address to it.
     fn texels_memory(&mut self, device: usize, texels: &mut Texels) -> Result<Owned, Failure> {
         let bytes = texels
             .bytes()
@@ -138,7 +138,7 @@ impl Soft {
         let device = self.context(cx.context)?.device;
         let descriptor = Descriptor::read(m.p_mipmapped_array_desc)?;
         let mut texels = descriptor.texels()?;
-        // As many as there can be, whatever is asked for.
+        // As many levels as the size allows, even if the program asks for more.
         let longest = texels.size.iter().max().copied().unwrap_or(1);
         texels.levels = m.num_mipmap_levels.clamp(1, 1 + longest.ilog2());
         let owned = self.texels_memory(device, &mut texels)?;
@@ -168,7 +168,7 @@ impl Soft {
         let mut texels = mipmap.texels.level(m.level);
         texels.levels = 1;
         let mut descriptor = mipmap.descriptor;
-        // What counts layers, or is not there, stays.
+        // A dimension that counts layers, or is 0, stays as it is.
         let along = if texels.layers.is_some() { 2 } else { 3 };
         for (kept, n) in descriptor.size.iter_mut().zip(texels.size).take(along) {
             if *kept != 0 {
@@ -221,7 +221,7 @@ impl Soft {
         m: &messages::CuArrayGetDescriptorV2,
     ) -> Result<messages::CuArrayGetDescriptorV2Reply<'static>, Failure> {
         let d = self.arrays.get(m.h_array)?.descriptor;
-        // A flat view has nothing to say of depth, layers and flags.
+        // A flat descriptor has no fields for depth, layers and flags.
         if d.size[2] != 0 || d.flags != 0 {
             return Err(invalid("the descriptor of an array that is not flat"));
         }
@@ -250,7 +250,7 @@ impl Soft {
         })
     }
 
-    /// One end of a box copy that is an array.
+    /// Returns the rows of one end of a box copy, which is an array.
     pub(super) fn array_rows(
         &self,
         array: u64,
@@ -279,7 +279,7 @@ impl Soft {
 }
 
 impl Descriptor {
-    /// `CUDA_ARRAY3D_DESCRIPTOR`
+    /// Reads a `CUDA_ARRAY3D_DESCRIPTOR`.
     fn read(record: &[u8]) -> Result<Descriptor, Failure> {
         let record = sized(record, ARRAY3D_DESC_BYTES)?;
         Ok(Descriptor {
@@ -290,7 +290,7 @@ impl Descriptor {
         })
     }
 
-    /// The array's shape; its address is yet to come.
+    /// Returns the array's dimensions and format as texels, without an address yet.
     fn texels(&self) -> Result<Texels, Failure> {
         let unknown = self.flags & !(LAYERED | SURFACE_LDST | CUBEMAP | TEXTURE_GATHER);
         if unknown != 0 {
@@ -316,7 +316,7 @@ impl Descriptor {
         if self.flags & TEXTURE_GATHER != 0 && (layered || cube != Cube::No) {
             return Err(invalid("gathers from layers or cubes"));
         }
-        // Faces are layers.
+        // The faces of a cube are layers.
         let layered = layered || cube != Cube::No;
         let (dimensions, layers) = match (height, depth, layered) {
             (0, 0, false) => (1, None),

@@ -1,8 +1,9 @@
-//! The compute capabilities that the software GPU can pass for, and what differs between them for a program.
+//! Compute capabilities that the software GPU can report, and their limits.
 
 use std::{fmt, str::FromStr};
 
-/// One that is known, with its limits (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+/// A known compute capability, with its limits (CUDA C++ Programming Guide, "Technical
+/// Specifications per Compute Capability").
 #[derive(Clone, Copy)]
 pub struct Capability {
     facts: &'static Facts,
@@ -14,9 +15,9 @@ pub(super) struct Facts {
     pub(super) sm_threads: u32,
     pub(super) sm_blocks: u32,
     pub(super) sm_shared_bytes: u32,
-    /// The most shared memory of a block that has asked.
+    /// Shared memory of a block that has opted in to more than 48 KiB.
     pub(super) shared_optin_bytes: u32,
-    /// What each block loses to the system.
+    /// Shared memory that the system takes from each block.
     pub(super) shared_reserved_bytes: u32,
     /// `NVML_DEVICE_ARCH_...`
     pub(super) nvml_architecture: u32,
@@ -24,7 +25,7 @@ pub(super) struct Facts {
 
 const KIB: u32 = 1 << 10;
 
-/// By number.
+/// Ordered by number.
 const KNOWN: &[Facts] = &[
     facts((7, 5), 1024, 16, 64, 64, 6),
     facts((8, 0), 2048, 32, 164, 163, 7),
@@ -61,7 +62,7 @@ impl Capability {
     }
 }
 
-/// 8.0: all of whose instructions are executed.
+/// 8.0, the capability of which every instruction is executed.
 impl Default for Capability {
     fn default() -> Capability {
         Capability { facts: &KNOWN[1] }

@@ -43,7 +43,8 @@ impl Soft {
         Ok(messages::CaptureEndReply { produced: 1 })
     }
 
-    /// The client may have asked for the graph while it was being captured, under this handle or another.
+    /// Binds the captured graph to `id`, unless it is already bound to it: the client may have
+    /// asked for the graph during the capture.
     fn bind_captured(&mut self, id: u64, graph: GraphId) -> Result<(), Failure> {
         match self.graphs.get(id) {
             Ok(known) if *known == graph => Ok(()),

@@ -1,5 +1,5 @@
-//! What the software GPU says of itself: a part of the compute capability that it was given, where that means anything
-//! to a program.
+//! The software GPU's device card: the attributes of its compute capability, as far as they mean
+//! anything to a program.
 
 use outboard_api::enums::*;
 use outboard_wire::doc::{DeviceCard, PeerCard};
@@ -11,21 +11,21 @@ pub(super) const WARP_THREADS: u32 = 32;
 pub(super) const BLOCK_THREADS_MAX: u32 = 1024;
 pub(super) const BLOCK_EXTENT_MAX: [u32; 3] = [1024, 1024, 64];
 pub(super) const GRID_EXTENT_MAX: [u32; 3] = [0x7fff_ffff, 0xffff, 0xffff];
-/// Shared memory of a block without asking (CUDA C++ Programming Guide, "Technical Specifications per Compute
-/// Capability"; so is what follows, and what differs between capabilities).
+/// Shared memory of a block that has not opted in to more. This and what follows are from the CUDA
+/// C++ Programming Guide, "Technical Specifications per Compute Capability".
 pub(super) const SHARED_BYTES: u32 = 48 << 10;
 pub(super) const SM_REGISTERS: u32 = 64 << 10;
 pub(super) const BLOCK_REGISTERS: u32 = 64 << 10;
 pub(super) const CONSTANT_BYTES: u32 = 64 << 10;
-/// Where textures of memory may begin, and how far apart their rows may be, in bytes.
+/// Alignment of a texture's memory, and of its row pitch, in bytes.
 pub(super) const TEXTURE_ALIGNMENT: i32 = 512;
 pub(super) const TEXTURE_PITCH_ALIGNMENT: i32 = 32;
-/// Texels of a texture of linear memory; layers of an array.
+/// Texels of a texture of linear memory, and layers of an array, at most.
 pub(super) const TEXTURE_1D_LINEAR_MAX: i32 = 1 << 28;
 pub(super) const LAYERS_MAX: i32 = 2048;
-/// Faces of cubes in layers: six for each.
+/// Faces of layered cubes at most, six for each cube.
 const CUBE_LAYERS_MAX: i32 = 2_046;
-/// A thousandth of this is a cycle of `%clock64`: the interpreter counts nanoseconds.
+/// Clock rate at which a cycle of `%clock64` is a nanosecond, the unit that the interpreter counts.
 const CLOCK_KHZ: i32 = 1_000_000;
 
 pub(super) fn uuid(ordinal: usize) -> [u8; 16] {
@@ -35,7 +35,7 @@ pub(super) fn uuid(ordinal: usize) -> [u8; 16] {
     uuid
 }
 
-/// The card of device `ordinal`.
+/// Makes the card of device `ordinal`.
 pub(super) fn card(
     ordinal: usize,
     devices: usize,
@@ -65,7 +65,8 @@ pub(super) fn card(
     }
 }
 
-/// All devices of a session lie in one memory: what one may do with its own, it may do with that of others.
+/// Describes access to another device's memory. All devices of a session share one memory, so
+/// everything is possible that is possible with a device's own.
 fn peer(ordinal: usize, other: usize) -> PeerCard {
     if ordinal == other {
         return PeerCard::default();
@@ -91,7 +92,8 @@ fn peer(ordinal: usize, other: usize) -> PeerCard {
     }
 }
 
-/// Every attribute of CUDA 13.0. What is missing is reserved, and a driver refuses it.
+/// Lists every attribute of CUDA 13.0. Numbers missing here are reserved, and a driver refuses
+/// them.
 fn attribute_values(ordinal: usize, threads: usize, capability: Capability) -> Vec<(u32, i32)> {
     let facts = capability.facts();
     const NO: i32 = 0;
@@ -107,7 +109,7 @@ fn attribute_values(ordinal: usize, threads: usize, capability: Capability) -> V
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
             facts.minor as i32,
         ),
-        // The shape of launches.
+        // Sizes of launches.
         (
             CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
             BLOCK_THREADS_MAX as i32,
@@ -119,8 +121,8 @@ fn attribute_values(ordinal: usize, threads: usize, capability: Capability) -> V
         (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, grid_y),
         (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, grid_z),
         (CU_DEVICE_ATTRIBUTE_WARP_SIZE, WARP_THREADS as i32),
-        // Resources of blocks and multiprocessors: the capability's, so that occupancy is what programs expect. A
-        // multiprocessor is a thread of the host.
+        // Resources of blocks and multiprocessors: those of the capability, so that occupancy is
+        // what programs expect. A multiprocessor is a thread of the host.
         (
             CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
             i32::try_from(threads).unwrap_or(i32::MAX),
@@ -161,7 +163,7 @@ fn attribute_values(ordinal: usize, threads: usize, capability: Capability) -> V
             CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY,
             CONSTANT_BYTES as i32,
         ),
-        // Clocks and buses: nominal, there is none.
+        // Clocks and buses: nominal values, because there are none.
         (CU_DEVICE_ATTRIBUTE_CLOCK_RATE, CLOCK_KHZ),
         (CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, CLOCK_KHZ),
         (CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, 64),
@@ -171,7 +173,7 @@ fn attribute_values(ordinal: usize, threads: usize, capability: Capability) -> V
         (CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED, YES),
         (CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE, 0),
         (CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE, 0),
-        // Where it sits: it is no PCI device.
+        // Location: it is no PCI device.
         (CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, 0),
         (CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, ordinal as i32),
         (CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, 0),
@@ -191,7 +193,7 @@ fn attribute_values(ordinal: usize, threads: usize, capability: Capability) -> V
         (CU_DEVICE_ATTRIBUTE_NUMA_CONFIG, 0),
         (CU_DEVICE_ATTRIBUTE_NUMA_ID, -1),
         (CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, 0),
-        // What runs beside what.
+        // Concurrency.
         (CU_DEVICE_ATTRIBUTE_GPU_OVERLAP, YES),
         (CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 2),
         (CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, YES),

@@ -1,6 +1,8 @@
-//! Conditions of conditional nodes: words in memory of this process, that kernels set and the device reads.
+//! Conditions of conditional nodes: words in this process's memory that kernels set and the device
+//! reads.
 //!
-//! A condition's handle is the address of its word. Kernels are given it as a parameter, so it needs no table there.
+//! A condition's handle is the address of its word. Kernels receive it as a parameter, and so need
+//! no table of handles.
 
 use std::{collections::BTreeMap, sync::atomic::AtomicU32};
 
@@ -16,14 +18,14 @@ const CONDITIONS_MAX: usize = 1 << 16;
 /// The conditions of a session.
 #[derive(Default)]
 pub(super) struct Conditions {
-    /// By handle: the graph that a condition is for, and whether a node has it.
+    /// By handle: the graph that the condition was made for, and whether a node has taken it.
     made: BTreeMap<u64, (GraphId, bool)>,
     free: Vec<u64>,
     words: usize,
 }
 
 impl Conditions {
-    /// A handle for a node of this graph.
+    /// Makes the handle of a condition for a node of this graph.
     pub(super) fn make(&mut self, gpu: &Gpu, graph: GraphId) -> Result<u64, Failure> {
         if self.free.is_empty() {
             self.grow(gpu)?;
@@ -37,12 +39,12 @@ impl Conditions {
         if self.words >= CONDITIONS_MAX {
             return Err(none_left());
         }
-        // Never given back: kernels of a session that ends may still write there.
+        // Never freed, because kernels of a session that ends may still write there.
         let page: &'static [AtomicU32] =
             Box::leak((0..PAGE_WORDS).map(|_| AtomicU32::new(0)).collect());
         let address = page.as_ptr() as u64;
         let bytes = size_of_val(page) as u64;
-        // SAFETY: the words stay for as long as the process.
+        // SAFETY: the words were leaked above, so they live as long as the process.
         unsafe { gpu.register_host(address, bytes) }.map_err(failure)?;
         let words = (0..PAGE_WORDS as u64).rev();
         self.free.extend(words.map(|index| address + 4 * index));
@@ -50,7 +52,8 @@ impl Conditions {
         Ok(())
     }
 
-    /// Gives a condition to a node. It must have been made for the node's graph, and no other node may have it.
+    /// Gives a condition to a node. Returns false unless it was made for the node's graph and no
+    /// other node has it.
     pub(super) fn take(&mut self, handle: u64, graph: GraphId) -> bool {
         match self.made.get_mut(&handle) {
             Some((of, taken)) if *of == graph && !*taken => {
@@ -61,7 +64,7 @@ impl Conditions {
         }
     }
 
-    /// The node was not made.
+    /// Takes a condition back from a node that could not be made.
     pub(super) fn give_back(&mut self, handle: u64, graph: GraphId) {
         if let Some((of, taken)) = self.made.get_mut(&handle)
             && *of == graph
@@ -70,7 +73,8 @@ impl Conditions {
         }
     }
 
-    /// Forgets the conditions of graphs that are gone. Their words are not used again: executable graphs may read them.
+    /// Removes the conditions of destroyed graphs. Their words are not used again, because
+    /// executable graphs may still read them.
     pub(super) fn forget_gone(&mut self, exists: impl Fn(GraphId) -> bool) {
         self.made.retain(|_, (graph, _)| exists(*graph));
     }

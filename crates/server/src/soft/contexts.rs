@@ -1,4 +1,4 @@
-//! Contexts, their limits, and waiting for them.
+//! Contexts, their limits, and waits for them.
 
 use outboard_api::{CUresult, enums::*};
 use outboard_ptx::{
@@ -17,12 +17,12 @@ use crate::device::{Cx, Failure, Pending};
 pub(super) struct Context {
     pub(super) id: ContextId,
     pub(super) device: usize,
-    /// The null stream, by number: it outlives a fault, asking for it must not.
+    /// The null stream's number, kept here because waits for it must work after a fault too.
     pub(super) legacy: StreamId,
     limits: FxHashMap<u32, u64>,
 }
 
-/// What `cuCtxGetLimit` answers where nothing was set; limits that are missing here are unknown to sm_80.
+/// Default answers of `cuCtxGetLimit`. Limits missing here are unknown to sm_80.
 const LIMITS: &[(u32, u64)] = &[
     (CU_LIMIT_STACK_SIZE, 1 << 10),
     (CU_LIMIT_PRINTF_FIFO_SIZE, 1 << 20),
@@ -44,7 +44,8 @@ impl Soft {
         self.contexts.get(id)
     }
 
-    /// A stream as the client names it: 0 and 1 are the null stream of the current context.
+    /// Returns the stream of the client's number; 0 and 1 are the null stream of the current
+    /// context.
     pub(super) fn stream(&self, cx: &Cx<'_>, id: u64) -> Result<StreamId, Failure> {
         match id {
             0 | 1 => Ok(self.context(cx.context)?.legacy),
@@ -91,7 +92,7 @@ impl Soft {
         cx: &mut Cx<'_>,
         _: &messages::FenceContext,
     ) -> Result<Pending, Failure> {
-        // Without a context it is behind the work of all.
+        // Without a context the fence waits for the work of all contexts.
         if cx.context == 0 {
             return Ok(pending(self.gpu.fence_all()));
         }
@@ -113,8 +114,8 @@ impl Soft {
         Ok(messages::CuCtxGetLimitReply { pvalue })
     }
 
-    /// Stack, heap and what may be printed are as asked, the most that a context of the program asks for; caches have no
-    /// say here.
+    /// Sets a limit. Stack, heap and printed text grow to the most that any context of the program
+    /// asks for; cache limits have no effect.
     pub(super) fn cu_ctx_set_limit(
         &mut self,
         cx: &mut Cx<'_>,
@@ -171,7 +172,7 @@ impl Soft {
         self.context(cx.context).map(|_| ())
     }
 
-    /// A preference, and there is one cache here.
+    /// Accepts the preference and ignores it, because there is only one kind of cache here.
     pub(super) fn cu_ctx_set_cache_config(
         &mut self,
         cx: &mut Cx<'_>,
@@ -181,7 +182,7 @@ impl Soft {
         check_cache_config(m.config)
     }
 
-    /// Graphs own no memory here: memory nodes are not supported.
+    /// Returns a device's number as an index, if there is such a device.
     pub(super) fn device(&self, ordinal: i32) -> Result<usize, Failure> {
         let index = usize::try_from(ordinal)
             .ok()

@@ -13,9 +13,10 @@ use super::{
 };
 use crate::device::{Cx, Failure, Pending};
 
-/// A fault that tests put back to see that it is found: a synchronous copy that later work of other streams may overtake.
+/// A fault that tests switch on to see that they find it: later work of other streams may overtake
+/// a synchronous copy.
 mod fault {
-    /// Only a build with debug assertions has it.
+    /// Whether the fault is on, which only a build with debug assertions allows.
     pub(super) fn is_back() -> bool {
         cfg!(debug_assertions)
             && std::env::var_os("OUTBOARD_FAULT").is_some_and(|fault| fault == "overtaken-copies")
@@ -29,7 +30,8 @@ impl Soft {
         self.gpu.submit(stream, op).map_err(failure)
     }
 
-    /// Has all later work of every stream follow a copy just submitted, if that was a synchronous call's.
+    /// Makes all later work of every stream wait for the copy just submitted, if a synchronous call
+    /// made that copy.
     fn settle(&self, stream: StreamId, sync: u32) -> Result<(), Failure> {
         match sync {
             0 => Ok(()),
@@ -81,7 +83,7 @@ impl Soft {
         src: Rows,
         extent: Extent,
     ) -> Result<Pending, Failure> {
-        // An answer is one frame; longer ones are the client's to cut.
+        // A reply is one frame; the client splits longer copies.
         if extent
             .bytes()
             .is_none_or(|bytes| bytes > CHUNK_BYTES_MAX as u64)
@@ -155,7 +157,7 @@ fn extent(desc: &CopyBox) -> Extent {
 }
 
 impl Soft {
-    /// A copy both of whose ends are memory here.
+    /// Decodes a copy whose ends are both memory of this process.
     pub(super) fn box_copy(&self, bytes: &[u8]) -> Result<Copy, Failure> {
         self.box_of(&read_box(bytes)?)
     }
@@ -202,8 +204,8 @@ impl Soft {
     }
 }
 
-/// The memsets: `name(message, value field, element bytes, dimensions)`. Those without a stream run in the null stream,
-/// which is what the driver does; the client waits where a program could notice.
+/// Defines the memsets: `name(message, value field, element bytes, dimensions)`. Those without a
+/// stream run in the null stream, as in the driver; the client waits where a program could notice.
 macro_rules! memsets {
     ($($name:ident($message:ident, $value:ident, $bytes:literal, $shape:tt $(, $stream:ident)?);)*) => {
         impl Soft {

@@ -1,4 +1,4 @@
-//! Graphs: nodes as the client numbers them, what they do, and instantiated graphs.
+//! Graphs: their nodes under the client's numbers, the nodes' work, and executable graphs.
 
 use std::borrow::Cow;
 
@@ -20,17 +20,17 @@ use super::{
 };
 use crate::device::{Cx, Failure};
 
-/// A node of a graph that the client has a handle of.
+/// A node that the client has a handle of.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Node {
     graph: GraphId,
     node: NodeId,
 }
 
-/// Edges in one answer. Three answers of this size fit into a frame.
+/// Edges in one reply. Three lists of this size fit into a frame.
 const HANDLES_MAX: u32 = 1 << 15;
 
-/// Launch attributes that a kernel node keeps.
+/// Launch attributes that a kernel node may have.
 const NODE_ATTRIBUTES: &[u32] = &[
     CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
     CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
@@ -53,7 +53,7 @@ fn node_work(bytes: &[u8]) -> Result<NodeWork, Failure> {
     doc::from_bytes(bytes).map_err(|e| invalid(format!("what a node does: {e}")))
 }
 
-/// Edge data, or nothing where all edges simply order two nodes.
+/// Encodes edge data; empty if every edge is a plain dependency.
 fn edge_bytes(edges: &[Edge]) -> Vec<u8> {
     match edges.iter().all(|edge| *edge == Edge::default()) {
         true => Vec::new(),
@@ -61,7 +61,8 @@ fn edge_bytes(edges: &[Edge]) -> Vec<u8> {
     }
 }
 
-/// A copy within memory as the message describes it. Rows of arrays are at addresses that no program knows.
+/// Describes a copy within memory for a message. An array's rows appear under addresses that no
+/// program knows.
 fn box_from(copy: &Copy) -> CopyBox {
     let end = |rows: &Rows| BoxEnd::Pitched {
         address: rows.address,
@@ -84,7 +85,7 @@ fn box_from(copy: &Copy) -> CopyBox {
 }
 
 impl Soft {
-    /// A node handle's own graph has to be the graph of the call.
+    /// Decodes node handles. Each node must belong to the call's graph.
     pub(super) fn nodes(&self, graph: GraphId, bytes: &[u8]) -> Result<Vec<NodeId>, Failure> {
         codec::ids(bytes)
             .map(|id| {
@@ -97,7 +98,8 @@ impl Soft {
             .collect()
     }
 
-    /// The client's handle of a node; a node it has not seen yet gets the next fresh number.
+    /// Returns the client's handle of a node. A node that the client has not seen gets the next
+    /// fresh number.
     fn node_handle(
         &mut self,
         graph: GraphId,
@@ -119,7 +121,7 @@ impl Soft {
         Ok(())
     }
 
-    /// As many handles as the client has room for, and how many there are.
+    /// Returns the number of nodes, and as many handles as the client has room for.
     pub(super) fn node_list(
         &mut self,
         graph: GraphId,
@@ -403,7 +405,7 @@ impl Soft {
         Ok(messages::GraphConditionalReply { handle })
     }
 
-    /// What a node does, for the device.
+    /// Translates a node's work for the device.
     fn op(&mut self, work: NodeWork) -> Result<Op, Failure> {
         Ok(match work {
             NodeWork::Empty => Op::Empty,
@@ -604,7 +606,7 @@ impl Soft {
         m: &messages::GraphDot,
     ) -> Result<messages::GraphDotReply<'static>, Failure> {
         let graph = self.gpu.graph(self.graph(m.graph)?).map_err(failure)?;
-        // Any flag of CUgraphDebugDot_flags asks for more than the nodes' kinds.
+        // Any flag of `CUgraphDebugDot_flags` asks for more than the nodes' kinds.
         let text = graph.dot(m.flags != 0).into_bytes();
         Ok(messages::GraphDotReply {
             text: Cow::Owned(text),
@@ -651,7 +653,7 @@ impl Soft {
         Ok(())
     }
 
-    /// Forgets the numbers of graphs that went with another graph or a node, and of their nodes.
+    /// Removes graphs that were destroyed together with another graph or a node, and their nodes.
     fn forget_gone(&mut self) {
         let gpu = &self.gpu;
         self.graphs.retain(|graph| gpu.has_graph(*graph));
@@ -744,7 +746,7 @@ impl Soft {
         Ok(messages::GraphNodeTypeReply { node_type })
     }
 
-    /// Instantiated graphs are ready as they are.
+    /// Does nothing but check its handles: executable graphs need no upload.
     pub(super) fn cu_graph_upload(
         &mut self,
         cx: &mut Cx<'_>,

@@ -1,7 +1,8 @@
 //! Host memory that kernels may touch, at the same address on both sides.
 //!
-//! Where the client's memory comes as a file it is the same memory; else there is a mirror here, which the client
-//! writes before launches and whose changes go back before a wait is answered.
+//! If the client's memory comes as a file, both processes map the same memory. Otherwise this
+//! process has a mirror, which the client writes before launches, and whose changes are sent back
+//! before a wait is answered.
 
 use std::{
     collections::BTreeMap,
@@ -23,57 +24,61 @@ use super::{
 use crate::device::{Cx, Failure};
 
 const PAGE_BYTES: u64 = 4096;
-/// All mirrors of a session.
+/// Bytes of a session's mirrors, all together.
 const MIRROR_BYTES_MAX: u64 = 256 << 30;
-/// What is compared at once, and the longest run of changes handed over at once.
+/// Bytes compared at once, and the longest run of changes reported at once.
 const RUN_BYTES_MAX: usize = 64 << 10;
-/// How long a mapping waits for work that may still use what was there before. The one place that waits.
+/// How long a new mapping waits for work that may still use the memory mapped there before. Only
+/// this and `ipc.rs` wait.
 const REUSE_MS_MAX: u64 = 10_000;
-/// Where managed variables go: behind the client's pinned memory.
+/// Address of managed variables: after the client's pinned memory.
 const MANAGED_BASE: u64 = 0x3a00_0000_0000;
 const MANAGED_BYTES: u64 = 1 << 40;
-/// Distance of the next managed variables from [`MANAGED_BASE`], of all devices of this process.
+/// Offset from [`MANAGED_BASE`] of the next managed variables, counted over all devices of this
+/// process.
 static MANAGED_NEXT: AtomicU64 = AtomicU64::new(0);
 const PLACE_TRIES_MAX: u32 = 64;
-/// Host memory below this is nobody's.
+/// The lowest address that host memory may have.
 const ADDRESS_MIN: u64 = 64 << 10;
 
-/// Pages of this process at an address that the client chose.
+/// Host memory mapped at addresses that the client chose.
 #[derive(Default)]
 pub(super) struct HostMemory {
     regions: BTreeMap<u64, Region>,
-    /// Mirrored pages, by number, with how many regions lie on each: registered memory need not be page aligned.
+    /// Mirrored pages by number, with the count of regions on each; registered memory need not be
+    /// page aligned.
     pages: BTreeMap<u64, u32>,
-    /// Unmapped by the client; work that was submitted before may still use it.
+    /// Regions that the client has unmapped, with fences for the work that may still use them.
     leaving: Vec<(Fence, u64, Region)>,
     mirror_bytes: u64,
-    /// Parts that the client has not been told of, whenever they were written.
+    /// Parts that the client must be sent, whenever they were written.
     untold: Vec<(u64, u64)>,
-    /// Finds the pages of mirrors that kernels have written; opened with the first that is watched.
+    /// Finds the pages of mirrors that kernels have written. Opened with the first watched mirror;
+    /// `Some(None)` if the kernel cannot.
     tracker: Option<Option<Tracker>>,
 }
 
 struct Region {
     bytes: u64,
-    /// Managed variables of this library: it ends with it alone.
+    /// The library whose managed variables these are; only its end removes them.
     library: Option<u64>,
-    /// Only its written pages are compared.
+    /// Whether the tracker watches its pages, so that only written ones are compared.
     is_tracked: bool,
-    /// The client's own memory; else a mirror.
+    /// Whether it is the client's own memory, rather than a mirror.
     shared: bool,
-    /// Parts that are compared, with what the client knows of them.
+    /// Watched parts by address, with their bytes as the client knows them.
     watched: BTreeMap<u64, Vec<u8>>,
 }
 
 impl HostMemory {
-    /// Whether any page that kernels write must be sent to the client before an answer.
+    /// Whether any page that kernels write must be sent to the client before a reply.
     pub(super) fn is_watched(&self) -> bool {
         self.regions
             .values()
             .any(|region| !region.watched.is_empty())
     }
 
-    /// Maps zeroed pages under `[va, va + bytes)` where there are none yet.
+    /// Maps zeroed pages for `[va, va + bytes)`, except for pages that are mapped already.
     fn map_mirror(&mut self, va: u64, bytes: u64) -> Result<(), Failure> {
         let (first, end) = page_range(va, bytes);
         let mut page = first;
@@ -99,7 +104,7 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Gives pages of `[first, end)` back that no region counts: a mapping failed half way.
+    /// Unmaps the pages of `[first, end)` that no region uses, after a mapping failed halfway.
     fn unmap_unused(&self, first: u64, end: u64) {
         for page in first..end {
             if !self.pages.contains_key(&page) {
@@ -131,7 +136,7 @@ impl HostMemory {
         }
     }
 
-    /// Gives back what no work can use any more.
+    /// Unmaps regions that no work can use any more.
     fn sweep(&mut self) {
         for (mut fence, va, region) in std::mem::take(&mut self.leaving) {
             match fence.ready() {
@@ -141,7 +146,7 @@ impl HostMemory {
         }
     }
 
-    /// Memory that is leaving and lies on the same pages has to be gone first.
+    /// Waits until no leaving region lies on the same pages.
     fn wait_for_room(&mut self, va: u64, bytes: u64) -> Result<(), Failure> {
         let start = Instant::now();
         loop {
@@ -180,7 +185,7 @@ impl HostMemory {
         Ok((*found.0, found.1))
     }
 
-    /// Gives everything back; nothing may use it any more.
+    /// Unmaps everything. Nothing may use it any more.
     pub(super) fn clear(&mut self) {
         for (va, region) in std::mem::take(&mut self.regions) {
             self.drop_region(va, &region);
@@ -190,7 +195,7 @@ impl HostMemory {
         }
     }
 
-    /// Hands over what changed in watched mirrors since the client knew it.
+    /// Reports the bytes of watched mirrors that changed since the client last knew them.
     pub(super) fn take_changes(&mut self, gpu: &Gpu, changed: &mut dyn FnMut(u64, &[u8])) {
         self.sweep();
         let mut now = Vec::new();
@@ -210,7 +215,7 @@ impl HostMemory {
         }
     }
 
-    /// Runs of pages of tracked mirrors that were written since the last look.
+    /// Returns runs of pages of tracked mirrors that were written since the last call.
     fn take_written(&mut self) -> Vec<(u64, u64)> {
         let mut written = std::mem::take(&mut self.untold);
         let Some(Some(tracker)) = &self.tracker else {
@@ -244,7 +249,8 @@ impl HostMemory {
     }
 }
 
-/// Reports what has changed in a part of memory since it was `known`, which begins at `start`.
+/// Reports the changes in the part `(from, to)` of memory that starts at `start`, compared with
+/// `known`.
 fn compare(
     gpu: &Gpu,
     start: u64,
@@ -269,7 +275,7 @@ fn compare(
     }
 }
 
-/// Runs of changed words: what lies between them may be newer on the client's side.
+/// Reports runs of changed words only: the words between them may be newer on the client's side.
 fn report(va: u64, known: &[u8], now: &[u8], changed: &mut dyn FnMut(u64, &[u8])) {
     const WORD_BYTES: usize = 4;
     let mut run: Option<(usize, usize)> = None;
@@ -346,10 +352,10 @@ impl Soft {
         )
     }
 
-    /// Lets kernels reach a region whose pages were mapped just now.
+    /// Lets kernels use a region whose pages were just mapped.
     fn keep_region(&mut self, va: u64, region: Region) -> Result<(), Failure> {
-        // SAFETY: the pages are readable and writable, and stay until the region is dropped, which happens when all work
-        // submitted before its unregistration is done.
+        // SAFETY: the pages are readable and writable. They stay mapped until the region is
+        // dropped, which happens after all work submitted before its unregistration is done.
         if let Err(error) = unsafe { self.gpu.register_host(va, region.bytes) } {
             self.host.drop_region(va, &region);
             return Err(failure(error));
@@ -358,7 +364,8 @@ impl Soft {
         Ok(())
     }
 
-    /// Makes room for a library's managed variables, zeroed, at an address that is probably free in the client too.
+    /// Maps zeroed memory for a library's managed variables, at an address that is probably free in
+    /// the client too.
     pub(super) fn managed_place(&mut self, library: u64, bytes: u64) -> Result<u64, Failure> {
         let room = MIRROR_BYTES_MAX.saturating_sub(self.host.mirror_bytes);
         if bytes == 0 || bytes > room {
@@ -369,7 +376,7 @@ impl Soft {
         }
         let mut tries = 0;
         let va = loop {
-            // A gap keeps libraries apart.
+            // The page of distance keeps an overrun out of the next library's variables.
             let step = bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES;
             let va = MANAGED_BASE + MANAGED_NEXT.fetch_add(step, Ordering::Relaxed) % MANAGED_BYTES;
             match self.host.map_mirror(va, bytes) {
@@ -389,7 +396,7 @@ impl Soft {
         self.keep_region(va, region).map(|()| va)
     }
 
-    /// Has the client told of what kernels write to a managed variable. It holds zeros so far.
+    /// Starts to report writes to a managed variable. Both sides hold zeros so far.
     pub(super) fn managed_watch(&mut self, va: u64, bytes: u64) -> Result<(), Failure> {
         let (start, region) = self.host.find(va, bytes)?;
         if region.watched.contains_key(&va) {
@@ -404,7 +411,7 @@ impl Soft {
         Ok(())
     }
 
-    /// Gives a library's managed variables back, once no work uses them.
+    /// Ends a library's managed variables; their pages are unmapped once no work uses them.
     pub(super) fn managed_end(&mut self, library: u64) -> Result<(), Failure> {
         let mut regions = self.host.regions.iter();
         let found = regions.find(|(_, region)| region.library == Some(library));
@@ -429,7 +436,7 @@ impl Soft {
         self.leave(m.va)
     }
 
-    /// Takes a region from later work; its pages go when earlier work is done.
+    /// Hides a region from later work; its pages are unmapped when earlier work is done.
     fn leave(&mut self, va: u64) -> Result<(), Failure> {
         self.gpu.unregister_host(va).map_err(failure)?;
         if let Some(region) = self.host.regions.remove(&va) {
@@ -468,10 +475,10 @@ impl Soft {
     ) -> Result<(), Failure> {
         let (va, region) = self.host.find(m.va, m.len)?;
         if region.shared {
-            // The client sees what kernels write as they write it.
+            // The client sees what kernels write at once.
             return Ok(());
         }
-        // What is watched already stays as it is, with the changes that the client has not been told.
+        // Parts already watched keep their known bytes, and so the changes not yet reported.
         let end = m.va + m.len;
         let mut at = m.va;
         while at < end {
@@ -503,12 +510,13 @@ impl Soft {
     }
 }
 
-/// Page numbers: the first, and one past the last.
+/// Returns the page numbers of a range: the first, and one past the last.
 fn page_range(va: u64, bytes: u64) -> (u64, u64) {
     (va / PAGE_BYTES, (va + bytes).div_ceil(PAGE_BYTES))
 }
 
-/// Pages behind a file's end would kill this process when touched.
+/// Checks that the file is long enough: touching pages past its end would kill this process
+/// (SIGBUS).
 fn check_file(file: &OwnedFd, bytes: u64) -> Result<(), Failure> {
     let wrong = |what: String| Failure::new(CUresult::CUDA_ERROR_MAP_FAILED, what);
     let stat =
@@ -522,7 +530,7 @@ fn check_file(file: &OwnedFd, bytes: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Pages at exactly this address, over nothing that this process uses.
+/// Maps pages at exactly this address, and fails if anything is mapped there.
 fn map_at(va: u64, bytes: u64, file: Option<&OwnedFd>) -> Result<(), Failure> {
     let (flags, fd) = match file {
         Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
@@ -532,7 +540,8 @@ fn map_at(va: u64, bytes: u64, file: Option<&OwnedFd>) -> Result<(), Failure> {
         ),
     };
     let bytes = bytes.next_multiple_of(PAGE_BYTES);
-    // SAFETY: MAP_FIXED_NOREPLACE refuses addresses that are in use, so nothing of this process is replaced.
+    // SAFETY: MAP_FIXED_NOREPLACE fails for addresses in use, so no mapping of this process is
+    // replaced.
     let got = unsafe {
         libc::mmap(
             va as *mut libc::c_void,
@@ -548,7 +557,7 @@ fn map_at(va: u64, bytes: u64, file: Option<&OwnedFd>) -> Result<(), Failure> {
     }
     let error = std::io::Error::last_os_error();
     if got != libc::MAP_FAILED {
-        // An old kernel ignored the flag and mapped elsewhere.
+        // Kernels before 4.17 ignore the flag and map elsewhere.
         unmap_at(got as u64, bytes);
     }
     Err(Failure::new(
@@ -557,9 +566,10 @@ fn map_at(va: u64, bytes: u64, file: Option<&OwnedFd>) -> Result<(), Failure> {
     ))
 }
 
-/// Gives back what [`map_at`] mapped.
+/// Unmaps what [`map_at`] mapped.
 fn unmap_at(va: u64, bytes: u64) {
-    // SAFETY: only called for pages that map_at made and that no region and no work uses any more.
+    // SAFETY: callers pass only pages that `map_at` made and that no region and no work uses any
+    // more.
     unsafe {
         libc::munmap(
             va as *mut libc::c_void,

@@ -1,7 +1,8 @@
-//! Memory and events of one session in another, both on the software device, each in a worker process of its own.
+//! CUDA IPC on the software device: memory and events of one session in another, each in its own
+//! worker process.
 //!
-//! Memory is an anonymous file that both map. An event that processes share is a page of two words that both map: how
-//! many records of it were asked for, and how many are done.
+//! Shared memory is an anonymous file that both map. A shared event is a page of two words that
+//! both map: the number of records asked for, and the number done.
 
 use std::{
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
@@ -28,38 +29,39 @@ use crate::{
     office::{EVENT_BYTES, Export, Office, UUID_BYTES},
 };
 
-/// How long an export waits for work that may use the memory. The other place that waits is `host.rs`.
+/// How long an export waits for work that may use the memory. Only this and `host.rs` wait.
 const SETTLE_MS_MAX: u64 = 10_000;
 const PAGE_BYTES: usize = 4096;
 
-/// What this session shares.
+/// Memory and events that this session shares.
 #[derive(Default)]
 pub(super) struct Shares {
     office: Office,
-    /// The numbers of exports: of mapped memory by its address, of allocations and events by the client's numbers.
+    /// Numbers of exports: of mapped memory by its address, of allocations and events by the
+    /// client's numbers.
     memory: FxHashMap<u64, u64>,
     allocations: FxHashMap<u64, u64>,
     exported_events: FxHashMap<u64, u64>,
-    /// Events that other sessions have too, by the client's numbers.
+    /// Events shared with other sessions, by the client's numbers.
     events: FxHashMap<u64, Arc<State>>,
-    /// Of events that are destroyed; work that was submitted before may still use them.
+    /// States of destroyed events, with fences for the work that may still use them.
     leaving: Vec<(Fence, Arc<State>)>,
 }
 
-/// The state of a shared event, in memory of several processes.
+/// The state of a shared event, in memory mapped by several processes.
 struct State {
     page: *mut AtomicU64,
     file: OwnedFd,
 }
 
-// SAFETY: the page holds atomics alone, and is mapped until this is dropped.
+// SAFETY: all access to the page is through atomics, and it stays mapped until this is dropped.
 unsafe impl Send for State {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for State {}
 
 impl State {
     fn map(file: OwnedFd) -> Result<State, Failure> {
-        // SAFETY: a fresh mapping that replaces nothing.
+        // SAFETY: the kernel chooses the address, so no existing mapping is replaced.
         let page = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -78,7 +80,7 @@ impl State {
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: one of the first words of a page that is mapped as long as this lives.
+        // SAFETY: `index` is 0 or 1, inside a page that stays mapped as long as `self`.
         unsafe { &*self.page.add(index) }
     }
 
@@ -97,12 +99,12 @@ impl State {
 
 impl Drop for State {
     fn drop(&mut self) {
-        // SAFETY: mapped by this object, with this length.
+        // SAFETY: `map` mapped the page with this length, and no reference outlives `self`.
         unsafe { libc::munmap(self.page.cast(), PAGE_BYTES) };
     }
 }
 
-/// A wait for what was asked of an event, here and in other processes.
+/// A wait for an event's records, in this process and in others.
 struct SharedWait {
     here: Pending,
     state: Arc<State>,
@@ -143,7 +145,8 @@ impl Shares {
         }
     }
 
-    /// Nothing runs any more: who waits in another process for records of this one's would wait for ever.
+    /// Marks all records as done when the session ends, because a wait in another process would
+    /// otherwise never end.
     pub(super) fn end(&mut self) {
         for state in self.events.values() {
             let asked = state.asked().load(Ordering::Acquire);
@@ -151,14 +154,15 @@ impl Shares {
         }
     }
 
-    /// What a record of a shared event adds to the stream.
+    /// Returns the operation that a record of a shared event adds to its stream.
     pub(super) fn record_op(&self, event: u64) -> Option<Op> {
         let state = self.events.get(&event)?;
         let value = state.asked().fetch_add(1, Ordering::AcqRel) + 1;
         Some(done_op(state, value, Action::Raise))
     }
 
-    /// What a wait for a shared event adds to the stream, if anything of it is under way.
+    /// Returns the operation that a wait for a shared event adds to its stream, unless all records
+    /// asked for are done.
     pub(super) fn wait_op(&self, event: u64) -> Option<Op> {
         let state = self.events.get(&event)?;
         let value = state.asked().load(Ordering::Acquire);
@@ -166,7 +170,7 @@ impl Shares {
         (!is_done).then(|| done_op(state, value, Action::WaitGreaterOrEqual))
     }
 
-    /// A wait for an event, and for what other processes asked of it.
+    /// Extends a wait for an event by the records that other processes asked for.
     pub(super) fn with_others(&self, event: u64, here: Pending) -> Pending {
         match self.events.get(&event) {
             None => here,
@@ -194,23 +198,23 @@ fn system(what: &str) -> Failure {
     Failure::new(status, format!("{what}: {error}"))
 }
 
-/// A page of zeros that other processes can map.
+/// Makes a file of one zeroed page that other processes can map.
 fn page() -> Result<OwnedFd, Failure> {
-    // SAFETY: a literal with its NUL; the flags are plain bits.
+    // SAFETY: the name is a literal with its NUL; the flags are plain bits.
     let fd = unsafe { libc::memfd_create(c"shared event".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
         return Err(system("the page of a shared event"));
     }
-    // SAFETY: a fresh descriptor that nobody else owns.
+    // SAFETY: the descriptor is new, so nothing else owns it.
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: our own descriptor.
+    // SAFETY: ftruncate touches no memory; the descriptor is open.
     match unsafe { libc::ftruncate(file.as_raw_fd(), PAGE_BYTES as i64) } {
         0 => Ok(file),
         _ => Err(system("the page of a shared event")),
     }
 }
 
-/// A copy of an allocation's descriptor.
+/// Duplicates an allocation's descriptor.
 fn file_of(physical: &Physical) -> Result<OwnedFd, Failure> {
     let copy = physical.file().try_clone_to_owned();
     copy.map_err(|_| system("a descriptor of memory to share"))
@@ -248,7 +252,8 @@ impl Soft {
         })
     }
 
-    /// Memory that other processes can map, at the place of what was mapped there.
+    /// Replaces the memory mapped at `base` with memory that other processes can map, keeping its
+    /// contents.
     fn share(&mut self, base: u64) -> Result<Physical, Failure> {
         if let Some(physical) = self.mapped.get(&base).and_then(|m| m.shared.clone()) {
             return Ok(physical);
@@ -276,7 +281,7 @@ impl Soft {
         super::card::uuid(device)
     }
 
-    /// The device that has this UUID.
+    /// Returns the device with this UUID.
     fn device_of(&self, uuid: [u8; UUID_BYTES]) -> Result<usize, Failure> {
         let mut devices = 0..self.used_bytes.len();
         devices
@@ -408,15 +413,16 @@ impl Soft {
         self.keep_state(m.event, file)
     }
 
-    /// An event that processes are going to share.
+    /// Makes the state of a new event that processes will share.
     pub(super) fn create_state(&mut self, event: u64) -> Result<(), Failure> {
         self.keep_state(event, page()?)
     }
 
-    /// Maps the state of a shared event, for streams to use.
+    /// Maps the state of a shared event, and lets streams use it.
     fn keep_state(&mut self, event: u64, file: OwnedFd) -> Result<(), Failure> {
         let state = Arc::new(State::map(file)?);
-        // SAFETY: the page is unmapped once it is unregistered and everything submitted before that is done.
+        // SAFETY: the page stays mapped until it is unregistered and everything submitted before
+        // that is done.
         unsafe { self.gpu.register_host(state.address(), PAGE_BYTES as u64) }.map_err(failure)?;
         self.shares.events.insert(event, state);
         Ok(())

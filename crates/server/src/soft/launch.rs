@@ -1,4 +1,4 @@
-//! Launches, checked as a GPU checks them, and occupancy by the rules of the compute capability.
+//! Launches, checked as a driver checks them, and occupancy by the rules of the compute capability.
 
 use outboard_api::{CUresult, enums::*};
 use outboard_ptx::device::{Launch, Op};
@@ -16,16 +16,16 @@ use crate::device::{Cx, Failure};
 pub(super) struct Shape {
     pub(super) grid: [u32; 3],
     pub(super) block: [u32; 3],
-    /// Dynamic shared memory.
+    /// Dynamic shared memory, in bytes.
     pub(super) shared_bytes: u32,
     pub(super) cooperative: bool,
 }
 
-/// What the attributes of a launch ask for beyond its shape.
+/// Requests in a launch's attributes beyond its size.
 #[derive(Default)]
 struct Asked {
     cooperative: bool,
-    /// Events to record behind the kernel.
+    /// Events to record after the kernel.
     events: Vec<u64>,
 }
 
@@ -59,7 +59,7 @@ impl Soft {
         Ok(())
     }
 
-    /// Everything that a driver checks at the call.
+    /// Makes the checks that a driver makes at the call.
     pub(super) fn prepare(
         &self,
         kernel: u64,
@@ -168,7 +168,7 @@ impl Soft {
     }
 }
 
-/// The attributes of `cuLaunchKernelEx`. Those that only tune how a kernel runs mean nothing here.
+/// Reads the attributes of `cuLaunchKernelEx`. Attributes that only tune performance are ignored.
 fn read_attributes(bytes: &[u8]) -> Result<Asked, Failure> {
     let (records, rest) = bytes.as_chunks::<{ doc::LAUNCH_ATTRIBUTE_BYTES }>();
     if !rest.is_empty() {
@@ -213,14 +213,14 @@ fn read_attributes(bytes: &[u8]) -> Result<Asked, Failure> {
     Ok(asked)
 }
 
-/// The unit in which shared memory is given to blocks, and registers to warps.
+/// Units in which shared memory is allocated to blocks, and registers to warps.
 const SHARED_UNIT_BYTES: u32 = 128;
 const REGISTER_UNIT: u32 = 256;
-/// Each of four schedulers has its part of the registers.
+/// Each of the four schedulers has a quarter of the registers.
 const SCHEDULERS: u32 = 4;
 
 impl Soft {
-    /// Blocks that are resident on one multiprocessor.
+    /// Returns how many blocks are resident on one multiprocessor.
     fn blocks_per_multiprocessor(
         &self,
         facts: &outboard_ptx::lower::Kernel,
@@ -246,7 +246,7 @@ impl Soft {
         sm.sm_blocks.min(by_warps).min(by_registers).min(by_shared)
     }
 
-    /// Dynamic shared memory that each of `blocks` resident blocks can have.
+    /// Returns the dynamic shared memory that each of `blocks` resident blocks can have, in bytes.
     fn shared_for_blocks(
         &self,
         facts: &outboard_ptx::lower::Kernel,

@@ -10,19 +10,19 @@ use super::{
 };
 use crate::device::{Cx, Failure};
 
-/// Granularity of `cuMemCreate`, as a GPU's.
+/// Granularity of `cuMemCreate` in bytes, that of a GPU.
 pub(super) const GRANULARITY_BYTES: u64 = 2 << 20;
 
 /// A physical allocation (`cuMemCreate`).
 pub(super) struct Allocation {
     pub(super) physical: Physical,
     pub(super) charge: Charge,
-    /// Mappings of it; its memory counts until the last of them is gone and the handle too.
+    /// Number of its mappings. Its memory counts until the last mapping and the handle are gone.
     mappings: usize,
     released: bool,
 }
 
-/// Memory that counts against a device.
+/// Memory that counts against a device's size.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Charge {
     pub(super) device: usize,
@@ -30,17 +30,17 @@ pub(super) struct Charge {
 }
 
 impl Charge {
-    /// Of memory of another session, which counts there.
+    /// A charge of nothing, for another session's memory, which counts there.
     pub(super) fn foreign(device: usize) -> Charge {
         Charge { device, bytes: 0 }
     }
 }
 
-/// Memory of `mem_map`, or of another session's.
+/// Memory mapped by `mem_map`, or imported from another session.
 pub(super) struct Mapped {
     pub(super) bytes: u64,
     pub(super) charge: Charge,
-    /// What other sessions are given, once one was.
+    /// The memory as other sessions receive it, once it was exported.
     pub(super) shared: Option<Physical>,
 }
 
@@ -50,12 +50,12 @@ pub(super) struct Mapping {
     allocation: u64,
     bytes: u64,
     offset: u64,
-    /// Devices that may use it, a bit for each.
+    /// Devices that may use it, one bit each.
     users: u64,
 }
 
 impl Allocation {
-    /// Memory of another session.
+    /// An allocation of another session's memory.
     pub(super) fn foreign(physical: Physical, device: usize) -> Allocation {
         Allocation {
             physical,
@@ -177,7 +177,8 @@ impl Soft {
         Ok(allocation)
     }
 
-    /// Mapped memory outlives its handle, as cuMemRelease promises.
+    /// Frees an allocation once its handle is released and nothing maps it; mapped memory outlives
+    /// its handle, as `cuMemRelease` promises.
     fn drop_unused(&mut self, id: u64) -> Result<(), Failure> {
         let allocation = self.allocations.get(id)?;
         if allocation.released && allocation.mappings == 0 {
@@ -243,7 +244,7 @@ impl Soft {
         Ok(())
     }
 
-    /// No access until it is granted: until then the addresses are as good as unmapped.
+    /// Sets the access to mapped memory. Without access the addresses count as unmapped.
     pub(super) fn allocation_access(
         &mut self,
         _: &mut Cx<'_>,
@@ -266,7 +267,8 @@ impl Soft {
             if let Some(mapping) = self.mappings.get_mut(&va) {
                 mapping.users = users;
             }
-            // All devices have one view of memory: who may use it is told apart for the first and for the last alone.
+            // All devices share one view of memory, so only the first grant and the last revocation
+            // change it.
             if (mapping.users != 0) == (users != 0) {
                 continue;
             }
@@ -282,7 +284,7 @@ impl Soft {
         Ok(())
     }
 
-    /// The mappings that fill `[va, va + len)`.
+    /// Returns the mappings that fill `[va, va + len)`.
     fn mappings_within(&self, va: u64, len: u64) -> Result<Vec<(u64, Mapping)>, Failure> {
         let end = va.saturating_add(len);
         let found: Vec<_> = self

@@ -1,11 +1,13 @@
-//! PTX on the CPU as a device: what a session has on a machine without a GPU.
+//! The software device: PTX on the CPU, for a machine without a GPU.
 //!
-//! [`outboard_ptx`] runs kernels and keeps the order of streams, events and graphs. Here are the client's handles, the
-//! card of the compute capability that is asked for, the checks that a driver makes at the call, and CUDA's numbers for what goes wrong. Every
-//! operation of the trait is an inherent method in the file of its topic; tensor maps are not there and answer
-//! CUDA_ERROR_NOT_SUPPORTED by their name.
+//! [`outboard_ptx`] runs kernels and keeps the order of streams, events and graphs. This module
+//! adds the client's handles, the device card of the chosen compute capability, the checks that a
+//! driver makes at the call, and CUDA's error numbers. Each operation of the trait is an inherent
+//! method in the file of its topic; tensor maps are missing and answer CUDA_ERROR_NOT_SUPPORTED by
+//! name.
 //!
-//! `unsafe` lives in [`host`], memory of the client's at the client's own addresses, and where adapters are let at memory.
+//! `unsafe` is in [`host`] and [`ipc`] (memory mapped from other processes), in [`conditions`], and
+//! where adapters use memory.
 
 mod activity;
 mod arrays;
@@ -55,42 +57,43 @@ use crate::{
 /// The window in which the client places device memory.
 const WINDOW_BASE: u64 = 0x2000_0000_0000;
 const WINDOW_BYTES: u64 = 1 << 40;
-/// Behind the window: variables of modules, the heap of device-side `malloc`.
+/// Bytes after the window: variables of modules, and the heap of device-side `malloc`.
 const INTERNAL_BYTES: u64 = 64 << 30;
-/// Where else the window goes, if its place is taken: a second device in one process, or an unlucky layout.
+/// Step to the next place for the window, if its place is taken by a second device of the process
+/// or by chance.
 const WINDOW_STEP_BYTES: u64 = 2 << 40;
 const WINDOW_TRIES_MAX: u64 = 16;
 /// Threads that run one launch.
 const THREADS_MAX: usize = 1024;
 /// Devices of one session.
 const DEVICES_MAX: usize = 64;
-/// The most memory that a device has: its addresses lie in the window.
+/// Memory of a device at most: its addresses lie in the window.
 pub const MEMORY_BYTES_MAX: u64 = WINDOW_BYTES;
-/// And unless it is told.
+/// Memory of a device by default, at most.
 const MEMORY_DEFAULT_BYTES_MAX: u64 = 8 << 30;
 
-/// What a session gets.
+/// The settings of a session's software devices.
 #[derive(Debug, Clone)]
 pub struct SoftOptions {
-    /// Device memory of each device; half of the machine's, at most 8 GiB, by default.
+    /// Memory of each device, in bytes; by default half of the machine's, at most 8 GiB.
     pub memory_bytes: Option<u64>,
-    /// Threads that run kernels; the machine's cores by default.
+    /// Threads that run kernels; by default the machine's cores.
     pub threads: Option<usize>,
-    /// What it passes for.
+    /// Compute capability that the devices report.
     pub capability: Capability,
-    /// Devices, at least 1.
+    /// Number of devices, at least 1.
     pub devices: usize,
-    /// What kernels are watched for, and in which order they run.
+    /// Mistakes to watch kernels for, and the order in which threads run.
     pub watch: Watch,
 }
 
-/// What the software GPU tells of kernels that no real one would.
+/// Mistakes of kernels that the software GPU reports and no real GPU would.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Watch {
     pub checks: Checks,
-    /// A launch with findings fails.
+    /// Whether a launch with findings fails.
     pub fail: bool,
-    /// The order of blocks, warps and lanes is drawn from it.
+    /// Seed for the order of blocks, warps and lanes.
     pub seed: Option<u64>,
 }
 
@@ -106,7 +109,7 @@ impl Default for SoftOptions {
     }
 }
 
-/// A software GPU, or several: they share their memory's window and the threads.
+/// Opens one or several software GPUs, which share their window of memory and their threads.
 pub fn open(options: SoftOptions) -> Result<Box<dyn Device>, Failure> {
     Ok(Box::new(Soft::new(options)?))
 }
@@ -117,7 +120,7 @@ struct Soft {
     memory_bytes: u64,
     threads: usize,
     capability: Capability,
-    /// By device: memory in use.
+    /// Memory in use, by device.
     used_bytes: Vec<u64>,
     contexts: Shadow<contexts::Context>,
     streams: Shadow<streams::Stream>,
@@ -132,26 +135,26 @@ struct Soft {
     libraries: Shadow<modules::Library>,
     links: Shadow<modules::Link>,
     allocations: Shadow<memory::Allocation>,
-    /// Memory by its address.
+    /// Mapped memory by its address.
     mapped: BTreeMap<u64, memory::Mapped>,
-    /// Parts of allocations by their address.
+    /// Mapped parts of allocations by their address.
     mappings: BTreeMap<u64, memory::Mapping>,
-    /// What other sessions are given, and have given.
+    /// Memory and events shared with other sessions.
     shares: ipc::Shares,
     arrays: Shadow<arrays::ArrayObject>,
     mipmaps: Shadow<arrays::MipmapObject>,
     textures: Shadow<textures::TextureObject>,
     surfaces: Shadow<()>,
-    /// Destroyed, but perhaps in use.
+    /// Objects destroyed while kernels might still use them.
     retired: Vec<textures::Retired>,
     host: host::HostMemory,
-    /// Something was submitted that may have changed a mirror since the last look.
+    /// Whether something was submitted since the last look that may have changed a mirror.
     touched: bool,
-    /// Where the client watches for words.
+    /// Address and length of the board that the client watches.
     board: Option<(u64, u64)>,
     /// Whether a loaded module may print.
     may_print: bool,
-    /// Whether a kernel was launched that may use `malloc`: the heap's size is settled.
+    /// Whether a kernel was launched that may use `malloc`, after which the heap's size is fixed.
     heap_used: bool,
     /// Whether accesses beside and after allocations are to be found.
     exact_memory: bool,
@@ -208,7 +211,7 @@ impl Soft {
             host: host::HostMemory::default(),
             touched: false,
             board: None,
-            // What is found comes as what kernels print.
+            // Findings are reported as output of kernels.
             may_print: checks.any(),
             heap_used: false,
             activity: activity::Kept::default(),
@@ -228,7 +231,7 @@ impl Soft {
 
 impl Drop for Soft {
     fn drop(&mut self) {
-        // Nothing may run when the client's memory goes.
+        // No work may run when the client's memory is unmapped.
         self.gpu.stop();
         self.shares.end();
         self.host.clear();
@@ -249,7 +252,7 @@ fn reserve() -> Result<Memory, Failure> {
     }
 }
 
-/// Half of the machine's memory, within bounds.
+/// Returns half of the machine's memory, within bounds.
 fn memory_default() -> u64 {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total_kib = info.lines().find_map(|line| {
@@ -261,7 +264,7 @@ fn memory_default() -> u64 {
             .ok()
     });
     let half = total_kib.map_or(MEMORY_DEFAULT_BYTES_MAX, |kib| kib * 1024 / 2);
-    // Whole granules, as programs expect of a GPU.
+    // A multiple of the granularity, as programs expect of a GPU.
     half.min(MEMORY_DEFAULT_BYTES_MAX) / memory::GRANULARITY_BYTES * memory::GRANULARITY_BYTES
 }
 
@@ -319,7 +322,8 @@ impl Host for Soft {
             .is_some_and(|_| way == Way::Address);
         let len = usize::try_from(len).ok().filter(|_| is_mapped);
         let len = len.ok_or_else(|| wait::invalid("no memory that an adapter can reach"))?;
-        // SAFETY: memory of the window, which the session has given up before it is unmapped; it is a program's, as bytes.
+        // SAFETY: the range is mapped memory of the window, and the session ends the registration
+        // before it is unmapped. The program uses it as plain bytes.
         Ok(unsafe { DeviceMemory::new(address, len, Reach::Address) })
     }
 

@@ -23,31 +23,31 @@ use crate::{
 /// The device function behind `printf`, in PTX.
 const PRINT_SYMBOL: &str = "vprintf";
 
-/// PTX that one link may collect.
+/// Bytes of PTX that one link may collect.
 const LINK_BYTES_MAX: usize = 64 << 20;
 
 pub(super) struct Library {
     module: Arc<Module>,
     kernels: Vec<Kernel>,
-    /// What the PTX was written for.
+    /// The architecture that the PTX was written for.
     target: Arch,
 }
 
-/// A kernel, and what calls have set on it.
+/// A kernel, and the attributes that calls have set on it.
 pub(super) struct Kernel {
     pub(super) code: Arc<dyn Code>,
     pub(super) dynamic_shared_max: u32,
     carveout: i32,
 }
 
-/// What a JIT link has been given.
+/// Inputs of a JIT link.
 pub(super) struct Link {
     inputs: Vec<String>,
-    /// Why fat binaries were left out: they hold no PTX that fits.
+    /// Why fat binaries were left out: they contain no PTX that fits.
     left_out: String,
 }
 
-/// An image that cannot be loaded, with what the program's error log is to say.
+/// Why an image cannot be loaded: the status, and text for the program's error log.
 struct Refused {
     status: CUresult,
     log: String,
@@ -69,7 +69,7 @@ impl Refused {
 }
 
 impl Soft {
-    /// A kernel by its number on the wire: the library's number, then its index there.
+    /// Returns a kernel by its number on the wire: the library's number, then the index in it.
     pub(super) fn kernel(&self, id: u64) -> Result<(&Library, &Kernel), Failure> {
         let library = self
             .libraries
@@ -79,7 +79,7 @@ impl Soft {
         Ok((library, kernel.ok_or_else(|| Failure::wild("kernel", id))?))
     }
 
-    /// The number of a kernel by its code.
+    /// Returns the number of the kernel with this code.
     pub(super) fn kernel_of(&self, code: &Arc<dyn Code>) -> Option<u64> {
         self.libraries.iter().find_map(|(library, of)| {
             let mut kernels = of.kernels.iter();
@@ -167,7 +167,7 @@ impl Soft {
         })
     }
 
-    /// Launches that are under way keep what they need.
+    /// Unloads a library. Launches under way keep what they need.
     pub(super) fn library_unload(
         &mut self,
         _: &mut Cx<'_>,
@@ -304,7 +304,8 @@ impl Soft {
         check_cache_config(m.config)
     }
 
-    /// Banks of shared memory have had one size since Maxwell: accepted, as the driver does.
+    /// Accepts the setting without effect, as the driver does: banks of shared memory have had one
+    /// size since Maxwell.
     pub(super) fn cu_func_set_shared_mem_config(
         &mut self,
         _: &mut Cx<'_>,
@@ -365,8 +366,8 @@ impl Soft {
         let collected: usize = link.inputs.iter().map(String::len).sum();
         let mut info_log = String::new();
         let (status, log) = match added {
-            // A relocatable build names the device runtime's code, too, which is there for other GPUs only. What uses it
-            // finds out that it is defined nowhere.
+            // A relocatable build also names the device runtime's library, which has code for other
+            // GPUs only. Code that uses it fails later, with an undefined symbol.
             Err(refused)
                 if m.input_type == CU_JIT_INPUT_FATBINARY
                     && refused.status == CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU =>
@@ -392,7 +393,8 @@ impl Soft {
         })
     }
 
-    /// One text of all inputs. It is loaded once to try: symbols that are missing are the linker's to report.
+    /// Joins all inputs into one text. Loading it once here reports missing symbols as the linker's
+    /// errors.
     pub(super) fn link_complete(
         &mut self,
         cx: &mut Cx<'_>,
@@ -458,7 +460,7 @@ impl Library {
     }
 }
 
-/// Threads of a block that the kernel takes.
+/// Returns the most threads that a block of the kernel may have.
 pub(super) fn block_threads_max(facts: &outboard_ptx::lower::Kernel) -> u32 {
     let declared = facts
         .max_threads
@@ -468,7 +470,7 @@ pub(super) fn block_threads_max(facts: &outboard_ptx::lower::Kernel) -> u32 {
         .min(card::BLOCK_THREADS_MAX)
 }
 
-/// The PTX to run of an image: the highest that the compute capability can take.
+/// Returns the image's PTX to run: the highest version that the compute capability supports.
 fn select(image: &[u8], capability: Capability) -> Result<(String, Arch), Refused> {
     let refused = |status| {
         move |error: outboard_image::Error| Refused {
@@ -479,7 +481,7 @@ fn select(image: &[u8], capability: Capability) -> Result<(String, Arch), Refuse
     let image = Image::parse(image).map_err(refused(CUresult::CUDA_ERROR_INVALID_IMAGE))?;
     let facts = capability.facts();
     let missing = match image.format() {
-        // A driver's compiler refuses text for a later architecture.
+        // A driver's compiler refuses PTX for a later architecture.
         Format::Ptx => CUresult::CUDA_ERROR_INVALID_PTX,
         _ => CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
     };
@@ -492,7 +494,7 @@ fn select(image: &[u8], capability: Capability) -> Result<(String, Arch), Refuse
     Ok((text.to_owned(), entry.arch))
 }
 
-/// Several PTX texts one after the other: each begins a unit of its own, and the loader links them.
+/// Joins PTX texts. Each begins a unit of its own, and the loader links them.
 fn join(texts: &[String]) -> String {
     let mut joined = String::with_capacity(texts.iter().map(|t| t.len() + 1).sum());
     for text in texts {

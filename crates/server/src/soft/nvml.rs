@@ -1,4 +1,5 @@
-//! The management library's view: sizes and use of memory are known, sensors are not there.
+//! The management library's view of the software GPU: memory sizes and use are known, sensors do
+//! not exist.
 
 use std::fs;
 
@@ -8,7 +9,7 @@ use outboard_wire::doc::{
 
 use super::{Soft, card};
 
-/// Driver version, as a string of the shape that programs parse.
+/// Driver version, in the form that programs parse.
 const DRIVER_VERSION: &str = "580.0.0";
 
 impl Soft {
@@ -77,7 +78,8 @@ impl Soft {
     }
 }
 
-/// All devices of a session lie in one memory, and on one board.
+/// Describes the connection to another device: all devices of a session share one memory and one
+/// board.
 fn peer(ordinal: usize, other: usize) -> NvmlPeer {
     const SUCCESS: u32 = 0;
     const INVALID_ARGUMENT: u32 = 2;

@@ -1,12 +1,12 @@
-//! The operations of the trait that this device has: each is an inherent method of [`Soft`]. The others answer that they
-//! are not supported.
+//! The trait's operations that this device supports: each is an inherent method of [`Soft`]. The
+//! others answer that they are not supported.
 
 use outboard_wire::messages as m;
 
 use super::Soft;
 use crate::device::{Cx, Device, Failure, Pending};
 
-/// Inherent methods come first in method resolution, so this does not call itself.
+/// Inherent methods come first in method resolution, so no method calls itself.
 macro_rules! device {
     ($($method:ident($message:ty) -> $result:ty;)*) => {
         impl Device for Soft {

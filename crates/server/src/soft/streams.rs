@@ -1,4 +1,4 @@
-//! Streams, events, host functions, waits on memory.
+//! Streams, events, host functions, and waits on memory.
 
 use std::borrow::Cow;
 
@@ -13,14 +13,14 @@ use super::{
 };
 use crate::device::{Cx, Failure, Pending};
 
-/// Least and greatest priority, as every GPU since sm_60 has them.
+/// Least and greatest priority, those of every GPU since sm_60.
 pub(super) const PRIORITIES: (i32, i32) = (0, -5);
 /// `CUstreamBatchMemOpParams`.
 const MEM_OP_BYTES: usize = 48;
 /// `CUlaunchAttributeValue`.
 const ATTRIBUTE_VALUE_BYTES: usize = 64;
 
-/// Of a board.
+/// Bytes of a word on the board.
 const WORD_BYTES: u64 = 8;
 
 pub(super) struct Stream {
@@ -40,7 +40,7 @@ impl Soft {
             flags => return Err(invalid(format!("stream flags {flags:#x}"))),
         };
         let context = self.context(cx.context)?.id;
-        // Outside the range is clamped, as cuStreamCreateWithPriority says.
+        // A priority outside the range is clamped, as documented for cuStreamCreateWithPriority.
         let priority = m.priority.clamp(PRIORITIES.1, PRIORITIES.0);
         let id = self
             .gpu
@@ -119,7 +119,7 @@ impl Soft {
         }
     }
 
-    /// Attributes are remembered; none of them changes what a stream computes.
+    /// Remembers an attribute; none changes what a stream computes.
     pub(super) fn stream_set_attribute(
         &mut self,
         _: &mut Cx<'_>,
@@ -130,7 +130,7 @@ impl Soft {
             return Err(invalid(format!("an attribute of {} bytes", m.value.len())));
         }
         let attributes = match m.stream {
-            // The null stream is the same whichever way it is named.
+            // 0 and 1 both name the null stream.
             0 | 1 => &mut self.null_attributes,
             id => &mut self.streams.get_mut(id)?.attributes,
         };
@@ -222,7 +222,7 @@ impl Soft {
         if m.flags != 0 {
             return Err(invalid("memory operations with flags"));
         }
-        // All are checked before the first is queued.
+        // All operations are checked before the first is queued.
         for op in mem_ops(m.ops)? {
             self.gpu.submit(stream, Op::Value(op)).map_err(failure)?;
         }
@@ -249,7 +249,8 @@ impl Soft {
         Ok(messages::BoardOpenReply { written: 1 })
     }
 
-    /// A word for the client to watch, behind what was submitted so far: unless something must reach the client first.
+    /// Has the stream write a word on the client's board after the work submitted so far, unless
+    /// something must reach the client first.
     fn write_word(&mut self, stream: StreamId, slot: u32, value: u64) -> Result<(), Failure> {
         let Some((va, len)) = self.board.filter(|_| slot > 0) else {
             return Ok(());
@@ -326,7 +327,7 @@ fn value_op(address: u64, value: u64, wide: bool, action: Action) -> ValueOp {
 }
 
 fn wait_action(flags: u32) -> Result<Action, Failure> {
-    // Remote writes need no flush here: memory is the host's.
+    // Remote writes need no flush here, because memory is the host's.
     match flags & !CU_STREAM_WAIT_VALUE_FLUSH {
         CU_STREAM_WAIT_VALUE_GEQ => Ok(Action::WaitGreaterOrEqual),
         CU_STREAM_WAIT_VALUE_EQ => Ok(Action::WaitEqual),
@@ -345,7 +346,8 @@ fn write_action(flags: u32) -> Result<Action, Failure> {
     }
 }
 
-/// Records of `CUstreamBatchMemOpParams`, without those that order writes: they are in order here.
+/// Decodes records of `CUstreamBatchMemOpParams`. Those that order writes are dropped, because
+/// writes are in order here.
 pub(super) fn mem_ops(bytes: &[u8]) -> Result<Vec<ValueOp>, Failure> {
     let (records, rest) = bytes.as_chunks::<MEM_OP_BYTES>();
     if !rest.is_empty() {
@@ -355,8 +357,8 @@ pub(super) fn mem_ops(bytes: &[u8]) -> Result<Vec<ValueOp>, Failure> {
     Ok(ops.into_iter().flatten().collect())
 }
 
-/// One `CUstreamBatchMemOpParams`: operation at 0, address at 8, value at 16, flags at 24. None for what orders
-/// writes: they are in order here.
+/// Decodes one `CUstreamBatchMemOpParams`: operation at 0, address at 8, value at 16, flags at 24.
+/// Returns `None` for an operation that orders writes.
 fn mem_op(record: &[u8; MEM_OP_BYTES]) -> Result<Option<ValueOp>, Failure> {
     let word = |at: usize| {
         let mut bytes = [0; 8];

@@ -1,4 +1,5 @@
-//! Textures and surfaces. A texture's number is the client's, and kernels look it up. What is destroyed stays until nothing runs that may use it.
+//! Textures and surfaces. A texture's handle is the client's number, which kernels look up. A
+//! destroyed one stays until no kernel runs that may use it.
 
 use std::borrow::Cow;
 
@@ -31,7 +32,7 @@ const CU_TR_FILTER_MODE_LINEAR: u32 = 1;
 const READ_AS_INTEGER: u32 = 0x01;
 const NORMALISED_COORDINATES: u32 = 0x02;
 const SRGB: u32 = 0x10;
-/// Whether filtering between levels may look at one of them only: here it never does.
+/// Allows filtering between levels to read only one of them. Ignored: both are always read.
 const DISABLE_TRILINEAR_OPTIMISATION: u32 = 0x20;
 const SEAMLESS_CUBEMAP: u32 = 0x40;
 
@@ -39,10 +40,10 @@ pub(super) struct TextureObject {
     sampler: [u8; TEXTURE_DESC_BYTES],
 }
 
-/// What was destroyed while something ran.
+/// An object that was destroyed while a kernel ran.
 pub(super) enum Retired {
     Texels(Owned),
-    /// A texture or surface.
+    /// The number of a texture or surface.
     Number(u64),
 }
 
@@ -145,7 +146,7 @@ impl Soft {
         })
     }
 
-    /// What a texture is of, and whether that is linear memory.
+    /// Returns the texels that a texture reads, and whether they are linear memory.
     fn resource(&self, record: &[u8]) -> Result<(Texels, bool), Failure> {
         let record = sized(record, RESOURCE_DESC_BYTES)?;
         let handle = long(record, RESOURCE_DESC_HANDLE_OFFSET);
@@ -199,7 +200,7 @@ impl Soft {
         }
     }
 
-    /// Takes back what was destroyed, once nothing runs.
+    /// Frees destroyed objects, once nothing runs.
     pub(super) fn reap(&mut self) {
         if self.retired.is_empty() || !self.gpu.is_idle() {
             return;
@@ -262,7 +263,7 @@ fn read_sampler(record: &[u8; TEXTURE_DESC_BYTES], channel: Channel) -> Result<S
     })
 }
 
-/// What a view makes of texels (`CUDA_RESOURCE_VIEW_DESC`).
+/// Applies a resource view to texels (`CUDA_RESOURCE_VIEW_DESC`).
 fn viewed(texels: Texels, record: &[u8]) -> Result<Texels, Failure> {
     let [first_level, last_level, first_layer, last_layer] =
         [32, 36, 40, 44].map(|at| word(record, at));
@@ -275,7 +276,7 @@ fn viewed(texels: Texels, record: &[u8]) -> Result<Texels, Failure> {
     })
 }
 
-/// `CUresourceViewFormat`
+/// Decodes a `CUresourceViewFormat`.
 fn view_format(format: u32) -> Result<(Channel, u32), Failure> {
     let channel = match format {
         1..=3 => Channel::U8,

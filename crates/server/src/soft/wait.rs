@@ -1,4 +1,4 @@
-//! Fences as the session polls them, and the device's errors as CUDA numbers them.
+//! Fences as waits that the session polls, and the device's errors as CUDA's numbers.
 
 use outboard_api::CUresult;
 use outboard_ptx::device::{CaptureError, Cause, Error, Fence};

@@ -1,4 +1,4 @@
-//! Words that the GPU writes.
+//! The board: words that the GPU writes.
 
 use std::{fs::File, os::unix::fs::FileExt};
 
@@ -63,7 +63,7 @@ fn the_client_sees_the_word_too() {
     let mut watched = client.wait(fence(5, 77));
     assert_eq!(word(&file, 5), 77);
     assert_eq!(watched.ready(), Ok(true));
-    // A slot past the board is none.
+    // A slot past the board's end is not written.
     let mut wild = client.wait(fence(1 << 30, 78));
     assert_eq!(wild.ready(), Ok(true));
     assert!((0..BOARD_BYTES / 8).all(|slot| word(&file, slot) != 78));

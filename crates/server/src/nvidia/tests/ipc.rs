@@ -64,7 +64,7 @@ fn two_sessions_see_the_same_memory() {
     assert_eq!(read(&mut other, there + 100, 14), b"written by one");
     write(&mut other, there + MIB, b"written by the other");
     assert_eq!(read(&mut one, va + MIB, 20), b"written by the other");
-    // It lasts as long as anybody has it.
+    // The memory lasts as long as one session has it.
     one.done(Request::MemUnmap(messages::MemUnmap { va, len: LEN }));
     one.device.reap();
     assert_eq!(read(&mut other, there + 100, 14), b"written by one");

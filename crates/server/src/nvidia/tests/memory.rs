@@ -1,4 +1,4 @@
-//! Device and host memory: mapped, shared, freed, given back.
+//! Device and host memory: mapped, shared, freed and released.
 
 use super::*;
 
@@ -103,7 +103,7 @@ fn a_range_freed_and_mapped_again_is_the_same_memory() {
         let va = client.map(0, 40 * MIB);
         client.done(Request::MemUnmap(messages::MemUnmap { va, len: 40 * MIB }));
     }
-    // Another division of the same range must wait for the old one to go.
+    // A different division of the same range must wait until the old one is unmapped.
     client.map(0, 2 * MIB);
     client.map(2 * MIB, 2 * MIB);
     assert_eq!(fake.ask("fake_mappings", 0), 2);

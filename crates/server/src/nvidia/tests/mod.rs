@@ -1,5 +1,5 @@
-//! The device against a driver of a hundred lines (`driver.c`), built by the machine's C compiler: whether the table
-//! loads, what is refused, and that everything is given back.
+//! The device against a driver of a hundred lines (`driver.c`), built by the machine's C compiler:
+//! whether the table loads, what is refused, and that every object is released.
 
 use std::{
     ffi::OsString,
@@ -27,7 +27,7 @@ const MIB: u64 = 1 << 20;
 const CONTEXT: u64 = 0x10;
 const STREAM: u64 = 0x20;
 
-/// A driver of its own, with state of its own.
+/// A fake driver with its own state.
 struct Fake {
     _folder: tempfile::TempDir,
     path: OsString,
@@ -51,10 +51,10 @@ impl Fake {
         }
     }
 
-    /// A function of the fake for tests, `int name(int)`.
+    /// Calls a test function of the fake, `int name(int)`.
     fn ask(&self, name: &str, value: i32) -> i32 {
         let library = table::open_library(&self.path).expect("loaded already");
-        // SAFETY: every function that tests call takes an int at most and answers one at most.
+        // SAFETY: every function that tests call takes at most an int and returns at most one.
         unsafe {
             let function = library
                 .get::<unsafe extern "C" fn(i32) -> i32>(name.as_bytes())
@@ -69,13 +69,13 @@ impl Fake {
     }
 }
 
-/// One session's messages.
+/// Sends one session's messages to the device.
 struct Client {
     device: Nvidia,
     images: ImageStore,
     context: u64,
     base: u64,
-    /// What the next message's data lies in.
+    /// Memory that holds the next message's data.
     placed: Option<Arc<dyn Segment>>,
 }
 
@@ -120,7 +120,7 @@ impl Client {
         dispatch(&mut self.device, &mut cx, &request, &mut Vec::new())
     }
 
-    /// Calls the device itself, for what it answers.
+    /// Calls the device directly and returns its answer.
     fn with<T>(&mut self, call: impl FnOnce(&mut Nvidia, &mut Cx<'_>) -> T) -> T {
         let mut cx = Cx {
             context: self.context,
@@ -209,7 +209,7 @@ fn data_is_copied_from_where_it_was_received() {
             sync: 0,
             data: placed.bytes(),
         }));
-        // The GPU's copy keeps it.
+        // The GPU's copy keeps the memory alive.
         client.placed = None;
         assert_eq!(Arc::strong_count(&placed), 2);
         drop(placed);
@@ -224,9 +224,9 @@ fn data_is_copied_from_where_it_was_received() {
         assert_eq!(out.ready(), Ok(true));
         assert_eq!(out.data(), Some(&[round; 1000][..]));
     }
-    // Four slots are pinned at a time, and used again once the copy is done.
+    // Four slots are pinned at a time, and reused once their copy is done.
     assert_eq!(places.len(), 4);
-    // A part of it is as good as any memory.
+    // A part of such memory can be copied like any memory.
     let mut room = crate::device::Host::room(&mut client.device, 20_000).expect("room");
     room.room().fill(77);
     let placed: Arc<dyn Segment> = Arc::from(room);
@@ -252,7 +252,7 @@ fn what_an_image_contains_is_found_out_once() {
     let mut image = b".version 8.0\n.target sm_80\n.address_size 64\n\
         .visible .entry first(.param .u64 a) { ret; }\n"
         .to_vec();
-    // Long enough to be kept.
+    // Padded to the length from which notes are kept.
     image.resize(128 << 10, b'\n');
     let hash = *blake3::hash(&image).as_bytes();
     let mut kernels = |images: &mut ImageStore| -> Vec<String> {
@@ -284,7 +284,7 @@ fn what_an_image_contains_is_found_out_once() {
     images.keep_note(&hash, label, &renamed);
     let mut images = ImageStore::new(Some(folder.path().into()));
     assert_eq!(kernels(&mut images), ["other"]);
-    // One that cannot be read is as good as none.
+    // An unreadable note counts as none.
     images.keep_note(&hash, label, &[0xff; 3]);
     assert_eq!(kernels(&mut images), ["first"]);
 }
@@ -460,7 +460,7 @@ fn a_context_goes_with_its_objects_once_nobody_waits_for_them() {
     assert_eq!(status, CUresult::CUDA_ERROR_INVALID_HANDLE);
     assert_eq!(fence.ready(), Ok(false));
     fake.ask("fake_hold", 0);
-    // The fake wrote no word; the driver is asked now and then.
+    // The fake writes no word, so the driver is asked at intervals.
     std::thread::sleep(Duration::from_millis(1));
     assert_eq!(fence.ready(), Ok(true));
     drop(fence);

@@ -43,7 +43,7 @@ fn each_stream_waits_once_for_a_synchronous_copy_that_is_not_done() {
     let va = client.map(0, 2 * MIB);
     let waits = || fake.ask("fake_waits", 0);
     fake.ask("fake_hold", 1);
-    // An asynchronous copy holds nobody up.
+    // Nothing waits for an asynchronous copy.
     copy_in(&mut client, va, 0, 0);
     set(&mut client, va, STREAM);
     assert_eq!(waits(), 0);
@@ -52,14 +52,16 @@ fn each_stream_waits_once_for_a_synchronous_copy_that_is_not_done() {
     assert_eq!(waits(), 1);
     set(&mut client, va, STREAM);
     assert_eq!(waits(), 1);
-    // A stream that comes later, too; blocking streams and the default stream wait by themselves.
+    // A stream created later waits too; blocking streams and the default stream are ordered by the
+    // driver.
     stream(&mut client, FREE, 1);
     set(&mut client, va, FREE);
     assert_eq!(waits(), 2);
     set(&mut client, va, BLOCKING);
     set(&mut client, va, 0);
     assert_eq!(waits(), 2);
-    // Copies in a blocking stream, as a thread's own default stream is: other blocking streams do not wait by themselves.
+    // A copy in a blocking stream, such as a thread's own default stream: the driver does not order
+    // other blocking streams after it.
     let other = FREE + 8;
     stream(&mut client, other, 0);
     copy_in(&mut client, va, BLOCKING, 1);
@@ -69,7 +71,7 @@ fn each_stream_waits_once_for_a_synchronous_copy_that_is_not_done() {
     set(&mut client, va, other);
     set(&mut client, va, STREAM);
     assert_eq!(waits(), 4);
-    // What is done needs no wait.
+    // A copy that is done needs no wait.
     copy_in(&mut client, va, 0, 1);
     fake.ask("fake_hold", 0);
     set(&mut client, va, STREAM);
@@ -94,7 +96,7 @@ fn another_context_waits_too_and_a_context_that_goes_takes_its_copies_along() {
     fake.ask("fake_hold", 1);
     copy_in(&mut client, va, 0, 1);
     client.context = ELSEWHERE;
-    // Without a stream's number: the default stream of this context.
+    // The default stream of this context, used without a stream's number.
     client.done(Request::CuMemsetD8V2(messages::CuMemsetD8V2 {
         dst_device: va,
         uc: 0,

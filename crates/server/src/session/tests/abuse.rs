@@ -1,4 +1,4 @@
-//! Clients that break rules, ask for the impossible, or die.
+//! Clients that break the protocol, ask for the impossible, or die.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn malformed_messages_end_the_session_with_the_reason() {
         frame[..2].copy_from_slice(&op.to_le_bytes());
         frame
     };
-    // A long copy to the device that says its data has `len` bytes.
+    // A long copy to the device whose header claims `len` bytes of data.
     let copy_in = |len: u32, data: usize| {
         let fields = [0; 20];
         let mut frame = [
@@ -65,7 +65,7 @@ fn answers_of_impossible_sizes_are_failures() {
     let answer = client.recv();
     assert!(answer.is_answer_to(2));
     assert_eq!(answer.body.len(), CHUNK_BYTES_MAX + 4);
-    // The device gives no data where it should.
+    // The device returns no data where the reply needs some.
     client.copy_out(3, 0, 0, 1);
     let (_, status, reason) = client.recv().failure();
     assert_eq!(status, CUresult::CUDA_ERROR_UNKNOWN);
@@ -166,7 +166,7 @@ fn a_client_that_dies_in_mid_copy_leaves_nothing_behind() {
 fn a_client_that_stops_reading_and_dies_does_not_hold_the_session() {
     let mut client = Client::shm();
     client.board.done.store(1, SeqCst);
-    // More than the ring holds: the session is inside a send when the client goes.
+    // More data than the ring holds: the session is inside a send when the client leaves.
     for copy in 1..=20 {
         client.copy_out(copy, 0, 1, CHUNK_BYTES_MAX as u64);
     }
@@ -209,7 +209,7 @@ fn no_bytes_make_the_decoder_panic() {
     for _ in 0..300_000 {
         let op = (random() % (messages::OPS.len() as u64 + 2)) as u16;
         let mut body: Vec<u8> = (0..random() % 96).map(|_| random() as u8).collect();
-        // Small numbers make lengths that fit, and so messages that reach the device.
+        // Small numbers make lengths that fit, so some messages reach the device.
         if random() % 2 == 0 {
             body.iter_mut()
                 .for_each(|b| *b &= (random() & random() & random()) as u8 & 7);

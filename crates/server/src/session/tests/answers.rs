@@ -1,4 +1,4 @@
-//! What is answered, and in which order.
+//! Replies and their order.
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
@@ -11,7 +11,7 @@ fn data_of_earlier_copies_precedes_a_fence_over_every_link() {
             client.copy_out(copy, 3, copy as u8, u64::from(copy) * 50_000);
         }
         client.fence(100, 3);
-        // Another stream is not held up by this one.
+        // This stream does not delay another one.
         client.board.done.store(1, SeqCst);
         client.fence(101, 0);
         assert!(client.recv().is_answer_to(101));
@@ -90,7 +90,7 @@ fn data_for_the_device_is_received_where_the_device_wants_it() {
 
 #[test]
 fn a_copy_that_becomes_ready_while_the_list_is_looked_at_is_answered_first() {
-    /// Becomes ready when it is asked for the `after`th time.
+    /// Becomes ready at the `after`th poll.
     struct Late(u32);
     impl DeviceWait for Late {
         fn ready(&mut self) -> Result<bool, Failure> {
@@ -118,13 +118,13 @@ fn contexts_tokens_and_who_wants_no_answer() {
     client.send(u32::MAX, &messages::FenceContext { slot: 0, value: 0 });
     assert!(client.recv().is_answer_to(u32::MAX));
     assert_eq!(client.contexts.recv_timeout(PATIENCE).unwrap(), 7);
-    // Nobody waits for these.
+    // Messages without a token get no reply.
     client.send(0, &messages::FenceContext { slot: 0, value: 0 });
     client.send(0, &messages::Ping {});
-    // An outstanding message whose sender wants to wait after all.
+    // A message that is usually outstanding, sent with a token.
     client.send(9, &messages::StreamDestroy { stream: 1 });
     assert!(client.recv().is_answer_to(9));
-    // The same token twice is the client's affair.
+    // Using a token twice is the client's affair.
     client.send(5, &messages::Ping {});
     client.send(5, &messages::Ping {});
     assert!(client.recv().is_answer_to(5));
@@ -134,7 +134,7 @@ fn contexts_tokens_and_who_wants_no_answer() {
         client.recv().failure(),
         (6, CUresult::CUDA_ERROR_INVALID_HANDLE, "xxx".into())
     );
-    // What the device does not override.
+    // An operation that the device does not implement.
     client.send(8, &messages::ContextDestroy { context: 1 });
     let (token, status, reason) = client.recv().failure();
     assert_eq!((token, status), (8, CUresult::CUDA_ERROR_NOT_SUPPORTED));
@@ -196,7 +196,7 @@ fn a_flood_of_faults_is_summed_up_before_the_next_answer() {
     );
 }
 
-/// Only adapters write to memory that a client names: over other links the answer brings the data.
+/// Only adapters write to memory that a client names; over other links the reply carries the data.
 #[test]
 fn data_that_cannot_be_written_where_it_is_wanted_comes_with_the_answer() {
     for mut client in [Client::shm(), Client::tcp()] {
@@ -213,7 +213,7 @@ fn data_that_cannot_be_written_where_it_is_wanted_comes_with_the_answer() {
         assert!(answer.is_answer_to(5) && answer.header.placed == 0);
         let data = Reader::new(&answer.body).bytes("data").unwrap();
         assert!(data.len() == 100_000 && data.iter().all(|b| *b == 7));
-        // And what is too long is refused as ever.
+        // Too long a copy is refused as always.
         client.send(
             6,
             &messages::CopyOutTo {
@@ -240,7 +240,7 @@ fn a_lost_gpu_fails_every_wait() {
             (token, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)
         );
     }
-    // Nobody waited for the third.
+    // The third message has no token, so its failure is a fault note.
     let (op, status, is_sticky, _) = client.recv().fault();
     assert_eq!(op, messages::FenceStream::NUMBER);
     assert_eq!(
@@ -330,7 +330,7 @@ fn more_copies_than_may_wait_do_not_hold_up_what_they_wait_for() {
     for copy in 1..=count {
         client.copy_out(copy, 0, 1, 8);
     }
-    // Behind all of them in the queue, and the reason why they are not done.
+    // Sent after all of them; without it they are never done.
     client.send(0, &messages::HostFuncDone { call: 1 });
     let start = Instant::now();
     while client.board.host_funcs_done.load(SeqCst) == 0 {
@@ -393,7 +393,7 @@ fn a_long_wait_leaves_the_core_to_others_and_ends_in_time() {
     let start = Instant::now();
     board.done.store(1, SeqCst);
     assert!(client.recv().is_answer_to(1));
-    // Half a millisecond is meant; the machine may be busy.
+    // Half a millisecond is intended, but the machine may be busy.
     assert!(start.elapsed() < Duration::from_millis(50));
     let (.., cpu) = client.leave();
     assert!(cpu < Duration::from_millis(300), "{cpu:?} in 1 s");

@@ -1,4 +1,4 @@
-//! A session end to end, over real links, with a device whose progress the test decides.
+//! A session end to end, over real links, with a device whose progress the test controls.
 
 mod abuse;
 mod answers;
@@ -42,26 +42,27 @@ const ROOM_BYTES_MAX: usize = 900_000;
 const LANES: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the test and the device share.
+/// State shared by the test and the device.
 #[derive(Default)]
 struct Board {
     /// All work on streams below this number is done.
     done: AtomicU64,
-    /// The GPU has failed.
+    /// Whether the GPU has failed.
     is_lost: AtomicBool,
-    /// Pendings that exist.
+    /// Number of pending replies that exist.
     pendings: AtomicUsize,
-    /// Host functions that the client has run.
+    /// Number of host functions that the client has run.
     host_funcs_done: AtomicU64,
     awaits_host_calls: AtomicBool,
-    /// Copies to the device whose data lay in memory that the device gave.
+    /// Copies to the device whose data lay in memory that the device provided.
     placed: AtomicUsize,
 }
 
-/// Streams are numbers; the work on stream n is done once the board says n + 1.
+/// A fake device. Streams are numbers; the work on stream n is done once the board's `done` is n +
+/// 1.
 struct Fake {
     board: Arc<Board>,
-    /// Handed out before the next answer.
+    /// Handed out before the next reply.
     printed: Vec<u8>,
     pages: Vec<(u64, Vec<u8>)>,
     host_calls: Vec<(u64, CUresult)>,
@@ -134,7 +135,7 @@ impl Host for Fake {
         }
     }
 
-    /// Of what is longer than this there is none.
+    /// Provides memory for up to `ROOM_BYTES_MAX` bytes.
     fn room(&mut self, len: usize) -> Option<Box<dyn Segment>> {
         (len <= ROOM_BYTES_MAX).then(|| Box::new(vec![0u8; len]) as Box<dyn Segment>)
     }
@@ -145,7 +146,7 @@ impl Host for Fake {
 }
 
 impl Device for Fake {
-    /// The data comes back as pages that kernels have written.
+    /// Hands the data back as pages that kernels wrote.
     fn copy_in(&mut self, cx: &mut Cx<'_>, m: &messages::CopyIn<'_>) -> Result<(), Failure> {
         if cx
             .placed
@@ -189,7 +190,7 @@ impl Device for Fake {
         Ok(Gate::pending(&self.board, m.stream, data))
     }
 
-    /// Fails, with the event's number as the reason's length; a sticky error for number 0.
+    /// Fails with a reason as long as the event's number; for number 0 with a sticky error.
     fn event_destroy(&mut self, _: &mut Cx<'_>, m: &messages::EventDestroy) -> Result<(), Failure> {
         match m.event {
             0 => Err(Failure::new(CUresult::CUDA_ERROR_LAUNCH_FAILED, "lost")),
@@ -224,7 +225,7 @@ impl Device for Fake {
         Ok(())
     }
 
-    /// Prints what the shared memory contains.
+    /// Prints the contents of the shared memory.
     fn host_map(&mut self, cx: &mut Cx<'_>, m: &messages::HostMap) -> Result<(), Failure> {
         let mut file = File::from((cx.fds)(m.fd_tag)?);
         file.rewind().unwrap();
@@ -232,7 +233,7 @@ impl Device for Fake {
         Ok(())
     }
 
-    /// Kernels have written these bytes to a mirror.
+    /// Hands the bytes back as changes that kernels made to a mirror.
     fn host_write(&mut self, _: &mut Cx<'_>, m: &messages::HostWrite<'_>) -> Result<(), Failure> {
         self.pages.push((m.va, m.data.to_vec()));
         Ok(())
@@ -327,7 +328,7 @@ impl Client {
         assert_eq!(self.receiver.recv(until).unwrap(), None);
     }
 
-    /// Leaves, and tells how the session ended.
+    /// Leaves, and returns how the session ended.
     fn leave(self) -> (End, Tally, Duration) {
         drop((self.sender, self.receiver));
         self.server.join().unwrap()

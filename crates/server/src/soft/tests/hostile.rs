@@ -54,7 +54,7 @@ fn wild_handles_are_errors() {
         };
         assert_eq!(c.status(request.clone()), expected, "{request:?}");
     }
-    // A number that is in use.
+    // A number already in use.
     let again = m::ContextCreate {
         context: CONTEXT,
         device: 0,
@@ -148,7 +148,7 @@ fn a_wild_pointer_in_a_kernel_ends_the_context_for_good() {
             failure.status
         );
     }
-    // A new context starts afresh.
+    // A new context is free of the fault.
     c.done(Request::ContextDestroy(m::ContextDestroy {
         context: CONTEXT,
     }));
@@ -250,7 +250,7 @@ fn images_that_cannot_run_are_refused_with_a_reason() {
         len: 100,
         options: &[],
     };
-    // To be sent first; no library came about.
+    // The image must be sent first; no library was made.
     let (_, reply) = c.send(&Request::LibraryLoad(missing)).unwrap();
     let reply = m::LibraryLoadReply::decode(&mut Reader::new(&reply)).unwrap();
     assert_eq!((reply.missing, reply.card.len()), (1, 0));
@@ -299,7 +299,7 @@ fn levels_go_with_their_mipmapped_array() {
             level: number,
         })
     };
-    // 8, 4, 2, 1: no more, whatever was asked for.
+    // Levels of 8, 4, 2 and 1 texels; never more, even if more are asked for.
     c.done(level(0));
     c.done(level(3));
     let mut fails = |request: Request<'_>, status| {
@@ -454,7 +454,7 @@ fn descriptors_of_arrays_and_textures_are_checked() {
             &sampler[..20]
         );
     }
-    // An array that was not made for surfaces.
+    // An array made without the flag for surfaces.
     let create = m::SurfaceCreate {
         surface: 7,
         resource: &good,

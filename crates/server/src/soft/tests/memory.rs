@@ -36,7 +36,7 @@ fn a_synchronous_copy_comes_before_what_is_sent_later_to_any_stream() {
         assert_eq!(pending.ready().unwrap(), sync == 0);
         c.done(Request::HostFuncDone(m::HostFuncDone { call }));
         assert_eq!(pending.ready(), Ok(true));
-        // What was there before the copy, and the copy's.
+        // The value before the copy, or after it if the copy is synchronous.
         assert_eq!(pending.data().unwrap()[0], [0, 2][sync as usize]);
         c.sync().unwrap();
     }
@@ -67,7 +67,7 @@ fn the_quota_is_kept() {
         CUresult::CUDA_ERROR_INVALID_VALUE
     );
     c.done(unmap(at, rest));
-    // What failed is not counted.
+    // A failed mapping is not counted.
     assert_eq!(
         c.status(map(c.base, 4096)),
         CUresult::CUDA_ERROR_INVALID_VALUE
@@ -147,7 +147,7 @@ fn physical_allocations_can_be_mapped_again() {
         c.status(map(one + len, 2 * len)),
         CUresult::CUDA_ERROR_INVALID_VALUE
     );
-    // No access before it is granted.
+    // The memory cannot be used before access is granted.
     let set = m::CuMemsetD32V2 {
         dst_device: one,
         ui: 77,
@@ -194,7 +194,7 @@ fn changes(c: &mut Client) -> Vec<(u64, Vec<u8>)> {
 fn kernels_use_mirrors_of_host_memory() {
     let mut c = client();
     let kernel = c.kernels();
-    // Far from where the system puts what other tests ask it for: they run in this process too.
+    // Far from the addresses that the system gives other tests, which run in this process too.
     let va = 0x3a00_0000_0010;
     let host = |len| {
         Request::HostMap(m::HostMap {
@@ -298,7 +298,7 @@ fn shared_files_are_the_same_memory() {
     let kernel = c.kernels();
     let file = rustix::fs::memfd_create("client", rustix::fs::MemfdFlags::empty()).unwrap();
     rustix::fs::ftruncate(&file, 8192).unwrap();
-    // As above.
+    // Far from other tests' addresses, as above.
     let va = 0x3b00_0000_0000;
     let map = |c: &mut Client, len| {
         let mut fds = |tag| {
@@ -322,7 +322,7 @@ fn shared_files_are_the_same_memory() {
             .map(|_| ())
             .map_err(|f| f.status)
     };
-    // Pages behind the end of a file would kill the server.
+    // Touching pages past a file's end would kill the server.
     assert_eq!(map(&mut c, 12288), Err(CUresult::CUDA_ERROR_MAP_FAILED));
     map(&mut c, 8192).unwrap();
     rustix::io::pwrite(&file, &40u32.to_le_bytes(), 4096).unwrap();

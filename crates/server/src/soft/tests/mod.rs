@@ -1,4 +1,4 @@
-//! Messages in, answers out: what a client gets of the software GPU.
+//! Messages to the software GPU, and its answers.
 
 mod hostile;
 mod memory;
@@ -70,7 +70,7 @@ pub(super) fn client_with(options: SoftOptions) -> Client {
 }
 
 impl Client {
-    /// A number for a new handle.
+    /// Returns a number for a new handle.
     pub(super) fn mint(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -90,7 +90,7 @@ impl Client {
         Ok((outcome, reply))
     }
 
-    /// A message without an answer.
+    /// Sends a message without a reply.
     pub(super) fn done(&mut self, request: Request<'_>) {
         if let Err(failure) = self.send(&request) {
             panic!("{failure}");
@@ -107,14 +107,14 @@ impl Client {
         }
     }
 
-    /// A message with an answer at once; `read` takes what it wants of it.
+    /// Sends a message that is answered at once, and decodes its reply.
     pub(super) fn ask<R: for<'a> Message<'a>>(&mut self, request: Request<'_>) -> R {
         let (_, reply) = self.send(&request).unwrap();
         let reply = reply.leak();
         R::decode(&mut Reader::new(reply)).unwrap()
     }
 
-    /// A message that is answered when the device is done.
+    /// Sends a message that is answered when the device is done, and waits.
     pub(super) fn wait(&mut self, request: Request<'_>) -> Result<Vec<u8>, Failure> {
         let (outcome, _) = self.send(&request)?;
         let Outcome::Wait(mut pending) = outcome else {
@@ -161,7 +161,7 @@ impl Client {
         words.map(|word| u32::from_le_bytes(*word)).collect()
     }
 
-    /// Sends an image and loads it: the library's number, status and error log.
+    /// Sends an image and loads it; returns the library's number, status, error log and card.
     pub(super) fn load(&mut self, image: &[u8]) -> (u64, CUresult, String, doc::LibraryCard) {
         let hash = self.images.hold(image.to_vec());
         let library = self.mint();
@@ -182,7 +182,7 @@ impl Client {
         (library, CUresult(reply.status), log, card)
     }
 
-    /// The test kernels: a kernel's number by its name.
+    /// Loads the test kernels, and returns a function from a kernel's name to its number.
     pub(super) fn kernels(&mut self) -> impl Fn(&str) -> u64 + use<> {
         let (library, status, log, card) = self.load(PTX.as_bytes());
         assert_eq!(status, CUresult::CUDA_SUCCESS, "{log}");
@@ -194,7 +194,7 @@ impl Client {
     }
 }
 
-/// A launch in the null stream: one row of blocks of one row of threads.
+/// Makes a launch in the null stream: one row of blocks, each one row of threads.
 pub(super) fn launch<'a>(
     kernel: u64,
     blocks: u32,
@@ -216,7 +216,7 @@ pub(super) fn launch<'a>(
     }
 }
 
-/// Parameters of eight bytes each.
+/// Encodes parameters of eight bytes each.
 pub(super) fn params(values: &[u64]) -> Vec<u8> {
     values
         .iter()

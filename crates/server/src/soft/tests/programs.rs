@@ -1,4 +1,4 @@
-//! What well-behaved programs do.
+//! Behaviour of well-formed programs.
 
 use outboard_api::enums::*;
 use outboard_ptx::Printed;
@@ -143,7 +143,7 @@ fn managed_variables_are_mirrors_until_their_library_goes() {
     let many: m::LibraryGlobalReply = c.ask(global(b"many"));
     let step: m::LibraryGlobalReply = c.ask(global(b"step"));
     assert_eq!([counter.managed, many.managed, step.managed], [1, 1, 0]);
-    // Each has pages of its own, outside of the window of the device.
+    // Each variable has pages of its own, outside of the device's window.
     assert!(counter.va.is_multiple_of(4096) && many.va.is_multiple_of(4096));
     assert!(counter.va > c.base + super::super::WINDOW_BYTES);
     let mut taken = Vec::new();
@@ -153,7 +153,7 @@ fn managed_variables_are_mirrors_until_their_library_goes() {
             .take_host_pages(&mut |va, bytes| taken.push((va, bytes.to_vec())));
         taken.clone()
     };
-    // The client is taken to hold zeros: it is told the first contents once.
+    // The client is assumed to hold zeros, so it is sent the first contents once.
     assert_eq!(take(&mut c), [(counter.va, vec![40, 0, 0, 0])]);
     assert_eq!(take(&mut c), []);
     c.done(Request::HostWrite(m::HostWrite {
@@ -167,7 +167,7 @@ fn managed_variables_are_mirrors_until_their_library_goes() {
         take(&mut c),
         [(counter.va, sum.clone()), (many.va + 16000, sum)]
     );
-    // It goes with its library alone.
+    // Only the end of its library unmaps it.
     let unmap = || Request::HostUnmap(m::HostUnmap { va: counter.va });
     assert_eq!(
         c.status(unmap()),
@@ -262,7 +262,7 @@ fn occupancy_follows_the_rules_of_sm_80() {
         }));
         reply.value
     };
-    // 64 warps, 32 blocks, 164 KiB of which each block loses 1 KiB.
+    // 64 warps, 32 blocks, and 164 KiB of which each block loses 1 KiB.
     assert_eq!(blocks(1024, 0), 2);
     assert_eq!(blocks(256, 0), 8);
     assert_eq!(blocks(32, 0), 32);
@@ -345,7 +345,7 @@ fn a_captured_graph_runs_again_and_again() {
         .unwrap();
     let nodes = m::GraphNodesReply::decode(&mut Reader::new(&reply)).unwrap();
     let ids: Vec<u64> = outboard_wire::codec::ids(&nodes.nodes).collect();
-    // The kernel keeps the number under which it was seen during the capture.
+    // The kernel keeps the number under which the client saw it during the capture.
     assert_eq!((nodes.count, ids), (2, vec![1 << 21, first_node]));
     let kind: m::GraphNodeTypeReply = c.ask(Request::GraphNodeType(m::GraphNodeType {
         node: first_node,
@@ -500,7 +500,7 @@ fn blocks_of_a_cooperative_launch_wait_for_each_other() {
     let mut record = [0; doc::LAUNCH_ATTRIBUTE_BYTES];
     record[..4].copy_from_slice(&CU_LAUNCH_ATTRIBUTE_COOPERATIVE.to_le_bytes());
     record[8] = 1;
-    // Twice: each launch has a barrier of its own.
+    // Twice, because each launch has a barrier of its own.
     for _ in 0..2 {
         c.done(Request::CuMemsetD32V2(m::CuMemsetD32V2 {
             dst_device: c.base,
