@@ -1,4 +1,5 @@
-//! What the GPU has done when, for a client that profiles: CUPTI of this machine, loaded when it is first asked.
+//! Activity of the GPU for a client that profiles, from this machine's CUPTI, which is loaded at the
+//! first request.
 //!
 //! CUPTI calls back when this thread enters a driver call that starts work, and says the number that the work will bear. The
 //! number of the client's call is noted beside it, so that records find their call. Work of the server's own has none.
@@ -265,7 +266,7 @@ fn is_known(version: u32) -> bool {
 }
 
 /// # Safety
-/// What is found is NVIDIA's CUPTI.
+/// The library found must be NVIDIA's CUPTI.
 unsafe fn open() -> Result<Cupti, String> {
     let handle = load()?;
     let find = |name: &CStr| -> Result<*mut c_void, String> {

@@ -1,4 +1,4 @@
-//! The memory that a session may name: what is mapped for it, and nothing else.
+//! Addresses that a session may name: only memory mapped for it.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use outboard_api::CUresult;
 
 use crate::device::Failure;
 
-/// Memory of the session, checked.
+/// A range of memory that was checked to be the session's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     address: u64,
@@ -23,14 +23,14 @@ impl Span {
     }
 
     /// # Safety
-    /// The memory lives until the last call that uses the span has done its work.
+    /// The memory must stay mapped until the last call that uses the span has done its work.
     pub(super) unsafe fn new_unchecked(address: u64, len: u64) -> Span {
         Span { address, len }
     }
 }
 
-/// Disjoint ranges by their start. Kernels may use any address, at the GPU's own risk; the driver's copies would read
-/// this process's memory, so that their addresses are looked up here first.
+/// Disjoint ranges by their start. Kernels may use any address, at the GPU's risk. The driver's
+/// copies could read this process's memory, so their addresses are checked here first.
 #[derive(Debug, Default)]
 pub(super) struct AddressBook {
     /// Start to end.
@@ -38,7 +38,7 @@ pub(super) struct AddressBook {
 }
 
 impl AddressBook {
-    /// Adds a range; `false` where part of it is taken.
+    /// Adds a range; returns `false` if part of it is taken.
     #[must_use]
     pub(super) fn insert(&mut self, address: u64, len: u64) -> bool {
         let Some(end) = address.checked_add(len).filter(|_| len > 0) else {
@@ -51,7 +51,7 @@ impl AddressBook {
         true
     }
 
-    /// Removes the range that starts here, and answers its length.
+    /// Removes the range that starts at `address`, and returns its length.
     pub(super) fn remove(&mut self, address: u64) -> Option<u64> {
         self.ranges.remove(&address).map(|end| end - address)
     }
@@ -63,7 +63,7 @@ impl AddressBook {
             .is_some_and(|(_, last)| *last > start)
     }
 
-    /// Whether every byte is in some range.
+    /// Returns the span if every byte is in some range.
     pub(super) fn check(&self, address: u64, len: u64) -> Result<Span, Failure> {
         let span = Span { address, len };
         let end = address.checked_add(len);
@@ -86,7 +86,7 @@ impl AddressBook {
     }
 }
 
-/// The bytes that rows of a pitch span.
+/// Returns the bytes that rows of a pitch span.
 pub(super) fn rows(pitch: u64, width: u64, height: u64) -> u64 {
     match height {
         0 => 0,

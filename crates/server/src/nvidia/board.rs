@@ -1,8 +1,9 @@
-//! Words that the GPU writes into memory when its work reaches a point, so that whoever waits need only look.
+//! Boards: words that the GPU writes when its work reaches a point, so that a wait only looks at
+//! memory.
 //!
-//! Over shm the client maps the board too and sees the word as soon as this process does. Everywhere else the board is
-//! this process's own: looking at a word costs nothing, where a query of the driver takes a microsecond and holds its
-//! lock.
+//! Over shm the client maps the board too, and sees the word as soon as this process does. Over
+//! other links the board belongs to this process alone: looking at a word costs almost nothing,
+//! while a query of the driver takes a microsecond and holds its lock.
 
 use std::{
     cell::Cell,
@@ -25,24 +26,24 @@ use super::{
 use crate::device::{Cx, Failure};
 
 const WORD_BYTES: u64 = 8;
-/// Words of the board that this process keeps for itself.
+/// Words of this process's own board.
 const OWN_WORDS: u32 = 4096;
-/// No client has use for more.
+/// Length of a client's board at most, in bytes.
 const BOARD_BYTES_MAX: u64 = 1 << 20;
-/// A word that does not come: the driver is asked so often whether the GPU still works.
+/// Interval at which the driver is asked whether the GPU still works, while a word does not come.
 const ASK_US: u64 = 200;
 
-/// Memory for words, mapped for the GPU at the address that it has here.
+/// Memory for words, which the GPU maps at the same address.
 pub(super) struct Board {
     memory: Memory,
     address: u64,
     words: u32,
-    /// Slots that nobody waits for, where the board is this process's own.
+    /// Free slots, if the board is this process's own.
     free: Mutex<Vec<u32>>,
 }
 
 enum Memory {
-    /// A client's.
+    /// The client's memory.
     Shared(#[allow(dead_code)] HostRange),
     Own(#[allow(dead_code)] Part),
 }
@@ -76,7 +77,8 @@ impl Board {
 
     fn read(&self, slot: u32) -> u64 {
         let word = std::ptr::with_exposed_provenance_mut::<u64>(self.address_of(slot) as usize);
-        // SAFETY: inside the board's memory, which lives as long as it, aligned; the GPU and the client write whole words.
+        // SAFETY: the word is aligned and inside the board's memory, which lives as long as the
+        // board; the GPU and the client write whole words.
         unsafe { AtomicU64::from_ptr(word) }.load(Ordering::Acquire)
     }
 
@@ -111,7 +113,7 @@ impl Word {
 
 impl Drop for Word {
     fn drop(&mut self) {
-        // A slot whose word may come yet is not given out again.
+        // A slot whose word may still be written is not reused.
         if self.board.is_own() && self.is_written() {
             self.board
                 .free
@@ -122,7 +124,7 @@ impl Drop for Word {
     }
 }
 
-/// A mark that is looked at often.
+/// A mark that is polled often, with a word that makes polling cheap.
 pub(super) struct WatchedMark {
     mark: Mark,
     word: Option<Word>,
@@ -137,7 +139,7 @@ impl WatchedMark {
         }
     }
 
-    /// One without a word.
+    /// A mark without a word.
     pub(super) fn plain(mark: Mark) -> WatchedMark {
         WatchedMark { mark, word: None }
     }
@@ -151,7 +153,7 @@ impl WatchedMark {
     }
 }
 
-/// Where a client that shares memory wants to see the word: slot 0 is nowhere.
+/// The slot and value that the client watches; slot 0 means none.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     pub(super) slot: u32,
@@ -164,7 +166,8 @@ pub(super) const NOT_WANTED: Wanted = Wanted { slot: 0, value: 0 };
 pub(super) struct Boards {
     client: Option<Arc<Board>>,
     own: Option<Arc<Board>>,
-    /// The driver writes no words, or there is no memory for them: events are asked instead.
+    /// Whether the driver cannot write words, or has no memory for them: events are queried
+    /// instead.
     refused: bool,
     next_value: u64,
 }
@@ -189,19 +192,19 @@ impl Nvidia {
         Ok(messages::BoardOpenReply { written })
     }
 
-    /// A mark at the end of a stream, with a word in front of it. The client sees the word itself where nothing else has to
-    /// reach it first: what kernels printed, and pages that they wrote.
+    /// Marks the end of a stream, with a word written before the mark. The client watches the word
+    /// itself, unless printed text or pages written by kernels must reach it first.
     pub(super) fn watched_mark(
         &mut self,
         hold: &Arc<ContextHold>,
         stream: real::Stream,
         wanted: Wanted,
     ) -> Result<WatchedMark, Failure> {
-        // The word first: it is what somebody waits for.
+        // The word comes first, because it is what the wait looks at.
         let word = self.word(wanted);
         let word = word.filter(|word| {
             let address = word.board.address_of(word.slot);
-            // SAFETY: a word of a board, which the pending that holds it keeps.
+            // SAFETY: a word of a board that the pending wait keeps alive.
             let submitted = unsafe {
                 self.driver
                     .cuStreamWriteValue64_v2(stream, address, word.value, 0)

@@ -1,4 +1,4 @@
-//! The driver calls that take arrays, strings or untyped pointers, in a form that cannot be called wrongly.
+//! Safe forms of the driver calls that take arrays, strings or untyped pointers.
 
 use std::{
     ffi::{CStr, CString, c_void},
@@ -34,12 +34,12 @@ pub(super) struct Shape {
     pub(super) shared_bytes: u32,
 }
 
-/// A box copy whose addresses have been checked to be the session's.
+/// A box copy whose addresses were checked to be the session's.
 pub(super) struct CheckedBox(pub(super) CUDA_MEMCPY3D);
 
 impl CheckedBox {
     /// # Safety
-    /// Both ends are arrays of the session, or memory of the session that holds the whole box.
+    /// Each end must be an array of the session, or memory of the session that holds the whole box.
     pub(super) unsafe fn new(copy: CUDA_MEMCPY3D) -> CheckedBox {
         CheckedBox(copy)
     }
@@ -48,9 +48,10 @@ impl CheckedBox {
 impl Driver {
     pub(super) fn device_name(&self, device: i32) -> Result<String, Refused> {
         let mut name = [0; NAME_BYTES];
-        // SAFETY: the room is as long as said; the driver ends the name with a NUL.
+        // SAFETY: `name` has NAME_BYTES bytes; the driver ends the name with a NUL.
         unsafe { self.cuDeviceGetName(name.as_mut_ptr(), NAME_BYTES as i32, device) }?;
-        // SAFETY: the array is readable and ends with a NUL at the latest in its last byte, which starts as 0.
+        // SAFETY: the array is readable and ends with a NUL, at the latest in its last byte, which
+        // starts as 0.
         Ok(unsafe { CStr::from_ptr(name.as_ptr()) }
             .to_string_lossy()
             .into_owned())
@@ -59,20 +60,21 @@ impl Driver {
     pub(super) fn device_luid(&self, device: i32) -> Result<[u8; 8], Refused> {
         let mut luid = [0_u8; 8];
         let mut mask = 0;
-        // SAFETY: eight bytes of room, as the call asks.
+        // SAFETY: `luid` has the eight bytes that the call writes.
         unsafe { self.cuDeviceGetLuid(luid.as_mut_ptr().cast(), &mut mask, device) }?;
         Ok(luid)
     }
 
-    /// What an atomic operation of one device can do in memory of another: `CUatomicOperationCapability` bits.
+    /// Returns what an atomic operation of one device can do in another's memory:
+    /// `CUatomicOperationCapability` bits.
     pub(super) fn peer_atomics(&self, op: u32, user: i32, owner: i32) -> Result<u32, Refused> {
         let mut capabilities = 0;
-        // SAFETY: one operation, and room for one answer, as said.
+        // SAFETY: one operation goes in, and there is room for one answer, as the count says.
         unsafe { self.cuDeviceGetP2PAtomicCapabilities(&mut capabilities, &op, 1, user, owner) }?;
         Ok(capabilities)
     }
 
-    /// Lets a device read or write mapped memory, or neither.
+    /// Sets a device's access to mapped memory.
     pub(super) fn set_access(&self, span: Span, device: i32, flags: u32) -> Result<(), Refused> {
         let access = CUmemAccessDesc {
             location: CUmemLocation {
@@ -81,13 +83,13 @@ impl Driver {
             },
             flags,
         };
-        // SAFETY: one record, as said.
+        // SAFETY: `access` is one record, as the count says.
         unsafe { self.cuMemSetAccess(span.address(), span.len(), &access, 1) }
     }
 
     pub(super) fn memcpy(&self, dst: Span, src: Span, stream: real::Stream) -> Result<(), Refused> {
         let len = dst.len().min(src.len());
-        // SAFETY: both spans are memory of the session.
+        // SAFETY: both spans were checked to be the session's memory.
         unsafe { self.cuMemcpyAsync(dst.address(), src.address(), len, stream) }
     }
 
@@ -100,7 +102,7 @@ impl Driver {
         stream: real::Stream,
     ) -> Result<(), Refused> {
         let len = dst.len().min(src.len());
-        // SAFETY: both spans are memory of the session, in the contexts given.
+        // SAFETY: both spans were checked to be the session's memory, in the contexts given.
         unsafe { self.cuMemcpyPeerAsync(dst.address(), to, src.address(), from, len, stream) }
     }
 
@@ -109,7 +111,7 @@ impl Driver {
         copy: &CheckedBox,
         stream: real::Stream,
     ) -> Result<(), Refused> {
-        // SAFETY: the ends were checked when the box was made.
+        // SAFETY: both ends were checked when the box was made.
         unsafe { self.cuMemcpy3DAsync_v2(&copy.0, stream) }
     }
 
@@ -119,7 +121,7 @@ impl Driver {
         attribute: u32,
         value: &Record<64>,
     ) -> Result<(), Refused> {
-        // SAFETY: a whole attribute value.
+        // SAFETY: `value` has the size of an attribute value.
         unsafe { self.cuStreamSetAttribute(stream, attribute, value) }
     }
 
@@ -129,20 +131,20 @@ impl Driver {
         attribute: u32,
     ) -> Result<Record<64>, Refused> {
         let mut value = Record([0; 64]);
-        // SAFETY: room for a whole attribute value.
+        // SAFETY: `value` has room for an attribute value.
         unsafe { self.cuStreamGetAttribute(stream, attribute, &mut value) }?;
         Ok(value)
     }
 
     /// # Safety
-    /// The addresses inside the operations are the session's.
+    /// The addresses in the operations must be the session's memory.
     pub(super) unsafe fn mem_ops(
         &self,
         stream: real::Stream,
         ops: &mut [CUstreamBatchMemOpParams],
         flags: u32,
     ) -> Result<(), Refused> {
-        // SAFETY: as many records as said; the caller vouches for what they name.
+        // SAFETY: `ops` has as many records as said; the caller checked the addresses in them.
         unsafe { self.cuStreamBatchMemOp_v2(stream, ops.len() as u32, ops.as_mut_ptr(), flags) }
     }
 
@@ -159,7 +161,8 @@ impl Driver {
         let extra = extra_pointer(&mut extra, params);
         let ([gx, gy, gz], [bx, by, bz]) = (shape.grid, shape.block);
         if attributes.is_empty() {
-            // SAFETY: `extra` names the parameter buffer and its length; both live until the call returns.
+            // SAFETY: `extra` names the parameter buffer and its length, which both live until the
+            // call returns.
             return unsafe {
                 self.cuLaunchKernel(
                     kernel,
@@ -177,7 +180,7 @@ impl Driver {
             };
         }
         let config = launch_config(shape, stream, attributes);
-        // SAFETY: as above; the configuration names attributes that live until the call returns.
+        // SAFETY: as above, and the configuration's attributes live until the call returns.
         unsafe { self.cuLaunchKernelEx(&config, kernel, ptr::null_mut(), extra) }
     }
 
@@ -210,14 +213,14 @@ impl Driver {
     }
 
     /// # Safety
-    /// `function` may be called once with `data`, at any later time, from any thread.
+    /// `function` must be safe to call once with `data`, at any later time, from any thread.
     pub(super) unsafe fn host_func(
         &self,
         stream: real::Stream,
         function: unsafe extern "C" fn(*mut c_void),
         data: *mut c_void,
     ) -> Result<(), Refused> {
-        // SAFETY: the caller vouches for function and data.
+        // SAFETY: the caller guarantees that the function may be called with this data.
         unsafe { self.cuLaunchHostFunc(stream, Some(function), data) }
     }
 
@@ -227,7 +230,7 @@ impl Driver {
         name: &CStr,
     ) -> Result<real::DeviceKernel, Refused> {
         let mut kernel = real::DeviceKernel::NULL;
-        // SAFETY: room for the answer; a name that ends with a NUL.
+        // SAFETY: `kernel` has room for the answer; the name ends with a NUL.
         unsafe { self.cuLibraryGetKernel(&mut kernel, library, name.as_ptr()) }?;
         Ok(kernel)
     }
@@ -239,7 +242,7 @@ impl Driver {
         let count = self.cuLibraryGetKernelCount(library)?;
         let mut kernels = vec![real::DeviceKernel::NULL; count as usize];
         if count > 0 {
-            // SAFETY: room for as many kernels as said.
+            // SAFETY: `kernels` has room for `count` handles.
             unsafe { self.cuLibraryEnumerateKernels(kernels.as_mut_ptr(), count, library) }?;
         }
         Ok(kernels)
@@ -247,12 +250,12 @@ impl Driver {
 
     pub(super) fn kernel_name(&self, kernel: real::DeviceKernel) -> Result<CString, Refused> {
         let mut name = ptr::null();
-        // SAFETY: room for the answer.
+        // SAFETY: `name` has room for the answer.
         unsafe { self.cuKernelGetName(&mut name, kernel) }?;
         if name.is_null() {
             return Ok(CString::default());
         }
-        // SAFETY: the driver's own string, valid as long as the library.
+        // SAFETY: the driver's own string, which stays valid as long as the library.
         Ok(unsafe { CStr::from_ptr(name) }.to_owned())
     }
 
@@ -262,7 +265,7 @@ impl Driver {
         name: &CStr,
     ) -> Result<(u64, u64), Refused> {
         let (mut address, mut len) = (0, 0);
-        // SAFETY: room for the answers; a name that ends with a NUL.
+        // SAFETY: the outputs have room for the answers; the name ends with a NUL.
         unsafe { self.cuLibraryGetGlobal(&mut address, &mut len, library, name.as_ptr()) }?;
         Ok((address, len))
     }
@@ -273,7 +276,7 @@ impl Driver {
         name: &CStr,
     ) -> Result<(u64, u64), Refused> {
         let (mut address, mut len) = (0, 0);
-        // SAFETY: room for the answers; a name that ends with a NUL.
+        // SAFETY: the outputs have room for the answers; the name ends with a NUL.
         unsafe { self.cuLibraryGetManaged(&mut address, &mut len, library, name.as_ptr()) }?;
         Ok((address, len))
     }
@@ -286,31 +289,31 @@ impl Driver {
     ) -> Result<real::Texture, Refused> {
         let mut texture = real::Texture::NULL;
         let view = view.map_or(ptr::null(), ptr::from_ref);
-        // SAFETY: whole records; no view is a null pointer.
+        // SAFETY: the records have the sizes that the driver reads; a null view means none.
         unsafe { self.cuTexObjectCreate(&mut texture, resource, sampler, view) }?;
         Ok(texture)
     }
 
     pub(super) fn surface(&self, resource: &Record<144>) -> Result<real::Surface, Refused> {
         let mut surface = real::Surface::NULL;
-        // SAFETY: a whole record.
+        // SAFETY: the record has the size that the driver reads.
         unsafe { self.cuSurfObjectCreate(&mut surface, resource) }?;
         Ok(surface)
     }
 
-    /// The map with another address in it.
+    /// Returns the map with another address in it.
     pub(super) fn tensor_map_at(
         &self,
         mut map: CUtensorMap,
         address: u64,
     ) -> Result<CUtensorMap, Refused> {
         let address = ptr::with_exposed_provenance_mut(address as usize);
-        // SAFETY: a whole map; the address is only written into it.
+        // SAFETY: `map` is a whole map; the driver writes the address into it without using it.
         unsafe { self.cuTensorMapReplaceAddress(&mut map, address) }?;
         Ok(map)
     }
 
-    /// The lengths of the arrays have been checked against the rank.
+    /// Encodes a tensor map, after checking the lengths of its arrays against the rank.
     pub(super) fn tensor_map(
         &self,
         kind: super::textures::TensorMapKind,
@@ -327,7 +330,8 @@ impl Driver {
             a.element_strides.as_ptr(),
         );
         let (lower, upper) = (&a.pixel_box_lower, &a.pixel_box_upper);
-        // SAFETY: `check_lengths` holds every array against the rank; the global address is only written into the map.
+        // SAFETY: `check_lengths` has checked every array against the rank; the driver writes the
+        // global address into the map without using it.
         unsafe {
             match kind {
                 TensorMapKind::Tiled => self.cuTensorMapEncodeTiled(
@@ -385,7 +389,8 @@ impl Driver {
     }
 }
 
-/// The `extra` of a launch: the parameters as one buffer, whose length the driver reads through a pointer.
+/// Makes the `extra` of a launch: the parameters as one buffer, whose length the driver reads
+/// through a pointer.
 pub(super) fn extra(params: &[u8], len: &mut usize) -> [*mut c_void; 5] {
     [
         ptr::without_provenance_mut(PARAM_BUFFER_POINTER),
@@ -396,7 +401,7 @@ pub(super) fn extra(params: &[u8], len: &mut usize) -> [*mut c_void; 5] {
     ]
 }
 
-/// No parameters are no `extra`: the driver takes an empty buffer for a mistake.
+/// Returns null if there are no parameters, because the driver refuses an empty buffer.
 pub(super) fn extra_pointer(extra: &mut [*mut c_void; 5], params: &[u8]) -> *mut *mut c_void {
     match params {
         [] => ptr::null_mut(),

@@ -1,5 +1,5 @@
-//! Stream capture. The client enforces the mode that the program asked for: here every capture is relaxed, since this
-//! thread serves all of the program's threads at once.
+//! Stream capture. The client enforces the capture mode that the program chose. Here every capture
+//! is relaxed, because this thread serves all of the program's threads at once.
 
 use outboard_api::enums::CU_STREAM_CAPTURE_MODE_RELAXED;
 use outboard_wire::{codec::id_bytes, messages};
@@ -42,10 +42,10 @@ impl Nvidia {
         let capture = self.driver.capture(stream);
         let id = capture.as_ref().map(|capture| capture.id);
         let ended = self.driver.cuStreamEndCapture(stream);
-        // Where it was begun a capture ends even with an error; elsewhere it goes on.
+        // In the stream that began it, a capture ends even with an error; in another it goes on.
         let adds = self.captures.remove(&m.stream).unwrap_or(true);
         if !adds && !ended.is_ok_and(|graph| !graph.is_null()) {
-            // The client may have been shown the graph in the making, which is gone now.
+            // The client may have seen the graph during the capture; it no longer exists.
             let _ = self.graphs.forget(m.graph);
             if let Ok(capture) = &capture {
                 self.graphs.forget_stray(capture.graph);
@@ -101,7 +101,7 @@ impl Nvidia {
         Ok(self.driver.update_capture(stream, &mut nodes, m.flags)?)
     }
 
-    /// The number of a graph in the making.
+    /// Returns the number of a graph that is being captured, binding `fresh` to it if it has none.
     fn captured_graph(&mut self, handle: real::Graph, fresh: u64) -> Result<u64, Failure> {
         if let Some(id) = self.graphs.id_of(handle) {
             return Ok(id);

@@ -1,9 +1,11 @@
-//! Graphs that were captured or put together from others: what they inherit, what their nodes do, what they must not.
+//! Graphs made by capture or from other graphs: the memory that they keep, their kernel parameters,
+//! and memsets that must not run.
 //!
-//! cuDNN captures an engine with made-up addresses, reads from the graph which kernels it takes, and drops the graph. The
-//! driver takes any address for a memset while it captures, and so does [`Nvidia::settable`]. What runs is another
-//! matter: a memset could then reach memory of this process. A graph with such a memset is a stray, so are its clones and
-//! those that it is a child of, and none of them is instantiated.
+//! cuDNN captures an engine with made-up addresses, reads from the graph which kernels it takes,
+//! and drops the graph. The driver accepts any address for a memset during capture, and so does
+//! [`Nvidia::settable`]. Running such a graph is another matter: its memset could reach memory of
+//! this process. A graph with such a memset is a stray, and so are its clones and the graphs that
+//! contain it; no stray is instantiated.
 
 use outboard_api::{
     CUresult, cuda::CUDA_KERNEL_NODE_PARAMS, enums::CU_STREAM_CAPTURE_STATUS_ACTIVE,
@@ -23,7 +25,7 @@ const PARAM_BUFFER_POINTER: usize = 1;
 const PARAM_BUFFER_SIZE: usize = 2;
 
 impl Graphs {
-    /// Hands on to a graph what it must keep of one that became part of it.
+    /// Adds to a graph what it must keep of a graph that became part of it.
     pub(super) fn inherit(&mut self, graph: real::Graph, part: real::Graph) {
         self.remember(graph, self.memory_inside(part));
         if self.check_runnable(part).is_err() {
@@ -39,7 +41,7 @@ impl Graphs {
         self.strays.remove(&graph);
     }
 
-    /// Refuses a graph that would write to memory which is not the session's.
+    /// Refuses a graph that would write to memory outside the session.
     pub(super) fn check_runnable(&self, graph: real::Graph) -> Result<(), Failure> {
         let mut graphs = self.parts_of(graph).into_iter().chain([graph]);
         match graphs.any(|graph| self.strays.contains(&graph)) {
@@ -53,7 +55,8 @@ impl Graphs {
 }
 
 impl Nvidia {
-    /// Checks memory that a memset names: the session's, or any at all if the stream captures.
+    /// Checks the memory that a memset names: any memory is accepted while the stream captures,
+    /// otherwise only the session's.
     pub(super) fn settable(&mut self, address: u64, len: u64, stream: u64) -> Result<(), Failure> {
         let Err(unknown) = self.known(address, len) else {
             return Ok(());
@@ -82,33 +85,36 @@ impl Nvidia {
 }
 
 impl Driver {
-    /// A kernel node's parameters. Their values lie in the driver, valid until the node changes or goes.
+    /// Returns a kernel node's parameters. Their values lie in the driver and are valid until the
+    /// node changes.
     pub(super) fn kernel_node(&self, node: real::Node) -> Result<CUDA_KERNEL_NODE_PARAMS, Refused> {
         let mut params = CUDA_KERNEL_NODE_PARAMS::EMPTY;
-        // SAFETY: room for the answer.
+        // SAFETY: `params` has room for the answer.
         unsafe { self.cuGraphKernelNodeGetParams_v2(node, &mut params) }?;
         Ok(params)
     }
 }
 
-/// The parameters as one buffer. `layout` has the offset and the size of each.
+/// Packs the parameters into one buffer. `layout` has the offset and the size of each.
 ///
 /// # Safety
-/// `node` is the driver's answer for a node of a kernel with these parameters, and the node has not changed since.
+/// `node` must be the driver's answer for a node of a kernel with these parameters, and the node
+/// must not have changed since.
 pub(super) unsafe fn packed(node: &CUDA_KERNEL_NODE_PARAMS, layout: &[(u32, u32)]) -> Vec<u8> {
     let end = layout.iter().map(|(offset, size)| offset + size).max();
     let mut buffer = vec![0u8; end.unwrap_or(0) as usize];
     if !node.kernel_params.is_null() {
         for (index, (offset, size)) in layout.iter().enumerate() {
             let to = &mut buffer[*offset as usize..(offset + size) as usize];
-            // SAFETY: one pointer for each parameter, to as many bytes as the parameter has.
+            // SAFETY: the driver stores one pointer per parameter, to as many bytes as the
+            // parameter has.
             unsafe {
                 let from = (*node.kernel_params.add(index)).cast::<u8>();
                 to.copy_from_slice(std::slice::from_raw_parts(from, to.len()));
             }
         }
     } else if !node.extra.is_null() {
-        // SAFETY: the driver's list, which ends with its end mark.
+        // SAFETY: the driver's own list, which ends with PARAM_END.
         let given = unsafe { extra_buffer(node.extra) };
         let len = given.len().min(buffer.len());
         buffer[..len].copy_from_slice(&given[..len]);
@@ -116,13 +122,13 @@ pub(super) unsafe fn packed(node: &CUDA_KERNEL_NODE_PARAMS, layout: &[(u32, u32)
     buffer
 }
 
-/// The packed parameters in a list of options: a pointer and a size, each after its mark.
+/// Finds the packed parameters in a list of options: a pointer and a size, each after its key.
 ///
 /// # Safety
-/// A list as `cuLaunchKernel` takes it in `extra`.
+/// `extra` must be a list as `cuLaunchKernel` takes it.
 unsafe fn extra_buffer<'a>(mut extra: *mut *mut std::ffi::c_void) -> &'a [u8] {
     let (mut start, mut len) = (std::ptr::null::<u8>(), 0);
-    // SAFETY: the caller's promise: pairs up to the end mark.
+    // SAFETY: by the caller's contract the list consists of pairs and ends with PARAM_END.
     unsafe {
         while *extra as usize != PARAM_END {
             match *extra as usize {
@@ -157,7 +163,7 @@ mod tests {
             kernel_params: pointers.as_mut_ptr(),
             ..CUDA_KERNEL_NODE_PARAMS::EMPTY
         };
-        // SAFETY: two parameters of these sizes.
+        // SAFETY: `node` has two parameters of these sizes.
         let buffer = unsafe { packed(&node, &[(0, 4), (8, 8)]) };
         assert_eq!(buffer[..4], 7u32.to_ne_bytes());
         assert_eq!(buffer[8..], second.to_ne_bytes());
@@ -177,12 +183,12 @@ mod tests {
             extra: extra.as_mut_ptr(),
             ..CUDA_KERNEL_NODE_PARAMS::EMPTY
         };
-        // SAFETY: a list of two options and its end.
+        // SAFETY: the list has two options and its end.
         assert_eq!(unsafe { packed(&node, &[(0, 2), (2, 2)]) }, [1, 2, 3, 4]);
-        // SAFETY: as above; a kernel that takes more is given zeros.
+        // SAFETY: as above; a kernel with more parameters receives zeros.
         assert_eq!(unsafe { packed(&node, &[(0, 6)]) }, [1, 2, 3, 4, 0, 0]);
         let nothing = CUDA_KERNEL_NODE_PARAMS::EMPTY;
-        // SAFETY: no parameters at all.
+        // SAFETY: the node has no parameters to read.
         assert!(unsafe { packed(&nothing, &[]) }.is_empty());
     }
 }

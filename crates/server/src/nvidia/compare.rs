@@ -1,26 +1,27 @@
-//! Finds the parts of mirrors that the GPU has changed: it writes past the processor's page tables, so they are compared with
-//! what the client knows, by several threads where it is much.
+//! Finds the parts of mirrors that the GPU has changed. The GPU writes without the processor's page
+//! tables, so the parts are compared with the bytes that the client knows; several threads compare
+//! long ones.
 
 use std::thread;
 
-/// Bytes that are worth a further thread, which takes some 30 us to start.
+/// Bytes that justify a further thread, which takes some 30 us to start.
 const THREAD_BYTES_MIN: usize = 4 << 20;
 const THREADS_MAX: usize = 8;
 
 /// A part of a mirror, and its bytes as the client knows them.
 pub(super) struct Part<'a> {
-    /// The watch that it belongs to, by index.
+    /// Index of the watch that it belongs to.
     pub(super) watch: usize,
-    /// Its offset in the watch's memory.
+    /// Offset in the watch's memory.
     pub(super) at: usize,
     pub(super) address: u64,
     pub(super) known: &'a [u8],
 }
 
-/// The parts whose memory differs from what is known, in their order: watch and offset.
+/// Returns the parts whose memory differs from the known bytes, in order, as watch and offset.
 ///
 /// # Safety
-/// All of each part's memory is mapped until this returns.
+/// Each part's memory must stay mapped until this returns.
 pub(super) unsafe fn differing(parts: &[Part<'_>]) -> Vec<(usize, usize)> {
     let bytes: usize = parts.iter().map(|part| part.known.len()).sum();
     let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
@@ -31,18 +32,18 @@ pub(super) unsafe fn differing(parts: &[Part<'_>]) -> Vec<(usize, usize)> {
     thread::scope(|scope| {
         let others: Vec<_> = shares
             .map(|share| {
-                // SAFETY: the caller's promise.
+                // SAFETY: by the caller's contract the memory is mapped.
                 let look = move || unsafe { look(share) };
-                // Where no thread is to be had the work is done here.
+                // If no thread can be started, this thread does the work.
                 let thread = thread::Builder::new().spawn_scoped(scope, look).ok();
                 (share, thread)
             })
             .collect();
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller's contract the memory is mapped.
         let mut found = unsafe { look(own) };
         for (share, thread) in others {
             let theirs = thread.and_then(|thread| thread.join().ok());
-            // SAFETY: the caller's promise.
+            // SAFETY: by the caller's contract the memory is mapped.
             found.extend(theirs.unwrap_or_else(|| unsafe { look(share) }));
         }
         found
@@ -54,7 +55,8 @@ pub(super) unsafe fn differing(parts: &[Part<'_>]) -> Vec<(usize, usize)> {
 unsafe fn look(parts: &[Part<'_>]) -> Vec<(usize, usize)> {
     let differs = |part: &&Part<'_>| {
         let memory = part.address as *const libc::c_void;
-        // SAFETY: the caller's promise. Not a reference: the GPU may write meanwhile, and then either answer is right.
+        // SAFETY: by the caller's contract the memory is mapped. No reference is made: the GPU may
+        // write meanwhile, and then either result is right.
         unsafe { libc::memcmp(memory, part.known.as_ptr().cast(), part.known.len()) != 0 }
     };
     let found = parts.iter().filter(differs);
@@ -85,7 +87,7 @@ mod tests {
                     known,
                 })
                 .collect();
-            // SAFETY: memory of the test's.
+            // SAFETY: the test owns the memory.
             let found = unsafe { differing(&parts) };
             let wanted: Vec<_> = changed.iter().map(|part| (2, part * PART_BYTES)).collect();
             assert_eq!(found, wanted, "{count} parts");

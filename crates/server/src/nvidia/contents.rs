@@ -1,4 +1,4 @@
-//! What an image contains, for a device: found out once, then kept beside the image.
+//! The contents of an image for a device: found once, then kept beside the image.
 
 use memchr::memmem;
 use outboard_api::{
@@ -17,24 +17,26 @@ use crate::{
     images::Hash,
 };
 
-/// What device code calls to print. Only where it occurs must the driver be made to write text out.
+/// The function that device code calls to print. Only with it must the driver be made to write text
+/// out.
 const PRINT_SYMBOL: &[u8] = b"vprintf";
 const FATBIN_MAGIC: [u8; 4] = 0xBA55_ED50_u32.to_le_bytes();
 const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
-/// Contents of images are kept under this name; another form of [`Contents`] takes another one.
+/// Label of the notes that keep contents; a change of [`Contents`] needs a new one.
 const CONTENTS_LABEL: &str = "contents-1";
 
-/// What an image says of itself, for a device.
+/// An image's contents, for one device.
 pub(super) struct Contents {
     pub(super) card: LibraryCard,
-    /// The driver must compile it, or may have nothing to load: ask at once, so that the error comes now.
+    /// Whether to load at once, so that an error comes now: the driver must compile the image, or
+    /// may find nothing to load.
     pub(super) load_now: bool,
     pub(super) may_print: bool,
 }
 
 impl Nvidia {
-    /// Listing an image's kernels means to decompress it, which takes longer than the driver takes to load it: the list
-    /// is kept beside the image.
+    /// Returns an image's contents, from the note beside it if there is one. Listing the kernels
+    /// needs decompression, which takes longer than the driver's loading.
     pub(super) fn contents(
         &self,
         cx: &mut Cx<'_>,
@@ -89,7 +91,7 @@ impl Contents {
     }
 }
 
-/// `None` where only the driver may understand the image.
+/// Lists an image's contents; `None` if only the driver may understand the image.
 fn read_contents(
     major: u32,
     minor: u32,
@@ -98,7 +100,7 @@ fn read_contents(
 ) -> Result<Option<Contents>, Failure> {
     let parsed = match Image::parse(image) {
         Ok(parsed) => parsed,
-        // The driver would read past the end of a container that lies about its size.
+        // The driver would read past the end of a container whose size is wrong.
         Err(error) if framed(image) => {
             return Err(Failure::new(
                 CUresult::CUDA_ERROR_INVALID_IMAGE,
@@ -148,8 +150,9 @@ fn read_contents(
     }))
 }
 
-/// What the driver is sure to grant. Registers are given to warps, 256 at a time, and to four warps at once (CUDA C++
-/// Programming Guide, "Hardware Implementation"; the occupancy calculator has the units).
+/// Returns the launch limits that the driver is sure to grant. Registers are allocated to warps in
+/// units of 256, four warps at once (CUDA C++ Programming Guide, "Hardware Implementation"; the
+/// occupancy calculator has the units).
 fn bounds(attributes: &Attributes, block_registers: u32) -> LaunchBounds {
     const WARP_THREADS: u32 = 32;
     const WARP_REGISTERS_UNIT: u32 = 256;
@@ -157,7 +160,7 @@ fn bounds(attributes: &Attributes, block_registers: u32) -> LaunchBounds {
     const THREADS_MAX: u32 = 1024;
     const SHARED_BYTES: u32 = 48 << 10;
     let threads = match attributes.registers {
-        // A required shape is not a number of threads.
+        // A required block size fixes the extents, not the number of threads.
         Some(registers) if registers > 0 && attributes.threads_required.is_none() => {
             let warp = registers
                 .saturating_mul(WARP_THREADS)
@@ -180,7 +183,7 @@ fn bounds(attributes: &Attributes, block_registers: u32) -> LaunchBounds {
     }
 }
 
-/// Whether an image says itself where it ends; other images are text, and end with a NUL.
+/// Whether an image contains its own length. Other images are text, which ends with a NUL.
 pub(super) fn framed(image: &[u8]) -> bool {
     image.starts_with(&FATBIN_MAGIC) || image.starts_with(&ELF_MAGIC)
 }

@@ -20,7 +20,7 @@ pub(super) struct Context {
     pub(super) device: usize,
     /// Whether anything was submitted to its default stream.
     pub(super) legacy_used: bool,
-    /// The last synchronous copy that its default stream's work follows (`settled.rs`).
+    /// Number of the last synchronous copy that its default stream's work waits for (`settled.rs`).
     pub(super) seen: u64,
 }
 
@@ -35,7 +35,7 @@ impl Context {
     }
 }
 
-/// Fills in which devices may use whose memory. A refusal counts as no.
+/// Records which devices may use whose memory. An error counts as no.
 pub(super) fn find_peers(driver: &Driver, devices: &mut [Gpu]) {
     for owner in 0..devices.len() {
         devices[owner].peers = (0..devices.len())
@@ -49,11 +49,11 @@ pub(super) fn find_peers(driver: &Driver, devices: &mut [Gpu]) {
     }
 }
 
-/// Devices asked about their atomics one by one: `CUatomicOperation` has this many members.
+/// Number of members of `CUatomicOperation`; devices are asked about them one by one.
 const ATOMIC_OPERATIONS: u32 = 13;
 
 impl Nvidia {
-    /// What a device may do with the memory of each device of the session.
+    /// Describes a device's access to the memory of each device of the session.
     pub(super) fn peer_cards(&self, device: usize) -> Vec<PeerCard> {
         let user = self.devices[device].ordinal;
         let others = self.devices.iter().enumerate();
@@ -90,7 +90,7 @@ impl Nvidia {
         let hold = if m.primary != 0 {
             ContextHold::primary(&self.driver, device, ordinal)?
         } else {
-            // Creating makes it current.
+            // cuCtxCreate also makes the new context current.
             self.current = None;
             ContextHold::create(&self.driver, device, ordinal, m.flags)?
         };
@@ -111,7 +111,8 @@ impl Nvidia {
             self.current = None;
             self.driver.cuCtxSetCurrent(self.base.handle)?;
         }
-        // Its objects go with it; the context itself when the last of them is gone.
+        // The context's objects are removed with it; the context itself is released with the last
+        // of them.
         let gone = &context.hold;
         self.streams
             .retain(|stream| !Arc::ptr_eq(stream.hold(), gone));
@@ -138,8 +139,8 @@ impl Nvidia {
         self.enter(cx)?;
         self.refuse_capturing(real::Stream::NULL, "a wait for a context")?;
         let hold = self.context(cx.context)?.hold.clone();
-        // What was submitted to the default stream waits for the blocking streams, so that a mark there is one for all
-        // of them; the others need their own.
+        // The default stream's work waits for the blocking streams, so one mark there covers all of
+        // them. Each other stream needs a mark of its own.
         let mut apart = self.busy_apart(cx.context)?;
         let wanted = Wanted {
             slot: m.slot,
@@ -168,8 +169,8 @@ impl Nvidia {
                 i += 1;
             }
         }
-        // Always: the driver reports a fault of the GPU here even where no stream was used. Where this is all there is to
-        // wait for, the client may watch it.
+        // Always marked, because the driver reports a fault of the GPU here even if no stream was
+        // used. If this is the only mark, the client may watch its word.
         let wanted = if marks.is_empty() { wanted } else { NOT_WANTED };
         marks.push(self.watched_mark(&hold, real::Stream::NULL, wanted)?);
         Ok(Box::new(MarksWait::new(
@@ -199,14 +200,14 @@ impl Nvidia {
         })
     }
 
-    /// The context that is current.
+    /// Returns the context that is current.
     pub(super) fn current_hold(&self) -> &Arc<ContextHold> {
         self.current
             .and_then(|id| self.contexts.get(id).ok())
             .map_or(&self.base, |context| &context.hold)
     }
 
-    /// Some context of a device, for memory that belongs to none.
+    /// Returns some context of a device, for memory that belongs to none.
     pub(super) fn hold_of(&self, device: usize) -> Result<Arc<ContextHold>, Failure> {
         if device == 0 {
             return Ok(self.base.clone());
@@ -224,7 +225,7 @@ impl Nvidia {
         }
     }
 
-    /// The driver's number of a device.
+    /// Returns the driver's number of a device.
     pub(super) fn real_device(&self, device: i32) -> Result<i32, Failure> {
         usize::try_from(device)
             .ok()
@@ -238,7 +239,8 @@ impl Nvidia {
             })
     }
 
-    /// The driver's numbers of the devices that may use a device's memory, itself first.
+    /// Returns the driver's numbers of the devices that may use a device's memory, that device
+    /// first.
     pub(super) fn reachable(&self, device: usize) -> Vec<i32> {
         self.devices.get(device).map_or(Vec::new(), |gpu| {
             std::iter::once(gpu.ordinal)
@@ -247,7 +249,8 @@ impl Nvidia {
         })
     }
 
-    /// The streams of a context that the default stream does not wait for, and that are not known to be done.
+    /// Returns the isolated streams of a context, those that the default stream does not wait for,
+    /// unless they are known to be done.
     fn busy_apart(&mut self, id: u64) -> Result<Vec<real::Stream>, Failure> {
         let context = self.context(id)?.hold.handle;
         let mut busy = Vec::new();
@@ -257,11 +260,12 @@ impl Nvidia {
                 continue;
             }
             let handle = stream.handle();
-            // What a stream captures does not run.
+            // Work captured by a stream does not run.
             if captures && self.driver.cuStreamIsCapturing(handle)? != 0 {
                 continue;
             }
-            // Nor is the driver asked while anything is captured: a question may spoil that.
+            // During a capture the driver is not queried, because a query may invalidate the
+            // capture.
             if !captures && ready(self.driver.cuStreamQuery(handle))? {
                 stream.used = false;
             } else {
@@ -271,12 +275,12 @@ impl Nvidia {
         Ok(busy)
     }
 
-    /// A mark in every stream of a context that was ever used, and in its default stream.
+    /// Marks every stream of a context that was ever used, and its default stream.
     fn context_marks(&self, id: u64) -> Result<Vec<Mark>, Failure> {
         let context = self.context(id)?;
         let mut marks = Vec::new();
         for (_, stream) in self.streams.iter() {
-            // What a stream captures does not run.
+            // Work captured by a stream does not run.
             if stream.used
                 && stream.hold().handle == context.hold.handle
                 && !self.capturing(stream.handle())?
@@ -285,12 +289,14 @@ impl Nvidia {
             }
         }
         self.refuse_capturing(real::Stream::NULL, "a wait for a context")?;
-        // Always: the driver reports a fault of the GPU here even where no stream was used.
+        // Always marked, because the driver reports a fault of the GPU here even if no stream was
+        // used.
         marks.push(context.hold.mark(real::Stream::NULL)?);
         Ok(marks)
     }
 
-    /// Marks in all busy streams of all contexts, for what is freed now; `None` while nothing can be marked.
+    /// Marks all busy streams of all contexts, for memory freed now. Returns `None` while a capture
+    /// prevents marks.
     pub(super) fn busy_marks(&mut self) -> Option<super::Marks> {
         if !self.captures.is_empty() {
             return None;

@@ -1,4 +1,4 @@
-//! Copies between device memory, host memory of both sides and messages.
+//! Copies between device memory, host memory of either side, and messages.
 
 use std::{any::Any, sync::Arc};
 
@@ -36,7 +36,8 @@ impl Nvidia {
         self.settle_copy(m.stream, m.sync)
     }
 
-    /// A copy between memory of two devices that neither may use the other's of: told where each lies, the driver does it.
+    /// Copies between two devices of which neither can use the other's memory. The driver does it
+    /// when told both contexts.
     #[cold]
     fn copy_between(
         &mut self,
@@ -126,7 +127,7 @@ impl Nvidia {
         })
     }
 
-    /// Memory of this session, or a refusal: no wild address reaches the driver's copies.
+    /// Checks that memory is the session's, so that no other address reaches the driver's copies.
     #[inline]
     pub(super) fn known(&self, address: u64, len: u64) -> Result<Span, Failure> {
         self.addresses.check(address, len)
@@ -152,7 +153,7 @@ impl Nvidia {
         let hold = self.stream_hold(stream_id)?;
         match hold.mark(stream) {
             Ok(mark) => self.staging.put_busy(stream, mark, slot),
-            // A fault of the GPU. What it still reads nobody can tell: the slot stays out.
+            // A fault of the GPU. It may still read the slot, which is therefore never reused.
             Err(refused) => {
                 std::mem::forget(slot);
                 return Err(refused.into());
@@ -161,7 +162,7 @@ impl Nvidia {
         Ok(())
     }
 
-    /// The slot that the data was received into, or another one with a copy of it.
+    /// Returns the slot that the data was received into, or another slot with a copy of the data.
     fn filled_slot(&mut self, cx: &Cx<'_>, data: &[u8]) -> Result<Arc<Slot>, Failure> {
         if let Some(placed) = cx.placed
             && std::ptr::eq(placed.bytes(), data)
@@ -176,7 +177,8 @@ impl Nvidia {
         Ok(Arc::new(slot))
     }
 
-    /// A captured copy reads its data at every launch of the graph, which therefore owns it.
+    /// Submits a captured copy. The graph owns the data, because every launch of it reads the data
+    /// again.
     fn send_captured(
         &mut self,
         cx: &Cx<'_>,
@@ -197,7 +199,7 @@ impl Nvidia {
         Ok(())
     }
 
-    /// Submits a copy to where an answer can be read from.
+    /// Submits a copy into a slot from which the reply is sent.
     fn receive(
         &mut self,
         cx: &Cx<'_>,
@@ -225,8 +227,9 @@ impl Nvidia {
         }))
     }
 
-    /// Memory for data about to be received. When too much of it is in use already, the session's own memory takes the
-    /// data, and the copy waits for a slot: a message in front of it may be what frees one.
+    /// Returns pinned memory for data about to be received. If too much is in use, the session's
+    /// own memory takes the data and the copy waits for a slot, since an earlier message may free
+    /// one.
     pub(super) fn slot_for_data(&mut self, len: usize) -> Option<Box<dyn Segment>> {
         let slot = match self.staging.take(len, false).ok()? {
             Some(slot) => slot,
@@ -257,7 +260,8 @@ impl Nvidia {
         slot
     }
 
-    /// A box copy as the driver takes it; `packed` stands for the end that travels with the message.
+    /// Checks a box copy and encodes it for the driver. `packed` is the end that travels with the
+    /// message.
     pub(super) fn checked_box(
         &self,
         desc: &[u8],
@@ -364,7 +368,8 @@ impl Nvidia {
     }
 }
 
-/// Slots for threads that receive beside the session. Where too much is in use, the session copies, and waits for a slot.
+/// Allocates slots for threads that receive data beside the session's. If too many are in use, the
+/// session copies the data and waits for a slot.
 struct LaneRooms {
     staging: Arc<Staging>,
     base: Arc<ContextHold>,
@@ -387,7 +392,7 @@ impl Rooms for LaneRooms {
     }
 }
 
-/// Never fails: a slot has its memory until it is dropped.
+/// Returns a slot's span. Never fails, because a slot has its memory until it is dropped.
 fn span(slot: &Slot) -> Result<Span, Failure> {
     slot.span()
         .ok_or_else(|| Failure::new(CUresult::CUDA_ERROR_UNKNOWN, "a slot without memory"))
@@ -406,7 +411,7 @@ fn parse_box(desc: &[u8]) -> Result<CopyBox, Failure> {
     doc::from_bytes(desc).map_err(|error| wrong(format!("a box copy: {error}")))
 }
 
-/// How many bytes the rows of a box have, packed.
+/// Returns the length of a box's rows without padding, in bytes.
 fn packed_bytes(copy: &CopyBox) -> Result<u64, Failure> {
     copy.width
         .checked_mul(copy.height)

@@ -1,5 +1,5 @@
-//! Adapters that read and write the GPU's memory where it lies (GPUDirect RDMA): whether they can, how the memory is found, and
-//! when kernels see what was written.
+//! GPUDirect RDMA: whether adapters can use the GPU's memory in place, how they find it, and when
+//! kernels see what adapters wrote.
 
 use std::{
     ffi::c_int,
@@ -30,29 +30,30 @@ use crate::device::{Cx, Failure, Pending, Wait, Way};
 
 /// `CUmemRangeHandleType`.
 const CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD: u32 = 1;
-/// `CUGPUDirectRDMAWritesOrdering`: who sees such writes without a flush.
+/// `CUGPUDirectRDMAWritesOrdering`: which devices see an adapter's writes without a flush.
 const CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER: i32 = 100;
 const CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES: i32 = 200;
-/// `CUflushGPUDirectRDMAWritesOptions`: the flush is a call of the driver's.
+/// `CUflushGPUDirectRDMAWritesOptions`: the flush is a call of the driver.
 const CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST: i32 = 1;
 const CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX: u32 = 0;
 const CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER: u32 = 100;
 const CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES: u32 = 200;
 
-/// The kernel's modules by which an adapter's driver makes a GPU's addresses out, the newer one first.
+/// Kernel modules that give an adapter's driver the GPU's addresses, the newer one first.
 const PEER_MODULES: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 
-/// What this session's devices need for it.
+/// The session's settings for GPUDirect.
 #[derive(Default)]
 pub(super) struct GpuDirect {
-    /// Memory is to be made so that adapters can be let at it.
+    /// Whether memory is allocated so that adapters can use it.
     pub(super) is_wanted: bool,
-    /// What kernels must see of an adapter's writes needs a flush, to this scope.
+    /// Scope of the flush that makes an adapter's writes visible to kernels; `None` if no flush is
+    /// needed.
     flush_to: Option<u32>,
 }
 
 impl Driver {
-    /// What a device says of adapters, as [`Facts`] are put together.
+    /// Asks the driver for a device's [`Facts`].
     fn gpu_direct_facts(&self, ordinal: i32) -> Facts {
         let attribute = |attribute| self.cuDeviceGetAttribute(attribute, ordinal).unwrap_or(0);
         Facts {
@@ -64,10 +65,11 @@ impl Driver {
         }
     }
 
-    /// A dma-buf of mapped memory.
+    /// Exports mapped memory as a dma-buf.
     fn dma_buf(&self, address: u64, len: usize) -> Result<OwnedFd, Refused> {
         let mut fd: c_int = -1;
-        // SAFETY: room for the descriptor that a handle of this type is; the driver checks the range.
+        // SAFETY: `fd` has room for the descriptor that a handle of this type is; the driver checks
+        // the range.
         unsafe {
             self.cuMemGetHandleForAddressRange(
                 ptr::from_mut(&mut fd).cast(),
@@ -77,15 +79,15 @@ impl Driver {
                 0,
             )
         }?;
-        // SAFETY: the driver has just made it for the caller.
+        // SAFETY: the driver has just made the descriptor for the caller.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }
 
-/// What one device says.
+/// A device's attributes for GPUDirect.
 #[derive(Clone, Copy, Debug)]
 struct Facts {
-    /// Memory of `cuMemCreate` can be made for adapters.
+    /// Whether memory of `cuMemCreate` can be made for adapters.
     maps: bool,
     dma_buf: bool,
     peers: bool,
@@ -94,8 +96,8 @@ struct Facts {
 }
 
 impl Facts {
-    /// The ways in which adapters may be let at its memory, and the flush that what they write needs where other devices of
-    /// the session use it, too, or not.
+    /// Returns the ways in which adapters may use the device's memory, and the flush that their
+    /// writes need. `is_shared` says that other devices of the session use the memory too.
     fn judge(
         self,
         wanted: GpuMemory,
@@ -129,7 +131,7 @@ impl Facts {
         if self.dma_buf && matches!(wanted, GpuMemory::Auto | GpuMemory::DmaBuf) {
             ways.push(Way::DmaBuf);
         }
-        // Whoever asks for it by name has his reasons.
+        // A user who names peermem gets it without the check for its kernel module.
         let is_asked_for = wanted == GpuMemory::Peermem;
         if is_asked_for || wanted == GpuMemory::Auto && self.peers && has_peer_module {
             ways.push(Way::Address);
@@ -146,7 +148,7 @@ impl Facts {
     }
 }
 
-/// In which ways adapters may be let at the memory of this machine's GPUs, as `outboard doctor` says it.
+/// Describes the ways in which adapters may use this machine's GPUs' memory, for `outboard doctor`.
 pub(super) fn report(driver: &Driver) -> Result<String, String> {
     let count = driver
         .cuDeviceGetCount()
@@ -218,12 +220,14 @@ impl Nvidia {
                 Reach::DmaBuf(self.driver.dma_buf(address, len)?)
             }
         };
-        // SAFETY: one mapping, which the session gives up before it has it unmapped; it is a program's, as bytes.
+        // SAFETY: one mapping; the session ends the registration before it is unmapped. The program
+        // uses it as plain bytes.
         Ok(unsafe { DeviceMemory::new(address, len, reach) })
     }
 
-    /// The client's adapter has written these bytes. The message was behind them: but the way to the GPU is another than the one
-    /// to this process, so that where the driver asks for it, what is submitted from now on sees them only after a flush.
+    /// Notes that the client's adapter has written these bytes. The message came after the bytes,
+    /// but bytes reach the GPU by another path than this process. So if the driver asks for it,
+    /// work submitted from now on sees them only after a flush.
     pub(super) fn copy_placed(
         &mut self,
         _cx: &mut Cx<'_>,
@@ -239,7 +243,7 @@ impl Nvidia {
         Ok(self.driver.cuFlushGPUDirectRDMAWrites(target, scope)?)
     }
 
-    /// A point in a stream that is looked at until it is reached.
+    /// Marks a point in a stream, which is polled until it is reached.
     pub(super) fn mark_in(&mut self, cx: &Cx<'_>, stream_id: u64) -> Result<Pending, Failure> {
         self.enter(cx)?;
         let stream = self.real_stream(stream_id)?;
@@ -328,10 +332,10 @@ mod tests {
         assert_eq!(flush(100, 0, false), Ok(None));
         assert_eq!(flush(200, 0, true), Ok(None));
         assert_eq!(flush(0, 1, false), Ok(Some(100)));
-        // Another GPU reads it.
+        // Another GPU reads the memory.
         assert_eq!(flush(100, 1, true), Ok(Some(200)));
         assert!(flush(0, 0, false).is_err());
-        // A flush in a stream is none that is used here.
+        // A flush in a stream is not used here.
         assert!(flush(0, 2, false).is_err());
         assert!(flush(100, 0, true).is_err());
     }

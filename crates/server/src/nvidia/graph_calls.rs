@@ -1,4 +1,4 @@
-//! The driver calls of captures and graphs, in a form that cannot be called wrongly.
+//! Safe forms of the driver calls for captures and graphs.
 
 use std::{
     ffi::{CString, c_void},
@@ -24,7 +24,7 @@ use super::{
 };
 use crate::device::Failure;
 
-/// What a graph node does.
+/// The work of a graph node.
 #[derive(Clone)]
 pub(super) enum NodeWork<'a> {
     Empty,
@@ -47,7 +47,7 @@ pub(super) struct Capture {
     pub(super) dependencies: Vec<real::Node>,
 }
 
-/// Which neighbours of a node.
+/// Selects the neighbours of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Neighbours {
     Dependencies,
@@ -62,7 +62,7 @@ impl Driver {
         dependencies: &[real::Node],
         mode: u32,
     ) -> Result<(), Refused> {
-        // SAFETY: as many nodes as said; null edge data stands for plain edges.
+        // SAFETY: the array has as many nodes as said; null edge data stands for plain edges.
         unsafe {
             self.cuStreamBeginCaptureToGraph(
                 stream,
@@ -79,7 +79,7 @@ impl Driver {
         let (mut status, mut id, mut count) = (0, 0, 0);
         let mut graph = real::Graph::NULL;
         let (mut nodes, mut edges) = (ptr::null(), ptr::null());
-        // SAFETY: room for every output.
+        // SAFETY: every output has room.
         let asked = unsafe {
             self.cuStreamGetCaptureInfo_v3(
                 stream,
@@ -92,7 +92,7 @@ impl Driver {
             )
         };
         match asked {
-            // SAFETY: as above, without the edges that older drivers do not have.
+            // SAFETY: as above, without the edges, which older drivers do not have.
             Err(refused) if refused.is_missing() => unsafe {
                 self.cuStreamGetCaptureInfo_v2(
                     stream,
@@ -125,7 +125,7 @@ impl Driver {
         flags: u32,
     ) -> Result<(), Refused> {
         let (nodes, count) = (dependencies.as_mut_ptr(), dependencies.len() as u64);
-        // SAFETY: as many nodes as said.
+        // SAFETY: the array has as many nodes as said.
         match unsafe {
             self.cuStreamUpdateCaptureDependencies_v2(stream, nodes, ptr::null(), count, flags)
         } {
@@ -143,7 +143,7 @@ impl Driver {
         roots_only: bool,
     ) -> Result<Vec<real::Node>, Refused> {
         node_list(|nodes, count| {
-            // SAFETY: null, or room for as many nodes as `count` says.
+            // SAFETY: `nodes` is null or has room for `count` nodes.
             unsafe {
                 if roots_only {
                     self.cuGraphGetRootNodes(graph, nodes, count)
@@ -160,7 +160,7 @@ impl Driver {
         which: Neighbours,
     ) -> Result<(Vec<real::Node>, Vec<CUgraphEdgeData>), Refused> {
         edge_ends(|nodes, edges, count| {
-            // SAFETY: null, or room for as many nodes and edges as `count` says.
+            // SAFETY: the pointers are null or have room for `count` nodes and edges.
             let asked = unsafe {
                 match which {
                     Neighbours::Dependencies => {
@@ -188,7 +188,7 @@ impl Driver {
         })
     }
 
-    /// Edges: from, to, and what they do more than order the two.
+    /// Returns the edges: start, end, and the edge data.
     pub(super) fn graph_edges(&self, graph: real::Graph) -> Result<EdgeList, Refused> {
         let mut to = Vec::new();
         let (from, edges) = edge_ends(|from, edges, count| {
@@ -200,7 +200,7 @@ impl Driver {
                 true => ptr::null_mut(),
                 false => to.as_mut_ptr(),
             };
-            // SAFETY: null, or room for as many nodes and edges as `count` says.
+            // SAFETY: the pointers are null or have room for `count` nodes and edges.
             match unsafe { self.cuGraphGetEdges_v2(graph, from, ends, edges, count) } {
                 // SAFETY: as above.
                 Err(refused) if refused.is_missing() => unsafe {
@@ -226,7 +226,7 @@ impl Driver {
             true => ptr::null(),
             false => edges.as_ptr(),
         };
-        // SAFETY: as many nodes as said at both ends, and as many edges or none.
+        // SAFETY: both arrays have `count` nodes, and `data` has as many edges or is null.
         match unsafe { self.cuGraphRemoveDependencies_v2(graph, from, to, data, count) } {
             // SAFETY: as above.
             Err(refused) if refused.is_missing() && edges.is_empty() => unsafe {
@@ -249,7 +249,7 @@ impl Driver {
         } else {
             ptr::null()
         };
-        // SAFETY: all arrays have at least as many entries as said.
+        // SAFETY: all arrays have at least `count` entries.
         match unsafe {
             self.cuGraphAddDependencies_v2(graph, from.as_ptr(), to.as_ptr(), kinds.cast(), count)
         } {
@@ -262,7 +262,8 @@ impl Driver {
     }
 
     /// # Safety
-    /// Addresses in a memset are the session's; a host function's user data stays valid as long as the graph.
+    /// Addresses in a memset must be the session's; a host function's user data must stay valid as
+    /// long as the graph.
     pub(super) unsafe fn graph_add(
         &self,
         graph: real::Graph,
@@ -275,7 +276,8 @@ impl Driver {
             dependencies.as_ptr(),
             dependencies.len() as u64,
         );
-        // SAFETY: as many dependencies as said; the records are read before the call returns, parameters included.
+        // SAFETY: the array has `count` dependencies; the driver reads the records and parameters
+        // before the call returns.
         unsafe {
             match work {
                 NodeWork::Empty => self.cuGraphAddEmptyNode(node, graph, after, count),
@@ -318,7 +320,7 @@ impl Driver {
         node: real::Node,
         work: &NodeWork<'_>,
     ) -> Result<(), Refused> {
-        // SAFETY: the records are read before the call returns, parameters included.
+        // SAFETY: the driver reads the records and parameters before the call returns.
         unsafe {
             match work {
                 NodeWork::Memset(memset, context) => {
@@ -359,7 +361,7 @@ impl Driver {
         node: real::Node,
         work: &NodeWork<'_>,
     ) -> Result<(), Refused> {
-        // SAFETY: the records are read before the call returns, parameters included.
+        // SAFETY: the driver reads the records and parameters before the call returns.
         unsafe {
             match work {
                 NodeWork::Memset(memset, _) => self.cuGraphMemsetNodeSetParams(node, memset),
@@ -382,7 +384,7 @@ impl Driver {
         }
     }
 
-    /// What became of the update, whether it took place or not.
+    /// Updates an executable graph; returns the result even if the driver refused the update.
     pub(super) fn graph_exec_update(
         &self,
         exec: real::GraphExec,
@@ -393,7 +395,7 @@ impl Driver {
             error_node: CUgraphNode::NULL,
             error_from_node: CUgraphNode::NULL,
         };
-        // SAFETY: room for the answer.
+        // SAFETY: `info` has room for the answer.
         match unsafe { self.cuGraphExecUpdate_v2(exec, graph, &mut info) } {
             Err(refused) if refused.status != CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE => {
                 Err(refused)
@@ -406,7 +408,7 @@ impl Driver {
         }
     }
 
-    /// The graph in DOT, which the driver writes to a file.
+    /// Returns the graph as DOT text, which the driver writes to a file.
     pub(super) fn graph_text(&self, graph: real::Graph, flags: u32) -> Result<Vec<u8>, Failure> {
         let failed = |error: io::Error| {
             Failure::new(
@@ -416,10 +418,10 @@ impl Driver {
         };
         let file = memory_file().map_err(failed)?;
         let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
-        // SAFETY: a path that ends with a NUL.
+        // SAFETY: the path ends with a NUL.
         unsafe { self.cuGraphDebugDotPrint(graph, path.as_ptr(), flags) }?;
         let mut text = Vec::new();
-        // The driver opened the file anew, so that this end is still at its start.
+        // The driver opened the file anew, so this descriptor's position is still 0.
         (&file).read_to_end(&mut text).map_err(failed)?;
         Ok(text)
     }
@@ -446,7 +448,7 @@ fn kernel_node(
     }
 }
 
-/// What became of an update, and the nodes that it failed at; null where there are none.
+/// The result of an update, and the nodes at which it failed; null if there are none.
 pub(super) struct Updated {
     pub(super) result: u32,
     pub(super) error_node: real::Node,
@@ -465,7 +467,7 @@ fn mem_ops_record(
     }
 }
 
-/// Asks for the count, then for as many nodes and the edges that they are at the end of.
+/// Asks for the count, then for as many nodes and their edges.
 fn edge_ends(
     mut ask: impl FnMut(*mut real::Node, *mut CUgraphEdgeData, &mut u64) -> Result<(), Refused>,
 ) -> Result<(Vec<real::Node>, Vec<CUgraphEdgeData>), Refused> {
@@ -495,13 +497,13 @@ fn node_list(
     Ok(nodes)
 }
 
-/// A file without a name, that the driver can open by its path under /proc.
+/// Makes an unnamed file that the driver can open by its path under /proc.
 fn memory_file() -> io::Result<File> {
-    // SAFETY: a constant name; the descriptor is taken over below.
+    // SAFETY: the name is a constant with its NUL.
     let fd = unsafe { libc::memfd_create(c"graph".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a fresh descriptor that nobody else has.
+    // SAFETY: the descriptor is new, so nothing else owns it.
     Ok(unsafe { File::from_raw_fd(fd) })
 }

@@ -1,7 +1,7 @@
-//! Graphs, their nodes and what is instantiated from them.
+//! Graphs, their nodes, and executable graphs.
 //!
-//! The driver makes up handles of its own for captured graphs and nodes. Each is bound to a number when the client first
-//! hears of it, and found again by its handle afterwards.
+//! The driver creates handles itself for captured graphs and nodes. Each gets a number when the
+//! client first hears of it, and is found by its handle afterwards.
 
 use std::sync::Arc;
 
@@ -25,10 +25,10 @@ use crate::{
     shadow::Shadow,
 };
 
-/// Nodes, the nodes that edges lead to from them, and what edges do more than order them, if any of them does.
+/// Start nodes, end nodes and edge data; the data is empty if every edge is a plain dependency.
 pub(super) type EdgeList = (Vec<real::Node>, Vec<real::Node>, Vec<CUgraphEdgeData>);
 
-/// Edge data for a message: nothing where all edges simply order two nodes.
+/// Encodes edge data for a message; empty if every edge is a plain dependency.
 fn edge_bytes(edges: &[CUgraphEdgeData]) -> Vec<u8> {
     if edges.iter().all(|e| *e == CUgraphEdgeData::default()) {
         return Vec::new();
@@ -53,7 +53,7 @@ struct Node {
     graph: real::Graph,
 }
 
-/// Where a graph inside another is.
+/// The position of a graph inside another.
 #[derive(Clone, Copy)]
 struct PartOf {
     graph: real::Graph,
@@ -67,11 +67,11 @@ pub(super) struct Graphs {
     /// The first number of each graph.
     graph_ids: FxHashMap<real::Graph, u64>,
     node_ids: FxHashMap<real::Node, u64>,
-    /// What copies read that were captured into a graph, its clones or its children.
+    /// Memory read by copies that were captured into a graph, its clones or its children.
     memory: FxHashMap<real::Graph, Memory>,
-    /// Graphs with a memset of memory that is not the session's; see [`super::captured`].
+    /// Graphs with a memset of memory outside the session; see [`super::captured`].
     pub(super) strays: FxHashSet<real::Graph>,
-    /// Graphs inside nodes of others, which go with them.
+    /// Graphs inside nodes of other graphs; they are destroyed with those nodes.
     parts: FxHashMap<real::Graph, PartOf>,
     driver: Arc<Driver>,
 }
@@ -91,7 +91,7 @@ impl Graphs {
         }
     }
 
-    /// Binds a graph to a number. A graph that has one keeps it, and answers to the new one as well.
+    /// Binds a graph to a number. A graph that has one keeps it, and can be named by both.
     pub(super) fn bind(&mut self, id: u64, handle: real::Graph) -> Result<(), Failure> {
         if self.graphs.get(id).is_ok_and(|known| *known == handle) {
             return Ok(());
@@ -101,7 +101,7 @@ impl Graphs {
         Ok(())
     }
 
-    /// Keeps memory for as long as the graph.
+    /// Keeps memory alive for as long as the graph.
     pub(super) fn remember(&mut self, graph: real::Graph, memory: Memory) {
         if !memory.is_empty() {
             self.memory.entry(graph).or_default().extend(memory);
@@ -112,7 +112,7 @@ impl Graphs {
         self.memory.get(&graph).cloned().unwrap_or_default()
     }
 
-    /// What copies read in a graph and the graphs inside it.
+    /// Returns the memory read by copies of a graph and of the graphs inside it.
     pub(super) fn memory_inside(&self, graph: real::Graph) -> Memory {
         let graphs = self.parts_of(graph).into_iter().chain([graph]);
         graphs.flat_map(|graph| self.memory_of(graph)).collect()
@@ -122,7 +122,7 @@ impl Graphs {
         self.graph_ids.get(&handle).copied()
     }
 
-    /// The numbers of nodes; those not met before take the numbers from `first` on.
+    /// Returns the numbers of nodes. Nodes without one get numbers from `first` on.
     pub(super) fn node_ids(
         &mut self,
         graph: real::Graph,
@@ -155,7 +155,7 @@ impl Graphs {
         Ok(())
     }
 
-    /// Binds a graph inside a node to a number. It goes with the node.
+    /// Binds a graph inside a node to a number. The graph is destroyed with the node.
     pub(super) fn bind_part(
         &mut self,
         id: u64,
@@ -167,7 +167,7 @@ impl Graphs {
         Ok(())
     }
 
-    /// The graphs inside this one, at any depth.
+    /// Returns the graphs inside this one, at any depth.
     pub(super) fn parts_of(&self, graph: real::Graph) -> Vec<real::Graph> {
         let mut found = Vec::new();
         let mut left = vec![graph];
@@ -193,7 +193,8 @@ impl Graphs {
         memory
     }
 
-    /// Forgets a graph with its nodes and the graphs inside it, whose handles the driver will use again.
+    /// Removes a graph, its nodes and the graphs inside it, because the driver will reuse their
+    /// handles.
     pub(super) fn forget(&mut self, id: u64) -> Result<(real::Graph, Memory), Failure> {
         let handle = *self.graphs.get(id)?;
         if self.parts.contains_key(&handle) {
@@ -226,7 +227,8 @@ impl Graphs {
         self.memory.remove(&handle).unwrap_or_default()
     }
 
-    /// Gives nothing back, at an end where the driver would wait for ever.
+    /// Leaks all graphs: at the end of a session the driver could wait for ever while destroying
+    /// them.
     pub(super) fn abandon(&mut self) {
         self.execs.drain().for_each(std::mem::forget);
         self.graphs.drain().for_each(std::mem::forget);
@@ -260,7 +262,7 @@ impl Nvidia {
         let graph = self.real_graph(m.graph)?;
         self.graphs.check_runnable(graph)?;
         let memory = self.graphs.memory_inside(graph);
-        // Uploading ahead saves time at the first launch, and is another call's to do.
+        // Uploading now would save time at the first launch, but is left to cuGraphUpload.
         let flags = m.flags & !u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD);
         let handle = self.driver.cuGraphInstantiateWithFlags(graph, flags)?;
         let owned = Owned::new(self.current_hold(), handle, |driver, handle| {
@@ -332,7 +334,7 @@ impl Nvidia {
     ) -> Result<(), Failure> {
         self.enter(cx)?;
         let exec = self.graphs.execs.remove(m.h_graph_exec)?;
-        // The driver lets a launch end by itself; what it reads must last as long.
+        // The driver lets a running launch finish; its memory must live as long.
         self.bury_memory(exec.memory);
         Ok(())
     }
@@ -361,7 +363,7 @@ impl Nvidia {
         let graph = self.real_graph(m.graph)?;
         let (from, to, edges) = self.driver.graph_edges(graph)?;
         let shown = from.len().min(m.edges_max as usize);
-        // Fresh numbers for one end, then for the other.
+        // Fresh numbers go to the start nodes first, then to the end nodes.
         let from_ids = self.graphs.node_ids(graph, &from[..shown], m.first_node)?;
         let second = m.first_node.wrapping_add(shown as u64);
         let to_ids = self.graphs.node_ids(graph, &to[..shown], second)?;
@@ -501,7 +503,7 @@ impl Nvidia {
         Ok(self.graphs.nodes.get(id)?.handle)
     }
 
-    /// The graph that a node is in.
+    /// Returns the graph that a node is in.
     pub(super) fn graph_of_node(&self, id: u64) -> Result<real::Graph, Failure> {
         Ok(self.graphs.nodes.get(id)?.graph)
     }

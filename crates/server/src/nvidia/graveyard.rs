@@ -1,25 +1,26 @@
-//! What the client has freed and the GPU may still be using.
+//! Deferred free: objects that the client has freed while the GPU may still use them.
 //!
-//! A program frees memory as soon as it has submitted the last work on it; the driver's own `cuMemFree` then waits for
-//! the whole device. Here the session's thread must not wait, because the work may itself wait for something that this
-//! thread has yet to receive: the end of a host function, a copy that a kernel spins on. So what is freed is kept with
-//! marks in every busy stream, and given back when the marks are reached and somebody passes by.
+//! A program frees memory as soon as it has submitted the last work on it, and the driver's own
+//! `cuMemFree` then waits for the whole device. The session's thread must not wait, because the
+//! work may itself need a message that this thread has yet to receive: the end of a host function,
+//! or a copy that a kernel spins on. So a freed object is kept with marks in every busy stream. It
+//! is released at the first `reap` after the marks are reached.
 
 use std::sync::Arc;
 
 use super::{memory::Mapping, owned::Mark};
 
-/// Marks of all busy streams at one moment, shared by everything freed then.
+/// Marks in all busy streams at one moment, shared by everything freed then.
 pub(super) type Marks = Arc<Vec<Mark>>;
 
 pub(super) enum Retired {
-    /// Kept apart because the same range is often mapped again at once.
+    /// A mapping, stored by itself because its range is often mapped again at once.
     Mapping(Mapping),
     Other(#[allow(dead_code)] Box<dyn Send>),
 }
 
 struct Grave {
-    /// `None`: freed while a stream was capturing, where nothing could be marked.
+    /// `None` if freed during a capture, when nothing could be marked.
     marks: Option<Marks>,
     retired: Retired,
     range: Option<(u64, u64)>,
@@ -52,7 +53,8 @@ impl Graveyard {
         self.graves.is_empty()
     }
 
-    /// Marks what could not be marked when it was freed. Later marks are as good.
+    /// Marks objects that could not be marked when they were freed. Later marks cover more work and
+    /// so are safe.
     pub(super) fn mark(&mut self, mut now: impl FnMut() -> Option<Marks>) {
         let unmarked = self.graves.iter_mut().filter(|g| g.marks.is_none());
         for grave in unmarked {
@@ -63,13 +65,14 @@ impl Graveyard {
         }
     }
 
-    /// Gives back what the GPU has done with, and answers whether anything is left.
+    /// Releases objects that the GPU no longer uses, and returns whether any are left.
     pub(super) fn reap(&mut self) -> bool {
         self.graves.retain(|grave| !done(grave.marks.as_ref()));
         !self.graves.is_empty()
     }
 
-    /// Takes back the mapping of exactly this range, with the marks that its next use must wait for.
+    /// Takes back the mapping of exactly this range, with the marks that its next use must wait
+    /// for.
     pub(super) fn resurrect(&mut self, va: u64, len: u64) -> Option<(Mapping, Marks)> {
         let at = self.graves.iter().position(|grave| {
             grave.range == Some((va, len))
@@ -83,7 +86,7 @@ impl Graveyard {
         }
     }
 
-    /// Whether part of a range is still held by something freed.
+    /// Whether a freed mapping still holds part of a range.
     pub(super) fn overlaps(&self, va: u64, len: u64) -> bool {
         self.graves
             .iter()

@@ -1,4 +1,4 @@
-//! What the session asks for by itself.
+//! The device's methods that the session calls by itself, without a message.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ impl Host for Nvidia {
         self.cards(0)?;
         self.reserve_window()?;
         tracing::debug!(bytes = self.context_bytes, "what a context takes");
-        // Without it other questions are answered all the same.
+        // Without NVML everything else still works.
         if let Err(failure) = self.nvml() {
             tracing::debug!(%failure, "no NVML");
         }
@@ -104,7 +104,8 @@ impl Host for Nvidia {
 
     fn take_printed(&mut self, out: &mut Printed, lost: bool) {
         if lost {
-            // The driver says which assertion failed once it is waited for. It answers at once, and with the fault, which is no news.
+            // A synchronising call makes the driver write which assertion failed. It returns at
+            // once, with the fault, which is already known.
             let _ = self.driver.cuCtxSynchronize();
             if let Some(complaints) = &self.complaints {
                 complaints.take(&mut out.stderr);
@@ -115,7 +116,8 @@ impl Host for Nvidia {
         {
             printed.take(&mut out.stdout);
         }
-        // The session passes by before every answer to a wait: time to give back what was freed.
+        // The session calls this before every reply to a wait, so it is a good time to free
+        // deferred objects.
         self.reap();
     }
 
@@ -149,7 +151,7 @@ impl Nvidia {
         nvml::document(&nvml::snapshot(self.nvml()?, &uuids, detail)?)
     }
 
-    /// The management library, loaded when it is first asked: starting it takes long.
+    /// Returns the management library. It is loaded at the first call, because starting it is slow.
     fn nvml(&mut self) -> Result<&Nvml, Failure> {
         match &mut self.nvml {
             Some(nvml) => Ok(nvml),
@@ -157,7 +159,7 @@ impl Nvidia {
         }
     }
 
-    /// What a session that begins now may allocate.
+    /// Returns the memory that a session starting now may allocate, in bytes.
     fn quota_bytes(
         &mut self,
         device: usize,
@@ -169,7 +171,8 @@ impl Nvidia {
         {
             return Ok(bytes.min(card.memory_bytes));
         }
-        // On the first device in any case: one that was lost since it was opened is found out here.
+        // Always asked for the first device: it may have been lost since it was opened, which this
+        // call detects.
         let free = self.free_bytes(device, &card.uuid)?;
         if let Some(bytes) = self.memory_bytes {
             return Ok(bytes.min(card.memory_bytes));
@@ -182,7 +185,7 @@ impl Nvidia {
         Ok(free.saturating_sub(RESERVE_BYTES).saturating_sub(contexts))
     }
 
-    /// All but the quota.
+    /// Returns a device's card without its quota.
     fn card(&mut self, device: usize) -> Result<DeviceCard, Failure> {
         let ordinal = self.real_device(device as i32)?;
         let uuid = self.driver.cuDeviceGetUuid_v2(ordinal)?.bytes;
@@ -211,13 +214,13 @@ impl Nvidia {
             granularity(CU_MEM_ALLOC_GRANULARITY_MINIMUM)?,
             granularity(CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)?,
         );
-        // The same on every device that has streams with priorities at all.
+        // Equal on every device that supports stream priorities.
         self.enter_base()?;
         let stream_priorities = self.driver.cuCtxGetStreamPriorityRange()?;
         Ok(DeviceCard {
             name: self.driver.device_name(ordinal)?,
             uuid,
-            // Windows alone has them.
+            // Only Windows has LUIDs.
             luid: self.driver.device_luid(ordinal).unwrap_or_default(),
             memory_bytes,
             quota_bytes: 0,
@@ -231,7 +234,8 @@ impl Nvidia {
         })
     }
 
-    /// Free memory, asked without a context where that is possible: making one takes a third of a second.
+    /// Returns the free memory, if possible without making a context, which takes a third of a
+    /// second.
     fn free_bytes(&mut self, device: usize, uuid: &[u8; 16]) -> Result<u64, Failure> {
         if device == 0 {
             self.enter_base()?;

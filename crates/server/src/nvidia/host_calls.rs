@@ -1,7 +1,8 @@
 //! Host functions: a stream that reaches one waits until the client has run it.
 //!
-//! The driver calls back on a thread of its own, which is what holds the stream; it announces the call to the session
-//! and sleeps until the client has answered. The session's thread never waits here.
+//! The driver calls back on a thread of its own, which holds the stream until it returns. That
+//! thread announces the call to the session and sleeps until the client has answered. The session's
+//! thread never waits here.
 
 use std::{
     collections::VecDeque,
@@ -25,10 +26,10 @@ use super::{
 };
 use crate::device::{Cx, Failure, Service};
 
-/// Host functions submitted and not yet done; a client beyond that waits for nobody.
+/// Host functions submitted and not done, at most; a further one is refused.
 const OUTSTANDING_MAX: usize = 1 << 20;
 
-/// Shared with the driver's callback threads.
+/// State shared with the driver's callback threads.
 #[derive(Default)]
 struct Calls {
     state: Mutex<State>,
@@ -38,11 +39,11 @@ struct Calls {
 
 #[derive(Default)]
 struct State {
-    /// Reached by their streams, and not yet told to the client.
+    /// Reached by their streams, and not yet sent to the client.
     reached: VecDeque<u64>,
-    /// Told to the client or about to be, and how often at once.
+    /// Sent to the client or about to be, with how many run at once.
     running: FxHashMap<u64, u32>,
-    /// Answered, and not yet noticed by the callback.
+    /// Done by the client, and not yet noticed by the callback.
     done: FxHashMap<u64, u32>,
 }
 
@@ -51,7 +52,7 @@ impl Calls {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// On the driver's thread.
+    /// Announces a call and waits for the client. Runs on the driver's thread.
     fn reached(&self, call: u64) {
         let mut state = self.state();
         state.reached.push_back(call);
@@ -76,21 +77,21 @@ fn take_one(counts: &mut FxHashMap<u64, u32>, call: u64) -> bool {
     }
 }
 
-/// What a callback is given.
+/// Argument of a callback.
 struct Announce {
     calls: Arc<Calls>,
     call: u64,
 }
 
-/// What a session keeps of its host functions.
+/// A session's host functions.
 #[derive(Default)]
 pub(super) struct HostCalls {
     calls: Arc<Calls>,
-    /// Submitted to streams directly, and not yet answered.
+    /// Submitted to streams directly, and not yet done.
     direct: FxHashSet<u64>,
     /// Whether any graph of the session has host functions.
     repeated: bool,
-    /// Launches of graphs that may reach host functions.
+    /// Marks of graph launches that may reach host functions.
     launches: Vec<Mark>,
 }
 
@@ -115,7 +116,7 @@ impl HostCalls {
         );
     }
 
-    /// Notes a launch, if any graph of the session has host functions.
+    /// Marks a graph launch, if any graph of the session has host functions.
     pub(super) fn launched(
         &mut self,
         mark: impl FnOnce() -> Result<Mark, Refused>,
@@ -138,8 +139,8 @@ impl HostCalls {
         Ok(())
     }
 
-    /// What a graph gives its host function at every launch. It is never freed: clones of the graph may call it until
-    /// the process, which serves one session, ends.
+    /// Makes the argument for a graph's host function. It is never freed: clones of the graph may
+    /// use it until the process ends, which serves one session.
     fn repeat(&mut self, call: u64) -> *mut c_void {
         self.repeated = true;
         Box::into_raw(Box::new(Announce {
@@ -149,7 +150,7 @@ impl HostCalls {
         .cast()
     }
 
-    /// The number of the function that a graph's node calls.
+    /// Returns the number of the function that a graph's node calls, if the node is one of ours.
     pub(super) fn call_of(&self, host: &CUDA_HOST_NODE_PARAMS) -> Option<u64> {
         let is_ours = host.func.is_some_and(|func| {
             let ours: unsafe extern "C" fn(*mut c_void) = again;
@@ -158,11 +159,11 @@ impl HostCalls {
         if !is_ours || host.user_data.is_null() {
             return None;
         }
-        // SAFETY: what `repeat` made for this function, never freed.
+        // SAFETY: `repeat` made the argument for this function, and it is never freed.
         Some(unsafe { &*host.user_data.cast::<Announce>() }.call)
     }
 
-    /// Lets every stream go on: the client will not answer any more.
+    /// Releases every waiting stream, because the client will not answer any more.
     pub(super) fn end(&mut self) {
         self.calls.ended.store(true, Ordering::Release);
         let _state = self.calls.state();
@@ -176,11 +177,12 @@ impl Drop for HostCalls {
     }
 }
 
-/// How often the client is looked at while a call of the driver is held up.
+/// Interval at which the client is served while a driver call is held up.
 const ASIDE_US: u64 = 50;
 
-/// A call of the driver that may wait for the GPU's streams. While host functions are outstanding it is made on another
-/// thread, and this one goes on handing them to the client: else each would wait for the other.
+/// Makes a driver call that may wait for the GPU's streams. While host functions are outstanding it
+/// runs on another thread, and this one goes on sending them to the client; otherwise each would
+/// wait for the other.
 pub(super) fn aside<T: Send>(
     driver: &Driver,
     context: real::Context,
@@ -215,14 +217,14 @@ pub(super) fn aside<T: Send>(
     })
 }
 
-/// Called once by the driver, with a box that it owns.
+/// Callback for a stream's host function: called once, with a box that it owns.
 unsafe extern "C" fn once(data: *mut c_void) {
-    // SAFETY: made by `Box::into_raw` for this one call.
+    // SAFETY: `Box::into_raw` made the pointer for this one call.
     let announce = unsafe { Box::from_raw(data.cast::<Announce>()) };
     announce.calls.reached(announce.call);
 }
 
-/// Called at every launch of a graph, with a box that is never freed.
+/// Callback for a graph's host function: called at every launch, with a box that is never freed.
 unsafe extern "C" fn again(data: *mut c_void) {
     // SAFETY: the box is never freed.
     let announce = unsafe { &*data.cast::<Announce>() };
@@ -239,7 +241,7 @@ impl Nvidia {
         let stream = self.real_stream(m.stream)?;
         if self.capturing(stream)? {
             let data = self.host_calls.repeat(m.call);
-            // SAFETY: the box behind `data` is never freed.
+            // SAFETY: `data` points to a box that is never freed.
             return Ok(unsafe { self.driver.host_func(stream, again, data) }?);
         }
         if self.host_calls.direct.len() >= OUTSTANDING_MAX {
@@ -255,7 +257,7 @@ impl Nvidia {
         // SAFETY: the box is handed over for the one call.
         let submitted = unsafe { self.driver.host_func(stream, once, data.cast()) };
         if let Err(refused) = submitted {
-            // SAFETY: refused, so that the driver does not call.
+            // SAFETY: the driver refused, so it will not call, and the box is still ours.
             drop(unsafe { Box::from_raw(data) });
             return Err(refused.into());
         }
@@ -271,7 +273,7 @@ impl Nvidia {
         self.host_calls.done(m.call)
     }
 
-    /// A graph node that calls a host function at every launch.
+    /// Makes a graph node that calls a host function at every launch.
     pub(super) fn host_node(&mut self, call: u64) -> NodeWork<'static> {
         NodeWork::Host(CUDA_HOST_NODE_PARAMS {
             func: Some(again),

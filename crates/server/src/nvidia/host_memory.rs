@@ -1,7 +1,8 @@
-//! Host memory that the GPU reaches at the same address as the client's program.
+//! Host memory that the GPU uses at the same address as the client's program.
 //!
-//! Where client and server share a machine it is the same memory, through a file descriptor. Elsewhere it is a mirror:
-//! the client sends what the program wrote, and is sent back what kernels wrote to the parts that it watches.
+//! If client and server share a machine, both map the same memory through a file descriptor.
+//! Otherwise this process has a mirror: the client sends what the program wrote, and receives what
+//! kernels wrote to the parts that it watches.
 
 use std::{
     collections::BTreeMap,
@@ -27,29 +28,31 @@ use crate::device::{Cx, Failure};
 
 /// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`, the same bits for `cuMemHostAlloc`.
 const PORTABLE_DEVICEMAP: u32 = 3;
-/// The grain of [`Nvidia::take_host_pages`].
+/// Granularity of [`Nvidia::take_host_pages`], in bytes.
 const PAGE_BYTES: u64 = 4096;
-/// What is compared at once, by one thread.
+/// Bytes that one thread compares at once.
 const PART_BYTES: usize = 16 * PAGE_BYTES as usize;
-/// Where user space ends on x86-64 with four levels of page tables, and where it may begin.
+/// User addresses on x86-64 with four levels of page tables.
 const USER_ADDRESS_MIN: u64 = 1 << 16;
 const USER_ADDRESS_MAX: u64 = 1 << 47;
-/// Host memory of one session, shared and mirrored, all together.
+/// Host memory of one session, shared and mirrored together, in bytes.
 const HOST_MAPPED_BYTES_MAX: u64 = 1 << 40;
 
-/// Mapped at an address of the client's choice, and registered with the GPU; both undone when dropped.
+/// Memory mapped at an address that the client chose and registered with the GPU. Dropping it
+/// undoes both.
 pub(super) struct HostRange {
     hold: Arc<ContextHold>,
     va: u64,
     len: u64,
     registered: bool,
     mirror: bool,
-    /// A managed variable, memory of the driver's, which a library has as long as it is loaded.
+    /// Whether it is a managed variable: memory of the driver that lasts as long as its library is
+    /// loaded.
     variable: bool,
 }
 
 impl HostRange {
-    /// Maps the file, or fresh memory, at exactly `va`.
+    /// Maps the file, or zeroed memory, at exactly `va`.
     pub(super) fn map(
         hold: &Arc<ContextHold>,
         va: u64,
@@ -71,7 +74,7 @@ impl HostRange {
         }
         let file = file.map(File::from);
         if let Some(file) = &file {
-            // Pages beyond the end of the file would kill this process when touched.
+            // Touching pages beyond the end of the file would kill this process (SIGBUS).
             let size = file.metadata().map_or(0, |metadata| metadata.len());
             if size < len {
                 return Err(Failure::new(
@@ -85,7 +88,7 @@ impl HostRange {
             None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
         };
         let wanted = ptr::with_exposed_provenance_mut::<c_void>(va as usize);
-        // SAFETY: NOREPLACE leaves everything alone that this process has mapped.
+        // SAFETY: with MAP_FIXED_NOREPLACE the kernel replaces no existing mapping.
         let mapped = unsafe {
             libc::mmap(
                 wanted,
@@ -113,8 +116,8 @@ impl HostRange {
             ));
         }
         if mapped != wanted {
-            // A kernel before 4.17 takes the address as a wish.
-            // SAFETY: mapped a moment ago, with this length.
+            // A kernel before 4.17 takes the address as a hint.
+            // SAFETY: mapped just now with this length, and not used yet.
             unsafe { libc::munmap(mapped, len as usize) };
             std::mem::forget(range);
             return Err(Failure::new(
@@ -125,14 +128,14 @@ impl HostRange {
         Ok(range)
     }
 
-    /// Makes the range known to the GPU, which must reach it at the same address.
+    /// Registers the range with the GPU, which must use it at the same address.
     pub(super) fn register(&mut self) -> Result<(), Failure> {
         let driver = &self.hold.driver;
         let base = ptr::with_exposed_provenance_mut::<c_void>(self.va as usize);
-        // SAFETY: mapped by this object, for as long as it is registered.
+        // SAFETY: this object maps the range for as long as it is registered.
         unsafe { driver.cuMemHostRegister_v2(base, self.len, PORTABLE_DEVICEMAP) }?;
         self.registered = true;
-        // SAFETY: registered above.
+        // SAFETY: the range was registered above.
         let address = unsafe { driver.cuMemHostGetDevicePointer_v2(base, 0) }?;
         if address != self.va {
             return Err(Failure::new(
@@ -157,17 +160,20 @@ impl HostRange {
                 .is_some_and(|end| end <= self.va + self.len)
     }
 
-    /// The GPU may write at the same time: then some bytes are old and some new, as on a local GPU.
+    /// Copies from the range. If the GPU writes at the same time some bytes are old and some new,
+    /// as on a local GPU.
     fn read(&self, va: u64, out: &mut [u8]) {
         if self.holds(va, out.len() as u64) {
-            // SAFETY: inside this mapping, and `out` is not.
+            // SAFETY: `holds` has checked that the bytes are inside this mapping; `out` is other
+            // memory.
             unsafe { ptr::copy_nonoverlapping(self.pointer(va), out.as_mut_ptr(), out.len()) };
         }
     }
 
     fn write(&self, va: u64, data: &[u8]) {
         if self.holds(va, data.len() as u64) {
-            // SAFETY: inside this mapping, and `data` is a message.
+            // SAFETY: `holds` has checked that the bytes are inside this mapping; `data` is a
+            // message's memory.
             unsafe { ptr::copy_nonoverlapping(data.as_ptr(), self.pointer(va), data.len()) };
         }
     }
@@ -177,18 +183,19 @@ impl Drop for HostRange {
     fn drop(&mut self) {
         let base = ptr::with_exposed_provenance_mut::<c_void>(self.va as usize);
         if self.registered {
-            // SAFETY: registered by this object; the graveyard saw the GPU's last use.
+            // SAFETY: this object registered the range, and was dropped only after the GPU's last
+            // use.
             given_back(unsafe { self.hold.driver.cuMemHostUnregister(base) });
         }
         if self.variable {
             return;
         }
-        // SAFETY: mapped by this object, and nothing refers to it any more.
+        // SAFETY: this object mapped the range, and nothing refers to it any more.
         unsafe { libc::munmap(base, self.len as usize) };
     }
 }
 
-/// A part of a mirror that kernels write to, and what the client knows of it.
+/// A part of a mirror that kernels write, and its bytes as the client knows them.
 struct Watch {
     va: u64,
     known: Vec<u8>,
@@ -202,7 +209,7 @@ pub(super) struct HostRanges {
 }
 
 impl HostRanges {
-    /// Whether any page that kernels write must be sent to the client before an answer.
+    /// Whether any page that kernels write must be sent to the client before a reply.
     pub(super) fn is_watched(&self) -> bool {
         !self.watches.is_empty()
     }
@@ -221,7 +228,8 @@ impl HostRanges {
             })
     }
 
-    /// Takes a managed variable for a watched mirror, of which the client holds zeros; false if it is one already.
+    /// Adds a managed variable as a watched mirror, of which the client holds zeros. Returns false
+    /// if it was added before.
     pub(super) fn keep_managed(
         &mut self,
         hold: &Arc<ContextHold>,
@@ -254,7 +262,7 @@ impl HostRanges {
         Ok(true)
     }
 
-    /// Looks no more at a managed variable, whose memory goes with its library.
+    /// Stops watching a managed variable, whose memory ends with its library.
     pub(super) fn forget_managed(&mut self, va: u64) {
         if let Some(range) = self.ranges.remove(&va) {
             self.bytes -= range.len;
@@ -262,7 +270,8 @@ impl HostRanges {
         }
     }
 
-    /// Hands over the watched pages that changed since they were last handed over or written by the client.
+    /// Reports the watched pages that changed since they were last reported or written by the
+    /// client.
     pub(super) fn take_changed(&mut self, changed: &mut dyn FnMut(u64, &[u8])) {
         let mut now = [0; PAGE_BYTES as usize];
         for (watch, at) in self.differing_parts() {
@@ -286,7 +295,8 @@ impl HostRanges {
         }
     }
 
-    /// Parts of watched memory that are not what the client knows: a watch's index, and the part's offset in its memory.
+    /// Returns the parts of watched memory that differ from what the client knows: a watch's index,
+    /// and the part's offset in it.
     fn differing_parts(&self) -> Vec<(usize, usize)> {
         let mut parts = Vec::new();
         for (index, watch) in self.watches.iter().enumerate() {
@@ -303,7 +313,8 @@ impl HostRanges {
                 }));
             }
         }
-        // SAFETY: every part lies in a mapping of `self`'s, which stays while it is borrowed.
+        // SAFETY: `holds` has checked that every part lies in a mapping of `self`, which stays
+        // while it is borrowed.
         unsafe { compare::differing(&parts) }
     }
 }
@@ -371,7 +382,7 @@ impl Nvidia {
         self.host
             .mirror(m.va, m.data.len() as u64)?
             .write(m.va, m.data);
-        // What the client wrote it need not be told.
+        // The client already knows the bytes that it wrote.
         for watch in &mut self.host.watches {
             overwrite(&mut watch.known, watch.va, m.va, m.data);
         }
@@ -396,14 +407,14 @@ impl Nvidia {
         Ok(())
     }
 
-    /// Makes the context current to which pinned memory belongs.
+    /// Makes the context current that pinned memory belongs to.
     pub(super) fn enter_base(&mut self) -> Result<(), Failure> {
         self.current = None;
         Ok(self.driver.cuCtxSetCurrent(self.base.handle)?)
     }
 }
 
-/// Writes the part of `data` at `at` that falls into `known` at `start`.
+/// Copies the part of `data`, which lies at `at`, that overlaps `known`, which lies at `start`.
 fn overwrite(known: &mut [u8], start: u64, at: u64, data: &[u8]) {
     let from = at.max(start);
     let to = (at + data.len() as u64).min(start + known.len() as u64);
@@ -420,16 +431,16 @@ pub(super) struct Pinned {
     len: usize,
 }
 
-// SAFETY: the memory is the object's own; whoever shares parts of it divides it by `Part`s that do not overlap.
+// SAFETY: the object owns the memory; parts of it are handed out as `Part`s, which do not overlap.
 unsafe impl Send for Pinned {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// The context must be the current one.
+    /// Allocates pinned memory. `hold`'s context must be current.
     pub(super) fn new(hold: &Arc<ContextHold>, len: usize) -> Result<Pinned, Failure> {
         let mut start = ptr::null_mut();
-        // SAFETY: room for the answer.
+        // SAFETY: `start` has room for the answer.
         unsafe {
             hold.driver
                 .cuMemHostAlloc(&mut start, len as u64, PORTABLE_DEVICEMAP)
@@ -447,7 +458,7 @@ impl Pinned {
         })
     }
 
-    /// The whole of it as one part.
+    /// Makes all of it one part.
     pub(super) fn whole(self) -> Part {
         let len = self.len;
         Part {
@@ -457,7 +468,7 @@ impl Pinned {
         }
     }
 
-    /// All of it in parts of one length.
+    /// Divides it into parts of one length.
     pub(super) fn split(self, len: usize) -> Vec<Part> {
         let count = self.len / len;
         let block = Arc::new(self);
@@ -473,12 +484,12 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: pinned by this object, and no part of it is left.
+        // SAFETY: this object pinned the memory, and no part of it is left.
         given_back(unsafe { self.hold.driver.cuMemFreeHost(self.start.as_ptr().cast()) });
     }
 }
 
-/// A part of pinned memory that nobody else has.
+/// A part of pinned memory with a single owner.
 pub(super) struct Part {
     block: Arc<Pinned>,
     offset: usize,
@@ -490,23 +501,24 @@ impl Part {
         self.len
     }
 
-    /// For the driver's copies.
+    /// Returns a span for the driver's copies.
     pub(super) fn span(&self, len: usize) -> Span {
         let address = self.block.start.as_ptr().expose_provenance() + self.offset;
-        // SAFETY: kept by whoever submits the copy until a mark behind it is reached.
+        // SAFETY: whoever submits a copy keeps the part until a mark after the copy is reached.
         unsafe { Span::new_unchecked(address as u64, len.min(self.len) as u64) }
     }
 
-    /// For adapters: it is pinned until the device goes, which is after every link.
+    /// Returns the memory for adapters: it is pinned until the device is dropped, which is after
+    /// every link.
     pub(super) fn lasting(&self) -> Lasting {
         let address = self.block.start.as_ptr().expose_provenance() + self.offset;
-        // SAFETY: as above; parts that are staged through are never given back before the device is dropped.
+        // SAFETY: parts used for staging stay allocated until the device is dropped.
         unsafe { Lasting::new(address as u64, self.len) }
     }
 
-    /// The first bytes. The GPU's copy into them is over: its mark was reached.
+    /// Returns the first bytes. The caller has seen the mark after the GPU's copy into them.
     pub(super) fn bytes(&self, len: usize) -> &[u8] {
-        // SAFETY: inside the block, and nobody writes to it after the mark.
+        // SAFETY: the bytes are inside the block, and the GPU's writes ended before the mark.
         unsafe {
             std::slice::from_raw_parts(
                 self.block.start.as_ptr().add(self.offset),
@@ -516,7 +528,7 @@ impl Part {
     }
 
     pub(super) fn bytes_mut(&mut self, len: usize) -> &mut [u8] {
-        // SAFETY: as above, and nobody else has this part.
+        // SAFETY: the bytes are inside the block, and `&mut self` is the part's only owner.
         unsafe {
             std::slice::from_raw_parts_mut(
                 self.block.start.as_ptr().add(self.offset),

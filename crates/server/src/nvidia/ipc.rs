@@ -1,4 +1,4 @@
-//! CUDA IPC and shared memory: what this session's driver lets others have, by way of its office.
+//! CUDA IPC and shareable memory: exports of this session through its office.
 
 use std::{
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
@@ -21,20 +21,20 @@ use crate::{
     office::{EVENT_BYTES, Export, Office, UUID_BYTES},
 };
 
-/// What this session exports.
+/// The exports of this session.
 #[derive(Default)]
 pub(super) struct Ipc {
     office: Office,
-    /// The numbers of mapped memory by its address.
+    /// Numbers of mapped memory, by its address.
     memory: FxHashMap<u64, u64>,
-    /// The numbers of allocations by the client's.
+    /// Numbers of allocations, by the client's numbers.
     allocations: FxHashMap<u64, u64>,
-    /// The numbers of events by the client's.
+    /// Numbers of events, by the client's numbers.
     events: FxHashMap<u64, u64>,
 }
 
 impl Ipc {
-    /// Memory is no longer mapped there.
+    /// Withdraws the export of memory that is no longer mapped.
     pub(super) fn withdraw_memory(&mut self, va: u64) {
         if let Some(number) = self.memory.remove(&va) {
             self.office.remove(number);
@@ -161,7 +161,8 @@ impl Nvidia {
         })
     }
 
-    /// The physical memory behind a descriptor, and the session's number of its device.
+    /// Imports the physical memory behind a descriptor; returns the session's number of its device
+    /// and the memory.
     fn import(
         &mut self,
         file: &OwnedFd,
@@ -197,7 +198,7 @@ impl Nvidia {
                 let mut handle = CUipcEventHandle {
                     reserved: [0; EVENT_BYTES],
                 };
-                // SAFETY: room for the handle.
+                // SAFETY: `handle` has room for the answer.
                 unsafe { self.driver.cuIpcGetEventHandle(&mut handle, event) }?;
                 let number = self.ipc.office.add(Export::Event {
                     handle: handle.reserved,
@@ -226,7 +227,8 @@ impl Nvidia {
         };
         let handle = CUipcEventHandle { reserved: handle };
         let mut event = real::Event::NULL;
-        // SAFETY: room for the event; the handle is what the driver gave another worker of this server.
+        // SAFETY: `event` has room for the answer; the handle is one that the driver gave another
+        // worker of this server.
         unsafe { self.driver.cuIpcOpenEventHandle(&mut event, handle) }?;
         let owned = Owned::new(self.current_hold(), event, |driver, event| {
             driver.cuEventDestroy_v2(event)
@@ -238,7 +240,7 @@ impl Nvidia {
 impl Driver {
     fn export_memory(&self, memory: real::Allocation) -> Result<OwnedFd, Refused> {
         let mut fd: std::ffi::c_int = -1;
-        // SAFETY: room for the descriptor that a handle of this type is.
+        // SAFETY: `fd` has room for the descriptor that a handle of this type is.
         unsafe {
             self.cuMemExportToShareableHandle(
                 (&raw mut fd).cast(),
@@ -247,14 +249,14 @@ impl Driver {
                 0,
             )
         }?;
-        // SAFETY: the driver has just made it for the caller.
+        // SAFETY: the driver has just made the descriptor for the caller.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     fn import_memory(&self, file: &OwnedFd) -> Result<real::Allocation, Refused> {
         let mut memory = real::Allocation::NULL;
         let fd = file.as_raw_fd() as usize as *mut std::ffi::c_void;
-        // SAFETY: a handle of this type is the descriptor itself; the driver keeps none of it.
+        // SAFETY: a handle of this type is the descriptor itself, which the driver does not keep.
         unsafe {
             self.cuMemImportFromShareableHandle(
                 &mut memory,

@@ -30,13 +30,14 @@ use crate::{
     images::ImageStore,
 };
 
-/// The longest log that a client gets.
+/// Length at which a log for the client is cut.
 const LOG_BYTES_MAX: usize = 1 << 20;
-/// More options than there are.
+/// Options of one call, at most; more than CUDA defines.
 const OPTIONS_MAX: usize = 64;
 const INPUT_PTX: u32 = 1;
 
-/// The options whose value is a number and goes in only; the others are pointers of the client's process.
+/// Options whose value is an input number. The values of others are pointers of the client's
+/// process.
 const NUMBERS: &[u32] = &[
     CU_JIT_MAX_REGISTERS,
     CU_JIT_THREADS_PER_BLOCK,
@@ -62,11 +63,11 @@ const NUMBERS: &[u32] = &[
     CU_JIT_SPLIT_COMPILE,
 ];
 
-/// Options as the driver takes them, with room for its logs. The driver may write to the logs for as long as the
-/// library or linker lives.
+/// Options as the driver takes them, with buffers for its logs. The driver may write to the logs as
+/// long as the library or linker lives.
 pub(super) struct Options {
     keys: Vec<u32>,
-    /// Numbers, and the addresses of the logs below.
+    /// Numbers, and the addresses of the log buffers.
     values: Vec<usize>,
     info_log: Vec<u8>,
     error_log: Vec<u8>,
@@ -136,14 +137,14 @@ impl Options {
     }
 }
 
-/// A log up to its NUL.
+/// Returns a log up to its NUL.
 fn text(log: &[u8]) -> Vec<u8> {
     let len = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
     log[..len].to_vec()
 }
 
 impl Driver {
-    /// The image ends by what it says of itself, or with a NUL.
+    /// Loads an image, which must contain its own length or end with a NUL.
     pub(super) fn load_library(
         &self,
         image: &[u8],
@@ -151,7 +152,7 @@ impl Driver {
     ) -> Result<real::Library, Refused> {
         let mut library = real::Library::NULL;
         let (keys, values) = (options.keys(), options.values());
-        // SAFETY: the image was checked by the caller; options and logs live as long as the library.
+        // SAFETY: the caller checked the image; the options and logs live as long as the library.
         unsafe {
             self.cuLibraryLoadData(
                 &mut library,
@@ -189,7 +190,7 @@ impl Nvidia {
         let mut options = Box::new(Options::parse(m.options)?);
         let (keys, values) = (options.keys(), options.values());
         let mut state = real::Link::NULL;
-        // SAFETY: options and logs live in a box that lives as long as the linker.
+        // SAFETY: the options and logs are in a box that lives as long as the linker.
         unsafe {
             self.driver
                 .cuLinkCreate_v2(options.count(), keys, values, &mut state)
@@ -215,7 +216,8 @@ impl Nvidia {
         let link = self.links.get_mut(m.link)?;
         let mut options = Options::parse(m.options)?;
         let (keys, values) = (options.keys(), options.values());
-        // SAFETY: as many bytes and options as said; the driver copies the data before it returns.
+        // SAFETY: data and options have the lengths said; the driver copies the data before it
+        // returns.
         let added = unsafe {
             self.driver.cuLinkAddData_v2(
                 link.owned.handle(),
@@ -244,7 +246,7 @@ impl Nvidia {
         self.enter(cx)?;
         let link = self.links.get_mut(m.link)?;
         let (mut image, mut len) = (ptr::null_mut(), 0);
-        // SAFETY: room for both answers.
+        // SAFETY: `image` and `len` have room for the answers.
         let completed = unsafe {
             self.driver
                 .cuLinkComplete(link.owned.handle(), &mut image, &mut len)
@@ -253,7 +255,7 @@ impl Nvidia {
         let (info_log, error_log) = link.options.logs();
         let mut hash = Vec::new();
         if status == CUresult::CUDA_SUCCESS && !image.is_null() {
-            // SAFETY: the linker's own memory, valid until it is destroyed.
+            // SAFETY: the linker's own memory, valid until the linker is destroyed.
             let cubin = unsafe { std::slice::from_raw_parts(image.cast::<u8>(), len as usize) };
             hash = cx.images.hold(cubin.to_vec()).to_vec();
         }
@@ -276,7 +278,7 @@ impl Nvidia {
     }
 }
 
-/// What the compiler answered; only a driver without one is a failure of the message itself.
+/// Returns the compiler's status. Only a driver without the function fails the message itself.
 pub(super) fn status<T>(answered: Result<T, Refused>) -> Result<CUresult, Failure> {
     match answered {
         Ok(_) => Ok(CUresult::CUDA_SUCCESS),

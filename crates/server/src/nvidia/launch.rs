@@ -14,7 +14,7 @@ use outboard_wire::{doc::LAUNCH_ATTRIBUTE_BYTES, messages};
 use super::{Nvidia, calls::Shape};
 use crate::device::{Cx, Failure};
 
-/// More attributes than there are.
+/// Attributes of a launch, at most; more than CUDA defines.
 const ATTRIBUTES_MAX: usize = 64;
 
 impl Nvidia {
@@ -38,7 +38,7 @@ impl Nvidia {
     }
 }
 
-/// Launch attributes with the client's events replaced by the driver's.
+/// Decodes launch attributes, replacing the client's events by the driver's.
 pub(super) fn attributes(
     device: &mut Nvidia,
     bytes: &[u8],
@@ -60,11 +60,11 @@ pub(super) fn attributes(
                     let event = device.kept_event(event_id(&attribute))?;
                     attribute.value[..8].copy_from_slice(&event.raw().to_ne_bytes());
                 }
-                // Hands a pointer of the driver back.
+                // Its value would return a pointer of the driver.
                 CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE => {
                     return Err(Failure::unsupported("device-updatable kernel nodes"));
                 }
-                // Whether the values of attributes yet to come hold pointers nobody knows.
+                // The values of attributes unknown here may contain pointers.
                 unknown if unknown >= CU_LAUNCH_ATTRIBUTE_MAX => {
                     return Err(Failure::unsupported(&format!("launch attribute {unknown}")));
                 }

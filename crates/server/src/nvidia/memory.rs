@@ -1,4 +1,4 @@
-//! Device memory: the window, and what is mapped in it at addresses that the client chose.
+//! Device memory: the window, and memory mapped in it at addresses that the client chose.
 
 use std::{
     collections::BTreeMap,
@@ -26,36 +26,38 @@ use super::{
 };
 use crate::device::{Cx, Failure};
 
-/// Where the window may lie, best first. All of it is far from where Linux places anything else, on both sides.
+/// Addresses for the window, best first. Each is far from where Linux maps anything else, on both
+/// sides.
 const WINDOW_BASES: &[u64] = &[
     0x2000_0000_0000,
     0x1000_0000_0000,
     0x3000_0000_0000,
     0x4000_0000_0000,
 ];
-/// How long it may be, best first.
+/// Lengths for the window, best first.
 const WINDOW_BYTES: &[u64] = &[1 << 40, 1 << 38, 1 << 36];
-/// How long a range that is mapped again may wait for the work that still uses it.
+/// How long mapping a range again may wait for work that still uses the range.
 const SETTLE_MS_MAX: u64 = 10_000;
-/// The same while host functions are queued: the work may wait for one, whose end this thread has yet to receive.
+/// How long that may wait while host functions are queued: the work may itself wait for one, whose
+/// end this thread has yet to receive.
 const SETTLE_BESIDE_HOST_CALLS_MS_MAX: u64 = 100;
 const SETTLE_POLL_US: u64 = 20;
-/// Past so many freed mappings each further one looks whether some can be given back.
+/// Deferred frees above which each further one looks for memory to release.
 const GRAVES_MAX: usize = 64;
 
-/// Physical memory of `cuMemCreate`, or of another session's.
+/// Physical memory of `cuMemCreate`, or of another session.
 pub(super) struct Allocation {
     pub(super) memory: Arc<Owned<real::Allocation>>,
     pub(super) len: u64,
 }
 
-/// Physical memory at an address; unmapped when dropped.
+/// Physical memory mapped at an address; unmapped when dropped.
 pub(super) struct Mapping {
     driver: Arc<Driver>,
     va: u64,
     len: u64,
     allocation: Arc<Owned<real::Allocation>>,
-    /// Made by `mem_map`: nobody else maps the same memory.
+    /// Whether `mem_map` made it, so that no other mapping uses the same memory.
     private: bool,
 }
 
@@ -67,7 +69,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by this object, with this length; the graveyard saw the GPU's last use.
+        // SAFETY: this object mapped the range with this length, and was dropped only after the
+        // GPU's last use.
         given_back(unsafe { self.driver.cuMemUnmap(self.va, self.len) });
     }
 }
@@ -83,7 +86,7 @@ impl Window {
     pub(super) fn reserve(driver: &Arc<Driver>) -> Result<Window, Failure> {
         for len in WINDOW_BYTES {
             for base in WINDOW_BASES {
-                // SAFETY: reserving touches no memory; the base is a wish.
+                // SAFETY: reserving touches no memory; the base is a hint.
                 let reserved = unsafe { driver.cuMemAddressReserve(*len, 0, *base, 0) };
                 let Ok(granted) = reserved else { continue };
                 let window = Window {
@@ -117,7 +120,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: reserved by this object; all mappings in it are gone.
+        // SAFETY: this object reserved the range, and all mappings in it are gone.
         given_back(unsafe { self.driver.cuMemAddressFree(self.base, self.len) });
     }
 }
@@ -129,19 +132,20 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// The mapping that holds all of these bytes.
+    /// Returns the mapping that holds all of these bytes.
     pub(super) fn mapping(&self, address: u64, len: u64) -> Option<(u64, u64)> {
         self.holding(address, len)
             .map(|mapping| (mapping.va, mapping.len))
     }
 
-    /// The session's number of the device whose memory these bytes are.
+    /// Returns the session's number of the device whose memory these bytes are.
     pub(super) fn device_of(&self, address: u64, len: u64) -> Option<usize> {
         self.holding(address, len)
             .map(|mapping| mapping.allocation.hold.device)
     }
 
-    /// Base, length, device and physical memory of what `mem_map` mapped around an address.
+    /// Returns base, length, device and physical memory of the `mem_map` mapping that holds an
+    /// address.
     pub(super) fn exportable(&self, address: u64) -> Option<(u64, u64, usize, real::Allocation)> {
         let mapping = self.holding(address, 1).filter(|m| m.private)?;
         let device = mapping.allocation.hold.device;
@@ -154,7 +158,7 @@ impl Memory {
         (end <= va + mapping.len).then_some(mapping)
     }
 
-    /// Unmaps everything, then gives the window back.
+    /// Unmaps everything, then frees the window.
     pub(super) fn clear(&mut self) {
         self.mapped.clear();
         self.window = None;
@@ -185,7 +189,7 @@ impl Nvidia {
         self.keep_mapping(mapping)
     }
 
-    /// Maps memory of another session.
+    /// Maps another session's memory.
     pub(super) fn map_foreign(
         &mut self,
         device: usize,
@@ -228,7 +232,7 @@ impl Nvidia {
         m: &messages::AllocationRelease,
     ) -> Result<(), Failure> {
         self.ipc.withdraw_allocation(m.allocation);
-        // Mappings hold the memory for as long as they last.
+        // Mappings keep the memory alive.
         self.allocations.remove(m.allocation).map(drop)
     }
 
@@ -265,10 +269,10 @@ impl Nvidia {
         Ok(self.driver.set_access(span, device, m.flags)?)
     }
 
-    /// Frees what the GPU has done with. Called wherever the session passes by with time to spare.
+    /// Releases deferred frees that the GPU no longer uses. Called whenever the session has time.
     pub(super) fn reap(&mut self) {
         if self.graveyard.is_empty() || self.host_calls.is_outstanding() {
-            // Giving memory back may wait for the device, and the device for a host function.
+            // Releasing memory may wait for the device, which may wait for a host function.
             return;
         }
         let mut graveyard = std::mem::take(&mut self.graveyard);
@@ -299,7 +303,7 @@ impl Nvidia {
             self.devices[device].ordinal,
             CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
         );
-        // So that other processes can be given it later, as any memory of `cuMemAlloc` can.
+        // So that it can be exported to other processes later, as memory of `cuMemAlloc` can.
         if self
             .driver
             .cuDeviceGetAttribute(can_share, ordinal)
@@ -309,7 +313,7 @@ impl Nvidia {
         }
         let created = match self.driver.cuMemCreate(len, &properties, 0) {
             Err(refused) if refused.status == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                // What is freed but not yet given back may make room.
+                // Releasing deferred frees may make room.
                 self.settle(|yard| !yard.is_empty())?;
                 self.driver.cuMemCreate(len, &properties, 0)?
             }
@@ -328,7 +332,7 @@ impl Nvidia {
         len: u64,
         offset: u64,
     ) -> Result<Mapping, Refused> {
-        // SAFETY: the range lies in the window, and nothing is mapped there: the driver refuses otherwise.
+        // SAFETY: the range lies in the window; the driver refuses one where something is mapped.
         unsafe {
             self.driver
                 .cuMemMap(va, len, offset, allocation.handle(), 0)
@@ -343,7 +347,7 @@ impl Nvidia {
     }
 
     fn give_access(&self, device: usize, va: u64, len: u64) -> Result<(), Refused> {
-        // SAFETY: mapped by the caller a moment ago.
+        // SAFETY: the caller has just mapped the range.
         let span = unsafe { Span::new_unchecked(va, len) };
         for device in self.reachable(device) {
             self.driver.set_access(
@@ -366,7 +370,7 @@ impl Nvidia {
         Ok(())
     }
 
-    /// Buries the mappings that make up exactly this range.
+    /// Defers the unmapping of the mappings that make up exactly this range.
     fn unmap(&mut self, va: u64, len: u64) -> Result<(), Failure> {
         let end = va.saturating_add(len);
         let inside: Vec<(u64, u64)> = self
@@ -399,13 +403,13 @@ impl Nvidia {
         Ok(())
     }
 
-    /// Waits until nothing freed holds part of a range any more.
+    /// Waits until no deferred free holds part of a range.
     pub(super) fn vacate(&mut self, va: u64, len: u64) -> Result<(), Failure> {
         self.settle(|yard| yard.overlaps(va, len))
     }
 
-    /// Reaps until nothing is wanted any more, polling: it must neither wait for a host function for ever nor for a
-    /// kernel that does.
+    /// Releases deferred frees until `wanted` returns false. It polls with a time limit, because
+    /// the work may wait for a host function, or for a kernel that does.
     fn settle(
         &mut self,
         wanted: impl Fn(&super::graveyard::Graveyard) -> bool,
@@ -422,7 +426,7 @@ impl Nvidia {
         Ok(())
     }
 
-    /// Waits for the last work on memory that is to be used again, as real `cuMemFree` does.
+    /// Waits for the last work on memory that is to be used again, as the real `cuMemFree` does.
     fn await_marks(&mut self, marks: &Marks) -> Result<(), Failure> {
         let start = Instant::now();
         while !marks.iter().all(|mark| mark.reached().unwrap_or(true)) {

@@ -1,15 +1,17 @@
 //! The machine's own NVIDIA driver as a device.
 //!
-//! The driver library is loaded at run time ([`table`]); building needs nothing of CUDA. Every operation of the trait is
-//! an inherent method of [`Nvidia`] in the file of its topic; derived operations are generated from the declarations.
-//! `unsafe` lives in [`table`] and [`calls`] (the driver's functions), [`host_memory`] and [`staging`] (memory shared
-//! with the GPU), [`printed`] (standard output) and [`nvml`]; elsewhere only where an address has just been checked.
+//! The driver library is loaded at run time ([`table`]); building needs no part of CUDA. Each
+//! operation of the trait is an inherent method of [`Nvidia`] in the file of its topic; derived
+//! operations are generated from the declarations. `unsafe` is in [`table`] and [`calls`] (the
+//! driver's functions), [`host_memory`] and [`staging`] (memory shared with the GPU), [`printed`]
+//! (standard output) and [`nvml`]; elsewhere only where an address has just been checked.
 //!
-//! Nothing here waits for the GPU, with one bounded exception: memory that is mapped where freed memory still lies
-//! (`memory.rs`). Objects are given back when dropped; what the GPU may still use goes through the [`graveyard`].
+//! Nothing here waits for the GPU, with one bounded exception: mapping a range whose freed memory
+//! is still in use (`memory.rs`). Objects release themselves when dropped; those that the GPU may
+//! still use go through the deferred free of [`graveyard`].
 //!
-//! Locks, none held while another is taken: the event pool of a context, the staging pool, the table of host calls, the
-//! printed text.
+//! Locks, none held while another is taken: the event pool of a context, the staging pool, the
+//! table of host calls, the printed text.
 
 mod activity;
 mod addresses;
@@ -89,24 +91,24 @@ use crate::{
 /// How long the end of a session waits for the GPU.
 const REST_MS_MAX: u64 = 5_000;
 const REST_POLL_US: u64 = 200;
-/// What a context takes lies between these, whatever other processes did while it was measured.
+/// Bounds of a context's size: other processes may distort the measurement.
 const CONTEXT_BYTES_MIN: u64 = 64 << 20;
 const CONTEXT_BYTES_MAX: u64 = 640 << 20;
 
 include!(concat!(env!("OUT_DIR"), "/nvidia_device.rs"));
 
-/// What a session gets of the machine.
+/// The settings of a session's devices.
 #[derive(Debug, Clone, Default)]
 pub struct NvidiaOptions {
-    /// Device memory a device; what is free, less a reserve, where nothing is said.
+    /// Memory of each device in bytes; by default the free memory less a reserve.
     pub memory_bytes: Option<u64>,
-    /// The driver's numbers of the devices; all where nothing is said.
+    /// The driver's numbers of the devices; by default all.
     pub devices: Option<Vec<u32>>,
-    /// Opened before its client is there: there is time to measure what a context takes.
+    /// Whether the client has yet to come, so that there is time to measure a context's size.
     pub ahead: bool,
 }
 
-/// What the machine has.
+/// The machine's driver and devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
     /// The driver's CUDA version: 13000 is 13.0.
@@ -114,7 +116,8 @@ pub struct Summary {
     pub names: Vec<String>,
 }
 
-/// Whether there is a driver with devices. No context is left behind; a process that asked must not fork without exec.
+/// Checks for a driver with devices. It makes no context, but the process must not fork
+/// without exec afterwards.
 pub fn available() -> Result<Summary, String> {
     summary().map_err(|failure| failure.to_string())
 }
@@ -133,14 +136,14 @@ fn summary() -> Result<Summary, Failure> {
     })
 }
 
-/// How RDMA adapters may be let at the GPUs' memory here, or why they cannot.
+/// Describes how RDMA adapters may use the GPUs' memory here, or returns why they cannot.
 pub fn gpu_direct_report() -> Result<String, String> {
     let driver = Driver::load().map_err(|failure| failure.to_string())?;
     gpu_direct::report(&driver)
 }
 
-/// Opens the machine's devices for one session. Standard output is taken once kernels may print: the process must not
-/// write to it.
+/// Opens the machine's devices for one session. Once kernels may print, standard output is
+/// redirected: the process must not write to it.
 pub fn open(options: NvidiaOptions) -> Result<Box<dyn Device>, Failure> {
     Ok(Box::new(Nvidia::open(Driver::load()?, options)?))
 }
@@ -151,7 +154,8 @@ fn no_device(why: &str) -> Failure {
     Failure::new(CUresult::CUDA_ERROR_NO_DEVICE, why)
 }
 
-/// Where a GPU takes one process at a time, a context that waits for a client would keep all others out.
+/// Refuses a GPU that accepts one process at a time: the context of a waiting spare would keep all
+/// others out.
 fn refuse_exclusive(driver: &Driver, devices: &[Gpu]) -> Result<(), Failure> {
     for gpu in devices {
         let mode = driver.cuDeviceGetAttribute(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, gpu.ordinal)?;
@@ -169,14 +173,14 @@ fn refuse_exclusive(driver: &Driver, devices: &[Gpu]) -> Result<(), Failure> {
 pub(crate) struct Gpu {
     /// The driver's number.
     ordinal: i32,
-    /// The session's numbers of the devices that may use this one's memory.
+    /// The session's numbers of the devices that may use this device's memory.
     peers: Vec<usize>,
 }
 
-/// The driver as one session sees it. Fields are dropped from top to bottom: what uses others comes first.
+/// One session's use of the driver. Fields are dropped from top to bottom, users of others first.
 struct Nvidia {
     memory_bytes: Option<u64>,
-    /// Dropped first: it lets the driver's callback thread go.
+    /// Dropped first, because it releases the driver's callback threads.
     host_calls: HostCalls,
     graphs: Graphs,
     libraries: Shadow<Library>,
@@ -189,13 +193,14 @@ struct Nvidia {
     streams: Shadow<Stream>,
     settled: Settled,
     graveyard: Graveyard,
-    /// Marks in every busy stream, as long as nothing was submitted since.
+    /// Marks in every busy stream, valid while nothing is submitted.
     recent_marks: Option<Marks>,
-    /// Marks of destroyed streams, by the context that a fence may ask for.
+    /// Marks of destroyed streams, by the context whose fences must wait for them.
     orphans: Vec<(u64, owned::Mark)>,
-    /// Streams on which captures were begun and not ended, and whether into a graph that was there before.
+    /// Streams with a capture begun and not ended, and whether it adds to a graph that existed
+    /// before.
     captures: FxHashMap<u64, bool>,
-    /// What copies read that are being captured, by the capture's id.
+    /// Memory that captured copies read, by the capture's id.
     capture_memory: FxHashMap<u64, Vec<Arc<Part>>>,
     staging: Arc<Staging>,
     gpu_direct: GpuDirect,
@@ -206,25 +211,26 @@ struct Nvidia {
     memory: Memory,
     allocations: Shadow<Allocation>,
     nvml: Option<Nvml>,
-    /// What does not change of the devices, once it was asked for.
+    /// Constant facts of the devices, once they were asked for.
     cards: Vec<DeviceCard>,
-    /// Device memory that a context takes by being there.
+    /// Device memory that an unused context takes, in bytes.
     context_bytes: u64,
     printing: Printing,
-    /// Standard output, once a module was loaded that may print.
+    /// Standard output, redirected once a module was loaded that may print.
     printed: Option<Captured>,
-    /// Standard error, once a module was loaded: any kernel may contain assertions.
+    /// Standard error, redirected once any module was loaded: any kernel may contain assertions.
     complaints: Option<Captured>,
     contexts: Shadow<Context>,
     /// The session's number of the context that is current for this thread.
     current: Option<u64>,
-    /// The first device's primary context, kept for the whole session: pinned memory belongs to it.
+    /// The first device's primary context, which owns pinned memory and is kept for the whole
+    /// session.
     base: Arc<ContextHold>,
     devices: Vec<Gpu>,
     driver: Arc<Driver>,
 }
 
-/// An array of its own, or a level of a mipmapped one, which goes with it.
+/// An array, or a level of a mipmapped array, which owns the level.
 enum Array {
     Whole(Owned<real::Array>),
     Level(real::Array, u64),
@@ -232,7 +238,8 @@ enum Array {
 
 impl Drop for Nvidia {
     fn drop(&mut self) {
-        // Callbacks that wait for the client hold streams up, and everything below waits for streams.
+        // Callbacks that wait for the client hold up streams, and all that follows waits for
+        // streams.
         self.host_calls.end();
         if self.enter_base().is_err() || !self.comes_to_rest() {
             tracing::warn!(
@@ -271,7 +278,8 @@ impl Nvidia {
         if options.ahead {
             refuse_exclusive(&driver, &devices)?;
         }
-        // Before there is a context, to see what it takes. Who is not to be prepared for others has no time for it.
+        // Measured before the first context is made. A worker whose client is already there has no
+        // time for it.
         let nvml = options.ahead.then(|| Nvml::load().ok()).flatten();
         let free_bytes = |nvml: &Nvml| {
             let uuid = driver.cuDeviceGetUuid_v2(first.ordinal).ok()?.bytes;
@@ -328,7 +336,7 @@ impl Nvidia {
         })
     }
 
-    /// Waits for the GPU at the end of a session, but not for ever.
+    /// Waits for the GPU at the end of a session, within a time limit.
     fn comes_to_rest(&mut self) -> bool {
         self.captures.clear();
         let Some(marks) = self.busy_marks() else {
@@ -344,7 +352,7 @@ impl Nvidia {
         true
     }
 
-    /// Gives nothing back: every call that did would wait for work that does not end.
+    /// Leaks everything: each call that releases an object would wait for work that does not end.
     fn abandon(&mut self) {
         forget(self.driver.clone());
         forget(self.base.clone());

@@ -28,7 +28,8 @@ use crate::{
     images::ImageStore,
 };
 
-/// Parameters of one kernel, to bound the questions about a kernel that the image says nothing of.
+/// Parameters of a kernel, at most: bounds the questions about a kernel that the image does not
+/// describe.
 const PARAMS_MAX: u64 = 4096;
 
 pub(super) struct Library {
@@ -37,17 +38,17 @@ pub(super) struct Library {
     may_print: bool,
     /// Addresses of the managed variables that the client has asked for.
     managed: Vec<u64>,
-    /// The compiler may write to its logs later, when it compiles lazily.
+    /// Kept because a compiler that compiles lazily may write to its logs later.
     _options: Box<Options>,
 }
 
 struct Kernel {
     name: CString,
-    /// The least that a parameter buffer must hold.
+    /// The least length of a parameter buffer.
     param_bytes: usize,
     bounds: LaunchBounds,
     handle: Option<real::DeviceKernel>,
-    /// By the session's number of the context; mostly one.
+    /// Functions by the session's number of the context; mostly one.
     functions: Vec<(u64, real::Kernel)>,
 }
 
@@ -158,13 +159,13 @@ impl Nvidia {
         self.enter(cx)?;
         let name = jit::c_string("a variable's name", m.name)?;
         let library = self.libraries.get(m.library)?.owned.handle();
-        // The driver knows a managed variable by that call alone.
+        // Only this call tells a managed variable from another.
         let managed = self.driver.library_managed(library, &name).ok();
         let (va, len) = match managed {
             Some(found) => found,
             None => self.driver.library_global(library, &name)?,
         };
-        // Asked for before, or a neighbour that the driver placed in the same range.
+        // The variable was asked for before, or the driver placed it in the range of a neighbour.
         if self.addresses.check(va, len).is_err() && !self.addresses.insert(va, len) {
             tracing::warn!(va, len, "a variable overlaps other memory of the session");
         }
@@ -189,7 +190,7 @@ impl Nvidia {
         for attribute in 0..CU_FUNC_ATTRIBUTE_MAX {
             match self.driver.cuFuncGetAttribute(attribute, kernel) {
                 Ok(value) => values.extend(value.to_le_bytes()),
-                // An older driver knows fewer: the list ends there.
+                // An older driver knows fewer attributes: the list ends there.
                 Err(refused) if refused.status == CUresult::CUDA_ERROR_INVALID_VALUE => break,
                 Err(refused) => return Err(refused.into()),
             }
@@ -200,7 +201,7 @@ impl Nvidia {
         })
     }
 
-    /// What the client was promised of a kernel must not be more than the driver grants.
+    /// Checks that the client was promised no more of a kernel than the driver grants.
     fn compare(&self, kernel: u64, values: &[u8]) {
         let granted = |attribute: u32| {
             let value = values.as_chunks::<4>().0.get(attribute as usize);
@@ -269,7 +270,8 @@ impl Nvidia {
         Ok(messages::OccupancyReply { value })
     }
 
-    /// The number and the parameters (offset, size) of a kernel that has been launched, by its function or itself.
+    /// Returns the number and the parameters (offset, size) of a kernel that was launched, found by
+    /// its function or its handle.
     #[allow(clippy::type_complexity)]
     pub(super) fn kernel_of(
         &self,
@@ -292,7 +294,7 @@ impl Nvidia {
         Ok(None)
     }
 
-    /// The kernel's function in the current context, found at its first use.
+    /// Returns the kernel's function in the current context, which is found at its first use.
     #[inline]
     pub(super) fn real_kernel(
         &mut self,
@@ -321,7 +323,7 @@ impl Nvidia {
                 None => driver.library_kernel(owner, name)?,
             };
             let function = driver.cuKernelGetFunction(handle)?;
-            // Older drivers load with the function.
+            // Older drivers load the code with the function.
             match driver.cuFuncLoad(function) {
                 Err(refused) if !refused.is_missing() => return Err(refused),
                 _ => {}
@@ -340,7 +342,8 @@ impl Nvidia {
         Ok(function)
     }
 
-    /// The same, for a launch with these parameters: the driver reads as many as the kernel takes.
+    /// Returns the kernel's function for a launch, after checking the parameters' length: the
+    /// driver reads as many bytes as the kernel takes.
     #[inline]
     pub(super) fn launchable(
         &mut self,
@@ -375,7 +378,7 @@ impl Nvidia {
         Ok(function)
     }
 
-    /// Functions belong to their contexts.
+    /// Removes the kernel functions of a context that ends.
     pub(super) fn forget_functions(&mut self, context: u64) {
         self.libraries.for_each_mut(|library| {
             for kernel in &mut library.kernels {
@@ -393,7 +396,7 @@ fn param_bytes(kernel: &KernelCard) -> usize {
     ends.max().unwrap_or(0)
 }
 
-/// The client is to send the image first.
+/// The reply that asks the client to send the image first.
 fn missing() -> messages::LibraryLoadReply<'static> {
     messages::LibraryLoadReply {
         status: CUresult::CUDA_SUCCESS.0,
@@ -428,7 +431,7 @@ fn reply(
     })
 }
 
-/// The kernels of a library, from the driver itself.
+/// Asks the driver for the kernels of a library.
 fn enumerate(driver: &Driver, library: real::Library) -> Result<LibraryCard, Failure> {
     let mut kernels = Vec::new();
     for kernel in driver.library_kernels(library)? {
@@ -441,7 +444,7 @@ fn enumerate(driver: &Driver, library: real::Library) -> Result<LibraryCard, Fai
     Ok(LibraryCard { kernels })
 }
 
-/// Offset and size of each parameter.
+/// Returns offset and size of each parameter.
 fn params_of(driver: &Driver, kernel: real::DeviceKernel) -> Result<Vec<(u32, u32)>, Refused> {
     let mut params = Vec::new();
     for index in 0..PARAMS_MAX {
@@ -457,7 +460,7 @@ fn params_of(driver: &Driver, kernel: real::DeviceKernel) -> Result<Vec<(u32, u3
     Ok(params)
 }
 
-/// Seven numbers, then launch attributes.
+/// Decodes a launch configuration: seven numbers, then launch attributes.
 fn config(bytes: &[u8]) -> Result<(Shape, &[u8]), Failure> {
     let (head, records) = bytes
         .split_first_chunk::<{ doc::OCCUPANCY_CONFIG_BYTES }>()

@@ -1,4 +1,5 @@
-//! What nodes do: described by the client, checked, and given to the driver; or asked of the driver, and described.
+//! The work of graph nodes: checked and translated for the driver, or asked of the driver and
+//! described.
 
 use outboard_api::{
     CUresult,
@@ -30,10 +31,10 @@ const TYPE_AT: usize = 24;
 const SIZE_AT: usize = 28;
 const BODIES_AT: usize = 32;
 const CONTEXT_AT: usize = 40;
-/// The graphs of one conditional node.
+/// Graphs of one conditional node, at most.
 const BODIES_MAX: usize = 1 << 12;
 
-/// Records that a node's work borrows until the driver has read it.
+/// A node's work with the records that it borrows until the driver has read them.
 enum Prepared {
     Copy(CheckedBox),
     Kernel(real::Kernel, KernelWork),
@@ -94,7 +95,8 @@ impl Nvidia {
             _ => None,
         };
         let prepared = self.prepared(cx, work)?;
-        // SAFETY: every address was checked when the work was prepared; host functions keep their data for ever.
+        // SAFETY: every address was checked when the work was prepared; host functions keep their
+        // data for ever.
         let made = unsafe {
             self.driver.graph_add(
                 graph,
@@ -153,7 +155,7 @@ impl Nvidia {
         let graph = self.real_graph(m.graph)?;
         let context = self.current_hold().handle;
         let mut handle = 0;
-        // SAFETY: room for the answer.
+        // SAFETY: `handle` has room for the answer.
         unsafe {
             self.driver.cuGraphConditionalHandleCreate(
                 &mut handle,
@@ -190,11 +192,11 @@ impl Nvidia {
         let prepared = self.prepared(cx, work)?;
         let work = prepared.work(self.current_hold().handle);
         if m.exec == 0 {
-            // SAFETY: as for `graph_add`.
+            // SAFETY: as for `graph_add`: the addresses were checked when the work was prepared.
             return Ok(unsafe { self.driver.graph_set(node, &work) }?);
         }
         let exec = self.real_graphexec(m.exec)?;
-        // SAFETY: as for `graph_add`.
+        // SAFETY: as for `graph_add`: the addresses were checked when the work was prepared.
         unsafe { self.driver.graph_exec_set(exec, node, &work) }?;
         if let Some(child) = child {
             let memory = self.graphs.memory_inside(child);
@@ -247,7 +249,8 @@ impl Nvidia {
         let (kernel, layout) = self
             .kernel_of(node.func.0, node.kern.0)?
             .ok_or_else(|| Failure::unsupported("a kernel node of a kernel that no module has"))?;
-        // SAFETY: the driver's own record of the node, read before any other call, and the layout of its kernel.
+        // SAFETY: the driver's own record of the node, read before any other call, with the layout
+        // of its kernel.
         let params = unsafe { packed(&node, &layout) };
         Ok(KernelWork {
             kernel,
@@ -308,7 +311,7 @@ impl Nvidia {
         refuse_handles(m.attribute)?;
         let node = self.real_node(m.node)?;
         let mut value = Record([0; 64]);
-        // SAFETY: room for the answer.
+        // SAFETY: `value` has room for the answer.
         unsafe {
             self.driver
                 .cuGraphKernelNodeGetAttribute(node, m.attribute, &mut value)
@@ -327,7 +330,8 @@ impl Nvidia {
         refuse_handles(m.attribute)?;
         let node = self.real_node(m.node)?;
         let value = Record::<64>::new("an attribute's value", m.value)?;
-        // SAFETY: a record of the right size, without handles or addresses that the driver would follow.
+        // SAFETY: a record of the right size, without handles or addresses that the driver would
+        // follow.
         Ok(unsafe {
             self.driver
                 .cuGraphKernelNodeSetAttribute(node, m.attribute, &value)
@@ -360,7 +364,7 @@ fn wrong(why: impl Into<String>) -> Failure {
     Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, why.into())
 }
 
-/// Attributes whose values hold handles mean nothing in another process.
+/// Refuses attributes whose values hold handles, which mean nothing in another process.
 fn refuse_handles(attribute: u32) -> Result<(), Failure> {
     match attribute {
         CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT
@@ -373,7 +377,7 @@ fn refuse_handles(attribute: u32) -> Result<(), Failure> {
 }
 
 impl Driver {
-    /// Adds a node that its record describes whole.
+    /// Adds a node that is fully described by its record.
     fn graph_add_record(
         &self,
         graph: real::Graph,
@@ -382,7 +386,8 @@ impl Driver {
     ) -> Result<real::Node, Refused> {
         let mut made = real::Node::NULL;
         let (after, count) = (dependencies.as_ptr(), dependencies.len() as u64);
-        // SAFETY: as many nodes as said; no edge data stands for plain edges; the record holds no address of the client's.
+        // SAFETY: the array has `count` nodes; null edge data stands for plain edges; the record
+        // holds no address of the client's.
         unsafe {
             self.cuGraphAddNode_v2(&mut made, graph, after, std::ptr::null(), count, record)
         }?;
@@ -398,7 +403,7 @@ impl Driver {
             width: 0,
             height: 0,
         };
-        // SAFETY: room for the answer.
+        // SAFETY: `set` has room for the answer.
         unsafe { self.cuGraphMemsetNodeGetParams(node, &mut set) }?;
         Ok(MemsetWork {
             dst: set.dst,
@@ -413,7 +418,7 @@ impl Driver {
     fn copy_params(&self, node: real::Node) -> Result<CUDA_MEMCPY3D, Refused> {
         // SAFETY: plain data, for which zeros are valid.
         let mut copy: CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
-        // SAFETY: room for the answer.
+        // SAFETY: `copy` has room for the answer.
         unsafe { self.cuGraphMemcpyNodeGetParams(node, &mut copy) }?;
         Ok(copy)
     }
@@ -468,7 +473,7 @@ impl Driver {
             func: None,
             user_data: std::ptr::null_mut(),
         };
-        // SAFETY: room for the answer.
+        // SAFETY: `host` has room for the answer.
         unsafe { self.cuGraphHostNodeGetParams(node, &mut host) }?;
         Ok(host)
     }
@@ -480,17 +485,17 @@ impl Driver {
             params: std::ptr::null_mut(),
             flags: 0,
         };
-        // SAFETY: room for the answer.
+        // SAFETY: `ops` has room for the answer.
         unsafe { self.cuGraphBatchMemOpNodeGetParams(node, &mut ops) }?;
         if ops.params.is_null() {
             return Ok(Vec::new());
         }
         let len = ops.count as usize * size_of::<CUstreamBatchMemOpParams>();
-        // SAFETY: the driver's own array of as many records, valid until the node changes.
+        // SAFETY: the driver's own array of `count` records, valid until the node changes.
         Ok(unsafe { std::slice::from_raw_parts(ops.params.cast::<u8>(), len) }.to_vec())
     }
 
-    /// Gives the nodes inside a child graph's node what the nodes of another graph do, one by one.
+    /// Gives the nodes inside a child graph's node the work of another graph's nodes, one by one.
     fn graph_set_child(&self, node: real::Node, child: real::Graph) -> Result<(), Failure> {
         let own = self.graph_nodes(self.cuGraphChildGraphNodeGetGraph(node)?, false)?;
         let other = self.graph_nodes(child, false)?;

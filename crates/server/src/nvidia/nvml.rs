@@ -1,4 +1,4 @@
-//! What the management library says of the session's devices.
+//! The management library's answers about the session's devices.
 
 use std::{
     env,
@@ -16,11 +16,11 @@ use outboard_wire::doc::{
 use super::table::{Driver, open_library, symbol_address};
 use crate::device::Failure;
 
-/// Names the management library, where the loader would find the wrong one.
+/// Names the management library, if the loader would find the wrong one.
 const LIBRARY_VARIABLE: &str = "OUTBOARD_NVML";
 const LIBRARY: &str = "libnvidia-ml.so.1";
 const STRING_BYTES: usize = 96;
-/// `nvmlMemory_v2_t`: its size, and its version in the upper byte.
+/// Version of `nvmlMemory_v2_t`: its size, with the number 2 in the upper byte.
 const MEMORY_V2_VERSION: u32 = size_of::<MemoryV2>() as u32 | 2 << 24;
 /// `NVML_TEMPERATURE_THRESHOLD_COUNT`.
 const TEMPERATURE_THRESHOLDS: u32 = 8;
@@ -96,15 +96,16 @@ const _: () = {
     assert!(size_of::<ProcessInfo>() == 24);
 };
 
-/// The machine's GPUs as the management library sees them. No context is made.
+/// The machine's GPUs through the management library. No context is made.
 pub struct Monitor {
     nvml: Nvml,
-    /// In the order of the driver's numbers.
+    /// Ordered by the driver's numbers.
     uuids: Vec<String>,
 }
 
 impl Monitor {
-    /// `facts`: an earlier snapshot of the same devices, which saves loading the driver.
+    /// Opens the library. `facts` is an earlier snapshot of the same devices, which saves loading
+    /// the driver.
     pub fn open(facts: Option<&NvmlSnapshot>) -> Result<Monitor, Failure> {
         let uuids = match facts {
             Some(facts) => facts.devices.iter().map(|d| d.uuid.clone()).collect(),
@@ -124,7 +125,7 @@ impl Monitor {
     }
 }
 
-/// The UUIDs of the driver's devices, as NVML spells them.
+/// Returns the UUIDs of the driver's devices as NVML spells them.
 pub(super) fn uuids(
     driver: &Driver,
     ordinals: impl Iterator<Item = i32>,
@@ -143,7 +144,7 @@ pub(super) fn document(snapshot: &NvmlSnapshot) -> Result<Vec<u8>, Failure> {
     })
 }
 
-/// What devices with these UUIDs report now.
+/// Returns the current state of the devices with these UUIDs.
 pub(super) fn snapshot(
     nvml: &Nvml,
     uuids: &[String],
@@ -176,13 +177,13 @@ pub(super) fn snapshot(
     })
 }
 
-/// Free memory of a device, where the library says.
+/// Returns a device's free memory in bytes, if the library knows it.
 pub(super) fn free_bytes(nvml: &Nvml, uuid: &str) -> Option<u64> {
     let handle = nvml.device(uuid)?;
     Some(nvml.memory(handle)?.free_bytes)
 }
 
-/// As NVML and nvidia-smi spell it.
+/// Spells a UUID as NVML and nvidia-smi do.
 pub(super) fn uuid_text(uuid: &[u8; 16]) -> String {
     let mut text = String::from("GPU-");
     for (i, byte) in uuid.iter().enumerate() {
@@ -202,7 +203,7 @@ pub(super) struct Nvml {
 impl Drop for Nvml {
     fn drop(&mut self) {
         if let Some(function) = self.function::<unsafe extern "C" fn() -> u32>("nvmlShutdown") {
-            // SAFETY: initialised by this object.
+            // SAFETY: the function takes nothing, and this object has initialised the library.
             unsafe { function() };
         }
     }
@@ -215,11 +216,11 @@ impl Nvml {
             library: open_library(&name)?,
         };
         let function = nvml.function::<unsafe extern "C" fn() -> u32>("nvmlInit_v2");
-        // SAFETY: takes nothing, and may be called again and again.
+        // SAFETY: the function takes nothing and may be called repeatedly.
         match function.map(|function| unsafe { function() }) {
             Some(0) => Ok(nvml),
             other => {
-                // Nothing to shut down.
+                // The library was not initialised, so there is nothing to shut down.
                 let status = other.map_or("no nvmlInit_v2".into(), |s| format!("status {s}"));
                 Err(Failure::new(
                     CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
@@ -229,15 +230,15 @@ impl Nvml {
         }
     }
 
-    /// `F` is the type of the function of this name in `nvml.h`.
+    /// Returns a function. `F` must be the type of the function of this name in `nvml.h`.
     pub(super) fn function<F: Copy>(&self, name: &str) -> Option<F> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
         let address = symbol_address(&self.library, name);
         if address.is_null() {
             return None;
         }
-        // SAFETY: a function pointer has the size of a pointer, as asserted, and this one is not null; its type is the
-        // caller's to know.
+        // SAFETY: a function pointer has the size of a pointer, as asserted, and this one is not
+        // null. By the contract above its type is `F`.
         Some(unsafe { std::mem::transmute_copy(&address) })
     }
 
@@ -246,7 +247,7 @@ impl Nvml {
         let function = self.function::<Ask>("nvmlDeviceGetHandleByUUID")?;
         let uuid = CString::new(uuid).ok()?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: a string with its NUL, room for the answer.
+        // SAFETY: `uuid` ends with a NUL, and `handle` has room for the answer.
         let status = unsafe { function(uuid.as_ptr(), &mut handle) };
         (status == 0 && !handle.is_null()).then_some(handle)
     }
@@ -255,7 +256,7 @@ impl Nvml {
         type Ask = unsafe extern "C" fn(*mut i32) -> u32;
         let function = self.function::<Ask>("nvmlSystemGetCudaDriverVersion_v2")?;
         let mut version = 0;
-        // SAFETY: room for the answer.
+        // SAFETY: `version` has room for the answer.
         (unsafe { function(&mut version) } == 0).then_some(version)
     }
 
@@ -263,7 +264,7 @@ impl Nvml {
         type Ask = unsafe extern "C" fn(*mut c_char, u32) -> u32;
         let function = self.function::<Ask>(name)?;
         let mut room = [0; STRING_BYTES];
-        // SAFETY: as much room as said.
+        // SAFETY: `room` has the length said.
         (unsafe { function(room.as_mut_ptr(), STRING_BYTES as u32) } == 0).then(|| text(&room))
     }
 
@@ -271,17 +272,17 @@ impl Nvml {
         type Ask = unsafe extern "C" fn(DeviceHandle, *mut c_char, u32) -> u32;
         let function = self.function::<Ask>(name)?;
         let mut room = [0; STRING_BYTES];
-        // SAFETY: as much room as said.
+        // SAFETY: `room` has the length said.
         (unsafe { function(device, room.as_mut_ptr(), STRING_BYTES as u32) } == 0)
             .then(|| text(&room))
     }
 
-    /// `nvmlReturn_t name(device, T *)`, for a plain `T` of that size.
+    /// Calls `nvmlReturn_t name(device, T *)`, where `T` is plain data of that size.
     fn one<T: Copy>(&self, device: DeviceHandle, name: &str) -> Option<T> {
         type Ask<T> = unsafe extern "C" fn(DeviceHandle, *mut T) -> u32;
         let function = self.function::<Ask<T>>(name)?;
         let mut value = MaybeUninit::zeroed();
-        // SAFETY: room for the answer.
+        // SAFETY: `value` has room for the answer.
         if unsafe { function(device, value.as_mut_ptr()) } != 0 {
             return None;
         }
@@ -293,30 +294,30 @@ impl Nvml {
         self.one(device, name)
     }
 
-    /// `nvmlReturn_t name(device, unsigned *, unsigned *)`.
+    /// Calls `nvmlReturn_t name(device, unsigned *, unsigned *)`.
     fn pair(&self, device: DeviceHandle, name: &str) -> Option<(u32, u32)> {
         type Ask = unsafe extern "C" fn(DeviceHandle, *mut u32, *mut u32) -> u32;
         let function = self.function::<Ask>(name)?;
         let (mut first, mut second) = (0, 0);
-        // SAFETY: room for both answers.
+        // SAFETY: `first` and `second` have room for the answers.
         (unsafe { function(device, &mut first, &mut second) } == 0).then_some((first, second))
     }
 
-    /// `nvmlReturn_t name(device, selector, unsigned *)`.
+    /// Calls `nvmlReturn_t name(device, selector, unsigned *)`.
     fn selected(&self, device: DeviceHandle, name: &str, selector: u32) -> Option<u32> {
         type Ask = unsafe extern "C" fn(DeviceHandle, u32, *mut u32) -> u32;
         let function = self.function::<Ask>(name)?;
         let mut value = 0;
-        // SAFETY: room for the answer.
+        // SAFETY: `value` has room for the answer.
         (unsafe { function(device, selector, &mut value) } == 0).then_some(value)
     }
 
-    /// Errors of a kind, since the last boot or in all.
+    /// Counts ECC errors of a kind, since the last boot or in all.
     fn ecc_errors(&self, device: DeviceHandle, kind: u32, counter: u32) -> Option<u64> {
         type Ask = unsafe extern "C" fn(DeviceHandle, u32, u32, *mut u64) -> u32;
         let function = self.function::<Ask>("nvmlDeviceGetTotalEccErrors")?;
         let mut count = 0;
-        // SAFETY: room for the answer.
+        // SAFETY: `count` has room for the answer.
         (unsafe { function(device, kind, counter, &mut count) } == 0).then_some(count)
     }
 
@@ -330,7 +331,7 @@ impl Nvml {
                 free: 0,
                 used: 0,
             };
-            // SAFETY: a record of the version that it says.
+            // SAFETY: the record has the size that its version says.
             if unsafe { function(device, &mut memory) } == 0 {
                 return Some(NvmlMemory {
                     total_bytes: memory.total,
@@ -362,7 +363,7 @@ impl Nvml {
             link_width: self.number(device, "nvmlDeviceGetCurrPcieLinkWidth"),
             link_width_max: self.number(device, "nvmlDeviceGetMaxPcieLinkWidth"),
             throughput_kilobytes_per_s: match detail {
-                // The library watches for 20 ms, twice.
+                // The library measures for 20 ms, twice.
                 NVML_SAMPLES => throughput(0).zip(throughput(1)),
                 _ => None,
             },
@@ -375,11 +376,11 @@ impl Nvml {
         pci
     }
 
-    /// What a function that only says yes or no says.
+    /// Calls a function that answers only by its status.
     fn status(&self, device: DeviceHandle, name: &str) -> Option<u32> {
         type Ask = unsafe extern "C" fn(DeviceHandle) -> u32;
         let function = self.function::<Ask>(name)?;
-        // SAFETY: a device of this library.
+        // SAFETY: `device` is a handle of this library.
         Some(unsafe { function(device) })
     }
 
@@ -396,7 +397,7 @@ impl Nvml {
         };
         let mut found = vec![none; PROCESSES_MAX as usize];
         let mut count = PROCESSES_MAX;
-        // SAFETY: room for as many records as said.
+        // SAFETY: `found` has room for `count` records.
         if unsafe { function(device, &mut count, found.as_mut_ptr()) } != 0 {
             return Vec::new();
         }
@@ -427,7 +428,7 @@ impl Nvml {
                 ..FieldValue::default()
             })
             .collect();
-        // SAFETY: as many records as said.
+        // SAFETY: `values` has as many records as said.
         if unsafe { function(device, values.len() as i32, values.as_mut_ptr()) } != 0 {
             return Vec::new();
         }
@@ -447,7 +448,7 @@ impl Nvml {
         type Ask = unsafe extern "C" fn(u32, *mut c_char, u32) -> u32;
         let function = self.function::<Ask>("nvmlSystemGetProcessName")?;
         let mut room = [0; 256];
-        // SAFETY: as much room as said.
+        // SAFETY: `room` has the length said.
         (unsafe { function(pid, room.as_mut_ptr(), 256) } == 0).then(|| text(&room))
     }
 
@@ -533,7 +534,7 @@ impl Nvml {
     }
 }
 
-/// A C string in an array.
+/// Reads a C string from an array.
 fn text(room: &[c_char]) -> String {
     let bytes: Vec<u8> = room.iter().map(|c| c.cast_unsigned()).collect();
     CStr::from_bytes_until_nul(&bytes).map_or_else(

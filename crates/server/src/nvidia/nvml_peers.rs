@@ -1,4 +1,5 @@
-//! How the management library says that a device is connected: other devices, NVLinks, the fabric, processors.
+//! The management library's answers about a device's connections: other devices, NVLinks, the
+//! fabric, processors.
 
 use std::mem::MaybeUninit;
 
@@ -12,7 +13,7 @@ use super::nvml::{DeviceHandle, NVLINKS_MAX, Nvml, PciInfo};
 const INVALID_ARGUMENT: u32 = 2;
 /// `NVML_ERROR_FUNCTION_NOT_FOUND`.
 const FUNCTION_NOT_FOUND: u32 = 13;
-/// 64-bit words of a set of processors or of NUMA nodes.
+/// Length of a set of processors or NUMA nodes, in 64-bit words.
 const SET_WORDS: u32 = 16;
 /// `NVML_AFFINITY_SCOPE_NODE`.
 const SCOPE_NODE: u32 = 0;
@@ -39,7 +40,7 @@ const _: () = {
 };
 
 impl Nvml {
-    /// What lies between a device and each of these devices.
+    /// Describes the connection between a device and each of these devices.
     pub(super) fn peers(&self, device: DeviceHandle, uuids: &[String]) -> Vec<NvmlPeer> {
         uuids
             .iter()
@@ -61,7 +62,7 @@ impl Nvml {
             return (FUNCTION_NOT_FOUND, 0);
         };
         let mut value = 0;
-        // SAFETY: devices of this library, room for the answer.
+        // SAFETY: the devices are handles of this library; `value` has room for the answer.
         (unsafe { function(device, other, index, &mut value) }, value)
     }
 
@@ -71,11 +72,11 @@ impl Nvml {
             return (FUNCTION_NOT_FOUND, 0);
         };
         let mut value = 0;
-        // SAFETY: devices of this library, room for the answer.
+        // SAFETY: the devices are handles of this library; `value` has room for the answer.
         (unsafe { function(device, other, &mut value) }, value)
     }
 
-    /// The NVLinks of a device, up to the first number that is none.
+    /// Returns the NVLinks of a device, up to the first number that is not a link.
     pub(super) fn links(&self, device: DeviceHandle) -> Vec<NvmlLink> {
         (0..NVLINKS_MAX)
             .map_while(|link| {
@@ -94,14 +95,14 @@ impl Nvml {
             .collect()
     }
 
-    /// `nvmlReturn_t name(device, selector, unsigned *)`, with what it returned.
+    /// Calls `nvmlReturn_t name(device, selector, unsigned *)`, and also returns its status.
     fn answer(&self, device: DeviceHandle, name: &str, selector: u32) -> NvmlAnswer {
         type Ask = unsafe extern "C" fn(DeviceHandle, u32, *mut u32) -> u32;
         let Some(function) = self.function::<Ask>(name) else {
             return (FUNCTION_NOT_FOUND, 0);
         };
         let mut value = 0;
-        // SAFETY: room for the answer.
+        // SAFETY: `value` has room for the answer.
         (unsafe { function(device, selector, &mut value) }, value)
     }
 
@@ -111,7 +112,7 @@ impl Nvml {
             return (FUNCTION_NOT_FOUND, 0);
         };
         let mut value = 0;
-        // SAFETY: room for the answer.
+        // SAFETY: `value` has room for the answer.
         (
             unsafe { function(device, link, capability, &mut value) },
             value,
@@ -122,7 +123,7 @@ impl Nvml {
         type Ask = unsafe extern "C" fn(DeviceHandle, u32, *mut PciInfo) -> u32;
         let function = self.function::<Ask>("nvmlDeviceGetNvLinkRemotePciInfo_v2")?;
         let mut info = MaybeUninit::<PciInfo>::zeroed();
-        // SAFETY: room for the record.
+        // SAFETY: `info` has room for the record.
         if unsafe { function(device, link, info.as_mut_ptr()) } != 0 {
             return None;
         }
@@ -140,7 +141,7 @@ impl Nvml {
                 version,
                 ..FabricInfo::default()
             };
-            // SAFETY: a record of the version that it says, or longer.
+            // SAFETY: the record is at least as long as its version says.
             let status = unsafe { function(device, &mut info) };
             (status == 0).then_some(NvmlFabric {
                 cluster_uuid: info.cluster_uuid,
@@ -157,7 +158,7 @@ impl Nvml {
         type Ask = unsafe extern "C" fn(DeviceHandle, u32, *mut u64) -> u32;
         let function = self.function::<Ask>("nvmlDeviceGetCpuAffinity")?;
         let mut set = [0; SET_WORDS as usize];
-        // SAFETY: as many words as said.
+        // SAFETY: `set` has as many words as said.
         (unsafe { function(device, SET_WORDS, set.as_mut_ptr()) } == 0).then(|| set.to_vec())
     }
 
@@ -165,7 +166,7 @@ impl Nvml {
         type Ask = unsafe extern "C" fn(DeviceHandle, u32, *mut u64, u32) -> u32;
         let function = self.function::<Ask>("nvmlDeviceGetMemoryAffinity")?;
         let mut set = [0; SET_WORDS as usize];
-        // SAFETY: as many words as said.
+        // SAFETY: `set` has as many words as said.
         let status = unsafe { function(device, SET_WORDS, set.as_mut_ptr(), SCOPE_NODE) };
         (status == 0).then(|| set.to_vec())
     }

@@ -1,4 +1,4 @@
-//! Objects of the driver that give themselves back, and points in its streams.
+//! Driver objects that release themselves, and marks in streams.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,16 +11,16 @@ use super::{
 };
 use crate::device::{Failure, Wait};
 
-/// A context, given back when nothing of it is left: a destroyed context takes its streams and events with it, and
-/// waits may still hold some.
+/// A context, released when no object of it is left: destroying it would destroy streams and events
+/// that waits may still use.
 pub(super) struct ContextHold {
     pub(super) driver: Arc<Driver>,
     pub(super) handle: real::Context,
     /// The session's number of its device.
     pub(super) device: usize,
-    /// For a primary context the driver's number of the device.
+    /// The driver's number of the device, if this is a primary context.
     primary_of: Option<i32>,
-    /// Events for marks, so that a wait creates none.
+    /// A pool of events for marks, so that waits create none.
     events: Mutex<Vec<real::Event>>,
 }
 
@@ -59,7 +59,7 @@ impl ContextHold {
         })
     }
 
-    /// A point in a stream of this context: reached when everything submitted to it so far is done.
+    /// Marks a point in a stream of this context, reached when everything submitted so far is done.
     pub(super) fn mark(self: &Arc<Self>, stream: real::Stream) -> Result<Mark, Refused> {
         let pooled = self
             .events
@@ -69,7 +69,7 @@ impl ContextHold {
         let event = match pooled {
             Some(event) => event,
             None => {
-                // An event belongs to the context that is current, which may be another one.
+                // cuEventCreate uses the current context, which may be another one.
                 self.driver.cuCtxPushCurrent_v2(self.handle)?;
                 let created = self.driver.cuEventCreate(CU_EVENT_DISABLE_TIMING);
                 self.driver.cuCtxPopCurrent_v2()?;
@@ -102,25 +102,25 @@ impl Drop for ContextHold {
     }
 }
 
-/// A point in a stream. Its event goes back to the pool when nobody looks at it any more.
+/// A point in a stream. Its event returns to the pool when the mark is dropped.
 pub(super) struct Mark {
     hold: Arc<ContextHold>,
     event: real::Event,
 }
 
 impl Mark {
-    /// Whether the point is reached; an error is the GPU's own.
+    /// Whether the point is reached. An error comes from the GPU.
     pub(super) fn reached(&self) -> Result<bool, Refused> {
         ready(self.hold.driver.cuEventQuery(self.event))
     }
 
-    /// Has what is submitted to a stream from now on wait for the point.
+    /// Makes work submitted to a stream from now on wait for the point.
     pub(super) fn hold_up(&self, stream: real::Stream) -> Result<(), Refused> {
         self.hold.driver.cuStreamWaitEvent(stream, self.event, 0)
     }
 
-    /// Lets the driver write out what kernels printed: it does so in calls that synchronise. The mark is reached, so
-    /// that the call does not wait.
+    /// Makes the driver write out what kernels printed, which it does in calls that synchronise.
+    /// The mark is already reached, so the call does not wait.
     fn flush_printed(&self) -> Result<(), Refused> {
         self.hold.driver.cuEventSynchronize(self.event)
     }
@@ -144,7 +144,7 @@ pub(super) fn ready(queried: Result<(), Refused>) -> Result<bool, Refused> {
     }
 }
 
-/// A handle and how it is given back.
+/// A handle, and the function that releases it.
 pub(super) struct Owned<H: Copy> {
     handle: H,
     pub(super) hold: Arc<ContextHold>,
@@ -175,7 +175,8 @@ impl<H: Copy> Drop for Owned<H> {
     }
 }
 
-/// Nothing can be done about what cannot be given back: after a GPU fault every call answers the fault.
+/// Logs a failed release. Nothing can be done about it: after a GPU fault every call returns the
+/// fault.
 pub(super) fn given_back(freed: Result<(), Refused>) {
     if let Err(refused) = freed {
         tracing::debug!(
@@ -186,10 +187,10 @@ pub(super) fn given_back(freed: Result<(), Refused>) {
     }
 }
 
-/// Waits for several points.
+/// Waits for several marks.
 pub(super) struct MarksWait {
     marks: Vec<WatchedMark>,
-    /// What kernels may have printed before.
+    /// Text that kernels may have printed before.
     printed: Option<Due>,
 }
 
@@ -217,7 +218,8 @@ impl Wait for MarksWait {
     }
 }
 
-/// Waits for an event of the client. It holds the event itself: a later record goes to a new one (`streams.rs`).
+/// Waits for an event of the client. It holds the real event, so a later record uses a new one
+/// (`streams.rs`).
 pub(super) struct EventWait {
     event: Arc<Owned<real::Event>>,
     printed: Option<Due>,

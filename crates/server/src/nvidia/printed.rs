@@ -1,5 +1,5 @@
-//! What kernels print, and what failed assertions say. The driver writes it to standard output and standard error, which are
-//! therefore led into pipes.
+//! Output of kernels and messages of failed assertions. The driver writes them to standard output
+//! and standard error, which are therefore redirected into pipes.
 
 use std::{
     io,
@@ -14,33 +14,34 @@ use outboard_api::CUresult;
 
 use crate::{device::Failure, log};
 
-/// The pipe's room; the reader empties it long before.
+/// Capacity of the pipe; the reader empties it long before it is full.
 const PIPE_BYTES: i32 = 1 << 20;
-/// Printed text that nobody has taken yet; more is cut, and the cut is shown.
+/// Printed text kept until it is taken; more is cut, and the cut is shown.
 const TEXT_BYTES_MAX: usize = 16 << 20;
 const CUT: &[u8] = b"\n[outboard: kernels printed more than is kept]\n";
 const READ_BYTES: usize = 64 << 10;
 
-/// Which launches may have printed something that no wait has brought to light yet. The driver writes it out in calls that
-/// synchronise, which cost microseconds: they are made only where there may be something.
+/// Tracks launches that may have printed text which no wait has made the driver write out. The
+/// driver writes it in calls that synchronise, which cost microseconds, so they are made only if
+/// there may be text.
 #[derive(Default)]
 pub(super) struct Printing {
     /// Launches of kernels that may print, and of graphs that may hold some.
     launched: u64,
     written_out: Arc<AtomicU64>,
-    /// What had been written out when the text was last taken.
+    /// Value of `written_out` when the text was last taken.
     taken: u64,
-    /// Where those launches went that are not written out, if all of them went there.
+    /// The stream of all launches not written out, if it is a single one.
     lane: Option<Lane>,
-    /// Or to which context at least.
+    /// The context of all launches not written out, if it is a single one.
     context: Option<u64>,
     in_graphs: bool,
 }
 
-/// A context's number and a stream's, the client's.
+/// The client's numbers of a context and a stream.
 pub(super) type Lane = (u64, u64);
 
-/// How much of the GPU's work a wait is for.
+/// The part of the GPU's work that a wait covers.
 pub(super) enum Reach {
     Context(u64),
     Lane(Lane),
@@ -48,15 +49,15 @@ pub(super) enum Reach {
     Part,
 }
 
-/// What a wait has to write out.
+/// Text to write out after a wait.
 pub(super) struct Due {
-    /// All that was launched, where the wait is for all of it.
+    /// The count of launches, if the wait covers all of them.
     launched: Option<u64>,
     written_out: Arc<AtomicU64>,
 }
 
 impl Printing {
-    /// A kernel of a module that may print is launched.
+    /// Counts a launch of a kernel that may print.
     pub(super) fn launches(&mut self, lane: Lane) {
         if !self.is_due() {
             (self.lane, self.context) = (Some(lane), Some(lane.0));
@@ -66,7 +67,7 @@ impl Printing {
         self.launched += 1;
     }
 
-    /// It becomes part of a graph.
+    /// Notes that a kernel that may print was captured into a graph.
     pub(super) fn captures(&mut self) {
         self.in_graphs = true;
     }
@@ -77,7 +78,7 @@ impl Printing {
         }
     }
 
-    /// Whether anything was written out since this was last asked.
+    /// Whether anything was written out since the last call.
     pub(super) fn is_news(&mut self) -> bool {
         let written_out = self.written_out.load(Ordering::Acquire);
         std::mem::replace(&mut self.taken, written_out) < written_out
@@ -101,7 +102,7 @@ impl Printing {
 }
 
 impl Due {
-    /// What was launched before this wait has been written out.
+    /// Notes that the output of all launches before the wait was written out.
     pub(super) fn done(&self) {
         if let Some(launched) = self.launched {
             self.written_out.fetch_max(launched, Ordering::AcqRel);
@@ -109,14 +110,15 @@ impl Due {
     }
 }
 
-/// Standard output or standard error, until dropped.
+/// Redirected standard output or standard error; restored when dropped.
 pub(super) struct Captured {
     text: Arc<Mutex<Text>>,
     fd: i32,
     saved: OwnedFd,
 }
 
-/// The read end and what came out of it. Whoever reads holds the lock, so that the order is the pipe's.
+/// The read end, and the bytes read from it. Readers hold the lock, so the bytes keep the pipe's
+/// order.
 struct Text {
     pipe: OwnedFd,
     bytes: Vec<u8>,
@@ -127,7 +129,7 @@ impl Captured {
         Captured::capture(libc::STDOUT_FILENO)
     }
 
-    /// What this process has to say itself goes where it went before.
+    /// Redirects standard error. This process's own log keeps going to the original stream.
     pub(super) fn stderr() -> Result<Captured, Failure> {
         log::keep(duplicate(libc::STDERR_FILENO).map_err(failed)?);
         Captured::capture(libc::STDERR_FILENO)
@@ -144,7 +146,7 @@ impl Captured {
             bytes: Vec::new(),
         }));
         let shared = text.clone();
-        // The driver must never wait for room in the pipe, whatever the session does meanwhile.
+        // A thread reads the pipe, because the driver must never block on a full one.
         std::thread::Builder::new()
             .name("printed".into())
             .spawn(move || drain_until_closed(&poll_end, &shared))
@@ -152,7 +154,7 @@ impl Captured {
         Ok(Captured { text, fd, saved })
     }
 
-    /// Everything written so far.
+    /// Appends everything written so far.
     pub(super) fn take(&self, out: &mut Vec<u8>) {
         flush();
         let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
@@ -170,11 +172,11 @@ impl Drop for Captured {
 }
 
 impl Text {
-    /// Reads until the pipe is empty; answers whether its other end is closed.
+    /// Reads until the pipe is empty; returns whether its other end is closed.
     fn drain(&mut self) -> bool {
         let mut room = [0; READ_BYTES];
         loop {
-            // SAFETY: as much room as said; the pipe does not block.
+            // SAFETY: `room` has the length said; the pipe does not block.
             let read =
                 unsafe { libc::read(self.pipe.as_raw_fd(), room.as_mut_ptr().cast(), room.len()) };
             match usize::try_from(read) {
@@ -205,7 +207,7 @@ fn drain_until_closed(pipe: &OwnedFd, text: &Mutex<Text>) {
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: one record, as said.
+        // SAFETY: `poll` is one record, as the count says.
         let ready = unsafe { libc::poll(&mut poll, 1, -1) };
         if ready < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
             return;
@@ -217,18 +219,18 @@ fn drain_until_closed(pipe: &OwnedFd, text: &Mutex<Text>) {
     }
 }
 
-/// Read end, which does not block, and write end.
+/// Makes a pipe: a non-blocking read end and a write end.
 fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [0; 2];
-    // SAFETY: room for two descriptors.
+    // SAFETY: `ends` has room for two descriptors.
     if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: two fresh descriptors that nobody else has.
+    // SAFETY: both descriptors are new, so nothing else owns them.
     let (read, write) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
-    // SAFETY: a descriptor of our own; a smaller pipe than wished for does as well.
+    // SAFETY: fcntl touches no memory; a pipe smaller than asked for does as well.
     unsafe { libc::fcntl(write.as_raw_fd(), libc::F_SETPIPE_SZ, PIPE_BYTES) };
-    // SAFETY: as above.
+    // SAFETY: fcntl touches no memory.
     if unsafe { libc::fcntl(read.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -241,19 +243,21 @@ fn duplicate(fd: i32) -> io::Result<OwnedFd> {
     if copy < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a fresh descriptor that nobody else has.
+    // SAFETY: the descriptor is new, so nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
 fn replace(fd: i32, with: &OwnedFd) -> io::Result<()> {
-    // SAFETY: replaces descriptor 1 or 2, as announced to whoever opens the device.
+    // SAFETY: dup2 touches no memory. It replaces descriptor 1 or 2, as the device's `open`
+    // documents.
     match unsafe { libc::dup2(with.as_raw_fd(), fd) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
 }
 
-/// The driver prints through the C library, which keeps text back where standard output is no terminal.
+/// Flushes the C library's streams: the driver prints through it, and it buffers text if standard
+/// output is no terminal.
 fn flush() {
     // SAFETY: null stands for all open streams.
     unsafe { libc::fflush(std::ptr::null_mut()) };
@@ -282,7 +286,7 @@ mod tests {
         assert!(printing.is_due(), "they were for less");
         due.done();
         assert!(!printing.is_due() && printing.is_news() && !printing.is_news());
-        // Two streams: only a wait for all of it will do.
+        // Two streams: only a wait for all work will do.
         printing.launches(one);
         printing.launches(other);
         printing.due(Reach::Lane(other)).expect("launched").done();

@@ -1,14 +1,16 @@
-//! Synchronous copies that nobody waited for: work that is sent later, to any stream of any context, is done after them.
+//! Synchronous copies for which the client did not wait: work sent later, to any stream of any
+//! context, runs after them.
 //!
 //! ```text
 //!  default stream   kernel ── copy (sync) ── mark
-//!                                             └───────────┐ cuStreamWaitEvent, in front of its next work
+//!                                             └───────────┐ cuStreamWaitEvent, before its next work
 //!  another stream   kernel of before ─────────────────────┴─ kernel sent later
 //! ```
 //!
-//! Each such copy has a mark behind it, and a number. A stream remembers up to which number it has waited, so that work of a
-//! stream costs one comparison as long as there was no new copy. What the driver orders by itself needs no wait: the same
-//! stream; the default stream and blocking streams of one context.
+//! Each such copy has a number, and a mark after it. A stream remembers the number of the last copy
+//! that it has waited for, so its work costs one comparison while there is no new copy. Order that
+//! the driver keeps by itself needs no wait: that of one stream, and that between the default
+//! stream and the blocking streams of one context.
 
 use super::{
     Nvidia,
@@ -18,14 +20,14 @@ use super::{
 };
 use crate::device::{Cx, Failure};
 
-/// Past so many copies' marks, those that are reached are looked for whenever another stream has one.
+/// Marks above which reached ones are removed whenever another stream gets one.
 const MARKS_MAX: usize = 8;
 
 #[derive(Default)]
 pub(super) struct Settled {
-    /// Of the last synchronous copy; 0 before the first.
+    /// Number of the last synchronous copy; 0 before the first.
     pub(super) number: u64,
-    /// The last one of each stream, which stands for those before it.
+    /// The last copy of each stream, which covers those before it.
     copies: Vec<Copied>,
 }
 
@@ -35,11 +37,11 @@ struct Copied {
     mark: Mark,
 }
 
-/// A stream as far as its order with others is concerned.
+/// A stream's identity as far as its order with other streams is concerned.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Place {
     context: real::Context,
-    /// The session's number of it.
+    /// The session's number of the stream.
     stream: u64,
     is_blocking: bool,
 }
@@ -49,7 +51,7 @@ impl Place {
         self.stream == STREAM_NULL
     }
 
-    /// Whether the driver has later work here follow earlier work there.
+    /// Whether the driver orders later work of this stream after earlier work of the other.
     fn follows(self, other: Place) -> bool {
         let waits =
             self.is_default() && other.is_blocking || self.is_blocking && other.is_default();
@@ -58,14 +60,14 @@ impl Place {
 }
 
 impl Settled {
-    /// A context is gone, and what was copied in it.
+    /// Removes the copies of a context that ends.
     pub(super) fn forget_context(&mut self, context: real::Context) {
         self.copies.retain(|copied| copied.place.context != context);
     }
 }
 
 impl Nvidia {
-    /// Has all later work follow what was submitted to this stream, if `sync` says so.
+    /// Makes all later work wait for what was submitted to this stream, if `sync` is set.
     pub(super) fn settle_copy(&mut self, stream_id: u64, sync: u32) -> Result<(), Failure> {
         if sync == 0 {
             return Ok(());
@@ -91,11 +93,11 @@ impl Nvidia {
         Ok(())
     }
 
-    /// Lets a stream wait for the copies that it has not waited for yet.
+    /// Makes a stream wait for the copies that it has not waited for yet.
     #[cold]
     pub(super) fn follow(&mut self, stream_id: u64) -> Result<(), Failure> {
         let stream = self.peek_stream(stream_id)?;
-        // What is captured is done later, by a launch of the graph.
+        // Captured work runs later, when the graph is launched.
         if self.capturing(stream).unwrap_or(true) {
             return Ok(());
         }
@@ -134,7 +136,7 @@ impl Nvidia {
         })
     }
 
-    /// Up to which copy a stream has waited.
+    /// Returns the number of the last copy that a stream has waited for.
     fn seen(&mut self, stream_id: u64) -> Result<&mut u64, Failure> {
         match (stream_id, self.current) {
             (STREAM_NULL | STREAM_LEGACY, Some(context)) => {
@@ -144,8 +146,8 @@ impl Nvidia {
         }
     }
 
-    /// Does the same for the default stream of a context that has just become current: work that is submitted there without a
-    /// stream's number follows copies of other contexts, too.
+    /// Makes the default stream of a context that has just become current wait too. Calls without a
+    /// stream's number submit work there, which must follow copies of other contexts.
     pub(super) fn follow_entered(&mut self, cx: &Cx<'_>) -> Result<(), Failure> {
         match self.context(cx.context)?.seen == self.settled.number {
             true => Ok(()),

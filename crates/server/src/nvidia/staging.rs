@@ -1,4 +1,5 @@
-//! Pinned memory between messages and the GPU: slots by size, handed out again when a mark behind their copy is reached.
+//! Pinned memory between messages and the GPU: slots by size, reused when a mark after their copy
+//! is reached.
 
 use std::{
     collections::VecDeque,
@@ -19,21 +20,22 @@ use super::{
 };
 use crate::device::{Failure, Wait};
 
-/// Slots are powers of two from here ...
+/// Shortest slot, in bytes; each class of slots is twice as long as the one before.
 const SLOT_BYTES_MIN: usize = 4 << 10;
-/// ... to here: the longest copy of one message.
+/// Longest slot, in bytes: the longest copy of one message.
 pub(super) const SLOT_BYTES_MAX: usize = 16 << 20;
-/// Smaller slots are cut from blocks of this size: pinning costs a call into the kernel.
+/// Bytes pinned at once for shorter slots, because pinning costs a system call.
 const BLOCK_BYTES: usize = 4 << 20;
-/// Beyond this a copy waits for slots to come back ...
+/// Pinned bytes above which a copy waits for free slots.
 const STAGING_BYTES_SOFT_MAX: usize = 256 << 20;
-/// ... for so long. Longer might be for ever: the stream may wait for a message behind this one.
+/// How long a copy waits for them. The stream may itself wait for a later message, so the wait is
+/// bounded.
 const STAGING_WAIT_MS_MAX: u64 = 500;
-/// No session pins more than this.
+/// Pinned bytes of a session at most.
 const STAGING_BYTES_MAX: usize = 4 << 30;
 const CLASSES: usize = (SLOT_BYTES_MAX / SLOT_BYTES_MIN).trailing_zeros() as usize + 1;
 
-/// The class of slots that hold `len` bytes.
+/// Returns the class of slots that hold `len` bytes.
 fn class(len: usize) -> Option<usize> {
     let size = len.max(SLOT_BYTES_MIN).checked_next_power_of_two()?;
     let class = (size / SLOT_BYTES_MIN).trailing_zeros() as usize;
@@ -53,7 +55,7 @@ pub(super) struct Staging {
 #[derive(Default)]
 struct Slots {
     free: [Vec<Part>; CLASSES],
-    /// Slots with the marks behind their copies, in the order of each stream.
+    /// Slots with the marks after their copies, by stream, in the stream's order.
     busy: FxHashMap<real::Stream, VecDeque<(Mark, Arc<Slot>)>>,
     bytes: usize,
 }
@@ -65,7 +67,7 @@ impl Slots {
         }
     }
 
-    /// Takes back what the GPU has done with.
+    /// Takes back slots that the GPU no longer uses.
     fn reap(&mut self) {
         let free = &mut self.free;
         self.busy.retain(|_, queue| {
@@ -74,7 +76,7 @@ impl Slots {
                 .front()
                 .is_some_and(|(mark, _)| mark.reached().unwrap_or(true))
             {
-                // Whoever else still looks at a slot gives it back when dropping it.
+                // If someone else still holds the slot, dropping it there returns it.
                 if let Some((_, slot)) = queue.pop_front()
                     && let Some(mut slot) = Arc::into_inner(slot)
                     && let Some(part) = slot.part.take()
@@ -97,9 +99,10 @@ impl Staging {
         })
     }
 
-    /// A slot of `len` bytes. `patient`: whether it may wait for one.
+    /// Returns a slot of `len` bytes; `patient` says whether the call may wait for one.
     ///
-    /// Answers `None` where memory must be pinned first: [`Staging::grow`] does, in the base context.
+    /// Returns `None` if memory must be pinned first, which [`Staging::grow`] does in the base
+    /// context.
     pub(super) fn take(&self, len: usize, patient: bool) -> Result<Option<Slot>, Failure> {
         let class = class(len).ok_or_else(|| too_long(len))?;
         let start = Instant::now();
@@ -120,12 +123,12 @@ impl Staging {
         }
     }
 
-    /// Whether more may be pinned for data that could as well lie elsewhere.
+    /// Whether more may be pinned for data that could also be received elsewhere.
     pub(super) fn may_grow(&self) -> bool {
         self.slots().bytes < STAGING_BYTES_SOFT_MAX
     }
 
-    /// Pins more memory, and answers a slot of it. The base context must be current.
+    /// Pins more memory, and returns a slot of it. The base context must be current.
     pub(super) fn grow(&self, len: usize) -> Result<Slot, Failure> {
         let class = class(len).ok_or_else(|| too_long(len))?;
         let bytes = class_bytes(class).max(BLOCK_BYTES);
@@ -143,7 +146,7 @@ impl Staging {
         Ok(self.slot(part, len))
     }
 
-    /// Keeps a slot until the mark behind its copy is reached.
+    /// Keeps a slot until the mark after its copy is reached.
     pub(super) fn put_busy(&self, stream: real::Stream, mark: Mark, slot: Arc<Slot>) {
         self.slots()
             .busy
@@ -165,22 +168,22 @@ impl Staging {
     }
 }
 
-/// Pinned memory for one copy; goes back to its pool when dropped.
+/// Pinned memory for one copy; returns to its pool when dropped.
 pub(super) struct Slot {
     staging: Weak<Staging>,
-    /// There until dropped.
+    /// Present until dropped.
     part: Option<Part>,
     len: usize,
 }
 
 impl Slot {
-    /// For the driver's copies.
+    /// Returns a span for the driver's copies.
     pub(super) fn span(&self) -> Option<Span> {
         self.part.as_ref().map(|part| part.span(self.len))
     }
 }
 
-/// What is received into it needs no other place.
+/// A slot receives data directly, which then needs no other copy.
 impl Segment for Slot {
     fn room(&mut self) -> &mut [u8] {
         let len = self.len;
@@ -219,11 +222,12 @@ fn too_long(len: usize) -> Failure {
     )
 }
 
-/// A copy to the client: ready when the slot is filled, which goes back when the answer was sent.
+/// Waits for a copy to the client. Ready when the slot is filled; the slot is freed after the reply
+/// was sent.
 pub(super) struct SlotWait {
     pub(super) staging: Arc<Staging>,
     pub(super) stream: real::Stream,
-    /// Both there until dropped.
+    /// Present until dropped.
     pub(super) copy: Option<(WatchedMark, Arc<Slot>)>,
 }
 
@@ -247,7 +251,7 @@ impl Wait for SlotWait {
 impl Drop for SlotWait {
     fn drop(&mut self) {
         if let Some((mark, slot)) = self.copy.take() {
-            // A client that went away leaves before its copy is done.
+            // A client that has left may drop the wait before its copy is done.
             self.staging.put_busy(self.stream, mark.into_mark(), slot);
         }
     }

@@ -1,4 +1,4 @@
-//! Streams, events and the waits on them.
+//! Streams, events, and waits on them.
 
 use std::sync::Arc;
 
@@ -25,20 +25,20 @@ use super::{
 };
 use crate::device::{Cx, Failure, Pending};
 
-/// The client's numbers of the default stream, as null and as `CU_STREAM_LEGACY`.
+/// The client's numbers of the default stream: null and `CU_STREAM_LEGACY`.
 pub(super) const STREAM_NULL: u64 = 0;
 pub(super) const STREAM_LEGACY: u64 = 1;
-/// `cuStreamBatchMemOp` takes at most this many operations.
+/// Operations that `cuStreamBatchMemOp` takes, at most.
 const MEM_OPS_MAX: usize = 256;
 const MEM_OP_BYTES: usize = size_of::<CUstreamBatchMemOpParams>();
 
 pub(super) struct Stream {
     owned: Owned<real::Stream>,
-    /// Whether anything was submitted to it: a fence of its context then waits for it.
+    /// Whether anything was submitted to it, so that a fence of its context must wait for it.
     pub(super) used: bool,
-    /// Whether the default stream waits for it, and it for that.
+    /// Whether it is ordered with the default stream, in both directions.
     pub(super) is_blocking: bool,
-    /// The last synchronous copy that its work follows (`settled.rs`).
+    /// Number of the last synchronous copy that its work waits for (`settled.rs`).
     pub(super) seen: u64,
 }
 
@@ -55,12 +55,12 @@ impl Stream {
 pub(super) struct Event {
     current: Arc<Owned<real::Event>>,
     flags: u32,
-    /// A graph or another process holds the real event, which then cannot be replaced.
+    /// Whether a graph or another process holds the real event, which then cannot be replaced.
     in_graph: bool,
 }
 
 impl Event {
-    /// An event of another process.
+    /// Wraps an event of another process.
     pub(super) fn shared(event: Owned<real::Event>) -> Event {
         Event {
             current: Arc::new(event),
@@ -106,7 +106,8 @@ impl Nvidia {
         let stream = self.streams.remove(m.stream)?;
         self.captures.remove(&m.stream);
         if stream.used && !self.capturing(stream.handle())? {
-            // The driver finishes its work; a fence of the context must still wait for that.
+            // The driver finishes the stream's work, and a fence of the context must still wait for
+            // that.
             let mark = stream.hold().mark(stream.handle())?;
             self.orphans
                 .retain(|(_, mark)| !mark.reached().unwrap_or(true));
@@ -166,7 +167,7 @@ impl Nvidia {
         Ok(unsafe { self.driver.mem_ops(stream, &mut ops, m.flags) }?)
     }
 
-    /// Memory operations whose addresses are the session's.
+    /// Decodes memory operations, and checks that their addresses are the session's.
     pub(super) fn checked_mem_ops(
         &self,
         records: &[u8],
@@ -222,7 +223,8 @@ impl Nvidia {
         let stream = self.real_stream(m.stream)?;
         let event = self.events.get(m.event)?;
         if Arc::strong_count(&event.current) > 1 && !event.in_graph {
-            // Somebody waits for the record before this one, and must not see it move.
+            // A wait still uses the previous record, and must not see it move; so the new record
+            // gets a fresh event.
             let fresh = Arc::new(self.make_event(event.hold(), event.flags)?);
             self.events.get_mut(m.event)?.current = fresh;
         }
@@ -271,7 +273,7 @@ impl Nvidia {
         )))
     }
 
-    /// The driver's stream of a number, for submitting to it.
+    /// Returns the driver's stream of a number, in order to submit work to it.
     #[inline]
     pub(super) fn real_stream(&mut self, id: u64) -> Result<real::Stream, Failure> {
         self.recent_marks = None;
@@ -292,7 +294,7 @@ impl Nvidia {
         self.peek_stream(id)
     }
 
-    /// The driver's stream of a number, for looking at it.
+    /// Returns the driver's stream of a number, in order to look at it.
     pub(super) fn peek_stream(&self, id: u64) -> Result<real::Stream, Failure> {
         match id {
             STREAM_NULL => Ok(real::Stream::NULL),
@@ -301,7 +303,7 @@ impl Nvidia {
         }
     }
 
-    /// The context that a stream belongs to.
+    /// Returns the context that a stream belongs to.
     pub(super) fn stream_hold(&self, id: u64) -> Result<Arc<ContextHold>, Failure> {
         match id {
             STREAM_NULL | STREAM_LEGACY => Ok(self.current_hold().clone()),
@@ -313,14 +315,14 @@ impl Nvidia {
         Ok(self.events.get(id)?.current.handle())
     }
 
-    /// The driver's event of a number, for a graph or a launch that keeps it.
+    /// Returns the driver's event of a number, for a graph or launch that keeps it.
     pub(super) fn kept_event(&mut self, id: u64) -> Result<real::Event, Failure> {
         let event = self.events.get_mut(id)?;
         event.in_graph = true;
         Ok(event.current.handle())
     }
 
-    /// The number of an event that the driver named.
+    /// Returns the number of an event that the driver named.
     pub(super) fn event_number(&self, event: real::Event) -> Result<u64, Failure> {
         let mut events = self.events.iter();
         events
@@ -334,7 +336,7 @@ impl Nvidia {
             })
     }
 
-    /// Whether what is submitted to a stream is captured.
+    /// Whether the stream is capturing.
     #[inline]
     pub(super) fn capturing(&self, stream: real::Stream) -> Result<bool, Failure> {
         Ok(!self.captures.is_empty() && self.driver.cuStreamIsCapturing(stream)? != 0)
@@ -362,7 +364,7 @@ impl Nvidia {
     }
 }
 
-/// Attributes whose values hold handles belong to launches, not to streams.
+/// Refuses attributes whose values hold handles: they belong to launches, not to streams.
 fn refuse_handles(attribute: u32) -> Result<(), Failure> {
     match attribute {
         CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT

@@ -1,4 +1,4 @@
-//! The driver's functions, found at run time. Nothing of CUDA is needed to build.
+//! The driver's functions, found at run time. Building needs no part of CUDA.
 
 use std::{
     env,
@@ -21,10 +21,10 @@ use crate::device::Failure;
 
 include!(concat!(env!("OUT_DIR"), "/nvidia_table.rs"));
 
-/// Names the driver library, where the loader would find the wrong one or none.
+/// Names the driver library, if the loader would find the wrong one or none.
 pub(super) const DRIVER_VARIABLE: &str = "OUTBOARD_DRIVER";
 const DRIVER_LIBRARY: &str = "libcuda.so.1";
-/// Exported by Outboard's own client library, and by no driver.
+/// A symbol exported by Outboard's own client library, and by no driver.
 const CLIENT_MARK: &str = "outboard_client";
 
 /// A loaded driver.
@@ -41,9 +41,9 @@ impl Driver {
 
     pub(super) fn load_from(name: &OsString) -> Result<Driver, Failure> {
         let library = open_library(name)?;
-        // SAFETY: dlsym answers null or the library's function of that name.
+        // SAFETY: dlsym returns null or the library's function of that name.
         let table = unsafe { Table::load(|symbol| symbol_address(&library, symbol)) };
-        // Never unloaded: threads of the driver run in it until the process ends.
+        // Never unloaded, because the driver's threads run in it until the process ends.
         std::mem::forget(library);
         let driver = Driver { table };
         driver.cuInit(0)?;
@@ -51,9 +51,10 @@ impl Driver {
     }
 }
 
-/// Opens one of NVIDIA's libraries, and refuses Outboard's replacement of it.
+/// Opens one of NVIDIA's libraries; refuses Outboard's replacement of it.
 pub(super) fn open_library(name: &OsString) -> Result<Library, Failure> {
-    // SAFETY: the loader runs the library's initialisers; the name is the driver's, or the operator's own choice.
+    // SAFETY: the loader runs the initialisers of NVIDIA's library, or of the library that the
+    // operator named.
     let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
         Failure::new(
             CUresult::CUDA_ERROR_NO_DEVICE,
@@ -81,7 +82,8 @@ pub(super) fn symbol_address(library: &Library, symbol: &str) -> *mut c_void {
         .map_or(std::ptr::null_mut(), |found| found.as_raw_ptr())
 }
 
-/// What the driver answered, if not success. `CUDA_ERROR_NOT_READY` is one of them and costs nothing to make.
+/// A driver call's status other than success. `CUDA_ERROR_NOT_READY` is one of them and is cheap to
+/// make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Refused {
     pub(super) symbol: &'static str,
@@ -110,7 +112,7 @@ impl Refused {
         }
     }
 
-    /// Whether this driver has no such function.
+    /// Whether this driver lacks the function.
     pub(super) fn is_missing(&self) -> bool {
         self.missing
     }
@@ -127,7 +129,7 @@ impl From<Refused> for Failure {
     }
 }
 
-/// A record of the driver that is passed through untouched.
+/// A record of the driver, passed through unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C, align(8))]
 pub(super) struct Record<const BYTES: usize>(pub(super) [u8; BYTES]);
@@ -159,7 +161,7 @@ impl<const BYTES: usize> Record<BYTES> {
     }
 }
 
-/// The driver's own handles. They are made by the driver alone, and never leave this process.
+/// The driver's own handles. Only the driver makes them, and they never leave this process.
 pub(super) mod real {
     macro_rules! handles {
         ($($name:ident)*) => {$(
@@ -170,7 +172,7 @@ pub(super) mod real {
             #[allow(dead_code)]
             impl $name {
                 pub(in crate::nvidia) const NULL: $name = $name(0);
-                /// For the records of the driver that hold handles.
+                /// Returns the number for records of the driver that hold handles.
                 pub(in crate::nvidia) fn raw(self) -> usize {
                     self.0
                 }
@@ -182,7 +184,7 @@ pub(super) mod real {
     }
 
     impl Node {
-        /// A node that the driver named in a record of its own.
+        /// Wraps a node that the driver named in one of its records.
         pub(in crate::nvidia) fn of_driver(handle: usize) -> Node {
             Node(handle)
         }

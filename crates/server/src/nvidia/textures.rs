@@ -25,13 +25,14 @@ use super::{
 };
 use crate::device::{Cx, Failure};
 
-/// Where `CUDA_RESOURCE_DESC` has the bytes of linear memory, and the height and pitch of 2D memory.
+/// Offsets in `CUDA_RESOURCE_DESC`: the length of linear memory, and the sizes and pitch of 2D
+/// memory.
 const LINEAR_BYTES_OFFSET: usize = 24;
 const PITCH2D_WIDTH_OFFSET: usize = 24;
 const PITCH2D_HEIGHT_OFFSET: usize = 32;
 const PITCH2D_PITCH_OFFSET: usize = 40;
 
-/// Which of the three encoders.
+/// The three encoders of tensor maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TensorMapKind {
     Tiled,
@@ -229,14 +230,14 @@ impl Nvidia {
         self.mipmaps.insert(id, owned)
     }
 
-    /// Kernels may still read it.
+    /// Defers the release of an object that kernels may still use.
     fn retire(&mut self, object: impl Send + 'static) {
         let marks = self.busy_marks();
         self.graveyard
             .bury(Retired::Other(Box::new(object)), None, marks);
     }
 
-    /// A resource descriptor with the driver's handle in place of the client's.
+    /// Copies a resource descriptor, replacing the client's handle by the driver's.
     fn resource(&self, bytes: &[u8]) -> Result<Record<RESOURCE_DESC_BYTES>, Failure> {
         let mut resource = Record::<RESOURCE_DESC_BYTES>::new("a resource descriptor", bytes)?;
         let handle = resource.u64_at(RESOURCE_DESC_HANDLE_OFFSET);
@@ -254,7 +255,8 @@ impl Nvidia {
             }
             CU_RESOURCE_TYPE_PITCH2D => {
                 let pitch = resource.u64_at(PITCH2D_PITCH_OFFSET);
-                // The width is in elements, whose size only the driver knows: at least a byte.
+                // The width is in elements, whose size only the driver knows; it is at least a
+                // byte.
                 let width = resource.u64_at(PITCH2D_WIDTH_OFFSET).min(pitch);
                 let height = resource.u64_at(PITCH2D_HEIGHT_OFFSET);
                 self.known(handle, rows(pitch, width, height))?;
@@ -269,7 +271,7 @@ fn map_bytes(map: &CUtensorMap) -> Vec<u8> {
     map.opaque.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
-/// Holds every array against the rank, so that the driver reads none past its end.
+/// Checks the length of every array against the rank, so that the driver reads none past its end.
 pub(super) fn check_lengths(kind: TensorMapKind, a: &TensorMapArguments) -> Result<(), Failure> {
     let rank = a.global_dim.len();
     let corners = match kind {

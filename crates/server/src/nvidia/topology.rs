@@ -1,8 +1,9 @@
-//! How the GPU's multiprocessors are wired. cuBLAS asks a private table of the driver before it chooses a kernel with
-//! clusters, and has no other way when the table is missing.
+//! The wiring of the GPU's multiprocessors. cuBLAS asks a private table of the driver for it before
+//! it chooses a kernel with clusters, and has no fallback without the table.
 //!
-//! Seen on a real driver (H200, 580): the table has 17 slots; slot 4 fills two pointers with one byte for each pair of
-//! multiprocessors (its group, its place in the group); slot 13 takes both back.
+//! Seen on a real driver (H200, 580): the table has 17 slots. Slot 4 fills two pointers with one
+//! byte for each pair of multiprocessors: its group, and its place in the group. Slot 13 frees
+//! both.
 
 use std::ffi::{c_int, c_void};
 
@@ -36,24 +37,25 @@ impl Nvidia {
             .cuDeviceGetAttribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device)?;
         let entries = multiprocessors.unsigned_abs() as usize / MULTIPROCESSORS_PER_ENTRY;
         let mut table: *const c_void = std::ptr::null();
-        // SAFETY: an output and a 16-byte name.
+        // SAFETY: `table` has room for the answer; the name has 16 bytes.
         unsafe { self.driver.cuGetExportTable(&mut table, &TABLE) }?;
         let table = table.cast::<usize>();
         let missing = || Failure::unsupported("a driver without the cluster table");
         if table.is_null() {
             return Err(missing());
         }
-        // SAFETY: slot 0 of every table but one says how long the table is, in bytes.
+        // SAFETY: in every table but one, slot 0 holds the table's length in bytes.
         let slots = unsafe { *table } / size_of::<usize>();
         if slots <= SLOT_FREE {
             return Err(missing());
         }
-        // SAFETY: both slots lie inside the table.
+        // SAFETY: both slots lie inside the table, as checked above.
         let (get, free) = unsafe { (*table.add(SLOT_GET), *table.add(SLOT_FREE)) };
         if get == 0 || free == 0 {
             return Err(missing());
         }
-        // SAFETY: the functions of these slots have these types; NULL was excluded.
+        // SAFETY: the functions of these slots have these types, as seen on a real driver; null was
+        // excluded above.
         let (get, free) = unsafe {
             (
                 std::mem::transmute::<usize, Get>(get),
@@ -69,14 +71,14 @@ impl Nvidia {
                 "the driver does not tell how multiprocessors are wired",
             ));
         }
-        // SAFETY: one byte for each pair of multiprocessors in both arrays.
+        // SAFETY: both arrays have one byte for each pair of multiprocessors.
         let reply = unsafe {
             messages::ClusterTopologyReply {
                 groups: std::slice::from_raw_parts(groups, entries).to_vec().into(),
                 ranks: std::slice::from_raw_parts(ranks, entries).to_vec().into(),
             }
         };
-        // SAFETY: what `get` gave out, once.
+        // SAFETY: `get` gave out both pointers, and they are freed once.
         let _ = unsafe { free(groups, ranks) };
         Ok(reply)
     }

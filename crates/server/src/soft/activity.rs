@@ -1,4 +1,4 @@
-//! What the software GPU has done when, for a profiler: its own execution, timed.
+//! Activity of the software GPU for a profiler: its own execution, timed.
 
 use std::{borrow::Cow, time::Instant};
 
@@ -35,7 +35,7 @@ const FLAG_ASYNC: u8 = 1;
 /// The pieces looked at to fill one answer, where the client wants few of their kinds.
 const LOOKED_AT_MAX: usize = ACTIVITIES_PER_ANSWER_MAX as usize;
 
-/// What is kept beside the times themselves.
+/// State kept beside the times themselves.
 #[derive(Default)]
 pub(super) struct Kept {
     /// The kinds asked for, and those that are told of: all that were asked for since none was.

@@ -33,7 +33,7 @@ pub(super) struct Owned {
     pub(super) charge: Charge,
 }
 
-/// Who owns an array's memory.
+/// The owner of an array's memory.
 enum Memory {
     Owned(Owned),
     /// The mipmapped array with this number owns it, and frees it.
