@@ -1,4 +1,4 @@
-//! `docs/coverage.md`: what becomes of every driver and NVML call, written from the declarations.
+//! Writes `docs/coverage.md` from the declarations: how every driver and NVML call is answered.
 
 use std::fmt::Write;
 
@@ -21,7 +21,7 @@ Every function that `libcuda.so.1` of CUDA 13.0 and `libnvidia-ml.so.1` export. 
 - *since* is the CUDA version from which `cuGetProcAddress` answers the unsuffixed name with this symbol.
 ";
 
-/// The whole document.
+/// Returns the whole document.
 pub fn markdown() -> Result<String, DeclError> {
     let (driver, nvml) = (decl::driver()?, nvml::calls()?);
     let mut out = String::from(TITLE);
@@ -32,7 +32,7 @@ pub fn markdown() -> Result<String, DeclError> {
     Ok(out)
 }
 
-/// How a driver call comes to be answered.
+/// How a driver call is implemented.
 fn service(call: &Call) -> &'static str {
     match call {
         Call {
@@ -47,7 +47,7 @@ fn service(call: &Call) -> &'static str {
     }
 }
 
-/// The call that really answers.
+/// The call that this one is an alias of, or the call itself.
 fn target<'c>(calls: &'c [Call], call: &'c Call) -> &'c Call {
     let other = call
         .same_as

@@ -1,12 +1,12 @@
-//! CUDA's own types: handles and the records that the client reads or that travel as they are.
-//! Layouts are those of `cuda.h` 13.0 on x86-64; the sizes are proved below.
+//! CUDA's own types: handles, and the records that the client reads or sends unchanged. Layouts are
+//! those of `cuda.h` 13.0 on x86-64; the sizes are checked below.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 macro_rules! opaque_handles {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(
         $(#[$doc])*
-        /// Opaque to programs; here a number minted by the client.
+        /// Opaque to programs; here a number made by the client.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
         #[repr(transparent)]
         pub struct $name(pub usize);
@@ -44,7 +44,7 @@ pub struct CUuuid {
     pub bytes: [u8; 16],
 }
 
-/// `CUipcMemHandle`, which programs pass on as it is.
+/// `CUipcMemHandle`, which programs pass on unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct CUipcMemHandle {
@@ -58,7 +58,7 @@ pub struct CUipcEventHandle {
     pub reserved: [u8; 64],
 }
 
-/// `CUdevprop`, what the deprecated `cuDeviceGetProperties` fills.
+/// `CUdevprop`, which the deprecated `cuDeviceGetProperties` fills.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct CUdevprop {
@@ -96,7 +96,7 @@ pub struct CUDA_MEMCPY2D {
     pub height: usize,
 }
 
-/// `CUDA_MEMCPY3D_v2`; `CUDA_MEMCPY3D_PEER` has contexts where this has the reserved words.
+/// `CUDA_MEMCPY3D_v2`; `CUDA_MEMCPY3D_PEER` has contexts in place of the reserved words.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct CUDA_MEMCPY3D {
@@ -289,7 +289,7 @@ pub struct CUgraphEdgeData {
     pub reserved: [u8; 5],
 }
 
-/// `CUctxCreateParams`: what `cuCtxCreate_v4` adds.
+/// `CUctxCreateParams`: the parameters that `cuCtxCreate_v4` adds.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct CUctxCreateParams {
@@ -308,7 +308,8 @@ pub struct CUDA_BATCH_MEM_OP_NODE_PARAMS {
     pub flags: u32,
 }
 
-/// `CUstreamBatchMemOpParams`: a union, padded to 48 bytes; the operation is the first word of every member.
+/// `CUstreamBatchMemOpParams`: a union, padded to 48 bytes; the operation is the first word of
+/// every member.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct CUstreamBatchMemOpParams {

@@ -1,4 +1,5 @@
-//! `cupti.calls` and `cupti.cbids`, parsed: what `libcupti.so.13` exports, and how it numbers what it tells of.
+//! Parses `cupti.calls` and `cupti.cbids`: the functions that `libcupti.so.13` exports, and its
+//! numbers for driver and runtime calls.
 
 /// An exported function.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -7,14 +8,14 @@ pub struct Call {
     pub is_served: bool,
 }
 
-/// A function that CUPTI tells of, by its number there.
+/// A driver or runtime function that CUPTI reports, with its number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Traced {
     pub number: u32,
     pub name: String,
 }
 
-/// Every exported function, by name.
+/// Returns every exported function, by name.
 pub fn calls() -> Result<Vec<Call>, String> {
     lines(include_str!("cupti.calls"))
         .map(|line| {
@@ -33,7 +34,7 @@ pub fn calls() -> Result<Vec<Call>, String> {
         .collect()
 }
 
-/// The functions of the driver, or of the runtime, by number.
+/// Returns the functions of the driver, or of the runtime, by number.
 pub fn traced(domain: &str) -> Result<Vec<Traced>, String> {
     let mut found = Vec::new();
     for line in lines(include_str!("cupti.cbids")) {

@@ -1,19 +1,19 @@
-//! The two declaration files, parsed: what every other part of Outboard is derived from.
+//! Parses the two declaration files, from which every other part of Outboard is derived.
 
 use std::fmt;
 
-/// What a driver call costs the program that makes it.
+/// Cost of a driver call for the program that makes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
-    /// Answered by the client, nothing sent.
+    /// Answered by the client; nothing is sent.
     Local,
-    /// Sent, returns at once, never answered.
+    /// Sent, returns at once, never gets a reply.
     Outstanding,
-    /// Sent, waits for the answer.
+    /// Sent, waits for the reply.
     Synchronous,
-    /// The client mints the result; what is sent is outstanding.
+    /// Sent and not waited for; the client makes the result itself.
     Shadowed,
-    /// Answers `CUDA_ERROR_NOT_SUPPORTED` and says its name.
+    /// Returns `CUDA_ERROR_NOT_SUPPORTED` and prints its name.
     Unsupported,
 }
 
@@ -29,7 +29,7 @@ impl Class {
     }
 }
 
-/// A second export of a call whose null stream is the calling thread's own.
+/// A second export of a call, in which the null stream is the calling thread's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PerThread {
     /// `_ptsz`: the call takes a stream.
@@ -59,19 +59,19 @@ pub struct Param {
 #[derive(Debug, Clone)]
 pub struct Call {
     pub symbol: String,
-    /// CUDA version from which `cuGetProcAddress` answers with this symbol.
+    /// First CUDA version for which `cuGetProcAddress` returns this symbol.
     pub since: Option<u32>,
     pub params: Vec<Param>,
     pub per_thread: Option<PerThread>,
     pub class: Class,
-    /// Client stub, codec and dispatch are generated from this declaration alone.
+    /// True if client stub, codec and dispatch are generated from this declaration alone.
     pub derived: bool,
-    /// The symbol of the same ABI that this older name stands for.
+    /// The symbol of the same ABI for which this is an older name.
     pub same_as: Option<String>,
 }
 
 impl Call {
-    /// The name without its version suffix, as programs ask `cuGetProcAddress` for it.
+    /// The name without its version suffix, as programs pass it to `cuGetProcAddress`.
     pub fn unversioned(&self) -> &str {
         match self.symbol.rsplit_once("_v") {
             Some((base, digits)) if digits.bytes().all(|b| b.is_ascii_digit()) => base,
@@ -79,7 +79,7 @@ impl Call {
         }
     }
 
-    /// Every name under which the call is exported.
+    /// All names under which the call is exported.
     pub fn exports(&self) -> impl Iterator<Item = String> + '_ {
         std::iter::once(self.symbol.clone()).chain(
             self.per_thread
@@ -98,7 +98,7 @@ pub enum Type {
     I32,
     F32,
     Bytes,
-    /// A handle minted by the client, travelling as a `u64`.
+    /// A handle made by the client, sent as a `u64`.
     Handle(Handle),
 }
 
@@ -125,12 +125,12 @@ handles! {
     Surface "surface" "CUsurfObject", Link "link" "CUlinkState", Allocation "allocation" "CUmemGenericAllocationHandle",
 }
 
-/// When a message is answered.
+/// Time of the reply to a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     Never,
     AtOnce,
-    /// When the GPU is done.
+    /// Once the GPU is done.
     Waits,
 }
 
@@ -140,40 +140,40 @@ pub struct Field {
     pub ty: Type,
 }
 
-/// Where a derived call's C parameter goes in its message.
+/// How a derived call's C parameter travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     In,
-    /// `T *`: filled from the answer.
+    /// `T *`: filled from the reply.
     Out,
     /// `const T *`: a record of this many bytes, sent.
     RecordIn(usize),
-    /// `T *`: a record of this many bytes, filled from the answer.
+    /// `T *`: a record of this many bytes, filled from the reply.
     RecordOut(usize),
-    /// `CUhandle *`: minted by the client, sent.
+    /// `CUhandle *`: made by the client, sent.
     Mint(Handle),
 }
 
 /// One message from client to server.
 #[derive(Debug, Clone)]
 pub struct Op {
-    /// Snake case for the session's own, the driver's symbol for a derived call.
+    /// Snake case for messages of `session.ops`, the driver's symbol for a derived call.
     pub name: String,
     pub fields: Vec<Field>,
     pub reply: Vec<Field>,
     pub answer: Answer,
-    /// For a derived call: its parameters with what becomes of them.
+    /// For a derived call: the call, and how each of its parameters travels.
     pub derived_from: Option<(Call, Vec<Direction>)>,
 }
 
-/// One unasked message from server to client.
+/// One message from server to client that is not a reply.
 #[derive(Debug, Clone)]
 pub struct Note {
     pub name: String,
     pub fields: Vec<Field>,
 }
 
-/// A line of a declaration file that cannot be understood.
+/// A line of a declaration file that cannot be parsed.
 #[derive(Debug)]
 pub struct DeclError {
     pub file: &'static str,
@@ -192,7 +192,7 @@ impl std::error::Error for DeclError {}
 const DRIVER: &str = include_str!("driver.calls");
 const SESSION: &str = include_str!("session.ops");
 
-/// Every exported function, in the order of the declaration.
+/// Returns every exported function, in the order of declaration.
 pub fn driver() -> Result<Vec<Call>, DeclError> {
     lines(DRIVER)
         .map(|(line, text)| {
@@ -205,7 +205,7 @@ pub fn driver() -> Result<Vec<Call>, DeclError> {
         .collect()
 }
 
-/// Every message from client to server; its index is its number on the wire.
+/// Returns every message from client to server; its index is its number on the wire.
 pub fn ops() -> Result<Vec<Op>, DeclError> {
     let mut all = Vec::new();
     for (line, text) in lines(SESSION) {
@@ -228,7 +228,7 @@ pub fn ops() -> Result<Vec<Op>, DeclError> {
     Ok(all)
 }
 
-/// Every note from server to client; its index is its number on the wire.
+/// Returns every note from server to client; its index is its number on the wire.
 pub fn notes() -> Result<Vec<Note>, DeclError> {
     lines(SESSION)
         .filter_map(|(line, text)| text.strip_prefix("note ").map(|rest| (line, rest)))
@@ -243,7 +243,7 @@ pub fn notes() -> Result<Vec<Note>, DeclError> {
         .collect()
 }
 
-/// The heading under which a driver call is declared.
+/// Returns the heading under which a driver call is declared.
 pub fn section(symbol: &str) -> Option<&'static str> {
     let mut heading = None;
     for line in DRIVER.lines() {
@@ -256,10 +256,10 @@ pub fn section(symbol: &str) -> Option<&'static str> {
     None
 }
 
-/// A number that changes whenever the messages do, or the declarations of the documents in them: both ends of a connection
-/// must have the same.
+/// Returns a number that changes with the messages and with the declarations of the documents in
+/// them: both ends of a connection must have the same one.
 pub fn fingerprint(documents: &str) -> u64 {
-    // FNV-1a over the declaration's text: no more is asked of it than to differ between versions.
+    // FNV-1a over the declarations' text: it need only differ between versions.
     let derived = DRIVER.lines().filter(|l| l.ends_with("derived"));
     SESSION
         .lines()
@@ -416,7 +416,7 @@ fn parse_type(text: &str) -> Result<Type, String> {
     })
 }
 
-/// The message of a derived call, from its C parameters.
+/// Makes the message of a derived call from its C parameters.
 fn derive_op(call: Call) -> Result<Op, String> {
     let (mut fields, mut reply, mut directions) = (Vec::new(), Vec::new(), Vec::new());
     for param in &call.params {
@@ -480,7 +480,7 @@ fn derive_op(call: Call) -> Result<Op, String> {
     })
 }
 
-/// The wire type of a C type passed by value.
+/// Returns the wire type of a C type passed by value.
 pub fn scalar(ctype: &str) -> Option<Type> {
     if let Some(handle) = Handle::ALL.iter().find(|h| h.ctype() == ctype) {
         return Some(Type::Handle(*handle));
@@ -503,7 +503,8 @@ pub fn scalar(ctype: &str) -> Option<Type> {
     })
 }
 
-/// The size of the records that derived calls pass through untouched: plain data, no pointers, no handles.
+/// Returns the size of a record that derived calls pass through unchanged: plain data, no pointers,
+/// no handles.
 fn record_bytes(ctype: &str) -> Option<usize> {
     Some(match ctype {
         "CUDA_ARRAY_DESCRIPTOR" => 24,
@@ -515,7 +516,7 @@ fn record_bytes(ctype: &str) -> Option<usize> {
     })
 }
 
-/// `hStream` and `dstDevice` as Rust spells them.
+/// Converts names like `hStream` and `dstDevice` to Rust's spelling.
 pub fn snake_case(name: &str) -> String {
     let mut out = String::new();
     let mut previous_lower = false;
@@ -529,7 +530,8 @@ pub fn snake_case(name: &str) -> String {
     out
 }
 
-/// `mem_map` and `cuMemsetD8_v2` as Rust names a type: `MemMap`, `CuMemsetD8V2`.
+/// Converts names like `mem_map` and `cuMemsetD8_v2` to Rust's type names: `MemMap`,
+/// `CuMemsetD8V2`.
 pub fn camel_case(name: &str) -> String {
     name.split('_')
         .map(|word| {

@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-/// Declarations of a source file, without comments and spacing: structs and enums that are serialised, with their fields
-/// and what serde is told of them; `constants` adds the constants, which say what numbers in documents mean.
+/// Returns the declarations of a source file, without comments and spacing: serialised structs and
+/// enums, with their fields and serde attributes. `constants` adds the constants, which give
+/// numbers in documents their meaning.
 pub fn declarations(source: &str, constants: bool) -> String {
     let mut out = String::new();
     let mut attributes = String::new();

@@ -1,5 +1,6 @@
-//! CUDA's enumerators as `cuda.h` of CUDA 13.0 numbers them. Plain constants, not Rust enums: a newer program
-//! or driver may use values that this list does not know, and they must pass through.
+//! CUDA's enumerators with the numbers of `cuda.h` of CUDA 13.0. They are plain constants, not Rust
+//! enums: a newer program or driver may use values that this list does not have, and those must
+//! pass through.
 
 // CUdevice_attribute
 pub const CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: u32 = 1;

@@ -1,8 +1,8 @@
-//! Declared calls as Rust spells them, for the build scripts of the libraries that export them.
+//! Declared calls in Rust's spelling, for the build scripts of the libraries that export them.
 
 use crate::decl::{self, Call, PerThread};
 
-/// A parameter's name.
+/// Returns the Rust name of a parameter.
 pub fn name(c: &str) -> String {
     let name = decl::snake_case(c);
     match name.as_str() {
@@ -11,7 +11,7 @@ pub fn name(c: &str) -> String {
     }
 }
 
-/// The stream that a call is made on, as an expression over its arguments.
+/// Returns the stream of a call, as an expression over its arguments.
 pub fn stream_of(call: &Call, args: &[String], per_thread: Option<PerThread>) -> String {
     for (param, arg) in call.params.iter().zip(args) {
         match param.ctype.as_str() {
@@ -29,14 +29,14 @@ pub fn stream_of(call: &Call, args: &[String], per_thread: Option<PerThread>) ->
     }
 }
 
-/// The event that a call is about, as an expression over its arguments; of two, the later one.
+/// Returns the event of a call, as an expression over its arguments; the last of several.
 pub fn event_of<'a>(call: &Call, args: &'a [String]) -> Option<&'a str> {
     let mut events = call.params.iter().zip(args);
     let (_, arg) = events.rfind(|(param, _)| param.ctype == "CUevent")?;
     Some(arg)
 }
 
-/// What a call is about, for recordings: its stream and its event.
+/// Returns the stream and event of a call, for recordings.
 pub fn subject_of(call: &Call, args: &[String], per_thread: Option<PerThread>) -> String {
     let stream = match stream_of(call, args, per_thread).as_str() {
         "None" => "0".to_string(),
@@ -46,12 +46,12 @@ pub fn subject_of(call: &Call, args: &[String], per_thread: Option<PerThread>) -
         Some(event) => format!("{event}.0 as u64"),
         None => "0".to_string(),
     };
-    // Its handles may come again, and are others then.
+    // A destroyed handle may be given again, for another object.
     let is_destroyed = matches!(call.unversioned(), "cuStreamDestroy" | "cuEventDestroy");
     format!("Subject {{ stream: {stream}, event: {event}, is_destroyed: {is_destroyed} }}")
 }
 
-/// Types that `outboard_api::cuda` knows by their CUDA name.
+/// Types that `outboard_api::cuda` has under their CUDA name.
 const KNOWN: &[&str] = &[
     "CUcontext",
     "CUmodule",
@@ -105,13 +105,15 @@ const KNOWN: &[&str] = &[
     "CUresult",
 ];
 
-/// The Rust type of a C parameter. What is not known by name is an enum by value, or opaque behind a pointer.
+/// Returns the Rust type of a C parameter. A type without a known name is an enum by value, or
+/// opaque behind a pointer.
 pub fn rust_type(ctype: &str) -> String {
     let ctype = ctype.trim();
     if let Some(pointee) = ctype.strip_suffix('*') {
         let pointee = pointee.trim();
         let (mutability, pointee) = match pointee.strip_prefix("const ") {
-            // "const T *" may itself be pointed to: "const T **" is a mutable pointer to a constant one.
+            // "const T *" may itself be pointed to: "const T **" is a mutable pointer to a constant
+            // one.
             Some(p) if !p.ends_with('*') => ("*const", p),
             _ => ("*mut", pointee),
         };

@@ -2,16 +2,20 @@
 //!
 //! - `driver.calls`: every function that `libcuda.so.1` exports, with its class.
 //! - `session.ops`: every message of a session that is not a driver call of its own.
-//! - [`decl`]: both files, parsed; client stubs, codecs, dispatch and the coverage table are generated from it.
-//! - [`documents`]: what Rust sources declare of the documents inside messages, for the protocol's fingerprint.
+//! - [`decl`]: parses both files; client stubs, codecs, dispatch and the coverage table are
+//!   generated from it.
+//!
+//! - [`documents`]: extracts the documents that Rust sources declare, for the protocol's
+//!   fingerprint.
 //! - `nvml.calls`, [`nvml`]: every function of `libnvidia-ml.so.1`, and whether it is served.
 //! - [`cuda`], [`enums`], [`CUresult`]: CUDA's own types and numbers.
-//! - [`coverage`]: `docs/coverage.md`, written from all of these.
-//! - [`activity`]: what `libcuda.so.1` and `libcupti.so.13` tell each other.
-//! - `cupti.calls`, `cupti.cbids`, [`cupti`]: every function of `libcupti.so.13`, and the numbers of what it tells of.
+//! - [`coverage`]: writes `docs/coverage.md` from all of these.
+//! - [`activity`]: the interface between `libcuda.so.1` and `libcupti.so.13`.
+//! - `cupti.calls`, `cupti.cbids`, [`cupti`]: every function of `libcupti.so.13`, and its numbers
+//!   for driver and runtime calls.
 //! - [`optimise`]: the levels of `outboard run --optimise`.
-//! - [`ffi`]: the declared calls as Rust spells them, for build scripts.
-//! - [`procaddr`]: which symbol `cuGetProcAddress` answers for a name, a version and flags.
+//! - [`ffi`]: the declared calls in Rust's spelling, for build scripts.
+//! - [`procaddr`]: the symbol that `cuGetProcAddress` returns for a name, a version and flags.
 
 pub mod activity;
 pub mod coverage;
@@ -30,5 +34,5 @@ mod result;
 
 pub use result::CUresult;
 
-/// The CUDA version whose driver API is served: what `cuDriverGetVersion` answers.
+/// The CUDA version whose driver API is served; `cuDriverGetVersion` returns it.
 pub const CUDA_VERSION: u32 = 13000;

@@ -1,13 +1,13 @@
-//! `nvml.calls`, parsed: every function of `libnvidia-ml.so.1`.
+//! Parses `nvml.calls`: every function of `libnvidia-ml.so.1`.
 
 use crate::decl::{DeclError, Param, lines, parse_params};
 
-/// What becomes of a call.
+/// How a call is answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Service {
     /// Answered from a snapshot of the server's devices.
     Served,
-    /// Answers `NVML_ERROR_NOT_SUPPORTED` and says its name.
+    /// Returns `NVML_ERROR_NOT_SUPPORTED` and prints its name.
     Unsupported,
     /// Another name for the symbol given, of the same ABI.
     SameAs(String),
@@ -18,14 +18,14 @@ pub enum Service {
 pub struct Call {
     pub symbol: String,
     pub params: Vec<Param>,
-    /// The C type of the result, where it is not `nvmlReturn_t`.
+    /// The C type of the result, if it is not `nvmlReturn_t`.
     pub result: Option<String>,
     pub service: Service,
 }
 
 const NVML: &str = include_str!("nvml.calls");
 
-/// Every exported function, in the order of the declaration.
+/// Returns every exported function, in the order of declaration.
 pub fn calls() -> Result<Vec<Call>, DeclError> {
     lines(NVML)
         .map(|(line, text)| {

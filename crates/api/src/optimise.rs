@@ -1,39 +1,40 @@
-//! The one switch of the optimisations: which calls of a program wait for the server.
+//! The one switch of the optimisations: it decides which calls of a program wait for the server.
 //!
-//! The steps are those of the literature's factor analysis: outstanding requests (OR), shadow resources (SR), locality.
-//! Results, error codes and the moment of errors are the same at every level.
+//! The steps are those of the literature's factor analysis: outstanding requests (OR), shadow
+//! resources (SR), locality. At every level results, error codes and the moment of errors are
+//! equal.
 
 use std::{fmt, num::NonZeroU16, str::FromStr};
 
 use crate::decl::Class;
 
-/// Where `outboard run --optimise` leaves the level for the client library.
+/// Variable in which `outboard run --optimise` leaves the level for the client library.
 pub const VARIABLE: &str = "OUTBOARD_OPTIMISE";
-/// Messages that one batch holds at most.
+/// Messages in one batch, at most.
 pub const BATCH_MAX: u16 = 1024;
 
-/// How messages leave that need no answer.
+/// How messages that need no reply are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Sending {
-    /// Each is answered, and the call returns with the answer.
+    /// Each gets a reply, and the call returns with it.
     Sync,
-    /// So many at a time, or as soon as a call waits.
+    /// This many at a time, or as soon as a call waits.
     Batch(NonZeroU16),
-    /// Each at once; none is answered.
+    /// Each at once, without a reply.
     Outstanding,
 }
 
-/// A level: how messages leave, and what the client does by itself.
+/// A level: how messages are sent, and what the client answers itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Level {
     pub sending: Sending,
-    /// Shadowed calls return without an answer.
+    /// True if shadowed calls return without a reply.
     pub shadows: bool,
-    /// What the client knows is not asked.
+    /// True if the client does not ask what it knows.
     pub local: bool,
 }
 
-/// Every level as it is written, and what it means: for help and documents.
+/// Every level in its written form, with its meaning: for help and documents.
 pub const LEVELS: &[(&str, &str)] = &[
     (
         "sync",
@@ -58,7 +59,7 @@ pub const LEVELS: &[(&str, &str)] = &[
     ),
 ];
 
-/// What a call has done by the time it is about to return.
+/// Messages of a call by the time it is about to return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 pub enum Did {
     Nothing,
@@ -73,7 +74,7 @@ impl Level {
         local: true,
     };
 
-    /// Whether a call of this class must not return before it has made a round trip to the server.
+    /// Returns true if a call of this class must make a round trip to the server before it returns.
     pub fn owes_round_trip(self, class: Class, did: Did) -> bool {
         let sync = self.sending == Sending::Sync;
         match (class, did) {
@@ -81,14 +82,15 @@ impl Level {
             (Class::Outstanding, _) => sync,
             (Class::Shadowed, _) => !self.shadows,
             (Class::Local, _) => !self.local,
-            // Such as a wait for a stream that is known to be idle.
+            // For example a wait for a stream that is known to be idle.
             (Class::Synchronous, Did::Nothing) => !self.local,
-            // Its arguments allowed what most calls of its name do not: to send without an answer.
+            // Its arguments allowed it to send without a reply, which most calls of its name may
+            // not.
             (Class::Synchronous, Did::Sent) => sync,
         }
     }
 
-    /// How many messages wait for company.
+    /// Number of messages in a batch; `None` if messages are not batched.
     pub fn batch(self) -> Option<NonZeroU16> {
         match self.sending {
             Sending::Batch(size) => Some(size),
@@ -115,7 +117,7 @@ impl fmt::Display for Level {
     }
 }
 
-/// Text that names no level.
+/// A text that names no level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LevelError(String);
 
@@ -154,7 +156,7 @@ impl FromStr for Level {
             }
             _ => return Err(error()),
         };
-        // Each step stands on the one before it.
+        // Each step builds on the one before it.
         let (shadows, local) = match (rest, sending) {
             (None, _) => (false, false),
             (Some(_), Sending::Sync) => return Err(error()),

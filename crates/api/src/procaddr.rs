@@ -1,4 +1,4 @@
-//! `cuGetProcAddress`: a name, the CUDA version asked for and flags decide the symbol.
+//! Resolves `cuGetProcAddress`: a name, the CUDA version asked for and flags select the symbol.
 
 use std::collections::HashMap;
 
@@ -7,16 +7,16 @@ use crate::decl::{Call, DeclError, PerThread, driver};
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
 pub const PER_THREAD_DEFAULT_STREAM: u64 = 2;
 
-/// Why a name has no symbol.
+/// Reason why a name has no symbol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
     /// No function of that name in any version.
     Symbol,
-    /// The function exists, but only from a later CUDA version on.
+    /// The function exists only in later CUDA versions.
     Version,
 }
 
-/// For each unversioned name its versions in ascending order.
+/// Versions of each unversioned name, in ascending order.
 pub struct Table {
     by_name: HashMap<String, Vec<Entry>>,
 }
@@ -39,7 +39,7 @@ impl Table {
                 .entry(call.unversioned().to_string())
                 .or_default()
                 .push(Entry {
-                    // Functions without a typedef (debugger entries) were there from the start.
+                    // Functions without a typedef (debugger entries) existed from the start.
                     since: call.since.unwrap_or(0),
                     symbol: call.symbol.clone(),
                     per_thread: call.per_thread,
@@ -51,7 +51,7 @@ impl Table {
         Table { by_name }
     }
 
-    /// The exported symbol that serves `name` for a program built against `cuda_version`.
+    /// Returns the exported symbol that serves `name` for a program built against `cuda_version`.
     pub fn resolve(&self, name: &str, cuda_version: u32, flags: u64) -> Result<String, Missing> {
         let versions = self.by_name.get(name).ok_or(Missing::Symbol)?;
         let entry = versions

@@ -1,8 +1,8 @@
-//! `CUresult`: what every driver call answers.
+//! `CUresult`, which every driver call returns.
 
 use std::fmt;
 
-/// A result code, known or not: a newer driver may answer codes that this list does not have.
+/// A result code, known or not: a newer driver may return codes that this list does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct CUresult(pub u32);
@@ -11,11 +11,11 @@ macro_rules! results {
     ($($name:ident = $value:literal, $text:literal;)*) => {
         impl CUresult {
             $(pub const $name: CUresult = CUresult($value);)*
-            /// The enumerator, as `cuGetErrorName` answers it.
+            /// The enumerator's name, which `cuGetErrorName` returns.
             pub fn name(self) -> Option<&'static std::ffi::CStr> {
                 match self.0 { $($value => c_str(concat!(stringify!($name), "\0")),)* _ => None }
             }
-            /// The sentence that `cuGetErrorString` answers.
+            /// The sentence that `cuGetErrorString` returns.
             pub fn text(self) -> Option<&'static std::ffi::CStr> {
                 match self.0 { $($value => c_str(concat!($text, "\0")),)* _ => None }
             }
@@ -158,7 +158,8 @@ impl CUresult {
         }
     }
 
-    /// Errors of the GPU itself: the context is lost, every later call answers the same.
+    /// Returns true for errors of the GPU itself: the context is lost, and every later call returns
+    /// the same error.
     pub fn is_sticky(self) -> bool {
         matches!(self.0, 214 | 220 | 226 | 700 | 702 | 710 | 714..=719 | 721)
     }

@@ -1,5 +1,5 @@
-//! The proc-address table against what real libraries were seen to ask of a real 580 driver, and the
-//! declaration against the symbols that driver exports.
+//! The proc-address table against what real libraries were seen to ask of a real 580 driver, and
+//! the declaration against the symbols that driver exports.
 
 use std::collections::BTreeSet;
 

@@ -1,27 +1,27 @@
-//! Architecture names, and which code runs on which device.
+//! Names of architectures, and rules for which code runs on which device.
 
 use std::fmt;
 
-/// Tegra parts: code is not compatible between them and the desktop parts of the same major version, nor among them
-/// (CUDA C++ Programming Guide, "Binary Compatibility").
+/// Tegra parts: their code is compatible neither with desktop parts of the same major version nor
+/// with each other (CUDA C++ Programming Guide, "Binary Compatibility").
 const TEGRA: [u32; 4] = [53, 62, 72, 87];
 
 /// The first major version with family-specific (`f`) targets.
 const FAMILY_MAJOR_MIN: u32 = 10;
 
-/// What a target promises beyond its number.
+/// Compatibility of a target, beyond its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Variant {
     /// `sm_90`: forward compatible.
     #[default]
     Base,
-    /// `sm_100f`: runs on the family, the later minor versions of the same major one.
+    /// `sm_100f`: runs on its family, the later minor versions of the same major version.
     Family,
     /// `sm_90a`: runs on this compute capability alone.
     Specific,
 }
 
-/// An architecture as in `sm_90a`: ten times the major version plus the minor one, and the variant.
+/// An architecture like `sm_90a`: ten times the major version plus the minor one, and the variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Arch {
     pub number: u32,
@@ -69,7 +69,7 @@ impl Arch {
         self.number % 10
     }
 
-    /// Whether a cubin for this architecture runs on `device`.
+    /// Returns true if a cubin for this architecture runs on `device`.
     pub fn cubin_runs_on(self, device: Self) -> bool {
         if self.number == device.number {
             return true;
@@ -81,7 +81,7 @@ impl Arch {
             && self.minor() < device.minor()
     }
 
-    /// Whether PTX for this architecture can be compiled for `device`.
+    /// Returns true if PTX for this architecture can be compiled for `device`.
     pub fn ptx_runs_on(self, device: Self) -> bool {
         match self.variant {
             Variant::Base => self.number <= device.number,
@@ -102,7 +102,7 @@ impl Arch {
         }
     }
 
-    /// The name as PTX targets spell it: `compute_90a`.
+    /// The name in the form of PTX targets: `compute_90a`.
     pub fn virtual_name(self) -> String {
         format!("compute_{}{}", self.number, self.suffix())
     }

@@ -1,9 +1,11 @@
 //! Cubins: ELF64 files of machine 190.
 //!
 //! - A kernel is a function symbol with `STO_CUDA_ENTRY` in its `st_other`.
-//! - `.nv.info` has attributes for all functions by symbol index, `.nv.info.<kernel>` those of one kernel. Both are
-//!   records `{u8 format, u8 attribute, u16 value or size}`, followed by the payload where the format says so.
-//! - `.nv.shared.<kernel>` is as large as the static shared memory, `.nv.constant3` holds the module's constants.
+//! - `.nv.info` has attributes of all functions by symbol index, `.nv.info.<kernel>` those of one
+//!   kernel. Both consist of records `{u8 format, u8 attribute, u16 value or size}`; in some
+//!   formats a payload follows.
+//! - `.nv.shared.<kernel>` is as large as the static shared memory, `.nv.constant3` holds the
+//!   module's constants.
 
 use std::collections::HashMap;
 
@@ -24,16 +26,18 @@ pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"\x7fELF");
 pub(crate) const HEADER_BYTES: usize = 64;
 
 const MACHINE_CUDA: u16 = 190;
-/// `EI_ABIVERSION` from which on (CUDA 13) the architecture lies in bits 8 to 15 of `e_flags`; before, in the low byte.
+/// First `EI_ABIVERSION` (CUDA 13) with the architecture in bits 8 to 15 of `e_flags`; earlier
+/// versions have it in the low byte.
 const ABI_VERSION_WIDE_FLAGS: u8 = 8;
-/// `sm_90a` in `e_flags` before that version; since then it is an attribute of `.nv.compat`.
+/// `sm_90a` in `e_flags` before that version; later versions have an attribute of `.nv.compat` for
+/// it.
 const FLAG_SPECIFIC: u32 = 0x800;
 const COMPAT_SPECIFIC: u8 = 0x09;
 
 const STO_CUDA_MANAGED: u8 = 0x04;
 const STO_CUDA_ENTRY: u8 = 0x10;
 
-/// From this architecture on, `.nv.shared.<kernel>` begins with memory reserved by the system.
+/// First architecture whose `.nv.shared.<kernel>` begins with memory that the system reserves.
 const SHARED_RESERVED_ARCH_MIN: u32 = 90;
 const SHARED_RESERVED_BYTES: u64 = 1024;
 
@@ -61,7 +65,7 @@ mod attribute {
 /// `MAXREG_COUNT` of a kernel without a limit.
 const REGISTERS_UNLIMITED: u32 = 255;
 
-/// Lists what a cubin contains.
+/// Reads the content of a cubin.
 pub(crate) fn parse(data: &[u8]) -> Result<Module, Error> {
     File::read(data)?.into_module()
 }
@@ -70,8 +74,8 @@ pub(crate) fn arch(data: &[u8]) -> Result<Arch, Error> {
     File::read(data)?.arch()
 }
 
-/// Where the section and program tables end, from the header, or from header and tables when the number of sections
-/// is too large for the header and stands in the first section.
+/// End of the section and program tables, by the header. If the number of sections is too large for
+/// the header it is in the first section, and `prefix` must then include that.
 pub(crate) fn tables_extent(prefix: &[u8]) -> Result<usize, Error> {
     let header = file_header(prefix)?;
     let section_bytes = u64::from(header.e_shentsize.get(LE));
@@ -93,7 +97,8 @@ pub(crate) fn tables_extent(prefix: &[u8]) -> Result<usize, Error> {
     read::size(tables, limits::IMAGE_BYTES_MAX, 40, "ELF section table end")
 }
 
-/// Bytes of the whole file, from its header and tables: where the last table, section or segment ends.
+/// Bytes of the whole file, by its header and tables: the end of the last table, section or
+/// segment.
 pub(crate) fn extent(prefix: &[u8]) -> Result<usize, Error> {
     let mut last = tables_extent(prefix)? as u64;
     let tables = read::bytes(prefix, 0, last as usize, "ELF section table")?;
@@ -110,7 +115,7 @@ pub(crate) fn extent(prefix: &[u8]) -> Result<usize, Error> {
     read::size(last, limits::IMAGE_BYTES_MAX, 0, "ELF file size")
 }
 
-/// Saturates, so that an overflow meets the limit.
+/// Saturates, so that an overflow exceeds the limit.
 fn end(offset: u64, bytes: Option<u64>) -> u64 {
     bytes.map_or(u64::MAX, |bytes| {
         if bytes == 0 {
@@ -141,7 +146,7 @@ struct File<'a> {
     header: &'a FileHeader64<LE>,
     sections: SectionTable<'a, FileHeader64<LE>>,
     symbols: SymbolTable<'a, FileHeader64<LE>>,
-    /// The first of each name.
+    /// The first section of each name.
     by_name: HashMap<&'a [u8], SectionIndex>,
     budget: Budget,
 }
@@ -265,7 +270,7 @@ impl<'a> File<'a> {
     }
 
     fn space(&self, symbol: &Sym64<LE>) -> Option<Space> {
-        // No module has a variable in the sections that only extended numbering reaches.
+        // No module has a variable in a section that only extended numbering reaches.
         let section = SectionIndex(usize::from(symbol.st_shndx(LE).0));
         let is_in = |name: &[u8]| self.by_name.get(name) == Some(&section);
         if is_in(b".nv.global") || is_in(b".nv.global.init") {
@@ -280,7 +285,8 @@ impl<'a> File<'a> {
         }
     }
 
-    /// Registers and stack frames, which stand in one section for all functions, by symbol index.
+    /// Reads registers and stack frames, which one section holds for all functions, by symbol
+    /// index.
     fn function_attributes(&self) -> Result<HashMap<usize, Attributes>, Error> {
         let mut functions: HashMap<usize, Attributes> = HashMap::new();
         for record in self.records(b".nv.info")? {
@@ -312,7 +318,7 @@ impl<'a> File<'a> {
         Ok(())
     }
 
-    /// Parameters, and the attributes that stand in the kernel's own section.
+    /// Reads the parameters, and the attributes in the kernel's own section.
     fn kernel_info(
         &mut self,
         kernel: &str,
@@ -346,7 +352,7 @@ impl<'a> File<'a> {
         in_order(params)
     }
 
-    /// The records of a section, none if there is no such section.
+    /// Returns the records of a section; none if there is no such section.
     fn records(&self, section: &[u8]) -> Result<Records<'a>, Error> {
         let Some(section) = self.section(section) else {
             return Ok(Records {
@@ -373,7 +379,7 @@ impl<'a> File<'a> {
     }
 }
 
-/// Every parameter once, none on top of another.
+/// Sorts parameters; checks that each appears once and that none overlaps another.
 fn in_order(mut params: Vec<(u16, Param)>) -> Result<Vec<Param>, Error> {
     params.sort_by_key(|&(ordinal, _)| ordinal);
     let mut free = 0;
@@ -405,13 +411,13 @@ fn in_order(mut params: Vec<(u16, Param)>) -> Result<Vec<Param>, Error> {
 struct Records<'a> {
     data: &'a [u8],
     at: usize,
-    /// Of the section in the file, for errors.
+    /// Offset of the section in the file, for errors.
     base: usize,
 }
 
 struct Record<'a> {
     attribute: u8,
-    /// Of a byte or half-word record; the payload's size in a sized one.
+    /// The value of a byte or half-word record; the payload's size in a sized one.
     value: u16,
     payload: &'a [u8],
     offset: usize,
@@ -467,8 +473,8 @@ impl Record<'_> {
         Ok([self.u32(0)?, self.u32(4)?, self.u32(8)?])
     }
 
-    /// Ordinal and place of a `KPARAM_INFO`: `u32 index, u16 ordinal, u16 offset`, then the size, in version 1 above
-    /// 18 bits of other things.
+    /// Ordinal and location of a `KPARAM_INFO`: `u32 index, u16 ordinal, u16 offset`, then the
+    /// size; in version 1 the size is above 18 bits of other values.
     fn param(&self) -> Result<(u16, Param), Error> {
         let place = self.u32(4)?;
         let size = self.u32(8)?;
@@ -504,7 +510,8 @@ impl Record<'_> {
     }
 }
 
-/// Bounds what names and attribute sections may add up to: a file can point to the same bytes many times over.
+/// Bounds the sum of names and attribute sections that are read: a file can point to the same bytes
+/// many times.
 struct Budget {
     left: usize,
     max: usize,

@@ -1,6 +1,6 @@
 use crate::{Arch, limits};
 
-/// What is wrong with an image, where, and what was expected there.
+/// A fault in an image: its kind, its offset, and what was expected there.
 ///
 /// Offsets count bytes from the start of the container, ELF or text being read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -72,9 +72,9 @@ pub enum Error {
     #[error("{}", no_binary(*device, *ptx_only, found))]
     NoBinary {
         device: Arch,
-        /// The device takes PTX only, so cubins were not considered.
+        /// True if the device takes only PTX, so that cubins were not considered.
         ptx_only: bool,
-        /// Everything the image holds, as `cubin sm_90a`, `PTX compute_80`.
+        /// Everything in the image, as `cubin sm_90a`, `PTX compute_80`.
         found: Vec<String>,
     },
 }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  container   u32 magic 0xBA55ED50 · u16 version 1 · u16 header bytes 16 · u64 bytes of entries
-//!  entry       u16 kind · u16 version · u32 header bytes · u64 payload bytes (padded: the step to the next entry)
+//!  entry       u16 kind · u16 version · u32 header bytes
+//!              u64 payload bytes (padded: the step to the next entry)
 //!              u32 compressed bytes · u32 options offset · u16 minor · u16 major · u32 architecture
 //!              u32 name offset · u32 name bytes · u64 flags · u64 0 · u64 uncompressed bytes
 //! ```
@@ -12,7 +13,7 @@ use std::{borrow::Cow, fmt, io::Read};
 use crate::{Arch, Error, Kernel, Module, Variant, cubin, limits, ptx, read};
 
 pub(crate) const MAGIC: u32 = 0xBA55_ED50;
-/// Enough of a container to know its extent.
+/// Bytes of a container from which its length is known.
 pub(crate) const HEADER_BYTES: usize = 16;
 const VERSION: u16 = 1;
 
@@ -22,21 +23,22 @@ const KIND_ELF: u16 = 2;
 
 const FLAG_LZ4: u64 = 0x2000;
 const FLAG_ZSTD: u64 = 0x8000;
-/// `sm_90a`: seen on every entry that nvcc builds for an `a` target, cubin and PTX alike.
+/// `sm_90a`: set in every entry that nvcc builds for an `a` target, cubin and PTX alike.
 const FLAG_SPECIFIC: u64 = 0x10_0000;
-/// `sm_100f`, likewise.
+/// `sm_100f`: set in every entry for an `f` target.
 const FLAG_FAMILY: u64 = 0x20_0000;
 
-/// What an entry holds.
+/// Content of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     Ptx,
     Cubin,
-    /// Link-time intermediate code (8), whose bytes are scrambled, and whatever else a toolkit may add.
+    /// Link-time intermediate code (8), whose bytes are scrambled, and anything else that a toolkit
+    /// may add.
     Other(u16),
 }
 
-/// How an entry is stored.
+/// Compression of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Encoding {
     Plain,
@@ -53,19 +55,19 @@ pub struct Entry<'a> {
     pub arch: Arch,
     /// PTX ISA version or cubin format version, as major and minor; zeroes for a bare cubin.
     pub version: (u32, u32),
-    /// As stored: see [`Encoding`] and the container's flags.
+    /// The container's flags as stored: see [`Encoding`].
     pub flags: u64,
     pub encoding: Encoding,
     /// The source file, in debug builds.
     pub name: Option<&'a str>,
     stored: &'a [u8],
     plain_bytes: usize,
-    /// Of the stored bytes in the container, for errors.
+    /// Offset of the stored bytes in the container, for errors.
     offset: usize,
 }
 
 impl<'a> Entry<'a> {
-    /// An entry that came without a container.
+    /// Makes an entry of an image without a container.
     pub(crate) fn bare(kind: Kind, arch: Arch, stored: &'a [u8]) -> Self {
         Self {
             kind,
@@ -80,17 +82,18 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// The bytes as they lie in the image.
+    /// The bytes as stored in the image.
     pub fn stored(&self) -> &'a [u8] {
         self.stored
     }
 
-    /// The size after decompression, as the container claims it.
+    /// Size after decompression, as the container claims it.
     pub fn plain_bytes(&self) -> usize {
         self.plain_bytes
     }
 
-    /// The cubin or PTX itself, decompressed at every call where it is compressed. PTX is without its NUL padding.
+    /// Returns the cubin or PTX itself, decompressed at every call if it is compressed. PTX comes
+    /// without its NUL padding.
     pub fn bytes(&self) -> Result<Cow<'a, [u8]>, Error> {
         let plain = match self.encoding {
             Encoding::Plain => Cow::Borrowed(self.stored),
@@ -107,7 +110,7 @@ impl<'a> Entry<'a> {
         })
     }
 
-    /// Everything the entry says of its kernels and variables.
+    /// Reads what the entry says of its kernels and variables.
     pub fn module(&self) -> Result<Module, Error> {
         match self.kind {
             Kind::Cubin => cubin::parse(&self.bytes()?),
@@ -121,7 +124,8 @@ impl<'a> Entry<'a> {
     }
 
     fn lz4(&self) -> Result<Vec<u8>, Error> {
-        // An LZ4 block cannot expand more than 255 times: a larger claim is a lie and must not be allocated.
+        // An LZ4 block cannot expand more than 255 times: a larger claim is a lie and must not be
+        // allocated.
         let plain_bytes_max = self.stored.len().saturating_mul(255);
         if self.plain_bytes > plain_bytes_max {
             let found = self.plain_bytes as u64;
@@ -142,7 +146,7 @@ impl<'a> Entry<'a> {
     fn zstd(&self) -> Result<Vec<u8>, Error> {
         let decoder = ruzstd::decoding::StreamingDecoder::new(self.stored)
             .map_err(|error| self.decompress_error("zstd", &error))?;
-        // Grows with what really comes out, so that a false claim allocates nothing.
+        // Grows by the bytes that are really decompressed, so that a false claim allocates nothing.
         let mut plain = Vec::new();
         decoder
             .take(self.plain_bytes as u64 + 1)
@@ -181,7 +185,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// `cubin sm_90a`, `PTX compute_80`: how errors name what an image holds.
+/// `cubin sm_90a`, `PTX compute_80`: the form in which errors name the content of an image.
 impl fmt::Display for Entry<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
@@ -192,7 +196,7 @@ impl fmt::Display for Entry<'_> {
     }
 }
 
-/// Bytes of a container, header included, from its first [`HEADER_BYTES`].
+/// Bytes of a container, header included, by its first [`HEADER_BYTES`].
 pub(crate) fn extent(header: &[u8]) -> Result<usize, Error> {
     let magic = read::u32(header, 0, "fatbin magic")?;
     if magic != MAGIC {
@@ -243,7 +247,7 @@ pub(crate) fn parse(data: &[u8]) -> Result<Vec<Entry<'_>>, Error> {
     Ok(entries)
 }
 
-/// The entry at `offset` and where the next one begins.
+/// Parses the entry at `offset`; returns also the offset of the next one.
 fn parse_entry(data: &[u8], offset: usize) -> Result<(Entry<'_>, usize), Error> {
     let header = read::bytes(data, offset, ENTRY_HEADER_BYTES, "fatbin entry header")?;
     let u16_at = |at| read::u16(header, at, "fatbin entry header");
@@ -333,7 +337,7 @@ fn parse_entry(data: &[u8], offset: usize) -> Result<(Entry<'_>, usize), Error> 
     Ok((entry, payload_offset + payload_bytes))
 }
 
-/// The name is a comment: one that does not make sense is left out rather than refused.
+/// Reads the name, which is a comment: a name that makes no sense is left out and is no error.
 fn name(header: &[u8], offset: u32, len: u32) -> Option<&str> {
     let start = usize::try_from(offset).ok()?;
     let end = start.checked_add(usize::try_from(len).ok()?)?;

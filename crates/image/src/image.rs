@@ -1,6 +1,6 @@
 use crate::{Arch, Error, cubin, fatbin, fatbin::Entry, fatbin::Kind, ptx, raw::WRAPPER_MAGIC};
 
-/// The form an image came in.
+/// The form of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     Fatbin,
@@ -15,12 +15,12 @@ pub struct Image<'a> {
     entries: Vec<Entry<'a>>,
 }
 
-/// The code a driver would take for a device.
+/// The code that a driver would choose for a device.
 #[derive(Debug, Clone, Copy)]
 pub enum Choice<'i, 'a> {
-    /// Machine code that runs as it is.
+    /// Machine code that runs without compilation.
     Cubin(&'i Entry<'a>),
-    /// To be compiled for the device first.
+    /// PTX, which must be compiled for the device first.
     Ptx(&'i Entry<'a>),
 }
 
@@ -33,8 +33,8 @@ impl<'i, 'a> Choice<'i, 'a> {
 }
 
 impl<'a> Image<'a> {
-    /// Tells the form from the first bytes. What follows a container's end is ignored, as the driver does: it never
-    /// learns how long the memory is that it was given.
+    /// Parses an image, whose form follows from its first bytes. Bytes after a container's end are
+    /// ignored, as in the driver, which does not learn the length of the memory that it gets.
     pub fn parse(data: &'a [u8]) -> Result<Self, Error> {
         let magic = data.first_chunk::<4>().copied().map(u32::from_le_bytes);
         match magic {
@@ -65,8 +65,9 @@ impl<'a> Image<'a> {
         &self.entries
     }
 
-    /// The code for a device: the machine code of the closest architecture that runs there, else the highest PTX that
-    /// can be compiled for it. Among equals the more specific target wins, then the first.
+    /// Chooses the code for a device: the machine code of the closest architecture that runs there,
+    /// otherwise the highest PTX that can be compiled for it. Among equals the more specific target
+    /// wins, then the first.
     pub fn select(&self, major: u32, minor: u32) -> Result<Choice<'_, 'a>, Error> {
         let device = Arch::device(major, minor);
         let cubin = best(
@@ -83,7 +84,7 @@ impl<'a> Image<'a> {
         }
     }
 
-    /// The PTX for a device that runs nothing else.
+    /// Chooses the PTX for a device that runs nothing else.
     pub fn select_ptx(&self, major: u32, minor: u32) -> Result<&Entry<'a>, Error> {
         let device = Arch::device(major, minor);
         self.best_ptx(device)

@@ -1,17 +1,18 @@
-//! What a CUDA module image contains: which architectures, which kernels, how their parameters lie.
+//! Reads CUDA module images: their architectures, their kernels, and the layout of the kernels'
+//! parameters.
 //!
-//! A program hands the driver an image in one of three forms, and this crate reads all of them from untrusted bytes,
-//! without panics and with bounded memory:
+//! A program passes the driver an image in one of three forms. This crate reads all of them from
+//! untrusted bytes, without panics and with bounded memory:
 //!
 //! ```text
-//!  pointer ── raw ──► bytes ──► Image::parse ──► entries ──► Image::select(device) ──► Entry::module
-//!                               fatbin │ cubin │ PTX         (decompressed lazily)      kernels, parameters,
-//!                                                                                       attributes, variables
+//!  pointer ─ raw ─► bytes ─► Image::parse ─► entries ─► Image::select(device) ─► Entry::module
+//!                            fatbin, cubin, PTX         (decompressed lazily)    kernels, parameters,
+//!                                                                                attributes, variables
 //! ```
 //!
 //! It does not load, link, compile or disassemble anything, and it does not check PTX instructions.
-//! The formats are not documented by NVIDIA; the modules name what was observed, and the tests hold it against the
-//! output of `nvcc`.
+//! NVIDIA does not document the formats; the modules describe what was observed, and the tests
+//! compare it with the output of `nvcc`.
 
 mod arch;
 mod cubin;

@@ -1,4 +1,4 @@
-//! What is asked of a module once it is loaded, whichever form it came in.
+//! The content of a module, for queries after it is loaded, in whichever form it came.
 
 use crate::Arch;
 
@@ -6,7 +6,8 @@ use crate::Arch;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Module {
     pub arch: Arch,
-    /// Still to be linked with other device code (`nvcc -rdc=true` before the link); a driver cannot run it as it is.
+    /// True if it must still be linked with other device code (`nvcc -rdc=true` before the link): a
+    /// driver cannot run it.
     pub relocatable: bool,
     pub kernels: Vec<Kernel>,
     pub variables: Vec<Variable>,
@@ -24,9 +25,9 @@ impl Module {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kernel {
-    /// Mangled, as `cuModuleGetFunction` takes it.
+    /// The mangled name, as `cuModuleGetFunction` takes it.
     pub name: String,
-    /// In declaration order, offsets ascending.
+    /// In the order of declaration, with ascending offsets.
     pub params: Vec<Param>,
     pub attributes: Attributes,
 }
@@ -40,30 +41,31 @@ impl Kernel {
     }
 }
 
-/// Where a kernel parameter lies in the parameter buffer, in bytes.
+/// Location of a kernel parameter in the parameter buffer, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Param {
     pub offset: u32,
     pub size: u32,
 }
 
-/// What the image says of a kernel; `None` where it says nothing (PTX has no registers yet, say).
+/// Attributes of a kernel; `None` if the image does not give them (PTX, for example, has no
+/// registers yet).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Attributes {
-    /// Registers a thread.
+    /// Registers per thread.
     pub registers: Option<u32>,
-    /// Static shared memory a block, without the part the system reserves.
+    /// Static shared memory per block, without the part that the system reserves.
     pub shared_bytes: Option<u32>,
     /// Shared memory that the system reserves in each block (1 KiB from sm_90 on).
     pub shared_reserved_bytes: Option<u32>,
-    /// Local memory a thread.
+    /// Local memory per thread.
     pub local_bytes: Option<u32>,
     /// User constants (`__constant__`), which all kernels of a module share.
     pub constant_bytes: Option<u32>,
-    /// Bytes of parameters that the code expects. More than [`Kernel::param_bytes`] where a compiler other than
-    /// NVIDIA's left out the list.
+    /// Bytes of parameters that the code expects. More than [`Kernel::param_bytes`] if a compiler
+    /// other than NVIDIA's left out the list.
     pub param_bytes: Option<u32>,
-    /// Where the parameters start in constant bank 0.
+    /// Offset of the parameters in constant bank 0.
     pub param_base: Option<u32>,
     /// `__launch_bounds__` or `.maxntid`.
     pub threads_max: Option<[u32; 3]>,
@@ -73,13 +75,13 @@ pub struct Attributes {
     pub registers_max: Option<u32>,
     /// `__cluster_dims__`: the only cluster shape the kernel accepts.
     pub cluster_required: Option<[u32; 3]>,
-    /// The kernel must be launched with clusters.
+    /// True if the kernel must be launched with clusters.
     pub cluster_explicit: bool,
     pub cluster_blocks_max: Option<u32>,
     pub barriers: Option<u32>,
 }
 
-/// Where a variable lives.
+/// Memory space of a variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Space {
     /// `__device__`

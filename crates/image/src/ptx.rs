@@ -1,7 +1,7 @@
-//! What a PTX text declares: header directives, entries with their parameters, module variables.
+//! Declarations of a PTX text: header directives, entries with their parameters, module variables.
 //!
-//! A scan, not a parse: bodies are skipped by their braces, instructions are not looked at. Grammar: PTX ISA, "Kernel and
-//! Function Directives" and "State Spaces, Types, and Variables".
+//! Scans, and does not parse: bodies are skipped by their braces, and instructions are not read.
+//! Grammar: PTX ISA, "Kernel and Function Directives" and "State Spaces, Types, and Variables".
 
 mod lexer;
 #[cfg(test)]
@@ -17,7 +17,7 @@ use crate::{Arch, Attributes, Error, Kernel, Module, Space, Variable, limits};
 pub struct Declarations<'a> {
     pub header: Header,
     pub entries: Vec<EntryPoint<'a>>,
-    /// Defined here, in global or constant memory.
+    /// Variables that this text defines in global or constant memory.
     pub variables: Vec<Variable>,
 }
 
@@ -26,7 +26,7 @@ pub struct Header {
     /// PTX ISA version, as major and minor.
     pub version: (u32, u32),
     pub target: Arch,
-    /// 32 where the text does not say.
+    /// 32 if the text does not say.
     pub address_bits: u32,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Header {
     }
 }
 
-/// A `.entry`.
+/// A kernel: `.entry`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EntryPoint<'a> {
     pub name: &'a str,
@@ -48,7 +48,7 @@ pub struct EntryPoint<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Param<'a> {
     pub name: &'a str,
-    /// In the parameter buffer: the end of the parameter before, aligned.
+    /// Offset in the parameter buffer: the end of the parameter before, aligned.
     pub offset: u32,
     pub size: u32,
     pub align: u32,
@@ -77,7 +77,7 @@ impl From<Declarations<'_>> for Module {
     }
 }
 
-/// Whether an image starts as PTX does: with white space, a directive or a comment.
+/// Returns true if an image starts like PTX: with white space, a directive or a comment.
 pub(crate) fn looks_like_text(data: &[u8]) -> bool {
     let text = without_padding(data);
     text.iter()
@@ -85,19 +85,19 @@ pub(crate) fn looks_like_text(data: &[u8]) -> bool {
         .map_or(!text.is_empty(), |byte| matches!(byte, b'.' | b'/'))
 }
 
-/// Up to the first NUL.
+/// Returns the bytes before the first NUL.
 pub(crate) fn without_padding(data: &[u8]) -> &[u8] {
     data.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
-/// The text in an image's bytes, without the NULs that end or pad it.
+/// Returns the text in an image's bytes, without the NULs that end or pad it.
 pub fn decode(data: &[u8]) -> Result<&str, Error> {
     std::str::from_utf8(without_padding(data)).map_err(|error| Error::PtxEncoding {
         offset: error.valid_up_to(),
     })
 }
 
-/// Reads `.version`, `.target` and `.address_size`, which come before anything else.
+/// Reads `.version`, `.target` and `.address_size`, which come first.
 pub fn scan_header(text: &str) -> Result<Header, Error> {
     Scanner {
         lexer: Lexer::new(text),
@@ -174,7 +174,7 @@ impl<'a> Scanner<'a> {
         })
     }
 
-    /// After `.entry`. A declaration without a body is not an entry of this module.
+    /// Reads what follows `.entry`. A declaration without a body is not an entry of this module.
     fn entry(&mut self) -> Result<Option<EntryPoint<'a>>, Error> {
         let name = self.identifier("the name of an entry")?;
         let params = if self.lexer.accept(b'(')? {
@@ -214,7 +214,7 @@ impl<'a> Scanner<'a> {
         }))
     }
 
-    /// After the opening parenthesis.
+    /// Reads what follows the opening parenthesis.
     fn params(&mut self) -> Result<Vec<Param<'a>>, Error> {
         let mut params = Vec::new();
         let mut free = 0;
@@ -251,7 +251,8 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// After `.global` or `.const`, up to the semicolon. Texture references and the like are left out.
+    /// Reads what follows `.global` or `.const`, up to the semicolon. Leaves out texture references
+    /// and the like.
     fn variables(
         &mut self,
         space: &str,
@@ -290,7 +291,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// The number of elements at the top level of an initializer, without consuming what follows it.
+    /// Counts the elements at the top level of an initializer, without consuming what follows it.
     fn initializer(&mut self) -> Result<u64, Error> {
         let mut depth = 0u32;
         let mut elements = 0;
@@ -322,7 +323,8 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// `.align 8 .b8 name`, `.u64 .ptr .global .align 16 name`, `.attribute(.managed) .u32 name`.
+    /// Reads `.align 8 .b8 name`, `.u64 .ptr .global .align 16 name`, `.attribute(.managed) .u32
+    /// name`.
     fn declaration(&mut self) -> Result<Declared<'a>, Error> {
         let mut size = None;
         let mut align = None;
@@ -333,7 +335,7 @@ impl<'a> Scanner<'a> {
                 return Err(self.lexer.error("a type or name"));
             };
             match word {
-                // Behind `.ptr` it is the alignment of what is pointed to.
+                // After `.ptr` this is the alignment of the memory pointed to.
                 ".align" if is_pointer => drop(self.number("an alignment")?),
                 ".align" => align = Some(self.number("an alignment")?),
                 ".ptr" => is_pointer = true,
@@ -364,7 +366,7 @@ impl<'a> Scanner<'a> {
         })
     }
 
-    /// After `.attribute`: whether `.managed` is in the list.
+    /// Reads what follows `.attribute`; returns true if `.managed` is in the list.
     fn attribute(&mut self) -> Result<bool, Error> {
         let mut is_managed = false;
         if !self.lexer.accept(b'(')? {
@@ -381,7 +383,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// `[4][2]`; an empty pair of brackets is `None`.
+    /// Reads `[4][2]`; an empty pair of brackets is `None`.
     fn dimensions(&mut self) -> Result<Vec<Option<u64>>, Error> {
         let mut dimensions = Vec::new();
         while self.lexer.accept(b'[')? {
@@ -408,7 +410,7 @@ impl<'a> Scanner<'a> {
         Ok(bytes)
     }
 
-    /// One to three numbers; those left out are 1.
+    /// Reads one to three numbers; missing ones are 1.
     fn shape(&mut self) -> Result<[u32; 3], Error> {
         let mut shape = [self.number("a size")?, 1, 1];
         for dimension in shape.iter_mut().skip(1) {
@@ -446,7 +448,7 @@ impl<'a> Scanner<'a> {
 
 struct Declared<'a> {
     name: &'a str,
-    /// Of one element, in bytes.
+    /// Size of one element, in bytes.
     size: u32,
     align: u32,
     is_managed: bool,
@@ -457,7 +459,7 @@ fn is_identifier(word: &str) -> bool {
     word.starts_with(|first: char| first.is_ascii_alphabetic() || matches!(first, '_' | '$' | '%'))
 }
 
-/// PTX ISA, "Integer Constants".
+/// Parses a number by PTX ISA, "Integer Constants".
 fn parse_number(word: &str) -> Option<u32> {
     let digits = word.trim_end_matches('U');
     match digits.get(..2) {
@@ -468,7 +470,7 @@ fn parse_number(word: &str) -> Option<u32> {
     }
 }
 
-/// PTX ISA, "Fundamental Types", and the packed ones.
+/// Size of a type of PTX ISA, "Fundamental Types", or of a packed one.
 fn type_bytes(name: &str) -> Option<u32> {
     Some(match name {
         ".b8" | ".u8" | ".s8" => 1,

@@ -1,7 +1,8 @@
-//! From the bare pointer a program passes to `cuModuleLoadData` or `cuLibraryLoadData` to slices with an end.
+//! Finds the length of an image at the bare pointer that a program passes to `cuModuleLoadData` or
+//! `cuLibraryLoadData`.
 //!
-//! Nothing says how long that memory is but what lies in it. This is the only module that dereferences pointers; all
-//! decisions are made by the safe decoders on the slices formed so far.
+//! Only the image itself says how long its memory is. This is the only module that dereferences
+//! pointers; the safe decoders decide, on the slices formed so far.
 
 use std::{ffi::c_void, slice};
 
@@ -9,9 +10,10 @@ use crate::{Error, cubin, fatbin, limits, ptx};
 
 /// `__fatBinC_Wrapper_t` of `fatbinary_section.h`.
 pub const WRAPPER_MAGIC: u32 = 0x4662_43B1;
-/// The second pointer is a file name, unused.
+/// Version whose second pointer is a file name, which is not used.
 const WRAPPER_VERSION: u32 = 1;
-/// The container was linked from others; the second pointer is a NULL-terminated list of them.
+/// Version for a container that was linked from others; the second pointer is a NULL-terminated
+/// list of them.
 const WRAPPER_VERSION_LINKED: u32 = 2;
 
 #[repr(C)]
@@ -24,18 +26,18 @@ struct Wrapper {
 
 const _: () = assert!(size_of::<Wrapper>() == 24);
 
-/// An image found at a pointer.
+/// An image that was found at a pointer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RawImage<'a> {
-    /// What [`crate::Image::parse`] takes: a container, a cubin, or PTX without its NUL.
+    /// The input of [`crate::Image::parse`]: a container, a cubin, or PTX without its NUL.
     pub bytes: &'a [u8],
-    /// The containers that `bytes` was linked from (`nvcc -rdc=true`), which a driver links again when none of the
-    /// linked code fits its device. Empty for nearly all programs.
+    /// The containers from which `bytes` was linked (`nvcc -rdc=true`). A driver links them again
+    /// if no linked code fits its device. Empty for nearly all programs.
     pub prelinked: Vec<&'a [u8]>,
 }
 
 impl<'a> RawImage<'a> {
-    /// An image that was read from a file.
+    /// Makes an image of a file's content.
     pub fn whole(bytes: &'a [u8]) -> Self {
         RawImage {
             bytes,
@@ -44,26 +46,26 @@ impl<'a> RawImage<'a> {
     }
 }
 
-/// Finds the image at `image` and where it ends.
+/// Finds the image at `image`, and its end.
 ///
 /// # Safety
 ///
-/// `image` is NULL or points to a complete image in one of the driver's formats, which the caller keeps alive and
-/// unchanged for `'a`: the contract of `cuModuleLoadData`. An image that claims to be longer than the memory it lies in
-/// is read past its end, as by the driver; claims beyond [`limits`] are refused, and so is anything that starts
-/// unlike an image.
+/// `image` is NULL or points to a complete image in one of the driver's formats, which the caller
+/// keeps alive and unchanged for `'a`: the contract of `cuModuleLoadData`. An image that claims to
+/// be longer than its memory is read past its end, as the driver does; claims beyond [`limits`] are
+/// refused, and so are bytes that do not start like an image.
 pub unsafe fn locate<'a>(image: *const c_void) -> Result<RawImage<'a>, Error> {
     let start = image.cast::<u8>();
     // SAFETY: the caller's contract is passed on.
     let found = unsafe { first_bytes(start) }?;
     let bytes = match u32::from_le_bytes(found) {
-        // SAFETY: the magic says that a wrapper lies here.
+        // SAFETY: the magic says that a wrapper is here.
         WRAPPER_MAGIC => return unsafe { wrapped(start) },
-        // SAFETY: the magic says that a container lies here.
+        // SAFETY: the magic says that a container is here.
         fatbin::MAGIC => unsafe { container(start) }?,
-        // SAFETY: the magic says that an ELF file lies here.
+        // SAFETY: the magic says that an ELF file is here.
         cubin::MAGIC => unsafe { elf(start) }?,
-        // SAFETY: what starts like PTX is NUL-terminated text by the contract.
+        // SAFETY: bytes that start like PTX are NUL-terminated text by the contract.
         _ if ptx::looks_like_text(&found) => unsafe { text(start) }?,
         _ => {
             return Err(Error::NotAnImage {
@@ -77,7 +79,8 @@ pub unsafe fn locate<'a>(image: *const c_void) -> Result<RawImage<'a>, Error> {
     })
 }
 
-/// The first four bytes, zeroes after the first NUL: a text may be shorter than a magic number.
+/// Reads the first four bytes; zeros after the first NUL, since a text may be shorter than a magic
+/// number.
 ///
 /// # Safety
 ///
@@ -88,8 +91,8 @@ unsafe fn first_bytes(start: *const u8) -> Result<[u8; 4], Error> {
     }
     let mut found = [0; 4];
     for (index, byte) in found.iter_mut().enumerate() {
-        // SAFETY: every image has at least one byte, and one more after each that is not NUL. No binary magic
-        // number contains a NUL.
+        // SAFETY: every image has at least one byte, and another after each that is not NUL. No
+        // binary magic number contains a NUL.
         *byte = unsafe { start.add(index).read() };
         if *byte == 0 {
             break;
@@ -102,7 +105,8 @@ unsafe fn first_bytes(start: *const u8) -> Result<[u8; 4], Error> {
 ///
 /// `start` points to a wrapper, whose pointers keep the contract of [`locate`].
 unsafe fn wrapped<'a>(start: *const u8) -> Result<RawImage<'a>, Error> {
-    // SAFETY: a wrapper lies here by contract; the alignment is not promised to us, hence unaligned.
+    // SAFETY: a wrapper is here by contract; its alignment is not promised, so the read is
+    // unaligned.
     let wrapper = unsafe { start.cast::<Wrapper>().read_unaligned() };
     let is_linked = match wrapper.version {
         WRAPPER_VERSION => false,
@@ -134,7 +138,7 @@ unsafe fn wrapped<'a>(start: *const u8) -> Result<RawImage<'a>, Error> {
                     max,
                 });
             }
-            // SAFETY: the list goes on until its NULL, which has not been met yet.
+            // SAFETY: the list continues until its NULL, which has not come yet.
             let next = unsafe { wrapper.prelinked.add(prelinked.len()).read_unaligned() };
             if next.is_null() {
                 break;
@@ -150,10 +154,11 @@ unsafe fn wrapped<'a>(start: *const u8) -> Result<RawImage<'a>, Error> {
 ///
 /// `start` points to a fatbin container valid for `'a`.
 unsafe fn container<'a>(start: *const u8) -> Result<&'a [u8], Error> {
-    // SAFETY: a container has its header at least.
+    // SAFETY: a container has at least its header.
     let header = unsafe { slice::from_raw_parts(start, fatbin::HEADER_BYTES) };
     let len = fatbin::extent(header)?;
-    // SAFETY: the header says that the container is this long, less than `isize::MAX` by its limit.
+    // SAFETY: the header says that the container is this long, which is less than `isize::MAX` by
+    // the limit.
     Ok(unsafe { slice::from_raw_parts(start, len) })
 }
 
@@ -161,16 +166,18 @@ unsafe fn container<'a>(start: *const u8) -> Result<&'a [u8], Error> {
 ///
 /// `start` points to an ELF file valid for `'a`.
 unsafe fn elf<'a>(start: *const u8) -> Result<&'a [u8], Error> {
-    // SAFETY: an ELF file has its header at least.
+    // SAFETY: an ELF file has at least its header.
     let header = unsafe { slice::from_raw_parts(start, cubin::HEADER_BYTES) };
     let known = cubin::tables_extent(header)?;
-    // SAFETY: the header says that the first section's entry at least, with few sections all tables, end here.
+    // SAFETY: the header says that at least the first section's entry (with few sections all
+    // tables) ends here.
     let known = unsafe { slice::from_raw_parts(start, known) };
     let tables = cubin::tables_extent(known)?;
     // SAFETY: the header and the first section's entry say that the tables end here.
     let with_tables = unsafe { slice::from_raw_parts(start, tables) };
     let len = cubin::extent(with_tables)?;
-    // SAFETY: the section table says that the last section ends here, less than `isize::MAX` by its limit.
+    // SAFETY: the section table says that the last section ends here, less than `isize::MAX` by the
+    // limit.
     Ok(unsafe { slice::from_raw_parts(start, len) })
 }
 
@@ -204,14 +211,14 @@ mod tests {
     static CUBIN: &[u8] = include_bytes!("../tests/data/cuda12_sm_80.cubin");
     static PTX: &[u8] = include_bytes!("../tests/data/compute_80.ptx");
 
-    /// What lies behind an image must not be taken for a part of it.
+    /// Appends bytes to an image, which must not be taken for a part of it.
     fn followed(image: &[u8], by: &[u8]) -> Vec<u8> {
         [image, by].concat()
     }
 
     fn find<T>(image: *const T) -> Result<RawImage<'static>, Error> {
-        // SAFETY: every test hands over a complete image, or one that is refused before its end is needed, and leaks
-        // or outlives what it looks at.
+        // SAFETY: every test passes a complete image, or one that is refused before its end is
+        // needed, and leaks or outlives it.
         unsafe { locate(image.cast()) }
     }
 
@@ -229,7 +236,7 @@ mod tests {
         }
         let memory = followed(PTX, b"\0.version 1.0").leak();
         assert_eq!(find(memory.as_ptr()).unwrap().bytes, PTX);
-        // As the containers hold it: after blank lines.
+        // As containers hold it: after blank lines.
         let memory = followed(b"\n\n\n\n\n\n", &followed(PTX, b"\0\0\0")).leak();
         assert_eq!(
             find(memory.as_ptr()).unwrap().bytes.trim_ascii(),

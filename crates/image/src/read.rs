@@ -1,4 +1,4 @@
-//! Little-endian fields out of untrusted bytes; every failure says where.
+//! Reads little-endian fields from untrusted bytes; every error says where.
 
 use crate::Error;
 
@@ -42,7 +42,7 @@ pub(crate) fn u64(data: &[u8], offset: usize, what: &'static str) -> Result<u64,
     array(data, offset, what).map(u64::from_le_bytes)
 }
 
-/// A 64-bit length or offset as `usize`, refused above `max`.
+/// Converts a 64-bit length or offset to `usize`; refuses more than `max`.
 pub(crate) fn size(
     value: u64,
     max: usize,

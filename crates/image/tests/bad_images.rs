@@ -1,4 +1,5 @@
-//! Bytes that are not what they claim: always an error that says where, never a panic, never memory without bound.
+//! Bytes that are not what they claim to be: the result is an error that says where, never a panic,
+//! never unbounded memory.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -80,7 +81,8 @@ fn every_proper_prefix_of_a_cubin_is_an_error() {
     }
 }
 
-/// A text may end anywhere between two declarations: then what was read must be the beginning of the whole.
+/// A text may end anywhere between two declarations: what was read must then be the beginning of
+/// the whole.
 #[test]
 fn every_prefix_of_a_ptx_text_is_an_error_or_a_beginning() {
     let whole = data!("compute_80.ptx");
@@ -256,7 +258,7 @@ fn zstd_container(frame: &[u8], plain_bytes: u64) -> Vec<u8> {
     container
 }
 
-/// A few bytes that unpack to gigabytes: `RLE_Block`s of RFC 8878, four bytes for 128 KiB each.
+/// A few bytes that decompress to gigabytes: `RLE_Block`s of RFC 8878, four bytes for 128 KiB each.
 #[test]
 fn a_decompression_bomb_stops_at_its_own_claim() {
     const BLOCK_BYTES: u32 = 128 << 10;
@@ -284,7 +286,7 @@ fn a_decompression_bomb_stops_at_its_own_claim() {
         }
     );
 
-    // The same blocks, honestly announced and ended, do unpack.
+    // The same blocks with a true size and an end do decompress.
     let mut honest = frame[..6 + 4 * 3].to_vec();
     honest[6 + 4 * 2] |= 1;
     let container = zstd_container(&honest, claim);
@@ -297,7 +299,8 @@ fn a_decompression_bomb_stops_at_its_own_claim() {
     );
 }
 
-/// An ELF file with one section of names and `symbols` kernels that all have the same name of `name_bytes`.
+/// An ELF file with one section of names and `symbols` kernels, all with the same name of
+/// `name_bytes`.
 fn cubin_with_one_name(symbols: usize, name_bytes: usize) -> Vec<u8> {
     const HEADER: usize = 64;
     let mut names = b"\0.symtab\0.strtab\0".to_vec();
@@ -379,7 +382,7 @@ fn names_shared_by_many_symbols_cannot_multiply() {
     );
 }
 
-/// Xorshift: the same mutations at every run.
+/// Xorshift: equal mutations in every run.
 struct Random(u64);
 
 impl Random {
@@ -415,7 +418,7 @@ fn mutated_images_never_panic() {
                         let len = random.below(64).min(data.len() - at.max(from));
                         data.copy_within(from..from + len, at);
                     }
-                    // The headers are where it hurts.
+                    // Headers are the most sensitive part.
                     _ => {
                         let at = random.below(data.len().min(128));
                         data[at] = VALUES[random.below(VALUES.len())];
@@ -432,6 +435,7 @@ fn mutated_images_never_panic() {
             fuzz::ptx(&data);
         }
     }
-    // Mutations that are always refused at the door would test nothing behind it.
+    // If nearly all mutations were refused at once, the code after the first check would not be
+    // tested.
     assert!(survived > SEEDS.len() * ROUNDS_EACH / 10, "{survived}");
 }

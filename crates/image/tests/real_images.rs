@@ -1,4 +1,4 @@
-//! Images made by the stock toolchain (`data/build.sh`): what we read must be what the source says.
+//! Images made by the stock toolchain (`data/build.sh`): we must read what the source says.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -154,7 +154,7 @@ fn cubins_of_the_older_toolkit_have_the_same_parameters() {
     }
 }
 
-/// Values as `cuobjdump -elf` and `-res-usage` print them.
+/// Values that `cuobjdump -elf` and `-res-usage` print.
 #[test]
 fn attributes_are_those_the_disassembler_prints() {
     let module = only_module(data!("sm_90.cubin"));

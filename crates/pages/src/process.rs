@@ -2,15 +2,18 @@
 
 use std::fs;
 
-/// Copies memory at `address` into `out`. Returns the number of bytes before the first that is not mapped.
+/// Copies memory at `address` into `out`. Returns the number of bytes before the first that is not
+/// mapped.
 ///
-/// The kernel copies, so that memory which the program unmaps meanwhile ends the copy instead of the process. Other
-/// threads may write to the memory at the same time; the bytes are then old or new.
+/// The kernel copies, so that memory which the program unmaps meanwhile ends the copy instead of
+/// the process. Other threads may write to the memory at the same time; the bytes are then old or
+/// new.
 pub fn read(address: u64, out: &mut [u8]) -> usize {
     transfer(address, out.as_mut_ptr(), out.len(), false)
 }
 
-/// Copies `data` to memory at `address`. Returns the number of bytes before the first that is not mapped for writing.
+/// Copies `data` to memory at `address`. Returns the number of bytes before the first that is not
+/// mapped for writing.
 pub fn write(address: u64, data: &[u8]) -> usize {
     transfer(address, data.as_ptr().cast_mut(), data.len(), true)
 }
@@ -31,7 +34,8 @@ fn transfer(address: u64, ours: *mut u8, len: usize, to_there: bool) -> usize {
             iov_base: unsafe { local.iov_base.add(done) },
             iov_len: len - done,
         };
-        // SAFETY: the local side is the caller's buffer; the kernel checks the other side, which is named by address only.
+        // SAFETY: the local side is the caller's buffer; the kernel checks the other side, which is
+        // named by address only.
         let moved = unsafe {
             let process = libc::getpid();
             if to_there {
@@ -48,7 +52,8 @@ fn transfer(address: u64, ours: *mut u8, len: usize, to_there: bool) -> usize {
     done
 }
 
-/// Whether another process may map the same memory and write to it. Memory that cannot be looked up counts as shared.
+/// Whether another process may map the same memory and write to it. Memory that cannot be looked up
+/// counts as shared.
 pub fn is_shared(start: u64, end: u64) -> bool {
     let Ok(maps) = fs::read_to_string("/proc/self/maps") else {
         return true;

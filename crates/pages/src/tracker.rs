@@ -12,7 +12,8 @@ use crate::{
     abi::{self, Api, PageRegion, Range, Register, ScanArg},
 };
 
-/// Regions that one call of the kernel reports at most; a scan with more goes on where the last call ended.
+/// Regions that one call of the kernel reports, at most; a scan with more continues where the last
+/// call ended.
 const REGIONS_MAX: usize = 128;
 
 /// The reason why written pages cannot be found by the kernel here.
@@ -30,7 +31,8 @@ pub enum Unavailable {
     Wrong(&'static str),
 }
 
-/// Finds the written pages of the ranges that it watches. Ranges are whole pages of this process's memory.
+/// Finds the written pages of the ranges that it watches. Ranges are whole pages of this process's
+/// memory.
 #[derive(Debug)]
 pub struct Tracker {
     uffd: OwnedFd,
@@ -50,7 +52,7 @@ impl Tracker {
         if fd < 0 {
             return Err(Unavailable::Refused(io::Error::last_os_error()));
         }
-        // SAFETY: a descriptor just made, owned by nobody else.
+        // SAFETY: a descriptor just made, which has no other owner.
         let uffd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
         let mut api = Api {
             api: abi::UFFD_API,
@@ -60,7 +62,7 @@ impl Tracker {
                 | abi::FEATURE_WP_ASYNC,
             ioctls: 0,
         };
-        // SAFETY: the record that this request takes.
+        // SAFETY: the record has the type that this request takes.
         unsafe { ioctl(uffd.as_raw_fd(), abi::UFFDIO_API, &raw mut api) }
             .map_err(Unavailable::TooOld)?;
         let pagemap = File::open("/proc/self/pagemap").map_err(Unavailable::NoPagemap)?;
@@ -69,9 +71,11 @@ impl Tracker {
         Ok(tracker)
     }
 
-    /// Watches the pages of `[start, end)` from now on. At the first look every populated page counts as written.
+    /// Watches the pages of `[start, end)` from now on. The first look reports every populated page
+    /// as written.
     ///
-    /// Fails where another userfaultfd watches them or the memory cannot be watched; nothing is watched then.
+    /// Fails if another userfaultfd watches the pages or the memory cannot be watched; nothing is
+    /// watched then.
     pub fn watch(&self, start: u64, end: u64) -> io::Result<()> {
         let mut register = Register {
             range: Range {
@@ -81,8 +85,8 @@ impl Tracker {
             mode: abi::REGISTER_WP,
             ioctls: 0,
         };
-        // SAFETY: the record that this request takes. The kernel checks the range, and protection lifts itself: no access to
-        // the memory can fail or wait because of it.
+        // SAFETY: the record has the type that this request takes. The kernel checks the range, and
+        // protection lifts itself, so that no access to the memory fails or waits.
         unsafe {
             ioctl(
                 self.uffd.as_raw_fd(),
@@ -98,8 +102,8 @@ impl Tracker {
             start,
             len: end - start,
         };
-        // Memory that was unmapped meanwhile is watched no more: an error says nothing new.
-        // SAFETY: the record that this request takes.
+        // An error means that the memory was unmapped, and so is watched no more.
+        // SAFETY: the record has the type that this request takes.
         let _ = unsafe {
             ioctl(
                 self.uffd.as_raw_fd(),
@@ -109,11 +113,12 @@ impl Tracker {
         };
     }
 
-    /// Hands over the runs of pages in `[start, end)` that were written since the last call for them, as first address and
-    /// end. A write after the call has begun is reported by this call or by the next.
+    /// Passes to `written` the runs of pages in `[start, end)` that were written since the last
+    /// call for them, as first address and end. A write during the call is reported by this call or
+    /// by the next.
     ///
-    /// Fails where a part of the range is mapped and not watched, as after `mmap` over it; what was handed over before stays
-    /// reported.
+    /// Fails if a part of the range is mapped and not watched, as after `mmap` over it; runs that
+    /// were passed before remain reported.
     pub fn take_written(
         &self,
         start: u64,
@@ -134,7 +139,8 @@ impl Tracker {
                 return_mask: abi::PAGE_IS_WRITTEN,
                 ..ScanArg::default()
             };
-            // SAFETY: the record that this request takes, with room for as many regions as it says.
+            // SAFETY: the record has the type that this request takes, with room for as many
+            // regions as it says.
             let found = unsafe {
                 libc::ioctl(
                     self.pagemap.as_raw_fd(),
@@ -156,7 +162,8 @@ impl Tracker {
         Ok(())
     }
 
-    /// Writes to pages of its own, by hand and by a system call, and looks whether the kernel says so.
+    /// Writes to pages of its own, directly and by a system call, and checks that the kernel
+    /// reports it.
     fn try_out(&self) -> Result<(), Unavailable> {
         const PAGES: u64 = 3;
         let pages = Pages::new(PAGES * PAGE_BYTES).map_err(Unavailable::Refused)?;
@@ -189,7 +196,7 @@ impl Tracker {
     }
 }
 
-/// A few pages of its own; unmapped when dropped.
+/// A few pages of this test's own; unmapped when dropped.
 struct Pages {
     memory: *mut u8,
     bytes: usize,
@@ -224,13 +231,13 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by this object, and nothing refers to it any more.
+        // SAFETY: mapped by this object, and no reference to it remains.
         unsafe { libc::munmap(self.memory.cast(), self.bytes) };
     }
 }
 
 /// # Safety
-/// `record` is what the request takes.
+/// `record` has the type that the request takes.
 unsafe fn ioctl<T>(fd: i32, request: libc::c_ulong, record: *mut T) -> io::Result<()> {
     // SAFETY: the caller's promise.
     match unsafe { libc::ioctl(fd, request as _, record) } {

@@ -1,4 +1,4 @@
-//! The kernel's word about written pages, on memory of every kind that programs register.
+//! Tests that the kernel reports written pages, on memory of every kind that programs register.
 
 #![allow(clippy::panic)]
 
@@ -14,7 +14,7 @@ use outboard_pages::{PAGE_BYTES, Tracker, Unavailable, pages_around};
 const PAGES: u64 = 64;
 const BYTES: usize = (PAGES * PAGE_BYTES) as usize;
 
-/// A kernel without the interface is a fact about the machine: it is printed, and the test ends.
+/// Prints and returns `None` on a kernel without the interface, which is a fact about the machine.
 fn tracker() -> Option<Tracker> {
     match Tracker::new() {
         Ok(tracker) => Some(tracker),
@@ -51,7 +51,7 @@ fn set(address: u64, value: u8) {
     unsafe { ptr::write_volatile(address as *mut u8, value) };
 }
 
-/// Numbers of the pages of a mapping that were written.
+/// Numbers of a mapping's pages that were written.
 fn written(tracker: &Tracker, base: u64) -> Vec<u64> {
     let mut pages = Vec::new();
     tracker
@@ -160,7 +160,7 @@ fn memory_mapped_over_is_an_error_and_a_hole_is_not() {
     set(base + 8 * PAGE_BYTES, 1);
     let scanned = tracker.take_written(base, base + BYTES as u64, &mut |_, _| ());
     assert!(scanned.is_err(), "new memory in a watched range is noticed");
-    // Watched again, the range is as good as new.
+    // Watched again, the range works as before.
     tracker
         .watch(base, base + BYTES as u64)
         .expect("watched again");
@@ -175,11 +175,11 @@ fn a_fork_leaves_the_parents_pages_watched() {
         set(base + page * PAGE_BYTES, 1);
     }
     watched(&tracker, base);
-    // SAFETY: the child does nothing but write to its memory and end.
+    // SAFETY: the child only writes to its memory and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
         set(base, 9);
-        // SAFETY: ends the child without running anything of the test's.
+        // SAFETY: ends the child without running anything of the test.
         unsafe { libc::_exit(0) };
     }
     let mut status = 0;

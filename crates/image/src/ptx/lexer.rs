@@ -1,4 +1,4 @@
-//! Words, punctuation and the skipping of everything else.
+//! Splits PTX into words and punctuation, and skips everything else.
 
 use crate::Error;
 
@@ -12,7 +12,7 @@ pub(super) enum Token<'a> {
 
 pub(super) struct Lexer<'a> {
     text: &'a str,
-    /// Of the next byte. May be set back to an earlier value of itself.
+    /// Offset of the next byte. May be set back to an earlier value.
     pub(super) at: usize,
 }
 
@@ -49,7 +49,7 @@ impl<'a> Lexer<'a> {
         Ok(found)
     }
 
-    /// Behind the bracket that closes the one just read.
+    /// Moves past the bracket that closes the one just read.
     pub(super) fn skip_to_closing(&mut self, open: u8, close: u8) -> Result<(), Error> {
         let mut depth = 1u32;
         while depth > 0 {
@@ -104,7 +104,7 @@ impl<'a> Lexer<'a> {
         self.text.as_bytes().get(self.at + ahead).copied()
     }
 
-    /// A byte search from here: this position may lie inside a character.
+    /// Searches bytes from here: this position may be inside a character.
     fn find(&self, needle: &str) -> Option<usize> {
         let rest = self.text.as_bytes().get(self.at..)?;
         rest.windows(needle.len())
