@@ -1,4 +1,4 @@
-//! When work was done, kept for a profiler that asks for it.
+//! Start and end times of work, kept for a profiler that asks for them.
 
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
@@ -8,22 +8,22 @@ use super::{
     work::{Launch, Work},
 };
 
-/// Pieces of work that are kept until they are taken; those beyond are counted.
+/// Records kept until they are taken; further ones are only counted.
 const DONE_MAX: usize = 1 << 20;
 
-/// What a piece of work belongs to.
+/// The call, stream and node that a piece of work belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct About {
-    /// The number that [`super::Gpu::of_call`] was given.
+    /// The number given to [`super::Gpu::of_call`].
     pub call: u32,
     pub context: Option<ContextId>,
     pub stream: Option<StreamId>,
-    /// The instantiated graph and the node there; 0 outside a graph.
+    /// The executable graph and the node in it; 0 outside a graph.
     pub graph: u64,
     pub node: u64,
 }
 
-/// A piece of work that is done.
+/// A finished piece of work.
 #[derive(Clone, Debug)]
 pub struct Done {
     pub about: About,
@@ -35,7 +35,7 @@ pub struct Done {
 #[derive(Clone, Debug)]
 pub enum Finished {
     Launch(Launch),
-    /// From one place of the memory to another, as addresses.
+    /// A copy between two addresses of the memory.
     Copy {
         dst: u64,
         src: u64,
@@ -57,7 +57,8 @@ impl Finished {
     pub(super) fn of(work: &Work) -> Option<Finished> {
         let bytes = |extent: &super::Extent| extent.bytes().unwrap_or(0);
         Some(match work {
-            // Without its parameters: kept for a million launches they are gigabytes, and nobody asks for them.
+            // The parameters are dropped: for a million launches they would be gigabytes, and no
+            // profiler asks for them.
             Work::Launch(launch) => Finished::Launch(Launch {
                 params: Arc::default(),
                 ..launch.clone()
@@ -82,18 +83,18 @@ impl Finished {
     }
 }
 
-/// What is kept.
+/// The records kept.
 #[derive(Default)]
 pub(super) struct Activity {
     is_kept: bool,
-    /// What is being submitted belongs to this.
+    /// Attribution of the work that is being submitted.
     pub(super) now: About,
     done: VecDeque<Done>,
     dropped: u64,
 }
 
 impl Activity {
-    /// What a new task belongs to, if it is to be timed.
+    /// Returns the attribution of a new task, if it is to be timed.
     pub(super) fn about(&self, context: Option<ContextId>, work: &Work) -> Option<About> {
         let is_timed = self.is_kept
             && matches!(
@@ -119,17 +120,18 @@ impl Activity {
 }
 
 impl State {
-    /// From now on work is timed, or no longer.
+    /// Starts or stops timing of work submitted from now on.
     pub(super) fn keep_activity(&mut self, is_kept: bool) {
         self.activity.is_kept = is_kept;
     }
 
-    /// What is submitted next belongs to a call of this number.
+    /// Sets the call number of work submitted from now on.
     pub(super) fn of_call(&mut self, call: u32) {
         self.activity.now.call = call;
     }
 
-    /// The work done, the oldest first, at most so much; how much was dropped since the last time, and whether more is left.
+    /// Returns at most `max` records, the oldest first; the number dropped since the last call; and
+    /// whether more are left.
     pub(super) fn take_activity(&mut self, max: usize) -> (Vec<Done>, u64, bool) {
         let activity = &mut self.activity;
         let len = activity.done.len().min(max);

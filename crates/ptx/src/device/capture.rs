@@ -1,4 +1,5 @@
-//! Stream capture: what a stream is given becomes nodes of a graph; events fork and join streams.
+//! Stream capture: operations submitted to a stream become nodes of a graph; events fork and join
+//! streams.
 
 use std::collections::BTreeSet;
 
@@ -16,26 +17,27 @@ pub(super) struct CaptureId(pub(super) u64);
 
 /// A capture that has begun and not ended.
 pub(super) struct Capture {
-    /// Where it began and has to end.
+    /// The stream in which it began and must end.
     origin: StreamId,
     pub(super) graph: GraphId,
-    /// The graph was there before: it stays when the capture fails.
+    /// Whether the capture made the graph. A graph that existed before stays when the capture
+    /// fails.
     owns_graph: bool,
     valid: bool,
-    /// What destroyed streams would have had their next nodes depend on.
+    /// Nodes that the next nodes of destroyed streams would have depended on.
     left: BTreeSet<NodeId>,
 }
 
-/// A stream's part in a capture.
+/// A stream's membership in a capture.
 pub(super) struct Joined {
     pub(super) capture: CaptureId,
-    /// What the stream's next node depends on.
+    /// Nodes that the stream's next node depends on.
     deps: BTreeSet<NodeId>,
-    /// Of those, the ones that the program named itself: the capture may end without them.
+    /// The nodes of `deps` that the program set itself: the capture may end without joining them.
     named: BTreeSet<NodeId>,
 }
 
-/// What `cuStreamGetCaptureInfo` answers.
+/// The answer of `cuStreamGetCaptureInfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CaptureInfo {
     None,
@@ -48,7 +50,7 @@ pub enum CaptureInfo {
 }
 
 impl State {
-    /// Begins to capture, into a new graph or behind `deps` of one that exists.
+    /// Begins a capture, into a new graph or after `deps` of an existing graph.
     pub(super) fn begin_capture(
         &mut self,
         id: StreamId,
@@ -104,7 +106,7 @@ impl State {
         }
     }
 
-    /// The capture of a stream that captures: its id and graph, unless an error ended it.
+    /// Returns the id and graph of a stream's capture; an error if an earlier error ended it.
     fn capture_of(&self, id: StreamId) -> Result<(CaptureId, GraphId), Error> {
         let joined = self.stream(id)?.joined.as_ref();
         let joined = joined.ok_or(Error::IllegalState("the stream is not capturing"))?;
@@ -151,7 +153,7 @@ impl State {
         self.streams.get_mut(&id).and_then(|s| s.joined.as_mut())
     }
 
-    /// The event remembers where the stream is in the graph, for other streams to fork from.
+    /// Stores the stream's position in the graph in the event, for other streams to fork from.
     fn capture_record(
         &mut self,
         id: StreamId,
@@ -177,7 +179,7 @@ impl State {
     ) -> Result<(), Error> {
         let event = self.event(event)?;
         match &event.captured {
-            // Nothing was recorded in it yet: there is nothing to wait for.
+            // The event was never recorded, so there is nothing to wait for.
             None if event.last.is_none() => Ok(()),
             Some((other, deps)) if *other == capture => {
                 let deps = deps.clone();
@@ -193,7 +195,8 @@ impl State {
         }
     }
 
-    /// A wait of a stream that does not capture: on an event of a capture it makes the stream part of it.
+    /// Makes a stream join a capture if it waits for one of its events. Called for streams that are
+    /// not capturing.
     pub(super) fn fork(&mut self, id: StreamId, event: EventId) -> Result<bool, Error> {
         let Some((capture, deps)) = self.event(event)?.captured.clone() else {
             return Ok(false);
@@ -211,7 +214,7 @@ impl State {
         Ok(true)
     }
 
-    /// Records or waits for the event in every launch of the graph rather than in the capture
+    /// Adds a node that records or waits for the event in every launch of the graph
     /// (`CU_EVENT_RECORD_EXTERNAL`, `CU_EVENT_WAIT_EXTERNAL`).
     pub(super) fn submit_external(&mut self, id: StreamId, op: Op) -> Result<(), Error> {
         self.check(&op)?;
@@ -225,7 +228,7 @@ impl State {
         result
     }
 
-    /// Ends the capture that began in this stream. None where an error ended it before.
+    /// Ends the capture that began in this stream; an error if an earlier error ended it.
     pub(super) fn end_capture(&mut self, id: StreamId) -> Result<GraphId, Error> {
         let joined = self.stream(id)?.joined.as_ref();
         let joined = joined.ok_or(Error::IllegalState("the stream is not capturing"))?;
@@ -252,7 +255,8 @@ impl State {
         Err(error.into())
     }
 
-    /// Whether all that other streams captured comes before `deps`, but for nodes that the program named itself.
+    /// Whether all nodes that other streams captured come before `deps`, except nodes that the
+    /// program set itself.
     fn is_joined(&self, capture: CaptureId, graph: GraphId, deps: &BTreeSet<NodeId>) -> bool {
         let Ok(graph) = self.graph(graph) else {
             return false;
@@ -268,8 +272,8 @@ impl State {
         }) && left.is_none_or(|l| l.is_subset(&before))
     }
 
-    /// Takes a destroyed stream out of its capture, which goes on unless it began there: what the
-    /// stream captured must come before the end all the same.
+    /// Removes a destroyed stream from its capture, which goes on unless it began there. The
+    /// stream's nodes must still come before the capture's end.
     pub(super) fn leave_capture(&mut self, id: StreamId, joined: Joined) {
         let capture_id = joined.capture;
         let Some(capture) = self.captures.get_mut(&capture_id) else {
@@ -305,7 +309,8 @@ impl State {
     pub(super) fn capture_info(&self, id: StreamId) -> Result<CaptureInfo, Error> {
         let stream = self.stream(id)?;
         if stream.is_legacy() && !self.captures.is_empty() {
-            // The legacy stream cannot capture, and asking it while a blocking stream does is refused by CUDA.
+            // The legacy stream cannot capture, and CUDA refuses to query it while a blocking
+            // stream captures.
             let implicit = self
                 .streams
                 .values()
@@ -327,7 +332,8 @@ impl State {
         })
     }
 
-    /// `cuStreamUpdateCaptureDependencies`: adds to what the next node depends on, or replaces it.
+    /// Adds to the nodes that the next node depends on, or replaces them
+    /// (`cuStreamUpdateCaptureDependencies`).
     pub(super) fn update_capture(
         &mut self,
         id: StreamId,

@@ -1,19 +1,19 @@
-//! Why a device refused a call, and what ended a context.
+//! Errors of calls, and the faults that end contexts.
 
 use crate::error::{Fault, FaultKind};
 
-/// A call that was refused. Only [`Error::Stuck`] outlives the call.
+/// Why a call was refused. Only [`Error::Stuck`] also fails later calls.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The context is lost: every later call in it answers the same (CUDA's sticky errors).
+    /// The context is lost: every later call in it returns the same error (CUDA's sticky errors).
     #[error("{0}")]
     Stuck(Stuck),
     #[error("{0}")]
     InvalidValue(String),
     #[error("{kind} {id} does not exist")]
     InvalidHandle { kind: &'static str, id: u64 },
-    /// An event that cannot be asked for a time: without timing, or never recorded.
+    /// The event has no time: it was made without timing, or never recorded.
     #[error("the event has no time: {0}")]
     NoTime(&'static str),
     #[error("not reached yet")]
@@ -26,7 +26,7 @@ pub enum Error {
     Unsupported(String),
 }
 
-/// The errors of stream capture, named as `CUDA_ERROR_STREAM_CAPTURE_*` are.
+/// Errors of stream capture, named like `CUDA_ERROR_STREAM_CAPTURE_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CaptureError {
     #[error("not permitted while the stream is capturing")]
@@ -47,14 +47,14 @@ pub enum CaptureError {
     CapturedEvent,
 }
 
-/// What ended a context.
+/// The fault that ended a context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stuck {
     pub cause: Cause,
     pub message: String,
 }
 
-/// The causes that CUDA tells apart.
+/// Causes that CUDA reports by different errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cause {

@@ -17,9 +17,9 @@ pub struct EventId(pub(super) u64);
 pub(super) struct Event {
     pub(super) context: ContextId,
     timing: bool,
-    /// The last record: a later one changes what later waits wait for, never what earlier ones do.
+    /// The last record. A new one changes what later waits wait for, never what earlier waits do.
     pub(super) last: Option<(TaskId, Arc<Record>)>,
-    /// Where the last record went into a capture: which one, and what it depended on there.
+    /// If the last record was captured: the capture, and the nodes that it depended on.
     pub(super) captured: Option<(CaptureId, BTreeSet<NodeId>)>,
 }
 
@@ -66,7 +66,7 @@ impl State {
         Ok(task)
     }
 
-    /// What a wait on the event waits for now; nothing where it was never recorded or is reached.
+    /// Returns the task that a wait for the event waits for now; `None` if it was never recorded.
     pub(super) fn event_task(&self, id: EventId) -> Result<Option<TaskId>, Error> {
         let event = self.event(id)?;
         if event.captured.is_some() {
@@ -75,7 +75,7 @@ impl State {
         Ok(event.last.as_ref().map(|(task, _)| *task))
     }
 
-    /// Milliseconds from one event to another.
+    /// Returns the time from one event to another, in milliseconds.
     pub(super) fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32, Error> {
         let mut times = [None; 2];
         for (time, id) in times.iter_mut().zip([start, end]) {

@@ -1,4 +1,4 @@
-//! Graphs as programs build and capture them: nodes, what each depends on, and questions about both.
+//! Graphs as programs build and capture them: nodes, their dependencies, and queries about both.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,13 +11,13 @@ use super::{
     work::{Body, Conditional, ConditionalKind, Op},
 };
 
-/// Nodes of one graph.
+/// Nodes of one graph, at most.
 pub(super) const GRAPH_NODES_MAX: usize = 1 << 20;
-/// Graphs inside graphs.
+/// Depth of graphs inside graphs, at most.
 pub(super) const GRAPH_DEPTH_MAX: usize = 32;
-/// What a graph inside another takes at least, in nodes.
+/// Nodes that a graph inside another counts as, at least.
 const GRAPH_INSIDE_NODES: usize = 16;
-/// Graphs of one device.
+/// Graphs of one device, at most.
 pub(super) const GRAPHS_MAX: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,14 +26,15 @@ pub struct GraphId(pub(super) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub(super) u64);
 
-/// `CUgraphEdgeData`: kept and answered. Every edge orders its two nodes wholly, which all kinds allow.
+/// `CUgraphEdgeData`, stored and returned. Every edge orders its two nodes completely, which all
+/// kinds allow.
 pub type Edge = [u8; 8];
 
-/// A graph; ids of nodes ascend in the order of creation.
+/// A graph. Ids of nodes ascend in the order of creation.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     pub(super) nodes: BTreeMap<NodeId, Node>,
-    /// Addresses of conditions and the values that they begin with.
+    /// Addresses of conditions and their initial values.
     pub(super) defaults: Vec<(u64, u32)>,
 }
 
@@ -42,10 +43,10 @@ pub(super) struct Node {
     pub(super) op: Op,
     pub(super) deps: BTreeSet<NodeId>,
     dependents: BTreeSet<NodeId>,
-    /// Of edges from these dependencies that do more than order two nodes.
+    /// Edge data of dependencies whose edge is not a plain one.
     edges: BTreeMap<NodeId, Edge>,
     pub(super) attributes: BTreeMap<u32, [u8; 64]>,
-    /// The node that this one is a clone's copy of.
+    /// The node that this one was cloned from.
     origin: Option<NodeId>,
 }
 
@@ -98,7 +99,7 @@ impl Graph {
         depths.max().unwrap_or(0)
     }
 
-    /// The node that was cloned from `origin`.
+    /// Returns the node that was cloned from `origin`.
     pub(super) fn made_from(&self, origin: NodeId) -> Option<NodeId> {
         let mut nodes = self.nodes.iter();
         nodes
@@ -139,7 +140,7 @@ impl Graph {
         roots.map(|(id, _)| *id)
     }
 
-    /// Pairs: the second depends on the first.
+    /// Returns the edges: the second node depends on the first.
     pub fn edges(&self) -> impl Iterator<Item = (NodeId, NodeId, Edge)> {
         let nodes = self.nodes.iter();
         nodes.flat_map(|(to, node)| {
@@ -208,7 +209,7 @@ impl Graph {
         }
     }
 
-    /// Everything that `from` depends on, itself included.
+    /// Returns `from` and everything that it depends on.
     pub(super) fn ancestors(&self, from: &BTreeSet<NodeId>) -> BTreeSet<NodeId> {
         let mut seen = from.clone();
         let mut left: Vec<NodeId> = from.iter().copied().collect();
@@ -221,7 +222,7 @@ impl Graph {
         seen
     }
 
-    /// The graph in Graphviz's language, as `cuGraphDebugDotPrint` writes it in spirit.
+    /// Returns the graph in Graphviz's language, similar to what `cuGraphDebugDotPrint` writes.
     pub fn dot(&self, verbose: bool) -> String {
         let mut out = String::from("digraph graph_1 {\n");
         self.dot_into(&mut out, "", verbose);
@@ -269,7 +270,7 @@ impl Op {
         }
     }
 
-    /// The graphs inside a node.
+    /// Returns the graphs inside a node.
     pub(super) fn bodies(&self) -> &[Body] {
         match self {
             Op::Child(body) => std::slice::from_ref(body),
@@ -330,32 +331,33 @@ impl State {
         Ok(())
     }
 
-    /// The graphs inside a node go with it.
+    /// Destroys the graphs inside a removed node.
     fn drop_bodies(&mut self, op: &Op) {
         for body in op.bodies() {
             if let Body::Open(inner) = body {
-                // One that captures is taken along by the end of its capture.
+                // A graph that is being captured is removed by the end of its capture.
                 let _ = self.destroy_graph(*inner);
             }
         }
     }
 
-    /// A copy of a graph, with copies of the graphs inside it that are still being built.
+    /// Returns a copy of a graph, with copies of the graphs inside it that can still be changed.
     pub(super) fn fixed_graph(&self, id: GraphId) -> Result<Graph, Error> {
         let mut left = GRAPH_NODES_MAX;
         self.take_nodes(self.graph(id)?, GRAPH_DEPTH_MAX, &mut left)?;
         self.fixed(id, GRAPH_DEPTH_MAX)
     }
 
-    /// Takes what is in a graph, with the graphs inside it, off what one may have: a graph that is twice in one that is twice
-    /// in the next becomes as large as memory within few calls.
+    /// Subtracts a graph's nodes and those of the graphs inside it from the limit `left`. Without a
+    /// limit, a graph nested twice in one that is nested twice in the next would fill memory within
+    /// few calls.
     fn take_nodes(&self, graph: &Graph, depth: usize, left: &mut usize) -> Result<(), Error> {
         *left = left.checked_sub(graph.nodes.len()).ok_or_else(too_large)?;
         for body in graph.nodes.values().flat_map(|node| node.op.bodies()) {
             *left = left.checked_sub(GRAPH_INSIDE_NODES).ok_or_else(too_large)?;
             match body {
                 Body::Fixed(inner) => self.take_nodes(inner, depth, left)?,
-                // Those that are deeper are refused when they are copied.
+                // Graphs nested deeper are refused when they are copied.
                 Body::Open(inner) if depth > 0 => {
                     self.take_nodes(self.graph(*inner)?, depth - 1, left)?;
                 }
@@ -429,7 +431,7 @@ impl State {
         }
     }
 
-    /// The same nodes and edges, with ids of their own.
+    /// Clones a graph: equal nodes and edges, with ids of their own.
     pub(super) fn clone_graph(&mut self, id: GraphId) -> Result<GraphId, Error> {
         let graph = self.fixed_graph(id)?;
         let clone = self.renamed(graph);
@@ -464,7 +466,7 @@ impl State {
         }
     }
 
-    /// Adds a node; duplicates among its dependencies are refused, as CUDA does.
+    /// Adds a node. Duplicates among its dependencies are refused, as in CUDA.
     pub(super) fn add_node(
         &mut self,
         graph: GraphId,
@@ -481,7 +483,7 @@ impl State {
         Ok(id)
     }
 
-    /// Changes what a node does, not what kind of node it is.
+    /// Changes a node's operation, but not its kind.
     pub(super) fn set_node(&mut self, graph: GraphId, node: NodeId, op: Op) -> Result<(), Error> {
         self.check(&op)?;
         let nodes = &mut self.graph_mut(graph)?.nodes;
@@ -506,7 +508,7 @@ impl State {
         Ok(())
     }
 
-    /// What a node depends on, or what depends on it.
+    /// Returns the nodes that a node depends on, or those that depend on it.
     pub(super) fn neighbours(
         &self,
         graph: GraphId,

@@ -15,11 +15,11 @@ use crate::{
     output::{Fifo, Printed},
 };
 
-/// What grid synchronisation needs of its workspace: its size, then the barrier
+/// Length of the workspace for grid synchronisation: its size, then the barrier
 /// (`cooperative_groups/details/driver_abi.h` of the CUDA toolkit).
 const WORKSPACE_BYTES: u64 = 64;
 
-/// What the kernels of a device share.
+/// State that the kernels of a device share.
 pub struct Machine {
     memory: Memory,
     workers: usize,
@@ -28,18 +28,19 @@ pub struct Machine {
     watch: Option<Watch>,
 }
 
-/// What programs set by `cuCtxSetLimit`.
+/// Limits that programs set with `cuCtxSetLimit`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Stack of a thread for calls, beyond what is known of the kernel.
+    /// Stack of a thread for calls, in bytes, beyond the kernel's known need.
     pub stack_bytes: u32,
-    /// Memory for device-side `malloc`.
+    /// Memory for device-side `malloc`, in bytes.
     pub heap_bytes: u64,
-    /// Text that kernels have printed and nobody has taken yet; what is older is lost.
+    /// Printed text kept until it is taken, in bytes; older text is lost.
     pub printed_bytes: usize,
 }
 
-/// CUDA's, but for the stack: PTX says less of what a function needs than machine code does.
+/// CUDA's defaults, except for the stack: PTX says less of a function's need than machine code
+/// does.
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
@@ -57,15 +58,15 @@ struct State {
     heap: Option<Arc<Heap>>,
 }
 
-/// How kernels are watched.
+/// How kernels are watched for mistakes.
 struct Watch {
     checker: Checker,
-    /// A launch with findings fails.
+    /// Whether a launch with findings fails.
     fail: bool,
 }
 
 impl Machine {
-    /// Launches spread over `workers` threads.
+    /// Makes a machine whose launches are spread over `workers` threads.
     pub fn new(memory: Memory, workers: usize) -> Machine {
         Machine {
             memory,
@@ -76,7 +77,8 @@ impl Machine {
         }
     }
 
-    /// Kernels are watched; what is found is printed as if they had. `fail`: a launch with findings fails.
+    /// Watches kernels for mistakes. Findings are printed as if kernels had printed them; with
+    /// `fail` they also fail the launch.
     pub fn watched(mut self, checker: Checker, fail: bool) -> Machine {
         if checker.checks.uninitialised {
             self.memory.track_writes();
@@ -85,13 +87,13 @@ impl Machine {
         self
     }
 
-    /// For launches that begin from now on; a heap that is there stays as it is.
+    /// Sets the limits of launches that begin from now on. An existing heap stays as it is.
     pub fn set_limits(&self, limits: Limits) {
         self.state.lock().limits = limits;
         self.printed.resize(limits.printed_bytes);
     }
 
-    /// Gives up the heap: nothing runs, and nothing will ask for what was in it.
+    /// Frees the heap. Nothing may run, and nothing may use its memory afterwards.
     pub fn drop_heap(&self) {
         self.state.lock().heap = None;
     }
@@ -101,7 +103,8 @@ impl Machine {
         self.printed.take(out);
     }
 
-    /// None where there is no room for it: `malloc` then returns 0, as on a GPU.
+    /// Returns the heap, or `None` if there is no memory for it: `malloc` then returns 0, as on a
+    /// GPU.
     fn heap(&self) -> Option<Arc<Heap>> {
         let mut state = self.state.lock();
         if state.heap.is_none() && state.limits.heap_bytes > 0 {
@@ -192,7 +195,7 @@ impl Watch {
         for report in &reports {
             printed.report(format!("========= {report}\n").into_bytes());
         }
-        // Who watches wants to read here what ended the context, too: the program itself is told no more than an error code.
+        // Printed too, because the program itself receives only an error code.
         if let Err(LaunchError::Fault(fault)) = &result {
             printed.report(format!("========= fault: {fault}\n").into_bytes());
         }
@@ -227,7 +230,8 @@ impl Workspace {
         })
     }
 
-    /// `%envreg1` and `%envreg2` hold the address, high half first.
+    /// Returns the environment registers: `%envreg1` and `%envreg2` hold the workspace's address,
+    /// high half first.
     fn envregs(&self) -> [u32; 32] {
         let mut envregs = [0; 32];
         envregs[1] = (self.address >> 32) as u32;

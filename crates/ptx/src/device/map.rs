@@ -1,7 +1,8 @@
-//! The memory map, changed in the order of calls although work that uses it is still running.
+//! The memory map, which changes in the order of calls although work that uses it is still running.
 //!
-//! Nothing is unmapped under running work: the range is forgotten at once and its memory goes when everything
-//! submitted before is done. A new range over such a one has to wait as well, and all later work waits for it.
+//! Running work keeps its memory: an unmapped range is removed from the map at once, but its memory
+//! is released only when everything submitted before is done. A new mapping over such a range waits
+//! for that too, and all later work waits for the mapping.
 
 use super::{
     error::Error,
@@ -11,7 +12,7 @@ use super::{
 };
 use crate::memory::{MemoryError, PAGE_BYTES};
 
-/// A range whose memory goes when the task is done.
+/// A range whose memory is released when the task is done.
 pub(super) struct Deferred {
     start: u64,
     end: u64,
@@ -19,7 +20,7 @@ pub(super) struct Deferred {
 }
 
 impl State {
-    /// Puts memory behind a range of the window.
+    /// Maps memory to a range of the window.
     pub(super) fn map(
         &mut self,
         address: u64,
@@ -61,7 +62,8 @@ impl State {
         Ok(())
     }
 
-    /// Makes a mapped range memory that other processes can map too. `None` while work is under way that may use it.
+    /// Replaces a mapped range's memory by memory that other processes can map too. Returns `None`
+    /// while running work may use the range.
     pub(super) fn share(&mut self, address: u64) -> Result<Option<Physical>, Error> {
         let (base, _) = self.memory.window();
         let window_end = base + self.memory.mappable_bytes();
@@ -83,7 +85,7 @@ impl State {
         Physical::replace(&self.memory, address, bytes).map(Some)
     }
 
-    /// Takes a range that [`State::map`] was given, by its first address; returns its length.
+    /// Unmaps the range of [`State::map`] that starts at `address`; returns its length.
     pub(super) fn unmap(&mut self, address: u64) -> Result<u64, Error> {
         let (base, len) = self.memory.window();
         let end = *self
@@ -107,7 +109,7 @@ impl State {
         Ok(end - address)
     }
 
-    /// Takes all ranges inside `[address, address + bytes)`; they must fill it.
+    /// Unmaps all ranges inside `[address, address + bytes)`, which they must fill.
     pub(super) fn unmap_all(&mut self, address: u64, bytes: u64) -> Result<(), Error> {
         let end = address.saturating_add(bytes);
         let mut at = address;
@@ -128,12 +130,13 @@ impl State {
         Ok(())
     }
 
-    /// Lets device work touch memory of the host.
+    /// Lets device work use memory of the host.
     ///
     /// # Safety
-    /// The memory stays readable and writable until after `unregister_host` and everything submitted before it.
+    /// The memory must stay readable and writable until after `unregister_host`, and until
+    /// everything submitted before it is done.
     pub(super) unsafe fn register_host(&mut self, address: u64, bytes: u64) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller fulfils the same contract.
         unsafe { self.memory.register_host(address, bytes) }.map_err(invalid)?;
         self.mapped.insert(address, address + bytes);
         Ok(())
@@ -149,14 +152,14 @@ impl State {
         Ok(end - address)
     }
 
-    /// Ranges of the window own their last page whole.
+    /// Whether a mapped range overlaps. Ranges of the window own their last page whole.
     fn overlaps(&self, start: u64, end: u64) -> bool {
         let before = self.mapped.range(..end).next_back();
         before.is_some_and(|(_, range_end)| range_end.next_multiple_of(PAGE_BYTES) > start)
     }
 
-    /// The range of the window that holds all of these bytes, once its memory is there: one that took the place of another
-    /// may have to wait for that one's work.
+    /// Returns the range of the window that holds all of these bytes, if its memory is mapped
+    /// already: a range that replaces another may have to wait for that one's work.
     pub(super) fn lasting(&self, address: u64, bytes: u64) -> Option<(u64, u64)> {
         let (base, _) = self.memory.window();
         let window_end = base + self.memory.mappable_bytes();
@@ -174,7 +177,7 @@ impl State {
         (is_inside && !is_to_come).then(|| (*start, range_end - start))
     }
 
-    /// Refuses an operation on memory that is not there, as the driver does at the call.
+    /// Refuses an operation on unmapped memory, as the driver does at the call.
     pub(super) fn check(&self, op: &Op) -> Result<(), Error> {
         match op {
             Op::Copy(copy) => {
@@ -212,7 +215,7 @@ impl State {
         )))
     }
 
-    /// Whether `[start, start + len)` is all mapped; ranges may adjoin.
+    /// Whether all of `[start, start + len)` is mapped, by one range or adjoining ones.
     fn covers(&self, start: u64, len: u64) -> bool {
         let end = start.saturating_add(len);
         let mut at = start;
@@ -225,7 +228,8 @@ impl State {
         true
     }
 
-    /// Variables of modules lie behind the part of the window that calls map, and are the engine's to know.
+    /// Whether the range is a module's variables. They lie after the part of the window that calls
+    /// map, and only the engine knows them.
     fn is_module_variable(&self, start: u64, len: u64) -> bool {
         let (base, _) = self.memory.window();
         start >= base + self.memory.mappable_bytes() && self.memory.is_mapped(start, len)

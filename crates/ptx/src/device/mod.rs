@@ -1,4 +1,5 @@
-//! A GPU's outside: contexts, streams, events, copies and graphs over the engine that runs kernels.
+//! The outside of a GPU: contexts, streams, events, copies and graphs over the engine that runs
+//! kernels.
 //!
 //! ```text
 //!  calls ──► Gpu ──► State: tasks and what each waits for ──► runners: kernels, long copies
@@ -6,15 +7,15 @@
 //!                             are dependencies, nothing more
 //! ```
 //!
-//! Nothing here blocks the caller on device work: what waits is a [`Fence`] to be asked again, host functions are
-//! handed out by [`Gpu::take_host_calls`] and answered by [`Gpu::host_func_done`]. An idle device has no running
-//! thread and no timer.
+//! No call blocks on device work. A wait is a [`Fence`], which the caller polls; host functions are
+//! handed out by [`Gpu::take_host_calls`] and reported done by [`Gpu::host_func_done`]. An idle
+//! device has no running thread and no timer.
 //!
-//! A fault ends its context, as on a GPU: what is queued there is dropped, and every later call answers the fault.
-//! Dropping the [`Gpu`] cancels all that runs, endless kernels too.
+//! A fault ends its context, as on a GPU: work queued there is dropped, and every later call
+//! returns the fault. Dropping the [`Gpu`] cancels all running work, endless kernels too.
 //!
-//! Locks, in order: the state of the device, then the engine's lock of the memory map. Runners hold neither while
-//! they wait for work, and only the second while they work.
+//! Locks, in order: the device's state, then the engine's lock of the memory map. Runners hold
+//! neither while they wait for work, and only the second while they work.
 
 mod activity;
 mod capture;
@@ -81,29 +82,30 @@ impl Gpu {
         self.shared.with(State::create_context)
     }
 
-    /// What was submitted still runs.
+    /// Destroys a context. Work submitted to it still runs.
     pub fn destroy_context(&self, context: ContextId) -> Result<(), Error> {
         self.shared.with(|s| s.destroy_context(context))
     }
 
-    /// Fails where a fault has ended the context.
+    /// Fails if a fault has ended the context.
     pub fn check_context(&self, context: ContextId) -> Result<(), Error> {
         self.shared.with(|s| s.context(context).map(|_| ()))
     }
 
-    /// The null stream of the context.
+    /// Returns the null stream of the context.
     pub fn legacy_stream(&self, context: ContextId) -> Result<StreamId, Error> {
         self.shared.with(|s| s.context(context).map(|c| c.legacy))
     }
 
-    // The memory map, in the order of calls
+    // The memory map, which changes in the order of calls
 
-    /// Zeroed memory at an address inside the window.
+    /// Maps zeroed memory at an address inside the window.
     pub fn map(&self, address: u64, bytes: u64) -> Result<(), Error> {
         self.shared.with(|s| s.map(address, bytes, None))
     }
 
-    /// A part of a physical allocation at an address inside the window. Offset and length are whole pages.
+    /// Maps a part of a physical allocation at an address inside the window. Offset and length are
+    /// whole pages.
     pub fn map_physical(
         &self,
         address: u64,
@@ -125,28 +127,29 @@ impl Gpu {
             .with(|s| s.map(address, bytes, Some((physical.clone(), offset))))
     }
 
-    /// The memory behind a range, by its first address, for other processes to map; `None` while work is under way. To be
-    /// asked once: it takes the place of what was there.
+    /// Makes the memory of the range at `address` shareable with other processes, and returns it;
+    /// `None` while work is running. To be called once for a range, since it replaces the memory.
     pub fn share(&self, address: u64) -> Result<Option<Physical>, Error> {
         self.shared.with(|s| s.share(address))
     }
 
-    /// Takes a range by its first address, when all that was submitted is done; its length.
+    /// Unmaps the range at `address` when all submitted work is done; returns its length.
     pub fn unmap(&self, address: u64) -> Result<u64, Error> {
         self.shared.with(|s| s.unmap(address))
     }
 
-    /// Takes all ranges that fill `[address, address + bytes)`.
+    /// Unmaps all ranges that fill `[address, address + bytes)`.
     pub fn unmap_all(&self, address: u64, bytes: u64) -> Result<(), Error> {
         self.shared.with(|s| s.unmap_all(address, bytes))
     }
 
-    /// Lets device work touch memory of the host at its own address.
+    /// Lets device work use memory of the host at its own address.
     ///
     /// # Safety
-    /// The memory stays readable and writable until it is unregistered and everything submitted before that is done.
+    /// The memory must stay readable and writable until it is unregistered and everything submitted
+    /// before that is done.
     pub unsafe fn register_host(&self, address: u64, bytes: u64) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller fulfils the same contract.
         self.shared
             .with(|s| unsafe { s.register_host(address, bytes) })
     }
@@ -155,7 +158,7 @@ impl Gpu {
         self.shared.with(|s| s.unregister_host(address))
     }
 
-    /// A fence behind everything submitted so far, in whatever context; faults do not concern it.
+    /// Returns a fence after everything submitted so far, in all contexts; faults do not affect it.
     pub fn fence_all(&self) -> Fence {
         let tasks = self.shared.with(State::all_tails);
         self.fence(None, tasks)
@@ -176,7 +179,7 @@ impl Gpu {
             .with(|s| s.create_stream(context, kind, priority))
     }
 
-    /// Its work still runs.
+    /// Destroys a stream. Its work still runs.
     pub fn destroy_stream(&self, stream: StreamId) -> Result<(), Error> {
         self.shared.with(|s| s.destroy_stream(stream))
     }
@@ -186,7 +189,7 @@ impl Gpu {
         self.shared.with(|s| s.submit(stream, op))
     }
 
-    /// Captures an event operation as a node of the graph, to happen in every launch.
+    /// Captures an event operation as a node of the graph, which every launch executes.
     pub fn submit_external(&self, stream: StreamId, op: Op) -> Result<(), Error> {
         self.shared.with(|s| s.submit_external(stream, op))
     }
@@ -202,12 +205,13 @@ impl Gpu {
         self.shared.with(|s| s.upload(stream, dst, extent, data))
     }
 
-    /// Orders all work submitted from now on, to any stream of any context, after what this stream has been given.
+    /// Makes all work submitted from now on, to any stream of any context, wait for this stream's
+    /// work so far.
     pub fn settle(&self, stream: StreamId) -> Result<(), Error> {
         self.shared.with(|s| s.settle_stream(stream))
     }
 
-    /// Queues a copy out of memory; the fence carries the bytes, rows packed.
+    /// Queues a copy out of memory. The fence carries the bytes, rows without padding.
     pub fn download(&self, stream: StreamId, src: Rows, extent: Extent) -> Result<Fence, Error> {
         let (context, task, cell) = self.shared.with(|s| s.download(stream, src, extent))?;
         let mut fence = self.fence(Some(context), vec![task]);
@@ -215,19 +219,19 @@ impl Gpu {
         Ok(fence)
     }
 
-    /// A point in a stream, in whose order it is as a copy would be: behind all that a copy there waits for.
+    /// Marks a point in a stream, which is reached when a copy submitted now would begin.
     pub fn mark(&self, stream: StreamId) -> Result<Fence, Error> {
         let (context, task) = self.shared.with(|s| s.mark(stream))?;
         Ok(self.fence(Some(context), vec![task]))
     }
 
-    /// The range that holds all of these bytes, by its first address and length, for somebody beside the GPU to read and
-    /// write: `None` where there is none, or where its memory is still to come.
+    /// Returns the range that holds all of these bytes, as address and length, for use by something
+    /// other than the GPU; `None` if there is none, or if its memory is not mapped yet.
     pub fn lasting(&self, address: u64, bytes: u64) -> Option<(u64, u64)> {
         self.shared.with(|s| s.lasting(address, bytes))
     }
 
-    /// Somebody beside the GPU has written these bytes.
+    /// Notes that something other than the GPU has written these bytes.
     pub fn was_written(&self, address: u64, bytes: u64) -> Result<(), Error> {
         let (rows, extent) = (Rows::line(address), Extent::line(bytes));
         self.shared.with(|s| s.check_span(rows, extent))?;
@@ -273,19 +277,19 @@ impl Gpu {
         Ok(self.fence(Some(context), tasks))
     }
 
-    /// Milliseconds between two events.
+    /// Returns the time between two events, in milliseconds.
     pub fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32, Error> {
         self.shared.with(|s| s.elapsed_ms(start, end))
     }
 
     // Host functions
 
-    /// Host functions whose turn has come since the last call.
+    /// Appends the host functions that streams have reached since the last call.
     pub fn take_host_calls(&self, out: &mut Vec<HostCall>) {
         self.shared.with(|s| s.take_host_calls(out));
     }
 
-    /// The host has run the function: its stream goes on.
+    /// Notes that the host has run the function, so that its stream goes on.
     pub fn host_func_done(&self, call: u64) -> Result<(), Error> {
         self.shared.with(|s| s.host_done(call))
     }
@@ -295,26 +299,27 @@ impl Gpu {
         self.shared.with(|s| s.has_host_tasks())
     }
 
-    // What was done when
+    // Times of work
 
-    /// Has work timed that is submitted from now on, or no more.
+    /// Starts or stops timing of work submitted from now on.
     pub fn keep_activity(&self, is_kept: bool) {
         self.shared.with(|s| s.keep_activity(is_kept));
     }
 
-    /// Names the call that submits what follows.
+    /// Sets the call number of work submitted from now on.
     pub fn of_call(&self, call: u32) {
         self.shared.with(|s| s.of_call(call));
     }
 
-    /// The timed work that is done, at most so much; how much was dropped since the last time; whether more is left.
+    /// Returns at most `max` records; the number dropped since the last call; and whether more are
+    /// left.
     pub fn take_activity(&self, max: usize) -> (Vec<Done>, u64, bool) {
         self.shared.with(|s| s.take_activity(max))
     }
 
     // Capture
 
-    /// Captures into a new graph, or behind nodes of one that exists.
+    /// Begins a capture into a new graph, or after nodes of an existing graph.
     pub fn begin_capture(
         &self,
         stream: StreamId,
@@ -355,22 +360,22 @@ impl Gpu {
         self.shared.with(|s| s.destroy_graph(graph))
     }
 
-    /// A copy of the graph as it is now, with the graphs inside it, to ask about or to put into another.
+    /// Returns a copy of the graph as it is now, with the graphs inside it.
     pub fn graph(&self, graph: GraphId) -> Result<Graph, Error> {
         self.shared.with(|s| s.fixed_graph(graph))
     }
 
-    /// The graph inside a child graph's node, to ask about and to build on.
+    /// Returns the graph inside a child graph's node, which can be queried and extended.
     pub fn open_child(&self, graph: GraphId, node: NodeId) -> Result<GraphId, Error> {
         self.shared.with(|s| s.open_child(graph, node))
     }
 
-    /// The node of a clone that was made from this one.
+    /// Returns the clone's node that was made from this one.
     pub fn find_in_clone(&self, node: NodeId, clone: GraphId) -> Result<Option<NodeId>, Error> {
         self.shared.with(|s| Ok(s.graph(clone)?.made_from(node)))
     }
 
-    /// Adds a node that runs graphs under a condition: they are made with it, empty.
+    /// Adds a node that runs graphs under a condition. The graphs are made with it, empty.
     pub fn add_conditional(
         &self,
         graph: GraphId,
@@ -381,7 +386,7 @@ impl Gpu {
             .with(|s| s.add_conditional(graph, conditional, deps))
     }
 
-    /// Gives a condition a value whenever the graph begins to run.
+    /// Sets a condition to a value whenever the graph begins to run.
     pub fn set_default(&self, graph: GraphId, word: u64, value: u32) -> Result<(), Error> {
         self.shared.with(|s| {
             s.graph_mut(graph)?.defaults.push((word, value));
@@ -404,7 +409,7 @@ impl Gpu {
         })
     }
 
-    /// Keeps a launch attribute of a kernel node; `None` forgets all of them.
+    /// Stores a launch attribute of a kernel node; `None` removes all of them.
     pub fn set_node_attribute(
         &self,
         graph: GraphId,
@@ -507,7 +512,8 @@ impl Gpu {
 }
 
 impl Gpu {
-    /// Cancels everything and takes no more: afterwards nothing touches memory. What `drop` does.
+    /// Cancels everything and accepts no more work; afterwards nothing touches memory. `drop` does
+    /// the same.
     pub fn stop(&self) {
         self.shared.stop();
     }
@@ -529,7 +535,8 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Whether the point is reached; an error where a fault ended the context first. Never blocks.
+    /// Whether the point is reached. An error means that a fault ended the context first. Never
+    /// blocks.
     pub fn ready(&mut self) -> Result<bool, Error> {
         if self.data.is_some() {
             return Ok(true);
@@ -540,8 +547,8 @@ impl Fence {
             let stuck = context.and_then(|c| state.contexts.get(&c)?.stuck.clone());
             (tasks.is_empty(), stuck)
         });
-        // Looked at after the tasks: bytes that arrived between the two looks must not be missed. Bytes that were
-        // fetched before a fault are good.
+        // Checked after the tasks, so that bytes arriving between the two checks are not missed.
+        // Bytes fetched before a fault are valid.
         if let Some(cell) = &self.cell {
             self.data = cell.0.lock().take();
             if self.data.is_some() {
@@ -557,7 +564,7 @@ impl Fence {
         }
     }
 
-    /// Once ready: what a download fetched.
+    /// Returns the bytes of a download, once ready.
     pub fn data(&self) -> Option<&[u8]> {
         self.data.as_deref()
     }

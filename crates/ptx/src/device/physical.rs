@@ -1,4 +1,5 @@
-//! Physical allocations (`cuMemCreate`): memory that can be mapped at several addresses and outlives its mappings.
+//! Physical allocations (`cuMemCreate`): memory that can be mapped at several addresses and
+//! outlives its mappings.
 
 use std::{
     fmt, io,
@@ -12,7 +13,7 @@ use std::{
 use super::{error::Error, work::Mapping};
 use crate::memory::{Memory, MemoryError};
 
-/// Memory without an address, in an anonymous file. Clones are the same memory.
+/// Memory without an address, in an anonymous file. Clones share the memory.
 #[derive(Clone)]
 pub struct Physical {
     file: Arc<OwnedFd>,
@@ -27,15 +28,15 @@ impl fmt::Debug for Physical {
 
 impl Physical {
     pub fn new(bytes: u64) -> io::Result<Physical> {
-        // SAFETY: a literal with its NUL; the flags are plain bits.
+        // SAFETY: the name is a literal with its NUL; the flags are plain bits.
         let fd = unsafe { libc::memfd_create(c"device memory".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a fresh descriptor that nobody else owns.
+        // SAFETY: the descriptor is new, so nothing else owns it.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
         let len = i64::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-        // SAFETY: our own descriptor.
+        // SAFETY: ftruncate touches no memory; the descriptor is open.
         if unsafe { libc::ftruncate(file.as_raw_fd(), len) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -45,7 +46,7 @@ impl Physical {
         })
     }
 
-    /// Memory of another process.
+    /// Wraps memory of another process.
     pub fn from_file(file: OwnedFd, bytes: u64) -> Physical {
         Physical {
             file: Arc::new(file),
@@ -61,7 +62,7 @@ impl Physical {
         self.file.as_fd()
     }
 
-    /// Takes the place of mapped memory that nothing uses now, with what it holds.
+    /// Replaces mapped memory that nothing uses now by a new allocation with equal contents.
     pub(super) fn replace(memory: &Memory, address: u64, bytes: u64) -> Result<Physical, Error> {
         let failed = |error: io::Error| Error::InvalidValue(format!("memory to share: {error}"));
         let physical = Physical::new(bytes).map_err(failed)?;
@@ -73,7 +74,7 @@ impl Physical {
             memory
                 .read(address + at, piece)
                 .map_err(|e| Error::InvalidValue(e.to_string()))?;
-            // Memory that nobody wrote stays without pages.
+            // Pages of zeros are not written, so that the file has no pages for them.
             if piece.iter().any(|byte| *byte != 0) {
                 let file = std::fs::File::from(physical.file.try_clone().map_err(failed)?);
                 file.write_all_at(piece, at).map_err(failed)?;
@@ -87,13 +88,13 @@ impl Physical {
     }
 }
 
-/// What is copied at once.
+/// Bytes copied at once.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Puts pages of a file where anonymous ones are.
+/// Maps pages of a file over existing anonymous pages.
 fn map_file(file: &OwnedFd, offset: u64, address: u64, bytes: u64) -> bool {
-    // SAFETY: the range is mapped by us as anonymous pages and belongs to nobody else; replacing them by pages of the file
-    // keeps it readable and writable throughout.
+    // SAFETY: this process mapped the range as anonymous pages, and nothing else owns it; after the
+    // call it is still mapped readable and writable.
     let got = unsafe {
         libc::mmap(
             address as *mut libc::c_void,
@@ -108,7 +109,7 @@ fn map_file(file: &OwnedFd, offset: u64, address: u64, bytes: u64) -> bool {
 }
 
 impl Mapping {
-    /// Puts the memory into the window.
+    /// Maps the memory into the window.
     pub(super) fn apply(&self, memory: &Memory) -> Result<(), MemoryError> {
         memory.map(self.address, self.bytes)?;
         let Some((physical, offset)) = &self.backing else {
@@ -118,7 +119,7 @@ impl Mapping {
             let _ = memory.unmap(self.address);
             return Err(MemoryError::OutOfMemory { bytes: self.bytes });
         }
-        // What it holds from before is not known.
+        // Its earlier contents are unknown.
         memory.mark_written(self.address, self.bytes);
         Ok(())
     }

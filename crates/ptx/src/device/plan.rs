@@ -1,4 +1,4 @@
-//! Instantiated graphs: checked copies, ready to be launched again and again.
+//! Executable graphs: checked copies that can be launched repeatedly.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -15,20 +15,20 @@ pub struct ExecId(pub(super) u64);
 
 pub(super) struct Exec {
     pub(super) context: ContextId,
-    /// What was instantiated, for launches into a capture.
+    /// The graph that was instantiated, for launches into a capture.
     pub(super) graph: Graph,
     plan: Plan,
     pub(super) flags: u64,
-    /// A graph does not run beside itself.
+    /// Last task of the last launch: launches of one graph do not overlap.
     last: Option<TaskId>,
 }
 
-/// The nodes in the order of their creation, and an order to start them in.
+/// A graph's steps in the order of their nodes' creation, and an order to start them in.
 #[derive(Debug)]
 struct Plan {
     steps: Vec<Step>,
     order: Vec<usize>,
-    /// Addresses of conditions and the values that they begin with.
+    /// Addresses of conditions and their initial values.
     defaults: Vec<(u64, u32)>,
 }
 
@@ -55,7 +55,7 @@ enum Action {
     Branch(Arc<Branch>),
 }
 
-/// Why an instantiated graph could not take over another graph: `CUgraphExecUpdateResult`.
+/// Why an executable graph could not be updated: `CUgraphExecUpdateResult`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpdateError {
     TopologyChanged,
@@ -63,7 +63,7 @@ pub enum UpdateError {
     ParametersChanged,
 }
 
-/// Why an update did not take place, and the node of the new graph that it failed at.
+/// Why an update failed, and the node of the new graph that it failed at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpdateFailure {
     pub error: UpdateError,
@@ -129,7 +129,7 @@ impl Plan {
         })
     }
 
-    /// All tasks that a launch makes.
+    /// Counts the tasks that a launch makes.
     fn tasks(&self) -> usize {
         let tasks = self.steps.iter().map(|step| match &step.action {
             Action::Op(Op::Batch(ops)) => ops.len() + 1,
@@ -139,7 +139,7 @@ impl Plan {
         tasks.sum::<usize>() + self.defaults.len() + 1
     }
 
-    /// The same shape with other operations, or why not.
+    /// Checks that the new plan differs in operations only.
     fn check_update(&self, new: &Plan) -> Result<(), UpdateFailure> {
         if self.steps.len() != new.steps.len() {
             return Err(UpdateFailure {
@@ -157,7 +157,7 @@ impl Plan {
                 _ => return Err(UpdateError::NodeTypeChanged.at(new.node)),
             }
             if old.deps != new.deps {
-                // The driver names the node where the edge that differs begins.
+                // The driver names the node at which the differing edge begins.
                 let (a, b) = (&old.deps, &new.deps);
                 let differs = a.iter().find(|dep| !b.contains(dep));
                 let differs = differs.or_else(|| b.iter().find(|dep| !a.contains(dep)));
@@ -168,7 +168,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Takes over operations; nodes keep their names and whether they are enabled.
+    /// Takes over the new plan's operations; nodes keep their names and whether they are enabled.
     fn update(&mut self, new: Plan) {
         self.defaults = new.defaults;
         for (old, new) in self.steps.iter_mut().zip(new.steps) {
@@ -189,7 +189,7 @@ impl Plan {
 }
 
 impl Branch {
-    /// Whether the condition is looked at again when its graph has run.
+    /// Whether the condition is checked again after its graph has run.
     pub(super) fn repeats(&self) -> bool {
         self.condition.kind == ConditionalKind::While
     }
@@ -204,7 +204,8 @@ impl Branch {
     }
 }
 
-/// An order in which everything comes after what it depends on (Kahn); fails on a cycle.
+/// Returns an order in which each step comes after its dependencies (Kahn's algorithm); fails on a
+/// cycle.
 fn sort(steps: &mut [Step]) -> Result<Vec<usize>, Error> {
     let mut dependents = vec![Vec::new(); steps.len()];
     let mut waits: Vec<usize> = steps.iter().map(|step| step.deps.len()).collect();
@@ -265,7 +266,7 @@ impl State {
         Ok(id)
     }
 
-    /// A launch that is under way goes on.
+    /// Destroys an executable graph. A running launch goes on.
     pub(super) fn destroy_exec(&mut self, id: ExecId) -> Result<(), Error> {
         self.execs
             .remove(&id)
@@ -283,7 +284,8 @@ impl State {
         let exec = self.exec(id)?;
         self.check_room(exec.plan.tasks())?;
         deps.extend(exec.last);
-        // Out of the map while its tasks are made: making them needs the rest of the state.
+        // Removed from the map while its tasks are made, because making them needs the rest of the
+        // state.
         let mut exec = self.execs.remove(&id).ok_or_else(|| no_exec(id))?;
         self.activity.now.graph = id.0;
         let task = self.start_plan(context, priority, &deps, &exec.plan);
@@ -313,7 +315,7 @@ impl State {
             } else {
                 step.deps.iter().filter_map(|dep| tasks[*dep]).collect()
             };
-            // Steps that are done already are no dependencies, and long lists of them cost.
+            // Steps already done are left out, because long lists of dependencies are slow.
             deps.retain(|task| self.is_live(*task));
             self.activity.now.node = step.node.0;
             let task = match &step.action {
@@ -337,7 +339,8 @@ impl State {
         Ok(self.add(Some(context), priority, &leaves, Work::Nothing))
     }
 
-    /// Gives the conditions of a graph their first values. Answers what its nodes depend on.
+    /// Sets a graph's conditions to their initial values. Returns the tasks that its nodes depend
+    /// on.
     fn start_defaults(
         &mut self,
         context: ContextId,
@@ -358,7 +361,8 @@ impl State {
         deps
     }
 
-    /// Starts the graph that a condition chooses now. Answers the task that ends it; none if nothing is to run.
+    /// Starts the graph that the condition chooses now. Returns the task that ends it; `None` if no
+    /// graph is to run.
     pub(super) fn start_branch(
         &mut self,
         context: ContextId,
@@ -404,7 +408,7 @@ impl State {
         Ok(Ok(()))
     }
 
-    /// Changes what a node of an instantiated graph does; launches that are under way keep the old.
+    /// Changes the operation of an executable graph's node; running launches keep the old one.
     pub(super) fn set_exec_node(&mut self, id: ExecId, node: NodeId, op: Op) -> Result<(), Error> {
         self.check(&op)?;
         let action = Action::new(&op)?;
@@ -426,7 +430,8 @@ impl State {
         Ok(())
     }
 
-    /// Disabled nodes do nothing but keep the order. Kernels, copies and memsets can be.
+    /// Enables or disables a node. A disabled node only keeps the order. Kernels, copies and
+    /// memsets can be disabled.
     pub(super) fn enable_exec_node(
         &mut self,
         id: ExecId,

@@ -1,4 +1,4 @@
-//! Threads that run what takes long. They are made as needed and sleep when there is nothing to do.
+//! Threads that run long work. They are started as needed and sleep while there is none.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -15,16 +15,16 @@ use super::{
     schedule::State,
 };
 
-/// Operations that run at once. A GPU of compute capability 8.0 runs up to 128 kernels.
+/// Operations that run at once, at most. A GPU of compute capability 8.0 runs up to 128 kernels.
 const RUNNERS_MAX: usize = 128;
-/// How often memory is looked at that a stream waits on.
+/// Interval at which memory is polled that a stream waits for.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// Something is ready, or the device stops.
+    /// Signals ready work, or the device's stop.
     work: Condvar,
-    /// A runner has ended.
+    /// Signals that a runner has ended.
     ended: Condvar,
 }
 
@@ -37,7 +37,7 @@ impl Shared {
         })
     }
 
-    /// Changes the state, then sees to it that somebody runs what is ready.
+    /// Changes the state, then makes sure that ready work is run.
     pub(super) fn with<R>(self: &Arc<Shared>, change: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
         let result = change(&mut state);
@@ -54,7 +54,7 @@ impl Shared {
         for _ in 0..wanted.min(state.idle) {
             self.work.notify_one();
         }
-        // One more than the tasks that may run at once: somebody has to look at waited-on memory meanwhile.
+        // One more than the tasks that may run at once, because one runner polls memory meanwhile.
         let missing = wanted.saturating_sub(state.idle);
         for _ in 0..missing.min((RUNNERS_MAX + polls).saturating_sub(state.runners)) {
             let shared = self.clone();
@@ -80,7 +80,7 @@ impl Shared {
                 let start = Instant::now();
                 let result = MutexGuard::unlocked(&mut state, || {
                     let run = || job.work.run(&memory, &job.cancel);
-                    // A bug in the interpreter must cost one context, not the whole device.
+                    // A bug in the interpreter must end one context, not the whole device.
                     let result = catch_unwind(AssertUnwindSafe(run));
                     result.unwrap_or_else(|_| {
                         Err(Stuck {

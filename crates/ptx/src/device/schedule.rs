@@ -1,7 +1,7 @@
-//! Tasks and their order: a task runs when all that it depends on are done.
+//! Tasks and their order: a task runs when everything that it depends on is done.
 //!
-//! Streams, events, graphs and the null stream's rules are nothing but dependencies between tasks. A task whose id is
-//! no longer known is done.
+//! Streams, events, graphs and the null stream's rules are only dependencies between tasks. A task
+//! whose id is no longer known is done.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::memory::Memory;
 
-/// Work that may wait in a device: launches, copies, records and so on, all together.
+/// Tasks waiting in a device, at most: launches, copies, records and so on.
 pub(super) const TASKS_MAX: usize = 1 << 22;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,27 +35,28 @@ pub(super) struct TaskId(u64);
 
 #[derive(Debug)]
 struct Task {
-    /// None for changes of the memory map: no context's fault stops them.
+    /// `None` for changes of the memory map, which no context's fault stops.
     context: Option<ContextId>,
-    /// CUDA's order: a lower number goes first.
+    /// Priority as in CUDA: a lower number goes first.
     priority: i32,
     work: Work,
-    /// Unfinished tasks that this one depends on.
+    /// Number of unfinished tasks that this one depends on.
     waits: usize,
     dependents: Vec<TaskId>,
-    /// What it belongs to, if it is to be timed.
+    /// Attribution, if the task is to be timed.
     about: Option<About>,
 }
 
-/// A host function whose turn has come, or that will never run.
+/// A host function that its stream has reached, or that will never run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostCall {
     pub call: u64,
-    /// What ended the context, in which case the device waits for no answer.
+    /// The fault that ended the context; the device then waits for no answer.
     pub stuck: Option<Stuck>,
 }
 
-/// All of a device, behind one lock. The lock is held for bookkeeping and for short memory operations only.
+/// The whole state of a device, under one lock. The lock is held only for bookkeeping and short
+/// memory operations.
 pub(super) struct State {
     pub(super) memory: Memory,
     pub(super) stop: bool,
@@ -67,15 +68,16 @@ pub(super) struct State {
     polling: Vec<TaskId>,
     running: FxHashMap<TaskId, (Option<ContextId>, Arc<AtomicBool>)>,
     host_ready: VecDeque<HostCall>,
-    /// Handed out and not answered yet.
+    /// Host functions handed out and not done yet.
     host_running: FxHashMap<u64, VecDeque<TaskId>>,
     /// Host functions in all tasks.
     host_tasks: usize,
-    /// What every new task depends on: a change of the memory map that its addresses may need.
+    /// Task that every new task depends on: a change of the memory map that its addresses may need.
     pub(super) barrier: Option<TaskId>,
-    /// What every new task of every stream depends on, by the stream that has it: synchronous copies under way.
+    /// Tasks that every new task of every stream depends on, with their streams: synchronous copies
+    /// under way.
     pub(super) settled: Vec<(StreamId, TaskId)>,
-    /// Ranges that calls may name, by first address, with their ends: the memory map as of the last call.
+    /// Ranges that calls may name, first address to end: the memory map as of the last call.
     pub(super) mapped: BTreeMap<u64, u64>,
     pub(super) deferred: Vec<Deferred>,
     pub(super) contexts: FxHashMap<ContextId, Context>,
@@ -128,7 +130,7 @@ impl State {
         }
     }
 
-    /// A number that nothing else on this device has.
+    /// Returns a number that nothing else on this device has.
     pub(super) fn fresh(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id
@@ -142,7 +144,7 @@ impl State {
         !self.tasks.is_empty()
     }
 
-    /// Room for `more` tasks.
+    /// Checks that `more` tasks fit.
     pub(super) fn check_room(&self, more: usize) -> Result<(), Error> {
         if self.tasks.len().saturating_add(more) > TASKS_MAX {
             return Err(Error::Unsupported(format!(
@@ -152,7 +154,7 @@ impl State {
         Ok(())
     }
 
-    /// Adds a task, and runs it if it is ready and short.
+    /// Adds a task, and runs it at once if it is ready and short.
     pub(super) fn add(
         &mut self,
         context: Option<ContextId>,
@@ -188,7 +190,7 @@ impl State {
         id
     }
 
-    /// Takes tasks that have nothing to wait for any more as far as they go without a runner.
+    /// Moves tasks that wait for nothing as far as they go without a runner.
     fn settle(&mut self, mut ready: Vec<TaskId>) {
         while let Some(id) = ready.pop() {
             let Some(task) = self.tasks.get(&id) else {
@@ -236,7 +238,7 @@ impl State {
         }
     }
 
-    /// A conditional node whose turn has come, or one of whose graphs has run.
+    /// Handles a conditional node that is ready, or one of whose graphs has run.
     fn branch(&mut self, id: TaskId, branch: &Branch, ran: bool, ready: &mut Vec<TaskId>) {
         let task = self.tasks.get(&id);
         let Some((Some(context), priority)) = task.map(|t| (t.context, t.priority)) else {
@@ -261,12 +263,13 @@ impl State {
                 task.waits = 1;
             }
         } else {
-            // It is over already: looked at again later, so that an endless loop of short work holds no lock.
+            // The body is already done. The condition is polled later, so an endless loop of short
+            // work does not hold the lock.
             self.polling.push(id);
         }
     }
 
-    /// Ends a task. What depends on it and has nothing else to wait for is added to `ready`.
+    /// Ends a task, and adds to `ready` the tasks that waited for it alone.
     fn finish(&mut self, id: TaskId, result: Result<(), Stuck>, ready: &mut Vec<TaskId>) {
         let Some(task) = self.tasks.remove(&id) else {
             return;
@@ -308,7 +311,7 @@ impl State {
         }
     }
 
-    /// Stops what runs or polls in a context that is lost.
+    /// Stops running and polling tasks of a lost context.
     fn abandon(&mut self, context: ContextId, ready: &mut Vec<TaskId>) {
         for (_, cancel) in self.running.values().filter(|(c, _)| *c == Some(context)) {
             cancel.store(true, Ordering::Relaxed);
@@ -323,12 +326,12 @@ impl State {
         });
     }
 
-    /// What ended the context, if anything did.
+    /// Returns the fault that ended the context, if one did.
     fn lost(&self, context: Option<ContextId>) -> Option<Stuck> {
         self.contexts.get(&context?)?.stuck.clone()
     }
 
-    /// The next task for a runner.
+    /// Takes the next task for a runner.
     pub(super) fn take(&mut self) -> Option<Job> {
         while let Some((_, id)) = self.ready.pop_first() {
             let Some(task) = self.tasks.get_mut(&id) else {
@@ -353,7 +356,7 @@ impl State {
         None
     }
 
-    /// A runner is done.
+    /// Ends a task that a runner has run.
     pub(super) fn complete(&mut self, id: TaskId, result: Result<(), Stuck>) {
         self.running.remove(&id);
         let mut ready = Vec::new();
@@ -362,7 +365,7 @@ impl State {
         self.poll();
     }
 
-    /// Looks at the memory that streams wait on.
+    /// Polls the memory that streams wait on.
     pub(super) fn poll(&mut self) {
         let waiting = std::mem::take(&mut self.polling);
         if !waiting.is_empty() {
@@ -378,7 +381,7 @@ impl State {
         self.ready.len()
     }
 
-    /// Stops everything: the device is going away.
+    /// Stops everything, because the device is being dropped.
     pub(super) fn stop(&mut self) {
         self.stop = true;
         self.ready.clear();
@@ -395,7 +398,7 @@ impl State {
         self.host_tasks > 0 || !self.host_ready.is_empty()
     }
 
-    /// The host program has run the function.
+    /// Notes that the host program has run the function.
     pub(super) fn host_done(&mut self, call: u64) -> Result<(), Error> {
         let wrong = Error::InvalidHandle {
             kind: "running host function",

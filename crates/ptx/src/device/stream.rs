@@ -1,7 +1,7 @@
 //! Contexts and streams: which task waits for which.
 //!
-//! The legacy stream waits for all blocking streams of its context and they wait for it; non-blocking streams know
-//! only their own order.
+//! The legacy stream and the blocking streams of its context wait for each other; non-blocking
+//! streams have only their own order.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::{
     work::{Body, Downloaded, Extent, Op, Rows, Work},
 };
 
-/// Streams of one device.
+/// Streams of one device, at most.
 pub(super) const STREAMS_MAX: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,10 +38,10 @@ impl StreamId {
 pub(super) struct Context {
     pub(super) legacy: StreamId,
     streams: Vec<StreamId>,
-    /// Last tasks of streams that were destroyed before they were done.
+    /// Last tasks of streams that were destroyed before the tasks were done.
     orphans: Vec<TaskId>,
     pub(super) stuck: Option<Stuck>,
-    /// Destroyed; goes when its last task does.
+    /// Destroyed; removed when its last task is done.
     pub(super) closing: bool,
     pub(super) tasks: usize,
 }
@@ -82,7 +82,7 @@ impl State {
         id
     }
 
-    /// A context that can be used: it exists and no fault has ended it.
+    /// Returns a usable context: it exists, and no fault has ended it.
     pub(super) fn context(&self, id: ContextId) -> Result<&Context, Error> {
         let context = self.contexts.get(&id).filter(|c| !c.closing);
         let context = context.ok_or(Error::InvalidHandle {
@@ -95,7 +95,7 @@ impl State {
         }
     }
 
-    /// Work that was submitted still runs; nothing more can be.
+    /// Destroys a context: work submitted to it still runs, and no more is accepted.
     pub(super) fn destroy_context(&mut self, id: ContextId) -> Result<(), Error> {
         let context = self.contexts.get_mut(&id).filter(|c| !c.closing);
         let context = context.ok_or(Error::InvalidHandle {
@@ -137,7 +137,7 @@ impl State {
         Ok(id)
     }
 
-    /// Its work still runs.
+    /// Destroys a stream. Its work still runs.
     pub(super) fn destroy_stream(&mut self, id: StreamId) -> Result<(), Error> {
         let stream = self.any_stream(id)?;
         if stream.kind == StreamKind::Legacy {
@@ -173,14 +173,14 @@ impl State {
         })
     }
 
-    /// A stream that can be used.
+    /// Returns a usable stream.
     pub(super) fn stream(&self, id: StreamId) -> Result<&Stream, Error> {
         let stream = self.any_stream(id)?;
         self.context(stream.context)?;
         Ok(stream)
     }
 
-    /// What the next task of a stream depends on.
+    /// Returns the tasks that the next task of a stream depends on.
     fn stream_deps(&self, stream: &Stream) -> Vec<TaskId> {
         let mut deps: Vec<TaskId> = self.barrier.into_iter().chain(stream.last).collect();
         deps.extend(self.settled.iter().map(|(_, task)| *task));
@@ -212,10 +212,11 @@ impl State {
         }
     }
 
-    /// Gives a stream something to do; a capturing stream's graph gets a node instead.
+    /// Submits an operation to a stream; a capturing stream adds it to its graph as a node.
     pub(super) fn submit(&mut self, id: StreamId, op: Op) -> Result<(), Error> {
         let captures = self.stream(id)?.joined.is_some();
-        // A capture takes a memset of any address, as the driver does: what runs it looks again.
+        // A capture accepts a memset of any address, as the driver does; the address is checked
+        // again when it runs.
         if !(captures && matches!(op, Op::Set(_))) {
             self.check(&op)?;
         }
@@ -272,7 +273,7 @@ impl State {
         Ok(self.add(Some(context), priority, &deps, work))
     }
 
-    /// `cuGraphLaunch`.
+    /// Launches an executable graph (`cuGraphLaunch`).
     pub(super) fn launch_graph(&mut self, exec: ExecId, id: StreamId) -> Result<(), Error> {
         let stream = self.stream(id)?;
         if stream.joined.is_some() {
@@ -289,8 +290,9 @@ impl State {
         Ok(())
     }
 
-    /// Orders all work submitted from now on, to any stream of any context, after what this stream has been given. A task
-    /// of the stream follows its earlier ones, so the last one stands for all of them.
+    /// Makes all work submitted from now on, to any stream of any context, wait for this stream's
+    /// work so far. The last task stands for all of it, because a stream's tasks follow one
+    /// another.
     pub(super) fn settle_stream(&mut self, id: StreamId) -> Result<(), Error> {
         let stream = self.stream(id)?;
         if stream.joined.is_some() {
@@ -302,7 +304,7 @@ impl State {
         Ok(())
     }
 
-    /// Bytes into memory, in the stream's order.
+    /// Copies bytes into memory, in the stream's order.
     pub(super) fn upload(
         &mut self,
         id: StreamId,
@@ -325,7 +327,7 @@ impl State {
         Ok(())
     }
 
-    /// Bytes out of memory, in the stream's order.
+    /// Copies bytes out of memory, in the stream's order.
     pub(super) fn download(
         &mut self,
         id: StreamId,
@@ -342,7 +344,7 @@ impl State {
         Ok((context, task, cell))
     }
 
-    /// A point that is reached when a copy submitted now would begin.
+    /// Adds a task that is reached when a copy submitted now would begin.
     pub(super) fn mark(&mut self, id: StreamId) -> Result<(ContextId, TaskId), Error> {
         let (context, priority, deps) = self.transfer(id)?;
         let task = self.add(Some(context), priority, &deps, Work::Nothing);
@@ -350,8 +352,8 @@ impl State {
         Ok((context, task))
     }
 
-    /// Copies from or to memory of the host that the device does not see cannot be repeated, so they cannot be
-    /// captured.
+    /// Prepares a copy between the device and host memory that the device does not see. Such a copy
+    /// cannot be repeated, and so cannot be captured.
     fn transfer(&mut self, id: StreamId) -> Result<(ContextId, i32, Vec<TaskId>), Error> {
         let stream = self.stream(id)?;
         if stream.joined.is_some() {
@@ -364,7 +366,8 @@ impl State {
         Ok((stream.context, stream.priority, self.stream_deps(stream)))
     }
 
-    /// Work in the legacy stream would wait for a blocking stream that captures.
+    /// Refuses work in the legacy stream while a blocking stream captures, because the work would
+    /// wait for that stream.
     fn check_implicit(&mut self, id: StreamId) -> Result<(), Error> {
         let stream = self.stream(id)?;
         if stream.kind != StreamKind::Legacy || self.captures.is_empty() {
@@ -390,7 +393,7 @@ impl State {
         }
     }
 
-    /// What a synchronisation with the stream waits for.
+    /// Returns the tasks that a synchronisation with the stream waits for.
     pub(super) fn stream_fence(&mut self, id: StreamId) -> Result<(ContextId, Vec<TaskId>), Error> {
         let stream = self.stream(id)?;
         if stream.joined.is_some() {
@@ -418,7 +421,7 @@ impl State {
         Ok((context, self.event_task(id)?.into_iter().collect()))
     }
 
-    /// What a synchronisation with the whole context waits for.
+    /// Returns the tasks that a synchronisation with the whole context waits for.
     pub(super) fn context_fence(&mut self, id: ContextId) -> Result<Vec<TaskId>, Error> {
         let capturing: Vec<StreamId> = self
             .context(id)?
@@ -438,7 +441,7 @@ impl State {
         Ok(tasks)
     }
 
-    /// The last tasks of all streams of all contexts: when they are done, everything is.
+    /// Returns the last tasks of all streams of all contexts: when they are done, all work is done.
     pub(super) fn all_tails(&mut self) -> Vec<TaskId> {
         let mut tails: Vec<TaskId> = self.barrier.into_iter().collect();
         let contexts: Vec<ContextId> = self.contexts.keys().copied().collect();

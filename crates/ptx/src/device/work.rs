@@ -1,4 +1,4 @@
-//! What streams are given: launches, copies, memsets, waits on memory.
+//! Operations of streams: launches, copies, memsets, waits on memory.
 
 use std::{
     fmt,
@@ -19,14 +19,16 @@ use super::{
 };
 use crate::{error::Fault, memory::Memory};
 
-/// Up to this size a memory operation runs at once in the thread that finds it ready: waking another costs more.
+/// Length up to which the thread that finds a memory operation ready runs it: waking another thread
+/// costs more.
 const INLINE_BYTES_MAX: u64 = 64 << 10;
-/// Long operations give up the memory's lock, and look whether they were cancelled, every so many bytes.
+/// Interval, in bytes, at which a long operation releases the memory's lock and checks whether it
+/// was cancelled.
 const CHUNK_BYTES: u64 = 4 << 20;
-/// Rows that a memset repeats its value into before it is written.
+/// Length of the buffer that a memset fills with its value and writes repeatedly, in bytes.
 const PATTERN_BYTES_MAX: u64 = 64 << 10;
 
-/// What a launch runs. The engine's kernels are the real thing; tests put closures here.
+/// The code that a launch runs: a kernel of the engine, or a closure in tests.
 pub trait Code: Send + Sync {
     fn name(&self) -> &str;
     /// Runs the whole grid and returns when it is done, or soon after `cancel` is set.
@@ -39,9 +41,9 @@ pub struct Launch {
     pub code: Arc<dyn Code>,
     pub grid: [u32; 3],
     pub block: [u32; 3],
-    /// Dynamic shared memory.
+    /// Dynamic shared memory, in bytes.
     pub shared_bytes: u32,
-    /// All blocks are resident at once and may wait for each other.
+    /// Whether all blocks are resident at once, so that they may wait for each other.
     pub cooperative: bool,
     pub params: Arc<[u8]>,
 }
@@ -62,14 +64,14 @@ impl fmt::Debug for Launch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     pub address: u64,
-    /// From row to row.
+    /// Distance between the starts of two rows.
     pub pitch_bytes: u64,
-    /// From slice to slice, in rows.
+    /// Distance between the starts of two slices, in rows.
     pub slice_rows: u64,
 }
 
 impl Rows {
-    /// One row.
+    /// Makes a single row.
     pub fn line(address: u64) -> Rows {
         Rows {
             address,
@@ -78,7 +80,7 @@ impl Rows {
         }
     }
 
-    /// Rows of `width` bytes without gaps.
+    /// Makes rows of `width` bytes without padding.
     pub fn packed(address: u64, extent: Extent) -> Rows {
         Rows {
             address,
@@ -91,7 +93,8 @@ impl Rows {
         self.address + (z * self.slice_rows + y) * self.pitch_bytes
     }
 
-    /// First byte and length of what the box covers; an error where its rows overlap or leave the address space.
+    /// Returns the first byte and the length of the memory that the box covers; an error if its
+    /// rows overlap or leave the address space.
     pub(super) fn span(&self, extent: Extent) -> Result<(u64, u64), Error> {
         let wrong = || Error::InvalidValue(format!("a box of {extent} at {self:x?}"));
         if extent.is_empty() {
@@ -213,12 +216,12 @@ impl Set {
     }
 }
 
-/// `cuStreamWaitValue` and `cuStreamWriteValue`.
+/// An operation of `cuStreamWaitValue` or `cuStreamWriteValue`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValueOp {
     pub address: u64,
     pub value: u64,
-    /// 8 bytes, or 4.
+    /// Whether the word has 8 bytes; otherwise it has 4.
     pub wide: bool,
     pub action: Action,
 }
@@ -226,14 +229,14 @@ pub struct ValueOp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     Write,
-    /// Writes 8 bytes, unless more is there already.
+    /// Writes 8 bytes, unless the memory already holds a larger number.
     Raise,
-    /// Until `memory - value`, as a signed number, is not negative.
+    /// Waits until `memory - value`, as a signed number, is not negative.
     WaitGreaterOrEqual,
     WaitEqual,
-    /// Until a bit of `value` is set in memory.
+    /// Waits until a bit of `value` is set in memory.
     WaitAnd,
-    /// Until `memory | value` has a bit clear.
+    /// Waits until `memory | value` has a clear bit.
     WaitNor,
 }
 
@@ -242,7 +245,7 @@ impl ValueOp {
         if self.wide { 8 } else { 4 }
     }
 
-    /// Whether the wait is over, or the write done.
+    /// Performs a write, or checks a wait; returns whether it is over.
     pub(super) fn step(&self, memory: &Memory) -> Result<bool, Stuck> {
         let bytes = self.bytes() as usize;
         if self.action == Action::Write {
@@ -270,7 +273,7 @@ impl ValueOp {
     }
 }
 
-/// What a stream is given and a graph's node holds.
+/// An operation submitted to a stream, or held by a graph's node.
 #[derive(Clone, Debug)]
 pub enum Op {
     Launch(Launch),
@@ -291,16 +294,16 @@ pub enum Op {
 /// A graph inside a node.
 #[derive(Clone, Debug)]
 pub enum Body {
-    /// As it was when it was put there.
+    /// A copy of the graph as it was when the node was made.
     Fixed(Box<Graph>),
-    /// A graph of the device that somebody may go on building.
+    /// A graph of the device that can still be changed.
     Open(GraphId),
 }
 
-/// A node that runs one of its graphs, or none, or one again and again.
+/// A node that runs one of its graphs once, repeatedly, or not at all.
 #[derive(Clone, Debug)]
 pub struct Conditional {
-    /// Address of the condition's value, 32 bits.
+    /// Address of the condition's value, which has 32 bits.
     pub word: u64,
     pub kind: ConditionalKind,
     pub bodies: Vec<Body>,
@@ -308,16 +311,16 @@ pub struct Conditional {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConditionalKind {
-    /// The first graph where the value is not 0, else the second, if there is one.
+    /// Runs the first graph if the value is not 0; otherwise the second, if there is one.
     If,
-    /// The graph, as long as the value is not 0.
+    /// Runs the graph as long as the value is not 0.
     While,
-    /// The graph that the value counts.
+    /// Runs the graph whose index is the value.
     Switch,
 }
 
 impl Conditional {
-    /// The graph that a value of the condition chooses.
+    /// Returns the index of the graph that a value of the condition chooses.
     pub(super) fn chosen(&self, value: u32) -> Option<usize> {
         let index = match self.kind {
             ConditionalKind::If => usize::from(value == 0),
@@ -329,7 +332,7 @@ impl Conditional {
     }
 }
 
-/// What a task does.
+/// The work of a task.
 #[derive(Debug)]
 pub(super) enum Work {
     Launch(Launch),
@@ -344,15 +347,15 @@ pub(super) enum Work {
     /// A conditional node.
     Branch {
         branch: Arc<Branch>,
-        /// One of its graphs has run.
+        /// Whether one of its graphs has run.
         ran: bool,
     },
-    /// Changes of the memory map that had to wait for running work.
+    /// A change of the memory map that had to wait for running work.
     Map(Mapping),
     Unmap(u64),
 }
 
-/// Memory to put into the window, and what is behind it.
+/// Memory to map into the window, with its physical allocation and offset there, if it has one.
 #[derive(Debug, Clone)]
 pub(super) struct Mapping {
     pub(super) address: u64,
@@ -360,18 +363,18 @@ pub(super) struct Mapping {
     pub(super) backing: Option<(super::physical::Physical, u64)>,
 }
 
-/// When an event was reached.
+/// The time at which an event was reached.
 #[derive(Debug, Default)]
 pub(super) struct Record {
     pub(super) at: OnceLock<Instant>,
 }
 
-/// Where a download's bytes arrive.
+/// Receives the bytes of a download.
 #[derive(Debug, Default)]
 pub(super) struct Downloaded(pub(super) Mutex<Option<Vec<u8>>>);
 
 impl Work {
-    /// Whether to run this where it becomes ready rather than in a runner.
+    /// Whether the thread that finds this ready runs it, rather than a runner.
     pub(super) fn is_short(&self) -> bool {
         let extent = match self {
             Work::Copy(copy) => copy.extent,
@@ -394,7 +397,7 @@ impl Work {
             && extent.depth <= 64
     }
 
-    /// Does it. Called without locks for long work, see [`Work::is_short`].
+    /// Performs the work. Called without locks for long work, see [`Work::is_short`].
     pub(super) fn run(&self, memory: &Memory, cancel: &AtomicBool) -> Result<(), Stuck> {
         match self {
             Work::Launch(launch) => launch
@@ -430,7 +433,7 @@ impl Work {
                 Ok(())
             }
             Work::Map(mapping) => {
-                // Checked when it was asked for; only the host can still run out of memory here.
+                // The range was checked at the call; only the host's memory can still run out here.
                 mapping.apply(memory).map_err(|e| Stuck {
                     cause: Cause::LaunchFailed,
                     message: format!("mapping device memory: {e}"),
@@ -447,7 +450,7 @@ impl Work {
     }
 }
 
-/// Walks a box row by row, long rows in pieces: `piece(y, z, offset in the row, bytes)`.
+/// Visits a box row by row, long rows in pieces: `piece(y, z, offset in the row, bytes)`.
 fn rows(
     extent: Extent,
     cancel: &AtomicBool,
@@ -489,7 +492,8 @@ fn run_set(set: &Set, memory: &Memory, cancel: &AtomicBool) -> Result<(), Stuck>
     })
 }
 
-/// The ranges were checked when the work was submitted; memory that is gone since is an illegal access, as on a GPU.
+/// Turns a failed access into a fault. Ranges were checked at submission; memory unmapped since is
+/// an illegal access, as on a GPU.
 fn touch<T>(result: Result<T, crate::memory::MemoryError>) -> Result<T, Stuck> {
     result.map_err(|error| Stuck {
         cause: Cause::IllegalAddress,

@@ -48,7 +48,7 @@ fn a_fork_and_a_join_become_a_diamond() {
     b.gpu.launch_graph(exec, stream).unwrap();
     b.sync(stream).unwrap();
     assert_eq!([16, 20, 24].map(|at| b.peek32(b.base + at)), [1, 2, 3]);
-    // The event belongs to the capture still.
+    // The event still belongs to the capture.
     assert_eq!(
         failed(b.gpu.event_fence(fork)),
         Some(CaptureError::CapturedEvent)
@@ -138,7 +138,7 @@ fn the_legacy_stream_and_captures() {
         failed(b.gpu.end_capture(blocking)),
         Some(CaptureError::Invalidated)
     );
-    // A non-blocking stream does not concern it.
+    // The capture of a non-blocking stream does not affect the legacy stream.
     let free = b.non_blocking();
     b.gpu.begin_capture(free, None).unwrap();
     b.set32(b.legacy(), b.base, 1);
@@ -176,7 +176,7 @@ fn captures_do_not_mix() {
         Err(Error::IllegalState(_))
     ));
     b.gpu.begin_capture(one, None).unwrap();
-    // Nothing was recorded in this one: there is nothing to wait for.
+    // The event was never recorded, so there is nothing to wait for.
     b.gpu.submit(one, Op::WaitEvent(b.event())).unwrap();
     b.gpu.end_capture(one).unwrap();
     b.gpu.begin_capture(one, None).unwrap();

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Adds one to a word; not atomically, so that runs that overlap would show.
+/// Adds one to a word; not atomically, so that overlapping runs would be noticed.
 fn increment(b: &Bench, address: u64) -> Op {
     let memory = b.gpu.memory().clone();
     kernel(move |_| {
@@ -50,7 +50,7 @@ fn a_diamond_runs_in_order_every_time() {
     assert_eq!(b.gpu.neighbours(graph, end, false).unwrap(), both);
     let exec = b.gpu.instantiate(b.context, graph, 3).unwrap();
     assert_eq!(b.gpu.exec_flags(exec), Ok(3));
-    // What was instantiated does not follow the graph.
+    // The executable graph is independent of the graph.
     b.gpu.destroy_graph(graph).unwrap();
     let (one, two) = (b.non_blocking(), b.non_blocking());
     for _ in 0..5 {
@@ -293,7 +293,7 @@ fn a_loop_runs_until_its_word_is_cleared() {
     b.gpu.set_default(graph, word, 1).unwrap();
     let shape = (word, ConditionalKind::While, 1);
     let (node, bodies) = b.gpu.add_conditional(graph, shape, &[]).unwrap();
-    // The condition is cleared by the body, as the last of what it does.
+    // The body clears the condition in its last node.
     let first = b.gpu.add_node(bodies[0], set32(out, 7), &[]).unwrap();
     b.gpu.add_node(bodies[0], set32(word, 0), &[first]).unwrap();
     b.gpu.add_node(graph, set32(out + 4, 8), &[node]).unwrap();
@@ -308,7 +308,7 @@ fn a_loop_runs_until_its_word_is_cleared() {
             .add_conditional(graph, (word, ConditionalKind::While, 2), &[])
             .is_err()
     );
-    // A loop that nobody ends does not hold the device's lock, and ends with the device.
+    // An endless loop does not hold the device's lock, and ends with the device.
     let endless = b.gpu.create_graph().unwrap();
     b.gpu.set_default(endless, word, 1).unwrap();
     b.gpu.add_conditional(endless, shape, &[]).unwrap();
@@ -350,7 +350,8 @@ fn graphs_that_double_with_every_call_end_before_memory_does() {
     b.gpu.add_node(graph, Op::Empty, &[]).unwrap();
     for doubled in 0..20 {
         let Ok(inner) = b.gpu.graph(graph) else {
-            // So often doubled there are 2^16 graphs, which count as 2^20 nodes, and their own nodes come on top.
+            // Doubled 15 times there are 2^16 graphs, which count as 2^20 nodes, plus their own
+            // nodes.
             assert_eq!(doubled, 15);
             assert!(matches!(
                 b.gpu.clone_graph(graph),

@@ -19,7 +19,7 @@ use super::*;
 use crate::error::{Fault, FaultKind};
 
 const WAIT_MAX: Duration = Duration::from_secs(20);
-/// How long something must not happen before a test believes that it never will.
+/// How long a test watches before it assumes that something never happens.
 const QUIET: Duration = Duration::from_millis(30);
 
 struct Closure<F>(F);
@@ -34,7 +34,7 @@ impl<F: Fn(&AtomicBool) -> Result<(), Fault> + Send + Sync> Code for Closure<F> 
     }
 }
 
-/// A kernel made of a closure, which is given the flag that cancels it.
+/// Makes a kernel from a closure, which receives the flag that cancels it.
 fn kernel(run: impl Fn(&AtomicBool) -> Result<(), Fault> + Send + Sync + 'static) -> Op {
     Op::Launch(Launch {
         code: Arc::new(Closure(run)),
@@ -46,7 +46,7 @@ fn kernel(run: impl Fn(&AtomicBool) -> Result<(), Fault> + Send + Sync + 'static
     })
 }
 
-/// A kernel that runs until the gate opens or somebody cancels it.
+/// Makes a kernel that runs until the gate opens or it is cancelled.
 fn gated(gate: &Arc<AtomicBool>) -> Op {
     let gate = gate.clone();
     kernel(move |cancel| {
@@ -79,7 +79,7 @@ struct Bench {
     base: u64,
 }
 
-/// A device with a context and 1 MiB of memory at `base`.
+/// Makes a device with a context and 1 MiB of memory at `base`.
 fn bench() -> Bench {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let base = 0x2200_0000_0000 + (NEXT.fetch_add(1, Ordering::SeqCst) << 32);
@@ -114,7 +114,7 @@ impl Bench {
         self.gpu.submit(stream, set32(address, value)).unwrap();
     }
 
-    /// What memory holds now, whatever is still queued.
+    /// Returns the word in memory now, without waiting for queued work.
     fn peek32(&self, address: u64) -> u32 {
         let mut word = [0; 4];
         self.gpu.memory().read(address, &mut word).unwrap();
@@ -146,7 +146,7 @@ fn wait(fence: &mut Fence) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether the fence stays where it is.
+/// Whether the fence is still not reached after `QUIET`.
 fn stays_pending(fence: &mut Fence) -> bool {
     thread::sleep(QUIET);
     !fence.ready().unwrap()

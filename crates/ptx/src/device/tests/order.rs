@@ -1,4 +1,4 @@
-//! Random programs of many streams, held against what CUDA promises of their order.
+//! Random programs of many streams, checked against CUDA's rules of order.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::*;
 /// The kernels that must be done before a kernel begins.
 type Before = BTreeMap<usize, Vec<usize>>;
 
-/// A small generator of our own, so that a seed means the same for ever (xorshift64*).
+/// A random generator of our own, so that a seed always gives the same program (xorshift64*).
 struct Random(u64);
 
 impl Random {
@@ -21,12 +21,14 @@ impl Random {
     }
 }
 
-/// Streams by number: 0 is the null stream, odd ones are blocking, the other even ones are not.
+/// Whether a stream waits for the null stream. Stream 0 is the null stream, odd ones are blocking,
+/// other even ones are not.
 fn interacts_with_legacy(stream: usize) -> bool {
     stream % 2 == 1
 }
 
-/// Runs a program of `steps` steps; returns what began and ended in which order, and what had to come before what.
+/// Runs a program of `steps` steps. Returns the order in which kernels began and ended, and the
+/// kernels that had to come before each.
 fn run(seed: u64, steps: usize) -> (Vec<(usize, bool)>, Before) {
     const STREAMS: usize = 6;
     const EVENTS: usize = 4;
@@ -42,14 +44,15 @@ fn run(seed: u64, steps: usize) -> (Vec<(usize, bool)>, Before) {
     let events: Vec<EventId> = (0..EVENTS).map(|_| b.event()).collect();
     let mut random = Random(seed);
     let log = Arc::new(Mutex::new(Vec::new()));
-    // The model: what the next kernel of a stream waits for, and what an event stands for.
+    // The model: the kernels that the next kernel of a stream waits for, and those that an event
+    // covers.
     let mut pending: Vec<Vec<usize>> = vec![Vec::new(); STREAMS];
     let mut recorded: Vec<Vec<usize>> = vec![Vec::new(); EVENTS];
     let mut before = Before::new();
     for step in 0..steps {
         let stream = random.below(STREAMS);
         let event = random.below(EVENTS);
-        // Whatever is done in the null stream comes after all blocking streams, and they come after it.
+        // Work of the null stream waits for all blocking streams, and they wait for it.
         let mut deps = pending[stream].clone();
         for other in (0..STREAMS).filter(|o| *o != stream) {
             let tied = stream == 0 && interacts_with_legacy(other)

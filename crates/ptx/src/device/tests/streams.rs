@@ -90,7 +90,7 @@ fn what_is_settled_comes_first_in_every_later_stream_and_holds_up_no_earlier_wor
     b.gpu.settle(b.legacy()).unwrap();
     b.sync(early).unwrap();
     assert_eq!(b.peek32(b.base + 4), 1);
-    // Later work: of a stream that was there, of one that is new, of another context, and behind an event.
+    // Later work: of an existing stream, of a new one, of another context, and after an event.
     let (new, waits, event) = (b.non_blocking(), b.non_blocking(), b.event());
     b.gpu.submit(free, Op::RecordEvent(event)).unwrap();
     b.gpu.submit(waits, Op::WaitEvent(event)).unwrap();
@@ -101,7 +101,7 @@ fn what_is_settled_comes_first_in_every_later_stream_and_holds_up_no_earlier_wor
     let (src, extent) = (Rows::line(b.base), Extent::line(4));
     let mut fetched = b.gpu.download(early, src, extent).unwrap();
     assert!(stays_pending(&mut fetched));
-    // Work of the settled stream that comes later holds nobody up.
+    // Later work of the settled stream delays no other stream.
     let never = Arc::new(AtomicBool::new(false));
     b.gpu.submit(b.legacy(), gated(&never)).unwrap();
     open(&gate);
@@ -292,7 +292,7 @@ fn boxes_and_memsets() {
         .unwrap();
     wait(&mut out).unwrap();
     assert_eq!(out.data().unwrap(), [0xcd, 0xab, 0, 0].repeat(4));
-    // Packed bytes back into pitched rows.
+    // Copies packed bytes into pitched rows.
     let data: Vec<u8> = (0..16).collect();
     b.gpu
         .upload(stream, rows(b.base + 8192, 100), extent, &data)
@@ -365,14 +365,14 @@ fn a_fault_ends_its_context_and_no_other() {
     };
     assert_eq!(stuck.cause, Cause::IllegalAddress);
     assert!(stuck.message.contains("faulty"), "{stuck}");
-    // Bytes that were fetched before the fault are good.
+    // Bytes fetched before the fault are valid.
     wait(&mut before).unwrap();
     let again = Err(Error::Stuck(stuck.clone()));
     assert_eq!(b.gpu.submit(stream, Op::Empty), again);
     assert_eq!(b.gpu.check_context(b.context), again);
     assert_eq!(b.gpu.stream_fence(other).map(|_| ()), again);
     assert_eq!(b.gpu.create_event(b.context, true).map(|_| ()), again);
-    // The kernel beside it was cancelled though its gate is shut, and what was queued never ran.
+    // The concurrent kernel was cancelled although its gate is closed, and queued work never ran.
     wait(&mut b.gpu.fence_all()).unwrap();
     assert_eq!(b.peek32(b.base), 0);
     let mut calls = Vec::new();
@@ -424,10 +424,10 @@ fn memory_goes_when_the_work_before_is_done() {
         .submit(stream, Op::Copy(Copy::line(b.base, range, 4)))
         .unwrap();
     assert_eq!(b.gpu.unmap(range).unwrap(), 8192);
-    // Forgotten at once ...
+    // Removed from the map at once ...
     assert!(b.gpu.submit(stream, set32(range, 1)).is_err());
     assert!(b.gpu.unmap(range).is_err());
-    // ... and what is mapped there next is new memory, for work that comes after.
+    // ... and a later mapping there is new memory, for later work.
     b.gpu.map(range + 4096, 4096).unwrap();
     let other = b.non_blocking();
     let mut fresh = b
@@ -462,7 +462,7 @@ fn ranges_are_checked() {
     assert!(b.gpu.unmap(b.base + 4096).is_err());
     assert!(b.gpu.unmap_all(b.base, 4096).is_err());
     b.gpu.map(b.base + (1 << 20), 4096).unwrap();
-    // Across two ranges that adjoin.
+    // Across two adjoining ranges.
     b.set32(b.legacy(), b.base, 9);
     b.gpu
         .submit(
