@@ -1,7 +1,7 @@
-//! Recordings as Chrome's trace events, which Perfetto and chrome://tracing show.
+//! Exports recordings as Chrome's trace events, which Perfetto and chrome://tracing show.
 //!
-//! The program is one process with its threads, each device another with its streams; an arrow leads from a call to the work
-//! that it started. Times are microseconds there.
+//! The program is one process with its threads, each device another with its streams; an arrow
+//! leads from a call to the work that it started. Times are in microseconds.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::record::{Call, Mark, Record, Trace, Work};
 
 const PROGRAM: u32 = 1;
-/// The process of device 0.
+/// Process number of device 0.
 const DEVICES: u32 = 100;
 
 /// Writes the whole recording as a JSON document.
@@ -28,7 +28,7 @@ pub fn export(out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
     for event in names(trace) {
         events.write(&event)?;
     }
-    // Arrows begin only where there is something at their end.
+    // Arrows begin only at calls whose work is in the recording.
     let arrows: HashSet<u32> = trace
         .work()
         .map(|work| work.correlation)
@@ -70,7 +70,7 @@ impl Events<'_> {
     }
 }
 
-/// What processes and threads are called.
+/// Makes the events that name processes and threads.
 fn names(trace: &Trace) -> Vec<Value> {
     let mut events = Vec::new();
     let mut name = |what: &str, pid: u32, tid: u32, name: String| {
@@ -132,7 +132,8 @@ fn work_event(trace: &Trace, work: &Work) -> Value {
     })
 }
 
-/// Ranges of a thread may overlap without being nested, as NVTX allows: they are told apart by their name.
+/// Ranges of a thread may overlap without being nested, as NVTX allows; their names distinguish
+/// them.
 fn mark_event(trace: &Trace, mark: &Mark) -> Value {
     json!({
         "ph": if mark.is_end { "e" } else { "b" }, "cat": "mark", "name": trace.name(mark.name),

@@ -1,27 +1,29 @@
-//! The clock of calls: the processor's own counter where the kernel trusts it too, which costs a third of asking the kernel.
+//! The clock of calls: the processor's own counter if the kernel trusts it too. Reading it costs a
+//! third of asking the kernel.
 //!
-//! Counts become nanoseconds behind the calls, in the thread that writes. It compares the counter with the kernel's clock
-//! from time to time: between two comparisons time is a straight line, and the lines meet, so that no time goes backwards.
+//! The writing thread converts counts to nanoseconds after the calls. It compares the counter with
+//! the kernel's clock from time to time: between two comparisons time is a straight line, and the
+//! lines meet, so that no time goes backwards.
 
 use std::time::Instant;
 
 use crate::limits::{LINE_ERROR_NS_MAX, LINE_NS_MIN, LINES_MAX};
 
-/// Where the kernel says which clock it trusts.
+/// File in which the kernel names the clock that it trusts.
 const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
-/// The counter, as it is or as a virtual machine's host says it is to be read.
+/// Names of the counter: read directly, or in the way that a virtual machine's host prescribes.
 const TRUSTED: [&str; 2] = ["tsc", "kvm-clock"];
-/// An error is to be gone after so long.
+/// Time in which an error is corrected, in nanoseconds.
 const MEND_NS: f64 = 1e9;
-/// The closest of so many looks at both clocks counts, if it is closer than this.
+/// Looks at both clocks for one comparison. The closest counts, if it is closer than `LOOK_NS_MAX`.
 const LOOKS: u32 = 3;
 const LOOK_NS_MAX: f64 = 2_000.0;
 
-/// A moment as calls are stamped with it.
+/// A moment in the form in which calls are stamped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticks(pub(crate) u64);
 
-/// Counts from where the recording began.
+/// Counts since the recording began.
 #[derive(Debug)]
 pub(crate) struct Clock {
     start: Instant,
@@ -62,7 +64,7 @@ impl Clock {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Both clocks at one moment; none where the thread was interrupted between the looks.
+    /// Returns both clocks at one moment; `None` if the thread was interrupted between the looks.
     fn both(&self, ns_per_tick: Option<f64>) -> Option<(u64, f64)> {
         let (width, ticks, ns) = (0..LOOKS)
             .map(|_| {
@@ -80,7 +82,8 @@ impl Clock {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn counter() -> u64 {
-    // SAFETY: every x86-64 has it; a kernel that trusts the counter lets programs read it.
+    // SAFETY: every x86-64 processor has it; a kernel that trusts the counter lets programs read
+    // it.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
@@ -89,7 +92,7 @@ fn counter() -> u64 {
     0
 }
 
-/// How counts become nanoseconds.
+/// Converts counts to nanoseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     /// In the order of their beginnings.
@@ -101,7 +104,7 @@ struct Line {
     ticks: u64,
     ns: f64,
     ns_per_tick: f64,
-    /// The kernel's clock, where the line begins.
+    /// The kernel's clock at the line's beginning.
     kernel_ns: f64,
 }
 
@@ -113,7 +116,7 @@ impl Line {
 }
 
 impl Lines {
-    /// Compares the clocks; to be called now and then, and before the first [`Lines::ns`].
+    /// Compares the clocks. Called from time to time, and before the first [`Lines::ns`].
     pub(crate) fn compare(&mut self, clock: &Clock) {
         let rate = self.lines.last().map(|line| line.ns_per_tick);
         if !clock.is_counter {
@@ -141,7 +144,7 @@ impl Lines {
         if at - last.ns < LINE_NS_MIN || error_ns.abs() < LINE_ERROR_NS_MAX {
             return;
         }
-        // As it went since the last line began, and what mends the error.
+        // The rate since the last line began, plus a correction of the error.
         let rate = (ns - last.kernel_ns) / (ticks - last.ticks) as f64;
         let line = Line {
             ticks,
@@ -155,12 +158,12 @@ impl Lines {
         self.lines.push(line);
     }
 
-    /// Nanoseconds since the recording began.
+    /// Returns nanoseconds since the recording began.
     pub(crate) fn ns(&self, ticks: u64) -> u64 {
         let line = self.lines.iter().rfind(|line| line.ticks <= ticks);
         match line.or(self.lines.first()) {
             Some(line) => line.at(ticks).max(0.0) as u64,
-            // The kernel's clock is the clock.
+            // Without a counter, ticks are the kernel's clock.
             None => ticks,
         }
     }
@@ -188,7 +191,7 @@ mod tests {
         }
     }
 
-    /// A counter of 3 GHz whose kernel's clock is steered, looked at with some noise.
+    /// A counter of 3 GHz, read with some noise, while the kernel's clock is steered.
     #[test]
     fn time_is_continuous_and_errors_are_mended() {
         let mut lines = Lines::default();
@@ -213,14 +216,14 @@ mod tests {
                 assert!(now > last, "step {step}");
             }
             let off_ns = (now as f64 - ns).abs();
-            // A step of 80 ppm is noticed when it has made 8 us.
+            // A step of 80 ppm is noticed once it amounts to 8 us.
             assert!(off_ns < 20_000.0, "step {step}: {off_ns} ns off");
             if step % 1_000 == 999 {
                 assert!(off_ns < 500.0, "step {step}: {off_ns} ns off");
             }
             last = now;
         }
-        // What began long ago keeps its time.
+        // An event of long ago keeps its time.
         let early = lines.ns(300_000_000 * 500);
         assert!(early.abs_diff(500 * 100_000_000) < 1_000, "{early}");
         assert!(lines.lines.len() < 500, "{} lines", lines.lines.len());

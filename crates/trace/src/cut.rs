@@ -1,11 +1,12 @@
-//! A part of a recording: some of its iterations, and nothing else.
+//! Cuts a recording to some of its iterations.
 
 use std::{collections::HashSet, ops::RangeInclusive};
 
 use crate::record::{Record, Trace};
 
-/// The iterations of these numbers, counted from 1, with all that happened from the beginning of the first to the end of the
-/// last one, and the work that was started then. None where there are not so many.
+/// Returns the iterations of these numbers, counted from 1: all records from the beginning of the
+/// first to the end of the last, and the work that was started then. `None` if there are not that
+/// many.
 pub fn iterations(trace: &Trace, numbers: RangeInclusive<usize>) -> Option<Trace> {
     let (from_ns, to_ns) = span(trace, &numbers)?;
     let within = |at_ns: u64| (from_ns..=to_ns).contains(&at_ns);
@@ -29,7 +30,7 @@ pub fn iterations(trace: &Trace, numbers: RangeInclusive<usize>) -> Option<Trace
     })
 }
 
-/// How many iterations there are to choose from.
+/// Counts the iterations.
 pub fn count(trace: &Trace) -> usize {
     begins(trace).len()
 }
@@ -44,7 +45,7 @@ fn span(trace: &Trace, numbers: &RangeInclusive<usize>) -> Option<(u64, u64)> {
             .marks()
             .filter(|mark| mark.is_end && is_one(trace, mark.name))
     };
-    // Where ends are not marked, an iteration lasts until the next one begins.
+    // If ends are not marked, an iteration lasts until the next one begins.
     let end_ns = ends()
         .map(|mark| mark.at_ns)
         .filter(|at_ns| *at_ns >= last_ns && next_ns.is_none_or(|next_ns| *at_ns <= next_ns))
@@ -74,7 +75,8 @@ mod tests {
         record::{Call, GpuWork, Mark, Work},
     };
 
-    /// Three iterations of 100 ns with a call each, whose work lies one iteration later, and something before and between.
+    /// Three iterations of 100 ns with a call each, whose work runs one iteration later, and
+    /// records before and between them.
     fn recording(has_ends: bool) -> Trace {
         let mut trace = Trace {
             names: vec![

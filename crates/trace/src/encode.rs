@@ -1,4 +1,4 @@
-//! Records become blocks.
+//! Packs records into blocks.
 
 use std::{
     fs::File,
@@ -16,15 +16,15 @@ use crate::{
     record::{About, Record, Trace},
 };
 
-/// A whole recording as a file's bytes.
+/// Encodes a whole recording as a file's bytes.
 pub fn to_bytes(trace: &Trace) -> Vec<u8> {
     let mut out = Vec::new();
-    // Writing to memory does not fail.
+    // Writing to memory cannot fail.
     let _ = write_to(&mut out, trace);
     out
 }
 
-/// Writes a whole recording, in place of what is there.
+/// Writes a whole recording over an existing file.
 pub fn write(path: &Path, trace: &Trace) -> Result<(), Error> {
     let written =
         File::create(path).and_then(|file| write_to(&mut io::BufWriter::new(file), trace));
@@ -33,7 +33,7 @@ pub fn write(path: &Path, trace: &Trace) -> Result<(), Error> {
 
 fn write_to(out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
     let mut encoder = Encoder::new(out, &trace.about)?;
-    // All of them, so that each keeps its number.
+    // All names, so that each keeps its number.
     for (number, name) in trace.names.iter().enumerate() {
         encoder.define(number as u32, name)?;
     }
@@ -54,7 +54,7 @@ pub(crate) struct Encoder<W> {
     plain: Vec<u8>,
     stored: Vec<u8>,
     last: u64,
-    /// The number in the file of each name that was given, and one more; 0: not given yet.
+    /// For each name its number in the file plus one; 0 if the file does not have it yet.
     given: Vec<u32>,
     names: u32,
 }
@@ -88,7 +88,7 @@ impl<W: Write> Encoder<W> {
         self.block(KIND_ABOUT, &document)
     }
 
-    /// Adds a record; `text` is asked for the names that the file does not have yet.
+    /// Adds a record; calls `text` for a name that the file does not have yet.
     pub(crate) fn record<'t>(
         &mut self,
         record: &Record,
@@ -118,7 +118,7 @@ impl<W: Write> Encoder<W> {
         self.flush_if_full()
     }
 
-    /// So many records are missing here.
+    /// Adds that `count` records are missing here.
     pub(crate) fn lost(&mut self, count: u64) -> io::Result<()> {
         if count > 0 {
             self.plain.push(TAG_LOST);
@@ -127,7 +127,7 @@ impl<W: Write> Encoder<W> {
         self.flush_if_full()
     }
 
-    /// Writes what is there as a block.
+    /// Writes the buffered records as a block.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         if self.plain.is_empty() {
             return Ok(());
@@ -136,7 +136,7 @@ impl<W: Write> Encoder<W> {
         let written = self.block(KIND_RECORDS, &plain);
         self.plain = plain;
         self.plain.clear();
-        // Each block stands for itself.
+        // Each block can be read by itself.
         self.last = 0;
         written
     }
@@ -166,14 +166,14 @@ impl<W: Write> Encoder<W> {
             plain_bytes: u32::try_from(plain.len()).map_err(io::Error::other)?,
             checksum: checksum(stored),
         };
-        // In one piece: a program may be killed between any two.
+        // Written at once, since a program may be killed between two writes.
         let mut piece = header.encode().to_vec();
         piece.extend_from_slice(stored);
         self.out.write_all(&piece)
     }
 }
 
-/// A recording's records, as a block has them before it is compressed.
+/// Encodes a recording's records as a block has them before compression.
 pub(crate) fn plain(trace: &Trace) -> Vec<u8> {
     let mut out = Vec::new();
     let mut last = 0;
@@ -193,7 +193,8 @@ fn put_name(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(text.as_bytes());
 }
 
-/// A file with one block of each kind that holds these bytes, as they are and compressed; for the fuzzer.
+/// Makes a file with one block of each kind that holds these bytes, uncompressed and compressed;
+/// for the fuzzer.
 pub(crate) fn blocks_of(bytes: &[u8], plain_bytes: u32) -> [Vec<u8>; 3] {
     let file = |kind, stored: &[u8], plain_bytes| {
         let header = BlockHeader {
@@ -216,7 +217,7 @@ pub(crate) fn blocks_of(bytes: &[u8], plain_bytes: u32) -> [Vec<u8>; 3] {
     ]
 }
 
-/// The start of a name that is too long.
+/// Returns as much of a name as may be stored.
 fn cut(text: &str) -> &str {
     let mut len = text.len().min(NAME_BYTES_MAX);
     while !text.is_char_boundary(len) {
@@ -235,7 +236,7 @@ mod tests {
 
     const RECORDS: usize = 60;
 
-    /// A file as a running program writes it: a block after every seven records.
+    /// A file like a running program's: a block after every seven records.
     fn file() -> (Vec<u8>, Vec<String>) {
         let names: Vec<String> = (0..10).map(|n| format!("name {n}")).collect();
         let mut encoder = Encoder::new(Vec::new(), &About::default()).unwrap();
@@ -272,7 +273,7 @@ mod tests {
         (encoder.out, written)
     }
 
-    /// A record without the number of its name, which differs between files.
+    /// Formats a record without the number of its name, which differs between files.
     fn said(record: &Record, name: &str) -> String {
         let mut record = *record;
         match &mut record {

@@ -1,4 +1,4 @@
-//! Why a file is not a recording, or cannot become one.
+//! Reasons why a file is not a recording, or cannot become one.
 
 use std::path::PathBuf;
 
@@ -29,7 +29,7 @@ pub enum Error {
     Unfinished { what: String },
 }
 
-/// What is wrong with a block.
+/// Damage of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Damage {

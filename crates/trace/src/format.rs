@@ -1,4 +1,5 @@
-//! The bytes: the file's head, a block's header, numbers and records. `docs/trace-format.md` says the same in words.
+//! Encodes and decodes the file's head, block headers, numbers and records. `docs/trace-format.md`
+//! describes them.
 
 use outboard_api::decl::Class;
 
@@ -7,21 +8,21 @@ use crate::{
     record::{Call, GpuWork, Mark, Record, Work},
 };
 
-/// Not text, and changed by whatever takes it for text.
+/// Not text, and damaged by anything that converts text.
 pub(crate) const MAGIC: [u8; 8] = *b"\x89OBTR\r\n\x1a";
-/// Of the format that is written.
+/// Version of the format that is written.
 pub const VERSION: u32 = 2;
-/// The oldest that is read: version 1 has no calls about events.
+/// Oldest version that is read: version 1 has no calls about events.
 pub const VERSION_MIN: u32 = 1;
 pub(crate) const HEAD_BYTES: usize = MAGIC.len() + 4;
 
-/// In front of each block.
+/// Header of each block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BlockHeader {
     pub(crate) kind: u32,
-    /// As in the file.
+    /// Length in the file.
     pub(crate) stored_bytes: u32,
-    /// As unpacked.
+    /// Length after decompression.
     pub(crate) plain_bytes: u32,
     pub(crate) checksum: u64,
 }
@@ -31,7 +32,7 @@ pub(crate) const BLOCK_HEADER_BYTES: usize = 4 + 4 + 4 + 8 + 4;
 /// A JSON document: [`About`](crate::About). A later one replaces an earlier one.
 pub(crate) const KIND_ABOUT: u32 = 1;
 pub(crate) const KIND_RECORDS: u32 = 2;
-/// The program's end: nothing follows.
+/// The program's end; no block follows.
 pub(crate) const KIND_END: u32 = 3;
 
 impl BlockHeader {
@@ -62,7 +63,7 @@ impl BlockHeader {
     }
 }
 
-/// The first 8 bytes of BLAKE3.
+/// Returns the first 8 bytes of the BLAKE3 hash.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     let hash = blake3::hash(bytes);
     hash.as_bytes()
@@ -76,7 +77,7 @@ pub(crate) const TAG_CALL: u8 = 2;
 pub(crate) const TAG_WORK: u8 = 3;
 pub(crate) const TAG_MARK: u8 = 4;
 pub(crate) const TAG_LOST: u8 = 5;
-/// A call that is about an event, which stands behind all else; few are.
+/// A call about an event. Few calls have one, so it comes after all other fields.
 pub(crate) const TAG_EVENT_CALL: u8 = 6;
 
 const CLASSES: [Class; 5] = [
@@ -99,7 +100,7 @@ fn code<T: PartialEq>(all: &[T], one: T) -> u8 {
     all.iter().position(|other| *other == one).unwrap_or(0) as u8
 }
 
-/// Seven bits a byte, the lowest first.
+/// Writes a number with seven bits per byte, the lowest first.
 pub(crate) fn put(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);
@@ -108,14 +109,15 @@ pub(crate) fn put(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-/// Times lie close to each other: a time is the way from the one before, its sign in the lowest bit.
+/// Writes a time as the difference from the one before, since times are close to each other; the
+/// sign is the lowest bit.
 fn put_time(out: &mut Vec<u8>, last: &mut u64, time: u64) {
     let way = time.wrapping_sub(*last) as i64;
     put(out, ((way << 1) ^ (way >> 63)) as u64);
     *last = time;
 }
 
-/// A record whose name has the given number in the file.
+/// Writes a record whose name has the number `name` in the file.
 pub(crate) fn put_record(out: &mut Vec<u8>, last: &mut u64, record: &Record, name: u64) {
     match record {
         Record::Call(call) => {
@@ -162,7 +164,7 @@ pub(crate) fn put_record(out: &mut Vec<u8>, last: &mut u64, record: &Record, nam
     }
 }
 
-/// What is left of a block.
+/// The unread part of a block.
 pub(crate) struct Bytes<'a> {
     pub(crate) left: &'a [u8],
     pub(crate) last: u64,
@@ -219,9 +221,9 @@ impl<'a> Bytes<'a> {
         }
     }
 
-    /// The record of a tag that is neither a name's nor that of lost records.
+    /// Reads the record for a tag other than those of names and of lost records.
     pub(crate) fn record(&mut self, tag: u8, names: usize) -> Result<Record, Damage> {
-        // Fields are read in the order in which they stand here.
+        // Fields are read in the order in which they are written here.
         Ok(match tag {
             TAG_CALL | TAG_EVENT_CALL => Record::Call(Call {
                 function: self.name(names)?,

@@ -1,6 +1,7 @@
-//! Recordings: what a program asked of its GPU, call by call, and what the GPU did, kernel by kernel.
+//! Recordings: a program's driver calls, and the work that its GPU did for them.
 //!
-//! A recording is what the cost model, the replay simulator and the reports work on; none of them needs a GPU.
+//! The cost model, the replay simulator and the reports work on recordings; none of them needs a
+//! GPU.
 //!
 //! ```text
 //!  a driver call ──► Live: functions, threads, streams get numbers   live.rs
@@ -46,20 +47,20 @@ pub use record::{
 };
 pub use writer::{Drain, Finished, Writer};
 
-/// Reads whatever it is given: as a file, and as blocks whose checksums are right. For the fuzzer.
+/// Reads arbitrary bytes, as a file, and as blocks with valid checksums. For the fuzzer.
 pub fn fuzz(data: &[u8]) {
     let plain_bytes = data.first_chunk().map_or(0, |len| u32::from_le_bytes(*len));
     let files = encode::blocks_of(data, plain_bytes % (2 * BLOCK_BYTES_MAX as u32));
     for file in files.iter().map(Vec::as_slice).chain([data]) {
         if let Ok(trace) = read_bytes(file) {
-            // What was read can be written and read again.
+            // A recording that was read can be written and read again.
             let again = read_bytes(&to_bytes(&trace));
             assert_eq!(again.as_ref(), Ok(&trace), "a recording changed on its way");
         }
     }
 }
 
-/// The plain contents of a block of records, to start fuzzing from.
+/// Encodes the plain content of a block of records, for the fuzzer to start from.
 pub fn fuzz_seed(trace: &Trace) -> Vec<u8> {
     encode::plain(trace)
 }

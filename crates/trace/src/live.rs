@@ -1,7 +1,8 @@
-//! The recording of this process: begun at its first driver call, ended when it exits, as `OUTBOARD_RECORD` asks.
+//! The recording of this process: begun at its first driver call and ended when it exits, if
+//! `OUTBOARD_RECORD` is set.
 //!
-//! Used by the libraries that stand in for the driver. Nothing here panics or fails the program: what cannot be recorded is
-//! said on standard error, once.
+//! Used by the libraries that stand in for the driver. Nothing here panics or makes the program
+//! fail: what cannot be recorded is reported on standard error, once.
 
 use std::{
     cell::{Cell, RefCell},
@@ -25,60 +26,64 @@ use crate::{
     writer::{Drain, Writer},
 };
 
-/// The file to record to.
+/// Variable that names the file to record to.
 pub const VARIABLE: &str = "OUTBOARD_RECORD";
-/// The same, for the library in front of this machine's own driver: that may be, in tests, the client library, which looks
-/// at the other.
+/// Variable for the library that is loaded before this machine's own driver. In tests that driver
+/// may be the client library, which reads the other variable.
 pub const LOCAL_VARIABLE: &str = "OUTBOARD_RECORD_LOCAL";
-/// A name of ranges that delimit iterations, beside those that have `iteration` in their name.
+/// Variable with a name of ranges that delimit iterations, instead of those with `iteration` in
+/// their name.
 pub const ITERATIONS_VARIABLE: &str = "OUTBOARD_RECORD_ITERATIONS";
-/// The GPU is timed from behind so many iterations on: those before show what calls take while nobody looks at the GPU.
+/// Variable with a number of iterations after which the GPU is timed: those before show how long
+/// calls take while the GPU is not watched.
 pub const UNTIMED_VARIABLE: &str = "OUTBOARD_RECORD_UNTIMED";
-/// A function's name has no number yet.
+/// Marks a function whose name has no number yet.
 const NO_NAME: u32 = u32::MAX;
 
-/// The handle of the stream that a call without one, or with a null one, uses; and of the thread's own.
+/// Handles of the default stream, which a call without a stream or with a null one uses, and of the
+/// thread's own.
 const LEGACY_STREAM: u64 = 1;
 const PER_THREAD_STREAM: u64 = 2;
 
-/// A recording that is being made.
+/// A recording in progress.
 pub struct Live {
     writer: Arc<Writer>,
     about: Mutex<About>,
-    /// By the number of a function, in whatever order its user counts them.
+    /// Numbers of names, by the number of a function, in whatever order the caller counts
+    /// functions.
     functions: Vec<AtomicU32>,
     next_thread: AtomicU32,
     streams: Numbers,
     events: Numbers,
-    /// How many have begun.
+    /// Number of iterations begun.
     iterations: AtomicU32,
 }
 
-/// Told the number of an iteration, from 1, just before it begins.
+/// Called with the number of an iteration, from 1, just before it begins.
 pub type OnIteration = fn(u32);
 
 static ON_ITERATION: OnceLock<OnIteration> = OnceLock::new();
 
-/// Asks to be told of iterations; of two who ask the first one is.
+/// Registers a function to be called for iterations; the first registration counts.
 pub fn on_iteration(told: OnIteration) {
     let _ = ON_ITERATION.set(told);
 }
 
-/// Null: none is being made.
+/// The recording in progress, or null.
 static LIVE: AtomicPtr<Live> = AtomicPtr::new(std::ptr::null_mut());
 static BEGINNING: Mutex<()> = Mutex::new(());
-/// It could not be made, or is over.
+/// True if the recording could not be made, or is over.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 /// Counts the recordings of this process and of those that it was forked from.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// What a thread of the program has to itself, looked up once a call. Nothing in it has to be dropped, so that it is there
-/// until the thread is gone.
+/// State of one thread of the program, looked up once per call. No part of it has a destructor, so
+/// it exists until the thread is gone.
 struct Local {
-    /// The recording that the thread's number and ring are of.
+    /// The recording to which the thread's number and ring belong.
     generation: Cell<u32>,
     thread: Cell<u32>,
-    /// Null: it has none.
+    /// The thread's ring, or null.
     ring: Cell<*const Ring>,
     streams: Remembered,
     events: Remembered,
@@ -94,7 +99,7 @@ thread_local! {
             events: Remembered::nothing(),
         }
     };
-    /// Gives the ring back when the thread ends.
+    /// Returns the ring when the thread ends.
     static LEASE: RefCell<Option<Lease>> = const { RefCell::new(None) };
 }
 
@@ -111,7 +116,7 @@ impl Drop for Lease {
     }
 }
 
-/// Which variable names the file of whoever uses this: [`VARIABLE`], if no other was chosen.
+/// Name of the variable for the file: [`VARIABLE`], unless another was chosen.
 static CHOSEN: OnceLock<&'static str> = OnceLock::new();
 
 pub fn choose_variable(name: &'static str) {
@@ -122,21 +127,21 @@ fn variable() -> &'static str {
     CHOSEN.get().copied().unwrap_or(VARIABLE)
 }
 
-/// Whether this process is to be recorded.
+/// Returns true if this process is to be recorded.
 pub fn is_wanted() -> bool {
     env::var_os(variable()).is_some_and(|path| !path.is_empty())
 }
 
-/// The recording that is being made, if one is.
+/// Returns the recording in progress, if there is one.
 #[inline]
 pub fn live() -> Option<&'static Live> {
     // SAFETY: null, or a recording that is never freed.
     unsafe { LIVE.load(Ordering::Acquire).as_ref() }
 }
 
-/// The recording; begins it if there is none yet. `functions` are counted from 0 by whoever records them.
+/// Returns the recording; begins it if there is none yet. The caller counts `functions` from 0.
 ///
-/// None where it cannot be made, which is said once.
+/// `None` if it cannot be made, which is reported once.
 #[inline]
 pub fn begin(functions: usize) -> Option<&'static Live> {
     match live() {
@@ -150,7 +155,7 @@ fn begin_anew(functions: usize) -> Option<&'static Live> {
     if IS_OVER.load(Ordering::Acquire) {
         return None;
     }
-    // Whoever calls meanwhile goes unrecorded: it may be a call that the first one waits for.
+    // Other threads' calls meanwhile are not recorded: the first call may wait for one of them.
     let _one_at_a_time = BEGINNING.try_lock()?;
     if let Some(live) = live() {
         return Some(live);
@@ -189,7 +194,7 @@ fn make(functions: usize) -> Option<&'static Live> {
     Some(live)
 }
 
-/// Marks the beginning or end of what the program calls so; begins the recording where there is none.
+/// Marks the beginning or end of the program's range `name`; begins the recording if there is none.
 ///
 /// # Safety
 /// `name` is NULL or a C string.
@@ -204,7 +209,7 @@ pub unsafe fn mark(name: *const c_char, is_end: bool, functions: usize) {
     }
 }
 
-/// What the caller of [`Live::call`] knows of a call.
+/// Facts about a call that the caller of [`Live::call`] gives.
 #[derive(Debug, Clone, Copy)]
 pub struct Made {
     pub start: Ticks,
@@ -217,12 +222,12 @@ pub struct Made {
     pub status: u32,
 }
 
-/// The handles that a call is about; 0 where it is about none.
+/// The handles that a call is about; 0 for none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subject {
     pub stream: u64,
     pub event: u64,
-    /// The call ends their life.
+    /// True if the call destroys them.
     pub is_destroyed: bool,
 }
 
@@ -234,7 +239,7 @@ impl Subject {
     };
 }
 
-/// The same by their numbers in the recording.
+/// Numbers in the recording of a call's [`Subject`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Numbered {
     pub stream: u32,
@@ -246,7 +251,7 @@ impl Live {
         &self.writer
     }
 
-    /// What calls are stamped with.
+    /// Returns the time stamp for calls.
     #[inline(always)]
     pub fn now(&self) -> Ticks {
         self.writer.now()
@@ -276,7 +281,7 @@ impl Live {
         });
     }
 
-    /// Records the beginning or end of what the program calls so.
+    /// Records the beginning or end of the program's range `name`.
     pub fn mark(&self, name: &str, is_end: bool) {
         if let Some(told) = ON_ITERATION.get() {
             let begins = !is_end && self.about.lock().is_iteration(name);
@@ -299,21 +304,22 @@ impl Live {
         });
     }
 
-    /// Times are ticks.
+    /// Adds a record whose times are ticks.
     #[inline]
     fn put(&self, local: &Local, record: Record) {
-        // SAFETY: the thread's own, which it holds for as long as the pointer is there; of this recording (`known`).
+        // SAFETY: the thread's own ring, which it holds while the pointer is set; it belongs to
+        // this recording (`known`).
         unsafe { self.writer.put(local.ring.get().as_ref(), record) };
     }
 
-    /// What is recorded is known better now.
+    /// Changes the description of the recording when more is known.
     pub fn know(&self, change: impl FnOnce(&mut About)) {
         let mut about = self.about.lock();
         change(&mut about);
         self.writer.set_about(about.clone());
     }
 
-    /// The thread has a number in this recording, and a ring where there was one left.
+    /// Gives the thread a number in this recording, and a ring if one is left.
     #[inline]
     fn known(&self, local: &Local) {
         if local.generation.get() != GENERATION.load(Ordering::Relaxed) {
@@ -328,18 +334,19 @@ impl Live {
             .set(self.next_thread.fetch_add(1, Ordering::Relaxed));
         local.generation.set(GENERATION.load(Ordering::Relaxed));
         local.ring.set(std::ptr::null());
-        // A thread on its way out gets none: nobody would give it back.
+        // A thread that is ending gets no ring, since it could not return it.
         let _ = LEASE.try_with(|lease| {
             let ring = self.writer.ring();
             let pointer = ring.as_ref().map_or(std::ptr::null(), Arc::as_ptr);
-            // In a forked child the last one was of its parent's recording.
+            // In a forked child the last ring belonged to its parent's recording.
             drop(lease.replace(ring.map(Lease)));
             local.ring.set(pointer);
         });
     }
 
-    /// What a call is about that is going to be made. What it destroys is forgotten now: behind the call another thread may
-    /// have been given the same handle already.
+    /// Returns the numbers of what a call is about, before it is made. An object that the call
+    /// destroys is forgotten now: after the call another thread may already have been given the
+    /// same handle.
     #[inline]
     pub fn numbered(&self, subject: &Subject) -> Numbered {
         if (subject.stream, subject.event) == (0, 0) {
@@ -359,7 +366,8 @@ impl Live {
         numbered
     }
 
-    /// The number of a stream: 0 for the default one, a thread's own for what CUDA calls the per-thread default.
+    /// Returns the number of a stream: 0 for the default one, a thread's own for CUDA's per-thread
+    /// default stream.
     #[inline]
     fn stream(&self, local: &Local, handle: u64) -> u32 {
         match handle {
@@ -390,7 +398,7 @@ impl Live {
     }
 }
 
-/// The program has ended, or does so.
+/// Ends the recording, since the program has ended or is ending.
 fn finish() {
     let Some(live) = live() else { return };
     IS_OVER.store(true, Ordering::Release);
@@ -410,7 +418,8 @@ extern "C" fn at_exit() {
     finish();
 }
 
-/// A forked child has not got the thread that writes; its parent's file is not its own.
+/// Stops recording in a forked child: it does not have the thread that writes, and its parent's
+/// file is not its own.
 extern "C" fn in_child() {
     LIVE.store(std::ptr::null_mut(), Ordering::Release);
 }
@@ -418,8 +427,8 @@ extern "C" fn in_child() {
 fn install_handlers() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
-        // SAFETY: the handler of a fork touches an atomic only; that of the exit is a function of this library, which
-        // is never unloaded: the program's drivers are not.
+        // SAFETY: the handler of a fork only touches an atomic; that of the exit is a function of
+        // this library, which is never unloaded: programs do not unload their drivers.
         unsafe {
             libc::pthread_atfork(None, None, Some(in_child));
             libc::atexit(at_exit);
@@ -427,9 +436,9 @@ fn install_handlers() {
     });
 }
 
-/// A thread of the library: it takes no signals, they are the program's.
+/// Starts a thread of the library, which takes no signals, since they are the program's.
 fn spawn(drain: Drain) -> bool {
-    // SAFETY: a signal set filled by the calls themselves; the old mask is restored.
+    // SAFETY: the calls themselves fill the signal set; the old mask is restored.
     let spawned = unsafe {
         let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);

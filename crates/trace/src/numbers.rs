@@ -1,7 +1,7 @@
-//! Handles of the program's objects become numbers, in the order of their first use.
+//! Numbers the program's objects by handle, in the order of their first use.
 //!
-//! A handle that was destroyed may come again, and is another object then. Threads remember what they looked up last; what
-//! they remember counts for the epoch in which they learnt it.
+//! A handle that was destroyed may come again, for another object. Threads remember what they
+//! looked up last; what they remember is valid for the epoch in which they learnt it.
 
 use std::{
     cell::Cell,
@@ -11,12 +11,12 @@ use std::{
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-/// A thread remembers so many handles of each kind.
+/// Handles of each kind that a thread remembers.
 const REMEMBERED: usize = 8;
 /// Epochs of all recordings of this process; none is 0.
 static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
 
-/// What a thread remembers: epoch, handle and number.
+/// Handles that a thread remembers: each with epoch, handle and number.
 pub(crate) struct Remembered([Cell<(u64, u64, u32)>; REMEMBERED]);
 
 impl Remembered {
@@ -25,7 +25,7 @@ impl Remembered {
     }
 }
 
-/// The numbers of all objects of a kind, from 1.
+/// Numbers of all objects of one kind, from 1.
 pub(crate) struct Numbers {
     epoch: AtomicU64,
     known: Mutex<Known>,
@@ -33,7 +33,7 @@ pub(crate) struct Numbers {
 
 #[derive(Default)]
 struct Known {
-    /// By handle, and whose it is.
+    /// Numbers by handle and owner.
     numbers: FxHashMap<(u64, u32), u32>,
     last: u32,
 }
@@ -46,8 +46,8 @@ impl Numbers {
         }
     }
 
-    /// The number of a handle. `owner` is asked for where threads mean different objects by the same handle; `remembered` is
-    /// the calling thread's.
+    /// Returns the number of a handle. `owner` is called if threads use one handle for different
+    /// objects; `remembered` belongs to the calling thread.
     #[inline]
     pub(crate) fn of(
         &self,
@@ -55,7 +55,8 @@ impl Numbers {
         handle: u64,
         owner: impl FnOnce() -> u32,
     ) -> u32 {
-        // Before the look: what is forgotten after it is not remembered for the epoch that follows.
+        // Loaded before the look: a handle that is forgotten after it is not remembered for the
+        // next epoch.
         let epoch = self.epoch.load(Ordering::Acquire);
         let place = &remembered.0[place(handle)];
         match place.get() {
@@ -78,7 +79,7 @@ impl Numbers {
         })
     }
 
-    /// The object is about to be destroyed.
+    /// Forgets an object that is about to be destroyed.
     pub(crate) fn forget(&self, handle: u64) {
         if self.known.lock().numbers.remove(&(handle, 0)).is_some() {
             self.epoch.store(next_epoch(), Ordering::Release);
@@ -90,7 +91,7 @@ fn next_epoch() -> u64 {
     NEXT_EPOCH.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Handles are addresses or count upwards.
+/// Spreads handles, which are addresses or count upwards.
 fn place(handle: u64) -> usize {
     (handle.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61) as usize % REMEMBERED
 }
@@ -116,7 +117,7 @@ mod tests {
         let (streams, events) = (Numbers::new(), Numbers::new());
         for _round in 0..3 {
             for handle in 0..100u64 {
-                // More than a thread remembers, and the same handles of another kind.
+                // More than a thread remembers, and equal handles of another kind.
                 assert_eq!(of(&events, 0x1000 + 64 * handle), handle as u32 + 1);
                 assert_eq!(of(&streams, 0x1000 + 64 * (99 - handle)), handle as u32 + 1);
             }

@@ -1,8 +1,9 @@
-//! Ranges that the program marks with NVTX become marks.
+//! Records the ranges that the program marks with NVTX.
 //!
-//! NVTX is a header that is compiled into programs. At its first use it loads the library named by `NVTX_INJECTION64_PATH` and
-//! calls its `InitializeInjectionNvtx2` with a way to the tables of its functions, which the library replaces by its own.
-//! Names and numbers are those of `nvtxDetail/nvtxTypes.h` and `nvToolsExt.h`, version 3.
+//! NVTX is a header that is compiled into programs. At its first use it loads the library named by
+//! `NVTX_INJECTION64_PATH` and calls its `InitializeInjectionNvtx2` with a function that returns
+//! the tables of NVTX's functions; the library puts its own into them. Names and numbers are those
+//! of `nvtxDetail/nvtxTypes.h` and `nvToolsExt.h`, version 3.
 
 use std::{
     cell::RefCell,
@@ -24,9 +25,9 @@ const ETID_CALLBACKS: u32 = 1;
 /// `NVTX_CB_MODULE_CORE` and `_CORE2`.
 const MODULE_CORE: c_int = 1;
 const MODULE_CORE2: c_int = 5;
-/// Deeper than this a thread's ranges are counted, not named.
+/// Depth beyond which a thread's ranges are counted, not named.
 const DEPTH_MAX: usize = 1_000;
-/// Ranges that were started and not ended.
+/// Ranges that were started and not ended, at most.
 const STARTED_MAX: usize = 100_000;
 /// `NVTX_MESSAGE_TYPE_ASCII`, `_UNICODE`, `_REGISTERED`.
 const MESSAGE_ASCII: i32 = 1;
@@ -61,10 +62,10 @@ struct Attributes {
 
 const _: () = assert!(size_of::<Attributes>() == 48);
 
-/// How many functions whoever records has, for [`live::begin`].
+/// Number of the recorder's functions, for [`live::begin`].
 static FUNCTIONS: OnceLock<usize> = OnceLock::new();
 
-/// Takes NVTX's functions over; 1 where that worked, as NVTX asks.
+/// Replaces NVTX's functions; returns 1 if that worked, as NVTX asks.
 ///
 /// # Safety
 /// Called by NVTX with its own function.
@@ -74,7 +75,7 @@ pub unsafe fn initialize(get_table: Option<GetExportTable>, functions: usize) ->
     }
     let _ = FUNCTIONS.set(functions);
     let Some(get_table) = get_table else { return 0 };
-    // SAFETY: NVTX's function, which answers null or its table.
+    // SAFETY: NVTX's function, which returns null or its table.
     let callbacks = unsafe { get_table(ETID_CALLBACKS).cast::<Callbacks>().as_ref() };
     let table = callbacks
         .filter(|callbacks| callbacks.struct_size >= size_of::<Callbacks>())
@@ -97,7 +98,8 @@ unsafe fn take_over(
     }
     for (number, function) in ours {
         if *number < len as usize {
-            // SAFETY: the table has `len` places, each null or the address of where NVTX keeps a function.
+            // SAFETY: the table has `len` entries, each null or the address at which NVTX keeps a
+            // function.
             unsafe {
                 let slot = *slots.add(*number);
                 if !slot.is_null() {
@@ -136,13 +138,13 @@ const CORE2: &[(usize, Function)] = &[
 ];
 
 thread_local! {
-    /// The ranges that the thread has pushed, by their domains.
+    /// Ranges that the thread has pushed, with their domains.
     static PUSHED: RefCell<Vec<(usize, String)>> = const { RefCell::new(Vec::new()) };
 }
 
 static STARTED: Mutex<Option<HashMap<u64, String>>> = Mutex::new(None);
 static NEXT_RANGE: AtomicU64 = AtomicU64::new(1);
-/// Strings that domains have registered, by the handle that we gave out.
+/// Strings that domains have registered, by the handle that we returned.
 static REGISTERED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static NEXT_DOMAIN: AtomicU64 = AtomicU64::new(1);
 
@@ -153,7 +155,7 @@ fn mark(name: &str, is_end: bool) {
     }
 }
 
-/// Answers the depth, from 0.
+/// Begins a range and returns its depth, from 0.
 fn push_range(domain: usize, name: String) -> c_int {
     mark(&name, false);
     let pushed = PUSHED.try_with(|pushed| {
@@ -265,7 +267,8 @@ fn create_domain() -> usize {
     NEXT_DOMAIN.fetch_add(1, Ordering::Relaxed) as usize
 }
 
-// What NVTX calls. SAFETY of all: strings and attributes are those of a caller who keeps to NVTX's manual.
+// Functions that NVTX calls. SAFETY of all: the caller's strings and attributes follow NVTX's
+// manual.
 
 unsafe extern "C" fn start_ex(attributes: *const Attributes) -> u64 {
     // SAFETY: see above.

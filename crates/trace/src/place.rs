@@ -1,4 +1,4 @@
-//! Which file a process writes to: FILE for the first, FILE.PID for the others of a program.
+//! Chooses the file of a process: FILE for the first, FILE.PID for the others of a program.
 
 use std::{
     ffi::OsString,
@@ -11,8 +11,8 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::{error::Error, format::MAGIC, limits::PLACES_MAX};
 
-/// Makes sure, before a program starts, that its recording can be written there, and empties the file: an older recording
-/// is replaced, anything else is refused.
+/// Checks before a program starts that its recording can be written there, and empties the file:
+/// replaces an older recording, refuses anything else.
 pub fn claim(path: &Path) -> Result<(), Error> {
     let io_error = |error: io::Error| Error::io(path, &error);
     let mut options = OpenOptions::new();
@@ -36,13 +36,13 @@ pub fn claim(path: &Path) -> Result<(), Error> {
         });
     }
     file.set_len(0).map_err(io_error)?;
-    // A full disk shows now, not when the program has run.
+    // A full disk shows now, not after the program has run.
     io::Write::write_all(&mut file, &[0; 4096])
         .and_then(|()| file.set_len(0))
         .map_err(io_error)
 }
 
-/// Whether the file begins as recordings do.
+/// Returns true if the file begins like a recording.
 pub fn is_recording(path: &Path) -> io::Result<bool> {
     let mut head = [0; MAGIC.len()];
     match File::open(path)?.read_exact(&mut head) {
@@ -52,7 +52,7 @@ pub fn is_recording(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// A file of this process's own. It is locked for as long as it is open.
+/// Opens a file for this process alone. It is locked while it is open.
 pub(crate) fn open(path: &Path) -> Result<(File, PathBuf), Error> {
     if let Some(file) = open_if_empty(path)? {
         return Ok((file, path.into()));
@@ -61,7 +61,7 @@ pub(crate) fn open(path: &Path) -> Result<(File, PathBuf), Error> {
     for number in 1..=PLACES_MAX {
         let mut name: OsString = path.as_os_str().to_owned();
         name.push(format!(".{pid}"));
-        // A process may become another program, and a number may come again.
+        // A process may execute another program, and a pid may come again.
         if number > 1 {
             name.push(format!(".{number}"));
         }
@@ -74,7 +74,7 @@ pub(crate) fn open(path: &Path) -> Result<(File, PathBuf), Error> {
     Err(Error::Taken { path: path.into() })
 }
 
-/// The file, if nobody has written to it.
+/// Opens the file if no process has written to it.
 fn open_if_empty(path: &Path) -> Result<Option<File>, Error> {
     let io_error = |error: io::Error| Error::io(path, &error);
     let mut options = OpenOptions::new();
@@ -128,7 +128,7 @@ mod tests {
         drop(second);
         let (_third, at) = open(&path).unwrap();
         assert_eq!(at, folder.path().join(format!("a.{pid}.2")));
-        // In use: not to be replaced.
+        // In use, so it is not replaced.
         assert!(matches!(claim(&path), Err(Error::Io { .. })));
     }
 }

@@ -1,4 +1,4 @@
-//! Reading: blocks one after the other, each checked before it is believed.
+//! Reads a file block by block, each checked before it is used.
 
 use std::{
     fs::File,
@@ -16,7 +16,7 @@ use crate::{
     record::{About, Record, Trace},
 };
 
-/// Reads a recording. Where it was cut, what is whole is there and `complete` is false.
+/// Reads a recording. If the file was cut, all whole blocks are read and `complete` is false.
 pub fn read(path: &Path) -> Result<Trace, Error> {
     let file = File::open(path).map_err(|error| Error::io(path, &error))?;
     match collect(Reader::new(BufReader::new(file))?) {
@@ -28,7 +28,7 @@ pub fn read(path: &Path) -> Result<Trace, Error> {
     }
 }
 
-/// The same from memory.
+/// Reads a recording from memory.
 pub fn read_bytes(bytes: &[u8]) -> Result<Trace, Error> {
     collect(Reader::new(bytes)?)
 }
@@ -50,31 +50,32 @@ fn collect(mut reader: Reader<impl Read>) -> Result<Trace, Error> {
     }
     trace.names = reader.names;
     trace.give_streams();
-    // Threads are written one after the other. Those of equal times stay as they are.
+    // Threads' records are written one thread after the other. Records of equal times keep their
+    // order.
     trace.records.sort_by_key(Record::end_ns);
     Ok(trace)
 }
 
-/// What a file holds, in its order.
+/// The content of a file, in its order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Item {
     About(Box<About>),
     Record(Record),
-    /// So many records are missing.
+    /// Number of records missing here.
     Lost(u64),
-    /// The program has ended: nothing follows.
+    /// The program has ended; no item follows.
     End,
 }
 
-/// Reads a file item by item, a block at a time in memory.
+/// Reads a file item by item, with one block at a time in memory.
 pub struct Reader<R> {
     from: R,
-    /// The names that were given so far; a record's name is one of them.
+    /// Names read so far, to which records refer.
     pub names: Vec<String>,
     block: u64,
     at: u64,
     plain: Vec<u8>,
-    /// How far the block is read, and its last time.
+    /// Bytes of the block that were read, and the last time read there.
     read: usize,
     last: u64,
     is_over: bool,
@@ -117,7 +118,7 @@ impl<R: Read> Reader<R> {
         })
     }
 
-    /// The next item; none where the file ends, or was cut.
+    /// Returns the next item; `None` at the end of the file, or where it was cut.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<Item>, Error> {
         loop {
@@ -151,7 +152,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// Unpacks the next whole block and answers its kind.
+    /// Decompresses the next whole block and returns its kind.
     fn next_block(&mut self) -> Result<Option<u32>, Error> {
         let mut header = [0; BLOCK_HEADER_BYTES];
         if read_up_to(&mut self.from, &mut header)? < BLOCK_HEADER_BYTES {
@@ -182,7 +183,7 @@ impl<R: Read> Reader<R> {
         Ok(Some(header.kind))
     }
 
-    /// The next item of the block at hand; names are kept, and are none.
+    /// Returns the next item of the current block; `None` for a name, which is kept.
     fn next_in_block(&mut self) -> Result<Option<Item>, Damage> {
         let mut bytes = Bytes {
             left: &self.plain[self.read..],
@@ -215,7 +216,7 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// Fills the room as far as the file goes.
+/// Fills `room` as far as the file goes.
 fn read_up_to(from: &mut impl Read, room: &mut [u8]) -> Result<usize, Error> {
     let mut len = 0;
     while len < room.len() {

@@ -1,4 +1,5 @@
-//! What a recording holds, in memory. Times are nanoseconds since the recording began, on one clock.
+//! The content of a recording, in memory. Times are nanoseconds since the recording began, on one
+//! clock.
 
 use std::collections::HashMap;
 
@@ -9,17 +10,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Trace {
     pub about: About,
-    /// In the order of their ends; [`Trace::calls`] and its like sort out the rest.
+    /// In the order of their ends; [`Trace::calls`] and its like select one kind.
     pub records: Vec<Record>,
-    /// The names that records refer to by number: functions, kernels, marks.
+    /// Names of functions, kernels and marks, to which records refer by number.
     pub names: Vec<String>,
-    /// The recording ends with the program's own end, not with a cut.
+    /// True if the recording ends with the program's own end, false if it was cut.
     pub complete: bool,
     /// Records that were lost because memory for them ran out.
     pub lost: u64,
 }
 
-/// What was recorded, on what.
+/// Description of the program and of the machine.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct About {
     /// The program and its arguments.
@@ -28,28 +29,29 @@ pub struct About {
     pub time_s: u64,
     /// Outboard's release.
     pub release: String,
-    /// Where its GPU was: none for this machine's own driver, else the address of the server.
+    /// Address of the server that had the GPU; `None` for this machine's own driver.
     pub gpu: Option<String>,
-    /// The level of optimisation, where the GPU was behind a server.
+    /// Level of optimisation, if the GPU was a server's.
     pub optimise: Option<String>,
     pub host: Host,
     pub devices: Vec<Device>,
     pub driver_version: u32,
     pub gpu_times: GpuTimes,
-    /// Ranges of this name delimit iterations, where the user gave one; else those with `iteration` in their name.
+    /// Name of the ranges that delimit iterations, if the user gave one; otherwise those with
+    /// `iteration` in their name do.
     #[serde(default)]
     pub iterations: Option<String>,
-    /// What recording costs here, as it was measured when it began.
+    /// Cost of recording, as measured when it began.
     #[serde(default)]
     pub cost: CallCost,
 }
 
-/// What recording adds to a call, in nanoseconds: it is in what was recorded.
+/// Time that recording adds to a call, in nanoseconds. The recorded times include it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct CallCost {
-    /// To its duration.
+    /// Added to the call's duration.
     pub inside_ns: f64,
-    /// To the time until the next one.
+    /// Added to the time until the next call.
     pub outside_ns: f64,
 }
 
@@ -65,16 +67,16 @@ pub struct Device {
     pub memory_bytes: u64,
 }
 
-/// How the times of the GPU's work were found.
+/// Source of the times of the GPU's work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GpuTimes {
-    /// There are none.
+    /// No times.
     #[default]
     None,
     /// CUPTI's activity records: the GPU's own time stamps.
     Cupti,
-    /// Events around the work: its end is known, its duration holds gaps of a few microseconds.
+    /// Events around the work: its end is known, its duration includes gaps of a few microseconds.
     Events,
 }
 
@@ -90,41 +92,43 @@ pub enum Record {
 pub struct Call {
     /// Index into [`Trace::names`].
     pub function: u32,
-    /// With the GPU behind a server: what the call did, at the level in [`About::optimise`]. Recorded locally: what it costs
-    /// when it is remoted with every optimisation, as it is declared and, for a copy, by where its bytes go.
+    /// With a server's GPU: the class in which the call behaved, at the level in
+    /// [`About::optimise`]. Recorded locally: the class that it has when remoted with every
+    /// optimisation, as declared and, for a copy, by the location of its bytes.
     pub class: Class,
-    /// Threads in the order of their first calls.
+    /// Number of the thread, in the order of first calls.
     pub thread: u32,
     pub start_ns: u64,
     pub duration_ns: u64,
-    /// What remoting sends for it over a network, headers of frames included; 0 for a local call. Over shm the bytes of
-    /// copies lie in shared memory, and are counted all the same. Recorded locally, an estimate (docs/trace-format.md).
+    /// Bytes that remoting sends for the call over a network, headers of frames included; 0 for a
+    /// local call. Over shm the bytes of copies are in shared memory and are counted too. Recorded
+    /// locally, an estimate (docs/trace-format.md).
     pub request_bytes: u64,
-    /// What remoting answers; 0 where nothing is.
+    /// Bytes of the reply in remoting; 0 if there is none.
     pub response_bytes: u64,
-    /// Streams in the order of their first use; 0 is the default stream.
+    /// Number of the stream, in the order of first use; 0 is the default stream.
     pub stream: u32,
-    /// Which event it is about: events in the order of their first use, from 1; 0 for none.
+    /// Number of the event that the call is about, in the order of first use, from 1; 0 for none.
     pub event: u32,
-    /// Links the call to the GPU's work that it started; 0 for none.
+    /// Links the call to the GPU work that it started; 0 for none.
     pub correlation: u32,
-    /// The CUresult.
+    /// The call's CUresult.
     pub status: u32,
 }
 
-/// What the GPU did.
+/// A piece of work that the GPU did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Work {
     pub kind: GpuWork,
-    /// Index into [`Trace::names`]: a kernel's symbol; of other work what it is.
+    /// Index into [`Trace::names`]: a kernel's symbol; for other work its kind.
     pub name: u32,
     pub device: u32,
     pub stream: u32,
     pub start_ns: u64,
     pub duration_ns: u64,
-    /// Of a copy or a memset.
+    /// Bytes of a copy or a memset.
     pub bytes: u64,
-    /// The call that started it; 0 where that is not known.
+    /// The call that started it; 0 if unknown.
     pub correlation: u32,
 }
 
@@ -136,11 +140,11 @@ pub enum GpuWork {
     CopyToHost,
     CopyOnDevice,
     Memset,
-    /// A graph launched as a whole, where its nodes are not told apart.
+    /// A graph launched as a whole, if its nodes are not distinguished.
     Graph,
 }
 
-/// The beginning or end of something that the program named: an NVTX range, or an iteration.
+/// The beginning or end of a range that the program named: an NVTX range, or an iteration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mark {
     /// Index into [`Trace::names`].
@@ -151,7 +155,7 @@ pub struct Mark {
 }
 
 impl About {
-    /// Whether ranges of this name delimit iterations.
+    /// Returns true if ranges of this name delimit iterations.
     pub fn is_iteration(&self, name: &str) -> bool {
         match &self.iterations {
             Some(given) => name == given,
@@ -178,7 +182,7 @@ impl Record {
         }
     }
 
-    /// Brings times to another clock, which goes forward as theirs does.
+    /// Converts times to another clock, which must never go backwards.
     pub(crate) fn map_times(&mut self, clock: impl Fn(u64) -> u64) {
         let (start, end) = (self.start_ns(), self.end_ns());
         let start_ns = clock(start);
@@ -193,7 +197,7 @@ impl Record {
         }
     }
 
-    /// When it was over.
+    /// Returns the time of the record's end.
     pub fn end_ns(&self) -> u64 {
         match self {
             Record::Call(call) => call.start_ns.saturating_add(call.duration_ns),
@@ -204,7 +208,8 @@ impl Record {
 }
 
 impl Trace {
-    /// Work that a call started is on the call's stream: whoever times it may count streams in another way.
+    /// Sets the stream of work to that of the call that started it, since the GPU's times may
+    /// number streams in another way.
     pub fn give_streams(&mut self) {
         let streams: HashMap<u32, u32> = self
             .calls()
@@ -238,7 +243,7 @@ impl Trace {
         })
     }
 
-    /// Whether ranges of this name delimit iterations.
+    /// Returns true if ranges of this name delimit iterations.
     pub fn is_iteration(&self, name: &str) -> bool {
         self.about.is_iteration(name)
     }

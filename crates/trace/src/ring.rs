@@ -1,5 +1,5 @@
-//! Records on their way from one thread of the program to the thread that writes: a ring that the one fills and the other
-//! empties, without a lock.
+//! A ring of records between one thread of the program, which fills it, and the thread that writes,
+//! which empties it; without a lock.
 
 use std::{
     cell::UnsafeCell,
@@ -11,37 +11,39 @@ use crate::{limits::RING_RECORDS, record::Record};
 
 const _: () = assert!(size_of::<Record>() == 64 && RING_RECORDS.is_power_of_two());
 
-/// Beside each other they would be taken away from one thread whenever the other writes.
+/// Keeps a value in cache lines of its own: two neighbouring counters would move between the
+/// processors at every write.
 #[repr(align(128))]
 struct Alone<T>(T);
 
 pub(crate) struct Ring {
     slots: Box<[UnsafeCell<MaybeUninit<Record>>]>,
-    /// How many were ever put in, and taken out; both only grow.
+    /// Records ever put in, and ever taken out; both only grow.
     put: Alone<AtomicUsize>,
     taken: Alone<AtomicUsize>,
-    /// A thread fills it.
+    /// True while a thread has claimed the ring.
     is_used: AtomicBool,
 }
 
-// SAFETY: a slot is written by the one thread that holds the ring (`claim`) while it lies outside `taken..put`, and read by
-// the one that empties it while it lies inside; `put` and `taken` are released and acquired in between.
+// SAFETY: the one thread that holds the ring (`claim`) writes a slot while it is outside
+// `taken..put`, and the one that empties the ring reads it while it is inside; `put` and `taken`
+// are released and acquired in between.
 unsafe impl Sync for Ring {}
 // SAFETY: as above; records are plain numbers.
 unsafe impl Send for Ring {}
 
-/// What became of a record.
+/// Result of adding a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pushed {
     In,
-    /// It is in, and the ring is half full now.
+    /// The record is in, and the ring is now half full.
     Half,
     /// There was no room.
     Lost,
 }
 
 impl Ring {
-    /// Its memory is touched as it fills.
+    /// Makes a ring. Its memory is touched only as it fills.
     pub(crate) fn new() -> Ring {
         Ring {
             slots: (0..RING_RECORDS)
@@ -58,12 +60,12 @@ impl Ring {
         !self.is_used.swap(true, Ordering::AcqRel)
     }
 
-    /// The thread that had it puts nothing in any more.
+    /// Gives the ring up: the thread that had it adds no more.
     pub(crate) fn release(&self) {
         self.is_used.store(false, Ordering::Release);
     }
 
-    /// Puts a record in.
+    /// Adds a record.
     ///
     /// # Safety
     /// The calling thread has claimed the ring.
@@ -75,7 +77,7 @@ impl Ring {
             return Pushed::Lost;
         }
         let slot = self.slots[put % RING_RECORDS].get();
-        // SAFETY: outside what the other thread may read; nobody else writes.
+        // SAFETY: outside the range that the other thread may read; no other thread writes.
         unsafe { (*slot).write(record) };
         self.put.0.store(put.wrapping_add(1), Ordering::Release);
         match inside + 1 == RING_RECORDS / 2 {
@@ -84,17 +86,18 @@ impl Ring {
         }
     }
 
-    /// Takes records out, the oldest first, at most `max`, and puts them behind the others.
+    /// Appends up to `max` records to `out`, the oldest first.
     ///
     /// # Safety
-    /// One thread at a time.
+    /// Called by one thread at a time.
     pub(crate) unsafe fn drain(&self, max: usize, out: &mut Vec<Record>) {
         let taken = self.taken.0.load(Ordering::Relaxed);
         let put = self.put.0.load(Ordering::Acquire);
         let count = put.wrapping_sub(taken).min(max);
         for at in 0..count {
             let slot = self.slots[taken.wrapping_add(at) % RING_RECORDS].get();
-            // SAFETY: written and released by the other thread, which does not touch it until it is taken.
+            // SAFETY: written and released by the other thread, which does not touch it until it is
+            // taken.
             out.push(unsafe { (*slot).assume_init() });
         }
         self.taken

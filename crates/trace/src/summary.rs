@@ -1,4 +1,4 @@
-//! What a recording comes to: calls by class, bandwidth, the GPU's share, how long kernels take.
+//! Summarises a recording: calls by class, bandwidth, the GPU's share, durations of kernels.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,9 +9,9 @@ use crate::{
     record::{About, Call, GpuWork, Trace, Work},
 };
 
-/// Kernels up to this long are short: a command on its way to a remote GPU takes about as long.
+/// Longest kernel that counts as short: a command to a remote GPU travels about as long.
 pub const SHORT_KERNEL_NS_MAX: u64 = 10_000;
-/// The bounds of the distribution of durations, from a microsecond to a second.
+/// Bounds of the distribution of durations, from a microsecond to a second.
 const BOUNDS_NS: [u64; 19] = [
     1_000,
     2_000,
@@ -39,7 +39,7 @@ pub struct Summary {
     pub about: About,
     pub complete: bool,
     pub lost: u64,
-    /// From the first record's start to the last one's end.
+    /// From the start of the first record to the end of the last.
     pub duration_ns: u64,
     pub threads: usize,
     pub streams: usize,
@@ -47,10 +47,10 @@ pub struct Summary {
     /// Calls that did not return CUDA_SUCCESS.
     pub refused: u64,
     pub by_class: BTreeMap<&'static str, Sum>,
-    /// By the time spent in them, the most first.
+    /// Sorted by the time spent in them, longest first.
     pub functions: Vec<Function>,
     pub bandwidth: Bandwidth,
-    /// None where there are no times of the GPU.
+    /// `None` if there are no times of the GPU.
     pub gpu: Option<Gpu>,
     pub iterations: Option<Durations>,
 }
@@ -58,7 +58,7 @@ pub struct Summary {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Sum {
     pub calls: u64,
-    /// Of all calls.
+    /// Share of all calls.
     pub share: f64,
     pub duration_ns: u64,
     pub request_bytes: u64,
@@ -73,7 +73,7 @@ pub struct Function {
     pub sum: Sum,
 }
 
-/// What remoting carries, over the whole duration. A megabyte is a million bytes.
+/// Bytes that remoting carries, averaged over the whole duration. A megabyte is a million bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Bandwidth {
     pub request_mb_per_s: f64,
@@ -85,17 +85,17 @@ pub struct Bandwidth {
 pub struct Gpu {
     /// Time in which any kernel, copy or memset ran, on any device.
     pub busy_ns: u64,
-    /// Of the duration.
+    /// Share of the duration.
     pub busy_share: f64,
     /// Time in which any kernel ran, and its share.
     pub kernel_ns: u64,
     pub kernel_share: f64,
     pub kernels: Option<Durations>,
-    /// Kernels of at most 10 us, of all kernels, and their time of all kernels' time.
+    /// Share of kernels of at most 10 us in the number of kernels, and in the kernels' time.
     pub short_kernels_share: f64,
     pub short_kernels_time_share: f64,
     pub distribution: Vec<Bucket>,
-    /// By the time spent in them, the most first.
+    /// Sorted by the time spent in them, longest first.
     pub top_kernels: Vec<Kernel>,
     pub work: BTreeMap<&'static str, WorkSum>,
 }
@@ -115,7 +115,7 @@ pub struct Durations {
 /// A point of the two cumulative distributions: by number and by time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Bucket {
-    /// None: no bound.
+    /// `None` for no bound.
     pub up_to_ns: Option<u64>,
     pub count: u64,
     pub count_cdf: f64,
@@ -227,7 +227,7 @@ impl Sum {
 
 impl Bandwidth {
     fn of(calls: &Sum, duration_ns: u64) -> Bandwidth {
-        // Bytes in a nanosecond are thousands of megabytes in a second.
+        // Bytes per nanosecond are thousands of megabytes per second.
         let rate = |bytes| ratio(bytes, duration_ns) * 1e3;
         let (request, response) = (calls.request_bytes, calls.response_bytes);
         Bandwidth {
@@ -294,7 +294,7 @@ impl Gpu {
 }
 
 impl Durations {
-    /// None of none.
+    /// Returns `None` if there are no durations.
     fn of(mut all: Vec<u64>) -> Option<Durations> {
         all.sort_unstable();
         let (min_ns, max_ns) = (*all.first()?, *all.last()?);
@@ -314,7 +314,7 @@ impl Durations {
     }
 }
 
-/// Of durations in ascending order.
+/// Computes the distribution of durations, which are in ascending order.
 fn distribution(sorted: &[u64]) -> Vec<Bucket> {
     let total: u128 = sorted.iter().map(|one| u128::from(*one)).sum();
     let (mut from, mut time) = (0, 0u128);
@@ -346,7 +346,7 @@ fn distribution(sorted: &[u64]) -> Vec<Bucket> {
         .collect()
 }
 
-/// How long any of them ran: where several run at once, that time counts once.
+/// Returns the time in which at least one of them ran.
 fn covered_ns<'a>(work: impl Iterator<Item = &'a Work>) -> u64 {
     let mut spans: Vec<(u64, u64)> = work
         .map(|one| (one.start_ns, one.start_ns.saturating_add(one.duration_ns)))
@@ -360,7 +360,7 @@ fn covered_ns<'a>(work: impl Iterator<Item = &'a Work>) -> u64 {
     covered
 }
 
-/// The durations of the ranges that are iterations.
+/// Returns the durations of the ranges that are iterations.
 fn iterations(trace: &Trace) -> Vec<u64> {
     let mut open: HashMap<(u32, u32), Vec<u64>> = HashMap::new();
     let mut durations = Vec::new();

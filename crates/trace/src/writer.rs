@@ -1,6 +1,7 @@
-//! Recording while the program runs: its threads put records into memory, one thread of ours writes them.
+//! Records while the program runs: its threads put records into memory, and one thread of ours
+//! writes them.
 //!
-//! Nothing here waits for the disk but that thread. Where it does not keep up, records are dropped and counted.
+//! Only that thread waits for the disk. If it does not keep up, records are dropped and counted.
 
 use std::{
     collections::HashMap,
@@ -35,25 +36,26 @@ pub struct Writer {
     path: PathBuf,
     clock: Clock,
     rings: Mutex<Vec<Arc<Ring>>>,
-    /// What has no ring; calls and marks with the times of the clock, as in the rings, or with those of the recording.
+    /// Records of threads without a ring; the times of calls and marks are ticks, as in the rings,
+    /// or nanoseconds of the recording.
     shared: Mutex<Vec<(Record, Times)>>,
     lost: AtomicU64,
     names: Mutex<Names>,
     state: Mutex<State>,
-    /// There is work for the drain.
+    /// Signalled when there is work for the drain.
     wake: Condvar,
-    /// The drain has ended.
+    /// Signalled when the drain has ended.
     done: Condvar,
 }
 
-/// What the times of a record on its way are.
+/// Unit of the times of a record in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Times {
     Ticks,
     Ns,
 }
 
-/// Writes what the program's threads have put down; to be run by a thread of its own.
+/// Writes what the program's threads have recorded; runs on a thread of its own.
 pub struct Drain {
     writer: Arc<Writer>,
     encoder: Encoder<Tracked>,
@@ -62,7 +64,7 @@ pub struct Drain {
     written: u64,
 }
 
-/// What became of a recording.
+/// Result of a recording.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finished {
     pub path: PathBuf,
@@ -85,7 +87,7 @@ struct Names {
 }
 
 impl Writer {
-    /// Begins a recording at `path`, or beside it where another process has begun one there.
+    /// Begins a recording at `path`, or beside it if another process has begun one there.
     pub fn create(path: &Path, about: &About) -> Result<(Arc<Writer>, Drain), Error> {
         let (file, path) = place::open(path)?;
         let file = Tracked {
@@ -118,19 +120,20 @@ impl Writer {
         &self.path
     }
 
-    /// What calls are stamped with.
+    /// Returns the time stamp for calls.
     #[inline(always)]
     pub fn now(&self) -> Ticks {
         self.clock.now()
     }
 
-    /// The time of the recording at an instant; 0 before it began. Within a microsecond of what calls are stamped with.
+    /// Returns the recording's time at an instant; 0 before it began. Within a microsecond of the
+    /// stamps of calls.
     pub fn at(&self, instant: Instant) -> u64 {
         let since = instant.saturating_duration_since(self.clock.start());
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The number by which records refer to a name.
+    /// Returns the number by which records refer to a name.
     pub fn name(&self, text: &str) -> u32 {
         let mut names = self.names.lock();
         if let Some(number) = names.numbers.get(text) {
@@ -149,7 +152,7 @@ impl Writer {
         number
     }
 
-    /// A ring for the calling thread, where there is one left.
+    /// Claims a ring for the calling thread, if one is left.
     pub(crate) fn ring(&self) -> Option<Arc<Ring>> {
         let mut rings = self.rings.lock();
         if let Some(free) = rings.iter().find(|ring| ring.claim()) {
@@ -164,7 +167,7 @@ impl Writer {
         Some(ring)
     }
 
-    /// Puts a call or a mark down whose times are [`Ticks`].
+    /// Adds a call or a mark whose times are [`Ticks`].
     ///
     /// # Safety
     /// The calling thread has claimed the ring.
@@ -181,7 +184,8 @@ impl Writer {
         }
     }
 
-    /// What a call costs that is stamped twice and put into a ring: the least of some rounds.
+    /// Measures the cost of stamping a call twice and putting it into a ring: the least of several
+    /// rounds.
     pub(crate) fn cost(&self) -> CallCost {
         const ROUNDS: u32 = 8;
         const CALLS: u32 = (RING_RECORDS / 2) as u32;
@@ -215,12 +219,12 @@ impl Writer {
         }
     }
 
-    /// Puts a record down whose times are the recording's.
+    /// Adds a record whose times are the recording's.
     pub fn append(&self, record: Record) {
         self.share(record, Times::Ns);
     }
 
-    /// As [`Writer::append`], but waits for room: for who has time.
+    /// Like [`Writer::append`], but waits for room, for callers that have time.
     pub fn append_patiently(&self, record: Record) {
         let until = Instant::now() + Duration::from_millis(ROOM_MS_MAX);
         while self.shared.lock().len() >= SHARED_RECORDS_MAX && Instant::now() < until {
@@ -253,7 +257,7 @@ impl Writer {
         self.lost.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What is recorded is known better now.
+    /// Replaces the description of the recording when more is known.
     pub fn set_about(&self, about: About) {
         self.state.lock().about = Some(about);
     }
@@ -299,7 +303,8 @@ impl Drain {
         state.ended = Some(ended.map(|()| written).map_err(|error| error.to_string()));
         self.writer.done.notify_all();
         drop(state);
-        // After an error the program goes on: what it puts down now is lost, and memory stays bounded by itself.
+        // After an error the program goes on: its later records are lost, and memory remains
+        // bounded.
     }
 
     fn write_all(&mut self) -> io::Result<()> {
@@ -314,10 +319,10 @@ impl Drain {
             self.lines.compare(&self.writer.clock);
             let rings = self.writer.rings.lock().clone();
             for ring in rings {
-                // What comes meanwhile is for the next time.
+                // Records that come meanwhile are for the next round.
                 for _ in 0..RING_RECORDS / TAKEN_RECORDS {
                     taken.clear();
-                    // SAFETY: this thread is the one that takes records out.
+                    // SAFETY: only this thread takes records out.
                     unsafe { ring.drain(TAKEN_RECORDS, &mut taken) };
                     if taken.is_empty() {
                         break;
@@ -343,7 +348,8 @@ impl Drain {
         }
     }
 
-    /// A record's name was there before it: to be called when records have been taken.
+    /// Copies new names. Called after records were taken, since a name is added before records that
+    /// refer to it.
     fn learn_names(&mut self) {
         let known = self.names.len();
         self.names
@@ -361,7 +367,8 @@ impl Drain {
         self.encoder.record(&record, text)
     }
 
-    /// Until something is to be done: whether it is the last, and what is known better.
+    /// Waits until there is work. Returns true for the last round, and a new description if there
+    /// is one.
     fn wait(&self) -> (bool, Option<About>) {
         let mut state = self.writer.state.lock();
         if !state.is_due && !state.is_closing {
@@ -373,7 +380,7 @@ impl Drain {
     }
 }
 
-/// A file that knows where its last whole block ends.
+/// A file that keeps the offset after its last whole block.
 struct Tracked {
     file: File,
     whole_bytes: u64,
@@ -381,7 +388,7 @@ struct Tracked {
 
 impl Write for Tracked {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // A block comes in one piece.
+        // A block is written with one call.
         self.file.write_all(bytes)?;
         self.whole_bytes += bytes.len() as u64;
         Ok(bytes.len())
@@ -393,7 +400,7 @@ impl Write for Tracked {
 }
 
 impl Tracked {
-    /// The disk was full in the middle of a block.
+    /// Removes a part of a block, written before the disk was full.
     fn forget_part(&mut self) {
         let _ = self.file.set_len(self.whole_bytes);
     }
@@ -419,7 +426,7 @@ mod tests {
         writer.append(mark);
         let drain = std::thread::spawn(move || drain.run());
         drain.join().unwrap();
-        // Nobody takes them any more: memory stays bounded.
+        // The drain no longer takes them: memory remains bounded.
         for _ in 0..2 * SHARED_RECORDS_MAX {
             writer.append(mark);
         }

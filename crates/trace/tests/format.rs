@@ -1,4 +1,4 @@
-//! The format: what is written is read again, and what is wrong is said.
+//! The format: what is written can be read again, and errors are named.
 
 mod common;
 
@@ -136,7 +136,7 @@ fn names_of_any_length_are_cut_not_refused() {
 
 #[test]
 fn it_is_small() {
-    // A loop as programs have it: some hundred thousand launches that hardly differ.
+    // A typical loop: some hundred thousand launches that hardly differ.
     let mut trace = Trace {
         names: vec!["cuLaunchKernel".into()],
         ..Trace::default()

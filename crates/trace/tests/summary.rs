@@ -1,4 +1,4 @@
-//! What a recording comes to, on one whose sums can be done by hand.
+//! The summary of a recording whose sums can be checked by hand.
 
 use outboard_trace::{Call, Class, GpuWork, Mark, Record, Trace, Work, chrome, summary::Summary};
 
@@ -54,7 +54,7 @@ fn example() -> Trace {
         call(0, Class::Outstanding, 1_000_000, 500, (100, 0)),
         call(0, Class::Outstanding, 1_001_000, 500, (100, 0)),
         call(1, Class::Synchronous, 1_002_000, 98_000, (28, 1_800)),
-        // 4 us, 20 us of which 5 us overlap with 10 us on another stream, and 10 us more.
+        // 4 us; 20 us, of which 5 us overlap with 10 us on another stream; and 10 us more.
         kernel(0, 1_001_000, 4_000, 0),
         kernel(0, 1_010_000, 20_000, 0),
         kernel(1, 1_025_000, 10_000, 0),
@@ -83,7 +83,7 @@ fn sums() {
     assert!(near(outstanding.share, 2.0 / 3.0));
     assert_eq!(summary.by_class["local"].calls, 0);
     assert_eq!(summary.functions[0].name, "cuCtxSynchronize");
-    // 228 bytes there and 1800 back in 100 us.
+    // 228 bytes to the server and 1800 back in 100 us.
     let bandwidth = &summary.bandwidth;
     assert!(near(bandwidth.request_mb_per_s, 2.28) && near(bandwidth.response_mb_per_s, 18.0));
     assert!(near(bandwidth.both_mb_per_s, 20.28));
@@ -164,7 +164,7 @@ fn arrows_lead_from_calls_to_their_work() {
             )
         })
         .collect();
-    // Call 8 started nothing that was seen.
+    // The recording has no work of call 8.
     assert_eq!(arrows, [("s", 7, 1), ("f", 7, 100)]);
     let gpu = events
         .iter()

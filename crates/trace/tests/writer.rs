@@ -1,4 +1,4 @@
-//! Recording from several threads while a program runs, and when it ends badly.
+//! Recording from several threads while a program runs, and when it ends abnormally.
 
 #![allow(clippy::unwrap_used)]
 
@@ -86,7 +86,7 @@ fn what_does_not_fit_is_counted() {
     let path = folder.path().join("a");
     let (writer, drain) = Writer::create(&path, &About::default()).unwrap();
     let name = writer.name("f");
-    // Nobody writes meanwhile.
+    // The drain does not run meanwhile.
     for n in 0..SHARED_RECORDS_MAX as u64 + 7 {
         writer.append(call(name, 0, n));
     }
@@ -105,7 +105,7 @@ fn a_program_that_is_killed_leaves_what_it_did() {
     let (writer, _drain) = start(&path);
     let name = writer.name("f");
     writer.append(call(name, 0, 1));
-    // As the file is at any moment: no end is ever written.
+    // The file as it is at any moment: no end is ever written.
     let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
     let trace = loop {
         let trace = read(&path).unwrap();

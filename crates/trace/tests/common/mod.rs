@@ -6,7 +6,7 @@ use outboard_trace::{
     About, Call, CallCost, Class, Device, GpuTimes, GpuWork, Host, Mark, Record, Trace, Work,
 };
 
-/// xorshift64*: a run is decided by its seed.
+/// xorshift64*: its seed determines a run.
 pub struct Random(pub u64);
 
 impl Random {
@@ -21,7 +21,7 @@ impl Random {
         self.next() % end
     }
 
-    /// Small mostly, anything sometimes.
+    /// Mostly small numbers, sometimes any.
     fn any(&mut self) -> u64 {
         match self.below(8) {
             0 => 0,
