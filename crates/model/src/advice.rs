@@ -1,4 +1,4 @@
-//! What would make calls of a kind cheaper.
+//! Advice on how to make calls of a kind cheaper.
 
 use outboard_api::decl::Class;
 

@@ -1,4 +1,4 @@
-//! How much longer than locally an iteration may take.
+//! The time that an iteration may take longer than locally.
 
 use std::{fmt, str::FromStr};
 
@@ -6,10 +6,10 @@ use serde::Serialize;
 
 use crate::Error;
 
-/// Beyond it the question is not meant.
+/// Largest budget; a larger one is taken for a mistake.
 pub const BUDGET_PERCENT_MAX: f64 = 1_000.0;
 
-/// A part of the local time: `5%`.
+/// A share of the local time: `5%`.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Serialize)]
 #[serde(transparent)]
 pub struct Budget {
@@ -29,7 +29,7 @@ impl Budget {
         }
     }
 
-    /// 0.05 of 5 %.
+    /// Returns 0.05 for 5 %.
     pub fn part(self) -> f64 {
         self.part
     }
@@ -40,7 +40,7 @@ impl FromStr for Budget {
 
     fn from_str(text: &str) -> Result<Budget, Error> {
         let error = || Error::Budget { text: text.into() };
-        // Without its sign, 0.05 could be either.
+        // A sign is required: without it, 0.05 could be a share or a percentage.
         let number = text.trim().strip_suffix('%').ok_or_else(error)?;
         let percent: f64 = number.trim().parse().map_err(|_| error())?;
         match percent.is_nan() {

@@ -1,16 +1,18 @@
-//! The cost model in closed form: equations 1 to 3 of "Characterizing Network Requirements for GPU API Remoting in AI
-//! Applications", as they stand there.
+//! The cost model in closed form: equations 1 to 3 of "Characterizing Network Requirements for GPU
+//! API Remoting in AI Applications", as printed there.
 //!
 //! ```text
-//!  C_async(api) = Start(api) + RTT/2 + Payload(api)/Bandwidth                                    (1)
+//!  C_async(api) = Start(api) + RTT/2 + Payload(api)/Bandwidth                             (1)
 //!  C_sync(api)  = Start(api) + RTT   + Payload(api)/Bandwidth      the answer's payload included
-//!  E_local(api) = Time(api) - Time_local(api)                                                    (2)
+//!  E_local(api) = Time(api) - Time_local(api)                                             (2)
 //!  E_async(api) = Time(api)
-//!  Cost(APP)    = sum over async (C_async - E_async) + sum over sync C_sync - sum over local E_local   (3)
+//!  Cost(APP)    = sum over async (C_async - E_async) + sum over sync C_sync
+//!                 - sum over local E_local                                               (3)
 //! ```
 //!
-//! It takes calls for sequential and the GPU for the bottleneck: every delay of a call counts in full, even where the GPU
-//! is busy meanwhile. It knows no queues, no threads, and no server that takes time.
+//! It assumes that calls are sequential and that the GPU is the bottleneck: every delay of a call
+//! counts in full, even while the GPU is busy. It has no queues, no threads, and a server that
+//! takes no time.
 
 use outboard_api::optimise::Level;
 use serde::Serialize;
@@ -42,15 +44,16 @@ pub fn e_async(time_ns: f64) -> f64 {
     time_ns
 }
 
-/// `Cost(APP)` of an iteration at a level, its sums taken once: cost = fixed + RTT * rtts + bytes / bandwidth.
+/// `Cost(APP)` of an iteration at a level, with its sums computed once: cost = fixed + RTT * rtts +
+/// bytes / bandwidth.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Closed {
     pub async_calls: u64,
     pub sync_calls: u64,
     pub local_calls: u64,
-    /// What does not depend on the network; negative where remoting gains more than it costs.
+    /// The part that does not depend on the network; negative if remoting gains more than it costs.
     pub fixed_ns: f64,
-    /// How many round trips the cost counts, halves included.
+    /// Round trips in the cost, halves included.
     pub rtts: f64,
     pub payload_bytes: u64,
 }
@@ -98,8 +101,8 @@ impl Closed {
         self.fixed_ns + network.rtt_ns * self.rtts + network.serialisation_ns(self.payload_bytes)
     }
 
-    /// The largest round-trip time at which the cost is no more than this; none where even 0 is too much, infinite where
-    /// no call depends on it.
+    /// Returns the largest round-trip time at which the cost is at most `cost_ns`; `None` if even 0
+    /// is too much, infinity if no call depends on it.
     pub fn rtt_max_ns(&self, cost_ns: f64, bits_per_s: f64) -> Option<f64> {
         let network = Network {
             rtt_ns: 0.0,
@@ -113,7 +116,8 @@ impl Closed {
         }
     }
 
-    /// The smallest bandwidth at which the cost is no more than this; none where no bandwidth is enough, 0 where any is.
+    /// Returns the smallest bandwidth at which the cost is at most `cost_ns`; `None` if no
+    /// bandwidth is enough, 0 if any is.
     pub fn bandwidth_min(&self, cost_ns: f64, rtt_ns: f64) -> Option<f64> {
         let left_ns = cost_ns - self.fixed_ns - rtt_ns * self.rtts;
         match self.payload_bytes {

@@ -1,41 +1,44 @@
-//! What remoting costs beside the network: the constants of the cost model.
+//! Constants of the cost model: the cost of remoting apart from the network.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// Measured on the machines in question by `outboard calibrate`, or taken from the literature.
+/// Measured by `outboard calibrate` on the machines in question, or taken from the literature.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Constants {
-    /// Where the numbers are from.
+    /// Source of the numbers.
     pub source: String,
-    /// `Start(api)`: preparing a request and posting it; the program's thread is busy with it.
+    /// `Start(api)`: time to prepare a request and post it, during which the program's thread is
+    /// busy.
     pub start_ns: f64,
-    /// What a byte adds to that.
+    /// Time that each byte adds to `start_ns`.
     #[serde(default)]
     pub start_ns_per_byte: f64,
-    /// `Time_local(api)`: a call that the client answers by itself.
+    /// `Time_local(api)`: time of a call that the client answers itself.
     pub time_local_ns: f64,
-    /// From the arrival of an answer to the call's return.
+    /// Time from the arrival of a reply to the call's return.
     #[serde(default)]
     pub receive_ns: f64,
-    /// What the server spends on a request beside the driver call.
+    /// Time that the server spends on a request apart from the driver call.
     #[serde(default)]
     pub server_ns: f64,
-    /// What a byte of a long copy takes at least from the program's memory into the GPU's, whatever the network: all that
-    /// move it do so at the same time, and the slowest of them counts.
+    /// Least time of a byte of a long copy from the program's memory into the GPU's, whatever the
+    /// network: all parts that move it work at the same time, and the slowest counts.
     #[serde(default)]
     pub copy_ns_per_byte: f64,
-    /// What a byte takes from pinned memory of the server into the GPU's; 0: as long as in the recording.
+    /// Time of a byte from the server's pinned memory into the GPU's; 0 means as long as in the
+    /// recording.
     #[serde(default)]
     pub device_ns_per_byte: f64,
 }
 
 impl Constants {
-    /// From Table 2 of "Characterizing Network Requirements for GPU API Remoting in AI Applications": GPT-2 with
-    /// shadow resources spends 14.49 ms on 6,104 asynchronous calls and 1.05 ms on 37,634 local ones.
-    /// The paper counts nothing for the answer's way into the program and for the server.
+    /// From Table 2 of "Characterizing Network Requirements for GPU API Remoting in AI
+    /// Applications": GPT-2 with shadow resources spends 14.49 ms on 6,104 asynchronous calls and
+    /// 1.05 ms on 37,634 local ones. The paper has no cost for the server and for a reply's way
+    /// into the program.
     pub fn published() -> Constants {
         Constants {
             source: "Wang et al., Table 2, GPT-2 over RDMA".into(),
@@ -49,7 +52,7 @@ impl Constants {
         }
     }
 
-    /// For recordings that have all of it in their calls.
+    /// For recordings whose calls include all of these costs.
     pub(crate) const NONE: Constants = Constants {
         source: String::new(),
         start_ns: 0.0,
@@ -61,7 +64,7 @@ impl Constants {
         device_ns_per_byte: 0.0,
     };
 
-    /// Refuses what is no duration.
+    /// Refuses values that are not durations.
     pub fn check(&self) -> Result<(), Error> {
         for (what, value) in [
             ("start_ns", self.start_ns),

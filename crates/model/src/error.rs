@@ -1,6 +1,6 @@
 use thiserror::Error;
 
-/// Why a recording cannot be answered for, or a question cannot.
+/// Reason why a question about a recording cannot be answered.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -1,18 +1,22 @@
-//! One iteration of a recording, with what depends on what.
+//! One iteration of a recording, with the dependencies between its parts.
 //!
-//! A recording says when things happened; a replay has to know why. What is taken from the recording as it stands: the
-//! order of calls of each thread and the CPU time between them, which call started which work, how long work took, the
-//! order of work on a stream. What is inferred, because no recording has it:
+//! A recording says when things happened; a replay has to know why. Taken unchanged from the
+//! recording: the order of calls of each thread and the CPU time between them, the work that each
+//! call started, the duration of work, the order of work on a stream. Inferred, because no
+//! recording has it:
 //!
-//! * **Handoffs** ([`handoff`]): a thread that is silent while another makes many calls waits for that one.
-//! * **Events**: a wait for an event is for all work that was submitted before and had ended when the wait returned.
-//!   A stream that waits for an event waits for what was on the stream of the last event recorded before, unless the
-//!   recording shows that it did not.
-//! * **The default stream** orders itself with each other stream, unless the recording shows that they overlapped.
+//! * **Handoffs** ([`handoff`]): a thread that is silent while another makes many calls waits for
+//!   the other.
+//! * **Events**: a wait for an event is for all work that was submitted before and had ended when
+//!   the wait returned. A stream that waits for an event waits for the work that was on the stream
+//!   of the last event recorded before, unless the recording shows that it did not.
+//! * **The default stream** is ordered with each other stream, unless the recording shows that they
+//!   overlapped.
 //! * **Busy times** ([`bound`]): without times of the GPU, a long wait shows how long it was busy.
-//! * **Undisturbed calls** ([`graft`]): calls are slower while the GPU is timed; where some iterations went by untimed, their
-//!   calls are taken.
-//! * **Delays**: what lies between a call and the start of its work, or between two works of a stream, stays as it was.
+//! * **Undisturbed calls** ([`graft`]): calls are slower while the GPU is timed; if some iterations
+//!   were not timed, the calls' times are theirs.
+//! * **Delays**: the time between a call and the start of its work, and between two works of a
+//!   stream, stays the same.
 
 mod bound;
 mod gpu;
@@ -29,64 +33,68 @@ pub(crate) use graft::{Completed, complete};
 
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// From where to where an iteration goes.
+/// Beginning and end of an iteration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
     /// From 1.
     pub(crate) number: usize,
     pub(crate) start_ns: u64,
     pub(crate) end_ns: u64,
-    /// Whose beginning and end these are.
+    /// The thread whose marks these are.
     pub(crate) thread: u32,
 }
 
 /// One iteration. Times are nanoseconds since its beginning.
 #[derive(Debug, Clone, Default)]
 pub struct Iteration {
-    /// Its place in the recording, from 1.
+    /// Its number in the recording, from 1.
     pub number: usize,
-    /// From its beginning to its end and that of the work that it started, as recorded: with what recording costs.
+    /// Time from its beginning to its end and that of the work that it started, as recorded: the
+    /// cost of recording is included.
     pub step_ns: f64,
-    /// The calls of each thread, and at the end of the thread to which the iteration belongs, its end.
+    /// The calls of each thread. The thread to which the iteration belongs has the iteration's end
+    /// after its calls.
     pub threads: Vec<Vec<Step>>,
-    /// What the GPU does, in the order of submission.
+    /// Work of the GPU, in the order of submission.
     pub units: Vec<Unit>,
     pub streams: Vec<Stream>,
-    /// How often a thread was found to wait for another.
+    /// Number of times that a thread was found to wait for another.
     pub handoffs: usize,
-    /// It was recorded through a server: calls took what remoting takes, on a network that is taken for perfect.
+    /// True if it was recorded through a server: the calls' times then include remoting, over a
+    /// network that is assumed to be perfect.
     pub is_remote: bool,
-    /// Where [`Step::waits`] and [`Unit::after`] point into: indices of units.
+    /// Indices of units, to which [`Step::waits`] and [`Unit::after`] refer.
     pub(crate) lists: Vec<u32>,
 }
 
 /// A call of a thread.
 #[derive(Debug, Clone, Copy)]
 pub struct Step {
-    /// The end of the iteration, which is no call.
+    /// True for the end of the iteration, which is no call.
     pub is_end: bool,
     /// Index into the recording's names.
     pub function: u32,
     pub class: Class,
     pub start_ns: f64,
     pub duration_ns: f64,
-    /// CPU time since the end of the call before, or of what it comes after.
+    /// CPU time since the end of the call before, or of the call that this one comes after.
     pub gap_ns: f64,
-    /// The call of another thread that this one comes after.
+    /// A call of another thread that must have returned before.
     pub(crate) comes_after: Option<Place>,
     pub request_bytes: u64,
     pub response_bytes: u64,
-    /// What it starts; [`NONE`] for nothing.
+    /// The unit that it starts; [`NONE`] for none.
     pub(crate) unit: u32,
-    /// The units that must have ended before it returns.
+    /// Units that must have ended before it returns.
     pub(crate) waits: List,
-    /// How long it takes where there is nothing to wait for.
+    /// Time that it takes if there is nothing to wait for.
     pub(crate) floor_ns: f64,
-    /// From the end of what it waits for to its return.
+    /// Time from the end of the work that it waits for to its return.
     pub(crate) tail_ns: f64,
-    /// What the driver call takes on the server.
+    /// Time of the driver call on the server.
     pub server_ns: f64,
-    /// What the client was seen to spend on it, in a recording made through a server: no constant is needed for it.
+    /// Time that the client spent on it, in a recording made through a server: such a recording
+    /// needs no constant for it.
     pub(crate) client_ns: f64,
 }
 
@@ -103,28 +111,29 @@ pub(crate) struct List {
     pub(crate) len: u32,
 }
 
-/// What one call had the GPU do.
+/// Work of the GPU for one call.
 #[derive(Debug, Clone, Copy)]
 pub struct Unit {
     pub kind: GpuWork,
-    /// Of its first kernel.
+    /// Name of its first kernel.
     pub name: u32,
     /// Index into [`Iteration::streams`].
     pub stream: u32,
     pub start_ns: f64,
     pub duration_ns: f64,
-    /// Less than the duration where a graph's nodes leave gaps.
+    /// Less than the duration if a graph's nodes leave gaps.
     pub busy_ns: f64,
     pub bytes: u64,
-    /// From the call to the start of the work on an idle stream.
+    /// Time from the call to the start of the work on an idle stream.
     pub(crate) launch_ns: f64,
-    /// From the end of what was before it to its start on a busy one.
+    /// Time from the end of the work before it to its start on a busy stream.
     pub(crate) gap_ns: f64,
-    /// Further units that it comes after.
+    /// Further units that must have ended before it starts.
     pub(crate) after: List,
-    /// It was started before the iteration began: where it stands does not depend on the iteration's calls.
+    /// True if it was started before the iteration: its times do not depend on the iteration's
+    /// calls.
     pub is_carried: bool,
-    /// It is no work that was recorded, but how long a wait shows the GPU to have been busy.
+    /// True if it was not recorded: a long wait shows that the GPU was busy in this time.
     pub is_inferred: bool,
 }
 
@@ -137,14 +146,14 @@ impl Unit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stream {
     pub device: u32,
-    /// As the recording counts them; 0 is the default stream.
+    /// Number in the recording; 0 is the default stream.
     pub number: u32,
-    /// Ordered with the default stream.
+    /// True if it is ordered with the default stream.
     pub is_blocking: bool,
 }
 
 impl Iteration {
-    /// The iterations of these spans.
+    /// Makes the iterations of these spans.
     pub(crate) fn all(trace: &Trace, spans: &[Span]) -> Vec<Iteration> {
         let mut calls: Vec<&Call> = trace.calls().collect();
         calls.sort_by_key(|call| call.start_ns);
@@ -254,7 +263,8 @@ impl Iteration {
         }
     }
 
-    /// What recording added to the calls: a replay is by so much shorter than the recorded iteration.
+    /// Subtracts the time that recording added to the calls, so that a replay is shorter than the
+    /// recorded iteration.
     fn take_off(&mut self, cost: CallCost) {
         for step in self.threads.iter_mut().flatten() {
             step.gap_ns = (step.gap_ns - cost.outside_ns).max(0.0);
@@ -265,7 +275,7 @@ impl Iteration {
         }
     }
 
-    /// The same on a processor that takes so many times as long.
+    /// Returns the same iteration on a processor that takes `factor` times as long.
     pub(crate) fn slower(&self, factor: f64) -> Iteration {
         let mut made = self.clone();
         for step in made.threads.iter_mut().flatten() {
@@ -287,12 +297,12 @@ impl Iteration {
         self.threads.iter().flatten().filter(|step| !step.is_end)
     }
 
-    /// What the recording has of the GPU's work.
+    /// The GPU's work that was recorded.
     pub fn works(&self) -> impl Iterator<Item = &Unit> {
         self.units.iter().filter(|unit| !unit.is_inferred)
     }
 
-    /// How long the GPU did anything at all.
+    /// Time in which the GPU was busy.
     pub fn gpu_busy_ns(&self) -> f64 {
         let mut spans: Vec<(f64, f64)> = self.works().map(|u| (u.start_ns, u.end_ns())).collect();
         spans.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -330,13 +340,13 @@ impl Step {
         self.start_ns + self.duration_ns
     }
 
-    /// Whether it waits for the GPU.
+    /// Returns true if it waits for the GPU.
     pub fn is_wait(&self) -> bool {
         self.waits.len > 0
     }
 }
 
-/// The middle of some numbers; 0 of none.
+/// The median; 0 if there are no numbers.
 pub(crate) fn median(numbers: &mut [f64]) -> f64 {
     let middle = numbers.len() / 2;
     match numbers.is_empty() {

@@ -1,13 +1,15 @@
-//! What a network must be like for a program to have its GPU at the other end of it, computed from a recording.
+//! Computes, from a recording, the network that a program needs to have its GPU at the other end of
+//! it.
 //!
-//! No GPU, no network and no clock is used here: the same recording gives the same answer anywhere.
+//! No GPU, no network and no clock is used here: a recording gives the same answer on every
+//! machine.
 //!
 //! ```text
 //!  outboard_trace::Trace ──► Workload ──► Iteration ──┬──► Closed   the paper's equations 1 to 3
-//!                            its iterations           ├──► Replay   every thread, link, server and stream
-//!                                                     └──► Pcie     where the GPU is behind a longer PCIe
+//!                            its iterations           ├──► Replay   threads, link, server, streams
+//!                                                     └──► Pcie     a GPU with a longer PCIe
 //!                                                            │
-//!                            budget, level, Constants ──► search ──► what the network must be like
+//!                            budget, level, Constants ──► search ──► the network's requirements
 //! ```
 
 mod advice;

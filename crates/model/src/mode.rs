@@ -1,4 +1,4 @@
-//! What becomes of a call of a class at a level of optimisation.
+//! Treatment of a call's class at a level of optimisation.
 
 use outboard_api::{
     decl::Class,
@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use crate::Error;
 
-/// Bytes of a message whose size the recording does not have, because the call sends none at the top level. The paper
-/// takes 64 bytes for a usual payload, too.
+/// Bytes of a message whose size the recording does not have, because the call sends none at the
+/// top level. The paper also takes 64 bytes for a usual payload.
 pub const SMALL_MESSAGE_BYTES: u64 = 64;
 
 /// The three kinds of calls in the paper's cost model.
@@ -42,7 +42,7 @@ impl Mode {
     }
 }
 
-/// The levels that both models know, in the order in which each frees more calls.
+/// Levels that both models support, in the order in which each frees more calls.
 pub const LEVELS: [Level; 4] = [
     Level {
         sending: Sending::Sync,
@@ -62,7 +62,7 @@ pub const LEVELS: [Level; 4] = [
     Level::ALL_OF_IT,
 ];
 
-/// Refuses levels whose messages wait for company.
+/// Refuses levels that batch messages.
 pub fn check_level(level: Level) -> Result<Level, Error> {
     match level.batch() {
         None => Ok(level),

@@ -1,4 +1,4 @@
-//! A network as the models see it: a round-trip time, a bandwidth, nothing else.
+//! A network as the models see it: a round-trip time and a bandwidth.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::Error;
 
-/// Between these, requirements are searched for: what `outboard` takes for networks that are meant.
+/// Bounds of the search for requirements: those of the networks that `outboard` accepts.
 pub const RTT_NS_MAX: f64 = DELAY_NS_MAX as f64;
 pub const BITS_PER_S_MIN: f64 = BANDWIDTH_BPS_MIN as f64;
 pub const BITS_PER_S_MAX: f64 = BANDWIDTH_BPS_MAX as f64;
@@ -17,16 +17,16 @@ pub const BITS_PER_S_MAX: f64 = BANDWIDTH_BPS_MAX as f64;
 const NS_PER_S: f64 = 1e9;
 const BITS_PER_BYTE: f64 = 8.0;
 
-/// Both directions are alike and do not disturb each other. No loss, no jitter, no other traffic.
+/// A network whose directions are alike and independent. No loss, no jitter, no other traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Network {
-    /// From the program to the GPU's host and back.
+    /// Round trip between the program and the GPU's host.
     pub rtt_ns: f64,
     pub bits_per_s: f64,
 }
 
 impl Network {
-    /// No round-trip time, no end of bandwidth: what is left is the cost of remoting itself.
+    /// No round-trip time and unlimited bandwidth: only the cost of remoting itself remains.
     pub const PERFECT: Network = Network {
         rtt_ns: 0.0,
         bits_per_s: f64::INFINITY,
@@ -50,13 +50,13 @@ impl Network {
         Ok(Network { rtt_ns, bits_per_s })
     }
 
-    /// How long so many bytes keep one direction busy.
+    /// Returns the time for which `bytes` keep one direction busy.
     pub fn serialisation_ns(&self, bytes: u64) -> f64 {
         bytes as f64 * BITS_PER_BYTE * NS_PER_S / self.bits_per_s
     }
 }
 
-/// Jitter and tails are left out: the models compute one run, not a distribution.
+/// Leaves out jitter and tails: the models compute one run, not a distribution.
 impl From<&outboard_wire::network::Network> for Network {
     fn from(network: &outboard_wire::network::Network) -> Network {
         let bandwidth = network.bandwidth();
@@ -67,7 +67,7 @@ impl From<&outboard_wire::network::Network> for Network {
     }
 }
 
-/// A time for a reader, three digits of it: `1.38us`, `12.3ms`.
+/// Shows a time with three digits: `1.38us`, `12.3ms`.
 pub fn show_ns(ns: f64) -> String {
     let sign = if ns < 0.0 { "-" } else { "" };
     let rounded = three_digits(ns.abs());
@@ -80,7 +80,7 @@ pub fn show_ns(ns: f64) -> String {
     }
 }
 
-/// A bandwidth for a reader, three digits of it.
+/// Shows a bandwidth with three digits.
 pub fn show_bits_per_s(bits_per_s: f64) -> String {
     let rounded = three_digits(bits_per_s);
     match Bandwidth::from_bps(rounded as u64) {

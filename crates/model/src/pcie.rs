@@ -1,15 +1,16 @@
-//! A GPU that is disaggregated at the level of PCIe: the performance model of "DxPU: Large Scale Disaggregated GPU Pools
-//! in the Datacenter", section 3.4.
+//! A GPU that is disaggregated at the level of PCIe: the performance model of "DxPU: Large Scale
+//! Disaggregated GPU Pools in the Datacenter", section 3.4.
 //!
-//! Nothing changes for the program and its driver; what travels between CPU and GPU takes longer. By the paper:
+//! Program and driver are unchanged; traffic between CPU and GPU takes longer. By the paper:
 //!
 //! * a kernel, and a memset, begins `RTT_delta` later: the GPU reads host memory for it;
-//! * a copy to the host takes half an `RTT_delta` more: writes are posted, nothing comes back, their rate stays;
-//! * a copy to the device takes `RTT_delta` more while the tags suffice for all of it; beyond that it goes at
-//!   `RdTP = #tags * MRS / RTT`.
+//! * a copy to the host takes half an `RTT_delta` more: writes are posted and need no answer, their
+//!   rate stays;
+//! * a copy to the device takes `RTT_delta` more if the tags suffice for all of it; a longer one
+//!   runs at `RdTP = #tags * MRS / RTT`.
 //!
-//! Left out, as in the paper: copies between GPUs; all other traffic, such as events and doorbells; other users of the
-//! same network.
+//! Left out, as in the paper: copies between GPUs; other traffic, such as events and doorbells;
+//! other users of the network.
 
 use std::str::FromStr;
 
@@ -19,27 +20,27 @@ use serde::Serialize;
 
 use crate::{Error, iteration::Unit};
 
-/// Reads in flight of a GPU, as the paper measured them on a V100.
+/// Reads of a GPU in flight, as the paper measured them on a V100.
 pub const TAGS: u32 = 140;
-/// Max_Read_Request_Size, there.
+/// Max_Read_Request_Size of that GPU.
 pub const MRS_BYTES: u32 = 128;
-/// The round trip of a PCIe read where nothing is disaggregated (Table 6).
+/// Round trip of a PCIe read without disaggregation (Table 6).
 pub const RTT_ORIGINAL_NS: f64 = 1_200.0;
 
 const NUMBER_MAX: u32 = 1 << 20;
 
-/// The round trips of a PCIe, and what a GPU can have under way on it.
+/// Round trips of a PCIe, and the reads that a GPU can have in flight on it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Pcie {
-    /// Of a read, with what lies between: `RTT_DxPU`.
+    /// Round trip of a read, disaggregated: `RTT_DxPU`.
     pub rtt_ns: f64,
-    /// Of a read without that: `RTT_ori`.
+    /// Round trip of a read, not disaggregated: `RTT_ori`.
     pub rtt_original_ns: f64,
     pub tags: u32,
     pub mrs_bytes: u32,
 }
 
-/// `rtt=6.8us`, with `tags=140`, `mrs=128` and `native=1.2us` where they are others than the paper's.
+/// `rtt=6.8us`, with `tags=140`, `mrs=128` and `native=1.2us` if they differ from the paper's.
 impl FromStr for Pcie {
     type Err = PcieError;
 
@@ -51,7 +52,7 @@ impl FromStr for Pcie {
     }
 }
 
-/// Why a text describes no PCIe.
+/// Reason why a text describes no PCIe.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "bad PCIe {text:?}: {reason}; a longer PCIe is rtt=6.8us, with tags=140, mrs=128 (bytes) and native=1.2us if they are others"
@@ -97,7 +98,7 @@ fn parse(text: &str) -> Result<Pcie, String> {
 }
 
 impl Pcie {
-    /// With the numbers of the paper's GPU.
+    /// Makes a PCIe with the numbers of the paper's GPU.
     pub fn new(rtt_ns: f64) -> Result<Pcie, Error> {
         match rtt_ns.is_finite() && rtt_ns >= RTT_ORIGINAL_NS {
             true => Ok(Pcie {
@@ -119,13 +120,14 @@ impl Pcie {
         self.rtt_ns - self.rtt_original_ns
     }
 
-    /// `RdTP`: what copies to the device reach at most, by equation 1.
+    /// `RdTP`: the highest rate of copies to the device, by equation 1.
     pub fn read_bytes_per_s(&self) -> f64 {
         self.in_flight_bytes() * 1e9 / self.rtt_ns
     }
 
-    /// What injects it needs to know (section 3.4.2 of the paper): `RTT_delta`, what the tags suffice for, and by how many
-    /// nanoseconds a byte of a longer copy to the device takes longer.
+    /// Returns the numbers for injection (section 3.4.2 of the paper): `RTT_delta`, the bytes for
+    /// which the tags suffice, and the nanoseconds that each byte of a longer copy to the device
+    /// takes longer.
     pub fn injected(&self) -> (f64, f64, f64) {
         let original_ns_per_byte = self.rtt_original_ns / self.in_flight_bytes();
         let ns_per_byte = self.rtt_ns / self.in_flight_bytes();
@@ -140,7 +142,7 @@ impl Pcie {
         f64::from(self.tags) * f64::from(self.mrs_bytes)
     }
 
-    /// By how much work begins later, and how long it takes.
+    /// Returns the delay of a unit's beginning, and its duration.
     pub(crate) fn cost(&self, unit: &Unit) -> (f64, f64) {
         let (delta_ns, duration_ns) = (self.delta_ns(), unit.duration_ns);
         match unit.kind {
@@ -170,7 +172,7 @@ mod tests {
         assert_eq!("rtt=6.8us".parse(), Ok(papers));
         let (delta_ns, in_flight_bytes, ns_per_byte) = papers.injected();
         assert_eq!((delta_ns, in_flight_bytes), (5_600.0, 17_920.0));
-        // A copy at the native rate and this much more is a copy at RdTP.
+        // A copy at the native rate plus this much per byte is a copy at RdTP.
         let whole = 1_200.0 / 17_920.0 + ns_per_byte;
         assert!((1.0 / whole - papers.read_bytes_per_s() / 1e9).abs() < 1e-9);
         for (text, reason) in [

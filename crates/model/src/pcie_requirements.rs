@@ -1,4 +1,4 @@
-//! The same question for a GPU behind a longer PCIe: the largest round trip within the budget.
+//! Requirements of a GPU with a longer PCIe: the largest round trip within the budget.
 
 use serde::Serialize;
 
@@ -7,7 +7,8 @@ use crate::{
     network::RTT_NS_MAX, pcie::RTT_ORIGINAL_NS, search::largest_from,
 };
 
-/// The paper's two systems, what it finds for 90 % and 80 % of a ResNet-50's speed, and what lies around them.
+/// Round trips of the paper's two systems, those that it finds for 90 % and 80 % of a ResNet-50's
+/// speed, and others around them.
 pub(crate) const PCIE_RTTS_NS: [f64; 9] = [2e3, 4.9e3, 6.8e3, 8e3, 1e4, 1.5e4, 1.9e4, 3e4, 5e4];
 
 #[derive(Debug, Clone, Serialize)]
@@ -18,9 +19,9 @@ pub struct PcieRequirements {
     pub replayed_ns: f64,
     pub budget: Budget,
     pub notes: Vec<String>,
-    /// `simulated` plays the iteration again; `closed_form` adds all delays up, as if none were hidden.
+    /// `simulated` replays the iteration; `closed_form` adds up all delays, as if none were hidden.
     pub rtt_ns_max: Both<Limit>,
-    /// At the round trip of a local GPU at least, by the simulation.
+    /// True if the simulation meets the budget at the round trip of a local GPU.
     pub can_be_met: bool,
     pub points: Vec<PciePoint>,
 }
@@ -91,7 +92,7 @@ impl PcieRequirements {
     }
 }
 
-/// All delays, one after the other.
+/// Sum of all delays.
 fn added_ns(iteration: &Iteration, pcie: &Pcie) -> f64 {
     let own = iteration.units.iter().filter(|unit| !unit.is_carried);
     own.map(|unit| {

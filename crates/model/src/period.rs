@@ -1,4 +1,5 @@
-//! Iterations of a program that marks none: a call that returns after always the same number of calls.
+//! Finds iterations of a program that marks none, by a call that comes again after always the same
+//! number of calls.
 
 use outboard_api::decl::Class;
 use outboard_trace::Call;
@@ -6,21 +7,21 @@ use rustc_hash::FxHashMap;
 
 use crate::iteration::Span;
 
-/// So often at least must an iteration be seen.
+/// Iterations that must be seen, at least.
 const REPEATS_MIN: usize = 3;
-/// Iterations whose number of calls differs by no more than this from the median's are alike.
+/// Iterations are alike if their number of calls differs from the median's by at most this share.
 const CALLS_DIFFER_MAX: f64 = 0.02;
-/// Below this part of all calls a period explains too little.
+/// Share of all calls that a period must explain, at least.
 const COVERAGE_MIN: f64 = 0.5;
 
 pub(crate) struct Found {
     pub(crate) spans: Vec<Span>,
-    /// In an iteration, by the median.
+    /// Calls in an iteration, by the median.
     pub(crate) calls: usize,
     pub(crate) coverage: f64,
 }
 
-/// What makes two calls the same one, an iteration later.
+/// Properties by which a call is recognised one iteration later.
 #[derive(PartialEq, Eq, Hash)]
 struct Likeness {
     function: u32,
@@ -37,8 +38,9 @@ struct Candidate<'a> {
     waits: bool,
 }
 
-/// `calls` by their starts. The best candidate explains most calls with iterations of equal length; among equals it is
-/// the shortest iteration, and then one that ends with a call that waits.
+/// Finds the iterations of `calls`, which are sorted by their starts. The best candidate explains
+/// most calls with iterations of equal length; among equals the shortest iteration wins, and then
+/// one that ends with a call that waits.
 pub(crate) fn find(calls: &[&Call]) -> Option<Found> {
     let mut occurrences: FxHashMap<Likeness, Vec<usize>> = FxHashMap::default();
     for (index, call) in calls.iter().enumerate() {
@@ -91,7 +93,7 @@ fn candidate<'a>(calls: &[&Call], at: &'a [usize]) -> Option<Candidate<'a>> {
     let median = lengths[lengths.len() / 2];
     let alike = lengths.iter().filter(|length| is_like(**length, median));
     let (count, explained) = alike.fold((0, 0), |(count, sum), length| (count + 1, sum + length));
-    // A call that repeats itself is no iteration.
+    // A single call that repeats is no iteration.
     (count >= REPEATS_MIN && median >= 2).then(|| Candidate {
         at,
         median,

@@ -1,7 +1,7 @@
-//! An iteration played again: here, over a network, or with its GPU behind a longer PCIe.
+//! Replays an iteration: here, over a network, or with its GPU on a longer PCIe.
 //!
-//! A discrete-event simulation, deterministic, without randomness. In the picture of a remote replay, each box is
-//! something that only does one thing at a time, in order:
+//! A discrete-event simulation, deterministic, without randomness. In the picture of a remote
+//! replay, each box does one thing at a time, in order:
 //!
 //! ```text
 //!  thread ─ start ─┐          ┌──────────┐          ┌────────┐  launch  ┌────────┐
@@ -12,9 +12,9 @@
 //!                             └──────────┘
 //! ```
 //!
-//! Calls that are answered locally cost their thread a little and the rest nothing. Everything else that delays is a sum
-//! or a maximum, so that on one thread a slower network never helps; two threads that compete for a link can gain by
-//! coming second.
+//! Calls that are answered locally cost their thread a little time and no other part any. Every
+//! other delay is a sum or a maximum, so that on one thread a slower network never helps; of two
+//! threads that compete for a link, one can gain by coming second.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -28,14 +28,14 @@ use crate::{
     pcie::Pcie,
 };
 
-/// Where the GPU is.
+/// Location of the GPU.
 #[derive(Debug, Clone, Copy)]
 pub enum Where<'a> {
-    /// In the machine: calls take what they took.
+    /// In this machine: calls take their recorded times.
     Here,
-    /// Behind a server.
+    /// At a server.
     Remote(Remote<'a>),
-    /// Behind a PCIe of longer round trips.
+    /// On a PCIe with longer round trips.
     Pcie(&'a Pcie),
 }
 
@@ -44,34 +44,34 @@ pub struct Remote<'a> {
     pub network: Network,
     pub level: Level,
     pub constants: &'a Constants,
-    /// Calls of this function do not wait: to see what that would be worth.
+    /// A function whose calls do not wait: shows what that would gain.
     pub freed: Option<u32>,
 }
 
-/// What a replay came to.
+/// Result of a replay.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Outcome {
-    /// From the beginning to the end of the last thread and the last work.
+    /// Time from the beginning to the end of the last thread and the last work.
     pub total_ns: f64,
-    /// How long the GPU's streams were busy, together.
+    /// Busy time of all streams of the GPU together.
     pub gpu_ns: f64,
     pub sent_bytes: u64,
     pub received_bytes: u64,
     pub messages: u64,
     pub round_trips: u64,
-    /// How many events were handled: what a replay costs.
+    /// Events that were handled: the cost of a replay.
     pub events: u64,
 }
 
-/// Told what happens, in no particular order.
+/// Receives what happens, in no particular order.
 pub trait Observer {
     fn call(&mut self, _thread: usize, _step: &Step, _mode: Mode, _from_ns: f64, _to_ns: f64) {}
     fn unit(&mut self, _unit: &Unit, _from_ns: f64, _to_ns: f64) {}
-    /// One direction of the link is busy.
+    /// Called for each time in which one direction of the link is busy.
     fn link(&mut self, _is_up: bool, _bytes: u64, _from_ns: f64, _to_ns: f64) {}
 }
 
-/// Looks at nothing.
+/// An observer that ignores everything.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Unobserved;
 
@@ -83,7 +83,7 @@ pub struct Replay<'a> {
     iteration: &'a Iteration,
     threads: Vec<Thread>,
     unit_end_ns: Vec<f64>,
-    /// When each step returned; only where threads wait for each other.
+    /// Times at which the steps returned; filled only if threads wait for each other.
     done_ns: Vec<Vec<f64>>,
     ends: Ends,
     queue: BinaryHeap<Reverse<Event>>,
@@ -97,11 +97,11 @@ pub struct Replay<'a> {
 struct Thread {
     next: u32,
     now_ns: f64,
-    /// When its call began that is under way.
+    /// Time at which its current call began.
     from_ns: f64,
 }
 
-/// Ordered by time, then by what is there first in the program.
+/// Ordered by time, then by position in the program.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Event {
     at_ns: f64,
@@ -110,9 +110,10 @@ struct Event {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
-    /// A thread goes on with its next step.
+    /// A thread continues with its next step.
     Call { thread: u32 },
-    /// An answer leaves the server. It may be for a thread that waits, and for the step that it makes now.
+    /// A reply leaves the server. It resumes a thread that waits for it in its current step, or
+    /// carries the bytes of an earlier one.
     Answer {
         thread: u32,
         bytes: u64,
@@ -214,7 +215,7 @@ impl<'a> Replay<'a> {
         self.outcome = Outcome::default();
     }
 
-    /// Queues a thread's next step, unless that comes after one that another thread has not done.
+    /// Queues a thread's next step, unless it comes after a step that another thread has not done.
     fn schedule(&mut self, thread: usize, place: Where<'_>) {
         if let Some(at_ns) = self.acts_at(thread, place) {
             let what = What::Call {
@@ -224,7 +225,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// When the thread's next step does what others notice.
+    /// Returns the time at which the thread's next step affects others.
     fn acts_at(&self, thread: usize, place: Where<'_>) -> Option<f64> {
         let state = self.threads[thread];
         let step = self.iteration.threads[thread].get(state.next as usize)?;
@@ -240,7 +241,7 @@ impl<'a> Replay<'a> {
         self.done_ns[place.thread as usize][place.step as usize]
     }
 
-    /// One step, and those after it for as long as nobody else has anything to do before.
+    /// Makes one step, and the following ones for as long as no other event comes first.
     fn go_on(&mut self, thread: usize, at_ns: f64, place: Where<'_>, observer: &mut impl Observer) {
         let mut at_ns = at_ns;
         loop {
@@ -261,7 +262,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// The thread's step is done; whoever comes after it can go on.
+    /// Completes the thread's step; threads whose next step comes after it can continue.
     fn finish(
         &mut self,
         thread: usize,
@@ -294,7 +295,8 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// What a step does at the moment when others notice it; when it returns, unless an answer will tell.
+    /// Does what a step does at the moment when it affects others. Returns the time of its return,
+    /// or `None` if a reply decides that.
     fn step(
         &mut self,
         thread: usize,
@@ -319,12 +321,12 @@ impl<'a> Replay<'a> {
         if mode == Mode::Local {
             return Some(at_ns + remote.constants.time_local_ns + step.client_ns);
         }
-        // The thread is busy with a request's bytes while the first of them are on their way.
+        // The thread writes a request's bytes while the first of them are already being sent.
         let copied_ns = at_ns + remote.constants.start_ns_per_byte * request_bytes(step) as f64;
         let sent = self.send(step, at_ns, copied_ns, remote, observer);
         let served_ns = sent.served_ns;
         if step.unit != NONE {
-            // As here, the work's delay counts from the beginning of the driver call.
+            // As in a local replay, the work's delay counts from the beginning of the driver call.
             let called_ns = served_ns - step.server_ns;
             match is_pipelined(step, &self.iteration.units[step.unit as usize]) {
                 true => {
@@ -349,7 +351,7 @@ impl<'a> Replay<'a> {
         };
         self.outcome.round_trips += 1;
         match step.response_bytes {
-            // The bytes of a copy that is not waited for come behind the answer.
+            // The bytes of a copy that is not waited for come after the reply.
             bytes if bytes > 0 && step.class != Class::Synchronous => {
                 self.answer_at(ready_ns, thread, SMALL_MESSAGE_BYTES, true);
                 let copied_ns = match step.unit {
@@ -363,7 +365,7 @@ impl<'a> Replay<'a> {
         None
     }
 
-    /// When a call that waits and begins at this time is done.
+    /// Returns the time at which a waiting call that begins at `from_ns` is done.
     fn awaited_ns(&self, step: &Step, from_ns: f64) -> f64 {
         let units = self.iteration.list(step.waits).iter();
         let gpu_ns = units
@@ -372,7 +374,8 @@ impl<'a> Replay<'a> {
         (from_ns + step.floor_ns).max(gpu_ns + step.tail_ns)
     }
 
-    /// A request through the link and the server. Its last bytes leave when the thread has put them down.
+    /// Sends a request over the link to the server. Its last bytes are sent when the thread has
+    /// written them.
     fn send(
         &mut self,
         step: &Step,
@@ -408,7 +411,7 @@ impl<'a> Replay<'a> {
         self.queue.push(Reverse(Event { at_ns, what }));
     }
 
-    /// An answer leaves; when it has been received.
+    /// Sends a reply; returns the time at which it has been received.
     fn answer(
         &mut self,
         bytes: u64,
@@ -428,7 +431,8 @@ impl<'a> Replay<'a> {
         received_ns
     }
 
-    /// A long copy to the device, of which each piece goes on to the GPU when it is there.
+    /// Submits a long copy to the device, of which each piece goes on to the GPU as soon as it has
+    /// arrived.
     fn submit_pipelined(
         &mut self,
         index: u32,
@@ -453,7 +457,7 @@ impl<'a> Replay<'a> {
         self.ended(index, start_ns, end_ns, duration_ns, observer);
     }
 
-    /// Work that the driver is asked for now.
+    /// Submits work for which the driver is called now.
     fn submit(
         &mut self,
         index: u32,
@@ -497,31 +501,31 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Copies longer than this are moved in pieces of this length.
+/// Length of the pieces in which longer copies are moved.
 const PIECE_BYTES: f64 = (1 << 20) as f64;
 
-/// The part of a request that is one piece.
+/// The share of one piece in a request.
 fn piece(bytes: u64) -> f64 {
     (PIECE_BYTES / (bytes as f64).max(1.0)).min(1.0)
 }
 
-/// Its bytes came with the request, in more than one piece.
+/// Returns true if the work's bytes came with the request, in more than one piece.
 fn is_pipelined(step: &Step, unit: &Unit) -> bool {
     unit.kind == GpuWork::CopyToDevice
         && unit.bytes as f64 > PIECE_BYTES
         && step.request_bytes >= unit.bytes
 }
 
-/// Where a request got to.
+/// Times of a request.
 #[derive(Debug, Clone, Copy)]
 struct Sent {
-    /// Its first piece is there.
+    /// Its first piece has arrived.
     first_ns: f64,
     /// The driver call for it is done.
     served_ns: f64,
 }
 
-/// What the thread does before others notice the call.
+/// Returns the time that the thread spends on a call before it affects others.
 fn start_ns(step: &Step, place: Where<'_>) -> f64 {
     match place {
         Where::Remote(remote) if !step.is_end && mode(step, place) != Mode::Local => {
@@ -544,7 +548,7 @@ fn mode(step: &Step, place: Where<'_>) -> Mode {
     }
 }
 
-/// Of a call's request at a level where it sends one.
+/// Bytes of a call's request at a level at which it sends one.
 pub(crate) fn request_bytes(step: &Step) -> u64 {
     match step.request_bytes {
         0 => SMALL_MESSAGE_BYTES,

@@ -1,4 +1,4 @@
-//! The answer as one page of HTML: nothing is loaded from anywhere, nothing runs.
+//! Writes the answer as one page of HTML, which loads nothing and runs no script.
 
 mod chart;
 mod heat;
@@ -10,7 +10,7 @@ use crate::{PcieRequirements, Requirements};
 
 pub use lanes::Timeline;
 
-/// The page for a network.
+/// Returns the page for a network.
 pub fn html(found: &Requirements, timeline: &Timeline) -> String {
     let recording = &found.recording;
     let mut body = tables::summary(found);
@@ -31,7 +31,7 @@ pub fn html(found: &Requirements, timeline: &Timeline) -> String {
     page::page(&recording.program, &body)
 }
 
-/// The page for a longer PCIe.
+/// Returns the page for a longer PCIe.
 pub fn pcie_html(found: &PcieRequirements) -> String {
     let body = tables::pcie_summary(found)
         + &page::section(

@@ -1,4 +1,4 @@
-//! The whole answer: what a network must be like for one iteration of a recording, by both models.
+//! The whole answer: the network that one iteration of a recording needs, by both models.
 
 use std::collections::BTreeMap;
 
@@ -17,39 +17,39 @@ use crate::{
     search::{never_fall, never_need_less},
 };
 
-/// The round-trip times of Figure 9, and beyond.
+/// Round-trip times of Figure 9, and longer ones.
 pub const RTTS_NS: [f64; 11] = [1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7];
 pub const BANDWIDTHS_BPS: [f64; 9] = [1e8, 5e8, 1e9, 5e9, 1e10, 2.5e10, 4e10, 1e11, 2e11];
-/// Figure 10: how the overhead grows with the round-trip time, at this bandwidth and these times.
+/// Figure 10: bandwidth and round-trip times at which the growth of the overhead is shown.
 pub const SLOPE_BPS: f64 = 2e11;
 pub(crate) const SLOPE_RTTS_NS: [f64; 9] = [0.0, 5e3, 1e4, 2e4, 3e4, 4e4, 6e4, 8e4, 1e5];
-/// Where levels are compared by their smallest bandwidth.
+/// Round-trip time at which levels are compared by their smallest bandwidth.
 pub const LEVELS_RTT_NS: f64 = 1e4;
-/// So many functions are listed by what they cost.
+/// Functions that are listed by their cost, at most.
 pub(crate) const CALLS_MAX: usize = 12;
 
-/// What is asked.
+/// A question to the models.
 #[derive(Debug, Clone)]
 pub struct Question<'a> {
     pub budget: Budget,
     pub level: Level,
     pub constants: &'a Constants,
-    /// At which the cost of calls is shown.
+    /// Network at which the cost of calls is shown.
     pub at: Network,
-    /// Which iteration, from 1; none for the typical one.
+    /// Number of the iteration, from 1; `None` for the typical one.
     pub iteration: Option<usize>,
 }
 
-/// What is answered. Overheads are parts of the local time: 0.05 is 5 %.
+/// An answer of the models. Overheads are shares of the local time: 0.05 is 5 %.
 #[derive(Debug, Clone, Serialize)]
 pub struct Requirements {
     pub recording: Recording,
     pub budget: Budget,
     pub level: String,
     pub constants: Constants,
-    /// With a network that costs nothing.
+    /// Overhead of a network that costs nothing.
     pub perfect: Both<f64>,
-    /// The budget can be met, by the simulation.
+    /// True if the simulation can meet the budget.
     pub can_be_met: bool,
     /// The largest round-trip time at each bandwidth.
     pub rtt_max: Vec<RttMax>,
@@ -61,11 +61,11 @@ pub struct Requirements {
     pub known: Vec<KnownNetwork>,
     pub levels: Vec<LevelNeeds>,
     pub at: Network,
-    /// At that network, of this iteration.
+    /// Overhead at that network, of this iteration.
     pub at_overhead: Both<f64>,
-    /// At that network, simulated, over all iterations.
+    /// Overhead at that network, simulated, over all iterations.
     pub at_spread: Spread,
-    /// At that network, the functions that add most first.
+    /// Functions at that network, those that add most first.
     pub calls: Vec<CallCost>,
 }
 
@@ -75,26 +75,26 @@ pub struct Recording {
     pub devices: Vec<String>,
     pub found_by: FoundBy,
     pub iterations: usize,
-    /// The one that is answered for.
+    /// Number of the iteration of the answer.
     pub iteration: usize,
     pub calls: usize,
     pub threads: usize,
     pub handoffs: usize,
     pub works: usize,
     pub step_ns: f64,
-    /// The GPU is busy for so much of it.
+    /// Time in which the GPU is busy.
     pub gpu_busy_ns: f64,
     pub step_ns_min: f64,
     pub step_ns_max: f64,
-    /// Replayed locally; it should be what was recorded.
+    /// Duration of the local replay, which should be close to the recorded one.
     pub replayed_ns: f64,
-    /// The largest difference of the two, over all iterations, as a part of what was recorded.
+    /// Largest difference between the two over all iterations, as a share of the recorded one.
     pub replay_error_max: f64,
     pub classes: Vec<ClassCount>,
     pub notes: Vec<String>,
 }
 
-/// How iterations differ.
+/// Differences between iterations.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Spread {
     pub iterations: usize,
@@ -128,7 +128,7 @@ pub struct BandwidthMin {
 pub struct Slope {
     pub bits_per_s: f64,
     pub rtts_ns: Vec<f64>,
-    /// At each level, the asked one among them, in the order of [`LEVELS`].
+    /// One for each level, among them that of the question, in the order of [`LEVELS`].
     pub levels: Vec<LevelSlope>,
 }
 
@@ -136,7 +136,8 @@ pub struct Slope {
 pub struct LevelSlope {
     pub level: String,
     pub overhead: Vec<Both<f64>>,
-    /// From the first to the last round-trip time: the part of the local time that a microsecond adds.
+    /// Share of the local time that a microsecond of round-trip time adds, from the first to the
+    /// last.
     pub per_us: Both<f64>,
 }
 
@@ -164,13 +165,13 @@ pub struct LevelNeeds {
     pub sync_calls: u64,
     pub local_calls: u64,
     pub perfect: Both<f64>,
-    /// At [`SLOPE_BPS`].
+    /// At the bandwidth [`SLOPE_BPS`].
     pub rtt_ns_max: Both<Limit>,
-    /// At [`LEVELS_RTT_NS`].
+    /// At the round-trip time [`LEVELS_RTT_NS`].
     pub bits_per_s_min: Both<Limit>,
 }
 
-/// What the calls of one function come to.
+/// Cost of the calls of one function.
 #[derive(Debug, Clone, Serialize)]
 pub struct CallCost {
     pub function: String,
@@ -178,12 +179,12 @@ pub struct CallCost {
     pub mode: Mode,
     pub calls: usize,
     pub bytes: u64,
-    /// From call to return, together: here, and over the network.
+    /// Sum of the times from call to return: here, and over the network.
     pub local_ns: f64,
     pub remote_ns: f64,
-    /// How much sooner the iteration would end if they were not waited for; 0 where they are not.
+    /// Time by which the iteration would end sooner if they were not waited for; 0 if they are not.
     pub freed_ns: f64,
-    /// What would make them cheaper.
+    /// Advice on how to make them cheaper.
     pub advice: String,
 }
 

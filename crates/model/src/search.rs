@@ -1,4 +1,4 @@
-//! The requirement, searched for: which networks keep an iteration within a budget.
+//! Searches for the requirement: the networks that keep an iteration within a budget.
 
 use outboard_api::optimise::Level;
 use serde::Serialize;
@@ -9,26 +9,26 @@ use crate::{
     network::{BITS_PER_S_MAX, BITS_PER_S_MIN, RTT_NS_MAX},
 };
 
-/// A limit is found to this part of itself.
+/// Accuracy of a limit, as a share of it.
 pub const RESOLUTION: f64 = 1e-3;
-/// Where the search for a round-trip time begins.
+/// First round-trip time of the search.
 const RTT_NS_FIRST: f64 = 100.0;
 
-/// The same thing by both models.
+/// A result of both models.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Both<T> {
     pub simulated: T,
     pub closed_form: T,
 }
 
-/// How far something may go.
+/// Limit of a quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "limit", content = "value")]
 pub enum Limit {
-    /// Even the best there can be is not enough.
+    /// Even the best possible value is not enough.
     Never,
     At(f64),
-    /// Even the worst that is searched for is enough.
+    /// Even the worst value of the search is enough.
     Any,
 }
 
@@ -39,7 +39,7 @@ pub struct Judge<'a> {
     closed: Closed,
     constants: &'a Constants,
     level: Level,
-    /// Simulated; what overheads are parts of.
+    /// Simulated; overheads are shares of it.
     pub local_ns: f64,
 }
 
@@ -60,7 +60,7 @@ impl<'a> Judge<'a> {
         &self.closed
     }
 
-    /// By which part of the local time the iteration takes longer.
+    /// Returns the extra time of the iteration, as a share of the local time.
     pub fn overhead(&mut self, network: Network) -> Both<f64> {
         Both {
             simulated: self.simulated(network),
@@ -72,7 +72,7 @@ impl<'a> Judge<'a> {
         self.total_ns(network, None) / self.local_ns - 1.0
     }
 
-    /// What the iteration takes, with the calls of one function not waited for.
+    /// Returns the duration of the iteration if calls of the function `freed` are not waited for.
     pub fn total_ns(&mut self, network: Network, freed: Option<u32>) -> f64 {
         let place = Where::Remote(Remote {
             network,
@@ -83,7 +83,7 @@ impl<'a> Judge<'a> {
         self.replay.run(place).total_ns
     }
 
-    /// The largest round-trip time that keeps within `part` of the local time.
+    /// Returns the largest round-trip time with an overhead of at most `part` of the local time.
     pub fn rtt_max(&mut self, part: f64, bits_per_s: f64) -> Both<Limit> {
         let closed = match self.closed.rtt_max_ns(part * self.local_ns, bits_per_s) {
             None => Limit::Never,
@@ -97,14 +97,14 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// The smallest bandwidth that does.
+    /// Returns the smallest bandwidth with an overhead of at most `part` of the local time.
     pub fn bandwidth_min(&mut self, part: f64, rtt_ns: f64) -> Both<Limit> {
         let closed = match self.closed.bandwidth_min(part * self.local_ns, rtt_ns) {
             Some(bits_per_s) if bits_per_s <= BITS_PER_S_MIN => Limit::Any,
             Some(bits_per_s) if bits_per_s <= BITS_PER_S_MAX => Limit::At(bits_per_s),
             _ => Limit::Never,
         };
-        // In terms of the time that a bit takes, it is the same search.
+        // In terms of the time per bit it is the same search.
         let mut fits = |s_per_bit: f64| {
             let bits_per_s = match s_per_bit > 0.0 {
                 true => 1.0 / s_per_bit,
@@ -124,13 +124,14 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// From 0 to `last`.
+/// Searches from 0 to `last`.
 pub(crate) fn largest_from(last: f64, fits: &mut impl FnMut(f64) -> bool) -> Limit {
     largest(RTT_NS_FIRST, last, fits)
 }
 
-/// The largest number up to which `fits` holds, from 0: doubled until it does not, then halved in between. Where threads
-/// compete, what fits is no single range; nothing beyond the first step that does not fit is then taken.
+/// Returns the largest number up to which `fits` holds, from 0: doubles it until it does not fit,
+/// then bisects. If threads compete, the numbers that fit may not form one range; numbers after the
+/// first step that does not fit are then ignored.
 fn largest(first: f64, last: f64, fits: &mut impl FnMut(f64) -> bool) -> Limit {
     if !fits(0.0) {
         return Limit::Never;
@@ -147,7 +148,7 @@ fn largest(first: f64, last: f64, fits: &mut impl FnMut(f64) -> bool) -> Limit {
         next = (next * 2.0).min(last);
     }
     let mut bad = next;
-    // Below the first step, to a part of that.
+    // Below the first step, the accuracy is a share of that step.
     while bad - good > RESOLUTION * bad.max(first) {
         let middle = (good + bad) / 2.0;
         if fits(middle) {
@@ -159,8 +160,8 @@ fn largest(first: f64, last: f64, fits: &mut impl FnMut(f64) -> bool) -> Limit {
     Limit::At(good)
 }
 
-/// Largest round-trip times at growing bandwidths. Where threads compete, more bandwidth may seem to allow less: then less
-/// is what all smaller ones allow, too.
+/// Corrects largest round-trip times at growing bandwidths. If threads compete, more bandwidth may
+/// seem to allow less: then all smaller bandwidths get that limit, too.
 pub(crate) fn never_fall(limits: &mut [Both<Limit>]) {
     for index in (0..limits.len().saturating_sub(1)).rev() {
         let next = limits[index + 1];
@@ -170,7 +171,7 @@ pub(crate) fn never_fall(limits: &mut [Both<Limit>]) {
     }
 }
 
-/// Smallest bandwidths at growing round-trip times, likewise.
+/// Corrects smallest bandwidths at growing round-trip times in the same way.
 pub(crate) fn never_need_less(limits: &mut [Both<Limit>]) {
     for index in 1..limits.len() {
         let before = limits[index - 1];

@@ -1,4 +1,4 @@
-//! What the models work on: a recording's iterations, each by itself.
+//! The input of the models: a recording's iterations, each by itself.
 
 use std::cmp::Reverse;
 
@@ -14,9 +14,10 @@ use crate::{
     replay::{Replay, Where},
 };
 
-/// More iterations than these, from the end of the recording, say nothing new.
+/// Iterations that are used, at most, from the end of the recording: more of them add no
+/// information.
 pub const ITERATIONS_MAX: usize = 64;
-/// A processor is at most so much slower or faster than when it was recorded.
+/// Largest factor by which a processor may be slower or faster than when it was recorded.
 const FACTOR_MAX: f64 = 8.0;
 const HALVINGS: u32 = 24;
 
@@ -24,48 +25,50 @@ const HALVINGS: u32 = 24;
 #[derive(Debug, Clone)]
 pub struct Workload {
     pub found_by: FoundBy,
-    /// In the order of the recording; the last [`ITERATIONS_MAX`] of them. Where the GPU was timed in some only: the others.
+    /// The last [`ITERATIONS_MAX`], in the order of the recording. If the GPU was timed in only
+    /// some of them, the others.
     pub iterations: Vec<Iteration>,
-    /// How many the recording has.
+    /// Number of iterations in the recording.
     pub present: usize,
-    /// What a reader of the results should know of the recording.
+    /// Notes on the recording for a reader of the results.
     pub notes: Vec<Note>,
     /// Names of functions and kernels, as calls and units refer to them.
     pub names: Vec<String>,
 }
 
-/// How the iterations were told apart.
+/// How the iterations were found.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "how")]
 pub enum FoundBy {
     /// By the program's marks.
     Marks,
-    /// By a call that comes again after the same number of calls; `coverage` is the part of the calls that it explains.
+    /// By a call that comes again after the same number of calls; `coverage` is the share of calls
+    /// that this explains.
     Period { calls: usize, coverage: f64 },
-    /// Not at all: the whole recording is one iteration.
+    /// Not found: the whole recording is one iteration.
     Whole,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "note")]
 pub enum Note {
-    /// Waits are taken to last as long as they did, or longer where the program is faster.
+    /// Waits are assumed to last as long as they did, or longer if the program is faster.
     NoGpuTimes,
-    /// Durations of the GPU's work hold gaps of some microseconds.
+    /// Durations of the GPU's work include gaps of some microseconds.
     GpuTimesOfEvents,
-    /// Calls took what they take through a server; what they take on a local GPU is not known.
+    /// The calls' times are those through a server; their times on a local GPU are unknown.
     RecordedThroughServer { gpu: String },
     /// Records were lost, or the recording was cut.
     Incomplete { lost: u64 },
-    /// Calls took what they take while the GPU is not timed.
+    /// The calls' times are those while the GPU is not timed.
     Undisturbed { iterations: usize },
-    /// They make other calls than those whose GPU was timed.
+    /// The untimed iterations make other calls than those whose GPU was timed.
     TimedOnly,
-    /// What the processor takes was scaled, so that an iteration takes what it is known to take.
+    /// The processor's times were scaled, so that an iteration takes its known time.
     Scaled { step_ns: f64, factor: f64 },
-    /// Nothing is known of how iterations differ.
+    /// Differences between iterations are unknown.
     OneIteration,
-    /// What a program starts up with is in it, too.
+    /// The start-up of the program is included.
     WholeRecording,
 }
 
@@ -152,9 +155,9 @@ impl Workload {
         })
     }
 
-    /// An iteration is known to take so long where nothing is recorded: processors have slower and faster hours, GPUs do
-    /// not. What the processor takes is scaled until the typical iteration, played again, lasts as long. Where no speed
-    /// of the processor explains it, nothing is changed.
+    /// Sets the known time of an iteration when nothing is recorded: the speed of processors
+    /// varies, that of GPUs does not. The processor's times are scaled until the typical iteration,
+    /// replayed, lasts that long. If no speed of the processor explains it, nothing changes.
     pub fn set_step(&mut self, step_ns: f64) {
         let typical = self.typical();
         let takes_ns = |factor: f64| {
@@ -178,14 +181,15 @@ impl Workload {
         }
     }
 
-    /// The iteration of median duration: not the first one, that warms up, nor one that was disturbed.
+    /// Returns the iteration of median duration, which is neither the first one, which warms up,
+    /// nor a disturbed one.
     pub fn typical(&self) -> &Iteration {
         let mut order: Vec<&Iteration> = self.iterations.iter().collect();
         order.sort_by(|a, b| a.step_ns.total_cmp(&b.step_ns));
         order[(order.len() - 1) / 2]
     }
 
-    /// An iteration by its number, from 1.
+    /// Returns an iteration by its number, from 1.
     pub fn iteration(&self, number: usize) -> Result<&Iteration, Error> {
         self.iterations
             .iter()
@@ -273,8 +277,8 @@ fn number(spans: &mut [Span]) {
     }
 }
 
-/// Each beginning with the next end of the same name and thread; where ends were not marked, with the next beginning.
-/// Of ranges within each other the outer ones count.
+/// Joins each beginning with the next end of the same name and thread; if ends were not marked,
+/// with the next beginning. Of nested ranges the outer ones count.
 fn between(marks: &[&Mark]) -> Vec<Span> {
     let has_ends = marks.iter().any(|mark| mark.is_end);
     let mut open: FxHashMap<(u32, u32), usize> = FxHashMap::default();

@@ -24,8 +24,8 @@ fn constants() -> Constants {
     }
 }
 
-/// One call of each class: local 100 ns; outstanding 4,000 ns, 1,000 bytes; shadowed 900 ns, 64 bytes; synchronous
-/// 20,000 ns, 200 bytes there and 800 back.
+/// One call of each class: local 100 ns; outstanding 4,000 ns, 1,000 bytes; shadowed 900 ns, 64
+/// bytes; synchronous 20,000 ns, 200 bytes to the server and 800 back.
 fn trace() -> Trace {
     let mut b = Builder::new();
     b.mark(0, false);
@@ -44,7 +44,7 @@ fn closed(level: Level) -> Closed {
 
 #[test]
 fn the_terms() {
-    // 10 us, and 8 Gbit/s: a nanosecond a byte.
+    // 10 us and 8 Gbit/s: a nanosecond per byte.
     let network = Network::new(10_000.0, 8e9).unwrap();
     assert_eq!(c_async(400.0, 1_000, &network), 400.0 + 5_000.0 + 1_000.0);
     assert_eq!(c_sync(400.0, 1_000, &network), 400.0 + 10_000.0 + 1_000.0);
@@ -60,7 +60,8 @@ fn the_cost_of_an_application() {
         (top.async_calls, top.sync_calls, top.local_calls),
         (2, 1, 1)
     );
-    // launch: 400 + 5,000 + 1,000 - 4,000; allocation: 400 + 5,000 + 64 - 900; copy: 400 + 10,000 + 1,000; local: -70
+    // launch: 400 + 5,000 + 1,000 - 4,000; allocation: 400 + 5,000 + 64 - 900; copy: 400 + 10,000 +
+    // 1,000; local: -70
     let by_hand = (6_400.0 - 4_000.0) + (5_464.0 - 900.0) + 11_400.0 - 70.0;
     assert_eq!(top.cost_ns(&network), by_hand);
     assert_eq!((top.rtts, top.payload_bytes), (2.0, 1_000 + 64 + 1_000));
@@ -71,7 +72,7 @@ fn the_levels() {
     let network = Network::new(10_000.0, 8e9).unwrap();
     let copy = 400.0 + 10_000.0 + 1_000.0;
     let launch_async = 400.0 + 5_000.0 + 1_000.0 - 4_000.0;
-    // What has no size at the top level has 64 bytes there and 64 back.
+    // A call without a size at the top level has 64 bytes in each direction.
     let local_sync = 400.0 + 10_000.0 + 128.0;
     let alloc_sync = 400.0 + 10_000.0 + 64.0 + 64.0;
     let launch_sync = 400.0 + 10_000.0 + 1_000.0 + 64.0;

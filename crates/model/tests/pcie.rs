@@ -48,7 +48,7 @@ fn each_kind_of_work_is_late_by_its_formula() {
     assert_eq!(added(GpuWork::CopyOnDevice, 1_000_000), 0.0);
     // All tags suffice for 17,920 bytes.
     assert_eq!(added(GpuWork::CopyToDevice, 17_920), 5_600.0);
-    // 1 MB at 2.635 GB/s are 379.5 us, in place of 10 us.
+    // 1 MB at 2.635 GB/s takes 379.5 us, in place of 10 us.
     let read_ns = 1e6 * 6_800.0 / 17_920.0;
     assert!((added(GpuWork::CopyToDevice, 1_000_000) - (read_ns - 10_000.0)).abs() < 1e-6);
 }

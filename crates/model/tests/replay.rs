@@ -27,7 +27,7 @@ fn constants() -> Constants {
     }
 }
 
-/// 8 Gbit/s: a byte takes a nanosecond.
+/// 8 Gbit/s: a nanosecond per byte.
 fn network(rtt_ns: f64) -> Network {
     Network::new(rtt_ns, 8e9).unwrap()
 }
@@ -57,7 +57,8 @@ fn one_call_that_waits() {
     let trace = b.build();
     assert_eq!(here(&trace).0.total_ns, 6_300.0);
     let outcome = remote(&trace, network(4_000.0), LOCAL);
-    // compute, start, 200 bytes, half a round trip, server, the call, 80 bytes, half, receive, compute
+    // compute, start, 200 bytes, half a round trip, server, the call, 80 bytes, half, receive,
+    // compute
     let by_hand = 1_000 + 100 + 200 + 2_000 + 10 + 5_000 + 80 + 2_000 + 50 + 300;
     assert_eq!(outcome.total_ns, f64::from(by_hand));
     assert_eq!((outcome.messages, outcome.round_trips), (2, 1));
@@ -82,14 +83,14 @@ fn launches_overlap_the_gpu() {
     let trace = launches();
     let (outcome, recorded_ns) = here(&trace);
     assert_eq!((outcome.total_ns, recorded_ns), (106_000.0, 106_000.0));
-    // The first launch is on the server after start, 64 bytes, half a round trip and the server's own 10 ns; the GPU
-    // starts 4 us later and is busy from then on; the wait's end comes 2 us after the GPU's and needs 64 bytes, half a
-    // round trip and the receiver.
+    // The first launch is on the server after start, 64 bytes, half a round trip and the server's
+    // own 10 ns. The GPU starts 4 us later and stays busy. The wait ends 2 us after the GPU; then
+    // come 64 bytes, half a round trip and the receiver.
     let by_hand = 100 + 64 + 10_000 + 10 + 4_000 + 100_000 + 2_000 + 64 + 10_000 + 50;
     let outcome = remote(&trace, network(20_000.0), LOCAL);
     assert_eq!(outcome.total_ns, f64::from(by_hand));
     assert_eq!(outcome.gpu_ns, 100_000.0);
-    // The closed form takes each launch's half round trip for a loss.
+    // The closed form counts each launch's half round trip as a loss.
     let workload = Workload::new(&trace).unwrap();
     let closed = outboard_model::Closed::new(workload.typical(), LOCAL, &constants());
     assert_eq!((closed.async_calls, closed.sync_calls), (10, 1));
@@ -99,9 +100,10 @@ fn launches_overlap_the_gpu() {
 #[test]
 fn without_outstanding_requests_each_launch_waits() {
     let outcome = remote(&launches(), network(20_000.0), "sync".parse().unwrap());
-    // A launch: start, 64 bytes, half, server and driver, 64 bytes, half, receive; 21 us and more, so that the GPU
-    // with its 10 us is idle between them. The wait at the end finds the last one done: 2.2 us after its launch
-    // returned it still runs, and the server waits for it.
+    // A launch: start, 64 bytes, half a round trip, server and driver, 64 bytes, half a round trip,
+    // receive; more than 21 us, so that the GPU with its 10 us is idle in between. The wait at the
+    // end finds the last kernel running: 2.2 us after its launch returned it is not done, and the
+    // server waits for it.
     let launch: f64 = 100.0 + 64.0 + 10_000.0 + 1_010.0 + 64.0 + 10_000.0 + 50.0;
     let last_called = 9.0 * launch + 100.0 + 64.0 + 10_000.0 + 10.0;
     let gpu_end = last_called + 4_000.0 + 10_000.0;
@@ -134,7 +136,8 @@ fn a_copy_is_limited_by_the_bandwidth() {
     let total =
         |bits_per_s: f64| remote(&trace, Network::new(0.0, bits_per_s).unwrap(), LOCAL).total_ns;
     let by_hand = |ns_per_byte: f64| {
-        // start, the bytes, server, 5 us until the GPU begins, its 80 us, 2 us until it is noticed, the answer, receive
+        // start, the bytes, server, 5 us until the GPU begins, its 80 us, 2 us until that is
+        // noticed, the reply, receive
         100.0 + 1e6 * ns_per_byte + 10.0 + 5_000.0 + 80_000.0 + 2_000.0 + 64.0 * ns_per_byte + 50.0
     };
     assert!((total(8e9) - by_hand(1.0)).abs() < 1e-6);
@@ -142,7 +145,7 @@ fn a_copy_is_limited_by_the_bandwidth() {
     assert!((total(8e11) - by_hand(0.01)).abs() < 1e-6);
 }
 
-/// Two kernels of 50 us each; on the same stream or on two.
+/// Two kernels of 50 us each, on one stream or on two.
 fn two_kernels(second: u32, event: bool) -> Trace {
     let mut b = Builder::new();
     let both = second == 1 || event;
@@ -171,13 +174,13 @@ fn two_streams_run_beside_each_other() {
     let rtt = network(10_000.0);
     let begin = 100.0 + 64.0 + 5_000.0 + 10.0 + 4_000.0;
     let end = 2_000.0 + 64.0 + 5_000.0 + 50.0;
-    // On one stream, the second begins 1 us after the first.
+    // On one stream, the second begins 1 us after the first has ended.
     let one = remote(&two_kernels(1, false), rtt, LOCAL).total_ns;
     assert_eq!(one, begin + 50_000.0 + 1_000.0 + 50_000.0 + end);
-    // On two, the server's first launch is what delays the second: the request behind it waits for 1,010 ns.
+    // On two, only the server's first launch delays the second: its request waits for 1,010 ns.
     let two = remote(&two_kernels(2, false), rtt, LOCAL).total_ns;
     assert_eq!(two, begin + 1_010.0 + 50_000.0 + end);
-    // With an event between them it is as on one.
+    // With an event between them the time is that of one stream.
     let event = remote(&two_kernels(2, true), rtt, LOCAL).total_ns;
     assert_eq!(event, one);
     for trace in [
@@ -232,7 +235,8 @@ fn two_threads_share_the_link_and_not_their_time() {
     let trace = b.build();
     assert_eq!(here(&trace).0.total_ns, 6_000.0);
     let outcome = remote(&trace, network(4_000.0), LOCAL);
-    // The second thread's request leaves behind the first one's 1,000 bytes, and is served behind it.
+    // The second thread's request is sent after the first one's 1,000 bytes, and is served after
+    // it.
     let first_served = 1_000.0 + 100.0 + 1_000.0 + 2_000.0 + 5_010.0;
     let second_served = first_served + 5_010.0;
     assert_eq!(outcome.total_ns, second_served + 64.0 + 2_000.0 + 50.0);
@@ -256,7 +260,8 @@ fn a_thread_that_is_silent_while_another_works_waits_for_it() {
     assert!(workload.typical().handoffs > 0);
     assert_eq!(here(&trace).0.total_ns, here(&trace).1);
     let outcome = remote(&trace, network(100_000.0), LOCAL);
-    // Both launches are on the way one after the other; between them lie ten round trips of the other thread.
+    // Both launches are sent one after the other; between them are ten round trips of the other
+    // thread.
     assert!(outcome.total_ns > 10.0 * 100_000.0, "{outcome:?}");
     assert!(
         outcome.total_ns < 11.0 * 100_000.0 + 50_000.0,
@@ -297,16 +302,17 @@ fn an_infinite_network_leaves_what_remoting_gains() {
     let trace = b.build();
     let local = here(&trace).0.total_ns;
     let outcome = remote(&trace, Network::PERFECT, LOCAL).total_ns;
-    // Each local call gains 90 - 20, the others their time less start; the server is done with what came before.
+    // Each local call gains 90 - 20, the others their time less start; the server has finished
+    // earlier requests.
     let gained = 7.0 * (90.0 - 20.0) + 7.0 * (700.0 - 100.0) + 7.0 * (400.0 - 100.0);
     let cost = 100.0 + 10.0 + 50.0;
-    // The server works at what came before for no longer than 1.2 us after its arrival, and is still at the last event
-    // when the module comes.
+    // The server works at earlier requests for at most 1.2 us after its arrival, and is still at
+    // the last event when the module comes.
     let behind = outcome - (local - gained + cost);
     assert!((0.0..=1_000.0).contains(&behind), "{behind}");
 }
 
-/// Of every third, the times of the GPU are lost.
+/// Every third recording lacks the times of the GPU.
 fn any(seed: u64, calls: usize, streams: u64) -> Trace {
     let mut trace = random(seed, 1, calls, streams);
     if seed.is_multiple_of(3) {
@@ -447,7 +453,7 @@ fn nothing_is_lost_and_nothing_is_made() {
         assert_eq!(outcome.gpu_ns, gpu_ns as f64);
         let sent_calls = trace.calls().filter(|c| c.class != Class::Local).count() as u64;
         assert_eq!(outcome.messages, sent_calls + outcome.round_trips);
-        // No time is shorter than what the GPU or the program needs by itself.
+        // No time is shorter than what the GPU or the program alone needs.
         assert!(outcome.total_ns >= sums.cpu_ns);
         assert!(outcome.total_ns >= gpu_ns as f64 / (1 + seed % 4) as f64);
     }

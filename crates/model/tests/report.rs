@@ -1,4 +1,5 @@
-//! Reports: whole by themselves, harmless whatever a program is called, and shown by a real browser.
+//! Reports: complete in themselves, harmless whatever a program is called, and shown by a real
+//! browser.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -19,7 +20,7 @@ use outboard_model::{
 };
 use outboard_trace::Trace;
 
-/// What `tools/chromium.sh` looks for, too.
+/// Names that `tools/chromium.sh` also looks for.
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 const BROWSER_S_MAX: u64 = 60;
 
@@ -94,7 +95,7 @@ fn a_page_does_not_grow_with_the_recording() {
     assert!(length(40_000) < 2 * length(2_000));
 }
 
-/// What a browser makes of a page, after a script that says how wide it became.
+/// Returns the page as a browser builds it, after a script that writes how wide it became.
 fn shown(folder: &Path, name: &str, page: &str, width: u32) -> String {
     let browser = BROWSERS
         .into_iter()

@@ -1,4 +1,4 @@
-//! What is found is so: limits are limits, frontiers are monotone, impossible budgets have answers.
+//! Results are true: limits are limits, frontiers are monotone, impossible budgets have answers.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -28,7 +28,7 @@ fn ask(trace: &Trace, percent: f64, level: &str) -> Result<Requirements, Error> 
     Requirements::new(&About::default(), &Workload::new(trace)?, &question)
 }
 
-/// Where a limit stands among others of its kind, for round-trip times.
+/// Orders limits of round-trip times.
 fn rank(limit: Limit) -> f64 {
     match limit {
         Limit::Never => -1.0,
@@ -37,7 +37,7 @@ fn rank(limit: Limit) -> f64 {
     }
 }
 
-/// And for bandwidths, of which less is better.
+/// Orders limits of bandwidths, of which less is better.
 fn need(limit: Limit) -> f64 {
     match limit {
         Limit::Any => 0.0,
@@ -102,7 +102,7 @@ fn limits_are_where_the_budget_ends() {
 #[test]
 fn frontiers_are_monotone() {
     for seed in 0..25 {
-        // With two threads, too, where a single replay may gain from a delay.
+        // Also with two threads, where a single replay may gain from a delay.
         let mut trace = random(seed, 1, 80, 2);
         if seed % 2 == 1 {
             let mut chance = builder::Rng::new(seed);
@@ -155,7 +155,8 @@ fn a_larger_budget_allows_more() {
     }
 }
 
-/// Short iterations that wait for each of their calls: no network makes it as fast as no network.
+/// Short iterations that wait for each of their calls: over no network are they nearly as fast as
+/// locally.
 fn hopeless() -> Trace {
     let mut b = Builder::new();
     b.mark(0, false);
@@ -182,7 +183,7 @@ fn a_budget_that_no_network_meets_is_answered() {
 
 #[test]
 fn no_budget_at_all_is_one_that_remoting_may_meet() {
-    // Nothing is waited for but the GPU, and the driver's calls take longer than sending them.
+    // The program waits only for the GPU, and the driver's calls take longer than sending them.
     let mut b = Builder::new();
     b.mark(0, false);
     for _ in 0..100 {
@@ -190,7 +191,8 @@ fn no_budget_at_all_is_one_that_remoting_may_meet() {
     }
     b.mark(0, true);
     let found = ask(&b.build(), 0.0, "or+sr+local").unwrap();
-    // The server needs as long as the program did: with no time on the way, it is done a little later.
+    // The server needs as long as the program did: even without delays on the network it is done a
+    // little later.
     assert_eq!(found.can_be_met, found.perfect.simulated <= 0.0);
     assert!(found.perfect.closed_form < 0.0);
 }
@@ -246,7 +248,7 @@ fn the_calls_that_cost_are_named_with_what_would_help() {
     let top = ask(&trace, 5.0, "or+sr+local").unwrap();
     assert_eq!(top.calls[0].function, "cuMemcpyDtoHAsync_v2");
     assert_eq!(top.calls[0].calls, 20);
-    // Twenty round trips of 30 us, less the one that nothing can save.
+    // Twenty round trips of 30 us, less the one that cannot be saved.
     assert!(
         top.calls[0].freed_ns > 19.0 * 30_000.0,
         "{:?}",
@@ -295,7 +297,7 @@ fn a_longer_pcie_has_a_largest_round_trip_too() {
     let found = PcieRequirements::new("x".into(), &workload, budget, None).unwrap();
     let limit = found.rtt_ns_max;
     assert!(rank(limit.simulated) > 1_200.0);
-    // What the program does meanwhile hides some of the delays.
+    // Work that the program does meanwhile hides some of the delays.
     assert!(rank(limit.closed_form) <= rank(limit.simulated) * (1.0 + RESOLUTION));
     let overheads = found.points.iter().map(|p| p.overhead.simulated);
     assert!(overheads.is_sorted());

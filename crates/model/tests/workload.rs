@@ -1,4 +1,4 @@
-//! Iterations: by marks, by a period, or none; and what recordings lack.
+//! Iterations by marks, by a period, or none; and recordings that lack information.
 
 #![allow(clippy::unwrap_used)]
 
@@ -75,7 +75,8 @@ fn numbered_and_nested_ranges_are_iterations_too() {
     assert_ne!(Workload::new(&trace).unwrap().found_by, FoundBy::Marks);
 }
 
-/// A start-up, then steps of layers, each of the same three calls, and a copy back at the end of each step.
+/// A start-up, then steps of layers, each of the same three calls, and a copy back at the end of
+/// each step.
 fn unmarked(steps: usize, layers: usize) -> Trace {
     let mut b = Builder::new();
     for index in 0..40 {
@@ -148,7 +149,7 @@ fn a_recording_without_gpu_times_takes_waits_as_they_were() {
     assert!((total_ns - typical.step_ns).abs() < 1e-6);
 }
 
-/// Launches of 4 us each, then a wait of so long; without times of the GPU.
+/// Launches of 4 us each, then a wait of `wait_ns`; without times of the GPU.
 fn launches_and_a_wait(count: usize, wait_ns: u64) -> Trace {
     let mut b = Builder::new();
     b.mark(0, false);
@@ -168,10 +169,10 @@ fn a_long_wait_shows_that_the_gpu_was_busy() {
         assert_eq!(judge.local_ns, workload.typical().step_ns);
         judge.overhead(Network::PERFECT).simulated
     };
-    // The GPU is busy all the time: that launches are sent faster than they were made changes nothing.
+    // The GPU is always busy: sending launches faster than they were made changes nothing.
     let bound = overhead(&launches_and_a_wait(100, 100_000));
     assert!((0.0..0.02).contains(&bound), "{bound}");
-    // It is idle when the wait comes: all depends on the program.
+    // The GPU is idle when the wait comes: everything depends on the program.
     let idle = overhead(&launches_and_a_wait(1_000, 20_000));
     assert!(idle < bound);
 }
@@ -277,7 +278,8 @@ fn any_numbers_in_a_recording_are_borne() {
     }
 }
 
-/// Two launches and a wait. Timed, every call takes 1 us more, and what lies between the kernels 2 us.
+/// Two launches and a wait. If timed, every call takes 1 us more, and the gap between the kernels
+/// is 2 us longer.
 fn step(b: &mut Builder, is_timed: bool, ask: bool) {
     let more_ns = if is_timed { 1_000 } else { 0 };
     b.mark(0, false).compute(0, 5_000);
@@ -293,7 +295,8 @@ fn step(b: &mut Builder, is_timed: bool, ask: bool) {
             false => b.call(launch),
         };
     }
-    // Untimed, the second kernel begins 1 us behind the first, and the wait ends 2 us behind it.
+    // Untimed, the second kernel begins 1 us after the first has ended, and the wait ends 2 us
+    // after it.
     let end_ns = match is_timed {
         true => second_ns + 50_000 + 2_000,
         false => begin_ns + 3_000 + 96_000 + 1_000 + 50_000 + 2_000,
@@ -319,7 +322,7 @@ fn calls_are_those_of_iterations_that_nobody_timed() {
         assert_eq!(iteration.gpu_busy_ns(), 146_000.0);
         let launches = iteration.steps().filter(|step| step.duration_ns == 2_000.0);
         assert_eq!(launches.count(), 2);
-        // The kernels wait for each other as they do when nobody times them.
+        // The kernels wait for each other as they do when they are not timed.
         let here_ns = Replay::new(iteration).run(Where::Here).total_ns;
         assert!((here_ns - iteration.step_ns).abs() < 10.0, "{here_ns}");
     }

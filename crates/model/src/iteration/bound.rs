@@ -1,22 +1,23 @@
-//! Recordings without times of the GPU: how long it was busy, from how long the program waited.
+//! Estimates how long the GPU was busy from how long the program waited, for recordings without
+//! times of the GPU.
 //!
 //! ```text
 //!  thread   launch launch launch launch   wait ........ │
 //!  GPU         └─► busy ────────────────────────────────┘   it cannot have been done sooner
 //! ```
 //!
-//! Where a wait took a good part of the time since the first launch behind the wait before, the GPU was what the program
-//! waited for: launching faster would not have ended it sooner. Where it took next to nothing, the GPU was waiting for the
-//! program, and nothing is known of how long it needs.
+//! If a wait took a good part of the time since the first launch after the previous wait, the
+//! program was waiting for the GPU: faster launches would not have ended the wait sooner. If it
+//! took next to nothing, the GPU was waiting for the program, and the GPU's time is unknown.
 
 use outboard_api::decl::Class;
 use outboard_trace::{GpuWork, Trace};
 
 use super::{Iteration, List, NONE, Stream, Unit, gpu::family};
 
-/// Shorter waits may be no more than the call and the last kernel.
+/// Shortest wait that counts: a shorter one may be no more than the call and the last kernel.
 const WAIT_NS_MIN: f64 = 50_000.0;
-/// Of the time since the first launch.
+/// Shortest wait that counts, as a share of the time since the first launch.
 const WAIT_PART_MIN: f64 = 0.05;
 
 pub(super) fn infer(iteration: &mut Iteration, trace: &Trace) {
@@ -52,11 +53,11 @@ pub(super) fn infer(iteration: &mut Iteration, trace: &Trace) {
     }
 }
 
-/// The GPU is busy from the launch to the end of the wait.
+/// Adds a unit that is busy from the launch to the end of the wait.
 fn add(iteration: &mut Iteration, launch: (usize, usize), wait: (usize, usize), stream: u32) {
     let unit = iteration.units.len() as u32;
     let launch_step = &iteration.threads[launch.0][launch.1];
-    // Through a server the launch left when the client was done with it.
+    // Through a server, the launch was sent when the client had finished with it.
     let from_ns = launch_step.start_ns + launch_step.client_ns;
     let to_ns = iteration.threads[wait.0][wait.1].end_ns();
     iteration.units.push(Unit {

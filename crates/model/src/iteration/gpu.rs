@@ -1,36 +1,38 @@
-//! The GPU's work of an iteration: what each call started, what it comes after, and what waits are for.
+//! The GPU's work in an iteration: the work that each call started, its dependencies, and the work
+//! that calls wait for.
 
 use outboard_trace::{Call, GpuWork, Work};
 use rustc_hash::FxHashMap;
 
 use super::{Iteration, List, NONE, Span, Stream, Unit, median};
 
-/// Clocks of CPU and GPU are aligned to about this.
+/// Accuracy to which the clocks of CPU and GPU are aligned, about.
 const CLOCK_SLACK_NS: f64 = 1_000.0;
 const NOT_READY: u32 = 600;
 
-/// What came of a call.
+/// Result of a call.
 pub(super) struct Started {
     pub(super) unit: u32,
     pub(super) waits: List,
 }
 
-/// Goes through the calls in the order of their starts.
+/// Processes the calls in the order of their starts.
 pub(super) struct Gpu<'a> {
     iteration: &'a mut Iteration,
     start_ns: u64,
     stream_of: FxHashMap<(u32, u32), u32>,
     /// The last unit of each stream.
     last: Vec<u32>,
-    /// All of them.
+    /// All units of each stream.
     on: Vec<Vec<u32>>,
-    /// What each stream's next unit comes after.
+    /// Units that must end before each stream's next unit.
     pending: Vec<Vec<u32>>,
-    /// Of the last events recorded on two different streams: their stream, and what was on it.
+    /// The last events recorded on two different streams: each with its stream and the last unit
+    /// there.
     recorded: [Option<(u32, u32)>; 2],
-    /// When the call was made that started a unit.
+    /// Times of the calls that started the units.
     called_ns: Vec<f64>,
-    /// The threads that asked and were told that it is not ready yet.
+    /// Threads whose query returned "not ready", each with the function of the query.
     polling: FxHashMap<u32, u32>,
 }
 
@@ -79,8 +81,8 @@ impl<'a> Gpu<'a> {
         Started { unit, waits }
     }
 
-    /// Sets what could not be known before all was seen: which streams the default stream is ordered with, and what
-    /// lies between a call and its work.
+    /// Sets what follows only from all calls: the streams that are ordered with the default stream,
+    /// and the delay between a call and its work.
     pub(super) fn end(self) {
         let Gpu {
             iteration,
@@ -136,7 +138,7 @@ impl<'a> Gpu<'a> {
         }
         let start_ns = spans[0].0;
         let mut after = std::mem::take(&mut self.pending[stream as usize]);
-        // What the recording shows not to have been waited for was none of its conditions.
+        // Work that the recording shows not to have been waited for was no condition.
         after.retain(|unit| {
             self.iteration.units[*unit as usize].end_ns() <= start_ns + CLOCK_SLACK_NS
         });
@@ -176,7 +178,8 @@ impl<'a> Gpu<'a> {
         }
     }
 
-    /// The event is the last one that was recorded on another stream: programs record and wait in one breath.
+    /// Takes the last event that was recorded on another stream: programs record an event and wait
+    /// for it at once.
     fn stream_wait(&mut self, number: u32) {
         for stream in self.numbered(number) {
             let event = self.recorded.iter().flatten().find(|(on, _)| *on != stream);
@@ -186,7 +189,8 @@ impl<'a> Gpu<'a> {
         }
     }
 
-    /// The streams of this number, one on each device; the first time it is that of device 0.
+    /// Returns the streams of this number, one for each device; one on device 0 if there is none
+    /// yet.
     fn numbered(&mut self, number: u32) -> Vec<u32> {
         let known: Vec<u32> = (0..self.iteration.streams.len() as u32)
             .filter(|index| self.iteration.streams[*index as usize].number == number)
@@ -197,7 +201,7 @@ impl<'a> Gpu<'a> {
         }
     }
 
-    /// What a call waits for that is made to wait.
+    /// Returns the units that a call waits for.
     fn awaited(&mut self, name: &str, call: &Call, end_ns: f64) -> Vec<u32> {
         let is_query = matches!(name, "cuStreamQuery" | "cuEventQuery");
         if is_query {
@@ -205,7 +209,7 @@ impl<'a> Gpu<'a> {
                 self.polling.insert(call.thread, call.function);
                 return Vec::new();
             }
-            // Only who asked before has been waiting.
+            // Only a thread that asked before has been waiting.
             if self.polling.remove(&call.thread) != Some(call.function) {
                 return Vec::new();
             }
@@ -232,7 +236,7 @@ impl<'a> Gpu<'a> {
         unit.is_some_and(|unit| unit.end_ns() <= at_ns + CLOCK_SLACK_NS)
     }
 
-    /// Of each stream the last unit that had ended by then.
+    /// Returns, for each stream, the last unit that had ended by then.
     fn ended(&self, at_ns: f64) -> Vec<u32> {
         let last = |units: &Vec<u32>| {
             let backwards = units.iter().rev();
@@ -242,7 +246,8 @@ impl<'a> Gpu<'a> {
         self.on.iter().filter_map(last).collect()
     }
 
-    /// A call that is synchronous and started something waits for it; so does a copy that was over when it returned.
+    /// Returns true if a call waits for the work that it starts: if it is synchronous, or a copy
+    /// that was over when the call returned.
     fn waits_for_own(&self, unit: u32, call: &Call, end_ns: f64) -> bool {
         let unit = &self.iteration.units[unit as usize];
         let is_copy = !matches!(unit.kind, GpuWork::Kernel | GpuWork::Graph);
@@ -251,7 +256,7 @@ impl<'a> Gpu<'a> {
     }
 }
 
-/// The name without its version and without the suffix of per-thread streams.
+/// Returns the name without its version and without the suffix of per-thread streams.
 pub(super) fn family(name: &str) -> &str {
     let name = name.strip_suffix("_ptsz").unwrap_or(name);
     let name = name.strip_suffix("_ptds").unwrap_or(name);
@@ -268,7 +273,8 @@ fn kind_of_many(works: &[&Work]) -> GpuWork {
     }
 }
 
-/// A stream that ran beside the default stream, against the order of submission, is not ordered with it.
+/// Marks a stream as not ordered with the default stream if it ran beside that, against the order
+/// of submission.
 fn set_blocking(iteration: &mut Iteration) {
     let mut end_ns = vec![f64::MIN; iteration.streams.len()];
     for unit in &iteration.units {
@@ -290,7 +296,7 @@ fn set_blocking(iteration: &mut Iteration) {
     }
 }
 
-/// Each unit's start is explained by its call or by what was before it, and the rest is a delay that stays.
+/// Explains each unit's start by its call or by the work before it; the rest is a delay that stays.
 fn set_delays(iteration: &mut Iteration, called_ns: &[f64]) {
     let before_ns = ready_ns(iteration);
     let calls = || called_ns.iter().zip(&before_ns).zip(&iteration.units);
@@ -317,7 +323,7 @@ fn set_delays(iteration: &mut Iteration, called_ns: &[f64]) {
     }
 }
 
-/// When all that comes before each unit had ended, as recorded.
+/// Returns, for each unit, the time when everything before it had ended, as recorded.
 fn ready_ns(iteration: &Iteration) -> Vec<f64> {
     let mut ends = Ends::new(iteration);
     let mut unit_ends = Vec::with_capacity(iteration.units.len());
@@ -332,13 +338,13 @@ fn ready_ns(iteration: &Iteration) -> Vec<f64> {
     ready
 }
 
-/// When each stream is free, the default stream's order with the others included.
+/// Times at which the streams become free, in view of the default stream's order with the others.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ends {
     free_ns: Vec<f64>,
-    /// Of each stream: the device's default stream, and whether it is ordered with it.
+    /// For each stream: the device's default stream, and true if it is ordered with that.
     default_of: Vec<(u32, bool)>,
-    /// Of each default stream: the latest end of the streams that are ordered with it.
+    /// For each default stream: the latest end of the streams that are ordered with it.
     others_ns: Vec<f64>,
 }
 
@@ -366,7 +372,7 @@ impl Ends {
         self.others_ns.fill(0.0);
     }
 
-    /// When the stream's next unit may start.
+    /// Returns the earliest start of the stream's next unit.
     pub(crate) fn before(&self, stream: u32) -> f64 {
         let own = self.free_ns[stream as usize];
         match self.default_of[stream as usize] {

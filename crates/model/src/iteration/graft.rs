@@ -1,16 +1,17 @@
-//! Iterations whose GPU nobody timed, completed from those that were.
+//! Completes iterations whose GPU work was not timed with that of timed ones.
 //!
-//! Whatever times the GPU makes the program's calls slower and leaves gaps between kernels. Where a recording has iterations
-//! of both kinds, the calls' times are taken from those that went undisturbed, and what the GPU did from one that was timed:
+//! Timing the GPU makes the program's calls slower and leaves gaps between kernels. If a recording
+//! has iterations of both kinds, the calls' times come from those that were not disturbed, and the
+//! GPU's work from one that was timed:
 //!
 //! ```text
 //!  untimed   ▪▪ ▪▪▪  ▪▪ ▪▪▪ ▪▪       calls: as long as they are
 //!  timed     ▪▪▪  ▪▪▪▪   ▪▪▪  ▪▪▪▪   the same calls, slower
-//!     GPU       ██ ██ ███  ███       how long each kernel took, and behind which one it comes
+//!     GPU       ██ ██ ███  ███       duration of each kernel, and order of kernels
 //! ```
 //!
-//! What the timing adds to the gaps between kernels is not known: they are shortened until the iteration, played again, takes
-//! no longer than it did.
+//! The gaps that timing adds between kernels are unknown: gaps are shortened until the iteration,
+//! replayed, takes no longer than it did.
 
 use outboard_api::decl::Class;
 use outboard_trace::GpuWork;
@@ -19,20 +20,20 @@ use crate::replay::{Replay, Where};
 
 use super::{Iteration, NONE, Step, Unit};
 
-/// Gaps are shortened in so many steps of halving.
+/// Steps of bisection in which gaps are shortened.
 const HALVINGS: u32 = 12;
-/// No shorter than this part of what was recorded.
+/// Shortest gap, as a share of the recorded one.
 const GAP_PART_MIN: f64 = 0.05;
-/// A copy and the call that makes it take about as long: each at least this part of the other.
+/// A copy and its call count as equally long if each takes at least this share of the other's time.
 const COPY_PART_MIN: f64 = 0.6;
 
-/// What became of a recording's iterations.
+/// A recording's iterations after completion.
 pub(crate) enum Completed {
-    /// All are of one kind.
+    /// Unchanged: all are of one kind.
     AsTheyAre(Vec<Iteration>),
-    /// Those that went undisturbed, each with the GPU's work of a timed one.
+    /// The undisturbed ones, each with the GPU's work of a timed one.
     Undisturbed(Vec<Iteration>),
-    /// Those that were timed: the others make other calls.
+    /// The timed ones, since the others make different calls.
     TimedOnly(Vec<Iteration>),
 }
 
@@ -59,7 +60,7 @@ pub(crate) fn complete(iterations: Vec<Iteration>) -> Completed {
     }
 }
 
-/// Of median duration: the first one that is timed starts what times it.
+/// Returns the iteration of median duration: the first one that is timed also starts the timing.
 fn typical(mut order: Vec<&Iteration>) -> Option<&Iteration> {
     order.sort_by(|a, b| a.step_ns.total_cmp(&b.step_ns));
     order.get(order.len().saturating_sub(1) / 2).copied()
@@ -70,7 +71,7 @@ fn is_timed(iteration: &Iteration) -> bool {
     units.any(|unit| !unit.is_carried && !unit.is_inferred)
 }
 
-/// The calls that a server would see; how often a program asks what it knows may differ.
+/// Calls that a server would see. Local queries are left out, since their number may differ.
 fn sent(steps: &[Step]) -> impl Iterator<Item = &Step> {
     steps
         .iter()
@@ -110,7 +111,7 @@ fn graft(one: &Iteration, model: &Iteration) -> Iteration {
             step.tail_ns = timed.tail_ns;
             step.server_ns = match step.is_wait() {
                 true => timed.server_ns.min(step.floor_ns),
-                // What timing adds to a launch is the server's neither.
+                // Time that timing adds to a launch is no time of the server's either.
                 false => (timed.server_ns - slower_ns).max(step.server_ns.min(timed.server_ns)),
             };
         }
@@ -119,7 +120,8 @@ fn graft(one: &Iteration, model: &Iteration) -> Iteration {
     made
 }
 
-/// The driver copies pageable memory itself, piece by piece, and returns when it has: the work is as slow as the call.
+/// Returns true if the driver itself copies pageable memory piece by piece and returns afterwards:
+/// the work is then as slow as the call.
 fn is_copied_by_the_call(unit: &Unit, call: &Step) -> bool {
     matches!(unit.kind, GpuWork::CopyToDevice | GpuWork::CopyToHost)
         && unit.duration_ns > COPY_PART_MIN * call.duration_ns

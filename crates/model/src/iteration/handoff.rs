@@ -1,4 +1,4 @@
-//! Threads that wait for each other: a recording has no word of it, but it shows.
+//! Finds threads that wait for each other, which a recording does not say.
 //!
 //! ```text
 //!  main      ▪▪▪▪▪ (silent) ..................... ▪▪▪        forward, then the loss
@@ -7,7 +7,7 @@
 
 use super::{Iteration, Place};
 
-/// So many calls of another thread within a gap are no coincidence.
+/// Calls of another thread within a gap that cannot be a coincidence.
 const HANDOFF_CALLS_MIN: usize = 8;
 
 pub(super) fn find(iteration: &mut Iteration) {

@@ -1,4 +1,4 @@
-//! What calls cost beside what they wait for: here, and of the driver on the server.
+//! Costs of calls apart from what they wait for: here, and of the driver call on the server.
 
 use outboard_api::decl::Class;
 use outboard_trace::{GpuWork, Trace};
@@ -27,7 +27,8 @@ pub(super) fn set_costs(iteration: &mut Iteration, trace: &Trace, has_gpu_times:
             .zip(ends.iter().flatten())
     };
     let waits = || steps().filter(|(step, _)| step.is_wait());
-    // Waits that had nothing to wait for tell what the call itself takes, the others what follows the GPU's end.
+    // Waits that had nothing to wait for show the time of the call itself, the others the time
+    // after the GPU's end.
     let mut floors: Vec<f64> = waits()
         .filter(|(step, end_ns)| **end_ns <= step.start_ns)
         .map(|(step, _)| step.duration_ns)
@@ -70,7 +71,8 @@ pub(super) fn set_costs(iteration: &mut Iteration, trace: &Trace, has_gpu_times:
         }
         step.server_ns = server_ns(step, trace, &usual, has_gpu_times);
         if is_copy_to_device(iteration_units, step) {
-            // Here the driver copied pageable memory; there it lies in pinned memory already.
+            // Here the driver copied pageable memory; on the server the bytes are in pinned memory
+            // already.
             step.server_ns = step.server_ns.min(launch_ns);
         }
         if is_remote && step.class != Class::Synchronous {
@@ -99,8 +101,8 @@ fn awaited_end_ns(iteration: &Iteration, step: &Step) -> f64 {
         .fold(0.0, f64::max)
 }
 
-/// Calls that the program does not wait for had, where they took long, waited for the GPU's queue or for a copy: the
-/// server spends no more on them than is usual.
+/// Calls that the program does not wait for, but that took long, waited for the GPU's queue or for
+/// a copy: the server spends no more than the usual time on them.
 fn server_ns(step: &Step, trace: &Trace, usual: &FxHashMap<u32, f64>, has_gpu_times: bool) -> f64 {
     let waits_by_name = || family(trace.name(step.function)).ends_with("Synchronize");
     match step.class {

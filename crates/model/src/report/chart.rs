@@ -1,4 +1,4 @@
-//! Figure 10: the overhead over the round-trip time.
+//! Figure 10: overhead over round-trip time.
 
 use super::page::{escaped, percent};
 use crate::{Both, LevelSlope, PcieRequirements, Requirements, show_bits_per_s};
@@ -13,7 +13,7 @@ const TICKS: usize = 5;
 
 struct Curve {
     name: String,
-    /// Of the style sheet: s1 to s4.
+    /// Number of the colour in the style sheet: s1 to s4.
     colour: usize,
     is_dashed: bool,
     points: Vec<(f64, f64)>,
@@ -166,7 +166,7 @@ fn tick_label(part: f64, step: f64) -> String {
     .replace("-0 %", "0 %")
 }
 
-/// The next of 1, 2, 5, 10 and so on.
+/// Rounds up to 1, 2, 5, 10 and so on.
 fn nice(number: f64) -> f64 {
     let unit = 10_f64.powf(number.max(1e-9).log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0];

@@ -1,4 +1,4 @@
-//! Figure 9: the overhead at each bandwidth and round-trip time.
+//! Figure 9: overhead at each bandwidth and round-trip time.
 
 use super::page::{escaped, percent};
 use crate::{Both, Requirements, show_bits_per_s, show_ns};
@@ -26,9 +26,9 @@ pub(super) fn maps(found: &Requirements) -> String {
     html + "<figcaption>The same by equation 3, which takes the delay of each call for a loss.</figcaption></figure>\n"
 }
 
-/// Beyond the budget, a colour ends at so many times of it.
+/// Multiples of the budget at which the colours beyond it end.
 const OVER: [f64; 3] = [2.0, 5.0, 20.0];
-/// For a budget of nothing: what a colour's end is counted in.
+/// Stands for the budget in those multiples if the budget is smaller.
 const PART_MIN: f64 = 0.01;
 
 fn map(found: &Requirements, of: fn(&Both<f64>) -> f64) -> String {
@@ -38,7 +38,7 @@ fn map(found: &Requirements, of: fn(&Both<f64>) -> f64) -> String {
         html += &format!("<th scope=\"col\">{}</th>", show_ns(*rtt_ns));
     }
     html += "</tr></thead>\n<tbody>\n";
-    // The fastest first, as in the paper's figure.
+    // Fastest bandwidth first, as in the paper's figure.
     for (bits_per_s, row) in grid.bandwidths.iter().zip(&grid.overhead).rev() {
         html += &format!(
             "<tr><th scope=\"row\">{}</th>",
@@ -67,7 +67,7 @@ fn class(overhead: f64, budget: f64) -> &'static str {
     }
 }
 
-/// As much as a cell holds.
+/// Shows an overhead in as many characters as a cell holds.
 fn short(overhead: f64) -> String {
     let part = overhead * 100.0;
     match part.abs() {

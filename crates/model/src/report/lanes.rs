@@ -1,4 +1,4 @@
-//! One iteration over time: threads, link, GPU; here and over the network.
+//! Draws one iteration over time: threads, link and GPU, here and over the network.
 
 use outboard_trace::GpuWork;
 
@@ -8,7 +8,7 @@ use crate::{
     iteration::Iteration, show_ns,
 };
 
-/// So many columns a lane has; what is finer is shown as a lighter column.
+/// Columns of a lane; finer detail is shown as a lighter column.
 const COLUMNS: usize = 800;
 const LANES_MAX: usize = 8;
 const KINDS: usize = 5;
@@ -18,7 +18,7 @@ const LEFT: f64 = 110.0;
 const LANE_HEIGHT: f64 = 20.0;
 const LANE_STEP: f64 = 25.0;
 
-/// What the lanes of both pictures hold.
+/// Content of the lanes of both pictures.
 #[derive(Debug, Clone)]
 pub struct Timeline {
     here: Picture,
@@ -36,7 +36,7 @@ struct Picture {
 #[derive(Debug, Clone)]
 struct Lane {
     name: String,
-    /// How much of each column is busy with what.
+    /// For each column, the busy time by kind.
     columns: Vec<[f64; KINDS]>,
 }
 
@@ -55,7 +55,7 @@ impl Timeline {
         let mut replay = Replay::new(iteration);
         let here_ns = replay.run(Where::Here).total_ns;
         let remote_ns = replay.run(remote).total_ns;
-        // On one scale, so that longer is longer.
+        // On one scale, so that a longer picture means more time.
         let scale_ns = here_ns.max(remote_ns).max(1.0);
         let mut picture = |place: Where<'_>, total_ns: f64| {
             let mut painter = Painter::new(iteration, scale_ns, matches!(place, Where::Remote(_)));
@@ -248,7 +248,8 @@ fn svg(picture: &Picture) -> String {
     svg + "</svg>\n"
 }
 
-/// What a column is busy with most, and for how many quarters of its time; none where it is idle.
+/// Returns the kind that takes most of a column, and the busy quarters of its time; `None` if it is
+/// idle.
 fn shade(column: &[f64; KINDS]) -> Option<(usize, u8)> {
     let busy: f64 = column.iter().sum();
     let most = (0..KINDS).max_by(|a, b| column[*a].total_cmp(&column[*b]))?;

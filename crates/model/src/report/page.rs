@@ -1,4 +1,4 @@
-//! The frame of a page, and what all parts of it use.
+//! The frame of a page, and functions that all its parts use.
 
 use crate::{Limit, show_bits_per_s, show_ns};
 
@@ -18,7 +18,7 @@ pub(super) fn section(title: &str, body: &str) -> String {
     format!("<section>\n<h2>{}</h2>\n{body}</section>\n", escaped(title))
 }
 
-/// Names come from programs: they are text, whatever they look like.
+/// Escapes names, which come from programs and count as text, whatever they look like.
 pub(super) fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -35,7 +35,7 @@ pub(super) fn escaped(text: &str) -> String {
     safe
 }
 
-/// A table of cells that are HTML already; the first column is text, the others are numbers.
+/// Makes a table of cells that are HTML already; the first column is text, the others are numbers.
 pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut html = String::from("<div class=\"wide\"><table>\n<thead><tr>");
     for name in head {

@@ -1,4 +1,4 @@
-//! Everything that is read rather than looked at.
+//! The texts and tables of a page.
 
 use super::page::{bandwidth, bandwidth_limit, escaped, percent, rtt_limit, show_bytes, table};
 use crate::{
@@ -203,7 +203,7 @@ pub(super) fn classes(recording: &Recording) -> String {
     table(&head, &rows)
 }
 
-/// Of 120 pixels.
+/// A bar of at most 90 pixels, with the percentage.
 fn bar(part: f64) -> String {
     let part = part.clamp(0.0, 1.0);
     format!(

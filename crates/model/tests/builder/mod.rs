@@ -1,10 +1,10 @@
-//! Recordings made by hand and by chance, for tests.
+//! Recordings for tests, made by hand or at random.
 
 #![allow(dead_code)]
 
 use outboard_trace::{Call, Class, GpuTimes, GpuWork, Mark, Record, Trace, Work};
 
-/// A recording, written down call by call. Each thread has a clock of its own.
+/// Builds a recording call by call. Each thread has a clock of its own.
 #[derive(Debug, Default)]
 pub(crate) struct Builder {
     trace: Trace,
@@ -88,7 +88,7 @@ impl Builder {
         *self.clock(thread)
     }
 
-    /// The thread computes.
+    /// Lets the thread compute.
     pub(crate) fn compute(&mut self, thread: u32, ns: u64) -> &mut Builder {
         *self.clock(thread) += ns;
         self
@@ -107,13 +107,13 @@ impl Builder {
         self.trace.names.len() as u32 - 1
     }
 
-    /// A call without work on the GPU.
+    /// Adds a call without work on the GPU.
     pub(crate) fn call(&mut self, call: C) -> &mut Builder {
         self.record(call, 0);
         self
     }
 
-    /// A call that starts work, which begins and ends at these times.
+    /// Adds a call that starts work, which begins and ends at these times.
     pub(crate) fn gpu(
         &mut self,
         call: C,
@@ -158,7 +158,7 @@ impl Builder {
         }));
     }
 
-    /// The beginning or end of an iteration.
+    /// Adds the beginning or end of an iteration.
     pub(crate) fn mark(&mut self, thread: u32, is_end: bool) -> &mut Builder {
         self.named_mark("iteration", thread, is_end)
     }
@@ -184,7 +184,7 @@ impl Builder {
     }
 }
 
-/// Chance, the same one for each seed.
+/// Random numbers, equal for equal seeds.
 #[derive(Debug, Clone)]
 pub(crate) struct Rng(u64);
 
@@ -201,7 +201,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// From a to b, b excluded.
+    /// Returns a number from a to b, b excluded.
     pub(crate) fn range(&mut self, a: u64, b: u64) -> u64 {
         a + self.next() % (b - a)
     }
@@ -211,7 +211,8 @@ impl Rng {
     }
 }
 
-/// Iterations of `calls` calls each on one thread, on a GPU with as many streams, as a driver would have run them.
+/// Makes iterations of `calls` calls each on one thread, on a GPU with `streams` streams, as a
+/// driver would have run them.
 pub(crate) fn random(seed: u64, iterations: usize, calls: usize, streams: u64) -> Trace {
     let mut rng = Rng::new(seed);
     let mut b = Builder::new();
