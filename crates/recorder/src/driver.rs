@@ -1,4 +1,4 @@
-//! The driver behind us: found by name, its functions put into the table that ours jump through.
+//! The real driver: opened by name, with its functions in the table through which ours jump.
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
@@ -13,7 +13,7 @@ use outboard_trace::{Device, live};
 
 use crate::entry::{EXPORTS, SLOTS};
 
-/// Names the driver.
+/// Variable that names the driver.
 pub(crate) const VARIABLE: &str = "OUTBOARD_DRIVER";
 const NAME_BYTES: usize = 256;
 
@@ -68,7 +68,7 @@ fn load() {
     HANDLE.store(handle, Ordering::Release);
 }
 
-/// What stands in the place of a function that the driver has not got.
+/// Called in place of a function that the driver does not have.
 pub(crate) extern "C" fn missing<const SLOT: usize>() -> CUresult {
     if HANDLE.load(Ordering::Acquire).is_null() {
         return CUresult::CUDA_ERROR_NO_DEVICE;
@@ -84,7 +84,7 @@ pub(crate) extern "C" fn missing<const SLOT: usize>() -> CUresult {
     CUresult::CUDA_ERROR_NOT_FOUND
 }
 
-/// The driver's function of a name, where it has one.
+/// Returns the driver's function of a name, if it has one.
 pub(crate) fn function(name: &CStr) -> Option<*mut c_void> {
     let handle = HANDLE.load(Ordering::Acquire);
     if handle.is_null() {
@@ -95,7 +95,7 @@ pub(crate) fn function(name: &CStr) -> Option<*mut c_void> {
     (!found.is_null()).then_some(found)
 }
 
-/// `cuInit` has succeeded: what is recorded on.
+/// Records driver and devices. Called after `cuInit` has succeeded.
 pub(crate) fn is_there() {
     let Some(live) = live::live() else { return };
     let mut version: c_int = 0;
@@ -121,7 +121,8 @@ pub(crate) fn is_there() {
 fn device(number: c_int) -> Device {
     let mut name = [0 as c_char; NAME_BYTES];
     let mut memory_bytes = 0usize;
-    // SAFETY: functions of these types, with room for what they answer. The name ends with a 0 at its last byte at the latest.
+    // SAFETY: functions of these types, with room for what they answer. The name ends with a 0 at
+    // its last byte at the latest.
     let name = unsafe {
         if let Some(ask) = function(c"cuDeviceGetName") {
             let ask: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int =

@@ -1,4 +1,4 @@
-//! What stands between the program and the driver at every call.
+//! Records every call between the program and the driver.
 
 use std::ffi::c_char;
 
@@ -19,10 +19,10 @@ use crate::{
     events::{self, What},
 };
 
-/// What a call means to the times of the GPU.
+/// Meaning of a call for the times of the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Nothing.
+    /// None.
     Other,
     Init,
     StartsWork,
@@ -31,21 +31,21 @@ pub(crate) enum Role {
     EndsContext,
 }
 
-/// A call that is made of the program's.
+/// A call of the program, to be made and recorded.
 pub(crate) struct Passed<S, D, C, W, T> {
-    /// In [`CALLS`].
+    /// Index into [`CALLS`].
     pub(crate) number: usize,
     pub(crate) subject: S,
-    /// What is done in front of the call, and is none of it.
+    /// Runs before the call, and is not part of it.
     pub(crate) delay: D,
     pub(crate) call: C,
-    /// The stream of the work that it starts, and what that is.
+    /// The stream of the work that the call starts, and the work.
     pub(crate) work: W,
-    /// What it costs to remote; asked for behind the call.
+    /// The cost of remoting the call; computed after it.
     pub(crate) cost: T,
 }
 
-/// Makes a call of the driver's and puts it down.
+/// Makes a call of the driver and records it.
 #[inline]
 pub(crate) fn pass(
     passed: Passed<
@@ -110,7 +110,7 @@ pub(crate) fn pass(
     result
 }
 
-/// The stream argument of a `_ptsz` call: its null stream is the thread's own.
+/// Returns the stream argument of a `_ptsz` call, whose null stream is the thread's own.
 pub(crate) fn per_thread(stream: CUstream) -> CUstream {
     if stream.is_null() {
         CU_STREAM_PER_THREAD
@@ -119,13 +119,13 @@ pub(crate) fn per_thread(stream: CUstream) -> CUstream {
     }
 }
 
-/// The stream of a launch's configuration.
+/// Returns the stream of a launch's configuration.
 pub(crate) fn stream_of(config: *const CUlaunchConfig) -> Option<CUstream> {
-    // SAFETY: NULL, or the configuration of a caller who keeps to the driver API's manual.
+    // SAFETY: NULL, or a configuration, by the driver API's manual.
     unsafe { config.as_ref() }.map(|config| config.stream)
 }
 
-/// The program names what it does. For `outboard.mark` of the Python module.
+/// Marks a range that the program names. For `outboard.mark` of the Python module.
 ///
 /// # Safety
 /// `name` is NULL or a C string.
@@ -135,7 +135,8 @@ pub(crate) unsafe extern "C" fn outboard_mark(name: *const c_char, is_end: i32) 
     unsafe { live::mark(name, is_end != 0, CALLS.len()) };
 }
 
-/// NVTX loads this library where `NVTX_INJECTION64_PATH` names it, and begins with this call.
+/// Replaces NVTX's functions. NVTX loads this library if `NVTX_INJECTION64_PATH` names it, and
+/// calls this function first.
 ///
 /// # Safety
 /// Called by NVTX.

@@ -1,16 +1,18 @@
-//! `libcuda.so.1` for `outboard run --local --record`: passes every call on to this machine's own driver and puts it down.
+//! `libcuda.so.1` for `outboard run --local --record`: passes every call on to this machine's own
+//! driver and records it.
 //!
 //! ```text
 //!  entry points (generated)   one for each declared function                       entry.rs
-//!    │                        functions that Outboard does not serve are jumped to, unrecorded
+//!    │                        unserved functions are jumped to, not recorded
 //!  guard::pass                the clock, the stream, the result                    guard.rs
-//!    │     └─ cost            what remoting the call would send and be answered    cost.rs
-//!    │     └─ cupti           when the GPU did what the call started               cupti/
-//!    │        events          the same, where there is no CUPTI                    events/
+//!    │     └─ cost            messages that remoting the call would take            cost.rs
+//!    │     └─ cupti           times of the work that the call started               cupti/
+//!    │        events          those times without CUPTI                             events/
 //!  the driver                 OUTBOARD_DRIVER                                      driver.rs
 //! ```
 //!
-//! `cuGetProcAddress` answers with our functions, where there are any (procaddr.rs); tables of private functions pass.
+//! `cuGetProcAddress` returns our functions if there are any (procaddr.rs); tables of private
+//! functions are passed on unchanged.
 
 #![allow(clippy::missing_safety_doc)]
 

@@ -1,9 +1,10 @@
-//! A longer PCIe between driver and GPU, emulated: what "DxPU: Large Scale Disaggregated GPU Pools in the Datacenter" injects
-//! (section 3.4.2) at the driver's calls.
+//! Emulates a longer PCIe between driver and GPU, by the injection at the driver's calls in "DxPU:
+//! Large Scale Disaggregated GPU Pools in the Datacenter" (section 3.4.2).
 //!
-//! A kernel that does nothing for a while goes in front of each kernel, memset, graph and copy, in its stream. What it
-//! waits for is computed by the caller (`outboard_model::pcie`); here are three numbers. In a graph nothing is injected
-//! but in front of the whole: its nodes are started by the GPU.
+//! A kernel that does nothing for a while is launched before each kernel, memset, graph and copy,
+//! in the same stream. The caller computes the three numbers that determine its time
+//! (`outboard_model::pcie`). In a graph there is only the one before the whole graph, since the GPU
+//! starts the graph's nodes.
 
 use std::{
     collections::HashMap,
@@ -23,9 +24,9 @@ use crate::{
     driver::{self, function},
 };
 
-/// `DELTA_NS,IN_FLIGHT_BYTES,NS_PER_BYTE`: what `outboard run --emulate-pcie` sets.
+/// `DELTA_NS,IN_FLIGHT_BYTES,NS_PER_BYTE`: the variable that `outboard run --emulate-pcie` sets.
 const VARIABLE: &str = "OUTBOARD_EMULATE_PCIE";
-/// A thread waits for the GPU's own clock.
+/// A kernel of one thread that waits on the GPU's own clock.
 const DELAY: &CStr = c"\
 .version 7.0
 .target sm_75
@@ -45,14 +46,14 @@ again:
 }
 ";
 
-/// What a longer PCIe adds.
+/// Times that a longer PCIe adds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Longer {
     /// `RTT_delta`.
     delta_ns: f64,
-    /// What the tags suffice for.
+    /// Bytes for which the tags suffice.
     in_flight_bytes: f64,
-    /// By which a byte of a longer copy to the device takes longer.
+    /// Nanoseconds that each byte of a longer copy to the device takes longer.
     ns_per_byte: f64,
 }
 
@@ -103,7 +104,7 @@ fn longer() -> Option<&'static Longer> {
         .as_ref()
 }
 
-/// In front of a kernel, a memset or a graph.
+/// Delays a kernel, a memset or a graph.
 #[inline]
 pub(crate) fn work(stream: Option<CUstream>) {
     if let Some(longer) = longer() {
@@ -111,7 +112,7 @@ pub(crate) fn work(stream: Option<CUstream>) {
     }
 }
 
-/// In front of a copy to the device.
+/// Delays a copy to the device.
 #[inline]
 pub(crate) fn to_device(bytes: usize, stream: Option<CUstream>) {
     if let Some(longer) = longer() {
@@ -119,7 +120,7 @@ pub(crate) fn to_device(bytes: usize, stream: Option<CUstream>) {
     }
 }
 
-/// In front of a copy to the host: writes are posted, and nothing comes back.
+/// Delays a copy to the host: writes are posted, and need no answer.
 #[inline]
 pub(crate) fn to_host(stream: Option<CUstream>) {
     if let Some(longer) = longer() {
@@ -127,7 +128,7 @@ pub(crate) fn to_host(stream: Option<CUstream>) {
     }
 }
 
-/// In front of a copy whose direction its addresses tell.
+/// Delays a copy whose direction follows from its addresses.
 #[inline]
 pub(crate) fn copy(dst: u64, src: u64, bytes: usize, stream: Option<CUstream>) {
     if longer().is_none() {
@@ -185,7 +186,7 @@ impl Driver {
             .as_ref()
     }
 
-    /// The kernel in the current context, loaded there when it is first needed.
+    /// Returns the kernel in the current context, and loads it there when it is first needed.
     fn kernel(&self) -> Result<usize, c_int> {
         static KERNELS: Mutex<Option<HashMap<usize, usize>>> = Mutex::new(None);
         let mut context = 0;
@@ -218,9 +219,10 @@ fn ok(status: c_int) -> Result<(), c_int> {
     }
 }
 
-/// The stream does nothing for so long. What cannot be delayed is said once: a measurement without it means nothing.
+/// Lets the stream do nothing for `ns`. A delay that fails is reported once, since measurements
+/// without it mean nothing.
 fn wait(ns: f64, stream: Option<CUstream>) {
-    // A call without a stream is one of the default stream.
+    // A call without a stream uses the default stream.
     let stream = stream.unwrap_or(CU_STREAM_LEGACY);
     if ns < 1.0 || cost::is_capturing(stream) {
         return;
@@ -266,7 +268,7 @@ mod tests {
         let longer = Longer::parse("5600,17920,0.3").unwrap();
         assert_eq!(longer.copy_in_ns(17_920), 5_600.0);
         assert_eq!(longer.copy_in_ns(1_000_000), 300_000.0);
-        // Barely more than the tags suffice for.
+        // Slightly more than the tags suffice for.
         assert_eq!(longer.copy_in_ns(18_000), 5_600.0);
         for junk in ["", "1,2", "1,2,3,4", "1,2,x", "-1,2,3", "1,2,inf"] {
             assert_eq!(Longer::parse(junk), None, "{junk}");

@@ -1,4 +1,5 @@
-//! `cuGetProcAddress`: the driver says what there is, and where it is ours to pass on we answer ourselves.
+//! `cuGetProcAddress`: the driver says which functions exist, and ours are returned in place of
+//! those that we pass on.
 
 use std::{
     collections::HashMap,
@@ -11,7 +12,7 @@ use outboard_api::{CUDA_VERSION, CUresult, procaddr::Table};
 use crate::entry::{EXPORTS, SLOTS};
 
 struct Ours {
-    /// By the driver's address.
+    /// Indices by the driver's address.
     by_address: HashMap<usize, usize>,
     by_name: HashMap<&'static [u8], usize>,
     table: Option<Table>,
@@ -30,7 +31,7 @@ fn ours() -> &'static Ours {
     })
 }
 
-/// Puts our function in the place of the driver's, where the driver found one.
+/// Puts our function in place of the driver's, if the driver found one.
 ///
 /// # Safety
 /// The arguments and the result of a call of `cuGetProcAddress`.
@@ -44,7 +45,7 @@ pub(crate) unsafe fn replace(
     if result != CUresult::CUDA_SUCCESS || symbol.is_null() || function.is_null() {
         return;
     }
-    // SAFETY: the call has succeeded: the name was one, and the output is written.
+    // SAFETY: the call has succeeded, so the name is valid and the output is written.
     let (name, real) = unsafe { (CStr::from_ptr(symbol), *function) };
     if real.is_null() {
         return;
@@ -52,8 +53,8 @@ pub(crate) unsafe fn replace(
     let ours = ours();
     let by_address = ours.by_address.get(&(real as usize)).copied();
     let index = by_address.or_else(|| {
-        // The driver may answer with another address than the exported one. What came after the versions that we know may
-        // be of another type: that passes.
+        // The driver may return another address than the exported one. A function of a later
+        // version than we know may have another type, and is passed on.
         let version = u32::try_from(version).ok().filter(|v| *v <= CUDA_VERSION)?;
         let table = ours.table.as_ref()?;
         let exported = table

@@ -68,7 +68,8 @@ impl Driver {
         }
     }
 
-    /// Calls that are not allowed to a thread that captures, or while another does, unless it says that it knows.
+    /// Makes calls that are forbidden to a thread that captures, or while another thread captures,
+    /// unless the caller says that it knows.
     pub(super) fn relaxed<R>(&self, call: impl FnOnce() -> R) -> R {
         let mut mode = RELAXED;
         // SAFETY: a mode, which is exchanged for the thread's own.

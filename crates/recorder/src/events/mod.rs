@@ -1,8 +1,11 @@
-//! Times of the GPU's work where there is no CUPTI: an event in front of each kernel, memset, copy and graph, and one behind.
+//! Times the GPU's work without CUPTI, with an event before each kernel, memset, copy and graph,
+//! and one after it.
 //!
-//! They are read when they have passed, a few at a time at later launches and at waits; nobody waits for one. Where a stream is
-//! being captured nothing is put in. An event of a stream of ours, passed between two looks at the recording's clock, says
-//! how the GPU's time lies to it; a new one follows every second, so that elapsed times, which are floats, stay exact.
+//! Events that have passed are read a few at a time, at later launches and at waits; no thread
+//! waits for one. No events are put into a stream that is being captured. A base is an event of our
+//! own stream, passed between two looks at the recording's clock, and converts the GPU's time to
+//! the recording's; a new one follows every second, so that elapsed times, which are floats, stay
+//! exact.
 
 mod driver;
 mod what;
@@ -28,17 +31,17 @@ use self::driver::{Driver, Event};
 pub(crate) use self::what::*;
 use crate::driver::say;
 
-/// Work whose times were not read yet; more goes without.
+/// Work whose times are not read yet, at most; further work is not timed.
 const PENDING_MAX: usize = 1 << 16;
-/// Times are read at each so many works, of so many.
+/// Times are read once per this many pieces of work, up to `READ_MAX` of them.
 const READ_EVERY: u32 = 16;
 const READ_MAX: usize = 32;
-/// And at a wait.
+/// Times that are read at a wait, at most.
 const READ_AT_WAIT_MAX: usize = 256;
-/// The closest of so many looks at an event of ours counts. One that has not passed so soon does not.
+/// Looks at an event of ours, of which the closest counts, and time in which it must have passed.
 const BASE_TRIES: u32 = 5;
 const BASE_NS_MAX: u64 = 2_000_000;
-/// A new one is due.
+/// Time after which a new base is due.
 const BASE_EVERY_NS: u64 = 1_000_000_000;
 const NON_BLOCKING: u32 = 1;
 
@@ -57,7 +60,7 @@ struct State {
 
 struct Context {
     device: u32,
-    /// Ours, for bases.
+    /// Our own stream, for bases.
     stream: usize,
     base: Option<Arc<Base>>,
     base_tried_ns: u64,
@@ -92,7 +95,7 @@ pub(crate) struct Begun {
     correlation: u32,
 }
 
-/// `cuInit` has succeeded, and there is no CUPTI.
+/// Starts timing. Called after `cuInit` has succeeded, if there is no CUPTI.
 pub(crate) fn start() {
     if IS_ON.load(Ordering::Relaxed) {
         return;
@@ -102,7 +105,8 @@ pub(crate) fn start() {
         return say("no times of the GPU are recorded: the driver has no events");
     }
     IS_ON.store(true, Ordering::Release);
-    // SAFETY: a function of this library, which is never unloaded. It runs before the one that ends the recording.
+    // SAFETY: a function of this library, which is never unloaded. It runs before the one that ends
+    // the recording.
     unsafe { libc::atexit(at_exit) };
     live.know(|about| about.gpu_times = GpuTimes::Events);
 }
@@ -112,7 +116,7 @@ pub(crate) fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
 }
 
-/// A call that starts work is going to be made.
+/// Called before a call that starts work.
 #[inline]
 pub(crate) fn work_begins(live: &Live, stream: Option<CUstream>) -> Option<Begun> {
     match is_on() {
@@ -124,16 +128,18 @@ pub(crate) fn work_begins(live: &Live, stream: Option<CUstream>) -> Option<Begun
 fn begin(live: &Live, stream: usize) -> Option<Begun> {
     let driver = Driver::get()?;
     let (mut is_capturing, mut current) = (0, 0);
-    // SAFETY: functions of these types with room for their answers; the stream is what the program passed.
+    // SAFETY: functions of these types with room for their answers; the stream is what the program
+    // passed.
     let asked = unsafe {
         (driver.is_capturing)(stream, &mut is_capturing) == 0 && (driver.current)(&mut current) == 0
     };
-    // The default stream answers an error while another one is captured.
+    // The default stream returns an error while another stream is captured.
     if !asked || is_capturing != 0 || current == 0 {
         return None;
     }
     let (start, end, base) = take_events(driver, live, current)?;
-    // Not under our lock: where the stream is full the driver waits, for what another thread may have to send.
+    // Not under our lock: if the stream is full, the driver waits for work that another thread may
+    // have yet to send.
     // SAFETY: an event of the current context, and the program's stream.
     let is_in_front = unsafe { (driver.record)(start, stream) } == 0;
     if !is_in_front {
@@ -169,7 +175,7 @@ fn take_events(driver: &Driver, live: &Live, current: usize) -> Option<(Event, E
     Some((context.event(driver)?, context.event(driver)?, base))
 }
 
-/// Events that nothing counts on. Those of a context that is gone are gone with it.
+/// Returns unused events. If the context is gone, its events are gone with it.
 fn give_back(context: usize, events: [Event; 2]) {
     if let Some(state) = STATE.lock().as_mut()
         && let Some(context) = state.contexts.get_mut(&context)
@@ -178,7 +184,8 @@ fn give_back(context: usize, events: [Event; 2]) {
     }
 }
 
-/// The call has been made, on the stream of this number; answers of the number that its work bears, 0 for none.
+/// Called after the call, which was on the stream with the number `stream`. Returns the number that
+/// its work carries, 0 for none.
 pub(crate) fn work_ends(
     live: &Live,
     begun: Begun,
@@ -205,7 +212,7 @@ pub(crate) fn work_ends(
     else {
         return 0;
     };
-    // Gone meanwhile, and its events with it.
+    // Destroyed meanwhile, and its events with it.
     let Some(context) = contexts.get_mut(&begun.context) else {
         return 0;
     };
@@ -235,14 +242,14 @@ pub(crate) fn work_ends(
     begun.correlation
 }
 
-/// The program has waited for the GPU.
+/// Called after the program has waited for the GPU.
 #[cold]
 pub(crate) fn waited(live: &Live) {
     read_current(live, READ_AT_WAIT_MAX);
 }
 
-/// A context is going to be destroyed, perhaps; what is known of it is read. Whatever becomes of it, our events of it are
-/// not used again.
+/// Called before a context may be destroyed: reads the times that are there. Our events of the
+/// context are not used again, whatever happens to it.
 #[cold]
 pub(crate) fn context_ends(live: &Live) {
     read_all(live);
@@ -254,7 +261,7 @@ pub(crate) fn context_ends(live: &Live) {
     }
 }
 
-/// Kernels are gone, and their handles may come again.
+/// Called when kernels are unloaded, whose handles may come again.
 #[cold]
 pub(crate) fn module_ends() {
     if let Some(state) = STATE.lock().as_mut() {
@@ -317,7 +324,7 @@ fn read_all(live: &Live) {
 }
 
 impl Context {
-    /// Of the current context.
+    /// Makes the state of the current context.
     fn new(driver: &Driver) -> Option<Context> {
         let (mut device, mut stream) = (0, 0);
         // SAFETY: functions of these types with room for their answers.
@@ -344,7 +351,7 @@ impl Context {
         (status == 0).then_some(event)
     }
 
-    /// There is a base that is not old, where one can be had.
+    /// Takes a new base if the last one is old.
     fn set_base(&mut self, driver: &Driver, live: &Live) {
         let now = now_ns(live);
         if self.base_tried_ns != 0 && now - self.base_tried_ns < BASE_EVERY_NS {
@@ -357,7 +364,7 @@ impl Context {
                 break;
             };
             let Some((before, after)) = pass(driver, live, event, self.stream) else {
-                // It may pass yet: it is left alone.
+                // The event may still pass, so it is not used again.
                 break;
             };
             match best {
@@ -371,7 +378,8 @@ impl Context {
         let Some((before, after, event)) = best else {
             return;
         };
-        // The GPU's own time goes on from the last base, as long as it does not leave what our clock allows.
+        // The GPU's own time continues from the last base, as long as it stays within what our
+        // clock allows.
         let since = self.base.as_ref().and_then(|last| {
             let ns = driver.elapsed_ns(last.event, event).ok()?;
             Some((last.ns + ns).clamp(before, after))
@@ -380,7 +388,7 @@ impl Context {
         self.base = Some(Arc::new(Base { event, ns }));
     }
 
-    /// Reads times of work that has ended; answers of how much.
+    /// Reads times of work that has ended; returns the number of works read.
     fn read(&mut self, driver: &Driver, live: &Live, max: usize) -> usize {
         driver.relaxed(|| self.read_relaxed(driver, live, max))
     }
@@ -418,7 +426,7 @@ impl Context {
                 if let Some(work) = pending.pop_front()
                     && let Some(base) = Arc::into_inner(work.base)
                 {
-                    // The last that counted from it.
+                    // No other work refers to this base.
                     self.free.push(base.event);
                 }
                 read += 1;
@@ -428,7 +436,7 @@ impl Context {
     }
 }
 
-/// Has an event pass on an idle stream: the recording's time before and after.
+/// Lets an event pass on an idle stream; returns the recording's time before and after it.
 fn pass(driver: &Driver, live: &Live, event: Event, stream: usize) -> Option<(u64, u64)> {
     let before = now_ns(live);
     // SAFETY: an event and a stream of ours.

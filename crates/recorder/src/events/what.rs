@@ -1,15 +1,15 @@
-//! What the GPU does for a call: said by the generated entry points.
+//! The work that the GPU does for a call, as the generated entry points describe it.
 
 use outboard_api::cuda::{CUDA_MEMCPY2D, CUDA_MEMCPY3D};
 use outboard_trace::GpuWork;
 
 use crate::cost;
 
-/// What the GPU is to do.
+/// A piece of work of the GPU.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct What {
     pub(super) kind: GpuWork,
-    /// A kernel's handle; else 0.
+    /// A kernel's handle, otherwise 0.
     pub(super) function: usize,
     pub(super) bytes: u64,
 }
@@ -38,7 +38,8 @@ pub(crate) fn on_device(bytes: usize) -> Option<What> {
     what(GpuWork::CopyOnDevice, 0, bytes)
 }
 
-/// A copy whose direction its addresses tell; one between memory of the host is none of the GPU's.
+/// Makes a copy, whose direction follows from the addresses; a copy within host memory is not work
+/// of the GPU.
 pub(crate) fn copy(dst: u64, src: u64, bytes: usize) -> Option<What> {
     match (cost::is_device(dst), cost::is_device(src)) {
         (true, false) => to_device(bytes),
