@@ -1,8 +1,9 @@
-//! What can go wrong: [`Error`] while a module is loaded or a launch is checked, [`Fault`] while a kernel runs.
+//! Errors: [`Error`] while a module is loaded or a launch is checked, [`Fault`] while a kernel
+//! runs.
 
 use std::fmt;
 
-/// Where in the PTX text something stands. Lines and columns count from 1.
+/// A position in the PTX text. Lines and columns count from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
     pub line: u32,
@@ -21,14 +22,14 @@ impl fmt::Display for Position {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The text is not PTX. The program's (or its compiler's) fault.
+    /// The text is not PTX. The program or its compiler is at fault.
     #[error("PTX {at}: expected {expected}, found {found}")]
     Syntax {
         at: Position,
         expected: String,
         found: String,
     },
-    /// Valid or not, this interpreter does not execute it.
+    /// This interpreter does not execute the instruction, valid or not.
     #[error("PTX {at}: unsupported: {reason} in `{instruction}`")]
     Unsupported {
         at: Position,
@@ -38,14 +39,14 @@ pub enum Error {
     /// The text contradicts itself: unknown names, wrong types, double declarations.
     #[error("PTX {at}: {message}")]
     Invalid { at: Position, message: String },
-    /// PTX of a version that is not known here.
+    /// The PTX version is unknown here.
     #[error("PTX {at}: version {}.{}, known up to {}.{}", found.0, found.1, supported.0, supported.1)]
     Version {
         at: Position,
         found: (u32, u32),
         supported: (u32, u32),
     },
-    /// A bound of [`crate::limits`] was passed.
+    /// A limit of [`crate::limits`] was exceeded.
     #[error("PTX {at}: {what} is {actual}, the limit is {limit}")]
     Limit {
         at: Position,
@@ -53,12 +54,12 @@ pub enum Error {
         actual: u64,
         limit: u64,
     },
-    /// Device memory for the module could not be had.
+    /// There is no device memory for the module.
     #[error(transparent)]
     Memory(#[from] crate::memory::MemoryError),
     #[error("no kernel named `{0}` in this module")]
     NoSuchKernel(String),
-    /// A launch that sm_80 would refuse.
+    /// sm_80 would refuse the launch.
     #[error("launch of `{kernel}`: {what} is {actual}, the limit is {limit}")]
     LaunchLimit {
         kernel: String,
@@ -66,7 +67,7 @@ pub enum Error {
         actual: u64,
         limit: u64,
     },
-    /// Parameter bytes that do not fit the kernel's declaration.
+    /// The parameter bytes do not fit the kernel's declaration.
     #[error(
         "launch of `{kernel}`: {actual} bytes of parameters given, the kernel declares {expected}"
     )]
@@ -77,7 +78,7 @@ pub enum Error {
     },
 }
 
-/// What stopped a kernel.
+/// Why a kernel stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FaultKind {
@@ -97,9 +98,11 @@ pub enum FaultKind {
     Trap { reason: String },
     /// CUDA_ERROR_ASSERT
     Assert { message: String },
-    /// A thread's calls need more stack than the launch grants: CUDA_ERROR_ILLEGAL_ADDRESS or LAUNCH_FAILED on a GPU.
+    /// A thread's calls need more stack than the launch grants: CUDA_ERROR_ILLEGAL_ADDRESS or
+    /// CUDA_ERROR_LAUNCH_FAILED on a GPU.
     StackOverflow { bytes: u64 },
-    /// An indirect call or branch to something that is no function or label: CUDA_ERROR_INVALID_PC
+    /// An indirect call or branch went to an address that is no function or label:
+    /// CUDA_ERROR_INVALID_PC
     InvalidTarget { address: u64 },
     /// CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
     LaunchOutOfResources { what: String },
@@ -107,14 +110,14 @@ pub enum FaultKind {
     LaunchTimeout,
 }
 
-/// A kernel that stopped early, and where.
+/// A fault, and the kernel, block, thread and line that caused it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub kind: FaultKind,
     pub kernel: String,
     pub block: [u32; 3],
     pub thread: [u32; 3],
-    /// Line in the PTX text, 0 when no instruction is to blame.
+    /// Line in the PTX text, or 0 if no instruction caused it.
     pub line: u32,
 }
 

@@ -1,4 +1,4 @@
-//! The heap behind device-side `malloc` and `free`: one mapped range, first fit.
+//! The heap of device-side `malloc` and `free`: one mapped range, first fit.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::memory::{Memory, MemoryError};
 /// Alignment that device `malloc` promises.
 const ALIGN: u64 = 16;
 
-/// The heap of a device. Blocks outlive kernels, as CUDA has it.
+/// The heap of a device. Blocks outlive kernels, as in CUDA.
 #[derive(Debug)]
 pub struct Heap {
     memory: Memory,
@@ -31,12 +31,12 @@ impl Heap {
         })
     }
 
-    /// First address and size.
+    /// Returns first address and size.
     pub(crate) fn range(&self) -> (u64, u64) {
         (self.base, self.bytes)
     }
 
-    /// Address of a new block, 0 if there is no room.
+    /// Returns the address of a new block, or 0 if there is no room.
     pub(crate) fn allocate(&self, bytes: u64) -> u64 {
         let Some(bytes) = bytes.max(1).checked_next_multiple_of(ALIGN) else {
             return 0;
@@ -60,7 +60,7 @@ impl Heap {
         self.base + start
     }
 
-    /// False if the address is no block of this heap.
+    /// Frees a block; returns false if the address is no block of this heap.
     pub(crate) fn free(&self, address: u64) -> bool {
         address == 0
             || address

@@ -1,7 +1,8 @@
-//! Launches: checked as sm_80 checks them, spread over worker threads, cancellable.
+//! Launches: checked as sm_80 checks them, run by worker threads, cancellable.
 //!
-//! Each worker takes the next block, runs it for a time slice, and keeps it if it is not done. Waiting blocks are run
-//! again in turn with new ones, so that blocks may wait for each other. A slice holds the memory's range lock.
+//! Each worker takes the next block, runs it for a time slice, and keeps it if it is not done. A
+//! worker alternates between its waiting blocks and new ones, so that blocks may wait for each
+//! other. A slice holds the memory's range lock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,53 +26,54 @@ use crate::memory::Memory;
 use crate::module::Module;
 use crate::output::Output;
 
-/// Warp instructions of a time slice: some milliseconds at most.
+/// Warp instructions of a time slice, which lasts some milliseconds at most.
 const SLICE: u64 = 100_000;
-/// Warp instructions that the calling thread runs before it calls for help: less than starting threads costs.
+/// Warp instructions that the calling thread runs before it starts workers: fewer cost less than a
+/// thread's start.
 const ALONE: u64 = 10_000;
-/// The longest slice where the order is drawn from a seed.
+/// Warp instructions of a slice at most, if the order is drawn from a seed.
 const SEEDED_SLICE: usize = 8;
-/// Unfinished blocks that one worker keeps while it starts new ones. Cooperative launches keep all.
+/// Unfinished blocks that a worker keeps while it starts new ones. Cooperative launches keep all.
 const RESIDENT_BLOCKS_MAX: usize = 64;
-/// Local memory of a thread that calls may use unless the launch says otherwise.
+/// Local memory of a thread for calls by default, in bytes.
 pub const STACK_BYTES_DEFAULT: u32 = 64 << 10;
 
 static NEXT_LAUNCH: AtomicU64 = AtomicU64::new(1);
 
-/// One kernel launch, borrowed from whoever makes it.
+/// One kernel launch, which borrows its arguments.
 pub struct Launch<'l> {
     pub module: &'l Module,
     pub kernel: &'l str,
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub dynamic_shared_bytes: u32,
-    /// Parameters as the kernel declares them, with their padding.
+    /// Parameters as the kernel declares them, with padding.
     pub params: &'l [u8],
     /// Threads that run blocks, at least 1.
     pub workers: usize,
-    /// Stack of a GPU thread for calls.
+    /// Stack of a GPU thread for calls, in bytes.
     pub stack_bytes: u32,
-    /// All blocks run together, so that they may wait for each other.
+    /// Whether all blocks run together, so that they may wait for each other.
     pub cooperative: bool,
     /// `%envreg0..31`.
     pub envregs: [u32; 32],
-    /// Where `printf` and `assert` write.
+    /// Receives the text of `printf` and `assert`.
     pub output: &'l dyn Output,
     /// Memory for device-side `malloc`; without it `malloc` returns 0.
     pub heap: Option<&'l Heap>,
-    /// Set by anyone to end the launch with [`FaultKind::LaunchTimeout`].
+    /// May be set by any thread to end the launch with [`FaultKind::LaunchTimeout`].
     pub cancel: &'l AtomicBool,
 }
 
-/// What a launch did.
+/// Counts of a launch's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     pub blocks: u64,
-    /// Instructions executed, each for a whole warp.
+    /// Instructions executed; one for a whole warp counts once.
     pub warp_instructions: u64,
 }
 
-/// Refused before it began, or stopped by a fault.
+/// Why a launch failed: refused before it began, or stopped by a fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LaunchError {
     #[error(transparent)]
@@ -80,7 +82,7 @@ pub enum LaunchError {
     Fault(#[from] Fault),
 }
 
-/// Checks that sm_80 would run a kernel like this.
+/// Checks that sm_80 would run a kernel with these sizes.
 pub fn validate(
     kernel: &Kernel,
     grid: [u32; 3],
@@ -162,7 +164,7 @@ impl Launch<'_> {
         self.run_all(None, 0)
     }
 
-    /// Runs the kernel, then what it has launched, each with what that has launched in turn.
+    /// Runs the kernel, then the kernels that it launched, each followed by its own children.
     fn run_all(&self, checker: Option<&Checker>, depth: u32) -> Result<Stats, LaunchError> {
         let kernels = self.module.kernels();
         let children = Children::new(kernels, depth);
@@ -192,7 +194,7 @@ impl Launch<'_> {
         Ok(stats)
     }
 
-    /// A copy that a kernel asked for.
+    /// Makes a copy that a kernel asked for.
     fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<(), LaunchError> {
         let memory = self.module.memory();
         let copied = match bytes {
@@ -216,7 +218,7 @@ impl Launch<'_> {
         })
     }
 
-    /// Runs it and counts: how often a warp executed each line of the PTX text.
+    /// Runs the kernel, and counts how often a warp executed each line of the PTX text.
     pub fn run_counted(&self) -> Result<BTreeMap<u32, u64>, LaunchError> {
         let lines = &self.module.program().lines;
         let counts: Vec<_> = lines.iter().map(|_| AtomicU64::new(0)).collect();
@@ -232,7 +234,7 @@ impl Launch<'_> {
         Ok(by_line)
     }
 
-    /// Runs it on this thread alone, watched.
+    /// Runs the kernel on this thread alone, watched by `checker`.
     pub fn run_watched(&self, checker: &Checker) -> Result<Stats, LaunchError> {
         self.run_all(Some(checker), 0)
     }
@@ -345,7 +347,7 @@ impl Launch<'_> {
     }
 }
 
-/// The blocks of a launch on their way through the workers.
+/// The blocks of a launch, as workers take them.
 struct Grid<'g> {
     env: &'g Env<'g>,
     memory: &'g Memory,
@@ -353,14 +355,16 @@ struct Grid<'g> {
     cooperative: bool,
     blocks: u64,
     next: AtomicU64,
-    /// Lowest block that faulted: later ones need not run, earlier ones may still fault first.
+    /// Number of the lowest block that faulted. Later blocks need not run; earlier ones may still
+    /// fault.
     lowest_fault: AtomicU64,
     fault: Mutex<Option<(u64, Box<Fault>)>>,
     instructions: AtomicU64,
 }
 
 impl Grid<'_> {
-    /// Runs blocks until none are left. `help` starts the other workers, once there is enough to do for them.
+    /// Runs blocks until none are left. `help` starts the other workers once there is enough work
+    /// for them.
     fn work(&self, worker: u32, mut help: Option<&dyn Fn()>) {
         let mut done = 0;
         let mut waiting: VecDeque<Block> = VecDeque::new();
@@ -371,7 +375,7 @@ impl Grid<'_> {
             if self.cancel.load(Ordering::Relaxed) {
                 return self.cancelled();
             }
-            // New blocks and waiting ones take turns; a cooperative grid starts all of its blocks first.
+            // New and waiting blocks take turns; a cooperative grid starts all of its blocks first.
             let room = self.cooperative || waiting.len() < RESIDENT_BLOCKS_MAX;
             let fresh = if room && (start_new || self.cooperative || waiting.is_empty()) {
                 self.take(&mut spare)
@@ -428,7 +432,7 @@ impl Grid<'_> {
         }
     }
 
-    /// Blocks from here on need not start.
+    /// Returns the number from which blocks need not start.
     fn limit(&self) -> u64 {
         self.blocks.min(self.lowest_fault.load(Ordering::Relaxed))
     }

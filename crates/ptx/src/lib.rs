@@ -1,6 +1,7 @@
 //! A GPU in software: PTX text in, results out, on CPU threads. It looks like a device of compute capability 8.0.
 //!
-//! What it does not do: compile to machine code, textures by name, clusters. Whatever is not executed is refused by [`Module::load`], with its line.
+//! Not supported: compilation to machine code, textures by name, clusters. [`Module::load`] refuses
+//! whatever cannot be executed, and names its line.
 //!
 //! ```text
 //!  PTX text ─ parse ─► syntax tree ─ lower ─► Program (dense instructions) ─ interp ─► results
@@ -45,24 +46,32 @@
 //!
 //! # Contracts
 //!
-//! - A device pointer is a host address. [`memory::Memory::map`] and `unmap` wait for the running time slices of kernels
-//!   (milliseconds), never for kernels to end. Kernels reach mapped ranges to the byte, and registered host ranges.
-//! - [`launch::Launch::run`] blocks its caller until the grid is done, faulted or cancelled. A [`error::Fault`] names
-//!   the kernel, block, thread and PTX line; of several blocks that fault, the lowest is reported.
-//! - Several launches may run at once, on any threads, on one memory.
-//! - Floats: `.rn` and directed roundings are exact. `.approx` functions are the host's, within 1 ulp or so of the true value
-//!   where the ISA allows more; results may differ from a GPU's in the last bits. Single-precision NaNs are 0x7fffffff.
-//! - A text may hold several units, each with its own `.version`: [`Module::load`] links them by `.visible`, `.weak`, `.common`
-//!   and `.extern`, and by `.alias`. Names without linkage stay apart.
-//! - Asynchronous copies (`cp.async`) are done when they are issued; cache hints and policies change nothing.
-//! - Tensor cores (`mma`, `wmma`): products of 16-bit floats and tf32 are exact; they and the summand are added in double
-//!   precision by ascending k and rounded once, to nearest even, where a GPU cuts partial sums in an order of its own. `f64` is a
-//!   chain of fused multiply-adds by ascending k. Fragments of `wmma` lie as those of `mma` do.
-//! - Speed: some 100 million warp instructions a second and core with AVX2, 10 million where each lane calls a function
-//!   of the host (`sin`); `examples/throughput` measures it. A launch starts its worker threads only once it has run for some hundred microseconds.
+//! - A device pointer is a host address. [`memory::Memory::map`] and `unmap` wait for the running
+//!   time slices of kernels (milliseconds), never for kernels to end. Kernels can access mapped
+//!   ranges to the byte, and registered host ranges.
+//! - [`launch::Launch::run`] blocks its caller until the grid is done, faulted or cancelled. A
+//!   [`error::Fault`] names the kernel, block, thread and PTX line; if several blocks fault, the
+//!   lowest is reported.
+//! - Several launches may run at once, on any threads, in one memory.
+//! - Floats: `.rn` and directed roundings are exact. `.approx` functions are the host's, within
+//!   about 1 ulp of the exact value where the ISA allows more; results may differ from a GPU's in
+//!   the last bits. Single-precision NaNs are 0x7fffffff.
+//! - A text may hold several units, each with its own `.version`: [`Module::load`] links them by
+//!   `.visible`, `.weak`, `.common` and `.extern`, and by `.alias`. Names without linkage are
+//!   private to their unit.
+//! - Asynchronous copies (`cp.async`) are done when they are issued; cache hints and policies have
+//!   no effect.
+//! - Tensor cores (`mma`, `wmma`): products of 16-bit floats and tf32 are exact. They and the
+//!   summand are added in double precision by ascending k and rounded once, to nearest even, while
+//!   a GPU truncates partial sums in an order of its own. `f64` is a chain of fused multiply-adds
+//!   by ascending k. Fragments of `wmma` are laid out as those of `mma`.
+//! - Speed: some 100 million warp instructions per second and core with AVX2, 10 million where each
+//!   lane calls a function of the host (`sin`); `examples/throughput` measures it. A launch starts
+//!   its worker threads only after it has run for some hundred microseconds.
 //! - `%clock64` ticks at 1 GHz, `%smid` is the worker thread.
 //!
-//! Lock order: [`memory::Memory`]'s range lock, then [`heap::Heap`]'s or an output's own; nothing else is held together.
+//! Lock order: [`memory::Memory`]'s range lock, then [`heap::Heap`]'s or an output's own; no other
+//! locks are held together.
 
 pub mod check;
 pub mod code;

@@ -1,6 +1,8 @@
-//! Every bound of the crate, units last. Text and launches come from strangers: nothing grows without one of these.
+//! Limits of the crate, units last. Text and launches come from strangers, so nothing grows without
+//! a limit.
 
-/// The latest PTX version that is read: what it has beyond the instructions known here is refused one by one.
+/// The latest PTX version that is read. Its instructions that are unknown here are refused one by
+/// one.
 pub const PTX_VERSION_MAX: (u32, u32) = (9, 9);
 /// PTX text of one module.
 pub const PTX_BYTES_MAX: usize = 128 << 20;
@@ -12,11 +14,11 @@ pub const INSTRUCTIONS_MAX: usize = 8 << 20;
 pub const REGISTERS_PER_FUNCTION_MAX: u32 = 1 << 18;
 /// Predicate registers of one function: their slots are 16 bits wide.
 pub const PREDICATES_PER_FUNCTION_MAX: u32 = 0x7ff0;
-/// All registers that the functions of one module declare, so that many small functions cannot add up.
+/// Registers of all functions of one module together, so that many small functions cannot add up.
 pub const REGISTERS_PER_MODULE_MAX: u64 = 1 << 24;
 /// One variable in `.global`, `.const`, `.local` or `.param`.
 pub const VARIABLE_BYTES_MAX: u64 = 8 << 30;
-/// Parameters of one kernel, as CUDA 12.1 and later allow them (PTX 8.1, sm_70 and later).
+/// Parameters of one kernel, as in CUDA 12.1 and later (PTX 8.1, sm_70 and later).
 pub const PARAM_BYTES_MAX: u32 = 32_764;
 /// Constant memory of one module (sm_80: 64 KiB).
 pub const CONST_BYTES_MAX: u64 = 64 << 10;
@@ -33,23 +35,27 @@ pub const BLOCK_EXTENT_MAX: [u32; 3] = [1024, 1024, 64];
 pub const GRID_EXTENT_MAX: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
 /// Shared memory declared in the PTX of one kernel.
 pub const SHARED_STATIC_BYTES_MAX: u32 = 48 << 10;
-/// Static and dynamic shared memory of a block, when the kernel opted in (sm_90; whoever plays another part checks for less).
+/// Static and dynamic shared memory of a block whose kernel opted in (sm_90; a device of lower
+/// capability checks for less).
 pub const SHARED_OPTIN_BYTES_MAX: u32 = 227 << 10;
 /// Shared memory of a block without opting in.
 pub const SHARED_DEFAULT_BYTES_MAX: u32 = 48 << 10;
-/// Blocks of a cooperative launch: all are in memory together. 108 multiprocessors of 32 blocks, as an A100 has.
+/// Blocks of a cooperative launch, which are all in memory together: 108 multiprocessors of 32
+/// blocks, as on an A100.
 pub const COOPERATIVE_BLOCKS_MAX: u64 = 108 * 32;
 /// Named barriers of a block.
 pub const BARRIERS: usize = 16;
 
 /// Call depth of one thread.
 pub const CALL_DEPTH_MAX: usize = 2048;
-/// Register rows that the call stack of one warp may take, so that recursion ends in a fault and not in the host's memory.
+/// Register rows of one warp's call stack, so that recursion ends in a fault before it fills the
+/// host's memory.
 pub const REGISTER_ROWS_MAX: usize = 1 << 17;
 /// Format string and `%s` arguments of a device `printf`.
 pub const PRINTF_STRING_BYTES_MAX: usize = 64 << 10;
 /// Field width and precision of a device `printf` conversion.
 pub const PRINTF_WIDTH_MAX: usize = 4096;
-/// How deep kernels may launch kernels, as on a GPU, and how much one grid's threads may ask for.
+/// Depth to which kernels may launch kernels, as on a GPU, and launches that one grid's threads may
+/// request.
 pub const CHILD_DEPTH_MAX: u32 = 24;
 pub const CHILDREN_MAX: usize = 1 << 16;

@@ -1,9 +1,10 @@
-//! Device memory: one window of this process's address space, mapped piece by piece, so that a device pointer *is* a
-//! host address. Kernels may touch mapped ranges and registered host ranges, nothing else.
+//! Device memory: one window of this process's address space, mapped piece by piece, so that a
+//! device pointer *is* a host address. Kernels may touch only mapped ranges and registered host
+//! ranges.
 //!
-//! Lock order: `inner` is the only lock. Running kernels hold it for reading during a time slice (see
-//! [`crate::launch`]); `map` and `unmap` take it for writing and so wait for the slice to end. Memory can therefore
-//! never vanish under a running access.
+//! Lock order: `inner` is the only lock. Running kernels hold it for reading during a time slice
+//! (see [`crate::launch`]); `map` and `unmap` take it for writing, and so wait for the slice to
+//! end. So memory never disappears during an access.
 
 use std::{
     collections::HashMap,
@@ -18,7 +19,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use crate::check::written::Written;
 use crate::texture::Bound;
 
-/// Pages of the host, the granularity of `map`.
+/// Bytes of a host page, the granularity of `map`.
 pub const PAGE_BYTES: u64 = 4096;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,7 +43,7 @@ pub enum MemoryError {
     OutOfMemory { bytes: u64 },
 }
 
-/// A device's memory. Cheap to clone; all clones are the same memory.
+/// A device's memory. Cheap to clone; all clones share it.
 #[derive(Clone, Debug)]
 pub struct Memory {
     shared: Arc<Shared>,
@@ -52,10 +53,10 @@ pub struct Memory {
 struct Shared {
     base: u64,
     bytes: u64,
-    /// Start of the area that modules take their variables from; ends with the window.
+    /// Start of the area that modules' variables are in; it extends to the window's end.
     internal: u64,
     inner: RwLock<Ranges>,
-    /// What of device memory holds something, once somebody wants to know.
+    /// Bytes of device memory that were written, once tracking was asked for.
     written: OnceLock<Mutex<Written>>,
 }
 
@@ -63,9 +64,9 @@ struct Shared {
 #[derive(Debug, Default)]
 pub struct Ranges {
     ranges: Vec<Range>,
-    /// Changes with every change of `ranges`, so that caches know.
+    /// Changes with every change of `ranges`, so that caches notice.
     pub(crate) generation: u64,
-    /// Textures and surfaces, by the numbers that kernels know them by.
+    /// Textures and surfaces, by the numbers that kernels use for them.
     bound: HashMap<u64, Bound>,
 }
 
@@ -87,8 +88,8 @@ enum Kind {
 }
 
 impl Memory {
-    /// Reserves `[base, base + bytes)` without memory behind it. The last `internal_bytes` are for the variables of
-    /// modules and the device heap; the caller maps the rest as it likes.
+    /// Reserves `[base, base + bytes)` without mapping memory. The last `internal_bytes` are for
+    /// modules' variables and the device heap; the caller may map the rest.
     pub fn reserve(base: u64, bytes: u64, internal_bytes: u64) -> Result<Self, MemoryError> {
         let aligned = base.is_multiple_of(PAGE_BYTES)
             && bytes.is_multiple_of(PAGE_BYTES)
@@ -104,7 +105,8 @@ impl Memory {
                 bytes,
             });
         }
-        // SAFETY: a fresh anonymous reservation at an address nobody uses: MAP_FIXED_NOREPLACE fails otherwise.
+        // SAFETY: an anonymous reservation; with MAP_FIXED_NOREPLACE the kernel replaces no
+        // existing mapping.
         let got = unsafe {
             libc::mmap(
                 base as *mut libc::c_void,
@@ -121,7 +123,8 @@ impl Memory {
         if got == libc::MAP_FAILED || got as u64 != base {
             let cause = std::io::Error::last_os_error().to_string();
             if got != libc::MAP_FAILED {
-                // SAFETY: an old kernel ignored the flag and mapped elsewhere; this is our own mapping.
+                // SAFETY: an old kernel ignored the flag and mapped elsewhere; this is that new
+                // mapping, which nothing uses.
                 unsafe { libc::munmap(got, bytes as usize) };
             }
             return Err(MemoryError::Reserve {
@@ -142,18 +145,18 @@ impl Memory {
         })
     }
 
-    /// The window: first address and size in bytes, the internal area included.
+    /// Returns the window: first address and size in bytes, including the internal area.
     pub fn window(&self) -> (u64, u64) {
         (self.shared.base, self.shared.bytes)
     }
 
-    /// Bytes of the window that `map` may use.
+    /// Returns the bytes of the window that `map` may use.
     pub fn mappable_bytes(&self) -> u64 {
         self.shared.internal - self.shared.base
     }
 
-    /// Puts zeroed memory behind `[address, address + bytes)`. The address is page aligned. `bytes` need not be:
-    /// kernels may touch exactly `bytes`.
+    /// Maps zeroed memory to `[address, address + bytes)`. The address must be page aligned;
+    /// `bytes` need not be, and kernels may touch exactly `bytes`.
     pub fn map(&self, address: u64, bytes: u64) -> Result<(), MemoryError> {
         let end = address.checked_add(bytes);
         if !address.is_multiple_of(PAGE_BYTES)
@@ -173,7 +176,8 @@ impl Memory {
             end: address + bytes,
             kind,
         };
-        // Whole pages must be free, or unmapping one range would take the other's last page with it.
+        // Whole pages must be free; otherwise unmapping one range would remove the last page of
+        // another.
         ranges.check_free(address, address + bytes.next_multiple_of(PAGE_BYTES))?;
         protect(address, bytes, true)?;
         ranges.insert(range);
@@ -183,7 +187,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Takes the memory of a range that `map` was given, by its first address. Its contents are gone.
+    /// Unmaps the range of `map` that starts at `address`. Its contents are lost.
     pub fn unmap(&self, address: u64) -> Result<(), MemoryError> {
         self.remove(address, Kind::Device)
     }
@@ -232,7 +236,8 @@ impl Memory {
         self.remove(address, Kind::Host)
     }
 
-    /// Gives a texture or surface its number. It is only looked at when kernels use it: what it lies in may go before it.
+    /// Binds a texture or surface to a number. Its memory is checked only when kernels use it, so
+    /// it may be freed first.
     pub fn bind(&self, number: u64, object: Bound) {
         self.shared.inner.write().bound.insert(number, object);
     }
@@ -254,7 +259,8 @@ impl Memory {
     pub fn read(&self, address: u64, out: &mut [u8]) -> Result<(), MemoryError> {
         let ranges = self.shared.inner.read();
         ranges.require(address, out.len() as u64)?;
-        // SAFETY: mapped and readable while the lock is held; kernels may race with us as on a GPU.
+        // SAFETY: the range is mapped and readable while the lock is held; kernels may write it
+        // meanwhile, as on a GPU.
         unsafe { std::ptr::copy(address as *const u8, out.as_mut_ptr(), out.len()) };
         Ok(())
     }
@@ -263,17 +269,18 @@ impl Memory {
     pub fn write(&self, address: u64, data: &[u8]) -> Result<(), MemoryError> {
         let ranges = self.shared.inner.read();
         ranges.require(address, data.len() as u64)?;
-        // SAFETY: mapped and writable while the lock is held.
+        // SAFETY: the range is mapped and writable while the lock is held.
         unsafe { std::ptr::copy(data.as_ptr(), address as *mut u8, data.len()) };
         self.mark_written(address, data.len() as u64);
         Ok(())
     }
 
-    /// Makes a word of 8 bytes at least `value`, at once for every process that maps it.
+    /// Raises a word of 8 bytes to at least `value`, atomically for every process that maps it.
     pub(crate) fn raise(&self, address: u64, value: u64) -> Result<(), MemoryError> {
         let ranges = self.shared.inner.read();
         ranges.require(address, 8)?;
-        // SAFETY: mapped and writable while the lock is held; whoever submits the operation checked that it is aligned.
+        // SAFETY: the word is mapped and writable while the lock is held; it was checked to be
+        // aligned when the operation was submitted.
         let word = unsafe { AtomicU64::from_ptr(address as *mut u64) };
         word.fetch_max(value, Ordering::AcqRel);
         self.mark_written(address, 8);
@@ -285,7 +292,7 @@ impl Memory {
         let ranges = self.shared.inner.read();
         ranges.require(from, bytes)?;
         ranges.require(to, bytes)?;
-        // SAFETY: both mapped while the lock is held; `copy` allows overlap.
+        // SAFETY: both ranges are mapped while the lock is held; `copy` allows overlap.
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
         if let Some(mut written) = self.written() {
             match ranges.is_device(from) {
@@ -296,7 +303,7 @@ impl Memory {
         Ok(())
     }
 
-    /// From now on knows which bytes were written: before anything is mapped.
+    /// Starts to track which bytes were written. To be called before anything is mapped.
     pub fn track_writes(&self) {
         self.shared.written.get_or_init(Mutex::default);
     }
@@ -311,7 +318,7 @@ impl Memory {
         }
     }
 
-    /// Memory for the engine itself, at the lowest free place of the internal area.
+    /// Allocates memory for the engine itself, at the lowest free address of the internal area.
     pub(crate) fn allocate_internal(&self, bytes: u64, align: u64) -> Result<u64, MemoryError> {
         let align = align.max(PAGE_BYTES);
         let bytes = bytes.max(1);
@@ -333,7 +340,7 @@ impl Memory {
                 return Err(out_of_memory);
             }
             match self.map_as(start, bytes, Kind::Internal) {
-                // Another thread was faster: look again.
+                // Another thread took the place first: try again.
                 Err(MemoryError::Overlap { .. }) => {}
                 Err(error) => return Err(error),
                 Ok(()) => return Ok(start),
@@ -354,7 +361,8 @@ impl Memory {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: our own reservation; nobody can hold the lock or a guard any more.
+        // SAFETY: this object made the reservation; no lock or guard is held any more, since `self`
+        // is dropped.
         unsafe { libc::munmap(self.base as *mut libc::c_void, self.bytes as usize) };
     }
 }
@@ -364,19 +372,20 @@ impl Ranges {
         self.bound.get(&number)
     }
 
-    /// The range that holds `address`: its first address and its end.
+    /// Returns the range that holds `address`: its first address and its end.
     pub(crate) fn find(&self, address: u64) -> Option<(u64, u64)> {
         let after = self.ranges.partition_point(|r| r.start <= address);
         let range = self.ranges.get(after.checked_sub(1)?)?;
         (address < range.end).then_some((range.start, range.end))
     }
 
-    /// Whether it was mapped by `map`: for a program to use, and without contents until they are written.
+    /// Whether the address was mapped by `map`: usable by programs, and without contents until
+    /// written.
     pub(crate) fn is_device(&self, address: u64) -> bool {
         self.kind(address) == Some(Kind::Device)
     }
 
-    /// Whether it is mapped or registered.
+    /// Whether the address is mapped or registered.
     pub(crate) fn is_known(&self, address: u64) -> bool {
         self.kind(address).is_some()
     }
@@ -387,7 +396,7 @@ impl Ranges {
         (address < range.end).then_some(range.kind)
     }
 
-    /// Fails unless all of the range is mapped; it may span neighbouring ranges.
+    /// Fails unless the whole range is mapped; it may span adjoining ranges.
     fn require(&self, mut address: u64, mut bytes: u64) -> Result<(), MemoryError> {
         while bytes > 0 {
             let Some((_, end)) = self.find(address) else {
@@ -426,7 +435,7 @@ impl Ranges {
     }
 }
 
-/// Puts zeroed memory behind reserved pages, or takes it away again.
+/// Maps zeroed memory to reserved pages, or removes it again.
 fn protect(address: u64, bytes: u64, usable: bool) -> Result<(), MemoryError> {
     let protection = if usable {
         libc::PROT_READ | libc::PROT_WRITE
@@ -434,8 +443,9 @@ fn protect(address: u64, bytes: u64, usable: bool) -> Result<(), MemoryError> {
         libc::PROT_NONE
     };
     let bytes = bytes.next_multiple_of(PAGE_BYTES);
-    // SAFETY: the range lies inside our reservation (checked by the callers) and its pages belong to this range alone,
-    // so replacing the mapping touches nothing else. Kernels are kept out by the write lock.
+    // SAFETY: the range lies inside this object's reservation (checked by the callers), and its
+    // pages belong to no other range, so replacing the mapping affects nothing else. The write lock
+    // keeps kernels out.
     let got = unsafe {
         libc::mmap(
             address as *mut libc::c_void,
@@ -473,7 +483,7 @@ mod tests {
                 address: BASE + 4096 + 5000
             })
         );
-        // The rest of the second page belongs to the range though kernels may not touch it.
+        // The rest of the second page belongs to the range, although kernels may not touch it.
         assert!(matches!(
             memory.map(BASE + 8192, 4096),
             Err(MemoryError::Overlap { .. })
@@ -522,7 +532,7 @@ mod tests {
         unsafe { memory.register_host(address, 64).unwrap() };
         assert!(memory.is_mapped(address + 60, 4));
         assert!(!memory.is_mapped(address + 60, 5));
-        // SAFETY: refused, so nothing is promised.
+        // SAFETY: the call is refused, so nothing uses the memory.
         assert!(unsafe { memory.register_host(base, 64) }.is_err());
         memory.unregister_host(address).unwrap();
         assert!(!memory.is_mapped(address, 1));

@@ -24,10 +24,11 @@ pub struct Global {
     pub managed: bool,
 }
 
-/// Finds memory for so many bytes of managed variables.
+/// Allocates memory for managed variables of the given length, in bytes.
 pub type ManagedPlace<'p> = &'p mut dyn FnMut(u64) -> Result<u64, MemoryError>;
 
-/// PTX ready to run. Dropping it frees its variables: no launch may still use it, which borrowing enforces.
+/// PTX ready to run. Dropping it frees its variables; borrowing ensures that no launch still uses
+/// it.
 #[derive(Debug)]
 pub struct Module {
     program: Program,
@@ -46,14 +47,14 @@ pub struct Module {
 }
 
 impl Module {
-    /// Parses and lowers `ptx`, and puts its variables into the internal area of `memory`. The host reaches managed
-    /// variables by copies alone.
+    /// Parses and lowers `ptx`, and allocates its variables in the internal area of `memory`. The
+    /// host can access managed variables only by copies.
     pub fn load(ptx: &str, memory: &Memory) -> Result<Self, Error> {
         Self::load_at(ptx, memory, None)
     }
 
-    /// Loads `ptx`. Managed variables go where `managed` says, which is given their bytes; that memory is the caller's,
-    /// zeroed, and outlives the module's launches.
+    /// Loads `ptx`. `managed` allocates memory for managed variables: the caller owns it, zeroed,
+    /// and it must outlive the module's launches.
     pub fn load_with(ptx: &str, memory: &Memory, managed: ManagedPlace<'_>) -> Result<Self, Error> {
         Self::load_at(ptx, memory, Some(managed))
     }
@@ -157,7 +158,7 @@ impl Module {
         })
     }
 
-    /// Runs with the instructions that every host of this architecture has, whatever more this one has.
+    /// Restricts execution to instructions that every host of this architecture has.
     pub fn use_baseline(&mut self) {
         self.steps = Steps::new(&self.program, Features::Baseline);
     }
@@ -173,7 +174,7 @@ impl Module {
             .ok_or_else(|| Error::NoSuchKernel(name.to_owned()))
     }
 
-    /// By address.
+    /// Ordered by address.
     pub fn globals(&self) -> &[Global] {
         &self.globals
     }
@@ -182,7 +183,7 @@ impl Module {
         self.globals.iter().find(|g| g.name == name)
     }
 
-    /// Constant memory that the module declares.
+    /// Returns the bytes of constant memory that the module declares.
     pub fn const_bytes(&self) -> u64 {
         self.const_bytes
     }

@@ -1,15 +1,15 @@
-//! Where the text of kernels goes.
+//! Destinations of kernels' text.
 
 use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 
-/// Where a program would print it.
+/// The stream that a program would print to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum To {
-    /// What `printf` in kernels writes.
+    /// Text of `printf` in kernels.
     Stdout,
-    /// What a failed `assert` says, as CUDA has it.
+    /// Messages of failed `assert`s, as in CUDA.
     Stderr,
 }
 
@@ -18,7 +18,7 @@ pub trait Output: Sync {
     fn write(&self, to: To, text: &[u8]);
 }
 
-/// Text, in the order in which it was written to each.
+/// Text by stream, each in the order in which it was written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Printed {
     pub stdout: Vec<u8>,
@@ -34,7 +34,7 @@ impl Printed {
     }
 }
 
-/// Throws everything away.
+/// Discards everything.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Discard;
 
@@ -42,8 +42,8 @@ impl Output for Discard {
     fn write(&self, _: To, _: &[u8]) {}
 }
 
-/// Keeps the last messages written: like CUDA's buffer, it overwrites the oldest ones when it is full. What does not fit at
-/// all is lost.
+/// Keeps the last messages written. Like CUDA's buffer it overwrites the oldest ones when full; a
+/// message longer than the buffer is lost.
 #[derive(Debug)]
 pub struct Fifo {
     kept: Mutex<Kept>,
@@ -52,7 +52,7 @@ pub struct Fifo {
 #[derive(Debug)]
 struct Kept {
     messages: VecDeque<Message>,
-    /// Of messages that count.
+    /// Bytes of messages that count.
     bytes: usize,
     bytes_max: usize,
 }
@@ -61,12 +61,12 @@ struct Kept {
 struct Message {
     to: To,
     text: Vec<u8>,
-    /// Of a kernel: takes room, and gives it to later ones.
+    /// Whether it is a kernel's message, which takes room and may be overwritten.
     counts: bool,
 }
 
 impl Fifo {
-    /// CUDA's default is 1 MiB.
+    /// Makes a buffer; CUDA's default is 1 MiB.
     pub fn new(bytes_max: usize) -> Self {
         Fifo {
             kept: Mutex::new(Kept {
@@ -77,7 +77,7 @@ impl Fifo {
         }
     }
 
-    /// How much text is kept from now on.
+    /// Sets the bytes of text kept from now on.
     pub fn resize(&self, bytes_max: usize) {
         let mut kept = self.kept.lock();
         kept.bytes_max = bytes_max;
@@ -95,7 +95,8 @@ impl Fifo {
         }
     }
 
-    /// A message of ours, which no kernel's output pushes out. The caller bounds how many there are.
+    /// Adds a message of the device itself, which kernels' output never overwrites. The caller
+    /// limits their number.
     pub fn report(&self, text: Vec<u8>) {
         self.kept.lock().messages.push_back(Message {
             to: To::Stdout,
@@ -106,7 +107,7 @@ impl Fifo {
 }
 
 impl Kept {
-    /// Lets the oldest messages go until so many bytes fit.
+    /// Removes the oldest messages until `bytes` fit.
     fn make_room(&mut self, bytes: usize) {
         while self.bytes + bytes > self.bytes_max
             && let Some(oldest) = self.messages.iter().position(|m| m.counts)

@@ -1,13 +1,13 @@
-//! Device `printf`: C's formatting (ISO C 7.21.6.1, what CUDA's guide lists of it).
+//! Device `printf`: C's formatting (ISO C 7.21.6.1, as far as CUDA's guide lists it).
 
 use crate::limits::PRINTF_WIDTH_MAX;
 
-/// Where the arguments of a `printf` come from.
+/// The source of a `printf`'s arguments.
 pub(crate) trait Arguments {
     type Error;
-    /// The next argument of 4 or 8 bytes, zero-extended.
+    /// Returns the next argument of 4 or 8 bytes, zero-extended.
     fn next(&mut self, bytes: u32) -> Result<u64, Self::Error>;
-    /// The string that a `%s` points to.
+    /// Returns the string that a `%s` points to.
     fn string(&mut self, address: u64) -> Result<Vec<u8>, Self::Error>;
 }
 
@@ -22,7 +22,7 @@ struct Spec {
     precision: Option<usize>,
 }
 
-/// The text, and how many arguments the format took.
+/// Formats text; returns it with the number of arguments that the format used.
 pub(crate) fn format<A: Arguments>(
     format: &[u8],
     args: &mut A,
@@ -117,7 +117,8 @@ pub(crate) fn format<A: Arguments>(
 
 type Parsed<'f> = (Spec, bool, Option<u8>, &'f [u8]);
 
-/// Flags, width, precision, length and conversion after a `%`. No conversion: the text stands for itself.
+/// Parses flags, width, precision, length and conversion after a `%`. Without a conversion the text
+/// is printed as it is.
 fn parse<'f, A: Arguments>(
     mut rest: &'f [u8],
     args: &mut A,
@@ -144,7 +145,7 @@ fn parse<'f, A: Arguments>(
     if let Some((b'.', tail)) = rest.split_first() {
         let (precision, tail) = number(tail, args, count)?;
         rest = tail;
-        // A negative precision from `*` counts as none.
+        // A negative precision from `*` counts as no precision.
         spec.precision = match precision {
             None => Some(0),
             Some(p) => usize::try_from(p).ok().map(|p| p.min(PRINTF_WIDTH_MAX)),
@@ -218,7 +219,7 @@ fn integer(
         digits.clear();
     }
     let mut least = spec.precision.unwrap_or(0);
-    // Zeros fill the field only without a precision.
+    // The flag `0` pads with zeros only without a precision.
     if spec.zero && !spec.left && spec.precision.is_none() {
         least = spec.width.saturating_sub(sign.len() + prefix.len());
     }
@@ -388,7 +389,7 @@ mod tests {
         v.to_bits()
     }
 
-    // Expected texts are what glibc's printf prints.
+    // Expected texts are from glibc's printf.
     #[test]
     fn integers() {
         let minus = -5i32 as u32 as u64;

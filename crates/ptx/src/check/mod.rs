@@ -1,8 +1,9 @@
-//! What a real GPU does not tell: races, reads of memory that nobody wrote, barriers that threads of a block reach at
-//! different places. And launches whose order is drawn from a seed, so that what was seen once is seen again.
+//! Checks that a real GPU does not make: races, reads of memory that was never written, barriers
+//! that threads of a block reach at different places. Also launches whose order is drawn from a
+//! seed, so that a failure can be repeated.
 //!
-//! A watched launch runs on one thread, by functions that look at every lane; launches that are not watched do not pay for it.
-//! [`race`] says what counts as a race, [`written`] knows which bytes hold something.
+//! A watched launch runs on one thread, through functions that check every lane; other launches do
+//! not pay for that. [`race`] defines a race, [`written`] tracks which bytes were written.
 
 pub(crate) mod race;
 pub(crate) mod seed;
@@ -17,13 +18,14 @@ use rustc_hash::FxHashSet;
 
 pub(crate) use self::{source::Sources, watch::Watching};
 
-/// Reports of a checker; what comes behind them is only counted.
+/// Reports of a checker, at most; further findings are only counted.
 pub const REPORTS_MAX: usize = 100;
 
-/// What to look for.
+/// The mistakes to look for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checks {
-    /// Accesses beyond the bytes of an allocation. Kernels never reach beyond what is mapped; this is for whoever maps.
+    /// Accesses beyond the bytes of an allocation. Kernels never leave mapped memory; with this the
+    /// device maps every allocation by itself.
     pub memory: bool,
     pub race: bool,
     pub uninitialised: bool,
@@ -38,7 +40,7 @@ impl Checks {
     }
 }
 
-/// `memory,race`: any of [`Checks::NAMES`], or `all`.
+/// Parses `memory,race`: any of [`Checks::NAMES`], or `all`.
 impl FromStr for Checks {
     type Err = String;
 
@@ -70,7 +72,7 @@ impl FromStr for Checks {
     }
 }
 
-/// As it is parsed.
+/// Prints the form that is parsed.
 impl std::fmt::Display for Checks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let on = [self.memory, self.race, self.uninitialised, self.barrier];
@@ -80,18 +82,18 @@ impl std::fmt::Display for Checks {
     }
 }
 
-/// How launches are watched, and what was found.
+/// Settings of watched launches, and the findings.
 #[derive(Debug, Default)]
 pub struct Checker {
     pub checks: Checks,
-    /// Draws the order of blocks, warps and lanes.
+    /// Seed for the order of blocks, warps and lanes.
     pub seed: Option<u64>,
     found: Mutex<Found>,
 }
 
 #[derive(Debug, Default)]
 struct Found {
-    /// By the instructions and the kind: each pair of instructions is reported once.
+    /// Keyed by kind and instructions: each pair of instructions is reported once.
     known: FxHashSet<(&'static str, String, u32, u32)>,
     reports: Vec<String>,
     count: usize,
@@ -107,17 +109,17 @@ impl Checker {
         }
     }
 
-    /// Reports since the last call, at most [`REPORTS_MAX`] in all.
+    /// Returns the reports since the last call; at most [`REPORTS_MAX`] are made in all.
     pub fn take_reports(&self) -> Vec<String> {
         std::mem::take(&mut self.found.lock().reports)
     }
 
-    /// Findings so far, each pair of instructions once.
+    /// Counts the findings so far, each pair of instructions once.
     pub fn count(&self) -> usize {
         self.found.lock().count
     }
 
-    /// The seed of the next launch.
+    /// Returns the seed of the next launch.
     fn next_seed(&self) -> Option<u64> {
         let mut found = self.found.lock();
         found.launches += 1;

@@ -1,45 +1,49 @@
-//! Races: two accesses of one place by different threads, at least one a write, at most one of them strong (atomic,
-//! volatile or with an ordering), and nothing that orders them.
+//! Races: two accesses of one location by different threads, at least one of them a write, at most
+//! one of them strong (atomic, volatile or with an ordering), with nothing that orders them.
 //!
-//! What orders accesses:
-//! - within a block, a barrier of it; one of part of a block counts as one of all, which may hide a race and invents none;
+//! Accesses are ordered by:
+//! - a barrier of the block; one of part of a block counts as one of all, which may hide a race but
+//!   never invents one;
 //! - within a warp, `bar.warp.sync` (`__syncwarp`);
-//! - a strong write or atomic behind a fence in the one thread, and later a strong read or atomic in the other. Which location they
-//!   use is not looked at, and of another block any thread counts: this too only hides;
+//! - a strong write or atomic after a fence in one thread, and later a strong read or atomic in the
+//!   other. Their locations are not compared, and any thread of another block counts, which again
+//!   only hides races;
 //! - the end of a launch.
 //!
-//! Threads that write the same value where nobody reads are left alone, as compute-sanitizer does; so are plain reads of what others write
-//! by atomics, with which loops around `atomicCAS` begin, and memory from `malloc` in kernels, which changes hands.
+//! Not reported, as by compute-sanitizer: threads that write equal values that nobody reads; plain
+//! reads of what others write by atomics, with which loops around `atomicCAS` begin; and memory
+//! from `malloc` in kernels, which changes hands.
 
 use rustc_hash::FxHashMap;
 
 use crate::interp::lanes::lanes;
 
-/// A thread's access, as much as orders need.
+/// A thread's access, with its position in the order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access {
     pub(crate) block: u64,
-    /// In its block.
+    /// Number of the thread in its block.
     pub(crate) thread: u32,
     /// The instruction.
     pub(crate) pc: u32,
     pub(crate) strong: bool,
-    /// Barriers that the block, and synchronisations that the warp, has passed.
+    /// Barriers that the block has passed, and synchronisations that the warp has passed.
     phase: u32,
     warp_phase: u32,
     /// Synchronising operations before it, of all threads.
     time: u32,
 }
 
-/// What is known of four bytes of memory.
+/// The last accesses of four bytes of memory.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
     write: Option<(Access, u8, Option<u32>)>,
-    /// Two threads, so that no writer mistakes its own read for the only one.
+    /// Reads of two threads, so that a writer that has read itself is still compared with another
+    /// reader.
     reads: [Option<(Access, u8)>; 2],
 }
 
-/// When a thread or block let others know what it did, and when it last learnt.
+/// Times at which a thread or block published its accesses, and last learnt of others'.
 #[derive(Debug, Default)]
 struct Sync {
     published: Vec<u32>,
@@ -48,7 +52,7 @@ struct Sync {
 }
 
 impl Sync {
-    /// Whether what this one did at `time` is known to `other`.
+    /// Whether the accesses of `self` at `time` are ordered before what `other` does now.
     fn known_to(&self, time: u32, other: &Sync) -> bool {
         let next = self.published.partition_point(|at| *at <= time);
         self.published
@@ -66,7 +70,7 @@ struct BlockState {
     shared: FxHashMap<u64, Cell>,
 }
 
-/// Two accesses that nothing orders.
+/// Two accesses without an order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Race {
     pub(crate) earlier: Access,
@@ -82,7 +86,7 @@ pub(crate) struct Races {
     global: FxHashMap<u64, Cell>,
 }
 
-/// What an access touches.
+/// The memory that an access touches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Touch {
     pub(crate) shared: bool,
@@ -91,12 +95,12 @@ pub(crate) struct Touch {
     pub(crate) bytes: u32,
     pub(crate) read: bool,
     pub(crate) write: bool,
-    /// The value, where it is known: 4 bytes at most.
+    /// The value, if it is known and has at most 4 bytes.
     pub(crate) value: Option<u32>,
 }
 
 impl Races {
-    /// Where a thread is in its own time.
+    /// Makes an access of a thread at its current time.
     pub(crate) fn now(&mut self, block: u64, thread: u32, pc: u32, strong: bool) -> Access {
         let time = self.time;
         let state = self.blocks.entry(block).or_default();
@@ -131,7 +135,8 @@ impl Races {
         }
     }
 
-    /// A strong access: lets others know of what lies before its thread's fence, learns what they let know.
+    /// Handles a strong access: publishes what its thread did before its fence, and learns what
+    /// others published.
     pub(crate) fn strong(&mut self, access: &Access, reads: bool, writes: bool, orders: bool) {
         let state = self.blocks.entry(access.block).or_default();
         let thread = state.threads.entry(access.thread).or_default();
@@ -148,7 +153,7 @@ impl Races {
         self.time += 2;
     }
 
-    /// The block is done: its shared memory is no more.
+    /// Forgets the shared memory of a block that is done.
     pub(crate) fn finished(&mut self, block: u64) {
         if let Some(state) = self.blocks.get_mut(&block) {
             state.shared = FxHashMap::default();
@@ -175,7 +180,7 @@ impl Races {
             }
     }
 
-    /// Notes an access; the first race that it makes.
+    /// Notes an access; returns the first race that it is part of.
     pub(crate) fn touch(&mut self, access: Access, touch: Touch) -> Option<Race> {
         let end = touch.at + u64::from(touch.bytes);
         let mut race = None;
@@ -194,7 +199,8 @@ impl Races {
             let found = self.conflict(&cell, &access, mask, touch);
             race = race.or(found);
             if touch.write {
-                // Reads before it have been compared with it; later accesses need not be compared with them again.
+                // Earlier reads have been compared with the write, so later accesses need not be
+                // compared with them.
                 cell.write = Some((access, mask, touch.value));
                 cell.reads = [None; 2];
             } else if touch.read {
@@ -229,7 +235,7 @@ impl Races {
         };
         if let Some((earlier, bytes, value)) = cell.write {
             let same_value = touch.write && !touch.read && value.is_some() && value == touch.value;
-            // A plain read beside strong writes is how loops around atomicCAS begin.
+            // A plain read beside strong writes is the start of a loop around atomicCAS.
             let strong = earlier.strong && (access.strong || !touch.write);
             if clash(&earlier, bytes, strong) && !same_value {
                 return Some(race(earlier, true));

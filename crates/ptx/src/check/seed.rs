@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Two numbers made one, far from either (splitmix64).
+/// Mixes two numbers into one that is unlike either (splitmix64).
 pub(super) fn mixed(seed: u64, n: u64) -> u64 {
     let mut x = seed.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -10,7 +10,7 @@ pub(super) fn mixed(seed: u64, n: u64) -> u64 {
     x ^ x >> 31
 }
 
-/// Draws; one thread uses it.
+/// A random generator, used by one thread.
 #[derive(Debug)]
 pub(crate) struct Dice(AtomicU64);
 
@@ -19,7 +19,7 @@ impl Dice {
         Dice(AtomicU64::new(seed))
     }
 
-    /// Below `n`, which is not zero.
+    /// Draws a number below `n`, which must not be zero.
     pub(crate) fn below(&self, n: usize) -> usize {
         let draw = self.0.load(Relaxed).wrapping_add(1);
         self.0.store(draw, Relaxed);

@@ -1,11 +1,11 @@
-//! Where PTX came from: its `.file` and `.loc` lines.
+//! Source positions of PTX: its `.file` and `.loc` lines.
 
 use std::collections::HashMap;
 
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
     files: HashMap<u32, String>,
-    /// PTX line, file and its line, ascending.
+    /// PTX line, number of the file, and line there, ascending.
     places: Vec<(u32, u32, u32)>,
 }
 
@@ -36,7 +36,7 @@ impl Sources {
         sources
     }
 
-    /// `PTX line 12 (kernel.cu:3)`
+    /// Describes a line as `PTX line 12 (kernel.cu:3)`.
     pub(crate) fn describe(&self, line: u32) -> String {
         let before = self.places.partition_point(|(at, ..)| *at <= line);
         let place = before.checked_sub(1).map(|i| self.places[i]);

@@ -1,4 +1,4 @@
-//! A launch that is watched.
+//! A watched launch.
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -20,11 +20,11 @@ pub(crate) struct Watching<'w> {
     grid: [u32; 3],
     pub(crate) dice: Option<Dice>,
     races: Mutex<Races>,
-    /// By block: a bit for each byte of shared memory.
+    /// For each block, a bit for each byte of shared memory.
     shared_written: Mutex<FxHashMap<u64, super::written::Written>>,
 }
 
-/// An instruction's accesses: host addresses of the lanes.
+/// The accesses of an instruction: host addresses of the lanes.
 pub(crate) struct Accesses<'a> {
     pub(crate) pc: u32,
     pub(crate) block: u64,
@@ -34,11 +34,11 @@ pub(crate) struct Accesses<'a> {
     pub(crate) bytes: u32,
     pub(crate) write: bool,
     pub(crate) ranges: &'a Ranges,
-    /// Of `malloc` in kernels: address and size.
+    /// The heap of `malloc` in kernels: address and size.
     pub(crate) heap: (u64, u64),
     /// The block's shared memory: address and size.
     pub(crate) shared: (u64, u64),
-    /// Values that are stored, where they fit.
+    /// Values that are stored, if they have at most 4 bytes.
     pub(crate) values: Option<&'a [u32; 32]>,
 }
 
@@ -87,7 +87,8 @@ impl<'w> Watching<'w> {
         self.shared_written.lock().remove(&block);
     }
 
-    /// All threads of a block are expected at a barrier, and some came to it elsewhere.
+    /// Reports threads of a block that reached a barrier at different places although all were
+    /// expected at one.
     pub(crate) fn barriers_differ(&self, block: u64, first: (u32, u32), other: (u32, u32)) {
         if !self.checker.checks.barrier {
             return;
@@ -106,7 +107,7 @@ impl<'w> Watching<'w> {
             });
     }
 
-    /// Called before the accesses are made; all are in bounds.
+    /// Checks accesses before they are made. All are in bounds.
     pub(crate) fn accesses(&self, all: &Accesses<'_>) {
         let op = &self.program.code[all.pc as usize].op;
         let plain = matches!(
@@ -128,7 +129,7 @@ impl<'w> Watching<'w> {
                 shared,
                 at: if shared { offset } else { at },
                 bytes: all.bytes,
-                // What an mbarrier held before it is initialised is nobody's business.
+                // Reads of an mbarrier before its initialisation are not reported.
                 read: !all.write || !plain && !mbarrier,
                 write: all.write,
                 value: all.values.filter(|_| all.bytes <= 4).map(|v| v[lane]),

@@ -1,4 +1,4 @@
-//! Which bytes of device memory hold something: what the host or a kernel wrote.
+//! Tracks which bytes of device memory the host or a kernel has written.
 
 use rustc_hash::FxHashMap;
 
@@ -12,7 +12,8 @@ pub(crate) struct Written {
 }
 
 impl Written {
-    /// Calls `f` with each 64 bytes of the range: their page, their word in it and the range's bits.
+    /// Calls `f` with each 64 bytes of the range: their page, their word in it, and the range's
+    /// bits.
     fn words(start: u64, bytes: u64, mut f: impl FnMut(u64, usize, u64)) {
         let end = start.saturating_add(bytes);
         let mut at = start;
@@ -49,7 +50,7 @@ impl Written {
         all
     }
 
-    /// Bytes that are copied are as written as what they are copied from.
+    /// Copies the state of bytes: a copy of bytes never written counts as never written.
     pub(crate) fn copy(&mut self, to: u64, from: u64, bytes: u64) {
         let known: Vec<bool> = (0..bytes).map(|i| self.holds(from + i, 1)).collect();
         for (i, known) in (to..).zip(known) {

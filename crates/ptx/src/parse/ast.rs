@@ -1,18 +1,19 @@
-//! What the parser makes of PTX text: names and shapes, nothing resolved. Borrowed from the text.
+//! The syntax tree of PTX text: names and types, nothing resolved. It borrows from the text.
 
 use super::lexer::Number;
 use crate::error::Position;
 
-/// One unit, or several that were linked: each `.version` begins one, numbered from 0.
+/// One unit, or several linked ones: each `.version` begins a unit, numbered from 0.
 #[derive(Debug, Default)]
 pub struct Module<'a> {
     /// `.version`: major, minor.
     pub version: (u32, u32),
-    /// By unit: the number in `.target`, 80 of `sm_80`.
+    /// For each unit the number in `.target`, such as 80 of `sm_80`.
     pub targets: Vec<u32>,
     /// `.global`, `.const` and module-wide `.shared` variables.
     pub variables: Vec<Variable<'a>>,
-    /// `.global` and `.const` variables that are declared inside functions, and stand there too.
+    /// `.global` and `.const` variables declared inside functions; they are also in the functions'
+    /// bodies.
     pub inner: Vec<Variable<'a>>,
     pub functions: Vec<Function<'a>>,
     /// `.alias new, old`, and its unit.
@@ -56,7 +57,7 @@ pub enum Type {
 }
 
 impl Type {
-    /// `s32` of `.s32`.
+    /// Parses the name `s32` of `.s32`.
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "pred" => Type::Pred,
@@ -84,7 +85,7 @@ impl Type {
         })
     }
 
-    /// Size in memory. A predicate has none and counts as 1.
+    /// Returns the size in memory, in bytes. A predicate has none and counts as 1.
     pub fn bytes(self) -> u32 {
         match self {
             Type::Pred | Type::B8 | Type::U8 | Type::S8 => 1,
@@ -150,7 +151,7 @@ pub struct Variable<'a> {
     pub linkage: Linkage,
     pub ty: Type,
     pub name: &'a str,
-    /// Explicit `.align`, or the natural one.
+    /// Explicit `.align`, or the natural alignment.
     pub align: u32,
     /// Bytes of the whole variable; 0 for `name[]`.
     pub bytes: u64,
@@ -167,7 +168,8 @@ pub struct Variable<'a> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init<'a> {
     Number(Number),
-    /// Address of a variable or function plus an offset in bytes. `mask` selects one byte: `0xFF00(sym)`.
+    /// Address of a variable or function plus an offset in bytes. `mask` selects one byte:
+    /// `0xFF00(sym)`.
     Symbol {
         name: &'a str,
         offset: i64,
@@ -183,7 +185,7 @@ pub struct Function<'a> {
     pub linkage: Linkage,
     pub returns: Vec<Variable<'a>>,
     pub params: Vec<Variable<'a>>,
-    /// None for a declaration.
+    /// `None` for a declaration.
     pub body: Option<Vec<Statement<'a>>>,
     pub maxntid: Option<[u32; 3]>,
     pub reqntid: Option<[u32; 3]>,
@@ -216,7 +218,7 @@ pub enum Statement<'a> {
 pub struct Instruction<'a> {
     /// Predicate and whether it is negated.
     pub guard: Option<(&'a str, bool)>,
-    /// With all modifiers.
+    /// The opcode with all modifiers.
     pub opcode: &'a str,
     pub operands: Vec<Operand<'a>>,
     pub at: Position,
@@ -228,7 +230,7 @@ pub enum Operand<'a> {
     Name(&'a str),
     /// `!p`
     Negated(&'a str),
-    /// `-r`, as `vmad` has it
+    /// `-r`, as in `vmad`.
     Minus(&'a str),
     Number(Number),
     /// `variable+8`

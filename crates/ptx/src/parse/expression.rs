@@ -1,4 +1,5 @@
-//! Constant expressions of integers (PTX ISA 4.5.4, 4.5.6): C's operators on 64 bits, signed unless something in them is not.
+//! Constant integer expressions (PTX ISA 4.5.4, 4.5.6): C's operators on 64 bits, signed unless an
+//! operand is unsigned.
 
 use super::ast::Operand;
 use super::lexer::{Number, Token};
@@ -21,7 +22,8 @@ impl Value {
     }
 }
 
-/// Binary operators from the weakest to the strongest; those of two characters before those that they begin with.
+/// Binary operators from the weakest to the strongest; of two with a common beginning the longer
+/// one first.
 const LEVELS: &[&[&str]] = &[
     &["||"],
     &["&&"],
@@ -36,7 +38,7 @@ const LEVELS: &[&[&str]] = &[
 ];
 
 impl<'a> Parser<'a> {
-    /// An operand that begins as a number, a sign or a parenthesis.
+    /// Parses an operand that begins with a number, a sign or a parenthesis.
     pub(super) fn constant(&mut self) -> Result<Operand<'a>, Error> {
         if let Token::Number(number @ (Number::Single(_) | Number::Double(_))) = self.token {
             self.advance()?;
@@ -46,7 +48,7 @@ impl<'a> Parser<'a> {
         Ok(Operand::Number(Number::Integer(value.bits)))
     }
 
-    /// `a ? b : c`, or what stands above it.
+    /// Parses `a ? b : c`, or an expression that binds more strongly.
     fn choice(&mut self, depth: usize) -> Result<Value, Error> {
         if depth > NESTING_DEPTH_MAX {
             return Err(self.expected("a flatter expression"));
@@ -78,7 +80,7 @@ impl<'a> Parser<'a> {
         Ok(left)
     }
 
-    /// Whether the text goes on with this operator, and not with a longer one.
+    /// Whether the text continues with this operator, and not with a longer one.
     fn is_operator(&self, operator: &str) -> bool {
         let at = self.at.offset as usize;
         let Some(rest) = self.text().get(at..).and_then(|t| t.strip_prefix(operator)) else {
@@ -86,7 +88,7 @@ impl<'a> Parser<'a> {
         };
         let doubled = |c| rest.starts_with(c);
         match (self.token, operator) {
-            // Before a space: otherwise it begins a register's name.
+            // Only before a space; otherwise `%` begins a register's name.
             (Token::Word("%"), "%") => true,
             (Token::Punct(_), "|") => !doubled('|'),
             (Token::Punct(_), "&") => !doubled('&'),
@@ -151,7 +153,7 @@ impl<'a> Parser<'a> {
         let signed = a.signed && b.signed;
         let (x, y) = (a.bits, b.bits);
         let (i, j) = (x as i64, y as i64);
-        // By 64 and more nothing is left, as of PTX's own shifts.
+        // Shifts by 64 and more leave nothing, as in PTX's own shifts.
         let distance = u32::try_from(y).unwrap_or(u32::MAX);
         if matches!(operator, "/" | "%") && y == 0 {
             return Err(self.expected("a divisor other than 0"));

@@ -1,4 +1,4 @@
-//! PTX text to tokens.
+//! Splits PTX text into tokens.
 
 use crate::error::{Error, Position};
 
@@ -9,13 +9,13 @@ pub enum Token<'a> {
     /// `::` belongs to it (`.shared::cta`), a single `:` does not.
     Word(&'a str),
     Number(Number),
-    /// Without its quotes, escapes as written.
+    /// Without its quotes, with escapes as written.
     Text(&'a str),
     Punct(u8),
     End,
 }
 
-/// A literal. PTX integers are 64 bits wide; signedness is the reader's.
+/// A literal. PTX integers have 64 bits; the reader decides on signedness.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Number {
     Integer(u64),
@@ -34,7 +34,8 @@ impl Number {
         }
     }
 
-    /// Bits as a value of a `bits`-wide float type takes them; 16-bit types have no literals of their own.
+    /// Returns the bits for a value of 32-bit float type; 16-bit types have no literals of their
+    /// own.
     pub fn single_bits(self) -> u32 {
         match self {
             Number::Integer(v) => v as u32,
@@ -59,7 +60,7 @@ pub struct Lexer<'a> {
     line_start: usize,
 }
 
-/// Whether a text begins with the number of a float.
+/// Whether a text begins with a float literal.
 pub(super) fn begins_with_float(text: &str) -> bool {
     matches!(
         Lexer::new(text).read(),
@@ -81,7 +82,7 @@ impl<'a> Lexer<'a> {
         self.text
     }
 
-    /// The next token and where it begins.
+    /// Returns the next token and where it begins.
     pub fn read(&mut self) -> Result<(Token<'a>, Position), Error> {
         self.skip_space()?;
         let at = self.position();
@@ -124,7 +125,7 @@ impl<'a> Lexer<'a> {
             match self.bytes() {
                 [b'\n', ..] => self.newline(),
                 [b' ' | b'\t' | b'\r' | 0x0b | 0x0c, ..] => self.offset += 1,
-                // A trailing NUL ends the text in many images.
+                // Many images end the text with a NUL.
                 [0, ..] => self.offset += 1,
                 [b'/', b'/', ..] => {
                     let rest = self.bytes();
@@ -213,7 +214,7 @@ impl<'a> Lexer<'a> {
 
     fn number(&mut self, at: Position) -> Result<Token<'a>, Error> {
         let rest = self.bytes();
-        // Digits, letters of prefixes and suffixes, one fraction and exponent with its sign.
+        // Digits, letters of prefixes and suffixes, one fraction, and an exponent with its sign.
         let hex_like =
             rest[0] == b'0' && matches!(rest.get(1), Some(b'x' | b'X' | b'f' | b'F' | b'd' | b'D'));
         let mut len = 1;
@@ -270,7 +271,7 @@ fn is_word_start(b: u8) -> bool {
     b.is_ascii_alphabetic() || matches!(b, b'_' | b'$' | b'%' | b'.')
 }
 
-/// What a message quotes of a token: enough to find it, never a megabyte.
+/// Cuts a token for a message: enough to find it, never a megabyte.
 pub fn clipped(text: &str) -> &str {
     const QUOTED_CHARS_MAX: usize = 120;
     text.char_indices()

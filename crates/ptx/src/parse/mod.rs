@@ -8,7 +8,7 @@ mod statement;
 
 pub use parser::parse;
 
-/// Entry for a fuzzer: parses and lowers whatever is given. Must return, whatever the bytes.
+/// Entry point for a fuzzer: parses and lowers any bytes. It must always return.
 pub fn fuzz(data: &[u8]) {
     if let Ok(text) = std::str::from_utf8(data) {
         let _ = crate::lower::check(text);

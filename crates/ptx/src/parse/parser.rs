@@ -26,15 +26,15 @@ pub(super) struct Parser<'a> {
     pub(super) at: Position,
     pub(super) depth: usize,
     unit: u32,
-    /// Whether the operands at hand are those of a call, whose lists have parentheses.
+    /// Whether the operands being read are those of a call, whose lists have parentheses.
     pub(super) in_call: bool,
-    /// Whether what is being read is a kernel's body.
+    /// Whether a kernel's body is being read.
     pub(super) in_kernel: bool,
-    /// [`Module::inner`], so far.
+    /// Collects [`Module::inner`].
     pub(super) inner: Vec<Variable<'a>>,
 }
 
-/// What stands before a declaration: `.visible .weak .extern .common`.
+/// The words before a declaration: `.visible .weak .extern .common`.
 #[derive(Default)]
 struct Prefix {
     linkage: Linkage,
@@ -104,7 +104,8 @@ impl<'a> Parser<'a> {
                     let number = target
                         .trim_start_matches("sm_")
                         .trim_end_matches(|c: char| !c.is_ascii_digit());
-                    // What has no number is no architecture: nothing is known to be newer.
+                    // A target without a number is no architecture, and nothing counts as newer
+                    // than it.
                     let number = number.parse().unwrap_or(u32::MAX);
                     module.targets.resize(self.unit as usize, u32::MAX);
                     module.targets.push(number);
@@ -164,7 +165,7 @@ impl<'a> Parser<'a> {
         self.advance()
     }
 
-    /// `9.0` lexes as a double; its digits are what counts.
+    /// Parses a version: `9.0` is read as a double, of which the digits count.
     fn version(&mut self) -> Result<(u32, u32), Error> {
         let Token::Number(Number::Double(bits)) = self.token else {
             return Err(self.expected("a version as 8.0"));
@@ -228,7 +229,7 @@ impl<'a> Parser<'a> {
                     self.advance()?;
                     return Ok(function);
                 }
-                // Old compilers end a declaration of a function with nothing.
+                // Old compilers end a function's declaration without a semicolon.
                 Token::Word(
                     ".visible" | ".extern" | ".weak" | ".func" | ".entry" | ".global" | ".const"
                     | ".shared" | ".file" | ".version",
@@ -271,7 +272,7 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// `.global .align 8 .u64 a = 1, b[4];` with the cursor on the space.
+    /// Parses `.global .align 8 .u64 a = 1, b[4];` from the space on.
     pub(super) fn variables(
         &mut self,
         linkage: Linkage,
@@ -401,7 +402,8 @@ impl<'a> Parser<'a> {
             }
         }
         if unsized_array {
-            // `a[] = {..}` takes its size from the initialiser; without one it is dynamic shared memory or external.
+            // `a[] = {..}` takes its size from the initialiser; without one it is dynamic shared
+            // memory or external.
             let inner: u64 = dims.iter().product();
             let rows = (var.init.len() as u64 * u64::from(ty.bytes()))
                 .checked_div(element * inner)
@@ -454,7 +456,7 @@ impl<'a> Parser<'a> {
         self.init_symbol()
     }
 
-    /// `symbol`, `symbol+4`, `generic(symbol)+4`, `(symbol+4)`
+    /// Parses `symbol`, `symbol+4`, `generic(symbol)+4` or `(symbol+4)`.
     fn init_symbol(&mut self) -> Result<Init<'a>, Error> {
         if self.token == Token::Word("generic") {
             self.advance()?;
@@ -483,7 +485,7 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// `+8`, `-8`, `+-8` or nothing.
+    /// Parses `+8`, `-8`, `+-8` or nothing.
     pub(super) fn signed_offset(&mut self) -> Result<i64, Error> {
         let mut negative = false;
         let mut any = false;
@@ -503,7 +505,7 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// `.attribute(.managed, .unified(1, 2))`: whether `.managed` is in the list.
+    /// Parses `.attribute(.managed, .unified(1, 2))`; returns whether `.managed` is in the list.
     fn attribute(&mut self) -> Result<bool, Error> {
         self.advance()?;
         self.punct(b'(')?;
@@ -521,7 +523,8 @@ impl<'a> Parser<'a> {
         Ok(managed)
     }
 
-    /// `.loc 1 2 3, function_name $x, inlined_at 1 2 3`, `.file 1 "a"`, `.pragma "x";`: all of their line.
+    /// Skips the rest of the line of `.loc 1 2 3, function_name $x, inlined_at 1 2 3`, `.file 1
+    /// "a"` or `.pragma "x";`.
     pub(super) fn debug_line(&mut self) -> Result<(), Error> {
         let line = self.at.line;
         while self.at.line == line && self.token != Token::End {
@@ -533,7 +536,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// `.section .debug_info { ... }`
+    /// Skips `.section .debug_info { ... }`.
     pub(super) fn section(&mut self) -> Result<(), Error> {
         self.advance()?;
         self.word("a section name")?;

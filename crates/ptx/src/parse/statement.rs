@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::limits::NESTING_DEPTH_MAX;
 
 impl<'a> Parser<'a> {
-    /// `{ ... }`
+    /// Parses `{ ... }`.
     pub(super) fn body(&mut self) -> Result<Vec<Statement<'a>>, Error> {
         self.punct(b'{')?;
         self.depth += 1;
@@ -44,7 +44,8 @@ impl<'a> Parser<'a> {
                 }
                 let mut variables = Vec::new();
                 self.variables(Linkage::Local, &mut variables)?;
-                // Shared variables of a device function are there in every kernel, as those outside functions are.
+                // Shared variables of a device function exist in every kernel, like those outside
+                // functions.
                 let in_kernel = self.in_kernel;
                 let lasts = |v: &&Variable<'a>| match v.space {
                     Space::Global | Space::Const => true,
@@ -111,7 +112,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// `( .param .b32 a, .reg .f32 %f1 )`
+    /// Parses `( .param .b32 a, .reg .f32 %f1 )`.
     pub(super) fn params(&mut self) -> Result<Vec<Variable<'a>>, Error> {
         let mut out = Vec::new();
         self.punct(b'(')?;
@@ -220,13 +221,13 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Whether what stands behind the character at hand, but for space, is one of these.
+    /// Whether one of these characters follows the current one, ignoring white space.
     fn follows(&self, wanted: impl Fn(char) -> bool) -> bool {
         let rest = self.text().get(self.at.offset as usize + 1..);
         rest.is_some_and(|rest| rest.trim_start().starts_with(wanted))
     }
 
-    /// A number behind a minus; of floats it is the sign.
+    /// Parses a number after a minus, which is the sign of a float.
     fn negative(&mut self) -> Result<Operand<'a>, Error> {
         let rest = &self.text()[self.at.offset as usize + 1..];
         if super::lexer::begins_with_float(rest) {

@@ -1,6 +1,6 @@
-//! Directions to faces of a cube (CUDA C++ Programming Guide, "Cubemap Textures").
+//! Mapping of directions to the faces of a cube (CUDA C++ Programming Guide, "Cubemap Textures").
 
-/// A face, in the order of layers: +x, -x, +y, -y, +z, -z.
+/// A face. Faces are ordered as layers: +x, -x, +y, -y, +z, -z.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Face {
     axis: u8,
@@ -12,7 +12,7 @@ impl Face {
         u64::from(self.axis) * 2 + u64::from(self.negative)
     }
 
-    /// The face that a direction leads to, and where on it: from 0 to 1.
+    /// Returns the face that a direction points to, and the position on it, from 0 to 1.
     pub(crate) fn of(direction: [f32; 3]) -> (Face, [f32; 2]) {
         let [ax, ay, az] = direction.map(f32::abs);
         let axis = if az >= ax && az >= ay {
@@ -31,7 +31,7 @@ impl Face {
         (face, face.flat(direction).map(on))
     }
 
-    /// Along s and t of the face.
+    /// Returns the components along s and t of the face.
     fn flat(self, [x, y, z]: [f32; 3]) -> [f32; 2] {
         match (self.axis, self.negative) {
             (0, false) => [-z, -y],
@@ -43,7 +43,7 @@ impl Face {
         }
     }
 
-    /// A point of the face's plane, from -1 to 1 where the face is.
+    /// Returns the direction to a point of the face's plane; the face extends from -1 to 1.
     fn direction(self, [s, t]: [f32; 2]) -> [f32; 3] {
         match (self.axis, self.negative) {
             (0, false) => [1.0, -t, -s],
@@ -55,7 +55,7 @@ impl Face {
         }
     }
 
-    /// What a change of the direction changes on the face.
+    /// Returns the change of the position on the face when the direction changes.
     pub(crate) fn slope(self, direction: [f32; 3], change: [f32; 3]) -> [f32; 2] {
         let axis = usize::from(self.axis);
         let major = direction[axis].abs();
@@ -64,8 +64,8 @@ impl Face {
         [0, 1].map(|i| (along[i] * major - at[i] * growth) / (2.0 * major * major))
     }
 
-    /// The texel next to the edge of the face, on the face behind that edge: of `n` in a row, by a number of which one is
-    /// outside.
+    /// Returns the texel across an edge of the face, as a face and a position. Faces have `n`
+    /// texels in a row; one of the two coordinates in `at` is outside.
     pub(crate) fn neighbour(self, at: [f64; 2], n: u64) -> (Face, [u64; 2]) {
         let middle = at.map(|i| ((2.0 * i + 1.0) / n as f64 - 1.0) as f32);
         let (face, on) = Face::of(self.direction(middle));

@@ -1,24 +1,24 @@
-//! Which levels of a mipmap an instruction reads, and how they are mixed.
+//! Selection of a mipmap's levels, and of the weights that mix them.
 
 use super::cube::Face;
 use super::sample::{Coordinates, Point};
 use super::{Cube, Mips, Texels, Texture};
 
-/// How an instruction says which level.
+/// How an instruction chooses the level.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Detail {
-    /// The first; what a bias makes of it.
+    /// Uses the first level, changed by the sampler only.
     Base,
     /// `tex.level`
     Level(f32),
-    /// `tex.grad`: along x and y of the screen.
+    /// `tex.grad`: gradients along x and y of the screen.
     Gradients([[f32; 3]; 2]),
 }
 
-/// Levels and biases have 8 fractional bits, as weights do.
+/// Steps per level: levels and biases have 8 fractional bits, as weights do.
 const ONE: f64 = 256.0;
 
-/// Two levels and the weight of the second, of 1/256: 0 where only the first is read.
+/// Two levels, and the weight of the second in units of 1/256; 0 if only the first is read.
 pub(crate) struct Levels {
     pub(crate) first: Texels,
     pub(crate) second: Texels,
@@ -44,7 +44,8 @@ impl Levels {
         let mips = &texture.sampler.mips;
         let wanted = match point.detail {
             _ if by_number => return only(0),
-            // A kernel has no neighbours on a screen: nothing that a bias could be added to.
+            // A kernel has no neighbours on a screen, so there is no level to which a bias could be
+            // added.
             Detail::Base => mips.clamped(0.0),
             Detail::Level(level) => mips.clamped(mips.biased(level.into())),
             Detail::Gradients(gradients) => {
@@ -66,7 +67,7 @@ impl Levels {
 }
 
 impl Mips {
-    /// Both have 8 fractional bits; a number that is none is 0.
+    /// Adds the bias. Both numbers have 8 fractional bits; NaN counts as 0.
     fn biased(&self, detail: f64) -> f64 {
         let detail = if detail.is_nan() { 0.0 } else { detail };
         fixed(detail) + fixed(self.bias.into())
@@ -81,7 +82,7 @@ fn fixed(number: f64) -> f64 {
     (number * ONE).trunc() / ONE
 }
 
-/// Of the longer gradient, in texels.
+/// Returns the level for the longer gradient, measured in texels.
 fn level_of(texture: &Texture, point: &Point, gradients: [[f32; 3]; 2]) -> f64 {
     let texels = &texture.texels;
     let (gradients, normalised) = match point.at {

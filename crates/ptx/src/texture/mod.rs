@@ -1,7 +1,7 @@
-//! Textures and surfaces: what their numbers stand for, and how texels are found, filtered and converted (CUDA C++
-//! Programming Guide, "Texture Fetching"; PTX ISA 9.7.10, 9.7.11).
+//! Textures and surfaces: objects named by numbers, and how texels are found, filtered and
+//! converted (CUDA C++ Programming Guide, "Texture Fetching"; PTX ISA 9.7.10, 9.7.11).
 //!
-//! Texels are memory, and read when an instruction asks: nothing is cached.
+//! Texels are read from memory whenever an instruction asks; nothing is cached.
 
 mod cube;
 mod levels;
@@ -19,7 +19,7 @@ use crate::code::{AtomOp, Rounding};
 use crate::interp::half::{F16, Half as _};
 use crate::memory::{Memory, MemoryError};
 
-/// Memory of an array. Dropping it takes it back: what still reads it faults.
+/// Memory of an array. Dropping it frees the memory; later reads of it fault.
 #[derive(Debug)]
 pub struct Array {
     memory: Memory,
@@ -27,7 +27,7 @@ pub struct Array {
 }
 
 impl Array {
-    /// Zeroed.
+    /// Allocates zeroed memory.
     pub fn new(memory: &Memory, bytes: u64) -> Result<Array, MemoryError> {
         Ok(Array {
             address: memory.allocate_internal(bytes, ALIGN)?,
@@ -40,7 +40,7 @@ impl Array {
     }
 }
 
-/// What surfaces begin at on a GPU.
+/// Alignment of surfaces on a GPU, in bytes.
 const ALIGN: u64 = 512;
 
 impl Drop for Array {
@@ -93,7 +93,10 @@ impl Channel {
         }
     }
 
-    /// A border's colour as a texel of this type has it: rounded down, halves towards zero.
+    /// integer with halves towards zero.
+    /// Returns a border colour as a texel of this type stores it: integers' fractions are rounded
+    /// down, halves are rounded towards zero.
+    /// integer with halves towards zero.
     fn border_float(self, value: f32) -> f64 {
         let value = f64::from(value);
         match self.one() {
@@ -104,7 +107,7 @@ impl Channel {
         }
     }
 
-    /// As integers: of the bits that the sampler has, those that fit.
+    /// Returns a border colour as an integer: the low bits of the sampler's, as many as fit.
     fn border_bits(self, value: f32) -> u32 {
         match self {
             Channel::U8 => value.to_bits() & 0xff,
@@ -113,7 +116,7 @@ impl Channel {
         }
     }
 
-    /// What is filtered: fractions of 16 bits; halves.
+    /// Rounds a filtered sum: to a fraction of 16 bits, or to a half.
     fn filtered(self, sum: f64) -> f64 {
         match self {
             Channel::U8 | Channel::U16 => (sum * 65535.0).round() / 65535.0,
@@ -123,7 +126,7 @@ impl Channel {
         }
     }
 
-    /// The integer that is the fraction 1.
+    /// Returns the integer that represents the fraction 1.
     fn one(self) -> Option<f64> {
         match self {
             Channel::U8 => Some(255.0),
@@ -138,7 +141,7 @@ impl Channel {
         matches!(self, Channel::S8 | Channel::S16 | Channel::S32)
     }
 
-    /// What `txq.channel_data_type` and `suq.channel_data_type` answer: OpenCL's numbers.
+    /// Returns the answer of `txq.channel_data_type` and `suq.channel_data_type`: OpenCL's numbers.
     pub(crate) fn type_code(self) -> u32 {
         match self {
             Channel::S8 => 0x10d7,
@@ -152,7 +155,7 @@ impl Channel {
         }
     }
 
-    /// `sured.p`: the surface says whether there is a sign.
+    /// Returns the operation of `sured.p`: the surface's type decides on signedness.
     pub(crate) fn reduction(self, op: AtomOp) -> AtomOp {
         match (self, op) {
             (Channel::S32, AtomOp::MinU) => AtomOp::MinS,
@@ -171,7 +174,7 @@ impl Channel {
     }
 }
 
-/// A half as a float; of what is not a number all bits are kept.
+/// Widens a half to a float. A NaN keeps all its bits.
 fn widened(bits: u32) -> u32 {
     match bits & 0x7fff > 0x7c00 {
         true => (bits & 0x8000) << 16 | 0x7f80_0000 | (bits & 0x3ff) << 13,
@@ -179,7 +182,7 @@ fn widened(bits: u32) -> u32 {
     }
 }
 
-/// What `txq.channel_order` and `suq.channel_order` answer: OpenCL's numbers.
+/// Returns the answer of `txq.channel_order` and `suq.channel_order`: OpenCL's numbers.
 pub(crate) fn order_code(channels: u32) -> u32 {
     match channels {
         1 => 0x10b0,
@@ -188,23 +191,25 @@ pub(crate) fn order_code(channels: u32) -> u32 {
     }
 }
 
-/// Texels in memory: lines, planes, boxes, or layers of the first two; the levels of a mipmap one behind the other.
+/// Texels in memory: lines, planes, boxes, or layers of lines or planes. The levels of a mipmap
+/// follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Texels {
     pub address: u64,
     pub channel: Channel,
     /// 1, 2 or 4.
     pub channels: u32,
-    /// Along x, y, z; 1 where there is no such dimension.
+    /// Texels along x, y, z; 1 for a missing dimension.
     pub size: [u64; 3],
     /// 1 to 3, without layers.
     pub dimensions: u32,
-    /// Layers, where it has any. A cube's six faces are layers, each of its layers has six.
+    /// Number of layers, if there are any. The six faces of a cube are layers; layered cubes have
+    /// six layers each.
     pub layers: Option<u64>,
     pub cube: Cube,
-    /// Of a mipmap; 1 of others.
+    /// Levels of a mipmap; otherwise 1.
     pub levels: u32,
-    /// Of the first level. Others have no gaps between their rows.
+    /// Pitch of the first level. Other levels have no padding between their rows.
     pub pitch_bytes: u64,
 }
 
@@ -225,12 +230,13 @@ impl Texels {
         self.size[1] * self.pitch_bytes
     }
 
-    /// Of the first level.
+    /// Returns the bytes of the first level.
     fn level_bytes(&self) -> u64 {
         self.slice_bytes() * self.size[2] * self.layers.unwrap_or(1)
     }
 
-    /// Of all levels; none where that is too much for any memory. The address has no part in it.
+    /// Returns the bytes of all levels; `None` if they exceed any memory. The address does not
+    /// matter.
     pub fn bytes(&self) -> Option<u64> {
         let slices = self.size[2].checked_mul(self.layers.unwrap_or(1))?;
         let first = slices
@@ -246,7 +252,7 @@ impl Texels {
         Some(last.address + last.level_bytes())
     }
 
-    /// The levels from one on, which there is.
+    /// Returns the levels from `level` on, which must exist.
     pub fn level(&self, level: u32) -> Texels {
         let mut texels = *self;
         for _ in 0..level {
@@ -258,8 +264,9 @@ impl Texels {
         texels
     }
 
-    /// Some levels and layers, the first and the last of each, with texels taken for others of the same size. None where
-    /// there are no such, and of some layers of a mipmap, which are not one behind the other.
+    /// Returns a range of levels and layers (first and last of each), with texels read as another
+    /// type of equal size. `None` if they do not exist, and for some layers of a mipmap, which are
+    /// not contiguous.
     pub fn view(
         &self,
         (channel, channels): (Channel, u32),
@@ -284,7 +291,7 @@ impl Texels {
         (view.texel_bytes() == self.texel_bytes()).then_some(view)
     }
 
-    /// Where a texel's first byte is.
+    /// Returns the address of a texel.
     fn at(&self, [x, y, z]: [u64; 3], layer: u64) -> u64 {
         self.address
             + (z + layer) * self.slice_bytes()
@@ -293,7 +300,7 @@ impl Texels {
     }
 }
 
-/// What happens to coordinates outside.
+/// The treatment of coordinates outside the texture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressMode {
     Wrap,
@@ -302,38 +309,38 @@ pub enum AddressMode {
     Border,
 }
 
-/// How a texture is read.
+/// The settings with which a texture is read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampler {
     pub address: [AddressMode; 3],
     pub linear: bool,
-    /// Coordinates from 0 to 1.
+    /// Whether coordinates run from 0 to 1.
     pub normalised: bool,
-    /// Integers stay integers.
+    /// Whether integers are returned as integers.
     pub as_integers: bool,
-    /// The first three channels of bytes are sRGB.
+    /// Whether the first three channels of bytes are sRGB.
     pub srgb: bool,
-    /// Filtering goes on across the edges of a cube's faces.
+    /// Whether filtering continues across the edges of a cube's faces.
     pub seamless: bool,
     pub border: [f32; 4],
     pub mips: Mips,
 }
 
-/// How levels of a mipmap are chosen.
+/// The choice of a mipmap's levels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mips {
-    /// Between two levels.
+    /// Whether two levels are mixed.
     pub linear: bool,
     /// Added to the level of detail.
     pub bias: f32,
     /// The least and the greatest level of detail.
     pub clamp: [f32; 2],
-    /// The most samples along a longer gradient; 0 and 1: no more than one.
+    /// Samples along a longer gradient, at most; 0 and 1 both mean one.
     pub anisotropy: u32,
 }
 
 impl Mips {
-    /// Of textures that have one level.
+    /// Settings of a texture with one level.
     pub const NONE: Mips = Mips {
         linear: false,
         bias: 0.0,
@@ -346,11 +353,11 @@ impl Mips {
 pub struct Texture {
     pub texels: Texels,
     pub sampler: Sampler,
-    /// Of linear memory: read by index, 0 outside.
+    /// Whether it is linear memory, which is read by index, and is 0 outside.
     pub linear_memory: bool,
 }
 
-/// What a number in a kernel's register stands for.
+/// The object that a number in a kernel's register names.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
     Texture(Texture),

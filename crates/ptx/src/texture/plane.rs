@@ -1,11 +1,11 @@
-//! The common case of filtering: one plane of texels, inside it or at edges that are clamped to. It gives to the bit what
-//! the general way gives, which does the rest.
+//! Filtering of the common case: one plane of texels, inside it or at clamped edges. Results equal
+//! those of `sample.rs` to the bit; all other cases go there.
 
 use super::sample::{Coordinates, ONE_WEIGHT, Read, Spot, first_of_two, plane};
 use super::{AddressMode, Channel, Texture};
 
 impl Texture {
-    /// Four channels filtered; None if the general way must look.
+    /// Filters four channels; `None` if `sample.rs` must do it.
     #[inline(always)]
     pub(super) fn on_plane<E>(
         &self,
@@ -32,7 +32,7 @@ impl Texture {
         let (step, channels) = (texels.channel.bytes(), texels.channels as usize);
         let mut sums = [0.0; 4];
         for (at, weight) in corners.into_iter().zip(weights) {
-            // What does not count is not read: it may be infinite.
+            // A texel of weight 0 is not read, because it may be infinite.
             if weight == 0 {
                 continue;
             }
@@ -49,7 +49,8 @@ impl Texture {
         Ok(Some(sums))
     }
 
-    /// Numbers of the two texels next to a coordinate along an axis, and the weight of the second.
+    /// Returns the numbers of the two texels next to a coordinate along an axis, and the weight of
+    /// the second.
     #[inline(always)]
     fn neighbours(&self, axis: usize, coordinate: f32, offset: i32) -> Option<([u64; 2], i32)> {
         let count = self.texels.size[axis];

@@ -1,47 +1,48 @@
-//! The quick way of `tex`: textures of one level that is mapped as a whole, with what all lanes share worked out once for an
-//! instruction. It gives to the bit what the general way gives, which does the rest.
+//! Fast path of `tex`: textures of one level that is mapped as a whole, with what all lanes share
+//! computed once per instruction. Results equal those of `sample.rs` to the bit; all other cases go
+//! there.
 
 use super::sample::{NEAR, ONE_WEIGHT, first_of_two, floor, floor_near, in_steps, plane, weights};
 use super::{AddressMode, Channel, Cube, Texture};
 
-/// A texture whose texels need no more checks.
+/// A texture whose texels need no further checks.
 pub(crate) struct Quick<'t> {
     texture: &'t Texture,
     axes: [Axis; 3],
-    /// Distances of neighbours along x, y and z in bytes.
+    /// Distance between neighbours along x, y and z, in bytes.
     strides: [u64; 3],
-    /// The last layer.
+    /// Number of the last layer.
     layer_last: u64,
     channels: usize,
-    /// A point's texel outside, as registers hold it.
+    /// Register value of a texel outside, when points are read.
     outside: [u32; 4],
-    /// What filtering takes for texels outside.
+    /// Value of a texel outside, when filtering.
     border: [f64; 4],
-    /// Points give fractions of integers.
+    /// Whether reads of points return fractions for integer types.
     fractions: bool,
-    /// Integer coordinates meet lines that have no numbers.
+    /// Whether every read returns 0: integer coordinates with a line that is not linear memory.
     is_empty: bool,
 }
 
-/// Coordinates along an axis.
+/// Settings for coordinates along an axis.
 struct Axis {
     used: bool,
     count: u64,
     n: f64,
     normalised: bool,
     clamps: bool,
-    /// Fractional bits of normalised coordinates: their number of steps, and a step.
+    /// Number of steps of a normalised coordinate (its fractional bits), and the length of a step.
     steps: f64,
     step: f64,
 }
 
-/// Where the border is, among numbers of texels.
+/// Number that stands for a texel outside.
 const BORDER: u64 = u64::MAX;
 
-/// Texels next to a coordinate, or [`BORDER`], and the weight of the second.
+/// Numbers of the texels next to a coordinate, or [`BORDER`], and the weight of the second.
 type Pair = ([u64; 2], i32);
 
-/// A channel's type, known when this is compiled for the commonest ones.
+/// A channel's type, known at compile time for the commonest ones.
 pub(crate) trait Format: Copy {
     fn channel(self) -> Channel;
 }
@@ -74,7 +75,8 @@ impl Format for Channel {
 }
 
 impl Texture {
-    /// The quick way, if there is one for coordinates of this kind. `mapped` gives the range of memory that an address is in.
+    /// Returns the fast path, if there is one for coordinates of this kind. `mapped` returns the
+    /// range of memory that holds an address.
     pub(crate) fn quick(
         &self,
         by_number: bool,
@@ -115,12 +117,12 @@ impl Texture {
         })
     }
 
-    /// Whether all texels lie in one range of memory, where their channels may be read.
+    /// Whether all texels lie in one mapped range, aligned for their channels.
     fn is_readable(&self, mapped: impl FnOnce(u64) -> Option<(u64, u64)>) -> bool {
         let texels = &self.texels;
         let bytes = u64::from(texels.channel.bytes());
         let is_aligned = (texels.address | texels.pitch_bytes).is_multiple_of(bytes);
-        // A pitch may reach beyond the last row's end.
+        // The pitch may extend beyond the end of the last row.
         let row = texels.size[0].checked_mul(texels.texel_bytes());
         let all = texels
             .bytes()
@@ -164,7 +166,7 @@ impl Quick<'_> {
         u64::from(layer).min(self.layer_last)
     }
 
-    /// The texel of a number along each axis; what lies outside is 0.
+    /// Returns the texel at a number along each axis; 0 outside.
     #[inline(always)]
     pub(crate) fn numbered<F: Format>(
         &self,
@@ -190,7 +192,7 @@ impl Quick<'_> {
         self.words(format, self.address(texel, self.layer(layer)))
     }
 
-    /// The texel that a point is in.
+    /// Returns the texel that contains a point.
     #[inline(always)]
     pub(crate) fn nearest<F: Format>(
         &self,
@@ -212,7 +214,7 @@ impl Quick<'_> {
         self.words(format, self.address(texel, layer))
     }
 
-    /// The texels around a point, filtered.
+    /// Returns the filtered value of the texels around a point.
     #[inline(always)]
     pub(crate) fn filtered<F: Format>(
         &self,
@@ -233,7 +235,7 @@ impl Quick<'_> {
             }
         } else {
             let weights = plane(ONE_WEIGHT, x.1, y.1);
-            // Numbers of texels are far below the border's.
+            // Numbers of texels are far below `BORDER`.
             if x.0[0] | x.0[1] | y.0[0] | y.0[1] != BORDER {
                 return match self.channels {
                     1 => self.corners::<F, 1>(format, x.0, y.0, layer, weights),
@@ -253,7 +255,7 @@ impl Quick<'_> {
         out
     }
 
-    /// Four texels of a plane, none of them outside, of `N` channels.
+    /// Filters four texels of a plane, none of them outside, with `N` channels.
     #[inline(always)]
     fn corners<F: Format, const N: usize>(
         &self,
@@ -270,7 +272,7 @@ impl Quick<'_> {
         let channel = format.channel();
         let mut sums = [0.0; N];
         for (corner, weight) in weights.into_iter().enumerate() {
-            // What does not count is not read: it may be infinite.
+            // A texel of weight 0 is not read, because it may be infinite.
             if weight == 0 {
                 continue;
             }
@@ -297,7 +299,7 @@ impl Quick<'_> {
         weight: i32,
         sums: &mut [f64; 4],
     ) {
-        // What does not count is not read: it may be infinite.
+        // A texel of weight 0 is not read, because it may be infinite.
         if weight == 0 {
             return;
         }
@@ -316,7 +318,7 @@ impl Quick<'_> {
         }
     }
 
-    /// A coordinate in texels.
+    /// Returns a coordinate in units of texels.
     #[inline(always)]
     fn position(&self, axis: usize, coordinate: f32) -> f64 {
         let of = &self.axes[axis];
@@ -345,7 +347,7 @@ impl Quick<'_> {
         self.texel(axis, floor(position) + f64::from(offset))
     }
 
-    /// A texel by its number, a whole one.
+    /// Returns the texel at a whole number, or [`BORDER`].
     #[cold]
     fn texel(&self, axis: usize, index: f64) -> u64 {
         let of = &self.axes[axis];
@@ -371,7 +373,7 @@ impl Quick<'_> {
             let steps = floor_near(steps);
             let (first, weight) = ((steps >> 8) + i64::from(offset), (steps & 0xff) as i32);
             let last = of.count - 1;
-            // What is negative is a large number here.
+            // A negative number is large here.
             if (first as u64) < last {
                 return ([first as u64, first as u64 + 1], weight);
             }
@@ -383,7 +385,7 @@ impl Quick<'_> {
         self.far_pair(axis, position, offset)
     }
 
-    /// [`Quick::pair`] of what lies outside, or nowhere.
+    /// Computes [`Quick::pair`] for coordinates outside, infinite or NaN.
     #[cold]
     fn far_pair(&self, axis: usize, position: f64, offset: i32) -> Pair {
         let (first, weight) = first_of_two(position);
@@ -397,7 +399,7 @@ impl Quick<'_> {
         self.texture.texels.address + (z + layer) * slice + y * row + x * column
     }
 
-    /// A texel as registers hold it.
+    /// Returns a texel as register values.
     #[inline(always)]
     fn words<F: Format>(&self, format: F, at: u64) -> [u32; 4] {
         let channel = format.channel();
@@ -413,7 +415,7 @@ impl Quick<'_> {
     }
 }
 
-/// A channel's bits, zero-extended.
+/// Reads a channel's bits, zero-extended.
 #[inline(always)]
 fn read(at: u64, channel: Channel) -> u32 {
     use crate::interp::memory::{read8, read16, read32};
@@ -424,7 +426,7 @@ fn read(at: u64, channel: Channel) -> u32 {
     }
 }
 
-/// [`Channel::float`], where the compiler sees the commonest type.
+/// Computes [`Channel::float`], with the commonest type visible to the compiler.
 #[inline(always)]
 fn exact(channel: Channel, bits: u32) -> f64 {
     match channel {
@@ -433,7 +435,7 @@ fn exact(channel: Channel, bits: u32) -> f64 {
     }
 }
 
-/// [`Channel::filtered`], without a call for fractions.
+/// Computes [`Channel::filtered`], without a function call for fractions.
 #[inline(always)]
 fn rounded(channel: Channel, sum: f64) -> f64 {
     match channel {
@@ -443,7 +445,7 @@ fn rounded(channel: Channel, sum: f64) -> f64 {
     }
 }
 
-/// [`f64::round`], which calls a function where the host is only known to be an x86-64.
+/// Computes [`f64::round`], which is a function call unless the host has more than plain x86-64.
 #[inline(always)]
 fn round(value: f64) -> f64 {
     if !(0.0..NEAR).contains(&value) {

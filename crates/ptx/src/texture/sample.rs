@@ -4,12 +4,12 @@ use super::cube::Face;
 use super::levels::{Detail, Levels};
 use super::{AddressMode, Channel, Cube, Texels, Texture};
 
-/// Where a texture instruction looks.
+/// The position that a texture instruction reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Point {
     pub(crate) at: Coordinates,
     pub(crate) layer: u32,
-    /// Texels added to where the coordinates lead.
+    /// Texels added to the position of the coordinates.
     pub(crate) offset: [i32; 3],
     pub(crate) detail: Detail,
 }
@@ -17,12 +17,12 @@ pub(crate) struct Point {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Coordinates {
     Floats([f32; 3]),
-    /// Of texels.
+    /// Numbers of texels.
     Integers([i32; 3]),
 }
 
-/// Texels next to a coordinate along an axis: their numbers, none for the border, and the weight of the second, of
-/// [`ONE_WEIGHT`].
+/// The two texels next to a coordinate along an axis: their numbers, `None` for the border, and the
+/// weight of the second in units of 1/[`ONE_WEIGHT`].
 #[derive(Clone, Copy)]
 struct Span {
     texels: [Option<u64>; 2],
@@ -36,7 +36,7 @@ const ONE: Span = Span {
     weight: 0,
 };
 
-/// A point on its way to texels: of cubes, on a face.
+/// A position in the texture; for cubes, on a face.
 #[derive(Clone, Copy)]
 pub(super) struct Spot {
     pub(super) at: Coordinates,
@@ -51,7 +51,7 @@ pub(crate) trait Read<E>: FnMut(u64, u32) -> Result<u32, E> {}
 impl<E, F: FnMut(u64, u32) -> Result<u32, E>> Read<E> for F {}
 
 impl Texture {
-    /// Four channels, as registers hold them.
+    /// Returns four channels as register values.
     pub(crate) fn sample<E>(&self, point: &Point, read: &mut impl Read<E>) -> Result<[u32; 4], E> {
         let spot = self.spot(point);
         let by_number = matches!(point.at, Coordinates::Integers(_));
@@ -59,7 +59,7 @@ impl Texture {
             return Ok([0; 4]);
         }
         if self.texels.levels == 1 && !by_number {
-            // Of one level there is nothing to choose.
+            // With one level there is nothing to choose.
             return match self.sampler.linear {
                 true => {
                     if let Some(sums) = self.on_plane(&spot, read)? {
@@ -74,7 +74,7 @@ impl Texture {
         let levels = Levels::of(self, point);
         let blended = levels.weight != 0;
         if by_number {
-            // By numbers there is no border, and lines are those of linear memory (`tex1Dfetch`).
+            // Integer coordinates have no border, and their lines are linear memory (`tex1Dfetch`).
             let at = self
                 .spans(&levels.first, &spot, false)
                 .map(|span| span.texels[0]);
@@ -100,7 +100,7 @@ impl Texture {
         Ok(self.rounded(sums))
     }
 
-    /// What filtering gives, as registers hold it.
+    /// Rounds filtered sums to register values.
     #[inline(always)]
     fn rounded(&self, sums: [f64; 4]) -> [u32; 4] {
         let Texels {
@@ -110,11 +110,12 @@ impl Texture {
         for (out, sum) in out.iter_mut().zip(sums).take(channels as usize) {
             *out = (channel.filtered(sum) as f32).to_bits();
         }
-        // Others are 0, but for a border's, which has none either.
+        // Other channels are 0; the border's are, too.
         out
     }
 
-    /// One channel of the four texels that filtering would look at: from the lower left, against the clock, y downwards.
+    /// Returns one channel of the four texels that filtering would read: counter-clockwise from the
+    /// lower left, with y pointing down.
     pub(crate) fn gather<E>(
         &self,
         point: &Point,
@@ -163,7 +164,7 @@ impl Texture {
         self.texel(texels, at, spot.layer, read)
     }
 
-    /// Of one level, what it adds.
+    /// Returns the filtered value of one level, times its weight `part`.
     fn filtered<E>(
         &self,
         texels: &Texels,
@@ -178,7 +179,7 @@ impl Texture {
         let mut sums = [0.0; 4];
         let weights = weights(part, spans.map(|span| span.weight));
         for (corner, weight) in weights.into_iter().enumerate() {
-            // What does not count is not read: it may be infinite.
+            // A texel of weight 0 is not read, because it may be infinite.
             if weight != 0 {
                 let at = [0, 1, 2].map(|axis| spans[axis].texels[corner >> axis & 1]);
                 let texel = self.floats(texels, at, spot.layer, read)?;
@@ -191,7 +192,8 @@ impl Texture {
         Ok(sums)
     }
 
-    /// On the face of a cube, and those around it. Three faces meet in a corner: a fourth texel is the mean of the others.
+    /// Filters across the faces of a cube. At a corner only three faces meet; the missing fourth
+    /// texel is the mean of the others.
     fn across<E>(
         &self,
         face: Face,
@@ -238,7 +240,8 @@ impl Texture {
         Ok(sums)
     }
 
-    /// Lines without layers, which a GPU takes for planes of one row, read at its upper edge.
+    /// Whether it is a line without layers, which a GPU treats as a plane of one row, read at its
+    /// upper edge.
     fn is_line(&self) -> bool {
         self.texels.dimensions == 1 && self.texels.layers.is_none()
     }
@@ -303,7 +306,7 @@ impl Texture {
         }
     }
 
-    /// A coordinate in texels.
+    /// Returns a coordinate in units of texels.
     #[inline(always)]
     pub(super) fn position(
         &self,
@@ -313,14 +316,15 @@ impl Texture {
         normalised: bool,
     ) -> f64 {
         match normalised {
-            // Also what is subnormal is 0.
+            // Subnormal coordinates count as 0, and so does NaN.
             _ if !coordinate.is_normal() && !coordinate.is_infinite() => 0.0,
             true => self.turned(axis, fixed(coordinate, count)) * count as f64,
             false => coordinate.into(),
         }
     }
 
-    /// Where texels come again, a coordinate without whole turns: none of it is left of what is infinite.
+    /// Removes whole periods from a coordinate of a repeating texture; nothing is left of an
+    /// infinite one.
     #[inline(always)]
     pub(super) fn turned(&self, axis: usize, at: f64) -> f64 {
         match self.sampler.address[axis] {
@@ -331,7 +335,7 @@ impl Texture {
         }
     }
 
-    /// A texel by its number, a whole one, none for the border.
+    /// Returns the texel at a whole number, or `None` for the border.
     pub(super) fn texel_at(
         &self,
         count: u64,
@@ -365,7 +369,7 @@ impl Texture {
         channel == Channel::Half || channel.is_fraction() && !self.sampler.as_integers
     }
 
-    /// Channels that a format has not are 0 of the border, too.
+    /// Returns the border as register values. Channels that the format lacks are 0.
     pub(super) fn border_words(&self) -> [u32; 4] {
         let texels = &self.texels;
         let border = self.sampler.border;
@@ -388,7 +392,7 @@ impl Texture {
         )
     }
 
-    /// A texel as registers hold it.
+    /// Returns a texel as register values.
     fn texel<E>(
         &self,
         texels: &Texels,
@@ -405,7 +409,8 @@ impl Texture {
         let Some(at) = corner(at).map(|at| texels.at(at, layer)) else {
             return Ok(self.border_words());
         };
-        // As they are, not-a-numbers too. Channels that a format has not are 0, the fourth as well.
+        // Values are not converted, NaNs included. Channels that the format lacks are 0, also the
+        // fourth.
         let mut out = [0; 4];
         for i in 0..texels.channels {
             out[i as usize] =
@@ -425,7 +430,7 @@ impl Texture {
         let Some(at) = corner(at).map(|at| texels.at(at, layer)) else {
             return Ok(self.border_floats());
         };
-        // The last of two channels is no colour, nor is that of four.
+        // The last of two or four channels is no colour.
         let colours = [1, 1, 3][texels.channels as usize / 2];
         let mut out = [0.0; 4];
         for i in 0..texels.channels {
@@ -439,14 +444,14 @@ impl Texture {
     }
 }
 
-/// A coordinate in steps of weights, from the middle of the first texel on.
+/// Returns a coordinate in steps of weights, counted from the middle of the first texel.
 #[inline(always)]
 pub(super) fn in_steps(at: f64) -> f64 {
     (at - 0.5) * 256.0 + 0.5
 }
 
-/// The first of the two texels around a coordinate, and the weight of the second: the nearest multiple of 1/256, upwards
-/// where two are as near.
+/// Returns the first of the two texels around a coordinate, and the weight of the second: the
+/// nearest multiple of 1/256, rounded up if two are equally near.
 #[inline(always)]
 pub(super) fn first_of_two(at: f64) -> (f64, i32) {
     let steps = in_steps(at);
@@ -455,7 +460,7 @@ pub(super) fn first_of_two(at: f64) -> (f64, i32) {
         return ((steps >> 8) as f64, (steps & 0xff) as i32);
     }
     if !steps.is_finite() {
-        // Nothing is between texels where there is no coordinate.
+        // A coordinate that is not finite lies at no fraction between texels.
         return (at, 0);
     }
     let steps = steps.floor();
@@ -463,13 +468,15 @@ pub(super) fn first_of_two(at: f64) -> (f64, i32) {
     (first, (steps - first * 256.0) as i32)
 }
 
-/// Weights of corners, bit by bit of their number from x on, of 1/256 each, together `part`: all of them, or what a level counts.
+/// Returns the weights of the corners, indexed by one bit per axis from x on, in units of 1/256.
+/// They sum to `part`: all of a texture, or one level's share.
 ///
-/// As an H200 has them, to the bit but for some in boxes: the planes share what there is, then columns share what a plane has, then rows
-/// what a column has. A share is rounded, upwards from its half for the far column; its neighbour gets what is left.
+/// They equal those of an H200 to the bit, except for some in boxes: the planes share `part`, then
+/// the columns share a plane's weight, then the rows a column's. A share is rounded, halves up for
+/// the far column; its neighbour gets the rest.
 #[inline(always)]
 pub(super) fn weights(part: i32, [x, y, z]: [i32; 3]) -> [i32; 8] {
-    // What two levels give is rounded the other way.
+    // The shares of the two planes are rounded with halves down.
     let far = (part * z + ONE_WEIGHT / 2 - 1) / ONE_WEIGHT;
     let ([a, b, c, d], [e, f, g, h]) = (plane(part - far, x, y), plane(far, x, y));
     [a, b, c, d, e, f, g, h]
@@ -479,7 +486,7 @@ pub(super) fn weights(part: i32, [x, y, z]: [i32; 3]) -> [i32; 8] {
 pub(super) fn plane(part: i32, x: i32, y: i32) -> [i32; 4] {
     let column = share(part, x);
     let corner = share(column, y);
-    // Downwards from its half here, so that rows of columns that share all add up.
+    // Halves are rounded down here, so that the weights of both columns' rows add up.
     let below = ((part - column) * y + ONE_WEIGHT / 2 - 1) / ONE_WEIGHT;
     [part - column - below, column - corner, below, corner]
 }
@@ -489,17 +496,18 @@ fn share(part: i32, weight: i32) -> i32 {
     (part * weight + ONE_WEIGHT / 2) / ONE_WEIGHT
 }
 
-/// A normalised coordinate has 21 fractional bits where it is multiplied, 22 where the number of texels is a power of two.
+/// Returns a normalised coordinate with 21 fractional bits, or 22 if the number of texels is a
+/// power of two.
 fn fixed(coordinate: f32, count: u64) -> f64 {
     let bits = if count.is_power_of_two() { 22 } else { 21 };
     let (one, step) = (f64::from(1 << bits), 1.0 / f64::from(1 << bits));
     floor(f64::from(coordinate) * one) * step
 }
 
-/// Coordinates below this are whole numbers of 64 bits, with 8 bits after the point.
+/// Coordinates below this fit into 64-bit integers with 8 fractional bits.
 pub(super) const NEAR: f64 = (1u64 << 50) as f64;
 
-/// [`f64::floor`], which calls a function where the host is only known to be an x86-64.
+/// Computes [`f64::floor`], which is a function call unless the host has more than plain x86-64.
 #[inline(always)]
 pub(super) fn floor(value: f64) -> f64 {
     if value.abs() < NEAR {
@@ -509,16 +517,17 @@ pub(super) fn floor(value: f64) -> f64 {
     }
 }
 
-/// [`f64::floor`] of what is below [`NEAR`], on either side of 0.
+/// Computes [`f64::floor`] of a number whose absolute value is below [`NEAR`].
 #[inline(always)]
 pub(super) fn floor_near(value: f64) -> i64 {
     debug_assert!(value.abs() < NEAR);
-    // SAFETY: a number within the range of 64 bits: callers have looked.
+    // SAFETY: callers have checked that the absolute value is below `NEAR`, which fits into 64
+    // bits.
     let cut = unsafe { value.to_int_unchecked::<i64>() };
     cut - i64::from(cut as f64 > value)
 }
 
-/// IEC 61966-2-1, of 8 bits.
+/// Converts 8 bits of sRGB to linear (IEC 61966-2-1).
 fn linear_of_srgb(bits: u32) -> f64 {
     let value = f64::from(bits as u8) / 255.0;
     match value <= 0.04045 {

@@ -1,10 +1,10 @@
-//! Surfaces: places by bytes or texels, and what a formatted store makes of registers.
+//! Surfaces: addresses by bytes or texels, and the conversions of formatted stores.
 
 use super::{Channel, Texels};
 use crate::code::Rounding;
 use crate::interp::half::{F16, Half as _};
 
-/// Where a surface instruction wants to go: x in bytes.
+/// The position of a surface access, with x in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) at: [i32; 3],
@@ -12,8 +12,8 @@ pub(crate) struct Place {
 }
 
 impl Texels {
-    /// The byte that an instruction names by its offset in a row, row, slice and layer; none outside. `clamp`: the nearest
-    /// one that is inside.
+    /// Returns the address of a position: offset in a row, row, slice and layer. Outside it is
+    /// `None`, or with `clamp` the nearest position inside.
     pub(crate) fn place(&self, place: &Place, bytes: u64, clamp: bool) -> Option<u64> {
         let row_bytes = self.size[0] * self.texel_bytes();
         let last = [
@@ -40,19 +40,19 @@ impl Texels {
         Some(self.address + row * self.pitch_bytes + x)
     }
 
-    /// The byte of a texel that is named by numbers of texels.
+    /// Returns the address of a texel named by numbers of texels.
     pub(crate) fn texel_place(&self, place: &Place, clamp: bool) -> Option<u64> {
         let bytes = self.texel_bytes();
         let x = i64::from(place.at[0]) * bytes as i64;
         let mut place = *place;
-        // What does not fit is outside, on the same side.
+        // A product that does not fit stays outside, on the same side.
         place.at[0] = x.clamp(i32::MIN.into(), i32::MAX.into()) as i32;
         self.place(&place, bytes, clamp)
     }
 }
 
 impl Channel {
-    /// What `sust.p` stores of a register: integers at their borders, halves of floats.
+    /// Converts a register for `sust.p`: integers are clamped, floats become halves.
     pub(crate) fn stored(self, bits: u32) -> u32 {
         let signed = bits as i32;
         match self {
@@ -66,7 +66,7 @@ impl Channel {
     }
 }
 
-/// Rounded towards zero, infinities and all; what is not a number keeps its sign.
+/// Rounds to a half towards zero, infinities too; a NaN keeps its sign.
 pub(super) fn half_towards_zero(value: f32) -> u32 {
     match value.is_nan() {
         true => 0x7fff | value.to_bits() >> 16 & 0x8000,
