@@ -1,4 +1,5 @@
-//! Generates the functions that are not served, and the numbers of what is told of, from the declarations in `outboard-api`.
+//! Generates the unserved functions, and CUPTI's names and numbers of traced calls, from
+//! `outboard-api`.
 
 use std::{env, error::Error, fmt::Write, fs, path::Path};
 
@@ -6,10 +7,11 @@ use outboard_api::cupti::{self, Traced};
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcupti.so.13");
-    // Programs ask for each function under a version that is the library's name.
+    // Programs request each function with a symbol version, which is the library's name.
     println!("cargo:rustc-cdylib-link-arg=-fuse-ld=bfd");
     println!("cargo:rustc-cdylib-link-arg=-Wl,--default-symver");
-    // Programs close the library and open it again; what it has given to libcuda outlives that.
+    // Programs close the library and open it again. libcuda holds pointers into it that must stay
+    // valid.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rerun-if-changed=build.rs");
     let calls = cupti::calls()?;
@@ -17,13 +19,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (number, call) in calls.iter().enumerate() {
         let name = &call.name;
         match call.is_served {
-            // One that is declared and not written is an error here.
+            // A function that is declared as served but not written is a compile error here.
             true => writeln!(
                 out,
                 "const _: *const () = crate::calls::{name} as *const ();"
             )?,
-            // The arguments are not looked at, so that they need no types.
-            // NVTX takes 0 for a refusal.
+            // The arguments are not read, so they need no types. NVTX takes 0 for a refusal.
             false if name.starts_with("InitializeInjection") => writeln!(
                 out,
                 "#[unsafe(no_mangle)]\npub extern \"C\" fn {name}() -> i32 {{ let _ = crate::log::unsupported({number}); 0 }}"

@@ -7,12 +7,12 @@ use outboard_api::{
     nvml::{self, Call, Service},
 };
 
-/// Entries of the private table: as many as its size says, all of them functions that can be called.
+/// Number of entries in the private table, which states its size; each must be a callable function.
 const PRIVATE_SLOTS: usize = 270;
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libnvidia-ml.so.1");
-    // Programs close the library and open it again; its threads, handlers and sessions outlive that.
+    // Programs close the library and open it again; its threads, handlers and sessions stay.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rerun-if-changed=build.rs");
     let calls = nvml::calls()?;
@@ -45,7 +45,7 @@ fn entry(
             .iter()
             .find(|c| &c.symbol == other)
             .ok_or_else(|| format!("{symbol} stands for {other}, which is not declared"))?,
-        // The arguments are not looked at, so that they need no types.
+        // The arguments are not read, so they need no types.
         Service::Unsupported => {
             writeln!(
                 out,
@@ -77,7 +77,8 @@ fn entry(
     Ok(())
 }
 
-/// A function for every entry of the private table, so that the log can say which one was called.
+/// Generates a function for every entry of the private table, so that the log can name the entry
+/// that was called.
 fn private_slots() -> Result<String, std::fmt::Error> {
     let mut out = format!(
         "static SLOTS: [Slot; {PRIVATE_SLOTS}] = [\n    Slot::bytes(8 * {PRIVATE_SLOTS}),\n"

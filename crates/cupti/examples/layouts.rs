@@ -1,4 +1,5 @@
-//! Prints every field of every record that is written: type, field, offset, bytes. A test holds it against CUPTI's header.
+//! Prints every field of every record type: type, field, offset, bytes. A test compares the output
+//! with CUPTI's header.
 
 use outboard_cupti::records::{Api, ExternalCorrelation, Kernel, Memcpy, Memset, Overhead};
 

@@ -1,4 +1,4 @@
-//! Buffers of the program's, filled with records and given back.
+//! Buffers that the program provides, filled with records and returned.
 
 use std::{cell::Cell, ffi::c_void};
 
@@ -11,17 +11,17 @@ pub(crate) type Request = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut us
 /// `CUpti_BuffersCallbackCompleteFunc`.
 pub(crate) type Complete = unsafe extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
 
-/// Records begin at multiples of this.
+/// Alignment of records in a buffer, in bytes.
 const ALIGN: usize = 8;
-/// Buffers that threads asked for at the same moment.
+/// Most buffers kept in reserve, if several threads requested one at the same moment.
 const SPARE_MAX: usize = 64;
 
-/// Memory of the program's between its two callbacks.
+/// Memory of the program, between the calls of its two callbacks.
 struct Buffer {
     address: usize,
     bytes: usize,
     used: usize,
-    /// 0: as many as fit.
+    /// Most records for this buffer; 0 for as many as fit.
     records_max: usize,
     records: usize,
 }
@@ -30,7 +30,7 @@ struct Buffers {
     callbacks: Option<(Request, Complete)>,
     current: Option<Buffer>,
     spare: Vec<Buffer>,
-    /// Records that found no buffer since the program asked.
+    /// Records dropped for lack of a buffer, since the program last read this number.
     dropped: usize,
 }
 
@@ -45,19 +45,19 @@ thread_local! {
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread is in one of the program's two functions.
+/// Returns true if the calling thread is in one of the program's two callbacks.
 pub(crate) fn is_in_callback() -> bool {
     IN_CALLBACK.get()
 }
 
-/// Runs one of the program's two functions.
+/// Runs one of the program's two callbacks.
 fn in_callback(run: impl FnOnce()) {
     let outer = IN_CALLBACK.replace(true);
     run();
     IN_CALLBACK.set(outer);
 }
 
-/// Buffers come from and go to these functions from now on.
+/// Sets the functions that buffers come from and go to.
 pub(crate) fn register(request: Request, complete: Complete) {
     BUFFERS.lock().callbacks = Some((request, complete));
 }
@@ -66,8 +66,8 @@ pub(crate) fn is_registered() -> bool {
     BUFFERS.lock().callbacks.is_some()
 }
 
-/// Writes a record, or counts it as dropped where the program has no buffer for it. Calls that the program's two functions
-/// make have no records: each would ask for a buffer again, without end.
+/// Writes a record, or counts it as dropped if the program has no buffer for it. Calls made by the
+/// program's two callbacks have no records: each would request a buffer again, without end.
 pub(crate) fn write<R: Record>(record: &R) {
     if is_in_callback() {
         return;
@@ -86,7 +86,8 @@ pub(crate) fn write<R: Record>(record: &R) {
         let is_put = buffers.current.as_mut().map(|buffer| buffer.put(record));
         match is_put {
             Some(true) => break complete,
-            // One full buffer at a time: a second one that does not take the record is too small for any.
+            // Only one full buffer is replaced: a second one without room is too small for any
+            // record.
             Some(false) if full.is_none() => {
                 full = buffers.current.take();
                 continue;
@@ -99,7 +100,7 @@ pub(crate) fn write<R: Record>(record: &R) {
         }
         drop(buffers);
         asked = true;
-        // SAFETY: the program's function, called without a lock of ours.
+        // SAFETY: the program's function, called while none of our locks is held.
         if let Some(buffer) = unsafe { Buffer::request(request) } {
             let mut buffers = BUFFERS.lock();
             if buffers.spare.len() < SPARE_MAX {
@@ -113,7 +114,7 @@ pub(crate) fn write<R: Record>(record: &R) {
     }
 }
 
-/// Gives all buffers that hold anything back.
+/// Returns all buffers that hold records to the program.
 pub(crate) fn flush() {
     let (buffers, complete) = {
         let mut buffers = BUFFERS.lock();
@@ -125,12 +126,12 @@ pub(crate) fn flush() {
         (all, complete)
     };
     for buffer in buffers {
-        // SAFETY: the program's function, called without a lock of ours.
+        // SAFETY: the program's function, called while none of our locks is held.
         unsafe { buffer.complete(complete) };
     }
 }
 
-/// Records dropped since the last time, and those that the server dropped.
+/// Takes the number of records dropped since the last call, here and by the server.
 pub(crate) fn take_dropped() -> usize {
     std::mem::take(&mut BUFFERS.lock().dropped)
 }
@@ -144,7 +145,7 @@ pub(crate) fn add_dropped(more: u64) {
 
 impl Buffer {
     /// # Safety
-    /// A function of the program's of this type.
+    /// `request` is the program's function of this type.
     unsafe fn request(request: Request) -> Option<Buffer> {
         let (mut address, mut bytes, mut records_max) = (std::ptr::null_mut::<u8>(), 0, 0);
         // SAFETY: the caller's promise; three outputs.
@@ -160,7 +161,7 @@ impl Buffer {
     }
 
     /// # Safety
-    /// A function of the program's of this type; the memory is its own from now on.
+    /// `complete` is the program's function of this type. It owns the memory from now on.
     unsafe fn complete(self, complete: Complete) {
         // SAFETY: the caller's promise.
         in_callback(|| unsafe {
@@ -174,7 +175,7 @@ impl Buffer {
         });
     }
 
-    /// Appends a record; false where it does not fit.
+    /// Appends a record. Returns false if it does not fit.
     fn put<R: Record>(&mut self, record: &R) -> bool {
         let fits = self.bytes.saturating_sub(self.used) >= R::BYTES
             && (self.records_max == 0 || self.records < self.records_max);

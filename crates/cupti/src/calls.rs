@@ -21,16 +21,17 @@ use crate::{
     status::Status,
 };
 
-/// `CUPTI_API_VERSION` of CUDA 13.0, whose records are written.
+/// `CUPTI_API_VERSION` of CUDA 13.0, the version of the records written here.
 const VERSION: u32 = 130_001;
 const DOMAIN_DRIVER: u32 = 1;
 const DOMAIN_RESOURCE: u32 = 3;
-/// `CUPTI_ACTIVITY_ATTR_*` that are kept: they tune buffers on the GPU, of which there are none here.
+/// Number of `CUPTI_ACTIVITY_ATTR_*` values that are stored. They tune buffers on the GPU, which do
+/// not exist here.
 const ATTRIBUTES: usize = 11;
 
 static LAST_ERROR: AtomicU32 = AtomicU32::new(0);
 
-/// Runs a function. Nothing that happens in it unwinds into C.
+/// Runs a function, and stops panics before they unwind into C.
 fn enter(name: &str, body: impl FnOnce() -> Result<(), Status>) -> Status {
     let status = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return Status::SUCCESS,
@@ -41,17 +42,17 @@ fn enter(name: &str, body: impl FnOnce() -> Result<(), Status>) -> Status {
         }
     };
     log::debug(format_args!("{name} answers {}", status.0));
-    // The end of a buffer is no error.
+    // Reaching the end of a buffer is not an error.
     if status != Status::MAX_LIMIT_REACHED {
         LAST_ERROR.store(status.0, Ordering::Relaxed);
     }
     status
 }
 
-/// Writes an output of the program's.
+/// Writes an output parameter of the program's call.
 ///
 /// # Safety
-/// NULL or valid.
+/// `to` is NULL or valid for writes.
 unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Status> {
     if to.is_null() {
         return Err(Status::INVALID_PARAMETER);
@@ -106,7 +107,7 @@ pub(crate) unsafe extern "C" fn cuptiGetCallbackName(
             _ => return Err(Status::INVALID_PARAMETER),
         };
         let found = hooks::name(names, cbid).ok_or(Status::INVALID_PARAMETER)?;
-        // SAFETY: the program's output; the names are there for ever.
+        // SAFETY: the program's output; the names are never freed.
         unsafe { put(name, found.as_ptr()) }
     })
 }
@@ -159,19 +160,21 @@ pub(crate) extern "C" fn cuptiActivityEnableRuntimeApi(cbid: u32, enable: u8) ->
     })
 }
 
-/// Events have no records here, so none lacks its time.
+/// Accepts the setting. There are no records of events here, so none lacks its time.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuptiActivityEnableCudaEventDeviceTimestamps(enable: u8) -> Status {
     not_kept("cuptiActivityEnableCudaEventDeviceTimestamps", enable)
 }
 
-/// When a launch was queued and submitted on the server says nothing of the program: these fields stay 0.
+/// Accepts the setting. The fields stay 0: when the server queued a launch says nothing about the
+/// program.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuptiActivityEnableLatencyTimestamps(enable: u8) -> Status {
     not_kept("cuptiActivityEnableLatencyTimestamps", enable)
 }
 
-/// Takes a setting that changes nothing as long as it is off.
+/// Accepts a setting that changes nothing while it is off, and reports once that it cannot be
+/// turned on.
 fn not_kept(name: &'static str, enable: u8) -> Status {
     static SAID: Mutex<Vec<&str>> = Mutex::new(Vec::new());
     enter(name, || {
@@ -201,13 +204,14 @@ pub(crate) extern "C" fn cuptiActivityFlushAll(flags: u32) -> Status {
             return Err(Status::INVALID_OPERATION);
         }
         let taken = profile::take(flags);
-        // What there is goes to the program, whatever became of the rest.
+        // Records that were taken go to the program even if taking more failed.
         buffers::flush();
         taken
     })
 }
 
-/// Buffers are given back when they are full and when the program asks: at most later than a period would.
+/// Accepts the period. Buffers are returned when they are full and when the program asks, so at
+/// most later.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuptiActivityFlushPeriod(period_ms: u32) -> Status {
     not_kept("cuptiActivityFlushPeriod", u8::from(period_ms != 0))
@@ -232,7 +236,8 @@ pub(crate) unsafe extern "C" fn cuptiActivityGetNextRecord(
             let kind = unsafe { buffer.add(at).cast::<u32>().read_unaligned() };
             records::len(kind).filter(|len| at.checked_add(*len).is_some_and(|e| e <= valid_bytes))
         };
-        // SAFETY: the program's: NULL for the first record, else what the last call wrote.
+        // SAFETY: the program's pointer: NULL for the first record, else the value that the last
+        // call wrote.
         let last = unsafe { record.read() };
         let at = match last.is_null() {
             true => 0,
@@ -305,7 +310,7 @@ pub(crate) unsafe extern "C" fn cuptiActivitySetAttribute(
         // SAFETY: the program's record of an attribute.
         let (kept, len) = unsafe { attribute_at(attribute, bytes, value) }?;
         let mut word = [0; size_of::<usize>()];
-        // SAFETY: so many bytes of the program's, at most a word.
+        // SAFETY: the program's `len` bytes, at most a word.
         unsafe { std::ptr::copy_nonoverlapping(value.cast(), word.as_mut_ptr(), len) };
         kept.store(usize::from_ne_bytes(word), Ordering::Relaxed);
         Ok(())
@@ -322,16 +327,16 @@ pub(crate) unsafe extern "C" fn cuptiActivityGetAttribute(
         // SAFETY: the program's record of an attribute.
         let (kept, len) = unsafe { attribute_at(attribute, bytes, value) }?;
         let word = kept.load(Ordering::Relaxed).to_ne_bytes();
-        // SAFETY: so many bytes of the program's, at most a word.
+        // SAFETY: the program's `len` bytes, at most a word.
         unsafe { std::ptr::copy_nonoverlapping(word.as_ptr(), value.cast(), len) };
         Ok(())
     })
 }
 
-/// Where an attribute is kept, and how many bytes of it the program has.
+/// Returns the storage of an attribute, and the length in bytes of the program's value.
 ///
 /// # Safety
-/// NULL, or a length and so many bytes.
+/// `bytes` is NULL or valid, and `value` has the length that it gives.
 unsafe fn attribute_at(
     attribute: u32,
     bytes: *mut usize,
@@ -365,7 +370,7 @@ pub(crate) extern "C" fn cuptiSetThreadIdType(to: u32) -> Status {
     })
 }
 
-/// What stands for the one subscriber there can be.
+/// Handle of the one subscriber that CUPTI allows.
 static SUBSCRIBER: u8 = 0;
 
 #[unsafe(no_mangle)]
@@ -407,8 +412,9 @@ pub(crate) extern "C" fn cuptiEnableCallback(
     enter("cuptiEnableCallback", || {
         check_subscriber(subscriber)?;
         if domain == DOMAIN_RESOURCE {
-            // PyTorch asks to be told when a context ends, to end its profile first. Contexts end here with the program's work done
-            // and its records kept, so that nothing is lost without.
+            // PyTorch subscribes to the end of contexts in order to end its profile first. Here it
+            // loses nothing without: a context ends after the program's work is done, and its
+            // records are kept.
             log::debug(format_args!("callbacks for resources never come ({cbid})"));
             return Ok(());
         }
@@ -430,7 +436,8 @@ pub(crate) extern "C" fn cuptiEnableDomain(
     })
 }
 
-/// Only calls of the runtime are called back for: of others the arguments are not at hand, which callbacks look into.
+/// Accepts only calls of the runtime: callbacks read a call's arguments, which are available for no
+/// other domain.
 fn check_domain(domain: u32, enable: u32) -> Result<(), Status> {
     const DOMAINS: usize = 7;
     static SAID: [AtomicBool; DOMAINS] = [const { AtomicBool::new(false) }; DOMAINS];

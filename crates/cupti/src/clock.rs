@@ -1,9 +1,10 @@
-//! The server's times on the program's clock.
+//! Conversion of the server's times to the program's clock.
 //!
-//! The server's clock is compared with this machine's monotonic clock by round trips, the best of several: what is left of
-//! error is half of that round trip. Where both are the same clock the comparison finds so, and nothing is added. The program's
-//! clock is its timestamp callback, or the time of day in nanoseconds; it is read beside the monotonic clock at each
-//! comparison, and times between two comparisons are put between them. So times of the server keep their order.
+//! The server's clock is compared with this machine's monotonic clock by round trips. The error is
+//! at most half of the fastest of several round trips. If both are the same clock, the comparison
+//! finds no difference. The program's clock is its timestamp callback, or the time of day in
+//! nanoseconds; it is read with the monotonic clock at each comparison. Times between two
+//! comparisons are interpolated, so times of the server keep their order.
 
 use std::{
     ffi::c_void,
@@ -19,7 +20,8 @@ pub(crate) type Timestamp = unsafe extern "C" fn() -> u64;
 
 const ROUND_TRIPS: u32 = 8;
 const READINGS: u32 = 8;
-/// Comparisons that are closer to each other tell the program's rate badly.
+/// Shortest interval between two comparisons from which the program's rate is computed, in
+/// nanoseconds.
 const APART_NS_MIN: u64 = 1_000_000;
 
 static CALLBACK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -33,7 +35,7 @@ struct Compared {
     program: u64,
 }
 
-/// Has the program's clock read by this function from now on.
+/// Sets the function that reads the program's clock, or none for the time of day.
 pub(crate) fn register(timestamp: Option<Timestamp>) {
     let address = timestamp.map_or(std::ptr::null_mut(), |function| function as *mut c_void);
     CALLBACK.store(address, Ordering::Release);
@@ -66,7 +68,7 @@ fn here_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
 }
 
-/// Compares the clocks.
+/// Compares the clocks by round trips to the server.
 pub(crate) fn compare() -> Result<(), Status> {
     let mut best: Option<(u64, i64)> = None;
     for _ in 0..ROUND_TRIPS {
@@ -91,7 +93,7 @@ pub(crate) fn compare() -> Result<(), Status> {
     Ok(())
 }
 
-/// What the server's clock is ahead: nothing where it may as well be the same clock.
+/// Returns the difference of the clocks, or 0 if it is within the error.
 fn same_clock(width: u64, ahead: i64) -> i64 {
     match ahead.unsigned_abs() <= width / 2 {
         true => 0,
@@ -99,7 +101,7 @@ fn same_clock(width: u64, ahead: i64) -> i64 {
     }
 }
 
-/// One moment on this machine's clock and the program's.
+/// Reads this machine's clock and the program's at one moment.
 fn both() -> (u64, u64) {
     let reading = |_| {
         let before = here_ns();
@@ -112,17 +114,17 @@ fn both() -> (u64, u64) {
     (here, program)
 }
 
-/// Keeps the first and the last comparison.
+/// Keeps only the first and the last comparison.
 fn thin_out(compared: &mut Vec<Compared>) {
     if compared.len() > 2 {
         compared.drain(1..compared.len() - 1);
     }
 }
 
-/// From the server's times to the program's, as the last comparisons have it.
+/// Conversion from the server's times to the program's, by the comparisons made so far.
 pub(crate) struct Map {
     first: Compared,
-    /// Units of the program's clock for a nanosecond of the server's.
+    /// Units of the program's clock per nanosecond of the server's.
     rate: f64,
 }
 
@@ -139,17 +141,17 @@ impl Map {
         let apart = last.here_ns.saturating_sub(first.here_ns);
         let rate = match apart >= APART_NS_MIN && server > 0 {
             true => last.program.wrapping_sub(first.program) as f64 / server as f64,
-            // Nothing to measure the rate by: a clock that counts nanoseconds, most likely.
+            // Too short an interval to measure the rate: the clock most likely counts nanoseconds.
             false => 1.0,
         };
-        // The last comparison is the best for what has just been done.
+        // The last comparison is the most exact one for recent work.
         match apart >= APART_NS_MIN {
             true => Map { first, rate },
             false => Map { first: last, rate },
         }
     }
 
-    /// A time of the server's on the program's clock.
+    /// Converts a time of the server to the program's clock.
     pub(crate) fn program(&self, server_ns: u64) -> u64 {
         let since = server_ns.wrapping_sub(self.first.server_ns) as i64;
         self.first
@@ -172,7 +174,7 @@ mod tests {
 
     #[test]
     fn times_keep_their_order_and_the_programs_rate() {
-        // The server is a second ahead; the program counts three for a nanosecond.
+        // The server's clock is a second ahead; the program's counts three units per nanosecond.
         let first = at(2_000_000_000, 1_000_000_000, 500);
         let last = at(2_010_000_000, 1_010_000_000, 30_000_500);
         let map = Map::between(first, last);

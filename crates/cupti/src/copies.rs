@@ -1,5 +1,5 @@
-//! Copies between host and device as the program made them: which memory of its own they touched, which the server does not
-//! see, and one record for a copy that was sent in pieces.
+//! Copies between host and device, as the program made them. The server does not see which kind of
+//! the program's memory a copy used, and a copy may have been sent in pieces.
 
 use std::{
     collections::BTreeMap,
@@ -10,26 +10,28 @@ use std::{
 use outboard_wire::doc::{Activity, ActivityWhat};
 use parking_lot::Mutex;
 
-/// Copies whose memory is remembered until their work is taken.
+/// Most copies whose kind of memory is remembered until their work is taken.
 const COPIES_MAX: usize = 1 << 18;
 /// `CUPTI_ACTIVITY_MEMCPY_KIND_*`, `CUPTI_ACTIVITY_MEMORY_KIND_*`.
 const TO_DEVICE: u8 = 1;
 const TO_HOST: u8 = 2;
 const PAGEABLE: u8 = 1;
 const PINNED: u8 = 2;
-/// Numbers of `cudaMemcpy` and `cudaMemcpyAsync`, also those of the thread's own stream: destination and source come first.
+/// CUPTI's numbers of `cudaMemcpy` and `cudaMemcpyAsync`, with and without per-thread default
+/// streams. Their first parameters are destination and source.
 const COPIES: [u32; 4] = [31, 41, 215, 225];
 const POINTER_ATTRIBUTE_MEMORY_TYPE: u32 = 2;
 const MEMORY_TYPE_HOST: u32 = 1;
 const MEMORY_TYPE_DEVICE: u32 = 2;
 
-/// The kind of the host memory that a call of this number copied from or to.
+/// Kind of the host memory that each call copied from or to, by the call's number.
 static HOST_MEMORY: Mutex<BTreeMap<u32, u8>> = Mutex::new(BTreeMap::new());
 
-/// Notes which memory of the host a runtime's call copies.
+/// Records which kind of host memory a call of the runtime copies.
 ///
 /// # Safety
-/// The parameters of the runtime's call of this number, as CUPTI's headers declare them, or NULL.
+/// `params` is NULL or the parameters of the runtime's call `cbid`, as CUPTI's headers declare
+/// them.
 pub(crate) unsafe fn note(cbid: u32, params: *const c_void, call: u32) {
     if !COPIES.contains(&cbid) || params.is_null() {
         return;
@@ -46,12 +48,12 @@ pub(crate) unsafe fn note(cbid: u32, params: *const c_void, call: u32) {
     }
 }
 
-/// The kind of memory at an address, if it is the host's.
+/// Returns the kind of memory at an address, or `None` if it is not host memory.
 fn kind_of_host(address: u64) -> Option<u8> {
     type Attribute = unsafe extern "C" fn(*mut c_void, u32, u64) -> c_int;
     static ATTRIBUTE: OnceLock<Option<Attribute>> = OnceLock::new();
     let attribute = (*ATTRIBUTE.get_or_init(|| {
-        // SAFETY: the driver is loaded: it has told of the call.
+        // SAFETY: the driver is already loaded: it reported the call.
         let found = unsafe {
             let handle = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
             libc::dlsym(handle, c"cuPointerGetAttribute".as_ptr())
@@ -76,7 +78,7 @@ fn kind_of_host(address: u64) -> Option<u8> {
     }
 }
 
-/// A copy with the program's own kind of memory at the host's end.
+/// Replaces the kind of a copy's host memory by that of the program's memory.
 pub(crate) fn with_host_memory(mut activity: Activity) -> Activity {
     if let ActivityWhat::Copy {
         kind,
@@ -95,7 +97,7 @@ pub(crate) fn with_host_memory(mut activity: Activity) -> Activity {
     activity
 }
 
-/// Puts a piece of a copy behind the pieces before it; false where it is none.
+/// Appends a piece of a copy to the pieces before it. Returns false if it belongs to another copy.
 pub(crate) fn join(whole: &mut Activity, piece: &Activity) -> bool {
     let is_same = (whole.call, whole.stream, whole.graph, whole.graph_node)
         == (piece.call, piece.stream, piece.graph, piece.graph_node);

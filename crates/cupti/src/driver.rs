@@ -1,4 +1,4 @@
-//! The table of Outboard's `libcuda.so.1`.
+//! The table of functions exported by Outboard's `libcuda.so.1`.
 
 use std::{
     ffi::{c_int, c_void},
@@ -16,7 +16,8 @@ use outboard_wire::doc::{self, Activities};
 
 use crate::{log, status::Status};
 
-/// The table, if this process has it: asked for until it is there, since a program may load the driver late.
+/// Returns the table. Each call tries again until it is found, since a program may load the driver
+/// late.
 pub(crate) fn table() -> Result<&'static Table, Status> {
     static TABLE: OnceLock<&'static Table> = OnceLock::new();
     static SAID: AtomicBool = AtomicBool::new(false);
@@ -52,7 +53,7 @@ fn find() -> Result<&'static Table, &'static str> {
     let mut table = std::ptr::null();
     // SAFETY: an output and an id.
     let status = unsafe { get(&mut table, &ACTIVITY_TABLE) };
-    // SAFETY: only Outboard's driver answers this id, with a table that is there for ever.
+    // SAFETY: only Outboard's driver answers this id, with a table that is never freed.
     let table = unsafe { table.cast::<Table>().as_ref() };
     match table.filter(|_| status == 0) {
         None => Err("libcuda.so.1 is not Outboard's; do not preload this libcupti.so.13"),
@@ -63,7 +64,7 @@ fn find() -> Result<&'static Table, &'static str> {
     }
 }
 
-/// Whether this process is a child of one that profiled: its sessions and threads are the parent's.
+/// Returns true in a child of a process that profiled: the child has no session of its own.
 pub(crate) fn is_forked() -> bool {
     static OWNER: AtomicU32 = AtomicU32::new(0);
     let pid = std::process::id();
@@ -73,15 +74,15 @@ pub(crate) fn is_forked() -> bool {
     }
 }
 
-/// Has the hooks called, or none.
+/// Sets or removes the hooks that libcuda calls.
 pub(crate) fn attach(hooks: Option<&'static Hooks>) -> Result<(), Status> {
     let hooks = hooks.map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: hooks that are there for ever.
+    // SAFETY: the hooks are static.
     unsafe { (table()?.attach)(hooks) };
     Ok(())
 }
 
-/// Where the server's times come from, and why there are none.
+/// Starts the given kinds on the server. Returns the source of its times, and why there are none.
 pub(crate) fn enable(kinds: u32) -> Result<(u8, String), Status> {
     let (mut source, mut reason) = (0, Vec::new());
     // SAFETY: outputs; the reason is taken while the call runs.
@@ -91,7 +92,7 @@ pub(crate) fn enable(kinds: u32) -> Result<(u8, String), Status> {
     Ok((source, String::from_utf8_lossy(&reason).into_owned()))
 }
 
-/// The server's clock.
+/// Reads the server's clock.
 pub(crate) fn clock() -> Result<u64, Status> {
     let mut now_ns = 0;
     // SAFETY: an output.
@@ -100,7 +101,7 @@ pub(crate) fn clock() -> Result<u64, Status> {
     Ok(now_ns)
 }
 
-/// Work that is done.
+/// Takes records of finished work from the server.
 pub(crate) fn take(flags: u32, activities_max: u32) -> Result<Activities, Status> {
     let mut document: Vec<u8> = Vec::new();
     // SAFETY: the document is taken while the call runs.
@@ -113,21 +114,21 @@ pub(crate) fn take(flags: u32, activities_max: u32) -> Result<Activities, Status
     })
 }
 
-/// The name of a driver call.
+/// Returns the name of a driver call.
 pub(crate) fn call_name(number: u32) -> Option<&'static str> {
     let mut len = 0;
     let name = (table().ok()?.call_name)(number, &mut len);
     if name.is_null() {
         return None;
     }
-    // SAFETY: a name of libcuda's, which is there for ever.
+    // SAFETY: a name in libcuda, which is never freed.
     let bytes = unsafe { std::slice::from_raw_parts(name, len) };
     std::str::from_utf8(bytes).ok()
 }
 
 unsafe extern "C" fn collect(into: *mut c_void, bytes: *const u8, len: usize) {
     if len > 0 && !bytes.is_null() {
-        // SAFETY: the vector of the function above that waits, and bytes of libcuda's.
+        // SAFETY: `into` is the vector of the waiting caller above; the bytes are libcuda's.
         unsafe {
             (*into.cast::<Vec<u8>>()).extend_from_slice(std::slice::from_raw_parts(bytes, len));
         }

@@ -1,6 +1,7 @@
-//! Calls of the driver and of CUDA runtimes, numbered as they begin and written as they end.
+//! Calls of the driver and of CUDA runtimes: each gets its number at its begin and its record at
+//! its end.
 //!
-//! Work bears the number of the outermost call: that of the runtime's, where the program called one.
+//! GPU work has the number of the outermost call: the runtime's, if the program called the runtime.
 
 use std::{
     cell::RefCell,
@@ -29,21 +30,21 @@ pub(crate) static HOOKS: Hooks = Hooks {
     runtime,
 };
 
-/// Calls that a thread is in; deeper ones are not told of.
+/// Deepest nesting of calls in a thread; deeper calls have no records.
 const DEPTH_MAX: usize = 64;
-/// External numbers that a thread has pushed and not popped, of one kind.
+/// Most external numbers of one kind that a thread has pushed and not popped.
 const PUSHED_MAX: usize = 1 << 20;
-/// `CUpti_ExternalCorrelationKind`: numbers of kinds lie below.
+/// Upper bound of `CUpti_ExternalCorrelationKind`.
 pub(crate) const EXTERNAL_KINDS: usize = 8;
 const API_ENTER: u32 = 0;
 pub(crate) const DOMAIN_RUNTIME: u32 = 2;
 
 static LAST_CALL: AtomicU32 = AtomicU32::new(0);
 
-/// A call that a thread is in.
+/// A call that a thread is executing.
 #[derive(Clone, Copy)]
 struct Frame {
-    /// The runtime's number of it; 0 for a call of the driver's.
+    /// The runtime's number of the call; 0 for a call of the driver.
     cbid: u32,
     call: u32,
     start: u64,
@@ -59,7 +60,8 @@ thread_local! {
     static THREAD: RefCell<Thread> = RefCell::default();
 }
 
-/// Looks at the thread's own, unless it is being looked at or is gone.
+/// Runs `look` on the thread's own state. Returns `None` if that state is in use or has been
+/// dropped.
 fn here<R>(look: impl FnOnce(&mut Thread) -> R) -> Option<R> {
     THREAD
         .try_with(|thread| {
@@ -72,7 +74,7 @@ fn here<R>(look: impl FnOnce(&mut Thread) -> R) -> Option<R> {
         .flatten()
 }
 
-/// A number for a call: never 0, which names none.
+/// Returns a new call number, never 0, which means no call.
 fn next_call() -> u32 {
     match LAST_CALL.fetch_add(1, Ordering::Relaxed).wrapping_add(1) {
         0 => next_call(),
@@ -80,7 +82,7 @@ fn next_call() -> u32 {
     }
 }
 
-/// Begins a call: its number.
+/// Begins a call and returns its number.
 fn enter(cbid: u32) -> u32 {
     let start = clock::program();
     here(|thread| {
@@ -96,12 +98,12 @@ fn enter(cbid: u32) -> u32 {
     .unwrap_or(0)
 }
 
-/// Ends it; whether it was the outermost.
+/// Ends a call. Also returns whether it was the outermost.
 fn leave(cbid: u32) -> Option<(Frame, bool)> {
     here(|thread| {
         let at = thread.frames.iter().rposition(|frame| frame.cbid == cbid)?;
         let frame = thread.frames[at];
-        // Calls within it that never ended, because nobody was told of their end.
+        // Drops nested calls whose end was never reported.
         thread.frames.truncate(at);
         Some((frame, at == 0))
     })
@@ -119,16 +121,16 @@ extern "C" fn driver_ends(number: u32, _token: u64, result: CUresult) {
     let Some(cbid) = driver_cbid(number) else {
         return;
     };
-    // CUPTI tells of the driver's calls that the program makes, not of those that a runtime makes for it.
+    // CUPTI reports driver calls that the program makes, but not those that a runtime makes for it.
     if is_outermost {
         write(frame, records::DRIVER, cbid, result.0, is_outermost);
         profile::call_ended();
     }
 }
 
-/// A runtime tells of a call.
+/// Called by a CUDA runtime at the begin and the end of each of its calls.
 unsafe extern "C" fn runtime(cbid: u32, call: *mut RuntimeCall) {
-    // SAFETY: the runtime's record, which is there for as long as this function runs.
+    // SAFETY: the runtime's record, valid while this function runs.
     let Some(call) = (unsafe { call.as_ref() }) else {
         return;
     };
@@ -177,10 +179,10 @@ struct Called {
 
 const _: () = assert!(size_of::<Called>() == 72);
 
-/// Tells the program's subscriber, if it wants to know of this call.
+/// Calls the program's subscriber, if it subscribed to this call.
 ///
 /// # Safety
-/// A call as a runtime tells of it.
+/// `call` is a runtime's record of a call.
 unsafe fn call_back(cbid: u32, call: &RuntimeCall, number: u32) {
     let Some((function, user)) = profile::subscriber(cbid) else {
         return;
@@ -207,21 +209,21 @@ unsafe fn call_back(cbid: u32, call: &RuntimeCall, number: u32) {
     }
 }
 
-/// Writes what the program wants of a call that has ended, if it wants any.
+/// Writes the records that the program has enabled of a call that has ended.
 fn write(frame: Frame, kind: u32, cbid: u32, result: u32, is_outermost: bool) {
     let is_wanted = match kind {
         records::DRIVER => profile::wants_driver(cbid),
         _ => profile::wants_runtime(cbid),
     };
-    // The numbers that the program has pushed belong to all that bears the call's number, also where the call itself is
-    // of no interest.
+    // The program's pushed numbers belong to all work with this call's number, even if the call
+    // itself needs no record.
     if is_outermost && profile::wants(records::EXTERNAL_CORRELATION) {
         write_external(frame.call);
     }
     if !is_wanted {
         return;
     }
-    // SAFETY: asks for the thread's number.
+    // SAFETY: only returns the thread's number.
     let thread = unsafe { libc::gettid() };
     buffers::write(&Api {
         kind,
@@ -256,7 +258,7 @@ fn write_external(call: u32) {
     }
 }
 
-/// Pushes a number of the program's; false where the thread has too many.
+/// Pushes a number of the program's. Returns false if the thread has too many.
 pub(crate) fn push(kind: usize, id: u64) -> bool {
     here(|thread| match thread.pushed.get_mut(kind) {
         Some(pushed) if pushed.len() < PUSHED_MAX => {
@@ -268,12 +270,12 @@ pub(crate) fn push(kind: usize, id: u64) -> bool {
     .unwrap_or(false)
 }
 
-/// Pops the number pushed last.
+/// Pops the number that was pushed last.
 pub(crate) fn pop(kind: usize) -> Option<u64> {
     here(|thread| thread.pushed.get_mut(kind)?.pop()).flatten()
 }
 
-/// CUPTI's number of a driver call of libcuda's.
+/// Returns CUPTI's number of libcuda's driver call `number`.
 fn driver_cbid(number: u32) -> Option<u32> {
     static CBIDS: OnceLock<Vec<Option<u32>>> = OnceLock::new();
     let cbids = CBIDS.get_or_init(|| {
@@ -292,7 +294,7 @@ fn driver_cbid(number: u32) -> Option<u32> {
     cbids.get(number as usize).copied().flatten()
 }
 
-/// The name of a function that is told of.
+/// Returns the name of a traced function.
 pub(crate) fn name(domain: &[(u32, &'static CStr)], cbid: u32) -> Option<&'static CStr> {
     let at = domain.binary_search_by_key(&cbid, |(number, _)| *number);
     at.ok().map(|at| domain[at].1)

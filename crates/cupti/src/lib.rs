@@ -1,20 +1,22 @@
-//! `libcupti.so.13`: CUPTI's activity interface for a GPU that is elsewhere, as far as PyTorch's profiler uses it.
+//! `libcupti.so.13`: CUPTI's activity interface for a remote GPU, as far as PyTorch's profiler uses
+//! it.
 //!
 //! ```text
 //!  PyTorch (Kineto)
-//!     │ the functions of cupti.h; those not served are generated from api/src/cupti.calls   [calls, entry]
-//!     │ what the program has enabled, the buffers it gives and gets back                    [profile, buffers]
-//!     │ records, laid out as cupti_activity.h has them                                      [records]
-//!     │ calls of the driver and of CUDA runtimes, as they begin and end                     [hooks]
+//!     │ the functions of cupti.h; unserved ones are generated from api/src/cupti.calls      [calls, entry]
+//!     │ the enabled kinds, and the program's buffers                                        [profile, buffers]
+//!     │ records, laid out as in cupti_activity.h                                           [records]
+//!     │ begin and end of calls of the driver and of CUDA runtimes                          [hooks]
 //!     │ the server's times on the program's clock                                           [clock]
 //!  Outboard's libcuda.so.1, by the table of outboard_api::activity                          [driver]
 //! ```
 //!
-//! Where `libcuda.so.1` is not Outboard's, or none is there, every function says so once on stderr and answers
-//! `CUPTI_ERROR_NOT_INITIALIZED`: the program goes on without times of the GPU.
+//! If `libcuda.so.1` is missing or not Outboard's, every function reports that once on stderr and
+//! returns `CUPTI_ERROR_NOT_INITIALIZED`: the program continues without times of the GPU.
 //!
-//! Locks, none held while the program's callbacks run: what is enabled; the buffers; the clock; the names. One is held
-//! meanwhile, so that work is written in its order: that of taking it, which these callbacks therefore cannot do.
+//! There are locks for the enabled kinds, the buffers, the clock and the names. None of them is
+//! held while the program's callbacks run. A further lock, for taking work, is held during
+//! callbacks so that records are written in order; callbacks therefore cannot take work.
 
 mod buffers;
 mod calls;

@@ -1,4 +1,4 @@
-//! What the library says on stderr: little, and never in a way that can fail the program.
+//! Messages on stderr: few, and none can make the program fail.
 
 use std::{
     fmt::Display,
@@ -40,14 +40,14 @@ pub(crate) fn debug(message: impl Display) {
     }
 }
 
-/// Says it the first time that it is called with this flag.
+/// Prints the message if this flag was not set before.
 pub(crate) fn warn_once(said: &AtomicBool, message: impl Display) {
     if !said.swap(true, Ordering::Relaxed) {
         warn(message);
     }
 }
 
-/// Refuses a function, and says so once.
+/// Refuses a function, and reports it once.
 pub(crate) fn unsupported(number: usize) -> Status {
     static SAID: [AtomicBool; CALLS.len()] = [const { AtomicBool::new(false) }; CALLS.len()];
     if let (Some(said), Some(name)) = (SAID.get(number), CALLS.get(number)) {

@@ -1,4 +1,4 @@
-//! Names that programs keep pointers to: each is kept for ever, and once.
+//! Names that programs keep pointers to. Each is stored once and never freed.
 
 use std::{
     collections::HashMap,
@@ -7,7 +7,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Names of kernels of one process; later ones share one that says so.
+/// Most names of kernels in a process; later kernels share one name that says so.
 const NAMES_MAX: usize = 1 << 18;
 
 static NAMES: Mutex<Option<HashMap<String, &'static CStr>>> = Mutex::new(None);

@@ -1,4 +1,4 @@
-//! What the program has enabled, and the work that is taken from the server for it.
+//! The kinds that the program has enabled, and the work taken from the server for them.
 
 use std::{
     ffi::c_void,
@@ -23,19 +23,20 @@ use crate::{
 /// `CUpti_CallbackFunc`.
 pub(crate) type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
 
-/// `CUpti_ActivityKind`s are less.
+/// Upper bound of `CUpti_ActivityKind`.
 const KINDS: usize = 64;
-/// CUPTI's numbers of calls are less.
+/// Upper bound of CUPTI's numbers of calls.
 const CALLS: usize = 1024;
-/// Pieces of work in one answer.
+/// Most pieces of work in one reply.
 const TAKEN_MAX: u32 = 1 << 14;
-/// Calls after which work is taken unasked: the server keeps as much as a million pieces.
+/// Number of calls after which work is taken without a request: the server keeps a million pieces
+/// at most.
 const CALLS_UNTAKEN_MAX: u32 = 1 << 17;
 /// `CUPTI_ACTIVITY_OVERHEAD_CUPTI_BUFFER_FLUSH`, `CUPTI_ACTIVITY_OBJECT_THREAD`.
 const OVERHEAD_FLUSH: u32 = 1 << 16;
 const OBJECT_THREAD: u32 = 2;
 
-/// Kinds that are served; those that the server tells of with their bits there.
+/// The served kinds. Those whose records come from the server have their bits of the request.
 const SERVED: [(u32, u32); 8] = [
     (records::MEMCPY, ACTIVITY_COPIES),
     (records::MEMSET, ACTIVITY_MEMSETS),
@@ -48,16 +49,17 @@ const SERVED: [(u32, u32); 8] = [
 ];
 
 static WANTED: [AtomicBool; KINDS] = [const { AtomicBool::new(false) }; KINDS];
-/// Calls that the program does not want to be told of.
+/// Calls for which the program has disabled records.
 static DRIVER_OFF: [AtomicBool; CALLS] = [const { AtomicBool::new(false) }; CALLS];
 static RUNTIME_OFF: [AtomicBool; CALLS] = [const { AtomicBool::new(false) }; CALLS];
-/// Calls that the subscriber is called for.
+/// Calls for which the subscriber is called.
 static CALLED_BACK: [AtomicBool; CALLS] = [const { AtomicBool::new(false) }; CALLS];
 static UNTAKEN: AtomicU32 = AtomicU32::new(0);
 static THREAD_ID_TYPE: AtomicU8 = AtomicU8::new(0);
-/// What the server was asked for last. Held while it is asked, so that two threads do not cross.
+/// The kinds last requested from the server. Locked during a request, so that requests of two
+/// threads keep their order.
 static ASKED: Mutex<Option<u32>> = Mutex::new(None);
-/// Held while work is taken, so that it is written in its order.
+/// Held while work is taken, so that records are written in order.
 static TAKING: Mutex<()> = Mutex::new(());
 
 struct Subscriber {
@@ -87,7 +89,7 @@ fn is_set(flags: &[AtomicBool], cbid: u32) -> bool {
         .is_some_and(|flag| flag.load(Ordering::Relaxed))
 }
 
-/// Writes records of this kind from now on, or no longer.
+/// Enables or disables records of a kind.
 pub(crate) fn enable(kind: u32, on: bool) -> Result<(), Status> {
     let wanted = WANTED.get(kind as usize).ok_or(Status::INVALID_KIND)?;
     if !SERVED.iter().any(|(served, _)| *served == kind) {
@@ -105,7 +107,7 @@ pub(crate) fn enable(kind: u32, on: bool) -> Result<(), Status> {
     apply()
 }
 
-/// Tells server, libcuda and runtimes what is wanted now.
+/// Applies the enabled kinds to the server, libcuda and the CUDA runtimes.
 fn apply() -> Result<(), Status> {
     let kinds = SERVED
         .iter()
@@ -134,24 +136,25 @@ fn apply() -> Result<(), Status> {
     choose_runtime_calls(is_called_back)
 }
 
-/// Sets the words by which CUDA runtimes know what to tell of.
+/// Sets the words that tell CUDA runtimes which calls to report.
 fn choose_runtime_calls(is_called_back: bool) -> Result<(), Status> {
     let words = driver::table()?.runtime_calls;
-    // Their numbers are those of the work of the calls.
+    // The work of a call has the number of the call.
     let numbers = wants(records::RUNTIME) || wants(records::EXTERNAL_CORRELATION);
     for cbid in 1..RUNTIME_CALLS as u32 {
         let known = hooks::name(RUNTIME, cbid).is_some();
         let wanted = known
             && (numbers && !is_set(&RUNTIME_OFF, cbid)
                 || is_called_back && is_set(&CALLED_BACK, cbid));
-        // SAFETY: so many words of libcuda's, which are there for ever; runtimes read them at any time.
+        // SAFETY: an array of libcuda's with a word per call, never freed; runtimes read it at any
+        // time.
         unsafe { AtomicU32::from_ptr(words.add(cbid as usize)) }
             .store(u32::from(wanted), Ordering::Relaxed);
     }
     Ok(())
 }
 
-/// Whether records of one call of the driver, or of the runtime, are written.
+/// Enables or disables records of one call of the driver or the runtime.
 pub(crate) fn enable_call(domain: u32, cbid: u32, on: bool) -> Result<(), Status> {
     let (flags, known) = match domain {
         hooks::DOMAIN_RUNTIME => (&RUNTIME_OFF, hooks::name(RUNTIME, cbid)),
@@ -166,7 +169,7 @@ pub(crate) fn enable_call(domain: u32, cbid: u32, on: bool) -> Result<(), Status
     }
 }
 
-/// The function that is called for this call of a runtime.
+/// Returns the function to call for this call of a runtime.
 pub(crate) fn subscriber(cbid: u32) -> Option<(Callback, usize)> {
     if !is_set(&CALLED_BACK, cbid) {
         return None;
@@ -197,7 +200,7 @@ pub(crate) fn unsubscribe() -> Result<(), Status> {
     apply()
 }
 
-/// Calls the subscriber for one call of the runtime, or for all, or no longer.
+/// Enables or disables the subscriber's callback for one call of the runtime, or for all.
 pub(crate) fn call_back(cbid: Option<u32>, on: bool) -> Result<(), Status> {
     match cbid {
         Some(cbid) => CALLED_BACK
@@ -224,27 +227,29 @@ pub(crate) fn set_thread_id_type(to: u8) {
     THREAD_ID_TYPE.store(to, Ordering::Relaxed);
 }
 
-/// How records name the calling thread: by its number in the system, or by the low half of its `pthread_t`.
+/// Returns the number of the calling thread in records: its number in the system, or the low half
+/// of its `pthread_t`.
 pub(crate) fn thread_number(tid: libc::pid_t) -> u32 {
     const BY_SYSTEM: u8 = 1;
     match thread_id_type() {
         BY_SYSTEM => tid.cast_unsigned(),
-        // SAFETY: asks for the thread's handle.
+        // SAFETY: only returns the thread's handle.
         _ => unsafe { libc::pthread_self() as u32 },
     }
 }
 
-/// A call has ended: now and then the work that is done is taken, so that the server need not keep it.
+/// Notes the end of a call. Now and then it takes finished work, so that the server need not keep
+/// it.
 pub(crate) fn call_ended() {
     if UNTAKEN.fetch_add(1, Ordering::Relaxed) >= CALLS_UNTAKEN_MAX && !buffers::is_in_callback() {
-        // What goes wrong is said; the program's call has succeeded.
+        // `take` reports its own errors; the program's call has succeeded.
         let _ = take(0);
     }
 }
 
-/// Writes records of all work that is done.
+/// Writes records of all finished work.
 ///
-/// Not in the functions that the program has for its buffers: one of them may have been called by this very function.
+/// It refuses in the program's buffer callbacks: this very function may have called them.
 pub(crate) fn take(flags: u32) -> Result<(), Status> {
     if buffers::is_in_callback() {
         return Err(Status::INVALID_OPERATION);
@@ -257,7 +262,7 @@ pub(crate) fn take(flags: u32) -> Result<(), Status> {
     let start = clock::program();
     clock::compare()?;
     let map = clock::map().ok_or(Status::UNKNOWN)?;
-    // The last copy, whose next piece may be in the next answer.
+    // The last copy of the reply; its next piece may be in the next reply.
     let mut copy = None;
     loop {
         let taken = driver::take(flags, TAKEN_MAX)?;
@@ -293,7 +298,7 @@ pub(crate) fn take(flags: u32) -> Result<(), Status> {
 }
 
 fn write_overhead(start: u64) {
-    // SAFETY: asks for the thread's number.
+    // SAFETY: only returns the thread's number.
     let thread = unsafe { libc::gettid() };
     buffers::write(&Overhead {
         kind: records::OVERHEAD,
@@ -451,7 +456,7 @@ fn write_kernel(activity: &Activity, name: &str, start: u64, end: u64) {
     });
 }
 
-/// Ends all that was enabled.
+/// Ends everything that was enabled.
 pub(crate) fn finalize() -> Result<(), Status> {
     let taken = take(1);
     for wanted in &WANTED {

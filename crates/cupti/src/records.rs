@@ -1,5 +1,6 @@
-//! CUPTI's activity records, field by field as `cupti_activity.h` of CUDA 13.0 declares them. Later versions of 13 have grown at
-//! the end: what is written is as long as the longest of them, with zeros there.
+//! CUPTI's activity records, field by field as `cupti_activity.h` of CUDA 13.0 declares them. Later
+//! versions of CUDA 13 have appended fields: each record is written with the length of the longest
+//! version, and zeros there.
 #![allow(non_snake_case)]
 
 use std::ffi::c_char;
@@ -14,7 +15,7 @@ pub const CONCURRENT_KERNEL: u32 = 10;
 pub const OVERHEAD: u32 = 17;
 pub const EXTERNAL_CORRELATION: u32 = 39;
 
-/// Fields of 8 bytes are where the compiler would put them; all records are packed to 8.
+/// Fields of 8 bytes are at the offsets that the compiler gives them; all records are packed to 8.
 macro_rules! records {
     ($($(#[$doc:meta])* $name:ident ($len:literal) { $($field:ident: $type:ty,)* })*) => {
         $($(#[$doc])*
@@ -39,12 +40,12 @@ macro_rules! records {
     };
 }
 
-/// A record as it is written.
+/// A record in the layout that programs read.
 ///
 /// # Safety
 /// The type has no padding.
 pub unsafe trait Record: Copy {
-    /// With what later versions have at the end.
+    /// Length in bytes, with the fields that later versions append.
     const BYTES: usize;
 
     fn bytes(&self) -> &[u8] {
@@ -100,7 +101,7 @@ records! {
     }
 }
 
-/// How long the record at the beginning of `bytes` is, none of a kind that is never written.
+/// Returns the length of the record of a kind, or `None` for a kind that is never written.
 pub(crate) fn len(kind: u32) -> Option<usize> {
     Some(match kind {
         CONCURRENT_KERNEL | KERNEL => Kernel::BYTES,

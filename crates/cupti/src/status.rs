@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 macro_rules! statuses {
     ($($name:ident = $value:literal;)*) => {
-        /// What a function comes to.
+        /// Result of a CUPTI function.
         #[repr(transparent)]
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[must_use]
@@ -13,7 +13,7 @@ macro_rules! statuses {
         impl Status {
             $(pub(crate) const $name: Status = Status($value);)*
 
-            /// What `cuptiGetResultString` answers.
+            /// The text that `cuptiGetResultString` returns.
             pub(crate) fn name(self) -> Option<&'static CStr> {
                 // The names are literals without a zero byte in them.
                 match self.0 {

@@ -1,4 +1,4 @@
-//! What every exported function does around the call itself.
+//! Code that every exported function runs before and after the call itself.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -11,7 +11,7 @@ use crate::{
     types::{Result, nvmlReturn_t},
 };
 
-/// Runs a served call. Nothing that happens in it unwinds into C.
+/// Runs a served call, and stops panics before they unwind into C.
 pub(crate) fn enter(call: usize, body: impl FnOnce() -> Result) -> nvmlReturn_t {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => nvmlReturn_t::SUCCESS,
@@ -26,7 +26,7 @@ pub(crate) fn enter(call: usize, body: impl FnOnce() -> Result) -> nvmlReturn_t 
     }
 }
 
-/// Refuses a call, and says so once.
+/// Refuses a call, and reports it once.
 pub(crate) fn unsupported(call: usize) -> nvmlReturn_t {
     static SAID: [AtomicBool; CALLS.len()] = [const { AtomicBool::new(false) }; CALLS.len()];
     if !session::is_initialised() {

@@ -1,7 +1,7 @@
-//! `libnvidia-ml.so.1`: what NVML says of a server's devices, for programs on another machine.
+//! `libnvidia-ml.so.1`: NVML for programs whose devices are on another machine.
 //!
-//! What this library does *not* do: it changes nothing (every call that would, answers `NVML_ERROR_NOT_SUPPORTED`), knows
-//! nothing of the GPUs of its own machine, and answers no question from a guess.
+//! The library changes nothing: every call that would, returns `NVML_ERROR_NOT_SUPPORTED`. It
+//! ignores the GPUs of its own machine, and answers no query by guessing.
 //!
 //! ```text
 //!  nvidia-smi, nvidia-ml-py, PyTorch
@@ -13,8 +13,9 @@
 //!  outboard serve (Purpose::Management, nvml_snapshot)
 //! ```
 //!
-//! There is one lock, in [`session`]; nothing is called with it held that comes back here. Whoever holds it waits for
-//! the server for a bounded time, and a server that did not answer is left alone for a second, so that no call hangs.
+//! There is one lock, in [`session`]; no code that could take it again runs while it is held. A
+//! thread that holds it waits for the server for a bounded time. A server that did not answer is
+//! not asked again for a second, so no call hangs.
 
 mod calls;
 pub mod entry;

@@ -1,4 +1,4 @@
-//! What the library says on stderr: little, and never in a way that can fail the program.
+//! Messages on stderr: few, and none can make the program fail.
 
 use std::{fmt::Display, io::Write as _, sync::OnceLock};
 

@@ -1,11 +1,13 @@
-//! The table that nvidia-smi asks `nvmlInternalGetExportTable` for.
+//! The private table that nvidia-smi gets from `nvmlInternalGetExportTable`.
 //!
-//! NVIDIA documents none of it. What is used here was published with NVIDIA's own mock of NVML, whose authors watched
-//! nvidia-smi 580 (github.com/NVIDIA/k8s-test-infra, pkg/gpu/mocknvml/bridge/internal.go): the table's id; that its first
-//! word is its size in bytes; entry 81, a device by its index, without which nvidia-smi lists no device; entries 213 to
-//! 215, the lists of processes. Seen here on nvidia-smi 580: entry 26 is told of every line that is about to be printed
-//! (a format, the name of the stream, the line), a log that nobody keeps; what entry 213 lists is printed as type C,
-//! compute. Every other entry answers `NVML_ERROR_NOT_SUPPORTED`, and says its number in the log.
+//! NVIDIA does not document it. NVIDIA's own mock of NVML, whose authors watched nvidia-smi 580,
+//! published what is used here (github.com/NVIDIA/k8s-test-infra,
+//! pkg/gpu/mocknvml/bridge/internal.go): the table's id; that its first word is its size in bytes;
+//! entry 81, a device by its index, without which nvidia-smi lists no device; entries 213 to 215,
+//! the lists of processes. Observed here with nvidia-smi 580: entry 26 receives every line that is
+//! about to be printed (a format, the name of the stream, the line), for a log that is not kept;
+//! processes of entry 213 are printed as type C, compute. Every other entry returns
+//! `NVML_ERROR_NOT_SUPPORTED`, and logs its number.
 
 use std::{
     ffi::{c_char, c_void},
@@ -22,15 +24,15 @@ use crate::{
     types::{NO_INSTANCE, Result, VALUE_NOT_AVAILABLE, nvmlDevice_t, nvmlReturn_t, nvmlUuid},
 };
 
-/// 6c3efec4-8fc9-4e6c-a327-ee696e12f7c4 as a GUID lies in memory.
+/// The GUID 6c3efec4-8fc9-4e6c-a327-ee696e12f7c4 in its byte order in memory.
 const NVIDIA_SMI: nvmlUuid = [
     0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e, 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4,
 ];
-/// The lists of processes. 215 is the one of clients of MPS.
+/// The lists of processes. Entry 215 lists MPS clients.
 const COMPUTE_PROCESSES: usize = 213;
 const GRAPHICS_PROCESSES: usize = 214;
 
-/// The table of an id.
+/// Returns the table of an id.
 pub(crate) fn table(id: &nvmlUuid) -> Result<*const c_void> {
     if *id == NVIDIA_SMI {
         return Ok(SLOTS.as_ptr().cast());
@@ -39,7 +41,7 @@ pub(crate) fn table(id: &nvmlUuid) -> Result<*const c_void> {
     Err(nvmlReturn_t::NOT_SUPPORTED)
 }
 
-/// Says once which private table a program asked for in vain.
+/// Reports once each private table that a program asked for and did not get.
 fn name_once(id: &nvmlUuid) {
     const NAMED_MAX: usize = 64;
     static NAMED: Mutex<Vec<nvmlUuid>> = Mutex::new(Vec::new());
@@ -54,7 +56,7 @@ fn name_once(id: &nvmlUuid) {
     ));
 }
 
-/// A GUID as it is usually written. In memory its first three numbers are little-endian.
+/// Formats a GUID as usual. In memory its first three numbers are little-endian.
 fn spelled(id: &nvmlUuid) -> String {
     let [a0, a1, a2, a3, b0, b1, c0, c1, rest @ ..] = *id;
     let (a, b, c) = (
@@ -103,7 +105,7 @@ const _: () = {
     assert!(std::mem::offset_of!(Process, name) == 32);
 };
 
-/// An entry that nothing is known of. Whatever it is called with, it looks at none of it.
+/// An entry of unknown purpose. It reads none of its arguments.
 extern "C" fn unknown<const SLOT: usize>() -> nvmlReturn_t {
     if !session::is_initialised() {
         return nvmlReturn_t::UNINITIALIZED;
@@ -114,7 +116,7 @@ extern "C" fn unknown<const SLOT: usize>() -> nvmlReturn_t {
     nvmlReturn_t::NOT_SUPPORTED
 }
 
-/// Entry 26: a line that nvidia-smi prints, for a log.
+/// Entry 26: receives each line that nvidia-smi prints. The line is dropped.
 extern "C" fn printed_line() -> nvmlReturn_t {
     nvmlReturn_t::SUCCESS
 }

@@ -1,5 +1,5 @@
-//! The connection of this process to its server, from the first `nvmlInit` to the last `nvmlShutdown`, and the snapshot
-//! that calls are answered from.
+//! The connection of this process to its server, from the first `nvmlInit` to the last
+//! `nvmlShutdown`, and the snapshot that answers calls.
 
 use std::{
     path::Path,
@@ -29,25 +29,26 @@ use crate::{
     types::{Result, nvmlReturn_t},
 };
 
-/// How old an answer to a question about now may be. All calls that make up one line of a display share a snapshot.
+/// Greatest age of an answer about the present state. Calls that make up one line of a display
+/// share a snapshot.
 const SNAPSHOT_AGE_MS_MAX: u64 = 100;
-/// How long `nvmlInit` looks for the server.
+/// Time limit for `nvmlInit` to reach the server.
 const DIAL_MS_MAX: u64 = 5_000;
-/// How long a snapshot may take. The first one of a GPU that nobody has used wakes its driver, which takes seconds.
+/// Time limit for a snapshot. The first one of an unused GPU wakes its driver, which takes seconds.
 const ANSWER_MS_MAX: u64 = 10_000;
-/// How long a server that did not answer is left alone.
+/// Pause before a server that did not answer is asked again.
 const RETRY_MS: u64 = 1_000;
-/// Frames that are not the answer, before a server is taken to be broken.
+/// Most frames other than the reply, before a server counts as broken.
 const STRAY_FRAMES_MAX: u32 = 1_000;
 
-/// How old an answer may be.
+/// The greatest age of an answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Age {
-    /// What changes all the time.
+    /// For values that change all the time.
     Now,
-    /// The same, where measuring it takes a time of its own.
+    /// For values that change and take time to measure.
     Sampled,
-    /// What stays as long as the connection does.
+    /// For values that stay while the connection does.
     Any,
 }
 
@@ -61,17 +62,18 @@ impl Age {
     }
 }
 
-/// What the server said, and when.
+/// The server's facts and the time at which they were taken.
 pub(crate) struct Snapshot {
     pub(crate) content: NvmlSnapshot,
-    /// What was asked for.
+    /// The details that were requested.
     detail: u32,
     taken: Instant,
     /// Microseconds since 1970.
     pub(crate) taken_us: i64,
 }
 
-/// Counts `nvmlInit` less `nvmlShutdown`. Outside of the lock, because a forked child inherits it.
+/// Number of `nvmlInit` minus number of `nvmlShutdown`. Kept outside the lock, because a forked
+/// child inherits it.
 static REFERENCES: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn is_initialised() -> bool {
@@ -81,7 +83,8 @@ pub(crate) fn is_initialised() -> bool {
 pub(crate) fn init() -> Result {
     let mut state = lock();
     if !is_initialised() {
-        // A server that answers no snapshot is found out here, where programs expect it. It need not ask its GPUs for that.
+        // A server that gives no snapshot fails here, where programs expect it. It need not query
+        // its GPUs for this one.
         state
             .refresh(NVML_FACTS)
             .map_err(|()| nvmlReturn_t::DRIVER_NOT_LOADED)?;
@@ -101,7 +104,7 @@ pub(crate) fn shutdown() -> Result {
     Ok(())
 }
 
-/// What the server says, asked anew if what is known is too old.
+/// Returns a snapshot, from the server if the known one is too old.
 pub(crate) fn snapshot(age: Age) -> Result<Arc<Snapshot>> {
     if !is_initialised() {
         return Err(nvmlReturn_t::UNINITIALIZED);
@@ -121,7 +124,7 @@ pub(crate) fn snapshot(age: Age) -> Result<Arc<Snapshot>> {
     }
 }
 
-/// What one process has of its server.
+/// One process's connection and state.
 struct Process {
     pid: u32,
     state: Mutex<State>,
@@ -134,8 +137,8 @@ struct State {
     failed: Option<Instant>,
 }
 
-/// This process's state. A forked child gets one of its own: it can use neither the parent's connection nor a lock that
-/// another thread of the parent held.
+/// Locks this process's state. A forked child gets a state of its own: it can use neither the
+/// parent's connection nor a lock that another thread of the parent held.
 fn lock() -> MutexGuard<'static, State> {
     static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
     let pid = std::process::id();
@@ -168,7 +171,7 @@ fn lock() -> MutexGuard<'static, State> {
 }
 
 impl State {
-    /// A new snapshot. Why there is none has been said on stderr.
+    /// Takes a new snapshot. Errors have been reported on stderr when this returns.
     fn refresh(&mut self, detail: u32) -> std::result::Result<Arc<Snapshot>, ()> {
         static SAID: AtomicBool = AtomicBool::new(false);
         let resting = |failed: &Instant| failed.elapsed() < Duration::from_millis(RETRY_MS);
@@ -207,7 +210,7 @@ impl State {
     fn ask(&mut self, detail: u32) -> std::result::Result<NvmlSnapshot, Failure> {
         if let Some(connection) = &mut self.connection {
             match connection.ask(detail) {
-                // The server was started anew, or lost its patience with an idle client.
+                // The server was restarted, or closed the connection of an idle client.
                 Err(Failure::Link(error)) if error.is_disconnect() => {}
                 outcome => return outcome,
             }
@@ -217,7 +220,7 @@ impl State {
     }
 }
 
-/// Why there is no snapshot.
+/// Reason for a missing snapshot.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(
@@ -287,7 +290,7 @@ impl Connection {
                 return Err(Failure::NoAnswer { ms: ANSWER_MS_MAX });
             };
             let (header, mut rest) = decode_reply(frame)?;
-            // Notes and answers to questions that were given up are nobody's.
+            // Notes, and replies to requests that were given up, are dropped.
             if header.note != 0 || header.token != self.token {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! NVML's own types, as nvml.h lays them out.
+//! NVML's types, laid out as in nvml.h.
 #![allow(non_camel_case_types)]
 
 use std::{
@@ -6,12 +6,12 @@ use std::{
     fmt,
 };
 
-/// What a call of this library comes to.
+/// Result of a call of this library.
 pub(crate) type Result<T = ()> = std::result::Result<T, nvmlReturn_t>;
 
 macro_rules! returns {
     ($($name:ident = $value:literal $text:literal;)*) => {
-        /// `nvmlReturn_t`. A number that is not known here is kept.
+        /// `nvmlReturn_t`. Unknown numbers are kept.
         #[repr(transparent)]
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[must_use]
@@ -20,7 +20,7 @@ macro_rules! returns {
         impl nvmlReturn_t {
             $(pub const $name: nvmlReturn_t = nvmlReturn_t($value);)*
 
-            /// What `nvmlErrorString` answers.
+            /// The text that `nvmlErrorString` returns.
             pub(crate) fn text(self) -> &'static CStr {
                 match self.0 {
                     $($value => $text,)*
@@ -83,17 +83,17 @@ impl fmt::Display for nvmlReturn_t {
     }
 }
 
-/// A device of the server: its index, made to look like a pointer that nobody should follow.
+/// A device of the server: its index, in the form of a pointer that must not be followed.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct nvmlDevice_t(pub usize);
 
-/// A set of events: its number, made to look like a pointer that nobody should follow.
+/// A set of events: its number, in the form of a pointer that must not be followed.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct nvmlEventSet_t(pub usize);
 
-/// One event. None is ever written: see the calls of events.
+/// One event. None is ever written: see `calls/events.rs`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvmlEventData_t {
@@ -140,7 +140,7 @@ pub struct nvmlUtilization_t {
     pub memory: u32,
 }
 
-/// What `nvmlDeviceGetPciInfo` fills: the type's first version.
+/// Record of `nvmlDeviceGetPciInfo`: the first version of the type.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvmlPciInfo_v1_t {
@@ -151,7 +151,7 @@ pub struct nvmlPciInfo_v1_t {
     pub pci_device_id: u32,
 }
 
-/// What `nvmlDeviceGetPciInfo_v2` fills.
+/// Record of `nvmlDeviceGetPciInfo_v2`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvmlPciInfo_v2_t {
@@ -175,7 +175,7 @@ pub struct nvmlProcessInfo_v1_t {
     pub used_gpu_memory: u64,
 }
 
-/// Also `nvmlProcessInfo_t`, which the calls of version 3 fill.
+/// Also `nvmlProcessInfo_t`, the record of the calls of version 3.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvmlProcessInfo_v2_t {
@@ -209,7 +209,7 @@ pub struct nvmlFieldValue_t {
     pub scope_id: u32,
     /// Microseconds since 1970.
     pub timestamp: i64,
-    /// How long the value took to read, in microseconds.
+    /// Time that reading the value took, in microseconds.
     pub latency_usec: i64,
     pub value_type: u32,
     pub nvml_return: nvmlReturn_t,
@@ -240,17 +240,18 @@ pub struct nvmlGpuFabricInfo_v3_t {
     pub health_summary: u8,
 }
 
-/// What the calls of the second version and of the third fill.
+/// Record of the calls of the second and of the third version.
 pub type nvmlGpuFabricInfoV_t = nvmlGpuFabricInfo_v2_t;
 
-/// `NVML_STRUCT_VERSION`: the size of a record and its version, which tell the library what the caller knows.
+/// `NVML_STRUCT_VERSION`: a record's size and version, by which the library recognises the caller's
+/// version.
 pub const fn struct_version<T>(version: u32) -> u32 {
     size_of::<T>() as u32 | version << 24
 }
 
 /// `NVML_VALUE_NOT_AVAILABLE`.
 pub const VALUE_NOT_AVAILABLE: u64 = u64::MAX;
-/// The id of a GPU or compute instance where there is none.
+/// The id of a GPU or compute instance if there is none.
 pub const NO_INSTANCE: u32 = u32::MAX;
 
 const _: () = {

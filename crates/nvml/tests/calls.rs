@@ -1,4 +1,4 @@
-//! The C interface over real links, against a server that answers.
+//! Tests of the C interface over real links, against a server that answers.
 
 #![allow(clippy::unwrap_used)]
 
@@ -54,7 +54,7 @@ fn how_devices_reach_each_other_is_what_the_server_says() {
     let (first, second) = (device(0), device(1));
     let status = |a, b, index| {
         let mut status = 77;
-        // SAFETY: a place for the answer.
+        // SAFETY: a variable for the answer.
         match unsafe { nvmlDeviceGetP2PStatus(a, b, index, &mut status) } {
             nvmlReturn_t::SUCCESS => Ok(status),
             error => Err(error),
@@ -70,7 +70,7 @@ fn how_devices_reach_each_other_is_what_the_server_says() {
     );
     assert_eq!(status(first, second, 3), Err(nvmlReturn_t::GPU_IS_LOST));
     let invalid = Err(nvmlReturn_t::INVALID_ARGUMENT);
-    // What is said of the first index that is none is said of all.
+    // The answer for the first invalid index holds for all.
     assert_eq!([5, 6, 100].map(|i| status(first, second, i)), [invalid; 3]);
     assert_eq!(status(second, first, 0), Err(nvmlReturn_t::NOT_SUPPORTED));
     assert_eq!(status(first, nvmlDevice_t(0), 0), invalid);
@@ -78,12 +78,12 @@ fn how_devices_reach_each_other_is_what_the_server_says() {
     let refused = unsafe { nvmlDeviceGetP2PStatus(first, first, 0, null_mut()) };
     assert_eq!(refused, nvmlReturn_t::INVALID_ARGUMENT);
     let mut level = 0;
-    // SAFETY: a place for the answer, as below.
+    // SAFETY: a variable for the answer, as below.
     let found = unsafe { nvmlDeviceGetTopologyCommonAncestor(first, second, &mut level) };
     assert_eq!((found, level), (nvmlReturn_t::SUCCESS, 30));
     for (level, near) in [(10, 0), (30, 1), (50, 1)] {
         let (mut count, mut devices) = (4, [nvmlDevice_t(0); 4]);
-        // SAFETY: as much room as said.
+        // SAFETY: as much room as `count` says.
         let found = unsafe {
             nvmlDeviceGetTopologyNearestGpus(first, level, &mut count, devices.as_mut_ptr())
         };
@@ -99,14 +99,14 @@ fn links_and_affinities_arrive() {
     let gpu = device(0);
     let state = |link| {
         let mut up = 77;
-        // SAFETY: a place for the answer.
+        // SAFETY: a variable for the answer.
         (unsafe { nvmlDeviceGetNvLinkState(gpu, link, &mut up) }, up)
     };
     assert_eq!(state(0), (nvmlReturn_t::SUCCESS, 1));
     assert_eq!(state(1), (nvmlReturn_t::SUCCESS, 0));
     assert_eq!(state(2), (nvmlReturn_t::INVALID_ARGUMENT, 77));
     let (mut can, mut info) = (0, nvmlGpuFabricInfo_v3(3));
-    // SAFETY: a place for each answer.
+    // SAFETY: a variable for each answer.
     unsafe {
         assert_eq!(
             nvmlDeviceGetNvLinkCapability(gpu, 0, 0, &mut can),
@@ -147,7 +147,7 @@ fn links_and_affinities_arrive() {
         assert_eq!((memory, set), (nvmlReturn_t::SUCCESS, [2, 0, 0]));
         let scope = nvmlDeviceGetMemoryAffinity(gpu, 3, set.as_mut_ptr(), 2);
         assert_eq!(scope, nvmlReturn_t::INVALID_ARGUMENT);
-        // A field of a link: its scope says which.
+        // A field of a link, named by its scope.
         let mut fields = [zeroed::<nvmlFieldValue_t>(); 2];
         for (link, field) in fields.iter_mut().enumerate() {
             (field.field_id, field.scope_id) = (165, link as u32);
@@ -162,7 +162,7 @@ fn links_and_affinities_arrive() {
     }
 }
 
-/// A record for the fabric's state, of a version that is stated.
+/// Returns a record for the fabric's state that states the given version.
 #[allow(non_snake_case)]
 fn nvmlGpuFabricInfo_v3(version: u32) -> nvmlGpuFabricInfo_v3_t {
     // SAFETY: plain numbers.
@@ -208,13 +208,13 @@ fn what_the_driver_refuses_is_not_supported() {
 fn no_event_ever_arrives() {
     let _turn = turn();
     let mut set = nvmlEventSet_t(0);
-    // SAFETY: a place for the answer.
+    // SAFETY: a variable for the answer.
     let early = unsafe { nvmlEventSetCreate(&mut set) };
     assert_eq!(early, nvmlReturn_t::UNINITIALIZED);
     let _session = Session::start(Kind::Shm);
     let gpu = device(0);
     assert_eq!(ask(nvmlDeviceGetSupportedEventTypes, gpu), Ok(0));
-    // SAFETY: places for the answers, and handles that the library knows or refuses.
+    // SAFETY: variables for the answers, and handles that the library knows or refuses.
     unsafe {
         assert_eq!(
             nvmlEventSetCreate(null_mut()),
@@ -267,14 +267,14 @@ fn a_wait_for_events_ends_with_the_library() {
     let _session = Session::start(Kind::Shm);
     let mut set = nvmlEventSet_t(0);
     assert_eq!(
-        // SAFETY: a place for the answer.
+        // SAFETY: a variable for the answer.
         unsafe { nvmlEventSetCreate(&mut set) },
         nvmlReturn_t::SUCCESS
     );
     let waiting = std::thread::spawn(move || {
         // SAFETY: all zeroes is an event.
         let mut data: nvmlEventData_t = unsafe { zeroed() };
-        // SAFETY: a place for the event.
+        // SAFETY: a variable for the event.
         unsafe { nvmlEventSetWait_v2(set, &mut data, u32::MAX) }
     });
     std::thread::sleep(Duration::from_millis(20));
@@ -289,7 +289,7 @@ fn a_forked_child_asks_for_itself() {
         let session = Session::start(kind);
         let gpu = device(0);
         assert_eq!(session.server.connections(), 1);
-        // SAFETY: the child calls the library, which is what is tested, and ends without running anything else.
+        // SAFETY: the child only calls the library, which is under test, and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let power = ask(nvmlDeviceGetPowerUsage, gpu);
@@ -332,7 +332,7 @@ fn calls_of_one_moment_share_a_snapshot() {
         "{} in {moments}",
         session.server.questions() - before
     );
-    // What changes is asked again, what does not is not.
+    // Changing values are queried again, constant ones are not.
     pause_until_stale();
     let before = session.server.questions();
     text(nvmlDeviceGetName, gpu, 96).unwrap();
@@ -367,7 +367,7 @@ fn before_and_after_initialisation() {
     let _turn = turn();
     let mut count = 0;
     assert_eq!(
-        // SAFETY: a place for the answer.
+        // SAFETY: a variable for the answer.
         unsafe { nvmlDeviceGetCount_v2(&mut count) },
         nvmlReturn_t::UNINITIALIZED
     );
@@ -408,7 +408,7 @@ fn wrong_arguments() {
     }
     let mut other = nvmlDevice_t(0);
     let mut number = 0;
-    // SAFETY: null is what is tested; the rest are places for answers.
+    // SAFETY: null is under test; the rest are variables for answers.
     unsafe {
         assert_eq!(nvmlDeviceGetPowerUsage(gpu, null_mut()), invalid);
         assert_eq!(nvmlDeviceGetName(gpu, null_mut(), 96), invalid);
@@ -461,7 +461,7 @@ fn wrong_arguments() {
         assert_eq!(nvmlDeviceGetTotalEccErrors(gpu, 0, 2, &mut long), invalid);
         assert_eq!(nvmlInternalGetExportTable(null_mut(), null()), invalid);
     }
-    // SAFETY: a record whose version is wrong is not touched.
+    // SAFETY: a record with a wrong version is not read further.
     let mut memory: nvmlMemory_v2_t = unsafe { zeroed() };
     memory.version = struct_version::<nvmlMemory_v2_t>(1);
     // SAFETY: as above.
@@ -485,7 +485,7 @@ fn small_buffers() {
             Err(nvmlReturn_t::INSUFFICIENT_SIZE)
         );
     }
-    // SAFETY: arrays as long as said.
+    // SAFETY: arrays as long as stated.
     unsafe {
         let mut records: [nvmlProcessInfo_v2_t; 3] = zeroed();
         for room in [0, 1] {
@@ -550,7 +550,7 @@ fn the_table_of_nvidia_smi() {
         0xc4,
     ];
     let mut table: *const c_void = null();
-    // SAFETY: a place for the answer, and an id.
+    // SAFETY: a variable for the answer, and an id.
     unsafe {
         assert_eq!(
             nvmlInternalGetExportTable((&raw mut table).cast(), &[0; 16]),
@@ -605,7 +605,7 @@ fn error_strings() {
         (999, c"Unknown Error"),
     ] {
         assert_eq!(
-            // SAFETY: no pointers go in, a static text comes out.
+            // SAFETY: no pointer is passed; the result is a static text.
             unsafe { CStr::from_ptr(nvmlErrorString(nvmlReturn_t(code))) },
             text
         );

@@ -1,5 +1,5 @@
-//! No server, a server that goes, and one that answers badly: every call is an error, soon, and all is well again once
-//! the server is.
+//! Tests without a server, with a server that goes away, and with one that answers wrongly. Every
+//! call returns an error soon, and works again as soon as the server does.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -20,7 +20,7 @@ fn no_server() {
         "nonsense".into(),
         String::new(),
     ] {
-        // A failure is not tried again at once.
+        // A failure is not retried at once.
         std::thread::sleep(Duration::from_millis(1_050));
         use_server(&url);
         let start = Instant::now();

@@ -1,5 +1,5 @@
-//! nvidia-ml-py, as it comes from its makers, with the built library: what it is told, that nothing it can ask is
-//! missing, and that none of it crashes.
+//! Runs the unmodified nvidia-ml-py with the built library: its answers are right, no function that
+//! it uses is missing, and none crashes.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -82,7 +82,7 @@ for _ in range(3):
     assert!(said.contains("tcp://127.0.0.1:1"), "{said}");
 }
 
-/// The Python of the checkout's toolchain.
+/// Returns the Python of the checkout's toolchain.
 fn python() -> Option<PathBuf> {
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.toolchain/bin/python");
     if !python.exists() {
@@ -99,7 +99,7 @@ fn run(python: &Path, script: &str, url: &str) -> Output {
     command(python, url).arg(script).output().unwrap()
 }
 
-/// Python with our library under NVIDIA's name.
+/// Returns a command that runs Python with our library under NVIDIA's name.
 fn command(python: &Path, url: &str) -> Command {
     let library = built_library();
     let folder =

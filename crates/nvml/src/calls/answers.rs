@@ -1,8 +1,8 @@
-//! Questions about a device that have one number for an answer.
+//! Queries of a device whose result is one number.
 
 use super::*;
 
-/// `WHEN NAME: TYPE = |device| answer`: `None` where the driver refused the question.
+/// `AGE NAME: TYPE = |device| answer`; `None` if the driver refused the query.
 macro_rules! answers {
     ($($age:ident $name:ident: $ty:ty = |$device:ident| $answer:expr;)*) => {
         $(
@@ -52,11 +52,11 @@ answers! {
     Any nvmlDeviceGetPowerManagementDefaultLimit: u32 = |d| d.power_limit_default_milliwatts;
     Now nvmlDeviceGetEnforcedPowerLimit: u32 = |d| d.power_limit_enforced_milliwatts;
     Now nvmlDeviceGetTotalEnergyConsumption: u64 = |d| d.energy_millijoules;
-    // A handle of this library is a whole GPU.
+    // Every handle of this library is a whole GPU.
     Any nvmlDeviceIsMigDeviceHandle: u32 = |_d| Some(0);
 }
 
-/// Two numbers for an answer.
+/// Queries whose result is two numbers.
 macro_rules! pairs {
     ($($age:ident $name:ident: $ty:ty = |$device:ident| $answer:expr;)*) => {
         $(
@@ -86,7 +86,7 @@ pairs! {
     Now nvmlDeviceGetMigMode: u32 = |d| d.mig_mode;
 }
 
-/// A text for an answer.
+/// Queries whose result is a text.
 macro_rules! texts {
     ($($name:ident = |$device:ident| $answer:expr;)*) => {
         $(
@@ -119,7 +119,8 @@ pub(crate) unsafe fn nvmlDeviceValidateInforom(device: nvmlDevice_t) -> Result {
     }
 }
 
-/// `NVML_GSP_FIRMWARE_VERSION_BUF_SIZE`: the one text whose buffer has no length of its own.
+/// `NVML_GSP_FIRMWARE_VERSION_BUF_SIZE`: length of the one text buffer that the caller does not
+/// state, in bytes.
 const GSP_FIRMWARE_VERSION_BYTES: u32 = 0x40;
 
 pub(crate) unsafe fn nvmlDeviceGetGspFirmwareVersion(

@@ -78,7 +78,7 @@ pub(crate) unsafe fn nvmlDeviceGetHandleByUUIDV(
     if uuid.is_null() {
         return Err(nvmlReturn_t::INVALID_ARGUMENT);
     }
-    // The version comes first: what follows it is read once the caller is known to have it.
+    // The version comes first. The rest is read only if the caller's record has this version.
     // SAFETY: not null; the caller's record.
     if unsafe { uuid.cast::<u32>().read_unaligned() } != struct_version::<nvmlUUID_t>(1) {
         return Err(nvmlReturn_t::ARGUMENT_VERSION_MISMATCH);
@@ -102,7 +102,7 @@ pub(crate) unsafe fn nvmlDeviceGetHandleByUUIDV(
 }
 
 /// # Safety
-/// `text` is null or a C string, `device` null or writable.
+/// `text` is null or a C string; `device` is null or writable.
 unsafe fn find_by_text(
     text: *const c_char,
     device: *mut nvmlDevice_t,
@@ -128,7 +128,7 @@ unsafe fn find_by_text(
 /// Domain, bus, device, function.
 type Place = [u32; 4];
 
-/// A GPU is function 0 of its device.
+/// Returns the address of a GPU, which is function 0 of its PCI device.
 fn place_of(pci: &NvmlPci) -> Place {
     [pci.domain, pci.bus, pci.device, 0]
 }

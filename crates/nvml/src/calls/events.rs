@@ -1,5 +1,5 @@
-//! Sets of events. No device of a session reports any, so a set is empty and stays so: waiting for it takes as long as the
-//! caller said, and times out. nvidia-smi makes a set before anything else, and ends where it gets none.
+//! Sets of events. No device of a session reports events, so a set stays empty: a wait for it lasts
+//! for the caller's timeout. nvidia-smi creates a set first of all, and exits if it cannot.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -10,13 +10,13 @@ use std::{
 use super::*;
 use crate::types::{nvmlEventData_t, nvmlEventSet_t};
 
-/// Which sets there are, a bit each.
+/// The existing sets, one bit each.
 static SETS: AtomicU64 = AtomicU64::new(0);
 
-/// Handles are this, and so many times the stride, as those of devices are.
+/// The handle of the first set. Each further handle is one stride higher, as for devices.
 const SET_FIRST: usize = 0x0b0e_0000;
 
-/// How often a wait looks whether the library was shut down under it.
+/// Interval at which a wait checks whether another thread shut the library down.
 const WAIT_STEP: Duration = Duration::from_millis(50);
 
 pub(crate) unsafe fn nvmlEventSetCreate(set: *mut nvmlEventSet_t) -> Result {

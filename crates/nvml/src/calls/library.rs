@@ -1,4 +1,4 @@
-//! The library itself and the system.
+//! Calls about the library itself and the system.
 
 use super::*;
 use crate::{private, types::nvmlUuid};
@@ -7,7 +7,7 @@ pub(crate) unsafe fn nvmlInit_v2() -> Result {
     session::init()
 }
 
-/// The flags say what to do without GPUs, and whether to attach to them: neither means anything here.
+/// Ignores the flags, which choose the behaviour without GPUs and whether to attach to them.
 pub(crate) unsafe fn nvmlInitWithFlags(_flags: u32) -> Result {
     session::init()
 }
@@ -51,7 +51,7 @@ pub(crate) unsafe fn nvmlSystemGetCudaDriverVersion(version: *mut i32) -> Result
     unsafe { put(version, snapshot.content.cuda_version) }
 }
 
-/// The name of a process of the server's machine.
+/// Returns the name of a process on the server's machine.
 pub(crate) unsafe fn nvmlSystemGetProcessName(pid: u32, name: *mut c_char, length: u32) -> Result {
     let snapshot = session::snapshot(Age::Now)?;
     check(name)?;
@@ -66,7 +66,7 @@ pub(crate) unsafe fn nvmlSystemGetProcessName(pid: u32, name: *mut c_char, lengt
     unsafe { put_text(name, length as usize, found) }
 }
 
-/// S-class units: a session has GPUs only.
+/// Counts S-class units: none, a session has GPUs only.
 pub(crate) unsafe fn nvmlUnitGetCount(count: *mut u32) -> Result {
     session::snapshot(Age::Any)?;
     // SAFETY: the caller's pointer.

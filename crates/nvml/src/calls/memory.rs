@@ -24,7 +24,7 @@ pub(crate) unsafe fn nvmlDeviceGetMemoryInfo(
     let info = nvmlMemory_t {
         total: of.total_bytes,
         free: of.free_bytes,
-        // This version of the record counts what is reserved as used.
+        // This version of the record counts reserved memory as used.
         used: of.used_bytes.saturating_add(of.reserved_bytes.unwrap_or(0)),
     };
     // SAFETY: the caller's record.
@@ -129,7 +129,7 @@ pub(crate) unsafe fn nvmlDeviceGetRemappedRows(
     Ok(())
 }
 
-/// Every field has a result of its own; the call succeeds even if none of them does.
+/// Writes a result for each field; the call succeeds even if no field does.
 pub(crate) unsafe fn nvmlDeviceGetFieldValues(
     device: nvmlDevice_t,
     count: i32,
@@ -167,7 +167,7 @@ pub(crate) unsafe fn nvmlDeviceGetFieldValues(
     Ok(())
 }
 
-/// A record that starts with its version: the caller must know the one that is going to be written.
+/// Checks the version at the start of a caller's record.
 ///
 /// # Safety
 /// `record` is null or readable.

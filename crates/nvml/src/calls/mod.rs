@@ -1,5 +1,6 @@
-//! The served calls, each under its C name. What they have in common: a device is looked up in the snapshot, what the
-//! snapshot does not know is `NVML_ERROR_NOT_SUPPORTED`, and a result is written where the caller wants it.
+//! The served calls, each under its C name. A call looks its device up in the snapshot, writes the
+//! result to the caller's pointer, and returns `NVML_ERROR_NOT_SUPPORTED` for a value that the
+//! snapshot lacks.
 #![allow(non_snake_case)]
 
 mod answers;
@@ -25,7 +26,8 @@ use crate::{
     types::{Result, nvmlDevice_t, nvmlReturn_t},
 };
 
-/// Handles are this, and so many times the stride: recognised when they come back, null never, and no address of ours.
+/// The handle of the first device. Each further handle is one stride higher; none is null or an
+/// address of ours.
 const HANDLE_FIRST: usize = 0x0b0a_0000;
 const HANDLE_STRIDE: usize = 16;
 
@@ -63,12 +65,12 @@ fn index_of(handle: nvmlDevice_t) -> Option<usize> {
     (offset % HANDLE_STRIDE == 0).then_some(offset / HANDLE_STRIDE)
 }
 
-/// What the driver refused to say of a device.
+/// Turns a value that the driver refused into `NVML_ERROR_NOT_SUPPORTED`.
 fn known<T>(value: Option<T>) -> Result<T> {
     value.ok_or(nvmlReturn_t::NOT_SUPPORTED)
 }
 
-/// A null pointer is refused before the server is asked anything.
+/// Refuses a null pointer, before the server is asked.
 fn check<T>(out: *mut T) -> Result {
     match out.is_null() {
         true => Err(nvmlReturn_t::INVALID_ARGUMENT),
@@ -77,10 +79,10 @@ fn check<T>(out: *mut T) -> Result {
 }
 
 /// # Safety
-/// `out` is null or can be written.
+/// `out` is null or writable.
 unsafe fn put<T>(out: *mut T, value: T) -> Result {
     check(out)?;
-    // SAFETY: not null; the caller promised the rest. Programs of C do not always align.
+    // SAFETY: not null; the caller promised the rest. C programs do not always align it.
     unsafe { out.write_unaligned(value) };
     Ok(())
 }
@@ -103,7 +105,7 @@ unsafe fn put_text(out: *mut c_char, length: usize, text: &str) -> Result {
     Ok(())
 }
 
-/// `text` with a NUL in an array, cut off where it does not fit.
+/// Copies `text` and a NUL into an array, cut off if it does not fit.
 fn array<const N: usize>(text: &str) -> [c_char; N] {
     let mut out = [0; N];
     for (to, from) in out
@@ -116,7 +118,7 @@ fn array<const N: usize>(text: &str) -> [c_char; N] {
     out
 }
 
-/// A text of the server up to its first NUL, where C would see its end.
+/// Returns the server's text up to its first NUL, where C sees its end.
 pub(crate) fn without_nul(text: &str) -> &[u8] {
     text.as_bytes()
         .split(|b| *b == 0)

@@ -9,7 +9,7 @@ use crate::types::{nvmlPciInfo_t, nvmlPciInfo_v1_t, nvmlPciInfo_v2_t};
 const TRANSMITTED: u32 = 0;
 const RECEIVED: u32 = 1;
 
-/// Programs of NVML 1 call it, with the record as it was then.
+/// Fills the first version of the record, for programs of NVML 1.
 pub(crate) unsafe fn nvmlDeviceGetPciInfo(device: nvmlDevice_t, pci: *mut nvmlPciInfo_t) -> Result {
     let found = Device::find(device, Age::Any)?;
     // SAFETY: the caller's record is of the first version.
@@ -57,7 +57,7 @@ pub(crate) unsafe fn nvmlDeviceGetPcieThroughput(
     unsafe { put(value, known(answer)?) }
 }
 
-/// The third version of the record.
+/// Fills the third version of the record.
 pub(super) fn record(of: &NvmlPci) -> nvmlPciInfo_t {
     nvmlPciInfo_t {
         legacy: first_version(of),
@@ -66,7 +66,8 @@ pub(super) fn record(of: &NvmlPci) -> nvmlPciInfo_t {
     }
 }
 
-/// Spells the domain with four digits, as NVML did before version 3 of the record.
+/// Fills the first version of the record. Its domain has four digits, as in all versions before the
+/// third.
 fn first_version(pci: &NvmlPci) -> nvmlPciInfo_v1_t {
     let bus_id = format!("{:04X}:{:02X}:{:02X}.0", pci.domain, pci.bus, pci.device);
     nvmlPciInfo_v1_t {

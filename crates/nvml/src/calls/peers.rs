@@ -1,5 +1,5 @@
-//! How devices are connected: pairs of them, NVLinks, the fabric, processors near them. NCCL asks for all of it before
-//! anything else, each pair of devices included.
+//! Connections between devices: pairs of them, NVLinks, the fabric, nearby processors. NCCL queries
+//! all of them first, for each pair of devices.
 
 use outboard_wire::doc::{NvmlAnswer, NvmlFabric, NvmlLink, NvmlPeer};
 
@@ -12,7 +12,7 @@ use crate::types::{
 /// `NVML_AFFINITY_SCOPE_SOCKET`, the last scope.
 const SCOPE_LAST: u32 = 1;
 
-/// What the server's library said, with its error.
+/// Converts an answer of the server's library, a value or an error.
 fn said((status, value): NvmlAnswer) -> Result<u32> {
     match nvmlReturn_t(status) {
         nvmlReturn_t::SUCCESS => Ok(value),
@@ -21,7 +21,7 @@ fn said((status, value): NvmlAnswer) -> Result<u32> {
 }
 
 /// # Safety
-/// `out` is null or can be written.
+/// `out` is null or writable.
 unsafe fn put_of_pair(
     device1: nvmlDevice_t,
     device2: nvmlDevice_t,
@@ -43,7 +43,7 @@ pub(crate) unsafe fn nvmlDeviceGetP2PStatus(
     p2p_status: *mut u32,
 ) -> Result {
     let answer = |peer: &NvmlPeer| {
-        // What is said of the first index that is none holds for all others.
+        // The answer for the first invalid index holds for all invalid ones.
         let known = peer.p2p_status.get(p2p_index as usize);
         said(
             *known
@@ -64,7 +64,7 @@ pub(crate) unsafe fn nvmlDeviceGetTopologyCommonAncestor(
     unsafe { put_of_pair(device1, device2, path_info, |peer| said(peer.ancestor)) }
 }
 
-/// The devices that are as near to a device as a level says, or nearer.
+/// Lists the devices that are at most as far from a device as the level says.
 pub(crate) unsafe fn nvmlDeviceGetTopologyNearestGpus(
     device: nvmlDevice_t,
     level: u32,
@@ -94,7 +94,7 @@ pub(crate) unsafe fn nvmlDeviceGetTopologyNearestGpus(
 }
 
 /// # Safety
-/// `out` is null or can be written.
+/// `out` is null or writable.
 unsafe fn put_of_link<T>(
     device: nvmlDevice_t,
     link: u32,
@@ -214,7 +214,7 @@ pub(crate) unsafe fn nvmlDeviceGetGpuFabricInfoV(
 }
 
 /// # Safety
-/// `set` is null or has room for `words`.
+/// `set` is null or has room for `words` words.
 unsafe fn put_set(
     device: nvmlDevice_t,
     words: u32,

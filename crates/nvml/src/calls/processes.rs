@@ -1,4 +1,4 @@
-//! Processes that use a device: those of the server's machine, under their numbers there.
+//! Processes that use a device: those of the server's machine, with their numbers there.
 
 use outboard_wire::doc::NvmlProcess;
 
@@ -26,10 +26,11 @@ lists! {
     nvmlDeviceGetMPSComputeRunningProcesses_v2: nvmlProcessInfo_v2_t = processes_mps, version_2;
 }
 
-/// Fills an array of the caller's. `count` is its length before, and the length of the list after.
+/// Fills the caller's array. `count` is its length before the call, and the length of the list
+/// after it.
 ///
 /// # Safety
-/// `count` is null or readable and writable; `records` is null or has room for that many.
+/// `count` is null or readable and writable; `records` is null or has room for `count` records.
 pub(crate) unsafe fn put_list<T>(
     processes: &[NvmlProcess],
     count: *mut u32,

@@ -3,9 +3,9 @@
 use super::{memory::check_version, *};
 use crate::types::{nvmlTemperature_t, struct_version};
 
-/// `nvmlTemperatureSensors_t`: the GPU's own.
+/// `nvmlTemperatureSensors_t`: the GPU's own sensor.
 const SENSOR_GPU: u32 = 0;
-/// The greatest of the GPU's sensors.
+/// The highest of the GPU's sensors.
 const SENSOR_GPU_MAX: u32 = 1;
 /// `NVML_TEMPERATURE_THRESHOLD_COUNT`.
 const THRESHOLDS: u32 = 8;
@@ -118,14 +118,14 @@ pub(crate) unsafe fn nvmlDeviceGetFanSpeed_v2(
     if fan >= known(of.fans)? {
         return Err(nvmlReturn_t::INVALID_ARGUMENT);
     }
-    // The snapshot has one speed, which is that of the first fan.
+    // The snapshot has one speed, which is the first fan's.
     let answer = of.fan_percent.filter(|_| fan == 0);
     // SAFETY: the caller's pointer.
     unsafe { put(percent, known(answer)?) }
 }
 
 /// # Safety
-/// `clock` is null or can be written.
+/// `clock` is null or writable.
 unsafe fn clock_of(
     device: nvmlDevice_t,
     type_: u32,

@@ -1,4 +1,4 @@
-//! The library in this process, called as C calls it.
+//! The library loaded into this process and called as from C.
 
 use std::{
     ffi::{CStr, c_char},
@@ -13,7 +13,7 @@ use super::{Answer, Server, two_devices};
 
 pub(crate) const KINDS: [Kind; 2] = [Kind::Shm, Kind::Tcp];
 
-/// A server, and the library initialised for it until dropped.
+/// A server, and the library initialised for it until this is dropped.
 pub(crate) struct Session {
     pub(crate) server: Server,
 }
@@ -38,7 +38,7 @@ pub(crate) fn well() -> Answer {
 }
 
 pub(crate) fn use_server(url: &str) {
-    // SAFETY: tests take turns, and the server's threads do not look at the environment.
+    // SAFETY: tests take turns, and the server's threads do not read the environment.
     unsafe { std::env::set_var("OUTBOARD_GPU", url) };
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn shutdown() -> nvmlReturn_t {
 
 pub(crate) fn device(index: u32) -> nvmlDevice_t {
     let mut device = nvmlDevice_t(0);
-    // SAFETY: a place for the answer.
+    // SAFETY: a variable for the answer.
     let result = unsafe { nvmlDeviceGetHandleByIndex_v2(index, &mut device) };
     assert_eq!(result, nvmlReturn_t::SUCCESS);
     device
@@ -65,7 +65,7 @@ pub(crate) fn ask<T>(
     of: nvmlDevice_t,
 ) -> Result<T, nvmlReturn_t> {
     let mut out = MaybeUninit::<T>::zeroed();
-    // SAFETY: a place for the answer, all of whose types may be zero.
+    // SAFETY: a variable for the answer, of a type for which zero is valid.
     match unsafe { call(of, out.as_mut_ptr()) } {
         // SAFETY: zeroed, then written.
         nvmlReturn_t::SUCCESS => Ok(unsafe { out.assume_init() }),

@@ -1,4 +1,4 @@
-//! A server that answers `nvml_snapshot`, well or badly, through outboard-link.
+//! A server for tests that answers `nvml_snapshot`, correctly or not, through outboard-link.
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub(crate) mod library;
@@ -25,13 +25,13 @@ use outboard_wire::{
     messages,
 };
 
-/// What the server does with a question.
+/// The server's reaction to a request.
 #[derive(Clone)]
 pub(crate) enum Answer {
     Snapshot(Box<NvmlSnapshot>),
     Refusal(u32, &'static str),
     Garbage,
-    /// Notes and answers to questions that nobody asked, for ever.
+    /// Notes, and replies to requests that were never made, without end.
     Strays,
     Silence,
     HangUp,
@@ -51,7 +51,7 @@ struct Shared {
 }
 
 impl Server {
-    /// A server at a new address.
+    /// Starts a server at a new address.
     pub(crate) fn start(kind: Kind, answer: Answer) -> Server {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let endpoint = match kind {
@@ -108,7 +108,7 @@ impl Drop for Server {
     }
 }
 
-/// How soon a stopped server notices.
+/// Time within which a stopped server notices.
 const POLL: Duration = Duration::from_millis(10);
 
 fn accept(listener: &Listener, shared: &Arc<Shared>) {
@@ -125,7 +125,7 @@ fn accept(listener: &Listener, shared: &Arc<Shared>) {
     }
 }
 
-/// One client, until it goes or the server stops.
+/// Serves one client until it leaves or the server stops.
 fn serve(mut stream: Stream, shared: &Shared) {
     let deadline = Instant::now() + Duration::from_secs(5);
     let mut preamble = [0; PREAMBLE_BYTES];
@@ -216,7 +216,7 @@ fn frame(token: u32, note: u16, status: u32, rest: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Two devices: one of which everything is known, and one of which the driver says as little as it may.
+/// Two devices: one with all facts, and one with the fewest that a driver may give.
 pub(crate) fn two_devices() -> NvmlSnapshot {
     NvmlSnapshot {
         driver_version: "580.95.05".into(),
@@ -391,13 +391,13 @@ fn taciturn() -> NvmlDevice {
     }
 }
 
-/// The library keeps one state a process: tests take turns.
+/// Makes tests take turns: the library keeps one state per process.
 pub(crate) fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The library as programs load it.
+/// Returns the path of the library as programs load it.
 pub(crate) fn built_library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let library = test.with_file_name("liboutboard_nvml.so");
