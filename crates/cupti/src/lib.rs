@@ -5,8 +5,8 @@
 //!  PyTorch (Kineto)
 //!     │ the functions of cupti.h; unserved ones are generated from api/src/cupti.calls      [calls, entry]
 //!     │ the enabled kinds, and the program's buffers                                        [profile, buffers]
-//!     │ records, laid out as in cupti_activity.h                                           [records]
-//!     │ begin and end of calls of the driver and of CUDA runtimes                          [hooks]
+//!     │ records, laid out as in cupti_activity.h                                            [records]
+//!     │ begin and end of calls of the driver and of CUDA runtimes                           [hooks]
 //!     │ the server's times on the program's clock                                           [clock]
 //!  Outboard's libcuda.so.1, by the table of outboard_api::activity                          [driver]
 //! ```

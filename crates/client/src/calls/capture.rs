@@ -1,4 +1,4 @@
-//! Stream capture: begun and ended here as much as on the server, so that errors come at the call.
+//! Stream capture. The client tracks captures as the server does, so that errors occur at the call.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -24,8 +24,8 @@ use crate::{
     },
 };
 
-/// Calls that no capture observes and that a captured sequence may depend on: forbidden or not by the modes of the
-/// thread and of the captures. In order.
+/// Calls that captures do not record but captured work may depend on, in alphabetical order. The
+/// modes of the thread and of the captures decide whether they are forbidden.
 const UNSAFE_CALLS: &[&str] = &[
     "cuCtxSetLimit",
     "cuEventQuery",
@@ -42,11 +42,11 @@ const UNSAFE_CALLS: &[&str] = &[
 const CONTEXT_CALLS: &[&str] = &["cuCtxSynchronize", "cuCtxSynchronize_v2"];
 /// `CU_STREAM_SET_CAPTURE_DEPENDENCIES`
 pub(super) const SET_DEPENDENCIES: u32 = 1;
-/// What an answer has room for at first; asked again where a stream depends on more.
+/// Entries of the first query; it is repeated if a stream depends on more nodes.
 const DEPENDENCIES_FIRST: u32 = 64;
 const DEPENDENCIES_MAX: u32 = NODES_MAX as u32;
 
-/// Whether a call may be made while something is being captured.
+/// Refuses a call that is forbidden while something is being captured.
 #[inline]
 pub(crate) fn check_captures(call: &str) -> Done {
     match driver() {
@@ -67,7 +67,7 @@ fn check_call(driver: &Driver, call: &str) -> Done {
 }
 
 impl Driver {
-    /// `into`: a graph that is there already, and the nodes to go on from.
+    /// Begins a capture. `into` is an existing graph, and the nodes that the captured work follows.
     fn begin_capture(&self, stream: CUstream, mode: u32, into: Option<(u64, Vec<u64>)>) -> Done {
         if mode > CU_STREAM_CAPTURE_MODE_RELAXED {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -106,7 +106,7 @@ impl Driver {
             .inspect_err(|_| self.forget_capture(&capture))
     }
 
-    /// Ends a capture on both sides. The answer is whether there is a graph.
+    /// Ends a capture here and on the server. Returns whether there is a graph.
     fn close_capture(&self, capture: &Capture) -> Result<bool, CUresult> {
         let ended = self.call(
             &messages::CaptureEnd {
@@ -116,7 +116,8 @@ impl Driver {
             |reply| reply.produced != 0,
         );
         self.forget_capture(capture);
-        // What a captured call came to on the server is known by now: it belongs to this capture.
+        // Errors of captured calls have arrived from the server by now: they belong to this
+        // capture.
         let faults = self.session.take_fault();
         let result = match (ended, faults) {
             (Ok(produced), Ok(())) if !capture.is_spoiled() => return Ok(produced),
@@ -125,7 +126,7 @@ impl Driver {
             (Err(error), Ok(())) => Err(error),
         };
         if !capture.adds {
-            // The program may have been shown the graph while it was being made.
+            // The program may have been given the unfinished graph.
             let _ = self.retire_graph(CUgraph(capture.graph as usize));
             if ended == Ok(true) {
                 self.submit(&messages::CuGraphDestroy {
@@ -136,7 +137,8 @@ impl Driver {
         result
     }
 
-    /// Ends the capture that began on a stream being destroyed; one that it only joined goes on.
+    /// Ends the capture that began on a stream being destroyed. A capture that the stream only
+    /// joined continues.
     pub(crate) fn leave_capture(&self, stream: &StreamRef) {
         let Some(capture) = self.capture_of(stream) else {
             return;
@@ -147,7 +149,8 @@ impl Driver {
         }
     }
 
-    /// The nodes that the next captured one will depend on; `None` where the capture has become invalid.
+    /// Returns the nodes that the next captured node will depend on; `None` if the capture has
+    /// become invalid.
     pub(super) fn capture_dependencies(
         &self,
         stream: &StreamRef,
@@ -269,7 +272,7 @@ pub(crate) unsafe fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -
         return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
     }
     if !capture.may_end_here() {
-        // Seen on a real driver: the capture is over all the same, without a graph.
+        // As seen on a real driver, this ends the capture, without a graph.
         capture.spoil();
         let _ = driver.close_capture(&capture);
         return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
@@ -281,7 +284,7 @@ pub(crate) unsafe fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -
     Ok(())
 }
 
-/// Where `cuStreamGetCaptureInfo` puts what it is asked for; NULL where it is not.
+/// Outputs of `cuStreamGetCaptureInfo`; NULL for those not requested.
 struct InfoOut {
     status: *mut u32,
     id: *mut u64,
@@ -308,7 +311,7 @@ unsafe fn capture_info(stream: CUstream, out: &InfoOut) -> Done {
     let Some(capture) = driver.capture_of(&stream).filter(active) else {
         return put_status(out, status);
     };
-    // Most callers only want the status and the id: those are known here.
+    // Most callers only want the status and the id, which the client knows.
     if !(out.graph.is_null() && out.nodes.is_null() && out.count.is_null()) {
         let Some(nodes) = driver.capture_dependencies(&stream, &capture)? else {
             return put_status(out, CU_STREAM_CAPTURE_STATUS_INVALIDATED);
@@ -332,7 +335,7 @@ unsafe fn capture_info(stream: CUstream, out: &InfoOut) -> Done {
 }
 
 fn put_status(out: &InfoOut, status: u32) -> Done {
-    // SAFETY: whoever made `out` promised that its pointers are NULL or valid.
+    // SAFETY: the creator of `out` promised that its pointers are NULL or valid.
     unsafe { put(out.status, status) }
 }
 

@@ -1,4 +1,4 @@
-//! Contexts: primary ones, the program's own, the calling thread's stack.
+//! Contexts: primary ones, those that the program creates, and the calling thread's stack of them.
 
 use std::{ffi::c_void, sync::atomic::Ordering};
 
@@ -15,11 +15,11 @@ use crate::{
     tables,
 };
 
-/// The version that `cuCtxGetApiVersion` answers for contexts of the current API.
+/// Version that `cuCtxGetApiVersion` returns for contexts of the current API.
 const API_VERSION: u32 = 3020;
 
 impl Driver {
-    /// The server creates a context when it is first used.
+    /// Has the server create a context, at its first use.
     pub(super) fn create_on_server(&self, context: &Context) -> Done {
         if context.created.swap(true, Ordering::AcqRel) {
             return Ok(());
@@ -33,7 +33,7 @@ impl Driver {
         self.submit_in(0, &message)
     }
 
-    /// Everything that lived in a context goes with it.
+    /// Destroys a context and everything in it.
     fn destroy_context(&self, context: &Context) -> Done {
         tables::destroy_storage(context.handle);
         self.contexts.forget_peer(context);
@@ -51,7 +51,8 @@ impl Driver {
         if !context.created.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
-        // A context that a GPU fault has lost is lost on the server too: nothing can be sent to it, and reset clears it.
+        // A context lost to a GPU fault is lost on the server too: nothing can be sent to it. Reset
+        // clears the fault.
         self.session.forget_faults();
         let wire = context.handle.0 as u64;
         for chunk in chunks {
@@ -80,7 +81,7 @@ impl Driver {
             for (stream, mark) in busy {
                 stream.progress.complete(mark);
             }
-            // The fence was about this context; where there are others, their work may go on.
+            // The fence was about this context only; work of other contexts may still run.
             if self.contexts.is_only() {
                 self.progress.complete(mark);
             }
@@ -128,7 +129,7 @@ pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(device: CUdevice) -> Done {
     let primary = driver.contexts.primary(device)?;
     let existed = primary.created.load(Ordering::Acquire);
     driver.destroy_context(primary)?;
-    // Holders keep their handle: the context comes back fresh with its next use.
+    // Those who retained the context keep their handle: its next use finds a new context.
     if existed && primary.retained.load(Ordering::Acquire) > 0 {
         driver.create_on_server(primary)?;
     }
@@ -288,7 +289,7 @@ pub(crate) unsafe fn cuCtxGetCurrent(context: *mut CUcontext) -> Done {
 }
 
 pub(crate) unsafe fn cuCtxGetDevice(device: *mut CUdevice) -> Done {
-    // The driver looks at the output first, even before `cuInit`.
+    // The driver checks the output first, even before `cuInit`.
     if device.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -296,7 +297,7 @@ pub(crate) unsafe fn cuCtxGetDevice(device: *mut CUdevice) -> Done {
     unsafe { put(device, driver()?.contexts.current()?.device) }
 }
 
-/// A context argument, NULL being the current one.
+/// Returns the context of an argument, of which NULL is the current one.
 fn given_or_current(driver: &Driver, context: CUcontext) -> Result<&'static Context, CUresult> {
     if context.is_null() {
         driver.contexts.current()
@@ -353,14 +354,14 @@ pub(crate) unsafe fn cuCtxGetStreamPriorityRange(least: *mut i32, greatest: *mut
     Ok(())
 }
 
-/// The preference is a hint, and the default is what a fresh context answers.
+/// Returns the default: the preference is only a hint.
 pub(crate) unsafe fn cuCtxGetCacheConfig(config: *mut u32) -> Done {
     driver()?.contexts.current()?;
     // SAFETY: see the module's contract.
     unsafe { put(config, 0) }
 }
 
-/// Bank sizes cannot be chosen since compute capability 5: four bytes.
+/// Returns four bytes: bank sizes cannot be chosen since compute capability 5.
 pub(crate) unsafe fn cuCtxGetSharedMemConfig(config: *mut u32) -> Done {
     const FOUR_BYTE_BANK_SIZE: u32 = 1;
     driver()?.contexts.current()?;
@@ -387,7 +388,7 @@ pub(crate) unsafe fn cuCtxSynchronize_v2(context: CUcontext) -> Done {
     done
 }
 
-/// The two contexts of a call about peer access.
+/// Returns the two contexts of a call about peer access.
 fn peers(
     driver: &Driver,
     peer: CUcontext,
@@ -400,8 +401,8 @@ fn peers(
     }
 }
 
-/// Every device that can reach memory of `cuMemAlloc` may use it on the server from the start; what the program is granted
-/// is counted here.
+/// Counts the grant. The server gives every device that can reach memory of `cuMemAlloc` access
+/// from the start.
 pub(crate) unsafe fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) -> Done {
     let driver = driver()?;
     let (current, peer) = peers(driver, peer)?;

@@ -1,10 +1,12 @@
-//! Copies of one dimension. Where the bytes go decides what a copy costs:
+//! Copies of one dimension. Their cost depends on their direction:
 //!
-//! - host to device: the bytes travel with the message; nobody waits. The message of a synchronous copy says that it is one, and
-//!   the server has whatever is sent later, to any stream, follow it;
-//! - device to device, and between the device and memory that both sides share: a message of a few words;
-//! - device to host: the answer carries the bytes. Into pinned memory the call does not wait for them; into other
-//!   memory it does, as on a local GPU.
+//! - Host to device: the bytes travel with the message, and the call does not wait. The message of
+//!   a synchronous copy is marked; the server makes all work that is sent later, to any stream,
+//!   follow it.
+//! - Device to device, and between the device and memory that both sides share: a message of a few
+//!   words.
+//! - Device to host: the reply carries the bytes. The call waits for them, as on a local GPU,
+//!   unless the destination is pinned memory.
 
 use std::{ffi::c_void, sync::Arc};
 
@@ -25,16 +27,18 @@ use crate::{
     state::{Driver, SEGMENT_BYTES, StreamRef, driver, wire_context},
 };
 
-/// Copies to the device up to here travel with their message even where memory is shared.
+/// Longest copy to the device whose bytes travel with the message even if memory is shared.
 const INLINE_BYTES_MAX: usize = 256;
-/// A synchronous copy of more pinned memory than this is waited for, instead of taken along.
+/// Longest synchronous copy of pinned memory whose bytes the client copies away; longer ones are
+/// waited for.
 const SYNC_COPY_BYTES_MAX: usize = 64 << 10;
 
-/// Where an address lies, as far as a copy is concerned.
+/// The kind of memory at an address, as copies distinguish it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     Device,
-    /// Pinned host memory that the server sees at the same address: the same memory, or a mirror that stays.
+    /// Pinned host memory that the server sees at the same address: shared memory, or a mirror that
+    /// stays open.
     Shared,
     /// Other pinned host memory.
     Pinned,
@@ -42,7 +46,8 @@ pub(crate) enum Place {
 }
 
 impl Driver {
-    /// The place of a whole range. Device ranges must lie inside one allocation.
+    /// Returns the kind of memory of a whole range. A range of device memory must lie inside one
+    /// allocation.
     pub(crate) fn place_of(&self, address: u64, bytes: u64) -> Result<Place, CUresult> {
         {
             let memory = self.memory.lock();
@@ -61,7 +66,7 @@ impl Driver {
         }
         let host = self.host.read();
         Ok(match host.find(address) {
-            // A range that runs over the end of pinned memory is as good as pageable.
+            // A range that continues past the end of pinned memory counts as pageable.
             Some(r) if bytes > r.base + r.bytes - address => Place::Pageable,
             Some(r) if r.shared || r.mirror.stays_open() => Place::Shared,
             Some(_) => Place::Pinned,
@@ -69,7 +74,8 @@ impl Driver {
         })
     }
 
-    /// A range over several mappings side by side, as VMM programs make them.
+    /// Returns whether a range is covered by adjacent mappings, as programs make them with
+    /// `cuMemMap`.
     fn spans_mappings(
         &self,
         memory: &crate::state::DeviceMemory,
@@ -99,8 +105,9 @@ impl Driver {
         }
     }
 
-    /// Takes the bytes along: over shm in memory that the GPU reads, elsewhere in pieces that travel with the message. Nobody
-    /// waits for the GPU: if the program's call is synchronous (`wait`), the server orders all later work after the copy.
+    /// Copies to the device. Over shm the bytes go into memory that the GPU reads, over other links
+    /// in pieces that travel with messages. Nothing waits for the GPU: if the call is synchronous
+    /// (`wait`), the server makes all later work follow the copy.
     fn copy_in(
         &self,
         dst: u64,
@@ -152,7 +159,7 @@ impl Driver {
         Ok(())
     }
 
-    /// The bytes come with the answers, in pieces that overlap each other.
+    /// Copies from the device. The replies carry the bytes, in pieces that overlap.
     fn copy_out(
         &self,
         dst: *mut u8,
@@ -207,10 +214,11 @@ impl Driver {
         Ok(group)
     }
 
-    /// The same, waited for; over shm through memory that the GPU writes to. Answers how many pieces it took.
+    /// Copies device memory to `dst` and waits. Over shm the GPU writes into staging memory.
+    /// Returns the number of pieces.
     ///
     /// # Safety
-    /// `dst` has room for `bytes`.
+    /// `dst` has room for `bytes` bytes.
     unsafe fn copy_out_now(
         &self,
         dst: *mut u8,
@@ -225,7 +233,7 @@ impl Driver {
             if staged == bytes {
                 return Ok(bytes.div_ceil(SEGMENT_BYTES) as u64);
             }
-            // No memory to be had: the rest comes with answers.
+            // Without staging memory, replies carry the rest.
         }
         // SAFETY: inside the destination.
         let rest = unsafe { dst.add(staged) };
@@ -235,8 +243,8 @@ impl Driver {
         Ok((done + left.div_ceil(CHUNK_BYTES_MAX)) as u64)
     }
 
-    /// Copies between addresses that mean the same on both sides. Between two places on devices CUDA's synchronous copies do not
-    /// wait either, nor does anything in other streams wait for them.
+    /// Copies between addresses that are the same on both sides. As in CUDA, a synchronous copy
+    /// between two places on devices does not wait, and work in other streams does not wait for it.
     fn copy_here(&self, dst: u64, src: u64, bytes: u64, stream: &StreamRef) -> Done {
         self.push_visible()?;
         self.submit_to(
@@ -251,8 +259,9 @@ impl Driver {
         )
     }
 
-    /// Waits for what comes before a copy of pageable memory, where the program could tell, or a host function may still write
-    /// the memory: its bytes are taken when the call is made.
+    /// Waits for work that precedes a copy of pageable memory, if the program could tell the
+    /// difference, or if a host function may still write the memory: its bytes are taken at the
+    /// call.
     pub(super) fn settle_pageable(&self, stream: &StreamRef, wait: bool) -> Done {
         match wait {
             true => self.settle_host(stream),
@@ -261,8 +270,8 @@ impl Driver {
         }
     }
 
-    /// Data of pinned memory is taken when the call is made. If earlier work may still write the memory at `source`, the
-    /// call waits for that work first: otherwise the copy would take the bytes from before it.
+    /// Waits for earlier work that may still write the pinned memory at `source`: a copy takes the
+    /// data at the call, and would otherwise take old bytes.
     pub(super) fn settle_pinned(&self, source: u64, stream: &StreamRef) -> Done {
         if self.is_mirrored(source) {
             return self.settle_stream(stream);
@@ -270,7 +279,7 @@ impl Driver {
         self.settle_host(stream)
     }
 
-    /// Any copy: directions are found by address.
+    /// Copies in any direction; the addresses determine which.
     pub(crate) fn copy(
         &self,
         dst: u64,
@@ -314,7 +323,7 @@ impl Driver {
             self.place_of(src, bytes as u64)?,
         );
         if stream.is_capturing() {
-            // A graph's copy cannot be waited for.
+            // A captured copy cannot be waited for.
             if wait {
                 self.refuse_captured(stream)?;
             }
@@ -327,13 +336,14 @@ impl Driver {
                 self.host_is_used(stream);
                 Ok(())
             }
-            // Waiting for the GPU is faster than copying much.
+            // Waiting for the GPU is faster than copying many bytes.
             (Place::Device, Place::Shared) if bytes > SYNC_COPY_BYTES_MAX => {
                 self.copy_here(dst, src, bytes as u64, stream)?;
                 self.synchronize_stream(stream)
             }
-            // The source may change as soon as a synchronous copy returns, so its bytes are taken along: when nothing that
-            // comes before the copy can still write them.
+            // The program may change the source when a synchronous copy returns, so the client
+            // copies the bytes away. Before that it waits for earlier work that could still write
+            // them.
             (Place::Device, Place::Shared) => {
                 self.settle_stream(stream)?;
                 self.copy_in(dst, src as *const u8, bytes, stream, wait)
@@ -368,7 +378,8 @@ impl Driver {
                 let (mark, all) = (stream.progress().mark(), self.progress.mark());
                 // SAFETY: the caller's destination, as the driver API asks of it.
                 let pieces = unsafe { self.copy_out_now(dst as *mut u8, src, bytes, stream)? };
-                // The copy was the last thing in the stream, and it is done; with the default stream's all that it waits for.
+                // The copy was the last work in the stream and is done, and so is all work that it
+                // waits for.
                 stream.progress().complete_alone(mark, pieces);
                 if stream.is_legacy() {
                     let everything = &stream.stream().everything;
@@ -386,7 +397,7 @@ impl Driver {
         }
     }
 
-    /// A copy that a graph will do: it reads and writes memory at launch, not now.
+    /// Adds a copy to a captured graph: it reads and writes memory at each launch, not now.
     fn capture_copy(
         &self,
         dst: u64,
@@ -413,7 +424,7 @@ impl Driver {
     }
 }
 
-/// `cuMemcpy*` without a stream.
+/// `cuMemcpy*` without a stream argument.
 fn copy_now(dst: u64, src: u64, bytes: usize) -> Done {
     let driver = driver()?;
     let stream = driver.work_stream(guard::default_stream())?;
@@ -426,7 +437,7 @@ fn copy_on(stream: CUstream, dst: u64, src: u64, bytes: usize) -> Done {
     driver.copy(dst, src, bytes, &stream, false)
 }
 
-/// The side that a call's name says is device memory must be.
+/// Checks the argument that must be device memory according to the call's name.
 fn check_device(address: u64, bytes: usize) -> Done {
     if bytes == 0 {
         return Ok(());
@@ -494,7 +505,7 @@ pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
     copy_on(stream, dst, src, bytes)
 }
 
-/// Addresses are one space for all devices: a copy between them is a copy.
+/// Copies by addresses: all devices share one address space.
 pub(crate) unsafe fn cuMemcpyPeer(
     dst: CUdeviceptr,
     _dst_context: CUcontext,
@@ -520,10 +531,11 @@ pub(crate) unsafe fn cuMemcpyPeerAsync(
     copy_on(stream, dst, src, bytes)
 }
 
-/// A batch is its copies one after the other: attributes only loosen the order that a stream keeps.
+/// Makes the copies of a batch one after the other: a batch's attributes only relax the order that
+/// a stream keeps.
 ///
 /// # Safety
-/// Arrays of `count` entries.
+/// The arrays have `count` entries.
 unsafe fn batch(
     dsts: *mut CUdeviceptr,
     srcs: *mut CUdeviceptr,

@@ -1,6 +1,6 @@
-//! Copies of two and three dimensions, and copies to and from arrays (`arrays`). The same rules as for one dimension
-//! (`copy.rs`): what both sides can address is a message of a few words; other host memory travels as packed rows, in
-//! pieces that each fit one message (`shape`).
+//! Copies of two and three dimensions, and copies to and from arrays (`arrays`). They follow the
+//! rules of `copy.rs`: if both sides can address the memory, the copy is a message of a few words.
+//! Other host memory travels as packed rows, in pieces that each fit one message (`shape`).
 
 mod arrays;
 mod shape;
@@ -27,7 +27,7 @@ use crate::{
     state::{Driver, Pageable, StreamRef, driver, wire_context},
 };
 
-/// A copy's arguments, checked as the driver checks them.
+/// Arguments of a copy, checked as by the driver.
 #[derive(Debug, Clone, Copy)]
 struct Request {
     dst: End,
@@ -35,7 +35,7 @@ struct Request {
     extent: Extent,
 }
 
-/// One end as the driver's records describe it.
+/// One end of a copy, as in the driver's records.
 struct RawEnd {
     memory_type: u32,
     host: u64,
@@ -74,7 +74,7 @@ impl RawEnd {
     }
 }
 
-/// `CUDA_MEMCPY3D` as a request; `None` where there is nothing to copy.
+/// Converts `CUDA_MEMCPY3D`; `None` if there is nothing to copy.
 fn request_3d(driver: &Driver, copy: &CUDA_MEMCPY3D) -> Result<Option<Request>, CUresult> {
     let extent = Extent {
         width: copy.width_in_bytes as u64,
@@ -112,7 +112,7 @@ fn request_3d(driver: &Driver, copy: &CUDA_MEMCPY3D) -> Result<Option<Request>, 
     }))
 }
 
-/// `CUDA_MEMCPY2D` as a request.
+/// Converts `CUDA_MEMCPY2D`; `None` if there is nothing to copy.
 fn request_2d(driver: &Driver, copy: &CUDA_MEMCPY2D) -> Result<Option<Request>, CUresult> {
     let device = driver.contexts.current()?.device;
     let pitch_max = driver.attribute(device, CU_DEVICE_ATTRIBUTE_MAX_PITCH) as usize;
@@ -155,7 +155,7 @@ fn request_2d(driver: &Driver, copy: &CUDA_MEMCPY2D) -> Result<Option<Request>, 
 }
 
 impl Request {
-    /// All of it, as messages name it.
+    /// Returns the whole copy in the form of messages.
     fn whole(&self) -> CopyBox {
         let whole = Piece {
             at: [0; 3],
@@ -165,7 +165,7 @@ impl Request {
     }
 }
 
-/// A message's description of a piece.
+/// Returns a piece of a copy in the form of messages.
 fn describe(
     dst: (BoxEnd, [u64; 3]),
     src: (BoxEnd, [u64; 3]),
@@ -192,7 +192,7 @@ fn copy_of(dst: (BoxEnd, [u64; 3]), src: (BoxEnd, [u64; 3]), extent: Extent) -> 
 }
 
 impl Driver {
-    /// How large an array is only the server knows; larger than the device's memory it is not.
+    /// Refuses extents beyond the device's memory. Only the server knows the size of an array.
     fn check_extent(&self, request: &Request) -> Done {
         let Extent {
             width,
@@ -246,7 +246,7 @@ impl Driver {
             _ => {}
         }
         if stream.is_capturing() {
-            // A graph's copy cannot be waited for.
+            // A captured copy cannot be waited for.
             if wait {
                 self.refuse_captured(stream)?;
             }
@@ -314,7 +314,7 @@ impl Driver {
         }
     }
 
-    /// Both ends mean the same on the server.
+    /// Sends a copy whose ends have the same address on the server.
     fn copy_box_here(&self, request: &Request, stream: &StreamRef) -> Done {
         self.push_visible()?;
         let desc = doc::to_bytes(&request.whole()).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
@@ -327,7 +327,7 @@ impl Driver {
         )
     }
 
-    /// The source's rows travel with the messages.
+    /// Copies to the device: the source's rows travel with the messages.
     fn copy_box_in(&self, request: &Request, stream: &StreamRef, wait: bool) -> Done {
         let End::Memory(src) = &request.src else {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -361,7 +361,7 @@ impl Driver {
         Ok(())
     }
 
-    /// The rows come with the answers.
+    /// Copies from the device: the replies carry the rows.
     fn copy_box_out(
         &self,
         request: &Request,
@@ -461,7 +461,7 @@ pub(crate) unsafe fn cuMemcpy2D_v2(copy: *const CUDA_MEMCPY2D) -> Done {
     unsafe { run_2d(copy, guard::default_stream(), true) }
 }
 
-/// Any alignment is as good as another here.
+/// Accepts any alignment, as all copies here do.
 pub(crate) unsafe fn cuMemcpy2DUnaligned_v2(copy: *const CUDA_MEMCPY2D) -> Done {
     // SAFETY: see the module's contract.
     unsafe { run_2d(copy, guard::default_stream(), true) }
@@ -482,7 +482,8 @@ pub(crate) unsafe fn cuMemcpy3DAsync_v2(copy: *const CUDA_MEMCPY3D, stream: CUst
     unsafe { run_3d(copy, stream, false) }
 }
 
-/// `CUDA_MEMCPY3D_PEER` has contexts in the reserved words; addresses are one space for all devices.
+/// Copies by addresses: all devices share one address space. The record is a `CUDA_MEMCPY3D` with
+/// contexts in the reserved words.
 pub(crate) unsafe fn cuMemcpy3DPeer(copy: *const c_void) -> Done {
     // SAFETY: see the module's contract.
     unsafe { run_3d(copy.cast(), guard::default_stream(), true) }

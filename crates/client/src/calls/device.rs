@@ -1,4 +1,4 @@
-//! Devices: all from their cards.
+//! Devices. The answers come from their cards.
 
 use std::ffi::{CStr, c_char};
 
@@ -51,7 +51,7 @@ pub(crate) unsafe fn cuDeviceGetLuid(
     device: CUdevice,
 ) -> Done {
     driver()?.card(device)?;
-    // LUIDs are a thing of Windows: the driver refuses them here too.
+    // LUIDs exist only on Windows: the driver refuses them here too.
     Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
 }
 
@@ -67,10 +67,10 @@ pub(crate) unsafe fn cuDeviceGetAttribute(
 ) -> Done {
     let driver = driver()?;
     let card = driver.card(device)?;
-    // What this library does not serve is not there, whatever the device could do.
+    // A feature that this library does not serve is absent, even if the device has it.
     let answer = match attribute {
         CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY => 1,
-        // The program and kernels may use it at the same time where it is the same memory for both.
+        // Program and kernels may use managed memory at the same time if it is one memory for both.
         CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS => i32::from(driver.session.shares_memory()),
         CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS
         | CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
@@ -180,7 +180,7 @@ pub(crate) unsafe fn cuDeviceGetByPCIBusId(device: *mut CUdevice, id: *const c_c
     }
 }
 
-/// `domain:bus:device.function`, the domain and the function being optional.
+/// Parses `domain:bus:device.function`; the domain and the function are optional.
 fn parse_bus_id(text: &str) -> Option<(u32, u32, u32)> {
     let hex = |s: &str| u32::from_str_radix(s, 16).ok();
     let without_function = text.split('.').next()?;
@@ -192,19 +192,20 @@ fn parse_bus_id(text: &str) -> Option<(u32, u32, u32)> {
 }
 
 impl Driver {
-    /// What the server says of two devices.
+    /// Returns the server's facts about a pair of devices.
     fn peer(&self, device: CUdevice, peer: CUdevice) -> Result<Option<&PeerCard>, CUresult> {
         self.card(peer)?;
         Ok(self.card(device)?.peers.get(peer as usize))
     }
 
-    /// Whether one device can use the memory of another, which may be hidden from the program.
+    /// Returns whether one device can use the memory of another, which may be hidden from the
+    /// program.
     pub(super) fn reaches(&self, device: CUdevice, owner: CUdevice) -> Result<bool, CUresult> {
         let peer = self.card(device)?.peers.get(owner as usize);
         Ok(peer.is_some_and(|p| p.can_access))
     }
 
-    /// Whether one device can use the memory of another.
+    /// Returns whether one device can use the memory of another.
     pub(super) fn can_access(&self, device: CUdevice, peer: CUdevice) -> Result<bool, CUresult> {
         Ok(self.peer(device, peer)?.is_some_and(|p| p.can_access))
     }

@@ -1,4 +1,4 @@
-//! Initialisation, version, error names, and the ways to find functions.
+//! Initialisation, version, error names, and the calls that find functions.
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -49,7 +49,8 @@ pub(crate) unsafe fn cuGetExportTable(table: *mut *const c_void, id: *const CUuu
     if table.is_null() || id.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: checked above. NULL first: success without a table would be a wild jump in the caller.
+    // SAFETY: checked above. NULL is written first, since a caller that ignores an error would
+    // otherwise jump to a random address.
     unsafe {
         table.write(std::ptr::null());
         table.write(tables::find(&*id)?);
@@ -92,7 +93,7 @@ pub(crate) unsafe fn cuGetProcAddress_v2(
                 put_optional(status, CU_GET_PROC_ADDRESS_SUCCESS);
             }
             Err(Some(error)) => return Err(error),
-            // A missing function is an answer, not an error.
+            // A missing function is a result, not an error.
             Err(None) => {
                 put(function, std::ptr::null_mut())?;
                 put_optional(status, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
@@ -102,7 +103,7 @@ pub(crate) unsafe fn cuGetProcAddress_v2(
     Ok(())
 }
 
-/// The address for a name; `Err(None)` where there is none.
+/// Returns the address of a function; `Err(None)` if there is none.
 unsafe fn find(
     symbol: *const c_char,
     version: i32,
@@ -137,7 +138,7 @@ unsafe fn find(
     Ok(EXPORTS[at].1.0.cast_mut())
 }
 
-/// Between these, calls are timed where times are asked for; there is nothing else to switch on here.
+/// Restarts the times of calls, if they are being measured. There is nothing else to switch on.
 pub(crate) unsafe fn cuProfilerStart() -> Done {
     driver()?.contexts.current().map(|_| times::restart())
 }

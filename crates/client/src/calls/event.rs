@@ -31,7 +31,7 @@ pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> Done {
         flags,
     })?;
     if flags & CU_EVENT_INTERPROCESS != 0 {
-        // Not every device has them.
+        // Not every device has interprocess events.
         driver.settle()?;
     }
     driver.streams.insert_event(handle, context.handle, flags);
@@ -72,7 +72,7 @@ pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, fl
     if external && stream.is_capturing() {
         driver.graphs.records_event(&event);
     }
-    // The mark of the event is taken with the stream's, so that neither runs ahead of the other.
+    // The event's mark is taken together with the stream's, so that neither is ahead of the other.
     let mut recorded = event.recorded.lock();
     driver.submit_to(
         &stream,
@@ -84,7 +84,8 @@ pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, fl
     )?;
     event.progress.submit();
     if event.is_shared() {
-        // What the program tells the other process from here on must not overtake the record.
+        // The record must reach the server before any message of the program to the other process
+        // does.
         driver.settle()?;
     }
     *recorded = Some((stream.stream().clone(), stream.progress().mark()));
@@ -107,8 +108,8 @@ impl Driver {
         Ok(group)
     }
 
-    /// An event that was asked about before will be asked about again: its being reached is sent without being asked for.
-    /// Not where nobody looked at what was sent for the last record.
+    /// Subscribes to the event's completion if the program has queried the event before, since it
+    /// will again. It does not if the program ignored the completion of the last record.
     fn subscribe(&self, event: &Event, mark: u64, stream: &StreamRef) -> Done {
         let mut asked = event.query.lock();
         if asked.as_ref().is_some_and(|(about, _)| *about + 1 == mark) {

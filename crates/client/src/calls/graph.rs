@@ -1,5 +1,5 @@
-//! Graphs: instantiated, launched, updated, drawn. What they are made of is in `topology`, what their nodes do in
-//! `graph_nodes`.
+//! Graphs: instantiated, launched, updated, printed. `topology` has their nodes and edges,
+//! `graph_nodes` the work of their nodes.
 
 mod topology;
 
@@ -26,7 +26,7 @@ use crate::{
 };
 
 impl Driver {
-    /// An executable graph; the second answer is `CUgraphInstantiateResult`.
+    /// Creates an executable graph. The second result is `CUgraphInstantiateResult`.
     fn instantiate(&self, graph: CUgraph, flags: u64) -> (Result<CUgraphExec, CUresult>, u32) {
         let known = u64::from(
             CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH
@@ -72,7 +72,7 @@ impl Driver {
         self.user_objects.instantiated(exec, graph);
         let mut handle = self.handle_graphexec(exec);
         if device_handle != 0 {
-            // Kernels are given this one, as a parameter that nobody can tell from a number.
+            // Kernels receive this handle as a parameter, where it cannot be told from a number.
             handle = CUgraphExec(device_handle as usize);
             self.graphs.known_to_kernels(handle.0, exec);
         }
@@ -92,7 +92,7 @@ pub(crate) unsafe fn cuGraphInstantiateWithFlags(
     unsafe { put(exec, driver()?.instantiate(graph, flags).0?) }
 }
 
-/// The form before flags: nothing is ever written to the log, as since CUDA 12.
+/// The form without flags. The log stays empty, as since CUDA 12.
 pub(crate) unsafe fn cuGraphInstantiate_v2(
     exec: *mut CUgraphExec,
     graph: CUgraph,
@@ -161,7 +161,7 @@ pub(crate) unsafe fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Done 
     Ok(())
 }
 
-/// What came of an update, and the nodes of the graph that it failed at.
+/// Updates an executable graph. Returns the result, and the nodes of the graph at which it failed.
 fn exec_update(exec: CUgraphExec, graph: CUgraph) -> Result<CUgraphExecUpdateResultInfo, CUresult> {
     let driver = driver()?;
     let graph = driver.wire_graph(graph)?;
@@ -246,7 +246,7 @@ pub(crate) unsafe fn cuGraphClone(out: *mut CUgraph, original: CUgraph) -> Done 
     driver.call(&messages::GraphClone { graph, clone }, |_| ())?;
     let handle = driver.handle_graph(clone);
     driver.user_objects.inherit(clone, graph);
-    // Copies of pageable memory look like child graphs to the server, and must not to the program.
+    // Copies of pageable memory are child graphs to the server, but must be copies to the program.
     for (node, record) in driver.graphs.pageable_nodes(graph) {
         let found = driver.find_in_clone(node, clone)?;
         driver.graphs.learn(clone, found, record);
@@ -300,7 +300,7 @@ pub(crate) unsafe fn cuGraphNodeGetType(node: CUgraphNode, out: *mut u32) -> Don
     unsafe { put(out, kind) }
 }
 
-/// What a context of the current thread's device keeps for graphs.
+/// Checks the device of a call about the memory of graphs.
 fn graph_device(device: CUdevice) -> Result<&'static Driver, CUresult> {
     let driver = driver()?;
     driver.card(device)?;
@@ -330,7 +330,7 @@ pub(crate) unsafe fn cuDeviceSetGraphMemAttribute(
     driver.graph_memory.set_attribute(attribute, *value)
 }
 
-/// Nothing is kept that no graph holds.
+/// Releases nothing: memory is kept only while a graph holds it.
 pub(crate) unsafe fn cuDeviceGraphMemTrim(device: CUdevice) -> Done {
     graph_device(device).map(|_| ())
 }
@@ -358,7 +358,7 @@ pub(crate) unsafe fn cuUserObjectCreate(
     unsafe { put(out, CUuserObject(object as usize)) }
 }
 
-/// References come in numbers from 1 on.
+/// Checks a number of references: 1 or more.
 fn counted(count: u32) -> Result<u64, CUresult> {
     match count {
         0 => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
@@ -428,7 +428,7 @@ pub(crate) unsafe fn cuGraphDebugDotPrint(graph: CUgraph, path: *const c_char, f
     })
 }
 
-/// A parameter record that the declaration leaves opaque.
+/// Returns a parameter record that the declaration leaves opaque.
 ///
 /// # Safety
 /// `record` is NULL or points to a record of this type.

@@ -1,5 +1,5 @@
-//! The nodes of graphs that programs build by hand: added, changed, asked for their parameters. What a node does is in
-//! `work`, once for nodes that are added and for nodes that are changed.
+//! Nodes of graphs that programs build by hand: added, changed, queried. `work` converts a node's
+//! parameters, once for added and for changed nodes.
 
 mod captured;
 mod work;
@@ -32,7 +32,7 @@ use crate::{
     state::{Driver, Kind, MemOpsRecord, NodeRecord, StreamRef, driver},
 };
 
-/// Where a new node goes.
+/// Arguments that place a new node in a graph.
 struct Spot {
     out: *mut CUgraphNode,
     graph: CUgraph,
@@ -58,10 +58,10 @@ impl Spot {
     }
 }
 
-/// Adds a node. What it does is looked at after where it goes, as CUDA does.
+/// Adds a node. As in CUDA, the place is checked before the node's work.
 ///
 /// # Safety
-/// The spot's pointers are what the driver API asks of a caller.
+/// The pointers in `spot` are as the driver API requires.
 unsafe fn add_node(spot: &Spot, work: impl FnOnce(&Driver) -> Result<Work, CUresult>) -> Done {
     let driver = driver()?;
     let graph = driver.wire_graph(spot.graph)?;
@@ -81,7 +81,7 @@ unsafe fn add_node(spot: &Spot, work: impl FnOnce(&Driver) -> Result<Work, CUres
     if edges.is_empty() {
         driver.add(graph, node, &id_bytes(&dependencies), &work)?;
     } else {
-        // Edges that do more than order two nodes are added once the node is there.
+        // Edges with data are added after the node exists.
         driver.add(graph, node, &[], &work)?;
         let to = vec![node; dependencies.len()];
         driver.add_dependencies(graph, &dependencies, &to, &edges)?;
@@ -92,7 +92,7 @@ unsafe fn add_node(spot: &Spot, work: impl FnOnce(&Driver) -> Result<Work, CUres
     unsafe { put(spot.out, CUgraphNode(node as usize)) }
 }
 
-/// Changes what a node of a graph does. Executable graphs made before keep what they do.
+/// Changes the work of a graph's node. Executable graphs made before keep their work.
 fn set_node(node: CUgraphNode, work: impl FnOnce(&Driver) -> Result<Work, CUresult>) -> Done {
     let driver = driver()?;
     let number = driver.wire_node(node)?;
@@ -105,7 +105,8 @@ fn set_node(node: CUgraphNode, work: impl FnOnce(&Driver) -> Result<Work, CUresu
 }
 
 impl Driver {
-    /// Refuses what a copy's stand-in cannot become: a copy of pageable memory is a child graph, another copy is none.
+    /// Refuses changes that the server cannot make: only a copy of pageable memory is a child graph
+    /// there.
     fn check_same_way(&self, node: u64, work: &Work) -> Done {
         let was = matches!(
             self.graphs.record(node)?,
@@ -128,7 +129,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Refuses graphs that allocate as parts of others, and frees of what no graph allocates.
+    /// Refuses graphs that allocate as children, and frees of memory that no graph allocates.
     fn check_memory_work(&self, graph: u64, work: &Work) -> Done {
         match work {
             Work::Child(child)
@@ -141,7 +142,7 @@ impl Driver {
         }
     }
 
-    /// Keeps what a graph's new node brings with it.
+    /// Records objects and memory that a new node brings into its graph.
     fn added(&self, graph: u64, work: &Work) {
         match work {
             Work::Child(child) => self.user_objects.inherit(graph, *child),
@@ -573,7 +574,7 @@ pub(crate) unsafe fn cuGraphKernelNodeGetParams(node: CUgraphNode, params: *mut 
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let wide = kernel_params(node)?;
-    // SAFETY: the fields that both records have, into the caller's.
+    // SAFETY: copies the fields that both records have into the caller's.
     unsafe {
         std::ptr::copy_nonoverlapping(
             (&raw const wide).cast::<u8>(),
@@ -594,7 +595,7 @@ pub(crate) unsafe fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, out: *mut 
     if out.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // A copy of pageable memory is a child graph to the server alone.
+    // To the program a copy of pageable memory is not a child graph.
     if let NodeRecord::Copy { .. } = driver.graphs.record(number)? {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -632,10 +633,10 @@ pub(crate) unsafe fn cuGraphConditionalHandleCreate(
     unsafe { put(out.cast::<u64>(), handle) }
 }
 
-/// The parameters of any kind of node.
+/// Converts the parameters of a node of any type.
 ///
 /// # Safety
-/// The parameters are those of the type that the record names.
+/// The parameters have the type that the record names.
 unsafe fn any_work(driver: &Driver, node: *const c_void) -> Result<Work, CUresult> {
     // SAFETY: the caller's promise, here and below.
     let node: &NodeParams = unsafe { record(node)? };
@@ -730,7 +731,7 @@ pub(crate) unsafe fn cuGraphAddNode_v2(
     unsafe { put_outputs(*out, params) }
 }
 
-/// Writes what a new node has for the program: memory, or the graphs of a condition.
+/// Writes the outputs of a new node: an address, or the graphs of a condition.
 ///
 /// # Safety
 /// `params` is a `CUgraphNodeParams` of the node's type.
@@ -776,7 +777,7 @@ impl Driver {
         if params.params.is_null() || count == 0 || count > OPS_MAX || params.flags != 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        // SAFETY: as many records as the program says.
+        // SAFETY: `count` records of the program's.
         let ops = unsafe { std::slice::from_raw_parts(params.params, count as usize) };
         for op in ops {
             if op.operation != CU_STREAM_MEM_OP_BARRIER {
@@ -789,7 +790,7 @@ impl Driver {
     }
 
     fn conditional_work(&self, params: &ConditionalParams) -> Result<Work, CUresult> {
-        /// Graphs of one node.
+        /// Most graphs of one conditional node.
         const BODIES_MAX: u32 = 1 << 12;
         let allowed = match params.kind {
             CU_GRAPH_COND_TYPE_IF => 1..=2,
@@ -824,7 +825,7 @@ impl Driver {
         Ok(Work::Alloc(AllocParams { address, ..*params }))
     }
 
-    /// `cuMemAllocAsync` in a capture: a node that allocates.
+    /// `cuMemAllocAsync` in a capture: adds a node that allocates.
     pub(crate) fn capture_allocation(
         &self,
         stream: &StreamRef,
@@ -857,7 +858,7 @@ impl Driver {
         }
     }
 
-    /// `cuMemFreeAsync` in a capture: a node that frees what a graph allocated.
+    /// `cuMemFreeAsync` in a capture: adds a node that frees a graph's allocation.
     pub(crate) fn capture_free(&self, stream: &StreamRef, address: u64) -> Done {
         let invalidated = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
         let capture = self.capture_of(stream).ok_or(invalidated)?;

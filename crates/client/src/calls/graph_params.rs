@@ -1,4 +1,5 @@
-//! Parameter records of graph nodes: layouts that the declaration leaves opaque, and the memory that they reach.
+//! Parameter records of graph nodes: layouts that the declaration leaves opaque, and the memory
+//! that they name.
 
 use std::ffi::c_void;
 
@@ -10,7 +11,7 @@ use outboard_api::{
     },
 };
 
-/// `CUgraphNodeParams`: a type and the parameters of that type.
+/// `CUgraphNodeParams`: a type, and the parameters of that type.
 #[repr(C)]
 pub(super) struct NodeParams {
     pub(super) kind: u32,
@@ -44,7 +45,7 @@ pub(crate) struct AllocParams {
     pub(crate) address: u64,
 }
 
-// SAFETY: the pointer is the program's, kept to be answered, never followed.
+// SAFETY: the pointer is the program's. It is stored to be returned, and never followed.
 unsafe impl Send for AllocParams {}
 // SAFETY: as above.
 unsafe impl Sync for AllocParams {}
@@ -75,7 +76,7 @@ const _: () = {
     assert!(size_of::<ConditionalParams>() == 32);
 };
 
-/// `CUDA_KERNEL_NODE_PARAMS_v1`: the newer record without its last two fields.
+/// Length of `CUDA_KERNEL_NODE_PARAMS_v1`: the newer record without its last two fields.
 pub(super) const KERNEL_V1_BYTES: usize = std::mem::offset_of!(CUDA_KERNEL_NODE_PARAMS, kern);
 
 /// # Safety
@@ -85,7 +86,7 @@ pub(super) unsafe fn widened(params: *const c_void) -> Result<CUDA_KERNEL_NODE_P
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let mut wide = CUDA_KERNEL_NODE_PARAMS::EMPTY;
-    // SAFETY: the fields that both records have, in a record of the caller's and one of our own.
+    // SAFETY: copies the fields that both records have from the caller's record to our own.
     unsafe {
         std::ptr::copy_nonoverlapping(
             params.cast::<u8>(),
@@ -96,7 +97,7 @@ pub(super) unsafe fn widened(params: *const c_void) -> Result<CUDA_KERNEL_NODE_P
     Ok(wide)
 }
 
-/// The bytes from the first to the last that a memset writes.
+/// Returns the bytes from the first one that a memset writes to the last.
 pub(super) fn memset_bytes(memset: &CUDA_MEMSET_NODE_PARAMS) -> Option<u64> {
     let (width, height, pitch) = (
         memset.width as u64,
@@ -121,12 +122,12 @@ pub(super) struct Side {
     pub(super) array: CUarray,
     pub(super) pitch: u64,
     pub(super) height: u64,
-    /// Bytes, rows, slices.
+    /// Position of the first element: bytes, rows, slices.
     pub(super) at: [u64; 3],
 }
 
 impl Side {
-    /// Pitch and height as the copy means them, the offset of its first byte and the length up to its last. A copy of
+    /// Returns pitch, height, offset of the first byte, and length up to the last byte. A copy of
     /// one row needs no pitch, one of a single slice no height.
     pub(super) fn layout(&self, [width, height, depth]: [u64; 3]) -> Option<(u64, u64, u64, u64)> {
         let [x, y, z] = self.at;

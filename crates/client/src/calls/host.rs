@@ -11,11 +11,11 @@ const HOSTALLOC_PORTABLE: u32 = 1;
 const HOSTALLOC_DEVICEMAP: u32 = 2;
 const HOSTALLOC_WRITECOMBINED: u32 = 4;
 const HOSTREGISTER_DEVICEMAP: u32 = 2;
-/// Portable, device map, I/O memory, read only: I/O memory cannot be registered over a network.
+/// Portable, device map, read only. I/O memory cannot be registered over a network.
 const HOSTREGISTER_KNOWN: u32 = 1 | HOSTREGISTER_DEVICEMAP | 8;
 
 pub(crate) unsafe fn cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) -> Done {
-    // Under unified addressing all pinned memory is portable and mapped.
+    // With unified addressing all pinned memory is portable and mapped.
     // SAFETY: see the module's contract.
     unsafe { cuMemHostAlloc(address, bytes, 0) }
 }
@@ -47,7 +47,7 @@ pub(crate) unsafe fn cuMemFreeHost(address: *mut c_void) -> Done {
     if driver.is_managed(address as u64) {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // As on a local GPU: work that uses the memory is finished first.
+    // As on a local GPU, work that uses the memory is finished first.
     if driver.contexts.current().is_ok() && !driver.progress.is_idle() {
         let _ = driver.synchronize_context();
     }
@@ -90,7 +90,7 @@ pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     driver()?.make_visible(host as u64)?;
-    // The mirror lies at the same address, so the address is the same.
+    // The mirror has the same address.
     // SAFETY: see the module's contract.
     unsafe { put(address, host as u64) }
 }

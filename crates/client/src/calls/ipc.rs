@@ -1,5 +1,5 @@
-//! CUDA IPC: memory and events of this process in another, which uses the same server. What a handle holds is the
-//! server's ticket, and where in its memory the allocation lies.
+//! CUDA IPC: use of this process's memory and events in another process of the same server. A
+//! handle contains the server's ticket, and the allocation's offset in the ticket's memory.
 
 use std::collections::HashMap;
 
@@ -20,12 +20,12 @@ const TICKET_BYTES: usize = 24;
 /// Greatest length that a handle from another process may state.
 const LEN_BYTES_MAX: u64 = 1 << 40;
 
-/// A handle of memory, read.
+/// The contents of a memory handle.
 struct MemoryHandle {
     ticket: [u8; TICKET_BYTES],
-    /// Length of what the server maps.
+    /// Length of the memory that the server maps.
     len: u64,
-    /// The allocation in it.
+    /// Offset of the allocation in that memory.
     offset: u64,
     bytes: u64,
 }
@@ -41,7 +41,7 @@ impl MemoryHandle {
         CUipcMemHandle { reserved }
     }
 
-    /// A handle that the program was given by another. Nothing in it is to be trusted.
+    /// Reads a handle that another process made. Nothing in it is to be trusted.
     fn read(handle: &CUipcMemHandle) -> Option<MemoryHandle> {
         let rest = handle.reserved.strip_prefix(&MEMORY_MARK)?;
         let (ticket, rest) = rest.split_first_chunk::<TICKET_BYTES>()?;
@@ -63,7 +63,7 @@ impl MemoryHandle {
     }
 }
 
-/// Memory of another process, opened here once or more often.
+/// Memory of another process, opened here once or several times.
 struct Opened {
     address: u64,
     chunk: Chunk,
@@ -71,7 +71,7 @@ struct Opened {
     uses: u32,
 }
 
-/// By the handle and the context.
+/// Opened memory, by handle and context.
 type Openings = HashMap<([u8; 64], u64), Opened>;
 
 fn openings() -> &'static Mutex<Openings> {
@@ -80,7 +80,8 @@ fn openings() -> &'static Mutex<Openings> {
 }
 
 impl Driver {
-    /// Waits until the server has done everything that was sent, and says what of it failed.
+    /// Waits until the server has executed everything that was sent. Returns the error of any of
+    /// it.
     pub(crate) fn settle(&self) -> Done {
         self.call(&messages::Ping {}, |_| ())?;
         self.session.take_fault()
@@ -120,7 +121,8 @@ impl Driver {
 }
 
 impl Driver {
-    /// Closes what was opened in a context that goes. Returns what the server must unmap.
+    /// Closes the memory opened in a context that ends. Returns the memory that the server must
+    /// unmap.
     pub(crate) fn close_foreign(&self, context: CUcontext) -> Vec<Chunk> {
         let mut openings = openings().lock();
         let mut memory = self.memory.lock();
@@ -207,7 +209,8 @@ pub(crate) unsafe fn cuIpcCloseMemHandle(address: CUdeviceptr) -> Done {
     }
     let (key, chunk, context) = (*key, opened.chunk, opened.context);
     openings.remove(&key);
-    // Unmapped before anybody else can be given the addresses: the lock is held until the message is sent.
+    // The lock is held until the message is sent, so that memory is unmapped before its addresses
+    // are reused.
     let mut memory = driver.memory.lock();
     memory.disown(address);
     memory.give_addresses(chunk);

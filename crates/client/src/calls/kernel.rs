@@ -1,4 +1,4 @@
-//! Kernels and functions: what they are called, what they take, what they may use.
+//! Kernels and functions: names, parameters, attributes, occupancy.
 
 use std::ffi::{c_char, c_void};
 
@@ -14,7 +14,7 @@ use outboard_wire::messages;
 use super::{Done, put, put_optional};
 use crate::state::{Driver, Kernel, Kind, driver};
 
-/// Numbers of `occupancy` questions on the wire.
+/// Numbers of the queries of `occupancy` messages.
 const QUERY_BLOCKS: u32 = 0;
 const QUERY_SHARED: u32 = 1;
 const QUERY_CLUSTERS: u32 = 2;
@@ -22,7 +22,7 @@ const QUERY_CLUSTER_SIZE: u32 = 3;
 
 pub(crate) unsafe fn cuKernelGetFunction(function: *mut CUfunction, kernel: CUkernel) -> Done {
     let kernel = driver()?.libraries.kernel(CUfunction(kernel.0))?;
-    // One thing here: the driver takes a CUkernel for a CUfunction too.
+    // The two are one handle here: the driver accepts a CUkernel as a CUfunction too.
     // SAFETY: see the module's contract.
     unsafe { put(function, CUfunction(kernel.handle())) }
 }
@@ -142,7 +142,8 @@ pub(crate) unsafe fn cuKernelSetAttribute(
         .set_attribute_on(driver, device, attribute, value)
 }
 
-/// A preference without effect on results; kernels of libraries take it for all devices.
+/// Accepts the preference, which does not change results. A library's kernel takes it for all
+/// devices.
 pub(crate) unsafe fn cuKernelSetCacheConfig(
     kernel: CUkernel,
     _config: u32,
@@ -154,7 +155,8 @@ pub(crate) unsafe fn cuKernelSetCacheConfig(
 }
 
 impl Driver {
-    /// An occupancy question: asked once, since its answer depends on nothing else.
+    /// Returns the answer to an occupancy query. The server is asked once, since the answer never
+    /// changes.
     fn occupancy(
         &self,
         kernel: &Kernel,
@@ -240,7 +242,8 @@ pub(crate) unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
     unsafe { put(bytes, value as usize) }
 }
 
-/// A launch configuration as occupancy messages carry it: dimensions and shared bytes, then the attributes.
+/// Returns a launch configuration in the form of occupancy messages: dimensions and bytes of shared
+/// memory, then the attributes.
 ///
 /// # Safety
 /// `config` is a configuration of the caller's.
@@ -316,7 +319,8 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSize(
     }
 }
 
-/// The block size with the most resident threads, the larger of two that are equal, as the driver finds it.
+/// Finds the block size with the most resident threads, as the driver does: of two equal ones the
+/// larger.
 pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     grid: *mut i32,
     block: *mut i32,

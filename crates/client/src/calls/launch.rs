@@ -1,4 +1,5 @@
-//! Launches: arguments gathered by the kernel's own parameter table, checked here as the driver checks them, sent.
+//! Launches: gathers arguments by the kernel's parameter table, checks the launch as the driver
+//! does, and sends it.
 
 use std::{ffi::c_void, mem::MaybeUninit};
 
@@ -16,13 +17,13 @@ use crate::{
     thread,
 };
 
-/// The longest parameter buffer of any device.
+/// Length of the longest parameter buffer of any device, in bytes.
 pub(crate) const PARAM_BYTES_MAX: usize = 32_764;
-/// Parameter buffers up to this lie on the stack.
+/// Longest parameter buffer kept on the stack, in bytes.
 const SMALL_BYTES: usize = 512;
 const ATTRIBUTES_MAX: u32 = 64;
 const WARP_THREADS: u32 = 32;
-/// A warp's registers are handed out in so many at a time, on every GPU since Kepler.
+/// Granularity of a warp's registers, on every GPU since Kepler.
 const WARP_REGISTERS_UNIT: u32 = 256;
 
 /// `CU_LAUNCH_PARAM_*`, the keys of the `extra` array.
@@ -36,16 +37,17 @@ pub(crate) struct Shape {
     pub(crate) shared_bytes: u32,
 }
 
-/// A launch's arguments, packed. On the stack for all but the largest.
+/// Packed arguments of a launch, on the stack unless they are large.
 pub(crate) struct Params {
-    /// The first `len` bytes are initialised, where `large` is empty.
+    /// The first `len` bytes are initialised if `large` is empty.
     small: [MaybeUninit<u8>; SMALL_BYTES],
     large: Vec<u8>,
     len: usize,
 }
 
 impl Params {
-    /// None yet. Filled where it lies, since it is too large to be handed about at every launch.
+    /// Returns empty arguments. They are filled in place, since moving them would cost too much at
+    /// every launch.
     #[inline]
     pub(crate) fn none() -> Params {
         Params {
@@ -65,10 +67,11 @@ impl Params {
         }
     }
 
-    /// From `kernelParams` (a pointer to each argument) or `extra` (one packed buffer).
+    /// Packs arguments given by `kernelParams` (a pointer to each argument) or `extra` (one packed
+    /// buffer).
     ///
     /// # Safety
-    /// The arrays are what the driver API asks of a caller.
+    /// The arrays are as the driver API requires.
     pub(crate) unsafe fn gather(
         kernel: &Kernel,
         params: *mut *mut c_void,
@@ -80,10 +83,10 @@ impl Params {
         Ok(gathered)
     }
 
-    /// As `gather`, in place.
+    /// Does the work of `gather` in place.
     ///
     /// # Safety
-    /// The arrays are what the driver API asks of a caller.
+    /// The arrays are as the driver API requires.
     #[inline(always)]
     pub(crate) unsafe fn fill(
         &mut self,
@@ -129,7 +132,7 @@ impl Params {
         Ok(())
     }
 
-    /// Room for `len` bytes, all of which are to be written unless they are zeroed here.
+    /// Returns room for `len` bytes. If it is not `zeroed`, the caller must write all of them.
     #[inline(always)]
     fn room(&mut self, len: usize, zeroed: bool) -> *mut u8 {
         if len > SMALL_BYTES {
@@ -176,17 +179,18 @@ impl Params {
         if !ended || buffer.is_null() && len > 0 || len > PARAM_BYTES_MAX {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        // A buffer may end before the parameters do, as NCCL's do: what a kernel finds there is its own business.
+        // A buffer may end before the parameters do, as NCCL's do: the kernel must not use the
+        // rest.
         let given = len.min(needed);
         let room = self.room(needed, given < needed);
-        // SAFETY: `len` bytes of the caller's, of which the kernel's own are taken.
+        // SAFETY: `len` bytes of the caller's; only the kernel's own are copied.
         unsafe { std::ptr::copy_nonoverlapping(buffer, room, given) };
         self.len = needed;
         Ok(())
     }
 }
 
-/// The attributes of a configuration as bytes.
+/// Returns the attributes of a configuration as bytes.
 ///
 /// # Safety
 /// `config.attrs` has `num_attrs` entries.
@@ -206,7 +210,8 @@ pub(crate) unsafe fn attribute_bytes(config: &CUlaunchConfig) -> Result<&[u8], C
     })
 }
 
-/// Refuses a cluster with some dimensions of 0, and a grid that is not made of whole clusters. All three 0 is no cluster.
+/// Refuses a cluster with a dimension of 0, unless all three are 0 (no cluster), and a grid that
+/// does not consist of whole clusters.
 fn check_clusters(attributes: &[u8], grid: [u32; 3]) -> Done {
     for record in attributes.chunks_exact(size_of::<CUlaunchAttribute>()) {
         let word = |at: usize| {
@@ -226,7 +231,7 @@ fn check_clusters(attributes: &[u8], grid: [u32; 3]) -> Done {
 }
 
 impl Driver {
-    /// What the driver reports at the call, this reports at the call.
+    /// Reports every error that the driver would report at the call.
     pub(crate) fn check_launch(&self, kernel: &Kernel, shape: &Shape) -> Done {
         self.check_launch_in(self.contexts.current()?, kernel, shape)
     }
@@ -238,7 +243,7 @@ impl Driver {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let [x, y, z] = shape.block.map(u64::from);
-        // No device's blocks are so large that this wraps.
+        // No device allows blocks so large that this product wraps.
         let threads = x.wrapping_mul(y).wrapping_mul(z);
         if threads > u64::from(limits.threads_max) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -270,8 +275,9 @@ impl Driver {
         Ok(())
     }
 
-    /// The error of a block that is larger than the `most` threads a kernel takes. The driver blames the call if the
-    /// kernel was compiled for so few, and the resources if its registers suffice for no more.
+    /// Returns the error of a block with more than `most` threads. The driver reports an invalid
+    /// value if the kernel was compiled for `most`, and missing resources if its registers suffice
+    /// for no more.
     fn too_many_threads(
         &self,
         context: &Context,
@@ -290,8 +296,9 @@ impl Driver {
         })
     }
 
-    /// Opens mirrors of memory that arguments point to and that the server does not see, and brings all mirrors up to date.
-    /// The work is sent while what is returned is held. `is_kept`: the work may be done again without naming them again.
+    /// Opens mirrors of memory that arguments point to and the server does not see, and updates all
+    /// mirrors. The caller sends the work while it holds the result. `is_kept` means that the work
+    /// may run again without naming its memory again.
     #[inline]
     pub(crate) fn make_arguments_visible(
         &self,
@@ -308,7 +315,7 @@ impl Driver {
         Ok(None)
     }
 
-    /// A launch that is refused ends what its stream captures.
+    /// Handles a refused launch: it ends the capture of its stream.
     #[cold]
     fn refused(&self, stream: &StreamRef, error: CUresult) -> CUresult {
         if let Some(capture) = self.capture_of(stream) {
@@ -354,10 +361,11 @@ impl Driver {
     }
 }
 
-/// Whether each dimension is from 1 to its greatest. Not a loop: this is on the path of every launch.
+/// Returns whether each dimension is from 1 to its maximum. It is not a loop, since every launch
+/// runs it.
 #[inline(always)]
 fn fits([x, y, z]: [u32; 3], [x_max, y_max, z_max]: &[u32; 3]) -> bool {
-    // A zero becomes the greatest number of all.
+    // Zero wraps to the largest number.
     let fits = |dim: u32, max: u32| dim.wrapping_sub(1) < max;
     fits(x, *x_max) && fits(y, *y_max) && fits(z, *z_max)
 }
@@ -452,7 +460,7 @@ pub(crate) unsafe fn cuLaunchCooperativeKernel(
     driver.launch(kernel, &shape, &resolved, &attribute, params.bytes())
 }
 
-/// All blocks of a cooperative grid must be resident at once.
+/// Refuses a cooperative grid if not all of its blocks can be resident at once.
 fn check_cooperative(
     driver: &Driver,
     function: CUfunction,
@@ -495,7 +503,7 @@ mod tests {
             }
             check_clusters(&attributes, grid)
         };
-        // What an H100's driver (580.159.04) answered.
+        // Results of an H100's driver (580.159.04).
         let refused = Err(CUresult::CUDA_ERROR_INVALID_CLUSTER_SIZE);
         let clusters = |cluster| check(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, cluster, [4, 1, 1]);
         assert_eq!(clusters([0, 0, 0]), Ok(()));

@@ -1,4 +1,5 @@
-//! Launches as CUDA 2 had them: block shape and arguments are set on the function first, one by one.
+//! Launches in the manner of CUDA 2: the program first sets block size and arguments on the
+//! function, one by one.
 
 use std::ffi::c_void;
 
@@ -13,7 +14,7 @@ use super::{
 };
 use crate::{guard, state::driver};
 
-/// What was set on a function.
+/// Settings of a function for its next launch.
 #[derive(Clone, Default)]
 pub(crate) struct Prepared {
     block: [u32; 3],
@@ -43,7 +44,7 @@ impl Prepared {
         Ok(())
     }
 
-    /// The parameter buffer as long as `cuParamSetSize` said.
+    /// Returns the parameter buffer with the length that `cuParamSetSize` set.
     fn buffer(&self) -> Vec<u8> {
         let mut buffer = self.params.clone();
         buffer.resize(self.param_bytes, 0);

@@ -1,5 +1,5 @@
-//! The linker: inputs travel as images do, the linked cubin comes back and is kept for as long as the program may look
-//! at it.
+//! The linker. Inputs travel as images do. The linked cubin is fetched and kept for as long as the
+//! program may read it.
 
 use std::{
     ffi::{CStr, c_char, c_void},
@@ -17,19 +17,19 @@ use outboard_wire::{doc, limits::CHUNK_BYTES_MAX, messages};
 use super::{Done, module::Jit, module::read_file, put, put_optional};
 use crate::state::{Driver, Library, driver};
 
-/// The longest cubin that is believed.
+/// Length of the longest cubin accepted from the server, in bytes.
 const CUBIN_BYTES_MAX: u64 = 4 << 30;
 
 /// A linker between `cuLinkCreate` and `cuLinkDestroy`.
 pub(crate) struct Link {
-    /// Where its words go.
+    /// Log buffers of the program.
     jit: Jit,
-    /// What `cuLinkComplete` handed out a pointer to, and a NUL.
+    /// The image that `cuLinkComplete` returned a pointer to, with a NUL.
     image: Option<Box<[u8]>>,
 }
 
-// SAFETY: the log buffers are the program's, valid for as long as the linker as `cuLinkCreate` asks; they are written
-// under the lock of the table only.
+// SAFETY: the log buffers are the program's. `cuLinkCreate` requires them to be valid for as long
+// as the linker; they are only written under the lock of the table.
 unsafe impl Send for Link {}
 
 impl Driver {
@@ -45,7 +45,8 @@ impl Driver {
             |_| (),
         )?;
         let mut links = self.links.lock();
-        // Linkers that were destroyed since: `cuLinkDestroy` itself is generated and knows only their handles.
+        // Removes destroyed linkers: `cuLinkDestroy` itself is generated and knows only their
+        // handles.
         links.retain(|link, _| self.wire_link(CUlinkState(*link as usize)).is_ok());
         let state = self.handle_link(number);
         links.insert(number, Link { jit, image: None });
@@ -69,7 +70,7 @@ impl Driver {
         status.ok()
     }
 
-    /// Hands an input to the linker: its status, and its words of information and of error.
+    /// Adds an input to the linker. Returns its status, and its information and error messages.
     fn add_input(
         &self,
         link: u64,
@@ -97,7 +98,7 @@ impl Driver {
         })
     }
 
-    /// Nothing new leaves what earlier inputs had the linker say.
+    /// Writes the linker's messages. Without new messages the earlier ones stay.
     fn write_link_logs(&self, link: u64, info: &[u8], error: &[u8]) {
         if info.is_empty() && error.is_empty() {
             return;
@@ -107,7 +108,7 @@ impl Driver {
         }
     }
 
-    /// The linked image: its address and length.
+    /// Returns the address and length of the linked image.
     fn link_complete(&self, state: CUlinkState) -> Result<(*mut c_void, usize), CUresult> {
         let link = self.wire_link(state)?;
         if let Some(known) = self.linked_image(link) {
@@ -124,8 +125,9 @@ impl Driver {
             .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
 
-    /// Loads what a program points to. A relocatable build has containers for each of its object files too, which are
-    /// linked where the linked code has nothing for the GPU: with PTX alone, there is none.
+    /// Loads the image that the program points to. A relocatable build also contains one image per
+    /// object file. If the linked image has no code for the GPU, which is so with PTX alone, the
+    /// objects are linked here.
     pub(super) fn load_found(
         &self,
         found: &RawImage<'_>,
@@ -146,7 +148,7 @@ impl Driver {
         self.keep(number, loaded, context)
     }
 
-    /// Links the containers of a relocatable build; the server holds the result.
+    /// Links the objects of a relocatable build; the server holds the result.
     fn link_objects(&self, objects: &[&[u8]], jit: &Jit) -> Result<([u8; 32], u64), CUresult> {
         let link = self.wire_link(self.create_link(Jit::default())?)?;
         let linked = self.link_into(link, objects, jit);
@@ -169,7 +171,7 @@ impl Driver {
         self.link_finish(link, |status, info, error| jit.say(status, info, error))
     }
 
-    /// The linked image's hash and length. `logs` gets the linker's words.
+    /// Returns the linked image's hash and length. `logs` receives the linker's messages.
     fn link_finish(
         &self,
         link: u64,
@@ -197,7 +199,7 @@ impl Driver {
         Some((image.as_ptr().cast_mut().cast(), image.len() - 1))
     }
 
-    /// An image that the server has and this process does not, and a NUL.
+    /// Fetches an image from the server, and appends a NUL.
     fn fetch_image(&self, hash: &[u8; 32], len: u64) -> Result<Box<[u8]>, CUresult> {
         if len > CUBIN_BYTES_MAX {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
@@ -224,7 +226,7 @@ impl Driver {
         if blake3::hash(&image).as_bytes() != hash {
             return Err(CUresult::CUDA_ERROR_UNKNOWN);
         }
-        // Where the image is text, whoever loads it looks for its NUL.
+        // If the image is text, its loader looks for the NUL.
         image.push(0);
         Ok(image.into())
     }
@@ -293,7 +295,7 @@ pub(crate) unsafe fn cuLinkAddFile_v2(
     let driver = driver()?;
     let mut image = read_file(path)?;
     if input_type == CU_JIT_INPUT_PTX && image.last() != Some(&0) {
-        // As a program would pass it to `cuLinkAddData`.
+        // A program would pass a text with its NUL to `cuLinkAddData`.
         image.push(0);
     }
     // SAFETY: `read_file` has checked the path; options as `cuLinkAddFile` describes them.

@@ -1,4 +1,5 @@
-//! Managed memory: allocation, advice, prefetches, and questions about them (cuda.h, "Unified Addressing").
+//! Managed memory: allocation, advice, prefetches, and their queries (cuda.h, "Unified
+//! Addressing").
 
 use std::{ffi::c_void, ops::Range};
 
@@ -70,7 +71,7 @@ impl Driver {
         }
     }
 
-    /// Runs `then` with the advice for these bytes, which lie in one managed allocation.
+    /// Runs `then` on the advice for these bytes, which must lie in one managed allocation.
     fn with_advices<R>(
         &self,
         address: u64,
@@ -97,7 +98,7 @@ impl Driver {
         advice: u32,
         to: Result<Processor, CUresult>,
     ) -> Done {
-        // The processor counts only where the advice is about one.
+        // The processor is only checked for advice that names one.
         let change: Box<dyn Fn(&mut Advice)> = match advice {
             SET_READ_MOSTLY => Box::new(|a| a.is_read_mostly = true),
             UNSET_READ_MOSTLY => Box::new(|a| a.is_read_mostly = false),
@@ -175,7 +176,8 @@ pub(crate) unsafe fn cuMemPrefetchAsync_v2(
     driver.prefetch(address, bytes as u64, driver.located(location)?, stream)
 }
 
-/// Managed memory is reachable for host and device at all times: attaching it to a stream changes nothing.
+/// Accepts the attachment, which changes nothing: host and device can use managed memory at all
+/// times.
 pub(crate) unsafe fn cuStreamAttachMemAsync(
     stream: CUstream,
     address: CUdeviceptr,
@@ -189,7 +191,7 @@ pub(crate) unsafe fn cuStreamAttachMemAsync(
     }
     driver.work_stream(stream)?;
     let host = driver.host.read();
-    // The whole of one allocation, or a length of 0 for it.
+    // The argument names a whole allocation, by its length or 0.
     host.find(address)
         .filter(|r| r.advices().is_some() && r.base == address)
         .filter(|r| bytes == 0 || bytes as u64 == r.bytes)
@@ -197,7 +199,7 @@ pub(crate) unsafe fn cuStreamAttachMemAsync(
         .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
 }
 
-/// The value that all parts have.
+/// Returns the value that all parts have in common.
 fn common<T: PartialEq>(parts: &[Advice], value: impl Fn(&Advice) -> T) -> Option<T> {
     let first = value(parts.first()?);
     parts
@@ -214,7 +216,7 @@ fn device_of(processor: Option<Processor>) -> CUdevice {
     }
 }
 
-/// `CUmemLocation` of a processor: type and id.
+/// Returns the type and id of `CUmemLocation` for a processor.
 fn location_of(processor: Option<Processor>) -> (u32, i32) {
     match processor {
         Some(Processor::Device(device)) => (CU_MEM_LOCATION_TYPE_DEVICE, device),

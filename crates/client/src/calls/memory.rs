@@ -1,4 +1,4 @@
-//! Device memory: allocated here, mapped there.
+//! Device memory: the client chooses its addresses, the server maps it.
 
 use std::ffi::c_void;
 
@@ -17,7 +17,7 @@ use crate::state::{AllocationKind, Chunk, Driver, driver, wire_context};
 impl Driver {
     pub(crate) fn allocate(&self, bytes: u64, kind: AllocationKind) -> Result<u64, CUresult> {
         let context = self.contexts.current()?;
-        // Nothing may be sent for a small one: a lost context is noticed here.
+        // A small allocation may send nothing, so a lost context is noticed here.
         self.session.check()?;
         let allocate = || {
             self.memory.lock().allocate(
@@ -29,7 +29,7 @@ impl Driver {
             )
         };
         let (base, chunk) = match allocate() {
-            // What pools hold without use makes room, and what was freed while the GPU was busy.
+            // Unused memory of pools, and memory freed while the GPU was busy, become available.
             Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
                 self.reclaim_pools();
                 self.synchronize_context()?;
@@ -44,7 +44,7 @@ impl Driver {
         Ok(base)
     }
 
-    /// Has the server unmap memory that is given up.
+    /// Has the server unmap memory.
     pub(crate) fn unmap(&self, context: u64, chunk: Chunk) -> Done {
         let (va, len) = (chunk.base, chunk.bytes);
         let unmap = messages::MemUnmap { va, len };
@@ -52,7 +52,8 @@ impl Driver {
     }
 
     pub(crate) fn release(&self, base: u64) -> Done {
-        // Unmapped before anybody else can be given the addresses: the lock is held until the message is sent.
+        // The lock is held until the message is sent, so that memory is unmapped before its
+        // addresses are reused.
         let mut memory = self.memory.lock();
         let (allocation, chunk) = memory.free(base, self.progress.mark())?;
         match chunk {
@@ -62,12 +63,12 @@ impl Driver {
     }
 }
 
-/// `CU_STREAM_WAIT_VALUE_*`: how to compare (2 bits), and whether remote writes are flushed.
+/// `CU_STREAM_WAIT_VALUE_*`: the comparison (2 bits), and whether to flush remote writes.
 pub(crate) const WAIT_VALUE_FLAGS: u32 = 3 | 1 << 30;
 /// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`
 pub(crate) const WRITE_VALUE_FLAGS: u32 = 1;
 
-/// Checks what a stream writes or waits for: an aligned word, and flags that there are.
+/// Checks a word that a stream writes or waits for: its alignment and the flags.
 pub(crate) fn check_word(address: CUdeviceptr, bytes: u64, flags: u32, known: u32) -> Done {
     match address.is_multiple_of(bytes) && flags & !known == 0 {
         true => Ok(()),
@@ -76,8 +77,8 @@ pub(crate) fn check_word(address: CUdeviceptr, bytes: u64, flags: u32, known: u3
 }
 
 impl Driver {
-    /// Checks a memset as the driver does at the call: aligned, within one allocation, rows that do not overlap. False if
-    /// there is nothing to set.
+    /// Checks a memset as the driver does at the call: aligned, within one allocation, rows that do
+    /// not overlap. Returns false if there is nothing to set.
     #[inline]
     pub(crate) fn check_memset(
         &self,
@@ -90,7 +91,8 @@ impl Driver {
         if width == 0 || height == 0 {
             return self.contexts.current().map(|_| false);
         }
-        // Without a context that is what is wrong; asked last, since every memset passes here.
+        // Without a context, that is the error. It is determined last, since every memset passes
+        // here.
         let wrong = |error| self.contexts.current().err().unwrap_or(error);
         let row = width.checked_mul(element);
         let bytes = match height {
@@ -111,7 +113,7 @@ impl Driver {
         self.take_while_captured(stream, refused)
     }
 
-    /// Takes any address if the memset is captured: cuDNN captures what it never runs.
+    /// Accepts any address in a captured memset: cuDNN captures memsets that it never runs.
     #[cold]
     #[inline(never)]
     fn take_while_captured(
@@ -145,7 +147,7 @@ pub(crate) unsafe fn cuMemAllocPitch_v2(
     height: usize,
     element: u32,
 ) -> Done {
-    /// What `cuMemAllocPitch` of a real driver aligns rows to.
+    /// Alignment of rows by `cuMemAllocPitch` of a real driver, in bytes.
     const PITCH_BYTES: usize = 512;
     if address.is_null()
         || pitch.is_null()
@@ -190,7 +192,7 @@ pub(crate) unsafe fn cuMemFree_v2(address: CUdeviceptr) -> Done {
         }
         Some(AllocationKind::Imported(pool)) => driver.free_imported(address, pool),
         None if driver.is_managed(address) => {
-            // As on a local GPU: work that uses the memory is finished first.
+            // As on a local GPU, work that uses the memory is finished first.
             if driver.contexts.current().is_ok() && !driver.progress.is_idle() {
                 let _ = driver.synchronize_context();
             }
@@ -233,7 +235,7 @@ pub(crate) unsafe fn cuMemGetAddressRange_v2(
     Ok(())
 }
 
-/// What is known of a pointer.
+/// The facts known about a pointer.
 struct Pointer {
     context: CUcontext,
     device: i32,
@@ -244,12 +246,12 @@ struct Pointer {
     number: u64,
     mapped: bool,
     pool: u64,
-    /// Whether `cuIpcGetMemHandle` takes it.
+    /// Whether `cuIpcGetMemHandle` accepts it.
     has_old_handle: bool,
 }
 
 impl Driver {
-    /// What memory at an address may be exported as.
+    /// Returns the kinds of handles that memory at an address can be exported as.
     fn handle_types(&self, address: u64) -> u32 {
         let kind = self.memory.lock().find(address).map(|a| a.kind);
         match kind {
@@ -305,7 +307,7 @@ fn look_up(driver: &Driver, address: u64) -> Option<Pointer> {
     None
 }
 
-/// One pointer attribute, written to `out` with the type that the attribute has.
+/// Writes one pointer attribute to `out`, with the attribute's type.
 ///
 /// # Safety
 /// `out` is valid for the attribute's type.
@@ -327,7 +329,8 @@ unsafe fn attribute(driver: &Driver, out: *mut c_void, attribute: u32, address: 
                     });
             }
             CU_POINTER_ATTRIBUTE_DEVICE_POINTER => {
-                // PyTorch asks this of all pinned memory, to see what it is: the GPU gets at the memory when work names it.
+                // Opens no mirror: PyTorch queries this for all pinned memory. The GPU gets access
+                // when work names the memory.
                 out.cast::<u64>().write(address);
             }
             CU_POINTER_ATTRIBUTE_HOST_POINTER if pointer.host => out.cast::<u64>().write(address),
@@ -387,7 +390,8 @@ pub(crate) unsafe fn cuPointerGetAttributes(
         if out.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        // Unlike the singular call, this one answers zeros for a pointer that CUDA does not know.
+        // Unlike `cuPointerGetAttribute`, this call returns zeros for a pointer that CUDA does not
+        // know.
         let written = if known {
             // SAFETY: the output has the attribute's type.
             unsafe { attribute(driver, out, which, address) }
@@ -402,7 +406,7 @@ pub(crate) unsafe fn cuPointerGetAttributes(
     Ok(())
 }
 
-/// The answer for an attribute that a pointer does not have.
+/// Writes the value of an attribute that a pointer does not have.
 ///
 /// # Safety
 /// `out` has the attribute's type.
@@ -426,12 +430,13 @@ unsafe fn zero(out: *mut c_void, which: u32) -> Done {
     Ok(())
 }
 
-/// Allocations whose `SYNC_MEMOPS` is set, by number, with an address in each. Numbers are never used again.
+/// Allocations whose `SYNC_MEMOPS` is set, by number, with an address in each. Numbers are never
+/// reused.
 #[derive(Default)]
 pub(crate) struct SyncMemops(Mutex<FxHashMap<u64, u64>>);
 
 impl SyncMemops {
-    /// As many are kept before those of freed allocations are looked for.
+    /// Number of entries above which those of freed allocations are removed.
     const KEPT_MIN: usize = 1024;
 
     fn contains(&self, number: u64) -> bool {
@@ -453,7 +458,8 @@ impl SyncMemops {
     }
 }
 
-/// Sets `SYNC_MEMOPS`, the one attribute that can be set. Copies here are at least as synchronous as it asks.
+/// Sets `SYNC_MEMOPS`, the only settable attribute. Copies here are at least as synchronous as it
+/// requires.
 pub(crate) unsafe fn cuPointerSetAttribute(
     value: *const c_void,
     which: u32,

@@ -1,8 +1,8 @@
-//! The calls, a file a family. Each function has the name and the parameters of the driver's; its class is what it
-//! does: answer from `state`, send, or send and wait.
+//! The served calls, one file per family. Each function has the driver's name and parameters. Its
+//! class determines whether it answers from `state`, sends, or sends and waits.
 //!
-//! All are `unsafe` for one reason, stated here once: pointers from the program are valid as the driver API's manual
-//! asks of a caller. NULL outputs are refused.
+//! All are `unsafe` for one reason: pointers from the program are valid as the driver API's manual
+//! requires of a caller. NULL outputs are refused.
 
 #![allow(non_snake_case, clippy::too_many_arguments)]
 
@@ -63,7 +63,7 @@ unsafe fn put<T>(out: *mut T, value: T) -> Done {
     Ok(())
 }
 
-/// Writes an output that the caller may leave out.
+/// Writes an output that may be NULL.
 ///
 /// # Safety
 /// `out` is NULL or valid for a write.
@@ -74,7 +74,7 @@ unsafe fn put_optional<T>(out: *mut T, value: T) {
     }
 }
 
-/// Copies a name into a buffer of `len` bytes, cut where it must be, with its NUL.
+/// Copies a name and a NUL into a buffer of `len` bytes, cut off if necessary.
 ///
 /// # Safety
 /// `out` is NULL or valid for `len` bytes.

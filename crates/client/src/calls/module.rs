@@ -1,4 +1,4 @@
-//! Modules and libraries: sent once, then known.
+//! Modules and libraries. An image is sent once; afterwards the server knows it by its hash.
 
 use std::{
     ffi::{CStr, OsStr, c_char, c_void},
@@ -27,7 +27,7 @@ use crate::{
     state::{AllocationKind, Driver, Global, Kind, Library, current_context, driver},
 };
 
-/// What a program passes along with an image: options, and where it wants the JIT's words.
+/// The arguments that a program passes with an image: options, and buffers for the JIT's messages.
 #[derive(Default)]
 pub(crate) struct Jit {
     pub(crate) options: JitOptions,
@@ -37,13 +37,13 @@ pub(crate) struct Jit {
 
 struct LogBuffer {
     address: *mut c_char,
-    /// The size option, which the driver overwrites with what it wrote.
+    /// The size option, which the driver replaces by the length that it wrote.
     size: *mut *mut c_void,
 }
 
 impl Jit {
     /// # Safety
-    /// Arrays of `count` entries, as `cuModuleLoadDataEx` describes them.
+    /// The arrays have `count` entries, as `cuModuleLoadDataEx` describes them.
     pub(crate) unsafe fn read(
         count: u32,
         options: *mut u32,
@@ -76,7 +76,7 @@ impl Jit {
                     jit.options.error_log_bytes = value as usize as u32;
                     error.1 = slot;
                 }
-                // Pointers, which mean nothing elsewhere, or outputs.
+                // Pointers, which are useless in another process, or outputs.
                 CU_JIT_WALL_TIME
                 | CU_JIT_GLOBAL_SYMBOL_NAMES
                 | CU_JIT_GLOBAL_SYMBOL_ADDRESSES
@@ -92,7 +92,8 @@ impl Jit {
         Ok(jit)
     }
 
-    /// Hands the JIT's words over, and says itself why an image is refused where the program asked for no words.
+    /// Writes the JIT's messages. If the program requested none, logs the reason why an image was
+    /// refused.
     pub(super) fn say(&self, status: CUresult, info: &[u8], error: &[u8]) {
         self.write_logs(info, error);
         if status != CUresult::CUDA_SUCCESS && !error.is_empty() {
@@ -100,7 +101,7 @@ impl Jit {
         }
     }
 
-    /// Hands the JIT's words over.
+    /// Writes the JIT's messages to the program's buffers.
     pub(crate) fn write_logs(&self, info: &[u8], error: &[u8]) {
         for (buffer, room, text) in [
             (&self.info, self.options.info_log_bytes, info),
@@ -124,7 +125,8 @@ impl Jit {
     }
 }
 
-/// Most programs ask for no log, and would never learn why. One whose images are all refused is told of the first few.
+/// Logs the first few refused images of a program that requested no log: it would never learn the
+/// reason.
 fn say_refused(status: CUresult, said: &str, jit: &Jit) {
     const SAID_MAX: u32 = 4;
     static SAID: AtomicU32 = AtomicU32::new(0);
@@ -135,7 +137,7 @@ fn say_refused(status: CUresult, said: &str, jit: &Jit) {
     }
 }
 
-/// What the server says to a load.
+/// The server's reply to a load.
 pub(super) struct Loaded {
     status: CUresult,
     is_missing: bool,
@@ -143,7 +145,7 @@ pub(super) struct Loaded {
 }
 
 impl Driver {
-    /// The server has the image after this; its hash names it.
+    /// Ensures that the server has the image, and returns its hash.
     pub(crate) fn offer_image(&self, image: &[u8]) -> Result<[u8; 32], CUresult> {
         let hash = *blake3::hash(image).as_bytes();
         let len = image.len() as u64;
@@ -175,7 +177,8 @@ impl Driver {
     ) -> Result<Arc<Library>, CUresult> {
         let hash = *blake3::hash(image).as_bytes();
         let number = self.libraries.mint();
-        // What no server keeps between sessions is sent along, the rest only where it is missed.
+        // Small images, which servers do not keep between sessions, are always sent. Others are
+        // sent only if the server lacks them.
         let is_sent = image.len() < IMAGE_KEPT_BYTES_MIN;
         if is_sent {
             self.send_image(&hash, image)?;
@@ -195,7 +198,7 @@ impl Driver {
         context: Option<CUcontext>,
     ) -> Result<Arc<Library>, CUresult> {
         if loaded.is_missing {
-            // Why it was not taken is a fault of its own, which a later call reports.
+            // The reason is an error of its own, which a later call reports.
             return Err(CUresult::CUDA_ERROR_INVALID_IMAGE);
         }
         loaded.status.ok()?;
@@ -252,7 +255,8 @@ impl Driver {
         })
     }
 
-    /// A variable of a library in the current context; a managed one is the same in all, and without a context.
+    /// Returns a variable of a library in the current context. A managed variable is the same in
+    /// all contexts, and needs none.
     fn global(&self, library: &Library, name: &[u8]) -> Result<Global, CUresult> {
         let context = self.contexts.current();
         let key = (context.map_or(0, |c| c.handle.0), name.to_vec());
@@ -287,7 +291,7 @@ impl Driver {
     }
 }
 
-/// The image that a program points to.
+/// Reads the image that a program points to.
 ///
 /// # Safety
 /// `image` is NULL or an image as the driver API describes it.
@@ -305,7 +309,7 @@ unsafe fn find_image<'a>(image: *const c_void) -> Result<RawImage<'a>, CUresult>
     }
 }
 
-/// A file as the image it holds; PTX gets the NUL that `cuModuleLoadData` would want.
+/// Reads an image from a file; PTX gets the NUL that `cuModuleLoadData` requires.
 pub(super) fn read_file(name: *const c_char) -> Result<Vec<u8>, CUresult> {
     if name.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -368,7 +372,7 @@ pub(crate) unsafe fn cuModuleUnload(module: CUmodule) -> Done {
     driver.unload(&library)
 }
 
-/// Kernels are loaded with their first use, on the server's driver as on any.
+/// Returns lazy: kernels are loaded at their first use, on the server's driver as on any.
 pub(crate) unsafe fn cuModuleGetLoadingMode(mode: *mut u32) -> Done {
     driver()?;
     // SAFETY: see the module's contract.
@@ -396,8 +400,8 @@ pub(crate) unsafe fn cuModuleGetFunction(
     let driver = driver()?;
     // SAFETY: see the module's contract.
     let handle = unsafe { kernel_handle(module.0, name)? };
-    // Loaded now, as a local driver loads it now: loading it with its first use would wait for kernels that may be
-    // waiting for the program.
+    // The kernel is loaded now, as by a local driver. Loading it at its first use would wait for
+    // running kernels, which may be waiting for the program.
     let kernel = driver.libraries.kernel(CUfunction(handle))?;
     if !kernel.requested.swap(true, Ordering::AcqRel) {
         driver.submit(&messages::CuFuncLoad {

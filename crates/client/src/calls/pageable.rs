@@ -1,4 +1,5 @@
-//! Copies between the device and pageable memory in graphs: the memory is read and written whenever the graph is launched.
+//! Copies between the device and pageable memory in graphs. Each launch reads and writes the
+//! memory.
 //!
 //! ```text
 //!  one node of the program's graph: a child graph
@@ -6,8 +7,9 @@
 //!    to the host       copy: device ──► stand-in ── host function: stand-in ──► program
 //! ```
 //!
-//! So the program's memory is read when the node's turn comes, behind whatever the graph had written there before, and it is
-//! written before anything behind the node, the wait for the graph too.
+//! So the program's memory is read when the launch reaches the node, after all earlier writes of
+//! the graph. It is written before later work of the graph, and before a wait for the graph
+//! returns.
 
 use std::sync::Arc;
 
@@ -26,7 +28,8 @@ use crate::{
 };
 
 impl Driver {
-    /// A graph that makes a copy one side of which is pageable, to be put into another as a child. The caller drops it.
+    /// Creates a graph that makes a copy with one pageable end, to be added to another graph as a
+    /// child. The caller destroys it.
     pub(super) fn pageable_graph(
         &self,
         host: Pageable,
@@ -94,7 +97,7 @@ impl Driver {
         }
     }
 
-    /// Destroys a graph of this library's own.
+    /// Destroys a graph that this library created.
     pub(super) fn drop_graph(&self, graph: u64) -> Done {
         let h_graph = self.retire_graph(CUgraph(graph as usize))?;
         self.submit(&messages::CuGraphDestroy { h_graph })
@@ -134,7 +137,7 @@ impl Driver {
         self.capture_pageable(stream, host, copy)
     }
 
-    /// Captures a copy one side of which is pageable.
+    /// Captures a copy with one pageable end.
     pub(super) fn capture_pageable(
         &self,
         stream: &StreamRef,
@@ -152,7 +155,8 @@ impl Driver {
         captured.map(|_| ())
     }
 
-    /// Adds a node to a capture, behind what the stream has captured. Answers the capture's graph and the node.
+    /// Adds a node to a capture, after the stream's captured work. Returns the capture's graph and
+    /// the node.
     pub(super) fn capture_node(
         &self,
         stream: &StreamRef,

@@ -1,10 +1,11 @@
-//! What a copy of two or three dimensions covers: its extent, where its ends lie in memory, and the pieces that it travels in.
+//! Geometry of copies of two and three dimensions: the extent, the layout of the ends in memory,
+//! and the pieces that travel.
 
 use outboard_wire::doc::BoxEnd;
 
 use crate::session::Rows;
 
-/// What is copied: bytes of a row, rows of a slice, slices.
+/// Size of a copy: bytes in a row, rows in a slice, slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extent {
     pub(super) width: u64,
@@ -12,27 +13,28 @@ pub(super) struct Extent {
     pub(super) depth: u64,
 }
 
-/// Part of an extent: where it begins, and what it is.
+/// Part of an extent: its first byte, row and slice, and its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) at: [u64; 3],
     pub(super) extent: Extent,
 }
 
-/// One end of a copy, its origin taken into account.
+/// One end of a copy, with its origin applied.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum End {
     Memory(Memory),
     Array { array: u64, at: [u64; 3] },
 }
 
-/// Rows in memory: `address` is the first byte copied, `pitch` apart in bytes, `slice_rows` of them a slice.
+/// Rows in memory. `address` is the first byte copied, rows are `pitch` bytes apart, a slice has
+/// `slice_rows` rows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Memory {
     pub(super) address: u64,
     pub(super) pitch: u64,
     pub(super) slice_rows: u64,
-    /// The caller says that it is device memory.
+    /// The caller declared this as device memory.
     pub(super) must_be_device: bool,
 }
 
@@ -41,7 +43,7 @@ impl Memory {
         (z * self.slice_rows + y) * self.pitch + x
     }
 
-    /// From the first byte copied to the last.
+    /// Returns the bytes from the first one copied to the last.
     pub(super) fn span(&self, extent: Extent) -> Option<u64> {
         let slices = (extent.depth - 1)
             .checked_mul(self.slice_rows)?
@@ -59,7 +61,7 @@ impl Memory {
         (extent.height == 1 || self.pitch == extent.width) && (extent.depth == 1 || plane == rows)
     }
 
-    /// How rows of a piece lie here.
+    /// Returns the layout in memory of a piece's rows.
     pub(super) fn rows(&self, extent: Extent) -> Rows {
         Rows {
             width: extent.width as usize,
@@ -72,7 +74,7 @@ impl Memory {
 }
 
 impl End {
-    /// This end of a piece, as a message names it.
+    /// Returns this end of a piece in the form of messages.
     pub(super) fn wire(&self, piece: Piece) -> (BoxEnd, [u64; 3]) {
         match self {
             End::Memory(m) => {
@@ -100,7 +102,8 @@ impl Extent {
         self.width == 0 || self.height == 0 || self.depth == 0
     }
 
-    /// Pieces of at most `bytes_max` bytes: slices where whole ones fit, rows, or parts of a row.
+    /// Divides an extent into pieces of at most `bytes_max` bytes: whole slices if they fit, rows,
+    /// or parts of a row.
     pub(super) fn pieces(self, bytes_max: u64) -> Vec<Piece> {
         let width = self.width.min(bytes_max);
         let rows = if width < self.width {
@@ -150,7 +153,7 @@ impl Memory {
         }
         let row_end = x.checked_add(extent.width)?;
         let slice_end = y.checked_add(extent.height)?;
-        // A single row has no pitch to speak of, a single slice no height.
+        // A single row needs no pitch, a single slice no height.
         let pitch = if pitch == 0 && slice_end == 1 && z == 0 && extent.depth == 1 {
             row_end
         } else {
@@ -180,7 +183,7 @@ impl Memory {
     }
 }
 
-/// Appends rows without what lies between them.
+/// Appends rows, without the gaps between them.
 ///
 /// # Safety
 /// The rows are the caller's memory.
@@ -208,7 +211,7 @@ mod tests {
         }
     }
 
-    /// Every byte of the extent in exactly one piece, no piece too long.
+    /// Checks that every byte of the extent is in exactly one piece, and that no piece is too long.
     fn check_pieces(whole: Extent, bytes_max: u64) -> usize {
         let mut seen = vec![0u8; whole.bytes() as usize];
         let pieces = whole.pieces(bytes_max);

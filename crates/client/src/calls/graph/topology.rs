@@ -1,4 +1,4 @@
-//! What a graph is made of: its nodes and edges, as programs ask for them and add to them.
+//! Nodes and edges of a graph: calls that read and add them.
 
 use outboard_api::{
     CUresult,
@@ -15,11 +15,11 @@ use crate::{
     log,
     state::{Driver, Kind, driver},
 };
-/// Nodes that one message names, so that two lists of them fit into a frame.
+/// Most nodes in one message, so that two lists of them fit into a frame.
 pub(in crate::calls) const NODES_MAX: usize = 1 << 15;
 const _: () = assert!(2 * NODES_MAX * 8 < FRAME_BYTES_MAX);
 
-/// The nodes of an argument, as messages name them.
+/// Returns the nodes of an argument in the form of messages.
 ///
 /// # Safety
 /// `nodes` has `count` entries.
@@ -42,7 +42,7 @@ pub(in crate::calls) unsafe fn node_ids(
     }
     // SAFETY: the caller's promise.
     let nodes = unsafe { std::slice::from_raw_parts(nodes, count) };
-    // A handle that stands for nothing is an invalid value to graph calls.
+    // Graph calls report an unknown handle as an invalid value.
     nodes
         .iter()
         .map(|n| {
@@ -53,7 +53,7 @@ pub(in crate::calls) unsafe fn node_ids(
         .collect()
 }
 
-/// Refuses edges that do not simply order two nodes: they make kernels overlap, which messages cannot say.
+/// Refuses edges with data: they make kernels overlap, which messages cannot express.
 ///
 /// # Safety
 /// `edges` is NULL or has `count` entries.
@@ -70,10 +70,10 @@ pub(in crate::calls) unsafe fn check_edges(edges: *const CUgraphEdgeData, count:
     Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
 }
 
-/// Writes as many as the caller has room for, NULL after the last, and how many there are.
+/// Writes as many nodes as there is room for, NULL after the last, and their number.
 ///
 /// # Safety
-/// `out` is NULL, to ask for the count alone, or has `*room` entries.
+/// `out` is NULL, to ask for the number alone, or has `*room` entries.
 unsafe fn put_nodes(out: *mut CUgraphNode, room: *mut usize, count: u64, nodes: &[u64]) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -89,7 +89,7 @@ unsafe fn put_nodes(out: *mut CUgraphNode, room: *mut usize, count: u64, nodes: 
     }
 }
 
-/// How many nodes to ask for: none to learn the count.
+/// Returns the number of nodes to request: none to learn their number.
 ///
 /// # Safety
 /// `room` is NULL or the caller's count.
@@ -104,7 +104,7 @@ unsafe fn wanted<T>(out: *const T, room: *const usize) -> Result<u32, CUresult> 
     }
 }
 
-/// An answer that is cut short must not pass for a whole one.
+/// Refuses a reply that was cut short: it must not pass for a whole one.
 fn check_whole(count: u64, room: usize) -> Done {
     if count as usize > NODES_MAX && room > NODES_MAX {
         log::warn(format_args!(
@@ -189,7 +189,7 @@ pub(crate) unsafe fn cuGraphGetEdges_v2(
     // SAFETY: the caller's count, and arrays of that many entries.
     unsafe {
         let edges_max = wanted(from, count)?;
-        // An edge has two ends, both of which may need a number.
+        // An edge has two ends, each of which may need a new handle.
         let first_node = driver
             .handles
             .mint_range(Kind::Node, 2 * u64::from(edges_max));
@@ -221,7 +221,7 @@ pub(crate) unsafe fn cuGraphGetEdges_v2(
     Ok(())
 }
 
-/// What edges do more than order two nodes; nothing where none does.
+/// Returns the data of edges; nothing if all edges only order two nodes.
 fn told_edges(bytes: &[u8]) -> Vec<CUgraphEdgeData> {
     let (records, _) = bytes.as_chunks::<8>();
     let edges = records.iter().map(
@@ -235,7 +235,8 @@ fn told_edges(bytes: &[u8]) -> Vec<CUgraphEdgeData> {
     edges.collect()
 }
 
-/// Writes what edges do. If they do more than order two nodes, a program that asks for the nodes alone is refused.
+/// Writes the data of edges. If an edge has data, a program that asks for the nodes alone is
+/// refused.
 ///
 /// # Safety
 /// `edges` is NULL or has `room` entries.
@@ -260,7 +261,7 @@ unsafe fn put_edges(
 }
 
 /// # Safety
-/// As for `graph_nodes`; `edges` is NULL or has as many entries.
+/// As for `graph_nodes`; `edges` is NULL or has as many entries as `out`.
 unsafe fn neighbours(
     node: CUgraphNode,
     dependents: u8,
@@ -415,7 +416,7 @@ fn edge_bytes(edges: &[CUgraphEdgeData]) -> Vec<u8> {
     bytes.collect()
 }
 
-/// A kind for each edge; nothing where all of them simply order two nodes.
+/// Returns the data of each edge; nothing if all edges only order two nodes.
 ///
 /// # Safety
 /// `edges` is NULL or has `count` entries.

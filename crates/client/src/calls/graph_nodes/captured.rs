@@ -1,4 +1,5 @@
-//! What nodes do that the program did not make itself, captured and cloned ones: asked of the server once for each node.
+//! Parameters of nodes that the program did not create itself: captured and cloned ones. The server
+//! is asked once for each.
 
 use std::sync::Arc;
 
@@ -22,7 +23,8 @@ use crate::{
 };
 
 impl Driver {
-    /// What a node does. The driver's error for one of a kind without parameters.
+    /// Returns the parameters of a node. A node of a kind without parameters gives the driver's
+    /// error.
     pub(super) fn learned(&self, node: CUgraphNode) -> Result<NodeRecord, CUresult> {
         let number = self.wire_node(node)?;
         match self.graphs.record(number)? {
@@ -70,7 +72,7 @@ impl Driver {
         }
         let ([grid_dim_x, grid_dim_y, grid_dim_z], [block_dim_x, block_dim_y, block_dim_z]) =
             (work.grid, work.block);
-        // A module's kernel is known as a function, a library's as a kernel: programs know only that one.
+        // Programs know a module's kernel as a function, and a library's as a kernel.
         let module = Kind::Module.tag(kernel.library) as usize;
         let of_module = self.libraries.get(module)?.context.is_some();
         let (func, kern) = match of_module {
@@ -92,7 +94,7 @@ impl Driver {
         Ok(Arc::new(KernelRecord::new(&shape, kernel, &work.params)))
     }
 
-    /// A copy as programs describe it. Memory that is not the device's is the host's.
+    /// Converts a copy to the program's record. Memory that is not the device's is the host's.
     pub(in crate::calls) fn copy_record(&self, copy: &CopyBox) -> CUDA_MEMCPY3D {
         let end = |end: BoxEnd| match end {
             BoxEnd::Pitched {
@@ -146,7 +148,7 @@ fn array_of(end: BoxEnd) -> outboard_api::cuda::CUarray {
 
 fn learned_ops(records: &[u8]) -> MemOpsRecord {
     let (records, _) = records.as_chunks::<{ size_of::<CUstreamBatchMemOpParams>() }>();
-    // SAFETY: as many bytes as the record has, all values of which are valid.
+    // SAFETY: the array has the record's length; every value of its bytes is valid.
     let read = |bytes: &[u8; size_of::<CUstreamBatchMemOpParams>()]| unsafe {
         bytes
             .as_ptr()

@@ -1,4 +1,5 @@
-//! What nodes do: taken from the program's records and checked as the driver checks them, then described to the server.
+//! The work of graph nodes: read from the program's records, checked as by the driver, and
+//! converted for the server.
 
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ use crate::{
     session::Rows,
     state::{Driver, Kernel, KernelRecord, MemOpsRecord, NodeRecord, Pageable, wire_context},
 };
-/// What a node does, taken from the program's records.
+/// The work of a node, from the program's records.
 pub(super) enum Work {
     Kernel {
         node: CUDA_KERNEL_NODE_PARAMS,
@@ -41,12 +42,13 @@ pub(super) enum Work {
         context: u64,
     },
     Copy {
-        /// As the program described it.
+        /// The program's own record.
         node: CUDA_MEMCPY3D,
         copy: CopyBox,
         context: u64,
     },
-    /// A copy of pageable memory: a graph that makes it, which goes once it is put into another.
+    /// A copy of pageable memory: a child graph that makes it. It is destroyed after it was put
+    /// into another graph.
     Pageable {
         node: CUDA_MEMCPY3D,
         child: u64,
@@ -62,11 +64,11 @@ pub(super) enum Work {
     Conditional {
         handle: u64,
         kind: u32,
-        /// Numbers of the graphs that are made with the node.
+        /// Handles of the graphs that are created with the node.
         bodies: Vec<u64>,
         context: u64,
     },
-    /// Memory of the graph's, kept by this library: the node only orders.
+    /// Memory of the graph, managed by this library. On the server the node only keeps the order.
     Alloc(AllocParams),
     Free(u64),
 }
@@ -81,7 +83,7 @@ impl Driver {
     }
 
     /// # Safety
-    /// The record's arrays are what the driver API asks of a caller.
+    /// The record's arrays are as the driver API requires.
     pub(super) unsafe fn kernel_work(
         &self,
         node: &CUDA_KERNEL_NODE_PARAMS,
@@ -148,8 +150,8 @@ impl Driver {
         })
     }
 
-    /// A copy that the server makes at every launch, and the side of it that is pageable memory of the program's. Other memory
-    /// both sides have at the same address.
+    /// Returns a copy for the server to make at every launch, and its end in pageable memory, if
+    /// any. Other host memory is at the same address on both sides.
     fn copy_box(&self, copy: &CUDA_MEMCPY3D) -> Result<(CopyBox, Option<Pageable>), CUresult> {
         if copy.src_lod != 0
             || copy.dst_lod != 0
@@ -228,7 +230,7 @@ impl Driver {
         Ok((copy, host))
     }
 
-    /// One side; if it is pageable, its first byte and its rows.
+    /// Converts one end. If it is pageable, also returns its first byte and its rows.
     fn box_end(
         &self,
         side: &Side,
@@ -269,7 +271,7 @@ impl Driver {
         Ok((end, None))
     }
 
-    /// Memory that a launch will touch: it must be the device's, or pinned.
+    /// Checks memory that a launch will use: it must be device memory or pinned.
     fn check_reachable(&self, address: u64, bytes: u64, what: &str) -> Done {
         match self.place_of(address, bytes)? {
             Place::Device | Place::Shared => Ok(()),
@@ -294,7 +296,7 @@ impl Driver {
         )
     }
 
-    /// What a node does, as messages say it, and the context that it is for.
+    /// Returns the work in the form of messages, and its context.
     fn told(&self, work: &Work) -> Result<(NodeWork, u64), CUresult> {
         let here = wire_context();
         Ok(match work {
@@ -367,7 +369,8 @@ impl Driver {
         self.told_work(work, added)
     }
 
-    /// Changes what a node does: of an executable graph, or (0) of the graph that it is in.
+    /// Changes the work of a node of the executable graph `exec`, or, if that is 0, of the graph
+    /// that contains it.
     pub(super) fn set(&self, exec: u64, node: u64, work: &Work) -> Done {
         let (told, context) = self.told(work)?;
         let told = doc::to_bytes(&told).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
@@ -398,7 +401,7 @@ fn refuse_pageable() -> CUresult {
 }
 
 impl Work {
-    /// What is remembered of a node, for those who ask.
+    /// Returns the record that queries of the node will use.
     pub(super) fn record(&self) -> NodeRecord {
         match self {
             Work::Kernel {
