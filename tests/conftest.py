@@ -19,6 +19,10 @@ START_S_MAX = 30
 PROGRAM_S_MAX = 120
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "smoke: what `make check` takes of `make programs`: seconds, and finds most")
+
+
 @dataclass
 class Server:
     """A running `outboard serve`."""

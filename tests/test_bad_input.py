@@ -58,6 +58,7 @@ def still_serves(server: Server, link: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("case", CASES)
 def test_misuse(server: Server, link: str, case: str) -> None:
     done = server.run(link, sys.executable, MISUSE, case)
@@ -65,6 +66,7 @@ def test_misuse(server: Server, link: str, case: str) -> None:
     assert re.match(CASES[case], done.stdout, re.DOTALL), done.stdout + done.stderr
 
 
+@pytest.mark.smoke
 def test_unsupported_calls_are_named(server: Server, link: str) -> None:
     done = server.run(link, sys.executable, MISUSE, "unsupported")
     assert "cuMulticastCreate is not supported" in done.stderr
@@ -129,6 +131,7 @@ def test_client_killed_beside_an_endless_kernel(server: Server, link: str) -> No
     still_serves(server, link)
 
 
+@pytest.mark.smoke
 def test_worker_killed(server: Server, link: str) -> None:
     before = set(worker_pids(server))
     client = start(server, link, "wait_for_the_end", "working")

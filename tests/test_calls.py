@@ -6,7 +6,11 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from conftest import EXAMPLES, Server
+
+pytestmark = pytest.mark.smoke
 
 PROGRAM = Path(__file__).with_name("steady_state.py")
 

@@ -6,7 +6,11 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from conftest import Server
+
+pytestmark = pytest.mark.smoke
 
 PROGRAM = Path(__file__).with_name("driver_answers.py")
 RECORDED = json.loads(PROGRAM.with_suffix(".json").read_text())

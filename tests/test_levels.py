@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,21 @@ OVER_TCP = [
     "two_threads",
 ]
 BATCHES = ["batch=1", "batch=8", "batch=1024", "batch=8+sr+local"]
+ENDS = [LEVELS[0], LEVELS[-1]]
+BETWEEN = [*LEVELS[1:-1], *BATCHES]
+# `LEVELS=all` runs everything at every level; another seed deals the levels between otherwise.
+IS_WHOLE = os.environ.get("LEVELS") == "all"
+SEED = int(os.environ.get("LEVELS_SEED", "1"))
+
+
+def dealt(named: Iterable[str], ends: list[str], between: list[str]) -> list[tuple[str, str]]:
+    """Each name with the levels that it runs at: both ends, and one between that the seed deals evenly."""
+    names = list(named)
+    if IS_WHOLE:
+        return [(name, level) for name in names for level in [*ends, *between]]
+    order = random.Random(SEED).sample(range(len(names)), len(names))
+    one = {names[place]: between[turn % len(between)] for turn, place in enumerate(order)}
+    return [(name, level) for name in names for level in [*ends, one[name]]]
 
 
 def stats_of(server: Server, link: str, level: str, folder: Path, program: str) -> dict[str, dict[str, int]]:
@@ -119,6 +136,7 @@ def check_counts(program: str, level: str, by_call: dict[str, dict[str, int]]) -
             assert by_call.get(call, {"local": 0})["local"] == 0, call
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("level", [*LEVELS, "batch=8"])
 def test_each_level_frees_its_calls(server: Server, link: str, tmp_path: Path, level: str) -> None:
     few, many = (counts(server, link, tmp_path, iterations, level) for iterations in (10, 20))
@@ -144,33 +162,35 @@ def test_each_level_frees_its_calls(server: Server, link: str, tmp_path: Path, l
     assert waits == every_call - freed
 
 
+@pytest.mark.smoke
 def test_every_program_has_its_counts() -> None:
     assert sorted(WAITED_MAX) == PROGRAMS
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.smoke
+def test_every_program_runs_at_both_ends_and_every_level_runs() -> None:
+    runs = dealt(PROGRAMS, ENDS, BETWEEN)
+    assert len(set(runs)) == len(runs)
+    assert {level for _, level in runs} == {*ENDS, *BETWEEN}
+    for program in PROGRAMS:
+        levels = {level for name, level in runs if name == program}
+        assert levels > set(ENDS) and (levels == {*ENDS, *BETWEEN} or not IS_WHOLE)
+
+
+@pytest.mark.parametrize(("program", "level"), dealt(PROGRAMS, ENDS, BETWEEN))
 def test_program_over_shm(server: Server, tmp_path: Path, program: str, level: str) -> None:
-    check_counts(program, level, stats_of(server, "shm", level, tmp_path, program))
+    by_call = stats_of(server, "shm", level, tmp_path, program)
+    check_counts(program, re.sub("batch=[0-9]+", "or", level), by_call)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("program", OVER_TCP)
+@pytest.mark.parametrize(("program", "level"), dealt(OVER_TCP, ENDS, LEVELS[1:-1]))
 def test_program_over_tcp(server: Server, tmp_path: Path, program: str, level: str) -> None:
     check_counts(program, level, stats_of(server, "tcp", level, tmp_path, program))
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_program_in_batches(server: Server, tmp_path: Path, program: str) -> None:
-    for level in BATCHES:
-        by_call = stats_of(server, "shm", level, tmp_path, program)
-        check_counts(program, re.sub("batch=[0-9]+", "or", level), by_call)
-
-
-@pytest.mark.parametrize("program", OVER_TCP)
-def test_program_in_batches_over_tcp(server: Server, tmp_path: Path, program: str) -> None:
-    for level in BATCHES[1:]:
-        stats_of(server, "tcp", level, tmp_path, program)
+@pytest.mark.parametrize(("program", "level"), dealt(OVER_TCP, [], BATCHES[1:]))
+def test_program_in_batches_over_tcp(server: Server, tmp_path: Path, program: str, level: str) -> None:
+    stats_of(server, "tcp", level, tmp_path, program)
 
 
 @pytest.mark.parametrize("level", ["sync", "batch=8", "or"])
@@ -180,8 +200,7 @@ def test_python_example(server: Server, script: Path, level: str) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("level", ["sync", "batch=8", "or+sr"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "level"), dealt(CASES, ["sync"], ["batch=8", "or+sr"]))
 def test_errors_keep_their_moment(server: Server, case: str, level: str) -> None:
     done = server.run("shm", sys.executable, MISUSE, case, env={"OUTBOARD_OPTIMISE": level})
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from conftest import Server
+
+pytestmark = pytest.mark.smoke
 
 HERE = Path(__file__).parent
 

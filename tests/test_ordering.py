@@ -15,6 +15,7 @@ PROGRAM = Path(__file__).with_name("ordering.py")
 SEED, PROGRAMS, SECONDS = 1, 100, 6
 
 
+@pytest.mark.smoke
 def test_random_programs(server: Server, link: str) -> None:
     done = server.run(link, sys.executable, PROGRAM, str(SEED), str(PROGRAMS), str(SECONDS))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{server.log.read_text()[-4000:]}"
@@ -65,6 +66,7 @@ def read_after(prepare: str) -> set[int] | None:
     return model.may_see(model.on("free0", {}), spot)
 
 
+@pytest.mark.smoke
 def test_the_model_knows_what_orders_works() -> None:
     assert read_after("nothing") == {FIRST_VALUE, 7}
     assert read_after("synchronous") == {7}

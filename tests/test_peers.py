@@ -10,6 +10,8 @@ import pytest
 
 from conftest import Server, start_server
 
+pytestmark = pytest.mark.smoke
+
 PROGRAM = Path(__file__).with_name("peers.py")
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from conftest import OUTBOARD, Server
 
+pytestmark = pytest.mark.smoke
+
 HERE = Path(__file__).parent
 
 

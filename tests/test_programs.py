@@ -9,6 +9,8 @@ import pytest
 
 from conftest import EXAMPLES, ROOT, Server
 
+pytestmark = pytest.mark.smoke
+
 PROGRAMS = sorted(p.stem for p in (ROOT / "examples" / "cuda").iterdir() if p.suffix in {".cu", ".cpp"})
 EXPECTED = ROOT / "examples" / "expected"
 SCRIPTS = sorted((ROOT / "examples" / "python").glob("*.py"))

@@ -66,6 +66,7 @@ def of(summary: dict[str, Any], name: str) -> tuple[int, int, int]:
     return calls, request, response
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("program", ["streams_events", "two_threads", "graph_capture"])
 def test_every_call_is_there_by_what_it_did(server: Server, link: str, tmp_path: Path, program: str) -> None:
     file, stats = tmp_path / "a.trace", tmp_path / "stats"

@@ -7,7 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from conftest import EXAMPLES, Server
+
+pytestmark = pytest.mark.smoke
 
 KINDS = {"local", "outstanding", "shadowed", "synchronous"}
 REGION = """

@@ -59,6 +59,7 @@ def test_memory_that_work_no_longer_names_is_not_looked_at(
     assert per_launch(server, link, tmp_path, history, "looks") == 0
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("history", CHANGED)
 def test_a_page_that_changed_is_one_page(server: Server, link: str, tmp_path: Path, history: str) -> None:
     compared = per_launch(server, link, tmp_path, history, "compared_bytes")

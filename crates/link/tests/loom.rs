@@ -2,7 +2,7 @@
 //! of preemptions: no wake-up is lost (loom reports a deadlock), no byte is read before it is
 //! written or overwritten before it is read (loom reports a race), and no frame is lost.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p outboard-link --release --test loom`
+//! `cargo test -p outboard-link --features loom --test loom`
 #![cfg(loom)]
 
 use loom::{

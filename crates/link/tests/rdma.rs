@@ -14,7 +14,9 @@ use std::{
 
 use outboard_link::{
     Error, RdmaError, Receiver, Sender, Wait,
-    conformance::{RdmaFixture, expect_end, expect_frame, pair, random_numbers, send, soon},
+    conformance::{
+        RdmaFixture, expect_end, expect_frame, not_run, pair, random_numbers, send, soon,
+    },
 };
 use outboard_wire::limits::PEER_VANISHED_MS_MAX;
 
@@ -22,7 +24,7 @@ use outboard_wire::limits::PEER_VANISHED_MS_MAX;
 fn cable(test: &str) -> Option<Vec<String>> {
     let said = std::env::var("OUTBOARD_RDMA_CABLE").ok();
     if said.is_none() {
-        eprintln!("NOT RUN: {test}: OUTBOARD_RDMA_CABLE names no two interfaces");
+        not_run(test, "OUTBOARD_RDMA_CABLE names no two interfaces");
     }
     said.map(|said| said.split(',').map(Into::into).collect())
 }

@@ -182,11 +182,16 @@ pub fn is_possible(fixture: &impl Fixture, case: &str) -> bool {
     match fixture.lacks() {
         None => true,
         Some(why) => {
-            // Not by the test harness, which would capture it.
-            let _ = writeln!(std::io::stderr().lock(), "NOT RUN: {case}: {why}");
+            not_run(case, why);
             false
         }
     }
+}
+
+/// Prints that a test cannot run here, past the test harness, which would keep it to itself.
+/// `make test` counts these lines.
+pub fn not_run(case: &str, why: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr().lock(), "NOT RUN: {case}: {why}");
 }
 
 /// Both ends of a link, in this process: the server's, then the client's.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Kind, Link, Listener, Stream, Wait,
-    conformance::{Fixture, PATIENCE, RdmaFixture, is_possible, soon},
+    conformance::{Fixture, PATIENCE, RdmaFixture, is_possible, not_run, soon},
     connect,
 };
 
@@ -254,7 +254,10 @@ fn every_mtu_carries_frames() {
 #[test]
 fn a_limit_on_locked_memory_is_named() {
     if std::env::var_os("OUTBOARD_RDMA_MEMLOCK").is_none() {
-        eprintln!("NOT RUN: a_limit_on_locked_memory_is_named: this process has no such limit");
+        not_run(
+            "a_limit_on_locked_memory_is_named",
+            "this process has no such limit",
+        );
         return;
     }
     let (server, client) = streams();

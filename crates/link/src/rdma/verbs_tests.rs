@@ -12,7 +12,7 @@ use super::{
     memory::Memory,
     queue::{Queue, Remote, Request, Verb},
 };
-use crate::Error;
+use crate::{Error, conformance::not_run};
 
 const BYTES: usize = 64 << 10;
 
@@ -28,7 +28,8 @@ impl Side {
         let chosen = match choose(&options, None, None) {
             Ok(chosen) => chosen,
             Err(error) => {
-                eprintln!("NOT RUN, no RDMA device to test with: {error}");
+                let test = std::thread::current();
+                not_run(test.name().unwrap_or("rdma"), error);
                 assert!(std::env::var_os("OUTBOARD_RDMA_REQUIRED").is_none());
                 return None;
             }

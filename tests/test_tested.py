@@ -1,0 +1,76 @@
+"""tools/tested.py counts what could not run and what ran again, and a second failure is one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "tools"))
+import tested
+
+pytestmark = pytest.mark.smoke
+
+# A test that fails in its first `failures` runs.
+TEST = """
+import pathlib, pytest
+def count(name):
+    file = pathlib.Path(__file__).with_name(name)
+    file.write_text(file.read_text() + "x" if file.exists() else "x")
+    return len(file.read_text())
+{tests}
+def test_that_passes():
+    pass
+def test_that_cannot_run():
+    pytest.skip("no such device")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tested, "FOLDER", tmp_path / "tested")
+    monkeypatch.setattr(tested, "ROOT", tmp_path)
+    return tmp_path
+
+
+def run(folder: Path, failures: dict[str, int]) -> tuple[int, tested.Counts]:
+    """Runs a file of tests of which these fail so often at first."""
+    tests = "".join(f"def test_{name}():\n    assert count({name!r}) > {fails}\n" for name, fails in failures.items())
+    file = folder / "test_file.py"
+    file.write_text(TEST.format(tests=tests))
+    counts = tested.Counts()
+    arguments = ["--rootdir", str(folder), "-c", "/dev/null", "-o", f"cache_dir={folder}/cache", str(file)]
+    return tested.run_pytest("part", arguments, True, counts), counts
+
+
+def test_nothing_failed(folder: Path) -> None:
+    status, counts = run(folder, {})
+    assert (status, counts.passed, counts.again) == (0, 1, [])
+    assert counts.not_run == [("test_file::test_that_cannot_run", "no such device")]
+
+
+def test_one_failure_runs_again_and_is_said(folder: Path) -> None:
+    status, counts = run(folder, {"shaky": 1})
+    assert (status, counts.passed, counts.again) == (0, 2, ["test_file::test_shaky"])
+    lines = tested.summary({"part": counts})
+    assert "WARNING: part: passed only when run again: test_file::test_shaky" in lines
+    assert lines[-1] == "2 passed, 1 not run, 1 run again, 0 ignored with their reason"
+
+
+@pytest.mark.parametrize("failures", [{"shaky": 2}, {"shaky": 1, "other": 1}])
+def test_a_second_failure_is_one(folder: Path, failures: dict[str, int]) -> None:
+    status, _ = run(folder, failures)
+    assert status == 1
+
+
+def test_lines_of_cargo(folder: Path) -> None:
+    script = "printf '..NOT RUN: rdma::links: no device: none\\n'; "
+    script += "echo 'test result: ok. 7 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 1.00s'"
+    counts = tested.Counts()
+    assert tested.run_command(["sh", "-c", script], counts) == 0
+    assert (counts.passed, counts.ignored, counts.not_run) == (7, 2, [("rdma::links", "no device: none")])
+    assert tested.summary({"unit": counts})[0] == "WARNING: unit: NOT RUN, 1 tests: no device: none"
+    assert tested.run_command(["sh", "-c", "exit 3"], counts) == 3
