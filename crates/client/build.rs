@@ -1,4 +1,5 @@
-//! Generates the exported entry points and the stubs of derived calls from the declarations in `outboard-api`.
+//! Generates the exported entry points and the stubs of derived calls from the declarations in
+//! `outboard-api`.
 
 use std::{env, error::Error, fmt::Write, fs, path::Path};
 
@@ -9,7 +10,7 @@ use outboard_api::{
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
-    // Programs close the library and open it again; its threads, handlers and sessions outlive that.
+    // Programs close the library and open it again; its threads, handlers and sessions stay.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     let calls = decl::driver()?;
     let ops = decl::ops()?;
@@ -59,7 +60,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One exported function. `call` is the name it bears, `target` the call that serves it.
+/// Generates one exported function. `call` gives its name, `target` the call that serves it.
 fn entry(
     out: &mut String,
     call: &Call,
@@ -76,7 +77,7 @@ fn entry(
         per_thread.map_or("", PerThread::suffix)
     );
     if target.class == Class::Unsupported {
-        // The arguments are not looked at, so that they need not be declared.
+        // The arguments are not read, so they need not be declared.
         return Ok(writeln!(
             out,
             "/// # Safety\n/// None needed: the call is refused.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {symbol}() -> CUresult {{ guard::unsupported({number}) }}"
@@ -124,7 +125,7 @@ fn entry(
     Ok(())
 }
 
-/// The client's side of a call whose declaration says everything.
+/// Generates the client's side of a call that its declaration describes fully.
 fn derived(
     out: &mut String,
     op: &Op,
@@ -158,7 +159,7 @@ fn derived(
                     };
                     fields.push(format!("{field}: driver.{verb}_{}({c})?", handle.name()));
                 }
-                // Looked up by its checks already.
+                // The call's checks have looked the address up.
                 Some(decl::Type::U64)
                     if call.symbol.starts_with("cuMemsetD") && param.ctype == "CUdeviceptr" =>
                 {

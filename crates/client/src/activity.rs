@@ -1,8 +1,9 @@
-//! What the `libcupti.so.13` beside this library is told and may ask: calls as they begin and end, and what the server's
-//! device has done. Nobody is told anything, and nothing is asked, until that library attaches its hooks.
+//! The interface for the `libcupti.so.13` beside this library: it is called at the begin and end of
+//! calls, and can ask for the work of the server's device. Nothing is reported and nothing is asked
+//! until that library attaches its hooks.
 //!
-//! While hooks are attached every message of a call bears the call's number (`wire::frame::of_call`), by which the server
-//! says what each piece of work was for.
+//! While hooks are attached every message of a call bears the call's number
+//! (`wire::frame::of_call`), by which the server relates each piece of work to its call.
 
 use std::{
     ffi::c_void,
@@ -23,13 +24,13 @@ use crate::{calls, entry::CALLS, guard, state::driver, thread};
 
 static HOOKS: AtomicPtr<Hooks> = AtomicPtr::new(ptr::null_mut());
 
-/// The words that CUDA runtimes look at before they tell of a call: theirs to read, libcupti's to write.
+/// The words that CUDA runtimes test before they report a call. libcupti writes them.
 static mut RUNTIME: [u32; RUNTIME_CALLS] = [0; RUNTIME_CALLS];
 
-/// A call that somebody is told of.
+/// A call that is being reported.
 pub(crate) struct Begun {
     token: u64,
-    /// The number of the call that it was made from.
+    /// The number of the call that made this call.
     outer: u32,
 }
 
@@ -38,7 +39,7 @@ fn hooks() -> Option<&'static Hooks> {
     unsafe { HOOKS.load(Ordering::Acquire).as_ref() }
 }
 
-/// A call begins.
+/// Begins a call.
 #[cold]
 pub(crate) fn begin(number: usize) -> Option<Begun> {
     let hooks = hooks()?;
@@ -48,7 +49,7 @@ pub(crate) fn begin(number: usize) -> Option<Begun> {
     Some(Begun { token, outer })
 }
 
-/// It returns.
+/// Ends a call.
 #[cold]
 pub(crate) fn end(number: usize, begun: Begun, result: CUresult) {
     thread::here().call.set(begun.outer);
@@ -57,12 +58,12 @@ pub(crate) fn end(number: usize, begun: Begun, result: CUresult) {
     }
 }
 
-/// The number of the call at hand, for threads that help with it.
+/// Returns the number of the current call, for threads that help with it.
 pub(crate) fn call() -> u32 {
     thread::here().call.get()
 }
 
-/// A thread that helps with another's call, until this is dropped.
+/// Marks a thread that helps with another thread's call, until this is dropped.
 pub(crate) struct Helping {
     outer: u32,
 }
@@ -79,7 +80,7 @@ impl Drop for Helping {
     }
 }
 
-/// The context of a message with the number of the call at hand, where calls have numbers.
+/// Returns the context of a message, with the number of the current call if calls have numbers.
 #[inline]
 pub(crate) fn tagged(context: u64) -> u64 {
     match guard::is_profiled() {
@@ -88,15 +89,16 @@ pub(crate) fn tagged(context: u64) -> u64 {
     }
 }
 
-/// The words and their count, for `TOOLS_RUNTIME_HOOKS`.
+/// Returns the words and their count, for `TOOLS_RUNTIME_HOOKS`.
 pub(crate) fn runtime_words() -> *mut c_void {
     (&raw mut RUNTIME).cast()
 }
 
-/// `TOOLS_RUNTIME_HOOKS[1]`: a CUDA runtime's call whose word is set begins or ends.
+/// `TOOLS_RUNTIME_HOOKS[1]`: called by a CUDA runtime at the begin and end of each call whose word
+/// is set.
 pub(crate) unsafe extern "C" fn runtime(cbid: u32, call: *mut RuntimeCall) {
     if let Some(hooks) = hooks() {
-        // SAFETY: what the runtime passes on.
+        // SAFETY: the runtime's arguments, passed on unchanged.
         unsafe { (hooks.runtime)(cbid, call) };
     }
 }
@@ -126,7 +128,7 @@ extern "C" fn call_name(number: u32, len: *mut usize) -> *const u8 {
     }
 }
 
-/// Runs what libcupti asks for.
+/// Runs a request of libcupti's.
 fn answer(call: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
     guard::enter_own("libcupti", call)
 }
@@ -143,7 +145,7 @@ unsafe extern "C" fn enable(
         let asked = ActivityEnable { kinds };
         driver()?.session.call(0, &asked, |reply| {
             let text = &reply.reason;
-            // SAFETY: libcupti's outputs, and bytes that are there as long as it is called.
+            // SAFETY: libcupti's outputs; the bytes are valid during the call.
             unsafe {
                 source.write(reply.source);
                 take(reason, text.as_ptr(), text.len());
@@ -176,7 +178,7 @@ unsafe extern "C" fn take(
         };
         driver()?.session.call(0, &asked, |reply| {
             let bytes = &reply.document;
-            // SAFETY: bytes that are there as long as it is called.
+            // SAFETY: the bytes are valid during the call.
             unsafe { take(opaque, bytes.as_ptr(), bytes.len()) };
         })
     })

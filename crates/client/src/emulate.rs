@@ -1,4 +1,5 @@
-//! Another network while the program runs, for programs that measure themselves over many.
+//! Changes the emulated network while the program runs, for programs that measure themselves over
+//! several networks.
 
 use std::ffi::{CStr, c_char};
 
@@ -7,9 +8,9 @@ use outboard_wire::network::Network;
 
 use crate::{calls::Done, guard, log, state::driver};
 
-/// From when it returns, messages travel over this network, in the words of `outboard run --emulate`; `""` delays nothing.
-/// Only where the program was started with `--emulate`: `CUDA_ERROR_NOT_SUPPORTED` elsewhere, `CUDA_ERROR_INVALID_VALUE` for
-/// what is no network.
+/// Sends all further messages over this network, given in the words of `outboard run --emulate`;
+/// `""` delays nothing. Returns `CUDA_ERROR_NOT_SUPPORTED` if the program was not started with
+/// `--emulate`, and `CUDA_ERROR_INVALID_VALUE` for an invalid network.
 ///
 /// # Safety
 /// `network` is a C string, or null, which is refused.

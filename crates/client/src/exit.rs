@@ -1,4 +1,4 @@
-//! What happens when the process forks or ends.
+//! Handlers for a fork and for the end of the process.
 
 use std::sync::{
     Once,
@@ -10,7 +10,7 @@ use crate::{guard, log, state, stats};
 /// The process that the session belongs to.
 static OWNER_PID: AtomicU32 = AtomicU32::new(0);
 
-/// Called once, when the session is there.
+/// Installs the handlers. Called once there is a session.
 pub(crate) fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
@@ -23,15 +23,16 @@ pub(crate) fn install() {
     });
 }
 
-/// A forked child has no session. It lets go of the parent's sockets, so that the server notices the parent's end by
-/// itself, and must not write to the shared rings.
+/// Closes the parent's sockets in a forked child, which has no session. So the server can notice
+/// the parent's end, and the child does not write to the shared rings.
 extern "C" fn in_child() {
     guard::mark_forked();
     state::abandon_after_fork();
 }
 
-/// Sends what is kept back and writes what was counted, in the process that the session belongs to. A forked child has
-/// its parent's frames, locks in whatever state the parent's threads had them, and its parent's counts: it does nothing.
+/// Sends messages that were kept back and writes statistics, in the process that the session
+/// belongs to. A forked child does nothing: it has its parent's frames and counts, and locks in any
+/// state.
 extern "C" fn at_exit() {
     if OWNER_PID.load(Ordering::Relaxed) != std::process::id() {
         return;

@@ -1,4 +1,4 @@
-//! What stands between the program and every call: panics stopped, forks noticed, calls counted.
+//! Code between the program and every call: stops panics, notices forks, counts calls.
 
 use std::{
     cell::Cell,
@@ -14,9 +14,10 @@ use outboard_trace::live::Subject;
 
 use crate::{activity, calls, entry::CALLS, log, optimise, record, stats, times};
 
-/// What is out of the ordinary in this process; 0 for nothing, which is all that a call looks at.
+/// The unusual conditions of this process as bits; 0, the usual value, is all that a call tests
+/// for.
 static UNUSUAL: AtomicU8 = AtomicU8::new(0);
-/// A child that was forked after CUDA was used: it has no session, as on a local GPU.
+/// A child that was forked after CUDA was used. It has no session, as on a local GPU.
 const FORKED: u8 = 1;
 /// The level of optimisation is not the highest.
 const LOWERED: u8 = 2;
@@ -24,7 +25,7 @@ const LOWERED: u8 = 2;
 const TIMED: u8 = 4;
 /// Calls are recorded.
 const RECORDED: u8 = 8;
-/// Somebody is told of calls.
+/// Calls are reported to libcupti.
 const PROFILED: u8 = 16;
 
 pub(crate) fn mark_forked() {
@@ -43,7 +44,7 @@ pub(crate) fn mark_recorded() {
     UNUSUAL.fetch_or(RECORDED, Ordering::Relaxed);
 }
 
-/// Calls are told from now on, or no longer.
+/// Turns the reporting of calls on or off.
 pub(crate) fn mark_profiled(on: bool) {
     match on {
         true => UNUSUAL.fetch_or(PROFILED, Ordering::Relaxed),
@@ -61,7 +62,7 @@ pub(crate) fn is_recorded() -> bool {
     UNUSUAL.load(Ordering::Relaxed) & RECORDED != 0
 }
 
-/// Whether calls take the slow path at all.
+/// Returns whether calls take the slow path.
 #[inline(always)]
 pub(crate) fn is_unusual() -> bool {
     UNUSUAL.load(Ordering::Relaxed) != 0
@@ -77,7 +78,7 @@ pub(crate) fn is_timed() -> bool {
     UNUSUAL.load(Ordering::Relaxed) & TIMED != 0
 }
 
-/// Runs one call. What it is about is asked for where calls are recorded.
+/// Runs one call. `subject` is only evaluated if calls are recorded.
 #[inline]
 pub(crate) fn enter(
     number: usize,
@@ -103,8 +104,8 @@ pub(crate) fn enter(
             },
         ),
     };
-    // A panic must not cross into C. State behind it is guarded by locks that do not poison and is left consistent by
-    // construction: tables are changed in single steps.
+    // A panic must not cross into C. The state is guarded by locks that do not poison, and stays
+    // consistent because tables are changed in single steps.
     let result = match catch_unwind(AssertUnwindSafe(|| {
         calls::check_captures(CALLS[number].0).and_then(|()| call())
     })) {
@@ -139,7 +140,7 @@ pub(crate) fn enter(
     result
 }
 
-/// Runs what a program calls that is no call of the driver's.
+/// Runs an exported function that is not a call of the driver.
 pub(crate) fn enter_own(name: &str, call: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
     if UNUSUAL.load(Ordering::Relaxed) & FORKED != 0 {
         return CUresult::CUDA_ERROR_NOT_INITIALIZED;
@@ -155,7 +156,7 @@ pub(crate) fn enter_own(name: &str, call: impl FnOnce() -> Result<(), CUresult>)
     }
 }
 
-/// A call that Outboard does not serve: says so once a call name.
+/// Refuses a call that Outboard does not serve, and logs each name once.
 pub(crate) fn unsupported(number: usize) -> CUresult {
     static SAID: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
     let (word, bit) = (number / 64 % SAID.len(), 1u64 << (number % 64));
@@ -173,7 +174,7 @@ thread_local! {
     static PER_THREAD_DEFAULT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The stream argument of a `_ptsz` call: its null stream is the thread's own.
+/// Returns the stream argument of a `_ptsz` call, whose null stream is the thread's own.
 #[inline]
 pub(crate) fn per_thread(stream: CUstream) -> CUstream {
     if stream.is_null() {
@@ -183,7 +184,7 @@ pub(crate) fn per_thread(stream: CUstream) -> CUstream {
     }
 }
 
-/// The stream of a launch's configuration.
+/// Returns the stream of a launch's configuration.
 pub(crate) fn stream_of(config: *const CUlaunchConfig) -> Option<CUstream> {
     // SAFETY: NULL, or the configuration of a caller who keeps to the driver API's manual.
     unsafe { config.as_ref() }.map(|config| config.stream)
@@ -192,7 +193,7 @@ pub(crate) fn stream_of(config: *const CUlaunchConfig) -> Option<CUstream> {
 /// Runs a `_ptsz` call that takes its stream in a configuration.
 ///
 /// # Safety
-/// NULL, or a configuration.
+/// `config` is NULL or a configuration.
 pub(crate) unsafe fn with_per_thread_config<R>(
     config: *const CUlaunchConfig,
     call: impl FnOnce(*const CUlaunchConfig) -> R,
@@ -207,7 +208,7 @@ pub(crate) unsafe fn with_per_thread_config<R>(
     }
 }
 
-/// Runs a `_ptds` call: its default stream is the thread's own.
+/// Runs a `_ptds` call, whose default stream is the thread's own.
 pub(crate) fn with_per_thread_default<R>(call: impl FnOnce() -> R) -> R {
     struct Reset(bool);
     impl Drop for Reset {
@@ -219,7 +220,7 @@ pub(crate) fn with_per_thread_default<R>(call: impl FnOnce() -> R) -> R {
     call()
 }
 
-/// The stream of a call that takes none.
+/// Returns the stream of a call without a stream argument.
 pub(crate) fn default_stream() -> CUstream {
     if PER_THREAD_DEFAULT.get() {
         CU_STREAM_PER_THREAD

@@ -1,5 +1,5 @@
-//! Threads that share the copying of large memory with the thread that called: one core alone does not fill the path to
-//! the GPU.
+//! Threads that copy large memory together with the calling thread: one core alone is slower than
+//! the path to the GPU.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -11,38 +11,40 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{activity, calls::Done, notes};
 
-/// More than this do not copy faster.
+/// Most helpers; more do not copy faster.
 const HELPERS_MAX: usize = 3;
-/// One helper for so many cores: they are the program's.
+/// Number of cores per helper: most cores are left to the program.
 const CORES_A_HELPER: usize = 4;
-/// Fewer pieces than this are copied before a helper is awake.
+/// Fewest pieces worth waking helpers for; fewer are copied before a helper is awake.
 const PIECES_MIN: usize = 3;
 
 #[derive(Default)]
 pub(crate) struct Helpers {
     pool: OnceLock<Option<Arc<Pool>>>,
-    /// How many; as many as the machine has cores for where nothing is said.
+    /// Number of helpers; `None` for as many as the machine's cores allow.
     count: Option<usize>,
 }
 
 struct Pool {
     state: Mutex<State>,
-    /// There is a job, or none is left.
+    /// Signalled when a job comes or goes.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     job: Option<Job>,
-    /// Helpers inside the job.
+    /// Number of helpers that work on the job.
     inside: usize,
 }
 
-/// What all participants run until no piece is left. Valid while the caller waits for the helpers inside.
+/// The function that all participants run until no piece is left. It is valid while the caller
+/// waits for the helpers.
 #[derive(Clone, Copy)]
 struct Job(*const (dyn Fn() + Sync));
 
-// SAFETY: what it points to is Sync, and outlives every use: the caller leaves when no helper is inside.
+// SAFETY: the function is Sync and outlives every use: the caller leaves only when no helper uses
+// it.
 unsafe impl Send for Job {}
 
 impl Helpers {
@@ -53,7 +55,7 @@ impl Helpers {
         }
     }
 
-    /// Calls `one` for each piece, on this thread and on helpers. The first error ends it.
+    /// Calls `one` for each piece, on this thread and on helpers. The first error ends the job.
     pub(crate) fn share<T: Send>(
         &self,
         pieces: impl ExactSizeIterator<Item = T> + Send,
@@ -65,7 +67,7 @@ impl Helpers {
         }
     }
 
-    /// Calls `one` for the numbers below `participants`, each on whichever thread is there.
+    /// Calls `one` with each number below `participants`, each on any thread.
     pub(crate) fn together(&self, participants: usize, one: impl Fn(usize) -> Done + Sync) -> Done {
         self.share_all(0..participants, one)
     }
@@ -88,7 +90,7 @@ impl Helpers {
                 let Some(piece) = next.filter(|_| failed.lock().is_none()) else {
                     return;
                 };
-                // A piece that was not copied must not be taken for one that was.
+                // A piece whose copy panicked counts as failed.
                 let copied = catch_unwind(AssertUnwindSafe(|| one(piece)));
                 if let Err(error) = copied.unwrap_or(Err(CUresult::CUDA_ERROR_UNKNOWN)) {
                     failed.lock().get_or_insert(error);
@@ -124,14 +126,16 @@ impl Helpers {
 }
 
 impl Pool {
-    /// One job at a time: a second caller copies alone.
+    /// Runs a job on this thread and helpers. There is one job at a time: a second caller copies
+    /// alone.
     fn run(&self, participate: &(dyn Fn() + Sync)) {
         let mine = {
             let mut state = self.state.lock();
             let mine = state.job.is_none() && state.inside == 0;
             if mine {
                 let job: *const (dyn Fn() + Sync) = participate;
-                // SAFETY: only the lifetime is forgotten; below nobody is left inside before this returns.
+                // SAFETY: only the lifetime is changed; no helper uses the job when this function
+                // returns.
                 let job = unsafe {
                     std::mem::transmute::<
                         *const (dyn Fn() + Sync),
@@ -145,7 +149,7 @@ impl Pool {
         if mine {
             self.changed.notify_all();
         }
-        // Unwinding out of here would leave helpers with a job that is gone.
+        // Unwinding from here would leave helpers with a job that no longer exists.
         let leave = Leave(mine.then_some(self));
         participate();
         drop(leave);
@@ -167,7 +171,7 @@ impl Pool {
             unsafe { (*job.0)() };
             let mut state = self.state.lock();
             state.inside -= 1;
-            // Nothing is left of this job for this thread: it waits for the next one.
+            // This thread has finished the job: it waits for the next one.
             if state.inside == 0 {
                 self.changed.notify_all();
             }
@@ -178,7 +182,7 @@ impl Pool {
     }
 }
 
-/// Takes the job back and waits for the helpers inside.
+/// Withdraws the job and waits for the helpers that run it.
 struct Leave<'p>(Option<&'p Pool>);
 
 impl Drop for Leave<'_> {

@@ -1,4 +1,5 @@
-//! The value by which a CUDA runtime checks that it talks to a driver: HMAC-MD2 over what both sides know.
+//! The value by which a CUDA runtime checks that it talks to a driver: HMAC-MD2 over facts that
+//! both sides know.
 
 use hmac::{Hmac, Mac};
 use md2::Md2;
@@ -17,7 +18,7 @@ pub(crate) struct Addresses {
     pub(crate) function: u64,
 }
 
-/// What a runtime of `version` expects at `unix_seconds`.
+/// Returns the value that a runtime of `version` expects at `unix_seconds`.
 pub(crate) fn value(
     version: u32,
     unix_seconds: u64,
@@ -66,7 +67,7 @@ fn digest(message: &[u8]) -> [u64; 2] {
 mod tests {
     use super::*;
 
-    /// RFC 2104 computed another way: two plain MD2 passes over the padded key.
+    /// RFC 2104 computed differently: two plain MD2 passes over the padded key.
     #[test]
     fn it_is_hmac_of_one_block() {
         use md2::Digest;

@@ -1,4 +1,4 @@
-//! Where the bytes of answers go: to the thread that waits, or straight into the program's memory.
+//! Destinations of replies' data: the waiting thread, or the program's memory.
 
 use std::{any::Any, sync::Arc};
 
@@ -7,26 +7,26 @@ use outboard_link::Segment;
 
 use crate::session::Group;
 
-/// Where an answer's bytes go.
+/// Destination of a reply's data.
 pub(crate) enum Sink {
-    /// To the waiting thread.
+    /// The waiting thread.
     Group,
-    /// Straight into the program's memory: `width` bytes a row, rows `pitch` apart.
+    /// The program's memory.
     Memory(Landing),
-    /// Nowhere: the message of this name would not have been answered at the top level. An error is the fault that it
-    /// would have been there.
+    /// None: at the top level the named message would have no reply. An error becomes the session's
+    /// deferred error, as it would there.
     Nowhere(&'static str),
 }
 
-/// Memory of the program that an answer is copied into.
+/// Memory of the program that a reply is copied into.
 pub(crate) struct Landing {
     pub(crate) address: *mut u8,
     pub(crate) rows: Rows,
-    /// Nobody waits: an error becomes a fault of the session.
+    /// No thread waits: an error becomes a deferred error of the session.
     pub(crate) detached: bool,
 }
 
-/// How packed bytes lie in the program's memory.
+/// Layout of packed bytes in the program's memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rows {
     pub(crate) width: usize,
@@ -40,7 +40,7 @@ pub(crate) struct Rows {
 unsafe impl Send for Landing {}
 
 impl Landing {
-    /// Lays packed rows out in the program's memory.
+    /// Copies packed rows into the program's memory.
     pub(crate) fn land(&self, data: &[u8]) -> Result<(), CUresult> {
         let Rows {
             width,
@@ -63,7 +63,8 @@ impl Landing {
         Ok(())
     }
 
-    /// The destination as memory to receive into, if the bytes lie in it as they come.
+    /// Returns the destination as memory to receive into, if the bytes have the same layout there
+    /// as in the frame.
     pub(crate) fn whole(&self, len: usize, group: &Arc<Group>) -> Option<Landed> {
         let Rows {
             width,
@@ -80,17 +81,17 @@ impl Landing {
     }
 }
 
-/// A copy's destination while bytes are received into it. Its group is not complete before.
+/// A copy's destination while bytes are received into it. Its group completes only afterwards.
 pub(crate) struct Landed {
     address: *mut u8,
     len: usize,
-    /// Until all bytes are there.
+    /// `None` once all bytes have arrived.
     group: Option<Arc<Group>>,
 }
 
 // SAFETY: as for `Landing`.
 unsafe impl Send for Landed {}
-// SAFETY: shared references only read it, and nobody writes to it then.
+// SAFETY: shared references only read it, and nothing writes to it meanwhile.
 unsafe impl Sync for Landed {}
 
 impl Segment for Landed {
@@ -117,7 +118,7 @@ impl Drop for Landed {
     }
 }
 
-/// All bytes have come.
+/// Completes a copy whose bytes have all arrived.
 pub(crate) fn landed(memory: Box<dyn Segment>) -> Result<(), CUresult> {
     let memory: Box<dyn Any> = memory;
     match memory.downcast::<Landed>() {
@@ -130,7 +131,7 @@ pub(crate) fn landed(memory: Box<dyn Segment>) -> Result<(), CUresult> {
 }
 
 impl Rows {
-    /// Plain memory.
+    /// One row without gaps.
     pub(crate) fn contiguous(bytes: usize) -> Rows {
         Rows {
             width: bytes,
@@ -141,12 +142,12 @@ impl Rows {
         }
     }
 
-    /// What is copied, without what lies between the rows.
+    /// Number of bytes copied, without the gaps between rows.
     pub(crate) fn bytes(&self) -> usize {
         self.width * self.height * self.depth
     }
 
-    /// Bytes from the first row's start to the last row's end.
+    /// Number of bytes from the first row's start to the last row's end.
     pub(crate) fn spanned_bytes(&self) -> usize {
         if self.bytes() == 0 {
             return 0;

@@ -1,21 +1,21 @@
-//! `libcuda.so.1`: what an unmodified CUDA program loads in place of the driver.
+//! `libcuda.so.1`: the library that an unmodified CUDA program loads in place of the driver.
 //!
 //! ```text
 //!  entry points (generated)     every exported symbol, one line each           entry.rs, guard.rs
 //!    │
-//!  calls/                       one file a family; says what is local, what is sent
+//!  calls/                       one file per family; local answers, and messages
 //!    │
-//!  state/                       what the client knows by itself: contexts, streams, events, libraries, memory
+//!  state/                       the client's own knowledge: contexts, streams, events, libraries, memory
 //!    │
-//!  session.rs                   one ordered submission stream; waiting; faults; what the server says unasked
+//!  session.rs                   one ordered stream of messages; waiting; deferred errors; notes of the server
 //!    │
 //!  outboard-link
 //! ```
 //!
-//! Lock order: a `state/` table, then what a batch keeps, then `session.sender`, then `session.waiters`. The receiver is
-//! taken alone.
+//! Lock order: a `state/` table, then the frames kept by a batch, then `session.sender`, then
+//! `session.waiters`. No other lock is taken with the receiver's.
 //!
-//! Nothing here may panic, abort or hang: the process belongs to somebody else's program.
+//! Nothing here may panic, abort or hang: the process belongs to the program.
 
 #![allow(clippy::missing_safety_doc)]
 

@@ -1,4 +1,4 @@
-//! What the library says on stderr: little, and never in a way that can fail the program.
+//! Messages on stderr: few, and none can make the program fail.
 
 use std::{fmt::Display, io::Write as _, sync::OnceLock};
 
@@ -31,7 +31,7 @@ pub(crate) fn debug(message: impl Display) {
     }
 }
 
-/// Whether `debug` says anything: spares the hot path the formatting.
+/// Returns whether `debug` messages are printed, so that the hot path can skip formatting.
 pub(crate) fn debugging() -> bool {
     level() >= Level::Debug
 }

@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-/// A nap for so much of the time already waited.
+/// A sleep lasts for this fraction of the time already waited.
 const NAP_FRACTION: u32 = 256;
 const NAP_US_MIN: u64 = 10;
 const NAP_US_MAX: u64 = 50;
-/// The kernel ends a sleep this late; its default is 50 us.
+/// Greatest delay after the end of a sleep, in place of the kernel's default of 50 us.
 const SLACK_NS: libc::c_ulong = 1_000;
 
-/// The calling thread's timers are exact until this is dropped: the thread is the program's.
+/// Makes the calling thread's timers exact until it is dropped. The thread is the program's.
 pub(crate) struct Naps {
     slack_before_ns: libc::c_int,
 }
 
 impl Naps {
     pub(crate) fn new() -> Naps {
-        // SAFETY: asks for, and sets, a number of the calling thread's.
+        // SAFETY: reads and sets a number of the calling thread.
         let slack_before_ns = unsafe {
             let before = libc::prctl(libc::PR_GET_TIMERSLACK);
             libc::prctl(libc::PR_SET_TIMERSLACK, SLACK_NS);
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn the_threads_timers_are_as_before() {
-        // SAFETY: asks for a number.
+        // SAFETY: only reads a number.
         let slack = || unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) };
         let before = slack();
         let naps = Naps::new();

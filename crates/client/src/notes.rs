@@ -1,4 +1,5 @@
-//! What the server says unasked: faults, host functions to run, what kernels printed, pages they wrote.
+//! Messages that the server sends without a request: faults, host functions to run, text that
+//! kernels printed, pages that they wrote.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -18,7 +19,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{log, optimise, session::Session, state};
 
-/// Acts on a note. Runs on whichever thread reads: it must not wait for the server.
+/// Handles a note. It runs on the thread that reads, so it must not wait for the server.
 pub(crate) fn take(session: &Session, note: Note<'_>) {
     match note {
         Note::Fault(fault) => {
@@ -40,7 +41,7 @@ pub(crate) fn take(session: &Session, note: Note<'_>) {
     }
 }
 
-/// A message that nobody waited for has failed.
+/// Records the error of a message without a reply.
 pub(crate) fn fault(session: &Session, name: &str, status: CUresult, why: &[u8]) {
     log::warn(format_args!(
         "{name} failed: {status}: {}",
@@ -49,10 +50,10 @@ pub(crate) fn fault(session: &Session, name: &str, status: CUresult, why: &[u8])
     session.set_fault(status);
 }
 
-/// A function of the program that a stream is to run.
+/// A function for a stream to run.
 #[derive(Clone)]
 pub(crate) enum HostCall {
-    /// Of this library, for a graph.
+    /// A function of this library, for a graph.
     Library(Arc<dyn Fn() + Send + Sync>),
     Function {
         function: CUhostFn,
@@ -90,10 +91,11 @@ fn queue() -> &'static (Mutex<Queue>, Condvar) {
     })
 }
 
-/// Host functions that have not run, for a look without a lock. Changed under the queue's lock.
+/// Number of host functions that have not run, readable without a lock. Changed under the queue's
+/// lock.
 static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 
-/// Registers a function and names it. `repeats`: a graph may run it again.
+/// Registers a function and returns its number. `repeats` means that a graph may run it again.
 pub(crate) fn register(session: &'static Session, call: HostCall, repeats: bool) -> u64 {
     session.attend();
     let (queue, _) = queue();
@@ -110,7 +112,7 @@ pub(crate) fn register(session: &'static Session, call: HostCall, repeats: bool)
     number
 }
 
-/// A registered function of the program's, as graphs' nodes name it.
+/// Returns a registered function of the program as graph nodes describe it.
 pub(crate) fn function_of(call: u64) -> Option<CUDA_HOST_NODE_PARAMS> {
     match queue().0.lock().registered.get(&call) {
         Some((
@@ -127,7 +129,7 @@ pub(crate) fn function_of(call: u64) -> Option<CUDA_HOST_NODE_PARAMS> {
     }
 }
 
-/// Whether any host function is waiting to run: it may write any memory of the program.
+/// Returns whether a host function is waiting to run: it may write any memory of the program.
 #[inline]
 pub(crate) fn host_functions_pending() -> bool {
     REGISTERED.load(Ordering::Acquire) > 0 && program_functions_pending()
@@ -158,7 +160,7 @@ fn run_host_functions(session: &'static Session) {
         };
         match call {
             HostCall::Library(function) if status == CUresult::CUDA_SUCCESS => function(),
-            // A host function is skipped when its stream has failed; a callback is told.
+            // A host function is skipped if its stream has failed; a callback gets the error.
             HostCall::Function {
                 function: Some(function),
                 user_data,
@@ -176,7 +178,7 @@ fn run_host_functions(session: &'static Session) {
             }
             _ => {}
         }
-        // Work behind it reads what it has written to memory that the server keeps a mirror of.
+        // Later work may read what the function has written to mirrored memory.
         if let Ok(driver) = state::driver() {
             let _ = driver.push_visible();
         }
@@ -191,7 +193,7 @@ fn run_host_functions(session: &'static Session) {
     }
 }
 
-/// A thread of the library: it takes no signals, they are the program's.
+/// Starts a thread of the library. It blocks all signals, which are for the program.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
     // SAFETY: a signal set filled by the calls themselves; the old mask is restored.
     let spawned = unsafe {
@@ -209,7 +211,7 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
 }
 
 unsafe extern "C" {
-    /// The C library's streams: kernels print where the program prints, in order with it.
+    /// The C library's streams, so that kernels' text is in order with the program's.
     static stdout: *mut libc::FILE;
     static stderr: *mut libc::FILE;
 }

@@ -1,8 +1,9 @@
-//! The level of optimisation, where it is not the highest: calls that would return at once make a round trip first.
+//! The lower levels of optimisation: calls that would return at once make a round trip first.
 //!
-//! A message that is answered only because of the level goes to what the call at hand owes, and is waited for when the
-//! call is about to return, when it holds no lock. A call that owes a round trip and has sent nothing makes one with a
-//! ping under its name. Threads of the library itself owe nothing: the server may need them before it can answer.
+//! A message that has a reply only because of the level is added to the round trips that the
+//! current call owes. The call waits for them just before it returns, when it holds no lock. A call
+//! that owes a round trip and has sent nothing sends a ping under its name. Threads of the library
+//! owe nothing: the server may need them before it can reply.
 
 use std::{
     cell::{Cell, RefCell},
@@ -41,28 +42,29 @@ pub(crate) fn level() -> Level {
     LEVEL.get().copied().unwrap_or_default()
 }
 
-/// Whether calls take the slow path at all.
+/// Returns whether a lower level is set.
 #[inline]
 pub(crate) fn is_lowered() -> bool {
     guard::is_lowered()
 }
 
-/// Calls of this thread owe nothing: it runs host functions, and the server may wait for one of them.
+/// Exempts this thread's calls: it runs host functions, and the server may wait for one of them.
 pub(crate) fn exempt_thread() {
     IS_EXEMPT.set(true);
 }
 
-/// A call begins: the one that it was made from, for `finish`.
+/// Begins a call. Returns the call that made it, for `finish`.
 #[cold]
 pub(crate) fn begin(number: usize) -> usize {
-    // Nobody asks for it otherwise.
+    // Only `finish` at a lower level uses the result.
     if !is_lowered() {
         return NO_CALL;
     }
     AT_HAND.replace(if IS_EXEMPT.get() { NO_CALL } else { number })
 }
 
-/// Where the answer goes of a message that the top level would not have answered; `None`: nor does this one.
+/// Returns the group for the reply of a message without a reply at the top level; `None` if it has
+/// no reply at this level either.
 pub(crate) fn owed() -> Option<Arc<Group>> {
     let (_, class) = CALLS.get(AT_HAND.get())?;
     if !level().owes_round_trip(*class, Did::Sent) {
@@ -74,11 +76,11 @@ pub(crate) fn owed() -> Option<Arc<Group>> {
         group.expect_one();
         group.clone()
     };
-    // A thread on its way out has no locals any more: it goes without.
+    // A thread that is ending has no thread-locals any more: its message gets no reply.
     OWED.try_with(add).ok()
 }
 
-/// A call is about to return: what it owes is waited for.
+/// Waits for the round trips that a call owes, before it returns.
 #[cold]
 pub(crate) fn finish(outer: usize) {
     if !is_lowered() {
@@ -92,7 +94,7 @@ pub(crate) fn finish(outer: usize) {
         .ok()
         .flatten();
     let Ok(driver) = driver() else { return };
-    // Whatever the answer is, the call has its result: an error has become the fault that it would have been.
+    // The call has its result whatever the reply is: an error has become a deferred error.
     if let Some(owed) = owed {
         let _ = driver.session.wait(&owed);
     } else if level().owes_round_trip(*class, stats::did()) {

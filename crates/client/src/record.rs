@@ -1,7 +1,7 @@
-//! `OUTBOARD_RECORD=FILE`: every call of the program is put down, with what it sent and what it was answered.
+//! `OUTBOARD_RECORD=FILE`: records every call of the program, with the bytes it sent and received.
 //!
-//! Whether calls are recorded is decided when the library is loaded, by a look at the environment; the file is opened at the
-//! first call. What a copy counts is what it takes over a network, also where its bytes lie in shared memory.
+//! The environment is read when the library is loaded; the file is opened at the first call. A copy
+//! counts the bytes that it takes over a network, even if they are in shared memory.
 
 #![allow(non_snake_case)]
 
@@ -22,7 +22,7 @@ pub(crate) struct Begun {
     live: &'static Live,
     start: Ticks,
     about: Numbered,
-    /// Of the call that it was made from.
+    /// Bytes sent and received so far by the call that made this one.
     outer: (u64, u64),
 }
 
@@ -32,12 +32,12 @@ extern "C" fn at_load() {
     }
 }
 
-// SAFETY: the loader calls it once; it only looks at the environment.
+// SAFETY: the loader calls it once; it only reads the environment.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
 
-/// A call begins.
+/// Begins a call.
 #[cold]
 pub(crate) fn begin(subject: &Subject) -> Option<Begun> {
     let live = live::begin(CALLS.len())?;
@@ -50,12 +50,12 @@ pub(crate) fn begin(subject: &Subject) -> Option<Begun> {
         live,
         about: live.numbered(subject),
         outer,
-        // Last, so that the call's time is its own.
+        // Read last, so that the call's time is its own.
         start: live.now(),
     })
 }
 
-/// A call that did this kind of thing returns.
+/// Ends a call of this kind.
 #[cold]
 pub(crate) fn end(number: usize, kind: usize, begun: Begun, result: CUresult) {
     const CLASSES: [Class; 4] = [
@@ -67,7 +67,7 @@ pub(crate) fn end(number: usize, kind: usize, begun: Begun, result: CUresult) {
     make(number, CLASSES[kind % CLASSES.len()], begun, result);
 }
 
-/// A call that Outboard does not serve was refused.
+/// Records a call that was refused because Outboard does not serve it.
 #[cold]
 pub(crate) fn refused(number: usize, result: CUresult) {
     if let Some(begun) = begin(&Subject::NONE) {
@@ -90,28 +90,28 @@ fn make(number: usize, class: Class, begun: Begun, result: CUresult) {
     begun.live.call(number, CALLS[number].0, &made);
 }
 
-/// The call at hand sends a frame.
+/// Counts a frame that the current call sends.
 pub(crate) fn sent(bytes: usize) {
     let here = thread::here();
     here.request_bytes
         .set(here.request_bytes.get() + bytes as u64);
 }
 
-/// The call at hand is to be answered with so much beside the header.
+/// Counts the bytes with which the current call will be answered, besides the header.
 pub(crate) fn answered(bytes: usize, headers: usize) {
     let here = thread::here();
     let more = (bytes + headers * HEADER_BYTES) as u64;
     here.response_bytes.set(here.response_bytes.get() + more);
 }
 
-/// Which way a copy goes.
+/// Direction of a copy.
 #[derive(Clone, Copy)]
 pub(crate) enum Way {
     ToDevice,
     ToHost,
 }
 
-/// Runs a copy, which counts what it takes over a network.
+/// Runs a copy, and counts the bytes that it takes over a network.
 #[cold]
 pub(crate) fn copying<R>(way: Way, bytes: usize, copy: impl FnOnce() -> R) -> R {
     let here = thread::here();
@@ -126,7 +126,7 @@ pub(crate) fn copying<R>(way: Way, bytes: usize, copy: impl FnOnce() -> R) -> R 
     result
 }
 
-/// The session is there: what is behind it.
+/// Records the server's devices, once there is a session.
 pub(crate) fn connected(url: &str) {
     let (Some(live), Ok(driver)) = (live::live(), driver()) else {
         return;
@@ -146,7 +146,8 @@ pub(crate) fn connected(url: &str) {
     });
 }
 
-/// The program names what it does: the beginning or the end of a range. For `outboard.mark` of the Python module.
+/// Marks the beginning or the end of a range that the program names. For `outboard.mark` of the
+/// Python module.
 ///
 /// # Safety
 /// `name` is NULL or a C string.
@@ -159,7 +160,7 @@ pub(crate) unsafe extern "C" fn outboard_mark(name: *const c_char, is_end: i32) 
     unsafe { live::mark(name, is_end != 0, CALLS.len()) };
 }
 
-/// NVTX loads this library where `NVTX_INJECTION64_PATH` names it, and begins with this call.
+/// Entry point for NVTX, which loads the library that `NVTX_INJECTION64_PATH` names.
 ///
 /// # Safety
 /// Called by NVTX.

@@ -1,8 +1,10 @@
-//! The connection of this process to its server: one ordered stream of messages out, answers and notes in.
+//! The connection of this process to its server: one ordered stream of messages out, replies and
+//! notes in.
 //!
-//! Nobody reads for everybody: whichever thread waits for an answer reads for all that wait (it leads), and hands the
-//! lead on when its own answer is there. A thread of the library's own reads only while something can arrive that
-//! nobody waits for: host functions, and copies into pinned memory.
+//! One thread reads for all: of the threads that wait for replies one leads, that is, it reads the
+//! link for all of them. When its own reply has arrived it passes the lead on. A thread of the
+//! library reads only while something can arrive that no thread waits for: host functions, and
+//! copies into pinned memory.
 
 mod batch;
 mod group;
@@ -47,15 +49,15 @@ use crate::{guard, landing::landed, log, notes, optimise, record, stats};
 pub(crate) struct Session {
     sender: Mutex<Sender>,
     flusher: Flusher,
-    /// Over rdma: memory that the adapter uses where it lies.
+    /// Registrations of memory with the adapter, over rdma.
     registrar: Option<Registrar>,
-    /// Bytes of answers that the server's adapter has written to the program's memory.
+    /// Bytes of replies that the server's adapter has written to the program's memory.
     written_bytes: AtomicU64,
-    /// Bytes that the server's adapter has taken from the GPU's memory.
+    /// Bytes that the server's adapter has read from the GPU's memory.
     from_gpu_bytes: AtomicU64,
-    /// Bytes that ours has written there.
+    /// Bytes that this side's adapter has written to the GPU's memory.
     to_gpu_bytes: AtomicU64,
-    /// Messages that wait for company, at the level `batch=N`.
+    /// Messages kept back at the level `batch=N`.
     batch: Option<Batch>,
     receiver: Mutex<Incoming>,
     waker: Waker,
@@ -69,29 +71,29 @@ pub(crate) struct Session {
     faulted: AtomicBool,
     lost_context: AtomicU32,
     next_fd_tag: AtomicU32,
-    /// Answers on their way whose bytes go straight into the program's memory.
+    /// Number of expected replies whose bytes go straight into the program's memory.
     landing: AtomicUsize,
-    /// Things that can arrive while no thread waits.
+    /// Number of things that can arrive while no thread waits.
     unattended: AtomicUsize,
     attend: (Mutex<bool>, Condvar),
     /// The link's descriptors, for a forked child to close.
     fds: Vec<RawFd>,
 }
 
-/// What the server sends.
+/// The receiving side of the session.
 struct Incoming {
     receiver: Receiver,
-    /// What came before its time; nothing is received until then.
+    /// A frame that arrived too early; nothing further is received until it is delivered.
     held: Option<Held>,
 }
 
-/// An answer on its way.
+/// An expected reply.
 struct Expected {
     group: Arc<Group>,
     sink: Sink,
-    /// It may come on a lane.
+    /// It may arrive on a data connection.
     on_lane: bool,
-    /// Its bytes are arriving, and what completes the group is the [`Landed`] that they go to.
+    /// Its bytes are arriving; the [`Landed`] that receives them completes the group.
     is_landing: bool,
 }
 
@@ -130,20 +132,22 @@ impl Session {
         }
     }
 
-    /// Starts the thread that sends for threads whose messages follow each other closely, where there is a core for it.
+    /// Starts the thread that sends for threads whose messages follow each other closely, if there
+    /// is a core for it.
     pub(crate) fn start_sender(&self) {
         if let Some(helper) = self.flusher.helper() {
             notes::spawn("outboard-sender", move || helper.run());
         }
     }
 
-    /// The process ends: what is on its way to the kernel gets there, if the server takes it soon.
+    /// Gives bytes that are posted to the kernel before the process ends, if the server takes them
+    /// soon.
     pub(crate) fn send_all(&self) {
         let until = Instant::now() + Duration::from_millis(LINGER_MS_MAX);
         let _ = self.flusher.flush_until(until);
     }
 
-    /// Messages of both sides travel over another network from now on, where one is emulated.
+    /// Changes the emulated network of both sides.
     pub(crate) fn change_network(&self, network: &Network) -> Result<(), CUresult> {
         let text = network.to_string();
         let message = NetworkSet {
@@ -156,12 +160,12 @@ impl Session {
         }
     }
 
-    /// Whether memory can be shared with the server.
+    /// Returns whether memory can be shared with the server.
     pub(crate) fn shares_memory(&self) -> bool {
         self.kind == Kind::Shm
     }
 
-    /// Sends a message and waits for its answer.
+    /// Sends a request and waits for its reply.
     pub(crate) fn call<'a, M: Op<'a>, R>(
         &self,
         context: u64,
@@ -180,7 +184,7 @@ impl Session {
         }
     }
 
-    /// Sends a message whose answer goes to `sink` and counts for `group`.
+    /// Sends a request whose reply goes to `sink` and counts for `group`.
     pub(crate) fn ask<'a, M: Op<'a>>(
         &self,
         context: u64,
@@ -191,7 +195,8 @@ impl Session {
         self.ask_over(false, context, message, group, sink)
     }
 
-    /// As [`ask`](Self::ask), for a message whose answer may come on a lane: it goes to the program's memory.
+    /// Does the work of [`ask`](Self::ask) for a request whose reply may arrive on a data
+    /// connection: its data goes to the program's memory.
     pub(crate) fn ask_for_lane<'a, M: Op<'a>>(
         &self,
         context: u64,
@@ -252,7 +257,7 @@ impl Session {
         })
     }
 
-    /// Delivers the next frame, if one comes; tells whether one did.
+    /// Delivers the next frame, if one comes. Returns whether one did.
     fn take_next(&self, incoming: &mut Incoming, wait: Wait) -> Result<bool, CUresult> {
         if incoming.held.is_some()
             && let Some(taken) = self.take_held(incoming, wait)
@@ -270,7 +275,7 @@ impl Session {
         }
     }
 
-    /// A deferred error, reported once; one that lost the context stays.
+    /// Returns and clears the deferred error; one that lost the context stays.
     pub(crate) fn take_fault(&self) -> Result<(), CUresult> {
         match self.lost_context.load(Ordering::Acquire) {
             0 => {}
@@ -283,7 +288,7 @@ impl Session {
         self.fault.lock().take().map_or(Ok(()), Err)
     }
 
-    /// Records what a call that nobody waited for came to.
+    /// Records the error of a message without a reply.
     pub(crate) fn set_fault(&self, status: CUresult) {
         if status.is_sticky() {
             let _ = self.lost_context.compare_exchange(
@@ -298,13 +303,13 @@ impl Session {
         }
     }
 
-    /// The context was reset: its errors are gone with it.
+    /// Drops all errors, after the context was reset.
     pub(crate) fn forget_faults(&self) {
         self.lost_context.store(0, Ordering::Release);
         *self.fault.lock() = None;
     }
 
-    /// Passes memory to the server; the tag names it in the message that follows.
+    /// Passes memory to the server; the next message names it by the tag.
     pub(crate) fn send_fd(&self, fd: BorrowedFd<'_>) -> Result<u64, CUresult> {
         let tag = u64::from(self.next_fd_tag.fetch_add(1, Ordering::Relaxed));
         let sent = self.sender.lock().send_fd(tag, fd);
@@ -312,7 +317,7 @@ impl Session {
         Ok(tag)
     }
 
-    /// Whether copies into pinned memory are on their way.
+    /// Returns whether copies into pinned memory are under way.
     pub(crate) fn expects_detached(&self) -> bool {
         self.waiters
             .lock()
@@ -320,7 +325,7 @@ impl Session {
             .any(|e| matches!(&e.sink, Sink::Memory(l) if l.detached))
     }
 
-    /// True if an asynchronous copy into this memory has not arrived yet.
+    /// Returns true if an asynchronous copy into this memory has not arrived yet.
     pub(crate) fn expects_detached_in(&self, base: u64, bytes: u64) -> bool {
         self.waiters.lock().values().any(|e| match &e.sink {
             Sink::Memory(l) => l.detached && (l.address as u64).wrapping_sub(base) < bytes,
@@ -328,7 +333,7 @@ impl Session {
         })
     }
 
-    /// Where a long answer is received to: a copy's plain destination.
+    /// Returns the memory to receive a long reply into: a copy's plain destination.
     fn place(&self, head: &[u8], len: usize) -> Option<Place> {
         let token = copied_to(head, len)?;
         let mut waiters = self.waiters.lock();
@@ -344,7 +349,7 @@ impl Session {
         })
     }
 
-    /// Delivers a frame, or holds it where something must land first.
+    /// Delivers a frame, or holds it until data that belongs before it has arrived.
     fn deliver(
         &self,
         hold: &mut Option<Held>,
@@ -413,7 +418,7 @@ impl Session {
                 }
                 let result = match tail {
                     None if header.placed & WRITTEN != 0 => self.was_written(&landing),
-                    // It is where it belongs.
+                    // The data was received into its destination.
                     Some(tail) => landed(tail),
                     None => {
                         let data = reader
@@ -443,11 +448,11 @@ impl Session {
         }
     }
 
-    /// In a forked child: closes the child's copies of the sockets without a word to the server.
+    /// Closes a forked child's copies of the sockets, without a message to the server.
     pub(crate) fn abandon(&self) {
         self.gone.store(true, Ordering::Release);
         for fd in self.fds.iter().chain(self.lanes.fds()) {
-            // SAFETY: the child never uses this session again; closing its copy leaves the parent's open.
+            // SAFETY: the child never uses this session again; the parent's descriptors stay open.
             unsafe { libc::close(*fd) };
         }
     }
@@ -461,7 +466,7 @@ impl Session {
         }
     }
 
-    /// The session is over. Said once; every call after it fails at once.
+    /// Ends the session and logs the reason once; every later call fails at once.
     fn lost(&self, why: impl std::fmt::Display) -> CUresult {
         if !self.gone.swap(true, Ordering::AcqRel) {
             log::warn(format_args!(
@@ -469,7 +474,8 @@ impl Session {
             ));
             self.lanes.close();
             let expected: Vec<Expected> = self.waiters.lock().drain().map(|(_, e)| e).collect();
-            // Memory that the kernel may be filling is not the program's before that is over.
+            // Memory that the kernel may still be filling is returned to the program only after
+            // that.
             for one in expected.into_iter().filter(|one| !one.is_landing) {
                 one.group
                     .complete(Err(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE));

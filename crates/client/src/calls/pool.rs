@@ -1,5 +1,5 @@
-//! Stream-ordered allocation from memory pools, kept wholly in the client (`state/pools.rs`). The server only maps chunks.
-//! What programs do with pools themselves is in `properties`.
+//! Stream-ordered allocation from memory pools, managed by the client alone (`state/pools.rs`). The
+//! server only maps chunks. `properties` has the calls about pools themselves.
 
 mod properties;
 mod shared;
@@ -32,13 +32,13 @@ impl Driver {
         self.handles.mint(Kind::Pool)
     }
 
-    /// Taken before a wait; passed to `pools_waited` when it has ended.
+    /// Returns the mark to take before a wait, and to pass to `pools_waited` after it.
     pub(crate) fn pools_mark(&self) -> u64 {
         self.pools.mark()
     }
 
-    /// A wait that began at `mark` has ended: frees before it are complete, and pools give back what is above their
-    /// release threshold.
+    /// Notes the end of a wait that began at `mark`. Frees before the mark are complete, and pools
+    /// release the memory above their release threshold.
     pub(crate) fn pools_waited_for_stream(&self, stream: &StreamRef, mark: u64) {
         self.pools_waited(Scope::Stream(owner_of(stream)), mark);
     }
@@ -61,7 +61,8 @@ impl Driver {
         table.pools.retain(|_, p| !p.is_over());
     }
 
-    /// The device's primary context is gone, and with it all that lay in its pools.
+    /// Drops the pools of a device whose primary context was reset. Returns the memory that the
+    /// server must unmap.
     pub(crate) fn pools_reset(&self, device: CUdevice) -> Vec<Chunk> {
         if !self.pools.in_use() {
             return Vec::new();
@@ -119,13 +120,14 @@ impl Driver {
         if let Some(base) = table.get(handle)?.take(bytes, owner) {
             return Ok(base);
         }
-        // Other streams may have finished with what they freed: looked at without waiting, asked for the next time.
+        // Other streams may have finished with memory that they freed. Known answers are used
+        // without waiting, and new queries are sent for the next time.
         self.look_at_frees(table, handle, bytes)?;
         if let Some(base) = table.get(handle)?.take(bytes, owner) {
             return Ok(base);
         }
         match self.grow(table, handle, bytes, owner) {
-            // Before memory is refused, all that was freed is waited for.
+            // Before an allocation fails, everything that was freed is waited for.
             Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
                 self.reclaim(table)?;
                 match table.get(handle)?.take(bytes, owner) {
@@ -137,7 +139,7 @@ impl Driver {
         }
     }
 
-    /// A chunk more, and the block out of it.
+    /// Adds a chunk to a pool, and allocates the block from it.
     fn grow(
         &self,
         table: &mut PoolTable,
@@ -171,7 +173,8 @@ impl Driver {
         Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
     }
 
-    /// Asks the server, without waiting, whether streams are done with blocks that they freed; uses earlier answers.
+    /// Asks the server, without waiting, whether streams are done with blocks that they freed. Uses
+    /// earlier answers.
     fn look_at_frees(&self, table: &mut PoolTable, handle: u64, bytes: u64) -> Done {
         let owners = table.get(handle)?.pending_owners(bytes);
         if owners.is_empty() {
@@ -201,7 +204,7 @@ impl Driver {
         Ok(())
     }
 
-    /// A question whether all that a stream was given is done; `None` where the stream is gone.
+    /// Asks whether all work of a stream is done; `None` if the stream no longer exists.
     fn ask_stream(&self, owner: Owner) -> Result<Option<std::sync::Arc<Group>>, CUresult> {
         let gone = owner.stream != 0 && self.streams.get(owner.stream).is_none();
         if gone || self.contexts.get(CUcontext(owner.context)).is_err() {
@@ -221,7 +224,7 @@ impl Driver {
         Ok(Some(group))
     }
 
-    /// Waits until every free is complete, and gives back all that pools hold without use.
+    /// Waits until every free is complete, and releases all unused memory of pools.
     fn reclaim(&self, table: &mut PoolTable) -> Done {
         let mark = self.pools.mark();
         let mut contexts: Vec<usize> = table
@@ -234,7 +237,7 @@ impl Driver {
         contexts.dedup();
         for context in contexts {
             let context = CUcontext(context);
-            // Where the context is gone its work is over.
+            // If the context is gone, so is its work.
             if self.contexts.get(context).is_ok() {
                 let group = Group::new(1);
                 self.session.ask(
@@ -256,7 +259,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Out of memory: whether pools had any to spare.
+    /// Releases unused memory of pools after an allocation failed. Returns whether there was any.
     pub(crate) fn reclaim_pools(&self) -> bool {
         if !self.pools.in_use() {
             return false;
@@ -271,16 +274,17 @@ impl Driver {
         let Ok(context) = self.context_of_device(device) else {
             return;
         };
-        // Unmapped before anybody else can be given the addresses: the lock is held until the message is sent.
+        // The lock is held until the message is sent, so that memory is unmapped before its
+        // addresses are reused.
         let mut memory = self.memory.lock();
         for chunk in chunks {
-            // A session that is lost has unmapped everything.
+            // A lost session has unmapped everything.
             let _ = self.unmap(context, *chunk);
             memory.give_chunk(*chunk, device);
         }
     }
 
-    /// A context of a device, as messages name it: the current one, or the primary one.
+    /// Returns a context of a device in the form of messages: the current one, or the primary one.
     pub(crate) fn context_of_device(&self, device: CUdevice) -> Result<u64, CUresult> {
         match self.contexts.current() {
             Ok(current) if current.device == device => Ok(wire_context()),
@@ -292,7 +296,8 @@ impl Driver {
         }
     }
 
-    /// Takes a pool's block back. `stream`: in whose order; `None` where all use is over.
+    /// Frees a pool's block, in the order of `stream`, or with `None` at once, when all use is
+    /// over.
     fn pool_free(&self, base: u64, handle: u64, stream: Option<Owner>) -> Done {
         let mut table = self.pools.lock();
         let pool = table
@@ -306,13 +311,14 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuMemFree` of a pool's block: all work that may use it is waited for, as on a local GPU.
+    /// `cuMemFree` of a pool's block: waits for all work that may use it, as on a local GPU.
     pub(crate) fn pool_free_now(&self, base: u64, handle: u64) -> Done {
         if self.contexts.current().is_ok() && !self.progress.is_idle() {
             self.synchronize_context()?;
         }
         self.pool_free(base, handle, None)?;
-        // This was a wait, too: what is above the release threshold goes back. It proves nothing more about other frees.
+        // After this wait memory above the release threshold is released. It completes no other
+        // frees.
         self.pools_waited(Scope::Context(CUcontext::NULL), 0);
         Ok(())
     }
@@ -381,7 +387,7 @@ pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> D
     match kind {
         Some(AllocationKind::Pool(handle)) => {
             driver.pool_free(address, handle, Some(owner_of(&stream)))?;
-            // There is something to wait for again: a wait after this must reach the server.
+            // There is work to wait for again: a later wait must reach the server.
             stream.progress().submit();
             driver.progress.submit();
             Ok(())
@@ -392,7 +398,7 @@ pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> D
             driver.graph_free(address)
         }
         Some(AllocationKind::Imported(handle)) => driver.free_imported(address, handle),
-        // The server lets go of memory when what was sent before is done with it.
+        // The server unmaps the memory after the work that was sent before.
         Some(AllocationKind::Plain) => driver.release(address),
         _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
     }

@@ -1,8 +1,9 @@
-//! Memory of `cuMemCreate` and memory pools as file descriptors, which a program may pass to another that uses the same server.
+//! Memory of `cuMemCreate` and memory pools as file descriptors, which a program may pass to
+//! another that uses the same server.
 //!
-//! A descriptor is one end of a pair of sockets. What it stands for, the server's ticket, lies in it, to be looked at and never
-//! taken out.
-//! The other end stays here: it says when the last copy of the descriptor, in whatever process, is closed.
+//! A descriptor is one end of a pair of sockets. It contains the server's ticket as an unread
+//! message; importers read the message without removing it. The other end stays in this process,
+//! and reports when the last copy of the descriptor, in any process, is closed.
 
 use std::{
     ffi::c_void,
@@ -26,11 +27,11 @@ use crate::{
 const MARK_BYTES: usize = 8;
 const MEMORY_MARK: [u8; MARK_BYTES] = *b"OB-FD-M1";
 pub(super) const POOL_MARK: [u8; MARK_BYTES] = *b"OB-FD-P1";
-/// What a descriptor stands for: a ticket, or a pool's own number.
+/// Length of a descriptor's contents: a ticket, or a pool's own number.
 const TICKET_BYTES: usize = 24;
 const MESSAGE_BYTES: usize = MARK_BYTES + TICKET_BYTES;
 
-/// A descriptor that holds a ticket, and the end that tells when it is closed.
+/// Returns a descriptor that contains a ticket, and the end that reports when it is closed.
 pub(super) fn descriptor(
     mark: [u8; MARK_BYTES],
     ticket: &[u8; TICKET_BYTES],
@@ -42,9 +43,9 @@ pub(super) fn descriptor(
     if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: both were made for the caller a moment ago.
+    // SAFETY: both were created above, and are not yet owned.
     let [theirs, ours] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
-    // SAFETY: as many bytes as said.
+    // SAFETY: the message has `message.len()` bytes.
     let sent = unsafe {
         libc::send(
             ours.as_raw_fd(),
@@ -59,10 +60,11 @@ pub(super) fn descriptor(
     }
 }
 
-/// The descriptor that a caller passes as a pointer. A number that is none is refused when it is looked at.
+/// Returns the descriptor that a caller passes as a pointer. An invalid number fails when it is
+/// used.
 ///
 /// # Safety
-/// The caller keeps the descriptor open while it is looked at.
+/// The caller keeps the descriptor open while it is used.
 pub(super) unsafe fn borrowed<'a>(os_handle: *mut c_void) -> Result<BorrowedFd<'a>, CUresult> {
     let number = i32::try_from(os_handle as usize)
         .ok()
@@ -72,14 +74,14 @@ pub(super) unsafe fn borrowed<'a>(os_handle: *mut c_void) -> Result<BorrowedFd<'
     Ok(unsafe { BorrowedFd::borrow_raw(number) })
 }
 
-/// The ticket in a descriptor, which may be any descriptor at all.
+/// Returns the ticket in a descriptor, which may be any descriptor at all.
 pub(super) fn ticket_of(
     mark: [u8; MARK_BYTES],
     descriptor: BorrowedFd<'_>,
 ) -> Option<[u8; TICKET_BYTES]> {
-    // One byte more than there is to see, so that a longer message is none of ours.
+    // One byte longer than our messages, so that a longer message is recognised as foreign.
     let mut message = [0; MESSAGE_BYTES + 1];
-    // SAFETY: as much room as said; the call neither waits nor takes anything out.
+    // SAFETY: the buffer has this length; the call neither waits nor removes anything.
     let seen = unsafe {
         libc::recv(
             descriptor.as_raw_fd(),
@@ -93,7 +95,7 @@ pub(super) fn ticket_of(
 }
 
 impl Driver {
-    /// Gives back memory that only descriptors kept, if their last copies were closed meanwhile.
+    /// Releases memory that only descriptors kept, if their last copies have been closed.
     pub(super) fn forget_closed_exports(&self) -> Done {
         let mut table = self.virtual_memory.lock();
         for (handle, physical) in table.take_forgotten() {
@@ -115,7 +117,7 @@ pub(crate) unsafe fn cuMemExportToShareableHandle(
     }
     driver.forget_closed_exports()?;
     let properties = driver.virtual_memory.lock().get(handle)?.properties;
-    // No other kind can have been asked for when the memory was made.
+    // Memory was created for this kind of handle, or for none.
     let is_possible = kind == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     if !is_possible || properties.requested_handle_types & kind == 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -154,9 +156,9 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
         }
     }
     driver.forget_closed_exports()?;
-    // SAFETY: only looked at during this call.
+    // SAFETY: used only during this call.
     let descriptor = unsafe { borrowed(os_handle)? };
-    // What the driver answers to a descriptor that is none of its own.
+    // The driver returns this for a descriptor that is not its own.
     let ticket = ticket_of(MEMORY_MARK, descriptor).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
     let allocation = driver.handles.mint(Kind::Allocation);
     let question = messages::IpcOpenAllocation {
@@ -167,7 +169,7 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
     let device = driver.devices.client(device)?;
     let properties = CUmemAllocationProp {
         kind: CU_MEM_ALLOCATION_TYPE_PINNED,
-        // As the driver has it: what was imported is not exported again.
+        // As with the driver, imported memory cannot be exported again.
         requested_handle_types: CU_MEM_HANDLE_TYPE_NONE,
         location: CUmemLocation {
             kind: CU_MEM_LOCATION_TYPE_DEVICE,
@@ -199,7 +201,7 @@ mod tests {
         assert_eq!(ticket_of(MEMORY_MARK, theirs.as_fd()), Some(ticket));
         assert_eq!(ticket_of(MEMORY_MARK, copy.as_fd()), Some(ticket));
         assert_eq!(ticket_of(POOL_MARK, copy.as_fd()), None);
-        // The process that made it is gone.
+        // The process that created it is gone.
         drop(ours);
         assert_eq!(ticket_of(MEMORY_MARK, copy.as_fd()), Some(ticket));
     }
@@ -211,7 +213,7 @@ mod tests {
         assert_eq!(ticket(file.as_fd()), None);
         let (_theirs, ours) = descriptor(MEMORY_MARK, &[1; TICKET_BYTES]).unwrap();
         assert_eq!(ticket(ours.as_fd()), None, "nothing to be seen");
-        // SAFETY: only looked at.
+        // SAFETY: the number is only passed to system calls.
         let closed = unsafe { BorrowedFd::borrow_raw(99_999) };
         assert_eq!(ticket(closed), None);
     }

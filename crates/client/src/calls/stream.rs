@@ -1,4 +1,4 @@
-//! Streams, and what they wait for.
+//! Streams and waits.
 
 use std::{ffi::c_void, sync::Arc};
 
@@ -56,12 +56,13 @@ impl Driver {
         self.session.take_fault()
     }
 
-    /// A fence behind what has been sent to a stream; the GPU's own word where there can be one.
+    /// Sends a fence after the work sent to a stream. It has a word of the board if the GPU can
+    /// write one.
     pub(crate) fn fence_stream(&self, stream: &StreamRef) -> Result<Arc<Group>, CUresult> {
         self.fence_in(wire_context(), stream)
     }
 
-    /// The same for a stream of another context.
+    /// Sends a fence to a stream of another context.
     pub(crate) fn fence_in(
         &self,
         context: u64,
@@ -78,7 +79,8 @@ impl Driver {
         Ok(group)
     }
 
-    /// Whether a point is reached. What is not known is asked for once; later queries look at what has arrived.
+    /// Returns whether a point is reached. The first query asks the server; later ones look at the
+    /// replies that have arrived.
     pub(crate) fn query(
         &self,
         point: &Reached<'_>,
@@ -95,7 +97,8 @@ impl Driver {
             Some((about, group)) if *about == point.mark => seen = self.session.look(group),
             _ => {
                 *asked = Some((point.mark, fence()?));
-                // What is done by now is answered before this: the first answer is the truth too.
+                // The reply to the fence precedes the reply to this ping, so that even the first
+                // answer is up to date.
                 self.call(&messages::Ping {}, |_| ())?;
             }
         }
@@ -112,7 +115,7 @@ impl Driver {
     }
 }
 
-/// A point in the work sent, and where it is noted that it is reached.
+/// A point in the work sent, and the record of whether it is reached.
 pub(crate) struct Reached<'p> {
     noted: &'p Progress,
     mark: u64,
@@ -120,8 +123,8 @@ pub(crate) struct Reached<'p> {
 }
 
 impl<'p> Reached<'p> {
-    /// All work of a stream. The legacy stream waits for all blocking streams: it is known to be done only when nothing
-    /// at all has been sent since it was last waited for.
+    /// All work of a stream. The legacy stream waits for all blocking streams: it is known to be
+    /// done only if nothing at all has been sent since it was last waited for.
     fn of(driver: &Driver, stream: &'p StreamRef) -> Reached<'p> {
         match stream {
             StreamRef::Legacy(legacy) => Reached {
@@ -137,7 +140,7 @@ impl<'p> Reached<'p> {
         }
     }
 
-    /// A certain amount of it.
+    /// The work before a mark.
     pub(crate) fn at(noted: &'p Progress, mark: u64) -> Reached<'p> {
         Reached {
             noted,
@@ -176,7 +179,7 @@ pub(crate) unsafe fn cuStreamCreateWithPriority(
 }
 
 pub(crate) unsafe fn cuStreamDestroy_v2(stream: CUstream) -> Done {
-    // The default streams cannot be destroyed. The driver says so even before `cuInit`.
+    // The default streams cannot be destroyed. The driver refuses it even before `cuInit`.
     if [CUstream(0), CU_STREAM_LEGACY, CU_STREAM_PER_THREAD].contains(&stream) {
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
     }
@@ -223,7 +226,7 @@ pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: 
         },
     )?;
     match event.is_shared() {
-        // The wait is for the record that is there now, not for one that another process makes later.
+        // The wait is for the present record, not for one that another process makes later.
         true => driver.settle(),
         false => Ok(()),
     }
@@ -242,7 +245,7 @@ pub(crate) unsafe fn cuStreamGetFlags(stream: CUstream, flags: *mut u32) -> Done
 pub(crate) unsafe fn cuStreamGetId(stream: CUstream, id: *mut u64) -> Done {
     let driver = driver()?;
     let stream = driver.stream(stream)?;
-    // The legacy streams of several contexts are several streams.
+    // Each context has a legacy stream of its own.
     let number = match &stream {
         StreamRef::Legacy(legacy) => driver.contexts.get(legacy.context)?.number,
         StreamRef::Own(own) => own.handle,
@@ -379,7 +382,7 @@ pub(crate) unsafe fn cuLaunchHostFunc(
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     driver.push_visible()?;
-    // A graph that captures the function runs it as often as it is launched.
+    // A graph that captures the function runs it at each launch.
     let call = notes::register(
         driver.session,
         HostCall::Function {

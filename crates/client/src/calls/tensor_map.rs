@@ -1,4 +1,4 @@
-//! Tensor maps: the driver encodes them, the client remembers what it encoded.
+//! Tensor maps. The server's driver encodes them; the client remembers the results.
 
 use std::ffi::c_void;
 
@@ -15,9 +15,9 @@ use super::{Done, put};
 use crate::state::{Driver, driver};
 
 const MAP_BYTES: usize = size_of::<CUtensorMap>();
-/// What the driver asks of a map's address.
+/// Alignment of a map's address that the driver requires, in bytes.
 const MAP_ALIGN_BYTES: usize = 64;
-/// `tensor_map_replace_address` among the encoders' numbers, in the memory of answers.
+/// The number for `tensor_map_replace_address` among the encoders, in the table of results.
 const REPLACE_ADDRESS: u32 = u32::MAX;
 
 fn map_of(bytes: &[u8]) -> Option<CUtensorMap> {
@@ -63,7 +63,7 @@ impl Driver {
         })
     }
 
-    /// An answer given before, or a new one.
+    /// Returns a known result, or asks for it.
     fn tensor_map(
         &self,
         question: (u32, Vec<u8>),
@@ -97,7 +97,7 @@ fn check_output(map: *mut CUtensorMap) -> Result<*mut CUtensorMap, CUresult> {
     }
 }
 
-/// A rank that the lists' lengths can follow.
+/// Checks a rank, which gives the lengths of the lists.
 fn check_rank(rank: u32, least: usize) -> Result<usize, CUresult> {
     let rank = rank as usize;
     if (least..=TENSOR_MAP_RANK_MAX).contains(&rank) {
@@ -122,13 +122,13 @@ pub(crate) unsafe fn cuTensorMapEncodeTiled(
     oob_fill: u32,
 ) -> Done {
     let (driver, map, rank) = (driver()?, check_output(map)?, check_rank(rank, 1)?);
-    // SAFETY: lists of the lengths that the rank says.
+    // SAFETY: lists of the lengths that the rank requires.
     let arguments = unsafe {
         TensorMapArguments {
             data_type,
             global_address: address as u64,
             global_dim: list(dims, rank)?,
-            // A tensor of rank 1 has no strides to give.
+            // A tensor of rank 1 has no strides.
             global_strides_bytes: if rank == 1 {
                 Vec::new()
             } else {
@@ -165,7 +165,7 @@ pub(crate) unsafe fn cuTensorMapEncodeIm2col(
     oob_fill: u32,
 ) -> Done {
     let (driver, map, rank) = (driver()?, check_output(map)?, check_rank(rank, 3)?);
-    // SAFETY: lists of the lengths that the rank says.
+    // SAFETY: lists of the lengths that the rank requires.
     let arguments = unsafe {
         TensorMapArguments {
             data_type,
@@ -212,7 +212,7 @@ pub(crate) unsafe fn cuTensorMapEncodeIm2colWide(
     oob_fill: u32,
 ) -> Done {
     let (driver, map, rank) = (driver()?, check_output(map)?, check_rank(rank, 3)?);
-    // SAFETY: lists of the lengths that the rank says.
+    // SAFETY: lists of the lengths that the rank requires.
     let arguments = unsafe {
         TensorMapArguments {
             data_type,
@@ -241,7 +241,7 @@ pub(crate) unsafe fn cuTensorMapEncodeIm2colWide(
     }
 }
 
-/// Where the address lies inside a map only the driver knows.
+/// Asks the server: only the driver knows the position of the address in a map.
 pub(crate) unsafe fn cuTensorMapReplaceAddress(
     map: *mut CUtensorMap,
     address: *mut c_void,

@@ -1,5 +1,5 @@
-//! Texture and surface objects. What a kernel gets is the device's own number, so creating one is a round trip; what it
-//! was made of is remembered here.
+//! Texture and surface objects. Kernels use the device's own number, so creating an object is a
+//! round trip. The client remembers the object's description.
 
 use std::ffi::c_void;
 
@@ -21,9 +21,9 @@ use crate::state::{Driver, Kind, ObjectRecord, driver};
 
 type Resource = [u8; RESOURCE_DESC_BYTES];
 
-/// Where `CUDA_RESOURCE_DESC` has the size of linear memory.
+/// Offset in `CUDA_RESOURCE_DESC` of the size of linear memory.
 const LINEAR_BYTES_OFFSET: usize = 24;
-/// Where it has width, height and pitch of two-dimensional memory; width in elements.
+/// Offset of the height of two-dimensional memory; width and height are in elements.
 const PITCH2D_HEIGHT_OFFSET: usize = 32;
 const PITCH2D_PITCH_OFFSET: usize = 40;
 
@@ -34,7 +34,7 @@ fn word(record: &[u8], offset: usize) -> u64 {
 }
 
 impl Driver {
-    /// A resource as messages carry it: handles of arrays are their numbers already, once they are known to be good.
+    /// Checks a resource. Handles of arrays are also their numbers in messages.
     fn check_resource(&self, resource: &Resource) -> Done {
         let kind = word(resource, 0) as u32;
         let handle = word(resource, RESOURCE_DESC_HANDLE_OFFSET);
@@ -51,7 +51,7 @@ impl Driver {
                     word(resource, PITCH2D_HEIGHT_OFFSET),
                     word(resource, PITCH2D_PITCH_OFFSET),
                 );
-                // The last row may end before its pitch does.
+                // The last row may be shorter than the pitch.
                 let rows = height
                     .saturating_sub(1)
                     .checked_mul(pitch)
@@ -135,7 +135,7 @@ pub(crate) unsafe fn cuTexObjectGetResourceViewDesc(
     object: CUtexObject,
 ) -> Done {
     let record = driver()?.object(Kind::Texture, object)?;
-    // A texture made without a view has none to tell.
+    // A texture created without a view has none.
     let found = record.view.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     // SAFETY: see the module's contract.
     unsafe { put(view.cast::<[u8; RESOURCE_VIEW_DESC_BYTES]>(), found) }
@@ -151,7 +151,7 @@ pub(crate) unsafe fn cuSurfObjectCreate(
     let resource = unsafe { read::<RESOURCE_DESC_BYTES>(resource) }
         .filter(|_| !object.is_null())
         .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    // Surfaces are of arrays.
+    // Surfaces need arrays.
     if word(&resource, 0) as u32 != CU_RESOURCE_TYPE_ARRAY {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }

@@ -1,4 +1,5 @@
-//! Virtual memory management: address ranges are reserved here, physical memory is counted here, the server maps.
+//! Virtual memory management: the client reserves address ranges and accounts for physical memory,
+//! the server maps.
 
 use std::ffi::c_void;
 
@@ -21,11 +22,11 @@ use crate::{
     },
 };
 
-/// What ranges of addresses are multiples of, at least: the host's pages.
+/// Smallest granularity of address ranges, in bytes: the host's pages.
 const RANGE_BYTES: u64 = 4096;
 
 impl Driver {
-    /// The device that physical memory is asked for, and the granularity there.
+    /// Returns the device of requested physical memory, and its granularity.
     fn device_of_properties(
         &self,
         properties: &CUmemAllocationProp,
@@ -35,7 +36,7 @@ impl Driver {
         }
         match properties.location.kind {
             CU_MEM_LOCATION_TYPE_DEVICE => {}
-            // NCCL tries it, and does without.
+            // NCCL tries host memory, and continues without it.
             CU_MEM_LOCATION_TYPE_HOST_NUMA => {
                 log::warn("cuMemCreate in host memory is not supported");
                 return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
@@ -46,7 +47,7 @@ impl Driver {
         Ok((properties.location.id, card.granularity_bytes.0.max(1)))
     }
 
-    /// The last use of physical memory is over.
+    /// Releases physical memory after its last use.
     pub(super) fn give_back(
         &self,
         memory: &mut DeviceMemory,
@@ -70,7 +71,7 @@ fn is_host(properties: &CUmemAllocationProp) -> bool {
         )
 }
 
-/// The mappings that make up exactly a range.
+/// Returns the mappings that make up exactly a range.
 fn mappings(memory: &DeviceMemory, base: u64, bytes: u64) -> Result<Vec<Allocation>, CUresult> {
     let found = memory.within(base, bytes);
     let mut at = base;
@@ -124,7 +125,8 @@ pub(crate) unsafe fn cuMemGetAllocationGranularity(
     // SAFETY: NULL or a record of the caller's.
     let properties = unsafe { properties.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let (device, least) = match is_host(properties) {
-        // Asked before memory is, and what is then refused is the memory. The host's pages come in the same pieces.
+        // Programs ask for the granularity first, and are refused when they allocate. Host memory
+        // has the same granularity.
         true => (
             driver.contexts.current().map_or(0, |c| c.device),
             CHUNK_BYTES,
@@ -156,14 +158,14 @@ pub(crate) unsafe fn cuMemCreate(
     }
     match properties.requested_handle_types {
         CU_MEM_HANDLE_TYPE_NONE | CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR => {}
-        // A thing of Windows.
+        // These exist only on Windows.
         CU_MEM_HANDLE_TYPE_WIN32 | CU_MEM_HANDLE_TYPE_WIN32_KMT => {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         _ => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
     }
     driver.contexts.current()?;
-    // Compression is a wish that may stay unfulfilled; what was granted can be asked.
+    // Compression is a hint. The program can query what was granted.
     let granted = CUmemAllocationProp {
         win32_handle_meta_data: std::ptr::null_mut(),
         compression_type: 0,
@@ -221,13 +223,13 @@ pub(crate) unsafe fn cuMemMap(
     let mut table = driver.virtual_memory.lock();
     let physical = table.get(handle)?;
     let device = physical.device;
-    // All devices of a server have the same; a hidden one has no card.
+    // All devices of a server have the same granularity; a hidden one has no card.
     let granularity = driver
         .cards()
         .first()
         .map_or(1, |c| c.granularity_bytes.0.max(1));
     let aligned = address.is_multiple_of(granularity) && bytes.is_multiple_of(granularity);
-    // The driver takes no offset but 0.
+    // The driver accepts only offset 0.
     if bytes == 0 || offset != 0 || flags != 0 || !aligned || bytes > physical.bytes {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -263,7 +265,8 @@ pub(crate) unsafe fn cuMemUnmap(address: CUdeviceptr, bytes: usize) -> Done {
     let driver = driver()?;
     driver.contexts.current()?;
     let mut table = driver.virtual_memory.lock();
-    // Unmapped before the addresses can be mapped again: the lock is held until the message is sent.
+    // The lock is held until the message is sent, so that memory is unmapped before its addresses
+    // are mapped again.
     let mut memory = driver.memory.lock();
     let found = mappings(&memory, address, bytes as u64)?;
     let (va, len) = (address, bytes as u64);
@@ -365,7 +368,7 @@ pub(crate) unsafe fn cuMemGetAccess(
         .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let may = match found.kind {
         AllocationKind::Mapped { access, .. } if !is_host => access.of(location.id),
-        // What it says of memory that was not mapped by hand, whoever may use that.
+        // The driver's answer for memory that was not mapped by hand, whatever its real access.
         _ => CU_MEM_ACCESS_FLAGS_PROT_NONE,
     };
     // SAFETY: see the module's contract.

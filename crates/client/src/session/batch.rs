@@ -1,7 +1,9 @@
-//! Messages kept back until there is company for them: the level `batch=N`, which exists to be measured against.
+//! Messages that are kept back until there are several of them: the level `batch=N`, which exists
+//! for comparison.
 //!
-//! Nothing waits while messages are kept: whoever waits sends them first. A thread of the library's own sends what has
-//! been kept for [`REST_US_MAX`], so that a program that only watches its memory gets on.
+//! No thread waits while messages are kept: a thread that is about to wait sends them first. A
+//! thread of the library sends messages that have been kept for [`REST_US_MAX`], so that a program
+//! that only reads its memory makes progress.
 
 use std::{
     num::NonZeroU16,
@@ -20,13 +22,13 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::{Session, Sink};
 use crate::{guard, notes, optimise, record, times};
 
-/// How long a message rests in a batch at most.
+/// Longest time for which a message is kept.
 const REST_US_MAX: u64 = 1_000;
-/// Bytes that a batch keeps at most: more are sent, however few the messages.
+/// Most bytes that a batch keeps, however few the messages.
 const BYTES_MAX: usize = 256 << 10;
 
 impl Session {
-    /// Below the top level: the message is answered, or waits for company.
+    /// Sends a message below the top level: it gets a reply, or is kept back.
     #[cold]
     pub(super) fn submit_lowered<'a, M: Op<'a>>(
         &self,
@@ -70,7 +72,7 @@ impl Session {
         self.send(0, 0, message)
     }
 
-    /// Sends what waits for company.
+    /// Sends the kept messages.
     pub(super) fn send_batch(&self) -> Result<(), CUresult> {
         match &self.batch {
             Some(batch) => self.send_kept(&mut batch.lock()),
@@ -86,7 +88,7 @@ impl Session {
         sent.map_err(|error| self.lost(format_args!("a batch of messages: {error}")))
     }
 
-    /// The process ends: from now on messages leave at once.
+    /// Ends batches before the process ends: messages then leave at once.
     pub(crate) fn end_batches(&self) {
         if let Some(batch) = &self.batch {
             batch.end();
@@ -94,7 +96,7 @@ impl Session {
         }
     }
 
-    /// Starts what sends messages that no company comes for.
+    /// Starts the thread that sends messages that were kept for too long.
     pub(crate) fn watch_batches(self: &'static Session) {
         if let Some(batch) = &self.batch {
             notes::spawn("outboard-batches", move || {
@@ -106,20 +108,20 @@ impl Session {
     }
 }
 
-/// Lock order: `kept`, then the session's sender.
+/// Kept messages. Lock order: `kept`, then the session's sender.
 pub(super) struct Batch {
     size: NonZeroU16,
     kept: Mutex<Kept>,
     wake: Condvar,
 }
 
-/// Whole frames, one behind the other.
+/// Whole frames, one after the other.
 #[derive(Default)]
 struct Kept {
     bytes: Vec<u8>,
     lens: Vec<usize>,
     since: Option<Instant>,
-    /// The thread that sends what rests too long has nothing to do.
+    /// The thread that sends messages kept for too long has nothing to do.
     parked: bool,
     /// The process ends: nothing is kept any more.
     over: bool,
@@ -134,12 +136,12 @@ impl Batch {
         }
     }
 
-    /// What is kept, for whoever adds to it or sends it.
+    /// Locks the kept messages, to add to them or send them.
     fn lock(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock()
     }
 
-    /// Whether a frame of this length may join those that are kept.
+    /// Returns whether a frame of this length may be added.
     fn takes(&self, kept: &Kept, len: usize) -> bool {
         !kept.over && kept.bytes.len() + len <= BYTES_MAX
     }
@@ -168,12 +170,12 @@ impl Batch {
         kept.lens.len() >= usize::from(self.size.get())
     }
 
-    /// Nothing is kept from now on.
+    /// Keeps nothing from now on.
     fn end(&self) {
         self.kept.lock().over = true;
     }
 
-    /// Waits until what is kept has rested long enough.
+    /// Waits until messages have been kept for the longest time.
     fn wait_until_due(&self) -> MutexGuard<'_, Kept> {
         let rest_max = Duration::from_micros(REST_US_MAX);
         let mut kept = self.kept.lock();
@@ -197,7 +199,7 @@ impl Kept {
         self.lens.is_empty()
     }
 
-    /// Sends all that is kept, in order.
+    /// Sends all kept messages, in order.
     fn send(&mut self, sender: &mut Sender) -> Result<(), Error> {
         let mut sent = Ok(());
         let mut rest = self.bytes.as_slice();

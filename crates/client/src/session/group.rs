@@ -1,4 +1,5 @@
-//! What a thread waits for: one or several answers, and the word by which the GPU says so first.
+//! Objects that threads wait for: one or several replies, and the board's word, which the GPU may
+//! write before they arrive.
 
 use std::sync::{Arc, atomic::AtomicUsize};
 
@@ -7,13 +8,13 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::state::Word;
 
-/// One or several answers that somebody waits for together.
+/// One or several replies that a thread waits for together.
 pub(crate) struct Group {
-    /// The GPU's own word that the wait is over, where it writes one.
+    /// The board's word that the GPU writes when the wait is over, if there is one.
     pub(super) word: Option<Word>,
     pub(super) state: Mutex<GroupState>,
     pub(super) changed: Condvar,
-    /// Threads inside `wait`: a group can also be looked at now and then (queries).
+    /// Number of threads inside `wait`. Queries look at a group without entering it.
     pub(super) waiting: AtomicUsize,
 }
 
@@ -25,7 +26,7 @@ pub(super) struct GroupState {
 }
 
 impl Group {
-    /// One answer, which the GPU's word may precede.
+    /// Creates a group for one reply, which the GPU's word may precede.
     pub(crate) fn watching(word: Option<Word>) -> Arc<Group> {
         Group::make(1, word)
     }
@@ -34,12 +35,13 @@ impl Group {
         Group::make(answers, None)
     }
 
-    /// The word's slot and value, as a fence names them.
+    /// Returns the word's slot and value for a fence.
     pub(crate) fn word(&self) -> (u32, u64) {
         Word::named(self.word.as_ref())
     }
 
-    /// Whether the GPU has got there. What must reach the program first may still be on its way.
+    /// Returns whether the GPU has reached the point. Data that must reach the program first may
+    /// still be under way.
     pub(crate) fn is_reached(&self) -> bool {
         self.word.as_ref().is_some_and(Word::is_written) || self.is_complete()
     }
@@ -63,7 +65,7 @@ impl Group {
         self.state.lock().left == 0
     }
 
-    /// One more answer belongs to it.
+    /// Adds one more reply.
     pub(crate) fn expect_one(&self) {
         self.state.lock().left += 1;
     }
@@ -80,7 +82,7 @@ impl Group {
         }
     }
 
-    /// What the answers came to; the data is gone from the group then.
+    /// Takes the result of the replies, and their data.
     pub(crate) fn take(&self) -> Result<Vec<u8>, CUresult> {
         let mut state = self.state.lock();
         match state.error {

@@ -1,5 +1,5 @@
-//! Data that the adapter takes from the program's memory, or that the server's adapter writes there: over rdma, and only where that
-//! memory is registered. Nothing of it is copied here.
+//! Data that adapters read from the program's memory, or write to it, without a copy: over rdma, if
+//! the memory is registered.
 
 use std::sync::atomic::Ordering;
 
@@ -17,7 +17,7 @@ use crate::{
     activity, calls::Done, guard, optimise, record, state::written_by_adapter, stats, times,
 };
 
-/// What was posted, registered and written so far.
+/// Counts of what was posted, registered and written so far.
 pub(crate) struct RdmaFigures {
     pub(crate) posted: RdmaCounts,
     pub(crate) registrations: u64,
@@ -28,7 +28,7 @@ pub(crate) struct RdmaFigures {
 }
 
 impl Session {
-    /// Over rdma; not while another thread posts.
+    /// Returns the counts of an rdma link, unless another thread is posting.
     pub(crate) fn rdma_figures(&self) -> Option<RdmaFigures> {
         let (registrations, registered_bytes) = self.registrar.as_ref()?.figures();
         Some(RdmaFigures {
@@ -41,24 +41,25 @@ impl Session {
         })
     }
 
-    /// Whether memory can be registered, at the level of optimisation that is asked for.
+    /// Returns whether memory can be registered at the current level of optimisation.
     pub(crate) fn registers(&self) -> bool {
         self.registrar.is_some() && !optimise::is_lowered()
     }
 
-    /// This memory as the adapter knows it; `None` where that cannot be, and data goes through the ring.
+    /// Registers memory with the adapter; `None` if that is not possible and data must go through
+    /// the ring.
     pub(crate) fn register(&self, memory: Lasting, use_: RdmaUse) -> Option<Registered> {
         self.registrar.as_ref()?.register(memory, use_)
     }
 
-    /// The program gives this memory up.
+    /// Deregisters memory that the program gives up.
     pub(crate) fn forget(&self, address: u64, bytes: u64) {
         if let Some(registrar) = &self.registrar {
             registrar.forget(address, bytes as usize);
         }
     }
 
-    /// Sends a message that nobody answers and that ends in data, which is read later from where it lies.
+    /// Sends a message without a reply that ends in data, which the adapter reads later in place.
     pub(crate) fn submit_from<'a, M: Op<'a>>(
         &self,
         context: u64,
@@ -85,8 +86,8 @@ impl Session {
         sent.map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))
     }
 
-    /// Sends data to where the message says that it is, in the GPU's memory, and the message behind it. It is read later from
-    /// where it lies, or with no source taken along.
+    /// Sends data to its destination in the GPU's memory, and then the message that names it. With
+    /// a source the adapter reads the data later in place, without one it is copied first.
     pub(crate) fn submit_placed(
         &self,
         context: u64,
@@ -120,26 +121,27 @@ impl Session {
         Ok(())
     }
 
-    /// What the options of this side say of the GPU's memory.
+    /// Returns this side's option for the GPU's memory.
     pub(crate) fn gpu_memory(&self) -> GpuMemory {
         let registrar = self.registrar.as_ref();
         registrar.map_or(GpuMemory::Off, Registrar::gpu_memory)
     }
 
-    /// Waits until all data was read that was sent so: the program may change it.
+    /// Waits until adapters have read all such data, so that the program may change it.
     pub(crate) fn wait_until_read(&self) -> Done {
         stats::waited();
         let read = times::waiting(|| self.sender.lock().wait_until_read());
         read.map_err(|error| self.lost(error))
     }
 
-    /// The server's adapter took an answer's data from the GPU's memory.
+    /// Counts data of a reply that the server's adapter read from the GPU's memory.
     pub(super) fn was_read_from_gpu(&self, landing: &Landing) {
         let bytes = landing.rows.bytes() as u64;
         self.from_gpu_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// The data of an answer is in the program's memory already, as its message had asked.
+    /// Notes that the data of a reply is already in the program's memory, where its request asked
+    /// for it.
     pub(super) fn was_written(&self, landing: &Landing) -> Done {
         let bytes = landing.rows.bytes() as u64;
         self.written_bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! How a message leaves. Everything that a launch passes through is inlined into the call, so that the fields of its
-//! message go from registers to the link; whatever is out of the ordinary is not.
+//! Sending a message. All code of a launch is inlined into the call, so that the fields of its
+//! message go from registers to the link; code for unusual cases is not inlined.
 
 use outboard_api::CUresult;
 use outboard_link::Sender;
@@ -13,11 +13,12 @@ use parking_lot::MutexGuard;
 use super::Session;
 use crate::{activity, guard, optimise, record, times};
 
-/// What is in front of a message's data, at most; where it is longer the data is copied along.
+/// Most bytes before a message's data for sending it in place, in bytes; otherwise the data is
+/// copied with them.
 pub(super) const DATA_HEAD_BYTES_MAX: usize = 512;
 
 impl Session {
-    /// Sends a message that nobody answers, after `check`.
+    /// Sends a message without a reply, after `check`.
     #[inline(always)]
     pub(crate) fn submit<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
         if guard::is_unusual() {
@@ -90,8 +91,8 @@ impl Session {
         times::sending_if::<TIMED, _>(|| self.leave(sender, len))
     }
 
-    /// What was laid out leaves now. Over tcp mostly without the lock: what other threads post meanwhile leaves with it,
-    /// or this with theirs.
+    /// Makes the laid-out bytes leave. Over tcp this mostly happens without the lock: bytes that
+    /// other threads post meanwhile leave with these, or these with theirs.
     #[inline(never)]
     fn leave(
         &self,

@@ -1,4 +1,4 @@
-//! Answers with data, from a server of raw bytes.
+//! Tests of replies with data, from a server of raw bytes.
 
 use std::{
     thread,
@@ -20,7 +20,7 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
 
-/// A session, and the server's end of its connection.
+/// Returns a session, and the server's end of its connection.
 fn session() -> (Session, Stream) {
     let listener =
         Listener::bind(&"tcp://127.0.0.1:0".parse().expect("an address")).expect("to listen");
@@ -35,7 +35,7 @@ fn session() -> (Session, Stream) {
     (Session::new(link, Vec::new()), server)
 }
 
-/// The destination of a copy, which the test looks at while it is being filled.
+/// A copy's destination, which the test reads while it is being filled.
 struct Destination(Vec<u8>);
 
 impl Destination {
@@ -43,7 +43,7 @@ impl Destination {
         Destination(vec![0; LEN])
     }
 
-    /// Asks for the bytes; the first request of a session has the token 1.
+    /// Requests the bytes; the first request of a session has the token 1.
     fn ask(&mut self, session: &Session, detached: bool) -> Arc<Group> {
         let group = Group::new(1);
         let sink = Sink::Memory(Landing {
@@ -60,10 +60,11 @@ impl Destination {
         group
     }
 
-    /// How many of the first bytes have come; all bytes sent are 7.
+    /// Returns how many of the first bytes have arrived; all bytes sent are 7.
     fn filled(&self) -> usize {
         let first = self.0.as_ptr();
-        // SAFETY: inside the vector; read as volatile, since the session writes it behind the borrow checker's back.
+        // SAFETY: inside the vector; read as volatile, since the session writes it through a raw
+        // pointer.
         (0..LEN)
             .take_while(|at| unsafe { first.add(*at).read_volatile() } == 7)
             .count()
@@ -93,7 +94,7 @@ fn write(server: &mut Stream, bytes: &[u8]) {
     server.write_all_deadline(bytes, soon()).expect("to write");
 }
 
-/// Lets the session take in what has come, until so much has landed.
+/// Polls the session until `filled` bytes have arrived.
 fn poll_until(session: &Session, destination: &Destination, filled: usize) {
     let deadline = soon();
     while destination.filled() < filled {
@@ -140,13 +141,13 @@ fn memory_is_not_given_back_while_bytes_land() {
     let bytes = answer(1, CUresult::CUDA_SUCCESS, LEN);
     write(&mut server, &bytes[..LEN / 2]);
     poll_until(&session, &destination, 1);
-    // As by a thread that fails to send.
+    // The effect of a thread that fails to send.
     session.lost("a test");
     assert!(!group.is_complete());
     write(&mut server, &bytes[LEN / 2..]);
     let gone = CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE;
     assert_eq!(session.wait(&group), Err(gone));
-    // Nothing of it is written any more.
+    // No more of it is written.
     let filled = destination.filled();
     session.poll();
     assert_eq!(destination.filled(), filled);
@@ -179,7 +180,7 @@ fn what_is_no_data_of_the_right_length_does_not_land() {
         assert_eq!(session.wait(&group), Err(expected), "{len} bytes");
         assert_eq!(destination.filled(), 0);
     }
-    // Data for a call that nobody made.
+    // Data for a call that was never made.
     let (session, mut server) = session();
     let mut destination = Destination::new();
     let group = destination.ask(&session, false);

@@ -1,4 +1,4 @@
-//! Pools themselves: made, destroyed, trimmed, asked for what they are; and which pool is a device's.
+//! Calls about pools: creating, destroying, trimming, attributes, and the pool of a device.
 
 use std::ffi::c_void;
 
@@ -26,7 +26,7 @@ pub(crate) unsafe fn cuMemPoolCreate(
     let device = device_of(driver, &properties.location, properties.alloc_type)?;
     match properties.handle_types {
         CU_MEM_HANDLE_TYPE_NONE | CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR => {}
-        // Things of Windows.
+        // These exist only on Windows.
         CU_MEM_HANDLE_TYPE_WIN32 | CU_MEM_HANDLE_TYPE_WIN32_KMT => {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
@@ -43,7 +43,7 @@ pub(crate) unsafe fn cuMemPoolCreate(
     unsafe { put(pool, CUmemoryPool(handle as usize)) }
 }
 
-/// The device of a location, where pools can be.
+/// Returns the device of a location that can have pools.
 fn device_of(
     driver: &Driver,
     location: &CUmemLocation,
@@ -74,7 +74,7 @@ pub(crate) unsafe fn cuMemPoolDestroy(pool: CUmemoryPool) -> Done {
     pool.destroyed = true;
     let (device, released) = (pool.device, pool.release_above(0));
     driver.unmap_chunks(device, &released);
-    // What is still in use or not known to be complete goes later.
+    // Pools with memory that is in use, or not known to be complete, are removed later.
     table.pools.retain(|_, p| !p.is_over());
     table.current_of.retain(|_, current| *current != handle);
     Ok(())
@@ -134,7 +134,7 @@ pub(crate) unsafe fn cuMemPoolSetAttribute(
     pool.set_attribute(attribute, read)
 }
 
-/// What a pool of another process holds is not known here.
+/// Refuses queries of a pool of another process, whose contents are unknown here.
 fn refuse_import(pool: &Pool) -> Done {
     match pool.is_imported {
         true => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
@@ -181,7 +181,7 @@ pub(crate) unsafe fn cuMemPoolSetAccess(
         let device = device_of(driver, &desc.location, CU_MEM_ALLOCATION_TYPE_PINNED)?;
         match desc.flags {
             CU_MEM_ACCESS_FLAGS_PROT_READWRITE => {}
-            // A device's access to its own pool cannot be taken away.
+            // A device keeps access to its own pool.
             CU_MEM_ACCESS_FLAGS_PROT_NONE if device == pool.device => {
                 return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
             }

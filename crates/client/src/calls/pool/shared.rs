@@ -1,4 +1,5 @@
-//! Pools of other processes: a pool travels as a descriptor, its blocks as records that say where they lie.
+//! Pools of other processes. A pool travels as a descriptor, and its blocks as records with their
+//! location.
 
 use std::{
     ffi::c_void,
@@ -25,11 +26,11 @@ const RECORD_MARK: [u8; 4] = *b"OBPP";
 /// Greatest length that a record from another process may state.
 const LEN_BYTES_MAX: u64 = 1 << 40;
 
-/// A block of a pool, as another process is told of it.
+/// The record of a pool's block for another process.
 struct Record {
     pool: PoolId,
     ticket: [u8; TICKET_BYTES],
-    /// Length of what the server maps, and the block in it.
+    /// Length of the memory that the server maps, and the block's offset in it.
     len: u64,
     offset: u64,
     bytes: u64,
@@ -46,7 +47,7 @@ impl Record {
         record
     }
 
-    /// A record that the program was given by another. Nothing in it is to be trusted.
+    /// Reads a record that another process made. Nothing in it is to be trusted.
     fn read(record: &[u8; RECORD_BYTES]) -> Option<Record> {
         let rest = record.strip_prefix(&RECORD_MARK)?;
         let (pool, rest) = rest.split_first_chunk::<POOL_ID_BYTES>()?;
@@ -70,10 +71,10 @@ impl Record {
     }
 }
 
-/// A number that no other pool has.
+/// Returns a number that no other pool has.
 fn fresh_id() -> Result<PoolId, CUresult> {
     let mut id = [0; POOL_ID_BYTES];
-    // SAFETY: as much room as said.
+    // SAFETY: `id` has `id.len()` bytes.
     let got = unsafe { libc::getrandom(id.as_mut_ptr().cast(), id.len(), 0) };
     match usize::try_from(got) {
         Ok(POOL_ID_BYTES) => Ok(id),
@@ -81,7 +82,7 @@ fn fresh_id() -> Result<PoolId, CUresult> {
     }
 }
 
-/// Pools travel as descriptors alone.
+/// Refuses kinds other than descriptors, the only form in which pools travel.
 fn check_kind(call: &str, kind: u32, flags: u64) -> Done {
     if flags != 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -130,7 +131,7 @@ pub(crate) unsafe fn cuMemPoolExportToShareableHandle(
     let number = theirs.into_raw_fd();
     // SAFETY: a handle of this type is an `int`; see the module's contract.
     unsafe { put(shareable.cast(), number) }.inspect_err(|_| {
-        // SAFETY: made a moment ago, and nobody's yet.
+        // SAFETY: created above, and not yet owned.
         drop(unsafe { OwnedFd::from_raw_fd(number) });
     })
 }
@@ -146,7 +147,7 @@ pub(crate) unsafe fn cuMemPoolImportFromShareableHandle(
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     check_kind("cuMemPoolImportFromShareableHandle", kind, flags)?;
-    // SAFETY: only looked at during this call.
+    // SAFETY: used only during this call.
     let descriptor = unsafe { borrowed(os_handle)? };
     let ticket = ticket_of(POOL_MARK, descriptor).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
     let (id, rest) = ticket
@@ -206,7 +207,7 @@ pub(crate) unsafe fn cuMemPoolExportPointer(data: *mut c_void, address: CUdevice
 }
 
 impl Driver {
-    /// Maps the memory that a block of another process lies in.
+    /// Maps the memory that contains a block of another process.
     fn import_chunk(&self, device: CUdevice, record: &Record) -> Result<Chunk, CUresult> {
         let chunk = self.memory.lock().take_addresses(record.len)?;
         let question = messages::IpcOpenMemory {
@@ -227,13 +228,15 @@ impl Driver {
         }
     }
 
-    /// A context of a device, as messages name it; the current one if the device is hidden from the program.
+    /// Returns a context of a device in the form of messages: the current one if the program does
+    /// not see the device.
     fn context_near(&self, device: CUdevice) -> Result<u64, CUresult> {
         self.context_of_device(device)
             .or_else(|_| Ok(self.contexts.current()?.handle.0 as u64))
     }
 
-    /// Gives back a block of another process's pool: this process's use of it ends in the order of what was sent.
+    /// Frees a block of another process's pool. This process's use ends in the order of the
+    /// messages.
     pub(crate) fn free_imported(&self, address: u64, handle: u64) -> Done {
         let mut table = self.pools.lock();
         let pool = table
@@ -245,7 +248,8 @@ impl Driver {
             .remove(&address)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let context = self.context_near(pool.device)?;
-        // Unmapped before anybody else can be given the addresses: the lock is held until the message is sent.
+        // The lock is held until the message is sent, so that memory is unmapped before its
+        // addresses are reused.
         let mut memory = self.memory.lock();
         memory.disown(address);
         memory.give_addresses(chunk);
@@ -262,7 +266,7 @@ pub(crate) unsafe fn cuMemPoolImportPointer(
     if address.is_null() || data.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: a record of 64 bytes of the caller's; programs of C do not always align.
+    // SAFETY: a record of 64 bytes of the caller's; C programs do not always align it.
     let record = unsafe { data.cast::<[u8; RECORD_BYTES]>().read_unaligned() };
     let record = Record::read(&record).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let handle = pool.0 as u64;
