@@ -10,7 +10,7 @@ pub const PTX_BYTES_MAX: usize = 128 << 20;
 pub const NESTING_DEPTH_MAX: usize = 64;
 /// Instructions of one module after lowering.
 pub const INSTRUCTIONS_MAX: usize = 8 << 20;
-/// Registers that one function may declare. `%r<N>` is a few bytes of text, so N needs its own bound.
+/// Registers that one function may declare. `%r<N>` is a few bytes of text, so N needs a limit.
 pub const REGISTERS_PER_FUNCTION_MAX: u32 = 1 << 18;
 /// Predicate registers of one function: their slots are 16 bits wide.
 pub const PREDICATES_PER_FUNCTION_MAX: u32 = 0x7ff0;

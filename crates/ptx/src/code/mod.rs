@@ -1,8 +1,10 @@
-//! The lowered form: one dense instruction set that the interpreter dispatches on, and the tables it refers to.
+//! The lowered form: a dense instruction set that the interpreter executes, and the tables that it
+//! refers to.
 //!
-//! Registers live in rows of 32 lanes. There are three files: rows of `u32` (everything up to 32 bits, narrower
-//! values zero-extended), rows of `u64`, and predicates, one mask a register. A [`Row`] is an index into the frame of
-//! the running function or, with [`CONST`] set, into the module's table of splatted constants.
+//! Registers are in rows of 32 lanes, in three files: rows of `u32` (everything up to 32 bits,
+//! narrower values zero-extended), rows of `u64`, and predicates, one mask per register. A [`Row`]
+//! is an index into the frame of the running function or, with [`CONST`] set, into the module's
+//! table of splatted constants.
 
 mod operations;
 mod tensor;
@@ -15,28 +17,29 @@ pub use self::texture::*;
 pub use self::video::*;
 use crate::error::Position;
 
-/// Row of a register file; see the module's documentation.
+/// A row of a register file; see the module's documentation.
 pub type Row = u32;
-/// Predicate register of the running function.
+/// A predicate register of the running function.
 pub type Pred = u16;
 
 /// Set in a [`Row`] that indexes constants.
 pub const CONST: Row = 1 << 31;
-/// A destination that is thrown away.
+/// A destination whose value is discarded.
 pub const SINK: Row = u32::MAX;
 pub const SINK_PRED: Pred = u16::MAX;
 
-/// Generic addresses that are not host addresses: windows above every user address of the host.
+/// Windows of generic addresses that are not host addresses; they lie above every user address of
+/// the host.
 pub const SHARED_WINDOW: u64 = 0x0100_0000_0000_0000;
 pub const LOCAL_WINDOW: u64 = 0x0200_0000_0000_0000;
 pub const PARAM_WINDOW: u64 = 0x0300_0000_0000_0000;
-/// "Addresses" of functions: window plus index.
+/// Window of function "addresses": window plus index.
 pub const FUNCTION_WINDOW: u64 = 0x0400_0000_0000_0000;
-/// Bits that tell the windows apart.
+/// Bits that distinguish the windows.
 pub const WINDOW_MASK: u64 = 0xff00_0000_0000_0000;
 
-/// The module after lowering. Built only by [`crate::lower`], which guarantees that every row, predicate, branch
-/// target and table index in it is in range: the interpreter relies on that.
+/// A module after lowering. Only [`crate::lower`] builds it, and guarantees that every row,
+/// predicate, branch target and table index is in range; the interpreter relies on that.
 #[derive(Debug, Default)]
 pub struct Program {
     pub code: Vec<Code>,
@@ -56,17 +59,17 @@ pub struct Program {
     pub tensors: Vec<Tensor>,
     pub videos: Vec<VideoInstruction>,
     pub textures: Vec<TextureInstruction>,
-    /// Bytes of module-wide variables in shared memory, before each kernel's own.
+    /// Whether kernels call `malloc` or `free`.
     pub uses_heap: bool,
 }
 
-/// What a function needs from the machine.
+/// A function's code, and the registers and memory that it needs.
 #[derive(Debug, Clone, Default)]
 pub struct Function {
     pub name: String,
-    /// An entry: cannot be called.
+    /// A kernel, which cannot be called.
     pub kernel: bool,
-    /// First instruction; None for a function that is only declared.
+    /// First instruction; `None` for a function that is only declared.
     pub entry: Option<u32>,
     pub rows32: u32,
     pub rows64: u32,
@@ -90,7 +93,7 @@ pub struct ParamSlot {
 #[derive(Debug, Clone)]
 pub struct Call {
     pub callee: Callee,
-    /// Places in the caller's frame.
+    /// Positions in the caller's frame.
     pub returns: Vec<ParamSlot>,
     pub params: Vec<ParamSlot>,
 }
@@ -103,25 +106,26 @@ pub enum Callee {
     Runtime(Runtime),
 }
 
-/// What is done to the memory that `alloca` takes.
+/// Operations on memory of `alloca`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StackOp {
-    /// d: where `a` bytes are, in local memory.
+    /// Allocates `a` bytes in local memory; d receives their address.
     Take { align: u32 },
-    /// d: how much is taken.
+    /// d receives the number of bytes allocated.
     Save,
-    /// As much is taken as `a` says.
+    /// Sets the number of bytes allocated to `a`.
     Restore,
 }
 
-/// Functions that CUDA's device runtime supplies.
+/// Functions that CUDA's device runtime provides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runtime {
     Vprintf,
     Malloc,
     Free,
     AssertFail,
-    /// `__cudaCDP2*`: a launch's parameters, a launch, a copy, a stream, memory; and what has nothing to do here.
+    /// `__cudaCDP2*`: a launch's parameters, a launch, a copy, a stream, memory; and calls that do
+    /// nothing here.
     ChildBuffer,
     ChildLaunch,
     ChildCopy,
@@ -129,11 +133,11 @@ pub enum Runtime {
     ChildMalloc,
     ChildFree,
     ChildNothing,
-    /// `cudaGraphSetConditional`: a condition's handle is the address of its value.
+    /// `cudaGraphSetConditional`. A condition's handle is the address of its value.
     SetConditional,
 }
 
-/// Guard of an instruction: runs where the predicate is `!negated`.
+/// Guard of an instruction: it runs in lanes whose predicate differs from `negated`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Guard {
     pub pred: Pred,
@@ -239,7 +243,7 @@ pub enum Op {
         d: Row,
         a: Row,
     },
-    /// 32 x 32 -> 64
+    /// Multiplies 32 x 32 bits to 64.
     MulWide {
         signed: bool,
         d: Row,
@@ -253,7 +257,7 @@ pub enum Op {
         b: Row,
         c: Row,
     },
-    /// Two 32-bit halves to 64 bits: low, high.
+    /// Packs two 32-bit halves into 64 bits: low, high.
     Pack64 {
         d: Row,
         lo: Row,
@@ -266,7 +270,7 @@ pub enum Op {
         pos: Row,
         len: Row,
     },
-    /// f = a inserted into b.
+    /// Inserts a into b.
     Bfi32 {
         d: Row,
         a: Row,
@@ -311,7 +315,7 @@ pub enum Op {
         d: Row,
         a: Row,
     },
-    /// Two floats to a packed pair: a is the high half.
+    /// Converts two floats to a packed pair; a becomes the high half.
     CvtPack {
         to: CvtType,
         rounding: Rounding,
@@ -320,7 +324,8 @@ pub enum Op {
         a: Row,
         b: Row,
     },
-    /// Two singles to a pair of 8-bit floats, saturated to finite numbers: a is the high one.
+    /// Converts two singles to a pair of 8-bit floats, saturated to finite numbers; a becomes the
+    /// high one.
     PackFloat8 {
         format: Float8,
         relu: bool,
@@ -328,14 +333,14 @@ pub enum Op {
         a: Row,
         b: Row,
     },
-    /// A pair of 8-bit floats to a pair of f16.
+    /// Converts a pair of 8-bit floats to a pair of f16.
     UnpackFloat8 {
         format: Float8,
         relu: bool,
         d: Row,
         a: Row,
     },
-    /// f32 with its mantissa rounded to 10 bits, ties away.
+    /// Rounds the mantissa of an f32 to 10 bits, ties away from zero.
     CvtTf32 {
         d: Row,
         a: Row,
@@ -348,7 +353,7 @@ pub enum Op {
         a: Row,
         b: Row,
     },
-    /// Two comparisons of packed halves.
+    /// Compares packed halves, with two results.
     SetpX2 {
         bf16: bool,
         cmp: Cmp,
@@ -398,7 +403,7 @@ pub enum Op {
         which: Special,
         d: Row,
     },
-    /// Absolute local offset of a place in the frame.
+    /// Computes the absolute local offset of a position in the frame.
     FrameAddress {
         d: Row,
         offset: u32,
@@ -426,28 +431,30 @@ pub enum Op {
         list: u32,
         mem: Mem,
     },
-    /// `list` names d, b, c in `Program::rows`.
+    /// Rows of d, b, c are in `Program::rows` from `list`.
     Atom {
         op: AtomOp,
         wide: bool,
         list: u32,
         mem: Mem,
     },
-    /// Copies `bytes` (4, 8, 16) to shared memory; only as many as the row `take` says come from the source, zeros
-    /// fill the rest. `list`: source row or SINK, whether it is wide, low and high half of the offset.
+    /// Copies `bytes` (4, 8, 16) to shared memory. Only as many as the row `take` says come from
+    /// the source; zeros fill the rest. `list`: source row or SINK, whether it is wide, low and
+    /// high half of the offset.
     CpAsync {
         bytes: u8,
         take: Row,
         to: Mem,
         list: u32,
     },
-    /// Whether generic addresses fall into a window.
+    /// Tests whether generic addresses fall into a window.
     Isspacep {
         space: MemSpace,
         d: Pred,
         a: Row,
     },
-    /// `list` names in `Program::rows`: destination of 64 bits, count or parity, state, destination predicate.
+    /// In `Program::rows` from `list`: destination of 64 bits, count or parity, state, destination
+    /// predicate.
     Mbarrier {
         op: Mbarrier,
         list: u32,
@@ -468,7 +475,7 @@ pub enum Op {
     Ret,
     Exit,
     Trap,
-    /// Memory of a thread beside its frames.
+    /// Allocates or frees a thread's memory above its frames.
     Stack {
         op: StackOp,
         d: Row,
@@ -487,7 +494,7 @@ pub enum Op {
     WarpSync {
         mask: Row,
     },
-    /// `list` names the rows of b, c and the member mask.
+    /// In `Program::rows` from `list`: the rows of b, c and the member mask.
     Shfl {
         mode: Shfl,
         d: Row,
@@ -540,7 +547,8 @@ pub enum Op {
     Nop,
 }
 
-/// The operations that may do more than compute, load and store for the lanes of a mask: move, wait, end, be many at once.
+/// Operations that may do more than compute, load and store for the lanes of a mask: jump, wait,
+/// exit, involve several lanes.
 macro_rules! control_ops {
     () => {
         $crate::code::Op::Bra { .. }

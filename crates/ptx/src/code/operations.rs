@@ -1,13 +1,13 @@
-//! What the instructions do: operations, types and modifiers that [`super::Op`] is made of.
+//! Operations, types and modifiers of which [`super::Op`] is made.
 
 use super::Row;
 
 /// Modifiers of float arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FloatFlags {
-    /// Subnormal inputs and results become zero.
+    /// Whether subnormal inputs and results become zero.
     pub ftz: bool,
-    /// Results are clamped to [0, 1], NaN becomes 0.
+    /// Whether results are clamped to [0, 1], and NaN becomes 0.
     pub sat: bool,
 }
 
@@ -55,12 +55,13 @@ pub enum Bin32 {
     SzextUClamp,
     SzextSWrap,
     SzextUWrap,
-    /// 16-bit halves packed: integer min/max/add of newer ISAs are refused; these are floats.
+    /// 16-bit floats, one or two in a row; packed integer min, max and add of newer ISAs are
+    /// refused.
     F16(HalfOp),
     F16x2(HalfOp),
     Bf16(HalfOp),
     Bf16x2(HalfOp),
-    /// Pack two 16-bit values: low, high.
+    /// Packs two 16-bit values: low, high.
     Pack16,
 }
 
@@ -69,13 +70,13 @@ pub enum HalfOp {
     Add,
     Sub,
     Mul,
-    /// f16 alone.
+    /// For f16 only.
     MulFtz,
     Min,
     Max,
     MinNan,
     MaxNan,
-    /// Of the first operand.
+    /// Of the first operand only.
     Abs,
     Neg,
 }
@@ -118,7 +119,7 @@ pub enum Un32 {
     TanhBf16,
     Ex2Bf16x2,
     TanhBf16x2,
-    /// Of one half or two: subnormals become zero; clamped to [0, 1].
+    /// For one or two halves: subnormals become zero; values are clamped to [0, 1].
     FlushF16,
     SaturateF16,
 }
@@ -152,7 +153,7 @@ pub enum Tern32 {
     PrmtEcl,
     PrmtEcr,
     PrmtRc16,
-    /// Four- and two-way dot products: signedness of a and b.
+    /// Four- and two-way dot products, with the signedness of a and b.
     Dp4a(bool, bool),
     Dp2aLo(bool, bool),
     Dp2aHi(bool, bool),
@@ -164,7 +165,7 @@ pub enum Tern32 {
     FmaReluF16x2,
     FmaReluBf16,
     FmaReluBf16x2,
-    /// a where c >= 0, else b.
+    /// Selects a where c >= 0, otherwise b.
     SlctS,
     SlctF,
 }
@@ -238,7 +239,7 @@ pub enum Un64 {
     SqrtF(Rounding),
     RcpApproxF,
     RsqrtApproxF,
-    /// Works on upper words only.
+    /// Uses only the upper words.
     RsqrtApproxFtzF,
 }
 
@@ -264,7 +265,7 @@ pub enum Tern64 {
     SadU,
 }
 
-/// Shifts of 64 bits by 32.
+/// Shifts of 64-bit values by a 32-bit count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shift64 {
     Shl,
@@ -274,16 +275,17 @@ pub enum Shift64 {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carry {
-    /// d = a + b, and one more if the carry flag is read and set; writes whether it carries.
+    /// d = a + b, plus one if the carry flag is read and set; writes the carry.
     Add,
-    /// d = a - b, and one less if the carry flag is read and not set; writes whether nothing was borrowed.
+    /// d = a - b, minus one if the carry flag is read and not set; writes whether nothing was
+    /// borrowed.
     Sub,
     MadLo,
     MadHiU,
     MadHiS,
 }
 
-/// Comparison; the unordered ones are true with a NaN.
+/// A comparison; the unordered ones are true if an operand is NaN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cmp {
     Eq,
@@ -314,15 +316,15 @@ pub enum CmpType {
     F64,
 }
 
-/// Source or destination of `cvt`.
-/// 8-bit floats, by the bits of their exponent and mantissa.
+/// Formats of 8-bit floats, by the bits of their exponent and mantissa.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Float8 {
-    /// Without infinities: the largest number is 448.
+    /// Has no infinities: the largest number is 448.
     E4M3,
     E5M2,
 }
 
+/// Source or destination type of `cvt`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CvtType {
     U8,
@@ -356,26 +358,27 @@ impl CvtType {
 pub struct Cvt {
     pub from: CvtType,
     pub to: CvtType,
-    /// To a float: rounding of the result. To an integer, or with `integral`: rounding to an integer.
+    /// To a float: rounding of the result. To an integer, or with `integral`: rounding to an
+    /// integer.
     pub rounding: Rounding,
-    /// `cvt.rni.f32.f32`: a float rounded to an integral float.
+    /// `cvt.rni.f32.f32`: rounds a float to an integral float.
     pub integral: bool,
     pub ftz: bool,
     pub sat: bool,
     pub relu: bool,
 }
 
-/// Which memory an access names.
+/// The memory that an access names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemSpace {
     /// Host addresses in mapped ranges, and the windows.
     Generic,
-    /// As generic, but a window is an illegal address.
+    /// Generic, except that a window is an illegal address.
     Global,
     Shared,
-    /// The thread's local memory by absolute offset.
+    /// The thread's local memory, by absolute offset.
     Local,
-    /// The thread's local memory relative to the running function's frame.
+    /// The thread's local memory, relative to the running function's frame.
     Frame,
     /// Kernel parameters, read only.
     Param,
@@ -396,7 +399,7 @@ pub struct Mem {
     pub offset: i64,
 }
 
-/// How a register meets memory.
+/// The size of a memory access, and its extension to the register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {
     U8,
@@ -454,13 +457,13 @@ pub enum AtomOp {
     Inc,
     Dec,
     AddF,
-    /// With subnormals flushed: chosen at run time, by where the address points.
+    /// With subnormals flushed; chosen at run time by the address's space.
     AddFtzF,
     AddF16,
     AddF16x2,
     AddBf16,
     AddBf16x2,
-    /// Vector and 16-bit compare-and-swap.
+    /// Compare-and-swap of 16 bits.
     Cas16,
 }
 
@@ -501,9 +504,9 @@ pub enum Special {
     Envreg(u8),
     DynamicSharedBytes,
     TotalSharedBytes,
-    /// A special register that is zero here: performance counters, the fourth element of `%tid`.
+    /// A special register that is zero here: a performance counter, the fourth element of `%tid`.
     Zero,
-    /// The same, 64 bits wide.
+    /// A special register of 64 bits that is zero here.
     Zero64,
     /// Offset of dynamic shared memory, which depends on the kernel.
     DynamicSharedStart,
@@ -551,7 +554,7 @@ pub enum Redux {
 pub enum BarKind {
     Sync,
     Arrive,
-    /// Population count into a row, conjunction and disjunction into a predicate.
+    /// Population count into a row; conjunction and disjunction into a predicate.
     RedPopc,
     RedAnd,
     RedOr,

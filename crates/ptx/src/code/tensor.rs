@@ -1,7 +1,8 @@
-//! Instructions that a warp carries out on matrices (PTX ISA 9.7.14, 9.7.15).
+//! Matrix instructions, which a warp executes as a whole (PTX ISA 9.7.14, 9.7.15).
 //!
-//! A fragment is a matrix spread over the registers of a warp: row `g = lane / 4`, place `t = lane % 4` of 8x8 tiles.
-//! Where the manual leaves a layout open (`wmma`), it is that of the `mma` of the same type.
+//! A fragment is a matrix spread over the registers of a warp: lane `l` holds row `l / 4` and place
+//! `l % 4` of 8x8 tiles. If the manual leaves a layout open (`wmma`), it is that of the `mma` of
+//! the same type.
 
 use super::{Mem, Rounding, Row};
 
@@ -35,7 +36,7 @@ impl Element {
         })
     }
 
-    /// Bits in a register and in memory.
+    /// Returns the bits of an element in a register and in memory.
     pub fn bits(self) -> usize {
         match self {
             Element::F64 => 64,
@@ -47,13 +48,13 @@ impl Element {
         }
     }
 
-    /// Elements of a register, which has 64 bits for `f64` and 32 otherwise.
+    /// Returns the elements of a register, which has 64 bits for `f64` and 32 otherwise.
     pub fn packed(self) -> usize {
         32usize.div_ceil(self.bits())
     }
 }
 
-/// Type of sums.
+/// Type of the sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sum {
     F16,
@@ -82,7 +83,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// `m16n8k16`
+    /// Parses a shape such as `m16n8k16`.
     pub fn from_name(name: &str) -> Option<Self> {
         let (m, rest) = name.strip_prefix('m')?.split_once('n')?;
         let (n, k) = rest.split_once('k')?;
@@ -94,12 +95,12 @@ impl Shape {
     }
 }
 
-/// Which of the matrices a fragment belongs to.
+/// The matrix that a fragment belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     A(Element),
     B(Element),
-    /// Sums, before and after.
+    /// The summand, or the result.
     C(Sum),
 }
 
@@ -111,7 +112,7 @@ pub struct Fragment {
 }
 
 impl Fragment {
-    /// Elements of one register.
+    /// Returns the elements of one register.
     pub fn packed(&self) -> usize {
         match self.role {
             Role::A(element) | Role::B(element) => element.packed(),
@@ -127,7 +128,7 @@ impl Fragment {
         )
     }
 
-    /// Rows and columns.
+    /// Returns the numbers of rows and columns.
     pub fn extent(&self) -> [usize; 2] {
         let Shape { m, n, k } = self.shape;
         match self.role {
@@ -137,14 +138,15 @@ impl Fragment {
         }
     }
 
-    /// Registers that hold each element once.
+    /// Returns the registers that hold each element once.
     pub fn registers(&self) -> usize {
         let [rows, columns] = self.extent();
         rows * columns / self.packed() / 32
     }
 
-    /// Row and column of the first element in a lane's register; the others follow along `k`, sums along `n`.
-    /// Registers beyond [`Fragment::registers`] repeat the first ones.
+    /// Returns row and column of the first element in a lane's register. The others follow along
+    /// `k`, those of sums along `n`. Registers from [`Fragment::registers`] on repeat the first
+    /// ones.
     pub fn place(&self, lane: usize, register: usize) -> [usize; 2] {
         let columns = self.extent()[1];
         let walk = self.walk(register);
@@ -152,7 +154,8 @@ impl Fragment {
         [at / columns, at % columns]
     }
 
-    /// Where a register's elements lie in the matrix by rows: the lanes' parts add up, so that none is computed alone.
+    /// Returns the positions of a register's elements in the matrix stored by rows. The lanes'
+    /// parts are summands, so no position is computed by itself.
     pub fn walk(&self, register: usize) -> Walk {
         let register = register % self.registers();
         let Shape { m, k, .. } = self.shape;
@@ -201,7 +204,7 @@ pub struct Walk {
     pub element: usize,
 }
 
-/// How `b1` elements meet before they are counted.
+/// The operation that combines `b1` elements before they are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BitOp {
     Xor,
@@ -216,14 +219,15 @@ pub struct Mma {
     pub b: Element,
     pub c: Sum,
     pub d: Sum,
-    /// `mma.m8n8k4.f16`: each quarter of the warp has matrices of its own; whether a and b lie by columns.
+    /// `mma.m8n8k4.f16`: each quarter of the warp has its own matrices; tells whether a and b are
+    /// stored by columns.
     pub quarters: Option<[bool; 2]>,
     /// `mma.sp`
     pub sparse: Option<Sparse>,
     /// `.satfinite`
     pub saturate: bool,
     pub bits: BitOp,
-    /// Of `f64`.
+    /// Rounding of `f64`.
     pub rounding: Rounding,
     pub rows_a: Vec<Row>,
     pub rows_b: Vec<Row>,
@@ -231,25 +235,26 @@ pub struct Mma {
     pub rows_d: Vec<Row>,
 }
 
-/// Where the metadata of a sparse matrix is.
+/// The metadata of a sparse matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sparse {
     pub metadata: Row,
-    /// Which lanes of four have it.
+    /// Selects the lanes, of each four, that hold it.
     pub selector: u8,
 }
 
-/// One instruction that all lanes of a warp carry out together.
+/// An instruction that all lanes of a warp execute together.
 #[derive(Debug, Clone)]
 pub enum Tensor {
     Mma(Mma),
-    /// `ldmatrix`: 8x8 matrices of 16 bits, one a row; lane `8 * i + j` names row j of matrix i.
+    /// `ldmatrix`: 8x8 matrices of 16-bit elements, one per row of registers; lane `8 * i + j`
+    /// names row j of matrix i.
     LoadMatrix {
         transposed: bool,
         mem: Mem,
         rows: Vec<Row>,
     },
-    /// `movmatrix`: one such matrix, transposed.
+    /// `movmatrix`: transposes such a matrix.
     MoveMatrix {
         d: Row,
         a: Row,
@@ -258,10 +263,11 @@ pub enum Tensor {
     Transfer {
         store: bool,
         fragment: Fragment,
-        /// Whether the matrix lies by columns.
+        /// Whether the matrix is stored by columns.
         columns: bool,
         mem: Mem,
-        /// Elements from one row (or column) to the next; [`super::SINK`]: they follow each other.
+        /// Distance between two rows (or columns) in elements; [`super::SINK`] if they are
+        /// contiguous.
         stride: Row,
         rows: Vec<Row>,
     },

@@ -1,37 +1,39 @@
-//! Instructions on textures and surfaces (PTX ISA 9.7.10, 9.7.11), by their numbers in registers.
+//! Instructions on textures and surfaces (PTX ISA 9.7.10, 9.7.11), which are named by numbers in
+//! registers.
 
 use super::{AtomOp, Row};
 
 #[derive(Debug, Clone)]
 pub struct TextureInstruction {
-    /// Of 64 bits: the texture's or surface's number.
+    /// Row of 64 bits with the texture's or surface's number.
     pub object: Row,
     pub op: TextureOp,
     pub geometry: Geometry,
-    /// x, y, z, as many as the geometry has; of surfaces accessed by bytes x counts those.
+    /// Rows of x, y, z, as many as the geometry has. For surfaces accessed by bytes, x counts
+    /// bytes.
     pub at: [Row; 3],
     pub layer: Row,
-    /// Texels added to the coordinates.
+    /// Rows of offsets in texels, added to the coordinates.
     pub offset: [Row; 3],
     pub detail: DetailRows,
-    /// What is read or written, in order.
+    /// Rows read or written, in order.
     pub values: Vec<Row>,
 }
 
-/// What says which level of a mipmap is read.
+/// Rows that choose the level of a mipmap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DetailRows {
     Base,
     /// `.level`
     Level(Row),
-    /// `.grad`: along two directions of the screen.
+    /// `.grad`: gradients along two directions of the screen.
     Gradients([[Row; 3]; 2]),
 }
 
 /// `.1d .2d .3d .a1d .a2d .cube .acube`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
-    /// Of coordinates.
+    /// Number of coordinates.
     pub dimensions: u8,
     pub layered: bool,
     pub cube: bool,
@@ -65,17 +67,17 @@ pub enum TextureOp {
     Gather { channel: u8 },
     /// `txq`, `suq`
     Query { what: Query, surface: bool },
-    /// `suld.b`, `sust.b`, `sured.b`: values of so many bytes.
+    /// `sured.b`, `suld.b` and `sust.b`: values of `bytes` bytes.
     Surface {
         access: Access,
         bytes: u8,
         outside: Outside,
     },
-    /// `sust.p`, `sured.p`: by texels, whose format the surface has.
+    /// `sust.p` and `sured.p`: by texels, in the surface's format.
     Formatted { access: Access, outside: Outside },
 }
 
-/// What `tex` gives its four channels as.
+/// The form in which `tex` returns its four channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Results {
     /// `.v4.f32`, `.v4.s32`, `.v4.u32`
@@ -102,18 +104,18 @@ pub enum Query {
     NormalisedCoordinates,
     /// Levels of a mipmap.
     Levels,
-    /// Of an image with several samples: there is one.
+    /// Samples of a multisampled image: always one.
     Samples,
     ChannelType,
     ChannelOrder,
 }
 
-/// What an access outside of a surface does.
+/// The result of an access outside of a surface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outside {
     Trap,
-    /// Takes the nearest place.
+    /// Uses the nearest position inside.
     Clamp,
-    /// Loads 0, stores nothing.
+    /// Loads 0; stores nothing.
     Zero,
 }

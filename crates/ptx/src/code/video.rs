@@ -2,7 +2,7 @@
 
 use super::{Cmp, Row};
 
-/// The operation between the selected parts of a and b.
+/// The operation on the selected parts of a and b.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VideoOp {
     Add,
@@ -10,9 +10,9 @@ pub enum VideoOp {
     AbsDiff,
     Min,
     Max,
-    /// Rounded away from zero from one half up.
+    /// The mean, with halves rounded away from zero.
     Average,
-    /// Shift counts are clamped to 32, or wrap.
+    /// Shifts. Counts are clamped to 32, or wrap.
     Shl {
         wrap: bool,
     },
@@ -22,10 +22,10 @@ pub enum VideoOp {
     Set(Cmp),
 }
 
-/// What happens to results besides.
+/// A second operation on the results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VideoThen {
-    /// Nothing, or parts that are not written keep those of c.
+    /// None; parts not written keep those of c.
     Merge,
     Add,
     Min,
@@ -43,20 +43,20 @@ impl Part {
     pub const WORD: Part = Part { first: 0, bits: 32 };
 }
 
-/// A video instruction but `vmad`.
+/// A video instruction other than `vmad`.
 #[derive(Debug, Clone, Copy)]
 pub struct Video {
     pub op: VideoOp,
-    /// Results: one, two halves or four bytes.
+    /// Number of results: one, two halves or four bytes.
     pub lanes: u8,
     /// Signedness of the result, a and b.
     pub signed: [bool; 3],
     pub saturate: bool,
     pub then: VideoThen,
-    /// By result: the part of `b:a`, as 64 bits, that is each operand.
+    /// For each result, the part of `b:a` (64 bits) that is each operand.
     pub a_parts: [Part; 4],
     pub b_parts: [Part; 4],
-    /// By result: where it goes, none for those that keep what c has there.
+    /// For each result, its part of d; `None` for parts that keep the value of c.
     pub d_parts: [Option<Part>; 4],
     pub d: Row,
     pub a: Row,
@@ -64,12 +64,12 @@ pub struct Video {
     pub c: Row,
 }
 
-/// `vmad`: parts multiplied, added, scaled.
+/// `vmad`: multiplies parts, adds, and scales.
 #[derive(Debug, Clone, Copy)]
 pub struct VideoMad {
     pub signed: [bool; 2],
     pub saturate: bool,
-    /// `.po`: one more.
+    /// `.po`: adds one more.
     pub plus_one: bool,
     pub negate_product: bool,
     pub negate_c: bool,

@@ -1,10 +1,11 @@
-//! Approximate functions without branches, so that lanes become vectors.
+//! Approximate functions without branches, so that the compiler can vectorise over lanes.
 
-/// 2 to the power of `x`, from a polynomial of 2^f around 0 in double precision: its error of 1e-12 vanishes in the rounding
-/// to single precision but for one result in some ten thousands, which is one unit in the last place off.
+/// Computes 2 to the power of `x` with a polynomial of 2^f around 0 in double precision. Its error
+/// of 1e-12 disappears in the rounding to single precision, except in some one of ten thousand
+/// results, which is off by one unit in the last place.
 #[inline(always)]
 pub(super) fn ex2(x: f32) -> f32 {
-    /// Of the powers of f, the coefficients that keep the greatest error smallest, with 2^0 exact.
+    /// Coefficients of the powers of f that minimise the greatest error, with 2^0 exact.
     const TERMS: [f64; 9] = [
         1.0,
         0.693_147_180_556_832_4,
@@ -16,9 +17,9 @@ pub(super) fn ex2(x: f32) -> f32 {
         0.000_015_303_700_711_365_693,
         0.000_001_325_080_551_750_225,
     ];
-    /// Added, it rounds to an integer, which then stands in the lowest bits.
+    /// A number whose addition rounds to an integer, which is then in the lowest bits.
     const ROUNDING: f32 = 12_582_912.0;
-    // Beyond, results are zero or infinite as they are at the ends. A NaN stays one.
+    // Beyond these bounds results are zero or infinite, as at the bounds. A NaN stays NaN.
     let x = x.clamp(-200.0, 200.0);
     let shifted = x + ROUNDING;
     let f = f64::from(x - (shifted - ROUNDING));

@@ -1,4 +1,5 @@
-//! `atom` and `red` on host atomics, so that blocks on other threads, copies and the host see them whole.
+//! `atom` and `red` on the host's atomics, so that blocks on other threads, copies and the host see
+//! whole values.
 
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::SeqCst};
 
@@ -29,7 +30,7 @@ impl Core<'_> {
         self.pointers(mem, bytes, mask, true, &mut at)?;
         let at = at.0;
         for lane in lanes(mask) {
-            // Lanes go in order: several on one address see each other's results, as on a GPU.
+            // Lanes run in order: those with one address see each other's results, as on a GPU.
             match bytes {
                 8 => {
                     let old = atomic64(

@@ -1,4 +1,4 @@
-//! A block: an object that can be run for a while, put aside and run on.
+//! A block: it runs for a while, can be put aside, and continues later.
 
 use super::Env;
 use super::dispatch::Arrival;
@@ -10,31 +10,32 @@ use crate::error::{Fault, FaultKind};
 use crate::limits::BARRIERS;
 use crate::memory::Ranges;
 
-/// Instructions of one warp before the next of the block gets its turn.
+/// Instructions that a warp runs before the next warp of the block.
 const WARP_TURN: u64 = 16_384;
 
-/// The most where the order is drawn from a seed.
+/// Instructions of a turn at most, if the order is drawn from a seed.
 const SEEDED_TURN: usize = 8;
-/// Turns without progress after which no warp can go on, for each warp: where a seed chooses, all had one by then as good as surely.
+/// Turns per warp without progress after which no warp counts as able to go on. With a seed, all
+/// have almost certainly had a turn by then.
 const SEEDED_IDLE_TURNS: usize = 64;
 
 /// State of one of the block's barriers.
 #[derive(Clone, Copy, Default)]
 struct Barrier {
-    /// Threads counted so far, and how many are waited for; 0 for all.
+    /// Threads counted so far, and the number expected; 0 for all.
     threads: u32,
     expected: u32,
     waiting: bool,
     votes: u32,
     all: bool,
-    /// Who came first: its thread, and the instruction.
+    /// The first arrival: its thread, and the instruction.
     first: Option<(u32, u32)>,
 }
 
 #[derive(Default)]
 pub(crate) struct Barriers {
     barriers: [Barrier; BARRIERS],
-    /// Those at which somebody has arrived.
+    /// Barriers at which threads have arrived.
     pending: u32,
     /// Lanes arrived in this phase, by barrier and warp.
     arrived: Vec<u32>,
@@ -43,7 +44,7 @@ pub(crate) struct Barriers {
 
 pub(crate) struct Block {
     pub(crate) index: [u32; 3],
-    /// Index by launch order: x fastest.
+    /// Number in launch order: x fastest.
     pub(crate) linear: u64,
     warps: Vec<Warp>,
     /// Shared memory, in units that keep every alignment.
@@ -70,7 +71,7 @@ impl Block {
         }
     }
 
-    /// Sets up block `linear` of the grid; what an earlier block allocated is used again.
+    /// Sets up block `linear` of the grid, reusing an earlier block's allocations.
     pub(crate) fn start(&mut self, env: &Env<'_>, linear: u64) -> Result<(), Box<Fault>> {
         let [gx, gy, _] = env.grid.map(u64::from);
         self.linear = linear;
@@ -141,7 +142,7 @@ impl Block {
             let live = warp.live;
             let progress = warp.run(&mut turn, &mut fuel);
             let moved = granted != fuel || warp.live != live;
-            // Even a turn without an instruction costs something, so that the loop ends.
+            // Even a turn without an instruction counts, so that the loop ends.
             *budget = budget.saturating_sub((granted - fuel).max(1));
             let progress = match progress {
                 Ok(progress) => progress,
@@ -181,7 +182,8 @@ impl Block {
         })
     }
 
-    /// All warps wait for what cannot come. A GPU would hang until its watchdog ends it.
+    /// The fault of a block whose warps all wait for something that cannot come. A GPU would hang
+    /// until its watchdog ends it.
     fn deadlock(&self, env: &Env<'_>) -> Box<Fault> {
         let waiting = self
             .warps
@@ -199,7 +201,7 @@ impl Block {
 
 impl Barriers {
     fn reset(&mut self, warps: usize) {
-        // What is not pending is empty.
+        // A barrier that is not pending is empty.
         if self.pending != 0 || self.warps != warps {
             self.pending = 0;
             self.arrived.clear();
@@ -208,7 +210,7 @@ impl Barriers {
         }
     }
 
-    /// Counts a group in.
+    /// Counts a group as arrived.
     pub(crate) fn arrive(
         &mut self,
         (env, block): (&Env<'_>, [u32; 3]),
@@ -240,14 +242,15 @@ impl Barriers {
         let before = *arrived;
         *arrived |= group.mask;
         barrier.threads += group.mask.count_ones();
-        // Barriers count whole warps: lanes that are gone arrive together with the last one that is there.
+        // Barriers count whole warps: lanes that have exited arrive together with the last live
+        // one.
         if warp.live & !before != 0 && warp.live & !*arrived == 0 {
             barrier.threads += 32 - warp.live.count_ones();
         }
         if let Some(watch) = env.watch
             && arrival.count == 0
         {
-            // The group stands behind the barrier already.
+            // The group's program counter is already past the barrier.
             let here = (
                 warp.index * 32 + group.mask.trailing_zeros(),
                 group.pc.wrapping_sub(1),
@@ -264,14 +267,14 @@ impl Barriers {
         Ok(())
     }
 
-    /// Lets those go whose barrier is complete. Says whether there were any.
+    /// Releases the groups whose barrier is complete. Returns whether there were any.
     fn release(&mut self, env: &Env<'_>, warps: &mut [Warp], block: u64) -> bool {
         let mut any = false;
         for id in lanes(self.pending) {
             let barrier = &self.barriers[id];
             let arrived = &mut self.arrived[id * self.warps..][..self.warps];
             let complete = if barrier.expected == 0 {
-                // The last warp is mostly the last to come.
+                // The last warp is usually the last to arrive.
                 let mut missing = arrived.iter().zip(warps.iter()).rev();
                 missing.all(|(&arrived, warp)| warp.live & !arrived == 0)
             } else {

@@ -8,7 +8,8 @@ use crate::error::FaultKind;
 use crate::limits::CALL_DEPTH_MAX;
 
 impl Core<'_> {
-    /// Enters the callee, or runs it if it belongs to the device runtime. All lanes of the group call.
+    /// Enters the callee, or runs it if it belongs to the device runtime. All lanes of the group
+    /// call together.
     #[inline(never)]
     pub(crate) fn call(
         &mut self,
@@ -84,7 +85,7 @@ impl Core<'_> {
         Ok(())
     }
 
-    /// Leaves the callee. Lanes may go back to different places.
+    /// Leaves the callee. Lanes may return to different places.
     #[inline(never)]
     pub(crate) fn ret(&mut self, group: &mut Group, others: &mut Vec<Group>) {
         let program = self.program;
@@ -141,7 +142,8 @@ impl Core<'_> {
         }
     }
 
-    /// The function that the first lane calls; lanes that call another one wait their turn at the same instruction.
+    /// Returns the function that the first lane calls. Lanes that call another wait their turn at
+    /// the same instruction.
     fn target_function(
         &mut self,
         group: &mut Group,
@@ -165,7 +167,7 @@ impl Core<'_> {
         let Some(callee) = self.program.functions.get(function) else {
             return Err(invalid());
         };
-        // A call through a pointer of another type would read parameters that nobody passed.
+        // A call through a pointer of another type would read parameters that were never passed.
         let call = &self.program.calls[index as usize];
         let fits = |a: &[ParamSlot], b: &[ParamSlot]| {
             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.bytes == b.bytes)

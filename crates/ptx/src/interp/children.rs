@@ -1,7 +1,9 @@
-//! Grids that kernels launch (CUDA C++ Programming Guide, "Dynamic Parallelism"): what the device runtime's `__cudaCDP2*` do.
+//! Grids launched by kernels (CUDA C++ Programming Guide, "Dynamic Parallelism"): the device
+//! runtime's functions `__cudaCDP2*`.
 //!
-//! A grid gathers what its threads ask for, and it is done in that order when the grid's own blocks have ended: CUDA promises no
-//! earlier beginning, no order between streams, and no parent that waits. What follows the parent in its stream follows its children.
+//! A grid collects its threads' requests, which are executed in that order after the grid's own
+//! blocks have ended. CUDA promises no earlier start, no order between streams, and no parent that
+//! waits. Work after the parent in its stream also comes after its children.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -22,12 +24,12 @@ const INVALID_CONFIGURATION: u64 = 9;
 const DEPTH_EXCEEDED: u64 = 65;
 const PENDING_EXCEEDED: u64 = 69;
 
-/// `cudaStreamTailLaunch`: behind everything else that the grid asks for.
+/// `cudaStreamTailLaunch`: after everything else that the grid requests.
 const STREAM_TAIL: u64 = 3;
-/// What a stream that a kernel makes is called: all of them are one.
+/// Handle of every stream that a kernel creates: all are one stream.
 const STREAM_OWN: u64 = 0x10;
 
-/// What a grid's threads have asked for.
+/// The requests of a grid's threads.
 pub(crate) struct Children<'m> {
     kernels: &'m [Kernel],
     depth: u32,
@@ -36,7 +38,7 @@ pub(crate) struct Children<'m> {
 
 #[derive(Default)]
 struct Asked {
-    /// By the address of their parameters: not launched yet.
+    /// Launches not made yet, by the address of their parameters.
     buffers: HashMap<u64, Child>,
     work: VecDeque<Work>,
     tail: VecDeque<Work>,
@@ -58,7 +60,7 @@ pub(crate) struct Child {
 }
 
 impl<'m> Children<'m> {
-    /// Of a grid that is itself so deep.
+    /// Makes an empty list for a grid at this depth.
     pub(crate) fn new(kernels: &'m [Kernel], depth: u32) -> Children<'m> {
         Children {
             kernels,
@@ -67,7 +69,7 @@ impl<'m> Children<'m> {
         }
     }
 
-    /// All that was asked for, in order.
+    /// Returns all requests in order.
     pub(crate) fn into_work(self) -> impl Iterator<Item = Work> {
         let asked = self.asked.into_inner();
         asked.work.into_iter().chain(asked.tail)
@@ -87,7 +89,7 @@ impl<'m> Children<'m> {
 }
 
 impl Core<'_> {
-    /// One of the functions behind launches from kernels, for one lane.
+    /// Runs one of the runtime's functions for launches from kernels, for one lane.
     pub(crate) fn child_call(
         &mut self,
         runtime: Runtime,
@@ -122,14 +124,15 @@ impl Core<'_> {
                 let freed = self.env.heap.is_some_and(|heap| heap.free(address));
                 if freed { 0 } else { INVALID_VALUE }
             }
-            // Streams, events and errors of kernels: everything is done in order, and calls say themselves what failed.
+            // Streams, events and errors need no work: everything is done in order, and calls
+            // return their own errors.
             _ => 0,
         };
         self.set_result(call, lane, result);
         Ok(())
     }
 
-    /// Memory for the parameters of a launch; 0 where there is none.
+    /// Allocates memory for a launch's parameters; returns 0 if there is none.
     fn child_buffer(&self, call: &Call, lane: usize) -> u64 {
         let children = self.env.children;
         let function = self.param(call, 0, lane).wrapping_sub(FUNCTION_WINDOW);
@@ -163,7 +166,7 @@ impl Core<'_> {
             return INVALID_VALUE;
         };
         let kernel = &children.kernels[child.kernel];
-        // Memory of the heap's, which `child_buffer` was given.
+        // Memory of the heap that `child_buffer` allocated.
         child.params = (0..u64::from(kernel.param_bytes))
             .map(|i| read8(buffer + i))
             .collect();
@@ -182,7 +185,7 @@ impl Core<'_> {
 
     fn write_lane64(&mut self, address: u64, value: u64, lane: usize) -> Result<(), Stop> {
         let at = self.lane_pointer(address, 8, lane)?.cast_mut();
-        // SAFETY: eight bytes that the lane may write, as was just looked up.
+        // SAFETY: `lane_pointer` has just checked that the lane may write these eight bytes.
         unsafe { at.cast::<u64>().write_unaligned(value) };
         Ok(())
     }

@@ -1,11 +1,12 @@
-//! What the lanes of a warp do together: shuffles, votes, matches, reductions. All members are present: the scheduler
-//! has waited for them.
+//! Instructions that the lanes of a warp execute together: shuffles, votes, matches, reductions.
+//! All members are present, because the scheduler has waited for them.
 
 use super::core::Core;
 use super::lanes::lanes;
 use crate::code::{Pred, Redux, Row, SINK, SINK_PRED, Shfl, Vote};
 
-/// Where a lane's value of a shuffle comes from, and whether that is in its segment: otherwise it keeps its own.
+/// Returns the source lane of a lane's shuffle, and whether it is in the lane's segment; otherwise
+/// the lane keeps its own value.
 ///
 /// PTX ISA 9.7.9.6: `c` packs the segment mask (bits 8-12) and the clamp (bits 0-4).
 #[inline(always)]

@@ -1,5 +1,5 @@
-//! `cvt` between all types. The pairs that kernels are full of have their own loops; the rest goes lane by lane
-//! through the widest type of its kind.
+//! `cvt` between all types. Frequent pairs have their own loops; the rest goes lane by lane through
+//! the widest type of its kind.
 
 use super::float::flush;
 use super::half::{Bf16, F16, Half, narrow};
@@ -96,7 +96,7 @@ impl Files {
         let a = self.get32(a);
         self.each32(d, mask, |l| {
             let bits = a[l];
-            // Half of the last kept bit added to the magnitude: ties go away from zero.
+            // Adds half of the last kept bit to the magnitude, so ties go away from zero.
             let half = if f32::from_bits(bits).is_finite() {
                 1 << 12
             } else {
@@ -129,7 +129,8 @@ fn is_nan(ty: CvtType, bits: u64) -> bool {
     }
 }
 
-/// What becomes of a NaN. PTX says it for `.sat` and leaves the rest open: sign and payload stay where an H200 keeps them.
+/// Converts a NaN. PTX defines it for `.sat` only; otherwise sign and payload are kept as on an
+/// H200.
 fn converted_nan(cvt: Cvt, bits: u64) -> u64 {
     const QUIET: u64 = 1 << 51;
     let one: u64 = match cvt.to {
@@ -177,7 +178,7 @@ fn float_value(ty: CvtType, bits: u64, ftz: bool) -> f64 {
     }
 }
 
-/// Smallest and largest value of an integer type.
+/// Returns the smallest and the largest value of an integer type.
 fn bounds(ty: CvtType) -> (i128, i128) {
     match ty {
         CvtType::U8 => (0, u8::MAX.into()),
@@ -191,7 +192,7 @@ fn bounds(ty: CvtType) -> (i128, i128) {
     }
 }
 
-/// Register form of an integer result: narrow types zero-extended.
+/// Returns the register form of an integer result: narrow types are zero-extended.
 fn integer_bits(ty: CvtType, value: i128) -> u64 {
     match ty {
         CvtType::U8 | CvtType::S8 => (value as u8).into(),
@@ -213,7 +214,8 @@ fn from_integer(cvt: Cvt, value: i128) -> u64 {
             },
         );
     }
-    // Up to 64 bits do not fit a double's mantissa: keep what is lost as a sticky bit, then round once.
+    // 64 bits do not fit a double's mantissa: lost bits are kept as a sticky bit, then rounded
+    // once.
     let sticky = if value.unsigned_abs() >> 53 == 0 {
         value as f64
     } else {
@@ -225,7 +227,7 @@ fn from_integer(cvt: Cvt, value: i128) -> u64 {
     }
 }
 
-/// A double whose last bit is set when it is not exact (round to odd).
+/// Converts to a double, with the last bit set if it is inexact (round to odd).
 fn odd_f64(value: i128) -> f64 {
     let magnitude = value.unsigned_abs();
     let drop = 128 - magnitude.leading_zeros() - 53;
@@ -279,7 +281,8 @@ fn from_float(cvt: Cvt, value: f64) -> u64 {
             value,
         );
     }
-    // Out of range saturates. NaN is zero, but the sign bit alone where 64 bits are involved (PTX ISA 9.7.9, cvt).
+    // Out of range saturates. NaN gives zero, or only the sign bit if 64 bits are involved (PTX ISA
+    // 9.7.9, cvt).
     let (low, high) = bounds(cvt.to);
     if value.is_nan() {
         let wide = cvt.from == CvtType::F64 || matches!(cvt.to, CvtType::U64 | CvtType::S64);
@@ -313,7 +316,7 @@ fn float_bits(cvt: Cvt, value: f64) -> u64 {
         CvtType::Bf16 => Bf16::from_f64(value, cvt.rounding).into(),
         CvtType::F32 => {
             let bits = narrow(value, 23, 8, cvt.rounding).unwrap_or(0x7fff_ffff);
-            // What only rounds to a normal number is flushed too, as on an H200.
+            // A result that only becomes normal by rounding is flushed too, as on an H200.
             let bits = if cvt.ftz && value.abs() < f64::from(f32::MIN_POSITIVE) {
                 bits & 0x8000_0000
             } else {

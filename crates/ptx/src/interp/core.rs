@@ -1,4 +1,4 @@
-//! What instructions work on, and the instructions that have no function of their own.
+//! The state that instructions work on, and the instructions without a function of their own.
 
 use super::Env;
 use super::lanes::Files;
@@ -23,7 +23,7 @@ impl Trouble {
     }
 }
 
-/// Everything that instructions of one warp work on.
+/// The state that instructions of one warp work on.
 pub(crate) struct Core<'e> {
     pub(crate) env: &'e Env<'e>,
     pub(crate) program: &'e Program,
@@ -31,11 +31,11 @@ pub(crate) struct Core<'e> {
     pub(crate) cache: &'e mut RangeCache,
     pub(crate) storage: &'e mut Storage,
     pub(crate) files: Files,
-    /// The instruction being executed, where it is one that looks at the program, or may fault.
+    /// The current instruction; set for instructions that read the program or may fault.
     pub(crate) pc: u32,
     pub(crate) shared: *mut u8,
     pub(crate) shared_bytes: u64,
-    /// Local memory of lane 0; lane `l` has its own `l * stride` on.
+    /// Local memory of lane 0; that of lane `l` is `l * stride` bytes further.
     pub(crate) local: *mut u8,
     pub(crate) stride: u64,
     /// Start of the running function's frame in local memory.
@@ -45,12 +45,12 @@ pub(crate) struct Core<'e> {
     pub(crate) worker: u32,
     /// Lanes that exist and have not exited.
     pub(crate) live: u32,
-    /// Which of [`Storage::seen`] are known.
+    /// Entries of [`Storage::seen`] that are valid.
     pub(crate) known: u32,
 }
 
 impl Core<'_> {
-    /// Instructions that only compute, load and store.
+    /// Executes an instruction that only computes, loads and stores.
     #[inline(always)]
     pub(crate) fn execute(&mut self, op: &Op, mask: u32) -> Result<(), Stop> {
         let files = self.files;
@@ -237,13 +237,14 @@ impl Core<'_> {
             }
             Op::ActiveMask { d } => files.set32(d, mask, &[mask; 32]),
             Op::Nop => {}
-            // `dispatch` executes them.
+            // `dispatch` executes these.
             control_ops!() => {}
         }
         Ok(())
     }
 
-    /// Lanes whose flag an operation adds: the carry flag if it reads it, otherwise nothing carried, nothing borrowed.
+    /// Returns the lanes to which an operation adds a flag: the carry flag if it reads it,
+    /// otherwise no carry and no borrow.
     fn carry_in(&self, op: Carry, read: bool) -> u32 {
         match op {
             _ if read => self.storage.carry,
@@ -258,7 +259,7 @@ impl Core<'_> {
         }
     }
 
-    /// Lanes that must take part, by what the lanes at hand say.
+    /// Returns the lanes that must take part, according to the lanes given.
     #[inline(never)]
     pub(super) fn members(&self, op: Op, mask: u32) -> u32 {
         let row: Row = match op {
@@ -304,7 +305,7 @@ impl Core<'_> {
                     members,
                 );
             }
-            // All sources are read before any result is written: `d` may be `a`.
+            // All sources are read before any result is written, because `d` may be `a`.
             Op::MatchAny {
                 wide,
                 d,
@@ -354,7 +355,8 @@ impl Core<'_> {
         Ok(())
     }
 
-    /// Calls `f` for each set of lanes that named the same members: halves of a warp may vote on their own at once.
+    /// Calls `f` for each set of lanes that named the same members: halves of a warp may vote
+    /// separately at once.
     fn by_members(&mut self, row: Row, mask: u32, f: impl Fn(&mut Self, u32, u32), live: u32) {
         let masks = self.files.get32(row);
         let mut rest = mask;

@@ -1,7 +1,8 @@
 //! The dispatch loop.
 //!
-//! Most code is straight: instructions without a guard that compute, load and store. [`straight`] runs it, a call for each
-//! step; what may move or stop the group, and what only some lanes execute, is looked at one by one.
+//! Most code is straight: instructions without a guard that compute, load and store. [`straight`]
+//! runs it with one call per step. Instructions that may move or stop the group, or that only some
+//! lanes execute, are handled one by one.
 
 use super::core::{Core, Stop, Trouble};
 use super::step::{Kind, Step};
@@ -9,18 +10,19 @@ use super::warp::{Group, State};
 use crate::code::{BarKind, Guard, Op, SINK, SINK_PRED};
 use crate::error::FaultKind;
 
-/// Fuel that an atomic costs while lanes are apart: whoever spins on one soon lets the others run.
+/// Fuel that an atomic costs while lanes are diverged, so that a group that spins on one soon lets
+/// others run.
 const ATOMIC_FUEL: u64 = 32;
 
 /// Why a group stopped running.
 pub(crate) enum Event {
-    /// Groups came together or apart: choose anew.
+    /// Groups merged or split, so one must be chosen again.
     Reschedule,
-    /// Time is up.
+    /// The fuel is used up.
     Fuel,
-    /// Its state says what it waits for.
+    /// The group waits for what its state names.
     Wait,
-    /// It arrived at a barrier of the block and waits, if it must.
+    /// The group arrived at a barrier of the block, and waits if it must.
     Barrier(Arrival),
     /// All its lanes exited.
     Gone,
@@ -30,16 +32,16 @@ pub(crate) enum Event {
 pub(crate) struct Arrival {
     pub(crate) kind: BarKind,
     pub(crate) id: u32,
-    /// Threads expected, 0 for all of the block.
+    /// Threads expected; 0 for all of the block.
     pub(crate) count: u32,
-    /// Lanes whose predicate holds.
+    /// Lanes whose predicate is true.
     pub(crate) votes: u32,
-    /// Where a reduction's result goes: row or predicate.
+    /// Row or predicate that receives a reduction's result.
     pub(crate) dest: u32,
 }
 
-/// Runs a group until something happens. `limit` is the lowest program counter, above the group's own, at which
-/// another group of the same depth stands.
+/// Runs a group until an event. `limit` is the lowest program counter, above the group's own, of
+/// another group of the same depth.
 pub(crate) fn run_group<const COUNTED: bool>(
     core: &mut Core<'_>,
     group: &mut Group,
@@ -59,7 +61,7 @@ pub(crate) fn run_group<const COUNTED: bool>(
         if step.end > pc {
             let granted = u32::try_from(left).unwrap_or(u32::MAX);
             let end = step.end.min(limit).min(pc.saturating_add(granted));
-            // A step of several instructions does not stop half-way.
+            // A step of several instructions does not stop halfway.
             let list = match end == step.end {
                 true => &steps.list[..],
                 false => &steps.singles[..],
@@ -82,7 +84,8 @@ pub(crate) fn run_group<const COUNTED: bool>(
             match step.kind {
                 _ if mask == 0 => pc += 1,
                 Kind::Plain => {
-                    // SAFETY: the steps are those of the core's program, made for this host's features.
+                    // SAFETY: the steps are those of the core's program, chosen for this host's
+                    // features.
                     unsafe { (step.run)(core, step, mask)? };
                     pc += 1;
                 }
@@ -115,7 +118,7 @@ pub(crate) fn run_group<const COUNTED: bool>(
     Ok(event)
 }
 
-/// Straight code, all of it for the same lanes.
+/// Runs straight code, all of it for the same lanes.
 #[inline(always)]
 fn straight(
     core: &mut Core<'_>,
@@ -126,7 +129,8 @@ fn straight(
 ) -> Result<(), Stop> {
     let mut code = list[from as usize..end as usize].as_ptr_range();
     while code.start < code.end {
-        // SAFETY: within the slice. The steps are those of the core's program, made for this host's features.
+        // SAFETY: the pointer is within the slice. The steps are those of the core's program,
+        // chosen for this host's features.
         unsafe {
             let step = &*code.start;
             (step.run)(core, step, mask)?;
@@ -136,8 +140,8 @@ fn straight(
     Ok(())
 }
 
-/// An instruction that may do something to the group: what came of it, or nothing if the next one follows.
-/// Handles what [`Op::is_control`] names.
+/// Executes an instruction named by [`Op::is_control`], which may affect the group. Returns the
+/// event, or `None` if the next instruction follows.
 #[inline(never)]
 fn control(
     core: &mut Core<'_>,

@@ -1,7 +1,7 @@
-//! Bodies of the arithmetic that kernels are full of, one function an operation.
+//! Functions for frequent arithmetic, one per operation.
 //!
-//! A row is worked through in chunks that fit vector registers, each read before it is written: a destination may be one
-//! of the sources, and nothing is copied aside.
+//! A row is processed in chunks that fit vector registers, each read before it is written. So a
+//! destination may also be a source, and nothing needs to be copied.
 
 use std::marker::PhantomData;
 
@@ -14,22 +14,22 @@ use super::lanes::{CHUNK, CHUNKS, Chunk, Chunk64, blend, blend64, write_chunks, 
 use super::scalar::{sar, shl, shr};
 use super::step::{Body, Step};
 
-/// u32 -> u32 in each lane.
+/// An operation u32 -> u32 on each lane.
 pub(super) trait Lane1 {
     fn lane(x: u32) -> u32;
 }
 
-/// (u32, u32) -> u32 in each lane.
+/// An operation (u32, u32) -> u32 on each lane.
 pub(super) trait Lane2 {
     fn lane(x: u32, y: u32) -> u32;
 }
 
-/// (u32, u32, u32) -> u32 in each lane.
+/// An operation (u32, u32, u32) -> u32 on each lane.
 pub(super) trait Lane3 {
     fn lane(x: u32, y: u32, z: u32) -> u32;
 }
 
-/// (u64, u64) -> u64 in each lane.
+/// An operation (u64, u64) -> u64 on each lane.
 pub(super) trait Lane64 {
     fn lane(x: u64, y: u64) -> u64;
 }
@@ -89,11 +89,11 @@ lanes2! {
     RemU: |x, y| if y == 0 { u32::MAX } else { x.wrapping_sub(quotient(x, y).wrapping_mul(y)) };
 }
 
-/// In double precision, for which there are vectors: a quotient that is no integer lies at least 1 / `y` below the next one, far
-/// more than what rounding adds to a number below 2^32 / `y`.
+/// Divides in double precision, which has vector instructions. A quotient that is no integer is at
+/// least 1 / `y` below the next one, far more than rounding adds to a number below 2^32 / `y`.
 #[inline(always)]
 fn quotient(x: u32, y: u32) -> u32 {
-    /// Added, it leaves an integer in the lowest bits.
+    /// A number whose addition leaves an integer in the lowest bits.
     const INTEGERS: f64 = 4_503_599_627_370_496.0;
     let quotient = (f64::from(x) / f64::from(y)).trunc();
     (quotient + INTEGERS).to_bits() as u32
@@ -378,7 +378,7 @@ impl<const SIGNED: bool> Body for MadWide<SIGNED> {
     }
 }
 
-/// `c` is the table.
+/// A predicate operation; `c` is its table.
 pub(super) struct PredOp;
 
 impl Body for PredOp {
@@ -399,7 +399,7 @@ impl Body for PredOp {
     }
 }
 
-/// `c` is the predicate and, in its lowest bit, whether it is negated.
+/// A selection; `c` is the predicate and, in its lowest bit, whether it is negated.
 pub(super) struct Sel32;
 
 impl Body for Sel32 {
@@ -415,7 +415,7 @@ impl Body for Sel32 {
     }
 }
 
-/// As `Sel32`.
+/// A selection of 64 bits, with operands as `Sel32`.
 pub(super) struct Sel64;
 
 impl Body for Sel64 {
@@ -464,7 +464,7 @@ impl Body for Tid {
     }
 }
 
-/// `%ntid`, `%ctaid` or `%nctaid`, by `b`; `a` is the axis.
+/// `%ntid`, `%ctaid` or `%nctaid`, selected by `b`; `a` is the axis.
 pub(super) struct Shape;
 
 impl Body for Shape {

@@ -1,4 +1,4 @@
-//! Bodies of the comparisons that kernels are full of, one function for each relation.
+//! Functions for frequent comparisons, one per relation.
 
 use std::marker::PhantomData;
 
@@ -25,7 +25,8 @@ macro_rules! relations {
     )*};
 }
 
-/// One module for each type: the names of relations are those of `Cmp`. What is unordered is written for floats.
+/// Defines one module per type, with the names of `Cmp`. Unordered relations are written for
+/// floats.
 macro_rules! typed_relations {
     ($($module:ident: $word:ty, $read:expr;)*) => {$(
         #[allow(clippy::double_comparisons)]
@@ -57,7 +58,8 @@ typed_relations! {
     double: u64, f64::from_bits;
 }
 
-/// The step for a comparison, whose relation `$step` names, or none where that comparison has no function of its own.
+/// Returns the step of a comparison, whose relation `$step` names; `None` if it has no function of
+/// its own.
 macro_rules! compare_by {
     ($with:expr, $cmp:expr, $module:ident, |$relation:ident| $step:expr) => {{
         use $crate::code::Cmp;

@@ -1,7 +1,7 @@
-//! Bodies of conversions between numbers of up to 32 bits.
+//! Functions for conversions between numbers of up to 32 bits.
 //!
-//! Every `f16` is a number of single precision, and so is every integer that is not far beyond all `f16`: what is rounded to
-//! 16 bits, or to an integer, is rounded once.
+//! Single precision holds every `f16`, and every integer that is not far beyond all `f16`; so a
+//! value rounded to 16 bits, or to an integer, is rounded once.
 
 use std::marker::PhantomData;
 
@@ -13,7 +13,7 @@ use super::lanes::{CHUNK, CHUNKS, Chunk, write_chunks};
 use super::step::{Body, Step};
 use crate::code::{Cvt, CvtType};
 
-/// What modifiers do to a value before it is rounded, as bits of a step's operand.
+/// Modifiers applied to a value before it is rounded, as bits of a step's operand.
 const FTZ: u32 = 1;
 const SATURATE: u32 = 2;
 const RELU: u32 = 4;
@@ -30,7 +30,8 @@ pub(super) fn relu(given: bool) -> u32 {
     if given { RELU } else { 0 }
 }
 
-/// Single precision with modifiers; the NaN is the one that arithmetic gives, and saturates to zero.
+/// Applies modifiers to single precision. NaN becomes the one that arithmetic produces, and
+/// saturates to zero.
 #[inline(always)]
 fn modified(x: Chunk, modifiers: u32) -> Chunk {
     let mut out = [0; CHUNK];
@@ -51,7 +52,7 @@ fn modified(x: Chunk, modifiers: u32) -> Chunk {
     out
 }
 
-/// From single precision to a format of 16 bits; `c` has the modifiers.
+/// Converts single precision to a 16-bit format; `c` has the modifiers.
 pub(super) struct ToHalf<F, const ROUNDING: i32>(PhantomData<F>);
 
 impl<F: Format, const ROUNDING: i32> Body for ToHalf<F, ROUNDING> {
@@ -72,7 +73,7 @@ impl<F: Format, const ROUNDING: i32> Body for ToHalf<F, ROUNDING> {
     }
 }
 
-/// Two of single precision to a pair, of which `a` is the high half; `c` has the modifiers.
+/// Converts two singles to a pair, with `a` as the high half; `c` has the modifiers.
 pub(super) struct ToPair<F, const ROUNDING: i32>(PhantomData<F>);
 
 impl<F: Format, const ROUNDING: i32> Body for ToPair<F, ROUNDING> {
@@ -103,7 +104,7 @@ impl<F: Format, const ROUNDING: i32> Body for ToPair<F, ROUNDING> {
     }
 }
 
-/// From `f16` to single precision; `c` has the modifiers.
+/// Converts `f16` to single precision; `c` has the modifiers.
 pub(super) struct FromF16;
 
 impl Body for FromF16 {
@@ -123,7 +124,7 @@ impl Body for FromF16 {
     }
 }
 
-/// `ROUNDING` as in [`Isa::narrow_f16`].
+/// Rounds to an integral float, with `ROUNDING` as in [`Isa::narrow_f16`].
 #[inline(always)]
 fn integral<const ROUNDING: i32>(x: f32) -> f32 {
     match ROUNDING {
@@ -134,7 +135,7 @@ fn integral<const ROUNDING: i32>(x: f32) -> f32 {
     }
 }
 
-/// From single precision to its integers, as single precision; `c` has the modifiers.
+/// Rounds single precision to integers in single precision; `c` has the modifiers.
 pub(super) struct ToIntegral<const ROUNDING: i32>;
 
 impl<const ROUNDING: i32> Body for ToIntegral<ROUNDING> {
@@ -160,7 +161,7 @@ impl<const ROUNDING: i32> Body for ToIntegral<ROUNDING> {
     }
 }
 
-/// From single precision to single precision with modifiers in `c`.
+/// Applies the modifiers in `c` to single precision.
 pub(super) struct Modified;
 
 impl Body for Modified {
@@ -175,10 +176,10 @@ impl Body for Modified {
     }
 }
 
-/// Where conversions to integers come from.
+/// Source formats of conversions to integers.
 pub(super) trait Source {
     /// # Safety
-    /// The host has the instruction set.
+    /// The host must have this instruction set.
     unsafe fn single<I: Isa>(x: Chunk) -> Chunk;
 }
 
@@ -194,12 +195,12 @@ impl Source for F32 {
 impl Source for F16 {
     #[inline(always)]
     unsafe fn single<I: Isa>(x: Chunk) -> Chunk {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the host has the instruction set.
         unsafe { I::widen_f16(x) }
     }
 }
 
-/// Integers that floats are converted to, given as integral floats that are numbers.
+/// Integer types to which integral, finite or infinite, floats are converted.
 pub(super) trait Target {
     fn integer(x: f32) -> u32;
 }
@@ -224,7 +225,7 @@ impl Target for S32 {
 impl Target for U32 {
     #[inline(always)]
     fn integer(x: f32) -> u32 {
-        // Vectors have conversions to signed integers only.
+        // Vector instructions convert to signed integers only.
         let is_upper = x >= HALF_RANGE;
         let rest = if is_upper { x - HALF_RANGE } else { x.max(0.0) };
         let top = if is_upper { 1 << 31 } else { 0 };
@@ -251,7 +252,7 @@ small! {
     U8: u8, u8;
 }
 
-/// From a float to an integer; `c` has the modifiers, of which all but `.ftz` change nothing.
+/// Converts a float to an integer; `c` has the modifiers, of which only `.ftz` matters.
 pub(super) struct ToInteger<S, T, const ROUNDING: i32>(PhantomData<(S, T)>);
 
 impl<S: Source, T: Target, const ROUNDING: i32> Body for ToInteger<S, T, ROUNDING> {
@@ -278,7 +279,7 @@ impl<S: Source, T: Target, const ROUNDING: i32> Body for ToInteger<S, T, ROUNDIN
     }
 }
 
-/// A register as the integer of a type, sign- or zero-extended.
+/// Sign- or zero-extends a register as an integer of a type.
 #[inline(always)]
 fn extended(ty: CvtType, x: u32) -> u32 {
     match ty {
@@ -290,7 +291,7 @@ fn extended(ty: CvtType, x: u32) -> u32 {
     }
 }
 
-/// The nearest of single precision; integers of fewer than 32 bits are among those.
+/// Converts to the nearest single; integers of fewer than 32 bits are exact.
 #[inline(always)]
 fn single(ty: CvtType, x: Chunk) -> Chunk {
     let mut out = [0; CHUNK];
@@ -304,7 +305,7 @@ fn single(ty: CvtType, x: Chunk) -> Chunk {
     out
 }
 
-/// Types that registers of 32 bits hold, as numbers that functions are compiled for.
+/// Integer types of 32-bit registers; indexes into this are parameters of functions.
 pub(super) const INTEGERS: [CvtType; 6] = [
     CvtType::S32,
     CvtType::U32,
@@ -314,7 +315,7 @@ pub(super) const INTEGERS: [CvtType; 6] = [
     CvtType::U8,
 ];
 
-/// From an integer, one of [`INTEGERS`], to the nearest of single precision.
+/// Converts an integer, one of [`INTEGERS`], to the nearest single.
 pub(super) struct IntegerToF32<const FROM: usize>;
 
 impl<const FROM: usize> Body for IntegerToF32<FROM> {
@@ -329,7 +330,8 @@ impl<const FROM: usize> Body for IntegerToF32<FROM> {
     }
 }
 
-/// From an integer, one of [`INTEGERS`], to `f16`. Where single precision does not hold the integer, both are far beyond all `f16`.
+/// Converts an integer, one of [`INTEGERS`], to `f16`. If single precision does not hold the
+/// integer, both are far beyond all `f16`.
 pub(super) struct IntegerToF16<const FROM: usize, const ROUNDING: i32>;
 
 impl<const FROM: usize, const ROUNDING: i32> Body for IntegerToF16<FROM, ROUNDING> {
@@ -346,8 +348,8 @@ impl<const FROM: usize, const ROUNDING: i32> Body for IntegerToF16<FROM, ROUNDIN
     }
 }
 
-/// Between integers that registers of 32 bits hold, without saturation: what is kept of one, zero-extended.
-/// `KEPT` are the bits of the target.
+/// Converts between integers of 32-bit registers without saturation: keeps the bits `KEPT` of the
+/// target type, zero-extended.
 pub(super) struct Resize<const FROM: usize, const KEPT: u32>;
 
 impl<const FROM: usize, const KEPT: u32> Body for Resize<FROM, KEPT> {
@@ -365,7 +367,7 @@ impl<const FROM: usize, const KEPT: u32> Body for Resize<FROM, KEPT> {
     }
 }
 
-/// The low words of 64 bits.
+/// Returns the low words of 64-bit values.
 pub(super) struct LowWord;
 
 impl Body for LowWord {

@@ -1,12 +1,15 @@
-//! Bodies of the arithmetic and comparisons of 16-bit floats.
+//! Functions for arithmetic and comparisons of 16-bit floats.
 //!
-//! Halves are widened to single precision, computed with, and rounded to 16 bits: twice rounded, but never otherwise than once.
+//! Halves are widened to single precision, computed, and rounded to 16 bits. That rounds twice, but
+//! the result always equals a single rounding:
 //!
-//! - Sums of two are rounded to the 24 bits of single precision, which is at least twice as many as a half has and two more: then
-//!   a second rounding changes nothing (S. A. Figueroa, "When is double rounding innocuous?", 1995). Subnormal sums are exact.
-//! - Products of two `f16` are exact, with 22 bits from 2^-48 to 2^32. So are those of two `bf16` with 16 bits, unless they are below
-//!   2^-134: there, none is so near half of the smallest `bf16`, 2^-134, that it is rounded to it.
-//! - A product and a sum in one is not as easy: [`fma_f16`], [`fma_bf16`].
+//! - Sums of two are rounded to the 24 bits of single precision, at least twice the bits of a half
+//!   plus two; then a second rounding changes nothing (S. A. Figueroa, "When is double rounding
+//!   innocuous?", 1995). Subnormal sums are exact.
+//! - Products of two `f16` are exact, with 22 bits from 2^-48 to 2^32. So are those of two `bf16`,
+//!   with 16 bits, unless they are below 2^-134; there none is so close to half of the smallest
+//!   `bf16`, 2^-134, that it is rounded to it.
+//! - Fused products and sums need more care: [`fma_f16`], [`fma_bf16`].
 
 use std::marker::PhantomData;
 
@@ -17,17 +20,17 @@ use super::isa::{Isa, NEAREST};
 use super::lanes::{CHUNK, CHUNKS, Chunk, write_chunks};
 use super::step::{Body, Step};
 
-/// A 16-bit format: lanes of one in the low half of a word, or of two, to and from lanes of single precision.
+/// A 16-bit format, one or two per word, and its conversions from and to single precision.
 pub(super) trait Format {
     /// # Safety
-    /// The host has the instruction set; so for all of these.
+    /// The host must have the instruction set `I`; this holds for all functions of the trait.
     unsafe fn widen<I: Isa>(x: Chunk) -> Chunk;
-    /// In an order of its own, which is that of `narrow2`.
+    /// Widens both halves, in an order of its own that `narrow2` reverses.
     unsafe fn widen2<I: Isa>(x: Chunk) -> [Chunk; 2];
-    /// Of numbers or the one NaN, `0x7fffffff`, which becomes `0x7fff`.
+    /// Narrows numbers, or the NaN `0x7fffffff`, which becomes `0x7fff`.
     unsafe fn narrow<I: Isa, const ROUNDING: i32>(x: Chunk) -> Chunk;
     unsafe fn narrow2<I: Isa, const ROUNDING: i32>(x: [Chunk; 2]) -> Chunk;
-    /// `a * b + c` so that rounding it to this format is as if rounded once.
+    /// Computes `a * b + c` such that rounding it to this format equals a single rounding.
     fn fma(x: Chunk, y: Chunk, z: Chunk) -> Chunk;
 }
 
@@ -37,25 +40,25 @@ pub(super) struct Bf16;
 impl Format for F16 {
     #[inline(always)]
     unsafe fn widen<I: Isa>(x: Chunk) -> Chunk {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the host has the instruction set.
         unsafe { I::widen_f16(x) }
     }
 
     #[inline(always)]
     unsafe fn widen2<I: Isa>(x: Chunk) -> [Chunk; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the host has the instruction set.
         unsafe { I::widen_f16x2(x) }
     }
 
     #[inline(always)]
     unsafe fn narrow<I: Isa, const ROUNDING: i32>(x: Chunk) -> Chunk {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the host has the instruction set.
         unsafe { I::narrow_f16::<ROUNDING>(x) }
     }
 
     #[inline(always)]
     unsafe fn narrow2<I: Isa, const ROUNDING: i32>(x: [Chunk; 2]) -> Chunk {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the host has the instruction set.
         unsafe { I::narrow_f16x2::<ROUNDING>(x) }
     }
 
@@ -113,12 +116,12 @@ impl Format for Bf16 {
     }
 }
 
-/// `ROUNDING` as in [`Isa::narrow_f16`].
+/// Narrows to `bf16`, with `ROUNDING` as in [`Isa::narrow_f16`].
 #[inline(always)]
 fn narrow_bf16<const ROUNDING: i32>(bits: u32) -> u32 {
     const LOST: u32 = 0xffff;
     let negative = (bits as i32 >> 31) as u32;
-    // Infinity has nothing below that would carry into it.
+    // Infinity has no bits below that would carry into it.
     let up = match ROUNDING {
         NEAREST => 0x7fff + (bits >> 16 & 1),
         super::isa::DOWN => LOST & negative,
@@ -131,8 +134,9 @@ fn narrow_bf16<const ROUNDING: i32>(bits: u32) -> u32 {
     }
 }
 
-/// The next float towards or away from zero, whichever is odd, by which the exact result lies at `error` from `sum`: rounding it to a
-/// shorter format is as if rounded once (S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+/// Returns `sum`, or the next float towards the exact result, whichever is odd. The exact result
+/// lies at `error` from `sum`. Rounding it to a shorter format then equals a single rounding (S.
+/// Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
 #[inline(always)]
 fn to_odd(sum: u32, error: f32) -> u32 {
     let is_inexact = error.abs() > 0.0;
@@ -143,7 +147,8 @@ fn to_odd(sum: u32, error: f32) -> u32 {
     }
 }
 
-/// The product is exact in single precision, and what the sum loses is known (Knuth's two-sum), far from the ends of the range.
+/// The product is exact in single precision, and the sum's error is known (Knuth's two-sum), far
+/// from the ends of the range.
 #[inline(always)]
 fn fma_f16(a: u32, b: u32, c: u32) -> u32 {
     let [a, b, c] = [a, b, c].map(f32::from_bits);
@@ -151,12 +156,12 @@ fn fma_f16(a: u32, b: u32, c: u32) -> u32 {
     let sum = product + c;
     let part = sum - product;
     let error = (product - (sum - part)) + (c - part);
-    // Of what is not finite, the error is no number.
+    // If the sum is not finite, the error is NaN.
     to_odd(sum.to_bits(), error)
 }
 
-/// Rounded once to single precision: a second rounding is wrong only where the first ended half way between two `bf16`, and
-/// was not exact. Whether it was shows in double precision.
+/// Rounds once to single precision. A second rounding is wrong only if the first ended halfway
+/// between two `bf16` and was inexact, which double precision shows.
 #[inline(always)]
 fn fma_bf16(a: Chunk, b: Chunk, c: Chunk) -> Chunk {
     let mut out = [0; CHUNK];
@@ -173,7 +178,7 @@ fn fma_bf16(a: Chunk, b: Chunk, c: Chunk) -> Chunk {
         let rounded = f32::from_bits(out[l]);
         let [a, b, c, nearest] =
             [a[l], b[l], c[l], out[l]].map(|bits| f64::from(f32::from_bits(bits)));
-        // Exact, and so is what the sum loses.
+        // The product is exact, and so is the error of the sum.
         let product = a * b;
         let sum = product + c;
         let part = sum - product;
@@ -194,7 +199,7 @@ fn fma_bf16(a: Chunk, b: Chunk, c: Chunk) -> Chunk {
     out
 }
 
-/// (f32, f32) -> f32 in each half of each lane.
+/// An operation (f32, f32) -> f32 on each half of each lane.
 pub(super) trait HalfLane {
     fn lane(x: f32, y: f32) -> f32;
 }
@@ -218,7 +223,7 @@ half_lanes! {
     AddH: |x, y| x + y;
     SubH: |x, y| x - y;
     MulH: |x, y| x * y;
-    // Zero too where only rounding makes it a normal number, as on an H200.
+    // Zero also if only rounding makes it a normal number, as on an H200.
     MulFtzH: |x, y| {
         let product = x * y;
         if product.abs() < F16_NORMAL_MIN { 0f32.copysign(product) } else { product }
@@ -240,7 +245,7 @@ fn lanes2<L: HalfLane>(x: Chunk, y: Chunk) -> Chunk {
     out
 }
 
-/// One half in each lane, or two where they are `PACKED`.
+/// Applies an operation to one half of each lane, or to two if `PACKED`.
 pub(super) struct Half2<L, F, const PACKED: bool>(PhantomData<(L, F)>);
 
 impl<L: HalfLane, F: Format, const PACKED: bool> Body for Half2<L, F, PACKED> {
@@ -264,7 +269,7 @@ impl<L: HalfLane, F: Format, const PACKED: bool> Body for Half2<L, F, PACKED> {
     }
 }
 
-/// `fma`, of one half in each lane or two.
+/// `fma` of one half of each lane, or of two.
 pub(super) struct HalfFma<F, const PACKED: bool, const RELU: bool>(PhantomData<F>);
 
 #[inline(always)]
@@ -303,21 +308,21 @@ impl<F: Format, const PACKED: bool, const RELU: bool> Body for HalfFma<F, PACKED
     }
 }
 
-/// Lanes of which a comparison holds.
+/// Returns the lanes in which a comparison is true.
 ///
 /// # Safety
-/// The host has the instruction set.
+/// The host must have this instruction set.
 #[inline(always)]
 unsafe fn holding<I: Isa, R: Relation<u32>>(x: Chunk, y: Chunk) -> u32 {
     let mut holding: Chunk = [0; CHUNK];
     for l in 0..CHUNK {
         holding[l] = if R::holds(x[l], y[l]) { u32::MAX } else { 0 };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the host has the instruction set.
     unsafe { I::bits32(holding) }
 }
 
-/// `R` compares in single precision.
+/// Compares halves; `R` compares in single precision.
 pub(super) struct SetpHalf<F, R>(PhantomData<(F, R)>);
 
 impl<F: Format, R: Relation<u32>> Body for SetpHalf<F, R> {
@@ -338,7 +343,7 @@ impl<F: Format, R: Relation<u32>> Body for SetpHalf<F, R> {
     }
 }
 
-/// Low and high halves.
+/// Splits words into low and high halves.
 #[inline(always)]
 fn halves(x: Chunk) -> [Chunk; 2] {
     let mut out = [x; 2];
@@ -349,7 +354,7 @@ fn halves(x: Chunk) -> [Chunk; 2] {
     out
 }
 
-/// Of packed halves; `c` is the predicate of the high ones.
+/// Compares packed halves; `c` is the predicate of the high ones.
 pub(super) struct SetpHalf2<F, R>(PhantomData<(F, R)>);
 
 impl<F: Format, R: Relation<u32>> Body for SetpHalf2<F, R> {

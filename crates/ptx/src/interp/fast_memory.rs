@@ -1,8 +1,9 @@
-//! Bodies of the loads and stores that kernels are full of.
+//! Functions for frequent loads and stores.
 //!
-//! Neighbouring threads mostly touch neighbouring words, or all the same one. Where every half of a warp does, the access is
-//! one check of bounds and a copy; halves, because blocks are often 16 wide. Everything else, faults too, is left
-//! to the functions of [`super::memory`], which look at each lane.
+//! Neighbouring threads mostly access neighbouring words, or all the same one. If each half of a
+//! warp does, the access is one bounds check and a copy; halves, because blocks are often 16 wide.
+//! Every other access, including faults, goes to the functions of [`super::memory`], which handle
+//! each lane.
 
 use super::core::{Core, Stop};
 use super::fast_scatter;
@@ -12,34 +13,34 @@ use super::memory::{read32, write32};
 use super::step::{Body, Step};
 use crate::code::Row;
 
-/// How the lanes of both halves of a warp follow each other, from the first of each.
+/// The distance between the addresses of lanes, within each half of a warp.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Pattern {
-    /// By the size of the access.
+    /// Neighbouring lanes differ by the size of the access.
     Spread,
-    /// All at one address.
+    /// All lanes have one address.
     Same,
     #[default]
     Other,
 }
 
-/// What is known of a row of addresses.
+/// Facts about a row of addresses.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Addresses {
-    /// Where each half of the warp begins, in the host's memory.
+    /// Address of the first lane of each half, in the host's memory.
     first: [u64; 2],
-    /// Offsets that keep both halves in bounds: the least, and how many more.
+    /// The range of offsets for which both halves are in bounds: the least one, and its length.
     least: i64,
     span: u64,
     pattern: Pattern,
 }
 
-/// Rows of addresses that are remembered from one access of straight code to the next, so that it need not look at them
-/// again ([`super::fuse`] says which); one place more is for all others.
+/// Rows of addresses remembered within straight code, so that later accesses by the same row need
+/// no check ([`super::fuse`] assigns them). One further entry serves all other rows.
 pub(super) const SEEN: usize = 7;
 
 impl Addresses {
-    /// The access at an offset.
+    /// Returns the access at an offset, if it is in bounds.
     #[inline(always)]
     fn checked(&self, offset: i64) -> Option<([u64; 2], Pattern)> {
         let within = offset.wrapping_sub(self.least) as u64 <= self.span;
@@ -49,7 +50,8 @@ impl Addresses {
         })
     }
 
-    /// Accesses of `size` bytes for each lane, which must stay in `[low, high)`; addresses count from `base`.
+    /// Describes accesses of `size` bytes per lane, which must stay in `[low, high)`; addresses
+    /// count from `base`.
     #[inline(always)]
     fn new(
         first: [u64; 2],
@@ -62,7 +64,7 @@ impl Addresses {
             Pattern::Spread => size * HALF,
             _ => size,
         };
-        // Below this, no sum or difference of addresses overflows.
+        // Below this limit no sum or difference of addresses overflows.
         const SANE: u64 = 1 << 62;
         let [a, b] = first;
         let aligned = (a | b) & (size as u64 - 1) == 0;
@@ -81,7 +83,7 @@ impl Addresses {
     }
 }
 
-/// How the lanes of a row of addresses follow each other, for accesses of `$size` bytes.
+/// Returns the pattern of a row of addresses, for accesses of `$size` bytes.
 macro_rules! pattern {
     ($isa:ident, $follows:ident, $size:expr, $row:ident) => {
         // SAFETY: the body is compiled for this instruction set.
@@ -95,8 +97,9 @@ macro_rules! pattern {
     };
 }
 
-/// Where the halves of a warp begin for a step's access, and how their lanes follow, if it is one of the frequent kind and in
-/// bounds. `c` is where its row of addresses is remembered, `b` the bit of that place if an access before saw it.
+/// Returns the addresses and pattern of a step's access, if it is frequent and in bounds. `c` is
+/// the entry that remembers its row of addresses; `b` is the entry's bit if an earlier access
+/// filled it.
 macro_rules! access {
     ($isa:ident, $follows:ident, $size:expr, $core:ident, $step:ident, $row:ident, $range:expr, $base:expr) => {{
         let place = $step.c as usize & SEEN;
@@ -114,7 +117,7 @@ macro_rules! access {
     }};
 }
 
-/// The access at `offset` from addresses that nobody remembers.
+/// Returns the access at `offset`, for addresses that are not remembered.
 #[inline(always)]
 fn inside(
     first: [u64; 2],
@@ -136,7 +139,7 @@ fn inside(
     (within && (a | b) & (size as u64 - 1) == 0).then(|| ([a + base, b + base], pattern))
 }
 
-/// An access of mapped memory, aligned to all of its words.
+/// Returns an access of mapped memory, aligned to all of its words.
 #[inline(always)]
 fn global<I: Isa, const SIZE: usize>(
     core: &mut Core<'_>,
@@ -147,7 +150,7 @@ fn global<I: Isa, const SIZE: usize>(
     access!(I, follows64, SIZE, core, step, row64, range, none)
 }
 
-/// An access of shared memory.
+/// Returns an access of shared memory.
 #[inline(always)]
 pub(super) fn shared<I: Isa>(core: &mut Core<'_>, step: &Step) -> Option<([u64; 2], Pattern)> {
     let range = (0, core.shared_bytes);
@@ -155,20 +158,20 @@ pub(super) fn shared<I: Isa>(core: &mut Core<'_>, step: &Step) -> Option<([u64; 
     access!(I, follows32, 4, core, step, row32, range, base)
 }
 
-/// Whether a parameter of `bytes` lies in the first `limit`, aligned.
+/// Whether a parameter of `bytes` is aligned and within the first `limit` bytes.
 #[inline(always)]
 fn is_parameter(at: i64, bytes: u64, limit: u64) -> bool {
     let last = limit.checked_sub(bytes);
     last.is_some_and(|last| at as u64 <= last) && at as u64 & (bytes - 1) == 0
 }
 
-/// Words of both halves, as checked by `global` or `shared`.
+/// Loads the words of both halves.
 ///
 /// # Safety
-/// `first` and `pattern` came from one of them, for words of this size.
+/// `first` and `pattern` must come from `global` or `shared`, for words of this size.
 #[inline(always)]
 unsafe fn gather<T: Copy>([low, high]: [u64; 2], pattern: Pattern) -> [[T; HALF]; 2] {
-    // SAFETY: bounds were checked for what the pattern reads.
+    // SAFETY: `global` or `shared` checked the bounds of everything that the pattern reads.
     unsafe {
         match pattern {
             Pattern::Spread => [
@@ -183,11 +186,11 @@ unsafe fn gather<T: Copy>([low, high]: [u64; 2], pattern: Pattern) -> [[T; HALF]
     }
 }
 
-/// Addresses of all lanes in shared memory, if none leaves it or is misaligned.
+/// Returns the addresses of all lanes in shared memory, if none is outside or misaligned.
 #[inline(always)]
 pub(super) fn shared_lanes(core: &Core<'_>, step: &Step) -> Option<[u32; 32]> {
     let offset = i32::try_from(step.offset).ok()?;
-    // A row is subtracted from rather than added to, so that nothing wraps back into bounds.
+    // The row is subtracted from, not added to, so that nothing wraps back into bounds.
     let below = offset.min(0).unsigned_abs();
     let span = core
         .shared_bytes
@@ -211,7 +214,7 @@ impl Body for LdShared32 {
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         if mask == u32::MAX {
             if let Some((first, pattern)) = shared::<I>(core, step) {
-                // SAFETY: checked by `shared`.
+                // SAFETY: `shared` has checked the bounds of both halves.
                 let value: [[u32; HALF]; 2] = unsafe { gather(first, pattern) };
                 core.files.set_halves32(step.d, value);
                 return Ok(());
@@ -237,7 +240,7 @@ impl Body for StShared32 {
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         if mask == u32::MAX {
             if let Some((first, Pattern::Spread)) = shared::<I>(core, step) {
-                // SAFETY: checked by `shared`.
+                // SAFETY: `shared` has checked the bounds of both halves.
                 unsafe { core.files.scatter32(step.d, first) };
                 return Ok(());
             }
@@ -262,7 +265,7 @@ impl Body for LdGlobal32 {
         if mask == u32::MAX
             && let Some((first, pattern)) = global::<I, 4>(core, step)
         {
-            // SAFETY: checked by `global`.
+            // SAFETY: `global` has checked the bounds of both halves.
             let value: [[u32; HALF]; 2] = unsafe { gather(first, pattern) };
             core.files.set_halves32(step.d, value);
             return Ok(());
@@ -279,7 +282,7 @@ impl Body for StGlobal32 {
         if mask == u32::MAX
             && let Some((first, Pattern::Spread)) = global::<I, 4>(core, step)
         {
-            // SAFETY: checked by `global`.
+            // SAFETY: `global` has checked the bounds of both halves.
             unsafe { core.files.scatter32(step.d, first) };
             return Ok(());
         }
@@ -295,7 +298,7 @@ impl Body for LdGlobal64 {
         if mask == u32::MAX
             && let Some((first, pattern)) = global::<I, 8>(core, step)
         {
-            // SAFETY: checked by `global`.
+            // SAFETY: `global` has checked the bounds of both halves.
             let value: [[u64; HALF]; 2] = unsafe { gather(first, pattern) };
             core.files.set_halves64(step.d, value);
             return Ok(());
@@ -312,7 +315,7 @@ impl Body for StGlobal64 {
         if mask == u32::MAX
             && let Some((first, Pattern::Spread)) = global::<I, 8>(core, step)
         {
-            // SAFETY: checked by `global`.
+            // SAFETY: `global` has checked the bounds of both halves.
             unsafe { core.files.scatter64(step.d, first) };
             return Ok(());
         }
@@ -320,17 +323,18 @@ impl Body for StGlobal64 {
     }
 }
 
-/// The same words as arrays of other sizes, of as many words.
+/// Reinterprets words as arrays of other sizes with equally many words.
 #[inline(always)]
 fn resized<const A: usize, const B: usize, const C: usize, const D: usize>(
     words: [[u32; A]; B],
 ) -> [[u32; C]; D] {
     assert!(A * B == C * D);
-    // SAFETY: both are the same number of words, one after the other.
+    // SAFETY: both types are the same number of contiguous words.
     unsafe { words.as_ptr().cast::<[[u32; C]; D]>().read() }
 }
 
-/// `N` registers of neighbouring words; `d` is their list. `BYTES` are those of a lane.
+/// Loads `N` registers of neighbouring words; `d` is their list. `BYTES` is the size of a lane's
+/// access.
 pub(super) struct LdVector32<const N: usize, const BYTES: usize>;
 
 impl<const N: usize, const BYTES: usize> Body for LdVector32<N, BYTES> {
@@ -342,7 +346,7 @@ impl<const N: usize, const BYTES: usize> Body for LdVector32<N, BYTES> {
             let rows: [Row; N] = std::array::from_fn(|i| core.program.rows[step.d as usize + i]);
             for chunk in 0..CHUNKS {
                 let (half, at) = (chunk / 2, chunk % 2 * CHUNK);
-                // SAFETY: checked by `global`: each half has `HALF` lanes of `N` words.
+                // SAFETY: `global` has checked the bounds: each half has `HALF` lanes of `N` words.
                 let lanes: [[u32; N]; CHUNK] = unsafe {
                     (first[half] as *const [u32; N])
                         .add(at)
@@ -383,7 +387,7 @@ impl<const N: usize, const BYTES: usize> Body for StVector32<N, BYTES> {
                     4 => unsafe { resized(I::join4(resized(values))) },
                     _ => std::array::from_fn(|l| values.map(|value| value[l])),
                 };
-                // SAFETY: checked by `global`: each half has `HALF` lanes of `N` words.
+                // SAFETY: `global` has checked the bounds: each half has `HALF` lanes of `N` words.
                 unsafe {
                     (first[half] as *mut [u32; N])
                         .add(at)
@@ -397,7 +401,7 @@ impl<const N: usize, const BYTES: usize> Body for StVector32<N, BYTES> {
     }
 }
 
-/// A kernel parameter, the same for all lanes: at `offset`.
+/// Loads a kernel parameter, which is equal for all lanes, from `offset`.
 pub(super) struct LdParam32;
 
 impl Body for LdParam32 {

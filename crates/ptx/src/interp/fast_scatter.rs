@@ -1,5 +1,5 @@
-//! Bodies of accesses whose lanes follow each other in no way that has a function of its own, of narrow loads, and of atomics in
-//! shared memory: all lanes are checked at once, then they go one by one.
+//! Functions for accesses whose lanes have no regular pattern, for narrow loads, and for atomics in
+//! shared memory: all lanes are checked at once, then accessed one by one.
 
 use std::marker::PhantomData;
 
@@ -11,7 +11,8 @@ use super::memory::{read8, read16, read32, read64, write32, write64};
 use super::step::{Body, Step};
 use crate::code::{Op, SINK};
 
-/// Addresses of all lanes in mapped memory, if all lie in the range that this access last fell into, aligned.
+/// Returns the addresses of all lanes in mapped memory, if all are aligned and within the range of
+/// this instruction's last access.
 #[inline(always)]
 fn global_lanes<const SIZE: u64>(core: &Core<'_>, step: &Step) -> Option<[u64; 32]> {
     let (low, high) = core.cached_range(step.pc);
@@ -22,14 +23,15 @@ fn global_lanes<const SIZE: u64>(core: &Core<'_>, step: &Step) -> Option<[u64; 3
     for l in 0..32 {
         at[l] = row[l].wrapping_add(step.offset as u64);
         let offset = at[l].wrapping_sub(low);
-        // The top bit is set if the offset is "negative" or lies behind the last one possible: both are far below 2^63.
+        // The top bit is set if the offset is "negative" or past the last possible one: both are
+        // far below 2^63.
         beyond |= offset | last.wrapping_sub(offset);
         bits |= at[l];
     }
     ((beyond | last) >> 63 == 0 && bits & (SIZE - 1) == 0).then_some(at)
 }
 
-/// A load by lanes that do not follow each other.
+/// Loads for lanes without a pattern.
 #[inline(never)]
 pub(super) fn gather32(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
     match (mask, global_lanes::<4>(core, step)) {
@@ -41,7 +43,7 @@ pub(super) fn gather32(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<()
     }
 }
 
-/// A store by such lanes, in their order.
+/// Stores for lanes without a pattern, in their order.
 #[inline(never)]
 pub(super) fn scatter32(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
     match (mask, global_lanes::<4>(core, step)) {
@@ -81,7 +83,7 @@ pub(super) fn scatter64(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(
     }
 }
 
-/// What loads of less than 32 bits read.
+/// Loads of fewer than 32 bits.
 pub(super) trait Narrow {
     const SIZE: u64;
     fn read(at: u64) -> u32;
@@ -129,7 +131,8 @@ impl<N: Narrow> Body for LdGlobalNarrow<N> {
     }
 }
 
-/// An atomic in shared memory, which nobody but the block's own thread reaches, by the operand `b`. What was there goes to `d`.
+/// An atomic in shared memory with operand `b`; `d` receives the old value. Only the block's own
+/// thread accesses that memory.
 pub(super) struct AtomShared<L>(PhantomData<L>);
 
 impl<L: Lane2> Body for AtomShared<L> {
@@ -145,7 +148,7 @@ impl<L: Lane2> Body for AtomShared<L> {
         let base = core.shared as u64;
         let with = core.files.row32(step.b);
         let mut before = [0; 32];
-        // Lanes go in order: several on one address see each other's results, as on a GPU.
+        // Lanes run in order: those with one address see each other's results, as on a GPU.
         for l in 0..32 {
             let at = base + u64::from(at[l]);
             before[l] = read32(at);

@@ -1,7 +1,8 @@
 //! Floats of 32 and 64 bits.
 //!
-//! `.rn` results are the host's, which are IEEE 754's. Directed roundings take the nearest result and step by the sign of
-//! its exact error. Approximations (`ex2.approx` and so on) are the host's functions, closer than the ISA demands.
+//! `.rn` results are the host's, which follow IEEE 754. Directed roundings step from the nearest
+//! result by the sign of its exact error. Approximations (`ex2.approx` and so on) are the host's
+//! functions, which are more precise than the ISA demands.
 
 use super::half::{self, Half};
 use super::lanes::Files;
@@ -22,12 +23,13 @@ pub(crate) fn flush(x: f32) -> f32 {
     }
 }
 
-/// A product that is zero too where only the end of the normal numbers rounds it to one, as on an H200.
+/// Multiplies; the product is also zero if only rounding at the end of the normal range makes it
+/// normal, as on an H200.
 #[inline(always)]
 pub(crate) fn product_ftz(x: f32, y: f32) -> f32 {
     const UP: f32 = 18_446_744_073_709_551_616.0;
     let product = x * y;
-    // Far up, the product has all its bits. What overflows there is not small here.
+    // Scaled up, the product has all its bits. One that overflows there is not small here.
     if (x * UP * y).abs() < f32::MIN_POSITIVE * UP {
         0f32.copysign(product)
     } else {
@@ -51,7 +53,7 @@ fn output(x: f32, flags: FloatFlags) -> u32 {
     number(x)
 }
 
-/// The bits of a result: NaNs are all the same.
+/// Returns the bits of a result, with every NaN replaced by one.
 #[inline(always)]
 pub(crate) fn number(x: f32) -> u32 {
     if x.is_nan() { NAN_BITS } else { x.to_bits() }
@@ -59,7 +61,7 @@ pub(crate) fn number(x: f32) -> u32 {
 
 #[inline(always)]
 pub(crate) fn min_f32(x: f32, y: f32) -> f32 {
-    // As the host's vector instruction: `y` if one is a NaN. Of two zeros the negative one.
+    // As the host's vector instruction: `y` if one is NaN, and the negative one of two zeros.
     let less = if x < y { x } else { y };
     let less = if x == y {
         f32::from_bits(x.to_bits() | y.to_bits())
@@ -71,7 +73,7 @@ pub(crate) fn min_f32(x: f32, y: f32) -> f32 {
 
 #[inline(always)]
 pub(crate) fn max_f32(x: f32, y: f32) -> f32 {
-    // As the host's vector instruction: `y` if one is a NaN. Of two zeros the positive one.
+    // As the host's vector instruction: `y` if one is NaN, and the positive one of two zeros.
     let more = if x > y { x } else { y };
     let more = if x == y {
         f32::from_bits(x.to_bits() & y.to_bits())
@@ -107,7 +109,8 @@ pub(crate) fn max_f64(x: f64, y: f64) -> f64 {
     }
 }
 
-/// `rcp.approx.ftz.f64` and `rsqrt.approx.ftz.f64` work on the upper words: the lower half of the result is zero.
+/// Clears the lower half of a result: `rcp.approx.ftz.f64` and `rsqrt.approx.ftz.f64` work on upper
+/// words.
 fn upper_word(x: f64) -> f64 {
     f64::from_bits(x.to_bits() & !0xffff_ffff)
 }
@@ -120,7 +123,8 @@ fn flush64(x: f64) -> f64 {
     }
 }
 
-/// Which NaN a double-precision result is, which PTX leaves open: the last of these that is one, made quiet, as on an H200.
+/// Chooses the NaN of a double-precision result, which PTX leaves open: the last of the operands
+/// that is NaN, made quiet, as on an H200.
 #[inline(always)]
 fn one_of<const N: usize>(result: u64, operands: [u64; N]) -> u64 {
     const QUIET: u64 = 1 << 51;
@@ -169,7 +173,8 @@ impl Files {
         }
     }
 
-    /// What gains nothing from vector instructions, compiled once for all of them.
+    /// Operations that gain nothing from vector instructions, compiled once for all instruction
+    /// sets.
     #[inline(never)]
     fn bin_f32_scalar(
         &self,
@@ -198,7 +203,8 @@ impl Files {
             } else {
                 max_f32(x, y)
             }),
-            // By the manual: beyond 2^126 the divisor's reciprocal is flushed, and makes NaN of infinity.
+            // According to the manual: the reciprocal of a divisor beyond 2^126 is flushed, and
+            // makes NaN of infinity.
             BinF32::DivApprox => each!(|x: f32, y: f32| {
                 let large = f32::from_bits((127 + 126) << 23);
                 if y.abs() > large && y.is_finite() {
@@ -358,7 +364,7 @@ impl Files {
             };
         }
         match op {
-            // A quotient is the dividend's NaN before it is the divisor's.
+            // The dividend's NaN takes precedence over the divisor's.
             BinF64::Div => self.put64(d, mask, |l| {
                 let result = f64::from_bits(a[l]) / f64::from_bits(b[l]);
                 one_of(result.to_bits(), [b[l], a[l]])
@@ -373,7 +379,8 @@ impl Files {
         }
     }
 
-    /// What gains nothing from vector instructions, compiled once for all of them.
+    /// Operations that gain nothing from vector instructions, compiled once for all instruction
+    /// sets.
     #[inline(never)]
     fn bin_f64_scalar(&self, op: BinF64, mask: u32, d: Row, a: &[u64; 32], b: &[u64; 32]) {
         macro_rules! each {
@@ -385,7 +392,7 @@ impl Files {
             };
         }
         match op {
-            // A quotient is the dividend's NaN before it is the divisor's.
+            // The dividend's NaN takes precedence over the divisor's.
             BinF64::Div => self.put64(d, mask, |l| {
                 let result = f64::from_bits(a[l]) / f64::from_bits(b[l]);
                 one_of(result.to_bits(), [b[l], a[l]])

@@ -1,4 +1,4 @@
-//! Floats of 8 bits (PTX ISA 5.2.3): converted in pairs, from sm_89 on.
+//! 8-bit floats (PTX ISA 5.2.3), converted in pairs, from sm_89 on.
 
 use super::half::{F16, Half, narrow};
 use super::lanes::Files;
@@ -26,7 +26,7 @@ impl Files {
     }
 }
 
-/// The nearest number of the format, ties to even; what is larger than the largest becomes that.
+/// Returns the nearest number of the format, ties to even; a larger one becomes the largest.
 fn packed(format: Float8, relu: bool, value: f64) -> u32 {
     if value.is_nan() {
         return NAN;
@@ -37,7 +37,7 @@ fn packed(format: Float8, relu: bool, value: f64) -> u32 {
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
     let magnitude = match (format, value.abs()) {
         (Float8::E5M2, v) => narrow(v.min(57344.0), 2, 5, Rounding::Nearest),
-        // The largest exponent, which other formats keep for infinity: steps of 32 from 256 on.
+        // The largest exponent, which other formats use for infinity: steps of 32 from 256 on.
         (Float8::E4M3, v) if v >= 256.0 => {
             let steps = ((v.min(448.0) - 256.0) / 32.0).round_ties_even();
             Some(0x78 + steps as u32)
@@ -47,7 +47,7 @@ fn packed(format: Float8, relu: bool, value: f64) -> u32 {
     sign | magnitude.unwrap_or(NAN)
 }
 
-/// An 8-bit float as f16, which has all of its values.
+/// Converts an 8-bit float to f16, which holds all of its values.
 fn unpacked(format: Float8, relu: bool, bits: u32) -> u32 {
     let (negative, magnitude) = (bits & 0x80 != 0, bits & 0x7f);
     let value = match (format, magnitude) {

@@ -1,9 +1,10 @@
-//! Steps that know of each other: what a program is executed by where all of its straight code is.
+//! Steps that depend on each other, for straight code.
 //!
-//! - Accesses by the same row of addresses look at it once ([`Addresses`](super::fast_memory::Addresses)). Nobody enters straight
-//!   code behind its first instruction but a group that begins to run, which has seen nothing.
-//! - Loads of two words and the sum with their product, which matrix products are made of, are one step, as many as follow
-//!   each other.
+//! - Accesses by one row of addresses check it once ([`Addresses`](super::fast_memory::Addresses)).
+//!   Straight code is entered only at its first instruction, except by a group that starts to run,
+//!   which has checked nothing.
+//! - Two loads of words and the sum with their product, as in matrix products, become one step;
+//!   several such triples in a row do, too.
 
 use super::Features;
 use super::core::{Core, Stop};
@@ -14,7 +15,7 @@ use super::select::is_aligned;
 use super::step::{Body, Step, compiled};
 use crate::code::{Base, FloatFlags, MemSpace, Op, Program, Rounding, Row, Width};
 
-/// The steps of a program, of which `singles` are each for one instruction.
+/// Returns the steps of a program. `singles` has one step for each instruction.
 pub(super) fn fused(program: &Program, singles: &[Step], features: Features) -> Vec<Step> {
     let mut list = singles.to_vec();
     let mut from = 0;
@@ -42,13 +43,13 @@ pub(super) fn fused(program: &Program, singles: &[Step], features: Features) -> 
     list
 }
 
-/// The most that fit the length of a step.
+/// Triples in one step, at most, so that its length fits.
 const PRODUCTS_MAX: usize = (u16::MAX / Step::BYTES) as usize / 3;
 
-/// A row of addresses, and of what size accesses by it are.
+/// A row of addresses, and the size of accesses by it.
 type Known = (Row, Width, MemSpace);
 
-/// Where an instruction has its addresses in a row, and its step remembers what they are.
+/// Returns the row of an instruction's addresses, if its step can remember them.
 fn addresses(op: &Op) -> Option<Known> {
     use MemSpace::{Generic, Global, Shared};
     let (Op::Ld { width, mem, .. } | Op::St { width, mem, .. }) = op else {
@@ -66,9 +67,9 @@ fn addresses(op: &Op) -> Option<Known> {
     }
 }
 
-/// Lets accesses of straight code share what they see.
+/// Lets accesses of straight code share a check of their addresses.
 fn remember(program: &Program, list: &mut [Step], code: std::ops::Range<usize>) {
-    // Each with its first access, which need not remember anything if it stays the only one.
+    // Each row with its first access, which need not remember anything if it stays the only one.
     let mut known: [Option<(Known, usize)>; SEEN] = [None; SEEN];
     let mut next = 0;
     for pc in code {
@@ -121,7 +122,7 @@ fn may_write(op: &Op, row: Row) -> bool {
     }
 }
 
-/// Whether two loads from shared memory and the product of what they load, added to something, begin here.
+/// Whether two loads from shared memory, and the sum with their product, begin here.
 fn is_product(program: &Program, pc: usize) -> bool {
     let loads = |op: &Op| match (addresses(op), op) {
         (Some((row, _, MemSpace::Shared)), Op::Ld { d, .. }) => Some((*d, row)),
@@ -147,7 +148,8 @@ fn is_product(program: &Program, pc: usize) -> bool {
     x != y && x != row && ((a, b) == (x, y) || (a, b) == (y, x))
 }
 
-/// Products of loads from shared memory, one after the other: two loads and an fma each.
+/// Sums with products of loads from shared memory: two loads and an fma each, one triple after the
+/// other.
 struct Products;
 
 impl Body for Products {
@@ -159,7 +161,7 @@ impl Body for Products {
         let (products, _) = steps.list[instructions.clone()].as_chunks::<3>();
         let (singles, _) = steps.singles[instructions].as_chunks::<3>();
         for ([first, second, fma], singles) in products.iter().zip(singles) {
-            // Both are looked at, whatever comes of it: accesses that follow may rely on what was seen.
+            // Both are checked in any case, because later accesses may rely on the result.
             let both = match mask {
                 u32::MAX => (shared::<I>(core, first), shared::<I>(core, second)),
                 _ => (None, None),
@@ -167,7 +169,8 @@ impl Body for Products {
             if let (Some((x, x_pattern)), Some((y, y_pattern))) = both {
                 let files = core.files;
                 let rows = [first.d, second.d, fma.d, fma.c];
-                // SAFETY: both were checked by `shared`; the body is compiled for this instruction set.
+                // SAFETY: `shared` has checked both accesses; the body is compiled for this
+                // instruction set.
                 unsafe {
                     match (x_pattern, y_pattern) {
                         (Pattern::Same, Pattern::Same) => {
@@ -181,7 +184,8 @@ impl Body for Products {
                 continue;
             }
             for single in singles {
-                // SAFETY: the caller's promise: they are of the same program.
+                // SAFETY: the steps are of the same program; the caller guarantees the host's
+                // instruction set.
                 unsafe { (single.run)(core, single, mask)? };
             }
         }
@@ -189,10 +193,12 @@ impl Body for Products {
     }
 }
 
-/// Loads `x` and `y`, each spread over neighbouring words or the same for each half of the warp, and adds their product.
+/// Loads `x` and `y`, each either neighbouring words or one word for each half of the warp, and
+/// adds their product.
 ///
 /// # Safety
-/// The host has the instruction set. Behind `x` and `y` are words for the halves of a warp: as many as lanes where they are spread, else one.
+/// The host must have this instruction set. `x` and `y` must point to words for both halves of a
+/// warp: one per lane if spread, otherwise one per half.
 #[inline(always)]
 unsafe fn product<I: Isa, const X_SPREAD: bool, const Y_SPREAD: bool>(
     files: Files,
@@ -201,19 +207,19 @@ unsafe fn product<I: Isa, const X_SPREAD: bool, const Y_SPREAD: bool>(
     y: [u64; 2],
 ) {
     for i in 0..CHUNKS {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the words are readable.
         let (x, y) = unsafe { (words::<X_SPREAD>(x, i), words::<Y_SPREAD>(y, i)) };
         files.set_chunk(x_row, i, u32::MAX, x);
         files.set_chunk(y_row, i, u32::MAX, y);
-        // Now, because it may be one of these.
+        // Read only now, because it may be one of these rows.
         let z = files.chunk(c, i);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the host has this instruction set.
         let sum = unsafe { I::fma(x, y, z) };
         files.set_chunk(d, i, u32::MAX, sum);
     }
 }
 
-/// The words of chunk `i`.
+/// Returns the words of chunk `i`.
 ///
 /// # Safety
 /// As for `product`.
@@ -221,7 +227,7 @@ unsafe fn product<I: Isa, const X_SPREAD: bool, const Y_SPREAD: bool>(
 unsafe fn words<const SPREAD: bool>(halves: [u64; 2], i: usize) -> Chunk {
     const IN_HALF: usize = HALF / CHUNK;
     let half = halves[i / IN_HALF];
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the words are readable.
     unsafe {
         match SPREAD {
             true => (half as *const Chunk).add(i % IN_HALF).read_unaligned(),

@@ -1,12 +1,12 @@
-//! 16-bit floats, and rounding a double to any smaller format.
+//! 16-bit floats, and rounding a double to any shorter format.
 
 use crate::code::{HalfOp, Rounding};
 
-/// A 16-bit float format kept in the low half of a register.
+/// A 16-bit float format, in the low half of a register.
 pub(crate) trait Half {
     const MANTISSA: u32;
     const EXPONENT: u32;
-    /// The one NaN that arithmetic produces.
+    /// The only NaN that arithmetic produces.
     const NAN: u32 = 0x7fff;
 
     fn to_f64(bits: u32) -> f64;
@@ -46,7 +46,8 @@ impl Half for Bf16 {
     }
 }
 
-/// An `f16`'s value: the fields moved into place; a power of two corrects the exponent, of subnormals too.
+/// Returns an `f16`'s value. The fields are moved into place, and a power of two corrects the
+/// exponent, of subnormals too.
 #[inline(always)]
 pub(crate) fn single(bits: u32) -> f32 {
     let scale = f32::from_bits((127 + 112) << 23);
@@ -71,8 +72,8 @@ pub(crate) fn narrow(value: f64, mantissa: u32, exponent: u32, rounding: Roundin
     if value == 0.0 {
         return Some(sign);
     }
-    // value = m * 2^(e - 52), m with its leading bit at 52. Doubles below the normal range are far below any of ours
-    // but for bf16, whose range is that of f32: still normal as doubles.
+    // value = m * 2^(e - 52), with m's leading bit at 52. Subnormal doubles are far below every
+    // value of the format; subnormals of bf16, whose range is that of f32, are normal doubles.
     let biased = (bits >> 52 & 0x7ff) as i32;
     let m = if biased == 0 {
         bits & ((1 << 52) - 1)
@@ -80,7 +81,7 @@ pub(crate) fn narrow(value: f64, mantissa: u32, exponent: u32, rounding: Roundin
         bits & ((1 << 52) - 1) | 1 << 52
     };
     let e = biased.max(1) - 1023;
-    // Bits to drop: more in the subnormal range.
+    // Bits to drop; more in the subnormal range.
     let lowest = 1 - bias;
     let drop = 52 - mantissa as i32 + (lowest - e).max(0);
     let (kept, exact, half) = if drop > 63 {
@@ -99,7 +100,7 @@ pub(crate) fn narrow(value: f64, mantissa: u32, exponent: u32, rounding: Roundin
     let kept = kept as u32 + u32::from(up);
     let field = if e < lowest { 0 } else { e + bias };
     if field as u32 >= (1 << exponent) - 1 {
-        // Overflow: infinity, unless the rounding points towards zero.
+        // Overflow gives infinity, unless the rounding points towards zero.
         let to_infinity = match rounding {
             Rounding::Nearest => true,
             Rounding::Zero => false,
@@ -108,7 +109,7 @@ pub(crate) fn narrow(value: f64, mantissa: u32, exponent: u32, rounding: Roundin
         };
         return Some(sign | if to_infinity { infinity } else { infinity - 1 });
     }
-    // The leading bit of `kept` adds one to the exponent field, and so does a carry out of the rounding.
+    // The leading bit of `kept` adds one to the exponent field, and so does a carry from rounding.
     let magnitude = if field == 0 {
         kept
     } else {
@@ -122,12 +123,13 @@ const F16_NORMAL_MIN: f64 = 1.0 / 16384.0;
 
 pub(crate) fn binary<H: Half>(op: HalfOp, a: u32, b: u32) -> u32 {
     let (x, y) = (H::to_f64(a), H::to_f64(b));
-    // Sums and products of such short numbers lose nothing in a double that the final rounding could notice.
+    // Sums and products of such short numbers lose nothing in a double that the final rounding
+    // could notice.
     let value = match op {
         HalfOp::Add => x + y,
         HalfOp::Sub => x - y,
         HalfOp::Mul => x * y,
-        // Zero too where only rounding makes it a normal number, as on an H200.
+        // Zero also if only rounding makes it a normal number, as on an H200.
         HalfOp::MulFtz => match x * y {
             product if product.abs() < F16_NORMAL_MIN => 0f64.copysign(product),
             product => product,
@@ -149,8 +151,8 @@ pub(crate) fn fma<H: Half>(a: u32, b: u32, c: u32, relu: bool) -> u32 {
     H::from_f64(value, Rounding::Nearest)
 }
 
-/// `a * b + c`, where the product is exact, rounded to odd: rounding once more to a shorter format is then as if
-/// rounded once.
+/// Computes `a * b + c`, where the product is exact, rounded to odd: rounding it again to a shorter
+/// format equals a single rounding.
 fn fma_odd(a: f64, b: f64, c: f64) -> f64 {
     let product = a * b;
     let sum = product + c;
@@ -166,13 +168,13 @@ fn fma_odd(a: f64, b: f64, c: f64) -> f64 {
     })
 }
 
-/// What `sum = a + b` lost (Knuth's two-sum).
+/// Returns the error of `sum = a + b` (Knuth's two-sum).
 pub(crate) fn two_sum_error(a: f64, b: f64, sum: f64) -> f64 {
     let b_part = sum - a;
     (a - (sum - b_part)) + (b - b_part)
 }
 
-/// Subnormal halves of f16 become zeros of their sign.
+/// Flushes a subnormal half of f16 to a zero of its sign.
 pub(crate) fn flush_f16(bits: u32) -> u32 {
     if bits & 0x7c00 == 0 {
         bits & 0x8000
@@ -181,7 +183,7 @@ pub(crate) fn flush_f16(bits: u32) -> u32 {
     }
 }
 
-/// A half of f16 clamped to [0, 1]; NaN becomes 0.
+/// Clamps a half of f16 to [0, 1]; NaN becomes 0.
 pub(crate) fn saturate_f16(bits: u32) -> u32 {
     const ONE: u32 = 0x3c00;
     const INFINITY: u32 = 0x7c00;
@@ -231,7 +233,7 @@ mod tests {
     #[test]
     fn rounding_at_the_edges_of_f16() {
         let f = |v, r| F16::from_f64(v, r);
-        // 65504 is the largest; 65520 is half way to the next power.
+        // 65504 is the largest; 65520 is halfway to the next power.
         assert_eq!(f(65519.9, Rounding::Nearest), 0x7bff);
         assert_eq!(f(65520.0, Rounding::Nearest), 0x7c00);
         assert_eq!(f(1e9, Rounding::Zero), 0x7bff);

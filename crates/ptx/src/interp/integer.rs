@@ -1,4 +1,5 @@
-//! Integer instructions. Results that the ISA leaves open (division by zero) are all ones, as GPUs give.
+//! Integer instructions. Results that the ISA leaves open (division by zero) are all ones, as on
+//! GPUs.
 
 use super::half;
 use super::lanes::Files;
@@ -46,7 +47,8 @@ impl Files {
         }
     }
 
-    /// What gains nothing from vector instructions, compiled once for all of them.
+    /// Operations that gain nothing from vector instructions, compiled once for all instruction
+    /// sets.
     #[inline(never)]
     fn bin32_scalar(&self, op: Bin32, mask: u32, d: Row, a: &[u32; 32], b: &[u32; 32]) {
         macro_rules! each {
@@ -128,7 +130,8 @@ impl Files {
         }
     }
 
-    /// What gains nothing from vector instructions, compiled once for all of them.
+    /// Operations that gain nothing from vector instructions, compiled once for all instruction
+    /// sets.
     #[inline(never)]
     fn un32_scalar(&self, op: Un32, mask: u32, d: Row, a: &[u32; 32]) {
         macro_rules! each {
@@ -194,7 +197,8 @@ impl Files {
         }
     }
 
-    /// What gains nothing from vector instructions, compiled once for all of them.
+    /// Operations that gain nothing from vector instructions, compiled once for all instruction
+    /// sets.
     #[inline(never)]
     fn tern32_scalar(
         &self,
@@ -317,7 +321,7 @@ impl Files {
         let mut value = [0u32; 32];
         for index in 0..8 {
             if lut >> index & 1 != 0 {
-                // Each set bit of the table is one product of a, b, c or their complements.
+                // Each set bit of the table is a product of a, b, c or their complements.
                 let (na, nb, nc) = (flip(index, 4), flip(index, 2), flip(index, 1));
                 for l in 0..32 {
                     value[l] |= (a[l] ^ na) & (b[l] ^ nb) & (c[l] ^ nc);
@@ -383,7 +387,8 @@ impl Files {
         }
     }
 
-    /// What gains nothing from vector instructions, compiled once for all of them.
+    /// Operations that gain nothing from vector instructions, compiled once for all instruction
+    /// sets.
     #[inline(never)]
     fn bin64_scalar(&self, op: Bin64, mask: u32, d: Row, a: &[u64; 32], b: &[u64; 32]) {
         macro_rules! each {
@@ -515,7 +520,7 @@ impl Files {
         }
     }
 
-    /// Extended-precision arithmetic; `cc` holds the lanes' carry flags and comes back changed.
+    /// Extended-precision arithmetic; `cc` holds the lanes' carry flags and is updated.
     #[inline(never)]
     pub(crate) fn carry32(
         &self,

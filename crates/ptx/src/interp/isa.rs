@@ -1,4 +1,5 @@
-//! What compilers do not make good vector instructions of by themselves, for each instruction set.
+//! Operations for which compilers generate no good vector instructions by themselves, for each
+//! instruction set.
 
 use super::fast::{Fma, Lane3};
 use super::half::{F16, Half, single};
@@ -8,7 +9,7 @@ use crate::code::Rounding;
 /// Lanes of half a warp.
 pub(super) const HALF: usize = 16;
 
-/// Roundings, as instructions of the host number them.
+/// Rounding modes as the host's instructions number them.
 pub(super) const NEAREST: i32 = 0;
 pub(super) const DOWN: i32 = 1;
 pub(super) const UP: i32 = 2;
@@ -16,76 +17,76 @@ pub(super) const ZERO: i32 = 3;
 
 /// An instruction set that bodies are compiled for.
 pub(crate) trait Isa {
-    /// Whether `mul_add` is an instruction, rather than a function that is called.
+    /// Whether `mul_add` is an instruction, rather than a function call.
     const HAS_FMA: bool;
 
-    /// Whether in both halves of the row each lane is the first one plus `STEP` for each lane before it.
+    /// Whether in both halves of the row each lane is `STEP` more than the one before it.
     ///
     /// # Safety
-    /// The host has the instruction set.
+    /// The host must have this instruction set.
     unsafe fn follows32<const STEP: usize>(row: &[u32; 32]) -> bool;
 
     /// # Safety
-    /// The host has the instruction set.
+    /// The host must have this instruction set.
     unsafe fn follows64<const STEP: usize>(row: &[u64; 32]) -> bool;
 
-    /// The lanes whose value is not zero, a bit for each; values are zero or all ones.
+    /// Returns the lanes whose value is not zero, one bit each; values must be zero or all ones.
     ///
     /// # Safety
-    /// The host has the instruction set.
+    /// The host must have this instruction set.
     unsafe fn bits32(lanes: Chunk) -> u32;
 
-    /// `fma.rn.f32` of eight lanes.
+    /// Computes `fma.rn.f32` of eight lanes.
     ///
     /// # Safety
-    /// The host has the instruction set.
+    /// The host must have this instruction set.
     unsafe fn fma(x: Chunk, y: Chunk, z: Chunk) -> Chunk;
 
-    /// Of each lane, the value of the lane that `sources` names, by its lowest five bits.
+    /// Returns for each lane the value of the lane named by the lowest five bits of `sources`.
     ///
     /// # Safety
-    /// The host has the instruction set.
+    /// The host must have this instruction set.
     unsafe fn permute32(row: &[u32; 32], sources: &[u32; 32]) -> [u32; 32];
 
-    /// As `permute32` within eight lanes.
+    /// Permutes eight lanes, as `permute32` does 32.
     ///
     /// # Safety
-    /// The host has the instruction set.
+    /// The host must have this instruction set.
     unsafe fn permute8(lanes: Chunk, sources: Chunk) -> Chunk;
 
-    /// Eight `f16` to single precision. NaN stay NaN.
+    /// Widens eight `f16` to single precision. NaN stays NaN.
     ///
     /// # Safety
-    /// The host has the instruction set.
+    /// The host must have this instruction set.
     unsafe fn widen_f16(x: Chunk) -> Chunk;
 
-    /// Sixteen, in an order that `narrow_f16x2` undoes.
+    /// Widens sixteen `f16`, in an order that `narrow_f16x2` reverses.
     ///
     /// # Safety
-    /// The host has the instruction set.
+    /// The host must have this instruction set.
     unsafe fn widen_f16x2(x: Chunk) -> [Chunk; 2];
 
-    /// Single precision to eight `f16`, by one of the roundings that this module names. The one NaN that arithmetic gives becomes
-    /// `0x7fff`.
+    /// Narrows eight singles to `f16` with one of this module's rounding modes. The NaN that
+    /// arithmetic produces becomes `0x7fff`.
     ///
     /// # Safety
-    /// The host has the instruction set.
+    /// The host must have this instruction set.
     unsafe fn narrow_f16<const ROUNDING: i32>(x: Chunk) -> Chunk;
 
     /// # Safety
-    /// The host has the instruction set.
+    /// The host must have this instruction set.
     unsafe fn narrow_f16x2<const ROUNDING: i32>(x: [Chunk; 2]) -> Chunk;
 
-    /// Of eight lanes, each with four words one after the other, the lanes of each word.
+    /// Transposes eight lanes of four contiguous words into the lanes of each word.
     ///
     /// # Safety
-    /// The host has the instruction set.
+    /// The host must have this instruction set.
     unsafe fn split4(words: [Chunk; 4]) -> [Chunk; 4];
 
-    /// What `split4` undoes.
+    /// Reverses `split4`.
     ///
     /// # Safety
-    /// The host has the instruction set.
+    /// The host must have this instruction set.
     unsafe fn join4(lanes: [Chunk; 4]) -> [Chunk; 4];
 }
 
@@ -221,7 +222,7 @@ mod x86 {
             for (half, lanes) in row.as_chunks::<HALF>().0.iter().enumerate() {
                 let first = _mm256_set1_epi32(row[half * HALF] as i32);
                 let at: *const __m256i = lanes.as_ptr().cast();
-                // SAFETY: half a row is two vectors.
+                // SAFETY: half a row has two vectors.
                 let (x, y) = unsafe { (_mm256_loadu_si256(at), _mm256_loadu_si256(at.add(1))) };
                 let x = _mm256_xor_si256(x, _mm256_add_epi32(first, low));
                 let y = _mm256_xor_si256(y, _mm256_add_epi32(first, high));
@@ -241,7 +242,7 @@ mod x86 {
                 let first = _mm256_set1_epi64x(row[half * HALF] as i64);
                 let mut expected = _mm256_add_epi64(first, steps);
                 for i in 0..HALF / 4 {
-                    // SAFETY: half a row is four vectors.
+                    // SAFETY: half a row has four vectors.
                     let x = unsafe { _mm256_loadu_si256(lanes.as_ptr().cast::<__m256i>().add(i)) };
                     different = _mm256_or_si256(different, _mm256_xor_si256(x, expected));
                     expected = _mm256_add_epi64(expected, next);
@@ -253,7 +254,7 @@ mod x86 {
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
         unsafe fn bits32(lanes: Chunk) -> u32 {
-            // SAFETY: eight lanes are a vector.
+            // SAFETY: eight lanes have the size of a vector.
             let lanes = unsafe { _mm256_loadu_si256(lanes.as_ptr().cast()) };
             _mm256_movemask_ps(_mm256_castsi256_ps(lanes)) as u32
         }
@@ -262,7 +263,7 @@ mod x86 {
         #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
         unsafe fn fma(x: Chunk, y: Chunk, z: Chunk) -> Chunk {
             let [x, y, z] = [x, y, z].map(|lanes| {
-                // SAFETY: eight lanes are a vector.
+                // SAFETY: eight lanes have the size of a vector.
                 unsafe { _mm256_loadu_ps(lanes.as_ptr().cast()) }
             });
             let sum = _mm256_fmadd_ps(x, y, z);
@@ -283,7 +284,7 @@ mod x86 {
                 (row.as_ptr().cast(), sources.as_ptr().cast());
             let to: *mut __m256i = value.as_mut_ptr().cast();
             for i in 0..VECTORS {
-                // SAFETY: rows are four vectors.
+                // SAFETY: a row has four vectors.
                 unsafe {
                     let lane = _mm256_loadu_si256(from.add(i));
                     let vector =
@@ -305,7 +306,7 @@ mod x86 {
         #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
         unsafe fn permute8(lanes: Chunk, sources: Chunk) -> Chunk {
             let mut out = [0; 8];
-            // SAFETY: eight lanes are a vector.
+            // SAFETY: eight lanes have the size of a vector.
             unsafe {
                 let lanes = _mm256_loadu_si256(lanes.as_ptr().cast());
                 let sources = _mm256_loadu_si256(sources.as_ptr().cast());
@@ -318,9 +319,10 @@ mod x86 {
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
         unsafe fn widen_f16(x: Chunk) -> Chunk {
-            // SAFETY: eight lanes are a vector.
+            // SAFETY: eight lanes have the size of a vector.
             let x = unsafe { _mm256_loadu_si256(x.as_ptr().cast()) };
-            // Words to halves, in both parts of the vector; then the parts that are not repeated.
+            // Packs words to halves, in both parts of the vector, then selects the parts that are
+            // not duplicates.
             let halves = _mm256_permute4x64_epi64::<0b1000>(_mm256_packus_epi32(x, x));
             lanes(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)))
         }
@@ -328,7 +330,7 @@ mod x86 {
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
         unsafe fn widen_f16x2(x: Chunk) -> [Chunk; 2] {
-            // SAFETY: eight lanes are a vector.
+            // SAFETY: eight lanes have the size of a vector.
             let x = unsafe { _mm256_loadu_si256(x.as_ptr().cast()) };
             let (low, high) = (_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
             [lanes(_mm256_cvtph_ps(low)), lanes(_mm256_cvtph_ps(high))]
@@ -337,7 +339,7 @@ mod x86 {
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
         unsafe fn narrow_f16<const ROUNDING: i32>(x: Chunk) -> Chunk {
-            // SAFETY: eight lanes are a vector.
+            // SAFETY: eight lanes have the size of a vector.
             let x = unsafe { _mm256_loadu_ps(x.as_ptr().cast()) };
             let halves = _mm256_cvtps_ph::<ROUNDING>(x);
             lanes(_mm256_castsi256_ps(_mm256_cvtepu16_epi32(halves)))
@@ -346,7 +348,7 @@ mod x86 {
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
         unsafe fn narrow_f16x2<const ROUNDING: i32>(x: [Chunk; 2]) -> Chunk {
-            // SAFETY: eight lanes are a vector.
+            // SAFETY: eight lanes have the size of a vector.
             let [low, high] = unsafe {
                 [
                     _mm256_cvtps_ph::<ROUNDING>(_mm256_loadu_ps(x[0].as_ptr().cast())),
@@ -384,7 +386,7 @@ mod x86 {
         }
     }
 
-    /// In both halves of vectors, the columns of four rows of four.
+    /// Transposes four rows of four, in both halves of vectors.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
     fn transposed(
@@ -406,7 +408,7 @@ mod x86 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
     fn vector(lanes: Chunk) -> __m256i {
-        // SAFETY: eight lanes are a vector.
+        // SAFETY: eight lanes have the size of a vector.
         unsafe { _mm256_loadu_si256(lanes.as_ptr().cast()) }
     }
 
@@ -414,7 +416,7 @@ mod x86 {
     #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
     fn lanes(vector: __m256) -> Chunk {
         let mut out = [0; 8];
-        // SAFETY: eight lanes are a vector.
+        // SAFETY: eight lanes have the size of a vector.
         unsafe { _mm256_storeu_ps(out.as_mut_ptr().cast(), vector) };
         out
     }

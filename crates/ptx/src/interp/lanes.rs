@@ -1,8 +1,8 @@
-//! Register files of a warp: rows of 32 lanes, and how an instruction reads and writes them.
+//! Register files of a warp: rows of 32 lanes, and access to them.
 
 use crate::code::{CONST, Pred, Row, SINK_PRED};
 
-/// A row of 32-bit registers. Aligned so that vector loads never straddle cache lines.
+/// A row of 32-bit registers, aligned so that vector loads never cross cache lines.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C, align(64))]
 pub(crate) struct Lanes32(pub(crate) [u32; 32]);
@@ -13,8 +13,9 @@ pub(crate) struct Lanes64(pub(crate) [u64; 32]);
 
 /// Pointers to the running frame's registers and to the constants.
 ///
-/// Invariant: built by [`super::warp::Warp`] from vectors that hold at least the rows and predicates that the running
-/// function declares, and rebuilt whenever those grow. Lowering guarantees that code names no others.
+/// Invariant: [`super::warp::Warp`] builds it from vectors that hold at least the rows and
+/// predicates that the running function declares, and rebuilds it whenever they grow. Lowering
+/// guarantees that code names no others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Files {
     pub(crate) r32: *mut Lanes32,
@@ -24,13 +25,13 @@ pub(crate) struct Files {
     pub(crate) c64: *const Lanes64,
 }
 
-/// Lanes that are worked on at once: what vector registers hold.
+/// Lanes processed at once, as many as vector registers hold.
 pub(crate) const CHUNK: usize = 8;
 pub(crate) const CHUNKS: usize = 32 / CHUNK;
 pub(crate) type Chunk = [u32; CHUNK];
 pub(crate) type Chunk64 = [u64; CHUNK];
 
-/// Of chunk `i`, the lanes of `mask` from `x` and the others from `y`.
+/// Returns for chunk `i` the lanes of `mask` from `x`, and the others from `y`.
 #[inline(always)]
 pub(crate) fn blend(mask: u32, i: usize, x: Chunk, y: Chunk) -> Chunk {
     let mut out = y;
@@ -51,7 +52,7 @@ pub(crate) fn blend64(mask: u32, i: usize, x: Chunk64, y: Chunk64) -> Chunk64 {
     out
 }
 
-/// Every lane of a mask, lowest first.
+/// Iterates over the lanes of a mask, lowest first.
 pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
     let mut rest = mask;
     std::iter::from_fn(move || {
@@ -61,8 +62,9 @@ pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Writes the lanes of a mask of a row, chunk by chunk. Mostly they are all lanes: that is asked once. What is written is an
-/// expression rather than a function, so that it is compiled for the instruction set of where it stands.
+/// Writes a row's lanes of a mask, chunk by chunk. The usual case of all lanes is tested once. The
+/// value is an expression rather than a function, so that it is compiled for the caller's
+/// instruction set.
 macro_rules! write_chunks {
     ($files:ident, $d:expr, $mask:expr, |$i:ident| $value:expr) => {
         match $mask {
@@ -81,7 +83,7 @@ macro_rules! write_chunks {
 }
 pub(super) use write_chunks;
 
-/// As [`write_chunks`].
+/// As [`write_chunks`], for rows of 64 bits.
 macro_rules! write_chunks64 {
     ($files:ident, $d:expr, $mask:expr, |$i:ident| $value:expr) => {
         match $mask {
@@ -101,12 +103,12 @@ macro_rules! write_chunks64 {
 pub(super) use write_chunks64;
 
 impl Files {
-    /// Chunk `i` of a source row.
+    /// Returns chunk `i` of a source row.
     #[inline(always)]
     pub(crate) fn chunk(&self, row: Row, i: usize) -> Chunk {
         let row: *const Chunk = self.row32(row).as_ptr().cast();
         debug_assert!(i < CHUNKS);
-        // SAFETY: a row has `CHUNKS` of them.
+        // SAFETY: a row has `CHUNKS` chunks, and `i` is below that.
         unsafe { *row.add(i) }
     }
 
@@ -114,7 +116,7 @@ impl Files {
     pub(crate) fn chunk64(&self, row: Row, i: usize) -> Chunk64 {
         let row: *const Chunk64 = self.row64(row).as_ptr().cast();
         debug_assert!(i < CHUNKS);
-        // SAFETY: a row has `CHUNKS` of them.
+        // SAFETY: a row has `CHUNKS` chunks, and `i` is below that.
         unsafe { *row.add(i) }
     }
 
@@ -122,7 +124,7 @@ impl Files {
     #[inline(always)]
     pub(crate) fn set_chunk(&self, d: Row, i: usize, mask: u32, value: Chunk) {
         debug_assert!(i < CHUNKS);
-        // SAFETY: in range by the invariant of `Files`; a row has `CHUNKS` of them.
+        // SAFETY: `d` is in range by the invariant of `Files`; a row has `CHUNKS` chunks.
         unsafe {
             let at = self.r32.add(d as usize).cast::<Chunk>().add(i);
             *at = if mask == u32::MAX {
@@ -136,7 +138,7 @@ impl Files {
     #[inline(always)]
     pub(crate) fn set_chunk64(&self, d: Row, i: usize, mask: u32, value: Chunk64) {
         debug_assert!(i < CHUNKS);
-        // SAFETY: in range by the invariant of `Files`; a row has `CHUNKS` of them.
+        // SAFETY: `d` is in range by the invariant of `Files`; a row has `CHUNKS` chunks.
         unsafe {
             let at = self.r64.add(d as usize).cast::<Chunk64>().add(i);
             *at = if mask == u32::MAX {
@@ -150,24 +152,24 @@ impl Files {
     /// Writes all lanes, given by halves of the warp.
     #[inline(always)]
     pub(crate) fn set_halves32(&self, d: Row, value: [[u32; 16]; 2]) {
-        // SAFETY: in range by the invariant of `Files`; two halves are a row.
+        // SAFETY: `d` is in range by the invariant of `Files`; two halves are a row.
         unsafe { *self.r32.add(d as usize).cast() = value }
     }
 
     #[inline(always)]
     pub(crate) fn set_halves64(&self, d: Row, value: [[u64; 16]; 2]) {
-        // SAFETY: in range by the invariant of `Files`; two halves are a row.
+        // SAFETY: `d` is in range by the invariant of `Files`; two halves are a row.
         unsafe { *self.r64.add(d as usize).cast() = value }
     }
 
     /// Writes the halves of a row to memory.
     ///
     /// # Safety
-    /// Half a row fits behind each address.
+    /// Half a row must fit at each address.
     #[inline(always)]
     pub(crate) unsafe fn scatter32(&self, row: Row, to: [u64; 2]) {
         let halves: *const [u32; 16] = self.row32(row).as_ptr().cast();
-        // SAFETY: the caller's promise; a row has two halves.
+        // SAFETY: the caller guarantees the room; a row has two halves.
         unsafe {
             (to[0] as *mut [u32; 16]).write_unaligned(*halves);
             (to[1] as *mut [u32; 16]).write_unaligned(*halves.add(1));
@@ -179,14 +181,14 @@ impl Files {
     #[inline(always)]
     pub(crate) unsafe fn scatter64(&self, row: Row, to: [u64; 2]) {
         let halves: *const [u64; 16] = self.row64(row).as_ptr().cast();
-        // SAFETY: the caller's promise; a row has two halves.
+        // SAFETY: the caller guarantees the room; a row has two halves.
         unsafe {
             (to[0] as *mut [u64; 16]).write_unaligned(*halves);
             (to[1] as *mut [u64; 16]).write_unaligned(*halves.add(1));
         }
     }
 
-    /// Where a source row is. One address is computed, whichever file it is in.
+    /// Returns the address of a source row, which is computed once whichever file it is in.
     #[inline(always)]
     fn at32(&self, row: Row) -> *const Lanes32 {
         let file = match row & CONST {
@@ -205,53 +207,53 @@ impl Files {
         file.wrapping_add((row & !CONST) as usize)
     }
 
-    /// A source row in place. Nothing may write registers while it is used.
+    /// Returns a source row in place. No register may be written while it is used.
     #[inline(always)]
     pub(crate) fn row32(&self, row: Row) -> &[u32; 32] {
         let at = self.at32(row);
-        // SAFETY: in range by the invariant of `Files`.
+        // SAFETY: `row` is in range by the invariant of `Files`.
         unsafe { &(*at).0 }
     }
 
     #[inline(always)]
     pub(crate) fn row64(&self, row: Row) -> &[u64; 32] {
         let at = self.at64(row);
-        // SAFETY: in range by the invariant of `Files`.
+        // SAFETY: `row` is in range by the invariant of `Files`.
         unsafe { &(*at).0 }
     }
 
-    /// A copy of a source row: the destination may be the same row.
+    /// Copies a source row, so that it may also be the destination.
     #[inline(always)]
     pub(crate) fn get32(&self, row: Row) -> [u32; 32] {
         let at = self.at32(row);
-        // SAFETY: in range by the invariant of `Files`.
+        // SAFETY: `row` is in range by the invariant of `Files`.
         unsafe { (*at).0 }
     }
 
     #[inline(always)]
     pub(crate) fn get64(&self, row: Row) -> [u64; 32] {
         let at = self.at64(row);
-        // SAFETY: in range by the invariant of `Files`.
+        // SAFETY: `row` is in range by the invariant of `Files`.
         unsafe { (*at).0 }
     }
 
     #[inline(always)]
     pub(crate) fn lane32(&self, row: Row, lane: usize) -> u32 {
         let at = self.at32(row);
-        // SAFETY: in range by the invariant of `Files`; lanes are below 32.
+        // SAFETY: `row` is in range by the invariant of `Files`; lanes are below 32.
         unsafe { (*at).0[lane & 31] }
     }
 
     #[inline(always)]
     pub(crate) fn lane64(&self, row: Row, lane: usize) -> u64 {
         let at = self.at64(row);
-        // SAFETY: in range by the invariant of `Files`; lanes are below 32.
+        // SAFETY: `row` is in range by the invariant of `Files`; lanes are below 32.
         unsafe { (*at).0[lane & 31] }
     }
 
     #[inline(always)]
     pub(crate) fn pred(&self, pred: Pred, negated: bool) -> u32 {
-        // SAFETY: in range by the invariant of `Files`.
+        // SAFETY: `pred` is in range by the invariant of `Files`.
         let value = unsafe { *self.preds.add(pred as usize) };
         if negated { !value } else { value }
     }
@@ -261,7 +263,7 @@ impl Files {
         if d == SINK_PRED {
             return;
         }
-        // SAFETY: in range by the invariant of `Files`.
+        // SAFETY: `d` is in range by the invariant of `Files`.
         unsafe {
             let at = self.preds.add(d as usize);
             *at = (*at & !mask) | (value & mask);
@@ -270,7 +272,7 @@ impl Files {
 
     #[inline(always)]
     pub(crate) fn set32(&self, d: Row, mask: u32, value: &[u32; 32]) {
-        // SAFETY: in range by the invariant of `Files`.
+        // SAFETY: `d` is in range by the invariant of `Files`.
         let out = unsafe { &mut (*self.r32.add(d as usize)).0 };
         if mask == u32::MAX {
             *out = *value;
@@ -283,7 +285,7 @@ impl Files {
 
     #[inline(always)]
     pub(crate) fn set64(&self, d: Row, mask: u32, value: &[u64; 32]) {
-        // SAFETY: in range by the invariant of `Files`.
+        // SAFETY: `d` is in range by the invariant of `Files`.
         let out = unsafe { &mut (*self.r64.add(d as usize)).0 };
         if mask == u32::MAX {
             *out = *value;
@@ -296,17 +298,17 @@ impl Files {
 
     #[inline(always)]
     pub(crate) fn set_lane32(&self, d: Row, lane: usize, value: u32) {
-        // SAFETY: in range by the invariant of `Files`; lanes are below 32.
+        // SAFETY: `d` is in range by the invariant of `Files`; lanes are below 32.
         unsafe { (*self.r32.add(d as usize)).0[lane & 31] = value }
     }
 
     #[inline(always)]
     pub(crate) fn set_lane64(&self, d: Row, lane: usize, value: u64) {
-        // SAFETY: in range by the invariant of `Files`; lanes are below 32.
+        // SAFETY: `d` is in range by the invariant of `Files`; lanes are below 32.
         unsafe { (*self.r64.add(d as usize)).0[lane & 31] = value }
     }
 
-    /// Computes every lane, stores those of the mask: for operations that vectorise.
+    /// Computes every lane and stores those of the mask; for operations that vectorise.
     #[inline(always)]
     pub(crate) fn put32(&self, d: Row, mask: u32, f: impl Fn(usize) -> u32) {
         let mut value = [0; 32];
@@ -325,7 +327,7 @@ impl Files {
         self.set64(d, mask, &value);
     }
 
-    /// Computes the mask's lanes one by one: for operations that do not vectorise.
+    /// Computes the lanes of the mask one by one; for operations that do not vectorise.
     #[inline(always)]
     pub(crate) fn each32(&self, d: Row, mask: u32, f: impl Fn(usize) -> u32) {
         for l in lanes(mask) {
@@ -343,7 +345,7 @@ impl Files {
     }
 }
 
-/// Mask of the lanes where `f` holds.
+/// Returns the mask of the lanes where `f` is true.
 #[inline(always)]
 pub(crate) fn mask_of(f: impl Fn(usize) -> bool) -> u32 {
     let mut bits = [0u32; 32];

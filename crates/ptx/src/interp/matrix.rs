@@ -1,5 +1,6 @@
-//! Fragments of matrices, a register at a time: what its lanes hold lies in rows of an 8x8 tile, one after the other, or of a tile
-//! with as many more or fewer columns as elements are smaller or larger than 16 bits. Of the second factor it is columns.
+//! Fragments of matrices, processed one register at a time. A register's lanes hold rows of an 8x8
+//! tile, one after the other; the tile has more or fewer columns if elements are shorter or longer
+//! than 16 bits. The second factor's tiles are held by columns.
 
 use super::Features;
 use super::float::number;
@@ -11,7 +12,7 @@ use crate::code::{Element, Mma, Row, Shape, Sum};
 /// Rows of a tile.
 const TILE: usize = 8;
 
-/// A matrix by rows, as large as it may be, and its columns.
+/// A matrix stored by rows, in memory for the largest one, with its number of columns.
 pub(super) struct Matrix<T, const MAX: usize> {
     pub(super) elements: [T; MAX],
     pub(super) columns: usize,
@@ -24,7 +25,7 @@ impl<T: Copy + Default, const MAX: usize> Matrix<T, MAX> {
     }
 }
 
-/// What a register has for an element, of `32 / PACKED` bits.
+/// The register form of an element, of `32 / PACKED` bits.
 trait Raw: Copy {
     const PACKED: usize;
 }
@@ -39,15 +40,18 @@ impl Raw for u8 {
     const PACKED: usize = 4;
 }
 
-/// The elements of a row of registers, in the order of memory: the host's, which is that of a GPU.
+/// Returns the elements of a row of registers in memory order, which is the same on the host and a
+/// GPU.
 #[inline(always)]
 fn elements<R: Raw>(row: &[u32; 32]) -> &[R] {
     const { assert!(size_of::<R>() * R::PACKED == 4 && cfg!(target_endian = "little")) }
-    // SAFETY: words are that many unsigned integers of a smaller size, aligned to more than those need.
+    // SAFETY: words consist of that many shorter unsigned integers, which need no greater
+    // alignment.
     unsafe { std::slice::from_raw_parts(row.as_ptr().cast(), 32 * R::PACKED) }
 }
 
-/// A matrix whose registers are tiles by rows, the first ones below each other.
+/// Reads a matrix whose registers are tiles by rows, those of the first columns first, from top to
+/// bottom.
 #[inline(always)]
 fn by_rows<R: Raw, T: Copy + Default, const MAX: usize>(
     files: Files,
@@ -74,7 +78,7 @@ fn by_rows<R: Raw, T: Copy + Default, const MAX: usize>(
     matrix
 }
 
-/// A matrix whose registers are tiles by columns, those of the first columns first.
+/// Reads a matrix whose registers are tiles by columns, those of the first columns first.
 #[inline(always)]
 fn by_columns<R: Raw, T: Copy + Default, const MAX: usize>(
     files: Files,
@@ -102,7 +106,7 @@ fn by_columns<R: Raw, T: Copy + Default, const MAX: usize>(
     matrix
 }
 
-/// Sums of 32 bits: a lane has two neighbours of a row of a tile, in two registers.
+/// Reads sums of 32 bits: a lane holds two neighbours of a tile's row, in two registers.
 #[inline(always)]
 fn by_pairs<T: Copy + Default, const MAX: usize>(
     files: Files,
@@ -131,7 +135,7 @@ fn by_pairs<T: Copy + Default, const MAX: usize>(
     matrix
 }
 
-/// The tiles of a result, each with its place, in the order of registers.
+/// Returns the positions of a result's tiles, in the order of registers.
 #[inline(always)]
 fn tiles([extent, columns]: [usize; 2]) -> impl Iterator<Item = usize> {
     (0..columns).step_by(TILE).flat_map(move |left| {
@@ -141,7 +145,7 @@ fn tiles([extent, columns]: [usize; 2]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Writes words as [`by_pairs`] reads them.
+/// Writes words in the layout that [`by_pairs`] reads.
 #[inline(always)]
 fn write_pairs<T: Copy, const MAX: usize>(
     files: Files,
@@ -169,7 +173,7 @@ fn write_pairs<T: Copy, const MAX: usize>(
 /// Writes sums as `f16`, rounded once.
 ///
 /// # Safety
-/// The host has the instruction set.
+/// The host must have this instruction set.
 #[inline(always)]
 unsafe fn write_halves<I: Isa, const MAX: usize>(
     files: Files,
@@ -187,7 +191,7 @@ unsafe fn write_halves<I: Isa, const MAX: usize>(
             for c in 0..TILE {
                 singles[c] = odd_single(line[c]);
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that the host has the instruction set.
             let halves = unsafe { I::narrow_f16::<NEAREST>(singles) };
             for t in 0..4 {
                 out[r * 4 + t] = halves[2 * t] | halves[2 * t + 1] << 16;
@@ -197,7 +201,8 @@ unsafe fn write_halves<I: Isa, const MAX: usize>(
     }
 }
 
-/// Single precision, odd where it is not exact: what is rounded to 16 bits after it is as if rounded once.
+/// Rounds to single precision, to odd if inexact: rounding it to 16 bits then equals a single
+/// rounding.
 #[inline(always)]
 fn odd_single(x: f64) -> u32 {
     let nearest = x as f32;
@@ -213,9 +218,10 @@ fn odd_single(x: f64) -> u32 {
     }
 }
 
-/// A type that matrices are multiplied in.
+/// A type in which matrices are multiplied.
 pub(super) trait Number: Copy + Default {
-    /// `FMA`: whether the host has an instruction for it. Products are exact, so that it gives the same.
+    /// Adds a product; `FMA` says whether the host has an instruction for it. Products are exact,
+    /// so the result is the same.
     fn add_product<const FMA: bool>(self, x: Self, y: Self) -> Self;
 }
 
@@ -237,7 +243,7 @@ impl Number for i32 {
     }
 }
 
-/// sums += x * y, by ascending k.
+/// Computes sums += x * y, by ascending k.
 pub(super) fn multiply<T: Number>(
     features: Features,
     shape: Shape,
@@ -247,7 +253,7 @@ pub(super) fn multiply<T: Number>(
 ) {
     match features {
         Features::Baseline => multiply_tiles::<T, false>(shape, x, y, sums),
-        // SAFETY: `Features::detect` found these instruction sets.
+        // SAFETY: `Features::detect` found these instruction sets on the host.
         #[cfg(target_arch = "x86_64")]
         Features::Avx2 => unsafe { multiply_avx2(shape, x, y, sums) },
     }
@@ -266,7 +272,7 @@ fn multiply_tiles<T: Number, const FMA: bool>(
     y: &[T],
     sums: &mut [T],
 ) {
-    /// Rows that are worked on together: their sums are vector registers.
+    /// Rows processed together, whose sums are in vector registers.
     const ROWS: usize = 4;
     for top in (0..m).step_by(ROWS) {
         let lines: [&[T]; ROWS] = std::array::from_fn(|r| &x[(top + r) * k..][..k]);
@@ -291,16 +297,16 @@ fn multiply_tiles<T: Number, const FMA: bool>(
     }
 }
 
-/// Carries out an `mma` of floats of up to 32 bits, none of whose matrices is larger than `MAX`.
+/// Executes an `mma` of floats of up to 32 bits whose matrices have at most `MAX` elements.
 ///
 /// # Safety
-/// The host has the instruction set.
+/// The host must have this instruction set.
 #[inline(always)]
 unsafe fn floats<I: Isa, const MAX: usize>(files: Files, mma: &Mma, mask: u32) {
     let Shape { m, n, k } = mma.shape;
     let half = |bits: u16| f64::from(single(bits.into()));
     let brain = |bits: u16| f64::from(f32::from_bits(u32::from(bits) << 16));
-    // The lower mantissa is not looked at.
+    // The lower bits of the mantissa are ignored.
     let tf32 = |bits: u32| f64::from(f32::from_bits(bits & 0xffff_e000));
     let (x, y): (Matrix<f64, MAX>, Matrix<f64, MAX>) = match mma.a {
         Element::F16 => (
@@ -331,13 +337,13 @@ unsafe fn floats<I: Isa, const MAX: usize>(files: Files, mma: &Mma, mask: u32) {
         }
     }
     match mma.d {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the host has the instruction set.
         Sum::F16 => unsafe { write_halves::<I, MAX>(files, mask, &mma.rows_d, m, &sums) },
         _ => write_pairs(files, mask, &mma.rows_d, m, &sums, |sum| number(sum as f32)),
     }
 }
 
-/// Carries out an `mma` of bytes, none of whose matrices is larger than `MAX`.
+/// Executes an `mma` of bytes whose matrices have at most `MAX` elements.
 #[inline(always)]
 fn bytes<const MAX: usize>(files: Files, mma: &Mma, mask: u32) {
     let Shape { m, n, k } = mma.shape;
@@ -362,9 +368,9 @@ fn bytes<const MAX: usize>(files: Files, mma: &Mma, mask: u32) {
     write_pairs(files, mask, &mma.rows_d, m, &sums, |sum| sum as u32);
 }
 
-/// Carries out a dense `mma` of floats of up to 32 bits or of bytes: whether it was one.
+/// Executes a dense `mma` of floats of up to 32 bits or of bytes; returns false for any other.
 pub(super) fn dense(features: Features, files: Files, mma: &Mma, mask: u32) -> bool {
-    // SAFETY: `Features::detect` found these instruction sets.
+    // SAFETY: `Features::detect` found these instruction sets on the host.
     unsafe {
         match features {
             Features::Baseline => dense_by::<isa::Baseline>(files, mma, mask),
@@ -374,30 +380,30 @@ pub(super) fn dense(features: Features, files: Files, mma: &Mma, mask: u32) -> b
     }
 }
 
-/// SAFETY: as for `dense_by`.
+/// SAFETY: the caller must ensure the same as for `dense_by`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
 unsafe fn dense_avx2(files: Files, mma: &Mma, mask: u32) -> bool {
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees that the host has these instruction sets.
     unsafe { dense_by::<isa::Avx2>(files, mma, mask) }
 }
 
 /// # Safety
-/// The host has the instruction set.
+/// The host must have this instruction set.
 #[inline(always)]
 unsafe fn dense_by<I: Isa>(files: Files, mma: &Mma, mask: u32) -> bool {
-    /// Elements of m16n8k16 of halves, and of the largest matrix: m32n8k16, m16n8k32 of bytes.
+    /// Elements of m16n8k16 of halves, and of the largest matrices: m32n8k16, m16n8k32 of bytes.
     const FEW: usize = 256;
     const MOST: usize = 512;
     let Shape { m, n, k } = mma.shape;
     let most = (m * k).max(k * n).max(m * n);
     let is_byte = |element| matches!(element, Element::S8 | Element::U8);
     match mma.a {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the host has the instruction set.
         Element::F16 | Element::Bf16 | Element::Tf32 if most <= FEW => unsafe {
             floats::<I, FEW>(files, mma, mask);
         },
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the host has the instruction set.
         Element::F16 | Element::Bf16 | Element::Tf32 if most <= MOST => unsafe {
             floats::<I, MOST>(files, mma, mask);
         },

@@ -1,4 +1,4 @@
-//! `mbarrier`: barriers that live in shared memory as 64 bits, here:
+//! `mbarrier`: barriers in shared memory. Each has 64 bits, here:
 //!
 //! ```text
 //!  63 .. 40  phase
@@ -6,7 +6,8 @@
 //!  19 ..  0  arrivals that the current phase still waits for
 //! ```
 //!
-//! An arrival's state is the object as it was before it, so that a wait compares phases and `pending_count` the lowest bits.
+//! An arrival's state is the object before the arrival. So a wait compares phases, and
+//! `pending_count` reads the lowest bits.
 
 use super::core::{Core, Stop};
 use super::lanes::lanes;
@@ -33,7 +34,7 @@ impl Core<'_> {
         let mut done = 0;
         for lane in lanes(mask) {
             let at = at.0[lane];
-            // Only this block's threads reach its shared memory, and they take turns.
+            // Only this block's threads access its shared memory, and they take turns.
             let object = read64(at);
             let value = || u64::from(self.files.lane32(value, lane));
             match op {
@@ -62,7 +63,7 @@ impl Core<'_> {
     }
 }
 
-/// The object after `count` arrivals, which later phases do not expect again if they are dropped.
+/// Returns the object after `count` arrivals; dropped ones are not expected in later phases.
 fn arrive(object: u64, count: u64, dropped: bool) -> u64 {
     let mut expected = object >> EXPECTED_SHIFT & COUNT_MASK;
     if dropped {

@@ -1,4 +1,5 @@
-//! Loads and stores: addresses to host pointers, with every lane checked, then the access itself.
+//! Loads and stores: translation of addresses to host pointers, with every lane checked, then the
+//! access itself.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -12,7 +13,7 @@ use crate::code::{
 use crate::error::FaultKind;
 use crate::memory::Ranges;
 
-/// The mapped range that each of the last accesses fell into, by instruction.
+/// The mapped range of each of the last accesses, by instruction.
 pub(crate) struct RangeCache {
     entries: [(u64, u64); Self::ENTRIES],
     generation: u64,
@@ -28,7 +29,7 @@ impl RangeCache {
         }
     }
 
-    /// Forgets everything if ranges changed since the last time slice.
+    /// Clears the cache if ranges changed since the last time slice.
     pub(crate) fn refresh(&mut self, ranges: &Ranges) {
         if self.generation != ranges.generation {
             *self = RangeCache {
@@ -39,8 +40,8 @@ impl RangeCache {
     }
 }
 
-/// Host pointers of 32 lanes; those outside the mask point where a busy lane does, or into their own local memory.
-/// Filled in place: returned by value they would be copied several times on their way.
+/// Host pointers of 32 lanes. Those outside the mask point where an active lane does, or into their
+/// own local memory. Filled in place, because a returned value would be copied several times.
 #[repr(align(64))]
 pub(crate) struct Pointers(pub(crate) [u64; 32]);
 
@@ -52,13 +53,13 @@ impl Pointers {
 }
 
 impl Core<'_> {
-    /// The range that an instruction last fell into: first address and end.
+    /// Returns the range of an instruction's last access: first address and end.
     #[inline(always)]
     pub(crate) fn cached_range(&self, pc: u32) -> (u64, u64) {
         self.cache.entries[pc as usize % RangeCache::ENTRIES]
     }
 
-    /// Addresses of an operand before translation.
+    /// Returns the addresses of an operand before translation.
     #[inline(always)]
     pub(crate) fn addresses(&self, mem: &Mem, out: &mut [u64; 32]) {
         let offset = mem.offset as u64;
@@ -79,7 +80,8 @@ impl Core<'_> {
         }
     }
 
-    /// Host pointers for an access of `bytes` by the lanes of `mask`, all checked for bounds and alignment.
+    /// Returns host pointers for an access of `bytes` by the lanes of `mask`, all checked for
+    /// bounds and alignment.
     #[inline(always)]
     pub(crate) fn pointers(
         &mut self,
@@ -93,7 +95,7 @@ impl Core<'_> {
         self.translate(mem.space, bytes, mask, write, out)
     }
 
-    /// Addresses in a state space to host pointers, in place.
+    /// Translates addresses in a state space to host pointers, in place.
     #[inline(always)]
     pub(crate) fn translate(
         &mut self,
@@ -105,7 +107,8 @@ impl Core<'_> {
     ) -> Result<(), Stop> {
         let at = &mut out.0;
         if mask != u32::MAX {
-            // Idle lanes follow the first busy one, so that the checks need not tell them apart.
+            // Inactive lanes follow the first active one, so that the checks need not distinguish
+            // them.
             let first = at[(mask.trailing_zeros() & 31) as usize];
             for (l, a) in at.iter_mut().enumerate() {
                 *a = if mask >> l & 1 != 0 { *a } else { first };
@@ -137,7 +140,7 @@ impl Core<'_> {
                     *a = a.wrapping_add(frame);
                 }
                 self.window(at, self.local as u64, self.stride, size, mask, write)?;
-                // Each lane has its own piece.
+                // Each lane has its own part.
                 for (l, a) in at.iter_mut().enumerate() {
                     *a += l as u64 * self.stride;
                 }
@@ -151,7 +154,7 @@ impl Core<'_> {
         Ok(())
     }
 
-    /// Shows an instruction's accesses to who watches.
+    /// Reports an instruction's accesses to the checker.
     #[cold]
     #[inline(never)]
     fn watched(&self, watch: &Watching<'_>, at: &[u64; 32], bytes: u32, mask: u32, write: bool) {
@@ -174,7 +177,7 @@ impl Core<'_> {
         });
     }
 
-    /// Offsets into a small buffer at `base`.
+    /// Translates offsets into a small buffer at `base`.
     #[inline(always)]
     fn window(
         &self,
@@ -194,7 +197,8 @@ impl Core<'_> {
         Ok(())
     }
 
-    /// The cached range did not do: other ranges, windows, or a fault.
+    /// Translates addresses for which the cached range did not suffice: other ranges, windows, or a
+    /// fault.
     #[cold]
     #[inline(never)]
     fn resolve_slowly(
@@ -215,7 +219,7 @@ impl Core<'_> {
             let offset = address & !WINDOW_MASK;
             let (base, limit) = match address & WINDOW_MASK {
                 0 => {
-                    // Mostly where the lane before it found its own.
+                    // Usually in the range of the lane before.
                     let (low, high) = self.cache.entries[entry];
                     if address < low || address >= high || high - address < size {
                         let found = self.ranges.find(address);
@@ -235,7 +239,7 @@ impl Core<'_> {
             }
             at[lane] = base + offset;
         }
-        // Idle lanes are read too and must not keep an address that was never checked.
+        // Inactive lanes are read too, and must not keep an address that was never checked.
         let first = at[(mask.trailing_zeros() & 31) as usize];
         for (l, a) in at.iter_mut().enumerate() {
             *a = if mask >> l & 1 != 0 { *a } else { first };
@@ -243,7 +247,8 @@ impl Core<'_> {
         Ok(())
     }
 
-    /// One lane's view of `bytes` at a generic address, as the device runtime reads strings and arguments.
+    /// Returns a pointer to `bytes` at one lane's generic address, for the device runtime's strings
+    /// and arguments.
     pub(crate) fn lane_pointer(
         &mut self,
         address: u64,
@@ -283,11 +288,11 @@ impl Core<'_> {
     fn load_from(&self, width: Width, at: &[u64; 32], offset: u64, d: Row, mask: u32) {
         if width == Width::B32 {
             if mask == u32::MAX && offset == 0 && contiguous(at, 4) {
-                // SAFETY: 32 neighbouring lanes were checked one by one by `pointers`.
+                // SAFETY: `pointers` has checked each of the 32 neighbouring lanes.
                 let value = unsafe { (at[0] as *const [u32; 32]).read_unaligned() };
                 return self.files.set32(d, mask, &value);
             }
-            // Idle lanes point where a busy one does, but for local memory, where they have their own piece.
+            // Inactive lanes point where an active one does, or in local memory to their own part.
             let mut value = [0; 32];
             for l in 0..32 {
                 value[l] = read32(at[l] + offset);
@@ -304,7 +309,7 @@ impl Core<'_> {
         self.load_narrow(width, at, offset, d, mask);
     }
 
-    /// Loads that extend.
+    /// Loads that extend to the register's width.
     #[inline(never)]
     fn load_narrow(&self, width: Width, at: &[u64; 32], offset: u64, d: Row, mask: u32) {
         for l in lanes(mask) {
@@ -338,7 +343,7 @@ impl Core<'_> {
         if width == Width::B32 && mask == u32::MAX {
             let value = self.files.get32(a);
             if offset == 0 && contiguous(at, 4) {
-                // SAFETY: 32 neighbouring lanes were checked one by one by `pointers`.
+                // SAFETY: `pointers` has checked each of the 32 neighbouring lanes.
                 return unsafe { (at[0] as *mut [u32; 32]).write_unaligned(value) };
             }
             for l in 0..32 {
@@ -390,7 +395,7 @@ impl Core<'_> {
         };
         let mut to_at = Pointers::new();
         self.pointers(to, bytes.into(), mask, true, &mut to_at)?;
-        // Lanes that take nothing do not touch their source.
+        // Lanes that take nothing do not access their source.
         let mut reading = mask;
         if take != SINK {
             reading &= super::lanes::mask_of(|l| self.files.lane32(take, l) != 0);
@@ -416,13 +421,14 @@ impl Core<'_> {
         Ok(())
     }
 
-    /// Copies between two places of one lane's local memory.
+    /// Copies within one lane's local memory.
     #[inline(never)]
     pub(crate) fn copy_local(&mut self, lane: usize, to: u64, from: u64, bytes: u32) {
         debug_assert!(
             to + u64::from(bytes) <= self.stride && from + u64::from(bytes) <= self.stride
         );
-        // SAFETY: both places lie in frames, for which the warp's local memory was grown before it was entered.
+        // SAFETY: both ranges lie in frames, for which the warp's local memory was grown before
+        // they were entered.
         unsafe {
             let lane = self.local.add(lane * self.stride as usize);
             std::ptr::copy(
@@ -454,14 +460,15 @@ fn outside(at: &[u64; 32], low: u64, span: u64, size: u64) -> bool {
     let (mut beyond, mut bits) = (0, 0);
     for &a in at {
         let offset = a.wrapping_sub(low);
-        // The top bit is set if the offset is "negative" or lies behind the last one possible: both are far below 2^63.
+        // The top bit is set if the offset is "negative" or past the last possible one: both are
+        // far below 2^63.
         beyond |= offset | last.wrapping_sub(offset);
         bits |= a;
     }
     (beyond | last) >> 63 != 0 || bits & (size - 1) != 0
 }
 
-/// The fault of the first lane that `outside` found.
+/// Returns the fault of the first lane that `outside` found.
 #[cold]
 #[inline(never)]
 fn first_outside(at: &[u64; 32], limit: u64, size: u64, mask: u32, write: bool) -> Stop {
@@ -473,7 +480,7 @@ fn first_outside(at: &[u64; 32], limit: u64, size: u64, mask: u32, write: bool) 
 /// Whether lane `l` points `l * size` bytes after lane 0.
 #[inline(always)]
 fn contiguous(at: &[u64; 32], size: u64) -> bool {
-    // Most that are not differ at the ends already.
+    // Most rows that are not contiguous differ at the ends already.
     if at[31] != at[0].wrapping_add(31 * size) {
         return false;
     }
@@ -502,10 +509,10 @@ pub(crate) fn access_fault(address: u64, bytes: u64, write: bool, lane: usize) -
     Trouble::at_lane(kind, lane)
 }
 
-// The accesses themselves. Device memory is shared with other threads of the launch, with copies and with the host, as
-// on a GPU: single accesses are relaxed atomics, so that races have the values they would have there.
-// SAFETY of all eight: callers pass pointers that `pointers` checked for bounds and alignment, and the range lock is
-// held while a kernel runs.
+// The accesses themselves. Device memory is shared with other threads of the launch, with copies
+// and with the host, as on a GPU. Single accesses are relaxed atomics, so races give the values
+// that they could give there. SAFETY of all eight: callers pass pointers that `pointers` checked
+// for bounds and alignment, and the range lock is held while a kernel runs.
 
 #[inline(always)]
 pub(crate) fn read8(at: u64) -> u8 {

@@ -1,12 +1,12 @@
 //! The warp-wide interpreter: one dispatch executes an instruction for up to 32 lanes.
 //!
-//! [`block`] runs the warps of one block and its barriers, [`warp`] keeps the lanes of a warp in groups that share a
-//! program counter and decides which group runs, [`dispatch`] runs it, [`core`] is what instructions work on, [`call`] and [`runtime`]
-//! do calls. The other
+//! [`block`] runs the warps of one block and its barriers. [`warp`] keeps the lanes of a warp in
+//! groups that share a program counter, and decides which group runs. [`dispatch`] runs it;
+//! [`core`] is the state that instructions work on; [`call`] and [`runtime`] do calls. The other
 //! files hold the instructions by family.
 
-// Lanes are indexed, because one index runs through several rows and the loop must stay one that vectorises; operands
-// come one by one; formulas read as the ISA writes them.
+// Lanes are indexed, because one index runs through several rows in loops that must vectorise.
+// Operands are separate arguments, and formulas read as in the ISA.
 #![allow(
     clippy::needless_range_loop,
     clippy::too_many_arguments,
@@ -69,7 +69,7 @@ use crate::interp::children::Children;
 use crate::lower::Kernel;
 use crate::output::Output;
 
-/// What all blocks of a launch share.
+/// State shared by all blocks of a launch.
 pub(crate) struct Env<'e> {
     pub(crate) program: &'e Program,
     /// The program as it is executed.
@@ -79,7 +79,7 @@ pub(crate) struct Env<'e> {
     pub(crate) kernel: &'e Kernel,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
-    /// Parameters, 16-byte aligned.
+    /// Parameters, aligned to 16 bytes.
     pub(crate) params: &'e [u128],
     pub(crate) param_bytes: u64,
     pub(crate) shared_bytes: u32,
@@ -93,12 +93,12 @@ pub(crate) struct Env<'e> {
     pub(crate) workers: u32,
     pub(crate) start: Instant,
     pub(crate) watch: Option<&'e Watching<'e>>,
-    /// How often each instruction was executed, where that is counted.
+    /// Executions of each instruction, if they are counted.
     pub(crate) counts: Option<&'e [AtomicU64]>,
 }
 
 impl Env<'_> {
-    /// A block's number in launch order: x fastest.
+    /// Returns a block's number in launch order: x fastest.
     pub(crate) fn linear(&self, block: [u32; 3]) -> u64 {
         let [x, y, z] = block.map(u64::from);
         let [gx, gy, _] = self.grid.map(u64::from);
@@ -116,7 +116,7 @@ impl Env<'_> {
     }
 }
 
-/// Instruction sets that the dispatch loop is compiled for.
+/// Instruction sets for which the dispatch loop is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Features {
     Baseline,

@@ -1,16 +1,16 @@
-//! Directed roundings: the nearest result, stepped by the sign of what it lost.
+//! Directed roundings: the nearest result, stepped by the sign of its error.
 
 use super::half::two_sum_error;
 use crate::code::Rounding;
 
-/// A nearest result moved to where a directed rounding of the exact value `nearest + error` goes.
-/// Only the sign of `error` counts; it must be exact.
+/// Moves a nearest result to where a directed rounding of the exact value `nearest + error` goes.
+/// Only the sign of `error` counts, which must be exact.
 fn direct_f32(nearest: f32, error: f64, rounding: Rounding) -> f32 {
     if error == 0.0 || error.is_nan() || nearest.is_nan() {
         return nearest;
     }
     if nearest.is_infinite() {
-        // Overflow of the nearest result: directed roundings stop at the largest finite number.
+        // Overflow of the nearest result: directed roundings may stop at the largest finite number.
         let towards = match rounding {
             Rounding::Nearest => false,
             Rounding::Zero => true,
@@ -35,7 +35,7 @@ fn direct_f32(nearest: f32, error: f64, rounding: Rounding) -> f32 {
     }
 }
 
-/// Rounds the exact value `value + rest` (|rest| below half an ulp of `value`) to single.
+/// Rounds the exact value `value + rest` to single, where |rest| is below half an ulp of `value`.
 fn round_pair(value: f64, rest: f64, rounding: Rounding) -> f32 {
     let nearest = value as f32;
     if nearest.is_infinite() && value.is_finite() {
@@ -45,7 +45,7 @@ fn round_pair(value: f64, rest: f64, rounding: Rounding) -> f32 {
     direct_f32(nearest, if error == 0.0 { rest } else { error }, rounding)
 }
 
-/// Sums that are exactly zero are -0 when rounding down, unless both were +0.
+/// Returns -0 for sums that are exactly zero when rounding down, unless both summands are +0.
 fn zero_sum(x: f64, y: f64, rounding: Rounding) -> Option<f32> {
     let both_positive_zero = x.to_bits() | y.to_bits() == 0;
     (x + y == 0.0 && rounding == Rounding::Down && !both_positive_zero).then_some(-0.0)
@@ -60,7 +60,7 @@ pub(super) fn add_r(x: f32, y: f32, rounding: Rounding) -> f32 {
     round_pair(sum, two_sum_error(a, b, sum), rounding)
 }
 
-/// `ftz`: as [`div_r`].
+/// Multiplies with a directed rounding; `ftz` as in [`div_r`].
 pub(super) fn mul_r(x: f32, y: f32, rounding: Rounding, ftz: bool) -> f32 {
     // Exact: 24 + 24 bits.
     let product = f64::from(x) * f64::from(y);
@@ -79,7 +79,8 @@ pub(super) fn fma_r(x: f32, y: f32, z: f32, rounding: Rounding) -> f32 {
     round_pair(sum, two_sum_error(product, c, sum), rounding)
 }
 
-/// `ftz`: a quotient below the normal numbers is flushed before it is rounded, as on an H200.
+/// Divides with a directed rounding. With `ftz` a quotient below the normal numbers is flushed
+/// before rounding, as on an H200.
 pub(super) fn div_r(x: f32, y: f32, rounding: Rounding, ftz: bool) -> f32 {
     let (a, b) = (f64::from(x), f64::from(y));
     let quotient = a / b;
@@ -132,7 +133,7 @@ fn direct_f64(nearest: f64, error: f64, rounding: Rounding) -> f64 {
     }
 }
 
-/// The sign of what an overflowed or finite nearest result lost.
+/// Returns the sign of a nearest result's error, also if it overflowed.
 fn lost(nearest: f64, error: f64, finite_inputs: bool) -> f64 {
     if nearest.is_infinite() && finite_inputs {
         -nearest.signum()
@@ -173,14 +174,15 @@ pub(super) fn mul_r64(x: f64, y: f64, rounding: Rounding) -> f64 {
     )
 }
 
-/// Sign-exact `x * y - product`, scaled up where the products are so small that the error would vanish.
+/// Returns `x * y - product` with an exact sign, scaled up if the products are so small that the
+/// error would vanish.
 fn product_error(x: f64, y: f64, product: f64) -> f64 {
     const SMALL_FACTOR: f64 = 1e-125;
     const SMALL_PRODUCT: f64 = 1e-250;
     if product.abs() >= SMALL_PRODUCT || x == 0.0 || y == 0.0 {
         return x.mul_add(y, -product);
     }
-    // Multiplying by a power of two loses nothing, from subnormals upwards.
+    // Multiplying by a power of two loses nothing, even for subnormals.
     let scale = f64::from_bits((1023 + 600) << 52);
     let (mut x, mut y, mut product) = (x, y, product);
     for factor in [&mut x, &mut y] {
@@ -192,10 +194,10 @@ fn product_error(x: f64, y: f64, product: f64) -> f64 {
     x.mul_add(y, -product)
 }
 
-/// In whole numbers: sums of products lose bits anywhere, and what was lost decides a directed rounding.
+/// Computes in integers: sums of products lose bits anywhere, and these decide a directed rounding.
 pub(super) fn fma_r64(x: f64, y: f64, z: f64, rounding: Rounding) -> f64 {
     if z.is_infinite() && x.is_finite() && y.is_finite() {
-        // However large the product, it is finite before it is rounded.
+        // The product is finite before it is rounded, however large.
         return z;
     }
     if !x.is_finite() || !y.is_finite() || !z.is_finite() || x == 0.0 || y == 0.0 {
@@ -231,7 +233,7 @@ pub(super) fn fma_r64(x: f64, y: f64, z: f64, rounding: Rounding) -> f64 {
     Exact::new(large.negative, mantissa, large.exponent).round(rounding)
 }
 
-/// A finite double as whole number times a power of two, which is returned second.
+/// Splits a finite double into an integer and a power of two, whose exponent is returned second.
 fn parts(x: f64) -> (u64, i32) {
     let (field, fraction) = (
         (x.to_bits() >> 52 & 0x7ff) as i32,
@@ -244,8 +246,8 @@ fn parts(x: f64) -> (u64, i32) {
     }
 }
 
-/// `mantissa * 2^exponent`, the mantissa's leading bit at 126: sums do not overflow, and a last bit that stands for all
-/// that was lost is far below where a double is rounded.
+/// The value `mantissa * 2^exponent`, with the mantissa's leading bit at 126. Sums do not overflow,
+/// and the last bit, which stands for all lost bits, is far below the rounding of a double.
 struct Exact {
     negative: bool,
     mantissa: u128,
@@ -255,10 +257,10 @@ struct Exact {
 const LEADING_BIT: u32 = 126;
 
 impl Exact {
-    /// The mantissa is not 0.
+    /// Normalises the value. The mantissa must not be 0.
     fn new(negative: bool, mantissa: u128, exponent: i32) -> Self {
         let zeros = mantissa.leading_zeros();
-        // A sum may be one bit longer than its parts.
+        // A sum may be one bit longer than its summands.
         let (mantissa, exponent) = if zeros == 0 {
             (mantissa >> 1 | mantissa & 1, exponent + 1)
         } else {
@@ -271,7 +273,7 @@ impl Exact {
         }
     }
 
-    /// Shifted right; what falls out is kept in the last bit.
+    /// Shifts right; lost bits are kept in the last bit.
     fn shifted(&self, by: u32) -> u128 {
         if by == 0 {
             return self.mantissa;
@@ -282,7 +284,7 @@ impl Exact {
     }
 
     fn round(&self, rounding: Rounding) -> f64 {
-        // The last bit of the result has this exponent: 53 bits, fewer among the subnormals.
+        // Exponent of the result's last bit: 53 bits, fewer for subnormals.
         let last = (self.exponent + LEADING_BIT as i32 - 52).max(-1074);
         let drop = (last - self.exponent) as u32;
         let kept = self.mantissa.checked_shr(drop).unwrap_or(0);
@@ -295,7 +297,8 @@ impl Exact {
             Rounding::Up => !self.negative && rest != 0,
         };
         let kept = kept as u64 + u64::from(up);
-        // The leading bit of `kept` adds one to the exponent field, and so does a carry out of the rounding.
+        // The leading bit of `kept` adds one to the exponent field, and so does a carry from
+        // rounding.
         let field = last + 1074;
         let bits = (field.max(0) as u64) << 52;
         let magnitude = f64::from_bits((bits + kept).min(f64::INFINITY.to_bits()));
@@ -330,7 +333,7 @@ pub(super) fn sqrt_r64(x: f64, rounding: Rounding) -> f64 {
 mod tests {
     use super::*;
 
-    /// An H200 gives the same: `truth fuzz` found it otherwise here.
+    /// An H200 gives the same results; `truth fuzz` found a difference here.
     #[test]
     fn a_product_that_overflows_does_not_undo_an_infinity() {
         for rounding in [Rounding::Zero, Rounding::Down, Rounding::Up] {

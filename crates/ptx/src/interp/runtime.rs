@@ -42,12 +42,12 @@ impl Core<'_> {
         Ok(())
     }
 
-    /// Parameter `i` of the call in the lane's frame, zero-extended.
+    /// Returns parameter `i` of the call in the lane's frame, zero-extended.
     pub(super) fn param(&self, call: &Call, i: usize, lane: usize) -> u64 {
         self.param_part(call, i, 0, call.params[i].bytes, lane)
     }
 
-    /// Up to eight bytes of a parameter, which has so many from `at` on.
+    /// Returns up to eight bytes of a parameter, `len` from `at` on.
     pub(super) fn param_part(&self, call: &Call, i: usize, at: u32, len: u32, lane: usize) -> u64 {
         let slot = call.params[i];
         let mut bytes = [0u8; 8];
@@ -84,13 +84,14 @@ impl Core<'_> {
             return Err(Trouble::at_lane(FaultKind::Trap { reason }, lane));
         }
         let word = self.lane_pointer(handle, 4, lane)?;
-        // SAFETY: four mapped bytes, aligned; whoever reads them meanwhile reads them as one atomic word.
+        // SAFETY: `lane_pointer` checked four mapped, aligned bytes; other threads access them only
+        // as one atomic word.
         unsafe { std::sync::atomic::AtomicU32::from_ptr(word.cast_mut().cast()) }
             .store(value, std::sync::atomic::Ordering::Release);
         Ok(())
     }
 
-    /// A C string at a generic address.
+    /// Reads a C string at a generic address.
     fn string(&mut self, address: u64, lane: usize) -> Result<Vec<u8>, Stop> {
         let mut out = Vec::new();
         while out.len() < PRINTF_STRING_BYTES_MAX {
@@ -138,7 +139,7 @@ impl Core<'_> {
     }
 }
 
-/// The packed structure that `vprintf` gets, read as the format asks: each argument at its natural alignment.
+/// The packed arguments of `vprintf`, read as the format asks: each at its natural alignment.
 struct LaneArguments<'c, 'e> {
     core: &'c mut Core<'e>,
     args: u64,

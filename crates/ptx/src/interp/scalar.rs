@@ -1,4 +1,4 @@
-//! The arithmetic of single lanes behind the integer instructions.
+//! Arithmetic of single lanes, for the integer instructions.
 
 use crate::code::Carry;
 
@@ -32,8 +32,8 @@ pub(super) fn szext(a: u32, b: u32, signed: bool, wrap: bool) -> u32 {
     }
 }
 
-/// Computes an operation with carry for all lanes, and the carries out. A subtraction adds the complement, as GPUs do:
-/// the flag that it reads and writes is set if nothing was borrowed.
+/// Computes an operation with carry for all lanes, and the carries out. A subtraction adds the
+/// complement, as on GPUs: its flag is set if nothing was borrowed.
 pub(super) fn carry_rows(
     op: Carry,
     carry_in: u32,
@@ -76,7 +76,8 @@ pub(super) fn mul_hi(a: u64, b: u64, signed: bool) -> u64 {
     }
 }
 
-/// Bit field extract as the ISA's pseudocode has it: the sign bit of a field that reaches past the top is the top bit.
+/// Extracts a bit field as the ISA's pseudocode does: the sign bit of a field that reaches past the
+/// top is the top bit.
 pub(super) fn bfe(a: u64, pos: u32, len: u32, bits: u32, signed: bool) -> u64 {
     let (pos, len) = (pos & 0xff, len & 0xff);
     if len == 0 {
@@ -105,7 +106,8 @@ pub(super) fn bfe(a: u64, pos: u32, len: u32, bits: u32, signed: bool) -> u64 {
     }
 }
 
-/// `fns`: position of the n-th set bit from `base` on, upwards or downwards; all ones if there is none.
+/// Computes `fns`: the position of the n-th set bit from `base` on, upwards or downwards; all ones
+/// if there is none.
 pub(super) fn find_nth_set(mask: u32, base: u32, offset: u32) -> u32 {
     let offset = offset as i32;
     let set = |pos: &u32| mask >> pos & 1 != 0;
@@ -132,7 +134,7 @@ pub(super) fn bfi(a: u64, b: u64, pos: u32, len: u32, bits: u32) -> u64 {
     ((b & !field) | (a << pos & field)) & mask64(bits)
 }
 
-/// Bytes of `b:a` by selector; bit 3 of a selector replicates the byte's sign.
+/// Selects bytes of `b:a`; bit 3 of a selector replicates the byte's sign.
 pub(super) fn prmt(a: u32, b: u32, selectors: [u32; 4]) -> u32 {
     let bytes = u64::from(b) << 32 | u64::from(a);
     let mut out = 0;

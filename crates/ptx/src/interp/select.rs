@@ -1,4 +1,5 @@
-//! Which function executes an instruction: those that kernels are full of have their own.
+//! The choice of the function that executes an instruction; frequent ones have functions of their
+//! own.
 
 use super::Features;
 use super::fast::{self, Lane2, Map1};
@@ -13,7 +14,7 @@ use crate::code::{
     Program, Rounding, Row, Shfl, Shift64, Special, Tern32, Tern64, Un32, Un64, Width,
 };
 
-/// The step of an operation; `any` is the one that does everything.
+/// Returns the step of an operation; `any` is the general one.
 pub(super) fn select(program: &Program, op: &Op, any: Step, features: Features) -> Step {
     let with = Chosen { any, features };
     match *op {
@@ -175,7 +176,7 @@ pub(super) fn select(program: &Program, op: &Op, any: Step, features: Features) 
             let rows = [0, 1, 2].map(|i| program.rows[list as usize + i]);
             with.atom_shared(op, rows, &mem)
         }
-        // Those who are together have nobody to wait for.
+        // Lanes that are all together need not wait.
         Op::WarpSync { .. } => Step {
             kind: Kind::Together,
             ..with.rows::<fast::Nop>([0; 4])
@@ -185,7 +186,7 @@ pub(super) fn select(program: &Program, op: &Op, any: Step, features: Features) 
     }
 }
 
-/// Makes steps for one instruction set, or leaves it at `any`.
+/// Makes steps for one instruction set, or keeps `any`.
 pub(super) struct Chosen {
     pub(super) any: Step,
     features: Features,
@@ -367,7 +368,7 @@ impl Chosen {
         }
     }
 
-    /// An atomic of 32 bits in shared memory.
+    /// Makes the step of a 32-bit atomic in shared memory.
     fn atom_shared(&self, op: AtomOp, [d, b, _]: [Row; 3], mem: &Mem) -> Step {
         let Base::Row32(a) = mem.base else {
             return self.any;
@@ -418,7 +419,7 @@ impl Chosen {
     }
 }
 
-/// Whether the offset of an operand keeps what is aligned aligned.
+/// Whether the offset of an operand preserves alignment.
 pub(super) fn is_aligned(mem: &Mem, bytes: i64) -> bool {
     mem.offset % bytes == 0
 }

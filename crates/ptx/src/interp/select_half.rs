@@ -1,4 +1,4 @@
-//! Which function executes conversions, and what is done with 16-bit floats.
+//! The choice of functions for conversions and for 16-bit floats.
 
 use super::fast;
 use super::fast_compare::compare_by;
@@ -9,7 +9,7 @@ use super::select::Chosen;
 use super::step::Step;
 use crate::code::{Cmp, Cvt, CvtType, HalfOp, Pred, Rounding, Row};
 
-/// The step of a body for a rounding, which is its last parameter.
+/// Returns the step of a body for a rounding mode, which is its last parameter.
 macro_rules! rounded {
     ($with:expr, $rows:expr, $rounding:expr, $body:ident $(, $parameter:tt)*) => {
         match $rounding {
@@ -21,7 +21,7 @@ macro_rules! rounded {
     };
 }
 
-/// The step of a body for one of [`INTEGERS`], by its number, which is its first parameter.
+/// Returns the step of a body for one of [`INTEGERS`], whose index is its first parameter.
 macro_rules! numbered {
     ($number:expr, |$n:ident| $step:expr) => {
         match $number {
@@ -54,7 +54,7 @@ macro_rules! numbered {
 }
 
 impl Chosen {
-    /// Arithmetic of one `f16` in each lane, or of two.
+    /// Makes the step for arithmetic of one `f16` per lane, or of two.
     pub(super) fn f16<const PACKED: bool>(&self, op: HalfOp, rows: [Row; 3]) -> Step {
         match op {
             HalfOp::MulFtz => self.half_lane::<half::MulFtzH, F16, PACKED>(rows),
@@ -85,7 +85,7 @@ impl Chosen {
         self.rows::<half::Half2<L, F, PACKED>>([d, a, b, 0])
     }
 
-    /// A comparison of `bf16` or `f16`.
+    /// Makes the step for a comparison of `bf16` or `f16`.
     pub(super) fn setp_half(&self, is_bf16: bool, cmp: Cmp, rows: [Row; 4]) -> Step {
         use half::SetpHalf;
         match is_bf16 {
@@ -94,7 +94,8 @@ impl Chosen {
         }
     }
 
-    /// One of pairs; `d` and `q` are the predicates of the low and high halves.
+    /// Makes the step for a comparison of pairs; `d` and `q` are the predicates of the low and high
+    /// halves.
     pub(super) fn setp_pair(
         &self,
         is_bf16: bool,

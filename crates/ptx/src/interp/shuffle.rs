@@ -1,4 +1,5 @@
-//! Shuffles by all lanes of a warp: by others, and before lanes have waited for each other, [`super::collective`].
+//! Shuffles by all lanes of a warp. Shuffles by some lanes, and by lanes not yet together, are in
+//! [`super::collective`].
 
 use super::collective::shuffle_source;
 use super::core::{Core, Stop};
@@ -12,10 +13,11 @@ pub(super) const DOWN: u8 = 1;
 pub(super) const BFLY: u8 = 2;
 pub(super) const IDX: u8 = 3;
 
-/// What `c` says where the warp is one segment, but for shuffles upwards.
+/// Value of `c` if the whole warp is one segment, except for upward shuffles.
 const WARP: u32 = 31;
 
-/// `WHOLE`: what `c` says is that the warp is one segment. `offset` is the predicate that tells which sources are in their segments.
+/// A shuffle. `WHOLE` says that `c` makes the warp one segment. `offset` is the predicate that
+/// tells which sources are in their segment.
 pub(super) struct Shuffle<const MODE: u8, const WHOLE: bool>;
 
 impl<const MODE: u8, const WHOLE: bool> Body for Shuffle<MODE, WHOLE> {
@@ -71,20 +73,21 @@ impl<const MODE: u8, const WHOLE: bool> Body for Shuffle<MODE, WHOLE> {
     }
 }
 
-/// Whether all lanes of a row have the value of the first.
+/// Whether all lanes of a row equal the first.
 ///
 /// # Safety
-/// The host has the instruction set.
+/// The host must have this instruction set.
 #[inline(always)]
 unsafe fn is_uniform<I: Isa>(row: &[u32; 32]) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the host has the instruction set.
     row[0] == row[HALF] && unsafe { I::follows32::<0>(row) }
 }
 
-/// A butterfly of all 32 lanes by one number: chunks change places, and lanes within them. All sources are in the segment.
+/// Shuffles all 32 lanes as a butterfly by one number: chunks are exchanged, and lanes within them.
+/// All sources are in the segment.
 ///
 /// # Safety
-/// The host has the instruction set.
+/// The host must have this instruction set.
 #[inline(always)]
 unsafe fn butterfly<I: Isa>(files: Files, d: Row, a: Row, by: u32, mask: u32) {
     let chunks = by as usize / CHUNK % CHUNKS;
@@ -92,10 +95,10 @@ unsafe fn butterfly<I: Isa>(files: Files, d: Row, a: Row, by: u32, mask: u32) {
     for l in 0..CHUNK {
         sources[l] = l as u32 ^ by % CHUNK as u32;
     }
-    // All are read before any is written: `d` may be `a`.
+    // All are read before any is written, because `d` may be `a`.
     let mut out = [[0; CHUNK]; CHUNKS];
     for i in 0..CHUNKS {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the host has the instruction set.
         out[i] = unsafe { I::permute8(files.chunk(a, i ^ chunks), sources) };
     }
     write_chunks!(files, d, mask, |i| out[i]);

@@ -1,9 +1,10 @@
-//! `mma.sp`: the first matrix is stored without its zeros, and made whole before it is multiplied (PTX ISA, "Sparse matrix
-//! storage").
+//! `mma.sp`: the first matrix is stored without its zeros, and expanded before it is multiplied
+//! (PTX ISA, "Sparse matrix storage").
 //!
-//! Of each chunk of a row (4 elements, of 4 bits 8, of tf32 2) half is stored. Four bits of metadata say where it goes: two
-//! numbers of places, of pairs for 4 bits; for tf32 one of two patterns. It lies in one, two or four of the four lanes that
-//! share two rows, eight apart ([`metadata_place`]).
+//! Half of each chunk of a row is stored; a chunk has 4 elements, or 8 of 4 bits, or 2 of tf32.
+//! Four bits of metadata give the positions: two numbers of positions, of pairs for 4-bit elements;
+//! for tf32 one of two patterns. One, two or four of the four lanes that share two rows, eight
+//! apart, hold the metadata ([`metadata_place`]).
 
 use super::core::Core;
 use super::half::single;
@@ -11,7 +12,7 @@ use super::matrix::{Number, multiply};
 use super::tensor::integer;
 use crate::code::{Element, Fragment, Mma, Role, Shape, Sparse, Sum};
 
-/// Elements of the largest first matrix (m16n8k128), and second.
+/// Elements of the largest first matrix (m16n8k128), and of the largest second one.
 const A_ELEMENTS_MAX: usize = 16 * 128;
 const B_ELEMENTS_MAX: usize = 128 * 8;
 const SUMS_MAX: usize = 16 * 8;
@@ -111,7 +112,7 @@ impl Core<'_> {
     }
 }
 
-/// Elements of a row that metadata speaks of together.
+/// Returns the elements of a row that share a piece of metadata.
 fn chunk(element: Element) -> usize {
     match element {
         Element::Tf32 => 2,
@@ -120,21 +121,22 @@ fn chunk(element: Element) -> usize {
     }
 }
 
-/// Which of the lanes that share a row has the metadata of its chunk `i`, and from which bit on. Those rows are two: `half`.
+/// Returns the lane, of those that share a row, that holds the metadata of chunk `i`, and the first
+/// bit. `half` selects one of the two rows.
 fn metadata_place(element: Element, half: usize, i: usize) -> (usize, usize) {
     match element {
-        // A lane has a half of its word for each of them.
+        // A lane's word has one half for each of the two rows.
         Element::F16 | Element::Bf16 | Element::Tf32 => (i / 4, half * 16 + i % 4 * 4),
-        // A lane has its word for one of them.
+        // A lane's word belongs to one of the two rows.
         _ => (i / 8 * 2 + half, i % 8 * 4),
     }
 }
 
-/// Where stored element `j` of a chunk goes.
+/// Returns the position of stored element `j` in its chunk.
 fn place(element: Element, nibble: u32, j: usize) -> usize {
     let number = |i: usize| (nibble >> (2 * i) & 3) as usize;
     match element {
-        // 0b0100 is the first, 0b1110 the second: the manual gives no others a meaning.
+        // 0b0100 selects the first, 0b1110 the second; the manual defines no others.
         Element::Tf32 => usize::from(nibble & 2 != 0),
         Element::S4 | Element::U4 => 2 * number(j / 2) + j % 2,
         _ => number(j),

@@ -52,7 +52,7 @@ impl Core<'_> {
         self.files.set64(d, mask, &[value; 32]);
     }
 
-    /// The software GPU's clock ticks at 1 GHz from the start of the launch.
+    /// Returns the software GPU's clock, which ticks at 1 GHz from the start of the launch.
     fn nanoseconds(&self) -> u64 {
         self.env.start.elapsed().as_nanos() as u64
     }

@@ -1,4 +1,4 @@
-//! `alloca` and what goes with it: a second stack for each lane, above the frames of its calls.
+//! `alloca` and related instructions: a second stack for each lane, after the frames of its calls.
 
 use super::core::{Core, Stop, Trouble};
 use super::lanes::lanes;
@@ -6,19 +6,19 @@ use crate::code::{Row, StackOp};
 use crate::error::FaultKind;
 use crate::limits::LOCAL_BYTES_MAX;
 
-/// What frames and what is taken begin at multiples of.
+/// Alignment of frames and allocations.
 const ALIGN: u32 = 16;
 
 impl Core<'_> {
     pub(crate) fn stack(&mut self, op: StackOp, d: Row, a: Row, mask: u32) -> Result<(), Stop> {
-        // Calls are kept below this, and so is what may be taken.
+        // Calls stay below this, and so do allocations.
         let limit = self.env.stack_bytes.min(LOCAL_BYTES_MAX);
         let floor = limit.next_multiple_of(ALIGN);
         for lane in lanes(mask) {
             let taken = self.storage.taken[lane];
             match op {
                 StackOp::Save => self.files.set_lane64(d, lane, taken.into()),
-                // More than is there it cannot be: what it names would be nobody's.
+                // It cannot be more than is allocated: that memory would belong to nothing.
                 StackOp::Restore => {
                     let mark = self.files.lane64(a, lane);
                     self.storage.taken[lane] = u32::try_from(mark).unwrap_or(taken).min(taken);

@@ -1,30 +1,32 @@
-//! What the dispatch loop runs: for each instruction of a program a function, chosen once, and its operands in a row.
+//! Steps, which the dispatch loop runs: for each instruction of a program a function, chosen once,
+//! and its operands.
 //!
-//! Instructions that kernels are full of have functions of their own ([`select`](super::select)); all others share
-//! [`Any`], which looks at the operation when it runs. Each function exists once for every instruction set in
-//! [`Features`].
+//! Frequent instructions have functions of their own ([`select`](super::select)); all others share
+//! [`Any`], which reads the operation when it runs. Each function exists once for every instruction
+//! set in [`Features`].
 
 use super::core::{Core, Stop};
 use super::isa::{self, Isa};
 use super::{Features, fuse, select};
 use crate::code::{Code, Guard, Op, Program, Row};
 
-/// Executes an instruction for the lanes of a mask, which has at least one.
+/// Executes an instruction for the lanes of a mask, of which there is at least one.
 ///
 /// # Safety
-/// The step belongs to the program that the core runs, and the host has the instruction sets that it was chosen for.
+/// The step must belong to the program that the core runs, and the host must have the instruction
+/// sets that it was chosen for.
 pub(crate) type Run = unsafe fn(&mut Core<'_>, &Step, u32) -> Result<(), Stop>;
 
 /// How the dispatch loop treats an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Computes, loads or stores, and the next one follows.
+    /// Computes, loads or stores; the next instruction follows.
     Plain,
     /// `Op::Bra`, to `d`.
     Branch,
-    /// Plain where all lanes of a warp execute it together, otherwise as `Control`.
+    /// Plain if all lanes of a warp execute it together, otherwise as `Control`.
     Together,
-    /// May do something to the group of lanes: looked at one by one.
+    /// May affect the group of lanes, so it is handled by itself.
     Control,
 }
 
@@ -33,14 +35,16 @@ pub(crate) struct Step {
     pub(crate) run: Run,
     pub(crate) guard: Guard,
     pub(crate) kind: Kind,
-    /// Where the next step is: the bytes of as many steps as it executes instructions. A program has a step for each of them.
+    /// Distance to the next step, in bytes: the size of a step times the instructions that this one
+    /// executes. A program has a step for each instruction.
     pub(crate) skip: u16,
-    /// The instruction's place in the program.
+    /// The instruction's index in the program.
     pub(crate) pc: u32,
-    /// Where the straight code ends that this instruction is in, or its own place if it is in none: in straight code, all are
-    /// plain and without guards, and nothing jumps behind the first.
+    /// End of the straight code that contains this instruction, or its own index if it is in none.
+    /// Straight code has only plain instructions without guards, and is jumped to only at its first
+    /// instruction.
     pub(crate) end: u32,
-    /// What these mean is the function's own business.
+    /// Operands, whose meaning depends on the function.
     pub(crate) d: Row,
     pub(crate) a: Row,
     pub(crate) b: Row,
@@ -51,7 +55,7 @@ pub(crate) struct Step {
 impl Step {
     pub(crate) const BYTES: u16 = size_of::<Step>() as u16;
 
-    /// How many instructions it executes.
+    /// Returns how many instructions it executes.
     pub(crate) fn span(&self) -> usize {
         usize::from(self.skip / Step::BYTES)
     }
@@ -60,25 +64,25 @@ impl Step {
 /// An instruction's function before it is compiled for an instruction set.
 pub(crate) trait Body {
     /// # Safety
-    /// As [`Run`].
+    /// As for [`Run`].
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop>;
 }
 
-/// SAFETY: as [`Run`].
+/// SAFETY: the caller must ensure the same as for [`Run`].
 unsafe fn baseline<B: Body>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
-    // SAFETY: passed on.
+    // SAFETY: the caller fulfils the same contract.
     unsafe { B::run::<isa::Baseline>(core, step, mask) }
 }
 
-/// SAFETY: as [`Run`].
+/// SAFETY: the caller must ensure the same as for [`Run`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
 unsafe fn avx2<B: Body>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
-    // SAFETY: passed on.
+    // SAFETY: the caller fulfils the same contract.
     unsafe { B::run::<isa::Avx2>(core, step, mask) }
 }
 
-/// A body for the host's instruction set.
+/// Returns a body compiled for the host's instruction set.
 pub(crate) fn compiled<B: Body>(features: Features) -> Run {
     match features {
         Features::Baseline => baseline::<B>,
@@ -87,7 +91,7 @@ pub(crate) fn compiled<B: Body>(features: Features) -> Run {
     }
 }
 
-/// Any instruction that only computes, loads and stores.
+/// Executes any instruction that only computes, loads and stores.
 pub(crate) struct Any;
 
 impl Body for Any {
@@ -100,18 +104,19 @@ impl Body for Any {
 }
 
 impl Core<'_> {
-    /// Executes the instruction at hand by [`Any`]: what functions do with what is not for them. Called, not inlined: its frame is large.
+    /// Executes the current instruction by [`Any`], for functions that cannot handle it. A call,
+    /// not inlined, because its frame is large.
     #[inline(always)]
     pub(super) fn any(&mut self, step: &Step, mask: u32) -> Result<(), Stop> {
-        // SAFETY: chosen for the features that the step was chosen for (`Steps`).
+        // SAFETY: `any` was chosen for the same features as the step (`Steps`).
         unsafe { (self.env.steps.any)(self, step, mask) }
     }
 }
 
-/// A program's instructions as they are executed.
+/// A program's instructions in executable form.
 pub(crate) struct Steps {
     pub(crate) list: Vec<Step>,
-    /// Each for one instruction.
+    /// One step for each instruction.
     pub(crate) singles: Vec<Step>,
     pub(crate) features: Features,
     any: Run,
@@ -128,7 +133,7 @@ impl Steps {
         }
     }
 
-    /// Those of a launch that is watched: all accesses go through [`Core::pointers`].
+    /// Makes the steps of a watched launch, in which all accesses go through [`Core::pointers`].
     pub(crate) fn watched(program: &Program, features: Features) -> Self {
         let singles = singles(program, features, |_, _, any, _| any);
         Steps {
@@ -148,7 +153,7 @@ impl std::fmt::Debug for Steps {
     }
 }
 
-/// A step for each instruction.
+/// Makes a step for each instruction.
 fn singles(
     program: &Program,
     features: Features,
@@ -158,7 +163,8 @@ fn singles(
     let mut singles: Vec<Step> = code
         .map(|(pc, code)| {
             let any = step(pc as u32, code, features);
-            // Whoever reads a vector while another writes it must see all of it or nothing ([`super::vector`]).
+            // A vector that another thread reads or writes meanwhile must be seen as a whole
+            // ([`super::vector`]).
             let vector = matches!(code.op, Op::LdVec { .. } | Op::StVec { .. });
             if vector && program.strong.binary_search(&(pc as u32)).is_ok() {
                 return any;
@@ -180,7 +186,7 @@ fn singles(
     singles
 }
 
-/// For each instruction, whether code elsewhere jumps to it.
+/// Returns for each instruction whether a jump leads to it.
 fn entered(program: &Program) -> Vec<bool> {
     let mut entered = vec![false; program.code.len()];
     let jumps = program.code.iter().filter_map(|code| match code.op {
@@ -195,7 +201,7 @@ fn entered(program: &Program) -> Vec<bool> {
     entered
 }
 
-/// What executes any instruction of its kind.
+/// Makes the general step of an instruction.
 fn step(pc: u32, code: &Code, features: Features) -> Step {
     let (kind, d) = match code.op {
         Op::Bra { target } => (Kind::Branch, target),

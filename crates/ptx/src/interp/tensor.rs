@@ -1,8 +1,10 @@
-//! `mma`, `wmma`, `ldmatrix`, `movmatrix`: fragments are gathered from the lanes, multiplied, and scattered again.
+//! `mma`, `wmma`, `ldmatrix`, `movmatrix`: fragments are gathered from the lanes, multiplied, and
+//! scattered again.
 //!
-//! Floats: products are exact; they and the summand are added in double precision by ascending k, and rounded once to
-//! nearest even. A GPU adds them in blocks, cut to about single precision in an order that the manual leaves open.
-//! `f64` is a chain of fused multiply-adds by ascending k, as the ISA's rounding modifiers imply.
+//! Products of floats are exact. They and the summand are added in double precision by ascending k,
+//! and rounded once to nearest even. A GPU adds them in blocks, truncated to about single
+//! precision, in an order that the manual leaves open. `f64` is a chain of fused multiply-adds by
+//! ascending k, as the ISA's rounding modifiers imply.
 
 use super::core::{Core, Stop};
 use super::half::{F16, Half, single};
@@ -15,14 +17,14 @@ use crate::code::{
     BitOp, Element, Fragment, Mem, Mma, Role, Rounding, Row, SINK, Shape, Sum, Tensor,
 };
 
-/// Elements of the largest matrix (m32n8k16) and of the largest sum.
+/// Elements of the largest matrix (m32n8k16), and of the largest sum.
 const ELEMENTS_MAX: usize = 512;
 const SUMS_MAX: usize = 256;
-/// Words of a row of bits (m16n8k256), and of all rows.
+/// Words of all rows of bits of the largest matrix (m16n8k256).
 const BIT_WORDS_MAX: usize = 128;
 
 impl Core<'_> {
-    /// Carries out one of the module's tensor instructions for the lanes of `mask`.
+    /// Executes one of the module's tensor instructions for the lanes of `mask`.
     #[inline(never)]
     pub(crate) fn tensor(&mut self, index: u32, mask: u32) -> Result<(), Stop> {
         match &self.program.tensors[index as usize] {
@@ -83,7 +85,7 @@ impl Core<'_> {
         }
     }
 
-    /// All elements of a fragment by rows.
+    /// Returns all elements of a fragment, by rows.
     #[inline(always)]
     pub(super) fn gather<T: Copy>(
         &self,
@@ -123,13 +125,13 @@ impl Core<'_> {
         }
     }
 
-    /// c + sums, wrapped or clamped.
+    /// Computes c + sums, wrapped or clamped.
     pub(super) fn add_integers(&self, mma: &Mma, sums: &[i32; SUMS_MAX], mask: u32) {
         let fragment = Fragment {
             role: Role::C(Sum::S32),
             shape: mma.shape,
         };
-        // All summands are read before any result is written: rows may be the same.
+        // All summands are read before any result is written, because rows may be the same.
         let mut out = [[0u32; 32]; 8];
         for (register, &row) in mma.rows_c.iter().enumerate() {
             let values = self.files.row32(row);
@@ -153,7 +155,7 @@ impl Core<'_> {
         let Shape { m, n, k } = mma.shape;
         let words = k / 32;
         let (mut x, mut y) = ([0u32; BIT_WORDS_MAX], [0u32; BIT_WORDS_MAX]);
-        // A register is 32 elements along k: tiles of words instead of elements.
+        // A register has 32 elements along k: tiles of words instead of elements.
         for (register, &row) in mma.rows_a.iter().enumerate() {
             let values = self.files.row32(row);
             for lane in 0..32 {
@@ -223,7 +225,8 @@ impl Core<'_> {
         }
     }
 
-    /// `mma.m8n8k4` on `f16`: lanes 4q to 4q+3 and 16 more multiply matrices of their own.
+    /// Executes `mma.m8n8k4` on `f16`: lanes 4q to 4q+3, and those 16 higher, multiply matrices of
+    /// their own.
     fn quarters(&self, mma: &Mma, [a_columns, b_columns]: [bool; 2], mask: u32) {
         let half = |rows: &[Row], lane: usize, i: usize| {
             f64::from(single(
@@ -282,7 +285,7 @@ impl Core<'_> {
         rows: &[Row],
         mask: u32,
     ) -> Result<(), Stop> {
-        // The first lanes name the rows, eight for each matrix; what the others hold is not looked at.
+        // The first lanes name the rows, eight for each matrix; the others are ignored.
         let named = (u64::MAX >> (64 - 8 * rows.len())) as u32;
         let mut at = Pointers::new();
         self.pointers(mem, 16, named, false, &mut at)?;
@@ -332,7 +335,7 @@ impl Core<'_> {
             Role::C(Sum::F64) => 64,
             Role::C(_) => 32,
         };
-        // Elements below a byte lie so that a register is one word of memory.
+        // Elements shorter than a byte are stored so that a register is one word of memory.
         let unit_bits = if bits < 8 { 32 } else { bits };
         let unit_bytes = (unit_bits / 8) as u64;
         let units = fragment.packed() * bits.min(32) / unit_bits.min(32);
@@ -340,7 +343,7 @@ impl Core<'_> {
         let whole = if columns { extent_rows } else { extent_columns };
         let mut base = [0; 32];
         self.addresses(mem, &mut base);
-        // Read before any destination, which may be the same row, is written.
+        // Read before any destination is written, because it may be the same row.
         let strides = match stride {
             SINK => [whole as u64; 32],
             row => self.files.get32(row).map(u64::from),
@@ -402,7 +405,7 @@ impl Core<'_> {
     }
 }
 
-/// Where the elements of sums lie in the quarters of `m8n8k4`.
+/// Returns the position of a sum's element in the quarters of `m8n8k4`.
 fn quarter_place(ty: Sum, owner: usize, i: usize) -> [usize; 2] {
     let (low, high) = (owner % 4, owner / 4);
     if ty == Sum::F16 {
@@ -415,7 +418,7 @@ fn quarter_place(ty: Sum, owner: usize, i: usize) -> [usize; 2] {
     }
 }
 
-/// One register of a sum: its value, or two neighbours as halves.
+/// Makes one register of a sum: its value, or two neighbours as halves.
 fn round_sum(ty: Sum, value: f64, next: f64) -> u32 {
     if ty == Sum::F16 {
         let half = |v| F16::from_f64(v, Rounding::Nearest);

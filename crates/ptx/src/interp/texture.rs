@@ -1,4 +1,5 @@
-//! `tex`, `tld4`, `txq`, `suld`, `sust`, `sured`, `suq`: lane by lane, by what the numbers in registers stand for.
+//! `tex`, `tld4`, `txq`, `suld`, `sust`, `sured`, `suq`: executed lane by lane on the objects that
+//! numbers in registers name.
 
 use super::atomic::{atomic32, atomic64};
 use super::core::{Core, Stop, Trouble};
@@ -18,7 +19,7 @@ use crate::texture::{
     Texture, order_code,
 };
 
-/// What the lanes before used: most use one object, and texels of one range.
+/// Cached results of earlier lanes: most use one object, and texels of one range.
 #[derive(Default)]
 struct Seen<'e> {
     /// A texture that fits the instruction, and its number.
@@ -34,7 +35,7 @@ struct Range {
 }
 
 impl Range {
-    /// Bytes of a texel's channel, zero-extended.
+    /// Reads a channel of a texel, zero-extended.
     #[inline(always)]
     fn read(&mut self, ranges: &Ranges, at: u64, bytes: u32, lane: usize) -> Result<u32, Stop> {
         let size = u64::from(bytes);
@@ -101,7 +102,8 @@ impl<'e> Core<'e> {
         Ok(())
     }
 
-    /// `tex` for lanes that all name one texture, if there is a quick way for it; nothing is done if it returns false.
+    /// Executes `tex` on the fast path, if all lanes name one texture that has one; otherwise does
+    /// nothing and returns false.
     fn sample_quickly(
         &mut self,
         instruction: &TextureInstruction,
@@ -136,7 +138,7 @@ impl<'e> Core<'e> {
         integers: bool,
         results: Results,
     ) {
-        // Copies: a result may go where a coordinate came from.
+        // Copied, because a result may overwrite a coordinate.
         let [x, y, z] = [0, 1, 2].map(|axis| self.files.get32(instruction.at[axis]));
         let offsets = [0, 1, 2].map(|axis| self.files.get32(instruction.offset[axis]));
         let layers = self.files.get32(instruction.layer);
@@ -272,7 +274,7 @@ impl<'e> Core<'e> {
         }
     }
 
-    /// Faces of cubes are layers.
+    /// Returns a surface's texels. Faces of cubes are layers.
     fn surface_of(
         &self,
         instruction: &TextureInstruction,
@@ -321,7 +323,7 @@ impl<'e> Core<'e> {
             true => size[axis] as u32,
             false => 0,
         };
-        // A GPU takes lines for one row of a plane, their layers for rows.
+        // A GPU treats lines as one row of a plane, and their layers as rows.
         let rows = match (surface, texels.dimensions, texels.layers) {
             (_, 1, Some(layers)) => layers as u32,
             (false, 1, _) if size[0] > 0 && !linear_memory => 1,
@@ -351,7 +353,7 @@ impl<'e> Core<'e> {
         let (number, texels) = self.surface_of(instruction, lane)?;
         let place = Place {
             at: self.coordinates(instruction, lane).map(|c| c as i32),
-            // A GPU looks at so many bits.
+            // A GPU uses only these bits.
             layer: self.files.lane32(instruction.layer, lane) & 0xffff,
         };
         let all = bytes * instruction.values.len() as u64;
@@ -393,7 +395,7 @@ impl<'e> Core<'e> {
         Ok(())
     }
 
-    /// Channel by channel as the texel has them.
+    /// Accesses a texel channel by channel, in its format.
     fn formatted(
         &mut self,
         instruction: &TextureInstruction,
@@ -404,7 +406,7 @@ impl<'e> Core<'e> {
         let (number, texels) = self.surface_of(instruction, lane)?;
         let place = Place {
             at: self.coordinates(instruction, lane).map(|c| c as i32),
-            // A GPU looks at so many bits.
+            // A GPU uses only these bits.
             layer: self.files.lane32(instruction.layer, lane) & 0xffff,
         };
         let all = texels.texel_bytes();
@@ -455,7 +457,7 @@ impl<'e> Core<'e> {
     }
 }
 
-/// An offset, of so many bits, with a sign.
+/// Sign-extends an offset of 4 bits.
 #[inline(always)]
 fn short(offset: u32) -> i32 {
     (offset as i32) << 28 >> 28
@@ -472,7 +474,7 @@ fn beyond(number: u64, bytes: u64, place: &Place, lane: usize) -> Stop {
     )
 }
 
-/// A float as a half.
+/// Converts a float to a half.
 fn half(bits: u32) -> u32 {
     F16::from_f64(f32::from_bits(bits).into(), Rounding::Nearest)
 }

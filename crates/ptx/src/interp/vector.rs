@@ -1,7 +1,8 @@
-//! Loads and stores of vectors: what a lane accesses is one access of the host, up to 16 bytes.
+//! Loads and stores of vectors: a lane's vector of up to 16 bytes is one access of the host.
 //!
-//! PTX leaves open in which order the elements of a vector are read and written (9.7.9.1), but an aligned vector is one access on
-//! every GPU, and programs rely on it: CUB's scans hand a sum and its state from block to block as a pair.
+//! PTX leaves open the order in which a vector's elements are read and written (9.7.9.1). But an
+//! aligned vector is one access on every GPU, and programs rely on it: CUB's scans pass a sum and
+//! its state from block to block as a pair.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::{asm, x86_64::__m128i};
@@ -13,7 +14,7 @@ use crate::code::{Mem, SINK, Width};
 
 /// A lane's bytes, the first one lowest.
 type Whole = u128;
-/// Longer vectors, which came with sm_100, are accessed in such parts.
+/// Length of the parts in which longer vectors, which exist from sm_100 on, are accessed.
 const WHOLE_BYTES: u32 = 16;
 
 impl Core<'_> {
@@ -28,7 +29,7 @@ impl Core<'_> {
         let (step, count) = (width.bytes(), u32::from(n));
         let mut at = Pointers::new();
         self.pointers(mem, step * count, mask, false, &mut at)?;
-        // Idle lanes point where a busy one does, but for local memory, where they have their own piece.
+        // Inactive lanes point where an active one does, or in local memory to their own part.
         let mut all: [Whole; 32] = [0; 32];
         let each = WHOLE_BYTES / step;
         for i in 0..count {
@@ -93,7 +94,7 @@ impl Core<'_> {
     }
 }
 
-/// The lowest bits of an element as its register has them.
+/// Extends the lowest bits of an element to its register.
 fn extended(width: Width, element: u64) -> u64 {
     match width {
         Width::U8 | Width::U8x64 => element as u8 as u64,
@@ -106,7 +107,8 @@ fn extended(width: Width, element: u64) -> u64 {
     }
 }
 
-/// Pointers as [`super::memory`] checks them: in bounds, and aligned to the vector.
+/// Reads through a pointer that [`super::memory`] has checked: in bounds, and aligned to the
+/// vector.
 #[inline(always)]
 fn read(at: u64, bytes: u32) -> Whole {
     match bytes {
@@ -129,8 +131,8 @@ fn write(at: u64, bytes: u32, whole: Whole) {
     }
 }
 
-/// One access where the host has AVX, whose makers promise it for aligned addresses; two elsewhere. In assembly, because a
-/// compiler may make two of what is not.
+/// Reads 16 bytes in one access if the host has AVX, for which vendors guarantee it at aligned
+/// addresses; elsewhere in two. In assembly, because a compiler may split an ordinary access.
 #[inline(always)]
 fn read128(at: u64) -> Whole {
     #[cfg(target_arch = "x86_64")]
@@ -141,7 +143,7 @@ fn read128(at: u64) -> Whole {
             asm!("movups {value}, [{at}]", value = out(xmm_reg) value, at = in(reg) at,
                 options(nostack, preserves_flags, readonly));
         }
-        // SAFETY: any 16 bytes are a number.
+        // SAFETY: any 16 bytes are a valid number.
         unsafe { std::mem::transmute::<__m128i, Whole>(value) }
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -154,7 +156,7 @@ fn read128(at: u64) -> Whole {
 fn write128(at: u64, whole: Whole) {
     #[cfg(target_arch = "x86_64")]
     {
-        // SAFETY: any 16 bytes are a vector.
+        // SAFETY: any 16 bytes are a valid vector.
         let value = unsafe { std::mem::transmute::<Whole, __m128i>(whole) };
         // SAFETY: as above.
         unsafe {

@@ -1,4 +1,4 @@
-//! Video instructions, as the ISA's pseudocode has them.
+//! Video instructions, as in the ISA's pseudocode.
 
 use super::lanes::Files;
 use crate::code::{Cmp, Part, SINK, Video, VideoInstruction, VideoMad, VideoOp, VideoThen};
@@ -24,7 +24,7 @@ impl Files {
     }
 }
 
-/// A part of a register, extended by its sign or with zeros.
+/// Returns a part of a register, sign- or zero-extended.
 fn select(value: u64, part: Part, signed: bool) -> i64 {
     let shift = 64 - u32::from(part.bits);
     let top = value >> part.first << shift;
@@ -65,7 +65,7 @@ fn plain(video: &Video, a: u32, b: u32, c: u32) -> u32 {
             VideoThen::Merge => continue,
             VideoThen::Add => accumulated.wrapping_add(value as u32),
             VideoThen::Min | VideoThen::Max => {
-                // Compared as 32 bits of the result's type.
+                // Compared as 32-bit numbers of the result's type.
                 let (x, y) = (value as u32, c);
                 let less = if d_signed {
                     (x as i32) < y as i32
@@ -108,7 +108,7 @@ fn operate(op: VideoOp, x: i64, y: i64) -> i64 {
     }
 }
 
-/// A shift count: at most 32, or the lowest five bits of it. Counts are unsigned.
+/// Returns a shift count: clamped to 32, or its lowest five bits. Counts are unsigned.
 fn count(y: i64, wrap: bool) -> i64 {
     if wrap { y & 31 } else { y.min(32) }
 }

@@ -1,9 +1,10 @@
 //! A warp: its registers, and its lanes in groups.
 //!
-//! A group is a set of lanes with one program counter and one frame. All lanes start in one group; branches split
-//! groups, and groups that meet merge. Of several, the one deepest in calls and lowest in the code runs, so that
-//! lanes wait for each other where paths join. So that lanes that spin do not keep those from running that they wait
-//! for, a group runs for [`QUANTUM`] instructions at most before the longest waiting one gets its turn.
+//! A group is a set of lanes with one program counter and one frame. All lanes start in one group;
+//! branches split groups, and groups that meet merge. Of several, the one deepest in calls and
+//! lowest in the code runs, so that lanes wait for each other where paths join. A group runs for at
+//! most [`QUANTUM`] instructions before the longest waiting one gets its turn; otherwise spinning
+//! lanes could keep those from running that they wait for.
 
 use super::Env;
 use super::block::Barriers;
@@ -20,7 +21,7 @@ use crate::memory::Ranges;
 /// Instructions that a group runs while others wait.
 const QUANTUM: u64 = 2048;
 
-/// Where a frame's registers and local memory begin.
+/// Start of a frame's registers and local memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) r32: u32,
@@ -36,7 +37,7 @@ pub(crate) enum State {
     Ready,
     /// At an instruction that these lanes must reach.
     Members(u32),
-    /// At a barrier of the block; what a reduction's result goes to.
+    /// At a barrier of the block, with the destination of a reduction's result.
     Barrier {
         id: u32,
         kind: BarKind,
@@ -50,7 +51,7 @@ pub(crate) struct Group {
     pub(crate) mask: u32,
     pub(crate) frame: Frame,
     pub(crate) state: State,
-    /// When it last ran, on the warp's own clock.
+    /// When it last ran, by the warp's own clock.
     pub(crate) last_run: u64,
 }
 
@@ -65,7 +66,7 @@ impl Group {
         (self.mask, self.pc) = (keep, pc);
     }
 
-    /// Lanes outside `keep` skip the instruction at hand.
+    /// Lets lanes outside `keep` skip the current instruction.
     pub(crate) fn peel(&mut self, others: &mut Vec<Group>, keep: u32) {
         if keep != self.mask {
             self.split(others, keep, self.pc, self.pc + 1);
@@ -73,7 +74,7 @@ impl Group {
     }
 }
 
-/// Where a call returns to.
+/// The return position of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Return {
     pub(crate) pc: u32,
@@ -81,7 +82,8 @@ pub(crate) struct Return {
     pub(crate) frame: Frame,
 }
 
-/// Registers and stacks. Each lane uses its own column of a row, so lanes with different frames share the rows.
+/// Registers and stacks. Each lane uses its own column of a row, so lanes with different frames
+/// share rows.
 pub(crate) struct Storage {
     pub(crate) r32: Vec<Lanes32>,
     pub(crate) r64: Vec<Lanes64>,
@@ -89,14 +91,14 @@ pub(crate) struct Storage {
     /// Local memory of 32 lanes, `stride` bytes each.
     pub(crate) local: Vec<u128>,
     pub(crate) stride: u32,
-    /// By lane: bytes that `alloca` has taken.
+    /// For each lane, bytes that `alloca` has allocated.
     pub(crate) taken: [u32; 32],
-    /// By depth of the callee - 1, then by lane.
+    /// By the callee's depth minus 1, then by lane.
     pub(crate) returns: Vec<[Return; 32]>,
     /// Carry flags.
     pub(crate) carry: u32,
     pub(crate) tid: [Lanes32; 4],
-    /// What loads and stores have seen of the addresses in their rows.
+    /// Facts about rows of addresses, found by earlier loads and stores.
     pub(crate) seen: [Addresses; SEEN + 1],
 }
 
@@ -108,29 +110,29 @@ pub(crate) struct Warp {
     pub(crate) live: u32,
     pub(crate) groups: Vec<Group>,
     pub(crate) storage: Storage,
-    /// The block shape that `tid` was computed for.
+    /// The block size that `tid` was computed for.
     shape: [u32; 3],
     clock: u64,
 }
 
-/// What a warp is up to after its turn.
+/// The state of a warp after its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// Could go on.
+    /// It can go on.
     Paused,
     /// All groups wait.
     Blocked,
     Exited,
 }
 
-/// A fault and where it happened.
+/// A fault, and where it happened.
 pub(crate) struct Stopped {
     pub(crate) trouble: Stop,
     pub(crate) pc: u32,
     pub(crate) warp: u32,
 }
 
-/// What a block lends its warps.
+/// State that a block lends its warps for a turn.
 pub(crate) struct Turn<'t> {
     pub(crate) env: &'t Env<'t>,
     pub(crate) ranges: &'t Ranges,
@@ -157,7 +159,7 @@ impl Storage {
         }
     }
 
-    /// Makes room for a frame of `function`; false if that is more than a warp may have.
+    /// Makes room for a frame of `function`; an error if that exceeds a warp's limits.
     pub(crate) fn reserve(&mut self, env: &Env<'_>, frame: &Frame) -> Result<(), FaultKind> {
         let function = &env.program.functions[frame.function as usize];
         let (r32, r64) = (
@@ -166,7 +168,7 @@ impl Storage {
         );
         let preds = (frame.preds + function.preds) as usize;
         let local = u64::from(frame.local) + u64::from(function.frame_bytes);
-        // A kernel's own frame is granted whatever it is; only calls can overflow.
+        // A kernel's own frame is always granted; only calls can overflow.
         if frame.depth > 0
             && (local > u64::from(env.stack_bytes.min(LOCAL_BYTES_MAX))
                 || r32.max(r64).max(preds) > REGISTER_ROWS_MAX)
@@ -251,8 +253,8 @@ impl Warp {
         };
         self.live = self.exists;
         self.storage.carry = 0;
-        // Registers and local memory keep what an earlier block of the same launch left, as on a GPU: filling them takes
-        // longer than many a short kernel.
+        // Registers and local memory keep what an earlier block of the launch left, as on a GPU:
+        // clearing them would take longer than many a short kernel.
         self.storage.preds.fill(0);
         if self.shape != env.block {
             self.shape = env.block;
@@ -349,7 +351,7 @@ impl Warp {
                 Event::Reschedule | Event::Wait => self.groups.push(group),
                 Event::Fuel => {
                     self.groups.push(group);
-                    // A sleeping group gives its warp's turn away, too.
+                    // A sleeping group gives up its warp's turn, too.
                     if !crowded && *budget > 0 {
                         return Ok(Progress::Paused);
                     }
@@ -380,9 +382,9 @@ impl Warp {
         }
     }
 
-    /// Takes the group that runs next, and the program counter at which it may meet another.
+    /// Takes the group to run next, and the program counter at which it may meet another.
     fn pick(&mut self, env: &Env<'_>, block: [u32; 3], fair: bool) -> Option<(Group, u32)> {
-        // All lanes together: mostly.
+        // Usually all lanes are in one group.
         if let [group] = self.groups[..] {
             match group.state {
                 State::Ready => return Some((self.groups.pop()?, u32::MAX)),
@@ -425,7 +427,7 @@ impl Warp {
         Some((group, limit))
     }
 
-    /// Makes one group of those at the same place.
+    /// Merges groups at the same place.
     fn merge(&mut self) {
         let mut i = 0;
         while i < self.groups.len() {
@@ -437,7 +439,8 @@ impl Warp {
                     self.groups.swap_remove(j);
                     let merged = &mut self.groups[i];
                     merged.mask |= b.mask;
-                    // Whoever was ready looks at the members again, together with those who waited.
+                    // A group that was ready checks the members again, together with those that
+                    // waited.
                     merged.state = match (a.state, b.state) {
                         (State::Members(x), State::Members(y)) => State::Members(x | y),
                         _ => State::Ready,
@@ -450,7 +453,7 @@ impl Warp {
         }
     }
 
-    /// Lets groups go on whose members are all there, or have exited.
+    /// Lets groups go on whose members have all arrived or exited.
     fn wake(&mut self) {
         let live = self.live;
         for group in &mut self.groups {
@@ -462,7 +465,7 @@ impl Warp {
         }
     }
 
-    /// `bar.warp.sync` may be reached at different places: when nobody else can go on, see who waits at one.
+    /// Releases `bar.warp.sync` reached at different places. Called when no group can go on.
     fn release_warp_sync(&mut self, env: &Env<'_>, block: [u32; 3]) {
         let at_sync = |g: &Group| {
             matches!(g.state, State::Members(_))

@@ -254,7 +254,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.emit(Op::Tern32 { op, d, a, b, c })
     }
 
-    /// `fns.b32 d, mask, base, offset`
+    /// Lowers `fns.b32 d, mask, base, offset`.
     fn fns(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         self.arity(insn, &[4])?;
         let ty = self.need_type(insn)?;
@@ -278,7 +278,8 @@ impl<'a> Lowering<'_, '_, 'a> {
         })
     }
 
-    /// `lop3.or.b32 d|p, a, b, c, table, q`: p says besides whether the result has a bit, or (and) q.
+    /// Lowers `lop3.or.b32 d|p, a, b, c, table, q`: p receives whether the result has a set bit,
+    /// combined with q.
     fn lop3_into_predicate(&mut self, insn: &mut Insn<'_, 'a>, boolean: &str) -> Result<(), Error> {
         self.arity(insn, &[6])?;
         let Operand::Pair(to, p) = insn.ops[0] else {
@@ -391,7 +392,7 @@ impl<'a> Lowering<'_, '_, 'a> {
     }
 }
 
-/// Truth table of `a op b` over the index `a | b << 1`, with inputs negated as said.
+/// Returns the truth table of `a op b` over the index `a | b << 1`, with operands negated as given.
 pub(super) fn bool_lut(op: &str, negated_a: bool, negated_b: bool) -> u8 {
     let mut lut = 0;
     for index in 0..4u8 {

@@ -9,7 +9,7 @@ use crate::code::{
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
 
-/// `p` holds the value of a boolean operand, or its negation.
+/// A boolean operand: its predicate, and whether it is negated.
 type Bool = (Pred, bool);
 
 impl<'a> Lowering<'_, '_, 'a> {
@@ -49,7 +49,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         Ok((cmp, insn.mods.take_any(&["and", "or", "xor"])))
     }
 
-    /// Compares into `d`; `a` and `b` as the type says.
+    /// Compares `a` and `b` as values of the type, into predicate `d`.
     fn compare_rows(
         &mut self,
         cmp: Cmp,
@@ -133,7 +133,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.combine(q, (result, true), boolean, third)
     }
 
-    /// Packed halves: p of the lower ones, q of the upper ones.
+    /// Compares packed halves: p receives the lower result, q the upper one.
     fn setp_halves(
         &mut self,
         insn: &Insn<'_, 'a>,
@@ -158,7 +158,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         let third = self.pred(&insn.ops[3])?;
         let (low, high, copy) = (self.temp_pred()?, self.temp_pred()?, self.temp_pred()?);
         self.emit(compared(low, high))?;
-        // Neither the guard nor the operand may change under the instruction.
+        // The instruction must not change its own guard or operand.
         self.keep_guard()?;
         self.emit(Op::PredOp {
             lut: if third.1 { 0b0101 } else { 0b1010 },
@@ -170,7 +170,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.combine(q, (high, false), boolean, Some((copy, false)))
     }
 
-    /// Both operands, without subnormals of f16 if they are to be flushed.
+    /// Returns both operands, flushing subnormals of f16 if asked to.
     fn flushed_if(&mut self, ftz: bool, ty: Type, a: Row, b: Row) -> Result<(Row, Row), Error> {
         match ty {
             Type::F16 | Type::F16x2 if ftz => Ok((self.flushed(a)?, self.flushed(b)?)),
@@ -179,7 +179,8 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// Moves the guard to a scratch predicate, so that the instruction's own results cannot change it.
+    /// Copies the guard to a scratch predicate, so that the instruction's own results cannot change
+    /// it.
     pub(super) fn keep_guard(&mut self) -> Result<(), Error> {
         if self.guard == Guard::ALWAYS {
             return Ok(());
@@ -328,7 +329,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         let (a, b) = (self.src(&insn.ops[1], ty)?, self.src(&insn.ops[2], ty)?);
         let (mut c, d) = (self.src32(&insn.ops[3], by)?, self.dst(&insn.ops[0], ty)?);
         if ftz {
-            // Negative subnormals become -0, which is >= 0: multiplied by one, flushed.
+            // Negative subnormals become -0, which is >= 0: multiplying by one flushes them.
             let (t, one) = (self.temp32()?, self.const32(1f32.to_bits()));
             self.emit(Op::BinF32 {
                 op: BinF32::Mul,

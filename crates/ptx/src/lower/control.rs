@@ -40,7 +40,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         };
         let first = self.context.program.targets.len() as u32;
         let count = labels.len() as u32;
-        // One text line of targets may be named by many branches: the copies count too.
+        // Many branches may name one line of targets, so the copies count against the limit too.
         Context::limit(
             self.at,
             "branch targets",
@@ -75,8 +75,9 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// `griddepcontrol`: a grid begins here when those before it in its stream have ended, whatever its launch allows, so that
-    /// waiting has nothing to wait for, and letting dependents begin is a hint that need not be taken.
+    /// Lowers `griddepcontrol` to nothing. A grid here begins after all grids before it in its
+    /// stream have ended, whatever its launch allows; so there is nothing to wait for, and the hint
+    /// to start dependents can be ignored.
     pub(super) fn grid_dependency(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         self.arity(insn, &[0])?;
         match insn.mods.take_any(&["launch_dependents", "wait"]) {
@@ -85,7 +86,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// `call (ret), f, (a, b);` `call (ret), %rd1, (a), prototype;`
+    /// Lowers `call (ret), f, (a, b);` and `call (ret), %rd1, (a), prototype;`.
     pub(super) fn call(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         insn.mods.take("uni");
         let mut ops = insn.ops.iter();
@@ -199,7 +200,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             "__cudaCDP2GetLastError" | "__cudaCDP2PeekAtLastError" => {
                 (Runtime::ChildNothing, (&[4], 0))
             }
-            // No text is kept for errors.
+            // The texts of errors are not kept.
             "__cudaCDP2GetErrorString" | "__cudaCDP2GetErrorName" => {
                 (Runtime::ChildNothing, (&[8], 1))
             }
@@ -219,7 +220,8 @@ impl<'a> Lowering<'_, '_, 'a> {
         Ok((Callee::Runtime(runtime), returns, params))
     }
 
-    /// Place of an actual parameter in the frame: the `.param` variable, or a new one that takes a register's value.
+    /// Returns the position of an actual parameter in the frame: its `.param` variable, or a new
+    /// one for a register's value.
     fn actual(
         &mut self,
         operand: &Operand<'a>,
@@ -276,7 +278,7 @@ impl<'a> Lowering<'_, '_, 'a> {
     }
 }
 
-/// Says what a function that is defined nowhere would have done, where its name tells.
+/// Describes a function that is defined nowhere, as far as its name tells its purpose.
 fn external(name: &str) -> String {
     let why = match name {
         _ if name.starts_with("__cudaCDP2") => {

@@ -54,7 +54,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             }
             (to, from) if ty.bytes() <= 4 => {
                 let a = match *from {
-                    // `mov.u32 %r, shared_variable`: state space addresses of 32 bits.
+                    // `mov.u32 %r, shared_variable`: addresses in small state spaces have 32 bits.
                     Operand::Name(name) if self.is_symbol(name) => self.narrow_address(name, 0)?,
                     _ => self.src32(from, ty)?,
                 };
@@ -182,7 +182,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         if ties_away {
             return Err(self.unsupported("`.rna` here"));
         }
-        // A destination wider than the type takes the sign- or zero-extended value.
+        // A register wider than the type receives the sign- or zero-extended value.
         if declared.bytes() == 8 && to.bytes() < 8 {
             let narrow = self.temp32()?;
             self.emit(Op::Cvt { cvt, d: narrow, a })?;
@@ -224,7 +224,8 @@ impl<'a> Lowering<'_, '_, 'a> {
         Ok(())
     }
 
-    /// `cvt.pack.sat.s8.s32.b32 d, a, b, c`: a and b saturated, side by side below what c has there.
+    /// Lowers `cvt.pack.sat.s8.s32.b32 d, a, b, c`: a and b, saturated, next to each other in the
+    /// low bits; c fills the rest.
     fn cvt_pack(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         let part = insn.mods.take_map(|p| {
             let signed = p.starts_with('s');
@@ -301,7 +302,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         })
     }
 
-    /// A single within the finite numbers of a shorter type; NaN stays NaN.
+    /// Clamps a single to the finite range of a shorter type; NaN stays NaN.
     fn clamped(&mut self, a: Row, to: Type) -> Result<Row, Error> {
         let largest: u32 = match to {
             Type::F16 | Type::F16x2 => 65504f32.to_bits(),
@@ -389,7 +390,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         if space != MemSpace::Global || self.context.layout.const_end == 0 {
             return self.emit(Op::Isspacep { space, d, a });
         }
-        // Constants stand beside global variables here.
+        // Constants here follow global variables in one area, so a range check separates them.
         let (plain, constant) = (self.temp_pred()?, self.temp_pred()?);
         self.emit(Op::Isspacep { space, d: plain, a })?;
         self.within_constants(constant, a)?;

@@ -25,7 +25,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         let rounding = insn.mods.rounding().unwrap_or_default();
         let ty = self.need_type(insn)?;
         if ty.is_float() && ty.bytes() == 2 || matches!(ty, Type::F16x2 | Type::Bf16x2) {
-            // Only ex2 of bf16 has `.ftz`, and always.
+            // Only ex2 of bf16 has `.ftz`, which it always has.
             if flags.sat || flags.ftz != (name == "ex2" && matches!(ty, Type::Bf16 | Type::Bf16x2))
             {
                 return Err(self.unsupported("these modifiers with a 16-bit float"));
@@ -177,7 +177,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         })
     }
 
-    /// add, sub, mul, fma, min, max, abs, neg of f16, f16x2, bf16, bf16x2.
+    /// Lowers add, sub, mul, fma, min, max, abs and neg of f16, f16x2, bf16 and bf16x2.
     pub(super) fn half(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         let name = insn.name;
         let (nan, relu) = (insn.mods.take("NaN"), insn.mods.take("relu"));
@@ -250,7 +250,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// An operand of one or two halves, without its subnormals if the instruction flushes them.
+    /// Returns an operand of one or two halves, flushing subnormals if the instruction does.
     fn half_source(
         &mut self,
         insn: &Insn<'_, 'a>,
@@ -273,7 +273,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         Ok(d)
     }
 
-    /// What the flags do to a result of one or two halves.
+    /// Applies the flags to a result of one or two halves.
     fn half_result(&mut self, flags: FloatFlags, d: Row) -> Result<(), Error> {
         for (wanted, op) in [(flags.ftz, Un32::FlushF16), (flags.sat, Un32::SaturateF16)] {
             if wanted {

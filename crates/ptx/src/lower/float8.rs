@@ -6,12 +6,12 @@ use crate::code::{Cvt, CvtType, Float8, Op, Rounding, Row};
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
 
-/// The types, as modifiers name them.
+/// The types as modifiers name them.
 pub(super) const NAMES: [&str; 2] = ["e4m3x2", "e5m2x2"];
 
 impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn cvt_float8(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
-        // Of the two types the destination's is written first.
+        // The destination's type is written first.
         let types: Vec<&str> = insn.mods.all().iter().copied().filter(is_type).collect();
         let format = match insn.mods.take_any(&NAMES) {
             Some("e4m3x2") => Float8::E4M3,
@@ -67,7 +67,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         })
     }
 
-    /// The high and the low half of a pair of f16, as singles.
+    /// Splits a pair of f16 into singles: high half, low half.
     fn singles(&mut self, pair: Row) -> Result<[Row; 2], Error> {
         let [high, low] = [self.temp32()?, self.temp32()?];
         let (shift, ones) = (self.const32(16), self.const32(0xffff));

@@ -1,4 +1,4 @@
-//! One function: scopes, registers, frames, labels.
+//! Lowering of one function: scopes, registers, frames, labels.
 
 use std::collections::HashMap;
 
@@ -14,16 +14,17 @@ use crate::limits::{
 use crate::parse::ast::{self, Instruction, Linkage, Space, Statement, Type, Variable};
 use crate::parse::lexer::clipped;
 
-/// Frames of functions are multiples of this, so that every natural alignment survives.
+/// Frames of functions have lengths that are multiples of this, so that every natural alignment is
+/// kept.
 pub(super) const FRAME_ALIGN: u32 = 16;
 
 #[derive(Default)]
 pub(super) struct Scope<'a> {
     names: HashMap<&'a str, Symbol>,
-    /// `%r<N>`: prefix to what `%r0` is and N.
+    /// Ranges `%r<N>`: by prefix, the symbol of `%r0` and N.
     ranges: HashMap<&'a str, (Symbol, u32)>,
     pub(super) targets: HashMap<&'a str, Vec<&'a str>>,
-    /// Call prototypes: sizes of return values and parameters.
+    /// Call prototypes: sizes of return values and parameters, in bytes.
     pub(super) prototypes: HashMap<&'a str, (Vec<u32>, Vec<u32>)>,
 }
 
@@ -32,7 +33,7 @@ pub(super) struct Lowering<'c, 'm, 'a> {
     pub(super) context: &'c mut Context<'m, 'a>,
     pub(super) index: u32,
     unit: u32,
-    /// What the unit is written for: 80 of `sm_80`.
+    /// The target that the unit is written for, such as 80 of `sm_80`.
     pub(super) target: u32,
     pub(super) kernel: bool,
     pub(super) scopes: Vec<Scope<'a>>,
@@ -43,15 +44,15 @@ pub(super) struct Lowering<'c, 'm, 'a> {
     shared_bytes: u32,
     /// Code address of each label, once known.
     labels: Vec<Option<u32>>,
-    /// Instructions and `targets` entries that wait for a label.
+    /// Instructions and entries of `targets` that wait for a label's address.
     fixups: Vec<(Fixup, u32, Position)>,
     /// Scratch registers, reused by every instruction.
     pub(super) temps: super::operand::Temps,
     pub(super) guard: Guard,
     pub(super) at: Position,
-    /// `.reg` parameters and return values with their places in the frame.
+    /// `.reg` parameters and return values with their positions in the frame.
     reg_returns: Vec<(Type, u32, u32)>,
-    /// What the caller had taken by `alloca`, where this function takes something.
+    /// Bytes that the caller had allocated with `alloca`, saved if this function allocates some.
     taken: Option<Row>,
 }
 
@@ -61,7 +62,7 @@ pub(super) enum Fixup {
     Target(u32),
 }
 
-/// Whether an access is more than a weak one (PTX ISA 8.4): checkers of races want to know.
+/// Whether an access is strong rather than weak (PTX ISA 8.4), which race checks need to know.
 fn is_strong(opcode: &str) -> bool {
     let mut parts = opcode.split('.');
     matches!(parts.next(), Some("ld" | "st" | "atom" | "red"))
@@ -73,7 +74,7 @@ fn is_strong(opcode: &str) -> bool {
         })
 }
 
-/// Lowers a body; gives the bytes of shared memory that it and the module declare.
+/// Lowers a body; returns the bytes of shared memory that it and the module declare.
 pub(super) fn lower<'a>(
     context: &mut Context<'_, 'a>,
     function: &ast::Function<'a>,
@@ -180,7 +181,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         Ok(())
     }
 
-    /// Memory width of a register's whole value.
+    /// Returns the memory width of a register's whole value.
     pub(super) fn whole_width(&self, ty: Type) -> Result<Width, Error> {
         Ok(match ty.bytes() {
             _ if ty == Type::Pred => return Err(self.invalid("a predicate has no place in memory")),
@@ -214,7 +215,7 @@ impl<'a> Lowering<'_, '_, 'a> {
     }
 
     fn block(&mut self, body: &[Statement<'a>]) -> Result<(), Error> {
-        // Labels may be used before they stand.
+        // Labels may be used before they are defined.
         for statement in body {
             if let Statement::Label(name, at) = *statement {
                 let id = self.labels.len() as u32;
@@ -361,7 +362,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.declare(var.name, symbol, var.at)
     }
 
-    /// The register of a parameter.
+    /// Allocates the register of a parameter.
     fn scalar(&mut self, var: &Variable<'a>) -> Result<u32, Error> {
         self.at = var.at;
         if var.ranged || var.bytes != u64::from(var.ty.bytes()) {
@@ -370,7 +371,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.register(var.ty, 1)
     }
 
-    /// The registers that a declaration names, the first of a range.
+    /// Allocates the registers that a declaration names; returns the first of a range.
     fn registers(&mut self, var: &Variable<'a>) -> Result<Symbol, Error> {
         let (ty, elements) = (var.ty, (var.bytes / u64::from(var.ty.bytes())) as u32);
         if elements > 1 && (ty == Type::Pred || elements > 4 || elements * ty.bytes() > 16) {
@@ -383,7 +384,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         })
     }
 
-    /// A place in the frame.
+    /// Allocates bytes in the frame.
     pub(super) fn frame(&mut self, bytes: u64, align: u32) -> Result<u32, Error> {
         let offset =
             u64::from(self.frame_bytes).next_multiple_of(u64::from(align.clamp(1, FRAME_ALIGN)));
@@ -398,7 +399,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         Ok(offset as u32)
     }
 
-    /// `count` consecutive registers.
+    /// Allocates `count` consecutive registers.
     pub(super) fn register(&mut self, ty: Type, count: u32) -> Result<u32, Error> {
         self.context.registers += u64::from(count);
         Context::limit(
@@ -409,7 +410,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         )?;
         let (next, limit) = match ty {
             Type::Pred => (&mut self.preds, PREDICATES_PER_FUNCTION_MAX),
-            // Two rows each: low half, high half.
+            // Two rows each: low half and high half.
             Type::B128 => {
                 let count = u64::from(count) * 2;
                 let count = u32::try_from(count).unwrap_or(u32::MAX);
@@ -435,7 +436,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         Ok(())
     }
 
-    /// Innermost meaning of a name.
+    /// Returns the innermost meaning of a name.
     pub(super) fn find(&self, name: &str) -> Option<Symbol> {
         let prefix = name.trim_end_matches(|c: char| c.is_ascii_digit());
         let number: Option<u32> = name[prefix.len()..].parse().ok();
@@ -500,7 +501,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         Ok(())
     }
 
-    /// The text of the instruction at hand, for messages.
+    /// Returns the text of the current instruction, for messages.
     fn source(&self) -> String {
         let rest = self
             .context

@@ -1,11 +1,11 @@
-//! Opcode names to the files that lower them.
+//! Dispatch of opcode names to the files that lower them.
 
 use super::function::Lowering;
 use super::modifiers::Modifiers;
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
 
-/// One instruction: what is left of its modifiers, and its operands.
+/// One instruction: its modifiers not yet taken, and its operands.
 pub(super) struct Insn<'i, 'a> {
     pub(super) name: &'a str,
     pub(super) mods: Modifiers<'a>,
@@ -31,7 +31,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         let i = &mut insn;
         match name {
             "add" | "sub" | "mul" | "mad" | "fma" | "div" | "min" | "max" | "abs" | "neg" => {
-                // The last type counts: `mul.wide.u32`, `fma.rn.f32`.
+                // The last type decides: `mul.wide.u32`, `fma.rn.f32`.
                 let mut probe = i.mods;
                 let ty = std::iter::from_fn(|| probe.ty()).last();
                 match ty {

@@ -197,7 +197,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// 16-bit products are exact in 32 bits.
+    /// Lowers a 16-bit multiplication, whose products are exact in 32 bits.
     fn multiply16(
         &mut self,
         part: &str,

@@ -1,4 +1,4 @@
-//! Where module-wide variables stand, and their first contents.
+//! Addresses of module-wide variables, and their initial contents.
 
 use std::collections::HashMap;
 
@@ -13,30 +13,30 @@ use crate::parse::lexer::clipped;
 #[derive(Debug, Default)]
 pub struct Layout<'a> {
     symbols: HashMap<(u32, &'a str), Symbol>,
-    /// Variables declared inside functions, by where in the text.
+    /// Variables declared inside functions, by their offset in the text.
     inner: HashMap<u32, Symbol>,
-    /// By variable: whether its memory and first contents are those that count.
+    /// For each variable, whether it is the definition that provides memory and contents.
     defines: Vec<bool>,
-    /// `.const` and `.global` variables stand in one area of this size, constants first.
+    /// Size of the one area of `.const` and `.global` variables, constants first.
     pub global_bytes: u64,
-    /// Where in it constants end.
+    /// End of the constants in that area.
     pub const_end: u64,
     pub const_bytes: u64,
-    /// `.attribute(.managed)` variables have an area of their own, each its own pages.
+    /// Size of the area of `.attribute(.managed)` variables, each on its own pages.
     pub managed_bytes: u64,
-    /// Module-wide `.shared` variables: the first bytes of every kernel's shared memory.
+    /// Size of module-wide `.shared` variables: the first bytes of every kernel's shared memory.
     pub shared_bytes: u32,
-    /// The largest alignment that an `.extern .shared` array asks for, at least 16.
+    /// The largest alignment of an `.extern .shared` array, at least 16.
     pub dynamic_shared_align: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub struct Symbol {
     pub space: Space,
-    /// In the area of the space.
+    /// Offset in the area of the space.
     pub offset: u64,
     pub bytes: u64,
-    /// In the area of managed variables, until [`Layout::place_managed`].
+    /// Whether `offset` is in the area of managed variables; [`Layout::place_managed`] resolves it.
     pub managed: bool,
     /// `.extern .shared name[]`
     pub dynamic: bool,
@@ -61,7 +61,7 @@ impl<'a> Layout<'a> {
             })
             .collect();
         let links = resolve(&declarations)?;
-        // Definitions first: what names them may stand before.
+        // Definitions first, because declarations that name them may come earlier in the text.
         let mut placed: HashMap<usize, Symbol> = HashMap::new();
         for constants in [true, false] {
             let wanted = |var: &Variable<'_>| (var.space == Space::Const) == constants;
@@ -166,7 +166,8 @@ impl<'a> Layout<'a> {
         Ok(symbol)
     }
 
-    /// Moves the managed variables to their own area. Offsets count from `base` from then on.
+    /// Moves the managed variables to their own area at `managed_base`. All offsets count from
+    /// `base` afterwards.
     pub fn place_managed(&mut self, managed_base: u64, base: u64) {
         let symbols = self.symbols.values_mut().chain(self.inner.values_mut());
         for symbol in symbols.filter(|symbol| symbol.managed) {
@@ -174,7 +175,7 @@ impl<'a> Layout<'a> {
         }
     }
 
-    /// Where a variable declared inside a function stands.
+    /// Returns the offset of a variable declared inside a function.
     pub fn inner(&self, var: &Variable<'_>) -> Option<u64> {
         self.inner.get(&var.at.offset).map(|symbol| symbol.offset)
     }
@@ -184,7 +185,7 @@ impl<'a> Layout<'a> {
     }
 
     /// Calls `write(offset, bytes)` for everything that is initialised; the rest is zero.
-    /// `function` gives the address of a unit's function.
+    /// `function` returns the address of a unit's function.
     pub fn initialise(
         &self,
         module: &Module<'a>,
@@ -243,7 +244,7 @@ impl<'a> Layout<'a> {
         Ok(())
     }
 
-    /// Names, spaces, offsets and sizes of `.global` and `.const` variables, once for each unit that names one.
+    /// Returns the `.global` and `.const` variables, once for each unit that names one.
     pub fn globals(&self) -> impl Iterator<Item = (&'a str, Symbol)> + '_ {
         self.symbols
             .iter()

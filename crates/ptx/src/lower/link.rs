@@ -1,7 +1,9 @@
-//! Which declaration of a name is its definition, within a unit and between the units that were linked (PTX ISA 11.6).
+//! Linking: which declaration of a name is its definition, within a unit and between units (PTX ISA
+//! 11.6).
 //!
-//! A name without linkage is its unit's own. The others are shared: one `.visible` definition, or the first of several
-//! `.weak` ones, or the largest of several `.common` ones.
+//! A name without linkage belongs to its unit. Other names are shared: their definition is the one
+//! `.visible` definition, or the first of several `.weak` ones, or the largest of several `.common`
+//! ones.
 
 use std::collections::HashMap;
 
@@ -9,31 +11,31 @@ use crate::error::{Error, Position};
 use crate::parse::ast::Linkage;
 use crate::parse::lexer::clipped;
 
-/// A function or variable as a unit names it.
+/// A unit's declaration of a function or variable.
 pub(super) struct Declaration<'a> {
     pub(super) unit: u32,
     pub(super) name: &'a str,
     pub(super) linkage: Linkage,
-    /// With a body, or with memory.
+    /// Whether it has a body, or memory.
     pub(super) defines: bool,
     pub(super) bytes: u64,
     pub(super) at: Position,
 }
 
-/// The units that share a name: one, or all.
+/// The units that share a name: a single one, or all (`None`).
 type Key<'a> = (Option<u32>, &'a str);
 
-/// What the declarations of a module mean.
+/// The definitions that declarations refer to.
 pub(super) struct Links {
-    /// By declaration: the first one of the same thing.
+    /// For each declaration, the first one of the same object.
     pub(super) first: Vec<usize>,
-    /// By declaration: whether it is the definition that counts.
+    /// For each declaration, whether it is the definition used.
     pub(super) defines: Vec<bool>,
 }
 
-/// Ties every declaration to its definition.
+/// Connects every declaration to its definition.
 pub(super) fn resolve(declarations: &[Declaration<'_>]) -> Result<Links, Error> {
-    // A unit may name a thing without linkage first and with it later.
+    // A unit may declare a name without linkage first and with linkage later.
     let mut shared = HashMap::new();
     for d in declarations {
         *shared.entry((d.unit, d.name)).or_insert(false) |= d.linkage != Linkage::Local;
@@ -63,7 +65,7 @@ pub(super) fn resolve(declarations: &[Declaration<'_>]) -> Result<Links, Error> 
     Ok(links)
 }
 
-/// Which of two definitions counts, if they may stand beside each other.
+/// Returns the definition to use of two, if both may exist.
 fn better(declarations: &[Declaration<'_>], known: usize, other: usize) -> Result<usize, Error> {
     let (a, b) = (&declarations[known], &declarations[other]);
     let rank = |linkage| match linkage {

@@ -7,19 +7,19 @@ use crate::code::{AtomOp, Base, MemSpace, Op, Row, SINK};
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
 
-/// Cache and ordering hints that mean nothing here: the host's caches are coherent, and its loads and stores are
-/// acquires and releases.
+/// Cache and ordering hints without effect here: the host's caches are coherent, and its loads and
+/// stores acquire and release.
 const ORDER_AND_CACHE: [&str; 15] = [
     "weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "cta", "gpu", "sys",
     "ca", "cg", "cs", "nc", "wb",
 ];
 const CACHE: [&str; 4] = ["lu", "cv", "wt", "unified"];
 
-/// First architecture with loads and stores of 32 bytes, and the first PTX.
+/// First architecture and first PTX version with loads and stores of 32 bytes.
 const SECTOR_SM_MIN: u32 = 100;
 const SECTOR_PTX_MIN: (u32, u32) = (8, 8);
 
-/// Triton writes `{ %r1 }` for a scalar.
+/// Unwraps a vector of one element: Triton writes `{ %r1 }` for a scalar.
 fn sole<'o, 'a>(operand: &'o Operand<'a>) -> &'o Operand<'a> {
     match operand {
         Operand::Vector(parts) if parts.len() == 1 => &parts[0],
@@ -51,7 +51,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         })
     }
 
-    /// Drops hints; says whether a cache policy operand follows.
+    /// Drops hints; returns whether a cache policy operand follows.
     fn hints(&self, insn: &mut Insn<'_, 'a>) -> bool {
         while insn.mods.take_any(&ORDER_AND_CACHE).is_some() || insn.mods.take_any(&CACHE).is_some()
         {
@@ -65,7 +65,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         policy
     }
 
-    /// Elements of the vector that the opcode names, if it names one, and the type of each.
+    /// Returns the number of elements of the opcode's vector, if it names one, and their type.
     fn elements(
         &self,
         insn: &mut Insn<'_, 'a>,
@@ -87,7 +87,8 @@ impl<'a> Lowering<'_, '_, 'a> {
         Ok((Some(n as usize), ty))
     }
 
-    /// Fails unless a vector of more than 16 bytes is one of 32, in a space and a text that have it.
+    /// Fails unless a vector of more than 16 bytes has 32, in a space, architecture and PTX version
+    /// that support it.
     fn whole_sector(&self, bytes: u32, space: Option<MemSpace>) -> Result<(), Error> {
         if bytes != 32 {
             return Err(self.invalid("a vector of more than 256 bits"));
@@ -159,7 +160,8 @@ impl<'a> Lowering<'_, '_, 'a> {
         Ok(())
     }
 
-    /// `ld.s8` into a 16-bit register: extended to 16 bits, not to 32.
+    /// Truncates the result of `ld.s8` into a 16-bit register, which is sign-extended to 16 bits
+    /// only.
     fn narrow_signed(&mut self, ty: Type, declared: Type, d: Row) -> Result<(), Error> {
         if ty == Type::S8 && declared.bytes() == 2 || ty == Type::S16 && declared.bytes() == 2 {
             return self.truncate16(d, d);
@@ -267,7 +269,8 @@ impl<'a> Lowering<'_, '_, 'a> {
         })
     }
 
-    /// Prefetches and cache control: the address is not even touched, as a prefetch never faults.
+    /// Lowers prefetches and cache control to nothing, without reading the address: a prefetch
+    /// never faults.
     pub(super) fn hint(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         let _ = self.space(insn)?;
         while insn
@@ -282,7 +285,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.emit(Op::Nop)
     }
 
-    /// `cp.async`: done at once, so that waiting has nothing to wait for.
+    /// Lowers `cp.async` to a copy that is done at once, so there is nothing to wait for.
     pub(super) fn cp_async(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         if !insn.mods.take("async") || insn.mods.take("bulk") {
             return Err(self.unsupported("this form"));
@@ -315,7 +318,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
         let take = match &insn.ops[3..insn.ops.len() - policy] {
             [] => SINK,
-            // A predicate says that nothing is taken.
+            // A predicate tells that nothing is taken.
             [operand] if self.is_predicate(operand) => {
                 let (p, negated) = self.pred(operand)?;
                 let (none, all) = (self.const32(0), self.const32(bytes as u32));

@@ -1,6 +1,8 @@
-//! From the syntax tree to [`Program`]: [`layout`] places variables, [`function`] resolves names, labels and frames,
-//! and one file a family lowers instructions: [`integer`], [`float`], [`compare`], [`convert`], [`memory`],
-//! [`control`], [`warp`], [`sync`], [`tensor`], [`texture`], [`video`]. Whatever cannot be executed is refused here, with its line, and never while a kernel runs.
+//! Lowering of the syntax tree to [`Program`]. [`layout`] places variables, [`function`] resolves
+//! names, labels and frames, and one file per family lowers instructions: [`integer`], [`float`],
+//! [`compare`], [`convert`], [`memory`], [`control`], [`warp`], [`sync`], [`tensor`], [`texture`],
+//! [`video`]. Whatever cannot be executed is refused here, with its line, and never while a kernel
+//! runs.
 
 mod bits;
 mod compare;
@@ -38,7 +40,7 @@ use crate::parse::ast;
 use crate::parse::lexer::clipped;
 use layout::Layout;
 
-/// A kernel as the program sees it.
+/// A kernel of the program.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     pub name: String,
@@ -49,14 +51,15 @@ pub struct Kernel {
     /// `.maxntid` or `.reqntid`.
     pub max_threads: Option<[u32; 3]>,
     pub required_threads: Option<[u32; 3]>,
-    /// Shared memory that the PTX declares.
+    /// Shared memory that the PTX declares, in bytes.
     pub shared_bytes: u32,
-    /// Where dynamic shared memory begins: `shared_bytes`, aligned.
+    /// Start of dynamic shared memory: `shared_bytes`, aligned.
     pub dynamic_shared_offset: u32,
-    /// Local memory of a thread along the deepest chain of calls; recursion counts one round.
+    /// Local memory of a thread along the deepest chain of calls, in bytes; a recursion counts
+    /// once.
     pub local_bytes: u32,
-    /// What a compiler might need: PTX registers are virtual. The largest block that the kernel allows has enough of them, and as many
-    /// of these blocks as it asks for.
+    /// Estimate of a compiler's register count, because PTX registers are virtual. It is low enough
+    /// for the largest block that the kernel allows, and for as many blocks as it asks for.
     pub registers: u32,
 }
 
@@ -67,23 +70,23 @@ pub struct KernelParam {
     pub align: u32,
 }
 
-/// Everything about a module but its memory.
+/// A lowered module without its memory.
 #[derive(Debug)]
 pub struct Lowered<'a> {
     pub program: Program,
     pub kernels: Vec<Kernel>,
-    /// By unit and name: an index into [`Program::functions`].
+    /// Indexes into [`Program::functions`], by unit and name.
     pub functions: HashMap<(u32, &'a str), u32>,
 }
 
-/// Parses and lowers without memory, for checks and fuzzing.
+/// Parses and lowers a text without memory, for checks and fuzzing.
 pub fn check(text: &str) -> Result<(), Error> {
     let ast = crate::parse::parse(text)?;
     let layout = Layout::new(&ast)?;
     lower(text, &ast, &layout, 1 << 40).map(drop)
 }
 
-/// Lowers a module whose variables will stand at `base`.
+/// Lowers a module whose variables will be at `base`.
 pub fn lower<'a>(
     text: &'a str,
     ast: &ast::Module<'a>,
@@ -112,7 +115,7 @@ pub fn lower<'a>(
     })
 }
 
-/// What lowering of all functions shares.
+/// State shared by the lowering of all functions.
 struct Context<'m, 'a> {
     text: &'a str,
     ast: &'m ast::Module<'a>,
@@ -120,15 +123,16 @@ struct Context<'m, 'a> {
     /// Address of the module's variables.
     base: u64,
     program: Program,
-    /// By unit and name.
+    /// Indexes of functions by unit and name.
     function_index: HashMap<(u32, &'a str), u32>,
-    /// By function: whether it has a body.
+    /// For each function, whether it has a body.
     defined: Vec<bool>,
     consts32: HashMap<u32, Row>,
     consts64: HashMap<u64, Row>,
     /// Registers of all functions so far.
     registers: u64,
-    /// Functions that each function calls directly; indirect calls may reach any whose address is taken.
+    /// For each function, those that it calls directly. Indirect calls may reach any function whose
+    /// address is taken.
     callees: Vec<Vec<u32>>,
 }
 
@@ -152,7 +156,8 @@ impl<'m, 'a> Context<'m, 'a> {
         }
     }
 
-    /// Gives every function its index, so that bodies may call forward. Says of each whether its body counts.
+    /// Gives every function its index, so that bodies may call functions further down. Returns for
+    /// each whether its body is the one used.
     fn declare_functions(&mut self) -> Result<Vec<bool>, Error> {
         let functions = &self.ast.functions;
         let declarations: Vec<_> = functions
@@ -160,7 +165,7 @@ impl<'m, 'a> Context<'m, 'a> {
             .map(|f| link::Declaration {
                 unit: f.unit,
                 name: f.name,
-                // A kernel is the module's, whatever is said.
+                // A kernel belongs to the whole module, whatever its linkage says.
                 linkage: match f.linkage {
                     ast::Linkage::Local if f.kernel => ast::Linkage::Visible,
                     linkage => linkage,
@@ -194,7 +199,7 @@ impl<'m, 'a> Context<'m, 'a> {
         Ok(links.defines)
     }
 
-    /// Whoever names an alias, in whatever unit, means the other function.
+    /// Makes every unit's use of an alias refer to the other function.
     fn resolve_aliases(&mut self) -> Result<(), Error> {
         for &(new, old, unit, at) in &self.ast.aliases {
             let Some(&index) = self.function_index.get(&(unit, old)) else {
@@ -214,7 +219,8 @@ impl<'m, 'a> Context<'m, 'a> {
         Ok(())
     }
 
-    /// Local memory that a chain of calls from `function` needs; a cycle counts once.
+    /// Returns the local memory that a chain of calls from `function` needs, in bytes; a cycle
+    /// counts once.
     fn stack_bytes(&self, function: u32) -> u32 {
         let mut best = vec![None; self.program.functions.len()];
         self.deepest(function, &mut best, 0)
@@ -288,15 +294,16 @@ fn kernel(
 }
 
 const REGISTERS_MIN: u32 = 16;
-/// Of a thread.
+/// Registers of a thread, at most.
 const REGISTERS_MAX: u32 = 255;
-/// Of a multiprocessor, each of whose schedulers has its part, from `sm_70` to `sm_120`.
+/// Registers of a multiprocessor, divided among its schedulers, from `sm_70` to `sm_120`.
 const SM_REGISTERS: u32 = 64 << 10;
 const SCHEDULERS: u32 = 4;
-/// Threads get registers by the eight.
+/// Granularity of a thread's registers.
 const REGISTER_UNIT: u32 = 8;
 
-/// The most registers with which all blocks that the directives ask for fit into a multiprocessor.
+/// Returns the most registers with which all blocks that the directives ask for fit into a
+/// multiprocessor.
 fn registers_max(function: &ast::Function<'_>) -> u32 {
     const WARP_THREADS: u64 = 32;
     let threads = match function.reqntid.or(function.maxntid) {

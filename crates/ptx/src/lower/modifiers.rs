@@ -1,11 +1,12 @@
-//! The dotted parts of an opcode, each of which must be understood by someone.
+//! Modifiers: the dotted parts of an opcode, all of which must be understood.
 
 use crate::code::Rounding;
 use crate::parse::ast::Type;
 
 const PARTS_MAX: usize = 16;
 
-/// Modifiers of one instruction. Lowering takes what it knows; what is left over makes the instruction unsupported.
+/// Modifiers of one instruction. Lowering takes those it knows; an instruction with any left over
+/// is unsupported.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Modifiers<'a> {
     parts: [&'a str; PARTS_MAX],
@@ -49,12 +50,12 @@ impl<'a> Modifiers<'a> {
         Some(self.remove(index))
     }
 
-    /// Takes the first modifier, whatever it is.
+    /// Takes the first modifier.
     pub(super) fn take_first(&mut self) -> Option<&'a str> {
         (self.len > 0).then(|| self.remove(0))
     }
 
-    /// Takes the first that `f` understands.
+    /// Takes the first modifier that `f` understands.
     pub(super) fn take_map<T>(&mut self, f: impl Fn(&str) -> Option<T>) -> Option<T> {
         let (index, value) = self.parts[..self.len]
             .iter()
@@ -82,12 +83,12 @@ impl<'a> Modifiers<'a> {
         })
     }
 
-    /// All that nobody has taken yet.
+    /// Returns all modifiers not taken yet.
     pub(super) fn all(&self) -> &[&'a str] {
         &self.parts[..self.len]
     }
 
-    /// What nobody took.
+    /// Returns the first modifier not taken, if any is left.
     pub(super) fn rest(&self) -> Option<&'a str> {
         self.parts[..self.len].first().copied()
     }

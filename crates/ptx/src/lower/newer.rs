@@ -1,9 +1,10 @@
-//! Forms of known instructions that came with later architectures than others of the same name (each section's "Target ISA
-//! Notes"): executed where the text is for one of those, and refused where it is not.
+//! Forms of known instructions that need a later architecture than others of the same name (each
+//! section's "Target ISA Notes"). They are executed if the text is for such an architecture, and
+//! refused otherwise.
 
 use super::modifiers::Modifiers;
 
-/// The architecture that an instruction needs, where that is more than what its name says.
+/// Returns the architecture that an instruction needs, if that is later than its name implies.
 pub(super) fn needs(name: &str, mods: &Modifiers<'_>) -> Option<u32> {
     let has = |wanted: &str| mods.all().contains(&wanted);
     if name == "cvt" && super::float8::NAMES.iter().any(|format| has(format)) {
@@ -12,7 +13,7 @@ pub(super) fn needs(name: &str, mods: &Modifiers<'_>) -> Option<u32> {
     let brain = has("bf16") || has("bf16x2");
     let newer = match name {
         "add" | "sub" | "mul" | "tanh" | "ex2" | "set" | "setp" => brain,
-        // sm_80 converts between bf16 and f32 alone.
+        // sm_80 converts only between bf16 and f32.
         "cvt" => {
             let types: Vec<&str> = mods.all().iter().copied().filter(|p| is_type(p)).collect();
             has("bf16") && types != ["bf16", "f32"] && types != ["f32", "bf16"]

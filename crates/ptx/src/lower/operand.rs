@@ -1,4 +1,5 @@
-//! Operands to rows: registers, constants, special registers, symbols, addresses; and scratch registers.
+//! Lowering of operands to rows: registers, constants, special registers, symbols, addresses; and
+//! scratch registers.
 
 use super::function::{Lowering, Symbol};
 use super::special::SPECIAL_UNSUPPORTED;
@@ -10,7 +11,7 @@ use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
 use crate::parse::lexer::{Number, clipped};
 
-/// Scratch registers of one instruction, handed out again for the next.
+/// Scratch registers of one instruction, reused by the next.
 #[derive(Default)]
 pub(super) struct Temps {
     rows32: (Vec<Row>, usize),
@@ -82,7 +83,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         })
     }
 
-    /// A predicate by name, as guard or operand.
+    /// Returns a predicate by its name, as guard or operand.
     pub(super) fn pred_name(&self, name: &str) -> Result<Pred, Error> {
         match self.find(name) {
             Some(Symbol::Register {
@@ -94,7 +95,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// Source predicate, and whether it is negated. Constants become scratch predicates.
+    /// Returns a source predicate, and whether it is negated. Constants become scratch predicates.
     pub(super) fn pred(&mut self, operand: &Operand<'a>) -> Result<(Pred, bool), Error> {
         match *operand {
             Operand::Name(name) => Ok((self.pred_name(name)?, false)),
@@ -155,7 +156,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         )))
     }
 
-    /// Source operand of up to 32 bits.
+    /// Returns the row of a source operand of up to 32 bits.
     pub(super) fn src32(&mut self, operand: &Operand<'a>, ty: Type) -> Result<Row, Error> {
         self.src32_fit(operand, ty, Fit::Exact)
     }
@@ -185,7 +186,7 @@ impl<'a> Lowering<'_, '_, 'a> {
                 };
                 Ok(self.const32(bits))
             }
-            // The one constant that PTX predefines.
+            // The only constant that PTX predefines.
             Operand::Name("WARP_SZ") => Ok(self.const32(32)),
             Operand::Name(name) => match self.find(name) {
                 Some(Symbol::Register {
@@ -221,7 +222,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// `%r1+4` where a value stands: the register plus a constant, of the register's width.
+    /// Lowers `%r1+4` used as a value: the register plus a constant, of the register's width.
     fn sum32(&mut self, name: &'a str, offset: i64, ty: Type, fit: Fit) -> Result<Row, Error> {
         let declared = self.summand(name, ty)?;
         let a = self.src32_fit(&Operand::Name(name), ty, fit)?;
@@ -238,7 +239,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         Ok(d)
     }
 
-    /// The type of a register to which a constant may be added.
+    /// Returns the type of a register to which a constant may be added.
     fn summand(&self, name: &str, ty: Type) -> Result<Type, Error> {
         match self.find(name) {
             Some(Symbol::Register { ty: declared, .. })
@@ -254,7 +255,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// The low half of a symbol's address: addresses in small spaces have 32 bits.
+    /// Returns the low half of a symbol's address: addresses in small spaces have 32 bits.
     pub(super) fn narrow_address(&mut self, name: &str, offset: i64) -> Result<Row, Error> {
         let (wide, d) = (self.symbol_address(name, offset)?, self.temp32()?);
         self.emit(Op::Narrow {
@@ -278,7 +279,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.emit(Op::Special32 { which, d })
     }
 
-    /// Source operand of 64 bits.
+    /// Returns the row of a source operand of 64 bits.
     pub(super) fn src64(&mut self, operand: &Operand<'a>, ty: Type) -> Result<Row, Error> {
         match *operand {
             Operand::Number(number) => {
@@ -334,7 +335,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.emit(Op::Pack64 { d, lo: narrow, hi })
     }
 
-    /// A symbol's address in its own space, in a row of 64 bits.
+    /// Returns a symbol's address in its own space, in a row of 64 bits.
     pub(super) fn symbol_address(&mut self, name: &str, offset: i64) -> Result<Row, Error> {
         Ok(match self.find(name) {
             Some(Symbol::Global { address }) => self.const64(address.wrapping_add_signed(offset)),
@@ -374,7 +375,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         })
     }
 
-    /// Destination register: its row and declared type.
+    /// Returns a destination register: its row and declared type.
     pub(super) fn dest(
         &self,
         operand: &Operand<'a>,
@@ -398,7 +399,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// Destination of exactly the type's width.
+    /// Returns a destination of exactly the type's width.
     pub(super) fn dst(&mut self, operand: &Operand<'a>, ty: Type) -> Result<Row, Error> {
         let (row, _) = self.dest(operand, ty, Fit::Exact)?;
         if row != SINK {
@@ -411,7 +412,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// Row of the file that the type's width belongs to.
+    /// Returns the row of a source operand, in the file of the type's width.
     pub(super) fn src(&mut self, operand: &Operand<'a>, ty: Type) -> Result<Row, Error> {
         if ty.bytes() == 8 {
             self.src64(operand, ty)
@@ -420,7 +421,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// A 16-bit source as 32 bits, extended by its sign. Rows keep 16-bit values zero-extended.
+    /// Sign-extends a 16-bit or 8-bit source to 32 bits. Rows hold narrow values zero-extended.
     pub(super) fn extended(&mut self, row: Row, ty: Type) -> Result<Row, Error> {
         let op = match ty {
             Type::S16 => Un32::SignExtend16,
@@ -437,7 +438,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         Ok(d)
     }
 
-    /// Brings a result into the zero-extended form of 16-bit registers.
+    /// Zero-extends a result to the form of 16-bit registers.
     pub(super) fn truncate16(&mut self, d: Row, a: Row) -> Result<(), Error> {
         self.emit(Op::Un32 {
             op: Un32::ZeroExtend16,
@@ -447,7 +448,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         })
     }
 
-    /// An address operand. `space` is what the opcode names, None for generic.
+    /// Lowers an address operand. `space` is named by the opcode; `None` means generic.
     pub(super) fn mem(
         &mut self,
         operand: &Operand<'a>,
@@ -466,7 +467,8 @@ impl<'a> Lowering<'_, '_, 'a> {
         };
         let symbol = self.find(name);
         let fixed = |natural: MemSpace, at: i64| {
-            // `ld.param` names a function's parameter, which lives in the frame; a module's variables are generic.
+            // `ld.param` names a function's parameter, which is in the frame; a module's variables
+            // are generic.
             let agrees = match space {
                 None => true,
                 Some(MemSpace::Global | MemSpace::Generic) => natural == MemSpace::Generic,
@@ -517,7 +519,8 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// Parameters of functions are reached by local addresses.
+    /// Returns the space for an address in a register: parameters of functions have local
+    /// addresses.
     fn register_space(&self, space: Option<MemSpace>) -> MemSpace {
         match space {
             Some(MemSpace::Param) if !self.kernel => MemSpace::Local,
@@ -526,7 +529,8 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// Memory width of `ty` for a register declared as `declared`; loads extend to the register's width.
+    /// Returns the memory width of `ty` for a register declared as `declared`; loads extend to the
+    /// register's width.
     pub(super) fn width(&self, ty: Type, declared: Type) -> Result<Width, Error> {
         let wide = declared.bytes() == 8;
         Ok(match (ty.bytes(), ty.is_signed(), wide) {

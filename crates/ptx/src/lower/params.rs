@@ -1,4 +1,4 @@
-//! Where parameters and return values of functions stand.
+//! Positions of functions' parameters and return values.
 
 use super::Context;
 use super::function::FRAME_ALIGN;
@@ -8,7 +8,8 @@ use crate::limits::PARAM_BYTES_MAX;
 use crate::parse::ast::{self, Variable};
 use crate::parse::lexer::clipped;
 
-/// Gives return values and parameters their places. Kernels: in parameter space; functions: first in the frame.
+/// Assigns positions to return values and parameters: a kernel's in parameter space, a function's
+/// at the start of its frame.
 pub(super) fn place_params(out: &mut Function, function: &ast::Function<'_>) -> Result<(), Error> {
     let mut offset = 0u64;
     let mut place = |vars: &[Variable<'_>]| -> Result<Vec<ParamSlot>, Error> {

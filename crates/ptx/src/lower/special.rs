@@ -2,7 +2,7 @@
 
 use crate::code::Special;
 
-/// `%tid.x` and the like (PTX ISA chapter 10).
+/// Parses the name of a special register, such as `%tid.x` (PTX ISA chapter 10).
 pub(super) fn special(name: &str) -> Option<Special> {
     if let Some((base, axis)) = name.rsplit_once('.') {
         let axis = match axis {
@@ -43,7 +43,8 @@ pub(super) fn special(name: &str) -> Option<Special> {
         "%lanemask_ge" => Special::LanemaskGe,
         "%dynamic_smem_size" => Special::DynamicSharedBytes,
         "%total_smem_size" => Special::TotalSharedBytes,
-        // No shared memory is set aside for the system, no graph launches itself, nothing is counted.
+        // No shared memory is reserved for the system, no graph launches itself, and nothing is
+        // counted.
         "%reserved_smem_offset_begin"
         | "%reserved_smem_offset_end"
         | "%reserved_smem_offset_cap"
@@ -64,14 +65,14 @@ pub(super) fn special(name: &str) -> Option<Special> {
     })
 }
 
-/// `%pm0` to `%pm7`, and the same with `_64`.
+/// Whether the name is one of `%pm0` to `%pm7`, with or without `_64`.
 fn performance_monitor(name: &str) -> bool {
     let digits = name.strip_prefix("%pm").unwrap_or_default();
     let digit = digits.strip_suffix("_64").unwrap_or(digits);
     matches!(digit.as_bytes(), [b'0'..=b'7'])
 }
 
-/// Special registers of newer GPUs, with clusters.
+/// Special registers of newer GPUs, which have clusters.
 pub(super) const SPECIAL_UNSUPPORTED: [&str; 5] = [
     "%cluster",
     "%ncluster",

@@ -1,4 +1,5 @@
-//! Memory of a thread that is sized at run time: `alloca`, `stacksave`, `stackrestore` (PTX ISA 9.7.17).
+//! Memory of a thread allocated at run time: `alloca`, `stacksave`, `stackrestore` (PTX ISA
+//! 9.7.17).
 
 use super::function::Lowering;
 use super::instruction::Insn;
@@ -8,7 +9,7 @@ use crate::parse::ast::{Operand, Statement, Type};
 
 const ALIGN_DEFAULT: u32 = 8;
 
-/// Whether a function takes such memory, and so must give it back when it returns.
+/// Whether a function allocates such memory, and so must free it when it returns.
 pub(super) fn takes_memory(body: &[Statement<'_>]) -> bool {
     body.iter().any(|statement| match statement {
         Statement::Instruction(instruction) => instruction.opcode.starts_with("alloca"),

@@ -1,28 +1,28 @@
-//! What names stand for inside functions.
+//! Meanings of names inside functions.
 
 use crate::code::Special;
 use crate::parse::ast::Type;
 
-/// What a name stands for inside a function.
+/// The meaning of a name inside a function.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Symbol {
-    /// Type as declared; the index is a row of the file of its width, or a predicate.
+    /// A register: its declared type, and its row in the file of that width, or its predicate.
     Register {
         ty: Type,
         index: u32,
     },
-    /// A vector register `.reg .v4 .f32 v`: first of `count` consecutive registers.
+    /// A vector register `.reg .v4 .f32 v`: the first of `count` consecutive registers.
     VectorRegister {
         ty: Type,
         index: u32,
         count: u32,
     },
-    /// In kernel parameter space.
+    /// A variable in kernel parameter space.
     KernelParam {
         offset: u32,
         bytes: u32,
     },
-    /// In the frame: locals, parameters of functions, parameters of calls.
+    /// A variable in the frame: a local, a function's parameter, or a call's parameter.
     Frame {
         offset: u32,
         bytes: u32,
@@ -31,7 +31,7 @@ pub(super) enum Symbol {
         offset: u32,
     },
     DynamicShared,
-    /// Absolute address.
+    /// A variable with an absolute address.
     Global {
         address: u64,
     },
@@ -45,7 +45,7 @@ pub(super) enum Symbol {
 }
 
 impl Symbol {
-    /// The n-th register after this one, of a range.
+    /// Returns the n-th register after this one, in a range.
     pub(super) fn following(self, n: u32) -> Symbol {
         match self {
             Symbol::Register { ty, index } => {
@@ -61,7 +61,7 @@ impl Symbol {
         }
     }
 
-    /// `x` of a vector register.
+    /// Returns an element of a vector register by its name, such as `x`.
     pub(super) fn element(self, name: &str) -> Option<Symbol> {
         let Symbol::VectorRegister { ty, index, count } = self else {
             return None;

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::interp::mbarrier::COUNT_MASK;
 use crate::parse::ast::Type;
 
-/// What `createpolicy` gives: nothing here looks at a policy.
+/// The result of `createpolicy`. Nothing here uses a policy.
 const POLICY: u64 = 0x14f0_0000_0000_0000;
 
 impl<'a> Lowering<'_, '_, 'a> {
@@ -17,7 +17,8 @@ impl<'a> Lowering<'_, '_, 'a> {
         };
         let parity = insn.mods.take("parity");
         let no_complete = insn.mods.take("noComplete");
-        // What sm_80 has is ordered within the block, whose threads run in one.
+        // In the forms of sm_80 the order is within the block, whose threads take turns on one host
+        // thread.
         let ordered = insn.mods.take_any(&["release", "acquire"]).is_some();
         if insn.mods.take("cta") != ordered {
             return Err(self.unsupported("this scope"));
@@ -91,8 +92,9 @@ impl<'a> Lowering<'_, '_, 'a> {
         })
     }
 
-    /// `cp.async.mbarrier.arrive`: copies are done when they are issued. The arrival that they bring along is counted
-    /// in beforehand unless `.noinc` says that the barrier expects it.
+    /// Lowers `cp.async.mbarrier.arrive`: copies are done when they are issued, so it is an arrival
+    /// at once. Without `.noinc` the barrier does not expect this arrival, so it is added to the
+    /// pending count first.
     pub(super) fn arrive_after_copies(&mut self, insn: &mut Insn<'_, 'a>) -> Result<(), Error> {
         self.arity(insn, &[1])?;
         let ours = insn.mods.take("noinc");

@@ -1,4 +1,5 @@
-//! Matrices: `mma`, `wmma`, `ldmatrix`, `movmatrix` (PTX ISA 9.7.14, 9.7.15), as sm_80 has them.
+//! Matrix instructions `mma`, `wmma`, `ldmatrix` and `movmatrix` (PTX ISA 9.7.14, 9.7.15), in the
+//! forms of sm_80.
 
 use super::function::Lowering;
 use super::instruction::Insn;
@@ -15,7 +16,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             .mods
             .take_any(&["sp", "sp::ordered_metadata"])
             .is_some();
-        // `wmma.mma.sync.aligned`, `ldmatrix.sync.aligned`, with the kind of `wmma` in front.
+        // `wmma.mma.sync.aligned`, `ldmatrix.sync.aligned`: the kind of `wmma` comes first.
         let kind = match insn.name {
             "wmma" => insn.mods.take_any(&["load", "store", "mma"]),
             _ => None,
@@ -51,7 +52,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             .ok_or_else(|| self.unsupported("no shape"))
     }
 
-    /// Whether the matrix lies by columns.
+    /// Whether the matrix is stored by columns.
     fn columns(&self, insn: &mut Insn<'_, 'a>) -> Result<bool, Error> {
         match insn.mods.take_any(&["row", "col"]) {
             Some(layout) => Ok(layout == "col"),
@@ -101,7 +102,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         })
     }
 
-    /// `mma.sp`: the first matrix has half its elements.
+    /// Lowers `mma.sp`, whose first matrix has half its elements.
     fn sparse_mma(&mut self, insn: &mut Insn<'_, 'a>) -> Result<Tensor, Error> {
         let shape = self.shape(insn)?;
         let columns = [self.columns(insn)?, self.columns(insn)?];
@@ -110,7 +111,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         let (a, b) = (self.factor_type(insn)?, self.factor_type(insn)?);
         let c = self.sum_type(insn)?;
         let Shape { m, n, k } = shape;
-        // Of how many lanes each of the selectors chooses one part.
+        // Number of lanes among which a selector chooses one part.
         let selectors = match (a, k) {
             (Element::F16 | Element::Bf16, 16) | (Element::Tf32, 8) => 4,
             (Element::F16 | Element::Bf16 | Element::S8 | Element::U8, 32)
@@ -171,13 +172,13 @@ impl<'a> Lowering<'_, '_, 'a> {
 
     fn wmma(&mut self, insn: &mut Insn<'_, 'a>) -> Result<Tensor, Error> {
         let bits = self.bit_operation(insn)?;
-        // How the matrices lay in memory does not matter any more.
+        // The layout of the matrices in memory no longer matters here.
         let columns = [self.columns(insn)?, self.columns(insn)?];
         let shape = self.shape(insn)?;
         let saturate = insn.mods.take("satfinite");
         let rounding = insn.mods.rounding();
         let d = self.sum_type(insn)?;
-        // Products of halves name the types of the sums only.
+        // Forms for products of halves name only the types of the sums.
         let mut probe = insn.mods;
         let types = [(); 3].map(|()| probe.take_first());
         let ((a, b), c) = if types[1].is_none() {
@@ -273,7 +274,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }))
     }
 
-    /// The registers of a fragment.
+    /// Returns the registers of a fragment.
     fn fragment(
         &mut self,
         operand: &Operand<'a>,
@@ -296,7 +297,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         for part in parts {
             rows.push(match (part, written) {
                 (_, true) => self.dst(part, ty)?,
-                // Constants as the bits that they are: a float one says so by its notation.
+                // Constants are used as bits; a float constant is known by its notation.
                 (Operand::Number(_), false) if wide => self.src64(part, Type::F64)?,
                 (_, false) => self.src(part, ty)?,
             });
@@ -352,7 +353,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         })
     }
 
-    /// `wmma.load`, `wmma.store`
+    /// Lowers `wmma.load` and `wmma.store`.
     fn transfer(&mut self, insn: &mut Insn<'_, 'a>, store: bool) -> Result<Tensor, Error> {
         self.arity(insn, &[2, 3])?;
         let role = insn

@@ -1,4 +1,4 @@
-//! Textures and surfaces in the unified mode, by numbers in registers (PTX ISA 9.7.10, 9.7.11).
+//! Textures and surfaces in unified mode, named by numbers in registers (PTX ISA 9.7.10, 9.7.11).
 
 use super::function::Lowering;
 use super::instruction::Insn;
@@ -32,7 +32,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         textures.push(instruction);
         self.emit(Op::Texture { index })?;
         match insn.ops[0] {
-            // Whether all that was read is there: memory always is.
+            // Whether all texels read are resident, which memory always is.
             Operand::VectorAnd(_, p) if fetches => {
                 let d = self.pred_dest(&Operand::Name(p))?;
                 self.emit(Op::PredConst { value: true, d })
@@ -41,7 +41,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// `tex`: results, object and coordinates, level or gradients, offsets.
+    /// Lowers `tex`: results, object and coordinates, level or gradients, offsets.
     fn sample(&mut self, insn: &mut Insn<'_, 'a>) -> Result<TextureInstruction, Error> {
         let detail = insn.mods.take_any(&["base", "level", "grad"]);
         let first = match detail {
@@ -94,7 +94,8 @@ impl<'a> Lowering<'_, '_, 'a> {
         Ok(out)
     }
 
-    /// `.geom.v4.dtype.ctype`: where, whether coordinates are integers, and what comes out.
+    /// Parses `.geom.v4.dtype.ctype`: the geometry, whether coordinates are integers, and the form
+    /// of the results.
     fn fetch_types(&self, insn: &mut Insn<'_, 'a>) -> Result<(Geometry, bool, Results), Error> {
         let geometry = self.geometry(insn)?;
         let vector = insn.mods.take_any(&["v4", "v2"]);
@@ -139,7 +140,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.at_coordinates(&insn.ops[1], geometry, op, values)
     }
 
-    /// `, {e0, e1}` behind the other operands: whether it is there.
+    /// Whether `, {e0, e1}` follows the other operands.
     fn has_offsets(
         &self,
         insn: &Insn<'_, 'a>,
@@ -160,7 +161,8 @@ impl<'a> Lowering<'_, '_, 'a> {
         Ok(true)
     }
 
-    /// As many numbers as the geometry has dimensions, perhaps four where three are meant.
+    /// Lowers one number for each dimension of the geometry; there may be four where three are
+    /// used.
     fn vector3(
         &mut self,
         operand: &Operand<'a>,
@@ -188,7 +190,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             .ok_or_else(|| self.unsupported("this geometry"))
     }
 
-    /// `[object, {layer, x, y, z}]`; the manual has four coordinates where three are meant.
+    /// Lowers `[object, {layer, x, y, z}]`; the manual has four coordinates where three are used.
     fn at_coordinates(
         &mut self,
         operand: &Operand<'a>,
@@ -246,7 +248,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             _ => return Err(self.unsupported("formatted access")),
         };
         let geometry = self.surface_geometry(insn)?;
-        // Caches of the host are coherent.
+        // Cache operators have no effect, because the host's caches are coherent.
         insn.mods.take_any(&["ca", "cg", "cs", "cv", "wb", "wt"]);
         let count = match insn.mods.take_any(&["v2", "v4"]) {
             None => 1u8,
@@ -297,7 +299,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.at_coordinates(&insn.ops[place], geometry, op, values)
     }
 
-    /// `sured`
+    /// Lowers `sured`.
     fn reduce(&mut self, insn: &mut Insn<'_, 'a>) -> Result<TextureInstruction, Error> {
         self.arity(insn, &[2])?;
         let formatted = match insn.mods.take_any(&["b", "p"]) {
@@ -318,7 +320,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             (Some("and"), Type::B32, _) => AtomOp::And,
             (Some("or"), Type::B32, _) => AtomOp::Or,
             (Some("add"), Type::B32, true) => AtomOp::Add,
-            // Whether the texel has a sign is the surface's matter.
+            // The surface decides whether the texel is signed.
             (Some("min"), Type::B32, true) => AtomOp::MinU,
             (Some("max"), Type::B32, true) => AtomOp::MaxU,
             _ => return Err(self.unsupported("this operation with this type")),
@@ -351,7 +353,7 @@ impl<'a> Lowering<'_, '_, 'a> {
 
     fn query(&mut self, insn: &mut Insn<'_, 'a>) -> Result<TextureInstruction, Error> {
         let surface = insn.name == "suq";
-        // `txq.level.width` names a level behind the object.
+        // `txq.level.width` names a level after the object.
         let of_level = !surface && insn.mods.take("level");
         self.arity(insn, &[2 + usize::from(of_level)])?;
         let what = match insn.mods.take_first() {

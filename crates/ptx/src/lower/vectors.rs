@@ -15,12 +15,12 @@ const NONE: FloatFlags = FloatFlags {
 /// An element of a vector operand.
 pub(super) enum Part<'o, 'a> {
     Operand(&'o Operand<'a>),
-    /// Of a vector register, with its declared type.
+    /// An element of a vector register, with its declared type.
     Register(Row, Type),
 }
 
 impl<'a> Lowering<'_, '_, 'a> {
-    /// The elements of `{a, b}` or of a vector register; None if the operand is neither.
+    /// Returns the elements of `{a, b}` or of a vector register; `None` if the operand is neither.
     pub(super) fn parts<'o>(&self, operand: &'o Operand<'a>) -> Option<Vec<Part<'o, 'a>>> {
         match operand {
             Operand::Vector(parts) => Some(parts.iter().map(Part::Operand).collect()),
@@ -35,7 +35,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// The elements of a vector operand of this length.
+    /// Returns the elements of a vector operand, which must have this length.
     pub(super) fn vector_parts<'o>(
         &self,
         operand: &'o Operand<'a>,
@@ -48,7 +48,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// Destination row of an element, with the type that it was declared with.
+    /// Returns the destination row of an element, with its declared type.
     pub(super) fn part_dest(
         &self,
         part: &Part<'_, 'a>,
@@ -66,7 +66,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// Source row of an element.
+    /// Returns the source row of an element.
     pub(super) fn part_src(
         &mut self,
         part: &Part<'_, 'a>,
@@ -81,7 +81,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// `mov.v2.u32 {a, b}, v`: all elements are read before one is written.
+    /// Lowers `mov.v2.u32 {a, b}, v`: all elements are read before one is written.
     pub(super) fn mov_vector(
         &mut self,
         insn: &Insn<'_, 'a>,
@@ -127,7 +127,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// `mov.b64 {lo, hi}, x`
+    /// Lowers `mov.b64 {lo, hi}, x`.
     pub(super) fn unpack(
         &mut self,
         parts: &[Part<'_, 'a>],
@@ -150,7 +150,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             })?;
             [lo, hi]
         } else {
-            // A copy: the first part may be written over the whole.
+            // A copy, because the first part may overwrite the whole.
             let (a, copy) = (self.src32(whole, ty)?, self.temp32()?);
             self.emit(Op::Un32 {
                 op: Un32::Mov,

@@ -16,7 +16,7 @@ pub(super) fn is_video(name: &str) -> bool {
     ) || name == "vmad"
 }
 
-/// `h10`, `b7654`: parts of `b:a`, the last named first.
+/// Parses `h10` or `b7654`: parts of `b:a`, the last one named first.
 fn selection(text: &str, count: usize) -> Option<[Part; 4]> {
     let (bits, digits) = match (text.strip_prefix('h'), text.strip_prefix('b')) {
         (Some(digits), _) => (16, digits),
@@ -160,7 +160,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         })
     }
 
-    /// `%r1.b3` without its selector, and the selector.
+    /// Splits `%r1.b3` into the register and its selector.
     fn without_selector(operand: &Operand<'a>) -> (Operand<'a>, Option<&'a str>) {
         if let Operand::Name(name) = *operand
             && let Some((register, selector)) = name.rsplit_once('.')
@@ -179,7 +179,7 @@ impl<'a> Lowering<'_, '_, 'a> {
     ) -> Result<(Row, [Part; 4]), Error> {
         let (register, selector) = Self::without_selector(operand);
         let row = self.src32(&register, Type::B32)?;
-        // Several parts are named in `b:a`, one in its own register.
+        // Several parts are numbered in `b:a`, a single one in its own register.
         let mut parts = match selector {
             Some(text) => {
                 selection(text, lanes).ok_or_else(|| self.unsupported("this selector"))?
@@ -247,7 +247,8 @@ impl<'a> Lowering<'_, '_, 'a> {
 
     fn video_mad(&mut self, insn: &mut Insn<'_, 'a>) -> Result<VideoInstruction, Error> {
         self.arity(insn, &[4])?;
-        // The sources and their signs decide how the result is meant; what it is called changes nothing.
+        // Only the sources and their signs decide how the result is computed; its type changes
+        // nothing.
         self.video_signed(insn)?;
         let signed = [self.video_signed(insn)?, self.video_signed(insn)?];
         let plus_one = insn.mods.take("po");

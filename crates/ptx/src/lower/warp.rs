@@ -85,7 +85,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// `d|p`: a row and perhaps a predicate.
+    /// Parses `d|p`: a row and perhaps a predicate.
     fn row_and_pred(&mut self, operand: &Operand<'a>, ty: Type) -> Result<(Row, Pred), Error> {
         match *operand {
             Operand::Pair(d, p) => {
@@ -96,7 +96,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// Whether `.sync` is there. Texts for what came before sm_70 may do without it.
+    /// Takes `.sync` if present. Texts for architectures before sm_70 may omit it.
     fn may_sync(&self, insn: &mut Insn<'_, 'a>) -> Result<bool, Error> {
         match insn.mods.take("sync") {
             false if self.target >= 70 => {
@@ -106,7 +106,8 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// The lanes that take part: without an operand those that are together.
+    /// Returns the lanes that take part: without an operand, those that execute the instruction
+    /// together.
     fn member_mask(&mut self, operand: Option<&Operand<'a>>) -> Result<Row, Error> {
         if let Some(operand) = operand {
             return self.src32(operand, Type::B32);

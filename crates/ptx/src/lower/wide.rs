@@ -1,4 +1,5 @@
-//! Registers of 128 bits: moved, packed, unpacked, loaded and stored, which is all that sm_80 does with them. Each is two rows.
+//! Registers of 128 bits: moved, packed, unpacked, loaded and stored, which is all that sm_80 does
+//! with them. Each is two rows.
 
 use super::function::{Lowering, Symbol};
 use super::instruction::Insn;
@@ -10,7 +11,7 @@ use crate::parse::ast::{Operand, Type};
 use crate::parse::lexer::clipped;
 
 impl<'a> Lowering<'_, '_, 'a> {
-    /// Low and high half of a register.
+    /// Returns the low and the high half of a register.
     fn halves(&self, operand: &Operand<'a>) -> Result<[Row; 2], Error> {
         match *operand {
             Operand::Name(name) => match self.find(name) {
@@ -24,7 +25,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         }
     }
 
-    /// The halves that a vector of two double words or four words makes.
+    /// Returns the halves made of a vector of two double words or four words.
     fn joined(&mut self, parts: &[Part<'_, 'a>]) -> Result<[Row; 2], Error> {
         match parts {
             [lo, hi] => Ok([
@@ -72,13 +73,13 @@ impl<'a> Lowering<'_, '_, 'a> {
         Ok(())
     }
 
-    /// `mov.b128`
+    /// Lowers `mov.b128`.
     pub(super) fn mov_wide(&mut self, insn: &Insn<'_, 'a>) -> Result<(), Error> {
         let from = match self.parts(&insn.ops[1]) {
             Some(parts) => self.joined(&parts)?,
             None => self.halves(&insn.ops[1])?,
         };
-        // Both are read before one is written: they may be the same registers.
+        // Both halves are read before one is written, because source and destination may overlap.
         let copies = [self.temp64()?, self.temp64()?];
         self.copy_halves(copies, from)?;
         match self.parts(&insn.ops[0]) {

@@ -1,4 +1,5 @@
-//! PTX text to a syntax tree: [`lexer`], [`ast`], [`parser`] for modules and functions, [`statement`] for bodies.
+//! Parsing of PTX text to a syntax tree: [`lexer`], [`ast`], [`parser`] for modules and functions,
+//! [`statement`] for bodies.
 
 pub mod ast;
 mod expression;
