@@ -56,7 +56,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Say what works here, what does not, and what to do about it
     Doctor(DoctorArgs),
-    /// Measure what calls, round trips, copies and launches cost, beside the local GPU where there is one
+    /// Measure what calls, round trips, copies and launches cost, beside the local GPU where there
+    /// is one
     Bench(BenchArgs),
     /// Measure the network to a server: round trips and bandwidth, idle and loaded
     Probe(ProbeArgs),
@@ -95,14 +96,16 @@ Examples:
   outboard serve --device soft --threads 8           without a GPU
   outboard serve --device soft --capability 9.0 --memory 4GiB")]
 pub(crate) struct ServeArgs {
-    /// Where to listen, any number of times: shm:///PATH, tcp://HOST[:PORT] or rdma://HOST[:PORT], port 0 for any
-    /// [default: shm://$XDG_RUNTIME_DIR/outboard.sock, or shm:///tmp/outboard-UID.sock without XDG_RUNTIME_DIR]
+    /// Where to listen, any number of times: shm:///PATH, tcp://HOST[:PORT] or rdma://HOST[:PORT],
+    /// port 0 for any [default: shm://$XDG_RUNTIME_DIR/outboard.sock, or
+    /// shm:///tmp/outboard-UID.sock without XDG_RUNTIME_DIR]
     #[arg(long, value_name = "URL")]
     pub(crate) listen: Vec<Endpoint>,
     #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
     pub(crate) device: DeviceArg,
-    /// Device memory that one program may allocate on each device, as 8GiB or 500MB; the soft device says that it has no
-    /// more [default: all; of the soft device half of this machine's, at most 8GiB]
+    /// Device memory that one program may allocate on each device, as 8GiB or 500MB; the soft
+    /// device says that it has no more [default: all; of the soft device half of this machine's, at
+    /// most 8GiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) memory: Option<u64>,
     /// Threads of the soft device, for each program [default: one for each core]
@@ -111,9 +114,9 @@ pub(crate) struct ServeArgs {
     /// Soft devices that each program sees [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub(crate) devices: Option<u8>,
-    /// Compute capability of the soft device: 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 or 12.0. PTX for later ones is refused as a GPU
-    /// of this one would; what is newer than 8.0 in PTX that is not is refused by its line (docs/software-gpu.md)
-    /// [default: 8.0]
+    /// Compute capability of the soft device: 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 or 12.0. PTX for later
+    /// ones is refused as a GPU of this one would; what is newer than 8.0 in PTX that is not is
+    /// refused by its line (docs/software-gpu.md) [default: 8.0]
     #[arg(long, value_name = "X.Y")]
     pub(crate) capability: Option<Capability>,
     #[command(flatten)]
@@ -122,8 +125,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = supervisor::limits::SESSIONS_DEFAULT_MAX as u16,
           value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) sessions_max: u16,
-    /// Workers kept ready for the next programs, which then do not wait for the driver to start; each holds one CUDA
-    /// context on the first GPU while it waits (some hundred MiB of its memory), and takes no processor time. 0: none
+    /// Workers kept ready for the next programs, which then do not wait for the driver to start;
+    /// each holds one CUDA context on the first GPU while it waits (some hundred MiB of its
+    /// memory), and takes no processor time. 0: none
     #[arg(long, value_name = "N", default_value_t = supervisor::limits::SPARES_DEFAULT as u8,
           value_parser = clap::value_parser!(u8).range(0..=supervisor::limits::SPARES_MAX as i64))]
     pub(crate) spare: u8,
@@ -134,14 +138,16 @@ pub(crate) struct ServeArgs {
 /// How the soft device watches kernels.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct WatchArgs {
-    /// Watch the kernels of the soft device for mistakes, any of memory, race, uninitialised, barrier, or all: what is found is
-    /// printed by the program, behind =========, and logged here (docs/software-gpu.md)
+    /// Watch the kernels of the soft device for mistakes, any of memory, race, uninitialised,
+    /// barrier, or all: what is found is printed by the program, behind =========, and logged here
+    /// (docs/software-gpu.md)
     #[arg(long, value_name = "LIST")]
     pub(crate) check: Option<Checks>,
     /// With --check: a launch with findings fails with CUDA_ERROR_LAUNCH_FAILED
     #[arg(long, requires = "check")]
     pub(crate) check_fail: bool,
-    /// The soft device runs blocks, warps and diverged lanes in an order drawn from this number, the same every time
+    /// The soft device runs blocks, warps and diverged lanes in an order drawn from this number,
+    /// the same every time
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
 }
@@ -199,14 +205,16 @@ pub(crate) struct RunArgs {
     /// Which calls wait for the server; results are the same at every level
     #[arg(long, value_name = "LEVEL", env = VARIABLE, default_value_t, long_help = levels_help())]
     pub(crate) optimise: Level,
-    /// Delay what goes between program and server as this network would: rtt=10us,bandwidth=1Gbps, or a known one
+    /// Delay what goes between program and server as this network would: rtt=10us,bandwidth=1Gbps,
+    /// or a known one
     #[arg(long, value_name = "NETWORK", env = emulated::VARIABLE, long_help = networks_help())]
     pub(crate) emulate: Option<Network>,
-    /// Use this machine's own driver, to record what remoting would carry; OUTBOARD_DRIVER may name another one
+    /// Use this machine's own driver, to record what remoting would carry; OUTBOARD_DRIVER may name
+    /// another one
     #[arg(long, requires = "what_for", conflicts_with = "stats")]
     pub(crate) local: bool,
-    /// With --local: the GPU behind a longer PCIe, as DxPU injects it: rtt=6.8us,tags=140,mrs=128. Kernels, memsets and
-    /// copies begin later, copies to the device are slower
+    /// With --local: the GPU behind a longer PCIe, as DxPU injects it: rtt=6.8us,tags=140,mrs=128.
+    /// Kernels, memsets and copies begin later, copies to the device are slower
     #[arg(
         long,
         value_name = "PCIE",
@@ -215,14 +223,17 @@ pub(crate) struct RunArgs {
         group = "what_for"
     )]
     pub(crate) emulate_pcie: Option<Pcie>,
-    /// Record every driver call there; a recording that is there already is replaced, any other file is not
+    /// Record every driver call there; a recording that is there already is replaced, any other
+    /// file is not
     #[arg(long, value_name = "FILE", group = "what_for")]
     pub(crate) record: Option<PathBuf>,
-    /// The ranges (NVTX, outboard.mark) that are iterations [default: those with "iteration" in their name]
+    /// The ranges (NVTX, outboard.mark) that are iterations [default: those with "iteration" in
+    /// their name]
     #[arg(long, value_name = "NAME", requires = "record")]
     pub(crate) iterations: Option<String>,
-    /// With --local: let so many iterations go by before the GPU is timed. They show what calls take while nobody looks at
-    /// the GPU, which makes them slower; a prediction takes them from there
+    /// With --local: let so many iterations go by before the GPU is timed. They show what calls
+    /// take while nobody looks at the GPU, which makes them slower; a prediction takes them from
+    /// there
     #[arg(long, value_name = "N", requires = "record", requires = "local")]
     pub(crate) untimed: Option<u32>,
     #[arg(
@@ -267,7 +278,8 @@ pub(crate) struct ProbeArgs {
     #[arg(long, value_name = "S", default_value_t = 5,
           value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub(crate) seconds: u16,
-    /// Recordings of programs, any number of times: what this network would cost each, and whether that keeps the budget
+    /// Recordings of programs, any number of times: what this network would cost each, and whether
+    /// that keeps the budget
     #[arg(long, value_name = "FILE")]
     pub(crate) recording: Vec<PathBuf>,
     /// How much longer than locally an iteration of a recording may take
@@ -278,7 +290,8 @@ pub(crate) struct ProbeArgs {
         allow_hyphen_values = true
     )]
     pub(crate) budget: Budget,
-    /// What sending costs, for the recordings, as outboard calibrate writes it [default: published numbers]
+    /// What sending costs, for the recordings, as outboard calibrate writes it [default: published
+    /// numbers]
     #[arg(long, value_name = "FILE")]
     pub(crate) constants: Option<PathBuf>,
     /// Connections at once, where bandwidth is measured over several
@@ -312,8 +325,8 @@ pub(crate) struct SweepArgs {
     /// How often each network has its turn
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) rounds: u32,
-    /// A regular expression: the number in its first group, at its last match on standard output, is what is measured
-    /// [default: the seconds of the whole run]
+    /// A regular expression: the number in its first group, at its last match on standard output,
+    /// is what is measured [default: the seconds of the whole run]
     #[arg(long, value_name = "REGEX")]
     pub(crate) metric: Option<Regex>,
     /// The file of the results (JSON)

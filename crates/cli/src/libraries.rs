@@ -1,4 +1,5 @@
-//! The libraries that a program loads in place of NVIDIA's, and a folder in which it finds them under NVIDIA's names.
+//! The libraries that a program loads in place of NVIDIA's, and a folder in which it finds them
+//! under NVIDIA's names.
 
 use std::{
     env, fs,
@@ -31,13 +32,15 @@ pub(crate) const NVML: Library = Library {
     built_name: "liboutboard_nvml.so",
     installed_in: "outboard",
 };
-/// What PyTorch's profiler asks. Its path is preloaded, since PyTorch's own comes first by its RPATH.
+/// What PyTorch's profiler asks. Its path is preloaded, since PyTorch's own comes first by its
+/// RPATH.
 pub(crate) const CUPTI: Library = Library {
     names: ["libcupti.so.13", "libcupti.so"],
     built_name: "liboutboard_cupti.so",
     installed_in: "outboard",
 };
-/// Passes everything on to this machine's driver and records it. Apart from the others: it bears a name of theirs.
+/// Passes everything on to this machine's driver and records it. Apart from the others: it bears a
+/// name of theirs.
 const RECORDER: Library = Library {
     names: CUDA.names,
     built_name: "liboutboard_recorder.so",
@@ -77,7 +80,8 @@ impl Library {
     }
 }
 
-/// A folder with our libraries under all of NVIDIA's names. It is the same folder for every run of this installation.
+/// A folder with our libraries under all of NVIDIA's names. It is the same folder for every run of
+/// this installation.
 pub(crate) fn folder() -> anyhow::Result<PathBuf> {
     let cuda = CUDA.find()?;
     let mut links: Vec<(&str, PathBuf)> = CUDA.names.iter().map(|n| (*n, cuda.clone())).collect();

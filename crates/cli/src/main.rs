@@ -1,4 +1,5 @@
-//! The `outboard` command. [`args`] declares it; help, manual page and completions come from that declaration.
+//! The `outboard` command. [`args`] declares it; help, manual page and completions come from that
+//! declaration.
 
 mod args;
 mod bench;
@@ -54,7 +55,8 @@ fn main() -> ExitCode {
     })
 }
 
-/// An error and its causes, in one line. A cause that the error before it has named already is not said again.
+/// An error and its causes, in one line. A cause that the error before it has named already is not
+/// said again.
 fn whole(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -67,7 +69,8 @@ fn whole(error: &anyhow::Error) -> String {
     text
 }
 
-/// `OUTBOARD_LOG` takes the directives of tracing-subscriber's `EnvFilter`: `debug`, `outboard_server::session=trace`.
+/// `OUTBOARD_LOG` takes the directives of tracing-subscriber's `EnvFilter`: `debug`,
+/// `outboard_server::session=trace`.
 fn log_to_stderr() {
     let filter = EnvFilter::builder()
         .with_default_directive(tracing_subscriber::filter::LevelFilter::INFO.into())

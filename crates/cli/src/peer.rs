@@ -17,9 +17,11 @@ use outboard_wire::{
     network::Network,
 };
 
-/// A server opens its device before it answers, which takes seconds on a machine with several sleeping GPUs.
+/// A server opens its device before it answers, which takes seconds on a machine with several
+/// sleeping GPUs.
 const ANSWER_MS_MAX: u64 = 60_000;
-/// A greeting opens none. It may have to wait until strangers have been sent away, after HANDSHAKE_MS_MAX.
+/// A greeting opens none. It may have to wait until strangers have been sent away, after
+/// HANDSHAKE_MS_MAX.
 const GREETING_MS_MAX: u64 = 10_000;
 const PING_MS_MAX: u64 = 5_000;
 const ECHO_TOKEN: u32 = 2;
@@ -57,7 +59,8 @@ impl Server {
         })
     }
 
-    /// Asks for an answer of so many bytes, with so many; [`answered`](Self::answered) waits for it.
+    /// Asks for an answer of so many bytes, with so many; [`answered`](Self::answered) waits for
+    /// it.
     pub(crate) fn ask_echo(&mut self, there: &[u8], answer_bytes: u32) -> anyhow::Result<()> {
         let message = Echo {
             answer_bytes,

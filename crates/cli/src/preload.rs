@@ -9,7 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// As much of a program as is looked at: its ELF header, program headers and the name of its loader lie there.
+/// As much of a program as is looked at: its ELF header, program headers and the name of its loader
+/// lie there.
 const HEAD_BYTES: u64 = 8 << 10;
 /// Scripts whose interpreters are scripts.
 const SCRIPTS_MAX: u32 = 4;
@@ -19,7 +20,8 @@ const MACHINE_X86_64: u16 = 62;
 /// The loader of the C library that ours were built for.
 const LOADER: &[u8] = b"ld-linux-x86-64.so.2\0";
 
-/// Whether this is a program, or a script of one, for x86-64 and glibc. A static program preloads nothing.
+/// Whether this is a program, or a script of one, for x86-64 and glibc. A static program preloads
+/// nothing.
 pub(crate) fn can_load(program: &OsStr) -> bool {
     let mut program = program.to_os_string();
     for _ in 0..SCRIPTS_MAX {

@@ -1,5 +1,5 @@
-//! A stand-in for NVIDIA's `ptxas`, for devices that run PTX: what it "assembles" is the PTX itself, as the driver takes
-//! it, too. Triton calls it by `TRITON_PTXAS_PATH`.
+//! A stand-in for NVIDIA's `ptxas`, for devices that run PTX: what it "assembles" is the PTX
+//! itself, as the driver takes it, too. Triton calls it by `TRITON_PTXAS_PATH`.
 
 use std::{
     env,
@@ -15,7 +15,8 @@ pub(crate) const NAME: &str = "ptxas";
 const OUTPUT_DEFAULT: &str = "elf.o";
 /// As the real one ends with anything that is wrong.
 const EXIT_FATAL: u8 = 255;
-/// Triton looks for the release, and takes the whole text for the name of a cache: it must be nobody else's.
+/// Triton looks for the release, and takes the whole text for the name of a cache: it must be
+/// nobody else's.
 const VERSION: &str = concat!(
     "ptxas: a stand-in that leaves PTX as it is\nOutboard ",
     env!("CARGO_PKG_VERSION"),
@@ -50,7 +51,8 @@ fn assemble(arguments: impl Iterator<Item = OsString>) -> Result<(), String> {
     fs::write(&output, text).map_err(|error| format!("{}: {error}", output.display()))
 }
 
-/// What is read and what is written; nothing where the version is asked for. All else that is said is for machine code.
+/// What is read and what is written; nothing where the version is asked for. All else that is said
+/// is for machine code.
 fn files(
     mut arguments: impl Iterator<Item = OsString>,
 ) -> Result<Option<(PathBuf, PathBuf)>, String> {

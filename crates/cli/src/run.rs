@@ -77,7 +77,8 @@ fn behind_a_server(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// The compilers in CuPy and Triton make machine code, which only a GPU runs; what the user has set stays.
+/// The compilers in CuPy and Triton make machine code, which only a GPU runs; what the user has set
+/// stays.
 fn leave_it_at_ptx(command: &mut Command) -> anyhow::Result<()> {
     let ptxas = libraries::ptxas()?.into_os_string();
     for (variable, value) in [
@@ -125,9 +126,10 @@ pub(crate) fn environment(
     library_environment(folder).into_iter().chain([gpu])
 }
 
-/// What has a program load our CUPTI first: PyTorch finds its own by its RPATH, which comes before LD_LIBRARY_PATH. What the
-/// user preloads stays, in front. Nothing is preloaded into a program that cannot load it, being of another architecture
-/// or another C library: the loader would complain, or give up.
+/// What has a program load our CUPTI first: PyTorch finds its own by its RPATH, which comes before
+/// LD_LIBRARY_PATH. What the user preloads stays, in front. Nothing is preloaded into a program
+/// that cannot load it, being of another architecture or another C library: the loader would
+/// complain, or give up.
 fn profiler(folder: &Path, program: &OsStr) -> Option<(&'static str, OsString)> {
     let library = folder.join(libraries::CUPTI.names[0]);
     // The variable's separators cannot be quoted.

@@ -292,8 +292,8 @@ fn the_quota_is_of_the_moment_when_the_client_comes() {
     fake.set("free_mib", 950);
     let (_link, welcome) = session(&server.shm);
     assert_eq!(server.only_worker(), spare);
-    // Less what drivers take beside, and the context of the spare that replaces this one (CONTEXT_BYTES_MAX, as long
-    // as the management library does not tell what it takes).
+    // Less what drivers take beside, and the context of the spare that replaces this one
+    // (CONTEXT_BYTES_MAX, as long as the management library does not tell what it takes).
     assert_eq!(welcome.devices[0].quota_bytes, (950 - 256 - 640) * MIB);
 }
 

@@ -36,7 +36,8 @@ pub(crate) struct Rows {
     pub(crate) slice_pitch: usize,
 }
 
-// SAFETY: the program keeps the memory of a copy alive until the copy is complete, as the driver API asks of it.
+// SAFETY: the program keeps the memory of a copy alive until the copy is complete, as the driver
+// API asks of it.
 unsafe impl Send for Landing {}
 
 impl Landing {
@@ -57,7 +58,8 @@ impl Landing {
         }
         for (index, row) in data.chunks_exact(width).enumerate() {
             let offset = index / height * slice_pitch + index % height * pitch;
-            // SAFETY: the program gave this memory for the copy and keeps it until the copy is complete.
+            // SAFETY: the program gave this memory for the copy and keeps it until the copy is
+            // complete.
             unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), self.address.add(offset), width) };
         }
         Ok(())
@@ -96,7 +98,8 @@ unsafe impl Sync for Landed {}
 
 impl Segment for Landed {
     fn room(&mut self) -> &mut [u8] {
-        // SAFETY: the program gave this memory for the copy and keeps it until the copy is complete.
+        // SAFETY: the program gave this memory for the copy and keeps it until the copy is
+        // complete.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.len) }
     }
 

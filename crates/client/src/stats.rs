@@ -1,5 +1,6 @@
-//! How many calls were local, outstanding, shadowed, synchronous: counted by what each did, not by what it was
-//! declared to do. With `OUTBOARD_STATS=FILE` (or `-` for stderr) the counts are written when the program exits.
+//! Counts of local, outstanding, shadowed and synchronous calls, by what each call did rather than
+//! by its declaration. With `OUTBOARD_STATS=FILE` (or `-` for stderr) they are written when the
+//! program exits.
 
 use std::{
     fmt::Write as _,
@@ -10,30 +11,30 @@ use outboard_api::{decl::Class, optimise::Did};
 
 use crate::{entry::CALLS, state::driver, thread, times};
 
-/// No more calls are declared than this.
+/// Upper bound of the number of declared calls.
 pub(crate) const CALLS_MAX: usize = 1024;
 pub(crate) const KINDS: usize = 4;
 
 static COUNTS: [[AtomicU64; KINDS]; CALLS_MAX] =
     [const { [const { AtomicU64::new(0) }; KINDS] }; CALLS_MAX];
 
-/// The call at hand has sent something.
+/// Notes that the current call has sent something.
 #[inline]
 pub(crate) fn sent() {
     thread::here().has_sent();
 }
 
-/// The call at hand has waited for the server.
+/// Notes that the current call has waited for the server.
 pub(crate) fn waited() {
     thread::here().did.set(Did::Waited);
 }
 
-/// What the call at hand has done so far.
+/// Returns what the current call has done so far.
 pub(crate) fn did() -> Did {
     thread::here().did.get()
 }
 
-/// Counts the call by what it did, and returns which kind that is; the next one begins with nothing done.
+/// Counts a call by what it did, and returns that kind. The next call begins with nothing done.
 #[inline]
 pub(crate) fn end(number: usize) -> usize {
     let kind = match (thread::here().did.replace(Did::Nothing), CALLS[number].1) {
@@ -46,7 +47,7 @@ pub(crate) fn end(number: usize) -> usize {
     kind
 }
 
-/// The counts as JSON.
+/// Returns the counts as JSON.
 pub(crate) fn to_json() -> String {
     let mut totals = [0u64; KINDS];
     let mut by_call = String::new();
@@ -107,7 +108,7 @@ pub(crate) fn to_json() -> String {
     )
 }
 
-/// The totals as a person reads them.
+/// Returns the totals as readable text.
 pub(crate) fn to_line() -> String {
     let mut totals = [0u64; KINDS];
     for call in COUNTS.iter() {

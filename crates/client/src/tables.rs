@@ -1,5 +1,5 @@
-//! `cuGetExportTable`: the driver's private tables, as far as CUDA runtimes are known to reach into them.
-//! Slot 0 holds the table's size in bytes, except for CONTEXT_LOCAL_STORAGE, which has none.
+//! `cuGetExportTable`: the driver's private tables, as far as CUDA runtimes are known to use them.
+//! Slot 0 holds the table's size in bytes, except in CONTEXT_LOCAL_STORAGE, which has no size.
 
 use std::{
     ffi::{c_char, c_int, c_void},
@@ -23,7 +23,7 @@ use crate::{
 
 type Slot = *const c_void;
 
-/// A table of function addresses, never written after it is made.
+/// A table of function addresses, not written after its creation.
 struct Table(Vec<Slot>);
 
 // SAFETY: read-only addresses of functions, and one number.
@@ -41,16 +41,17 @@ const CONTEXT_CHECKS: u128 = 0x263e_8860_7cd2_6143_92f6_bbd5_006d_fa7e;
 const INTEGRITY_CHECK: u128 = 0xd408_2055_bde6_704b_8d34_ba12_3c66_e1f2;
 const CLUSTER_TOPOLOGY: u128 = 0x1734_dc26_800d_4745_8726_c0f1_e7dd_8bca;
 const CTX_STREAM_ID: u128 = 0x2131_8c60_9714_3248_8ca6_41ff_7324_c8f2;
-/// Refused on purpose, in silence: every runtime asks for it, and works without.
+/// Refused without a message: every runtime asks for it, and works without.
 const LOGGING: u128 = 0xf8cf_f951_2146_8b4e_b9e2_fb46_9e7c_0dd9;
-/// Asked for by NVIDIA's CUPTI alone: of CUDA 12.8 and 13.2, and of 13.0.
+/// Requested only by NVIDIA's CUPTI: of CUDA 12.8 and 13.2, and of 13.0.
 const CUPTI: [u128; 2] = [
     0x7cb6_3f9b_9ca4_8e42_a484_beb6_6e6a_ed7f,
     0x2c8e_0ad8_0710_ab4e_90dd_5471_9fe5_f74b,
 ];
 const MODULE_ITERATOR: u128 = 0x6e16_3fbe_b958_444d_835c_e182_aff1_991e;
 
-/// The table of this id; NULL and an error for an id that is not served, so that no caller jumps into nothing.
+/// Returns the table of an id; NULL and an error for an unserved id, so that no caller jumps to a
+/// random address.
 pub(crate) fn find(id: &CUuuid) -> Result<*const c_void, CUresult> {
     static TABLES: OnceLock<Vec<(u128, Table)>> = OnceLock::new();
     if id.bytes == ACTIVITY_TABLE {
@@ -73,7 +74,7 @@ pub(crate) fn find(id: &CUuuid) -> Result<*const c_void, CUresult> {
     }
 }
 
-/// Says once which private table a library asked for in vain.
+/// Logs each missing private table that a library asks for, once.
 fn name_once(id: u128) {
     const NAMED_MAX: usize = 64;
     static NAMED: Mutex<Vec<u128>> = Mutex::new(Vec::new());
@@ -95,7 +96,7 @@ fn name_once(id: u128) {
     ));
 }
 
-/// A UUID as it is usually written: `6e163fbe-b958-444d-835c-e182aff1991e`.
+/// Formats a UUID as usual: `6e163fbe-b958-444d-835c-e182aff1991e`.
 fn spelled(id: u128) -> String {
     let digits = format!("{id:032x}");
     [0..8, 8..12, 12..16, 16..20, 20..32]
@@ -103,7 +104,7 @@ fn spelled(id: u128) -> String {
         .join("-")
 }
 
-/// Clusters came with compute capability 9.
+/// Returns whether the device has clusters, which came with compute capability 9.
 fn has_clusters() -> bool {
     driver().is_ok_and(|d| d.attribute(0, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) >= 9)
 }
@@ -187,7 +188,7 @@ fn make() -> Vec<(u128, Table)> {
     ]
 }
 
-/// Stands in every slot that nobody was seen to call.
+/// Fills every slot that was never seen to be called.
 unsafe extern "C" fn refuse() -> CUresult {
     log::warn("a function of a private driver table that is not served was called");
     CUresult::CUDA_ERROR_NOT_SUPPORTED
@@ -199,7 +200,7 @@ unsafe extern "C" fn succeed() -> CUresult {
     CUresult::CUDA_SUCCESS
 }
 
-/// CUDART_INTERFACE[2]: the device's primary context, without making it active.
+/// CUDART_INTERFACE[2]: returns the device's primary context, without making it active.
 unsafe extern "C" fn cudart_primary_context(out: *mut CUcontext, device: CUdevice) -> CUresult {
     answer(|| {
         if out.is_null() {
@@ -212,19 +213,20 @@ unsafe extern "C" fn cudart_primary_context(out: *mut CUcontext, device: CUdevic
     })
 }
 
-/// CUDART_INTERFACE[1], [6], [8]: load a module from a fatbin wrapper or header.
+/// CUDART_INTERFACE[1], [6], [8]: loads a module from a fatbin wrapper or header.
 unsafe extern "C" fn cudart_load_module(module: *mut CUmodule, image: *const c_void) -> CUresult {
     // SAFETY: as for cuModuleLoadData.
     answer(|| unsafe { calls::cuModuleLoadData(module, image) })
 }
 
-/// TOOLS_RUNTIME_HOOKS[2]: a word for each call of the runtime, which it looks at before it tells slot 1 of the call.
+/// TOOLS_RUNTIME_HOOKS[2]: returns a word for each call of the runtime, which the runtime tests
+/// before it reports the call to slot 1.
 unsafe extern "C" fn hooks_buffer_large(buffer: *mut *mut c_void, bytes: *mut usize) {
     // SAFETY: the caller's outputs; the words are there for ever.
     unsafe { hand_out(buffer, bytes, activity::runtime_words(), RUNTIME_CALLS) }
 }
 
-/// TOOLS_RUNTIME_HOOKS[6]: a smaller one.
+/// TOOLS_RUNTIME_HOOKS[6]: returns a smaller buffer.
 unsafe extern "C" fn hooks_buffer_small(buffer: *mut *mut c_void, bytes: *mut usize) {
     static mut BUFFER: [u64; 8] = [0; 8];
     // SAFETY: as above.
@@ -245,7 +247,7 @@ unsafe fn hand_out(buffer: *mut *mut c_void, bytes: *mut usize, address: *mut c_
     }
 }
 
-/// TOOLS_TLS[2]: the current context.
+/// TOOLS_TLS[2]: returns the current context.
 unsafe extern "C" fn tls_current_context(out: *mut CUcontext) -> CUresult {
     // SAFETY: as for cuCtxGetCurrent.
     answer(|| unsafe { calls::cuCtxGetCurrent(out) })
@@ -291,7 +293,7 @@ unsafe extern "C" fn integrity_value(version: u32, unix_seconds: u64, out: *mut 
             integrity_check: address(INTEGRITY_CHECK)?,
             function: integrity_value as Slot as u64,
         };
-        // Asked before cuInit too; the public calls then report no device, and so does this.
+        // Called before cuInit too; the public calls then report no device, and so does this.
         let devices = driver().map(|d| d.cards()).unwrap_or_default();
         let value = integrity::value(version, unix_seconds, addresses, devices);
         // SAFETY: two words of the caller's, checked above.
@@ -303,13 +305,13 @@ unsafe extern "C" fn integrity_value(version: u32, unix_seconds: u64, out: *mut 
     })
 }
 
-/// CTX_STREAM_ID[4]: as cuCtxGetId.
+/// CTX_STREAM_ID[4]: does the work of cuCtxGetId.
 unsafe extern "C" fn stream_id_context(context: CUcontext, out: *mut u64) -> CUresult {
     // SAFETY: as for cuCtxGetId.
     answer(|| unsafe { calls::cuCtxGetId(context, out) })
 }
 
-/// CTX_STREAM_ID[51]: a private name for a stream; here the stream itself.
+/// CTX_STREAM_ID[51]: returns a private name for a stream; here the stream itself.
 unsafe extern "C" fn stream_id_private(
     _context: CUcontext,
     stream: CUstream,
@@ -326,7 +328,7 @@ unsafe extern "C" fn stream_id_private(
     })
 }
 
-/// CTX_STREAM_ID[39]: the number of a privately named stream.
+/// CTX_STREAM_ID[39]: returns the number of a privately named stream.
 unsafe extern "C" fn stream_id_of_private(
     _context: CUcontext,
     private: *mut c_void,
@@ -339,8 +341,9 @@ unsafe extern "C" fn stream_id_of_private(
 type EachFunction =
     Option<unsafe extern "C" fn(opaque: *mut c_void, function: CUfunction, name: *const c_char)>;
 
-/// MODULE_ITERATOR[7]: hands each function of a module and its name to `each`, returns how many there are.
-/// cuFFT takes the only kernel of a module this way, without its name, and refuses any count but 1.
+/// MODULE_ITERATOR[7]: passes each function of a module and its name to `each`, and returns their
+/// number. cuFFT gets a module's only kernel this way, without its name, and refuses any count but
+/// 1.
 unsafe extern "C" fn module_functions(
     _context: CUcontext,
     module: CUmodule,
@@ -364,7 +367,8 @@ unsafe extern "C" fn module_functions(
     count
 }
 
-/// CLUSTER_TOPOLOGY[4]: one byte for each pair of multiprocessors, in two arrays: its group, its place in the group.
+/// CLUSTER_TOPOLOGY[4]: returns two arrays with one byte for each pair of multiprocessors: its
+/// group, and its place in the group.
 unsafe extern "C" fn topology_get(groups: *mut *mut c_void, ranks: *mut *mut c_void) -> CUresult {
     answer(|| {
         if groups.is_null() || ranks.is_null() {
@@ -386,7 +390,7 @@ unsafe extern "C" fn topology_get(groups: *mut *mut c_void, ranks: *mut *mut c_v
     })
 }
 
-/// A copy that C code can free.
+/// Returns a copy that C code can free.
 fn c_copy(bytes: &[u8]) -> *mut c_void {
     // SAFETY: room for the bytes, or NULL.
     unsafe {
@@ -398,9 +402,9 @@ fn c_copy(bytes: &[u8]) -> *mut c_void {
     }
 }
 
-/// CLUSTER_TOPOLOGY[13]: gives both arrays back.
+/// CLUSTER_TOPOLOGY[13]: frees both arrays.
 unsafe extern "C" fn topology_free(groups: *mut c_void, ranks: *mut c_void) -> CUresult {
-    // SAFETY: what `topology_get` allocated, or NULL.
+    // SAFETY: memory that `topology_get` allocated, or NULL.
     unsafe {
         libc::free(groups);
         libc::free(ranks);
@@ -416,7 +420,7 @@ struct Stored {
     destroy: Destroy,
 }
 
-// SAFETY: the runtime's own pointers, handed back to it.
+// SAFETY: the runtime's own pointers, only returned to it.
 unsafe impl Send for Stored {}
 
 fn storage() -> &'static Mutex<FxHashMap<(usize, usize), Stored>> {
@@ -424,7 +428,7 @@ fn storage() -> &'static Mutex<FxHashMap<(usize, usize), Stored>> {
     STORAGE.get_or_init(Mutex::default)
 }
 
-/// NULL and -1 mean the current context.
+/// Returns the context of an argument; NULL and -1 mean the current one.
 fn storage_context(context: CUcontext) -> Result<usize, CUresult> {
     match context.0 {
         0 | usize::MAX => state::current_context().map(|c| c.0),
@@ -478,7 +482,7 @@ unsafe extern "C" fn storage_get(
     })
 }
 
-/// A context is gone: what runtimes keep with it goes too.
+/// Destroys the data that runtimes keep with a context that is gone.
 pub(crate) fn destroy_storage(context: CUcontext) {
     let gone: Vec<(usize, Stored)> = {
         let mut storage = storage().lock();
@@ -493,13 +497,13 @@ pub(crate) fn destroy_storage(context: CUcontext) {
     };
     for (key, stored) in gone {
         if let Some(destroy) = stored.destroy {
-            // SAFETY: the runtime registered this function for this moment, with these arguments.
+            // SAFETY: the runtime registered this function for this purpose, with these arguments.
             unsafe { destroy(context, key as *mut c_void, stored.value) };
         }
     }
 }
 
-/// As `guard::enter`, for functions that are in no declaration.
+/// Does the work of `guard::enter` for functions without a declaration.
 fn answer(call: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
     match std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)) {
         Ok(Ok(())) => CUresult::CUDA_SUCCESS,

@@ -1,5 +1,6 @@
-//! What each thread of the program has to itself, in one place: in a library that is loaded at run time every look at a
-//! thread's own variables is a call, and the compiler makes one of several looks at the same one.
+//! State of each of the program's threads, in one place. In a library loaded at run time every
+//! access to thread-local variables is a call, and the compiler merges several accesses to one
+//! variable.
 
 use std::{cell::Cell, ops::Deref};
 
@@ -10,17 +11,17 @@ use crate::state::Context;
 pub(crate) struct Local {
     /// The top of the thread's stack of contexts.
     pub(crate) context: Cell<Option<&'static Context>>,
-    /// What the call at hand has done so far.
+    /// What the current call has done so far.
     pub(crate) did: Cell<Did>,
-    /// What it has sent and will be answered, where calls are recorded.
+    /// Bytes that the current call has sent and will receive, if calls are recorded.
     pub(crate) request_bytes: Cell<u64>,
     pub(crate) response_bytes: Cell<u64>,
-    /// The number of the call at hand, where somebody profiles.
+    /// The number of the current call, if the program is being profiled.
     pub(crate) call: Cell<u32>,
 }
 
 impl Local {
-    /// The call at hand has sent something.
+    /// Notes that the current call has sent something.
     #[inline(always)]
     pub(crate) fn has_sent(&self) {
         if self.did.get() == Did::Nothing {
@@ -30,7 +31,7 @@ impl Local {
 }
 
 thread_local! {
-    // Nothing in it has to be dropped, so that it is there until the thread is gone.
+    // It has no destructor, so that it exists until the thread ends.
     static LOCAL: Local = const {
         Local {
             context: Cell::new(None),
@@ -42,7 +43,7 @@ thread_local! {
     };
 }
 
-/// The calling thread's own, looked up once for several looks. It cannot leave the thread.
+/// The calling thread's state, looked up once for several accesses. It cannot leave the thread.
 #[derive(Clone, Copy)]
 pub(crate) struct Here(*const Local);
 
@@ -56,8 +57,8 @@ impl Deref for Here {
 
     #[inline(always)]
     fn deref(&self) -> &Local {
-        // SAFETY: the pointer is used in the thread that it belongs to, being neither Send nor kept in a static; there
-        // what it points to lives until the thread is gone, since it has no destructor.
+        // SAFETY: the pointer stays in the thread that it belongs to, being neither Send nor kept
+        // in a static. Its target lives until the thread ends, since it has no destructor.
         unsafe { &*self.0 }
     }
 }

@@ -1,6 +1,7 @@
-//! How long calls take, and what of it is sending and waiting. For measurements only: with `OUTBOARD_STATS_TIMES=1` beside
-//! `OUTBOARD_STATS`, the clock is read around every call, every sending and every wait, and the sums are written with the
-//! counts. `cuProfilerStart` begins anew, `cuProfilerStop` ends the counting: a program measures what lies between.
+//! Durations of calls, and of the sending and waiting in them, for measurements. With
+//! `OUTBOARD_STATS_TIMES=1` in addition to `OUTBOARD_STATS`, the clock is read around every call,
+//! send and wait, and the sums are written with the counts. `cuProfilerStart` resets the sums and
+//! `cuProfilerStop` stops counting, so that a program can measure a part of itself.
 
 use std::{
     cell::Cell,
@@ -16,12 +17,13 @@ use crate::{
 };
 
 pub(crate) const VARIABLE: &str = "OUTBOARD_STATS_TIMES";
-/// The cost of reading the clock is the mean of so many readings, in the best of so many tries.
+/// Readings in one attempt to measure the cost of reading the clock; the cost is the mean of the
+/// best of `CLOCK_TRIES` attempts.
 const CLOCK_READINGS: u32 = 100;
 const CLOCK_TRIES: u32 = 100;
 const KIND_NAMES: [&str; KINDS] = ["local", "outstanding", "shadowed", "synchronous"];
 
-/// Sums of one call that did one kind of thing.
+/// Sums of one call, for one kind of what it did.
 struct Spent {
     calls: AtomicU64,
     whole_ns: AtomicU64,
@@ -45,7 +47,7 @@ static SPENT: [[Spent; KINDS]; CALLS_MAX] = [const {
 }; CALLS_MAX];
 static IS_COUNTING: AtomicBool = AtomicBool::new(true);
 
-/// What the call at hand has spent so far.
+/// Durations in the current call so far.
 #[derive(Clone, Copy, Default)]
 struct Parts {
     sends: u64,
@@ -60,20 +62,20 @@ thread_local! {
     };
 }
 
-/// Looks, once, whether times are asked for.
+/// Turns timing on if the environment asks for it.
 pub(crate) fn choose() {
     if std::env::var_os(VARIABLE).is_some_and(|value| !value.is_empty() && value != "0") {
         guard::mark_timed();
     }
 }
 
-/// A call begins.
+/// Begins a call.
 pub(crate) fn begin() -> Instant {
     PARTS.set(Parts::default());
     Instant::now()
 }
 
-/// A call that did this kind of thing returns.
+/// Ends a call of this kind.
 pub(crate) fn end(number: usize, kind: usize, start: Instant) {
     let whole_ns = ns(start);
     if !IS_COUNTING.load(Ordering::Relaxed) {
@@ -93,7 +95,7 @@ pub(crate) fn end(number: usize, kind: usize, start: Instant) {
     }
 }
 
-/// Hands bytes to the link.
+/// Sends bytes to the link, and times that.
 pub(crate) fn sending<R>(send: impl FnOnce() -> R) -> R {
     if guard::is_timed() {
         time_sending(send)
@@ -102,7 +104,7 @@ pub(crate) fn sending<R>(send: impl FnOnce() -> R) -> R {
     }
 }
 
-/// As `sending`, where the caller knows already: the path of every launch looks but once.
+/// Sends bytes; the caller knows whether calls are timed, so that a launch tests that only once.
 #[inline(always)]
 pub(crate) fn sending_if<const TIMED: bool, R>(send: impl FnOnce() -> R) -> R {
     if TIMED { time_sending(send) } else { send() }
@@ -118,7 +120,7 @@ fn time_sending<R>(send: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Waits for the server.
+/// Waits for the server, and times that.
 pub(crate) fn waiting<R>(wait: impl FnOnce() -> R) -> R {
     if !guard::is_timed() {
         return wait();
@@ -132,7 +134,7 @@ pub(crate) fn waiting<R>(wait: impl FnOnce() -> R) -> R {
     result
 }
 
-/// `cuProfilerStart`: what was counted so far is forgotten.
+/// `cuProfilerStart`: drops the sums so far.
 pub(crate) fn restart() {
     for spent in SPENT.iter().flatten() {
         for sum in spent.sums() {
@@ -142,13 +144,13 @@ pub(crate) fn restart() {
     IS_COUNTING.store(true, Ordering::Relaxed);
 }
 
-/// `cuProfilerStop`: what follows is not counted.
+/// `cuProfilerStop`: stops counting.
 pub(crate) fn stop() {
     IS_COUNTING.store(false, Ordering::Relaxed);
 }
 
-/// The sums as JSON: of each call, by what it did; and what reading the clock costs, of which every call has one reading in
-/// its time, every part one in its own and two in the call's.
+/// Returns the sums as JSON: for each call by what it did, and the cost of reading the clock. A
+/// call's time includes one reading, a part's own time one, and the call's time two for each part.
 pub(crate) fn to_json() -> Option<String> {
     if !guard::is_timed() {
         return None;

@@ -183,7 +183,8 @@ impl Buffer {
             return false;
         }
         let bytes = record.bytes();
-        // SAFETY: the program's buffer is this long, and ours until it is completed; a record is no longer than it says.
+        // SAFETY: the program's buffer is this long, and ours until it is completed; a record is no
+        // longer than it says.
         unsafe {
             let to = (self.address + self.used) as *mut u8;
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());

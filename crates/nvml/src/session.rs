@@ -155,7 +155,8 @@ fn lock() -> MutexGuard<'static, State> {
         }));
         match PROCESS.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
-                // The child's copies of the parent's descriptors would keep the session alive after the parent's end.
+                // The child's copies of the parent's descriptors would keep the session alive after
+                // the parent's end.
                 if let Some(mut parents) = known.and_then(|p| p.state.try_lock()) {
                     parents.connection = None;
                 }

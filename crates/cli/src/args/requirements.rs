@@ -75,8 +75,8 @@ pub(crate) struct RequireArgs {
     /// Which iteration of the recording, from 1 [default: that of median duration]
     #[arg(long, value_name = "N")]
     pub(crate) iteration: Option<usize>,
-    /// How long an iteration takes where nothing is recorded, as 12.5ms: what the processor takes is scaled to it, the GPU's
-    /// work is not [default: as recorded]
+    /// How long an iteration takes where nothing is recorded, as 12.5ms: what the processor takes
+    /// is scaled to it, the GPU's work is not [default: as recorded]
     #[arg(long, value_name = "TIME", value_parser = parse_step)]
     pub(crate) step: Option<f64>,
     /// The ranges that are iterations [default: as recorded]

@@ -1,6 +1,7 @@
 //! `outboard calibrate`: the constants of the cost model, measured here.
 //!
-//! What each is measured by, in the bench's words; "local" is this machine's own driver, where there is one:
+//! What each is measured by, in the bench's words; "local" is this machine's own driver, where
+//! there is one:
 //!
 //! ```text
 //!  time_local_ns      cuCtxGetDevice
@@ -189,7 +190,8 @@ fn plain_round_trip(is_quick: bool) -> anyhow::Result<f64> {
     median(&ns).context("a plain tcp connection")
 }
 
-/// No constant is less than nothing: where a remote call is the faster one, there is nothing to count.
+/// No constant is less than nothing: where a remote call is the faster one, there is nothing to
+/// count.
 fn constants(remote: &Measured, here: Option<&Measured>, round_trip_ns: Option<f64>) -> Constants {
     let bytes = (LARGE_BYTES - SMALL_BYTES) as f64;
     let start_ns = remote.sent_call;

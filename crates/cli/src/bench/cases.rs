@@ -57,7 +57,8 @@ pub(super) enum Work {
     LaunchSynchronize,
     SynchronizeAfterLaunch,
     LaunchCall,
-    /// The same between other things that the program does, as programs are: what it needs is not in the nearest cache.
+    /// The same between other things that the program does, as programs are: what it needs is not
+    /// in the nearest cache.
     LaunchBetween,
     LaunchQueued,
     LaunchQueued20,

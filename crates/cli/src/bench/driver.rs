@@ -77,8 +77,8 @@ driver_calls! {
     event_query = "cuEventQuery" (CUevent);
 }
 
-/// A driver with a current context on device 0 and a stream of its own. Handles come from its methods alone, and live as
-/// long as the process.
+/// A driver with a current context on device 0 and a stream of its own. Handles come from its
+/// methods alone, and live as long as the process.
 pub(super) struct Driver {
     calls: Calls,
     pub(super) stream: CUstream,
@@ -113,7 +113,8 @@ pub(super) struct Pinned {
 
 impl Pinned {
     pub(super) fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the driver allocated that many bytes, they are never freed, and copies into them have been waited for.
+        // SAFETY: the driver allocated that many bytes, they are never freed, and copies into them
+        // have been waited for.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.bytes) }
     }
 }
@@ -204,7 +205,8 @@ impl Driver {
         Ok(function)
     }
 
-    /// One block of `threads`, on the stream. The arguments are as many as the kernel has parameters.
+    /// One block of `threads`, on the stream. The arguments are as many as the kernel has
+    /// parameters.
     #[inline]
     pub(super) fn launch(
         &self,
@@ -213,7 +215,8 @@ impl Driver {
         arguments: &Arguments,
     ) -> anyhow::Result<()> {
         let pointers = arguments.pointers.as_ptr().cast_mut();
-        // SAFETY: the kernels of this program have 8-byte parameters only; the driver reads that many and keeps no pointer.
+        // SAFETY: the kernels of this program have 8-byte parameters only; the driver reads that
+        // many and keeps no pointer.
         let result = unsafe {
             (self.calls.launch)(
                 function,
@@ -413,7 +416,8 @@ impl Driver {
         bytes: usize,
     ) -> anyhow::Result<()> {
         let bytes = bytes.min(to.bytes);
-        // SAFETY: that many bytes of pinned memory are there, and nobody looks at them before the wait is over.
+        // SAFETY: that many bytes of pinned memory are there, and nobody looks at them before the
+        // wait is over.
         let result =
             unsafe { (self.calls.copy_to_host_async)(to.address.cast(), from, bytes, self.stream) };
         self.check("cuMemcpyDtoHAsync", result)?;
@@ -429,7 +433,8 @@ impl Driver {
         bytes: usize,
     ) -> anyhow::Result<()> {
         let bytes = bytes.min(from.bytes);
-        // SAFETY: that many bytes of pinned memory are there, and nobody changes them before the wait is over.
+        // SAFETY: that many bytes of pinned memory are there, and nobody changes them before the
+        // wait is over.
         let result = unsafe {
             (self.calls.copy_to_device_async)(to, from.address.cast(), bytes, self.stream)
         };

@@ -1,8 +1,9 @@
-//! `outboard bench emulate`: how exact emulated networks are on this machine, and what emulation itself costs.
+//! `outboard bench emulate`: how exact emulated networks are on this machine, and what emulation
+//! itself costs.
 //!
-//! Two threads of this process are the ends of a link. All settings take turns, round by round. What is timed is the link
-//! alone: small frames back and forth, and long frames one way whose bytes nobody writes, since writing them takes a core
-//! longer than a fast network does.
+//! Two threads of this process are the ends of a link. All settings take turns, round by round.
+//! What is timed is the link alone: small frames back and forth, and long frames one way whose
+//! bytes nobody writes, since writing them takes a core longer than a fast network does.
 
 use std::{
     process::ExitCode,
@@ -30,7 +31,8 @@ use super::{
 use crate::args::EmulateArgs;
 
 const FORMAT: u32 = 1;
-/// How far from what was asked for a network may be: this many nanoseconds of a round trip, or this share.
+/// How far from what was asked for a network may be: this many nanoseconds of a round trip, or this
+/// share.
 const RTT_OFF_NS_MAX: f64 = 500.0;
 const OFF_SHARE_MAX: f64 = 0.02;
 const PING_BYTES: usize = 64;
@@ -448,7 +450,8 @@ fn sends(pair: Pair) -> anyhow::Result<f64> {
 pub(super) fn stream(pair: Pair, len: usize, frames: u64) -> anyhow::Result<f64> {
     let (_to_client, mut from_client) = pair.server.split();
     let (mut to_server, _from_server) = pair.client.split();
-    // Over rdma long data is sent as copies of pinned memory are: from where it lies, to memory that was given for it.
+    // Over rdma long data is sent as copies of pinned memory are: from where it lies, to memory
+    // that was given for it.
     let is_bulk = to_server.registrar().is_some() && len >= PLACED_BYTES_MIN;
     let data = vec![0; len];
     let mut next = move || -> anyhow::Result<()> {

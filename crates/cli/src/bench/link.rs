@@ -1,5 +1,6 @@
-//! `outboard bench link`: what the links themselves do, without a program, a server or a GPU: small frames back and forth, long
-//! ones one way. Beside rdma, on the same devices and in turns with it, what perftest measures of the bare verbs.
+//! `outboard bench link`: what the links themselves do, without a program, a server or a GPU: small
+//! frames back and forth, long ones one way. Beside rdma, on the same devices and in turns with it,
+//! what perftest measures of the bare verbs.
 //!
 //! Two threads of this process are the ends of a link. The kinds take turns, round by round.
 
@@ -102,7 +103,8 @@ struct Raw {
     send_round_trip_ns: Option<f64>,
     /// `ib_write_bw`, of 1 MiB.
     write_bps: Option<f64>,
-    /// The link's round trip of 64 bytes to the raw write's, and its bandwidth at 1 MiB to the raw write's.
+    /// The link's round trip of 64 bytes to the raw write's, and its bandwidth at 1 MiB to the raw
+    /// write's.
     latency_ratio: Option<f64>,
     bandwidth_ratio: Option<f64>,
     /// At most 1.3 times the one, at least 0.9 of the other.

@@ -1,7 +1,9 @@
-//! `outboard bench`: what a call, a round trip, a copy and a launch cost here, through a server and on the local GPU.
+//! `outboard bench`: what a call, a round trip, a copy and a launch cost here, through a server and
+//! on the local GPU.
 //!
-//! Each side is a process of its own ([`worker`]) that makes driver calls with whichever driver it was given. All sides
-//! stay up, and take turns case by case and round by round, so that whatever else the machine does hits all alike.
+//! Each side is a process of its own ([`worker`]) that makes driver calls with whichever driver it
+//! was given. All sides stay up, and take turns case by case and round by round, so that whatever
+//! else the machine does hits all alike.
 //!
 //! ```text
 //!  bench ──lines of JSON──► bench-worker (local)   libcuda.so.1 of the machine ──► GPU
@@ -266,7 +268,8 @@ fn local(folder: &Path, interrupt: &Interrupt) -> anyhow::Result<Place> {
         optimise: None,
     };
     let side = Side::start(&place, folder, interrupt)?;
-    // A stand-in that the loader finds by another way than its path must not pass for the real driver.
+    // A stand-in that the loader finds by another way than its path must not pass for the real
+    // driver.
     let ours = libraries::CUDA.find()?.canonicalize()?;
     if Path::new(&side.ready.library)
         .canonicalize()
@@ -277,7 +280,8 @@ fn local(folder: &Path, interrupt: &Interrupt) -> anyhow::Result<Place> {
     Ok(place)
 }
 
-/// `shm`, `tcp`, `rdma` or, where there are several of a kind, the whole address; and the level, where one is asked for.
+/// `shm`, `tcp`, `rdma` or, where there are several of a kind, the whole address; and the level,
+/// where one is asked for.
 fn place_name(endpoint: &Endpoint, all: &[Endpoint], level: Option<&str>) -> String {
     let kind = |endpoint: &Endpoint| match endpoint {
         Endpoint::Shm(_) => "shm",
@@ -351,7 +355,8 @@ impl Output {
     }
 }
 
-/// Ctrl-C, and being asked to end: whoever waits stops waiting, and everything that was started is ended in order.
+/// Ctrl-C, and being asked to end: whoever waits stops waiting, and everything that was started is
+/// ended in order.
 #[derive(Clone)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 

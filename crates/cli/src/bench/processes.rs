@@ -78,8 +78,8 @@ pub(super) fn family(root: u32) -> Vec<u32> {
     found
 }
 
-/// The time that the threads of a process have run. The scheduler counts nanoseconds, where /proc/PID/stat has hundredths
-/// of a second.
+/// The time that the threads of a process have run. The scheduler counts nanoseconds, where
+/// /proc/PID/stat has hundredths of a second.
 fn cpu_ns(pid: u32) -> Option<u64> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
     let run_ns = |task: fs::DirEntry| {

@@ -1,4 +1,5 @@
-//! What the bench and its workers say to each other: a line of JSON for each question, one for its answer.
+//! What the bench and its workers say to each other: a line of JSON for each question, one for its
+//! answer.
 
 use serde::{Deserialize, Serialize};
 

@@ -65,7 +65,8 @@ impl Server {
                 false => Err(io::ErrorKind::NotFound.into()),
             }
         };
-        // SAFETY: between fork and exec `prepare` makes two system calls; it allocates nothing and takes no lock.
+        // SAFETY: between fork and exec `prepare` makes two system calls; it allocates nothing and
+        // takes no lock.
         unsafe { command.pre_exec(prepare) };
         let mut child = command.spawn().context("starting the server")?;
         let stdout = child.stdout.take().context("a server without output")?;

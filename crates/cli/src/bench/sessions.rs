@@ -21,7 +21,8 @@ use super::{
 use crate::args::SessionsArgs;
 
 const FORMAT: u32 = 1;
-/// How long sessions are watched doing nothing. The clock of CPU time ticks a hundred times a second.
+/// How long sessions are watched doing nothing. The clock of CPU time ticks a hundred times a
+/// second.
 const IDLE_MS: u64 = 3_000;
 const IDLE_QUICK_MS: u64 = 500;
 /// Sessions opened one after the other for the time that one takes; the rest come in crowds.
@@ -63,7 +64,8 @@ struct Idle {
     server_cpu_percent: Option<f64>,
     clients: Usage,
     clients_cpu_percent: f64,
-    /// By how much the free memory of the GPU has become less since the first session; none without a local driver.
+    /// By how much the free memory of the GPU has become less since the first session; none without
+    /// a local driver.
     gpu_bytes: Option<u64>,
     /// Launch and synchronise of one more session, beside the idle ones.
     latency_ns: f64,
@@ -170,7 +172,8 @@ fn measure(
         for &count in idle_counts {
             let idle = match crowd.idle(count.into(), args.quick, observer.as_mut()) {
                 Ok(idle) => idle,
-                // More than the server or the machine has room for; what was measured before still holds.
+                // More than the server or the machine has room for; what was measured before still
+                // holds.
                 Err(error) => {
                     results.fail(place, count, error)?;
                     break;
@@ -324,7 +327,8 @@ impl Drop for Crowd<'_> {
     }
 }
 
-/// As many sessions as asked for on each place, working at once; the places take turns. The device that they work on too.
+/// As many sessions as asked for on each place, working at once; the places take turns. The device
+/// that they work on too.
 fn busy(
     setting: &Setting,
     places: &[Place],

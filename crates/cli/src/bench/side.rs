@@ -1,4 +1,5 @@
-//! One side of the comparison: a worker process, with the machine's own driver or with ours in front of a server.
+//! One side of the comparison: a worker process, with the machine's own driver or with ours in
+//! front of a server.
 
 use std::{
     env,
@@ -23,9 +24,11 @@ use super::{
 };
 use crate::run::environment;
 
-/// How long a worker may take to its first result: a server opens its device, a driver compiles the kernels.
+/// How long a worker may take to its first result: a server opens its device, a driver compiles the
+/// kernels.
 const START_MS_MAX: u64 = 90_000;
-/// How much longer than asked a measurement may take: its preparation, and one sample of a slow device.
+/// How much longer than asked a measurement may take: its preparation, and one sample of a slow
+/// device.
 const OVERTIME_MS_MAX: u64 = 60_000;
 /// How long a worker whose input has ended may take to leave before it is killed.
 const LEAVE_MS_MAX: u64 = 2_000;
@@ -247,7 +250,8 @@ impl Drop for Side {
     }
 }
 
-/// The loader's path without our folder, for a bench that was itself started through `outboard run`.
+/// The loader's path without our folder, for a bench that was itself started through `outboard
+/// run`.
 fn without(folder: &Path) -> OsString {
     let path = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let rest: Vec<PathBuf> = env::split_paths(&path)

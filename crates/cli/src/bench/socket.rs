@@ -1,4 +1,5 @@
-//! What a plain tcp connection over loopback costs on this machine: the least that a tcp link can cost.
+//! What a plain tcp connection over loopback costs on this machine: the least that a tcp link can
+//! cost.
 
 use std::{
     io::{self, Read, Write},
@@ -109,7 +110,8 @@ fn receive(stream: &mut TcpStream, bytes: usize, room: &mut [u8]) -> io::Result<
     Ok(true)
 }
 
-/// Again and again while the socket would have to wait. A socket that blocks never asks for it before its own timeout.
+/// Again and again while the socket would have to wait. A socket that blocks never asks for it
+/// before its own timeout.
 fn patiently(mut attempt: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     let mut deadline = None;
     loop {

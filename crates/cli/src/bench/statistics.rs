@@ -29,8 +29,8 @@ impl Figures {
         })
     }
 
-    /// How many times the other's time this is: the median of the ratios within each round, so that a machine that was
-    /// slower for a round was so for both.
+    /// How many times the other's time this is: the median of the ratios within each round, so that
+    /// a machine that was slower for a round was so for both.
     pub(super) fn ratio_to(&self, other: &Figures) -> Option<f64> {
         let both = self.rounds_ns.iter().zip(&other.rounds_ns);
         let ratios: Vec<f64> = both

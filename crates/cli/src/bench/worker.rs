@@ -1,5 +1,5 @@
-//! The process that makes the calls of one side: `outboard bench-worker`. Which driver it measures is whichever its
-//! loader finds; it uses nothing of CUDA above the driver.
+//! The process that makes the calls of one side: `outboard bench-worker`. Which driver it measures
+//! is whichever its loader finds; it uses nothing of CUDA above the driver.
 
 use std::{
     hint::black_box,
@@ -244,7 +244,8 @@ impl Bench {
         }
     }
 
-    /// Nanoseconds of one of `calls` calls, once a sample; what is left on the stream then is not timed.
+    /// Nanoseconds of one of `calls` calls, once a sample; what is left on the stream then is not
+    /// timed.
     fn sampled(
         &mut self,
         span: Span,
@@ -527,7 +528,8 @@ impl Bench {
         })
     }
 
-    /// After a failure: what was launched and what ran need not agree. Where this fails too, the next check says so.
+    /// After a failure: what was launched and what ran need not agree. Where this fails too, the
+    /// next check says so.
     fn recount(&mut self) {
         let zeroed = self.driver.memset(self.counter, 0, COUNTER_BYTES);
         if zeroed.and_then(|()| self.driver.synchronize()).is_ok() {

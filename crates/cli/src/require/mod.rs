@@ -1,4 +1,5 @@
-//! `outboard require`: what a network must be like for a recorded program, without a network and without a GPU.
+//! `outboard require`: what a network must be like for a recorded program, without a network and
+//! without a GPU.
 
 mod csv;
 mod output;
@@ -38,7 +39,8 @@ pub(crate) fn require(args: RequireArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// What the network would add to the typical iteration of a recording, as a part of it, by both models.
+/// What the network would add to the typical iteration of a recording, as a part of it, by both
+/// models.
 pub(crate) fn overhead_over(
     path: &Path,
     network: Network,

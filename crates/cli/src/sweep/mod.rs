@@ -1,4 +1,5 @@
-//! `outboard sweep`: a program over a grid of emulated networks, everything taking turns, to be gone on with at any time.
+//! `outboard sweep`: a program over a grid of emulated networks, everything taking turns, to be
+//! gone on with at any time.
 
 mod child;
 mod results;

@@ -115,7 +115,8 @@ impl Results {
         median(&values)
     }
 
-    /// The median of the ratios within each round, so that a machine that was slower for a round was so for both.
+    /// The median of the ratios within each round, so that a machine that was slower for a round
+    /// was so for both.
     pub(super) fn ratio(&self, network: Network) -> Option<f64> {
         let ratios: Vec<f64> = self
             .of(Some(network))

@@ -262,7 +262,8 @@ pub fn raw_unix(server: &Server) -> UnixStream {
     UnixStream::connect(server.socket_path()).unwrap()
 }
 
-/// A server of this release with one device, in this process, without a worker: for what clients do with it.
+/// A server of this release with one device, in this process, without a worker: for what clients do
+/// with it.
 pub struct FakeServer {
     pub endpoint: Endpoint,
     pub dir: TempDir,

@@ -108,8 +108,8 @@ impl Params {
         let room = self.room(len, kernel.has_gaps);
         let mut next = params;
         for &(offset, size) in &kernel.params {
-            // SAFETY: one pointer for each parameter of the kernel, each to an argument of the parameter's size; and
-            // `param_bytes` is the end of the last parameter.
+            // SAFETY: one pointer for each parameter of the kernel, each to an argument of the
+            // parameter's size; and `param_bytes` is the end of the last parameter.
             unsafe {
                 let argument = (*next).cast::<u8>();
                 next = next.add(1);

@@ -266,7 +266,8 @@ pub(crate) unsafe fn cuLinkAddData_v2(
     if data.is_null() || bytes == 0 || bytes > isize::MAX as usize {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: `bytes` bytes of the caller's; a name or NULL; options as `cuLinkAddData` describes them.
+    // SAFETY: `bytes` bytes of the caller's; a name or NULL; options as `cuLinkAddData` describes
+    // them.
     unsafe {
         let image = std::slice::from_raw_parts(data.cast::<u8>(), bytes);
         let name = if name.is_null() {

@@ -561,8 +561,8 @@ pub(crate) unsafe fn cuLibraryLoadData(
     _library_count: u32,
 ) -> Done {
     driver()?;
-    // SAFETY: see the module's contract. The library options say where the image lies and whether it may go away; it is
-    // copied, so neither matters.
+    // SAFETY: see the module's contract. The library options say where the image lies and whether
+    // it may go away; it is copied, so neither matters.
     unsafe {
         load_library(
             library,

@@ -1,11 +1,12 @@
-//! Lanes: further connections over tcp for the data of long copies, of which one connection carries only 5 to 7 GB/s.
+//! Data connections: further tcp connections for the data of long copies, of which one connection
+//! carries only 5 to 7 GB/s.
 //!
-//! Messages stay on the session's own connection, in their order; the server's `session/lanes.rs` draws the picture. They
-//! are opened at the first long copy, which does not wait for them. Where they cannot be had, or another thread is sending
-//! on them, a copy goes the old way.
+//! Messages stay on the session's own connection, in order; the server's `session/lanes.rs` has the
+//! picture. Data connections are opened at the first long copy, which does not wait for them. If
+//! they cannot be opened or another thread is using them, a copy uses the session's own connection.
 //!
-//! What is answered on the session's own connection counts when everything that the server had given to lanes before has
-//! landed: a frame that comes too early is held.
+//! A reply on the session's own connection is valid only after all data that the server sent on
+//! data connections before it has arrived: a frame that comes too early is held.
 
 use std::{
     collections::BTreeSet,
@@ -39,19 +40,21 @@ use crate::{
     activity, calls::Done, guard, helpers::Helpers, log, notes, optimise, record, stats, times,
 };
 
-/// When a lane ends, what the server said last on its own connection is read for so long before the session is given up.
+/// Time for reading the server's last messages on the session's own connection after a data
+/// connection has ended, before the session is given up.
 const LAST_WORDS_MS_MAX: u64 = 100;
 
-/// Fewer pieces make the lanes end at different times, more make more messages.
+/// Pieces of a copy per data connection. With fewer the connections end at different times, with
+/// more there are more messages.
 const PIECES_A_LANE: usize = 4;
 
 pub(super) struct Lanes {
-    /// Where the session is.
+    /// Address of the session's server.
     server: Option<SocketAddr>,
     is_asked: AtomicBool,
     open: OnceLock<Open>,
     landed: Landed,
-    /// Answers that may come on lanes.
+    /// Number of expected replies that may arrive on data connections.
     pub(super) awaited: AtomicUsize,
     sent_bytes: AtomicU64,
     received_bytes: AtomicU64,
@@ -61,12 +64,12 @@ struct Open {
     senders: Vec<Mutex<Sender>>,
     closers: Vec<Closer>,
     fds: Vec<RawFd>,
-    /// The number of the data that is sent next; whose turn it is to send.
+    /// Number of the next piece of data. A thread that holds the lock is sending.
     turn: Mutex<u64>,
     helpers: Helpers,
 }
 
-/// A frame that came before what must have landed first.
+/// A frame that arrived before data that belongs before it.
 pub(super) struct Held {
     head: Vec<u8>,
     tail: Option<Box<dyn Segment>>,
@@ -96,7 +99,8 @@ impl Lanes {
         self.open.get().map_or(&[], |open| &open.fds)
     }
 
-    /// Whether a frame must be held: data that the server gave to lanes before is still on its way.
+    /// Returns whether a frame must be held: data that the server sent before it on data
+    /// connections is still under way.
     #[inline]
     pub(super) fn is_early(&self, header: &ReplyHeader) -> bool {
         !self.landed.has(header.lanes_before)
@@ -114,7 +118,7 @@ impl Held {
 }
 
 impl Session {
-    /// Whether a long copy may use lanes. The first one has them opened.
+    /// Returns whether a long copy may use data connections. The first call starts opening them.
     pub(crate) fn has_lanes(&'static self) -> bool {
         if self.lanes.open.get().is_some() {
             return true;
@@ -124,7 +128,8 @@ impl Session {
         }
         if !self.lanes.is_asked.swap(true, Ordering::AcqRel) {
             if lanes_are_said() {
-                // Whoever says how many wants to see them used.
+                // A user who chooses the number of connections wants them used from the first copy
+                // on.
                 self.open_lanes();
             } else {
                 notes::spawn("outboard-lanes", move || self.open_lanes());
@@ -133,7 +138,8 @@ impl Session {
         self.lanes.open.get().is_some()
     }
 
-    /// How many there are, and the bytes of data that they have carried out and in.
+    /// Returns the number of data connections, and the bytes of data that they have carried out and
+    /// in.
     pub(crate) fn lane_figures(&self) -> (usize, u64, u64) {
         let Lanes {
             open,
@@ -184,7 +190,7 @@ impl Session {
             open.fds.push(fd);
             receivers.push(receiver);
         }
-        // Without a reader to each nothing may be asked for.
+        // Each connection needs a reader before anything can be requested on it.
         for receiver in receivers {
             if !notes::spawn("outboard-lane", move || self.read_lane(receiver)) {
                 open.closers.iter().for_each(Closer::close);
@@ -195,10 +201,12 @@ impl Session {
         let _ = self.lanes.open.set(open);
     }
 
-    /// Sends the data of a copy over lanes, in pieces; `announce` posts the message of one, which begins so many bytes into
-    /// the data. `None`: there are no lanes, or they are taken.
+    /// Sends the data of a copy in pieces over data connections. `announce` posts a piece's
+    /// message; its first argument is the piece's offset in the data. Returns `None` if there are
+    /// no data connections, or another thread is using them.
     ///
-    /// Each message goes out behind its data, so that the server never waits for what this process has yet to do.
+    /// Each message is sent after its data, so that the server never waits for something that this
+    /// process has yet to do.
     pub(crate) fn send_on_lanes(
         &self,
         data: &[u8],
@@ -216,7 +224,7 @@ impl Session {
         *turn += pieces as u64;
         let piece = |index: usize| &data[index * len..data.len().min((index + 1) * len)];
         let next = AtomicUsize::new(0);
-        // Whether each was sent, and how many were announced.
+        // Which pieces were sent, and how many were announced.
         let progress = Mutex::new((vec![false; pieces], 0));
         let send = |lane: usize| -> Done {
             let mut sender = open.senders[lane].lock();
@@ -248,8 +256,8 @@ impl Session {
         Some(sent)
     }
 
-    /// Posts a message without its data, which went over a lane.
-    /// The server counts on it: a context that was lost meanwhile does not keep it back.
+    /// Posts a message whose data went over a data connection. It is sent even if the context was
+    /// lost meanwhile, since the server expects it.
     pub(crate) fn post_without_data<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Done {
         let mut head = [0; DATA_HEAD_BYTES_MAX];
         let sent = encode_request_head_for_lane(&mut head, context, message)
@@ -263,7 +271,7 @@ impl Session {
         sent.map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))
     }
 
-    /// Sends a message whose answer may come on a lane.
+    /// Sends a request whose reply may arrive on a data connection.
     pub(super) fn send_for_lane<'a, M: Op<'a>>(
         &self,
         token: u32,
@@ -287,7 +295,8 @@ impl Session {
         sent.map_err(|error| self.lost(format_args!("{}: {error}", M::NAME)))
     }
 
-    /// The life of the thread that reads a lane: data goes to its destination.
+    /// Reads a data connection, and puts data at its destination. A thread runs this until the
+    /// connection ends.
     fn read_lane(&self, mut receiver: Receiver) {
         let error = loop {
             match receiver.recv_placed(Wait::Forever, &mut |head, len| self.place(head, len)) {
@@ -300,9 +309,9 @@ impl Session {
                 Err(error) => break error,
             }
         };
-        // Whoever waits for a copy that was arriving is let go.
+        // Copies whose data was arriving are completed with an error.
         drop(receiver);
-        // Mostly the server has ended, and has said why elsewhere.
+        // Usually the server has ended, and has given the reason on the session's own connection.
         let start = Instant::now();
         while !self.is_gone() && start.elapsed() < Duration::from_millis(LAST_WORDS_MS_MAX) {
             self.poll();
@@ -332,13 +341,14 @@ impl Session {
         sum.fetch_add(bytes as u64, Ordering::Relaxed);
         self.lanes.landed.add(header.lanes_before);
         if group.is_complete() && group.waiting.load(Ordering::Acquire) > 0 {
-            // It may be reading for everybody.
+            // The leading thread may be waiting on the session's own connection.
             self.waker.wake();
         }
         Ok(())
     }
 
-    /// Delivers what is held, or has it wait on. Whether anything was delivered; `None` where nothing is held.
+    /// Delivers the held frame, or waits for it further. Returns whether it was delivered; `None`
+    /// if none is held.
     pub(super) fn take_held(
         &self,
         incoming: &mut Incoming,
@@ -346,7 +356,7 @@ impl Session {
     ) -> Option<Result<bool, CUresult>> {
         let held = incoming.held.take()?;
         if self.is_gone() {
-            // What it was held for does not come.
+            // The data that it was held for will not come.
             return None;
         }
         if !self.lanes.landed.wait(held.lanes_before, wait) {
@@ -362,34 +372,35 @@ impl Session {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Without a lane there is no session: data is missing.
+    /// Ends the session: without a data connection, data is missing.
     fn lost_lane(&self, why: impl std::fmt::Display) -> CUresult {
         let error = self.lost(format_args!("a data connection: {why}"));
-        // What is arriving there lies in memory of the program, and ends.
+        // Stops the data that is arriving in the program's memory.
         self.closer.close();
         error
     }
 }
 
-/// How much of a copy goes in one frame: so much that each lane has some of them, for an even share.
+/// Returns the length of a copy's pieces, so that each connection has several of them and an equal
+/// share.
 fn piece_bytes(len: usize, lanes: usize) -> usize {
     (len / (PIECES_A_LANE * lanes.max(1)))
         .next_multiple_of(LANE_PIECE_BYTES_MIN)
         .clamp(LANE_PIECE_BYTES_MIN, LANE_PIECE_BYTES_MAX)
 }
 
-/// Which of the answers that the server gave to lanes have arrived. Numbers start again at 0 after 2^32.
+/// The replies on data connections that have arrived. Numbers start again at 0 after 2^32.
 #[derive(Default)]
 struct Landed {
-    /// All in front of this one have.
+    /// All replies before this number have arrived.
     next: AtomicU32,
-    /// Those behind it that have.
+    /// Replies with higher numbers that have arrived.
     beyond: Mutex<BTreeSet<u32>>,
     changed: Condvar,
 }
 
 impl Landed {
-    /// Whether `count` answers, from the first one, have arrived.
+    /// Returns whether the first `count` replies have arrived.
     #[inline]
     fn has(&self, count: u32) -> bool {
         let ahead = self.next.load(Ordering::Acquire).wrapping_sub(count);
@@ -407,7 +418,7 @@ impl Landed {
         self.changed.notify_all();
     }
 
-    /// Waits as told until that is so; tells whether it is.
+    /// Waits until the first `count` replies have arrived. Returns whether they have.
     fn wait(&self, count: u32, wait: Wait) -> bool {
         let until = match wait {
             Wait::Poll => return self.has(count),

@@ -1,4 +1,4 @@
-//! Waiting: whoever waits looks at the GPU's word and reads for all.
+//! Waiting: the leading thread reads the board's word, and the link for all threads.
 
 use std::{
     sync::{Arc, OnceLock, atomic::Ordering},
@@ -16,26 +16,27 @@ use crate::{
     stats, times,
 };
 
-/// How long a thread looks at the GPU's word without a pause, where there are cores to spare: the driver's own waits do
-/// so for as long as it takes. After that it naps between looks, so that a wait ends late by a thousandth at most.
+/// Time for which a thread reads the board's word without a pause, with cores to spare; the
+/// driver's own waits never pause. After that it sleeps between looks, for 1/256 of the time
+/// already waited.
 const WATCH_US_MAX: u64 = 5_000;
-/// The same on one or two cores, where the server needs one.
+/// Time for which a thread reads the board's word on one or two cores, where the server needs one.
 const WATCH_FEW_CORES_US_MAX: u64 = 20;
-/// Looks at the word for each look at the link.
+/// Reads of the word for each poll of the link.
 const WATCH_LOOKS: u32 = 64;
-/// How long the library's own reader leaves the link to the program's threads.
+/// Time for which the library's own reader leaves the link to the program's threads.
 const GRACE_US: u64 = 200;
-/// How long a thread that waits behind the leading one sleeps before it looks for itself.
+/// Time after which a following thread checks by itself whether it can lead.
 const FOLLOW_MS_MAX: u64 = 100;
-/// How long the leading thread reads before it looks whether it should go on.
+/// Time for which the leading thread reads before it checks whether to continue.
 pub(super) const LEAD_MS_MAX: u64 = 200;
 
 impl Session {
-    /// Waits until a group is complete. Ends with an error when the server is gone.
+    /// Waits until a group is complete. Returns an error if the server is gone.
     pub(crate) fn wait(&self, group: &Arc<Group>) -> Result<Vec<u8>, CUresult> {
         stats::waited();
         waited_with_mirrors();
-        // The end of the session is noticed below.
+        // An error means that the session has ended, which is noticed below.
         let _ = self.send_batch();
         times::waiting(|| self.wait_for_group(group))
     }
@@ -46,7 +47,8 @@ impl Session {
             if group.is_complete() {
                 break;
             }
-            // Counted as waiting before the try: a leader that leaves in between hands over to us.
+            // The thread counts as waiting before it tries: a leader that leaves in between passes
+            // the lead to it.
             if let Some(mut incoming) = self.receiver.try_lock() {
                 let seen = self.watch(&mut incoming, group);
                 if !seen {
@@ -71,27 +73,29 @@ impl Session {
         group.take()
     }
 
-    /// Waits until the GPU has got there, without a look at what the server has to say: for a thread that copies a part of
-    /// what another waits for.
+    /// Waits until the GPU has reached a point, without handling the server's messages: for a
+    /// thread that copies part of the data that another thread waits for.
     pub(crate) fn wait_for_bytes(&self, group: &Arc<Group>) -> Result<(), CUresult> {
-        // The end of the session is noticed below.
+        // An error means that the session has ended, which is noticed below.
         let _ = self.send_batch();
         let start = Instant::now();
         while !group.is_reached() {
             if start.elapsed() > watch_max() {
                 return self.wait(group).map(drop);
             }
-            // Where no word is written the answer tells.
+            // Without a word, the reply ends the wait.
             self.poll();
             std::hint::spin_loop();
         }
         Ok(())
     }
 
-    /// Looks at the GPU's word, and at what arrives meanwhile. True when the word is there and all that was sent before it
-    /// has been taken in: false when the answer came first, or neither came soon.
+    /// Reads the board's word, and handles messages that arrive meanwhile. Returns true once the
+    /// word is written and all messages sent before it have been handled, and false if the reply
+    /// came first or neither came soon.
     ///
-    /// Only the thread that reads may trust the word: faults of earlier calls lie in the link in front of it.
+    /// Only the thread that reads the link may trust the word: errors of earlier calls may still be
+    /// in the link.
     fn watch(&self, incoming: &mut Incoming, group: &Group) -> bool {
         let Some(word) = &group.word else {
             return false;
@@ -105,7 +109,7 @@ impl Session {
                 if written {
                     break;
                 }
-                // A pause takes 140 cycles: not at every look.
+                // A pause takes 140 cycles, too many for every read.
                 if look % 8 == 7 {
                     std::hint::spin_loop();
                 }
@@ -114,7 +118,7 @@ impl Session {
             if group.is_complete() || self.gone.load(Ordering::Acquire) {
                 return false;
             }
-            // Data of earlier copies comes through the link: its answers precede this one's.
+            // Data of earlier copies arrives through the link, and must come before this wait ends.
             if written && self.landing.load(Ordering::Acquire) == 0 {
                 return true;
             }
@@ -130,7 +134,7 @@ impl Session {
         }
     }
 
-    /// Looks whether anything has arrived, without waiting.
+    /// Handles messages that have arrived, without waiting.
     pub(crate) fn poll(&self) {
         if let Some(mut incoming) = self.receiver.try_lock() {
             self.take_in(&mut incoming);
@@ -139,7 +143,8 @@ impl Session {
         }
     }
 
-    /// As `poll`; true where the GPU's word is there and all that was sent before it has been taken in.
+    /// Handles messages that have arrived. Returns true if the board's word is written and all
+    /// messages sent before it have been handled.
     pub(crate) fn look(&self, group: &Group) -> bool {
         let written = group.word.as_ref().is_some_and(Word::is_written);
         let Some(mut incoming) = self.receiver.try_lock() else {
@@ -151,12 +156,13 @@ impl Session {
         written && self.landing.load(Ordering::Acquire) == 0
     }
 
-    /// What has arrived. A program that only ever asks "are you done" learns of the server's end too.
+    /// Handles all messages that have arrived. Programs that only query notice the server's end
+    /// here too.
     fn take_in(&self, incoming: &mut Incoming) {
         while let Ok(true) = self.take_next(incoming, Wait::Poll) {}
     }
 
-    /// From now on something can arrive that no thread waits for.
+    /// Announces that something can arrive that no thread waits for.
     pub(crate) fn attend(self: &'static Session) {
         if self.unattended.fetch_add(1, Ordering::AcqRel) > 0 {
             return;
@@ -169,7 +175,7 @@ impl Session {
         wake.notify_all();
     }
 
-    /// What `attend` announced has arrived.
+    /// Notes that what `attend` announced has arrived.
     pub(crate) fn attended(&self) {
         let _ = self
             .unattended
@@ -188,7 +194,7 @@ impl Session {
             if self.gone.load(Ordering::Acquire) {
                 return;
             }
-            // Most programs wait for what they asked for, and read faster than this thread could wake them.
+            // Most programs wait for the result, and read sooner than this thread could wake them.
             std::thread::sleep(Duration::from_micros(GRACE_US));
             if self.unattended.load(Ordering::Acquire) == 0 || self.someone_waits() {
                 continue;
@@ -211,9 +217,10 @@ impl Session {
             .any(|e| e.group.waiting.load(Ordering::Acquire) > 0)
     }
 
-    /// Reads for everybody until `enough`.
+    /// Reads for all threads until `enough` returns true.
     fn lead(&self, incoming: &mut Incoming, enough: impl Fn() -> bool) {
-        // What ends the wait may come on a lane: waking from a wait for this connection would take longer.
+        // The wait may end by data on a data connection: waking from a wait on this connection
+        // would take longer.
         if self.lanes.awaited.load(Ordering::Acquire) > 0 && self.look_busily(incoming, &enough) {
             return;
         }
@@ -225,7 +232,8 @@ impl Session {
         }
     }
 
-    /// Looks busily at what arrives, for a while, where there are cores to spare. True when that was enough.
+    /// Spins for messages for a while, if there are cores to spare. Returns whether `enough` became
+    /// true.
     fn look_busily(&self, incoming: &mut Incoming, enough: &impl Fn() -> bool) -> bool {
         let start = Instant::now();
         while !is_few_cores() && start.elapsed() < watch_max() {
@@ -240,7 +248,7 @@ impl Session {
         false
     }
 
-    /// Lets one of those who still wait read for the rest.
+    /// Passes the lead to a thread that still waits.
     fn hand_over(&self) {
         let next = self
             .waiters

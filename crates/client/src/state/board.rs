@@ -1,8 +1,10 @@
-//! Words that the GPU writes when its work reaches a point: a wait over shm looks at memory, and asks nobody.
+//! The board: words that the GPU writes when its work reaches a point, so that a wait over shm only
+//! reads memory.
 //!
-//! A fence names a slot and a value that is never used twice. The server has the GPU write the value behind the work that
-//! the fence is about, and answers as well: the answer wakes a thread that has stopped looking, brings errors, and comes
-//! alone where something must reach the program first.
+//! A fence names a word and a value that is never used twice. The server has the GPU write the
+//! value after the work that the fence is about, and replies as well. The reply wakes a thread that
+//! no longer reads the word, and carries errors. It comes without a word if something must reach
+//! the program first.
 
 use std::{
     os::fd::AsFd,
@@ -15,7 +17,7 @@ use parking_lot::Mutex;
 use super::{Driver, host_memory};
 
 const WORD_BYTES: u64 = 8;
-/// As many waits can be under way; more are answered without a word.
+/// Number of words: as many waits can use the board at a time, further ones rely on the reply.
 const WORDS: u32 = 2048;
 
 pub(crate) struct Board {
@@ -24,7 +26,7 @@ pub(crate) struct Board {
     next_value: AtomicU64,
 }
 
-/// A word to look at. Its slot is free again when nobody looks any more.
+/// A word to read. Its slot is free again when this is dropped.
 pub(crate) struct Word {
     board: &'static Board,
     slot: u32,
@@ -35,7 +37,7 @@ impl Board {
     fn new(base: u64) -> Board {
         Board {
             base,
-            // Slot 0 is no slot.
+            // Slot 0 means no word.
             free: Mutex::new((1..WORDS).rev().collect()),
             next_value: AtomicU64::new(1),
         }
@@ -55,12 +57,13 @@ impl Word {
     #[inline]
     pub(crate) fn is_written(&self) -> bool {
         let address = self.board.base + u64::from(self.slot) * WORD_BYTES;
-        // SAFETY: inside the board's pages, which are never unmapped; the GPU writes whole aligned words.
+        // SAFETY: inside the board's pages, which are never unmapped; the GPU writes whole aligned
+        // words.
         let word = unsafe { AtomicU64::from_ptr(address as *mut u64) };
         word.load(Ordering::Acquire) == self.value
     }
 
-    /// As a fence names it.
+    /// Returns the slot and value for a fence.
     pub(crate) fn named(word: Option<&Word>) -> (u32, u64) {
         word.map_or((0, 0), |w| (w.slot, w.value))
     }
@@ -68,13 +71,13 @@ impl Word {
 
 impl Drop for Word {
     fn drop(&mut self) {
-        // A word that comes late has a value that nobody waits for.
+        // A word that is written late has a value that no wait uses.
         self.board.free.lock().push(self.slot);
     }
 }
 
 impl Driver {
-    /// A word for a fence, where the GPU can write to memory of this process.
+    /// Returns a word for a fence, if the GPU can write to memory of this process.
     pub(crate) fn word(&self) -> Option<Word> {
         if !self.session.shares_memory() {
             return None;
@@ -82,7 +85,7 @@ impl Driver {
         (*self.board.get_or_init(|| self.open_board()))?.word()
     }
 
-    /// Whether waits are looks at memory.
+    /// Returns whether waits read memory.
     pub(crate) fn has_board(&self) -> bool {
         self.session.shares_memory() && self.board.get_or_init(|| self.open_board()).is_some()
     }
@@ -95,7 +98,7 @@ impl Driver {
         let opened = self.call(&messages::BoardOpen { va, len, fd_tag }, |reply| {
             reply.written != 0
         });
-        // Where it was refused the pages stay mapped: they are few, and this is tried once.
+        // If the server refused, the few pages stay mapped: this is tried only once.
         opened
             .unwrap_or(false)
             .then(|| &*Box::leak(Box::new(Board::new(va))))

@@ -1,7 +1,8 @@
-//! Stream captures in progress, and what they forbid.
+//! Stream captures under way, and the calls that they forbid.
 //!
-//! The server captures in relaxed mode, since one thread there serves all threads of the program. What a capture
-//! forbids is known here: who began it, in which mode, which streams take part, and whether an error has spoiled it.
+//! The server captures in relaxed mode, since one thread there serves all threads of the program.
+//! The client knows what a capture forbids: its thread, its mode, the streams that take part, and
+//! whether an error has invalidated it.
 
 use std::{
     cell::Cell,
@@ -25,23 +26,23 @@ type Done = Result<(), CUresult>;
 
 /// A capture that has begun and not ended.
 pub(crate) struct Capture {
-    /// Unique in the process, never 0.
+    /// Number of the capture, unique in the process and never 0.
     pub(crate) id: u64,
-    /// The stream on which it began and has to end.
+    /// The stream on which it began and must end.
     pub(crate) origin: u64,
-    /// The number of the graph that it makes, or adds to.
+    /// Number of the graph that it creates or extends.
     pub(crate) graph: u64,
-    /// The graph was there before: it stays when the capture fails.
+    /// The graph existed before: it stays if the capture fails.
     pub(crate) adds: bool,
     context: CUcontext,
     mode: u32,
     thread: u64,
     spoiled: AtomicBool,
-    /// What each stream was last told: programs get pointers into it.
+    /// The last result for each stream: programs have pointers into it.
     answers: Mutex<FxHashMap<u64, Answer>>,
 }
 
-/// The arrays behind an answer of `cuStreamGetCaptureInfo`.
+/// The arrays that a result of `cuStreamGetCaptureInfo` points to.
 struct Answer {
     nodes: Box<[CUgraphNode]>,
     edges: Box<[CUgraphEdgeData]>,
@@ -56,12 +57,13 @@ impl Capture {
         self.spoiled.store(true, Ordering::Release);
     }
 
-    /// Only relaxed captures may end in another thread than the one that began them.
+    /// Returns whether this thread may end the capture. Only relaxed captures may end in a thread
+    /// other than the one that began them.
     pub(crate) fn may_end_here(&self) -> bool {
         self.mode == CU_STREAM_CAPTURE_MODE_RELAXED || self.thread == this_thread()
     }
 
-    /// Keeps an answer until the stream is asked again or the capture ends. All edges are plain ones.
+    /// Keeps a result until the stream is queried again or the capture ends. No edge has data.
     pub(crate) fn keep_answer(
         &self,
         stream: u64,
@@ -85,7 +87,7 @@ pub(crate) struct Captures {
     all: RwLock<FxHashMap<u64, Arc<Capture>>>,
 }
 
-/// Where a capture begins, and what it makes.
+/// The parameters of a new capture.
 pub(crate) struct Beginning {
     pub(crate) origin: u64,
     pub(crate) context: CUcontext,
@@ -95,7 +97,7 @@ pub(crate) struct Beginning {
 }
 
 impl Captures {
-    /// Whether there is any capture: all else is looked at only then.
+    /// Returns whether there is any capture. Everything else is checked only then.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.open.load(Ordering::Acquire) > 0
@@ -135,14 +137,14 @@ impl Captures {
         self.all.read().get(&id).cloned()
     }
 
-    /// An error during a capture: it cannot produce a graph any more.
+    /// Invalidates a capture after an error: it cannot produce a graph any more.
     pub(crate) fn spoil(&self, id: u64) {
         if let Some(capture) = self.get(id) {
             capture.spoil();
         }
     }
 
-    /// A context is gone, with its streams.
+    /// Removes the captures of a context that is gone.
     pub(crate) fn remove_context(&self, context: CUcontext) {
         let gone: Vec<u64> = self
             .all
@@ -156,8 +158,9 @@ impl Captures {
         }
     }
 
-    /// A call that no capture would observe and that a captured sequence may depend on, such as an allocation. The mode
-    /// of the calling thread and those of the captures say whether it may be made; if not, it spoils what forbids it.
+    /// Checks a call that captures do not record but captured work may depend on, such as an
+    /// allocation. The modes of the calling thread and of the captures decide whether it is
+    /// allowed; if not, it invalidates the captures that forbid it.
     pub(crate) fn check_unsafe(&self) -> Done {
         let mode = thread_mode();
         if mode == CU_STREAM_CAPTURE_MODE_RELAXED {
@@ -174,7 +177,7 @@ impl Captures {
         self.refuse(forbids)
     }
 
-    /// A call that conflicts with every capture of a context, whatever the modes.
+    /// Refuses a call that conflicts with every capture of a context, in any mode.
     pub(crate) fn check_context(&self, context: CUcontext) -> Done {
         self.refuse(|capture| capture.context == context)
     }
@@ -199,12 +202,12 @@ fn thread_mode() -> u32 {
         .unwrap_or(CU_STREAM_CAPTURE_MODE_GLOBAL)
 }
 
-/// `cuThreadExchangeStreamCaptureMode`: the mode that the calling thread had.
+/// `cuThreadExchangeStreamCaptureMode`: returns the calling thread's previous mode.
 pub(crate) fn exchange_thread_mode(mode: u32) -> u32 {
     MODE.try_with(|m| m.replace(mode)).unwrap_or(mode)
 }
 
-/// A number for the calling thread, never used again.
+/// Returns a number for the calling thread, never used again.
 fn this_thread() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     THREAD
@@ -218,7 +221,7 @@ fn this_thread() -> u64 {
 }
 
 impl Driver {
-    /// A stream argument of a call that gives the stream work.
+    /// Resolves the stream argument of a call that gives the stream work.
     #[inline(always)]
     pub(crate) fn work_stream(&self, stream: CUstream) -> Result<StreamRef, CUresult> {
         let stream = self.stream(stream)?;
@@ -228,7 +231,8 @@ impl Driver {
         Ok(stream)
     }
 
-    /// A stream argument of a call that waits for the stream or asks after it: a capture never gets done.
+    /// Resolves the stream argument of a call that waits for the stream or queries it: captured
+    /// work never completes.
     #[inline]
     pub(crate) fn awaited_stream(&self, stream: CUstream) -> Result<StreamRef, CUresult> {
         let stream = self.stream(stream)?;
@@ -239,7 +243,7 @@ impl Driver {
         Ok(stream)
     }
 
-    /// A call that cannot become part of a graph.
+    /// Refuses a call that cannot become part of a graph.
     pub(crate) fn refuse_captured(&self, stream: &StreamRef) -> Done {
         match self.capture_of(stream) {
             Some(capture) => {
@@ -263,7 +267,7 @@ impl Driver {
         }
     }
 
-    /// The legacy stream depends on all blocking streams, so that it is of no use while one of them captures.
+    /// Refuses the legacy stream while a blocking stream captures, since it depends on all of them.
     fn check_legacy(&self, legacy: &StreamRef, spoils: bool) -> Done {
         let mut result = Ok(());
         for stream in self.streams.of_context(legacy.stream().context) {
@@ -279,7 +283,7 @@ impl Driver {
         result
     }
 
-    /// The capture that a stream takes part in.
+    /// Returns the capture that a stream takes part in.
     pub(crate) fn capture_of(&self, stream: &StreamRef) -> Option<Arc<Capture>> {
         match stream.stream().capture.load(Ordering::Acquire) {
             0 => None,
@@ -302,7 +306,7 @@ impl Driver {
         })
     }
 
-    /// A stream waits for an event: where the event is a captured one, the stream becomes part of its capture.
+    /// Makes a stream part of a capture if it waits for an event that was recorded in the capture.
     pub(crate) fn join_capture(&self, stream: &StreamRef, event: &Event, external: bool) -> Done {
         let recorded_in = event.capture.load(Ordering::Acquire);
         let own = stream.stream().capture.load(Ordering::Acquire);
@@ -336,7 +340,7 @@ impl Driver {
         }
     }
 
-    /// An event that is waited for or asked after must not have been recorded in a capture.
+    /// Refuses to wait for or query an event that was recorded in a capture.
     pub(crate) fn refuse_captured_event(&self, event: &Event) -> Done {
         match event.capture.load(Ordering::Acquire) {
             0 => Ok(()),
@@ -347,7 +351,7 @@ impl Driver {
         }
     }
 
-    /// Forgets a capture; no stream and no event takes part in it any more.
+    /// Removes a capture; no stream and no event takes part in it any more.
     pub(crate) fn forget_capture(&self, capture: &Capture) {
         self.streams.end_capture(capture.id);
         self.captures.end(capture.id);

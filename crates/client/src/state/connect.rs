@@ -1,4 +1,4 @@
-//! The session: opened by `cuInit`, once a process.
+//! Opening the session, once per process, in `cuInit`.
 
 use std::{
     env::VarError,
@@ -26,10 +26,10 @@ use super::{
 };
 use crate::{calls::SyncMemops, exit, log, record, session::Session};
 
-/// How long a server may take to set a session up: it loads the driver and creates contexts.
+/// Time limit for a server to set up a session: it loads the driver and creates contexts.
 const CONNECT_S_MAX: u64 = 60;
 
-/// Opens the session, if it is not open. A failure is said once and can be tried again.
+/// Opens the session, if it is not open. A failure is logged once and can be retried.
 pub(crate) fn connect() -> Result<(), CUresult> {
     static CONNECTING: Mutex<()> = Mutex::new(());
     if DRIVER.get().is_some() {
@@ -77,7 +77,7 @@ fn open() -> Result<Driver, CUresult> {
     let (link, socket, mut welcome) = dial(&endpoint, &hello, Duration::from_secs(CONNECT_S_MAX))
         .map_err(|error| {
         let said = error.to_string();
-        // Where nobody listens, the link names the address itself.
+        // If nothing listens, the link's error already names the address.
         fail(if said.contains(&url) {
             said
         } else {
@@ -87,7 +87,7 @@ fn open() -> Result<Driver, CUresult> {
     let (visible, order) = (setting(VISIBLE_VARIABLE), setting(ORDER_VARIABLE));
     let devices = DeviceOrder::apply(&mut welcome, visible.as_deref(), order.as_deref())?;
     let memory = DeviceMemory::reserve(&welcome).map_err(|why| fail(format!("{url}: {why}")))?;
-    // Lives as long as the process: threads of the library use it until the end.
+    // The session is never freed: threads of the library use it until the process ends.
     crate::optimise::choose(level);
     crate::times::choose();
     let session: &'static Session = Box::leak(Box::new(Session::new(link, vec![socket])));
@@ -125,7 +125,7 @@ fn open() -> Result<Driver, CUresult> {
     })
 }
 
-/// A variable of the environment, if it is set at all.
+/// Returns a variable of the environment, if it is set.
 fn setting(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
@@ -139,14 +139,14 @@ fn program_name() -> String {
         .into_owned()
 }
 
-/// In a forked child: lets go of the parent's sockets without a word to the server.
+/// Closes the parent's sockets in a forked child, without a message to the server.
 pub(crate) fn abandon_after_fork() {
     if let Some(driver) = DRIVER.get() {
         driver.session.abandon();
     }
 }
 
-/// The process ends: nothing is kept back any more.
+/// Sends everything that was kept back before the process ends.
 pub(crate) fn send_all_at_exit() {
     if let Some(driver) = DRIVER.get() {
         driver.session.end_batches();

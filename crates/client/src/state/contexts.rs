@@ -17,54 +17,56 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::Kind;
 use crate::thread;
 
-/// Lives until the process ends: it may be current in threads that do not know that it was destroyed.
+/// A context. It is never freed: it may be current in threads that do not know of its destruction.
 pub(crate) struct Context {
     pub(crate) handle: CUcontext,
     pub(crate) device: CUdevice,
     pub(crate) primary: bool,
     pub(crate) flags: AtomicU32,
     pub(crate) api_version: u32,
-    /// What `cuCtxGetId` answers.
+    /// Result of `cuCtxGetId`.
     pub(crate) number: u64,
-    /// Holders of a primary context; it is active while there are any.
+    /// Number of holders of a primary context, which is active while there are any.
     pub(crate) retained: AtomicU32,
-    /// Whether the server has been told of it.
+    /// Whether the server has created it.
     pub(crate) created: AtomicBool,
     destroyed: AtomicBool,
-    /// Numbers of the contexts whose memory kernels of this one may use (`cuCtxEnablePeerAccess`).
+    /// Numbers of the contexts whose memory this context's kernels may use
+    /// (`cuCtxEnablePeerAccess`).
     peers: Mutex<FxHashSet<u64>>,
-    /// Its device's.
+    /// Limits of its device.
     pub(crate) limits: LaunchLimits,
 }
 
 impl Context {
-    /// A primary context's last holder has released it: where it is current, calls answer that it is destroyed.
+    /// Marks a primary context as destroyed after its last holder released it. Where it is current,
+    /// calls report that.
     pub(crate) fn end(&self) {
         self.destroyed.store(true, Ordering::Release);
     }
 
-    /// Grants access to the memory of a context; false if it is granted already.
+    /// Grants access to the memory of a context. Returns false if it was already granted.
     pub(crate) fn enable_peer(&self, peer: &Context) -> bool {
         self.peers.lock().insert(peer.number)
     }
 
-    /// Takes access back; false if it was not granted.
+    /// Revokes access. Returns false if it was not granted.
     pub(crate) fn disable_peer(&self, peer: &Context) -> bool {
         self.peers.lock().remove(&peer.number)
     }
 
-    /// Forgets all grants, as the end of the context does.
+    /// Revokes all access, at the end of the context.
     pub(crate) fn forget_peers(&self) {
         self.peers.lock().clear();
     }
 
-    /// A primary context is held again.
+    /// Marks a primary context as held again.
     pub(crate) fn revive(&self) {
         self.destroyed.store(false, Ordering::Release);
     }
 }
 
-/// What a device's attributes say of any launch.
+/// Limits of all launches, from a device's attributes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LaunchLimits {
     pub(crate) grid_max: [u32; 3],
@@ -106,7 +108,7 @@ thread_local! {
     static STACK: RefCell<Vec<&'static Context>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The calling thread's current context.
+/// Returns the calling thread's current context.
 #[inline]
 pub(crate) fn current_context() -> Result<CUcontext, CUresult> {
     match thread::here().context.get() {
@@ -125,7 +127,7 @@ pub(crate) fn pop_context() -> Result<CUcontext, CUresult> {
         .ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
 }
 
-/// Replaces the top of the stack; `None` takes it away.
+/// Replaces the top of the stack; `None` removes it.
 pub(crate) fn set_context(context: Option<&'static Context>) {
     change_stack(|stack| {
         stack.pop();
@@ -133,7 +135,8 @@ pub(crate) fn set_context(context: Option<&'static Context>) {
     });
 }
 
-/// `None`: the thread is on its way out, its stack gone already.
+/// Changes the calling thread's stack. Returns `None` if the thread is ending and its stack is
+/// gone.
 fn change_stack<R>(change: impl FnOnce(&mut Vec<&'static Context>) -> R) -> Option<R> {
     STACK
         .try_with(|stack| {
@@ -184,14 +187,14 @@ impl Contexts {
             .ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
     }
 
-    /// Whether a handle is, or was, a context's.
+    /// Returns whether a handle is or was a context's.
     pub(crate) fn was_made(&self, context: CUcontext) -> bool {
         let made = 1..self.next.load(Ordering::Relaxed);
         made.into_iter()
             .any(|number| Kind::Context.tag(number) as usize == context.0)
     }
 
-    /// The calling thread's current context.
+    /// Returns the calling thread's current context.
     #[inline]
     pub(crate) fn current(&self) -> Result<&'static Context, CUresult> {
         Contexts::current_of(&thread::here())
@@ -206,7 +209,7 @@ impl Contexts {
         }
     }
 
-    /// A context of the program's own.
+    /// Creates a context for the program.
     pub(crate) fn create(
         &self,
         device: CUdevice,
@@ -220,7 +223,7 @@ impl Contexts {
         Ok(context)
     }
 
-    /// Whether at most one context has been used.
+    /// Returns whether at most one context has been used.
     pub(crate) fn is_only(&self) -> bool {
         self.all
             .read()
@@ -230,7 +233,7 @@ impl Contexts {
             <= 1
     }
 
-    /// The end of a context ends the access that it has, and the access to it.
+    /// Revokes the access that an ending context has, and others' access to it.
     pub(crate) fn forget_peer(&self, context: &Context) {
         context.forget_peers();
         for other in self.all.read().values() {

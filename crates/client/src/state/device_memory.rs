@@ -1,7 +1,8 @@
-//! Device addresses: given out here, inside the window that both sides have reserved, and counted against the quota.
+//! Device addresses. The client allocates them inside the window that both sides have reserved, and
+//! counts them against the quota.
 //!
-//! Large allocations get ranges of their own. Small ones share chunks of 2 MiB, the granularity of physical memory, as
-//! the real driver does it. The server is told of chunks only.
+//! Large allocations get ranges of their own. Small ones share chunks of 2 MiB, the granularity of
+//! physical memory, as with the real driver. The server only knows chunks.
 
 mod ranges;
 #[cfg(test)]
@@ -21,14 +22,14 @@ use outboard_wire::handshake::ServerWelcome;
 
 use self::ranges::Ranges;
 
-/// Physical memory comes in these.
+/// Size of a chunk: the granularity of physical memory, in bytes.
 pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
-/// Allocations up to this share chunks.
+/// Largest allocation that shares a chunk.
 const SMALL_BYTES_MAX: u64 = 1 << 20;
-/// cudaMalloc promises 256; the driver gives 512.
+/// Alignment of allocations: cudaMalloc promises 256, the driver gives 512.
 const ALIGN_BYTES: u64 = 512;
 
-/// Which devices may use mapped memory: a bit for each, by its number.
+/// The devices that may use mapped memory: a bit for each, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Access {
     read: u64,
@@ -40,7 +41,7 @@ impl Access {
         self.read == 0
     }
 
-    /// `CUmemAccess_flags` of a device.
+    /// Returns `CUmemAccess_flags` of a device.
     pub(crate) fn of(self, device: CUdevice) -> u32 {
         let bit = 1_u64.checked_shl(device.unsigned_abs()).unwrap_or(0);
         match (self.read & bit != 0, self.write & bit != 0) {
@@ -90,18 +91,19 @@ pub(crate) struct Allocation {
     pub(crate) context: CUcontext,
     pub(crate) device: CUdevice,
     pub(crate) kind: Kind,
-    /// What `CU_POINTER_ATTRIBUTE_BUFFER_ID` answers: unique in the process.
+    /// Result of `CU_POINTER_ATTRIBUTE_BUFFER_ID`: unique in the process.
     pub(crate) number: u64,
 }
 
 impl Allocation {
-    /// Mapped memory cannot be touched before `cuMemSetAccess` allows it.
+    /// Returns whether the memory may be used: mapped memory may not before `cuMemSetAccess` allows
+    /// it.
     pub(crate) fn may_be_used(&self) -> bool {
         !matches!(self.kind, Kind::Mapped { access, .. } if access.is_none())
     }
 }
 
-/// What the server must do for an allocation or a release.
+/// Memory that the server must map for an allocation, or unmap after a free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Chunk {
     pub(crate) base: u64,
@@ -117,7 +119,7 @@ pub(crate) struct DeviceMemory {
     small: BTreeMap<u64, SmallChunk>,
     devices: Vec<Usage>,
     next_number: u64,
-    /// The server wants to see every allocation: [`ServerWelcome::exact_memory`].
+    /// The server must see every allocation: [`ServerWelcome::exact_memory`].
     exact: bool,
 }
 
@@ -130,13 +132,13 @@ struct SmallChunk {
     device: CUdevice,
     context: CUcontext,
     free: Ranges,
-    /// Given back while work that may use them was on its way: how much had been sent, address, bytes.
+    /// Ranges freed while work that may use them was under way: mark of the work, address, bytes.
     resting: Vec<(u64, u64, u64)>,
     live: usize,
 }
 
 impl SmallChunk {
-    /// Takes back what nothing on its way can use any more.
+    /// Reuses ranges that no work under way can use any more.
     fn settle(&mut self, completed: u64) {
         let free = &mut self.free;
         self.resting.retain(|(mark, base, bytes)| {
@@ -149,8 +151,8 @@ impl SmallChunk {
 }
 
 impl DeviceMemory {
-    /// Takes the server's window, and keeps this process from putting anything else there: an address in it is
-    /// device memory, without doubt.
+    /// Reserves the server's window in this process, so that nothing else is mapped there: an
+    /// address in it is certainly device memory.
     pub(crate) fn reserve(welcome: &ServerWelcome) -> Result<DeviceMemory, String> {
         let (base, bytes) = (welcome.window_base, welcome.window_bytes);
         if bytes == 0 || base % CHUNK_BYTES != 0 || base.checked_add(bytes).is_none() {
@@ -178,7 +180,7 @@ impl DeviceMemory {
                 "{bytes:#x} bytes of addresses at {base:#x} cannot be reserved in this process: {error} (is `ulimit -v` set?)"
             ));
         }
-        // SAFETY: the mapping just made. A core dump has no use for a terabyte of nothing.
+        // SAFETY: the mapping just made. Core dumps leave out this empty terabyte.
         unsafe { libc::madvise(got, bytes as usize, libc::MADV_DONTDUMP) };
         Ok(DeviceMemory {
             window: Ranges::new(base, bytes),
@@ -200,8 +202,8 @@ impl DeviceMemory {
         })
     }
 
-    /// An address range of at least `bytes`, and the chunk that the server must map for it, if it needs one.
-    /// `completed`: how much of the work sent is known to be done.
+    /// Allocates an address range of at least `bytes`. Also returns the chunk that the server must
+    /// map for it, if any. `completed` is the mark up to which work is known to be done.
     pub(crate) fn allocate(
         &mut self,
         bytes: u64,
@@ -229,7 +231,7 @@ impl DeviceMemory {
         Ok((chunk.base, Some(chunk)))
     }
 
-    /// Just so many bytes, with a chunk of addresses behind them that belong to nobody.
+    /// Allocates exactly these bytes, followed by a chunk of unused addresses.
     fn take_exact(&mut self, bytes: u64, device: CUdevice) -> Result<Chunk, CUresult> {
         let guarded = bytes
             .checked_next_multiple_of(CHUNK_BYTES)
@@ -296,7 +298,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Addresses for memory that counts against another session's quota.
+    /// Allocates addresses for memory that counts against another session's quota.
     pub(crate) fn take_addresses(&mut self, bytes: u64) -> Result<Chunk, CUresult> {
         match self.window.take(bytes, CHUNK_BYTES) {
             Some(base) => Ok(Chunk { base, bytes }),
@@ -308,7 +310,7 @@ impl DeviceMemory {
         self.window.give(chunk.base, chunk.bytes);
     }
 
-    /// The end of a chunk that was taken.
+    /// Returns the addresses of a chunk to the window, and its bytes to the quota.
     pub(crate) fn give_chunk(&mut self, chunk: Chunk, device: CUdevice) {
         self.window.give(chunk.base, chunk.bytes);
         self.refund(device, chunk.bytes);
@@ -330,8 +332,8 @@ impl DeviceMemory {
         );
     }
 
-    /// Gives an allocation back; the answer is what the server must unmap, if anything. `sent`: how much work was sent
-    /// before, which may still use it.
+    /// Frees an allocation. Returns the memory that the server must unmap, if any. `sent` is the
+    /// mark of the work sent before, which may still use it.
     pub(crate) fn free(
         &mut self,
         base: u64,
@@ -345,7 +347,7 @@ impl DeviceMemory {
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         self.allocations.remove(&base);
         if self.exact {
-            // Its addresses stay taken: whoever still uses them is found out.
+            // Its addresses are never reused, so that later use is detected.
             let bytes = allocation.bytes;
             self.refund(allocation.device, bytes);
             return Ok((allocation, Some(Chunk { base, bytes })));
@@ -384,25 +386,25 @@ impl DeviceMemory {
         })
     }
 
-    /// The allocation that an address lies in.
+    /// Returns the allocation that contains an address.
     #[inline]
     pub(crate) fn find(&self, address: u64) -> Option<&Allocation> {
         let (_, allocation) = self.allocations.range(..=address).next_back()?;
         (address - allocation.base < allocation.bytes).then_some(allocation)
     }
 
-    /// The range of `cuMemAddressReserve` that an address lies in.
+    /// Returns the range of `cuMemAddressReserve` that contains an address.
     pub(crate) fn find_reserved(&self, address: u64) -> Option<&Allocation> {
         let (_, range) = self.reserved.range(..=address).next_back()?;
         (address - range.base < range.bytes).then_some(range)
     }
 
-    /// Whether an address is device memory by where it lies.
+    /// Returns whether an address is in the window, and so device memory.
     pub(crate) fn in_window(&self, address: u64) -> bool {
         (self.window_base..self.window_end).contains(&address)
     }
 
-    /// A range of addresses without memory.
+    /// Reserves a range of addresses without memory.
     pub(crate) fn reserve_range(
         &mut self,
         bytes: u64,
@@ -444,7 +446,8 @@ impl DeviceMemory {
         }
     }
 
-    /// Memory that is not given out by address: a mapping inside a reserved range, or a variable of a module.
+    /// Adds memory that does not come from `allocate`: a mapping inside a reserved range, or a
+    /// variable of a module.
     pub(crate) fn adopt(
         &mut self,
         base: u64,
@@ -456,7 +459,7 @@ impl DeviceMemory {
         self.insert(base, bytes, context, device, kind);
     }
 
-    /// Takes back what `adopt` put there.
+    /// Removes memory that `adopt` added.
     pub(crate) fn disown(&mut self, base: u64) -> Option<Allocation> {
         self.allocations.remove(&base)
     }
@@ -465,7 +468,7 @@ impl DeviceMemory {
         self.allocations.get_mut(&base)
     }
 
-    /// Allocations that begin inside a range.
+    /// Returns the allocations that begin inside a range.
     pub(crate) fn within(&self, base: u64, bytes: u64) -> Vec<Allocation> {
         self.allocations
             .range(base..base.saturating_add(bytes))
@@ -492,14 +495,15 @@ impl DeviceMemory {
         }
     }
 
-    /// What is left of the quota.
+    /// Returns the rest of the quota.
     pub(crate) fn free_bytes(&self, device: CUdevice) -> u64 {
         self.devices
             .get(device as usize)
             .map_or(0, |u| u.quota.saturating_sub(u.used))
     }
 
-    /// Everything that was allocated in a context: it goes with it. The answer is what the server must unmap.
+    /// Frees everything that was allocated in a context. Returns the memory that the server must
+    /// unmap.
     pub(crate) fn free_context(&mut self, context: CUcontext) -> Vec<Chunk> {
         let bases: Vec<u64> = self
             .allocations

@@ -1,17 +1,20 @@
-//! Copies to the GPU that our adapter writes to where they belong, over rdma, where the server lets it.
+//! Copies to the GPU that this side's adapter writes directly into the GPU's memory, over rdma, if
+//! the server allows it.
 //!
-//! The server is asked for a key of some memory by the second long copy to it, and nobody waits for its answer: what is copied
-//! meanwhile passes through the server's memory, as everything does for which there is no key.
+//! The second long copy to an allocation asks the server for a key and does not wait for the reply.
+//! Copies without a key are staged in the server's memory.
 //!
 //! # When the adapter may write
 //!
-//! A copy comes behind all work that its stream waits for, and in front of what is submitted later. The second is kept by the
-//! order of the connection: the message behind the data, and all later ones, are seen when the data is there. For the
-//! first, the adapter writes only where all of that work is [known](Driver::is_quiet) to be done, and nothing is asked for to know
-//! it; any other copy is one of the stream's.
+//! A copy must follow all work that its stream waits for, and precede all work submitted later. The
+//! order of the connection ensures the second: the copy's message and all later ones are seen after
+//! the data. For the first, the adapter writes only if all of that work is
+//! [known](Driver::is_quiet) to be done; nothing is asked to find out, and any other copy is
+//! staged.
 //!
-//! Lock order: the memory table, this one, the session's sender. Data is posted and memory given up under this lock, so that no
-//! key is used behind the message that ends it: the adapter would refuse, and the connection with it.
+//! Lock order: the memory table, this table, the session's sender. Data is posted and memory given
+//! up under this lock, so no key is used after the message that ends it: the adapter would refuse
+//! the write, and the connection would end.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -28,20 +31,21 @@ use rustc_hash::FxHashMap;
 use super::{Driver, StreamRef, wire_context};
 use crate::session::{Group, Sink};
 
-/// Allocations to which one copy was made, or for which a key was refused: past so many the oldest knowledge of all goes.
+/// Most allocations known to have had one copy, or to have been refused a key. Beyond that all such
+/// knowledge is dropped.
 const KNOWN_MAX: usize = 4096;
 
-/// What of the GPU's memory our adapter may write.
+/// The parts of the GPU's memory that this side's adapter may write.
 #[derive(Default)]
 pub(crate) struct Exposed(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
-    /// By address: disjoint.
+    /// By address; the ranges are disjoint.
     keys: BTreeMap<u64, Key>,
-    /// Allocations without one, by address.
+    /// Allocations without a key, by address.
     known: FxHashMap<u64, Known>,
-    /// The server has none to give.
+    /// The server gives no keys.
     is_over: bool,
     clock: u64,
 }
@@ -61,7 +65,7 @@ enum State {
     /// One copy was made to it.
     Seen,
     Asked(Arc<Group>),
-    /// There will be no key while it is there.
+    /// It will get no key while it exists.
     Refused,
 }
 
@@ -85,7 +89,7 @@ impl Table {
             .retain(|base, known| *base >= end || base + known.bytes <= va);
     }
 
-    /// The key that was not used for longest, taken away.
+    /// Removes the least recently used key, and returns it.
     fn evict(&mut self) -> Option<u64> {
         let oldest = self.keys.iter().min_by_key(|(_, key)| key.used_at);
         let base = oldest.map(|(base, _)| *base)?;
@@ -95,8 +99,9 @@ impl Table {
 }
 
 impl Driver {
-    /// Copies to the device by our adapter alone, but for the one copy by the processor that data outside registered memory
-    /// takes. False where that cannot be. Short copies, and other links, pay for a comparison.
+    /// Copies to the device by this side's adapter. Data outside registered memory takes one copy
+    /// by the processor. Returns false if the adapter may not write. For short copies, and on other
+    /// links, it costs one comparison.
     #[inline(always)]
     pub(crate) fn place_on_gpu(
         &self,
@@ -127,7 +132,7 @@ impl Driver {
         {
             return Ok(false);
         }
-        // Of one length, so that none of them is short.
+        // The pieces have equal lengths, so that none is short.
         let pieces = data.len().div_ceil(CHUNK_BYTES_MAX);
         let mut dst = dst;
         for piece in data.chunks(data.len().div_ceil(pieces)) {
@@ -148,7 +153,8 @@ impl Driver {
         let mut table = self.exposed.0.lock();
         let Some(target) = table.find(dst, data.len() as u64) else {
             drop(table);
-            // Across two registrations: as one copy of the stream's among the others, which concern other memory.
+            // A piece across two registrations is a staged copy; the other pieces write other
+            // memory.
             let message = messages::CopyIn {
                 dst,
                 stream: stream.wire(),
@@ -170,7 +176,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Whether our adapter may write these bytes, or the first of them. If not, it is seen to that it may soon.
+    /// Returns whether the adapter may write these bytes, or the first of them. If not, it takes
+    /// the next step towards that.
     fn has_key(&self, address: u64, bytes: u64) -> Result<bool, CUresult> {
         let allocation = self.memory.lock().find(address).copied();
         let mut table = self.exposed.0.lock();
@@ -216,14 +223,14 @@ impl Driver {
         };
         if !group.is_complete() {
             drop(table);
-            // Nobody may be reading.
+            // Perhaps no thread is reading the link.
             self.session.poll();
             return Ok(false);
         }
         table.known.remove(&base);
         let evicted = table.take(base, allocation.bytes, group.take());
         if let Some(base) = evicted {
-            // The server takes it back behind what was posted with it.
+            // The server revokes it after the data that was posted with it.
             self.submit(&messages::MemoryConceal { base })?;
         }
         Ok(table
@@ -231,21 +238,24 @@ impl Driver {
             .is_some())
     }
 
-    /// Has `send` send the message by which memory at these addresses ceases to be what it is.
+    /// Forgets the keys for these addresses, and calls `send` to send the message that unmaps or
+    /// changes their memory.
     pub(crate) fn conceal<R>(&self, va: u64, len: u64, send: impl FnOnce() -> R) -> R {
         let mut table = self.exposed.0.lock();
         table.forget(va, len);
         send()
     }
 
-    /// Whether all work is known to be done that a copy in this stream would wait for. Data that our adapter wrote is no work.
+    /// Returns whether all work that a copy in this stream would wait for is known to be done. Data
+    /// written by the adapter does not count as work.
     pub(super) fn is_quiet(&self, stream: &StreamRef) -> bool {
         let own = &stream.stream().progress;
         let is_own_quiet = own.is_complete(own.work_mark());
         match stream {
-            // It waits for nobody else.
+            // It waits for no other stream.
             StreamRef::Own(own) if own.flags & CU_STREAM_NON_BLOCKING != 0 => is_own_quiet,
-            // It waits for the legacy stream, of which is known only what was waited for with everything else.
+            // It waits for the legacy stream, which is known to be done only after a wait for
+            // everything.
             StreamRef::Own(own) => is_own_quiet && self.is_everything_quiet(own.context),
             StreamRef::Legacy(legacy) => self.is_everything_quiet(legacy.context),
         }
@@ -262,7 +272,7 @@ impl Driver {
 }
 
 impl Table {
-    /// Takes in the server's answer about an allocation; which key is to be given back for it.
+    /// Handles the server's reply about an allocation. Returns the key to give back for it, if any.
     fn take(
         &mut self,
         allocation: u64,
@@ -286,7 +296,7 @@ impl Table {
                 self.is_over = true;
                 None
             }
-            // Another time: by a copy or two.
+            // Not now: a later copy asks again.
             Err(CUresult::CUDA_ERROR_NOT_READY) => None,
             Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) if !self.keys.is_empty() => self.evict(),
             _ => {

@@ -1,9 +1,9 @@
-//! Memory that graphs allocate and free: kept wholly in the client, as that of pools is.
+//! Memory that graphs allocate and free, managed by the client alone, as that of pools is.
 //!
-//! Each node that allocates has memory of its own, from when it is made until its graph, the executable graph made of it and
-//! the program have all let go of it. The server only maps it; to it such nodes are empty ones, which keep the order.
-//! A graph that allocates cannot be cloned, be part of another, or be instantiated twice at a time, which CUDA forbids
-//! too: so who holds what is always known.
+//! Each allocating node has memory of its own, from its creation until its graph, the graph's
+//! executable graph and the program have all released it. The server only maps the memory; for it
+//! such nodes are empty and keep the order. As in CUDA, a graph that allocates cannot be cloned, be
+//! part of another graph, or be instantiated twice at a time, so the holders are always known.
 
 use outboard_api::CUresult;
 use parking_lot::Mutex;
@@ -21,7 +21,8 @@ struct Table {
     /// By address.
     blocks: FxHashMap<u64, Block>,
     graphs: FxHashMap<u64, Nodes>,
-    /// The graph that an executable one was made of, what it did then, and whether it frees at its next launch.
+    /// By executable graph: its graph, the nodes at instantiation, and whether it frees memory at
+    /// its next launch.
     execs: FxHashMap<u64, (u64, Nodes, bool)>,
     used_high: u64,
     reserved_high: u64,
@@ -31,13 +32,13 @@ struct Block {
     bytes: u64,
     device: i32,
     graph: u64,
-    /// A launch allocated it, and nobody has freed it since.
+    /// A launch allocated it, and it has not been freed since.
     live: bool,
     /// An executable graph was made of its graph.
     reserved: bool,
 }
 
-/// What the nodes of a graph allocate and free.
+/// The addresses that nodes of a graph allocate and free.
 #[derive(Default, Clone)]
 struct Nodes {
     allocates: Vec<u64>,
@@ -51,7 +52,7 @@ const RESERVED_CURRENT: u32 = 2;
 const RESERVED_HIGH: u32 = 3;
 
 impl Table {
-    /// Memory of the graphs that have been made executable: all of it is used, and all of it reserved.
+    /// Returns the bytes held by executable graphs, all of which count as used and as reserved.
     fn reserved(&self, device: i32) -> u64 {
         let of_device = self
             .blocks
@@ -60,7 +61,7 @@ impl Table {
         of_device.map(|b| b.bytes).sum()
     }
 
-    /// Blocks that nothing holds any more, taken out.
+    /// Removes blocks that are no longer held, and returns them.
     fn abandoned(&mut self) -> Vec<u64> {
         let Table {
             blocks,
@@ -86,7 +87,7 @@ impl Table {
 }
 
 impl GraphMemory {
-    /// A node of the graph allocates this memory.
+    /// Records that a node of the graph allocates this memory.
     pub(crate) fn allocates(&self, graph: u64, address: u64, bytes: u64, device: i32) {
         let mut table = self.0.lock();
         let block = Block {
@@ -105,7 +106,8 @@ impl GraphMemory {
             .push(address);
     }
 
-    /// A node of the graph frees this memory, which a node of some graph allocates; once in a graph.
+    /// Records that a node of the graph frees this memory, which a node of some graph allocates;
+    /// once per graph.
     pub(crate) fn frees(&self, graph: u64, address: u64) -> Done {
         let mut table = self.0.lock();
         let nodes = table.graphs.entry(graph).or_default();
@@ -118,7 +120,7 @@ impl GraphMemory {
         Ok(())
     }
 
-    /// Whether a graph has nodes that allocate or free.
+    /// Returns whether a graph has nodes that allocate or free.
     pub(crate) fn is_in(&self, graph: u64) -> bool {
         let table = self.0.lock();
         let nodes = table.graphs.get(&graph);
@@ -129,7 +131,7 @@ impl GraphMemory {
         self.0.lock().execs.contains_key(&exec)
     }
 
-    /// Whether a graph that allocates has an executable one already.
+    /// Returns whether a graph that allocates already has an executable graph.
     pub(crate) fn is_instantiated(&self, graph: u64) -> bool {
         let table = self.0.lock();
         let allocates = table.graphs.get(&graph);
@@ -154,7 +156,8 @@ impl GraphMemory {
         table.execs.insert(exec, (graph, nodes, frees_at_launch));
     }
 
-    /// A launch: what it allocates must be free, what it frees must be allocated.
+    /// Records a launch. Memory that it allocates must be free, and memory that it frees must be
+    /// allocated.
     pub(crate) fn launch(&self, exec: u64) -> Done {
         let mut table = self.0.lock();
         let Some((_, nodes, frees_at_launch)) = table.execs.get(&exec) else {
@@ -181,7 +184,7 @@ impl GraphMemory {
         Ok(())
     }
 
-    /// The program frees memory that a launch left allocated.
+    /// Frees memory that a launch left allocated, for the program.
     fn free(&self, address: u64) -> Done {
         let mut table = self.0.lock();
         let block = table.blocks.get_mut(&address).filter(|block| block.live);
@@ -199,7 +202,7 @@ impl GraphMemory {
         }
     }
 
-    /// The marks of the most can be set to 0, and to nothing else.
+    /// Resets a high-water mark, which can only be set to 0.
     pub(crate) fn set_attribute(&self, attribute: u32, value: u64) -> Done {
         let mut table = self.0.lock();
         let mark = match attribute {
@@ -216,7 +219,7 @@ impl GraphMemory {
 }
 
 impl Driver {
-    /// Memory for a node of a graph.
+    /// Allocates memory for a node of a graph.
     pub(crate) fn graph_allocate(&self, bytes: u64) -> Result<u64, CUresult> {
         self.allocate(bytes, AllocationKind::Graph)
     }
@@ -238,10 +241,10 @@ impl Driver {
         self.give_back_graph_memory();
     }
 
-    /// Gives back what no graph holds. The server unmaps it when what was sent before is done.
+    /// Frees memory that no graph holds. The server unmaps it after the work sent before.
     fn give_back_graph_memory(&self) {
         for address in self.graph_memory.0.lock().abandoned() {
-            // A session that is lost has unmapped everything.
+            // A lost session has unmapped everything.
             let _ = self.release(address);
         }
     }

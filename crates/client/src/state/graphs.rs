@@ -1,5 +1,5 @@
-//! Graphs and their nodes, as far as the client knows them: which nodes a graph has shown, and what those do that the
-//! program made itself.
+//! Graphs and their nodes: the nodes that the program has seen, and the parameters of those that it
+//! created itself.
 
 use std::{
     collections::hash_map::Entry,
@@ -21,45 +21,45 @@ use rustc_hash::FxHashMap;
 use super::{Driver, Kernel, Kind, streams::Event};
 use crate::calls::AllocParams;
 
-/// What a node does, where the program said so.
+/// Parameters of a node, if the program gave them.
 #[derive(Clone)]
 pub(crate) enum NodeRecord {
-    /// Captured, or of a kind whose parameters nobody asks for.
+    /// Captured, or of a kind without parameters.
     Unknown,
     Kernel(Arc<KernelRecord>),
     Memset(CUDA_MEMSET_NODE_PARAMS),
     Host(CUDA_HOST_NODE_PARAMS),
-    /// pageable: a child graph stands in for it.
+    /// If `pageable`, the server has a child graph in its place.
     Copy {
         copy: CUDA_MEMCPY3D,
         pageable: bool,
     },
-    /// Recorded or waited for.
+    /// A node that records an event or waits for it.
     Event(CUevent),
     MemOps(Arc<MemOpsRecord>),
     Alloc(AllocParams),
-    /// The graphs of a conditional node: programs get a pointer into this.
+    /// The graphs of a conditional node: programs have a pointer into this.
     Conditional(Arc<[CUgraph]>),
     /// Frees the memory at this address.
     Free(u64),
 }
 
-/// Operations on memory in one node: programs that ask for them get a pointer into this.
+/// Memory operations of one node: programs that query them get a pointer into this.
 pub(crate) struct MemOpsRecord {
     ops: Box<[CUstreamBatchMemOpParams]>,
-    /// As the program named it.
+    /// The context that the program named.
     pub(crate) named_context: CUcontext,
     context: u64,
     pub(crate) flags: u32,
 }
 
-// SAFETY: plain records; an alias in them is never followed.
+// SAFETY: plain records; the pointers in them are never followed.
 unsafe impl Send for MemOpsRecord {}
 // SAFETY: as above.
 unsafe impl Sync for MemOpsRecord {}
 
 impl MemOpsRecord {
-    /// `context`: as messages name it.
+    /// `context` is the context in the form of messages.
     pub(crate) fn new(
         ops: &[CUstreamBatchMemOpParams],
         named_context: CUcontext,
@@ -84,34 +84,36 @@ impl MemOpsRecord {
 
     pub(crate) fn bytes(&self) -> &[u8] {
         let bytes = size_of_val(&*self.ops);
-        // SAFETY: plain records without padding that matters, as many bytes as they have.
+        // SAFETY: plain records of this many bytes without relevant padding.
         unsafe { std::slice::from_raw_parts(self.ops.as_ptr().cast(), bytes) }
     }
 }
 
-// SAFETY: a copy's pointers are the program's, passed on, never followed here; a host function's pointers are the program's, given for a call on another thread.
+// SAFETY: a copy's pointers are the program's, passed on and never followed here; a host function's
+// pointers are the program's, given for a call on another thread.
 unsafe impl Send for NodeRecord {}
 
-/// A kernel node's parameters: programs that ask for them get pointers into this.
+/// Parameters of a kernel node: programs that query them get pointers into this.
 pub(crate) struct KernelRecord {
-    /// As the program named it: programs that named one kind of handle know only that kind.
+    /// The handle that the program used: a program that uses one kind of handle knows only that
+    /// kind.
     pub(crate) func: CUfunction,
     pub(crate) kern: CUkernel,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     pub(crate) shared_bytes: u32,
-    /// One pointer for each parameter, into `params`.
+    /// One pointer for each parameter, into `_params`.
     pointers: Box<[*mut c_void]>,
     _params: Box<[u8]>,
 }
 
-// SAFETY: the pointers lead into the record's own buffer, which is not written after it is made.
+// SAFETY: the pointers lead into the record's own buffer, which is not written after its creation.
 unsafe impl Send for KernelRecord {}
 // SAFETY: as above.
 unsafe impl Sync for KernelRecord {}
 
 impl KernelRecord {
-    /// `params` is packed as the kernel wants it.
+    /// `params` is packed in the layout of the kernel's parameter buffer.
     pub(crate) fn new(
         node: &CUDA_KERNEL_NODE_PARAMS,
         kernel: &Kernel,
@@ -135,7 +137,7 @@ impl KernelRecord {
         }
     }
 
-    /// `kernelParams`: valid as long as the record.
+    /// Returns `kernelParams`, valid as long as the record.
     pub(crate) fn pointers(&self) -> *mut *mut c_void {
         if self.pointers.is_empty() {
             std::ptr::null_mut()
@@ -150,7 +152,8 @@ pub(crate) struct Graphs {
     known: Mutex<Known>,
     /// Events that some graph records.
     events: Mutex<Vec<Weak<Event>>>,
-    /// Executable graphs that kernels may launch, by the server's own handle, which kernels are given.
+    /// Executable graphs that kernels may launch, by the server's own handle, which kernels
+    /// receive.
     by_kernels: Mutex<FxHashMap<usize, u64>>,
 }
 
@@ -161,7 +164,7 @@ struct Known {
 }
 
 impl Graphs {
-    /// A node of a graph, made or shown.
+    /// Adds a node of a graph, created or returned to the program.
     pub(crate) fn learn(&self, graph: u64, node: u64, record: NodeRecord) {
         let mut known = self.known.lock();
         if known.nodes.insert(node, (graph, record)).is_none() {
@@ -169,7 +172,7 @@ impl Graphs {
         }
     }
 
-    /// Nodes that an answer named: those not known yet are from now on.
+    /// Adds the nodes of a reply that are not known yet.
     pub(crate) fn learn_shown(&self, graph: u64, shown: impl IntoIterator<Item = u64>) {
         let mut known = self.known.lock();
         let Known { nodes, of_graph } = &mut *known;
@@ -199,7 +202,8 @@ impl Graphs {
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 
-    /// Nodes of a graph that were copies of pageable memory when they were made or last changed.
+    /// Returns the nodes of a graph that were copies of pageable memory when they were created or
+    /// last changed.
     pub(crate) fn pageable_nodes(&self, graph: u64) -> Vec<(u64, NodeRecord)> {
         let known = self.known.lock();
         let nodes = known.of_graph.get(&graph).into_iter().flatten();
@@ -209,7 +213,7 @@ impl Graphs {
             .collect()
     }
 
-    /// Whether a graph has conditional nodes.
+    /// Returns whether a graph has conditional nodes.
     pub(crate) fn has_conditions(&self, graph: u64) -> bool {
         let known = self.known.lock();
         let mut nodes = known.of_graph.get(&graph).into_iter().flatten();
@@ -219,7 +223,7 @@ impl Graphs {
         })
     }
 
-    /// An executable graph that kernels know by another handle, which is the program's too.
+    /// Records the handle by which kernels and the program know an executable graph.
     pub(crate) fn known_to_kernels(&self, handle: usize, exec: u64) {
         self.by_kernels.lock().insert(handle, exec);
     }
@@ -243,7 +247,7 @@ impl Graphs {
         }
     }
 
-    /// Launches of some graph will record this event.
+    /// Records that launches of some graph will record this event.
     pub(crate) fn records_event(&self, event: &Arc<Event>) {
         let mut events = self.events.lock();
         events.retain(|e| e.strong_count() > 0);
@@ -252,8 +256,8 @@ impl Graphs {
         }
     }
 
-    /// A graph is launched. Which one records what is not followed through clones, children and updates: every event
-    /// that any graph records counts as recorded again, so that nobody takes it for done without asking.
+    /// Marks every event that any graph records as recorded again. Clones, children and updates are
+    /// not tracked, so this keeps an event from counting as done without a query.
     pub(crate) fn launched(&self) {
         for event in self.events.lock().iter().filter_map(Weak::upgrade) {
             *event.recorded.lock() = None;
@@ -262,7 +266,7 @@ impl Graphs {
     }
 }
 
-/// What generated stubs use, as for the other kinds of handle.
+/// Functions that generated stubs use, as for the other kinds of handle.
 impl Driver {
     pub(crate) fn wire_graph(&self, graph: CUgraph) -> Result<u64, CUresult> {
         self.handles.check(Kind::Graph, graph.0 as u64)
@@ -276,7 +280,7 @@ impl Driver {
         Ok(number)
     }
 
-    /// The number of an executable graph, from its own handle or the one that kernels know it by.
+    /// Returns the number of an executable graph, from its own handle or the one that kernels use.
     pub(crate) fn wire_graphexec(&self, exec: CUgraphExec) -> Result<u64, CUresult> {
         match self.handles.check(Kind::GraphExec, exec.0 as u64) {
             Ok(number) => Ok(number),
@@ -306,7 +310,7 @@ impl Driver {
         self.handles.mint(Kind::GraphExec)
     }
 
-    /// The CUDA handle of an executable graph that exists now.
+    /// Returns the CUDA handle of a new executable graph.
     pub(crate) fn handle_graphexec(&self, number: u64) -> CUgraphExec {
         self.handles.learn(number);
         CUgraphExec(number as usize)
@@ -316,7 +320,7 @@ impl Driver {
         self.handles.mint(Kind::Graph)
     }
 
-    /// The CUDA handle of a graph that exists now.
+    /// Returns the CUDA handle of a new graph.
     pub(crate) fn handle_graph(&self, number: u64) -> CUgraph {
         self.handles.learn(number);
         CUgraph(number as usize)

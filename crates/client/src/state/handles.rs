@@ -1,7 +1,7 @@
-//! Numbers that stand for objects: minted here, never an address of anything.
+//! Handles: numbers that the client chooses for objects, never addresses.
 //!
-//! The top byte says what kind of object a number names, so that one kind is never taken for another; the rest counts
-//! up and is never used again, so that a destroyed object's number stays wild.
+//! The top byte is the kind of object, so that one kind is never taken for another. The rest counts
+//! up and is never reused, so that a destroyed object's handle stays invalid.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -37,7 +37,7 @@ pub(crate) enum Kind {
 
 const KIND_SHIFT: u32 = 56;
 
-/// The top byte of a handle.
+/// Returns the top byte of a handle.
 pub(crate) fn kind_of(handle: u64) -> u8 {
     (handle >> KIND_SHIFT) as u8
 }
@@ -47,7 +47,7 @@ impl Kind {
         u64::from(self as u8) << KIND_SHIFT | number
     }
 
-    /// The driver's answer to a handle of this kind that stands for nothing.
+    /// Returns the driver's error for an unknown handle of this kind.
     fn unknown(self) -> CUresult {
         match self {
             Kind::Graph | Kind::GraphExec | Kind::Node => CUresult::CUDA_ERROR_INVALID_VALUE,
@@ -55,7 +55,7 @@ impl Kind {
         }
     }
 
-    /// The number inside a handle of this kind.
+    /// Returns the number inside a handle of this kind.
     pub(crate) fn number(self, handle: u64) -> Option<u64> {
         (kind_of(handle) == self as u8).then_some(handle & ((1 << KIND_SHIFT) - 1))
     }
@@ -77,17 +77,17 @@ impl Default for Handles {
 }
 
 impl Handles {
-    /// A new number of this kind.
+    /// Returns a new handle of this kind.
     pub(crate) fn mint(&self, kind: Kind) -> u64 {
         self.mint_range(kind, 1)
     }
 
-    /// The first of `count` consecutive numbers.
+    /// Returns the first of `count` consecutive handles.
     pub(crate) fn mint_range(&self, kind: Kind, count: u64) -> u64 {
         kind.tag(self.next.fetch_add(count, Ordering::Relaxed))
     }
 
-    /// The object exists from now on.
+    /// Records that the object exists.
     pub(crate) fn learn(&self, handle: u64) {
         self.known.write().insert(handle);
     }
@@ -97,14 +97,14 @@ impl Handles {
         known.then_some(handle).ok_or(kind.unknown())
     }
 
-    /// The object is destroyed.
+    /// Removes a destroyed object.
     pub(crate) fn retire(&self, kind: Kind, handle: u64) -> Result<u64, CUresult> {
         let known = kind_of(handle) == kind as u8 && self.known.write().remove(&handle);
         known.then_some(handle).ok_or(kind.unknown())
     }
 }
 
-/// What generated stubs use: a CUDA handle to its number on the wire, and back.
+/// Functions that generated stubs use to convert a CUDA handle to its number in messages, and back.
 macro_rules! stateless {
     ($($kind:ident $ctype:ident: $wire:ident $retire:ident $mint:ident $handle:ident;)*) => {
         #[allow(dead_code)]
@@ -121,7 +121,7 @@ macro_rules! stateless {
                 self.handles.mint(Kind::$kind)
             }
 
-            /// The CUDA handle of a number whose object exists now.
+            /// Returns the CUDA handle of a new object.
             pub(crate) fn $handle(&self, number: u64) -> $ctype {
                 self.handles.learn(number);
                 $ctype(number as usize)
@@ -137,7 +137,7 @@ stateless! {
 }
 
 impl Driver {
-    /// A stream that work is sent to.
+    /// Returns the number of a stream for work.
     pub(crate) fn wire_stream(&self, stream: CUstream) -> Result<u64, CUresult> {
         let stream = self.work_stream(stream)?;
         Ok(stream.wire())

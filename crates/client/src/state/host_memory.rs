@@ -1,8 +1,9 @@
 //! Pinned and registered host memory.
 //!
-//! Over shm, memory from `cuMemHostAlloc` is a memfd that the server maps at the same address: both sides and the GPU
-//! see the same bytes. Elsewhere, and for memory that the program registers, the server has nothing until the GPU may
-//! touch the memory: then it keeps a mirror (`mirrors.rs`).
+//! Over shm, memory from `cuMemHostAlloc` is a memfd that the server maps at the same address: both
+//! sides and the GPU see the same bytes. Over other links, and for memory that the program
+//! registers, the server has no memory until the GPU may use it. Then it keeps a mirror
+//! (`mirrors.rs`).
 
 use std::{
     collections::BTreeMap,
@@ -23,12 +24,12 @@ use super::{
     mirrors::{Mirror, Mirrors},
 };
 
-/// Where pinned memory is placed, so that the server finds the same addresses free.
+/// Address range of pinned memory, chosen so that it is free in the server too.
 const PLACE_BASE: u64 = 0x3800_0000_0000;
 const PLACE_BYTES: u64 = 1 << 40;
 const PAGE_BYTES: usize = 4096;
 
-/// The call that a range of host memory comes from.
+/// The call that created a range of host memory.
 pub(crate) enum Origin {
     /// `cuMemHostAlloc`
     Pinned,
@@ -62,7 +63,7 @@ impl HostRange {
         matches!(self.origin, Origin::Variable(_))
     }
 
-    /// The advice for managed memory; none for other memory.
+    /// Returns the advice of managed memory; `None` for other memory.
     pub(crate) fn advices(&self) -> Option<&Advices> {
         match &self.origin {
             Origin::Managed(advices) | Origin::Variable(advices) => Some(advices),
@@ -70,31 +71,31 @@ impl HostRange {
         }
     }
 
-    /// The whole pages that the range lies on: first address and end.
+    /// Returns the whole pages that contain the range: first address and end.
     pub(super) fn pages(&self) -> (u64, u64) {
         outboard_pages::pages_around(self.base, self.bytes)
     }
 
-    /// Copies bytes at an offset into `out`, and returns how many before the first that is not mapped any more. The program
-    /// may write to them meanwhile; what is then read is unspecified on a local GPU too.
+    /// Copies bytes at an offset into `out`. Returns the number of bytes before the first unmapped
+    /// one. If the program writes to them meanwhile, the result is unspecified, as on a local GPU.
     pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> usize {
         let address = self.base + offset;
         if self.is_registered() {
             return outboard_pages::read(address, out);
         }
-        // SAFETY: memory of the library's, inside the range, mapped until the mirror is closed.
+        // SAFETY: memory of the library, inside the range, mapped until the mirror is closed.
         unsafe { std::ptr::copy_nonoverlapping(address as *const u8, out.as_mut_ptr(), out.len()) };
         out.len()
     }
 
-    /// Writes bytes at an offset, as far as the program has the memory mapped for writing.
+    /// Writes bytes at an offset, where the program's memory is mapped for writing.
     pub(super) fn write(&self, offset: u64, data: &[u8]) {
         let address = self.base + offset;
         if self.is_registered() {
             outboard_pages::write(address, data);
             return;
         }
-        // SAFETY: memory of the library's, inside the range, mapped until the program frees it.
+        // SAFETY: memory of the library, inside the range, mapped until the program frees it.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), address as *mut u8, data.len()) };
     }
 }
@@ -106,13 +107,13 @@ pub(crate) struct HostMemory {
     next_number: u64,
 }
 
-/// First address and end of all ranges that the server does not see by itself, 0 where there are none. Arguments of
-/// launches are looked at for addresses in between, which must not cost a lock.
+/// First address and end of all ranges that the server does not see; 0 if there are none. Every
+/// launch compares its arguments with them, which must not cost a lock.
 static PRIVATE_START: AtomicU64 = AtomicU64::new(0);
 static PRIVATE_END: AtomicU64 = AtomicU64::new(0);
 
 impl HostMemory {
-    /// The range that an address lies in.
+    /// Returns the range that contains an address.
     #[inline]
     pub(crate) fn find(&self, address: u64) -> Option<&HostRange> {
         let (_, range) = self.ranges.range(..=address).next_back()?;
@@ -143,7 +144,7 @@ impl HostMemory {
         PRIVATE_START.store(start, Ordering::Release);
     }
 
-    /// Merges what kernels wrote to a mirror into the program's memory.
+    /// Merges bytes that kernels wrote to a mirror into the program's memory.
     pub(crate) fn take_pages(&self, mirrors: &Mirrors, address: u64, data: &[u8]) {
         if let Some(range) = self.find(address).filter(|r| !r.shared) {
             mirrors.take_pages(range, address, data);
@@ -157,7 +158,7 @@ impl Driver {
         self.place_host(bytes, flags, Origin::Pinned)
     }
 
-    /// Host memory of the library's, for the program.
+    /// Allocates host memory for the program.
     pub(super) fn place_host(
         &self,
         bytes: u64,
@@ -179,7 +180,7 @@ impl Driver {
         Ok(base)
     }
 
-    /// Memory for the library's own use that the server maps at the same address; over shm.
+    /// Allocates memory for the library that the server maps at the same address; over shm.
     pub(super) fn share_memory(&self, bytes: u64) -> Result<u64, CUresult> {
         self.share_memory_as(bytes, 0)
     }
@@ -197,12 +198,13 @@ impl Driver {
             self.call(&message, |_| ())
         });
         if let Err(error) = mapped {
-            // SAFETY: the mapping just made, known to nobody else.
+            // SAFETY: the mapping just made, not used elsewhere.
             unsafe { libc::munmap(base as *mut c_void, bytes as usize) };
             return Err(error);
         }
-        // The server's registering has made the pages. Here they are entered at once, as the driver does, not one fault at a
-        // time in the middle of a copy. Kernels before 5.14 do not know the advice, and fault.
+        // The server has allocated the pages by registering them. They are mapped here at once, as
+        // by the driver, since page faults would slow the first copy. Kernels before 5.14 do not
+        // know the advice, and fault.
         // SAFETY: advice about a mapping just made.
         unsafe {
             libc::madvise(
@@ -217,7 +219,7 @@ impl Driver {
     /// `cuMemFreeHost`
     pub(crate) fn host_free(&self, base: u64) -> Result<(), CUresult> {
         let range = self.remove_host(base, false)?;
-        // SAFETY: the mapping that `place` made, given back by the program.
+        // SAFETY: the mapping that `place` made, freed by the program.
         unsafe {
             libc::munmap(
                 base as *mut c_void,
@@ -259,12 +261,12 @@ impl Driver {
         self.remove_host(base, true).map(drop)
     }
 
-    /// The range that an address lies in, if the server does not see it by itself.
+    /// Returns the range that contains an address, if the server does not see it.
     pub(super) fn private_range(&self, address: u64) -> Option<Arc<HostRange>> {
         self.host_range(address).ok().filter(|range| !range.shared)
     }
 
-    /// Whether kernels may be writing to the memory at an address.
+    /// Returns whether kernels may be writing to the memory at an address.
     pub(crate) fn is_mirrored(&self, address: u64) -> bool {
         let host = self.host.read();
         host.find(address)
@@ -296,7 +298,7 @@ impl Driver {
             let base = {
                 let mut host = self.host.write();
                 let place = host.next_place;
-                // A gap keeps neighbours apart: running over the end faults, as it should.
+                // A gap separates neighbours, so that an access past the end faults.
                 host.next_place = (place + bytes + PAGE_BYTES as u64)
                     % (PLACE_BYTES - bytes.min(PLACE_BYTES - 1));
                 PLACE_BASE + place
@@ -316,7 +318,8 @@ impl Driver {
                 return Ok(base);
             }
             if got != libc::MAP_FAILED {
-                // SAFETY: an old kernel took the address as a hint only; the mapping just made is ours.
+                // SAFETY: an old kernel took the address as a hint only; the mapping just made is
+                // ours.
                 unsafe { libc::munmap(got, bytes as usize) };
             } else if std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM) {
                 return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
@@ -379,7 +382,7 @@ impl Driver {
     }
 }
 
-/// Memory of this many bytes for ever, as the server asks of what it maps.
+/// Returns a memory file whose length is sealed, as the server requires.
 pub(super) fn memfd(bytes: u64) -> Result<OwnedFd, CUresult> {
     const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
@@ -388,7 +391,7 @@ pub(super) fn memfd(bytes: u64) -> Result<OwnedFd, CUresult> {
     if fd < 0 {
         return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     }
-    // SAFETY: a descriptor just made, owned by nobody else.
+    // SAFETY: a descriptor just made, owned by nothing else.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
     // SAFETY: calls with numbers alone; the results are checked.
@@ -403,7 +406,7 @@ pub(super) fn memfd(bytes: u64) -> Result<OwnedFd, CUresult> {
     }
 }
 
-/// Whether the program really has memory there.
+/// Returns whether the program has memory mapped there.
 fn is_mapped(base: u64, bytes: u64) -> bool {
     let start = base / PAGE_BYTES as u64 * PAGE_BYTES as u64;
     let len = (base + bytes).next_multiple_of(PAGE_BYTES as u64) - start;

@@ -1,8 +1,11 @@
-//! Work under way that reads or writes memory of the host: copies of pinned memory, graphs that have such copies, host functions.
+//! Work under way that reads or writes host memory: copies of pinned memory, graphs with such
+//! copies, host functions.
 //!
-//! A synchronous copy to the device does not wait for the GPU, although CUDA's is over when it returns, and with it all that it
-//! waited for. Streams cannot tell the difference: the server keeps their order. The program itself could, by memory that such
-//! work writes or has yet to read, and so could a copy whose bytes are taken along too early. Only then is that work waited for.
+//! A synchronous copy to the device does not wait for the GPU. In CUDA it does, and so everything
+//! that it waits for is done when it returns. Streams cannot tell the difference, since the server
+//! keeps their order. The program could tell, by host memory that such work writes or has yet to
+//! read; so could a copy whose bytes are taken too early. Only in these cases is the work waited
+//! for.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -13,14 +16,14 @@ use crate::notes;
 
 #[derive(Default)]
 pub(crate) struct HostWrites {
-    /// Of everything sent: a mark behind the last such work.
+    /// Mark of the session's work after the last such work.
     last: AtomicU64,
     /// Some graph contains such work: any launch counts.
     by_graphs: AtomicBool,
 }
 
 impl Driver {
-    /// Such work was just sent to a stream, or captured.
+    /// Notes that such work was sent to a stream, or captured.
     pub(crate) fn host_is_used(&self, stream: &StreamRef) {
         match stream.is_capturing() {
             true => self.graph_uses_host(),
@@ -28,12 +31,12 @@ impl Driver {
         }
     }
 
-    /// A graph contains such work.
+    /// Notes that a graph contains such work.
     pub(crate) fn graph_uses_host(&self) {
         self.host_writes.by_graphs.store(true, Ordering::Release);
     }
 
-    /// A graph was launched.
+    /// Notes a launch of a graph.
     #[inline]
     pub(crate) fn graph_was_launched(&self) {
         if self.host_writes.by_graphs.load(Ordering::Acquire) {
@@ -46,8 +49,8 @@ impl Driver {
         self.host_writes.last.fetch_max(mark, Ordering::AcqRel);
     }
 
-    /// Waits for all that a copy in this stream would wait for, if some of it may use memory of the host that the program
-    /// looks at or changes afterwards, or that the copy reads.
+    /// Waits for the work that a copy in this stream would wait for, if some of it may use host
+    /// memory that the program later reads or changes, or that the copy reads.
     pub(crate) fn settle_host(&self, stream: &StreamRef) -> Result<(), CUresult> {
         let last = self.host_writes.last.load(Ordering::Acquire);
         let hazard = !self.progress.is_complete(last)
@@ -59,7 +62,7 @@ impl Driver {
         }
     }
 
-    /// Waits for all that a copy in this stream would wait for.
+    /// Waits for all work that a copy in this stream would wait for.
     pub(crate) fn settle_stream(&self, stream: &StreamRef) -> Result<(), CUresult> {
         if self.is_quiet(stream) {
             return Ok(());
@@ -70,7 +73,7 @@ impl Driver {
             && let Some(legacy) = self.streams.legacy_of(own.context)
             && !legacy.progress.is_idle()
         {
-            // A blocking stream with nothing of its own left waits for the default stream all the same.
+            // A blocking stream without work of its own still waits for the default stream.
             return self.synchronize_stream(&StreamRef::Legacy(legacy));
         }
         Ok(())

@@ -1,4 +1,5 @@
-//! Modules and libraries (one thing here), their kernels, and how each kernel's arguments lie in its parameter buffer.
+//! Modules and libraries (one kind of object here), their kernels, and the layout of each kernel's
+//! parameter buffer.
 
 use std::{
     collections::HashMap,
@@ -25,7 +26,7 @@ use crate::calls::PARAM_BYTES_MAX;
 
 use super::{Driver, Kind, slots::Slots};
 
-/// Kernels of one library at most; their index shares a word with the library's number.
+/// Most kernels of one library; the index shares a word with the library's number.
 const KERNELS_MAX: usize = 1 << 31;
 
 /// Context and name of a variable.
@@ -41,28 +42,29 @@ pub(crate) struct Global {
 }
 
 pub(crate) struct Library {
-    /// On the wire.
+    /// The number in messages.
     pub(crate) number: u64,
     pub(crate) kernels: Vec<&'static Kernel>,
     by_name: HashMap<&'static [u8], usize>,
-    /// The variables asked for so far.
+    /// The variables requested so far.
     pub(crate) globals: Mutex<HashMap<GlobalKey, Global>>,
-    /// Loaded by `cuModuleLoad*`: it belongs to this context.
+    /// Context of a module, loaded by `cuModuleLoad*`; `None` for a library.
     pub(crate) context: Option<CUcontext>,
 }
 
-/// Lives until the process ends: programs keep `CUfunction`s longer than their modules, and must then meet an error.
+/// A kernel. It is never freed: programs keep `CUfunction`s longer than their modules, and must
+/// then get an error.
 pub(crate) struct Kernel {
-    /// On the wire: the library's number and the kernel's index.
+    /// The number in messages: the library's number and the kernel's index.
     pub(crate) wire: u64,
     pub(crate) library: u64,
     pub(crate) name: CString,
-    /// Offset and size of each parameter.
+    /// Offset and size of each parameter, in bytes.
     pub(crate) params: Vec<(u32, u32)>,
     pub(crate) param_bytes: u32,
-    /// Bytes of the parameter buffer belong to no parameter.
+    /// Some bytes of the parameter buffer belong to no parameter.
     pub(crate) has_gaps: bool,
-    /// What needs no attributes.
+    /// Launch sizes that are certain to work, without the attributes.
     pub(crate) bounds: LaunchBounds,
     /// An attribute was set.
     is_altered: AtomicBool,
@@ -70,25 +72,25 @@ pub(crate) struct Kernel {
     /// The server has been asked to load its code.
     pub(crate) requested: AtomicBool,
     attributes: OnceLock<Vec<i32>>,
-    /// Set by `cuFuncSetAttribute`, over what the image says.
+    /// Attributes set by `cuFuncSetAttribute`, which replace those of the image.
     overrides: RwLock<FxHashMap<(CUdevice, u32), i32>>,
-    /// Answers to occupancy questions: they depend on nothing but the kernel and the question.
+    /// Answers to occupancy queries, which depend only on the kernel and the query.
     pub(crate) occupancy: Mutex<HashMap<OccupancyKey, u64>>,
 }
 
-/// An occupancy question: number, block size, shared bytes, flags, configuration.
+/// An occupancy query: number, block size, shared bytes, flags, configuration.
 pub(crate) type OccupancyKey = (u32, i32, u64, u32, Vec<u8>);
 
 #[derive(Default)]
 pub(crate) struct Libraries {
     next: AtomicU64,
     by_number: RwLock<FxHashMap<u64, Arc<Library>>>,
-    /// By the library's number, then by their index.
+    /// By the library's number, then by the kernel's index.
     kernels: Slots<Box<[&'static Kernel]>>,
 }
 
 impl Libraries {
-    /// The number of the next library.
+    /// Returns the number of the next library.
     pub(crate) fn mint(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -120,7 +122,7 @@ impl Libraries {
                 name: CString::new(kernel.name).map_err(|_| CUresult::CUDA_ERROR_INVALID_IMAGE)?,
                 params: kernel.params,
                 param_bytes,
-                // Parameters that overlap could hide a gap; no compiler lays them out so.
+                // Overlapping parameters could hide a gap; no compiler creates them.
                 has_gaps: given != u64::from(param_bytes),
                 bounds: kernel.bounds,
                 is_altered: AtomicBool::new(false),
@@ -149,7 +151,7 @@ impl Libraries {
         Ok(library)
     }
 
-    /// A library by a handle of kind `Library` or `Module`.
+    /// Returns a library by a handle of kind `Library` or `Module`.
     pub(crate) fn get(&self, handle: usize) -> Result<Arc<Library>, CUresult> {
         let number = Kind::Library
             .number(handle as u64)
@@ -165,7 +167,7 @@ impl Libraries {
         }
     }
 
-    /// The modules of a context that goes.
+    /// Returns the modules of a context that ends.
     pub(crate) fn of_context(&self, context: CUcontext) -> Vec<Arc<Library>> {
         self.by_number
             .read()
@@ -175,7 +177,7 @@ impl Libraries {
             .collect()
     }
 
-    /// A kernel by a `CUfunction` or a `CUkernel`: the driver takes one for the other.
+    /// Returns a kernel by a `CUfunction` or a `CUkernel`: the driver accepts one as the other.
     #[inline]
     pub(crate) fn kernel(&self, function: CUfunction) -> Result<&'static Kernel, CUresult> {
         let known = Kind::Kernel.number(function.0 as u64).and_then(|wire| {
@@ -203,12 +205,12 @@ impl Kernel {
         Kind::Kernel.tag(self.wire) as usize
     }
 
-    /// An attribute, asked of the server once for all of the kernel's.
+    /// Returns an attribute. The server is asked once for all attributes of the kernel.
     pub(crate) fn attribute(&self, driver: &Driver, attribute: u32) -> Result<i32, CUresult> {
         self.attribute_on(driver, current_device(driver), attribute)
     }
 
-    /// An attribute as it is on a device: each has what was set there.
+    /// Returns an attribute on a device; each device has its own settings.
     pub(crate) fn attribute_on(
         &self,
         driver: &Driver,
@@ -240,8 +242,8 @@ impl Kernel {
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 
-    /// Whether a launch surely fits, without a look at the attributes: asking for them would wait until the server has
-    /// loaded the kernel, behind all that was sent before.
+    /// Returns whether a launch certainly fits, without the attributes. To ask for them would wait
+    /// until the server has loaded the kernel, after all work sent before.
     #[inline]
     pub(crate) fn surely_takes(&self, threads: u64, dynamic_shared_bytes: u32) -> bool {
         threads <= u64::from(self.bounds.threads)
@@ -260,7 +262,7 @@ impl Kernel {
         self.set_attribute_on(driver, current_device(driver), attribute, value)
     }
 
-    /// Sets an attribute on a device, here and there. What is refused is refused here.
+    /// Sets an attribute on a device, here and on the server. Errors are found here.
     pub(crate) fn set_attribute_on(
         &self,
         driver: &Driver,
@@ -290,7 +292,7 @@ impl Kernel {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
             }
         }
-        // Set again to what it is: nothing to send.
+        // The value is unchanged: nothing to send.
         if self.overrides.read().get(&(device, attribute)) == Some(&value) {
             return Ok(());
         }
@@ -311,7 +313,7 @@ impl Kernel {
         Ok(())
     }
 }
-/// The current context's device.
+/// Returns the current context's device.
 fn current_device(driver: &Driver) -> CUdevice {
     driver.contexts.current().map_or(0, |c| c.device)
 }

@@ -1,7 +1,8 @@
-//! Managed memory: host memory that kernels reach at all times, counted against the device's memory.
+//! Managed memory: host memory that kernels can always use, counted against the device's memory.
 //!
-//! The bytes stay in the machine's memory: over shm both sides map the same pages, elsewhere the server keeps a mirror
-//! (`mirrors.rs`). Advice and prefetches change nothing but the answers to `cuMemRangeGetAttribute`.
+//! Its bytes stay in host memory. Over shm both sides map the same pages, over other links the
+//! server keeps a mirror (`mirrors.rs`). Advice and prefetches only change the answers of
+//! `cuMemRangeGetAttribute`.
 
 use std::{collections::BTreeMap, ffi::c_void, ops::Range};
 
@@ -19,7 +20,7 @@ use crate::{
     session::{Group, Sink},
 };
 
-/// The place of a processor: the host, or a device by its number.
+/// A processor: the host, or a device by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Processor {
     Host,
@@ -28,7 +29,7 @@ pub(crate) enum Processor {
     Device(CUdevice),
 }
 
-/// What the program has said of a part of managed memory.
+/// The program's advice for a part of managed memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Advice {
     pub(crate) is_read_mostly: bool,
@@ -37,7 +38,8 @@ pub(crate) struct Advice {
     pub(crate) prefetched_to: Option<Processor>,
 }
 
-/// Advice for one allocation, part by part: offsets at which a part begins, in ascending order from 0, and its advice.
+/// Advice for one allocation: the offset at which each part begins, in ascending order from 0, and
+/// its advice.
 #[derive(Debug)]
 pub(crate) struct Advices(Mutex<Vec<(u64, Advice)>>);
 
@@ -59,7 +61,7 @@ impl Advices {
         parts.dedup_by(|later, earlier| later.1 == earlier.1);
     }
 
-    /// The advice for each part of these offsets.
+    /// Returns the advice for each part of these offsets.
     pub(crate) fn of(&self, at: Range<u64>) -> Vec<Advice> {
         let parts = self.0.lock();
         let first = parts.partition_point(|(from, _)| *from <= at.start) - 1;
@@ -68,7 +70,7 @@ impl Advices {
     }
 }
 
-/// Has a part begin at this offset.
+/// Splits parts so that one begins at this offset.
 fn split(parts: &mut Vec<(u64, Advice)>, at: u64) {
     let next = parts.partition_point(|(from, _)| *from < at);
     if parts.get(next).is_none_or(|(from, _)| *from != at) && next > 0 {
@@ -80,7 +82,8 @@ fn split(parts: &mut Vec<(u64, Advice)>, at: u64) {
 /// `__managed__` variables: address and bytes.
 pub(crate) type Variables = BTreeMap<u64, u64>;
 
-/// The pages that a variable does not share with another one: first address and end. Only its first and last can be shared.
+/// Returns the pages that a variable shares with no other one: first address and end. Only its
+/// first and last page can be shared.
 fn lone_pages(variables: &Variables, base: u64, bytes: u64) -> (u64, u64) {
     let (mut start, mut end) = pages_around(base, bytes);
     let is_taken = |page: u64| {
@@ -96,7 +99,7 @@ fn lone_pages(variables: &Variables, base: u64, bytes: u64) -> (u64, u64) {
     (start, end)
 }
 
-/// Maps zeroed pages at exactly this address; false if something else is there.
+/// Maps zeroed pages at exactly this address. Returns false if something else is mapped there.
 fn map_pages(start: u64, end: u64) -> bool {
     if start >= end {
         return true;
@@ -113,16 +116,17 @@ fn map_pages(start: u64, end: u64) -> bool {
         )
     };
     if got != libc::MAP_FAILED && got as u64 != start {
-        // SAFETY: a kernel before 4.17 took the address as a hint only; the mapping just made is ours.
+        // SAFETY: a kernel before 4.17 took the address as a hint only; the mapping just made is
+        // ours.
         unsafe { libc::munmap(got, (end - start) as usize) };
     }
     got as u64 == start
 }
 
-/// Gives back what [`map_pages`] mapped.
+/// Unmaps pages that [`map_pages`] mapped.
 fn unmap_pages(start: u64, end: u64) {
     if start < end {
-        // SAFETY: pages of a variable's alone, whose library is gone.
+        // SAFETY: pages of one variable only, whose library is gone.
         unsafe { libc::munmap(start as *mut c_void, (end - start) as usize) };
     }
 }
@@ -135,7 +139,8 @@ impl Driver {
         let base = self
             .place_host(bytes, 0, Origin::Managed(Advices::default()))
             .and_then(|base| {
-                // Pointers to managed memory lie anywhere: kernels may use it without its being named.
+                // Kernels may find pointers to managed memory anywhere, and use it without naming
+                // it.
                 self.make_visible(base).map(|()| base).inspect_err(|_| {
                     let _ = self.host_free(base);
                 })
@@ -159,7 +164,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Makes a `__managed__` variable of the server's readable and writable here, at the same address.
+    /// Maps the server's `__managed__` variable here, at the same address.
     pub(crate) fn adopt_variable(&self, base: u64, bytes: u64) -> Result<(), CUresult> {
         let mut variables = self.variables.lock();
         if let Some(known) = variables.get(&base) {
@@ -184,7 +189,7 @@ impl Driver {
         fetched.inspect_err(|_| self.disown_variable(base))
     }
 
-    /// Waits for what mirrors hold on the server: a fence's answer comes after it.
+    /// Waits for the mirrors' contents on the server: the reply to a fence comes after them.
     fn fetch_mirrors(&self) -> Result<(), CUresult> {
         let group = Group::new(1);
         let fence = messages::FenceContext { slot: 0, value: 0 };
@@ -193,7 +198,7 @@ impl Driver {
         self.session.wait(&group).map(drop)
     }
 
-    /// Forgets a `__managed__` variable: its library is unloaded.
+    /// Removes a `__managed__` variable whose library is unloaded.
     pub(crate) fn disown_variable(&self, base: u64) {
         let mut variables = self.variables.lock();
         let Some(bytes) = variables.remove(&base) else {
@@ -201,12 +206,12 @@ impl Driver {
         };
         let (start, end) = lone_pages(&variables, base, bytes);
         drop(variables);
-        // A session that is lost cannot be told; the memory goes all the same.
+        // If the session is lost the server cannot be told; the memory is unmapped all the same.
         drop(self.remove_host(base, false));
         unmap_pages(start, end);
     }
 
-    /// Whether an address lies in managed memory.
+    /// Returns whether an address is in managed memory.
     pub(crate) fn is_managed(&self, address: u64) -> bool {
         let host = self.host.read();
         host.find(address).is_some_and(|r| r.advices().is_some())

@@ -1,16 +1,18 @@
-//! Host memory that the GPU reaches through a copy of the server's: a mirror, at the same address.
+//! Mirrors: the server's copies of host memory that the GPU uses, at the same addresses.
 //!
-//! A mirror is opened when work first names the memory, or when the program asks for its device pointer. Before work that
-//! may read mirrors, the bytes that the program changed are sent; before a wait is answered, the server sends the bytes
-//! that kernels changed. A shadow on this side holds what the server has.
+//! A mirror is opened when work first names the memory, or when the program asks for its device
+//! pointer. Before work that may read mirrors, the client sends the bytes that the program changed.
+//! Before it answers a wait, the server sends the bytes that kernels changed. The client keeps a
+//! copy of the server's bytes, the shadow, to find changes.
 //!
 //! ```text
 //!  program writes ──► page is marked by the kernel ──► scan before a launch ──► compared with the shadow ──► HostWrite
 //!  HostPages ──► shadow, program's memory                      └─ no page marked: nothing is compared or sent
 //! ```
 //!
-//! A mirror that only a word among a kernel's arguments has opened is closed again when work stops naming it: such a word
-//! may be a stale one. A kernel that goes on using the memory through a pointer of its own then meets an illegal address.
+//! A mirror that was opened only because a kernel's argument points into the memory is closed again
+//! when work stops naming it: the argument may have been a stale pointer. A kernel that still uses
+//! the memory, through a pointer of its own, then gets an illegal address.
 //!
 //! Lock order: `naming`, `open`, a mirror's `shadow`, the session's sender.
 
@@ -30,31 +32,32 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use super::{Driver, driver, host_memory::HostRange};
 use crate::log;
 
-/// How much memory is compared at a time, and the most that one message carries.
+/// Most bytes compared at a time, and carried by one message.
 const PIECE_BYTES: usize = 64 << 10;
-/// The unit of a change while kernels may write to the same page.
+/// Unit of a change while kernels may write to the same page, in bytes.
 const WORD_BYTES: usize = 4;
-/// Looks for changes after which a mirror that no work has named is closed.
+/// Number of looks for changes after which a mirror that no work has named is closed.
 const UNNAMED_LOOKS_MAX: u64 = 1024;
-/// Waits after which it is closed: at each the server compares the mirror. By then keeping it has cost about what opening it
-/// again does, so that no order of work costs more than twice what the best choice would.
+/// Number of waits after which it is closed; at each the server compares the mirror. By then
+/// keeping it has cost about as much as opening it again, so that no order of work costs more than
+/// twice the optimum.
 const UNNAMED_WAITS_MAX: u64 = 8;
 
-/// How long work that first names memory waits for copies on their way into it.
+/// Time limit for work that first names memory to wait for copies into it that are under way.
 const LANDING_MAX: Duration = Duration::from_secs(60);
 
-/// The mirrored side of one host range.
+/// State of the mirror of one host range.
 pub(crate) struct Mirror {
-    /// The server keeps a copy.
+    /// The server has a mirror.
     is_open: AtomicBool,
-    /// It stays open until the memory is freed: the program asked for its address on the device.
+    /// It stays open until the memory is freed: the program asked for its device address.
     stays: AtomicBool,
-    /// The look and the wait before which work last named it.
+    /// Numbers of the look and the wait before which work last named it.
     named_at_look: AtomicU64,
     named_at_wait: AtomicU64,
-    /// Written pages are found by the kernel; otherwise everything is compared.
+    /// The kernel reports written pages; otherwise everything is compared.
     is_tracked: AtomicBool,
-    /// The bytes that the server has. Held for moments only: the thread that reads the link takes it too.
+    /// The server's bytes. Locked only briefly: the thread that reads the link locks it too.
     shadow: Mutex<Vec<u8>>,
     opening: Mutex<()>,
 }
@@ -78,7 +81,7 @@ impl Mirror {
         self.is_open.load(Ordering::Acquire)
     }
 
-    /// Whether the memory stays within reach of the GPU until it is freed.
+    /// Returns whether the GPU can use the memory until it is freed.
     pub(crate) fn stays_open(&self) -> bool {
         self.is_open() && self.stays.load(Ordering::Acquire)
     }
@@ -87,9 +90,10 @@ impl Mirror {
 /// All mirrors of the session.
 #[derive(Default)]
 pub(crate) struct Mirrors {
-    /// Shared from the moment a launch names memory until it is sent; exclusive while mirrors are closed.
+    /// Locked shared from the moment a launch names memory until it is sent; exclusively while
+    /// mirrors are closed.
     naming: RwLock<()>,
-    /// Held from the look for changes until they are sent, so that no newer launch overtakes them.
+    /// Locked from a look for changes until they are sent, so that no later launch overtakes them.
     open: Mutex<Open>,
     count: AtomicUsize,
     looks: AtomicU64,
@@ -104,7 +108,7 @@ struct Open {
     buffer: Vec<u8>,
 }
 
-/// What mirrors have cost.
+/// Costs of mirrors so far.
 #[derive(Default)]
 struct Figures {
     compared_bytes: AtomicU64,
@@ -114,13 +118,13 @@ struct Figures {
     closed: AtomicU64,
 }
 
-/// Memory that adapters have written, which the kernel does not see as written pages.
+/// Memory that adapters have written, which the kernel does not report as written.
 static WRITTEN_BY_ADAPTER: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
-/// Waits of the program's threads for the server.
+/// Number of waits for the server by the program's threads.
 static WAITS: AtomicU64 = AtomicU64::new(0);
 
-/// A thread waits for the server, which compares mirrors before it answers.
+/// Counts a wait for the server, which compares mirrors before it answers.
 pub(crate) fn waited() {
     WAITS.fetch_add(1, Ordering::AcqRel);
 }
@@ -144,7 +148,7 @@ fn tracker() -> Option<&'static Tracker> {
 }
 
 impl Mirrors {
-    /// Figures for `OUTBOARD_STATS`: names and values; none if there was no mirror.
+    /// Returns the names and values for `OUTBOARD_STATS`; `None` if there was no mirror.
     pub(crate) fn figures(&self) -> Option<[(&'static str, u64); 7]> {
         let of = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         let figures = &self.figures;
@@ -161,7 +165,8 @@ impl Mirrors {
         })
     }
 
-    /// Merges what kernels wrote to a mirror into the program's memory: only bytes that changed there.
+    /// Merges bytes that kernels wrote to a mirror into the program's memory; only those that
+    /// changed.
     pub(super) fn take_pages(&self, range: &HostRange, address: u64, data: &[u8]) {
         let start = (address - range.base) as usize;
         let mut shadow = range.mirror.shadow.lock();
@@ -183,13 +188,13 @@ impl Mirrors {
 }
 
 impl Driver {
-    /// The GPU may touch the range that this address lies in, until the range is freed.
+    /// Makes the range that contains this address usable by the GPU until the range is freed.
     pub(crate) fn make_visible(&self, address: u64) -> Result<(), CUresult> {
         let range = self.host_range(address)?;
         if range.shared {
             return Ok(());
         }
-        // Not closed between the two: it is open already, and from now on it stays.
+        // It cannot be closed in between: if it is open, it stays so from now on.
         let _naming = self.mirrors.naming.read();
         if !range.mirror.stays_open() {
             range.mirror.stays.store(true, Ordering::Release);
@@ -201,8 +206,9 @@ impl Driver {
         self.open_mirror(&range)
     }
 
-    /// Waits for copies that are on their way into this memory: work that reads the mirror would miss them.
-    /// One that waits for something that the calling thread would do later never comes: the work is refused then.
+    /// Waits for copies into this memory that are under way: work that reads the mirror would miss
+    /// them. A copy may itself wait for a later act of the calling thread, and never arrive; then
+    /// the work is refused.
     fn land_copies(&self, range: &HostRange) -> Result<(), CUresult> {
         let begin = Instant::now();
         while self.session.expects_detached_in(range.base, range.bytes) {
@@ -219,9 +225,10 @@ impl Driver {
         Ok(())
     }
 
-    /// Opens mirrors of private memory that these arguments point to. The launch is sent while what is returned is held.
+    /// Opens mirrors of private memory that these arguments point to. The caller sends the launch
+    /// while it holds the result.
     ///
-    /// `is_kept`: the work may be done again, without its arguments being named again.
+    /// `is_kept` means that the work may run again without naming its arguments again.
     #[cold]
     pub(crate) fn open_named(
         &self,
@@ -238,7 +245,8 @@ impl Driver {
                 self.make_visible(address)?;
                 continue;
             }
-            // Held before the look at whether it is open: from here on it is not closed.
+            // Locked before the test whether the mirror is open, so that it is not closed
+            // afterwards.
             naming.get_or_insert_with(|| self.mirrors.naming.read());
             let look = self.mirrors.looks.load(Ordering::Acquire);
             range.mirror.named(look);
@@ -258,7 +266,7 @@ impl Driver {
         if mirror.is_open() {
             return Ok(());
         }
-        // The server maps whole pages; the parts outside the range stay untouched on both sides.
+        // The server maps whole pages; both sides leave the parts outside the range unused.
         let (start, end) = range.pages();
         if !range.is_variable() {
             self.call(
@@ -271,13 +279,13 @@ impl Driver {
                 |_| (),
             )?;
         }
-        // A fresh mirror holds zeros, and the server takes that for granted of a variable.
+        // A new mirror contains zeros, and the server assumes the same of a variable.
         *mirror.shadow.lock() = vec![0; range.bytes as usize];
         self.submit(&messages::HostWatch {
             va: range.base,
             len: range.bytes,
         })?;
-        // Other processes' writes to shared memory mark no page of this one's.
+        // This process does not see other processes' writes to shared memory as written pages.
         let is_tracked = tracker().is_some_and(|tracker| {
             !(range.is_registered() && outboard_pages::is_shared(start, end))
                 && tracker.watch(start, end).is_ok()
@@ -286,16 +294,18 @@ impl Driver {
         mirror.is_tracked.store(is_tracked, Ordering::Release);
         let mut open = self.mirrors.open.lock();
         open.ranges.push(range.clone());
-        // What was written before is compared at the next look.
+        // Earlier contents are compared at the next look.
         open.written.push((start, end));
-        // Counted first: a launch that finds it open must not find that there is nothing to look at.
+        // Counted first: a launch that sees it open must also see that there are mirrors to look
+        // at.
         self.mirrors.count.fetch_add(1, Ordering::AcqRel);
         mirror.is_open.store(true, Ordering::Release);
         self.mirrors.figures.opened.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Closes the mirror of a range, if it is open: the memory is no longer looked at when this returns.
+    /// Closes the mirror of a range, if it is open. The memory is no longer read after this
+    /// returns.
     pub(super) fn close_mirror(&self, range: &Arc<HostRange>) -> Result<(), CUresult> {
         let mut open = self.mirrors.open.lock();
         match range.mirror.is_open() {
@@ -323,7 +333,7 @@ impl Driver {
         }
     }
 
-    /// Before work that may read mirrors: brings them up to date.
+    /// Updates mirrors, before work that may read them.
     #[inline]
     pub(crate) fn push_visible(&self) -> Result<(), CUresult> {
         if self.mirrors.count.load(Ordering::Acquire) > 0 {
@@ -337,7 +347,7 @@ impl Driver {
         let mut open = self.mirrors.open.lock();
         let open = &mut *open;
         let look = self.mirrors.looks.fetch_add(1, Ordering::AcqRel) + 1;
-        // While kernels may be writing, only what the program itself changed may be sent, to the word.
+        // While kernels may be writing, only the words that the program itself changed may be sent.
         let is_idle = self.progress.is_idle();
         if is_idle {
             self.close_unnamed(open, look)?;
@@ -361,13 +371,14 @@ impl Driver {
         Ok(())
     }
 
-    /// Closes mirrors that a launch once named and none has for long. All work is done, so that nothing written is lost.
+    /// Closes mirrors that no launch has named for a long time. All work is done, so nothing
+    /// written is lost.
     fn close_unnamed(&self, open: &mut Open, look: u64) -> Result<(), CUresult> {
         let is_unnamed = |range: &Arc<HostRange>| range.mirror.is_unnamed(look);
         if !open.ranges.iter().any(is_unnamed) {
             return Ok(());
         }
-        // A launch that is being sent may have named one a moment ago.
+        // A launch that is being sent may have named one just now.
         let Some(_no_launch) = self.mirrors.naming.try_write() else {
             return Ok(());
         };
@@ -387,7 +398,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Sends what the program has changed in `[from, to)`.
+    /// Sends the program's changes in `[from, to)`.
     fn push_part(
         &self,
         range: &HostRange,
@@ -400,7 +411,7 @@ impl Driver {
         let figures = &self.mirrors.figures;
         let mut at = from;
         while at < to {
-            // Pieces end where pages do: a hole in the memory costs no more than its own pages.
+            // Pieces end at page borders, so that an unmapped page costs only itself.
             let piece_end = to.min((at / PAGE_BYTES * PAGE_BYTES) + PIECE_BYTES as u64);
             let wanted = (piece_end - at) as usize;
             let got = range.read(at - range.base, &mut buffer[..wanted]);
@@ -422,7 +433,7 @@ impl Driver {
             figures
                 .compared_bytes
                 .fetch_add(got as u64, Ordering::Relaxed);
-            // Memory that the program has unmapped is passed over.
+            // Memory that the program has unmapped is skipped.
             at = match got == wanted {
                 true => piece_end,
                 false => pages_around(at + got as u64, 1).1,
@@ -433,14 +444,14 @@ impl Driver {
 }
 
 impl Mirror {
-    /// Work names it.
+    /// Notes that work names it.
     fn named(&self, look: u64) {
         self.named_at_look.fetch_max(look, Ordering::AcqRel);
         let wait = WAITS.load(Ordering::Acquire);
         self.named_at_wait.fetch_max(wait, Ordering::AcqRel);
     }
 
-    /// Whether no work has named it for so long that it is to be closed.
+    /// Returns whether no work has named it for so long that it should be closed.
     fn is_unnamed(&self, look: u64) -> bool {
         let since = |at: &AtomicU64, now: u64| now.saturating_sub(at.load(Ordering::Acquire));
         let waits = since(&self.named_at_wait, WAITS.load(Ordering::Acquire));
@@ -449,7 +460,7 @@ impl Mirror {
         is_long && !self.stays.load(Ordering::Acquire)
     }
 
-    /// Runs of bytes in which the program's memory differs from what the server has, now counted as sent.
+    /// Returns runs of bytes that differ from the server's, and counts them as sent.
     fn take_changes(&self, start: usize, now: &[u8], exact: bool) -> Vec<(usize, usize)> {
         let mut shadow = self.shadow.lock();
         let Some(known) = shadow.get_mut(start..start + now.len()) else {
@@ -470,7 +481,7 @@ impl Mirror {
         runs
     }
 
-    /// The server may not have these bytes: they differ from what it has until they are sent again.
+    /// Marks bytes that the server may not have: they count as changed until they are sent again.
     fn forget(&self, start: usize, now: &[u8]) {
         self.is_tracked.store(false, Ordering::Release);
         if let Some(known) = self.shadow.lock().get_mut(start..start + now.len()) {
@@ -483,7 +494,7 @@ impl Mirror {
 }
 
 impl Open {
-    /// Asks the kernel for the pages that were written since the last look.
+    /// Asks the kernel for the pages written since the last look.
     fn find_written(&mut self) {
         self.written.append(&mut WRITTEN_BY_ADAPTER.lock());
         let Some(tracker) = tracker() else { return };
@@ -498,7 +509,7 @@ impl Open {
                 .take_written(start, end, &mut |from, to| written.push((from, to)))
                 .is_err()
             {
-                // The program has put other memory there, or taken its descriptors away.
+                // The program has mapped other memory there, or closed the library's descriptors.
                 written.push((start, end));
                 let again = tracker.watch(start, end).is_ok();
                 mirror.is_tracked.store(again, Ordering::Release);
@@ -507,7 +518,7 @@ impl Open {
     }
 }
 
-/// An adapter has written the answer to a copy into this memory.
+/// Notes that an adapter has written the data of a reply into this memory.
 pub(crate) fn written_by_adapter(address: u64, bytes: u64) {
     if driver().is_ok_and(|driver| driver.mirrors.count.load(Ordering::Acquire) > 0) {
         let (start, end) = pages_around(address, bytes);
@@ -515,7 +526,7 @@ pub(crate) fn written_by_adapter(address: u64, bytes: u64) {
     }
 }
 
-/// Runs of units that differ, as offset and length.
+/// Returns the offset and length of each run of units that differ.
 fn differing_runs(new: &[u8], old: &[u8], unit: usize) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for (index, (a, b)) in new.chunks(unit).zip(old.chunks(unit)).enumerate() {

@@ -1,4 +1,4 @@
-//! What the client knows by itself. Everything local is answered from here.
+//! The client's own knowledge, from which all local calls are answered.
 
 mod board;
 mod captures;
@@ -68,15 +68,15 @@ pub(crate) use self::{
     visible::DeviceOrder,
 };
 
-/// All of it, from `cuInit` to the end of the process.
+/// The state of the process, from `cuInit` to its end.
 pub(crate) struct Driver {
     pub(crate) session: &'static Session,
-    /// Of the visible devices alone.
+    /// Has only the visible devices.
     pub(crate) welcome: ServerWelcome,
     pub(crate) devices: DeviceOrder,
     pub(crate) contexts: Contexts,
     pub(crate) memory: Mutex<DeviceMemory>,
-    /// Locked behind `memory`.
+    /// Locked after `memory`.
     pub(crate) exposed: Exposed,
     pub(crate) host: RwLock<HostMemory>,
     variables: Mutex<managed::Variables>,
@@ -97,18 +97,18 @@ pub(crate) struct Driver {
     pub(crate) virtual_memory: Mutex<VirtualMemory>,
     pub(crate) tensor_maps: Mutex<TensorMaps>,
     pub(crate) links: Mutex<FxHashMap<u64, Link>>,
-    /// By the kernel's number on the wire.
+    /// By the kernel's number in messages.
     pub(crate) prepared_launches: Mutex<FxHashMap<u64, Prepared>>,
-    /// Where the GPU writes that waits are over; opened at the first wait.
+    /// The words in which the GPU reports the ends of waits; opened at the first wait.
     board: OnceLock<Option<&'static board::Board>>,
     pub(crate) staging: Staging,
-    /// Everything sent, whatever it was for.
+    /// Progress of all work sent, to any stream.
     pub(crate) progress: Progress,
 }
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 
-/// The driver, once `cuInit` has succeeded.
+/// Returns the driver, once `cuInit` has succeeded.
 #[inline]
 pub(crate) fn driver() -> Result<&'static Driver, CUresult> {
     DRIVER.get().ok_or(CUresult::CUDA_ERROR_NOT_INITIALIZED)
@@ -127,7 +127,7 @@ impl Driver {
             .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
     }
 
-    /// An attribute of a device as the card has it; 0 where the driver refused the question.
+    /// Returns an attribute of a device from its card; 0 if the driver refused the query.
     pub(crate) fn attribute(&self, device: CUdevice, attribute: u32) -> i32 {
         let value = self
             .card(device)
@@ -141,13 +141,13 @@ impl Driver {
         self.contexts.primary(device).map(|c| c.handle)
     }
 
-    /// Sends a message under the current context, where there is one.
+    /// Sends a message under the current context, if there is one.
     #[inline(always)]
     pub(crate) fn submit<'a, M: Op<'a>>(&self, message: &M) -> Result<(), CUresult> {
         self.submit_from(&thread::here(), message)
     }
 
-    /// As `submit`, for a caller that has looked up its thread's own already.
+    /// Sends a message for a caller that has already looked up its thread's own state.
     #[inline(always)]
     pub(crate) fn submit_from<'a, M: Op<'a>>(
         &self,
@@ -170,7 +170,7 @@ impl Driver {
         self.submit_now(context, message)
     }
 
-    /// The same for a message that is no work of the GPU's.
+    /// Sends a message that is no work for the GPU.
     pub(crate) fn submit_quietly<'a, M: Op<'a>>(
         &self,
         context: u64,
@@ -186,7 +186,7 @@ impl Driver {
     #[inline(always)]
     fn submit_now<'a, M: Op<'a>>(&self, context: u64, message: &M) -> Result<(), CUresult> {
         self.session.submit(context, message)?;
-        // Counted once it is sent: whoever takes a mark before that has a mark that does not cover it.
+        // Counted after sending: a mark taken before does not cover the message.
         self.progress.submit();
         Ok(())
     }
@@ -203,7 +203,7 @@ impl Driver {
         Ok(())
     }
 
-    /// The same under a given context, for threads that have none.
+    /// Sends work to a stream under a given context, for threads that have none.
     pub(crate) fn submit_to_in<'a, M: Op<'a>>(
         &self,
         context: u64,
@@ -215,8 +215,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Sends a message under the current context and waits for its answer. Faults of earlier calls stay for a call
-    /// that waits for the GPU.
+    /// Sends a request under the current context and waits for its reply. Errors of earlier calls
+    /// are left for a call that waits for the GPU.
     pub(crate) fn call<'a, M: Op<'a>, R>(
         &self,
         message: &M,
@@ -225,7 +225,7 @@ impl Driver {
         self.session.call(wire_context(), message, read)
     }
 
-    /// An address that a memset or a stream operation may touch: memory that this process allocated.
+    /// Checks an address for a memset or a stream operation: memory that this process allocated.
     pub(crate) fn device_address(&self, address: CUdeviceptr) -> Result<u64, CUresult> {
         if self
             .memory
@@ -235,20 +235,20 @@ impl Driver {
         {
             return Ok(address);
         }
-        // Pinned memory will do as well, where the device sees it.
+        // Pinned memory is allowed too, if the device sees it.
         self.make_visible(address)?;
         self.push_visible()?;
         Ok(address)
     }
 }
 
-/// The current context as messages name it; 0 where there is none.
+/// Returns the current context in the form of messages; 0 if there is none.
 #[inline]
 pub(crate) fn wire_context() -> u64 {
     current_context().map_or(0, |c| c.0 as u64)
 }
 
-/// Pages of pinned memory that kernels wrote, sent before a wait is answered.
+/// Handles pages of mirrors that kernels wrote, which arrive before a wait is answered.
 pub(crate) fn host_pages(address: u64, data: &[u8]) {
     if let Ok(driver) = driver() {
         driver

@@ -1,5 +1,5 @@
-//! Texture and surface objects. Kernels get the device's own numbers, so programs do too; here is what they are called
-//! on the wire, and what they were made of.
+//! Texture and surface objects: their numbers in messages, and their descriptions. Kernels use the
+//! device's own numbers, so programs do too.
 
 use outboard_api::CUresult;
 use outboard_wire::doc::{RESOURCE_DESC_BYTES, RESOURCE_VIEW_DESC_BYTES};
@@ -15,7 +15,8 @@ pub(crate) struct ObjectRecord {
     pub(crate) view: Option<[u8; RESOURCE_VIEW_DESC_BYTES]>,
 }
 
-/// Objects by kind, context and number: textures and surfaces count apart, and so do contexts.
+/// Objects by kind, context and number: textures and surfaces are numbered separately, in each
+/// context.
 #[derive(Default)]
 pub(crate) struct Objects(Mutex<FxHashMap<(u8, u64, u64), ObjectRecord>>);
 
@@ -37,13 +38,13 @@ impl Objects {
         self.0.lock().remove(&(kind as u8, wire_context(), number))
     }
 
-    /// A context is gone, and what lived in it.
+    /// Removes the objects of a context that is gone.
     pub(crate) fn remove_context(&self, context: u64) {
         self.0.lock().retain(|(_, c, _), _| *c != context);
     }
 }
 
-/// What generated stubs use.
+/// Functions that generated stubs use.
 impl Driver {
     pub(crate) fn wire_texture(&self, object: u64) -> Result<u64, CUresult> {
         self.objects

@@ -1,12 +1,13 @@
 //! Memory pools: device memory allocated and freed in stream order.
 //!
-//! A pool takes chunks of device memory from the server and gives out blocks of them by itself. A block freed in a
-//! stream can be given out again at once to the same stream, whose order keeps the old use before the new one. Any
-//! other stream gets it only when the free is known to be complete: a wait for its stream, or for all of its context,
-//! that was begun after the free has ended.
+//! A pool takes chunks of device memory from the server and allocates blocks from them by itself. A
+//! block freed in a stream can be reused at once in the same stream, whose order keeps the old use
+//! before the new one. Any other stream gets it only after the free is known to be complete: after
+//! the end of a wait for the free's stream, or for its whole context, that began after the free.
 //!
-//! Frees are numbered for that. A wait remembers the number that the next free will get before it asks the server; when
-//! the answer is there, all frees with lower numbers in the streams that were waited for are complete.
+//! To know that, frees are numbered. A wait notes the number of the next free before it asks the
+//! server. When the reply has arrived, all frees with lower numbers in the streams waited for are
+//! complete.
 
 #[cfg(test)]
 mod tests;
@@ -30,9 +31,9 @@ use rustc_hash::FxHashMap;
 use super::device_memory::{CHUNK_BYTES, Chunk};
 use crate::session::Group;
 
-/// What a pool takes from the server at a time, at least.
+/// Smallest chunk that a pool takes from the server, in bytes.
 pub(crate) const POOL_CHUNK_BYTES: u64 = 32 << 20;
-/// What blocks are aligned to, and multiples of.
+/// Alignment and granularity of blocks, in bytes.
 const BLOCK_ALIGN_BYTES: u64 = 512;
 
 /// The stream in which a block was freed. The legacy stream of every context is 0.
@@ -42,7 +43,7 @@ pub(crate) struct Owner {
     pub(crate) stream: u64,
 }
 
-/// What a wait was for.
+/// The work that a wait was for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Scope {
     Stream(Owner),
@@ -61,20 +62,21 @@ impl Scope {
 #[derive(Debug, Clone, Copy)]
 struct FreeBlock {
     bytes: u64,
-    /// Who alone may have it yet, and the number of its last free. `None`: anybody.
+    /// The stream that alone may reuse it so far, and the number of its last free. `None`: any
+    /// stream may.
     pending: Option<(Owner, u64)>,
 }
 
 pub(crate) struct Pool {
     pub(crate) device: CUdevice,
-    /// Bytes that the program allows it; `u64::MAX` where it said nothing.
+    /// Most bytes that the program allows; `u64::MAX` by default.
     bytes_max: u64,
     chunks: BTreeMap<u64, u64>,
     free: BTreeMap<u64, FreeBlock>,
-    /// The same blocks by owner and size.
+    /// The free blocks by owner and size.
     by_size: BTreeMap<Option<Owner>, BTreeSet<(u64, u64)>>,
     live: FxHashMap<u64, u64>,
-    /// `cuMemPoolDestroy` was called: it goes with its last block.
+    /// `cuMemPoolDestroy` was called: the pool is removed with its last block.
     pub(crate) destroyed: bool,
     release_threshold: u64,
     reuse: [u32; 3],
@@ -82,20 +84,20 @@ pub(crate) struct Pool {
     reserved_high: u64,
     used: u64,
     used_high: u64,
-    /// What other devices may do, where it was set.
+    /// Access of other devices, if it was set.
     pub(crate) access: FxHashMap<CUdevice, u32>,
-    /// What it may be exported as.
+    /// The kinds of handles that it may be exported as.
     pub(crate) handle_types: u32,
-    /// What other processes know it by, once one was told.
+    /// Its number in all processes, once it was exported or imported.
     pub(crate) id: Option<PoolId>,
     /// A pool of another process: nothing is allocated from it here.
     pub(crate) is_imported: bool,
-    /// The memory that each of its blocks here lies in, by the block's address.
+    /// The memory that contains each of its blocks here, by the block's address.
     pub(crate) imports: FxHashMap<u64, Chunk>,
 }
 
 pub(crate) const POOL_ID_BYTES: usize = 12;
-/// A random number that stands for a pool in all processes.
+/// A random number that names a pool in all processes.
 pub(crate) type PoolId = [u8; POOL_ID_BYTES];
 
 impl Pool {
@@ -122,7 +124,7 @@ impl Pool {
         }
     }
 
-    /// A pool of another process.
+    /// Creates a pool of another process.
     pub(crate) fn imported(device: CUdevice, id: PoolId) -> Pool {
         Pool {
             id: Some(id),
@@ -132,7 +134,7 @@ impl Pool {
         }
     }
 
-    /// The bytes that a block of this size takes.
+    /// Returns the bytes that a block of this size takes.
     pub(crate) fn block_bytes(bytes: u64) -> Result<u64, CUresult> {
         match bytes {
             0 => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
@@ -142,7 +144,7 @@ impl Pool {
         }
     }
 
-    /// The sizes of chunk to try for a block that nothing free is large enough for, best first.
+    /// Returns the chunk sizes to try for a block that no free block can hold, best first.
     pub(crate) fn chunk_sizes(&self, block_bytes: u64) -> impl Iterator<Item = u64> + use<> {
         let least = block_bytes.checked_next_multiple_of(CHUNK_BYTES);
         let room = self.bytes_max - self.reserved.min(self.bytes_max);
@@ -169,7 +171,8 @@ impl Pool {
         );
     }
 
-    /// A block for use in a stream: what the stream itself freed first, then what anybody may have.
+    /// Allocates a block for use in a stream: first from blocks that the stream itself freed, then
+    /// from those any stream may use.
     pub(crate) fn take(&mut self, bytes: u64, stream: Owner) -> Option<u64> {
         let fits = |set: Option<&BTreeSet<(u64, u64)>>| {
             set.and_then(|s| s.range((bytes, 0)..).next().copied())
@@ -192,7 +195,8 @@ impl Pool {
         Some(base)
     }
 
-    /// A block comes back. `pending`: in which stream, and the number of the free; `None` where all use is over.
+    /// Frees a block. `pending` is the stream and the number of the free; `None` if all use is
+    /// over.
     pub(crate) fn give(&mut self, base: u64, pending: Option<(Owner, u64)>) -> Option<()> {
         let bytes = self.live.remove(&base)?;
         self.used -= bytes;
@@ -200,7 +204,8 @@ impl Pool {
         Some(())
     }
 
-    /// A wait has ended: blocks freed before it began, in what it was for, are anybody's.
+    /// Notes the end of a wait: blocks in its scope that were freed before it began may be used by
+    /// any stream.
     pub(crate) fn complete(&mut self, scope: Scope, before: u64) {
         let done: Vec<u64> = self
             .by_size
@@ -215,7 +220,7 @@ impl Pool {
             })
             .collect();
         for base in done {
-            // An earlier one may have swallowed it.
+            // A block handled before may have absorbed it.
             if let Some(block) = self.remove_free(base) {
                 self.coalesce(
                     base,
@@ -228,7 +233,8 @@ impl Pool {
         }
     }
 
-    /// Chunks without a used or pending block, until no more than `keep` bytes are reserved. The server must unmap them.
+    /// Releases chunks without a used or pending block, until at most `keep` bytes are reserved.
+    /// The server must unmap them.
     pub(crate) fn release_above(&mut self, keep: u64) -> Vec<Chunk> {
         let mut released = Vec::new();
         if self.reserved <= keep {
@@ -254,7 +260,7 @@ impl Pool {
         released
     }
 
-    /// What a wait releases.
+    /// Releases the chunks that a wait releases.
     pub(crate) fn release_after_wait(&mut self) -> Vec<Chunk> {
         let keep = if self.destroyed {
             0
@@ -264,7 +270,7 @@ impl Pool {
         self.release_above(keep)
     }
 
-    /// Everything at once: its device's primary context is gone.
+    /// Releases everything: its device's primary context is gone.
     pub(crate) fn clear(&mut self) -> Vec<Chunk> {
         let chunks = self
             .chunks
@@ -282,12 +288,12 @@ impl Pool {
         chunks
     }
 
-    /// Whether a destroyed pool has nothing left to wait for.
+    /// Returns whether a destroyed pool can be removed.
     pub(crate) fn is_over(&self) -> bool {
         self.destroyed && self.chunks.is_empty() && self.imports.is_empty()
     }
 
-    /// Streams whose frees are not known to be complete, of blocks at least this large.
+    /// Returns the streams with frees not known to be complete, of blocks at least this large.
     pub(crate) fn pending_owners(&self, bytes: u64) -> Vec<Owner> {
         let large = |(owner, set): (&Option<Owner>, &BTreeSet<(u64, u64)>)| {
             owner.filter(|_| set.range((bytes, 0)..).next().is_some())
@@ -357,7 +363,8 @@ impl Pool {
         })
     }
 
-    /// `cuMemPoolSetAttribute`. Reuse policies only ever allow more reuse than is done here, so they are just kept.
+    /// `cuMemPoolSetAttribute`. Reuse policies only permit more reuse than happens here, so they
+    /// are just stored.
     pub(crate) fn set_attribute(
         &mut self,
         attribute: u32,
@@ -369,7 +376,7 @@ impl Pool {
                 self.reuse[attribute as usize - 1] = u32::from(read(false) != 0);
             }
             CU_MEMPOOL_ATTR_RELEASE_THRESHOLD => self.release_threshold = read(true),
-            // High water marks can be brought down to what is in use now.
+            // High-water marks can be reset to the present values.
             CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH if read(true) == 0 => {
                 self.reserved_high = self.reserved
             }
@@ -402,9 +409,9 @@ pub(crate) enum PoolValue {
 #[derive(Default)]
 pub(crate) struct Pools {
     table: Mutex<PoolTable>,
-    /// The number of the next free.
+    /// Number of the next free.
     next_free: AtomicU64,
-    /// Whether there ever was a pool: waits need not look otherwise.
+    /// Whether there ever was a pool; without one, waits skip the table.
     used: AtomicBool,
 }
 
@@ -413,7 +420,8 @@ pub(crate) struct PoolTable {
     pub(crate) pools: FxHashMap<u64, Pool>,
     pub(crate) default_of: FxHashMap<CUdevice, u64>,
     pub(crate) current_of: FxHashMap<CUdevice, u64>,
-    /// Questions to the server whether frees are complete: what is asked, and what it will prove.
+    /// Pending queries whether frees are complete: the number below which they prove frees
+    /// complete, and the reply.
     pub(crate) asked: FxHashMap<Owner, (u64, Arc<Group>)>,
 }
 
@@ -427,19 +435,19 @@ impl Pools {
         self.used.load(Ordering::Acquire)
     }
 
-    /// Taken before a wait begins: frees with lower numbers come before it.
+    /// Returns a mark before a wait begins: frees with lower numbers come before it.
     pub(crate) fn mark(&self) -> u64 {
         self.next_free.load(Ordering::Acquire)
     }
 
-    /// The number of a free. Taken after everything that used the block was sent.
+    /// Returns the number of a free. Taken after everything that used the block was sent.
     pub(crate) fn number_free(&self) -> u64 {
         self.next_free.fetch_add(1, Ordering::AcqRel)
     }
 }
 
 impl PoolTable {
-    /// The default pool of a device, made with its first use.
+    /// Returns the default pool of a device, created at its first use.
     pub(crate) fn default_pool(&mut self, device: CUdevice, mint: impl FnOnce() -> u64) -> u64 {
         if let Some(handle) = self.default_of.get(&device) {
             return *handle;
@@ -457,7 +465,7 @@ impl PoolTable {
         }
     }
 
-    /// A pool that the program may still name.
+    /// Returns a pool that the program may still use.
     pub(crate) fn get(&mut self, handle: u64) -> Result<&mut Pool, CUresult> {
         self.pools
             .get_mut(&handle)

@@ -1,5 +1,5 @@
-//! Copies of pinned memory over rdma: the adapters read it and write it where it lies. It is registered once, all of it, by the
-//! first copy that has use for that.
+//! Copies of pinned memory over rdma, which adapters read and write in place. The first copy that
+//! needs it registers the whole range, once.
 
 use outboard_api::CUresult;
 use outboard_link::{Lasting, RdmaUse, Registered};
@@ -10,11 +10,13 @@ use outboard_wire::{
 
 use super::{Driver, StreamRef, wire_context};
 
-/// A synchronous copy of less than this is taken along, instead of waited for until the adapter has read it.
+/// Shortest synchronous copy that waits until the adapter has read the memory; shorter ones are
+/// copied away.
 const WAITED_BYTES_MIN: usize = 64 << 10;
 
 impl Driver {
-    /// The pinned memory that all of these bytes lie in, registered; `None` where there is none or none can be.
+    /// Returns the registered pinned memory that contains all of these bytes; `None` if there is
+    /// none or it cannot be registered.
     pub(crate) fn registered(
         &self,
         address: u64,
@@ -24,18 +26,20 @@ impl Driver {
         if bytes < PLACED_BYTES_MIN || !self.session.registers() {
             return None;
         }
-        // Held meanwhile: whoever gives the memory up takes it out of the table first, and then has it forgotten.
+        // Locked until the registration is made: a thread that frees the memory first removes it
+        // from the table, and then deregisters it.
         let host = self.host.read();
         let range = host
             .find(address)
             .filter(|range| bytes as u64 <= range.base + range.bytes - address)?;
-        // SAFETY: pinned memory is mapped until it is freed or unregistered, which has it forgotten. What the server may write
-        // is what the program has copied to.
+        // SAFETY: pinned memory is mapped until it is freed or unregistered, which deregisters it.
+        // The server may only write memory that the program has copied to.
         let memory = unsafe { Lasting::new(range.base, range.bytes as usize) };
         self.session.register(memory, use_)
     }
 
-    /// Copies from pinned memory to the device, by the adapter alone. False where that cannot be.
+    /// Copies from pinned memory to the device by the adapter alone. Returns false if that is
+    /// impossible.
     pub(crate) fn copy_in_registered(
         &self,
         dst: u64,

@@ -1,11 +1,12 @@
-//! A table that only grows, read without a lock: for what is looked up at every launch.
+//! A table that only grows and is read without a lock, for lookups at every launch.
 
 use std::sync::OnceLock;
 
-/// Doubling from one slot: 2^32 - 1 slots at most.
+/// Number of steps, each twice as long as the one before: 2^32 - 1 slots in all.
 const STEPS: usize = 32;
 
-/// Values by number, each set once. Numbers should be dense: room is made for all below the largest.
+/// Values by number, each set once. Numbers should be dense, since there is room for all below the
+/// largest.
 pub(crate) struct Slots<T> {
     /// Step `s` has the numbers from `2^s - 1` to `2^(s+1) - 2`.
     steps: [OnceLock<Box<[OnceLock<T>]>>; STEPS],
@@ -26,7 +27,7 @@ impl<T> Slots<T> {
         self.steps[step].get()?.get(at)?.get()
     }
 
-    /// False where there is a value of this number already, or there is no such number.
+    /// Sets a value. Returns false if the number has a value already, or is out of range.
     pub(crate) fn set(&self, number: u32, value: T) -> bool {
         let Some((step, at)) = place(number) else {
             return false;

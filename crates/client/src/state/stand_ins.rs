@@ -1,11 +1,14 @@
-//! Pinned memory that stands in for pageable memory in graphs, which copy when they are launched, without the program.
+//! Stand-ins: pinned memory in place of pageable memory for graphs, whose launches copy without the
+//! program.
 //!
-//! A graph's copy is between the device and the stand-in; a host function of the graph moves the bytes between the stand-in and the
-//! program's memory (`calls/pageable.rs`). Over shm both sides and the GPU see a stand-in. Elsewhere the server has a mirror of it at
-//! the same address: the client writes it before the function is over, and is sent what the GPU wrote before the function is called.
+//! A graph's copy is between the device and the stand-in. A host function of the graph moves the
+//! bytes between the stand-in and the program's memory (`calls/pageable.rs`). Over shm both sides
+//! and the GPU see a stand-in. Over other links the server has a mirror of it at the same address:
+//! the client writes the mirror before the function ends, and receives the GPU's writes before the
+//! function is called.
 //!
-//! Graphs are cloned, updated and put into each other, so nobody knows when the last of them is gone: stand-ins stay. There is
-//! one for each piece of memory and direction, however many graphs copy it.
+//! Graphs are cloned, updated and nested, so the end of the last user is unknown: stand-ins stay.
+//! There is one for each piece of memory and direction, however many graphs copy it.
 
 use std::sync::Arc;
 
@@ -32,7 +35,7 @@ impl Pageable {
         (self.rows.width * self.rows.height * self.rows.depth) as u64
     }
 
-    /// First bytes of its rows, in the order in which they are packed.
+    /// Returns the first byte of each row, in the order in which rows are packed.
     fn each_row(self) -> impl Iterator<Item = u64> {
         let Rows {
             height,
@@ -65,7 +68,7 @@ struct Key {
 pub(crate) struct StandIns(Mutex<FxHashMap<Key, Arc<StandIn>>>);
 
 impl StandIns {
-    /// Takes in what the GPU wrote to a mirror.
+    /// Copies bytes that the GPU wrote to a mirror.
     pub(crate) fn take_pages(&self, address: u64, data: &[u8]) {
         let all = self.0.lock();
         let holds = |s: &&Arc<StandIn>| {
@@ -74,8 +77,8 @@ impl StandIns {
                 && address + data.len() as u64 <= s.address + s.bytes.next_multiple_of(PAGE_BYTES)
         };
         if all.values().find(holds).is_some() {
-            // SAFETY: inside a mapping of this library's own, which stays; only a host function of a graph that has been
-            // told of by a later message reads it.
+            // SAFETY: inside a mapping of the library, which stays; only a host function of a graph
+            // reads it, and a later message starts that function.
             unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), address as *mut u8, data.len()) };
         }
     }
@@ -93,7 +96,7 @@ impl Driver {
             return Ok(known.clone());
         }
         let made = Arc::new(self.make_stand_in(bytes, host.to_host)?);
-        // If another thread was faster, its own is used.
+        // If another thread was faster, its stand-in is used.
         Ok(self.stand_ins.0.lock().entry(key).or_insert(made).clone())
     }
 
@@ -130,14 +133,15 @@ impl Driver {
         })
     }
 
-    /// Moves the bytes of a copy between the program's memory and its stand-in. Runs as a host function of the graph.
+    /// Moves the bytes of a copy between the program's memory and its stand-in. Runs as a host
+    /// function of the graph.
     pub(crate) fn move_stand_in(&self, host: &Pageable, stand_in: &StandIn) {
         let width = host.rows.width;
         for (index, row) in host.each_row().enumerate() {
             let packed = (stand_in.address + (index * width) as u64) as *mut u8;
             let row = row as *mut u8;
-            // SAFETY: the program keeps the memory of a graph's copy while the graph runs, as the driver API asks of it; the
-            // stand-in has room for all rows.
+            // SAFETY: the program keeps the memory of a graph's copy while the graph runs, as the
+            // driver API requires; the stand-in has room for all rows.
             unsafe {
                 match host.to_host {
                     true => std::ptr::copy_nonoverlapping(packed, row, width),
@@ -148,13 +152,13 @@ impl Driver {
         if host.to_host || stand_in.shared {
             return;
         }
-        // SAFETY: a mapping of this library's own; it is written only here.
+        // SAFETY: a mapping of the library, which is written only here.
         let data = unsafe {
             std::slice::from_raw_parts(stand_in.address as *const u8, stand_in.bytes as usize)
         };
         let mut va = stand_in.address;
         for data in data.chunks(CHUNK_BYTES_MAX) {
-            // A session that is gone has no use for it, and whoever waits is told.
+            // A lost session does not need it, and threads that wait get its error.
             let _ = self.session.tell(&messages::HostWrite { va, data });
             va += data.len() as u64;
         }

@@ -1,5 +1,4 @@
-//! Streams and events, as far as the client knows them: what was sent to them, what is known to be done, what is
-//! being captured.
+//! Streams and events: the work sent to them, the work known to be done, and their captures.
 
 use std::{
     cell::RefCell,
@@ -21,12 +20,14 @@ use rustc_hash::FxHashMap;
 use super::{Driver, Kind, current_context};
 use crate::session::Group;
 
-/// What was sent, and how much of it is known to be done. Nothing left over means that a wait need not ask.
+/// Counts work that was sent, and work that is known to be done. If they are equal, a wait need not
+/// ask.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     submitted: AtomicU64,
     completed: AtomicU64,
-    /// The last row of things sent that are no work for the GPU: the marks before and behind them.
+    /// The last row of consecutive messages that are no work for the GPU: the marks before and
+    /// after it.
     quiet: Mutex<(u64, u64)>,
 }
 
@@ -36,7 +37,7 @@ impl Progress {
         self.submitted.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The same for what is no work of the GPU's.
+    /// Counts a message that is no work for the GPU.
     pub(crate) fn submit_quietly(&self) {
         let mark = self.submitted.fetch_add(1, Ordering::AcqRel) + 1;
         let mut quiet = self.quiet.lock();
@@ -46,14 +47,14 @@ impl Progress {
         };
     }
 
-    /// A mark behind all work of the GPU's that was sent.
+    /// Returns the mark after all work for the GPU that was sent.
     pub(crate) fn work_mark(&self) -> u64 {
         let quiet = *self.quiet.lock();
         let mark = self.mark();
         if quiet.1 == mark { quiet.0 } else { mark }
     }
 
-    /// A mark to be passed to `complete` once everything before it is done.
+    /// Returns a mark, to be passed to `complete` once everything before it is done.
     pub(crate) fn mark(&self) -> u64 {
         self.submitted.load(Ordering::Acquire)
     }
@@ -62,12 +63,12 @@ impl Progress {
         self.completed.fetch_max(mark, Ordering::AcqRel);
     }
 
-    /// All that was sent before `mark` is done, and `count` more if nobody else has sent anything since.
+    /// Completes everything before `mark`, and `count` more if nothing else has been sent since.
     pub(crate) fn complete_alone(&self, mark: u64, count: u64) {
         self.complete(self.alone(mark, count));
     }
 
-    /// The mark behind `count` things sent after `mark`, if they are all there is; else `mark`.
+    /// Returns `mark + count` if exactly `count` items were sent after `mark`, otherwise `mark`.
     pub(crate) fn alone(&self, mark: u64, count: u64) -> u64 {
         match self.mark() == mark + count {
             true => mark + count,
@@ -79,7 +80,7 @@ impl Progress {
         self.completed.load(Ordering::Acquire) >= mark
     }
 
-    /// How far it is known to be; everything, where nothing is left over.
+    /// Returns the mark up to which work is known to be done; `u64::MAX` if all of it is.
     pub(crate) fn known(&self) -> u64 {
         if self.is_idle() {
             u64::MAX
@@ -99,11 +100,11 @@ pub(crate) struct Stream {
     pub(crate) flags: u32,
     pub(crate) priority: i32,
     pub(crate) progress: Progress,
-    /// For the legacy stream: how much of everything sent is known to be done.
+    /// For the legacy stream: the part of all work sent that is known to be done.
     pub(crate) everything: Progress,
-    /// The capture that the stream takes part in; 0: none.
+    /// The capture that the stream takes part in; 0 for none.
     pub(crate) capture: AtomicU64,
-    /// A query that has been asked and not been answered: the mark it is about.
+    /// A query without a reply so far, and its mark.
     pub(crate) query: Mutex<Option<(u64, Arc<Group>)>>,
 }
 
@@ -111,18 +112,18 @@ pub(crate) struct Event {
     pub(crate) handle: u64,
     pub(crate) context: CUcontext,
     pub(crate) flags: u32,
-    /// Counts recordings.
+    /// Counts records of the event.
     pub(crate) progress: Progress,
-    /// Where it was last recorded: the stream, and how much had been sent to it.
+    /// The stream in which it was last recorded, and the stream's mark at that time.
     pub(crate) recorded: Mutex<Option<(Arc<Stream>, u64)>>,
-    /// The capture in which it was last recorded; 0: none.
+    /// The capture in which it was last recorded; 0 for none.
     pub(crate) capture: AtomicU64,
     pub(crate) query: Mutex<Option<(u64, Arc<Group>)>>,
-    /// It was asked about since it was last recorded.
+    /// It was queried since it was last recorded.
     pub(crate) watched: AtomicBool,
 }
 
-/// A stream argument, resolved.
+/// A resolved stream argument.
 #[derive(Clone)]
 pub(crate) enum StreamRef {
     /// The default stream that waits for all blocking streams.
@@ -131,19 +132,19 @@ pub(crate) enum StreamRef {
 }
 
 impl Event {
-    /// Whether other processes may record it too.
+    /// Returns whether other processes may record it too.
     pub(crate) fn is_shared(&self) -> bool {
         self.flags & CU_EVENT_INTERPROCESS != 0
     }
 
-    /// Forgets that a shared event is reached: only the server knows of records that others made.
+    /// Forgets that a shared event is reached: only the server knows of other processes' records.
     pub(crate) fn doubt(&self) {
         if self.is_shared() {
             self.progress.submit();
         }
     }
 
-    /// What is known of its stream decides for the event too.
+    /// Completes the event if the work before its record is known to be done.
     pub(crate) fn settle(&self) {
         let mark = self.progress.mark();
         let reached = self
@@ -156,10 +157,10 @@ impl Event {
         }
     }
 
-    /// The event is reached: so is everything that was sent to its stream before.
+    /// Marks the event as reached, and the work before it in its stream as done.
     pub(crate) fn reached(&self, mark: u64) {
         self.progress.complete(mark);
-        // Recorded again meanwhile, it stands for something later.
+        // If it was recorded again meanwhile, its mark is of later work.
         if self.progress.mark() == mark
             && let Some((stream, sent)) = self.recorded.lock().as_ref()
         {
@@ -169,7 +170,7 @@ impl Event {
 }
 
 impl StreamRef {
-    /// As messages name it.
+    /// Returns the number in messages.
     pub(crate) fn wire(&self) -> u64 {
         match self {
             StreamRef::Legacy(_) => 0,
@@ -201,7 +202,7 @@ pub(crate) struct Streams {
     streams: RwLock<FxHashMap<u64, Arc<Stream>>>,
     events: RwLock<FxHashMap<u64, Arc<Event>>>,
     legacy: RwLock<FxHashMap<usize, Arc<Stream>>>,
-    /// How often streams have gone: what a thread remembers holds as long as none has.
+    /// Counts destroyed streams: what a thread remembers is valid while this is unchanged.
     gone: AtomicU64,
 }
 
@@ -214,9 +215,9 @@ struct Remembered {
 }
 
 thread_local! {
-    /// Most calls name the stream that the call before named.
+    /// The stream of the thread's last call: most calls name the same one.
     static LAST: RefCell<Option<Remembered>> = const { RefCell::new(None) };
-    /// This thread's own default stream in each context.
+    /// The thread's own default stream in each context.
     static PER_THREAD: RefCell<FxHashMap<usize, Arc<Stream>>> = RefCell::default();
 }
 
@@ -233,7 +234,7 @@ impl Streams {
         stream
     }
 
-    /// A stream of the program's own by its number.
+    /// Returns a stream of the program by its number.
     pub(crate) fn get(&self, handle: u64) -> Option<Arc<Stream>> {
         self.streams.read().get(&handle).cloned()
     }
@@ -269,7 +270,7 @@ impl Streams {
             .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
 
-    /// The end of a capture: no stream and no event takes part in it any more.
+    /// Ends a capture: no stream and no event takes part in it any more.
     pub(crate) fn end_capture(&self, capture: u64) {
         for stream in self
             .streams
@@ -289,7 +290,7 @@ impl Streams {
         }
     }
 
-    /// The streams of a context that are not known to be done, and how much has been sent to each.
+    /// Returns the streams of a context with work not known to be done, and each one's mark.
     pub(crate) fn busy_in(&self, context: CUcontext) -> Vec<(Arc<Stream>, u64)> {
         let (own, legacy) = (self.streams.read(), self.legacy.read());
         own.values()
@@ -299,7 +300,7 @@ impl Streams {
             .collect()
     }
 
-    /// All streams of a context but the legacy one.
+    /// Returns all streams of a context except the legacy one.
     pub(crate) fn of_context(&self, context: CUcontext) -> Vec<Arc<Stream>> {
         self.streams
             .read()
@@ -309,7 +310,7 @@ impl Streams {
             .collect()
     }
 
-    /// A context is gone, and what lived in it.
+    /// Removes the streams and events of a context that is gone.
     pub(crate) fn remove_context(&self, context: CUcontext) {
         self.streams.write().retain(|_, s| s.context != context);
         self.events.write().retain(|_, e| e.context != context);
@@ -317,7 +318,7 @@ impl Streams {
         self.gone.fetch_add(1, Ordering::Release);
     }
 
-    /// The default stream of a context, if anybody has used it.
+    /// Returns the default stream of a context, if it has been used.
     pub(crate) fn legacy_of(&self, context: CUcontext) -> Option<Arc<Stream>> {
         self.legacy.read().get(&context.0).cloned()
     }
@@ -348,11 +349,12 @@ fn new_stream(handle: u64, context: CUcontext, flags: u32, priority: i32) -> Str
 }
 
 impl Driver {
-    /// A stream argument of a call: the program's own, or one of the default ones.
+    /// Resolves a stream argument: one of the program's streams, or a default one.
     #[inline(always)]
     pub(crate) fn stream(&self, stream: CUstream) -> Result<StreamRef, CUresult> {
         let context = current_context().ok();
-        // Read before the tables are: a stream that goes meanwhile is not remembered as one that is there.
+        // Read before the tables, so that a stream destroyed meanwhile is not remembered as
+        // existing.
         let gone = self.streams.gone.load(Ordering::Acquire);
         let last = LAST.try_with(|last| match &*last.borrow() {
             Some(last)
@@ -382,7 +384,7 @@ impl Driver {
             gone,
             stream: stream.clone(),
         };
-        // Dropped outside: the stream may be the last of its kind.
+        // Dropped outside the closure: it may be the last reference to its stream.
         let _before = LAST.try_with(|last| last.replace(Some(remembered)));
         Ok(stream)
     }
@@ -435,7 +437,7 @@ mod tests {
         assert!(!progress.is_complete(progress.work_mark()));
         progress.complete(1);
         assert!(progress.is_complete(progress.work_mark()) && !progress.is_idle());
-        // Work behind it is.
+        // Later messages are work.
         progress.submit();
         assert_eq!(progress.work_mark(), 4);
         progress.submit_quietly();

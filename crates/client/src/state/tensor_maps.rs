@@ -1,17 +1,17 @@
-//! Tensor maps encoded before. The driver's encoding depends on nothing but the arguments, and matrix products ask for
-//! the same few maps again and again.
+//! Tensor maps encoded before. The encoding depends only on the arguments, and matrix products
+//! request the same few maps again and again.
 
 use rustc_hash::FxHashMap;
 
 use outboard_api::cuda::CUtensorMap;
 
-/// Maps kept in each of two generations, of about half a kilobyte with their arguments.
+/// Maps kept in each of two generations; each takes about half a kilobyte with its arguments.
 const MAPS_MAX: usize = 2048;
 
-/// The encoder's number and its arguments, encoded.
+/// The encoder's number and its encoded arguments.
 pub(crate) type Question = (u32, Vec<u8>);
 
-/// The least recently used half is forgotten whenever the other is full.
+/// Maps in two generations: when the young one is full, the old one is dropped.
 #[derive(Default)]
 pub(crate) struct TensorMaps {
     young: FxHashMap<Question, [u64; 16]>,

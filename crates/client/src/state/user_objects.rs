@@ -1,7 +1,9 @@
-//! User objects: what graphs keep alive for the program, and how often. The server knows nothing of them.
+//! User objects, which graphs keep alive for the program, with their reference counts. The server
+//! does not know them.
 //!
-//! An object is destroyed when nothing holds it any more, and no launch of an executable graph that held it is under way. Its
-//! destructor runs on a thread of this library, as CUDA has it: it may not call CUDA.
+//! An object is destroyed when it has no references and no launch of an executable graph that held
+//! it is under way. Its destructor runs on a thread of this library and, as in CUDA, may not call
+//! CUDA.
 
 use std::ffi::c_void;
 
@@ -16,7 +18,7 @@ use crate::{
     session::{Group, Sink},
 };
 
-/// How often each object is held, by object.
+/// Number of references to each object.
 type Held = FxHashMap<u64, u64>;
 
 #[derive(Default)]
@@ -40,7 +42,7 @@ struct Object {
 unsafe impl Send for Object {}
 
 impl Table {
-    /// Gives references up. Objects without any are taken out.
+    /// Releases references. Returns the objects that have none left, removed from the table.
     fn release(&mut self, held: impl IntoIterator<Item = (u64, u64)>) -> Vec<Object> {
         let mut gone = Vec::new();
         for (object, count) in held {
@@ -64,7 +66,7 @@ impl Table {
 }
 
 impl UserObjects {
-    /// Makes an object and answers its handle.
+    /// Creates an object and returns its handle.
     pub(crate) fn create(&self, destroy: CUhostFn, argument: *mut c_void, references: u64) -> u64 {
         let mut table = self.0.lock();
         table.last += 1;
@@ -95,7 +97,8 @@ impl UserObjects {
         Ok(())
     }
 
-    /// Has a graph hold an object. moved: the caller's references become the graph's.
+    /// Adds references of a graph to an object. If `moved`, the caller's references become the
+    /// graph's.
     pub(crate) fn graph_retains(
         &self,
         graph: u64,
@@ -135,7 +138,7 @@ impl UserObjects {
         Ok(())
     }
 
-    /// A clone, or a graph that another became part of, holds what the other does.
+    /// Adds to a graph the references of its original, or of a graph that became part of it.
     pub(crate) fn inherit(&self, graph: u64, part: u64) {
         let mut table = self.0.lock();
         let Some(held) = table.graphs.get(&part).cloned() else {
@@ -148,7 +151,7 @@ impl UserObjects {
         }
     }
 
-    /// An executable graph holds what its graph does.
+    /// Adds to an executable graph the references of its graph.
     pub(crate) fn instantiated(&self, exec: u64, graph: u64) {
         let mut table = self.0.lock();
         if let Some(held) = table.graphs.get(&graph).cloned() {
@@ -183,14 +186,14 @@ fn destroy(objects: Vec<Object>) {
 fn run(objects: Vec<Object>) {
     for object in objects {
         if let Some(function) = object.destroy {
-            // SAFETY: the program's own function with its own argument, once.
+            // SAFETY: the program's own function with its own argument, called once.
             unsafe { function(object.argument) };
         }
     }
 }
 
 impl Driver {
-    /// An executable graph is destroyed: its objects go when its launches are over.
+    /// Releases the objects of a destroyed executable graph, after its launches are over.
     pub(crate) fn user_objects_of_exec_gone(&self, exec: u64) {
         let objects = self.user_objects.exec_gone(exec);
         if objects.is_empty() {
@@ -203,7 +206,7 @@ impl Driver {
         let session = self.session;
         notes::spawn("outboard-user-objects", move || {
             if asked.is_ok() {
-                // A session that is lost has no launches either.
+                // A lost session has no launches either.
                 let _ = session.wait(&group);
             }
             run(objects);

@@ -1,4 +1,5 @@
-//! Physical memory of `cuMemCreate`: who holds it. It lives while a handle, a mapping or a descriptor does.
+//! Physical memory of `cuMemCreate`. It lives while a handle, a mapping or a descriptor refers to
+//! it.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -12,35 +13,35 @@ pub(crate) struct Physical {
     pub(crate) device: CUdevice,
     pub(crate) bytes: u64,
     pub(crate) properties: CUmemAllocationProp,
-    /// `cuMemCreate` and `cuMemRetainAllocationHandle`, less `cuMemRelease`.
+    /// Number of `cuMemCreate` and `cuMemRetainAllocationHandle`, minus `cuMemRelease`.
     handles: u32,
     mappings: u32,
-    /// Memory of another session, which its own quota is charged for.
+    /// Memory of another session, which counts against that session's quota.
     pub(crate) is_foreign: bool,
-    /// Our ends of the descriptors that name this memory to other processes.
+    /// This process's ends of the descriptors that name the memory to other processes.
     exports: Vec<OwnedFd>,
 }
 
 impl Physical {
-    /// Whether any copy of a descriptor is still open in any process.
+    /// Returns whether any copy of a descriptor is still open in any process.
     fn is_exported(&mut self) -> bool {
         self.exports.retain(|ours| !is_hung_up(ours.as_fd()));
         !self.exports.is_empty()
     }
 }
 
-/// Whether the other end of a pair of sockets is closed for good.
+/// Returns whether the other end of a pair of sockets is closed for good.
 fn is_hung_up(end: BorrowedFd<'_>) -> bool {
     let mut poll = libc::pollfd {
         fd: end.as_raw_fd(),
         events: 0,
         revents: 0,
     };
-    // SAFETY: one record, as said; the call does not wait.
+    // SAFETY: one record; the call does not wait.
     unsafe { libc::poll(&mut poll, 1, 0) == 1 && poll.revents & libc::POLLHUP != 0 }
 }
 
-// SAFETY: the properties' pointer is never followed here; it is always NULL.
+// SAFETY: the properties' pointer is never followed; it is always NULL.
 unsafe impl Send for Physical {}
 
 #[derive(Default)]
@@ -70,7 +71,7 @@ impl VirtualMemory {
         );
     }
 
-    /// Memory of another session.
+    /// Adds memory of another session.
     pub(crate) fn adopt(
         &mut self,
         handle: u64,
@@ -84,14 +85,14 @@ impl VirtualMemory {
         }
     }
 
-    /// A descriptor names this memory for as long as the other end of `ours` is open anywhere.
+    /// Adds a descriptor, which names this memory while the other end of `ours` is open anywhere.
     pub(crate) fn export(&mut self, handle: u64, ours: OwnedFd) {
         if let Some(physical) = self.physical.get_mut(&handle) {
             physical.exports.push(ours);
         }
     }
 
-    /// What only descriptors kept, the last of which are closed by now.
+    /// Removes memory that only descriptors kept and whose descriptors are all closed.
     pub(crate) fn take_forgotten(&mut self) -> Vec<(u64, Physical)> {
         self.physical
             .extract_if(|_, p| {
@@ -100,7 +101,7 @@ impl VirtualMemory {
             .collect()
     }
 
-    /// Memory that the program holds a handle of.
+    /// Returns memory that the program has a handle of.
     pub(crate) fn get(&self, handle: u64) -> Result<&Physical, CUresult> {
         self.physical
             .get(&handle)
@@ -108,7 +109,7 @@ impl VirtualMemory {
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 
-    /// What memory was made as, while a handle or a mapping holds it.
+    /// Returns the properties given at creation, while a handle or a mapping exists.
     pub(crate) fn properties(&self, handle: u64) -> Option<&CUmemAllocationProp> {
         self.physical.get(&handle).map(|p| &p.properties)
     }
@@ -122,7 +123,7 @@ impl VirtualMemory {
         Ok(())
     }
 
-    /// A handle less; the memory itself where that was the last use of it.
+    /// Releases a handle. Returns the memory if that was its last use.
     pub(crate) fn release(&mut self, handle: u64) -> Result<Option<Physical>, CUresult> {
         let physical = self
             .physical
@@ -139,7 +140,7 @@ impl VirtualMemory {
         }
     }
 
-    /// A mapping less; the memory itself where that was the last use of it.
+    /// Removes a mapping. Returns the memory if that was its last use.
     pub(crate) fn unmap(&mut self, handle: u64) -> Option<Physical> {
         let physical = self.physical.get_mut(&handle)?;
         physical.mappings = physical.mappings.saturating_sub(1);

@@ -1,5 +1,6 @@
-//! `CUDA_VISIBLE_DEVICES`, read as the driver reads it, and `CUDA_DEVICE_ORDER`. Both are the program's: the server offers
-//! all of its devices, and its own environment is its operator's.
+//! `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`, read as the driver reads them. Both are the
+//! program's: the server offers all of its devices, and its own environment belongs to its
+//! operator.
 
 use outboard_api::{CUresult, cuda::CUdevice};
 use outboard_wire::{doc::DeviceCard, handshake::ServerWelcome};
@@ -11,14 +12,14 @@ const FASTEST_FIRST: &str = "FASTEST_FIRST";
 const BY_PCI_BUS: &str = "PCI_BUS_ID";
 const UUID_PREFIX: &str = "GPU-";
 
-/// The server's numbers of its devices, in the program's order: the visible ones, then the hidden ones, whose memory may
-/// still come from other processes.
+/// The server's numbers of its devices, in the program's order: the visible ones, then the hidden
+/// ones, whose memory other processes may still share.
 pub(crate) struct DeviceOrder {
     server: Vec<CUdevice>,
 }
 
 impl DeviceOrder {
-    /// Leaves the visible devices in the welcome, in the program's order.
+    /// Leaves only the visible devices in the welcome, in the program's order.
     pub(crate) fn apply(
         welcome: &mut ServerWelcome,
         visible: Option<&str>,
@@ -62,7 +63,7 @@ impl DeviceOrder {
         })
     }
 
-    /// The server's number of a device.
+    /// Returns the server's number of a device.
     pub(crate) fn server(&self, device: CUdevice) -> Result<CUdevice, CUresult> {
         usize::try_from(device)
             .ok()
@@ -70,7 +71,8 @@ impl DeviceOrder {
             .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
     }
 
-    /// The program's number of a device of the server; past the last visible one if it is hidden.
+    /// Returns the program's number of a device of the server; beyond the visible ones if it is
+    /// hidden.
     pub(crate) fn client(&self, number: u32) -> Result<CUdevice, CUresult> {
         self.server
             .iter()
@@ -80,10 +82,10 @@ impl DeviceOrder {
     }
 }
 
-/// The devices that a list names, by their place in `uuids`. The first entry that names none ends it, and a device named
-/// twice is an error.
+/// Returns the devices that a list names, as indices into `uuids`. The first invalid entry ends the
+/// list, and a device named twice is an error.
 fn chosen(list: &str, uuids: &[[u8; 16]]) -> Result<Vec<usize>, CUresult> {
-    // The first entry says whether all are numbers or UUIDs.
+    // The first entry decides whether all are numbers or UUIDs.
     let named = match list.starts_with(UUID_PREFIX) {
         true => by_uuid,
         false => by_number,
@@ -101,7 +103,8 @@ fn chosen(list: &str, uuids: &[[u8; 16]]) -> Result<Vec<usize>, CUresult> {
     Ok(chosen)
 }
 
-/// The one device whose UUID begins with these digits, up to the first character that is no part of a UUID.
+/// Returns the one device whose UUID begins with these digits, up to the first character that
+/// cannot be part of a UUID.
 fn by_uuid(entry: &str, uuids: &[[u8; 16]]) -> Option<usize> {
     let digits: Vec<u8> = entry
         .strip_prefix(UUID_PREFIX)?
@@ -119,7 +122,8 @@ fn by_uuid(entry: &str, uuids: &[[u8; 16]]) -> Option<usize> {
     fitting.next().is_none().then_some(found)
 }
 
-/// As C reads an `int`: space and a sign before it, anything behind it, its upper bits cut off.
+/// Parses an entry as C reads an `int`: leading space and sign, trailing characters ignored, upper
+/// bits cut off.
 fn by_number(entry: &str, uuids: &[[u8; 16]]) -> Option<usize> {
     let entry = entry.trim_start_matches(|c: char| c.is_ascii_whitespace());
     let (is_negative, digits) = match entry.as_bytes().first()? {
@@ -155,7 +159,7 @@ mod tests {
     const A: &str = "GPU-ab073fa0-1aae-1005-e349-a7efe829bef9";
     const B: &str = "GPU-896c9e87-dbea-2409-5ad3-269a29c88f4b";
 
-    /// What the driver (580.159.04, two H200) answered to each list.
+    /// Results of the driver (580.159.04, two H200) for each list.
     #[test]
     fn lists_are_read_as_the_driver_reads_them() {
         let none: &[usize] = &[];

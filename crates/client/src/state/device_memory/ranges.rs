@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// Free ranges of addresses, coalesced. Addresses given back are used again last, so that a stale pointer stays wild
-/// for as long as there is room.
+/// Free ranges of addresses, coalesced. Freed addresses are reused last, so that a stale pointer
+/// stays invalid for as long as there is room.
 pub(super) struct Ranges {
     free: BTreeMap<u64, u64>,
     cursor: u64,
@@ -22,7 +22,7 @@ impl Ranges {
             let base = start.checked_next_multiple_of(align)?;
             (base - start < len && len - (base - start) >= bytes).then_some(base)
         };
-        // The rest of a range that the cursor lies in comes first.
+        // The rest of the range that contains the cursor comes first.
         let rest = self
             .free
             .range(..self.cursor)

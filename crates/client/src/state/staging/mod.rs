@@ -1,8 +1,9 @@
-//! Memory that both sides and the GPU map, through which copies of pageable memory go over shm: one copy by this
-//! process, one by the GPU, and only a few words through the ring.
+//! Staging: memory that both sides and the GPU map, for copies of pageable memory over shm. This
+//! process copies once, the GPU copies once, and only a few words go through the ring.
 //!
-//! Segments go round. Small copies to the device share a segment until it is full; a larger one takes a segment for each
-//! piece. A segment is free again when the fences behind its copies are reached, which a look at memory tells.
+//! Segments are reused. Small copies to the device share a segment until it is full; a larger one
+//! takes a segment for each piece. A segment is free again when the fences after its copies are
+//! reached, which a look at memory tells.
 
 mod segments;
 
@@ -28,17 +29,17 @@ use crate::{
     session::{Group, Sink, is_few_cores},
 };
 
-/// What one piece of a copy takes at most.
+/// Most bytes of one piece of a copy.
 pub(crate) const SEGMENT_BYTES: usize = 1 << 20;
-/// So many to begin with: mapping and registering memory takes time, and many programs copy little.
+/// Segments mapped at first: mapping and registering takes time, and many programs copy little.
 const SEGMENTS_FIRST: usize = 2;
-/// Copies to the device up to here share a segment.
+/// Longest copy to the device that shares a segment, in bytes.
 const SHARED_BYTES_MAX: usize = 64 << 10;
-/// How long a copy waits for a segment. Longer might be for ever: a stream may wait for something that this thread has
-/// yet to do. Without a segment a copy goes through the ring.
+/// Time limit for a copy to wait for a segment. It could otherwise wait for ever, since a stream
+/// may wait for a later act of this thread. Without a segment a copy goes through the ring.
 const SEGMENT_MS_MAX: u64 = 20;
 const ALIGN: usize = 256;
-/// Between two looks for a free segment: about a microsecond.
+/// Pauses between two looks for a free segment: about a microsecond.
 const LOOK_PAUSES: u32 = 20;
 
 #[derive(Default)]
@@ -57,7 +58,7 @@ unsafe impl Sync for Room {}
 
 impl Room {
     /// # Safety
-    /// Inside the destination.
+    /// `offset` is inside the destination.
     unsafe fn at(&self, offset: usize) -> *mut u8 {
         // SAFETY: the caller's promise.
         unsafe { self.0.add(offset) }
@@ -67,13 +68,13 @@ impl Room {
 struct Shared {
     segment: Segment,
     used: usize,
-    /// The streams whose copies read it, with the context that each was submitted in.
+    /// The streams whose copies read it, with the context in which each was submitted.
     readers: Vec<(u64, StreamRef)>,
 }
 
 impl Driver {
-    /// Copies to the device through staging; answers how many bytes it took, which is less than all where no memory was
-    /// to be had in time. `wait`: the program's call is synchronous.
+    /// Copies to the device through staging. Returns the bytes copied, which is less than all if
+    /// segments ran out. `wait` means that the program's call is synchronous.
     pub(crate) fn stage_in(
         &self,
         dst: u64,
@@ -94,7 +95,8 @@ impl Driver {
         let stuck = AtomicUsize::new(usize::MAX);
         let context = wire_context();
         let one = |index: usize, piece: &[u8]| -> Done {
-            // Behind a piece that found no memory nothing is copied: the rest goes another way, in one piece.
+            // Pieces after one without a segment are not copied: the rest is copied another way, in
+            // one piece.
             if index > stuck.load(Ordering::Acquire) {
                 return Ok(());
             }
@@ -103,7 +105,8 @@ impl Driver {
                 return Ok(());
             };
             let address = segment.address;
-            // SAFETY: a segment of shared memory that nobody else has; the GPU is done with it.
+            // SAFETY: a segment of shared memory that only this thread has; the GPU has finished
+            // with it.
             unsafe {
                 std::ptr::copy_nonoverlapping(piece.as_ptr(), address as *mut u8, piece.len())
             };
@@ -126,7 +129,7 @@ impl Driver {
         Ok(data.len().min(whole.saturating_mul(SEGMENT_BYTES)))
     }
 
-    /// Several small copies use one segment, and one fence.
+    /// Copies a small piece. Several such copies share one segment, and one fence.
     fn stage_small(
         &self,
         dst: u64,
@@ -139,7 +142,8 @@ impl Driver {
         if let Some(full) = shared.take_if(|s| s.used + room > SEGMENT_BYTES) {
             let mut fences = Vec::with_capacity(full.readers.len());
             for (context, reader) in &full.readers {
-                // A stream that is gone took its copies with it, in the server's order; the context's fence tells.
+                // The copies of a destroyed stream end in the server's order, so the context's
+                // fence covers them.
                 fences.push(match self.is_alive(reader) {
                     true => self.fence_in(*context, reader)?,
                     false => self.fence_of_context(*context)?,
@@ -171,7 +175,7 @@ impl Driver {
         {
             shared.readers.push((wire_context(), stream.clone()));
         }
-        // SAFETY: a part of the segment that no other copy has.
+        // SAFETY: a part of the segment that no other copy uses.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), address as *mut u8, data.len()) };
         // Sent under the lock: the fence of a full segment must follow its last copy.
         self.submit_to(
@@ -187,10 +191,11 @@ impl Driver {
         Ok(true)
     }
 
-    /// Copies from the device through staging and waits for the bytes; answers how many came, which is less than all where
-    /// no memory was to be had.
+    /// Copies from the device through staging and waits for the bytes. Returns the bytes copied,
+    /// which is less than all if segments ran out.
     ///
     /// # Safety
+    /// `dst` has room for `bytes` bytes.
     /// `dst` has room for `bytes`.
     pub(crate) unsafe fn stage_out(
         &self,
@@ -225,16 +230,17 @@ impl Driver {
             let fence = self.fence_in(context, stream)?;
             let waited = match pieces {
                 1 => self.session.wait(&fence).map(drop),
-                // Who waits for all of it looks for faults: here only the bytes matter.
+                // The thread that waits for the whole copy handles errors; here only the bytes
+                // matter.
                 _ => self.session.wait_for_bytes(&fence),
             };
             if let Err(error) = waited {
-                // The GPU may write there yet.
+                // The GPU may still write there.
                 self.staging.segments.give_after(segment, vec![fence]);
                 return Err(error);
             }
-            // SAFETY: the segment is this copy's own until it is given back; the destination is the caller's, and each piece
-            // is copied once.
+            // SAFETY: the segment is this copy's own until it is given back; the destination is the
+            // caller's, and each piece is copied once.
             unsafe {
                 std::ptr::copy_nonoverlapping(address as *const u8, room.at(offset), len);
             }
@@ -268,7 +274,7 @@ impl Driver {
         }
     }
 
-    /// A segment of one's own, waited for a little.
+    /// Takes a segment, and waits a little if there is none.
     fn segment(&self) -> Option<Segment> {
         let start = Instant::now();
         loop {
@@ -281,16 +287,16 @@ impl Driver {
         }
     }
 
-    /// Lets a moment pass; false when it has been too long.
+    /// Waits a moment. Returns false if the time limit has passed.
     fn wait_for_segment(&self, start: Instant) -> bool {
         if self.staging.segments.is_refused()
             || start.elapsed() > Duration::from_millis(SEGMENT_MS_MAX)
         {
             return false;
         }
-        // Answers are taken in here too: fences without a word are known by them.
+        // Handles replies too: fences without a word are completed by them.
         self.session.poll();
-        // Where cores are few, whoever is to free one needs this one.
+        // With few cores, the thread that will free a segment needs this one.
         match is_few_cores() {
             true => thread::yield_now(),
             false => (0..LOOK_PAUSES).for_each(|_| hint::spin_loop()),
@@ -306,7 +312,7 @@ impl Driver {
         })
     }
 
-    /// Maps the memory: a little the first time, all of it the second.
+    /// Maps segments: a few the first time, all of them the second time.
     fn map_segments(&self, growing: Growing<'_>) {
         let more = match growing.mapped() {
             0 => SEGMENTS_FIRST,

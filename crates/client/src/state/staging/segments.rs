@@ -1,5 +1,5 @@
-//! The segments that copies go through, and who has which. No lock is waited for: whoever looks for a segment would
-//! otherwise put those to sleep who give theirs back.
+//! The segments of staging memory and their owners. No lock is waited for: a thread that looks for
+//! a segment would otherwise block threads that give theirs back.
 
 use std::sync::{
     Arc,
@@ -15,13 +15,13 @@ pub(super) const SEGMENTS: usize = 16;
 
 const FREE: u8 = 0;
 const TAKEN: u8 = 1;
-/// Given back with fences: free once these are reached.
+/// Given back with fences, and free once they are reached.
 const BUSY: u8 = 2;
 
 #[derive(Default)]
 pub(super) struct Segments {
     slots: [CachePadded<Slot>; SEGMENTS],
-    /// So many are mapped; the others are not there yet.
+    /// Number of mapped segments; the others do not exist yet.
     mapped: AtomicUsize,
     /// There is no such memory, and will not be.
     refused: AtomicBool,
@@ -32,18 +32,18 @@ pub(super) struct Segments {
 struct Slot {
     state: AtomicU8,
     address: AtomicU64,
-    /// What is to be reached before the GPU is done with it.
+    /// The fences after which the GPU has finished with it.
     fences: Mutex<Vec<Arc<Group>>>,
 }
 
-/// A segment of one's own until it is given back.
+/// A segment owned by a thread until it is given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Segment {
     index: usize,
     pub(super) address: u64,
 }
 
-/// The right to map more.
+/// The right to map more segments.
 pub(super) struct Growing<'s> {
     segments: &'s Segments,
     _alone: MutexGuard<'s, ()>,
@@ -54,7 +54,7 @@ impl Segments {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// One that nobody uses, the first there is: memory that was used last is still in the caches.
+    /// Takes the first free segment: recently used memory is still in the caches.
     pub(super) fn take(&self) -> Option<Segment> {
         let mapped = &self.slots[..self.mapped.load(Ordering::Acquire)];
         let found = mapped
@@ -67,28 +67,29 @@ impl Segments {
         })
     }
 
-    /// The GPU is done with it.
+    /// Gives back a segment that the GPU has finished with.
     pub(super) fn give(&self, segment: Segment) {
         self.slots[segment.index]
             .state
             .store(FREE, Ordering::Release);
     }
 
-    /// The GPU is done with it when all of these are reached.
+    /// Gives back a segment that the GPU has finished with when all of these fences are reached.
     pub(super) fn give_after(&self, segment: Segment, fences: Vec<Arc<Group>>) {
         let slot = &self.slots[segment.index];
         *slot.fences.lock() = fences;
         slot.state.store(BUSY, Ordering::Release);
     }
 
-    /// Whoever may map more, one at a time; none where all are mapped or none can be.
+    /// Returns the right to map more segments, for one thread at a time; `None` if all are mapped
+    /// or none can be.
     pub(super) fn grow(&self) -> Option<Growing<'_>> {
         if self.is_refused() || self.mapped.load(Ordering::Acquire) == SEGMENTS {
             return None;
         }
         let before = self.mapped.load(Ordering::Acquire);
         let alone = self.growing.lock();
-        // Somebody else has done it meanwhile, or found that it cannot be done.
+        // Another thread has mapped them meanwhile, or found that it is impossible.
         let is_done = self.mapped.load(Ordering::Acquire) > before || self.is_refused();
         (!is_done).then_some(Growing {
             segments: self,
@@ -127,12 +128,12 @@ impl Slot {
         if self.state.load(Ordering::Acquire) != BUSY {
             return false;
         }
-        // Whoever holds it is looking at this one already.
+        // A thread that holds the lock is already testing this segment.
         let Some(mut fences) = self.fences.try_lock() else {
             return false;
         };
         let is_reached = fences.iter().all(|fence| fence.is_reached());
-        // Not busy any more: somebody else took it before this lock.
+        // If it is not busy any more, another thread took it before this lock.
         let is_ours = is_reached && self.swap(BUSY, TAKEN);
         if is_ours {
             fences.clear();
@@ -182,7 +183,7 @@ mod tests {
         assert!(refusing.grow().is_none() && refusing.is_refused() && refusing.take().is_none());
     }
 
-    /// Never two at once on one segment, and none is lost.
+    /// No segment is ever used by two threads at once, and none is lost.
     #[test]
     fn many_threads() {
         let segments = mapped(3);
