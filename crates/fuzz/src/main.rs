@@ -1,8 +1,8 @@
-//! Hammers every decoder with bytes that mean nothing and with real input gone wrong.
+//! Fuzzes every decoder with random bytes and with mutated real input.
 //!
-//! A run is decided by its seed, and runs on stable Rust: no coverage feedback, many cheap tries. A target fails by
-//! panicking or by being slow. `canary` is a target that must fail, so that a run which finds nothing has been shown to
-//! be able to find something.
+//! A run is determined by its seed, and uses stable Rust: no coverage feedback, many cheap tries. A
+//! target fails by panicking or by being slow. The target `canary` must fail, so a run without
+//! findings has shown that it can find something.
 
 mod mutate;
 mod targets;
@@ -17,7 +17,7 @@ use clap::Parser;
 
 use crate::{mutate::Mutator, targets::Target};
 
-/// No input of this size may keep a decoder busy for longer.
+/// Time after which one input counts as too slow.
 const TRY_MS_MAX: u64 = 2_000;
 
 /// Fuzz every decoder of Outboard for a while.
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Tries until the time is up; the number of tries, or what went wrong with which bytes.
+/// Tries inputs until the time is up; returns the number of tries, or the failure and its input.
 fn fuzz(target: &Target, time: Duration, seed: u64) -> Result<u64, String> {
     let mut mutator = Mutator::new(seed, &target.seeds);
     let end = Instant::now() + time;
@@ -113,7 +113,7 @@ fn fuzz(target: &Target, time: Duration, seed: u64) -> Result<u64, String> {
     Ok(tries)
 }
 
-/// Keeps the bytes that failed, for a test.
+/// Saves the input that failed, for a test.
 fn saved(target: &Target, input: &[u8]) -> String {
     let path = std::env::temp_dir().join(format!("outboard-fuzz-{}.bin", target.name));
     match std::fs::write(&path, input) {

@@ -1,6 +1,7 @@
-//! Inputs: random bytes, and seeds with bits flipped, pieces cut, doubled and swapped, numbers made extreme.
+//! Inputs: random bytes, and seeds with flipped bits, pieces removed, doubled or swapped, and
+//! extreme numbers.
 
-/// The longest input made from nothing.
+/// Length of a random input, at most.
 const RANDOM_BYTES_MAX: usize = 4096;
 const MUTATIONS_MAX: usize = 8;
 
@@ -57,7 +58,7 @@ impl<'s> Mutator<'s> {
                 self.input.splice(to..to, piece);
             }
             5 => {
-                // Lengths and offsets are where decoders go wrong.
+                // Decoders mostly fail at lengths and offsets.
                 let extremes = [
                     0u64,
                     1,

@@ -1,4 +1,4 @@
-//! The decoders, one line each, with real input to start from.
+//! The decoders, one per line, with real input to start from.
 
 use outboard_wire::{
     Op, Reader, doc,
@@ -99,7 +99,7 @@ pub(crate) fn all() -> Vec<Target> {
     ]
 }
 
-/// Fails on input that takes a mutation to find.
+/// A target that fails on input which only mutation finds.
 pub(crate) fn canary() -> Target {
     fn run(data: &[u8]) {
         let trapped = data.windows(4).any(|w| w == u32::MAX.to_le_bytes());
@@ -115,7 +115,7 @@ pub(crate) fn canary() -> Target {
 fn request(data: &[u8]) {
     let mut reader = Reader::new(data);
     if let Ok(header) = RequestHeader::decode(&mut reader) {
-        // Few random numbers are messages: every input is tried as one.
+        // Few random numbers are valid messages, so every input is also tried as one.
         let number = header.op % messages::OPS.len() as u16;
         if Request::decode(number, &mut reader).is_ok() {
             let _ = reader.end();
@@ -162,7 +162,7 @@ fn url(data: &[u8]) {
 fn requests() -> Vec<Vec<u8>> {
     fn framed<'a, M: Op<'a>>(message: &M) -> Vec<u8> {
         let mut room = vec![0; frame::request_len(message)];
-        // A frame of the length that the message asked for always fits.
+        // A frame of the message's own length always fits.
         let _ = frame::encode_request(&mut room, 7, 1, message);
         room
     }
@@ -237,7 +237,7 @@ fn images() -> Vec<Vec<u8>> {
     .into()
 }
 
-/// A whole file, and the contents of a block.
+/// Returns a whole file, and the contents of a block.
 fn recordings() -> Vec<Vec<u8>> {
     use outboard_trace::{Mark, Record, Trace};
     let mark = |at_ns, is_end| {

@@ -1,7 +1,8 @@
-//! What a fetch from a texture takes: `cargo run --release -p outboard-ptx --example fetches`.
+//! Measures texture fetches: `cargo run --release -p outboard-ptx --example fetches`.
 //!
-//! Processor time of one thread for each fetch of each lane, the fastest of some rounds in which the textures take turns.
-//! `--callgrind` adds instructions of the host, `--json FILE` keeps it all, `--only NAME --times N` runs one, for profilers.
+//! Prints the processor time of one thread for each fetch of each lane: the fastest of some rounds,
+//! in which the textures take turns. `--callgrind` adds instructions of the host, `--json FILE`
+//! writes all of it, `--only NAME --times N` runs one, for profilers.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -117,7 +118,8 @@ impl Case {
         self.geometry == "1d"
     }
 
-    /// Coordinates begin by thread and go on in steps, so that some edges are met.
+    /// Writes a kernel whose coordinates start at the thread's number and advance in steps, so that
+    /// some edges are met.
     fn ptx(&self) -> String {
         let at = match self.geometry {
             "1d" => "{%r4}",
@@ -264,19 +266,19 @@ fn main() {
     }
 }
 
-/// Processor time of this thread.
+/// Returns the processor time of this thread in seconds.
 fn thread_seconds() -> f64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `time` is a valid place for the result.
+    // SAFETY: `time` has room for the result.
     let rc = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     assert_eq!(rc, 0);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Instructions of the host of this program, run under callgrind with one texture.
+/// Counts instructions of the host, by running this program under callgrind with one texture.
 fn host_instructions(name: &str, times: u32) -> u64 {
     let run = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])

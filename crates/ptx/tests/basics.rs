@@ -67,7 +67,7 @@ fn saxpy_with_vectors() {
             .into_iter()
             .enumerate()
         {
-            // nvcc may or may not fuse the multiplication: both roundings are right.
+            // nvcc may or may not fuse the multiplication; both roundings are correct.
             let (fused, apart) = (1.5f32.mul_add(x[i], y[i]), 1.5 * x[i] + y[i]);
             assert!(got == fused || got == apart, "{i}: {got} {fused} {apart}");
         }

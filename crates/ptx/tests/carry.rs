@@ -1,6 +1,6 @@
-//! The carry flag between instructions of different kinds. It is one bit, as GPUs keep it: an addition sets it if it carries,
-//! a subtraction if nothing is borrowed; `addc` and `madc` add it, `subc` takes away one more unless it is set.
-//! Expected values are computed by hand.
+//! The carry flag between instructions of different kinds. It is one bit, as on GPUs: an addition
+//! sets it if it carries, a subtraction if nothing is borrowed. `addc` and `madc` add it; `subc`
+//! subtracts one more unless it is set. Expected values are computed by hand.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -17,7 +17,7 @@ fn a_subtraction_then_an_addition() {
          sub.cc.u32 %r31, 1, 0; addc.u32 %r4, -1, 0;",
         &[0, 1, 31, u32::MAX, 0],
     );
-    // Of 64 bits, read by 32 and the other way round.
+    // 64-bit flags read by 32-bit instructions, and the other way round.
     check32(
         "sub.cc.u64 %rd31, 3, 5; addc.u32 %r0, 7, 0; sub.cc.u64 %rd31, 5, 3; addc.u32 %r1, 7, 0;
          sub.cc.u32 %r31, 3, 5; addc.u64 %rd30, 7, 0; cvt.u32.u64 %r2, %rd30;
@@ -44,7 +44,8 @@ fn an_addition_then_a_subtraction() {
 
 #[test]
 fn what_reads_the_flag_and_writes_it() {
-    // Of each pair the first leaves what the second reads: addc.cc what subc reads, subc.cc what addc reads.
+    // In each pair the first leaves the flag that the second reads: addc.cc for subc, subc.cc for
+    // addc.
     check32(
         "sub.cc.u32 %r31, 5, 3; addc.cc.u32 %r0, -1, 0; subc.u32 %r1, 10, 3;
          sub.cc.u32 %r31, 3, 5; addc.cc.u32 %r2, -1, 0; subc.u32 %r3, 10, 3;
@@ -83,7 +84,7 @@ fn multiplications_add() {
     );
 }
 
-/// Other instructions and instructions that a guard passes over leave the flag alone.
+/// Other instructions, and instructions skipped by a guard, leave the flag unchanged.
 #[test]
 fn what_leaves_the_flag_alone() {
     check32(

@@ -1,4 +1,4 @@
-//! What the checkers find in programs with a mistake, and that they find nothing in correct ones.
+//! Findings of the checkers in programs with a mistake, and none in correct ones.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -20,7 +20,7 @@ fn all() -> Checks {
     "all".parse().unwrap()
 }
 
-/// Reports of one launch.
+/// Returns the reports of one launch.
 fn reports(device: &Device, kernel: &str, grid: u32, block: u32, args: &[Arg]) -> Vec<String> {
     let checker = Checker::new(all(), None);
     let shape = [[grid, 1, 1], [block, 1, 1]];
@@ -30,7 +30,8 @@ fn reports(device: &Device, kernel: &str, grid: u32, block: u32, args: &[Arg]) -
     checker.take_reports()
 }
 
-/// One report with all of these words for the mistaken program, none for the corrected one.
+/// Expects one report with all of these words for the faulty program, and none for the corrected
+/// one.
 fn found(kernel: &str, grid: u32, block: u32, words: &[&str], args: impl Fn(&Device) -> Vec<Arg>) {
     for correct in [0, 1] {
         let device = device(CHECK);
@@ -109,7 +110,8 @@ fn reads_of_what_nobody_wrote() {
     assert_eq!(got.len(), 1, "{got:#?}");
     let words = format!("thread (99,0,0) reads 4 bytes at {:#x}", input + 396);
     assert!(got[0].contains(&words), "{got:#?}");
-    // What a kernel wrote counts, and what was copied from there; the rest of a copy is as unwritten as its source.
+    // Bytes that a kernel wrote count as written, and so do copies of them; a copy of unwritten
+    // bytes is unwritten.
     let chained = [Arg::Ptr(out), Arg::Ptr(input), Arg::I32(100)];
     assert_eq!(reports(&device, "copy_ints", 1, 128, &chained), [""; 0]);
     let fresh = device.alloc(400);
@@ -131,7 +133,7 @@ fn barriers_at_two_places() {
     found("two_barriers", 1, 64, &words, |d| vec![zeros(d, 64)]);
 }
 
-/// Correct programs, checked with everything, in the order of some seeds too.
+/// Correct programs, run with all checks, also in the orders of some seeds.
 #[test]
 fn correct_programs_give_no_report_and_the_same_results() {
     for seed in [None, Some(1), Some(2)] {
@@ -211,7 +213,7 @@ fn correct_programs_give_no_report_and_the_same_results() {
     }
 }
 
-/// Lost updates: as many as the order brings, which the seed decides and nothing else.
+/// The number of lost updates depends on the order, and so on the seed alone.
 #[test]
 fn a_seed_decides_the_order() {
     let outcome = |seed| {

@@ -1,4 +1,5 @@
-//! Kernels that launch kernels: what is launched runs once its parent's blocks have ended, in order, tail launches last.
+//! Kernels that launch kernels: a child runs after its parent's blocks have ended, in order, tail
+//! launches last.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -6,7 +7,8 @@ mod common;
 
 use common::{Arg, Device};
 
-/// `append` writes a number at the place that a counter gives; `parent` launches it, and itself, through `launch`.
+/// `append` writes a number at the position of a counter; `parent` launches it, and itself, through
+/// `launch`.
 const PTX: &str = "
 .version 8.0
 .target sm_80
@@ -99,7 +101,7 @@ fn children_run_in_order_and_tails_last() {
     let log = device.alloc(4096);
     device.run("parent", 1, 1, &[Arg::Ptr(log), Arg::I32(2)]);
     let words: Vec<u32> = device.download(log, 64);
-    // A child is done, with its own children and tails, before what follows it.
+    // A child, with its own children and tail launches, is done before what follows it.
     let expected = [201, 201, 101, 101, 1, 1, 2, 9, 102, 109, 202, 209];
     assert_eq!(words[0] as usize, expected.len());
     assert_eq!(words[1..=expected.len()], expected);
@@ -109,7 +111,7 @@ fn children_run_in_order_and_tails_last() {
 fn launches_that_are_too_deep_or_wrong_say_so() {
     let device = Device::new(PTX);
     let log = device.alloc(4096);
-    // Level 24 is the deepest: what it asks for is refused, and nothing faults.
+    // Level 24 is the deepest: its launches are refused, and nothing faults.
     device.run("parent", 1, 1, &[Arg::Ptr(log), Arg::I32(30)]);
     let words: Vec<u32> = device.download(log, 1024);
     assert_eq!(words[0], 24 * 4);
@@ -128,6 +130,6 @@ fn launches_that_are_too_deep_or_wrong_say_so() {
     };
     assert_eq!(status(append[0], 1), (1, 0));
     assert_eq!(status(append[0], 0), (0, 9));
-    // No parameters for what is no kernel.
+    // There is no parameter buffer for an address that is no kernel.
     assert_eq!(status(12345, 1), (0, 7));
 }

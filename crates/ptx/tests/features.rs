@@ -1,5 +1,5 @@
-//! The interpreter is compiled for several instruction sets, and has functions of their own for what is frequent: results are the
-//! same to the bit.
+//! The interpreter is compiled for several instruction sets, and has functions of its own for
+//! frequent instructions. All give the same results, to the bit.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -7,8 +7,8 @@ mod common;
 use common::{Arg, Device, noise};
 use outboard_ptx::check::{Checker, Checks};
 
-/// What a kernel leaves in its output, by this host's instructions, by those that every host has, and watched: then nothing
-/// has a function of its own.
+/// Compares a kernel's output on this host's instruction set, on the baseline, and watched, where
+/// no instruction has a function of its own.
 fn both(
     ptx: &str,
     kernel: &str,
@@ -43,7 +43,7 @@ fn both(
     assert!(host.0 == general.0, "{kernel}: results differ, watched");
 }
 
-/// Numbers of all magnitudes, and what is no number.
+/// Returns numbers of all magnitudes, and NaNs.
 fn floats(n: usize) -> Vec<f32> {
     let mut next = noise(5);
     let special = [0.0, -0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-42];
@@ -59,7 +59,7 @@ fn floats(n: usize) -> Vec<f32> {
 fn basics_and_shared_memory() {
     let basics = include_str!("data/basics.ptx");
     let n = 48;
-    // Blocks of 16x16 work on halves of warps; 48 is no multiple of 32.
+    // Blocks of 16x16 use halves of warps; 48 is not a multiple of 32.
     both(
         basics,
         "matmul_tiled",
@@ -187,8 +187,9 @@ fn functions_of_floats() {
     }
 }
 
-/// A kernel of as many forms as there are in the list, each on the three words of a thread: as words `%r1` to `%r3`, halves `%h1` to
-/// `%h3` and single precision `%f1` to `%f3`, to `%r0`, `%h0`, `%f0`, or as predicates `%p0` and `%p1`.
+/// Writes a kernel with one instruction per form in the list. Each form reads the three words of a
+/// thread: as words `%r1` to `%r3`, halves `%h1` to `%h3` and singles `%f1` to `%f3`; it writes
+/// `%r0`, `%h0`, `%f0`, or the predicates `%p0` and `%p1`.
 fn forms(list: &[String]) -> String {
     let mut text = ".version 8.3\n.target sm_90\n.address_size 64\n\
         .visible .entry forms(.param .u64 in, .param .u64 out, .param .u32 n) {\n\
@@ -215,14 +216,14 @@ fn forms(list: &[String]) -> String {
     text + "ret;\n}\n"
 }
 
-/// Words that are often halves, or single precision, at the edges of what they are rounded to.
+/// Returns words that are often halves or singles at the edges of their rounding.
 fn edges(n: usize) -> Vec<u32> {
     let mut next = noise(11);
     let mut bits = move || (next() * 4_294_967_296.0) as u32;
     let special: [u32; 12] = [
         0, 0x8000, 1, 0x03ff, 0x0400, 0x3c00, 0x7bff, 0x7c00, 0xfc00, 0x7e01, 0xff80, 0x7f80,
     ];
-    // Of `f16`, a product and a sum that rounding to 24 bits first would put half way.
+    // A product and a sum of `f16` that rounding to 24 bits first would put halfway.
     let twice_rounded: [u32; 3] = [0x3c01_3c01, 0x1ffe_1ffe, 0x4c01_4c01];
     (0..n)
         .map(|i| {
@@ -235,11 +236,11 @@ fn edges(n: usize) -> Vec<u32> {
                 0 => low,
                 1 => pick(low) | pick(high) << 16,
                 2 => pick(low) << 16 | 0x8000,
-                // About the range of `f16`, with short and with half-way mantissas.
+                // Around the range of `f16`, with short and with halfway mantissas.
                 3 => (low & 0x8000_0000) | (95 + high % 50) << 23 | (low & 0x7ff) << 12,
                 4 => (low & 0x8000_0000) | (95 + high % 50) << 23 | (low & 0x3ff) << 13 | 0x1000,
                 5 => (low & 0x8000_0000) | (100 + high % 60) << 23 | low & 0x7f_8000,
-                // Halves with exponents close to each other, whose sums and products end half way.
+                // Halves with similar exponents, whose sums and products end halfway.
                 6 => 0x3800_3800 + (low & 0x0fff_0fff),
                 _ => (low & 0x83ff_83ff) | (high & 0x0c00_0c00) | 0x3000_3000,
             }
@@ -364,7 +365,7 @@ fn floats_of_16_bits() {
     );
 }
 
-/// Eight warps that each multiply matrices of any bits: halves, pairs, bytes, and 32 bits.
+/// Eight warps that each multiply matrices of random bits: halves, pairs, bytes, and 32 bits.
 fn matrices() -> String {
     let mut text = ".version 8.3\n.target sm_80\n.address_size 64\n\
         .visible .entry matrices(.param .u64 in, .param .u64 out) {\n\
@@ -467,7 +468,7 @@ fn products_of_matrices() {
             1024 * 46,
             |device, out| {
                 let words = edges(24 * 256).into_iter();
-                // Halves of about one, whose sums are no infinities.
+                // Halves around one, whose sums are finite.
                 let words = words.map(|w| {
                     if small {
                         w & 0x87ff_87ff | 0x3800_3800
@@ -482,7 +483,8 @@ fn products_of_matrices() {
     }
 }
 
-/// Loads and stores of all sizes by lanes in any order, and atomics in shared memory on few words, by warps of their own.
+/// Loads and stores of all sizes by lanes in any order, and atomics on few words of shared memory
+/// by other warps.
 #[test]
 fn accesses_in_any_order() {
     let mut text = ".version 8.3\n.target sm_80\n.address_size 64\n.shared .align 4 .b8 cells[32];\n\

@@ -1,5 +1,5 @@
-//! Conversions of 8-bit floats, which came with sm_89. Expected values are those of the formats' definition (PTX ISA 5.2.3),
-//! by hand.
+//! Conversions of 8-bit floats, which exist since sm_89. Expected values follow by hand from the
+//! definition of the formats (PTX ISA 5.2.3).
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -17,7 +17,7 @@ fn text(body: &str) -> String {
     )
 }
 
-/// Each thread has a word of `input` in `%r1` and stores `%r2`.
+/// Runs a body in which each thread has a word of `input` in `%r1`, and stores `%r2`.
 fn words(body: &str, input: &[u32]) -> Vec<u32> {
     let device = Device::new(&text(&format!("{body} st.global.b32 [%rd1], %r2;")));
     let (from, out) = (device.upload(input), device.alloc(input.len() * 4));
@@ -26,7 +26,7 @@ fn words(body: &str, input: &[u32]) -> Vec<u32> {
     device.download(out, input.len())
 }
 
-/// The format, a value, its byte.
+/// For a format, values and their bytes.
 const E4M3: [(f32, u32); 22] = [
     (1.0, 0x38),
     (-1.5, 0xbc),
@@ -157,7 +157,8 @@ fn bytes_to_halves() {
             if relu {
                 continue;
             }
-            // What a byte means is that byte again, but for infinities and the sign of a NaN.
+            // A byte's value converts back to the byte, except for infinities and the sign of a
+            // NaN.
             let body = format!(
                 "{body} cvt.rn.satfinite.{format}.f16x2 %h1, %r2; cvt.u32.u16 %r2, %h1; shr.u32 %r2, %r2, 8;"
             );

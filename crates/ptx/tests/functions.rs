@@ -237,7 +237,7 @@ fn wild_accesses() {
             write: true
         }
     );
-    // Host memory that nobody registered is as wild as anything else.
+    // Unregistered host memory is as invalid as any other address.
     let host = Box::new([0u32; 64]);
     let address = host.as_ptr() as u64;
     assert_eq!(
@@ -259,7 +259,8 @@ fn registered_host_memory() {
     unsafe { device.memory.register_host(address, 256).unwrap() };
     device.run("wild", 1, 64, &[Arg::Ptr(address), Arg::I64(0)]);
     device.memory.unregister_host(address).unwrap();
-    // SAFETY: written by the kernel behind the compiler's back.
+    // SAFETY: the pointer is to a live `u32`, which the kernel has written without the compiler's
+    // knowledge.
     let first = unsafe { std::ptr::read_volatile(address as *const u32) };
     assert_eq!(first, 1);
     assert_eq!(host[63], 1);

@@ -131,7 +131,7 @@ fn comparisons() {
          slct.u32.s32 %r13, 5, 6, -1; testp.subnormal.f32 %p0, 0f00000001; selp.u32 %r14, 1, 0, %p0; setp.nan.f32 %p0, 0f7fc00000, 0f3f800000; selp.u32 %r15, 1, 0, %p0;",
         &[0, 1, 0, 1, 1, 1, 1, 0, 1, 0, 1, u32::MAX, f(1.0), 6, 1, 1],
     );
-    // A guard that the instruction itself overwrites still guards all of it.
+    // A guard that the instruction itself overwrites still applies to all of it.
     check32(
         "setp.eq.u32 %p0, 1, 1; setp.eq.u32 %p1, 1, 2; @%p0 setp.eq.u32 %p0|%p1, 1, 2; selp.u32 %r0, 1, 0, %p0; selp.u32 %r1, 1, 0, %p1;
          @%p0 mov.u32 %r2, 7; @!%p0 mov.u32 %r2, 8;",

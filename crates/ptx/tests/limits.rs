@@ -1,4 +1,5 @@
-//! What is too much, or makes no sense: an error with its reason before anything runs, or a fault that ends the kernel alone.
+//! Excessive or senseless input: an error with its reason before anything runs, or a fault that
+//! ends only the kernel.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -82,7 +83,7 @@ fn launches_beyond_a_gpus_limits_are_refused() {
     ));
 }
 
-/// What goes wrong in one kernel, and that the next one is served.
+/// Returns the fault of one kernel, after checking that the next kernel runs.
 fn fault(kernel: &str, block: u32) -> FaultKind {
     let (device, out) = device();
     let outcome = device.try_run(kernel, [1; 3], [block, 1, 1], 0, &[Arg::Ptr(out)]);
@@ -189,7 +190,7 @@ fn megabytes_of_nonsense_are_refused() {
     assert!(nonsense.len() > 8_000_000);
     assert!(lower::check(&nonsense).is_err());
     assert!(lower::check(&format!("{HEADER}.visible .entry k() {{ {nonsense}")).is_err());
-    // A long but regular text: every line is looked at, and the last one is to blame.
+    // A long but regular text: every line is read, and the error names the last.
     let regular = format!(
         "{HEADER}.visible .entry k() {{ .reg .b32 %r<2>;\n{}wobble;\n}}",
         "add.s32 %r0, %r0, %r1;\n".repeat(400_000)
@@ -200,7 +201,7 @@ fn megabytes_of_nonsense_are_refused() {
     assert_eq!(at.line, 400_005);
 }
 
-/// CUB asks how many blocks of a kernel fit, and launches none where none do.
+/// CUB asks how many blocks of a kernel fit, and launches none if the answer is zero.
 #[test]
 fn the_largest_block_of_a_kernel_has_registers() {
     for (directives, registers) in [

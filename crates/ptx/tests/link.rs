@@ -1,4 +1,4 @@
-//! Several units in one module: each `.version` begins one, and names with linkage meet across them.
+//! Several units in one module: each `.version` begins one, and names with linkage are shared.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -16,7 +16,7 @@ fn join(units: &[&str]) -> String {
         .collect()
 }
 
-/// `f() -> value`
+/// Declares `f() -> value`.
 fn function(linkage: &str, name: &str, value: u32) -> String {
     format!("{linkage} .func (.param .b32 r) {name}() {{ st.param.b32 [r], {value}; ret; }}\n")
 }
@@ -70,7 +70,7 @@ fn units_share_what_has_linkage_and_nothing_else() {
     }
 }
 
-/// What `k` of the last unit stores: the result of `f`, and the variable `v`.
+/// Returns what `k` of the last unit stores: the result of `f`, and the variable `v`.
 fn linked(units: &[&str]) -> Result<[u32; 2], Error> {
     let main = ".extern .func (.param .b32 r) f(); .extern .global .u32 v;
         .visible .entry k(.param .u64 out) {
@@ -144,7 +144,7 @@ fn what_is_defined_nowhere_is_named() {
         error.to_string().contains("external function `f`"),
         "{error}"
     );
-    // Without linkage a name is its unit's own.
+    // A name without linkage belongs to its unit.
     let error = linked(&[&function("", "f", 1), ".visible .global .u32 v;"]).unwrap_err();
     assert!(
         error.to_string().contains("external function `f`"),

@@ -1,7 +1,8 @@
 //! Kernels of `data/math.cu` and `data/half.cu` against the host's functions in double precision.
 //!
-//! Tolerances are those of CUDA's guide for the functions of its library (in units of the last place of single or double
-//! precision), and absolute for `--use_fast_math`, where the guide gives none or large ones.
+//! Tolerances are those of CUDA's guide for its library functions, in units of the last place of
+//! single or double precision. For `--use_fast_math`, where the guide gives none or large ones,
+//! they are absolute.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -20,7 +21,7 @@ const INPUTS: [f32; 24] = [
 
 type Function = (&'static str, fn(f64) -> f64, f64);
 
-/// By the kernel's number: name, the function, tolerance in ulps.
+/// For each kernel number: name, the function, tolerance in ulps.
 fn single() -> Vec<Function> {
     vec![
         ("sinf", f64::sin, 2.0),
@@ -47,7 +48,8 @@ fn single() -> Vec<Function> {
         ("atan2f", |x| x.atan2(0.5), 3.0),
         ("minmax", |x| x.min(0.25) - x.max(-0.5), 0.5),
         ("copysignf", |x| 2f64.copysign(x), 0.0),
-        // Lanczos' formula below is good to 1e-13; near its zeros at 1 and 2 only an absolute bound makes sense.
+        // The formula below is good to 1e-13; near its zeros at 1 and 2 only an absolute bound
+        // makes sense.
         (
             "lgammaf",
             |x| ln_gamma(f64::from(x.abs() as f32 + 0.5)),
@@ -90,7 +92,7 @@ fn double() -> Vec<Function> {
     ]
 }
 
-/// A series of positive terms, so that nothing cancels; continued fraction for large arguments.
+/// A series of positive terms, so that nothing cancels; a continued fraction for large arguments.
 fn erf(x: f64) -> f64 {
     let a = x.abs();
     if a < 4.0 {
@@ -105,7 +107,7 @@ fn erf(x: f64) -> f64 {
     (1.0 - (-a * a).exp() / (a + tail) / std::f64::consts::PI.sqrt()).copysign(x)
 }
 
-/// Stirling's series after moving the argument up.
+/// Stirling's series, after moving the argument up.
 fn ln_gamma(x: f64) -> f64 {
     let (mut y, mut shift) = (x, 0.0);
     while y < 20.0 {
@@ -171,7 +173,8 @@ fn fast_math() {
             if !exact.is_finite() || x == 0.0 || name == "tanf" || name == "fmodf" {
                 continue;
             }
-            // __sinf and friends: absolute 2^-21 near zero; __expf and __powf: 2 + 1.2|x| ulps.
+            // `__sinf` and similar: absolute 2^-21 near zero; `__expf` and `__powf`: 2 + 1.2|x|
+            // ulps.
             let allowed = exact.abs() * 1e-5 + 2e-6;
             assert!(
                 (f64::from(got) - exact).abs() <= allowed,
@@ -196,7 +199,7 @@ fn directed_roundings() {
             Arg::I32(99),
         ],
     );
-    // To single, moved until it is on the wanted side of the exact value.
+    // Rounds to single, then steps until the result is on the wanted side of the exact value.
     let directed = |exact: f64, up: bool| {
         let near = exact as f32;
         match f64::from(near).total_cmp(&exact) {
@@ -251,7 +254,7 @@ fn double_precision_library() {
     }
 }
 
-/// Nearest f16 by search over all of them.
+/// Finds the nearest f16 among all of them.
 fn to_f16(x: f64) -> f64 {
     let decode = |bits: u32| {
         let (e, m) = (bits >> 10, f64::from(bits & 0x3ff));

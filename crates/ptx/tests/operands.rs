@@ -1,5 +1,6 @@
-//! Operands that compilers seldom write and NVIDIA's assembler takes: vector registers and their elements, a register plus a
-//! constant, shared variables of device functions. Expected values are computed by hand.
+//! Operands that compilers seldom write and NVIDIA's assembler accepts: vector registers and their
+//! elements, a register plus a constant, shared variables of device functions. Expected values are
+//! computed by hand.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -25,7 +26,7 @@ fn elements_of_vector_registers() {
             11,
         ],
     );
-    // Ranges of vector registers, as `%r<N>`: nothing overlaps.
+    // Ranges of vector registers, like `%r<N>`, do not overlap.
     check32(
         ".reg .v2 .u32 v<3>; mov.u32 v0.x, 1; mov.u32 v0.y, 2; mov.u32 v1.x, 3; mov.u32 v1.y, 4; mov.u32 v2.x, 5; mov.u32 v2.y, 6;
          mov.u32 %r0, v0.x; mov.u32 %r1, v0.y; mov.u32 %r2, v1.x; mov.u32 %r3, v1.y; mov.u32 %r4, v2.x; mov.u32 %r5, v2.y;
@@ -110,25 +111,27 @@ fn text(before: &str, body: &str) -> String {
     )
 }
 
-/// What stands in a device function is one variable for each block, like those that stand outside functions.
+/// A shared variable inside a device function is one variable per block, like those outside
+/// functions.
 #[test]
 fn shared_variables_of_device_functions() {
     let functions = ".shared .u32 outer;
          .func add(.reg .b32 a) { .shared .align 16 .u32 sum[4]; .reg .b32 x; atom.shared.add.u32 x, [sum+4], a; atom.shared.add.u32 x, [outer], 1; ret; }
          .func (.reg .b32 r) other(.reg .b32 a) { .shared .u32 sum; st.shared.u32 [sum], a; ld.shared.u32 r, [sum]; ret; }
          .func (.reg .b32 r) get() { .reg .b32 x; call add, (100); ld.shared.u32 r, [outer]; ret; }";
-    // Each function's has its own place, beside the kernel's own; a block finds what its threads left.
+    // Each function's variable has its own memory, apart from the kernel's; a block finds what its
+    // threads left.
     let body = ".shared .u32 own; mov.u32 %r1, %tid.x; setp.ne.u32 %p0, %r1, 0; @%p0 bra meet; st.shared.u32 [own], 5; st.shared.u32 [outer], 0;
          meet: bar.sync 0; call add, (%r1); bar.sync 0; @%p0 ret; call (%r2), other, (77); call (%r3), get, (); ld.shared.u32 %r4, [own];
          mov.u32 %r5, %ctaid.x; mul.wide.u32 %rd1, %r5, 16; add.u64 %rd0, %rd0, %rd1; st.global.v4.u32 [%rd0], {%r2, %r3, %r4, %r5};";
     let device = Device::new(&text(functions, body));
     let kernel = device.module.kernel("k").unwrap();
-    // 4 of `outer`, 16 at 16, 4 at 32, 4 of `own`.
+    // Offsets: 4 bytes of `outer`, 16 at 16, 4 at 32, 4 of `own`.
     assert_eq!(kernel.shared_bytes, 40);
     let out = device.alloc(64);
     device.run("k", 2, 64, &[Arg::Ptr(out)]);
     assert_eq!(device.download::<u32>(out, 8), [77, 65, 5, 0, 77, 65, 5, 1]);
-    // The sum is that of one block.
+    // The sum is that of one block only.
     let sum = ".func (.reg .b32 r) sum(.reg .b32 a) { .shared .u32 sum; .reg .b32 x; st.shared.u32 [sum], 0; bar.sync 0;
          atom.shared.add.u32 x, [sum], a; bar.sync 0; ld.shared.u32 r, [sum]; ret; }";
     let body = "mov.u32 %r1, %tid.x; call (%r2), sum, (%r1); mul.wide.u32 %rd1, %r1, 4; add.u64 %rd0, %rd0, %rd1; st.global.u32 [%rd0], %r2;";
@@ -158,12 +161,12 @@ fn what_is_no_operand_is_refused() {
         let checked = lower::check(&text("", body));
         assert!(checked.is_err(), "{body}");
     }
-    // It takes these, and PTX does not say what they are.
+    // NVIDIA's assembler accepts these, and PTX does not define them.
     for body in ["add.f32 %f0, %f1, %f2+1;", "mov.pred %p0, %p1+1;"] {
         let checked = lower::check(&text("", body));
         assert!(matches!(checked, Err(Error::Invalid { .. })), "{body}");
     }
-    // Names are as long as texts are.
+    // Names may be as long as the text.
     let dots = format!("mov.u32 %r0, v{};", ".x".repeat(500_000));
     assert!(lower::check(&text("", &dots)).is_err());
 }

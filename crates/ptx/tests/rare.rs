@@ -29,7 +29,7 @@ fn halves_flushed_and_saturated() {
          set.eq.ftz.f16x2.f16x2 %r10, %r20, %r21;",
         &[0, 1, 1, 1, 0, 0, 1, 0, 0, u32::MAX, 0x3c00_3c00],
     );
-    // -1e-40 is below zero; flushed it is -0, which is not.
+    // -1e-40 is below zero; flushed, it is -0, which is not.
     check32(
         "mov.b32 %f0, 0x800116c2; slct.s32.f32 %r0, 1, 2, %f0; slct.ftz.s32.f32 %r1, 1, 2, %f0; slct.ftz.u64.f32 %rd0, 1, 2, %f0; cvt.u32.u64 %r2, %rd0;",
         &[2, 1, 1],

@@ -1,5 +1,6 @@
-//! Forms that compilers seldom write: constant expressions, variables inside functions, registers of 128 bits, memory sized
-//! at run time, the constant space; and what is newer than a text says that its target is.
+//! Forms that compilers seldom write: constant expressions, variables inside functions, registers
+//! of 128 bits, memory sized at run time, the constant space; and forms newer than the text's
+//! target.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -10,7 +11,7 @@ use outboard_ptx::{Error, FaultKind, LaunchError, lower};
 
 const HEADER: &str = ".version 8.3\n.target sm_80\n.address_size 64\n";
 
-/// Runs `k(out)` with one warp: the words that it wrote.
+/// Runs `k(out)` with one warp, and returns the words that it wrote.
 fn words(text: &str, count: usize) -> Vec<u32> {
     let device = Device::new(text);
     let out = device.alloc(count.max(32) * 4);
@@ -18,7 +19,7 @@ fn words(text: &str, count: usize) -> Vec<u32> {
     device.download(out, count)
 }
 
-/// A kernel whose `%rd0` is `out` and `%rd1` is `out + 4 * thread`.
+/// Writes a kernel whose `%rd0` is `out` and whose `%rd1` is `out + 4 * thread`.
 fn kernel(before: &str, body: &str) -> String {
     format!(
         "{HEADER}{before}\n.visible .entry k(.param .u64 out) {{\n\
@@ -55,7 +56,7 @@ fn constant_expressions_are_operands() {
         ("-9223372036854775808", 1 << 63),
     ] {
         let body = format!("mov.u64 %rd2, {text}; st.global.u64 [%rd0], %rd2;");
-        // A register is as good as the constant: `WARP_SZ` alone is a name of 32 bits.
+        // `WARP_SZ` is a name of 32 bits, so it goes through a register.
         let body = match text {
             "WARP_SZ" => {
                 "mov.u32 %r1, WARP_SZ; cvt.u64.u32 %rd2, %r1; st.global.u64 [%rd0], %rd2;".into()
@@ -65,7 +66,7 @@ fn constant_expressions_are_operands() {
         let got = words(&kernel("", &body), 2);
         assert_eq!(u64::from(got[0]) | u64::from(got[1]) << 32, value, "{text}");
     }
-    // As any operand of any instruction, beside floats and lists of calls.
+    // As an operand of any instruction, next to floats and in argument lists.
     let text = kernel(
         ".func (.reg .b32 r) twice(.reg .b32 a) { add.u32 r, a, a; ret; }",
         "add.u32 %r1, %r9, (1<<3)+1; call (%r2), twice, (3*7); add.f32 %r3, 0f3F800000, -0f40000000;
@@ -177,7 +178,8 @@ fn registers_of_128_bits() {
 
 #[test]
 fn memory_sized_at_run_time() {
-    // Each lane takes as much as its number says, writes it, calls a function that takes some as well, and reads it again.
+    // Each lane allocates as much as its number says, writes it, calls a function that allocates
+    // too, and reads it again.
     let text = kernel(
         ".func (.reg .b32 r) deeper(.reg .b32 n) {
             .reg .b64 %a<3>; .reg .b32 %b<3>; .reg .pred %p;
@@ -209,7 +211,8 @@ fn memory_sized_at_run_time() {
     );
     let expected: Vec<u32> = (0..32).map(|lane| 110 + 2 * lane + 5).collect();
     assert_eq!(words(&text, 32), expected);
-    // What a function took is given back when it returns: a thousand calls fit where ten at once do.
+    // A function's allocation is freed when it returns: a thousand calls fit where ten nested ones
+    // do.
     let text = kernel(
         ".func brief() { .reg .b64 %a; alloca.u64 %a, 4096; st.local.u32 [%a+4092], 1; ret; }",
         "mov.u32 %r1, 0; again: call brief, (); add.u32 %r1, %r1, 1; setp.lt.u32 %p0, %r1, 1000; @%p0 bra again;
@@ -276,7 +279,7 @@ fn what_is_newer_than_the_target_is_refused() {
             assert!(lower::check(&text).is_ok(), "{instruction} for {later}");
         }
     }
-    // What sm_80 has of the same names.
+    // Instructions of the same names that sm_80 has.
     for instruction in [
         "fma.rn.bf16 %h0, %h1, %h2, %h3;",
         "max.bf16x2 %r0, %r1, %r2;",
@@ -289,7 +292,7 @@ fn what_is_newer_than_the_target_is_refused() {
         let checked = lower::check(&kernel("", instruction));
         assert!(checked.is_ok(), "{instruction}: {checked:?}");
     }
-    // Of several units each has its own target.
+    // Each of several units has its own target.
     let both = format!(
         "{}\n{}",
         kernel("", "ret;").replace("entry k(", "entry other("),
@@ -298,7 +301,7 @@ fn what_is_newer_than_the_target_is_refused() {
     assert!(lower::check(&both).is_ok());
 }
 
-/// A kernel for sm_100, which has vectors of 32 bytes.
+/// Writes a kernel for sm_100, which has vectors of 32 bytes.
 fn kernel_100(body: &str) -> String {
     kernel("", body)
         .replace("sm_80", "sm_100")
@@ -314,7 +317,7 @@ fn vectors_of_32_bytes_lose_nothing() {
         .flat_map(|t| [t, 5, t + 200, 0, t + 100, 0, t, 0])
         .collect();
     assert_eq!(words(&kernel_100(body), 256), expected);
-    // Eight words, of which a load may leave some out; by all lanes and by some.
+    // Eight words, of which a load may omit some; by all lanes and by some.
     let body = ".reg .b32 %x<9>; mul.wide.u32 %rd2, %r9, 32; add.u64 %rd2, %rd2, %rd0; mul.lo.u32 %x0, %r9, 10;
         add.u32 %x1, %x0, 1; add.u32 %x2, %x0, 2; add.u32 %x3, %x0, 3; add.u32 %x4, %x0, 4; add.u32 %x5, %x0, 5; add.u32 %x6, %x0, 6; add.u32 %x7, %x0, 7;
         st.volatile.global.v8.u32 [%rd2], {%x0, %x1, %x2, %x3, %x4, %x5, %x6, %x7}; mov.b32 %x8, -1;

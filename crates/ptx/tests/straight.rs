@@ -1,5 +1,5 @@
-//! Straight code at random: its steps know of each other, and must do what each does alone. A watched launch is the reference: all
-//! of its instructions go the general way.
+//! Random straight code. Its steps depend on each other, and must give what each gives alone. The
+//! reference is a watched launch, whose instructions all take the general path.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -13,7 +13,8 @@ const PROGRAMS: u64 = 300;
 const INSTRUCTIONS: usize = 60;
 const WORDS: usize = 512;
 
-/// Registers `%r0..3` and `%rd0..3` are addresses: spread over the threads, the same for all, by halves of a warp, and apart.
+/// `%r0..3` and `%rd0..3` are addresses: spread over the threads, the same for all, by halves of a
+/// warp, and irregular.
 const START: &str = "
     ld.param.u64 %out, [out]; ld.param.u64 %rd0, [data]; add.u64 %rd0, %rd0, 256;
     mov.u32 %t, %tid.x; and.b32 %u, %t, 31;
@@ -31,7 +32,7 @@ fn program(seed: u64) -> String {
     let mut body = String::new();
     for i in 0..INSTRUCTIONS {
         let [x, y, z, d, a, b] = [4, 4, 4, 4, 4, 4].map(&mut below);
-        // Seldom out of bounds or misaligned: the faults must be the same, too.
+        // Rarely out of bounds or misaligned, because the faults must be the same too.
         let mut offset = || match below(1500) {
             0 => 4096,
             1 => 2,
@@ -125,6 +126,6 @@ fn steps_that_know_of_each_other_do_what_each_does_alone() {
             same += usize::from(reference.0.is_ok());
         }
     }
-    // Both happen often enough to mean something.
+    // Both outcomes occur often enough for the test to mean something.
     assert!(faults > 50 && same > 300, "{faults} faults, {same} without");
 }

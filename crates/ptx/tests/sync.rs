@@ -33,7 +33,8 @@ fn an_mbarrier_counts_arrivals_by_phase() {
 
 #[test]
 fn threads_meet_at_an_mbarrier() {
-    // Each of 128 threads writes a word, arrives, waits, and reads its neighbour's 64 on; then all over, by parity.
+    // Each of 128 threads writes a word, arrives, waits, and reads the word 64 further; then again,
+    // by parity.
     let device = Device::new(&kernel(
         "setp.eq.u32 %p0, %r0, 0; @%p0 mbarrier.init.shared.b64 [bar], 128; bar.sync 0;
          shl.b32 %r1, %r0, 2; mov.u32 %r2, data; add.u32 %r3, %r2, %r1; add.u32 %r4, %r0, 64; and.b32 %r4, %r4, 127; shl.b32 %r4, %r4, 2; add.u32 %r4, %r2, %r4;
@@ -55,7 +56,8 @@ fn threads_meet_at_an_mbarrier() {
 
 #[test]
 fn copies_to_shared_memory_and_what_is_left_out() {
-    // 32 lanes copy 16 bytes each: all, the first 6, none by size, none by predicate; arrivals count without `.noinc` as none.
+    // 32 lanes copy 16 bytes each: all, the first 6, none by size, none by predicate. Without
+    // `.noinc` arrivals do not count.
     for (form, kept) in [
         ("cp.async.cg.shared.global [%r3], [%rd2], 16;", 16),
         (
@@ -94,8 +96,8 @@ fn copies_to_shared_memory_and_what_is_left_out() {
     }
 }
 
-/// CUB's scans hand a value and its state from block to block as a vector. One block writes vectors of one number
-/// over and over, another reads them.
+/// CUB's scans pass a value and its state from block to block as a vector. One block repeatedly
+/// writes vectors of one number, another reads them.
 #[test]
 fn vectors_are_seen_whole_by_other_blocks() {
     for (vector, ty) in [

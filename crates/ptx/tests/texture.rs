@@ -1,5 +1,5 @@
-//! Textures and surfaces against what the CUDA programming guide and the PTX manual say of them: expected values are
-//! written out or follow from formulas here, none come from the interpreter.
+//! Textures and surfaces against the CUDA programming guide and the PTX manual. Expected values are
+//! written out or follow from formulas here; none come from the interpreter.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -13,7 +13,8 @@ use outboard_ptx::{FaultKind, LaunchError};
 
 const NUMBER: u64 = 0x0d00_0000_0000_0007;
 
-/// A kernel for each instruction: thread `i` takes its coordinates from `in[4 * i..]`, and writes four words.
+/// Writes a kernel for each instruction: thread `i` takes its coordinates from `in[4 * i..]` and
+/// writes four words.
 fn kernels(instructions: &[&str]) -> String {
     let mut text = String::from(".version 8.0\n.target sm_80\n.address_size 64\n");
     for (i, instruction) in instructions.iter().enumerate() {
@@ -45,7 +46,7 @@ impl Bench {
         }
     }
 
-    /// Runs kernel `k` on coordinates: four words each.
+    /// Runs kernel `k` on coordinates; returns four words for each.
     fn try_words(&self, k: usize, at: &[[u32; 4]]) -> Result<Vec<[u32; 4]>, LaunchError> {
         let flat: Vec<u32> = at.iter().flatten().copied().collect();
         let (input, output) = (self.device.upload(&flat), self.device.alloc(flat.len() * 4));
@@ -63,7 +64,7 @@ impl Bench {
         words.iter().map(|w| w.map(f32::from_bits)).collect()
     }
 
-    /// First results of one-dimensional coordinates.
+    /// Returns the first results for one-dimensional coordinates.
     fn line(&self, at: &[f32]) -> Vec<f32> {
         let at: Vec<[f32; 4]> = at.iter().map(|x| [*x, 0.0, 0.0, 0.0]).collect();
         self.floats(0, &at).iter().map(|texel| texel[0]).collect()
@@ -141,7 +142,7 @@ fn points_take_the_texel_that_a_coordinate_is_in() {
         bench.line(&at[..8]),
         [10.0, 10.0, 20.0, 40.0, 5.0, 5.0, 5.0, 5.0]
     );
-    // Wrapping and mirroring are for normalised coordinates; others are clamped.
+    // Wrap and mirror apply to normalised coordinates; others are clamped.
     for mode in [AddressMode::Wrap, AddressMode::Mirror] {
         bench.texture(texels, sampler(mode, false, false));
         assert_eq!(bench.line(&[-3.0, 5.0]), [10.0, 40.0]);
@@ -155,7 +156,7 @@ fn normalised_coordinates_wrap_and_mirror() {
     let bench = Bench::new(&[TEX_1D]);
     let data = bench.device.upload(&[10.0f32, 20.0, 30.0, 40.0]);
     let texels = line(data, Channel::Float, 1, 4);
-    // x - floor(x); where floor(x) is odd a mirror has 1 minus that.
+    // x - floor(x); if floor(x) is odd, a mirror has 1 minus that.
     let at = [0.0, 0.125, 0.9, 1.125, 2.375, -0.125, -1.125];
     bench.texture(texels, sampler(AddressMode::Wrap, false, true));
     assert_eq!(bench.line(&at), [10.0, 10.0, 40.0, 10.0, 20.0, 40.0, 40.0]);
@@ -178,7 +179,7 @@ fn filtering_weighs_by_eight_bits() {
         line(data, Channel::Float, 1, 4),
         sampler(AddressMode::Clamp, true, false),
     );
-    // Texels are at .5; a weight is a multiple of 1/256, the nearest.
+    // Texels are at .5; a weight is the nearest multiple of 1/256.
     let at = [
         0.0,
         0.5,
@@ -247,10 +248,10 @@ fn planes_boxes_and_layers() {
     assert_eq!(first(0, [9.0, -2.0, 0.0]), value(4, 0, 0));
     assert_eq!(first(6, [2.5, 1.5, 7.0]), value(2, 1, 0));
     bench.texture(plane, linear);
-    // Linear in x and y, so that filtering gives the coordinates back.
+    // The values are linear in x and y, so filtering returns the coordinates.
     assert_eq!(first(0, [2.75, 1.5, 0.0]), value(2, 1, 0) + 0.25);
     assert_eq!(first(0, [2.75, 2.0, 0.0]), value(2, 1, 0) + 0.25 + 5.0);
-    // From the lower left, against the clock; y goes down.
+    // Counter-clockwise from the lower left, with y pointing down.
     assert_eq!(
         bench.floats(4, &[[2.9, 1.7, 0.0, 0.0]])[0],
         [
@@ -291,7 +292,7 @@ fn planes_boxes_and_layers() {
     };
     bench.texture(lines, linear);
     assert_eq!(layer(2, [3.0, 0.0], 5), value(2, 1, 1) + 0.5);
-    // Another geometry than the texture's is a fault, not a guess.
+    // A geometry other than the texture's is a fault.
     let fault = bench.try_words(0, &[[0; 4]]).unwrap_err();
     assert!(
         matches!(&fault, LaunchError::Fault(f) if matches!(&f.kind, FaultKind::Trap { reason } if reason.contains("dimensions"))),
@@ -324,7 +325,7 @@ fn channels_of_every_type() {
         [1.0, 127.0 / 255.0, 128.0 / 255.0, 1.0 / 255.0],
         [255, 127, 128, 1],
     );
-    // The most negative value is -1 as the one above it is.
+    // The most negative value is -1, like the one above it.
     check(
         Channel::S8,
         4,
@@ -354,12 +355,12 @@ fn channels_of_every_type() {
         [1.0, 2f32.powi(-24), f32::INFINITY, -2.0],
         [1.0, 2f32.powi(-24), f32::INFINITY, -2.0].map(f32::to_bits),
     );
-    // What is not a number stays the one it is.
+    // A NaN is not changed.
     let data = bench.device.upload(&[0x7f80_0001u32, 0xffff_ffff]);
     bench.texture(line(data, Channel::Float, 2, 1), clamp);
     let words = bench.try_words(0, &[[0; 4]]).unwrap()[0];
     assert_eq!(words[..2], [0x7f80_0001, 0xffff_ffff]);
-    // Integers of 32 bits are integers whatever is said.
+    // Integers of 32 bits stay integers whatever the sampler says.
     clamp.as_integers = false;
     bench.texture(line(data, Channel::U32, 2, 1), clamp);
     let words = bench.try_words(0, &[[0; 4]]).unwrap()[0];
@@ -408,7 +409,8 @@ const SURFACES: &[&str] = &[
     "cvt.u64.u32 %w0, %c3; sured.b.add.2d.u64.trap [%rd0, {%c0, %c1}], %w0;",
 ];
 
-/// Four words a row, three rows, two slices: word `16 * slice + 4 * row + column`.
+/// Makes a surface of four words per row, three rows, two slices: word `16 * slice + 4 * row +
+/// column`.
 fn surface(bench: &Bench) -> (u64, Texels) {
     let data: Vec<u32> = (0..24).collect();
     let address = bench.device.upload(&data);
@@ -435,7 +437,7 @@ fn surfaces_are_read_and_written_by_bytes() {
     let run = |k, at: [u32; 4]| bench.try_words(k, &[at]).unwrap()[0];
     let word = |i: u64| bench.device.download::<u32>(address + 4 * i, 1)[0];
     assert_eq!(run(0, at(8, 2, 0))[0], 10);
-    // Clamped to the last place that the whole access fits.
+    // Clamped to the last position at which the whole access fits.
     assert_eq!(run(1, at(12, -5, 0))[..2], [2, 3]);
     assert_eq!(run(1, at(-8, 99, 0))[..2], [8, 9]);
     assert_eq!(run(2, at(0, 1, 0)), [4, 5, 6, 7]);
@@ -497,7 +499,7 @@ fn reductions_on_surfaces() {
     let (address, _) = surface(&bench);
     let at = |x: i32, y: i32, value: u32| [x as u32, y as u32, 0, value];
     let word = |i: u64| bench.device.download::<u32>(address + 4 * i, 1)[0];
-    // All lanes of a warp into one place.
+    // All lanes of a warp access one position.
     bench.try_words(14, &[at(4, 1, 3); 32]).unwrap();
     assert_eq!(word(5), 5 + 96);
     bench
@@ -542,7 +544,7 @@ fn what_is_outside_or_nothing_is_a_fault() {
     let sampler = sampler(AddressMode::Clamp, false, false);
     bench.texture(texels, sampler);
     trap(fault(0, [0; 4]), "used as a surface");
-    // An array that is gone.
+    // An array that was freed.
     let array = Array::new(&bench.device.memory, 48).unwrap();
     let gone = Texels {
         address: array.address(),

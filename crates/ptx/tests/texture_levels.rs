@@ -1,4 +1,5 @@
-//! Mipmaps, cubes, sRGB, and formatted stores, against what the CUDA programming guide and the PTX manual say of them.
+//! Mipmaps, cubes, sRGB, and formatted stores, against the CUDA programming guide and the PTX
+//! manual.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -14,7 +15,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Thread `i` takes four words, gives four.
+    /// Makes a kernel in which thread `i` takes four words and returns four.
     fn new(instruction: &str) -> Bench {
         let text = format!(
             ".version 8.0\n.target sm_80\n.address_size 64\n
@@ -45,7 +46,7 @@ impl Bench {
         words.as_chunks::<4>().0.to_vec()
     }
 
-    /// The first channel at each of some coordinates.
+    /// Returns the first channel at each of some coordinates.
     fn firsts(&self, at: &[[f32; 4]]) -> Vec<f32> {
         let at: Vec<[u32; 4]> = at.iter().map(|c| c.map(f32::to_bits)).collect();
         self.words(&at)
@@ -91,7 +92,8 @@ const SAMPLER: Sampler = Sampler {
     mips: Mips::NONE,
 };
 
-/// Levels of 4x2, 2x1 and 1x1 texels that hold 100, 200 and 300, and the number of the texel.
+/// Makes levels of 4x2, 2x1 and 1x1 texels that hold 100, 200 and 300, plus the number of the
+/// texel.
 fn mipmap(bench: &Bench) -> Texels {
     let data: Vec<f32> = (0..8)
         .map(|i| 100.0 + i as f32)
@@ -174,7 +176,8 @@ fn a_direction_leads_to_a_face() {
         ..texels(bench.device.upload(&data), Channel::Float, 1, [2, 2])
     };
     bench.texture(cube, SAMPLER);
-    // s and t of each face, from the guide's table: -z -y, z -y, x z, x -z, x -y, -x -y; half of each is 0.3.
+    // s and t of each face, from the guide's table: -z -y, z -y, x z, x -z, x -y, -x -y; half of
+    // each is 0.3.
     let at = [
         [1.0, 0.3, 0.3, 0.0],
         [-1.0, 0.3, 0.3, 0.0],
@@ -187,7 +190,7 @@ fn a_direction_leads_to_a_face() {
     assert_eq!(bench.firsts(&at), [0.0, 11.0, 23.0, 31.0, 41.0, 50.0, 3.0]);
 }
 
-/// On an edge, half of either face; in a corner, a third of each of three.
+/// On an edge, half of either face; at a corner, a third of each of three.
 #[test]
 fn filtering_goes_on_across_the_edges_of_a_cube() {
     let bench =
@@ -233,7 +236,7 @@ fn srgb_is_made_linear() {
     };
     bench.texture(texels(data, Channel::U8, 4, [1, 1]), sampler);
     let got = bench.words(&[[0; 4]])[0].map(f32::from_bits);
-    // 10 is on the straight part, 188 is close to the middle; alpha stays as it is.
+    // 10 is on the straight part, 188 near the middle; alpha is unchanged.
     let want = [0.0, 10.0 / 255.0 / 12.92, 0.502_886, 188.0 / 255.0];
     for (got, want) in got.into_iter().zip(want) {
         assert!((got - want).abs() < 1e-3, "{got} {want}");
@@ -250,7 +253,7 @@ fn formatted_stores_know_the_texel() {
         bench.words(&[at]);
         bench.device.download(data, 32)
     };
-    // x counts texels; integers stop at their borders.
+    // x counts texels; integers are clamped.
     assert_eq!(
         store(Channel::U8, [1, 7, 300, 0xffff_ffff])[..9],
         [0xee, 0xee, 0xee, 0xee, 7, 255, 255, 255, 0xee]
@@ -263,6 +266,6 @@ fn formatted_stores_know_the_texel() {
         store(Channel::Half, [0, 1f32.to_bits(), (-2f32).to_bits(), 0])[..9],
         [0x00, 0x3c, 0x00, 0xc0, 0, 0, 0, 0, 0xee]
     );
-    // Outside: nothing.
+    // Outside nothing is stored.
     assert_eq!(store(Channel::U8, [2, 7, 7, 7]), [0xee; 32]);
 }

@@ -141,7 +141,7 @@ fn all_atomics() {
         u[2],
         (0..threads as u32).fold(0, |x, t| x ^ t.wrapping_mul(2_654_435_761))
     );
-    // atomicInc counts 0..=9 and around; atomicDec counts down from 3 to 0, then from 6.
+    // atomicInc counts 0..=9 and wraps; atomicDec counts down from 3 to 0, then from 6.
     assert_eq!(u[3], threads as u32 % 10);
     assert_eq!(
         u[4],

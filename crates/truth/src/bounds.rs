@@ -1,8 +1,9 @@
-//! How far from the exact value the manual lets approximations be (PTX ISA 9.7.3, 9.7.4), and what it says of special values.
+//! The manual's error bounds of approximations (PTX ISA 9.7.3, 9.7.4), and its rules for special
+//! values.
 
 use crate::form::Kind;
 
-/// Whether `result` is one that the manual allows for these inputs.
+/// Whether the manual allows `result` for these inputs.
 pub fn holds(function: &str, ftz: bool, kind: Kind, inputs: &[u64], result: u64) -> bool {
     match kind {
         Kind::F16x2 => (0..2).all(|half| {
@@ -11,7 +12,7 @@ pub fn holds(function: &str, ftz: bool, kind: Kind, inputs: &[u64], result: u64)
             holds(function, ftz, Kind::F16, &inputs, part(result))
         }),
         _ => {
-            // The double-precision approximations look at the upper word alone.
+            // The double-precision approximations read only the upper word.
             let seen = |bits: u64| match kind {
                 Kind::F64 if ftz => bits & !0xffff_ffff,
                 _ => bits,
@@ -25,7 +26,8 @@ pub fn holds(function: &str, ftz: bool, kind: Kind, inputs: &[u64], result: u64)
     }
 }
 
-/// Whether two sums of products may be of the same numbers: their order and inner precision are left open (PTX ISA 9.7.14).
+/// Whether two sums of products may come from the same numbers: their order and inner precision are
+/// left open (PTX ISA 9.7.14).
 pub fn near(kind: Kind, x: u64, y: u64) -> bool {
     let close = |x: f64, y: f64, bits: i32| (x - y).abs() <= 2f64.powi(-bits) * x.abs().max(1.0);
     match kind {
@@ -53,15 +55,15 @@ pub fn is_subnormal(kind: Kind, bits: u64) -> bool {
     }
 }
 
-/// What a result may be: the exact value, and how far from it.
+/// The results allowed: an exact value, and the distance from it.
 enum Allowed {
     Nan,
-    /// In units of the last place of the exact value, rounded to the format.
+    /// Distance in units of the last place of the exact value, rounded to the format.
     Ulps(f64, f64),
-    /// A part of the exact value.
+    /// Distance as a part of the exact value.
     Relative(f64, f64),
     Absolute(f64, f64),
-    /// Anything between -1 and 1: no bound is given.
+    /// Anything between -1 and 1, because no bound is given.
     Unit,
 }
 
@@ -81,10 +83,10 @@ impl Allowed {
             return result == exact;
         }
         if result.is_infinite() {
-            // What is as large as this may round to infinity.
+            // A value as large as this may round to infinity.
             return result.signum() == exact.signum() && exact.abs() + bound > largest(kind);
         }
-        // Results below the normal numbers have the spacing of these, or become zero.
+        // Results below the normal numbers have their spacing, or become zero.
         let spacing = smallest(kind) * epsilon(kind);
         let flushed = ftz && exact.abs() - bound < smallest(kind) && result == 0.0;
         flushed || (result - exact).abs() <= bound.max(spacing)
@@ -129,7 +131,8 @@ fn allowed(function: &str, x: &[f64]) -> Allowed {
         "rcp" => Ulps(exact, 1.0),
         "sqrt" => Relative(exact, 2f64.powi(-23)),
         "rsqrt" => Relative(exact, 2f64.powf(-22.9)),
-        // The manual has no number for these two; the first keep 20 bits, as the hardware's table does.
+        // The manual gives no number for these two; the first 20 bits are right, as in the
+        // hardware's table.
         "rcp64" => Relative(exact, 2f64.powi(-19)),
         "rsqrt64" => Relative(exact, 2f64.powi(-19)),
         "sin" | "cos" if a.abs() <= 2.0 * pi => Absolute(exact, 2f64.powf(-20.5)),
@@ -141,12 +144,12 @@ fn allowed(function: &str, x: &[f64]) -> Allowed {
         "ex2.f16" => Relative(exact, 2f64.powf(-9.9)),
         "tanh" => Relative(exact, 2f64.powi(-11)),
         "tanh.f16" => Absolute(exact, 2f64.powf(-10.987)),
-        // No bound is known: nothing but the exact value.
+        // No bound is known, so only the exact value is allowed.
         _ => Ulps(exact, 0.0),
     }
 }
 
-/// Bits of a result as a number.
+/// Converts the bits of a result to a number.
 fn value(kind: Kind, bits: u64) -> f64 {
     match kind {
         Kind::F64 => f64::from_bits(bits),
@@ -177,7 +180,7 @@ fn flushed(kind: Kind, ftz: bool, x: f64) -> f64 {
     }
 }
 
-/// The smallest normal number.
+/// Returns the smallest normal number.
 fn smallest(kind: Kind) -> f64 {
     match kind {
         Kind::F64 => f64::MIN_POSITIVE,
@@ -223,7 +226,7 @@ mod tests {
             )
         };
         assert!(rcp(3.0, 1.0 / 3.0));
-        // The nearest is a third of a place above.
+        // The nearest one is a third of a place above.
         assert!(rcp(3.0, (1.0f32 / 3.0).next_down()));
         assert!(!rcp(3.0, (1.0f32 / 3.0).next_up()));
         assert!(rcp(0.0, f32::INFINITY) && !rcp(0.0, f32::NEG_INFINITY) && !rcp(0.0, 1e38));

@@ -1,4 +1,4 @@
-//! The software device beside a recording, form by form.
+//! Comparison of the software device with a recording, form by form.
 
 use crate::bounds;
 use crate::declare::{Check, Line, Open};
@@ -9,27 +9,28 @@ use crate::recording::Recording;
 use crate::soft::Soft;
 use crate::values;
 
-/// What came of one form.
+/// The result of comparing one form.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     /// All results are as they should be.
     Agrees {
-        /// Results that are not the recorded ones to the bit, as far as they may differ, and how many there are.
+        /// Results that differ from the recorded ones in bits, within what is allowed; and the
+        /// number of results.
         apart: usize,
         of: usize,
     },
     Differs(Vec<Difference>),
-    /// Not accepted here: why.
+    /// Refused by the software device, with the reason.
     Refused(String),
     /// It loads; nothing is compared.
     Loads,
     /// It loads; the recording has nothing for it.
     NotRecorded,
-    /// It did not end well here.
+    /// It faulted on the software device.
     Fault(String),
 }
 
-/// One result that is not what it should be.
+/// A result that is wrong.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
     pub inputs: Vec<u64>,
@@ -38,7 +39,7 @@ pub struct Difference {
     pub there: u64,
 }
 
-/// A result, where it lies and what it is.
+/// A result, its position and its type.
 struct Element<'f> {
     operand: &'f Operand,
     kind: Kind,
@@ -93,7 +94,7 @@ fn compare(line: &Line, form: &Form, here: &[u8], there: &[u8]) -> Verdict {
     }
 }
 
-/// The results of one case.
+/// Returns the results of one case.
 fn elements(form: &Form, count: usize, case: usize) -> Vec<Element<'_>> {
     let (starts, _) = kernel::layout(form, count);
     let mut out = Vec::new();
@@ -127,7 +128,8 @@ fn agree(
     y: u64,
 ) -> bool {
     match check {
-        // Both: a bound that the GPU itself does not keep would not be the manual's.
+        // Both results must keep the bound: a bound that the GPU itself exceeds would not be the
+        // manual's.
         Check::Within(function) => [x, y].iter().all(|&result| {
             let ftz = form.opcode().contains(".ftz");
             bounds::holds(function, ftz, element.kind, inputs, result)

@@ -1,4 +1,5 @@
-//! Reads the declarations in `forms/`: instructions as the manual writes them, each line many forms.
+//! Reads the declarations in `forms/`: instructions in the manual's notation, each line standing
+//! for many forms.
 //!
 //! ```text
 //! ## 9.7.1 Integer arithmetic                   a chapter of the manual
@@ -10,9 +11,11 @@
 //! lg2.approx<.ftz>.f32 d:f32, a:f32 => within lg2
 //! ```
 //!
-//! `name:type` is an operand (see [`crate::form`]). What stands behind `=>` says how results are judged ([`Check`]);
-//! without it they are the H200's, bit by bit. `=> from sm_90` is for what came after sm_80 and runs here: its text is for
-//! that architecture; a check may follow, as `=> from sm_90: near`. What a line needs beyond registers stands before it, as PTX, and ends in `;`.
+//! `name:type` is an operand (see [`crate::form`]). The text after `=>` says how results are judged
+//! ([`Check`]); without it they must equal the H200's, bit by bit. `=> from sm_90` is for forms
+//! later than sm_80 that run here, whose text is for that architecture; a check may follow, as in
+//! `=> from sm_90: near`. Declarations that a line needs beyond registers come first, as PTX, and
+//! end in `;`.
 
 use thiserror::Error;
 
@@ -38,49 +41,50 @@ pub struct DeclarationError {
 /// How the results of a form are judged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Check {
-    /// They are the H200's, bit by bit.
+    /// They must equal the H200's, bit by bit.
     Exact,
-    /// They are the H200's but for these, which PTX leaves open or the H200 does otherwise than it says: why.
+    /// They must equal the H200's except for these, which PTX leaves open or the H200 computes
+    /// against the manual; with the reason.
     Open(Open, String),
-    /// Within the manual's bound for this function, of its exact value.
+    /// They must be within the manual's bound of this function's exact value.
     Within(String),
-    /// They are near the H200's: the manual leaves the order of additions and their precision open.
+    /// They must be near the H200's: the manual leaves the order and precision of additions open.
     Near,
-    /// No result that another device could confirm: it must load. Programs test it.
+    /// Has no result that another device could confirm. It must load, and programs test it.
     Control,
-    /// Not an instruction of sm_80: what it needs.
+    /// Not an instruction of sm_80; tells what it needs.
     Beyond(String),
 }
 
-/// Which results need not be the H200's.
+/// Results that may differ from the H200's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Open {
-    /// NaNs: another NaN will do.
+    /// NaNs, which may be any NaN.
     Nan,
-    /// Those of subnormal inputs.
+    /// Results of subnormal inputs.
     Subnormal,
-    /// Any: how many differ is counted.
+    /// All; the number that differs is counted.
     Results,
 }
 
 /// One line of a declaration.
 #[derive(Debug)]
 pub struct Line {
-    /// As `9.7.1 Integer arithmetic`.
+    /// Such as `9.7.1 Integer arithmetic`.
     pub chapter: String,
-    /// As `9.7.1.1`.
+    /// Such as `9.7.1.1`.
     pub section: String,
-    /// As `add`.
+    /// Such as `add`.
     pub title: String,
-    /// The line with its lists, without what follows `=>`.
+    /// The line with its lists, without the part from `=>` on.
     pub pattern: String,
     pub check: Check,
-    /// What the text is for: 80 of `sm_80`.
+    /// The target of the text, such as 80 of `sm_80`.
     pub target: u32,
     pub forms: Vec<Form>,
 }
 
-/// Everything that is declared, in the manual's order within each file.
+/// Returns everything declared, in the manual's order within each file.
 pub fn lines() -> Result<Vec<Line>, DeclarationError> {
     let mut out = Vec::new();
     for (file, text) in FILES {
@@ -175,7 +179,8 @@ fn judged(text: &str) -> Option<Check> {
     })
 }
 
-/// Longest names first, so that `$int` does not eat the head of `$integers`.
+/// Replaces lists by their contents, longest names first, so that `$int` does not match the start
+/// of `$integers`.
 fn substitute(text: &str, lists: &[(String, String)]) -> String {
     let mut lists: Vec<_> = lists.iter().collect();
     lists.sort_by_key(|(name, _)| std::cmp::Reverse(name.len()));
@@ -186,7 +191,7 @@ fn substitute(text: &str, lists: &[(String, String)]) -> String {
     out
 }
 
-/// Every choice of every `<...>`.
+/// Returns every choice of every `<...>`.
 fn expand(text: &str) -> Result<Vec<String>, String> {
     let Some(start) = text.find('<') else {
         return Ok(vec![text.to_owned()]);

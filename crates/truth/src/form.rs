@@ -1,8 +1,9 @@
-//! One form of an instruction: its text, and which registers, predicates and memory it takes and gives.
+//! One form of an instruction: its text, and the registers, predicates and memory that it reads and
+//! writes.
 //!
-//! An operand is `NAME:TYPE`, perhaps `NAME:TYPE*COUNT` (so many registers, or elements in memory), perhaps with
-//! `@CLASS`, which says what values it is tried with (`crate::values`). Its name says what it is:
-//!
+//! An operand is `NAME:TYPE`, optionally `NAME:TYPE*COUNT` (that many registers, or elements in
+//! memory), and optionally with `@CLASS`, which chooses the values it is tried with
+//! (`crate::values`). Its name tells its role:
 //! | name | |
 //! |---|---|
 //! | `a b c f`, with a digit or without | a source |
@@ -11,14 +12,14 @@
 //! | `global shared local` | the address of a cell in that space, one a thread: source before, result after |
 //! | `window` | a cell in shared memory by its generic address |
 //!
-//! Where an operand is meant a second time it is written as the register that it becomes, `%d`, or `%d*4`. What must stand
-//! outside the kernel, such as functions, comes first, and ` ;; ` behind it; `KERNEL` there makes names unique.
+//! A second use of an operand is written as its register, `%d`, or `%d*4`. Declarations outside the
+//! kernel, such as functions, come first, followed by ` ;; `; `KERNEL` in them makes names unique.
 
-/// A PTX type, as far as a test must know it.
+/// A PTX type, as far as a test needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     Pred,
-    /// Integers and bits: signed, bits.
+    /// Integers and bits: whether signed, and the number of bits.
     Int(bool, u32),
     F16,
     Bf16,
@@ -55,7 +56,7 @@ impl Kind {
         })
     }
 
-    /// In memory.
+    /// Returns the size in memory, in bytes.
     pub fn bytes(self) -> usize {
         match self {
             Kind::Pred => 1,
@@ -66,7 +67,7 @@ impl Kind {
         }
     }
 
-    /// In a register: bytes travel in 32 bits.
+    /// Returns the size in a register, in bytes: bytes are held in 32 bits.
     pub fn register_bytes(self) -> usize {
         match self {
             Kind::Int(_, 8) => 4,
@@ -75,7 +76,7 @@ impl Kind {
     }
 }
 
-/// What an operand is to its instruction.
+/// The role of an operand in its instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Source,
@@ -84,13 +85,13 @@ pub enum Role {
     Cell(Space),
 }
 
-/// Where a cell lies.
+/// The memory that a cell is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
     Global,
     Shared,
     Local,
-    /// Shared memory by its generic address.
+    /// Shared memory, by its generic address.
     Window,
 }
 
@@ -100,16 +101,16 @@ pub struct Operand {
     pub name: String,
     pub role: Role,
     pub kind: Kind,
-    /// Registers, or elements of a cell; 1 where none is given.
+    /// Registers, or elements of a cell; 1 if no count is given.
     pub count: usize,
-    /// The text gave a count: registers carry numbers.
+    /// Whether the text gave a count, so that registers are numbered.
     pub counted: bool,
-    /// What values it is tried with; empty: the type's own.
+    /// Class of the values it is tried with; empty for the type's own.
     pub class: String,
 }
 
 impl Operand {
-    /// Its registers, as the instruction names them.
+    /// Returns its registers, as the instruction names them.
     pub fn registers(&self) -> Vec<String> {
         if self.counted && !matches!(self.role, Role::Cell(_)) {
             (0..self.count)
@@ -121,15 +122,15 @@ impl Operand {
     }
 }
 
-/// What texts are for, unless a form came later.
+/// Target of texts, unless a form needs a later one.
 pub const TARGET: u32 = 80;
 
 /// One form.
 #[derive(Clone, Debug)]
 pub struct Form {
-    /// The declaration's text after expansion: what names it.
+    /// The declaration's text after expansion, which identifies the form.
     pub declared: String,
-    /// What stands before the kernel, with `KERNEL` for its name; mostly nothing.
+    /// Declarations before the kernel, with `KERNEL` for its name; usually none.
     pub before: String,
     /// PTX, without the final `;`.
     pub text: String,
@@ -139,7 +140,7 @@ pub struct Form {
 }
 
 impl Form {
-    /// Reads one expanded line.
+    /// Parses one expanded line.
     pub fn parse(declared: &str) -> Result<Form, String> {
         let mut operands: Vec<Operand> = Vec::new();
         let mut text = String::new();
@@ -193,13 +194,13 @@ impl Form {
         })
     }
 
-    /// The opcode with its modifiers, of the last instruction of the text.
+    /// Returns the opcode with its modifiers, of the last instruction of the text.
     pub fn opcode(&self) -> &str {
         let last = self.text.rsplit(';').next().unwrap_or_default().trim();
         last.split(' ').next().unwrap_or_default()
     }
 
-    /// The kinds and classes of the values that go in, one for each register or element.
+    /// Returns the kinds and classes of the inputs, one for each register or element.
     pub fn inputs(&self) -> Vec<(Kind, &str)> {
         self.operands
             .iter()
@@ -208,7 +209,7 @@ impl Form {
             .collect()
     }
 
-    /// Results in the order in which they are stored: kind, elements of each thread.
+    /// Returns the results in the order in which they are stored: kind, and elements per thread.
     pub fn results(&self) -> Vec<(&Operand, Kind, usize)> {
         let mut out = Vec::new();
         for operand in &self.operands {
@@ -245,7 +246,7 @@ fn role(name: &str) -> Option<Role> {
     }
 }
 
-/// What follows `mark`, and what is left.
+/// Returns the text after `mark`, and the rest.
 fn suffix(text: &str, mark: char) -> (Option<&str>, &str) {
     let Some(rest) = text.strip_prefix(mark) else {
         return (None, text);

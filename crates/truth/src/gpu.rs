@@ -1,6 +1,6 @@
-//! Jobs on whatever `libcuda.so.1` the loader finds. Unsafe throughout, for one reason: these are calls of the driver
-//! with the types that cuda.h gives them, handles come from it alone, and every buffer outlives the call.
-//! Blocks say what is not covered by that.
+//! Runs jobs on the `libcuda.so.1` that the loader finds. Unsafe throughout, for one reason: these
+//! are calls of the driver with the types of cuda.h, with handles that come only from it and
+//! buffers that outlive each call. Other reasons are given at the blocks.
 
 mod objects;
 
@@ -22,13 +22,13 @@ const CU_JIT_OPTIMIZATION_LEVEL: c_int = 7;
 /// The driver's default.
 const LEVEL_MAX: usize = 4;
 const LOG_BYTES: usize = 2048;
-/// More than any job takes or gives.
+/// Longer than any job's input or output, in bytes.
 const BUFFER_BYTES: usize = 1 << 22;
 
 type Status = c_int;
 type Handle = *mut c_void;
 
-/// The driver is not there, or a call of it failed.
+/// The driver is missing, or a call of it failed.
 #[derive(Debug, Error)]
 pub enum GpuError {
     #[error("{LIBRARY}: {0}")]
@@ -96,24 +96,24 @@ pub struct Gpu {
     context: Handle,
     output: u64,
     input: u64,
-    /// Linear memory under textures.
+    /// Linear memory for textures.
     texels: u64,
-    /// Name of the device, version of the driver.
+    /// Name of the device and version of the driver.
     pub name: String,
 }
 
-/// A kernel that has been compiled, or why not.
+/// A compiled kernel, or the compiler's error.
 pub type Compiled = Result<Kernel, String>;
 
-/// Lives as long as the process.
+/// Valid for the life of the process.
 #[derive(Clone, Copy)]
 pub struct Kernel(Handle);
 
 // SAFETY: the driver's handles may be used from any thread in which their context is current.
 unsafe impl Send for Kernel {}
-// SAFETY: as above; the buffers are used through `&mut self` only.
+// SAFETY: as for `Kernel`; the buffers are used through `&mut self` only.
 unsafe impl Sync for Gpu {}
-// SAFETY: as above.
+// SAFETY: as for `Sync`.
 unsafe impl Send for Gpu {}
 
 impl Gpu {
@@ -124,7 +124,7 @@ impl Gpu {
         let (mut device, mut version, mut context) = (0, 0, null_mut());
         let mut name = [0u8; 256];
         let (mut output, mut input, mut texels) = (0, 0, 0);
-        // SAFETY: see the module.
+        // SAFETY: the module's comment gives the reason.
         unsafe {
             checked("cuInit", (calls.init)(0))?;
             checked("cuDriverGetVersion", (calls.version)(&mut version))?;
@@ -158,15 +158,16 @@ impl Gpu {
         })
     }
 
-    /// To be called in each further thread.
+    /// Makes the context current; to be called in each further thread.
     pub fn make_current(&self) -> Result<(), GpuError> {
-        // SAFETY: see the module.
+        // SAFETY: the module's comment gives the reason.
         checked("cuCtxSetCurrent", unsafe {
             (self.calls.context_set)(self.context)
         })
     }
 
-    /// Compiles jobs, neighbours of one level of optimisation as one module; where that is refused, each by itself.
+    /// Compiles jobs. Consecutive jobs with one level of optimisation form a module; if that is
+    /// refused, each is compiled alone.
     pub fn compile(&self, jobs: &[Job]) -> Vec<Compiled> {
         let alike = jobs.chunk_by(|a, b| a.optimised == b.optimised);
         alike.flat_map(|jobs| self.compile_alike(jobs)).collect()
@@ -185,10 +186,10 @@ impl Gpu {
         }
     }
 
-    /// Jobs of one level of optimisation.
+    /// Loads jobs with one level of optimisation as a module.
     fn load(&self, jobs: &[Job]) -> Result<Handle, String> {
         let optimised = jobs.iter().all(|job| job.optimised);
-        // What is for an earlier architecture is the same for a later one.
+        // Text for an earlier architecture means the same on a later one.
         let target = jobs.iter().map(|job| job.target).max();
         let mut text = header(target.unwrap_or(TARGET));
         for job in jobs {
@@ -201,7 +202,7 @@ impl Gpu {
             CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
             CU_JIT_OPTIMIZATION_LEVEL,
         ];
-        // What is not an address is passed in a pointer's place, as cuda.h has it.
+        // Values that are no addresses are passed as pointers, as cuda.h defines.
         let level = if optimised { LEVEL_MAX } else { 0 };
         let values: [Handle; 3] = [
             log.as_mut_ptr().cast(),
@@ -209,7 +210,8 @@ impl Gpu {
             level as Handle,
         ];
         let mut module = null_mut();
-        // SAFETY: see the module; three options, as the count says.
+        // SAFETY: the module's comment gives the reason; there are three options, as the count
+        // says.
         let status = unsafe {
             (self.calls.module_load)(
                 &mut module,
@@ -229,13 +231,13 @@ impl Gpu {
     fn kernel(&self, module: Handle, job: &Job) -> Compiled {
         let name = CString::new(job.kernel()).map_err(|e| e.to_string())?;
         let mut function = null_mut();
-        // SAFETY: see the module.
+        // SAFETY: the module's comment gives the reason.
         let status = unsafe { (self.calls.module_function)(&mut function, module, name.as_ptr()) };
         checked("cuModuleGetFunction", status).map_err(|e| e.to_string())?;
         Ok(Kernel(function))
     }
 
-    /// After a fault the context is gone, and with it this process's use.
+    /// Runs a job. After a fault the context is lost, and this process cannot use the GPU any more.
     pub fn run(&mut self, kernel: Kernel, job: &Job) -> Outcome {
         let Some(setup) = &job.setup else {
             return match self.launch(kernel, job, 0) {
@@ -267,7 +269,7 @@ impl Gpu {
     ) -> Result<Vec<u8>, GpuError> {
         let mut results = vec![0u8; job.output_bytes];
         let (mut output, mut input) = (self.output, self.input);
-        // Kernels without an object leave the last.
+        // Kernels without an object do not read the last parameter.
         let params: [*mut c_void; 3] = [
             (&raw mut output).cast(),
             (&raw mut input).cast(),
@@ -276,7 +278,8 @@ impl Gpu {
         if job.output_bytes > BUFFER_BYTES || job.input.len() > BUFFER_BYTES {
             return Err(GpuError::TooLong);
         }
-        // SAFETY: see the module; no copy is longer than the buffers, and the kernel takes no more than two pointers and a number.
+        // SAFETY: the module's comment gives the reason; no copy is longer than the buffers, and
+        // the kernel takes at most two pointers and a number.
         unsafe {
             let calls = &self.calls;
             if !results.is_empty() {

@@ -1,4 +1,4 @@
-//! What a device is asked to run: one kernel over one input. Forms become jobs, and programs do.
+//! Jobs: one kernel with one input, to run on a device. Forms and programs become jobs.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,30 +8,30 @@ use crate::kernel;
 use crate::textures::Setup;
 use crate::values::{self, BLOCK};
 
-/// One kernel `(out, in)`, its input and how much it gives.
+/// A kernel `(out, in)`, its input, and the length of its output.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// Names text and input: a recorded result is that of the same key.
+    /// Identifies text and input: a recorded result belongs to the job with its key.
     pub key: u64,
-    /// For people.
+    /// Description for people.
     pub what: String,
-    /// PTX of the kernel, without the header of a module. The kernel's name is [`Job::kernel`].
+    /// PTX of the kernel, without a module's header. The kernel's name is [`Job::kernel`].
     pub text: String,
-    /// The architecture that it is for.
+    /// The architecture that the text is for.
     pub target: u32,
     pub blocks: u32,
     pub threads: u32,
     pub input: Vec<u8>,
-    /// That the kernel writes.
+    /// Bytes that the kernel writes.
     pub output_bytes: usize,
     /// A texture or surface, whose number is the kernel's third argument.
     pub setup: Option<Setup>,
-    /// Whether a GPU's driver may optimise it, as it does unless told otherwise.
+    /// Whether a GPU's driver may optimise it, which is its default.
     pub optimised: bool,
 }
 
 impl Job {
-    /// The job that tries a form with all its cases.
+    /// Makes the job that tries a form with all its cases.
     pub fn of_form(form: &Form) -> Job {
         let columns = values::columns(form);
         let cases = cases(&columns);
@@ -40,7 +40,8 @@ impl Job {
             .flatten()
             .flat_map(|v| v.to_le_bytes())
             .collect();
-        // Not the kernel's text: how a case is fetched may change, what is asked may not.
+        // The kernel's text is not part of the key: how a case is fetched may change, but not the
+        // case.
         let key = values::hash(form.declared.as_bytes()) ^ values::hash(&input).rotate_left(1);
         let (_, output_bytes) = kernel::layout(form, cases);
         Job {
@@ -57,7 +58,7 @@ impl Job {
         }
     }
 
-    /// The job of a random program with this body.
+    /// Makes the job of a random program with this body.
     pub fn of_program(key: u64, seed: u64, body: &str) -> Job {
         Job {
             key,
@@ -73,12 +74,12 @@ impl Job {
         }
     }
 
-    /// A module of this kernel alone.
+    /// Returns a module of this kernel alone.
     pub fn module(&self) -> String {
         format!("{}{}", kernel::header(self.target), self.text)
     }
 
-    /// The kernel's name.
+    /// Returns the kernel's name.
     pub fn kernel(&self) -> String {
         Job::name(self.key)
     }
@@ -88,16 +89,16 @@ impl Job {
     }
 }
 
-/// Cases of a form with these columns: one block where nothing goes in.
+/// Returns the number of cases for these columns: one block if there is no input.
 pub fn cases(columns: &[Vec<u64>]) -> usize {
     columns.first().map_or(BLOCK, Vec::len)
 }
 
-/// Threads of which a digest keeps the results.
+/// Threads whose results a digest keeps.
 const DIGEST_THREADS: usize = 4;
 
 impl Outcome {
-    /// Of a random program.
+    /// Makes a random program's results a digest.
     pub fn digest(self) -> Outcome {
         match self {
             Outcome::Results(bytes) => {
@@ -109,14 +110,14 @@ impl Outcome {
     }
 }
 
-/// What came of a job.
+/// The outcome of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
     Results(Vec<u8>),
-    /// Of a random program, of which only this is kept: a hash of the results, and those of the first threads.
+    /// A random program's results in short: their hash, and the results of the first threads.
     Digest(u64, Vec<u8>),
-    /// Not accepted: the compiler's words.
+    /// Refused, with the compiler's message.
     Refused(String),
-    /// It did not end well.
+    /// Ended with a fault.
     Fault(String),
 }

@@ -1,16 +1,17 @@
-//! A form as a kernel: each thread takes its case's values, applies the instruction, stores what came of it.
+//! The kernel of a form: each thread loads its case's values, applies the instruction, and stores
+//! the results.
 
 use std::fmt::Write;
 
 use crate::form::{Form, Kind, Operand, Role, Space};
 use crate::values::BLOCK;
 
-/// Lines before a module's kernels.
+/// Returns the lines before a module's kernels.
 pub fn header(target: u32) -> String {
     format!(".version 8.8\n.target sm_{target}\n.address_size 64\n")
 }
 
-/// Bytes from the start of the output to each result, and of the whole.
+/// Returns the offset of each result in the output, and the output's length, in bytes.
 pub fn layout(form: &Form, cases: usize) -> (Vec<usize>, usize) {
     let mut at = 0usize;
     let mut starts = Vec::new();
@@ -22,7 +23,7 @@ pub fn layout(form: &Form, cases: usize) -> (Vec<usize>, usize) {
     (starts, at.next_multiple_of(16))
 }
 
-/// Of one element: registers are stored whole, cells as they lie in memory.
+/// Returns the bytes of one element: registers are stored whole, cells as in memory.
 pub fn result_bytes(operand: &Operand, kind: Kind) -> usize {
     match operand.role {
         Role::Cell(_) => kind.bytes(),
@@ -30,7 +31,8 @@ pub fn result_bytes(operand: &Operand, kind: Kind) -> usize {
     }
 }
 
-/// The text of kernel `name(out, in)`. Input `i` of case `c` lies at `in + (i * cases + c) * 8`.
+/// Returns the text of kernel `name(out, in)`. Input `i` of case `c` is at `in + (i * cases + c) *
+/// 8`.
 pub fn text(form: &Form, name: &str, cases: usize) -> String {
     let mut out = String::new();
     // Writing to a string does not fail.
@@ -203,7 +205,7 @@ fn store(out: &mut String, operand: &Operand, register: &str, start: usize) -> s
     }
 }
 
-/// Copies a cell to where results lie, unless it lies there.
+/// Copies a cell to its result, unless the cell is the result.
 fn empty(out: &mut String, operand: &Operand, space: Space, start: usize) -> std::fmt::Result {
     if space == Space::Global {
         return Ok(());

@@ -1,5 +1,5 @@
-//! What shows that the software device (`outboard-ptx`) computes what a GPU computes. Used by tests and by hand; nothing
-//! that is installed depends on it.
+//! Evidence that the software device (`outboard-ptx`) computes what a GPU computes. Used by tests
+//! and by hand; no installed program depends on it.
 //!
 //! ```text
 //!  forms/*.forms ── declare ──► forms ── values, kernel ──► jobs ──┬── gpu ──► recorded/h200.zst
@@ -8,11 +8,13 @@
 //!        └──────────────────────────────────────────────────────────────────────► table ──► docs/ptx-instructions.md
 //! ```
 //!
-//! [`declare`] reads what PTX has, as the manual writes it: each line is many [`form::Form`]s. A form becomes a kernel
-//! ([`kernel`]) that applies it to the borders of its types, crossed, and to random values ([`values`]); random programs
-//! ([`fuzz`]) are made of the same forms. Both are [`job::Job`]s. What a GPU makes of them is recorded once, by one
-//! command ([`record`]), and committed; inputs are made again from seeds. Tests run the jobs here and compare
-//! ([`compare`]): bit by bit, or within the manual's bounds ([`bounds`]), as the declaration says.
+//! [`declare`] reads PTX's instructions in the manual's notation: each line is many
+//! [`form::Form`]s. A form becomes a kernel ([`kernel`]) that applies it to the edge values of its
+//! types, crossed, and to random values ([`values`]). Random programs ([`fuzz`]) consist of the
+//! same forms. Both are [`job::Job`]s. One command records a GPU's results once ([`record`]), and
+//! the recording is committed; inputs are generated again from seeds. Tests run the jobs here and
+//! compare ([`compare`]): bit by bit, or within the manual's bounds ([`bounds`]), as the
+//! declaration says.
 //!
 //! ```text
 //! cargo build --release -p outboard-truth              # the file `truth` needs libcuda.so.1 and nothing else
@@ -24,7 +26,8 @@
 //! truth fuzz --seconds 60                              # where a GPU is: prints what differs, made small
 //! ```
 //!
-//! A GPU later than sm_80 compiles the text for itself. What that changes is said in the declaration of the forms it changes.
+//! A GPU later than sm_80 compiles the text for its own architecture. The declaration of a form
+//! says if that changes its results.
 
 pub mod bounds;
 pub mod compare;

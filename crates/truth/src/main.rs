@@ -1,4 +1,5 @@
-//! `truth`: records what a GPU makes of every declared form, and compares the software device with it.
+//! `truth`: records a GPU's results for every declared form, and compares the software device with
+//! them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -284,7 +285,7 @@ fn compare_forms(lines: &[Line], recording: &Recording, soft: &Soft, only: &str,
     );
 }
 
-/// Jobs of forms, or of probes of textures, that a recording does not have.
+/// Returns the jobs of forms, or of probes of textures, that a recording lacks.
 fn missing_jobs(recording: &Recording, textures: bool) -> Result<Vec<Job>> {
     let mut jobs = match textures {
         true => texture_jobs(),

@@ -1,5 +1,5 @@
-//! Records what a GPU makes of all jobs. A process of its own talks to the driver, so that a fault, a crash or a kernel that
-//! does not end costs one job: the next process goes on behind it.
+//! Records a GPU's results for all jobs. A separate process uses the driver, so a fault, a crash or
+//! an endless kernel costs one job: the next process continues after it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,12 +17,12 @@ use crate::worker::{say, start};
 
 /// Jobs compiled as one module.
 const MODULE_JOBS: usize = 24;
-/// Modules compiled ahead of the one that runs.
+/// Modules compiled ahead of the running one.
 const AHEAD_MAX: usize = 64;
-/// A worker that says nothing for so long is ended.
+/// Time without a message after which a worker is killed.
 const SILENCE_MAX: Duration = Duration::from_secs(40);
 
-/// What a worker says.
+/// A worker's messages.
 #[derive(Debug, Serialize, Deserialize)]
 enum Said {
     Device(String),
@@ -30,7 +30,8 @@ enum Said {
     Done(usize, Outcome),
 }
 
-/// Runs all jobs, or as many as `budget` allows. `which`: arguments that make a worker find the same jobs.
+/// Runs all jobs, or as many as `budget` allows. `which` are the arguments with which a worker
+/// finds the same jobs.
 pub fn record(jobs: &[Job], which: &[&str], budget: Duration) -> Result<Recording> {
     let (mut recording, started) = (Recording::default(), Instant::now());
     let (mut from, mut careful) = (0, false);
@@ -74,7 +75,8 @@ pub fn record(jobs: &[Job], which: &[&str], budget: Duration) -> Result<Recordin
         } else if recording.device.is_empty() {
             bail!("the worker could not use a GPU");
         } else {
-            // Either a careful worker has done its part, or the compiler crashed on something ahead: one by one, then.
+            // Either a careful worker has done its part, or the compiler crashed on a later job;
+            // then jobs run one by one.
             careful = !was_careful;
         }
     }
@@ -84,7 +86,8 @@ pub fn record(jobs: &[Job], which: &[&str], budget: Duration) -> Result<Recordin
 /// Jobs that a careful worker runs.
 const CAREFUL_JOBS: usize = 4 * MODULE_JOBS;
 
-/// The worker. After a crash of the compiler it is careful: one by one, and it says what it is about to compile.
+/// Runs a worker. After a crash of the compiler it is careful: it takes jobs one by one, and
+/// announces each before compiling it.
 pub fn work(jobs: &[Job], from: usize, careful: bool) -> Result<()> {
     if careful {
         work_carefully(jobs, from)
@@ -111,7 +114,7 @@ fn work_carefully(jobs: &[Job], from: usize) -> Result<()> {
     Ok(())
 }
 
-/// Compiles on all cores, runs in order on one thread, ends at the first fault.
+/// Compiles on all cores, runs in order on one thread, and ends at the first fault.
 fn work_in_bulk(jobs: &[Job], from: usize) -> Result<()> {
     let mut gpu = Gpu::open()?;
     say(&Said::Device(gpu.name.clone()))?;

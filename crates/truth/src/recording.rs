@@ -1,4 +1,4 @@
-//! Results of a device, kept in a file: postcard, compressed with zstd.
+//! Results of a device in a file: postcard, compressed with zstd.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -11,13 +11,13 @@ use thiserror::Error;
 
 use crate::job::Outcome;
 
-/// Of one device.
+/// The results of one device.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recording {
-    /// Its name, and the driver's version.
+    /// The device's name, and the driver's version.
     pub device: String,
     pub entries: BTreeMap<u64, Outcome>,
-    /// Random programs, with their text: how they are written may change.
+    /// Random programs with their text, because their generator may change.
     pub programs: Vec<Recorded>,
 }
 
@@ -26,13 +26,14 @@ pub struct Recording {
 pub struct Recorded {
     pub seed: u64,
     pub body: String,
-    /// As the driver compiles it by default.
+    /// With the driver's default optimisation.
     pub outcome: Outcome,
-    /// Compiled without optimisation. Where the two differ, the driver's optimiser does not keep to the text.
+    /// Without optimisation. If the two differ, the driver's optimiser does not preserve the
+    /// program's meaning.
     pub unoptimised: Outcome,
 }
 
-/// A file that is none of ours, or cannot be had.
+/// Why a recording cannot be used.
 #[derive(Debug, Error)]
 pub enum RecordingError {
     #[error("cannot be read or written: {0}")]
@@ -65,7 +66,7 @@ impl Recording {
         Recording::decode(&std::fs::read(path)?)
     }
 
-    /// Takes in what another run recorded, and names its device if that is another one.
+    /// Adds another run's results, and the name of its device if it differs.
     pub fn absorb(&mut self, other: Recording) {
         if self.device != other.device {
             let count = other.entries.len();
@@ -74,7 +75,7 @@ impl Recording {
         self.entries.extend(other.entries);
     }
 
-    /// What the device made of a job.
+    /// Returns the device's outcome for a job.
     pub fn outcome(&self, key: u64) -> Option<&Outcome> {
         self.entries.get(&key)
     }

@@ -13,10 +13,10 @@ use crate::job::{Job, Outcome};
 const BASE: u64 = 0x5000_0000_0000;
 const WINDOW_BYTES: u64 = 1 << 30;
 const VARIABLES_BYTES: u64 = 1 << 24;
-/// More than any job takes or gives.
+/// Longer than any job's input or output, in bytes.
 const BUFFER_BYTES: u64 = 1 << 22;
 
-/// One memory, used by job after job.
+/// A device with one memory, used for one job after another.
 pub struct Soft {
     memory: Memory,
     base: u64,
@@ -24,7 +24,7 @@ pub struct Soft {
 
 impl Soft {
     pub fn new() -> Result<Soft, MemoryError> {
-        // Devices of one process lie apart.
+        // Devices of one process have separate windows.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let base = BASE + NEXT.fetch_add(1, Ordering::Relaxed) * WINDOW_BYTES;
         let memory = Memory::reserve(base, WINDOW_BYTES, VARIABLES_BYTES)?;
@@ -32,7 +32,7 @@ impl Soft {
         Ok(Soft { memory, base })
     }
 
-    /// Whether a job's text is accepted; why not.
+    /// Loads a job's text; the error tells why it is refused.
     pub fn load(&self, job: &Job) -> Result<(), outboard_ptx::Error> {
         Module::load(&job.module(), &self.memory).map(drop)
     }

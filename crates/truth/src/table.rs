@@ -1,4 +1,4 @@
-//! `docs/ptx-instructions.md`: every declared form, whether it runs, and how that is known.
+//! Writes `docs/ptx-instructions.md`: every declared form, whether it runs, and how that is known.
 
 use std::fmt::Write;
 
@@ -16,7 +16,7 @@ declarations in `crates/truth/src/forms`, by loading and running every form; do 
 `<a|b>` is a choice, `<.x>` may be left out, `name:type` is an operand; design/software-device.md says how forms are tried.
 ";
 
-/// What came of the forms of a line, added up.
+/// Sums over the forms of a line.
 #[derive(Default)]
 struct Sums {
     runs: usize,
@@ -139,7 +139,7 @@ fn tested(line: &Line, sums: &Sums) -> String {
     }
 }
 
-/// A sequence is long: its opcodes alone say what it is.
+/// Shortens a sequence to its opcodes, which identify it.
 fn shown(pattern: &str) -> String {
     let pattern = pattern.rsplit(" ;; ").next().unwrap_or(pattern);
     if !pattern.contains(';') {

@@ -1,11 +1,12 @@
-//! What forms are tried with: borders of each type, crossed, then pairs of them by chance, then random bits. The same every time.
+//! Inputs of forms: edge values of each type, crossed, then random pairs of them, then random bits.
+//! Always the same.
 
 use crate::form::{Form, Kind};
 
 /// Threads of a block; cases come in whole blocks.
 pub const BLOCK: usize = 128;
 
-/// Numbers that look random (SplitMix64).
+/// A random generator (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -22,7 +23,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `n`, which is not 0.
+    /// Returns a number below `n`, which must not be 0.
     pub fn below(&mut self, n: usize) -> usize {
         (self.bits() % n as u64) as usize
     }
@@ -32,18 +33,18 @@ impl Random {
     }
 }
 
-/// FNV-1a: names that become seeds and keys.
+/// Hashes names into seeds and keys (FNV-1a).
 pub fn hash(bytes: &[u8]) -> u64 {
     let step = |h: u64, &b: &u8| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// The values of each input of a form: `columns[input][case]`, bits in the low end.
+/// Returns the values of each input of a form: `columns[input][case]`, in the low bits.
 pub fn columns(form: &Form) -> Vec<Vec<u64>> {
     let inputs = form.inputs();
     let mut random = Random::new(hash(form.declared.as_bytes()));
     let lists: Vec<Vec<u64>> = inputs.iter().map(|&(k, class)| edges(k, class)).collect();
-    // So many of the first borders of each are crossed.
+    // Number of the first edge values of each input that are crossed.
     let (crossed, total) = match inputs.len() {
         0 => (1, BLOCK),
         1 => (usize::MAX, 2 * BLOCK),
@@ -73,7 +74,7 @@ pub fn columns(form: &Form) -> Vec<Vec<u64>> {
     columns
 }
 
-/// Borders, the most telling first.
+/// Returns edge values, the most informative first.
 fn edges(kind: Kind, class: &str) -> Vec<u64> {
     match class {
         "" => match kind {
@@ -86,7 +87,7 @@ fn edges(kind: Kind, class: &str) -> Vec<u64> {
             Kind::F32 | Kind::Tf32 => F32.iter().map(|&v| u64::from(v)).collect(),
             Kind::F64 => F64.to_vec(),
         },
-        // Amounts to shift by, positions and lengths of bit fields.
+        // Shift counts, and positions and lengths of bit fields.
         "shift" => [
             0,
             1,
@@ -123,22 +124,22 @@ fn edges(kind: Kind, class: &str) -> Vec<u64> {
         ]
         .map(|v: u64| v & mask(kind))
         .to_vec(),
-        // The same below 256.
+        // Counts below 256.
         "byte" => [
             0, 1, 31, 32, 33, 63, 64, 65, 255, 15, 16, 17, 7, 8, 24, 2, 3, 4, 5, 30, 47, 48, 62,
             127, 128,
         ]
         .to_vec(),
         "nonzero" => edges(kind, "").into_iter().filter(|&v| v != 0).collect(),
-        // Whole numbers whose products and sums are exact in every format.
+        // Integers whose products and sums are exact in every format.
         "small" => [0i64, 1, -1, 2, -2, 3, -3, 4]
             .map(|v| whole(kind, v))
             .to_vec(),
         "unit" => [0.0, 1.0, -1.0, 0.5, -0.5].map(|v| real(kind, v)).to_vec(),
-        // Which two of four, which one of two, are not 0 in a sparse matrix.
+        // Metadata of a sparse matrix: which two of four, or which one of two, are not 0.
         "sparse" => nibbles(&[0x4, 0x8, 0xc, 0x9, 0xd, 0xe]),
         "sparse32" => nibbles(&[0x4, 0xe]),
-        // A lane, and what is behind the last.
+        // A lane, and numbers past the last.
         "lane" => (0..=33).chain([63, 64, 0xff, 0xffff_ffff]).collect(),
         // shfl: the mask of segments in bits 8 to 12, the limit in bits 0 to 4.
         "clamp" => vec![
@@ -163,7 +164,7 @@ fn nibbles(of: &[u64]) -> Vec<u64> {
     (0..16).map(word).collect()
 }
 
-/// `@N`: below N.
+/// The class `@N`: numbers below N.
 fn class_of(class: &str) -> Vec<u64> {
     (0..class.parse().unwrap_or(1)).collect()
 }
@@ -182,7 +183,8 @@ fn any(kind: Kind, class: &str, random: &mut Random) -> u64 {
         _ => return random.pick(&edges(kind, class)),
     }
     let bits = random.bits();
-    // Half of the floats lie within a few powers of two of each other, where sums cancel and round.
+    // Half of the floats are within a few powers of two of each other, so that sums cancel and
+    // round.
     let moderate = |exponent_bits: u32, mantissa_bits: u32, bits: u64| {
         let bias = (1u64 << (exponent_bits - 1)) - 1;
         let exponent = bias - 6 + (bits >> 52) % 13;
@@ -261,7 +263,7 @@ fn integers(bits: u32) -> Vec<u64> {
         *v &= all;
     }
     if bits == 64 {
-        // Where 32-bit halves and floats begin to matter.
+        // From here on 32-bit halves and floats matter.
         out.extend([
             0xffff_ffff,
             0x8000_0000,
@@ -290,9 +292,9 @@ fn integers(bits: u32) -> Vec<u64> {
 }
 
 struct Half {
-    /// Exponent field all ones.
+    /// All ones in the exponent field.
     inf: u64,
-    /// One bit of the mantissa above the rest.
+    /// The top bit of the mantissa.
     quiet: u64,
     one: u64,
     /// One in the exponent field.
@@ -366,7 +368,7 @@ fn halves(f: &Half) -> Vec<u64> {
     out
 }
 
-/// Each half meets every other once in a while: the second list runs at another pace.
+/// Combines halves so that each meets every other at times: the second list advances differently.
 fn pairs(of: &[u64]) -> Vec<u64> {
     (0..of.len() * 2)
         .map(|i| of[i % of.len()] | of[(i * 7 + i / of.len() + 3) % of.len()] << 16)
@@ -392,7 +394,8 @@ const F32: [u32; 72] = [
     0x4000_0000,
     0x3f7f_ffff,
     0x8080_0000,
-    // NaNs with payloads; 1 and less; borders of halves, of integers; what exp2 and log2 turn at.
+    // NaNs with payloads; 1 and less; limits of halves and integers; turning points of exp2 and
+    // log2.
     0xffc0_0000,
     0x7fc1_2345,
     0x7fff_ffff,
@@ -497,7 +500,7 @@ const F64: [u64; 56] = [
     0xc3e0_0000_0000_0000,
     0x43f0_0000_0000_0000,
     0x43ef_ffff_ffff_ffff,
-    // Borders of f32: its largest, what rounds beyond it, its smallest, half of that.
+    // Limits of f32: its largest, values that round beyond it, its smallest, half of that.
     0x47ef_ffff_e000_0000,
     0x47ef_ffff_f000_0000,
     0x47ef_ffff_efff_ffff,
@@ -516,7 +519,8 @@ fn whole(kind: Kind, value: i64) -> u64 {
     }
 }
 
-/// A value that the format holds exactly, or rounded towards zero; in both halves of a pair.
+/// Returns a value that the format holds exactly, or rounded towards zero; in both halves of a
+/// pair.
 fn real(kind: Kind, value: f64) -> u64 {
     let single = u64::from((value as f32).to_bits());
     let half = || {

@@ -1,4 +1,4 @@
-//! What is recorded: every form that a GPU's results can judge, and random programs.
+//! The jobs to record: every form that a GPU's results can judge, and random programs.
 
 use outboard_ptx::MemoryError;
 use thiserror::Error;
@@ -10,9 +10,9 @@ use crate::job::{Job, Outcome};
 use crate::recording::{Recorded, Recording};
 use crate::soft::Soft;
 
-/// Random programs that are recorded.
+/// Random programs to record.
 const PROGRAMS: u64 = 500;
-/// Their steps, from the shortest up.
+/// Steps of the programs, from the shortest to the longest.
 const STEPS_MIN: usize = 8;
 const STEPS_MAX: usize = 88;
 
@@ -24,13 +24,13 @@ pub enum WorkError {
     Memory(#[from] MemoryError),
 }
 
-/// Forms that are compared with a GPU.
+/// Returns the forms that are compared with a GPU.
 pub fn forms(lines: &[Line]) -> impl Iterator<Item = &Form> {
     let compared = |line: &&Line| !matches!(line.check, Check::Beyond(_) | Check::Control);
     lines.iter().filter(compared).flat_map(|line| &line.forms)
 }
 
-/// Writes programs of what is declared and runs here.
+/// Makes a generator of programs from the declared forms that run here.
 pub fn generator(lines: &[Line]) -> Result<Generator<'_>, MemoryError> {
     let soft = Soft::new()?;
     Ok(Generator::new(lines, |form| {
@@ -62,7 +62,7 @@ impl Work {
         Ok(Work { jobs, programs })
     }
 
-    /// Makes digests of the programs' results. Programs that were not run both ways are left out.
+    /// Replaces the programs' results by digests. Programs that were not run both ways are dropped.
     pub fn sort_out(self, recording: &mut Recording) {
         for (seed, body) in self.programs {
             let (job, plain) = (fuzz::job(seed, &body), fuzz::job_unoptimised(seed, &body));

@@ -1,4 +1,5 @@
-//! Processes of their own for what talks to a driver, which may crash or hang; and what they say on their standard output.
+//! Separate processes for the use of a driver, which may crash or hang, and the messages on their
+//! standard output.
 
 use std::io::{self, Read, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -11,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 const MESSAGE_BYTES_MAX: u32 = 1 << 24;
 
-/// Starts this program with these arguments. The channel ends with the process.
+/// Starts this program with these arguments. The channel closes with the process.
 pub fn start<T: DeserializeOwned + Send + 'static>(
     arguments: &[String],
 ) -> Result<(Child, mpsc::Receiver<T>)> {
@@ -33,7 +34,7 @@ pub fn start<T: DeserializeOwned + Send + 'static>(
     Ok((child, said))
 }
 
-/// A message, with its length before it.
+/// Reads a message, which its length precedes.
 fn hear<T: DeserializeOwned>(pipe: &mut ChildStdout) -> Result<T> {
     let mut length = [0; 4];
     pipe.read_exact(&mut length)?;
@@ -46,7 +47,7 @@ fn hear<T: DeserializeOwned>(pipe: &mut ChildStdout) -> Result<T> {
     Ok(postcard::from_bytes(&bytes)?)
 }
 
-/// To the process that started this one.
+/// Sends a message to the process that started this one.
 pub fn say(message: &impl Serialize) -> Result<()> {
     let bytes = postcard::to_stdvec(message)?;
     let mut out = io::stdout().lock();

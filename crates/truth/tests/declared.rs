@@ -1,4 +1,4 @@
-//! What is declared: each form once, and each either runs or is refused with the line where it stands.
+//! Each form is declared once, and either runs or is refused with its line.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::HashSet;
@@ -56,13 +56,13 @@ fn each_form_loads_or_is_refused_with_its_line() {
     }
 }
 
-/// NVIDIA's assembler, which `make` puts into `.toolchain`, says the same of what is an instruction of sm_80.
+/// NVIDIA's assembler, which `make` puts into `.toolchain`, agrees on which forms sm_80 has.
 #[test]
 fn what_is_not_compared_is_what_the_assembler_says() {
     let ptxas = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.toolchain/bin/ptxas");
     if !ptxas.exists() {
         let why = format!("no {}", ptxas.display());
-        // Past the test harness, which would keep it to itself.
+        // Written past the test harness, which would capture it.
         let mut said = std::io::stderr().lock();
         let _ = writeln!(
             said,

@@ -1,4 +1,4 @@
-//! The software device gives what an H200 gave, form by form, with the borders of each type.
+//! The software device gives an H200's results, form by form, for the edge values of each type.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Random programs give what an H200 gave, and what differs is made small.
+//! Random programs give an H200's results, and a difference is shrunk.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use outboard_truth::recording::Recording;
 use outboard_truth::soft::Soft;
 use outboard_truth::work;
 
-/// Of so many programs, in a hundred, the driver's optimiser may make something else than it makes without optimising.
+/// Percentage of programs, at most, whose results the driver's optimiser may change.
 const DISPUTED_PERCENT_MAX: usize = 2;
 
 #[test]
@@ -57,7 +57,7 @@ fn a_seed_is_a_program_and_its_results() {
     }
 }
 
-/// A device that takes every `xor` for an `or`: found, and reduced to the `xor`.
+/// A device that executes `xor` as `or`: the difference is found, and reduced to the `xor`.
 #[test]
 fn what_differs_is_made_small() {
     let lines = declare::lines().unwrap();

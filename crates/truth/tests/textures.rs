@@ -1,4 +1,4 @@
-//! Textures and surfaces give what an H200 gave, probe by probe.
+//! Textures and surfaces give an H200's results, probe by probe.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::HashSet;
@@ -28,13 +28,13 @@ fn each_probe_is_its_own() {
     assert!(keys.len() > 1_000, "{} probes", keys.len());
 }
 
-/// NVIDIA's assembler, which `make` puts into `.toolchain`, takes all of them.
+/// NVIDIA's assembler, which `make` puts into `.toolchain`, accepts all of them.
 #[test]
 fn each_instruction_is_one_of_ptx() {
     let ptxas = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.toolchain/bin/ptxas");
     if !ptxas.exists() {
         let why = format!("no {}", ptxas.display());
-        // Past the test harness, which would keep it to itself.
+        // Written past the test harness, which would capture it.
         let mut said = std::io::stderr().lock();
         let _ = writeln!(said, "NOT RUN: each_instruction_is_one_of_ptx: {why}");
         return;
@@ -62,7 +62,7 @@ fn each_instruction_is_one_of_ptx() {
     );
 }
 
-/// What the software device gives is the same every time, and one wrong bit is noticed.
+/// The software device's results are reproducible, and one wrong bit is noticed.
 #[test]
 fn a_wrong_result_is_noticed() {
     let soft = Soft::new().unwrap();

@@ -1,4 +1,4 @@
-//! The kernels that are measured, with data, ready to run as often as one likes.
+//! The kernels to measure, with their data, ready to run any number of times.
 
 use outboard_ptx::Stats;
 
@@ -77,7 +77,7 @@ impl Case {
 
 type Shape = [usize; 2];
 
-/// Kernel, grid, block and arguments of a case.
+/// Returns kernel, grid, block and arguments of a case.
 fn arguments(name: &'static str, device: &Device) -> (&'static str, Shape, Shape, Vec<Arg>) {
     let int = |n: usize| Arg::I32(n as i32);
     let some = |n: usize| {
@@ -150,7 +150,7 @@ fn arguments(name: &'static str, device: &Device) -> (&'static str, Shape, Shape
         }
         "mma_f16" | "mma_tf32" | "mma_s8" => {
             let (steps, threads) = (16, 64 * 128);
-            // Halves, single precision and bytes alike: numbers about 1, or small integers.
+            // Valid as halves, singles and bytes: numbers around 1, or small integers.
             let data: Vec<u32> = (0..steps * 1024)
                 .map(|i| 0x3c01_3c01 + (i as u32 * 7 % 251) * 0x2_0002)
                 .collect();

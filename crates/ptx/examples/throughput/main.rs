@@ -1,13 +1,14 @@
-//! What the interpreter executes in a second: `cargo run --release -p outboard-ptx --example throughput`.
+//! Measures the interpreter: `cargo run --release -p outboard-ptx --example throughput`.
 //!
-//! Warp instructions a second of processor time, on one core and on all of them, the fastest of some rounds in which the kernels
-//! take turns; and what loading 250 KB of PTX takes.
+//! Prints warp instructions per second of processor time, on one core and on all of them: the
+//! fastest of some rounds, in which the kernels take turns. Also prints the time to load 250 KB of
+//! PTX.
 //!
-//! - `--mix` counts which instructions the kernels execute,
-//! - `--callgrind` what instructions of the host each takes, where there is valgrind,
-//! - `--json FILE` keeps it all,
+//! - `--mix` counts the instructions that the kernels execute,
+//! - `--callgrind` counts the host's instructions for each, if valgrind is installed,
+//! - `--json FILE` writes all of it,
 //! - `--rounds N` measures for longer, or not at all,
-//! - `--only NAME --times N` just runs one kernel, for profilers.
+//! - `--only NAME --times N` only runs one kernel, for profilers.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -25,7 +26,7 @@ use outboard_ptx::{Memory, Module};
 use serde_json::{Value, json};
 
 const ROUNDS: usize = 15;
-/// Runs in a row where a clock is not exact.
+/// Consecutive runs per measurement with an imprecise clock.
 const REPEATED: u32 = 10;
 const PTX_BYTES: usize = 250_000;
 
@@ -57,7 +58,7 @@ fn main() {
     if has("--callgrind") {
         for (kernel, name) in kernels.iter_mut().zip(NAMES) {
             let count = kernel["warp_instructions"].as_u64().unwrap();
-            // What comes before and after the runs is the same in both.
+            // The work before and after the runs is the same in both.
             let instructions = host_instructions(name, 2) - host_instructions(name, 1);
             let each = instructions as f64 / count as f64;
             println!("{name:14} {each:6.1} instructions of the host for each");
@@ -80,14 +81,14 @@ fn main() {
     }
 }
 
-/// Of each kernel, and of loading a module.
+/// Measures each kernel, and the loading of a module.
 fn speeds(rounds: usize) -> (Vec<Value>, Value) {
     let mut cases = NAMES.map(Case::new);
     let cores = cores();
     let text = large_module();
     let memory = Memory::reserve(0x2f00_0000_0000, 1 << 30, 64 << 20).unwrap();
-    // One core: its own time, so that other load does not count. All cores: what a clock on the wall shows, and the time of all
-    // threads together, which the system knows to some milliseconds.
+    // One core: the thread's own time, so that other load does not count. All cores: wall-clock
+    // time, and the time of all threads together, which the system knows to some milliseconds.
     let measured = [
         (1, libc::CLOCK_THREAD_CPUTIME_ID, 1),
         (cores, libc::CLOCK_MONOTONIC, 1),
@@ -106,7 +107,7 @@ fn speeds(rounds: usize) -> (Vec<Value>, Value) {
                 case.device.workers = workers;
                 let run = || (0..times).map(|_| case.run().warp_instructions).sum();
                 let (count, seconds): (u64, f64) = timed(clock, run);
-                // The first touch of memory is the operating system's work.
+                // The first access to memory is the operating system's work.
                 if round > 0 || rounds <= 1 {
                     fastest[i][k] = fastest[i][k].min(seconds / f64::from(times));
                 }
@@ -134,7 +135,7 @@ fn speeds(rounds: usize) -> (Vec<Value>, Value) {
     (kernels, json!({"ptx_bytes": text.len(), "ms": ms}))
 }
 
-/// One module of many kernels, of about [`PTX_BYTES`].
+/// Makes one module of many kernels, about [`PTX_BYTES`] long.
 fn large_module() -> String {
     let text = cases::MATH;
     let start = text.find(".visible .entry").unwrap();
@@ -161,20 +162,20 @@ fn clock_seconds(clock: libc::clockid_t) -> f64 {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `time` is a valid place for the result.
+    // SAFETY: `time` has room for the result.
     let rc = unsafe { libc::clock_gettime(clock, &mut time) };
     assert_eq!(rc, 0);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// What `f` gives, and how long it took.
+/// Returns the result of `f` and the time that it took.
 fn timed<T>(clock: libc::clockid_t, f: impl FnOnce() -> T) -> (T, f64) {
     let start = clock_seconds(clock);
     let result = f();
     (result, clock_seconds(clock) - start)
 }
 
-/// Instructions of the host of this program, run under callgrind with one kernel.
+/// Counts instructions of the host, by running this program under callgrind with one kernel.
 fn host_instructions(name: &str, times: u32) -> u64 {
     let program = std::env::current_exe().unwrap();
     let run = Command::new("valgrind")

@@ -1,4 +1,4 @@
-//! What kernels execute: the share of each class of instructions in the warp instructions of a run.
+//! The share of each class of instructions in a kernel's warp instructions.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub(crate) const CLASSES: [&str; 12] = [
     "tensor cores",
 ];
 
-/// How often a run of a case executes each class and each opcode.
+/// Executions of each class and each opcode in a run of a case.
 #[derive(Default)]
 pub(crate) struct Mix {
     pub(crate) total: u64,
@@ -48,7 +48,7 @@ impl Mix {
     }
 }
 
-/// The opcode of a line, with its types and without guard, label and operands.
+/// Returns the opcode of a line with its types, without guard, label and operands.
 fn opcode(line: &str) -> &str {
     let line = line.rsplit_once(": ").map_or(line, |(_, rest)| rest).trim();
     let line = match line.starts_with('@') {
@@ -83,7 +83,7 @@ fn class(opcode: &str) -> &'static str {
     CLASSES[index]
 }
 
-/// A table in Markdown: a column for each kernel.
+/// Makes a table in Markdown with a column for each kernel.
 pub(crate) fn table(mixes: &[(&str, Mix)]) -> String {
     let names: Vec<&str> = mixes.iter().map(|(name, _)| *name).collect();
     let mut text = format!(

@@ -7,7 +7,7 @@ use outboard_ptx::check::Checker;
 use outboard_ptx::launch::STACK_BYTES_DEFAULT;
 use outboard_ptx::{Fifo, Heap, Launch, LaunchError, Memory, Module, Stats};
 
-/// Windows of tests that run side by side do not overlap.
+/// Start of the next window, so that windows of concurrent tests do not overlap.
 static NEXT_WINDOW: AtomicU64 = AtomicU64::new(0x3000_0000_0000);
 const WINDOW_BYTES: u64 = 1 << 32;
 
@@ -35,7 +35,7 @@ impl Device {
         Self::with(ptx, false)
     }
 
-    /// Its memory knows what was written.
+    /// Makes a device whose memory tracks which bytes were written.
     pub fn tracked(ptx: &str) -> Self {
         Self::with(ptx, true)
     }
@@ -59,7 +59,7 @@ impl Device {
         }
     }
 
-    /// Zeroed memory of exactly this many bytes.
+    /// Maps zeroed memory of exactly this many bytes.
     pub fn alloc(&self, bytes: usize) -> u64 {
         let step = (bytes as u64).next_multiple_of(4096) + 4096;
         let address = self.next.fetch_add(step, Ordering::Relaxed);
@@ -143,7 +143,7 @@ impl Device {
     }
 }
 
-/// Arguments as a kernel's parameters lie in memory.
+/// Lays arguments out as a kernel's parameters.
 pub fn params(args: &[Arg]) -> Vec<u8> {
     let mut params = Vec::new();
     for arg in args {
@@ -180,7 +180,7 @@ macro_rules! pod {
 
 pod!(u8, u16, i32, u32, i64, u64, f32, f64);
 
-/// Numbers that look random and are the same every time, in [0, 1).
+/// Returns a reproducible generator of random-looking numbers in [0, 1).
 pub fn noise(seed: u64) -> impl FnMut() -> f64 {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move || {
@@ -191,7 +191,7 @@ pub fn noise(seed: u64) -> impl FnMut() -> f64 {
     }
 }
 
-/// A kernel of one thread: runs `body`, whose results stand in %r0.. and %rd0.., and stores the first `n` of both.
+/// Runs `body` in a kernel of one thread; returns the first `n` of its results in %r0.. and %rd0...
 pub fn run_thread(body: &str) -> (Vec<u32>, Vec<u64>) {
     let mut text = String::from(
         ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 out)\n{\n\

@@ -2,7 +2,7 @@
 
 use super::common::{Arg, Device, noise};
 
-/// Lane and element to row and column.
+/// Row and column for a lane and an element.
 pub type Place = fn(usize, usize) -> [usize; 2];
 
 /// Element types as (bits, signed or float name).
@@ -29,7 +29,7 @@ impl Ty {
         }
     }
 
-    /// Small numbers that the type holds exactly.
+    /// Returns a small number that the type holds exactly.
     pub fn value(self, random: &mut impl FnMut() -> f64) -> f64 {
         let r = random();
         match self {
@@ -46,7 +46,8 @@ impl Ty {
 
     pub fn encode(self, v: f64) -> u64 {
         match self {
-            // Multiples of 1/8 below 16: by hand, as the product's own conversions are under test.
+            // Multiples of 1/8 below 16, encoded by hand because the crate's own conversions are
+            // under test.
             Ty::F16 => half_bits(v, 10, 15),
             Ty::Bf16 => half_bits(v, 7, 127),
             // The lower bits of a tf32 register are ignored.
@@ -93,7 +94,7 @@ pub fn half_bits(v: f64, mantissa: i32, bias: i32) -> u64 {
     sign | ((e + bias) as u64) << mantissa | fraction as u64
 }
 
-/// A matrix in the registers of 32 lanes: `registers[r][lane]`, 64 bits each.
+/// Distributes a matrix over the registers of 32 lanes: `registers[r][lane]`, 64 bits each.
 pub fn pack(
     matrix: &dyn Fn(usize, usize) -> f64,
     ty: Ty,
@@ -119,7 +120,7 @@ pub struct Form {
     pub places: [Place; 3],
 }
 
-/// Runs `opcode` on matrices of noise; calls `check(row, column, expected, got)` through equality.
+/// Runs `opcode` on random matrices, and checks the result for equality.
 pub fn check(form: &Form) {
     let [m, n, k] = form.shape;
     let [a, b, c, d] = form.types;
@@ -174,7 +175,7 @@ pub fn check(form: &Form) {
     );
 }
 
-/// Registers in, registers out: one warp loads them, executes the instruction, stores the result.
+/// Executes one instruction: a warp loads the registers, executes it, and stores the result.
 pub fn execute(form: &Form, inputs: &[Vec<[u64; 32]>; 3]) -> Vec<[u64; 32]> {
     let names = ["a", "b", "c", "d"];
     let mut body = String::new();
@@ -223,7 +224,8 @@ pub fn execute(form: &Form, inputs: &[Vec<[u64; 32]>; 3]) -> Vec<[u64; 32]> {
         .collect()
 }
 
-/// A kernel whose lanes have `%rd2 = in + 8 * lane`, `%rd3 = out + 8 * lane`, `%rd0 = in`, `%rd1 = out`.
+/// Writes a kernel whose lanes have `%rd2 = in + 8 * lane`, `%rd3 = out + 8 * lane`, `%rd0 = in`,
+/// `%rd1 = out`.
 pub fn kernel(body: &str) -> String {
     format!(
         ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 in, .param .u64 out)\n{{\n\

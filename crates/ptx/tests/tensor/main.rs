@@ -1,8 +1,9 @@
-//! `mma`, `wmma`, `ldmatrix`, `movmatrix` against plain products of matrices. Where an element lies is written here as
-//! the PTX manual has it, form by form; values are small enough that every sum is exact in any order.
+//! `mma`, `wmma`, `ldmatrix`, `movmatrix` against plain products of matrices. Positions of elements
+//! are written here as in the PTX manual, form by form; values are small enough that every sum is
+//! exact in any order.
 
 #![allow(clippy::unwrap_used, clippy::panic, unreachable_pub)]
-// Lanes are indexed as the manual's formulas index them.
+// Lanes are indexed as in the manual's formulas.
 #![allow(clippy::needless_range_loop)]
 
 #[path = "../common/mod.rs"]

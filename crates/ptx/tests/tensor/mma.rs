@@ -115,7 +115,7 @@ fn tf32_and_doubles() {
     for opcode in [
         "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64",
         "mma.sync.aligned.m8n8k4.row.col.rz.f64.f64.f64.f64",
-        // Layouts of `wmma` are its own; these are those of the same registers.
+        // The layouts of `wmma` are its own; here those of `mma` apply.
         "wmma.mma.sync.aligned.row.row.m8n8k4.rn.f64.f64.f64.f64",
     ] {
         check(&Form {
@@ -130,7 +130,8 @@ fn tf32_and_doubles() {
 
 #[test]
 fn quarters_of_a_warp() {
-    // m8n8k4: four products of their own. Each is checked as one of 32 rows of which only its lanes' count.
+    // m8n8k4: four independent products. Each is checked as one of 32 rows of which only its lanes'
+    // count.
     for (a_layout, b_layout) in [
         ("row", "col"),
         ("row", "row"),

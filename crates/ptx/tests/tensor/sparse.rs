@@ -1,4 +1,5 @@
-//! `mma.sp` against the product of the whole matrices. Where things lie is also held against an H200, by `crates/truth`.
+//! `mma.sp` against the product of the whole matrices. Layouts are also compared with an H200, by
+//! `crates/truth`.
 
 use super::common::{Arg, Device, noise};
 use super::forms::{F16, F32, S4, S8, Ty, U4, U8, kernel, pack};
@@ -6,12 +7,12 @@ use super::forms::{F16, F32, S4, S8, Ty, U4, U8, kernel, pack};
 struct Case {
     opcode: &'static str,
     k: usize,
-    /// Of a, b, and of c and d.
+    /// Types of a, of b, and of c and d.
     types: [Ty; 3],
     selectors: usize,
 }
 
-/// Elements of a row that metadata speaks of together, and how many it makes of one number.
+/// Returns the elements of a row that share a piece of metadata, and the elements per number in it.
 fn chunk(ty: Ty) -> (usize, usize) {
     match ty.bits() {
         32 => (2, 1),
@@ -88,7 +89,7 @@ fn check(case: &Case, selector: usize) {
     let mut metadata = [0u32; 32];
     for row in 0..m {
         for i in 0..chunks {
-            // Two of four places, ascending; of tf32 one of two.
+            // Two of four positions, ascending; for tf32 one of two.
             let first = (random() * (places - 1) as f64) as usize;
             let (kept, nibble) = if places == 2 {
                 let one = (random() * 2.0) as usize;
@@ -104,8 +105,9 @@ fn check(case: &Case, selector: usize) {
                     stored[row * k / 2 + i * chunk / 2 + j * run + e] = value;
                 }
             }
-            // The figures "Sparse MMA metadata layout": of floats each lane has 16 bits for a row, above them 16 for that
-            // eight further down; of integers 32 bits for one of the two.
+            // From the figures "Sparse MMA metadata layout": for floats each lane has 16 bits for a
+            // row and above them 16 for the row eight further down; for integers 32 bits for one of
+            // the two.
             let holders = chunks / 4;
             let half = row / 8;
             let (part, bit) = match c == Ty::S32 {
@@ -115,7 +117,7 @@ fn check(case: &Case, selector: usize) {
             metadata[row % 8 * 4 + selector * holders + part] |= nibble << bit;
         }
     }
-    // What other lanes hold means nothing.
+    // The words of other lanes are ignored.
     for (lane, word) in metadata.iter_mut().enumerate() {
         if lane % 4 / (4 / case.selectors) != selector {
             *word = 0x5a5a_1234;

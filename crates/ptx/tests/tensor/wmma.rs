@@ -71,7 +71,8 @@ fn wmma_from_memory_to_memory() {
     }
 }
 
-/// d = a * b + c with all four in global memory, sums by rows and by columns, leading dimensions with room to spare.
+/// Computes d = a * b + c with all four in global memory, sums by rows and by columns, with padded
+/// leading dimensions.
 fn wmma(
     name: &str,
     [m, n, k]: [usize; 3],
@@ -96,7 +97,7 @@ fn wmma(
                     }
                 })
                 .collect();
-            // Strides in elements; whole words even below a byte.
+            // Strides in elements, and in whole words for elements shorter than a byte.
             let extra = if ty.bits() < 8 { 32 } else { 16 };
             let stride = |layout: &str, rows: usize, columns: usize| {
                 extra + if layout == "row" { columns } else { rows }
@@ -171,7 +172,7 @@ fn wmma(
     }
 }
 
-/// From the manual's tables of `wmma` fragments.
+/// Returns the register counts from the manual's tables of `wmma` fragments.
 fn fragment_registers(ty: &str, shape: [usize; 3], c: Ty, d: Ty) -> [usize; 4] {
     let (a, b) = match (ty, shape) {
         ("f16", _) => (8, 8),

@@ -1,4 +1,5 @@
-//! Writes programs from the declared forms: whatever is exact and needs no more than registers and a slot may appear.
+//! Generates programs from the declared forms: every form that is exact and needs only registers
+//! and a slot may appear.
 
 use std::collections::HashMap;
 
@@ -10,16 +11,16 @@ use crate::values::Random;
 const DEPTH_MAX: usize = 3;
 const TURNS_MAX: usize = 4;
 
-/// The forms that programs are made of.
+/// The forms that programs consist of.
 pub struct Generator<'l> {
-    /// By opcode, so that one with many forms is not everywhere.
+    /// Grouped by opcode, so that an opcode with many forms is not overrepresented.
     plain: Vec<Vec<&'l Form>>,
-    /// Lanes speak to each other: only where all are there.
+    /// Forms in which lanes communicate, used only where all lanes are present.
     together: Vec<Vec<&'l Form>>,
 }
 
 impl<'l> Generator<'l> {
-    /// Of the declared forms those that `usable` lets pass.
+    /// Takes the declared forms for which `usable` returns true.
     pub fn new(lines: &'l [Line], usable: impl Fn(&Form) -> bool) -> Self {
         let mut out = Generator {
             plain: Vec::new(),
@@ -45,7 +46,7 @@ impl<'l> Generator<'l> {
         out
     }
 
-    /// The program of a seed, some `length` steps long.
+    /// Generates the program of a seed, about `length` steps long.
     pub fn program(&self, seed: u64, length: usize) -> Program {
         let mut random = Random::new(seed ^ 0x7072_6f67_7261_6d73);
         let steps = self.steps(&mut random, length, 0, true);
@@ -111,7 +112,7 @@ impl<'l> Generator<'l> {
     }
 }
 
-/// Whether a form has what a program can give.
+/// Whether a program can provide all that a form needs.
 fn fits(form: &Form) -> bool {
     let name = form.opcode().split('.').next().unwrap_or_default();
     let odd = [
@@ -148,7 +149,7 @@ fn fits(form: &Form) -> bool {
     {
         return false;
     }
-    // Without a rounding, a product and a sum may become one operation.
+    // Without a rounding modifier, a product and a sum may be fused.
     let floats = |kind| {
         matches!(
             kind,
@@ -162,7 +163,7 @@ fn fits(form: &Form) -> bool {
     if float && matches!(name, "add" | "sub" | "mul") && !rounded {
         return false;
     }
-    // Which NaN comes of a packed half is open here, and cannot be made one with little.
+    // The NaN of a packed half is open here, and cannot easily be made unique.
     let packed = |kind| matches!(kind, Kind::F16x2 | Kind::Bf16x2 | Kind::Bf16);
     if form.operands.iter().any(|o| packed(o.kind)) && matches!(name, "abs" | "neg") {
         return false;
@@ -178,8 +179,9 @@ fn fits(form: &Form) -> bool {
     })
 }
 
-/// Sequences are not, since a guard is one instruction's. The driver for CUDA 13.0 forgets some guards and writes results in
-/// any case, optimising or not: those of `testp`, of `set` with 16-bit operands, and of sums of four.
+/// Whether the form may have a guard. Sequences may not, since a guard applies to one instruction.
+/// The driver for CUDA 13.0 drops some guards and always writes the results, with or without
+/// optimisation: those of `testp`, of `set` with 16-bit operands, and of sums of four.
 fn may_be_guarded(text: &str) -> bool {
     let forgotten = [
         "testp",
@@ -194,7 +196,7 @@ fn speaks(form: &Form) -> bool {
     form.text.contains(".sync")
 }
 
-/// The form with registers of a program.
+/// Returns the form's text with registers of a program.
 fn instance(form: &Form, random: &mut Random) -> String {
     let mut names: HashMap<String, String> = HashMap::new();
     let (mut before, mut after) = (String::new(), String::new());
@@ -223,7 +225,7 @@ fn instance(form: &Form, random: &mut Random) -> String {
             Role::Source | Role::Result => {
                 for name in operand.registers() {
                     let mut register = any_register(letter, random);
-                    // Results of one instruction are different registers.
+                    // Results of one instruction go to different registers.
                     while operand.role == Role::Result && taken.contains(&register) {
                         register = any_register(letter, random);
                     }
@@ -253,7 +255,7 @@ fn any_register(letter: &str, random: &mut Random) -> String {
     format!("%{letter}{}", random.below(count))
 }
 
-/// PTX that leaves one NaN of all, where which it is may be left open.
+/// Returns PTX that replaces every NaN by one, where the choice of NaN is open.
 fn one_nan(kind: Kind, register: &str) -> String {
     match kind {
         Kind::F32 => format!(
@@ -286,7 +288,8 @@ fn renamed(text: &str, names: &HashMap<String, String>) -> String {
     out
 }
 
-/// A change of a counter: each takes one kind, so that the order of threads does not matter.
+/// Generates a change of a counter. Each counter has one kind of change, so the order of threads
+/// does not matter.
 fn count(random: &mut Random) -> String {
     const KINDS: [&str; COUNTERS] = [
         "add.u32", "and.b32", "or.b32", "xor.b32", "min.s32", "max.s32", "max.u32", "add.s32",
@@ -300,7 +303,7 @@ fn count(random: &mut Random) -> String {
     }
 }
 
-/// All threads of a block hand a word to another.
+/// Generates an exchange of words between all threads of a block.
 fn exchange(random: &mut Random) -> String {
     let (from, to) = (random.below(WORDS), random.below(WORDS));
     let other = random.below(super::THREADS as usize);

@@ -1,4 +1,4 @@
-//! Random programs on a GPU and on the software device, as long as there is time.
+//! Runs random programs on a GPU and on the software device for a given time.
 
 use std::time::{Duration, Instant};
 
@@ -14,48 +14,50 @@ use crate::recording::Recorded;
 use crate::soft::Soft;
 use crate::worker::{say, start};
 
-/// Results shown of a program.
+/// Results shown for one program.
 const SHOWN_MAX: usize = 6;
 
-/// A worker that says nothing for so long is ended. Making a program small is hundreds of compilations.
+/// Time without a message after which a worker is killed. Shrinking a program takes hundreds of
+/// compilations.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// What to try.
+/// The settings of a hunt.
 #[derive(Clone, Copy, Debug)]
 pub struct Hunt {
     pub first_seed: u64,
     pub time: Duration,
     /// Steps of a program.
     pub steps: usize,
-    /// Differences after which it ends.
+    /// Differences after which the hunt ends.
     pub differences_max: usize,
 }
 
-/// What came of it.
+/// The results of a hunt.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Found {
     pub tried: u64,
-    /// Programs that differ however the driver compiles them.
+    /// Programs that differ at every level of optimisation.
     pub differ: usize,
-    /// Programs that give on the GPU what they give here, unless the driver optimises them.
+    /// Programs that differ only if the driver optimises them.
     pub optimiser: usize,
-    /// Programs over which the driver died or hung.
+    /// Programs on which the driver crashed or hung.
     pub lost: usize,
 }
 
-/// What a worker says.
+/// A worker's messages.
 #[derive(Debug, Serialize, Deserialize)]
 enum Said {
     Device(String),
     Begun(u64),
-    /// Only where the driver optimises.
+    /// Differs only if the driver optimises.
     Optimiser,
-    /// What is left of the program, and results.
+    /// The shrunk program, and its results.
     Differs(String),
     Ended,
 }
 
-/// Prints what the two disagree on, made small. A process of its own talks to the driver: the next goes on behind what it dies of.
+/// Prints the programs on which the two devices differ, after shrinking. A separate process uses
+/// the driver; if it crashes, the next continues after that program.
 pub fn hunt(hunt: Hunt) -> Result<Found> {
     let (mut found, started, mut device) = (Found::default(), Instant::now(), None);
     loop {
@@ -109,7 +111,7 @@ pub fn hunt(hunt: Hunt) -> Result<Found> {
     }
 }
 
-/// The worker.
+/// Runs a worker.
 pub fn work(generator: &Generator<'_>, hunt: Hunt, soft: &Soft) -> Result<()> {
     let (started, mut gpu) = (Instant::now(), Gpu::open()?);
     say(&Said::Device(gpu.name.clone()))?;
@@ -122,7 +124,7 @@ pub fn work(generator: &Generator<'_>, hunt: Hunt, soft: &Soft) -> Result<()> {
         if differences(&program, soft, &mut gpu, true).is_empty() {
             continue;
         }
-        // What a driver's optimiser makes of a program is no truth about it.
+        // A difference that only the driver's optimiser causes does not count.
         let mut differs = |program: &Program| {
             [false, true]
                 .iter()
@@ -148,8 +150,9 @@ pub fn work(generator: &Generator<'_>, hunt: Hunt, soft: &Soft) -> Result<()> {
     say(&Said::Ended)
 }
 
-/// Runs recorded programs again, each so many times on the GPU, with and without optimisation; prints all results in which the
-/// software device differs, or the GPU from what was recorded. Returns how many programs that were.
+/// Runs recorded programs again, each `times` times on the GPU, with and without optimisation.
+/// Prints all results in which the software device differs, or the GPU differs from its recording.
+/// Returns the number of such programs.
 pub fn again(programs: &[&Recorded], times: usize, soft: &Soft, gpu: &mut Gpu) -> usize {
     let mut found = 0;
     for program in programs {
@@ -196,7 +199,7 @@ pub fn again(programs: &[&Recorded], times: usize, soft: &Soft, gpu: &mut Gpu) -
     found
 }
 
-/// Results that are not the same, told; none where one of the two does not run the program.
+/// Describes the results that differ; empty if one of the two devices does not run the program.
 fn differences(program: &Program, soft: &Soft, gpu: &mut Gpu, optimised: bool) -> Vec<String> {
     let job = if optimised {
         program.job()

@@ -1,10 +1,11 @@
-//! Random programs: [`generate`] writes them, a GPU and the software device run them ([`hunt`]), [`mod@shrink`] makes one
-//! that they disagree on small.
+//! Random programs: [`generate`] writes them, a GPU and the software device run them ([`hunt`]),
+//! and [`mod@shrink`] shortens one on which they differ.
 //!
-//! A program is two blocks of two warps. Each thread has a few registers of every width, filled from the input; a slot in
-//! global, shared and local memory that is its own; and all threads of a block share counters that they change in
-//! ways whose order does not matter. At the end everything is written out. Nothing in it is left open by PTX: registers
-//! have values, loops end, lanes that speak to each other are all there, and NaNs are made one where payloads are open.
+//! A program is two blocks of two warps. Each thread has a few registers of every width, filled
+//! from the input, and a slot of its own in global, shared and local memory. All threads of a block
+//! share counters, changed in ways whose order does not matter. At the end everything is written
+//! out. PTX leaves nothing in it open: registers have values, loops end, communicating lanes are
+//! all present, and NaNs are made one where payloads are open.
 
 pub mod generate;
 pub mod hunt;
@@ -17,15 +18,15 @@ use crate::values::{Random, hash};
 
 pub const BLOCKS: u32 = 2;
 pub const THREADS: u32 = 64;
-/// Registers of each width that programs compute with.
+/// Registers of each width that programs use.
 pub const WORDS: usize = 8;
 pub const LONGS: usize = 6;
 pub const SHORTS: usize = 4;
 pub const PREDICATES: usize = 4;
-/// Counters that a block shares, 8 bytes each; each takes one kind of change.
+/// Counters shared by a block, 8 bytes each; each has one kind of change.
 pub const COUNTERS: usize = 8;
 pub const SLOT_BYTES: usize = 16;
-/// What a thread writes out: registers, predicates, its three slots.
+/// Bytes that a thread writes out: registers, predicates, its three slots.
 pub const THREAD_BYTES: usize = WORDS * 4 + LONGS * 8 + SHORTS * 2 + 8 + 3 * SLOT_BYTES;
 const INPUT_BYTES: usize = (WORDS / 2 + LONGS + SHORTS / 4) * 8;
 
@@ -34,13 +35,14 @@ const INPUT_BYTES: usize = (WORDS / 2 + LONGS + SHORTS / 4) * 8;
 pub enum Step {
     /// PTX, one or more instructions.
     Code(String),
-    /// Threads for which the predicate (as `%p1` or `!%p1`) holds take one side, the rest the other.
+    /// Threads whose predicate (`%p1` or `!%p1`) is true take the first side, the others the
+    /// second.
     If(String, Vec<Step>, Vec<Step>),
-    /// So many times, perhaps another number in each thread: PTX that sets `%turns` to it.
+    /// A loop. The PTX sets `%turns`, which may differ between threads.
     Loop(String, Vec<Step>),
 }
 
-/// A program: what names its input, and what it does.
+/// A program: the seed of its input, and its steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     pub seed: u64,
@@ -48,12 +50,12 @@ pub struct Program {
 }
 
 impl Program {
-    /// As a job, which names itself by its text.
+    /// Makes the program's job, with a key from its text.
     pub fn job(&self) -> Job {
         job(self.seed, &self.body())
     }
 
-    /// PTX between what sets registers up and what writes them out.
+    /// Returns the PTX between the set-up of registers and the writing of results.
     pub fn body(&self) -> String {
         let mut out = String::new();
         let mut labels = 0;
@@ -63,13 +65,13 @@ impl Program {
     }
 }
 
-/// The job of a program of which there is only the text.
+/// Makes the job of a program given as text.
 pub fn job(seed: u64, body: &str) -> Job {
     let key = hash(body.as_bytes()) ^ seed.rotate_left(32);
     Job::of_program(key, seed, body)
 }
 
-/// The same for a GPU whose driver compiles without optimising.
+/// Makes the job of a program for a driver that compiles without optimisation.
 pub fn job_unoptimised(seed: u64, body: &str) -> Job {
     let key = hash(body.as_bytes()).rotate_left(1) ^ seed.rotate_left(32);
     Job {
@@ -111,13 +113,13 @@ fn steps(out: &mut String, list: &[Step], labels: &mut u32) -> std::fmt::Result 
     Ok(())
 }
 
-/// The input of a program: as many random words as its registers hold.
+/// Returns a program's input: random words for all registers.
 pub fn input(seed: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
     let words = (BLOCKS * THREADS) as usize * INPUT_BYTES / 8;
     (0..words)
         .map(|_| match random.below(4) {
-            // Small numbers, ones near zero, and floats of ordinary size.
+            // Small numbers, numbers near zero, and floats of ordinary size.
             0 => random.bits() & 0x0000_003f_0000_003f,
             1 => !(random.bits() & 0x0000_003f_0000_003f),
             2 => random.bits() & 0x83ff_ffff_83ff_ffff | 0x3c00_0000_3c00_0000,
@@ -131,7 +133,7 @@ pub fn output_bytes() -> usize {
     (BLOCKS * THREADS) as usize * THREAD_BYTES + BLOCKS as usize * COUNTERS * 8
 }
 
-/// The kernel around a body.
+/// Writes the kernel around a body.
 pub fn kernel(name: &str, body: &str) -> String {
     let mut out = String::new();
     // Writing to a string does not fail.
@@ -164,7 +166,7 @@ fn write_kernel(out: &mut String, name: &str, body: &str) -> std::fmt::Result {
             "st.shared.u64 [%shared+{at}], 0; st.local.u64 [%local+{at}], 0;"
         )?;
     }
-    // Every thread writes the same.
+    // Every thread writes the same value.
     for counter in 0..COUNTERS {
         writeln!(out, "st.shared.u64 [counters+{}], 0;", counter * 8)?;
     }
@@ -212,7 +214,8 @@ fn write_kernel(out: &mut String, name: &str, body: &str) -> std::fmt::Result {
         at += SLOT_BYTES;
     }
     for counter in 0..COUNTERS {
-        // Again all threads write the same; the counters in global memory are there already, in the other half.
+        // All threads write the same value again; in global memory the counters already occupy the
+        // other half.
         let at = counter * 8;
         writeln!(
             out,

@@ -1,8 +1,9 @@
-//! Makes a program that two devices disagree on small: whatever can go without the difference going, goes.
+//! Shortens a program on which two devices differ: everything is removed that the difference does
+//! not need.
 
 use super::{Program, Step};
 
-/// `differs` runs a program on both. It is asked often: some ten times the number of steps.
+/// Shortens a program. `differs` runs one on both devices, some ten times the number of steps.
 pub fn shrink(program: &Program, mut differs: impl FnMut(&Program) -> bool) -> Program {
     let mut best = program.clone();
     loop {
@@ -30,7 +31,8 @@ fn size(steps: &[Step]) -> usize {
     steps.iter().map(|step| 1 + inner(step)).sum()
 }
 
-/// Without step `place` (counted through all levels), or with its inside in its stead.
+/// Returns the program without step `place` (counted through all levels), or with its contents in
+/// its place.
 fn variants(program: &Program, place: usize) -> Vec<Program> {
     let mut out = Vec::new();
     for way in [replace_by_nothing, replace_by_inside] {

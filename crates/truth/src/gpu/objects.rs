@@ -1,5 +1,5 @@
-//! Arrays, textures and surfaces through the driver, for jobs that have one (cuda.h; CUDA driver API, "Texture Object
-//! Management"). Unsafe for the reasons that [`crate::gpu`] gives.
+//! Arrays, textures and surfaces through the driver, for jobs that have one (cuda.h; CUDA driver
+//! API, "Texture Object Management"). Unsafe for the reasons that [`crate::gpu`] gives.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 use super::{Gpu, GpuError, Handle, checked};
 use crate::textures::{Geometry, Object, Place, Resource, Sampler, Setup, View};
 
-/// CUDA_ARRAY3D_LAYERED and its like.
+/// `CUDA_ARRAY3D_LAYERED` and similar flags.
 const LAYERED: u32 = 0x01;
 const SURFACE_LDST: u32 = 0x02;
 const CUBEMAP: u32 = 0x04;
@@ -97,24 +97,24 @@ const _: () = {
     assert!(size_of::<ViewDesc>() == 112);
 };
 
-/// Where the driver keeps texels.
+/// The driver's memory of texels.
 enum Memory {
     Array(Handle),
     Mipmapped(Handle),
-    /// Device memory at this address, the job's buffer.
+    /// Device memory at this address, which is the job's buffer.
     Plain(u64),
 }
 
 /// A job's object, until [`Gpu::unbind`].
 pub(super) struct Bound {
     memory: Memory,
-    /// What the kernel gets; none after a refusal.
+    /// The number that the kernel receives; 0 after a refusal.
     pub(super) number: u64,
     is_surface: bool,
 }
 
 impl Gpu {
-    /// Makes what a job's kernel asks of.
+    /// Makes the object that a job's kernel uses.
     pub(super) fn bind(&self, setup: &Setup) -> Result<Bound, GpuError> {
         let mut bound = Bound {
             memory: self.memory(&setup.resource)?,
@@ -136,7 +136,7 @@ impl Gpu {
 
     pub(super) fn unbind(&self, bound: Bound) -> Result<(), GpuError> {
         let calls = &self.calls;
-        // SAFETY: see the module; nothing runs.
+        // SAFETY: as [`crate::gpu`] explains; nothing runs.
         unsafe {
             match (bound.number, bound.is_surface) {
                 (0, _) => {}
@@ -180,7 +180,7 @@ impl Gpu {
         };
         let mut array = null_mut();
         let levels = resource.levels as u32;
-        // SAFETY: see the module.
+        // SAFETY: as [`crate::gpu`] explains.
         unsafe {
             if levels > 1 {
                 checked(
@@ -205,7 +205,7 @@ impl Gpu {
                 Memory::Mipmapped(all) => {
                     let mut array = null_mut();
                     let get = self.calls.mipmapped_level;
-                    // SAFETY: see the module.
+                    // SAFETY: as [`crate::gpu`] explains.
                     let status = unsafe { get(&mut array, all, level as u32) };
                     checked("cuMipmappedArrayGetLevel", status)?;
                     array
@@ -215,7 +215,8 @@ impl Gpu {
                         return Err(GpuError::TooLong);
                     }
                     let to_device = self.calls.to_device;
-                    // SAFETY: see the module; not longer than the buffer.
+                    // SAFETY: as [`crate::gpu`] explains; the texels are not longer than the
+                    // buffer.
                     let status =
                         unsafe { to_device(address, texels.as_ptr().cast(), texels.len()) };
                     return checked("cuMemcpyHtoD", status);
@@ -227,7 +228,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// What the surface holds.
+    /// Returns the surface's texels.
     pub(super) fn texels_back(
         &self,
         bound: &Bound,
@@ -250,7 +251,7 @@ impl Gpu {
             height,
             depth: depth * resource.layers,
         };
-        // SAFETY: see the module; both ends have so many rows.
+        // SAFETY: as [`crate::gpu`] explains; both ends have as many rows as the copy.
         checked("cuMemcpy3D", unsafe { (self.calls.copy_3d)(&copy) })
     }
 
@@ -284,7 +285,7 @@ impl Gpu {
             }
         }
         let mut number = 0;
-        // SAFETY: see the module.
+        // SAFETY: as [`crate::gpu`] explains.
         unsafe {
             match &setup.object {
                 Object::Surface => checked(

@@ -7,13 +7,13 @@ use outboard_ptx::texture::{
 
 use crate::textures::{self, Format, Geometry, Mode, Object, Place, Resource, Setup, View};
 
-/// What kernels get.
+/// The number that kernels receive.
 pub(super) const NUMBER: u64 = 0x0b1e_c700_0000_0001;
 
 /// The texels of the bound object.
 pub(super) struct Texture3d(Array);
 
-/// Binds a job's object to [`NUMBER`]; says what is not there.
+/// Binds a job's object to [`NUMBER`]; the error tells what is not supported.
 pub(super) fn bind(memory: &Memory, setup: &Setup) -> Result<Texture3d, String> {
     let resource = &setup.resource;
     let bytes: usize = (0..resource.levels).map(|l| resource.level_bytes(l)).sum();
@@ -41,7 +41,7 @@ pub(super) fn bind(memory: &Memory, setup: &Setup) -> Result<Texture3d, String> 
 }
 
 impl Texture3d {
-    /// What the surface holds; unbinds it.
+    /// Returns the surface's texels, and unbinds it.
     pub(super) fn unbind(self, memory: &Memory, setup: &Setup) -> Result<Vec<u8>, String> {
         memory.unbind(NUMBER);
         let mut texels = vec![0; setup.bytes_back()];

@@ -1,4 +1,4 @@
-//! The software device beside a recording, probe by probe.
+//! Comparison of the software device with a recording, probe by probe.
 
 use super::exceptions::{self, Apart};
 use super::probe::{POINT_WORDS, Probe, RESULT_WORDS};
@@ -9,12 +9,12 @@ use crate::soft::Soft;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     Agrees,
-    /// Differs as far as an exception says: why, and how many results do.
+    /// Differs within an exception: its reason, and the number of results that differ.
     Excepted(&'static str, usize),
     Differs(Vec<Difference>),
-    /// Not accepted here, though a GPU gave results: why.
+    /// Refused by the software device although a GPU gave results; with the reason.
     Refused(String),
-    /// A GPU refused or faulted; here it did not. Both outcomes.
+    /// The GPU refused or faulted, the software device did not. Both outcomes.
     Ends(String),
     NotRecorded,
 }
@@ -27,7 +27,7 @@ pub enum Difference {
         here: u32,
         there: u32,
     },
-    /// Of a surface, afterwards.
+    /// A texel of the surface after the kernel.
     Texel { byte: usize, here: u8, there: u8 },
 }
 

@@ -1,4 +1,4 @@
-//! What is tried: each kind of resource with each way of reading it.
+//! The probes: each kind of resource with each way of reading it.
 
 use super::probe::{Point, Probe, Wide};
 use super::{
@@ -6,7 +6,8 @@ use super::{
     corpus_mips, corpus_surfaces, points,
 };
 
-/// Every probe. Those that a GPU ends with a fault are last: each costs a process.
+/// Returns every probe. Those that end with a fault on a GPU are last, because each costs a
+/// process.
 pub fn probes() -> Vec<Probe> {
     let mut all = Vec::new();
     filtered(&mut all);
@@ -40,7 +41,7 @@ pub(super) const FLOAT: Resource = Resource {
 
 pub(super) const BORDER: [f32; 4] = [0.3, -0.7, 1.25, 0.6];
 
-/// One resource of each geometry.
+/// Makes a resource of a geometry.
 pub(super) fn of(geometry: Geometry) -> Resource {
     let (size, layers) = match geometry {
         Geometry::D1 => ([7, 1, 1], 1),
@@ -59,7 +60,7 @@ pub(super) fn of(geometry: Geometry) -> Resource {
     }
 }
 
-/// Registers of coordinates; vectors have 1, 2 or 4.
+/// Returns the coordinate registers; vectors have 1, 2 or 4.
 pub(super) fn coordinates(geometry: Geometry) -> &'static str {
     match geometry.axes() + usize::from(geometry.is_layered()) {
         1 => "%c0",
@@ -94,7 +95,7 @@ pub(super) fn probe(setup: Setup, instruction: String, tried: &str, points: Vec<
     }
 }
 
-/// Coordinates of floats for a texture.
+/// Returns float coordinates for a texture.
 pub(super) fn points_of(resource: &Resource, sampler: &Sampler, count: usize) -> Vec<Point> {
     points::floats(
         resource.geometry,
@@ -105,7 +106,7 @@ pub(super) fn points_of(resource: &Resource, sampler: &Sampler, count: usize) ->
     )
 }
 
-/// `tex` with coordinates of floats.
+/// Adds `tex` with float coordinates.
 pub(super) fn sampled(all: &mut Vec<Probe>, resource: Resource, sampler: Sampler, count: usize) {
     let result = match (sampler.integers, resource.format.bytes()) {
         (true, _) | (_, 4) => resource.format.result(),
@@ -120,7 +121,7 @@ pub(super) fn sampled(all: &mut Vec<Probe>, resource: Resource, sampler: Sampler
     ));
 }
 
-/// Address modes and filters, of floats, with sizes that are powers of two and not.
+/// Adds address modes and filters with float coordinates, and sizes that are powers of two or not.
 fn filtered(all: &mut Vec<Probe>) {
     let sizes = [
         (Geometry::D1, [[8, 1, 1], [7, 1, 1]], 768),
@@ -143,7 +144,7 @@ fn filtered(all: &mut Vec<Probe>) {
                 for (normalised, linear) in
                     [(false, false), (false, true), (true, false), (true, true)]
                 {
-                    // Points choose the same texels, whatever they hold.
+                    // Reading points chooses the same texels whatever they hold.
                     if !linear && pattern == Pattern::Bits {
                         continue;
                     }
@@ -181,7 +182,7 @@ fn filtered(all: &mut Vec<Probe>) {
             sampled(all, of(geometry), sampler, 256);
         }
     }
-    // Sizes at which normalised coordinates are rounded otherwise, if they are.
+    // Sizes for which normalised coordinates may be rounded differently.
     for width in [1, 2, 3, 100, 1000, 32_768] {
         for linear in [false, true] {
             for mode in [Mode::Clamp, Mode::Wrap] {
@@ -239,7 +240,7 @@ fn layered(all: &mut Vec<Probe>) {
     }
 }
 
-/// Every format, every number of channels, read in every way it has.
+/// Adds every format with every number of channels, read in every way it supports.
 fn formats(all: &mut Vec<Probe>) {
     for format in Format::ALL {
         for channels in [1, 2, 4] {
@@ -268,7 +269,7 @@ fn formats(all: &mut Vec<Probe>) {
             }
         }
     }
-    // Integers' borders are bits of integers, perhaps.
+    // The borders of integers may be the bits of integers.
     let border = [5u32, 0xffff_fff0, 70_000, 0x8000_0001].map(f32::from_bits);
     for format in [
         Format::U8,
@@ -290,7 +291,7 @@ fn formats(all: &mut Vec<Probe>) {
         };
         sampled(all, resource, sampler, 64);
     }
-    // All values of 8 bits and many of 16 as fractions.
+    // All values of 8 bits and many of 16, as fractions.
     for format in [
         Format::U8,
         Format::S8,
@@ -320,7 +321,7 @@ fn formats(all: &mut Vec<Probe>) {
             "texels",
             points,
         ));
-        // Between neighbours: how sums of fractions are rounded.
+        // Between neighbours: shows how sums of fractions are rounded.
         let between = Sampler {
             linear: true,
             ..Sampler::PLAIN
@@ -329,7 +330,7 @@ fn formats(all: &mut Vec<Probe>) {
     }
 }
 
-/// Coordinates that are integers.
+/// Adds integer coordinates.
 fn by_number(all: &mut Vec<Probe>) {
     for geometry in [
         Geometry::D1,
@@ -365,7 +366,7 @@ fn by_number(all: &mut Vec<Probe>) {
     }
 }
 
-/// Linear and pitched memory.
+/// Adds linear and pitched memory.
 fn memory(all: &mut Vec<Probe>) {
     for format in Format::ALL {
         for channels in [1, 4] {

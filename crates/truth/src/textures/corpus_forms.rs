@@ -1,4 +1,4 @@
-//! Gathers, rarer forms of `tex`, sRGB, views, questions, and what does not fit.
+//! Gathers, rarer forms of `tex`, sRGB, views, queries, and mismatches.
 
 use super::corpus::{BORDER, FLOAT, coordinates, of, points_of, probe, sampled, tex, texture};
 use super::probe::{POINT_WORDS, Point, Probe, Wide};
@@ -86,7 +86,7 @@ pub(super) fn gathers(all: &mut Vec<Probe>) {
     ));
 }
 
-/// Forms of `tex` beside the plain one, on textures of one level.
+/// Adds forms of `tex` other than the plain one, on textures of one level.
 pub(super) fn forms(all: &mut Vec<Probe>) {
     let geometries = [
         (Geometry::D1, "{%e0}", "{3}", "{%e0}, {%e1}"),
@@ -272,10 +272,10 @@ pub(super) fn srgb(all: &mut Vec<Probe>) {
     sampled(all, resource, integers, 64);
 }
 
-/// `CU_RES_VIEW_FORMAT_*`: what the same texels are taken for.
+/// Adds views, which read texels as another format (`CU_RES_VIEW_FORMAT_*`).
 pub(super) fn views(all: &mut Vec<Probe>) {
     let cases = [
-        // Of the same: numbers of channels and bits fit.
+        // Formats with equal numbers of channels and bits.
         (Format::U8, 4, 3, "f32"),     // UINT_4X8
         (Format::U8, 4, 6, "f32"),     // SINT_4X8
         (Format::S16, 2, 8, "f32"),    // UINT_2X16
@@ -309,7 +309,7 @@ pub(super) fn views(all: &mut Vec<Probe>) {
             points_of(&resource, &Sampler::PLAIN, 64),
         ));
     }
-    // Some layers of all.
+    // Some of the layers.
     let resource = Resource {
         layers: 5,
         ..of(Geometry::A2d)
@@ -332,7 +332,7 @@ pub(super) fn views(all: &mut Vec<Probe>) {
     ));
 }
 
-/// `txq` of everything there is to ask.
+/// Adds every query of `txq`.
 pub(super) fn questions(all: &mut Vec<Probe>) {
     let questions = [
         "width",
@@ -427,7 +427,7 @@ pub(super) fn questions(all: &mut Vec<Probe>) {
     }
 }
 
-/// Types and shapes that an instruction has and the object has not.
+/// Adds instructions whose types and geometries do not fit the object.
 pub(super) fn mismatches(all: &mut Vec<Probe>) {
     for (format, integers, result) in [
         (Format::U8, true, "f32"),

@@ -24,7 +24,7 @@ fn mipmapped(geometry: Geometry, pattern: Pattern) -> Resource {
     }
 }
 
-/// What a mipmapped texture is read with: all of its levels.
+/// Sampler for mipmapped textures: all of their levels.
 const MIPS: Sampler = Sampler {
     normalised: true,
     mip_clamp: [0.0, 20.0],
@@ -87,7 +87,7 @@ pub(super) fn probes(all: &mut Vec<Probe>) {
             ..both
         };
         level(all, resource, full, 256);
-        // Without a level: the first, and what a bias makes of it.
+        // Without a level: the first, changed by a bias.
         sampled(all, resource, both, 128);
         let biased = Sampler {
             mip_bias: 1.3,
@@ -111,7 +111,7 @@ pub(super) fn probes(all: &mut Vec<Probe>) {
     varied(all);
 }
 
-/// What the geometry has no part in, in two dimensions.
+/// Adds settings that do not depend on the geometry, in two dimensions.
 fn varied(all: &mut Vec<Probe>) {
     let resource = mipmapped(Geometry::D2, Pattern::Generic);
     for mip_linear in [false, true] {
@@ -141,7 +141,7 @@ fn varied(all: &mut Vec<Probe>) {
             };
             level(all, resource, sampler, 192);
         }
-        // 0 and 1: sums of weights between levels.
+        // Texels of 0 and 1 show sums of weights between levels.
         let bits = mipmapped(Geometry::D2, Pattern::Bits);
         for linear in [false, true] {
             let sampler = Sampler {
@@ -201,7 +201,7 @@ fn varied(all: &mut Vec<Probe>) {
         };
         level(all, resource, sampler, 192);
     }
-    // By texels' numbers, of a level.
+    // By numbers of texels of a level.
     let integers = Resource {
         format: Format::U32,
         ..resource
@@ -221,7 +221,7 @@ fn varied(all: &mut Vec<Probe>) {
         "numbers",
         points,
     ));
-    // Some levels of all.
+    // Some of the levels.
     let view = View {
         format: 22, // FLOAT_1X32
         size: [16, 12, 0],
@@ -307,7 +307,7 @@ pub(super) fn cubes(all: &mut Vec<Probe>) {
             sampled(all, bytes, sampler, 192);
         }
     }
-    // Faces of a cube are layers to who asks for layers.
+    // Faces of a cube, read as layers.
     let flat = Sampler::PLAIN;
     let cube = of(Geometry::Cube);
     all.push(probe(

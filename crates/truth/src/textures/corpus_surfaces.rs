@@ -1,4 +1,4 @@
-//! Surfaces: loads, stores and reductions by bytes, formatted ones, questions.
+//! Surfaces: loads, stores and reductions by bytes, formatted ones, and queries.
 
 use super::corpus::{FLOAT, coordinates, of, probe};
 use super::probe::{Probe, Wide};
@@ -19,7 +19,7 @@ fn surface(resource: Resource) -> Setup {
     }
 }
 
-/// Texels of so many bytes.
+/// Returns the format and channels of texels of `bytes` bytes.
 fn texels(bytes: usize) -> (Format, usize) {
     match bytes {
         1 => (Format::U8, 1),
@@ -30,7 +30,7 @@ fn texels(bytes: usize) -> (Format, usize) {
     }
 }
 
-/// Registers of a vector of `count` values of `bits`.
+/// Returns the registers of a vector of `count` values of `bits` bits.
 fn registers(bits: usize, count: usize) -> (Wide, String) {
     let (wide, class) = match bits {
         8 | 16 => (Wide::Halves, "h"),
@@ -97,7 +97,7 @@ fn by_bytes(all: &mut Vec<Probe>, geometry: Geometry, bits: usize, count: usize,
     });
 }
 
-/// Accesses of another size than texels have.
+/// Adds accesses whose size differs from that of the texels.
 fn sizes(all: &mut Vec<Probe>) {
     for (format, channels, bits, count) in [
         (Format::U8, 1, 16, 1),
@@ -134,7 +134,7 @@ fn sizes(all: &mut Vec<Probe>) {
     }
 }
 
-/// `sust.p`: each format, each number of values.
+/// Adds `sust.p`: each format, each number of values.
 fn formatted(all: &mut Vec<Probe>) {
     for format in Format::ALL {
         for channels in [1, 2, 4] {
@@ -217,7 +217,7 @@ fn reductions(all: &mut Vec<Probe>) {
         for (op, ty) in forms {
             for outside in ["clamp", "zero"] {
                 let wide = ty.ends_with("64");
-                // Whether .p minds the sign is the format's matter.
+                // The format decides whether `.p` is signed.
                 let formats: &[Format] = match (op.starts_with('p'), wide) {
                     (true, false) => &[Format::U32, Format::S32],
                     _ => &[Format::U32],
@@ -280,7 +280,7 @@ fn questions(all: &mut Vec<Probe>) {
                 channels,
                 ..FLOAT
             };
-            // That is asked above.
+            // Those queries are added above.
             if resource != FLOAT {
                 for question in ["width", "channel_data_type", "channel_order"] {
                     ask(resource, question);
@@ -290,7 +290,7 @@ fn questions(all: &mut Vec<Probe>) {
     }
 }
 
-/// What ends a kernel: each by itself.
+/// Adds accesses that end the kernel, each by itself.
 pub(super) fn faults(all: &mut Vec<Probe>) {
     let resource = Resource {
         format: Format::U32,

@@ -1,4 +1,4 @@
-//! What is known to differ from a GPU, why, and by how much.
+//! Known differences from a GPU, with their reasons and bounds.
 
 use super::probe::Probe;
 use super::{Format, Mode, Object, Pattern, Place};
@@ -10,17 +10,17 @@ pub struct Exception {
     pub apart: Apart,
 }
 
-/// How far.
+/// The bound of a difference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Apart {
-    /// Results, read as floats, are no further apart.
+    /// Results, read as floats, differ by at most this.
     Most(f64),
     Anyhow,
-    /// Even that one of the two gives no results.
+    /// One of the two may even give no results.
     Ends,
 }
 
-/// The first that covers a probe holds.
+/// For a probe, the first exception that covers it applies.
 pub const EXCEPTIONS: &[Exception] = &[
     Exception {
         why: "recorded of arrays that should allow gathers from layers or cubes, which a GPU refuses: to be recorded again",
@@ -165,7 +165,7 @@ fn filters(probe: &Probe) -> bool {
     matches!(probe.setup.object, Object::Texture(s, _) if s.linear || levels && s.mip_linear)
 }
 
-/// The exception that a probe falls under.
+/// Returns the exception that covers a probe.
 pub fn of(probe: &Probe) -> Option<&'static Exception> {
     EXCEPTIONS
         .iter()

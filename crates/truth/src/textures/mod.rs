@@ -1,6 +1,7 @@
-//! Textures and surfaces, held to a GPU: resources and samplers that are declared here ([`corpus`]), instructions on them
-//! ([`probe`]), and coordinates that tell how a GPU rounds ([`points`]). Each probe is a job with objects; a recording of
-//! its own, `recorded/h200-textures.zst`, keeps what a GPU gave.
+//! Textures and surfaces, compared with a GPU: resources and samplers declared here ([`corpus`]),
+//! instructions on them ([`probe`]), and coordinates that reveal how a GPU rounds ([`points`]).
+//! Each probe is a job with objects; the recording `recorded/h200-textures.zst` holds a GPU's
+//! results.
 //!
 //! ```text
 //! truth record --textures h200-textures.zst            # where a GPU is
@@ -20,7 +21,7 @@ use std::fmt;
 
 use crate::values::{Random, hash};
 
-/// Instructions' names of shapes.
+/// Geometries, by the instructions' names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Geometry {
     D1,
@@ -45,7 +46,7 @@ impl Geometry {
         }
     }
 
-    /// Of coordinates, without the layer's number.
+    /// Returns the number of coordinates, without the layer's.
     pub fn axes(self) -> usize {
         match self {
             Geometry::D1 | Geometry::A1d => 1,
@@ -54,7 +55,7 @@ impl Geometry {
         }
     }
 
-    /// Of texels: a cube's faces are flat.
+    /// Returns the dimensions of the texels: a cube's faces are flat.
     pub fn dimensions(self) -> usize {
         match self {
             Geometry::Cube | Geometry::Acube => 2,
@@ -108,7 +109,7 @@ impl Format {
         matches!(self, Format::Half | Format::Float)
     }
 
-    /// What `tex` gives of such texels as they are.
+    /// Returns the type in which `tex` returns such texels unconverted.
     pub fn result(self) -> &'static str {
         match self {
             Format::U8 | Format::U16 | Format::U32 => "u32",
@@ -125,20 +126,20 @@ pub enum Place {
     Pitched,
 }
 
-/// What texels hold.
+/// The contents of texels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// Any integer; floats of 2^-4 to 2^4 with any mantissa and sign.
     Generic,
-    /// 0 and 1 (of fractions), by chance: what is filtered shows sums of weights.
+    /// Random 0 and 1 (of fractions), so that filtering shows sums of weights.
     Bits,
-    /// Floats that are not numbers, infinite, subnormal, huge.
+    /// NaNs, infinities, subnormal and huge floats.
     Special,
-    /// Integers from 0 on.
+    /// Integers, counted from 0.
     Counted,
 }
 
-/// A pitched row begins at multiples of this many bytes.
+/// Alignment of the rows of pitched memory, in bytes.
 pub const PITCH_BYTES: usize = 512;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,9 +148,9 @@ pub struct Resource {
     pub geometry: Geometry,
     pub format: Format,
     pub channels: usize,
-    /// Along x, y, z; 1 where there is no such dimension.
+    /// Texels along x, y, z; 1 for a missing dimension.
     pub size: [usize; 3],
-    /// Faces of cubes are layers, too; 1 without layers.
+    /// Number of layers, 1 without layers. Faces of cubes are layers, too.
     pub layers: usize,
     pub levels: usize,
     pub pattern: Pattern,
@@ -164,7 +165,7 @@ impl Resource {
         self.format.bytes() * self.channels
     }
 
-    /// From one row to the next.
+    /// Returns the distance between two rows, in bytes.
     pub fn pitch_bytes(&self, level: usize) -> usize {
         let row = self.level_size(level)[0] * self.texel_bytes();
         match self.place {
@@ -178,7 +179,7 @@ impl Resource {
         self.pitch_bytes(level) * h * d * self.layers
     }
 
-    /// Rows of a level, one after the other.
+    /// Returns the rows of a level, one after the other.
     pub fn texels(&self, level: usize) -> Vec<u8> {
         let mut random = Random::new(hash(self.to_string().as_bytes()) ^ level as u64);
         let mut bytes = Vec::with_capacity(self.level_bytes(level));
@@ -285,7 +286,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Clamped, the nearest texel, coordinates of texels.
+    /// Clamped, nearest texel, coordinates in texels.
     pub const PLAIN: Sampler = Sampler {
         modes: [Mode::Clamp; 3],
         linear: false,
@@ -361,11 +362,11 @@ pub struct View {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Object {
     Texture(Sampler, Option<View>),
-    /// Its texels are results, too.
+    /// A surface, whose texels are results too.
     Surface,
 }
 
-/// What a job's kernel gets the number of.
+/// The object whose number a job's kernel receives.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Setup {
     pub resource: Resource,
@@ -373,7 +374,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Bytes behind the results of the kernel: those of the surface.
+    /// Returns the bytes after the kernel's results: those of the surface.
     pub fn bytes_back(&self) -> usize {
         match self.object {
             Object::Texture(..) => 0,

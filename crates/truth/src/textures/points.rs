@@ -1,11 +1,11 @@
-//! Coordinates that tell how a GPU finds texels and rounds weights: edges, centres and the borders between two weights with
-//! their neighbours, numbers that are none, and any.
+//! Coordinates that reveal how a GPU finds texels and rounds weights: edges, centres and ties
+//! between two weights with their neighbours, NaNs and infinities, and random ones.
 
 use super::Geometry;
 use super::probe::{POINT_WORDS, Point};
 use crate::values::Random;
 
-/// Numbers that are out of place wherever they are.
+/// Numbers that are unusual as any coordinate.
 const ODD: [u32; 24] = [
     0x0000_0000,
     0x8000_0000,
@@ -37,7 +37,7 @@ fn neighbours(value: f32) -> [f32; 3] {
     [value.next_down(), value, value.next_up()]
 }
 
-/// Along an axis of `n` texels.
+/// An axis of `n` texels.
 struct Axis {
     n: f32,
     normalised: bool,
@@ -51,7 +51,7 @@ impl Axis {
         }
     }
 
-    /// What stands out: edges, centres, integers and what lies next to them.
+    /// Returns special positions: edges, centres, integers and their neighbours.
     fn edges(&self) -> Vec<u32> {
         let mut out = ODD.to_vec();
         let n = self.n;
@@ -75,7 +75,7 @@ impl Axis {
         out
     }
 
-    /// Borders between two weights of 8 and of 9 bits, and what lies next to them, in any cell.
+    /// Returns a tie between two weights of 8 or 9 bits, or a neighbour of it, in a random cell.
     fn tie(&self, random: &mut Random) -> u32 {
         let cell = random.below(self.n as usize + 1) as f32 - 0.5;
         let step = random.below(512) as f32 / 512.0;
@@ -83,21 +83,21 @@ impl Axis {
         random.pick(&neighbours(at)).to_bits()
     }
 
-    /// Within, with every bit of the mantissa.
+    /// Returns a random position inside, with all bits of the mantissa.
     fn inside(&self, random: &mut Random) -> u32 {
         let fraction = (random.bits() >> 40) as f32 / 16_777_216.0;
         let at = fraction * (self.n + 1.0) - 0.5;
         self.scaled(at).to_bits()
     }
 
-    /// Also some way outside.
+    /// Returns a random position, also some way outside.
     fn anywhere(&self, random: &mut Random) -> u32 {
         let fraction = (random.bits() >> 40) as f32 / 16_777_216.0;
         self.scaled((fraction * 6.0 - 2.5) * self.n).to_bits()
     }
 }
 
-/// Layers asked for: those there are, and others.
+/// Returns a layer number, inside or outside.
 fn layer(layers: usize, random: &mut Random) -> u32 {
     let last = layers as u32 - 1;
     let inside = random.below(layers) as u32;
@@ -117,7 +117,7 @@ fn layer(layers: usize, random: &mut Random) -> u32 {
     ])
 }
 
-/// Puts coordinates where an instruction of the geometry has them: the layer first.
+/// Orders coordinates as an instruction of the geometry does: the layer first.
 fn point(geometry: Geometry, layer: u32, at: [u32; 3]) -> Point {
     let mut point = [0; POINT_WORDS];
     let first = usize::from(geometry.is_layered());
@@ -128,7 +128,7 @@ fn point(geometry: Geometry, layer: u32, at: [u32; 3]) -> Point {
     point
 }
 
-/// `count` points of floats, of which all edges along one axis at least.
+/// Returns `count` points of float coordinates, with all edges along at least one axis.
 pub fn floats(
     geometry: Geometry,
     size: [usize; 3],
@@ -148,7 +148,7 @@ pub fn floats(
     let mut points = Vec::with_capacity(count);
     let (ties, any) = (count * 5 / 8, count * 7 / 8);
     for i in 0..count {
-        // One axis at an edge, in turns; the others within.
+        // One axis at an edge, in turn; the others inside.
         let turn = i % geometry.axes();
         let step = i / geometry.axes();
         let at = [0, 1, 2].map(|axis| {
@@ -172,7 +172,8 @@ pub fn floats(
     points
 }
 
-/// Directions: along axes, edges and corners of the cube, what lies next to those, and any.
+/// Returns directions: along axes, edges and corners of the cube, their neighbours, and random
+/// ones.
 fn directions(
     geometry: Geometry,
     n: usize,
@@ -221,7 +222,7 @@ impl Random {
     }
 }
 
-/// Texels' numbers, and others; x times `unit`, as surfaces count.
+/// Returns numbers of texels, inside and outside; x is multiplied by `unit`, as for surfaces.
 pub fn integers(
     geometry: Geometry,
     size: [usize; 3],
@@ -252,7 +253,7 @@ pub fn integers(
         .collect()
 }
 
-/// Values to store behind the coordinates: any words, borders among them.
+/// Adds values to store after the coordinates: random words, limits among them.
 pub fn with_data(mut points: Vec<Point>) -> Vec<Point> {
     let mut random = Random::new(0xda7a);
     for point in &mut points {
@@ -264,7 +265,7 @@ pub fn with_data(mut points: Vec<Point>) -> Vec<Point> {
     points
 }
 
-/// Levels of detail in `%e0`.
+/// Adds levels of detail in `%e0`.
 pub fn with_levels(mut points: Vec<Point>, levels: usize) -> Vec<Point> {
     let mut random = Random::new(0x1e7e1);
     let edges: Vec<u32> = (0..2 * levels)
@@ -284,7 +285,7 @@ pub fn with_levels(mut points: Vec<Point>, levels: usize) -> Vec<Point> {
     points
 }
 
-/// Gradients in `%e0` to `%e5`: along x first, as many numbers as there are axes for each.
+/// Adds gradients in `%e0` to `%e5`: along x first, as many numbers each as there are axes.
 pub fn with_gradients(
     mut points: Vec<Point>,
     axes: usize,
@@ -300,7 +301,7 @@ pub fn with_gradients(
                 if normalised {
                     value /= size[axis] as f32;
                 }
-                // The same along both, one of them only, powers of two, odd ones.
+                // Equal along both, along only one, powers of two, and random ones.
                 value = match i % 8 {
                     0 if (along + axis) % 2 == 1 => 0.0,
                     1 if along == 1 => 0.0,

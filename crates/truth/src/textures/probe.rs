@@ -1,4 +1,4 @@
-//! One launch: an object, an instruction on it, and what it is tried with.
+//! One launch: an object, an instruction on it, and the points it is tried with.
 
 use std::fmt::Write;
 
@@ -6,9 +6,10 @@ use super::Setup;
 use crate::job::Job;
 use crate::values::hash;
 
-/// Words of a point: four for coordinates, `%c0` to `%c3`, then eight for whatever else, `%e0` to `%e7`.
+/// Words of a point: four for coordinates, `%c0` to `%c3`, then eight for other inputs, `%e0` to
+/// `%e7`.
 pub const POINT_WORDS: usize = 12;
-/// Of results: `%d0` to `%d3`.
+/// Words of a result: `%d0` to `%d3`.
 pub const RESULT_WORDS: usize = 4;
 /// Threads of a block.
 const BLOCK: usize = 128;
@@ -18,18 +19,19 @@ pub type Point = [u32; POINT_WORDS];
 #[derive(Clone, Debug)]
 pub struct Probe {
     pub setup: Setup,
-    /// May use `%o`, the object, the words of a point, `%d0` to `%d3`, `%h0` to `%h3` of 16 bits, `%w0` and `%w1` of 64,
-    /// and the predicate `%p`. Those of 16 and 64 bits begin as `%e0` and on, and are results where [`Probe::wide`] says so.
+    /// The instruction. It may use `%o`, the object; the words of a point; `%d0` to `%d3`; `%h0` to
+    /// `%h3` of 16 bits; `%w0` and `%w1` of 64; and the predicate `%p`. Registers of 16 and 64 bits
+    /// start as `%e0` and on, and are results if [`Probe::wide`] says so.
     pub instruction: String,
     pub wide: Wide,
-    /// One thread does all, in order: results depend on it.
+    /// Whether one thread does all the work in order, because results depend on it.
     pub serial: bool,
     pub points: Vec<Point>,
-    /// Of the points, in the name.
+    /// Names the points in the probe's name.
     pub tried: String,
 }
 
-/// Where results are before they are words.
+/// The registers that hold results before they are stored as words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wide {
     Words,
@@ -70,7 +72,7 @@ impl Probe {
         }
     }
 
-    /// Word `w` of point `i` goes to `out + (w * points + i) * 4`.
+    /// Returns the kernel's text. Word `w` of point `i` goes to `out + (w * points + i) * 4`.
     fn text(&self, name: &str, threads: usize) -> String {
         let mut out = String::new();
         // Writing to a string does not fail.
