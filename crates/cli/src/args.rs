@@ -20,7 +20,7 @@ pub(crate) use bench::{
 pub(crate) use requirements::{CalibrateArgs, LevelOfRemoting, LinkKind, RequireArgs};
 pub(crate) use trace::{CutArgs, ExportArgs, ShowArgs, TraceCommand};
 
-/// Use a GPU that is somewhere else as if it were here.
+/// Use a GPU in another process or machine as if it were here.
 #[derive(Debug, Parser)]
 #[command(name = "outboard", version, arg_required_else_help = true)]
 #[command(after_help = "\
@@ -52,22 +52,22 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Offer this machine's GPU, or its CPU in place of one, to other processes and machines
     Serve(ServeArgs),
-    /// Run a program whose GPU is behind a server
+    /// Run a program with the GPU of a server
     Run(RunArgs),
-    /// Say what works here, what does not, and what to do about it
+    /// Report what works here, what does not, and the remedies
     Doctor(DoctorArgs),
-    /// Measure what calls, round trips, copies and launches cost, beside the local GPU where there
+    /// Measure the cost of calls, round trips, copies and launches, and of the local GPU if there
     /// is one
     Bench(BenchArgs),
     /// Measure the network to a server: round trips and bandwidth, idle and loaded
     Probe(ProbeArgs),
     /// Run a program over a grid of emulated networks
     Sweep(SweepArgs),
-    /// Measure what sending and answering calls costs here, for outboard require
+    /// Measure the cost of sending and answering calls here, for outboard require
     Calibrate(CalibrateArgs),
-    /// Say what a network must be like for a recorded program
+    /// Find the networks that are good enough for a recorded program
     Require(RequireArgs),
-    /// What a recording of a program comes to, and the recording for other tools
+    /// Show a recording of a program, or convert it for other tools
     #[command(subcommand)]
     Trace(TraceCommand),
     /// Print the completions for a shell
@@ -96,15 +96,15 @@ Examples:
   outboard serve --device soft --threads 8           without a GPU
   outboard serve --device soft --capability 9.0 --memory 4GiB")]
 pub(crate) struct ServeArgs {
-    /// Where to listen, any number of times: shm:///PATH, tcp://HOST[:PORT] or rdma://HOST[:PORT],
-    /// port 0 for any [default: shm://$XDG_RUNTIME_DIR/outboard.sock, or
+    /// Address to listen on, any number of times: shm:///PATH, tcp://HOST[:PORT] or
+    /// rdma://HOST[:PORT], port 0 for any [default: shm://$XDG_RUNTIME_DIR/outboard.sock, or
     /// shm:///tmp/outboard-UID.sock without XDG_RUNTIME_DIR]
     #[arg(long, value_name = "URL")]
     pub(crate) listen: Vec<Endpoint>,
     #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
     pub(crate) device: DeviceArg,
     /// Device memory that one program may allocate on each device, as 8GiB or 500MB; the soft
-    /// device says that it has no more [default: all; of the soft device half of this machine's, at
+    /// device reports it as its size [default: all; for the soft device half of this machine's, at
     /// most 8GiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) memory: Option<u64>,
@@ -115,8 +115,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub(crate) devices: Option<u8>,
     /// Compute capability of the soft device: 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 or 12.0. PTX for later
-    /// ones is refused as a GPU of this one would; what is newer than 8.0 in PTX that is not is
-    /// refused by its line (docs/software-gpu.md) [default: 8.0]
+    /// ones is refused as by such a GPU; PTX that is newer than 8.0 and not supported is refused
+    /// with its line (docs/software-gpu.md) [default: 8.0]
     #[arg(long, value_name = "X.Y")]
     pub(crate) capability: Option<Capability>,
     #[command(flatten)]
@@ -135,18 +135,18 @@ pub(crate) struct ServeArgs {
     pub(crate) cache: CacheArgs,
 }
 
-/// How the soft device watches kernels.
+/// Options by which the soft device watches kernels.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct WatchArgs {
-    /// Watch the kernels of the soft device for mistakes, any of memory, race, uninitialised,
-    /// barrier, or all: what is found is printed by the program, behind =========, and logged here
+    /// Check the kernels of the soft device for mistakes, any of memory, race, uninitialised,
+    /// barrier, or all: the program prints the findings, after =========, and they are logged here
     /// (docs/software-gpu.md)
     #[arg(long, value_name = "LIST")]
     pub(crate) check: Option<Checks>,
     /// With --check: a launch with findings fails with CUDA_ERROR_LAUNCH_FAILED
     #[arg(long, requires = "check")]
     pub(crate) check_fail: bool,
-    /// The soft device runs blocks, warps and diverged lanes in an order drawn from this number,
+    /// Run blocks, warps and diverged lanes of the soft device in an order drawn from this number,
     /// the same every time
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
@@ -154,8 +154,8 @@ pub(crate) struct WatchArgs {
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct CacheArgs {
-    /// Where GPU code is kept, so that each client sends it once
-    /// [default: $XDG_CACHE_HOME/outboard/images, or ~/.cache/outboard/images]
+    /// Folder for GPU code, so that each client sends it once [default:
+    /// $XDG_CACHE_HOME/outboard/images, or ~/.cache/outboard/images]
     #[arg(long, value_name = "DIR", conflicts_with = "no_cache")]
     pub(crate) cache: Option<PathBuf>,
     /// Keep no GPU code between programs
@@ -165,7 +165,7 @@ pub(crate) struct CacheArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DeviceArg {
-    /// The machine's GPUs if there are any, else soft
+    /// The machine's GPUs if there are any, otherwise soft
     Auto,
     /// The machine's GPUs, through its driver
     Nvidia,
@@ -196,24 +196,24 @@ pub(crate) struct RunArgs {
     /// The server [default: shm, at its default address]
     #[arg(long, value_name = "URL", env = "OUTBOARD_GPU")]
     pub(crate) gpu: Option<Endpoint>,
-    /// Print how many calls were answered locally, sent ahead, and waited for
+    /// Print the numbers of calls that were answered locally, sent without waiting, and waited for
     #[arg(long)]
     pub(crate) stats: bool,
     /// Leave the program's own libcupti.so.13 in place: torch.profiler then sees no GPU
     #[arg(long)]
     pub(crate) no_profiler: bool,
-    /// Which calls wait for the server; results are the same at every level
+    /// The calls that wait for the server; results are the same at every level
     #[arg(long, value_name = "LEVEL", env = VARIABLE, default_value_t, long_help = levels_help())]
     pub(crate) optimise: Level,
-    /// Delay what goes between program and server as this network would: rtt=10us,bandwidth=1Gbps,
+    /// Delay messages between program and server as this network would: rtt=10us,bandwidth=1Gbps,
     /// or a known one
     #[arg(long, value_name = "NETWORK", env = emulated::VARIABLE, long_help = networks_help())]
     pub(crate) emulate: Option<Network>,
-    /// Use this machine's own driver, to record what remoting would carry; OUTBOARD_DRIVER may name
+    /// Use this machine's own driver, to record what remoting would send; OUTBOARD_DRIVER may name
     /// another one
     #[arg(long, requires = "what_for", conflicts_with = "stats")]
     pub(crate) local: bool,
-    /// With --local: the GPU behind a longer PCIe, as DxPU injects it: rtt=6.8us,tags=140,mrs=128.
+    /// With --local: emulate a longer PCIe, as DxPU does: rtt=6.8us,tags=140,mrs=128.
     /// Kernels, memsets and copies begin later, copies to the device are slower
     #[arg(
         long,
@@ -223,17 +223,16 @@ pub(crate) struct RunArgs {
         group = "what_for"
     )]
     pub(crate) emulate_pcie: Option<Pcie>,
-    /// Record every driver call there; a recording that is there already is replaced, any other
-    /// file is not
+    /// Record every driver call to this file; an existing recording is replaced, any other file is
+    /// not
     #[arg(long, value_name = "FILE", group = "what_for")]
     pub(crate) record: Option<PathBuf>,
     /// The ranges (NVTX, outboard.mark) that are iterations [default: those with "iteration" in
     /// their name]
     #[arg(long, value_name = "NAME", requires = "record")]
     pub(crate) iterations: Option<String>,
-    /// With --local: let so many iterations go by before the GPU is timed. They show what calls
-    /// take while nobody looks at the GPU, which makes them slower; a prediction takes them from
-    /// there
+    /// With --local: let N iterations pass before the GPU is timed. They show the times of calls
+    /// without the timing, which makes calls slower; predictions use these times
     #[arg(long, value_name = "N", requires = "record", requires = "local")]
     pub(crate) untimed: Option<u32>,
     #[arg(
@@ -274,15 +273,15 @@ pub(crate) struct ProbeArgs {
     /// The server [default: OUTBOARD_GPU, else shm at its default address]
     #[arg(value_name = "URL", env = "OUTBOARD_GPU")]
     pub(crate) gpu: Option<Endpoint>,
-    /// How long to measure, in all
+    /// Duration of the measurement, in seconds
     #[arg(long, value_name = "S", default_value_t = 5,
           value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub(crate) seconds: u16,
-    /// Recordings of programs, any number of times: what this network would cost each, and whether
-    /// that keeps the budget
+    /// Recordings of programs, any number of times: show the cost of this network for each, and
+    /// whether it keeps the budget
     #[arg(long, value_name = "FILE")]
     pub(crate) recording: Vec<PathBuf>,
-    /// How much longer than locally an iteration of a recording may take
+    /// Allowed overhead of a recording's iteration over its local time
     #[arg(
         long,
         value_name = "PERCENT",
@@ -290,11 +289,11 @@ pub(crate) struct ProbeArgs {
         allow_hyphen_values = true
     )]
     pub(crate) budget: Budget,
-    /// What sending costs, for the recordings, as outboard calibrate writes it [default: published
-    /// numbers]
+    /// The costs of sending, for the recordings, as outboard calibrate writes them [default:
+    /// published numbers]
     #[arg(long, value_name = "FILE")]
     pub(crate) constants: Option<PathBuf>,
-    /// Connections at once, where bandwidth is measured over several
+    /// Number of connections for bandwidth over several connections
     #[arg(long, value_name = "N", default_value_t = 4,
           value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) connections: u8,
@@ -322,20 +321,20 @@ pub(crate) struct SweepArgs {
     /// Bandwidths, as 1Gbps,12.5GB/s [default: without bound]
     #[arg(long, value_name = "RATE,...", value_delimiter = ',')]
     pub(crate) bandwidth: Vec<Bandwidth>,
-    /// How often each network has its turn
+    /// Number of turns of each network
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) rounds: u32,
     /// A regular expression: the number in its first group, at its last match on standard output,
-    /// is what is measured [default: the seconds of the whole run]
+    /// is the measured value [default: the seconds of the whole run]
     #[arg(long, value_name = "REGEX")]
     pub(crate) metric: Option<Regex>,
     /// The file of the results (JSON)
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
-    /// The longest that one run may take
+    /// Time limit of one run, in seconds
     #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub(crate) timeout_s: u32,
-    /// Go on with other networks where a run fails
+    /// Continue with other networks after a run fails
     #[arg(long)]
     pub(crate) keep_going: bool,
     #[arg(
@@ -347,7 +346,7 @@ pub(crate) struct SweepArgs {
     pub(crate) program: Vec<OsString>,
 }
 
-/// How the supervisor starts a worker.
+/// Arguments with which the supervisor starts a worker.
 #[derive(Debug, clap::Args)]
 pub(crate) struct WorkerArgs {
     #[arg(long)]
@@ -407,7 +406,7 @@ or it is a known one, which such parts may follow:",
     help
 }
 
-/// Bytes, with a decimal or binary unit: 1048576, 500MB, 8GiB.
+/// Parses bytes with a decimal or binary unit: 1048576, 500MB, 8GiB.
 fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit: u64 = match &text[digits.len()..] {

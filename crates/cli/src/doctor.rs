@@ -1,4 +1,4 @@
-//! `outboard doctor`: what works, what does not, what to do about it.
+//! `outboard doctor`: reports what works, what does not, and the remedy.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -15,14 +15,14 @@ use serde::Serialize;
 
 use crate::{args::DoctorArgs, libraries, peer::Server, serve::default_endpoint, whole};
 
-/// The address window that a session reserves, and room for the program.
+/// The address window that a session reserves, and room for the program, in bytes.
 const ADDRESS_SPACE_BYTES_MIN: u64 = 1 << 42;
-/// What a program with a few links and libraries opens.
+/// Descriptors that a program with a few links and libraries opens.
 const DESCRIPTORS_MIN: u64 = 256;
-/// Both rings of a rdma link, and what its queues take.
+/// Locked bytes of an rdma link: both rings, and its queues.
 const RDMA_LOCKED_BYTES: u64 = 2 * RDMA_RING_BYTES as u64 + (1 << 20);
 const PINGS: usize = 200;
-/// Bytes on their way at 100 Gbps and 1 ms.
+/// Bytes under way at 100 Gbps and 1 ms.
 const FULL_AT_1_MS_BYTES: u64 = 12_500_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -39,7 +39,7 @@ struct Finding {
     what: &'static str,
     verdict: Verdict,
     found: String,
-    /// What to do.
+    /// The remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     remedy: Option<String>,
 }
@@ -150,7 +150,7 @@ fn library(
     }
 }
 
-/// What shm links need: an anonymous file. /dev/shm and its size do not matter.
+/// Checks the anonymous files that shm links need. /dev/shm and its size do not matter.
 fn shared_memory() -> Finding {
     const WHAT: &str = "shared memory";
     match rustix::fs::memfd_create("outboard-doctor", rustix::fs::MemfdFlags::CLOEXEC) {
@@ -192,7 +192,8 @@ fn descriptors() -> Finding {
     }
 }
 
-/// Finds out how the client learns of written host memory that kernels touch.
+/// Checks whether the Linux kernel reports the pages that a process has written, for mirrors of
+/// host memory.
 fn written_pages() -> Finding {
     const WHAT: &str = "memory that kernels touch";
     match Tracker::new() {
@@ -205,7 +206,8 @@ fn written_pages() -> Finding {
     }
 }
 
-/// Compares the kernel's buffers for one connection with what a long, fast network holds.
+/// Compares the kernel's buffers for one connection with the bytes under way on a long, fast
+/// network.
 fn tcp_buffers() -> Finding {
     const WHAT: &str = "tcp buffers";
     let most = |name: &str| -> Option<u64> {
@@ -215,7 +217,7 @@ fn tcp_buffers() -> Finding {
     let (Some(sent), Some(received)) = (most("tcp_wmem"), most("tcp_rmem")) else {
         return Finding::ok(WHAT, "the system does not say how large they may be");
     };
-    // The kernel counts its own records into the buffer: about half of it is data.
+    // The kernel counts its own records as part of the buffer: about half of it is data.
     let data_bytes = sent.min(received) / 2;
     let gbps_at_1_ms = data_bytes as f64 * 8.0 / 1e6;
     let found = format!(
@@ -232,7 +234,7 @@ fn tcp_buffers() -> Finding {
     )
 }
 
-/// Matters only where this machine is to be the server.
+/// Checks this machine's GPU, which matters only if the machine is to be a server.
 fn local_device() -> Finding {
     const WHAT: &str = "this machine's GPU";
     match DeviceKind::Nvidia.check() {
@@ -245,7 +247,7 @@ fn local_device() -> Finding {
     }
 }
 
-/// Whether adapters could use this machine's GPUs' memory, where it has both.
+/// Checks whether adapters can use this machine's GPUs' memory, if it has both.
 fn gpu_memory() -> Option<Finding> {
     const WHAT: &str = "rdma to GPU memory";
     rdma_devices().ok().filter(|devices| !devices.is_empty())?;
@@ -260,7 +262,8 @@ fn gpu_memory() -> Option<Finding> {
     })
 }
 
-/// What rdma links need here. Whoever does not ask for one misses nothing.
+/// Checks this machine's RDMA setup. A gap is a failure if the user asked for rdma, otherwise a
+/// note.
 fn rdma(is_wanted: bool) -> Vec<Finding> {
     const WHAT: &str = "rdma";
     let missing = |found: String, remedy: &str| match is_wanted {

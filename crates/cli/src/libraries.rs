@@ -1,5 +1,5 @@
-//! The libraries that a program loads in place of NVIDIA's, and a folder in which it finds them
-//! under NVIDIA's names.
+//! The libraries that a program loads in place of NVIDIA's, and folders that contain them under
+//! NVIDIA's names.
 
 use std::{
     env, fs,
@@ -12,13 +12,13 @@ use std::{
 
 use anyhow::{Context, bail};
 
-/// A library of ours.
+/// A library of Outboard.
 pub(crate) struct Library {
-    /// As programs ask for it: with the version, and as linkers do.
+    /// Names under which programs load it: with the version, and without, as for linking.
     pub(crate) names: [&'static str; 2],
-    /// As cargo calls it.
+    /// Its file name in cargo's output.
     built_name: &'static str,
-    /// Where it is installed, below the folder of libraries.
+    /// Its folder when installed, relative to the folder of libraries.
     installed_in: &'static str,
 }
 
@@ -32,25 +32,25 @@ pub(crate) const NVML: Library = Library {
     built_name: "liboutboard_nvml.so",
     installed_in: "outboard",
 };
-/// What PyTorch's profiler asks. Its path is preloaded, since PyTorch's own comes first by its
-/// RPATH.
+/// The library that PyTorch's profiler uses. It is preloaded by its path, since PyTorch's RPATH
+/// finds PyTorch's own first.
 pub(crate) const CUPTI: Library = Library {
     names: ["libcupti.so.13", "libcupti.so"],
     built_name: "liboutboard_cupti.so",
     installed_in: "outboard",
 };
-/// Passes everything on to this machine's driver and records it. Apart from the others: it bears a
-/// name of theirs.
+/// Passes calls to this machine's driver and records them. It is installed in a folder of its own,
+/// because it has the driver's name.
 const RECORDER: Library = Library {
     names: CUDA.names,
     built_name: "liboutboard_recorder.so",
     installed_in: "outboard/recorder",
 };
-/// Exported by Outboard's own libraries, and by no driver.
+/// Symbols that Outboard's own libraries export, and no driver.
 const OUR_MARKS: [&[u8]; 2] = [b"outboard_client\0", b"outboard_mark\0"];
 
 impl Library {
-    /// Beside the executable, as installed or as built.
+    /// Finds the library beside the executable, as installed or as built.
     pub(crate) fn find(&self) -> anyhow::Result<PathBuf> {
         let executable = env::current_exe().context("asking where this executable is")?;
         let folder = executable.parent().unwrap_or(Path::new("/"));
@@ -80,8 +80,8 @@ impl Library {
     }
 }
 
-/// A folder with our libraries under all of NVIDIA's names. It is the same folder for every run of
-/// this installation.
+/// Returns a folder with our libraries under all of NVIDIA's names. It is the same folder for every
+/// run of this installation.
 pub(crate) fn folder() -> anyhow::Result<PathBuf> {
     let cuda = CUDA.find()?;
     let mut links: Vec<(&str, PathBuf)> = CUDA.names.iter().map(|n| (*n, cuda.clone())).collect();
@@ -98,14 +98,16 @@ pub(crate) fn folder() -> anyhow::Result<PathBuf> {
     folder_of(&cuda, links)
 }
 
-/// A folder with the recorder in the driver's place; the management library is the machine's own.
+/// Returns a folder with the recorder under the driver's name; the management library is the
+/// machine's own.
 pub(crate) fn recorder_folder() -> anyhow::Result<PathBuf> {
     let recorder = RECORDER.find()?;
     let links = RECORDER.names.map(|name| (name, recorder.clone()));
     folder_of(&recorder, links.into())
 }
 
-/// This executable under the name of NVIDIA's assembler, whose place [`crate::ptxas`] then takes.
+/// Returns a link to this executable under the name of NVIDIA's assembler, which [`crate::ptxas`]
+/// then replaces.
 pub(crate) fn ptxas() -> anyhow::Result<PathBuf> {
     let executable = env::current_exe().context("asking where this executable is")?;
     let mut hasher = DefaultHasher::new();
@@ -117,7 +119,7 @@ pub(crate) fn ptxas() -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// This machine's own driver: `OUTBOARD_DRIVER`, or what the loader finds.
+/// Returns this machine's own driver: `OUTBOARD_DRIVER`, or the one that the loader finds.
 pub(crate) fn driver(variable: &str) -> anyhow::Result<PathBuf> {
     if let Some(given) = env::var_os(variable).filter(|name| !name.is_empty()) {
         let path = PathBuf::from(given);
@@ -126,14 +128,14 @@ pub(crate) fn driver(variable: &str) -> anyhow::Result<PathBuf> {
             .canonicalize()
             .with_context(|| format!("{variable}={}", path.display()));
     }
-    // SAFETY: a driver's initialisers do nothing before it is asked to begin.
+    // SAFETY: a driver's initialisers do nothing before cuInit.
     let library = unsafe { libloading::Library::new(CUDA.names[0]) }.with_context(|| {
         format!(
             "this machine has no driver to be recorded; {variable} may name its {}",
             CUDA.names[0]
         )
     })?;
-    // SAFETY: looked for, not used.
+    // SAFETY: the symbol is looked up, not used.
     let is_ours = |mark: &&[u8]| unsafe { library.get::<*const ()>(mark) }.is_ok();
     if OUR_MARKS.iter().any(is_ours) {
         bail!(
@@ -155,7 +157,7 @@ pub(crate) fn driver(variable: &str) -> anyhow::Result<PathBuf> {
         .context("the driver is loaded, and lies nowhere")
 }
 
-/// The folder of the library if it has all the names, or one with links of these names.
+/// Returns the library's folder if it has all the names, or a folder with links of these names.
 fn folder_of(library: &Path, links: Vec<(&str, PathBuf)>) -> anyhow::Result<PathBuf> {
     if let Some(installed) = library
         .parent()
@@ -174,7 +176,8 @@ fn folder_of(library: &Path, links: Vec<(&str, PathBuf)>) -> anyhow::Result<Path
     Ok(folder)
 }
 
-/// Whoever can write there can make our programs load anything: nobody else may.
+/// Returns a folder that only the user can write: another writer could make our programs load
+/// anything.
 fn private_folder() -> anyhow::Result<PathBuf> {
     let folder = match env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
         Some(runtime) if runtime.is_dir() => runtime.join("outboard"),
@@ -208,7 +211,7 @@ fn make_private(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Replaces whatever bears the name, in one step: another `run` may be at the same place.
+/// Replaces a link in one step, since another `run` may do the same.
 fn link(path: &Path, target: &Path) -> io::Result<()> {
     if fs::read_link(path).is_ok_and(|present| present == target) {
         return Ok(());
@@ -218,7 +221,7 @@ fn link(path: &Path, target: &Path) -> io::Result<()> {
     fs::rename(&fresh, path)
 }
 
-/// Loads a library in a process of its own, which a broken one may take down with it.
+/// Loads a library in a process of its own, which a broken library may crash.
 pub(crate) fn loads(path: &Path) -> Result<(), String> {
     let output = Command::new("/proc/self/exe")
         .arg("try-library")
@@ -236,10 +239,10 @@ pub(crate) fn loads(path: &Path) -> Result<(), String> {
 }
 
 pub(crate) fn try_library(path: &Path) -> anyhow::Result<ExitCode> {
-    // SAFETY: running the library's initialisers is what this process was started for.
+    // SAFETY: this process was started to run the library's initialisers.
     let library = unsafe { libloading::Library::new(path) }
         .with_context(|| format!("loading {}", path.display()))?;
-    // Its threads and exit handlers must not find it gone.
+    // Its threads and exit handlers need it loaded.
     std::mem::forget(library);
     Ok(ExitCode::SUCCESS)
 }

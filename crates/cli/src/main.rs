@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     if ptxas::is_meant() {
         return ptxas::main();
     }
-    // A wrong command line ends here, with exit code 2.
+    // A wrong command line ends the process here, with exit code 2.
     let args = Args::parse();
     log_to_stderr();
     let result = match args.command {
@@ -55,8 +55,8 @@ fn main() -> ExitCode {
     })
 }
 
-/// An error and its causes, in one line. A cause that the error before it has named already is not
-/// said again.
+/// Formats an error and its causes in one line. A cause that the error before it already names is
+/// left out.
 fn whole(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -69,8 +69,8 @@ fn whole(error: &anyhow::Error) -> String {
     text
 }
 
-/// `OUTBOARD_LOG` takes the directives of tracing-subscriber's `EnvFilter`: `debug`,
-/// `outboard_server::session=trace`.
+/// Logs to stderr. `OUTBOARD_LOG` takes the directives of tracing-subscriber's `EnvFilter`:
+/// `debug`, `outboard_server::session=trace`.
 fn log_to_stderr() {
     let filter = EnvFilter::builder()
         .with_default_directive(tracing_subscriber::filter::LevelFilter::INFO.into())
@@ -89,7 +89,7 @@ fn completions(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
     print(&script)
 }
 
-/// One page for the command and all its subcommands.
+/// Prints one manual page for the command and all its subcommands.
 fn manual() -> anyhow::Result<ExitCode> {
     let mut command = Args::command();
     command.build();
@@ -107,7 +107,7 @@ fn describe(command: &clap::Command, page: &mut Vec<u8>) -> std::io::Result<()> 
         .try_for_each(|sub| describe(sub, page))
 }
 
-/// A reader that had enough, as `head` has, is none of our errors.
+/// Prints to standard output. A reader that stops early, such as `head`, is not an error.
 fn print(bytes: &[u8]) -> anyhow::Result<ExitCode> {
     let mut out = std::io::stdout();
     match out.write_all(bytes).and_then(|()| out.flush()) {

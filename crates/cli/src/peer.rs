@@ -1,4 +1,4 @@
-//! Asking a server what it is, and how far away.
+//! Queries of a server: its identity, and the round-trip time.
 
 use std::{
     io::ErrorKind,
@@ -17,11 +17,11 @@ use outboard_wire::{
     network::Network,
 };
 
-/// A server opens its device before it answers, which takes seconds on a machine with several
-/// sleeping GPUs.
+/// Time limit for a reply: a server opens its device first, which takes seconds on a machine with
+/// several sleeping GPUs.
 const ANSWER_MS_MAX: u64 = 60_000;
-/// A greeting opens none. It may have to wait until strangers have been sent away, after
-/// HANDSHAKE_MS_MAX.
+/// Time limit for a greeting, which opens no device. It may have to wait until silent clients have
+/// been dropped, after HANDSHAKE_MS_MAX.
 const GREETING_MS_MAX: u64 = 10_000;
 const PING_MS_MAX: u64 = 5_000;
 const ECHO_TOKEN: u32 = 2;
@@ -38,7 +38,7 @@ pub(crate) fn greet(endpoint: &Endpoint) -> anyhow::Result<()> {
     greet_over(endpoint, None).map(drop)
 }
 
-/// And unless it emulates the network, where there is one.
+/// Fails unless a server of this release answers, and emulates the network, if one is given.
 pub(crate) fn greet_over(
     endpoint: &Endpoint,
     network: Option<Network>,
@@ -48,7 +48,7 @@ pub(crate) fn greet_over(
 
 impl Server {
     pub(crate) fn query(endpoint: &Endpoint) -> anyhow::Result<Server> {
-        // A server that is stopped or stuck is found out sooner by what opens no device.
+        // A stopped or stuck server is noticed sooner by a query that opens no device.
         greet(endpoint)?;
         let (link, welcome) = connect(endpoint, Purpose::Query, None, ANSWER_MS_MAX)?;
         let (sender, receiver) = link.split();
@@ -59,8 +59,8 @@ impl Server {
         })
     }
 
-    /// Asks for an answer of so many bytes, with so many; [`answered`](Self::answered) waits for
-    /// it.
+    /// Sends bytes and requests a reply of `answer_bytes` bytes; [`answered`](Self::answered) waits
+    /// for it.
     pub(crate) fn ask_echo(&mut self, there: &[u8], answer_bytes: u32) -> anyhow::Result<()> {
         let message = Echo {
             answer_bytes,
@@ -72,7 +72,7 @@ impl Server {
         Ok(self.sender.flush()?)
     }
 
-    /// Waits for the next answer to [`ask_echo`](Self::ask_echo); how many bytes it brought.
+    /// Waits for the next reply to [`ask_echo`](Self::ask_echo). Returns its length in bytes.
     pub(crate) fn answered(&mut self, timeout: Duration) -> anyhow::Result<usize> {
         let deadline = Wait::Until(Instant::now() + timeout);
         while let Some(answer) = self.receiver.recv(deadline)? {
@@ -88,7 +88,7 @@ impl Server {
         anyhow::bail!("the server did not answer within {} s", timeout.as_secs())
     }
 
-    /// One message there and back.
+    /// Measures one message each way.
     pub(crate) fn ping(&mut self) -> anyhow::Result<Duration> {
         const TOKEN: u32 = 1;
         let start = Instant::now();
@@ -142,7 +142,7 @@ fn explain(endpoint: &Endpoint, error: DialError) -> anyhow::Error {
         DialError::Link(error @ Error::TimedOut { .. }) => anyhow::anyhow!(
             "no server at {endpoint}: {error}; is it an Outboard server, and does a firewall let you through?"
         ),
-        // Mostly something that is missing here.
+        // Usually something is missing on this machine.
         DialError::Link(error @ Error::Rdma(_)) => error.into(),
         DialError::Link(error) if error.is_disconnect() => anyhow::anyhow!(
             "no server at {endpoint}: whatever listens there hung up; is it an Outboard server? Its log says more"

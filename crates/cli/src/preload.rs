@@ -1,4 +1,4 @@
-//! Whether a program can load a library of ours that is preloaded into it.
+//! Decides whether a program can load a library that is preloaded into it.
 
 use std::{
     env,
@@ -9,19 +9,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// As much of a program as is looked at: its ELF header, program headers and the name of its loader
-/// lie there.
+/// Length of the part of a program that is read: it contains the ELF header, the program headers
+/// and the name of its loader.
 const HEAD_BYTES: u64 = 8 << 10;
-/// Scripts whose interpreters are scripts.
+/// Deepest nesting of scripts whose interpreters are scripts.
 const SCRIPTS_MAX: u32 = 4;
 const ELF: &[u8] = b"\x7fELF";
 const CLASS_64: u8 = 2;
 const MACHINE_X86_64: u16 = 62;
-/// The loader of the C library that ours were built for.
+/// The loader of the C library that our libraries were built for.
 const LOADER: &[u8] = b"ld-linux-x86-64.so.2\0";
 
-/// Whether this is a program, or a script of one, for x86-64 and glibc. A static program preloads
-/// nothing.
+/// Returns whether this is a program, or a script of one, for x86-64 and glibc. A static program
+/// preloads nothing.
 pub(crate) fn can_load(program: &OsStr) -> bool {
     let mut program = program.to_os_string();
     for _ in 0..SCRIPTS_MAX {
@@ -36,7 +36,7 @@ pub(crate) fn can_load(program: &OsStr) -> bool {
     false
 }
 
-/// A program as the system finds it.
+/// Finds a program as the system does.
 fn find(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
         return Some(program.into());
@@ -54,7 +54,7 @@ fn head(path: &Path) -> Option<Vec<u8>> {
     Some(head)
 }
 
-/// What runs a script.
+/// Returns the interpreter of a script.
 fn interpreter(head: &[u8]) -> Option<OsString> {
     let line = head
         .strip_prefix(b"#!")?

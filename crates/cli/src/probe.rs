@@ -1,4 +1,4 @@
-//! `outboard probe`: the network that one has, measured by the messages that calls are made of.
+//! `outboard probe`: measures the network to a server with the messages that calls use.
 
 use std::{
     path::PathBuf,
@@ -22,15 +22,16 @@ use crate::{
     serve::default_endpoint,
 };
 
-/// Idle round trips, one connection there, one back, several there, several back.
+/// Number of phases: idle round trips, one connection out, one back, several out, several back.
 const PHASES: u32 = 5;
 const PINGS_MAX: usize = 200_000;
-/// Questions on their way on one connection, so that neither end waits for the other.
+/// Requests under way on one connection, so that neither end waits for the other.
 const IN_FLIGHT: usize = 8;
-/// The first piece; later ones take so long that a slow network ends in time too.
+/// Length of the first piece; later ones take at most `PIECE_MS_MAX`, so that a slow network ends
+/// in time too.
 const PIECE_BYTES_MIN: usize = 16 << 10;
 const PIECE_MS_MAX: f64 = 20.0;
-/// A network that carries nothing for so long is broken.
+/// Silence after which a network counts as broken.
 const SILENCE: Duration = Duration::from_secs(30);
 
 #[derive(Serialize)]
@@ -41,14 +42,14 @@ struct Findings {
     idle: RoundTrips,
     one_connection: Bandwidth,
     several_connections: Bandwidth,
-    /// While several connections carry all they can, there and back.
+    /// While several connections carry all they can, each way.
     loaded_there: RoundTrips,
     loaded_back: RoundTrips,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     recordings: Vec<Judged>,
 }
 
-/// What the network costs a recorded program; overheads are parts of an iteration.
+/// The cost of the network for a recorded program; overheads are fractions of an iteration.
 #[derive(Serialize)]
 struct Judged {
     recording: PathBuf,
@@ -56,7 +57,7 @@ struct Judged {
     fits: bool,
 }
 
-/// Of one message each, in microseconds.
+/// Round trips of one message each way, in microseconds.
 #[derive(Serialize)]
 struct RoundTrips {
     samples: usize,
@@ -81,7 +82,7 @@ enum Way {
 }
 
 pub(crate) fn probe(args: ProbeArgs) -> anyhow::Result<ExitCode> {
-    // What cannot be read is found out before anything is measured.
+    // Unreadable recordings are reported before anything is measured.
     let constants = require::constants(args.constants.as_deref())?;
     for path in &args.recording {
         require::overhead_over(path, Network::new(0.0, BITS_PER_S_MAX)?, &constants)?;
@@ -129,7 +130,7 @@ pub(crate) fn probe(args: ProbeArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Would the programs do over this network?
+/// Returns whether the programs keep the budget over this network.
 fn judge(
     args: &ProbeArgs,
     constants: &Constants,
@@ -153,7 +154,7 @@ fn judge(
     args.recording.iter().map(one).collect()
 }
 
-/// One message after the other, until the time is over or `enough`.
+/// Measures one message after the other, until the time is over or `enough` is set.
 fn round_trips(
     server: &mut Server,
     span: Duration,
@@ -161,7 +162,7 @@ fn round_trips(
 ) -> anyhow::Result<RoundTrips> {
     let until = Instant::now() + span;
     let mut us = Vec::new();
-    // One at least: a network may take longer than the time there is.
+    // One at least: a round trip may take longer than the given time.
     loop {
         us.push(server.ping()?.as_nanos() as f64 / 1e3);
         if us.len() == PINGS_MAX || Instant::now() >= until || enough.load(Ordering::Relaxed) {
@@ -180,7 +181,7 @@ fn round_trips(
     })
 }
 
-/// Fills one direction of a connection; gigabits a second.
+/// Fills one direction of a connection. Returns gigabits per second.
 fn carry(server: &mut Server, way: Way, span: Duration) -> anyhow::Result<f64> {
     let data = vec![0x5a; CHUNK_BYTES_MAX];
     let (mut piece, mut on_the_way) = (PIECE_BYTES_MIN, 0usize);
@@ -209,7 +210,7 @@ fn carry(server: &mut Server, way: Way, span: Duration) -> anyhow::Result<f64> {
     Ok(carried as f64 * 8.0 / start.elapsed().as_secs_f64() / 1e9)
 }
 
-/// Several connections carry all they can, while one more counts round trips.
+/// Fills several connections, while one more measures round trips.
 fn loaded(
     pinging: &mut Server,
     several: &mut [Server],
@@ -223,7 +224,7 @@ fn loaded(
             .map(|server| {
                 scope.spawn(|| {
                     let rate = carry(server, way, span);
-                    // Not a moment longer than under load.
+                    // The round trips end together with the load.
                     enough.store(true, Ordering::Relaxed);
                     rate
                 })

@@ -1,5 +1,5 @@
-//! A stand-in for NVIDIA's `ptxas`, for devices that run PTX: what it "assembles" is the PTX
-//! itself, as the driver takes it, too. Triton calls it by `TRITON_PTXAS_PATH`.
+//! A replacement for NVIDIA's `ptxas`, for devices that run PTX: its output is the PTX itself,
+//! which the driver accepts too. Triton finds it by `TRITON_PTXAS_PATH`.
 
 use std::{
     env,
@@ -9,14 +9,13 @@ use std::{
     process::ExitCode,
 };
 
-/// The name that this executable bears when it is meant to be the assembler.
+/// Name of this executable when it replaces the assembler.
 pub(crate) const NAME: &str = "ptxas";
-/// What the real one leaves where no `-o` says otherwise.
+/// The real one's output without `-o`.
 const OUTPUT_DEFAULT: &str = "elf.o";
-/// As the real one ends with anything that is wrong.
+/// The real one's exit code after any error.
 const EXIT_FATAL: u8 = 255;
-/// Triton looks for the release, and takes the whole text for the name of a cache: it must be
-/// nobody else's.
+/// Triton reads the release, and uses the whole text in the name of a cache, so it must be unique.
 const VERSION: &str = concat!(
     "ptxas: a stand-in that leaves PTX as it is\nOutboard ",
     env!("CARGO_PKG_VERSION"),
@@ -45,14 +44,14 @@ fn assemble(arguments: impl Iterator<Item = OsString>) -> Result<(), String> {
         return Ok(());
     };
     let mut text = fs::read(&input).map_err(|error| format!("{}: {error}", input.display()))?;
-    // The driver takes text that ends with a zero.
+    // The driver requires text to end with a zero.
     text.retain(|&byte| byte != 0);
     text.push(0);
     fs::write(&output, text).map_err(|error| format!("{}: {error}", output.display()))
 }
 
-/// What is read and what is written; nothing where the version is asked for. All else that is said
-/// is for machine code.
+/// Returns the input and output files; `None` if the version is requested. All other options are
+/// for machine code.
 fn files(
     mut arguments: impl Iterator<Item = OsString>,
 ) -> Result<Option<(PathBuf, PathBuf)>, String> {

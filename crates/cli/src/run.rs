@@ -1,4 +1,4 @@
-//! `outboard run`: becomes the program, with our libraries in front of NVIDIA's.
+//! `outboard run`: becomes the program, with our libraries before NVIDIA's.
 
 use std::{
     env,
@@ -16,15 +16,16 @@ use outboard_trace::live;
 
 use crate::{args::RunArgs, libraries, peer, preload, serve::default_endpoint};
 
-/// NVTX, which is compiled into programs, loads this library and tells it of the program's ranges.
+/// Names the library that NVTX, which is compiled into programs, loads and reports the program's
+/// ranges to.
 const NVTX_VARIABLE: &str = "NVTX_INJECTION64_PATH";
-/// Libraries that the loader loads in front of a program's own.
+/// Libraries that the loader loads before a program's own.
 const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
-/// Names the driver behind the library that records.
+/// Names the real driver to the recording library.
 const DRIVER_VARIABLE: &str = "OUTBOARD_DRIVER";
-/// What the library is told to inject.
+/// Delays that the recording library injects.
 const PCIE_VARIABLE: &str = "OUTBOARD_EMULATE_PCIE";
-/// As env(1) and shells have it.
+/// Exit codes of env(1) and shells.
 const EXIT_CANNOT_EXECUTE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
 
@@ -77,8 +78,8 @@ fn behind_a_server(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// The compilers in CuPy and Triton make machine code, which only a GPU runs; what the user has set
-/// stays.
+/// Keeps the compilers in CuPy and Triton at PTX, since only a GPU runs their machine code.
+/// Variables that the user has set stay.
 fn leave_it_at_ptx(command: &mut Command) -> anyhow::Result<()> {
     let ptxas = libraries::ptxas()?.into_os_string();
     for (variable, value) in [
@@ -95,7 +96,7 @@ fn leave_it_at_ptx(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// On this machine's own driver, through the library that records.
+/// Prepares a run on this machine's own driver, through the recording library.
 fn here(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> {
     let driver = libraries::driver(DRIVER_VARIABLE)?;
     let folder = libraries::recorder_folder()?;
@@ -117,7 +118,8 @@ fn here(command: &mut Command, args: &RunArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What makes a program use the server at the endpoint, through the libraries in the folder.
+/// Returns the variables that make a program use the server at the endpoint, through the libraries
+/// in the folder.
 pub(crate) fn environment(
     folder: &Path,
     endpoint: &Endpoint,
@@ -126,10 +128,9 @@ pub(crate) fn environment(
     library_environment(folder).into_iter().chain([gpu])
 }
 
-/// What has a program load our CUPTI first: PyTorch finds its own by its RPATH, which comes before
-/// LD_LIBRARY_PATH. What the user preloads stays, in front. Nothing is preloaded into a program
-/// that cannot load it, being of another architecture or another C library: the loader would
-/// complain, or give up.
+/// Returns the variable that preloads our CUPTI: PyTorch finds its own by its RPATH, which comes
+/// before LD_LIBRARY_PATH. The user's preloaded libraries stay, before ours. A program of another
+/// architecture or C library gets nothing, since its loader would complain or fail.
 fn profiler(folder: &Path, program: &OsStr) -> Option<(&'static str, OsString)> {
     let library = folder.join(libraries::CUPTI.names[0]);
     // The variable's separators cannot be quoted.
@@ -148,12 +149,12 @@ fn profiler(folder: &Path, program: &OsStr) -> Option<(&'static str, OsString)> 
     })
 }
 
-/// What makes a program load the libraries in the folder.
+/// Returns the variables that make a program load the libraries in the folder.
 fn library_environment(folder: &Path) -> [(&'static str, OsString); 3] {
     let path = prepend(folder, env::var_os("LD_LIBRARY_PATH"));
     [
         ("LD_LIBRARY_PATH", path),
-        // Triton and Numba look for the driver by other ways than the loader's.
+        // Triton and Numba do not find the driver through the loader.
         ("TRITON_LIBCUDA_PATH", folder.into()),
         (
             "NUMBA_CUDA_DRIVER",
@@ -162,7 +163,8 @@ fn library_environment(folder: &Path) -> [(&'static str, OsString); 3] {
     ]
 }
 
-/// What makes a program record its calls. That the file can be written is found out now.
+/// Returns the variables that make a program record its calls. Fails now if the file cannot be
+/// written.
 fn recording(
     variable: &'static str,
     path: &Path,

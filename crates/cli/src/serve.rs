@@ -67,7 +67,7 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let supervisor = Supervisor::bind(options)?;
     let mut out = std::io::stdout().lock();
     for endpoint in supervisor.endpoints() {
-        // Standard output may be closed by whoever only wanted to know the port.
+        // Standard output may be closed by a reader that only wanted the port.
         let _ = writeln!(out, "listening on {endpoint}");
         if is_open_to_others(endpoint) {
             tracing::warn!(
@@ -105,7 +105,7 @@ pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where `serve` listens and `run` looks, unless told otherwise: this machine, this user.
+/// Returns the default address of `serve` and `run`: this machine, this user.
 pub(crate) fn default_endpoint() -> anyhow::Result<Endpoint> {
     let path = match env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
         Some(dir) => PathBuf::from(dir).join("outboard.sock"),

@@ -1,4 +1,4 @@
-//! `outboard trace`: what a recording comes to, and the recording for a viewer of time lines.
+//! `outboard trace`: a summary of a recording, and its conversion for a viewer of time lines.
 
 use std::{
     fmt::Write as _,
@@ -19,9 +19,9 @@ use crate::{
     print,
 };
 
-/// A name is cut here in tables.
+/// Length at which names are cut in tables.
 const NAME_CHARS_MAX: usize = 60;
-/// The bar of a whole.
+/// Length of the bar for 100 %.
 const BAR_CHARS: f64 = 30.0;
 
 pub(crate) fn trace(command: TraceCommand) -> anyhow::Result<ExitCode> {
@@ -74,7 +74,8 @@ fn cut(args: &CutArgs) -> anyhow::Result<ExitCode> {
         "{} is there, and no recording: it is not replaced",
         args.out.display()
     );
-    // In place of the other file only when it is whole; it may be the one that was read.
+    // The output is written to another file first, and renamed when it is whole; it may be the
+    // input file.
     let mut unfinished = args.out.clone().into_os_string();
     unfinished.push(".part");
     let unfinished = PathBuf::from(unfinished);

@@ -1,4 +1,4 @@
-//! `outboard doctor`: each thing that can be wrong is found, and all well is exit code 0.
+//! Tests of `outboard doctor`: it finds each problem, and exits with 0 if there is none.
 // The helpers of tests are no `#[test]`s, which clippy.toml exempts.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -51,7 +51,7 @@ fn all_is_well() {
         device.contains("Test device, 8.0 GiB, of which a program may have 4.0 GiB"),
         "{device}"
     );
-    // The same for people.
+    // As text.
     let output = output(clean(Command::new(&executable)).args(["doctor", "--gpu", &url]));
     assert_eq!(output.status.code(), Some(0));
     assert!(text(&output.stdout).contains("ok    server"));

@@ -1,4 +1,4 @@
-//! Networks that are emulated: agreed on when a session begins, and kept to by the real server.
+//! Tests of emulated networks: agreed on when a session begins, and obeyed by the real server.
 // The helpers of tests are no `#[test]`s, which clippy.toml exempts.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -44,13 +44,13 @@ fn both_sides_keep_to_the_network() {
             let hello = hello_over("rtt=200ms", purpose);
             let (link, ..) = dial(&endpoint, &hello, PATIENCE).unwrap();
             assert_eq!(link.kind(), Kind::Emulated);
-            // Where a further connection could be made, around the network.
+            // A data connection to these addresses would bypass the network.
             assert_eq!(link.addresses(), None);
             let mut link = link.split();
             let start = Instant::now();
             assert_eq!(ask(&mut link, &Ping {}).status, 0);
             let took = start.elapsed();
-            // One side alone would make half of it.
+            // If only one side emulated, it would take half of it.
             assert!(took >= rtt, "{endpoint}: {took:?}");
             assert!(took < 3 * rtt, "{endpoint}: {took:?}");
         }

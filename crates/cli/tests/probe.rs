@@ -1,4 +1,4 @@
-//! `outboard probe`: figures that agree with each other, and bounded ends.
+//! Tests of `outboard probe`: its figures agree with each other, and it ends in bounded time.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -39,14 +39,14 @@ fn figures_agree_with_each_other() {
         for connections in ["one_connection", "several_connections"] {
             for way in ["there_gbit_per_s", "back_gbit_per_s"] {
                 let rate = found[connections][way].as_f64().unwrap();
-                // Slower than a modem, or faster than memory: something else was measured.
+                // Slower than a modem or faster than memory means a wrong measurement.
                 assert!(
                     (0.001..10_000.0).contains(&rate),
                     "{connections} {way}: {rate}"
                 );
             }
         }
-        // The same for people.
+        // As text.
         let (code, out, _) = probe(&[&url, "--seconds", "1", "--connections", "1"]);
         assert_eq!(code, Some(0));
         assert!(
@@ -83,7 +83,7 @@ fn a_server_that_dies_or_stops_meanwhile_is_named_in_time() {
         let url = server.endpoints()[1].to_string();
         let running = thread::spawn(move || probe(&[&url, "--seconds", "60"]));
         eventually("a worker", || !server.workers().is_empty());
-        // Whichever of its connections it is at.
+        // At any of its connections.
         let mut signalled = Vec::new();
         while !running.is_finished() {
             for worker in server.workers() {

@@ -1,4 +1,4 @@
-//! `outboard require`: what it answers, how it ends, and that files are whole or not there.
+//! Tests of `outboard require`: its answers, its exit codes, and that files are whole or absent.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../../model/tests/builder/mod.rs"]
@@ -61,7 +61,7 @@ fn sample() -> Trace {
     trace
 }
 
-/// Waits for everything that it does: no network keeps it near local.
+/// A program that waits for every call: no network keeps it near local.
 fn hopeless() -> Trace {
     let mut b = Builder::new();
     b.mark(0, false);
@@ -202,7 +202,7 @@ fn what_is_no_recording_is_an_error_and_leaves_nothing() {
         assert!(error.contains(says), "{says}: {error}");
         assert_eq!(folder.names(), ["recording"]);
     }
-    // One that was cut answers for what is left, or says why not.
+    // A cut recording gives an answer for the rest, or the reason why not.
     let file = folder.path("recording");
     std::fs::write(&file, &whole[..whole.len() - 7]).unwrap();
     let (code, out, error) = require(&file, &["--budget", "1000%"]);

@@ -1,4 +1,5 @@
-//! `outboard run` and the command line: exit codes, environment, and servers that are none.
+//! Tests of `outboard run` and the command line: exit codes, environment, and addresses without a
+//! server.
 // The helpers of tests are no `#[test]`s, which clippy.toml exempts.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -19,7 +20,7 @@ use common::*;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// An installation whose libraries are some libraries, in front of a server that answers.
+/// An installation with some libraries, and a server that answers.
 struct Setting {
     executable: PathBuf,
     server: FakeServer,
@@ -121,7 +122,7 @@ fn the_program_finds_our_libraries_and_the_server() {
             "libnvidia-ml.so.1"
         ]
     );
-    // Nothing was read from standard input before the program got it.
+    // Nothing was read from standard input before the program started.
     assert_eq!(lines.next().map(str::trim), Some("0"));
     let mode = fs::metadata(folder).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
@@ -169,7 +170,7 @@ fn ctrl_c_reaches_the_program() {
         .unwrap()
         .read_exact(&mut started)
         .unwrap();
-    // What `run` has become: there is no process between the terminal and the program.
+    // `run` has become the program: there is no process between the terminal and the program.
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     assert_eq!(killed_by(wait(&mut child, PATIENCE)), Some(2));
 }
@@ -216,7 +217,7 @@ fn no_server() {
     }
 }
 
-/// Something listens, and does this with whoever connects.
+/// Listens, and does this with each connection.
 fn listener(with: impl Fn(std::net::TcpStream) + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("tcp://{}", listener.local_addr().unwrap());

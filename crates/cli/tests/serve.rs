@@ -1,4 +1,4 @@
-//! The server under clients that are wrong, many, slow or gone, and under signals.
+//! Tests of the server with clients that are wrong, many, slow or gone, and with signals.
 // The helpers of tests are no `#[test]`s, which clippy.toml exempts.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -20,7 +20,7 @@ use outboard_wire::handshake::{
 };
 use rustix::process::{Signal, kill_process};
 
-/// What the server answers to `bytes`, until it hangs up.
+/// Returns the server's answer to `bytes`, until it hangs up.
 fn say(endpoint: &Endpoint, bytes: &[u8]) -> Vec<u8> {
     let deadline = Instant::now() + PATIENCE;
     let mut stream = connect(endpoint, PATIENCE).unwrap();
@@ -35,7 +35,7 @@ fn say(endpoint: &Endpoint, bytes: &[u8]) -> Vec<u8> {
     answer
 }
 
-/// The reason in a refusal.
+/// Returns the reason in a refusal.
 fn refusal(answer: &[u8]) -> String {
     let (preamble, document) = answer.split_first_chunk::<PREAMBLE_BYTES>().unwrap();
     let preamble = Preamble::decode(preamble).unwrap();
@@ -136,7 +136,7 @@ fn a_crowd_of_silent_clients_costs_a_bounded_number_of_processes() {
     eventually("a full house", || server.workers().len() == 64);
     thread::sleep(Duration::from_millis(200));
     assert_eq!(server.workers().len(), 64);
-    // Whoever comes now waits in the backlog, and is served when the silent ones are given up.
+    // A new client waits in the backlog, and is served when the silent ones are dropped.
     query(&server.tcp).unwrap();
     drop(crowd);
 }
@@ -171,7 +171,7 @@ fn one_session_too_many_is_refused_until_a_place_is_free() {
         }
         other => panic!("{:?}", other.map(|_| ())),
     }
-    // Questions are not sessions.
+    // Queries are not sessions.
     let (.., welcome) = dial(&server.tcp, &hello(Purpose::Query), PATIENCE).unwrap();
     assert_eq!((welcome.window_bytes, welcome.devices.len()), (0, 1));
     let (.., welcome) = dial(&server.tcp, &hello(Purpose::Greeting), PATIENCE).unwrap();
@@ -209,7 +209,7 @@ fn signals_end_everything_and_remove_the_socket() {
             dial(&server.shm, &hello(Purpose::Session), PATIENCE).unwrap(),
             dial(&server.tcp, &hello(Purpose::Session), PATIENCE).unwrap(),
         ];
-        // One in the handshake, too.
+        // One client is in the handshake, too.
         let _silent = connect(&server.tcp, PATIENCE).unwrap();
         eventually("three workers", || server.workers().len() == 3);
         let workers = server.workers();
@@ -277,7 +277,7 @@ fn addresses_that_cannot_be_listened_at() {
         (&no_folder, "No such file"),
         ("tcp://192.0.2.1:4833", "annot assign"),
     ] {
-        // What was opened before the failure is closed again.
+        // Addresses opened before the failure are closed again.
         let good = dir.path().join("good");
         let output = output(
             outboard()

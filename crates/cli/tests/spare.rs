@@ -1,4 +1,4 @@
-//! Workers that are started ahead: who is served by one, and what happens when one is lost.
+//! Tests of spare workers: which clients they serve, and what happens when one is lost.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -30,7 +30,7 @@ fn session(endpoint: &Endpoint) -> (Link, ServerWelcome) {
     (link, welcome)
 }
 
-/// The server hangs up on it.
+/// Checks that the server closes the link.
 fn assert_ends(link: Link) {
     let (_sender, mut receiver) = link.split();
     let error = receiver
@@ -200,7 +200,7 @@ fn signals_end_spares_too() {
     }
 }
 
-/// A server of NVIDIA's kind whose driver is the tests' own, told by files what to do.
+/// A server of the nvidia kind whose driver is the tests' own, controlled by files.
 struct FakeDriver {
     folder: TempDir,
 }
@@ -223,7 +223,7 @@ impl FakeDriver {
         FakeDriver { folder }
     }
 
-    /// How often the management library was started.
+    /// Returns how often the management library was started.
     fn nvml_starts(&self) -> usize {
         fs::read(self.folder.path().join("nvml_starts")).map_or(0, |starts| starts.len())
     }
@@ -254,7 +254,7 @@ fn a_device_that_does_not_open_is_tried_less_and_less_often() {
     let start = Instant::now();
     server.expect_log("the next one is started in 2 s");
     assert!(start.elapsed() >= Duration::from_secs(1));
-    // A client is told why, as it is without spares.
+    // A client gets the reason, as without spares.
     let error = dial(&server.shm, &hello(Purpose::Session), PATIENCE)
         .err()
         .unwrap();
@@ -263,7 +263,7 @@ fn a_device_that_does_not_open_is_tried_less_and_less_often() {
         "{error}"
     );
     assert_eq!(server.log().matches("a spare worker starts").count(), 2);
-    // As soon as it opens, there is a spare.
+    // There is a spare as soon as the device opens.
     fake.set("no_context", 0);
     let spare = server.ready_spare(1);
     let (_link, _) = session(&server.shm);
@@ -292,8 +292,9 @@ fn the_quota_is_of_the_moment_when_the_client_comes() {
     fake.set("free_mib", 950);
     let (_link, welcome) = session(&server.shm);
     assert_eq!(server.only_worker(), spare);
-    // Less what drivers take beside, and the context of the spare that replaces this one
-    // (CONTEXT_BYTES_MAX, as long as the management library does not tell what it takes).
+    // The quota excludes the memory that drivers need in addition, and the context of the spare
+    // that replaces this one (CONTEXT_BYTES_MAX, until the management library reports its real
+    // size).
     assert_eq!(welcome.devices[0].quota_bytes, (950 - 256 - 640) * MIB);
 }
 
@@ -307,7 +308,7 @@ fn a_device_lost_while_a_spare_waited_is_opened_anew() {
     let client = thread::spawn(move || dial(&endpoint, &hello(Purpose::Session), PATIENCE));
     server.expect_log("its first worker serves it");
     eventually("the spare's end", || !is_alive(spare));
-    // The fake's device stays lost: what a fresh worker finds is what the client is told.
+    // The fake's device stays lost: the client gets the error of a new worker.
     let error = client.join().unwrap().err().unwrap();
     assert!(
         error.to_string().contains("the device cannot be used"),
@@ -315,7 +316,7 @@ fn a_device_lost_while_a_spare_waited_is_opened_anew() {
     );
 }
 
-/// What the management library's replacement asks.
+/// Makes the request of the management library's replacement.
 fn snapshot(link: Link, detail: u32) -> NvmlSnapshot {
     let (mut sender, mut receiver) = link.split();
     let question = messages::NvmlSnapshot { detail };

@@ -1,4 +1,4 @@
-//! `outboard bench`: what is measured, and against what.
+//! Options of `outboard bench`: the cases and the sides.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -31,7 +31,7 @@ pub(crate) struct BenchArgs {
     /// Few rounds, few sizes: half a minute
     #[arg(long)]
     pub(crate) quick: bool,
-    /// How often the sides take turns [default: 10, with --quick 3]
+    /// Number of turns of each side [default: 10, with --quick 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) rounds: Option<u16>,
     #[command(subcommand)]
@@ -40,9 +40,9 @@ pub(crate) struct BenchArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Measure what many sessions cost, idle and busy
+    /// Measure the cost of many sessions, idle and busy
     Sessions(SessionsArgs),
-    /// Measure how exact emulated networks are on this machine, and what emulation costs
+    /// Measure the accuracy of emulated networks on this machine, and the cost of emulation
     Emulate(EmulateArgs),
     /// Measure the links themselves: shm, tcp and rdma, without a program
     Link(LinkArgs),
@@ -57,10 +57,10 @@ Examples:
   outboard bench link
   outboard bench link --only rdma --rdma device=mlx5_0 --rdma-client device=mlx5_1 --perftest --json link.json")]
 pub(crate) struct LinkArgs {
-    /// Only these kinds [default: shm, tcp, and rdma where there is a device]
+    /// Only these kinds [default: shm, tcp, and rdma if there is a device]
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_enum)]
     pub(crate) only: Vec<LinkOf>,
-    /// The server's RDMA device, as behind the ? of an rdma:// address
+    /// The server's RDMA device, with the options after the ? of an rdma:// address
     #[arg(
         long,
         value_name = "OPTIONS",
@@ -77,7 +77,7 @@ pub(crate) struct LinkArgs {
     /// Few rounds, few samples: some seconds
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Write the results there too, as JSON
+    /// Also write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
 }
@@ -91,7 +91,7 @@ Examples:
   outboard bench emulate
   outboard bench emulate --carrier shm --rtt 3us,8us --bandwidth 400Gbps --json exact.json")]
 pub(crate) struct EmulateArgs {
-    /// What carries the emulated link
+    /// The link that carries the emulated one
     #[arg(
         long,
         value_name = "KIND",
@@ -113,12 +113,12 @@ pub(crate) struct EmulateArgs {
     /// Few rounds, few samples: some seconds
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Write the results there too, as JSON
+    /// Also write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
 }
 
-/// What is compared, and where the results go.
+/// The sides of the comparison, and the file of the results.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct BenchTargets {
     /// A server to measure, any number of times [default: one of its own, over shm and tcp]
@@ -127,10 +127,10 @@ pub(crate) struct BenchTargets {
     /// Leave the local GPU out
     #[arg(long)]
     pub(crate) no_local: bool,
-    /// Levels of optimisation, as outboard run has them; several are several sides
+    /// Levels of optimisation, as in outboard run; several are several sides
     #[arg(long, value_name = "LEVEL", value_delimiter = ',')]
     pub(crate) optimise: Vec<Level>,
-    /// Write the results there too, as JSON
+    /// Also write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
 }
@@ -139,11 +139,11 @@ pub(crate) struct BenchTargets {
 pub(crate) struct SessionsArgs {
     #[command(flatten)]
     pub(crate) targets: BenchTargets,
-    /// How many sessions are open and do nothing; 0 for none
+    /// Numbers of sessions that are open and idle; 0 for none
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8,64,256",
           value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub(crate) sessions: Vec<u16>,
-    /// How many sessions do the same work at once
+    /// Numbers of sessions that do the same work at once
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8",
           value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) busy: Vec<u16>,

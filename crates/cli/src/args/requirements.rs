@@ -1,4 +1,4 @@
-//! Of what a network must be like: `outboard calibrate`, `outboard require`.
+//! Options of `outboard calibrate` and `outboard require`.
 
 use std::path::PathBuf;
 
@@ -27,7 +27,7 @@ pub(crate) struct CalibrateArgs {
     /// Few rounds
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Write the constants there; - for standard output, in place of the text
+    /// Write the constants to this file; - for standard output, in place of the text
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
 }
@@ -55,7 +55,7 @@ Examples:
 pub(crate) struct RequireArgs {
     /// A recording of the program
     pub(crate) file: PathBuf,
-    /// How much longer than locally an iteration may take: 0% to 1000%
+    /// Allowed overhead of an iteration over its local time: 0% to 1000%
     #[arg(
         long,
         value_name = "PERCENT",
@@ -63,44 +63,44 @@ pub(crate) struct RequireArgs {
         allow_hyphen_values = true
     )]
     pub(crate) budget: Budget,
-    /// Where the GPU is cut off: at the driver's calls, or at the PCIe
+    /// The level of remoting: the driver's calls, or the PCIe
     #[arg(long, value_enum, default_value_t = LevelOfRemoting::Api)]
     pub(crate) level: LevelOfRemoting,
-    /// Which calls wait for the server, as outboard run has it; without batches
+    /// The calls that wait for the server, as in outboard run; without batches
     #[arg(long, value_name = "LEVEL", default_value_t)]
     pub(crate) optimise: Level,
     /// The network at which the costs of calls are shown: a known one, or rtt=10us,bandwidth=1Gbps
     #[arg(long, value_name = "NETWORK", default_value = "25gbe-tcp")]
     pub(crate) at: Network,
-    /// Which iteration of the recording, from 1 [default: that of median duration]
+    /// Number of the iteration in the recording, from 1 [default: that of median duration]
     #[arg(long, value_name = "N")]
     pub(crate) iteration: Option<usize>,
-    /// How long an iteration takes where nothing is recorded, as 12.5ms: what the processor takes
-    /// is scaled to it, the GPU's work is not [default: as recorded]
+    /// Duration of an iteration without recording, as 12.5ms: the processor's times are scaled to
+    /// it, the GPU's are not [default: as recorded]
     #[arg(long, value_name = "TIME", value_parser = parse_step)]
     pub(crate) step: Option<f64>,
     /// The ranges that are iterations [default: as recorded]
     #[arg(long, value_name = "NAME")]
     pub(crate) iterations: Option<String>,
-    /// What sending costs, as outboard calibrate writes it [default: published numbers]
+    /// The costs of sending, as outboard calibrate writes them [default: published numbers]
     #[arg(long, value_name = "FILE")]
     pub(crate) constants: Option<PathBuf>,
-    /// Write the answer there as JSON; - for standard output, in place of the text
+    /// Write the answer to this file as JSON; - for standard output, in place of the text
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Write the overheads of all networks that were looked at there, one a line
+    /// Write the overheads of all examined networks to this file, one a line
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
-    /// Write a page with pictures there, which needs nothing but itself
+    /// Write a page with pictures to this file, which loads nothing else
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LevelOfRemoting {
-    /// Calls of the driver travel, as outboard run has it
+    /// Calls of the driver travel, as in outboard run
     Api,
-    /// Packets of the PCIe travel, as DxPU has it
+    /// Packets of the PCIe travel, as in DxPU
     Pcie,
 }
 

@@ -1,4 +1,4 @@
-//! `outboard trace`: what is made of a recording.
+//! Options of `outboard trace`.
 
 use std::path::PathBuf;
 
@@ -6,11 +6,11 @@ use clap::Subcommand;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TraceCommand {
-    /// Say what the calls were, what they cost, and how busy the GPU was
+    /// Show the calls, their cost, and how busy the GPU was
     Show(ShowArgs),
     /// Write the recording as Chrome's trace events, for Perfetto
     Export(ExportArgs),
-    /// Keep some iterations of a recording, and nothing else
+    /// Keep only some iterations of a recording
     Cut(CutArgs),
 }
 
@@ -41,7 +41,7 @@ Example:
   outboard trace export --chrome a.trace -o a.json   to be opened in Perfetto or chrome://tracing")]
 pub(crate) struct ExportArgs {
     pub(crate) file: PathBuf,
-    /// Chrome's trace events, the one format there is
+    /// Chrome's trace events, the only format
     #[arg(long, required = true)]
     pub(crate) chrome: bool,
     /// The file to write
@@ -66,7 +66,7 @@ pub(crate) struct CutArgs {
     /// The first and the last one [default: all]
     #[arg(long, value_name = "FROM-TO", value_parser = parse_span)]
     pub(crate) iterations: Option<(usize, usize)>,
-    /// What it says was recorded, in place of the command line
+    /// Name of the recorded program, in place of the command line
     #[arg(long, value_name = "TEXT")]
     pub(crate) program: Option<String>,
 }

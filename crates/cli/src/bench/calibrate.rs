@@ -1,20 +1,20 @@
-//! `outboard calibrate`: the constants of the cost model, measured here.
+//! `outboard calibrate`: measures the constants of the cost model on this machine.
 //!
-//! What each is measured by, in the bench's words; "local" is this machine's own driver, where
-//! there is one:
+//! The list gives the cases of the bench that determine each constant. "local" is this machine's
+//! own driver, if there is one:
 //!
 //! ```text
 //!  time_local_ns      cuCtxGetDevice
 //!  start_ns           a launch, the call alone, between other things that a program does
-//!  start_ns_per_byte  copies to the device, the calls alone: what a longer one takes more, by its bytes
-//!  copy_ns_per_byte   copies to the device from pageable memory, waited for: what a longer one takes more, by its bytes
-//!  device_ns_per_byte the same from pinned memory, locally
-//!  server_ns          1,000 launches queued, a launch: by how much longer than locally, and than sending them takes
-//!  receive_ns         launch + synchronise: by how much longer than locally, less what a plain round trip, start_ns and
-//!                     server_ns explain
+//!  start_ns_per_byte  copies to the device, the calls alone: the difference of two lengths, per byte
+//!  copy_ns_per_byte   copies to the device from pageable memory, waited for: the difference of two lengths, per byte
+//!  device_ns_per_byte copies from pinned memory, locally: the difference of two lengths, per byte
+//!  server_ns          a launch of 1,000 queued ones: the excess over local, and over sending them
+//!  receive_ns         launch + synchronise: the excess over local, minus a plain round trip, start_ns and
+//!                     server_ns
 //! ```
 //!
-//! The last three need a local GPU, and the last one a link without a network in it.
+//! The last three need a local GPU, and the last one a link that is not over a network.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -57,7 +57,7 @@ const fn to_device(bytes: usize, pinned: bool) -> Work {
     Work::ToDevice { bytes, pinned }
 }
 
-/// What each of [`WORKS`] takes a call, in nanoseconds.
+/// Durations per call of each of [`WORKS`], in nanoseconds.
 #[derive(Debug, Clone, Copy)]
 struct Measured {
     local_call: f64,
@@ -66,7 +66,7 @@ struct Measured {
     large_copy: f64,
     launch_queued: f64,
     launch_wait: f64,
-    /// Of a large and a long copy.
+    /// A large and a long copy.
     pageable: [f64; 2],
     pinned: [f64; 2],
 }
@@ -134,7 +134,7 @@ fn is_kind(url: &Endpoint, kind: LinkKind) -> bool {
     matches!(url, Endpoint::Shm(_)) == (kind == LinkKind::Shm)
 }
 
-/// Every work on every side, in turns.
+/// Measures every work on every side, in turns.
 fn rounds(
     sides: &mut [Side],
     is_quick: bool,
@@ -190,8 +190,7 @@ fn plain_round_trip(is_quick: bool) -> anyhow::Result<f64> {
     median(&ns).context("a plain tcp connection")
 }
 
-/// No constant is less than nothing: where a remote call is the faster one, there is nothing to
-/// count.
+/// Computes the constants. None is below 0: if a remote call is the faster one, there is no cost.
 fn constants(remote: &Measured, here: Option<&Measured>, round_trip_ns: Option<f64>) -> Constants {
     let bytes = (LARGE_BYTES - SMALL_BYTES) as f64;
     let start_ns = remote.sent_call;
@@ -201,7 +200,7 @@ fn constants(remote: &Measured, here: Option<&Measured>, round_trip_ns: Option<f
     let receive_ns = here
         .zip(round_trip_ns)
         .map_or(0.0, |(here, round_trip_ns)| {
-            // The launch and the wait are two requests, of which the second is behind the first.
+            // The launch and the wait are two requests, one after the other.
             let explained = round_trip_ns + 2.0 * start_ns + 2.0 * server_ns;
             (remote.launch_wait - here.launch_wait - explained).max(0.0)
         });

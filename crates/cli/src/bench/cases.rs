@@ -1,4 +1,4 @@
-//! What is measured.
+//! The cases of the bench.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Group {
-    /// Calls that need no answer, or whose answer is known
+    /// Calls that need no reply, or whose result is known
     Calls,
     /// Synchronising, with and without work to wait for
     Waits,
@@ -29,18 +29,18 @@ pub(crate) enum Group {
 #[derive(Debug, Clone)]
 pub(super) struct Case {
     pub(super) group: Group,
-    /// As the JSON calls it; stable.
+    /// Name in the JSON; it never changes.
     pub(super) name: String,
-    /// As a person reads it.
+    /// Name in the table.
     pub(super) title: String,
     pub(super) work: Work,
-    /// What a bandwidth is computed from.
+    /// Bytes for computing a bandwidth.
     pub(super) bytes: Option<u64>,
-    /// What a plain socket would have to do at least.
+    /// The least exchange of a plain socket that the case would need.
     pub(super) raw: Option<Raw>,
 }
 
-/// What a worker is asked to time.
+/// The work that a worker times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Work {
@@ -57,8 +57,8 @@ pub(super) enum Work {
     LaunchSynchronize,
     SynchronizeAfterLaunch,
     LaunchCall,
-    /// The same between other things that the program does, as programs are: what it needs is not
-    /// in the nearest cache.
+    /// A launch between other things that the program does, as in real programs: its data is not in
+    /// the nearest cache.
     LaunchBetween,
     LaunchQueued,
     LaunchQueued20,
@@ -84,41 +84,41 @@ pub(super) enum Work {
     },
     /// A small inference: a copy in, kernels, a result out.
     Step,
-    /// Only a plain socket does this.
+    /// A case of the plain socket only.
     Nothing,
 }
 
-/// What a plain socket is asked to time.
+/// The exchange that is timed on a plain socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Raw {
-    /// [`PING_BYTES`](super::socket::PING_BYTES) there and back.
+    /// [`PING_BYTES`](super::socket::PING_BYTES) each way.
     RoundTrip { receiver: Receiver },
-    /// So many bytes one way, and a byte back at the end.
+    /// `bytes` one way, and a byte back at the end.
     OneWay { bytes: usize },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Receiver {
-    /// Sleeps in the kernel until bytes are there.
+    /// Sleeps in the kernel until bytes arrive.
     Blocking,
-    /// Asks again and again.
+    /// Polls without pause.
     Busy,
-    /// As our links wait on this machine: busy where there are cores to spare.
+    /// Waits as our links do on this machine: polling if there are cores to spare.
     Usual,
 }
 
 /// Launches of one sample of the queued cases.
 pub(super) const QUEUED_LAUNCHES: usize = 1_000;
-/// And of one where each is timed by itself.
+/// Launches of one sample in which each is timed by itself.
 pub(super) const SINGLE_LAUNCHES: usize = 100;
-/// What a program touches between two launches: as much as the second cache of a core.
+/// Bytes that a program uses between two launches: as many as a core's second cache has.
 pub(super) const BETWEEN_BYTES: usize = 1 << 20;
 pub(super) const CACHE_LINE_BYTES: usize = 64;
 pub(super) const GRAPH_NODES: usize = 20;
 pub(super) const STEP_KERNELS: usize = 20;
 pub(super) const STEP_INPUT_BYTES: usize = 64 << 10;
 pub(super) const COPY_BYTES_MAX: usize = 64 << 20;
-/// Smaller copies are round trips; of larger ones the bandwidth counts.
+/// Shortest copy whose bandwidth is shown; shorter copies are round trips.
 pub(super) const BANDWIDTH_BYTES_MIN: u64 = 64 << 10;
 const COPY_BYTES: [usize; 6] = [4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, COPY_BYTES_MAX];
 const COPY_BYTES_QUICK: [usize; 3] = [4, 64 << 10, 16 << 20];
@@ -127,7 +127,7 @@ const ROUND_TRIP: Option<Raw> = Some(Raw::RoundTrip {
     receiver: Receiver::Usual,
 });
 
-/// Every case of the groups, in the order in which they are measured; no group means all.
+/// Returns every case of the groups, in the order of measurement; an empty `only` means all.
 pub(super) fn cases(only: &[Group], quick: bool) -> Vec<Case> {
     let is_wanted = |case: &Case| only.is_empty() || only.contains(&case.group);
     calls_and_launches()

@@ -1,4 +1,4 @@
-//! The few driver calls that the worker measures, of whichever `libcuda.so.1` the loader finds.
+//! The few driver calls that a worker measures, of the `libcuda.so.1` that the loader finds.
 
 use std::{
     ffi::{CString, c_char, c_int, c_uint, c_void},
@@ -77,8 +77,8 @@ driver_calls! {
     event_query = "cuEventQuery" (CUevent);
 }
 
-/// A driver with a current context on device 0 and a stream of its own. Handles come from its
-/// methods alone, and live as long as the process.
+/// A driver with a current context on device 0 and a stream of its own. Handles come only from its
+/// methods, and live as long as the process.
 pub(super) struct Driver {
     calls: Calls,
     pub(super) stream: CUstream,
@@ -121,10 +121,10 @@ impl Pinned {
 
 impl Driver {
     pub(super) fn open() -> anyhow::Result<Driver> {
-        // SAFETY: running the driver's initialisers is what this process was started for.
+        // SAFETY: this process was started to run the driver's initialisers.
         let library = unsafe { libloading::Library::new(LIBRARY) }.context("loading the driver")?;
         let calls = Calls::load(&library).with_context(|| format!("{LIBRARY} lacks a call"))?;
-        // Its threads and exit handlers must not find it gone.
+        // Its threads and exit handlers need it loaded.
         mem::forget(library);
         let mut driver = Driver {
             calls,
@@ -170,7 +170,7 @@ impl Driver {
         Ok(())
     }
 
-    /// An error that names the call, unless it succeeded.
+    /// Turns a failure into an error that names the call.
     #[inline]
     pub(super) fn check(&self, call: &str, result: CUresult) -> anyhow::Result<()> {
         if result == CUresult::CUDA_SUCCESS {
@@ -205,8 +205,8 @@ impl Driver {
         Ok(function)
     }
 
-    /// One block of `threads`, on the stream. The arguments are as many as the kernel has
-    /// parameters.
+    /// Launches one block of `threads` on the stream. There must be as many arguments as the kernel
+    /// has parameters.
     #[inline]
     pub(super) fn launch(
         &self,
@@ -261,7 +261,7 @@ impl Driver {
         })
     }
 
-    /// Whether all work of the stream is done.
+    /// Returns whether all work of the stream is done.
     #[inline]
     pub(super) fn is_stream_done(&self) -> anyhow::Result<bool> {
         // SAFETY: the stream is alive.
@@ -312,7 +312,7 @@ impl Driver {
         })
     }
 
-    /// Free and all bytes of the device.
+    /// Returns the free and all bytes of the device.
     #[inline]
     pub(super) fn memory(&self) -> anyhow::Result<(usize, usize)> {
         let (mut free, mut total) = (0, 0);
@@ -370,7 +370,7 @@ impl Driver {
     }
 
     pub(super) fn free_pinned(&self, pinned: Pinned) -> anyhow::Result<()> {
-        // SAFETY: it came from `pinned`, and whoever could still use it has given it away.
+        // SAFETY: it came from `pinned`, and its owner has given it up.
         self.check("cuMemFreeHost", unsafe {
             (self.calls.mem_free_host)(pinned.address.cast())
         })
@@ -416,8 +416,8 @@ impl Driver {
         bytes: usize,
     ) -> anyhow::Result<()> {
         let bytes = bytes.min(to.bytes);
-        // SAFETY: that many bytes of pinned memory are there, and nobody looks at them before the
-        // wait is over.
+        // SAFETY: that many bytes of pinned memory exist, and they are not read before the wait is
+        // over.
         let result =
             unsafe { (self.calls.copy_to_host_async)(to.address.cast(), from, bytes, self.stream) };
         self.check("cuMemcpyDtoHAsync", result)?;
@@ -433,8 +433,8 @@ impl Driver {
         bytes: usize,
     ) -> anyhow::Result<()> {
         let bytes = bytes.min(from.bytes);
-        // SAFETY: that many bytes of pinned memory are there, and nobody changes them before the
-        // wait is over.
+        // SAFETY: that many bytes of pinned memory exist, and they are not changed before the wait
+        // is over.
         let result = unsafe {
             (self.calls.copy_to_device_async)(to, from.address.cast(), bytes, self.stream)
         };
@@ -442,7 +442,7 @@ impl Driver {
         self.synchronize()
     }
 
-    /// What `record` puts on the stream, as a graph that can be launched.
+    /// Captures the work that `record` puts on the stream, as a graph that can be launched.
     pub(super) fn capture(
         &self,
         record: impl FnOnce() -> anyhow::Result<()>,
@@ -470,7 +470,7 @@ impl Driver {
     }
 }
 
-/// The file behind the library, as the kernel mapped it.
+/// Returns the library's file, as the kernel mapped it.
 fn mapped_file() -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let paths = maps

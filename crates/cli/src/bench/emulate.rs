@@ -1,9 +1,9 @@
-//! `outboard bench emulate`: how exact emulated networks are on this machine, and what emulation
-//! itself costs.
+//! `outboard bench emulate`: measures the accuracy of emulated networks on this machine, and the
+//! cost of emulation.
 //!
 //! Two threads of this process are the ends of a link. All settings take turns, round by round.
-//! What is timed is the link alone: small frames back and forth, and long frames one way whose
-//! bytes nobody writes, since writing them takes a core longer than a fast network does.
+//! Only the link is timed: small frames back and forth, and long frames one way. The bytes of long
+//! frames are not written, since that takes a core longer than a fast network does.
 
 use std::{
     process::ExitCode,
@@ -31,24 +31,23 @@ use super::{
 use crate::args::EmulateArgs;
 
 const FORMAT: u32 = 1;
-/// How far from what was asked for a network may be: this many nanoseconds of a round trip, or this
-/// share.
+/// Allowed errors of a network: nanoseconds of a round trip, or a fraction.
 const RTT_OFF_NS_MAX: f64 = 500.0;
 const OFF_SHARE_MAX: f64 = 0.02;
 const PING_BYTES: usize = 64;
 const WARM_UP_ROUND_TRIPS: usize = 20;
 const PATIENCE: Duration = Duration::from_secs(20);
-/// What is in front of the data of a copy.
+/// Length of the header sent before a copy's data, in bytes.
 const BULK_HEAD_BYTES: usize = 36;
-/// A stream is cut into these, and goes on for so long over the network that it is sent over.
+/// Frames of a stream, which lasts for `STREAM_S` seconds on the emulated network.
 const STREAM_FRAME_BYTES: usize = 256 << 10;
 const STREAM_FRAMES_MIN: u64 = 16;
 const STREAM_S: f64 = 0.05;
 const STREAM_QUICK_S: f64 = 0.01;
-/// Frames that are sent in a row, fewer than a ring or a tcp connection holds.
+/// Frames sent in a row: fewer than a ring or a tcp connection holds.
 const SENDS: u32 = 1_000;
 
-/// What carries the emulated link.
+/// The link that carries the emulated one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Carrier {
@@ -70,15 +69,15 @@ struct Results {
     bandwidths: Vec<Rate>,
 }
 
-/// A network without delays against the bare link.
+/// Comparison of a network without delays with the bare link.
 #[derive(Serialize)]
 struct Cost {
     carrier: Carrier,
     bare: Option<Figures>,
     emulated: Option<Figures>,
-    /// Of a round trip, which is two messages.
+    /// Added time of a round trip, which is two messages.
     round_trip_more_ns: Option<f64>,
-    /// Of the thread that sends a small frame.
+    /// Time of the sending thread for a small frame.
     send_bare_ns: Option<f64>,
     send_emulated_ns: Option<f64>,
     #[serde(skip)]
@@ -94,7 +93,7 @@ struct Rtt {
     figures: Option<Figures>,
     off_ns: Option<f64>,
     off_percent: Option<f64>,
-    /// None was shorter than the network, and the median is within 500 ns or 2 % of it.
+    /// No round trip was shorter than the network's, and the median is within 500 ns or 2 % of it.
     within: bool,
     min_ns: Option<f64>,
     #[serde(skip)]
@@ -108,7 +107,7 @@ struct Rate {
     carrier: Carrier,
     bandwidth_bps: u64,
     median_bps: Option<f64>,
-    /// The round that the machine disturbed least.
+    /// Bandwidth in the round that the machine disturbed least.
     best_bps: Option<f64>,
     rounds_bps: Vec<f64>,
     off_percent: Option<f64>,
@@ -358,7 +357,7 @@ impl Pair {
         Pair::between(folder, &endpoint, Endpoint::clone, network)
     }
 
-    /// A server that listens at `endpoint`, and a client that connects to what `seen` makes of it.
+    /// Connects a server that listens at `endpoint` with a client whose address `seen` returns.
     pub(super) fn between(
         folder: TempDir,
         endpoint: &Endpoint,
@@ -430,7 +429,7 @@ pub(super) fn round_trips(pair: Pair, len: usize, samples: usize) -> anyhow::Res
     })
 }
 
-/// What the thread that sends takes for one small frame, in nanoseconds.
+/// Returns the sending thread's time for one small frame, in nanoseconds.
 fn sends(pair: Pair) -> anyhow::Result<f64> {
     let (_to_client, mut from_client) = pair.server.split();
     let (mut to_server, _from_server) = pair.client.split();
@@ -439,19 +438,19 @@ fn sends(pair: Pair) -> anyhow::Result<f64> {
         put(&mut to_server, PING_BYTES)?;
     }
     let took = start.elapsed();
-    // So that nothing was thrown away.
+    // Checks that nothing was dropped.
     for _ in 0..SENDS {
         take(&mut from_client)?;
     }
     Ok(took.as_nanos() as f64 / f64::from(SENDS))
 }
 
-/// Bits a second from the first of so many frames of `len` bytes to the last.
+/// Returns the bits per second from the first of `frames` frames of `len` bytes to the last.
 pub(super) fn stream(pair: Pair, len: usize, frames: u64) -> anyhow::Result<f64> {
     let (_to_client, mut from_client) = pair.server.split();
     let (mut to_server, _from_server) = pair.client.split();
-    // Over rdma long data is sent as copies of pinned memory are: from where it lies, to memory
-    // that was given for it.
+    // Over rdma long data is sent as copies of pinned memory are: from its own place into granted
+    // memory.
     let is_bulk = to_server.registrar().is_some() && len >= PLACED_BYTES_MIN;
     let data = vec![0; len];
     let mut next = move || -> anyhow::Result<()> {
@@ -462,7 +461,7 @@ pub(super) fn stream(pair: Pair, len: usize, frames: u64) -> anyhow::Result<f64>
     };
     thread::scope(|scope| {
         let sender = scope.spawn(|| -> Result<Sender, outboard_link::Error> {
-            // SAFETY: kept until the thread has ended, and with it everything that was sent.
+            // SAFETY: kept until the thread has ended, and with it all sending.
             let memory = unsafe { Lasting::new(data.as_ptr().expose_provenance() as u64, len) };
             let source = to_server
                 .registrar()
@@ -491,7 +490,7 @@ pub(super) fn stream(pair: Pair, len: usize, frames: u64) -> anyhow::Result<f64>
             }
             anyhow::Ok(first.elapsed())
         })();
-        // A sender that nobody listens to any more is not to wait for it.
+        // The sender must not wait for a receiver that has stopped.
         drop(next);
         let sent = sender.join().map_err(|_| anyhow!("the sender panicked"))?;
         let took = received?;
@@ -501,7 +500,7 @@ pub(super) fn stream(pair: Pair, len: usize, frames: u64) -> anyhow::Result<f64>
     })
 }
 
-/// A frame with whatever is in its room.
+/// Sends a frame with any contents.
 fn put(sender: &mut Sender, len: usize) -> Result<(), outboard_link::Error> {
     sender.reserve(len)?;
     sender.commit(len)?;
@@ -534,7 +533,7 @@ mod tests {
             rtt(&[100_000.0, 102_100.0, 102_200.0]),
             (false, Some(2_100.0))
         );
-        // One that is early is one too many.
+        // One early round trip is too many.
         assert_eq!(rtt(&[99_999.0, 100_000.0, 100_001.0]), (false, Some(0.0)));
         assert_eq!(rtt(&[]), (false, None));
         let rate = |rounds: &[f64]| {
@@ -549,7 +548,7 @@ mod tests {
         assert!(!rate(&[]));
     }
 
-    /// Over both carriers, with networks so slow that no machine is too busy for them.
+    /// Measures over both carriers, with networks so slow that no machine is too busy for them.
     #[test]
     fn everything_is_measured() {
         for carrier in [Carrier::Shm, Carrier::Tcp] {
@@ -561,7 +560,7 @@ mod tests {
             let bare = round_trips(Pair::new(carrier, None).unwrap(), PING_BYTES, 20).unwrap();
             assert!(median(&bare).unwrap() < 4e6, "{bare:?}");
             assert!(sends(Pair::new(carrier, Some(&slow)).unwrap()).unwrap() > 0.0);
-            // What is looked at late has come faster, as it seems.
+            // A frame that is read late seems to have come faster.
             let bps = || {
                 stream(
                     Pair::new(carrier, Some(&slow)).unwrap(),

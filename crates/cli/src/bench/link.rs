@@ -1,6 +1,6 @@
-//! `outboard bench link`: what the links themselves do, without a program, a server or a GPU: small
-//! frames back and forth, long ones one way. Beside rdma, on the same devices and in turns with it,
-//! what perftest measures of the bare verbs.
+//! `outboard bench link`: measures the links themselves, without a program, a server or a GPU:
+//! small frames back and forth, long ones one way. For rdma it also runs perftest on the bare
+//! verbs, on the same devices and in turns.
 //!
 //! Two threads of this process are the ends of a link. The kinds take turns, round by round.
 
@@ -30,20 +30,20 @@ const ROUND_TRIP_BYTES: [usize; 5] = [16, 64, 256, 1024, 4096];
 const STREAM_BYTES: [usize; 4] = [4 << 10, 64 << 10, 256 << 10, 1 << 20];
 const ROUNDS: usize = 5;
 const ROUNDS_QUICK: usize = 2;
-/// Of one round and size; a link that is slow has fewer.
+/// Samples of one round and size; a slow link has fewer.
 const SAMPLES: usize = 2_000;
 const SAMPLES_MIN: usize = 20;
 const TRIAL_SAMPLES: usize = 10;
 const STREAM_TOTAL_BYTES: usize = 256 << 20;
 const STREAM_FRAMES_MIN: usize = 16;
-/// How long one round of one size should take.
+/// Duration of one round of one size, in seconds.
 const ROUND_S: f64 = 1.0;
 const ROUND_QUICK_S: f64 = 0.2;
-/// Of a raw round trip, and of the raw bandwidth, that a frame may take, and must reach.
+/// Limits relative to raw RDMA: the greatest ratio of round trips, the least of bandwidths.
 const RAW_LATENCY_RATIO_MAX: f64 = 1.3;
 const RAW_BANDWIDTH_RATIO_MIN: f64 = 0.9;
 const RAW_BYTES: usize = 64;
-/// Long writes under way at a time: as many as a link has memory granted for.
+/// Number of long writes under way at a time: as many as a link has grants.
 const RAW_DEPTH: usize = RDMA_GRANTS;
 const RAW_PORT: u16 = 18_533;
 const RAW_S_MAX: u64 = 60;
@@ -64,7 +64,7 @@ struct Results {
     machine: Machine,
     rounds: usize,
     complete: bool,
-    /// What was asked of the devices.
+    /// Options of the devices.
     rdma_server: String,
     rdma_client: String,
     round_trips: Vec<RoundTrip>,
@@ -95,19 +95,19 @@ struct Bandwidth {
     rounds_bps: Vec<f64>,
 }
 
-/// What perftest measured of the same devices.
+/// Results of perftest on the same devices.
 #[derive(Default, Serialize)]
 struct Raw {
-    /// Twice what `ib_write_lat` and `ib_send_lat` call typical, of 64 bytes.
+    /// Twice the typical latency of `ib_write_lat` and `ib_send_lat`, with 64 bytes.
     write_round_trip_ns: Option<f64>,
     send_round_trip_ns: Option<f64>,
-    /// `ib_write_bw`, of 1 MiB.
+    /// Result of `ib_write_bw`, with 1 MiB.
     write_bps: Option<f64>,
-    /// The link's round trip of 64 bytes to the raw write's, and its bandwidth at 1 MiB to the raw
-    /// write's.
+    /// Ratio of the link's round trip of 64 bytes to the raw write's, and of its bandwidth at 1 MiB
+    /// to the raw write's.
     latency_ratio: Option<f64>,
     bandwidth_ratio: Option<f64>,
-    /// At most 1.3 times the one, at least 0.9 of the other.
+    /// The first ratio is at most 1.3, the second at least 0.9.
     within: bool,
 }
 
@@ -115,7 +115,7 @@ pub(super) fn link(args: LinkArgs, interrupt: &Interrupt) -> anyhow::Result<Exit
     let json = args.json.as_deref().map(Output::open).transpose()?;
     let only = match args.only.is_empty() {
         false => args.only.clone(),
-        // What was asked for by its device must be there; else it is measured where it can be.
+        // A device named by the user must exist; otherwise rdma is measured if there is a device.
         true => [LinkOf::Shm, LinkOf::Tcp, LinkOf::Rdma]
             .into_iter()
             .filter(|&link| link != LinkOf::Rdma || has_rdma(&args))
@@ -203,7 +203,7 @@ impl Results {
                 let bps = stream(pair(row.link, args)?, row.bytes, frames as u64)?;
                 row.rounds_bps.push(bps);
             }
-            // In turns as well: a machine is not equally quiet all the time.
+            // In turns as well, since a machine's load varies.
             if is_beside_raw {
                 raws.push(Raw::measure(args)?);
                 self.raw = Some(Raw::of(&raws));
@@ -296,7 +296,7 @@ impl LinkOf {
 }
 
 impl LinkArgs {
-    /// What is asked of the client's device: the server's, unless told otherwise.
+    /// Returns the options of the client's device: by default the server's.
     fn client(&self) -> &RdmaOptions {
         self.rdma_client.as_ref().unwrap_or(&self.rdma)
     }
@@ -336,7 +336,7 @@ impl Raw {
         Ok(Raw {
             write_round_trip_ns,
             send_round_trip_ns,
-            // Bytes, iterations, peak, average: in units of 2^20 bytes a second.
+            // Bytes, iterations, peak, average: in units of 2^20 bytes per second.
             write_bps: columns.get(3).map(|mib| 8.0 * mib * f64::from(1 << 20)),
             ..Raw::default()
         })
@@ -344,7 +344,7 @@ impl Raw {
 }
 
 impl Raw {
-    /// The median of each, over the rounds.
+    /// Returns the median of each value over the rounds.
     fn of(rounds: &[Raw]) -> Raw {
         let of = |what: fn(&Raw) -> Option<f64>| {
             let values: Vec<f64> = rounds.iter().filter_map(what).collect();
@@ -359,7 +359,7 @@ impl Raw {
     }
 }
 
-/// The numbers of the last line that consists of numbers only.
+/// Runs a tool of perftest. Returns the numbers of the last line that consists only of numbers.
 fn perftest(tool: &str, args: &LinkArgs, rest: &[&str]) -> anyhow::Result<Vec<f64>> {
     let command = |options: &RdmaOptions| {
         let mut command = Command::new(tool);
@@ -379,7 +379,7 @@ fn perftest(tool: &str, args: &LinkArgs, rest: &[&str]) -> anyhow::Result<Vec<f6
     };
     let mut server = start(&mut command(&args.rdma))?;
     let until = Instant::now() + Duration::from_secs(RAW_S_MAX);
-    // It says nothing when it listens.
+    // The tool prints nothing when it listens.
     let client = loop {
         thread::sleep(Duration::from_millis(300));
         let done = command(args.client()).arg("127.0.0.1").output()?;
@@ -387,7 +387,7 @@ fn perftest(tool: &str, args: &LinkArgs, rest: &[&str]) -> anyhow::Result<Vec<f6
             break done;
         }
     };
-    // One that its client has not found does not end by itself.
+    // A server without a client does not end by itself.
     let _ = server.kill();
     let _ = server.wait();
     let said = String::from_utf8_lossy(&client.stdout);

@@ -1,9 +1,9 @@
-//! `outboard bench`: what a call, a round trip, a copy and a launch cost here, through a server and
-//! on the local GPU.
+//! `outboard bench`: measures calls, round trips, copies and launches, through a server and on the
+//! local GPU.
 //!
-//! Each side is a process of its own ([`worker`]) that makes driver calls with whichever driver it
-//! was given. All sides stay up, and take turns case by case and round by round, so that whatever
-//! else the machine does hits all alike.
+//! Each side is a process of its own ([`worker`]) that makes driver calls with the driver it was
+//! given. All sides stay up, and take turns case by case and round by round, so that other load on
+//! the machine affects all alike.
 //!
 //! ```text
 //!  bench ──lines of JSON──► bench-worker (local)   libcuda.so.1 of the machine ──► GPU
@@ -59,11 +59,11 @@ use side::{Place, Refused, Side};
 pub(crate) use statistics::{median, quantile, sorted};
 pub(crate) use worker::worker;
 
-/// As shells have it for a program that Ctrl-C ended.
+/// The shells' exit code for a program that Ctrl-C ended.
 pub(crate) const EXIT_INTERRUPTED: u8 = 130;
 const ROUNDS: usize = 10;
 const ROUNDS_QUICK: usize = 3;
-/// The most samples and the longest time of one case on one side in one round.
+/// Most samples, and longest time in milliseconds, of one case on one side in one round.
 const SAMPLES_MAX: usize = 50;
 const SAMPLES_QUICK_MAX: usize = 10;
 const CASE_MS: u64 = 100;
@@ -99,7 +99,8 @@ fn compare(args: BenchArgs, interrupt: &Interrupt) -> anyhow::Result<ExitCode> {
     let measured = measure_all(&args, rounds, &mut sides, &mut report, interrupt);
     report.end(measured.is_ok());
     print(&report.notes())?;
-    // What was measured is kept, whatever ended it; what was in the file too, if that is nothing.
+    // Results are kept after an error or interruption; if there are none, so is the file's former
+    // contents.
     if let Some(output) = json
         && (measured.is_ok() || !report.is_empty())
     {
@@ -116,7 +117,7 @@ fn compare(args: BenchArgs, interrupt: &Interrupt) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// All cases asked for, as far as it gets.
+/// Measures all requested cases, until an error.
 fn measure_all(
     args: &BenchArgs,
     rounds: usize,
@@ -141,7 +142,7 @@ fn measure_all(
     Ok(())
 }
 
-/// All rounds of one case. Who begins moves on with each round.
+/// Measures all rounds of one case. Each round begins with the next side.
 fn measure(
     case: &Case,
     sides: &mut [Side],
@@ -166,7 +167,7 @@ fn measure(
             };
             match sides[at].run(&case.title, case.work, samples, budget) {
                 Ok((ns, _)) => rounds.push(ns),
-                // A worker that still answers has lost this case only.
+                // A worker that still answers has lost only this case.
                 Err(error) if error.is::<Refused>() && sides[at].still_works() => {
                     times[at] = Err(crate::whole(&error));
                 }
@@ -181,10 +182,10 @@ fn measure(
     Ok(Row::new(case, sides, &times, &raw_times))
 }
 
-/// The server or servers, and where workers are to go.
+/// The servers to measure, and the addresses of the workers.
 struct Setting {
     server: Option<Server>,
-    /// The local GPU first, where there is one.
+    /// The local GPU first, if there is one.
     places: Vec<Place>,
     folder: PathBuf,
 }
@@ -203,7 +204,7 @@ impl Setting {
             [] => vec![None],
             levels => levels.iter().map(|level| Some(level.to_string())).collect(),
         };
-        // Each place holds its sessions while the others have theirs.
+        // Each address holds its sessions while the others have theirs.
         const OWN_ENDPOINTS: usize = 2;
         let server = match targets.gpu.is_empty() {
             true => Some(Server::start(
@@ -248,7 +249,7 @@ impl Setting {
         sides.map_err(|error| self.explain(error))
     }
 
-    /// An error of a worker, with what the server had to say where it is our own.
+    /// Adds the server's last log lines to a worker's error, if the server is our own.
     fn explain(&mut self, error: anyhow::Error) -> anyhow::Error {
         match &mut self.server {
             Some(server) if !error.is::<Interrupted>() => {
@@ -259,7 +260,7 @@ impl Setting {
     }
 }
 
-/// This machine's own driver, where it works.
+/// Returns this machine's own driver, if it works.
 fn local(folder: &Path, interrupt: &Interrupt) -> anyhow::Result<Place> {
     DeviceKind::Nvidia.check().map_err(anyhow::Error::msg)?;
     let place = Place {
@@ -268,8 +269,7 @@ fn local(folder: &Path, interrupt: &Interrupt) -> anyhow::Result<Place> {
         optimise: None,
     };
     let side = Side::start(&place, folder, interrupt)?;
-    // A stand-in that the loader finds by another way than its path must not pass for the real
-    // driver.
+    // Outboard's own library, found by another path, must not count as the real driver.
     let ours = libraries::CUDA.find()?.canonicalize()?;
     if Path::new(&side.ready.library)
         .canonicalize()
@@ -280,8 +280,8 @@ fn local(folder: &Path, interrupt: &Interrupt) -> anyhow::Result<Place> {
     Ok(place)
 }
 
-/// `shm`, `tcp`, `rdma` or, where there are several of a kind, the whole address; and the level,
-/// where one is asked for.
+/// Returns the name of a side: `shm`, `tcp`, `rdma`, or the whole address if there are several of a
+/// kind; and the level, if one is given.
 fn place_name(endpoint: &Endpoint, all: &[Endpoint], level: Option<&str>) -> String {
     let kind = |endpoint: &Endpoint| match endpoint {
         Endpoint::Shm(_) => "shm",
@@ -303,7 +303,7 @@ fn place_name(endpoint: &Endpoint, all: &[Endpoint], level: Option<&str>) -> Str
     }
 }
 
-/// Whether a plain connection within this machine is what the link has below it.
+/// Returns whether a plain connection within this machine is comparable with the link.
 fn is_loopback(endpoint: &Endpoint) -> bool {
     match endpoint {
         Endpoint::Tcp { host, .. } => match host {
@@ -327,7 +327,7 @@ struct Output {
 
 impl Output {
     fn open(path: &Path) -> anyhow::Result<Output> {
-        // What was there stays until there is something to replace it with.
+        // The former contents stay until there is something to replace them.
         let file = OpenOptions::new()
             .write(true)
             .create(true)
@@ -355,8 +355,8 @@ impl Output {
     }
 }
 
-/// Ctrl-C, and being asked to end: whoever waits stops waiting, and everything that was started is
-/// ended in order.
+/// Ctrl-C, and signals to end: threads that wait stop waiting, and all processes that were started
+/// are ended in order.
 #[derive(Clone)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 

@@ -1,4 +1,4 @@
-//! What processes of this machine use, as /proc tells.
+//! Memory and processor time of processes of this machine, from /proc.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -12,14 +12,14 @@ use serde::Serialize;
 /// Memory of some processes together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(super) struct Usage {
-    /// Proportional: what several share is shared out among them.
+    /// Proportional size: memory shared by several processes is divided among them.
     pub(super) pss_bytes: u64,
     pub(super) rss_bytes: u64,
     pub(super) processes: usize,
 }
 
 impl Usage {
-    /// Of those of the processes that are alive.
+    /// Sums the processes that are alive.
     pub(super) fn of(pids: impl IntoIterator<Item = u32>) -> Usage {
         let mut sum = Usage::default();
         for pid in pids {
@@ -34,7 +34,7 @@ impl Usage {
     }
 }
 
-/// What some processes compute from now on.
+/// The processor time of some processes since a moment.
 pub(super) struct Watch {
     start: Instant,
     cpu_ns: HashMap<u32, u64>,
@@ -49,7 +49,7 @@ impl Watch {
         }
     }
 
-    /// Per cent of a core, since the start, of those that still live.
+    /// Returns the use of a core since the start, in percent, by processes that still live.
     pub(super) fn percent(self) -> f64 {
         let used = |(pid, then): (&u32, &u64)| Some(cpu_ns(*pid)?.saturating_sub(*then));
         let used_ns: u64 = self.cpu_ns.iter().filter_map(used).sum();
@@ -57,7 +57,7 @@ impl Watch {
     }
 }
 
-/// A process and all that descend from it.
+/// Returns a process and all its descendants.
 pub(super) fn family(root: u32) -> Vec<u32> {
     let (mut found, mut seen) = (vec![root], HashSet::from([root]));
     let mut at = 0;
@@ -78,8 +78,8 @@ pub(super) fn family(root: u32) -> Vec<u32> {
     found
 }
 
-/// The time that the threads of a process have run. The scheduler counts nanoseconds, where
-/// /proc/PID/stat has hundredths of a second.
+/// Returns the time for which the threads of a process have run. The scheduler counts nanoseconds,
+/// whereas /proc/PID/stat has hundredths of a second.
 fn cpu_ns(pid: u32) -> Option<u64> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
     let run_ns = |task: fs::DirEntry| {

@@ -29,7 +29,7 @@ pub(super) struct Report {
     machine: Machine,
     rounds: usize,
     quick: bool,
-    /// Whether nothing cut it short.
+    /// Nothing ended the run early.
     complete: bool,
     sides: Vec<About>,
     cases: Vec<Row>,
@@ -41,7 +41,7 @@ pub(super) struct Machine {
     cores: usize,
 }
 
-/// A side, and what it said of itself.
+/// A side, and its own description.
 #[derive(Serialize)]
 struct About {
     name: String,
@@ -65,12 +65,12 @@ pub(super) struct Row {
     title: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     bytes: Option<u64>,
-    /// What the plain connection carries, where it is more than a round trip.
+    /// Bytes that the plain connection carries, if it is more than a round trip.
     #[serde(skip)]
     raw_bytes: Option<u64>,
-    /// In the order of the sides; none where the case is a plain socket's alone.
+    /// In the order of the sides; empty for a case of the plain socket only.
     sides: Vec<Cell>,
-    /// What a plain tcp connection over loopback took for the same.
+    /// Figures of a plain tcp connection over loopback for the same exchange.
     #[serde(skip_serializing_if = "Option::is_none")]
     raw: Option<Figures>,
 }
@@ -82,18 +82,18 @@ struct Cell {
     bytes: Option<u64>,
     #[serde(flatten)]
     figures: Option<Figures>,
-    /// Why there are no figures.
+    /// Reason for missing figures.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
-    /// Time over that of the local side.
+    /// Ratio to the time of the local side.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio_to_local: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     gigabytes_per_s: Option<f64>,
-    /// Of a tcp side over loopback that waits: how much longer than the plain round trip.
+    /// For a tcp side over loopback that waits: the excess over the plain round trip.
     #[serde(skip_serializing_if = "Option::is_none")]
     over_raw_ns: Option<f64>,
-    /// Of a tcp side over loopback that copies: how much of the plain connection's bandwidth.
+    /// For a tcp side over loopback that copies: the fraction of the plain connection's bandwidth.
     #[serde(skip_serializing_if = "Option::is_none")]
     share_of_raw: Option<f64>,
 }
@@ -145,7 +145,7 @@ impl Report {
         }
     }
 
-    /// Who is compared, and the table's first line.
+    /// Returns the sides, and the table's first line.
     pub(super) fn head(&self) -> String {
         let mut text = String::new();
         for side in &self.sides {
@@ -195,7 +195,7 @@ impl Report {
         self.complete = complete;
     }
 
-    /// What could not be measured, and why.
+    /// Returns the reason of each case that could not be measured.
     pub(super) fn failures(&self) -> Vec<String> {
         let cells = self.cases.iter().flat_map(|row| &row.sides);
         cells.filter_map(|cell| cell.error.clone()).collect()
@@ -300,12 +300,12 @@ impl Cell {
     }
 }
 
-/// The median, and the bandwidth it makes or the percentiles.
+/// Formats the median, and the bandwidth or the percentiles.
 fn figures(figures: &Figures, bytes: Option<u64>) -> String {
     let unit = Unit::of(figures.median_ns);
     let median = unit.format(figures.median_ns);
     match bytes {
-        // Of a large copy the bandwidth says more than the spread.
+        // For a large copy the bandwidth says more than the spread.
         Some(bytes) if bytes >= BANDWIDTH_BYTES_MIN => format!(
             "{median} {} {:.2} GB/s",
             unit.name,
@@ -336,7 +336,7 @@ impl Unit {
         Unit { name, ns }
     }
 
-    /// Three digits.
+    /// Formats a number with three digits.
     fn format(&self, ns: f64) -> String {
         let value = ns / self.ns;
         let digits = match value {

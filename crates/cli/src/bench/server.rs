@@ -21,12 +21,12 @@ use tempfile::TempDir;
 use super::Interrupt;
 
 const START_MS_MAX: u64 = 30_000;
-/// The server itself gives its workers a few seconds.
+/// Time limit for the server to end; it gives its own workers a few seconds.
 const STOP_MS_MAX: u64 = 10_000;
 const TICK: Duration = Duration::from_millis(50);
 const LOG_LINES_MAX: usize = 12;
 
-/// A server of this release on a shm address and a tcp port that nobody else knows.
+/// A server of this release on a shm address and a tcp port that only the bench knows.
 pub(super) struct Server {
     child: Child,
     pub(super) endpoints: Vec<Endpoint>,
@@ -54,12 +54,12 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(File::create(&log)?)
-            // Ctrl-C is for us, who end it in order.
+            // Ctrl-C is for the bench, which ends the server in order.
             .process_group(0);
         let bench = getpid();
         let prepare = move || {
             set_parent_process_death_signal(Some(Signal::TERM))?;
-            // It may have died before the line above.
+            // The parent may have died before the line above.
             match getppid() == Some(bench) {
                 true => Ok(()),
                 false => Err(io::ErrorKind::NotFound.into()),
@@ -100,7 +100,7 @@ impl Server {
         self.child.id()
     }
 
-    /// What to add to an error of a worker: the server may have ended, and its log says why.
+    /// Returns the last lines of the server's log, to explain an error of a worker.
     pub(super) fn last_words(&mut self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();

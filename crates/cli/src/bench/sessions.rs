@@ -1,4 +1,4 @@
-//! `outboard bench sessions`: what many sessions cost, idle and busy.
+//! `outboard bench sessions`: measures the cost of many sessions, idle and busy.
 
 use std::{
     process::ExitCode,
@@ -21,11 +21,10 @@ use super::{
 use crate::args::SessionsArgs;
 
 const FORMAT: u32 = 1;
-/// How long sessions are watched doing nothing. The clock of CPU time ticks a hundred times a
-/// second.
+/// Time for which idle sessions are watched. The clock of CPU time ticks a hundred times a second.
 const IDLE_MS: u64 = 3_000;
 const IDLE_QUICK_MS: u64 = 500;
-/// Sessions opened one after the other for the time that one takes; the rest come in crowds.
+/// Sessions opened one after the other to measure opening; the rest are opened in groups.
 const TIMED_CONNECTIONS: usize = 4;
 const CROWD: usize = 8;
 const LATENCY_SAMPLES: usize = 2_000;
@@ -46,7 +45,7 @@ struct Results {
     quick: bool,
     idle: Vec<Idle>,
     busy: Vec<Busy>,
-    /// What could not be measured, and why.
+    /// The reason of each measurement that failed.
     errors: Vec<String>,
 }
 
@@ -55,19 +54,19 @@ struct Results {
 struct Idle {
     side: String,
     sessions: usize,
-    /// From the start of a program to a current context, with the others there already.
+    /// From the start of a program to a current context, while the other sessions exist.
     connect_ms: f64,
     connect_ms_max: f64,
-    /// All of the server's processes together; none where the server is not ours to look at.
+    /// All of the server's processes together; `None` if the server is not on this machine or not
+    /// our own.
     server: Option<Usage>,
-    /// Per cent of a core.
+    /// Percent of a core.
     server_cpu_percent: Option<f64>,
     clients: Usage,
     clients_cpu_percent: f64,
-    /// By how much the free memory of the GPU has become less since the first session; none without
-    /// a local driver.
+    /// Decrease of the GPU's free memory since the first session; `None` without a local driver.
     gpu_bytes: Option<u64>,
-    /// Launch and synchronise of one more session, beside the idle ones.
+    /// Launch and synchronise of one more session, while the others are idle.
     latency_ns: f64,
     latency_p90_ns: f64,
 }
@@ -77,10 +76,10 @@ struct Idle {
 struct Busy {
     side: String,
     sessions: usize,
-    /// Of all together; the median of the rounds.
+    /// Of all sessions together; the median of the rounds.
     steps_per_s: f64,
     rounds_steps_per_s: Vec<f64>,
-    /// Throughput over that of as many local processes.
+    /// Ratio of the throughput to that of as many local processes.
     ratio_to_local: Option<f64>,
 }
 
@@ -115,7 +114,7 @@ pub(super) fn sessions(args: SessionsArgs, interrupt: &Interrupt) -> anyhow::Res
     if let Err(error) = &measured {
         results.errors.push(crate::whole(error));
     }
-    // Whoever ends it early keeps what was measured, and what was in the file if that is nothing.
+    // After an interruption the results are kept; without results the file's former contents are.
     if let Some(output) = json
         && !(interrupted && results.is_empty())
     {
@@ -139,7 +138,7 @@ impl Results {
         self.idle.is_empty() && self.busy.is_empty()
     }
 
-    /// Goes on where only this number of sessions could not be had.
+    /// Records a failure and continues, if only this number of sessions was impossible.
     fn fail(&mut self, place: &Place, count: u16, error: anyhow::Error) -> anyhow::Result<()> {
         if error.is::<Interrupted>() {
             return Err(error);
@@ -159,7 +158,7 @@ fn measure(
     interrupt: &Interrupt,
 ) -> anyhow::Result<()> {
     let places = setting.places.clone();
-    // Its view of the GPU's memory is that of the whole GPU.
+    // It sees the memory of the whole GPU.
     let mut observer = match places.iter().find(|place| place.url.is_none()) {
         Some(local) => Some(Side::start(local, &setting.folder, interrupt)?),
         None => None,
@@ -172,8 +171,7 @@ fn measure(
         for &count in idle_counts {
             let idle = match crowd.idle(count.into(), args.quick, observer.as_mut()) {
                 Ok(idle) => idle,
-                // More than the server or the machine has room for; what was measured before still
-                // holds.
+                // More than the server or the machine has room for; earlier results remain valid.
                 Err(error) => {
                     results.fail(place, count, error)?;
                     break;
@@ -199,7 +197,7 @@ fn measure(
     Ok(())
 }
 
-/// Sessions of one side that were opened and are left alone.
+/// Sessions of one side that were opened and are idle.
 struct Crowd<'a> {
     setting: &'a Setting,
     place: &'a Place,
@@ -322,13 +320,13 @@ impl<'a> Crowd<'a> {
 
 impl Drop for Crowd<'_> {
     fn drop(&mut self) {
-        // All at once: one after the other would take a driver minutes.
+        // All at once: one after the other a driver would take minutes.
         self.idle.iter_mut().for_each(Side::dismiss);
     }
 }
 
-/// As many sessions as asked for on each place, working at once; the places take turns. The device
-/// that they work on too.
+/// Opens `count` sessions on each address, which work at once; the addresses take turns. They share
+/// the device.
 fn busy(
     setting: &Setting,
     places: &[Place],

@@ -1,5 +1,5 @@
-//! One side of the comparison: a worker process, with the machine's own driver or with ours in
-//! front of a server.
+//! One side of the comparison: a worker process, with the machine's own driver or with ours and a
+//! server.
 
 use std::{
     env,
@@ -24,24 +24,24 @@ use super::{
 };
 use crate::run::environment;
 
-/// How long a worker may take to its first result: a server opens its device, a driver compiles the
+/// Time limit for a worker's first result: a server opens its device, a driver compiles the
 /// kernels.
 const START_MS_MAX: u64 = 90_000;
-/// How much longer than asked a measurement may take: its preparation, and one sample of a slow
+/// Time allowed in addition to a measurement's own: its preparation, and one sample of a slow
 /// device.
 const OVERTIME_MS_MAX: u64 = 60_000;
-/// How long a worker whose input has ended may take to leave before it is killed.
+/// Time for a worker to exit after its input has ended, before it is killed.
 const LEAVE_MS_MAX: u64 = 2_000;
-/// How often a wait looks whether it was interrupted.
+/// Interval at which a wait checks for an interruption.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Where a worker's calls go.
+/// The driver or server that a worker uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) name: String,
-    /// None for this machine's own driver.
+    /// `None` for this machine's own driver.
     pub(super) url: Option<Endpoint>,
-    /// `OUTBOARD_OPTIMISE`, where it is not to be the library's own choice.
+    /// Value of `OUTBOARD_OPTIMISE`; `None` for the library's own choice.
     pub(super) optimise: Option<String>,
 }
 
@@ -55,12 +55,12 @@ pub(super) struct Side {
     interrupt: Interrupt,
 }
 
-/// A worker says that it could not do what it was asked.
+/// A worker's report that it could not do its work.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Refused(String);
 
-/// A worker that has been started, and may not have come up.
+/// A worker that has been started, and may not be ready.
 pub(super) struct Starting(Side);
 
 impl Side {
@@ -83,7 +83,7 @@ impl Side {
             .arg("bench-worker")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Ctrl-C is for us, who end it in order.
+            // Ctrl-C is for the bench, which ends the workers in order.
             .process_group(0)
             .env_remove("OUTBOARD_GPU")
             .env_remove("OUTBOARD_STATS");
@@ -164,14 +164,14 @@ impl Side {
         }
     }
 
-    /// Whether the device still does what it is told.
+    /// Returns whether the device still works.
     pub(super) fn still_works(&mut self) -> bool {
         let work = Work::LaunchSynchronize;
         self.run("looking after a failure", work, 1, Duration::ZERO)
             .is_ok()
     }
 
-    /// Lets the worker leave, without waiting for it.
+    /// Makes the worker exit, without waiting for it.
     pub(super) fn dismiss(&mut self) {
         self.stdin = None;
     }
@@ -236,7 +236,7 @@ impl Starting {
 
 impl Drop for Side {
     fn drop(&mut self) {
-        // At the end of its input a worker leaves, and takes leave of its server.
+        // At the end of its input a worker closes its session and exits.
         self.dismiss();
         let deadline = Instant::now() + Duration::from_millis(LEAVE_MS_MAX);
         while Instant::now() < deadline && !self.interrupt.is_set() {
@@ -250,8 +250,8 @@ impl Drop for Side {
     }
 }
 
-/// The loader's path without our folder, for a bench that was itself started through `outboard
-/// run`.
+/// Returns the loader's path without our folder, for a bench that was itself started through
+/// `outboard run`.
 fn without(folder: &Path) -> OsString {
     let path = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let rest: Vec<PathBuf> = env::split_paths(&path)

@@ -1,4 +1,4 @@
-//! What a plain tcp connection over loopback costs on this machine: the least that a tcp link can
+//! Cost of a plain tcp connection over loopback on this machine: the least that a tcp link can
 //! cost.
 
 use std::{
@@ -11,15 +11,15 @@ use std::{
 use super::cases::{Raw, Receiver};
 
 pub(super) const PING_BYTES: usize = 64;
-/// How much of a large transfer is handed to the kernel, or asked of it, at once.
+/// Part of a large transfer that is passed to the kernel, or requested of it, at once.
 const CHUNK_BYTES: usize = 1 << 20;
 const WARM_UP_ROUND_TRIPS: usize = 100;
-/// A connection of this process with itself that is silent for so long is broken.
+/// Silence after which a connection of this process with itself counts as broken, in milliseconds.
 const SILENCE_MS_MAX: u64 = 10_000;
-/// With fewer, waiting busily takes the peer's core away; our links then sleep at once.
+/// Fewest cores for busy waiting; with fewer it takes the peer's core, and our links sleep at once.
 const BUSY_CORES_MIN: usize = 3;
 
-/// Nanoseconds of each exchange, until there are so many or the time is used up.
+/// Returns the nanoseconds of each exchange, until there are `samples` or the time is used up.
 pub(super) fn measure(raw: Raw, samples: usize, budget: Duration) -> io::Result<Vec<f64>> {
     let (receiver, shape) = match raw {
         Raw::RoundTrip { receiver } => (receiver, (PING_BYTES, PING_BYTES, WARM_UP_ROUND_TRIPS)),
@@ -97,7 +97,7 @@ fn send(stream: &mut TcpStream, bytes: usize, data: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// False where the peer has finished instead of sending more.
+/// Receives `bytes` bytes. Returns false if the peer has finished instead.
 fn receive(stream: &mut TcpStream, bytes: usize, room: &mut [u8]) -> io::Result<bool> {
     let mut left = bytes;
     while left > 0 {
@@ -110,8 +110,8 @@ fn receive(stream: &mut TcpStream, bytes: usize, room: &mut [u8]) -> io::Result<
     Ok(true)
 }
 
-/// Again and again while the socket would have to wait. A socket that blocks never asks for it
-/// before its own timeout.
+/// Retries while the socket would have to wait. A blocking socket only retries after its own
+/// timeout.
 fn patiently(mut attempt: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     let mut deadline = None;
     loop {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// What all rounds of one case on one side came to; nanoseconds a call.
+/// Results of all rounds of one case on one side, in nanoseconds per call.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(super) struct Figures {
     /// The median of the rounds' medians.
@@ -16,7 +16,7 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    /// None without a sample.
+    /// Returns `None` without a sample.
     pub(super) fn new(rounds: &[Vec<f64>]) -> Option<Figures> {
         let rounds_ns: Vec<f64> = rounds.iter().filter_map(|round| median(round)).collect();
         let all = sorted(&rounds.concat());
@@ -29,8 +29,8 @@ impl Figures {
         })
     }
 
-    /// How many times the other's time this is: the median of the ratios within each round, so that
-    /// a machine that was slower for a round was so for both.
+    /// Returns the ratio to the other's time: the median of the ratios within each round, so that a
+    /// round in which the machine was slower counts alike for both.
     pub(super) fn ratio_to(&self, other: &Figures) -> Option<f64> {
         let both = self.rounds_ns.iter().zip(&other.rounds_ns);
         let ratios: Vec<f64> = both
@@ -45,7 +45,7 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     quantile(&sorted(values), 0.5)
 }
 
-/// Between the two nearest values, linearly.
+/// Interpolates linearly between the two nearest values.
 pub(crate) fn quantile(sorted: &[f64], at: f64) -> Option<f64> {
     let position = at * sorted.len().checked_sub(1)? as f64;
     let (low, high) = (position.floor() as usize, position.ceil() as usize);

@@ -1,5 +1,5 @@
-//! The process that makes the calls of one side: `outboard bench-worker`. Which driver it measures
-//! is whichever its loader finds; it uses nothing of CUDA above the driver.
+//! The process that makes the calls of one side: `outboard bench-worker`. It measures the driver
+//! that its loader finds, and uses nothing of CUDA above the driver.
 
 use std::{
     hint::black_box,
@@ -25,16 +25,16 @@ use super::{
 /// One warp: as small as a kernel can usefully be.
 const THREADS: u32 = 32;
 const COUNTER_BYTES: usize = THREADS as usize * 4;
-/// Calls timed together, where one alone is shorter than looking at the clock.
+/// Calls timed together, for calls shorter than a reading of the clock.
 const CALLS: usize = 200;
 const ALLOCATIONS: usize = 20;
 const QUEUED_GRAPHS: usize = 100;
 const ALLOCATION_BYTES: usize = 1 << 20;
 const ALLOCATION_ASYNC_BYTES: usize = 64 << 10;
-/// How long a kernel works that something is to be pending behind.
+/// Duration of a kernel that later work has to wait for, in nanoseconds.
 const SPIN_NS: u64 = 5_000_000;
 const SPIN_CALIBRATION_TURNS: u64 = 20_000;
-/// Samples of a pending query that may be thrown away because the kernel was done already.
+/// Most samples of a pending query that are dropped because the kernel was already done.
 const MISSED_MAX: usize = 100;
 
 pub(crate) fn worker() -> anyhow::Result<ExitCode> {
@@ -91,19 +91,19 @@ struct Bench {
     counter: CUdeviceptr,
     counter_arguments: Arguments,
     counter_20_arguments: Arguments,
-    /// What the counter must be by now.
+    /// The expected value of the counter.
     counted: u32,
     sink: CUdeviceptr,
     /// Turns that take about [`SPIN_NS`]; 0 before the first measurement.
     spin_turns: u64,
     graph: Option<CUgraphExec>,
-    /// For copies, made when first needed.
+    /// Memory for copies, allocated when first needed.
     device: Option<CUdeviceptr>,
     pinned: Option<Pinned>,
     pageable: Vec<u8>,
 }
 
-/// How long samples are taken.
+/// End of sampling: a number of samples, or a time.
 #[derive(Clone, Copy)]
 struct Span {
     samples: usize,
@@ -244,15 +244,15 @@ impl Bench {
         }
     }
 
-    /// Nanoseconds of one of `calls` calls, once a sample; what is left on the stream then is not
-    /// timed.
+    /// Times `calls` calls per sample, in nanoseconds per call; work left on the stream afterwards
+    /// is not timed.
     fn sampled(
         &mut self,
         span: Span,
         calls: usize,
         mut call: impl FnMut(&mut Bench) -> anyhow::Result<()>,
     ) -> anyhow::Result<Vec<f64>> {
-        // What happens at a first time only is no part of the cost.
+        // The first call does work that is not repeated, and is not timed.
         call(self)?;
         self.driver.synchronize()?;
         let mut times = Vec::new();
@@ -269,7 +269,8 @@ impl Bench {
         }
     }
 
-    /// Nanoseconds of a call between which the program does other things: the middle of a sample's.
+    /// Times a call between which the program does other things: the median of a sample's, in
+    /// nanoseconds.
     fn between(
         &mut self,
         span: Span,
@@ -297,7 +298,7 @@ impl Bench {
         }
     }
 
-    /// Nanoseconds of one call that waits by itself.
+    /// Times one call that waits by itself, in nanoseconds.
     fn waited(
         &mut self,
         span: Span,
@@ -315,7 +316,7 @@ impl Bench {
         }
     }
 
-    /// `calls` calls without a wait, and one at the end that is timed too.
+    /// Times `calls` calls without a wait, and one at the end that is included.
     fn queued(
         &mut self,
         span: Span,
@@ -353,7 +354,7 @@ impl Bench {
         times
     }
 
-    /// The wait for a kernel, without its launch.
+    /// Times the wait for a kernel, without its launch.
     fn synchronizations(&mut self, span: Span) -> anyhow::Result<Vec<f64>> {
         let mut times = Vec::new();
         while times.is_empty() || !span.is_over(times.len()) {
@@ -451,7 +452,7 @@ impl Bench {
         Ok(device)
     }
 
-    /// Copies one way, each waited for; the bytes must have arrived.
+    /// Times copies one way, each waited for; the bytes must have arrived.
     fn copies(
         &mut self,
         span: Span,
@@ -528,8 +529,8 @@ impl Bench {
         })
     }
 
-    /// After a failure: what was launched and what ran need not agree. Where this fails too, the
-    /// next check says so.
+    /// Resets the counter after a failure: launches and runs need not agree. If that fails too, the
+    /// next check reports it.
     fn recount(&mut self) {
         let zeroed = self.driver.memset(self.counter, 0, COUNTER_BYTES);
         if zeroed.and_then(|()| self.driver.synchronize()).is_ok() {
@@ -537,7 +538,7 @@ impl Bench {
         }
     }
 
-    /// Nothing that was launched may be missing.
+    /// Checks that every launch has run.
     fn check_counter(&self) -> anyhow::Result<()> {
         let mut counted = [0; COUNTER_BYTES];
         self.driver.copy_to_host(&mut counted, self.counter)?;
@@ -559,7 +560,7 @@ impl Span {
     }
 }
 
-/// Where bytes are looked at after copying `bytes`.
+/// Returns the offsets of the bytes that are checked after copying `bytes`.
 fn marks(bytes: usize) -> [usize; 3] {
     [0, bytes / 2, bytes - 1]
 }

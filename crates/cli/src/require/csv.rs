@@ -1,10 +1,10 @@
-//! The answer for a spreadsheet: a line for each network.
+//! The answer for spreadsheets: a line per network.
 
 use std::fmt::Write as _;
 
 use outboard_model::{PcieRequirements, Requirements};
 
-/// The whole grid, and the known networks behind it.
+/// Formats the whole grid, followed by the known networks.
 pub(crate) fn grid(found: &Requirements) -> String {
     let mut text = String::from(
         "network,rtt_ns,bits_per_s,overhead_simulated,overhead_closed_form,fits_simulated,fits_closed_form\n",

@@ -1,5 +1,5 @@
-//! `outboard require`: what a network must be like for a recorded program, without a network and
-//! without a GPU.
+//! `outboard require`: finds the networks that are good enough for a recorded program, without a
+//! network and without a GPU.
 
 mod csv;
 mod output;
@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::args::{LevelOfRemoting, RequireArgs};
 pub(crate) use output::Outputs;
 
-/// The question was answered, and the answer is: none.
+/// The answer is that no network is good enough.
 pub(crate) const EXIT_NO_NETWORK: u8 = 3;
 
 pub(crate) fn require(args: RequireArgs) -> anyhow::Result<ExitCode> {
@@ -39,8 +39,8 @@ pub(crate) fn require(args: RequireArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// What the network would add to the typical iteration of a recording, as a part of it, by both
-/// models.
+/// Returns the overhead of the network for the typical iteration of a recording, as a fraction of
+/// it, by both models.
 pub(crate) fn overhead_over(
     path: &Path,
     network: Network,

@@ -1,4 +1,4 @@
-//! Files that are whole or not there.
+//! Output files that are either whole or absent.
 
 use std::{
     fs::{OpenOptions, Permissions},
@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Context as _;
 
-/// What is to be written, where. `-` is standard output, in place of the text for people.
+/// Texts to write, and their files. `-` is standard output, in place of the text for people.
 #[derive(Debug, Default)]
 pub(crate) struct Outputs {
     files: Vec<(PathBuf, String)>,
@@ -24,12 +24,12 @@ impl Outputs {
         }
     }
 
-    /// Writes all files beside their names first, and only then gives them their names.
+    /// Writes all files under temporary names first, and only then renames them.
     pub(crate) fn finish(self, text: &str) -> anyhow::Result<()> {
         let mut written = Vec::new();
         for (path, text) in &self.files {
             let context = || format!("writing {}", path.display());
-            // A pipe or a device has no name to be replaced.
+            // A pipe or a device cannot be replaced by renaming.
             if path.exists() && !path.is_file() {
                 let file = OpenOptions::new().write(true).open(path);
                 let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
@@ -40,7 +40,7 @@ impl Outputs {
                 Some(parent) if parent != Path::new("") => parent,
                 _ => Path::new("."),
             };
-            // The process's mask takes from these what it takes from every new file.
+            // The process's mask applies to these permissions as to every new file's.
             let mut file = tempfile::Builder::new()
                 .prefix(".outboard-")
                 .permissions(Permissions::from_mode(0o666))

@@ -1,4 +1,4 @@
-//! The answer for people.
+//! The answer as readable text.
 
 use std::fmt::Write as _;
 
@@ -268,7 +268,7 @@ fn longer(part: f64) -> String {
 fn percent(part: f64) -> String {
     let percent = part * 100.0;
     match percent.abs() {
-        // No sign for what is shown as nothing.
+        // No sign for an overhead shown as zero.
         small if small < 0.005 => "0.00 %".into(),
         small if small < 10.0 => format!("{percent:.2} %"),
         _ => format!("{percent:.0} %"),

@@ -1,4 +1,4 @@
-//! One run of the program: its output, its time, and an end for sure.
+//! One run of the program: its output, its duration, and a certain end.
 
 use std::{
     io::{self, Read},
@@ -14,17 +14,17 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use crate::bench::Interrupt;
 
 const LOOK: Duration = Duration::from_millis(5);
-/// Of each stream; a metric further back than this is not found.
+/// Bytes kept of each stream; a metric further back is not found.
 const KEPT_BYTES_MAX: usize = 4 << 20;
 
 pub(super) struct Ended {
     pub(super) seconds: f64,
     pub(super) stdout: String,
-    /// Why it does not count.
+    /// Reason why the run does not count.
     pub(super) error: Option<String>,
 }
 
-/// Runs it in a process group of its own, which is ended with it.
+/// Runs the program in a process group of its own, which ends with it.
 pub(super) fn run(
     command: &mut Command,
     timeout: Duration,
@@ -62,7 +62,7 @@ pub(super) fn run(
         thread::sleep(LOOK);
     };
     let seconds = start.elapsed().as_secs_f64();
-    // What it left behind would hold the pipes open, and the GPU.
+    // Processes that it left behind would hold the pipes and the GPU.
     end_group();
     let text = |reader: Option<thread::JoinHandle<Vec<u8>>>| {
         let bytes = reader.and_then(|reader| reader.join().ok());
@@ -83,7 +83,7 @@ pub(super) fn run(
     })
 }
 
-/// Reads to the end and keeps the last of it.
+/// Reads to the end and keeps the last part.
 fn keep_end(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let (mut kept, mut some) = (Vec::new(), [0; 64 << 10]);

@@ -1,5 +1,5 @@
-//! `outboard sweep`: a program over a grid of emulated networks, everything taking turns, to be
-//! gone on with at any time.
+//! `outboard sweep`: runs a program over a grid of emulated networks in turns. An interrupted sweep
+//! can be continued.
 
 mod child;
 mod results;
@@ -55,7 +55,7 @@ fn measure(args: &SweepArgs, interrupt: &Interrupt) -> anyhow::Result<ExitCode> 
     };
     let mut results = Results::open(&args.out, plan)?;
     peer::greet(&endpoint)?;
-    // The network that there is comes first in each round: what all others are compared with.
+    // The real network comes first in each round: all others are compared with it.
     let places: Vec<Option<Network>> = std::iter::once(None)
         .chain(networks.iter().flatten().copied().map(Some))
         .collect();
@@ -120,7 +120,7 @@ fn measure(args: &SweepArgs, interrupt: &Interrupt) -> anyhow::Result<ExitCode> 
     })
 }
 
-/// A row for each round trip.
+/// Returns a row of networks for each round-trip time.
 fn grid(args: &SweepArgs) -> anyhow::Result<Vec<Vec<Network>>> {
     let bandwidths: Vec<_> = match args.bandwidth.as_slice() {
         [] => vec![None],
@@ -133,7 +133,7 @@ fn grid(args: &SweepArgs) -> anyhow::Result<Vec<Vec<Network>>> {
     Ok(args.rtt.iter().map(row).collect::<Result<_, _>>()?)
 }
 
-/// The last match counts: programs say their figure more than once.
+/// Returns the metric's last match, since programs print their figure more than once.
 fn value(metric: Option<&Regex>, stdout: &str, seconds: f64) -> Result<f64, String> {
     let Some(metric) = metric else {
         return Ok(seconds);

@@ -1,4 +1,4 @@
-//! What a sweep has measured so far: the file that it goes on from, and the table.
+//! The results of a sweep so far: the file from which it continues, and the table.
 
 use std::{fs, io::Write, path::Path};
 
@@ -10,7 +10,7 @@ use crate::bench::median;
 
 const FORMAT: u32 = 1;
 
-/// The file. Everything but the runs must be as it was for a sweep to go on.
+/// The file. A sweep continues only if everything except the runs is unchanged.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Results {
     format: u32,
@@ -18,19 +18,19 @@ pub(super) struct Results {
     pub(super) runs: Vec<Run>,
 }
 
-/// What is run, and what is read off it.
+/// The program of a sweep, and its metric.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Plan {
     pub(super) program: Vec<String>,
     pub(super) gpu: String,
-    /// Nothing: the time of the whole run, in seconds.
+    /// `None`: the duration of the whole run, in seconds.
     pub(super) metric: Option<String>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Run {
     pub(super) round: u32,
-    /// None: the network that there is.
+    /// `None`: the real network.
     pub(super) network: Option<Network>,
     pub(super) seconds: f64,
     pub(super) value: Option<f64>,
@@ -39,7 +39,7 @@ pub(super) struct Run {
 }
 
 impl Results {
-    /// What is in the file, where it is of this very sweep; nothing yet where there is no file.
+    /// Reads the file if it belongs to this very sweep; starts a new one if there is no file.
     pub(super) fn open(path: &Path, plan: Plan) -> anyhow::Result<Results> {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
@@ -49,7 +49,7 @@ impl Results {
                     plan,
                     runs: Vec::new(),
                 };
-                // A file that cannot be written is found out before anything is run.
+                // A file that cannot be written is noticed before anything is run.
                 new.save(path)?;
                 return Ok(new);
             }
@@ -78,7 +78,7 @@ impl Results {
         Ok(results)
     }
 
-    /// The file holds either what it held before, or all of this.
+    /// Saves the results. The file has either its former contents or all of these.
     pub(super) fn save(&self, path: &Path) -> anyhow::Result<()> {
         let write = || -> anyhow::Result<()> {
             let folder = match path.parent() {
@@ -102,21 +102,21 @@ impl Results {
             .any(|run| run.round == round && run.network == network && run.error.is_none())
     }
 
-    /// Replaces a run that failed before.
+    /// Adds a run, in place of one that failed before.
     pub(super) fn add(&mut self, run: Run) {
         self.runs
             .retain(|old| (old.round, old.network) != (run.round, run.network));
         self.runs.push(run);
     }
 
-    /// The median of the rounds on one network.
+    /// Returns the median of the rounds on one network.
     pub(super) fn value(&self, network: Option<Network>) -> Option<f64> {
         let values: Vec<f64> = self.of(network).filter_map(|run| run.value).collect();
         median(&values)
     }
 
-    /// The median of the ratios within each round, so that a machine that was slower for a round
-    /// was so for both.
+    /// Returns the median of the ratios within each round, so that a round in which the machine was
+    /// slower counts alike for both.
     pub(super) fn ratio(&self, network: Network) -> Option<f64> {
         let ratios: Vec<f64> = self
             .of(Some(network))
@@ -132,7 +132,7 @@ impl Results {
         self.runs.iter().filter(move |run| run.network == network)
     }
 
-    /// Rows are round trips, columns bandwidths.
+    /// Formats the table: rows are round trips, columns bandwidths.
     pub(super) fn table(&self, networks: &[Vec<Network>]) -> String {
         const WIDTH: usize = 20;
         let what = match &self.plan.metric {
@@ -214,7 +214,7 @@ mod tests {
             plan: plan(),
             runs: Vec::new(),
         };
-        // A machine three times as slow in the second round.
+        // The machine is three times as slow in the second round.
         for (round, base) in [(0, 1.0), (1, 3.0), (2, 1.0)] {
             results.add(run(round, None, Some(base)));
             results.add(run(round, Some("rtt=1us"), Some(2.0 * base)));
@@ -222,7 +222,7 @@ mod tests {
         let network = "rtt=1us".parse().unwrap();
         assert_eq!(results.ratio(network), Some(2.0));
         assert_eq!(results.value(Some(network)), Some(2.0));
-        // What failed is done again, once.
+        // A failed run is repeated, once.
         results.add(run(3, Some("rtt=1us"), None));
         assert!(!results.has(3, Some(network)) && results.has(2, Some(network)));
         results.add(run(3, Some("rtt=1us"), Some(9.0)));

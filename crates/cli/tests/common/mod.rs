@@ -1,4 +1,4 @@
-//! The real executable as a server, and what tests want of it.
+//! The real executable as a server, and helpers for tests of it.
 #![allow(dead_code, unreachable_pub)]
 
 use std::{
@@ -30,7 +30,7 @@ use tempfile::TempDir;
 pub const OUTBOARD: &str = env!("CARGO_BIN_EXE_outboard");
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// `outboard` with no settings of whoever runs the tests.
+/// Returns `outboard` without the settings of the user who runs the tests.
 pub fn outboard() -> Command {
     clean(Command::new(OUTBOARD))
 }
@@ -49,7 +49,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs it, which must end in time.
+/// Runs a command, which must end in time.
 pub fn output(command: &mut Command) -> Output {
     let mut child = command
         .stdout(Stdio::piped())
@@ -89,7 +89,7 @@ pub fn wait(child: &mut Child, patience: Duration) -> ExitStatus {
     }
 }
 
-/// Until something is as it should be.
+/// Waits until a condition holds.
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
@@ -113,7 +113,7 @@ impl Server {
         Server::start_with(outboard().arg("serve").args(device).args(flags))
     }
 
-    /// With the command's own device and environment.
+    /// Starts a server with the command's own device and environment.
     pub fn start_with(command: &mut Command) -> Server {
         let dir = TempDir::new().unwrap();
         let socket = format!("shm://{}", dir.path().join("socket").display());
@@ -176,10 +176,10 @@ impl Server {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Those that have a client.
+    /// Returns the workers that have a client.
     pub fn workers(&self) -> Vec<Pid> {
         let mut children = self.children();
-        // A copy of the server that has yet to become a worker is none.
+        // A forked copy of the server that has yet to become a worker does not count.
         children.retain(|pid| read_proc(*pid, "cmdline").contains("worker") && !is_spare(*pid));
         children
     }
@@ -190,7 +190,7 @@ impl Server {
         children
     }
 
-    /// The one spare, once it is ready for the `nth` time.
+    /// Returns the one spare, once it is ready for the `nth` time.
     pub fn ready_spare(&self, nth: usize) -> Pid {
         eventually("a spare that is ready", || {
             self.log().matches("a spare worker is ready").count() >= nth
@@ -221,7 +221,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Workers follow.
+        // The workers end with it.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if thread::panicking() {
@@ -230,7 +230,7 @@ impl Drop for Server {
     }
 }
 
-/// A worker without a client, or one that starts to be that.
+/// Returns whether this is a worker without a client, or one that is starting.
 fn is_spare(pid: Pid) -> bool {
     let is_started_ahead = read_proc(pid, "cmdline").contains("--spare");
     is_started_ahead && read_proc(pid, "comm").trim() != "outboard-worker"
@@ -242,7 +242,7 @@ fn read_proc(pid: Pid, name: &str) -> String {
 }
 
 pub fn is_alive(pid: Pid) -> bool {
-    // A zombie that nobody has reaped is dead, too.
+    // A zombie that has not been reaped is dead, too.
     fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()))
         .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or("").starts_with(" Z"))
 }
@@ -262,8 +262,7 @@ pub fn raw_unix(server: &Server) -> UnixStream {
     UnixStream::connect(server.socket_path()).unwrap()
 }
 
-/// A server of this release with one device, in this process, without a worker: for what clients do
-/// with it.
+/// A server of this release with one device, in this process and without a worker.
 pub struct FakeServer {
     pub endpoint: Endpoint,
     pub dir: TempDir,
@@ -333,7 +332,7 @@ fn answer_pings(link: Link) {
     }
 }
 
-/// An installation: the executable, and a library in lib/outboard for each name given.
+/// Creates an installation: the executable, and a library in lib/outboard for each given name.
 pub fn install(dir: &Path, libraries: &[(&str, &Path)]) -> PathBuf {
     let bin = dir.join("bin");
     let lib = dir.join("lib/outboard");
@@ -349,7 +348,7 @@ pub fn install(dir: &Path, libraries: &[(&str, &Path)]) -> PathBuf {
     executable
 }
 
-/// Some shared library of this system that can be loaded for its own sake.
+/// Returns a shared library of this system that can be loaded by itself.
 pub fn some_library() -> PathBuf {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let path = maps
