@@ -1,4 +1,5 @@
-"""Captures as cuDNN makes them: with made-up addresses, read as a graph, never run. Prints what came of it."""
+"""Captures as cuDNN makes them: with made-up addresses, read as a graph, never run. Prints the
+results."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class KernelNode(ctypes.Structure):
 
 
 def capture(stream: c_void_p, function: c_void_p) -> c_void_p:
-    """A memset of nothing that exists, then a kernel that would write there."""
+    """Captures a memset of an address that does not exist, then a kernel that would write there."""
     must("cuStreamBeginCapture_v2", stream, 1)
     print("captured memset", call("cuMemsetD8Async", c_uint64(NOWHERE), 0, c_size_t(64), stream))
     arguments = pointer_argument(NOWHERE)
@@ -45,7 +46,7 @@ def nodes(graph: c_void_p) -> list[c_void_p]:
 
 
 def say(function: c_void_p, node: c_void_p) -> None:
-    """What the graph says of a node."""
+    """Prints what the graph reports about a node."""
     kind, params, short = c_uint32(), KernelNode(), KernelNode()
     must("cuGraphNodeGetType", node, byref(kind))
     status = call("cuGraphKernelNodeGetParams_v2", node, byref(params))
@@ -74,7 +75,7 @@ def main() -> None:
             say(function, node)
     for each in (graph, clone):
         must("cuGraphDestroy", each)
-    # What went before spoiled nothing.
+    # The calls so far left the context usable.
     data = c_uint64()
     must("cuMemAlloc_v2", byref(data), c_size_t(64))
     must("cuMemsetD8Async", data, 5, c_size_t(64), stream)

@@ -1,4 +1,5 @@
-"""Closes a library and uses it again, as programs do that look for a GPU: `closes.py LIBRARY CALL[:ARGUMENT]...`."""
+"""Closes a library and uses it again, as programs that look for a GPU do: `closes.py LIBRARY
+CALL[:ARGUMENT]...`."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Server:
     def run(
         self, link: str, *command: str | Path, env: dict[str, str] | None = None, timeout: float = PROGRAM_S_MAX
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program with its GPU behind this server."""
+        """Runs a program through this server."""
         return run_through(self.urls[link], *command, env=env, timeout=timeout)
 
 
@@ -50,7 +50,7 @@ def run_through(
 
 
 def start_server(folder: Path, *options: str) -> Server:
-    """Starts a server that listens over shm and tcp, and waits until it does."""
+    """Starts a server that listens over shm and tcp, and waits until it listens."""
     log = folder / "server.log"
     argv = [str(OUTBOARD), "serve", "--device", "soft", "--cache", str(folder / "cache")]
     argv += ["--listen", f"shm://{folder}/gpu.sock", "--listen", "tcp://127.0.0.1:0", *options]

@@ -1,4 +1,5 @@
-"""What a program sees of the options of `outboard serve` and of `cuCtxSetLimit`: run as `device_options.py CASE`."""
+"""Effects of the options of `outboard serve` and of `cuCtxSetLimit` on a program: run as
+`device_options.py CASE`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ STACK_SIZE, PRINTF_FIFO_SIZE, MALLOC_HEAP_SIZE = 0, 1, 2
 
 HEAD = b".version 7.0\n.target sm_80\n.address_size 64\n"
 
-# malloc of 4,096 bytes until there is no more: how often it worked, and whether it works again after one free.
+# Calls malloc for 4,096 bytes until it fails: counts the successes, and tries again after one free.
 EXHAUST = (
     HEAD
     + b"""
@@ -80,7 +81,7 @@ again:
 """
 )
 
-# 50 calls deep, each with 256 bytes of its own: which come back unharmed.
+# Calls 50 deep, each with 256 bytes of its own, which must be unchanged on return.
 RECURSE = (
     HEAD
     + b"""
@@ -112,7 +113,8 @@ RECURSE = (
 
 
 def run(text: bytes, kernel: bytes) -> tuple[list[int], str]:
-    """Runs a kernel of one thread: two words that it wrote, and what synchronising answered."""
+    """Runs a kernel of one thread; returns two words that it wrote, and the status of
+    synchronising."""
     status, module, log = load(text)
     assert status == "CUDA_SUCCESS", log
     function, data, words = c_void_p(), c_uint64(), (c_uint32 * 2)()
@@ -184,7 +186,7 @@ def heap_default() -> None:
 
 
 def heap_anew() -> None:
-    """The heap is the context's: another one has another."""
+    """The heap belongs to the context: another context has another heap."""
     print(limit(MALLOC_HEAP_SIZE, 1 << 20), *run(EXHAUST, b"exhaust"))
     must("cuDevicePrimaryCtxReset_v2", 0)
     context = c_void_p()

@@ -28,14 +28,14 @@ GROUPS: dict[str, tuple[Callable[[], object], dict[str, Callable[..., object]]]]
     "captures": (State, CAPTURES),
 }
 GROUP_S_MAX = 20
-# How a process ends that has no context any more: the next one goes on with the next question.
+# Exit status of a process without a context: the next process continues with the next question.
 NEXT_PROCESS = 9
 LOST_CONTEXT = ("ILLEGAL_ADDRESS", "LAUNCH_FAILED", "MISALIGNED_ADDRESS")
 PROCESSES = int(os.environ.get("ANSWERS_PROCESSES", "4"))
 
 
 def ask_group(group: str) -> list[tuple[str, str]]:
-    """The answers of one group, in order."""
+    """Returns the answers of one group, in order."""
     answers: list[tuple[str, str]] = []
     while True:
         command = [sys.executable, __file__, "--group", group, str(len(answers))]
@@ -75,7 +75,7 @@ def answer_group(group: str, start: int) -> None:
         if state.__class__ is State and call("cuCtxSynchronize").endswith(LOST_CONTEXT):
             os._exit(NEXT_PROCESS)
     sys.stdout.flush()
-    # What a driver does when such a process ends is not asked.
+    # The driver's behaviour at such a process's end is not tested.
     os._exit(0)
 
 
@@ -98,7 +98,7 @@ def main(groups: list[str]) -> None:
 
 
 def write(path: str, order: list[str], found: dict[str, dict[str, str]]) -> None:
-    """What is known so far."""
+    """Writes the answers found so far."""
     answers = {name: answer for group in order for name, answer in found.get(group, {}).items()}
     with open(path, "w") as file:
         json.dump({"about": about(), "answers": answers}, file, indent=1)

@@ -1,4 +1,4 @@
-"""How the questions of `driver_answers.py` reach the driver, and the state that they are asked in."""
+"""Calls and state for the questions of `driver_answers.py`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 Question = Callable[[Any], object]
 cuda = ctypes.CDLL("libcuda.so.1")
 
-# An address that no process maps, and one in the range that the driver keeps for nobody.
+# An address that no process maps, and one in the driver's reserved range.
 WILD = 0xDEAD_BEEF_0000
 WILD_DEVICE = 0x1234
 ZEROS = ctypes.create_string_buffer(8192)
-# A structure of zeros that something else lies in: no handle, but an address that can be read.
+# A structure of zeros inside another: not a handle, but a readable address.
 NOTHING = ctypes.addressof(ZEROS) + 1024
 PTX = b"""
 .version 7.0
@@ -40,11 +40,11 @@ PTX = b"""
 
 
 class CannotGoOn(Exception):
-    """An answer after which this process has no context to ask with."""
+    """Raised after an answer that leaves this process without a context."""
 
 
 def about() -> dict[str, object]:
-    """What answered: the device, the driver's version, the day."""
+    """Describes the device, the driver's version and the day."""
     name, version = ctypes.create_string_buffer(100), c_int()
     cuda.cuInit(0)
     cuda.cuDeviceGetName(name, 100, 0)
@@ -64,7 +64,8 @@ def about() -> dict[str, object]:
 
 
 def plain(value: object) -> object:
-    """Integers as 64 bits, which a register or a stack slot holds whatever the parameter's width."""
+    """Passes integers as 64 bits, which fill a register or stack slot whatever the parameter's
+    width."""
     if isinstance(value, bool):
         return c_int64(int(value))
     if isinstance(value, int):
@@ -88,14 +89,14 @@ def must(function: str, *arguments: object) -> None:
 
 
 def got(function: str, *arguments: object) -> c_void_p:
-    """A new object: `function` writes it to its first parameter."""
+    """Returns a new object, which `function` writes to its first parameter."""
     made = c_void_p()
     must(function, byref(made), *arguments)
     return made
 
 
 def q(function: str, *arguments: object) -> Question:
-    """The question of one call, with outputs given as types and what the group has given by name."""
+    """Makes a question of one call, with outputs given as types and the state's objects by name."""
 
     def ask(state: Any) -> str:
         real = []
@@ -111,7 +112,7 @@ def q(function: str, *arguments: object) -> Question:
 
 
 class State:
-    """A context that is current, and one object of each kind."""
+    """A current context, and one object of each kind."""
 
     def __init__(self) -> None:
         must("cuInit", 0)

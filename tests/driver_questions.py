@@ -1,4 +1,5 @@
-"""Questions of `driver_answers.py` about contexts and devices, and those that any state of the driver can be asked."""
+"""Questions of `driver_answers.py` about contexts and devices, and those that need no particular
+state."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 from driver_asking import NOTHING, PTX, WILD, ZEROS, Question, State, call, got, must, q
 
-# What most calls answer where there is no driver state, or no context: asked in both.
+# Questions that most drivers answer without state or context; asked both with and without.
 STATELESS: dict[str, Question] = {
     "cuDeviceGet": q("cuDeviceGet", c_int, 0),
     "cuDeviceGetCount": q("cuDeviceGetCount", c_int),
@@ -169,7 +170,8 @@ def destroyed_context(state: State) -> tuple[str, ...]:
 
 
 def nested_contexts(state: State) -> tuple[object, ...]:
-    """A context made pushes itself; one that is destroyed lower in the stack is met when it comes up."""
+    """A new context pushes itself; one destroyed below the top of the stack is found when it comes
+    up."""
     lower, upper = got("cuCtxCreate_v2", 0, 0), got("cuCtxCreate_v2", 0, 0)
     must("cuCtxDestroy_v2", lower)
     popped = c_void_p()

@@ -8,7 +8,7 @@ from ctypes import byref, c_char, c_float, c_int, c_size_t, c_uint, c_uint64, c_
 
 from driver_asking import NOTHING, PTX, WILD, WILD_DEVICE, ZEROS, Question, State, call, got, must, plain, q
 
-# Attributes of pointers that tell nothing about the machine.
+# Attributes of pointers that do not depend on the machine.
 POINTER_ATTRIBUTES = {
     "CONTEXT": 1,
     "MEMORY_TYPE": 2,
@@ -27,7 +27,8 @@ POINTER_ATTRIBUTES = {
 
 
 def sync_memops(state: State) -> tuple[object, ...]:
-    """Set, and read back: by the allocation's start, from its middle, and after it is unset."""
+    """Sets the attribute and reads it back: from the allocation's start, from its middle, and after
+    unsetting it."""
     one, value = c_uint(1), c_uint(7)
     answers: list[object] = [call("cuPointerSetAttribute", byref(one), 6, state.memory)]
     answers += [call("cuPointerGetAttribute", byref(value), 6, state.memory), value.value]
@@ -94,7 +95,7 @@ def freed_async_twice(state: State) -> tuple[str, ...]:
 
 
 def copied_2d(**fields: int) -> Question:
-    """A pitched copy of 8 rows of 16 bytes, from the host to the device, with some fields otherwise."""
+    """A pitched copy of 8 rows of 16 bytes from the host to the device, with some fields changed."""
     end = ["x", "y", "kind", "host", "device", "array", "pitch"]
     names = [*(field + "1" for field in end), *(field + "2" for field in end), "width", "height"]
 
@@ -446,8 +447,8 @@ LAUNCHES: dict[str, Question] = {
 
 
 def listed(function: str, subject: str, arrays: int, room: int | None) -> Question:
-    """A graph's list with room for `room` entries in each array, or without arrays: the answer, the count, the first
-    entry."""
+    """Asks for a graph's list with room for `room` entries in each array, or without arrays;
+    returns the status, the count and the first entry."""
 
     def ask(state: State) -> tuple[object, ...]:
         places = [(c_uint64 * 16)(*[99] * 16) for _ in range(arrays)]
@@ -523,7 +524,7 @@ for function, subject, arrays in [
 
 
 def capturing(function: str, *arguments: object, mode: int = 0, end: bool = True) -> Question:
-    """A call while the stream captures, and how the capture ends."""
+    """A call while the stream captures, and the status of the capture's end."""
 
     def ask(state: State) -> tuple[object, ...]:
         stream = got("cuStreamCreate", 1)
@@ -544,7 +545,7 @@ def capturing(function: str, *arguments: object, mode: int = 0, end: bool = True
 
 
 def unjoined(state: State) -> tuple[str, ...]:
-    """Another stream is drawn into a capture and never comes back."""
+    """Another stream joins a capture and is never joined back."""
     first, second = got("cuStreamCreate", 1), got("cuStreamCreate", 1)
     must("cuStreamBeginCapture_v2", first, 0)
     must("cuEventRecord", state.event, first)
@@ -558,7 +559,8 @@ def unjoined(state: State) -> tuple[str, ...]:
 
 
 def side_stream(works: bool, then: str) -> Question:
-    """What a stream that joined a capture leaves open: with work of its own, and then destroyed or sent elsewhere."""
+    """A stream that joined a capture, with work of its own or without, is destroyed or used
+    elsewhere."""
 
     def ask(state: State) -> tuple[str, ...]:
         first, second = got("cuStreamCreate", 1), got("cuStreamCreate", 1)

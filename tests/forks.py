@@ -1,4 +1,5 @@
-"""Forks while calls are kept back; the child ends by exit(). Run as `forks.py STATS`: prints what came of it."""
+"""Forks while calls are buffered; the child ends by exit(). Run as `forks.py STATS`: prints the
+results."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def must(function: str, *arguments: object) -> None:
 
 
 def child_ends(folder: Path) -> str:
-    """A child that opens files, which get the numbers of descriptors that were closed in it, and calls exit()."""
+    """Forks a child that opens files, which reuse the numbers of descriptors closed in it, and
+    calls exit()."""
     child = os.fork()
     if child == 0:
         for number in range(64):

@@ -1,4 +1,4 @@
-"""A program that has worked and then does nothing until its standard input ends: run as `idles.py`."""
+"""Works, and then does nothing until its standard input ends: run as `idles.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import sys
 from ctypes import byref, c_size_t, c_uint, c_uint64, c_void_p
 
-# A long copy: over tcp, connections of its own are opened where there are cores for them.
+# A long copy, for which tcp opens further connections if there are enough cores.
 BYTES = 4 << 20
 
 cuda = ctypes.CDLL("libcuda.so.1")

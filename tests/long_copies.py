@@ -96,13 +96,13 @@ def new_stream() -> ctypes.c_void_p:
 
 
 def plain() -> None:
-    """Pageable memory, waited for."""
+    """Pageable memory, with waiting copies."""
     for seed, length in enumerate(LENGTHS):
         data = pattern(length, seed)
         device, back = Device(length), ctypes.create_string_buffer(length)
         source = ctypes.create_string_buffer(data, length)
         device.take(source, length)
-        # The call has returned: the bytes are taken.
+        # The call has returned, so the bytes were taken.
         ctypes.memset(source, 0, length)
         device.give(back, length)
         check(back.raw == data, f"{length} bytes there and back")
@@ -110,7 +110,7 @@ def plain() -> None:
 
 
 def detached() -> None:
-    """Pinned memory on streams, waited for by stream, by event and by asking."""
+    """Pinned memory on streams; waits by stream, by event and by query."""
     streams = [new_stream() for _ in range(3)]
     event = ctypes.c_void_p()
     do("cuEventCreate", ctypes.byref(event), 2)
@@ -141,7 +141,7 @@ def detached() -> None:
 
 
 def order() -> None:
-    """What follows a copy in its stream sees it, what precedes it does not."""
+    """Work after a copy in its stream sees the copy; work before it does not."""
     length = 6 * MIB + 5
     stream, device, back = new_stream(), Device(length), pinned(length)
     for round in range(6):
@@ -149,7 +149,7 @@ def order() -> None:
         device.take(ctypes.create_string_buffer(first, length), length, stream)
         device.fill(round, MIB - 7, 2 * MIB, stream)
         device.give(back, length, stream)
-        # Behind the copy out: it must not be seen there.
+        # Sent after the copy out, which must not see it.
         device.take(ctypes.create_string_buffer(second, length), length, stream)
         do("cuStreamSynchronize", stream)
         expected = bytearray(first)
@@ -161,7 +161,7 @@ def order() -> None:
 
 
 def threads() -> None:
-    """Several threads at once; only one has the lanes at a time."""
+    """Several threads at once, of which only one uses the data connections at a time."""
     context = ctypes.c_void_p()
     do("cuCtxGetCurrent", ctypes.byref(context))
     wrong: list[str] = []

@@ -1,4 +1,5 @@
-"""Programs with a mistake that no GPU tells of: run as `mistakes.py CASE [correct]`. Prints what the program got."""
+"""Programs with a mistake that no GPU reports: run as `mistakes.py CASE [correct]`. Prints the
+program's results."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ class Program:
         must("cuModuleLoadData", byref(self.module), PTX.read_bytes() + b"\0")
 
     def run(self, kernel: str, blocks: int, threads: int, *arguments: object) -> str:
-        """The status of the launch and of waiting for it."""
+        """Launches a kernel and waits; returns the status of both."""
         function = c_void_p()
         must("cuModuleGetFunction", byref(function), self.module, kernel.encode())
         places = (c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))

@@ -1,4 +1,4 @@
-"""Things that a program should not do, by the driver API: run as `misuse.py CASE`. Prints what came of it."""
+"""Misuses of the driver API: run as `misuse.py CASE`. Prints the results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def must(function: str, *args: object) -> None:
 
 
 def load(image: bytes) -> tuple[str, c_void_p, str]:
-    """The status of loading an image, the module, and what the JIT said."""
+    """Loads an image; returns the status, the module and the JIT's log."""
     module, log = c_void_p(), ctypes.create_string_buffer(8192)
     options = (c_int * 2)(5, 6)  # error log buffer and its size
     values = (c_void_p * 2)(ctypes.cast(log, c_void_p), c_void_p(len(log)))
@@ -86,7 +86,7 @@ def million_registers() -> None:
 
 
 def nonsense() -> None:
-    """Ten megabytes that begin like a kernel."""
+    """Loads ten megabytes that begin like a kernel."""
     head = STORE[: STORE.index(b"ret;")]
     status, _, log = load(head + b'} { add.s32 [[ 0x ;; %% @ bra :: "\n' * (10 << 15))
     print(status, len(log) < 500, "line" in log)
@@ -111,7 +111,7 @@ def stack_overflow() -> None:
 
 
 def link(*inputs: bytes) -> None:
-    """Links PTX, and says what came of it."""
+    """Links PTX, and prints the result."""
     state, image, size = c_void_p(), c_void_p(), c_size_t()
     log = ctypes.create_string_buffer(8192)
     options = (c_int * 2)(5, 6)
@@ -149,7 +149,7 @@ def refused_without_a_log() -> None:
 
 def half_fatbin() -> None:
     image = (IMAGES / "none.fatbin").read_bytes()
-    # The header still promises the whole: the rest is what lies behind it in memory.
+    # The header still gives the whole length; the rest is whatever follows in memory.
     buffer = ctypes.create_string_buffer(image[: len(image) // 2] + bytes(len(image)), len(image) * 2)
     module = c_void_p()
     print(call("cuModuleLoadData", byref(module), buffer))
@@ -241,7 +241,7 @@ class IpcHandle(ctypes.Structure):
 
 
 def other_processes() -> None:
-    """Handles of memory and events that are none; `peers.py` has those that are."""
+    """Invalid handles of memory and events; `peers.py` has valid ones."""
     data, event = c_uint64(), c_void_p()
     handle = ctypes.create_string_buffer(64)
     must("cuMemAlloc_v2", byref(data), c_size_t(64))
@@ -255,7 +255,7 @@ def null_outputs() -> None:
 
 
 def copy_for_ever() -> None:
-    """Never ends: its test kills it."""
+    """Copies until its test kills it."""
     data = c_uint64()
     must("cuMemAlloc_v2", byref(data), c_size_t(64 << 20))
     source = bytes(64 << 20)
@@ -276,7 +276,7 @@ def loop_for_ever() -> None:
 
 
 def wait_for_the_end() -> None:
-    """Works until its server is gone, then says what calls answer."""
+    """Works until its server is gone, then prints the statuses of calls."""
     data, word = c_uint64(), c_int()
     must("cuMemAlloc_v2", byref(data), c_size_t(64))
     print("working", flush=True)

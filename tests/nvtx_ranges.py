@@ -1,4 +1,5 @@
-"""What NVTX's header does in a program: loads the library it is told of, calls what that put into its tables."""
+"""Does what NVTX's header does in a program: loads the library that it is told, and calls the
+functions in its tables."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ for step in range(3):
     assert cuda.cuInit(0) == 0
     assert push_ex(domain, byref(attributes)) == 0
     assert pop() == 1
-    # Of the other domain: the two are not nested.
+    # Of the other domain: ranges of two domains do not nest.
     assert pop() == 0
     assert pop_domain(domain) == 0
 first, second = start(b"a"), start(b"b")

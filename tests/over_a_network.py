@@ -1,4 +1,5 @@
-"""What calls take over a network, in seconds, by the driver API alone: run as `over_a_network.py CALLS BYTES`.
+"""Times calls over a network, in seconds, by the driver API alone: run as `over_a_network.py CALLS
+BYTES`.
 
 Every copy is timed until it is done, and its bytes are checked afterwards.
 """
@@ -78,7 +79,7 @@ def main(calls: int, length: int) -> None:
     def check(memory: object, expected: bytes) -> None:
         assert ctypes.string_at(memory, length) == expected[:length], "the bytes are wrong"  # type: ignore[arg-type]
 
-    # What is asked once is asked.
+    # Warms up: some questions are asked only once.
     launch(device.value, other.value)
     finish()
     times = {}

@@ -1,4 +1,5 @@
-"""Two devices of one server and two processes: peer access, shared memory and events. Prints "right" where all was."""
+"""Two devices of one server and two processes: peer access, shared memory and events. Prints
+"right" if all is right."""
 
 from __future__ import annotations
 
@@ -131,7 +132,7 @@ def words(where: int, count: int) -> list[int]:
 
 
 def mapped(handle: c_uint64, bytes_: int, *devices: int) -> int:
-    """The address of memory, which these devices may use."""
+    """Maps memory for these devices; returns its address."""
     where = c_uint64()
     must("cuMemAddressReserve", byref(where), bytes_, 0, 0, 0)
     must("cuMemMap", where, bytes_, 0, handle, 0)
@@ -196,7 +197,7 @@ def two(first: Callable[[Channel], None], second: Callable[[Channel], None]) -> 
 
 
 def access() -> None:
-    """One device's kernels and copies in the memory of another."""
+    """Kernels and copies of one device use memory of the other."""
     first, second = contexts(2)
     for pair, answer in (((0, 1), 1), ((1, 0), 1), ((0, 0), 0)):
         can = c_int(-1)
@@ -260,7 +261,7 @@ def descriptors() -> None:
         channel.send(b"take", descriptor)
         check(channel.receive()[0] == b"written", "the other process answers")
         check(words(where, bytes_ // 4) == [22] * (bytes_ // 4), "what the other process wrote")
-        # Only a descriptor is left of this one, which is enough.
+        # The descriptor alone keeps this memory alive.
         free, total = c_size_t(), c_size_t()
         must("cuMemGetInfo_v2", byref(free), byref(total))
         before = free.value
@@ -275,7 +276,7 @@ def descriptors() -> None:
         channel.send(b"lonely", last)
         os.close(last)
         check(channel.receive()[0] == b"seen", "the other process answers")
-        # Its last copy is closed, and the next allocation notices.
+        # Its last copy is closed, which the next allocation notices.
         must("cuMemRelease", created(bytes_))
         must("cuMemGetInfo_v2", byref(free), byref(total))
         check(free.value == before, f"{before - free.value} bytes are missing")
@@ -302,7 +303,7 @@ def descriptors() -> None:
 
 
 def handles() -> None:
-    """Memory of `cuMemAlloc` and an event, by the old handles."""
+    """Memory of `cuMemAlloc` and an event, through the old handles."""
 
     def owner(channel: Channel) -> None:
         contexts()
@@ -351,7 +352,7 @@ def handles() -> None:
 
 
 def forged() -> None:
-    """Descriptors and handles that are none, and those of a process that died."""
+    """Invalid descriptors and handles, and those of a process that died."""
     bytes_ = 2 * MIB
 
     def owner(channel: Channel) -> None:
@@ -387,7 +388,7 @@ def forged() -> None:
         must("cuIpcOpenEventHandle", byref(event), IpcHandle.from_buffer_copy(data[64:]))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        # What was opened stays; what was not is gone, and says so at once.
+        # Opened memory stays usable; memory not opened is gone, and the call says so at once.
         must("cuMemsetD32_v2", place, 7, 4)
         check(words(place, 4) == [7] * 4, "memory of a process that died")
         must("cuStreamWaitEvent", None, event, 0)
@@ -397,7 +398,7 @@ def forged() -> None:
         while time.monotonic() - start < 10:
             opened = call("cuIpcOpenMemHandle_v2", byref(where), IpcHandle.from_buffer_copy(data[:64]), 1)
             if opened == "SUCCESS":
-                # Memory that is open opens again, whatever became of its owner.
+                # Memory that is open can be opened again after its owner's death.
                 must("cuIpcCloseMemHandle", where)
             answers = {
                 opened,
@@ -443,7 +444,7 @@ def imported_pool(descriptor: int) -> c_void_p:
 
 
 def pools() -> None:
-    """A pool and its blocks in another process, and in the one that made it."""
+    """A pool and its blocks in another process, and in the one that created it."""
 
     def owner(channel: Channel) -> None:
         contexts()
@@ -476,7 +477,7 @@ def pools() -> None:
         records = [(ctypes.c_ubyte * 64).from_buffer_copy(data[at : at + 64]) for at in (0, 64)]
         expect("INVALID_VALUE", "cuMemPoolImportPointer", byref(place), other, records[0])
         expect("INVALID_VALUE", "cuMemPoolImportPointer", byref(place), pool, (ctypes.c_ubyte * 64)())
-        # A forged ticket in a record that is otherwise right.
+        # A forged ticket in an otherwise valid record.
         forged = (ctypes.c_ubyte * 64).from_buffer_copy(data[:20] + bytes([data[20] ^ 1]) + data[21:64])
         expect("INVALID_VALUE", "cuMemPoolImportPointer", byref(place), pool, forged)
         for record, value in zip(records, (41, 42), strict=True):
@@ -505,7 +506,7 @@ def visible() -> None:
 
 
 def hidden() -> None:
-    """Each process sees one device, and uses memory of the other's."""
+    """Each process sees one device, and uses memory of the other device."""
 
     def show(device: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(device)

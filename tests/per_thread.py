@@ -1,4 +1,5 @@
-"""Launches by the `_ptsz` calls, whose null stream is the thread's own, in a graph that this very stream captures."""
+"""Launches by the `_ptsz` calls, whose null stream is the thread's own, into a graph captured by
+that stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program that starts a kernel and then makes no call at all, but watches memory that the kernel writes."""
+"""Starts a kernel and then makes no call at all, but polls memory that the kernel writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The driver's table by which cuFFT finds the kernel of a module, called as cuFFT calls it. Prints what came of it."""
+"""Calls the driver's private table by which cuFFT finds the kernel of a module, as cuFFT does.
+Prints the results."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ SECOND = STORE.split(b".address_size 64")[1].replace(b"store", b"other")
 
 
 def functions(module: c_void_p) -> tuple[int, list[tuple[int | None, bytes]]]:
-    """The count that the table answers, and what it called back with."""
+    """Returns the count from the table, and the arguments of its callbacks."""
     table = POINTER(c_void_p)()
     assert call("cuGetExportTable", byref(table), MODULE_ITERATOR) == "CUDA_SUCCESS"
     assert (table[0] or 0) > 8 * FUNCTIONS_SLOT, "cuFFT wants this many slots"

@@ -1,4 +1,5 @@
-"""The same random programs of driver calls on two drivers: equal answers, or the shortest program that differs.
+"""Runs random programs of driver calls on two drivers: expects equal answers, or prints the
+shortest program that differs.
 
 `random_calls.py [--seed N] [--programs N] [--seconds S] LEFT --- RIGHT`: LEFT and RIGHT are what `ordering.py` is
 started with, such as `env` for the machine's own driver and `outboard run --gpu URL --` for one through Outboard.
@@ -24,7 +25,7 @@ Answer = Any
 
 
 def answers(command: list[str], programs: list[list[Step]]) -> list[Answer]:
-    """What programs are answered. One that ends its process is answered with how."""
+    """Returns the answers of programs. A program that ends its process is answered by how it ended."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         file.writelines(json.dumps(steps) + "\n" for steps in programs)
         file.flush()
@@ -41,7 +42,7 @@ def answers(command: list[str], programs: list[list[Step]]) -> list[Answer]:
 
 
 def differs(left: list[str], right: list[str], steps: list[Step]) -> str | None:
-    """How two drivers answer a program differently."""
+    """Describes the first difference between two drivers' answers to a program."""
     (one, *_), (other, *_) = answers(left, [steps]), answers(right, [steps])
     return None if one == other else first_difference(one, other)
 
@@ -57,7 +58,7 @@ def first_difference(one: Answer, other: Answer) -> str:
 
 
 def shrink(left: list[str], right: list[str], steps: list[Step], why: str, seconds: float) -> tuple[list[Step], str]:
-    """The shortest program found whose answers differ, and how."""
+    """Returns the shortest program found whose answers differ, and the difference."""
     deadline = time.monotonic() + seconds
     chunk = len(steps) // 2
     while chunk > 0 and time.monotonic() < deadline:

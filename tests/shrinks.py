@@ -1,4 +1,5 @@
-"""A hostile program: takes pinned memory away from under its server, then copies it. Run with `shrinks.c` preloaded."""
+"""A hostile program: removes pinned memory that its server has mapped, then copies it. Run with
+`shrinks.c` preloaded."""
 
 from __future__ import annotations
 

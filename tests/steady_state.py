@@ -1,4 +1,4 @@
-"""A program's steady state, by the driver API alone: run as `steady_state.py ITERATIONS [LAUNCHES]`."""
+"""Runs a program's steady state by the driver API alone: `steady_state.py ITERATIONS [LAUNCHES]`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def main(iterations: int) -> None:
     check("cuEventCreate", byref(event), 0)
     host = (c_float * THREADS)()
     number, free, total = c_int(), c_size_t(), c_size_t()
-    # One round to warm up: kernel attributes and occupancy are asked once.
+    # One round of warm-up, since kernel attributes and occupancy are asked once.
     for _iteration in range(iterations + 1):
         check("cuMemAlloc_v2", byref(data), 8 << 20)
         check("cuStreamCreate", byref(stream), 1)

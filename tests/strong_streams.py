@@ -13,7 +13,7 @@ from misuse import load, must
 NON_BLOCKING, RELAXED, EXTERNAL, SET = 1, 2, 1, 1
 NO_TIMING, MOVE, NO_DESTRUCTOR_SYNC = 2, 1, 1
 DESTRUCTOR = ctypes.CFUNCTYPE(None, c_void_p)
-# What NCCL's kernel does to memory here: word = 3 * word + 1, so that the order shows.
+# The effect of NCCL's kernel on memory here: word = 3 * word + 1, which reveals the order.
 KERNEL = b"""
 .version 7.0
 .target sm_80
@@ -38,7 +38,7 @@ def made(function: str, *arguments: object) -> c_void_p:
 
 
 class Info:
-    """What a stream's capture is, and its next node's dependencies."""
+    """The state of a stream's capture, and its next node's dependencies."""
 
     def __init__(self, stream: c_void_p) -> None:
         self.status, self.id, self.graph = c_int(), c_uint64(), c_void_p()
@@ -48,7 +48,8 @@ class Info:
 
 
 class StrongStream:
-    """A stream for work of all graphs and of none, each after the other (`ncclStrongStream`)."""
+    """A stream for work of all graphs and outside of graphs, one after the other
+    (`ncclStrongStream`)."""
 
     def __init__(self) -> None:
         self.live = made("cuStreamCreate", NON_BLOCKING)
@@ -66,7 +67,7 @@ class StrongStream:
         return self.captured
 
     def advance(self, event: c_void_p) -> None:
-        """Follows an event of the capture, in place of what went before."""
+        """Makes it follow an event of the capture, instead of its earlier work."""
         moment = made("cuStreamCreate", NON_BLOCKING)
         must("cuStreamWaitEvent", moment, event, 0)
         info = Info(moment)
@@ -84,7 +85,7 @@ class StrongStream:
 
 
 def capture(user: c_void_p, device: StrongStream, kernel: c_void_p, word: c_uint64, ended: object) -> c_void_p:
-    """An all-reduce's worth of calls between the beginning of a capture and its end."""
+    """Captures as many calls as an all-reduce makes."""
     scratch = made("cuEventCreate", NO_TIMING)
     must("cuStreamBeginCapture_v2", user, RELAXED)
     must("cuEventRecord", scratch, device.acquire(user))
@@ -119,7 +120,8 @@ def main() -> None:
     arguments = (c_void_p * 1)(ctypes.addressof(word))
     for _ in range(3):
         must("cuGraphLaunch", executable, user)
-        # Work of no graph follows the graph's by the event that it records, and goes before the next by another.
+        # Work outside of graphs follows the graph's through the event that it records, and precedes
+        # the next through another.
         must("cuStreamWaitEvent", device.live, device.serial, 0)
         must("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, device.live, arguments, None)
         must("cuEventRecord", device.serial, device.live)

@@ -1,4 +1,4 @@
-"""What should fail, fails with an error that says what happened, and the server serves the next client."""
+"""Bad input fails with an error that describes it, and the server serves the next client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from conftest import EXAMPLES, OUTBOARD, Server, run_through, start_server
 
 MISUSE = Path(__file__).with_name("misuse.py")
-# A minute of it is what `OUTBOARD_NOISE_S=60 make programs` does.
+# `OUTBOARD_NOISE_S=60 make programs` runs it for a minute.
 NOISE_S = float(os.environ.get("OUTBOARD_NOISE_S", "6"))
 
 INVALID_VALUE = "CUDA_ERROR_INVALID_VALUE"
@@ -85,11 +85,11 @@ def test_faults_name_kernel_and_address(server: Server, link: str) -> None:
 
 
 def worker_pids(server: Server) -> list[int]:
-    """The worker processes of a server that have a client: no spare ones."""
+    """Returns the worker processes of a server that have a client, without spares."""
     columns = ["ps", "-ww", "-o", "pid=,comm=,args=", "--ppid", str(server.process.pid)]
     lines = subprocess.run(columns, capture_output=True, text=True).stdout.splitlines()
     processes = [line.split(maxsplit=2) for line in lines]
-    # What is no worker yet is a copy of the server that is about to become one.
+    # A process that is not a worker yet is a copy of the server about to become one.
     workers = [process for process in processes if " worker " in process[2]]
     return [int(pid) for pid, name, args in workers if "--spare" not in args or name == "outboard-worker"]
 
@@ -150,7 +150,7 @@ def test_server_killed(tmp_path: Path, link: str) -> None:
     out, err = client.communicate(timeout=30)
     assert out.split() == ["CUDA_ERROR_DEVICE_UNAVAILABLE"] * 3, out + err
     server.process.wait()
-    # And without a server at all.
+    # And without a server.
     done = run_through(server.urls[link], EXAMPLES / "vector_add", timeout=30)
     assert done.returncode != 0
     assert "no server" in done.stderr, done.stderr
@@ -187,7 +187,7 @@ def test_random_bytes(server: Server, link: str) -> None:
 
 
 def captured_hello(tmp_path: Path) -> bytes:
-    """What a real client says first."""
+    """Returns the first message of a real client."""
     path = tmp_path / "ear.sock"
     with socket.socket(socket.AF_UNIX) as ear:
         ear.bind(str(path))
@@ -222,7 +222,7 @@ def test_bad_frames_after_a_good_handshake(server: Server, tmp_path: Path, frame
         raw.recv(length, socket.MSG_WAITALL)
         raw.sendall(FRAMES[frame])
         raw.shutdown(socket.SHUT_WR)
-        # The session ends: the server closes, in bounded time.
+        # The session ends: the server closes the socket within bounded time.
         while raw.recv(65536):
             pass
     still_serves(server, "tcp")
@@ -249,7 +249,7 @@ def test_memory_that_is_taken_away_harms_nobody(server: Server, sealed: bool, tm
         env = {"SHRINKS": str(preloaded), **({"SEALED": "1"} if sealed else {})}
         program = 'LD_PRELOAD=$SHRINKS exec "$0" "$1"'
         done = server.run("shm", "sh", "-c", program, sys.executable, here / "shrinks.py", env=env)
-        # What is sealed does not shrink; what is not is no pinned memory.
+        # Sealed memory cannot shrink; unsealed memory is refused as pinned memory.
         wanted = ["0 0 True", "0 0"] if sealed else [r"[^0]\d* [^0]\d* True"]
         assert re.fullmatch("\n".join(wanted) + "\n", done.stdout), done.stdout + done.stderr
         still_serves(server, "shm")

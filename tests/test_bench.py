@@ -1,4 +1,4 @@
-"""`outboard bench` on the software device: the shape of its results, and everything that can go wrong."""
+"""`outboard bench` on the software device: the form of its results, and its failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from conftest import OUTBOARD, Server, start_server
 
 BENCH_S_MAX = 120
-# Within which an end is noticed, and everything that was started has ended.
+# Time within which an end is noticed and all started processes have ended.
 END_S_MAX = 20
 GROUPS = {"calls", "waits", "launches", "graphs", "item", "copies", "memset", "socket"}
 
@@ -54,7 +54,7 @@ def test_results(tmp_path: Path) -> None:
         for cell in case["sides"]:
             plausible(case, cell)
     named = {case["name"]: case for case in results["cases"]}
-    # A round trip takes longer than a call that needs none, whatever the machine.
+    # A round trip takes longer than a call without one, on any machine.
     for at in (0, 1):
         assert median(named["context_device"], at) < median(named["launch_synchronize"], at)
         assert median(named["to_device_pageable_4"], at) < median(named["to_device_pageable_16777216"], at)
@@ -109,7 +109,8 @@ def test_sessions(tmp_path: Path) -> None:
     for idle in results["idle"]:
         assert 0 < idle["connect_ms"] <= idle["connect_ms_max"]
         assert idle["clients"]["processes"] == idle["sessions"]
-        # The supervisor and a worker for each session; one of a session that has just ended may still be there.
+        # The supervisor and a worker for each session; a worker whose session has just ended may
+        # still exist.
         assert idle["server"]["processes"] in range(idle["sessions"] + 1, idle["sessions"] + 3)
         assert idle["server"]["pss_bytes"] > 1 << 20
         assert 0 <= idle["server_cpu_percent"] < 200 and 0 <= idle["clients_cpu_percent"] < 200
@@ -156,14 +157,14 @@ class Running:
         argv = [str(OUTBOARD), "bench", "--no-local", "--only", "launches", "--rounds", "1000", *map(str, arguments)]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        # The head of the table: every side is up.
+        # The head of the table, printed when every side is up.
         for line in self.process.stdout:
             if line.split()[:1] in (["shm"], ["tcp"]) or line.strip().startswith(("shm ", "tcp ")):
                 break
         self.family = family(self.process.pid)
 
     def end(self) -> tuple[int, str]:
-        """Its exit status and what it said."""
+        """Returns its exit status and standard error."""
         started = time.monotonic()
         _, stderr = self.process.communicate(timeout=END_S_MAX)
         assert time.monotonic() - started < END_S_MAX
@@ -263,7 +264,7 @@ def test_a_case_that_fails_is_lost_alone(tmp_path: Path) -> None:
         done = bench(*arguments)
     finally:
         server.stop()
-    # 64 MiB for copies are more than there are.
+    # There are fewer than 64 MiB for copies.
     assert done.returncode == 1 and "shm: 4 B pinned to device: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY" in done.stderr
     named = {case["name"]: case["sides"][0] for case in json.loads(out.read_text())["cases"]}
     assert "OUT_OF_MEMORY" in named["to_host_pinned_4"]["error"] and "median_ns" not in named["to_host_pinned_4"]
@@ -305,6 +306,6 @@ def test_more_sessions_than_there_is_room_for(tmp_path: Path) -> None:
     assert done.returncode == 1 and "tcp, 5 sessions:" in done.stderr and "--sessions-max" in done.stderr
     results = json.loads(out.read_text())
     assert [idle["sessions"] for idle in results["idle"]] == [1] and len(results["errors"]) == 1
-    # Of a server that somebody else started the processes are not ours to count.
+    # Processes of a server that someone else started are not counted.
     assert results["idle"][0]["server"] is None and results["idle"][0]["server_cpu_percent"] is None
     assert [busy["sessions"] for busy in results["busy"]] == [1]

@@ -1,4 +1,4 @@
-"""`outboard calibrate` and what `outboard require` makes of it."""
+"""`outboard calibrate`, and the use that `outboard require` makes of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_constants_are_costs(link: str, tmp_path: Path) -> None:
     constants = json.loads(path.read_text())
     assert sorted(constants) == sorted([*FIELDS, "source"])
     assert all(0 <= constants[field] < 1e9 for field in FIELDS), constants
-    # Both are calls that were made; one of them sends a message and the other only looks.
+    # Both are measured calls; one sends a message, the other only reads.
     assert 0 < constants["time_local_ns"] < constants["start_ns"], constants
     assert link in constants["source"]
     assert "sending a call" in done.stdout

@@ -1,4 +1,4 @@
-"""What calls cost: no round trip for a launch, an allocation, a local question."""
+"""Costs of calls: no round trip for a launch, an allocation or a local question."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).with_name("steady_state.py")
 def counts(
     server: Server, link: str, folder: Path, iterations: int, level: str = "or+sr+local"
 ) -> dict[str, dict[str, int]]:
-    """How often each call of the program was local, outstanding, shadowed or synchronous."""
+    """Returns how often each call of the program was local, outstanding, shadowed or synchronous."""
     stats = folder / f"{link}-{iterations}.json"
     env = {"OUTBOARD_STATS": str(stats), "OUTBOARD_OPTIMISE": level}
     done = server.run(link, sys.executable, PROGRAM, str(iterations), env=env)
@@ -34,16 +34,16 @@ def test_steady_state(server: Server, link: str, tmp_path: Path) -> None:
         return (many[call][kind] - few.get(call, {}).get(kind, 0)) / 20
 
     synchronous = {call: per_iteration(call, "synchronous") for call in many}
-    # The two questions that only the GPU can answer, once an iteration each.
+    # The two questions that only the GPU can answer, once per iteration each.
     assert {c: n for c, n in synchronous.items() if n > 0} == {"cuMemcpyDtoH_v2": 1, "cuCtxSynchronize": 1}
-    # Sent, and not waited for.
+    # Sent without waiting.
     assert per_iteration("cuLaunchKernel", "outstanding") == 4
     assert per_iteration("cuMemcpyHtoD_v2", "outstanding") == 1
     assert per_iteration("cuMemsetD8Async", "outstanding") == 1
     assert per_iteration("cuEventRecord", "outstanding") == 1
     assert per_iteration("cuMemAlloc_v2", "shadowed") + per_iteration("cuMemAlloc_v2", "local") == 1
     assert per_iteration("cuStreamCreate", "shadowed") == 1
-    # Never sent at all.
+    # Never sent.
     for question in [
         "cuCtxGetCurrent",
         "cuCtxGetDevice",
@@ -62,7 +62,7 @@ def test_first_launch(server: Server, link: str, tmp_path: Path) -> None:
     done = server.run(link, EXAMPLES / "vector_add", env={"OUTBOARD_STATS": str(stats)})
     assert done.returncode == 0, done.stderr
     calls = json.loads(stats.read_text())["by_call"]
-    # The kernel comes with its module, and what it may use comes along: its first launch waits for nothing.
+    # The kernel comes with its module, and with its limits: its first launch waits for nothing.
     assert calls["cuLaunchKernel"]["synchronous"] == 0
     assert calls["cuLaunchKernel"]["outstanding"] > 0
     assert calls["cuLibraryLoadData"]["synchronous"] == 1

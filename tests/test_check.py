@@ -1,4 +1,4 @@
-"""`outboard serve --check` and `--seed`: mistakes are found, correct programs are left alone."""
+"""`outboard serve --check` and `--seed`: mistakes are reported, correct programs are not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from test_programs import PROGRAMS
 
 MISTAKES = ROOT / "tests" / "mistakes.py"
 
-# What is in the report of each program.
+# Texts in the report of each program.
 FOUND = {
     "neighbours": ["race: kernel `neighbours`", "of shared memory", "check.cu:4)", "check.cu:6)"],
     "lost_update": ["race: kernel `lost_update`", "block (0,0,0), thread (0,0,0)", "check.cu:21)"],

@@ -1,4 +1,4 @@
-"""The software device by `outboard serve`'s options, and what a program sets with `cuCtxSetLimit`."""
+"""Options of `outboard serve` for the software device, and limits set with `cuCtxSetLimit`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ PROGRAM = Path(__file__).with_name("device_options.py")
 OK, INVALID = "CUDA_SUCCESS", "CUDA_ERROR_INVALID_VALUE"
 REFUSED = "CUDA_ERROR_INVALID_PTX"
 
-# What of the limits differs: threads and blocks of a multiprocessor; shared memory of a block, with asking, of all.
+# Limits that differ: threads and blocks of a multiprocessor; shared memory of a block, of one that
+# opted in, of a multiprocessor.
 CAPABILITIES = {
     "7.5": ("1024 16", "49152 65536 65536", "75", ["sm_52", "sm_75"]),
     "8.0": ("2048 32", "49152 166912 167936", "80", ["sm_52", "sm_75", "sm_80"]),
@@ -45,7 +46,8 @@ def test_capability(tmp_path: Path, capability: str) -> None:
     assert [target for target, status, *_ in loads if status == OK] == runs
     for target, status, *log in loads:
         assert status == OK or (status == REFUSED and target.replace("sm", "compute") in log[0]), (target, status, log)
-    # What 9.0 has and the device does not is refused by name and line, and what the target lacks as on any other.
+    # Features of 9.0 that the device lacks are refused by name and line; features that the target
+    # lacks, as on any other.
     assert out[11].startswith(f"clusters {REFUSED}"), out[11]
     assert ("line" in out[11] and "barrier.cluster" in out[11]) == ("sm_90" in runs), out[11]
     assert server.stop() == 0
@@ -92,7 +94,7 @@ def test_the_options_are_in_the_help_and_the_manual() -> None:
         assert "--capability" in text and "--memory" in text
 
 
-HEAP_MIB = 256  # Pieces of 4,096 bytes in one.
+HEAP_MIB = 256  # Allocations of 4,096 bytes in one MiB.
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ HEAP_MIB = 256  # Pieces of 4,096 bytes in one.
         ("heap_default", [f"[{8 * HEAP_MIB}, 1] {OK}"]),
         ("heap_anew", [f"{OK} [{HEAP_MIB}, 1] {OK}", f"{OK} [{2 * HEAP_MIB}, 1] {OK}"]),
         ("heap_of_nothing", [f"{OK} [0, 0] {OK}"]),
-        # The buffer holds a hundred messages, the last ones.
+        # The buffer holds the last hundred messages.
         ("fifo", [OK, *(f"line {i:04}" for i in range(900, 1000)), OK]),
         ("fifo_default", [*(f"line {i:04}" for i in range(1000)), OK]),
         ("stack_default", [f"[{50 * 51}, 0] {OK}"]),

@@ -1,4 +1,4 @@
-"""Small questions with wrong, freed or missing arguments are answered as a GPU's driver answered them."""
+"""Questions with wrong, freed or missing arguments are answered as a GPU's driver answered them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).with_name("driver_answers.py")
 RECORDED = json.loads(PROGRAM.with_suffix(".json").read_text())
 ANSWERS: dict[str, str] = RECORDED["answers"]
 DIFFERS: dict[str, dict[str, str]] = RECORDED["differs"]
-# The driver reads whatever a wrong pointer leads to.
+# The driver reads through a wrong pointer.
 CRASH = "crash"
 
 
@@ -31,7 +31,7 @@ def test_answers_are_a_drivers(server: Server, link: str, tmp_path: Path) -> Non
         if answer != CRASH
     }
     assert {name: answers.get(name) for name in wanted} == wanted
-    # Whatever the driver does, the program goes on.
+    # The program must go on, even where the driver crashes.
     assert not {name for name, answer in answers.items() if answer in (CRASH, "hangs") or name.endswith(".end")}
 
 

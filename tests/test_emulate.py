@@ -1,4 +1,4 @@
-"""`outboard run --emulate`: the same results, and nothing faster than the network, whatever carries it."""
+"""`outboard run --emulate`: equal results, and nothing faster than the network, over any link."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from test_long_copies import server_with_lanes  # noqa: F401
 from test_programs import PROGRAMS
 
 TIMES = Path(__file__).with_name("over_a_network.py")
-# Of every kind of delay, none of them long.
+# Every kind of delay, each short.
 NETWORK = "rtt=200us,bandwidth=10Gbps,jitter=20us,tail=1ms@1%"
 
 CALLS = 20
@@ -65,10 +65,10 @@ def test_errors_are_the_same(server: Server, link: str, case: str) -> None:
 def test_calls_that_wait_take_a_round_trip_each_and_others_none(server: Server, link: str) -> None:
     taken = times(server, link, f"rtt={RTT_S}s")
     assert taken["waits"] >= CALLS * RTT_S
-    # A round trip more for every call would be twice as long.
+    # A further round trip per call would double the time.
     assert taken["waits"] < 1.9 * CALLS * RTT_S + 0.1
     assert taken["launches"] < CALLS * RTT_S / 2
-    # The bandwidth is the link's own: these take a few round trips, however many pieces they are.
+    # The bandwidth is the link's own: these take a few round trips, in however many pieces.
     for way in ["in, pageable", "in, pinned", "out, pageable"]:
         assert RTT_S <= taken[way] < 0.5, way
 
@@ -152,7 +152,7 @@ def test_a_network_that_means_nothing_is_refused(server: Server, network: str, r
     assert refused.returncode == 2
     assert reason in refused.stderr
     assert "rack-rdma" in refused.stderr, "what would be accepted"
-    # A program that was started otherwise.
+    # A program not started by `outboard run`.
     library = OUTBOARD.parent / "liboutboard_client.so"
     code = f"import ctypes; print(ctypes.CDLL({str(library)!r}).cuInit(0))"
     env = {**os.environ, "OUTBOARD_GPU": server.urls["shm"], "OUTBOARD_EMULATE": network}
@@ -197,8 +197,8 @@ def test_a_program_changes_the_network_while_it_runs(server: Server, link: str) 
     slow, none, slower, unchanged, fast = (float(seconds) for *_, seconds in said)
     assert slow >= 0.2 and slower >= 0.4 and unchanged >= 0.4
     assert none < 0.2 and fast < 0.2
-    # The one that is no network is explained.
+    # The invalid network is explained.
     assert "rtt=10us" in done.stderr
-    # Where none is emulated there is none to change.
+    # Without an emulated network there is none to change.
     done = server.run(link, sys.executable, "-c", CHANGES, "rtt=1ms")
     assert done.returncode == 0 and done.stdout.splitlines()[1].startswith("rtt=1ms 801 ")

@@ -1,4 +1,5 @@
-"""`outboard run --local --emulate-pcie`: work begins later by what the paper says, and results stay what they are.
+"""`outboard run --local --emulate-pcie`: work begins later by the paper's delay, and results stay
+equal.
 
 The machine's own driver is the client library in front of a server here, as in test_record_local.py.
 """
@@ -60,10 +61,10 @@ def test_each_kind_of_work_is_later_by_its_part(server: Server) -> None:
     assert done.returncode == 0 and done.stderr == "", done.stderr
     taken = json.loads(done.stdout)
     assert taken["memset"] >= COUNT * DELTA_S
-    # Half of it: and not all, though the machine be slow.
+    # Half the delay, but not all, even on a slow machine.
     assert COUNT * DELTA_S / 2 <= taken["to host"] < COUNT * DELTA_S
     assert taken["to device"] >= COUNT * DELTA_S
-    # 20 times what the tags suffice for: as many round trips, less what a native PCIe takes.
+    # 20 times what the tags suffice for: as many round trips, less those of a native PCIe.
     assert 20 * DELTA_S <= taken["to device, long"] < 40 * DELTA_S
     native = run_here(server, "--emulate-pcie", "rtt=1.2us", "--", sys.executable, "-c", TIMES)
     assert native.returncode == 0, native.stderr
@@ -81,7 +82,7 @@ def test_it_can_be_recorded(server: Server, tmp_path: Path) -> None:
     options = ["--record", file, "--emulate-pcie", "rtt=100us"]
     done = run_here(server, *options, "--", EXAMPLES / "vector_add")
     assert done.returncode == 0, done.stderr
-    # The program's calls, not ours.
+    # The program's calls only, not those of the emulation.
     plain = tmp_path / "b.trace"
     assert run_here(server, "--record", plain, "--", EXAMPLES / "vector_add").returncode == 0
     counts = [{f["name"]: f["calls"] for f in show(path)["functions"]} for path in (file, plain)]

@@ -1,4 +1,4 @@
-"""Nobody burns a core while nothing happens: neither the server, nor its worker, nor the client."""
+"""An idle server, worker and client use no processor time."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from conftest import OUTBOARD, Server
 from test_bad_input import worker_pids
 
 PROGRAM = Path(__file__).with_name("idles.py")
-# What goes on after the last call has this long to end: naps grow, buffers are kept a while.
+# Time for activity after the last call to end: backoff grows, buffers are kept for a while.
 SETTLE_S = 1.0
 IDLE_S = 3.0
-# Of one core, for each process.
+# Share of one core, for each process.
 SHARE_MAX = 0.01
 
 
 def cpu_s(pid: int) -> float:
-    """The time that a process has spent on any core, see proc_pid_stat(5)."""
+    """Returns the processor time of a process, see proc_pid_stat(5)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def idle_shares(server: Server, link: str, level: str = "or+sr+local") -> dict[str, float]:
-    """What each process takes of a core while a program that has worked does nothing."""
+    """Returns each process's share of a core while a program that has worked is idle."""
     before = set(worker_pids(server))
     argv = [str(OUTBOARD), "run", "--gpu", server.urls[link], "--optimise", level, "--", sys.executable, str(PROGRAM)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:

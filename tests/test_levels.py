@@ -1,4 +1,5 @@
-"""The levels of `--optimise`: the same results at each, and round trips for exactly the calls that it does not free."""
+"""The levels of `--optimise`: equal results at each, and round trips for exactly the calls that a
+level does not free."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ WAITED_MAX = {
 
 # Calls that a program may make before cuInit, which opens the session.
 BEFORE_INIT = {"cuInit", "cuDriverGetVersion", "cuGetProcAddress_v2", "cuGetExportTable", "cuDeviceGetCount"}
-# Where the context is lost the client answers by itself at every level.
+# Without a context the client answers by itself at every level.
 LOSES_CONTEXT = {"device_assert", "illegal_address"}
 OVER_TCP = [
     "vector_add",
@@ -90,13 +91,14 @@ OVER_TCP = [
 BATCHES = ["batch=1", "batch=8", "batch=1024", "batch=8+sr+local"]
 ENDS = [LEVELS[0], LEVELS[-1]]
 BETWEEN = [*LEVELS[1:-1], *BATCHES]
-# `LEVELS=all` runs everything at every level; another seed deals the levels between otherwise.
+# `LEVELS=all` runs everything at every level; another seed assigns the middle levels differently.
 IS_WHOLE = os.environ.get("LEVELS") == "all"
 SEED = int(os.environ.get("LEVELS_SEED", "1"))
 
 
 def dealt(named: Iterable[str], ends: list[str], between: list[str]) -> list[tuple[str, str]]:
-    """Each name with the levels that it runs at: both ends, and one between that the seed deals evenly."""
+    """Returns each name with its levels: both ends, and one in between, assigned evenly by the
+    seed."""
     names = list(named)
     if IS_WHOLE:
         return [(name, level) for name in names for level in [*ends, *between]]
@@ -106,7 +108,7 @@ def dealt(named: Iterable[str], ends: list[str], between: list[str]) -> list[tup
 
 
 def stats_of(server: Server, link: str, level: str, folder: Path, program: str) -> dict[str, dict[str, int]]:
-    """Runs an example at a level; how often each of its calls did what."""
+    """Runs an example at a level; returns the counts of each of its calls by class."""
     stats = folder / "stats.json"
     done = server.run(link, EXAMPLES / program, env={"OUTBOARD_OPTIMISE": level, "OUTBOARD_STATS": str(stats)})
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{server.log.read_text()[-4000:]}"
@@ -209,7 +211,7 @@ def test_errors_keep_their_moment(server: Server, case: str, level: str) -> None
 
 @pytest.mark.parametrize("level", [*LEVELS, "batch=1024+sr+local"])
 def test_a_program_that_only_watches_memory_gets_on(server: Server, level: str) -> None:
-    # Over tcp memory that kernels wrote comes back when somebody waits.
+    # Over tcp, memory that kernels wrote comes back only during a wait.
     done = server.run("shm", sys.executable, HERE / "polls_memory.py", env={"OUTBOARD_OPTIMISE": level})
     assert done.returncode == 0, done.stderr
 
@@ -219,7 +221,7 @@ def test_a_level_that_does_not_exist_is_refused(server: Server) -> None:
     refused = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert refused.returncode == 2
     assert "or+sr+local" in refused.stderr
-    # A program that was started otherwise.
+    # A program not started by `outboard run`.
     library = OUTBOARD.parent / "liboutboard_client.so"
     code = f"import ctypes; print(ctypes.CDLL({str(library)!r}).cuInit(0))"
     env = {**os.environ, "OUTBOARD_GPU": server.urls["shm"], "OUTBOARD_OPTIMISE": "all"}
@@ -228,7 +230,8 @@ def test_a_level_that_does_not_exist_is_refused(server: Server) -> None:
     assert 'OUTBOARD_OPTIMISE: "all" is no level' in done.stderr
 
 
-# The rows of WAITED of the programs that are named, as they are now: python tests/test_levels.py vector_add
+# Prints the rows of WAITED for the programs named, as measured now: python tests/test_levels.py
+# vector_add
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         started = start_server(Path(folder))

@@ -1,4 +1,5 @@
-"""What NVIDIA's libraries ask of the driver beyond its manual, asked by programs that need neither them nor a GPU."""
+"""Calls of NVIDIA's libraries beyond the driver's manual, made by programs that need neither the
+libraries nor a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Long copies over tcp go over several connections, and arrive whole and in order, with them and without."""
+"""Long copies over tcp use several connections, and arrive whole and in order, with them and
+without."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ LANES_MAX = 4
 
 @pytest.fixture(scope="module")
 def server_with_lanes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One that has lanes however few cores the machine has."""
+    """A server that opens data connections even on a machine with few cores."""
     os.environ["OUTBOARD_LANES"] = str(LANES_MAX)
     try:
         server = start_server(tmp_path_factory.mktemp("lanes"))
@@ -34,7 +35,8 @@ def server_with_lanes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
 
 
 def run(server: Server, folder: Path, lanes: int, part: str, link: str = "tcp") -> tuple[dict[str, int], int, int]:
-    """What the lanes of the program carried, and what it copied in all, in and out."""
+    """Runs the program; returns the counts of its data connections, and the bytes that it copied in
+    and out."""
     stats = folder / "stats.json"
     env = {"OUTBOARD_LANES": str(lanes), "OUTBOARD_STATS": str(stats)}
     done = server.run(link, sys.executable, PROGRAM, part, env=env)
@@ -52,7 +54,8 @@ def run(server: Server, folder: Path, lanes: int, part: str, link: str = "tcp") 
 def test_with_lanes(server_with_lanes: Server, tmp_path: Path, lanes: int, part: str) -> None:
     carried, to_device, from_device = run(server_with_lanes, tmp_path, lanes, part)
     assert carried["count"] == lanes
-    # What is shorter than a long copy goes the old way, and what a thread sends while another one sends.
+    # Shorter copies use the session's own connection, as do copies of a thread while another is
+    # sending.
     assert to_device / 4 < carried["sent_bytes"] <= to_device
     assert from_device * 3 / 4 < carried["received_bytes"] <= from_device
     if part == "order":
@@ -61,14 +64,14 @@ def test_with_lanes(server_with_lanes: Server, tmp_path: Path, lanes: int, part:
 
 @pytest.mark.parametrize("link", ["tcp", "shm"])
 def test_without(server_with_lanes: Server, tmp_path: Path, link: str) -> None:
-    """The client wants none, or they are of no use."""
+    """The client opens no data connections, or the link has no use for them."""
     lanes = {"tcp": 0, "shm": LANES_MAX}[link]
     carried, _, _ = run(server_with_lanes, tmp_path, lanes, "all", link)
     assert carried["count"] == 0
 
 
 def test_a_server_that_has_none(server: Server, tmp_path: Path) -> None:
-    """The client wants some, the server is said to have none."""
+    """The client asks for data connections, and the server is configured to have none."""
     folder = tmp_path / "none"
     folder.mkdir()
     os.environ["OUTBOARD_LANES"] = "0"
@@ -101,7 +104,7 @@ def test_idle_lanes_cost_nothing(server_with_lanes: Server, monkeypatch: pytest.
 
 
 def test_a_server_that_ends_is_noticed(tmp_path: Path) -> None:
-    """A worker that is killed in the middle of a copy: the program is told, at once."""
+    """If a worker is killed during a copy, the program gets an error at once."""
     os.environ["OUTBOARD_LANES"] = str(LANES_MAX)
     try:
         server = start_server(tmp_path)

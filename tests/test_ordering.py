@@ -1,4 +1,4 @@
-"""What random programs read is what CUDA's ordering rules allow."""
+"""Reads of random programs are allowed by CUDA's ordering rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def test_random_programs(server: Server, link: str) -> None:
 
 @pytest.mark.skipif("release" in OUTBOARD.parts, reason="only a build with debug assertions has the fault")
 def test_an_overtaken_copy_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The random programs find a synchronous copy that later work of other streams overtakes, when that is put back."""
+    """With the fault switched on, random programs find a synchronous copy overtaken by later work
+    of other streams."""
     monkeypatch.setenv("OUTBOARD_FAULT", "overtaken-copies")
     server = start_server(tmp_path)
     try:
@@ -44,7 +45,7 @@ def test_what_cuda_leaves_open_is_seen(server: Server, link: str, program: str) 
 
 
 def test_both_links_answer_alike(server: Server) -> None:
-    """The same programs over shm and, waiting for every call, over tcp."""
+    """Programs give equal answers over shm and, waiting for every call, over tcp."""
     run = [str(OUTBOARD), "run", "--gpu"]
     shm, tcp = [*run, server.urls["shm"], "--"], [*run, server.urls["tcp"], "--optimise", "sync", "--"]
     batch = [program(seed) for seed in range(900, 908)]
@@ -55,7 +56,8 @@ def test_both_links_answer_alike(server: Server) -> None:
 
 
 def read_after(prepare: str) -> set[int] | None:
-    """What a work of `free0` may read of a place that the default stream wrote before."""
+    """Returns the values that a work of `free0` may read of a place that the default stream wrote
+    before."""
     model, spot = Model(), ("D0", 0)
     copy = model.on("default", {spot: 7})
     match prepare:
@@ -71,7 +73,8 @@ def test_the_model_knows_what_orders_works() -> None:
     assert read_after("nothing") == {FIRST_VALUE, 7}
     assert read_after("synchronous") == {7}
     assert read_after("event") == {7}
-    # The default stream and blocking streams wait for each other; what is written later may be seen early elsewhere.
+    # The default stream and blocking streams wait for each other; later writes may be seen early
+    # elsewhere.
     model, spot = Model(), ("D0", 0)
     model.on("blocking0", {spot: 5})
     middle = model.on("default", {})

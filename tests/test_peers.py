@@ -29,7 +29,7 @@ def test_peers(server: Server, link: str, case: str) -> None:
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
 
 
-# More of them, as two H200 answered, are a unit test of the library.
+# A unit test of the library has more cases, as two H200 answered them.
 @pytest.mark.parametrize(
     ("visible", "answer"),
     [

@@ -1,4 +1,4 @@
-"""`outboard probe --recording`: whether a recorded program would do over the network that there is."""
+"""`outboard probe --recording`: whether the measured network would do for a recorded program."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_program_is_judged(server: Server, recording: Path) -> None:
     assert done.returncode in (0, 3), done.stderr
     [judged] = json.loads(done.stdout)["recordings"]
     assert judged["recording"] == str(recording) and set(judged["overhead"]) == {"simulated", "closed_form"}
-    # The exit code says the same, and so does the text.
+    # The exit code and the text agree.
     assert judged["fits"] is (judged["overhead"]["simulated"] <= 10) is (done.returncode == 0)
     done = probe(server, "--recording", recording, "--recording", recording)
     assert done.stdout.count("% an iteration") == 2 and "the budget" in done.stdout

@@ -1,4 +1,5 @@
-"""What the library does where processes fork, end, or close it and open it again; what it says that it has not."""
+"""The library in processes that fork, end, or close and reopen it; and its answers for missing
+functions."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def test_a_child_that_exits_leaves_its_parent_alone(server: Server, link: str, l
     stats = tmp_path / "stats.json"
     env = {"OUTBOARD_STATS": str(stats), "OUTBOARD_OPTIMISE": level}
     done = server.run(link, sys.executable, HERE / "forks.py", stats, env=env)
-    # Each child ended, wrote nothing into its files, and no counts; each launch of the parent's ran once.
+    # Each child ended and wrote neither files nor counts; each launch of the parent ran once.
     assert done.stdout.splitlines() == ["exit 0 0 False"] * 20 + ["105"], done.stderr
     assert sum(json.loads(stats.read_text())["by_call"]["cuLaunchKernel"].values()) == 105
     assert "lost" not in done.stderr

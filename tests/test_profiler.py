@@ -40,7 +40,7 @@ def run(server: Server, link: str, program: Path, what: str, **options: object) 
 
 
 def records(lines: list[str], kind: str) -> list[dict[str, str]]:
-    """The records of a kind: their words, by the word in front of each."""
+    """Returns the records of a kind, each word keyed by the word before it."""
     found = []
     for line in lines:
         if line.startswith(f"{kind} call "):
@@ -65,12 +65,12 @@ def test_work_bears_the_number_of_its_call(server: Server, link: str, program: P
     [memset] = records(lines, "memset")
     assert (memset["bytes"], runtime[memset["call"]]) == ("4096", CUDA_MEMSET)
     copies = [(c["bytes"], c["kind"], c["from"], c["to"], runtime[c["call"]]) for c in records(lines, "copy")]
-    # Of and to pageable memory of the host.
+    # Copies from and to pageable memory of the host.
     assert copies == [("100000", "1", "1", "3", CUDA_MEMCPY), ("128", "2", "3", "1", CUDA_MEMCPY)]
-    # The number that was pushed belongs to the call made meanwhile, and to no other.
+    # The pushed number belongs to the call made meanwhile, and to no other.
     external = re.findall(r"external call (\d+) kind (\d) id (\d+)", "\n".join(lines))
     assert external == [(memset["call"], "3", "77")]
-    # A driver call that the runtime makes has no record of its own.
+    # A driver call that the runtime makes has no record.
     assert not runtime.keys() & driver.keys()
     begin, end, dropped = between(lines)
     for kind in ("kernel", "memset", "copy", "runtime", "driver"):
@@ -79,7 +79,7 @@ def test_work_bears_the_number_of_its_call(server: Server, link: str, program: P
     calls = {r["call"]: int(r["at"]) for kind in ("runtime", "driver") for r in records(lines, kind)}
     for kind in ("kernel", "memset", "copy"):
         for record in records(lines, kind):
-            # Nothing runs before it was asked for, but for the error of the clocks' comparison.
+            # Nothing runs before its call, within the error of comparing the clocks.
             assert int(record["at"]) > calls[record["call"]] - 1_000_000
     assert dropped == 0
     assert "unsupported 27 kind 27 wrong 21" in lines
@@ -116,7 +116,8 @@ def test_records_without_a_buffer_are_counted(server: Server, program: Path) -> 
 
 
 def test_functions_for_buffers_may_call_cuda(server: Server, program: Path) -> None:
-    """Their calls are not profiled, which would ask for a buffer again; a flush during a flush is refused."""
+    """Calls of these functions are not profiled, which would ask for a buffer again; a flush during
+    a flush is refused."""
     lines, stderr = run(server, "shm", program, "calling")
     assert "inside 7" in lines and "cuptiActivityFlushAll cannot be called" in stderr
     assert between(lines)[2] == 0 and len(records(lines, "kernel")) == 1

@@ -34,7 +34,8 @@ def test_python_example(server: Server, link: str, script: Path) -> None:
 
 
 def test_a_failed_assertion_is_told_on_standard_error(server: Server, link: str) -> None:
-    """Once, where CUDA says it; what the program prints has nothing of it."""
+    """The message appears once, on standard error as in CUDA; the program's own output does not
+    contain it."""
     done = server.run(link, EXAMPLES / "device_assert")
     assert "Assertion" not in done.stdout
     told = [line for line in done.stderr.splitlines() if "Assertion `values[i] > 0` failed." in line]

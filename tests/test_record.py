@@ -1,4 +1,4 @@
-"""outboard run --record: what a recording says is what the program did, whatever becomes of the program."""
+"""outboard run --record: a recording matches what the program did, however the program ends."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def events(file: Path) -> list[dict[str, Any]]:
 
 
 def of(summary: dict[str, Any], name: str) -> tuple[int, int, int]:
-    """Calls, request and response bytes of a function, whatever its calls did."""
+    """Returns calls, request bytes and response bytes of a function, over all classes."""
     parts = [f for f in summary["functions"] if f["name"] == name]
     calls, request, response = (sum(f[key] for f in parts) for key in ("calls", "request_bytes", "response_bytes"))
     return calls, request, response
@@ -81,7 +81,7 @@ def test_every_call_is_there_by_what_it_did(server: Server, link: str, tmp_path:
         for kind, calls in kinds.items()
         if calls > 0
     }
-    # What the program's exit handlers do comes behind the end of one or the other.
+    # Exit handlers of the program run after the end of one or the other.
     late = {"cuLibraryUnload", "cuDevicePrimaryCtxRelease_v2", "cuModuleUnload"}
     assert {k: n for k, n in recorded.items() if k[0] not in late} == {
         k: n for k, n in counted.items() if k[0] not in late
@@ -176,7 +176,8 @@ def test_a_forked_child_writes_nothing(server: Server, link: str, tmp_path: Path
     file = tmp_path / "a.trace"
     done = record(server.urls[link], file, EXAMPLES / "fork_child")
     assert done.returncode == 0, done.stdout + done.stderr
-    # The program forks four times. The first child uses CUDA, before its parent does: both have a file, nobody else.
+    # The program forks four times. The first child uses CUDA before its parent does: both have a
+    # file, no other process has.
     first, second = sorted(tmp_path.iterdir())
     assert first == file and second.name.startswith("a.trace.")
     for one in (first, second):
@@ -205,7 +206,7 @@ def test_marks_of_python(server: Server, tmp_path: Path) -> None:
     assert show(file, "--iterations", "nothing")["iterations"] is None
     marks = [e["ph"] for e in events(file) if e.get("cat") == "mark" and e["name"] == "step"]
     assert marks == ["b", "e"] * 4
-    # Where nothing is recorded, marks cost nothing and harm nothing.
+    # Without a recording, marks do nothing.
     for argv in ([sys.executable], [OUTBOARD, "run", "--gpu", server.urls["shm"], "--", sys.executable]):
         plain = "import outboard\nwith outboard.mark('step'): pass"
         env = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
@@ -268,7 +269,7 @@ for _ in range(2):
     check("cuEventDestroy", other)
 check("cuStreamSynchronize", stream)
 """
-# Name, stream and event of each of its calls that is about an event, in one round.
+# Name, stream and event of each call about an event, in one round.
 ABOUT = [
     ("cuEventRecord", 1, 1),
     ("cuEventRecordWithFlags", 2, 2),
@@ -313,7 +314,7 @@ def test_threads_that_come_and_go(server: Server, tmp_path: Path) -> None:
     assert summary["complete"] and summary["lost"] == 0
     assert of(summary, "cuDeviceGetCount")[0] == 80 * 50
     assert summary["threads"] == 81
-    # Each thread's calls follow each other, whichever way they went to the file.
+    # Each thread's calls follow each other, whichever way they reached the file.
     all_calls = [e for e in events(file) if e["ph"] == "X"]
     for thread in range(81):
         calls = [e for e in all_calls if e["tid"] == thread]
@@ -329,7 +330,7 @@ def test_calls_say_which_event_they_are_about(server: Server, link: str, tmp_pat
     file = tmp_path / "a.trace"
     done = record(server.urls[link], file, sys.executable, "-c", EVENTS)
     assert done.returncode == 0, done.stderr
-    # A handle that comes again would be another event.
+    # A reused handle would be another event.
     assert events_of(file) == ABOUT + [(name, stream, event + 2) for name, stream, event in ABOUT]
 
 

@@ -1,4 +1,5 @@
-"""outboard run --local --record: the machine's own driver, which is the client library in front of a server here."""
+"""outboard run --local --record: the machine's own driver is here the client library, connected to
+a server."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from conftest import EXAMPLES, OUTBOARD, ROOT, Server
 from test_record import ABOUT, EVENTS, MARKS, events, events_of, of, record, show
 
 DRIVER = OUTBOARD.parent / "liboutboard_client.so"
-# Of all bytes of a program, either way: what memory and modules the client keeps is not known to the recorder.
+# Share of all bytes of a program, in either direction: the recorder does not know which memory and
+# modules the client keeps.
 TOLERANCE, TOLERANCE_BYTES = 0.02, 400
 PROGRAMS = [
     "copies_2d_3d",
@@ -29,7 +31,7 @@ PROGRAMS = [
     "streams_events",
     "vector_add",
 ]
-# In the same classes in both, where no stream is idle when it is waited for.
+# Calls of the same class in both, if no stream is idle when it is waited for.
 SAME = [
     "cuLaunchKernel",
     "cuMemcpyHtoD_v2",
@@ -59,7 +61,7 @@ def record_here(
 
 
 def about_events(file: Path) -> list[tuple[str, int]]:
-    """The calls about an event, in their order, with its number, which is that of its first use."""
+    """Returns the calls about an event, in order, with the event's number by first use."""
     calls = [e for e in events(file) if e["ph"] == "X" and "event" in e["args"]]
     about = [(e["name"], e["args"]["event"]) for e in sorted(calls, key=lambda e: e["ts"])]
     firsts = list(dict.fromkeys(event for _, event in about))
@@ -109,14 +111,14 @@ def test_python_and_marks(server: Server, tmp_path: Path) -> None:
 
 def test_calls_say_which_event_they_are_about(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "a.trace"
-    # With a driver that gives the handles of destroyed events out again, as a real one may.
+    # With a driver that reuses the handles of destroyed events, as a real one may.
     done = record_here(server, file, sys.executable, "-c", EVENTS, OUTBOARD_DRIVER=str(reusing_driver(tmp_path)))
     assert done.returncode == 0, done.stderr
     assert events_of(file) == ABOUT + [(name, stream, event + 2) for name, stream, event in ABOUT]
 
 
 def reusing_driver(folder: Path) -> Path:
-    """A driver that knows two events and does nothing."""
+    """Builds a driver that knows two events and does nothing."""
     source, library = folder / "driver.c", folder / "libdriver.so"
     names = (
         "Init CtxSetCurrent EventRecord EventRecordWithFlags_ptsz StreamWaitEvent EventSynchronize EventQuery"
@@ -145,7 +147,7 @@ int cuDeviceGetCount(int *count) { *count = 0; return 0; }
 
 
 def test_what_is_not_recorded_passes(server: Server, tmp_path: Path) -> None:
-    # Not served by what is the driver here: it says so itself, with its own error.
+    # The driver here does not serve this call, and returns its own error.
     script = "import ctypes; c = ctypes.CDLL('libcuda.so.1'); print(c.cuGreenCtxDestroy(ctypes.c_uint64(1)))"
     done = record_here(server, tmp_path / "a", sys.executable, "-c", script)
     assert done.returncode == 0 and done.stdout == "801\n", done.stdout + done.stderr
@@ -178,7 +180,7 @@ def test_a_driver_that_is_none(server: Server, tmp_path: Path) -> None:
         assert done.returncode == 1 and "it ran" not in done.stdout
         assert str(driver) in done.stderr
     assert not (tmp_path / "a").exists()
-    # One's own stand-in is no driver.
+    # Outboard's own recorder is refused as a driver.
     recorder = OUTBOARD.parent / "liboutboard_recorder.so"
     script = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
     done = record_here(server, tmp_path / "a", sys.executable, "-c", script, OUTBOARD_DRIVER=str(recorder))
@@ -191,8 +193,8 @@ def test_local_needs_a_file() -> None:
 
 
 def fake_cupti(folder: Path, *options: str) -> Path:
-    """A stand-in for CUPTI, and for the driver that it looks into: both are the same library."""
-    # What is behind it has another name than what is before it.
+    """Builds a stand-in for CUPTI and for the driver that it hooks: both are one library."""
+    # The real library has a different name from its wrapper.
     real = folder / "libreal.so.1"
     real.write_bytes(DRIVER.read_bytes().replace(b"libcuda.so.1\0", b"libreal.so.1\0"))
     library = folder / "libcupti.so.12"
@@ -215,14 +217,14 @@ def test_times_of_the_gpu(server: Server, tmp_path: Path) -> None:
     assert summary["complete"] and summary["about"]["gpu_times"] == "cupti"
     started = ("cuLaunchKernel", "cuMemcpyHtoD_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2")
     starting = [f for f in summary["functions"] if f["name"] in started]
-    # CUPTI calls the driver too, which is none of the program's calls.
+    # CUPTI calls the driver too, but these are not the program's calls.
     assert of(summary, "cuDeviceGetCount")[0] == 1
     kernels = summary["gpu"]["kernels"]
     assert kernels["count"] == sum(f["calls"] for f in starting) > 40
     assert (kernels["min_ns"], kernels["max_ns"]) == (7000, 7000)
     assert summary["gpu"]["short_kernels_share"] == 1 and 0 < summary["gpu"]["kernel_share"] < 1
     assert [k["name"] for k in summary["gpu"]["top_kernels"]] == ["a_kernel"]
-    # Each is tied to its call, on the call's stream, and its time lies where the call was.
+    # Each is tied to its call, on the call's stream, and its time lies within the call's.
     trace = events(file)
     ends = {e["id"]: e for e in trace if e["ph"] == "f"}
     starts = {e["id"]: e for e in trace if e["ph"] == "s"}
@@ -238,7 +240,7 @@ def test_another_cupti_is_refused_politely(server: Server, tmp_path: Path) -> No
     cupti = fake_cupti(tmp_path, "-DVERSION=150000")
     done = record_here(server, file, EXAMPLES / "vector_add", OUTBOARD_CUPTI=str(cupti))
     assert done.returncode == 0 and "CUPTI version 150000 are not known" in done.stderr
-    # Events take its place.
+    # Events replace CUPTI.
     assert show(file)["complete"] and show(file)["about"]["gpu_times"] == "events"
     for value, said, times in (
         ("off", "", "events"),
@@ -255,7 +257,7 @@ STARTING = ("cuLaunchK", "cuLaunchC", "cuMemcpy", "cuMemset", "cuGraphLaunch")
 
 
 def by_events(server: Server, file: Path, *command: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A program's calls, and the work that events have timed."""
+    """Runs a program; returns its calls, and the work that events timed."""
     done = record_here(server, file, *command, OUTBOARD_CUPTI="off")
     assert done.returncode == 0 and done.stderr == "", done.stderr
     summary = show(file)
@@ -276,7 +278,8 @@ def test_times_by_events(server: Server, tmp_path: Path) -> None:
     kinds = {e["cat"] for e in work}
     assert kinds == {"kernel", "copy_to_device", "copy_to_host"}
     assert all(e["name"].startswith("_Z") for e in work if e["cat"] == "kernel")
-    # Each is tied to its call, on its stream; it begins behind the call, and has ended when its stream was waited for.
+    # Each is tied to its call, on its stream. It begins after the call, and had ended when its
+    # stream was waited for.
     trace = events(file)
     starts = {e["id"]: e for e in trace if e["ph"] == "s"}
     assert len(starts) == len(work) == len({e["args"]["correlation"] for e in work})
@@ -335,7 +338,7 @@ def test_work_that_events_time_has_its_kind_and_bytes(server: Server, tmp_path: 
     found = Counter((e["cat"], e["args"]["bytes"]) for e in work)
     kinds = ["copy_to_device", "copy_to_host", "copy_on_device", "copy_to_device", "memset", "memset", "memset"]
     expected = Counter({(kind, 100 * (n + 1)): 100 for n, kind in enumerate(kinds)})
-    # After its context was destroyed it had another one.
+    # After its context was destroyed the program created another.
     assert found == expected + Counter({("memset", 800): 1})
 
 

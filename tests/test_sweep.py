@@ -1,4 +1,5 @@
-"""`outboard sweep`: every network has its turns, more delay takes longer, and what was done is not done again."""
+"""`outboard sweep`: every network has its turns, more delay takes longer, and finished runs are not
+repeated."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import pytest
 from conftest import EXAMPLES, OUTBOARD, Server
 
 SWEEP_S_MAX = 120
-# 20 waits for the server; says how long they took, twice.
+# 20 waits for the server; prints their time twice.
 WAITS = """
 import ctypes, time
 cuda, context, free = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_size_t()
@@ -61,7 +62,7 @@ def test_more_delay_takes_longer(server: Server, tmp_path: Path) -> None:
     for run in runs:
         least = {None: 0, "rtt=2ms": 40, "rtt=20ms": 400}[run["network"]]
         assert run["value"] >= least and run["value"] < 999, run
-    # The same command again has nothing left to run, and says the same.
+    # The same command again has nothing left to run, and prints the same.
     again = sweep(server, out, *arguments, sys.executable, "-c", WAITS)
     assert (again.returncode, again.stdout, results(out)) == (0, done.stdout, runs)
     # Another sweep does not touch the file.

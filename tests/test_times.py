@@ -1,4 +1,4 @@
-"""OUTBOARD_STATS_TIMES: how long calls took, and what of it was sending and waiting."""
+"""OUTBOARD_STATS_TIMES: durations of calls, and their parts sending and waiting."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_times_of_a_program(server: Server, link: str, tmp_path: Path) -> None:
     for name, kinds in times["by_call"].items():
         for kind, spent in kinds.items():
             assert kind in KINDS
-            # The call that set the session up was not timed: the session was not there yet.
+            # The call that opened the session was not timed, because there was no session yet.
             assert counted["by_call"][name][kind] - 1 <= spent["calls"] <= counted["by_call"][name][kind]
             assert spent["send_ns"] + spent["wait_ns"] <= spent["whole_ns"]
             assert (spent["sends"] > 0) >= (spent["send_ns"] > 0)

@@ -1,4 +1,5 @@
-"""Memory that program and kernels both touch: a launch pays for the pages that changed, whatever came before it."""
+"""Memory used by program and kernels: a launch pays only for the pages that changed, whatever
+preceded it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ CHANGED = ["mapped_written", "registered_written", "managed_written"]
 
 
 def figures(server: Server, link: str, folder: Path, history: str, launches: int, **env: str) -> dict[str, int]:
-    """What mirrors have cost in a run; nothing where there was none."""
+    """Returns the costs of mirrors in a run; empty if there was no mirror."""
     stats = folder / f"{launches}.json"
     env["OUTBOARD_STATS"] = str(stats)
     done = server.run(link, sys.executable, PROGRAM, history, str(launches), env=env)
@@ -66,7 +67,7 @@ def test_a_page_that_changed_is_one_page(server: Server, link: str, tmp_path: Pa
     if link == "shm" and not history.startswith("registered"):
         assert compared == 0, "shared memory has no mirror"
         return
-    # The page that the program wrote, and now and then the one that a kernel wrote before.
+    # The page that the program wrote, and at times the one that a kernel wrote before.
     assert PAGE_BYTES <= compared <= 2 * PAGE_BYTES
     assert per_launch(server, link, tmp_path, history, "sent_bytes") <= PAGE_BYTES
 

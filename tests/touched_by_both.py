@@ -29,9 +29,9 @@ PTX = b"""
 """
 BYTES = 1 << 20
 MAPPED = 2
-# More than the launches after which memory that nothing names is no longer looked at.
+# More than the launches after which memory that no argument names is no longer compared.
 UNNAMED = 1100
-# More than the waits.
+# More waits than that.
 UNNAMED_WAITS = 10
 
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -88,7 +88,7 @@ class Program:
         """Writes a word when all earlier work is done, before all later work."""
 
         def write(_: object) -> None:
-            # The launch after it has been sent long ago.
+            # The launch after it was sent long ago.
             time.sleep(0.05)
             c_uint32.from_address(address).value = value
 
@@ -102,7 +102,8 @@ class Program:
 
 
 def history(program: Program, name: str) -> int:
-    """Makes the history; the address of the words that program and launches change in turns, or 0."""
+    """Makes the history; returns the address of the words that program and launches change in turn,
+    or 0."""
     if name == "none":
         return 0
     if name in ("registered", "registered_written", "forked", "unmapped", "mapped_over"):
@@ -123,14 +124,14 @@ def history(program: Program, name: str) -> int:
         program.wait()
         return 0
     if name == "stale_words":
-        # As a framework does it whose arguments hold what lay on the stack before.
+        # As in a framework whose arguments contain leftovers of the stack.
         for _ in range(6):
             program.launch(stale=memory + 64)
             for _ in range(UNNAMED_WAITS):
                 program.launch()
                 program.wait()
         return 0
-    # The kernel really works on it: what both sides wrote is right, on both sides.
+    # The kernel really uses it: both sides see what the other wrote.
     program.launch(memory)
     program.expect(memory, 0x01010102)
     c_uint32.from_address(memory).value = 5
@@ -170,7 +171,7 @@ def main(name: str, launches: int) -> None:
     program.wait()
     for number in range(launches):
         if written:
-            # A word of its own for each launch: the kernels before may still run.
+            # A separate word for each launch, because earlier kernels may still run.
             c_uint32.from_address(written + 4 * number).value = number
         program.launch(written + 4 * number if written else 0)
     program.wait()

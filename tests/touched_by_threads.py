@@ -1,4 +1,5 @@
-"""Four threads write words of managed memory that kernels add one to: run as `touched_by_threads.py SECONDS`.
+"""Four threads write words of managed memory that kernels increment: run as `touched_by_threads.py
+SECONDS`.
 
 Each thread has every fourth of the words, so that all threads and their kernels work on the same pages at once.
 """
@@ -29,7 +30,7 @@ PTX = b"""
 """
 THREADS = 4
 WORDS = 1 << 18
-# Launches before a thread waits and looks.
+# Launches before a thread waits and checks.
 BURST = 7
 
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -79,7 +80,7 @@ def main(seconds: float) -> None:
         thread.join()
     assert not wrong, wrong[:3]
     check("cuMemFree_v2", memory)
-    # Freed, wild, and more than there is.
+    # Freed, invalid, and too long.
     assert cuda.cuMemFree_v2(memory) == 1 and cuda.cuMemsetD8_v2(memory, 1, c_size_t(16)) == 1
     assert cuda.cuMemPrefetchAsync(c_uint64(0x1234), c_size_t(16), 0, c_void_p()) == 1
     assert cuda.cuMemAllocManaged(byref(memory), c_size_t(1 << 45), 1) == 2

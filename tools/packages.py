@@ -27,7 +27,7 @@ DISK_FREE_MIN_MIB = {"torch": 9_000, "numba_cupy": 2_000}
 
 
 class PackagesError(Exception):
-    """Something the user can act on; its text says what."""
+    """A failure that the user can act on; its text says how."""
 
 
 def main() -> int:
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def prepare(name: str) -> None:
-    """A whole environment or none: the stamp comes last."""
+    """Installs an environment completely or not at all: the stamp is written last."""
     folder, wanted = PACKAGES / name, (LISTS / f"{name}.txt").read_text()
     stamp = folder / STAMP
     if stamp.exists() and stamp.read_text() == wanted and (folder / "bin" / "python").exists():
@@ -74,14 +74,14 @@ def prepare(name: str) -> None:
     print(f"packages: installing {name}", flush=True)
     execute([sys.executable, "-m", "venv", str(folder)], "could not create a Python environment")
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    # Most of PyTorch's files are never imported: they are compiled as they are.
+    # Most of PyTorch's files are never imported, so they are not compiled ahead.
     install = [*pip, "install", "--no-deps", "--no-compile", "--only-binary", ":all:"]
     execute([*install, "--requirement", str(LISTS / f"{name}.txt")], f"could not install {name}: is there a network?")
     stamp.write_text(wanted)
 
 
 def execute(command: list[str], failure: str) -> None:
-    """Runs the command; on failure its own last words and then what it means here."""
+    """Runs the command; on failure prints its last output and then the meaning of the failure."""
     environment = {**os.environ, "PIP_ROOT_USER_ACTION": "ignore"}
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -28,7 +28,7 @@ DOWNLOAD_RETRIES = 2
 
 
 class ToolchainError(Exception):
-    """Something the user can act on; its text says what."""
+    """A failure that the user can act on; its text says how."""
 
 
 def main() -> int:
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def wanted_stamp() -> str:
-    """What the stamp file says once this very toolchain is complete."""
+    """Returns the stamp file's text for this version of the toolchain."""
     with open(REQUIREMENTS, encoding="utf-8") as file:
         return f"layout {LAYOUT_VERSION}, python {sys.version_info[0]}.{sys.version_info[1]}\n{file.read()}"
 
@@ -77,7 +77,7 @@ def is_ready() -> bool:
 
 
 def install_locked() -> None:
-    """One installation at a time, so that parallel makes wait for each other."""
+    """Installs under a lock, so that parallel makes wait for each other."""
     import fcntl
 
     os.makedirs(TOOLCHAIN, exist_ok=True)
@@ -92,7 +92,8 @@ def install_locked() -> None:
 
 
 def install() -> None:
-    """From nothing or from any interrupted state to a complete toolchain; the stamp comes last."""
+    """Completes the toolchain from nothing or from any interrupted state; the stamp is written
+    last."""
     import shutil
 
     if shutil.which("gcc") is None:

@@ -21,7 +21,8 @@ LIBRARY = "libcuda.so.1"
 
 
 def _find() -> object | None:
-    """The recorder's function in the libcuda.so.1 that the program uses, if that is Outboard's."""
+    """Finds the recorder's function in the libcuda.so.1 that the program uses, if that is
+    Outboard's."""
     try:
         function = ctypes.CDLL(LIBRARY).outboard_mark
     except (OSError, AttributeError):
@@ -35,18 +36,18 @@ _mark = _find()
 
 
 def begin(name: str) -> None:
-    """What is called `name` begins on this thread."""
+    """Begins the range `name` on this thread."""
     if _mark is not None:
         _mark(name.encode(errors="replace").replace(b"\\0", b"?"), 0)  # type: ignore[operator]
 
 
 def end(name: str) -> None:
-    """What is called `name` ends on this thread."""
+    """Ends the range `name` on this thread."""
     if _mark is not None:
         _mark(name.encode(errors="replace").replace(b"\\0", b"?"), 1)  # type: ignore[operator]
 
 
-class mark:  # noqa: N801 - used as a function is
+class mark:  # noqa: N801 - used like a function
     """A range: `with outboard.mark("iteration"):`"""
 
     def __init__(self, name: str) -> None:
