@@ -34,12 +34,15 @@ length = {20 * IN_FLIGHT_BYTES}
 here = ctypes.create_string_buffer(length)
 do("cuMemAlloc_v2", ctypes.byref(at), size(length))
 do("cuMemsetD8_v2", at, ctypes.c_ubyte(1), size(16)), do("cuCtxSynchronize")
-def times(count, *call):
+def once(count, *call):
     start = time.perf_counter()
     for _ in range(count):
         do(*call)
     do("cuCtxSynchronize")
     return time.perf_counter() - start
+# The least of three: a busy machine only adds.
+def times(*call):
+    return min(once(*call) for _ in range(3))
 print(json.dumps({{
     "memset": times({COUNT}, "cuMemsetD8_v2", at, ctypes.c_ubyte(9), size(16)),
     "to host": times({COUNT}, "cuMemcpyDtoH_v2", here, at, size(16)),

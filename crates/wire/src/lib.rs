@@ -13,6 +13,8 @@
 pub mod codec;
 pub mod doc;
 pub mod frame;
+#[cfg(test)]
+mod golden_tests;
 pub mod handshake;
 pub mod limits;
 pub mod network;
