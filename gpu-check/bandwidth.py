@@ -100,7 +100,7 @@ class Pair:
 
 
 def run(outboard: list[str], modes: list[str], rounds: int, folder: Path) -> dict[str, Any]:
-    """Seconds by mode and size, a figure for each round; and what became of modes that broke."""
+    """Returns seconds by mode and size, one figure per round; and the errors of modes that failed."""
     folder.mkdir(parents=True, exist_ok=True)
     links = [mode for mode in modes if mode != "local"]
     seconds: dict[str, dict[int, list[float]]] = {mode: {size: [] for size in SIZES} for mode in modes}
@@ -133,7 +133,7 @@ def run(outboard: list[str], modes: list[str], rounds: int, folder: Path) -> dic
 
 
 def rows(seconds: dict[str, dict[int, list[float]]]) -> list[dict[str, Any]]:
-    """Medians of bandwidths, and of the ratios within each round."""
+    """Returns medians of bandwidths, and of the ratios within each round."""
     table = []
     for size in SIZES:
         row: dict[str, Any] = {"bytes": size}

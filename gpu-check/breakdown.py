@@ -34,13 +34,14 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Call:
-    """A call, or two that belong together; `work` makes it again and again."""
+    """A call, or two that belong together; `work` repeats it."""
 
     name: str
     title: str
-    # As `outboard bench-worker` calls it.
+    # Argument of `outboard bench-worker`.
     work: Any
-    # The driver's functions whose times are added up; how often the first was called is how often the work was done.
+    # Driver functions whose times are added up; the calls of the first count how often the work was
+    # done.
     functions: tuple[str, ...]
 
 
@@ -72,7 +73,7 @@ CALLS: tuple[Call, ...] = (
 
 
 class WorkerError(Exception):
-    """A worker ended, hung, or could not do what it was asked."""
+    """A worker ended, hung, or could not do its task."""
 
 
 class Worker:
@@ -105,7 +106,7 @@ class Worker:
         self._answer("ready", START_S_MAX)
 
     def run(self, work: Any) -> list[float]:
-        """Nanoseconds of the call, a number a sample."""
+        """Returns the nanoseconds of the call, one number per sample."""
         request = {"run": {"work": work, "samples": SAMPLES, "budget_ms": TURN_MS}}
         assert self.process.stdin is not None
         try:
@@ -116,7 +117,7 @@ class Worker:
         return [float(ns) for ns in self._answer("samples", TURN_MS / 1e3 + TURN_EXTRA_S_MAX)["ns"]]
 
     def finish(self) -> dict[str, Any]:
-        """Lets it end; what the client library counted."""
+        """Ends the worker; returns the client library's counters."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -152,7 +153,7 @@ class Worker:
 
 
 def measure(outboard: list[str], modes: list[Mode], calls: tuple[Call, ...], scratch: Path, until: float) -> dict:
-    """By call: its time on the local GPU, and its parts in each other mode."""
+    """Returns for each call its time on the local GPU, and its parts in each other mode."""
     results: dict[str, dict[str, Any]] = {}
     for number, call in enumerate(calls):
         if time.monotonic() >= until:
@@ -209,7 +210,7 @@ def parts_us(counted: dict[str, Any], functions: tuple[str, ...]) -> dict[str, f
             if function == functions[0]:
                 calls += kind["calls"]
             reads = 2 * (kind["sends"] + kind["waits"])
-            # A part holds one reading of the clock, and the whole holds those of its parts.
+            # A part contains one reading of the clock, and the whole contains those of its parts.
             whole_ns += kind["whole_ns"] - clock_ns * (kind["calls"] + reads)
             send_ns += kind["send_ns"] - clock_ns * kind["sends"]
             wait_ns += kind["wait_ns"] - clock_ns * kind["waits"]

@@ -12,12 +12,12 @@ from suite import Group, Workload
 from turns import Case, significant
 
 STEPS = 20
-# What the client counts a call as, and the paper's word for it.
+# The paper's word for each class of the client.
 CLASSES = {"outstanding": "async", "shadowed": "async", "local": "local", "synchronous": "sync"}
 
 
 def measure(runner: Runner, case: Case, mode: Mode, limits: Limits, group: Group) -> dict[str, Any]:
-    """Calls and milliseconds of one step, by class."""
+    """Returns calls and milliseconds of one step, by class."""
     alone = Group(
         f"classes-{group.name}",
         (Workload(case.name, case.module, case.step),),
@@ -34,12 +34,12 @@ def measure(runner: Runner, case: Case, mode: Mode, limits: Limits, group: Group
 
 
 def evaluate(times: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Calls and milliseconds of one of so many steps."""
+    """Returns calls and milliseconds of one step, from the counters of `steps` steps."""
     calls = {name: 0.0 for name in ("async", "local", "sync")}
     ms = dict(calls)
     for kinds in times["by_call"].values():
         for kind, spent in kinds.items():
-            # The clock was read for the call, and twice for each of its parts.
+            # The clock was read once for the call, and twice for each of its parts.
             reads = spent["calls"] + 2 * (spent["sends"] + spent["waits"])
             calls[CLASSES[kind]] += spent["calls"] / steps
             ms[CLASSES[kind]] += (spent["whole_ns"] - float(times["clock_ns"]) * reads) / steps / 1e6

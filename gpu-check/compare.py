@@ -19,7 +19,7 @@ MISSING = "-"
 
 
 def table(results: dict[str, Any], baseline: dict[str, Any]) -> str:
-    """The table: milliseconds, in brackets the time over that of the local GPU in the same run."""
+    """Makes the table: milliseconds, in brackets the ratio to the local GPU in the same run."""
     modes = results["modes"]
     head = ["median, ms", "local, reference", "peer (over local)"]
     head += ["GPU busy", *(f"{mode}, this run" for mode in modes)]
@@ -41,7 +41,8 @@ def table(results: dict[str, Any], baseline: dict[str, Any]) -> str:
 
 
 def speed_table(results: dict[str, Any], baseline: dict[str, Any]) -> str:
-    """The same of what `speed.py` measured, with what was aimed at; the peer's ratio is one of its own run."""
+    """Makes the table of `speed.py`'s results, with the targets; the peer's ratio is from its own
+    run."""
     modes = [mode for mode in results["modes"] if mode != "local"]
     peers = {row["workload"]: row["peer"] / row["local"] for row in baseline["rows"]}
     head = ["median, ms (over local; aimed at)", "local", *modes, "peer, tcp"]

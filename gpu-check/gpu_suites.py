@@ -47,7 +47,7 @@ MODES = ("local", "shm", "tcp", "soft")
 CASE_S = 60.0
 START_S = 150.0
 SERVER_START_S = 30.0
-# Cases that differ are run again in both modes, up to this many a suite and mode.
+# Cases that differ run again in both modes, up to this many per suite and mode.
 AGAIN_MAX = 400
 EXIT_DIFFERENT = 1
 EXIT_USAGE = 2
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("gpu-suites: there is no NVIDIA GPU with a driver here: --modes soft needs none", file=sys.stderr)
         return EXIT_USAGE
     try:
-        # Now, and not when the first suite has run for as long as it may.
+        # Checked now, not after the first suite has run for its whole time.
         results.check(options.out)
         options.log_dir.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
@@ -121,7 +121,7 @@ class Check:
             server.stop()
 
     def _suite(self, name: str) -> dict[str, Any]:
-        """Runs one suite in all modes at once, then once more what differs."""
+        """Runs one suite in all modes at once, then the differing cases once more."""
         deadline = time.monotonic() + self.options.budget_s
         pools = {mode: self._pool(name, mode, deadline) for mode in self.options.modes}
         try:
@@ -133,7 +133,7 @@ class Check:
         runs = {mode: {case: [run] for case, run in done.items()} for mode, done in self._all(pools, names, processes)}
         again = self._again(runs)
         if again:
-            # The deadline was for the first time round: what differs must be known for sure.
+            # The deadline was for the first round: differences must be confirmed in any case.
             late = time.monotonic() + self.options.budget_s / 2
             pools = {mode: self._pool(name, mode, late) for mode in self.options.modes}
             for mode, done in self._all(pools, again, processes):
@@ -156,14 +156,15 @@ class Check:
             for thread in threads:
                 thread.join()
         except BaseException:
-            # Ctrl-C, or SIGTERM: the threads would go on, and start servers again, until the suite's budget is used up.
+            # Ctrl-C or SIGTERM: otherwise the threads would go on, and start servers again, until
+            # the suite's time is up.
             for pool in pools.values():
                 pool.stop()
             raise
         return [(mode, pool.outcomes) for mode, pool in pools.items()]
 
     def _again(self, runs: dict[str, dict[str, list[Outcome]]]) -> list[str]:
-        """Names the cases that are worth a second run in every mode."""
+        """Returns the cases that are worth a second run in every mode."""
         local = runs.get("local", {})
         found: set[str] = set()
         for mode, done in runs.items():

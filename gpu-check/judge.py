@@ -20,29 +20,29 @@ DIFFERENCES_MAX = 8
 
 @dataclass
 class Verdict:
-    """What became of one workload in one mode."""
+    """The verdict on one workload in one mode."""
 
     status: str
-    # None where there is nothing to compare: the local mode itself, or one side without a result.
+    # None if there is nothing to compare: the local mode itself, or a side without a result.
     equal: bool | None = None
     differences: list[str] = field(default_factory=list)
     ok: bool = False
 
 
 def judge(workload: Workload, local: dict[str, Any] | None, result: dict[str, Any], remote: bool) -> Verdict:
-    """The verdict on one result. `local` is None where the local mode was not asked for."""
+    """Judges one result. `local` is None if the local mode was not asked for."""
     status = str(result.get("status", "fail"))
     verdict = Verdict(status)
     if not remote or local is None:
         verdict.ok = status in (PASS, SKIP)
     elif status == SKIP:
-        # Missing here as there is no fault of ours; missing only through Outboard is one.
+        # Missing locally too is not Outboard's fault; missing only through Outboard is.
         verdict.ok = local.get("status") == SKIP
     elif status == PASS:
         if local.get("status") == PASS:
             verdict.differences = differences(workload, local, result)
             verdict.equal = not verdict.differences
-        # A local run that failed is reported under its own mode.
+        # A failed local run is reported under its own mode.
         verdict.ok = verdict.equal is not False
     if workload.known_failure and not verdict.ok:
         verdict.status = "known failure"
@@ -51,7 +51,7 @@ def judge(workload: Workload, local: dict[str, Any] | None, result: dict[str, An
 
 
 def differences(workload: Workload, local: dict[str, Any], remote: dict[str, Any]) -> list[str]:
-    """What differs, in words; empty where the two agree."""
+    """Describes the differences; empty if both agree."""
     found: list[str] = []
     reproducible = local.get("reproducible", True)
     if reproducible and not remote.get("reproducible", True):
@@ -95,7 +95,7 @@ def _compare_numbers(local: dict[str, float], remote: dict[str, float], toleranc
 
 
 def ratios(local: dict[str, Any] | None, result: dict[str, Any]) -> dict[str, float]:
-    """Time here over time on the local GPU, for every time that both have."""
+    """Returns the ratio to the local GPU for every time that both have."""
     if local is None:
         return {}
     mine, theirs = result.get("timings_ms", {}), local.get("timings_ms", {})

@@ -19,7 +19,8 @@ def write(path: Path, results: dict[str, Any]) -> None:
 
 
 def load(path: Path, new: dict[str, Any]) -> dict[str, Any]:
-    """The results so far, which have the format and the tables of `new`; `new` where there is no file. ValueError."""
+    """Returns the results so far, which must have the format and tables of `new` (else ValueError);
+    `new` if there is no file."""
     if not path.exists():
         return new
     try:

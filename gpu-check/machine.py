@@ -1,4 +1,4 @@
-"""What the results were measured on: machine, GPU, driver, versions, commit."""
+"""Describes what the results were measured on: machine, GPU, driver, versions, commit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ QUERY_S_MAX = 20
 
 
 def describe(outboard: list[str]) -> dict[str, Any]:
-    """Everything about the machine that a reader of the results needs, and nothing that identifies it."""
+    """Returns the facts about the machine that readers of the results need, and nothing that
+    identifies it."""
     return {
         "date_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "commit": commit(),
@@ -59,7 +60,7 @@ def describe(outboard: list[str]) -> dict[str, Any]:
 
 
 def has_gpu() -> bool:
-    """Whether the driver can be started here."""
+    """Whether the driver can be initialised here."""
     try:
         return int(ctypes.CDLL("libcuda.so.1").cuInit(0)) == 0
     except OSError:
@@ -67,7 +68,7 @@ def has_gpu() -> bool:
 
 
 def gpus() -> list[dict[str, str]]:
-    """Name, driver and memory of every GPU, as nvidia-smi gives them; empty without a GPU."""
+    """Returns name, driver and memory of every GPU, from nvidia-smi; empty without a GPU."""
     fields = ("name", "driver_version", "memory.total", "compute_cap")
     output = _output(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"])
     rows = csv.reader(output.splitlines(), skipinitialspace=True)
@@ -89,7 +90,7 @@ def commit() -> str:
 
 
 def scrub(value: Any) -> Any:
-    """The same value without paths of this machine: results are published."""
+    """Returns the value without this machine's paths, because results are published."""
     if isinstance(value, dict):
         return {k: scrub(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -126,7 +127,7 @@ def _versions() -> dict[str, str]:
 
 
 def _output(command: list[str]) -> str:
-    """What the command prints; empty where it is missing, fails or takes too long."""
+    """Returns the command's output; empty if it is missing, fails or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_S_MAX, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -34,7 +34,7 @@ from suite import ROOT, Group
 from turns import Case, Outcome, Table
 
 FORMAT_VERSION = 1
-# By part: how long it takes of the whole time, in parts of their sum.
+# Each part's share of the whole time.
 PARTS = {"figure3": 1.5, "table2": 2.0, "figure6": 2.5, "figure7": 2.5, "table5": 4.0}
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 BEST = "or+sr+local"
@@ -57,7 +57,7 @@ EXIT_USAGE = 2
 
 @dataclass
 class Setting:
-    """What the parts have in common."""
+    """Settings shared by the parts."""
 
     options: argparse.Namespace
     runner: Runner
@@ -71,14 +71,14 @@ class Setting:
         return [mode_of(name, self.server.urls) for name in named if not (name == "local" and self.options.no_local)]
 
     def chosen(self, of: tuple[str, ...] = ()) -> tuple[Case, ...]:
-        """The cases asked for, among those of the part."""
+        """Returns the cases asked for, among those of the part."""
         only = self.options.cases
         asked = (case for case in self.cases if not only or case.name in only or case.group in only)
         return tuple(case for case in asked if not of or case.name in of)
 
 
 def figure3(setting: Setting, until: float) -> dict[str, Any]:
-    """Single calls, and where their time goes."""
+    """Figure 3: single calls, and the parts of their time."""
     modes = setting.modes(FIGURE3_MODES)
     calls = breakdown.measure(setting.runner.outboard, modes, setting.calls, setting.scratch, until)
     for entry in calls.values():
@@ -90,7 +90,8 @@ def figure3(setting: Setting, until: float) -> dict[str, Any]:
 
 
 def table2(setting: Setting, until: float) -> dict[str, Any]:
-    """The calls of one step of inference by class, without and with shadow resources and locality."""
+    """Table 2: the calls of one inference step by class, without and with shadow resources and
+    locality."""
     limits = Limits(TABLE2_WORKLOAD_S, TABLE2_START_S, EXIT_S, until)
     results: dict[str, Any] = {}
     for case in setting.chosen(FACTORS):
@@ -103,17 +104,17 @@ def table2(setting: Setting, until: float) -> dict[str, Any]:
 
 
 def figure6(setting: Setting, until: float) -> dict[str, Any]:
-    """Messages in batches, against each message at once."""
+    """Figure 6: messages in batches against single messages."""
     return _play(setting, setting.chosen(FACTORS + FACTORS_TRAINING), FIGURE6_MODES, until)
 
 
 def figure7(setting: Setting, until: float) -> dict[str, Any]:
-    """One optimisation on top of the other."""
+    """Figure 7: each optimisation on top of the others."""
     return _play(setting, setting.chosen(FACTORS + FACTORS_TRAINING), FIGURE7_MODES, until)
 
 
 def table5(setting: Setting, until: float) -> dict[str, Any]:
-    """Programs at batch 1 and at a batch that fills the GPU."""
+    """Table 5: programs at batch 1 and at a batch that fills the GPU."""
     return _play(setting, setting.chosen(), TABLE5_MODES, until)
 
 
@@ -168,7 +169,7 @@ def main(
     except ValueError as error:
         print(f"paper: {error}", file=sys.stderr)
         return EXIT_USAGE
-    # An end asked for from outside ends the server and the workloads too.
+    # A signal from outside ends the server and the workloads too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_FAILED))
     options.log_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="paper-") as scratch:
@@ -209,11 +210,11 @@ def _run(setting: Setting, results: dict[str, Any]) -> int:
 
 
 def _merged(old: dict[str, Any] | None, new: dict[str, Any], about: dict[str, Any], keep: bool) -> dict[str, Any]:
-    """The part as measured now; with `keep`, beside what an earlier run measured of other cases."""
+    """Returns the part as measured now; with `keep`, also the cases that an earlier run measured."""
     for case in new.get("cases", {}).values():
         case["date_utc"] = about["date_utc"]
     if keep and old is not None:
-        # What is kept was measured where the part says until now.
+        # Kept cases were measured on the machine that the part named until now.
         for case in old["cases"].values():
             case.setdefault("machine", old["machine"])
         new = new | {"cases": old["cases"] | new["cases"]}
@@ -221,7 +222,7 @@ def _merged(old: dict[str, Any] | None, new: dict[str, Any], about: dict[str, An
 
 
 def _is_whole(measured: dict[str, Any]) -> bool:
-    """Whether everything was measured, or cannot be for want of a library."""
+    """Whether everything was measured, or cannot be because a library is missing."""
     entries = [entry for case in measured.get("cases", {}).values() for entry in case["modes"].values()]
     failed = [entry for entry in entries if entry["status"] not in ("ok", "skip")]
     failed += [entry for entry in measured.get("calls", {}).values() if "error" in entry]

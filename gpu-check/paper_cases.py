@@ -1,4 +1,4 @@
-"""What is measured of "Characterizing Network Requirements for GPU API Remoting in AI Applications" (Wang et al.).
+"""Cases measured as in "Characterizing Network Requirements for GPU API Remoting in AI Applications" (Wang et al.).
 
 The same models as there, with random weights, at batch 1 and at a batch that fills the GPU.
 """
@@ -54,7 +54,8 @@ CASES: tuple[Case, ...] = (
         gpt2_train_b8="GPT-2, batch 8",
     ),
 )
-# Figures 6 and 7 and Table 2 take one model of each kind. Every mode holds its own, so training Stable Diffusion, 20 GB
+# Figures 6 and 7 and Table 2 take one model of each kind. Every mode holds its own, so training
+# Stable Diffusion, 20 GB in each of nine processes, is only in Table 5.
 # in each of nine processes, is left to Table 5.
 FACTORS = ("resnet18_infer_b1", "sd_unet_b1", "bert_infer_b1", "gpt2_gen32")
 FACTORS_TRAINING = ("resnet18_train_b64", "bert_train_b64")

@@ -52,7 +52,8 @@ addresses and goes on; `or+sr+local` answers what the client knows, and is what 
 
 
 def document(results: dict[str, Any], source: str, pictures: str) -> tuple[str, dict[str, str]]:
-    """The page, and its pictures by file name. `source` and `pictures` are as the page refers to them."""
+    """Returns the page, and its pictures by file name. `source` and `pictures` are their paths as
+    the page links them."""
     text, drawn = [HEAD.format(results=source)], {}
     for name, title, section in SECTIONS:
         part = results["parts"].get(name)
@@ -108,7 +109,8 @@ def _figure3(part: dict[str, Any]) -> tuple[str, str]:
 
 
 def breakdown_of(parts: dict[str, float], local_us: float | None) -> dict[str, float]:
-    """The paper's four parts: of a wait, as much as the call takes locally is the call itself."""
+    """Returns the paper's four parts. Of a wait, the time that the call takes locally counts as the
+    call itself."""
     api = min(parts["wait_us"], local_us or 0.0)
     return {"API": api, "Recv": parts["wait_us"] - api, "Send": parts["send_us"], "S+D": parts["client_us"]}
 
@@ -247,7 +249,7 @@ def _number(value: float | None) -> str:
 
 
 def _short(us: float) -> str:
-    """Two or three digits, no exponent."""
+    """Formats two or three digits, without exponent."""
     return f"{us:.0f}" if us >= 100 else f"{us:.1f}" if us >= 10 else f"{us:.2f}"
 
 

@@ -1,4 +1,4 @@
-"""Runs one group of workloads in one mode, and never waits without a bound.
+"""Runs one group of workloads in one mode, with a time limit on every wait.
 
 A workload process talks on its standard output, a line an event, each with the prefix `GPU-CHECK `:
 
@@ -31,7 +31,7 @@ from suite import WORKLOADS_DIR, Group, Workload
 
 EVENT_PREFIX = "GPU-CHECK "
 STDERR_LINES_MAX = 12
-# A group that hangs that often in one mode is not worth more of the time.
+# After this many hangs in one mode the group is given up.
 TIMEOUTS_MAX = 3
 STDERR_LINE_CHARACTERS_MAX = 400
 EVENT_LINE_BYTES_MAX = 1 << 20
@@ -39,28 +39,29 @@ EVENT_LINE_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True)
 class Mode:
-    """Where the workloads run: `url` is None for the GPU of this machine itself."""
+    """A way to run the workloads: `url` is None for this machine's own GPU."""
 
     name: str
     url: str | None
-    # What `outboard run` is told of --optimise; empty for its own choice.
+    # Level for `outboard run --optimise`; empty for its default.
     optimise: str = ""
-    # The network that is emulated; empty for none.
+    # The emulated network; empty for none.
     emulate: str = ""
-    # The file that every call is put down in; empty for none. Without a `url`: on the GPU of this machine itself.
+    # The file that every call is recorded in; empty for none. Without a `url`, on this machine's
+    # own GPU.
     record: str = ""
-    # So many of its iterations go by before the GPU is timed.
+    # Iterations before the GPU is timed.
     untimed: int = 0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long things may take."""
+    """Time limits."""
 
     workload_s: float
     start_s: float
     exit_s: float
-    # time.monotonic() after which nothing new starts and what runs is ended.
+    # time.monotonic() after which nothing new starts and running processes are killed.
     deadline: float = float("inf")
 
     def until(self, seconds: float) -> float:
@@ -69,9 +70,9 @@ class Limits:
 
 @dataclass
 class GroupRun:
-    """What one group did in one mode."""
+    """The results of one group in one mode."""
 
-    # By workload: the fields of its result event, `status` always among them.
+    # By workload: the fields of its result event, which always include `status`.
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     startup_s: float | None = None
     exit_code: int | None = None
@@ -87,19 +88,19 @@ class _Attempt:
 
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     running: str | None = None
-    # Why not even the first result came, empty where it did.
+    # Why not even the first result came; empty if it came.
     unusable: str = ""
     ready_s: float | None = None
     ended: bool = False
     exit_code: int | None = None
     exit_s: float | None = None
-    # Why the runner ended the process, empty where it ended by itself.
+    # Why the runner killed the process; empty if it ended by itself.
     killed: str = ""
     stderr_tail: list[str] = field(default_factory=list)
 
 
 class Runner:
-    """Starts workload processes, the same way in every mode."""
+    """Starts workload processes, in the same way in every mode."""
 
     def __init__(
         self,
@@ -115,12 +116,12 @@ class Runner:
         self.scratch = scratch
         self.log_dir = log_dir
         self.quick = quick
-        # Called before each process that needs a server; raises ServerError where there is none.
+        # Called before each process that needs a server; raises ServerError if there is none.
         self.prepare_remote = prepare_remote
         self._processes = 0
 
     def run_group(self, group: Group, mode: Mode, limits: Limits, steady_iterations: int = 0) -> GroupRun:
-        """Runs all workloads of the group, in as many processes as hangs and crashes make necessary."""
+        """Runs all workloads of the group, in as many processes as hangs and crashes require."""
         run = GroupRun()
         remaining = list(group.workloads)
         while remaining:
@@ -157,7 +158,7 @@ class Runner:
     def command(
         self, group: Group, workloads: list[Workload], mode: Mode, workload_s: float, steady_iterations: int
     ) -> list[str]:
-        """The command line of one process, as a person would type it."""
+        """Returns the command line of one process, as a person would type it."""
         command = [*self.python, str(WORKLOADS_DIR / "main.py"), "--modules", str(group.directory)]
         command += ["--watchdog-s", f"{max(1.0, workload_s - 3):g}"]
         if self.quick:
@@ -168,7 +169,7 @@ class Runner:
         return self.through(mode, command)
 
     def through(self, mode: Mode, command: list[str]) -> list[str]:
-        """The command as it is run in a mode."""
+        """Returns the command as it is run in a mode."""
         if mode.url is None and not mode.record:
             return command
         where = ["--local"] if mode.url is None else ["--gpu", mode.url]
@@ -195,7 +196,7 @@ class Runner:
         environment = self.environment(group, mode, stats_path)
         started = time.monotonic()
         with stderr_path.open("wb") as stderr:
-            # A session of its own, so that everything below it can be ended together.
+            # A session of its own, so that all descendants can be killed together.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -218,7 +219,7 @@ class Runner:
 
     def environment(self, group: Group, mode: Mode, stats_path: Path) -> dict[str, str]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("OUTBOARD_")}
-        # Every mode compiles for itself: a kernel out of another mode's cache would prove nothing.
+        # Every mode compiles for itself: a kernel from another mode's cache would prove nothing.
         caches = self.scratch / "caches" / mode.name
         environment.update(
             CUBLAS_WORKSPACE_CONFIG=":4096:8",
@@ -236,7 +237,7 @@ class Runner:
             environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
         if mode.url is not None:
             environment["OUTBOARD_STATS"] = str(stats_path)
-            # Which GPUs there are is the server's affair.
+            # The server decides which GPUs there are.
             environment.pop("CUDA_VISIBLE_DEVICES", None)
         if mode.optimise:
             environment["OUTBOARD_OPTIMISE"] = mode.optimise
@@ -296,7 +297,8 @@ def _follow(
 
 
 def end_process_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process and all that it started. Nothing there is worth a polite wait: results are lines already."""
+    """Kills the process and all that it started. A polite end is not needed: results are already
+    written lines."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -313,7 +315,7 @@ def _blame(run: GroupRun, remaining: list[Workload], attempt: _Attempt) -> list[
         run.results[attempt.running] = outcome
         return [w for w in remaining if w.name != attempt.running]
     if attempt.results:
-        # It broke between two workloads, for instance because one took the CUDA context with it.
+        # It failed between two workloads, for instance because one ended the CUDA context.
         return remaining
     for workload in remaining:
         run.results[workload.name] = dict(outcome)
@@ -335,7 +337,7 @@ def _exit_error(attempt: _Attempt, expected: int) -> str:
 
 
 def exit_text(code: int | None) -> str:
-    """An exit status in words: a signal's name where one ended the process."""
+    """Describes an exit status; by the signal's name if a signal ended the process."""
     if code is not None and code < 0:
         return f"signal {signal.Signals(-code).name}"
     return f"exit status {code}"
@@ -358,7 +360,7 @@ def read_tail(path: Path) -> list[str]:
 
 
 def _read_stats(path: Path) -> dict[str, Any] | None:
-    """The client's counters, which it writes as it exits; None where it left none."""
+    """Returns the client's counters, which it writes as it exits; None if it wrote none."""
     try:
         stats = json.loads(path.read_text())
     except (OSError, json.JSONDecodeError):

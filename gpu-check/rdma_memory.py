@@ -35,7 +35,7 @@ EXIT_NOT_RUN = 77
 
 
 def lacking(devices: list[str]) -> str | None:
-    """What this machine has not got."""
+    """Returns what this machine lacks, if anything."""
     if not machine.has_gpu():
         return "there is no NVIDIA GPU with a driver here"
     there = {path.name for path in INFINIBAND.iterdir()} if INFINIBAND.is_dir() else set()
@@ -55,7 +55,7 @@ def listening(log: Path, server: subprocess.Popen[bytes]) -> str:
 
 
 def tried(options: argparse.Namespace, way: str, scratch: Path) -> tuple[dict[str, int], str, str]:
-    """What the program counted, what it said of its speed, and what the server said."""
+    """Returns the program's counters, its speed, and the server's log."""
     log, stats = scratch / f"{way}.log", scratch / f"{way}.json"
     listen = f"rdma://{options.address}:0?device={options.server_device}&gpu_memory={way}"
     serve = [options.outboard, "serve", "--device", "nvidia", "--spare", "0", "--listen", listen]
@@ -103,7 +103,7 @@ def main() -> int:
             moved = counts["to_gpu_bytes"], counts["from_gpu_bytes"]
             is_refused = "copies pass through pinned memory" in said
             if way != "off" and is_refused:
-                # As on a driver without dma-bufs: it says so itself.
+                # As on a driver without dma-bufs, which says so itself.
                 print(f"NOT RUN: {way}: {said}", file=sys.stderr)
             elif (way == "off") != (moved == (0, 0)):
                 print(f"FAILED: {way}: {moved} bytes went straight\n{said}", file=sys.stderr)

@@ -16,13 +16,14 @@ TABLE_ERROR_CHARACTERS_MAX = 150
 
 
 class Report:
-    """Collects verdicts; can be written at any time, so that an interrupted check leaves what it has."""
+    """Collects verdicts. It can be written at any time, so that an interrupted check keeps its
+    results."""
 
     def __init__(self, path: Path, machine: dict[str, Any], modes: list[str], quick: bool) -> None:
         self.path = path
         self.modes = modes
         self.errors: list[str] = []
-        # Whether the check came to its end.
+        # Whether the check was completed.
         self.complete = False
         # By workload, then by mode.
         self.rows: dict[str, dict[str, dict[str, Any]]] = {}
@@ -94,7 +95,7 @@ class Report:
         kept.write(self.path, document)
 
     def summary(self, group: Group, mode: str) -> str:
-        """One line on one group in one mode."""
+        """Returns one line on one group in one mode."""
         entries = [self.rows[w.name][mode] for w in group.workloads]
         good = sum(entry["ok"] for entry in entries)
         failed = [w.name for w, entry in zip(group.workloads, entries, strict=True) if not entry["ok"]]
@@ -124,7 +125,7 @@ def _entry(
 
 
 def print_table(report: Report) -> None:
-    """The verdicts, a line a workload; times that it has on lines of their own; then what went wrong."""
+    """Prints the verdicts, one line per workload; then its times, and the failures."""
     width = max([len(name) for name in report.rows] + [30]) + 2
     print("\n" + "workload".ljust(width) + "".join(mode.rjust(22) for mode in report.modes))
     for name, row in report.rows.items():

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Holds what `outboard require` predicts from a recording against programs that run over emulated networks.
+"""Compares the predictions of `outboard require` from a recording with programs run over emulated
+networks.
 
     python3 gpu-check/requirements.py --outboard target/release/outboard --out docs/results/paper-requirements.json
 
@@ -40,12 +41,13 @@ from turns import Case, PlayerError, PlayerSkip, significant
 FORMAT_VERSION = 1
 RTTS_US = (2, 5, 10, 20, 50, 100)
 BANDWIDTHS_GBPS = (1, 10, 40, 100, 200)
-# The requirement that is checked by running at it.
+# The requirement that is checked by running programs at it.
 BUDGET = "5%"
 CHECK_GBPS = 100
 ROUNDS_MAX = 5
 CHECK_ROUNDS = 8
-# A step that seems this much longer over one network than over a harder one is measured again, so many times at most.
+# A step that seems this much longer over one network than over a harder one is measured again, at
+# most this often.
 AGAIN_BEYOND = 0.02
 AGAIN_MAX = 6
 START_S_MIN = 60.0
@@ -65,7 +67,7 @@ def network_name(rtt_us: float, gbps: float) -> str:
 
 
 def calibrate(setting: Setting) -> None:
-    """What sending and answering cost here, over an emulated network that costs nothing."""
+    """Measures the cost of sending and answering here, over an emulated network without delay."""
     command = [*setting.runner.outboard, "calibrate", "--gpu", setting.server.urls["shm"]]
     environment = {**os.environ, "OUTBOARD_EMULATE": "rtt=1ns"}
     command += ["--json", str(setting.constants)]
@@ -75,7 +77,7 @@ def calibrate(setting: Setting) -> None:
 
 
 def require(setting: Setting, recording: Path, step_ms: float) -> dict[str, Any]:
-    """What `outboard require` answers."""
+    """Returns the answer of `outboard require`."""
     if not recording.exists():
         raise StageError(f"there is no recording {recording}")
     command = [*setting.runner.outboard, "require", str(recording), "--budget", BUDGET, "--json", "-"]
@@ -89,7 +91,7 @@ def require(setting: Setting, recording: Path, step_ms: float) -> dict[str, Any]
 
 
 def predictions(answer: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """By network: the overhead that both models predict, on the grid that the answer has."""
+    """Returns for each network the overhead that both models predict, on the answer's grid."""
     answered = answer["grid"]
     found: dict[str, dict[str, float]] = {}
     for bits, row in zip(answered["bandwidths"], answered["overhead"], strict=True):
@@ -103,8 +105,9 @@ def grid() -> list[str]:
 
 
 def suspects(rounds: Rounds) -> list[str]:
-    """Networks over which the program seemed slower than over one that is harder in every way, the worst first: that is
-    the machine's slow seconds. What is predicted has no part in this choice."""
+    """Returns networks over which the program seemed slower than over one that is harder in every
+    way, the worst first: the machine was slow at that time. Predictions do not influence this
+    choice."""
     harder = {(rtt, gbps): network_name(rtt, gbps) for gbps in BANDWIDTHS_GBPS for rtt in RTTS_US}
     least = {network: min(there for _, there in pairs) for network, pairs in rounds.items() if pairs}
     found: list[tuple[float, str]] = []
@@ -123,7 +126,8 @@ def suspects(rounds: Rounds) -> list[str]:
 
 
 def checks(answer: dict[str, Any]) -> dict[str, str]:
-    """Networks at, at half and at double the largest round-trip time that is predicted to keep the budget."""
+    """Returns networks at, at half and at double the largest round-trip time predicted to keep the
+    budget."""
     [largest] = [r["rtt_ns"]["simulated"] for r in answer["rtt_max"] if r["bits_per_s"] == CHECK_GBPS * 1e9]
     if largest["limit"] != "at" or largest["value"] <= 0:
         return {}
@@ -135,7 +139,7 @@ CHECKED = {"half": 0.5, "at": 1.0, "double": 2.0}
 
 
 def one(setting: Setting, case: Case, entry: dict[str, Any]) -> dict[str, Any]:
-    """The parts of one program that are asked for; what is there already of the others stays."""
+    """Measures the parts of one program that are asked for; existing results of other parts stay."""
     parts = frozenset(setting.options.parts)
     kept_names = ("machine", "recording_overhead", "recording_overhead_machine")
     found: dict[str, Any] = {name: entry[name] for name in kept_names if name in entry}
@@ -143,7 +147,7 @@ def one(setting: Setting, case: Case, entry: dict[str, Any]) -> dict[str, Any]:
     rounds = {name: network["rounds_ms"] for name, network in entry.get("networks", {}).items()}
     checked = entry.get("checks", {})
     if parts == {"predict"} and setting.options.constants is None and "constants" in entry:
-        # Of the machine that this program was measured on.
+        # Constants of the machine that this program was measured on.
         setting.constants.write_text(json.dumps(entry["constants"]))
     with contextlib.ExitStack() as stack:
         if parts - {"predict"}:
@@ -153,7 +157,7 @@ def one(setting: Setting, case: Case, entry: dict[str, Any]) -> dict[str, Any]:
         if "cost" in parts:
             found["recording_overhead"] = stage.cost()
         if parts == {"cost"}:
-            # Needs no recording, and says nothing of what was measured on another machine, perhaps.
+            # Needs no recording, and is independent of what another machine may have measured.
             return entry | found | {"title": found["title"], "recording_overhead_machine": setting.about}
         if "grid" in parts:
             rounds = stage.measure(grid(), setting.options.rounds)
@@ -165,7 +169,7 @@ def one(setting: Setting, case: Case, entry: dict[str, Any]) -> dict[str, Any]:
         answer = require(setting, recording, local_ms(rounds))
         at = checks(answer)
         if "checks" in parts and "grid" not in parts:
-            # The local step that is known may be of another machine.
+            # The known local step may be another machine's.
             at = checks(require(setting, recording, stage.local_ms(CHECK_ROUNDS)))
         if "checks" in parts and not at:
             # Every network keeps the budget, or none does.
@@ -177,7 +181,7 @@ def one(setting: Setting, case: Case, entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def judged(answer: dict[str, Any], rounds: Rounds, checked: dict[str, Any]) -> dict[str, Any]:
-    """What was predicted beside what was measured."""
+    """Returns predictions and measurements side by side."""
     predicted, here_ms = predictions(answer), local_ms(rounds)
     networks = {}
     for network, pairs in rounds.items():
@@ -206,13 +210,15 @@ def judged(answer: dict[str, Any], rounds: Rounds, checked: dict[str, Any]) -> d
 
 
 def local_ms(rounds: Rounds) -> float:
-    """A step here, in the machine's faster seconds: the least of each network's rounds, and of those the middle."""
+    """Returns a local step's time without the machine's slow seconds: the median over networks of
+    the least of each one's rounds."""
     least = [min(here for here, _ in pairs) for pairs in rounds.values() if pairs]
     return statistics.median(least) if least else 0.0
 
 
 def noise(rounds: Rounds) -> dict[str, float]:
-    """How far the same step lies off, measured as often and at the same times, with nothing between program and GPU."""
+    """Returns the spread of the same step, measured as often and at the same times, without a
+    network."""
     here_ms = local_ms(rounds)
     off = sorted(abs(min(here for here, _ in pairs) / here_ms - 1) for pairs in rounds.values())
     if not off:
@@ -221,13 +227,14 @@ def noise(rounds: Rounds) -> dict[str, float]:
 
 
 def figures(pairs: list[list[float]], here_ms: float) -> dict[str, Any]:
-    """As many rounds are behind this least one as behind each of those that make up the local time."""
+    """Returns the figures of a network. Its least round is taken from as many rounds as each of
+    those of the local time."""
     least = min(there for _, there in pairs)
     return {"ms": least, "rounds_ms": pairs, "overhead": significant(least / here_ms - 1)}
 
 
 def summary(networks: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """By model: the median and the 90th percentile of the errors' sizes."""
+    """Returns for each model the median and the 90th percentile of the absolute errors."""
     found = {}
     for model in ("simulated", "closed_form"):
         sizes = sorted(abs(entry["error"][model]) for entry in networks.values())
@@ -262,7 +269,7 @@ def main(arguments: list[str] | None = None, cases: tuple[Case, ...] = CASES, gr
     except ValueError as error:
         print(f"requirements: {error}", file=sys.stderr)
         return EXIT_USAGE
-    # An end asked for from outside ends the server and the programs too.
+    # A signal from outside ends the server and the programs too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_FAILED))
     options.log_dir.mkdir(parents=True, exist_ok=True)
     options.recordings.mkdir(parents=True, exist_ok=True)
@@ -301,7 +308,7 @@ def _run(setting: Setting, chosen: list[Case], results: dict[str, Any]) -> int:
                 print(f"no time was left for {', '.join(left.name for left in chosen[number:])}")
                 ok = False
                 break
-            # What it takes to start is no part of a program's share.
+            # The start does not count towards a program's share of the time.
             setting.deadline = max(now + (until - now) / (len(chosen) - number), now + START_S_MIN)
             try:
                 before = results["cases"].get(case.name, {})
@@ -313,7 +320,7 @@ def _run(setting: Setting, chosen: list[Case], results: dict[str, Any]) -> int:
                 ok = False
             print(_line(entry), flush=True)
             if costs_only:
-                # A cost that could not be had takes nothing away.
+                # If the cost could not be measured, earlier results stay.
                 results["cases"][case.name] = entry if entry["status"] == "ok" else before or entry
             else:
                 results["cases"][case.name] = entry | ({"machine": about} if measures else {})

@@ -40,7 +40,7 @@ the predicted step time over the measured one, less 1; the prediction knows the 
 
 
 def document(results: dict[str, Any], source: str, pictures: str) -> tuple[str, dict[str, str]]:
-    """The page, and its pictures by file name."""
+    """Returns the page, and its pictures by file name."""
     lists = {"rtts": _list(RTTS_US), "bandwidths": _list(BANDWIDTHS_GBPS)}
     text = [HEAD.format(results=source, **lists)]
     measured = {n: entry for n, entry in results["cases"].items() if entry["status"] == "ok" and entry["networks"]}
@@ -76,7 +76,7 @@ def _errors(measured: dict[str, Any]) -> str:
 
 
 def _all(measured: dict[str, Any]) -> str:
-    """Over all programs and networks."""
+    """Summarises all programs and networks."""
     said = []
     for model, title in MODELS.items():
         networks = [network for entry in measured.values() for network in entry["networks"].values()]
@@ -140,7 +140,7 @@ def _slopes(measured: dict[str, Any]) -> str:
 
 
 def _percent(overhead: float) -> float:
-    """Faster than locally is drawn as no overhead: the axes begin at 0."""
+    """Returns the overhead in percent. Faster than locally is drawn as 0, where the axes begin."""
     return max(0.0, overhead * 100)
 
 

@@ -1,4 +1,4 @@
-"""The processes of one program that `requirements.py` holds predictions against: recorded, local, behind a network."""
+"""The processes of one program for `requirements.py`: recorded, local, and over a network."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from turns import Case, Player, significant
 # Iterations that are recorded, and those of them during which the GPU is not timed.
 ITERATIONS = 10
 UNTIMED = 6
-# Of programs whose iterations are many thousand calls.
+# Programs whose iterations have many thousand calls.
 LONG = ("gpt2_gen32", "gpt2_gen32_b512", "sd_sample_b1")
 ITERATIONS_OF_LONG = 5
 UNTIMED_OF_LONG = 3
 WARM_UP_S = 0.3
-# Marks come to an end before.
+# Greater than the number of marks.
 NEVER_TIMED = 1_000_000
 COST_ROUNDS = 12
 RECORD_S_MAX = 300.0
@@ -31,12 +31,12 @@ REQUIRE_S_MAX = 120.0
 CHANGE_S_MAX = 10.0
 TURN_EXTRA_S_MAX = 60.0
 
-# By network: what a step took in each pair of turns, here and there, in milliseconds.
+# By network: milliseconds of a step in each pair of turns, local and remote.
 Rounds = dict[str, list[list[float]]]
 
 
 class StageError(Exception):
-    """Something that one program is lost for."""
+    """A failure for which one program is given up."""
 
 
 @dataclass
@@ -50,12 +50,13 @@ class Setting:
     # The largest network in time and bandwidth.
     widest: str
     deadline: float
-    # The machine, where something is measured.
+    # Description of the machine, for parts that are measured.
     about: dict[str, Any] = field(default_factory=dict)
 
 
 class Stage:
-    """A program's processes, all up at once: here, recorded, and behind a network that can be changed."""
+    """A program's processes, all running at once: local, recorded, and over a network that can be
+    changed."""
 
     def __init__(self, setting: Setting, case: Case, parts: frozenset[str]) -> None:
         self.setting, self.case = setting, case
@@ -64,13 +65,13 @@ class Stage:
         self.whole.unlink(missing_ok=True)
         self.players: dict[str, Player] = {}
         url = setting.server.urls["shm"]
-        # Without a local GPU everything is held against the bare server.
+        # Without a local GPU the plain server is the reference.
         here = url if setting.options.no_local else None
         scratch = setting.runner.scratch
         is_long = case.name in LONG
         self.iterations = ITERATIONS_OF_LONG if is_long else ITERATIONS
         untimed = UNTIMED_OF_LONG if is_long else UNTIMED
-        # The first network sizes what holds the messages that are on their way.
+        # The first network sizes the buffers of messages in flight.
         modes = [
             Mode("local", here),
             Mode("recorded", here, record=str(self.whole), untimed=untimed),
@@ -97,7 +98,7 @@ class Stage:
             raise
 
     def record(self) -> Path:
-        """The program's recording, made on this machine's GPU."""
+        """Records the program on this machine's GPU; returns the file."""
         player = self.players["recorded"]
         player.ask({"do": "record", "iterations": self.iterations, "warm_up_s": WARM_UP_S})
         player.answer(f"recording {self.case.name}", RECORD_S_MAX)
@@ -110,7 +111,8 @@ class Stage:
         return self.recording
 
     def cost(self) -> float:
-        """How much longer a step takes while its calls are recorded, both in the machine's faster seconds."""
+        """Returns how much longer a step takes while its calls are recorded, both without the
+        machine's slow seconds."""
         least: dict[str, float] = {}
         for number in range(COST_ROUNDS):
             for name in ("local", "calls") if number % 2 == 0 else ("calls", "local"):
@@ -120,7 +122,8 @@ class Stage:
         return significant(least["calls"] / least["local"] - 1)
 
     def measure(self, networks: list[str], rounds_max: int) -> Rounds:
-        """The program on this machine's GPU and behind each network, in turns; the medians of each pair of turns."""
+        """Runs the program on this machine's GPU and over each network, in turns; returns the
+        medians of each pair of turns."""
         rounds: Rounds = {network: [] for network in networks}
         for number in range(rounds_max):
             if number > 0 and time.monotonic() >= self.setting.deadline:
@@ -130,13 +133,14 @@ class Stage:
                 there = self.players["emulated"]
                 there.ask({"do": "network", "network": network})
                 there.answer(f"changing to {network}", CHANGE_S_MAX)
-                # Machines have slower and faster seconds: each network is held against its neighbours in time.
+                # Machines have slower and faster seconds, so each network is compared with its
+                # neighbour in time.
                 pair = [significant(statistics.median(self.turn(name))) for name in ("local", "emulated")]
                 rounds[network].append(pair)
         return rounds
 
     def local_ms(self, rounds: int) -> float:
-        """A step here, in the machine's faster seconds."""
+        """Returns a local step's time without the machine's slow seconds."""
         return min(significant(statistics.median(self.turn("local"))) for _ in range(rounds))
 
     def turn(self, name: str) -> list[float]:

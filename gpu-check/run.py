@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None, suite: tuple[Group, ...] | None = N
     if options.device == "nvidia" and not machine.has_gpu():
         print("gpu-check: there is no NVIDIA GPU with a driver here, and this check needs one", file=sys.stderr)
         return EXIT_USAGE
-    # An end asked for from outside ends the server and the workloads too.
+    # A signal from outside ends the server and the workloads too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_FAILED))
     options.log_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:
@@ -142,7 +142,7 @@ def _modes(text: str) -> list[str]:
     unknown = [mode for mode in modes if mode not in MODES]
     if unknown or not modes:
         raise argparse.ArgumentTypeError(f"modes are {', '.join(MODES)}")
-    # Local comes first, since the others are compared with it.
+    # Local comes first, because the others are compared with it.
     return sorted(set(modes), key=MODES.index)
 
 

@@ -22,7 +22,7 @@ class ServerError(Exception):
 
 
 class Server:
-    """One server with a listener for each link, restarted where it has died."""
+    """One server with a listener for each link, restarted after it died."""
 
     def __init__(self, outboard: list[str], links: list[str], device: str, log_path: Path, start_s: float) -> None:
         self.outboard = outboard
@@ -80,7 +80,7 @@ class Server:
             )
 
     def ensure_running(self) -> None:
-        """Starts the server anew if it has died: the rest of the check should still say something."""
+        """Restarts the server if it has died, so that the rest of the check still runs."""
         if self._process is not None and self._process.poll() is None:
             return
         self.restarts += 1
@@ -96,7 +96,7 @@ class Server:
                 process.send_signal(signal.SIGTERM)
                 process.wait(timeout=STOP_S_MAX)
         with contextlib.suppress(ProcessLookupError):
-            # The workers too, of which each session has one.
+            # The workers too; each session has one.
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How fast programs run through Outboard, against the local GPU, everything taking turns in one run.
+"""Times programs through Outboard against the local GPU, all taking turns in one run.
 
     python3 gpu-check/speed.py --outboard target/release/outboard --out docs/results/speed.json --budget-s 280
 
@@ -37,14 +37,14 @@ STARTUP_ROUNDS = 5
 TURN_S = 0.4
 BUDGET_S = 280.0
 SERVER_START_S = 60.0
-# Of the whole time, for what is left of starting and ending processes after the last case.
+# Part of the whole time for starting and ending processes after the last case.
 RESERVE_S = 10.0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 
 def case_entry(case: Case, outcomes: dict[str, Outcome]) -> dict[str, Any]:
-    """One case, as the results' file has it."""
+    """Returns one case as it is stored in the results' file."""
     entry: dict[str, Any] = {"title": case.title, "group": case.group, "steps_per_sample": case.calls}
     if case.targets:
         entry["ratio_aimed_at"] = case.targets
@@ -53,12 +53,12 @@ def case_entry(case: Case, outcomes: dict[str, Outcome]) -> dict[str, Any]:
 
 
 class Results:
-    """Written after each case, so that an interrupted run leaves what it has."""
+    """Results, written after each case, so that an interrupted run keeps them."""
 
     def __init__(self, path: Path, about: dict[str, Any], modes: list[str]) -> None:
         self.path = path
         self.modes = modes
-        # The seed of the order in which the cases ran, after a history of pinned memory; None: as they are listed.
+        # Seed of the cases' order, after a history of pinned memory; None for the listed order.
         self.mixed: int | None = None
         self.complete = False
         self.errors: list[str] = []
@@ -88,7 +88,7 @@ class Results:
 
     @property
     def ok(self) -> bool:
-        """Whether every mode of every case was timed, or has nothing to be timed with."""
+        """Whether every mode of every case was timed, or cannot be for want of a library."""
         entries = [entry for case in self.cases.values() for entry in case["modes"].values()]
         entries += list(self.startup.values())
         return bool(entries) and all(e["status"] in ("ok", "skip") for e in entries) and not self.errors
@@ -121,7 +121,7 @@ def main(
     if options.device == "nvidia" and not machine.has_gpu():
         print("speed: there is no NVIDIA GPU with a driver here", file=sys.stderr)
         return EXIT_USAGE
-    # An end asked for from outside ends the server and the workloads too.
+    # A signal from outside ends the server and the workloads too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_FAILED))
     options.log_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="speed-") as scratch:
@@ -176,23 +176,24 @@ def _run(
 
 
 def mixed(cases: tuple[Case, ...], seed: int) -> tuple[Case, ...]:
-    """The cases in an order by seed, after what programs do with pinned memory."""
+    """Returns the cases in an order by seed, after a typical history of pinned memory."""
     order = list(cases)
     random.Random(seed).shuffle(order)
     return (HISTORY, *order)
 
 
 def mode_of(name: str, urls: dict[str, str]) -> Mode:
-    """`shm` or `shm:LEVEL`."""
+    """Parses `shm` or `shm:LEVEL`."""
     link, _, level = name.partition(":")
     return Mode(name, None if link == "local" else urls[link], level)
 
 
 def startup(runner: Runner, group: Group, modes: list[Mode], module: str, until: float) -> dict[str, dict[str, Any]]:
-    """From the start of a process to its first result on the host, one process at a time, in turns."""
+    """Times the start of processes up to their first result on the host, one process at a time, in
+    turns."""
     times: dict[str, list[tuple[float, float]]] = {mode.name: [] for mode in modes}
     errors: dict[str, str] = {}
-    # Once each without a clock: files are read from the disk, images are compiled and kept.
+    # Once each untimed: files are read from the disk, images are compiled and cached.
     for number in range(-1, STARTUP_ROUNDS):
         if number > 0 and time.monotonic() >= until:
             break
@@ -256,7 +257,7 @@ def cell(mode: str, figures: dict[str, Any], targets: dict[str, float]) -> str:
     ratio = figures.get("ratio_to_local")
     if ratio is None:
         return text
-    # A level other than the best is not held to what the best should reach.
+    # Only the best level is held to the target.
     target = targets.get(mode)
     if target is None:
         return f"{text} ({ratio:.2f})"

@@ -1,4 +1,4 @@
-"""What `speed.py` times, and the ratios to local that are aimed at."""
+"""The cases of `speed.py`, and the targets of their ratios to local."""
 
 from __future__ import annotations
 
@@ -127,21 +127,22 @@ CASES: tuple[Case, ...] = (
         )
     ),
 )
-# What programs do before they come to their work; `--mixed` begins with it.
+# Typical use of pinned memory before a program's main work; `--mixed` begins with it.
 HISTORY = Case(
     "pinned_history", "pinned memory of 4 KiB to 64 MiB, up and down", "torch_more", "pinned_history", group="history"
 )
 GROUPS = tuple(dict.fromkeys(case.group for case in CASES))
-# A process of its own each time, so no case like the others; named in --only all the same.
+# A separate process each time, so it is no case like the others; but --only can name it.
 STARTUP = "startup"
 # Import PyTorch, and bring a first result to the host.
 STARTUP_MODULE = "torch_tools"
-# Seconds over local that are aimed at.
+# Targets, in seconds more than local.
 STARTUP_TARGETS_S = {"shm": 0.3, "tcp": 0.5}
 
 
 def select(cases: tuple[Case, ...], only: list[str], more: tuple[str, ...] = ()) -> tuple[Case, ...]:
-    """The cases that names of cases or groups ask for; all without a name. ValueError for a name that there is not."""
+    """Returns the cases that names of cases or groups select; all without a name. ValueError for an
+    unknown name."""
     known = {case.name for case in cases} | {case.group for case in cases} | set(more)
     unknown = sorted(set(only) - known)
     if unknown:

@@ -18,7 +18,8 @@ CLASSES = ("local", "outstanding", "shadowed", "synchronous")
 
 
 def count(chosen: tuple[Group, ...], mode: Mode, runner: Runner, limits: Limits, report: Report) -> None:
-    """Counts every workload that has a bound, in one mode: what is sent does not depend on the link."""
+    """Counts every workload that has a bound, in one mode, because counts do not depend on the
+    link."""
     for group in chosen:
         for workload in group.workloads:
             if workload.synchronous_max is None:
@@ -44,7 +45,8 @@ def _count_one(group: Group, workload: Workload, mode: Mode, runner: Runner, lim
 
 
 def evaluate(workload: Workload, n: dict[str, Any], twice: dict[str, Any], iterations: int) -> dict[str, Any]:
-    """Calls of one iteration from the counters of the two runs, held against the workload's bound."""
+    """Returns the calls of one iteration from the counters of both runs, compared with the
+    workload's bound."""
     per_iteration = {name: (_number(twice, name) - _number(n, name)) / iterations for name in CLASSES}
     by_call = {
         call: (_number(twice["by_call"], call) - _number(n.get("by_call", {}), call)) / iterations

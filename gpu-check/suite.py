@@ -1,4 +1,4 @@
-"""What the check runs: groups of workloads, one process a group and mode.
+"""The suite of the check: groups of workloads, one process per group and mode.
 
 Importing PyTorch takes 5 to 10 seconds, so related workloads share a process. Each is still reported by
 itself: the process prints a line when a workload begins and one when it ends, and after a hang or a crash the
@@ -28,11 +28,12 @@ class Workload:
     name: str
     module: str
     function: str
-    # Whether the full run only has it.
+    # Whether only the full run includes it.
     slow: bool = False
-    # Why it is expected to fail today; empty where it must pass.
+    # Why it is expected to fail today; empty if it must pass.
     known_failure: str = ""
-    # Calls that may wait for the server in one steady-state iteration (see `--counts`); None: not counted.
+    # Calls that may wait for the server in one steady-state iteration (see `--counts`); None if not
+    # counted.
     synchronous_max: float | None = None
     number_tolerance_relative: float = NUMBER_TOLERANCE_RELATIVE
 
@@ -48,9 +49,9 @@ class Group:
     name: str
     workloads: tuple[Workload, ...]
     environment: dict[str, str] = field(default_factory=dict)
-    # The exit status that a right run ends with.
+    # Exit status of a correct run.
     exit_code: int = 0
-    # Where the modules are; tests put their own here.
+    # Folder of the modules; tests set their own.
     directory: Path = WORKLOADS_DIR
 
 
@@ -63,7 +64,7 @@ def _counted(module: str, **synchronous_max: float) -> tuple[Workload, ...]:
 
 
 def _examples() -> tuple[Workload, ...]:
-    """The project's own CUDA programs, where they have been built."""
+    """Returns the project's own CUDA programs that have been built."""
     if not EXAMPLES_DIR.is_dir():
         return ()
     programs = [p for p in EXAMPLES_DIR.iterdir() if p.is_file() and os.access(p, os.X_OK)]
@@ -102,7 +103,7 @@ def groups() -> tuple[Group, ...]:
             + _workloads("torch_streams", "threads", "events", "stream_dependencies", "pinned_async_d2h", "dataloader")
             + _workloads("torch_graphs", "cuda_graph", "graphed_callables")
             + _workloads("triton_kernels", "triton_vector_add", "triton_softmax")
-            # Last, since it leaves the allocator in another state than it found.
+            # Last, because it changes the allocator's state.
             + _workloads("torch_streams", "out_of_memory"),
         ),
         Group(
@@ -112,7 +113,7 @@ def groups() -> tuple[Group, ...]:
         Group(
             "profiler",
             tuple(
-                # Times of kernels, which the GPU needs locally too.
+                # Durations of kernels, which vary locally too.
                 Workload(name, "torch_profiler", name, number_tolerance_relative=0.05)
                 for name in ("profiler_resnet18", "profiler_bert", "profiler_graph", "profiler_copies", "profiler_many")
             ),

@@ -28,7 +28,7 @@ class Bar:
     label: str
     # Stacked from below: value and colour.
     parts: list[tuple[float, str]]
-    # Written above; empty for nothing.
+    # Text above the bar; empty for none.
     text: str = ""
 
     @property
@@ -48,9 +48,9 @@ class Panel:
     title: str
     bars: list[Bar] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
-    # Below the points of lines.
+    # Labels below the points of lines.
     labels: list[str] = field(default_factory=list)
-    # A level drawn through the whole panel.
+    # A level drawn across the whole panel.
     mark: float | None = None
 
     @property
@@ -60,7 +60,7 @@ class Panel:
 
 
 def nice(value: float) -> float:
-    """The next number of the form 1, 2, 3, 4, 5, 6, 8 or 10 times a power of ten."""
+    """Returns the next number of the form 1, 2, 3, 4, 5, 6, 8 or 10 times a power of ten."""
     power = 10.0 ** (len(f"{value:.0f}") - 1)
     while power > value:
         power /= 10
@@ -68,7 +68,7 @@ def nice(value: float) -> float:
 
 
 def chart(title: str, panels: list[Panel], legend: list[tuple[str, str]], columns: int, unit: str) -> str:
-    """The whole picture; `unit` is what the axes count."""
+    """Returns the whole picture; `unit` is the axes' unit."""
     columns = max(1, min(columns, len(panels)))
     rows = -(-len(panels) // columns)
     width = columns * PANEL_WIDTH

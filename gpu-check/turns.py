@@ -1,4 +1,4 @@
-"""Processes that take turns: one for each mode, all up at the same time, each timed while the others rest.
+"""Processes that take turns: one per mode, all running at once, each timed while the others rest.
 
 Whatever else the machine does then hits all modes alike. Figures are medians of the rounds' medians, ratios are formed
 within a round.
@@ -20,27 +20,28 @@ from typing import Any
 from process import EVENT_LINE_BYTES_MAX, Mode, Runner, end_process_group, exit_text, parse_event, read_tail
 from suite import WORKLOADS_DIR, Group
 
-# To the first result of a process: imports of several seconds, on a machine that starts several at once.
+# Up to the first result of a process: imports of several seconds, on a machine that starts several
+# at once.
 START_S_MAX = 180.0
-# Building a model and its first steps, in which kernels are loaded and compiled.
+# Building a model, and its first steps, in which kernels are loaded and compiled.
 PREPARE_S_MAX = 180.0
-# How much longer than asked a turn may take: one warm-up step and one sample are always taken.
+# Time that a turn may take beyond its budget: one warm-up step and one sample are always taken.
 TURN_EXTRA_S_MAX = 60.0
 EXIT_S_MAX = 30.0
 ERROR_CHARACTERS_MAX = 300
 
 
 class PlayerError(Exception):
-    """A process of a mode ended, hung, or could not do what it was asked."""
+    """A process of a mode ended, hung, or could not do its task."""
 
 
 class PlayerSkip(Exception):
-    """It cannot run here, and nobody is at fault."""
+    """The case cannot run here, without anyone's fault."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Something to time: `step` of `module`'s STEPS."""
+    """A case to time: `step` of `module`'s STEPS."""
 
     name: str
     title: str
@@ -49,11 +50,11 @@ class Case:
     # Steps in one sample, and whether the GPU is waited for at their end.
     calls: int = 1
     wait: bool = False
-    # Samples of one turn at most; the time of a turn bounds them too.
+    # Samples of one turn at most; the turn's time limits them too.
     samples: int = 20
     warm_up: int = 3
     group: str = ""
-    # The ratio to local that is aimed at, by link.
+    # Target of the ratio to local, by link.
     targets: dict[str, float] = field(default_factory=dict)
 
 
@@ -69,7 +70,7 @@ class Player:
         environment = runner.environment(group, mode, runner.scratch / f"{label}.stats.json")
         self.started = time.monotonic()
         with self.stderr_path.open("wb") as stderr:
-            # A session of its own, so that everything below it can be ended together.
+            # A session of its own, so that all descendants can be killed together.
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -80,7 +81,8 @@ class Player:
             )
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         threading.Thread(target=self._pump, daemon=True).start()
-        # From the start of the process to its first result on the host, and the part of it that its own code took.
+        # Time from the start of the process to its first result on the host, and its own code's
+        # share.
         self.ready_s = 0.0
         self.first_result_s = 0.0
 
@@ -108,7 +110,7 @@ class Player:
         return event
 
     def close(self) -> None:
-        """Lets the process end by itself, so that the client says goodbye; ends it where it does not."""
+        """Lets the process end by itself, so that the client says goodbye; kills it if it does not."""
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
@@ -149,7 +151,7 @@ class Player:
 
 @dataclass
 class Outcome:
-    """What one case came to in one mode."""
+    """The outcome of one case in one mode."""
 
     status: str = "ok"
     error: str = ""
@@ -177,7 +179,7 @@ class Outcome:
 
 
 def ratio(ours: list[list[float]], theirs: list[list[float]]) -> float:
-    """The median of the ratios of the rounds' medians."""
+    """Returns the median of the ratios of the rounds' medians."""
     pairs = zip(ours, theirs, strict=False)
     return statistics.median(statistics.median(a) / statistics.median(b) for a, b in pairs)
 
@@ -190,27 +192,27 @@ def quantile(ordered: list[float], share: float) -> float:
 
 
 def significant(value: float) -> float:
-    """Five digits: more would be noise in the results' file."""
+    """Rounds to five digits: more would be noise in the results' file."""
     return float(f"{value:.5g}")
 
 
 @dataclass
 class Table:
-    """One process for each mode, and what they are asked to do in turns."""
+    """One process for each mode, and the cases that they time in turns."""
 
     runner: Runner
     group: Group
     modes: list[Mode]
-    # After which nothing is waited for.
+    # Time after which nothing is waited for.
     deadline: float
     turn_s: float
-    # The module that gives a process its first result; that of the first case where none is named.
+    # The module of a process's first result; by default that of the first case.
     first: str = ""
     players: dict[str, Player] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
 
     def open(self) -> None:
-        """Starts what is not running, all at once."""
+        """Starts all missing processes at once."""
         missing = [mode for mode in self.modes if mode.name not in self.players and mode.name not in self.lost]
         for mode in missing:
             if mode.url is not None:
@@ -221,7 +223,7 @@ class Table:
                 self.players[mode.name].wait_until_ready(self.deadline)
             except PlayerError as error:
                 self._lose(mode.name)
-                # A mode that cannot even start is not tried again.
+                # A mode that cannot start is not tried again.
                 self.lost[mode.name] = str(error)
 
     def close(self) -> None:
@@ -234,13 +236,14 @@ class Table:
             player.close()
 
     def play(self, case: Case, rounds_max: int, until: float) -> dict[str, Outcome]:
-        """Times one case in every mode, round by round, until there are so many or the time is used up."""
+        """Times one case in every mode, round by round, up to `rounds_max` or until the time is
+        used up."""
         outcomes = {mode.name: Outcome() for mode in self.modes}
         self.open()
         for name, why in self.lost.items():
             outcomes[name] = Outcome("error", why)
         command = {"do": "prepare", "module": case.module, "step": case.step, "warm_up": case.warm_up}
-        # Models are built at the same time; only what is timed takes turns.
+        # Models are built at the same time; only timed work takes turns.
         self._all(outcomes, command, "prepared", f"preparing {case.name}", PREPARE_S_MAX)
         for number in range(rounds_max):
             names = [mode.name for mode in self.modes if outcomes[mode.name].status == "ok"]
@@ -255,7 +258,8 @@ class Table:
     def play_all(
         self, cases: Sequence[Case], rounds_max: int, until: float, done: Callable[[Case, dict[str, Outcome]], None]
     ) -> Case | None:
-        """Times the cases one after the other, each for its share of the time; the first that none was left for."""
+        """Times the cases one after the other, each for its share of the time; returns the first
+        that no time was left for."""
         for number, case in enumerate(cases):
             now = time.monotonic()
             if now >= until:
@@ -305,5 +309,5 @@ class Table:
                 self._lose(name)
 
     def _lose(self, name: str) -> None:
-        """Ends a process that did not do what it should; the next case starts another."""
+        """Kills a process that failed; the next case starts another."""
         self.players.pop(name).kill()

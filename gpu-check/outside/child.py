@@ -26,18 +26,19 @@ from typing import Any
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    # What the suites import is this module, not a second one of its text.
+    # The suites must import this module itself, not a second copy of its text.
     sys.modules["outside.child"] = sys.modules["__main__"]
 
 from outside.cases import FAIL, Outcome
 
 
 class Missing(Exception):
-    """What the suite needs is not here; its text says what."""
+    """A requirement of the suite is missing; the text names it."""
 
 
 class Suite:
-    """What a module of `outside.suites` gives as `open_suite(sources)`, which raises Missing."""
+    """The suite that a module of `outside.suites` returns from `open_suite(sources)`, which may
+    raise Missing."""
 
     def cases(self) -> list[str]:
         """Lists the names of all cases, the same in every process."""

@@ -80,6 +80,6 @@ def _close(a: float, b: float) -> bool:
 
 
 def counts(verdicts: dict[str, str]) -> dict[str, int]:
-    """How many cases have which verdict, in a fixed order."""
+    """Counts the cases of each verdict, in a fixed order."""
     counted = Counter(verdicts.values())
     return {verdict: counted[verdict] for verdict in VERDICTS if counted[verdict]}

@@ -28,7 +28,7 @@ FAILED_STARTS_MAX = 3
 
 @dataclass(frozen=True)
 class Limits:
-    """How long things may take, in seconds; `deadline` is a time of time.monotonic()."""
+    """Time limits in seconds; `deadline` is a time of time.monotonic()."""
 
     case_s: float
     start_s: float
@@ -242,7 +242,7 @@ class _Child:
         return self.log.stat().st_size
 
     def stderr(self, mark: int) -> str:
-        """What the process wrote to standard error after `mark`, its end."""
+        """Returns the end of what the process wrote to standard error after `mark`."""
         with self.log.open("rb") as file:
             file.seek(max(mark, self.stderr_size() - STDERR_TAIL_BYTES_MAX))
             return file.read().decode(errors="replace")

@@ -86,7 +86,7 @@ def seed_everything() -> None:
 
 
 def be_deterministic() -> None:
-    """Chooses kernels that give the same bits in every run, as far as there are such."""
+    """Chooses kernels that give the same bits in every run, where there are any."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_num_threads(1)
 

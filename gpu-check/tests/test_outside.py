@@ -59,7 +59,7 @@ def test_the_deadline_leaves_the_rest_out(tmp_path):
 
 
 def test_a_check_that_is_interrupted_ends_its_pools(tmp_path, monkeypatch):
-    """What Ctrl-C does in the main thread while the pools run in theirs."""
+    """Effect of Ctrl-C in the main thread while the pools run in theirs."""
     held = pool(tmp_path, "shm", case_s=60.0)
     monkeypatch.setattr(gpu_suites, "threading", Interrupted)
     began = time.monotonic()

@@ -70,7 +70,7 @@ def test_parts_and_cases_that_are_not_asked_for_stay(tmp_path):
     first = json.loads((tmp_path / "paper.json").read_text())["parts"]["table5"]
     status, parts = measure(tmp_path, *cases, extra=["--only", "table5", "--cases", "training"])
     assert status == 0 and set(parts["table5"]["cases"]) == {"one", "two"}
-    # What stays says where it was measured: the part says where the rest was.
+    # Kept cases name their machine; the part names that of the others.
     assert parts["table5"]["cases"]["one"] == first["cases"]["one"] | {"machine": first["machine"]}
     assert "machine" not in parts["table5"]["cases"]["two"]
     status, parts = measure(tmp_path, case("gpt2_gen32"), extra=["--only", "figure6"])
@@ -138,7 +138,8 @@ def test_where_the_time_of_a_call_goes(tmp_path, monkeypatch):
     for entry in calls.values():
         assert list(entry["modes"]) == [mode for mode in paper.FIGURE3_MODES if mode != "local"]
         for name, parts_us in entry["modes"].items():
-            # What is answered locally takes as long as a look at the clock, which is taken off: nothing may be left.
+            # A local answer takes as long as a reading of the clock, which is subtracted: nothing
+            # may remain.
             assert parts_us["whole_us"] >= 0 and parts_us["seen_by_program_us"] >= 0
             total = parts_us["send_us"] + parts_us["wait_us"] + parts_us["client_us"]
             assert total == pytest.approx(parts_us["whole_us"], rel=0.01, abs=0.01)
@@ -154,7 +155,8 @@ def test_where_the_time_of_a_call_goes(tmp_path, monkeypatch):
 def test_parts_of_a_call():
     spent = {"calls": 10, "whole_ns": 100_000, "sends": 10, "send_ns": 20_000, "waits": 10, "wait_ns": 60_000}
     counted = {"times": {"clock_ns": 100.0, "by_call": {"a": {"synchronous": spent}, "b": {"local": spent}}}}
-    # Of 10 us each: 2 us are sending and 6 waiting, less a reading of the clock each; the whole holds five.
+    # 10 us each: 2 us of sending and 6 of waiting, less a reading of the clock each; the whole
+    # contains five.
     assert breakdown.parts_us(counted, ("a",)) == {
         "whole_us": 9.5,
         "send_us": 1.9,

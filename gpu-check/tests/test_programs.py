@@ -1,4 +1,4 @@
-"""How the project's own programs are run: without a GPU, with shell scripts in their place."""
+"""Running the project's own programs, without a GPU: shell scripts take their place."""
 
 import sys
 

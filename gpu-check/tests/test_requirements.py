@@ -54,7 +54,7 @@ def test_a_program_is_recorded_predicted_and_run_over_every_network(tmp_path, ca
     for part in ("networks", "checks", "summary", "local_ms", "machine", "recording_overhead"):
         assert again["cases"]["fill_and_read"][part] == entry[part], part
     entry = again["cases"]["fill_and_read"]
-    # What recording costs alone leaves everything else as it was.
+    # Measuring only the recording's cost leaves everything else unchanged.
     status, again = measure(tmp_path, case("fill_and_read"), extra=["--parts", "cost"])
     costs = again["cases"]["fill_and_read"]
     assert status == 0 and costs["recording_overhead"] > -1 and costs["recording_overhead_machine"]["cores"] > 0
@@ -63,7 +63,7 @@ def test_a_program_is_recorded_predicted_and_run_over_every_network(tmp_path, ca
         "recording_overhead_machine": 0,
     }
     entry = costs
-    # What is not asked for stays.
+    # Parts not asked for stay.
     status, again = measure(tmp_path, case("fill_and_read"), case("no_such_step"), extra=["--only", "no_such_step"])
     assert status == 1 and again["cases"]["fill_and_read"] == entry
     assert_nothing_runs()

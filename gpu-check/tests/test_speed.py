@@ -47,7 +47,7 @@ def test_modes_take_turns_and_are_compared(tmp_path, monkeypatch, capsys):
     assert 1.5 < modes["shm"]["ratio_to_local"] < 3.5
     printed = capsys.readouterr().out
     assert " > 1)" in printed and "; 9)" in printed
-    # Who begins moves on with each round.
+    # The first mode changes with each round.
     turns_taken = [line for line in (tmp_path / "journal").read_text().split() if line]
     order = [turns_taken[0]]
     for mode in turns_taken[1:]:

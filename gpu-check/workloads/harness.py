@@ -1,4 +1,4 @@
-"""What all workloads share, whatever library they are about. Standard library only."""
+"""Helpers of all workloads, for any library. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WARM_UP = 3
 
 
 class SkipWorkload(Exception):
-    """The workload cannot run here, and nobody is at fault."""
+    """The workload cannot run here, without anyone's fault."""
 
 
 class CheckFailed(Exception):
@@ -33,7 +33,7 @@ class Settings:
 
 @dataclass
 class Result:
-    """What a workload gives. All of it but the times is compared with the local run."""
+    """The result of a workload. Everything but the times is compared with the local run."""
 
     # SHA-256 over the raw bytes of the outputs.
     digest: str | None = None

@@ -152,7 +152,7 @@ def copies_pinned(settings: Settings) -> Result:
 
 
 def copies_pageable(settings: Settings) -> Result:
-    """The same with ordinary memory, large and small."""
+    """Copies from and to pageable memory, short and long."""
     timings = {}
     for name, size_bytes in {**SMALL_BYTES, "64mb": LARGE_BYTES}.items():
         host = random(size_bytes // 4, seed=size_bytes)

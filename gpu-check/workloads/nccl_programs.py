@@ -29,7 +29,7 @@ def _start() -> None:
 
 
 def nccl_collectives(settings: Settings) -> Result:
-    """Every collective of one rank gives back what it was given."""
+    """Every collective of one rank returns its input."""
     _start()
     expected = random(1000, seed=0)
     x = expected.to(DEVICE)

@@ -1,6 +1,6 @@
-"""What a driver answers about two devices of one machine: peer access, memory that other processes share, pools.
+"""Asks a driver about two devices of one machine: peer access, memory that other processes share, pools.
 
-`python peer_questions.py [GROUP ...]` prints a line of JSON for each question, with its answer, as soon as it has it.
+`python peer_questions.py [GROUP ...]` prints a line of JSON for each question, with its answer, as soon as the driver gives it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Answers(dict[str, object]):
-    """Prints what it is given."""
+    """Prints each answer as it is stored."""
 
     def __setitem__(self, question: str, answer: object) -> None:
         super().__setitem__(question, answer)

@@ -32,7 +32,7 @@ EXIT_NO_RESULT = 75
 
 
 class Player:
-    """What the commands act on."""
+    """The state that the commands use."""
 
     def __init__(self) -> None:
         self.module: ModuleType | None = None
@@ -47,7 +47,8 @@ class Player:
         except ModuleNotFoundError as error:
             raise SkipWorkload(f"not installed: {error.name}") from error
         self.step = self.module.STEPS[command["step"]](Settings())
-        # What only a first time does is no part of a step: kernels are loaded, libraries choose algorithms.
+        # Work of the first time only is not part of a step: kernels are loaded, libraries choose
+        # algorithms.
         for _ in range(int(command["warm_up"])):
             before = time.perf_counter()
             self.step()

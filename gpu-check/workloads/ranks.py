@@ -126,7 +126,7 @@ def graphs(rank: int, device: torch.device) -> dict[str, Any]:
 
 
 def serve(rank: int, device: torch.device) -> dict[str, Any]:
-    """Measures what it is told: bytes and how often, a line each."""
+    """Measures the sizes and counts that it is given, one line each."""
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         size, often = map(int, line.split())

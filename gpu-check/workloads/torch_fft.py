@@ -12,7 +12,7 @@ from torch_tools import DEVICE, digest, first_result, healthy, numbers, random, 
 
 __all__ = ["WORKLOADS", "first_result", "healthy"]
 
-# Of the largest value of the expected output.
+# Relative to the largest value of the expected output.
 TOLERANCE = {torch.float16: 5e-3, torch.float32: 1e-5, torch.float64: 1e-12}
 COMPLEX = {torch.float16: torch.complex32, torch.float32: torch.complex64, torch.float64: torch.complex128}
 

@@ -20,7 +20,8 @@ def _mlp() -> torch.nn.Module:
 
 
 def cuda_graph(settings: Settings) -> Result:
-    """A captured graph gives for new inputs what the same operations give one by one; so does one over two streams."""
+    """A captured graph gives the results of single operations for new inputs; so does one over two
+    streams."""
     model = _mlp().eval()
     static_input = torch.zeros(64, 256, device=DEVICE)
     side, inner = torch.cuda.Stream(), torch.cuda.Stream()

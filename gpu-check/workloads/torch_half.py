@@ -15,7 +15,7 @@ from torch_tools import DEVICE, digest, first_result, healthy, integers, numbers
 
 __all__ = ["WORKLOADS", "first_result", "healthy"]
 
-# Of the largest value of the fp32 output.
+# Relative to the largest value of the fp32 output.
 TOLERANCE = {torch.float16: 0.02, torch.bfloat16: 0.1}
 
 

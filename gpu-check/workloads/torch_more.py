@@ -115,7 +115,7 @@ def sparse_product(_: Settings) -> Step:
 
 
 def graph_convolution(_: Settings) -> Step:
-    """A layer of a graph network by scatter and gather, as PyG has it."""
+    """A layer of a graph network by scatter and gather, as in PyG."""
     torch.manual_seed(4)
     edges = torch.randint(0, 2708, (2, 10556)).to(DEVICE)
     features = random(2708 * 64).reshape(2708, 64).to(DEVICE)

@@ -1,7 +1,7 @@
-"""What torch.profiler sees of the GPU: the same kernels in the same order, and for how long.
+"""Checks that torch.profiler reports the same kernels in the same order, with the same times.
 
-Names, order, copies, memsets and how they hang together with the program's operators are compared exactly; the times of
-kernels as sums, within 5 %. Times of copies are reported: how the bytes get to the GPU is another affair.
+Names, order, copies, memsets and their links to the program's operators are compared exactly; the times of kernels as
+sums, within 5 %. Times of copies are only reported, since they depend on how the bytes get to the GPU.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _seen(events: list[dict[str, Any]]) -> Result:
     for event in of["kernel"]:
         kernels[event["name"]] += event["dur"]
         threads[event["name"]] += math.prod(event["args"]["grid"]) * math.prod(event["args"]["block"])
-    # The same names in every mode, which those that took longest would not be.
+    # The same names in every mode, unlike the kernels that took longest.
     largest = sorted(threads, key=lambda name: (-threads[name], name))[:NAMES]
     launched = [e for e in gpu if e["cat"] == "kernel"]
     shapes = [f"{e['name']} {e['args'].get('grid')} {e['args'].get('block')}" for e in launched]

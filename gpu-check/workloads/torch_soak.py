@@ -34,7 +34,7 @@ Step = Callable[["Soak"], torch.Tensor]
 
 
 class Soak:
-    """What the steps share: a seed, and memory that stays between them."""
+    """State shared by the steps: a seed, and memory that persists between them."""
 
     def __init__(self) -> None:
         self.chance = chance.Random(SEED)
@@ -152,7 +152,7 @@ def product(soak: Soak) -> torch.Tensor:
     side = soak.chance.choice([8, 64, 200, 512, 1024])
     left = (soak.words(side * side) % 5).float().reshape(side, side)
     result = (left.to(DEVICE) @ left.to(DEVICE).T).cpu()
-    # Whole numbers below 2^24: exact in any order of addition.
+    # Integers below 2^24, which are exact in any order of addition.
     require(torch.equal(result, left @ left.T), f"a product of {side}")
     return result
 

@@ -135,7 +135,8 @@ class _Numbered(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
 
 
 def dataloader(settings: Settings) -> Result:
-    """Two forked workers, pinned batches, copies that do not block: each image arrives as it was sent, in order."""
+    """Two forked workers, pinned batches, non-blocking copies: each image arrives unchanged and in
+    order."""
     loader = torch.utils.data.DataLoader(
         _Numbered(), batch_size=32, num_workers=2, pin_memory=True, multiprocessing_context="fork", timeout=30
     )

@@ -1,4 +1,4 @@
-"""What the PyTorch workloads share."""
+"""Helpers of the PyTorch workloads."""
 
 from __future__ import annotations
 

@@ -85,7 +85,8 @@ def train(name: str, settings: Settings) -> Result:
 
 
 def _losses(name: str, settings: Settings) -> list[float]:
-    """Of a fresh model with fresh seeds. Deterministic algorithms only: otherwise sums differ from run to run."""
+    """Trains a fresh model with fresh seeds. Deterministic algorithms only, because otherwise sums
+    differ from run to run."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         step = STEPS[name](settings)

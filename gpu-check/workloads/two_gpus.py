@@ -70,7 +70,7 @@ def _start_ranks(case: str) -> list[subprocess.Popen[str]]:
 
 
 def _ranks(case: str) -> list[dict[str, Any]]:
-    """What both ranks print."""
+    """Returns the output of both ranks."""
     _need_two()
     processes = _start_ranks(case)
     computed = []
@@ -125,7 +125,7 @@ def ranks_tensor_parallel(settings: Settings) -> Result:
 
 
 def both_gpus(settings: Settings) -> Result:
-    """One process: copies between its GPUs, events and streams of both, DataParallel."""
+    """Copies between the GPUs of one process, events and streams of both, DataParallel."""
     _need_two()
     require(torch.cuda.can_device_access_peer(0, 1), "the GPUs of this machine do not reach each other")
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -183,7 +183,7 @@ def pipeline(settings: Settings) -> Result:
 
 
 def peer_answers(settings: Settings) -> Result:
-    """What the driver answers about two devices, question by question."""
+    """Returns the driver's answers about two devices, question by question."""
     _need_two()
     answers: dict[str, Any] = {}
     for group in ("devices", "contexts", "memory", "virtual", "pools"):

@@ -1,6 +1,6 @@
-"""What a call costs the program, in instructions of the client library: the same on any machine, however busy.
+"""Counts the instructions of the client library that a call costs: the same on any machine, however busy.
 
-The numbers are those of SPECIFICATION.md, which this reads. `make instructions` builds the library and runs it.
+The expected numbers are read from SPECIFICATION.md. `make instructions` builds the library and runs this test.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def promised() -> dict[str, dict[str, int]]:
 
 
 def calls_from(profile: Path, caller: str) -> dict[str, tuple[int, int]]:
-    """How often `caller` called what, and the instructions spent there, from a profile in callgrind's format."""
+    """Returns how often `caller` called each function, and the instructions spent there, from a
+    profile in callgrind's format."""
     names: dict[str, str] = {}
     spent: dict[str, tuple[int, int]] = {}
     function = called = ""
@@ -55,7 +56,7 @@ def calls_from(profile: Path, caller: str) -> dict[str, tuple[int, int]]:
         elif key == "calls":
             calls = int(value.split()[0])
         elif calls:
-            # The line behind "calls=": where the call stands, and its inclusive cost.
+            # The line after "calls=" has the call's position, and its inclusive cost.
             if function == caller:
                 so_far = spent.get(called, (0, 0))
                 spent[called] = (so_far[0] + calls, so_far[1] + int(line.split()[1]))
@@ -111,7 +112,7 @@ def test_instructions_of_recording(server: Server, hot_paths: Path, tmp_path: Pa
     there = costs_of(LIBRARY, hot_paths, profile, OUTBOARD_RECORD=str(file), **env)
     assert file.stat().st_size > 0
     file.unlink()
-    # The driver behind the recorder is the client library, whose own instructions are the plain ones.
+    # The recorder's driver is the client library, whose own instructions are the plain ones.
     here = costs_of(RECORDER, hot_paths, profile, OUTBOARD_RECORD_LOCAL=str(file), **env)
     assert file.stat().st_size > 0
     for name, recorded, limit in (("behind a server", there, row[1]), ("locally", here, row[2])):

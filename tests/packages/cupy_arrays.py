@@ -1,4 +1,4 @@
-"""What CuPy compiles as it runs, against numpy."""
+"""Kernels that CuPy compiles at run time, against numpy."""
 
 import cupy as cp
 import numpy as np

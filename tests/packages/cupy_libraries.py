@@ -1,6 +1,6 @@
-"""What CuPy's wheel carries compiled: sorting, by CUB, and random numbers, by cuRAND's device functions.
+"""Runs the kernels compiled into CuPy's wheel: sorting, by CUB, and random numbers, by cuRAND's device functions.
 
-Its PTX is for compute capability 12.0; the rest of it is machine code.
+The wheel's PTX is for compute capability 12.0; the rest of its code is machine code.
 """
 
 import cupy as cp

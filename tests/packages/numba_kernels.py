@@ -1,4 +1,4 @@
-"""What numba-cuda compiles, against numpy."""
+"""Kernels that numba-cuda compiles, against numpy."""
 
 import math
 import warnings

@@ -12,7 +12,7 @@ from conftest import ROOT, Server, start_server
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = ROOT / ".toolchain" / "packages"
-# What could not be installed here, a line each: `make test` shows it as its last word.
+# Packages that could not be installed here, one per line; `make test` prints them at its end.
 SKIPPED = ROOT / "build" / "packages-skipped"
 PROGRAM_S_MAX = 600
 # By program: the environment that it runs in, of tools/packages.

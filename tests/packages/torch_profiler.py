@@ -22,7 +22,7 @@ scaled(X, W)
 
 
 def gpu_events(profiler):
-    """What the profile has of the GPU, by name."""
+    """Returns the profile's records of the GPU, by name."""
     found = collections.defaultdict(list)
     for event in profiler.profiler.kineto_results.events():
         if event.device_type() == torch.autograd.DeviceType.CUDA:

@@ -1,6 +1,6 @@
-"""What stock PyTorch does on a device that runs PTX only: everything but its own kernels, which come as machine code.
+"""Runs stock PyTorch on a device that runs PTX only: everything but its own kernels, which are machine code.
 
-Memory, copies, streams, events and graphs are the driver's; torch.compile makes PTX by Triton.
+Memory, copies, streams, events and graphs are calls of the driver; torch.compile produces PTX by Triton.
 """
 
 import torch

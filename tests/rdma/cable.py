@@ -1,7 +1,7 @@
-"""What can happen to the cable between two RDMA devices, and what the devices counted of it.
+"""Faults of the cable between two RDMA devices: lost packets, a small MTU, a port down; and the devices' counters.
 
-Software RoCE takes a retry count of 7 for endless, unlike a NIC: what is to notice a dead cable has 6 or less.
-An end that waits for a message, with nothing of its own to be acknowledged, notices nothing, as on a NIC.
+Software RoCE takes a retry count of 7 as endless, unlike a NIC: an end that is to notice a dead cable has 6 or less.
+An end that only waits for a message, and sent nothing that needs an acknowledgement, notices nothing, as on a NIC.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Port:
     address: str
 
     def counters(self) -> dict[str, int]:
-        """What the device counts, by the kernel's names."""
+        """Returns the device's counters, by the kernel's names."""
         folder = f"/sys/class/infiniband/{self.device}/ports/1/hw_counters"
         lines = self.guest.check(f"cd {folder} && grep . *").splitlines()
         return {name: int(value) for name, _, value in (line.partition(":") for line in lines)}
@@ -58,7 +58,7 @@ def loss(percent: float, *ports: Port) -> Iterator[None]:
 
 @contextmanager
 def mtu(port: Port, size: int) -> Iterator[None]:
-    """The interface carries packets of so many bytes, of which RDMA's payload is some less."""
+    """Sets the longest packet of the interface; RDMA's payload is somewhat shorter."""
     interface = f"/sys/class/net/{port.interface}/mtu"
     before = port.guest.check(["cat", interface]).strip()
     port.guest.check(f"echo {size} >{interface}")

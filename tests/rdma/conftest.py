@@ -17,7 +17,8 @@ from rdma_guest.image import Image, Unavailable, prepare  # noqa: E402
 
 
 class Lab:
-    """One guest with two devices, or two with one each: never both at a time, since each wants a core."""
+    """One guest with two devices, or two guests with one each: never both at a time, because each
+    needs a core."""
 
     def __init__(self, image: Image) -> None:
         self._image = image
@@ -55,7 +56,7 @@ def lab() -> Iterator[Lab]:
     try:
         image = prepare()
     except Unavailable as error:
-        # Of each test; `make test` counts them in its last lines.
+        # For each test; `make test` counts them in its last lines.
         pytest.skip(f"no guest: {error}")
     lab = Lab(image)
     yield lab

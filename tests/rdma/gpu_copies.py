@@ -88,7 +88,7 @@ def lengths(choice: random.Random) -> None:
 
 
 def order(choice: random.Random) -> None:
-    """A copy is behind the work in front of it, and in front of the work behind it, in every kind of stream."""
+    """A copy comes after earlier work and before later work, in every kind of stream."""
     length = 300_077
     data, other = allocated(length), allocated(length)
     pinned, results = Pinned(length), Pinned(length)
@@ -105,13 +105,13 @@ def order(choice: random.Random) -> None:
             for _ in range(3):
                 do("cuMemsetD8Async", at(data), ctypes.c_ubyte(number), size(length), where)
         do("cuMemcpyHtoDAsync_v2", at(data), pinned.buffer, size(length), where)
-        # What is behind it finds it.
+        # Later work sees it.
         do("cuMemcpyDtoDAsync_v2", at(other), at(data), size(length), where)
         if is_late:
             do("cuStreamSynchronize", where)
         do("cuMemcpyDtoHAsync_v2", results.buffer, at(data), size(length), where)
         if overwrites:
-            # And what is behind the copy out does not reach it.
+            # Work after the copy out does not reach it.
             do("cuMemsetD8Async", at(data), ctypes.c_ubyte(0x77), size(length), where)
         do("cuStreamSynchronize", where)
         expect(f"round {number}: back", results.buffer.raw, sent)
@@ -121,7 +121,8 @@ def order(choice: random.Random) -> None:
 
 
 def held(choice: random.Random) -> None:
-    """Streams that wait for a word: no copy in them happens before it comes, nor sees what is sent behind it."""
+    """Streams that wait for a word: no copy in them happens before it comes, nor sees work sent
+    after it."""
     length = SMALL
     data, flag = allocated(length), allocated(64)
     results, sent_from, seen = Pinned(length), Pinned(length), Pinned(length)
@@ -133,7 +134,7 @@ def held(choice: random.Random) -> None:
         expect("to begin with", fetched(data, length), before)
 
     def looked_at() -> bytes:
-        """What is there now, beside the stream that is held."""
+        """Returns the current contents, bypassing the stream that is held."""
         do("cuMemcpyDtoHAsync_v2", seen.buffer, at(data), size(length), free_stream)
         do("cuStreamSynchronize", free_stream)
         got: bytes = seen.buffer.raw
@@ -158,7 +159,7 @@ def held(choice: random.Random) -> None:
 
 
 def speed(_: random.Random) -> None:
-    """How fast long copies of pinned memory are, each waited for."""
+    """Measures the speed of long copies of pinned memory, each waited for."""
     length, rounds = 256 << 20, 8
     data, memory = allocated(length), Pinned(length)
     for name, call in [

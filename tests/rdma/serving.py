@@ -40,7 +40,7 @@ class Serving:
         return self.port.guest is self.client.guest
 
     def start(self, *program: str | Path, url: str | None = None) -> Command:
-        """A program whose GPU is behind this server."""
+        """Runs a program through this server."""
         return self.client.guest.start([OUTBOARD, "run", "--gpu", url or self.url, "--", *program])
 
     def run(self, *program: str | Path, url: str | None = None) -> Done:

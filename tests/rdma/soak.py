@@ -41,7 +41,7 @@ def main(seconds: float, bytes_max: int) -> None:
         at = ctypes.c_uint64(data.value + choice.randint(0, ROOM_BYTES - length))
         sent = choice.randbytes(length)
         do("cuMemcpyHtoD_v2", at, sent, ctypes.c_size_t(length))
-        # Messages that nobody waits for, among those that are.
+        # Messages without a reply, among those with one.
         do("cuMemsetD8Async", beside, choice.randrange(256), ctypes.c_size_t(BESIDE_BYTES), ctypes.c_void_p())
         do("cuMemcpyDtoH_v2", back, at, ctypes.c_size_t(length))
         if back.raw[:length] != sent:

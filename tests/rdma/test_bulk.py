@@ -18,14 +18,14 @@ COPIES = 2 * 2 * ROUNDS
 # More than one message's data, and the rest too short to be written by itself.
 LENGTH = (2 << 20) + 5_000
 REST = 5_000
-# Of the server's: test_gpu_memory.py is about the other way.
+# The server's memory; test_gpu_memory.py tests the other direction.
 STAGED = "&gpu_memory=off"
 # Enough for a session's rings, and not for memory of the program's beside them.
 LOCKED_KIB_MAX = 10 << 10
 
 
 def copied(gpu: Serving, name: str, around: str = "") -> dict[str, int]:
-    """What the program's side counted; `around` runs the command that it is given."""
+    """Runs the program; returns its counters. `around` runs the command that it is given."""
     stats = gpu.client.guest.shared / name
     run = [OUTBOARD, "run", "--gpu", gpu.url, "--", "env", f"OUTBOARD_STATS={stats}", sys.executable, PINNED]
     command = shlex.join(map(str, [*run, ROUNDS, LENGTH]))
@@ -53,7 +53,7 @@ def test_pinned_memory_is_used_where_it_lies(guest: Guest) -> None:
 
 
 def test_memory_that_cannot_be_registered_goes_through_the_ring(guest: Guest) -> None:
-    # Whoever has this capability may lock what he likes.
+    # With this capability a process may lock any amount of memory.
     limited = f"setpriv --bounding-set=-ipc_lock bash -c 'ulimit -l {LOCKED_KIB_MAX}; eval \"$0\"'"
     with serving(*ports_of(guest), STAGED) as gpu:
         counts = copied(gpu, "limited.json", limited)

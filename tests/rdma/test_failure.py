@@ -1,4 +1,4 @@
-"""What may happen to a session over RDMA: packets that get lost, a peer that dies, a port that goes down."""
+"""Failures of a session over RDMA: lost packets, a peer that dies, a port that goes down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rdma_guest.guest import Command, Guest
 
 SOAK = ROOT / "tests" / "rdma" / "soak.py"
 SOAK_S = float(os.environ.get("OUTBOARD_RDMA_SOAK", "8"))
-# What it takes to end, and to send again what was lost.
+# Time to end, and to send lost data again.
 SOAK_S_MAX = 180
 SOAK_BYTES_MIN = 200_000
 LOSS_PERCENT = 5
@@ -57,13 +57,13 @@ def test_lost_packets_are_sent_again_and_no_byte_is_wrong(gpu: Serving) -> None:
 
 
 def lost_within(command: Command, seconds: float) -> None:
-    """The program is told by its call, and by one line."""
+    """The program gets an error from its call, and prints one line."""
     said = command.wait_for("error 46\n", seconds)
     assert said.count("the session with the GPU server is lost") == 1, said
 
 
 def ended_sessions(gpu: Serving) -> int:
-    """As the server's log says."""
+    """Reads the server's log."""
     return gpu.command.output().count(": ended after ")
 
 

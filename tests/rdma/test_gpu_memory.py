@@ -21,7 +21,7 @@ LOCKED_KIB_MAX = 10 << 10
 
 
 def copied(gpu: Serving, *cases: str, url: str | None = None) -> dict[str, int]:
-    """What the program's side counted; every byte was looked at."""
+    """Runs the program; returns its counters. Every byte was checked."""
     stats = gpu.client.guest.shared / "gpu.json"
     run = [OUTBOARD, "run", "--gpu", url or gpu.url, "--", "env", f"OUTBOARD_STATS={stats}", sys.executable, COPIES]
     done = gpu.client.guest.run(shlex.join(map(str, [*run, *cases])), timeout_s=PROGRAM_S_MAX)
@@ -36,7 +36,7 @@ def test_copies_keep_their_order_and_their_bytes(guest: Guest, case: str) -> Non
         counts = copied(gpu, case)
         # Said once.
         assert gpu.command.output().count(BY_ADDRESS) == 1, gpu.command.output()
-    # Of all but the stream that is held, most.
+    # Most of the copies, except those of the stream that is held.
     assert counts["to_gpu_bytes"] > 100_000, counts
     assert counts["from_gpu_bytes"] > 1 << 20, counts
 
@@ -61,7 +61,7 @@ def test_a_program_that_does_not_want_them(guest: Guest) -> None:
 
 
 def test_memory_of_the_gpu_s_that_cannot_be_registered(guest: Guest) -> None:
-    # Whoever has this capability may lock what he likes.
+    # With this capability a process may lock any amount of memory.
     limited = f'setpriv --bounding-set=-ipc_lock bash -c \'ulimit -l {LOCKED_KIB_MAX}; exec "$0" "$@"\''
     with serving(*ports_of(guest), around=limited) as gpu:
         counts = copied(gpu, "order")

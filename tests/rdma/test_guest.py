@@ -13,7 +13,7 @@ from cable import Port, loss, port_down, ports_between, ports_of
 from conftest import ROOT
 from rdma_guest.guest import Command, Done, Guest, GuestError
 
-# Of an address that only this link knows, and of its IPv4 address.
+# GIDs: of a link-local address, and of the IPv4 address.
 LINK_LOCAL, IPV4 = 0, 1
 LOSS_PERCENT = 5
 SILENCE_S = 0.5
@@ -45,7 +45,7 @@ def test_a_guest_does_what_it_is_told(guest: Guest) -> None:
     (guest.shared / "from-host").write_text("hello")
     guest.check(f"cat {guest.shared}/from-host {ROOT}/Makefile >{guest.shared}/from-guest")
     assert (guest.shared / "from-guest").read_text() == "hello" + (ROOT / "Makefile").read_text()
-    # What it writes elsewhere stays in its memory.
+    # Files that it writes elsewhere stay in its memory.
     guest.check(f"touch {ROOT}/written-in-the-guest")
     assert not (ROOT / "written-in-the-guest").exists()
 

@@ -20,10 +20,10 @@ from rdma_guest.guest import Guest
 # The server's device and the client's; between them the cable. Their link-local GIDs know the way.
 SERVER, CLIENT = "device=rxe0&gid=0", "device=rxe1&gid=0"
 CASES_S_MAX = 600
-# Of the link's frames and of raw writes, on emulated processors whose every system call takes long.
+# The bench of the link's frames and of raw writes, on emulated processors with slow system calls.
 BENCH_S_MAX = 300
 NOBODY = 65534
-# Of the steady state, the one to warm up included.
+# Iterations of the steady state, including the one of warm-up.
 ROUNDS = 5
 
 
@@ -41,7 +41,8 @@ def executables() -> dict[str, Path]:
 def run_cases(
     guest: Guest, executable: Path, cases: str, *, devices: tuple[str, str], count: int, before: str = ""
 ) -> str:
-    """Runs the tests whose names begin with `cases`: all pass, none is left out, and there are so many at least."""
+    """Runs the tests whose names begin with `cases`: all must pass, none be left out, and at least
+    `count` run."""
     server, client = devices
     environment = f"OUTBOARD_RDMA='{server}' OUTBOARD_RDMA_CLIENT='{client}' OUTBOARD_RDMA_REQUIRED=1"
     command = f"{before}{environment} {executable} {cases} --test-threads 1 --nocapture"
@@ -140,7 +141,7 @@ def test_a_wait_is_one_request_and_a_question_none(guest: Guest) -> None:
         asked_once, asked_often = requests(gpu, 24, 1), requests(gpu, 24, 50)
     # The memset, and the question that the wait is.
     assert many - few == 2 * 20
-    # What the server wrote is looked at.
+    # The bytes that the server wrote are checked.
     assert asked_often == asked_once
 
 
@@ -155,6 +156,6 @@ def test_links_are_measured_beside_perftest(guest: Guest) -> None:
         assert row["link"] == "rdma" and row["samples"] >= 20
         assert 0 < row["min_ns"] <= row["p50_ns"] <= row["p99_ns"] <= row["max_ns"]
     assert all(row["link"] == "rdma" and row["median_bps"] > 0 for row in measured["bandwidths"])
-    # What the ratios are says nothing on emulated processors that share cores.
+    # The ratios mean nothing on emulated processors that share cores.
     assert all(measured["raw"][name] > 0 for name in ("write_round_trip_ns", "send_round_trip_ns", "write_bps"))
     assert measured["raw"]["latency_ratio"] > 0 and measured["raw"]["bandwidth_ratio"] > 0

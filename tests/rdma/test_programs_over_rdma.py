@@ -1,4 +1,4 @@
-"""Programs that nobody relinked, over RDMA between two devices of one guest, and between two guests."""
+"""Unmodified programs over RDMA, between two devices of one guest, and between two guests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AT_ONCE = 3
 
 
 def wrong_results(gpu: Serving) -> dict[str, str]:
-    """What each program printed that did not come to its right results."""
+    """Returns the output of each program with wrong results."""
     wrong = {}
     commands = {name: (EXAMPLES / name,) for name in PROGRAMS} | {path.stem: (sys.executable, path) for path in SCRIPTS}
     assert len(commands) > 20

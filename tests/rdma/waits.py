@@ -1,4 +1,4 @@
-"""Waits for the GPU, and then asks so many times whether it has reached an event: `waits.py ROUNDS QUERIES`."""
+"""Waits for the GPU, then queries an event repeatedly: `waits.py ROUNDS QUERIES`."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def script_of(script: str, is_text: bool, arguments: list[str]) -> str:
 
 
 def follow(commands: dict[str, Command], timeout_s: float) -> int:
-    """Prints what they print as it comes, and returns the status of the last when that has ended."""
+    """Prints the guests' output as it comes; returns the status of the last when it has ended."""
     deadline = time.monotonic() + timeout_s
     shown = dict.fromkeys(commands, 0)
     *_, last = commands.values()
@@ -92,7 +92,7 @@ def follow(commands: dict[str, Command], timeout_s: float) -> int:
 
 
 def show(front: str, text: str, is_end: bool) -> int:
-    """How much of the text was shown: whole lines, all of it at the end."""
+    """Prints new output in whole lines, all of it at the end; returns how much was printed."""
     if not is_end:
         text = text[: text.rfind("\n") + 1]
     for line in text.splitlines():

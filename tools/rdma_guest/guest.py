@@ -39,12 +39,12 @@ NETWORK = "10.213.78."
 
 
 class GuestError(Exception):
-    """The guest did not do what it was asked to; the text has its last words."""
+    """The guest did not do its task; the text has its last output."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A command that ended; a status of 128 and more is a signal's, as bash has it."""
+    """A command that ended; as in bash, a status of 128 and more is a signal's."""
 
     status: int
     output: str
@@ -123,14 +123,14 @@ class Guest:
         return self.start(command, folder=folder).wait(timeout_s)
 
     def check(self, command: str | Sequence[str | Path], *, timeout_s: float = COMMAND_S_MAX) -> str:
-        """What it prints; anything but success is an error."""
+        """Runs a command and returns its output; raises an error unless it succeeds."""
         done = self.run(command, timeout_s=timeout_s)
         if done.status != 0:
             raise GuestError(f"status {done.status} of {command}\n{done.output}")
         return done.output
 
     def start(self, command: str | Sequence[str | Path], *, folder: Path | None = None) -> Command:
-        """The same without waiting for it. It runs in this folder, else where the host's process is."""
+        """Starts a command without waiting for it, in this folder or in the host process's."""
         script = command if isinstance(command, str) else shlex.join(map(str, command))
         name = str(next(self._ids))
         (self.shared / f"{name}.sh").write_text(f"cd {shlex.quote(str(folder or Path.cwd()))}\n{script}\n")
@@ -194,7 +194,7 @@ class Command:
         self._name = name
 
     def output(self) -> str:
-        """What it has printed so far, both streams."""
+        """Returns its output so far, of both streams."""
         try:
             return (self._guest.shared / f"{self._name}.out").read_text(errors="replace")
         except FileNotFoundError:
@@ -207,7 +207,7 @@ class Command:
         return self._guest._ended.get(self._name)
 
     def wait(self, timeout_s: float = COMMAND_S_MAX) -> Done:
-        """Its end; a command that takes longer is killed and an error."""
+        """Waits for its end; a command that takes longer is killed, which is an error."""
         deadline = time.monotonic() + timeout_s
         while (status := self._guest._ended.get(self._name)) is None:
             left_s = deadline - time.monotonic()
@@ -218,7 +218,7 @@ class Command:
         return Done(status, self.output())
 
     def wait_for(self, text: str, timeout_s: float = COMMAND_S_MAX) -> str:
-        """What it has printed, once this text is in it."""
+        """Returns its output once it contains this text."""
         deadline = time.monotonic() + timeout_s
         while text not in (printed := self.output()):
             if self.status() is not None and text not in self.output():

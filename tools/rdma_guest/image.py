@@ -1,4 +1,4 @@
-"""What a guest boots, fetched from Debian's packages once and kept in `.toolchain/guest/`."""
+"""Files that a guest boots, fetched from Debian's packages once and kept in `.toolchain/guest/`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ APT_S_MAX = 600
 
 KERNEL = "linux-image-amd64"  # the cloud kernel has no rdma_rxe
 BUSYBOX = "busybox-static"  # only unpacked: installed, it would replace a machine's busybox
-# What a guest finds on its root, and the package that brings it; none of them starts anything or brings udev.
+# Files on a guest's root, and the packages that contain them; none of these starts anything or
+# needs udev.
 TOOLS = {
     "qemu-system-x86_64": "qemu-system-x86",
     "ibv_rc_pingpong": "ibverbs-utils",
@@ -36,7 +37,7 @@ PROVIDER = "/usr/lib/*/libibverbs/librxe-*.so"
 PROVIDER_PACKAGE = "ibverbs-providers"
 SEARCHED = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
-# What the first process needs to reach the host's files. The rest is loaded from there.
+# Modules that the first process needs to reach the host's files. The rest is loaded from there.
 FIRST_MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
 APPLETS = ("sh", "mount", "mkdir", "insmod", "switch_root")
 
@@ -86,7 +87,7 @@ def install_tools() -> None:
 
 
 def fetch_locked(folder: Path) -> None:
-    """One at a time, since several runs of the tests may start together."""
+    """Installs under a lock, because several runs of the tests may start together."""
     KEPT_IN.mkdir(parents=True, exist_ok=True)
     with (KEPT_IN / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
