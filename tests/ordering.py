@@ -633,7 +633,8 @@ def program(seed: int) -> list[Step]:
             case "set":
                 return [kind, device(), first, parts, next(value)]
             case "host":
-                return [kind, host(), first, parts, next(value)]
+                # A GPU's driver reads pageable memory when a copy is submitted, before host functions write it.
+                return [kind, host().replace("H", "P"), first, parts, next(value)]
             case _:
                 return ["add", device(), device(), first, parts, r.randint(1, 9)]
 

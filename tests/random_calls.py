@@ -44,7 +44,16 @@ def answers(command: list[str], programs: list[list[Step]]) -> list[Answer]:
 def differs(left: list[str], right: list[str], steps: list[Step]) -> str | None:
     """Describes the first difference between two drivers' answers to a program."""
     (one, *_), (other, *_) = answers(left, [steps]), answers(right, [steps])
-    return None if one == other else first_difference(one, other)
+    return None if one == other or is_laxer(one, other) else first_difference(one, other)
+
+
+def is_laxer(one: Answer, other: Answer) -> bool:
+    """Whether only LEFT reads what the model's order forbids.
+
+    CUDA lets a driver return from a copy of at most 64 KiB of pageable memory before its bytes arrive.
+    """
+    ended = "ended" in (one[0], other[0])
+    return not ended and one[0] is not None and other[0] is None and one[1] == other[1]
 
 
 def first_difference(one: Answer, other: Answer) -> str:
@@ -84,19 +93,22 @@ def main() -> int:
     cut = drivers.index("---")
     left, right = drivers[:cut], drivers[cut + 1 :]
     deadline = time.monotonic() + options.seconds
-    compared = 0
+    compared = laxer = 0
     for first in range(options.seed, options.seed + options.programs, BATCH):
         if time.monotonic() > deadline:
             break
         batch = [program(seed) for seed in range(first, min(first + BATCH, options.seed + options.programs))]
         one, other = answers(left, batch), answers(right, batch)
         for number, (a, b) in enumerate(zip(one, other, strict=False)):
+            if is_laxer(a, b):
+                laxer += 1
+                continue
             if a != b:
                 steps, why = shrink(left, right, batch[number], first_difference(a, b), options.seconds / 2)
                 print(f"seed {first + number}: {why}", *map(json.dumps, steps), sep="\n")
                 return 1
             compared += 1
-    print(f"{compared} programs answered alike")
+    print(f"{compared} programs answered alike, {laxer} in an order on the left that the model forbids")
     return 0
 
 

@@ -135,8 +135,8 @@ pub struct Cx<'s> {
     pub service: &'s mut Service<'s>,
 }
 
-/// Takes the host functions reached, and appends those done.
-pub type Service<'s> = dyn FnMut(&[(u64, CUresult)], &mut Vec<u64>) + 's;
+/// Takes the host functions reached, and appends those done. Returns whether the client is there.
+pub type Service<'s> = dyn FnMut(&[(u64, CUresult)], &mut Vec<u64>) -> bool + 's;
 
 /// How a message's execution ends.
 pub enum Outcome {

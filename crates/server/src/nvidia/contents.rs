@@ -8,7 +8,7 @@ use outboard_api::{
         CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK,
     },
 };
-use outboard_image::{Attributes, Choice, Image};
+use outboard_image::{Attributes, Choice, Image, Space};
 use outboard_wire::doc::{self, KernelCard, LaunchBounds, LibraryCard};
 
 use super::Nvidia;
@@ -23,7 +23,7 @@ const PRINT_SYMBOL: &[u8] = b"vprintf";
 const FATBIN_MAGIC: [u8; 4] = 0xBA55_ED50_u32.to_le_bytes();
 const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
 /// Label of the notes that keep contents; a change of [`Contents`] needs a new one.
-const CONTENTS_LABEL: &str = "contents-1";
+const CONTENTS_LABEL: &str = "contents-2";
 
 /// An image's contents, for one device.
 pub(super) struct Contents {
@@ -32,7 +32,12 @@ pub(super) struct Contents {
     /// may find nothing to load.
     pub(super) load_now: bool,
     pub(super) may_print: bool,
+    /// Names of the `__managed__` variables; `None` if only the driver may know them.
+    pub(super) managed: Option<Vec<String>>,
 }
+
+/// [`Contents`] as the note beside an image keeps them.
+type Note<Card> = (Card, bool, bool, Option<Vec<String>>);
 
 impl Nvidia {
     /// Returns an image's contents, from the note beside it if there is one. Listing the kernels
@@ -75,19 +80,22 @@ impl Contents {
             card: LibraryCard::default(),
             load_now: true,
             may_print: true,
+            managed: None,
         }
     }
 
-    fn from_note((card, load_now, may_print): (LibraryCard, bool, bool)) -> Contents {
+    fn from_note((card, load_now, may_print, managed): Note<LibraryCard>) -> Contents {
         Contents {
             card,
             load_now,
             may_print,
+            managed,
         }
     }
 
-    fn to_note(&self) -> (&LibraryCard, bool, bool) {
-        (&self.card, self.load_now, self.may_print)
+    fn to_note(&self) -> Note<&LibraryCard> {
+        let managed = self.managed.clone();
+        (&self.card, self.load_now, self.may_print, managed)
     }
 }
 
@@ -122,19 +130,24 @@ fn read_contents(
     let read = choice.entry().bytes().and_then(|bytes| {
         let may_print = memmem::find(&bytes, PRINT_SYMBOL).is_some();
         let plain = Image::parse(&bytes)?;
-        let kernels = match plain.entries().first() {
-            Some(entry) => entry.kernels()?,
-            None => Vec::new(),
+        let (kernels, variables) = match plain.entries().first() {
+            Some(entry) => entry.module().map(|m| (m.kernels, m.variables))?,
+            None => Default::default(),
         };
-        Ok((kernels, may_print))
+        Ok((kernels, variables, may_print))
     });
-    let (kernels, may_print) = match read {
+    let (kernels, variables, may_print) = match read {
         Ok(read) => read,
         Err(error) => {
             tracing::debug!(%error, "an image whose kernels only the driver can list");
             return Ok(None);
         }
     };
+    let managed = variables
+        .into_iter()
+        .filter(|variable| variable.space == Space::Managed)
+        .map(|variable| variable.name)
+        .collect();
     let kernels = kernels
         .into_iter()
         .map(|kernel| KernelCard {
@@ -147,6 +160,7 @@ fn read_contents(
         card: LibraryCard { kernels },
         load_now: matches!(choice, Choice::Ptx(_)),
         may_print,
+        managed: Some(managed),
     }))
 }
 

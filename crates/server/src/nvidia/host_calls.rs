@@ -182,7 +182,7 @@ const ASIDE_US: u64 = 50;
 
 /// Makes a driver call that may wait for the GPU's streams. While host functions are outstanding it
 /// runs on another thread, and this one goes on sending them to the client; otherwise each would
-/// wait for the other.
+/// wait for the other. If the client has left, its host functions count as done.
 pub(super) fn aside<T: Send>(
     driver: &Driver,
     context: real::Context,
@@ -202,7 +202,9 @@ pub(super) fn aside<T: Send>(
         while !held_up.is_finished() {
             reached.clear();
             host_calls.take(&mut reached);
-            service(&reached, &mut done);
+            if !service(&reached, &mut done) {
+                host_calls.end();
+            }
             for call in done.drain(..) {
                 if let Err(failure) = host_calls.done(call) {
                     tracing::warn!(%failure, "an answer to no host function");

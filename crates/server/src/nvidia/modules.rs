@@ -36,10 +36,20 @@ pub(super) struct Library {
     owned: Owned<real::Library>,
     kernels: Vec<Kernel>,
     may_print: bool,
+    /// Names of its managed variables; `None` if only the driver may know them.
+    managed_names: Option<Vec<String>>,
     /// Addresses of the managed variables that the client has asked for.
     managed: Vec<u64>,
     /// Kept because a compiler that compiles lazily may write to its logs later.
     _options: Box<Options>,
+}
+
+impl Library {
+    /// Whether a variable is managed; `None` if only the driver may know.
+    fn managed(&self, name: &[u8]) -> Option<bool> {
+        let names = self.managed_names.as_ref()?;
+        Some(names.iter().any(|managed| managed.as_bytes() == name))
+    }
 }
 
 struct Kernel {
@@ -129,6 +139,7 @@ impl Nvidia {
             owned,
             kernels,
             may_print: contents.may_print,
+            managed_names: contents.managed,
             managed: Vec::new(),
             _options: options,
         };
@@ -158,24 +169,38 @@ impl Nvidia {
     ) -> Result<messages::LibraryGlobalReply, Failure> {
         self.enter(cx)?;
         let name = jit::c_string("a variable's name", m.name)?;
-        let library = self.libraries.get(m.library)?.owned.handle();
-        // Only this call tells a managed variable from another.
-        let managed = self.driver.library_managed(library, &name).ok();
-        let (va, len) = match managed {
-            Some(found) => found,
-            None => self.driver.library_global(library, &name)?,
+        let library = self.libraries.get(m.library)?;
+        let (handle, managed) = (library.owned.handle(), library.managed(m.name));
+        let find = |driver: &Driver| -> Result<_, Refused> {
+            match managed {
+                Some(true) => Ok((driver.library_managed(handle, &name)?, true)),
+                Some(false) => Ok((driver.library_global(handle, &name)?, false)),
+                None => match driver.library_managed(handle, &name) {
+                    Ok(found) => Ok((found, true)),
+                    Err(_) => Ok((driver.library_global(handle, &name)?, false)),
+                },
+            }
         };
+        let current = self.context(cx.context)?.hold.handle;
+        // The driver loads the library now if it has not yet, and may wait for work to do so.
+        let ((va, len), managed) = host_calls::aside(
+            &self.driver,
+            current,
+            &mut self.host_calls,
+            cx.service,
+            find,
+        )?;
         // The variable was asked for before, or the driver placed it in the range of a neighbour.
         if self.addresses.check(va, len).is_err() && !self.addresses.insert(va, len) {
             tracing::warn!(va, len, "a variable overlaps other memory of the session");
         }
-        if managed.is_some() && self.host.keep_managed(&self.base, va, len)? {
+        if managed && self.host.keep_managed(&self.base, va, len)? {
             self.libraries.get_mut(m.library)?.managed.push(va);
         }
         Ok(messages::LibraryGlobalReply {
             va,
             len,
-            managed: managed.is_some().into(),
+            managed: managed.into(),
         })
     }
 

@@ -29,7 +29,7 @@ pub(super) fn restaged(
         images,
         placed: None,
         fds: &mut no_fds,
-        service: &mut |_, _| {},
+        service: &mut |_, _| true,
     };
     let m = CopyOut {
         src: source.src,

@@ -339,7 +339,7 @@ impl Session<'_> {
                 images: &mut self.images,
                 placed: placed.as_ref(),
                 fds: &mut no_fds,
-                service: &mut |_, _| {},
+                service: &mut |_, _| true,
             };
             execute::execute(
                 &mut *self.device,
@@ -365,10 +365,11 @@ impl Session<'_> {
                 early: &mut self.early,
             };
             let mut service = |reached: &[(u64, CUresult)], done: &mut Vec<u64>| {
-                // A client that has left is noticed after the message is done.
-                if let Err(error) = relay.turn(reached, done) {
+                let turned = relay.turn(reached, done);
+                if let Err(error) = &turned {
                     debug!(%error, "while a message was executed");
                 }
+                turned.is_ok()
             };
             let mut fds = |tag| {
                 receiver

@@ -115,7 +115,7 @@ impl Client {
             images: &mut self.images,
             placed: self.placed.as_ref(),
             fds,
-            service: &mut |_, _| {},
+            service: &mut |_, _| true,
         };
         dispatch(&mut self.device, &mut cx, &request, &mut Vec::new())
     }
@@ -127,7 +127,7 @@ impl Client {
             images: &mut self.images,
             placed: None,
             fds: &mut |_| Err(Failure::unsupported("a file descriptor")),
-            service: &mut |_, _| {},
+            service: &mut |_, _| true,
         };
         call(&mut self.device, &mut cx)
     }
@@ -261,7 +261,7 @@ fn what_an_image_contains_is_found_out_once() {
             images,
             placed: None,
             fds: &mut |_| unreachable!(),
-            service: &mut |_, _| {},
+            service: &mut |_, _| true,
         };
         client.device.enter(&cx).expect("a context");
         let contents = client.device.contents(&mut cx, &hash, &image);
@@ -274,7 +274,7 @@ fn what_an_image_contains_is_found_out_once() {
         .expect("taken");
     assert_eq!(kernels(&mut images), ["first"]);
     // The fake's compute capability is 750.760.
-    let label = "contents-1-sm_750760";
+    let label = "contents-2-sm_750760";
     let note = images.note(&hash, label).expect("kept");
     // Another session reads the note, and not the image.
     let renamed: Vec<u8> = String::from_utf8(note)
@@ -424,6 +424,78 @@ fn a_host_function_is_announced_and_answered() {
     assert!(!crate::device::Host::awaits_host_calls(&client.device));
     let status = client.refused(Request::HostFuncDone(messages::HostFuncDone { call: 11 }));
     assert_eq!(status, CUresult::CUDA_ERROR_INVALID_HANDLE);
+}
+
+/// A client with a library of a plain and a managed variable.
+fn client_with_variables(fake: &Fake) -> Client {
+    let mut client = Client::new(fake);
+    let image = b".version 8.0\n.target sm_80\n.address_size 64\n\
+        .visible .global .u64 plain;\n.visible .global .attribute(.managed) .u64 managed;\n\
+        .visible .entry kernel() { ret; }\n";
+    let hash = *blake3::hash(image).as_bytes();
+    client
+        .images
+        .put(&hash, 0, image.len() as u64, image)
+        .expect("taken");
+    client.done(Request::LibraryLoad(messages::LibraryLoad {
+        library: 7,
+        hash: &hash,
+        len: image.len() as u64,
+        options: &[],
+    }));
+    client
+}
+
+/// Asks for a variable while a stream waits for the client to run a host function.
+fn variable_behind_host_function(
+    client: &mut Client,
+    service: &mut crate::device::Service<'_>,
+) -> Result<messages::LibraryGlobalReply, Failure> {
+    client.done(Request::HostFunc(messages::HostFunc {
+        stream: 0,
+        call: 11,
+    }));
+    let mut cx = Cx {
+        context: client.context,
+        images: &mut client.images,
+        placed: None,
+        fds: &mut |_| unreachable!(),
+        service,
+    };
+    let asked = messages::LibraryGlobal {
+        library: 7,
+        name: b"plain",
+    };
+    client.device.library_global(&mut cx, &asked)
+}
+
+#[test]
+fn a_variable_that_the_driver_loads_leaves_host_functions_running() {
+    let fake = Fake::build(&[]);
+    let mut client = client_with_variables(&fake);
+    let mut run = |reached: &[(u64, CUresult)], done: &mut Vec<u64>| {
+        done.extend(reached.iter().map(|(call, _)| *call));
+        true
+    };
+    let found = variable_behind_host_function(&mut client, &mut run).expect("found");
+    assert_eq!((found.len, found.managed), (8, 0));
+    assert!(!crate::device::Host::awaits_host_calls(&client.device));
+    let managed = client.with(|device, cx| {
+        let asked = messages::LibraryGlobal {
+            library: 7,
+            name: b"managed",
+        };
+        device.library_global(cx, &asked)
+    });
+    assert_eq!(managed.expect("found").managed, 1);
+}
+
+#[test]
+fn a_driver_call_that_waits_for_a_client_ends_with_the_client() {
+    let fake = Fake::build(&[]);
+    let mut client = client_with_variables(&fake);
+    let found = variable_behind_host_function(&mut client, &mut |_, _| false);
+    assert_eq!(found.expect("found").len, 8);
 }
 
 #[test]

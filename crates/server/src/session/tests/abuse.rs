@@ -220,7 +220,7 @@ fn no_bytes_make_the_decoder_panic() {
             images: &mut images,
             placed: None,
             fds: &mut fds,
-            service: &mut |_, _| {},
+            service: &mut |_, _| true,
         };
         if matches!(
             Request::decode(op, &mut Reader::new(&body)),

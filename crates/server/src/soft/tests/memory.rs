@@ -310,7 +310,7 @@ fn shared_files_are_the_same_memory() {
             images: &mut c.images,
             placed: None,
             fds: &mut fds,
-            service: &mut |_, _| {},
+            service: &mut |_, _| true,
         };
         let request = Request::HostMap(m::HostMap {
             va,

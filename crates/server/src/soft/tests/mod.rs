@@ -83,7 +83,7 @@ impl Client {
             images: &mut self.images,
             placed: None,
             fds: &mut fds,
-            service: &mut |_, _| {},
+            service: &mut |_, _| true,
         };
         let mut reply = Vec::new();
         let outcome = dispatch(self.device.as_mut(), &mut cx, request, &mut reply)?;
