@@ -7,7 +7,9 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::*;
-use outboard_link::{DialError, Endpoint, Kind, Receiver, Sender, Wait, dial, emulated::emulation};
+use outboard_link::{
+    DialError, Endpoint, LinkKind, Receiver, Sender, Wait, dial, emulated::emulation,
+};
 use outboard_wire::{
     Op,
     frame::{ReplyHeader, decode_reply, encode_request, request_len},
@@ -43,7 +45,7 @@ fn both_sides_keep_to_the_network() {
         for purpose in [Purpose::Query, Purpose::Session] {
             let hello = hello_over("rtt=200ms", purpose);
             let (link, ..) = dial(&endpoint, &hello, PATIENCE).unwrap();
-            assert_eq!(link.kind(), Kind::Emulated);
+            assert_eq!(link.kind(), LinkKind::Emulated);
             // A data connection to these addresses would bypass the network.
             assert_eq!(link.addresses(), None);
             let mut link = link.split();

@@ -27,7 +27,8 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_link::{
-    Closer, Flusher, Frame, Kind, Link, Place, Receiver, Registrar, Segment, Sender, Wait, Waker,
+    Closer, Destination, Flusher, Frame, Link, LinkKind, Receiver, Registrar, Segment, Sender,
+    Wait, Waker,
 };
 use outboard_wire::{
     Message, Op, Reader,
@@ -63,7 +64,7 @@ pub(crate) struct Session {
     waker: Waker,
     closer: Closer,
     lanes: Lanes,
-    kind: Kind,
+    kind: LinkKind,
     waiters: Mutex<HashMap<u32, Expected>>,
     next_token: AtomicU32,
     gone: AtomicBool,
@@ -162,7 +163,7 @@ impl Session {
 
     /// Returns whether memory can be shared with the server.
     pub(crate) fn shares_memory(&self) -> bool {
-        self.kind == Kind::Shm
+        self.kind == LinkKind::Shm
     }
 
     /// Sends a request and waits for its reply.
@@ -334,7 +335,7 @@ impl Session {
     }
 
     /// Returns the memory to receive a long reply into: a copy's plain destination.
-    fn place(&self, head: &[u8], len: usize) -> Option<Place> {
+    fn place(&self, head: &[u8], len: usize) -> Option<Destination> {
         let token = copied_to(head, len)?;
         let mut waiters = self.waiters.lock();
         let expected = waiters.get_mut(&token)?;
@@ -343,7 +344,7 @@ impl Session {
         };
         let memory = landing.whole(len - REPLY_DATA_AT, &expected.group)?;
         expected.is_landing = true;
-        Some(Place {
+        Some(Destination {
             skip: REPLY_DATA_AT,
             memory: Box::new(memory),
         })

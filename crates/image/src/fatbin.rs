@@ -30,7 +30,7 @@ const FLAG_FAMILY: u64 = 0x20_0000;
 
 /// Content of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum EntryKind {
     Ptx,
     Cubin,
     /// Link-time intermediate code (8), whose bytes are scrambled, and anything else that a toolkit
@@ -51,7 +51,7 @@ pub enum Encoding {
 /// One cubin or PTX text of an image, still compressed.
 #[derive(Debug, Clone)]
 pub struct Entry<'a> {
-    pub kind: Kind,
+    pub kind: EntryKind,
     pub arch: Arch,
     /// PTX ISA version or cubin format version, as major and minor; zeroes for a bare cubin.
     pub version: (u32, u32),
@@ -68,7 +68,7 @@ pub struct Entry<'a> {
 
 impl<'a> Entry<'a> {
     /// Makes an entry of an image without a container.
-    pub(crate) fn bare(kind: Kind, arch: Arch, stored: &'a [u8]) -> Self {
+    pub(crate) fn bare(kind: EntryKind, arch: Arch, stored: &'a [u8]) -> Self {
         Self {
             kind,
             arch,
@@ -101,8 +101,8 @@ impl<'a> Entry<'a> {
             Encoding::Zstd => Cow::Owned(self.zstd()?),
         };
         Ok(match (self.kind, plain) {
-            (Kind::Ptx, Cow::Borrowed(text)) => Cow::Borrowed(ptx::without_padding(text)),
-            (Kind::Ptx, Cow::Owned(mut text)) => {
+            (EntryKind::Ptx, Cow::Borrowed(text)) => Cow::Borrowed(ptx::without_padding(text)),
+            (EntryKind::Ptx, Cow::Owned(mut text)) => {
                 text.truncate(ptx::without_padding(&text).len());
                 Cow::Owned(text)
             }
@@ -113,9 +113,9 @@ impl<'a> Entry<'a> {
     /// Reads what the entry says of its kernels and variables.
     pub fn module(&self) -> Result<Module, Error> {
         match self.kind {
-            Kind::Cubin => cubin::parse(&self.bytes()?),
-            Kind::Ptx => Ok(ptx::scan(ptx::decode(&self.bytes()?)?)?.into()),
-            Kind::Other(kind) => Err(Error::NoKernelList { kind }),
+            EntryKind::Cubin => cubin::parse(&self.bytes()?),
+            EntryKind::Ptx => Ok(ptx::scan(ptx::decode(&self.bytes()?)?)?.into()),
+            EntryKind::Other(kind) => Err(Error::NoKernelList { kind }),
         }
     }
 
@@ -189,9 +189,9 @@ impl<'a> Entry<'a> {
 impl fmt::Display for Entry<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
-            Kind::Cubin => write!(f, "cubin {}", self.arch),
-            Kind::Ptx => write!(f, "PTX {}", self.arch.virtual_name()),
-            Kind::Other(kind) => write!(f, "kind {kind} for {}", self.arch),
+            EntryKind::Cubin => write!(f, "cubin {}", self.arch),
+            EntryKind::Ptx => write!(f, "PTX {}", self.arch.virtual_name()),
+            EntryKind::Other(kind) => write!(f, "kind {kind} for {}", self.arch),
         }
     }
 }
@@ -255,9 +255,9 @@ fn parse_entry(data: &[u8], offset: usize) -> Result<(Entry<'_>, usize), Error> 
     let u64_at = |at| read::u64(header, at, "fatbin entry header");
 
     let kind = match u16_at(0)? {
-        KIND_PTX => Kind::Ptx,
-        KIND_ELF => Kind::Cubin,
-        other => Kind::Other(other),
+        KIND_PTX => EntryKind::Ptx,
+        KIND_ELF => EntryKind::Cubin,
+        other => EntryKind::Other(other),
     };
     let header_bytes = read::size(
         u64::from(u32_at(4)?),

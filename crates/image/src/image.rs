@@ -1,4 +1,6 @@
-use crate::{Arch, Error, cubin, fatbin, fatbin::Entry, fatbin::Kind, ptx, raw::WRAPPER_MAGIC};
+use crate::{
+    Arch, Error, cubin, fatbin, fatbin::Entry, fatbin::EntryKind, ptx, raw::WRAPPER_MAGIC,
+};
 
 /// The form of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,11 +72,10 @@ impl<'a> Image<'a> {
     /// wins, then the first.
     pub fn select(&self, major: u32, minor: u32) -> Result<Choice<'_, 'a>, Error> {
         let device = Arch::device(major, minor);
-        let cubin = best(
-            self.entries
-                .iter()
-                .filter(|entry| entry.kind == Kind::Cubin && entry.arch.cubin_runs_on(device)),
-        );
+        let cubin =
+            best(self.entries.iter().filter(|entry| {
+                entry.kind == EntryKind::Cubin && entry.arch.cubin_runs_on(device)
+            }));
         match cubin {
             Some(entry) => Ok(Choice::Cubin(entry)),
             None => self
@@ -95,7 +96,7 @@ impl<'a> Image<'a> {
         best(
             self.entries
                 .iter()
-                .filter(|entry| entry.kind == Kind::Ptx && entry.arch.ptx_runs_on(device)),
+                .filter(|entry| entry.kind == EntryKind::Ptx && entry.arch.ptx_runs_on(device)),
         )
     }
 
@@ -115,13 +116,13 @@ fn best<'i, 'a: 'i>(entries: impl Iterator<Item = &'i Entry<'a>>) -> Option<&'i 
 fn bare_cubin(data: &[u8]) -> Result<Entry<'_>, Error> {
     let len = cubin::extent(data)?;
     let data = crate::read::bytes(data, 0, len, "cubin")?;
-    Ok(Entry::bare(Kind::Cubin, cubin::arch(data)?, data))
+    Ok(Entry::bare(EntryKind::Cubin, cubin::arch(data)?, data))
 }
 
 fn bare_ptx(data: &[u8]) -> Result<Entry<'_>, Error> {
     let text = ptx::decode(data)?;
     let header = ptx::scan_header(text)?;
-    let mut entry = Entry::bare(Kind::Ptx, header.target, text.as_bytes());
+    let mut entry = Entry::bare(EntryKind::Ptx, header.target, text.as_bytes());
     entry.version = header.version;
     Ok(entry)
 }

@@ -27,7 +27,7 @@ mod read;
 
 pub use arch::{Arch, Variant};
 pub use error::Error;
-pub use fatbin::{Encoding, Entry, Kind};
+pub use fatbin::{Encoding, Entry, EntryKind};
 pub use image::{Choice, Format, Image};
 pub use module::{Attributes, Kernel, Module, Param, Space, Variable};
 

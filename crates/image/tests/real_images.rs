@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use outboard_image::{
-    Attributes, Choice, Encoding, Error, Format, Image, Kernel, Kind, Module, Param, Space, Variant,
+    Attributes, Choice, Encoding, EntryKind, Error, Format, Image, Kernel, Module, Param, Space,
+    Variant,
 };
 
 macro_rules! data {
@@ -258,7 +259,10 @@ fn every_compression_mode_yields_the_same_bytes() {
             .collect();
         assert_eq!(
             kinds,
-            [(Kind::Cubin, 80, encoding), (Kind::Ptx, 80, encoding)]
+            [
+                (EntryKind::Cubin, 80, encoding),
+                (EntryKind::Ptx, 80, encoding)
+            ]
         );
         for (entry, plain) in image.entries().iter().zip(&plain) {
             // nvcc writes different white space around the PTX it does not compress.
@@ -358,7 +362,7 @@ fn a_missing_architecture_is_an_error_that_names_those_there() {
 #[test]
 fn link_time_code_is_kept_apart() {
     let image = Image::parse(data!("lto.fatbin")).unwrap();
-    assert_eq!(image.entries()[0].kind, Kind::Other(8));
+    assert_eq!(image.entries()[0].kind, EntryKind::Other(8));
     assert_eq!(
         image.entries()[0].module(),
         Err(Error::NoKernelList { kind: 8 })

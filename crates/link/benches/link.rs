@@ -10,7 +10,7 @@ use std::{
 };
 
 use outboard_link::{
-    Place, Receiver, Segment, Sender, Wait,
+    Destination, Receiver, Segment, Sender, Wait,
     conformance::{Fixture, ShmFixture, TcpFixture, pair},
 };
 
@@ -228,7 +228,7 @@ fn copies(len: usize, is_placed: bool) -> f64 {
         let mut memory = buffers.pop();
         let mut place = |_: &[u8], _: usize| {
             let memory = memory.take_if(|_| is_placed)?;
-            Some(Place {
+            Some(Destination {
                 skip: HEAD.len(),
                 memory,
             })

@@ -60,9 +60,9 @@ mod link;
 #[cfg(not(loom))]
 mod listener;
 #[cfg(not(loom))]
-mod place;
-#[cfg(not(loom))]
 pub mod rdma;
+#[cfg(not(loom))]
+mod segment;
 pub mod shm;
 #[cfg(not(loom))]
 mod spin;
@@ -79,12 +79,14 @@ pub use crate::{
     endpoint::{Endpoint, EndpointError, Host},
     handles::{Closer, Waker},
     lanes::{LaneKey, LaneListener, lanes_are_said, lanes_wanted, open_lanes},
-    link::{Flusher, Helper, Kind, Link, Receiver, Sender, Wait},
+    link::{Flusher, Helper, Link, LinkKind, Receiver, Sender, Wait},
     listener::{Listener, connect},
-    place::{DeviceMemory, Frame, Lasting, Payload, Place, Placer, Reach, Segment},
     rdma::{
         Bulk, DeviceBulk, GpuMemory, RdmaCounts, RdmaDevice, RdmaError, RdmaOptions, RdmaPort,
         RdmaTarget, RdmaUse, Registered, Registrar, rdma_devices,
+    },
+    segment::{
+        ChooseDestination, Destination, DeviceMemory, Frame, Lasting, Payload, Reach, Segment,
     },
     stream::{Peer, Stream},
 };

@@ -18,14 +18,15 @@ use crate::{
     Error,
     emulated::{self, End},
     handles::{Closer, CloserKind, Waker, WakerKind},
-    place::{Frame, Payload, Placer, Segment},
-    rdma, shm, spin, tcp,
+    rdma,
+    segment::{ChooseDestination, Frame, Payload, Segment},
+    shm, spin, tcp,
 };
 
 /// A kind of link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Kind {
+pub enum LinkKind {
     Shm,
     Tcp,
     /// Frames that a network adapter writes: RoCE or InfiniBand.
@@ -34,7 +35,7 @@ pub enum Kind {
     Emulated,
 }
 
-impl Kind {
+impl LinkKind {
     /// Returns the kind's name, which a URL begins with except for emulated links.
     pub fn name(self) -> &'static str {
         match self {
@@ -46,7 +47,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for LinkKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -67,17 +68,17 @@ impl Link {
         emulated::Connection::new(self, network, end).map(Link::Emulated)
     }
 
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> LinkKind {
         match self {
-            Self::Shm(_) => Kind::Shm,
-            Self::Tcp(_) => Kind::Tcp,
-            Self::Rdma(_) => Kind::Rdma,
-            Self::Emulated(_) => Kind::Emulated,
+            Self::Shm(_) => LinkKind::Shm,
+            Self::Tcp(_) => LinkKind::Tcp,
+            Self::Rdma(_) => LinkKind::Rdma,
+            Self::Emulated(_) => LinkKind::Emulated,
         }
     }
 
     /// Returns the kind that moves the bytes: the link's own, or the one below an emulated network.
-    pub fn carrier(&self) -> Kind {
+    pub fn carrier(&self) -> LinkKind {
         match self {
             Self::Emulated(link) => link.receiver.inner.kind(),
             link => link.kind(),
@@ -380,9 +381,9 @@ impl Sender {
     }
 
     /// Drops the owners of data that is known to have been read.
-    pub fn let_go(&mut self) {
+    pub fn drop_read_owners(&mut self) {
         if let Self::Rdma(sender) = self {
-            sender.let_go();
+            sender.drop_read_owners();
         }
     }
 
@@ -394,17 +395,17 @@ impl Sender {
         }
     }
 
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> LinkKind {
         match self {
-            Self::Shm(_) => Kind::Shm,
-            Self::Tcp(_) => Kind::Tcp,
-            Self::Rdma(_) => Kind::Rdma,
-            Self::Emulated(_) => Kind::Emulated,
+            Self::Shm(_) => LinkKind::Shm,
+            Self::Tcp(_) => LinkKind::Tcp,
+            Self::Rdma(_) => LinkKind::Rdma,
+            Self::Emulated(_) => LinkKind::Emulated,
         }
     }
 
     /// See [`Link::carrier`].
-    pub fn carrier(&self) -> Kind {
+    pub fn carrier(&self) -> LinkKind {
         match self {
             Self::Emulated(sender) => sender.inner.kind(),
             sender => sender.kind(),
@@ -523,7 +524,7 @@ impl Receiver {
     pub fn recv_placed(
         &mut self,
         wait: Wait,
-        place: &mut Placer<'_>,
+        place: &mut ChooseDestination<'_>,
     ) -> Result<Option<Frame<'_>>, Error> {
         match self {
             Self::Shm(receiver) => {
@@ -578,17 +579,17 @@ impl Receiver {
         }
     }
 
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> LinkKind {
         match self {
-            Self::Shm(_) => Kind::Shm,
-            Self::Tcp(_) => Kind::Tcp,
-            Self::Rdma(_) => Kind::Rdma,
-            Self::Emulated(_) => Kind::Emulated,
+            Self::Shm(_) => LinkKind::Shm,
+            Self::Tcp(_) => LinkKind::Tcp,
+            Self::Rdma(_) => LinkKind::Rdma,
+            Self::Emulated(_) => LinkKind::Emulated,
         }
     }
 
     /// See [`Link::carrier`].
-    pub fn carrier(&self) -> Kind {
+    pub fn carrier(&self) -> LinkKind {
         match self {
             Self::Emulated(receiver) => receiver.inner.kind(),
             receiver => receiver.kind(),
@@ -596,7 +597,7 @@ impl Receiver {
     }
 }
 
-fn no_fds(kind: Kind) -> Error {
+fn no_fds(kind: LinkKind) -> Error {
     Error::Unsupported {
         what: "passing a file descriptor",
         kind: kind.name(),

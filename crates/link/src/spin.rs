@@ -12,7 +12,7 @@ use outboard_wire::limits::{SPIN_FEW_CORES_NS_MAX, SPIN_NS_MAX, SPIN_RDMA_NS_MAX
 /// Shortest busy wait: about the cost of a few looks at the clock.
 const SPIN_NS_MIN: u64 = 500;
 /// On one or two cores, a busy wait longer than this gives the core away at every look.
-const SPIN_POLITE_NS: u64 = 1_000;
+const SPIN_YIELD_NS: u64 = 1_000;
 
 /// The busy-wait budget of one place that waits. A wait doubles it if the wait's length was within
 /// the longest budget, and halves it otherwise. The length counts, not whether the present budget
@@ -53,7 +53,7 @@ impl Spin {
             return ready();
         }
         let budget = Duration::from_nanos(self.budget_ns);
-        let polite = Duration::from_nanos(SPIN_POLITE_NS);
+        let yield_after = Duration::from_nanos(SPIN_YIELD_NS);
         loop {
             for _ in 0..16 {
                 if ready() {
@@ -66,7 +66,7 @@ impl Spin {
             if spent >= budget {
                 return false;
             }
-            if machine.cores <= 2 && spent >= polite {
+            if machine.cores <= 2 && spent >= yield_after {
                 thread::yield_now();
             }
         }

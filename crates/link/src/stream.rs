@@ -16,7 +16,7 @@ use rustix::{
 use outboard_wire::{limits::RING_BYTES, network::Network};
 
 use crate::{
-    Error, Kind, Link,
+    Error, Link, LinkKind,
     emulated::{self, End},
     rdma::{self, RdmaOptions},
     shm, sys, tcp,
@@ -32,7 +32,7 @@ use crate::{
 pub struct Stream {
     socket: OwnedFd,
     /// Shm, tcp or rdma.
-    kind: Kind,
+    kind: LinkKind,
     /// Options for this side's adapter.
     rdma: RdmaOptions,
 }
@@ -63,15 +63,15 @@ impl fmt::Display for Peer {
 impl Stream {
     /// Returns the kind of link that [`Stream::into_link_client`] and [`Stream::into_link_server`]
     /// make.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> LinkKind {
         self.kind
     }
 
     /// Makes a tcp connection one that becomes a rdma link. The peer must do so too.
     pub fn with_rdma(self, options: RdmaOptions) -> Result<Self, Error> {
         match self.kind {
-            Kind::Tcp | Kind::Rdma => Ok(Self {
-                kind: Kind::Rdma,
+            LinkKind::Tcp | LinkKind::Rdma => Ok(Self {
+                kind: LinkKind::Rdma,
                 rdma: options,
                 ..self
             }),
@@ -81,13 +81,13 @@ impl Stream {
 
     /// Returns the options for the adapter, if this becomes a rdma link.
     pub fn rdma(&self) -> Option<&RdmaOptions> {
-        (self.kind == Kind::Rdma).then_some(&self.rdma)
+        (self.kind == LinkKind::Rdma).then_some(&self.rdma)
     }
 
     /// Returns the other end.
     pub fn peer(&self) -> Result<Peer, Error> {
         match self.kind {
-            Kind::Shm => {
+            LinkKind::Shm => {
                 let cred = sys::peer_credentials(self.socket.as_fd())
                     .map_err(Error::io("asking who connected"))?;
                 Ok(Peer::Process {
@@ -150,8 +150,8 @@ impl Stream {
     /// not wait for the client, except over rdma, where the client's setup comes first.
     pub fn into_link_server(self) -> Result<Link, Error> {
         match self.kind {
-            Kind::Shm => shm::Connection::serve(self.socket, RING_BYTES).map(Link::Shm),
-            Kind::Rdma => {
+            LinkKind::Shm => shm::Connection::serve(self.socket, RING_BYTES).map(Link::Shm),
+            LinkKind::Rdma => {
                 let options = self.rdma.clone();
                 rdma::Connection::serve(self, &options).map(|link| Link::Rdma(Box::new(link)))
             }
@@ -162,7 +162,7 @@ impl Stream {
     /// Like [`into_link_server`](Self::into_link_server), with an emulated `network` in between.
     pub fn into_emulated_server(self, network: &Network) -> Result<Link, Error> {
         let link = match self.kind {
-            Kind::Shm => {
+            LinkKind::Shm => {
                 let ring_bytes = emulated::ring_bytes(network);
                 shm::Connection::serve(self.socket, ring_bytes).map(Link::Shm)
             }
@@ -181,8 +181,8 @@ impl Stream {
     /// `deadline`.
     pub fn into_link_client(self, deadline: Instant) -> Result<Link, Error> {
         match self.kind {
-            Kind::Shm => shm::Connection::join(self.socket, deadline).map(Link::Shm),
-            Kind::Rdma => {
+            LinkKind::Shm => shm::Connection::join(self.socket, deadline).map(Link::Shm),
+            LinkKind::Rdma => {
                 let options = self.rdma.clone();
                 rdma::Connection::join(self, &options, deadline)
                     .map(|link| Link::Rdma(Box::new(link)))
@@ -215,8 +215,8 @@ impl TryFrom<OwnedFd> for Stream {
         const DOING: &str = "taking over an inherited socket";
         let domain = sockopt::socket_domain(&socket).map_err(Error::io(DOING))?;
         let kind = match domain {
-            AddressFamily::UNIX => Kind::Shm,
-            AddressFamily::INET | AddressFamily::INET6 => Kind::Tcp,
+            AddressFamily::UNIX => LinkKind::Shm,
+            AddressFamily::INET | AddressFamily::INET6 => LinkKind::Tcp,
             _ => {
                 return Err(Error::Misuse(
                     "the inherited socket is neither unix nor tcp",

@@ -16,7 +16,7 @@ use std::{
 };
 
 use outboard_link::{
-    Endpoint, Error, Kind, Listener, Peer, Stream, Wait,
+    Endpoint, Error, LinkKind, Listener, Peer, Stream, Wait,
     conformance::{Fixture, PATIENCE, ShmFixture, TcpFixture, soon},
     connect,
 };
@@ -296,7 +296,7 @@ fn a_tcp_stream_cut_anywhere_ends_with_what_was_missing() {
     let stream = [&frame[..], &frame[..]].concat();
     for cut in 0..=stream.len() {
         let (server, mut client) = streams(&TcpFixture);
-        assert_eq!(server.kind(), Kind::Tcp);
+        assert_eq!(server.kind(), LinkKind::Tcp);
         let (_sender, mut receiver) = server.into_link_server().unwrap().split();
         client.write_all_deadline(&stream[..cut], soon()).unwrap();
         drop(client);

@@ -80,7 +80,7 @@ pub struct Step {
     /// CPU time since the end of the call before, or of the call that this one comes after.
     pub gap_ns: f64,
     /// A call of another thread that must have returned before.
-    pub(crate) comes_after: Option<Place>,
+    pub(crate) comes_after: Option<StepIndex>,
     pub request_bytes: u64,
     pub response_bytes: u64,
     /// The unit that it starts; [`NONE`] for none.
@@ -99,7 +99,7 @@ pub struct Step {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct StepIndex {
     pub(crate) thread: u32,
     pub(crate) step: u32,
 }

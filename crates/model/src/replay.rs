@@ -23,7 +23,7 @@ use outboard_trace::GpuWork;
 
 use crate::{
     Constants, Network,
-    iteration::{Ends, Iteration, NONE, Place, Step, Unit},
+    iteration::{Ends, Iteration, NONE, Step, StepIndex, Unit},
     mode::{Mode, SMALL_MESSAGE_BYTES},
     pcie::Pcie,
 };
@@ -237,7 +237,7 @@ impl<'a> Replay<'a> {
         Some(begins_ns + start_ns(step, place))
     }
 
-    fn done_ns(&self, place: Place) -> f64 {
+    fn done_ns(&self, place: StepIndex) -> f64 {
         self.done_ns[place.thread as usize][place.step as usize]
     }
 
@@ -271,7 +271,7 @@ impl<'a> Replay<'a> {
         observer: &mut impl Observer,
     ) {
         let state = &mut self.threads[thread];
-        let done = Place {
+        let done = StepIndex {
             thread: thread as u32,
             step: state.next,
         };

@@ -12,7 +12,7 @@ use std::{
 };
 
 use common::{Answer, library::*, turn, two_devices};
-use outboard_link::Kind;
+use outboard_link::LinkKind;
 use outboard_nvml::{entry::*, types::*};
 
 #[test]
@@ -50,7 +50,7 @@ fn what_the_server_says_arrives() {
 #[test]
 fn how_devices_reach_each_other_is_what_the_server_says() {
     let _turn = turn();
-    let _session = Session::start(Kind::Shm);
+    let _session = Session::start(LinkKind::Shm);
     let (first, second) = (device(0), device(1));
     let status = |a, b, index| {
         let mut status = 77;
@@ -95,7 +95,7 @@ fn how_devices_reach_each_other_is_what_the_server_says() {
 #[test]
 fn links_and_affinities_arrive() {
     let _turn = turn();
-    let _session = Session::start(Kind::Shm);
+    let _session = Session::start(LinkKind::Shm);
     let gpu = device(0);
     let state = |link| {
         let mut up = 77;
@@ -174,7 +174,7 @@ fn nvmlGpuFabricInfo_v3(version: u32) -> nvmlGpuFabricInfo_v3_t {
 #[test]
 fn what_the_driver_refuses_is_not_supported() {
     let _turn = turn();
-    let _session = Session::start(Kind::Shm);
+    let _session = Session::start(LinkKind::Shm);
     let gpu = device(1);
     assert_eq!(
         ask(nvmlDeviceGetPowerUsage, gpu),
@@ -211,7 +211,7 @@ fn no_event_ever_arrives() {
     // SAFETY: a variable for the answer.
     let early = unsafe { nvmlEventSetCreate(&mut set) };
     assert_eq!(early, nvmlReturn_t::UNINITIALIZED);
-    let _session = Session::start(Kind::Shm);
+    let _session = Session::start(LinkKind::Shm);
     let gpu = device(0);
     assert_eq!(ask(nvmlDeviceGetSupportedEventTypes, gpu), Ok(0));
     // SAFETY: variables for the answers, and handles that the library knows or refuses.
@@ -264,7 +264,7 @@ fn no_event_ever_arrives() {
 #[test]
 fn a_wait_for_events_ends_with_the_library() {
     let _turn = turn();
-    let _session = Session::start(Kind::Shm);
+    let _session = Session::start(LinkKind::Shm);
     let mut set = nvmlEventSet_t(0);
     assert_eq!(
         // SAFETY: a variable for the answer.
@@ -320,7 +320,7 @@ fn a_forked_child_asks_for_itself() {
 #[test]
 fn calls_of_one_moment_share_a_snapshot() {
     let _turn = turn();
-    let session = Session::start(Kind::Shm);
+    let session = Session::start(LinkKind::Shm);
     let gpu = device(0);
     let (start, before) = (Instant::now(), session.server.questions());
     for _ in 0..1000 {
@@ -347,7 +347,7 @@ fn calls_of_one_moment_share_a_snapshot() {
 #[test]
 fn threads_at_once() {
     let _turn = turn();
-    let _session = Session::start(Kind::Tcp);
+    let _session = Session::start(LinkKind::Tcp);
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
@@ -373,7 +373,7 @@ fn before_and_after_initialisation() {
     );
     assert_eq!(nvmlSystemGetTopologyGpuSet(), nvmlReturn_t::UNINITIALIZED);
     assert_eq!(shutdown(), nvmlReturn_t::UNINITIALIZED);
-    let _session = Session::start(Kind::Shm);
+    let _session = Session::start(LinkKind::Shm);
     let gpu = device(0);
     // SAFETY: no pointers.
     assert_eq!(unsafe { nvmlInitWithFlags(1) }, nvmlReturn_t::SUCCESS);
@@ -392,7 +392,7 @@ fn before_and_after_initialisation() {
 #[test]
 fn wrong_arguments() {
     let _turn = turn();
-    let _session = Session::start(Kind::Shm);
+    let _session = Session::start(LinkKind::Shm);
     let gpu = device(0);
     let invalid = nvmlReturn_t::INVALID_ARGUMENT;
     for handle in [0, 1, usize::MAX, gpu.0 + 1, gpu.0 + 2 * 16, gpu.0 - 16] {
@@ -475,7 +475,7 @@ fn wrong_arguments() {
 #[test]
 fn small_buffers() {
     let _turn = turn();
-    let _session = Session::start(Kind::Shm);
+    let _session = Session::start(LinkKind::Shm);
     let gpu = device(0);
     let needed = "NVIDIA H200".len() as u32 + 1;
     assert_eq!(text(nvmlDeviceGetName, gpu, needed).unwrap(), "NVIDIA H200");
@@ -524,7 +524,7 @@ fn small_buffers() {
 #[test]
 fn the_older_records_of_a_place_on_the_bus_are_as_long_as_they_were() {
     let _turn = turn();
-    let _session = Session::start(Kind::Shm);
+    let _session = Session::start(LinkKind::Shm);
     let gpu = device(0);
     let mut room = [0x55_u8; 80];
     assert_eq!(
@@ -544,7 +544,7 @@ fn the_older_records_of_a_place_on_the_bus_are_as_long_as_they_were() {
 #[test]
 fn the_table_of_nvidia_smi() {
     let _turn = turn();
-    let _session = Session::start(Kind::Shm);
+    let _session = Session::start(LinkKind::Shm);
     let id = [
         0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e, 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7,
         0xc4,

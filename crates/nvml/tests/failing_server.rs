@@ -7,7 +7,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{Answer, Server, library::*, turn};
-use outboard_link::Kind;
+use outboard_link::LinkKind;
 use outboard_nvml::{entry::*, types::*};
 
 #[test]
@@ -38,7 +38,7 @@ fn no_server() {
 #[test]
 fn a_server_that_goes_and_comes_back() {
     let _turn = turn();
-    let server = Server::start(Kind::Shm, well());
+    let server = Server::start(LinkKind::Shm, well());
     let endpoint = server.endpoint.clone();
     use_server(&endpoint.to_string());
     assert_eq!(init(), nvmlReturn_t::SUCCESS);
@@ -66,7 +66,7 @@ fn a_server_that_goes_and_comes_back() {
 #[test]
 fn a_server_that_only_dropped_the_connection_is_dialled_again_at_once() {
     let _turn = turn();
-    let server = Server::start(Kind::Tcp, well());
+    let server = Server::start(LinkKind::Tcp, well());
     let endpoint = server.endpoint.clone();
     use_server(&endpoint.to_string());
     assert_eq!(init(), nvmlReturn_t::SUCCESS);
@@ -112,7 +112,7 @@ fn a_server_that_answers_badly() {
 #[test]
 fn a_server_that_does_not_answer_is_given_up() {
     let _turn = turn();
-    let server = Server::start(Kind::Shm, Answer::Silence);
+    let server = Server::start(LinkKind::Shm, Answer::Silence);
     use_server(&server.endpoint.to_string());
     let start = Instant::now();
     assert_eq!(init(), nvmlReturn_t::DRIVER_NOT_LOADED);

@@ -12,12 +12,12 @@ use std::{
 };
 
 use common::{Answer, Server, built_library, two_devices};
-use outboard_link::Kind;
+use outboard_link::LinkKind;
 
 #[test]
 fn nvidia_ml_py() {
     let Some(python) = python() else { return };
-    for kind in [Kind::Shm, Kind::Tcp] {
+    for kind in [LinkKind::Shm, LinkKind::Tcp] {
         let server = Server::start(kind, Answer::Snapshot(Box::new(two_devices())));
         let output = run(&python, "pynvml_checks.py", &server.endpoint.to_string());
         assert!(
@@ -40,7 +40,7 @@ fn nvidia_ml_py() {
 #[test]
 fn what_is_not_supported_is_logged_by_name_and_once() {
     let Some(python) = python() else { return };
-    let server = Server::start(Kind::Shm, Answer::Snapshot(Box::new(two_devices())));
+    let server = Server::start(LinkKind::Shm, Answer::Snapshot(Box::new(two_devices())));
     let script = "
 import pynvml as n
 n.nvmlInit()

@@ -14,13 +14,13 @@ const _: () = assert!(size_of::<Record>() == 64 && RING_RECORDS.is_power_of_two(
 /// Keeps a value in cache lines of its own: two neighbouring counters would move between the
 /// processors at every write.
 #[repr(align(128))]
-struct Alone<T>(T);
+struct CachePadded<T>(T);
 
 pub(crate) struct Ring {
     slots: Box<[UnsafeCell<MaybeUninit<Record>>]>,
     /// Records ever put in, and ever taken out; both only grow.
-    put: Alone<AtomicUsize>,
-    taken: Alone<AtomicUsize>,
+    put: CachePadded<AtomicUsize>,
+    taken: CachePadded<AtomicUsize>,
     /// True while a thread has claimed the ring.
     is_used: AtomicBool,
 }
@@ -49,8 +49,8 @@ impl Ring {
             slots: (0..RING_RECORDS)
                 .map(|_| UnsafeCell::new(MaybeUninit::uninit()))
                 .collect(),
-            put: Alone(AtomicUsize::new(0)),
-            taken: Alone(AtomicUsize::new(0)),
+            put: CachePadded(AtomicUsize::new(0)),
+            taken: CachePadded(AtomicUsize::new(0)),
             is_used: AtomicBool::new(false),
         }
     }

@@ -41,7 +41,7 @@ pub struct Writer {
     shared: Mutex<Vec<(Record, Times)>>,
     lost: AtomicU64,
     names: Mutex<Names>,
-    state: Mutex<State>,
+    state: Mutex<DrainState>,
     /// Signalled when there is work for the drain.
     wake: Condvar,
     /// Signalled when the drain has ended.
@@ -73,7 +73,7 @@ pub struct Finished {
 }
 
 #[derive(Default)]
-struct State {
+struct DrainState {
     is_due: bool,
     is_closing: bool,
     about: Option<About>,

@@ -106,11 +106,11 @@ pub const HANDSHAKE_BYTES_MAX: usize = 256 << 10;
 pub const ARRIVAL_SPIN_NS: u64 = 200_000;
 /// On one or two cores that thread gives its core away between two looks, until this long before
 /// the arrival.
-pub const ARRIVAL_RUDE_NS: u64 = 5_000;
+pub const ARRIVAL_KEEP_CORE_NS: u64 = 5_000;
 /// Furthest in the future that a frame's arrival may be: the longest delay that a network may have,
 /// after a full ring at the least bandwidth. A frame that arrives later is refused, or it would
 /// hold its receiver up.
 pub const ARRIVAL_AHEAD_MS_MAX: u64 = 900_000;
 /// Time between the client's reading of its clock and the server's reading, at most, if both are to
 /// be the same clock. Two machines are hardly booted so close to each other.
-pub const CLOCKS_APART_MS_MAX: u64 = 60_000;
+pub const CLOCK_SKEW_MS_MAX: u64 = 60_000;

@@ -10,7 +10,7 @@ use std::{
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{Fixture, expect_end, expect_frame, pair, random_numbers, send, soon};
-use crate::{Error, Kind, Listener, Wait, connect, emulated::End};
+use crate::{Error, LinkKind, Listener, Wait, connect, emulated::End};
 
 pub fn what_was_sent_before_the_end_is_delivered(fixture: &impl Fixture) {
     for (frames, len) in [(0, 1), (1, 1), (1_000, 100), (3, 1 << 20)] {
@@ -229,7 +229,7 @@ pub fn waiting_costs_no_processor_time(fixture: &impl Fixture) {
 pub fn file_descriptors_arrive_by_tag_or_not_at_all(fixture: &impl Fixture) {
     let ((mut to_client, from_client), (mut to_server, mut from_server)) = pair(fixture);
     let files: Vec<_> = (0..3u8).map(file_of).collect();
-    if to_client.kind() != Kind::Shm {
+    if to_client.kind() != LinkKind::Shm {
         let sent = to_client.send_fd(1, files[0].as_fd());
         assert!(
             matches!(sent, Err(Error::Unsupported { kind, .. }) if kind == to_client.kind().name()),
@@ -285,7 +285,7 @@ pub fn noise_from_the_peer_is_an_error(fixture: &impl Fixture) {
             stream
         });
         let (stream, _) = listener.accept(Some(soon())).expect("a client");
-        let is_rdma = stream.kind() == Kind::Rdma;
+        let is_rdma = stream.kind() == LinkKind::Rdma;
         let link = match stream.into_link_server() {
             // The noise comes in place of the client's setup.
             Err(error) if is_rdma => {
@@ -299,13 +299,13 @@ pub fn noise_from_the_peer_is_an_error(fixture: &impl Fixture) {
         let (_sender, mut receiver) = link.split();
         let error = match carrier {
             // No thread reads the socket.
-            Kind::Shm if kind != carrier => {
+            LinkKind::Shm if kind != carrier => {
                 let deadline = Instant::now() + Duration::from_millis(20);
                 let nothing = receiver.recv(Wait::Until(deadline));
                 assert!(nothing.expect("no end").is_none());
                 continue;
             }
-            Kind::Shm => receiver.recv_fd(0, super::PATIENCE).map(|_| ()),
+            LinkKind::Shm => receiver.recv_fd(0, super::PATIENCE).map(|_| ()),
             _ => loop {
                 match receiver.recv(Wait::Until(Instant::now() + Duration::from_millis(200))) {
                     Ok(Some(frame)) => assert!(frame.len() <= 8_000),

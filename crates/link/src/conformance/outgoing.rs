@@ -13,7 +13,7 @@ use outboard_wire::limits::{RING_BYTES, TCP_SEND_BUFFER_BYTES};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{Fixture, expect_end, expect_frame, pair, send, soon, write_frame};
-use crate::{Error, Flusher, Kind, Sender, Wait};
+use crate::{Error, Flusher, LinkKind, Sender, Wait};
 
 /// Starts a helper if the link has one, whatever the machine.
 fn start_helper(flusher: &Flusher) -> Option<JoinHandle<Duration>> {
@@ -209,7 +209,7 @@ pub fn the_last_flush_ends_in_time(fixture: &impl Fixture) {
     flusher.flush_until(deadline).expect("to flush");
     assert!(Instant::now() < deadline);
     expect_frame(&mut from_server, 0, 1_000);
-    if to_client.carrier() != Kind::Tcp {
+    if to_client.carrier() != LinkKind::Tcp {
         return;
     }
     // A peer that does not read, and a thread that is sending.

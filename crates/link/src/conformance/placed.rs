@@ -16,7 +16,8 @@ use super::{
     soon, write_frame,
 };
 use crate::{
-    Error, Kind, Listener, Place, Receiver, Sender, Wait, connect, emulated::End, place::Segment,
+    Destination, Error, LinkKind, Listener, Receiver, Sender, Wait, connect, emulated::End,
+    segment::Segment,
 };
 
 /// Memory that counts its instances.
@@ -63,7 +64,7 @@ fn raw_to_receiver(fixture: &impl Fixture) -> Option<(crate::Stream, (Sender, Re
     let raw = thread::spawn(move || connect(&endpoint, super::PATIENCE).expect("to connect"));
     let (stream, _) = listener.accept(Some(soon())).expect("a client");
     let raw = raw.join().expect("the client's thread");
-    (stream.kind() == Kind::Tcp)
+    (stream.kind() == LinkKind::Tcp)
         .then(|| fixture.wrap(stream.into_link_server().expect("a link"), End::Server))
         .map(|link| (raw, link.split()))
 }
@@ -109,7 +110,7 @@ pub fn long_frames_are_placed_and_short_ones_are_not(fixture: &impl Fixture) {
             let mut start = vec![0; len];
             write_frame(&mut start, number as u64);
             assert!(start.starts_with(head));
-            (wanted > 0).then(|| Place {
+            (wanted > 0).then(|| Destination {
                 skip,
                 memory: Counted::boxed(len - skip, &alive),
             })
@@ -123,7 +124,7 @@ pub fn long_frames_are_placed_and_short_ones_are_not(fixture: &impl Fixture) {
         let whole = [frame.head, frame.tail.as_ref().map_or(&[], |t| t.bytes())].concat();
         check_frame(&whole, number as u64);
         kept.extend(frame.tail.map(|tail| (whole, tail)));
-        let is_tcp = from_server.carrier() == Kind::Tcp;
+        let is_tcp = from_server.carrier() == LinkKind::Tcp;
         assert_eq!(asked, is_tcp && len >= PLACED_BYTES_MIN);
         assert_eq!(is_placed, asked && wanted > 0);
     }
@@ -155,7 +156,7 @@ pub fn a_placed_frame_goes_on_in_a_later_call(fixture: &impl Fixture) {
             seen += part.len();
             let mut place = |_: &[u8], len: usize| {
                 asked.set(asked.get() + 1);
-                Some(Place {
+                Some(Destination {
                     skip: 20,
                     memory: Counted::boxed(len - 20, &alive),
                 })
@@ -192,7 +193,7 @@ pub fn a_peer_that_goes_away_in_a_placed_frame(fixture: &impl Fixture) {
         raw.write_all_deadline(&bytes, soon()).expect("to write");
         drop(raw);
         let mut place = |_: &[u8], len: usize| {
-            Some(Place {
+            Some(Destination {
                 skip: 0,
                 memory: Counted::boxed(len, &alive),
             })
@@ -213,7 +214,7 @@ pub fn a_peer_that_goes_away_in_a_placed_frame(fixture: &impl Fixture) {
 pub fn a_place_that_does_not_fit_is_refused(fixture: &impl Fixture) {
     const LEN: usize = 40_000;
     let ((mut to_client, _keep), (_keep_too, mut from_server)) = pair(fixture);
-    if from_server.carrier() != Kind::Tcp {
+    if from_server.carrier() != LinkKind::Tcp {
         return;
     }
     for (number, (skip, room)) in [(0, LEN + 1), (10, LEN), (LEN + 1, 0), (0, 0)]
@@ -223,7 +224,7 @@ pub fn a_place_that_does_not_fit_is_refused(fixture: &impl Fixture) {
         send(&mut to_client, number as u64, LEN).expect("to send");
         let mut place = |_: &[u8], _: usize| {
             let memory = Box::new(vec![0; room]);
-            Some(Place { skip, memory })
+            Some(Destination { skip, memory })
         };
         let error = from_server
             .recv_placed(Wait::Until(soon()), &mut place)
@@ -249,7 +250,7 @@ pub fn back_pressure_holds_while_frames_are_kept(fixture: &impl Fixture) {
     let mut kept = Vec::new();
     for number in 0..FRAMES {
         let mut place = |_: &[u8], len: usize| {
-            Some(Place {
+            Some(Destination {
                 skip: 0,
                 memory: Counted::boxed(len, &alive),
             })

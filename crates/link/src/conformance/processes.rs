@@ -12,7 +12,7 @@ use std::{
 use outboard_wire::limits::PEER_DEATH_MS_MAX;
 
 use super::{Fixture, PATIENCE, expect_frame, send, soon};
-use crate::{Error, Kind, Listener, Receiver, Sender, Stream, Wait, connect, emulated::End};
+use crate::{Error, LinkKind, Listener, Receiver, Sender, Stream, Wait, connect, emulated::End};
 
 const ROLE: &str = "OUTBOARD_CONFORMANCE_ROLE";
 const ENDPOINT: &str = "OUTBOARD_CONFORMANCE_ENDPOINT";
@@ -89,7 +89,7 @@ pub fn a_peer_killed_whose_forked_child_lives(fixture: &impl Fixture, module: &s
     let error = from_client.recv(Wait::Until(soon())).map(|_| ());
     assert!(error.as_ref().is_err_and(Error::is_disconnect), "{error:?}");
     let bound = match from_client.carrier() {
-        Kind::Tcp | Kind::Rdma => FORKED_CHILD_LIVES + PATIENCE,
+        LinkKind::Tcp | LinkKind::Rdma => FORKED_CHILD_LIVES + PATIENCE,
         _ => DEATH_NOTICED,
     };
     assert!(
@@ -113,7 +113,7 @@ pub fn a_worker_killed_that_inherited_its_socket(fixture: &impl Fixture, module:
     let kept = socket.try_clone().expect("a copy");
     let mut worker = start(module, "worker", "", Stdio::from(socket));
     let link = fixture.wrap(client.join().expect("the client"), End::Client);
-    let kept = (link.carrier() == Kind::Shm).then_some(kept);
+    let kept = (link.carrier() == LinkKind::Shm).then_some(kept);
     let (mut to_server, mut from_server) = link.split();
     for number in 0..100 {
         send(&mut to_server, number, 1_000).expect("to send");

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use outboard_wire::{handshake::Clock as Told, limits::CLOCKS_APART_MS_MAX};
+use outboard_wire::{handshake::Clock as Told, limits::CLOCK_SKEW_MS_MAX};
 use rustix::time::{ClockId, clock_gettime};
 
 /// The kernel draws it at boot; all containers of a machine see the same one.
@@ -26,9 +26,9 @@ pub enum ClockError {
     )]
     OtherMachine { ours: String, theirs: String },
     #[error(
-        "a network can be emulated only between processes that have one clock, and the program's monotonic clock is {apart_ms} ms from the server's: is one of them in a time namespace of its own?"
+        "a network can be emulated only between processes that have one clock, and the program's monotonic clock is {skew_ms} ms from the server's: is one of them in a time namespace of its own?"
     )]
-    OtherClock { apart_ms: u64 },
+    OtherClock { skew_ms: u64 },
 }
 
 /// Describes a client's clock, and compares a server's clock with it.
@@ -60,10 +60,10 @@ fn agree(ours: &Told, theirs: &Told) -> Result<(), ClockError> {
         });
     }
     // The client read its clock before this server did, and not long before.
-    let apart_ns = ours.now_ns.abs_diff(theirs.now_ns);
-    if theirs.now_ns > ours.now_ns || apart_ns > CLOCKS_APART_MS_MAX * 1_000_000 {
-        let apart_ms = apart_ns / 1_000_000;
-        return Err(ClockError::OtherClock { apart_ms });
+    let skew_ns = ours.now_ns.abs_diff(theirs.now_ns);
+    if theirs.now_ns > ours.now_ns || skew_ns > CLOCK_SKEW_MS_MAX * 1_000_000 {
+        let skew_ms = skew_ns / 1_000_000;
+        return Err(ClockError::OtherClock { skew_ms });
     }
     Ok(())
 }

@@ -38,7 +38,9 @@ use std::{
 };
 
 use outboard_wire::{
-    limits::{ARRIVAL_AHEAD_MS_MAX, ARRIVAL_RUDE_NS, ARRIVAL_SPIN_NS, RING_BYTES, RING_BYTES_MAX},
+    limits::{
+        ARRIVAL_AHEAD_MS_MAX, ARRIVAL_KEEP_CORE_NS, ARRIVAL_SPIN_NS, RING_BYTES, RING_BYTES_MAX,
+    },
     network::Network,
 };
 use parking_lot::{Condvar, Mutex};
@@ -50,8 +52,8 @@ pub use self::{
     wire::{End, Wire},
 };
 use crate::{
-    Error, Kind, Link, Wait,
-    place::{Frame, Placer},
+    Error, Link, LinkKind, Wait,
+    segment::{ChooseDestination, Frame},
     spin,
 };
 
@@ -188,7 +190,7 @@ impl Receiver {
     pub(crate) fn recv_placed(
         &mut self,
         wait: Wait,
-        place: &mut Placer<'_>,
+        place: &mut ChooseDestination<'_>,
     ) -> Result<Option<Frame<'_>>, Error> {
         if !self.is_due(wait)? {
             return Ok(None);
@@ -241,14 +243,14 @@ impl Receiver {
             }
         }
         // On few cores the peer may need this core; but a core that is given away comes back late.
-        let polite_until_ns = match spin::has_cores_to_spare() {
+        let yield_until_ns = match spin::has_cores_to_spare() {
             true => 0,
-            false => until_ns.saturating_sub(ARRIVAL_RUDE_NS),
+            false => until_ns.saturating_sub(ARRIVAL_KEEP_CORE_NS),
         };
         loop {
             match now_ns() {
                 now if now >= until_ns => return Ok(true),
-                now if now < polite_until_ns => thread::yield_now(),
+                now if now < yield_until_ns => thread::yield_now(),
                 _ => hint::spin_loop(),
             }
         }
@@ -314,7 +316,7 @@ fn read_stamp(frame: &[u8], now_ns: u64) -> Result<u64, Error> {
 
 /// The error for a carrier that is a real network, whose delay would add up with the emulated one.
 #[cold]
-fn not_over(kind: Kind) -> Error {
+fn not_over(kind: LinkKind) -> Error {
     Error::Unsupported {
         what: "emulating a network",
         kind: kind.name(),

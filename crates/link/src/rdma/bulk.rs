@@ -7,14 +7,14 @@ use std::time::Instant;
 use super::{
     connection::{Receiver, Sender},
     grants::{GRANTS_MAX, Grant},
-    long::{Apart, Long, To},
+    long::{Long, SeparateData, To},
     registry::{RdmaTarget, RdmaUse, Registered, Registrar},
     ring::{CHECKED_BYTES_MAX, Port},
 };
 use crate::{
     Error, Wait,
     link::scatter,
-    place::{Frame, Payload, Segment},
+    segment::{Frame, Payload, Segment},
 };
 
 /// Longest head of such a frame: it is written together with the description of the data.
@@ -235,7 +235,7 @@ impl Sender {
     }
 
     /// Drops what is known at once to have been read; does not wait.
-    pub(crate) fn let_go(&mut self) {
+    pub(crate) fn drop_read_owners(&mut self) {
         self.reap();
     }
 }
@@ -275,11 +275,11 @@ impl Receiver {
 
     #[inline(never)]
     pub(crate) fn recv_placed(&mut self, wait: Wait) -> Result<Option<Frame<'_>>, Error> {
-        let Some((offset, len, apart)) = self.next(wait)? else {
+        let Some((offset, len, separate)) = self.next(wait)? else {
             return Ok(None);
         };
-        let tail = match apart {
-            Some(Apart {
+        let tail = match separate {
+            Some(SeparateData {
                 len,
                 is_granted: true,
             }) => Some(self.granting.take(len)?),
@@ -296,7 +296,7 @@ impl Receiver {
             Some((
                 offset,
                 len,
-                Some(Apart {
+                Some(SeparateData {
                     len: data_len,
                     is_granted: true,
                 }),

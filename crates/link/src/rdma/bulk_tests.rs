@@ -16,7 +16,7 @@ use super::{
 use crate::{
     Error, Wait,
     conformance::{RdmaFixture, is_possible, soon},
-    place::{Lasting, Payload},
+    segment::{Lasting, Payload},
 };
 
 pub(super) const HEAD: &[u8] = b"a head of thirty-six bytes, no more!";

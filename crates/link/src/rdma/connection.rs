@@ -17,7 +17,7 @@ use super::{
     device::AckTimeout,
     endpoint::Endpoint,
     grants::{Given, Granting},
-    long::Apart,
+    long::SeparateData,
     prepared::{Prepared, TO_CLIENT, TO_SERVER},
     queue::{RETRIES, STALLED_MS_MAX},
     registry::Registrar,
@@ -318,7 +318,7 @@ impl Receiver {
     pub(super) fn next(
         &mut self,
         wait: Wait,
-    ) -> Result<Option<(usize, usize, Option<Apart>)>, Error> {
+    ) -> Result<Option<(usize, usize, Option<SeparateData>)>, Error> {
         let held = std::mem::take(&mut self.held);
         if held > 0 {
             let taken = self.consumer.take(held);
@@ -335,14 +335,14 @@ impl Receiver {
             offset,
             len,
             footprint,
-            apart,
+            separate,
         } = found
         else {
             return Err(Error::Closed);
         };
         self.asleep = None;
         self.held = footprint;
-        Ok(Some((offset, len, apart)))
+        Ok(Some((offset, len, separate)))
     }
 
     pub(crate) fn waker(&self) -> Waker {

@@ -19,10 +19,10 @@ use super::{check, memory::Memory};
 pub(super) const BLOCK_BYTES: usize = 24;
 /// The control words of one end of one direction; a page holds those of both directions.
 pub(super) const CONTROL_BYTES: usize = 512;
-/// Two cache lines apart, since processors prefetch them in pairs.
+/// Two cache lines separate, since processors prefetch them in pairs.
 pub(super) const OWN: usize = 0;
 pub(super) const TOLD: usize = 128;
-pub(super) const LANDING: usize = 256;
+pub(super) const READ_BUFFER: usize = 256;
 
 /// The state of an end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl Control {
 
     /// Returns the peer's block as this end read it; `None` if it was changing.
     pub(super) fn looked(&self) -> Option<Block> {
-        self.read(LANDING)
+        self.read(READ_BUFFER)
     }
 
     fn read(&self, place: usize) -> Option<Block> {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    control::{BLOCK_BYTES, LANDING, OWN, TOLD},
+    control::{BLOCK_BYTES, OWN, READ_BUFFER, TOLD},
     domain::{Piece, Region},
     grants::{GRANT_BYTES, OUR_GRANTS, TOLD_GRANTS},
     queue::{POSTED_MAX, Queue, Request, Verb},
@@ -20,7 +20,7 @@ use crate::Error;
 /// Time that the device is asked for room without pause, and length of each sleep between two looks
 /// afterwards.
 const ROOM_SPIN: Duration = Duration::from_micros(20);
-const ROOM_NAP: Duration = Duration::from_micros(50);
+const ROOM_BACKOFF: Duration = Duration::from_micros(50);
 
 pub(super) struct Endpoint {
     pub(super) queue: Queue,
@@ -123,7 +123,7 @@ impl Endpoint {
             ),
             Op::Look => Request {
                 verb: Verb::Read,
-                piece: self.control.piece(at + LANDING, BLOCK_BYTES),
+                piece: self.control.piece(at + READ_BUFFER, BLOCK_BYTES),
                 remote: control.address + (at + OWN) as u64,
                 rkey: control.key,
             },
@@ -155,7 +155,7 @@ impl Endpoint {
             return Ok(());
         }
         self.queue.check_progress(start)?;
-        std::thread::sleep(ROOM_NAP);
+        std::thread::sleep(ROOM_BACKOFF);
         // The look is a system call, cheaper than the sleep.
         self.shared.peer_end().map_or(Ok(()), Err)
     }
@@ -181,7 +181,7 @@ impl Endpoint {
                 return;
             }
             if spent >= ROOM_SPIN {
-                std::thread::sleep(ROOM_NAP);
+                std::thread::sleep(ROOM_BACKOFF);
                 if self.shared.peer_end().is_some() {
                     return;
                 }

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     conformance::{RdmaFixture, is_possible},
-    place::{DeviceMemory, Reach},
+    segment::{DeviceMemory, Reach},
 };
 
 const LEN: usize = 300_000;

@@ -14,7 +14,7 @@ use super::{
     memory::Memory,
     registry::{RdmaTarget, Registered},
 };
-use crate::{Error, place::Segment};
+use crate::{Error, segment::Segment};
 
 /// Grants that may be open at a time.
 pub(super) const GRANTS_MAX: usize = 16;

@@ -11,7 +11,7 @@ use outboard_wire::limits::FRAME_BYTES_MAX;
 use super::{
     check,
     control::{CONTROL_BYTES, Control},
-    long::APART,
+    long::SEPARATE,
     memory::Memory,
     ring::{CHECKED_BYTES_MAX, Consumer, Found, HEADER_BYTES, Op, Port},
     setup::{self, SETUP_BYTES},
@@ -68,7 +68,7 @@ pub fn fuzz_ring(data: &[u8]) {
         let offset = position as usize & (RING_BYTES - 1);
         let header = u64::from(len) | u64::from(check::tag(position)) << 32;
         // A length that announces separate data is a length, too.
-        let covered = match (len & !APART) as usize {
+        let covered = match (len & !SEPARATE) as usize {
             len @ 1..=CHECKED_BYTES_MAX => len.next_multiple_of(16),
             _ => 0,
         };
@@ -86,10 +86,10 @@ pub fn fuzz_ring(data: &[u8]) {
                 offset,
                 len,
                 footprint,
-                apart,
+                separate,
             }) => {
                 assert!((1..=FRAME_BYTES_MAX).contains(&len));
-                assert!(apart.is_none_or(|data| (1..=FRAME_BYTES_MAX).contains(&data.len)));
+                assert!(separate.is_none_or(|data| (1..=FRAME_BYTES_MAX).contains(&data.len)));
                 let bytes = consumer.bytes(offset, len);
                 // Touches every byte, so that an invalid one is found.
                 hint::black_box(

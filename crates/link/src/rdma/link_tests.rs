@@ -14,7 +14,7 @@ use super::{
     setup::{self, SETUP_BYTES},
 };
 use crate::{
-    Kind, Link, Listener, Stream, Wait,
+    Link, LinkKind, Listener, Stream, Wait,
     conformance::{Fixture, PATIENCE, RdmaFixture, is_possible, not_run, soon},
     connect,
 };
@@ -199,7 +199,7 @@ fn a_setup_that_is_wrong_is_an_error_on_both_sides() {
     // link.
     let (server, client) = streams();
     let server = server.with_rdma("device=mlx9_9".parse().unwrap()).unwrap();
-    assert_eq!(server.kind(), Kind::Rdma);
+    assert_eq!(server.kind(), LinkKind::Rdma);
     let client = thread::spawn(move || client.into_link_client(soon()).unwrap_err());
     let error = server.into_link_server().unwrap_err();
     assert!(

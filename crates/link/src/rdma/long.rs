@@ -21,8 +21,8 @@ use super::{
 use crate::Error;
 
 /// Flag in a length: the frame's data is not in the ring, and 16 bytes about it come first.
-pub(super) const APART: u32 = 1 << 30;
-pub(super) const APART_BYTES: usize = 16;
+pub(super) const SEPARATE: u32 = 1 << 30;
+pub(super) const SEPARATE_BYTES: usize = 16;
 
 /// Destination of a long frame's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Long {
     pub(super) fn footprint(&self) -> usize {
         match (self.to, self.from) {
             (To::Ring, _) => self.head + self.data,
-            (_, Some(_)) => APART_BYTES + self.head,
+            (_, Some(_)) => SEPARATE_BYTES + self.head,
             (_, None) => self.data_at() + self.data,
         }
     }
@@ -58,14 +58,14 @@ impl Long {
     fn data_at(&self) -> usize {
         match self.to {
             To::Ring => self.head,
-            _ => (APART_BYTES + self.head).next_multiple_of(ALIGN),
+            _ => (SEPARATE_BYTES + self.head).next_multiple_of(ALIGN),
         }
     }
 }
 
 /// Data that belongs to a frame and was written outside the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Apart {
+pub(super) struct SeparateData {
     pub(super) len: usize,
     /// True if it is in the oldest granted memory, false if it is where this side asked for it.
     pub(super) is_granted: bool,
@@ -75,14 +75,14 @@ impl<P: Port> Producer<P> {
     /// Returns room in the mirror for the head of a long frame at `at`, and for its data if that is
     /// to be copied there. `at` is the result of [`place`](Self::place) for the frame's footprint.
     pub(super) fn reserve_long(&mut self, at: u64, long: &Long) -> (&mut [u8], &mut [u8]) {
-        let is_apart = long.to != To::Ring;
+        let is_separate = long.to != To::Ring;
         let copied = if long.from.is_none() { long.data } else { 0 };
         let data_at = long.data_at();
         let room = self.reserve(at, data_at + copied);
         let (head, data) = room.split_at_mut(data_at);
-        let head = match is_apart {
+        let head = match is_separate {
             true => {
-                let (about, head) = head.split_at_mut(APART_BYTES);
+                let (about, head) = head.split_at_mut(SEPARATE_BYTES);
                 let replaced = copied.next_multiple_of(ALIGN) as u32;
                 let kind = u32::from(matches!(long.to, To::Granted(_)));
                 let words = [long.data as u32, replaced, kind, 0];
@@ -120,9 +120,9 @@ impl<P: Port> Producer<P> {
                     to,
                 },
             });
-            let len = APART_BYTES + long.head;
+            let len = SEPARATE_BYTES + long.head;
             let covered = len.next_multiple_of(ALIGN);
-            self.put_header(at, len as u32 | APART, covered);
+            self.put_header(at, len as u32 | SEPARATE, covered);
             self.add(offset, HEADER_BYTES + covered);
         } else {
             let len = long.head + long.data;
@@ -157,7 +157,7 @@ impl<P: Port> Producer<P> {
 
 impl<P: Port> Consumer<P> {
     /// A frame with separate data.
-    pub(super) fn frame_apart(
+    pub(super) fn frame_with_separate_data(
         &self,
         offset: usize,
         len: usize,
@@ -168,7 +168,7 @@ impl<P: Port> Consumer<P> {
         let [lens, kind] = [0, 8].map(|at| self.ring.word(body + at).load(Ordering::Relaxed));
         let (data, replaced) = (lens as u32 as usize, (lens >> 32) as usize);
         let left = (self.capacity as usize - offset).saturating_sub(footprint);
-        let is_possible = len > APART_BYTES
+        let is_possible = len > SEPARATE_BYTES
             && (1..=FRAME_BYTES_MAX).contains(&data)
             && replaced <= left.min(FRAME_BYTES_MAX.next_multiple_of(ALIGN))
             && replaced.is_multiple_of(ALIGN)
@@ -181,10 +181,10 @@ impl<P: Port> Consumer<P> {
             });
         }
         Ok(Found::Frame {
-            offset: body + APART_BYTES,
-            len: len - APART_BYTES,
+            offset: body + SEPARATE_BYTES,
+            len: len - SEPARATE_BYTES,
             footprint: (footprint + replaced) as u64,
-            apart: Some(Apart {
+            separate: Some(SeparateData {
                 len: data,
                 is_granted: kind == 1,
             }),

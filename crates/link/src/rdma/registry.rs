@@ -15,7 +15,7 @@ use super::{
     memory::Memory,
     options::GpuMemory,
 };
-use crate::place::{DeviceMemory, Lasting, Reach};
+use crate::segment::{DeviceMemory, Lasting, Reach};
 
 /// Time without new registrations after a refusal, which most likely comes from the limit on locked
 /// memory.

@@ -30,7 +30,7 @@ use super::{
     check,
     control::{Block, Control},
     domain::Piece,
-    long::{APART, APART_BYTES, Apart},
+    long::{SEPARATE, SEPARATE_BYTES, SeparateData},
     memory::Memory,
     registry::RdmaTarget,
 };
@@ -53,11 +53,11 @@ const END: u32 = u32::MAX;
 pub(super) const RING_BYTES_MIN: usize = 4 << 20;
 
 const _: () = {
-    let longest = HEADER_BYTES + FRAME_BYTES_MAX.next_multiple_of(ALIGN) + APART_BYTES + ALIGN;
+    let longest = HEADER_BYTES + FRAME_BYTES_MAX.next_multiple_of(ALIGN) + SEPARATE_BYTES + ALIGN;
     // Skipped, wanted, held, an eighth that was not told, and the header that marks the end.
     assert!(3 * longest + RING_BYTES_MIN / 8 + HEADER_BYTES <= RING_BYTES_MIN);
     assert!(CHECKED_BYTES_MAX.is_multiple_of(ALIGN));
-    assert!((FRAME_BYTES_MAX as u32) < APART);
+    assert!((FRAME_BYTES_MAX as u32) < SEPARATE);
 };
 
 /// An operation that one end has the device do.
@@ -318,7 +318,7 @@ pub(super) enum Found {
         offset: usize,
         len: usize,
         footprint: u64,
-        apart: Option<Apart>,
+        separate: Option<SeparateData>,
     },
     /// No frame will come.
     End,
@@ -367,8 +367,8 @@ impl<P: Port> Consumer<P> {
             }
             let sum = self.ring.word(offset + 8).load(Ordering::Acquire);
             let said = header as u32;
-            let is_apart = said & APART != 0 && said != END;
-            let len = if is_apart { said & !APART } else { said } as usize;
+            let is_separate = said & SEPARATE != 0 && said != END;
+            let len = if is_separate { said & !SEPARATE } else { said } as usize;
             let footprint = HEADER_BYTES + len.next_multiple_of(ALIGN);
             let fits = len <= FRAME_BYTES_MAX && offset + footprint <= self.capacity as usize;
             if (1..=CHECKED_BYTES_MAX).contains(&len) && fits {
@@ -376,7 +376,7 @@ impl<P: Port> Consumer<P> {
                 let covered = footprint - HEADER_BYTES;
                 let whole = check::of_frame(self.position, header, &self.ring, body, covered);
                 return match sum == whole {
-                    true if is_apart => self.frame_apart(offset, len, footprint),
+                    true if is_separate => self.frame_with_separate_data(offset, len, footprint),
                     true => Ok(self.frame(offset, len, footprint)),
                     false => Ok(Found::Nothing),
                 };
@@ -387,7 +387,7 @@ impl<P: Port> Consumer<P> {
             match said {
                 SKIP if offset > 0 => self.take(self.capacity - offset as u64)?,
                 END => self.is_finished = true,
-                _ if fits && len > CHECKED_BYTES_MAX && !is_apart => {
+                _ if fits && len > CHECKED_BYTES_MAX && !is_separate => {
                     return Ok(self.frame(offset, len, footprint));
                 }
                 got => {
@@ -407,7 +407,7 @@ impl<P: Port> Consumer<P> {
             offset: offset + HEADER_BYTES,
             len,
             footprint: footprint as u64,
-            apart: None,
+            separate: None,
         }
     }
 

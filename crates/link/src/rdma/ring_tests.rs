@@ -11,9 +11,9 @@ use std::{
 
 use super::{
     check,
-    control::{BLOCK_BYTES, CONTROL_BYTES, Control, LANDING, OWN, TOLD},
+    control::{BLOCK_BYTES, CONTROL_BYTES, Control, OWN, READ_BUFFER, TOLD},
     domain::Piece,
-    long::{APART, Apart, Long, To},
+    long::{Long, SEPARATE, SeparateData, To},
     memory::Memory,
     registry::RdmaTarget,
     ring::{ALIGN, CHECKED_BYTES_MAX, Consumer, Found, HEADER_BYTES, Op, Port, Producer},
@@ -69,7 +69,7 @@ impl Port for SimPort {
                     ((mirror, offset), (ring, offset), len)
                 }
                 Op::Tell => ((ours, OWN), (theirs, TOLD), BLOCK_BYTES),
-                Op::Look => ((theirs, OWN), (ours, LANDING), BLOCK_BYTES),
+                Op::Look => ((theirs, OWN), (ours, READ_BUFFER), BLOCK_BYTES),
                 Op::Fill { from, offset } => (
                     self.find(from.address),
                     (&self.ring.as_ref().unwrap().1, offset),
@@ -227,7 +227,7 @@ impl World {
             offset,
             len: got,
             footprint,
-            apart: None,
+            separate: None,
         } = self.consumer.look().unwrap()
         else {
             return false;
@@ -302,7 +302,7 @@ fn frames_arrive_whole_and_in_order_however_their_bytes_do() {
 
 /// Separate data is complete when its frame is, and appears nowhere else.
 #[test]
-fn data_apart_from_its_frame_is_there_when_the_frame_is() {
+fn separate_data_is_there_when_its_frame_is() {
     const HEAD: usize = 36;
     // As many as may be on their way at once: each place is used again.
     const PLACES: u64 = 4;
@@ -352,7 +352,7 @@ fn data_apart_from_its_frame_is_there_when_the_frame_is() {
                         offset,
                         len,
                         footprint,
-                        apart,
+                        separate,
                     } = world.consumer.look().unwrap()
                     else {
                         continue;
@@ -360,14 +360,14 @@ fn data_apart_from_its_frame_is_there_when_the_frame_is() {
                     let mut expected = vec![0; long.data];
                     fill(&mut expected, received);
                     let is_granted = matches!(long.to, To::Granted(_));
-                    let said = (long.to != To::Ring).then_some(Apart {
+                    let said = (long.to != To::Ring).then_some(SeparateData {
                         len: long.data,
                         is_granted,
                     });
-                    assert_eq!(apart, said, "frame {received}");
+                    assert_eq!(separate, said, "frame {received}");
                     let frame = world.consumer.bytes(offset, len);
                     let (head, data) = frame.split_at(HEAD);
-                    let data = match apart {
+                    let data = match separate {
                         None => data,
                         Some(_) => world.target.bytes(place(received), long.data),
                     };
@@ -518,7 +518,7 @@ fn what_cannot_be_is_refused_or_not_believed() {
         (1_000 | (RING_BYTES as u64) << 32, 1),
     ] {
         let mut world = World::new();
-        let header = 48 | u64::from(APART) | u64::from(check::tag(0)) << 32;
+        let header = 48 | u64::from(SEPARATE) | u64::from(check::tag(0)) << 32;
         world.ring.word(HEADER_BYTES).store(lens, Ordering::Relaxed);
         let second = world.ring.word(HEADER_BYTES + 8);
         second.store(kind, Ordering::Relaxed);

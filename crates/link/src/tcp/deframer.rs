@@ -9,7 +9,7 @@ use outboard_wire::limits::{
 
 use crate::{
     Error,
-    place::{Place, Placer, Segment},
+    segment::{ChooseDestination, Destination, Segment},
 };
 
 /// Length of the field before each frame that holds the frame's length.
@@ -65,7 +65,10 @@ impl Deframer {
 
     /// Returns the location of the next frame, if it is complete.
     #[inline]
-    pub(crate) fn next(&mut self, place: &mut Placer<'_>) -> Result<Option<Parts>, Error> {
+    pub(crate) fn next(
+        &mut self,
+        place: &mut ChooseDestination<'_>,
+    ) -> Result<Option<Parts>, Error> {
         if self.placed.is_some() {
             return Ok(self.next_placed());
         }
@@ -160,14 +163,14 @@ impl Deframer {
     }
 
     /// Asks the placer about the long frame at the front, once enough of it has arrived.
-    fn ask(&mut self, len: usize, place: &mut Placer<'_>) -> Result<(), Error> {
+    fn ask(&mut self, len: usize, place: &mut ChooseDestination<'_>) -> Result<(), Error> {
         let start = self.filled.start + PREFIX_BYTES;
         let have = start..self.filled.end.min(start + len);
         if have.len() < self.head_min {
             return Ok(());
         }
         self.is_asked = true;
-        let Some(Place { skip, mut memory }) = place(&self.buffer[have.clone()], len) else {
+        let Some(Destination { skip, mut memory }) = place(&self.buffer[have.clone()], len) else {
             return Ok(());
         };
         let room = memory.room();
@@ -242,7 +245,7 @@ pub fn fuzz_deframer(data: &[u8]) {
     let mut place = |head: &[u8], len: usize| {
         assert!(len >= PLACED_MIN && (HEAD_MIN..=len).contains(&head.len()));
         let skip = usize::from(head[0]).min(HEAD_MIN);
-        head[1].is_multiple_of(2).then(|| Place {
+        head[1].is_multiple_of(2).then(|| Destination {
             skip,
             memory: Box::new(vec![0; len - skip]),
         })

@@ -105,21 +105,21 @@ impl Batch {
 
 /// State that senders share.
 pub struct Outgoing<W> {
-    posted: Apart<Mutex<Posted>>,
+    posted: CachePadded<Mutex<Posted>>,
     /// The state of `posted`, for threads that look without its lock; changed only under it.
     state: AtomicU32,
     /// A thread that tries in vain reads one word, which does not change while the turn is kept.
-    turn: Apart<Turn<Box<Sending<W>>>>,
+    turn: CachePadded<Turn<Box<Sending<W>>>>,
     /// Number of threads that wait for the turn.
     wanted: AtomicU32,
     has_helper: AtomicBool,
-    nap: Mutex<Nap>,
+    helper_sleep: Mutex<HelperSleep>,
     called: Condvar,
 }
 
 /// Keeps a value in cache lines of its own; two are fetched at a time.
 #[repr(align(128))]
-struct Apart<T>(T);
+struct CachePadded<T>(T);
 
 /// Nothing is posted.
 const IDLE: u32 = 0;
@@ -141,7 +141,7 @@ struct Sending<W> {
 }
 
 #[derive(Default)]
-struct Nap {
+struct HelperSleep {
     is_awake: bool,
     is_called: bool,
     is_over: bool,
@@ -150,15 +150,15 @@ struct Nap {
 impl<W: Write> Outgoing<W> {
     pub fn new(writer: W) -> Self {
         Self {
-            posted: Apart(Mutex::new(Posted::default())),
+            posted: CachePadded(Mutex::new(Posted::default())),
             state: AtomicU32::new(IDLE),
-            turn: Apart(Turn::new(Box::new(Sending {
+            turn: CachePadded(Turn::new(Box::new(Sending {
                 batch: Batch::default(),
                 writer,
             }))),
             wanted: AtomicU32::new(0),
             has_helper: AtomicBool::new(false),
-            nap: Mutex::new(Nap::default()),
+            helper_sleep: Mutex::new(HelperSleep::default()),
             called: Condvar::new(),
         }
     }
@@ -318,31 +318,31 @@ impl<W: Write> Outgoing<W> {
 
     /// Wakes the helper, if there is one and it sleeps.
     pub fn call(&self) {
-        let mut nap = lock(&self.nap);
-        if !nap.is_awake {
-            nap.is_called = true;
+        let mut state = lock(&self.helper_sleep);
+        if !state.is_awake {
+            state.is_called = true;
             self.called.notify_one();
         }
     }
 
     /// Ends the helper.
     pub fn end(&self) {
-        lock(&self.nap).is_over = true;
+        lock(&self.helper_sleep).is_over = true;
         self.called.notify_one();
     }
 
     fn sleep(&self) -> bool {
-        let mut nap = lock(&self.nap);
-        nap.is_awake = false;
-        while !nap.is_called && !nap.is_over {
-            nap = match self.called.wait(nap) {
-                Ok(nap) => nap,
+        let mut state = lock(&self.helper_sleep);
+        state.is_awake = false;
+        while !state.is_called && !state.is_over {
+            state = match self.called.wait(state) {
+                Ok(state) => state,
                 Err(poisoned) => poisoned.into_inner(),
             };
         }
-        nap.is_called = false;
-        nap.is_awake = true;
-        !nap.is_over
+        state.is_called = false;
+        state.is_awake = true;
+        !state.is_over
     }
 
     /// Sends what is posted; returns true if there was any. The caller looks for more after it

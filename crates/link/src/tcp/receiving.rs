@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Error, Wait,
-    place::{Frame, Placer},
+    segment::{ChooseDestination, Frame},
     spin::{self, Spin},
     sys,
 };
@@ -59,7 +59,7 @@ impl Receiver {
     pub(crate) fn recv_placed(
         &mut self,
         wait: Wait,
-        place: &mut Placer<'_>,
+        place: &mut ChooseDestination<'_>,
     ) -> Result<Option<Frame<'_>>, Error> {
         let Some(Parts { head, tail }) = self.next(wait, place)? else {
             return Ok(None);
@@ -69,7 +69,11 @@ impl Receiver {
     }
 
     #[inline]
-    fn next(&mut self, wait: Wait, place: &mut Placer<'_>) -> Result<Option<Parts>, Error> {
+    fn next(
+        &mut self,
+        wait: Wait,
+        place: &mut ChooseDestination<'_>,
+    ) -> Result<Option<Parts>, Error> {
         loop {
             if let Some(parts) = self.deframer.next(place)? {
                 return Ok(Some(parts));

@@ -5,7 +5,7 @@
 //!  backward        └► ▪▪▪▪▪▪▪▪▪▪▪▪▪▪▪▪▪▪▪▪▪▪▪▪ ─┘            what autograd's thread does meanwhile
 //! ```
 
-use super::{Iteration, Place};
+use super::{Iteration, StepIndex};
 
 /// Calls of another thread within a gap that cannot be a coincidence.
 const HANDOFF_CALLS_MIN: usize = 8;
@@ -14,7 +14,7 @@ pub(super) fn find(iteration: &mut Iteration) {
     if iteration.threads.len() < 2 {
         return;
     }
-    let mut found: Vec<(Place, Place)> = Vec::new();
+    let mut found: Vec<(StepIndex, StepIndex)> = Vec::new();
     for (thread, steps) in iteration.threads.iter().enumerate() {
         for (index, step) in steps.iter().enumerate() {
             let before = index.checked_sub(1).map(|before| &steps[before]);
@@ -28,7 +28,7 @@ pub(super) fn find(iteration: &mut Iteration) {
                 if end < first + HANDOFF_CALLS_MIN {
                     continue;
                 }
-                let place = |thread: usize, step: usize| Place {
+                let place = |thread: usize, step: usize| StepIndex {
                     thread: thread as u32,
                     step: step as u32,
                 };
@@ -55,6 +55,6 @@ pub(super) fn find(iteration: &mut Iteration) {
     }
 }
 
-fn step(iteration: &Iteration, place: Place) -> &super::Step {
+fn step(iteration: &Iteration, place: StepIndex) -> &super::Step {
     &iteration.threads[place.thread as usize][place.step as usize]
 }

@@ -6,12 +6,12 @@ use std::{
     time::Duration,
 };
 
-use outboard_link::Kind;
+use outboard_link::LinkKind;
 use outboard_nvml::{entry::*, types::*};
 
 use super::{Answer, Server, two_devices};
 
-pub(crate) const KINDS: [Kind; 2] = [Kind::Shm, Kind::Tcp];
+pub(crate) const KINDS: [LinkKind; 2] = [LinkKind::Shm, LinkKind::Tcp];
 
 /// A server, and the library initialised for it until this is dropped.
 pub(crate) struct Session {
@@ -19,7 +19,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn start(kind: Kind) -> Session {
+    pub(crate) fn start(kind: LinkKind) -> Session {
         let server = Server::start(kind, well());
         use_server(&server.endpoint.to_string());
         assert_eq!(init(), nvmlReturn_t::SUCCESS);

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_link::{Endpoint, Kind, Listener, Stream, Wait};
+use outboard_link::{Endpoint, LinkKind, Listener, Stream, Wait};
 use outboard_wire::{
     Message, Op, Reader, Writer,
     doc::{
@@ -52,10 +52,10 @@ struct Shared {
 
 impl Server {
     /// Starts a server at a new address.
-    pub(crate) fn start(kind: Kind, answer: Answer) -> Server {
+    pub(crate) fn start(kind: LinkKind, answer: Answer) -> Server {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let endpoint = match kind {
-            Kind::Tcp => "tcp://127.0.0.1:0".parse(),
+            LinkKind::Tcp => "tcp://127.0.0.1:0".parse(),
             _ => {
                 let name = format!(
                     "outboard-nvml-{}-{}.sock",

@@ -46,12 +46,12 @@ const BASE_EVERY_NS: u64 = 1_000_000_000;
 const NON_BLOCKING: u32 = 1;
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
-static STATE: Mutex<Option<State>> = Mutex::new(None);
+static STATE: Mutex<Option<EventTimes>> = Mutex::new(None);
 static NEXT: AtomicU32 = AtomicU32::new(1);
 static UNTIMED: AtomicU64 = AtomicU64::new(0);
 
 #[derive(Default)]
-struct State {
+struct EventTimes {
     contexts: FxHashMap<usize, Context>,
     /// Names of kernels in the recording, by their handles.
     kernels: FxHashMap<usize, u32>,
@@ -204,7 +204,7 @@ pub(crate) fn work_ends(
         return 0;
     };
     let mut state = STATE.lock();
-    let Some(State {
+    let Some(EventTimes {
         contexts,
         kernels,
         pending,

@@ -2,7 +2,7 @@
 //! there. The device's pinned memory comes first, because the GPU copies from it directly, then the
 //! link's own.
 
-use outboard_link::{Kind, Link};
+use outboard_link::{Link, LinkKind};
 use outboard_wire::limits::{CHUNK_BYTES_MAX, RDMA_GRANTS};
 use tracing::debug;
 
@@ -21,7 +21,7 @@ pub(super) enum Grants {
 impl Grants {
     pub(super) fn over(link: &Link) -> Grants {
         match link.kind() {
-            Kind::Rdma => Grants::NotYet,
+            LinkKind::Rdma => Grants::NotYet,
             _ => Grants::Never,
         }
     }

@@ -29,7 +29,7 @@ use std::{
 };
 
 use outboard_link::{
-    Closer, Error, Frame, LaneKey, LaneListener, Link, Place, Receiver, Segment, Sender, Wait,
+    Closer, Destination, Error, Frame, LaneKey, LaneListener, Link, Receiver, Segment, Sender, Wait,
 };
 use outboard_wire::{
     DecodeError, Message as _, Writer,
@@ -357,7 +357,7 @@ impl Shared {
                 .as_ref()
                 .filter(|_| len <= LANE_PIECE_BYTES_MAX)?
                 .room(len)?;
-            Some(Place {
+            Some(Destination {
                 skip: LANE_HEAD_BYTES,
                 memory,
             })

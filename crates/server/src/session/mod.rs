@@ -58,7 +58,7 @@ use std::{
 };
 
 use outboard_api::CUresult;
-use outboard_link::{Link, Place, Receiver, Segment, Wait, lanes_wanted};
+use outboard_link::{Destination, Link, Receiver, Segment, Wait, lanes_wanted};
 use outboard_ptx::Printed;
 use outboard_wire::{
     DecodeError, Message as _, Op as _, Reader,
@@ -468,7 +468,7 @@ impl Session<'_> {
 
     /// Sends the replies that the device has finished.
     fn answer_ready(&mut self) -> Result<bool, End> {
-        self.outbox.let_go();
+        self.outbox.drop_read_owners();
         if !self.waiting.poll() {
             return Ok(false);
         }
@@ -542,13 +542,18 @@ impl Session<'_> {
 
 /// Chooses memory for a long frame: data of a copy to the device goes into memory that the device
 /// copies from.
-fn place(device: &mut dyn Device, purpose: Purpose, head: &[u8], len: usize) -> Option<Place> {
+fn place(
+    device: &mut dyn Device,
+    purpose: Purpose,
+    head: &[u8],
+    len: usize,
+) -> Option<Destination> {
     if purpose != Purpose::Session {
         return None;
     }
     let skip = copied_data_at(head, len)?;
     let memory = device.room(len - skip)?;
-    Some(Place { skip, memory })
+    Some(Destination { skip, memory })
 }
 
 /// Accepts the client's shared memory only if it is sealed against shrinking. Otherwise the client

@@ -145,8 +145,8 @@ impl Outbox {
     }
 
     /// Releases memory that the adapter has finished reading.
-    pub(super) fn let_go(&mut self) {
-        self.sender.let_go();
+    pub(super) fn drop_read_owners(&mut self) {
+        self.sender.drop_read_owners();
     }
 
     /// Sends the reply to a message that failed.

@@ -74,7 +74,7 @@ pub trait Payload: Send {
 
 /// Destination of a frame: the first `skip` bytes go to the link's buffer, all others to `memory`,
 /// whose length is exactly theirs.
-pub struct Place {
+pub struct Destination {
     pub skip: usize,
     pub memory: Box<dyn Segment>,
 }
@@ -84,9 +84,9 @@ pub struct Place {
 /// is the link's buffer.
 ///
 /// If the peer goes away in the middle of the frame, the memory is dropped unfilled.
-pub type Placer<'p> = dyn FnMut(&[u8], usize) -> Option<Place> + 'p;
+pub type ChooseDestination<'p> = dyn FnMut(&[u8], usize) -> Option<Destination> + 'p;
 
-/// A frame: whole in `head`, or with its end in memory that the [`Placer`] chose.
+/// A frame: whole in `head`, or with its end in memory that the [`ChooseDestination`] chose.
 pub struct Frame<'a> {
     pub head: &'a [u8],
     pub tail: Option<Box<dyn Segment>>,
