@@ -1,20 +1,21 @@
-//! Lanes: further connections of a session over tcp, for the data of long copies. Messages go over the session's own
-//! connection, in one order; of some only the data is elsewhere.
+//! Data connections: further tcp connections of a session, for the data of long copies. Messages
+//! travel on the session's own connection, in one order; only the data of some is elsewhere.
 //!
 //! ```text
-//!  client                       lane threads                      session thread
+//!  client                       connections' threads             session thread
 //!   data 0, data 1, ... ───────► received where the device wants it, kept by number
-//!   message, message, ... ──────────────────────────────────────► takes the data of its number, submits the copy
-//!                               ◄── answers with data ──────────── what is done, to whichever lane is free
+//!   message, message, ... ──────────────────────────────────────► takes its data, submits the copy
+//!                               ◄── replies with data ──────────── sent by any free connection
 //!   destination ◄─────────────── sent from where the device wrote it
 //! ```
 //!
 //! # Why nothing waits for ever
 //!
-//! The client sends data before the message that it belongs to, and on each lane in the order of the messages. So when the
-//! session waits for data, that is on its way already; a lane stops reading only while
-//! [`LANE_FRAMES_AHEAD_MAX`] frames of it have not been taken, and the data that is wanted next is never behind them: those
-//! in front of it on its lane were taken before. Whoever waits here is woken by the end of a lane too.
+//! The client sends data before its message, and on each connection in the order of the messages.
+//! So when the session waits for data, that data is already on its way. A connection stops reading
+//! only while [`LANE_FRAMES_AHEAD_MAX`] of its frames have not been taken, and the data needed next
+//! is never after those: all earlier frames of its connection were taken before. The end of a
+//! connection wakes every thread that waits here.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -46,10 +47,11 @@ use tracing::{debug, info};
 use super::{End, Session, limits, waiting::Waiting};
 use crate::device::Rooms;
 
-/// How long the session looks busily for data that is on its way, where there are cores to spare.
+/// Time that the session spins for data on its way, on a machine with cores to spare, in
+/// microseconds.
 const LOOK_US_MAX: u64 = 100;
 
-/// The lanes of one session, none of them before the client asks.
+/// The data connections of one session; it has none before the client asks.
 pub(super) struct Lanes {
     shared: Arc<Shared>,
     opening: Option<JoinHandle<()>>,
@@ -57,14 +59,14 @@ pub(super) struct Lanes {
     is_few_cores: bool,
 }
 
-/// What the client must know to connect.
+/// Facts that the client needs to connect.
 struct Opened {
     lanes: u32,
     port: u32,
     key: LaneKey,
 }
 
-/// An answer with data, on its way.
+/// A reply with data, to be sent.
 pub(super) struct Answer {
     pub(super) header: [u8; HEADER_BYTES],
     pub(super) entry: Waiting,
@@ -73,15 +75,15 @@ pub(super) struct Answer {
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Data has come.
+    /// Signalled when data has arrived.
     arrived: Condvar,
-    /// Data was taken: a lane may read on.
+    /// Signalled when data was taken, so that a connection may read on.
     taken: Condvar,
-    /// An answer is to be sent.
+    /// Signalled when a reply is to be sent.
     given: Condvar,
-    /// One has been sent.
+    /// Signalled when a reply has been sent.
     sent: Condvar,
-    /// Counts what arrives.
+    /// Counts arrivals.
     arrivals: AtomicU64,
 }
 
@@ -89,19 +91,19 @@ struct Shared {
 struct State {
     phase: Phase,
     lanes: Vec<Lane>,
-    /// Data that has come, by its number, with the lane that brought it.
+    /// Data that has arrived, by its number, with the index of its connection.
     data: HashMap<u64, (usize, Arc<dyn Segment>)>,
-    /// The data that is wanted next.
+    /// Number of the data that is needed next.
     next: u64,
     answers: VecDeque<Answer>,
     answers_bytes: usize,
-    /// When the first lane ended.
+    /// Time at which the first connection ended.
     ended: Option<Instant>,
 }
 
 struct Lane {
     closer: Closer,
-    /// What it has brought and nobody has taken.
+    /// Frames that it has brought and that are not taken yet.
     ahead: usize,
     threads: Vec<JoinHandle<()>>,
 }
@@ -112,12 +114,12 @@ enum Phase {
     None,
     Opening,
     Open,
-    /// The session is over.
+    /// The session has ended.
     Closed,
 }
 
 impl Session<'_> {
-    /// More connections for long copies.
+    /// Opens data connections, and tells the client how to connect.
     pub(super) fn open_lanes(
         &mut self,
         header: RequestHeader,
@@ -153,7 +155,7 @@ impl Session<'_> {
         Ok(self.outbox.flush()?)
     }
 
-    /// Waits for data that is on its way. What is ready meanwhile is answered.
+    /// Waits for data on its way, and meanwhile answers requests that are ready.
     pub(super) fn data_from_lane(&mut self, op: u16) -> Result<Arc<dyn Segment>, End> {
         if !self.lanes.may_bring_data() {
             let why = DecodeError::NoLane;
@@ -171,7 +173,7 @@ impl Session<'_> {
 }
 
 impl Lanes {
-    /// At most so many.
+    /// Makes a session's data connections, at most `lanes_max`.
     pub(super) fn new(lanes_max: usize) -> Lanes {
         Lanes {
             shared: Arc::default(),
@@ -181,7 +183,8 @@ impl Lanes {
         }
     }
 
-    /// Listens for `wanted` lanes, once a session. `None`: there will be none.
+    /// Listens for up to `wanted` data connections, once per session. Returns `None` if there will
+    /// be none.
     fn open(
         &mut self,
         address: Option<SocketAddr>,
@@ -223,12 +226,13 @@ impl Lanes {
         })
     }
 
-    /// Whether a message may say that its data comes on a lane.
+    /// Returns true if a message may say that its data comes on a data connection.
     fn may_bring_data(&self) -> bool {
         matches!(self.shared.lock().phase, Phase::Opening | Phase::Open)
     }
 
-    /// The data of the next message that says so; waits for it until `timeout`. An error when it cannot come any more.
+    /// Returns the data of the next message that has it on a data connection; waits for it until
+    /// `timeout`. Returns an error if it cannot come any more.
     fn next_data(&self, timeout: Duration) -> Result<Option<Arc<dyn Segment>>, Error> {
         let start = Instant::now();
         let looking = Duration::from_micros(match self.is_few_cores {
@@ -241,7 +245,7 @@ impl Lanes {
             if let Some(data) = self.shared.take_next(&mut state) {
                 return Ok(Some(data));
             }
-            // What went out on other lanes before may still be on its way.
+            // Data that was sent on other connections before may still be on its way.
             let end_max = Duration::from_millis(LANE_END_MS_MAX);
             if state.ended.is_some_and(|at| at.elapsed() >= end_max) {
                 return Err(Error::Closed);
@@ -264,8 +268,8 @@ impl Lanes {
         }
     }
 
-    /// Gives an answer to the lanes; gives it back where there are none. Waits while much waits already: the client reads
-    /// its lanes whatever it does.
+    /// Queues a reply for the data connections, or returns it if there are none. Waits while many
+    /// bytes are queued: the client always goes on reading its data connections.
     pub(super) fn give(&self, answer: Answer) -> Option<Answer> {
         let mut state = self.shared.lock();
         while state.is_open() && state.answers_bytes >= LANE_ANSWERS_BYTES_MAX {
@@ -281,12 +285,12 @@ impl Lanes {
     }
 }
 
-/// Nothing of a lane is left when the device goes.
+/// Ends all threads before the device is dropped, whose memory they use.
 impl Drop for Lanes {
     fn drop(&mut self) {
         self.shared.lock().phase = Phase::Closed;
         self.shared.end_all();
-        // A thread that panicked has said so.
+        // A thread that panicked has reported it.
         if let Some(opening) = self.opening.take() {
             let _ = opening.join();
         }
@@ -306,7 +310,7 @@ impl Drop for Lanes {
 }
 
 impl Shared {
-    /// Two threads a lane: one for each direction.
+    /// Starts two threads per connection, one for each direction.
     fn install(
         self: &Arc<Self>,
         links: Vec<Link>,
@@ -349,7 +353,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The life of a lane's receiving thread.
+    /// Receives on one connection, until it ends; runs on a thread of its own.
     fn receive(&self, index: usize, mut receiver: Receiver, rooms: Option<Arc<dyn Rooms>>) {
         let mut place = |_: &[u8], len: usize| {
             let len = len.checked_sub(LANE_HEAD_BYTES)?;
@@ -376,13 +380,13 @@ impl Shared {
         self.end(index);
     }
 
-    /// Whether the lane is still wanted.
+    /// Waits until the connection may read on. Returns false if the session has ended.
     fn wait_for_room(&self, index: usize) -> bool {
         let mut state = self.lock();
         loop {
             match state.lanes.get(index) {
                 _ if state.phase == Phase::Closed => return false,
-                // It is being made.
+                // It is not installed yet.
                 None => return true,
                 Some(lane) if lane.ahead < LANE_FRAMES_AHEAD_MAX => return true,
                 Some(_) => state = wait(&self.taken, state),
@@ -430,7 +434,7 @@ impl Shared {
         Some(data)
     }
 
-    /// The life of a lane's sending thread.
+    /// Sends on one connection, until it ends; runs on a thread of its own.
     fn send(&self, index: usize, mut sender: Sender) {
         while let Some(Answer { header, entry }) = self.next_answer() {
             let sent = match entry.reply_data() {
@@ -440,7 +444,7 @@ impl Shared {
                         .send(&[&header, &len, data])
                         .and_then(|()| sender.flush())
                 }
-                // Not reached: what has no data is not given to lanes.
+                // Not reached: only replies with data are queued for data connections.
                 _ => Err(Error::Misuse("an answer without data")),
             };
             if let Err(error) = sent {
@@ -466,7 +470,8 @@ impl Shared {
         }
     }
 
-    /// The client notices that its end is closed, and ends the session. What other lanes have brought may still be wanted.
+    /// Ends one connection. The client notices it and ends the session. Data that other connections
+    /// have brought may still be needed.
     fn end(&self, index: usize) {
         let mut state = self.lock();
         state.ended.get_or_insert_with(Instant::now);

@@ -1,4 +1,5 @@
-//! Data on further connections: in the order of messages, whatever comes first; and clients that break the rules.
+//! Data on data connections: in the order of messages, however it arrives; and clients that break
+//! the rules.
 
 use std::net::SocketAddr;
 
@@ -12,7 +13,7 @@ use super::*;
 
 type Lane = (Sender, Receiver);
 
-/// What the server says to the wish for lanes.
+/// Asks for data connections and returns the server's reply.
 fn ask(client: &mut Client, lanes_max: u32) -> (usize, Option<(SocketAddr, LaneKey)>) {
     client.send(77, &messages::LanesOpen { lanes_max });
     let answer = client.recv();
@@ -40,7 +41,7 @@ fn put(lane: &mut Lane, number: u64, data: &[u8]) {
     lane.0.flush().unwrap();
 }
 
-/// The message of data that goes on a lane.
+/// Sends the message of data that goes on a data connection.
 fn announce(client: &mut Client, dst: u64, data: &[u8]) {
     let mut head = [0; 64];
     let message = messages::CopyIn {
@@ -62,7 +63,7 @@ fn copy_out_for_lane(client: &mut Client, token: u32, stream: u64, byte: u8, len
     client.sender.flush().unwrap();
 }
 
-/// The copies to the device that were executed, in order: where to, and the data.
+/// Returns the copies to the device that were executed, in order: destination and data.
 fn executed(client: &mut Client) -> Vec<(u64, Vec<u8>)> {
     client.board.done.store(1, SeqCst);
     client.fence(50, 0);
@@ -92,7 +93,7 @@ fn copies_happen_in_the_order_of_their_messages() {
         .enumerate()
         .map(|(number, len)| pattern(number, *len))
         .collect();
-    // Later data may come first, as long as it is on another lane.
+    // Later data may come first if it is on another connection.
     for (lane, numbers) in [(2, &[4, 6][..]), (0, &[1, 2, 5]), (1, &[0, 3])] {
         for &number in numbers {
             put(&mut lanes[lane], number as u64, &data[number]);
@@ -101,7 +102,7 @@ fn copies_happen_in_the_order_of_their_messages() {
     for (number, data) in data.iter().enumerate() {
         announce(&mut client, number as u64, data);
         if number == 3 {
-            // One that brings its data along takes no number.
+            // A message with its own data takes no number.
             let (dst, stream) = (100, 0);
             let data = &[9; 40_000][..];
             let message = messages::CopyIn {
@@ -119,7 +120,7 @@ fn copies_happen_in_the_order_of_their_messages() {
     for (dst, copied) in copies.iter().filter(|(dst, _)| *dst < 100) {
         assert!(*copied == data[*dst as usize], "copy {dst}");
     }
-    // Where the device gives no memory to lanes, their own is used as it lies.
+    // If the device gives no memory, data stays in the connection's own buffer.
     assert_eq!(client.board.placed.load(SeqCst), lens.len() + 1);
     let (end, tally, _) = client.leave();
     assert!(matches!(end, End::ClientLeft), "{end}");
@@ -172,7 +173,7 @@ fn answers_come_on_lanes_and_what_follows_says_how_many() {
         let token = copy as u32 + 1;
         copy_out_for_lane(&mut client, token, 3, token as u8, *len);
     }
-    // One that was not asked for there comes here; so does a failure.
+    // A reply that was not asked for on a data connection comes here, and so does a failure.
     client.copy_out(10, 3, 10, 500_000);
     copy_out_for_lane(&mut client, 11, 3, 11, u64::MAX);
     client.fence(12, 3);
@@ -206,7 +207,7 @@ fn answers_come_on_lanes_and_what_follows_says_how_many() {
 
 #[test]
 fn without_lanes_everything_comes_on_the_sessions_own_connection() {
-    // Over shm there are none; nor for a client that wants none; nor a second time.
+    // There are none over shm, for a client that wants none, and for a second request.
     let mut client = Client::shm();
     assert_eq!(ask(&mut client, 4), (0, None));
     let mut client = Client::tcp();
@@ -214,7 +215,7 @@ fn without_lanes_everything_comes_on_the_sessions_own_connection() {
     let (count, at) = ask(&mut client, 2);
     assert_eq!(count, 2);
     assert_eq!(ask(&mut client, 2), (0, None));
-    // Nobody with the key comes.
+    // No client with the key connects.
     let (server, _) = at.unwrap();
     let wrong = open_lanes(server, &[0; 32], 2, Instant::now() + PATIENCE);
     assert!(wrong.is_err());
@@ -290,7 +291,7 @@ fn a_lane_that_breaks_the_rules_is_closed_and_its_data_is_not_waited_for_long() 
             let closed = receiver.recv(Wait::Until(Instant::now() + PATIENCE));
             assert!(closed.is_err(), "{what}: the lane is closed");
         }
-        // Its session goes on until it asks for what does not come.
+        // Its session goes on until it needs data that does not come.
         client.board.done.store(1, SeqCst);
         client.fence(3, 0);
         while !client.recv().is_answer_to(3) {}
@@ -315,7 +316,7 @@ fn a_lane_that_stalls_in_the_middle_of_a_frame_holds_nobody_up_for_ever() {
     lane.write_all(b"OUTBLANE").unwrap();
     lane.write_all(&key).unwrap();
     lane.read_exact(&mut [0; 8]).unwrap();
-    // The length of a frame, its number, and half of its data.
+    // Length of a frame, its number, and half of its data.
     lane.write_all(&100_008u32.to_le_bytes()).unwrap();
     lane.write_all(&[0; 50_008]).unwrap();
     announce(&mut client, 1, &[0; 100_000]);
@@ -356,7 +357,7 @@ fn data_that_nobody_asks_for_is_not_taken_in_without_end() {
             return before;
         }
     };
-    // What the server keeps, and what fits into the kernel's buffers of both sides.
+    // Frames that the server keeps, and those that fit into the kernel's buffers of both sides.
     let count = settled(&sent);
     assert!(count >= LANE_FRAMES_AHEAD_MAX, "{count}");
     assert!(count <= LANE_FRAMES_AHEAD_MAX + 64, "{count}");
