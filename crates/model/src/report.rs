@@ -2,13 +2,13 @@
 
 mod chart;
 mod heat;
-mod lanes;
 mod page;
 mod tables;
+mod tracks;
 
 use crate::{PcieRequirements, Requirements};
 
-pub use lanes::Timeline;
+pub use tracks::Timeline;
 
 /// Returns the page for a network.
 pub fn html(found: &Requirements, timeline: &Timeline) -> String {
@@ -24,7 +24,7 @@ pub fn html(found: &Requirements, timeline: &Timeline) -> String {
         &chart::slopes(found),
     );
     body += &page::section("Known networks", &tables::known(found));
-    body += &page::section("One iteration", &lanes::pictures(timeline, found.at));
+    body += &page::section("One iteration", &tracks::pictures(timeline, found.at));
     body += &page::section("Calls by class", &tables::classes(recording));
     body += &page::section("What calls cost", &tables::calls(found));
     body += &page::section("Levels of optimisation", &tables::levels(found));

@@ -8,17 +8,17 @@ use crate::{
     iteration::Iteration, show_ns,
 };
 
-/// Columns of a lane; finer detail is shown as a lighter column.
+/// Columns of a track; finer detail is shown as a lighter column.
 const COLUMNS: usize = 800;
-const LANES_MAX: usize = 8;
+const TRACKS_MAX: usize = 8;
 const KINDS: usize = 5;
 
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 110.0;
-const LANE_HEIGHT: f64 = 20.0;
-const LANE_STEP: f64 = 25.0;
+const TRACK_HEIGHT: f64 = 20.0;
+const TRACK_STEP: f64 = 25.0;
 
-/// Content of the lanes of both pictures.
+/// Content of the tracks of both pictures.
 #[derive(Debug, Clone)]
 pub struct Timeline {
     here: Picture,
@@ -28,13 +28,13 @@ pub struct Timeline {
 #[derive(Debug, Clone)]
 struct Picture {
     total_ns: f64,
-    lanes: Vec<Lane>,
+    tracks: Vec<Track>,
     /// Threads and streams that are not shown.
     left_out: usize,
 }
 
 #[derive(Debug, Clone)]
-struct Lane {
+struct Track {
     name: String,
     /// For each column, the busy time by kind.
     columns: Vec<[f64; KINDS]>,
@@ -71,14 +71,14 @@ impl Timeline {
 
 struct Painter {
     column_ns: f64,
-    threads: Vec<Lane>,
-    link: Vec<Lane>,
-    streams: Vec<Lane>,
+    threads: Vec<Track>,
+    link: Vec<Track>,
+    streams: Vec<Track>,
 }
 
 impl Painter {
     fn new(iteration: &Iteration, scale_ns: f64, has_link: bool) -> Painter {
-        let lane = |name: String| Lane {
+        let track = |name: String| Track {
             name,
             columns: vec![[0.0; KINDS]; COLUMNS],
         };
@@ -87,16 +87,16 @@ impl Painter {
         Painter {
             column_ns: scale_ns / COLUMNS as f64,
             threads: threads
-                .map(|index| lane(format!("thread {index}")))
+                .map(|index| track(format!("thread {index}")))
                 .collect(),
             link: match has_link {
-                true => vec![lane("link, there".into()), lane("link, back".into())],
+                true => vec![track("link, there".into()), track("link, back".into())],
                 false => Vec::new(),
             },
             streams: streams
                 .map(|stream| match stream.number {
-                    0 => lane(format!("GPU {}, default", stream.device)),
-                    number => lane(format!("GPU {}, stream {number}", stream.device)),
+                    0 => track(format!("GPU {}, default", stream.device)),
+                    number => track(format!("GPU {}, stream {number}", stream.device)),
                 })
                 .collect(),
         }
@@ -109,28 +109,28 @@ impl Painter {
             mut streams,
             ..
         } = self;
-        let is_used = |lane: &Lane| lane.columns.iter().flatten().any(|busy| *busy > 0.0);
+        let is_used = |track: &Track| track.columns.iter().flatten().any(|busy| *busy > 0.0);
         threads.retain(is_used);
         streams.retain(is_used);
         let left_out =
-            threads.len().saturating_sub(LANES_MAX) + streams.len().saturating_sub(LANES_MAX);
-        threads.truncate(LANES_MAX);
-        streams.truncate(LANES_MAX);
+            threads.len().saturating_sub(TRACKS_MAX) + streams.len().saturating_sub(TRACKS_MAX);
+        threads.truncate(TRACKS_MAX);
+        streams.truncate(TRACKS_MAX);
         Picture {
             total_ns,
-            lanes: threads.into_iter().chain(link).chain(streams).collect(),
+            tracks: threads.into_iter().chain(link).chain(streams).collect(),
             left_out,
         }
     }
 }
 
-fn paint(lane: &mut Lane, column_ns: f64, kind: usize, from_ns: f64, to_ns: f64) {
+fn paint(track: &mut Track, column_ns: f64, kind: usize, from_ns: f64, to_ns: f64) {
     let first = (from_ns / column_ns).floor().max(0.0) as usize;
     let last = (to_ns / column_ns).floor().max(0.0) as usize;
     for column in first..=last.min(COLUMNS - 1) {
         let (start, end) = (column as f64 * column_ns, (column + 1) as f64 * column_ns);
         let busy = (to_ns.min(end) - from_ns.max(start)).max(0.0) / column_ns;
-        lane.columns[column][kind] += busy;
+        track.columns[column][kind] += busy;
     }
 }
 
@@ -211,31 +211,31 @@ pub(super) fn pictures(timeline: &Timeline, at: Network) -> String {
 }
 
 fn svg(picture: &Picture) -> String {
-    let height = picture.lanes.len() as f64 * LANE_STEP + 4.0;
+    let height = picture.tracks.len() as f64 * TRACK_STEP + 4.0;
     let column = (WIDTH - LEFT) / COLUMNS as f64;
     let mut svg = format!(
-        "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"lanes of one iteration\">\n"
+        "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"tracks of one iteration\">\n"
     );
-    for (index, lane) in picture.lanes.iter().enumerate() {
-        let y = index as f64 * LANE_STEP + 2.0;
+    for (index, track) in picture.tracks.iter().enumerate() {
+        let y = index as f64 * TRACK_STEP + 2.0;
         svg += &format!(
             "<text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\
-             <rect class=\"lane\" x=\"{LEFT}\" y=\"{y}\" width=\"{:.1}\" height=\"{LANE_HEIGHT}\"/>\n",
+             <rect class=\"track\" x=\"{LEFT}\" y=\"{y}\" width=\"{:.1}\" height=\"{TRACK_HEIGHT}\"/>\n",
             LEFT - 8.0,
             y + 14.5,
-            escaped(&lane.name),
+            escaped(&track.name),
             WIDTH - LEFT
         );
         let mut from = 0;
         while from < COLUMNS {
-            let shade = shade(&lane.columns[from]);
-            let same = lane.columns[from..]
+            let shade = shade(&track.columns[from]);
+            let same = track.columns[from..]
                 .iter()
                 .take_while(|c| self::shade(c) == shade);
             let to = from + same.count();
             if let Some((kind, quarters)) = shade {
                 svg += &format!(
-                    "<rect class=\"f{}\" x=\"{:.2}\" y=\"{y}\" width=\"{:.2}\" height=\"{LANE_HEIGHT}\" opacity=\"{}\"/>\n",
+                    "<rect class=\"f{}\" x=\"{:.2}\" y=\"{y}\" width=\"{:.2}\" height=\"{TRACK_HEIGHT}\" opacity=\"{}\"/>\n",
                     kind + 1,
                     LEFT + from as f64 * column,
                     (to - from) as f64 * column,
