@@ -4,7 +4,7 @@
 use std::{env, error::Error, fmt::Write, fs, path::Path};
 
 use outboard_api::{
-    decl::{self, Call, Class, Direction, Op, PerThread},
+    decl::{self, Call, Capture, Class, Direction, Ends, Op, PerThread, Touches},
     ffi::{name, rust_type, subject_of},
 };
 
@@ -104,6 +104,11 @@ fn entry(
     } else {
         "calls::"
     };
+    let captures = match target.attributes.capture {
+        Some(Capture::Unsafe) => "calls::check_captures_unsafe()?; ",
+        Some(Capture::Context) => "calls::check_captures_of_context()?; ",
+        None => "",
+    };
     let body = format!("{module}{}({})", target.symbol, args.join(", "));
     let config = target
         .params
@@ -119,7 +124,7 @@ fn entry(
     };
     writeln!(
         out,
-        "/// # Safety\n/// Pointers are valid as the driver API's manual asks of a caller.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {symbol}({}) -> CUresult {{\n    // SAFETY: what the caller promised is passed on as it is.\n    guard::enter({number}, || {subject}, || unsafe {{ {body} }})\n}}",
+        "/// # Safety\n/// Pointers are valid as the driver API's manual asks of a caller.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {symbol}({}) -> CUresult {{\n    // SAFETY: what the caller promised is passed on as it is.\n    guard::enter({number}, || {subject}, || unsafe {{ {captures}{body} }})\n}}",
         params.join(", ")
     )?;
     Ok(())
@@ -152,16 +157,16 @@ fn derived(
         match direction {
             Direction::In => match decl::scalar(&param.ctype) {
                 Some(decl::Type::Handle(handle)) => {
-                    let verb = if call.symbol.contains("Destroy") {
-                        "retire"
-                    } else {
-                        "wire"
+                    let verb = match call.attributes.ends {
+                        Some(Ends::Handle) => "retire",
+                        _ => "wire",
                     };
                     fields.push(format!("{field}: driver.{verb}_{}({c})?", handle.name()));
                 }
                 // The call's checks have looked the address up.
                 Some(decl::Type::U64)
-                    if call.symbol.starts_with("cuMemsetD") && param.ctype == "CUdeviceptr" =>
+                    if matches!(call.attributes.touches, Some(Touches::Memset(_)))
+                        && param.ctype == "CUdeviceptr" =>
                 {
                     fields.push(format!("{field}: {c} as u64"))
                 }
@@ -256,40 +261,36 @@ fn derived(
 
 /// Generates the checks of memory that the driver makes during a memset or stream memory operation.
 fn checks(call: &Call) -> String {
+    match call.attributes.touches {
+        Some(Touches::Memset(element)) => memset_check(call, element),
+        Some(Touches::WaitWord(bytes)) => word_check(bytes, "WAIT"),
+        Some(Touches::WriteWord(bytes)) => word_check(bytes, "WRITE"),
+        None => String::new(),
+    }
+}
+
+fn memset_check(call: &Call, element: usize) -> String {
     let param = |name: &str| call.params.iter().any(|p| p.name == name);
-    if let Some(rest) = call.symbol.strip_prefix("cuMemsetD") {
-        let element = match rest.trim_start_matches("2D") {
-            bits if bits.starts_with("32") => 4,
-            bits if bits.starts_with("16") => 2,
-            _ => 1,
-        };
-        let [pitch, width, height] = match param("N") {
-            true => ["0".to_string(), name("N"), "1".to_string()],
-            false => ["dstPitch", "Width", "Height"].map(name),
-        };
-        let address = name("dstDevice");
-        // A stream knows its context; a call without one works in the current context.
-        let (context, stream) = match param("hStream") {
-            true => ("", format!("Some({})", name("hStream"))),
-            false => ("        driver.contexts.current()?;\n", "None".into()),
-        };
-        return format!(
-            "{context}        if !driver.check_memset({address}, {element}, {pitch} as u64, [{width} as u64, {height} as u64], {stream})? {{ return Ok(()); }}\n"
-        );
-    }
-    for (start, flags) in [
-        ("cuStreamWaitValue", "WAIT"),
-        ("cuStreamWriteValue", "WRITE"),
-    ] {
-        if let Some(rest) = call.symbol.strip_prefix(start) {
-            let bytes = if rest.starts_with("64") { 8 } else { 4 };
-            let (address, given) = (name("addr"), name("flags"));
-            return format!(
-                "        calls::check_word({address}, {bytes}, {given}, calls::{flags}_VALUE_FLAGS)?;\n"
-            );
-        }
-    }
-    String::new()
+    let [pitch, width, height] = match param("N") {
+        true => ["0".to_string(), name("N"), "1".to_string()],
+        false => ["dstPitch", "Width", "Height"].map(name),
+    };
+    let address = name("dstDevice");
+    // A stream knows its context; a call without one works in the current context.
+    let (context, stream) = match param("hStream") {
+        true => ("", format!("Some({})", name("hStream"))),
+        false => ("        driver.contexts.current()?;\n", "None".into()),
+    };
+    format!(
+        "{context}        if !driver.check_memset({address}, {element}, {pitch} as u64, [{width} as u64, {height} as u64], {stream})? {{ return Ok(()); }}\n"
+    )
+}
+
+fn word_check(bytes: usize, flags: &str) -> String {
+    let (address, given) = (name("addr"), name("flags"));
+    format!(
+        "        calls::check_word({address}, {bytes}, {given}, calls::{flags}_VALUE_FLAGS)?;\n"
+    )
 }
 
 fn wire_type(ty: decl::Type) -> &'static str {

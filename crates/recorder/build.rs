@@ -4,145 +4,15 @@
 use std::{env, error::Error, fmt::Write, fs, path::Path};
 
 use outboard_api::{
-    decl::{self, Answer, Call, Class, Direction, Op, PerThread, Type},
+    decl::{
+        self, Answer, Call, Class, Cost, Direction, Ends, Invocation, Op, PerThread, Touches, Type,
+    },
     ffi::{name, rust_type, stream_of, subject_of},
 };
 
 const HEADER_BYTES: usize = 16;
-/// A message of a call that is not listed below: an estimate, two words either way.
-const UNLISTED_BYTES: usize = 16;
-
-/// Calls written by hand in the client, and the message that each sends as a rule.
-const MESSAGES: &[(&str, &str)] = &[
-    ("cuCtxCreate", "context_create"),
-    ("cuCtxDestroy", "context_destroy"),
-    ("cuCtxSynchronize", "fence_context"),
-    ("cuDevicePrimaryCtxRelease", "context_destroy"),
-    ("cuDevicePrimaryCtxRetain", "context_create"),
-    ("cuEventCreate", "event_create"),
-    ("cuEventDestroy", "event_destroy"),
-    ("cuEventElapsedTime", "event_elapsed"),
-    ("cuEventRecord", "event_record"),
-    ("cuEventRecordWithFlags", "event_record"),
-    ("cuEventSynchronize", "fence_event"),
-    ("cuFuncGetAttribute", "kernel_attributes"),
-    ("cuGraphAddChildGraphNode", "graph_add"),
-    ("cuGraphAddEmptyNode", "graph_add"),
-    ("cuGraphAddHostNode", "graph_add"),
-    ("cuGraphAddKernelNode", "graph_add"),
-    ("cuGraphAddMemcpyNode", "graph_add"),
-    ("cuGraphAddMemsetNode", "graph_add"),
-    ("cuGraphExecUpdate", "graph_exec_update"),
-    ("cuGraphInstantiate", "graph_instantiate"),
-    ("cuGraphInstantiateWithFlags", "graph_instantiate"),
-    ("cuGraphInstantiateWithParams", "graph_instantiate"),
-    ("cuGraphLaunch", "graph_launch"),
-    ("cuKernelGetAttribute", "kernel_attributes"),
-    ("cuLaunchHostFunc", "host_func"),
-    ("cuLibraryUnload", "library_unload"),
-    ("cuMemAlloc", "mem_map"),
-    ("cuMemAllocPitch", "mem_map"),
-    ("cuMemCreate", "allocation_create"),
-    ("cuMemFree", "mem_unmap"),
-    ("cuMemMap", "allocation_map"),
-    ("cuMemRelease", "allocation_release"),
-    ("cuMemSetAccess", "allocation_access"),
-    ("cuMemUnmap", "allocation_unmap"),
-    ("cuMemcpyDtoD", "copy"),
-    ("cuMemcpyDtoDAsync", "copy"),
-    ("cuModuleUnload", "library_unload"),
-    ("cuStreamAddCallback", "host_func"),
-    ("cuStreamBeginCapture", "capture_begin"),
-    ("cuStreamCreate", "stream_create"),
-    ("cuStreamCreateWithPriority", "stream_create"),
-    ("cuStreamDestroy", "stream_destroy"),
-    ("cuStreamEndCapture", "capture_end"),
-    ("cuStreamSynchronize", "fence_stream"),
-    ("cuStreamWaitEvent", "stream_wait_event"),
-];
-
-/// Declared to send, and mostly answered by the client: it keeps pools of memory, and knows which streams capture.
-const MOSTLY_LOCAL: &[&str] = &[
-    "cuMemAllocAsync",
-    "cuMemAllocFromPoolAsync",
-    "cuMemFreeAsync",
-    "cuMemAllocHost",
-    "cuMemHostAlloc",
-    "cuMemHostRegister",
-    "cuMemPoolCreate",
-    "cuStreamGetCaptureInfo",
-];
-
-/// Asked, or set, once for the same values, by-value parameters being what counts.
-const ASKED_ONCE: &[&str] = &[
-    "cuFuncSetAttribute",
-    "cuKernelSetAttribute",
-    "cuDeviceGetTexture1DLinearMaxWidth",
-    "cuDevicePrimaryCtxRetain",
-    "cuOccupancyAvailableDynamicSMemPerBlock",
-    "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-    "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
-];
-
-/// The client learns these with the module.
-const KNOWN_WITH_MODULE: &[&str] = &["cuFuncGetAttribute", "cuKernelGetAttribute"];
-
-/// What depends on arguments, by the exact symbol.
-const BY_ARGUMENTS: &[(&str, &str)] = &[
-    ("cuLaunchKernel", "cost::launch(f.0, 0)"),
-    (
-        "cuLaunchCooperativeKernel",
-        "cost::launch(f.0, cost::ATTRIBUTE_BYTES)",
-    ),
-    ("cuLaunchKernelEx", "cost::launch_of(config, f.0)"),
-    ("cuMemcpyHtoD_v2", "cost::to_device(byte_count)"),
-    (
-        "cuMemcpyHtoDAsync_v2",
-        "cost::to_device_async(byte_count, h_stream)",
-    ),
-    ("cuMemcpyDtoH_v2", "cost::to_host(byte_count)"),
-    (
-        "cuMemcpyDtoHAsync_v2",
-        "cost::to_host_async(dst_host as u64, byte_count, h_stream)",
-    ),
-    ("cuMemcpy", "cost::copy(dst, src, byte_count, None)"),
-    (
-        "cuMemcpyAsync",
-        "cost::copy(dst, src, byte_count, Some(h_stream))",
-    ),
-    ("cuMemcpy2D_v2", "cost::copy_2d(p_copy)"),
-    ("cuMemcpy2DUnaligned_v2", "cost::copy_2d(p_copy)"),
-    ("cuMemcpy2DAsync_v2", "cost::copy_2d(p_copy)"),
-    ("cuMemcpy3D_v2", "cost::copy_3d(p_copy)"),
-    ("cuMemcpy3DAsync_v2", "cost::copy_3d(p_copy)"),
-    ("cuModuleLoadData", "cost::load(image)"),
-    ("cuModuleLoadDataEx", "cost::load(image)"),
-    ("cuModuleLoadFatBinary", "cost::load(fat_cubin)"),
-    ("cuLibraryLoadData", "cost::load(code)"),
-];
-
-/// What a longer PCIe delays, by the exact symbol; `STREAM` stands for the call's stream. All `cuMemset*` are, too.
-const DELAYED: &[(&str, &str)] = &[
-    ("cuGraphLaunch", "pcie::work(STREAM)"),
-    ("cuLaunch", "pcie::work(STREAM)"),
-    ("cuLaunchCooperativeKernel", "pcie::work(STREAM)"),
-    ("cuLaunchGrid", "pcie::work(STREAM)"),
-    ("cuLaunchGridAsync", "pcie::work(STREAM)"),
-    ("cuLaunchKernel", "pcie::work(STREAM)"),
-    ("cuLaunchKernelEx", "pcie::work(STREAM)"),
-    ("cuMemcpyHtoD_v2", "pcie::to_device(byte_count, STREAM)"),
-    (
-        "cuMemcpyHtoDAsync_v2",
-        "pcie::to_device(byte_count, STREAM)",
-    ),
-    ("cuMemcpyDtoH_v2", "pcie::to_host(STREAM)"),
-    ("cuMemcpyDtoHAsync_v2", "pcie::to_host(STREAM)"),
-    ("cuMemcpy", "pcie::copy(dst, src, byte_count, STREAM)"),
-    ("cuMemcpyAsync", "pcie::copy(dst, src, byte_count, STREAM)"),
-];
-
-/// Answered by us: what it finds must be ours.
-const OURS: &[&str] = &["cuGetProcAddress", "cuGetProcAddress_v2"];
+/// A message of a call whose declaration names none: an estimate, two words either way.
+const UNDECLARED_BYTES: usize = 16;
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
@@ -237,7 +107,7 @@ fn entry(
         list(&|(_, ty)| ty.clone()),
         list(&|(name, _)| name.clone()),
     );
-    if OURS.contains(&call.symbol.as_str()) {
+    if target.attributes.finds_functions {
         return Ok(writeln!(
             out,
             "/// # Safety\n/// As the driver asks.\n#[unsafe(no_mangle)]\npub(crate) unsafe extern \"C\" fn {symbol}({declared}) -> CUresult {{\n    // SAFETY: the driver's function of this name and type; what the caller promised is passed on as it is.\n    guard::pass(Passed {{ number: {number}, subject: || Subject::NONE, delay: || (), call: || unsafe {{\n        let real: unsafe extern \"C\" fn({types}) -> CUresult = std::mem::transmute(SLOTS[{slot}].load(Ordering::Relaxed));\n        let result = real({args});\n        procaddr::replace(result, symbol, pfn, cuda_version, flags);\n        result\n    }}, work: (None, || None), cost: || CALLS[{number}].1 }})\n}}"
@@ -253,12 +123,9 @@ fn entry(
         .collect();
     let stream = stream_of(target, &streams, per_thread);
     let subject = subject_of(target, &streams, per_thread);
-    let cost = match BY_ARGUMENTS
-        .iter()
-        .find(|(symbol, _)| *symbol == call.symbol)
-    {
-        Some((_, expression)) => (*expression).to_string(),
-        None if ASKED_ONCE.contains(&target.unversioned()) => {
+    let cost = match &target.attributes.cost {
+        Some(Cost::Computed(computed)) => format!("cost::{}", invoked(computed, target)),
+        _ if target.attributes.is_asked_once => {
             let values: Vec<String> = target
                 .params
                 .iter()
@@ -276,14 +143,10 @@ fn entry(
                 .collect();
             format!("cost::asked_once({number}, &[{}])", values.join(", "))
         }
-        None => format!("CALLS[{number}].1"),
+        _ => format!("CALLS[{number}].1"),
     };
-    let delayed = match DELAYED.iter().find(|(symbol, _)| *symbol == call.symbol) {
-        Some((_, delay)) => format!("{};", delay.replace("STREAM", &stream)),
-        None if call.symbol.starts_with("cuMemset") => format!("pcie::work({stream});"),
-        None => String::new(),
-    };
-    let (stream_of_work, work) = match work(target, &args_list) {
+    let delayed = delayed(target, &stream)?;
+    let (stream_of_work, work) = match work(target) {
         Some(work) => (stream.as_str(), work),
         None => ("None", "None".to_string()),
     };
@@ -296,101 +159,97 @@ fn entry(
 
 /// What a call means to the times of the GPU: a `guard::Role`.
 fn role(call: &Call) -> &'static str {
-    const STARTS: [&str; 4] = ["cuLaunch", "cuMemcpy", "cuMemset", "cuGraphLaunch"];
-    match call.unversioned() {
-        "cuInit" => "Init",
-        "cuCtxSynchronize" | "cuStreamSynchronize" | "cuEventSynchronize" => "Waits",
-        "cuModuleUnload" | "cuLibraryUnload" => "EndsModule",
-        "cuCtxDestroy" | "cuDevicePrimaryCtxRelease" | "cuDevicePrimaryCtxReset" => "EndsContext",
-        name if STARTS.iter().any(|prefix| name.starts_with(prefix)) => "StartsWork",
+    let attributes = &call.attributes;
+    match attributes.ends {
+        Some(Ends::Module) => return "EndsModule",
+        Some(Ends::Context) => return "EndsContext",
+        Some(Ends::Handle) | None => {}
+    }
+    match attributes.touches {
+        Some(Touches::Memset(_)) => "StartsWork",
+        _ if attributes.work.is_some() => "StartsWork",
+        _ if attributes.is_init => "Init",
+        _ if attributes.is_wait => "Waits",
         _ => "Other",
     }
 }
 
-/// The work that the GPU does for a call, as an expression; none where it does none of its own.
-fn work(call: &Call, args: &[String]) -> Option<String> {
-    let arg = |is: &dyn Fn(&decl::Param) -> bool| {
-        let found = call.params.iter().position(is)?;
-        Some(args[found].as_str())
-    };
-    let named = |name: &str| arg(&|param| param.name == name);
-    let symbol = call.unversioned();
-    if symbol == "cuGraphLaunch" {
-        return Some("events::graph()".into());
-    }
-    if symbol.starts_with("cuLaunch") {
-        let kernel = arg(&|param| param.ctype == "CUfunction")?;
-        return Some(format!("events::kernel({kernel}.0)"));
-    }
-    if symbol.starts_with("cuMemset") {
-        let count = match named("N") {
-            Some(count) => count.to_string(),
-            None => format!("{}.saturating_mul({})", named("Width")?, named("Height")?),
+/// The work that the GPU does for a call, as an expression; none where nothing is known of it.
+fn work(call: &Call) -> Option<String> {
+    if let Some(Touches::Memset(element_bytes)) = call.attributes.touches {
+        let count = match call.params.iter().any(|p| p.name == "N") {
+            true => name("N"),
+            false => format!("{}.saturating_mul({})", name("Width"), name("Height")),
         };
-        let bytes = match symbol {
-            _ if symbol.contains("D32") => 4,
-            _ if symbol.contains("D16") => 2,
-            _ => 1,
-        };
-        return Some(format!("events::memset({count}.saturating_mul({bytes}))"));
+        let bytes = format!("{count}.saturating_mul({element_bytes})");
+        return Some(format!("events::memset({bytes})"));
     }
-    let way = symbol.strip_prefix("cuMemcpy")?;
-    if let Some(copy) = arg(&|param| param.ctype == "const CUDA_MEMCPY2D *") {
-        return Some(format!("events::copy_2d({copy})"));
+    let what = call.attributes.work.as_ref()?.what.as_ref()?;
+    Some(format!("events::{}", invoked(what, call)))
+}
+
+/// What a longer PCIe delays, as a statement.
+fn delayed(call: &Call, stream: &str) -> Result<String, String> {
+    if let Some(Touches::Memset(_)) = call.attributes.touches {
+        return Ok(format!("pcie::work({stream});"));
     }
-    if let Some(copy) = arg(&|param| param.ctype == "const CUDA_MEMCPY3D *") {
-        return Some(format!("events::copy_3d({copy})"));
-    }
-    let Some(bytes) = named("ByteCount") else {
-        // Between two devices.
-        return Some("events::on_device(0)".into());
+    let Some(work) = call.attributes.work.as_ref().filter(|w| w.is_delayed) else {
+        return Ok(String::new());
     };
-    Some(match &way[..way.len().min(4)] {
-        "HtoD" | "HtoA" => format!("events::to_device({bytes})"),
-        "DtoH" | "AtoH" => format!("events::to_host({bytes})"),
-        "" | "Asyn" => format!(
-            "events::copy({}, {}, {bytes})",
-            named("dst")?,
-            named("src")?
-        ),
-        _ => format!("events::on_device({bytes})"),
+    let what = work.what.as_ref().ok_or("unknown work is delayed")?;
+    let given = arguments(what, call);
+    Ok(match what.function.as_str() {
+        "kernel" | "graph" => format!("pcie::work({stream});"),
+        "to_device" => format!("pcie::to_device({given}, {stream});"),
+        "to_host" => format!("pcie::to_host({stream});"),
+        "copy" => format!("pcie::copy({given}, {stream});"),
+        other => return Err(format!("{}: no delay of {other}", call.symbol)),
     })
+}
+
+fn invoked(invocation: &Invocation, call: &Call) -> String {
+    format!("{}({})", invocation.function, arguments(invocation, call))
+}
+
+/// The arguments of a function of this library, from the call's: kernels and addresses of the host are numbers there.
+fn arguments(invocation: &Invocation, call: &Call) -> String {
+    let argument = |given: &String| {
+        let param = call.params.iter().find(|p| p.name == *given);
+        match param.map(|p| p.ctype.as_str()) {
+            Some("CUfunction") => format!("{}.0", name(given)),
+            Some("void *") => format!("{} as u64", name(given)),
+            Some(_) => name(given),
+            None => given.clone(),
+        }
+    };
+    let all: Vec<String> = invocation.arguments.iter().map(argument).collect();
+    all.join(", ")
 }
 
 /// Class, request and response of a call as a rule, from the declarations that the messages are made from.
 fn cost(call: &Call, ops: &[Op]) -> Result<(Class, usize, usize), Box<dyn Error>> {
-    let base = call.unversioned();
     if call.class == Class::Unsupported {
         return Ok((Class::Unsupported, 0, 0));
     }
-    if call.class == Class::Local
-        || MOSTLY_LOCAL.contains(&base)
-        || KNOWN_WITH_MODULE.contains(&base)
-    {
+    if call.class == Class::Local || call.attributes.cost == Some(Cost::Known) {
         return Ok((Class::Local, 0, 0));
     }
-    if base == "cuMemFreeHost" || base == "cuMemHostUnregister" {
-        // What may still use the memory is waited for.
-        let op = find(ops, "fence_context")?;
-        return Ok((Class::Synchronous, request(op), response(op)));
-    }
-    let op = match MESSAGES.iter().find(|(name, _)| *name == base) {
-        Some((_, message)) => Some(find(ops, message)?),
-        None if call.derived => Some(find(ops, &call.symbol)?),
-        None => None,
+    let op = match &call.attributes.cost {
+        Some(Cost::Sends(message)) => Some(find(ops, message)?),
+        _ if call.derived => Some(find(ops, &call.symbol)?),
+        _ => None,
     };
-    let waits = call.class == Class::Synchronous;
     Ok(match op {
+        // What may still use the memory that a call frees is waited for.
+        Some(op) if op.answer == Answer::Waits => (Class::Synchronous, request(op), response(op)),
         Some(op) => (call.class, request(op), response(op)),
-        None => (
-            call.class,
-            HEADER_BYTES + UNLISTED_BYTES,
-            if waits {
-                HEADER_BYTES + UNLISTED_BYTES
-            } else {
-                0
-            },
-        ),
+        None => {
+            let response = match call.class {
+                Class::Synchronous => HEADER_BYTES + UNDECLARED_BYTES,
+                _ => 0,
+            };
+            (call.class, HEADER_BYTES + UNDECLARED_BYTES, response)
+        }
     })
 }
 

@@ -6,24 +6,10 @@ mod build_nvidia;
 
 use outboard_api::decl::{self, Answer, Op, Type};
 
-/// Messages about the session rather than the device; `session/` answers them.
-const SESSION_OPS: &[&str] = &[
-    "ping",
-    "echo",
-    "network_set",
-    "lanes_open",
-    "copy_out_to",
-    "memory_expose",
-    "memory_conceal",
-    "image_offer",
-    "image_put",
-    "image_get",
-];
-
 fn main() -> Result<(), Box<dyn Error>> {
     let ops: Vec<Op> = decl::ops()?
         .into_iter()
-        .filter(|op| !SESSION_OPS.contains(&op.name.as_str()))
+        .filter(|op| !op.traits.is_session)
         .collect();
     let mut out = String::new();
     writeln!(

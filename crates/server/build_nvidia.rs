@@ -1,215 +1,27 @@
 //! Generates the table of driver functions that the nvidia device calls, and the device's derived operations.
 
-use std::{collections::BTreeMap, error::Error, fmt::Write, fs};
+use std::{error::Error, fmt::Write, fs};
 
-use outboard_api::decl::{self, Answer, Call, Direction, Handle, Op, Type};
+use outboard_api::decl::{self, Answer, Call, Direction, Handle, Nvidia, Op, Touches, Type};
 
-/// Calls whose outputs become return values. Every derived call that [`BY_HAND`] does not name is one too.
-const BY_VALUE: &[&str] = &[
-    "cuInit",
-    "cuDriverGetVersion",
-    "cuDeviceGet",
-    "cuDeviceGetCount",
-    "cuDeviceGetAttribute",
-    "cuDeviceGetUuid_v2",
-    "cuDeviceTotalMem_v2",
-    "cuDeviceCanAccessPeer",
-    "cuDeviceGetP2PAttribute",
-    "cuDeviceGetTexture1DLinearMaxWidth",
-    "cuDevicePrimaryCtxRetain",
-    "cuDevicePrimaryCtxRelease_v2",
-    "cuCtxCreate_v2",
-    "cuCtxDestroy_v2",
-    "cuCtxPopCurrent_v2",
-    "cuCtxPushCurrent_v2",
-    "cuCtxSetCurrent",
-    "cuCtxSynchronize",
-    "cuCtxGetStreamPriorityRange",
-    "cuMemGetInfo_v2",
-    "cuMemAddressReserve",
-    "cuMemAddressFree",
-    "cuMemCreate",
-    "cuMemRelease",
-    "cuMemMap",
-    "cuMemUnmap",
-    "cuMemGetAllocationGranularity",
-    "cuFlushGPUDirectRDMAWrites",
-    "cuStreamCreateWithPriority",
-    "cuStreamQuery",
-    "cuStreamDestroy_v2",
-    "cuStreamWaitEvent",
-    "cuStreamIsCapturing",
-    "cuStreamBeginCapture_v2",
-    "cuStreamEndCapture",
-    "cuEventCreate",
-    "cuEventDestroy_v2",
-    "cuEventRecordWithFlags",
-    "cuEventQuery",
-    "cuEventSynchronize",
-    "cuEventElapsedTime",
-    "cuGraphInstantiateWithFlags",
-    "cuGraphExecDestroy",
-    "cuGraphDestroy",
-    "cuGraphDestroyNode",
-    "cuGraphClone",
-    "cuGraphNodeFindInClone",
-    "cuGraphChildGraphNodeGetGraph",
-    "cuGraphEventWaitNodeGetEvent",
-    "cuGraphEventRecordNodeGetEvent",
-    "cuGraphNodeGetType",
-    "cuGraphLaunch",
-    "cuGraphExecChildGraphNodeSetParams",
-    "cuKernelGetFunction",
-    "cuLibraryGetModule",
-    "cuLibraryGetKernelCount",
-    "cuLibraryUnload",
-    "cuLinkDestroy",
-    "cuFuncGetAttribute",
-    "cuFuncSetAttribute",
-    "cuKernelGetParamInfo",
-    "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
-    "cuOccupancyAvailableDynamicSMemPerBlock",
-    "cuArrayDestroy",
-    "cuMipmappedArrayDestroy",
-    "cuMipmappedArrayGetLevel",
-    "cuTexObjectDestroy",
-    "cuSurfObjectDestroy",
-    "cuMemHostGetDevicePointer_v2",
-    "cuMemHostUnregister",
-    "cuMemFreeHost",
-];
-
-/// Calls with arrays, strings or untyped pointers: `calls.rs` gives them a safe form.
-const WITH_POINTERS: &[&str] = &[
-    "cuGetExportTable",
-    "cuDeviceGetLuid",
-    "cuDeviceGetName",
-    "cuDeviceGetP2PAtomicCapabilities",
-    "cuMemHostAlloc",
-    "cuMemHostRegister_v2",
-    "cuMemSetAccess",
-    "cuMemGetHandleForAddressRange",
-    "cuMemcpyAsync",
-    "cuMemcpyPeerAsync",
-    "cuMemcpy3DAsync_v2",
-    "cuStreamSetAttribute",
-    "cuStreamGetAttribute",
-    "cuStreamBatchMemOp_v2",
-    "cuStreamBeginCaptureToGraph",
-    "cuStreamGetCaptureInfo_v2",
-    "cuStreamGetCaptureInfo_v3",
-    "cuStreamUpdateCaptureDependencies",
-    "cuStreamUpdateCaptureDependencies_v2",
-    "cuMemExportToShareableHandle",
-    "cuMemImportFromShareableHandle",
-    "cuIpcGetEventHandle",
-    "cuIpcOpenEventHandle",
-    "cuLaunchHostFunc",
-    "cuLaunchKernel",
-    "cuLaunchKernelEx",
-    "cuGraphGetNodes",
-    "cuGraphGetRootNodes",
-    "cuGraphGetEdges_v2",
-    "cuGraphGetEdges",
-    "cuGraphNodeGetDependencies_v2",
-    "cuGraphNodeGetDependencies",
-    "cuGraphNodeGetDependentNodes_v2",
-    "cuGraphNodeGetDependentNodes",
-    "cuGraphAddDependencies_v2",
-    "cuGraphAddDependencies",
-    "cuGraphAddEmptyNode",
-    "cuGraphAddChildGraphNode",
-    "cuGraphAddEventRecordNode",
-    "cuGraphAddEventWaitNode",
-    "cuGraphAddHostNode",
-    "cuGraphAddMemsetNode",
-    "cuGraphAddMemcpyNode",
-    "cuGraphAddKernelNode_v2",
-    "cuGraphKernelNodeGetParams_v2",
-    "cuGraphExecKernelNodeSetParams_v2",
-    "cuGraphExecMemsetNodeSetParams",
-    "cuGraphExecMemcpyNodeSetParams",
-    "cuGraphExecUpdate_v2",
-    "cuGraphDebugDotPrint",
-    "cuGraphAddNode_v2",
-    "cuGraphAddBatchMemOpNode",
-    "cuGraphBatchMemOpNodeGetParams",
-    "cuGraphBatchMemOpNodeSetParams",
-    "cuGraphExecBatchMemOpNodeSetParams",
-    "cuGraphExecHostNodeSetParams",
-    "cuGraphExecEventRecordNodeSetEvent",
-    "cuGraphExecEventWaitNodeSetEvent",
-    "cuGraphKernelNodeSetParams_v2",
-    "cuGraphKernelNodeGetAttribute",
-    "cuGraphKernelNodeSetAttribute",
-    "cuGraphMemsetNodeSetParams",
-    "cuGraphMemsetNodeGetParams",
-    "cuGraphMemcpyNodeSetParams",
-    "cuGraphMemcpyNodeGetParams",
-    "cuGraphHostNodeSetParams",
-    "cuGraphHostNodeGetParams",
-    "cuGraphEventRecordNodeSetEvent",
-    "cuGraphEventWaitNodeSetEvent",
-    "cuGraphRemoveDependencies",
-    "cuGraphRemoveDependencies_v2",
-    "cuGraphConditionalHandleCreate",
-    "cuLibraryLoadData",
-    "cuLibraryGetKernel",
-    "cuLibraryEnumerateKernels",
-    "cuLibraryGetGlobal",
-    "cuLibraryGetManaged",
-    "cuKernelGetName",
-    "cuLinkCreate_v2",
-    "cuLinkAddData_v2",
-    "cuLinkComplete",
-    "cuOccupancyMaxActiveClusters",
-    "cuOccupancyMaxPotentialClusterSize",
-    "cuTexObjectCreate",
-    "cuSurfObjectCreate",
-    "cuTensorMapEncodeTiled",
-    "cuTensorMapEncodeIm2col",
-    "cuTensorMapEncodeIm2colWide",
-    "cuTensorMapReplaceAddress",
-];
-
-/// Derived calls that need more than their handles mapped: what is destroyed may still be in use by the GPU, what is
-/// cloned shares memory.
-const BY_HAND: &[&str] = &[
-    "cuArrayDestroy",
-    "cuMipmappedArrayDestroy",
-    "cuMipmappedArrayGetLevel",
-    "cuGraphDestroy",
-    "cuGraphDestroyNode",
-    "cuGraphExecDestroy",
-    "cuGraphUpload",
-    "cuLinkDestroy",
-    "cuTexObjectDestroy",
-    "cuSurfObjectDestroy",
-];
+/// Whether the outputs of a function that the device calls become return values; `None` if it calls it not at all.
+fn is_by_value(call: &Call) -> Option<bool> {
+    match call.attributes.nvidia {
+        None if call.derived => Some(true),
+        None => None,
+        Some(Nvidia::Returns | Nvidia::ByHand) => Some(true),
+        Some(Nvidia::Pointers) => Some(false),
+    }
+}
 
 /// The function table: `struct Table`, `Table::load`, and one method of `Driver` a call.
 pub(crate) fn table() -> Result<String, Box<dyn Error>> {
-    let calls: BTreeMap<String, Call> = decl::driver()?
-        .into_iter()
-        .map(|call| (call.symbol.clone(), call))
+    let calls = decl::driver()?;
+    let mut used: Vec<(&Call, bool)> = calls
+        .iter()
+        .filter_map(|call| Some((call, is_by_value(call)?)))
         .collect();
-    let mut used: BTreeMap<&str, bool> = WITH_POINTERS.iter().map(|name| (*name, false)).collect();
-    used.extend(BY_VALUE.iter().map(|name| (*name, true)));
-    used.extend(
-        calls
-            .values()
-            .filter(|call| call.derived)
-            .map(|call| (call.symbol.as_str(), true)),
-    );
-    let used = used
-        .into_iter()
-        .map(|(name, by_value)| {
-            let call = calls
-                .get(name)
-                .ok_or_else(|| format!("{name} is not declared"))?;
-            Ok((call, by_value))
-        })
-        .collect::<Result<Vec<_>, String>>()?;
+    used.sort_by_key(|(call, _)| call.symbol.as_str());
 
     let mut out = String::new();
     writeln!(
@@ -271,7 +83,7 @@ pub(crate) fn device(ops: &[Op]) -> Result<String, Box<dyn Error>> {
         let derived = op
             .derived_from
             .as_ref()
-            .filter(|_| !BY_HAND.contains(&op.name.as_str()));
+            .filter(|(call, _)| call.attributes.nvidia != Some(Nvidia::ByHand));
         if derived.is_none() && !by_hand.contains(&format!("fn {name}(")) {
             continue;
         }
@@ -322,9 +134,10 @@ fn derived_body(
             Direction::In => {
                 if param.ctype == "CUdeviceptr" {
                     touches_memory = true;
-                    let extent = extent(&call.symbol);
+                    let touches = call.attributes.touches.ok_or("an address of nothing")?;
+                    let extent = extent(call, touches);
                     let stream = call.params.iter().find(|p| p.ctype == "CUstream");
-                    match stream.filter(|_| call.symbol.starts_with("cuMemset")) {
+                    match stream.filter(|_| matches!(touches, Touches::Memset(_))) {
                         Some(stream) => {
                             let stream = decl::snake_case(&stream.name);
                             writeln!(
@@ -407,21 +220,18 @@ fn derived_body(
     Ok(())
 }
 
-/// How many bytes a derived call touches behind its address.
-fn extent(symbol: &str) -> &'static str {
-    match symbol {
-        "cuMemsetD8Async" | "cuMemsetD8_v2" => "m.n",
-        "cuMemsetD16Async" | "cuMemsetD16_v2" => "m.n.saturating_mul(2)",
-        "cuMemsetD32Async" | "cuMemsetD32_v2" => "m.n.saturating_mul(4)",
-        "cuMemsetD2D8Async" | "cuMemsetD2D8_v2" => "rows(m.dst_pitch, m.width, m.height)",
-        "cuMemsetD2D16Async" | "cuMemsetD2D16_v2" => {
-            "rows(m.dst_pitch, m.width.saturating_mul(2), m.height)"
+/// Bytes that a derived call touches from its address on, as an expression over its message.
+fn extent(call: &Call, touches: Touches) -> String {
+    let elements = |name: &str, bytes: usize| match bytes {
+        1 => format!("m.{name}"),
+        bytes => format!("m.{name}.saturating_mul({bytes})"),
+    };
+    match touches {
+        Touches::WaitWord(bytes) | Touches::WriteWord(bytes) => bytes.to_string(),
+        Touches::Memset(bytes) if call.params.iter().any(|p| p.name == "N") => elements("n", bytes),
+        Touches::Memset(bytes) => {
+            format!("rows(m.dst_pitch, {}, m.height)", elements("width", bytes))
         }
-        "cuMemsetD2D32Async" | "cuMemsetD2D32_v2" => {
-            "rows(m.dst_pitch, m.width.saturating_mul(4), m.height)"
-        }
-        "cuStreamWaitValue64_v2" | "cuStreamWriteValue64_v2" => "8",
-        _ => "4",
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{env, error::Error, fmt::Write, fs, path::Path};
 
 use outboard_api::{
-    decl::{self, Answer, Field, Type},
+    decl::{self, Answer, Field, Op, OpTrait, OpTraits, Type},
     documents,
 };
 
@@ -69,6 +69,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     writeln!(out, "];")?;
 
+    for of_message in OpTraits::ALL {
+        traits(&mut out, of_message, &ops)?;
+    }
+
     let notes = decl::notes()?;
     for (number, note) in notes.iter().enumerate() {
         let name = format!("{}Note", camel(&note.name));
@@ -120,6 +124,24 @@ fn main() -> Result<(), Box<dyn Error>> {
     )?;
 
     fs::write(Path::new(&env::var("OUT_DIR")?).join("messages.rs"), out)?;
+    Ok(())
+}
+
+/// Writes a function that says whether the message of a number has the trait.
+fn traits(out: &mut String, of_message: &OpTrait, ops: &[Op]) -> Result<(), Box<dyn Error>> {
+    let numbers: Vec<String> = ops
+        .iter()
+        .enumerate()
+        .filter(|(_, op)| (of_message.of)(&op.traits))
+        .map(|(number, _)| number.to_string())
+        .collect();
+    writeln!(
+        out,
+        "///{}\npub const fn {}(number: u16) -> bool {{ matches!(number, {}) }}",
+        of_message.doc,
+        of_message.field,
+        numbers.join(" | ")
+    )?;
     Ok(())
 }
 

@@ -2,6 +2,12 @@
 
 use std::fmt;
 
+mod attributes;
+
+pub use self::attributes::{
+    Attributes, Capture, Cost, Ends, Invocation, Nvidia, OpTrait, OpTraits, Touches, Work,
+};
+
 /// Cost of a driver call for the program that makes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
@@ -68,6 +74,7 @@ pub struct Call {
     pub derived: bool,
     /// The symbol of the same ABI for which this is an older name.
     pub same_as: Option<String>,
+    pub attributes: Attributes,
 }
 
 impl Call {
@@ -164,6 +171,7 @@ pub struct Op {
     pub answer: Answer,
     /// For a derived call: the call, and how each of its parameters travels.
     pub derived_from: Option<(Call, Vec<Direction>)>,
+    pub traits: OpTraits,
 }
 
 /// One message from server to client that is not a reply.
@@ -260,16 +268,24 @@ pub fn section(symbol: &str) -> Option<&'static str> {
 /// them: both ends of a connection must have the same one.
 pub fn fingerprint(documents: &str) -> u64 {
     // FNV-1a over the declarations' text: it need only differ between versions.
-    let derived = DRIVER.lines().filter(|l| l.ends_with("derived"));
     SESSION
         .lines()
         .filter(|l| !l.starts_with('#'))
-        .chain(derived)
+        .chain(derived_lines(DRIVER))
         .chain(documents.lines())
         .flat_map(str::bytes)
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         })
+}
+
+/// The lines of derived calls, without their attributes, which are no part of their messages.
+fn derived_lines(calls: &str) -> impl Iterator<Item = &str> {
+    calls
+        .lines()
+        .filter(|l| !l.starts_with('#'))
+        .filter_map(|l| l.split(';').next())
+        .filter(|l| l.ends_with("derived"))
 }
 
 pub(crate) fn lines(text: &'static str) -> impl Iterator<Item = (usize, &'static str)> {
@@ -280,7 +296,9 @@ pub(crate) fn lines(text: &'static str) -> impl Iterator<Item = (usize, &'static
 }
 
 fn parse_call(text: &str) -> Result<Call, String> {
-    let (head, class) = text.rsplit_once(" : ").ok_or("no class")?;
+    let (head, rest) = text.rsplit_once(" : ").ok_or("no class")?;
+    let mut parts = rest.split(';').map(str::trim);
+    let (class, attributes) = (parts.next().unwrap_or_default(), Attributes::parse(parts)?);
     let (symbol, rest) = head.split_once(' ').ok_or("no version")?;
     let (since, rest) = rest.split_once(' ').ok_or("no parameters")?;
     let since = match since.strip_prefix('@').ok_or("version without @")? {
@@ -301,7 +319,7 @@ fn parse_call(text: &str) -> Result<Call, String> {
         [class, "derived"] => (parse_class(class)?, true, None),
         _ => return Err(format!("class {class}")),
     };
-    Ok(Call {
+    let call = Call {
         symbol: symbol.to_string(),
         since,
         params: parse_params(&rest[open + 1..close])?,
@@ -309,7 +327,10 @@ fn parse_call(text: &str) -> Result<Call, String> {
         class,
         derived,
         same_as,
-    })
+        attributes,
+    };
+    call.attributes.check(&call)?;
+    Ok(call)
 }
 
 fn parse_class(text: &str) -> Result<Class, String> {
@@ -362,18 +383,23 @@ fn parse_op(text: &str) -> Result<Op, String> {
         }
         None => (Vec::new(), rest),
     };
-    let answer = match rest.trim().strip_prefix(": ").unwrap_or_default() {
+    let mut parts = rest.split(';').map(str::trim);
+    let class = parts.next().unwrap_or_default();
+    let answer = match class.strip_prefix(": ").unwrap_or_default() {
         "outstanding" => Answer::Never,
         "synchronous" => Answer::AtOnce,
         "waits" => Answer::Waits,
         other => return Err(format!("class '{other}'")),
     };
+    let traits = OpTraits::parse(parts)?;
+    traits.check(&fields, answer == Answer::Waits)?;
     Ok(Op {
         name,
         fields,
         reply,
         answer,
         derived_from: None,
+        traits,
     })
 }
 
@@ -477,6 +503,7 @@ fn derive_op(call: Call) -> Result<Op, String> {
         reply,
         answer,
         derived_from: Some((call, directions)),
+        traits: OpTraits::default(),
     })
 }
 
@@ -571,6 +598,33 @@ mod tests {
                 "{alias}"
             );
         }
+    }
+
+    #[test]
+    fn what_a_call_is_said_to_send_is_a_message() {
+        let ops = ops().expect("session.ops");
+        for call in driver().expect("driver.calls") {
+            if let Some(Cost::Sends(message)) = &call.attributes.cost {
+                assert!(ops.iter().any(|op| op.name == *message), "{}", call.symbol);
+            }
+        }
+    }
+
+    #[test]
+    fn attributes_are_no_part_of_the_protocol_and_classes_are() {
+        let line = "cuX @2000 (int a) : outstanding derived";
+        let bare: Vec<_> = derived_lines(line).collect();
+        assert_eq!(bare, [line]);
+        let marked = format!("{line}; capture unsafe\ncuY @2000 (void) : local; known\n# derived");
+        assert_eq!(derived_lines(&marked).collect::<Vec<_>>(), bare);
+        assert_eq!(
+            derived_lines(DRIVER).count(),
+            driver()
+                .expect("driver.calls")
+                .iter()
+                .filter(|c| c.derived)
+                .count()
+        );
     }
 
     #[test]

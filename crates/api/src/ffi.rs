@@ -1,6 +1,6 @@
 //! Declared calls in Rust's spelling, for the build scripts of the libraries that export them.
 
-use crate::decl::{self, Call, PerThread};
+use crate::decl::{self, Call, Ends, PerThread};
 
 /// Returns the Rust name of a parameter.
 pub fn name(c: &str) -> String {
@@ -47,7 +47,11 @@ pub fn subject_of(call: &Call, args: &[String], per_thread: Option<PerThread>) -
         None => "0".to_string(),
     };
     // A destroyed handle may be given again, for another object.
-    let is_destroyed = matches!(call.unversioned(), "cuStreamDestroy" | "cuEventDestroy");
+    let is_named = call
+        .params
+        .iter()
+        .any(|p| matches!(p.ctype.as_str(), "CUstream" | "CUevent"));
+    let is_destroyed = is_named && call.attributes.ends == Some(Ends::Handle);
     format!("Subject {{ stream: {stream}, event: {event}, is_destroyed: {is_destroyed} }}")
 }
 

@@ -12,7 +12,7 @@ use outboard_api::{
 };
 use outboard_trace::live::Subject;
 
-use crate::{activity, calls, entry::CALLS, log, optimise, record, stats, times};
+use crate::{activity, entry::CALLS, log, optimise, record, stats, times};
 
 /// The unusual conditions of this process as bits; 0, the usual value, is all that a call tests
 /// for.
@@ -106,9 +106,7 @@ pub(crate) fn enter(
     };
     // A panic must not cross into C. The state is guarded by locks that do not poison, and stays
     // consistent because tables are changed in single steps.
-    let result = match catch_unwind(AssertUnwindSafe(|| {
-        calls::check_captures(CALLS[number].0).and_then(|()| call())
-    })) {
+    let result = match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => CUresult::CUDA_SUCCESS,
         Ok(Err(error)) => error,
         Err(_) => {

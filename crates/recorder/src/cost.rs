@@ -25,7 +25,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{driver, entry::CALLS};
 
-pub(crate) const ATTRIBUTE_BYTES: usize = size_of::<CUlaunchAttribute>();
+const ATTRIBUTE_BYTES: usize = size_of::<CUlaunchAttribute>();
 /// The description of a box: an estimate.
 const BOX_BYTES: u64 = 64;
 /// What the answer to loading a module says of each kernel is not known: an estimate.
@@ -73,7 +73,16 @@ pub(crate) fn asked_once(number: usize, values: &[u64]) -> Cost {
     }
 }
 
-pub(crate) fn launch(function: usize, attribute_bytes: usize) -> Cost {
+pub(crate) fn launch(function: usize) -> Cost {
+    launch_with(function, 0)
+}
+
+/// A launch whose being cooperative is an attribute.
+pub(crate) fn launch_cooperative(function: usize) -> Cost {
+    launch_with(function, ATTRIBUTE_BYTES)
+}
+
+fn launch_with(function: usize, attribute_bytes: usize) -> Cost {
     let (attributes, params) = (vec![0; attribute_bytes], param_bytes(function));
     let message = messages::Launch {
         kernel: 0,
@@ -97,7 +106,7 @@ pub(crate) fn launch(function: usize, attribute_bytes: usize) -> Cost {
 pub(crate) unsafe fn launch_of(config: *const CUlaunchConfig, function: usize) -> Cost {
     // SAFETY: the caller's promise.
     let attributes = unsafe { config.as_ref() }.map_or(0, |config| config.num_attrs as usize);
-    launch(function, attributes.min(64) * ATTRIBUTE_BYTES)
+    launch_with(function, attributes.min(64) * ATTRIBUTE_BYTES)
 }
 
 /// How long the parameters of a kernel are; asked of the driver once for each.
@@ -181,8 +190,17 @@ pub(crate) fn is_device(address: u64) -> bool {
     memory_type(address) == Some(TYPE_DEVICE)
 }
 
-/// A copy whose direction the addresses tell; one without a stream is waited for.
-pub(crate) fn copy(dst: u64, src: u64, bytes: usize, stream: Option<CUstream>) -> Cost {
+/// A copy whose direction the addresses tell, and that is waited for.
+pub(crate) fn copy(dst: u64, src: u64, bytes: usize) -> Cost {
+    copy_on(dst, src, bytes, None)
+}
+
+/// A copy whose direction the addresses tell.
+pub(crate) fn copy_async(dst: u64, src: u64, bytes: usize, stream: CUstream) -> Cost {
+    copy_on(dst, src, bytes, Some(stream))
+}
+
+fn copy_on(dst: u64, src: u64, bytes: usize, stream: Option<CUstream>) -> Cost {
     match (is_device(dst), is_device(src), stream) {
         (true, false, Some(stream)) => to_device_async(bytes, stream),
         (true, false, None) => to_device(bytes),

@@ -24,44 +24,30 @@ use crate::{
     },
 };
 
-/// Calls that captures do not record but captured work may depend on, in alphabetical order. The
-/// modes of the thread and of the captures decide whether they are forbidden.
-const UNSAFE_CALLS: &[&str] = &[
-    "cuCtxSetLimit",
-    "cuEventQuery",
-    "cuMemAllocHost_v2",
-    "cuMemAllocPitch_v2",
-    "cuMemAlloc_v2",
-    "cuMemFreeHost",
-    "cuMemFree_v2",
-    "cuMemHostAlloc",
-    "cuMemHostRegister_v2",
-    "cuMemHostUnregister",
-];
-/// Calls that wait for all streams of the context.
-const CONTEXT_CALLS: &[&str] = &["cuCtxSynchronize", "cuCtxSynchronize_v2"];
 /// `CU_STREAM_SET_CAPTURE_DEPENDENCIES`
 pub(super) const SET_DEPENDENCIES: u32 = 1;
 /// Entries of the first query; it is repeated if a stream depends on more nodes.
 const DEPENDENCIES_FIRST: u32 = 64;
 const DEPENDENCIES_MAX: u32 = NODES_MAX as u32;
 
-/// Refuses a call that is forbidden while something is being captured.
+/// Refuses a call that captures do not record but captured work may depend on, if the modes of the
+/// thread and of the captures forbid it.
 #[inline]
-pub(crate) fn check_captures(call: &str) -> Done {
+pub(crate) fn check_captures_unsafe() -> Done {
     match driver() {
-        Ok(driver) if driver.captures.any() => check_call(driver, call),
+        Ok(driver) if driver.captures.any() => driver.captures.check_unsafe(),
         _ => Ok(()),
     }
 }
 
-#[cold]
-fn check_call(driver: &Driver, call: &str) -> Done {
-    if UNSAFE_CALLS.binary_search(&call).is_ok() {
-        return driver.captures.check_unsafe();
-    }
-    match current_context() {
-        Ok(context) if CONTEXT_CALLS.contains(&call) => driver.captures.check_context(context),
+/// Refuses a call that waits for all streams of the current context, if one of them is being captured.
+#[inline]
+pub(crate) fn check_captures_of_context() -> Done {
+    match driver() {
+        Ok(driver) if driver.captures.any() => match current_context() {
+            Ok(context) => driver.captures.check_context(context),
+            Err(_) => Ok(()),
+        },
         _ => Ok(()),
     }
 }
@@ -426,18 +412,4 @@ pub(crate) unsafe fn cuStreamUpdateCaptureDependencies_v2(
     // SAFETY: arrays of `count` entries, as the caller says.
     let nodes = unsafe { check_edges(edges, count).and_then(|()| node_ids(driver, nodes, count)) };
     driver.update_dependencies(stream, nodes, flags)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::entry::CALLS;
-
-    #[test]
-    fn calls_that_captures_forbid_are_declared_and_in_order() {
-        assert!(UNSAFE_CALLS.is_sorted());
-        for call in UNSAFE_CALLS.iter().chain(CONTEXT_CALLS) {
-            assert!(CALLS.iter().any(|(name, _)| name == call), "{call}");
-        }
-    }
 }

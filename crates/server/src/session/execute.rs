@@ -8,9 +8,8 @@ use outboard_wire::{
     handshake::Purpose,
     limits::CHUNK_BYTES_MAX,
     messages::{
-        CopyBoxIn, CopyBoxOut, CopyIn, CopyOut, CopyOutTo, Echo, EchoReply, FenceContext,
-        FenceEvent, FenceStream, HostWrite, ImageGet, ImageGetReply, ImageOffer, ImageOfferReply,
-        ImagePut, MemoryConceal, MemoryExpose, NvmlSnapshot, Ping, Request,
+        CopyBoxOut, CopyOut, Echo, EchoReply, FenceContext, FenceStream, ImageGet, ImageGetReply,
+        ImageOffer, ImageOfferReply, ImagePut, Request, is_question,
     },
 };
 
@@ -37,24 +36,6 @@ pub(super) struct Executed {
     pub(super) source: Option<Source>,
 }
 
-/// Whether the message is a few numbers followed by data, which is used where it was received.
-pub(super) fn is_bulk(op: u16) -> bool {
-    matches!(
-        op,
-        CopyIn::NUMBER | CopyBoxIn::NUMBER | HostWrite::NUMBER | ImagePut::NUMBER | Echo::NUMBER
-    )
-}
-
-/// Whether the message ends in data that may arrive on a data connection.
-pub(super) fn takes_data(op: u16) -> bool {
-    matches!(op, CopyIn::NUMBER | CopyBoxIn::NUMBER)
-}
-
-/// Whether the client may see the fence's value on the board before its reply.
-pub(super) fn is_fence(op: u16) -> bool {
-    matches!(op, FenceStream::NUMBER | FenceContext::NUMBER)
-}
-
 /// Returns the queue that a fence waits for, if the message is a fence.
 ///
 /// No fence may be answered before the copies sent before it. Copies of its own queue are always
@@ -71,24 +52,6 @@ pub(super) fn fenced(op: u16, context: u64, body: &Reader<'_>) -> Option<Queue> 
         FenceContext::NUMBER => Some(Queue::Own),
         _ => None,
     }
-}
-
-/// Whether the message neither changes device memory nor adds work that could.
-pub(super) fn leaves_memory(op: u16) -> bool {
-    matches!(
-        op,
-        Ping::NUMBER
-            | Echo::NUMBER
-            | CopyOut::NUMBER
-            | CopyOutTo::NUMBER
-            | CopyBoxOut::NUMBER
-            | FenceStream::NUMBER
-            | FenceContext::NUMBER
-            | FenceEvent::NUMBER
-            | MemoryExpose::NUMBER
-            | MemoryConceal::NUMBER
-            | NvmlSnapshot::NUMBER
-    )
 }
 
 /// Executes one message. The error means that the client broke the protocol; every other failure is
@@ -173,9 +136,7 @@ pub(super) fn execute<'a>(
 }
 
 fn check(purpose: Purpose, op: u16, reply_bytes: Option<u64>) -> Result<(), Failure> {
-    if purpose != Purpose::Session
-        && !matches!(op, Ping::NUMBER | Echo::NUMBER | NvmlSnapshot::NUMBER)
-    {
+    if purpose != Purpose::Session && !is_question(op) {
         return Err(Failure::new(
             CUresult::CUDA_ERROR_NOT_PERMITTED,
             "this connection was opened for questions about the devices only",

@@ -65,7 +65,7 @@ use outboard_wire::{
     frame::{ON_A_LANE, RequestHeader, context_and_call, copied_data_at},
     handshake::Purpose,
     limits::{CHUNK_BYTES_MAX, PLACED_BYTES_MIN},
-    messages::{HostCallNote, HostPagesNote, LanesOpen, NetworkSet, Ping, PrintNote},
+    messages::{self, HostCallNote, HostPagesNote, LanesOpen, NetworkSet, Ping, PrintNote},
 };
 use rustix::{fs::SealFlags, thread::set_current_timer_slack};
 use thiserror::Error;
@@ -281,12 +281,12 @@ impl Session<'_> {
             self.call = call;
             self.device.of_call(call);
         }
-        if execute::is_fence(header.op) {
+        if messages::is_fence(header.op) {
             // The client may see the fence's value before its reply, and must have all faults by
             // then.
             self.outbox.send_held_faults()?;
         }
-        let is_change = !execute::leaves_memory(header.op);
+        let is_change = !messages::leaves_memory(header.op);
         if self.waiting.has_sources(None) {
             let fence = execute::fenced(header.op, header.context, &r);
             if is_change || fence.is_some() && self.waiting.has_sources(fence) {
@@ -317,7 +317,7 @@ impl Session<'_> {
         }
         // Takes the data of this message, if it comes on a data connection.
         let (head, brought);
-        let (frame, placed, r) = if header.lane == ON_A_LANE && execute::takes_data(header.op) {
+        let (frame, placed, r) = if header.lane == ON_A_LANE && messages::takes_data(header.op) {
             head = frame.to_vec();
             brought = self.data_from_lane(header.op)?;
             let mut r = Reader::split(&head, brought.bytes());
@@ -330,7 +330,7 @@ impl Session<'_> {
         let frame_len = frame.len() + data.len();
         let is_long = frame.len() >= PLACED_BYTES_MIN;
         self.reply.clear();
-        let result = if execute::is_bulk(header.op) {
+        let result = if messages::is_bulk(header.op) {
             // Bulk data is used in place. The client may alter it meanwhile, which harms only its
             // own data.
             let mut no_fds = |_| Err(Failure::unsupported("a file descriptor with bulk data"));
@@ -413,7 +413,7 @@ impl Session<'_> {
             );
         }
         self.settle(header, executed, end)?;
-        self.grant(is_long && execute::takes_data(header.op))?;
+        self.grant(is_long && messages::takes_data(header.op))?;
         Ok(true)
     }
 

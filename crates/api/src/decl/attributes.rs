@@ -1,0 +1,465 @@
+//! Attributes: facts about one call or one message that several generators need, written in its own line.
+
+use super::{Call, Class, Field, Type};
+
+/// How the nvidia device calls a function of the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Nvidia {
+    /// Its outputs become return values. A derived call is called this way without an attribute.
+    Returns,
+    /// It takes arrays, strings or untyped pointers; `nvidia/calls.rs` gives it a safe form.
+    Pointers,
+    /// A derived call for which more has to be done than to map its handles.
+    ByHand,
+}
+
+/// Why a call may be forbidden while a stream is being captured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Capture {
+    /// The modes of the thread and of the captures decide.
+    Unsafe,
+    /// It waits for all streams of the context.
+    Context,
+}
+
+/// What a call does to the memory at its `CUdeviceptr`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Touches {
+    /// Sets elements of this many bytes: `N` of them, or `Height` rows of `Width`.
+    Memset(usize),
+    /// Its stream waits for a word of this many bytes.
+    WaitWord(usize),
+    /// Its stream writes a word of this many bytes.
+    WriteWord(usize),
+}
+
+/// What no longer exists after a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ends {
+    Handle,
+    Module,
+    Context,
+}
+
+/// A function of the recorder and the C parameters, or numbers, that it is given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Invocation {
+    pub function: String,
+    pub arguments: Vec<String>,
+}
+
+/// The work that a call gives to the GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Work {
+    /// Describes the work; `None` if the recorder knows nothing of it but that there may be some.
+    pub what: Option<Invocation>,
+    /// An emulated longer PCIe delays it.
+    pub is_delayed: bool,
+}
+
+const OTHER_WORK: Work = Work {
+    what: None,
+    is_delayed: false,
+};
+
+/// What remoting a call costs, if its class and its own message do not say it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cost {
+    /// Nothing as a rule: the client knows the answer.
+    Known,
+    /// That of this message of `session.ops`.
+    Sends(String),
+    /// It depends on the arguments.
+    Computed(Invocation),
+}
+
+/// Everything that follows a call's class in its line.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Attributes {
+    pub nvidia: Option<Nvidia>,
+    pub capture: Option<Capture>,
+    pub touches: Option<Touches>,
+    pub ends: Option<Ends>,
+    pub work: Option<Work>,
+    pub cost: Option<Cost>,
+    /// The client remembers the answer for the same values.
+    pub is_asked_once: bool,
+    /// `cuInit`: from this call on the driver can be used.
+    pub is_init: bool,
+    /// The program waits here for work of the GPU.
+    pub is_wait: bool,
+    /// It finds functions by their names.
+    pub finds_functions: bool,
+}
+
+impl Attributes {
+    /// Reads the attributes of a call, each `NAME` or `NAME VALUE`.
+    pub(super) fn parse<'a>(texts: impl Iterator<Item = &'a str>) -> Result<Self, String> {
+        let mut all = Attributes::default();
+        for text in texts {
+            let (name, value) = text.split_once(' ').unwrap_or((text, ""));
+            let is_repeated = match name {
+                "nvidia" => all.nvidia.replace(nvidia(value)?).is_some(),
+                "capture" => all.capture.replace(capture(value)?).is_some(),
+                "memset" | "wait-word" | "write-word" => {
+                    all.touches.replace(touches(name, value)?).is_some()
+                }
+                "ends" => all.ends.replace(ends(value)?).is_some(),
+                "work" => all.work.replace(work(value)?).is_some(),
+                "sends" => all.cost.replace(Cost::Sends(word(value)?)).is_some(),
+                "cost" => {
+                    let cost = Cost::Computed(invocation(value)?);
+                    all.cost.replace(cost).is_some()
+                }
+                _ if !value.is_empty() => return Err(format!("attribute '{text}'")),
+                "known" => all.cost.replace(Cost::Known).is_some(),
+                "asked-once" => std::mem::replace(&mut all.is_asked_once, true),
+                "init" => std::mem::replace(&mut all.is_init, true),
+                "waits" => std::mem::replace(&mut all.is_wait, true),
+                "finds-functions" => std::mem::replace(&mut all.finds_functions, true),
+                _ => return Err(format!("attribute '{text}'")),
+            };
+            if is_repeated {
+                return Err(format!("'{text}' says again what another attribute says"));
+            }
+        }
+        Ok(all)
+    }
+
+    /// Refuses attributes that contradict the call or each other.
+    pub(super) fn check(&self, call: &Call) -> Result<(), String> {
+        let is_nothing = *self == Attributes::default();
+        // What the client does not serve a local driver may, and the server uses some of it.
+        let not_by_client = Attributes {
+            nvidia: self.nvidia,
+            work: Some(OTHER_WORK).filter(|_| self.work.is_some()),
+            ..Attributes::default()
+        };
+        let address = call.params.iter().any(|p| p.ctype == "CUdeviceptr");
+        let roles = [
+            self.ends.is_some(),
+            self.work.is_some() || matches!(self.touches, Some(Touches::Memset(_))),
+            self.is_init,
+            self.is_wait,
+        ];
+        let rules = [
+            (
+                call.same_as.is_some() && !is_nothing,
+                "an alias has the attributes of its call",
+            ),
+            (
+                call.class == Class::Unsupported && *self != not_by_client,
+                "an unsupported call has only nvidia and work other",
+            ),
+            (
+                call.derived && !matches!(self.nvidia, None | Some(Nvidia::ByHand)),
+                "a derived call returns its outputs, or is by-hand",
+            ),
+            (
+                !call.derived && self.nvidia == Some(Nvidia::ByHand),
+                "only a derived call can be by-hand",
+            ),
+            (
+                call.derived && address && self.touches.is_none(),
+                "a derived call with an address must say what it touches",
+            ),
+            (
+                self.touches.is_some() && !(call.derived && address),
+                "only a derived call with an address can say what it touches",
+            ),
+            (
+                roles.iter().filter(|is| **is).count() > 1,
+                "a call is one of init, waits, ends, work and memset",
+            ),
+            (
+                self.is_wait && call.class != Class::Synchronous,
+                "only a synchronous call waits",
+            ),
+            (
+                self.is_asked_once && matches!(self.cost, Some(Cost::Known | Cost::Computed(_))),
+                "what is asked once costs what its message costs",
+            ),
+            (
+                call.class == Class::Local && self.cost.is_some(),
+                "a local call costs nothing",
+            ),
+            (
+                call.derived && matches!(self.cost, Some(Cost::Sends(_))),
+                "a derived call sends its own message",
+            ),
+            (
+                self.finds_functions && *self != Self::only_finding(self.nvidia),
+                "what finds functions is passed through",
+            ),
+        ];
+        if let Some((_, why)) = rules.iter().find(|(is_broken, _)| *is_broken) {
+            return Err((*why).to_string());
+        }
+        self.invocations().try_for_each(|it| it.check(call))
+    }
+
+    fn only_finding(nvidia: Option<Nvidia>) -> Attributes {
+        Attributes {
+            nvidia,
+            finds_functions: true,
+            ..Attributes::default()
+        }
+    }
+
+    fn invocations(&self) -> impl Iterator<Item = &Invocation> {
+        let work = self.work.as_ref().and_then(|work| work.what.as_ref());
+        let cost = match &self.cost {
+            Some(Cost::Computed(cost)) => Some(cost),
+            _ => None,
+        };
+        work.into_iter().chain(cost)
+    }
+}
+
+impl Invocation {
+    fn check(&self, call: &Call) -> Result<(), String> {
+        let is_known = |argument: &&String| {
+            argument.bytes().all(|b| b.is_ascii_digit())
+                || call.params.iter().any(|p| p.name == **argument)
+        };
+        match self.arguments.iter().find(|a| !is_known(a)) {
+            Some(argument) => Err(format!("{argument} is no parameter")),
+            None => Ok(()),
+        }
+    }
+}
+
+fn nvidia(value: &str) -> Result<Nvidia, String> {
+    match value {
+        "returns" => Ok(Nvidia::Returns),
+        "pointers" => Ok(Nvidia::Pointers),
+        "by-hand" => Ok(Nvidia::ByHand),
+        _ => Err(format!("nvidia '{value}'")),
+    }
+}
+
+fn capture(value: &str) -> Result<Capture, String> {
+    match value {
+        "unsafe" => Ok(Capture::Unsafe),
+        "context" => Ok(Capture::Context),
+        _ => Err(format!("capture '{value}'")),
+    }
+}
+
+fn touches(name: &str, value: &str) -> Result<Touches, String> {
+    match (name, value) {
+        ("memset", "1") => Ok(Touches::Memset(1)),
+        ("memset", "2") => Ok(Touches::Memset(2)),
+        ("memset", "4") => Ok(Touches::Memset(4)),
+        ("wait-word", "4") => Ok(Touches::WaitWord(4)),
+        ("wait-word", "8") => Ok(Touches::WaitWord(8)),
+        ("write-word", "4") => Ok(Touches::WriteWord(4)),
+        ("write-word", "8") => Ok(Touches::WriteWord(8)),
+        _ => Err(format!("{name} '{value}'")),
+    }
+}
+
+fn ends(value: &str) -> Result<Ends, String> {
+    match value {
+        "handle" => Ok(Ends::Handle),
+        "module" => Ok(Ends::Module),
+        "context" => Ok(Ends::Context),
+        _ => Err(format!("ends '{value}'")),
+    }
+}
+
+fn work(value: &str) -> Result<Work, String> {
+    let (what, is_delayed) = match value.strip_suffix(" delayed") {
+        Some(what) => (what, true),
+        None => (value, false),
+    };
+    let what = match what {
+        "other" if is_delayed => return Err("unknown work is delayed".into()),
+        "other" => None,
+        what => Some(invocation(what)?),
+    };
+    Ok(Work { what, is_delayed })
+}
+
+fn invocation(text: &str) -> Result<Invocation, String> {
+    let (function, arguments) = text
+        .strip_suffix(')')
+        .and_then(|text| text.split_once('('))
+        .ok_or_else(|| format!("'{text}' is no FUNCTION(ARGUMENTS)"))?;
+    Ok(Invocation {
+        function: word(function)?,
+        arguments: arguments
+            .split(", ")
+            .filter(|a| !a.is_empty())
+            .map(word)
+            .collect::<Result<_, _>>()?,
+    })
+}
+
+fn word(text: &str) -> Result<String, String> {
+    let is_word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    match !text.is_empty() && text.bytes().all(is_word) {
+        true => Ok(text.to_string()),
+        false => Err(format!("'{text}' is no name")),
+    }
+}
+
+/// A trait that a message may have.
+pub struct OpTrait {
+    /// In [`OpTraits`].
+    pub field: &'static str,
+    pub doc: &'static str,
+    pub of: fn(&OpTraits) -> bool,
+}
+
+macro_rules! traits {
+    ($(#[doc = $doc:literal] $field:ident $name:literal),* $(,)?) => {
+        /// Everything that follows the class of a message in its line.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        pub struct OpTraits { $(#[doc = $doc] pub $field: bool),* }
+
+        impl OpTraits {
+            pub const ALL: &[OpTrait] = &[$(OpTrait {
+                field: stringify!($field),
+                doc: $doc,
+                of: |traits| traits.$field,
+            }),*];
+
+            fn set(&mut self, name: &str) -> Result<bool, String> {
+                match name {
+                    $($name => Ok(std::mem::replace(&mut self.$field, true)),)*
+                    _ => Err(format!("attribute '{name}'")),
+                }
+            }
+        }
+    };
+}
+
+traits! {
+    /// The session answers it; no device sees it.
+    is_session "session",
+    /// It is a few numbers followed by data, which is used where it was received.
+    is_bulk "bulk",
+    /// Its data may come on a data connection.
+    takes_data "data-connection",
+    /// The client may see its value on the board before its reply.
+    is_fence "fence",
+    /// It neither changes device memory nor adds work that could.
+    leaves_memory "leaves-memory",
+    /// It may be asked on a connection that is only for questions about the devices.
+    is_question "question",
+}
+
+impl OpTraits {
+    pub(super) fn parse<'a>(names: impl Iterator<Item = &'a str>) -> Result<Self, String> {
+        let mut all = OpTraits::default();
+        for name in names {
+            if all.set(name)? {
+                return Err(format!("'{name}' twice"));
+            }
+        }
+        Ok(all)
+    }
+
+    /// Refuses traits that contradict the message or each other.
+    pub(super) fn check(self, fields: &[Field], waits: bool) -> Result<(), String> {
+        let ends_in_data = fields
+            .last()
+            .is_some_and(|f| f.ty == Type::Bytes && f.name == "data");
+        let rules = [
+            (self.is_bulk && !ends_in_data, "bulk without data"),
+            (self.takes_data && !self.is_bulk, "data that is not bulk"),
+            (self.is_fence && !waits, "a fence that does not wait"),
+            (
+                self.is_fence && !self.leaves_memory,
+                "a fence that changes memory",
+            ),
+            (
+                self.is_question && !self.leaves_memory,
+                "a question that changes memory",
+            ),
+        ];
+        match rules.iter().find(|(is_broken, _)| *is_broken) {
+            Some((_, why)) => Err((*why).to_string()),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{parse_call, parse_op};
+
+    fn refusal(call: &str) -> String {
+        parse_call(call).expect_err(call)
+    }
+
+    #[test]
+    fn unknown_attributes_of_calls_are_refused() {
+        for attribute in [
+            "nvidai returns",
+            "nvidia sometimes",
+            "capture",
+            "capture never",
+            "memset 3",
+            "wait-word 2",
+            "ends world",
+            "work copy",
+            "work copy(a b)",
+            "work other delayed",
+            "sends",
+            "cost launch",
+            "known well",
+            "asked-twice",
+            "",
+        ] {
+            let why = refusal(&format!("cuX @2000 (int a) : synchronous; {attribute}"));
+            assert!(!why.is_empty(), "{attribute}");
+        }
+        assert!(parse_call("cuX @2000 (int a) : synchronous; asked-once").is_ok());
+    }
+
+    #[test]
+    fn attributes_of_calls_that_contradict_are_refused() {
+        for (call, why) in [
+            ("(void) : same as cuY; waits", "alias"),
+            ("(void) : unsupported; asked-once", "unsupported"),
+            ("(int a) : outstanding derived; nvidia returns", "by-hand"),
+            ("(int a) : outstanding; nvidia by-hand", "derived"),
+            ("(CUdeviceptr a) : outstanding derived", "touches"),
+            ("(CUdeviceptr a) : outstanding; memset 4", "touches"),
+            ("(int a) : outstanding derived; memset 4", "touches"),
+            ("(int a) : synchronous; waits; ends module", "one of"),
+            ("(int a) : outstanding; waits", "synchronous"),
+            ("(int a) : synchronous; known; asked-once", "asked once"),
+            ("(int a) : local; sends ping", "local"),
+            ("(int a) : outstanding derived; sends ping", "its own"),
+            ("(int a) : local; finds-functions; init", "passed through"),
+            ("(int a) : synchronous; cost f(b)", "b is no parameter"),
+            ("(int a) : outstanding; work f(a, b)", "b is no parameter"),
+            ("(int a) : synchronous; known; sends ping", "says again"),
+            ("(int a) : synchronous; waits; waits", "says again"),
+            ("(int a) : local; nvidia returns; nvidia pointers", "again"),
+        ] {
+            let refused = refusal(&format!("cuX @2000 {call}"));
+            assert!(refused.contains(why), "{call}: {refused}");
+        }
+    }
+
+    #[test]
+    fn attributes_of_messages_are_known_and_do_not_contradict() {
+        for op in [
+            "x (data bytes) : outstanding; bulky",
+            "x (data bytes) : outstanding; bulk; bulk",
+            "x (name bytes) : outstanding; bulk",
+            "x (data bytes) : outstanding; data-connection",
+            "x () : outstanding; fence; leaves-memory",
+            "x () : waits; fence",
+            "x () : synchronous; question",
+        ] {
+            assert!(parse_op(op).is_err(), "{op}");
+        }
+        let op = parse_op("x (data bytes) : outstanding; bulk; data-connection").expect("valid");
+        assert!(op.traits.is_bulk && op.traits.takes_data && !op.traits.is_fence);
+    }
+}
