@@ -64,6 +64,7 @@ lint: $(TOOLCHAIN)
 	$(TOOLCHAIN) -m ruff check --quiet
 	$(TOOLCHAIN) -m ruff format --check --quiet
 	$(CARGO) fmt --all --check
+	$(TOOLCHAIN) tools/tidy.py
 	$(TESTED) command lint -- $(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 
 unit: $(TOOLCHAIN)

@@ -106,8 +106,7 @@ impl Helpers {
 
     fn pool(&self) -> Option<&Arc<Pool>> {
         let start = || {
-            let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-            let by_cores = (cores / CORES_A_HELPER).min(HELPERS_MAX);
+            let by_cores = (outboard_link::cores::count() / CORES_A_HELPER).min(HELPERS_MAX);
             let helpers = self.count.unwrap_or(by_cores);
             let pool = Arc::new(Pool {
                 state: Mutex::default(),

@@ -39,11 +39,11 @@ use outboard_wire::{
 };
 use parking_lot::{Condvar, Mutex};
 
+pub(crate) use self::group::Group;
 use self::{
     batch::Batch,
     lanes::{Held, Lanes},
 };
-pub(crate) use self::{group::Group, wait::is_few_cores};
 pub(crate) use crate::landing::{Landing, Rows, Sink};
 use crate::{guard, landing::landed, log, notes, optimise, record, stats};
 

@@ -25,7 +25,7 @@ use rustix::{
     net::RecvFlags,
 };
 
-use crate::{Error, Link, Stream, sys};
+use crate::{Error, Link, Stream, cores, sys};
 
 /// First bytes of a data connection in both directions.
 const WORD: [u8; 8] = *b"OUTBLANE";
@@ -36,7 +36,7 @@ const TICK: Duration = Duration::from_millis(20);
 /// Number of data connections that a session of this process should have, by the machine's cores,
 /// or by the environment (`OUTBOARD_LANES`, for tests and measurements).
 pub fn lanes_wanted() -> usize {
-    let by_cores = || match std::thread::available_parallelism().map_or(1, |cores| cores.get()) {
+    let by_cores = || match cores::count() {
         LANES_CORES_MIN.. => LANES,
         LANES_FEW_CORES_MIN.. => LANES_FEW,
         _ => 0,

@@ -44,6 +44,8 @@
 #[cfg(all(feature = "conformance", not(loom)))]
 pub mod conformance;
 #[cfg(not(loom))]
+pub mod cores;
+#[cfg(not(loom))]
 mod dial;
 #[cfg(not(loom))]
 pub mod emulated;

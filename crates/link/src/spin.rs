@@ -1,13 +1,13 @@
 //! Busy waiting that adapts to how long waits take.
 
 use std::{
-    hint,
-    sync::OnceLock,
-    thread,
+    hint, thread,
     time::{Duration, Instant},
 };
 
 use outboard_wire::limits::{SPIN_FEW_CORES_NS_MAX, SPIN_NS_MAX, SPIN_RDMA_NS_MAX};
+
+use crate::cores;
 
 /// Shortest busy wait: about the cost of a few looks at the clock.
 const SPIN_NS_MIN: u64 = 500;
@@ -26,7 +26,10 @@ pub(crate) struct Spin {
 
 impl Spin {
     pub(crate) fn new() -> Self {
-        let max_ns = machine().max_ns;
+        let max_ns = match cores::are_few() {
+            true => SPIN_FEW_CORES_NS_MAX,
+            false => SPIN_NS_MAX,
+        };
         Self {
             budget_ns: max_ns,
             max_ns,
@@ -46,8 +49,7 @@ impl Spin {
     /// Waits until `ready`, for the budget at most. If that was too short, the caller waits by
     /// other means and then reports the end to [`ended`](Self::ended).
     pub(crate) fn until(&mut self, start: Instant, mut ready: impl FnMut() -> bool) -> bool {
-        let machine = machine();
-        if machine.cores == 1 && !self.is_remote {
+        if cores::count() == 1 && !self.is_remote {
             // The peer cannot run at the same time as this thread.
             thread::yield_now();
             return ready();
@@ -66,7 +68,7 @@ impl Spin {
             if spent >= budget {
                 return false;
             }
-            if machine.cores <= 2 && spent >= yield_after {
+            if cores::are_few() && spent >= yield_after {
                 thread::yield_now();
             }
         }
@@ -91,23 +93,5 @@ impl Spin {
 /// tcp round trips over loopback half as long again, since the peer and the kernel's own work need
 /// the core.
 pub(crate) fn has_cores_to_spare() -> bool {
-    machine().cores > 2
-}
-
-struct Machine {
-    cores: usize,
-    max_ns: u64,
-}
-
-fn machine() -> &'static Machine {
-    static MACHINE: OnceLock<Machine> = OnceLock::new();
-    MACHINE.get_or_init(|| {
-        let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
-        let max_ns = if cores > 2 {
-            SPIN_NS_MAX
-        } else {
-            SPIN_FEW_CORES_NS_MAX
-        };
-        Machine { cores, max_ns }
-    })
+    !cores::are_few()
 }

@@ -108,7 +108,7 @@ impl Machine {
             cpu: model
                 .map_or("unknown", |m| m.trim_start_matches(['\t', ' ', ':']))
                 .into(),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            cores: outboard_link::cores::count(),
         }
     }
 }

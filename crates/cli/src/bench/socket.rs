@@ -8,6 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use outboard_link::cores;
+
 use super::cases::{Raw, Receiver};
 
 pub(super) const PING_BYTES: usize = 64;
@@ -16,8 +18,6 @@ const CHUNK_BYTES: usize = 1 << 20;
 const WARM_UP_ROUND_TRIPS: usize = 100;
 /// Silence after which a connection of this process with itself counts as broken, in milliseconds.
 const SILENCE_MS_MAX: u64 = 10_000;
-/// Fewest cores for busy waiting; with fewer it takes the peer's core, and our links sleep at once.
-const BUSY_CORES_MIN: usize = 3;
 
 /// Returns the nanoseconds of each exchange, until there are `samples` or the time is used up.
 pub(super) fn measure(raw: Raw, samples: usize, budget: Duration) -> io::Result<Vec<f64>> {
@@ -28,13 +28,9 @@ pub(super) fn measure(raw: Raw, samples: usize, budget: Duration) -> io::Result<
     let is_busy = match receiver {
         Receiver::Blocking => false,
         Receiver::Busy => true,
-        Receiver::Usual => cores() >= BUSY_CORES_MIN,
+        Receiver::Usual => !cores::are_few(),
     };
     exchange(shape, is_busy, samples, budget)
-}
-
-fn cores() -> usize {
-    thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn exchange(
@@ -121,7 +117,7 @@ fn patiently(mut attempt: impl FnMut() -> io::Result<usize>) -> io::Result<usize
                 if Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + silence) {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
-                if cores() < BUSY_CORES_MIN {
+                if cores::are_few() {
                     thread::yield_now();
                 }
             }

@@ -1,12 +1,12 @@
 //! Waiting: the leading thread reads the board's word, and the link for all threads.
 
 use std::{
-    sync::{Arc, OnceLock, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
 use outboard_api::CUresult;
-use outboard_link::Wait;
+use outboard_link::{Wait, cores};
 
 use super::{Group, Incoming, Session};
 use crate::{
@@ -124,11 +124,11 @@ impl Session {
             }
             let waited = start.elapsed();
             if waited > watch_max() {
-                if is_few_cores() {
+                if cores::are_few() {
                     return false;
                 }
                 naps.get_or_insert_with(Naps::new).nap(waited);
-            } else if is_few_cores() {
+            } else if cores::are_few() {
                 std::thread::yield_now();
             }
         }
@@ -236,7 +236,7 @@ impl Session {
     /// true.
     fn look_busily(&self, incoming: &mut Incoming, enough: &impl Fn() -> bool) -> bool {
         let start = Instant::now();
-        while !is_few_cores() && start.elapsed() < watch_max() {
+        while !cores::are_few() && start.elapsed() < watch_max() {
             for _ in 0..WATCH_LOOKS {
                 if enough() {
                     return true;
@@ -263,17 +263,8 @@ impl Session {
     }
 }
 
-fn cores() -> usize {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()))
-}
-
-pub(crate) fn is_few_cores() -> bool {
-    cores() <= 2
-}
-
 fn watch_max() -> Duration {
-    Duration::from_micros(if is_few_cores() {
+    Duration::from_micros(if cores::are_few() {
         WATCH_FEW_CORES_US_MAX
     } else {
         WATCH_US_MAX

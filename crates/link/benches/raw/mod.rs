@@ -27,7 +27,7 @@ pub(crate) fn round_trips(len: usize, is_spinning: bool, span: Duration) -> Vec<
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     // On few cores the peer needs this one.
-                    if thread::available_parallelism().is_ok_and(|cores| cores.get() <= 2) {
+                    if outboard_link::cores::are_few() {
                         thread::yield_now();
                     }
                 }

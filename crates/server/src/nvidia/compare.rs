@@ -24,8 +24,8 @@ pub(super) struct Part<'a> {
 /// Each part's memory must stay mapped until this returns.
 pub(super) unsafe fn differing(parts: &[Part<'_>]) -> Vec<(usize, usize)> {
     let bytes: usize = parts.iter().map(|part| part.known.len()).sum();
-    let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
-    let threads = (bytes / THREAD_BYTES_MIN).clamp(1, cores.min(THREADS_MAX));
+    let threads_max = outboard_link::cores::count().min(THREADS_MAX);
+    let threads = (bytes / THREAD_BYTES_MIN).clamp(1, threads_max);
     let share = parts.len().div_ceil(threads).max(1);
     let mut shares = parts.chunks(share);
     let own = shares.next().unwrap_or_default();

@@ -179,7 +179,7 @@ impl Lanes {
             shared: Arc::default(),
             opening: None,
             lanes_max: lanes_max.min(LANES_MAX),
-            is_few_cores: thread::available_parallelism().map_or(1, |cores| cores.get()) <= 2,
+            is_few_cores: outboard_link::cores::are_few(),
         }
     }
 

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_link::Wait;
+use outboard_link::{Wait, cores};
 
 use super::limits;
 
@@ -18,8 +18,7 @@ pub(super) struct Pace {
 
 impl Pace {
     pub(super) fn new() -> Pace {
-        let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
-        let is_few_cores = cores <= 2;
+        let is_few_cores = cores::are_few();
         let spin_ns = if is_few_cores {
             limits::SPIN_FEW_CORES_NS_MAX
         } else {

@@ -31,10 +31,10 @@ mod tests;
 mod textures;
 mod wait;
 
-use std::{borrow::Cow, collections::BTreeMap, fs, sync::Arc, thread};
+use std::{borrow::Cow, collections::BTreeMap, fs, sync::Arc};
 
 use outboard_api::{CUDA_VERSION, CUresult};
-use outboard_link::{DeviceMemory, GpuMemory, Reach};
+use outboard_link::{DeviceMemory, GpuMemory, Reach, cores};
 use outboard_ptx::{
     Printed,
     check::{Checker, Checks},
@@ -164,8 +164,8 @@ struct Soft {
 impl Soft {
     fn new(options: SoftOptions) -> Result<Soft, Failure> {
         let memory_bytes = options.memory_bytes.unwrap_or_else(memory_default);
-        let cores = || thread::available_parallelism().map_or(1, usize::from);
-        let threads = options.threads.unwrap_or_else(cores).clamp(1, THREADS_MAX);
+        let threads = options.threads.unwrap_or_else(cores::count);
+        let threads = threads.clamp(1, THREADS_MAX);
         if !(1..=DEVICES_MAX).contains(&options.devices)
             || !(1..=MEMORY_BYTES_MAX).contains(&memory_bytes)
         {

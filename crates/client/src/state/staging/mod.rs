@@ -26,7 +26,7 @@ use super::{Driver, Stream, StreamRef, wire_context};
 use crate::{
     calls::Done,
     helpers::Helpers,
-    session::{Group, Sink, is_few_cores},
+    session::{Group, Sink},
 };
 
 /// Most bytes of one piece of a copy.
@@ -297,7 +297,7 @@ impl Driver {
         // Handles replies too: fences without a word are completed by them.
         self.session.poll();
         // With few cores, the thread that will free a segment needs this one.
-        match is_few_cores() {
+        match outboard_link::cores::are_few() {
             true => thread::yield_now(),
             false => (0..LOOK_PAUSES).for_each(|_| hint::spin_loop()),
         }

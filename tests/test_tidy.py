@@ -1,0 +1,99 @@
+"""tools/tidy.py finds each kind of what it is for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "tools"))
+import tidy
+
+pytestmark = pytest.mark.smoke
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tidy, "ROOT", tmp_path)
+    (tmp_path / "crates" / "one" / "src").mkdir(parents=True)
+    return tmp_path
+
+
+def rust(tree: Path, *lines: str) -> Path:
+    file = tree / "crates" / "one" / "src" / "lib.rs"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def test_old_comments_may_only_become_fewer(tree: Path) -> None:
+    file = rust(tree, "/// What it is.", "/// Who", "fn a() {}", "/// The same again.", "// " + "x" * 98)
+    old = {
+        "long comments": tidy.by_crate(tidy.long_comments([file])),
+        "openings": tidy.by_crate(tidy.openings([file])),
+    }
+    assert {rule: len(found["crates/one"]) for rule, found in old.items()} == {"long comments": 1, "openings": 2}
+    kept = {"long comments": {"crates/one": 1}, "openings": {"crates/one": 2}}
+    assert list(tidy.risen(old, kept)) == []
+    kept["openings"]["crates/one"] = 1
+    assert [found.line for found in tidy.risen(old, kept)] == [1, 4, 0]
+
+
+def test_words_of_a_machine_are_found(tree: Path) -> None:
+    file = rust(
+        tree,
+        "// See iss" + "ue 12.",
+        "// /ho" + "me/somebody/file",
+        "// an issue of 12 bytes",
+        "// https://pypi." + "org",
+    )
+    assert [found.line for found in tidy.foreign([file])] == [1, 2, 4]
+
+
+def test_cores_are_read_once(tree: Path) -> None:
+    file = rust(tree, "fn a() {}", "let cores = std::thread::available_parallelism();")
+    assert [found.line for found in tidy.cores([file])] == [2]
+
+
+def test_versions_stand_in_the_workspace(tree: Path) -> None:
+    manifest = (
+        '[dependencies]\na = "1"\nb = { workspace = true }\n[target."cfg(x)".dev-dependencies]\nc = { version = "2" }\n'
+    )
+    (tree / "crates" / "one" / "Cargo.toml").write_text(manifest)
+    assert [found.what.partition(":")[0] for found in tidy.versions()] == ["a", "c"]
+
+
+def test_numbers_agree(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tree / "a.md").write_text("Needs Rust 1.88 or later.\n")
+    (tree / "b.toml").write_text('version = "188"\n')
+    row = ("a.md", r"Rust ([\d.]+)", "b.toml", r'version = "([\d.]+)"')
+    monkeypatch.setattr(tidy, "NUMBERS", [row])
+    assert list(tidy.numbers()) == []
+    (tree / "b.toml").write_text('version = "1.90"\n')
+    assert len(list(tidy.numbers())) == 1
+    (tree / "b.toml").write_text("")
+    assert len(list(tidy.numbers())) == 1
+
+
+@pytest.mark.parametrize(
+    ("licence", "permitted"),
+    [
+        ("MIT", True),
+        ("MIT/Apache-2.0", True),
+        ("GPL-3.0 OR MIT", True),
+        ("(MIT OR Apache-2.0) AND Unicode-3.0", True),
+        ("GPL-3.0", False),
+        ("MIT AND GPL-3.0", False),
+        ("", False),
+    ],
+)
+def test_licences(licence: str, permitted: bool) -> None:
+    assert tidy.is_permitted(licence) == permitted
+
+
+def test_a_crate_in_two_versions_is_found(tree: Path) -> None:
+    package = '[[package]]\nname = "{}"\nversion = "{}"\n'
+    (tree / "Cargo.lock").write_text("".join(package.format(name, v) for name in ["one", "syn"] for v in "12"))
+    assert [found.what for found in tidy.twice()] == ["2 versions of one"]

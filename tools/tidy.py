@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""Checks what rustfmt, clippy and ruff do not: run by `make lint`.
+
+    python3 tools/tidy.py            prints what is wrong, file and line, and fails
+    python3 tools/tidy.py --lower    writes the counts of `tools/tidy.json` that have fallen
+
+Two rules hold for new comments only: `tools/tidy.json` has, by crate, how many old ones break them. A count may fall
+and never rise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+COUNTS = ROOT / "tools" / "tidy.json"
+
+COLUMNS_MAX = 100
+COMMENT = re.compile(r"^\s*//")
+DOC = re.compile(r"^\s*//[/!]( |$)")
+# A doc comment begins with a noun or a verb, and names who acts.
+OPENING = re.compile(r"^\s*//[/!] (What|Who|Whoever|Whatever|The same)\b")
+
+# Words of the machine or the day on which a change was made.
+FOREIGN = {
+    "the absolute path of somebody's machine": re.compile(r"(?<![\w.}])/(?:work|home)/\w"),
+    "the number of an issue": re.compile(r"\bissues? #?\d+\b", re.IGNORECASE),
+    "the host of a package registry": re.compile(r"\b(?:static\.crates|index\.crates|pypi|pythonhosted)\.(?:io|org)\b"),
+}
+TEXT = {".rs", ".py", ".md", ".toml", ".sh", ".cu", ".cpp", ".c", ".h", ".calls", ".ops", ".json", ".yml", ".txt"}
+
+# The number of cores is read here, and where it is no decision: reports of a machine, and threads of tools.
+CORES = "crates/link/src/cores.rs"
+CORES_READ = {
+    CORES,
+    "crates/trace/src/live.rs",
+    "crates/truth/src/record.rs",
+    "crates/ptx/examples/throughput/main.rs",
+}
+
+# A number in prose, and the place that it must agree with; points do not count.
+NUMBERS = [
+    ("README.md", r"Rust ([\d.]+\d)", "Cargo.toml", r'rust-version = "([\d.]+)"'),
+    ("README.md", r"Python ([\d.]+\d) or later", "ruff.toml", r'target-version = "py(\d+)"'),
+    ("tools/toolchain.py", r"Python ([\d.]+\d) or later", "ruff.toml", r'target-version = "py(\d+)"'),
+    (
+        "docs/software-gpu.md",
+        r"compute capability ([\d.]+\d)",
+        CAPABILITY := "crates/server/src/soft/capability.rs",
+        DEFAULT := r"^/// ([\d.]+\d), the capability",
+    ),
+    ("docs/software-gpu.md", r"([\d.]+\d) \(the default\)", CAPABILITY, DEFAULT),
+    ("SPECIFICATION.md", r"Compute capability ([\d.]+\d), or another", CAPABILITY, DEFAULT),
+    ("crates/ptx/src/lib.rs", r"compute capability ([\d.]+\d)", CAPABILITY, DEFAULT),
+]
+# How long `make check` and `make test` take is said in CONTRIBUTING.md alone.
+WITHOUT_MINUTES = ["README.md", "ARCHITECTURE.md", "Makefile"]
+
+# Licences that go with Apache-2.0 OR MIT.
+LICENCES = {
+    "MIT",
+    "MIT-0",
+    "Apache-2.0",
+    "Apache-2.0 WITH LLVM-exception",
+    "BSD-3-Clause",
+    "ISC",
+    "Unicode-3.0",
+    "CC0-1.0",
+}
+# Versions of one crate that others force on us; a third needs a reason.
+TWICE = {"embedded-io", "syn"}
+
+
+class Found(NamedTuple):
+    """One violation: where, and what."""
+
+    path: str
+    line: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.what}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lower", action="store_true", help="write the counts that have fallen")
+    arguments = parser.parse_args()
+    files = [ROOT / name for name in tracked()]
+    found = [*foreign(files), *cores(files), *versions(), *numbers(), *minutes(), *licences(), *twice()]
+    kept: dict[str, dict[str, int]] = json.loads(COUNTS.read_text())
+    old = {"long comments": by_crate(long_comments(files)), "openings": by_crate(openings(files))}
+    found += risen(old, kept)
+    if arguments.lower:
+        lower(old, kept)
+    for one in found:
+        print(one)
+    return 1 if found else 0
+
+
+def tracked() -> list[str]:
+    """The files of the repository, new ones included."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [name for name in listed if (ROOT / name).is_file()]
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    return enumerate(path.read_text(errors="replace").splitlines(), 1)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def long_comments(files: Iterable[Path]) -> Iterator[Found]:
+    for path in files:
+        if path.suffix == ".rs":
+            for number, line in lines_of(path):
+                if COMMENT.match(line) and len(line) > COLUMNS_MAX:
+                    yield Found(name_of(path), number, f"a comment of {len(line)} columns, {COLUMNS_MAX} at most")
+
+
+def openings(files: Iterable[Path]) -> Iterator[Found]:
+    for path in files:
+        if path.suffix == ".rs":
+            before = ""
+            for number, line in lines_of(path):
+                if (opening := OPENING.match(line)) and not DOC.match(before):
+                    yield Found(name_of(path), number, f'a doc comment that begins with "{opening[1]}"')
+                before = line
+
+
+def by_crate(found: Iterable[Found]) -> dict[str, list[Found]]:
+    crates = defaultdict(list)
+    for one in found:
+        crates["/".join(one.path.split("/")[:2])].append(one)
+    return crates
+
+
+def risen(old: dict[str, dict[str, list[Found]]], kept: dict[str, dict[str, int]]) -> Iterator[Found]:
+    """All violations of a rule in the crates that have more than before: which one is new nobody knows."""
+    for rule, crates in old.items():
+        for crate, violations in crates.items():
+            if len(violations) > (count_max := kept[rule].get(crate, 0)):
+                yield from violations
+                yield Found(crate, 0, f"{len(violations)} {rule}, {count_max} at most (tools/tidy.json)")
+
+
+def lower(old: dict[str, dict[str, list[Found]]], kept: dict[str, dict[str, int]]) -> None:
+    counts = {
+        rule: {crate: count for crate, most in crates.items() if (count := min(most, len(old[rule].get(crate, []))))}
+        for rule, crates in kept.items()
+    }
+    COUNTS.write_text(json.dumps(counts, indent=2) + "\n")
+
+
+def foreign(files: Iterable[Path]) -> Iterator[Found]:
+    for path in files:
+        if path.suffix in TEXT or path.name == "Makefile":
+            for number, line in lines_of(path):
+                for what, words in FOREIGN.items():
+                    if words.search(line) and path != Path(__file__):
+                        yield Found(name_of(path), number, f"{what}: {line.strip()[:80]}")
+
+
+def cores(files: Iterable[Path]) -> Iterator[Found]:
+    for path in files:
+        if path.suffix == ".rs" and name_of(path) not in CORES_READ:
+            for number, line in lines_of(path):
+                if "available_parallelism" in line:
+                    yield Found(name_of(path), number, f"the number of cores is read by {CORES}")
+
+
+def versions() -> Iterator[Found]:
+    """A dependency's version stands in the workspace's Cargo.toml."""
+    for path in sorted(ROOT.glob("crates/*/Cargo.toml")):
+        manifest = tomllib.loads(path.read_text())
+        tables = [manifest, *manifest.get("target", {}).values()]
+        for table in tables:
+            for kind in ["dependencies", "dev-dependencies", "build-dependencies"]:
+                for name, wanted in table.get(kind, {}).items():
+                    if isinstance(wanted, str) or "version" in wanted:
+                        yield Found(name_of(path), 0, f"{name}: its version belongs into the workspace's Cargo.toml")
+
+
+def numbers() -> Iterator[Found]:
+    for path, said, source, known in NUMBERS:
+        one, other = (
+            re.search(find, (ROOT / file).read_text(), re.MULTILINE) for file, find in [(path, said), (source, known)]
+        )
+        if one is None or other is None:
+            yield Found(
+                path if one is None else source, 0, "a number that tools/tidy.py compares is not there any more"
+            )
+        elif one[1].replace(".", "") != other[1].replace(".", ""):
+            yield Found(path, 0, f'"{one[0]}", and {source} says {other[1]}')
+
+
+def minutes() -> Iterator[Found]:
+    for name in WITHOUT_MINUTES:
+        for number, line in lines_of(ROOT / name):
+            if re.search(r"\bminutes?\b", line) and re.search(r"make (test|check)|tests", line):
+                yield Found(name, number, "how long tests take is said in CONTRIBUTING.md")
+
+
+def licences() -> Iterator[Found]:
+    """Each crate that is linked has a licence that goes with ours; of alternatives one suffices."""
+    command = [
+        "cargo",
+        "metadata",
+        "--format-version",
+        "1",
+        "--filter-platform",
+        "x86_64-unknown-linux-gnu",
+        "--locked",
+    ]
+    metadata = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    for package in metadata["packages"]:
+        if not is_permitted(package["license"] or ""):
+            yield Found("Cargo.lock", 0, f"{package['name']} {package['version']}: licence {package['license']}")
+
+
+def is_permitted(licence: str) -> bool:
+    """Whether all that is joined by AND, and one of each that is joined by OR, is permitted."""
+    joined = re.sub(r"\s*/\s*", " OR ", licence)
+    parts = re.split(r" AND (?![^(]*\))", joined)
+    return all(any(one.strip(" ()") in LICENCES for one in part.split(" OR ")) for part in parts)
+
+
+def twice() -> Iterator[Found]:
+    locked = tomllib.loads((ROOT / "Cargo.lock").read_text())["package"]
+    count = Counter(package["name"] for package in locked)
+    for name, versions_count in count.items():
+        if versions_count > (2 if name in TWICE else 1):
+            yield Found("Cargo.lock", 0, f"{versions_count} versions of {name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
