@@ -15,7 +15,7 @@ use crate::error::{Error, Fault, FaultKind};
 use crate::heap::Heap;
 use crate::interp::Env;
 use crate::interp::block::{Block, BlockProgress};
-use crate::interp::children::{Children, Work};
+use crate::interp::children::{ChildWork, Children};
 use crate::interp::memory::RangeCache;
 use crate::limits::{
     BLOCK_EXTENT_MAX, BLOCK_THREADS_MAX, COOPERATIVE_BLOCKS_MAX, GRID_EXTENT_MAX, LOCAL_BYTES_MAX,
@@ -171,8 +171,8 @@ impl Launch<'_> {
         let mut stats = self.run_on(checker, None, &children)?;
         for work in children.into_work() {
             let child = match work {
-                Work::Grid(child) => child,
-                Work::Copy { to, from, bytes } => {
+                ChildWork::Grid(child) => child,
+                ChildWork::Copy { to, from, bytes } => {
                     self.copy(to, from, bytes)?;
                     continue;
                 }

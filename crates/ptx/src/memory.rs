@@ -63,7 +63,7 @@ struct Shared {
 /// Mapped and registered ranges, sorted by address, disjoint.
 #[derive(Debug, Default)]
 pub struct Ranges {
-    ranges: Vec<Range>,
+    ranges: Vec<MappedRange>,
     /// Changes with every change of `ranges`, so that caches notice.
     pub(crate) generation: u64,
     /// Textures and surfaces, by the numbers that kernels use for them.
@@ -71,14 +71,14 @@ pub struct Ranges {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Range {
+struct MappedRange {
     start: u64,
     end: u64,
-    kind: Kind,
+    kind: RangeKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum RangeKind {
     /// Mapped by `map`.
     Device,
     /// Mapped by `allocate_internal`.
@@ -166,12 +166,12 @@ impl Memory {
         {
             return Err(MemoryError::BadRange { address, bytes });
         }
-        self.map_as(address, bytes, Kind::Device)
+        self.map_as(address, bytes, RangeKind::Device)
     }
 
-    fn map_as(&self, address: u64, bytes: u64, kind: Kind) -> Result<(), MemoryError> {
+    fn map_as(&self, address: u64, bytes: u64, kind: RangeKind) -> Result<(), MemoryError> {
         let mut ranges = self.shared.inner.write();
-        let range = Range {
+        let range = MappedRange {
             start: address,
             end: address + bytes,
             kind,
@@ -189,10 +189,10 @@ impl Memory {
 
     /// Unmaps the range of `map` that starts at `address`. Its contents are lost.
     pub fn unmap(&self, address: u64) -> Result<(), MemoryError> {
-        self.remove(address, Kind::Device)
+        self.remove(address, RangeKind::Device)
     }
 
-    fn remove(&self, address: u64, kind: Kind) -> Result<(), MemoryError> {
+    fn remove(&self, address: u64, kind: RangeKind) -> Result<(), MemoryError> {
         let mut ranges = self.shared.inner.write();
         let index = ranges
             .ranges
@@ -202,7 +202,7 @@ impl Memory {
         if range.kind != kind {
             return Err(MemoryError::NotMapped { address });
         }
-        if kind != Kind::Host {
+        if kind != RangeKind::Host {
             protect(range.start, range.end - range.start, false)?;
         }
         ranges.ranges.remove(index);
@@ -224,16 +224,16 @@ impl Memory {
         }
         let mut ranges = self.shared.inner.write();
         ranges.check_free(address, end)?;
-        ranges.insert(Range {
+        ranges.insert(MappedRange {
             start: address,
             end,
-            kind: Kind::Host,
+            kind: RangeKind::Host,
         });
         Ok(())
     }
 
     pub fn unregister_host(&self, address: u64) -> Result<(), MemoryError> {
-        self.remove(address, Kind::Host)
+        self.remove(address, RangeKind::Host)
     }
 
     /// Binds a texture or surface to a number. Its memory is checked only when kernels use it, so
@@ -326,7 +326,7 @@ impl Memory {
         loop {
             let mut start = self.shared.internal.next_multiple_of(align);
             for range in &self.shared.inner.read().ranges {
-                if range.kind == Kind::Internal
+                if range.kind == RangeKind::Internal
                     && range.start < start.saturating_add(bytes)
                     && range.end > start
                 {
@@ -339,7 +339,7 @@ impl Memory {
             {
                 return Err(out_of_memory);
             }
-            match self.map_as(start, bytes, Kind::Internal) {
+            match self.map_as(start, bytes, RangeKind::Internal) {
                 // Another thread took the place first: try again.
                 Err(MemoryError::Overlap { .. }) => {}
                 Err(error) => return Err(error),
@@ -349,7 +349,7 @@ impl Memory {
     }
 
     pub(crate) fn free_internal(&self, address: u64) {
-        if let Err(error) = self.remove(address, Kind::Internal) {
+        if let Err(error) = self.remove(address, RangeKind::Internal) {
             tracing::error!(%error, "module memory was not mapped");
         }
     }
@@ -382,7 +382,7 @@ impl Ranges {
     /// Whether the address was mapped by `map`: usable by programs, and without contents until
     /// written.
     pub(crate) fn is_device(&self, address: u64) -> bool {
-        self.kind(address) == Some(Kind::Device)
+        self.kind(address) == Some(RangeKind::Device)
     }
 
     /// Whether the address is mapped or registered.
@@ -390,7 +390,7 @@ impl Ranges {
         self.kind(address).is_some()
     }
 
-    fn kind(&self, address: u64) -> Option<Kind> {
+    fn kind(&self, address: u64) -> Option<RangeKind> {
         let after = self.ranges.partition_point(|r| r.start <= address);
         let range = self.ranges.get(after.checked_sub(1)?)?;
         (address < range.end).then_some(range.kind)
@@ -413,7 +413,7 @@ impl Ranges {
         match after.checked_sub(1).map(|i| self.ranges[i]) {
             // Device ranges own their last page whole.
             Some(r)
-                if (if r.kind == Kind::Host {
+                if (if r.kind == RangeKind::Host {
                     r.end
                 } else {
                     r.end.next_multiple_of(PAGE_BYTES)
@@ -428,7 +428,7 @@ impl Ranges {
         }
     }
 
-    fn insert(&mut self, range: Range) {
+    fn insert(&mut self, range: MappedRange) {
         let at = self.ranges.partition_point(|r| r.start < range.start);
         self.ranges.insert(at, range);
         self.generation += 1;

@@ -12,11 +12,11 @@
 
 mod activity;
 pub mod device;
+pub mod handle_table;
 pub mod images;
 pub mod log;
 pub mod nvidia;
 mod office;
 pub mod session;
-pub mod shadow;
 pub mod soft;
 pub mod supervisor;

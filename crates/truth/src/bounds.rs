@@ -1,20 +1,20 @@
 //! The manual's error bounds of approximations (PTX ISA 9.7.3, 9.7.4), and its rules for special
 //! values.
 
-use crate::form::Kind;
+use crate::form::PtxType;
 
 /// Whether the manual allows `result` for these inputs.
-pub fn holds(function: &str, ftz: bool, kind: Kind, inputs: &[u64], result: u64) -> bool {
+pub fn holds(function: &str, ftz: bool, kind: PtxType, inputs: &[u64], result: u64) -> bool {
     match kind {
-        Kind::F16x2 => (0..2).all(|half| {
+        PtxType::F16x2 => (0..2).all(|half| {
             let part = |bits: u64| bits >> (16 * half) & 0xffff;
             let inputs: Vec<u64> = inputs.iter().map(|&bits| part(bits)).collect();
-            holds(function, ftz, Kind::F16, &inputs, part(result))
+            holds(function, ftz, PtxType::F16, &inputs, part(result))
         }),
         _ => {
             // The double-precision approximations read only the upper word.
             let seen = |bits: u64| match kind {
-                Kind::F64 if ftz => bits & !0xffff_ffff,
+                PtxType::F64 if ftz => bits & !0xffff_ffff,
                 _ => bits,
             };
             let x: Vec<f64> = inputs
@@ -28,29 +28,29 @@ pub fn holds(function: &str, ftz: bool, kind: Kind, inputs: &[u64], result: u64)
 
 /// Whether two sums of products may come from the same numbers: their order and inner precision are
 /// left open (PTX ISA 9.7.14).
-pub fn near(kind: Kind, x: u64, y: u64) -> bool {
+pub fn near(kind: PtxType, x: u64, y: u64) -> bool {
     let close = |x: f64, y: f64, bits: i32| (x - y).abs() <= 2f64.powi(-bits) * x.abs().max(1.0);
     match kind {
-        Kind::F16x2 => [0, 16].iter().all(|shift| {
-            let part = |bits: u64| value(Kind::F16, bits >> shift & 0xffff);
+        PtxType::F16x2 => [0, 16].iter().all(|shift| {
+            let part = |bits: u64| value(PtxType::F16, bits >> shift & 0xffff);
             close(part(x), part(y), 9)
         }),
-        Kind::F64 => close(value(kind, x), value(kind, y), 48),
+        PtxType::F64 => close(value(kind, x), value(kind, y), 48),
         _ => close(value(kind, x), value(kind, y), 18),
     }
 }
 
-pub fn is_nan(kind: Kind, bits: u64) -> bool {
+pub fn is_nan(kind: PtxType, bits: u64) -> bool {
     match kind {
-        Kind::F16x2 | Kind::Bf16x2 | Kind::Int(..) | Kind::Pred => false,
+        PtxType::F16x2 | PtxType::Bf16x2 | PtxType::Int(..) | PtxType::Pred => false,
         _ => value(kind, bits).is_nan(),
     }
 }
 
-pub fn is_subnormal(kind: Kind, bits: u64) -> bool {
+pub fn is_subnormal(kind: PtxType, bits: u64) -> bool {
     match kind {
-        Kind::F32 => f32::from_bits(bits as u32).is_subnormal(),
-        Kind::F64 => f64::from_bits(bits).is_subnormal(),
+        PtxType::F32 => f32::from_bits(bits as u32).is_subnormal(),
+        PtxType::F64 => f64::from_bits(bits).is_subnormal(),
         _ => false,
     }
 }
@@ -68,7 +68,7 @@ enum Allowed {
 }
 
 impl Allowed {
-    fn holds(&self, kind: Kind, ftz: bool, result: f64) -> bool {
+    fn holds(&self, kind: PtxType, ftz: bool, result: f64) -> bool {
         let (exact, bound) = match *self {
             Allowed::Nan => return result.is_nan(),
             Allowed::Unit => return result.abs() <= 1.0,
@@ -150,11 +150,11 @@ fn allowed(function: &str, x: &[f64]) -> Allowed {
 }
 
 /// Converts the bits of a result to a number.
-fn value(kind: Kind, bits: u64) -> f64 {
+fn value(kind: PtxType, bits: u64) -> f64 {
     match kind {
-        Kind::F64 => f64::from_bits(bits),
-        Kind::Bf16 => f32::from_bits((bits as u32) << 16).into(),
-        Kind::F16 => {
+        PtxType::F64 => f64::from_bits(bits),
+        PtxType::Bf16 => f32::from_bits((bits as u32) << 16).into(),
+        PtxType::F16 => {
             let (exponent, mantissa) = ((bits >> 10 & 31) as i32, (bits & 0x3ff) as f64);
             let magnitude = match exponent {
                 31 if mantissa == 0.0 => f64::INFINITY,
@@ -172,7 +172,7 @@ fn value(kind: Kind, bits: u64) -> f64 {
     }
 }
 
-fn flushed(kind: Kind, ftz: bool, x: f64) -> f64 {
+fn flushed(kind: PtxType, ftz: bool, x: f64) -> f64 {
     if ftz && x.abs() < smallest(kind) {
         0f64.copysign(x)
     } else {
@@ -181,31 +181,31 @@ fn flushed(kind: Kind, ftz: bool, x: f64) -> f64 {
 }
 
 /// Returns the smallest normal number.
-fn smallest(kind: Kind) -> f64 {
+fn smallest(kind: PtxType) -> f64 {
     match kind {
-        Kind::F64 => f64::MIN_POSITIVE,
-        Kind::F16 => 2f64.powi(-14),
+        PtxType::F64 => f64::MIN_POSITIVE,
+        PtxType::F16 => 2f64.powi(-14),
         _ => f32::MIN_POSITIVE.into(),
     }
 }
 
-fn largest(kind: Kind) -> f64 {
+fn largest(kind: PtxType) -> f64 {
     match kind {
-        Kind::F64 => f64::MAX,
-        Kind::F16 => 65504.0,
+        PtxType::F64 => f64::MAX,
+        PtxType::F16 => 65504.0,
         _ => f32::MAX.into(),
     }
 }
 
-fn epsilon(kind: Kind) -> f64 {
+fn epsilon(kind: PtxType) -> f64 {
     match kind {
-        Kind::F64 => f64::EPSILON,
-        Kind::F16 => 2f64.powi(-10),
+        PtxType::F64 => f64::EPSILON,
+        PtxType::F16 => 2f64.powi(-10),
         _ => f32::EPSILON.into(),
     }
 }
 
-fn ulp(kind: Kind, x: f64) -> f64 {
+fn ulp(kind: PtxType, x: f64) -> f64 {
     let x = x.abs().max(smallest(kind));
     2f64.powi(x.log2().floor() as i32) * epsilon(kind)
 }
@@ -220,7 +220,7 @@ mod tests {
             holds(
                 "rcp",
                 false,
-                Kind::F32,
+                PtxType::F32,
                 &[a.to_bits().into()],
                 r.to_bits().into(),
             )
@@ -235,7 +235,7 @@ mod tests {
             holds(
                 "lg2",
                 false,
-                Kind::F32,
+                PtxType::F32,
                 &[a.to_bits().into()],
                 r.to_bits().into(),
             )

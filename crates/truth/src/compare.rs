@@ -2,7 +2,7 @@
 
 use crate::bounds;
 use crate::declare::{Check, Line, Open};
-use crate::form::{Form, Kind, Operand};
+use crate::form::{Form, Operand, PtxType};
 use crate::job::{Job, Outcome, cases};
 use crate::kernel;
 use crate::recording::Recording;
@@ -16,7 +16,7 @@ pub enum Verdict {
     Agrees {
         /// Results that differ from the recorded ones in bits, within what is allowed; and the
         /// number of results.
-        apart: usize,
+        differing: usize,
         of: usize,
     },
     Differs(Vec<Difference>),
@@ -42,7 +42,7 @@ pub struct Difference {
 /// A result, its position and its type.
 struct Element<'f> {
     operand: &'f Operand,
-    kind: Kind,
+    kind: PtxType,
     at: usize,
     bytes: usize,
 }
@@ -70,13 +70,13 @@ pub fn form(line: &Line, form: &Form, recording: &Recording, soft: &Soft) -> Ver
 fn compare(line: &Line, form: &Form, here: &[u8], there: &[u8]) -> Verdict {
     let columns = values::columns(form);
     let count = cases(&columns);
-    let (mut apart, mut of, mut differences) = (0, 0, Vec::new());
+    let (mut differing, mut of, mut differences) = (0, 0, Vec::new());
     for case in 0..count {
         let inputs: Vec<u64> = columns.iter().map(|c| c[case]).collect();
         for element in elements(form, count, case) {
             let (x, y) = (word(here, &element), word(there, &element));
             of += 1;
-            apart += usize::from(x != y);
+            differing += usize::from(x != y);
             if !agree(&line.check, form, &inputs, &element, x, y) {
                 differences.push(Difference {
                     inputs: inputs.clone(),
@@ -88,7 +88,7 @@ fn compare(line: &Line, form: &Form, here: &[u8], there: &[u8]) -> Verdict {
         }
     }
     if differences.is_empty() {
-        Verdict::Agrees { apart, of }
+        Verdict::Agrees { differing, of }
     } else {
         Verdict::Differs(differences)
     }
@@ -142,7 +142,7 @@ fn agree(
         Check::Open(Open::Subnormal, _) => {
             let kinds = form.inputs();
             let subnormal =
-                |(&(kind, _), &bits): (&(Kind, &str), &u64)| bounds::is_subnormal(kind, bits);
+                |(&(kind, _), &bits): (&(PtxType, &str), &u64)| bounds::is_subnormal(kind, bits);
             x == y || kinds.iter().zip(inputs).any(subnormal)
         }
         Check::Exact | Check::Control | Check::Beyond(_) => x == y,

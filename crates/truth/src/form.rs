@@ -17,7 +17,7 @@
 
 /// A PTX type, as far as a test needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum PtxType {
     Pred,
     /// Integers and bits: whether signed, and the number of bits.
     Int(bool, u32),
@@ -30,17 +30,17 @@ pub enum Kind {
     F64,
 }
 
-impl Kind {
-    fn from_name(name: &str) -> Option<Kind> {
+impl PtxType {
+    fn from_name(name: &str) -> Option<PtxType> {
         Some(match name {
-            "pred" => Kind::Pred,
-            "f16" => Kind::F16,
-            "bf16" => Kind::Bf16,
-            "f16x2" => Kind::F16x2,
-            "bf16x2" => Kind::Bf16x2,
-            "tf32" => Kind::Tf32,
-            "f32" => Kind::F32,
-            "f64" => Kind::F64,
+            "pred" => PtxType::Pred,
+            "f16" => PtxType::F16,
+            "bf16" => PtxType::Bf16,
+            "f16x2" => PtxType::F16x2,
+            "bf16x2" => PtxType::Bf16x2,
+            "tf32" => PtxType::Tf32,
+            "f32" => PtxType::F32,
+            "f64" => PtxType::F64,
             _ => {
                 let (letter, bits) = name.split_at_checked(1)?;
                 let signed = match letter {
@@ -49,7 +49,7 @@ impl Kind {
                     _ => return None,
                 };
                 match bits {
-                    "8" | "16" | "32" | "64" => Kind::Int(signed, bits.parse().ok()?),
+                    "8" | "16" | "32" | "64" => PtxType::Int(signed, bits.parse().ok()?),
                     _ => return None,
                 }
             }
@@ -59,10 +59,10 @@ impl Kind {
     /// Returns the size in memory, in bytes.
     pub fn bytes(self) -> usize {
         match self {
-            Kind::Pred => 1,
-            Kind::Int(_, bits) => bits as usize / 8,
-            Kind::F16 | Kind::Bf16 => 2,
-            Kind::F64 => 8,
+            PtxType::Pred => 1,
+            PtxType::Int(_, bits) => bits as usize / 8,
+            PtxType::F16 | PtxType::Bf16 => 2,
+            PtxType::F64 => 8,
             _ => 4,
         }
     }
@@ -70,7 +70,7 @@ impl Kind {
     /// Returns the size in a register, in bytes: bytes are held in 32 bits.
     pub fn register_bytes(self) -> usize {
         match self {
-            Kind::Int(_, 8) => 4,
+            PtxType::Int(_, 8) => 4,
             other => other.bytes(),
         }
     }
@@ -100,7 +100,7 @@ pub enum Space {
 pub struct Operand {
     pub name: String,
     pub role: Role,
-    pub kind: Kind,
+    pub kind: PtxType,
     /// Registers, or elements of a cell; 1 if no count is given.
     pub count: usize,
     /// Whether the text gave a count, so that registers are numbered.
@@ -153,7 +153,8 @@ impl Form {
             let type_end = tail
                 .find(|c: char| !c.is_ascii_alphanumeric())
                 .unwrap_or(tail.len());
-            let (Some(role), Some(kind)) = (role(name), Kind::from_name(&tail[..type_end])) else {
+            let (Some(role), Some(kind)) = (role(name), PtxType::from_name(&tail[..type_end]))
+            else {
                 text.push_str(&rest[..=colon]);
                 rest = tail;
                 continue;
@@ -201,7 +202,7 @@ impl Form {
     }
 
     /// Returns the kinds and classes of the inputs, one for each register or element.
-    pub fn inputs(&self) -> Vec<(Kind, &str)> {
+    pub fn inputs(&self) -> Vec<(PtxType, &str)> {
         self.operands
             .iter()
             .filter(|o| matches!(o.role, Role::Source | Role::Cell(_)))
@@ -210,7 +211,7 @@ impl Form {
     }
 
     /// Returns the results in the order in which they are stored: kind, and elements per thread.
-    pub fn results(&self) -> Vec<(&Operand, Kind, usize)> {
+    pub fn results(&self) -> Vec<(&Operand, PtxType, usize)> {
         let mut out = Vec::new();
         for operand in &self.operands {
             match operand.role {
@@ -273,7 +274,10 @@ mod tests {
         assert_eq!(form.opcode(), "x.v2");
         assert_eq!(
             form.inputs(),
-            [(Kind::Int(false, 32), ""), (Kind::Int(false, 32), "small")]
+            [
+                (PtxType::Int(false, 32), ""),
+                (PtxType::Int(false, 32), "small")
+            ]
         );
         assert_eq!(form.results().len(), 4);
     }

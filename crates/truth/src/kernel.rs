@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use crate::form::{Form, Kind, Operand, Role, Space};
+use crate::form::{Form, Operand, PtxType, Role, Space};
 use crate::values::BLOCK;
 
 /// Returns the lines before a module's kernels.
@@ -24,7 +24,7 @@ pub fn layout(form: &Form, cases: usize) -> (Vec<usize>, usize) {
 }
 
 /// Returns the bytes of one element: registers are stored whole, cells as in memory.
-pub fn result_bytes(operand: &Operand, kind: Kind) -> usize {
+pub fn result_bytes(operand: &Operand, kind: PtxType) -> usize {
     match operand.role {
         Role::Cell(_) => kind.bytes(),
         _ => kind.register_bytes(),
@@ -110,7 +110,7 @@ fn declare(out: &mut String, form: &Form) -> std::fmt::Result {
             continue;
         }
         let class = match operand.kind {
-            Kind::Pred => "pred".to_owned(),
+            PtxType::Pred => "pred".to_owned(),
             other => format!("b{}", other.register_bytes() * 8),
         };
         writeln!(out, ".reg .{class} {};", operand.registers().join(", "))?;
@@ -149,9 +149,9 @@ fn address_cells(out: &mut String, form: &Form, starts: &[usize]) -> std::fmt::R
     Ok(())
 }
 
-fn load(out: &mut String, kind: Kind, register: &str, offset: usize) -> std::fmt::Result {
+fn load(out: &mut String, kind: PtxType, register: &str, offset: usize) -> std::fmt::Result {
     match kind {
-        Kind::Pred => writeln!(
+        PtxType::Pred => writeln!(
             out,
             "ld.global.b32 %word, [%in+{offset}]; setp.ne.u32 {register}, %word, 0;"
         ),
@@ -191,7 +191,7 @@ fn fill(
 fn store(out: &mut String, operand: &Operand, register: &str, start: usize) -> std::fmt::Result {
     let bytes = operand.kind.register_bytes();
     writeln!(out, "mad.wide.u32 %place, %thread, {bytes}, %out;")?;
-    if operand.kind == Kind::Pred {
+    if operand.kind == PtxType::Pred {
         writeln!(
             out,
             "selp.u32 %word, 1, 0, {register}; st.global.u8 [%place+{start}], %word;"

@@ -15,7 +15,7 @@ use outboard_truth::job::Job;
 use outboard_truth::recording::Recording;
 use outboard_truth::soft::Soft;
 use outboard_truth::textures::{self, corpus, probe::Probe};
-use outboard_truth::work::{self, Work};
+use outboard_truth::work::{self, Jobs};
 use outboard_truth::{kernel, record, table};
 
 #[derive(Parser)]
@@ -128,7 +128,7 @@ fn main() -> Result<()> {
             println!("{}: {done} probes of {all}", recording.device);
         }
         Arguments::Record { file, budget_s, .. } => {
-            let work = Work::new()?;
+            let work = Jobs::new()?;
             let mut recording = record::record(&work.jobs, &[], Duration::from_secs(budget_s))?;
             let jobs = work.jobs.len();
             work.sort_out(&mut recording);
@@ -148,7 +148,7 @@ fn main() -> Result<()> {
             let jobs = match (onto, textures) {
                 (Some(onto), _) => missing_jobs(&Recording::read(&onto)?, textures)?,
                 (None, true) => texture_jobs(),
-                (None, false) => Work::new()?.jobs,
+                (None, false) => Jobs::new()?.jobs,
             };
             record::work(&jobs, from, careful)?;
         }

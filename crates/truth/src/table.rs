@@ -23,7 +23,7 @@ struct Sums {
     refused: usize,
     wrong: usize,
     not_recorded: usize,
-    apart: usize,
+    differing: usize,
     of: usize,
 }
 
@@ -86,9 +86,9 @@ fn sums(line: &Line, recording: &Recording, soft: &Soft) -> Sums {
     let mut sums = Sums::default();
     for form in &line.forms {
         match compare::form(line, form, recording, soft) {
-            Verdict::Agrees { apart, of } => {
+            Verdict::Agrees { differing, of } => {
                 sums.runs += 1;
-                sums.apart += apart;
+                sums.differing += differing;
                 sums.of += of;
             }
             Verdict::Loads => sums.runs += 1,
@@ -123,14 +123,16 @@ fn state(line: &Line, sums: &Sums) -> String {
 }
 
 fn tested(line: &Line, sums: &Sums) -> String {
-    let (apart, of) = (sums.apart, sums.of);
+    let (differing, of) = (sums.differing, sums.of);
     let how = match &line.check {
         Check::Control => return "loading; programs".into(),
         _ if of == 0 && sums.not_recorded == 0 => return "".into(),
         Check::Exact => format!("GPU: {of} results"),
-        Check::Open(_, why) => format!("GPU: {apart} of {of} results otherwise: {why}"),
-        Check::Near => format!("GPU: {of} results, {apart} in the last bits otherwise"),
-        Check::Within(_) => format!("the manual's bound; GPU: {apart} of {of} results otherwise"),
+        Check::Open(_, why) => format!("GPU: {differing} of {of} results otherwise: {why}"),
+        Check::Near => format!("GPU: {of} results, {differing} in the last bits otherwise"),
+        Check::Within(_) => {
+            format!("the manual's bound; GPU: {differing} of {of} results otherwise")
+        }
         Check::Beyond(_) => String::new(),
     };
     match sums.not_recorded {

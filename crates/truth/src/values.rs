@@ -1,7 +1,7 @@
 //! Inputs of forms: edge values of each type, crossed, then random pairs of them, then random bits.
 //! Always the same.
 
-use crate::form::{Form, Kind};
+use crate::form::{Form, PtxType};
 
 /// Threads of a block; cases come in whole blocks.
 pub const BLOCK: usize = 128;
@@ -75,17 +75,17 @@ pub fn columns(form: &Form) -> Vec<Vec<u64>> {
 }
 
 /// Returns edge values, the most informative first.
-fn edges(kind: Kind, class: &str) -> Vec<u64> {
+fn edges(kind: PtxType, class: &str) -> Vec<u64> {
     match class {
         "" => match kind {
-            Kind::Pred => vec![0, 1],
-            Kind::Int(_, bits) => integers(bits),
-            Kind::F16 => halves(&F16),
-            Kind::Bf16 => halves(&BF16),
-            Kind::F16x2 => pairs(&halves(&F16)),
-            Kind::Bf16x2 => pairs(&halves(&BF16)),
-            Kind::F32 | Kind::Tf32 => F32.iter().map(|&v| u64::from(v)).collect(),
-            Kind::F64 => F64.to_vec(),
+            PtxType::Pred => vec![0, 1],
+            PtxType::Int(_, bits) => integers(bits),
+            PtxType::F16 => halves(&F16),
+            PtxType::Bf16 => halves(&BF16),
+            PtxType::F16x2 => pairs(&halves(&F16)),
+            PtxType::Bf16x2 => pairs(&halves(&BF16)),
+            PtxType::F32 | PtxType::Tf32 => F32.iter().map(|&v| u64::from(v)).collect(),
+            PtxType::F64 => F64.to_vec(),
         },
         // Shift counts, and positions and lengths of bit fields.
         "shift" => [
@@ -169,14 +169,14 @@ fn class_of(class: &str) -> Vec<u64> {
     (0..class.parse().unwrap_or(1)).collect()
 }
 
-fn mask(kind: Kind) -> u64 {
+fn mask(kind: PtxType) -> u64 {
     match kind.bytes() {
         8 => u64::MAX,
         bytes => (1 << (bytes * 8)) - 1,
     }
 }
 
-fn any(kind: Kind, class: &str, random: &mut Random) -> u64 {
+fn any(kind: PtxType, class: &str, random: &mut Random) -> u64 {
     match class {
         "" | "nonzero" => {}
         "unit" => return real(kind, random.below(4097) as f64 / 2048.0 - 1.0),
@@ -195,16 +195,16 @@ fn any(kind: Kind, class: &str, random: &mut Random) -> u64 {
     let near = random.below(2) == 0;
     let value = match kind {
         _ if !near => bits,
-        Kind::F16 => moderate(5, 10, bits),
-        Kind::Bf16 => moderate(8, 7, bits),
-        Kind::F16x2 => moderate(5, 10, bits) | moderate(5, 10, random.bits()) << 16,
-        Kind::Bf16x2 => moderate(8, 7, bits) | moderate(8, 7, random.bits()) << 16,
-        Kind::F32 | Kind::Tf32 => moderate(8, 23, bits),
-        Kind::F64 => moderate(11, 52, bits),
+        PtxType::F16 => moderate(5, 10, bits),
+        PtxType::Bf16 => moderate(8, 7, bits),
+        PtxType::F16x2 => moderate(5, 10, bits) | moderate(5, 10, random.bits()) << 16,
+        PtxType::Bf16x2 => moderate(8, 7, bits) | moderate(8, 7, random.bits()) << 16,
+        PtxType::F32 | PtxType::Tf32 => moderate(8, 23, bits),
+        PtxType::F64 => moderate(11, 52, bits),
         // Integers of any length.
-        Kind::Int(..) | Kind::Pred => bits >> random.below(kind.bytes() * 8),
+        PtxType::Int(..) | PtxType::Pred => bits >> random.below(kind.bytes() * 8),
     };
-    let value = if kind == Kind::Pred {
+    let value = if kind == PtxType::Pred {
         value & 1
     } else {
         value & mask(kind)
@@ -512,16 +512,16 @@ const F64: [u64; 56] = [
     0x40ef_fdff_ffff_ffff,
 ];
 
-fn whole(kind: Kind, value: i64) -> u64 {
+fn whole(kind: PtxType, value: i64) -> u64 {
     match kind {
-        Kind::Int(..) | Kind::Pred => value as u64 & mask(kind),
+        PtxType::Int(..) | PtxType::Pred => value as u64 & mask(kind),
         _ => real(kind, value as f64),
     }
 }
 
 /// Returns a value that the format holds exactly, or rounded towards zero; in both halves of a
 /// pair.
-fn real(kind: Kind, value: f64) -> u64 {
+fn real(kind: PtxType, value: f64) -> u64 {
     let single = u64::from((value as f32).to_bits());
     let half = || {
         if value == 0.0 {
@@ -534,12 +534,12 @@ fn real(kind: Kind, value: f64) -> u64 {
         single >> 31 << 15 | (exponent as u64) << 10 | (single >> 13 & 0x3ff)
     };
     match kind {
-        Kind::F64 => value.to_bits(),
-        Kind::F16 => half(),
-        Kind::F16x2 => half() | half() << 16,
-        Kind::Bf16 => single >> 16,
-        Kind::Bf16x2 => single >> 16 | single >> 16 << 16,
-        Kind::Tf32 => single & !0x1fff,
+        PtxType::F64 => value.to_bits(),
+        PtxType::F16 => half(),
+        PtxType::F16x2 => half() | half() << 16,
+        PtxType::Bf16 => single >> 16,
+        PtxType::Bf16x2 => single >> 16 | single >> 16 << 16,
+        PtxType::Tf32 => single & !0x1fff,
         _ => single,
     }
 }

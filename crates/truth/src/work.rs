@@ -39,14 +39,14 @@ pub fn generator(lines: &[Line]) -> Result<Generator<'_>, MemoryError> {
 }
 
 /// All jobs: forms, then programs, then programs without optimisation.
-pub struct Work {
+pub struct Jobs {
     pub jobs: Vec<Job>,
     /// Seed and text of the programs.
     programs: Vec<(u64, String)>,
 }
 
-impl Work {
-    pub fn new() -> Result<Work, WorkError> {
+impl Jobs {
+    pub fn new() -> Result<Jobs, WorkError> {
         let lines = declare::lines()?;
         let generator = generator(&lines)?;
         let programs: Vec<(u64, String)> = (0..PROGRAMS)
@@ -59,7 +59,7 @@ impl Work {
         jobs.extend(programs.iter().map(|(seed, body)| fuzz::job(*seed, body)));
         let unoptimised = |(seed, body): &(u64, String)| fuzz::job_unoptimised(*seed, body);
         jobs.extend(programs.iter().map(unoptimised));
-        Ok(Work { jobs, programs })
+        Ok(Jobs { jobs, programs })
     }
 
     /// Replaces the programs' results by digests. Programs that were not run both ways are dropped.

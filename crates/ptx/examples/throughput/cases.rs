@@ -75,10 +75,10 @@ impl Case {
     }
 }
 
-type Shape = [usize; 2];
+type Extents = [usize; 2];
 
 /// Returns kernel, grid, block and arguments of a case.
-fn arguments(name: &'static str, device: &Device) -> (&'static str, Shape, Shape, Vec<Arg>) {
+fn arguments(name: &'static str, device: &Device) -> (&'static str, Extents, Extents, Vec<Arg>) {
     let int = |n: usize| Arg::I32(n as i32);
     let some = |n: usize| {
         let data: Vec<f32> = (0..n).map(|i| i as f32 * 0.001).collect();

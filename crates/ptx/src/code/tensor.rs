@@ -76,18 +76,18 @@ impl Sum {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub struct MmaShape {
     pub m: usize,
     pub n: usize,
     pub k: usize,
 }
 
-impl Shape {
+impl MmaShape {
     /// Parses a shape such as `m16n8k16`.
     pub fn from_name(name: &str) -> Option<Self> {
         let (m, rest) = name.strip_prefix('m')?.split_once('n')?;
         let (n, k) = rest.split_once('k')?;
-        Some(Shape {
+        Some(MmaShape {
             m: m.parse().ok()?,
             n: n.parse().ok()?,
             k: k.parse().ok()?,
@@ -108,7 +108,7 @@ pub enum Role {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fragment {
     pub role: Role,
-    pub shape: Shape,
+    pub shape: MmaShape,
 }
 
 impl Fragment {
@@ -130,7 +130,7 @@ impl Fragment {
 
     /// Returns the numbers of rows and columns.
     pub fn extent(&self) -> [usize; 2] {
-        let Shape { m, n, k } = self.shape;
+        let MmaShape { m, n, k } = self.shape;
         match self.role {
             Role::A(_) => [m, k],
             Role::B(_) => [k, n],
@@ -158,7 +158,7 @@ impl Fragment {
     /// parts are summands, so no position is computed by itself.
     pub fn walk(&self, register: usize) -> Walk {
         let register = register % self.registers();
-        let Shape { m, k, .. } = self.shape;
+        let MmaShape { m, k, .. } = self.shape;
         let packed = self.packed();
         let columns = self.extent()[1];
         match self.role {
@@ -214,7 +214,7 @@ pub enum BitOp {
 /// `d = a * b + c`
 #[derive(Debug, Clone)]
 pub struct Mma {
-    pub shape: Shape,
+    pub shape: MmaShape,
     pub a: Element,
     pub b: Element,
     pub c: Sum,

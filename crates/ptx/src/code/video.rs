@@ -34,13 +34,13 @@ pub enum VideoThen {
 
 /// A part of a register: its first bit and its width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
+pub struct BitField {
     pub first: u8,
     pub bits: u8,
 }
 
-impl Part {
-    pub const WORD: Part = Part { first: 0, bits: 32 };
+impl BitField {
+    pub const WORD: BitField = BitField { first: 0, bits: 32 };
 }
 
 /// A video instruction other than `vmad`.
@@ -48,16 +48,16 @@ impl Part {
 pub struct Video {
     pub op: VideoOp,
     /// Number of results: one, two halves or four bytes.
-    pub lanes: u8,
+    pub results: u8,
     /// Signedness of the result, a and b.
     pub signed: [bool; 3],
     pub saturate: bool,
     pub then: VideoThen,
     /// For each result, the part of `b:a` (64 bits) that is each operand.
-    pub a_parts: [Part; 4],
-    pub b_parts: [Part; 4],
+    pub a_parts: [BitField; 4],
+    pub b_parts: [BitField; 4],
     /// For each result, its part of d; `None` for parts that keep the value of c.
-    pub d_parts: [Option<Part>; 4],
+    pub d_parts: [Option<BitField>; 4],
     pub d: Row,
     pub a: Row,
     pub b: Row,
@@ -74,8 +74,8 @@ pub struct VideoMad {
     pub negate_product: bool,
     pub negate_c: bool,
     pub shift: u8,
-    pub a_part: Part,
-    pub b_part: Part,
+    pub a_part: BitField,
+    pub b_part: BitField,
     pub d: Row,
     pub a: Row,
     pub b: Row,

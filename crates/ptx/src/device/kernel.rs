@@ -24,7 +24,7 @@ pub struct Machine {
     memory: Memory,
     workers: usize,
     printed: Fifo,
-    state: Mutex<State>,
+    state: Mutex<MachineState>,
     watch: Option<Watch>,
 }
 
@@ -52,7 +52,7 @@ impl Default for Limits {
 }
 
 #[derive(Default)]
-struct State {
+struct MachineState {
     limits: Limits,
     /// Made by the first launch that may use it.
     heap: Option<Arc<Heap>>,

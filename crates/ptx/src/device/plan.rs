@@ -26,7 +26,7 @@ pub(super) struct Exec {
 /// A graph's steps in the order of their nodes' creation, and an order to start them in.
 #[derive(Debug)]
 struct Plan {
-    steps: Vec<Step>,
+    steps: Vec<PlanStep>,
     order: Vec<usize>,
     /// Addresses of conditions and their initial values.
     defaults: Vec<(u64, u32)>,
@@ -40,7 +40,7 @@ pub(super) struct Branch {
 }
 
 #[derive(Debug)]
-struct Step {
+struct PlanStep {
     node: NodeId,
     action: Action,
     deps: Vec<usize>,
@@ -109,7 +109,7 @@ impl Plan {
         let mut steps = Vec::with_capacity(index.len());
         for (id, node) in &graph.nodes {
             let action = Action::new(&node.op)?;
-            steps.push(Step {
+            steps.push(PlanStep {
                 node: *id,
                 action,
                 deps: node
@@ -179,7 +179,7 @@ impl Plan {
         }
     }
 
-    fn step(&mut self, node: NodeId) -> Result<&mut Step, Error> {
+    fn step(&mut self, node: NodeId) -> Result<&mut PlanStep, Error> {
         let step = self.steps.iter_mut().find(|step| step.node == node);
         step.ok_or(Error::InvalidHandle {
             kind: "node of the instantiated graph",
@@ -206,7 +206,7 @@ impl Branch {
 
 /// Returns an order in which each step comes after its dependencies (Kahn's algorithm); fails on a
 /// cycle.
-fn sort(steps: &mut [Step]) -> Result<Vec<usize>, Error> {
+fn sort(steps: &mut [PlanStep]) -> Result<Vec<usize>, Error> {
     let mut dependents = vec![Vec::new(); steps.len()];
     let mut waits: Vec<usize> = steps.iter().map(|step| step.deps.len()).collect();
     for (index, step) in steps.iter().enumerate() {

@@ -4,7 +4,7 @@ use super::Env;
 use super::dispatch::Arrival;
 use super::lanes::{Lanes32, lanes};
 use super::memory::RangeCache;
-use super::warp::{Group, Progress, State, Stopped, Turn, Warp};
+use super::warp::{Group, GroupState, Progress, Stopped, Turn, Warp};
 use crate::code::BarKind;
 use crate::error::{Fault, FaultKind};
 use crate::limits::BARRIERS;
@@ -290,10 +290,10 @@ impl Barriers {
             for warp in warps.iter_mut() {
                 for i in 0..warp.groups.len() {
                     let group = warp.groups[i];
-                    if let State::Barrier { id: at, kind, dest } = group.state
+                    if let GroupState::Barrier { id: at, kind, dest } = group.state
                         && at as usize == id
                     {
-                        warp.groups[i].state = State::Ready;
+                        warp.groups[i].state = GroupState::Ready;
                         deliver(env, warp, &group, kind, dest, barrier);
                     }
                 }

@@ -40,11 +40,11 @@ pub(crate) struct Children<'m> {
 struct Asked {
     /// Launches not made yet, by the address of their parameters.
     buffers: HashMap<u64, Child>,
-    work: VecDeque<Work>,
-    tail: VecDeque<Work>,
+    work: VecDeque<ChildWork>,
+    tail: VecDeque<ChildWork>,
 }
 
-pub(crate) enum Work {
+pub(crate) enum ChildWork {
     Grid(Child),
     Copy { to: u64, from: u64, bytes: u64 },
 }
@@ -70,12 +70,12 @@ impl<'m> Children<'m> {
     }
 
     /// Returns all requests in order.
-    pub(crate) fn into_work(self) -> impl Iterator<Item = Work> {
+    pub(crate) fn into_work(self) -> impl Iterator<Item = ChildWork> {
         let asked = self.asked.into_inner();
         asked.work.into_iter().chain(asked.tail)
     }
 
-    fn push(&self, stream: u64, work: Work) -> u64 {
+    fn push(&self, stream: u64, work: ChildWork) -> u64 {
         let mut asked = self.asked.lock();
         if asked.work.len() + asked.tail.len() >= CHILDREN_MAX {
             return PENDING_EXCEEDED;
@@ -102,7 +102,7 @@ impl Core<'_> {
             Runtime::ChildLaunch => self.child_launch(param(0), param(1)),
             Runtime::ChildCopy => self.env.children.push(
                 param(4),
-                Work::Copy {
+                ChildWork::Copy {
                     to: param(0),
                     from: param(1),
                     bytes: param(2),
@@ -180,7 +180,7 @@ impl Core<'_> {
         if children.depth >= CHILD_DEPTH_MAX {
             return DEPTH_EXCEEDED;
         }
-        children.push(stream, Work::Grid(child))
+        children.push(stream, ChildWork::Grid(child))
     }
 
     fn write_lane64(&mut self, address: u64, value: u64, lane: usize) -> Result<(), Stop> {

@@ -5,8 +5,8 @@
 //! lanes execute, are handled one by one.
 
 use super::core::{Core, Stop, Trouble};
-use super::step::{Kind, Step};
-use super::warp::{Group, State};
+use super::step::{Step, StepKind};
+use super::warp::{Group, GroupState};
 use crate::code::{BarKind, Guard, Op, SINK, SINK_PRED};
 use crate::error::FaultKind;
 
@@ -83,24 +83,24 @@ pub(crate) fn run_group<const COUNTED: bool>(
             left -= 1;
             match step.kind {
                 _ if mask == 0 => pc += 1,
-                Kind::Plain => {
+                StepKind::Plain => {
                     // SAFETY: the steps are those of the core's program, chosen for this host's
                     // features.
                     unsafe { (step.run)(core, step, mask)? };
                     pc += 1;
                 }
-                Kind::Branch if mask == active => pc = step.d,
-                Kind::Branch => {
+                StepKind::Branch if mask == active => pc = step.d,
+                StepKind::Branch => {
                     group.split(others, mask, step.d, pc + 1);
                     *fuel = left;
                     return Ok(Event::Reschedule);
                 }
-                Kind::Together if mask == u32::MAX => {
+                StepKind::Together if mask == u32::MAX => {
                     // SAFETY: as above.
                     unsafe { (step.run)(core, step, mask)? };
                     pc += 1;
                 }
-                Kind::Together | Kind::Control => {
+                StepKind::Together | StepKind::Control => {
                     (core.pc, group.pc) = (pc, pc);
                     if let Some(event) = control(core, group, others, mask, &mut left)? {
                         *fuel = left;
@@ -238,7 +238,7 @@ fn control(
             let members = core.members(op, mask);
             if members & core.live & !mask != 0 {
                 group.peel(others, mask);
-                group.state = State::Members(members);
+                group.state = GroupState::Members(members);
                 return Ok(Some(Event::Wait));
             }
             if let Op::WarpSync { .. } = op

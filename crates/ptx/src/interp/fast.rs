@@ -465,9 +465,9 @@ impl Body for Tid {
 }
 
 /// `%ntid`, `%ctaid` or `%nctaid`, selected by `b`; `a` is the axis.
-pub(super) struct Shape;
+pub(super) struct BlockConstant;
 
-impl Body for Shape {
+impl Body for BlockConstant {
     #[inline(always)]
     unsafe fn run<I: Isa>(core: &mut Core<'_>, step: &Step, mask: u32) -> Result<(), Stop> {
         let shape = match step.b {

@@ -7,7 +7,7 @@ use super::float::number;
 use super::half::single;
 use super::isa::{self, Isa, NEAREST};
 use super::lanes::{CHUNK, Chunk, Files};
-use crate::code::{Element, Mma, Row, Shape, Sum};
+use crate::code::{Element, Mma, MmaShape, Row, Sum};
 
 /// Rows of a tile.
 const TILE: usize = 8;
@@ -246,7 +246,7 @@ impl Number for i32 {
 /// Computes sums += x * y, by ascending k.
 pub(super) fn multiply<T: Number>(
     features: Features,
-    shape: Shape,
+    shape: MmaShape,
     x: &[T],
     y: &[T],
     sums: &mut [T],
@@ -261,13 +261,13 @@ pub(super) fn multiply<T: Number>(
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
-fn multiply_avx2<T: Number>(shape: Shape, x: &[T], y: &[T], sums: &mut [T]) {
+fn multiply_avx2<T: Number>(shape: MmaShape, x: &[T], y: &[T], sums: &mut [T]) {
     multiply_tiles::<T, true>(shape, x, y, sums);
 }
 
 #[inline(always)]
 fn multiply_tiles<T: Number, const FMA: bool>(
-    Shape { m, n, k }: Shape,
+    MmaShape { m, n, k }: MmaShape,
     x: &[T],
     y: &[T],
     sums: &mut [T],
@@ -303,7 +303,7 @@ fn multiply_tiles<T: Number, const FMA: bool>(
 /// The host must have this instruction set.
 #[inline(always)]
 unsafe fn floats<I: Isa, const MAX: usize>(files: Files, mma: &Mma, mask: u32) {
-    let Shape { m, n, k } = mma.shape;
+    let MmaShape { m, n, k } = mma.shape;
     let half = |bits: u16| f64::from(single(bits.into()));
     let brain = |bits: u16| f64::from(f32::from_bits(u32::from(bits) << 16));
     // The lower bits of the mantissa are ignored.
@@ -346,7 +346,7 @@ unsafe fn floats<I: Isa, const MAX: usize>(files: Files, mma: &Mma, mask: u32) {
 /// Executes an `mma` of bytes whose matrices have at most `MAX` elements.
 #[inline(always)]
 fn bytes<const MAX: usize>(files: Files, mma: &Mma, mask: u32) {
-    let Shape { m, n, k } = mma.shape;
+    let MmaShape { m, n, k } = mma.shape;
     let signed = |bits: u8| i32::from(bits as i8);
     let x: Matrix<i32, MAX> = match mma.a {
         Element::S8 => by_rows(files, &mma.rows_a, [m, k], signed),
@@ -395,7 +395,7 @@ unsafe fn dense_by<I: Isa>(files: Files, mma: &Mma, mask: u32) -> bool {
     /// Elements of m16n8k16 of halves, and of the largest matrices: m32n8k16, m16n8k32 of bytes.
     const FEW: usize = 256;
     const MOST: usize = 512;
-    let Shape { m, n, k } = mma.shape;
+    let MmaShape { m, n, k } = mma.shape;
     let most = (m * k).max(k * n).max(m * n);
     let is_byte = |element| matches!(element, Element::S8 | Element::U8);
     match mma.a {

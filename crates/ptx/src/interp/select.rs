@@ -8,7 +8,7 @@ use super::fast_half::{Bf16, F16, HalfFma};
 use super::fast_memory as memory;
 use super::fast_scatter::{self as scatter, AtomShared, LdGlobalNarrow};
 use super::shuffle::{self, Shuffle};
-use super::step::{Body, Kind, Step, compiled};
+use super::step::{Body, Step, StepKind, compiled};
 use crate::code::{
     AtomOp, Base, Bin32, Bin64, BinF32, CONST, Cmp, CmpType, FloatFlags, Mem, MemSpace, Op,
     Program, Rounding, Row, Shfl, Shift64, Special, Tern32, Tern64, Un32, Un64, Width,
@@ -118,9 +118,9 @@ pub(super) fn select(program: &Program, op: &Op, any: Step, features: Features) 
         } => with.rows::<fast::MadLo64>([d, a, b, c]),
         Op::Special32 { which, d } => match which {
             Special::Tid(axis) => with.rows::<fast::Tid>([d, axis.into(), 0, 0]),
-            Special::Ntid(axis) => with.rows::<fast::Shape>([d, axis.into(), 0, 0]),
-            Special::Ctaid(axis) => with.rows::<fast::Shape>([d, axis.into(), 1, 0]),
-            Special::Nctaid(axis) => with.rows::<fast::Shape>([d, axis.into(), 2, 0]),
+            Special::Ntid(axis) => with.rows::<fast::BlockConstant>([d, axis.into(), 0, 0]),
+            Special::Ctaid(axis) => with.rows::<fast::BlockConstant>([d, axis.into(), 1, 0]),
+            Special::Nctaid(axis) => with.rows::<fast::BlockConstant>([d, axis.into(), 2, 0]),
             _ => any,
         },
         Op::Ld { width, mem, d } => with.load(width, &mem, d),
@@ -162,7 +162,7 @@ pub(super) fn select(program: &Program, op: &Op, any: Step, features: Features) 
                 (Shfl::Idx, true) => with.rows::<Shuffle<{ shuffle::IDX }, true>>(rows),
             };
             Step {
-                kind: Kind::Together,
+                kind: StepKind::Together,
                 offset: p.into(),
                 ..step
             }
@@ -178,7 +178,7 @@ pub(super) fn select(program: &Program, op: &Op, any: Step, features: Features) 
         }
         // Lanes that are all together need not wait.
         Op::WarpSync { .. } => Step {
-            kind: Kind::Together,
+            kind: StepKind::Together,
             ..with.rows::<fast::Nop>([0; 4])
         },
         Op::Nop => with.rows::<fast::Nop>([0; 4]),
@@ -387,7 +387,7 @@ impl Chosen {
         };
         Step {
             run,
-            kind: Kind::Together,
+            kind: StepKind::Together,
             d,
             a,
             b,

@@ -10,7 +10,7 @@ use super::core::Core;
 use super::half::single;
 use super::matrix::{Number, multiply};
 use super::tensor::integer;
-use crate::code::{Element, Fragment, Mma, Role, Shape, Sparse, Sum};
+use crate::code::{Element, Fragment, Mma, MmaShape, Role, Sparse, Sum};
 
 /// Elements of the largest first matrix (m16n8k128), and of the largest second one.
 const A_ELEMENTS_MAX: usize = 16 * 128;
@@ -78,7 +78,7 @@ impl Core<'_> {
         let shape = mma.shape;
         let stored = Fragment {
             role: Role::A(mma.a),
-            shape: Shape {
+            shape: MmaShape {
                 k: shape.k / 2,
                 ..shape
             },

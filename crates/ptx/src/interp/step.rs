@@ -19,7 +19,7 @@ pub(crate) type Run = unsafe fn(&mut Core<'_>, &Step, u32) -> Result<(), Stop>;
 
 /// How the dispatch loop treats an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum StepKind {
     /// Computes, loads or stores; the next instruction follows.
     Plain,
     /// `Op::Bra`, to `d`.
@@ -34,7 +34,7 @@ pub(crate) enum Kind {
 pub(crate) struct Step {
     pub(crate) run: Run,
     pub(crate) guard: Guard,
-    pub(crate) kind: Kind,
+    pub(crate) kind: StepKind,
     /// Distance to the next step, in bytes: the size of a step times the instructions that this one
     /// executes. A program has a step for each instruction.
     pub(crate) skip: u16,
@@ -175,7 +175,7 @@ fn singles(
     let entered = entered(program);
     for pc in (0..singles.len()).rev() {
         let here = &singles[pc];
-        if here.kind == Kind::Plain && here.guard == Guard::ALWAYS {
+        if here.kind == StepKind::Plain && here.guard == Guard::ALWAYS {
             let next = pc + 1;
             singles[pc].end = match singles.get(next) {
                 Some(step) if !entered[next] => step.end,
@@ -204,9 +204,9 @@ fn entered(program: &Program) -> Vec<bool> {
 /// Makes the general step of an instruction.
 fn step(pc: u32, code: &Code, features: Features) -> Step {
     let (kind, d) = match code.op {
-        Op::Bra { target } => (Kind::Branch, target),
-        ref op if op.is_control() => (Kind::Control, 0),
-        _ => (Kind::Plain, 0),
+        Op::Bra { target } => (StepKind::Branch, target),
+        ref op if op.is_control() => (StepKind::Control, 0),
+        _ => (StepKind::Plain, 0),
     };
     Step {
         run: compiled::<Any>(features),

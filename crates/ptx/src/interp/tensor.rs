@@ -14,7 +14,7 @@ use super::matrix::{self, multiply};
 use super::memory::{Pointers, read8, read16, read32, read64, write8, write16, write32, write64};
 use super::rounding::fma_r64;
 use crate::code::{
-    BitOp, Element, Fragment, Mem, Mma, Role, Rounding, Row, SINK, Shape, Sum, Tensor,
+    BitOp, Element, Fragment, Mem, Mma, MmaShape, Role, Rounding, Row, SINK, Sum, Tensor,
 };
 
 /// Elements of the largest matrix (m32n8k16), and of the largest sum.
@@ -152,7 +152,7 @@ impl Core<'_> {
     }
 
     fn multiply_bits(&self, mma: &Mma, mask: u32) {
-        let Shape { m, n, k } = mma.shape;
+        let MmaShape { m, n, k } = mma.shape;
         let words = k / 32;
         let (mut x, mut y) = ([0u32; BIT_WORDS_MAX], [0u32; BIT_WORDS_MAX]);
         // A register has 32 elements along k: tiles of words instead of elements.
@@ -186,7 +186,7 @@ impl Core<'_> {
     }
 
     fn multiply_doubles(&self, mma: &Mma, a: &Fragment, b: &Fragment, mask: u32) {
-        let Shape { m, n, k } = mma.shape;
+        let MmaShape { m, n, k } = mma.shape;
         let c = Fragment {
             role: Role::C(Sum::F64),
             shape: mma.shape,

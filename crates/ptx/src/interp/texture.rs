@@ -15,33 +15,33 @@ use crate::code::{
 use crate::error::FaultKind;
 use crate::memory::Ranges;
 use crate::texture::{
-    Bound, Bytes, Channel, Coordinates, Cube, Detail, Floats, Format, Place, Point, Quick, Texels,
-    Texture, order_code,
+    Bound, Bytes, Channel, Coordinates, Cube, Detail, Floats, Format, Point, Quick,
+    SurfacePosition, Texels, Texture, order_code,
 };
 
 /// Cached results of earlier lanes: most use one object, and texels of one range.
 #[derive(Default)]
-struct Seen<'e> {
+struct LookupCache<'e> {
     /// A texture that fits the instruction, and its number.
     texture: Option<(u64, &'e Texture)>,
-    texels: Range,
+    texels: TexelRange,
 }
 
 /// A range of mapped memory, from its first address to its end.
 #[derive(Default)]
-struct Range {
+struct TexelRange {
     start: u64,
     end: u64,
 }
 
-impl Range {
+impl TexelRange {
     /// Reads a channel of a texel, zero-extended.
     #[inline(always)]
     fn read(&mut self, ranges: &Ranges, at: u64, bytes: u32, lane: usize) -> Result<u32, Stop> {
         let size = u64::from(bytes);
         if at < self.start || at >= self.end {
             match ranges.find(at) {
-                Some((start, end)) => *self = Range { start, end },
+                Some((start, end)) => *self = TexelRange { start, end },
                 None => return Err(access_fault(at, size, false, lane)),
             }
         }
@@ -61,7 +61,7 @@ impl<'e> Core<'e> {
     pub(crate) fn texture(&mut self, index: u32, mask: u32) -> Result<(), Stop> {
         let program = self.program;
         let instruction = &program.textures[index as usize];
-        let mut seen = Seen::default();
+        let mut seen = LookupCache::default();
         if let TextureOp::Sample { integers, results } = instruction.op
             && self.sample_quickly(instruction, mask, integers, results)?
         {
@@ -351,7 +351,7 @@ impl<'e> Core<'e> {
         lane: usize,
     ) -> Result<(), Stop> {
         let (number, texels) = self.surface_of(instruction, lane)?;
-        let place = Place {
+        let place = SurfacePosition {
             at: self.coordinates(instruction, lane).map(|c| c as i32),
             // A GPU uses only these bits.
             layer: self.files.lane32(instruction.layer, lane) & 0xffff,
@@ -404,7 +404,7 @@ impl<'e> Core<'e> {
         lane: usize,
     ) -> Result<(), Stop> {
         let (number, texels) = self.surface_of(instruction, lane)?;
-        let place = Place {
+        let place = SurfacePosition {
             at: self.coordinates(instruction, lane).map(|c| c as i32),
             // A GPU uses only these bits.
             layer: self.files.lane32(instruction.layer, lane) & 0xffff,
@@ -463,7 +463,7 @@ fn short(offset: u32) -> i32 {
     (offset as i32) << 28 >> 28
 }
 
-fn beyond(number: u64, bytes: u64, place: &Place, lane: usize) -> Stop {
+fn beyond(number: u64, bytes: u64, place: &SurfacePosition, lane: usize) -> Stop {
     let [x, y, z] = place.at;
     trap(
         format!(

@@ -1,7 +1,7 @@
 //! Video instructions, as in the ISA's pseudocode.
 
 use super::lanes::Files;
-use crate::code::{Cmp, Part, SINK, Video, VideoInstruction, VideoMad, VideoOp, VideoThen};
+use crate::code::{BitField, Cmp, SINK, Video, VideoInstruction, VideoMad, VideoOp, VideoThen};
 
 impl Files {
     #[inline(never)]
@@ -25,7 +25,7 @@ impl Files {
 }
 
 /// Returns a part of a register, sign- or zero-extended.
-fn select(value: u64, part: Part, signed: bool) -> i64 {
+fn select(value: u64, part: BitField, signed: bool) -> i64 {
     let shift = 64 - u32::from(part.bits);
     let top = value >> part.first << shift;
     if signed {
@@ -49,7 +49,7 @@ fn plain(video: &Video, a: u32, b: u32, c: u32) -> u32 {
     let both = u64::from(b) << 32 | u64::from(a);
     let mut merged = c;
     let mut accumulated = c;
-    for i in 0..usize::from(video.lanes) {
+    for i in 0..usize::from(video.results) {
         let Some(to) = video.d_parts[i] else {
             continue;
         };

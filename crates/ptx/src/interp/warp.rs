@@ -33,7 +33,7 @@ pub(crate) struct Frame {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum GroupState {
     Ready,
     /// At an instruction that these lanes must reach.
     Members(u32),
@@ -50,7 +50,7 @@ pub(crate) struct Group {
     pub(crate) pc: u32,
     pub(crate) mask: u32,
     pub(crate) frame: Frame,
-    pub(crate) state: State,
+    pub(crate) state: GroupState,
     /// When it last ran, by the warp's own clock.
     pub(crate) last_run: u64,
 }
@@ -277,7 +277,7 @@ impl Warp {
             pc,
             mask: self.exists,
             frame,
-            state: State::Ready,
+            state: GroupState::Ready,
             last_run: 0,
         });
         Ok(())
@@ -303,7 +303,7 @@ impl Warp {
                 self.groups.push(group);
                 return Ok(Progress::Paused);
             }
-            let crowded = self.groups.iter().any(|g| g.state == State::Ready);
+            let crowded = self.groups.iter().any(|g| g.state == GroupState::Ready);
             let granted = if crowded {
                 QUANTUM.min(*budget)
             } else {
@@ -370,7 +370,7 @@ impl Warp {
                         }
                     })?;
                     if arrival.kind != BarKind::Arrive {
-                        group.state = State::Barrier {
+                        group.state = GroupState::Barrier {
                             id: arrival.id,
                             kind: arrival.kind,
                             dest: arrival.dest,
@@ -387,21 +387,21 @@ impl Warp {
         // Usually all lanes are in one group.
         if let [group] = self.groups[..] {
             match group.state {
-                State::Ready => return Some((self.groups.pop()?, u32::MAX)),
-                State::Barrier { .. } => return None,
-                State::Members(_) => {}
+                GroupState::Ready => return Some((self.groups.pop()?, u32::MAX)),
+                GroupState::Barrier { .. } => return None,
+                GroupState::Members(_) => {}
             }
         }
         self.merge();
         self.wake();
-        if !self.groups.iter().any(|g| g.state == State::Ready) {
+        if !self.groups.iter().any(|g| g.state == GroupState::Ready) {
             self.release_warp_sync(env, block);
         }
         let ready = self
             .groups
             .iter()
             .enumerate()
-            .filter(|(_, g)| g.state == State::Ready);
+            .filter(|(_, g)| g.state == GroupState::Ready);
         let dice = env.watch.and_then(|watch| watch.dice.as_ref());
         let (index, _) = if let Some(dice) = dice {
             let count = ready.clone().count();
@@ -413,7 +413,7 @@ impl Warp {
         };
         let group = self.groups.swap_remove(index);
         let meets = |g: &&Group| {
-            !matches!(g.state, State::Barrier { .. })
+            !matches!(g.state, GroupState::Barrier { .. })
                 && g.frame.depth == group.frame.depth
                 && g.pc > group.pc
         };
@@ -434,7 +434,7 @@ impl Warp {
             let mut j = i + 1;
             while j < self.groups.len() {
                 let (a, b) = (self.groups[i], self.groups[j]);
-                let movable = |s: State| !matches!(s, State::Barrier { .. });
+                let movable = |s: GroupState| !matches!(s, GroupState::Barrier { .. });
                 if a.pc == b.pc && a.frame == b.frame && movable(a.state) && movable(b.state) {
                     self.groups.swap_remove(j);
                     let merged = &mut self.groups[i];
@@ -442,8 +442,10 @@ impl Warp {
                     // A group that was ready checks the members again, together with those that
                     // waited.
                     merged.state = match (a.state, b.state) {
-                        (State::Members(x), State::Members(y)) => State::Members(x | y),
-                        _ => State::Ready,
+                        (GroupState::Members(x), GroupState::Members(y)) => {
+                            GroupState::Members(x | y)
+                        }
+                        _ => GroupState::Ready,
                     };
                 } else {
                     j += 1;
@@ -457,10 +459,10 @@ impl Warp {
     fn wake(&mut self) {
         let live = self.live;
         for group in &mut self.groups {
-            if let State::Members(members) = group.state
+            if let GroupState::Members(members) = group.state
                 && members & live & !group.mask == 0
             {
-                group.state = State::Ready;
+                group.state = GroupState::Ready;
             }
         }
     }
@@ -468,7 +470,7 @@ impl Warp {
     /// Releases `bar.warp.sync` reached at different places. Called when no group can go on.
     fn release_warp_sync(&mut self, env: &Env<'_>, block: [u32; 3]) {
         let at_sync = |g: &Group| {
-            matches!(g.state, State::Members(_))
+            matches!(g.state, GroupState::Members(_))
                 && matches!(env.program.code[g.pc as usize].op, Op::WarpSync { .. })
         };
         let waiting = self
@@ -478,11 +480,11 @@ impl Warp {
             .fold(0, |m, g| m | g.mask);
         let live = self.live;
         for group in &mut self.groups {
-            if let State::Members(members) = group.state
+            if let GroupState::Members(members) = group.state
                 && at_sync(group)
                 && members & live & !waiting == 0
             {
-                group.state = State::Ready;
+                group.state = GroupState::Ready;
                 group.pc += 1;
                 if let Some(watch) = env.watch {
                     watch.warp_sync(env.linear(block), self.index);

@@ -4,7 +4,7 @@
 use super::function::Lowering;
 use super::instruction::Insn;
 use crate::code::{
-    BitOp, Element, Fragment, MemSpace, Mma, Op, Role, Row, SINK, Shape, Sparse, Sum, Tensor,
+    BitOp, Element, Fragment, MemSpace, Mma, MmaShape, Op, Role, Row, SINK, Sparse, Sum, Tensor,
 };
 use crate::error::Error;
 use crate::limits::INSTRUCTIONS_MAX;
@@ -46,9 +46,9 @@ impl<'a> Lowering<'_, '_, 'a> {
         self.emit(Op::Tensor { index })
     }
 
-    fn shape(&self, insn: &mut Insn<'_, 'a>) -> Result<Shape, Error> {
+    fn shape(&self, insn: &mut Insn<'_, 'a>) -> Result<MmaShape, Error> {
         insn.mods
-            .take_map(Shape::from_name)
+            .take_map(MmaShape::from_name)
             .ok_or_else(|| self.unsupported("no shape"))
     }
 
@@ -81,7 +81,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         let d = self.sum_type(insn)?;
         let (a, b) = (self.factor_type(insn)?, self.factor_type(insn)?);
         let c = self.sum_type(insn)?;
-        let Shape { m, n, k } = shape;
+        let MmaShape { m, n, k } = shape;
         let quarters = (m, n, k, a) == (8, 8, 4, Element::F16);
         let known = match a {
             Element::F16 if quarters => (d, c) != (Sum::F16, Sum::F32),
@@ -110,7 +110,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         let d = self.sum_type(insn)?;
         let (a, b) = (self.factor_type(insn)?, self.factor_type(insn)?);
         let c = self.sum_type(insn)?;
-        let Shape { m, n, k } = shape;
+        let MmaShape { m, n, k } = shape;
         // Number of lanes among which a selector chooses one part.
         let selectors = match (a, k) {
             (Element::F16 | Element::Bf16, 16) | (Element::Tf32, 8) => 4,
@@ -148,7 +148,7 @@ impl<'a> Lowering<'_, '_, 'a> {
             }
             _ => return Err(self.invalid(&format!("expected a selector below {selectors}"))),
         };
-        let stored = Shape { k: k / 2, ..shape };
+        let stored = MmaShape { k: k / 2, ..shape };
         let fragment = |role, shape| Fragment { role, shape };
         let (fa, fb) = (fragment(Role::A(a), stored), fragment(Role::B(b), shape));
         let (fc, fd) = (fragment(Role::C(c), shape), fragment(Role::C(d), shape));
@@ -213,7 +213,7 @@ impl<'a> Lowering<'_, '_, 'a> {
     fn product(
         &mut self,
         insn: &mut Insn<'_, 'a>,
-        shape: Shape,
+        shape: MmaShape,
         (a, b): (Element, Element),
         (c, d): (Sum, Sum),
         saturate: bool,
@@ -412,7 +412,7 @@ impl<'a> Lowering<'_, '_, 'a> {
 }
 
 /// Whether `wmma` has the shape for factors of this type.
-fn wmma_has(shape: Shape, element: Element) -> bool {
+fn wmma_has(shape: MmaShape, element: Element) -> bool {
     let shape = (shape.m, shape.n, shape.k);
     match element {
         Element::F16 | Element::Bf16 | Element::S8 | Element::U8 => {

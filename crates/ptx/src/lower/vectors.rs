@@ -13,7 +13,7 @@ const NONE: FloatFlags = FloatFlags {
 };
 
 /// An element of a vector operand.
-pub(super) enum Part<'o, 'a> {
+pub(super) enum VectorElement<'o, 'a> {
     Operand(&'o Operand<'a>),
     /// An element of a vector register, with its declared type.
     Register(Row, Type),
@@ -21,13 +21,13 @@ pub(super) enum Part<'o, 'a> {
 
 impl<'a> Lowering<'_, '_, 'a> {
     /// Returns the elements of `{a, b}` or of a vector register; `None` if the operand is neither.
-    pub(super) fn parts<'o>(&self, operand: &'o Operand<'a>) -> Option<Vec<Part<'o, 'a>>> {
+    pub(super) fn parts<'o>(&self, operand: &'o Operand<'a>) -> Option<Vec<VectorElement<'o, 'a>>> {
         match operand {
-            Operand::Vector(parts) => Some(parts.iter().map(Part::Operand).collect()),
+            Operand::Vector(parts) => Some(parts.iter().map(VectorElement::Operand).collect()),
             Operand::Name(name) => match self.find(name) {
                 Some(Symbol::VectorRegister { ty, index, count }) => {
                     let rows = index..index + count;
-                    Some(rows.map(|row| Part::Register(row, ty)).collect())
+                    Some(rows.map(|row| VectorElement::Register(row, ty)).collect())
                 }
                 _ => None,
             },
@@ -40,7 +40,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         &self,
         operand: &'o Operand<'a>,
         n: usize,
-    ) -> Result<Vec<Part<'o, 'a>>, Error> {
+    ) -> Result<Vec<VectorElement<'o, 'a>>, Error> {
         match self.parts(operand) {
             Some(parts) if parts.len() == n => Ok(parts),
             Some(_) => Err(self.invalid("vector of another length")),
@@ -51,33 +51,33 @@ impl<'a> Lowering<'_, '_, 'a> {
     /// Returns the destination row of an element, with its declared type.
     pub(super) fn part_dest(
         &self,
-        part: &Part<'_, 'a>,
+        part: &VectorElement<'_, 'a>,
         ty: Type,
         fit: Fit,
     ) -> Result<(Row, Type), Error> {
         match *part {
-            Part::Operand(operand) => self.dest(operand, ty, fit),
-            Part::Register(row, of)
+            VectorElement::Operand(operand) => self.dest(operand, ty, fit),
+            VectorElement::Register(row, of)
                 if of.bytes() == ty.bytes() || of.bytes() > ty.bytes() && fit == Fit::Wider =>
             {
                 Ok((row, of))
             }
-            Part::Register(..) => Err(self.invalid("a vector of another type")),
+            VectorElement::Register(..) => Err(self.invalid("a vector of another type")),
         }
     }
 
     /// Returns the source row of an element.
     pub(super) fn part_src(
         &mut self,
-        part: &Part<'_, 'a>,
+        part: &VectorElement<'_, 'a>,
         ty: Type,
         fit: Fit,
     ) -> Result<Row, Error> {
         match *part {
-            Part::Operand(operand) if ty.bytes() == 8 => self.src64(operand, ty),
-            Part::Operand(operand) => self.src32_fit(operand, ty, fit),
-            Part::Register(row, of) if of.bytes() == ty.bytes() => Ok(row),
-            Part::Register(..) => Err(self.invalid("a vector of another type")),
+            VectorElement::Operand(operand) if ty.bytes() == 8 => self.src64(operand, ty),
+            VectorElement::Operand(operand) => self.src32_fit(operand, ty, fit),
+            VectorElement::Register(row, of) if of.bytes() == ty.bytes() => Ok(row),
+            VectorElement::Register(..) => Err(self.invalid("a vector of another type")),
         }
     }
 
@@ -130,7 +130,7 @@ impl<'a> Lowering<'_, '_, 'a> {
     /// Lowers `mov.b64 {lo, hi}, x`.
     pub(super) fn unpack(
         &mut self,
-        parts: &[Part<'_, 'a>],
+        parts: &[VectorElement<'_, 'a>],
         whole: &Operand<'a>,
         ty: Type,
     ) -> Result<(), Error> {
@@ -192,7 +192,7 @@ impl<'a> Lowering<'_, '_, 'a> {
     pub(super) fn pack(
         &mut self,
         whole: &Operand<'a>,
-        parts: &[Part<'_, 'a>],
+        parts: &[VectorElement<'_, 'a>],
         ty: Type,
     ) -> Result<(), Error> {
         let part = self.part_type(parts.len(), ty)?;

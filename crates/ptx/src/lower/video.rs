@@ -3,7 +3,7 @@
 use super::function::Lowering;
 use super::instruction::Insn;
 use crate::code::{
-    Cmp, Op, Part, Row, SINK, Video, VideoInstruction, VideoMad, VideoOp, VideoThen,
+    BitField, Cmp, Op, Row, SINK, Video, VideoInstruction, VideoMad, VideoOp, VideoThen,
 };
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
@@ -17,7 +17,7 @@ pub(super) fn is_video(name: &str) -> bool {
 }
 
 /// Parses `h10` or `b7654`: parts of `b:a`, the last one named first.
-fn selection(text: &str, count: usize) -> Option<[Part; 4]> {
+fn selection(text: &str, count: usize) -> Option<[BitField; 4]> {
     let (bits, digits) = match (text.strip_prefix('h'), text.strip_prefix('b')) {
         (Some(digits), _) => (16, digits),
         (_, Some(digits)) => (8, digits),
@@ -27,13 +27,13 @@ fn selection(text: &str, count: usize) -> Option<[Part; 4]> {
         return None;
     }
     let registers = if count == 1 { 1 } else { 2 };
-    let mut parts = [Part::WORD; 4];
+    let mut parts = [BitField::WORD; 4];
     for (part, digit) in parts.iter_mut().zip(digits.bytes().rev()) {
         let index = digit.checked_sub(b'0')?;
         if index >= registers * (32 / bits) {
             return None;
         }
-        *part = Part {
+        *part = BitField {
             first: index * bits,
             bits,
         };
@@ -64,7 +64,7 @@ impl<'a> Lowering<'_, '_, 'a> {
 
     fn video_plain(&mut self, insn: &mut Insn<'_, 'a>) -> Result<VideoInstruction, Error> {
         let base = insn.name.trim_end_matches(['2', '4']);
-        let lanes = match insn.name.len() - base.len() {
+        let results = match insn.name.len() - base.len() {
             0 => 1,
             _ if insn.name.ends_with('2') => 2,
             _ => 4,
@@ -77,33 +77,33 @@ impl<'a> Lowering<'_, '_, 'a> {
             self.video_signed(insn)?,
         ];
         let saturate = insn.mods.take("sat");
-        let op = self.video_operation(insn, base, lanes, signed[2])?;
+        let op = self.video_operation(insn, base, results, signed[2])?;
         let then = match insn.mods.take_any(&["add", "min", "max"]) {
             None => VideoThen::Merge,
             Some("add") => VideoThen::Add,
-            Some("min") if lanes == 1 => VideoThen::Min,
-            Some("max") if lanes == 1 => VideoThen::Max,
+            Some("min") if results == 1 => VideoThen::Min,
+            Some("max") if results == 1 => VideoThen::Max,
             Some(_) => return Err(self.unsupported("this form")),
         };
-        if saturate && (comparison || lanes > 1 && then != VideoThen::Merge) {
+        if saturate && (comparison || results > 1 && then != VideoThen::Merge) {
             return Err(self.unsupported("`.sat` here"));
         }
-        let (d, d_parts) = self.video_dest(&insn.ops[..1], lanes)?;
+        let (d, d_parts) = self.video_dest(&insn.ops[..1], results)?;
         let merges = d_parts[0].is_none_or(|p| p.bits < 32);
-        let with_c = lanes > 1 || then != VideoThen::Merge || merges;
+        let with_c = results > 1 || then != VideoThen::Merge || merges;
         self.arity(insn, &[if with_c { 4 } else { 3 }])?;
-        if lanes == 1 && merges && then != VideoThen::Merge {
+        if results == 1 && merges && then != VideoThen::Merge {
             return Err(self.unsupported("two things done to the result"));
         }
-        let (a, a_parts) = self.video_source(&insn.ops[1], lanes, 0)?;
-        let (b, b_parts) = self.video_source(&insn.ops[2], lanes, 32)?;
+        let (a, a_parts) = self.video_source(&insn.ops[1], results, 0)?;
+        let (b, b_parts) = self.video_source(&insn.ops[2], results, 32)?;
         let c = match insn.ops.get(3) {
             Some(operand) => self.src32(operand, Type::B32)?,
             None => SINK,
         };
         Ok(VideoInstruction::Plain(Video {
             op,
-            lanes: lanes as u8,
+            results: results as u8,
             signed,
             saturate,
             then,
@@ -121,7 +121,7 @@ impl<'a> Lowering<'_, '_, 'a> {
         &self,
         insn: &mut Insn<'_, 'a>,
         base: &str,
-        lanes: usize,
+        results: usize,
         b_signed: bool,
     ) -> Result<VideoOp, Error> {
         Ok(match base {
@@ -130,8 +130,8 @@ impl<'a> Lowering<'_, '_, 'a> {
             "vabsdiff" => VideoOp::AbsDiff,
             "vmin" => VideoOp::Min,
             "vmax" => VideoOp::Max,
-            "vavrg" if lanes > 1 => VideoOp::Average,
-            "vshl" | "vshr" if lanes == 1 && !b_signed => {
+            "vavrg" if results > 1 => VideoOp::Average,
+            "vshl" | "vshr" if results == 1 && !b_signed => {
                 let wrap = match insn.mods.take_any(&["clamp", "wrap"]) {
                     Some(mode) => mode == "wrap",
                     None => return Err(self.unsupported("no .clamp or .wrap")),
@@ -174,25 +174,25 @@ impl<'a> Lowering<'_, '_, 'a> {
     fn video_source(
         &mut self,
         operand: &Operand<'a>,
-        lanes: usize,
+        results: usize,
         first: u8,
-    ) -> Result<(Row, [Part; 4]), Error> {
+    ) -> Result<(Row, [BitField; 4]), Error> {
         let (register, selector) = Self::without_selector(operand);
         let row = self.src32(&register, Type::B32)?;
         // Several parts are numbered in `b:a`, a single one in its own register.
         let mut parts = match selector {
             Some(text) => {
-                selection(text, lanes).ok_or_else(|| self.unsupported("this selector"))?
+                selection(text, results).ok_or_else(|| self.unsupported("this selector"))?
             }
             None => {
-                let bits = 32 / lanes as u8;
-                std::array::from_fn(|i| Part {
-                    first: first + i as u8 % lanes as u8 * bits,
+                let bits = 32 / results as u8;
+                std::array::from_fn(|i| BitField {
+                    first: first + i as u8 % results as u8 * bits,
                     bits,
                 })
             }
         };
-        if lanes == 1 && selector.is_some() {
+        if results == 1 && selector.is_some() {
             parts[0].first += first;
         }
         Ok((row, parts))
@@ -201,22 +201,22 @@ impl<'a> Lowering<'_, '_, 'a> {
     fn video_dest(
         &mut self,
         operand: &[Operand<'a>],
-        lanes: usize,
-    ) -> Result<(Row, [Option<Part>; 4]), Error> {
+        results: usize,
+    ) -> Result<(Row, [Option<BitField>; 4]), Error> {
         let Some(operand) = operand.first() else {
             return Err(self.invalid("expected a destination"));
         };
         let (register, selector) = Self::without_selector(operand);
         let row = self.dst(&register, Type::B32)?;
-        let bits = 32 / lanes as u8;
+        let bits = 32 / results as u8;
         let mut parts = [None; 4];
         match selector {
-            Some(text) if lanes == 1 => {
+            Some(text) if results == 1 => {
                 let part = selection(text, 1).ok_or_else(|| self.unsupported("this selector"))?;
                 parts[0] = Some(part[0]);
             }
             Some(text) => {
-                let kind = if lanes == 2 { 'h' } else { 'b' };
+                let kind = if results == 2 { 'h' } else { 'b' };
                 let digits = text.strip_prefix(kind).unwrap_or_default();
                 let descending = digits.as_bytes().windows(2).all(|d| d[0] > d[1]);
                 if digits.is_empty() || !descending {
@@ -224,18 +224,18 @@ impl<'a> Lowering<'_, '_, 'a> {
                 }
                 for digit in digits.bytes() {
                     let index = usize::from(digit.wrapping_sub(b'0'));
-                    if index >= lanes {
+                    if index >= results {
                         return Err(self.unsupported("this mask"));
                     }
-                    parts[index] = Some(Part {
+                    parts[index] = Some(BitField {
                         first: index as u8 * bits,
                         bits,
                     });
                 }
             }
             None => {
-                for (index, part) in parts.iter_mut().enumerate().take(lanes) {
-                    *part = Some(Part {
+                for (index, part) in parts.iter_mut().enumerate().take(results) {
+                    *part = Some(BitField {
                         first: index as u8 * bits,
                         bits,
                     });

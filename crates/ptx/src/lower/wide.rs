@@ -4,7 +4,7 @@
 use super::function::{Lowering, Symbol};
 use super::instruction::Insn;
 use super::operand::Fit;
-use super::vectors::Part;
+use super::vectors::VectorElement;
 use crate::code::{Mem, Narrow, Op, Row, SINK, Un64, Width};
 use crate::error::Error;
 use crate::parse::ast::{Operand, Type};
@@ -26,7 +26,7 @@ impl<'a> Lowering<'_, '_, 'a> {
     }
 
     /// Returns the halves made of a vector of two double words or four words.
-    fn joined(&mut self, parts: &[Part<'_, 'a>]) -> Result<[Row; 2], Error> {
+    fn joined(&mut self, parts: &[VectorElement<'_, 'a>]) -> Result<[Row; 2], Error> {
         match parts {
             [lo, hi] => Ok([
                 self.part_src(lo, Type::B64, Fit::Exact)?,
@@ -46,7 +46,11 @@ impl<'a> Lowering<'_, '_, 'a> {
     }
 
     /// Writes two halves to a vector of two double words or four words.
-    fn part_wide(&mut self, parts: &[Part<'_, 'a>], halves: [Row; 2]) -> Result<(), Error> {
+    fn part_wide(
+        &mut self,
+        parts: &[VectorElement<'_, 'a>],
+        halves: [Row; 2],
+    ) -> Result<(), Error> {
         let words = parts.len() == 4;
         if !words && parts.len() != 2 {
             return Err(self.invalid("expected a vector of 128 bits"));

@@ -13,7 +13,7 @@ mod surface;
 pub(crate) use self::levels::Detail;
 pub(crate) use self::quick::{Bytes, Floats, Format, Quick};
 pub(crate) use self::sample::{Coordinates, Point};
-pub(crate) use self::surface::Place;
+pub(crate) use self::surface::SurfacePosition;
 
 use crate::code::{AtomOp, Rounding};
 use crate::interp::half::{F16, Half as _};

@@ -1,7 +1,7 @@
 //! Filtering of the common case: one plane of texels, inside it or at clamped edges. Results equal
 //! those of `sample.rs` to the bit; all other cases go there.
 
-use super::sample::{Coordinates, ONE_WEIGHT, Read, Spot, first_of_two, plane};
+use super::sample::{Coordinates, ONE_WEIGHT, Read, TexturePosition, first_of_two, plane};
 use super::{AddressMode, Channel, Texture};
 
 impl Texture {
@@ -9,7 +9,7 @@ impl Texture {
     #[inline(always)]
     pub(super) fn on_plane<E>(
         &self,
-        spot: &Spot,
+        spot: &TexturePosition,
         read: &mut impl Read<E>,
     ) -> Result<Option<[f64; 4]>, E> {
         let texels = &self.texels;

@@ -38,7 +38,7 @@ const ONE: Span = Span {
 
 /// A position in the texture; for cubes, on a face.
 #[derive(Clone, Copy)]
-pub(super) struct Spot {
+pub(super) struct TexturePosition {
     pub(super) at: Coordinates,
     pub(super) offset: [i32; 3],
     pub(super) layer: u64,
@@ -134,11 +134,11 @@ impl Texture {
     }
 
     #[inline(always)]
-    fn spot(&self, point: &Point) -> Spot {
+    fn spot(&self, point: &Point) -> TexturePosition {
         let layers = self.texels.layers.unwrap_or(1);
         let layer_of = |faces: u64| u64::from(point.layer).min((layers / faces).saturating_sub(1));
         let (Coordinates::Floats(at), true) = (point.at, self.texels.cube != Cube::No) else {
-            return Spot {
+            return TexturePosition {
                 at: point.at,
                 offset: point.offset,
                 layer: layer_of(1),
@@ -146,7 +146,7 @@ impl Texture {
             };
         };
         let (face, [s, t]) = Face::of(at);
-        Spot {
+        TexturePosition {
             at: Coordinates::Floats([s, t, 0.0]),
             offset: [0; 3],
             layer: layer_of(6) * 6 + face.number(),
@@ -157,7 +157,7 @@ impl Texture {
     fn nearest<E>(
         &self,
         texels: &Texels,
-        spot: &Spot,
+        spot: &TexturePosition,
         read: &mut impl Read<E>,
     ) -> Result<[u32; 4], E> {
         let at = self.spans(texels, spot, false).map(|span| span.texels[0]);
@@ -168,7 +168,7 @@ impl Texture {
     fn filtered<E>(
         &self,
         texels: &Texels,
-        spot: &Spot,
+        spot: &TexturePosition,
         part: i32,
         read: &mut impl Read<E>,
     ) -> Result<[f64; 4], E> {
@@ -198,7 +198,7 @@ impl Texture {
         &self,
         face: Face,
         texels: &Texels,
-        spot: &Spot,
+        spot: &TexturePosition,
         part: i32,
         read: &mut impl Read<E>,
     ) -> Result<[f64; 4], E> {
@@ -246,7 +246,7 @@ impl Texture {
         self.texels.dimensions == 1 && self.texels.layers.is_none()
     }
 
-    fn spans(&self, texels: &Texels, spot: &Spot, linear: bool) -> [Span; 3] {
+    fn spans(&self, texels: &Texels, spot: &TexturePosition, linear: bool) -> [Span; 3] {
         let mut spans = [ONE; 3];
         let row = linear && self.is_line();
         for (axis, span) in spans.iter_mut().enumerate() {

@@ -6,7 +6,7 @@ use crate::interp::half::{F16, Half as _};
 
 /// The position of a surface access, with x in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct SurfacePosition {
     pub(crate) at: [i32; 3],
     pub(crate) layer: u32,
 }
@@ -14,7 +14,7 @@ pub(crate) struct Place {
 impl Texels {
     /// Returns the address of a position: offset in a row, row, slice and layer. Outside it is
     /// `None`, or with `clamp` the nearest position inside.
-    pub(crate) fn place(&self, place: &Place, bytes: u64, clamp: bool) -> Option<u64> {
+    pub(crate) fn place(&self, place: &SurfacePosition, bytes: u64, clamp: bool) -> Option<u64> {
         let row_bytes = self.size[0] * self.texel_bytes();
         let last = [
             row_bytes.checked_sub(bytes)?,
@@ -41,7 +41,7 @@ impl Texels {
     }
 
     /// Returns the address of a texel named by numbers of texels.
-    pub(crate) fn texel_place(&self, place: &Place, clamp: bool) -> Option<u64> {
+    pub(crate) fn texel_place(&self, place: &SurfacePosition, clamp: bool) -> Option<u64> {
         let bytes = self.texel_bytes();
         let x = i64::from(place.at[0]) * bytes as i64;
         let mut place = *place;

@@ -3,7 +3,7 @@
 use super::common::{Arg, Device, noise};
 
 /// Row and column for a lane and an element.
-pub type Place = fn(usize, usize) -> [usize; 2];
+pub type Layout = fn(usize, usize) -> [usize; 2];
 
 /// Element types as (bits, signed or float name).
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -99,7 +99,7 @@ pub fn pack(
     matrix: &dyn Fn(usize, usize) -> f64,
     ty: Ty,
     count: usize,
-    place: Place,
+    place: Layout,
 ) -> Vec<[u64; 32]> {
     let per = (32 / ty.bits()).max(1);
     let mut out = vec![[0; 32]; count];
@@ -117,7 +117,7 @@ pub struct Form {
     pub shape: [usize; 3],
     pub types: [Ty; 4],
     pub counts: [usize; 4],
-    pub places: [Place; 3],
+    pub places: [Layout; 3],
 }
 
 /// Runs `opcode` on random matrices, and checks the result for equality.

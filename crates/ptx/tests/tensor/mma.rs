@@ -1,7 +1,7 @@
 //! `mma`.
 
 use super::common::noise;
-use super::forms::{F16, F32, Form, Place, S4, S8, Ty, U4, U8, check, execute};
+use super::forms::{F16, F32, Form, Layout, S4, S8, Ty, U4, U8, check, execute};
 
 // Places, from the figures of "Matrix Fragments for mma": groupID = lane >> 2, threadID_in_group = lane % 4.
 
@@ -15,12 +15,12 @@ fn c_8x8(lane: usize, i: usize) -> [usize; 2] {
 
 #[test]
 fn sixteen_bit_floats() {
-    let k8: [Place; 3] = [
+    let k8: [Layout; 3] = [
         |l, i| [l / 4 + if i < 2 { 0 } else { 8 }, l % 4 * 2 + (i & 1)],
         |l, i| [l % 4 * 2 + i, l / 4],
         c_16x8,
     ];
-    let k16: [Place; 3] = [
+    let k16: [Layout; 3] = [
         |l, i| {
             let row = if i < 2 || (4..6).contains(&i) {
                 l / 4
@@ -245,7 +245,7 @@ fn integers() {
         }
     }
     let all =
-        |shape: &str, extents: [usize; 3], pairs: [(Ty, Ty); 4], counts, places: [Place; 3]| {
+        |shape: &str, extents: [usize; 3], pairs: [(Ty, Ty); 4], counts, places: [Layout; 3]| {
             for (a, b) in pairs {
                 for saturate in ["", ".satfinite"] {
                     let opcode = format!(
@@ -361,7 +361,7 @@ fn single_bits() {
                 places,
             });
         };
-        let small: [Place; 3] = [
+        let small: [Layout; 3] = [
             |l, i| [l / 4, l % 4 * 32 + i],
             |l, i| [l % 4 * 32 + i, l / 4],
             c_8x8,

@@ -141,13 +141,13 @@ impl Nvidia {
         let hold = self.context(cx.context)?.hold.clone();
         // The default stream's work waits for the blocking streams, so one mark there covers all of
         // them. Each other stream needs a mark of its own.
-        let mut apart = self.busy_apart(cx.context)?;
+        let mut isolated = self.busy_isolated(cx.context)?;
         let wanted = Wanted {
             slot: m.slot,
             value: m.value,
         };
         let mut marks = Vec::new();
-        if let [only] = apart[..]
+        if let [only] = isolated[..]
             && self.orphans.is_empty()
             && self.captures.is_empty()
             && ready(self.driver.cuStreamQuery(real::Stream::NULL))?
@@ -158,7 +158,7 @@ impl Nvidia {
                 self.printing.due(Reach::Context(cx.context)),
             )));
         }
-        for stream in apart.drain(..) {
+        for stream in isolated.drain(..) {
             marks.push(self.watched_mark(&hold, stream, NOT_WANTED)?);
         }
         let mut i = 0;
@@ -251,7 +251,7 @@ impl Nvidia {
 
     /// Returns the isolated streams of a context, those that the default stream does not wait for,
     /// unless they are known to be done.
-    fn busy_apart(&mut self, id: u64) -> Result<Vec<real::Stream>, Failure> {
+    fn busy_isolated(&mut self, id: u64) -> Result<Vec<real::Stream>, Failure> {
         let context = self.context(id)?.hold.handle;
         let mut busy = Vec::new();
         let captures = !self.captures.is_empty();

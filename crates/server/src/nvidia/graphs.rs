@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     device::{Cx, Failure},
-    shadow::Shadow,
+    handle_table::HandleTable,
 };
 
 /// Start nodes, end nodes and edge data; the data is empty if every edge is a plain dependency.
@@ -61,9 +61,9 @@ struct PartOf {
 }
 
 pub(super) struct Graphs {
-    graphs: Shadow<real::Graph>,
-    pub(super) execs: Shadow<Exec>,
-    nodes: Shadow<Node>,
+    graphs: HandleTable<real::Graph>,
+    pub(super) execs: HandleTable<Exec>,
+    nodes: HandleTable<Node>,
     /// The first number of each graph.
     graph_ids: FxHashMap<real::Graph, u64>,
     node_ids: FxHashMap<real::Node, u64>,
@@ -79,9 +79,9 @@ pub(super) struct Graphs {
 impl Graphs {
     pub(super) fn new(driver: &Arc<Driver>) -> Graphs {
         Graphs {
-            graphs: Shadow::new("graph"),
-            execs: Shadow::new("instantiated graph"),
-            nodes: Shadow::new("graph node"),
+            graphs: HandleTable::new("graph"),
+            execs: HandleTable::new("instantiated graph"),
+            nodes: HandleTable::new("graph node"),
             graph_ids: FxHashMap::default(),
             node_ids: FxHashMap::default(),
             memory: FxHashMap::default(),

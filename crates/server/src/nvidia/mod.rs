@@ -85,7 +85,7 @@ use self::{
 };
 use crate::{
     device::{Cx, Device, Failure, Pending},
-    shadow::Shadow,
+    handle_table::HandleTable,
 };
 
 /// How long the end of a session waits for the GPU.
@@ -183,14 +183,14 @@ struct Nvidia {
     /// Dropped first, because it releases the driver's callback threads.
     host_calls: HostCalls,
     graphs: Graphs,
-    libraries: Shadow<Library>,
-    links: Shadow<Link>,
-    textures: Shadow<Owned<real::Texture>>,
-    surfaces: Shadow<Owned<real::Surface>>,
-    arrays: Shadow<Array>,
-    mipmaps: Shadow<Owned<real::Mipmap>>,
-    events: Shadow<Event>,
-    streams: Shadow<Stream>,
+    libraries: HandleTable<Library>,
+    links: HandleTable<Link>,
+    textures: HandleTable<Owned<real::Texture>>,
+    surfaces: HandleTable<Owned<real::Surface>>,
+    arrays: HandleTable<Array>,
+    mipmaps: HandleTable<Owned<real::Mipmap>>,
+    events: HandleTable<Event>,
+    streams: HandleTable<Stream>,
     settled: Settled,
     graveyard: Graveyard,
     /// Marks in every busy stream, valid while nothing is submitted.
@@ -209,7 +209,7 @@ struct Nvidia {
     host: HostRanges,
     addresses: AddressBook,
     memory: Memory,
-    allocations: Shadow<Allocation>,
+    allocations: HandleTable<Allocation>,
     nvml: Option<Nvml>,
     /// Constant facts of the devices, once they were asked for.
     cards: Vec<DeviceCard>,
@@ -220,7 +220,7 @@ struct Nvidia {
     printed: Option<Captured>,
     /// Standard error, redirected once any module was loaded: any kernel may contain assertions.
     complaints: Option<Captured>,
-    contexts: Shadow<Context>,
+    contexts: HandleTable<Context>,
     /// The session's number of the context that is current for this thread.
     current: Option<u64>,
     /// The first device's primary context, which owns pinned memory and is kept for the whole
@@ -294,20 +294,20 @@ impl Nvidia {
                 .clamp(CONTEXT_BYTES_MIN, CONTEXT_BYTES_MAX),
             None => CONTEXT_BYTES_MAX,
         };
-        let mut contexts = Shadow::new("context");
+        let mut contexts = HandleTable::new("context");
         contexts.insert(0, Context::new(base.clone()))?;
         Ok(Nvidia {
             memory_bytes: options.memory_bytes,
             host_calls: HostCalls::default(),
             graphs: Graphs::new(&driver),
-            libraries: Shadow::new("library"),
-            links: Shadow::new("link"),
-            textures: Shadow::new("texture"),
-            surfaces: Shadow::new("surface"),
-            arrays: Shadow::new("array"),
-            mipmaps: Shadow::new("mipmapped array"),
-            events: Shadow::new("event"),
-            streams: Shadow::new("stream"),
+            libraries: HandleTable::new("library"),
+            links: HandleTable::new("link"),
+            textures: HandleTable::new("texture"),
+            surfaces: HandleTable::new("surface"),
+            arrays: HandleTable::new("array"),
+            mipmaps: HandleTable::new("mipmapped array"),
+            events: HandleTable::new("event"),
+            streams: HandleTable::new("stream"),
             graveyard: Graveyard::default(),
             settled: Settled::default(),
             recent_marks: None,
@@ -321,7 +321,7 @@ impl Nvidia {
             host: HostRanges::default(),
             addresses: AddressBook::default(),
             memory: Memory::default(),
-            allocations: Shadow::new("allocation"),
+            allocations: HandleTable::new("allocation"),
             nvml,
             cards: Vec::new(),
             context_bytes,

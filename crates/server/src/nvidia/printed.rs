@@ -32,19 +32,19 @@ pub(super) struct Printing {
     /// Value of `written_out` when the text was last taken.
     taken: u64,
     /// The stream of all launches not written out, if it is a single one.
-    lane: Option<Lane>,
+    stream: Option<StreamKey>,
     /// The context of all launches not written out, if it is a single one.
     context: Option<u64>,
     in_graphs: bool,
 }
 
 /// The client's numbers of a context and a stream.
-pub(super) type Lane = (u64, u64);
+pub(super) type StreamKey = (u64, u64);
 
 /// The part of the GPU's work that a wait covers.
 pub(super) enum Reach {
     Context(u64),
-    Lane(Lane),
+    Stream(StreamKey),
     /// Part of a stream.
     Part,
 }
@@ -58,12 +58,12 @@ pub(super) struct Due {
 
 impl Printing {
     /// Counts a launch of a kernel that may print.
-    pub(super) fn launches(&mut self, lane: Lane) {
+    pub(super) fn launches(&mut self, stream: StreamKey) {
         if !self.is_due() {
-            (self.lane, self.context) = (Some(lane), Some(lane.0));
+            (self.stream, self.context) = (Some(stream), Some(stream.0));
         }
-        self.lane = self.lane.filter(|other| *other == lane);
-        self.context = self.context.filter(|other| *other == lane.0);
+        self.stream = self.stream.filter(|other| *other == stream);
+        self.context = self.context.filter(|other| *other == stream.0);
         self.launched += 1;
     }
 
@@ -72,9 +72,9 @@ impl Printing {
         self.in_graphs = true;
     }
 
-    pub(super) fn launches_graph(&mut self, lane: Lane) {
+    pub(super) fn launches_graph(&mut self, stream: StreamKey) {
         if self.in_graphs {
-            self.launches(lane);
+            self.launches(stream);
         }
     }
 
@@ -91,7 +91,7 @@ impl Printing {
     pub(super) fn due(&self, reach: Reach) -> Option<Due> {
         let is_all = match reach {
             Reach::Context(context) => self.context == Some(context),
-            Reach::Lane(lane) => self.lane == Some(lane),
+            Reach::Stream(stream) => self.stream == Some(stream),
             Reach::Part => false,
         };
         self.is_due().then(|| Due {
@@ -280,16 +280,16 @@ mod tests {
         let mut printing = Printing::default();
         assert!(printing.due(Reach::Context(1)).is_none());
         printing.launches(one);
-        let due = printing.due(Reach::Lane(one)).expect("launched");
+        let due = printing.due(Reach::Stream(one)).expect("launched");
         printing.due(Reach::Part).expect("launched").done();
-        printing.due(Reach::Lane(other)).expect("launched").done();
+        printing.due(Reach::Stream(other)).expect("launched").done();
         assert!(printing.is_due(), "they were for less");
         due.done();
         assert!(!printing.is_due() && printing.is_news() && !printing.is_news());
         // Two streams: only a wait for all work will do.
         printing.launches(one);
         printing.launches(other);
-        printing.due(Reach::Lane(other)).expect("launched").done();
+        printing.due(Reach::Stream(other)).expect("launched").done();
         assert!(printing.is_due());
         let early = printing.due(Reach::Context(1)).expect("launched");
         printing.launches(one);

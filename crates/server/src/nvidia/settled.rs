@@ -33,26 +33,26 @@ pub(super) struct Settled {
 
 struct Copied {
     number: u64,
-    place: Place,
+    place: StreamIdentity,
     mark: Mark,
 }
 
 /// A stream's identity as far as its order with other streams is concerned.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct StreamIdentity {
     context: real::Context,
     /// The session's number of the stream.
     stream: u64,
     is_blocking: bool,
 }
 
-impl Place {
+impl StreamIdentity {
     fn is_default(self) -> bool {
         self.stream == STREAM_NULL
     }
 
     /// Whether the driver orders later work of this stream after earlier work of the other.
-    fn follows(self, other: Place) -> bool {
+    fn follows(self, other: StreamIdentity) -> bool {
         let waits =
             self.is_default() && other.is_blocking || self.is_blocking && other.is_default();
         self == other || waits && self.context == other.context
@@ -120,15 +120,15 @@ impl Nvidia {
         Ok(())
     }
 
-    fn place(&self, stream_id: u64) -> Result<Place, Failure> {
+    fn place(&self, stream_id: u64) -> Result<StreamIdentity, Failure> {
         let context = self.stream_hold(stream_id)?.handle;
         Ok(match stream_id {
-            STREAM_NULL | STREAM_LEGACY => Place {
+            STREAM_NULL | STREAM_LEGACY => StreamIdentity {
                 context,
                 stream: STREAM_NULL,
                 is_blocking: true,
             },
-            id => Place {
+            id => StreamIdentity {
                 context,
                 stream: id,
                 is_blocking: self.streams.get(id)?.is_blocking,

@@ -256,7 +256,7 @@ impl Nvidia {
             value: m.value,
         };
         let mark = self.watched_mark(&hold, stream, wanted)?;
-        let printed = self.printing.due(Reach::Lane((cx.context, m.stream)));
+        let printed = self.printing.due(Reach::Stream((cx.context, m.stream)));
         Ok(Box::new(MarksWait::new(vec![mark], printed)))
     }
 

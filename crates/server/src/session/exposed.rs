@@ -48,10 +48,10 @@ pub(super) struct Exposed {
 
 struct Piece {
     len: u64,
-    state: State,
+    state: PieceState,
 }
 
-enum State {
+enum PieceState {
     /// One copy has used it.
     Seen,
     Registered(Registered),
@@ -106,7 +106,7 @@ impl Exposed {
         let (base, len) = self.around(device, m.src, m.len)?;
         match self.pieces.get(&base) {
             None => {
-                let state = State::Seen;
+                let state = PieceState::Seen;
                 self.pieces.insert(base, Piece { len, state });
                 None
             }
@@ -158,7 +158,7 @@ impl Exposed {
     }
 
     fn gave_up(&mut self, piece: &Piece) {
-        if matches!(piece.state, State::Registered(_)) {
+        if matches!(piece.state, PieceState::Registered(_)) {
             self.registered -= 1;
             self.bytes -= piece.len;
         }
@@ -191,9 +191,9 @@ impl Exposed {
             Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, what)
         };
         match self.pieces.get(&base).map(|piece| &piece.state) {
-            Some(State::Registered(registered)) => return Ok(registered.clone()),
-            Some(State::Refused) => return Err(refused()),
-            Some(State::Seen) | None => {}
+            Some(PieceState::Registered(registered)) => return Ok(registered.clone()),
+            Some(PieceState::Refused) => return Err(refused()),
+            Some(PieceState::Seen) | None => {}
         }
         if self.registered >= RDMA_GPU_REGISTRATIONS_MAX || self.bytes + len > RDMA_GPU_BYTES_MAX {
             return Err(Failure::new(
@@ -209,9 +209,9 @@ impl Exposed {
             Some(registered) => {
                 self.registered += 1;
                 self.bytes += len;
-                State::Registered(registered.clone())
+                PieceState::Registered(registered.clone())
             }
-            None => State::Refused,
+            None => PieceState::Refused,
         };
         self.pieces.insert(base, Piece { len, state });
         registered.ok_or_else(refused)

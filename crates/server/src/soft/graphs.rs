@@ -14,7 +14,7 @@ use outboard_wire::{
 
 use super::{
     Soft,
-    launch::Shape,
+    launch::LaunchShape,
     streams::mem_ops,
     wait::{failure, invalid},
 };
@@ -410,7 +410,7 @@ impl Soft {
         Ok(match work {
             NodeWork::Empty => Op::Empty,
             NodeWork::Kernel(kernel) => {
-                let shape = Shape {
+                let shape = LaunchShape {
                     grid: kernel.grid,
                     block: kernel.block,
                     shared_bytes: kernel.shared_bytes,

@@ -43,24 +43,24 @@ pub(super) struct Shares {
     allocations: FxHashMap<u64, u64>,
     exported_events: FxHashMap<u64, u64>,
     /// Events shared with other sessions, by the client's numbers.
-    events: FxHashMap<u64, Arc<State>>,
+    events: FxHashMap<u64, Arc<SharedEvent>>,
     /// States of destroyed events, with fences for the work that may still use them.
-    leaving: Vec<(Fence, Arc<State>)>,
+    leaving: Vec<(Fence, Arc<SharedEvent>)>,
 }
 
 /// The state of a shared event, in memory mapped by several processes.
-struct State {
+struct SharedEvent {
     page: *mut AtomicU64,
     file: OwnedFd,
 }
 
 // SAFETY: all access to the page is through atomics, and it stays mapped until this is dropped.
-unsafe impl Send for State {}
+unsafe impl Send for SharedEvent {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for State {}
+unsafe impl Sync for SharedEvent {}
 
-impl State {
-    fn map(file: OwnedFd) -> Result<State, Failure> {
+impl SharedEvent {
+    fn map(file: OwnedFd) -> Result<SharedEvent, Failure> {
         // SAFETY: the kernel chooses the address, so no existing mapping is replaced.
         let page = unsafe {
             libc::mmap(
@@ -76,7 +76,7 @@ impl State {
             return Err(system("the page of a shared event"));
         }
         let page = page.cast();
-        Ok(State { page, file })
+        Ok(SharedEvent { page, file })
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
@@ -97,7 +97,7 @@ impl State {
     }
 }
 
-impl Drop for State {
+impl Drop for SharedEvent {
     fn drop(&mut self) {
         // SAFETY: `map` mapped the page with this length, and no reference outlives `self`.
         unsafe { libc::munmap(self.page.cast(), PAGE_BYTES) };
@@ -107,7 +107,7 @@ impl Drop for State {
 /// A wait for an event's records, in this process and in others.
 struct SharedWait {
     here: Pending,
-    state: Arc<State>,
+    state: Arc<SharedEvent>,
     target: u64,
 }
 
@@ -183,7 +183,7 @@ impl Shares {
     }
 }
 
-fn done_op(state: &State, value: u64, action: Action) -> Op {
+fn done_op(state: &SharedEvent, value: u64, action: Action) -> Op {
     Op::Value(ValueOp {
         address: state.address() + size_of::<AtomicU64>() as u64,
         value,
@@ -420,7 +420,7 @@ impl Soft {
 
     /// Maps the state of a shared event, and lets streams use it.
     fn keep_state(&mut self, event: u64, file: OwnedFd) -> Result<(), Failure> {
-        let state = Arc::new(State::map(file)?);
+        let state = Arc::new(SharedEvent::map(file)?);
         // SAFETY: the page stays mapped until it is unregistered and everything submitted before
         // that is done.
         unsafe { self.gpu.register_host(state.address(), PAGE_BYTES as u64) }.map_err(failure)?;

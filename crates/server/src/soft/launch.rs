@@ -13,7 +13,7 @@ use crate::device::{Cx, Failure};
 
 /// The size of a launch.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
+pub(super) struct LaunchShape {
     pub(super) grid: [u32; 3],
     pub(super) block: [u32; 3],
     /// Dynamic shared memory, in bytes.
@@ -36,7 +36,7 @@ impl Soft {
         m: &messages::Launch<'_>,
     ) -> Result<(), Failure> {
         let asked = read_attributes(m.attributes)?;
-        let shape = Shape {
+        let shape = LaunchShape {
             grid: [m.grid_x, m.grid_y, m.grid_z],
             block: [m.block_x, m.block_y, m.block_z],
             shared_bytes: m.shared_bytes,
@@ -63,12 +63,12 @@ impl Soft {
     pub(super) fn prepare(
         &self,
         kernel: u64,
-        shape: Shape,
+        shape: LaunchShape,
         params: &[u8],
     ) -> Result<Launch, Failure> {
         let (facts, state) = self.facts(kernel)?;
         let name = state.code.name();
-        let Shape {
+        let LaunchShape {
             grid,
             block,
             shared_bytes,

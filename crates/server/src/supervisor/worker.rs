@@ -98,9 +98,9 @@ fn run_fresh(
         handshake::refuse(&mut stream, &error.to_string());
         return turned_away(&peer, &error);
     }
-    let spares_to_come = match ask_for_a_place(&mut control, hello.purpose, timeout) {
-        Ok(Place::Here { spares_to_come }) => spares_to_come,
-        Ok(Place::WithSpare(channel)) => {
+    let spares_to_come = match ask_supervisor(&mut control, hello.purpose, timeout) {
+        Ok(WorkerChoice::Here { spares_to_come }) => spares_to_come,
+        Ok(WorkerChoice::WithSpare(channel)) => {
             if hand_over(channel, &stream, &hello) {
                 return Ok(());
             }
@@ -278,7 +278,7 @@ impl Client {
     }
 }
 
-enum Place {
+enum WorkerChoice {
     Here {
         spares_to_come: u8,
     },
@@ -286,11 +286,11 @@ enum Place {
     WithSpare(OwnedFd),
 }
 
-fn ask_for_a_place(
+fn ask_supervisor(
     control: &mut UnixStream,
     purpose: Purpose,
     timeout: Duration,
-) -> Result<Place, Error> {
+) -> Result<WorkerChoice, Error> {
     let lost = |e: io::Error| Error::Refused(format!("the server is stopping ({e})"));
     let question = match purpose {
         Purpose::Session => limits::ASK_SESSION,
@@ -301,13 +301,13 @@ fn ask_for_a_place(
     let mut word = [0];
     let (_, fd) = pass_fd::receive(control, &mut word).map_err(lost)?;
     match (word[0], fd) {
-        (limits::ANSWER_HAND_OVER, Some(channel)) => Ok(Place::WithSpare(channel)),
+        (limits::ANSWER_HAND_OVER, Some(channel)) => Ok(WorkerChoice::WithSpare(channel)),
         (answer @ (limits::ANSWER_YES | limits::ANSWER_NO), None) => {
             let mut rest = Vec::new();
             control.read_to_end(&mut rest).map_err(lost)?;
             match answer {
                 limits::ANSWER_NO => Err(Error::Refused(String::from_utf8_lossy(&rest).into())),
-                _ => Ok(Place::Here {
+                _ => Ok(WorkerChoice::Here {
                     spares_to_come: rest.first().copied().unwrap_or_default(),
                 }),
             }

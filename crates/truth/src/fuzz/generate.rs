@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::{COUNTERS, LONGS, PREDICATES, Program, SHORTS, SLOT_BYTES, Step, WORDS};
 use crate::declare::{Check, Line};
-use crate::form::{Form, Kind, Role, Space};
+use crate::form::{Form, PtxType, Role, Space};
 use crate::values::Random;
 
 const DEPTH_MAX: usize = 3;
@@ -153,7 +153,12 @@ fn fits(form: &Form) -> bool {
     let floats = |kind| {
         matches!(
             kind,
-            Kind::F32 | Kind::F64 | Kind::F16 | Kind::F16x2 | Kind::Bf16 | Kind::Bf16x2
+            PtxType::F32
+                | PtxType::F64
+                | PtxType::F16
+                | PtxType::F16x2
+                | PtxType::Bf16
+                | PtxType::Bf16x2
         )
     };
     let rounded = [".rn", ".rz", ".rm", ".rp"]
@@ -164,7 +169,7 @@ fn fits(form: &Form) -> bool {
         return false;
     }
     // The NaN of a packed half is open here, and cannot easily be made unique.
-    let packed = |kind| matches!(kind, Kind::F16x2 | Kind::Bf16x2 | Kind::Bf16);
+    let packed = |kind| matches!(kind, PtxType::F16x2 | PtxType::Bf16x2 | PtxType::Bf16);
     if form.operands.iter().any(|o| packed(o.kind)) && matches!(name, "abs" | "neg") {
         return false;
     }
@@ -203,7 +208,7 @@ fn instance(form: &Form, random: &mut Random) -> String {
     let mut taken: Vec<String> = Vec::new();
     for operand in &form.operands {
         let letter = match operand.kind.register_bytes() {
-            _ if operand.kind == Kind::Pred => "p",
+            _ if operand.kind == PtxType::Pred => "p",
             8 => "l",
             2 => "h",
             _ => "r",
@@ -256,15 +261,15 @@ fn any_register(letter: &str, random: &mut Random) -> String {
 }
 
 /// Returns PTX that replaces every NaN by one, where the choice of NaN is open.
-fn one_nan(kind: Kind, register: &str) -> String {
+fn one_nan(kind: PtxType, register: &str) -> String {
     match kind {
-        Kind::F32 => format!(
+        PtxType::F32 => format!(
             "; testp.notanumber.f32 %tp1, {register}; selp.b32 {register}, 0x7fffffff, {register}, %tp1"
         ),
-        Kind::F64 => format!(
+        PtxType::F64 => format!(
             "; testp.notanumber.f64 %tp1, {register}; selp.b64 {register}, 0x7ff8000000000000, {register}, %tp1"
         ),
-        Kind::F16 => format!(
+        PtxType::F16 => format!(
             "; setp.nan.f16 %tp1, {register}, {register}; selp.b16 {register}, 0x7fff, {register}, %tp1"
         ),
         _ => String::new(),

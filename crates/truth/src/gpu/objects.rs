@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 
 use super::{Gpu, GpuError, Handle, checked};
-use crate::textures::{Geometry, Object, Place, Resource, Sampler, Setup, View};
+use crate::textures::{Geometry, Object, Resource, Sampler, Setup, Storage, View};
 
 /// `CUDA_ARRAY3D_LAYERED` and similar flags.
 const LAYERED: u32 = 0x01;
@@ -154,7 +154,7 @@ impl Gpu {
     }
 
     fn memory(&self, resource: &Resource) -> Result<Memory, GpuError> {
-        if resource.place != Place::Array {
+        if resource.storage != Storage::Array {
             return Ok(Memory::Plain(self.texels));
         }
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
@@ -268,7 +268,7 @@ impl Gpu {
             Memory::Mipmapped(array) => {
                 (desc.kind, desc.union[0]) = (MIPMAPPED_ARRAY, array as u64);
             }
-            Memory::Plain(address) if resource.place == Place::Linear => {
+            Memory::Plain(address) if resource.storage == Storage::Linear => {
                 desc.kind = LINEAR;
                 desc.union[..3].copy_from_slice(&[address, format, resource.level_bytes(0) as u64]);
             }

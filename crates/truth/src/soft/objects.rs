@@ -5,7 +5,7 @@ use outboard_ptx::texture::{
     AddressMode, Array, Bound, Channel, Cube, Mips, Sampler, Texels, Texture,
 };
 
-use crate::textures::{self, Format, Geometry, Mode, Object, Place, Resource, Setup, View};
+use crate::textures::{self, Format, Geometry, Mode, Object, Resource, Setup, Storage, View};
 
 /// The number that kernels receive.
 pub(super) const NUMBER: u64 = 0x0b1e_c700_0000_0001;
@@ -33,7 +33,7 @@ pub(super) fn bind(memory: &Memory, setup: &Setup) -> Result<Texture3d, String> 
                 Some(view) => viewed(&texels, view).ok_or("no such view")?,
             },
             sampler: self::sampler(sampler),
-            linear_memory: resource.place == Place::Linear,
+            linear_memory: resource.storage == Storage::Linear,
         }),
     };
     memory.bind(NUMBER, bound);

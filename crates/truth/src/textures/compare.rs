@@ -1,6 +1,6 @@
 //! Comparison of the software device with a recording, probe by probe.
 
-use super::exceptions::{self, Apart};
+use super::exceptions::{self, Tolerance};
 use super::probe::{POINT_WORDS, Probe, RESULT_WORDS};
 use crate::job::Outcome;
 use crate::recording::Recording;
@@ -42,7 +42,7 @@ pub fn probe(probe: &Probe, recording: &Recording, soft: &Soft) -> Verdict {
             let differences = differences(probe, &here, there);
             match exception {
                 _ if differences.is_empty() => Verdict::Agrees,
-                Some(e) if differences.iter().all(|d| within(d, e.apart)) => {
+                Some(e) if differences.iter().all(|d| within(d, e.tolerance)) => {
                     Verdict::Excepted(e.why, differences.len())
                 }
                 _ => Verdict::Differs(differences),
@@ -52,7 +52,7 @@ pub fn probe(probe: &Probe, recording: &Recording, soft: &Soft) -> Verdict {
             Verdict::Agrees
         }
         (here, there) => match (exception, here) {
-            (Some(e), _) if e.apart == Apart::Ends => Verdict::Excepted(e.why, 0),
+            (Some(e), _) if e.tolerance == Tolerance::NoResult => Verdict::Excepted(e.why, 0),
             (_, Outcome::Refused(why)) => Verdict::Refused(why),
             (_, here) => Verdict::Ends(format!("{} here, {} there", short(&here), short(there))),
         },
@@ -90,13 +90,13 @@ fn differences(probe: &Probe, here: &[u8], there: &[u8]) -> Vec<Difference> {
     found
 }
 
-fn within(difference: &Difference, apart: Apart) -> bool {
-    match (apart, difference) {
-        (Apart::Anyhow | Apart::Ends, _) => true,
-        (Apart::Most(most), &Difference::Result { here, there, .. }) => {
+fn within(difference: &Difference, tolerance: Tolerance) -> bool {
+    match (tolerance, difference) {
+        (Tolerance::AnyResult | Tolerance::NoResult, _) => true,
+        (Tolerance::AtMost(most), &Difference::Result { here, there, .. }) => {
             let [here, there] = [here, there].map(f32::from_bits);
             here.is_nan() && there.is_nan() || f64::from((here - there).abs()) <= most
         }
-        (Apart::Most(_), Difference::Texel { .. }) => false,
+        (Tolerance::AtMost(_), Difference::Texel { .. }) => false,
     }
 }

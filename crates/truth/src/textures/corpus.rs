@@ -2,7 +2,7 @@
 
 use super::probe::{Point, Probe, Wide};
 use super::{
-    Format, Geometry, Mode, Object, Pattern, Place, Resource, Sampler, Setup, corpus_forms,
+    Format, Geometry, Mode, Object, Pattern, Resource, Sampler, Setup, Storage, corpus_forms,
     corpus_mips, corpus_surfaces, points,
 };
 
@@ -29,7 +29,7 @@ pub fn probes() -> Vec<Probe> {
 }
 
 pub(super) const FLOAT: Resource = Resource {
-    place: Place::Array,
+    storage: Storage::Array,
     geometry: Geometry::D2,
     format: Format::Float,
     channels: 1,
@@ -371,7 +371,7 @@ fn memory(all: &mut Vec<Probe>) {
     for format in Format::ALL {
         for channels in [1, 4] {
             let resource = Resource {
-                place: Place::Linear,
+                storage: Storage::Linear,
                 geometry: Geometry::D1,
                 size: [37, 1, 1],
                 format,
@@ -396,7 +396,7 @@ fn memory(all: &mut Vec<Probe>) {
                 ));
             }
             let pitched = Resource {
-                place: Place::Pitched,
+                storage: Storage::Pitched,
                 geometry: Geometry::D2,
                 size: [7, 5, 1],
                 ..resource
@@ -422,7 +422,7 @@ fn memory(all: &mut Vec<Probe>) {
         }
     }
     let resource = Resource {
-        place: Place::Linear,
+        storage: Storage::Linear,
         geometry: Geometry::D1,
         size: [37, 1, 1],
         ..FLOAT

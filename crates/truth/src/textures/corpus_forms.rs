@@ -3,7 +3,7 @@
 use super::corpus::{BORDER, FLOAT, coordinates, of, points_of, probe, sampled, tex, texture};
 use super::probe::{POINT_WORDS, Point, Probe, Wide};
 use super::{
-    Format, Geometry, Mode, Object, Pattern, Place, Resource, Sampler, Setup, View, points,
+    Format, Geometry, Mode, Object, Pattern, Resource, Sampler, Setup, Storage, View, points,
 };
 
 pub(super) fn gathers(all: &mut Vec<Probe>) {
@@ -414,13 +414,13 @@ pub(super) fn questions(all: &mut Vec<Probe>) {
             }
         }
     }
-    for place in [Place::Linear, Place::Pitched] {
-        let geometry = match place {
-            Place::Linear => Geometry::D1,
+    for storage in [Storage::Linear, Storage::Pitched] {
+        let geometry = match storage {
+            Storage::Linear => Geometry::D1,
             _ => Geometry::D2,
         };
         let resource = Resource {
-            place,
+            storage,
             ..of(geometry)
         };
         ask(all, texture(resource, Sampler::PLAIN), &questions);

@@ -1,23 +1,23 @@
 //! Known differences from a GPU, with their reasons and bounds.
 
 use super::probe::Probe;
-use super::{Format, Mode, Object, Pattern, Place};
+use super::{Format, Mode, Object, Pattern, Storage};
 
 /// A group of probes whose results differ from the recorded ones.
 pub struct Exception {
     pub why: &'static str,
     covers: fn(&Probe, &str) -> bool,
-    pub apart: Apart,
+    pub tolerance: Tolerance,
 }
 
 /// The bound of a difference.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Apart {
+pub enum Tolerance {
     /// Results, read as floats, differ by at most this.
-    Most(f64),
-    Anyhow,
+    AtMost(f64),
+    AnyResult,
     /// One of the two may even give no results.
-    Ends,
+    NoResult,
 }
 
 /// For a probe, the first exception that covers it applies.
@@ -27,12 +27,12 @@ pub const EXCEPTIONS: &[Exception] = &[
         covers: |p, _| {
             let r = &p.setup.resource;
             let g = r.geometry;
-            r.place == Place::Array
+            r.storage == Storage::Array
                 && p.setup.object != Object::Surface
                 && g.dimensions() == 2
                 && (g.is_layered() || g.is_cube())
         },
-        apart: Apart::Ends,
+        tolerance: Tolerance::NoResult,
     },
     Exception {
         why: "the same of surfaces",
@@ -40,12 +40,12 @@ pub const EXCEPTIONS: &[Exception] = &[
             let g = p.setup.resource.geometry;
             p.setup.object == Object::Surface && g.dimensions() == 2 && g.is_layered()
         },
-        apart: Apart::Ends,
+        tolerance: Tolerance::NoResult,
     },
     Exception {
         why: "stores of registers without a value: to be recorded again",
         covers: |_, text| text.starts_with("sust.b") && !text.contains(".b32"),
-        apart: Apart::Anyhow,
+        tolerance: Tolerance::AnyResult,
     },
     Exception {
         why: "the driver's compiler has no such questions for objects in registers",
@@ -55,27 +55,27 @@ pub const EXCEPTIONS: &[Exception] = &[
                     .iter()
                     .any(|known| text.contains(known))
         },
-        apart: Apart::Ends,
+        tolerance: Tolerance::NoResult,
     },
     Exception {
         why: "refused: a level with coordinates of texels, of which a GPU's answers are not those of the number",
         covers: |_, text| text.starts_with("tex.level") && text.contains(".s32"),
-        apart: Apart::Ends,
+        tolerance: Tolerance::NoResult,
     },
     Exception {
         why: "refused: 64-bit texels of sured.p",
         covers: |_, text| text.starts_with("sured.p") && text.contains("b64"),
-        apart: Apart::Ends,
+        tolerance: Tolerance::NoResult,
     },
     Exception {
         why: "a view of other sizes than the level has is refused by a driver",
         covers: |p, _| matches!(p.setup.object, Object::Texture(_, Some(view)) if view.levels[0] > 0),
-        apart: Apart::Ends,
+        tolerance: Tolerance::NoResult,
     },
     Exception {
         why: "gradients: how a GPU takes their length and logarithm, and samples along them, is not known",
         covers: |p, text| text.starts_with("tex.grad") && p.setup.resource.levels > 1,
-        apart: Apart::Anyhow,
+        tolerance: Tolerance::AnyResult,
     },
     Exception {
         why: "where levels lie without normalised coordinates is not known",
@@ -83,14 +83,14 @@ pub const EXCEPTIONS: &[Exception] = &[
             p.setup.resource.levels > 1
                 && matches!(p.setup.object, Object::Texture(s, _) if !s.normalised)
         },
-        apart: Apart::Anyhow,
+        tolerance: Tolerance::AnyResult,
     },
     Exception {
         why: "the height of a level of lines that is not there",
         covers: |p, text| {
             text.starts_with("txq.level.height") && p.setup.resource.geometry.is_layered()
         },
-        apart: Apart::Anyhow,
+        tolerance: Tolerance::AnyResult,
     },
     Exception {
         why: "levels of texels at a clamped edge are shared out otherwise, now and then",
@@ -98,12 +98,12 @@ pub const EXCEPTIONS: &[Exception] = &[
             p.setup.resource.levels > 1
                 && matches!(p.setup.object, Object::Texture(s, _) if s.mip_linear && s.modes[0] == Mode::Clamp)
         },
-        apart: Apart::Most(0.03),
+        tolerance: Tolerance::AtMost(0.03),
     },
     Exception {
         why: "sRGB by its formula; a GPU has a table",
         covers: |p, _| matches!(p.setup.object, Object::Texture(s, _) if s.srgb),
-        apart: Apart::Most(0.01),
+        tolerance: Tolerance::AtMost(0.01),
     },
     Exception {
         why: "halves that are not numbers, as a filter makes them and as they are stored",
@@ -111,34 +111,34 @@ pub const EXCEPTIONS: &[Exception] = &[
             text.starts_with("sust.p") && p.setup.resource.format == Format::Half
                 || p.setup.resource.pattern == Pattern::Special
         },
-        apart: Apart::Anyhow,
+        tolerance: Tolerance::AnyResult,
     },
     Exception {
         why: "a filtered half rounded once more",
         covers: |_, text| text.contains("f16"),
-        apart: Apart::Anyhow,
+        tolerance: Tolerance::AnyResult,
     },
     Exception {
         why: "offsets outside of -8 to 7, which PTX leaves undefined, along a line",
         covers: |p, text| text.starts_with("tex.1d") && p.tried.contains("offsets"),
-        apart: Apart::Anyhow,
+        tolerance: Tolerance::AnyResult,
     },
     Exception {
         why: "one weight in twenty of boxes is 1/256 apart",
         covers: |p, _| filters(p) && p.setup.resource.geometry.dimensions() == 3,
-        apart: Apart::Most(0.13),
+        tolerance: Tolerance::AtMost(0.13),
     },
     Exception {
         why: "sums with a border of 10^10 are rounded otherwise",
         covers: |p, _| {
             filters(p) && matches!(p.setup.object, Object::Texture(s, _) if s.border[2] > 1e6)
         },
-        apart: Apart::Most(2048.0),
+        tolerance: Tolerance::AtMost(2048.0),
     },
     Exception {
         why: "filtered halves are one step of the largest apart, now and then",
         covers: |p, _| filters(p) && p.setup.resource.format == Format::Half,
-        apart: Apart::Most(0.25),
+        tolerance: Tolerance::AtMost(0.25),
     },
     Exception {
         why: "the most negative byte, filtered with others",
@@ -146,17 +146,17 @@ pub const EXCEPTIONS: &[Exception] = &[
             let r = &p.setup.resource;
             filters(p) && r.format == Format::S8 && r.pattern == Pattern::Counted
         },
-        apart: Apart::Most(0.008),
+        tolerance: Tolerance::AtMost(0.008),
     },
     Exception {
         why: "filtered fractions are a few steps of 16 bits apart, now and then",
         covers: |p, _| filters(p) && p.setup.resource.format.bytes() < 4,
-        apart: Apart::Most(4.0 / 32_000.0),
+        tolerance: Tolerance::AtMost(4.0 / 32_000.0),
     },
     Exception {
         why: "sums of floats are rounded otherwise",
         covers: |p, _| filters(p),
-        apart: Apart::Most(1e-6),
+        tolerance: Tolerance::AtMost(1e-6),
     },
 ];
 

@@ -120,7 +120,7 @@ impl Format {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Storage {
     Array,
     Linear,
     Pitched,
@@ -144,7 +144,7 @@ pub const PITCH_BYTES: usize = 512;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resource {
-    pub place: Place,
+    pub storage: Storage,
     pub geometry: Geometry,
     pub format: Format,
     pub channels: usize,
@@ -168,8 +168,8 @@ impl Resource {
     /// Returns the distance between two rows, in bytes.
     pub fn pitch_bytes(&self, level: usize) -> usize {
         let row = self.level_size(level)[0] * self.texel_bytes();
-        match self.place {
-            Place::Pitched => row.next_multiple_of(PITCH_BYTES),
+        match self.storage {
+            Storage::Pitched => row.next_multiple_of(PITCH_BYTES),
             _ => row,
         }
     }
@@ -240,7 +240,7 @@ const FLOATS: [u32; 10] = [
 impl fmt::Display for Resource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [w, h, d] = self.size;
-        write!(f, "{:?} {} {w}x{h}x{d}", self.place, self.geometry.name(),)?;
+        write!(f, "{:?} {} {w}x{h}x{d}", self.storage, self.geometry.name(),)?;
         if self.layers > 1 {
             write!(f, "x{}", self.layers)?;
         }

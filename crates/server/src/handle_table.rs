@@ -8,14 +8,14 @@ use crate::device::Failure;
 pub const OBJECTS_MAX: usize = 1 << 22;
 
 /// A table from the client's numbers to the device's own objects, for one kind of handle.
-pub struct Shadow<T> {
+pub struct HandleTable<T> {
     kind: &'static str,
     objects: FxHashMap<u64, T>,
 }
 
-impl<T> Shadow<T> {
-    pub fn new(kind: &'static str) -> Shadow<T> {
-        Shadow {
+impl<T> HandleTable<T> {
+    pub fn new(kind: &'static str) -> HandleTable<T> {
+        HandleTable {
             kind,
             objects: FxHashMap::default(),
         }
