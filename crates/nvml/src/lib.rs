@@ -18,6 +18,10 @@
 //! not asked again for a second, so no call hangs.
 
 mod calls;
+#[cfg(not(feature = "virtual-clock"))]
+mod clock;
+#[cfg(feature = "virtual-clock")]
+pub mod clock;
 pub mod entry;
 mod guard;
 mod log;

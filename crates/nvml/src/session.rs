@@ -25,7 +25,7 @@ use outboard_wire::{
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
-    log,
+    clock, log,
     types::{Result, nvmlReturn_t},
 };
 
@@ -115,7 +115,7 @@ pub(crate) fn snapshot(age: Age) -> Result<Arc<Snapshot>> {
         Age::Any => Duration::MAX,
     };
     match &state.snapshot {
-        Some(known) if known.detail >= age.detail() && known.taken.elapsed() <= limit => {
+        Some(known) if known.detail >= age.detail() && clock::now() - known.taken <= limit => {
             Ok(Arc::clone(known))
         }
         _ => state
@@ -175,7 +175,7 @@ impl State {
     /// Takes a new snapshot. Errors have been reported on stderr when this returns.
     fn refresh(&mut self, detail: u32) -> std::result::Result<Arc<Snapshot>, ()> {
         static SAID: AtomicBool = AtomicBool::new(false);
-        let resting = |failed: &Instant| failed.elapsed() < Duration::from_millis(RETRY_MS);
+        let resting = |failed: &Instant| clock::now() - *failed < Duration::from_millis(RETRY_MS);
         if self.failed.as_ref().is_some_and(resting) {
             return Err(());
         }
@@ -188,7 +188,7 @@ impl State {
                 let snapshot = Arc::new(Snapshot {
                     content,
                     detail,
-                    taken: Instant::now(),
+                    taken: clock::now(),
                     taken_us: i64::try_from(since_1970.as_micros()).unwrap_or(i64::MAX),
                 });
                 self.failed = None;
@@ -197,7 +197,7 @@ impl State {
             }
             Err(error) => {
                 self.connection = None;
-                self.failed = Some(Instant::now());
+                self.failed = Some(clock::now());
                 if SAID.swap(true, Ordering::Relaxed) {
                     log::debug(error);
                 } else {

@@ -21,7 +21,7 @@ fn no_server() {
         String::new(),
     ] {
         // A failure is not retried at once.
-        std::thread::sleep(Duration::from_millis(1_050));
+        let_it_rest();
         use_server(&url);
         let start = Instant::now();
         assert_eq!(init(), nvmlReturn_t::DRIVER_NOT_LOADED, "{url}");
@@ -32,7 +32,7 @@ fn no_server() {
             start.elapsed()
         );
     }
-    std::thread::sleep(Duration::from_millis(1_050));
+    let_it_rest();
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_server_that_goes_and_comes_back() {
         start.elapsed()
     );
     let _server = Server::at(&endpoint, well());
-    std::thread::sleep(Duration::from_millis(1_050));
+    let_it_rest();
     assert_eq!(ask(nvmlDeviceGetPowerUsage, gpu), Ok(123_456));
     assert_eq!(shutdown(), nvmlReturn_t::SUCCESS);
 }
@@ -103,7 +103,7 @@ fn a_server_that_answers_badly() {
                 start.elapsed()
             );
             session.server.set(well());
-            std::thread::sleep(Duration::from_millis(1_050));
+            let_it_rest();
             assert_eq!(ask(nvmlDeviceGetPowerUsage, gpu), Ok(123_456));
         }
     }
@@ -121,5 +121,5 @@ fn a_server_that_does_not_answer_is_given_up() {
         "{:?}",
         start.elapsed()
     );
-    std::thread::sleep(Duration::from_millis(1_050));
+    let_it_rest();
 }

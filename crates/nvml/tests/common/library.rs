@@ -7,7 +7,7 @@ use std::{
 };
 
 use outboard_link::LinkKind;
-use outboard_nvml::{entry::*, types::*};
+use outboard_nvml::{clock::advance, entry::*, types::*};
 
 use super::{Answer, Server, two_devices};
 
@@ -93,6 +93,12 @@ pub(crate) fn text(call: TextCall, of: nvmlDevice_t, room: u32) -> Result<String
     }
 }
 
+/// Moves the clock on until a failed server is asked again.
+pub(crate) fn let_it_rest() {
+    advance(Duration::from_millis(1_050));
+}
+
+/// Moves the clock on until a snapshot is too old.
 pub(crate) fn pause_until_stale() {
-    std::thread::sleep(Duration::from_millis(120));
+    advance(Duration::from_millis(120));
 }

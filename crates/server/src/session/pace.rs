@@ -37,7 +37,10 @@ impl Pace {
 
     /// Returns how long to wait for a message before the device is polled again.
     pub(super) fn next_wait(&mut self) -> Wait {
-        let now = Instant::now();
+        self.next_wait_at(Instant::now())
+    }
+
+    fn next_wait_at(&mut self, now: Instant) -> Wait {
         let since = *self.idle_since.get_or_insert(now);
         let waited = now - since;
         if waited < self.spin {
@@ -82,11 +85,12 @@ mod tests {
 
     #[test]
     fn spins_first_and_again_after_work() {
-        let mut pace = Pace::new();
-        assert_eq!(pace.next_wait(), Wait::Poll);
-        thread::sleep(Duration::from_millis(2));
-        assert!(matches!(pace.next_wait(), Wait::Until(_)));
+        let (mut pace, start) = (Pace::new(), Instant::now());
+        assert_eq!(pace.next_wait_at(start), Wait::Poll);
+        let later = start + Duration::from_millis(2);
+        let asleep = sleep_after(later - start, pace.is_few_cores);
+        assert_eq!(pace.next_wait_at(later), Wait::Until(later + asleep));
         pace.worked();
-        assert_eq!(pace.next_wait(), Wait::Poll);
+        assert_eq!(pace.next_wait_at(later), Wait::Poll);
     }
 }
