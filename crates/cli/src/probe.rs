@@ -40,8 +40,8 @@ struct Findings {
     release: &'static str,
     connections: u8,
     idle: RoundTrips,
-    one_connection: Bandwidth,
-    several_connections: Bandwidth,
+    one_connection: ProbedBandwidth,
+    several_connections: ProbedBandwidth,
     /// While several connections carry all they can, each way.
     loaded_there: RoundTrips,
     loaded_back: RoundTrips,
@@ -69,7 +69,7 @@ struct RoundTrips {
 }
 
 #[derive(Serialize)]
-struct Bandwidth {
+struct ProbedBandwidth {
     /// To the server.
     there_gbit_per_s: f64,
     back_gbit_per_s: f64,
@@ -94,7 +94,7 @@ pub(crate) fn probe(args: ProbeArgs) -> anyhow::Result<ExitCode> {
     let span = Duration::from_secs(args.seconds.into()) / PHASES;
     let mut first = Server::query(&endpoint)?;
     let idle = round_trips(&mut first, span, &AtomicBool::new(false))?;
-    let one_connection = Bandwidth {
+    let one_connection = ProbedBandwidth {
         there_gbit_per_s: carry(&mut first, Way::There, span)?,
         back_gbit_per_s: carry(&mut first, Way::Back, span)?,
     };
@@ -111,7 +111,7 @@ pub(crate) fn probe(args: ProbeArgs) -> anyhow::Result<ExitCode> {
         connections: args.connections,
         idle,
         one_connection,
-        several_connections: Bandwidth {
+        several_connections: ProbedBandwidth {
             there_gbit_per_s,
             back_gbit_per_s,
         },
@@ -135,7 +135,7 @@ fn judge(
     args: &ProbeArgs,
     constants: &Constants,
     idle: &RoundTrips,
-    one_connection: &Bandwidth,
+    one_connection: &ProbedBandwidth,
 ) -> anyhow::Result<Vec<Judged>> {
     let gbit_per_s = one_connection
         .there_gbit_per_s
@@ -257,7 +257,7 @@ impl RoundTrips {
     }
 }
 
-impl Bandwidth {
+impl ProbedBandwidth {
     fn text(&self) -> String {
         format!(
             "{} there   {} back",

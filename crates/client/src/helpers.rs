@@ -20,19 +20,19 @@ const PIECES_MIN: usize = 3;
 
 #[derive(Default)]
 pub(crate) struct Helpers {
-    pool: OnceLock<Option<Arc<Pool>>>,
+    pool: OnceLock<Option<Arc<HelperPool>>>,
     /// Number of helpers; `None` for as many as the machine's cores allow.
     count: Option<usize>,
 }
 
-struct Pool {
-    state: Mutex<State>,
+struct HelperPool {
+    state: Mutex<PoolState>,
     /// Signalled when a job comes or goes.
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     job: Option<Job>,
     /// Number of helpers that work on the job.
     inside: usize,
@@ -104,11 +104,11 @@ impl Helpers {
         }
     }
 
-    fn pool(&self) -> Option<&Arc<Pool>> {
+    fn pool(&self) -> Option<&Arc<HelperPool>> {
         let start = || {
             let by_cores = (outboard_link::cores::count() / CORES_A_HELPER).min(HELPERS_MAX);
             let helpers = self.count.unwrap_or(by_cores);
-            let pool = Arc::new(Pool {
+            let pool = Arc::new(HelperPool {
                 state: Mutex::default(),
                 changed: Condvar::new(),
             });
@@ -124,7 +124,7 @@ impl Helpers {
     }
 }
 
-impl Pool {
+impl HelperPool {
     /// Runs a job on this thread and helpers. There is one job at a time: a second caller copies
     /// alone.
     fn run(&self, participate: &(dyn Fn() + Sync)) {
@@ -182,7 +182,7 @@ impl Pool {
 }
 
 /// Withdraws the job and waits for the helpers that run it.
-struct Leave<'p>(Option<&'p Pool>);
+struct Leave<'p>(Option<&'p HelperPool>);
 
 impl Drop for Leave<'_> {
     fn drop(&mut self) {
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     fn helpers(threads: usize) -> Helpers {
-        let pool = Arc::new(Pool {
+        let pool = Arc::new(HelperPool {
             state: Mutex::default(),
             changed: Condvar::new(),
         });

@@ -20,6 +20,7 @@
 #![allow(clippy::missing_safety_doc)]
 
 mod activity;
+mod backoff;
 mod calls;
 mod emulate;
 mod entry;
@@ -27,11 +28,10 @@ mod exit;
 mod guard;
 mod helpers;
 mod integrity;
-mod landing;
 mod log;
-mod naps;
 mod notes;
 mod optimise;
+mod receive;
 mod record;
 mod session;
 mod state;

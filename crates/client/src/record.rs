@@ -18,7 +18,7 @@ use outboard_wire::frame::{HEADER_BYTES, copy_in_len, copy_out_len};
 use crate::{entry::CALLS, guard, optimise, state::driver, thread};
 
 /// A call that is being recorded.
-pub(crate) struct Begun {
+pub(crate) struct RecordedCall {
     live: &'static Live,
     start: Ticks,
     about: Numbered,
@@ -39,14 +39,14 @@ static AT_LOAD: extern "C" fn() = at_load;
 
 /// Begins a call.
 #[cold]
-pub(crate) fn begin(subject: &Subject) -> Option<Begun> {
+pub(crate) fn begin(subject: &Subject) -> Option<RecordedCall> {
     let live = live::begin(CALLS.len())?;
     let here = thread::here();
     let outer = (
         here.request_bytes.replace(0),
         here.response_bytes.replace(0),
     );
-    Some(Begun {
+    Some(RecordedCall {
         live,
         about: live.numbered(subject),
         outer,
@@ -57,7 +57,7 @@ pub(crate) fn begin(subject: &Subject) -> Option<Begun> {
 
 /// Ends a call of this kind.
 #[cold]
-pub(crate) fn end(number: usize, kind: usize, begun: Begun, result: CUresult) {
+pub(crate) fn end(number: usize, kind: usize, begun: RecordedCall, result: CUresult) {
     const CLASSES: [Class; 4] = [
         Class::Local,
         Class::Outstanding,
@@ -75,7 +75,7 @@ pub(crate) fn refused(number: usize, result: CUresult) {
     }
 }
 
-fn make(number: usize, class: Class, begun: Begun, result: CUresult) {
+fn make(number: usize, class: Class, begun: RecordedCall, result: CUresult) {
     let here = thread::here();
     let made = Made {
         start: begun.start,

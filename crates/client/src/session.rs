@@ -44,8 +44,8 @@ use self::{
     batch::Batch,
     lanes::{Held, Lanes},
 };
-pub(crate) use crate::landing::{Landing, Rows, Sink};
-use crate::{guard, landing::landed, log, notes, optimise, record, stats};
+pub(crate) use crate::receive::{ReceiveBuffer, Rows, Sink};
+use crate::{guard, log, notes, optimise, receive::finish, record, stats};
 
 pub(crate) struct Session {
     sender: Mutex<Sender>,
@@ -73,7 +73,7 @@ pub(crate) struct Session {
     lost_context: AtomicU32,
     next_fd_tag: AtomicU32,
     /// Number of expected replies whose bytes go straight into the program's memory.
-    landing: AtomicUsize,
+    receiving: AtomicUsize,
     /// Number of things that can arrive while no thread waits.
     unattended: AtomicUsize,
     attend: (Mutex<bool>, Condvar),
@@ -94,8 +94,8 @@ struct Expected {
     sink: Sink,
     /// It may arrive on a data connection.
     on_lane: bool,
-    /// Its bytes are arriving; the [`Landed`] that receives them completes the group.
-    is_landing: bool,
+    /// Its bytes are arriving; the [`ReceiveSegment`] that receives them completes the group.
+    is_receiving: bool,
 }
 
 impl Session {
@@ -126,7 +126,7 @@ impl Session {
             faulted: AtomicBool::new(false),
             lost_context: AtomicU32::new(0),
             next_fd_tag: AtomicU32::new(1),
-            landing: AtomicUsize::new(0),
+            receiving: AtomicUsize::new(0),
             unattended: AtomicUsize::new(0),
             attend: (Mutex::new(false), Condvar::new()),
             fds,
@@ -203,9 +203,9 @@ impl Session {
         context: u64,
         message: &M,
         group: &Arc<Group>,
-        landing: Landing,
+        buffer: ReceiveBuffer,
     ) -> Result<(), CUresult> {
-        self.ask_over(true, context, message, group, Sink::Memory(landing))
+        self.ask_over(true, context, message, group, Sink::Memory(buffer))
     }
 
     fn ask_over<'a, M: Op<'a>>(
@@ -221,7 +221,7 @@ impl Session {
         self.send_batch()?;
         if guard::is_recorded() {
             let data = match &sink {
-                Sink::Memory(landing) => REPLY_DATA_AT - HEADER_BYTES + landing.rows.bytes(),
+                Sink::Memory(buffer) => REPLY_DATA_AT - HEADER_BYTES + buffer.rows.bytes(),
                 _ => 0,
             };
             record::answered(data, 1);
@@ -229,7 +229,7 @@ impl Session {
         let token = self.mint_token();
         let lands = matches!(sink, Sink::Memory(_));
         if lands {
-            self.landing.fetch_add(1, Ordering::AcqRel);
+            self.receiving.fetch_add(1, Ordering::AcqRel);
         }
         if on_lane {
             self.lanes.awaited.fetch_add(1, Ordering::AcqRel);
@@ -240,7 +240,7 @@ impl Session {
                 group: group.clone(),
                 sink,
                 on_lane,
-                is_landing: false,
+                is_receiving: false,
             },
         );
         let sent = match on_lane {
@@ -250,7 +250,7 @@ impl Session {
         sent.inspect_err(|_| {
             self.waiters.lock().remove(&token);
             if lands {
-                self.landing.fetch_sub(1, Ordering::AcqRel);
+                self.receiving.fetch_sub(1, Ordering::AcqRel);
             }
             if on_lane {
                 self.lanes.awaited.fetch_sub(1, Ordering::AcqRel);
@@ -339,11 +339,11 @@ impl Session {
         let token = copied_to(head, len)?;
         let mut waiters = self.waiters.lock();
         let expected = waiters.get_mut(&token)?;
-        let Sink::Memory(landing) = &expected.sink else {
+        let Sink::Memory(buffer) = &expected.sink else {
             return None;
         };
-        let memory = landing.whole(len - REPLY_DATA_AT, &expected.group)?;
-        expected.is_landing = true;
+        let memory = buffer.whole(len - REPLY_DATA_AT, &expected.group)?;
+        expected.is_receiving = true;
         Some(Destination {
             skip: REPLY_DATA_AT,
             memory: Box::new(memory),
@@ -376,7 +376,7 @@ impl Session {
         let (lands, on_lane) = (matches!(expected.sink, Sink::Memory(_)), expected.on_lane);
         let settled = self.settle(header, reader, tail, expected);
         if lands {
-            self.landing.fetch_sub(1, Ordering::AcqRel);
+            self.receiving.fetch_sub(1, Ordering::AcqRel);
         }
         if on_lane {
             self.lanes.awaited.fetch_sub(1, Ordering::AcqRel);
@@ -398,7 +398,7 @@ impl Session {
             if status.is_sticky() {
                 self.set_fault(status);
             }
-            if let Sink::Memory(Landing { detached: true, .. }) = expected.sink {
+            if let Sink::Memory(ReceiveBuffer { detached: true, .. }) = expected.sink {
                 self.set_fault(status);
                 self.attended();
             }
@@ -413,22 +413,22 @@ impl Session {
         match expected.sink {
             Sink::Group => expected.group.complete(Ok(reader.rest().to_vec())),
             Sink::Nowhere(_) => expected.group.complete(Ok(Vec::new())),
-            Sink::Memory(landing) => {
+            Sink::Memory(buffer) => {
                 if header.placed & FROM_GPU != 0 {
-                    self.was_read_from_gpu(&landing);
+                    self.was_read_from_gpu(&buffer);
                 }
                 let result = match tail {
-                    None if header.placed & WRITTEN != 0 => self.was_written(&landing),
+                    None if header.placed & WRITTEN != 0 => self.was_written(&buffer),
                     // The data was received into its destination.
-                    Some(tail) => landed(tail),
+                    Some(tail) => finish(tail),
                     None => {
                         let data = reader
                             .bytes("copied data")
                             .map_err(|error| self.lost(error))?;
-                        landing.land(data)
+                        buffer.write(data)
                     }
                 };
-                if landing.detached {
+                if buffer.detached {
                     self.attended();
                 }
                 expected.group.complete(result.map(|()| Vec::new()));
@@ -477,7 +477,7 @@ impl Session {
             let expected: Vec<Expected> = self.waiters.lock().drain().map(|(_, e)| e).collect();
             // Memory that the kernel may still be filling is returned to the program only after
             // that.
-            for one in expected.into_iter().filter(|one| !one.is_landing) {
+            for one in expected.into_iter().filter(|one| !one.is_receiving) {
                 one.group
                     .complete(Err(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE));
             }

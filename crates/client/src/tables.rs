@@ -21,15 +21,15 @@ use crate::{
     state::{self, driver},
 };
 
-type Slot = *const c_void;
+type FunctionSlot = *const c_void;
 
 /// A table of function addresses, not written after its creation.
-struct Table(Vec<Slot>);
+struct PrivateTable(Vec<FunctionSlot>);
 
 // SAFETY: read-only addresses of functions, and one number.
-unsafe impl Sync for Table {}
+unsafe impl Sync for PrivateTable {}
 // SAFETY: as above.
-unsafe impl Send for Table {}
+unsafe impl Send for PrivateTable {}
 
 const SLOTS_MAX: usize = 128;
 
@@ -53,7 +53,7 @@ const MODULE_ITERATOR: u128 = 0x6e16_3fbe_b958_444d_835c_e182_aff1_991e;
 /// Returns the table of an id; NULL and an error for an unserved id, so that no caller jumps to a
 /// random address.
 pub(crate) fn find(id: &CUuuid) -> Result<*const c_void, CUresult> {
-    static TABLES: OnceLock<Vec<(u128, Table)>> = OnceLock::new();
+    static TABLES: OnceLock<Vec<(u128, PrivateTable)>> = OnceLock::new();
     if id.bytes == ACTIVITY_TABLE {
         return Ok((&raw const activity::TABLE).cast());
     }
@@ -109,16 +109,16 @@ fn has_clusters() -> bool {
     driver().is_ok_and(|d| d.attribute(0, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) >= 9)
 }
 
-fn make() -> Vec<(u128, Table)> {
-    let sized = |slots: usize, filled: &[(usize, Slot)]| {
-        let mut table = vec![refuse as Slot; slots.min(SLOTS_MAX)];
-        table[0] = (slots * size_of::<Slot>()) as Slot;
+fn make() -> Vec<(u128, PrivateTable)> {
+    let sized = |slots: usize, filled: &[(usize, FunctionSlot)]| {
+        let mut table = vec![refuse as FunctionSlot; slots.min(SLOTS_MAX)];
+        table[0] = (slots * size_of::<FunctionSlot>()) as FunctionSlot;
         for (slot, function) in filled {
             table[*slot] = *function;
         }
-        Table(table)
+        PrivateTable(table)
     };
-    let load = cudart_load_module as Slot;
+    let load = cudart_load_module as FunctionSlot;
     vec![
         (
             CUDART_INTERFACE,
@@ -126,11 +126,11 @@ fn make() -> Vec<(u128, Table)> {
                 13,
                 &[
                     (1, load),
-                    (2, cudart_primary_context as Slot),
+                    (2, cudart_primary_context as FunctionSlot),
                     (6, load),
-                    (7, ignore as Slot),
+                    (7, ignore as FunctionSlot),
                     (8, load),
-                    (12, succeed as Slot),
+                    (12, succeed as FunctionSlot),
                 ],
             ),
         ),
@@ -139,38 +139,56 @@ fn make() -> Vec<(u128, Table)> {
             sized(
                 7,
                 &[
-                    (1, activity::runtime as Slot),
-                    (2, hooks_buffer_large as Slot),
-                    (3, ignore as Slot),
-                    (4, ignore as Slot),
-                    (5, ignore as Slot),
-                    (6, hooks_buffer_small as Slot),
+                    (1, activity::runtime as FunctionSlot),
+                    (2, hooks_buffer_large as FunctionSlot),
+                    (3, ignore as FunctionSlot),
+                    (4, ignore as FunctionSlot),
+                    (5, ignore as FunctionSlot),
+                    (6, hooks_buffer_small as FunctionSlot),
                 ],
             ),
         ),
-        (TOOLS_TLS, sized(3, &[(2, tls_current_context as Slot)])),
+        (
+            TOOLS_TLS,
+            sized(3, &[(2, tls_current_context as FunctionSlot)]),
+        ),
         (
             CONTEXT_LOCAL_STORAGE,
-            Table(vec![
-                storage_put as Slot,
-                storage_delete as Slot,
-                storage_get as Slot,
-                refuse as Slot,
+            PrivateTable(vec![
+                storage_put as FunctionSlot,
+                storage_delete as FunctionSlot,
+                storage_get as FunctionSlot,
+                refuse as FunctionSlot,
             ]),
         ),
         (
             CONTEXT_CHECKS,
-            sized(15, &[(2, checks_context as Slot), (3, checks_zero as Slot)]),
+            sized(
+                15,
+                &[
+                    (2, checks_context as FunctionSlot),
+                    (3, checks_zero as FunctionSlot),
+                ],
+            ),
         ),
         (
             INTEGRITY_CHECK,
-            sized(3, &[(1, integrity_value as Slot), (2, succeed as Slot)]),
+            sized(
+                3,
+                &[
+                    (1, integrity_value as FunctionSlot),
+                    (2, succeed as FunctionSlot),
+                ],
+            ),
         ),
         (
             CLUSTER_TOPOLOGY,
             sized(
                 17,
-                &[(4, topology_get as Slot), (13, topology_free as Slot)],
+                &[
+                    (4, topology_get as FunctionSlot),
+                    (13, topology_free as FunctionSlot),
+                ],
             ),
         ),
         (
@@ -178,13 +196,16 @@ fn make() -> Vec<(u128, Table)> {
             sized(
                 93,
                 &[
-                    (4, stream_id_context as Slot),
-                    (39, stream_id_of_private as Slot),
-                    (51, stream_id_private as Slot),
+                    (4, stream_id_context as FunctionSlot),
+                    (39, stream_id_of_private as FunctionSlot),
+                    (51, stream_id_private as FunctionSlot),
                 ],
             ),
         ),
-        (MODULE_ITERATOR, sized(99, &[(7, module_functions as Slot)])),
+        (
+            MODULE_ITERATOR,
+            sized(99, &[(7, module_functions as FunctionSlot)]),
+        ),
     ]
 }
 
@@ -291,7 +312,7 @@ unsafe extern "C" fn integrity_value(version: u32, unix_seconds: u64, out: *mut 
         let addresses = integrity::Addresses {
             cudart_interface: address(CUDART_INTERFACE)?,
             integrity_check: address(INTEGRITY_CHECK)?,
-            function: integrity_value as Slot as u64,
+            function: integrity_value as FunctionSlot as u64,
         };
         // Called before cuInit too; the public calls then report no device, and so does this.
         let devices = driver().map(|d| d.cards()).unwrap_or_default();

@@ -91,7 +91,7 @@ const NAME_BYTES_MAX: usize = 4096;
 
 /// One process, as nvidia-smi reads it.
 #[repr(C)]
-struct Process {
+struct ProcessRecord {
     pid: u32,
     used_gpu_memory: u64,
     gpu_instance_id: u32,
@@ -101,8 +101,8 @@ struct Process {
 }
 
 const _: () = {
-    assert!(size_of::<Process>() == 4128);
-    assert!(std::mem::offset_of!(Process, name) == 32);
+    assert!(size_of::<ProcessRecord>() == 4128);
+    assert!(std::mem::offset_of!(ProcessRecord, name) == 32);
 };
 
 /// An entry of unknown purpose. It reads none of its arguments.
@@ -129,7 +129,7 @@ unsafe extern "C" fn handle_by_index(index: u32, device: *mut nvmlDevice_t) -> n
 unsafe extern "C" fn processes<const SLOT: usize>(
     device: nvmlDevice_t,
     count: *mut u32,
-    processes: *mut Process,
+    processes: *mut ProcessRecord,
 ) -> nvmlReturn_t {
     guard(|| {
         let found = Device::find(device, Age::Now)?;
@@ -144,13 +144,13 @@ unsafe extern "C" fn processes<const SLOT: usize>(
     })
 }
 
-fn process(of: &NvmlProcess) -> Process {
+fn process(of: &NvmlProcess) -> ProcessRecord {
     let mut name = [0; NAME_BYTES_MAX];
     let text = without_nul(of.name.as_deref().unwrap_or_default());
     for (to, from) in name.iter_mut().zip(text).take(NAME_BYTES_MAX - 1) {
         *to = *from as c_char;
     }
-    Process {
+    ProcessRecord {
         pid: of.pid,
         used_gpu_memory: of.used_bytes.unwrap_or(VALUE_NOT_AVAILABLE),
         gpu_instance_id: NO_INSTANCE,

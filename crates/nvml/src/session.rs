@@ -97,7 +97,7 @@ pub(crate) fn shutdown() -> Result {
     let mut state = lock();
     match REFERENCES.load(Ordering::Acquire) {
         0 => return Err(nvmlReturn_t::UNINITIALIZED),
-        1 => *state = State::default(),
+        1 => *state = SessionState::default(),
         _ => {}
     }
     REFERENCES.fetch_sub(1, Ordering::AcqRel);
@@ -125,13 +125,13 @@ pub(crate) fn snapshot(age: Age) -> Result<Arc<Snapshot>> {
 }
 
 /// One process's connection and state.
-struct Process {
+struct ProcessSession {
     pid: u32,
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
 }
 
 #[derive(Default)]
-struct State {
+struct SessionState {
     connection: Option<Connection>,
     snapshot: Option<Arc<Snapshot>>,
     failed: Option<Instant>,
@@ -139,17 +139,17 @@ struct State {
 
 /// Locks this process's state. A forked child gets a state of its own: it can use neither the
 /// parent's connection nor a lock that another thread of the parent held.
-fn lock() -> MutexGuard<'static, State> {
-    static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
+fn lock() -> MutexGuard<'static, SessionState> {
+    static PROCESS: AtomicPtr<ProcessSession> = AtomicPtr::new(ptr::null_mut());
     let pid = std::process::id();
     let mut seen = PROCESS.load(Ordering::Acquire);
     loop {
         // SAFETY: null, or a box that was leaked below and is never freed.
-        let known: Option<&'static Process> = unsafe { seen.as_ref() };
+        let known: Option<&'static ProcessSession> = unsafe { seen.as_ref() };
         if let Some(process) = known.filter(|p| p.pid == pid) {
             return process.state.lock();
         }
-        let new = Box::into_raw(Box::new(Process {
+        let new = Box::into_raw(Box::new(ProcessSession {
             pid,
             state: Mutex::default(),
         }));
@@ -171,7 +171,7 @@ fn lock() -> MutexGuard<'static, State> {
     }
 }
 
-impl State {
+impl SessionState {
     /// Takes a new snapshot. Errors have been reported on stderr when this returns.
     fn refresh(&mut self, detail: u32) -> std::result::Result<Arc<Snapshot>, ()> {
         static SAID: AtomicBool = AtomicBool::new(false);

@@ -26,7 +26,7 @@ use outboard_model::{Constants, show_ns};
 use super::{
     CASE_MS, CASE_QUICK_MS, Interrupt, Interrupted, ROUNDS, ROUNDS_QUICK, SAMPLES_MAX,
     SAMPLES_QUICK_MAX, Setting,
-    cases::{Raw, Receiver, Work},
+    cases::{Operation, RawExchange, Receiver},
     is_loopback,
     side::Side,
     socket,
@@ -40,21 +40,21 @@ const EXIT_INTERRUPTED: u8 = 130;
 
 const LONG_BYTES: usize = 16 << 20;
 
-const WORKS: [Work; 10] = [
-    Work::ContextDevice,
-    Work::LaunchBetween,
-    Work::ToDeviceCall { bytes: SMALL_BYTES },
-    Work::ToDeviceCall { bytes: LARGE_BYTES },
-    Work::LaunchQueued,
-    Work::LaunchSynchronize,
+const WORKS: [Operation; 10] = [
+    Operation::ContextDevice,
+    Operation::LaunchBetween,
+    Operation::ToDeviceCall { bytes: SMALL_BYTES },
+    Operation::ToDeviceCall { bytes: LARGE_BYTES },
+    Operation::LaunchQueued,
+    Operation::LaunchSynchronize,
     to_device(LARGE_BYTES, false),
     to_device(LONG_BYTES, false),
     to_device(LARGE_BYTES, true),
     to_device(LONG_BYTES, true),
 ];
 
-const fn to_device(bytes: usize, pinned: bool) -> Work {
-    Work::ToDevice { bytes, pinned }
+const fn to_device(bytes: usize, pinned: bool) -> Operation {
+    Operation::ToDevice { bytes, pinned }
 }
 
 /// Durations per call of each of [`WORKS`], in nanoseconds.
@@ -101,9 +101,12 @@ fn measure_here(args: &CalibrateArgs, interrupt: &Interrupt) -> anyhow::Result<C
     };
     let mut setting = Setting::new(&targets, 1, interrupt)?;
     if args.gpu.is_none() {
-        setting
-            .places
-            .retain(|place| place.url.as_ref().is_none_or(|url| is_kind(url, args.link)));
+        setting.targets.retain(|target| {
+            target
+                .url
+                .as_ref()
+                .is_none_or(|url| is_kind(url, args.link))
+        });
     }
     let mut sides = setting.sides(interrupt)?;
     let measured =
@@ -115,7 +118,7 @@ fn measure_here(args: &CalibrateArgs, interrupt: &Interrupt) -> anyhow::Result<C
     };
     let side = sides.last().context("there is no server to measure")?;
     let url = side
-        .place
+        .target
         .url
         .as_ref()
         .context("there is no server to measure")?;
@@ -183,7 +186,7 @@ fn extent(is_quick: bool) -> (usize, usize, Duration) {
 
 fn plain_round_trip(is_quick: bool) -> anyhow::Result<f64> {
     let (_, samples, budget) = extent(is_quick);
-    let ping = Raw::RoundTrip {
+    let ping = RawExchange::RoundTrip {
         receiver: Receiver::Usual,
     };
     let ns = socket::measure(ping, samples, budget).context("a plain tcp connection")?;

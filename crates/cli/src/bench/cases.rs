@@ -33,17 +33,17 @@ pub(super) struct Case {
     pub(super) name: String,
     /// Name in the table.
     pub(super) title: String,
-    pub(super) work: Work,
+    pub(super) work: Operation,
     /// Bytes for computing a bandwidth.
     pub(super) bytes: Option<u64>,
     /// The least exchange of a plain socket that the case would need.
-    pub(super) raw: Option<Raw>,
+    pub(super) raw: Option<RawExchange>,
 }
 
 /// The work that a worker times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Work {
+pub(super) enum Operation {
     ContextDevice,
     MemoryInfo,
     EventRecord,
@@ -90,7 +90,7 @@ pub(super) enum Work {
 
 /// The exchange that is timed on a plain socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Raw {
+pub(super) enum RawExchange {
     /// [`PING_BYTES`](super::socket::PING_BYTES) each way.
     RoundTrip { receiver: Receiver },
     /// `bytes` one way, and a byte back at the end.
@@ -123,7 +123,7 @@ pub(super) const BANDWIDTH_BYTES_MIN: u64 = 64 << 10;
 const COPY_BYTES: [usize; 6] = [4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, COPY_BYTES_MAX];
 const COPY_BYTES_QUICK: [usize; 3] = [4, 64 << 10, 16 << 20];
 
-const ROUND_TRIP: Option<Raw> = Some(Raw::RoundTrip {
+const ROUND_TRIP: Option<RawExchange> = Some(RawExchange::RoundTrip {
     receiver: Receiver::Usual,
 });
 
@@ -145,145 +145,154 @@ fn calls_and_launches() -> Vec<Case> {
             Calls,
             "context_device",
             "cuCtxGetDevice",
-            Work::ContextDevice,
+            Operation::ContextDevice,
             None,
         ),
-        (Calls, "memory_info", "cuMemGetInfo", Work::MemoryInfo, None),
+        (
+            Calls,
+            "memory_info",
+            "cuMemGetInfo",
+            Operation::MemoryInfo,
+            None,
+        ),
         (
             Calls,
             "event_record",
             "cuEventRecord",
-            Work::EventRecord,
+            Operation::EventRecord,
             None,
         ),
         (
             Calls,
             "event_query_done",
             "cuEventQuery, done",
-            Work::EventQueryDone,
+            Operation::EventQueryDone,
             None,
         ),
         (
             Calls,
             "event_query_pending",
             "cuEventQuery, pending",
-            Work::EventQueryPending,
+            Operation::EventQueryPending,
             None,
         ),
         (
             Calls,
             "stream_query_done",
             "cuStreamQuery, done",
-            Work::StreamQueryDone,
+            Operation::StreamQueryDone,
             None,
         ),
         (
             Calls,
             "event_create_destroy",
             "cuEventCreate + Destroy",
-            Work::EventCreateDestroy,
+            Operation::EventCreateDestroy,
             None,
         ),
         (
             Calls,
             "allocate",
             "cuMemAlloc + Free, 1 MiB",
-            Work::Allocate,
+            Operation::Allocate,
             None,
         ),
         (
             Calls,
             "allocate_async",
             "cuMemAllocAsync + FreeAsync",
-            Work::AllocateAsync,
+            Operation::AllocateAsync,
             None,
         ),
         (
             Waits,
             "synchronize_idle",
             "cuCtxSynchronize, idle",
-            Work::SynchronizeIdle,
+            Operation::SynchronizeIdle,
             None,
         ),
         (
             Waits,
             "launch_synchronize",
             "launch + synchronise",
-            Work::LaunchSynchronize,
+            Operation::LaunchSynchronize,
             ROUND_TRIP,
         ),
         (
             Waits,
             "synchronize_after_launch",
             "cuStreamSynchronize behind a launch",
-            Work::SynchronizeAfterLaunch,
+            Operation::SynchronizeAfterLaunch,
             ROUND_TRIP,
         ),
         (
             Launches,
             "launch_queued",
             "launch, 1,000 queued",
-            Work::LaunchQueued,
+            Operation::LaunchQueued,
             None,
         ),
         (
             Launches,
             "launch_call",
             "launch, the call alone",
-            Work::LaunchCall,
+            Operation::LaunchCall,
             None,
         ),
         (
             Launches,
             "launch_queued_20",
             "launch, 20 parameters, queued",
-            Work::LaunchQueued20,
+            Operation::LaunchQueued20,
             None,
         ),
         (
             Graphs,
             "graph_queued",
             "graph of 20 kernels, 100 queued",
-            Work::GraphQueued,
+            Operation::GraphQueued,
             None,
         ),
         (
             Graphs,
             "graph_call",
             "graph of 20 kernels, the call alone",
-            Work::GraphCall,
+            Operation::GraphCall,
             None,
         ),
         (
             Graphs,
             "graph_synchronize",
             "graph of 20 kernels + synchronise",
-            Work::GraphSynchronize,
+            Operation::GraphSynchronize,
             ROUND_TRIP,
         ),
         (
             Item,
             "item_pinned",
             "4 bytes to pinned memory",
-            Work::ItemPinned,
+            Operation::ItemPinned,
             ROUND_TRIP,
         ),
         (
             Item,
             "item_pageable",
             "4 bytes to pageable memory",
-            Work::ItemPageable,
+            Operation::ItemPageable,
             ROUND_TRIP,
         ),
     ];
-    let case = |(group, name, title, work, raw): (Group, &str, &str, Work, Option<Raw>)| Case {
-        group,
-        name: name.into(),
-        title: title.into(),
-        work,
-        bytes: None,
-        raw,
-    };
+    let case =
+        |(group, name, title, work, raw): (Group, &str, &str, Operation, Option<RawExchange>)| {
+            Case {
+                group,
+                name: name.into(),
+                title: title.into(),
+                work,
+                bytes: None,
+                raw,
+            }
+        };
     rows.into_iter().map(case).collect()
 }
 
@@ -298,8 +307,12 @@ fn copies(quick: bool) -> Vec<Case> {
         let memory = if pinned { "pinned" } else { "pageable" };
         for &bytes in sizes {
             let ways = [
-                ("to_device", "to device", Work::ToDevice { bytes, pinned }),
-                ("to_host", "to host", Work::ToHost { bytes, pinned }),
+                (
+                    "to_device",
+                    "to device",
+                    Operation::ToDevice { bytes, pinned },
+                ),
+                ("to_host", "to host", Operation::ToHost { bytes, pinned }),
             ];
             cases.extend(ways.map(|(name, title, work)| Case {
                 group: Group::Copies,
@@ -308,7 +321,7 @@ fn copies(quick: bool) -> Vec<Case> {
                 work,
                 bytes: Some(bytes as u64),
                 raw: match bytes as u64 >= BANDWIDTH_BYTES_MIN {
-                    true => Some(Raw::OneWay { bytes }),
+                    true => Some(RawExchange::OneWay { bytes }),
                     false => ROUND_TRIP,
                 },
             }));
@@ -318,7 +331,7 @@ fn copies(quick: bool) -> Vec<Case> {
         group: Group::Memset,
         name: format!("memset_{bytes}"),
         title: format!("{} cuMemsetD8Async + synchronise", size(bytes)),
-        work: Work::Memset { bytes },
+        work: Operation::Memset { bytes },
         bytes: Some(bytes as u64),
         raw: ROUND_TRIP,
     }));
@@ -331,9 +344,9 @@ fn socket(quick: bool) -> Vec<Case> {
         group: Group::Socket,
         name: name.into(),
         title: title.into(),
-        work: Work::Nothing,
+        work: Operation::Nothing,
         bytes: None,
-        raw: Some(Raw::RoundTrip { receiver }),
+        raw: Some(RawExchange::RoundTrip { receiver }),
     };
     vec![
         ping(
@@ -350,9 +363,9 @@ fn socket(quick: bool) -> Vec<Case> {
             group: Group::Socket,
             name: format!("socket_one_way_{large}"),
             title: format!("{} one way", size(large)),
-            work: Work::Nothing,
+            work: Operation::Nothing,
             bytes: Some(large as u64),
-            raw: Some(Raw::OneWay { bytes: large }),
+            raw: Some(RawExchange::OneWay { bytes: large }),
         },
     ]
 }
@@ -388,7 +401,7 @@ mod tests {
     fn work_travels_as_json() {
         for case in cases(&[], false) {
             let text = serde_json::to_string(&case.work).unwrap();
-            assert_eq!(serde_json::from_str::<Work>(&text).unwrap(), case.work);
+            assert_eq!(serde_json::from_str::<Operation>(&text).unwrap(), case.work);
         }
     }
 

@@ -56,7 +56,7 @@ pub(crate) enum Carrier {
 }
 
 #[derive(Serialize)]
-struct Results {
+struct EmulationResults {
     format: u32,
     release: &'static str,
     time_s: u64,
@@ -119,7 +119,7 @@ struct Rate {
 
 pub(super) fn emulate(args: EmulateArgs, interrupt: &Interrupt) -> anyhow::Result<ExitCode> {
     let json = args.json.as_deref().map(Output::open).transpose()?;
-    let mut results = Results::new(&args)?;
+    let mut results = EmulationResults::new(&args)?;
     let measured = results.measure(interrupt);
     results.conclude();
     results.complete = measured.is_ok();
@@ -133,9 +133,9 @@ pub(super) fn emulate(args: EmulateArgs, interrupt: &Interrupt) -> anyhow::Resul
     measured.map(|()| ExitCode::SUCCESS)
 }
 
-impl Results {
-    fn new(args: &EmulateArgs) -> anyhow::Result<Results> {
-        let mut results = Results {
+impl EmulationResults {
+    fn new(args: &EmulateArgs) -> anyhow::Result<EmulationResults> {
+        let mut results = EmulationResults {
             format: FORMAT,
             release: env!("CARGO_PKG_VERSION"),
             time_s: now_s(),

@@ -57,7 +57,7 @@ pub(crate) enum LinkOf {
 }
 
 #[derive(Serialize)]
-struct Results {
+struct LinkResults {
     format: u32,
     release: &'static str,
     time_s: u64,
@@ -68,8 +68,8 @@ struct Results {
     rdma_server: String,
     rdma_client: String,
     round_trips: Vec<RoundTrip>,
-    bandwidths: Vec<Bandwidth>,
-    raw: Option<Raw>,
+    bandwidths: Vec<LinkBandwidth>,
+    raw: Option<PerftestFigures>,
 }
 
 #[derive(Serialize)]
@@ -88,7 +88,7 @@ struct RoundTrip {
 }
 
 #[derive(Serialize)]
-struct Bandwidth {
+struct LinkBandwidth {
     link: LinkOf,
     bytes: usize,
     median_bps: Option<f64>,
@@ -97,7 +97,7 @@ struct Bandwidth {
 
 /// Results of perftest on the same devices.
 #[derive(Default, Serialize)]
-struct Raw {
+struct PerftestFigures {
     /// Twice the typical latency of `ib_write_lat` and `ib_send_lat`, with 64 bytes.
     write_round_trip_ns: Option<f64>,
     send_round_trip_ns: Option<f64>,
@@ -121,7 +121,7 @@ pub(super) fn link(args: LinkArgs, interrupt: &Interrupt) -> anyhow::Result<Exit
             .filter(|&link| link != LinkOf::Rdma || has_rdma(&args))
             .collect(),
     };
-    let mut results = Results::new(&args, &only);
+    let mut results = LinkResults::new(&args, &only);
     let measured = results.measure(&args, &only, interrupt);
     results.complete = measured.is_ok();
     results.conclude();
@@ -138,8 +138,8 @@ fn has_rdma(args: &LinkArgs) -> bool {
     !args.rdma.is_empty() || outboard_link::rdma_devices().is_ok()
 }
 
-impl Results {
-    fn new(args: &LinkArgs, only: &[LinkOf]) -> Results {
+impl LinkResults {
+    fn new(args: &LinkArgs, only: &[LinkOf]) -> LinkResults {
         let round_trip = |&link: &LinkOf| {
             ROUND_TRIP_BYTES.map(|bytes| RoundTrip {
                 link,
@@ -155,14 +155,14 @@ impl Results {
             })
         };
         let bandwidth = |&link: &LinkOf| {
-            STREAM_BYTES.map(|bytes| Bandwidth {
+            STREAM_BYTES.map(|bytes| LinkBandwidth {
                 link,
                 bytes,
                 median_bps: None,
                 rounds_bps: Vec::new(),
             })
         };
-        Results {
+        LinkResults {
             format: FORMAT,
             release: env!("CARGO_PKG_VERSION"),
             time_s: now_s(),
@@ -205,8 +205,8 @@ impl Results {
             }
             // In turns as well, since a machine's load varies.
             if is_beside_raw {
-                raws.push(Raw::measure(args)?);
-                self.raw = Some(Raw::of(&raws));
+                raws.push(PerftestFigures::measure(args)?);
+                self.raw = Some(PerftestFigures::of(&raws));
             }
         }
         Ok(())
@@ -320,8 +320,8 @@ fn pair(link: LinkOf, args: &LinkArgs) -> anyhow::Result<Pair> {
     Pair::between(folder, &endpoint, seen, None)
 }
 
-impl Raw {
-    fn measure(args: &LinkArgs) -> anyhow::Result<Raw> {
+impl PerftestFigures {
+    fn measure(args: &LinkArgs) -> anyhow::Result<PerftestFigures> {
         let typical = |tool: &str| -> anyhow::Result<Option<f64>> {
             let size = RAW_BYTES.to_string();
             let columns = perftest(tool, args, &["-s", &size, "-n", "1000"])?;
@@ -333,28 +333,28 @@ impl Raw {
         let depth = RAW_DEPTH.to_string();
         let write = ["-s", "1048576", "-n", "100", "-t", &depth];
         let columns = perftest("ib_write_bw", args, &write)?;
-        Ok(Raw {
+        Ok(PerftestFigures {
             write_round_trip_ns,
             send_round_trip_ns,
             // Bytes, iterations, peak, average: in units of 2^20 bytes per second.
             write_bps: columns.get(3).map(|mib| 8.0 * mib * f64::from(1 << 20)),
-            ..Raw::default()
+            ..PerftestFigures::default()
         })
     }
 }
 
-impl Raw {
+impl PerftestFigures {
     /// Returns the median of each value over the rounds.
-    fn of(rounds: &[Raw]) -> Raw {
-        let of = |what: fn(&Raw) -> Option<f64>| {
+    fn of(rounds: &[PerftestFigures]) -> PerftestFigures {
+        let of = |what: fn(&PerftestFigures) -> Option<f64>| {
             let values: Vec<f64> = rounds.iter().filter_map(what).collect();
             median(&values)
         };
-        Raw {
+        PerftestFigures {
             write_round_trip_ns: of(|raw| raw.write_round_trip_ns),
             send_round_trip_ns: of(|raw| raw.send_round_trip_ns),
             write_bps: of(|raw| raw.write_bps),
-            ..Raw::default()
+            ..PerftestFigures::default()
         }
     }
 }

@@ -54,8 +54,8 @@ pub(crate) use emulate::Carrier;
 pub(crate) use link::LinkOf;
 pub(crate) use report::time;
 use report::{Report, Row};
-use server::Server;
-use side::{Place, Refused, Side};
+use server::BenchServer;
+use side::{Refused, Side, Target};
 pub(crate) use statistics::{median, quantile, sorted};
 pub(crate) use worker::worker;
 
@@ -127,7 +127,7 @@ fn measure_all(
 ) -> anyhow::Result<()> {
     let has_loopback = sides
         .iter()
-        .any(|side| side.place.url.as_ref().is_some_and(is_loopback));
+        .any(|side| side.target.url.as_ref().is_some_and(is_loopback));
     let mut group = None;
     for case in cases(&args.only, args.quick) {
         if case.raw.is_some() && !has_loopback && case.group == Group::Socket {
@@ -155,7 +155,7 @@ fn measure(
         true => (SAMPLES_QUICK_MAX, Duration::from_millis(CASE_QUICK_MS)),
         false => (SAMPLES_MAX, Duration::from_millis(CASE_MS)),
     };
-    let is_call = case.work != cases::Work::Nothing;
+    let is_call = case.work != cases::Operation::Nothing;
     let mut times = vec![Ok(Vec::new()); sides.len()];
     let mut raw_times = Vec::new();
     for round in 0..rounds {
@@ -184,30 +184,26 @@ fn measure(
 
 /// The servers to measure, and the addresses of the workers.
 struct Setting {
-    server: Option<Server>,
+    server: Option<BenchServer>,
     /// The local GPU first, if there is one.
-    places: Vec<Place>,
+    targets: Vec<Target>,
     folder: PathBuf,
 }
 
 impl Setting {
-    fn new(
-        targets: &BenchTargets,
-        sessions: usize,
-        interrupt: &Interrupt,
-    ) -> anyhow::Result<Setting> {
+    fn new(args: &BenchTargets, sessions: usize, interrupt: &Interrupt) -> anyhow::Result<Setting> {
         let folder = libraries::folder()?;
-        for endpoint in &targets.gpu {
+        for endpoint in &args.gpu {
             peer::greet(endpoint)?;
         }
-        let levels: Vec<Option<String>> = match targets.optimise.as_slice() {
+        let levels: Vec<Option<String>> = match args.optimise.as_slice() {
             [] => vec![None],
             levels => levels.iter().map(|level| Some(level.to_string())).collect(),
         };
         // Each address holds its sessions while the others have theirs.
         const OWN_ENDPOINTS: usize = 2;
-        let server = match targets.gpu.is_empty() {
-            true => Some(Server::start(
+        let server = match args.gpu.is_empty() {
+            true => Some(BenchServer::start(
                 sessions * OWN_ENDPOINTS * levels.len(),
                 interrupt,
             )?),
@@ -215,11 +211,11 @@ impl Setting {
         };
         let endpoints = server
             .as_ref()
-            .map_or(&targets.gpu, |server| &server.endpoints);
-        let mut places = Vec::new();
-        if !targets.no_local {
+            .map_or(&args.gpu, |server| &server.endpoints);
+        let mut targets = Vec::new();
+        if !args.no_local {
             match local(&folder, interrupt) {
-                Ok(place) => places.push(place),
+                Ok(target) => targets.push(target),
                 Err(error) if error.is::<Interrupted>() => return Err(error),
                 Err(error) => eprintln!(
                     "outboard: nothing local to compare with: {}",
@@ -229,8 +225,8 @@ impl Setting {
         }
         for endpoint in endpoints {
             for level in &levels {
-                places.push(Place {
-                    name: place_name(endpoint, endpoints, level.as_deref()),
+                targets.push(Target {
+                    name: target_name(endpoint, endpoints, level.as_deref()),
                     url: Some(endpoint.clone()),
                     optimise: level.clone(),
                 });
@@ -238,14 +234,14 @@ impl Setting {
         }
         Ok(Setting {
             server,
-            places,
+            targets,
             folder,
         })
     }
 
     fn sides(&mut self, interrupt: &Interrupt) -> anyhow::Result<Vec<Side>> {
-        let start = |place| Side::start(place, &self.folder, interrupt);
-        let sides: anyhow::Result<Vec<Side>> = self.places.iter().map(start).collect();
+        let start = |target| Side::start(target, &self.folder, interrupt);
+        let sides: anyhow::Result<Vec<Side>> = self.targets.iter().map(start).collect();
         sides.map_err(|error| self.explain(error))
     }
 
@@ -261,14 +257,14 @@ impl Setting {
 }
 
 /// Returns this machine's own driver, if it works.
-fn local(folder: &Path, interrupt: &Interrupt) -> anyhow::Result<Place> {
+fn local(folder: &Path, interrupt: &Interrupt) -> anyhow::Result<Target> {
     DeviceKind::Nvidia.check().map_err(anyhow::Error::msg)?;
-    let place = Place {
+    let target = Target {
         name: "local".into(),
         url: None,
         optimise: None,
     };
-    let side = Side::start(&place, folder, interrupt)?;
+    let side = Side::start(&target, folder, interrupt)?;
     // Outboard's own library, found by another path, must not count as the real driver.
     let ours = libraries::CUDA.find()?.canonicalize()?;
     if Path::new(&side.ready.library)
@@ -277,12 +273,12 @@ fn local(folder: &Path, interrupt: &Interrupt) -> anyhow::Result<Place> {
     {
         anyhow::bail!("what the loader finds as this machine's driver is Outboard's own");
     }
-    Ok(place)
+    Ok(target)
 }
 
 /// Returns the name of a side: `shm`, `tcp`, `rdma`, or the whole address if there are several of a
 /// kind; and the level, if one is given.
-fn place_name(endpoint: &Endpoint, all: &[Endpoint], level: Option<&str>) -> String {
+fn target_name(endpoint: &Endpoint, all: &[Endpoint], level: Option<&str>) -> String {
     let kind = |endpoint: &Endpoint| match endpoint {
         Endpoint::Shm(_) => "shm",
         Endpoint::Rdma { .. } => "rdma",
@@ -394,10 +390,10 @@ mod tests {
     fn places_are_told_apart() {
         let url = |text: &str| text.parse::<Endpoint>().unwrap();
         let one = [url("shm:///a"), url("tcp://h:1")];
-        assert_eq!(place_name(&one[0], &one, None), "shm");
-        assert_eq!(place_name(&one[1], &one, Some("sync")), "tcp sync");
+        assert_eq!(target_name(&one[0], &one, None), "shm");
+        assert_eq!(target_name(&one[1], &one, Some("sync")), "tcp sync");
         let two = [url("tcp://a:1"), url("tcp://b:2")];
-        assert_eq!(place_name(&two[1], &two, None), "tcp://b:2");
+        assert_eq!(target_name(&two[1], &two, None), "tcp://b:2");
     }
 
     #[test]

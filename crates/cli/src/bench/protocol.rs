@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::cases::Work;
+use super::cases::Operation;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -10,7 +10,7 @@ pub(super) enum Request {
     /// Times the work until there are `samples` samples or the time is used up; one sample at
     /// least.
     Run {
-        work: Work,
+        work: Operation,
         samples: usize,
         budget_ms: u64,
     },

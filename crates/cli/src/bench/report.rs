@@ -9,7 +9,7 @@ use outboard_link::Endpoint;
 use serde::Serialize;
 
 use super::{
-    cases::{BANDWIDTH_BYTES_MIN, Case, Group, Raw},
+    cases::{BANDWIDTH_BYTES_MIN, Case, Group, RawExchange},
     is_loopback,
     side::Side,
     statistics::Figures,
@@ -122,15 +122,15 @@ pub(super) fn now_s() -> u64 {
 impl Report {
     pub(super) fn new(rounds: usize, quick: bool, sides: &[Side]) -> Report {
         let about = |side: &Side| About {
-            name: side.place.name.clone(),
-            url: side.place.url.as_ref().map(ToString::to_string),
-            optimise: side.place.optimise.clone(),
+            name: side.target.name.clone(),
+            url: side.target.url.as_ref().map(ToString::to_string),
+            optimise: side.target.optimise.clone(),
             device: side.ready.device.clone(),
             driver_version: side.ready.driver_version,
             connect_ms: side.ready.connect_ns as f64 / 1e6,
             first_result_ms: side.ready.first_result_ns as f64 / 1e6,
-            has_raw: side.place.url.as_ref().is_some_and(is_loopback),
-            is_elsewhere: matches!(&side.place.url, Some(url @ Endpoint::Tcp { .. }) if !is_loopback(url)),
+            has_raw: side.target.url.as_ref().is_some_and(is_loopback),
+            is_elsewhere: matches!(&side.target.url, Some(url @ Endpoint::Tcp { .. }) if !is_loopback(url)),
         };
         Report {
             format: FORMAT,
@@ -232,12 +232,12 @@ impl Row {
             .iter()
             .map(|rounds| Figures::new(rounds.as_ref().ok()?))
             .collect();
-        let local = sides.iter().position(|side| side.place.url.is_none());
+        let local = sides.iter().position(|side| side.target.url.is_none());
         let cell = |(at, side): (usize, &Side)| {
             let Some(figures) = all[at].clone() else {
                 let error = times[at].as_ref().err()?.clone();
                 return Some(Cell {
-                    side: side.place.name.clone(),
+                    side: side.target.name.clone(),
                     error: Some(error),
                     ..Cell::default()
                 });
@@ -245,18 +245,18 @@ impl Row {
             let local = local
                 .filter(|local| *local != at)
                 .and_then(|at| all[at].as_ref());
-            let has_raw = side.place.url.as_ref().is_some_and(is_loopback);
+            let has_raw = side.target.url.as_ref().is_some_and(is_loopback);
             let raw = raw.as_ref().filter(|_| has_raw);
             Some(Cell {
-                side: side.place.name.clone(),
+                side: side.target.name.clone(),
                 bytes: case.bytes,
                 ratio_to_local: local.and_then(|local| figures.ratio_to(local)),
                 gigabytes_per_s: case.bytes.map(|bytes| bytes as f64 / figures.median_ns),
                 over_raw_ns: raw
-                    .filter(|_| matches!(case.raw, Some(Raw::RoundTrip { .. })))
+                    .filter(|_| matches!(case.raw, Some(RawExchange::RoundTrip { .. })))
                     .map(|raw| figures.median_ns - raw.median_ns),
                 share_of_raw: raw
-                    .filter(|_| matches!(case.raw, Some(Raw::OneWay { .. })))
+                    .filter(|_| matches!(case.raw, Some(RawExchange::OneWay { .. })))
                     .and_then(|raw| figures.ratio_to(raw))
                     .map(|ratio| 1.0 / ratio),
                 figures: Some(figures),
@@ -270,7 +270,7 @@ impl Row {
             bytes: case.bytes,
             raw_bytes: case
                 .bytes
-                .filter(|_| matches!(case.raw, Some(Raw::OneWay { .. }))),
+                .filter(|_| matches!(case.raw, Some(RawExchange::OneWay { .. }))),
             sides: sides.iter().enumerate().filter_map(cell).collect(),
             raw,
         }

@@ -27,15 +27,15 @@ const TICK: Duration = Duration::from_millis(50);
 const LOG_LINES_MAX: usize = 12;
 
 /// A server of this release on a shm address and a tcp port that only the bench knows.
-pub(super) struct Server {
+pub(super) struct BenchServer {
     child: Child,
     pub(super) endpoints: Vec<Endpoint>,
     log: PathBuf,
     _folder: TempDir,
 }
 
-impl Server {
-    pub(super) fn start(sessions_max: usize, interrupt: &Interrupt) -> anyhow::Result<Server> {
+impl BenchServer {
+    pub(super) fn start(sessions_max: usize, interrupt: &Interrupt) -> anyhow::Result<BenchServer> {
         let folder = tempfile::Builder::new()
             .prefix("outboard-bench-")
             .tempdir()
@@ -70,7 +70,7 @@ impl Server {
         unsafe { command.pre_exec(prepare) };
         let mut child = command.spawn().context("starting the server")?;
         let stdout = child.stdout.take().context("a server without output")?;
-        let mut server = Server {
+        let mut server = BenchServer {
             child,
             endpoints: Vec::new(),
             log,
@@ -112,7 +112,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for BenchServer {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
             // Not reaped yet, so the pid is still its own.

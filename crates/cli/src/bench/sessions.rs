@@ -11,11 +11,11 @@ use serde::Serialize;
 
 use super::{
     Interrupt, Interrupted, Output, Setting,
-    cases::Work,
+    cases::Operation,
     print,
     processes::{Usage, Watch, family},
     report::{Machine, now_s, time},
-    side::{Place, Side, Starting},
+    side::{Side, Starting, Target},
     statistics::{median, quantile, sorted},
 };
 use crate::args::SessionsArgs;
@@ -36,7 +36,7 @@ const BUSY_QUICK_MS: u64 = 200;
 const BUSY_SAMPLES: usize = usize::MAX;
 
 #[derive(Serialize)]
-struct Results {
+struct SessionResults {
     format: u32,
     release: &'static str,
     time_s: u64,
@@ -96,7 +96,7 @@ pub(super) fn sessions(args: SessionsArgs, interrupt: &Interrupt) -> anyhow::Res
         .copied()
         .unwrap_or(0);
     let mut setting = Setting::new(&args.targets, usize::from(most) + 1, interrupt)?;
-    let mut results = Results {
+    let mut results = SessionResults {
         format: FORMAT,
         release: env!("CARGO_PKG_VERSION"),
         time_s: now_s(),
@@ -133,17 +133,21 @@ pub(super) fn sessions(args: SessionsArgs, interrupt: &Interrupt) -> anyhow::Res
     }
 }
 
-impl Results {
+impl SessionResults {
     fn is_empty(&self) -> bool {
         self.idle.is_empty() && self.busy.is_empty()
     }
 
     /// Records a failure and continues, if only this number of sessions was impossible.
-    fn fail(&mut self, place: &Place, count: u16, error: anyhow::Error) -> anyhow::Result<()> {
+    fn fail(&mut self, target: &Target, count: u16, error: anyhow::Error) -> anyhow::Result<()> {
         if error.is::<Interrupted>() {
             return Err(error);
         }
-        let why = format!("{}, {count} sessions: {}", place.name, crate::whole(&error));
+        let why = format!(
+            "{}, {count} sessions: {}",
+            target.name,
+            crate::whole(&error)
+        );
         print(&format!("{why}\n"))?;
         self.errors.push(why);
         Ok(())
@@ -154,26 +158,26 @@ fn measure(
     setting: &mut Setting,
     args: &SessionsArgs,
     idle_counts: &[u16],
-    results: &mut Results,
+    results: &mut SessionResults,
     interrupt: &Interrupt,
 ) -> anyhow::Result<()> {
-    let places = setting.places.clone();
+    let targets = setting.targets.clone();
     // It sees the memory of the whole GPU.
-    let mut observer = match places.iter().find(|place| place.url.is_none()) {
+    let mut observer = match targets.iter().find(|target| target.url.is_none()) {
         Some(local) => Some(Side::start(local, &setting.folder, interrupt)?),
         None => None,
     };
     if !idle_counts.is_empty() {
         print(IDLE_HEAD)?;
     }
-    for place in places.iter().filter(|place| place.url.is_some()) {
-        let mut crowd = Crowd::new(setting, place, interrupt);
+    for target in targets.iter().filter(|target| target.url.is_some()) {
+        let mut crowd = Crowd::new(setting, target, interrupt);
         for &count in idle_counts {
             let idle = match crowd.idle(count.into(), args.quick, observer.as_mut()) {
                 Ok(idle) => idle,
                 // More than the server or the machine has room for; earlier results remain valid.
                 Err(error) => {
-                    results.fail(place, count, error)?;
+                    results.fail(target, count, error)?;
                     break;
                 }
             };
@@ -187,7 +191,7 @@ fn measure(
         print(BUSY_HEAD)?;
     }
     for &count in &args.busy {
-        let (device, all) = busy(setting, &places, count.into(), args.quick, interrupt)?;
+        let (device, all) = busy(setting, &targets, count.into(), args.quick, interrupt)?;
         results.device = device;
         for busy in all {
             print(&busy.line())?;
@@ -200,17 +204,17 @@ fn measure(
 /// Sessions of one side that were opened and are idle.
 struct Crowd<'a> {
     setting: &'a Setting,
-    place: &'a Place,
+    target: &'a Target,
     interrupt: &'a Interrupt,
     idle: Vec<Side>,
     free_before: Option<u64>,
 }
 
 impl<'a> Crowd<'a> {
-    fn new(setting: &'a Setting, place: &'a Place, interrupt: &'a Interrupt) -> Crowd<'a> {
+    fn new(setting: &'a Setting, target: &'a Target, interrupt: &'a Interrupt) -> Crowd<'a> {
         Crowd {
             setting,
-            place,
+            target,
             interrupt,
             idle: Vec::new(),
             free_before: None,
@@ -232,7 +236,7 @@ impl<'a> Crowd<'a> {
         self.grow(count - timed)?;
         let mut connect_ms = Vec::new();
         while self.idle.len() < count {
-            let side = Side::start(self.place, &self.setting.folder, self.interrupt)?;
+            let side = Side::start(self.target, &self.setting.folder, self.interrupt)?;
             connect_ms.push(side.ready.connect_ns as f64 / 1e6);
             self.idle.push(side);
         }
@@ -249,7 +253,7 @@ impl<'a> Crowd<'a> {
         };
         let (latency_ns, latency_p90_ns) = self.latency(is_quick)?;
         Ok(Idle {
-            side: self.place.name.clone(),
+            side: self.target.name.clone(),
             sessions: count,
             connect_ms: median(&connect_ms).unwrap_or(f64::NAN),
             connect_ms_max: connect_ms.last().copied().unwrap_or(f64::NAN),
@@ -267,7 +271,7 @@ impl<'a> Crowd<'a> {
         while self.idle.len() < count {
             let some = (count - self.idle.len()).min(CROWD);
             let starting: anyhow::Result<Vec<Starting>> = (0..some)
-                .map(|_| Side::launch(self.place, &self.setting.folder, self.interrupt))
+                .map(|_| Side::launch(self.target, &self.setting.folder, self.interrupt))
                 .collect();
             for side in starting? {
                 let sides = self.idle.len();
@@ -286,8 +290,8 @@ impl<'a> Crowd<'a> {
         } else {
             LATENCY_MS
         });
-        let mut side = Side::start(self.place, &self.setting.folder, self.interrupt)?;
-        let work = Work::LaunchSynchronize;
+        let mut side = Side::start(self.target, &self.setting.folder, self.interrupt)?;
+        let work = Operation::LaunchSynchronize;
         let (ns, _) = side.run("launch + synchronise", work, LATENCY_SAMPLES, budget)?;
         let ns = sorted(&ns);
         let at = |share| quantile(&ns, share).unwrap_or(f64::NAN);
@@ -329,17 +333,17 @@ impl Drop for Crowd<'_> {
 /// the device.
 fn busy(
     setting: &Setting,
-    places: &[Place],
+    targets: &[Target],
     count: usize,
     is_quick: bool,
     interrupt: &Interrupt,
 ) -> anyhow::Result<(String, Vec<Busy>)> {
     let budget = Duration::from_millis(if is_quick { BUSY_QUICK_MS } else { BUSY_MS });
-    let mut rounds = vec![Vec::new(); places.len()];
+    let mut rounds = vec![Vec::new(); targets.len()];
     let mut crowds: Vec<Vec<Side>> = Vec::new();
-    for place in places {
+    for target in targets {
         let starting: anyhow::Result<Vec<Starting>> = (0..count)
-            .map(|_| Side::launch(place, &setting.folder, interrupt))
+            .map(|_| Side::launch(target, &setting.folder, interrupt))
             .collect();
         crowds.push(
             starting?
@@ -351,28 +355,28 @@ fn busy(
     for _ in 0..if is_quick { 1 } else { BUSY_ROUNDS } {
         for (crowd, rates) in crowds.iter_mut().zip(&mut rounds) {
             for side in crowd.iter_mut() {
-                side.ask(Work::Step, BUSY_SAMPLES, budget)?;
+                side.ask(Operation::Step, BUSY_SAMPLES, budget)?;
             }
             let mut rate = 0.0;
             for side in crowd.iter_mut() {
-                let name = side.place.name.clone();
+                let name = side.target.name.clone();
                 let (ns, span_ns) = side.samples(budget).with_context(|| name)?;
                 rate += ns.len() as f64 / (span_ns as f64 / 1e9);
             }
             rates.push(rate);
         }
     }
-    let local = places.iter().position(|place| place.url.is_none());
+    let local = targets.iter().position(|target| target.url.is_none());
     let local = local.and_then(|at| median(&rounds[at]));
-    let of = |(place, rates): (&Place, Vec<f64>)| {
+    let of = |(target, rates): (&Target, Vec<f64>)| {
         let steps_per_s = median(&rates).unwrap_or(0.0);
         Busy {
-            side: place.name.clone(),
+            side: target.name.clone(),
             sessions: count,
             steps_per_s,
             rounds_steps_per_s: rates,
             ratio_to_local: local
-                .filter(|_| place.url.is_some())
+                .filter(|_| target.url.is_some())
                 .map(|local| steps_per_s / local),
         }
     };
@@ -382,7 +386,7 @@ fn busy(
         .map(|side| &side.ready.device)
         .next();
     let device = device.cloned().unwrap_or_default();
-    Ok((device, places.iter().zip(rounds).map(of).collect()))
+    Ok((device, targets.iter().zip(rounds).map(of).collect()))
 }
 
 const IDLE_HEAD: &str = "\

@@ -19,7 +19,7 @@ use outboard_link::Endpoint;
 
 use super::{
     Interrupt,
-    cases::Work,
+    cases::Operation,
     protocol::{Ready, Reply, Request},
 };
 use crate::run::environment;
@@ -37,7 +37,7 @@ const TICK: Duration = Duration::from_millis(50);
 
 /// The driver or server that a worker uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Target {
     pub(super) name: String,
     /// `None` for this machine's own driver.
     pub(super) url: Option<Endpoint>,
@@ -47,7 +47,7 @@ pub(super) struct Place {
 
 /// A running worker.
 pub(super) struct Side {
-    pub(super) place: Place,
+    pub(super) target: Target,
     pub(super) ready: Ready,
     child: Child,
     stdin: Option<ChildStdin>,
@@ -65,15 +65,15 @@ pub(super) struct Starting(Side);
 
 impl Side {
     pub(super) fn start(
-        place: &Place,
+        target: &Target,
         folder: &Path,
         interrupt: &Interrupt,
     ) -> anyhow::Result<Side> {
-        Side::launch(place, folder, interrupt)?.ready()
+        Side::launch(target, folder, interrupt)?.ready()
     }
 
     pub(super) fn launch(
-        place: &Place,
+        target: &Target,
         folder: &Path,
         interrupt: &Interrupt,
     ) -> anyhow::Result<Starting> {
@@ -87,11 +87,11 @@ impl Side {
             .process_group(0)
             .env_remove("OUTBOARD_GPU")
             .env_remove("OUTBOARD_STATS");
-        match &place.url {
+        match &target.url {
             Some(url) => command.envs(environment(folder, url)),
             None => command.env("LD_LIBRARY_PATH", without(folder)),
         };
-        if let Some(level) = &place.optimise {
+        if let Some(level) = &target.optimise {
             command.env(VARIABLE, level);
         }
         let mut child = command.spawn().context("starting a worker")?;
@@ -113,7 +113,7 @@ impl Side {
             first_result_ns: 0,
         };
         Ok(Starting(Side {
-            place: place.clone(),
+            target: target.clone(),
             ready: nothing,
             child,
             stdin,
@@ -125,19 +125,19 @@ impl Side {
     pub(super) fn run(
         &mut self,
         what: &str,
-        work: Work,
+        work: Operation,
         samples: usize,
         budget: Duration,
     ) -> anyhow::Result<(Vec<f64>, u64)> {
         self.ask(work, samples, budget)
             .and_then(|()| self.samples(budget))
-            .with_context(|| format!("{}: {what}", self.place.name))
+            .with_context(|| format!("{}: {what}", self.target.name))
     }
 
     /// Starts a measurement; [`samples`](Self::samples) waits for it.
     pub(super) fn ask(
         &mut self,
-        work: Work,
+        work: Operation,
         samples: usize,
         budget: Duration,
     ) -> anyhow::Result<()> {
@@ -166,7 +166,7 @@ impl Side {
 
     /// Returns whether the device still works.
     pub(super) fn still_works(&mut self) -> bool {
-        let work = Work::LaunchSynchronize;
+        let work = Operation::LaunchSynchronize;
         self.run("looking after a failure", work, 1, Duration::ZERO)
             .is_ok()
     }
@@ -225,9 +225,9 @@ impl Starting {
         let Starting(mut side) = self;
         let reply = side
             .reply(Duration::from_millis(START_MS_MAX))
-            .with_context(|| side.place.name.clone())?;
+            .with_context(|| side.target.name.clone())?;
         let Reply::Ready(ready) = reply else {
-            bail!("{}: the worker said {reply:?}", side.place.name);
+            bail!("{}: the worker said {reply:?}", side.target.name);
         };
         side.ready = ready;
         Ok(side)

@@ -10,7 +10,7 @@ use std::{
 
 use outboard_link::cores;
 
-use super::cases::{Raw, Receiver};
+use super::cases::{RawExchange, Receiver};
 
 pub(super) const PING_BYTES: usize = 64;
 /// Part of a large transfer that is passed to the kernel, or requested of it, at once.
@@ -20,10 +20,12 @@ const WARM_UP_ROUND_TRIPS: usize = 100;
 const SILENCE_MS_MAX: u64 = 10_000;
 
 /// Returns the nanoseconds of each exchange, until there are `samples` or the time is used up.
-pub(super) fn measure(raw: Raw, samples: usize, budget: Duration) -> io::Result<Vec<f64>> {
+pub(super) fn measure(raw: RawExchange, samples: usize, budget: Duration) -> io::Result<Vec<f64>> {
     let (receiver, shape) = match raw {
-        Raw::RoundTrip { receiver } => (receiver, (PING_BYTES, PING_BYTES, WARM_UP_ROUND_TRIPS)),
-        Raw::OneWay { bytes } => (Receiver::Usual, (bytes, 1, 1)),
+        RawExchange::RoundTrip { receiver } => {
+            (receiver, (PING_BYTES, PING_BYTES, WARM_UP_ROUND_TRIPS))
+        }
+        RawExchange::OneWay { bytes } => (Receiver::Usual, (bytes, 1, 1)),
     };
     let is_busy = match receiver {
         Receiver::Blocking => false,
@@ -134,9 +136,9 @@ mod tests {
     #[test]
     fn every_exchange_ends_and_takes_time() {
         let raws = [Receiver::Blocking, Receiver::Busy, Receiver::Usual]
-            .map(|receiver| Raw::RoundTrip { receiver })
+            .map(|receiver| RawExchange::RoundTrip { receiver })
             .into_iter()
-            .chain([4, 3 << 20].map(|bytes| Raw::OneWay { bytes }));
+            .chain([4, 3 << 20].map(|bytes| RawExchange::OneWay { bytes }));
         for raw in raws {
             let times = measure(raw, 5, Duration::from_secs(5)).unwrap();
             assert_eq!(times.len(), 5, "{raw:?}");
@@ -146,7 +148,7 @@ mod tests {
 
     #[test]
     fn one_sample_is_taken_however_short_the_time() {
-        let raw = Raw::OneWay { bytes: 1 << 20 };
+        let raw = RawExchange::OneWay { bytes: 1 << 20 };
         assert_eq!(measure(raw, 100, Duration::ZERO).unwrap().len(), 1);
     }
 }

@@ -14,8 +14,8 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 
 use super::{
     cases::{
-        BETWEEN_BYTES, CACHE_LINE_BYTES, COPY_BYTES_MAX, GRAPH_NODES, QUEUED_LAUNCHES,
-        SINGLE_LAUNCHES, STEP_INPUT_BYTES, STEP_KERNELS, Work,
+        BETWEEN_BYTES, CACHE_LINE_BYTES, COPY_BYTES_MAX, GRAPH_NODES, Operation, QUEUED_LAUNCHES,
+        SINGLE_LAUNCHES, STEP_INPUT_BYTES, STEP_KERNELS,
     },
     driver::{Arguments, Driver, Pinned},
     protocol::{Ready, Reply, Request},
@@ -149,7 +149,7 @@ impl Bench {
         Ok((bench, ready))
     }
 
-    fn run(&mut self, work: Work, samples: usize, budget: Duration) -> anyhow::Result<Reply> {
+    fn run(&mut self, work: Operation, samples: usize, budget: Duration) -> anyhow::Result<Reply> {
         let start = Instant::now();
         let span = Span {
             samples,
@@ -165,73 +165,73 @@ impl Bench {
         })
     }
 
-    fn measure(&mut self, work: Work, span: Span) -> anyhow::Result<Vec<f64>> {
+    fn measure(&mut self, work: Operation, span: Span) -> anyhow::Result<Vec<f64>> {
         match work {
-            Work::ContextDevice => self.calls(span, |b| b.driver.context_device().map(drop)),
-            Work::MemoryInfo => self.calls(span, |b| b.driver.memory().map(drop)),
-            Work::EventRecord => self.with_event(span, |b, event| b.driver.record(event)),
-            Work::EventQueryDone => {
+            Operation::ContextDevice => self.calls(span, |b| b.driver.context_device().map(drop)),
+            Operation::MemoryInfo => self.calls(span, |b| b.driver.memory().map(drop)),
+            Operation::EventRecord => self.with_event(span, |b, event| b.driver.record(event)),
+            Operation::EventQueryDone => {
                 self.with_event(span, |b, event| b.driver.is_event_done(event).map(drop))
             }
-            Work::EventQueryPending => self.pending_queries(span),
-            Work::StreamQueryDone => self.calls(span, |b| b.driver.is_stream_done().map(drop)),
-            Work::EventCreateDestroy => {
+            Operation::EventQueryPending => self.pending_queries(span),
+            Operation::StreamQueryDone => self.calls(span, |b| b.driver.is_stream_done().map(drop)),
+            Operation::EventCreateDestroy => {
                 self.calls(span, |b| b.driver.destroy_event(b.driver.event()?))
             }
-            Work::Allocate => self.sampled(span, ALLOCATIONS, |b| {
+            Operation::Allocate => self.sampled(span, ALLOCATIONS, |b| {
                 b.driver.free(b.driver.allocate(ALLOCATION_BYTES)?)
             }),
-            Work::AllocateAsync => self.calls(span, |b| {
+            Operation::AllocateAsync => self.calls(span, |b| {
                 let address = b.driver.allocate_async(ALLOCATION_ASYNC_BYTES)?;
                 b.driver.free_async(address)
             }),
-            Work::SynchronizeIdle => self.calls(span, |b| b.driver.synchronize_context()),
-            Work::LaunchSynchronize => self.waited(span, |b| {
+            Operation::SynchronizeIdle => self.calls(span, |b| b.driver.synchronize_context()),
+            Operation::LaunchSynchronize => self.waited(span, |b| {
                 b.launch()?;
                 b.driver.synchronize()
             }),
-            Work::SynchronizeAfterLaunch => self.synchronizations(span),
-            Work::LaunchCall => self.sampled(span, QUEUED_LAUNCHES, Bench::launch),
-            Work::LaunchBetween => self.between(span, Bench::launch),
-            Work::LaunchQueued => self.queued(span, QUEUED_LAUNCHES, Bench::launch),
-            Work::LaunchQueued20 => self.queued(span, QUEUED_LAUNCHES, |b| {
+            Operation::SynchronizeAfterLaunch => self.synchronizations(span),
+            Operation::LaunchCall => self.sampled(span, QUEUED_LAUNCHES, Bench::launch),
+            Operation::LaunchBetween => self.between(span, Bench::launch),
+            Operation::LaunchQueued => self.queued(span, QUEUED_LAUNCHES, Bench::launch),
+            Operation::LaunchQueued20 => self.queued(span, QUEUED_LAUNCHES, |b| {
                 b.counted = b.counted.wrapping_add(1);
                 b.driver
                     .launch(b.count_20, THREADS, &b.counter_20_arguments)
             }),
-            Work::GraphQueued => {
+            Operation::GraphQueued => {
                 self.prepare_graph()?;
                 self.queued(span, QUEUED_GRAPHS, Bench::replay)
             }
-            Work::GraphCall => {
+            Operation::GraphCall => {
                 self.prepare_graph()?;
                 self.sampled(span, QUEUED_GRAPHS, Bench::replay)
             }
-            Work::GraphSynchronize => {
+            Operation::GraphSynchronize => {
                 self.prepare_graph()?;
                 self.waited(span, |b| {
                     b.replay()?;
                     b.driver.synchronize()
                 })
             }
-            Work::ItemPinned => {
+            Operation::ItemPinned => {
                 let mut four = self.driver.pinned(4)?;
                 let times = self.waited(span, |b| b.driver.copy_to_pinned(&mut four, b.counter, 4));
                 self.driver.free_pinned(four)?;
                 times
             }
-            Work::ItemPageable => {
+            Operation::ItemPageable => {
                 let mut four = [0; 4];
                 self.waited(span, |b| b.driver.copy_to_host(&mut four, b.counter))
             }
-            Work::ToDevice { bytes, pinned } => self.copies(span, bytes, pinned, true),
-            Work::ToDeviceCall { bytes } => {
+            Operation::ToDevice { bytes, pinned } => self.copies(span, bytes, pinned, true),
+            Operation::ToDeviceCall { bytes } => {
                 ensure!(bytes <= COPY_BYTES_MAX, "{bytes} bytes are too many");
                 let (device, host) = (self.device_memory()?, vec![1; bytes]);
                 self.sampled(span, 1, |b| b.driver.copy_to_device(device, &host))
             }
-            Work::ToHost { bytes, pinned } => self.copies(span, bytes, pinned, false),
-            Work::Memset { bytes } => {
+            Operation::ToHost { bytes, pinned } => self.copies(span, bytes, pinned, false),
+            Operation::Memset { bytes } => {
                 ensure!(bytes <= COPY_BYTES_MAX, "{bytes} bytes are too many");
                 let device = self.device_memory()?;
                 self.waited(span, |b| {
@@ -239,8 +239,8 @@ impl Bench {
                     b.driver.synchronize()
                 })
             }
-            Work::Step => self.steps(span),
-            Work::Nothing => anyhow::bail!("there is nothing to measure"),
+            Operation::Step => self.steps(span),
+            Operation::Nothing => anyhow::bail!("there is nothing to measure"),
         }
     }
 

@@ -15,7 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use outboard_wire::network::Network;
 use regex::Regex;
 
-use self::results::{Plan, Results, Run};
+use self::results::{Plan, Run, SweepResults};
 use crate::{
     args::SweepArgs,
     bench::{EXIT_INTERRUPTED, Interrupt, Interrupted},
@@ -53,7 +53,7 @@ fn measure(args: &SweepArgs, interrupt: &Interrupt) -> anyhow::Result<ExitCode> 
         gpu: endpoint.to_string(),
         metric: args.metric.as_ref().map(ToString::to_string),
     };
-    let mut results = Results::open(&args.out, plan)?;
+    let mut results = SweepResults::open(&args.out, plan)?;
     peer::greet(&endpoint)?;
     // The real network comes first in each round: all others are compared with it.
     let places: Vec<Option<Network>> = std::iter::once(None)

@@ -12,7 +12,7 @@ const FORMAT: u32 = 1;
 
 /// The file. A sweep continues only if everything except the runs is unchanged.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Results {
+pub(super) struct SweepResults {
     format: u32,
     pub(super) plan: Plan,
     pub(super) runs: Vec<Run>,
@@ -38,13 +38,13 @@ pub(super) struct Run {
     pub(super) error: Option<String>,
 }
 
-impl Results {
+impl SweepResults {
     /// Reads the file if it belongs to this very sweep; starts a new one if there is no file.
-    pub(super) fn open(path: &Path, plan: Plan) -> anyhow::Result<Results> {
+    pub(super) fn open(path: &Path, plan: Plan) -> anyhow::Result<SweepResults> {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let new = Results {
+                let new = SweepResults {
                     format: FORMAT,
                     plan,
                     runs: Vec::new(),
@@ -57,8 +57,8 @@ impl Results {
                 return Err(error).with_context(|| format!("reading {}", path.display()));
             }
         };
-        let is_ours = |results: &Results| results.format == FORMAT;
-        let results: Results = serde_json::from_str(&text)
+        let is_ours = |results: &SweepResults| results.format == FORMAT;
+        let results: SweepResults = serde_json::from_str(&text)
             .ok()
             .filter(is_ours)
             .with_context(|| {
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn ratios_are_formed_within_a_round() {
-        let mut results = Results {
+        let mut results = SweepResults {
             format: FORMAT,
             plan: plan(),
             runs: Vec::new(),
@@ -234,14 +234,14 @@ mod tests {
     fn a_sweep_goes_on_with_its_own_file_only() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sweep.json");
-        let mut results = Results::open(&path, plan()).unwrap();
+        let mut results = SweepResults::open(&path, plan()).unwrap();
         results.add(run(0, None, Some(1.0)));
         results.save(&path).unwrap();
-        let again = Results::open(&path, plan()).unwrap();
+        let again = SweepResults::open(&path, plan()).unwrap();
         assert!(again.has(0, None) && again.runs.len() == 1);
         let mut other = plan();
         other.metric = Some("x".into());
-        let said = Results::open(&path, other).unwrap_err().to_string();
+        let said = SweepResults::open(&path, other).unwrap_err().to_string();
         assert!(
             said.contains("another sweep") && said.contains("\"x\""),
             "{said}"
@@ -253,10 +253,10 @@ mod tests {
             "{\"format\": 2, \"plan\": {}, \"runs\": []}",
         ] {
             fs::write(&path, junk).unwrap();
-            let said = Results::open(&path, plan()).unwrap_err().to_string();
+            let said = SweepResults::open(&path, plan()).unwrap_err().to_string();
             assert!(said.contains("no file of a sweep"), "{said}");
             assert_eq!(fs::read_to_string(&path).unwrap(), junk);
         }
-        assert!(Results::open(Path::new("/nonexistent/x"), plan()).is_err());
+        assert!(SweepResults::open(Path::new("/nonexistent/x"), plan()).is_err());
     }
 }

@@ -23,7 +23,7 @@ use outboard_wire::{
 use super::Done;
 use crate::{
     activity, guard, notes, record,
-    session::{Group, Landing, Rows, Sink},
+    session::{Group, ReceiveBuffer, Rows, Sink},
     state::{Driver, SEGMENT_BYTES, StreamRef, driver, wire_context},
 };
 
@@ -35,7 +35,7 @@ const SYNC_COPY_BYTES_MAX: usize = 64 << 10;
 
 /// The kind of memory at an address, as copies distinguish it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum MemoryKind {
     Device,
     /// Pinned host memory that the server sees at the same address: shared memory, or a mirror that
     /// stays open.
@@ -48,14 +48,14 @@ pub(crate) enum Place {
 impl Driver {
     /// Returns the kind of memory of a whole range. A range of device memory must lie inside one
     /// allocation.
-    pub(crate) fn place_of(&self, address: u64, bytes: u64) -> Result<Place, CUresult> {
+    pub(crate) fn memory_kind(&self, address: u64, bytes: u64) -> Result<MemoryKind, CUresult> {
         {
             let memory = self.memory.lock();
             if let Some(a) = memory.find(address) {
                 return if !a.may_be_used() {
                     Err(CUresult::CUDA_ERROR_INVALID_VALUE)
                 } else if bytes <= a.base + a.bytes - address {
-                    Ok(Place::Device)
+                    Ok(MemoryKind::Device)
                 } else {
                     self.spans_mappings(&memory, address, bytes)
                 };
@@ -67,10 +67,10 @@ impl Driver {
         let host = self.host.read();
         Ok(match host.find(address) {
             // A range that continues past the end of pinned memory counts as pageable.
-            Some(r) if bytes > r.base + r.bytes - address => Place::Pageable,
-            Some(r) if r.shared || r.mirror.stays_open() => Place::Shared,
-            Some(_) => Place::Pinned,
-            None => Place::Pageable,
+            Some(r) if bytes > r.base + r.bytes - address => MemoryKind::Pageable,
+            Some(r) if r.shared || r.mirror.stays_open() => MemoryKind::Shared,
+            Some(_) => MemoryKind::Pinned,
+            None => MemoryKind::Pageable,
         })
     }
 
@@ -81,7 +81,7 @@ impl Driver {
         memory: &crate::state::DeviceMemory,
         address: u64,
         bytes: u64,
-    ) -> Result<Place, CUresult> {
+    ) -> Result<MemoryKind, CUresult> {
         let end = address
             .checked_add(bytes)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
@@ -93,15 +93,15 @@ impl Driver {
             }
             at = a.base + a.bytes;
         }
-        Ok(Place::Device)
+        Ok(MemoryKind::Device)
     }
 
     pub(super) fn device_place(&self, address: u64, bytes: u64) -> Done {
         // Variables of modules and mapped host memory count as device memory too.
-        match self.place_of(address, bytes)? {
-            Place::Device | Place::Shared => Ok(()),
-            Place::Pinned => self.make_visible(address),
-            Place::Pageable => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        match self.memory_kind(address, bytes)? {
+            MemoryKind::Device | MemoryKind::Shared => Ok(()),
+            MemoryKind::Pinned => self.make_visible(address),
+            MemoryKind::Pageable => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         }
     }
 
@@ -177,7 +177,7 @@ impl Driver {
             let len = CHUNK_BYTES_MAX.min(bytes - offset);
             // SAFETY: inside the destination of `bytes` bytes.
             let address = unsafe { dst.add(offset) };
-            let landing = Landing {
+            let buffer = ReceiveBuffer {
                 address,
                 rows: Rows::contiguous(len),
                 detached,
@@ -199,13 +199,13 @@ impl Driver {
                     to: address,
                     key,
                 };
-                let sink = Sink::Memory(landing);
+                let sink = Sink::Memory(buffer);
                 self.session.ask(wire_context(), &message, &group, sink)?;
             } else if on_lanes {
                 self.session
-                    .ask_for_lane(wire_context(), &message, &group, landing)?;
+                    .ask_for_lane(wire_context(), &message, &group, buffer)?;
             } else {
-                let sink = Sink::Memory(landing);
+                let sink = Sink::Memory(buffer);
                 self.session.ask(wire_context(), &message, &group, sink)?;
             }
             stream.progress().submit();
@@ -289,7 +289,8 @@ impl Driver {
         wait: bool,
     ) -> Done {
         if guard::is_recorded() && !stream.is_capturing() {
-            let is_device = |address| self.place_of(address, bytes as u64) == Ok(Place::Device);
+            let is_device =
+                |address| self.memory_kind(address, bytes as u64) == Ok(MemoryKind::Device);
             let way = match (is_device(dst), is_device(src)) {
                 (true, false) => Some(record::Way::ToDevice),
                 (false, true) => Some(record::Way::ToHost),
@@ -319,8 +320,8 @@ impl Driver {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let (to, from) = (
-            self.place_of(dst, bytes as u64)?,
-            self.place_of(src, bytes as u64)?,
+            self.memory_kind(dst, bytes as u64)?,
+            self.memory_kind(src, bytes as u64)?,
         );
         if stream.is_capturing() {
             // A captured copy cannot be waited for.
@@ -330,25 +331,27 @@ impl Driver {
             return self.capture_copy(dst, src, bytes, stream, to, from);
         }
         match (to, from) {
-            (Place::Device, Place::Device) => self.copy_here(dst, src, bytes as u64, stream),
-            (Place::Device, Place::Shared) if !wait => {
+            (MemoryKind::Device, MemoryKind::Device) => {
+                self.copy_here(dst, src, bytes as u64, stream)
+            }
+            (MemoryKind::Device, MemoryKind::Shared) if !wait => {
                 self.copy_here(dst, src, bytes as u64, stream)?;
                 self.host_is_used(stream);
                 Ok(())
             }
             // Waiting for the GPU is faster than copying many bytes.
-            (Place::Device, Place::Shared) if bytes > SYNC_COPY_BYTES_MAX => {
+            (MemoryKind::Device, MemoryKind::Shared) if bytes > SYNC_COPY_BYTES_MAX => {
                 self.copy_here(dst, src, bytes as u64, stream)?;
                 self.synchronize_stream(stream)
             }
             // The program may change the source when a synchronous copy returns, so the client
             // copies the bytes away. Before that it waits for earlier work that could still write
             // them.
-            (Place::Device, Place::Shared) => {
+            (MemoryKind::Device, MemoryKind::Shared) => {
                 self.settle_stream(stream)?;
                 self.copy_in(dst, src as *const u8, bytes, stream, wait)
             }
-            (Place::Device, Place::Pinned) => {
+            (MemoryKind::Device, MemoryKind::Pinned) => {
                 self.settle_pinned(src, stream)?;
                 if self.copy_in_registered(dst, src as *const u8, bytes, stream, wait)? {
                     if !wait {
@@ -358,11 +361,11 @@ impl Driver {
                 }
                 self.copy_in(dst, src as *const u8, bytes, stream, wait)
             }
-            (Place::Device, _) => {
+            (MemoryKind::Device, _) => {
                 self.settle_pageable(stream, wait)?;
                 self.copy_in(dst, src as *const u8, bytes, stream, wait)
             }
-            (Place::Shared, Place::Device) => {
+            (MemoryKind::Shared, MemoryKind::Device) => {
                 self.copy_here(dst, src, bytes as u64, stream)?;
                 if wait {
                     self.synchronize_stream(stream)
@@ -371,10 +374,10 @@ impl Driver {
                     Ok(())
                 }
             }
-            (Place::Pinned, Place::Device) if !wait => self
+            (MemoryKind::Pinned, MemoryKind::Device) if !wait => self
                 .copy_out(dst as *mut u8, src, bytes, stream, true)
                 .map(drop),
-            (_, Place::Device) => {
+            (_, MemoryKind::Device) => {
                 let (mark, all) = (stream.progress().mark(), self.progress.mark());
                 // SAFETY: the caller's destination, as the driver API asks of it.
                 let pieces = unsafe { self.copy_out_now(dst as *mut u8, src, bytes, stream)? };
@@ -404,20 +407,28 @@ impl Driver {
         src: u64,
         bytes: usize,
         stream: &StreamRef,
-        to: Place,
-        from: Place,
+        to: MemoryKind,
+        from: MemoryKind,
     ) -> Done {
-        if let (Place::Pageable, Place::Device) | (Place::Device, Place::Pageable) = (to, from) {
-            return self.capture_pageable_line(dst, src, bytes as u64, stream, to != Place::Device);
+        if let (MemoryKind::Pageable, MemoryKind::Device)
+        | (MemoryKind::Device, MemoryKind::Pageable) = (to, from)
+        {
+            return self.capture_pageable_line(
+                dst,
+                src,
+                bytes as u64,
+                stream,
+                to != MemoryKind::Device,
+            );
         }
         for (address, place) in [(dst, to), (src, from)] {
             match place {
-                Place::Device | Place::Shared => {}
-                Place::Pinned => self.make_visible(address)?,
-                Place::Pageable => return self.refuse_captured(stream),
+                MemoryKind::Device | MemoryKind::Shared => {}
+                MemoryKind::Pinned => self.make_visible(address)?,
+                MemoryKind::Pageable => return self.refuse_captured(stream),
             }
         }
-        if (to, from) != (Place::Device, Place::Device) {
+        if (to, from) != (MemoryKind::Device, MemoryKind::Device) {
             self.host_is_used(stream);
         }
         self.copy_here(dst, src, bytes as u64, stream)

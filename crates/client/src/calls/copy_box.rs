@@ -20,10 +20,10 @@ use outboard_wire::{
 
 pub(crate) use self::arrays::*;
 use self::shape::{End, Extent, Memory, Piece, pack};
-use super::{Done, copy::Place};
+use super::{Done, copy::MemoryKind};
 use crate::{
     guard,
-    session::{Group, Landing, Sink},
+    session::{Group, ReceiveBuffer, Sink},
     state::{Driver, Pageable, StreamRef, driver, wire_context},
 };
 
@@ -211,9 +211,9 @@ impl Driver {
         }
     }
 
-    fn place_of_end(&self, end: &End, extent: Extent) -> Result<Place, CUresult> {
+    fn place_of_end(&self, end: &End, extent: Extent) -> Result<MemoryKind, CUresult> {
         let End::Memory(memory) = end else {
-            return Ok(Place::Device);
+            return Ok(MemoryKind::Device);
         };
         let bytes = memory
             .span(extent)
@@ -221,7 +221,7 @@ impl Driver {
         if memory.must_be_device {
             self.device_place(memory.address, bytes)?;
         }
-        self.place_of(memory.address, bytes)
+        self.memory_kind(memory.address, bytes)
     }
 
     fn run_box(&self, request: Request, stream: &StreamRef, wait: bool) -> Done {
@@ -251,12 +251,12 @@ impl Driver {
                 self.refuse_captured(stream)?;
             }
             match (&dst, to, &src, from) {
-                (End::Memory(host), Place::Pageable, _, Place::Device)
-                | (_, Place::Device, End::Memory(host), Place::Pageable) => {
+                (End::Memory(host), MemoryKind::Pageable, _, MemoryKind::Device)
+                | (_, MemoryKind::Device, End::Memory(host), MemoryKind::Pageable) => {
                     let host = Pageable {
                         address: host.address,
                         rows: host.rows(extent),
-                        to_host: to != Place::Device,
+                        to_host: to != MemoryKind::Device,
                     };
                     return self.capture_pageable(stream, host, request.whole());
                 }
@@ -264,32 +264,34 @@ impl Driver {
             }
             for (end, place) in [(&dst, to), (&src, from)] {
                 match (end, place) {
-                    (End::Memory(m), Place::Pinned) => self.make_visible(m.address)?,
-                    (_, Place::Pageable) => return self.refuse_captured(stream),
+                    (End::Memory(m), MemoryKind::Pinned) => self.make_visible(m.address)?,
+                    (_, MemoryKind::Pageable) => return self.refuse_captured(stream),
                     _ => {}
                 }
             }
-            if (to, from) != (Place::Device, Place::Device) {
+            if (to, from) != (MemoryKind::Device, MemoryKind::Device) {
                 self.host_is_used(stream);
             }
             return self.copy_box_here(&request, stream);
         }
         match (to, from) {
-            (Place::Device, Place::Device) => self.copy_box_here(&request, stream),
-            (Place::Device, Place::Shared) if !wait => {
+            (MemoryKind::Device, MemoryKind::Device) => self.copy_box_here(&request, stream),
+            (MemoryKind::Device, MemoryKind::Shared) if !wait => {
                 self.copy_box_here(&request, stream)?;
                 self.host_is_used(stream);
                 Ok(())
             }
-            (Place::Device, _) => {
+            (MemoryKind::Device, _) => {
                 match (from, &src) {
-                    (Place::Pinned, End::Memory(m)) => self.settle_pinned(m.address, stream)?,
-                    (Place::Pinned | Place::Shared, _) => self.settle_stream(stream)?,
+                    (MemoryKind::Pinned, End::Memory(m)) => {
+                        self.settle_pinned(m.address, stream)?
+                    }
+                    (MemoryKind::Pinned | MemoryKind::Shared, _) => self.settle_stream(stream)?,
                     _ => self.settle_pageable(stream, wait)?,
                 }
                 self.copy_box_in(&request, stream, wait)
             }
-            (Place::Shared, Place::Device) => {
+            (MemoryKind::Shared, MemoryKind::Device) => {
                 self.copy_box_here(&request, stream)?;
                 if wait {
                     self.synchronize_stream(stream)
@@ -298,10 +300,10 @@ impl Driver {
                     Ok(())
                 }
             }
-            (Place::Pinned, Place::Device) if !wait => {
+            (MemoryKind::Pinned, MemoryKind::Device) if !wait => {
                 self.copy_box_out(&request, stream, true).map(drop)
             }
-            (_, Place::Device) => {
+            (_, MemoryKind::Device) => {
                 let group = self.copy_box_out(&request, stream, false)?;
                 self.session.wait(&group)?;
                 self.session.take_fault()
@@ -375,7 +377,7 @@ impl Driver {
         let group = Group::new(pieces.len());
         for piece in pieces {
             let address = (dst.address + dst.offset(piece.at)) as *mut u8;
-            let sink = Sink::Memory(Landing {
+            let sink = Sink::Memory(ReceiveBuffer {
                 address,
                 rows: dst.rows(piece.extent),
                 detached,

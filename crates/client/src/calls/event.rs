@@ -12,7 +12,7 @@ use outboard_wire::messages;
 use super::{Done, put, stream::Reached};
 use crate::{
     session::{Group, Sink},
-    state::{Driver, Event, Kind, StreamRef, driver, wire_context},
+    state::{Driver, Event, HandleKind, StreamRef, driver, wire_context},
 };
 
 pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> Done {
@@ -25,7 +25,7 @@ pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> Done {
     }
     let driver = driver()?;
     let context = driver.contexts.current()?;
-    let handle = driver.handles.mint(Kind::Event);
+    let handle = driver.handles.mint(HandleKind::Event);
     driver.submit(&messages::EventCreate {
         event: handle,
         flags,

@@ -22,7 +22,7 @@ pub(crate) use self::topology::*;
 use super::{Done, put, put_optional};
 use crate::{
     log,
-    state::{Driver, Kind, NodeRecord, driver},
+    state::{Driver, HandleKind, NodeRecord, driver},
 };
 
 impl Driver {
@@ -168,7 +168,7 @@ fn exec_update(exec: CUgraphExec, graph: CUgraph) -> Result<CUgraphExecUpdateRes
     let message = messages::GraphExecUpdate {
         exec: driver.wire_graphexec(exec)?,
         graph,
-        first_node: driver.handles.mint_range(Kind::Node, 2),
+        first_node: driver.handles.mint_range(HandleKind::Node, 2),
     };
     let (result, nodes) = driver.call(&message, |reply| {
         (reply.result, [reply.error_node, reply.error_from_node])
@@ -260,7 +260,7 @@ impl Driver {
         let message = messages::GraphFindInClone {
             node,
             clone,
-            first_node: self.handles.mint(Kind::Node),
+            first_node: self.handles.mint(HandleKind::Node),
         };
         self.call(&message, |reply| reply.node)
     }

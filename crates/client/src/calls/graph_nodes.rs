@@ -1,7 +1,7 @@
 //! Nodes of graphs that programs build by hand: added, changed, queried. `work` converts a node's
 //! parameters, once for added and for changed nodes.
 
-mod captured;
+mod learned;
 mod work;
 
 use std::{ffi::c_void, sync::Arc};
@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     log,
-    state::{Driver, Kind, MemOpsRecord, NodeRecord, StreamRef, driver},
+    state::{Driver, HandleKind, MemOpsRecord, NodeRecord, StreamRef, driver},
 };
 
 /// Arguments that place a new node in a graph.
@@ -62,7 +62,7 @@ impl Spot {
 ///
 /// # Safety
 /// The pointers in `spot` are as the driver API requires.
-unsafe fn add_node(spot: &Spot, work: impl FnOnce(&Driver) -> Result<Work, CUresult>) -> Done {
+unsafe fn add_node(spot: &Spot, work: impl FnOnce(&Driver) -> Result<NodeSpec, CUresult>) -> Done {
     let driver = driver()?;
     let graph = driver.wire_graph(spot.graph)?;
     // SAFETY: the caller's promise.
@@ -76,7 +76,7 @@ unsafe fn add_node(spot: &Spot, work: impl FnOnce(&Driver) -> Result<Work, CUres
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let work = work(driver)?;
-    let node = driver.handles.mint(Kind::Node);
+    let node = driver.handles.mint(HandleKind::Node);
     driver.check_memory_work(graph, &work)?;
     if edges.is_empty() {
         driver.add(graph, node, &id_bytes(&dependencies), &work)?;
@@ -93,7 +93,7 @@ unsafe fn add_node(spot: &Spot, work: impl FnOnce(&Driver) -> Result<Work, CUres
 }
 
 /// Changes the work of a graph's node. Executable graphs made before keep their work.
-fn set_node(node: CUgraphNode, work: impl FnOnce(&Driver) -> Result<Work, CUresult>) -> Done {
+fn set_node(node: CUgraphNode, work: impl FnOnce(&Driver) -> Result<NodeSpec, CUresult>) -> Done {
     let driver = driver()?;
     let number = driver.wire_node(node)?;
     let graph = driver.graphs.graph_of(number)?;
@@ -107,21 +107,21 @@ fn set_node(node: CUgraphNode, work: impl FnOnce(&Driver) -> Result<Work, CUresu
 impl Driver {
     /// Refuses changes that the server cannot make: only a copy of pageable memory is a child graph
     /// there.
-    fn check_same_way(&self, node: u64, work: &Work) -> Done {
+    fn check_same_way(&self, node: u64, work: &NodeSpec) -> Done {
         let was = matches!(
             self.graphs.record(node)?,
             NodeRecord::Copy { pageable: true, .. }
         );
         let (is_copy, is) = match work {
-            Work::Copy { .. } => (true, false),
-            Work::Pageable { .. } => (true, true),
+            NodeSpec::Copy { .. } => (true, false),
+            NodeSpec::Pageable { .. } => (true, true),
             _ => (false, false),
         };
         if is_copy && was != is {
             log::warn(
                 "a graph's copy of pageable memory that becomes one of other memory, or the reverse, is not supported",
             );
-            if let Work::Pageable { child, .. } = work {
+            if let NodeSpec::Pageable { child, .. } = work {
                 self.drop_graph(*child)?;
             }
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
@@ -130,23 +130,23 @@ impl Driver {
     }
 
     /// Refuses graphs that allocate as children, and frees of memory that no graph allocates.
-    fn check_memory_work(&self, graph: u64, work: &Work) -> Done {
+    fn check_memory_work(&self, graph: u64, work: &NodeSpec) -> Done {
         match work {
-            Work::Child(child)
+            NodeSpec::Child(child)
                 if self.graph_memory.is_in(*child) || self.graphs.has_conditions(*child) =>
             {
                 Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
             }
-            Work::Free(address) => self.graph_memory.frees(graph, *address),
+            NodeSpec::Free(address) => self.graph_memory.frees(graph, *address),
             _ => Ok(()),
         }
     }
 
     /// Records objects and memory that a new node brings into its graph.
-    fn added(&self, graph: u64, work: &Work) {
+    fn added(&self, graph: u64, work: &NodeSpec) {
         match work {
-            Work::Child(child) => self.user_objects.inherit(graph, *child),
-            Work::Alloc(alloc) => {
+            NodeSpec::Child(child) => self.user_objects.inherit(graph, *child),
+            NodeSpec::Alloc(alloc) => {
                 self.graph_memory.allocates(
                     graph,
                     alloc.address,
@@ -154,7 +154,7 @@ impl Driver {
                     alloc.location,
                 );
             }
-            Work::Conditional { bodies, .. } => {
+            NodeSpec::Conditional { bodies, .. } => {
                 for body in bodies {
                     self.handle_graph(*body);
                 }
@@ -167,7 +167,7 @@ impl Driver {
 fn set_exec_node(
     exec: CUgraphExec,
     node: CUgraphNode,
-    work: impl FnOnce(&Driver) -> Result<Work, CUresult>,
+    work: impl FnOnce(&Driver) -> Result<NodeSpec, CUresult>,
 ) -> Done {
     let driver = driver()?;
     let (exec, node) = (driver.wire_graphexec(exec)?, driver.wire_node(node)?);
@@ -183,7 +183,11 @@ pub(crate) unsafe fn cuGraphAddEmptyNode(
     count: usize,
 ) -> Done {
     // SAFETY: see the module's contract.
-    unsafe { add_node(&Spot::plain(out, graph, after, count), |_| Ok(Work::Empty)) }
+    unsafe {
+        add_node(&Spot::plain(out, graph, after, count), |_| {
+            Ok(NodeSpec::Empty)
+        })
+    }
 }
 
 pub(crate) unsafe fn cuGraphAddChildGraphNode(
@@ -196,7 +200,7 @@ pub(crate) unsafe fn cuGraphAddChildGraphNode(
     // SAFETY: see the module's contract.
     unsafe {
         add_node(&Spot::plain(out, graph, after, count), |driver| {
-            Ok(Work::Child(driver.wire_graph(child)?))
+            Ok(NodeSpec::Child(driver.wire_graph(child)?))
         })
     }
 }
@@ -211,7 +215,7 @@ pub(crate) unsafe fn cuGraphAddEventRecordNode(
     // SAFETY: see the module's contract.
     unsafe {
         add_node(&Spot::plain(out, graph, after, count), |_| {
-            Ok(Work::Event { event, wait: false })
+            Ok(NodeSpec::Event { event, wait: false })
         })
     }
 }
@@ -226,16 +230,16 @@ pub(crate) unsafe fn cuGraphAddEventWaitNode(
     // SAFETY: see the module's contract.
     unsafe {
         add_node(&Spot::plain(out, graph, after, count), |_| {
-            Ok(Work::Event { event, wait: true })
+            Ok(NodeSpec::Event { event, wait: true })
         })
     }
 }
 
-fn host_work(host: &CUDA_HOST_NODE_PARAMS) -> Result<Work, CUresult> {
+fn host_work(host: &CUDA_HOST_NODE_PARAMS) -> Result<NodeSpec, CUresult> {
     if host.func.is_none() {
         Err(CUresult::CUDA_ERROR_INVALID_VALUE)
     } else {
-        Ok(Work::Host(*host))
+        Ok(NodeSpec::Host(*host))
     }
 }
 
@@ -299,11 +303,11 @@ pub(crate) unsafe fn cuGraphEventWaitNodeGetEvent(node: CUgraphNode, out: *mut C
 }
 
 pub(crate) unsafe fn cuGraphEventRecordNodeSetEvent(node: CUgraphNode, event: CUevent) -> Done {
-    set_node(node, |_| Ok(Work::Event { event, wait: false }))
+    set_node(node, |_| Ok(NodeSpec::Event { event, wait: false }))
 }
 
 pub(crate) unsafe fn cuGraphEventWaitNodeSetEvent(node: CUgraphNode, event: CUevent) -> Done {
-    set_node(node, |_| Ok(Work::Event { event, wait: true }))
+    set_node(node, |_| Ok(NodeSpec::Event { event, wait: true }))
 }
 
 pub(crate) unsafe fn cuGraphExecEventRecordNodeSetEvent(
@@ -311,7 +315,7 @@ pub(crate) unsafe fn cuGraphExecEventRecordNodeSetEvent(
     node: CUgraphNode,
     event: CUevent,
 ) -> Done {
-    set_exec_node(exec, node, |_| Ok(Work::Event { event, wait: false }))
+    set_exec_node(exec, node, |_| Ok(NodeSpec::Event { event, wait: false }))
 }
 
 pub(crate) unsafe fn cuGraphExecEventWaitNodeSetEvent(
@@ -319,7 +323,7 @@ pub(crate) unsafe fn cuGraphExecEventWaitNodeSetEvent(
     node: CUgraphNode,
     event: CUevent,
 ) -> Done {
-    set_exec_node(exec, node, |_| Ok(Work::Event { event, wait: true }))
+    set_exec_node(exec, node, |_| Ok(NodeSpec::Event { event, wait: true }))
 }
 
 pub(crate) unsafe fn cuGraphAddMemsetNode(
@@ -426,7 +430,7 @@ pub(crate) unsafe fn cuGraphExecChildGraphNodeSetParams(
     child: CUgraph,
 ) -> Done {
     set_exec_node(exec, node, |driver| {
-        Ok(Work::Child(driver.wire_graph(child)?))
+        Ok(NodeSpec::Child(driver.wire_graph(child)?))
     })
 }
 
@@ -637,7 +641,7 @@ pub(crate) unsafe fn cuGraphConditionalHandleCreate(
 ///
 /// # Safety
 /// The parameters have the type that the record names.
-unsafe fn any_work(driver: &Driver, node: *const c_void) -> Result<Work, CUresult> {
+unsafe fn any_work(driver: &Driver, node: *const c_void) -> Result<NodeSpec, CUresult> {
     // SAFETY: the caller's promise, here and below.
     let node: &NodeParams = unsafe { record(node)? };
     let params = node.params.as_ptr().cast::<c_void>();
@@ -664,14 +668,14 @@ unsafe fn any_work(driver: &Driver, node: *const c_void) -> Result<Work, CUresul
         // SAFETY: as above.
         CU_GRAPH_NODE_TYPE_HOST => unsafe { host_work(record(params)?) },
         CU_GRAPH_NODE_TYPE_GRAPH if node.params[1] as u32 == 0 => {
-            Ok(Work::Child(driver.wire_graph(CUgraph(handle))?))
+            Ok(NodeSpec::Child(driver.wire_graph(CUgraph(handle))?))
         }
-        CU_GRAPH_NODE_TYPE_EMPTY => Ok(Work::Empty),
-        CU_GRAPH_NODE_TYPE_WAIT_EVENT => Ok(Work::Event {
+        CU_GRAPH_NODE_TYPE_EMPTY => Ok(NodeSpec::Empty),
+        CU_GRAPH_NODE_TYPE_WAIT_EVENT => Ok(NodeSpec::Event {
             event: CUevent(handle),
             wait: true,
         }),
-        CU_GRAPH_NODE_TYPE_EVENT_RECORD => Ok(Work::Event {
+        CU_GRAPH_NODE_TYPE_EVENT_RECORD => Ok(NodeSpec::Event {
             event: CUevent(handle),
             wait: false,
         }),
@@ -685,7 +689,7 @@ unsafe fn any_work(driver: &Driver, node: *const c_void) -> Result<Work, CUresul
         }
         // SAFETY: as above.
         CU_GRAPH_NODE_TYPE_MEM_ALLOC => driver.alloc_work(unsafe { record(params)? }),
-        CU_GRAPH_NODE_TYPE_MEM_FREE => Ok(Work::Free(node.params[0])),
+        CU_GRAPH_NODE_TYPE_MEM_FREE => Ok(NodeSpec::Free(node.params[0])),
         other => {
             log::warn(match other {
                 CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL | CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT => {
@@ -770,7 +774,7 @@ pub(crate) unsafe fn cuGraphExecNodeSetParams(
 }
 
 impl Driver {
-    fn mem_ops_work(&self, params: &CUDA_BATCH_MEM_OP_NODE_PARAMS) -> Result<Work, CUresult> {
+    fn mem_ops_work(&self, params: &CUDA_BATCH_MEM_OP_NODE_PARAMS) -> Result<NodeSpec, CUresult> {
         /// The driver's own limit.
         const OPS_MAX: u32 = 256;
         let count = params.count;
@@ -786,10 +790,10 @@ impl Driver {
         }
         let context = self.node_context(params.ctx)?;
         let record = MemOpsRecord::new(ops, params.ctx, context, params.flags);
-        Ok(Work::MemOps(Arc::new(record)))
+        Ok(NodeSpec::MemOps(Arc::new(record)))
     }
 
-    fn conditional_work(&self, params: &ConditionalParams) -> Result<Work, CUresult> {
+    fn conditional_work(&self, params: &ConditionalParams) -> Result<NodeSpec, CUresult> {
         /// Most graphs of one conditional node.
         const BODIES_MAX: u32 = 1 << 12;
         let allowed = match params.kind {
@@ -801,7 +805,7 @@ impl Driver {
         if !allowed.contains(&params.size) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        Ok(Work::Conditional {
+        Ok(NodeSpec::Conditional {
             handle: params.handle,
             kind: params.kind,
             bodies: (0..params.size).map(|_| self.mint_graph()).collect(),
@@ -809,7 +813,7 @@ impl Driver {
         })
     }
 
-    fn alloc_work(&self, params: &AllocParams) -> Result<Work, CUresult> {
+    fn alloc_work(&self, params: &AllocParams) -> Result<NodeSpec, CUresult> {
         const PINNED: u32 = 1;
         const DEVICE: u32 = 1;
         if params.allocation_type != PINNED || params.handle_types != 0 || params.bytes == 0 {
@@ -822,7 +826,7 @@ impl Driver {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         let address = self.graph_allocate(params.bytes as u64)?;
-        Ok(Work::Alloc(AllocParams { address, ..*params }))
+        Ok(NodeSpec::Alloc(AllocParams { address, ..*params }))
     }
 
     /// `cuMemAllocAsync` in a capture: adds a node that allocates.
@@ -842,13 +846,13 @@ impl Driver {
             bytes,
             address: 0,
         };
-        let Work::Alloc(params) = self.alloc_work(&params)? else {
+        let NodeSpec::Alloc(params) = self.alloc_work(&params)? else {
             return Err(CUresult::CUDA_ERROR_UNKNOWN);
         };
         let captured = self.capture_node(stream, &NodeWork::Empty, NodeRecord::Alloc(params));
         match captured {
             Ok((graph, _)) => {
-                self.added(graph, &Work::Alloc(params));
+                self.added(graph, &NodeSpec::Alloc(params));
                 Ok(params.address)
             }
             Err(error) => {
@@ -958,7 +962,7 @@ pub(crate) unsafe fn cuGraphAddMemFreeNode(
     // SAFETY: see the module's contract.
     unsafe {
         add_node(&Spot::plain(out, graph, after, count), |_| {
-            Ok(Work::Free(address))
+            Ok(NodeSpec::Free(address))
         })
     }
 }

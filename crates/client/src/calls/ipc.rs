@@ -12,7 +12,7 @@ use outboard_wire::messages;
 use parking_lot::Mutex;
 
 use super::{Done, put};
-use crate::state::{AllocationKind, CHUNK_BYTES, Chunk, Driver, Kind, driver, wire_context};
+use crate::state::{AllocationKind, CHUNK_BYTES, Chunk, Driver, HandleKind, driver, wire_context};
 
 const MEMORY_MARK: [u8; 8] = *b"OB-IPC-M";
 const EVENT_MARK: [u8; 8] = *b"OB-IPC-E";
@@ -248,7 +248,7 @@ pub(crate) unsafe fn cuIpcOpenEventHandle(event: *mut CUevent, handle: CUipcEven
         .and_then(|rest| rest.get(..TICKET_BYTES))
         .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let context = driver.contexts.current()?;
-    let number = driver.handles.mint(Kind::Event);
+    let number = driver.handles.mint(HandleKind::Event);
     let question = messages::IpcOpenEvent {
         event: number,
         ticket,

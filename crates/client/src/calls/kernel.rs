@@ -12,7 +12,7 @@ use outboard_api::{
 use outboard_wire::messages;
 
 use super::{Done, put, put_optional};
-use crate::state::{Driver, Kernel, Kind, driver};
+use crate::state::{Driver, HandleKind, Kernel, driver};
 
 /// Numbers of the queries of `occupancy` messages.
 const QUERY_BLOCKS: u32 = 0;
@@ -33,7 +33,7 @@ pub(crate) unsafe fn cuKernelGetLibrary(library: *mut CUlibrary, kernel: CUkerne
     unsafe {
         put(
             library,
-            CUlibrary(Kind::Library.tag(kernel.library) as usize),
+            CUlibrary(HandleKind::Library.tag(kernel.library) as usize),
         )
     }
 }
@@ -41,7 +41,12 @@ pub(crate) unsafe fn cuKernelGetLibrary(library: *mut CUlibrary, kernel: CUkerne
 pub(crate) unsafe fn cuFuncGetModule(module: *mut CUmodule, function: CUfunction) -> Done {
     let kernel = driver()?.libraries.kernel(function)?;
     // SAFETY: see the module's contract.
-    unsafe { put(module, CUmodule(Kind::Module.tag(kernel.library) as usize)) }
+    unsafe {
+        put(
+            module,
+            CUmodule(HandleKind::Module.tag(kernel.library) as usize),
+        )
+    }
 }
 
 pub(crate) unsafe fn cuFuncGetName(name: *mut *const c_char, function: CUfunction) -> Done {

@@ -31,7 +31,7 @@ const EXTRA_END: usize = 0;
 pub(super) const EXTRA_BUFFER_POINTER: usize = 1;
 pub(super) const EXTRA_BUFFER_SIZE: usize = 2;
 
-pub(crate) struct Shape {
+pub(crate) struct LaunchShape {
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     pub(crate) shared_bytes: u32,
@@ -232,12 +232,12 @@ fn check_clusters(attributes: &[u8], grid: [u32; 3]) -> Done {
 
 impl Driver {
     /// Reports every error that the driver would report at the call.
-    pub(crate) fn check_launch(&self, kernel: &Kernel, shape: &Shape) -> Done {
+    pub(crate) fn check_launch(&self, kernel: &Kernel, shape: &LaunchShape) -> Done {
         self.check_launch_in(self.contexts.current()?, kernel, shape)
     }
 
     #[inline(always)]
-    fn check_launch_in(&self, context: &Context, kernel: &Kernel, shape: &Shape) -> Done {
+    fn check_launch_in(&self, context: &Context, kernel: &Kernel, shape: &LaunchShape) -> Done {
         let limits = &context.limits;
         if !fits(shape.grid, &limits.grid_max) || !fits(shape.block, &limits.block_max) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -328,7 +328,7 @@ impl Driver {
     fn launch(
         &self,
         kernel: &Kernel,
-        shape: &Shape,
+        shape: &LaunchShape,
         stream: &StreamRef,
         attributes: &[u8],
         params: &[u8],
@@ -387,7 +387,7 @@ pub(crate) unsafe fn cuLaunchKernel(
     let driver = driver()?;
     let stream = driver.work_stream(stream)?;
     let kernel = driver.libraries.kernel(function)?;
-    let shape = Shape {
+    let shape = LaunchShape {
         grid: [grid_x, grid_y, grid_z],
         block: [block_x, block_y, block_z],
         shared_bytes,
@@ -410,7 +410,7 @@ pub(crate) unsafe fn cuLaunchKernelEx(
     let config = unsafe { config.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let stream = driver.work_stream(config.stream)?;
     let kernel = driver.libraries.kernel(function)?;
-    let shape = Shape {
+    let shape = LaunchShape {
         grid: [config.grid_dim_x, config.grid_dim_y, config.grid_dim_z],
         block: [config.block_dim_x, config.block_dim_y, config.block_dim_z],
         shared_bytes: config.shared_mem_bytes,
@@ -445,7 +445,7 @@ pub(crate) unsafe fn cuLaunchCooperativeKernel(
     if driver.attribute(device, CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH) == 0 {
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
-    let shape = Shape {
+    let shape = LaunchShape {
         grid: [grid_x, grid_y, grid_z],
         block: [block_x, block_y, block_z],
         shared_bytes,
@@ -464,7 +464,7 @@ pub(crate) unsafe fn cuLaunchCooperativeKernel(
 fn check_cooperative(
     driver: &Driver,
     function: CUfunction,
-    shape: &Shape,
+    shape: &LaunchShape,
     device: CUdevice,
 ) -> Done {
     let threads: u32 = shape.block.iter().product();

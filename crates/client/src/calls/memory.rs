@@ -11,7 +11,7 @@ use outboard_wire::messages;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use super::{Done, copy::Place, put, put_optional};
+use super::{Done, copy::MemoryKind, put, put_optional};
 use crate::state::{AllocationKind, Chunk, Driver, driver, wire_context};
 
 impl Driver {
@@ -104,10 +104,12 @@ impl Driver {
         let bytes = bytes
             .filter(|_| address.is_multiple_of(element))
             .ok_or_else(|| wrong(CUresult::CUDA_ERROR_INVALID_VALUE))?;
-        let refused = match self.place_of(address, bytes) {
-            Ok(Place::Device) => return Ok(true),
-            Ok(Place::Shared | Place::Pinned) => return self.device_address(address).map(|_| true),
-            Ok(Place::Pageable) => wrong(CUresult::CUDA_ERROR_INVALID_VALUE),
+        let refused = match self.memory_kind(address, bytes) {
+            Ok(MemoryKind::Device) => return Ok(true),
+            Ok(MemoryKind::Shared | MemoryKind::Pinned) => {
+                return self.device_address(address).map(|_| true);
+            }
+            Ok(MemoryKind::Pageable) => wrong(CUresult::CUDA_ERROR_INVALID_VALUE),
             Err(error) => wrong(error),
         };
         self.take_while_captured(stream, refused)

@@ -6,7 +6,6 @@
 
 #![allow(non_snake_case, clippy::too_many_arguments)]
 
-mod capture;
 mod context;
 mod copy;
 mod copy_box;
@@ -29,6 +28,7 @@ mod pageable;
 mod pool;
 mod shareable;
 mod stream;
+mod stream_capture;
 mod tensor_map;
 mod texture;
 mod virtual_memory;
@@ -36,9 +36,8 @@ mod virtual_memory;
 use outboard_api::CUresult;
 
 pub(crate) use self::{
-    capture::*, context::*, copy::*, device::*, entry_points::*, event::*, graph::*,
-    graph_nodes::*, host::*, ipc::*, kernel::*, launch::*, managed::*, memory::*, module::*,
-    stream::*,
+    context::*, copy::*, device::*, entry_points::*, event::*, graph::*, graph_nodes::*, host::*,
+    ipc::*, kernel::*, launch::*, managed::*, memory::*, module::*, stream::*, stream_capture::*,
 };
 
 pub(crate) use self::{

@@ -24,7 +24,7 @@ use outboard_wire::{
 use super::{Done, put, put_optional};
 use crate::{
     log,
-    state::{AllocationKind, Driver, Global, Kind, Library, current_context, driver},
+    state::{AllocationKind, Driver, Global, HandleKind, Library, current_context, driver},
 };
 
 /// The arguments that a program passes with an image: options, and buffers for the JIT's messages.
@@ -328,7 +328,12 @@ unsafe fn load_module(module: *mut CUmodule, image: &RawImage<'_>, jit: &Jit) ->
     }
     let library = driver()?.load_found(image, jit, Some(current_context()?))?;
     // SAFETY: see the module's contract.
-    unsafe { put(module, CUmodule(Kind::Module.tag(library.number) as usize)) }
+    unsafe {
+        put(
+            module,
+            CUmodule(HandleKind::Module.tag(library.number) as usize),
+        )
+    }
 }
 
 pub(crate) unsafe fn cuModuleLoad(module: *mut CUmodule, name: *const c_char) -> Done {
@@ -533,7 +538,12 @@ pub(crate) unsafe fn cuLibraryGetManaged(
 pub(crate) unsafe fn cuLibraryGetModule(module: *mut CUmodule, library: CUlibrary) -> Done {
     let library = driver()?.libraries.get(library.0)?;
     // SAFETY: see the module's contract.
-    unsafe { put(module, CUmodule(Kind::Module.tag(library.number) as usize)) }
+    unsafe {
+        put(
+            module,
+            CUmodule(HandleKind::Module.tag(library.number) as usize),
+        )
+    }
 }
 
 unsafe fn load_library(library: *mut CUlibrary, image: &RawImage<'_>, jit: &Jit) -> Done {
@@ -545,7 +555,7 @@ unsafe fn load_library(library: *mut CUlibrary, image: &RawImage<'_>, jit: &Jit)
     unsafe {
         put(
             library,
-            CUlibrary(Kind::Library.tag(loaded.number) as usize),
+            CUlibrary(HandleKind::Library.tag(loaded.number) as usize),
         )
     }
 }

@@ -20,11 +20,11 @@ use outboard_wire::{
     messages,
 };
 
-use super::{Done, capture::SET_DEPENDENCIES};
+use super::{Done, stream_capture::SET_DEPENDENCIES};
 use crate::{
     notes::{self, HostCall},
     session::Rows,
-    state::{Driver, Kind, NodeRecord, Pageable, StreamRef, driver, wire_context},
+    state::{Driver, HandleKind, NodeRecord, Pageable, StreamRef, driver, wire_context},
 };
 
 impl Driver {
@@ -62,7 +62,10 @@ impl Driver {
             }
         };
         let call = notes::register(self.session, HostCall::Library(Arc::new(moves)), true);
-        let (function, moved) = (self.handles.mint(Kind::Node), self.handles.mint(Kind::Node));
+        let (function, moved) = (
+            self.handles.mint(HandleKind::Node),
+            self.handles.mint(HandleKind::Node),
+        );
         let add = |node: u64, dependencies: &[u8], work: &NodeWork, context: u64| {
             let work = doc::to_bytes(work).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
             let message = messages::GraphAdd {
@@ -171,7 +174,7 @@ impl Driver {
         let after = self
             .capture_dependencies(stream, &capture)?
             .ok_or(invalidated)?;
-        let node = self.handles.mint(Kind::Node);
+        let node = self.handles.mint(HandleKind::Node);
         let work = doc::to_bytes(work).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
         let add = messages::GraphAdd {
             graph: capture.graph,

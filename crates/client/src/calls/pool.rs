@@ -15,8 +15,8 @@ use super::{Done, put};
 use crate::{
     session::{Group, Sink},
     state::{
-        AllocationKind, Chunk, Driver, Kind, Owner, Pool, PoolTable, Scope, StreamRef, driver,
-        wire_context,
+        AllocationKind, Chunk, Driver, HandleKind, Owner, Pool, PoolTable, Scope, StreamRef,
+        driver, wire_context,
     },
 };
 
@@ -29,7 +29,7 @@ fn owner_of(stream: &StreamRef) -> Owner {
 
 impl Driver {
     fn mint_pool_handle(&self) -> u64 {
-        self.handles.mint(Kind::Pool)
+        self.handles.mint(HandleKind::Pool)
     }
 
     /// Returns the mark to take before a wait, and to pass to `pools_waited` after it.

@@ -21,7 +21,7 @@ use outboard_wire::messages;
 use super::{Done, put};
 use crate::{
     log,
-    state::{Driver, Kind, driver},
+    state::{Driver, HandleKind, driver},
 };
 
 const MARK_BYTES: usize = 8;
@@ -160,7 +160,7 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
     let descriptor = unsafe { borrowed(os_handle)? };
     // The driver returns this for a descriptor that is not its own.
     let ticket = ticket_of(MEMORY_MARK, descriptor).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
-    let allocation = driver.handles.mint(Kind::Allocation);
+    let allocation = driver.handles.mint(HandleKind::Allocation);
     let question = messages::IpcOpenAllocation {
         allocation,
         ticket: &ticket,

@@ -17,7 +17,7 @@ use super::{Done, put, put_optional};
 use crate::{
     notes::{self, HostCall},
     session::{Group, Sink},
-    state::{Driver, Kind, Progress, StreamRef, current_context, driver, wire_context},
+    state::{Driver, HandleKind, Progress, StreamRef, current_context, driver, wire_context},
 };
 
 impl Driver {
@@ -28,7 +28,7 @@ impl Driver {
         let context = self.contexts.current()?;
         let (least, greatest) = self.card(context.device)?.stream_priorities;
         let priority = priority.clamp(greatest.min(least), greatest.max(least));
-        let handle = self.handles.mint(Kind::Stream);
+        let handle = self.handles.mint(HandleKind::Stream);
         self.submit(&messages::StreamCreate {
             stream: handle,
             flags,

@@ -17,7 +17,7 @@ use outboard_wire::{
 };
 
 use super::{Done, put};
-use crate::state::{Driver, Kind, ObjectRecord, driver};
+use crate::state::{Driver, HandleKind, ObjectRecord, driver};
 
 type Resource = [u8; RESOURCE_DESC_BYTES];
 
@@ -62,7 +62,7 @@ impl Driver {
         }
     }
 
-    fn object(&self, kind: Kind, object: u64) -> Result<ObjectRecord, CUresult> {
+    fn object(&self, kind: HandleKind, object: u64) -> Result<ObjectRecord, CUresult> {
         self.objects
             .get(kind, object)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
@@ -96,7 +96,7 @@ pub(crate) unsafe fn cuTexObjectCreate(
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     };
     driver.check_resource(&resource)?;
-    let texture = driver.handles.mint(Kind::Texture);
+    let texture = driver.handles.mint(HandleKind::Texture);
     let message = messages::TextureCreate {
         texture,
         resource: &resource,
@@ -105,7 +105,7 @@ pub(crate) unsafe fn cuTexObjectCreate(
     };
     let number = driver.call(&message, |reply| reply.object)?;
     driver.objects.insert(
-        Kind::Texture,
+        HandleKind::Texture,
         number,
         ObjectRecord {
             wire: texture,
@@ -125,7 +125,7 @@ pub(crate) unsafe fn cuTexObjectGetResourceDesc(
     unsafe {
         put(
             resource.cast::<Resource>(),
-            driver()?.object(Kind::Texture, object)?.resource,
+            driver()?.object(HandleKind::Texture, object)?.resource,
         )
     }
 }
@@ -134,7 +134,7 @@ pub(crate) unsafe fn cuTexObjectGetResourceViewDesc(
     view: *mut c_void,
     object: CUtexObject,
 ) -> Done {
-    let record = driver()?.object(Kind::Texture, object)?;
+    let record = driver()?.object(HandleKind::Texture, object)?;
     // A texture created without a view has none.
     let found = record.view.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     // SAFETY: see the module's contract.
@@ -156,7 +156,7 @@ pub(crate) unsafe fn cuSurfObjectCreate(
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     driver.check_resource(&resource)?;
-    let surface = driver.handles.mint(Kind::Surface);
+    let surface = driver.handles.mint(HandleKind::Surface);
     let number = driver.call(
         &messages::SurfaceCreate {
             surface,
@@ -165,7 +165,7 @@ pub(crate) unsafe fn cuSurfObjectCreate(
         |reply| reply.object,
     )?;
     driver.objects.insert(
-        Kind::Surface,
+        HandleKind::Surface,
         number,
         ObjectRecord {
             wire: surface,
@@ -185,7 +185,7 @@ pub(crate) unsafe fn cuSurfObjectGetResourceDesc(
     unsafe {
         put(
             resource.cast::<Resource>(),
-            driver()?.object(Kind::Surface, object)?.resource,
+            driver()?.object(HandleKind::Surface, object)?.resource,
         )
     }
 }

@@ -17,8 +17,8 @@ use super::{Done, put};
 use crate::{
     log,
     state::{
-        Access, Allocation, AllocationKind, CHUNK_BYTES, DeviceMemory, Driver, Kind, Physical,
-        driver,
+        Access, Allocation, AllocationKind, CHUNK_BYTES, DeviceMemory, Driver, HandleKind,
+        Physical, driver,
     },
 };
 
@@ -172,7 +172,7 @@ pub(crate) unsafe fn cuMemCreate(
         ..*properties
     };
     driver.forget_closed_exports()?;
-    let allocation = driver.handles.mint(Kind::Allocation);
+    let allocation = driver.handles.mint(HandleKind::Allocation);
     let mut table = driver.virtual_memory.lock();
     driver.charge_physical(device, bytes)?;
     driver

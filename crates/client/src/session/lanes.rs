@@ -335,7 +335,7 @@ impl Session {
             + tail.as_ref().map_or(0, |tail| tail.bytes().len());
         let group = expected.group.clone();
         self.settle(header, reader, tail, expected)?;
-        self.landing.fetch_sub(1, Ordering::AcqRel);
+        self.receiving.fetch_sub(1, Ordering::AcqRel);
         self.lanes.awaited.fetch_sub(1, Ordering::AcqRel);
         let sum = &self.lanes.received_bytes;
         sum.fetch_add(bytes as u64, Ordering::Relaxed);

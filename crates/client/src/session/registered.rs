@@ -12,7 +12,7 @@ use outboard_wire::{
     messages::CopyPlaced,
 };
 
-use super::{Landing, Session, send::DATA_HEAD_BYTES_MAX};
+use super::{ReceiveBuffer, Session, send::DATA_HEAD_BYTES_MAX};
 use crate::{
     activity, calls::Done, guard, optimise, record, state::written_by_adapter, stats, times,
 };
@@ -135,17 +135,17 @@ impl Session {
     }
 
     /// Counts data of a reply that the server's adapter read from the GPU's memory.
-    pub(super) fn was_read_from_gpu(&self, landing: &Landing) {
-        let bytes = landing.rows.bytes() as u64;
+    pub(super) fn was_read_from_gpu(&self, buffer: &ReceiveBuffer) {
+        let bytes = buffer.rows.bytes() as u64;
         self.from_gpu_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Notes that the data of a reply is already in the program's memory, where its request asked
     /// for it.
-    pub(super) fn was_written(&self, landing: &Landing) -> Done {
-        let bytes = landing.rows.bytes() as u64;
+    pub(super) fn was_written(&self, buffer: &ReceiveBuffer) -> Done {
+        let bytes = buffer.rows.bytes() as u64;
         self.written_bytes.fetch_add(bytes, Ordering::Relaxed);
-        written_by_adapter(landing.address as u64, landing.rows.spanned_bytes() as u64);
+        written_by_adapter(buffer.address as u64, buffer.rows.spanned_bytes() as u64);
         Ok(())
     }
 }

@@ -46,7 +46,7 @@ impl Destination {
     /// Requests the bytes; the first request of a session has the token 1.
     fn ask(&mut self, session: &Session, detached: bool) -> Arc<Group> {
         let group = Group::new(1);
-        let sink = Sink::Memory(Landing {
+        let sink = Sink::Memory(ReceiveBuffer {
             address: self.0.as_mut_ptr(),
             rows: Rows::contiguous(LEN),
             detached,
@@ -115,7 +115,7 @@ fn bytes_land_as_they_come() {
     write(&mut server, &bytes[LEN / 2..]);
     assert_eq!(session.wait(&group), Ok(Vec::new()));
     assert_eq!(destination.filled(), LEN);
-    assert_eq!(session.landing.load(Ordering::Acquire), 0);
+    assert_eq!(session.receiving.load(Ordering::Acquire), 0);
     assert!(session.check().is_ok());
 }
 

@@ -10,7 +10,7 @@ use outboard_link::{Wait, cores};
 
 use super::{Group, Incoming, Session};
 use crate::{
-    naps::Naps,
+    backoff::Backoff,
     notes,
     state::{Word, waited_with_mirrors},
     stats, times,
@@ -101,7 +101,7 @@ impl Session {
             return false;
         };
         let start = Instant::now();
-        let mut naps = None;
+        let mut backoff = None;
         loop {
             let mut written = false;
             for look in 0..WATCH_LOOKS {
@@ -119,7 +119,7 @@ impl Session {
                 return false;
             }
             // Data of earlier copies arrives through the link, and must come before this wait ends.
-            if written && self.landing.load(Ordering::Acquire) == 0 {
+            if written && self.receiving.load(Ordering::Acquire) == 0 {
                 return true;
             }
             let waited = start.elapsed();
@@ -127,7 +127,7 @@ impl Session {
                 if cores::are_few() {
                     return false;
                 }
-                naps.get_or_insert_with(Naps::new).nap(waited);
+                backoff.get_or_insert_with(Backoff::new).sleep(waited);
             } else if cores::are_few() {
                 std::thread::yield_now();
             }
@@ -153,7 +153,7 @@ impl Session {
         self.take_in(&mut incoming);
         drop(incoming);
         self.hand_over();
-        written && self.landing.load(Ordering::Acquire) == 0
+        written && self.receiving.load(Ordering::Acquire) == 0
     }
 
     /// Handles all messages that have arrived. Programs that only query notice the server's end

@@ -14,7 +14,7 @@ use outboard_wire::doc::DeviceCard;
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::Kind;
+use super::HandleKind;
 use crate::thread;
 
 /// A context. It is never freed: it may be current in threads that do not know of its destruction.
@@ -191,7 +191,7 @@ impl Contexts {
     pub(crate) fn was_made(&self, context: CUcontext) -> bool {
         let made = 1..self.next.load(Ordering::Relaxed);
         made.into_iter()
-            .any(|number| Kind::Context.tag(number) as usize == context.0)
+            .any(|number| HandleKind::Context.tag(number) as usize == context.0)
     }
 
     /// Returns the calling thread's current context.
@@ -257,7 +257,7 @@ fn make(
     limits: LaunchLimits,
 ) -> &'static Context {
     Box::leak(Box::new(Context {
-        handle: CUcontext(Kind::Context.tag(number) as usize),
+        handle: CUcontext(HandleKind::Context.tag(number) as usize),
         device,
         primary,
         flags: AtomicU32::new(flags),

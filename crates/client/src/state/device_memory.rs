@@ -65,7 +65,7 @@ impl Access {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum AllocationKind {
     /// `cuMemAlloc`
     Plain,
     /// `cuMemAllocAsync`, from this pool
@@ -90,7 +90,7 @@ pub(crate) struct Allocation {
     pub(crate) bytes: u64,
     pub(crate) context: CUcontext,
     pub(crate) device: CUdevice,
-    pub(crate) kind: Kind,
+    pub(crate) kind: AllocationKind,
     /// Result of `CU_POINTER_ATTRIBUTE_BUFFER_ID`: unique in the process.
     pub(crate) number: u64,
 }
@@ -99,7 +99,7 @@ impl Allocation {
     /// Returns whether the memory may be used: mapped memory may not before `cuMemSetAccess` allows
     /// it.
     pub(crate) fn may_be_used(&self) -> bool {
-        !matches!(self.kind, Kind::Mapped { access, .. } if access.is_none())
+        !matches!(self.kind, AllocationKind::Mapped { access, .. } if access.is_none())
     }
 }
 
@@ -133,7 +133,7 @@ struct SmallChunk {
     context: CUcontext,
     free: Ranges,
     /// Ranges freed while work that may use them was under way: mark of the work, address, bytes.
-    resting: Vec<(u64, u64, u64)>,
+    deferred_frees: Vec<(u64, u64, u64)>,
     live: usize,
 }
 
@@ -141,7 +141,7 @@ impl SmallChunk {
     /// Reuses ranges that no work under way can use any more.
     fn settle(&mut self, completed: u64) {
         let free = &mut self.free;
-        self.resting.retain(|(mark, base, bytes)| {
+        self.deferred_frees.retain(|(mark, base, bytes)| {
             if *mark <= completed {
                 free.give(*base, *bytes);
             }
@@ -209,7 +209,7 @@ impl DeviceMemory {
         bytes: u64,
         context: CUcontext,
         device: CUdevice,
-        kind: Kind,
+        kind: AllocationKind,
         completed: u64,
     ) -> Result<(u64, Option<Chunk>), CUresult> {
         if bytes == 0 {
@@ -252,7 +252,7 @@ impl DeviceMemory {
         bytes: u64,
         context: CUcontext,
         device: CUdevice,
-        kind: Kind,
+        kind: AllocationKind,
         completed: u64,
     ) -> Result<(u64, Option<Chunk>), CUresult> {
         let rounded = bytes.next_multiple_of(ALIGN_BYTES);
@@ -279,7 +279,7 @@ impl DeviceMemory {
                 device,
                 context,
                 free,
-                resting: Vec::new(),
+                deferred_frees: Vec::new(),
                 live: 1,
             },
         );
@@ -316,7 +316,14 @@ impl DeviceMemory {
         self.refund(device, chunk.bytes);
     }
 
-    fn insert(&mut self, base: u64, bytes: u64, context: CUcontext, device: CUdevice, kind: Kind) {
+    fn insert(
+        &mut self,
+        base: u64,
+        bytes: u64,
+        context: CUcontext,
+        device: CUdevice,
+        kind: AllocationKind,
+    ) {
         let number = self.next_number;
         self.next_number += 1;
         self.allocations.insert(
@@ -339,7 +346,7 @@ impl DeviceMemory {
         base: u64,
         sent: u64,
     ) -> Result<(Allocation, Option<Chunk>), CUresult> {
-        let freeable = |a: &&Allocation| a.kind == Kind::Plain;
+        let freeable = |a: &&Allocation| a.kind == AllocationKind::Plain;
         let allocation = *self
             .allocations
             .get(&base)
@@ -369,7 +376,7 @@ impl DeviceMemory {
 
     fn free_small(&mut self, allocation: &Allocation, sent: u64) -> Option<Chunk> {
         let (start, chunk) = self.small.range_mut(..=allocation.base).next_back()?;
-        chunk.resting.push((
+        chunk.deferred_frees.push((
             sent,
             allocation.base,
             allocation.bytes.next_multiple_of(ALIGN_BYTES),
@@ -425,7 +432,7 @@ impl DeviceMemory {
                 bytes,
                 context: CUcontext::NULL,
                 device: 0,
-                kind: Kind::Reserved,
+                kind: AllocationKind::Reserved,
                 number,
             },
         );
@@ -454,7 +461,7 @@ impl DeviceMemory {
         bytes: u64,
         context: CUcontext,
         device: CUdevice,
-        kind: Kind,
+        kind: AllocationKind,
     ) {
         self.insert(base, bytes, context, device, kind);
     }

@@ -37,31 +37,31 @@ const KNOWN_MAX: usize = 4096;
 
 /// The parts of the GPU's memory that this side's adapter may write.
 #[derive(Default)]
-pub(crate) struct Exposed(Mutex<Table>);
+pub(crate) struct Exposed(Mutex<KeyTable>);
 
 #[derive(Default)]
-struct Table {
+struct KeyTable {
     /// By address; the ranges are disjoint.
-    keys: BTreeMap<u64, Key>,
+    keys: BTreeMap<u64, AdapterKey>,
     /// Allocations without a key, by address.
-    known: FxHashMap<u64, Known>,
+    known: FxHashMap<u64, KnownAllocation>,
     /// The server gives no keys.
     is_over: bool,
     clock: u64,
 }
 
-struct Key {
+struct AdapterKey {
     bytes: u64,
     key: u32,
     used_at: u64,
 }
 
-struct Known {
+struct KnownAllocation {
     bytes: u64,
-    state: State,
+    state: KeyState,
 }
 
-enum State {
+enum KeyState {
     /// One copy was made to it.
     Seen,
     Asked(Arc<Group>),
@@ -69,7 +69,7 @@ enum State {
     Refused,
 }
 
-impl Table {
+impl KeyTable {
     fn find(&mut self, address: u64, bytes: u64) -> Option<RdmaTarget> {
         let (base, key) = self.keys.range_mut(..=address).next_back()?;
         let end = address.checked_add(bytes)?;
@@ -195,17 +195,17 @@ impl Driver {
         };
         let base = allocation.base;
         let asked = match table.known.get(&base).map(|known| &known.state) {
-            Some(State::Refused) => return Ok(false),
-            Some(State::Asked(group)) => Some(group.clone()),
-            Some(State::Seen) => None,
+            Some(KeyState::Refused) => return Ok(false),
+            Some(KeyState::Asked(group)) => Some(group.clone()),
+            Some(KeyState::Seen) => None,
             None => {
                 if table.known.len() >= KNOWN_MAX {
                     table
                         .known
-                        .retain(|_, known| matches!(known.state, State::Asked(_)));
+                        .retain(|_, known| matches!(known.state, KeyState::Asked(_)));
                 }
-                let (bytes, state) = (allocation.bytes, State::Seen);
-                table.known.insert(base, Known { bytes, state });
+                let (bytes, state) = (allocation.bytes, KeyState::Seen);
+                table.known.insert(base, KnownAllocation { bytes, state });
                 return Ok(false);
             }
         };
@@ -217,8 +217,8 @@ impl Driver {
             let group = Group::new(1);
             self.session
                 .ask(wire_context(), &message, &group, Sink::Group)?;
-            let (bytes, state) = (allocation.bytes, State::Asked(group));
-            table.known.insert(base, Known { bytes, state });
+            let (bytes, state) = (allocation.bytes, KeyState::Asked(group));
+            table.known.insert(base, KnownAllocation { bytes, state });
             return Ok(false);
         };
         if !group.is_complete() {
@@ -271,7 +271,7 @@ impl Driver {
     }
 }
 
-impl Table {
+impl KeyTable {
     /// Handles the server's reply about an allocation. Returns the key to give back for it, if any.
     fn take(
         &mut self,
@@ -284,7 +284,7 @@ impl Table {
             Ok(Ok(MemoryExposeReply { base, bytes, key })) => {
                 self.clock += 1;
                 let used_at = self.clock;
-                let key = Key {
+                let key = AdapterKey {
                     bytes,
                     key,
                     used_at,
@@ -300,8 +300,9 @@ impl Table {
             Err(CUresult::CUDA_ERROR_NOT_READY) => None,
             Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) if !self.keys.is_empty() => self.evict(),
             _ => {
-                let state = State::Refused;
-                self.known.insert(allocation, Known { bytes, state });
+                let state = KeyState::Refused;
+                self.known
+                    .insert(allocation, KnownAllocation { bytes, state });
                 None
             }
         }
@@ -323,11 +324,12 @@ mod tests {
 
     #[test]
     fn a_key_is_for_its_memory_until_that_is_given_up() {
-        let mut table = Table::default();
+        let mut table = KeyTable::default();
         table.take(0x1000, 0x100, answer(0x1000, 0x1000, 7));
         table.take(0x3000, 0x100, answer(0x3000, 0x1000, 8));
-        let key =
-            |table: &mut Table, address, bytes| table.find(address, bytes).map(|target| target.key);
+        let key = |table: &mut KeyTable, address, bytes| {
+            table.find(address, bytes).map(|target| target.key)
+        };
         assert_eq!(key(&mut table, 0x1000, 0x1000), Some(7));
         assert_eq!(key(&mut table, 0x1fff, 1), Some(7));
         for (address, bytes) in [(0xfff, 1), (0x1fff, 2), (0x2000, 1), (u64::MAX, 2)] {
@@ -340,7 +342,7 @@ mod tests {
 
     #[test]
     fn too_much_costs_what_was_not_used_for_longest() {
-        let mut table = Table::default();
+        let mut table = KeyTable::default();
         for (base, key) in [(0x1000, 1), (0x2000, 2), (0x3000, 3)] {
             table.take(base, 0x1000, answer(base, 0x1000, key));
         }
@@ -352,9 +354,9 @@ mod tests {
 
     #[test]
     fn what_is_refused_is_not_asked_for_again() {
-        let mut table = Table::default();
+        let mut table = KeyTable::default();
         table.take(0x1000, 0x1000, Err(CUresult::CUDA_ERROR_INVALID_VALUE));
-        assert!(matches!(table.known[&0x1000].state, State::Refused));
+        assert!(matches!(table.known[&0x1000].state, KeyState::Refused));
         table.forget(0x1000, 0x1000);
         assert!(table.known.is_empty());
         table.take(0x1000, 0x1000, Err(CUresult::CUDA_ERROR_NOT_READY));

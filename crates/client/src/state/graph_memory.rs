@@ -14,10 +14,10 @@ use super::{AllocationKind, Driver};
 type Done = Result<(), CUresult>;
 
 #[derive(Default)]
-pub(crate) struct GraphMemory(Mutex<Table>);
+pub(crate) struct GraphMemory(Mutex<BlockTable>);
 
 #[derive(Default)]
-struct Table {
+struct BlockTable {
     /// By address.
     blocks: FxHashMap<u64, Block>,
     graphs: FxHashMap<u64, Nodes>,
@@ -51,7 +51,7 @@ const USED_HIGH: u32 = 1;
 const RESERVED_CURRENT: u32 = 2;
 const RESERVED_HIGH: u32 = 3;
 
-impl Table {
+impl BlockTable {
     /// Returns the bytes held by executable graphs, all of which count as used and as reserved.
     fn reserved(&self, device: i32) -> u64 {
         let of_device = self
@@ -63,7 +63,7 @@ impl Table {
 
     /// Removes blocks that are no longer held, and returns them.
     fn abandoned(&mut self) -> Vec<u64> {
-        let Table {
+        let BlockTable {
             blocks,
             graphs,
             execs,
@@ -164,7 +164,8 @@ impl GraphMemory {
             return Ok(());
         };
         let (nodes, frees_at_launch) = (nodes.clone(), *frees_at_launch);
-        let is_live = |table: &Table, address| table.blocks.get(address).is_some_and(|b| b.live);
+        let is_live =
+            |table: &BlockTable, address| table.blocks.get(address).is_some_and(|b| b.live);
         let taken = nodes.allocates.iter().any(|a| is_live(&table, a));
         let outside = nodes.frees.iter().filter(|a| !nodes.allocates.contains(a));
         let missing = outside.clone().any(|a| !is_live(&table, a));
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_stays_until_all_have_let_go() {
+    fn memory_stays_until_all_have_released_it() {
         let memory = GraphMemory::default();
         memory.allocates(1, 64, 100, 0);
         memory.instantiated(9, 1, true);

@@ -18,7 +18,7 @@ use outboard_api::{
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use super::{Driver, Kernel, Kind, streams::Event};
+use super::{Driver, HandleKind, Kernel, streams::Event};
 use crate::calls::AllocParams;
 
 /// Parameters of a node, if the program gave them.
@@ -149,7 +149,7 @@ impl KernelRecord {
 
 #[derive(Default)]
 pub(crate) struct Graphs {
-    known: Mutex<Known>,
+    known: Mutex<KnownNodes>,
     /// Events that some graph records.
     events: Mutex<Vec<Weak<Event>>>,
     /// Executable graphs that kernels may launch, by the server's own handle, which kernels
@@ -158,7 +158,7 @@ pub(crate) struct Graphs {
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownNodes {
     nodes: FxHashMap<u64, (u64, NodeRecord)>,
     of_graph: FxHashMap<u64, Vec<u64>>,
 }
@@ -175,7 +175,7 @@ impl Graphs {
     /// Adds the nodes of a reply that are not known yet.
     pub(crate) fn learn_shown(&self, graph: u64, shown: impl IntoIterator<Item = u64>) {
         let mut known = self.known.lock();
-        let Known { nodes, of_graph } = &mut *known;
+        let KnownNodes { nodes, of_graph } = &mut *known;
         for node in shown {
             if let Entry::Vacant(unknown) = nodes.entry(node) {
                 unknown.insert((graph, NodeRecord::Unknown));
@@ -269,11 +269,11 @@ impl Graphs {
 /// Functions that generated stubs use, as for the other kinds of handle.
 impl Driver {
     pub(crate) fn wire_graph(&self, graph: CUgraph) -> Result<u64, CUresult> {
-        self.handles.check(Kind::Graph, graph.0 as u64)
+        self.handles.check(HandleKind::Graph, graph.0 as u64)
     }
 
     pub(crate) fn retire_graph(&self, graph: CUgraph) -> Result<u64, CUresult> {
-        let number = self.handles.retire(Kind::Graph, graph.0 as u64)?;
+        let number = self.handles.retire(HandleKind::Graph, graph.0 as u64)?;
         self.graphs.forget_graph(number);
         self.user_objects.graph_gone(number);
         self.graph_memory_gone(number);
@@ -282,7 +282,7 @@ impl Driver {
 
     /// Returns the number of an executable graph, from its own handle or the one that kernels use.
     pub(crate) fn wire_graphexec(&self, exec: CUgraphExec) -> Result<u64, CUresult> {
-        match self.handles.check(Kind::GraphExec, exec.0 as u64) {
+        match self.handles.check(HandleKind::GraphExec, exec.0 as u64) {
             Ok(number) => Ok(number),
             Err(unknown) => self
                 .graphs
@@ -296,7 +296,7 @@ impl Driver {
 
     pub(crate) fn retire_graphexec(&self, exec: CUgraphExec) -> Result<u64, CUresult> {
         let number = self.wire_graphexec(exec)?;
-        self.handles.retire(Kind::GraphExec, number)?;
+        self.handles.retire(HandleKind::GraphExec, number)?;
         self.graphs
             .by_kernels
             .lock()
@@ -307,7 +307,7 @@ impl Driver {
     }
 
     pub(crate) fn mint_graphexec(&self) -> u64 {
-        self.handles.mint(Kind::GraphExec)
+        self.handles.mint(HandleKind::GraphExec)
     }
 
     /// Returns the CUDA handle of a new executable graph.
@@ -317,7 +317,7 @@ impl Driver {
     }
 
     pub(crate) fn mint_graph(&self) -> u64 {
-        self.handles.mint(Kind::Graph)
+        self.handles.mint(HandleKind::Graph)
     }
 
     /// Returns the CUDA handle of a new graph.

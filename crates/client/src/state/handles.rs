@@ -16,7 +16,7 @@ use super::Driver;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub(crate) enum HandleKind {
     Context = b'C',
     Stream = b'S',
     Event = b'E',
@@ -42,7 +42,7 @@ pub(crate) fn kind_of(handle: u64) -> u8 {
     (handle >> KIND_SHIFT) as u8
 }
 
-impl Kind {
+impl HandleKind {
     pub(crate) fn tag(self, number: u64) -> u64 {
         u64::from(self as u8) << KIND_SHIFT | number
     }
@@ -50,7 +50,9 @@ impl Kind {
     /// Returns the driver's error for an unknown handle of this kind.
     fn unknown(self) -> CUresult {
         match self {
-            Kind::Graph | Kind::GraphExec | Kind::Node => CUresult::CUDA_ERROR_INVALID_VALUE,
+            HandleKind::Graph | HandleKind::GraphExec | HandleKind::Node => {
+                CUresult::CUDA_ERROR_INVALID_VALUE
+            }
             _ => CUresult::CUDA_ERROR_INVALID_HANDLE,
         }
     }
@@ -78,12 +80,12 @@ impl Default for Handles {
 
 impl Handles {
     /// Returns a new handle of this kind.
-    pub(crate) fn mint(&self, kind: Kind) -> u64 {
+    pub(crate) fn mint(&self, kind: HandleKind) -> u64 {
         self.mint_range(kind, 1)
     }
 
     /// Returns the first of `count` consecutive handles.
-    pub(crate) fn mint_range(&self, kind: Kind, count: u64) -> u64 {
+    pub(crate) fn mint_range(&self, kind: HandleKind, count: u64) -> u64 {
         kind.tag(self.next.fetch_add(count, Ordering::Relaxed))
     }
 
@@ -92,13 +94,13 @@ impl Handles {
         self.known.write().insert(handle);
     }
 
-    pub(crate) fn check(&self, kind: Kind, handle: u64) -> Result<u64, CUresult> {
+    pub(crate) fn check(&self, kind: HandleKind, handle: u64) -> Result<u64, CUresult> {
         let known = kind_of(handle) == kind as u8 && self.known.read().contains(&handle);
         known.then_some(handle).ok_or(kind.unknown())
     }
 
     /// Removes a destroyed object.
-    pub(crate) fn retire(&self, kind: Kind, handle: u64) -> Result<u64, CUresult> {
+    pub(crate) fn retire(&self, kind: HandleKind, handle: u64) -> Result<u64, CUresult> {
         let known = kind_of(handle) == kind as u8 && self.known.write().remove(&handle);
         known.then_some(handle).ok_or(kind.unknown())
     }
@@ -110,15 +112,15 @@ macro_rules! stateless {
         #[allow(dead_code)]
         impl Driver {$(
             pub(crate) fn $wire(&self, handle: $ctype) -> Result<u64, CUresult> {
-                self.handles.check(Kind::$kind, handle.0 as u64)
+                self.handles.check(HandleKind::$kind, handle.0 as u64)
             }
 
             pub(crate) fn $retire(&self, handle: $ctype) -> Result<u64, CUresult> {
-                self.handles.retire(Kind::$kind, handle.0 as u64)
+                self.handles.retire(HandleKind::$kind, handle.0 as u64)
             }
 
             pub(crate) fn $mint(&self) -> u64 {
-                self.handles.mint(Kind::$kind)
+                self.handles.mint(HandleKind::$kind)
             }
 
             /// Returns the CUDA handle of a new object.

@@ -24,7 +24,7 @@ use rustc_hash::FxHashMap;
 
 use crate::calls::PARAM_BYTES_MAX;
 
-use super::{Driver, Kind, slots::Slots};
+use super::{Driver, HandleKind, slots::Slots};
 
 /// Most kernels of one library; the index shares a word with the library's number.
 const KERNELS_MAX: usize = 1 << 31;
@@ -153,9 +153,9 @@ impl Libraries {
 
     /// Returns a library by a handle of kind `Library` or `Module`.
     pub(crate) fn get(&self, handle: usize) -> Result<Arc<Library>, CUresult> {
-        let number = Kind::Library
+        let number = HandleKind::Library
             .number(handle as u64)
-            .or_else(|| Kind::Module.number(handle as u64));
+            .or_else(|| HandleKind::Module.number(handle as u64));
         let library = number.and_then(|n| self.by_number.read().get(&n).cloned());
         library.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
@@ -180,10 +180,12 @@ impl Libraries {
     /// Returns a kernel by a `CUfunction` or a `CUkernel`: the driver accepts one as the other.
     #[inline]
     pub(crate) fn kernel(&self, function: CUfunction) -> Result<&'static Kernel, CUresult> {
-        let known = Kind::Kernel.number(function.0 as u64).and_then(|wire| {
-            let library = u32::try_from(wire >> 32).ok()?;
-            self.kernels.get(library)?.get(wire as u32 as usize)
-        });
+        let known = HandleKind::Kernel
+            .number(function.0 as u64)
+            .and_then(|wire| {
+                let library = u32::try_from(wire >> 32).ok()?;
+                self.kernels.get(library)?.get(wire as u32 as usize)
+            });
         match known {
             Some(kernel) if !kernel.unloaded.load(Ordering::Acquire) => Ok(kernel),
             _ => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
@@ -202,7 +204,7 @@ impl Library {
 
 impl Kernel {
     pub(crate) fn handle(&self) -> usize {
-        Kind::Kernel.tag(self.wire) as usize
+        HandleKind::Kernel.tag(self.wire) as usize
     }
 
     /// Returns an attribute. The server is asked once for all attributes of the kernel.

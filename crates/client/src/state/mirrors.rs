@@ -3,18 +3,18 @@
 //! A mirror is opened when work first names the memory, or when the program asks for its device
 //! pointer. Before work that may read mirrors, the client sends the bytes that the program changed.
 //! Before it answers a wait, the server sends the bytes that kernels changed. The client keeps a
-//! copy of the server's bytes, the shadow, to find changes.
+//! copy of the server's bytes, `server_bytes`, to find changes.
 //!
 //! ```text
-//!  program writes ──► page is marked by the kernel ──► scan before a launch ──► compared with the shadow ──► HostWrite
-//!  HostPages ──► shadow, program's memory                      └─ no page marked: nothing is compared or sent
+//!  program writes ──► page is marked by the kernel ──► scan before a launch ──► compared with server_bytes ──► HostWrite
+//!  HostPages ──► server_bytes, program's memory                      └─ no page marked: nothing is compared or sent
 //! ```
 //!
 //! A mirror that was opened only because a kernel's argument points into the memory is closed again
 //! when work stops naming it: the argument may have been a stale pointer. A kernel that still uses
 //! the memory, through a pointer of its own, then gets an illegal address.
 //!
-//! Lock order: `naming`, `open`, a mirror's `shadow`, the session's sender.
+//! Lock order: `naming`, `open`, a mirror's `server_bytes`, the session's sender.
 
 use std::{
     sync::{
@@ -44,7 +44,7 @@ const UNNAMED_LOOKS_MAX: u64 = 1024;
 const UNNAMED_WAITS_MAX: u64 = 8;
 
 /// Time limit for work that first names memory to wait for copies into it that are under way.
-const LANDING_MAX: Duration = Duration::from_secs(60);
+const COPY_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// State of the mirror of one host range.
 pub(crate) struct Mirror {
@@ -58,7 +58,7 @@ pub(crate) struct Mirror {
     /// The kernel reports written pages; otherwise everything is compared.
     is_tracked: AtomicBool,
     /// The server's bytes. Locked only briefly: the thread that reads the link locks it too.
-    shadow: Mutex<Vec<u8>>,
+    server_bytes: Mutex<Vec<u8>>,
     opening: Mutex<()>,
 }
 
@@ -70,7 +70,7 @@ impl Default for Mirror {
             named_at_look: AtomicU64::new(0),
             named_at_wait: AtomicU64::new(0),
             is_tracked: AtomicBool::new(false),
-            shadow: Mutex::default(),
+            server_bytes: Mutex::default(),
             opening: Mutex::new(()),
         }
     }
@@ -94,14 +94,14 @@ pub(crate) struct Mirrors {
     /// mirrors are closed.
     naming: RwLock<()>,
     /// Locked from a look for changes until they are sent, so that no later launch overtakes them.
-    open: Mutex<Open>,
+    open: Mutex<OpenMirrors>,
     count: AtomicUsize,
     looks: AtomicU64,
     figures: Figures,
 }
 
 #[derive(Default)]
-struct Open {
+struct OpenMirrors {
     ranges: Vec<Arc<HostRange>>,
     /// Runs of pages written since the last look, by any thread.
     written: Vec<(u64, u64)>,
@@ -169,8 +169,8 @@ impl Mirrors {
     /// changed.
     pub(super) fn take_pages(&self, range: &HostRange, address: u64, data: &[u8]) {
         let start = (address - range.base) as usize;
-        let mut shadow = range.mirror.shadow.lock();
-        let Some(known) = shadow.get_mut(start..start + data.len()) else {
+        let mut server_bytes = range.mirror.server_bytes.lock();
+        let Some(known) = server_bytes.get_mut(start..start + data.len()) else {
             return;
         };
         let mut at = 0;
@@ -198,7 +198,7 @@ impl Driver {
         let _naming = self.mirrors.naming.read();
         if !range.mirror.stays_open() {
             range.mirror.stays.store(true, Ordering::Release);
-            if let Err(error) = self.land_copies(&range) {
+            if let Err(error) = self.wait_for_copies(&range) {
                 range.mirror.stays.store(false, Ordering::Release);
                 return Err(error);
             }
@@ -209,15 +209,15 @@ impl Driver {
     /// Waits for copies into this memory that are under way: work that reads the mirror would miss
     /// them. A copy may itself wait for a later act of the calling thread, and never arrive; then
     /// the work is refused.
-    fn land_copies(&self, range: &HostRange) -> Result<(), CUresult> {
+    fn wait_for_copies(&self, range: &HostRange) -> Result<(), CUresult> {
         let begin = Instant::now();
         while self.session.expects_detached_in(range.base, range.bytes) {
             self.session.poll();
             std::thread::yield_now();
-            if begin.elapsed() > LANDING_MAX {
+            if begin.elapsed() > COPY_WAIT_MAX {
                 log::warn(format_args!(
                     "work that first names pinned memory while a copy is on its way into it, which has not come in {} s, is not supported: a stream may wait for what comes later",
-                    LANDING_MAX.as_secs()
+                    COPY_WAIT_MAX.as_secs()
                 ));
                 return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
             }
@@ -250,7 +250,7 @@ impl Driver {
             naming.get_or_insert_with(|| self.mirrors.naming.read());
             let look = self.mirrors.looks.load(Ordering::Acquire);
             range.mirror.named(look);
-            self.land_copies(&range)?;
+            self.wait_for_copies(&range)?;
             self.open_mirror(&range)?;
         }
         self.push_visible()?;
@@ -280,7 +280,7 @@ impl Driver {
             )?;
         }
         // A new mirror contains zeros, and the server assumes the same of a variable.
-        *mirror.shadow.lock() = vec![0; range.bytes as usize];
+        *mirror.server_bytes.lock() = vec![0; range.bytes as usize];
         self.submit(&messages::HostWatch {
             va: range.base,
             len: range.bytes,
@@ -314,7 +314,7 @@ impl Driver {
         }
     }
 
-    fn close_in(&self, open: &mut Open, range: &Arc<HostRange>) -> Result<(), CUresult> {
+    fn close_in(&self, open: &mut OpenMirrors, range: &Arc<HostRange>) -> Result<(), CUresult> {
         open.ranges.retain(|other| !Arc::ptr_eq(other, range));
         let mirror = &range.mirror;
         mirror.is_open.store(false, Ordering::Release);
@@ -326,7 +326,7 @@ impl Driver {
         {
             tracker.forget(start, end);
         }
-        *mirror.shadow.lock() = Vec::new();
+        *mirror.server_bytes.lock() = Vec::new();
         match range.is_variable() {
             true => Ok(()),
             false => self.submit(&messages::HostUnmap { va: start }),
@@ -373,7 +373,7 @@ impl Driver {
 
     /// Closes mirrors that no launch has named for a long time. All work is done, so nothing
     /// written is lost.
-    fn close_unnamed(&self, open: &mut Open, look: u64) -> Result<(), CUresult> {
+    fn close_unnamed(&self, open: &mut OpenMirrors, look: u64) -> Result<(), CUresult> {
         let is_unnamed = |range: &Arc<HostRange>| range.mirror.is_unnamed(look);
         if !open.ranges.iter().any(is_unnamed) {
             return Ok(());
@@ -462,8 +462,8 @@ impl Mirror {
 
     /// Returns runs of bytes that differ from the server's, and counts them as sent.
     fn take_changes(&self, start: usize, now: &[u8], exact: bool) -> Vec<(usize, usize)> {
-        let mut shadow = self.shadow.lock();
-        let Some(known) = shadow.get_mut(start..start + now.len()) else {
+        let mut server_bytes = self.server_bytes.lock();
+        let Some(known) = server_bytes.get_mut(start..start + now.len()) else {
             return Vec::new();
         };
         if now == known {
@@ -484,7 +484,7 @@ impl Mirror {
     /// Marks bytes that the server may not have: they count as changed until they are sent again.
     fn forget(&self, start: usize, now: &[u8]) {
         self.is_tracked.store(false, Ordering::Release);
-        if let Some(known) = self.shadow.lock().get_mut(start..start + now.len()) {
+        if let Some(known) = self.server_bytes.lock().get_mut(start..start + now.len()) {
             known
                 .iter_mut()
                 .zip(now)
@@ -493,7 +493,7 @@ impl Mirror {
     }
 }
 
-impl Open {
+impl OpenMirrors {
     /// Asks the kernel for the pages written since the last look.
     fn find_written(&mut self) {
         self.written.append(&mut WRITTEN_BY_ADAPTER.lock());
@@ -561,7 +561,7 @@ mod tests {
     #[test]
     fn changes_are_taken_once_and_again_after_they_were_lost() {
         let mirror = Mirror::default();
-        *mirror.shadow.lock() = vec![0; 64];
+        *mirror.server_bytes.lock() = vec![0; 64];
         let mut now = [0u8; 64];
         now[9] = 1;
         assert_eq!(mirror.take_changes(0, &now, true), vec![(8, 4)]);

@@ -1,7 +1,7 @@
 //! The client's own knowledge, from which all local calls are answered.
 
 mod board;
-mod captures;
+mod capture_table;
 mod connect;
 mod contexts;
 mod device_memory;
@@ -44,14 +44,14 @@ use crate::{
 
 pub(crate) use self::{
     board::Word,
-    captures::{Beginning, Capture, Captures, exchange_thread_mode},
+    capture_table::{Beginning, Capture, Captures, exchange_thread_mode},
     connect::{abandon_after_fork, connect, send_all_at_exit},
     contexts::{Context, Contexts, current_context, pop_context, push_context, set_context},
-    device_memory::{Access, Allocation, CHUNK_BYTES, Chunk, DeviceMemory, Kind as AllocationKind},
+    device_memory::{Access, Allocation, AllocationKind, CHUNK_BYTES, Chunk, DeviceMemory},
     exposed::Exposed,
     graph_memory::GraphMemory,
     graphs::{Graphs, KernelRecord, MemOpsRecord, NodeRecord},
-    handles::{Handles, Kind},
+    handles::{HandleKind, Handles},
     host_memory::HostMemory,
     host_writes::HostWrites,
     libraries::{Global, Kernel, Libraries, Library},

@@ -6,7 +6,7 @@ use outboard_wire::doc::{RESOURCE_DESC_BYTES, RESOURCE_VIEW_DESC_BYTES};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use super::{Driver, Kind, wire_context};
+use super::{Driver, HandleKind, wire_context};
 
 #[derive(Clone)]
 pub(crate) struct ObjectRecord {
@@ -21,20 +21,20 @@ pub(crate) struct ObjectRecord {
 pub(crate) struct Objects(Mutex<FxHashMap<(u8, u64, u64), ObjectRecord>>);
 
 impl Objects {
-    pub(crate) fn insert(&self, kind: Kind, number: u64, record: ObjectRecord) {
+    pub(crate) fn insert(&self, kind: HandleKind, number: u64, record: ObjectRecord) {
         self.0
             .lock()
             .insert((kind as u8, wire_context(), number), record);
     }
 
-    pub(crate) fn get(&self, kind: Kind, number: u64) -> Option<ObjectRecord> {
+    pub(crate) fn get(&self, kind: HandleKind, number: u64) -> Option<ObjectRecord> {
         self.0
             .lock()
             .get(&(kind as u8, wire_context(), number))
             .cloned()
     }
 
-    fn remove(&self, kind: Kind, number: u64) -> Option<ObjectRecord> {
+    fn remove(&self, kind: HandleKind, number: u64) -> Option<ObjectRecord> {
         self.0.lock().remove(&(kind as u8, wire_context(), number))
     }
 
@@ -48,21 +48,21 @@ impl Objects {
 impl Driver {
     pub(crate) fn wire_texture(&self, object: u64) -> Result<u64, CUresult> {
         self.objects
-            .get(Kind::Texture, object)
+            .get(HandleKind::Texture, object)
             .map(|o| o.wire)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 
     pub(crate) fn retire_texture(&self, object: u64) -> Result<u64, CUresult> {
         self.objects
-            .remove(Kind::Texture, object)
+            .remove(HandleKind::Texture, object)
             .map(|o| o.wire)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 
     pub(crate) fn retire_surface(&self, object: u64) -> Result<u64, CUresult> {
         self.objects
-            .remove(Kind::Surface, object)
+            .remove(HandleKind::Surface, object)
             .map(|o| o.wire)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }

@@ -58,14 +58,14 @@ pub(crate) struct StandIn {
 }
 
 #[derive(PartialEq, Eq, Hash)]
-struct Key {
+struct StandInKey {
     address: u64,
     bytes: u64,
     to_host: bool,
 }
 
 #[derive(Default)]
-pub(crate) struct StandIns(Mutex<FxHashMap<Key, Arc<StandIn>>>);
+pub(crate) struct StandIns(Mutex<FxHashMap<StandInKey, Arc<StandIn>>>);
 
 impl StandIns {
     /// Copies bytes that the GPU wrote to a mirror.
@@ -87,7 +87,7 @@ impl StandIns {
 impl Driver {
     pub(crate) fn stand_in(&self, host: &Pageable) -> Result<Arc<StandIn>, CUresult> {
         let bytes = host.bytes();
-        let key = Key {
+        let key = StandInKey {
             address: host.address,
             bytes,
             to_host: host.to_host,

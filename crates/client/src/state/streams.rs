@@ -17,7 +17,7 @@ use outboard_wire::messages;
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
-use super::{Driver, Kind, current_context};
+use super::{Driver, HandleKind, current_context};
 use crate::session::Group;
 
 /// Counts work that was sent, and work that is known to be done. If they are equal, a wait need not
@@ -411,7 +411,7 @@ impl Driver {
         if let Some(stream) = own.filter(|s| self.streams.streams.read().contains_key(&s.handle)) {
             return Ok(stream);
         }
-        let handle = self.handles.mint(Kind::Stream);
+        let handle = self.handles.mint(HandleKind::Stream);
         self.submit(&messages::StreamCreate {
             stream: handle,
             flags: 0,

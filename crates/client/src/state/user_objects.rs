@@ -19,17 +19,17 @@ use crate::{
 };
 
 /// Number of references to each object.
-type Held = FxHashMap<u64, u64>;
+type ReferenceCounts = FxHashMap<u64, u64>;
 
 #[derive(Default)]
-pub(crate) struct UserObjects(Mutex<Table>);
+pub(crate) struct UserObjects(Mutex<ObjectTable>);
 
 #[derive(Default)]
-struct Table {
+struct ObjectTable {
     last: u64,
     objects: FxHashMap<u64, Object>,
-    graphs: FxHashMap<u64, Held>,
-    execs: FxHashMap<u64, Held>,
+    graphs: FxHashMap<u64, ReferenceCounts>,
+    execs: FxHashMap<u64, ReferenceCounts>,
 }
 
 struct Object {
@@ -41,7 +41,7 @@ struct Object {
 // SAFETY: the pointer is the program's, given for a call on another thread.
 unsafe impl Send for Object {}
 
-impl Table {
+impl ObjectTable {
     /// Releases references. Returns the objects that have none left, removed from the table.
     fn release(&mut self, held: impl IntoIterator<Item = (u64, u64)>) -> Vec<Object> {
         let mut gone = Vec::new();
@@ -56,7 +56,7 @@ impl Table {
         gone
     }
 
-    fn retain(&mut self, held: &Held) {
+    fn retain(&mut self, held: &ReferenceCounts) {
         for (object, count) in held {
             if let Some(known) = self.objects.get_mut(object) {
                 known.references += count;

@@ -64,7 +64,7 @@ pub(crate) unsafe fn nvmlDeviceGetHandleByPciBusId_v2(
     unsafe {
         find_by_text(bus_id, device, |d, text| {
             let wanted = parse_bus_id(text).ok_or(nvmlReturn_t::INVALID_ARGUMENT)?;
-            Ok(wanted == place_of(&d.pci))
+            Ok(wanted == pci_address_of(&d.pci))
         })
     }
 }
@@ -126,15 +126,15 @@ unsafe fn find_by_text(
 }
 
 /// Domain, bus, device, function.
-type Place = [u32; 4];
+type PciAddress = [u32; 4];
 
 /// Returns the address of a GPU, which is function 0 of its PCI device.
-fn place_of(pci: &NvmlPci) -> Place {
+fn pci_address_of(pci: &NvmlPci) -> PciAddress {
     [pci.domain, pci.bus, pci.device, 0]
 }
 
 /// `domain:bus:device.function`, `domain:bus:device` or `bus:device.function`, in hexadecimal.
-fn parse_bus_id(text: &str) -> Option<Place> {
+fn parse_bus_id(text: &str) -> Option<PciAddress> {
     let hex = |digits: &str| {
         let plain = digits.bytes().all(|b| b.is_ascii_hexdigit());
         plain

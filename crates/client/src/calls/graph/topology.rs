@@ -13,7 +13,7 @@ use outboard_wire::{
 use super::Done;
 use crate::{
     log,
-    state::{Driver, Kind, driver},
+    state::{Driver, HandleKind, driver},
 };
 /// Most nodes in one message, so that two lists of them fit into a frame.
 pub(in crate::calls) const NODES_MAX: usize = 1 << 15;
@@ -127,7 +127,9 @@ unsafe fn graph_nodes(
     let graph = driver.wire_graph(graph)?;
     // SAFETY: the caller's promise.
     let nodes_max = unsafe { wanted(out, room)? };
-    let first_node = driver.handles.mint_range(Kind::Node, u64::from(nodes_max));
+    let first_node = driver
+        .handles
+        .mint_range(HandleKind::Node, u64::from(nodes_max));
     let message = messages::GraphNodes {
         graph,
         roots_only,
@@ -192,7 +194,7 @@ pub(crate) unsafe fn cuGraphGetEdges_v2(
         // An edge has two ends, each of which may need a new handle.
         let first_node = driver
             .handles
-            .mint_range(Kind::Node, 2 * u64::from(edges_max));
+            .mint_range(HandleKind::Node, 2 * u64::from(edges_max));
         let (known, starts, ends, told) = driver.call(
             &messages::GraphEdges {
                 graph,
@@ -278,7 +280,9 @@ unsafe fn neighbours(
     // SAFETY: the caller's promise.
     unsafe {
         let nodes_max = wanted(out, room)?;
-        let first_node = driver.handles.mint_range(Kind::Node, u64::from(nodes_max));
+        let first_node = driver
+            .handles
+            .mint_range(HandleKind::Node, u64::from(nodes_max));
         let message = messages::GraphNodeNeighbours {
             node,
             dependents,

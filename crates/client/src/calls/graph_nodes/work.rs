@@ -19,9 +19,9 @@ use outboard_wire::{
 use crate::{
     calls::{
         Done,
-        copy::Place,
+        copy::MemoryKind,
         graph_params::{AllocParams, Side, memset_bytes},
-        launch::{Params, Shape},
+        launch::{LaunchShape, Params},
     },
     log,
     notes::{self, HostCall},
@@ -29,11 +29,11 @@ use crate::{
     state::{Driver, Kernel, KernelRecord, MemOpsRecord, NodeRecord, Pageable, wire_context},
 };
 /// The work of a node, from the program's records.
-pub(super) enum Work {
+pub(super) enum NodeSpec {
     Kernel {
         node: CUDA_KERNEL_NODE_PARAMS,
         kernel: &'static Kernel,
-        shape: Shape,
+        shape: LaunchShape,
         params: Box<Params>,
         context: u64,
     },
@@ -87,13 +87,13 @@ impl Driver {
     pub(super) unsafe fn kernel_work(
         &self,
         node: &CUDA_KERNEL_NODE_PARAMS,
-    ) -> Result<Work, CUresult> {
+    ) -> Result<NodeSpec, CUresult> {
         let (function, context) = match node.func.is_null() {
             false => (node.func, CUcontext::NULL),
             true => (CUfunction(node.kern.0), node.ctx),
         };
         let kernel = self.libraries.kernel(function)?;
-        let shape = Shape {
+        let shape = LaunchShape {
             grid: [node.grid_dim_x, node.grid_dim_y, node.grid_dim_z],
             block: [node.block_dim_x, node.block_dim_y, node.block_dim_z],
             shared_bytes: node.shared_mem_bytes,
@@ -102,7 +102,7 @@ impl Driver {
         // SAFETY: the caller's promise.
         let params = Box::new(unsafe { Params::gather(kernel, node.kernel_params, node.extra)? });
         self.make_arguments_visible(params.bytes(), || true)?;
-        Ok(Work::Kernel {
+        Ok(NodeSpec::Kernel {
             node: *node,
             kernel,
             shape,
@@ -115,10 +115,10 @@ impl Driver {
         &self,
         memset: &CUDA_MEMSET_NODE_PARAMS,
         context: CUcontext,
-    ) -> Result<Work, CUresult> {
+    ) -> Result<NodeSpec, CUresult> {
         let bytes = memset_bytes(memset).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         self.check_reachable(memset.dst, bytes, "a memset node")?;
-        Ok(Work::Memset {
+        Ok(NodeSpec::Memset {
             memset: *memset,
             context: self.node_context(context)?,
         })
@@ -128,22 +128,22 @@ impl Driver {
         &self,
         copy: &CUDA_MEMCPY3D,
         context: CUcontext,
-    ) -> Result<Work, CUresult> {
+    ) -> Result<NodeSpec, CUresult> {
         let node = *copy;
         let (copy, host) = self.copy_box(copy)?;
         if let Some(host) = host {
             let context = self.node_context(context)?;
             let child = self.pageable_graph(host, copy, context)?;
-            return Ok(Work::Pageable { node, child });
+            return Ok(NodeSpec::Pageable { node, child });
         }
         for end in [copy.src, copy.dst] {
             if let BoxEnd::Pitched { address, .. } = end
-                && self.place_of(address, 1)? != Place::Device
+                && self.memory_kind(address, 1)? != MemoryKind::Device
             {
                 self.graph_uses_host();
             }
         }
-        Ok(Work::Copy {
+        Ok(NodeSpec::Copy {
             node,
             copy,
             context: self.node_context(context)?,
@@ -203,7 +203,7 @@ impl Driver {
         };
         let host = match host {
             Some((_, _, _, BoxEnd::Pitched { address, .. }))
-                if self.place_of(*address, 1)? != Place::Device =>
+                if self.memory_kind(*address, 1)? != MemoryKind::Device =>
             {
                 return Err(refuse_pageable());
             }
@@ -256,7 +256,9 @@ impl Driver {
             pitch_bytes,
             height,
         };
-        if side.kind != CU_MEMORYTYPE_DEVICE && self.place_of(start, bytes)? == Place::Pageable {
+        if side.kind != CU_MEMORYTYPE_DEVICE
+            && self.memory_kind(start, bytes)? == MemoryKind::Pageable
+        {
             let [width, rows, depth] = extent.map(|n| n as usize);
             let rows = Rows {
                 width,
@@ -273,10 +275,10 @@ impl Driver {
 
     /// Checks memory that a launch will use: it must be device memory or pinned.
     fn check_reachable(&self, address: u64, bytes: u64, what: &str) -> Done {
-        match self.place_of(address, bytes)? {
-            Place::Device | Place::Shared => Ok(()),
-            Place::Pinned => self.make_visible(address),
-            Place::Pageable => {
+        match self.memory_kind(address, bytes)? {
+            MemoryKind::Device | MemoryKind::Shared => Ok(()),
+            MemoryKind::Pinned => self.make_visible(address),
+            MemoryKind::Pageable => {
                 log::warn(format_args!(
                     "{what} with pageable host memory is not supported: pin it with cuMemHostAlloc or cuMemHostRegister"
                 ));
@@ -297,13 +299,15 @@ impl Driver {
     }
 
     /// Returns the work in the form of messages, and its context.
-    fn told(&self, work: &Work) -> Result<(NodeWork, u64), CUresult> {
+    fn told(&self, work: &NodeSpec) -> Result<(NodeWork, u64), CUresult> {
         let here = wire_context();
         Ok(match work {
-            Work::Empty | Work::Alloc(_) | Work::Free(_) => (NodeWork::Empty, here),
-            Work::Pageable { child, .. } | Work::Child(child) => (NodeWork::Child(*child), here),
-            Work::Host(host) => (NodeWork::Host(self.host_call(host)), here),
-            Work::Event { event, wait } => {
+            NodeSpec::Empty | NodeSpec::Alloc(_) | NodeSpec::Free(_) => (NodeWork::Empty, here),
+            NodeSpec::Pageable { child, .. } | NodeSpec::Child(child) => {
+                (NodeWork::Child(*child), here)
+            }
+            NodeSpec::Host(host) => (NodeWork::Host(self.host_call(host)), here),
+            NodeSpec::Event { event, wait } => {
                 let event = self.streams.event(*event)?.handle;
                 let told = match wait {
                     true => NodeWork::WaitEvent(event),
@@ -311,8 +315,8 @@ impl Driver {
                 };
                 (told, here)
             }
-            Work::Copy { copy, context, .. } => (NodeWork::Copy(*copy), *context),
-            Work::Memset { memset, context } => {
+            NodeSpec::Copy { copy, context, .. } => (NodeWork::Copy(*copy), *context),
+            NodeSpec::Memset { memset, context } => {
                 let told = MemsetWork {
                     dst: memset.dst,
                     pitch: memset.pitch as u64,
@@ -323,7 +327,7 @@ impl Driver {
                 };
                 (NodeWork::Memset(told), *context)
             }
-            Work::Kernel {
+            NodeSpec::Kernel {
                 kernel,
                 shape,
                 params,
@@ -339,8 +343,8 @@ impl Driver {
                 };
                 (NodeWork::Kernel(told), *context)
             }
-            Work::MemOps(ops) => (NodeWork::MemOps(ops.bytes().to_vec()), ops.context()),
-            Work::Conditional {
+            NodeSpec::MemOps(ops) => (NodeWork::MemOps(ops.bytes().to_vec()), ops.context()),
+            NodeSpec::Conditional {
                 handle,
                 kind,
                 bodies,
@@ -356,7 +360,7 @@ impl Driver {
         })
     }
 
-    pub(super) fn add(&self, graph: u64, node: u64, dependencies: &[u8], work: &Work) -> Done {
+    pub(super) fn add(&self, graph: u64, node: u64, dependencies: &[u8], work: &NodeSpec) -> Done {
         let (told, context) = self.told(work)?;
         let told = doc::to_bytes(&told).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
         let message = messages::GraphAdd {
@@ -371,7 +375,7 @@ impl Driver {
 
     /// Changes the work of a node of the executable graph `exec`, or, if that is 0, of the graph
     /// that contains it.
-    pub(super) fn set(&self, exec: u64, node: u64, work: &Work) -> Done {
+    pub(super) fn set(&self, exec: u64, node: u64, work: &NodeSpec) -> Done {
         let (told, context) = self.told(work)?;
         let told = doc::to_bytes(&told).map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
         let message = messages::GraphSet {
@@ -383,10 +387,10 @@ impl Driver {
         self.told_work(work, set)
     }
 
-    fn told_work(&self, work: &Work, result: Done) -> Done {
+    fn told_work(&self, work: &NodeSpec, result: Done) -> Done {
         match work {
-            Work::Pageable { child, .. } => self.drop_graph(*child)?,
-            Work::Event { event, wait: false } if result.is_ok() => {
+            NodeSpec::Pageable { child, .. } => self.drop_graph(*child)?,
+            NodeSpec::Event { event, wait: false } if result.is_ok() => {
                 self.graphs.records_event(&self.streams.event(*event)?);
             }
             _ => {}
@@ -400,34 +404,34 @@ fn refuse_pageable() -> CUresult {
     CUresult::CUDA_ERROR_NOT_SUPPORTED
 }
 
-impl Work {
+impl NodeSpec {
     /// Returns the record that queries of the node will use.
     pub(super) fn record(&self) -> NodeRecord {
         match self {
-            Work::Kernel {
+            NodeSpec::Kernel {
                 node,
                 kernel,
                 params,
                 ..
             } => NodeRecord::Kernel(Arc::new(KernelRecord::new(node, kernel, params.bytes()))),
-            Work::Memset { memset, .. } => NodeRecord::Memset(*memset),
-            Work::Host(host) => NodeRecord::Host(*host),
-            Work::Copy { node, .. } => NodeRecord::Copy {
+            NodeSpec::Memset { memset, .. } => NodeRecord::Memset(*memset),
+            NodeSpec::Host(host) => NodeRecord::Host(*host),
+            NodeSpec::Copy { node, .. } => NodeRecord::Copy {
                 copy: *node,
                 pageable: false,
             },
-            Work::Pageable { node, .. } => NodeRecord::Copy {
+            NodeSpec::Pageable { node, .. } => NodeRecord::Copy {
                 copy: *node,
                 pageable: true,
             },
-            Work::Event { event, .. } => NodeRecord::Event(*event),
-            Work::MemOps(ops) => NodeRecord::MemOps(ops.clone()),
-            Work::Alloc(params) => NodeRecord::Alloc(*params),
-            Work::Free(address) => NodeRecord::Free(*address),
-            Work::Conditional { bodies, .. } => {
+            NodeSpec::Event { event, .. } => NodeRecord::Event(*event),
+            NodeSpec::MemOps(ops) => NodeRecord::MemOps(ops.clone()),
+            NodeSpec::Alloc(params) => NodeRecord::Alloc(*params),
+            NodeSpec::Free(address) => NodeRecord::Free(*address),
+            NodeSpec::Conditional { bodies, .. } => {
                 NodeRecord::Conditional(bodies.iter().map(|body| CUgraph(*body as usize)).collect())
             }
-            Work::Child(_) | Work::Empty => NodeRecord::Unknown,
+            NodeSpec::Child(_) | NodeSpec::Empty => NodeRecord::Unknown,
         }
     }
 }

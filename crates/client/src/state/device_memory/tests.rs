@@ -30,7 +30,9 @@ fn exact_allocations_have_guards_and_are_never_used_again() {
     let mut m = memory_of(0x2180_0000_0000, 1 << 30, true);
     let sizes = [100, 3 << 20];
     let chunks = sizes.map(|bytes| {
-        let (base, chunk) = m.allocate(bytes, CONTEXT, 0, Kind::Plain, 0).expect("room");
+        let (base, chunk) = m
+            .allocate(bytes, CONTEXT, 0, AllocationKind::Plain, 0)
+            .expect("room");
         assert_eq!(chunk, Some(Chunk { base, bytes }));
         Chunk { base, bytes }
     });
@@ -40,14 +42,18 @@ fn exact_allocations_have_guards_and_are_never_used_again() {
         assert_eq!(m.free(chunk.base, 1).expect("live").1, Some(chunk));
     }
     assert_eq!(m.free_bytes(0), 1 << 30);
-    let (next, _) = m.allocate(100, CONTEXT, 0, Kind::Plain, 9).expect("room");
+    let (next, _) = m
+        .allocate(100, CONTEXT, 0, AllocationKind::Plain, 9)
+        .expect("room");
     assert!(next > chunks[1].base);
 }
 
 #[test]
 fn small_allocations_share_a_chunk_and_give_it_back() {
     let mut m = memory(0x2100_0000_0000, 1 << 30);
-    let (first, chunk) = m.allocate(100, CONTEXT, 0, Kind::Plain, 0).expect("room");
+    let (first, chunk) = m
+        .allocate(100, CONTEXT, 0, AllocationKind::Plain, 0)
+        .expect("room");
     assert_eq!(
         chunk,
         Some(Chunk {
@@ -55,7 +61,9 @@ fn small_allocations_share_a_chunk_and_give_it_back() {
             bytes: CHUNK_BYTES
         })
     );
-    let (second, chunk) = m.allocate(4000, CONTEXT, 0, Kind::Plain, 0).expect("room");
+    let (second, chunk) = m
+        .allocate(4000, CONTEXT, 0, AllocationKind::Plain, 0)
+        .expect("room");
     assert_eq!(chunk, None);
     assert_eq!(second - first, 512);
     assert_eq!(m.free(first, 1).expect("live").1, None);
@@ -78,18 +86,18 @@ fn a_small_piece_rests_until_what_may_use_it_is_done() {
     let mut m = memory(0x2140_0000_0000, 1 << 30);
     let sizes = [1 << 20, 512 << 10, 512 << 10];
     let bases = sizes.map(|bytes| {
-        m.allocate(bytes, CONTEXT, 0, Kind::Plain, 0)
+        m.allocate(bytes, CONTEXT, 0, AllocationKind::Plain, 0)
             .expect("room")
             .0
     });
     m.free(bases[1], 7).expect("live");
     let (elsewhere, chunk) = m
-        .allocate(512 << 10, CONTEXT, 0, Kind::Plain, 6)
+        .allocate(512 << 10, CONTEXT, 0, AllocationKind::Plain, 6)
         .expect("room");
     assert!(elsewhere != bases[1] && chunk.is_some());
     // Both the old chunk's piece and the new chunk's rest are free now.
     let again = [(); 4].map(|()| {
-        m.allocate(512 << 10, CONTEXT, 0, Kind::Plain, 7)
+        m.allocate(512 << 10, CONTEXT, 0, AllocationKind::Plain, 7)
             .expect("room")
             .0
     });
@@ -100,21 +108,24 @@ fn a_small_piece_rests_until_what_may_use_it_is_done() {
 fn the_quota_is_the_limit() {
     let mut m = memory(0x2110_0000_0000, 8 << 20);
     let (base, _) = m
-        .allocate(7 << 20, CONTEXT, 0, Kind::Plain, 0)
+        .allocate(7 << 20, CONTEXT, 0, AllocationKind::Plain, 0)
         .expect("room");
     assert_eq!(
-        m.allocate(1, CONTEXT, 0, Kind::Plain, 0).err(),
+        m.allocate(1, CONTEXT, 0, AllocationKind::Plain, 0).err(),
         Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
     );
     m.free(base, 1).expect("live");
-    assert!(m.allocate(8 << 20, CONTEXT, 0, Kind::Plain, 0).is_ok());
+    assert!(
+        m.allocate(8 << 20, CONTEXT, 0, AllocationKind::Plain, 0)
+            .is_ok()
+    );
 }
 
 #[test]
 fn addresses_are_found_inside_allocations_only() {
     let mut m = memory(0x2120_0000_0000, 1 << 30);
     let (base, _) = m
-        .allocate(3 << 20, CONTEXT, 0, Kind::Plain, 0)
+        .allocate(3 << 20, CONTEXT, 0, AllocationKind::Plain, 0)
         .expect("room");
     assert_eq!(m.find(base + 5).map(|a| a.base), Some(base));
     assert!(m.find(base + (3 << 20)).is_none());
@@ -126,11 +137,11 @@ fn addresses_are_found_inside_allocations_only() {
 fn freed_addresses_are_used_again_last() {
     let mut m = memory(0x2130_0000_0000, 1 << 30);
     let (first, _) = m
-        .allocate(2 << 20, CONTEXT, 0, Kind::Plain, 0)
+        .allocate(2 << 20, CONTEXT, 0, AllocationKind::Plain, 0)
         .expect("room");
     m.free(first, 1).expect("live");
     let (second, _) = m
-        .allocate(2 << 20, CONTEXT, 0, Kind::Plain, 0)
+        .allocate(2 << 20, CONTEXT, 0, AllocationKind::Plain, 0)
         .expect("room");
     assert_ne!(first, second);
 }

@@ -20,7 +20,8 @@ use super::{
 use crate::{
     log,
     state::{
-        Beginning, Capture, Driver, Kind, StreamRef, current_context, driver, exchange_thread_mode,
+        Beginning, Capture, Driver, HandleKind, StreamRef, current_context, driver,
+        exchange_thread_mode,
     },
 };
 
@@ -144,7 +145,9 @@ impl Driver {
     ) -> Result<Option<Vec<u64>>, CUresult> {
         let mut nodes_max = DEPENDENCIES_FIRST;
         loop {
-            let first_node = self.handles.mint_range(Kind::Node, u64::from(nodes_max));
+            let first_node = self
+                .handles
+                .mint_range(HandleKind::Node, u64::from(nodes_max));
             let message = messages::CaptureInfo {
                 stream: stream.wire(),
                 graph: capture.graph,

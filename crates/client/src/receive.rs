@@ -12,14 +12,14 @@ pub(crate) enum Sink {
     /// The waiting thread.
     Group,
     /// The program's memory.
-    Memory(Landing),
+    Memory(ReceiveBuffer),
     /// None: at the top level the named message would have no reply. An error becomes the session's
     /// deferred error, as it would there.
     Nowhere(&'static str),
 }
 
 /// Memory of the program that a reply is copied into.
-pub(crate) struct Landing {
+pub(crate) struct ReceiveBuffer {
     pub(crate) address: *mut u8,
     pub(crate) rows: Rows,
     /// No thread waits: an error becomes a deferred error of the session.
@@ -38,11 +38,11 @@ pub(crate) struct Rows {
 
 // SAFETY: the program keeps the memory of a copy alive until the copy is complete, as the driver
 // API asks of it.
-unsafe impl Send for Landing {}
+unsafe impl Send for ReceiveBuffer {}
 
-impl Landing {
+impl ReceiveBuffer {
     /// Copies packed rows into the program's memory.
-    pub(crate) fn land(&self, data: &[u8]) -> Result<(), CUresult> {
+    pub(crate) fn write(&self, data: &[u8]) -> Result<(), CUresult> {
         let Rows {
             width,
             height,
@@ -67,7 +67,7 @@ impl Landing {
 
     /// Returns the destination as memory to receive into, if the bytes have the same layout there
     /// as in the frame.
-    pub(crate) fn whole(&self, len: usize, group: &Arc<Group>) -> Option<Landed> {
+    pub(crate) fn whole(&self, len: usize, group: &Arc<Group>) -> Option<ReceiveSegment> {
         let Rows {
             width,
             height,
@@ -75,7 +75,7 @@ impl Landing {
             ..
         } = self.rows;
         let is_plain = height == 1 && depth == 1 && width == len;
-        is_plain.then(|| Landed {
+        is_plain.then(|| ReceiveSegment {
             address: self.address,
             len,
             group: Some(group.clone()),
@@ -84,19 +84,19 @@ impl Landing {
 }
 
 /// A copy's destination while bytes are received into it. Its group completes only afterwards.
-pub(crate) struct Landed {
+pub(crate) struct ReceiveSegment {
     address: *mut u8,
     len: usize,
     /// `None` once all bytes have arrived.
     group: Option<Arc<Group>>,
 }
 
-// SAFETY: as for `Landing`.
-unsafe impl Send for Landed {}
+// SAFETY: as for `ReceiveBuffer`.
+unsafe impl Send for ReceiveSegment {}
 // SAFETY: shared references only read it, and nothing writes to it meanwhile.
-unsafe impl Sync for Landed {}
+unsafe impl Sync for ReceiveSegment {}
 
-impl Segment for Landed {
+impl Segment for ReceiveSegment {
     fn room(&mut self) -> &mut [u8] {
         // SAFETY: the program gave this memory for the copy and keeps it until the copy is
         // complete.
@@ -113,7 +113,7 @@ impl Segment for Landed {
     }
 }
 
-impl Drop for Landed {
+impl Drop for ReceiveSegment {
     fn drop(&mut self) {
         if let Some(group) = self.group.take() {
             group.complete(Err(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE));
@@ -122,9 +122,9 @@ impl Drop for Landed {
 }
 
 /// Completes a copy whose bytes have all arrived.
-pub(crate) fn landed(memory: Box<dyn Segment>) -> Result<(), CUresult> {
+pub(crate) fn finish(memory: Box<dyn Segment>) -> Result<(), CUresult> {
     let memory: Box<dyn Any> = memory;
-    match memory.downcast::<Landed>() {
+    match memory.downcast::<ReceiveSegment>() {
         Ok(mut landed) => {
             landed.group = None;
             Ok(())

@@ -17,9 +17,9 @@ use outboard_wire::{
 };
 
 use crate::{
-    calls::copy::Place,
+    calls::copy::MemoryKind,
     notes,
-    state::{Driver, KernelRecord, Kind, MemOpsRecord, NodeRecord, wire_context},
+    state::{Driver, HandleKind, KernelRecord, MemOpsRecord, NodeRecord, wire_context},
 };
 
 impl Driver {
@@ -65,7 +65,7 @@ impl Driver {
     }
 
     fn learned_kernel(&self, work: &KernelWork) -> Result<Arc<KernelRecord>, CUresult> {
-        let func = CUfunction(Kind::Kernel.tag(work.kernel) as usize);
+        let func = CUfunction(HandleKind::Kernel.tag(work.kernel) as usize);
         let kernel = self.libraries.kernel(func)?;
         if work.params.len() < kernel.param_bytes as usize {
             return Err(CUresult::CUDA_ERROR_UNKNOWN);
@@ -73,7 +73,7 @@ impl Driver {
         let ([grid_dim_x, grid_dim_y, grid_dim_z], [block_dim_x, block_dim_y, block_dim_z]) =
             (work.grid, work.block);
         // Programs know a module's kernel as a function, and a library's as a kernel.
-        let module = Kind::Module.tag(kernel.library) as usize;
+        let module = HandleKind::Module.tag(kernel.library) as usize;
         let of_module = self.libraries.get(module)?.context.is_some();
         let (func, kern) = match of_module {
             true => (func, CUkernel::NULL),
@@ -101,8 +101,8 @@ impl Driver {
                 address,
                 pitch_bytes,
                 height,
-            } => match self.place_of(address, 1) {
-                Ok(Place::Device) => (CU_MEMORYTYPE_DEVICE, 0, address, pitch_bytes, height),
+            } => match self.memory_kind(address, 1) {
+                Ok(MemoryKind::Device) => (CU_MEMORYTYPE_DEVICE, 0, address, pitch_bytes, height),
                 _ => (CU_MEMORYTYPE_HOST, address, 0, pitch_bytes, height),
             },
             BoxEnd::Array { .. } | BoxEnd::Packed => (CU_MEMORYTYPE_ARRAY, 0, 0, 0, 0),
