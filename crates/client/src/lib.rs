@@ -1,13 +1,13 @@
 //! `libcuda.so.1`: the library that an unmodified CUDA program loads in place of the driver.
 //!
 //! ```text
-//!  entry points (generated)     every exported symbol, one line each           entry.rs, guard.rs
+//!  entry points (generated)  every exported symbol, one line each          entry.rs, guard.rs
 //!    │
-//!  calls/                       one file per family; local answers, and messages
+//!  calls/                    one file per family; local answers, and messages
 //!    │
-//!  state/                       the client's own knowledge: contexts, streams, events, libraries, memory
+//!  state/                    the client's own knowledge: contexts, streams, libraries, memory
 //!    │
-//!  session.rs                   one ordered stream of messages; waiting; deferred errors; notes of the server
+//!  session.rs                one ordered stream of messages; waiting; deferred errors; notes
 //!    │
 //!  outboard-link
 //! ```

@@ -11,7 +11,7 @@ use crate::state::Context;
 pub(crate) struct Local {
     /// The top of the thread's stack of contexts.
     pub(crate) context: Cell<Option<&'static Context>>,
-    /// What the current call has done so far.
+    /// Whether the current call has sent something or waited.
     pub(crate) did: Cell<Did>,
     /// Bytes that the current call has sent and will receive, if calls are recorded.
     pub(crate) request_bytes: Cell<u64>,

@@ -6,12 +6,12 @@
 //! ```text
 //!  time_local_ns      cuCtxGetDevice
 //!  start_ns           a launch, the call alone, between other things that a program does
-//!  start_ns_per_byte  copies to the device, the calls alone: the difference of two lengths, per byte
-//!  copy_ns_per_byte   copies to the device from pageable memory, waited for: the difference of two lengths, per byte
-//!  device_ns_per_byte copies from pinned memory, locally: the difference of two lengths, per byte
+//!  start_ns_per_byte  copies to the device, the calls alone: the difference of two lengths
+//!  copy_ns_per_byte   copies to the device from pageable memory, waited for: as above
+//!  device_ns_per_byte copies from pinned memory, locally: as above
 //!  server_ns          a launch of 1,000 queued ones: the excess over local, and over sending them
-//!  receive_ns         launch + synchronise: the excess over local, minus a plain round trip, start_ns and
-//!                     server_ns
+//!  receive_ns         launch + synchronise: the excess over local, minus a plain round trip,
+//!                     start_ns and server_ns
 //! ```
 //!
 //! The last three need a local GPU, and the last one a link that is not over a network.

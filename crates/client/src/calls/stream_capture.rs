@@ -41,7 +41,8 @@ pub(crate) fn check_captures_unsafe() -> Done {
     }
 }
 
-/// Refuses a call that waits for all streams of the current context, if one of them is being captured.
+/// Refuses a call that waits for all streams of the current context, if one of them is being
+/// captured.
 #[inline]
 pub(crate) fn check_captures_of_context() -> Done {
     match driver() {

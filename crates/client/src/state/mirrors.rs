@@ -6,8 +6,10 @@
 //! copy of the server's bytes, `server_bytes`, to find changes.
 //!
 //! ```text
-//!  program writes ──► page is marked by the kernel ──► scan before a launch ──► compared with server_bytes ──► HostWrite
-//!  HostPages ──► server_bytes, program's memory                      └─ no page marked: nothing is compared or sent
+//!  program writes ──► page is marked ──► scan before a launch ──► compared ──► HostWrite
+//!                     by the kernel        └─ no page marked:     with server_bytes
+//!                                             nothing is compared or sent
+//!  HostPages ──► server_bytes, program's memory
 //! ```
 //!
 //! A mirror that was opened only because a kernel's argument points into the memory is closed again
