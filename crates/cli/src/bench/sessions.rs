@@ -329,8 +329,8 @@ impl Drop for Crowd<'_> {
     }
 }
 
-/// Opens `count` sessions on each address, which work at once; the addresses take turns. They share
-/// the device.
+/// Measures `count` sessions on each target, which work at once; the targets take turns. Also
+/// returns the name of their device.
 fn busy(
     setting: &Setting,
     targets: &[Target],

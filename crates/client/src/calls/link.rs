@@ -127,7 +127,7 @@ impl Driver {
 
     /// Loads the image that the program points to. A relocatable build also contains one image per
     /// object file. If the linked image has no code for the GPU, which is so with PTX alone, the
-    /// objects are linked here.
+    /// server links the objects instead.
     pub(super) fn load_found(
         &self,
         found: &RawImage<'_>,

@@ -11,7 +11,8 @@ const MAPS_MAX: usize = 2048;
 /// The encoder's number and its encoded arguments.
 pub(crate) type Question = (u32, Vec<u8>);
 
-/// Maps in two generations: when the young one is full, the old one is dropped.
+/// Maps in two generations. A used map moves to the young one; when that is full, the old one is
+/// dropped, so the least recently used maps go.
 #[derive(Default)]
 pub(crate) struct TensorMaps {
     young: FxHashMap<Question, [u64; 16]>,
