@@ -1,6 +1,7 @@
 """Asks a driver about two devices of one machine: peer access, memory that other processes share, pools.
 
-`python peer_questions.py [GROUP ...]` prints a line of JSON for each question, with its answer, as soon as the driver gives it.
+`python peer_questions.py [GROUP ...]` prints a line of JSON for each question, with its answer, as soon as the driver
+gives it.
 """
 
 from __future__ import annotations
