@@ -74,3 +74,12 @@ def test_lines_of_cargo(folder: Path) -> None:
     assert (counts.passed, counts.ignored, counts.not_run) == (7, 2, [("rdma::links", "no device: none")])
     assert tested.summary({"unit": counts})[0] == "WARNING: unit: NOT RUN, 1 tests: no device: none"
     assert tested.run_command(["sh", "-c", "exit 3"], counts) == 3
+
+
+def test_a_command_keeps_its_own_separator(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(tested, "run_command", lambda command, counts: ran.append(command) or 0)
+    monkeypatch.setattr(sys, "argv", ["tested.py", "command", "lint", "--", "cargo", "clippy", "--", "-D", "warnings"])
+    assert tested.main() == 0
+    assert ran == [["cargo", "clippy", "--", "-D", "warnings"]]
+    assert tested.load("lint") == tested.Counts()

@@ -47,9 +47,11 @@ def main() -> int:
         one = commands.add_parser(name)
         one.add_argument("part")
         one.add_argument("--again", action="store_true")
-        one.add_argument("command", nargs="+")
     commands.add_parser("summary").add_argument("parts", nargs="+")
-    arguments = parser.parse_args()
+    # The command may have a `--` of its own, which argparse would take away.
+    at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    command = sys.argv[at + 1 :]
+    arguments = parser.parse_args(sys.argv[1:at])
     if arguments.do == "summary":
         print("\n".join(summary({part: load(part) for part in arguments.parts})))
         return 0
@@ -57,9 +59,9 @@ def main() -> int:
     kept = FOLDER / f"{arguments.part}.json"
     kept.unlink(missing_ok=True)
     if arguments.do == "command":
-        status = run_command(arguments.command, counts)
+        status = run_command(command, counts)
     else:
-        status = run_pytest(arguments.part, arguments.command, arguments.again, counts)
+        status = run_pytest(arguments.part, command, arguments.again, counts)
     counts.seconds = round(time.monotonic() - start)
     if status == 0:
         FOLDER.mkdir(parents=True, exist_ok=True)
